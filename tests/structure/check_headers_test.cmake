@@ -1,0 +1,75 @@
+# SPDX-License-Identifier: Apache-2.0
+# Shows that check_headers.cmake can fail: writes a tree with one violation per rule, beside headers that are in
+# order, and wants exactly these reports.
+#
+#   cmake -DSCRATCH=DIR -P check_headers_test.cmake
+cmake_minimum_required(VERSION 3.25)
+file(REMOVE_RECURSE ${SCRATCH})
+set(expected)
+
+function(write path body)
+    file(WRITE ${SCRATCH}/${path} "// SPDX-License-Identifier: Apache-2.0\n#pragma once\n${body}\n")
+endfunction()
+
+# A header that must be reported with `report`...
+macro(bad path body report)
+    write(${path} "${body}")
+    list(APPEND expected "${path}: ${report}")
+endmacro()
+
+# ... for an #include that it must not have.
+macro(bad_include path target report)
+    bad(${path} "#include ${target}" "includes ${target}: ${report}")
+endmacro()
+
+write(config.hpp "")
+write(interop/good.hpp "#if __has_include(<x>)\n#include <range/v3/all.hpp>\n#endif\n#include <gpushare/tenant/a.hpp>")
+write(tenant/good.hpp "// __has_include is only named here\n#include <gpushare/memory/a.hpp>\n#include <vector>  // [")
+write(backend/host/good.hpp "#include <gpushare/backend/host/a.hpp>\n#include <gpushare/gang.hpp>")
+write(gpushare.cuh "#include <gpushare/gpushare.hpp>\n#include <gpushare/backend/cuda/a.cuh>")
+
+bad_include(units.hpp <gpushare/error.hpp> "not from units")
+bad_include(concepts.hpp <gpushare/gang.hpp> "not from concepts")
+bad_include(gang.hpp <gpushare/detail/a.hpp> "not from gang")
+bad_include(detail/detour.hpp <gpushare/compute/a.hpp> "not from detail")
+bad_include(memory/sibling.hpp <gpushare/compute/a.hpp> "not from memory")
+bad_include(compute/backend.hpp <gpushare/backend/host/a.hpp> "not from compute")
+bad_include(partition/upwards.hpp <gpushare/tenant/a.hpp> "not from partition")
+bad_include(collective/umbrella.hpp <gpushare/gpushare.hpp> "not from collective")
+bad_include(backend/host/primitive.hpp <gpushare/memory/a.hpp> "not from backend")
+bad_include(backend/host/tenant.hpp <gpushare/tenant/a.hpp> "not from backend")
+bad_include(backend/sim/observe.hpp <gpushare/observe/a.hpp> "not from backend")
+bad_include(backend/sim/interop.hpp <gpushare/interop/a.hpp> "not from backend")
+bad_include(tenant/backend.hpp <gpushare/backend/host/a.hpp> "not from tenant")
+bad_include(tenant/upwards.hpp <gpushare/observe/a.hpp> "not from tenant")
+bad_include(observe/interop.hpp <gpushare/interop/a.hpp> "not from observe")
+bad_include(gpushare.hpp <gpushare/backend/cuda/a.hpp> "the plain umbrella needs no CUDA")
+bad_include(memory/cuda.hpp <gpushare/memory/a.cuh> "a .hpp must not need nvcc")
+bad_include(memory/range.hpp <range/v3/all.hpp> "range-v3 belongs to interop")
+bad_include(memory/relative.hpp "\"a.hpp\"" "write #include <...> from the root")
+bad_include(memory/computed.hpp HEADER "write #include <...> from the root")
+bad_include(memory/dots.hpp <gpushare/memory/../compute/a.hpp> "write the path without dots")
+bad(memory/found.hpp "#if __has_include(<x>)\n#endif" "__has_include: layouts must not depend on which headers are found")
+string(REPEAT "//\n" 398 long)
+bad(memory/long.hpp "${long}" "401 lines, more than 400")
+bad(stray.hpp "" "in no known layer: add it to check_headers.cmake")
+bad(strange/a.hpp "" "in no known layer: add it to check_headers.cmake")
+bad(memory/licence.hpp "" "the first line is not the SPDX line")
+file(WRITE ${SCRATCH}/memory/licence.hpp "\n#pragma once\n")
+bad(memory/once.hpp "" "no #pragma once")
+file(WRITE ${SCRATCH}/memory/once.hpp "// SPDX-License-Identifier: Apache-2.0\n")
+
+execute_process(
+    COMMAND ${CMAKE_COMMAND} -DROOT=${SCRATCH} -P ${CMAKE_CURRENT_LIST_DIR}/check_headers.cmake
+    RESULT_VARIABLE result
+    ERROR_VARIABLE output)
+string(REGEX REPLACE "CMake Error at .*" "" output "${output}")
+string(STRIP "${output}" reported)
+string(REPLACE "\n" ";" reported "${reported}")
+list(SORT expected)
+list(SORT reported)
+if(result EQUAL 0 OR NOT reported STREQUAL expected)
+    list(JOIN expected "\n" expected)
+    list(JOIN reported "\n" reported)
+    message(FATAL_ERROR "expected:\n${expected}\n\nreported:\n${reported}")
+endif()
