@@ -1,0 +1,156 @@
+// SPDX-License-Identifier: Apache-2.0
+// The small concepts through which primitives and backends meet: a primitive names a concept, a backend models
+// it and says so in a `static_assert`, and neither includes the other.
+//
+//   template <gpushare::timeline Stream> class my_scheduler { typename Stream::point last_; };
+#pragma once
+
+#include <concepts>
+#include <cstddef>
+#include <cstdint>
+#include <span>
+
+#include <gpushare/config.hpp>
+#include <gpushare/error.hpp>
+#include <gpushare/units.hpp>
+
+namespace gpushare::inline GPUSHARE_ABI {
+
+/// Tells the time: real, thread-CPU or virtual. `now()` never goes back and is safe from any thread.
+template <class C>
+concept clock = requires(const C& c) {
+    { c.now() } noexcept -> std::same_as<instant>;
+};
+
+/// A point on a stream's timeline: reached once everything enqueued before it is done. Copies are cheap and
+/// refer to the same point; a default-constructed point is reached. Safe from any thread.
+///   reached()          never blocks
+///   wait(deadline)     true once reached, false at the deadline
+///   wait_any(ps, d)    true once any of them is reached
+///   status()           once reached: errc::none, or why the work since the previous point of its stream failed
+///   elapsed(a, b)      device time from a to b, both reached (and on one device); negative if b came first
+template <class P>
+concept timeline_point = std::copyable<P> && std::default_initializable<P> &&
+                         requires(const P& p, std::span<const P> points, instant deadline) {
+                             { p.reached() } noexcept -> std::same_as<bool>;
+                             { p.wait(deadline) } -> std::same_as<bool>;
+                             { P::wait_any(points, deadline) } -> std::same_as<bool>;
+                             { p.status() } noexcept -> std::same_as<errc>;
+                             { elapsed(p, p) } noexcept -> std::same_as<ns>;
+                         };
+
+/// A stream seen as a timeline: `record()` marks the point after what was enqueued so far. This one idea
+/// carries stream-ordered frees, timing and the completion of permits.
+template <class S>
+concept timeline = requires(S& s) {
+    typename S::point;
+    requires timeline_point<typename S::point>;
+    { s.record() } -> std::same_as<typename S::point>;
+};
+
+/// A stream that takes opaque work of a known length at a fixed priority, in order.
+template <class S>
+concept queue = timeline<S> && std::movable<S> && requires(S& s, const S& cs, ns length) {
+    s.enqueue(length);
+    { cs.level() } noexcept -> std::same_as<priority>;
+};
+
+/// How a kernel is spread over a device.
+struct grid {
+    std::uint32_t blocks = 1;
+    std::uint32_t threads = 1;  // per block; the host backend always runs one
+    ns hold{};                  // how long a block occupies its SM where time is modelled; ignored elsewhere
+};
+
+/// What a kernel's first argument offers. Kernels are written once, as thread-strided loops that are right for
+/// any `num_threads() >= 1`:
+///   for (auto i = ctx.thread_rank(); i < n; i += ctx.num_threads()) ...
+///   sync()          all threads of the block
+///   backoff(n)      call while waiting for another block, n = how often already: yields the SM's core
+template <class C>
+concept kernel_context = requires(C& c, const C& cc, std::uint32_t n) {
+    { cc.block_rank() } noexcept -> std::same_as<std::uint32_t>;
+    { cc.num_blocks() } noexcept -> std::same_as<std::uint32_t>;
+    { cc.thread_rank() } noexcept -> std::same_as<std::uint32_t>;
+    { cc.num_threads() } noexcept -> std::same_as<std::uint32_t>;
+    { c.sync() } noexcept;
+    { c.backoff(n) } noexcept;
+};
+
+/// A kernel: called once per thread with its context. Copied at the launch, so the arguments travel inside it.
+template <class K, class Context>
+concept kernel_for = kernel_context<Context> && std::copy_constructible<K> && requires(const K& k, Context& c) { k(c); };
+
+namespace detail {
+/// The kernel that concept checks launch.
+struct empty_kernel {
+    GPUSHARE_EXEC_CHECK_DISABLE
+    template <class C>
+    GPUSHARE_HD void operator()(C&) const noexcept {}
+};
+}  // namespace detail
+
+/// A stream that launches kernels. `launch_cooperative` starts all blocks together or fails with
+/// errc::too_many_blocks, because blocks that wait for each other would otherwise hang.
+template <class S>
+concept launcher = timeline<S> && requires(S& s, const S& cs, grid g, detail::empty_kernel k) {
+    typename S::context;
+    requires kernel_context<typename S::context>;
+    s.launch(g, k);
+    { s.launch_cooperative(g, k) } -> std::same_as<errc>;
+    { cs.max_cooperative_blocks() } noexcept -> std::same_as<std::uint32_t>;
+};
+
+/// Anything that hands out memory and takes it back, std::pmr::memory_resource included. `allocate` throws
+/// std::bad_alloc or a class derived from it.
+template <class R>
+concept memory_resource = requires(R& r, void* p, std::size_t size, std::size_t alignment) {
+    { r.allocate(size, alignment) } -> std::same_as<void*>;
+    r.deallocate(p, size, alignment);
+};
+
+/// The memory of a device. Safe from any thread.
+///   try_allocate(size, alignment)   null when it isn't there
+///   charged(size, alignment)        bytes that such an allocation really takes; bytes::max() if none can
+///   capacity()                      bytes of the device
+///   taken_by_others()               of these, bytes that no allocation from here accounts for
+template <class M>
+concept memory = memory_resource<M> && requires(M& m, const M& c, std::size_t size, std::size_t alignment) {
+    { m.try_allocate(size, alignment) } noexcept -> std::same_as<void*>;
+    { c.charged(size, alignment) } noexcept -> std::same_as<bytes>;
+    { c.capacity() } noexcept -> std::same_as<bytes>;
+    { c.taken_by_others() } noexcept -> std::same_as<bytes>;
+};
+
+/// The order in which work for several devices is enqueued: `enter` returns a guard, and while two guards over
+/// a common device would overlap, one waits. So two gangs are never enqueued in different orders.
+template <class G>
+concept gang_order = requires(G& g, std::span<const device_id> devices) {
+    { g.enter(devices) } -> std::movable;
+};
+
+/// A node: devices that one process reaches, with memory and streams each.
+template <class N>
+concept node = requires(N& n, const N& c, device_id d, priority p, std::uint32_t tag) {
+    typename N::stream;
+    typename N::memory_type;
+    requires timeline<typename N::stream>;
+    requires memory<typename N::memory_type>;
+    { c.num_devices() } noexcept -> std::same_as<std::uint32_t>;
+    { n.memory(d) } -> std::same_as<typename N::memory_type&>;
+    { n.make_stream(d, p, tag) } -> std::same_as<typename N::stream>;  // tag: who it belongs to, in ledgers and traces
+    { c.get_clock() } -> clock;
+    { n.gangs() } -> gang_order;
+};
+
+/// The points of a clock-less timeline for tests and for work that completes at once: always reached.
+struct immediate_point {
+    [[nodiscard]] static constexpr bool reached() noexcept { return true; }
+    static constexpr bool wait(instant) noexcept { return true; }
+    static constexpr bool wait_any(std::span<const immediate_point>, instant) noexcept { return true; }
+    [[nodiscard]] static constexpr errc status() noexcept { return errc::none; }
+    friend constexpr ns elapsed(const immediate_point&, const immediate_point&) noexcept { return ns{0}; }
+};
+static_assert(timeline_point<immediate_point>);
+
+}  // namespace gpushare::inline GPUSHARE_ABI

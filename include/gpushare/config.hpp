@@ -1,0 +1,26 @@
+// SPDX-License-Identifier: Apache-2.0
+// The only macros of the library: its version, the inline namespace that carries it, and the annotations
+// that let one function body serve g++ and nvcc. They depend on the compiler alone, never on which other
+// headers were found, so every translation unit sees the same definitions.
+//
+//   namespace gpushare::inline GPUSHARE_ABI { ... }   // gpushare::v0_1_0, written as gpushare::
+#pragma once
+
+#define GPUSHARE_VERSION_MAJOR 0
+#define GPUSHARE_VERSION_MINOR 1
+#define GPUSHARE_VERSION_PATCH 0
+
+// Two shared objects built against different versions can meet in one process: their symbols differ.
+#define GPUSHARE_ABI v0_1_0
+
+#if defined(__CUDACC__)
+#define GPUSHARE_HD __host__ __device__
+// Silences nvcc's check that a host-device template calls only host-device functions: whether it does is
+// known only where the template is instantiated.
+#define GPUSHARE_EXEC_CHECK_DISABLE _Pragma("nv_exec_check_disable")
+#else
+#define GPUSHARE_HD
+#define GPUSHARE_EXEC_CHECK_DISABLE
+#endif
+
+static_assert(__cplusplus >= 202002L, "gpushare needs C++20: compile with -std=c++20 or newer");

@@ -1,0 +1,87 @@
+// SPDX-License-Identifier: Apache-2.0
+// Queues and pools without allocation on the way: elements carry their own `next` pointer, and a pool keeps what
+// it once made.
+//
+//   struct node { node* next = nullptr; };
+//   detail::pool<node> nodes;    detail::fifo<node> queue;    queue.push(nodes.acquire());
+#pragma once
+
+#include <concepts>
+#include <deque>
+#include <utility>
+
+#include <gpushare/config.hpp>
+
+namespace gpushare::inline GPUSHARE_ABI::detail {
+
+template <class T>
+concept linked = requires(T& element) {
+    { element.next } -> std::same_as<T*&>;
+};
+
+/// First in, first out, over elements that somebody else owns. An element is in one queue at a time. The `linked`
+/// constraint is checked at the first use, so that an element may contain a queue of its own kind.
+template <class T>
+class fifo {
+public:
+    fifo() noexcept = default;
+    fifo(fifo&& other) noexcept
+        : head_(std::exchange(other.head_, nullptr)), tail_(std::exchange(other.tail_, nullptr)) {}
+    fifo& operator=(fifo&&) = delete;
+
+    [[nodiscard]] bool empty() const noexcept { return head_ == nullptr; }
+    [[nodiscard]] T* front() const noexcept { return head_; }
+    [[nodiscard]] T* back() const noexcept { return tail_; }
+
+    void push(T& element) noexcept requires linked<T> {
+        element.next = nullptr;
+        (tail_ != nullptr ? tail_->next : head_) = &element;
+        tail_ = &element;
+    }
+
+    /// Null when empty.
+    T* pop() noexcept {
+        T* const first = head_;
+        if (first == nullptr) return nullptr;
+        head_ = first->next;
+        if (head_ == nullptr) tail_ = nullptr;
+        return first;
+    }
+
+    /// Takes `element` out, wherever it stands; does nothing if it isn't here. Linear.
+    void remove(T& element) noexcept {
+        T* before = nullptr;
+        for (T* at = head_; at != nullptr; before = at, at = at->next) {
+            if (at != &element) continue;
+            (before != nullptr ? before->next : head_) = at->next;
+            if (tail_ == at) tail_ = before;
+            return;
+        }
+    }
+
+private:
+    T* head_ = nullptr;
+    T* tail_ = nullptr;
+};
+
+/// Elements that are made once and used again, never moved. As big as the most that were ever out at once.
+template <class T>
+class pool {
+public:
+    /// Throws std::bad_alloc where it has to grow and can't.
+    [[nodiscard]] T& acquire() {
+        if (T* const kept = try_acquire()) return *kept;
+        return all_.emplace_back();
+    }
+    /// Null where it would have to grow.
+    [[nodiscard]] T* try_acquire() noexcept { return free_.pop(); }
+    void release(T& element) noexcept { free_.push(element); }
+    /// Elements made so far, in use or not.
+    [[nodiscard]] std::size_t size() const noexcept { return all_.size(); }
+
+private:
+    std::deque<T> all_;
+    fifo<T> free_;
+};
+
+}  // namespace gpushare::inline GPUSHARE_ABI::detail

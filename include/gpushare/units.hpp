@@ -1,0 +1,128 @@
+// SPDX-License-Identifier: Apache-2.0
+// Strong types for the quantities that the library trades in: bytes, points in time, shares of device time,
+// priorities, devices. A number without its unit doesn't compile where one of these is asked for.
+//
+//   using namespace gpushare::literals;
+//   gpushare::bytes quota = 512_MiB;       gpushare::share part = 30_pct;       gpushare::priority urgent{2};
+#pragma once
+
+#include <chrono>
+#include <compare>
+#include <cstdint>
+#include <limits>
+#include <stdexcept>
+
+#include <gpushare/config.hpp>
+
+namespace gpushare::inline GPUSHARE_ABI {
+
+/// An amount of memory. 64 bits whatever the platform; arithmetic saturates at `max()`, so a sum that
+/// overflows is "too much" and never "nearly nothing".
+class bytes {
+public:
+    constexpr bytes() noexcept = default;
+    constexpr explicit bytes(std::uint64_t count) noexcept : count_(count) {}
+
+    [[nodiscard]] constexpr std::uint64_t count() const noexcept { return count_; }
+    [[nodiscard]] static constexpr bytes max() noexcept { return bytes{std::numeric_limits<std::uint64_t>::max()}; }
+
+    friend constexpr auto operator<=>(bytes, bytes) = default;
+    friend constexpr bytes operator+(bytes a, bytes b) noexcept {
+        return a.count_ > max().count_ - b.count_ ? max() : bytes{a.count_ + b.count_};
+    }
+    /// Saturates at zero.
+    friend constexpr bytes operator-(bytes a, bytes b) noexcept {
+        return a.count_ < b.count_ ? bytes{} : bytes{a.count_ - b.count_};
+    }
+    friend constexpr bytes operator*(bytes a, std::uint64_t n) noexcept {
+        return n != 0 && a.count_ > max().count_ / n ? max() : bytes{a.count_ * n};
+    }
+    friend constexpr bytes operator*(std::uint64_t n, bytes a) noexcept { return a * n; }
+    friend constexpr std::uint64_t operator/(bytes a, bytes b) noexcept { return a.count_ / b.count_; }
+    friend constexpr bytes operator/(bytes a, std::uint64_t n) noexcept { return bytes{a.count_ / n}; }
+    friend constexpr bytes operator%(bytes a, bytes b) noexcept { return bytes{a.count_ % b.count_}; }
+    constexpr bytes& operator+=(bytes b) noexcept { return *this = *this + b; }
+    constexpr bytes& operator-=(bytes b) noexcept { return *this = *this - b; }
+
+private:
+    std::uint64_t count_ = 0;
+};
+
+/// Durations are nanoseconds everywhere.
+using ns = std::chrono::nanoseconds;
+
+/// The clock that an `instant` belongs to: whichever clock the embedder drives the library with. Its epoch
+/// means nothing; instants of one clock are compared with each other only.
+struct any_clock {
+    using rep = ns::rep;
+    using period = ns::period;
+    using duration = ns;
+    using time_point = std::chrono::time_point<any_clock, ns>;
+    static constexpr bool is_steady = true;
+};
+
+/// A point in time, 1 ns resolution. Deadlines are instants; `never` is one that doesn't come.
+using instant = any_clock::time_point;
+inline constexpr instant never = instant::max();
+
+/// `t + d`, but `never` instead of an overflow.
+[[nodiscard]] constexpr instant saturating_add(instant t, ns d) noexcept {
+    return d.count() > 0 && t > never - d ? never : t + d;
+}
+
+/// A share of device time in steps of 0.1 %. `share::of_permille(1000)` is the whole device.
+/// Throws std::out_of_range above the whole.
+class share {
+public:
+    constexpr share() noexcept = default;
+    [[nodiscard]] static constexpr share of_permille(unsigned long long permille) {
+        if (permille > 1000) throw std::out_of_range("gpushare::share: more than 1000 permille of a device");
+        share s;
+        s.permille_ = static_cast<std::uint16_t>(permille);
+        return s;
+    }
+    [[nodiscard]] static constexpr share whole() noexcept { return of_permille(1000); }
+    [[nodiscard]] constexpr std::uint32_t permille() const noexcept { return permille_; }
+    [[nodiscard]] constexpr double fraction() const noexcept { return permille_ / 1000.0; }
+
+    friend constexpr auto operator<=>(share, share) = default;
+
+private:
+    std::uint16_t permille_ = 0;
+};
+
+/// How urgent work is: a higher level goes first, 0 is ordinary. Backends map levels onto their own range
+/// (CUDA counts the other way and has few of them).
+struct priority {
+    std::int32_t level = 0;
+
+    friend constexpr auto operator<=>(priority, priority) = default;
+};
+
+/// A device's place in its node, from 0.
+struct device_id {
+    std::uint32_t index = 0;
+
+    friend constexpr auto operator<=>(device_id, device_id) = default;
+};
+
+inline namespace literals {
+
+consteval bytes operator""_B(unsigned long long n) { return bytes{n}; }
+consteval bytes operator""_KiB(unsigned long long n) { return bytes{1ULL << 10} * n; }
+consteval bytes operator""_MiB(unsigned long long n) { return bytes{1ULL << 20} * n; }
+consteval bytes operator""_GiB(unsigned long long n) { return bytes{1ULL << 30} * n; }
+consteval bytes operator""_TiB(unsigned long long n) { return bytes{1ULL << 40} * n; }
+
+/// `30_pct`, `0.5_pct`: a share of device time; more than a whole device, or finer than 0.1 %, doesn't compile.
+consteval share operator""_pct(unsigned long long n) { return share::of_permille(n > 100 ? 1001 : n * 10); }
+consteval share operator""_pct(long double n) {
+    const auto permille = static_cast<unsigned long long>(n * 10 + 0.5L);
+    const long double off = n * 10 - static_cast<long double>(permille);
+    if (off > 1e-6L || off < -1e-6L) throw std::out_of_range("gpushare::share: finer than 0.1 %");
+    return share::of_permille(permille);
+}
+
+}  // namespace literals
+
+}  // namespace gpushare::inline GPUSHARE_ABI

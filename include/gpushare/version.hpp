@@ -1,0 +1,21 @@
+// SPDX-License-Identifier: Apache-2.0
+// The version of the headers, for programs that want to check it.
+//
+//   static_assert(gpushare::version >= gpushare::version_number{0, 1, 0});
+#pragma once
+
+#include <compare>
+
+#include <gpushare/config.hpp>
+
+namespace gpushare::inline GPUSHARE_ABI {
+
+struct version_number {
+    int major_ = 0, minor_ = 0, patch_ = 0;  // trailing underscore: <sys/types.h> may define major and minor
+
+    friend constexpr auto operator<=>(version_number, version_number) = default;
+};
+
+inline constexpr version_number version{GPUSHARE_VERSION_MAJOR, GPUSHARE_VERSION_MINOR, GPUSHARE_VERSION_PATCH};
+
+}  // namespace gpushare::inline GPUSHARE_ABI
