@@ -1,0 +1,150 @@
+// SPDX-License-Identifier: Apache-2.0
+// An allocator with a quota in front: every byte that the upstream really takes is charged before it is asked for
+// and credited after it is back. The tenant sees the quota as its device: `capacity()` and `free()` are its own.
+//
+//   gpushare::quota_resource mine{chat, node.memory(device_id{0})};     // chat: a gpushare::quota
+//   void* p = mine.allocate(1 << 20, 256);                              // throws memory_error, a std::bad_alloc
+//   mine.deallocate(p, 1 << 20, 256);
+#pragma once
+
+#include <bit>
+#include <cstddef>
+#include <new>
+#include <string_view>
+#include <type_traits>
+
+#include <gpushare/concepts.hpp>
+#include <gpushare/config.hpp>
+#include <gpushare/error.hpp>
+#include <gpushare/memory/quota.hpp>
+#include <gpushare/units.hpp>
+
+namespace gpushare::inline GPUSHARE_ABI {
+
+/// Bytes that `upstream` takes for a request: its own `charged` where it has one, else the size rounded up to the
+/// alignment. bytes::max() where rounding would wrap.
+template <memory_resource Upstream>
+[[nodiscard]] constexpr bytes charged_by(const Upstream& upstream, std::size_t size, std::size_t alignment) noexcept {
+    if constexpr (requires { upstream.charged(size, alignment); }) {
+        return upstream.charged(size, alignment);
+    } else {
+        const bytes padded = bytes{size} + bytes{alignment - 1};
+        return padded == bytes::max() ? padded : bytes{padded.count() & ~(alignment - std::uint64_t{1})};
+    }
+}
+
+/// Refers to a quota and an upstream, both of which must outlive it; copies share them. Thread-safe if the upstream is.
+/// Models `memory`, whatever the upstream models.
+template <memory_resource Upstream>
+class quota_resource {
+public:
+    /// `owner` names the tenant in error messages; the text must outlive the resource.
+    quota_resource(quota& limit, Upstream& upstream, std::string_view owner = {}) noexcept
+        : quota_(&limit), upstream_(&upstream), owner_(owner) {}
+
+    /// `size` bytes at a multiple of `alignment` (a power of two). Throws memory_error: over_quota, out_of_memory
+    /// (upstream or burst), size_overflow, bad_alignment. What the upstream throws passes through, uncharged.
+    [[nodiscard]] void* allocate(std::size_t size, std::size_t alignment = alignof(std::max_align_t)) {
+        failure why;
+        void* p = obtain<true>(size, alignment, &why);
+        if (p == nullptr) raise(why, owner_, "allocate");
+        return p;
+    }
+
+    /// As allocate, but null instead of an exception; `why`, if given, gets the reason with its figures.
+    [[nodiscard]] void* try_allocate(std::size_t size, std::size_t alignment = alignof(std::max_align_t),
+                                     failure* why = nullptr) noexcept {
+        return obtain<false>(size, alignment, why);
+    }
+
+    /// Back to the upstream, then credited, so that nobody is granted bytes that the upstream still holds.
+    /// wrong_size, and nothing credited, if the quota never charged that much.
+    errc deallocate(void* p, std::size_t size, std::size_t alignment = alignof(std::max_align_t)) noexcept {
+        if constexpr (std::is_same_v<decltype(upstream_->deallocate(p, size, alignment)), errc>) {
+            if (const errc why = upstream_->deallocate(p, size, alignment); why != errc::none) return why;
+        } else {
+            upstream_->deallocate(p, size, alignment);
+        }
+        return quota_->release(charged(size, alignment)) ? errc::none : errc::wrong_size;
+    }
+
+    [[nodiscard]] bytes charged(std::size_t size, std::size_t alignment) const noexcept {
+        return charged_by(*upstream_, size, alignment);
+    }
+    [[nodiscard]] bytes capacity() const noexcept { return quota_->usage().limit(); }
+    [[nodiscard]] bytes free() const noexcept { return quota_->free(); }
+    /// Of capacity(), what is neither free nor charged here: burst that others use now.
+    [[nodiscard]] bytes taken_by_others() const noexcept {
+        const auto usage = quota_->usage();
+        return usage.limit() - usage.current - quota_->free();
+    }
+    [[nodiscard]] quota& limit() const noexcept { return *quota_; }
+    [[nodiscard]] Upstream& upstream() const noexcept { return *upstream_; }
+
+    friend bool operator==(const quota_resource& a, const quota_resource& b) noexcept {
+        return a.quota_ == b.quota_ && a.upstream_ == b.upstream_;
+    }
+
+private:
+    // Gives the charge back unless the memory was obtained.
+    struct charge {
+        quota* from;
+        bytes size;
+        ~charge() {
+            if (from != nullptr) from->release(size);
+        }
+    };
+
+    void* refuse(errc code, bytes size, failure* why) const noexcept {
+        if (why != nullptr) *why = quota_->explain(code, size);
+        return nullptr;
+    }
+
+    template <bool Throwing>
+    void* obtain(std::size_t size, std::size_t alignment, failure* why) noexcept(!Throwing) {
+        if (!std::has_single_bit(alignment)) return refuse(errc::bad_alignment, bytes{size}, why);
+        const bytes takes = charged(size, alignment);
+        if (takes == bytes::max()) return refuse(errc::size_overflow, bytes{size}, why);
+        if (const errc code = quota_->try_charge(takes); code != errc::none) return refuse(code, takes, why);
+        // Figures of a refusal are read when the charge is back: they don't count what was asked for as used.
+        void* p = charged_from_upstream<Throwing>(size, alignment, takes);
+        return p != nullptr ? p : refuse(errc::out_of_memory, takes, why);
+    }
+
+    template <bool Throwing>
+    void* charged_from_upstream(std::size_t size, std::size_t alignment, bytes takes) noexcept(!Throwing) {
+        charge taken{quota_, takes};
+        void* p = from_upstream<Throwing>(size, alignment);
+        if (p != nullptr) taken.from = nullptr;
+        return p;
+    }
+
+    template <bool Throwing>
+    void* from_upstream(std::size_t size, std::size_t alignment) noexcept(!Throwing) {
+        if constexpr (requires { upstream_->try_allocate(size, alignment); }) {
+            return upstream_->try_allocate(size, alignment);
+        } else if constexpr (Throwing) {
+            return upstream_->allocate(size, alignment);
+        } else {
+            try {
+                return upstream_->allocate(size, alignment);
+            } catch (...) {  // whatever it was, there is no memory
+                return nullptr;
+            }
+        }
+    }
+
+    quota* quota_;
+    Upstream* upstream_;
+    std::string_view owner_;
+};
+
+namespace detail {
+struct archetype_resource {
+    void* allocate(std::size_t, std::size_t) { return nullptr; }
+    void deallocate(void*, std::size_t, std::size_t) {}
+};
+}  // namespace detail
+static_assert(memory<quota_resource<detail::archetype_resource>>);
+
+}  // namespace gpushare::inline GPUSHARE_ABI
