@@ -1,0 +1,394 @@
+// SPDX-License-Identifier: Apache-2.0
+// A compute limiter: shares one device's time among clients, by holding submissions back and letting them in one by
+// one, a few in flight. A gate (acquire) lets the calling thread enqueue; a queue (submit) takes a callable and enqueues
+// it when its turn comes.
+//
+//   gpushare::compute_limiter<stream, clock> limiter{{.depth = 3}, clock};
+//   auto chat = limiter.add({.weight = 70_pct, .level = {1}});
+//   limiter.acquire(chat)->enqueue(s, [&](auto& s) { s.launch(shape, kernel); });      // the gate
+//   auto ticket = limiter.submit(chat, s, [&](auto& s) { s.launch(shape, kernel); });  // the queue
+//
+// There is no thread in here. Whoever calls drives: a submitter lets in what can go at once; whoever waits (at the gate,
+// for a ticket, in run()) watches the device for the others too, one thread at a time. A server that only submits and
+// never waits gives run() a thread of its own.
+//
+// A client is charged the device time between the points recorded around its work (span_meter says how).
+#pragma once
+
+#include <algorithm>
+#include <chrono>
+#include <condition_variable>
+#include <cstddef>
+#include <deque>
+#include <memory>
+#include <mutex>
+#include <stop_token>
+#include <thread>
+#include <utility>
+
+#include <gpushare/compute/flights.hpp>
+#include <gpushare/compute/limiter_core.hpp>
+#include <gpushare/compute/permit.hpp>
+#include <gpushare/compute/policy.hpp>
+#include <gpushare/compute/ticket.hpp>
+#include <gpushare/compute/weighted_fair.hpp>
+#include <gpushare/concepts.hpp>
+#include <gpushare/config.hpp>
+#include <gpushare/detail/intrusive.hpp>
+#include <gpushare/error.hpp>
+#include <gpushare/units.hpp>
+
+namespace gpushare::inline GPUSHARE_ABI {
+
+/// Thread-safe; neither copied nor moved. Streams, and everything submitted, must outlive their use. Callables run on
+/// whichever thread drives, one at a time and in the order in which they were let in, under no lock; one that waits
+/// for this limiter never returns. Destroying the limiter ends all its tickets with errc::closed.
+template <timeline Stream, clock Clock, compute_policy Policy = weighted_fair>
+class compute_limiter {
+public:
+    using stream = Stream;
+    using point = typename Stream::point;
+    using ticket = gpushare::ticket<compute_limiter>;
+    using permit = gpushare::permit<compute_limiter>;
+
+    explicit compute_limiter(limiter_options options = {}, Clock time = {}, Policy policy = {})
+        : clock_(std::move(time)), core_(options, std::move(policy)) {}
+    compute_limiter(const compute_limiter&) = delete;
+    compute_limiter& operator=(const compute_limiter&) = delete;
+
+    ~compute_limiter() {
+        std::unique_lock lock(mutex_);
+        for (auto& client : clients_) cancel_waiting(lock, client);
+        flights_.abandon([this](node& n) { finish(n, errc::closed); });
+        drop_failed(lock);
+    }
+
+    [[nodiscard]] client_id add(const client_settings& s) {
+        const std::lock_guard lock(mutex_);
+        if (clients_.size() <= core_.num_indices()) clients_.resize(core_.num_indices() + std::size_t{1});
+        const auto c = core_.add(s);
+        clients_[c.index].closing = false;
+        return c;
+    }
+
+    /// Live: in force for what is let in from now on. errc::closed if the client isn't there any more.
+    errc change(client_id c, const client_settings& s) {
+        std::unique_lock lock(mutex_);
+        if (!core_.contains(c)) return errc::closed;
+        core_.change(c, s);
+        advance(lock, clock_.now());  // there may be room on another level
+        return errc::none;
+    }
+
+    /// Takes no more submissions of `c`, cancels those that wait, waits until `deadline` for those in flight and then
+    /// forgets the client. False at the deadline: call again. Permits that a thread holds count as in flight.
+    bool close(client_id c, instant deadline = never, const std::stop_token& stop = {}) {
+        const std::stop_callback on_stop(stop, [this] { wake_all(); });
+        std::unique_lock lock(mutex_);
+        if (!core_.contains(c)) return true;
+        clients_[c.index].closing = true;
+        cancel_waiting(lock, clients_[c.index]);
+        advance(lock, clock_.now());
+        const auto drained = [&] { return !core_.contains(c) || core_.usage(c).in_flight == 0; };
+        if (wait(lock, drained, nullptr, deadline, stop) != errc::none) return false;
+        if (core_.contains(c)) core_.remove(c);
+        return true;
+    }
+
+    /// Waits at the gate for a permit. Codes: deadline_exceeded, stopped, closed, queue_full. Without contention: one
+    /// mutex, no allocation, no system call.
+    [[nodiscard]] result<permit> acquire(client_id c, instant deadline = never, const std::stop_token& stop = {}) {
+        const std::stop_callback on_stop(stop, [this] { wake_all(); });
+        node waiting;
+        std::unique_lock lock(mutex_);
+        const auto now = clock_.now();
+        if (const auto why = enter(waiting, c, now); why != errc::none) return why;
+        advance(lock, now);
+        const auto let_in = [&] { return waiting.at.load(std::memory_order_relaxed) != detail::phase::waiting; };
+        if (!let_in()) {
+            if (const auto why = wait(lock, let_in, &waiting, deadline, stop); why != errc::none) {
+                clients_[c.index].waiting.remove(waiting);
+                core_.withdraw(c);
+                return why;
+            }
+        }
+        if (waiting.code != errc::none) return waiting.code;
+        return permit(*this, waiting.slot);
+    }
+
+    /// A permit if there is one at once, else deadline_exceeded.
+    [[nodiscard]] result<permit> try_acquire(client_id c) { return acquire(c, instant::min()); }
+
+    /// Queues `work`, which enqueues onto `s` when its turn comes: in this call if that is now. Codes: closed,
+    /// queue_full. Nothing is allocated once as many submissions were out as ever are.
+    [[nodiscard]] result<ticket> submit(client_id c, Stream& s, submission_work<Stream> work) {
+        auto& n = pool_->acquire();
+        ticket t(*this, pool_, n);
+        n.work = std::move(work);
+        n.stream = &s;
+        std::unique_lock lock(mutex_);
+        const auto now = clock_.now();
+        if (const auto why = enter(n, c, now); why != errc::none) {
+            lock.unlock();
+            pool_->drop(n);
+            return why;
+        }
+        advance(lock, now);
+        return t;
+    }
+
+    /// Lets in what can go and takes note of what is done, without waiting.
+    void poll() {
+        std::unique_lock lock(mutex_);
+        advance(lock, clock_.now());
+    }
+
+    /// Drives the limiter until a stop is requested: the dispatcher, on a thread of the embedder's.
+    void run(const std::stop_token& stop) {
+        const std::stop_callback on_stop(stop, [this] { wake_all(); });
+        std::unique_lock lock(mutex_);
+        advance(lock, clock_.now());
+        wait(lock, [] { return false; }, nullptr, never, stop);
+    }
+
+    /// What `c` has used, as far as it is known now. Zero for a client that isn't there.
+    [[nodiscard]] client_usage usage(client_id c) {
+        std::unique_lock lock(mutex_);
+        advance(lock, clock_.now());
+        return core_.contains(c) ? core_.usage(c) : client_usage{};
+    }
+
+    /// See limiter_core.
+    [[nodiscard]] ns wait_bound() const {
+        const std::lock_guard lock(mutex_);
+        return core_.wait_bound();
+    }
+
+private:
+    friend ticket;
+    friend permit;
+    using node = detail::submission<Stream>;
+
+    struct client_queue {
+        detail::fifo<node> waiting;
+        bool closing = false;
+    };
+    struct sleeper {
+        sleeper* next = nullptr;
+        const node* waits_for = nullptr;
+        std::condition_variable woken{};
+    };
+
+    errc enter(node& n, client_id c, instant now) noexcept {
+        if (!core_.contains(c) || clients_[c.index].closing) return errc::closed;
+        if (core_.usage(c).waiting >= core_.options().queue_limit) return errc::queue_full;
+        n.client = c;
+        clients_[c.index].waiting.push(n);
+        core_.arrive(c, now);
+        return errc::none;
+    }
+
+    // Notes what is done and lets in what can go. One thread at a time: another's submissions are seen by the one that
+    // is at it, which keeps the order of enqueuing that of letting in.
+    void advance(std::unique_lock<std::mutex>& lock, instant now) noexcept {
+        retire();
+        if (std::exchange(advancing_, true)) return;
+        while (const auto slot = flights_.free_slot()) {
+            const auto g = core_.next(now);
+            if (!g) break;
+            flights_.take(*slot, *g);
+            node& n = *clients_[g->client.index].waiting.pop();
+            if (n.work) {
+                enqueue(lock, *slot, n);
+                retire();
+                now = clock_.now();
+            } else {
+                n.slot = *slot;
+                n.at.store(detail::phase::let_in, std::memory_order_relaxed);
+                wake(n);
+            }
+        }
+        advancing_ = false;
+        keep_watch();
+        if (!failed_.empty()) drop_failed(lock);
+    }
+
+    void enqueue(std::unique_lock<std::mutex>& lock, std::size_t slot, node& n) noexcept {
+        n.at.store(detail::phase::let_in, std::memory_order_relaxed);
+        keep_watch();  // over what is in flight already: the callable may take its time
+        lock.unlock();
+        point begin, end;
+        errc code = errc::none;
+        bool recorded = false;
+        try {
+            begin = n.stream->record();
+            try {
+                n.work(*n.stream);
+            } catch (...) {  // what it had enqueued before it threw is charged like the rest
+                code = errc::submission_failed;
+                n.error = std::current_exception();
+            }
+            end = n.stream->record();
+            recorded = true;
+        } catch (...) {
+            code = errc::submission_failed;
+            n.error = std::current_exception();
+        }
+        n.work.reset();
+        lock.lock();
+        if (recorded) {
+            flights_.land(slot, std::move(begin), std::move(end), code, &n);
+        } else {
+            leave(slot);
+            finish(n, code);
+        }
+    }
+
+    // Nothing was enqueued after all.
+    void leave(std::size_t slot) noexcept {
+        const auto what = flights_.leave(slot);
+        core_.cancel(what);
+        if (clients_[what.client.index].closing) wake_sleepers();
+    }
+
+    void land_permit(std::size_t slot, point begin, point end, errc code) noexcept {
+        const std::lock_guard lock(mutex_);
+        flights_.land(slot, std::move(begin), std::move(end), code, nullptr);
+        keep_watch();
+    }
+
+    void give_back(std::size_t slot) noexcept {
+        std::unique_lock lock(mutex_);
+        leave(slot);
+        advance(lock, clock_.now());
+    }
+
+    // Takes note of what the device has finished.
+    void retire() noexcept {
+        while (const auto f = flights_.take_finished()) {
+            core_.complete(f->what, f->cost, f->code != errc::none);
+            if (f->owner != nullptr) finish(*f->owner, f->code, f->cost);
+            if (clients_[f->what.client.index].closing) wake_sleepers();
+        }
+    }
+
+    void finish(node& n, errc code, ns cost = {}) noexcept {
+        n.code = code;
+        n.device_time = cost;
+        n.finished_at = clock_.now();
+        n.at.store(detail::phase::done, std::memory_order_release);
+        wake(n);
+        if (n.error) {
+            failed_.push(n);  // the exception is the user's, its destructor too: not under the lock
+        } else {
+            pool_->drop(n);
+        }
+    }
+
+    void drop_failed(std::unique_lock<std::mutex>& lock) noexcept {
+        auto failed = std::move(failed_);
+        lock.unlock();
+        while (node* n = failed.pop()) pool_->drop(*n);
+        lock.lock();
+    }
+
+    void cancel_waiting(std::unique_lock<std::mutex>& lock, client_queue& client) noexcept {
+        detail::fifo<node> cancelled;
+        while (node* n = client.waiting.pop()) {
+            core_.withdraw(n->client);
+            if (n->work) {
+                cancelled.push(*n);
+            } else {  // at the gate: lives on the waiting thread's stack
+                n->code = errc::closed;
+                n->at.store(detail::phase::done, std::memory_order_release);
+                wake(*n);
+            }
+        }
+        while (node* n = cancelled.pop()) {
+            lock.unlock();  // the callable is the user's, its destructor too
+            n->work.reset();
+            lock.lock();
+            finish(*n, errc::closed);
+        }
+    }
+
+    bool wait_for(const node& n, instant deadline, const std::stop_token& stop) {
+        const std::stop_callback on_stop(stop, [this] { wake_all(); });
+        std::unique_lock lock(mutex_);
+        advance(lock, clock_.now());
+        const auto done = [&] { return n.at.load(std::memory_order_acquire) == detail::phase::done; };
+        return wait(lock, done, &n, deadline, stop) == errc::none;
+    }
+
+    // Waits for `done`, watching the device while nobody else does. Wakes up for `waits_for` and for the watch.
+    template <class Done>
+    errc wait(std::unique_lock<std::mutex>& lock, Done done, const node* waits_for, instant deadline,
+              const std::stop_token& stop) {
+        sleeper self{.waits_for = waits_for};
+        errc why = errc::none;
+        while (!done()) {
+            const auto now = clock_.now();
+            if (stop.stop_requested()) why = errc::stopped;
+            if (now >= deadline) why = errc::deadline_exceeded;
+            if (why != errc::none) break;
+            if (!watched_ && flights_.any_enqueued()) {
+                watch(lock, std::min(deadline, now + watch_slice));
+                continue;
+            }
+            sleepers_.push(self);
+            self.woken.wait_for(lock, std::min(deadline, saturating_add(now, std::chrono::minutes(1))) - now);
+            sleepers_.remove(self);
+        }
+        keep_watch();  // somebody else's turn
+        return why;
+    }
+
+    void watch(std::unique_lock<std::mutex>& lock, instant until) noexcept {
+        watched_ = true;
+        const auto points = flights_.watch();
+        lock.unlock();
+        try {
+            (void)point::wait_any(points, until);  // retire() sees which
+        } catch (...) {  // a device that can't be asked: again in a slice, its points may be reached then
+            std::this_thread::sleep_for(watch_slice);
+        }
+        lock.lock();
+        watched_ = false;
+        advance(lock, clock_.now());
+    }
+
+    void keep_watch() noexcept {
+        if (!watched_ && !sleepers_.empty() && flights_.any_enqueued())
+            sleepers_.front()->woken.notify_one();
+    }
+
+    void wake(const node& n) noexcept {
+        for (auto* s = sleepers_.front(); s != nullptr; s = s->next)
+            if (s->waits_for == &n) s->woken.notify_one();
+    }
+
+    void wake_sleepers() noexcept {
+        for (auto* s = sleepers_.front(); s != nullptr; s = s->next) s->woken.notify_one();
+    }
+
+    void wake_all() noexcept {
+        const std::lock_guard lock(mutex_);
+        wake_sleepers();
+    }
+
+    // How long the watching thread looks at the points it knew when it started, before it looks for new ones and for
+    // a stop request.
+    static constexpr ns watch_slice = std::chrono::milliseconds(1);
+
+    Clock clock_;
+    mutable std::mutex mutex_;
+    limiter_core<Policy> core_;
+    std::deque<client_queue> clients_;  // stays put while a callable is destroyed under no lock
+    detail::flights<Stream> flights_;
+    detail::fifo<sleeper> sleepers_;
+    detail::fifo<node> failed_;  // done, to be dropped under no lock
+    bool advancing_ = false, watched_ = false;
+    std::shared_ptr<detail::submission_pool<Stream>> pool_ = std::make_shared<detail::submission_pool<Stream>>();
+};
+
+}  // namespace gpushare::inline GPUSHARE_ABI
