@@ -1,0 +1,60 @@
+// SPDX-License-Identifier: Apache-2.0
+// The clocks of the host: real time, the CPU time of a thread, and one that stands still until it is told.
+//
+//   gpushare::host::steady_clock clock;    const gpushare::instant deadline = clock.now() + 5ms;
+#pragma once
+
+#include <time.h>
+
+#include <atomic>
+#include <chrono>
+
+#include <gpushare/concepts.hpp>
+
+namespace gpushare::inline GPUSHARE_ABI::host {
+
+/// Real time that never goes back. The time of every host node, and of every wait for a host point.
+struct steady_clock {
+    [[nodiscard]] static instant now() noexcept {
+        return instant{std::chrono::duration_cast<ns>(std::chrono::steady_clock::now().time_since_epoch())};
+    }
+};
+static_assert(clock<steady_clock>);
+
+/// CPU time that the calling thread has used. Instants of different threads have nothing to do with each other.
+struct thread_cpu_clock {
+    [[nodiscard]] static instant now() noexcept {
+        timespec t{};
+        ::clock_gettime(CLOCK_THREAD_CPUTIME_ID, &t);
+        return instant{std::chrono::seconds{t.tv_sec} + ns{t.tv_nsec}};
+    }
+};
+static_assert(clock<thread_cpu_clock>);
+
+/// A clock for tests: moves when it is told. Safe from any thread.
+class manual_clock {
+public:
+    manual_clock() noexcept = default;
+    explicit manual_clock(instant start) noexcept : now_(start.time_since_epoch().count()) {}
+
+    // Acquire and release: who sees the new time also sees what was done before the clock was moved.
+    [[nodiscard]] instant now() const noexcept { return instant{ns{now_.load(std::memory_order_acquire)}}; }
+
+    /// Moves forward by `step`; a negative step is none.
+    void advance(ns step) noexcept {
+        if (step.count() > 0) now_.fetch_add(step.count(), std::memory_order_acq_rel);
+    }
+
+private:
+    std::atomic<ns::rep> now_{0};
+};
+static_assert(clock<manual_clock>);
+
+namespace detail {
+/// The form in which the standard library's waits take an instant of `steady_clock`.
+[[nodiscard]] constexpr std::chrono::time_point<std::chrono::steady_clock, ns> to_steady(instant t) noexcept {
+    return std::chrono::time_point<std::chrono::steady_clock, ns>{t.time_since_epoch()};
+}
+}  // namespace detail
+
+}  // namespace gpushare::inline GPUSHARE_ABI::host

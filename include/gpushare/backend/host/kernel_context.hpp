@@ -1,0 +1,121 @@
+// SPDX-License-Identifier: Apache-2.0
+// What a kernel sees of the host device: its place in the grid, with one thread per block, and the barrier over
+// the blocks of a cooperative launch.
+//
+//   struct scale { float* x; std::size_t n;  void operator()(auto& ctx) const { for (auto i = ctx.block_rank(); ...) }
+//   };
+#pragma once
+
+#include <atomic>
+#include <chrono>
+#include <cstdint>
+#include <thread>
+
+#include <gpushare/concepts.hpp>
+
+namespace gpushare::inline GPUSHARE_ABI::host {
+
+namespace detail {
+
+/// One turn of waiting for another block: a few pauses, then the rest of the time slice, then a short sleep,
+/// because the block that is waited for may need this core.
+inline void back_off(std::uint32_t turn) noexcept {
+    if (turn < 16) {
+#if defined(__x86_64__)
+        __builtin_ia32_pause();
+#endif
+    } else if (turn < 256) {
+        std::this_thread::yield();
+    } else {
+        std::this_thread::sleep_for(std::chrono::microseconds{50});
+    }
+}
+
+/// The barrier of one cooperative launch. It gives up, instead of hanging, once a block can't arrive any more.
+class grid_barrier {
+public:
+    void reset(std::uint32_t blocks) noexcept {
+        blocks_ = blocks;
+        arrived_.store(0, std::memory_order_relaxed);  // relaxed: published to the blocks by the node's lock
+        left_.store(false, std::memory_order_relaxed);
+    }
+
+    /// True once all blocks are here; false if a block has ended or the device is lost.
+    [[nodiscard]] bool arrive_and_wait(const std::atomic<bool>& lost) noexcept {
+        const std::uint32_t phase = phase_.load(std::memory_order_acquire);
+        // acq_rel: the last to arrive has seen what all others wrote, and its release below passes that on.
+        if (arrived_.fetch_add(1, std::memory_order_acq_rel) + 1 == blocks_) {
+            arrived_.store(0, std::memory_order_relaxed);
+            phase_.store(phase + 1, std::memory_order_release);
+            return true;
+        }
+        for (std::uint32_t turn = 0; phase_.load(std::memory_order_acquire) == phase; ++turn) {
+            // A block that has ended may have ended after this phase was complete: look at the phase again.
+            if (left_.load(std::memory_order_acquire) || lost.load(std::memory_order_acquire))
+                return phase_.load(std::memory_order_acquire) != phase;
+            back_off(turn);
+        }
+        return true;
+    }
+
+    /// A block has ended: no later phase can complete.
+    void leave() noexcept { left_.store(true, std::memory_order_release); }
+
+private:
+    std::uint32_t blocks_ = 1;
+    std::atomic<std::uint32_t> arrived_{0};
+    std::atomic<std::uint32_t> phase_{0};
+    std::atomic<bool> left_{false};
+};
+
+inline constinit const std::atomic<bool> never_lost{false};
+
+}  // namespace detail
+
+/// The first argument of a kernel. Default-constructed it is a grid of one block, for calling a kernel directly.
+/// Belongs to the thread that runs the block.
+class kernel_context {
+public:
+    constexpr kernel_context() noexcept = default;
+    constexpr kernel_context(std::uint32_t block, std::uint32_t blocks, std::uint32_t sm, detail::grid_barrier* barrier,
+                             const std::atomic<bool>& lost) noexcept
+        : block_(block), blocks_(blocks), sm_(sm), barrier_(barrier), lost_(&lost) {}
+
+    [[nodiscard]] constexpr std::uint32_t block_rank() const noexcept { return block_; }
+    [[nodiscard]] constexpr std::uint32_t num_blocks() const noexcept { return blocks_; }
+    [[nodiscard]] static constexpr std::uint32_t thread_rank() noexcept { return 0; }
+    [[nodiscard]] static constexpr std::uint32_t num_threads() noexcept { return 1; }
+    /// The SM that runs the block.
+    [[nodiscard]] constexpr std::uint32_t sm() const noexcept { return sm_; }
+
+    /// Waits for the threads of the block, of which there is one.
+    constexpr void sync() noexcept {}
+
+    /// The sum of `x` over the threads of the block.
+    template <class T>
+    [[nodiscard]] constexpr T reduce_add(T x) noexcept {
+        return x;
+    }
+
+    /// Waits for all blocks of a cooperative launch, and makes their writes visible. False if they can't all come
+    /// any more: one has ended or thrown, the device is lost, or the launch isn't cooperative.
+    [[nodiscard]] bool grid_sync() noexcept {
+        if (barrier_ == nullptr) return blocks_ == 1;
+        return barrier_->arrive_and_wait(*lost_);
+    }
+
+    /// To be called while waiting for another block, with the number of calls before.
+    void backoff(std::uint32_t turn) noexcept { detail::back_off(turn); }
+
+    /// True once the device is lost: a block that waits for another one should return.
+    [[nodiscard]] bool device_lost() const noexcept { return lost_->load(std::memory_order_acquire); }
+
+private:
+    std::uint32_t block_ = 0, blocks_ = 1, sm_ = 0;
+    detail::grid_barrier* barrier_ = nullptr;
+    const std::atomic<bool>* lost_ = &detail::never_lost;
+};
+static_assert(gpushare::kernel_context<kernel_context>);
+static_assert(kernel_for<gpushare::detail::empty_kernel, kernel_context>);
+
+}  // namespace gpushare::inline GPUSHARE_ABI::host

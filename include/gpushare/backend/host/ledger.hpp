@@ -1,0 +1,151 @@
+// SPDX-License-Identifier: Apache-2.0
+// The device's own book: who ran on which SM, from when to when. It knows nothing of limiters and meters, so it
+// is the truth that they are checked against.
+//
+//   auto book = node.ledger(device_id{0}).take();
+//   for (auto [tag, busy] : host::busy_by_tag(book.blocks, from, to)) ...
+#pragma once
+
+#include <algorithm>
+#include <cmath>
+#include <cstddef>
+#include <cstdint>
+#include <map>
+#include <mutex>
+#include <span>
+#include <utility>
+#include <vector>
+
+#include <gpushare/units.hpp>
+
+namespace gpushare::inline GPUSHARE_ABI::host {
+
+/// One block that ran. `tag` is that of its stream.
+struct block_record {
+    std::uint32_t tag = 0, sm = 0;
+    instant start{}, end{};
+
+    friend bool operator==(const block_record&, const block_record&) = default;
+};
+
+/// The blocks that ended on one device since it was last asked. Keeps `capacity` records and counts the rest.
+/// Safe from any thread.
+class ledger {
+public:
+    struct page {
+        std::vector<block_record> blocks;  // in the order of their ends, but for those that computed past their hold
+        std::uint64_t dropped = 0;         // blocks that ended while the ledger was full
+    };
+
+    explicit ledger(std::size_t capacity) : capacity_(capacity) { blocks_.reserve(capacity); }
+
+    /// What was recorded since the last call. Takes a page now and then, or blocks are dropped.
+    [[nodiscard]] page take() {
+        const std::lock_guard lock{mutex_};
+        page taken{{blocks_.begin(), blocks_.end()}, std::exchange(dropped_, 0)};
+        blocks_.clear();  // keeps its capacity: recording never allocates
+        return taken;
+    }
+
+    void record(const block_record& block) noexcept {
+        const std::lock_guard lock{mutex_};
+        if (blocks_.size() < capacity_)
+            blocks_.push_back(block);
+        else
+            ++dropped_;
+    }
+
+private:
+    std::mutex mutex_;
+    std::size_t capacity_;
+    std::vector<block_record> blocks_;
+    std::uint64_t dropped_ = 0;
+};
+
+/// Busy time of one tag.
+struct tag_time {
+    std::uint32_t tag = 0;
+    ns busy{};
+
+    friend bool operator==(const tag_time&, const tag_time&) = default;
+};
+
+namespace detail {
+
+/// A tag gets its first block, or loses its last one, if all blocks are seen through [from, to).
+struct activity_edge {
+    instant at{};
+    std::uint32_t tag = 0;
+    bool begins = false;
+};
+
+/// When each tag is active, that is, has at least one block running: edges in the order of time.
+[[nodiscard]] inline std::vector<activity_edge> activity(std::span<const block_record> blocks, instant from,
+                                                         instant to) {
+    std::vector<activity_edge> edges;
+    edges.reserve(2 * blocks.size());
+    for (const block_record& b : blocks) {
+        const instant start = std::max(b.start, from), end = std::min(b.end, to);
+        if (start >= end) continue;
+        edges.push_back({start, b.tag, true});
+        edges.push_back({end, b.tag, false});
+    }
+    // A begin before an end at the same instant: a tag whose blocks touch stays active.
+    std::ranges::sort(edges, [](const activity_edge& a, const activity_edge& b) {
+        return a.at != b.at ? a.at < b.at : a.begins && !b.begins;
+    });
+    std::map<std::uint32_t, std::size_t> running;
+    std::erase_if(edges, [&](const activity_edge& e) {
+        std::size_t& n = running[e.tag];
+        return e.begins ? n++ != 0 : --n != 0;
+    });
+    return edges;
+}
+
+}  // namespace detail
+
+/// Device time of each tag within [from, to), sorted by tag: where tags overlap, the time is split equally among
+/// those active at each instant, however many SMs each has. The sum is the busy time of the device, to the ns.
+///
+/// The sweep keeps one virtual clock that runs at 1/n while n tags are active: a tag's time is how far that clock
+/// moved while the tag was active. O(n log n).
+[[nodiscard]] inline std::vector<tag_time> busy_by_tag(std::span<const block_record> blocks, instant from, instant to) {
+    struct account {
+        double since = 0, busy = 0;
+    };
+    std::map<std::uint32_t, account> accounts;
+    double virtual_now = 0;
+    std::size_t active = 0;
+    instant last = from;
+    for (const auto& edge : detail::activity(blocks, from, to)) {
+        if (active != 0) virtual_now += static_cast<double>((edge.at - last).count()) / static_cast<double>(active);
+        last = edge.at;
+        account& a = accounts[edge.tag];
+        if (edge.begins) {
+            a.since = virtual_now;
+            ++active;
+        } else {
+            a.busy += virtual_now - a.since;
+            --active;
+        }
+    }
+    std::vector<tag_time> times;
+    times.reserve(accounts.size());
+    for (const auto& [tag, a] : accounts) times.push_back({tag, ns{std::llround(a.busy)}});
+    return times;
+}
+
+/// Time within [from, to) during which at least one block ran.
+[[nodiscard]] inline ns busy_union(std::span<const block_record> blocks, instant from, instant to) {
+    ns busy{};
+    std::size_t active = 0;
+    instant last = from;
+    for (const auto& edge : detail::activity(blocks, from, to)) {
+        if (active != 0) busy += edge.at - last;
+        last = edge.at;
+        edge.begins ? ++active : --active;
+    }
+    return busy;
+}
+
+}  // namespace gpushare::inline GPUSHARE_ABI::host

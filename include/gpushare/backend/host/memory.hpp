@@ -1,0 +1,249 @@
+// SPDX-License-Identifier: Apache-2.0
+// The memory of a host device: real memory of this process, counted exactly against a capacity. Big blocks are
+// mapped, so that a capacity costs nothing until it is touched.
+//
+//   void* p = node.memory(device_id{0}).allocate(64 << 20, 256);    // memory_error when it isn't there
+#pragma once
+
+#include <sys/mman.h>
+#include <unistd.h>
+
+#include <algorithm>
+#include <atomic>
+#include <bit>
+#include <cstddef>
+#include <cstdint>
+#include <limits>
+#include <mutex>
+#include <new>
+#include <unordered_map>
+#include <utility>
+
+#include <gpushare/concepts.hpp>
+#include <gpushare/error.hpp>
+#include <gpushare/units.hpp>
+
+namespace gpushare::inline GPUSHARE_ABI::host {
+
+struct memory_options {
+    bytes capacity = 1_GiB;
+    bytes taken{};           // of these, what the device's context and other processes have
+    bytes granularity{512};  // every allocation is charged in multiples of it; a power of two
+    bool guarded = false;    // see device_memory
+};
+
+/// Safe from any thread. Charges are exact: an allocation is refused only if it doesn't fit beside what is charged
+/// at that moment, and a refused one was never charged.
+///
+/// `guarded` memory can be touched only while a block or copy of its device runs, as device memory is out of a
+/// host program's reach: a stray access faults (SIGSEGV). It is approximate: while any block runs, all threads may
+/// touch it. Meant for tests: it costs a system call per allocation whenever the device goes from idle to busy.
+class device_memory {
+public:
+    /// Throws operation_error: errc::invalid_specification.
+    explicit device_memory(const memory_options& options) : options_(options), taken_(options.taken.count()) {
+        if (!std::has_single_bit(options.granularity.count()) || options.taken > options.capacity)
+            throw operation_error(errc::invalid_specification, {},
+                                  "host device memory: the granularity must be a power of two and no more may be "
+                                  "taken than there is");
+    }
+    device_memory(const device_memory&) = delete;
+    device_memory& operator=(const device_memory&) = delete;
+    /// What is still allocated goes back to the system.
+    ~device_memory() {
+        for (const auto& [p, b] : blocks_) give_back(p, b);
+    }
+
+    /// `size` bytes aligned to `alignment` (a power of two); a unique address for 0 bytes. Contents undefined.
+    /// Throws memory_error: errc::out_of_memory, size_overflow, bad_alignment or device_lost.
+    [[nodiscard]] void* allocate(std::size_t size, std::size_t alignment) {
+        failure why;
+        void* const p = acquire(size, alignment, why);
+        if (p == nullptr) throw memory_error(why, {}, "allocating device memory");
+        return p;
+    }
+
+    /// Null where `allocate` would throw.
+    [[nodiscard]] void* try_allocate(std::size_t size, std::size_t alignment) noexcept {
+        failure why;
+        return acquire(size, alignment, why);
+    }
+
+    /// errc::unknown_block or errc::wrong_size, changing nothing, if `p` isn't what an allocation of that size and
+    /// alignment returned. Null is ignored.
+    errc deallocate(void* p, std::size_t size, std::size_t alignment) noexcept {
+        if (p == nullptr) return errc::none;
+        std::unique_lock lock{mutex_};
+        const auto at = blocks_.find(p);
+        if (at == blocks_.end()) return errc::unknown_block;
+        const block b = at->second;
+        if (b.size != size || b.alignment != alignment) return errc::wrong_size;
+        blocks_.erase(at);
+        used_.fetch_sub(b.charge, std::memory_order_relaxed);
+        lock.unlock();
+        give_back(p, b);
+        return errc::none;
+    }
+
+    /// What such an allocation takes of the capacity; bytes::max() if no device can have it.
+    [[nodiscard]] bytes charged(std::size_t size, std::size_t alignment) const noexcept {
+        if (!std::has_single_bit(alignment)) return bytes::max();
+        const std::uint64_t unit = std::max<std::uint64_t>(options_.granularity.count(), alignment);
+        const std::uint64_t whole = std::max<std::uint64_t>(size, 1);
+        // Beyond half of the address space nothing can be mapped, and rounding up might wrap.
+        if (whole > largest || unit > largest) return bytes::max();
+        return bytes{(whole + unit - 1) & ~(unit - 1)};
+    }
+
+    [[nodiscard]] bytes capacity() const noexcept { return options_.capacity; }
+    // Relaxed: figures of one moment; nothing is inferred from them about other memory.
+    [[nodiscard]] bytes taken_by_others() const noexcept { return bytes{taken_.load(std::memory_order_relaxed)}; }
+    /// Charged by allocations from here.
+    [[nodiscard]] bytes used() const noexcept { return bytes{used_.load(std::memory_order_relaxed)}; }
+
+    // --- faults, and what the engine tells
+
+    /// After `after` more allocations, the next `count` fail as if the memory were full.
+    void fail_allocations(std::uint64_t after, std::uint64_t count) noexcept {
+        const std::lock_guard lock{mutex_};
+        succeed_first_ = after;
+        then_fail_ = count;
+    }
+
+    /// Others now have `wanted` bytes, or as much as is not allocated here. Returns what they have.
+    bytes take_for_others(bytes wanted) noexcept {
+        const std::lock_guard lock{mutex_};
+        const bytes taken = std::min(wanted, options_.capacity - used());
+        taken_.store(taken.count(), std::memory_order_relaxed);
+        return taken;
+    }
+
+    /// No allocation succeeds any more. Blocks stay valid until they are freed.
+    void lose() noexcept {
+        const std::lock_guard lock{mutex_};
+        lost_ = true;
+    }
+
+    /// While one exists, guarded memory can be touched. Made around every block that runs.
+    class [[nodiscard]] opening {
+    public:
+        explicit opening(device_memory& memory) noexcept : memory_(memory) {
+            if (memory_.options_.guarded) memory_.open();
+        }
+        opening(const opening&) = delete;
+        opening& operator=(const opening&) = delete;
+        ~opening() {
+            if (memory_.options_.guarded) memory_.close();
+        }
+
+    private:
+        device_memory& memory_;
+    };
+
+private:
+    struct block {
+        std::size_t size = 0, alignment = 0;
+        std::uint64_t charge = 0;
+        std::size_t mapped = 0;  // bytes; 0 if it came from operator new
+    };
+    static constexpr std::uint64_t largest = std::numeric_limits<std::uint64_t>::max() / 4;
+    static constexpr std::uint64_t smallest_mapping = 64 << 10;
+
+    void* acquire(std::size_t size, std::size_t alignment, failure& why) noexcept {
+        const bytes charge = charged(size, alignment);
+        if (charge == bytes::max()) {
+            why = {.code = std::has_single_bit(alignment) ? errc::size_overflow : errc::bad_alignment,
+                   .asked = size,
+                   .limit = options_.capacity.count()};
+            return nullptr;
+        }
+        // One critical section from the check to the entry: no sibling ever sees a charge that doesn't last.
+        const std::lock_guard lock{mutex_};
+        const bytes left = options_.capacity - taken_by_others() - used();
+        why = {.code = errc::out_of_memory,
+               .asked = charge.count(),
+               .left = left.count(),
+               .limit = options_.capacity.count()};
+        if (lost_) {
+            why = {.code = errc::device_lost};
+            return nullptr;
+        }
+        if (charge > left || fault_strikes()) return nullptr;
+
+        block b{.size = size, .alignment = alignment, .charge = charge.count()};
+        void* const p = back(b);
+        if (p == nullptr) return nullptr;
+        try {
+            blocks_.emplace(p, b);
+        } catch (const std::bad_alloc&) {
+            give_back(p, b);
+            return nullptr;
+        }
+        used_.fetch_add(b.charge, std::memory_order_relaxed);
+        return p;
+    }
+
+    bool fault_strikes() noexcept {
+        if (then_fail_ == 0) return false;
+        if (succeed_first_ > 0) {
+            --succeed_first_;
+            return false;
+        }
+        --then_fail_;
+        return true;
+    }
+
+    /// Memory of this process for `b`; null if it has none.
+    void* back(block& b) const noexcept {
+        if (!options_.guarded && b.charge < smallest_mapping)
+            // No more than was asked for, so that AddressSanitizer finds overruns.
+            return ::operator new (std::max<std::size_t>(b.size, 1), std::align_val_t{b.alignment}, std::nothrow);
+
+        const auto page = static_cast<std::size_t>(::sysconf(_SC_PAGESIZE));
+        const std::size_t whole = (b.charge + page - 1) & ~(page - 1);
+        const std::size_t slack = b.alignment > page ? b.alignment : 0;
+        const int access = options_.guarded && openings_ == 0 ? PROT_NONE : PROT_READ | PROT_WRITE;
+        void* const mapping =
+            ::mmap(nullptr, whole + slack, access, MAP_PRIVATE | MAP_ANONYMOUS | MAP_NORESERVE, -1, 0);
+        if (mapping == MAP_FAILED) return nullptr;
+        b.mapped = whole;
+        if (slack == 0) return mapping;
+
+        // Cut off what lies before and behind the aligned part.
+        auto* const begin = static_cast<std::byte*>(mapping);
+        const std::size_t before = -reinterpret_cast<std::uintptr_t>(begin) & (b.alignment - 1);
+        if (before != 0) ::munmap(begin, before);
+        if (slack != before) ::munmap(begin + before + whole, slack - before);
+        return begin + before;
+    }
+
+    static void give_back(void* p, const block& b) noexcept {
+        if (b.mapped != 0)
+            ::munmap(p, b.mapped);
+        else
+            ::operator delete (p, std::align_val_t{b.alignment});
+    }
+
+    void open() noexcept {
+        const std::lock_guard lock{mutex_};
+        if (openings_++ == 0) protect(PROT_READ | PROT_WRITE);
+    }
+    void close() noexcept {
+        const std::lock_guard lock{mutex_};
+        if (--openings_ == 0) protect(PROT_NONE);
+    }
+    void protect(int access) noexcept {
+        for (const auto& [p, b] : blocks_) ::mprotect(p, b.mapped, access);
+    }
+
+    const memory_options options_;
+    mutable std::mutex mutex_;
+    std::unordered_map<void*, block> blocks_;
+    std::atomic<std::uint64_t> used_{0}, taken_;  // written under the mutex, read anywhere
+    std::uint64_t succeed_first_ = 0, then_fail_ = 0;
+    std::uint64_t openings_ = 0;  // blocks that run
+    bool lost_ = false;
+};
+static_assert(memory<device_memory>);
+
+}  // namespace gpushare::inline GPUSHARE_ABI::host

@@ -1,0 +1,110 @@
+// SPDX-License-Identifier: Apache-2.0
+// A software node: N devices with memory, SMs and streams, in this process. It behaves like hardware where that
+// matters to a scheduler (order, priorities, occupancy, capacity, failures), and keeps a ledger of who ran when.
+//
+//   host::node node{{.devices = 2, .memory = 8_GiB, .sms = 4, .timing = host::timing::modelled}};
+//   host::stream s = node.make_stream(device_id{0}, priority{1}, /*tag=*/7);
+#pragma once
+
+#include <sys/prctl.h>
+
+#include <cstddef>
+#include <cstdint>
+#include <memory>
+#include <thread>
+#include <vector>
+
+#include <gpushare/backend/host/clock.hpp>
+#include <gpushare/backend/host/engine.hpp>
+#include <gpushare/backend/host/faults.hpp>
+#include <gpushare/backend/host/ledger.hpp>
+#include <gpushare/backend/host/memory.hpp>
+#include <gpushare/backend/host/options.hpp>
+#include <gpushare/backend/host/stream.hpp>
+#include <gpushare/concepts.hpp>
+#include <gpushare/error.hpp>
+#include <gpushare/gang.hpp>
+#include <gpushare/units.hpp>
+
+namespace gpushare::inline GPUSHARE_ABI::host {
+
+/// The node *is* the hardware: its constructor starts one thread per SM, and its destructor, like pulling the plug,
+/// lets started blocks end, fails what is queued with errc::device_lost, reaches all points and joins the threads.
+/// Streams and points may outlive it; its memory doesn't. Safe from any thread.
+class node {
+public:
+    using stream = host::stream;
+    using memory_type = device_memory;
+    using clock_type = steady_clock;
+
+    /// Throws operation_error (errc::invalid_specification) or std::system_error (too many threads).
+    explicit node(const node_options& options)
+        : engine_(std::make_shared<detail::engine>(checked(options))), gangs_(options.devices), crew_(*engine_) {
+        crew_.hire(std::size_t{options.devices} * options.sms);
+    }
+    node(const node&) = delete;
+    node& operator=(const node&) = delete;
+
+    [[nodiscard]] std::uint32_t num_devices() const noexcept { return options().devices; }
+    [[nodiscard]] const node_options& options() const noexcept { return engine_->options(); }
+    [[nodiscard]] steady_clock get_clock() const noexcept { return {}; }
+    [[nodiscard]] device_order_lock& gangs() noexcept { return gangs_; }
+
+    // The following throw operation_error (errc::no_device) for a device that isn't there.
+
+    [[nodiscard]] device_memory& memory(device_id d) { return at(d).memory; }
+    [[nodiscard]] host::ledger& ledger(device_id d) { return at(d).book; }
+    [[nodiscard]] fault_injector faults(device_id d) { return {engine_, checked(d)}; }
+    [[nodiscard]] bool lost(device_id d) const { return at(d).lost.load(std::memory_order_acquire); }
+    /// Everything on the stream has priority `level`, and `tag` in the ledger.
+    [[nodiscard]] stream make_stream(device_id d, priority level = {}, std::uint32_t tag = 0) {
+        return {engine_, engine_->open_stream(checked(d), level, tag)};
+    }
+
+private:
+    /// The threads. A member of its own, so that those already started go when starting one fails.
+    class crew {
+    public:
+        explicit crew(detail::engine& e) noexcept : engine_(e) {}
+        crew(const crew&) = delete;
+        crew& operator=(const crew&) = delete;
+        ~crew() {
+            engine_.shut_down();
+            for (std::thread& t : threads_) t.join();
+        }
+        void hire(std::size_t n) {
+            threads_.reserve(n);
+            while (threads_.size() < n) {
+                threads_.emplace_back([&e = engine_] {
+                    // Wake up when asked to, not up to 50 us later.
+                    ::prctl(PR_SET_TIMERSLACK, 1UL, 0UL, 0UL, 0UL);
+                    e.work();
+                });
+            }
+        }
+
+    private:
+        detail::engine& engine_;
+        std::vector<std::thread> threads_;
+    };
+
+    static const node_options& checked(const node_options& o) {
+        if (o.devices == 0 || o.devices > device_order_lock::max_devices || o.sms == 0)
+            throw operation_error(errc::invalid_specification, {},
+                                  "a host node needs 1 to 1024 devices of 1 or more SMs");
+        return o;
+    }
+    [[nodiscard]] std::uint32_t checked(device_id d) const {
+        if (d.index >= num_devices())
+            raise({.code = errc::no_device, .asked = d.index, .limit = num_devices()}, {}, "host node");
+        return d.index;
+    }
+    [[nodiscard]] detail::device_state& at(device_id d) const { return engine_->device(checked(d)); }
+
+    const std::shared_ptr<detail::engine> engine_;
+    device_order_lock gangs_;
+    crew crew_;
+};
+static_assert(gpushare::node<node>);
+
+}  // namespace gpushare::inline GPUSHARE_ABI::host

@@ -1,0 +1,33 @@
+// SPDX-License-Identifier: Apache-2.0
+// What a host node is made of.
+//
+//   host::node node{{.devices = 2, .memory = 8_GiB, .sms = 4, .timing = host::timing::modelled}};
+#pragma once
+
+#include <cstddef>
+#include <cstdint>
+
+#include <gpushare/units.hpp>
+
+namespace gpushare::inline GPUSHARE_ABI::host {
+
+/// How long a block takes.
+///   real       as long as it computes
+///   modelled   its grid's `hold`, or as long as it computes if that is longer (`hold` says how long it *would* take
+///              on the device). The SM is held without burning CPU, so eight devices behave like eight on two cores.
+/// Opaque work (`stream::enqueue`) takes the length it is given under both.
+enum class timing : std::uint8_t { real, modelled };
+
+/// All devices of a node are alike.
+struct node_options {
+    std::uint32_t devices = 1;
+    bytes memory = 1_GiB;   // per device
+    std::uint32_t sms = 4;  // per device; as many threads are started
+    host::timing timing = host::timing::real;
+    bool guarded = false;    // device memory can't be touched from outside kernels; see device_memory
+    bytes taken{};           // of each device's memory, what others have
+    bytes granularity{512};  // of allocations
+    std::size_t ledger_capacity = std::size_t{1} << 20;  // blocks per device that the ledger keeps until it is read
+};
+
+}  // namespace gpushare::inline GPUSHARE_ABI::host

@@ -1,0 +1,160 @@
+// SPDX-License-Identifier: Apache-2.0
+// Points on the timelines of a host node: what `record()` returns. A point stays valid when its stream and its node
+// are gone.
+//
+//   host::point done = stream.record();
+//   if (!done.wait(clock.now() + 5ms)) ...          // false at the deadline
+//   if (done.status() == errc::kernel_failed) std::rethrow_exception(done.exception());
+#pragma once
+
+#include <algorithm>
+#include <array>
+#include <atomic>
+#include <condition_variable>
+#include <cstddef>
+#include <cstdint>
+#include <exception>
+#include <memory>
+#include <mutex>
+#include <span>
+#include <utility>
+#include <vector>
+
+#include <gpushare/backend/host/clock.hpp>
+#include <gpushare/concepts.hpp>
+#include <gpushare/detail/intrusive.hpp>
+#include <gpushare/error.hpp>
+
+namespace gpushare::inline GPUSHARE_ABI::host {
+
+namespace detail {
+
+struct stream_state;
+struct point_hub;
+
+/// A thread that waits, and its place in the queue of one point that it waits for.
+struct waiter {
+    std::condition_variable wake;
+    bool woken = false;
+};
+struct waiter_link {
+    waiter_link* next = nullptr;
+    waiter* thread = nullptr;
+};
+
+/// What the copies of a point share. Everything but the two atomics is written under the hub's mutex; once
+/// `reached` is set, nothing changes any more and the rest is read without it.
+struct point_state {
+    point_state* next = nullptr;
+    std::atomic<std::uint32_t> references{0};
+    std::atomic<bool> reached{false};
+    errc status = errc::none;
+    instant recorded{}, when{};
+    std::exception_ptr exception;
+    gpushare::detail::fifo<waiter_link> waiters;
+    gpushare::detail::fifo<stream_state> streams;  // streams that wait for it
+    std::shared_ptr<point_hub> hub;                // keeps the pool alive that this lies in
+};
+
+/// Where the points of a node live, and the lock of the node: one for all devices, so that a thread or a stream can
+/// wait for several of them.
+struct point_hub {
+    std::mutex mutex;
+    gpushare::detail::pool<point_state> points;
+};
+
+/// Drops a reference, with the hub unlocked.
+inline void drop(point_state& p) noexcept {
+    // acq_rel: whoever frees the point has seen the last use by everybody else.
+    if (p.references.fetch_sub(1, std::memory_order_acq_rel) != 1) return;
+    const std::shared_ptr<point_hub> hub = std::move(p.hub);
+    p.exception = nullptr;  // runs a destructor of the user's: before the lock
+    const std::lock_guard lock{hub->mutex};
+    hub->points.release(p);
+}
+
+}  // namespace detail
+
+/// Models timeline_point; see there. Waits are on `steady_clock`. Safe from any thread, as a shared_ptr is.
+class point {
+public:
+    point() noexcept = default;
+    point(const point& other) noexcept : state_(other.state_) {
+        // relaxed: the reference that is copied keeps the point alive.
+        if (state_ != nullptr) state_->references.fetch_add(1, std::memory_order_relaxed);
+    }
+    point(point&& other) noexcept : state_(std::exchange(other.state_, nullptr)) {}
+    point& operator=(point other) noexcept {
+        std::swap(state_, other.state_);
+        return *this;
+    }
+    ~point() {
+        if (state_ != nullptr) detail::drop(*state_);
+    }
+
+    [[nodiscard]] bool reached() const noexcept {
+        // acquire: what the work wrote, and the point's own fields, are visible once it is reached.
+        return state_ == nullptr || state_->reached.load(std::memory_order_acquire);
+    }
+    bool wait(instant deadline) const { return wait_any({this, 1}, deadline); }
+
+    /// False at once if `points` is empty. The points may belong to several devices of one node.
+    /// Throws operation_error: errc::different_nodes.
+    static bool wait_any(std::span<const point> points, instant deadline);
+
+    /// errc::kernel_failed if a kernel threw (the first one counts), errc::device_lost; errc::none before it is
+    /// reached.
+    [[nodiscard]] errc status() const noexcept { return done() ? state_->status : errc::none; }
+    /// What the kernel threw; null if none did.
+    [[nodiscard]] std::exception_ptr exception() const noexcept { return done() ? state_->exception : nullptr; }
+    /// When it was reached, on the device's timeline; the clock's epoch for a default-constructed point and before
+    /// it is reached.
+    [[nodiscard]] instant when() const noexcept { return done() ? state_->when : instant{}; }
+
+    friend ns elapsed(const point& a, const point& b) noexcept {
+        return a.done() && b.done() ? b.state_->when - a.state_->when : ns{0};
+    }
+
+    /// For the engine: shares `state`.
+    explicit point(detail::point_state& state) noexcept : state_(&state) {
+        state.references.fetch_add(1, std::memory_order_relaxed);
+    }
+    [[nodiscard]] detail::point_state* state() const noexcept { return state_; }
+
+private:
+    [[nodiscard]] bool done() const noexcept { return state_ != nullptr && reached(); }
+
+    detail::point_state* state_ = nullptr;
+};
+
+inline bool point::wait_any(std::span<const point> points, instant deadline) {
+    if (std::ranges::any_of(points, &point::reached)) return true;
+    if (points.empty() || (deadline != never && deadline <= steady_clock::now())) return false;
+
+    detail::point_hub& hub = *points.front().state_->hub;
+    if (!std::ranges::all_of(points, [&](const point& p) { return p.state_->hub.get() == &hub; }))
+        throw operation_error(errc::different_nodes, {}, "waiting for points of several host nodes at once");
+
+    std::array<detail::waiter_link, 16> few;
+    std::vector<detail::waiter_link> many(points.size() > few.size() ? points.size() : 0);
+    const std::span<detail::waiter_link> links = many.empty() ? std::span{few}.first(points.size()) : std::span{many};
+
+    detail::waiter self;
+    std::unique_lock lock{hub.mutex};
+    // Checked under the lock that reaching takes: from here on, whatever is reached wakes us.
+    if (std::ranges::any_of(points, &point::reached)) return true;
+    for (std::size_t i = 0; i < points.size(); ++i) {
+        links[i].thread = &self;
+        points[i].state_->waiters.push(links[i]);
+    }
+    const auto woken = [&] { return self.woken; };
+    if (deadline == never)
+        self.wake.wait(lock, woken);
+    else
+        self.wake.wait_until(lock, detail::to_steady(deadline), woken);
+    for (std::size_t i = 0; i < points.size(); ++i) points[i].state_->waiters.remove(links[i]);
+    return self.woken;
+}
+static_assert(timeline_point<point>);
+
+}  // namespace gpushare::inline GPUSHARE_ABI::host

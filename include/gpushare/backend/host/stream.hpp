@@ -1,0 +1,191 @@
+// SPDX-License-Identifier: Apache-2.0
+// A stream of a host device: work on it runs in order, work on different streams overlaps.
+//
+//   host::stream s = node.make_stream(device_id{0}, priority{1});
+//   s.launch({.blocks = 8, .hold = 250us}, [=](auto& ctx) { out[ctx.block_rank()] = f(ctx.block_rank()); });
+//   s.record().wait(never);
+#pragma once
+
+#include <algorithm>
+#include <atomic>
+#include <cstddef>
+#include <cstdint>
+#include <cstring>
+#include <memory>
+#include <utility>
+
+#include <gpushare/backend/host/engine.hpp>
+#include <gpushare/backend/host/kernel_context.hpp>
+#include <gpushare/backend/host/point.hpp>
+#include <gpushare/concepts.hpp>
+#include <gpushare/detail/inplace_function.hpp>
+#include <gpushare/error.hpp>
+#include <gpushare/units.hpp>
+
+namespace gpushare::inline GPUSHARE_ABI::host {
+
+class fault_injector;
+
+namespace detail {
+
+/// Splits [0, size) over the blocks of a grid, to the byte.
+struct chunk {
+    std::size_t begin, end;
+    chunk(const kernel_context& ctx, std::size_t size) noexcept {
+        const std::size_t each = size / ctx.num_blocks(), rest = size % ctx.num_blocks();
+        begin = ctx.block_rank() * each + std::min<std::size_t>(ctx.block_rank(), rest);
+        end = begin + each + (ctx.block_rank() < rest ? 1 : 0);
+    }
+};
+
+struct copy_kernel {
+    std::byte* to;
+    const std::byte* from;
+    std::size_t size;
+    void operator()(const kernel_context& ctx) const noexcept {
+        const chunk part{ctx, size};
+        if (part.begin != part.end) std::memcpy(to + part.begin, from + part.begin, part.end - part.begin);
+    }
+};
+
+struct fill_kernel {
+    std::byte* to;
+    std::byte value;
+    std::size_t size;
+    void operator()(const kernel_context& ctx) const noexcept {
+        const chunk part{ctx, size};
+        std::fill(to + part.begin, to + part.end, value);
+    }
+};
+
+}  // namespace detail
+
+/// Safe from any thread; what one thread enqueues stays in its order. Work is enqueued without waiting, and fails
+/// later: the next point's `status()` says how. What is queued when the stream is destroyed still runs, and what
+/// is enqueued after the node is gone fails with errc::device_lost. Enqueuing throws std::bad_alloc only until as
+/// many operations were in flight as ever will be.
+class stream {
+public:
+    using point = host::point;
+    using context = kernel_context;
+
+    stream(stream&&) noexcept = default;
+    stream& operator=(stream&& other) noexcept {
+        std::swap(engine_, other.engine_);
+        std::swap(state_, other.state_);
+        return *this;
+    }
+    ~stream() {
+        if (engine_ != nullptr) engine_->close_stream(*state_);
+    }
+
+    /// Enqueues `g.blocks` blocks of `kernel`, which is copied; up to 256 bytes without allocating. A grid of no
+    /// blocks does nothing. A kernel that throws fails alone: what is behind it runs.
+    template <kernel_for<kernel_context> K>
+    void launch(grid g, K kernel) {
+        enqueue_kernel(g, std::move(kernel), false);
+    }
+
+    /// The same, all blocks starting together once as many SMs are free; `kernel_context::grid_sync` works.
+    /// Enqueues nothing and returns errc::too_many_blocks if the device has fewer SMs than that.
+    template <kernel_for<kernel_context> K>
+    errc launch_cooperative(grid g, K kernel) {
+        if (g.blocks > max_cooperative_blocks()) return errc::too_many_blocks;
+        enqueue_kernel(g, std::move(kernel), true);
+        return errc::none;
+    }
+    [[nodiscard]] std::uint32_t max_cooperative_blocks() const noexcept { return engine_->options().sms; }
+
+    /// Enqueues opaque work that fills the device for `length`: a block on every SM, under both timings.
+    void enqueue(ns length) {
+        prepared op{*this};
+        op->blocks = engine_->options().sms;
+        op->hold = std::max(length, ns{0});
+        op.submit();
+    }
+
+    /// Enqueues a copy of `size` bytes that don't overlap, split over the SMs from 1 MiB on.
+    void copy(void* to, const void* from, std::size_t size) {
+        launch(spread(size),
+               detail::copy_kernel{static_cast<std::byte*>(to), static_cast<const std::byte*>(from), size});
+    }
+
+    /// Enqueues filling `size` bytes.
+    void fill(void* to, std::byte value, std::size_t size) {
+        launch(spread(size), detail::fill_kernel{static_cast<std::byte*>(to), value, size});
+    }
+
+    /// What is enqueued from now on waits until `p`, a point of any stream of this node, is reached.
+    /// Throws operation_error: errc::different_nodes.
+    void wait(const point& p) {
+        if (p.reached()) return;
+        if (p.state()->hub.get() != &engine_->hub())
+            throw operation_error(errc::different_nodes, {}, "a host stream can't wait for a point of another node");
+        prepared op{*this};
+        // relaxed: `p` keeps it alive meanwhile.
+        p.state()->references.fetch_add(1, std::memory_order_relaxed);
+        op->awaited = p.state();
+        op.submit();
+    }
+
+    /// The point after everything enqueued so far. On an idle stream it is reached at once.
+    [[nodiscard]] point record() { return engine_->record(*state_); }
+
+    [[nodiscard]] priority level() const noexcept { return state_->level; }
+    /// Who it belongs to, in the ledger.
+    [[nodiscard]] std::uint32_t tag() const noexcept { return state_->tag; }
+
+private:
+    friend class node;
+    friend fault_injector;
+
+    /// An operation that goes back if it isn't submitted.
+    class prepared {
+    public:
+        explicit prepared(stream& s) : stream_(s), op_(&s.engine_->lease(*s.state_)) {
+            op_->blocks = 0;
+            op_->cooperative = false;
+            op_->hold = ns{0};
+        }
+        prepared(const prepared&) = delete;
+        prepared& operator=(const prepared&) = delete;
+        ~prepared() {
+            if (op_ != nullptr) stream_.engine_->hand_back(*op_);
+        }
+        detail::operation* operator->() const noexcept { return op_; }
+        void submit() noexcept { stream_.engine_->submit(*stream_.state_, *std::exchange(op_, nullptr)); }
+
+    private:
+        stream& stream_;
+        detail::operation* op_;
+    };
+
+    stream(std::shared_ptr<detail::engine> engine, detail::stream_state& state) noexcept
+        : engine_(std::move(engine)), state_(&state) {}
+
+    template <class K>
+    void enqueue_kernel(grid g, K kernel, bool cooperative) {
+        prepared op{*this};
+        op->blocks = g.blocks;
+        op->cooperative = cooperative;
+        op->hold = std::max(g.hold, ns{0});
+        if constexpr (gpushare::detail::fits_in_place<K, detail::kernel_capacity>)
+            op->body = [kernel = std::move(kernel)](kernel_context& ctx) { kernel(ctx); };
+        else
+            op->body = [kernel = std::make_unique<const K>(std::move(kernel))](kernel_context& ctx) { (*kernel)(ctx); };
+        op.submit();
+    }
+
+    [[nodiscard]] grid spread(std::size_t size) const noexcept {
+        constexpr std::size_t worth_a_block = std::size_t{1} << 20;
+        const std::size_t blocks = std::clamp<std::size_t>(size / worth_a_block, 1, engine_->options().sms);
+        return {.blocks = static_cast<std::uint32_t>(blocks)};
+    }
+
+    std::shared_ptr<detail::engine> engine_;
+    detail::stream_state* state_ = nullptr;
+};
+static_assert(queue<stream>);
+static_assert(launcher<stream>);
+
+}  // namespace gpushare::inline GPUSHARE_ABI::host
