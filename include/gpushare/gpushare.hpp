@@ -1,0 +1,30 @@
+// SPDX-License-Identifier: Apache-2.0
+// Everything that needs nothing but a C++20 compiler. Each header below also works alone; this one adds nothing of
+// its own. Backends are chosen by including them: <gpushare/backend/host/host.hpp>.
+//
+//   #include <gpushare/gpushare.hpp>
+#pragma once
+
+#include <gpushare/compute/compute_limiter.hpp>
+#include <gpushare/compute/limiter_core.hpp>
+#include <gpushare/compute/permit.hpp>
+#include <gpushare/compute/policy.hpp>
+#include <gpushare/compute/span_meter.hpp>
+#include <gpushare/compute/ticket.hpp>
+#include <gpushare/compute/weighted_fair.hpp>
+#include <gpushare/concepts.hpp>
+#include <gpushare/config.hpp>
+#include <gpushare/error.hpp>
+#include <gpushare/gang.hpp>
+#include <gpushare/memory/block_table.hpp>
+#include <gpushare/memory/deferred_frees.hpp>
+#include <gpushare/memory/quota.hpp>
+#include <gpushare/memory/quota_resource.hpp>
+#include <gpushare/observe/table.hpp>
+#include <gpushare/partition/equal_split.hpp>
+#include <gpushare/tenant/specification.hpp>
+#include <gpushare/tenant/tenancy.hpp>
+#include <gpushare/tenant/tenant.hpp>
+#include <gpushare/tenant/tenant_memory.hpp>
+#include <gpushare/units.hpp>
+#include <gpushare/version.hpp>

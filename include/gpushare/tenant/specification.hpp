@@ -1,0 +1,93 @@
+// SPDX-License-Identifier: Apache-2.0
+// What a tenant asks for, what it has used, and what is reported about it: the plain values of the tenant layer.
+//
+//   gpushare::tenant_spec chat{.name = "chat", .memory = 24_GiB, .devices = 2, .compute = 60_pct, .level = {1}};
+#pragma once
+
+#include <cstdint>
+#include <functional>
+#include <optional>
+#include <string>
+#include <string_view>
+#include <vector>
+
+#include <gpushare/config.hpp>
+#include <gpushare/error.hpp>
+#include <gpushare/units.hpp>
+
+namespace gpushare::inline GPUSHARE_ABI {
+
+/// Bytes are totals over all devices of the tenant, and split equally; `compute` is a share of each of them.
+struct tenant_spec {
+    std::string name{};
+    bytes memory{};              // guaranteed: set aside from the admission on
+    std::uint32_t devices = 1;   // how many, on one node
+    share compute{};             // of device time among the tenants of its level; the shares of a device sum to a whole
+    priority level{};            // tenants of a higher level go first, always
+    bytes burst{};               // further bytes while nobody was promised them
+    std::vector<device_id> on{}; // these devices; empty: those with the most room
+    bytes unit{1};               // memory / devices and burst / devices must be whole in it
+};
+
+/// What is to be different. What isn't set stays.
+struct tenant_change {
+    std::optional<bytes> memory{}, burst{};
+    std::optional<share> compute{};
+    std::optional<priority> level{};
+};
+
+/// Sums over the tenant's devices. device_time counts each device's time.
+struct tenant_usage {
+    bytes memory{}, burst{};  // as granted
+    bytes current{}, peak{};  // bytes charged; the peak sums each device's own
+    bytes pending{};          // freed, but the stream hasn't got there
+    ns device_time{};
+    std::uint64_t completed = 0, failed = 0, waiting = 0, in_flight = 0;  // submissions
+    std::uint64_t refused = 0;                                            // allocations
+};
+
+/// Something that no caller can be told by a return value.
+struct tenant_event {
+    enum class kind : std::uint8_t {
+        leak,           // a block that was still out at close; it was taken back
+        wrong_free,     // a free of something that isn't out, or isn't of that size; nothing was changed
+        stuck,          // work was still on the device when closing gave up; the memory stays charged
+    };
+    kind what{};
+    std::string_view tenant{};
+    device_id device{};
+    errc code = errc::none;
+    bytes size{};
+    std::string_view label{};
+};
+
+[[nodiscard]] constexpr std::string_view to_string(tenant_event::kind k) noexcept {
+    switch (k) {
+        case tenant_event::kind::leak: return "leak";
+        case tenant_event::kind::wrong_free: return "wrong free";
+        case tenant_event::kind::stuck: return "stuck";
+    }
+    return "unknown event";
+}
+
+/// Called by whichever thread finds out, under no lock. What it throws is ignored: there is nobody to catch it.
+using event_sink = std::function<void(const tenant_event&)>;
+
+namespace detail {
+inline void tell(const event_sink& sink, const tenant_event& e) noexcept {
+    if (!sink) return;
+    try {
+        sink(e);
+    } catch (...) {  // see event_sink
+    }
+}
+}  // namespace detail
+
+/// How a close went. Complete means that everything was returned; else call close again.
+struct close_report {
+    bool complete = false;
+    std::uint64_t leaked_blocks = 0;
+    bytes leaked{};
+};
+
+}  // namespace gpushare::inline GPUSHARE_ABI

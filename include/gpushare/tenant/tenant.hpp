@@ -1,0 +1,281 @@
+// SPDX-License-Identifier: Apache-2.0
+// A tenant: one handle over its memory, its device time and its usage on the devices that it was admitted to.
+//
+//   auto chat = shared.admit({.name = "chat", .memory = 8_GiB, .compute = 60_pct});     // see tenancy.hpp
+//   void* weights = chat.memory().allocate(1 << 30);
+//   auto done = chat.submit([&](auto& stream) { stream.launch(shape, kernel); });
+//   done.wait();
+//   chat.close();
+#pragma once
+
+#include <algorithm>
+#include <cstddef>
+#include <cstdint>
+#include <deque>
+#include <memory>
+#include <mutex>
+#include <stop_token>
+#include <string>
+#include <string_view>
+#include <type_traits>
+#include <utility>
+#include <vector>
+
+#include <gpushare/compute/compute_limiter.hpp>
+#include <gpushare/concepts.hpp>
+#include <gpushare/config.hpp>
+#include <gpushare/error.hpp>
+#include <gpushare/memory/quota.hpp>
+#include <gpushare/tenant/specification.hpp>
+#include <gpushare/tenant/tenant_memory.hpp>
+#include <gpushare/units.hpp>
+
+namespace gpushare::inline GPUSHARE_ABI {
+
+namespace detail {
+
+template <node Node>
+class tenant_state;
+
+/// What the tenants of a node share.
+template <node Node>
+struct shared_node {
+    using clock_type = std::remove_cvref_t<decltype(std::declval<const Node&>().get_clock())>;
+    using limiter = compute_limiter<typename Node::stream, clock_type>;
+
+    struct device {
+        device(bytes capacity, const limiter_options& options, clock_type time)
+            : memory(capacity), compute(options, std::move(time)) {}
+        quota memory;
+        limiter compute;
+        std::uint32_t promised = 0;  // permille of device time; under the mutex
+    };
+
+    explicit shared_node(event_sink sink, ns timeout) : events(std::move(sink)), close_timeout(timeout) {}
+
+    mutable std::mutex mutex;
+    std::deque<device> devices;
+    std::vector<std::string> names;                             // under the mutex
+    std::vector<std::unique_ptr<tenant_state<Node>>> stuck;  // under the mutex
+    const event_sink events;
+    const ns close_timeout;
+};
+
+/// A tenant's part of one device.
+template <node Node>
+struct tenant_part {
+    using shared = shared_node<Node>;
+
+    tenant_part(Node& whole, shared& all, const tenant_spec& spec, device_id d, bytes guaranteed, bytes burst,
+                std::uint32_t tag)
+        : device(d), on(all.devices[d.index]),
+          memory(on.memory, whole.memory(d), spec.name, d, guaranteed, burst, all.events),
+          stream(whole.make_stream(d, spec.level, tag)),
+          client(on.compute.add({.weight = spec.compute, .level = spec.level})) {}
+    tenant_part(const tenant_part&) = delete;
+    tenant_part& operator=(const tenant_part&) = delete;
+    ~tenant_part() { on.compute.close(client, instant::min()); }
+
+    device_id device;
+    typename shared::device& on;
+    tenant_memory<typename Node::memory_type, typename Node::stream::point> memory;
+    typename Node::stream stream;
+    client_id client;
+};
+
+template <node Node>
+class tenant_state {
+public:
+    using shared = shared_node<Node>;
+
+    // Under the mutex of `all`.
+    tenant_state(Node& whole, shared& all, tenant_spec spec, std::uint32_t tag)
+        : clock_(whole.get_clock()), all_(&all), spec_(std::move(spec)), tag_(tag) {
+        for (const auto d : spec_.on)
+            parts_.emplace_back(whole, all, spec_, d, spec_.memory / spec_.devices, spec_.burst / spec_.devices, tag);
+        all.names.push_back(spec_.name);
+        promise(spec_.compute);
+    }
+
+    [[nodiscard]] const tenant_spec& spec() const noexcept { return spec_; }
+    [[nodiscard]] std::uint32_t tag() const noexcept { return tag_; }
+    [[nodiscard]] std::deque<tenant_part<Node>>& parts() noexcept { return parts_; }
+    [[nodiscard]] shared& all() const noexcept { return *all_; }
+    [[nodiscard]] instant now() const noexcept { return clock_.now(); }
+
+    // The order of closing: (1) nothing new is let in and what waits is cancelled, on all devices; (2) permits that are
+    // out and work in flight end; (3) frees in stream order are collected; (4) blocks that are still out are reported
+    // and taken back; (5) quota, share and name return. A deadline can end it before (4), never within.
+    close_report finish(instant deadline) {
+        close_report report;
+        for (auto& p : parts_) p.on.compute.close(p.client, instant::min());
+        for (auto& p : parts_)
+            if (!p.on.compute.close(p.client, deadline)) return report;
+        for (auto& p : parts_)
+            if (!p.stream.record().wait(deadline) || !p.memory.drain(deadline)) return report;
+        for (auto& p : parts_) p.memory.take_back(report);
+        report.complete = true;
+        const std::lock_guard lock(all_->mutex);
+        if (!parts_.empty()) {
+            promise({});
+            std::erase(all_->names, spec_.name);
+            parts_.clear();
+        }
+        return report;
+    }
+
+    // All or nothing.
+    errc change(const tenant_change& c) {
+        const std::lock_guard lock(all_->mutex);
+        if (parts_.empty()) return errc::closed;
+        auto want = spec_;
+        if (c.memory) want.memory = *c.memory;
+        if (c.burst) want.burst = *c.burst;
+        if (c.compute) want.compute = *c.compute;
+        if (c.level) want.level = *c.level;
+        const bytes step = want.unit * want.devices;
+        if (want.memory == bytes{} || want.compute == share{}) return errc::invalid_specification;
+        if (want.memory % step != bytes{} || want.burst % step != bytes{}) return errc::not_whole;
+        for (const auto& p : parts_)
+            if (p.on.promised - spec_.compute.permille() + want.compute.permille() > 1000) return errc::share_exceeded;
+        std::size_t done = 0;
+        errc why = errc::none;
+        for (; done < parts_.size() && why == errc::none; ++done) why = apply(parts_[done], want);
+        if (why != errc::none) {  // going back to what was granted needs nothing from anybody
+            for (std::size_t i = 0; i + 1 < done; ++i) (void)apply(parts_[i], spec_);
+            return why;
+        }
+        promise(want.compute);
+        spec_ = std::move(want);
+        return errc::none;
+    }
+
+private:
+    errc apply(tenant_part<Node>& p, const tenant_spec& s) {
+        const errc why = p.memory.limit().resize(s.memory / s.devices, s.burst / s.devices);
+        if (why == errc::none) (void)p.on.compute.change(p.client, {.weight = s.compute, .level = s.level});
+        return why;
+    }
+
+    void promise(share compute) {
+        for (auto& p : parts_) p.on.promised += compute.permille() - promised_.permille();
+        promised_ = compute;
+    }
+
+    typename shared::clock_type clock_;
+    shared* all_;
+    tenant_spec spec_;
+    std::uint32_t tag_;
+    share promised_{};
+    std::deque<tenant_part<Node>> parts_;
+};
+
+}  // namespace detail
+
+/// Movable; one owner. Safe from any thread, but for close and the destructor, which must not overlap other calls.
+/// `part` counts the tenant's devices from 0. The destructor closes; what could not be closed in time stays charged
+/// and is reported.
+template <node Node>
+class tenant {
+public:
+    using stream = typename Node::stream;
+    using limiter = typename detail::shared_node<Node>::limiter;
+    using ticket = typename limiter::ticket;
+    using permit = typename limiter::permit;
+    using memory_type = decltype(detail::tenant_part<Node>::memory);
+
+    explicit tenant(std::unique_ptr<detail::tenant_state<Node>> state) noexcept : state_(std::move(state)) {}
+    tenant(tenant&&) noexcept = default;
+    tenant& operator=(tenant&& other) noexcept {
+        tenant(std::move(other)).state_.swap(state_);
+        return *this;
+    }
+    ~tenant() {
+        if (state_ != nullptr) abandon();
+    }
+
+    [[nodiscard]] const std::string& name() const noexcept { return state_->spec().name; }
+    /// As granted: with the devices that were chosen.
+    [[nodiscard]] const tenant_spec& spec() const noexcept { return state_->spec(); }
+
+    /// What the tenant's streams are marked with, in the ledgers and traces of the node. Never used twice.
+    [[nodiscard]] std::uint32_t tag() const noexcept { return state_->tag(); }
+
+    /// Throws operation_error: closed, or no_device if the tenant hasn't that many.
+    [[nodiscard]] memory_type& memory(std::size_t part = 0) { return at(part).memory; }
+    /// The stream that the tenant's submissions go to. What is enqueued past the limiter is charged to nobody.
+    [[nodiscard]] stream& work_stream(std::size_t part = 0) { return at(part).stream; }
+
+    /// Queues work; see compute_limiter::submit. Throws operation_error: closed, queue_full, no_device.
+    ticket submit(submission_work<stream> work, std::size_t part = 0) {
+        auto& p = at(part);
+        return p.on.compute.submit(p.client, p.stream, std::move(work)).value(name(), "submit");
+    }
+    [[nodiscard]] result<ticket> try_submit(submission_work<stream> work, std::size_t part = 0) {
+        if (part >= state_->parts().size()) return missing();
+        auto& p = state_->parts()[part];
+        return p.on.compute.submit(p.client, p.stream, std::move(work));
+    }
+    /// Waits at the gate; see compute_limiter::acquire.
+    [[nodiscard]] result<permit> acquire(std::size_t part = 0, instant deadline = never,
+                                         const std::stop_token& stop = {}) {
+        if (part >= state_->parts().size()) return missing();
+        auto& p = state_->parts()[part];
+        return p.on.compute.acquire(p.client, deadline, stop);
+    }
+
+    [[nodiscard]] tenant_usage usage() {
+        tenant_usage sum{.memory = spec().memory, .burst = spec().burst};
+        for (auto& p : state_->parts()) {
+            p.memory.collect();
+            const auto held = p.memory.limit().usage();
+            sum.current += held.current;
+            sum.peak += held.peak;
+            sum.pending += p.memory.pending();
+            sum.refused += held.refusals;
+            const auto ran = p.on.compute.usage(p.client);
+            sum.device_time += ran.device_time;
+            sum.completed += ran.completed;
+            sum.failed += ran.failed;
+            sum.waiting += ran.waiting;
+            sum.in_flight += ran.in_flight;
+        }
+        return sum;
+    }
+
+    /// Live, all or nothing. Throws operation_error: no_room, share_exceeded, not_whole, invalid_specification, closed.
+    void resize(const tenant_change& change) {
+        if (const errc why = state_->change(change); why != errc::none) raise({.code = why}, name(), "resize");
+    }
+
+    /// Ends the tenant: cancels what waits, waits for what runs, takes back what leaked, returns the rest. Incomplete at
+    /// the deadline: nothing was taken from running work; call again.
+    close_report close(instant deadline = never) { return state_->finish(deadline); }
+
+private:
+    detail::tenant_part<Node>& at(std::size_t part) {
+        if (part >= state_->parts().size()) raise(missing(), name());
+        return state_->parts()[part];
+    }
+
+    [[nodiscard]] failure missing() const noexcept {
+        return {.code = state_->parts().empty() ? errc::closed : errc::no_device};
+    }
+
+    void abandon() noexcept {
+        auto& all = state_->all();
+        try {
+            if (state_->finish(saturating_add(state_->now(), all.close_timeout)).complete) return;
+            for (auto& p : state_->parts())
+                detail::tell(all.events, {tenant_event::kind::stuck, name(), p.device, errc::deadline_exceeded});
+            const std::lock_guard lock(all.mutex);
+            all.stuck.push_back(std::move(state_));
+        } catch (...) {
+            (void)state_.release();  // work may still use the memory: losing it is the lesser evil
+        }
+    }
+
+    std::unique_ptr<detail::tenant_state<Node>> state_;
+};
+
+}  // namespace gpushare::inline GPUSHARE_ABI
