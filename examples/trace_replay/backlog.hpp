@@ -1,0 +1,97 @@
+// SPDX-License-Identifier: Apache-2.0
+// Shares while backlogged: what tenants got of a device in the windows in which they wanted more of it all the time.
+//
+//   backlog_meter meter(tenants, start, end);
+//   meter.add_device(backlogs, weights, busy_between);   meter.largest_error_pp();
+#pragma once
+
+#include <algorithm>
+#include <chrono>
+#include <cmath>
+#include <concepts>
+#include <cstddef>
+#include <vector>
+
+#include <gpushare/units.hpp>
+
+namespace trace_replay {
+
+struct interval {
+    gpushare::instant from{}, to{};
+};
+
+/// Overlapping and touching intervals joined, by time.
+[[nodiscard]] inline std::vector<interval> joined(std::vector<interval> all) {
+    std::ranges::sort(all, {}, &interval::from);
+    std::vector<interval> out;
+    for (const auto& i : all) {
+        if (out.empty() || i.from > out.back().to)
+            out.push_back(i);
+        else
+            out.back().to = std::max(out.back().to, i.to);
+    }
+    return out;
+}
+
+[[nodiscard]] inline bool covers(const std::vector<interval>& all, gpushare::instant from, gpushare::instant to) {
+    return std::ranges::any_of(all, [&](const interval& i) { return i.from <= from && to <= i.to; });
+}
+
+/// Windows are whole seconds from the start of the run, the first one left out.
+class backlog_meter {
+public:
+    struct account {
+        double configured = 0, achieved = 0;  // sums over the windows
+        std::size_t windows = 0;
+    };
+
+    backlog_meter(std::size_t tenants, gpushare::instant start, gpushare::instant end)
+        : accounts_(tenants), start_(start), end_(end) {}
+
+    /// `backlogs` and `weights` by tenant (weight 0: takes part in no comparison); `busy_between(from, to)` gives the
+    /// device time by tenant.
+    template <std::invocable<gpushare::instant, gpushare::instant> Busy>
+    void add_device(std::vector<std::vector<interval>> backlogs, const std::vector<double>& weights,
+                    Busy busy_between) {
+        for (auto& b : backlogs) b = joined(std::move(b));
+        constexpr gpushare::ns window = std::chrono::seconds(1), tick = std::chrono::milliseconds(10);
+        for (auto from = start_ + window; from + window <= end_; from += window) {
+            const auto busy = busy_between(from, from + window);
+            std::vector<std::size_t> group;
+            double weight = 0, time = 0;
+            for (std::size_t t = 0; t < backlogs.size(); ++t) {
+                if (weights[t] <= 0 || !covers(backlogs[t], from, from + window)) continue;
+                group.push_back(t);
+                weight += weights[t];
+                time += busy[t];
+            }
+            if (group.size() < 2 || time <= 0) continue;
+            for (const auto t : group) {
+                const double configured = weights[t] / weight, achieved = busy[t] / time;
+                accounts_[t].configured += configured;
+                accounts_[t].achieved += achieved;
+                ++accounts_[t].windows;
+                largest_error_ = std::max(largest_error_, std::abs(achieved - configured));
+            }
+        }
+        for (auto at = start_; at + tick <= end_; at += tick) {
+            const auto n = std::ranges::count_if(
+                backlogs, [&](const std::vector<interval>& b) { return covers(b, at, at + tick); });
+            if (n >= 3) together_ += tick;
+        }
+    }
+
+    [[nodiscard]] const std::vector<account>& tenants() const { return accounts_; }
+    /// Percentage points; over all tenants, windows and devices.
+    [[nodiscard]] double largest_error_pp() const { return largest_error_ * 100; }
+    /// How long at least three tenants were backlogged on one device; the sum over the devices.
+    [[nodiscard]] gpushare::ns together() const { return together_; }
+
+private:
+    std::vector<account> accounts_;
+    gpushare::instant start_, end_;
+    double largest_error_ = 0;
+    gpushare::ns together_{};
+};
+
+}  // namespace trace_replay

@@ -1,0 +1,98 @@
+// SPDX-License-Identifier: Apache-2.0
+// A tenant's lane on one device, as a server would write it: requests in order, models kept in memory for a while and evicted
+// when room is needed, a few requests under way at once. It doesn't know whether memory and device time are limited: it
+// asks an `access` for both, and the access is what a run changes.
+#pragma once
+
+#include <atomic>
+#include <chrono>
+#include <cstddef>
+#include <cstdint>
+#include <deque>
+#include <list>
+#include <memory>
+#include <vector>
+
+#include <gpushare/backend/host/host.hpp>
+#include <gpushare/compute/ticket.hpp>
+
+#include "trace_replay/workload.hpp"
+
+namespace trace_replay {
+
+namespace host = gpushare::host;
+
+/// Where a lane gets memory and device time.
+class access {
+public:
+    virtual ~access() = default;
+    [[nodiscard]] virtual void* try_allocate(gpushare::bytes size) = 0;  // null: not now
+    virtual void free(void* p, gpushare::bytes size) = 0;                // nothing uses it any more
+    virtual void submit(gpushare::submission_work<host::stream> work) = 0;
+};
+
+/// What became of a job. Times are instants of the node's clock.
+struct job_record {
+    bool done = false, refused = false, failed = false;
+    gpushare::instant submitted{};  // its kernels were handed over
+    gpushare::instant let_in{};     // its last kernel went to the device's stream
+    gpushare::instant finished{};
+    std::uint64_t result = 0;       // checksum of what it computed
+};
+
+class lane {
+public:
+    lane(const workload& w, std::vector<job_record>& records, access& from, std::uint32_t sms,
+         const host::steady_clock& clock)
+        : workload_(&w), records_(&records), access_(&from), sms_(sms), clock_(clock) {}
+
+    void arrive(std::size_t job) { waiting_.push_back(job); }
+    /// Notes what is finished, starts what can be. Never blocks.
+    void step();
+    [[nodiscard]] bool idle() const { return waiting_.empty() && running_.empty(); }
+    /// Evicts everything. The lane must be idle.
+    void clear();
+
+private:
+    // Two under way: while one ends, the kernels of the next are there already.
+    static constexpr std::size_t under_way = 2;
+    // A model stays for a while after its last request, as servers keep theirs.
+    static constexpr gpushare::ns keep_alive = std::chrono::milliseconds(200);
+    static constexpr std::uint32_t latent_size = 4096;  // floats
+
+    struct resident {
+        std::size_t model;
+        void* memory;
+        std::uint32_t users = 0;
+        gpushare::instant last_used{};
+    };
+    struct running {
+        std::size_t job = 0;
+        std::list<resident>::iterator model;
+        std::vector<void*> loras;
+        float* latent = nullptr;
+        std::vector<float> read_back;
+        host::stream::point end;
+        std::atomic<bool> let_in{false};  // release: `end` is set
+    };
+
+    enum class start : std::uint8_t { started, later, never };
+    start try_start(std::size_t job);
+    void* make_room(gpushare::bytes size);
+    void evict(std::list<resident>::iterator idle);
+    bool acquire(running& r, const job& j);
+    void release(running& r);
+    void submit(running& r, const job& j);
+    void finish(running& r);
+
+    const workload* workload_;
+    std::vector<job_record>* records_;
+    access* access_;
+    std::uint32_t sms_;
+    host::steady_clock clock_;
+    std::deque<std::size_t> waiting_;
+    std::deque<std::unique_ptr<running>> running_;
+    std::list<resident> residents_;  // least recently used first
+};
+
+}  // namespace trace_replay

@@ -1,0 +1,77 @@
+// SPDX-License-Identifier: Apache-2.0
+// The main job of the library, end to end: tenants of a production trace share the devices of one software node, under
+// memory quotas and compute shares, and the node's own ledger says what each of them got. See --help.
+#include <array>
+#include <cstdio>
+#include <exception>
+#include <fstream>
+#include <new>
+#include <span>
+#include <string>
+#include <vector>
+
+#include <gpushare/error.hpp>
+
+#include "trace_replay/generator.hpp"
+#include "trace_replay/options.hpp"
+#include "trace_replay/replay.hpp"
+#include "trace_replay/report.hpp"
+#include "trace_replay/trace.hpp"
+#include "trace_replay/workload.hpp"
+
+namespace {
+
+using namespace trace_replay;
+
+// Of a made-up trace: a few days' worth.
+constexpr std::size_t generated_requests = 20000;
+
+void run(const options& o) {
+    const trace t = o.trace.empty() ? generate(o.seed, generated_requests) : read_trace_file(o.trace);
+    std::printf("trace: %s\n", o.trace.empty() ? "built-in generator" : o.trace.c_str());
+    std::printf("  %s\n", to_string(t.summary).c_str());
+    const workload w = make_workload(t, o);
+    std::printf("window: %s\n", w.window.c_str());
+    std::printf("  arrivals %.0f times and work %.0f times as fast, so that %.0f s ask for %.2g times the device time of "
+                "%u devices with %llu GiB each\n\n",
+                w.arrival_speedup, w.speedup, o.seconds, o.load, o.devices,
+                static_cast<unsigned long long>(o.memory_gib));
+
+    std::vector<outcome> runs;
+    for (const auto how : {way::unlimited, way::fair, way::weighted}) {
+        std::fprintf(stderr, "replaying %zu requests: %s ...\n", w.jobs.size(), std::string(to_string(how)).c_str());
+        runs.push_back(replay(w, o, how));
+        std::printf("%s\n", to_table(w, runs.back()).c_str());
+        std::fflush(stdout);
+    }
+    std::printf("%s\n", verdict(w, runs).c_str());
+    std::ofstream svg(o.svg);
+    svg << to_svg(to_chart(w, runs));
+    svg.close();
+    if (!svg) throw usage_error("cannot write the chart to '" + o.svg + "'");
+    std::printf("chart: %s\n", o.svg.c_str());
+}
+
+}  // namespace
+
+int main(int argc, char** argv) {
+    try {
+        const auto o = parse_options(std::span(argv, static_cast<std::size_t>(argc)).subspan(argc > 0 ? 1 : 0));
+        if (o.help) {
+            std::fputs(help_text().data(), stdout);
+            return 0;
+        }
+        run(o);
+        return 0;
+    } catch (const usage_error& e) {
+        std::fprintf(stderr, "trace_replay: %s\n", e.what());
+    } catch (const trace_error& e) {
+        std::fprintf(stderr, "trace_replay: %s\n", e.what());
+    } catch (const gpushare::error& e) {
+        std::fprintf(stderr, "trace_replay: %s\n", e.what());
+    } catch (const std::exception& e) {
+        std::fprintf(stderr, "trace_replay: %s\n", e.what());
+        return 1;
+    }
+    return 2;
+}

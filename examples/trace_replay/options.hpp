@@ -1,0 +1,37 @@
+// SPDX-License-Identifier: Apache-2.0
+// The command line of trace_replay.
+//
+//   const auto parsed = trace_replay::parse_options(argc, argv);     // throws usage_error: one clear line
+#pragma once
+
+#include <cstdint>
+#include <span>
+#include <stdexcept>
+#include <string>
+#include <string_view>
+
+namespace trace_replay {
+
+struct options {
+    std::string trace{};         // empty: the built-in generator
+    std::string svg = "trace_replay.svg";
+    std::uint32_t devices = 2;
+    std::uint64_t memory_gib = 16;  // of each device
+    double load = 1.5;           // device time asked for, over device time there is
+    std::uint32_t tenants = 4;   // named ones; the rest of the groups share one more
+    std::uint64_t seed = 1;
+    double seconds = 8;          // how long requests arrive in each of the three runs
+    bool help = false;
+};
+
+class usage_error : public std::runtime_error {
+public:
+    using std::runtime_error::runtime_error;
+};
+
+/// `arguments` without the program's name.
+[[nodiscard]] options parse_options(std::span<const char* const> arguments);
+
+[[nodiscard]] std::string_view help_text();
+
+}  // namespace trace_replay

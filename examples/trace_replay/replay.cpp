@@ -1,0 +1,263 @@
+// SPDX-License-Identifier: Apache-2.0
+#include "trace_replay/replay.hpp"
+
+#include <algorithm>
+#include <chrono>
+#include <cmath>
+#include <deque>
+#include <memory>
+#include <mutex>
+#include <optional>
+#include <range/v3/view/cartesian_product.hpp>
+#include <range/v3/view/iota.hpp>
+#include <range/v3/view/zip.hpp>
+#include <thread>
+#include <utility>
+
+#include <gpushare/gpushare.hpp>
+
+#include "trace_replay/backlog.hpp"
+#include "trace_replay/lane.hpp"
+
+namespace trace_replay {
+
+using namespace gpushare::literals;
+using namespace std::chrono_literals;
+using gpushare::device_id;
+using gpushare::instant;
+
+namespace {
+
+constexpr std::uint32_t sms_per_device = 2;
+
+/// Without limits: the device's memory and a stream, as if nobody else were there.
+class bare_access final : public access {
+public:
+    bare_access(host::node& node, device_id d, std::uint32_t tag)
+        : memory_(node.memory(d)), stream_(node.make_stream(d, {}, tag)) {}
+
+    void* try_allocate(gpushare::bytes size) override {
+        void* p = memory_.try_allocate(size.count(), 256);
+        if (p != nullptr) peak_ = std::max(peak_, held_ += size);
+        return p;
+    }
+    void free(void* p, gpushare::bytes size) override {
+        memory_.deallocate(p, size.count(), 256);
+        held_ -= size;
+    }
+    void submit(gpushare::submission_work<host::stream> work) override { work(stream_); }
+    [[nodiscard]] gpushare::bytes peak() const { return peak_; }
+
+private:
+    host::device_memory& memory_;
+    host::stream stream_;
+    gpushare::bytes held_, peak_;
+};
+
+/// Under gpushare: the tenant's quota and its queue.
+class tenant_access final : public access {
+public:
+    tenant_access(gpushare::tenant<host::node>& tenant, std::size_t part) : tenant_(tenant), part_(part) {}
+
+    void* try_allocate(gpushare::bytes size) override { return tenant_.memory(part_).try_allocate(size.count()); }
+    void free(void* p, gpushare::bytes size) override { tenant_.memory(part_).deallocate(p, size.count()); }
+    void submit(gpushare::submission_work<host::stream> work) override { tenant_.submit(std::move(work), part_); }
+
+private:
+    gpushare::tenant<host::node>& tenant_;
+    std::size_t part_;
+};
+
+/// One run: everything that lives while it lasts, in the order in which it must be made.
+class run {
+public:
+    run(const workload& w, const options& o, way how)
+        : workload_(w), how_(how),
+          node_({.devices = o.devices,
+                 .memory = 1_GiB * o.memory_gib,
+                 .sms = sms_per_device,
+                 .timing = host::timing::modelled}),
+          records_(w.jobs.size()) {
+        if (how == way::unlimited)
+            open_bare(o.devices);
+        else
+            admit_tenants(o.devices);
+        for (auto& a : accesses_) lanes_.emplace_back(w, records_, *a, sms_per_device, node_.get_clock());
+    }
+
+    outcome go() {
+        start_ = node_.get_clock().now();
+        std::size_t next = 0;
+        while (next < workload_.jobs.size() || !std::ranges::all_of(lanes_, &lane::idle)) {
+            const auto now = node_.get_clock().now() - start_;
+            for (; next < workload_.jobs.size() && workload_.jobs[next].arrival <= now; ++next)
+                lane_of(next).arrive(next);
+            for (auto& l : lanes_) l.step();
+            std::this_thread::sleep_for(1ms);
+        }
+        end_ = node_.get_clock().now();
+        for (auto& l : lanes_) l.clear();
+        return measure();
+    }
+
+private:
+    void open_bare(std::uint32_t devices) {
+        for (std::uint32_t t = 0; t < workload_.tenants.size(); ++t) {
+            tags_.push_back(t + 1);
+            for (std::uint32_t d = 0; d < devices; ++d)
+                accesses_.push_back(std::make_unique<bare_access>(node_, device_id{d}, t + 1));
+        }
+    }
+
+    void admit_tenants(std::uint32_t devices) {
+        tenancy_.emplace(node_);
+        for (const auto& t : workload_.tenants) {
+            const bool weighted = how_ == way::weighted;
+            tenants_.push_back(tenancy_->admit({.name = t.name,
+                                                .memory = t.quota,
+                                                .devices = devices,
+                                                .compute = weighted ? t.weighted : t.fair,
+                                                .level = {weighted && t.urgent ? 1 : 0},
+                                                .unit = 1_MiB}));
+            tags_.push_back(tenants_.back().tag());
+            for (std::uint32_t d = 0; d < devices; ++d)
+                accesses_.push_back(std::make_unique<tenant_access>(tenants_.back(), d));
+        }
+        for (std::uint32_t d = 0; d < devices; ++d)
+            dispatchers_.emplace_back(
+                [this, d](const std::stop_token& stop) { tenancy_->dispatch(device_id{d}, stop); });
+    }
+
+    /// A tenant's requests take its devices in turn.
+    lane& lane_of(std::size_t job) {
+        const auto t = workload_.jobs[job].tenant;
+        return lanes_[t * node_.num_devices() + device_of_job(job)];
+    }
+
+    std::uint32_t device_of_job(std::size_t job) {
+        if (devices_of_.empty()) {
+            std::vector<std::uint32_t> turn(workload_.tenants.size());
+            for (const auto& j : workload_.jobs) devices_of_.push_back(turn[j.tenant]++ % node_.num_devices());
+        }
+        return devices_of_[job];
+    }
+
+    outcome measure() {
+        outcome out{.how = how_, .tenants = std::vector<tenant_outcome>(workload_.tenants.size())};
+        out.length_s = std::chrono::duration<double>(end_ - start_).count();
+        for (std::size_t i = 0; i < records_.size(); ++i) {
+            const auto& r = records_[i];
+            auto& t = out.tenants[workload_.jobs[i].tenant];
+            t.refused += r.refused;
+            t.failed += r.failed;
+            out.results.push_back(r.done ? r.result : 0);
+            if (!r.done) continue;
+            ++t.done;
+            const auto finished = r.finished - start_;
+            t.latency_ms.push_back(std::chrono::duration<double, std::milli>(finished - workload_.jobs[i].arrival).count());
+            t.finished_s.push_back(std::chrono::duration<double>(finished).count());
+        }
+        measure_memory(out);
+        measure_shares(out);
+        return out;
+    }
+
+    void measure_memory(outcome& out) {
+        for (std::size_t t = 0; t < out.tenants.size(); ++t) {
+            if (how_ != way::unlimited) {
+                const auto usage = tenants_[t].usage();
+                out.tenants[t].peak = usage.peak;
+                out.tenants[t].quota = usage.memory;
+                continue;
+            }
+            for (std::uint32_t d = 0; d < node_.num_devices(); ++d)
+                out.tenants[t].peak +=
+                    static_cast<const bare_access&>(*accesses_[t * node_.num_devices() + d]).peak();
+        }
+    }
+
+    /// From the ledger alone: the limiter's own book plays no part.
+    void measure_shares(outcome& out) {
+        out.bin = 250ms;
+        const auto bins = static_cast<std::size_t>((end_ - start_) / out.bin) + 1;
+        for (auto& t : out.tenants) t.busy.resize(bins);
+        backlog_meter meter(out.tenants.size(), start_, end_);
+        for (std::uint32_t d = 0; d < node_.num_devices(); ++d) {
+            const auto book = node_.ledger(device_id{d}).take();
+            for (std::size_t b = 0; b < bins; ++b) {
+                const auto from = start_ + static_cast<std::int64_t>(b) * out.bin;
+                for (const auto& [tag, busy] : host::busy_by_tag(book.blocks, from, from + out.bin))
+                    out.tenants[tenant_of(tag)].busy[b] +=
+                        static_cast<double>(busy.count()) / static_cast<double>(out.bin.count()) / node_.num_devices();
+            }
+            meter.add_device(backlogs(d), weights(), [&](instant from, instant to) {
+                std::vector<double> busy(out.tenants.size());
+                for (const auto& [tag, time] : host::busy_by_tag(book.blocks, from, to))
+                    busy[tenant_of(tag)] = static_cast<double>(time.count());
+                return busy;
+            });
+        }
+        out.share_error_pp = meter.largest_error_pp();
+        out.together_s = std::chrono::duration<double>(meter.together()).count();
+        for (std::size_t t = 0; t < out.tenants.size(); ++t) {
+            const auto& m = meter.tenants()[t];
+            out.tenants[t].windows = m.windows;
+            if (m.windows == 0) continue;
+            out.tenants[t].configured = m.configured / static_cast<double>(m.windows);
+            out.tenants[t].achieved = m.achieved / static_cast<double>(m.windows);
+        }
+    }
+
+    std::size_t tenant_of(std::uint32_t tag) const {
+        return static_cast<std::size_t>(std::ranges::find(tags_, tag) - tags_.begin());
+    }
+
+    /// The share of each tenant; none for one that goes before the others, and equal ones without limits.
+    std::vector<double> weights() const {
+        std::vector<double> all;
+        for (const auto& t : workload_.tenants)
+            all.push_back(how_ != way::weighted ? 1.0 : t.urgent ? 0.0 : t.weighted.fraction());
+        return all;
+    }
+
+    /// When each tenant had work waiting for device `d`: from the hand-over of a job to its last kernel's turn. Without
+    /// limits nothing waits before the device, so there the job counts until it is finished.
+    std::vector<std::vector<interval>> backlogs(std::uint32_t d) {
+        std::vector<std::vector<interval>> all(workload_.tenants.size());
+        for (std::size_t i = 0; i < records_.size(); ++i) {
+            const auto& r = records_[i];
+            if (!r.done || device_of_job(i) != d) continue;
+            all[workload_.jobs[i].tenant].push_back(
+                {r.submitted, how_ == way::unlimited ? r.finished : r.let_in});
+        }
+        return all;
+    }
+
+    const workload& workload_;
+    way how_;
+    host::node node_;
+    std::optional<gpushare::tenancy<host::node>> tenancy_;
+    std::vector<std::uint32_t> tags_;                          // of each tenant, in the ledger
+    std::deque<gpushare::tenant<host::node>> tenants_;
+    std::vector<std::unique_ptr<access>> accesses_;            // tenant by tenant, device by device
+    std::vector<job_record> records_;
+    std::deque<lane> lanes_;                                   // as the accesses
+    std::vector<std::uint32_t> devices_of_;                    // of each job
+    instant start_{}, end_{};
+    std::vector<std::jthread> dispatchers_;                    // last: stop before what they drive goes
+};
+
+}  // namespace
+
+std::string_view to_string(way w) {
+    switch (w) {
+        case way::unlimited: return "no limits";
+        case way::fair: return "fair shares";
+        case way::weighted: return "weighted shares and a priority tenant";
+    }
+    return "";
+}
+
+outcome replay(const workload& w, const options& o, way how) { return run(w, o, how).go(); }
+
+}  // namespace trace_replay

@@ -1,0 +1,73 @@
+// SPDX-License-Identifier: Apache-2.0
+// Reads a trace of inference requests: a CSV file with one row per request, as published with Alibaba's
+// cluster-trace-v2026-GenAI. What a replay can't use is counted and named, what shows that the file is not a
+// trace at all is a trace_error with one clear line.
+//
+//   const trace_replay::trace t = trace_replay::read_trace_file("lora_request_trace.csv");
+//   std::cout << to_string(t.summary) << '\n';
+#pragma once
+
+#include <chrono>
+#include <cstddef>
+#include <cstdint>
+#include <iosfwd>
+#include <stdexcept>
+#include <string>
+#include <string_view>
+#include <vector>
+
+namespace trace_replay {
+
+/// One request that ran to its end on one device.
+struct request {
+    double arrival_s = 0;     // since the earliest request that was kept
+    std::string group;        // who asked: becomes a tenant
+    std::string model;        // base model
+    std::uint32_t steps = 0;  // denoising steps, at least 1
+    std::uint32_t loras = 0;  // adapters on top of the base model
+    double exec_s = 0;        // device time, positive
+
+    friend bool operator==(const request&, const request&) = default;
+};
+
+/// Rows that were left out for one reason, such as "status FAILED" or "empty num_inference_steps".
+struct skipped_rows {
+    std::string reason;
+    std::size_t rows = 0;
+    std::size_t first_line = 0;  // in the file, the header being line 1
+};
+
+struct trace_summary {
+    std::size_t rows = 0;  // without the header and empty lines
+    std::size_t kept = 0;
+    std::vector<skipped_rows> skipped;  // the commonest reason first
+};
+
+/// "26392 of 26823 rows kept; skipped: 398 status FAILED (first in line 17), 30 status PENDING (...)"
+[[nodiscard]] std::string to_string(const trace_summary& summary);
+
+struct trace {
+    std::vector<request> requests;     // by arrival; those of one second in the file's order
+    std::chrono::sys_seconds start{};  // when arrival_s is 0, in the file's own time zone
+    trace_summary summary;
+};
+
+/// Not a usable trace. what() is one line that names the file and, where there is one, the line and the field.
+class trace_error : public std::runtime_error {
+public:
+    using std::runtime_error::runtime_error;
+};
+
+/// Columns are found by name, in any order, beside others. `name` is how errors call the file.
+/// Throws trace_error if nothing can be read, a column is missing or given twice, or one of the numbers that
+/// are read is negative: no request has that, so the file isn't what it seems.
+[[nodiscard]] trace read_trace(std::istream& in, std::string_view name);
+
+/// As read_trace; also throws trace_error when the file can't be opened.
+[[nodiscard]] trace read_trace_file(const std::string& path);
+
+/// Writes the requests under the published header, so that read_trace gives them back. Arrivals are cut to
+/// whole seconds; fields that a `request` doesn't have are left empty.
+void write_csv(std::ostream& out, const trace& t);
+
+}  // namespace trace_replay
