@@ -144,7 +144,7 @@ inline constexpr std::size_t longest_name = 63;
 /// "tenant 'chat': asked 512 MiB, 37 MiB of 4 GiB left (over the quota)"
 [[nodiscard]] inline message describe(const failure& f, std::string_view tenant, std::string_view what) noexcept {
     message m;
-    if (!tenant.empty()) m.add("tenant '", tenant, "': ");
+    if (!tenant.empty()) m.add("tenant '", tenant.substr(0, longest_name), "': ");
     if (!what.empty()) m.add(what, ": ");
     if (is_memory_refusal(f.code) || f.code == errc::no_room)
         m.add("asked ", bytes{f.asked}, ", ", bytes{f.left}, " of ", bytes{f.limit}, " left (", to_string(f.code), ")");

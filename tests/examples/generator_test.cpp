@@ -175,7 +175,7 @@ TEST_CASE("made-up traces have the published one's statistics", "[examples][gene
 
 TEST_CASE("the published trace has the statistics that are stated of it", "[examples][generator]") {
 #if defined(GPUSHARE_SHARED_DATA)
-    const std::string path = std::string(GPUSHARE_SHARED_DATA) + "/lora_request_trace.csv";
+    const std::string path = GPUSHARE_SHARED_DATA "/lora_request_trace.csv";
     if (std::ifstream(path).good()) {
         check_statistics(trace_replay::read_trace_file(path));
         return;

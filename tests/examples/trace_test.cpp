@@ -231,7 +231,7 @@ TEST_CASE("damaged files never do worse than a trace_error", "[examples][trace][
 
 TEST_CASE("the published trace is read whole", "[examples][trace]") {
 #if defined(GPUSHARE_SHARED_DATA)
-    const std::string path = std::string(GPUSHARE_SHARED_DATA) + "/lora_request_trace.csv";
+    const std::string path = GPUSHARE_SHARED_DATA "/lora_request_trace.csv";
     if (std::ifstream(path).good()) {
         const trace t = trace_replay::read_trace_file(path);
         CHECK(t.summary.rows == 26823);

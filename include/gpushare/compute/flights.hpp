@@ -101,6 +101,13 @@ public:
         return watched_;
     }
 
+    /// The end of this one's work, if it is enqueued.
+    [[nodiscard]] std::optional<point> end_of(const submission<Stream>* owner) const noexcept {
+        if (owner == nullptr) return std::nullopt;
+        const auto found = std::ranges::find(slots_, owner, &slot::owner);
+        return found == slots_.end() ? std::nullopt : std::optional(found->end);
+    }
+
     /// Ends everything without waiting: calls `end_of(submission)` for each that wasn't a permit.
     template <std::invocable<submission<Stream>&> F>
     void abandon(F end_of) {

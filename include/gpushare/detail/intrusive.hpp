@@ -19,8 +19,8 @@ concept linked = requires(T& element) {
     { element.next } -> std::same_as<T*&>;
 };
 
-/// First in, first out, over elements that somebody else owns. An element is in one queue at a time. The `linked`
-/// constraint is checked at the first use, so that an element may contain a queue of its own kind.
+/// First in, first out, over elements that somebody else owns. An element is in one queue at a time. What an
+/// element is like is checked at the first use, so that it may contain a queue of its own kind.
 template <class T>
 class fifo {
 public:
@@ -33,7 +33,8 @@ public:
     [[nodiscard]] T* front() const noexcept { return head_; }
     [[nodiscard]] T* back() const noexcept { return tail_; }
 
-    void push(T& element) noexcept requires linked<T> {
+    void push(T& element) noexcept {
+        static_assert(linked<T>);
         element.next = nullptr;
         (tail_ != nullptr ? tail_->next : head_) = &element;
         tail_ = &element;

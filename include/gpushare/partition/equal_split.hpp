@@ -52,10 +52,12 @@ namespace detail {
     m.add("split of ", total, " over ", devices, devices == 1 ? " device: " : " devices: ");
     switch (f.code) {
         case errc::not_whole: {
-            const bytes step = unit * devices, below = total - total % step;
-            m.add("not whole in units of ", unit, "; ");
-            if (below > bytes{}) m.add(below, " or ");
-            m.add(below + step, " would be");
+            const bytes step = unit * devices, below = total - total % step, above = below + step;
+            const bool has_below = below > bytes{}, has_above = above < bytes::max();  // sums saturate
+            m.add("not whole in units of ", unit);
+            if (has_below) m.add("; ", below);
+            if (has_above) m.add(has_below ? " or " : "; ", above);
+            if (has_below || has_above) m.add(" would be");
             break;
         }
         case errc::too_few_devices: m.add("only ", f.left, " there"); break;
@@ -90,9 +92,10 @@ template <device_rooms Rooms>
     partition p{.per_device = total / count};
     bytes fits = bytes::max();
     for (const device_room& d : devices) {
+        // In this order: devices are counted from 0 on every node.
+        if (d.node != std::ranges::begin(devices)->node) return failure{errc::different_nodes, d.device.index};
         if (std::ranges::find(p.devices, d.device) != p.devices.end())
             return failure{errc::duplicate_device, d.device.index};
-        if (d.node != std::ranges::begin(devices)->node) return failure{errc::different_nodes, d.device.index};
         p.devices.push_back(d.device);
         fits = std::min(fits, d.free);
     }

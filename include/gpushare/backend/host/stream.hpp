@@ -70,7 +70,7 @@ public:
     using context = kernel_context;
 
     stream(stream&&) noexcept = default;
-    stream& operator=(stream&& other) noexcept {
+    stream& operator=(stream other) noexcept {  // by value: what this was is closed now
         std::swap(engine_, other.engine_);
         std::swap(state_, other.state_);
         return *this;

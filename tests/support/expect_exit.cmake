@@ -1,8 +1,9 @@
 # SPDX-License-Identifier: Apache-2.0
-# Passes only if a command fails and says why: its output has to match a regular expression of CMake's kind.
+# Passes only if a command ends as it should and says what it should: its output, both streams, has to match a regular
+# expression of CMake's kind. Without CODE it has to fail, with any exit code but 0.
 #
-#   cmake -DPATTERN=REGEX      -P expect_failure.cmake -- COMMAND [ARG...]
-#   cmake -DPATTERN_FROM=FILE  -P expect_failure.cmake -- COMMAND [ARG...]    # FILE has a line "// must fail: REGEX"
+#   cmake [-DCODE=2] -DPATTERN=REGEX      -P expect_exit.cmake -- COMMAND [ARG...]
+#   cmake [-DCODE=2] -DPATTERN_FROM=FILE  -P expect_exit.cmake -- COMMAND [ARG...]    # a line "// must fail: REGEX"
 if(PATTERN_FROM)
     file(STRINGS ${PATTERN_FROM} line REGEX "^// must fail: " LIMIT_COUNT 1)
     string(REPLACE "// must fail: " "" PATTERN "${line}")
@@ -23,8 +24,10 @@ endforeach()
 execute_process(COMMAND ${command} RESULT_VARIABLE result OUTPUT_VARIABLE output ERROR_VARIABLE output)
 # CMake breaks its messages into lines, at words that depend on the length of paths.
 string(REGEX REPLACE "[ \n]+" " " text "${output}")
-if(result EQUAL 0)
+if(DEFINED CODE AND NOT result STREQUAL CODE)
+    message(FATAL_ERROR "exit code ${result} instead of ${CODE}\n${output}")
+elseif(NOT DEFINED CODE AND result EQUAL 0)
     message(FATAL_ERROR "succeeded, but should have failed with: ${PATTERN}\n${output}")
 elseif(NOT text MATCHES "${PATTERN}")
-    message(FATAL_ERROR "failed, but not with: ${PATTERN}\n${output}")
+    message(FATAL_ERROR "the output does not match: ${PATTERN}\n${output}")
 endif()

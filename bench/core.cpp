@@ -1,0 +1,154 @@
+// SPDX-License-Identifier: Apache-2.0
+// The figures of the core: what the parts that everything else stands on cost, and how well the demo's shares hold.
+#include <atomic>
+#include <chrono>
+#include <cstdint>
+#include <cstdio>
+#include <cstdlib>
+#include <exception>
+#include <new>
+#include <stdexcept>
+#include <vector>
+
+#include <gpushare/backend/host/host.hpp>
+#include <gpushare/gpushare.hpp>
+
+#include "harness.hpp"
+#include "trace_replay/generator.hpp"
+#include "trace_replay/replay.hpp"
+#include "trace_replay/trace.hpp"
+#include "trace_replay/workload.hpp"
+
+namespace {
+
+std::atomic<std::size_t> allocations{0};
+
+}  // namespace
+
+// Counts what the program allocates, so that "no allocation" is a measurement.
+void* operator new(std::size_t size) {
+    allocations.fetch_add(1, std::memory_order_relaxed);
+    if (void* p = std::malloc(size == 0 ? 1 : size)) return p;
+    throw std::bad_alloc();
+}
+void operator delete(void* p) noexcept { std::free(p); }
+void operator delete(void* p, std::size_t) noexcept { std::free(p); }
+
+namespace {
+
+using namespace gpushare::literals;
+using namespace std::chrono_literals;
+
+constexpr std::size_t repeats = 11;
+
+/// A quota with current, peak and counts, against the least that a correct quota can do: one compare-and-swap to
+/// reserve and one subtract to release.
+void quota_pair(bench::report& r) {
+    constexpr std::size_t calls = 2'000'000;
+    const auto ours = [] {
+        gpushare::quota q{1_GiB};
+        return bench::ns_per_call(calls, [&] {
+            bench::keep(q.try_charge(4_KiB));
+            bench::keep(q.release(4_KiB));
+        });
+    };
+    const auto floor = [] {
+        std::atomic<std::uint64_t> used{0};
+        return bench::ns_per_call(calls, [&] {
+            auto now = used.load(std::memory_order_relaxed);
+            while (now + 4096 <= (1ULL << 30) && !used.compare_exchange_weak(now, now + 4096)) {
+            }
+            bench::keep(now);
+            used.fetch_sub(4096);
+        });
+    };
+    r.figure("core.quota_pair_ns", bench::repeated(repeats, ours), "ns");
+    r.figure("core.quota_pair_vs_cas", bench::ratios(repeats, ours, floor), "x");
+}
+
+/// Work that is done as soon as it is enqueued: leaves the limiter's own cost.
+struct immediate_stream {
+    using point = gpushare::immediate_point;
+    static point record() { return {}; }
+};
+
+/// An uncontended permit, from asking for it to handing it over with the work: the gate and its account.
+void admit(bench::report& r) {
+    constexpr std::size_t calls = 500'000;
+    gpushare::compute_limiter<immediate_stream, gpushare::host::steady_clock> limiter;
+    const auto client = limiter.add({.weight = 50_pct});
+    (void)limiter.add({.weight = 50_pct});
+    immediate_stream s;
+    const auto permit = [&] {
+        return bench::ns_per_call(calls, [&] { limiter.acquire(client)->enqueue(s, [](auto& x) { bench::keep(x); }); });
+    };
+    const auto values = bench::repeated(repeats, permit);
+    const auto before = allocations.load();
+    permit();
+    if (allocations.load() != before) throw std::runtime_error("core.admit_ns: the gate has allocated memory");
+    r.figure("core.admit_ns", values, "ns");
+    const auto queued = [&] {
+        return bench::ns_per_call(calls, [&] { (void)limiter.submit(client, s, [](auto& x) { bench::keep(x); }); });
+    };
+    r.figure("core.submit_ns", bench::repeated(repeats, queued), "ns");
+    limiter.close(client);
+}
+
+/// Enqueuing an empty kernel on the host device while its SMs are busy, as they are when it counts.
+void host_launch(bench::report& r) {
+    constexpr std::size_t calls = 20'000;
+    r.figure("core.host_launch_ns", bench::repeated(repeats, [] {
+                 gpushare::host::node node{{.sms = 1, .timing = gpushare::host::timing::modelled}};
+                 auto busy = node.make_stream({0}, {1}, 1), s = node.make_stream({0}, {}, 2);
+                 const auto launch = [&] { s.launch({.blocks = 1}, [](auto&) {}); };
+                 for (std::size_t i = 0; i < calls; ++i) launch();  // fills the pools
+                 s.record().wait(gpushare::never);
+                 busy.enqueue(60s);
+                 const double cost = bench::ns_per_call(calls, launch);
+                 node.faults({0}).lose_device();
+                 return cost;
+             }),
+             "ns");
+}
+
+/// The weighted run of the demo: largest share error of a backlogged tenant in any second, by the node's ledger.
+void demo_shares(bench::report& r) {
+    trace_replay::options o;
+    std::string name = "built-in generator";
+    auto trace = trace_replay::generate(o.seed, 20000);
+#ifdef GPUSHARE_SHARED_DATA
+    if (std::FILE* there = std::fopen(GPUSHARE_SHARED_DATA "/lora_request_trace.csv", "r")) {
+        std::fclose(there);
+        name = "lora_request_trace.csv";
+        trace = trace_replay::read_trace_file(GPUSHARE_SHARED_DATA "/lora_request_trace.csv");
+    }
+#endif
+    std::vector<double> errors, together;
+    for (std::uint64_t seed = 1; seed <= 5; ++seed) {  // five windows of the trace
+        o.seed = seed;
+        const auto run =
+            trace_replay::replay(trace_replay::make_workload(trace, o), o, trace_replay::way::weighted);
+        if (run.share_error_pp > 0) errors.push_back(run.share_error_pp);
+        together.push_back(run.together_s);
+    }
+    std::printf("# weighted runs of 5 windows of %s\n", name.c_str());
+    r.figure("core.demo_share_error_pp", errors, "pp");
+    r.figure("core.demo_three_backlogged_s", together, "s");
+}
+
+}  // namespace
+
+int main(int argc, char** argv) {
+    try {
+        bench::start_a_second_thread();
+        bench::report r("one thread, limiter depth 3, host node with 2 modelled SMs a device");
+        quota_pair(r);
+        admit(r);
+        host_launch(r);
+        demo_shares(r);
+        r.write(argc > 1 ? argv[1] : nullptr);
+    } catch (const std::exception& e) {
+        std::fprintf(stderr, "bench_core: %s\n", e.what());
+        return 1;
+    }
+}

@@ -1,0 +1,161 @@
+// SPDX-License-Identifier: Apache-2.0
+// Errors: every code has a text, messages say the figures, and each exception is caught by whoever expects its kind.
+#include <algorithm>
+#include <exception>
+#include <memory>
+#include <new>
+#include <set>
+#include <stdexcept>
+#include <string>
+#include <string_view>
+#include <type_traits>
+#include <utility>
+#include <vector>
+
+#include <gpushare/error.hpp>
+#include <gpushare/units.hpp>
+
+#include "support/catch.hpp"
+
+using namespace gpushare::literals;
+using gpushare::errc;
+using gpushare::error;
+using gpushare::failure;
+using gpushare::memory_error;
+using gpushare::operation_error;
+using gpushare::raise;
+using gpushare::result;
+
+namespace {
+
+constexpr failure over{
+    .code = errc::over_quota, .asked = (512_MiB).count(), .left = (37_MiB).count(), .limit = (4096_MiB).count()};
+
+std::string text_of(const failure& f, std::string_view tenant = {}, std::string_view what = {}) {
+    try {
+        raise(f, tenant, what);
+    } catch (const std::exception& e) {
+        return e.what();
+    }
+    return "nothing was thrown";
+}
+
+}  // namespace
+
+TEST_CASE("every error code has a text of its own", "[base][error]") {
+    std::set<std::string_view> texts;
+    for (int code = 0; code <= static_cast<int>(errc::no_device); ++code) {
+        CAPTURE(code);
+        const auto text = to_string(static_cast<errc>(code));
+        CHECK(text != "unknown error");
+        CHECK(texts.insert(text).second);
+    }
+    CHECK(to_string(static_cast<errc>(255)) == "unknown error");
+}
+
+TEST_CASE("a memory refusal says who asked for what, and how much is left", "[base][error]") {
+    CHECK(text_of(over, "chat") == "tenant 'chat': asked 512 MiB, 37 MiB of 4 GiB left (over the quota)");
+    CHECK(text_of(over, "chat", "allocate") ==
+          "tenant 'chat': allocate: asked 512 MiB, 37 MiB of 4 GiB left (over the quota)");
+    CHECK(text_of(over) == "asked 512 MiB, 37 MiB of 4 GiB left (over the quota)");
+    CHECK(text_of({errc::out_of_memory, 1, 0, 3 << 10}, "chat") ==
+          "tenant 'chat': asked 1 B, 0 B of 3 KiB left (out of device memory)");
+}
+
+TEST_CASE("sizes in messages are exact, or have the bytes beside the rounded figure", "[base][error]") {
+    const auto asked = [](std::uint64_t n) {
+        const auto text = text_of({errc::over_quota, n, 0, 0});
+        return text.substr(6, text.find(',') - 6);
+    };
+    CHECK(asked(0) == "0 B");
+    CHECK(asked(1023) == "1023 B");
+    CHECK(asked(1536 << 20) == "1536 MiB");
+    CHECK(asked((2_TiB).count()) == "2048 GiB");
+    CHECK(asked(10'239) == "10239 B");
+    CHECK(asked(10'241) == "10241 B (0.0 MiB)");
+    CHECK(asked((100_MiB).count() + 1) == "104857601 B (100.0 MiB)");
+    CHECK(asked(~std::uint64_t{0}) == "18446744073709551615 B (17592186044416.0 MiB)");
+}
+
+TEST_CASE("a memory refusal is a std::bad_alloc, a std::exception and a gpushare::error", "[base][error]") {
+    CHECK_THROWS_AS(raise(over, "chat"), std::bad_alloc);
+    CHECK_THROWS_AS(raise(over, "chat"), std::exception);
+    CHECK_THROWS_AS(raise(over, "chat"), error);
+    for (const auto code : {errc::over_quota, errc::out_of_memory, errc::size_overflow, errc::bad_alignment})
+        CHECK_THROWS_AS(raise({.code = code}), memory_error);
+    try {
+        raise(over, "chat", "allocate");
+    } catch (const error& e) {
+        CHECK(e.code() == errc::over_quota);
+        CHECK(e.tenant() == "chat");
+        CHECK(e.figures().asked == over.asked);
+        CHECK(e.figures().left == over.left);
+        CHECK(e.figures().limit == over.limit);
+        CHECK(std::string_view(e.what()).starts_with("tenant 'chat': allocate: asked 512 MiB"));
+    }
+}
+
+TEST_CASE("every other failure is a std::runtime_error, a std::exception and a gpushare::error", "[base][error]") {
+    const failure full{errc::queue_full, 1, 0, 64};
+    CHECK_THROWS_AS(raise(full, "chat"), std::runtime_error);
+    CHECK_THROWS_AS(raise(full, "chat"), std::exception);
+    CHECK_THROWS_AS(raise(full, "chat"), error);
+    CHECK_THROWS_AS(raise(full, "chat"), operation_error);
+    CHECK(text_of(full, "chat", "submit") == "tenant 'chat': submit: queue is full (asked 1, 0 of 64 left)");
+    CHECK(text_of({.code = errc::closed}, "chat") == "tenant 'chat': closed");
+    CHECK(text_of({errc::no_room, 2048, 1024, 4096}) ==
+          "asked 2 KiB, 1 KiB of 4 KiB left (not enough unpromised memory)");
+
+    const operation_error own(errc::not_whole, "chat", "a text of its own");
+    CHECK(std::string_view(own.what()) == "a text of its own");
+    CHECK(own.code() == errc::not_whole);
+    CHECK(own.tenant() == "chat");
+}
+
+TEST_CASE("a long tenant name is cut, the figures are not", "[base][error]") {
+    const std::string name(1000, 'x');
+    const auto text = text_of(over, name);
+    CHECK(text.find("asked 512 MiB, 37 MiB of 4 GiB left (over the quota)") != std::string::npos);
+    CHECK(memory_error(over, name, {}).tenant() == std::string(63, 'x'));
+    CHECK(operation_error({.code = errc::closed}, name, {}).tenant() == std::string(63, 'x'));
+    CHECK(memory_error(over, std::string(63, 'y'), {}).tenant().size() == 63);
+}
+
+TEST_CASE("a message that is too long is cut and still ends", "[base][error]") {
+    const std::string what(10'000, 'w');
+    const auto text = text_of(over, "chat", what);
+    CHECK(text.size() < 400);
+    CHECK(text.starts_with("tenant 'chat': www"));
+    // Each length at which a figure meets the end of the buffer.
+    for (std::size_t length = 200; length < 330; ++length)
+        REQUIRE(text_of(over, {}, std::string_view(what).substr(0, length)).size() < 400);
+}
+
+TEST_CASE("copies of an exception own their text", "[base][error]") {
+    auto first = std::make_unique<memory_error>(over, std::string("chat"), std::string("allocate"));
+    const std::string text = first->what();
+    const memory_error copy = *first;
+    first.reset();
+    CHECK(copy.what() == text);
+    CHECK(copy.tenant() == "chat");
+    static_assert(std::is_nothrow_copy_constructible_v<memory_error>);
+}
+
+TEST_CASE("a result holds a value or the reason why there is none", "[base][error]") {
+    result<std::vector<int>> good(std::vector{1, 2});
+    REQUIRE(good);
+    CHECK(good->size() == 2);
+    CHECK(good.code() == errc::none);
+    CHECK(std::move(good).value() == std::vector{1, 2});
+
+    const result<int> bad(over);
+    REQUIRE_FALSE(bad);
+    CHECK(bad.code() == errc::over_quota);
+    CHECK(bad.why().asked == over.asked);
+    CHECK(result<int>(errc::closed).code() == errc::closed);
+    CHECK_THROWS_AS(result<int>(over).value("chat"), std::bad_alloc);
+    CHECK_THROWS_WITH(result<int>(errc::closed).value("chat", "submit"), "tenant 'chat': submit: closed");
+
+    result<std::unique_ptr<int>> moved(std::make_unique<int>(3));
+    CHECK(*std::move(moved).value() == 3);
+}

@@ -1,0 +1,92 @@
+// SPDX-License-Identifier: Apache-2.0
+// The strong types: what saturates, what doesn't compile, what throws. Most of it is decided at compile time.
+#include <chrono>
+#include <concepts>
+#include <cstdint>
+#include <limits>
+#include <stdexcept>
+
+#include <gpushare/units.hpp>
+
+#include "support/catch.hpp"
+
+using namespace gpushare::literals;
+using namespace std::chrono_literals;
+using gpushare::bytes;
+using gpushare::device_id;
+using gpushare::instant;
+using gpushare::never;
+using gpushare::ns;
+using gpushare::priority;
+using gpushare::share;
+
+// Literals.
+static_assert((0_B).count() == 0);
+static_assert((1_KiB).count() == 1024);
+static_assert((512_MiB).count() == 512ULL << 20);
+static_assert(1024_GiB == 1_TiB);
+static_assert(17'000'000_TiB == bytes::max(), "a literal too big for 64 bits is too much, not nearly nothing");
+
+// Bytes saturate at both ends.
+static_assert(bytes::max() + 1_B == bytes::max());
+static_assert(bytes::max() + bytes::max() == bytes::max());
+static_assert(bytes::max() - 1_B + 1_B == bytes::max());
+static_assert(1_B - 2_B == 0_B);
+static_assert(2_B - 1_B == 1_B);
+static_assert(bytes::max() * 2 == bytes::max());
+static_assert(bytes::max() * 1 == bytes::max());
+static_assert(bytes::max() * 0 == 0_B);
+static_assert((1ULL << 32) * bytes{(1ULL << 32) - 1} == bytes{0xffff'ffff'0000'0000});
+static_assert(bytes{1ULL << 32} * (1ULL << 32) == bytes::max());
+static_assert(10_KiB / 4_KiB == 2);
+static_assert(10_KiB / 4 == 2560_B);
+static_assert(10_KiB % 4_KiB == 2_KiB);
+static_assert(1_MiB < 1_GiB && 1024_KiB == 1_MiB);
+
+// No number becomes a quantity by itself, and quantities don't mix.
+static_assert(!std::convertible_to<int, bytes> && !std::convertible_to<std::uint64_t, bytes>);
+static_assert(!std::convertible_to<bytes, std::uint64_t>);
+static_assert(!std::constructible_from<share, int> && !std::constructible_from<share, double>);
+static_assert(!std::convertible_to<int, priority> && !std::convertible_to<int, device_id>);
+static_assert(!std::convertible_to<instant, ns> && !std::convertible_to<ns, instant>);
+
+// Shares come in steps of 0.1 %.
+static_assert((30_pct).permille() == 300);
+static_assert((100_pct) == share::whole());
+static_assert((0_pct) == share{});
+static_assert((0.5_pct).permille() == 5);
+static_assert((0.1_pct).permille() == 1);
+static_assert((99.9_pct).permille() == 999);
+static_assert((33.3_pct).permille() == 333);
+static_assert(share::of_permille(1000).fraction() == 1.0);
+static_assert(2_pct < 30_pct);
+
+// Instants don't overflow into the past.
+static_assert(saturating_add(instant{}, 5ns) == instant{5ns});
+static_assert(saturating_add(instant{5ns}, -5ns) == instant{});
+static_assert(saturating_add(never, 1ns) == never);
+static_assert(saturating_add(never, 0ns) == never);
+static_assert(saturating_add(never - 1ns, 1ns) == never);
+static_assert(saturating_add(never - 1ns, 2ns) == never);
+static_assert(saturating_add(instant{1h}, ns::max()) == never);
+static_assert(saturating_add(instant::min(), ns::max()) < never);
+
+static_assert(priority{2} > priority{} && device_id{0} < device_id{1});
+
+TEST_CASE("bytes accumulate with saturation", "[base][units]") {
+    bytes sum;
+    sum += 1_GiB;
+    sum += bytes::max();
+    CHECK(sum == bytes::max());
+    sum -= bytes::max();
+    sum -= 1_B;
+    CHECK(sum == 0_B);
+}
+
+TEST_CASE("every tenth of a percent is a share, and more than a device is none", "[base][units]") {
+    for (unsigned permille = 0; permille <= 1000; ++permille)
+        REQUIRE(share::of_permille(permille).permille() == permille);
+    CHECK_THROWS_AS(share::of_permille(1001), std::out_of_range);
+    CHECK_THROWS_AS(share::of_permille(65536 + 10), std::out_of_range);
+    CHECK_THROWS_AS(share::of_permille(std::numeric_limits<unsigned long long>::max()), std::out_of_range);
+}

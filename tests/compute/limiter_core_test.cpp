@@ -1,0 +1,458 @@
+// SPDX-License-Identifier: Apache-2.0
+#include <algorithm>
+#include <chrono>
+#include <cstddef>
+#include <cstdint>
+#include <deque>
+#include <optional>
+#include <vector>
+
+#include <gpushare/compute/limiter_core.hpp>
+#include <gpushare/units.hpp>
+
+#include "support/catch.hpp"
+#include "support/random.hpp"
+
+using namespace gpushare::literals;
+using namespace std::chrono_literals;
+using gpushare::client_id;
+using gpushare::grant;
+using gpushare::instant;
+using gpushare::limiter_core;
+using gpushare::ns;
+using gpushare::share;
+
+namespace {
+
+constexpr instant now{};
+
+/// Lets in all that can go.
+std::vector<grant> drain(limiter_core<>& core) {
+    std::vector<grant> in;
+    while (const auto g = core.next(now)) in.push_back(*g);
+    return in;
+}
+
+void arrive(limiter_core<>& core, client_id c, int times) {
+    for (int i = 0; i < times; ++i) core.arrive(c, now);
+}
+
+}  // namespace
+
+TEST_CASE("so many are in flight and no more", "[compute]") {
+    const auto depth = GENERATE(1U, 2U, 3U, 17U);
+    limiter_core core{{.depth = depth}};
+    const auto c = core.add({});
+    arrive(core, c, 40);
+    auto in = drain(core);
+    CHECK(in.size() == depth);
+    CHECK(core.usage(c).in_flight == depth);
+    CHECK(core.usage(c).waiting == 40 - depth);
+    core.complete(in.front(), 1ms);
+    CHECK(drain(core).size() == 1);
+}
+
+TEST_CASE("an option that would let nothing in is one", "[compute]") {
+    limiter_core core{{.depth = 0, .queue_limit = 0}};
+    CHECK(core.options().depth == 1);
+    CHECK(core.options().queue_limit == 1);
+    const auto c = core.add({});
+    arrive(core, c, 1);
+    CHECK(drain(core).size() == 1);
+}
+
+TEST_CASE("a lower level never fills the room of a higher one", "[compute]") {
+    limiter_core core{{.depth = 3}};
+    const auto low = core.add({.level = {-1}});
+    const auto middle = core.add({});
+    const auto high = core.add({.level = {5}});
+    arrive(core, low, 10);
+    CHECK(drain(core).size() == 3);
+    arrive(core, middle, 10);
+    auto in = drain(core);
+    CHECK(in.size() == 3);
+    CHECK(std::ranges::all_of(in, [&](const grant& g) { return g.client == middle; }));
+    arrive(core, high, 10);
+    in = drain(core);
+    CHECK(in.size() == 3);
+    CHECK(std::ranges::all_of(in, [&](const grant& g) { return g.client == high; }));
+    SECTION("and gets in again only when those above leave room") {
+        for (const auto& g : in) core.complete(g, 1ms);
+        in = drain(core);
+        CHECK(in.size() == 3);
+        CHECK(std::ranges::all_of(in, [&](const grant& g) { return g.client == high; }));
+    }
+}
+
+TEST_CASE("what was predicted is corrected by what it took", "[compute]") {
+    limiter_core core{{.depth = 1}};
+    const auto quick = core.add({.weight = 50_pct});
+    const auto slow = core.add({.weight = 50_pct});
+    arrive(core, quick, 100'000);
+    arrive(core, slow, 100'000);
+    for (int i = 0; i < 11'000; ++i) {
+        const auto g = core.next(now).value();
+        core.complete(g, g.client == quick ? 100us : 1ms);
+    }
+    CHECK(std::abs((core.usage(quick).device_time - core.usage(slow).device_time).count()) <= ns{1ms}.count());
+    CHECK(core.usage(quick).completed == Approx(10'000).margin(10));
+    CHECK(core.usage(quick).longest == 100us);
+    CHECK(core.usage(slow).longest == 1ms);
+}
+
+TEST_CASE("predictions begin with what is declared, and learn", "[compute]") {
+    limiter_core core{{.depth = 1, .first_guess = 70us}};
+    const auto undeclared = core.add({});
+    const auto declared = core.add({.longest = 5ms});
+    arrive(core, undeclared, 100);
+    auto g = core.next(now).value();
+    CHECK(g.predicted == 70us);
+    for (int i = 0; i < 90; ++i) {
+        core.complete(g, 2ms);
+        g = core.next(now).value();
+    }
+    CHECK(g.predicted > 1900us);
+    CHECK(g.predicted <= 2ms);
+    core.complete(g, 2ms);
+    for (auto n = core.usage(undeclared).waiting; n > 0; --n) core.withdraw(undeclared);
+    arrive(core, declared, 1);
+    CHECK(core.next(now).value().predicted == 5ms);
+}
+
+TEST_CASE("what is cancelled costs nothing", "[compute]") {
+    limiter_core core{{.depth = 1}};
+    const auto a = core.add({.weight = 50_pct, .longest = 1ms});
+    const auto b = core.add({.weight = 50_pct, .longest = 1ms});
+    arrive(core, a, 10'000);
+    arrive(core, b, 10'000);
+    // `a` gives back everything that it gets: it stays first in line, and `b` isn't served for it.
+    for (int i = 0; i < 100; ++i) {
+        const auto g = core.next(now).value();
+        CHECK(g.client == a);
+        core.cancel(g);
+    }
+    CHECK(core.usage(a).completed == 0);
+    CHECK(core.usage(a).device_time == 0ns);
+    CHECK(core.usage(a).in_flight == 0);
+    for (int i = 0; i < 1000; ++i) core.complete(core.next(now).value(), 1ms);
+    CHECK(core.usage(a).device_time == 500ms);
+    CHECK(core.usage(b).device_time == 500ms);
+}
+
+TEST_CASE("failed submissions are charged, and counted", "[compute]") {
+    limiter_core core;
+    const auto c = core.add({});
+    arrive(core, c, 2);
+    core.complete(core.next(now).value(), 3ms, true);
+    core.complete(core.next(now).value(), 1ms);
+    CHECK(core.usage(c).failed == 1);
+    CHECK(core.usage(c).completed == 2);
+    CHECK(core.usage(c).device_time == 4ms);
+}
+
+TEST_CASE("who withdraws isn't let in", "[compute]") {
+    limiter_core core;
+    const auto a = core.add({});
+    const auto b = core.add({});
+    arrive(core, a, 2);
+    arrive(core, b, 1);
+    core.withdraw(a);
+    core.withdraw(b);
+    const auto in = drain(core);
+    REQUIRE(in.size() == 1);
+    CHECK(in.front().client == a);
+    CHECK(core.usage(b).waiting == 0);
+}
+
+TEST_CASE("an index is used again, under a new name", "[compute]") {
+    limiter_core core;
+    const auto a = core.add({});
+    const auto b = core.add({});
+    arrive(core, a, 1);
+    core.complete(core.next(now).value(), 1ms);
+    core.remove(a);
+    CHECK_FALSE(core.contains(a));
+    CHECK(core.contains(b));
+    const auto again = core.add({.weight = 20_pct});
+    CHECK(again.index == a.index);
+    CHECK_FALSE(again == a);
+    CHECK(core.contains(again));
+    CHECK_FALSE(core.contains(a));
+    CHECK(core.usage(again).device_time == 0ns);
+    CHECK(core.settings(again).weight == 20_pct);
+    CHECK_FALSE(core.contains({.index = 99, .generation = 1}));
+    CHECK(core.num_indices() == 2);
+}
+
+TEST_CASE("work in flight stays where it was let in when its client changes level", "[compute]") {
+    limiter_core core{{.depth = 2}};
+    const auto c = core.add({});
+    arrive(core, c, 10);
+    auto in = drain(core);
+    REQUIRE(in.size() == 2);
+    core.change(c, {.level = {1}});
+    const auto above = drain(core);
+    CHECK(above.size() == 2);  // room of its own
+    for (const auto& g : in) core.complete(g, 1ms);
+    CHECK(drain(core).empty());  // level 1 is as full as before
+    for (const auto& g : above) core.complete(g, 1ms);
+    CHECK(drain(core).size() == 2);
+    CHECK(core.usage(c).in_flight == 2);
+}
+
+TEST_CASE("the bound on a wait is depth x longest kernel for every level below", "[compute]") {
+    limiter_core core{{.depth = 3}};
+    CHECK(core.wait_bound() == 0ns);
+    const auto low = core.add({.longest = 2ms});
+    CHECK(core.wait_bound() == 6ms);
+    SECTION("one level below") {
+        (void)core.add({.level = {1}, .longest = 1ms});
+        CHECK(core.wait_bound() == 6ms);
+    }
+    SECTION("two levels below") {
+        (void)core.add({.level = {1}});
+        (void)core.add({.level = {2}});
+        CHECK(core.wait_bound() == 12ms);
+    }
+    SECTION("what is in flight counts on the level where it was let in") {
+        arrive(core, low, 1);
+        (void)core.next(now).value();
+        core.change(low, {.level = {1}, .longest = 2ms});
+        (void)core.add({.level = {2}});
+        CHECK(core.wait_bound() == 12ms);
+    }
+    SECTION("a kernel that was longer than declared is learnt") {
+        arrive(core, low, 1);
+        core.complete(core.next(now).value(), 5ms);
+        CHECK(core.wait_bound() == 15ms);
+        core.remove(low);
+        CHECK(core.wait_bound() == 0ns);
+    }
+    SECTION("nothing overflows") {
+        (void)core.add({.longest = ns::max()});
+        CHECK(core.wait_bound() == ns::max());
+    }
+}
+
+namespace {
+
+/// A device that runs what is enqueued in the order of enqueuing, one after the other: the worst for who comes late.
+/// Clients send kernels of 1/10 of their longest up to their longest.
+class simulation {
+public:
+    struct client {
+        client_id id;
+        gpushare::client_settings settings;
+        bool backlogged = true;  // else it sends one now and then
+        instant next_arrival{};
+        ns pause{};  // mean time between arrivals
+        ns served{};
+        std::uint64_t arrivals = 0;
+    };
+
+    simulation(std::uint64_t seed, std::uint32_t depth) : any_(seed), core_{{.depth = depth}} {}
+
+    void add(const gpushare::client_settings& s, std::optional<ns> pause = {}) {
+        client c{.id = core_.add(s), .settings = s, .backlogged = !pause.has_value()};
+        top_ = std::max(top_, s.level);
+        if (pause) {
+            c.pause = *pause;
+            c.next_arrival = time_ + gap(c);
+        } else {
+            core_.arrive(c.id, time_);
+            core_.arrive(c.id, time_);
+        }
+        clients_.push_back(c);
+    }
+
+    /// One event: an arrival, or the end of what the device is running.
+    void step() {
+        let_in();
+        const auto sooner = std::ranges::min_element(
+            clients_, {}, [](const client& c) { return c.backlogged ? gpushare::never : c.next_arrival; });
+        const auto next_end = device_.empty() ? gpushare::never : device_.front().end;
+        if (!sooner->backlogged && sooner->next_arrival <= next_end) {
+            time_ = sooner->next_arrival;
+            sooner->next_arrival = time_ + gap(*sooner);
+            ++sooner->arrivals;
+            if (sooner->settings.level == top_)
+                waits_.push_back({sooner->id, time_, top_done(time_), core_.wait_bound()});
+            core_.arrive(sooner->id, time_);
+        } else {
+            const auto done = device_.front();
+            device_.pop_front();
+            time_ = done.end;
+            if (done.what.level == top_) top_done_ += done.cost;
+            clients_[done.what.client.index].served += done.cost;
+            core_.complete(done.what, done.cost);
+            if (!device_.empty()) start(device_.front());
+        }
+        let_in();
+        check_invariants();
+    }
+
+    [[nodiscard]] const std::vector<client>& clients() const { return clients_; }
+
+    std::uint64_t idle_beside_work = 0, too_many_in_flight = 0, bound_violations = 0, wrong_books = 0;
+    ns longest_wait{}, smallest_bound = ns::max();
+
+private:
+    struct running {
+        grant what;
+        ns cost;
+        instant begin{}, end{};
+    };
+    struct waiting_at_top {
+        client_id who;
+        instant arrived;
+        ns top_done;  // how long work of the top level had run until then
+        ns bound;     // as published then
+    };
+
+    void let_in() {
+        while (const auto g = core_.next(time_)) {
+            auto& c = clients_[g->client.index];
+            if (c.backlogged) core_.arrive(c.id, time_);
+            device_.push_back({.what = *g, .cost = length(c), .end = gpushare::never});
+            if (device_.size() == 1) start(device_.front());
+        }
+    }
+
+    ns gap(const client& c) {
+        return ns{1 + static_cast<std::int64_t>(any_.below(2 * static_cast<std::uint64_t>(c.pause.count())))};
+    }
+    ns length(const client& c) {
+        const auto tenth = c.settings.longest.count() / 10;
+        return ns{tenth + static_cast<std::int64_t>(
+                              any_.below(static_cast<std::uint64_t>(c.settings.longest.count() - tenth + 1)))};
+    }
+
+    ns top_done(instant t) const {
+        if (device_.empty() || device_.front().what.level != top_) return top_done_;
+        return top_done_ + (t - device_.front().begin);
+    }
+
+    void start(running& r) {
+        r.begin = time_;
+        r.end = time_ + r.cost;
+        if (r.what.level != top_) return;
+        const auto w = std::ranges::find(waits_, r.what.client, &waiting_at_top::who);
+        if (w == waits_.end()) return;  // a backlogged client of the top level: not measured
+        const ns for_others = (time_ - w->arrived) - (top_done_ - w->top_done);
+        longest_wait = std::max(longest_wait, for_others);
+        smallest_bound = std::min(smallest_bound, w->bound);
+        if (for_others > w->bound) ++bound_violations;
+        waits_.erase(w);
+    }
+
+    void check_invariants() {
+        std::uint32_t waiting = 0, in_flight = 0;
+        for (const auto& c : clients_) {
+            waiting += core_.usage(c.id).waiting;
+            in_flight += core_.usage(c.id).in_flight;
+            if (core_.usage(c.id).device_time != c.served) ++wrong_books;
+        }
+        if (in_flight != device_.size()) ++wrong_books;
+        if (waiting > 0 && device_.empty()) ++idle_beside_work;
+        for (const auto& c : clients_) {
+            const auto on_level =
+                std::ranges::count(device_, c.settings.level, [](const running& r) { return r.what.level; });
+            if (on_level > core_.options().depth) ++too_many_in_flight;
+        }
+    }
+
+    support::random any_;
+    limiter_core<> core_;
+    std::vector<client> clients_;
+    std::deque<running> device_;
+    std::deque<waiting_at_top> waits_;
+    instant time_{};
+    ns top_done_{};
+    gpushare::priority top_{-1000};
+};
+
+void check(const simulation& s) {
+    CHECK(s.idle_beside_work == 0);
+    CHECK(s.too_many_in_flight == 0);
+    CHECK(s.wrong_books == 0);
+    CHECK(s.bound_violations == 0);
+}
+
+}  // namespace
+
+TEST_CASE("a hundred thousand arrivals at the highest level wait no longer than was published", "[compute]") {
+    const auto levels = GENERATE(1, 2, 3);  // below the highest
+    const auto depth = GENERATE(1U, 3U);
+    const auto seed = support::seed(static_cast<std::uint64_t>(levels));
+    CAPTURE(levels, depth, seed);
+    simulation s(seed, depth);
+    for (int level = 0; level < levels; ++level) {
+        s.add({.weight = 50_pct, .level = {level}, .longest = 100us});
+        // The levels between come and go, so that each fills its room now and then.
+        s.add({.weight = 50_pct, .level = {level}, .longest = 1ms}, level == 0 ? std::optional<ns>{} : ns{5ms});
+    }
+    s.add({.level = {levels}, .longest = 300us}, 3ms);
+    const auto& high = s.clients().back();
+    while (high.arrivals < 100'000 / 6 + 1) s.step();
+    check(s);
+    CHECK(s.longest_wait <= depth * ns{1ms} * levels);
+    CHECK(s.longest_wait > 0ns);
+    // The bound is what the design says, not a guess on the safe side.
+    CHECK(s.smallest_bound == depth * ns{1ms} * levels);
+}
+
+TEST_CASE("random tenants: shares within the kernels in flight, no idle device, books that agree", "[compute]") {
+    for (std::uint64_t nth = 0; nth < 20; ++nth) {
+        const auto seed = support::seed(nth);
+        CAPTURE(seed);
+        support::random any(seed);
+        const auto depth = static_cast<std::uint32_t>(1 + any.below(6));
+        simulation s(seed, depth);
+        const ns longest = 1ms;
+        const auto backlogged = 2 + any.below(6);
+        for (auto i = backlogged; i > 0; --i)
+            s.add(
+                {.weight = share::of_permille(10 + any.below(990)), .longest = any.one_in(2) ? longest : longest / 10});
+        for (auto others = any.below(4); others > 0; --others)
+            s.add({.weight = share::of_permille(1 + any.below(1000)),
+                   .level = {static_cast<std::int32_t>(any.below(3))},
+                   .longest = longest},
+                  longest * static_cast<int>(4 + any.below(10)));
+        // Tags order what was let in by what was predicted of it, and at most `depth` predictions are wrong at once,
+        // each by less than a longest kernel: two backlogged clients differ by at most depth + 1 of these, over their
+        // weights, and by 3 ns of rounding a step.
+        double worst_excess = -1e300;
+        for (int step = 0; step < 10'000; ++step) {
+            s.step();
+            for (std::size_t i = 0; i < backlogged; ++i)
+                for (std::size_t j = 0; j < backlogged; ++j) {
+                    const auto& a = s.clients()[i];
+                    const auto& b = s.clients()[j];
+                    const double wa = a.settings.weight.fraction(), wb = b.settings.weight.fraction();
+                    const auto lead =
+                        static_cast<double>(a.served.count()) / wa - static_cast<double>(b.served.count()) / wb;
+                    const auto bound =
+                        (depth + 1) * static_cast<double>(longest.count()) * (1 / wa + 1 / wb) + 3.0 * step;
+                    worst_excess = std::max(worst_excess, lead - bound);
+                }
+        }
+        CHECK(worst_excess <= 0);
+        check(s);
+    }
+}
+
+TEST_CASE("random tenants, ten million steps", "[compute][.long]") {
+    for (std::uint64_t nth = 0; nth < 100; ++nth) {
+        const auto seed = support::seed(1000 + nth);
+        CAPTURE(seed);
+        support::random any(seed);
+        simulation s(seed, static_cast<std::uint32_t>(1 + any.below(6)));
+        for (auto clients = 2 + any.below(8); clients > 0; --clients)
+            s.add({.weight = share::of_permille(1 + any.below(1000)),
+                   .level = {static_cast<std::int32_t>(any.below(3))},
+                   .longest = ns{100us} * static_cast<int>(1 + any.below(10))},
+                  any.one_in(2) ? std::optional<ns>{} : ns{1ms} * static_cast<int>(1 + any.below(10)));
+        for (int step = 0; step < 100'000; ++step) s.step();
+        check(s);
+    }
+}

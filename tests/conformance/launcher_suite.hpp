@@ -1,0 +1,92 @@
+// SPDX-License-Identifier: Apache-2.0
+// What every launcher does. Beside what the timeline suite needs, a backend has `auto& memory()`, and
+//   void read(stream&, void* host, const void* device, std::size_t)     enqueued; done when a later point is
+// Kernels are functors that a device compiler can take as well.
+#pragma once
+
+#include <algorithm>
+#include <chrono>
+#include <cstddef>
+#include <cstdint>
+#include <vector>
+
+#include <gpushare/concepts.hpp>
+#include "support/catch.hpp"
+
+namespace conformance {
+
+namespace kernels {
+
+/// slots[block] = slots[block] * 3 + add, by one thread of each block.
+struct step {
+    std::uint32_t* slots;
+    std::uint32_t add;
+    GPUSHARE_EXEC_CHECK_DISABLE
+    template <gpushare::kernel_context C>
+    GPUSHARE_HD void operator()(C& ctx) const {
+        ctx.sync();
+        if (ctx.thread_rank() == 0) slots[ctx.block_rank()] = slots[ctx.block_rank()] * 3 + add;
+    }
+};
+
+/// Every thread of every block counts itself once, and checks its ranks, in slots of its own.
+struct count_threads {
+    std::uint32_t* slots;
+    GPUSHARE_EXEC_CHECK_DISABLE
+    template <gpushare::kernel_context C>
+    GPUSHARE_HD void operator()(C& ctx) const {
+        if (ctx.thread_rank() < ctx.num_threads() && ctx.block_rank() < ctx.num_blocks())
+            slots[ctx.block_rank() * ctx.num_threads() + ctx.thread_rank()] += 1;
+    }
+};
+
+}  // namespace kernels
+
+template <class Backend>
+requires gpushare::launcher<typename Backend::stream>
+void check_launcher() {
+    using namespace gpushare;
+    using namespace std::chrono_literals;
+    Backend backend;
+    auto s = backend.make_stream(priority{0});
+    constexpr std::uint32_t slots = 64;
+    constexpr std::size_t size = slots * sizeof(std::uint32_t);
+    auto* const device = static_cast<std::uint32_t*>(backend.memory().allocate(size, 256));
+
+    const auto values = [&] {
+        std::vector<std::uint32_t> host(slots);
+        backend.read(s, host.data(), device, size);
+        CHECK(s.record().wait(never));
+        return host;
+    };
+    s.launch({.blocks = slots}, kernels::step{device, 0});
+    s.launch({.blocks = slots}, kernels::step{device, 0});
+    const auto start = values();
+
+    SECTION("every thread of every block runs once") {
+        s.launch({.blocks = 32, .threads = 1}, kernels::count_threads{device});
+        const auto after = values();
+        for (std::uint32_t i = 0; i < slots; ++i) CHECK(after[i] == start[i] + (i < 32 ? 1 : 0));
+    }
+    SECTION("kernels of a stream run one after the other") {
+        auto expected = start;
+        for (std::uint32_t i = 0; i < 100; ++i) {
+            const std::uint32_t blocks = 1 + i % slots;
+            s.launch({.blocks = blocks, .hold = 1us}, kernels::step{device, i});
+            for (std::uint32_t b = 0; b < blocks; ++b) expected[b] = expected[b] * 3 + i;
+        }
+        CHECK(values() == expected);
+    }
+    SECTION("a cooperative launch runs, or is refused and does nothing") {
+        const std::uint32_t most = s.max_cooperative_blocks();
+        REQUIRE(most >= 1);
+        auto expected = start;
+        for (std::uint32_t b = 0; b < std::min(most, slots); ++b) expected[b] = expected[b] * 3 + 7;
+        CHECK(s.launch_cooperative({.blocks = std::min(most, slots)}, kernels::step{device, 7}) == errc::none);
+        CHECK(s.launch_cooperative({.blocks = most + 1}, kernels::step{device, 9}) == errc::too_many_blocks);
+        CHECK(values() == expected);
+    }
+    backend.memory().deallocate(device, size, 256);
+}
+
+}  // namespace conformance

@@ -1,0 +1,207 @@
+// SPDX-License-Identifier: Apache-2.0
+#include <gpushare/backend/host/host.hpp>
+
+#include <atomic>
+#include <chrono>
+#include <cstdint>
+#include <optional>
+#include <stdexcept>
+#include <thread>
+#include <vector>
+
+#include "host/gate.hpp"
+#include "support/catch.hpp"
+
+using namespace gpushare;
+using namespace std::chrono_literals;
+using host::point;
+using host::timing;
+
+TEST_CASE("a default-constructed point is reached", "[host]") {
+    const point p;
+    CHECK(p.reached());
+    CHECK(p.wait(instant::min()));
+    CHECK(p.status() == errc::none);
+    CHECK(p.exception() == nullptr);
+    CHECK(elapsed(p, p) == 0ns);
+    CHECK(point::wait_any({&p, 1}, instant::min()));
+    CHECK_FALSE(point::wait_any({}, never));
+}
+
+TEST_CASE("a wait ends at its deadline, and when the point is reached", "[host]") {
+    gate g;
+    host::node node{{.sms = 1}};
+    const auto clock = node.get_clock();
+    auto s = node.make_stream(device_id{0});
+    s.launch({}, g.kernel());
+    const auto p = s.record(), q = p;
+    CHECK_FALSE(p.reached());
+    CHECK_FALSE(p.wait(instant::min()));
+    CHECK_FALSE(p.wait(clock.now()));
+    const auto deadline = clock.now() + 3ms;
+    CHECK_FALSE(p.wait(deadline));
+    CHECK(clock.now() >= deadline);
+    CHECK(p.status() == errc::none);
+    CHECK(elapsed(p, q) == 0ns);
+    g.open();
+    CHECK(p.wait(never));
+    CHECK(q.reached());
+    CHECK(q.wait(instant::min()));
+}
+
+TEST_CASE("points of a stream are reached in order and have a distance", "[host]") {
+    host::node node{{.sms = 2, .timing = timing::modelled}};
+    auto s = node.make_stream(device_id{0});
+    node.faults(device_id{0}).stall(s);
+    s.enqueue(1ms);
+    const auto a = s.record();
+    s.enqueue(3ms);
+    const auto b = s.record(), c = s.record();
+    node.faults(device_id{0}).resume(s);
+    CHECK(c.wait(never));
+    CHECK(a.reached());
+    CHECK(elapsed(a, b) == 3ms);
+    CHECK(elapsed(b, a) == -3ms);
+    CHECK(elapsed(b, c) == 0ns);
+}
+
+TEST_CASE("wait_any wakes at the first of many points on several devices", "[host]") {
+    std::array<gate, 2> gates;
+    host::node node{{.devices = 2, .sms = 1}};
+    std::vector<host::stream> streams;
+    std::vector<point> points;
+    for (std::uint32_t d = 0; d < 2; ++d) {
+        streams.push_back(node.make_stream(device_id{d}));
+        streams[d].launch({}, gates[d].kernel());
+        for (int i = 0; i < 20; ++i) points.push_back(streams[d].record());
+    }
+    CHECK_FALSE(point::wait_any(points, node.get_clock().now() + 2ms));
+    std::thread opener{[&] { gates[1].open(); }};
+    CHECK(point::wait_any(points, never));
+    CHECK_FALSE(points.front().reached());
+    CHECK(points.back().wait(never));
+    const std::vector mixed{points.front(), point{}};
+    CHECK(point::wait_any(mixed, instant::min()));
+    opener.join();
+    gates[0].open();
+    for (const auto& p : points) CHECK(p.wait(never));
+}
+
+TEST_CASE("points of two nodes can't be waited for at once", "[host]") {
+    gate g;
+    host::node a{{.sms = 1}}, b{{.sms = 1}};
+    auto s = a.make_stream(device_id{0}), t = b.make_stream(device_id{0});
+    s.launch({}, g.kernel());
+    t.launch({}, g.kernel());
+    const std::vector points{s.record(), t.record()};
+    CHECK_THROWS_AS(point::wait_any(points, never), operation_error);
+    g.open();
+}
+
+TEST_CASE("many threads wait, and none is forgotten", "[host]") {
+    const auto t = GENERATE(timing::real, timing::modelled);
+    host::node node{{.devices = 2, .sms = 2, .timing = t}};
+    std::atomic<int> finished{0};
+    {
+        std::vector<std::jthread> threads;
+        for (std::uint32_t i = 0; i < 6; ++i) {
+            threads.emplace_back([&, i] {
+                auto s = node.make_stream(device_id{i % 2}, priority{static_cast<int>(i % 2)});
+                std::vector<point> window(4);
+                for (std::size_t n = 0; n < 500; ++n) {
+                    s.launch({.blocks = 1 + i % 3, .hold = 3us}, [](auto&) {});
+                    window[n % 4] = s.record();
+                    if (n % 3 == 0 && !window[n % 4].wait(never)) return;
+                    if (n % 7 == 0 && !point::wait_any(window, never)) return;
+                    if (n % 5 == 0) (void)window[n % 4].wait(node.get_clock().now() + 10us);
+                }
+                if (s.record().wait(never)) ++finished;
+            });
+        }
+    }
+    CHECK(finished == 6);
+}
+
+TEST_CASE("the status of a point covers the work since the one before", "[host]") {
+    const auto t = GENERATE(timing::real, timing::modelled);
+    host::node node{{.sms = 2, .timing = t}};
+    auto s = node.make_stream(device_id{0}), other = node.make_stream(device_id{0});
+    int ran = 0;
+    s.launch({}, [](auto&) {});
+    const auto fine = s.record();
+    s.launch({}, [](auto&) { throw std::runtime_error{"first"}; });
+    s.launch({.blocks = 4}, [](auto&) { throw std::logic_error{"second"}; });
+    s.launch({}, [&](auto&) { ++ran; });
+    const auto failed = s.record(), again = s.record();
+    s.launch({}, [&](auto&) { ++ran; });
+    const auto after = s.record();
+    other.launch({}, [](auto&) {});
+    const auto elsewhere = other.record();
+    CHECK(after.wait(never));
+    CHECK(elsewhere.wait(never));
+    CHECK(fine.status() == errc::none);
+    CHECK(failed.status() == errc::kernel_failed);
+    CHECK_THROWS_WITH(std::rethrow_exception(failed.exception()), "first");
+    CHECK(again.status() == errc::none);
+    CHECK(after.status() == errc::none);
+    CHECK(elsewhere.status() == errc::none);
+    CHECK(ran == 2);
+
+    s.launch({}, [](auto&) { throw 5; });
+    while (host::busy_union(node.ledger(device_id{0}).take().blocks, instant::min(), never) == 0ns) {
+    }
+    const auto late = s.record();  // perhaps on an idle stream
+    CHECK(late.wait(never));
+    CHECK(late.status() == errc::kernel_failed);
+    CHECK_THROWS_AS(std::rethrow_exception(late.exception()), int);
+}
+
+TEST_CASE("exceptions that nobody reads are destroyed", "[host]") {
+    static std::atomic<int> alive{0};
+    struct loud {
+        loud() { ++alive; }
+        loud(const loud&) { ++alive; }
+        ~loud() { --alive; }
+    };
+    {
+        host::node node{{.sms = 2}};
+        for (int i = 0; i < 50; ++i) {
+            auto s = node.make_stream(device_id{0});
+            s.launch({.blocks = 3}, [](auto&) { throw loud{}; });
+            (void)s.record();
+            s.launch({}, [](auto&) { throw loud{}; });
+            const auto seen = s.record();
+            s.launch({}, [](auto&) { throw loud{}; });
+            CHECK(seen.wait(never));
+        }
+    }
+    CHECK(alive == 0);
+}
+
+TEST_CASE("points and streams outlive their node", "[host]") {
+    std::optional<host::stream> s;
+    point reached, cut;
+    {
+        host::node node{{.sms = 1, .timing = timing::modelled}};
+        s.emplace(node.make_stream(device_id{0}));
+        s->launch({}, [](auto&) {});
+        reached = s->record();
+        CHECK(reached.wait(never));
+        s->enqueue(1h);
+        s->enqueue(1h);
+        cut = s->record();
+    }
+    CHECK(reached.status() == errc::none);
+    CHECK(cut.reached());
+    CHECK(cut.status() == errc::device_lost);
+    s->launch({}, [](auto&) {});
+    CHECK(s->launch_cooperative({.blocks = 1}, [](auto&) {}) == errc::none);
+    s->enqueue(1ms);
+    s->wait(cut);
+    const auto after = s->record();
+    CHECK(after.wait(never));
+    CHECK(after.status() == errc::device_lost);
+    s.reset();
+    const point copy = after;
+    CHECK(copy.reached());
+}

@@ -1,0 +1,174 @@
+// SPDX-License-Identifier: Apache-2.0
+#include <gpushare/backend/host/scheduler.hpp>
+
+#include <algorithm>
+#include <cstdint>
+#include <map>
+#include <random>
+#include <vector>
+
+#include "support/catch.hpp"
+
+using namespace gpushare;
+using host::scheduler;
+
+namespace {
+
+/// Takes everything that can start now; the work of each claim.
+std::vector<int> drain(scheduler<int>& s) {
+    std::vector<int> works;
+    while (const auto c = s.next()) works.insert(works.end(), c->count, c->work);
+    return works;
+}
+
+}  // namespace
+
+TEST_CASE("a free SM goes to the highest priority, among equals to the first", "[host]") {
+    scheduler<int> s{4};
+    s.offer(1, priority{0}, 1, false);
+    s.offer(2, priority{3}, 1, false);
+    s.offer(3, priority{0}, 1, false);
+    s.offer(4, priority{-1}, 1, false);
+    CHECK(drain(s) == std::vector{2, 1, 3, 4});
+}
+
+TEST_CASE("a better head overtakes the rest of one that has started", "[host]") {
+    scheduler<int> s{2};
+    s.offer(1, priority{0}, 4, false);
+    CHECK(drain(s) == std::vector{1, 1});
+    s.offer(2, priority{1}, 1, false);
+    s.release(0);
+    s.release(1);
+    CHECK(drain(s) == std::vector{2, 1});
+    s.release(0);
+    CHECK(drain(s) == std::vector{1});
+    s.release(0);
+    CHECK_FALSE(s.next());
+}
+
+TEST_CASE("blocks are claimed in order, the lowest free SM first", "[host]") {
+    scheduler<int> s{3};
+    s.offer(1, priority{}, 5, false);
+    for (std::uint32_t i = 0; i < 3; ++i) {
+        const auto c = s.next();
+        REQUIRE(c);
+        CHECK(c->first == i);
+        CHECK(c->sm == i);
+    }
+    s.release(2);
+    s.release(1);
+    CHECK(s.next()->sm == 1);
+    CHECK(s.next()->first == 4);
+}
+
+TEST_CASE("a cooperative head starts all blocks together, and nobody else starts meanwhile", "[host]") {
+    scheduler<int> s{4};
+    s.offer(1, priority{0}, 2, false);
+    CHECK(drain(s).size() == 2);
+    s.offer(2, priority{1}, 4, true);
+    s.offer(3, priority{0}, 1, false);
+    CHECK_FALSE(s.next());  // two SMs are free, and kept
+    s.release(0);
+    CHECK_FALSE(s.next());
+    s.release(1);
+    CHECK(drain(s) == std::vector{2, 2, 2, 2});
+    s.release(3);
+    CHECK(drain(s) == std::vector{3});
+}
+
+TEST_CASE("a better head goes before a cooperative one that hasn't started", "[host]") {
+    scheduler<int> s{2};
+    s.offer(1, priority{0}, 1, false);
+    CHECK(drain(s).size() == 1);
+    s.offer(2, priority{1}, 2, true);
+    s.offer(3, priority{2}, 1, false);
+    CHECK(drain(s) == std::vector{3});
+}
+
+TEST_CASE("once a cooperative head has a block, nothing comes before the others", "[host]") {
+    scheduler<int> s{3};
+    s.offer(1, priority{0}, 3, true);
+    CHECK(s.next()->work == 1);
+    s.offer(2, priority{100}, 1, false);
+    s.offer(3, priority{std::numeric_limits<std::int32_t>::max()}, 1, true);
+    CHECK(s.next()->work == 1);
+    CHECK(s.next()->work == 1);
+}
+
+TEST_CASE("what is withdrawn doesn't start", "[host]") {
+    scheduler<int> s{1};
+    s.offer(1, priority{}, 2, false);
+    CHECK(s.next()->work == 1);
+    s.offer(2, priority{}, 1, false);
+    CHECK(s.withdraw(1));
+    CHECK_FALSE(s.withdraw(1));
+    s.release(0);
+    CHECK(s.next()->work == 2);
+    CHECK_FALSE(s.withdraw(2));  // it has started
+}
+
+TEST_CASE("batches shrink to single blocks towards the end", "[host]") {
+    scheduler<int> s{2, 16};
+    s.offer(1, priority{}, 300, false);
+    std::uint32_t next = 0, last = 16;
+    while (const auto c = s.next()) {
+        CHECK(c->first == next);
+        CHECK(c->count <= last);
+        last = c->count;
+        next += c->count;
+        s.release(c->sm);
+    }
+    CHECK(next == 300);
+    CHECK(last == 1);
+}
+
+TEST_CASE("random offers: every block runs once, cooperative ones together, priorities hold", "[host]") {
+    const auto seed = std::random_device{}();
+    CAPTURE(seed);
+    std::mt19937 random{seed};
+    const auto pick = [&](std::uint32_t n) { return static_cast<std::uint32_t>(random() % n); };
+
+    const std::uint32_t sms = 1 + pick(6);
+    scheduler<int> s{sms, 1 + pick(3)};
+    struct work {
+        std::int32_t level;
+        std::uint32_t blocks, claimed;
+        bool cooperative;
+    };
+    std::map<int, work> offered;
+    std::vector<std::uint32_t> running;
+    bool right = true;
+    for (int step = 0, id = 0; step < 20000; ++step) {
+        if (pick(3) == 0 && offered.size() < 8) {
+            const bool cooperative = pick(3) == 0;
+            const work w{static_cast<std::int32_t>(pick(3)), 1 + pick(cooperative ? sms : 12), 0, cooperative};
+            s.offer(++id, priority{w.level}, w.blocks, cooperative);
+            offered[id] = w;
+        }
+        std::uint32_t left_of_cooperative = 0;  // whose first block was claimed in this round
+        while (const auto c = s.next()) {
+            work& w = offered.at(c->work);
+            const auto better = [&](const auto& o) { return o.second.level > w.level; };
+            right &= left_of_cooperative != 0 || std::ranges::none_of(offered, better);
+            right &= left_of_cooperative == 0 || w.cooperative;
+            right &= c->first == w.claimed;
+            right &= std::ranges::count(running, c->sm) == 0;
+            if (w.cooperative) left_of_cooperative = (w.claimed == 0 ? w.blocks : left_of_cooperative) - 1;
+            w.claimed += c->count;
+            right &= w.claimed <= w.blocks;
+            if (w.claimed == w.blocks) offered.erase(c->work);
+            running.push_back(c->sm);
+        }
+        right &= left_of_cooperative == 0;
+        // Work-conserving, but for SMs that are kept for a cooperative head.
+        right &= running.size() == sms ||
+                 std::ranges::none_of(offered, [](auto& o) { return !o.second.cooperative; }) ||
+                 std::ranges::any_of(offered, [](auto& o) { return o.second.cooperative; });
+        if (!running.empty() && pick(2) == 0) {
+            const auto at = running.begin() + pick(static_cast<std::uint32_t>(running.size()));
+            s.release(*at);
+            running.erase(at);
+        }
+    }
+    CHECK(right);
+}

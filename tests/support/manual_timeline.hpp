@@ -1,0 +1,195 @@
+// SPDX-License-Identifier: Apache-2.0
+// A device that does nothing by itself: streams take work of a stated length, and their points are reached when the
+// test says so, at the device time that it says. Nothing here waits for real time.
+//
+//   support::manual_stream s;
+//   s.enqueue(5ms);   auto p = s.record();      // p.reached() is false
+//   s.reach_next();                             // now it is, 5 ms of device time after the point before it
+#pragma once
+
+#include <atomic>
+#include <chrono>
+#include <condition_variable>
+#include <cstddef>
+#include <deque>
+#include <functional>
+#include <memory>
+#include <mutex>
+#include <span>
+#include <stdexcept>
+#include <utility>
+
+#include <gpushare/concepts.hpp>
+#include <gpushare/error.hpp>
+#include <gpushare/units.hpp>
+
+namespace support {
+
+/// A clock that stands still until it is moved. Copies show the same time. Safe from any thread.
+class manual_clock {
+public:
+    [[nodiscard]] gpushare::instant now() const noexcept {
+        return gpushare::instant{gpushare::ns{now_->load(std::memory_order_acquire)}};
+    }
+    void advance(gpushare::ns d) noexcept { now_->fetch_add(d.count(), std::memory_order_acq_rel); }
+
+private:
+    std::shared_ptr<std::atomic<gpushare::ns::rep>> now_ = std::make_shared<std::atomic<gpushare::ns::rep>>(0);
+};
+static_assert(gpushare::clock<manual_clock>);
+
+namespace detail {
+
+struct manual_device {
+    std::mutex mutex;
+    std::condition_variable changed;
+    std::function<void()> on_wait;  // under the mutex; called without it
+};
+
+struct mark {
+    explicit mark(std::shared_ptr<manual_device> d) : device(std::move(d)) {}
+
+    std::shared_ptr<manual_device> device;
+    gpushare::ns length{};   // of the work since the mark before
+    gpushare::instant at{};  // at and status are final before reached is stored, with release
+    gpushare::errc status = gpushare::errc::none;
+    std::atomic<bool> reached{false};
+};
+
+}  // namespace detail
+
+/// Copies are the same point. A default-constructed one is reached.
+class manual_point {
+public:
+    manual_point() = default;
+    explicit manual_point(std::shared_ptr<detail::mark> m) noexcept : mark_(std::move(m)) {}
+
+    [[nodiscard]] bool reached() const noexcept { return !mark_ || mark_->reached.load(std::memory_order_acquire); }
+    [[nodiscard]] gpushare::errc status() const noexcept { return mark_ ? mark_->status : gpushare::errc::none; }
+    /// Once reached: the device time.
+    [[nodiscard]] gpushare::instant at() const noexcept { return mark_ ? mark_->at : gpushare::instant{}; }
+
+    /// Any deadline but `never` counts as having come: false at once unless the point is reached. With `never` it
+    /// waits for another thread to reach the point. The device's on_wait runs first in both cases.
+    bool wait(gpushare::instant deadline) const { return wait_any(std::span(this, 1), deadline); }
+
+    /// As wait. All points on one device.
+    static bool wait_any(std::span<const manual_point> points, gpushare::instant deadline) {
+        const auto any = [&] {
+            for (const auto& p : points)
+                if (p.reached()) return true;
+            return false;
+        };
+        if (any() || points.empty()) return any();
+        auto& device = *points.front().mark_->device;
+        std::unique_lock lock(device.mutex);
+        if (const auto hook = device.on_wait) {
+            lock.unlock();
+            hook();
+            lock.lock();
+        }
+        if (deadline == gpushare::never) device.changed.wait(lock, any);
+        return any();
+    }
+
+    friend gpushare::ns elapsed(const manual_point& a, const manual_point& b) noexcept { return b.at() - a.at(); }
+    friend bool operator==(const manual_point&, const manual_point&) = default;
+
+private:
+    std::shared_ptr<detail::mark> mark_;
+};
+static_assert(gpushare::timeline_point<manual_point>);
+
+/// A stream, in order: reaching a point reaches those recorded before it. Copies are the same stream. Safe from any
+/// thread.
+class manual_stream {
+public:
+    using point = manual_point;
+
+    explicit manual_stream(gpushare::priority level = {})
+        : manual_stream(std::make_shared<detail::manual_device>(), level) {}
+    /// A stream on the device of another one.
+    manual_stream(const manual_stream& neighbour, gpushare::priority level) : manual_stream(neighbour.device_, level) {}
+
+    void enqueue(gpushare::ns length) {
+        const std::lock_guard lock(device_->mutex);
+        line_->enqueued += length;
+    }
+
+    [[nodiscard]] point record() {
+        const std::lock_guard lock(device_->mutex);
+        if (std::exchange(line_->fail_record, false)) throw std::runtime_error("the test lets record() fail");
+        auto m = std::make_shared<detail::mark>(device_);
+        m->length = std::exchange(line_->enqueued, gpushare::ns{0});
+        line_->open.push_back(m);
+        return point{std::move(m)};
+    }
+    /// The next record() throws.
+    void fail_next_record() {
+        const std::lock_guard lock(device_->mutex);
+        line_->fail_record = true;
+    }
+
+    [[nodiscard]] gpushare::priority level() const noexcept { return level_; }
+    /// Points that were recorded and not reached.
+    [[nodiscard]] std::size_t open() const {
+        const std::lock_guard lock(device_->mutex);
+        return line_->open.size();
+    }
+
+    /// Reaches the oldest open point: as long after the one before as the work between them. False if none is open.
+    bool reach_next(gpushare::errc status = gpushare::errc::none) {
+        const std::lock_guard lock(device_->mutex);
+        if (line_->open.empty()) return false;
+        return reach_front(line_->now + line_->open.front()->length, status);
+    }
+    /// Reaches the oldest open point at this device time.
+    bool reach_next_at(gpushare::instant at, gpushare::errc status = gpushare::errc::none) {
+        const std::lock_guard lock(device_->mutex);
+        return !line_->open.empty() && reach_front(at, status);
+    }
+    /// Reaches `p`, after the points before it.
+    void reach(const point& p) {
+        while (!p.reached() && reach_next()) {
+        }
+    }
+    void reach_all() {
+        while (reach_next()) {
+        }
+    }
+
+    /// Called by every wait on a point of the device that isn't reached yet, on the waiting thread: the place to let
+    /// time pass.
+    void on_wait(std::function<void()> hook) {
+        const std::lock_guard lock(device_->mutex);
+        device_->on_wait = std::move(hook);
+    }
+
+private:
+    struct timeline {  // under the device's mutex
+        std::deque<std::shared_ptr<detail::mark>> open;
+        gpushare::ns enqueued{};
+        gpushare::instant now{};
+        bool fail_record = false;
+    };
+
+    manual_stream(std::shared_ptr<detail::manual_device> device, gpushare::priority level)
+        : device_(std::move(device)), line_(std::make_shared<timeline>()), level_(level) {}
+
+    bool reach_front(gpushare::instant at, gpushare::errc status) {
+        auto& m = *line_->open.front();
+        m.at = line_->now = at;
+        m.status = status;
+        m.reached.store(true, std::memory_order_release);
+        line_->open.pop_front();
+        device_->changed.notify_all();
+        return true;
+    }
+
+    std::shared_ptr<detail::manual_device> device_;
+    std::shared_ptr<timeline> line_;
+    gpushare::priority level_;
+};
+static_assert(gpushare::queue<manual_stream>);
+
+}  // namespace support
