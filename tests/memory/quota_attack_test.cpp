@@ -84,7 +84,7 @@ private:
 /// can be done before the other has begun.
 template <class Quota, class Pressure>
 std::uint64_t count_refusals_under(const Pressure& pressure, Quota& q, bytes fits) {
-    const auto enough = pressure.rounds() + rounds / 10;
+    const auto enough = pressure.rounds() + rounds / 30;
     auto refused = count_refusals(q, fits, rounds);
     while (pressure.rounds() < enough) refused += count_refusals(q, fits, 100);
     return refused;
@@ -263,6 +263,37 @@ TEST_CASE("a quota that is resized all the time grants what always fits and lose
     CHECK(device.usage().current == 0_B);
 }
 
+namespace {
+
+// More threads than cores, so that they are interrupted anywhere, and a resize down and up leaves no trace in between.
+void check_figures_beside_resizes(std::uint64_t times) {
+    constexpr unsigned threads = 6;
+    quota q{1000_B};
+    std::atomic<std::uint64_t> wrong{0};
+    {
+        support::background resizer(1, [&](unsigned) {
+            (void)q.resize(500_B, 0_B);
+            (void)q.resize(1000_B, 0_B);
+        });
+        support::together(threads, [&](unsigned) { wrong += count_refusals(q, 50_B, times); });
+    }
+    CHECK(wrong.load() == 0);
+    CHECK(q.usage().peak <= 50_B * threads);
+    CHECK(q.usage().charges == threads * times);
+    CHECK(q.usage().releases == threads * times);
+    check_clean(q);
+}
+
+}  // namespace
+
+TEST_CASE("figures stay exact while a quota is resized down and up", "[memory][attack]") {
+    check_figures_beside_resizes(2 * rounds);
+}
+
+TEST_CASE("figures stay exact while a quota is resized down and up, for long", "[.long]") {
+    check_figures_beside_resizes(100 * rounds);
+}
+
 TEST_CASE("no quota is ever exceeded, no fitting request refused, and nothing drifts", "[memory][attack][property]") {
     // Every thread keeps within an eighth of its child, so that what it asks for always fits; attackers ask for what
     // never does.
@@ -368,7 +399,7 @@ TEST_CASE("a reading under contention is consistent in itself", "[memory][attack
         if (tenant.try_charge(n) == errc::none) tenant.release(n);
     });
     std::uint64_t wrong = 0;
-    const auto enough = work.rounds() + rounds / 10;
+    const auto enough = work.rounds() + rounds / 30;
     for (std::uint64_t i = 0; i < rounds || work.rounds() < enough; ++i) {
         const auto u = tenant.usage();
         if (u.current > u.limit() || u.current > u.peak || u.current > u.guaranteed + u.borrowed) ++wrong;
@@ -382,7 +413,7 @@ TEST_CASE("children come and go while others charge, and the parent keeps its su
     REQUIRE(device.try_charge(1_MiB) == errc::none);
     std::atomic<std::uint64_t> refused{0};
     support::together(3, [&](unsigned rank) {
-        for (std::uint64_t i = 0; i < rounds / 10; ++i) {
+        for (std::uint64_t i = 0; i < rounds / 30; ++i) {
             if (rank == 0) {
                 refused += count_refusals(device, 30_MiB, 10);
                 continue;

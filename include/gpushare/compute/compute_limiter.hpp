@@ -77,7 +77,7 @@ public:
         std::unique_lock lock(mutex_);
         if (!core_.contains(c)) return errc::closed;
         core_.change(c, s);
-        advance(lock, clock_.now());  // there may be room on another level
+        advance(lock, policy_time());  // there may be room on another level
         return errc::none;
     }
 
@@ -89,7 +89,7 @@ public:
         if (!core_.contains(c)) return true;
         clients_[c.index].closing = true;
         cancel_waiting(lock, clients_[c.index]);
-        advance(lock, clock_.now());
+        advance(lock, policy_time());
         const auto drained = [&] { return !core_.contains(c) || core_.usage(c).in_flight == 0; };
         if (wait(lock, drained, nullptr, deadline, stop) != errc::none) return false;
         if (core_.contains(c)) core_.remove(c);
@@ -102,7 +102,7 @@ public:
         const std::stop_callback on_stop(stop, [this] { wake_all(); });
         node waiting;
         std::unique_lock lock(mutex_);
-        const auto now = clock_.now();
+        const auto now = policy_time();
         if (const auto why = enter(waiting, c, now); why != errc::none) return why;
         advance(lock, now);
         const auto let_in = [&] { return waiting.at.load(std::memory_order_relaxed) != detail::phase::waiting; };
@@ -130,7 +130,7 @@ public:
         n.work = std::move(work);
         n.stream = &s;
         std::unique_lock lock(mutex_);
-        const auto now = clock_.now();
+        const auto now = policy_time();
         if (const auto why = enter(n, c, now); why != errc::none) {
             lock.unlock();
             pool_->drop(n);
@@ -143,21 +143,21 @@ public:
     /// Lets in what can go and takes note of what is done, without waiting.
     void poll() {
         std::unique_lock lock(mutex_);
-        advance(lock, clock_.now());
+        advance(lock, policy_time());
     }
 
     /// Drives the limiter until a stop is requested: the dispatcher, on a thread of the embedder's.
     void run(const std::stop_token& stop) {
         const std::stop_callback on_stop(stop, [this] { wake_all(); });
         std::unique_lock lock(mutex_);
-        advance(lock, clock_.now());
+        advance(lock, policy_time());
         wait(lock, [] { return false; }, nullptr, never, stop);
     }
 
     /// What `c` has used, as far as it is known now. Zero for a client that isn't there.
     [[nodiscard]] client_usage usage(client_id c) {
         std::unique_lock lock(mutex_);
-        advance(lock, clock_.now());
+        advance(lock, policy_time());
         return core_.contains(c) ? core_.usage(c) : client_usage{};
     }
 
@@ -191,6 +191,14 @@ private:
         return errc::none;
     }
 
+    // Reading a clock costs as much as the rest of a permit.
+    [[nodiscard]] instant policy_time() const noexcept {
+        if constexpr (is_timeless<Policy>)
+            return {};
+        else
+            return clock_.now();
+    }
+
     // Notes what is done and lets in what can go. One thread at a time: another's submissions are seen by the one that
     // is at it, which keeps the order of enqueuing that of letting in.
     void advance(std::unique_lock<std::mutex>& lock, instant now) noexcept {
@@ -204,7 +212,7 @@ private:
             if (n.work) {
                 enqueue(lock, *slot, n);
                 retire();
-                now = clock_.now();
+                now = policy_time();
             } else {
                 n.slot = *slot;
                 n.at.store(detail::phase::let_in, std::memory_order_relaxed);
@@ -221,29 +229,13 @@ private:
         keep_watch();  // over what is in flight already: the callable may take its time
         lock.unlock();
         point begin, end;
-        errc code = errc::none;
-        bool recorded = false;
-        try {
-            begin = n.stream->record();
-            try {
-                n.work(*n.stream);
-            } catch (...) {  // what it had enqueued before it threw is charged like the rest
-                code = errc::submission_failed;
-                n.error = std::current_exception();
-            }
-            end = n.stream->record();
-            recorded = true;
-        } catch (...) {
-            code = errc::submission_failed;
-            n.error = std::current_exception();
-        }
-        n.work.reset();
+        const bool enqueued = n.run(begin, end);
         lock.lock();
-        if (recorded) {
-            flights_.land(slot, std::move(begin), std::move(end), code, &n);
+        if (enqueued) {
+            flights_.land(slot, std::move(begin), std::move(end), n.code, &n);
         } else {
             leave(slot);
-            finish(n, code);
+            finish(n, n.code);
         }
     }
 
@@ -263,7 +255,7 @@ private:
     void give_back(std::size_t slot) noexcept {
         std::unique_lock lock(mutex_);
         leave(slot);
-        advance(lock, clock_.now());
+        advance(lock, policy_time());
     }
 
     // Takes note of what the device has finished.
@@ -318,7 +310,7 @@ private:
     bool wait_for(const node& n, instant deadline, const std::stop_token& stop) {
         const std::stop_callback on_stop(stop, [this] { wake_all(); });
         std::unique_lock lock(mutex_);
-        advance(lock, clock_.now());
+        advance(lock, policy_time());
         const auto done = [&] { return n.at.load(std::memory_order_acquire) == detail::phase::done; };
         return wait(lock, done, &n, deadline, stop) == errc::none;
     }
@@ -361,7 +353,7 @@ private:
             std::this_thread::sleep_for(watch_slice);
         }
         lock.lock();
-        advance(lock, clock_.now());
+        advance(lock, policy_time());
     }
 
     void keep_watch() noexcept {

@@ -30,6 +30,11 @@ struct client_settings {
     ns longest{};                   // its longest kernel, if known; 0: learnt
 };
 
+/// Whether a policy looks at the time that it is given. One that doesn't says so with a member
+/// `static constexpr bool timeless = true`, and spares its users the reading of a clock.
+template <class P>
+inline constexpr bool is_timeless = requires { requires P::timeless; };
+
 /// Decides among the clients with waiting work. Calls come from one thread at a time.
 ///   add, change, remove   a client begins, gets other settings (in force at once), ends; add and change may run out
 ///                         of memory, and then change nothing

@@ -48,6 +48,30 @@ struct submission {
     instant finished_at{};
     ns device_time{};
     std::atomic<int> owners{0};  // limiter and ticket; acq_rel when it falls, so that the last one sees all
+
+    /// Enqueues the work between two points. False if they couldn't both be recorded: it can't be charged. Sets `code`
+    /// and `error` if something threw. Runs code of the user's: under no lock.
+    bool run(typename Stream::point& begin, typename Stream::point& end) noexcept {
+        const auto failed = [this] {
+            code = errc::submission_failed;
+            error = std::current_exception();
+        };
+        bool recorded = false;
+        try {
+            begin = stream->record();
+            try {
+                work(*stream);
+            } catch (...) {  // what it had enqueued before it threw is charged like the rest
+                failed();
+            }
+            end = stream->record();
+            recorded = true;
+        } catch (...) {
+            failed();
+        }
+        work.reset();
+        return recorded;
+    }
 };
 
 /// Submissions outlive their limiter where somebody still holds a ticket.

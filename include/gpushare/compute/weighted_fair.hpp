@@ -26,6 +26,8 @@ namespace gpushare::inline GPUSHARE_ABI {
 /// A value; not thread-safe. Memory grows with the largest index in use, in `add` alone.
 class weighted_fair {
 public:
+    static constexpr bool timeless = true;
+
     void add(client_id c, const client_settings& s) {
         if (clients_.size() <= c.index) clients_.resize(c.index + std::size_t{1});
         waiting_.reserve(clients_.capacity());

@@ -82,16 +82,16 @@ public:
     /// Enqueues `g.blocks` blocks of `kernel`, which is copied; up to 256 bytes without allocating. A grid of no
     /// blocks does nothing. A kernel that throws fails alone: what is behind it runs.
     template <kernel_for<kernel_context> K>
-    void launch(grid g, K kernel) {
-        enqueue_kernel(g, std::move(kernel), false);
+    void launch(grid g, const K& kernel) {
+        enqueue_kernel(g, kernel, false);
     }
 
     /// The same, all blocks starting together once as many SMs are free; `kernel_context::grid_sync` works.
     /// Enqueues nothing and returns errc::too_many_blocks if the device has fewer SMs than that.
     template <kernel_for<kernel_context> K>
-    errc launch_cooperative(grid g, K kernel) {
+    errc launch_cooperative(grid g, const K& kernel) {
         if (g.blocks > max_cooperative_blocks()) return errc::too_many_blocks;
-        enqueue_kernel(g, std::move(kernel), true);
+        enqueue_kernel(g, kernel, true);
         return errc::none;
     }
     [[nodiscard]] std::uint32_t max_cooperative_blocks() const noexcept { return engine_->options().sms; }
@@ -164,15 +164,15 @@ private:
         : engine_(std::move(engine)), state_(&state) {}
 
     template <class K>
-    void enqueue_kernel(grid g, K kernel, bool cooperative) {
+    void enqueue_kernel(grid g, const K& kernel, bool cooperative) {
         prepared op{*this};
         op->blocks = g.blocks;
         op->cooperative = cooperative;
         op->hold = std::max(g.hold, ns{0});
         if constexpr (gpushare::detail::fits_in_place<K, detail::kernel_capacity>)
-            op->body = [kernel = std::move(kernel)](kernel_context& ctx) { kernel(ctx); };
+            op->body = [kernel = K(kernel)](kernel_context& ctx) { kernel(ctx); };
         else
-            op->body = [kernel = std::make_unique<const K>(std::move(kernel))](kernel_context& ctx) { (*kernel)(ctx); };
+            op->body = [kernel = std::make_unique<const K>(kernel)](kernel_context& ctx) { (*kernel)(ctx); };
         op.submit();
     }
 
