@@ -40,12 +40,12 @@ namespace {
 using namespace gpushare::literals;
 using namespace std::chrono_literals;
 
-constexpr std::size_t repeats = 11;
+constexpr std::size_t repeats = 41;
 
 /// A quota with current, peak and counts, against the least that a correct quota can do: one compare-and-swap to
 /// reserve and one subtract to release.
 void quota_pair(bench::report& r) {
-    constexpr std::size_t calls = 2'000'000;
+    constexpr std::size_t calls = 200'000;
     const auto ours = [] {
         gpushare::quota q{1_GiB};
         return bench::ns_per_call(calls, [&] {
@@ -75,7 +75,7 @@ struct immediate_stream {
 
 /// An uncontended permit, from asking for it to handing it over with the work: the gate and its account.
 void admit(bench::report& r) {
-    constexpr std::size_t calls = 500'000;
+    constexpr std::size_t calls = 100'000;
     gpushare::compute_limiter<immediate_stream, gpushare::host::steady_clock> limiter;
     const auto client = limiter.add({.weight = 50_pct});
     (void)limiter.add({.weight = 50_pct});

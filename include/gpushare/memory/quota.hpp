@@ -167,13 +167,16 @@ private:
     static constexpr std::uint64_t charge_field(std::uint64_t word) noexcept { return word >> charge_shift & count_mask; }
     static constexpr std::uint64_t release_field(std::uint64_t word) noexcept { return word >> release_shift & count_mask; }
     static constexpr bool frozen(std::uint64_t word) noexcept { return (word & frozen_bit) != 0; }
+    // One more charge or release, modulo 128: the carry must not reach the field above.
     static constexpr std::uint64_t charge_word(std::uint64_t word, std::uint64_t n) noexcept {
-        constexpr auto field = count_mask << charge_shift;
-        return ((word - n) & ~field) | ((word + (std::uint64_t{1} << charge_shift)) & field);
+        if (charge_field(word) == count_mask) [[unlikely]]
+            word -= (count_mask + 1) << charge_shift;
+        return word - n + (std::uint64_t{1} << charge_shift);
     }
     static constexpr std::uint64_t release_word(std::uint64_t word, std::uint64_t n) noexcept {
-        constexpr auto field = count_mask << release_shift;
-        return ((word + n) & ~field) | ((word + (std::uint64_t{1} << release_shift)) & field);
+        if (release_field(word) == count_mask) [[unlikely]]
+            word -= (count_mask + 1) << release_shift;
+        return word + n + (std::uint64_t{1} << release_shift);
     }
 
     struct reading {
