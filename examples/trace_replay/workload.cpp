@@ -51,12 +51,27 @@ std::size_t window_size(const trace& t, const options& o) {
     return std::min(t.requests.size(), std::max<std::size_t>(1, static_cast<std::size_t>(wanted)));
 }
 
-/// The window in which the named tenants ask for most; the seed counts further down the ranking.
+/// Whether nobody asks for anything during a tenth of the window: a night, say.
+bool has_pause(window w) {
+    const double longest = (w.back().arrival_s - w.front().arrival_s) / 10;
+    return std::ranges::adjacent_find(w, [&](const request& a, const request& b) {
+               return b.arrival_s - a.arrival_s > longest;
+           }) != w.end();
+}
+
+/// The window in which the named tenants ask for most, those without a pause before all others; the seed counts
+/// further down the ranking.
 window choose_window(const trace& t, const options& o) {
     const window all(t.requests);
     const auto size = window_size(t, o);
     const auto step = std::max<std::size_t>(1, size / 4);
-    std::vector<std::pair<double, std::size_t>> ranking;
+    struct candidate {
+        bool busy;
+        double named;  // part of the device time
+        std::size_t start;
+        auto operator<=>(const candidate&) const = default;
+    };
+    std::vector<candidate> ranking;
     for (const auto start : ranges::views::iota(std::size_t{0}, all.size() - size + 1) | ranges::views::stride(step)) {
         const auto w = all.subspan(start, size);
         if (w.back().arrival_s <= w.front().arrival_s) continue;
@@ -64,13 +79,13 @@ window choose_window(const trace& t, const options& o) {
         if (groups.size() <= o.tenants) continue;
         double named = 0;
         for (std::size_t i = 0; i < o.tenants; ++i) named += groups[i].second;
-        ranking.emplace_back(named / device_seconds(w), start);
+        ranking.push_back({!has_pause(w), named / device_seconds(w), start});
     }
     if (ranking.empty())
         throw usage_error("the trace has no window with more than " + std::to_string(o.tenants) +
                           " groups: too few usable requests");
-    std::ranges::stable_sort(ranking, std::ranges::greater{}, &std::pair<double, std::size_t>::first);
-    return all.subspan(ranking[(o.seed == 0 ? 0 : o.seed - 1) % ranking.size()].second, size);
+    std::ranges::sort(ranking, std::ranges::greater{});
+    return all.subspan(ranking[(o.seed == 0 ? 0 : o.seed - 1) % ranking.size()].start, size);
 }
 
 /// Checkpoints come in a few sizes; which one a model has is a property of its name.
