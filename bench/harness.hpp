@@ -52,7 +52,9 @@ std::vector<double> ratios(std::size_t repeats, Ours ours, Other other) {
 }
 
 /// The C library skips its locks until a second thread has existed: without this, locks look a third cheaper.
-inline void start_a_second_thread() { std::jthread([] {}); }
+inline void start_a_second_thread() {
+    std::jthread([] {});
+}
 
 class report {
 public:
@@ -77,7 +79,8 @@ public:
         if (file == nullptr) throw std::runtime_error(std::string("cannot write ") + path);
         std::fprintf(file, "{\"configuration\": \"%s\",\n \"figures\": {", configuration_.c_str());
         for (const char* separator = "\n"; const auto& f : figures_) {
-            std::fprintf(file, "%s  \"%s\": {\"median\": %.6g, \"min\": %.6g, \"max\": %.6g, \"unit\": \"%s\", \"values\": [",
+            std::fprintf(file,
+                         "%s  \"%s\": {\"median\": %.6g, \"min\": %.6g, \"max\": %.6g, \"unit\": \"%s\", \"values\": [",
                          std::exchange(separator, ",\n"), f.name.c_str(), f.sorted[f.sorted.size() / 2],
                          f.sorted.front(), f.sorted.back(), f.unit.c_str());
             for (const char* comma = ""; const double v : f.sorted)

@@ -46,7 +46,7 @@ public:
     };
 
     backlog_meter(std::size_t tenants, gpushare::instant start, gpushare::instant end)
-        : accounts_(tenants), start_(start), end_(end) {}
+        : accounts_(tenants), start_(start), end_(end), together_(static_cast<std::size_t>((end - start) / tick)) {}
 
     /// `backlogs` and `weights` by tenant (weight 0: takes part in no comparison); `busy_between(from, to)` gives the
     /// device time by tenant.
@@ -54,7 +54,7 @@ public:
     void add_device(std::vector<std::vector<interval>> backlogs, const std::vector<double>& weights,
                     Busy busy_between) {
         for (auto& b : backlogs) b = joined(std::move(b));
-        constexpr gpushare::ns window = std::chrono::seconds(1), tick = std::chrono::milliseconds(10);
+        constexpr gpushare::ns window = std::chrono::seconds(1);
         for (auto from = start_ + window; from + window <= end_; from += window) {
             const auto busy = busy_between(from, from + window);
             std::vector<std::size_t> group;
@@ -72,26 +72,32 @@ public:
                 accounts_[t].achieved += achieved;
                 ++accounts_[t].windows;
                 largest_error_ = std::max(largest_error_, std::abs(achieved - configured));
+                largest_relative_ = std::max(largest_relative_, std::abs(achieved / configured - 1));
             }
         }
-        for (auto at = start_; at + tick <= end_; at += tick) {
+        for (std::size_t i = 0; i < together_.size(); ++i) {
+            const auto at = start_ + static_cast<gpushare::ns::rep>(i) * tick;
             const auto n = std::ranges::count_if(
                 backlogs, [&](const std::vector<interval>& b) { return covers(b, at, at + tick); });
-            if (n >= 3) together_ += tick;
+            if (n >= 3) together_[i] = true;
         }
     }
 
     [[nodiscard]] const std::vector<account>& tenants() const { return accounts_; }
     /// Percentage points; over all tenants, windows and devices.
     [[nodiscard]] double largest_error_pp() const { return largest_error_ * 100; }
-    /// How long at least three tenants were backlogged on one device; the sum over the devices.
-    [[nodiscard]] gpushare::ns together() const { return together_; }
+    /// The same in percent of the tenant's share.
+    [[nodiscard]] double largest_relative_error() const { return largest_relative_ * 100; }
+    /// How long at least three tenants were backlogged on one and the same device.
+    [[nodiscard]] gpushare::ns together() const { return std::ranges::count(together_, true) * tick; }
 
 private:
+    static constexpr gpushare::ns tick = std::chrono::milliseconds(10);
+
     std::vector<account> accounts_;
     gpushare::instant start_, end_;
-    double largest_error_ = 0;
-    gpushare::ns together_{};
+    double largest_error_ = 0, largest_relative_ = 0;
+    std::vector<bool> together_;  // by tick
 };
 
 }  // namespace trace_replay

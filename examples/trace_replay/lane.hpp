@@ -37,7 +37,7 @@ struct job_record {
     gpushare::instant submitted{};  // its kernels were handed over
     gpushare::instant let_in{};     // its last kernel went to the device's stream
     gpushare::instant finished{};
-    std::uint64_t result = 0;       // checksum of what it computed
+    std::uint64_t result = 0;  // checksum of what it computed
 };
 
 class lane {

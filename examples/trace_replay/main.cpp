@@ -32,13 +32,15 @@ void run(const options& o) {
     std::printf("  %s\n", to_string(t.summary).c_str());
     const workload w = make_workload(t, o);
     std::printf("window: %s\n", w.window.c_str());
-    std::printf("  arrivals %.0f times and work %.0f times as fast, so that %.0f s ask for %.2g times the device time of "
-                "%u devices with %llu GiB each\n",
-                w.arrival_speedup, w.speedup, o.seconds, o.load, o.devices,
-                static_cast<unsigned long long>(o.memory_gib));
-    std::printf("share %%: of the device time that the backlogged tenants got together, over the whole seconds in which this "
-                "one\n  and another had work waiting all the time; configured: its part of their shares. From the node's "
-                "ledger.\n\n");
+    std::printf(
+        "  arrivals %.0f times and work %.0f times as fast, so that %.0f s ask for %.2g times the device time of "
+        "%u devices with %llu GiB each\n",
+        w.arrival_speedup, w.speedup, o.seconds, o.load, o.devices, static_cast<unsigned long long>(o.memory_gib));
+    std::printf(
+        "share %%: of the device time that the backlogged tenants got together, over the whole seconds in which this "
+        "one\n  and another had work waiting all the time; configured: its part of their shares; device\n  seconds: "
+        "how "
+        "many of them there were, all devices together. From the node's ledger.\n\n");
 
     std::vector<outcome> runs;
     for (const auto how : {way::unlimited, way::fair, way::weighted}) {

@@ -13,14 +13,14 @@
 namespace trace_replay {
 
 struct options {
-    std::string trace{};         // empty: the built-in generator
+    std::string trace{};  // empty: the built-in generator
     std::string svg = "trace_replay.svg";
     std::uint32_t devices = 2;
     std::uint64_t memory_gib = 16;  // of each device
-    double load = 1.5;           // device time asked for, over device time there is
-    std::uint32_t tenants = 4;   // named ones; the rest of the groups share one more
+    double load = 1.5;              // device time asked for, over device time there is
+    std::uint32_t tenants = 4;      // named ones; the rest of the groups share one more
     std::uint64_t seed = 1;
-    double seconds = 8;          // how long requests arrive in each of the three runs
+    double seconds = 8;  // how long requests arrive in each of the three runs
     bool help = false;
 };
 

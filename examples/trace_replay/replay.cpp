@@ -11,6 +11,7 @@
 #include <range/v3/view/cartesian_product.hpp>
 #include <range/v3/view/iota.hpp>
 #include <range/v3/view/zip.hpp>
+#include <stdexcept>
 #include <thread>
 #include <utility>
 
@@ -29,6 +30,13 @@ using gpushare::instant;
 namespace {
 
 constexpr std::uint32_t sms_per_device = 2;
+
+/// Blocks that a workload can run at most: the kernels of its steps, a model's loading and a copy per job.
+std::size_t blocks_of(const workload& w) {
+    std::size_t blocks = 0;
+    for (const auto& j : w.jobs) blocks += (std::size_t{j.steps} * j.kernels + 2) * sms_per_device;
+    return blocks;
+}
 
 /// Without limits: the device's memory and a stream, as if nobody else were there.
 class bare_access final : public access {
@@ -72,11 +80,13 @@ private:
 class run {
 public:
     run(const workload& w, const options& o, way how)
-        : workload_(w), how_(how),
+        : workload_(w),
+          how_(how),
           node_({.devices = o.devices,
                  .memory = 1_GiB * o.memory_gib,
                  .sms = sms_per_device,
-                 .timing = host::timing::modelled}),
+                 .timing = host::timing::modelled,
+                 .ledger_capacity = blocks_of(w)}),
           records_(w.jobs.size()) {
         if (how == way::unlimited)
             open_bare(o.devices);
@@ -154,7 +164,8 @@ private:
             if (!r.done) continue;
             ++t.done;
             const auto finished = r.finished - start_;
-            t.latency_ms.push_back(std::chrono::duration<double, std::milli>(finished - workload_.jobs[i].arrival).count());
+            t.latency_ms.push_back(
+                std::chrono::duration<double, std::milli>(finished - workload_.jobs[i].arrival).count());
             t.finished_s.push_back(std::chrono::duration<double>(finished).count());
         }
         measure_memory(out);
@@ -171,8 +182,7 @@ private:
                 continue;
             }
             for (std::uint32_t d = 0; d < node_.num_devices(); ++d)
-                out.tenants[t].peak +=
-                    static_cast<const bare_access&>(*accesses_[t * node_.num_devices() + d]).peak();
+                out.tenants[t].peak += static_cast<const bare_access&>(*accesses_[t * node_.num_devices() + d]).peak();
         }
     }
 
@@ -184,6 +194,7 @@ private:
         backlog_meter meter(out.tenants.size(), start_, end_);
         for (std::uint32_t d = 0; d < node_.num_devices(); ++d) {
             const auto book = node_.ledger(device_id{d}).take();
+            if (book.dropped != 0) throw std::runtime_error("the ledger is too small for the run");
             for (std::size_t b = 0; b < bins; ++b) {
                 const auto from = start_ + static_cast<std::int64_t>(b) * out.bin;
                 for (const auto& [tag, busy] : host::busy_by_tag(book.blocks, from, from + out.bin))
@@ -198,6 +209,7 @@ private:
             });
         }
         out.share_error_pp = meter.largest_error_pp();
+        out.share_error_percent = meter.largest_relative_error();
         out.together_s = std::chrono::duration<double>(meter.together()).count();
         for (std::size_t t = 0; t < out.tenants.size(); ++t) {
             const auto& m = meter.tenants()[t];
@@ -227,8 +239,7 @@ private:
         for (std::size_t i = 0; i < records_.size(); ++i) {
             const auto& r = records_[i];
             if (!r.done || device_of_job(i) != d) continue;
-            all[workload_.jobs[i].tenant].push_back(
-                {r.submitted, how_ == way::unlimited ? r.finished : r.let_in});
+            all[workload_.jobs[i].tenant].push_back({r.submitted, how_ == way::unlimited ? r.finished : r.let_in});
         }
         return all;
     }
@@ -237,14 +248,14 @@ private:
     way how_;
     host::node node_;
     std::optional<gpushare::tenancy<host::node>> tenancy_;
-    std::vector<std::uint32_t> tags_;                          // of each tenant, in the ledger
+    std::vector<std::uint32_t> tags_;  // of each tenant, in the ledger
     std::deque<gpushare::tenant<host::node>> tenants_;
-    std::vector<std::unique_ptr<access>> accesses_;            // tenant by tenant, device by device
+    std::vector<std::unique_ptr<access>> accesses_;  // tenant by tenant, device by device
     std::vector<job_record> records_;
-    std::deque<lane> lanes_;                                   // as the accesses
-    std::vector<std::uint32_t> devices_of_;                    // of each job
+    std::deque<lane> lanes_;                 // as the accesses
+    std::vector<std::uint32_t> devices_of_;  // of each job
     instant start_{}, end_{};
-    std::vector<std::jthread> dispatchers_;                    // last: stop before what they drive goes
+    std::vector<std::jthread> dispatchers_;  // last: stop before what they drive goes
 };
 
 }  // namespace

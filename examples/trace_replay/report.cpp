@@ -41,6 +41,9 @@ std::size_t refused(const outcome& o) {
     return n;
 }
 
+/// Whether any two tenants were backlogged together for a second: else there is no share error to speak of.
+bool compared(const outcome& o) { return std::ranges::any_of(o.tenants, &tenant_outcome::windows); }
+
 /// "5.1x shorter", "1.3x longer"
 std::string change(double from, double to) {
     return to <= from ? print("%.1fx shorter", from / to) : print("%.1fx longer", to / from);
@@ -58,18 +61,18 @@ double quantile(std::vector<double> values, double q) {
 
 std::string to_table(const workload& w, const outcome& o) {
     using enum gpushare::align;
-    gpushare::table t{{"tenant"},          {"done", right},       {"refused", right},  {"failed", right},
-                      {"share %", right},  {"configured", right}, {"backlogged s", right},   {"p50 ms", right},
-                      {"p99 ms", right},   {"peak GiB", right},   {"quota GiB", right}};
+    gpushare::table t{{"tenant"},         {"done", right},       {"refused", right},        {"failed", right},
+                      {"share %", right}, {"configured", right}, {"device seconds", right}, {"p50 ms", right},
+                      {"p99 ms", right},  {"peak GiB", right},   {"quota GiB", right}};
     for (const auto& [profile, got] : ranges::views::zip(w.tenants, o.tenants)) {
         const bool first = o.how == way::weighted && profile.urgent;
         const bool compared = got.windows != 0;
         t.add_row({profile.name, std::to_string(got.done), std::to_string(got.refused), std::to_string(got.failed),
                    compared ? print("%.1f", got.achieved * 100) : "-",
-                   first                        ? "goes first"
-                   : !compared                  ? "-"
-                   : o.how == way::unlimited    ? "none"
-                                                : print("%.1f", got.configured * 100),
+                   first                     ? "goes first"
+                   : !compared               ? "-"
+                   : o.how == way::unlimited ? "none"
+                                             : print("%.1f", got.configured * 100),
                    std::to_string(got.windows), milliseconds(quantile(got.latency_ms, 0.5)),
                    milliseconds(quantile(got.latency_ms, 0.99)), gib(got.peak),
                    o.how == way::unlimited ? "none" : gib(got.quota)});
@@ -77,10 +80,14 @@ std::string to_table(const workload& w, const outcome& o) {
     auto text = print("%s: %.1f s, at least three tenants backlogged on one device for %.1f s\n",
                       std::string(to_string(o.how)).c_str(), o.length_s, o.together_s) +
                 t.str();
-    if (o.how != way::unlimited)
-        text += print("largest share error of a backlogged tenant over any second: %.2f percentage points\n",
-                      o.share_error_pp);
-    return text;
+    if (o.how == way::unlimited) return text;
+    if (!compared(o))
+        return text + "no two tenants were backlogged together for a whole second: no shares to compare\n";
+    return text +
+           print(
+               "largest share error of a backlogged tenant over any second: %.2f percentage points, %.1f %% of a "
+               "share\n",
+               o.share_error_pp, o.share_error_percent);
 }
 
 std::size_t differing_results(std::span<const outcome> runs) {
@@ -105,8 +112,9 @@ std::string verdict(const workload& w, std::span<const outcome> runs) {
     if (!std::isnan(before) && !std::isnan(after))
         text += print(" the p99 latency of priority tenant %s went from %s to %s ms (%s),", name(u),
                       milliseconds(before).c_str(), milliseconds(after).c_str(), change(before, after).c_str());
-    text += print(" backlogged tenants got their configured shares within %.2f percentage points,",
-                  weighted.share_error_pp);
+    if (compared(weighted))
+        text += print(" backlogged tenants got their configured shares within %.2f percentage points,",
+                      weighted.share_error_pp);
     text += print(" refused requests went from %zu to %zu, and %s.", refused(free), refused(weighted),
                   differing == 0 ? "every result has the same bits in all three runs"
                                  : (std::to_string(differing) + " results differ between the runs").c_str());
@@ -138,10 +146,10 @@ chart to_chart(const workload& w, std::span<const outcome> runs) {
         }
         const auto u = urgent_tenant(w);
         const auto p99 = milliseconds(quantile(run.tenants[u].latency_ms, 0.99));
-        c.columns.push_back({.title = std::string(to_string(run.how)),
-                             .note = print("%zu refused; p99 of %s: %s ms", refused(run),
-                                           w.tenants[u].name.c_str(), p99.c_str()),
-                             .panels = {std::move(shares), std::move(latency)}});
+        c.columns.push_back(
+            {.title = std::string(to_string(run.how)),
+             .note = print("%zu refused; p99 of %s: %s ms", refused(run), w.tenants[u].name.c_str(), p99.c_str()),
+             .panels = {std::move(shares), std::move(latency)}});
     }
     return c;
 }

@@ -6,8 +6,8 @@
 #include <chrono>
 #include <cmath>
 #include <ctime>
-#include <map>
 #include <functional>
+#include <map>
 #include <range/v3/numeric/accumulate.hpp>
 #include <range/v3/view/enumerate.hpp>
 #include <range/v3/view/iota.hpp>
@@ -30,9 +30,7 @@ constexpr double longest_kernel = 1e-3;
 
 using window = std::span<const request>;
 
-double device_seconds(window w) {
-    return ranges::accumulate(w, 0.0, std::plus{}, &request::exec_s);
-}
+double device_seconds(window w) { return ranges::accumulate(w, 0.0, std::plus{}, &request::exec_s); }
 
 /// Groups by device time, the biggest first.
 std::vector<std::pair<std::string, double>> groups_of(window w) {
@@ -54,9 +52,8 @@ std::size_t window_size(const trace& t, const options& o) {
 /// Whether nobody asks for anything during a tenth of the window: a night, say.
 bool has_pause(window w) {
     const double longest = (w.back().arrival_s - w.front().arrival_s) / 10;
-    return std::ranges::adjacent_find(w, [&](const request& a, const request& b) {
-               return b.arrival_s - a.arrival_s > longest;
-           }) != w.end();
+    return std::ranges::adjacent_find(
+               w, [&](const request& a, const request& b) { return b.arrival_s - a.arrival_s > longest; }) != w.end();
 }
 
 /// The window in which the named tenants ask for most, those without a pause before all others; the seed counts
@@ -180,14 +177,14 @@ workload make_workload(const trace& t, const options& o) {
         ++w.tenants[tenant].requests;
         const double step = r.exec_s / w.speedup / r.steps;
         const auto kernels = static_cast<std::uint32_t>(std::max(1.0, std::ceil(step / longest_kernel)));
-        w.jobs.push_back({.arrival = gpushare::ns(std::llround((r.arrival_s - chosen.front().arrival_s) /
-                                                               w.arrival_speedup * 1e9)),
-                          .tenant = tenant,
-                          .model = m->second,
-                          .loras = r.loras,
-                          .steps = r.steps,
-                          .kernels = kernels,
-                          .kernel_time = gpushare::ns(std::llround(step / kernels * 1e9))});
+        w.jobs.push_back(
+            {.arrival = gpushare::ns(std::llround((r.arrival_s - chosen.front().arrival_s) / w.arrival_speedup * 1e9)),
+             .tenant = tenant,
+             .model = m->second,
+             .loras = r.loras,
+             .steps = r.steps,
+             .kernels = kernels,
+             .kernel_time = gpushare::ns(std::llround(step / kernels * 1e9))});
     }
     entitle(w.tenants);
     set_quotas(w, o);

@@ -19,13 +19,13 @@ namespace trace_replay {
 
 /// A request, in the time of the replay.
 struct job {
-    gpushare::ns arrival{};       // since the start of a run
-    std::size_t tenant = 0;       // index into workload::tenants
-    std::size_t model = 0;        // index into workload::models
+    gpushare::ns arrival{};  // since the start of a run
+    std::size_t tenant = 0;  // index into workload::tenants
+    std::size_t model = 0;   // index into workload::models
     std::uint32_t loras = 0;
     std::uint32_t steps = 0;
-    std::uint32_t kernels = 0;    // of a step, of equal length
-    gpushare::ns kernel_time{};   // of a kernel that has the device for itself
+    std::uint32_t kernels = 0;   // of a step, of equal length
+    gpushare::ns kernel_time{};  // of a kernel that has the device for itself
 };
 
 struct model {
@@ -36,22 +36,22 @@ struct model {
 struct tenant_profile {
     std::string name;
     std::size_t requests = 0;
-    double demand = 0;            // device time asked for, as a fraction of all that is asked for
-    gpushare::share fair{};       // equal for all
-    gpushare::share weighted{};   // the configured share of the weighted run
-    bool urgent = false;          // goes first in the weighted run
-    gpushare::bytes quota{};      // over all devices
+    double demand = 0;           // device time asked for, as a fraction of all that is asked for
+    gpushare::share fair{};      // equal for all
+    gpushare::share weighted{};  // the configured share of the weighted run
+    bool urgent = false;         // goes first in the weighted run
+    gpushare::bytes quota{};     // over all devices
 };
 
 struct workload {
-    std::vector<job> jobs;        // by arrival
+    std::vector<job> jobs;  // by arrival
     std::vector<model> models;
     std::vector<tenant_profile> tenants;  // the biggest groups by device time, then "others"
-    std::string window;           // which part of the trace, in words
-    double speedup = 0;           // trace seconds of work that become one second of device time
-    double arrival_speedup = 0;   // trace seconds between arrivals that become one second
-    double load = 0;              // device time asked for while requests arrive, over what there is
-    gpushare::ns arrivals{};      // how long requests arrive
+    std::string window;                   // which part of the trace, in words
+    double speedup = 0;                   // trace seconds of work that become one second of device time
+    double arrival_speedup = 0;           // trace seconds between arrivals that become one second
+    double load = 0;                      // device time asked for while requests arrive, over what there is
+    gpushare::ns arrivals{};              // how long requests arrive
 };
 
 inline constexpr gpushare::bytes lora_size{150ULL << 20};

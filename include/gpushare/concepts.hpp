@@ -16,6 +16,9 @@
 
 namespace gpushare::inline GPUSHARE_ABI {
 
+// Version 14 would break compound requirements apart:
+// clang-format off
+
 /// Tells the time: real, thread-CPU or virtual. `now()` never goes back and is safe from any thread.
 template <class C>
 concept clock = requires(const C& c) {
@@ -142,6 +145,8 @@ concept node = requires(N& n, const N& c, device_id d, priority p, std::uint32_t
     { c.get_clock() } -> clock;
     { n.gangs() } -> gang_order;
 };
+
+// clang-format on
 
 /// The points of a clock-less timeline for tests and for work that completes at once: always reached.
 struct immediate_point {

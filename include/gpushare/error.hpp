@@ -26,12 +26,12 @@ namespace gpushare::inline GPUSHARE_ABI {
 enum class errc : std::uint8_t {
     none,
     // memory
-    over_quota,      // the tenant's own limit
-    out_of_memory,   // the device, or whatever lies below the quota
-    size_overflow,   // a size that no device has, or that wraps when it is rounded up
-    bad_alignment,   // zero or not a power of two
-    unknown_block,   // a free of something never allocated here, or freed already
-    wrong_size,      // a free with another size or alignment than the allocation's
+    over_quota,     // the tenant's own limit
+    out_of_memory,  // the device, or whatever lies below the quota
+    size_overflow,  // a size that no device has, or that wraps when it is rounded up
+    bad_alignment,  // zero or not a power of two
+    unknown_block,  // a free of something never allocated here, or freed already
+    wrong_size,     // a free with another size or alignment than the allocation's
     // admission and partitions
     invalid_specification,
     duplicate_name,
@@ -110,9 +110,7 @@ public:
 
 private:
     void append(std::string_view text) noexcept {
-        const auto n = std::min(text.size(), buffer_.size() - 1 - size_);
-        std::copy_n(text.data(), n, buffer_.data() + size_);
-        size_ += n;
+        size_ += text.copy(buffer_.data() + size_, buffer_.size() - 1 - size_);
         buffer_[size_] = '\0';
     }
     void append(std::uint64_t n) noexcept { print("%llu", static_cast<unsigned long long>(n)); }
@@ -169,7 +167,7 @@ public:
 
 protected:
     error(const failure& f, std::string_view tenant) noexcept : failure_(f) {
-        std::copy_n(tenant.data(), std::min(tenant.size(), detail::longest_name), tenant_.data());
+        tenant.copy(tenant_.data(), detail::longest_name);
     }
     error(const error&) = default;
     error& operator=(const error&) = default;
@@ -211,8 +209,8 @@ public:
 template <class T>
 class [[nodiscard]] result {
 public:
-    result(T value) : value_(std::move(value)) {}                 // NOLINT: implicit, as in std::expected
-    result(const failure& why) noexcept : failure_(why) {}        // NOLINT
+    result(T value) : value_(std::move(value)) {}                    // NOLINT: implicit, as in std::expected
+    result(const failure& why) noexcept : failure_(why) {}           // NOLINT
     result(errc code) noexcept : failure_(failure{.code = code}) {}  // NOLINT
 
     [[nodiscard]] explicit operator bool() const noexcept { return value_.has_value(); }

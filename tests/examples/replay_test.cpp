@@ -109,12 +109,18 @@ TEST_CASE("backlogged shares: joined intervals, windows, errors", "[examples]") 
     CHECK(meter.tenants()[2].windows == 0);
     CHECK(meter.tenants()[0].configured == Approx(3 * 0.75));
     CHECK(meter.largest_error_pp() == Approx(100 * (0.75 - 0.5 / 0.75)));
+    CHECK(meter.largest_relative_error() == Approx(100 * (0.25 / 0.75 / 0.25 - 1)));
     CHECK(meter.together() == 4s);
+    meter.add_device({always, always, always}, {0.6, 0.2, 0.0}, [](instant, instant) {
+        return std::vector{0.6, 0.2, 0.2};
+    });
+    CHECK(meter.together() == 4s);  // at the same time on two devices
 
     // Alone, or not all the time, is not backlogged beside anybody.
     trace_replay::backlog_meter alone(2, at(0s), at(4s));
-    alone.add_device({always, {{at(0s), at(1500ms)}}}, {0.5, 0.5},
-                     [](instant, instant) { return std::vector{1.0, 0.0}; });
+    alone.add_device({always, {{at(0s), at(1500ms)}}}, {0.5, 0.5}, [](instant, instant) {
+        return std::vector{1.0, 0.0};
+    });
     CHECK(alone.tenants()[0].windows == 0);
     CHECK(alone.largest_error_pp() == 0);
     CHECK(alone.together() == 0s);

@@ -115,8 +115,9 @@ TEST_CASE("a refused admission takes nothing and says why", "[tenant]") {
         (void)shared.admit({.name = "second", .memory = 2_MiB, .compute = 40_pct});
         FAIL("admitted");
     } catch (const gpushare::error& e) {
-        CHECK(std::string(e.what()) == "tenant 'second': admission, in permille: shares would sum over the whole "
-                                       "device (asked 400, 300 of 1000 left)");
+        CHECK(std::string(e.what()) ==
+              "tenant 'second': admission, in permille: shares would sum over the whole "
+              "device (asked 400, 300 of 1000 left)");
         CHECK(e.tenant() == "second");
     }
     CHECK(admission(shared, {.name = "second", .memory = 2_MiB, .compute = 30_pct}) == errc::none);
@@ -255,8 +256,7 @@ TEST_CASE("work runs, is charged, and its failures are the tenant's own", "[tena
     // The ledger is the truth, and the charge follows it.
     const auto book = n.ledger({0}).take();
     gpushare::ns truth{};
-    for (const auto& [tag, busy] :
-         host::busy_by_tag(book.blocks, gpushare::instant{}, host::steady_clock::now() + 1h))
+    for (const auto& [tag, busy] : host::busy_by_tag(book.blocks, gpushare::instant{}, host::steady_clock::now() + 1h))
         if (tag == good.tag()) truth = busy;
     CHECK(good.usage().device_time >= truth / 2);
     CHECK(good.usage().device_time + bad.usage().device_time <=
@@ -448,7 +448,8 @@ TEST_CASE("shares hold between backlogged tenants, by the device's own ledger", 
     REQUIRE(b.usage().waiting > 0);
     const auto busy = host::busy_by_tag(n.ledger({0}).take().blocks, start, end);
     REQUIRE(busy.size() == 2);
-    const double share = static_cast<double>(busy[0].busy.count()) / static_cast<double>((busy[0].busy + busy[1].busy).count());
+    const double share =
+        static_cast<double>(busy[0].busy.count()) / static_cast<double>((busy[0].busy + busy[1].busy).count());
     CHECK(share == Approx(0.7).margin(0.05));  // over about 200 ms; the bench measures it properly
     CHECK(a.close(soon()).complete);
     CHECK(b.close(soon()).complete);
@@ -462,7 +463,8 @@ TEST_CASE("tenants come and go while others work", "[tenant]") {
     for (int t = 0; t < 4; ++t)
         threads.emplace_back([&, t] {
             for (int i = 0; i < 25; ++i) {
-                auto mine = shared.admit({.name = "t" + std::to_string(t), .memory = 8_MiB, .devices = 2, .compute = 25_pct});
+                auto mine =
+                    shared.admit({.name = "t" + std::to_string(t), .memory = 8_MiB, .devices = 2, .compute = 25_pct});
                 void* p = mine.memory(1).allocate(1 << 20);
                 auto ticket = mine.submit([p](host::stream& s) { s.fill(p, std::byte{1}, 1 << 20); }, 1);
                 if (!ticket.wait(soon()) || ticket.status() != errc::none) return;

@@ -151,7 +151,8 @@ public:
         const std::stop_callback on_stop(stop, [this] { wake_all(); });
         std::unique_lock lock(mutex_);
         advance(lock, policy_time());
-        wait(lock, [] { return false; }, nullptr, never, stop);
+        wait(
+            lock, [] { return false; }, nullptr, never, stop);
     }
 
     /// What `c` has used, as far as it is known now. Zero for a client that isn't there.
@@ -357,8 +358,7 @@ private:
     }
 
     void keep_watch() noexcept {
-        if (!watched_ && !sleepers_.empty() && flights_.any_enqueued())
-            sleepers_.front()->woken.notify_one();
+        if (!watched_ && !sleepers_.empty() && flights_.any_enqueued()) sleepers_.front()->woken.notify_one();
     }
 
     void wake(const node& n) noexcept {

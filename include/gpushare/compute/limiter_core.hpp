@@ -40,8 +40,8 @@ struct grant {
 /// A client's account. device_time is charged time: see compute_limiter for how it is measured.
 struct client_usage {
     ns device_time{};
-    ns longest{};                     // the longest submission seen
-    std::uint64_t completed = 0;      // submissions that ran, failed ones included
+    ns longest{};                 // the longest submission seen
+    std::uint64_t completed = 0;  // submissions that ran, failed ones included
     std::uint64_t failed = 0;
     std::uint32_t waiting = 0, in_flight = 0;
 };

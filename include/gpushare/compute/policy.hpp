@@ -33,7 +33,9 @@ struct client_settings {
 /// Whether a policy looks at the time that it is given. One that doesn't says so with a member
 /// `static constexpr bool timeless = true`, and spares its users the reading of a clock.
 template <class P>
-inline constexpr bool is_timeless = requires { requires P::timeless; };
+inline constexpr bool is_timeless = requires {
+    requires P::timeless;
+};
 
 /// Decides among the clients with waiting work. Calls come from one thread at a time.
 ///   add, change, remove   a client begins, gets other settings (in force at once), ends; add and change may run out
@@ -42,6 +44,7 @@ inline constexpr bool is_timeless = requires { requires P::timeless; };
 ///   pick(now)             the waiting client to serve next; changes nothing
 ///   serve(c, cost)        c was picked and let in; cost is a prediction of its device time
 ///   correct(c, delta)     the truth about something served: the true cost less the predicted one
+// clang-format off
 template <class P>
 concept compute_policy = std::movable<P> && requires(P& p, const P& cp, client_id c, const client_settings& s, ns cost,
                                                      instant now) {
@@ -54,5 +57,6 @@ concept compute_policy = std::movable<P> && requires(P& p, const P& cp, client_i
     { p.serve(c, cost) } noexcept;
     { p.correct(c, cost) } noexcept;
 };
+// clang-format on
 
 }  // namespace gpushare::inline GPUSHARE_ABI

@@ -112,7 +112,8 @@ public:
            detail::submission<stream>& submission) noexcept
         : limiter_(&limiter), pool_(std::move(pool)), submission_(&submission) {}
     ticket(ticket&& other) noexcept
-        : limiter_(other.limiter_), pool_(std::move(other.pool_)),
+        : limiter_(other.limiter_),
+          pool_(std::move(other.pool_)),
           submission_(std::exchange(other.submission_, nullptr)) {}
     ticket& operator=(ticket&& other) noexcept {
         ticket(std::move(other)).swap(*this);

@@ -108,13 +108,18 @@ private:
         return std::max<std::int64_t>(s.weight.permille(), 1);
     }
 
-    void open_level(priority p) {
-        if (std::ranges::find(levels_, p, &level_state::level) == levels_.end()) levels_.push_back({p, 0});
+    // Null for a level that no client ever had. They are few.
+    [[nodiscard]] level_state* find_level(priority p) noexcept {
+        for (auto& l : levels_)
+            if (l.level == p) return &l;
+        return nullptr;
     }
 
-    [[nodiscard]] std::int64_t& virtual_time(priority p) noexcept {
-        return std::ranges::find(levels_, p, &level_state::level)->time;  // few levels, and add() opened each
+    void open_level(priority p) {
+        if (find_level(p) == nullptr) levels_.push_back({p, 0});
     }
+
+    [[nodiscard]] std::int64_t& virtual_time(priority p) noexcept { return find_level(p)->time; }  // add() opened it
 
     // A tag reaches this after decades, or after months of one client alone at 0.1 %: then only differences matter.
     void rebase(priority p) noexcept {

@@ -34,7 +34,7 @@ public:
     /// Throws std::bad_alloc if the host has no memory for the entry. Pointers are unique while they are out.
     void insert(const block& b) {
         const std::lock_guard lock(mutex_);
-        blocks_.insert_or_assign(b.pointer, b);
+        blocks_[b.pointer] = b;
     }
 
     /// Forgets the block: errc::none, and the caller may free it. unknown_block (never inserted, or freed already) or

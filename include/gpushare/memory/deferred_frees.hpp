@@ -7,9 +7,12 @@
 //   frees.collect();      // before an allocation is refused, and whenever convenient: never blocks
 #pragma once
 
+#include <atomic>
 #include <cstddef>
 #include <cstdint>
 #include <mutex>
+#include <optional>
+#include <thread>
 #include <utility>
 #include <vector>
 
@@ -19,8 +22,8 @@
 
 namespace gpushare::inline GPUSHARE_ABI {
 
-/// Refers to `Resource`, which must outlive it. Thread-safe; the resource is called under no lock. Destroying it
-/// frees nothing that is still pending: drain() first.
+/// Refers to `Resource`, which must outlive it. Thread-safe; the resource is called, and points are destroyed, under no
+/// lock. Destroying it frees nothing that is still pending: drain() first.
 template <timeline_point Point, memory_resource Resource>
 class deferred_frees {
 public:
@@ -44,15 +47,38 @@ public:
     /// Frees what has been reached, and returns how many blocks that were. Never blocks on a stream.
     std::size_t collect() noexcept {
         std::size_t freed = 0;
-        for (entry e; take_reached(e); ++freed) resource_->deallocate(e.pointer, e.size, e.alignment);
+        for (; const auto e = take_reached(); ++freed) {
+            resource_->deallocate(e->pointer, e->size, e->alignment);
+            returned_.fetch_add(1, std::memory_order_release);  // who sees the count sees the block back
+        }
         return freed;
+    }
+
+    /// How many blocks collecting has given back so far.
+    [[nodiscard]] std::uint64_t returned() const noexcept { return returned_.load(std::memory_order_acquire); }
+
+    /// Collects, and if nothing has come back since `returned()` was `seen`, waits for a block that another thread has
+    /// taken and not given back yet. True, and `seen` is up to date, if something has: worth another try. False: all
+    /// that is reached is back. Not to be called from within the resource.
+    bool settle(std::uint64_t& seen) noexcept {
+        collect();
+        while (returned() == seen) {
+            if (taken_.load(std::memory_order_relaxed) == seen) return false;  // the lock in collect() has ordered it
+            std::this_thread::yield();
+        }
+        seen = returned();
+        return true;
     }
 
     /// Waits for every pending free until `deadline`. False if some are left.
     bool drain(instant deadline) {
-        for (Point next; collect(), front(next);)
-            if (!next.wait(deadline)) return false;
-        return true;
+        for (auto seen = returned();;) {
+            while (settle(seen)) {
+            }
+            const auto next = front();
+            if (!next) return true;
+            if (!next->wait(deadline)) return false;
+        }
     }
 
     [[nodiscard]] bytes pending() const noexcept {
@@ -67,30 +93,31 @@ private:
         std::size_t size = 0, alignment = 0;
     };
 
-    bool take_reached(entry& out) noexcept {
+    std::optional<entry> take_reached() noexcept {
         const std::lock_guard lock(mutex_);
         for (auto& e : pending_) {
             if (!e.point.reached()) continue;
-            out = std::move(e);
+            std::optional taken(std::move(e));
             if (&e != &pending_.back()) e = std::move(pending_.back());
             pending_.pop_back();
-            bytes_ -= bytes{out.size};
-            return true;
+            bytes_ -= bytes{taken->size};
+            taken_.fetch_add(1, std::memory_order_relaxed);
+            return taken;
         }
-        return false;
+        return std::nullopt;
     }
 
-    bool front(Point& out) const {
+    std::optional<Point> front() const {
         const std::lock_guard lock(mutex_);
-        if (pending_.empty()) return false;
-        out = pending_.front().point;
-        return true;
+        return pending_.empty() ? std::nullopt : std::optional(pending_.front().point);
     }
 
     Resource* resource_;
     mutable std::mutex mutex_;
     std::vector<entry> pending_;
     bytes bytes_;
+    std::atomic<std::uint64_t> taken_{0};     // by collectors; written under the mutex
+    std::atomic<std::uint64_t> returned_{0};  // of these, back in the resource
 };
 
 }  // namespace gpushare::inline GPUSHARE_ABI

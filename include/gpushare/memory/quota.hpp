@@ -10,7 +10,8 @@
 // How it is exact. What is still free, not what is used, lies in one atomic word, so a single compare-and-swap
 // decides a charge, even beside a resize. Only when the word holds too little does a charge take the quota's
 // mutex, freeze the word and ask the parent for the difference: the parent sees granted charges only, so an
-// attempt that fails never makes another one fail.
+// attempt that fails never makes another one fail. While a quota is over its limit, after a resize below what is
+// charged, its word stays frozen: what is released must go back before anybody charges it again.
 #pragma once
 
 #include <algorithm>
@@ -78,21 +79,19 @@ public:
     bool release(bytes n) noexcept {
         for (;;) {
             auto [word, total] = read();
-            if (frozen(word)) {
-                const std::lock_guard wait_for_thaw(mutex_);
-                continue;
-            }
+            if (frozen(word)) [[unlikely]]
+                return release_slowly(n.count());
             if (n.count() > total - available(word)) return false;
             const auto released = release_word(word, n.count());
             // Release: what the caller did with the bytes happens before whoever charges them next.
             if (word_.compare_exchange_weak(word, released, std::memory_order_acq_rel, std::memory_order_relaxed)) {
-                if (release_field(released) % spill == 0) releases_.fetch_add(spill, std::memory_order_relaxed);
+                count_release(released);
                 break;
             }
         }
         // Relaxed suffices: a loan taken before this release was stored before a thaw that it saw; one taken after it
         // has used up the released bytes, and leaves nothing to return.
-        if (borrowed_.load(std::memory_order_relaxed) != 0) return_borrowed();
+        if (borrowed_.load(std::memory_order_relaxed) != 0) return_loans();
         return true;
     }
 
@@ -102,24 +101,15 @@ public:
     [[nodiscard]] errc resize(bytes guaranteed, bytes burst) noexcept {
         if (guaranteed + burst > max_limit() || (parent_ == nullptr && burst != bytes{}))
             return errc::invalid_specification;
-        {
-            const std::lock_guard lock(mutex_);
-            if (const auto grow = (guaranteed - guaranteed_).count(); grow > 0) {
-                // What was borrowed is charged at the parent already.
-                const auto held = std::min(grow, borrowed_.load(std::memory_order_relaxed));
-                const auto fresh = grow - held;
-                if (parent_ != nullptr && parent_->try_charge(bytes{fresh}) != errc::none) return errc::no_room;
-                borrowed_.fetch_sub(held, std::memory_order_relaxed);
-                freeze();
-                set_total(total() + fresh);
-                thaw([&](std::uint64_t word) { return word + fresh; });
-            } else {
-                borrowed_.fetch_add((guaranteed_ - guaranteed).count(), std::memory_order_relaxed);
-            }
-            guaranteed_ = guaranteed;
-            burst_ = burst;
-        }
-        return_borrowed();
+        const std::lock_guard lock(mutex_);
+        const auto borrowed = borrowed_.load(std::memory_order_relaxed);
+        const auto grow = (guaranteed - guaranteed_).count(), shrink = (guaranteed_ - guaranteed).count();
+        const auto held = std::min(grow, borrowed);  // what was borrowed is charged at the parent already
+        if (parent_ != nullptr && parent_->try_charge(bytes{grow - held}) != errc::none) return errc::no_room;
+        borrowed_.store(borrowed - held + shrink, std::memory_order_relaxed);
+        guaranteed_ = guaranteed;
+        burst_ = burst;
+        settle(grow - held);
         return errc::none;
     }
 
@@ -149,6 +139,13 @@ public:
         return parent_ == nullptr ? left : left + std::min(borrowable, parent_->free());
     }
 
+    /// The largest guarantee that resize() would grant now.
+    [[nodiscard]] bytes guarantee_room() const noexcept {
+        if (parent_ == nullptr) return max_limit();
+        const std::lock_guard lock(mutex_);  // what is borrowed stands still
+        return guaranteed_ + bytes{borrowed_.load(std::memory_order_relaxed)} + parent_->free();
+    }
+
     /// The figures of a refusal of `n` bytes, for error messages.
     [[nodiscard]] failure explain(errc code, bytes n) const noexcept {
         return {.code = code, .asked = n.count(), .left = free().count(), .limit = usage().limit().count()};
@@ -164,8 +161,12 @@ private:
     static constexpr std::uint64_t frozen_bit = std::uint64_t{1} << 63;
 
     static constexpr std::uint64_t available(std::uint64_t word) noexcept { return word & available_mask; }
-    static constexpr std::uint64_t charge_field(std::uint64_t word) noexcept { return word >> charge_shift & count_mask; }
-    static constexpr std::uint64_t release_field(std::uint64_t word) noexcept { return word >> release_shift & count_mask; }
+    static constexpr std::uint64_t charge_field(std::uint64_t word) noexcept {
+        return word >> charge_shift & count_mask;
+    }
+    static constexpr std::uint64_t release_field(std::uint64_t word) noexcept {
+        return word >> release_shift & count_mask;
+    }
     static constexpr bool frozen(std::uint64_t word) noexcept { return (word & frozen_bit) != 0; }
     // One more charge or release, modulo 128: the carry must not reach the field above.
     static constexpr std::uint64_t charge_word(std::uint64_t word, std::uint64_t n) noexcept {
@@ -200,8 +201,8 @@ private:
         return total_.load(std::memory_order_relaxed) & available_mask;
     }
     void set_total(std::uint64_t total) noexcept {
-        const auto version = (total_.load(std::memory_order_relaxed) & ~available_mask) + available_mask + 1;
-        total_.store(version | total, std::memory_order_release);
+        const auto changes = (total_.load(std::memory_order_relaxed) & ~available_mask) + available_mask + 1;
+        total_.store(changes | total, std::memory_order_release);
     }
 
     quota(quota* parent, bytes guaranteed, bytes burst)
@@ -221,31 +222,56 @@ private:
         }
     }
 
-    // While the word is frozen, charges and releases wait for the mutex, whose holder froze it: it alone changes the
-    // word then, and total_ with it.
+    void count_release(std::uint64_t word) noexcept {
+        if (release_field(word) % spill == 0) releases_.fetch_add(spill, std::memory_order_relaxed);
+    }
+
+    // While the word is frozen, charges and releases take the mutex: its holder alone changes the word then, and total_
+    // with it.
     void freeze() noexcept { word_.fetch_or(frozen_bit, std::memory_order_acq_rel); }
 
-    // Release: who sees the thawed word sees total_ as it was stored before.
-    template <class Change>
-    std::uint64_t thaw(Change change) noexcept {
-        const auto word = change(word_.load(std::memory_order_relaxed) & ~frozen_bit);
-        word_.store(word, std::memory_order_release);
-        return word;
+    // Stores the word, frozen still if the quota is over its limit. Release: who sees the thawed word sees total_ as it
+    // was stored before.
+    void thaw(std::uint64_t word) noexcept {
+        const bool over = borrowed_.load(std::memory_order_relaxed) > burst_.count();
+        word_.store(over ? word | frozen_bit : word & ~frozen_bit, std::memory_order_release);
     }
 
     errc charge_slowly(std::uint64_t n) noexcept {
         if (n > available_mask) return refuse(errc::size_overflow);
         const std::lock_guard lock(mutex_);
         freeze();
-        const auto left = available(word_.load(std::memory_order_relaxed));
-        const auto need = n - std::min(n, left);
+        const auto word = word_.load(std::memory_order_relaxed);
+        const auto need = n - std::min(n, available(word));
         if (const auto why = need == 0 ? errc::none : borrow(need); why != errc::none) {
-            thaw([](std::uint64_t word) { return word; });
+            thaw(word);
             return refuse(why);
         }
         set_total(total() + need);
-        count_charge(thaw([&](std::uint64_t word) { return charge_word(word + need, n); }), total());
+        const auto charged = charge_word(word + need, n);
+        thaw(charged);
+        count_charge(charged, total());
         return errc::none;
+    }
+
+    // This one and the next are kept out of line: inlined, they make every release a fifth slower.
+    [[gnu::noinline]] bool release_slowly(std::uint64_t n) noexcept {
+        const std::lock_guard lock(mutex_);
+        freeze();
+        const auto word = word_.load(std::memory_order_relaxed);
+        const bool charged = n <= total() - available(word);
+        if (charged) {
+            const auto released = release_word(word, n);
+            word_.store(released, std::memory_order_relaxed);  // still frozen: settle() publishes it
+            count_release(released);
+        }
+        settle();
+        return charged;
+    }
+
+    [[gnu::noinline]] void return_loans() noexcept {
+        const std::lock_guard lock(mutex_);
+        settle();
     }
 
     errc borrow(std::uint64_t need) noexcept {
@@ -261,15 +287,15 @@ private:
         return why;
     }
 
-    void return_borrowed() noexcept {
-        const std::lock_guard lock(mutex_);
-        const auto borrowed = borrowed_.load(std::memory_order_relaxed);
-        if (borrowed == 0) return;
+    // Under mutex_: takes in `fresh` bytes that the parent was charged, and returns loans that nobody uses.
+    void settle(std::uint64_t fresh = 0) noexcept {
         freeze();
-        const auto back = std::min(borrowed, available(word_.load(std::memory_order_relaxed)));
-        set_total(total() - back);
-        thaw([&](std::uint64_t word) { return word - back; });
+        const auto word = word_.load(std::memory_order_relaxed) + fresh;
+        const auto borrowed = borrowed_.load(std::memory_order_relaxed);
+        const auto back = std::min(borrowed, available(word));
+        set_total(total() + fresh - back);
         borrowed_.store(borrowed - back, std::memory_order_relaxed);
+        thaw(word - back);
         if (parent_ != nullptr && back != 0) parent_->release(bytes{back});
     }
 

@@ -58,8 +58,10 @@ public:
     }
 
     /// Back to the upstream, then credited, so that nobody is granted bytes that the upstream still holds.
-    /// wrong_size, and nothing credited, if the quota never charged that much.
+    /// wrong_size, and nothing credited, if the quota never charged that much. Null is ignored. An upstream that can't
+    /// tell wrong frees makes them the caller's: block_table can (tenant_memory has one).
     errc deallocate(void* p, std::size_t size, std::size_t alignment = alignof(std::max_align_t)) noexcept {
+        if (p == nullptr) return errc::none;  // the upstream may agree, and nothing was charged for it
         if constexpr (std::is_same_v<decltype(upstream_->deallocate(p, size, alignment)), errc>) {
             if (const errc why = upstream_->deallocate(p, size, alignment); why != errc::none) return why;
         } else {

@@ -47,7 +47,7 @@ public:
             throw std::invalid_argument("gpushare::table: a row of " + std::to_string(cells.size()) + " cells for " +
                                         std::to_string(columns_.size()) + " columns");
         }
-        std::ranges::for_each(cells, flatten);
+        for (auto& cell : cells) flatten(cell);
         rows_.push_back(std::move(cells));
         for (std::size_t i = 0; i < columns_.size(); ++i) widths_[i] = std::max(widths_[i], width(rows_.back()[i]));
     }
@@ -67,14 +67,16 @@ public:
 
 private:
     static void flatten(std::string& cell) {
-        std::ranges::replace_if(
-            cell, [](char c) { return c == '\n' || c == '\r' || c == '\t'; }, ' ');
+        for (char& c : cell)
+            if (c == '\n' || c == '\r' || c == '\t') c = ' ';
     }
 
     /// Code points: every byte but the continuation bytes of UTF-8.
     static std::size_t width(std::string_view cell) noexcept {
-        return static_cast<std::size_t>(
-            std::ranges::count_if(cell, [](char c) { return (static_cast<unsigned char>(c) & 0xC0U) != 0x80U; }));
+        std::size_t n = 0;
+        for (const char c : cell)
+            if ((static_cast<unsigned char>(c) & 0xC0U) != 0x80U) ++n;
+        return n;
     }
 
     template <std::invocable<std::size_t> Cell>

@@ -94,7 +94,7 @@ template <device_rooms Rooms>
     for (const device_room& d : devices) {
         // In this order: devices are counted from 0 on every node.
         if (d.node != std::ranges::begin(devices)->node) return failure{errc::different_nodes, d.device.index};
-        if (std::ranges::find(p.devices, d.device) != p.devices.end())
+        if (std::find(p.devices.begin(), p.devices.end(), d.device) != p.devices.end())
             return failure{errc::duplicate_device, d.device.index};
         p.devices.push_back(d.device);
         fits = std::min(fits, d.free);
@@ -129,7 +129,7 @@ template <device_rooms Rooms>
         rest = rest.subspan(size);
     }
     if (best.empty()) return failure{errc::too_few_devices, count, most_devices, most_devices};
-    std::ranges::sort(best, {}, &device_room::device);
+    std::ranges::sort(best, [](const device_room& a, const device_room& b) { return a.device < b.device; });
     return try_equal_split_over(total, best, unit);
 }
 

@@ -20,13 +20,13 @@ namespace gpushare::inline GPUSHARE_ABI {
 /// Bytes are totals over all devices of the tenant, and split equally; `compute` is a share of each of them.
 struct tenant_spec {
     std::string name{};
-    bytes memory{};              // guaranteed: set aside from the admission on
-    std::uint32_t devices = 1;   // how many, on one node
-    share compute{};             // of device time among the tenants of its level; the shares of a device sum to a whole
-    priority level{};            // tenants of a higher level go first, always
-    bytes burst{};               // further bytes while nobody was promised them
-    std::vector<device_id> on{}; // these devices; empty: those with the most room
-    bytes unit{1};               // memory / devices and burst / devices must be whole in it
+    bytes memory{};             // guaranteed: set aside from the admission on
+    std::uint32_t devices = 1;  // how many, on one node
+    share compute{};            // of device time among the tenants of its level; the shares of a device sum to a whole
+    priority level{};           // tenants of a higher level go first, always
+    bytes burst{};              // further bytes while nobody was promised them
+    std::vector<device_id> on{};  // these devices; empty: those with the most room
+    bytes unit{1};                // memory / devices and burst / devices must be whole in it
 };
 
 /// What is to be different. What isn't set stays.
@@ -46,12 +46,12 @@ struct tenant_usage {
     std::uint64_t refused = 0;                                            // allocations
 };
 
-/// Something that no caller can be told by a return value.
+/// Something that no caller can be told by a return value. The texts are valid during the call of the sink.
 struct tenant_event {
     enum class kind : std::uint8_t {
-        leak,           // a block that was still out at close; it was taken back
-        wrong_free,     // a free of something that isn't out, or isn't of that size; nothing was changed
-        stuck,          // work was still on the device when closing gave up; the memory stays charged
+        leak,        // a block that was still out at close; it was taken back
+        wrong_free,  // a free of something that isn't out, or isn't of that size; nothing was changed
+        stuck,       // work was still on the device when closing gave up; the memory stays charged until it ends
     };
     kind what{};
     std::string_view tenant{};
@@ -70,7 +70,8 @@ struct tenant_event {
     return "unknown event";
 }
 
-/// Called by whichever thread finds out, under no lock. What it throws is ignored: there is nobody to catch it.
+/// Called by whichever thread finds out, several at once if need be, under no lock. What it throws is ignored: there is
+/// nobody to catch it.
 using event_sink = std::function<void(const tenant_event&)>;
 
 namespace detail {

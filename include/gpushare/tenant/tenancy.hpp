@@ -11,11 +11,10 @@
 #include <chrono>
 #include <cstddef>
 #include <cstdint>
-#include <functional>
-#include <iterator>
 #include <memory>
 #include <mutex>
 #include <stop_token>
+#include <string>
 #include <string_view>
 #include <utility>
 #include <vector>
@@ -61,23 +60,18 @@ public:
         for (auto& s : shared_.stuck) (void)s.release();  // work may still use the memory
     }
 
-    /// Admits a tenant or throws operation_error, and then nothing is taken: invalid_specification (no name, no
-    /// memory, no share), duplicate_name, share_exceeded, no_device, and the errors of equal_split.
+    /// Admits a tenant or throws operation_error, which names it, and then nothing is taken: invalid_specification (no
+    /// name, no memory, no share), duplicate_name, share_exceeded, no_device, and the errors of equal_split.
     [[nodiscard]] tenant admit(tenant_spec spec) {
-        if (spec.name.empty()) refuse(errc::invalid_specification, spec, "a tenant needs a name");
-        if (spec.compute == share{}) refuse(errc::invalid_specification, spec, "needs a share of device time");
-        reap();
-        const std::lock_guard lock(shared_.mutex);
-        if (std::ranges::find(shared_.names, spec.name) != shared_.names.end())
-            refuse(errc::duplicate_name, spec, "the name is taken");
-        const auto rooms = rooms_for(spec);
-        const auto chosen = spec.on.empty() ? equal_split(spec.memory, spec.devices, rooms, spec.unit)
-                                            : equal_split_over(spec.memory, rooms, spec.unit);
-        if (const bytes step = spec.unit * chosen.devices.size(); spec.burst % step != bytes{})
-            refuse(errc::not_whole, spec, "burst does not divide into whole units over the devices");
-        spec.devices = static_cast<std::uint32_t>(chosen.devices.size());
-        spec.on = chosen.devices;
-        return tenant(std::make_unique<detail::tenant_state<Node>>(*node_, shared_, std::move(spec), ++last_tag_));
+        if (spec.name.empty()) refuse(errc::invalid_specification, {}, "a tenant needs a name");
+        if (spec.compute == share{}) refuse(errc::invalid_specification, spec.name, "needs a share of device time");
+        const std::string name = spec.name;
+        try {
+            return admit_named(std::move(spec));
+        } catch (const operation_error& e) {
+            if (!e.tenant().empty()) throw;
+            refuse(e.code(), name, e.what());  // of a split or a quota, which know no tenants
+        }
     }
 
     /// Drives the limiter of a device until a stop is requested; the dispatcher, on a thread of the embedder's. Not
@@ -106,10 +100,27 @@ public:
     }
 
 private:
-    [[noreturn]] static void refuse(errc code, const tenant_spec& spec, std::string_view why) {
+    [[noreturn]] static void refuse(errc code, std::string_view name, std::string_view why) {
         detail::message m;
-        m.add("tenant '", std::string_view(spec.name), "': ", why);
-        throw operation_error(code, spec.name, m.c_str());
+        m.add("tenant '", name.substr(0, detail::longest_name), "': ", why);
+        throw operation_error(code, name, m.c_str());
+    }
+
+    tenant admit_named(tenant_spec spec) {
+        reap();
+        auto state = std::make_unique<detail::tenant_state<Node>>(*node_, shared_);  // outlives the lock: see open()
+        const std::lock_guard lock(shared_.mutex);
+        if (std::ranges::find(shared_.names, spec.name) != shared_.names.end())
+            refuse(errc::duplicate_name, spec.name, "the name is taken");
+        const auto rooms = rooms_for(spec);
+        const auto chosen = spec.on.empty() ? equal_split(spec.memory, spec.devices, rooms, spec.unit)
+                                            : equal_split_over(spec.memory, rooms, spec.unit);
+        if (const bytes step = spec.unit * chosen.devices.size(); spec.burst % step != bytes{})
+            refuse(errc::not_whole, spec.name, "burst does not divide into whole units over the devices");
+        spec.devices = static_cast<std::uint32_t>(chosen.devices.size());
+        spec.on = chosen.devices;
+        state->open(*node_, std::move(spec), ++last_tag_);
+        return tenant(std::move(state));
     }
 
     // The devices that the tenant may go to: those it named, or those with enough device time left.
@@ -123,14 +134,13 @@ private:
             if (fit.size() < spec.devices && all.size() >= spec.devices) refuse_share(spec, all);
         } else {
             for (const auto d : spec.on) {
-                if (d.index >= all.size()) refuse(errc::no_device, spec, "no such device");
+                if (d.index >= all.size()) refuse(errc::no_device, spec.name, "no such device");
                 fit.push_back(all[d.index]);
             }
             if (spec.on.size() != spec.devices && spec.devices != 1)
-                refuse(errc::invalid_specification, spec, "names another number of devices than it asks for");
-            if (std::ranges::any_of(fit, [&](const device_room& r) {
-                    return shared_.devices[r.device.index].promised + asked > 1000;
-                }))
+                refuse(errc::invalid_specification, spec.name, "names another number of devices than it asks for");
+            if (std::ranges::any_of(
+                    fit, [&](const device_room& r) { return shared_.devices[r.device.index].promised + asked > 1000; }))
                 refuse_share(spec, fit);
         }
         return fit;
@@ -139,22 +149,28 @@ private:
     [[noreturn]] void refuse_share(const tenant_spec& spec, const std::vector<device_room>& rooms) const {
         std::vector<std::uint32_t> left;
         for (const auto& r : rooms) left.push_back(1000 - shared_.devices[r.device.index].promised);
-        std::ranges::sort(left, std::ranges::greater{});
+        std::ranges::sort(left, [](std::uint32_t a, std::uint32_t b) { return a > b; });
         const auto fits = left[std::min<std::size_t>(std::max(spec.devices, 1U), left.size()) - 1];
         raise({errc::share_exceeded, spec.compute.permille(), fits, 1000}, spec.name, "admission, in permille");
     }
 
     // Tenants whose destructor could not wait any longer are gone as soon as their work is. Not under the mutex: what
     // leaked is reported to the embedder.
-    void reap() {
+    void reap() noexcept {
         decltype(shared_.stuck) stuck;
         {
             const std::lock_guard lock(shared_.mutex);
             stuck.swap(shared_.stuck);
         }
-        std::erase_if(stuck, [](const auto& s) { return s->finish(instant::min()).complete; });
+        std::erase_if(stuck, [](const auto& s) {
+            try {
+                return s->finish(instant::min()).complete;
+            } catch (...) {  // the host is out of memory: next time
+                return false;
+            }
+        });
         const std::lock_guard lock(shared_.mutex);
-        std::ranges::move(stuck, std::back_inserter(shared_.stuck));
+        shared_.stuck.splice(shared_.stuck.end(), stuck);
     }
 
     Node* node_;

@@ -12,6 +12,7 @@
 #include <cstddef>
 #include <cstdint>
 #include <deque>
+#include <list>
 #include <memory>
 #include <mutex>
 #include <stop_token>
@@ -55,8 +56,8 @@ struct shared_node {
 
     mutable std::mutex mutex;
     std::deque<device> devices;
-    std::vector<std::string> names;                             // under the mutex
-    std::vector<std::unique_ptr<tenant_state<Node>>> stuck;  // under the mutex
+    std::vector<std::string> names;                        // under the mutex
+    std::list<std::unique_ptr<tenant_state<Node>>> stuck;  // under the mutex
     const event_sink events;
     const ns close_timeout;
 };
@@ -68,7 +69,8 @@ struct tenant_part {
 
     tenant_part(Node& whole, shared& all, const tenant_spec& spec, device_id d, bytes guaranteed, bytes burst,
                 std::uint32_t tag)
-        : device(d), on(all.devices[d.index]),
+        : device(d),
+          on(all.devices[d.index]),
           memory(on.memory, whole.memory(d), spec.name, d, guaranteed, burst, all.events),
           stream(whole.make_stream(d, spec.level, tag)),
           client(on.compute.add({.weight = spec.compute, .level = spec.level})) {}
@@ -88,16 +90,24 @@ class tenant_state {
 public:
     using shared = shared_node<Node>;
 
-    // Under the mutex of `all`.
-    tenant_state(Node& whole, shared& all, tenant_spec spec, std::uint32_t tag)
-        : clock_(whole.get_clock()), all_(&all), spec_(std::move(spec)), tag_(tag) {
+    tenant_state(Node& whole, shared& all) : clock_(whole.get_clock()), all_(&all) {}
+
+    // Under the mutex of `all`. When it throws, nothing is promised, and what was taken returns with the state: its
+    // destructor must not run under the mutex, for a limiter that a client leaves may let in somebody's work.
+    void open(Node& whole, tenant_spec spec, std::uint32_t tag) {
+        spec_ = std::move(spec);
+        tag_ = tag;
         for (const auto d : spec_.on)
-            parts_.emplace_back(whole, all, spec_, d, spec_.memory / spec_.devices, spec_.burst / spec_.devices, tag);
-        all.names.push_back(spec_.name);
+            parts_.emplace_back(whole, *all_, spec_, d, spec_.memory / spec_.devices, spec_.burst / spec_.devices, tag);
+        all_->names.push_back(spec_.name);
         promise(spec_.compute);
     }
 
-    [[nodiscard]] const tenant_spec& spec() const noexcept { return spec_; }
+    [[nodiscard]] const std::string& name() const noexcept { return spec_.name; }  // never changes
+    [[nodiscard]] tenant_spec spec() const {
+        const std::lock_guard lock(all_->mutex);
+        return spec_;
+    }
     [[nodiscard]] std::uint32_t tag() const noexcept { return tag_; }
     [[nodiscard]] std::deque<tenant_part<Node>>& parts() noexcept { return parts_; }
     [[nodiscard]] shared& all() const noexcept { return *all_; }
@@ -108,6 +118,7 @@ public:
     // and taken back; (5) quota, share and name return. A deadline can end it before (4), never within.
     close_report finish(instant deadline) {
         close_report report;
+        std::deque<tenant_part<Node>> ended;  // goes under no lock, as a stream may hold what a kernel threw
         for (auto& p : parts_) p.on.compute.close(p.client, instant::min());
         for (auto& p : parts_)
             if (!p.on.compute.close(p.client, deadline)) return report;
@@ -119,42 +130,82 @@ public:
         if (!parts_.empty()) {
             promise({});
             std::erase(all_->names, spec_.name);
-            parts_.clear();
+            ended.swap(parts_);
         }
         return report;
     }
 
-    // All or nothing.
-    errc change(const tenant_change& c) {
-        const std::lock_guard lock(all_->mutex);
-        if (parts_.empty()) return errc::closed;
-        auto want = spec_;
-        if (c.memory) want.memory = *c.memory;
-        if (c.burst) want.burst = *c.burst;
-        if (c.compute) want.compute = *c.compute;
-        if (c.level) want.level = *c.level;
-        const bytes step = want.unit * want.devices;
-        if (want.memory == bytes{} || want.compute == share{}) return errc::invalid_specification;
-        if (want.memory % step != bytes{} || want.burst % step != bytes{}) return errc::not_whole;
-        for (const auto& p : parts_)
-            if (p.on.promised - spec_.compute.permille() + want.compute.permille() > 1000) return errc::share_exceeded;
-        std::size_t done = 0;
-        errc why = errc::none;
-        for (; done < parts_.size() && why == errc::none; ++done) why = apply(parts_[done], want);
-        if (why != errc::none) {  // going back to what was granted needs nothing from anybody
-            for (std::size_t i = 0; i + 1 < done; ++i) (void)apply(parts_[i], spec_);
-            return why;
+    // All or nothing. The limiters are told last and under no lock, since they may let in work at once.
+    failure change(const tenant_change& c) {
+        if (c.level) open_level(*c.level);
+        {
+            const std::lock_guard lock(all_->mutex);
+            if (const auto why = grant(c); why.code != errc::none) return why;
         }
-        promise(want.compute);
-        spec_ = std::move(want);
-        return errc::none;
+        for (auto& p : parts_) tell_limiter(p);
+        return {};
     }
 
 private:
-    errc apply(tenant_part<Node>& p, const tenant_spec& s) {
-        const errc why = p.memory.limit().resize(s.memory / s.devices, s.burst / s.devices);
-        if (why == errc::none) (void)p.on.compute.change(p.client, {.weight = s.compute, .level = s.level});
-        return why;
+    // A new level is all that telling a limiter may run out of memory for: a client opens it, and goes.
+    void open_level(priority level) {
+        for (auto& p : parts_) p.on.compute.close(p.on.compute.add({.level = level}), instant::min());
+    }
+
+    // Under the mutex.
+    failure grant(const tenant_change& c) {
+        if (parts_.empty()) return {errc::closed};
+        const bytes memory = c.memory.value_or(spec_.memory), burst = c.burst.value_or(spec_.burst);
+        const share compute = c.compute.value_or(spec_.compute);
+        const bytes step = spec_.unit * spec_.devices;
+        if (memory == bytes{} || compute == share{}) return {errc::invalid_specification};
+        if (memory % step != bytes{} || burst % step != bytes{}) return {errc::not_whole};
+        for (const auto& p : parts_)
+            if (const auto left = 1000 - p.on.promised + spec_.compute.permille(); compute.permille() > left)
+                return {errc::share_exceeded, compute.permille(), left, 1000};
+        if (const auto why = resize_parts(memory / spec_.devices, burst / spec_.devices); why.code != errc::none)
+            return why;
+        promise(compute);
+        spec_.memory = memory;
+        spec_.burst = burst;
+        spec_.compute = compute;
+        spec_.level = c.level.value_or(spec_.level);
+        return {};
+    }
+
+    // Figures are those of one device.
+    failure resize_parts(bytes memory, bytes burst) {
+        const auto no_room = [&](tenant_part<Node>& p) {
+            return failure{errc::no_room, memory.count(), p.memory.limit().guarantee_room().count(),
+                           p.on.memory.usage().limit().count()};
+        };
+        // Asked before any is resized: what one part got until another refuses, others' bursts would miss.
+        for (auto& p : parts_)
+            if (memory > p.memory.limit().guarantee_room()) return no_room(p);
+        for (std::size_t i = 0; i < parts_.size(); ++i) {
+            const errc code = parts_[i].memory.limit().resize(memory, burst);
+            if (code == errc::none) continue;
+            const auto why = code == errc::no_room ? no_room(parts_[i]) : failure{code};
+            while (i-- > 0)  // going back to what was granted needs nothing from anybody
+                (void)parts_[i].memory.limit().resize(spec_.memory / spec_.devices, spec_.burst / spec_.devices);
+            return why;
+        }
+        return {};
+    }
+
+    [[nodiscard]] client_settings settings() const {
+        const std::lock_guard lock(all_->mutex);
+        return {.weight = spec_.compute, .level = spec_.level};
+    }
+
+    // Two resizes may get here in either order: whoever finds newer settings than it told tells those.
+    void tell_limiter(tenant_part<Node>& p) {
+        client_settings told, now = settings();
+        do {
+            told = now;
+            (void)p.on.compute.change(p.client, told);
+            now = settings();
+        } while (now.weight != told.weight || now.level != told.level);
     }
 
     void promise(share compute) {
@@ -164,8 +215,8 @@ private:
 
     typename shared::clock_type clock_;
     shared* all_;
-    tenant_spec spec_;
-    std::uint32_t tag_;
+    tenant_spec spec_;  // what a resize changes: under the mutex
+    std::uint32_t tag_ = 0;
     share promised_{};
     std::deque<tenant_part<Node>> parts_;
 };
@@ -194,9 +245,9 @@ public:
         if (state_ != nullptr) abandon();
     }
 
-    [[nodiscard]] const std::string& name() const noexcept { return state_->spec().name; }
-    /// As granted: with the devices that were chosen.
-    [[nodiscard]] const tenant_spec& spec() const noexcept { return state_->spec(); }
+    [[nodiscard]] const std::string& name() const noexcept { return state_->name(); }
+    /// As granted, by the last resize too: with the devices that were chosen.
+    [[nodiscard]] tenant_spec spec() const { return state_->spec(); }
 
     /// What the tenant's streams are marked with, in the ledgers and traces of the node. Never used twice.
     [[nodiscard]] std::uint32_t tag() const noexcept { return state_->tag(); }
@@ -225,14 +276,15 @@ public:
     }
 
     [[nodiscard]] tenant_usage usage() {
-        tenant_usage sum{.memory = spec().memory, .burst = spec().burst};
+        const auto granted = spec();
+        tenant_usage sum{.memory = granted.memory, .burst = granted.burst};
         for (auto& p : state_->parts()) {
             p.memory.collect();
             const auto held = p.memory.limit().usage();
             sum.current += held.current;
             sum.peak += held.peak;
             sum.pending += p.memory.pending();
-            sum.refused += held.refusals;
+            sum.refused += p.memory.refused();
             const auto ran = p.on.compute.usage(p.client);
             sum.device_time += ran.device_time;
             sum.completed += ran.completed;
@@ -243,9 +295,15 @@ public:
         return sum;
     }
 
-    /// Live, all or nothing. Throws operation_error: no_room, share_exceeded, not_whole, invalid_specification, closed.
+    /// Live, all or nothing. Throws operation_error: no_room (its figures are bytes on one device), share_exceeded
+    /// (permille), not_whole, invalid_specification, closed; and std::bad_alloc.
     void resize(const tenant_change& change) {
-        if (const errc why = state_->change(change); why != errc::none) raise({.code = why}, name(), "resize");
+        const auto why = state_->change(change);
+        if (why.code == errc::none) return;
+        raise(why, name(),
+              why.code == errc::no_room          ? "resize, on one device"
+              : why.code == errc::share_exceeded ? "resize, in permille"
+                                                 : "resize");
     }
 
     /// Ends the tenant: cancels what waits, waits for what runs, takes back what leaked, returns the rest. Incomplete at
@@ -264,10 +322,14 @@ private:
 
     void abandon() noexcept {
         auto& all = state_->all();
+        errc why = errc::deadline_exceeded;
         try {
             if (state_->finish(saturating_add(state_->now(), all.close_timeout)).complete) return;
-            for (auto& p : state_->parts())
-                detail::tell(all.events, {tenant_event::kind::stuck, name(), p.device, errc::deadline_exceeded});
+        } catch (...) {
+            why = errc::out_of_memory;  // of the host's
+        }
+        for (auto& p : state_->parts()) detail::tell(all.events, {tenant_event::kind::stuck, name(), p.device, why});
+        try {
             const std::lock_guard lock(all.mutex);
             all.stuck.push_back(std::move(state_));
         } catch (...) {

@@ -6,7 +6,9 @@
 //   tenant.memory().deallocate(p, 1 << 20, 256);           // errc::wrong_size, unknown_block: nothing happened
 #pragma once
 
+#include <atomic>
 #include <cstddef>
+#include <cstdint>
 #include <string>
 #include <utility>
 
@@ -28,11 +30,16 @@ class tenant_memory {
 public:
     static constexpr std::size_t default_alignment = 256;
 
-    /// Takes `guaranteed` bytes from `device` at once; throws operation_error (no_room) if they aren't there.
+    /// Takes `guaranteed` bytes from `device` at once; throws operation_error (no_room) if they aren't there. All that
+    /// is referred to, the sink too, must outlive it.
     tenant_memory(quota& device, Upstream& upstream, std::string tenant, device_id id, bytes guaranteed, bytes burst,
                   const event_sink& sink)
-        : tenant_(std::move(tenant)), id_(id), sink_(&sink), quota_(device, guaranteed, burst),
-          resource_(quota_, upstream, tenant_), frees_(resource_) {}
+        : tenant_(std::move(tenant)),
+          id_(id),
+          sink_(&sink),
+          quota_(device, guaranteed, burst),
+          resource_(quota_, upstream, tenant_),
+          frees_(resource_) {}
     tenant_memory(const tenant_memory&) = delete;
     tenant_memory& operator=(const tenant_memory&) = delete;
 
@@ -47,21 +54,26 @@ public:
 
     [[nodiscard]] void* try_allocate(std::size_t size, std::size_t alignment = default_alignment,
                                      std::string_view label = {}, failure* why = nullptr) noexcept {
+        auto seen = frees_.returned();
         void* p = resource_.try_allocate(size, alignment, why);
-        while (p == nullptr && frees_.collect() != 0) p = resource_.try_allocate(size, alignment, why);
-        if (p == nullptr) return nullptr;
-        try {
-            blocks_.insert({p, bytes{size}, alignment, label});
-        } catch (...) {  // the host has no memory for the entry
-            resource_.deallocate(p, size, alignment);
-            if (why != nullptr) *why = {.code = errc::out_of_memory, .asked = size};
-            return nullptr;
+        while (p == nullptr && frees_.settle(seen)) p = resource_.try_allocate(size, alignment, why);
+        if (p != nullptr) {
+            try {
+                blocks_.insert({p, bytes{size}, alignment, label});
+                return p;
+            } catch (...) {  // the host has no memory for the entry
+                resource_.deallocate(p, size, alignment);
+                if (why != nullptr) *why = {.code = errc::out_of_memory, .asked = size};
+            }
         }
-        return p;
+        refused_.fetch_add(1, std::memory_order_relaxed);  // a count and no more
+        return nullptr;
     }
 
-    /// No work may use the block any more. unknown_block or wrong_size, an event, and nothing happens, if it isn't out.
+    /// No work may use the block any more. unknown_block or wrong_size, an event, and nothing else, if it isn't out.
+    /// Null is ignored.
     errc deallocate(void* p, std::size_t size, std::size_t alignment = default_alignment) noexcept {
+        if (p == nullptr) return errc::none;
         const errc wrong = forget(p, size, alignment);
         return wrong != errc::none ? wrong : resource_.deallocate(p, size, alignment);
     }
@@ -69,6 +81,7 @@ public:
     /// As deallocate, but for a block that work before `point` may still use: credited once the point is reached.
     errc deallocate_after(const Point& point, void* p, std::size_t size,
                           std::size_t alignment = default_alignment) noexcept {
+        if (p == nullptr) return errc::none;
         const errc wrong = forget(p, size, alignment);
         if (wrong == errc::none) frees_.add(point, p, size, alignment);
         return wrong;
@@ -97,12 +110,15 @@ public:
     [[nodiscard]] bytes free() const noexcept { return resource_.free(); }
     [[nodiscard]] bytes taken_by_others() const noexcept { return resource_.taken_by_others(); }
     [[nodiscard]] bytes pending() const noexcept { return frees_.pending(); }
+    /// Allocations that were refused. The quota counts more: it is asked again after frees were collected.
+    [[nodiscard]] std::uint64_t refused() const noexcept { return refused_.load(std::memory_order_relaxed); }
     [[nodiscard]] quota& limit() noexcept { return quota_; }
 
 private:
     errc forget(void* p, std::size_t size, std::size_t alignment) noexcept {
         const errc wrong = blocks_.remove(p, bytes{size}, alignment);
-        if (wrong != errc::none) detail::tell(*sink_, {tenant_event::kind::wrong_free, tenant_, id_, wrong, bytes{size}, {}});
+        if (wrong != errc::none)
+            detail::tell(*sink_, {tenant_event::kind::wrong_free, tenant_, id_, wrong, bytes{size}, {}});
         return wrong;
     }
 
@@ -113,6 +129,7 @@ private:
     quota_resource<Upstream> resource_;
     block_table blocks_;
     deferred_frees<Point, quota_resource<Upstream>> frees_;
+    std::atomic<std::uint64_t> refused_{0};
 };
 
 }  // namespace gpushare::inline GPUSHARE_ABI

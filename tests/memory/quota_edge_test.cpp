@@ -1,0 +1,107 @@
+// SPDX-License-Identifier: Apache-2.0
+// Quotas where the plain cases end: over their limit after a resize while threads charge and release, and what a
+// resize could still grant.
+#include <atomic>
+#include <cstdint>
+
+#include <gpushare/error.hpp>
+#include <gpushare/memory/quota.hpp>
+#include <gpushare/units.hpp>
+
+#include "support/catch.hpp"
+#include "support/threads.hpp"
+
+using namespace gpushare::literals;
+using gpushare::errc;
+using gpushare::quota;
+
+namespace {
+
+/// `q` is charged with 100,000 bytes and over its limit. Threads give back all but `left` one by one, others charge
+/// whatever is free: none of it may be, because what is charged stays over the limit all the time.
+void check_over_limit(quota& q, std::uint64_t left) {
+    std::atomic<std::uint64_t> granted{0}, lost{0};
+    {
+        support::background greedy(1, [&](unsigned) {
+            if (q.try_charge(1_B) == errc::none) granted.fetch_add(1);
+        });
+        support::together(2, [&](unsigned) {
+            for (std::uint64_t i = 0; i < (100'000 - left) / 2; ++i)
+                if (!q.release(1_B)) lost.fetch_add(1);
+        });
+    }
+    CHECK(granted.load() == 0);
+    CHECK(lost.load() == 0);
+    CHECK(q.usage().current == gpushare::bytes{left});
+}
+
+}  // namespace
+
+TEST_CASE("nothing is granted while a quota is over its limit, whatever is released", "[memory][quota][attack]") {
+    quota device{200'000_B};
+    SECTION("a root") {
+        REQUIRE(device.try_charge(100'000_B) == errc::none);
+        REQUIRE(device.resize(100_B, 0_B) == errc::none);
+        check_over_limit(device, 100);
+        CHECK(device.release(1_B));
+        CHECK(device.try_charge(2_B) == errc::over_quota);
+        CHECK(device.try_charge(1_B) == errc::none);
+        CHECK(device.resize(200_B, 0_B) == errc::none);
+        CHECK(device.try_charge(100_B) == errc::none);
+    }
+    SECTION("a child whose guarantee shrinks, with burst left to it") {
+        quota child{device, 90'000_B, 10'000_B};
+        REQUIRE(child.try_charge(100'000_B) == errc::none);
+        REQUIRE(child.resize(50_B, 50_B) == errc::none);
+        check_over_limit(child, 100);
+        CHECK(device.usage().current == 100_B);
+        CHECK(child.release(60_B));
+        CHECK(device.usage().current == 50_B);
+        CHECK(child.try_charge(60_B) == errc::none);
+        CHECK(child.usage().borrowed == 50_B);
+        CHECK(child.release(100_B));
+        CHECK(child.usage().borrowed == 0_B);
+    }
+    SECTION("a resize up ends it at once") {
+        quota child{device, 100'000_B};
+        REQUIRE(child.try_charge(100'000_B) == errc::none);
+        REQUIRE(child.resize(50_B, 50_B) == errc::none);
+        REQUIRE(child.resize(50_B, 100'000_B) == errc::none);
+        CHECK(child.try_charge(50_B) == errc::none);
+        CHECK(child.try_charge(1_B) == errc::over_quota);
+        CHECK(child.release(100'050_B));
+        CHECK(device.usage().current == 50_B);
+    }
+}
+
+TEST_CASE("figures stay exact over the limit", "[memory][quota]") {
+    quota q{1'000_B};
+    for (int i = 0; i < 1'000; ++i) REQUIRE(q.try_charge(1_B) == errc::none);
+    REQUIRE(q.resize(10_B, 0_B) == errc::none);
+    CHECK_FALSE(q.release(1'001_B));
+    for (int i = 0; i < 1'000; ++i) {
+        CHECK(q.usage().current.count() == 1'000U - static_cast<unsigned>(i));
+        REQUIRE(q.release(1_B));
+    }
+    CHECK_FALSE(q.release(1_B));
+    CHECK(q.usage().charges == 1'000);
+    CHECK(q.usage().releases == 1'000);
+    CHECK(q.usage().peak == 1'000_B);
+    CHECK(q.free() == 10_B);
+}
+
+TEST_CASE("a quota knows the largest guarantee that it could grow to", "[memory][quota]") {
+    quota device{100_B};
+    quota a{device, 20_B, 30_B}, b{device, 40_B};
+    CHECK(a.guarantee_room() == 60_B);
+    REQUIRE(a.try_charge(35_B) == errc::none);  // 15 of them borrowed
+    CHECK(a.guarantee_room() == 60_B);
+    CHECK(b.guarantee_room() == 65_B);
+    CHECK(b.resize(66_B, 0_B) == errc::no_room);
+    CHECK(b.resize(65_B, 0_B) == errc::none);
+    CHECK(a.guarantee_room() == 35_B);
+    CHECK(a.resize(36_B, 0_B) == errc::no_room);
+    CHECK(a.resize(35_B, 0_B) == errc::none);
+    CHECK(device.guarantee_room() == quota::max_limit());
+    CHECK(a.release(35_B));
+}
