@@ -4,6 +4,7 @@
 #include <algorithm>
 #include <bit>
 #include <cmath>
+#include <utility>
 
 namespace trace_replay {
 
@@ -104,7 +105,7 @@ bool lane::acquire(running& r, const job& j) {
         r.model = residents_.insert(residents_.end(), {.model = j.model, .memory = p});
         const double seconds = static_cast<double>(m.size.count()) / load_bytes_per_second / workload_->speedup;
         const gpushare::grid shape{.blocks = sms_, .hold = gpushare::ns(std::llround(seconds * 1e9))};
-        access_->submit([shape](host::stream& s) { s.launch(shape, load_model{}); });
+        access_->submit([shape](host::stream& s) { s.launch(shape, load_model{}); }, r.tickets);
     } else {
         residents_.splice(residents_.end(), residents_, r.model);
     }
@@ -134,19 +135,22 @@ void lane::submit(running& r, const job& j) {
     const auto last = j.steps * j.kernels - 1;
     denoise kernel{.x = r.latent, .size = latent_size, .number = 0, .seed = mix(r.job + 1)};
     for (; kernel.number < last; ++kernel.number)
-        access_->submit([shape, kernel](host::stream& s) { s.launch(shape, kernel); });
-    access_->submit([=, this, &r, &record](host::stream& s) {
+        access_->submit([shape, kernel](host::stream& s) { s.launch(shape, kernel); }, r.tickets);
+    auto last_kernel = [=, &r, &record, clock = clock_](host::stream& s) {
         s.launch(shape, kernel);
         s.copy(r.read_back.data(), r.latent, latent_bytes(latent_size).count());
         r.end = s.record();
-        record.let_in = clock_.now();
+        record.let_in = clock.now();
         r.let_in.store(true, std::memory_order_release);
-    });
+    };
+    access_->submit(std::move(last_kernel), r.tickets);
 }
 
 void lane::finish(running& r) {
     auto& record = (*records_)[r.job];
     record.failed = r.end.status() != gpushare::errc::none;
+    for (const auto& t : r.tickets)  // the device is done with all of them
+        record.failed |= !t.wait() || t.status() != gpushare::errc::none;
     record.done = !record.failed;
     record.finished = r.end.when();
     std::uint64_t checksum = 1;

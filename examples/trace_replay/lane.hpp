@@ -15,6 +15,7 @@
 
 #include <gpushare/backend/host/host.hpp>
 #include <gpushare/compute/ticket.hpp>
+#include <gpushare/tenant/tenant.hpp>
 
 #include "trace_replay/workload.hpp"
 
@@ -22,13 +23,16 @@ namespace trace_replay {
 
 namespace host = gpushare::host;
 
+using ticket = gpushare::tenant<host::node>::ticket;
+
 /// Where a lane gets memory and device time.
 class access {
 public:
     virtual ~access() = default;
     [[nodiscard]] virtual void* try_allocate(gpushare::bytes size) = 0;  // null: not now
     virtual void free(void* p, gpushare::bytes size) = 0;                // nothing uses it any more
-    virtual void submit(gpushare::submission_work<host::stream> work) = 0;
+    /// Adds a ticket for the work, if there is anything between it and the device.
+    virtual void submit(gpushare::submission_work<host::stream> work, std::vector<ticket>& tickets) = 0;
 };
 
 /// What became of a job. Times are instants of the node's clock.
@@ -72,6 +76,7 @@ private:
         std::vector<void*> loras;
         float* latent = nullptr;
         std::vector<float> read_back;
+        std::vector<ticket> tickets;
         host::stream::point end;
         std::atomic<bool> let_in{false};  // release: `end` is set
     };

@@ -26,6 +26,12 @@ using namespace trace_replay;
 // Of a made-up trace: a few days' worth.
 constexpr std::size_t generated_requests = 20000;
 
+constexpr auto legend =
+    "share %: of the device time that the backlogged tenants got together, over the whole seconds in which this one "
+    "and\n"
+    "  another had work waiting all the time; configured: its part of their shares; device seconds: how many of them\n"
+    "  there were, all devices together. From the node's ledger.\n";
+
 void run(const options& o) {
     const trace t = o.trace.empty() ? generate(o.seed, generated_requests) : read_trace_file(o.trace);
     std::printf("trace: %s\n", o.trace.empty() ? "built-in generator" : o.trace.c_str());
@@ -36,12 +42,10 @@ void run(const options& o) {
         "  arrivals %.0f times and work %.0f times as fast, so that %.0f s ask for %.2g times the device time of "
         "%u devices with %llu GiB each\n",
         w.arrival_speedup, w.speedup, o.seconds, o.load, o.devices, static_cast<unsigned long long>(o.memory_gib));
-    std::printf(
-        "share %%: of the device time that the backlogged tenants got together, over the whole seconds in which this "
-        "one\n  and another had work waiting all the time; configured: its part of their shares; device\n  seconds: "
-        "how "
-        "many of them there were, all devices together. From the node's ledger.\n\n");
+    std::printf("%s\n", legend);
 
+    std::ofstream svg(o.svg);  // now: a file that can't be written should not cost a minute
+    if (!svg) throw usage_error("cannot write the chart to '" + o.svg + "'");
     std::vector<outcome> runs;
     for (const auto how : {way::unlimited, way::fair, way::weighted}) {
         std::fprintf(stderr, "replaying %zu requests: %s ...\n", w.jobs.size(), std::string(to_string(how)).c_str());
@@ -50,7 +54,6 @@ void run(const options& o) {
         std::fflush(stdout);
     }
     std::printf("%s\n", verdict(w, runs).c_str());
-    std::ofstream svg(o.svg);
     svg << to_svg(to_chart(w, runs));
     svg.close();
     if (!svg) throw usage_error("cannot write the chart to '" + o.svg + "'");

@@ -11,6 +11,7 @@
 #include <range/v3/view/cartesian_product.hpp>
 #include <range/v3/view/iota.hpp>
 #include <range/v3/view/zip.hpp>
+#include <span>
 #include <stdexcept>
 #include <thread>
 #include <utility>
@@ -53,7 +54,7 @@ public:
         memory_.deallocate(p, size.count(), 256);
         held_ -= size;
     }
-    void submit(gpushare::submission_work<host::stream> work) override { work(stream_); }
+    void submit(gpushare::submission_work<host::stream> work, std::vector<ticket>&) override { work(stream_); }
     [[nodiscard]] gpushare::bytes peak() const { return peak_; }
 
 private:
@@ -69,11 +70,39 @@ public:
 
     void* try_allocate(gpushare::bytes size) override { return tenant_.memory(part_).try_allocate(size.count()); }
     void free(void* p, gpushare::bytes size) override { tenant_.memory(part_).deallocate(p, size.count()); }
-    void submit(gpushare::submission_work<host::stream> work) override { tenant_.submit(std::move(work), part_); }
+    void submit(gpushare::submission_work<host::stream> work, std::vector<ticket>& tickets) override {
+        tickets.push_back(tenant_.submit(std::move(work), part_));
+    }
 
 private:
     gpushare::tenant<host::node>& tenant_;
     std::size_t part_;
+};
+
+/// A ledger's blocks in bins of time, so that a window needs to look at its own only.
+class blocks_by_time {
+public:
+    blocks_by_time(std::span<const host::block_record> blocks, instant start, gpushare::ns bin, std::size_t bins)
+        : start_(start), bin_(bin), bins_(bins) {
+        for (const auto& b : blocks)
+            for (auto i = index(b.start); i <= index(b.end); ++i) bins_[i].push_back(b);
+    }
+
+    /// A block may come twice, which changes nothing about when its tag was active.
+    [[nodiscard]] std::vector<host::block_record> within(instant from, instant to) const {
+        std::vector<host::block_record> all;
+        for (auto i = index(from); i <= index(to); ++i) all.insert(all.end(), bins_[i].begin(), bins_[i].end());
+        return all;
+    }
+
+private:
+    [[nodiscard]] std::size_t index(instant t) const {
+        return std::min(static_cast<std::size_t>(std::max(t - start_, gpushare::ns{0}) / bin_), bins_.size() - 1);
+    }
+
+    instant start_;
+    gpushare::ns bin_;
+    std::vector<std::vector<host::block_record>> bins_;
 };
 
 /// One run: everything that lives while it lasts, in the order in which it must be made.
@@ -195,18 +224,20 @@ private:
         for (std::uint32_t d = 0; d < node_.num_devices(); ++d) {
             const auto book = node_.ledger(device_id{d}).take();
             if (book.dropped != 0) throw std::runtime_error("the ledger is too small for the run");
-            for (std::size_t b = 0; b < bins; ++b) {
-                const auto from = start_ + static_cast<std::int64_t>(b) * out.bin;
-                for (const auto& [tag, busy] : host::busy_by_tag(book.blocks, from, from + out.bin))
-                    out.tenants[tenant_of(tag)].busy[b] +=
-                        static_cast<double>(busy.count()) / static_cast<double>(out.bin.count()) / node_.num_devices();
-            }
-            meter.add_device(backlogs(d), weights(), [&](instant from, instant to) {
+            const blocks_by_time blocks(book.blocks, start_, out.bin, bins);
+            const auto busy_between = [&](instant from, instant to) {
                 std::vector<double> busy(out.tenants.size());
-                for (const auto& [tag, time] : host::busy_by_tag(book.blocks, from, to))
+                for (const auto& [tag, time] : host::busy_by_tag(blocks.within(from, to), from, to))
                     busy[tenant_of(tag)] = static_cast<double>(time.count());
                 return busy;
-            });
+            };
+            for (std::size_t b = 0; b < bins; ++b) {
+                const auto from = start_ + static_cast<std::int64_t>(b) * out.bin;
+                const auto busy = busy_between(from, from + out.bin);
+                for (std::size_t t = 0; t < busy.size(); ++t)
+                    out.tenants[t].busy[b] += busy[t] / static_cast<double>(out.bin.count()) / node_.num_devices();
+            }
+            meter.add_device(backlogs(d), weights(), busy_between);
         }
         out.share_error_pp = meter.largest_error_pp();
         out.share_error_percent = meter.largest_relative_error();

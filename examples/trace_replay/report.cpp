@@ -49,6 +49,19 @@ std::string change(double from, double to) {
     return to <= from ? print("%.1fx shorter", from / to) : print("%.1fx longer", to / from);
 }
 
+/// Whose p99 grew most from one run to the other; the number of tenants if nobody's did.
+std::size_t biggest_loser(const workload& w, const outcome& from, const outcome& to) {
+    std::size_t loser = w.tenants.size();
+    double growth = 1;
+    for (std::size_t t = 0; t < w.tenants.size(); ++t) {
+        const double factor = quantile(to.tenants[t].latency_ms, 0.99) / quantile(from.tenants[t].latency_ms, 0.99);
+        if (!(factor > growth)) continue;  // NaN without requests done
+        growth = factor;
+        loser = t;
+    }
+    return loser;
+}
+
 }  // namespace
 
 double quantile(std::vector<double> values, double q) {
@@ -112,6 +125,10 @@ std::string verdict(const workload& w, std::span<const outcome> runs) {
     if (!std::isnan(before) && !std::isnan(after))
         text += print(" the p99 latency of priority tenant %s went from %s to %s ms (%s),", name(u),
                       milliseconds(before).c_str(), milliseconds(after).c_str(), change(before, after).c_str());
+    if (const auto loser = biggest_loser(w, free, weighted); loser < w.tenants.size())
+        text += print(" that of %s, who paid most for it, from %s to %s ms,", name(loser),
+                      milliseconds(quantile(free.tenants[loser].latency_ms, 0.99)).c_str(),
+                      milliseconds(quantile(weighted.tenants[loser].latency_ms, 0.99)).c_str());
     if (compared(weighted))
         text += print(" backlogged tenants got their configured shares within %.2f percentage points,",
                       weighted.share_error_pp);

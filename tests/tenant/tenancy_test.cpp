@@ -476,3 +476,59 @@ TEST_CASE("tenants come and go while others work", "[tenant]") {
     CHECK(rounds == 100);
     check_untouched(shared);
 }
+
+TEST_CASE("what was in flight at the close is in the final account", "[tenant]") {
+    node n(small_node(1));
+    tenancy shared(n);
+    auto a = shared.admit({.name = "a", .memory = 16_MiB, .compute = 50_pct});
+    void* p = a.memory().allocate(1 << 20);
+    a.memory().deallocate(p, 1 << 20);
+    auto ran = a.submit([](host::stream& s) { s.enqueue(2ms); });
+    auto failed = a.submit([](host::stream&) { throw std::runtime_error("no"); });
+    const auto report = a.close(soon());
+    REQUIRE(report.complete);
+    CHECK(report.usage.completed == 2);
+    CHECK(report.usage.failed == 1);
+    CHECK(report.usage.device_time >= 2ms);
+    CHECK(report.usage.peak == 1_MiB);
+    CHECK(report.usage.in_flight == 0);
+    CHECK(a.usage().device_time == report.usage.device_time);
+    CHECK(a.close(soon()).usage.completed == 2);  // again
+}
+
+TEST_CASE("calls that overlap a close are refused, and nothing is lost", "[tenant]") {
+    for (int round = 0; round < 20; ++round) {
+        node n(small_node());
+        tenancy shared(n);
+        {
+            auto a = shared.admit({.name = "a", .memory = 32_MiB, .devices = 2, .compute = 50_pct});
+            std::atomic<bool> closed{false};
+            std::vector<std::jthread> threads;
+            for (std::size_t part = 0; part < 2; ++part)
+                threads.emplace_back([&, part] {
+                    auto& memory = a.memory(part);
+                    std::vector<tenancy::tenant::ticket> tickets;
+                    while (!closed) {
+                        (void)memory.try_allocate(1 << 10);  // leaks
+                        if (void* p = memory.try_allocate(1 << 12)) memory.deallocate(p, 1 << 12);
+                        if (auto t = a.try_submit([](host::stream& s) { s.enqueue(1us); }, part))
+                            tickets.push_back(*std::move(t));
+                        (void)a.usage();
+                        (void)a.acquire(part, host::steady_clock::now() + 1ms);
+                        (void)code_of([&] { a.resize({.compute = 40_pct}); });
+                    }
+                    for (auto& t : tickets) t.wait(soon());
+                });
+            threads.emplace_back([&] { (void)a.close(soon()); });
+            std::this_thread::sleep_for(1ms);
+            CHECK(a.close(soon()).complete);
+            CHECK(code_of([&] { (void)a.memory(); }) == errc::closed);
+            CHECK(code_of([&] { a.resize({.memory = 2_MiB}); }) == errc::closed);
+            CHECK(a.try_submit([](host::stream&) {}).code() == errc::closed);
+            closed = true;
+        }
+        check_untouched(shared);
+        CHECK(n.memory({0}).used() == 0_B);
+        CHECK(n.memory({1}).used() == 0_B);
+    }
+}

@@ -82,8 +82,10 @@ public:
     }
 
     /// Takes no more submissions of `c`, cancels those that wait, waits until `deadline` for those in flight and then
-    /// forgets the client. False at the deadline: call again. Permits that a thread holds count as in flight.
-    bool close(client_id c, instant deadline = never, const std::stop_token& stop = {}) {
+    /// forgets the client, leaving in `account`, if given, what it has used. False at the deadline: call again. Permits
+    /// that a thread holds count as in flight.
+    bool close(client_id c, instant deadline = never, const std::stop_token& stop = {},
+               client_usage* account = nullptr) {
         const std::stop_callback on_stop(stop, [this] { wake_all(); });
         std::unique_lock lock(mutex_);
         if (!core_.contains(c)) return true;
@@ -92,7 +94,9 @@ public:
         advance(lock, policy_time());
         const auto drained = [&] { return !core_.contains(c) || core_.usage(c).in_flight == 0; };
         if (wait(lock, drained, nullptr, deadline, stop) != errc::none) return false;
-        if (core_.contains(c)) core_.remove(c);
+        if (!core_.contains(c)) return true;
+        if (account != nullptr) *account = core_.usage(c);
+        core_.remove(c);
         return true;
     }
 

@@ -89,6 +89,7 @@ struct close_report {
     bool complete = false;
     std::uint64_t leaked_blocks = 0;
     bytes leaked{};
+    tenant_usage usage{};  // final, if complete
 };
 
 }  // namespace gpushare::inline GPUSHARE_ABI

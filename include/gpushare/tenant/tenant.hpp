@@ -9,6 +9,7 @@
 #pragma once
 
 #include <algorithm>
+#include <atomic>
 #include <cstddef>
 #include <cstdint>
 #include <deque>
@@ -83,6 +84,7 @@ struct tenant_part {
     tenant_memory<typename Node::memory_type, typename Node::stream::point> memory;
     typename Node::stream stream;
     client_id client;
+    client_usage account{};  // once the client is closed; under the mutex
 };
 
 template <node Node>
@@ -91,6 +93,14 @@ public:
     using shared = shared_node<Node>;
 
     tenant_state(Node& whole, shared& all) : clock_(whole.get_clock()), all_(&all) {}
+    tenant_state(const tenant_state&) = delete;
+    tenant_state& operator=(const tenant_state&) = delete;
+
+    ~tenant_state() {
+        close_report late;  // what calls that overlapped the close have left behind
+        if (closed())
+            for (auto& p : parts_) p.memory.take_back(late);
+    }
 
     // Under the mutex of `all`. When it throws, nothing is promised, and what was taken returns with the state: its
     // destructor must not run under the mutex, for a limiter that a client leaves may let in somebody's work.
@@ -113,24 +123,48 @@ public:
     [[nodiscard]] shared& all() const noexcept { return *all_; }
     [[nodiscard]] instant now() const noexcept { return clock_.now(); }
 
+    // Acquire: who sees it closed sees the final accounts.
+    [[nodiscard]] bool closed() const noexcept { return closed_.load(std::memory_order_acquire); }
+
+    [[nodiscard]] tenant_usage usage() {
+        const auto granted = spec();
+        tenant_usage sum{.memory = granted.memory, .burst = granted.burst};
+        for (auto& p : parts_) {
+            p.memory.collect();
+            const auto held = p.memory.limit().usage();
+            sum.current += held.current;
+            sum.peak += held.peak;
+            sum.pending += p.memory.pending();
+            sum.refused += p.memory.refused();
+            add(sum, p.on.compute.usage(p.client));  // nothing, once the client is closed
+            const std::lock_guard lock(all_->mutex);
+            add(sum, p.account);
+        }
+        return sum;
+    }
+
     // The order of closing: (1) nothing new is let in and what waits is cancelled, on all devices; (2) permits that are
     // out and work in flight end; (3) frees in stream order are collected; (4) blocks that are still out are reported
-    // and taken back; (5) quota, share and name return. A deadline can end it before (4), never within.
+    // and taken back; (5) quota, share and name return. A deadline can end it before (4), never within. The parts stay
+    // until the handle goes, so that a call that overlaps is refused and not lost.
     close_report finish(instant deadline) {
         close_report report;
-        std::deque<tenant_part<Node>> ended;  // goes under no lock, as a stream may hold what a kernel threw
-        for (auto& p : parts_) p.on.compute.close(p.client, instant::min());
+        for (auto& p : parts_) end_client(p, instant::min());
         for (auto& p : parts_)
-            if (!p.on.compute.close(p.client, deadline)) return report;
+            if (!end_client(p, deadline)) return report;
         for (auto& p : parts_)
             if (!p.stream.record().wait(deadline) || !p.memory.drain(deadline)) return report;
-        for (auto& p : parts_) p.memory.take_back(report);
+        for (auto& p : parts_) {
+            (void)p.memory.limit().resize({}, {});  // refuses whatever comes now, and gives the device what is freed
+            p.memory.take_back(report);
+        }
         report.complete = true;
+        report.usage = usage();
         const std::lock_guard lock(all_->mutex);
-        if (!parts_.empty()) {
+        if (!closed()) {
             promise({});
             std::erase(all_->names, spec_.name);
-            ended.swap(parts_);
+            closed_.store(true, std::memory_order_release);
         }
         return report;
     }
@@ -147,6 +181,22 @@ public:
     }
 
 private:
+    bool end_client(tenant_part<Node>& p, instant deadline) {
+        client_usage account;
+        if (!p.on.compute.close(p.client, deadline, {}, &account)) return false;
+        const std::lock_guard lock(all_->mutex);
+        if (account.completed != 0) p.account = account;  // else it was closed before
+        return true;
+    }
+
+    static void add(tenant_usage& sum, const client_usage& ran) noexcept {
+        sum.device_time += ran.device_time;
+        sum.completed += ran.completed;
+        sum.failed += ran.failed;
+        sum.waiting += ran.waiting;
+        sum.in_flight += ran.in_flight;
+    }
+
     // A new level is all that telling a limiter may run out of memory for: a client opens it, and goes.
     void open_level(priority level) {
         for (auto& p : parts_) p.on.compute.close(p.on.compute.add({.level = level}), instant::min());
@@ -154,7 +204,7 @@ private:
 
     // Under the mutex.
     failure grant(const tenant_change& c) {
-        if (parts_.empty()) return {errc::closed};
+        if (closed()) return {errc::closed};
         const bytes memory = c.memory.value_or(spec_.memory), burst = c.burst.value_or(spec_.burst);
         const share compute = c.compute.value_or(spec_.compute);
         const bytes step = spec_.unit * spec_.devices;
@@ -218,14 +268,15 @@ private:
     tenant_spec spec_;  // what a resize changes: under the mutex
     std::uint32_t tag_ = 0;
     share promised_{};
+    std::atomic<bool> closed_{false};
     std::deque<tenant_part<Node>> parts_;
 };
 
 }  // namespace detail
 
-/// Movable; one owner. Safe from any thread, but for close and the destructor, which must not overlap other calls.
-/// `part` counts the tenant's devices from 0. The destructor closes; what could not be closed in time stays charged
-/// and is reported.
+/// Movable; one owner. Safe from any thread, but for the destructor and assignment: calls that overlap a close, or come
+/// after it, are refused (errc::closed; allocations from a memory() got before: over_quota). `part` counts the
+/// tenant's devices from 0. The destructor closes; what could not be closed in time stays charged and is reported.
 template <node Node>
 class tenant {
 public:
@@ -275,25 +326,8 @@ public:
         return p.on.compute.acquire(p.client, deadline, stop);
     }
 
-    [[nodiscard]] tenant_usage usage() {
-        const auto granted = spec();
-        tenant_usage sum{.memory = granted.memory, .burst = granted.burst};
-        for (auto& p : state_->parts()) {
-            p.memory.collect();
-            const auto held = p.memory.limit().usage();
-            sum.current += held.current;
-            sum.peak += held.peak;
-            sum.pending += p.memory.pending();
-            sum.refused += p.memory.refused();
-            const auto ran = p.on.compute.usage(p.client);
-            sum.device_time += ran.device_time;
-            sum.completed += ran.completed;
-            sum.failed += ran.failed;
-            sum.waiting += ran.waiting;
-            sum.in_flight += ran.in_flight;
-        }
-        return sum;
-    }
+    /// As far as it is known now; after close, for good.
+    [[nodiscard]] tenant_usage usage() { return state_->usage(); }
 
     /// Live, all or nothing. Throws operation_error: no_room (its figures are bytes on one device), share_exceeded
     /// (permille), not_whole, invalid_specification, closed; and std::bad_alloc.
@@ -312,12 +346,12 @@ public:
 
 private:
     detail::tenant_part<Node>& at(std::size_t part) {
-        if (part >= state_->parts().size()) raise(missing(), name());
+        if (part >= state_->parts().size() || state_->closed()) raise(missing(), name());
         return state_->parts()[part];
     }
 
     [[nodiscard]] failure missing() const noexcept {
-        return {.code = state_->parts().empty() ? errc::closed : errc::no_device};
+        return {.code = state_->closed() ? errc::closed : errc::no_device};
     }
 
     void abandon() noexcept {
