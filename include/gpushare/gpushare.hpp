@@ -26,5 +26,6 @@
 #include <gpushare/tenant/tenancy.hpp>
 #include <gpushare/tenant/tenant.hpp>
 #include <gpushare/tenant/tenant_memory.hpp>
+#include <gpushare/tenant/tenant_state.hpp>
 #include <gpushare/units.hpp>
 #include <gpushare/version.hpp>

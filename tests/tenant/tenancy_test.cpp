@@ -505,8 +505,7 @@ TEST_CASE("calls that overlap a close are refused, and nothing is lost", "[tenan
             std::atomic<bool> closed{false};
             std::vector<std::jthread> threads;
             for (std::size_t part = 0; part < 2; ++part)
-                threads.emplace_back([&, part] {
-                    auto& memory = a.memory(part);
+                threads.emplace_back([&, part, &memory = a.memory(part)] {
                     std::vector<tenancy::tenant::ticket> tickets;
                     while (!closed) {
                         (void)memory.try_allocate(1 << 10);  // leaks
@@ -519,7 +518,7 @@ TEST_CASE("calls that overlap a close are refused, and nothing is lost", "[tenan
                     }
                     for (auto& t : tickets) t.wait(soon());
                 });
-            threads.emplace_back([&] { (void)a.close(soon()); });
+            threads.emplace_back([&] { (void)a.close(soon()); });  // two at once
             std::this_thread::sleep_for(1ms);
             CHECK(a.close(soon()).complete);
             CHECK(code_of([&] { (void)a.memory(); }) == errc::closed);

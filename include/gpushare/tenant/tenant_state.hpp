@@ -1,0 +1,267 @@
+// SPDX-License-Identifier: Apache-2.0
+// What stands behind a tenant's handle: its parts on the devices, what it was granted, and the order in which it ends.
+// tenant.hpp is the handle, tenancy.hpp admits.
+//
+//   auto state = std::make_unique<detail::tenant_state<Node>>(node, shared);   state->open(node, spec, tag);
+#pragma once
+
+#include <atomic>
+#include <cstddef>
+#include <cstdint>
+#include <deque>
+#include <list>
+#include <memory>
+#include <mutex>
+#include <string>
+#include <type_traits>
+#include <utility>
+#include <vector>
+
+#include <gpushare/compute/compute_limiter.hpp>
+#include <gpushare/concepts.hpp>
+#include <gpushare/config.hpp>
+#include <gpushare/error.hpp>
+#include <gpushare/memory/quota.hpp>
+#include <gpushare/tenant/specification.hpp>
+#include <gpushare/tenant/tenant_memory.hpp>
+#include <gpushare/units.hpp>
+
+namespace gpushare::inline GPUSHARE_ABI::detail {
+
+template <node Node>
+class tenant_state;
+
+/// What the tenants of a node share.
+template <node Node>
+struct shared_node {
+    using clock_type = std::remove_cvref_t<decltype(std::declval<const Node&>().get_clock())>;
+    using limiter = compute_limiter<typename Node::stream, clock_type>;
+
+    struct device {
+        device(bytes capacity, const limiter_options& options, clock_type time)
+            : memory(capacity), compute(options, std::move(time)) {}
+        quota memory;
+        limiter compute;
+        std::uint32_t promised = 0;  // permille of device time; under the mutex
+    };
+
+    explicit shared_node(event_sink sink, ns timeout) : events(std::move(sink)), close_timeout(timeout) {}
+
+    mutable std::mutex mutex;
+    std::deque<device> devices;
+    std::vector<std::string> names;                        // under the mutex
+    std::list<std::unique_ptr<tenant_state<Node>>> stuck;  // under the mutex
+    const event_sink events;
+    const ns close_timeout;
+};
+
+/// A tenant's part of one device.
+template <node Node>
+struct tenant_part {
+    using shared = shared_node<Node>;
+
+    tenant_part(Node& whole, shared& all, const tenant_spec& spec, device_id d, bytes guaranteed, bytes burst,
+                std::uint32_t tag)
+        : device(d),
+          on(all.devices[d.index]),
+          memory(on.memory, whole.memory(d), spec.name, d, guaranteed, burst, all.events),
+          stream(whole.make_stream(d, spec.level, tag)),
+          client(on.compute.add({.weight = spec.compute, .level = spec.level})) {}
+    tenant_part(const tenant_part&) = delete;
+    tenant_part& operator=(const tenant_part&) = delete;
+    ~tenant_part() { on.compute.close(client, instant::min()); }
+
+    device_id device;
+    typename shared::device& on;
+    tenant_memory<typename Node::memory_type, typename Node::stream::point> memory;
+    typename Node::stream stream;
+    client_id client;
+    client_usage account{};  // once the client is closed; under the mutex
+};
+
+template <node Node>
+class tenant_state {
+public:
+    using shared = shared_node<Node>;
+
+    tenant_state(Node& whole, shared& all) : clock_(whole.get_clock()), all_(&all) {}
+    tenant_state(const tenant_state&) = delete;
+    tenant_state& operator=(const tenant_state&) = delete;
+
+    ~tenant_state() {
+        close_report late;  // what calls that overlapped the close have left behind
+        if (closed())
+            for (auto& p : parts_) p.memory.take_back(late);
+    }
+
+    // Under the mutex of `all`. When it throws, nothing is promised, and what was taken returns with the state: its
+    // destructor must not run under the mutex, for a limiter that a client leaves may let in somebody's work.
+    void open(Node& whole, tenant_spec spec, std::uint32_t tag) {
+        spec_ = std::move(spec);
+        tag_ = tag;
+        for (const auto d : spec_.on)
+            parts_.emplace_back(whole, *all_, spec_, d, spec_.memory / spec_.devices, spec_.burst / spec_.devices, tag);
+        all_->names.push_back(spec_.name);
+        promise(spec_.compute);
+    }
+
+    [[nodiscard]] const std::string& name() const noexcept { return spec_.name; }  // never changes
+    [[nodiscard]] tenant_spec spec() const {
+        const std::lock_guard lock(all_->mutex);
+        return spec_;
+    }
+    [[nodiscard]] std::uint32_t tag() const noexcept { return tag_; }
+    [[nodiscard]] std::deque<tenant_part<Node>>& parts() noexcept { return parts_; }
+    [[nodiscard]] shared& all() const noexcept { return *all_; }
+    [[nodiscard]] instant now() const noexcept { return clock_.now(); }
+
+    // Acquire: who sees it closed sees the final accounts.
+    [[nodiscard]] bool closed() const noexcept { return closed_.load(std::memory_order_acquire); }
+
+    [[nodiscard]] tenant_usage usage() {
+        const auto granted = spec();
+        tenant_usage sum{.memory = granted.memory, .burst = granted.burst};
+        for (auto& p : parts_) {
+            p.memory.collect();
+            const auto held = p.memory.limit().usage();
+            sum.current += held.current;
+            sum.peak += held.peak;
+            sum.pending += p.memory.pending();
+            sum.refused += p.memory.refused();
+            add(sum, p.on.compute.usage(p.client));  // nothing, once the client is closed
+            const std::lock_guard lock(all_->mutex);
+            add(sum, p.account);
+        }
+        return sum;
+    }
+
+    // The order of closing: (1) nothing new is let in and what waits is cancelled, on all devices; (2) permits that are
+    // out and work in flight end; (3) frees in stream order are collected; (4) blocks that are still out are reported
+    // and taken back; (5) quota, share and name return. A deadline can end it before (4), never within. The parts stay
+    // until the handle goes, so that a call that overlaps is refused and not lost.
+    close_report finish(instant deadline) {
+        close_report report;
+        for (auto& p : parts_) end_client(p, instant::min());
+        for (auto& p : parts_)
+            if (!end_client(p, deadline)) return report;
+        for (auto& p : parts_)
+            if (!p.stream.record().wait(deadline) || !p.memory.drain(deadline)) return report;
+        for (auto& p : parts_) {
+            (void)p.memory.limit().resize({}, {});  // refuses whatever comes now, and gives the device what is freed
+            p.memory.take_back(report);
+        }
+        report.complete = true;
+        report.usage = usage();
+        const std::lock_guard lock(all_->mutex);
+        if (!closed()) {
+            promise({});
+            std::erase(all_->names, spec_.name);
+            closed_.store(true, std::memory_order_release);
+        }
+        return report;
+    }
+
+    // All or nothing. The limiters are told last and under no lock, since they may let in work at once.
+    failure change(const tenant_change& c) {
+        if (c.level) open_level(*c.level);
+        {
+            const std::lock_guard lock(all_->mutex);
+            if (const auto why = grant(c); why.code != errc::none) return why;
+        }
+        for (auto& p : parts_) tell_limiter(p);
+        return {};
+    }
+
+private:
+    bool end_client(tenant_part<Node>& p, instant deadline) {
+        client_usage account;
+        if (!p.on.compute.close(p.client, deadline, {}, &account)) return false;
+        const std::lock_guard lock(all_->mutex);
+        if (account.completed != 0) p.account = account;  // else it was closed before
+        return true;
+    }
+
+    static void add(tenant_usage& sum, const client_usage& ran) noexcept {
+        sum.device_time += ran.device_time;
+        sum.completed += ran.completed;
+        sum.failed += ran.failed;
+        sum.waiting += ran.waiting;
+        sum.in_flight += ran.in_flight;
+    }
+
+    // A new level is all that telling a limiter may run out of memory for: a client opens it, and goes.
+    void open_level(priority level) {
+        for (auto& p : parts_) p.on.compute.close(p.on.compute.add({.level = level}), instant::min());
+    }
+
+    // Under the mutex.
+    failure grant(const tenant_change& c) {
+        if (closed()) return {errc::closed};
+        const bytes memory = c.memory.value_or(spec_.memory), burst = c.burst.value_or(spec_.burst);
+        const share compute = c.compute.value_or(spec_.compute);
+        const bytes step = spec_.unit * spec_.devices;
+        if (memory == bytes{} || compute == share{}) return {errc::invalid_specification};
+        if (memory % step != bytes{} || burst % step != bytes{}) return {errc::not_whole};
+        for (const auto& p : parts_)
+            if (const auto left = 1000 - p.on.promised + spec_.compute.permille(); compute.permille() > left)
+                return {errc::share_exceeded, compute.permille(), left, 1000};
+        if (const auto why = resize_parts(memory / spec_.devices, burst / spec_.devices); why.code != errc::none)
+            return why;
+        promise(compute);
+        spec_.memory = memory;
+        spec_.burst = burst;
+        spec_.compute = compute;
+        spec_.level = c.level.value_or(spec_.level);
+        return {};
+    }
+
+    // Figures are those of one device.
+    failure resize_parts(bytes memory, bytes burst) {
+        const auto no_room = [&](tenant_part<Node>& p) {
+            return failure{errc::no_room, memory.count(), p.memory.limit().guarantee_room().count(),
+                           p.on.memory.usage().limit().count()};
+        };
+        // Asked before any is resized: what one part got until another refuses, others' bursts would miss.
+        for (auto& p : parts_)
+            if (memory > p.memory.limit().guarantee_room()) return no_room(p);
+        for (std::size_t i = 0; i < parts_.size(); ++i) {
+            const errc code = parts_[i].memory.limit().resize(memory, burst);
+            if (code == errc::none) continue;
+            const auto why = code == errc::no_room ? no_room(parts_[i]) : failure{code};
+            while (i-- > 0)  // going back to what was granted needs nothing from anybody
+                (void)parts_[i].memory.limit().resize(spec_.memory / spec_.devices, spec_.burst / spec_.devices);
+            return why;
+        }
+        return {};
+    }
+
+    [[nodiscard]] client_settings settings() const {
+        const std::lock_guard lock(all_->mutex);
+        return {.weight = spec_.compute, .level = spec_.level};
+    }
+
+    // Two resizes may get here in either order: whoever finds newer settings than it told tells those.
+    void tell_limiter(tenant_part<Node>& p) {
+        client_settings told, now = settings();
+        do {
+            told = now;
+            (void)p.on.compute.change(p.client, told);
+            now = settings();
+        } while (now.weight != told.weight || now.level != told.level);
+    }
+
+    void promise(share compute) {
+        for (auto& p : parts_) p.on.promised += compute.permille() - promised_.permille();
+        promised_ = compute;
+    }
+
+    typename shared::clock_type clock_;
+    shared* all_;
+    tenant_spec spec_;  // what a resize changes: under the mutex
+    std::uint32_t tag_ = 0;
+    share promised_{};
+    std::atomic<bool> closed_{false};
+    std::deque<tenant_part<Node>> parts_;
+};
+
+}  // namespace gpushare::inline GPUSHARE_ABI::detail
