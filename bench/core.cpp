@@ -7,6 +7,7 @@
 #include <cstdio>
 #include <cstdlib>
 #include <exception>
+#include <filesystem>
 #include <new>
 #include <stdexcept>
 #include <vector>
@@ -119,15 +120,12 @@ void host_launch(bench::report& r) {
 /// by the node's ledger.
 void demo_shares(bench::report& r) {
     trace_replay::options o;
-    std::string name = "built-in generator";
-    auto trace = trace_replay::generate(o.seed, 20000);
 #ifdef GPUSHARE_SHARED_DATA
-    if (std::FILE* there = std::fopen(GPUSHARE_SHARED_DATA "/lora_request_trace.csv", "r")) {
-        std::fclose(there);
-        name = "lora_request_trace.csv";
-        trace = trace_replay::read_trace_file(GPUSHARE_SHARED_DATA "/lora_request_trace.csv");
-    }
+    o.trace = GPUSHARE_SHARED_DATA "/lora_request_trace.csv";
 #endif
+    if (!std::filesystem::exists(o.trace)) o.trace.clear();
+    const auto trace = o.trace.empty() ? trace_replay::generate(o.seed, trace_replay::demo_requests)
+                                       : trace_replay::read_trace_file(o.trace);
     std::vector<double> errors, relative, together;
     for (std::uint64_t seed = 1; seed <= 5; ++seed) {  // five windows of the trace
         o.seed = seed;
@@ -137,7 +135,8 @@ void demo_shares(bench::report& r) {
         together.push_back(run.together_s);
         if (run.share_error_pp == 0) throw std::runtime_error("core.demo_share_error_pp: nobody was backlogged");
     }
-    std::printf("# weighted runs of 5 windows of %s\n", name.c_str());
+    std::printf("# weighted runs of 5 windows of %s\n",
+                o.trace.empty() ? "the built-in generator" : "lora_request_trace.csv");
     r.figure("core.demo_share_error_pp", {std::ranges::max(errors)}, "pp");  // over all cases, and here is each
     r.figure("core.demo_share_error_of_a_window_pp", errors, "pp");
     r.figure("core.demo_share_error_of_a_share", {std::ranges::max(relative)}, "%");

@@ -23,9 +23,6 @@ namespace {
 
 using namespace trace_replay;
 
-// Of a made-up trace: a few days' worth.
-constexpr std::size_t generated_requests = 20000;
-
 constexpr auto legend =
     "share %: of the device time that the backlogged tenants got together, over the whole seconds in which this one "
     "and\n"
@@ -33,7 +30,7 @@ constexpr auto legend =
     "  there were, all devices together. From the node's ledger.\n";
 
 void run(const options& o) {
-    const trace t = o.trace.empty() ? generate(o.seed, generated_requests) : read_trace_file(o.trace);
+    const trace t = o.trace.empty() ? generate(o.seed, demo_requests) : read_trace_file(o.trace);
     std::printf("trace: %s\n", o.trace.empty() ? "built-in generator" : o.trace.c_str());
     std::printf("  %s\n", to_string(t.summary).c_str());
     const workload w = make_workload(t, o);

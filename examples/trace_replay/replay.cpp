@@ -6,11 +6,7 @@
 #include <cmath>
 #include <deque>
 #include <memory>
-#include <mutex>
 #include <optional>
-#include <range/v3/view/cartesian_product.hpp>
-#include <range/v3/view/iota.hpp>
-#include <range/v3/view/zip.hpp>
 #include <span>
 #include <stdexcept>
 #include <thread>
@@ -62,6 +58,13 @@ private:
     host::stream stream_;
     gpushare::bytes held_, peak_;
 };
+
+/// The device of each job: a tenant's requests take the devices in turn.
+std::vector<std::uint32_t> in_turn(const workload& w, std::uint32_t devices) {
+    std::vector<std::uint32_t> turn(w.tenants.size()), device_of;
+    for (const auto& j : w.jobs) device_of.push_back(turn[j.tenant]++ % devices);
+    return device_of;
+}
 
 /// Under gpushare: the tenant's quota and its queue.
 class tenant_access final : public access {
@@ -116,7 +119,8 @@ public:
                  .sms = sms_per_device,
                  .timing = host::timing::modelled,
                  .ledger_capacity = blocks_of(w)}),
-          records_(w.jobs.size()) {
+          records_(w.jobs.size()),
+          device_of_(in_turn(w, o.devices)) {
         if (how == way::unlimited)
             open_bare(o.devices);
         else
@@ -167,18 +171,8 @@ private:
                 [this, d](const std::stop_token& stop) { tenancy_->dispatch(device_id{d}, stop); });
     }
 
-    /// A tenant's requests take its devices in turn.
     lane& lane_of(std::size_t job) {
-        const auto t = workload_.jobs[job].tenant;
-        return lanes_[t * node_.num_devices() + device_of_job(job)];
-    }
-
-    std::uint32_t device_of_job(std::size_t job) {
-        if (devices_of_.empty()) {
-            std::vector<std::uint32_t> turn(workload_.tenants.size());
-            for (const auto& j : workload_.jobs) devices_of_.push_back(turn[j.tenant]++ % node_.num_devices());
-        }
-        return devices_of_[job];
+        return lanes_[workload_.jobs[job].tenant * node_.num_devices() + device_of_[job]];
     }
 
     outcome measure() {
@@ -265,11 +259,11 @@ private:
 
     /// When each tenant had work waiting for device `d`: from the hand-over of a job to its last kernel's turn. Without
     /// limits nothing waits before the device, so there the job counts until it is finished.
-    std::vector<std::vector<interval>> backlogs(std::uint32_t d) {
+    std::vector<std::vector<interval>> backlogs(std::uint32_t d) const {
         std::vector<std::vector<interval>> all(workload_.tenants.size());
         for (std::size_t i = 0; i < records_.size(); ++i) {
             const auto& r = records_[i];
-            if (!r.done || device_of_job(i) != d) continue;
+            if (!r.done || device_of_[i] != d) continue;
             all[workload_.jobs[i].tenant].push_back({r.submitted, how_ == way::unlimited ? r.finished : r.let_in});
         }
         return all;
@@ -283,8 +277,8 @@ private:
     std::deque<gpushare::tenant<host::node>> tenants_;
     std::vector<std::unique_ptr<access>> accesses_;  // tenant by tenant, device by device
     std::vector<job_record> records_;
-    std::deque<lane> lanes_;                 // as the accesses
-    std::vector<std::uint32_t> devices_of_;  // of each job
+    std::deque<lane> lanes_;                // as the accesses
+    std::vector<std::uint32_t> device_of_;  // of each job
     instant start_{}, end_{};
     std::vector<std::jthread> dispatchers_;  // last: stop before what they drive goes
 };

@@ -7,6 +7,7 @@
 //   s.reach_next();                             // now it is, 5 ms of device time after the point before it
 #pragma once
 
+#include <algorithm>
 #include <atomic>
 #include <chrono>
 #include <condition_variable>
@@ -75,11 +76,7 @@ public:
 
     /// As wait. All points on one device.
     static bool wait_any(std::span<const manual_point> points, gpushare::instant deadline) {
-        const auto any = [&] {
-            for (const auto& p : points)
-                if (p.reached()) return true;
-            return false;
-        };
+        const auto any = [&] { return std::ranges::any_of(points, &manual_point::reached); };
         if (any() || points.empty()) return any();
         auto& device = *points.front().mark_->device;
         std::unique_lock lock(device.mutex);

@@ -6,6 +6,7 @@
 //   s.enqueue(50us);   auto p = s.record();   p.wait(support::steady().now() + 1s);
 #pragma once
 
+#include <algorithm>
 #include <atomic>
 #include <chrono>
 #include <condition_variable>
@@ -49,11 +50,7 @@ public:
         [[nodiscard]] bool reached() const noexcept { return !mark_ || mark_->reached.load(std::memory_order_acquire); }
         bool wait(gpushare::instant deadline) const { return wait_any(std::span(this, 1), deadline); }
         static bool wait_any(std::span<const point> points, gpushare::instant deadline) {
-            const auto any = [&] {
-                for (const auto& p : points)
-                    if (p.reached()) return true;
-                return false;
-            };
+            const auto any = [&] { return std::ranges::any_of(points, &point::reached); };
             if (points.empty() || any()) return !points.empty();
             auto& device = *points.front().device_;
             std::unique_lock lock(device.mutex);
