@@ -156,3 +156,24 @@ TEST_CASE("an allocation after a collected free isn't counted as refused", "[ten
     CHECK(a.usage().refused == 1);
     CHECK(a.memory().deallocate(p, 16 << 20) == errc::none);
 }
+
+TEST_CASE("a resize beside a close takes nothing back", "[tenant]") {
+    for (int round = 0; round < 200; ++round) {
+        node n(small_node(1));
+        tenancy shared(n);
+        auto a = shared.admit({.name = "a", .memory = 16_MiB, .compute = 50_pct});
+        std::atomic<bool> done{false};
+        std::jthread resizer([&] {
+            try {
+                while (!done) a.resize({.memory = 32_MiB});
+            } catch (const gpushare::error& e) {
+                if (e.code() != errc::closed) throw;
+            }
+        });
+        CHECK(a.close(soon()).complete);
+        done = true;
+        resizer.join();
+        CHECK(shared.rooms()[0].free == 64_MiB);  // while the handle lives
+        CHECK(shared.unpromised({0}) == gpushare::share::whole());
+    }
+}

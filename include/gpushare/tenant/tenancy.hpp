@@ -80,7 +80,7 @@ public:
 
     /// Throws operation_error (no_device).
     [[nodiscard]] limiter& limiter_of(device_id d) {
-        if (d.index >= shared_.devices.size()) raise({errc::no_device, d.index, 0, shared_.devices.size()});
+        check(d);
         return shared_.devices[d.index].compute;
     }
 
@@ -94,12 +94,16 @@ public:
 
     /// The share of device time that isn't promised yet. Throws operation_error (no_device).
     [[nodiscard]] share unpromised(device_id d) const {
-        if (d.index >= shared_.devices.size()) raise({errc::no_device, d.index, 0, shared_.devices.size()});
+        check(d);
         const std::lock_guard lock(shared_.mutex);
         return share::of_permille(1000 - shared_.devices[d.index].promised);
     }
 
 private:
+    void check(device_id d) const {
+        if (d.index >= shared_.devices.size()) raise({errc::no_device, d.index, 0, shared_.devices.size()});
+    }
+
     [[noreturn]] static void refuse(errc code, std::string_view name, std::string_view why) {
         detail::message m;
         m.add("tenant '", name.substr(0, detail::longest_name), "': ", why);

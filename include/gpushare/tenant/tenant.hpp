@@ -62,8 +62,7 @@ public:
 
     /// Queues work; see compute_limiter::submit. Throws operation_error: closed, queue_full, no_device.
     ticket submit(submission_work<stream> work, std::size_t part = 0) {
-        auto& p = at(part);
-        return p.on.compute.submit(p.client, p.stream, std::move(work)).value(name(), "submit");
+        return try_submit(std::move(work), part).value(name(), "submit");
     }
     [[nodiscard]] result<ticket> try_submit(submission_work<stream> work, std::size_t part = 0) {
         if (part >= state_->parts().size()) return missing();

@@ -146,17 +146,19 @@ public:
             if (!end_client(p, deadline)) return report;
         for (auto& p : parts_)
             if (!p.stream.record().wait(deadline) || !p.memory.drain(deadline)) return report;
-        for (auto& p : parts_) {
-            (void)p.memory.limit().resize({}, {});  // refuses whatever comes now, and gives the device what is freed
-            p.memory.take_back(report);
+        {
+            const std::lock_guard lock(all_->mutex);  // of two closes and a resize, none undoes the other
+            closed_.store(true, std::memory_order_release);
+            // Refuses whatever comes now, and gives the device what is freed.
+            for (auto& p : parts_) (void)p.memory.limit().resize({}, {});
         }
+        for (auto& p : parts_) p.memory.take_back(report);
         report.complete = true;
         report.usage = usage();
         const std::lock_guard lock(all_->mutex);
-        if (!closed()) {
+        if (promised_ != share{}) {  // else another close was first, and the name may be somebody else's by now
             promise({});
             std::erase(all_->names, spec_.name);
-            closed_.store(true, std::memory_order_release);
         }
         return report;
     }
