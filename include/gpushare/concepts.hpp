@@ -95,13 +95,15 @@ struct empty_kernel {
 
 /// A stream that launches kernels. `launch_cooperative` starts all blocks together or fails with
 /// errc::too_many_blocks, because blocks that wait for each other would otherwise hang.
+///   max_cooperative_blocks(kernel, threads)   the most blocks of `threads` threads that such a launch may have:
+///                                             on a device it depends on what the kernel needs
 template <class S>
-concept launcher = timeline<S> && requires(S& s, const S& cs, grid g, detail::empty_kernel k) {
+concept launcher = timeline<S> && requires(S& s, const S& cs, grid g, detail::empty_kernel k, std::uint32_t threads) {
     typename S::context;
     requires kernel_context<typename S::context>;
     s.launch(g, k);
     { s.launch_cooperative(g, k) } -> std::same_as<errc>;
-    { cs.max_cooperative_blocks() } noexcept -> std::same_as<std::uint32_t>;
+    { cs.max_cooperative_blocks(k, threads) } noexcept -> std::same_as<std::uint32_t>;
 };
 
 /// Anything that hands out memory and takes it back, std::pmr::memory_resource included. `allocate` throws
@@ -123,6 +125,52 @@ concept memory = memory_resource<M> && requires(M& m, const M& c, std::size_t si
     { c.charged(size, alignment) } noexcept -> std::same_as<bytes>;
     { c.capacity() } noexcept -> std::same_as<bytes>;
     { c.taken_by_others() } noexcept -> std::same_as<bytes>;
+};
+
+/// Device memory whose addresses and physical chunks are had apart, so that a chunk moves from one address range to
+/// another without a copy. Safe from any thread. A `range` (addresses with nothing behind them) and a `chunk`
+/// (granularity() bytes without an address) go back when they are destroyed, by when nothing may be mapped in the one
+/// and the other not be mapped.
+///   granularity()     bytes of a chunk; ranges begin at, and are as big as, a multiple of it
+///   reserve(size)     a range of `size` bytes
+///   create()          a chunk; `fresh_is_zero` says whether it holds nothing of earlier users
+///   map(at, chunk)    readable and writable from `at`, in a range, where nothing is mapped
+///   unmap(at, size)   nothing any more, for one or several whole chunks side by side. Not stream-ordered: no work may
+///                     use them any more. An error changes nothing.
+template <class V>
+concept virtual_memory = requires(V& v, const V& cv, const typename V::range& r, const typename V::chunk& c, void* at,
+                                  std::size_t size) {
+    requires std::movable<typename V::range> && std::movable<typename V::chunk>;
+    { r.data() } noexcept -> std::same_as<void*>;
+    { cv.granularity() } noexcept -> std::same_as<bytes>;
+    { V::fresh_is_zero } -> std::convertible_to<bool>;
+    { v.reserve(size) } noexcept -> std::same_as<result<typename V::range>>;
+    { v.create() } noexcept -> std::same_as<result<typename V::chunk>>;
+    { v.map(at, c) } noexcept -> std::same_as<errc>;
+    { v.unmap(at, size) } noexcept -> std::same_as<errc>;
+};
+
+/// A stream that moves bytes and waits for other streams of its node, all in its own order.
+///   copy(to, from, size)   both ends reachable from the stream's device, no overlap; they must last until it is done
+///   wait(point)            what is enqueued from now on starts after `point`
+template <class S>
+concept copier = timeline<S> && requires(S& s, void* to, const void* from, std::size_t size,
+                                         const typename S::point& p) {
+    s.copy(to, from, size);
+    s.wait(p);
+};
+
+/// A change to one counted resource that is made in two steps, so that several are made together or not at all.
+///   prepare()   errc::none: the change can be made, and whoever asks for the resource from now on waits; else nothing
+///               happened, and the figures say why
+///   commit(), abandon()   after a successful prepare, from the same thread: makes the change, or doesn't; waiters go on
+///   resource()  whose change it is: changes of one resource can't be prepared side by side
+template <class C>
+concept prepared_change = std::movable<C> && requires(C& c, const C& cc) {
+    { c.prepare() } noexcept -> std::same_as<failure>;
+    { c.commit() } noexcept;
+    { c.abandon() } noexcept;
+    { cc.resource() } noexcept -> std::same_as<const void*>;
 };
 
 /// The order in which work for several devices is enqueued: `enter` returns a guard, and while two guards over

@@ -9,6 +9,7 @@
 
 #include <algorithm>
 #include <array>
+#include <concepts>
 #include <cstddef>
 #include <cstdint>
 #include <cstdio>
@@ -41,6 +42,7 @@ enum class errc : std::uint8_t {
     different_nodes,   // devices of several nodes in one partition
     no_room,           // not enough unpromised memory
     share_exceeded,    // promised shares would sum over the whole device
+    too_few_sms,       // fewer SMs than asked for
     // compute
     deadline_exceeded,
     stopped,            // a stop was requested while waiting
@@ -50,6 +52,11 @@ enum class errc : std::uint8_t {
     submission_failed,  // the callable that enqueues work threw
     kernel_failed,      // the work itself failed on the device
     device_lost,        // the device is gone: everything on it failed
+    // backends
+    no_driver,       // the machine has no driver, or one that doesn't fit
+    not_supported,   // the driver or device can't do that
+    capturing,       // not while work is captured into a graph
+    backend_failed,  // the device's runtime refused a call for another reason
     no_device,
 };
 
@@ -70,6 +77,7 @@ enum class errc : std::uint8_t {
         case errc::different_nodes: return "devices are not on one node";
         case errc::no_room: return "not enough unpromised memory";
         case errc::share_exceeded: return "shares would sum over the whole device";
+        case errc::too_few_sms: return "not enough SMs";
         case errc::deadline_exceeded: return "deadline exceeded";
         case errc::stopped: return "stop requested";
         case errc::closed: return "closed";
@@ -78,6 +86,10 @@ enum class errc : std::uint8_t {
         case errc::submission_failed: return "enqueuing the work threw";
         case errc::kernel_failed: return "the work failed on the device";
         case errc::device_lost: return "device lost";
+        case errc::no_driver: return "no usable device driver";
+        case errc::not_supported: return "not supported by the driver or device";
+        case errc::capturing: return "not during a graph capture";
+        case errc::backend_failed: return "the device's runtime refused the call";
         case errc::no_device: return "no such device";
     }
     return "unknown error";
@@ -183,6 +195,10 @@ class memory_error final : public std::bad_alloc, public error {
 public:
     memory_error(const failure& f, std::string_view tenant, std::string_view what) noexcept
         : error(f, tenant), text_(detail::describe(f, tenant, what)) {}
+    /// With a text of its own.
+    template <std::same_as<detail::message> Text>  // so that {} is no text of its own
+    memory_error(const failure& f, std::string_view tenant, const Text& text) noexcept
+        : error(f, tenant), text_(text) {}
     [[nodiscard]] const char* what() const noexcept override { return text_.c_str(); }
 
 private:
@@ -196,6 +212,10 @@ public:
         : std::runtime_error(detail::describe(f, tenant, what).c_str()), error(f, tenant) {}
     operation_error(errc code, std::string_view tenant, const char* text)
         : std::runtime_error(text), error(failure{code}, tenant) {}
+    /// With a text of its own, and the figures beside it.
+    template <std::same_as<detail::message> Text>
+    operation_error(const failure& f, std::string_view tenant, const Text& text)
+        : std::runtime_error(text.c_str()), error(f, tenant) {}
     [[nodiscard]] const char* what() const noexcept override { return std::runtime_error::what(); }
 };
 

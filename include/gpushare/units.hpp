@@ -26,7 +26,9 @@ public:
     [[nodiscard]] constexpr std::uint64_t count() const noexcept { return count_; }
     [[nodiscard]] static constexpr bytes max() noexcept { return bytes{std::numeric_limits<std::uint64_t>::max()}; }
 
+    // Equality is written out beside every <=>: nvcc 13 forgets to define the one that comes with it.
     friend constexpr auto operator<=>(bytes, bytes) = default;
+    friend constexpr bool operator==(bytes, bytes) = default;
     friend constexpr bytes operator+(bytes a, bytes b) noexcept {
         return a.count_ > max().count_ - b.count_ ? max() : bytes{a.count_ + b.count_};
     }
@@ -86,6 +88,7 @@ public:
     [[nodiscard]] constexpr double fraction() const noexcept { return permille_ / 1000.0; }
 
     friend constexpr auto operator<=>(share, share) = default;
+    friend constexpr bool operator==(share, share) = default;
 
 private:
     std::uint16_t permille_ = 0;
@@ -97,6 +100,7 @@ struct priority {
     std::int32_t level = 0;
 
     friend constexpr auto operator<=>(priority, priority) = default;
+    friend constexpr bool operator==(priority, priority) = default;
 };
 
 /// A device's place in its node, from 0.
@@ -104,6 +108,7 @@ struct device_id {
     std::uint32_t index = 0;
 
     friend constexpr auto operator<=>(device_id, device_id) = default;
+    friend constexpr bool operator==(device_id, device_id) = default;
 };
 
 inline namespace literals {

@@ -14,6 +14,7 @@ struct version_number {
     int major_ = 0, minor_ = 0, patch_ = 0;  // trailing underscore: <sys/types.h> may define major and minor
 
     friend constexpr auto operator<=>(version_number, version_number) = default;
+    friend constexpr bool operator==(version_number, version_number) = default;
 };
 
 inline constexpr version_number version{GPUSHARE_VERSION_MAJOR, GPUSHARE_VERSION_MINOR, GPUSHARE_VERSION_PATCH};

@@ -37,7 +37,8 @@ TEST_CASE("an inplace_function owns one callable, wherever it moves", "[host]") 
         CHECK(alive == 1);
         f = std::move(g);
         CHECK_FALSE(g);
-        f = std::move(f);
+        auto& itself = f;
+        f = std::move(itself);
         CHECK(f(3) == 4);
         f = counted{alive};
         CHECK(alive == 1);

@@ -7,7 +7,7 @@
 #pragma once
 
 #include <concepts>
-#include <deque>
+#include <list>
 #include <utility>
 
 #include <gpushare/config.hpp>
@@ -81,7 +81,7 @@ public:
     [[nodiscard]] std::size_t size() const noexcept { return all_.size(); }
 
 private:
-    std::deque<T> all_;
+    std::list<T> all_;
     fifo<T> free_;
 };
 

@@ -1,0 +1,109 @@
+// SPDX-License-Identifier: Apache-2.0
+// Atomic access to an object of memory that kernels share: std::atomic_ref in every host pass, the compiler's own atomic
+// functions in device passes, one type with one layout in both. What ranks and blocks talk through.
+//
+//   gpushare::atomic_ref{*flag}.store_release(epoch);                       // what was written before is visible ...
+//   while (gpushare::atomic_ref{*flag}.load_acquire() != epoch) ctx.backoff(turn++);    // ... to who reads this
+//
+// The order is part of the name: device compilers take it as a literal only, and a reader sees that it was chosen.
+// libcu++ has the same in <cuda/atomic>, which more than doubles the time to compile a small .cu file.
+#pragma once
+
+#include <atomic>
+#include <concepts>
+#include <cstdint>
+
+#include <gpushare/config.hpp>
+
+namespace gpushare::inline GPUSHARE_ABI {
+
+/// Who an atomic operation is ordered against on a device. On the host it is always everyone.
+enum class atomic_scope : std::uint8_t {
+    system,  // every device and the host: ranks on several devices
+    device,  // blocks of one device; cheaper
+};
+
+/// Refers to an integer of 4 or 8 bytes at its natural alignment, which must outlive it. While any of these exists,
+/// the integer is accessed through them only.
+template <std::integral T, atomic_scope Scope = atomic_scope::system>
+requires(sizeof(T) == 4 || sizeof(T) == 8) class atomic_ref {
+public:
+    GPUSHARE_HD explicit atomic_ref(T& object) noexcept : object_(&object) {}
+
+    [[nodiscard]] GPUSHARE_HD T load_relaxed() const noexcept {
+#ifdef __CUDA_ARCH__
+        if constexpr (on_system)
+            return __nv_atomic_load_n(object_, __NV_ATOMIC_RELAXED, __NV_THREAD_SCOPE_SYSTEM);
+        else
+            return __nv_atomic_load_n(object_, __NV_ATOMIC_RELAXED, __NV_THREAD_SCOPE_DEVICE);
+#else
+        return std::atomic_ref{*object_}.load(std::memory_order_relaxed);
+#endif
+    }
+    /// Whoever reads what a release wrote sees what was written before that release.
+    [[nodiscard]] GPUSHARE_HD T load_acquire() const noexcept {
+#ifdef __CUDA_ARCH__
+        if constexpr (on_system)
+            return __nv_atomic_load_n(object_, __NV_ATOMIC_ACQUIRE, __NV_THREAD_SCOPE_SYSTEM);
+        else
+            return __nv_atomic_load_n(object_, __NV_ATOMIC_ACQUIRE, __NV_THREAD_SCOPE_DEVICE);
+#else
+        return std::atomic_ref{*object_}.load(std::memory_order_acquire);
+#endif
+    }
+
+    GPUSHARE_HD void store_relaxed(T value) const noexcept {
+#ifdef __CUDA_ARCH__
+        if constexpr (on_system)
+            __nv_atomic_store_n(object_, value, __NV_ATOMIC_RELAXED, __NV_THREAD_SCOPE_SYSTEM);
+        else
+            __nv_atomic_store_n(object_, value, __NV_ATOMIC_RELAXED, __NV_THREAD_SCOPE_DEVICE);
+#else
+        std::atomic_ref{*object_}.store(value, std::memory_order_relaxed);
+#endif
+    }
+    GPUSHARE_HD void store_release(T value) const noexcept {
+#ifdef __CUDA_ARCH__
+        if constexpr (on_system)
+            __nv_atomic_store_n(object_, value, __NV_ATOMIC_RELEASE, __NV_THREAD_SCOPE_SYSTEM);
+        else
+            __nv_atomic_store_n(object_, value, __NV_ATOMIC_RELEASE, __NV_THREAD_SCOPE_DEVICE);
+#else
+        std::atomic_ref{*object_}.store(value, std::memory_order_release);
+#endif
+    }
+
+    /// Adds, wrapping around, and returns the value before. For counters that order nothing.
+    GPUSHARE_HD T fetch_add_relaxed(T value) const noexcept {
+#ifdef __CUDA_ARCH__
+        if constexpr (on_system)
+            return __nv_atomic_fetch_add(object_, value, __NV_ATOMIC_RELAXED, __NV_THREAD_SCOPE_SYSTEM);
+        else
+            return __nv_atomic_fetch_add(object_, value, __NV_ATOMIC_RELAXED, __NV_THREAD_SCOPE_DEVICE);
+#else
+        return std::atomic_ref{*object_}.fetch_add(value, std::memory_order_relaxed);
+#endif
+    }
+    /// The same for arriving at a barrier: the last to arrive sees what all others wrote before they did.
+    GPUSHARE_HD T fetch_add_acq_rel(T value) const noexcept {
+#ifdef __CUDA_ARCH__
+        if constexpr (on_system)
+            return __nv_atomic_fetch_add(object_, value, __NV_ATOMIC_ACQ_REL, __NV_THREAD_SCOPE_SYSTEM);
+        else
+            return __nv_atomic_fetch_add(object_, value, __NV_ATOMIC_ACQ_REL, __NV_THREAD_SCOPE_DEVICE);
+#else
+        return std::atomic_ref{*object_}.fetch_add(value, std::memory_order_acq_rel);
+#endif
+    }
+
+private:
+    static constexpr bool on_system = Scope == atomic_scope::system;
+
+    T* object_;
+};
+
+/// Among the blocks of one device.
+template <std::integral T>
+using device_atomic_ref = atomic_ref<T, atomic_scope::device>;
+
+}  // namespace gpushare::inline GPUSHARE_ABI

@@ -1,0 +1,100 @@
+// SPDX-License-Identifier: Apache-2.0
+// A hash table with addresses for keys: open addressing, linear probing, no more than half full. It allocates only to
+// grow, and costs an includer a small part of what std::unordered_map does.
+//
+//   detail::pointer_table<entry> out;    out.insert(p, {4096, 256});
+//   if (const entry* e = out.find(p)) ... ;    out.erase(p);
+#pragma once
+
+#include <cstddef>
+#include <cstdint>
+#include <type_traits>
+#include <vector>
+
+#include <gpushare/config.hpp>
+
+namespace gpushare::inline GPUSHARE_ABI::detail {
+
+/// Not thread-safe. The null pointer is no key: it is never found.
+template <class T>
+class pointer_table {
+public:
+    [[nodiscard]] std::size_t size() const noexcept { return size_; }
+
+    /// Replaces the value of a key that is there. Throws std::bad_alloc, and then nothing has changed.
+    void insert(void* key, const T& value) {
+        static_assert(std::is_trivially_copyable_v<T>);  // values move within the table
+        if (slots_.size() < 2 * (size_ + 1)) grow();
+        slot& s = slots_[seek(key)];
+        if (s.key == nullptr) ++size_;
+        s.key = key;
+        s.value = value;
+    }
+
+    /// Null if it isn't there. Valid until the table changes.
+    [[nodiscard]] const T* find(const void* key) const noexcept {
+        if (size_ == 0) return nullptr;
+        const slot& s = slots_[seek(key)];
+        return s.key != nullptr ? &s.value : nullptr;
+    }
+
+    void erase(const void* key) noexcept {
+        if (find(key) == nullptr) return;
+        std::size_t hole = seek(key);
+        // No tombstones: whoever was driven past the hole from its home, or from before it, moves back into it.
+        for (std::size_t i = next(hole); slots_[i].key != nullptr; i = next(i)) {
+            if (distance(home(slots_[i].key), i) < distance(hole, i)) continue;
+            slots_[hole] = slots_[i];
+            hole = i;
+        }
+        slots_[hole].key = nullptr;
+        --size_;
+    }
+
+    void clear() noexcept {
+        slots_.clear();
+        size_ = 0;
+    }
+
+    /// Calls f(value) for each, in no order. `f` doesn't change the table.
+    template <class F>
+    void for_each(F f) const {
+        for (const slot& s : slots_)
+            if (s.key != nullptr) f(s.value);
+    }
+
+private:
+    struct slot {
+        void* key = nullptr;
+        T value{};
+    };
+
+    // Fibonacci hashing: addresses of devices differ in their middle bits only, which the product spreads upwards.
+    [[nodiscard]] std::size_t home(const void* key) const noexcept {
+        const std::uint64_t product = reinterpret_cast<std::uintptr_t>(key) * 0x9e3779b97f4a7c15U;
+        return static_cast<std::size_t>(product >> 32U) & (slots_.size() - 1);
+    }
+    [[nodiscard]] std::size_t next(std::size_t i) const noexcept { return (i + 1) & (slots_.size() - 1); }
+    [[nodiscard]] std::size_t distance(std::size_t from, std::size_t to) const noexcept {
+        return (to - from) & (slots_.size() - 1);
+    }
+
+    // The slot of the key, or the free one where it would be: there is always a free one.
+    [[nodiscard]] std::size_t seek(const void* key) const noexcept {
+        std::size_t i = home(key);
+        while (slots_[i].key != nullptr && slots_[i].key != key) i = next(i);
+        return i;
+    }
+
+    void grow() {
+        std::vector<slot> old(slots_.empty() ? 16 : 2 * slots_.size());
+        old.swap(slots_);
+        for (const slot& s : old)
+            if (s.key != nullptr) slots_[seek(s.key)] = s;
+    }
+
+    std::vector<slot> slots_;  // none, or a power of two
+    std::size_t size_ = 0;
+};
+
+}  // namespace gpushare::inline GPUSHARE_ABI::detail

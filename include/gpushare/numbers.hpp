@@ -1,0 +1,155 @@
+// SPDX-License-Identifier: Apache-2.0
+// Number types of 8 and 16 bits for storage: compute in float, round once when storing. They have the bits, size and
+// alignment of the CUDA toolkit's __half, __nv_bfloat16, __nv_fp8_e4m3 and __nv_fp8_e5m2, and need no toolkit.
+//
+//   out[i] = gpushare::bfloat16{float{a[i]} + float{b[i]}};
+//   auto theirs = std::bit_cast<__nv_bfloat16>(out[i]);
+//
+// Formats: IEEE 754-2019 binary16; bfloat16, the upper half of binary32; E4M3 and E5M2 of the OCP 8-bit floating point
+// specification (OFP8) 1.0.
+#pragma once
+
+#include <concepts>
+#include <cstdint>
+#include <type_traits>
+
+#include <gpushare/config.hpp>
+
+namespace gpushare::inline GPUSHARE_ABI {
+
+namespace detail {
+
+/// Conversions between binary32 and a format with fewer bits, both as bit patterns. What rounds in hardware on a device
+/// rounds the same way here: to nearest, ties to even; subnormal numbers are kept.
+template <int ExponentBits, int MantissaBits>
+struct number_format {
+    static constexpr int bits = 1 + ExponentBits + MantissaBits;
+    static constexpr int bias = (1 << (ExponentBits - 1)) - 1;
+    static constexpr std::uint32_t dropped = 23 - MantissaBits;  // binary32 has 23 bits of mantissa and a bias of 127
+    static constexpr std::uint32_t magnitude = (1U << (bits - 1)) - 1;
+    // E4M3 spends what would be infinity on numbers and keeps a single NaN.
+    static constexpr bool has_infinity = !(ExponentBits == 4 && MantissaBits == 3);
+    static constexpr std::uint32_t infinity = magnitude ^ ((1U << MantissaBits) - 1);
+    static constexpr std::uint32_t largest = has_infinity ? infinity - 1 : magnitude - 1;
+    static constexpr std::uint32_t nan = magnitude;
+    // A scale of 8 bits is chosen so that numbers fit; one that doesn't is better cut than lost.
+    static constexpr bool saturates = bits == 8;
+    static constexpr bool is_upper_half = ExponentBits == 8;
+    static constexpr std::uint32_t rebias = std::uint32_t{127 - bias} << 23;
+
+    /// Binary32 to this format.
+    [[nodiscard]] GPUSHARE_HD static constexpr std::uint32_t narrow(std::uint32_t from) noexcept {
+        const std::uint32_t sign = from >> 31 << (bits - 1);
+        const std::uint32_t abs = from & 0x7fff'ffffU;
+        if (abs > 0x7f80'0000U) return nan;
+        // Exponents as binary32 stores them. bfloat16 has the same, and no subnormal case of its own.
+        constexpr int smallest_normal = is_upper_half ? 0 : 128 - bias;
+        const int exponent = static_cast<int>(abs >> 23);
+        std::uint32_t to = 0;
+        if (exponent >= smallest_normal) {
+            to = rounded(abs - rebias, dropped);
+        } else {
+            // One bit less for each power of two below the smallest normal number; nothing rounds up from 25 on.
+            const std::uint32_t drop = dropped + static_cast<std::uint32_t>(smallest_normal - exponent);
+            if (drop <= 24) to = rounded((abs & 0x7f'ffffU) | 0x80'0000U, drop);
+        }
+        if (to > largest) to = saturates ? largest : infinity;
+        return sign | to;
+    }
+
+    /// This format to binary32, which is always exact.
+    [[nodiscard]] GPUSHARE_HD static constexpr std::uint32_t widen(std::uint32_t from) noexcept {
+        if constexpr (is_upper_half) {
+            return from << 16;
+        } else {
+            const std::uint32_t sign = from >> (bits - 1) << 31;
+            const std::uint32_t abs = from & magnitude;
+            if (abs > (has_infinity ? infinity : largest)) return 0x7fff'ffffU;
+            if (has_infinity && abs == infinity) return sign | 0x7f80'0000U;
+            if (abs >= 1U << MantissaBits) return sign | ((abs << dropped) + rebias);
+            // Subnormal: a count of the smallest positive number. The product is normal, so no flush to zero hits it.
+            constexpr auto smallest = __builtin_bit_cast(float, std::uint32_t{128 - bias - MantissaBits} << 23);
+            return sign | __builtin_bit_cast(std::uint32_t, static_cast<float>(abs) * smallest);
+        }
+    }
+
+private:
+    // `value` without its last `drop` bits, to nearest even. A carry into the exponent is what it should be.
+    [[nodiscard]] GPUSHARE_HD static constexpr std::uint32_t rounded(std::uint32_t value, std::uint32_t drop) noexcept {
+        return (value + ((1U << (drop - 1)) - 1) + ((value >> drop) & 1U)) >> drop;
+    }
+};
+
+}  // namespace detail
+
+/// A number that is stored in few bits: it converts from float, explicitly and rounding to nearest even, and to float,
+/// exactly. No arithmetic: every operation would round, and a sum of many would drift.
+///
+/// As the toolkit's constructors do: 16-bit types overflow to infinity; 8-bit types saturate, so anything too large,
+/// infinity included, becomes the largest finite number. A NaN becomes the format's NaN with all bits set and no sign;
+/// back in float it is 0x7fffffff, except that bfloat16 keeps its bits.
+template <int ExponentBits, int MantissaBits>
+class stored_number {
+    using format = detail::number_format<ExponentBits, MantissaBits>;
+
+public:
+    using bits_type = std::conditional_t<format::bits == 8, std::uint8_t, std::uint16_t>;
+
+    stored_number() = default;  // leaves the bits unset: a __shared__ array of these must need no constructor
+    /// From float alone: a double would be rounded twice, an integer perhaps as well.
+    template <std::same_as<float> F>
+    GPUSHARE_HD constexpr explicit stored_number(F value) noexcept : bits_(narrow(value)) {}
+
+    [[nodiscard]] GPUSHARE_HD static constexpr stored_number from_bits(bits_type bits) noexcept {
+        stored_number n{};
+        n.bits_ = bits;
+        return n;
+    }
+    [[nodiscard]] GPUSHARE_HD constexpr bits_type bits() const noexcept { return bits_; }
+    [[nodiscard]] GPUSHARE_HD constexpr explicit operator float() const noexcept { return widen(bits_); }
+
+    /// The largest finite number.
+    [[nodiscard]] GPUSHARE_HD static constexpr stored_number max() noexcept { return from_bits(format::largest); }
+
+private:
+    // Devices convert the common types in one instruction, to the same bits; the rest goes the way of the host.
+    [[nodiscard]] GPUSHARE_HD static constexpr bits_type narrow(float value) noexcept {
+#ifdef __CUDA_ARCH__
+        if (!__builtin_is_constant_evaluated()) {
+            std::uint16_t to = 0;
+            if constexpr (ExponentBits == 5 && MantissaBits == 10) {
+                asm("cvt.rn.f16.f32 %0, %1;" : "=h"(to) : "f"(value));
+                return to;
+            } else if constexpr (format::is_upper_half) {
+                asm("cvt.rn.bf16.f32 %0, %1;" : "=h"(to) : "f"(value));
+                return to;
+            }
+        }
+#endif
+        return static_cast<bits_type>(format::narrow(__builtin_bit_cast(std::uint32_t, value)));
+    }
+    [[nodiscard]] GPUSHARE_HD static constexpr float widen(bits_type bits) noexcept {
+#ifdef __CUDA_ARCH__
+        if constexpr (ExponentBits == 5 && MantissaBits == 10) {
+            if (!__builtin_is_constant_evaluated()) {
+                float to = 0;
+                asm("cvt.f32.f16 %0, %1;" : "=f"(to) : "h"(bits));
+                return to;
+            }
+        }
+#endif
+        return __builtin_bit_cast(float, format::widen(bits));
+    }
+
+    bits_type bits_;
+};
+
+using float16 = stored_number<5, 10>;
+using bfloat16 = stored_number<8, 7>;
+using fp8_e4m3 = stored_number<4, 3>;
+using fp8_e5m2 = stored_number<5, 2>;
+
+static_assert(sizeof(float16) == 2 && sizeof(bfloat16) == 2 && sizeof(fp8_e4m3) == 1 && sizeof(fp8_e5m2) == 1);
+static_assert(std::is_trivial_v<float16> && std::is_trivial_v<fp8_e4m3>);
+
+}  // namespace gpushare::inline GPUSHARE_ABI

@@ -1,0 +1,60 @@
+// SPDX-License-Identifier: Apache-2.0
+// 16 bytes of elements, moved by one instruction on a device where the address allows it.
+//
+//   constexpr auto width = gpushare::packed<bfloat16>::width;         // 8
+//   for (auto i = ctx.thread_rank() * width; i + width <= n; i += ctx.num_threads() * width)
+//       gpushare::store_packed(to + i, gpushare::load_packed(from + i));
+#pragma once
+
+#include <cstdint>
+#include <cstring>
+#include <type_traits>
+
+#include <gpushare/config.hpp>
+
+namespace gpushare::inline GPUSHARE_ABI {
+
+template <class T>
+requires(std::is_trivially_copyable_v<T> && 16 % sizeof(T) == 0) struct alignas(16) packed {
+    static constexpr std::uint32_t width = 16 / sizeof(T);
+    T lane[width];
+
+    GPUSHARE_HD constexpr T& operator[](std::uint32_t i) noexcept { return lane[i]; }
+    GPUSHARE_HD constexpr const T& operator[](std::uint32_t i) const noexcept { return lane[i]; }
+};
+
+/// Whether elements at `p` move in one access. Anywhere else they move one by one, to the same effect.
+[[nodiscard]] GPUSHARE_HD inline bool is_packed(const void* p) noexcept {
+    return reinterpret_cast<std::uintptr_t>(p) % 16 == 0;
+}
+
+/// The `packed<T>::width` elements from `from` on, which needs T's own alignment only.
+template <class T>
+[[nodiscard]] GPUSHARE_HD packed<T> load_packed(const T* from) noexcept {
+    packed<T> to;
+#ifdef __CUDA_ARCH__
+    if (is_packed(from)) {
+        *reinterpret_cast<uint4*>(&to) = *reinterpret_cast<const uint4*>(from);
+    } else {
+        for (std::uint32_t i = 0; i < packed<T>::width; ++i) to.lane[i] = from[i];
+    }
+#else
+    std::memcpy(static_cast<void*>(&to), from, sizeof to);  // a single unaligned move on a CPU
+#endif
+    return to;
+}
+
+template <class T>
+GPUSHARE_HD void store_packed(T* to, const packed<T>& from) noexcept {
+#ifdef __CUDA_ARCH__
+    if (is_packed(to)) {
+        *reinterpret_cast<uint4*>(to) = *reinterpret_cast<const uint4*>(&from);
+    } else {
+        for (std::uint32_t i = 0; i < packed<T>::width; ++i) to[i] = from.lane[i];
+    }
+#else
+    std::memcpy(static_cast<void*>(to), &from, sizeof from);
+#endif
+}
+
+}  // namespace gpushare::inline GPUSHARE_ABI

@@ -1,0 +1,47 @@
+// SPDX-License-Identifier: Apache-2.0
+// The floats at which rounding to a number type is decided.
+//
+//   support::for_each_decisive_float<gpushare::float16>([](float f) { ... });
+#pragma once
+
+#include <cmath>
+#include <cstdint>
+#include <limits>
+
+namespace support {
+
+/// Bit patterns of the finite numbers that aren't negative: 0 to this, in rising order of their values.
+template <class Number>
+constexpr std::uint32_t largest_pattern = Number::max().bits();
+
+template <class Number>
+[[nodiscard]] float value_of(std::uint32_t pattern) {
+    return static_cast<float>(Number::from_bits(static_cast<typename Number::bits_type>(pattern)));
+}
+
+/// Every number of the type, every midpoint of two neighbours, and the floats on both sides of each; the same where it
+/// overflows; infinity; all with both signs.
+template <class Number, class Function>
+void for_each_decisive_float(Function f) {
+    constexpr float infinity = std::numeric_limits<float>::infinity();
+    const auto around = [&](float x) {
+        for (const float y : {std::nextafterf(x, -infinity), x, std::nextafterf(x, infinity)}) {
+            f(y);
+            f(-y);
+        }
+    };
+    for (std::uint32_t p = 0; p <= largest_pattern<Number>; ++p) {
+        const float low = value_of<Number>(p);
+        // The largest has a neighbour as far away as the one below it.
+        const float high =
+            p < largest_pattern<Number> ? value_of<Number>(p + 1) : low + (low - value_of<Number>(p - 1));
+        around(low);
+        if (high < infinity) around(low + (high - low) / 2);
+        if (p == largest_pattern<Number> && high < infinity) around(high);
+    }
+    around(std::numeric_limits<float>::max());
+    f(infinity);
+    f(-infinity);
+}
+
+}  // namespace support
