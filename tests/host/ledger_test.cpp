@@ -62,11 +62,12 @@ TEST_CASE("busy time equals a count instant by instant", "[host]") {
     std::mt19937 random{seed};
     for (int round = 0; round < 200; ++round) {
         std::vector<block_record> blocks;
-        for (auto n = random() % 40; n > 0; --n) {
-            const auto start = random() % 100;
-            blocks.push_back(block(static_cast<std::uint32_t>(random() % 5), start, start + random() % 30));
+        const auto below = [&](std::int64_t n) { return static_cast<std::int64_t>(random()) % n; };
+        for (auto n = below(40); n > 0; --n) {
+            const auto start = below(100);
+            blocks.push_back(block(static_cast<std::uint32_t>(below(5)), start, start + below(30)));
         }
-        const std::int64_t from = random() % 60, to = from + random() % 80;
+        const auto from = below(60), to = from + below(80);
 
         std::map<std::uint32_t, double> expected;
         std::int64_t expected_union = 0;

@@ -96,7 +96,7 @@ TEST_CASE("wrong frees are named and change nothing", "[host]") {
 TEST_CASE("addresses are aligned and distinct, zero bytes included", "[host]") {
     device_memory m{{.capacity = 1_GiB}};
     std::vector<void*> seen;
-    for (const std::size_t size : {0, 1, 100, 70000, 1 << 20}) {
+    for (const std::size_t size : {0U, 1U, 100U, 70000U, 1U << 20}) {
         for (std::size_t alignment = 1; alignment <= std::size_t{4} << 20; alignment *= 4) {
             void* const p = m.allocate(size, alignment);
             CHECK(reinterpret_cast<std::uintptr_t>(p) % alignment == 0);

@@ -42,7 +42,7 @@ public:
         return points.front().wait(deadline);
     }
     [[nodiscard]] errc status() const noexcept { return point_.status(); }
-    friend gpushare::ns elapsed(const talking_point& a, const talking_point& b) noexcept {
+    [[maybe_unused]] friend gpushare::ns elapsed(const talking_point& a, const talking_point& b) noexcept {
         return elapsed(a.point_, b.point_);
     }
 

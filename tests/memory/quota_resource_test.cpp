@@ -150,7 +150,7 @@ TEST_CASE("an alignment that is no power of two is refused", "[memory][resource]
     quota q{1_MiB};
     fault_resource upstream;
     quota_resource mine{q, upstream, "chat"};
-    for (const std::size_t alignment : {0, 3, 24, 4097}) {
+    for (const std::size_t alignment : {0U, 3U, 24U, 4097U}) {
         failure why;
         CHECK(mine.try_allocate(64, alignment, &why) == nullptr);
         CHECK(why.code == errc::bad_alignment);

@@ -11,10 +11,10 @@
 #include <cstddef>
 #include <mutex>
 #include <string_view>
-#include <unordered_map>
 #include <vector>
 
 #include <gpushare/config.hpp>
+#include <gpushare/detail/pointer_table.hpp>
 #include <gpushare/error.hpp>
 #include <gpushare/units.hpp>
 
@@ -31,20 +31,21 @@ struct block {
 /// Thread-safe: one mutex, held for a hash-table operation.
 class block_table {
 public:
-    /// Throws std::bad_alloc if the host has no memory for the entry. Pointers are unique while they are out.
+    /// Throws std::bad_alloc if the host has no memory for the entry. Pointers are unique while they are
+    /// out, and none is null.
     void insert(const block& b) {
         const std::lock_guard lock(mutex_);
-        blocks_[b.pointer] = b;
+        blocks_.insert(b.pointer, b);
     }
 
     /// Forgets the block: errc::none, and the caller may free it. unknown_block (never inserted, or freed already) or
     /// wrong_size, and nothing changes.
     [[nodiscard]] errc remove(void* pointer, bytes size, std::size_t alignment) noexcept {
         const std::lock_guard lock(mutex_);
-        const auto found = blocks_.find(pointer);
-        if (found == blocks_.end()) return errc::unknown_block;
-        if (found->second.size != size || found->second.alignment != alignment) return errc::wrong_size;
-        blocks_.erase(found);
+        const block* const found = blocks_.find(pointer);
+        if (found == nullptr) return errc::unknown_block;
+        if (found->size != size || found->alignment != alignment) return errc::wrong_size;
+        blocks_.erase(pointer);
         return errc::none;
     }
 
@@ -53,7 +54,7 @@ public:
         const std::lock_guard lock(mutex_);
         std::vector<block> all;
         all.reserve(blocks_.size());
-        for (const auto& [pointer, b] : blocks_) all.push_back(b);
+        blocks_.for_each([&](const block& b) { all.push_back(b); });
         blocks_.clear();
         return all;
     }
@@ -65,7 +66,7 @@ public:
 
 private:
     mutable std::mutex mutex_;
-    std::unordered_map<void*, block> blocks_;
+    detail::pointer_table<block> blocks_;
 };
 
 }  // namespace gpushare::inline GPUSHARE_ABI

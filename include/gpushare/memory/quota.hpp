@@ -1,47 +1,46 @@
 // SPDX-License-Identifier: Apache-2.0
 // A quota: how many bytes may be in use at once, exact to the byte under any concurrency. Quotas form a tree: a
-// child's guaranteed bytes are set aside in its parent when it is made, its burst is taken from the parent only
-// while it is used. It counts bytes and knows no memory; quota_resource ties it to an allocator.
+// child's guaranteed bytes are set aside in its parent when it is made, its burst is lent by the parent while it is
+// needed. It counts bytes and knows no memory; quota_resource ties it to an allocator.
 //
 //   gpushare::quota device{80_GiB};
 //   gpushare::quota chat{device, 20_GiB, 4_GiB};        // 20 GiB whatever others do, 4 more while they are free
 //   if (chat.try_charge(512_MiB) == gpushare::errc::none) { ...; chat.release(512_MiB); }
 //
 // How it is exact. What is still free, not what is used, lies in one atomic word, so a single compare-and-swap
-// decides a charge, even beside a resize. Only when the word holds too little does a charge take the quota's
-// mutex, freeze the word and ask the parent for the difference: the parent sees granted charges only, so an
-// attempt that fails never makes another one fail. While a quota is over its limit, after a resize below what is
-// charged, its word stays frozen: what is released must go back before anybody charges it again.
+// decides a charge, even beside a resize. Only when the word holds too little does a charge take the mutex of the tree,
+// freeze the word and ask the parent for the difference.
+//
+// How it is fast at any depth. A loan stays with the child when its bytes are released, so the next charge there is
+// one compare-and-swap again, however many levels lie above. Before anybody is refused or a peak is raised, loans that
+// nobody uses are gathered: all quotas below are frozen at one moment, and what each has idle goes back. So an idle
+// loan never makes a charge fail, and no figure counts it as used.
+//
+// Charges and resizes of several quotas at once are in quota_change.hpp.
+//
+// While a quota is over its limit, after a resize below what is charged, its word stays frozen: what is released must
+// go back before anybody charges it again.
 #pragma once
 
 #include <algorithm>
 #include <atomic>
 #include <cstdint>
 #include <mutex>
+#include <utility>
 
 #include <gpushare/config.hpp>
 #include <gpushare/error.hpp>
+#include <gpushare/memory/quota_cell.hpp>
+#include <gpushare/memory/quota_usage.hpp>
 #include <gpushare/units.hpp>
 
 namespace gpushare::inline GPUSHARE_ABI {
-
-/// A reading of a quota. Bytes are consistent with each other; counts are exact while no call is under way and
-/// may lag by some dozens otherwise.
-struct quota_usage {
-    bytes guaranteed{}, burst{};
-    bytes current{};   // charged now; above guaranteed + burst only after a resize below it
-    bytes peak{};      // the most that was ever charged
-    bytes borrowed{};  // held from the parent beyond the guarantee
-    std::uint64_t charges = 0, releases = 0, refusals = 0;  // calls; children's loans and returns count too
-
-    [[nodiscard]] constexpr bytes limit() const noexcept { return guaranteed + burst; }
-};
 
 /// See the top of the file. All members are safe from any thread; none allocates. The parent must outlive it.
 class alignas(64) quota {
 public:
     /// The largest quota: 256 TiB less one byte.
-    [[nodiscard]] static constexpr bytes max_limit() noexcept { return bytes{available_mask}; }
+    [[nodiscard]] static constexpr bytes max_limit() noexcept { return bytes{detail::quota_word::mask}; }
 
     /// A root. Throws operation_error (invalid_specification) above max_limit().
     explicit quota(bytes limit) : quota(nullptr, limit, bytes{}) {}
@@ -55,20 +54,29 @@ public:
 
     /// Gives back to the parent what isn't charged. Bytes still charged stay charged there: they are in use.
     ~quota() {
-        if (parent_ != nullptr) parent_->release(bytes{available(word_.load(std::memory_order_acquire))});
+        if (parent_ != nullptr) parent_->detach(*this);
     }
 
     /// Charges `n` bytes or none. over_quota: beyond this quota's own limit; out_of_memory: burst that the parent
-    /// doesn't have now; size_overflow: more than any quota can hold. One compare-and-swap unless it must borrow.
+    /// doesn't have now; size_overflow: more than any quota can hold. One compare-and-swap unless it must borrow, and no
+    /// lock for a refusal either where nothing is lent.
     [[nodiscard]] errc try_charge(bytes n) noexcept {
         for (;;) {
-            auto [word, total] = read();
-            if (frozen(word) || available(word) < n.count()) break;
-            const auto charged = charge_word(word, n.count());
+            auto [word, total] = cell_.read();
+            if (word.frozen()) break;
+            if (word.available() < n.count()) {
+                if (!total.closed()) break;
+                return refuse(n > max_limit() ? errc::size_overflow : errc::over_quota);
+            }
+            const auto charged = word.charged(n.count());
             // Acquire: the bytes charged here may be those that another thread released, and whatever it did with
             // them happened before. No release of its own: it carries on those of the releases before it.
-            if (word_.compare_exchange_weak(word, charged, std::memory_order_acquire, std::memory_order_relaxed)) {
-                count_charge(charged, total);
+            if (cell_.word.compare_exchange_weak(word.bits, charged.bits, std::memory_order_acquire,
+                                                 std::memory_order_relaxed)) {
+                cell_.count_charge(charged);
+                if (const auto current = total.held() - charged.available();
+                    current > cell_.peak.load(std::memory_order_relaxed)) [[unlikely]]
+                    raise_peak(current);
                 return errc::none;
             }
         }
@@ -78,20 +86,22 @@ public:
     /// Returns `n` bytes. False, and nothing changes, if fewer are charged: a size that was never charged here.
     bool release(bytes n) noexcept {
         for (;;) {
-            auto [word, total] = read();
-            if (frozen(word)) [[unlikely]]
+            auto [word, total] = cell_.read();
+            if (word.frozen()) [[unlikely]]
                 return release_slowly(n.count());
-            if (n.count() > total - available(word)) return false;
-            const auto released = release_word(word, n.count());
-            // Release: what the caller did with the bytes happens before whoever charges them next.
-            if (word_.compare_exchange_weak(word, released, std::memory_order_acq_rel, std::memory_order_relaxed)) {
-                count_release(released);
+            if (n.count() > total.held() - word.available()) return false;
+            const auto released = word.released(n.count());
+            // Release: what the caller did with the bytes happens before whoever charges them next. Acquire: for
+            // tell_parents(), see there.
+            if (cell_.word.compare_exchange_weak(word.bits, released.bits, std::memory_order_acq_rel,
+                                                 std::memory_order_relaxed)) {
+                cell_.count_release(released);
                 break;
             }
         }
         // Relaxed suffices: a loan taken before this release was stored before a thaw that it saw; one taken after it
-        // has used up the released bytes, and leaves nothing to return.
-        if (borrowed_.load(std::memory_order_relaxed) != 0) return_loans();
+        // has used up the released bytes, and none of it is idle.
+        if (borrowed_.load(std::memory_order_relaxed) != 0) tell_parents();
         return true;
     }
 
@@ -101,49 +111,52 @@ public:
     [[nodiscard]] errc resize(bytes guaranteed, bytes burst) noexcept {
         if (guaranteed + burst > max_limit() || (parent_ == nullptr && burst != bytes{}))
             return errc::invalid_specification;
-        const std::lock_guard lock(mutex_);
-        const auto borrowed = borrowed_.load(std::memory_order_relaxed);
-        const auto grow = (guaranteed - guaranteed_).count(), shrink = (guaranteed_ - guaranteed).count();
-        const auto held = std::min(grow, borrowed);  // what was borrowed is charged at the parent already
-        if (parent_ != nullptr && parent_->try_charge(bytes{grow - held}) != errc::none) return errc::no_room;
-        borrowed_.store(borrowed - held + shrink, std::memory_order_relaxed);
-        guaranteed_ = guaranteed;
+        const std::lock_guard lock(root_->mutex_);
+        return change(guaranteed, burst);
+    }
+
+    /// Adds `charged` bytes to the guarantee that the parent has been charged for already, as by a reservation: they
+    /// are this quota's from now on. Fails with invalid_specification above max_limit() or on a root.
+    [[nodiscard]] errc adopt(bytes charged, bytes burst) noexcept {
+        if (parent_ == nullptr) return errc::invalid_specification;
+        const std::lock_guard lock(root_->mutex_);
+        if (guaranteed_ + charged + burst > max_limit()) return errc::invalid_specification;
+        freeze();
+        guaranteed_ += charged;
         burst_ = burst;
-        settle(grow - held);
+        settle(charged.count());
+        parent_->note_borrower(*this);
         return errc::none;
     }
 
+    /// Takes the mutex of the tree, as the other readings do: not for a hot path.
     [[nodiscard]] quota_usage usage() const noexcept {
-        const std::lock_guard lock(mutex_);  // total_ stands still
-        const auto word = word_.load(std::memory_order_acquire);
-        const auto current = total() - available(word);
+        const std::lock_guard lock(root_->mutex_);
+        settle();
+        const auto word = cell_.now();
+        const auto current = cell_.held() - word.available();
         return {.guaranteed = guaranteed_,
                 .burst = burst_,
                 .current = bytes{current},
                 // Whoever charged what is current now may not have got to the peak yet.
-                .peak = bytes{std::max(current, peak_.load(std::memory_order_relaxed))},
+                .peak = bytes{std::max(current, cell_.peak.load(std::memory_order_relaxed))},
                 .borrowed = bytes{borrowed_.load(std::memory_order_relaxed)},
-                .charges = charges_.load(std::memory_order_relaxed) + charge_field(word) % spill,
-                .releases = releases_.load(std::memory_order_relaxed) + release_field(word) % spill,
+                .charges = cell_.charges.load(std::memory_order_relaxed) + word.charges(),
+                .releases = cell_.releases.load(std::memory_order_relaxed) + word.releases(),
                 .refusals = refusals_.load(std::memory_order_relaxed)};
     }
 
     /// The largest charge that would succeed now: what the owner sees as free memory.
     [[nodiscard]] bytes free() const noexcept {
-        bytes left, borrowable;
-        {
-            const std::lock_guard lock(mutex_);
-            left = bytes{available(word_.load(std::memory_order_acquire))};
-            borrowable = burst_ - bytes{borrowed_.load(std::memory_order_relaxed)};
-        }
-        return parent_ == nullptr ? left : left + std::min(borrowable, parent_->free());
+        const std::lock_guard lock(root_->mutex_);
+        return free_now();
     }
 
     /// The largest guarantee that resize() would grant now.
     [[nodiscard]] bytes guarantee_room() const noexcept {
         if (parent_ == nullptr) return max_limit();
-        const std::lock_guard lock(mutex_);  // what is borrowed stands still
-        return guaranteed_ + bytes{borrowed_.load(std::memory_order_relaxed)} + parent_->free();
+        const std::lock_guard lock(root_->mutex_);
+        return guaranteed_ + bytes{borrowed_.load(std::memory_order_relaxed)} + parent_->free_now(this);
     }
 
     /// The figures of a refusal of `n` bytes, for error messages.
@@ -152,162 +165,236 @@ public:
     }
 
 private:
-    // The word: bytes available in the low 48 bits, then 7 bits each of how many charges and releases there were,
-    // then the frozen bit. The counts ride along in the compare-and-swap that is paid anyway; every 64th call moves
-    // 64 of them to a counter of their own.
-    static constexpr unsigned charge_shift = 48, release_shift = 55;
-    static constexpr std::uint64_t available_mask = (std::uint64_t{1} << charge_shift) - 1;
-    static constexpr std::uint64_t count_mask = 0x7f, spill = 64;
-    static constexpr std::uint64_t frozen_bit = std::uint64_t{1} << 63;
-
-    static constexpr std::uint64_t available(std::uint64_t word) noexcept { return word & available_mask; }
-    static constexpr std::uint64_t charge_field(std::uint64_t word) noexcept {
-        return word >> charge_shift & count_mask;
-    }
-    static constexpr std::uint64_t release_field(std::uint64_t word) noexcept {
-        return word >> release_shift & count_mask;
-    }
-    static constexpr bool frozen(std::uint64_t word) noexcept { return (word & frozen_bit) != 0; }
-    // One more charge or release, modulo 128: the carry must not reach the field above.
-    static constexpr std::uint64_t charge_word(std::uint64_t word, std::uint64_t n) noexcept {
-        if (charge_field(word) == count_mask) [[unlikely]]
-            word -= (count_mask + 1) << charge_shift;
-        return word - n + (std::uint64_t{1} << charge_shift);
-    }
-    static constexpr std::uint64_t release_word(std::uint64_t word, std::uint64_t n) noexcept {
-        if (release_field(word) == count_mask) [[unlikely]]
-            word -= (count_mask + 1) << release_shift;
-        return word + n + (std::uint64_t{1} << release_shift);
-    }
-
-    struct reading {
-        std::uint64_t word, total;
-    };
-
-    // A word and the total_ that belonged to it. The word may come back to what it was while total_ has been something
-    // else in between (a resize down and up), so total_ must be the same before and after. Acquire: a changed total_ is
-    // seen together with the freeze before it, and a thawed word together with the total_ before it.
-    [[nodiscard]] reading read() const noexcept {
-        for (auto before = total_.load(std::memory_order_acquire);;) {
-            const auto word = word_.load(std::memory_order_acquire);
-            const auto after = total_.load(std::memory_order_acquire);
-            if (before == after) return {word, before & available_mask};
-            before = after;
-        }
-    }
-
-    // Both under mutex_; set_total in a freeze, with release for read().
-    [[nodiscard]] std::uint64_t total() const noexcept {
-        return total_.load(std::memory_order_relaxed) & available_mask;
-    }
-    void set_total(std::uint64_t total) noexcept {
-        const auto changes = (total_.load(std::memory_order_relaxed) & ~available_mask) + available_mask + 1;
-        total_.store(changes | total, std::memory_order_release);
-    }
+    friend class quota_change;
 
     quota(quota* parent, bytes guaranteed, bytes burst)
-        : total_(guaranteed.count()), parent_(parent), guaranteed_(guaranteed), burst_(burst) {
+        : parent_(parent), root_(parent == nullptr ? this : parent->root_), guaranteed_(guaranteed), burst_(burst) {
         if (guaranteed + burst > max_limit())
             raise({errc::invalid_specification, (guaranteed + burst).count(), 0, max_limit().count()}, {}, "quota");
-        if (parent_ != nullptr && parent_->try_charge(guaranteed) != errc::none)
+        hold(guaranteed.count());
+        cell_.publish({guaranteed.count()});
+        if (parent_ != nullptr && !parent_->attach(*this))
             raise(parent_->explain(errc::no_room, guaranteed), {}, "guarantee of a quota");
-        word_.store(guaranteed.count(), std::memory_order_release);
     }
 
-    void count_charge(std::uint64_t word, std::uint64_t total) noexcept {
-        if (charge_field(word) % spill == 0) charges_.fetch_add(spill, std::memory_order_relaxed);
-        const auto current = total - available(word);
-        auto peak = peak_.load(std::memory_order_relaxed);
-        while (current > peak && !peak_.compare_exchange_weak(peak, current, std::memory_order_relaxed)) {
+    bool attach(quota& child) noexcept {
+        const std::lock_guard lock(root_->mutex_);
+        if (take(child.guaranteed_.count(), nullptr) != errc::none) return false;
+        child.next_ = std::exchange(children_, &child);
+        note_borrower(child);
+        return true;
+    }
+
+    void detach(quota& child) noexcept {
+        const std::lock_guard lock(root_->mutex_);
+        for (quota** link = &children_; *link != nullptr; link = &(*link)->next_) {
+            if (*link != &child) continue;
+            *link = child.next_;
+            break;
         }
+        if (child.may_borrow_) --borrowers_;
+        put(child.cell_.now().available());
     }
 
-    void count_release(std::uint64_t word) noexcept {
-        if (release_field(word) % spill == 0) releases_.fetch_add(spill, std::memory_order_relaxed);
-    }
-
-    // While the word is frozen, charges and releases take the mutex: its holder alone changes the word then, and total_
-    // with it.
-    void freeze() noexcept { word_.fetch_or(frozen_bit, std::memory_order_acq_rel); }
-
-    // Stores the word, frozen still if the quota is over its limit. Release: who sees the thawed word sees total_ as it
-    // was stored before.
-    void thaw(std::uint64_t word) noexcept {
-        const bool over = borrowed_.load(std::memory_order_relaxed) > burst_.count();
-        word_.store(over ? word | frozen_bit : word & ~frozen_bit, std::memory_order_release);
-    }
-
-    errc charge_slowly(std::uint64_t n) noexcept {
-        if (n > available_mask) return refuse(errc::size_overflow);
-        const std::lock_guard lock(mutex_);
-        freeze();
-        const auto word = word_.load(std::memory_order_relaxed);
-        const auto need = n - std::min(n, available(word));
-        if (const auto why = need == 0 ? errc::none : borrow(need); why != errc::none) {
+    [[gnu::noinline]] void raise_peak(std::uint64_t current) noexcept {
+        if (idle_below_.load(std::memory_order_relaxed)) {  // loans that nobody uses are no peak
+            const std::lock_guard lock(root_->mutex_);
+            freeze();
+            const auto word = gather(nullptr);
             thaw(word);
-            return refuse(why);
+            current = cell_.held() - word.available();
         }
-        set_total(total() + need);
-        const auto charged = charge_word(word + need, n);
-        thaw(charged);
-        count_charge(charged, total());
-        return errc::none;
+        cell_.raise_peak(current);
     }
-
-    // This one and the next are kept out of line: inlined, they make every release a fifth slower.
-    [[gnu::noinline]] bool release_slowly(std::uint64_t n) noexcept {
-        const std::lock_guard lock(mutex_);
-        freeze();
-        const auto word = word_.load(std::memory_order_relaxed);
-        const bool charged = n <= total() - available(word);
-        if (charged) {
-            const auto released = release_word(word, n);
-            word_.store(released, std::memory_order_relaxed);  // still frozen: settle() publishes it
-            count_release(released);
-        }
-        settle();
-        return charged;
-    }
-
-    [[gnu::noinline]] void return_loans() noexcept {
-        const std::lock_guard lock(mutex_);
-        settle();
-    }
-
-    errc borrow(std::uint64_t need) noexcept {
-        const auto borrowed = borrowed_.load(std::memory_order_relaxed);
-        if (parent_ == nullptr || borrowed + need > burst_.count()) return errc::over_quota;
-        if (parent_->try_charge(bytes{need}) != errc::none) return errc::out_of_memory;
-        borrowed_.store(borrowed + need, std::memory_order_relaxed);
-        return errc::none;
-    }
-
     errc refuse(errc why) noexcept {
         refusals_.fetch_add(1, std::memory_order_relaxed);
         return why;
     }
 
-    // Under mutex_: takes in `fresh` bytes that the parent was charged, and returns loans that nobody uses.
-    void settle(std::uint64_t fresh = 0) noexcept {
-        freeze();
-        const auto word = word_.load(std::memory_order_relaxed) + fresh;
-        const auto borrowed = borrowed_.load(std::memory_order_relaxed);
-        const auto back = std::min(borrowed, available(word));
-        set_total(total() + fresh - back);
-        borrowed_.store(borrowed - back, std::memory_order_relaxed);
-        thaw(word - back);
-        if (parent_ != nullptr && back != 0) parent_->release(bytes{back});
+    errc charge_slowly(std::uint64_t n) noexcept {
+        if (bytes{n} > max_limit()) return refuse(errc::size_overflow);
+        const std::lock_guard lock(root_->mutex_);
+        return take(n, nullptr);
     }
 
-    std::atomic<std::uint64_t> word_{0};
-    // guaranteed + borrowed, in the low 48 bits, and above them how often it changed. Written under mutex_ in a freeze.
-    std::atomic<std::uint64_t> total_;
-    std::atomic<std::uint64_t> borrowed_{0};  // written only under mutex_
-    std::atomic<std::uint64_t> peak_{0};
-    std::atomic<std::uint64_t> charges_{0}, releases_{0}, refusals_{0};
+    // Kept out of line: inlined, it makes every release a fifth slower.
+    [[gnu::noinline]] bool release_slowly(std::uint64_t n) noexcept {
+        const std::lock_guard lock(root_->mutex_);
+        freeze();
+        const auto word = cell_.now();
+        const bool charged = n <= cell_.held() - word.available();
+        give_back(charged ? cell_.released(word, n) : word);
+        return charged;
+    }
+
+    // Tells those above that there may be idle loans below, after the release that made them. Relaxed suffices: whoever
+    // gathers clears the flag and then freezes. A freeze after our release finds the bytes. One before it was thawed
+    // before it, and having seen the thaw, we see the flag cleared and set it again. And a charge that doesn't see the
+    // flag yet is beside our call, and may take these bytes for charged still.
+    [[gnu::noinline]] void tell_parents() const noexcept {
+        for (const quota* q = parent_; q != nullptr; q = q->parent_)
+            if (!q->idle_below_.load(std::memory_order_relaxed)) q->idle_below_.store(true, std::memory_order_relaxed);
+    }
+
+    // ---- The rest runs under the mutex of the tree.
+
+    // While the word is frozen, charges and releases take the mutex: its holder alone changes the word then, and what is
+    // held and borrowed with it. A quota over its limit stays frozen.
+    void freeze() const noexcept { cell_.freeze(); }
+    void thaw(detail::quota_word word) const noexcept { cell_.publish(word.frozen_if(over_limit())); }
+    void hold(std::uint64_t held) const noexcept { cell_.hold(held, burst_ == bytes{} && borrowers_ == 0); }
+    [[nodiscard]] bool over_limit() const noexcept {
+        return borrowed_.load(std::memory_order_relaxed) > burst_.count();
+    }
+
+    // A child counts as a borrower from the first burst, or debt after a resize, to its end.
+    void note_borrower(quota& child) noexcept {
+        const bool borrows = child.burst_ != bytes{} || child.over_limit();
+        if (!borrows || std::exchange(child.may_borrow_, true)) return;
+        ++borrowers_;
+        freeze();
+        hold(cell_.held());
+        thaw(cell_.now());
+    }
+
+    // Charges `n` bytes. `asking`, a child on whose behalf that is, has nothing idle to gather.
+    errc take(std::uint64_t n, const quota* asking) noexcept {
+        freeze();
+        auto word = cell_.now();
+        if (n > word.available() || cell_.held() - word.available() + n > cell_.peak.load(std::memory_order_relaxed))
+            word = gather(asking);
+        const auto need = n - std::min(n, word.available());
+        if (const errc why = need == 0 ? errc::none : borrow(need); why != errc::none) {
+            give_back(word);
+            return refuse(why);
+        }
+        hold(cell_.held() + need);
+        word = word.plus(need).charged(n);
+        cell_.count_charge(word);
+        cell_.raise_peak(cell_.held() - word.available());
+        thaw(word);
+        return errc::none;
+    }
+
+    errc borrow(std::uint64_t need) noexcept {
+        const auto borrowed = borrowed_.load(std::memory_order_relaxed);
+        if (parent_ == nullptr || borrowed + need > burst_.count()) return errc::over_quota;
+        if (parent_->take(need, this) != errc::none) return errc::out_of_memory;
+        borrowed_.store(borrowed + need, std::memory_order_relaxed);
+        return errc::none;
+    }
+
+    // Bytes that the parent must be charged for such a guarantee. What was borrowed is charged there already.
+    [[nodiscard]] std::uint64_t growth(bytes guaranteed) const noexcept {
+        const auto grow = (guaranteed - guaranteed_).count();
+        return grow - std::min(grow, borrowed_.load(std::memory_order_relaxed));
+    }
+
+    // Nothing idle goes back before: between that and taking it again, somebody else could.
+    errc change(bytes guaranteed, bytes burst) noexcept {
+        const auto grow = (guaranteed - guaranteed_).count(), fresh = growth(guaranteed);
+        if (parent_ != nullptr && parent_->take(fresh, this) != errc::none) {
+            tell_parents();  // what is idle here, the parent has passed over
+            return errc::no_room;
+        }
+        freeze();
+        const auto shrink = (guaranteed_ - guaranteed).count();
+        borrowed_.store(borrowed_.load(std::memory_order_relaxed) - (grow - fresh) + shrink, std::memory_order_relaxed);
+        guaranteed_ = guaranteed;
+        burst_ = burst;
+        settle(fresh);
+        if (parent_ != nullptr) parent_->note_borrower(*this);
+        return errc::none;
+    }
+
+    // Takes back `n` bytes that a child was lent.
+    void put(std::uint64_t n) const noexcept {
+        if (n == 0) return;
+        freeze();
+        give_back(cell_.released(cell_.now(), n));
+    }
+
+    // Publishes the word of a frozen quota that may have more left than before. Over the limit, nothing stays here.
+    void give_back(detail::quota_word word) const noexcept {
+        if (over_limit()) {
+            cell_.publish(word);  // frozen still
+            settle();
+        } else {
+            thaw(word);
+            if (borrowed_.load(std::memory_order_relaxed) != 0) tell_parents();
+        }
+    }
+
+    // Takes in `fresh` bytes that the parent was charged, and returns to it what is borrowed and idle, here or below.
+    void settle(std::uint64_t fresh = 0) const noexcept {
+        freeze();
+        const auto word = gather(nullptr).plus(fresh);
+        hold(cell_.held() + fresh);
+        const auto back = thaw_without_idle(word);
+        if (parent_ != nullptr) parent_->put(back);
+    }
+
+    // Brings idle loans of the quotas below to this one, which is frozen, and returns its word. All are frozen at one
+    // moment, for which the answer is exact. Children that never borrow have nothing that is this quota's.
+    detail::quota_word gather(const quota* asking) const noexcept {
+        auto word = cell_.now();
+        if (!idle_below_.load(std::memory_order_relaxed)) return word;
+        freeze_below(asking);
+        word = cell_.released(word, collect_below(asking));
+        cell_.publish(word);  // frozen still
+        return word;
+    }
+    void freeze_below(const quota* asking) const noexcept {
+        idle_below_.store(false, std::memory_order_relaxed);  // before the freeze, for tell_parents()
+        for (const quota* c = children_; c != nullptr; c = c->next_) {
+            if (c == asking || !c->may_borrow_) continue;
+            c->freeze();
+            c->freeze_below(nullptr);
+        }
+    }
+    std::uint64_t collect_below(const quota* asking) const noexcept {
+        std::uint64_t idle = 0;
+        for (const quota* c = children_; c != nullptr; c = c->next_) {
+            if (c == asking || !c->may_borrow_) continue;
+            const auto from_below = c->collect_below(nullptr);
+            idle += c->thaw_without_idle(c->cell_.released(c->cell_.now(), from_below));
+        }
+        return idle;
+    }
+
+    // Thaws the word without what is borrowed and idle, and returns how much that was.
+    std::uint64_t thaw_without_idle(detail::quota_word word) const noexcept {
+        const auto borrowed = borrowed_.load(std::memory_order_relaxed);
+        const auto idle = std::min(borrowed, word.available());
+        hold(cell_.held() - idle);
+        borrowed_.store(borrowed - idle, std::memory_order_relaxed);
+        thaw(word.minus(idle));
+        return idle;
+    }
+
+    // What could be charged at one moment, here and as far up as it is frozen.
+    [[nodiscard]] bytes free_now(const quota* asking = nullptr) const noexcept {
+        freeze();
+        const auto word = gather(asking);
+        bytes more{};
+        if (const bytes room = burst_ - bytes{borrowed_.load(std::memory_order_relaxed)}; parent_ != nullptr)
+            more = std::min(room, parent_->free_now(this));
+        give_back(word);
+        return bytes{word.available()} + more;
+    }
+
+    // What charges and releases touch lies on one cache line. Mutable: a reading takes idle loans back.
+    mutable detail::quota_cell cell_;
+    mutable std::atomic<std::uint64_t> borrowed_{0};  // changes in a freeze
     quota* const parent_;
-    mutable std::mutex mutex_;  // taken child before parent
-    bytes guaranteed_, burst_;  // under mutex_
+    quota* const root_;
+    alignas(64) mutable std::atomic<bool> idle_below_{false};  // a quota below may hold a loan that it doesn't use
+    std::atomic<std::uint64_t> refusals_{0};
+    mutable std::mutex mutex_;  // of the whole tree, in its root; what follows is under it
+    bytes guaranteed_, burst_;
+    quota *children_ = nullptr, *next_ = nullptr;
+    int borrowers_ = 0;  // children that may_borrow_
+    bool may_borrow_ = false;
 };
 
 }  // namespace gpushare::inline GPUSHARE_ABI

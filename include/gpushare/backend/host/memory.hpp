@@ -101,6 +101,21 @@ public:
     /// Charged by allocations from here.
     [[nodiscard]] bytes used() const noexcept { return bytes{used_.load(std::memory_order_relaxed)}; }
 
+    /// Charges `n` bytes that another allocator of this device hands out (virtual_memory is one). out_of_memory,
+    /// size_overflow or device_lost where an allocation of as many would fail, and then nothing is charged.
+    [[nodiscard]] errc charge(bytes n) noexcept {
+        if (n.count() > largest) return errc::size_overflow;
+        const std::lock_guard lock{mutex_};
+        const failure why = refusal(n);
+        if (why.code == errc::none) used_.fetch_add(n.count(), std::memory_order_relaxed);
+        return why.code;
+    }
+    /// Gives back what was charged.
+    void release(bytes n) noexcept {
+        const std::lock_guard lock{mutex_};
+        used_.fetch_sub(n.count(), std::memory_order_relaxed);
+    }
+
     // --- faults, and what the engine tells
 
     /// After `after` more allocations, the next `count` fail as if the memory were full.
@@ -159,28 +174,39 @@ private:
         }
         // One critical section from the check to the entry: no sibling ever sees a charge that doesn't last.
         const std::lock_guard lock{mutex_};
-        const bytes left = options_.capacity - taken_by_others() - used();
-        why = {.code = errc::out_of_memory,
-               .asked = charge.count(),
-               .left = left.count(),
-               .limit = options_.capacity.count()};
-        if (lost_) {
-            why = {.code = errc::device_lost};
-            return nullptr;
-        }
-        if (charge > left || fault_strikes()) return nullptr;
+        why = refusal(charge);
+        if (why.code != errc::none) return nullptr;
 
         block b{.size = size, .alignment = alignment, .charge = charge.count()};
         void* const p = back(b);
-        if (p == nullptr) return nullptr;
+        if (p == nullptr) {
+            why = exhausted(charge);
+            return nullptr;
+        }
         try {
             blocks_.emplace(p, b);
         } catch (const std::bad_alloc&) {
             give_back(p, b);
+            why = exhausted(charge);
             return nullptr;
         }
         used_.fetch_add(b.charge, std::memory_order_relaxed);
         return p;
+    }
+
+    failure exhausted(bytes charge) const noexcept {
+        const bytes left = options_.capacity - taken_by_others() - used();
+        return {.code = errc::out_of_memory,
+                .asked = charge.count(),
+                .left = left.count(),
+                .limit = options_.capacity.count()};
+    }
+
+    // Under the mutex: why `charge` bytes can't be had now; errc::none if they can.
+    failure refusal(bytes charge) noexcept {
+        if (lost_) return {.code = errc::device_lost};
+        const failure full = exhausted(charge);
+        return charge.count() > full.left || fault_strikes() ? full : failure{};
     }
 
     bool fault_strikes() noexcept {

@@ -1,0 +1,179 @@
+// SPDX-License-Identifier: Apache-2.0
+// Handles instead of pointers for tenants that don't trust each other, or themselves: a handle that was freed stays
+// invalid although its address is used again, and a block answers to its owner only.
+//
+//   gpushare::handle_table blocks;                                           // one per device, for all tenants
+//   gpushare::handle_resource mine{blocks, tenant_tag{1}, upstream};
+//   gpushare::block_handle h = mine.allocate(1 << 20, 256);
+//   void* p = mine.pointer(h);    mine.deallocate(h);                        // a second time: errc::unknown_block
+#pragma once
+
+#include <algorithm>
+#include <compare>
+#include <concepts>
+#include <cstddef>
+#include <cstdint>
+#include <limits>
+#include <mutex>
+#include <string_view>
+#include <utility>
+#include <vector>
+
+#include <gpushare/concepts.hpp>
+#include <gpushare/config.hpp>
+#include <gpushare/error.hpp>
+#include <gpushare/memory/block_table.hpp>
+#include <gpushare/memory/tenant_tag.hpp>
+#include <gpushare/units.hpp>
+
+namespace gpushare::inline GPUSHARE_ABI {
+
+/// Refers to a block as long as that is allocated, and to nothing ever after. A default-constructed one refers to none.
+/// Means something to the table that made it, and to no other.
+struct block_handle {
+    std::uint32_t slot = std::numeric_limits<std::uint32_t>::max();
+    std::uint32_t generation = 0;
+
+    friend constexpr auto operator<=>(block_handle, block_handle) = default;
+    friend constexpr bool operator==(block_handle, block_handle) = default;
+};
+
+/// Which handles are good, for what and for whom. Thread-safe: one mutex, held for a look at one entry. Allocates only
+/// while more blocks are out than ever before. Every slot serves 2^32 - 1 blocks and is then given up, so that no
+/// generation comes twice.
+class handle_table {
+public:
+    /// Throws std::bad_alloc if the host has no memory for the entry.
+    [[nodiscard]] block_handle insert(tenant_tag owner, const block& b) {
+        const std::lock_guard lock(mutex_);
+        if (vacant_ == none) {
+            entries_.emplace_back();
+            vacant_ = static_cast<std::uint32_t>(entries_.size() - 1);
+        }
+        const auto slot = vacant_;
+        entry& e = entries_[slot];
+        vacant_ = e.next_vacant;
+        e.what = b;
+        e.owner = owner;
+        e.live = true;
+        ++size_;
+        return {slot, e.generation};
+    }
+
+    // unknown_block, from the following, for a handle that isn't good, be it stale or another tenant's.
+
+    [[nodiscard]] result<block> find(tenant_tag owner, block_handle h) const noexcept {
+        const std::lock_guard lock(mutex_);
+        if (!good(owner, h)) return errc::unknown_block;
+        return entries_[h.slot].what;
+    }
+    /// The handle is good no more. Returns the block, for the caller to free.
+    result<block> remove(tenant_tag owner, block_handle h) noexcept {
+        const std::lock_guard lock(mutex_);
+        if (!good(owner, h)) return errc::unknown_block;
+        entry& e = entries_[h.slot];
+        e.live = false;
+        --size_;
+        if (++e.generation != std::numeric_limits<std::uint32_t>::max()) e.next_vacant = std::exchange(vacant_, h.slot);
+        return e.what;
+    }
+    /// The handle refers to `now` if it still refers to a block at `before`.
+    errc replace(tenant_tag owner, block_handle h, const void* before, const block& now) noexcept {
+        const std::lock_guard lock(mutex_);
+        if (!good(owner, h) || entries_[h.slot].what.pointer != before) return errc::unknown_block;
+        entries_[h.slot].what = now;
+        return errc::none;
+    }
+
+    /// Handles that are good.
+    [[nodiscard]] std::size_t size() const noexcept {
+        const std::lock_guard lock(mutex_);
+        return size_;
+    }
+
+private:
+    static constexpr std::uint32_t none = std::numeric_limits<std::uint32_t>::max();
+    struct entry {
+        block what{};
+        tenant_tag owner{};
+        std::uint32_t generation = 0;
+        std::uint32_t next_vacant = none;
+        bool live = false;
+    };
+
+    [[nodiscard]] bool good(tenant_tag owner, block_handle h) const noexcept {
+        if (h.slot >= entries_.size()) return false;
+        const entry& e = entries_[h.slot];
+        return e.live && e.generation == h.generation && e.owner == owner;
+    }
+
+    mutable std::mutex mutex_;
+    std::vector<entry> entries_;
+    std::uint32_t vacant_ = none;  // the first of those that can be used again, the last freed first
+    std::size_t size_ = 0;
+};
+
+/// One tenant's view of an upstream through handles. Refers to both, which must outlive it. Thread-safe if the upstream
+/// is.
+template <memory_resource Upstream>
+class handle_resource {
+public:
+    handle_resource(handle_table& table, tenant_tag tenant, Upstream& upstream) noexcept
+        : table_(&table), tenant_(tenant), upstream_(&upstream) {}
+
+    /// Throws what the upstream throws, std::bad_alloc if the host has no memory for the entry. `label` must outlive the
+    /// block.
+    [[nodiscard]] block_handle allocate(std::size_t size, std::size_t alignment, std::string_view label = {}) {
+        obtained b{*upstream_, {upstream_->allocate(size, alignment), bytes{size}, alignment, label}};
+        const block_handle h = table_->insert(tenant_, b.what);
+        b.what.pointer = nullptr;
+        return h;
+    }
+
+    /// The block's address; null for a handle that isn't this tenant's, or not good any more.
+    [[nodiscard]] void* pointer(block_handle h) const noexcept {
+        const auto found = table_->find(tenant_, h);
+        return found ? found->pointer : nullptr;
+    }
+    /// unknown_block, and nothing happened, for a handle that isn't good.
+    errc deallocate(block_handle h) noexcept {
+        const auto removed = table_->remove(tenant_, h);
+        if (!removed) return removed.code();
+        give(*upstream_, *removed);
+        return errc::none;
+    }
+    /// Makes the block `size` bytes big, with the same alignment: gets a new one, calls `copy(to, from, bytes)` for what
+    /// both have in common, and frees the old one. The handle stays the same, the address doesn't. Throws what
+    /// allocate() and `copy` throw, and then nothing has happened. unknown_block as in deallocate().
+    template <std::invocable<void*, const void*, std::size_t> Copy>
+    errc resize(block_handle h, std::size_t size, Copy copy) {
+        const auto old = table_->find(tenant_, h);
+        if (!old) return old.code();
+        obtained fresh{*upstream_,
+                       {upstream_->allocate(size, old->alignment), bytes{size}, old->alignment, old->label}};
+        copy(fresh.what.pointer, static_cast<const void*>(old->pointer),
+             static_cast<std::size_t>(std::min(old->size, bytes{size}).count()));
+        if (const errc why = table_->replace(tenant_, h, old->pointer, fresh.what); why != errc::none) return why;
+        fresh.what = *old;  // goes back in place of the new one
+        return errc::none;
+    }
+
+private:
+    static void give(Upstream& to, const block& b) noexcept {
+        to.deallocate(b.pointer, static_cast<std::size_t>(b.size.count()), b.alignment);
+    }
+    /// Gives its block back, unless that is null.
+    struct obtained {
+        Upstream& from;
+        block what;
+        ~obtained() {
+            if (what.pointer != nullptr) give(from, what);
+        }
+    };
+
+    handle_table* table_;
+    tenant_tag tenant_;
+    Upstream* upstream_;
+};
+
+}  // namespace gpushare::inline GPUSHARE_ABI

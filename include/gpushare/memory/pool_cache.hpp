@@ -1,0 +1,112 @@
+// SPDX-License-Identifier: Apache-2.0
+// One worker's handle to a pool: allocates and frees without the pool's lock as long as what it has freed fits what it
+// asks for. Made by the pool; may be made for a stream, and then frees in stream order.
+//
+//   auto cache = pool.make_cache(stream);
+//   void* p = cache.allocate(4096, 256);
+//   launch(stream, p);
+//   cache.deallocate(p, 4096, 256);            // at once; the next allocation here may be the same block
+//   void* q = cache.allocate(4096, 256);       // no point was recorded for that
+#pragma once
+
+#include <atomic>
+#include <cstddef>
+#include <cstdint>
+#include <memory>
+#include <utility>
+
+#include <gpushare/concepts.hpp>
+#include <gpushare/config.hpp>
+#include <gpushare/error.hpp>
+#include <gpushare/memory/pool_store.hpp>
+
+namespace gpushare::inline GPUSHARE_ABI {
+
+/// The handle belongs to one worker: its calls must not overlap. The pool takes what it keeps back whenever another
+/// user of the pool would be refused or the pool would have to grow, also while the worker sleeps. Blocks may be
+/// allocated and freed through different handles, and through the pool. The pool must outlive it.
+///
+/// On a stream, what is freed here is recorded late: when somebody else needs it, one point for all. It becomes free
+/// elsewhere when the stream has done what was enqueued up to then; flush() records at once.
+template <class Pool>
+class pool_cache {
+public:
+    pool_cache(pool_cache&&) noexcept = default;
+    pool_cache& operator=(pool_cache&& other) noexcept {
+        std::swap(pool_, other.pool_);
+        std::swap(worker_, other.worker_);
+        return *this;
+    }
+    ~pool_cache() {
+        if (worker_ != nullptr) pool_->store_.leave(*worker_);
+    }
+
+    /// See pool_resource::allocate.
+    [[nodiscard]] void* allocate(std::size_t size, std::size_t alignment = alignof(std::max_align_t)) {
+        void* const p = from_shelf(size, alignment);
+        return p != nullptr ? p : pool_->obtain_or_throw(size, alignment, worker_.get());
+    }
+    /// See pool_resource::try_allocate.
+    [[nodiscard]] void* try_allocate(std::size_t size, std::size_t alignment = alignof(std::max_align_t),
+                                     failure* why = nullptr) noexcept {
+        if (void* const p = from_shelf(size, alignment)) return p;
+        typename Pool::refusal r;
+        void* const p = pool_->obtain(size, alignment, r, worker_.get());
+        if (p == nullptr && why != nullptr) *why = r.why;
+        return p;
+    }
+    /// See pool_resource::deallocate. On a stream: free here at once, elsewhere in stream order.
+    errc deallocate(void* p, std::size_t size, std::size_t alignment = alignof(std::max_align_t)) noexcept {
+        if (p == nullptr) return errc::none;
+        const auto freed = worker_->shelves.put(pool_->store_.index(), p, size, alignment);
+        if (freed.homeless != nullptr) [[unlikely]]
+            pool_->store_.give_from(*worker_, freed.shelf, *freed.homeless, size);
+        return freed.why;
+    }
+
+    /// Gives all that is kept here back to the pool, on a stream behind one point recorded now.
+    void flush() noexcept { pool_->store_.flush(*worker_); }
+
+    /// While one exists, no point is recorded on the stream, because it is being captured. Memory freed here waits.
+    class [[nodiscard]] pause {
+    public:
+        explicit pause(pool_cache& cache) noexcept : cache_(cache) { cache.pool_->store_.pause(*cache.worker_); }
+        pause(const pause&) = delete;
+        pause& operator=(const pause&) = delete;
+        ~pause() { cache_.pool_->store_.resume(*cache_.worker_); }
+
+    private:
+        pool_cache& cache_;
+    };
+
+private:
+    friend Pool;
+    using point = typename Pool::point;
+    using classes = pool_shelves::classes;
+
+    explicit pool_cache(Pool& pool, void* stream = nullptr, point (*record)(void*) = nullptr)
+        : pool_(&pool), worker_(std::make_unique<pool_worker<point>>(stream, record)) {
+        pool.store_.join(*worker_);
+    }
+
+    /// What a request of `size` bytes, whole granules, takes: as much as its shelf, if there is one.
+    [[nodiscard]] static constexpr std::uint64_t rounded(std::uint64_t size) noexcept {
+        const auto granules = size / pool_granule;
+        return granules > pool_shelves::largest ? size : classes::smallest(classes::covering(granules)) * pool_granule;
+    }
+
+    [[nodiscard]] void* from_shelf(std::size_t size, std::size_t alignment) noexcept {
+        if (size > pool_shelves::largest * pool_granule || !pool_tag::power_of_two(alignment)) return nullptr;
+        const auto found = worker_->shelves.take(whole_granules(size) / pool_granule, alignment, size);
+        if (found.block == nullptr) return nullptr;
+        // Relaxed: see pool_resource::out.
+        found.block->tag.store(pool_tag::live(found.block->begin, size, alignment, found.shelf),
+                               std::memory_order_relaxed);
+        return found.block->begin;
+    }
+
+    Pool* pool_;
+    std::unique_ptr<pool_worker<point>> worker_;
+};
+
+}  // namespace gpushare::inline GPUSHARE_ABI

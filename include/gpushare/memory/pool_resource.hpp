@@ -1,0 +1,250 @@
+// SPDX-License-Identifier: Apache-2.0
+// A pool over any upstream: takes memory in segments and hands it out in blocks of any size, in constant time and
+// without touching it. Over a quota_resource the quota counts what the pool holds.
+//
+//   gpushare::pool_resource pool{mine};                       // mine: a quota_resource
+//   void* p = pool.allocate(1 << 20, 256);                    // any thread
+//   auto cache = pool.make_cache();                           // one worker: faster
+//   auto ordered = pool.make_cache(stream);                   // one worker's stream: frees in stream order
+//   pool.deallocate(p, 1 << 20, 256);    pool.trim(0_B);
+//
+// Before a request is refused, all workers' caches are emptied, what streams have reached is collected, segments in
+// which nothing is go back to the upstream, and the upstream is asked again for exactly what is needed. It grows by
+// segments, never by a factor, and only if neither what is free nor what streams have reached suffices, nor what caches
+// keep beyond pool_options::kept.
+#pragma once
+
+#include <algorithm>
+#include <cstddef>
+#include <cstdint>
+#include <exception>
+#include <new>
+#include <type_traits>
+
+#include <gpushare/concepts.hpp>
+#include <gpushare/config.hpp>
+#include <gpushare/error.hpp>
+#include <gpushare/memory/pool_cache.hpp>
+#include <gpushare/memory/pool_store.hpp>
+#include <gpushare/memory/pool_usage.hpp>
+#include <gpushare/units.hpp>
+
+namespace gpushare::inline GPUSHARE_ABI {
+
+struct pool_options {
+    bytes segment = 32_MiB;  // what the upstream is asked for at once; bigger requests are asked for as they are
+    bytes kept = 128_MiB;    // the pool grows rather than empty caches that keep less each: what speed may cost
+};
+
+/// Refers to `Upstream`, which must outlive it and must not allocate from the pool; it is called under no lock. All
+/// members are safe from any thread. `Point` is what the streams of its caches record. The books are kept on the host:
+/// about 200 bytes a block, free ones included.
+template <memory_resource Upstream, timeline_point Point = immediate_point>
+class pool_resource {
+public:
+    using point = Point;
+    using cache = pool_cache<pool_resource>;
+
+    explicit pool_resource(Upstream& upstream, const pool_options& options = {})
+        : upstream_(&upstream), options_(options) {}
+    pool_resource(const pool_resource&) = delete;
+    pool_resource& operator=(const pool_resource&) = delete;
+    /// Waits for what was freed on streams (drain() first bounds that), then gives everything back, blocks that are
+    /// still out included. Its caches must be gone.
+    ~pool_resource() {
+        try {
+            store_.drain(never);
+        } catch (
+            ...) {  // nobody can tell when the work is done: the upstream's frees are in order behind it, or nothing is
+        }
+        for (auto s = store_.remove_any(); s.begin != nullptr; s = store_.remove_any())
+            upstream_->deallocate(s.begin, s.size, s.alignment);
+    }
+
+    /// `size` bytes at a multiple of `alignment`, a power of two; a unique address for 0 bytes. Contents undefined.
+    /// Throws memory_error: out_of_memory, size_overflow, bad_alignment. What the upstream throws passes through.
+    [[nodiscard]] void* allocate(std::size_t size, std::size_t alignment = alignof(std::max_align_t)) {
+        return obtain_or_throw(size, alignment);
+    }
+    /// Null where `allocate` would throw; `why`, if given, gets the reason with its figures.
+    [[nodiscard]] void* try_allocate(std::size_t size, std::size_t alignment = alignof(std::max_align_t),
+                                     failure* why = nullptr) noexcept {
+        refusal r;
+        void* const p = obtain(size, alignment, r, nullptr);
+        if (p == nullptr && why != nullptr) *why = r.why;
+        return p;
+    }
+    /// As try_allocate, but only what the pool holds and nobody caches: calls neither the upstream nor a stream. For
+    /// code that must not, such as one that is being captured.
+    [[nodiscard]] void* try_allocate_held(std::size_t size, std::size_t alignment) noexcept {
+        if (pool_tag::check(size, alignment) != errc::none) return nullptr;
+        const auto whole = whole_granules(size);
+        return out(store_.take({whole, whole, alignment, size}), size, alignment);
+    }
+
+    /// Free for everybody at once: all work that uses the block is done. unknown_block or wrong_size, changing nothing,
+    /// if the block isn't out or was allocated otherwise. Null is ignored.
+    errc deallocate(void* p, std::size_t size, std::size_t alignment = alignof(std::max_align_t)) noexcept {
+        return p == nullptr ? errc::none : store_.free(p, size, alignment);
+    }
+    /// As deallocate, but free once `after` is reached.
+    errc deallocate(void* p, std::size_t size, std::size_t alignment, const Point& after) noexcept {
+        return p == nullptr ? errc::none : store_.free_after(after, p, size, alignment);
+    }
+
+    /// A cache for one worker. Throws std::bad_alloc.
+    [[nodiscard]] cache make_cache() { return cache(*this); }
+    /// A cache for one stream: what is freed there can be had there again at once, and elsewhere when the stream has
+    /// got there. `stream` must outlive it, and record() must be safe from any thread. Throws std::bad_alloc.
+    template <timeline Stream>
+    requires std::is_same_v<typename Stream::point, Point>
+    [[nodiscard]] cache make_cache(Stream& stream) {
+        return cache(*this, &stream, [](void* s) { return static_cast<Stream*>(s)->record(); });
+    }
+
+    /// Empties all caches and gives back segments in which nothing is, until at most `target` is held. Returns what is.
+    bytes trim(bytes target) noexcept {
+        store_.reclaim();
+        return_empty(target.count());
+        return usage().reserved;
+    }
+    /// Waits until `deadline` for what was freed on streams. False if some of it is left.
+    bool drain(instant deadline) { return store_.drain(deadline); }
+
+    [[nodiscard]] pool_usage usage() const noexcept { return store_.usage(); }
+    [[nodiscard]] Upstream& upstream() const noexcept { return *upstream_; }
+
+    /// What a request takes of the pool, bytes::max() if none can. A cache may take an eighth more.
+    [[nodiscard]] static constexpr bytes charged(std::size_t size, std::size_t alignment) noexcept {
+        return pool_tag::check(size, alignment) == errc::none ? bytes{whole_granules(size)} : bytes::max();
+    }
+    // The tenant's view of the memory, where the upstream has one.
+    [[nodiscard]] bytes capacity() const noexcept requires memory<Upstream> { return upstream_->capacity(); }
+    [[nodiscard]] bytes taken_by_others() const noexcept requires memory<Upstream> {
+        return upstream_->taken_by_others();
+    }
+
+private:
+    friend cache;
+    using worker = pool_worker<Point>;
+
+    struct refusal {
+        failure why;
+        std::exception_ptr thrown;  // by the upstream, when it was last asked
+    };
+
+    void* obtain_or_throw(std::size_t size, std::size_t alignment, worker* own = nullptr) {
+        refusal r;
+        void* const p = obtain(size, alignment, r, own);
+        if (p != nullptr) return p;
+        if (r.thrown) std::rethrow_exception(r.thrown);
+        raise(r.why, {}, "allocate from a pool");
+    }
+
+    // What a worker gets is rounded to its shelves, unless that is what it would be refused for.
+    [[nodiscard]] void* obtain(std::size_t size, std::size_t alignment, refusal& r, worker* own) noexcept {
+        if (const errc why = pool_tag::check(size, alignment); why != errc::none) {
+            r.why = {.code = why, .asked = size};
+            return nullptr;
+        }
+        const auto least = whole_granules(size);
+        const pool_request request{own == nullptr ? least : cache::rounded(least), least, alignment, size};
+        pool_block* b = own == nullptr ? nullptr : store_.take_from_depot(request, *own);
+        if (b == nullptr) b = store_.take(request);
+        if (b == nullptr) b = obtain_slowly(request, r, own);
+        return out(b, size, alignment);
+    }
+    [[nodiscard]] static void* out(pool_block* b, std::size_t size, std::size_t alignment) noexcept {
+        if (b == nullptr) return nullptr;
+        // Relaxed: whoever frees the block has had the pointer handed over from here.
+        b->tag.store(pool_tag::live(b->begin, size, alignment, pool_shelves::shelf_of(b->size / pool_granule)),
+                     std::memory_order_relaxed);
+        return b->begin;
+    }
+
+    [[gnu::noinline]] pool_block* obtain_slowly(const pool_request& request, refusal& r, worker* own) noexcept {
+        const auto segment = whole_granules(options_.segment.count());
+        const auto grow_by_segment = [&] {
+            return segment > request.size ? grow(segment, request.size, request, r) : nullptr;
+        };
+        for (;;) {
+            auto seen = store_.changes();
+            if (pool_block* const b = store_.collect_and_take(request, own)) return b;
+            const bool early = store_.caches_keep_less(options_.kept);
+            if (early)
+                if (pool_block* const b = grow_by_segment()) return b;
+            if (pool_block* const b = store_.reclaim_and_take(request, own)) return b;
+            if (!early)
+                if (pool_block* const b = grow_by_segment()) return b;
+            seen += return_empty(0);
+            if (pool_block* const b = grow(request.least, request.least, request, r)) return b;
+            // Each further round means that another thread has got memory from the upstream or given it some.
+            if (const auto [b, again] = store_.settle_and_take(request, own, seen); b != nullptr || !again) {
+                if (b == nullptr && r.why.code == errc::none) r.why = explain(request);
+                return b;
+            }
+        }
+    }
+    [[nodiscard]] failure explain(const pool_request& request) const noexcept {
+        const auto u = usage();
+        return {errc::out_of_memory, request.least, u.free().count(), u.reserved.count()};
+    }
+
+    // `range` bytes from the upstream, or as many as it takes for these, and of them a block.
+    [[nodiscard]] pool_block* grow(std::uint64_t range, std::uint64_t size, const pool_request& request,
+                                   refusal& r) noexcept {
+        const auto alignment = std::max(request.alignment, pool_granule);
+        if constexpr (requires { upstream_->charged(range, alignment); })
+            if (const bytes takes = upstream_->charged(range, alignment); takes != bytes::max())
+                range = std::max(range, takes.count() & ~std::uint64_t{pool_granule - 1});
+        store_.begin_move();
+        pool_block* b = nullptr;
+        if (void* const p = from_upstream(range, alignment, r)) {
+            try {
+                b = &store_.add({static_cast<std::byte*>(p), range, alignment}, size, request);
+            } catch (...) {  // the host has no memory for the books
+                upstream_->deallocate(p, range, alignment);
+            }
+        }
+        store_.end_move(b != nullptr);
+        return b;
+    }
+    [[nodiscard]] void* from_upstream(std::size_t size, std::size_t alignment, refusal& r) noexcept {
+        r = {};
+        if constexpr (requires { upstream_->try_allocate(size, alignment, &r.why); }) {
+            return upstream_->try_allocate(size, alignment, &r.why);
+        } else if constexpr (requires { upstream_->try_allocate(size, alignment); }) {
+            return upstream_->try_allocate(size, alignment);
+        } else {
+            try {
+                return upstream_->allocate(size, alignment);
+            } catch (...) {
+                r.thrown = std::current_exception();
+                return nullptr;
+            }
+        }
+    }
+    // Gives back segments in which nothing is while more than `target` bytes are held. Returns how many.
+    std::uint64_t return_empty(std::uint64_t target) noexcept {
+        std::uint64_t returned = 0;
+        for (auto s = store_.remove_empty(target); s.begin != nullptr; s = store_.remove_empty(target), ++returned) {
+            upstream_->deallocate(s.begin, s.size, s.alignment);
+            store_.end_move(true);
+        }
+        return returned;
+    }
+
+    Upstream* upstream_;
+    pool_options options_;
+    pool_store<Point> store_;
+};
+
+namespace detail {
+struct pool_archetype {
+    void* allocate(std::size_t, std::size_t) { return nullptr; }
+    void deallocate(void*, std::size_t, std::size_t) {}
+};
+}  // namespace detail
+static_assert(memory_resource<pool_resource<detail::pool_archetype>>);
+
+}  // namespace gpushare::inline GPUSHARE_ABI

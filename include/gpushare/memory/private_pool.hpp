@@ -1,0 +1,138 @@
+// SPDX-License-Identifier: Apache-2.0
+// Memory for a captured graph. While a stream is captured nothing may be asked of the device, and what the graph uses
+// must stay its own for as long as it may be launched: so it is set aside before, and goes back when the graph is gone.
+//
+//   gpushare::private_pool graph_memory{pool, 64_MiB};
+//   {
+//       pool_cache<...>::pause quiet{cache};              // the captured stream's cache, if it has one
+//       begin_capture(stream);
+//       void* p = graph_memory.allocate(4096, 256);  ...  graph_memory.deallocate(p, 4096, 256);    // reused inside
+//       end_capture(stream);
+//   }
+//   ... ;                                                 // launch; destroy the graph, then graph_memory
+#pragma once
+
+#include <algorithm>
+#include <concepts>
+#include <cstddef>
+#include <cstdint>
+#include <mutex>
+#include <vector>
+
+#include <gpushare/concepts.hpp>
+#include <gpushare/config.hpp>
+#include <gpushare/error.hpp>
+#include <gpushare/memory/pool_fit.hpp>
+#include <gpushare/units.hpp>
+
+namespace gpushare::inline GPUSHARE_ABI {
+
+/// A pool that can give what it holds without asking anybody.
+template <class P>
+concept holding_resource = memory_resource<P> && requires(P& p, std::size_t size, std::size_t alignment) {
+    // clang-format off
+    { p.try_allocate_held(size, alignment) } noexcept -> std::same_as<void*>;
+    // clang-format on
+};
+
+/// Refers to `Pool`, which must outlive it. Thread-safe. A free is in the order of the capture: the block may be the
+/// next allocation here.
+template <holding_resource Pool>
+class private_pool {
+public:
+    /// Sets `reserve` aside, rounded up to 256 bytes, before the capture. Throws what the pool throws.
+    private_pool(Pool& pool, bytes reserve) : pool_(&pool) {
+        if (const errc why = pool_tag::check(reserve.count(), 1); why != errc::none)
+            raise({.code = why, .asked = reserve.count()}, {}, "set aside memory for a captured graph");
+        const auto size = static_cast<std::size_t>(whole_granules(reserve.count()));
+        add(pool.allocate(size, pool_granule), size, pool_granule);
+    }
+    private_pool(const private_pool&) = delete;
+    private_pool& operator=(const private_pool&) = delete;
+    /// Everything goes back to the pool, blocks that are still out included: the graph is gone.
+    ~private_pool() {
+        for (const auto& r : ranges_) pool_->deallocate(r.begin, r.size, r.alignment);
+    }
+
+    /// Throws memory_error: out_of_memory if neither what was set aside nor what the pool holds suffices, size_overflow,
+    /// bad_alignment.
+    [[nodiscard]] void* allocate(std::size_t size, std::size_t alignment = alignof(std::max_align_t)) {
+        failure why;
+        void* const p = try_allocate(size, alignment, &why);
+        if (p == nullptr) raise(why, {}, "allocate for a captured graph");
+        return p;
+    }
+    /// Null where `allocate` would throw. Asks neither the device nor a stream.
+    [[nodiscard]] void* try_allocate(std::size_t size, std::size_t alignment = alignof(std::max_align_t),
+                                     failure* why = nullptr) noexcept {
+        const std::lock_guard lock(mutex_);
+        fit_.index().drop_retired();  // nobody reads without the lock
+        const errc code = pool_tag::check(size, alignment);
+        pool_block* const b = code == errc::none ? obtain(whole_granules(size), alignment) : nullptr;
+        if (b == nullptr) {
+            if (why != nullptr)
+                *why = {code == errc::none ? errc::out_of_memory : code, size, fit_.free_bytes(), reserved_};
+            return nullptr;
+        }
+        b->tag.store(pool_tag::live(b->begin, size, alignment, 0), std::memory_order_relaxed);  // read under the lock
+        return b->begin;
+    }
+    /// unknown_block or wrong_size, changing nothing, as pool_resource::deallocate. Null is ignored.
+    errc deallocate(void* p, std::size_t size, std::size_t alignment = alignof(std::max_align_t)) noexcept {
+        if (p == nullptr) return errc::none;
+        const std::lock_guard lock(mutex_);
+        const auto freed = fit_.index().claim(p, size, alignment);
+        if (freed.why == errc::none) fit_.give(*freed.block);
+        return freed.why;
+    }
+
+    /// Set aside, used or not.
+    [[nodiscard]] bytes reserved() const noexcept {
+        const std::lock_guard lock(mutex_);
+        return bytes{reserved_};
+    }
+    /// In blocks that are out.
+    [[nodiscard]] bytes used() const noexcept {
+        const std::lock_guard lock(mutex_);
+        return bytes{reserved_ - fit_.free_bytes()};
+    }
+
+private:
+    struct range {
+        void* begin = nullptr;
+        std::size_t size = 0, alignment = 0;
+    };
+
+    [[nodiscard]] pool_block* obtain(std::uint64_t size, std::size_t alignment) noexcept {
+        try {
+            if (pool_block* const b = fit_.take(size, alignment)) return b;
+            if (pool_block* const b = fit_.take_any(size, alignment)) return b;
+            const auto unit = std::max(alignment, pool_granule);
+            void* const p = pool_->try_allocate_held(size, unit);
+            if (p == nullptr) return nullptr;
+            add(p, size, unit);
+            return fit_.take_any(size, alignment);
+        } catch (...) {  // the host has no memory for the books
+            return nullptr;
+        }
+    }
+    void add(void* p, std::size_t size, std::size_t alignment) {
+        try {
+            ranges_.reserve(ranges_.size() + 1);
+            (void)fit_.add(static_cast<std::byte*>(p), size);
+        } catch (...) {
+            pool_->deallocate(p, size, alignment);
+            throw;
+        }
+        ranges_.push_back({p, size, alignment});
+        reserved_ += size;
+    }
+
+    Pool* pool_;
+    mutable std::mutex mutex_;
+    pool_fit fit_;
+    std::vector<range> ranges_;
+    std::uint64_t reserved_ = 0;
+};
+
+}  // namespace gpushare::inline GPUSHARE_ABI

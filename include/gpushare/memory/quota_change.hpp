@@ -1,0 +1,187 @@
+// SPDX-License-Identifier: Apache-2.0
+// A charge or a resize of a quota in two steps: first it is prepared, then committed or abandoned. So several quotas,
+// one on each device, are charged together or not at all; see partition/reservation.hpp.
+//
+//   std::array both{gpushare::quota_charge{first, 1_GiB}, gpushare::quota_charge{second, 1_GiB}};
+//   if (const auto why = gpushare::try_commit_together(both); why.code == gpushare::errc::none) ...;
+//
+// Between the steps the mutex of the quota's tree is held and its word is frozen, and so are its parents' as far as it
+// has to borrow: whoever asks meanwhile waits, and is never refused for bytes that are given back a moment later.
+#pragma once
+
+#include <algorithm>
+#include <cstdint>
+
+#include <gpushare/concepts.hpp>
+#include <gpushare/config.hpp>
+#include <gpushare/error.hpp>
+#include <gpushare/memory/quota.hpp>
+#include <gpushare/units.hpp>
+
+namespace gpushare::inline GPUSHARE_ABI {
+
+/// What both have in common. Changes of quotas under one root can't be prepared side by side: they would wait for each
+/// other. Prepare those of several roots in the order of their `resource()`, as partition/reservation.hpp does.
+class quota_change {
+public:
+    /// The root above the quota.
+    [[nodiscard]] const void* resource() const noexcept { return of_->root_; }
+
+    [[nodiscard]] quota& of() const noexcept { return *of_; }
+
+protected:
+    explicit quota_change(quota& of) noexcept : of_(&of) {}
+
+    // Takes the mutex of the tree and freezes what such a charge would come from; or does nothing, and says what would
+    // fit.
+    static failure hold(quota& q, std::uint64_t n) noexcept {
+        q.root_->mutex_.lock();
+        const errc code = n > quota::max_limit().count() ? errc::size_overflow : freeze_for(q, n, nullptr);
+        if (code == errc::none) return {};
+        const failure why{q.refuse(code), n, q.free_now().count(), (q.guaranteed_ + q.burst_).count()};
+        q.root_->mutex_.unlock();
+        return why;
+    }
+
+    static void charge_held(quota& q, std::uint64_t n) noexcept {
+        (void)q.take(n, nullptr);
+        let_go(q);
+    }
+
+    static void let_go(quota& q) noexcept {
+        for (quota* frozen = &q; frozen != nullptr; frozen = frozen->parent_)
+            if (const auto word = frozen->cell_.now(); word.frozen()) frozen->give_back(word);
+        q.root_->mutex_.unlock();
+    }
+
+    static failure hold_resize(quota& q, bytes guaranteed, bytes burst) noexcept {
+        if (guaranteed + burst > quota::max_limit() || (q.parent_ == nullptr && burst != bytes{}))
+            return {errc::invalid_specification, (guaranteed + burst).count(), 0, quota::max_limit().count()};
+        q.root_->mutex_.lock();
+        const auto fresh = q.growth(guaranteed);
+        if (q.parent_ == nullptr || fresh == 0 || freeze_for(*q.parent_, fresh, &q) == errc::none) return {};
+        q.tell_parents();  // what is idle here, the parent has passed over
+        const auto fits = guaranteed.count() - fresh + q.parent_->free_now(&q).count();
+        const auto limit = (q.parent_->guaranteed_ + q.parent_->burst_).count();
+        q.root_->mutex_.unlock();
+        return {errc::no_room, guaranteed.count(), fits, limit};
+    }
+
+    static void resize_held(quota& q, bytes guaranteed, bytes burst) noexcept {
+        (void)q.change(guaranteed, burst);
+        let_go(q);
+    }
+
+    // Freezes a root with everything below it, and leaves it so.
+    static void hold_all(quota& root) noexcept {
+        root.mutex_.lock();
+        root.freeze();
+        root.freeze_below(nullptr);
+    }
+    // What it has then, with the loans that nobody uses.
+    static bytes held_left(const quota& root) noexcept {
+        return bytes{root.cell_.now().available() + idle_below(root)};
+    }
+    // Thaws what is below, and brings those loans to the root, which stays frozen.
+    static void gather_held(quota& root) noexcept {
+        const auto idle = root.collect_below(nullptr);
+        root.cell_.publish(root.cell_.released(root.cell_.now(), idle));
+    }
+
+private:
+    static std::uint64_t idle_below(const quota& q) noexcept {
+        std::uint64_t idle = 0;
+        for (const quota* c = q.children_; c != nullptr; c = c->next_)
+            if (c->may_borrow_)
+                idle +=
+                    std::min(c->borrowed_.load(std::memory_order_relaxed), c->cell_.now().available() + idle_below(*c));
+        return idle;
+    }
+
+    // Freezes q and, as far as it would have to borrow, those above it. Nothing stays frozen after a refusal.
+    static errc freeze_for(quota& q, std::uint64_t n, const quota* asking) noexcept {
+        q.freeze();
+        const auto word = q.gather(asking);
+        const auto need = n - std::min(n, word.available());
+        errc why = errc::none;
+        if (q.parent_ == nullptr || q.borrowed_.load(std::memory_order_relaxed) + need > q.burst_.count())
+            why = need == 0 ? errc::none : errc::over_quota;
+        else if (need != 0 && freeze_for(*q.parent_, need, &q) != errc::none)
+            why = errc::out_of_memory;
+        if (why != errc::none) q.give_back(word);
+        return why;
+    }
+
+    quota* of_;
+};
+
+/// `size` bytes charged to a quota, which must outlive it.
+class quota_charge : public quota_change {
+public:
+    quota_charge(quota& from, bytes size) noexcept : quota_change(from), size_(size) {}
+
+    /// over_quota, out_of_memory, size_overflow; `left` is the largest charge that would have been granted.
+    [[nodiscard]] failure prepare() noexcept { return hold(of(), size_.count()); }
+    void commit() noexcept { charge_held(of(), size_.count()); }
+    void abandon() noexcept { let_go(of()); }
+    /// After a commit. False if the bytes aren't charged any more.
+    bool undo() noexcept { return of().release(size_); }
+
+    [[nodiscard]] bytes size() const noexcept { return size_; }
+
+private:
+    bytes size_;
+};
+static_assert(prepared_change<quota_charge>);
+
+/// Bytes of a root whose number is decided while they are held: what is left of all that are prepared together is read at
+/// one moment, and stands still until some of it is charged. Everything below the root waits meanwhile.
+class quota_draw : public quota_change {
+public:
+    /// `from` must be a root.
+    explicit quota_draw(quota& from) noexcept : quota_change(from) {}
+
+    [[nodiscard]] failure prepare() noexcept {
+        hold_all(of());
+        return {};
+    }
+    /// Only while prepared, all of them: bytes that can be charged.
+    [[nodiscard]] bytes left() const noexcept { return held_left(of()); }
+    /// Only while prepared: charges `n` bytes, at most left(), with the commit. Nothing if it isn't called.
+    void take(bytes n) noexcept { size_ = n; }
+    void commit() noexcept {
+        gather_held(of());
+        if (size_ == bytes{})
+            let_go(of());
+        else
+            charge_held(of(), size_.count());
+    }
+    void abandon() noexcept {
+        gather_held(of());
+        let_go(of());
+    }
+    bool undo() noexcept { return size_ == bytes{} || of().release(size_); }
+
+private:
+    bytes size_{};
+};
+static_assert(prepared_change<quota_draw>);
+
+/// Another guarantee and burst for a quota, which must outlive it; see quota::resize.
+class quota_resize : public quota_change {
+public:
+    quota_resize(quota& of, bytes guaranteed, bytes burst) noexcept
+        : quota_change(of), guaranteed_(guaranteed), burst_(burst) {}
+
+    /// no_room (`left` is the largest guarantee that would have been granted, `limit` the parent's), or
+    /// invalid_specification.
+    [[nodiscard]] failure prepare() noexcept { return hold_resize(of(), guaranteed_, burst_); }
+    void commit() noexcept { resize_held(of(), guaranteed_, burst_); }
+    void abandon() noexcept { let_go(of()); }
+
+private:
+    bytes guaranteed_, burst_;
+};
+static_assert(prepared_change<quota_resize>);
+
+}  // namespace gpushare::inline GPUSHARE_ABI

@@ -1,0 +1,49 @@
+// SPDX-License-Identifier: Apache-2.0
+// Scrubbing: memory that changes hands is overwritten, so that nobody reads what a neighbour left in it.
+//
+//   gpushare::chunk_pool pool{memory, stream, {.capacity = 512, .scrub = gpushare::scrub_policy::on_hand_over}};
+//   gpushare::host_scrubber<gpushare::host::point> by_the_caller;      // where no stream is to be kept busy with it
+#pragma once
+
+#include <concepts>
+#include <cstddef>
+#include <cstdint>
+#include <cstring>
+
+#include <gpushare/concepts.hpp>
+#include <gpushare/config.hpp>
+
+namespace gpushare::inline GPUSHARE_ABI {
+
+/// When memory is overwritten with zeros.
+///   on_hand_over   before somebody other than its last owner gets it
+///   on_free        as soon as it is free, so that an owner's own data doesn't stay behind either
+///   off            tenants trust each other
+enum class scrub_policy : std::uint8_t { on_hand_over, on_free, off };
+
+/// A stream that overwrites memory.
+///   fill(p, value, size)   enqueues setting `size` bytes
+///   wait(point)            what is enqueued from now on starts after `point`
+// clang-format off
+template <class S>
+concept scrubber = timeline<S> && requires(S& s, const typename S::point& p, void* at, std::byte value, std::size_t size) {
+    s.fill(at, value, size);
+    s.wait(p);
+};
+// clang-format on
+
+/// Scrubs with the host's own hands, where the host reaches the memory: fill() returns when it is done. `Point` is that
+/// of the streams which use the memory. Safe from any thread.
+template <timeline_point Point>
+struct host_scrubber {
+    using point = Point;
+
+    static void fill(void* at, std::byte value, std::size_t size) noexcept {
+        std::memset(at, std::to_integer<int>(value), size);
+    }
+    static void wait(const point& p) { p.wait(never); }
+    [[nodiscard]] static point record() { return {}; }
+};
+static_assert(scrubber<host_scrubber<immediate_point>>);
+
+}  // namespace gpushare::inline GPUSHARE_ABI

@@ -1,0 +1,316 @@
+// SPDX-License-Identifier: Apache-2.0
+// Virtual arenas: memory comes and goes under addresses that stay, is charged exactly, and leaves only when the streams
+// that use it got there.
+#include <array>
+#include <chrono>
+#include <limits>
+#include <optional>
+#include <utility>
+#include <vector>
+
+#include <gpushare/error.hpp>
+#include <gpushare/memory/virtual_arena.hpp>
+#include <gpushare/units.hpp>
+
+#include "support/arena_rig.hpp"
+#include "support/catch.hpp"
+
+using namespace gpushare::literals;
+using gpushare::bytes;
+using gpushare::errc;
+using gpushare::instant;
+using gpushare::never;
+using support::advanced;
+using support::arena_rig;
+using support::paint;
+using support::painted;
+
+namespace {
+constexpr instant now{};  // for those who don't wait
+}
+
+TEST_CASE("growing moves no pointer and keeps what is there", "[memory][arena]") {
+    arena_rig rig;
+    auto arena = rig.arena(rig.chat, 1);
+    void* const begin = arena.data();
+    CHECK(arena.reserved() == rig.chunks(16));
+    CHECK(arena.committed() == 0_B);
+    CHECK(rig.chat.usage().current == 0_B);
+    for (std::uint64_t n = 1; n <= 12; ++n) {
+        arena.commit(0_B, rig.chunks(n));
+        CHECK(arena.data() == begin);
+        CHECK(arena.committed() == rig.chunks(n));
+        CHECK(rig.chat.usage().current == rig.chunks(n));
+        paint(advanced(begin, rig.chunks(n - 1)), rig.chunk, static_cast<int>(n));
+    }
+    for (std::uint64_t n = 1; n <= 12; ++n)
+        CHECK(painted(advanced(begin, rig.chunks(n - 1)), rig.chunk, static_cast<int>(n)));
+}
+
+TEST_CASE("memory moves between tenants without being copied or made anew", "[memory][arena]") {
+    arena_rig rig({.capacity = 12});
+    rig.scrubber.by_itself();
+    auto chat = rig.arena(rig.chat, 1), code = rig.arena(rig.code, 2);
+    chat.commit(0_B, rig.chunks(12));
+    const auto first = rig.memory.at(chat.data());
+    chat.decommit(0_B, rig.chunks(12), {});
+    code.commit(0_B, rig.chunks(12), never);
+    CHECK(rig.memory.chunks() == 12);
+    CHECK(rig.pool.usage().made == 12);
+    bool there = false;
+    for (std::uint64_t n = 0; n < 12; ++n) there |= rig.memory.at(advanced(code.data(), rig.chunks(n))) == first;
+    CHECK(there);
+    CHECK(rig.chat.usage().current == 0_B);
+    CHECK(rig.code.usage().current == rig.chunks(12));
+}
+
+TEST_CASE("any place of the range can be committed and given up", "[memory][arena]") {
+    arena_rig rig;
+    auto arena = rig.arena(rig.chat, 1);
+    arena.commit(rig.chunks(3), rig.chunks(2));
+    arena.commit(rig.chunks(15), rig.chunks(1));
+    paint(advanced(arena.data(), rig.chunks(3)), rig.chunks(2), 1);
+    paint(advanced(arena.data(), rig.chunks(15)), rig.chunk, 2);
+    arena.decommit(rig.chunks(4), rig.chunks(1), {});
+    CHECK(arena.committed() == rig.chunks(2));
+    arena.commit(rig.chunks(2), rig.chunks(3));  // what is there stays
+    CHECK(painted(advanced(arena.data(), rig.chunks(3)), rig.chunk, 1));
+    CHECK(painted(advanced(arena.data(), rig.chunks(15)), rig.chunk, 2));
+    CHECK(arena.committed() == rig.chunks(4));
+    CHECK(rig.chat.usage().current == rig.chunks(4));
+    CHECK(arena.try_commit(rig.chunks(2), rig.chunks(3)).code == errc::none);
+    CHECK(rig.chat.usage().current == rig.chunks(4));
+}
+
+// The driver's unmapping isn't stream-ordered: PEERS and DESIGN call it a trap.
+TEST_CASE("nothing is unmapped before every stream that uses it got there", "[memory][arena]") {
+    arena_rig rig;
+    auto chat = rig.arena(rig.chat, 1);
+    chat.commit(0_B, rig.chunks(4));
+    auto other = rig.scrubber.neighbour();
+    const std::array used{rig.kernels.record(), other.record()};
+
+    const auto why = chat.try_decommit(0_B, rig.chunks(4), used, now);
+    CHECK(why.code == errc::deadline_exceeded);
+    rig.kernels.reach_next();
+    CHECK(chat.try_decommit(0_B, rig.chunks(4), used, now).code == errc::deadline_exceeded);
+    CHECK(rig.memory.mapped() == 4);
+    CHECK(chat.committed() == rig.chunks(4));
+    paint(chat.data(), rig.chunks(4), 7);  // all is as it was
+    CHECK(rig.memory.calls(support::vm_call::unmap) == 0);
+
+    other.reach_next();
+    CHECK(chat.try_decommit(0_B, rig.chunks(4), used, now).code == errc::none);
+    CHECK(rig.memory.mapped() == 0);
+    CHECK(rig.chat.usage().current == 0_B);
+}
+
+TEST_CASE("what leaves later stays mapped and charged until its points are reached", "[memory][arena]") {
+    arena_rig rig;
+    auto chat = rig.arena(rig.chat, 1);
+    chat.commit(0_B, rig.chunks(4));
+    paint(chat.data(), rig.chunks(4), 7);
+    chat.decommit_after(rig.chunks(1), rig.chunks(3), std::array{rig.kernels.record()});
+    CHECK(chat.committed() == rig.chunks(1));
+    CHECK(chat.leaving() == rig.chunks(3));
+    CHECK(rig.chat.usage().current == rig.chunks(4));
+    CHECK(rig.pool.usage().leaving == 3);
+    CHECK_FALSE(rig.pool.collect());
+    CHECK(painted(chat.data(), rig.chunks(4), 7));  // the kernel's view
+    CHECK(chat.try_decommit(rig.chunks(1), rig.chunks(1), {}).code == errc::unknown_block);
+    CHECK(chat.try_decommit_after(rig.chunks(0), rig.chunks(2), {}).code == errc::unknown_block);
+
+    rig.kernels.reach_next();
+    CHECK(rig.pool.collect());
+    CHECK(chat.leaving() == 0_B);
+    CHECK(rig.chat.usage().current == rig.chunks(1));
+    CHECK(rig.memory.mapped() == 1);
+}
+
+TEST_CASE("a refusal comes only after what was reached has come back", "[memory][arena]") {
+    arena_rig rig;
+    auto chat = rig.arena(rig.chat, 1), code = rig.arena(rig.code, 2);
+    chat.commit(0_B, rig.chunks(12));
+    code.commit(0_B, rig.chunks(4));
+    chat.decommit_after(0_B, rig.chunks(12), std::array{rig.kernels.record()});
+    SECTION("over the own quota") {
+        CHECK(chat.try_commit(rig.chunks(12), rig.chunks(1)).code == errc::over_quota);
+        rig.kernels.reach_next();
+        CHECK(chat.try_commit(rig.chunks(12), rig.chunks(4)).code == errc::none);
+        CHECK(chat.committed() == rig.chunks(4));
+    }
+    SECTION("beyond what another tenant's burst leaves, or the pool has") {
+        CHECK(code.try_commit(rig.chunks(4), rig.chunks(8)).code == errc::out_of_memory);
+        rig.kernels.reach_next();
+        CHECK(code.try_commit(rig.chunks(4), rig.chunks(8)).code == errc::deadline_exceeded);  // to be scrubbed first
+        rig.scrubber.by_itself();
+        CHECK(code.try_commit(rig.chunks(4), rig.chunks(8), never).code == errc::none);
+    }
+    SECTION("one that may wait, waits for it") {
+        rig.work_by_itself();
+        CHECK(code.try_commit(rig.chunks(4), rig.chunks(8), never).code == errc::none);
+        CHECK(code.committed() == rig.chunks(12));
+    }
+    CHECK(rig.memory.wrong() == 0);
+}
+
+TEST_CASE("what was about to leave can be committed again, with what it holds", "[memory][arena]") {
+    arena_rig rig;
+    auto chat = rig.arena(rig.chat, 1);
+    chat.commit(0_B, rig.chunks(4));
+    paint(chat.data(), rig.chunks(4), 7);
+    const auto first = rig.kernels.record(), second = rig.kernels.record();
+    chat.decommit_after(0_B, rig.chunks(4), std::array{first});
+    chat.commit(rig.chunks(1), rig.chunks(2));
+    CHECK(chat.committed() == rig.chunks(2));
+    CHECK(rig.chat.usage().current == rig.chunks(4));
+    // Given up a second time: the first departure must not take it along.
+    chat.decommit_after(rig.chunks(1), rig.chunks(1), std::array{second});
+    rig.kernels.reach_next();
+    CHECK(rig.pool.collect());
+    CHECK(rig.memory.mapped() == 2);
+    CHECK(painted(advanced(chat.data(), rig.chunks(1)), rig.chunks(2), 7));
+    CHECK(rig.chat.usage().current == rig.chunks(2));
+    rig.kernels.reach_next();
+    CHECK(rig.pool.collect());
+    CHECK(rig.chat.usage().current == rig.chunks(1));
+    CHECK(chat.committed() == rig.chunks(1));
+}
+
+TEST_CASE("offsets and sizes that can't be are refused and change nothing", "[memory][arena]") {
+    arena_rig rig;
+    auto arena = rig.arena(rig.chat, 1), other = rig.arena(rig.chat, 1);
+    const bytes huge{std::numeric_limits<std::uint64_t>::max() & ~(rig.chunk.count() - 1)};
+    for (const auto& [offset, size, code] : {std::tuple{1_B, rig.chunk, errc::not_whole},
+                                             {0_B, 1_B, errc::not_whole},
+                                             {0_B, bytes::max(), errc::not_whole},
+                                             {0_B, rig.chunks(17), errc::size_overflow},
+                                             {rig.chunks(16), rig.chunk, errc::size_overflow},
+                                             {huge, rig.chunk, errc::size_overflow},
+                                             {rig.chunk, huge, errc::size_overflow},
+                                             {huge, huge, errc::size_overflow}}) {
+        CHECK(arena.try_commit(offset, size).code == code);
+        CHECK(arena.try_decommit(offset, size, {}).code == code);
+        CHECK(arena.try_decommit_after(offset, size, {}).code == code);
+        CHECK(arena.try_hand_over(offset, size, other, 0_B, {}).code == code);
+        CHECK(other.try_hand_over(0_B, size, arena, offset, {}).code == code);
+    }
+    CHECK(arena.try_commit(0_B, 0_B).code == errc::none);
+    CHECK(arena.try_commit(rig.chunks(16), 0_B).code == errc::none);
+    CHECK(arena.try_decommit(0_B, 0_B, {}).code == errc::none);
+    CHECK(arena.try_decommit(0_B, rig.chunk, {}).code == errc::unknown_block);
+    CHECK(arena.committed() == 0_B);
+    CHECK(rig.chat.usage().charges == 0);
+    CHECK_THROWS_AS(rig.arena(rig.chat, 1, 0), gpushare::operation_error);
+    CHECK_THROWS_AS(arena_rig::arena_type(rig.pool, rig.chat, {1}, rig.chunk + 1_B), gpushare::operation_error);
+}
+
+TEST_CASE("errors name the tenant and the figures", "[memory][arena]") {
+    arena_rig rig;
+    auto arena = rig.arena(rig.chat, 1);
+    try {
+        arena.commit(0_B, rig.chunks(13));
+        FAIL("13 chunks of 12");
+    } catch (const gpushare::memory_error& e) {
+        CHECK(e.code() == errc::over_quota);
+        CHECK(e.tenant() == "chat");
+        CHECK(std::string_view(e.what()) ==
+              "tenant 'chat': commit: asked 208 KiB, 192 KiB of 192 KiB left (over the quota)");
+    }
+    CHECK_THROWS_AS(arena.decommit(0_B, rig.chunk, {}), gpushare::operation_error);
+    CHECK_THROWS_AS(arena.decommit_after(0_B, rig.chunk, {}), gpushare::operation_error);
+}
+
+TEST_CASE("an arena that ends gives all back, what is in use when the streams got there", "[memory][arena]") {
+    arena_rig rig;
+    {
+        std::optional chat(rig.arena(rig.chat, 1));
+        chat->commit(0_B, rig.chunks(6));
+        chat->decommit_after(rig.chunks(2), rig.chunks(2), std::array{rig.kernels.record()});
+        void* const leaving = advanced(chat->data(), rig.chunks(2));
+        paint(leaving, rig.chunks(2), 9);
+        chat.reset();
+        CHECK(rig.chat.usage().current == rig.chunks(2));
+        CHECK(rig.memory.mapped() == 2);
+        CHECK(painted(leaving, rig.chunks(2), 9));  // the kernel goes on
+    }
+    CHECK_FALSE(rig.pool.drain(now));
+    rig.kernels.reach_next();
+    CHECK(rig.pool.drain(now));
+    CHECK(rig.chat.usage().current == 0_B);
+    CHECK(rig.memory.mapped() == 0);
+    CHECK(rig.pool.usage(gpushare::tenant_tag{1}).kept == 0);  // nobody's now
+    CHECK(rig.pool.usage().dirty == 6);
+}
+
+TEST_CASE("closing gives all back after its points, and takes no more", "[memory][arena]") {
+    arena_rig rig;
+    auto chat = rig.arena(rig.chat, 1), code = rig.arena(rig.code, 2);
+    chat.commit(0_B, rig.chunks(3));
+    code.commit(0_B, rig.chunks(1));
+    const std::array used{rig.kernels.record()};
+    CHECK(chat.close(used).code == errc::none);
+    CHECK(chat.close(used).code == errc::closed);
+    CHECK(chat.try_commit(0_B, rig.chunks(1)).code == errc::closed);
+    CHECK(code.try_hand_over(0_B, rig.chunks(1), chat, rig.chunks(8), {}).code == errc::closed);
+    CHECK(chat.leaving() == rig.chunks(3));
+    rig.kernels.reach_next();
+    rig.pool.collect();
+    CHECK(chat.leaving() == 0_B);
+    CHECK(rig.chat.usage().current == 0_B);
+    CHECK(chat.committed() == 0_B);
+}
+
+TEST_CASE("a pool that ends waits for what is pending rather than unmap it", "[memory][arena]") {
+    arena_rig rig;
+    std::optional<support::manual_point> used;
+    {
+        gpushare::chunk_pool pool(rig.memory, rig.scrubber, {.capacity = 4});
+        gpushare::virtual_arena arena(pool, rig.chat, gpushare::tenant_tag{1}, rig.chunks(4));
+        arena.commit(0_B, rig.chunks(2));
+        used = rig.kernels.record();
+        arena.decommit_after(0_B, rig.chunks(2), std::array{*used});
+        rig.kernels.on_wait([&] {
+            CHECK(rig.memory.mapped() == 2);
+            rig.kernels.reach_next();
+        });
+    }
+    CHECK(used->reached());
+    CHECK(rig.memory.mapped() == 0);
+    CHECK(rig.memory.chunks() == 0);
+    CHECK(rig.chat.usage().current == 0_B);
+}
+
+TEST_CASE("arenas move", "[memory][arena]") {
+    arena_rig rig;
+    auto a = rig.arena(rig.chat, 1);
+    a.commit(0_B, rig.chunks(2));
+    void* const begin = a.data();
+    auto b = std::move(a);
+    CHECK(b.data() == begin);
+    auto c = rig.arena(rig.code, 2);
+    c.commit(0_B, rig.chunks(1));
+    c = std::move(b);
+    CHECK(c.committed() == rig.chunks(2));
+    CHECK(rig.code.usage().current == 0_B);
+    CHECK(rig.memory.mapped() == 2);
+}
+
+TEST_CASE("the device's own memory counts, whoever allocates it", "[memory][arena]") {
+    arena_rig rig({.capacity = 64, .window = 4});
+    gpushare::quota ample{rig.chunks(64)};
+    auto arena = rig.arena(ample, 1, 64);
+    void* const block = rig.device.allocate(1 << 19, 512);
+    const auto why = arena.try_commit(0_B, rig.chunks(33));
+    CHECK(why.code == errc::out_of_memory);
+    CHECK(why.asked == rig.chunks(33).count());
+    CHECK(why.left == rig.chunks(32).count());
+    CHECK(ample.usage().current == 0_B);
+    CHECK(arena.try_commit(0_B, rig.chunks(32)).code == errc::none);
+    CHECK(rig.device.used() == rig.device.capacity());
+    CHECK(rig.device.try_allocate(1, 1) == nullptr);
+    arena.decommit(0_B, rig.chunks(32), {});
+    CHECK(rig.pool.trim(0) == 32);
+    CHECK(rig.device.used() == bytes{1 << 19});
+    CHECK(rig.device.deallocate(block, 1 << 19, 512) == errc::none);
+}

@@ -1,0 +1,139 @@
+// SPDX-License-Identifier: Apache-2.0
+// Tenants grow, shrink and hand over at the same time, beside a dispatcher that collects: nobody sees a neighbour's
+// data, no chunk is in two places, and all is accounted for at the end.
+#include <array>
+#include <atomic>
+#include <cstddef>
+#include <cstdint>
+#include <optional>
+#include <vector>
+
+#include <gpushare/backend/host/host.hpp>
+#include <gpushare/error.hpp>
+#include <gpushare/memory/virtual_arena.hpp>
+#include <gpushare/units.hpp>
+
+#include "support/arena_rig.hpp"
+#include "support/catch.hpp"
+#include "support/fault_virtual_memory.hpp"
+#include "support/random.hpp"
+#include "support/threads.hpp"
+
+using namespace gpushare;
+using support::advanced;
+
+namespace {
+
+constexpr bytes chunk = 16_KiB;
+
+struct busy_device {
+    host::node node{{.memory = 4_MiB, .sms = 2}};
+    support::fault_virtual_memory memory{node.memory(device_id{0}), chunk};
+    host::stream scrubs = node.make_stream(device_id{0}, {});
+    quota whole{chunk * 24};
+};
+
+}  // namespace
+
+TEST_CASE("tenants on several threads never meet in a chunk", "[memory][arena][threads]") {
+    const auto policy = GENERATE(scrub_policy::on_hand_over, scrub_policy::on_free);
+    busy_device d;
+    {
+        chunk_pool pool{d.memory, d.scrubs, {.capacity = 20, .scrub = policy, .window = 4}};
+        std::atomic<int> foreign{0}, lost{0}, committed{0};
+        {
+            support::background dispatcher(1, [&](unsigned) {
+                pool.collect();
+                pool.scrub_ahead(2);
+                pool.trim(6);
+            });
+            support::together(3, [&](unsigned rank) {
+                quota mine{d.whole, 0_B, chunk * 24};
+                const int own = static_cast<int>(rank) + 1;
+                host::stream kernels = d.node.make_stream(device_id{0}, {});
+                support::random any(support::seed(rank));
+                std::optional<virtual_arena<support::fault_virtual_memory, host::stream>> arena;
+                for (int i = 0; i < 300; ++i) {
+                    if (!arena) arena.emplace(pool, mine, tenant_tag{rank + 1}, chunk * 12);
+                    const bytes offset = chunk * any.below(8), size = chunk * (1 + any.below(4));
+                    const auto why = arena->try_commit(offset, size, any.one_in(2) ? never : instant{});
+                    if (why.code != errc::none) continue;
+                    committed.fetch_add(1);
+                    kernels.record().wait(never);  // what was about to leave may still have been written to
+                    const auto* seen = static_cast<const unsigned char*>(advanced(arena->data(), offset));
+                    for (std::uint64_t b = 0; b < size.count(); b += 64)
+                        if (seen[b] != 0 && seen[b] != own) foreign.fetch_add(1);
+                    kernels.fill(advanced(arena->data(), offset), std::byte(own),
+                                 static_cast<std::size_t>(size.count()));
+                    const std::array used{kernels.record()};
+                    if (any.one_in(3)) {
+                        arena->decommit(offset, size, used, never);
+                    } else if (any.one_in(8)) {
+                        (void)arena->close(used);
+                        arena.reset();
+                    } else {
+                        arena->decommit_after(offset, size, used);
+                    }
+                }
+                arena.reset();
+                if (!pool.drain(never)) lost.fetch_add(1);
+                if (mine.usage().current != 0_B) lost.fetch_add(1);
+            });
+        }
+        CHECK(foreign.load() == 0);
+        CHECK(lost.load() == 0);
+        CHECK(committed.load() > 0);
+        CHECK(pool.usage().mapped == 0);
+    }
+    CHECK(d.memory.wrong() == 0);
+    CHECK(d.memory.chunks() == 0);
+    CHECK(d.node.memory(device_id{0}).used() == 0_B);
+    CHECK(d.whole.usage().current == 0_B);
+}
+
+TEST_CASE("one arena can be used, handed over and closed from several threads", "[memory][arena][threads]") {
+    busy_device d;
+    for (int round = 0; round < 20; ++round) {
+        chunk_pool pool{d.memory, d.scrubs, {.capacity = 20, .window = 4}};
+        quota one{d.whole, 0_B, chunk * 24}, two{d.whole, 0_B, chunk * 24};
+        virtual_arena a{pool, one, tenant_tag{1}, chunk * 8};
+        virtual_arena b{pool, two, tenant_tag{2}, chunk * 8};
+        support::together(3, [&](unsigned rank) {
+            support::random any(support::seed(rank + 10 * static_cast<unsigned>(round)));
+            for (int i = 0; i < 20; ++i) {
+                const bytes offset = chunk * any.below(8);
+                (void)a.try_commit(offset, chunk, never);
+                (void)a.try_hand_over(offset, chunk, b, offset, {}, never);
+                (void)b.try_decommit(offset, chunk, {}, never);
+            }
+            if (rank == 0) (void)a.close();
+        });
+        CHECK(a.committed() == 0_B);
+        CHECK(pool.drain(never));
+        CHECK(one.usage().current == a.leaving());
+        CHECK(two.usage().current == b.committed());
+    }
+    CHECK(d.memory.wrong() == 0);
+    CHECK(d.whole.usage().current == 0_B);
+}
+
+TEST_CASE("of tenants that wait for the last chunks, each gets them in the end", "[memory][arena][threads]") {
+    busy_device d;
+    chunk_pool pool{d.memory, d.scrubs, {.capacity = 4, .window = 2}};
+    std::atomic<int> served{0};
+    support::together(3, [&](unsigned rank) {
+        quota mine{d.whole, 0_B, chunk * 8};
+        host::stream kernels = d.node.make_stream(device_id{0}, {});
+        virtual_arena arena{pool, mine, tenant_tag{rank + 1}, chunk * 4};
+        for (int got = 0; got < 20;) {
+            const auto why = arena.try_commit(0_B, chunk * 3, never);
+            if (why.code != errc::none) continue;  // the others have them, and aren't done yet
+            ++got;
+            served.fetch_add(1);
+            kernels.fill(arena.data(), std::byte(rank + 1), static_cast<std::size_t>((chunk * 3).count()));
+            arena.decommit_after(0_B, chunk * 3, std::array{kernels.record()});
+        }
+        pool.drain(never);
+    });
+    CHECK(served.load() == 60);
+}

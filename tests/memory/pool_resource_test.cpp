@@ -1,0 +1,485 @@
+// SPDX-License-Identifier: Apache-2.0
+// What a pool promises one thread: blocks that can be told apart, figures that are right, memory that goes back, no
+// refusal that could have been avoided, and none of the field's known defects.
+#include <algorithm>
+#include <array>
+#include <cstddef>
+#include <cstdint>
+#include <limits>
+#include <map>
+#include <new>
+#include <optional>
+#include <stdexcept>
+#include <vector>
+
+#include <gpushare/error.hpp>
+#include <gpushare/memory/pool_resource.hpp>
+#include <gpushare/memory/quota.hpp>
+#include <gpushare/memory/quota_resource.hpp>
+#include <gpushare/units.hpp>
+
+#include "support/catch.hpp"
+#include "support/fault_resource.hpp"
+#include "support/random.hpp"
+
+using namespace gpushare::literals;
+using gpushare::bytes;
+using gpushare::errc;
+using gpushare::pool_options;
+using gpushare::pool_resource;
+using gpushare::pool_usage;
+using gpushare::quota;
+using gpushare::quota_resource;
+using support::fault_resource;
+
+namespace {
+
+constexpr std::size_t KiB = 1024, MiB = 1024 * KiB;
+
+/// A pool over a quota over memory of the process.
+struct capped {
+    explicit capped(bytes cap, const pool_options& options = {})
+        : limit(cap), mine(limit, upstream), pool(mine, options) {}
+
+    fault_resource upstream;
+    quota limit;
+    quota_resource<fault_resource> mine;
+    pool_resource<quota_resource<fault_resource>> pool;
+};
+
+bool same(const pool_usage& a, const pool_usage& b) {
+    return a.reserved == b.reserved && a.used == b.used && a.requested == b.requested && a.cached == b.cached &&
+           a.pending == b.pending && a.segments == b.segments;
+}
+
+bool clean(const pool_usage& u) { return u.used == 0_B && u.requested == 0_B && u.cached == 0_B && u.pending == 0_B; }
+
+}  // namespace
+
+TEST_CASE("what is held and what is used are counted apart, and the quota below counts what is held",
+          "[memory][pool]") {
+    capped c(64_MiB, {.segment = 4_MiB});
+    void* const p = c.pool.allocate(1000, 256);
+    auto u = c.pool.usage();
+    CHECK(u.reserved == 4_MiB);
+    CHECK(c.limit.usage().current == 4_MiB);
+    CHECK(u.used == 1_KiB);
+    CHECK(u.requested == bytes{1000});
+    CHECK(u.free() == 4_MiB - 1_KiB);
+    CHECK(u.largest_free == u.free());
+    CHECK(u.external_fragmentation() == 0);
+    CHECK(u.internal_fragmentation() == Approx(24 / 1024.));
+    CHECK(u.segments == 1);
+
+    CHECK(c.pool.deallocate(p, 1000, 256) == errc::none);
+    u = c.pool.usage();
+    CHECK(clean(u));
+    CHECK(u.reserved == 4_MiB);
+    CHECK(u.largest_free == 4_MiB);
+    CHECK(c.pool.trim(0_B) == 0_B);
+    CHECK(c.limit.usage().current == 0_B);
+    CHECK(c.upstream.blocks() == 0);
+    CHECK(c.pool.usage().peak_reserved == 4_MiB);
+}
+
+TEST_CASE("trim stops at its target and spares segments in use", "[memory][pool]") {
+    capped c(64_MiB, {.segment = 1_MiB});
+    std::vector<void*> blocks;
+    for (int i = 0; i < 8; ++i) blocks.push_back(c.pool.allocate(MiB, 256));
+    CHECK(c.pool.trim(0_B) == 8_MiB);
+    for (int i = 1; i < 8; ++i) CHECK(c.pool.deallocate(blocks[static_cast<std::size_t>(i)], MiB, 256) == errc::none);
+    CHECK(c.pool.trim(5_MiB) == 5_MiB);
+    CHECK(c.pool.trim(0_B) == 1_MiB);
+    CHECK(c.pool.deallocate(blocks[0], MiB, 256) == errc::none);
+    CHECK(c.pool.trim(0_B) == 0_B);
+    CHECK(c.upstream.wrong_frees() == 0);
+}
+
+TEST_CASE("a wrong free is named and changes nothing", "[memory][pool]") {
+    capped c(64_MiB);
+    auto cache = c.pool.make_cache();
+    void* const p = c.pool.allocate(1000, 256);
+    void* const q = cache.allocate(5000, 512);
+    const auto before = c.pool.usage();
+    int foreign = 0;
+    const auto check_all = [&](auto& resource) {
+        CHECK(resource.deallocate(p, 999, 256) == errc::wrong_size);
+        CHECK(resource.deallocate(p, 1024, 256) == errc::wrong_size);
+        CHECK(resource.deallocate(p, 1000, 128) == errc::wrong_size);
+        CHECK(resource.deallocate(p, 1000, 0) == errc::wrong_size);
+        CHECK(resource.deallocate(p, std::numeric_limits<std::size_t>::max(), 256) == errc::wrong_size);
+        CHECK(resource.deallocate(q, 5120, 512) == errc::wrong_size);
+        CHECK(resource.deallocate(&foreign, 1000, 256) == errc::unknown_block);
+        CHECK(resource.deallocate(static_cast<std::byte*>(p) + 256, 1000, 256) == errc::unknown_block);
+        CHECK(resource.deallocate(static_cast<std::byte*>(p) + 1, 1000, 256) == errc::unknown_block);
+        CHECK(resource.deallocate(nullptr, 1000, 256) == errc::none);
+        CHECK(same(c.pool.usage(), before));
+    };
+    check_all(c.pool);
+    check_all(cache);
+    CHECK(cache.deallocate(p, 1000, 256) == errc::none);
+    CHECK(c.pool.deallocate(q, 5000, 512) == errc::none);
+    const auto after = c.pool.usage();
+    for (auto* freed : {p, q}) {
+        CHECK(cache.deallocate(freed, freed == p ? 1000 : 5000, freed == p ? 256 : 512) == errc::unknown_block);
+        CHECK(c.pool.deallocate(freed, freed == p ? 1000 : 5000, freed == p ? 256 : 512) == errc::unknown_block);
+    }
+    CHECK(same(c.pool.usage(), after));
+}
+
+TEST_CASE("a size or alignment that no device has is refused with its reason", "[memory][pool]") {
+    capped c(64_MiB);
+    auto cache = c.pool.make_cache();
+    constexpr auto most = std::numeric_limits<std::size_t>::max();
+    gpushare::failure why;
+    for (const std::size_t size : {most, most - 255, most / 2, std::size_t{1} << 50, std::size_t{1} << 49}) {
+        CHECK(c.pool.try_allocate(size, 256, &why) == nullptr);
+        CHECK(why.code == errc::size_overflow);
+        CHECK(cache.try_allocate(size, 256, &why) == nullptr);
+        CHECK(why.code == errc::size_overflow);
+        CHECK_THROWS_AS((void)c.pool.allocate(size, 256), gpushare::memory_error);
+        CHECK_THROWS_AS((void)cache.allocate(size, 256), std::bad_alloc);
+        CHECK(c.pool.charged(size, 256) == bytes::max());
+    }
+    for (const std::size_t alignment : {std::size_t{0}, std::size_t{3}, std::size_t{768}, most}) {
+        CHECK(c.pool.try_allocate(1, alignment, &why) == nullptr);
+        CHECK(why.code == errc::bad_alignment);
+        CHECK(cache.try_allocate(1, alignment, &why) == nullptr);
+        CHECK(why.code == errc::bad_alignment);
+    }
+    CHECK(c.pool.try_allocate(1, std::size_t{1} << 63, &why) == nullptr);
+    CHECK(why.code == errc::size_overflow);
+    CHECK(c.pool.try_allocate(std::size_t{1} << 46, 256, &why) == nullptr);
+    CHECK(why.code == errc::over_quota);  // the upstream's own reason
+    CHECK(c.pool.try_allocate_held(most, 256) == nullptr);
+    CHECK(c.pool.usage().reserved == 0_B);
+}
+
+TEST_CASE("zero bytes have an address of their own and can be freed (rmm 2312)", "[memory][pool]") {
+    capped c(64_MiB);
+    auto cache = c.pool.make_cache();
+    void* const p = c.pool.allocate(0, 256);
+    void* const q = c.pool.allocate(0, 256);
+    void* const r = cache.allocate(0, 1);
+    CHECK((p != nullptr && q != nullptr && r != nullptr && p != q && q != r && p != r));
+    CHECK(c.pool.deallocate(p, 1, 256) == errc::wrong_size);
+    CHECK(c.pool.deallocate(p, 0, 256) == errc::none);
+    CHECK(cache.deallocate(q, 0, 256) == errc::none);
+    CHECK(cache.deallocate(q, 0, 256) == errc::unknown_block);
+    CHECK(cache.deallocate(r, 0, 1) == errc::none);
+    cache.flush();
+    CHECK(clean(c.pool.usage()));
+}
+
+TEST_CASE("every alignment is kept, by the pool, by caches and of blocks used again (rmm 2336)", "[memory][pool]") {
+    capped c(256_MiB, {.segment = 1_MiB});
+    auto cache = c.pool.make_cache();
+    for (std::size_t alignment = 1; alignment <= 8 * MiB; alignment *= 2)
+        for (int round = 0; round < 3; ++round) {
+            std::array<void*, 3> mine{}, kept{};
+            for (auto& p : mine) p = c.pool.allocate(300 * KiB + alignment / 3, alignment);
+            for (auto& p : kept) p = cache.allocate(3000, alignment);
+            for (auto* p : mine) REQUIRE(reinterpret_cast<std::uintptr_t>(p) % alignment == 0);
+            for (auto* p : kept) REQUIRE(reinterpret_cast<std::uintptr_t>(p) % alignment == 0);
+            for (auto* p : mine) REQUIRE(c.pool.deallocate(p, 300 * KiB + alignment / 3, alignment) == errc::none);
+            for (auto* p : kept) REQUIRE(cache.deallocate(p, 3000, alignment) == errc::none);
+        }
+    CHECK(c.pool.trim(0_B) == 0_B);
+    CHECK(c.upstream.wrong_frees() == 0);
+}
+
+TEST_CASE("freed while the books still know it, used by another: no list keeps a block that is out (rmm 1966)",
+          "[memory][pool]") {
+    capped c(64_MiB, {.segment = 1_MiB});
+    auto cache = c.pool.make_cache();
+    // A block that lies in a cache is taken out of it, joined with its neighbours, handed out as part of a bigger one and
+    // given back to the upstream: the cache must not give it out again.
+    std::vector<void*> small;
+    for (int i = 0; i < 8; ++i) small.push_back(cache.allocate(128 * KiB, 256));
+    for (auto* p : small) CHECK(cache.deallocate(p, 128 * KiB, 256) == errc::none);
+    CHECK(c.pool.usage().cached == 1_MiB);
+    CHECK(c.pool.trim(0_B) == 0_B);
+    CHECK(c.upstream.blocks() == 0);
+    void* const big = c.pool.allocate(MiB, 256);
+    void* const p = cache.allocate(128 * KiB, 256);
+    CHECK((p < big || p >= static_cast<std::byte*>(big) + MiB));
+    for (auto* stale : small)
+        if (stale != p)
+            CHECK(cache.deallocate(stale, 128 * KiB, 256) == (stale == big ? errc::wrong_size : errc::unknown_block));
+    CHECK(cache.deallocate(p, 128 * KiB, 256) == errc::none);
+    CHECK(c.pool.deallocate(big, MiB, 256) == errc::none);
+}
+
+TEST_CASE("a free of what isn't tracked never reaches the upstream (rmm 2404)", "[memory][pool]") {
+    fault_resource upstream;
+    {
+        pool_resource pool(upstream);
+        auto cache = pool.make_cache();
+        void* const foreign = upstream.allocate(4096, 256);
+        CHECK(pool.deallocate(foreign, 4096, 256) == errc::unknown_block);
+        CHECK(cache.deallocate(foreign, 4096, 256) == errc::unknown_block);
+        CHECK(upstream.blocks() == 1);
+        upstream.deallocate(foreign, 4096, 256);
+    }
+    CHECK(upstream.wrong_frees() == 0);
+}
+
+TEST_CASE("a model of many sizes takes no more than it needs: growth is by segments, never by a factor (BFC arena)",
+          "[memory][pool]") {
+    // Weights of 16 GB took 32 GB where every region was twice as big as the last one.
+    capped c(1_GiB, {.segment = 16_MiB});
+    std::vector<std::pair<void*, std::size_t>> weights;
+    std::uint64_t total = 0;
+    for (std::size_t i = 0; total < 600 * MiB; ++i) {
+        const std::size_t size = i % 7 == 0 ? 24 * MiB + i * 4096 : 100 * KiB * (1 + i % 30);
+        weights.emplace_back(c.pool.allocate(size, 256), size);
+        total += size;
+    }
+    const auto u = c.pool.usage();
+    CHECK(u.requested == bytes{total});
+    CHECK(u.reserved <= bytes{total + total / 20} + 16_MiB);
+    for (const auto& [p, size] : weights) CHECK(c.pool.deallocate(p, size, 256) == errc::none);
+    CHECK(c.pool.trim(0_B) == 0_B);
+}
+
+TEST_CASE("before a refusal the caches of others are emptied, also of those that sleep", "[memory][pool]") {
+    capped c(8_MiB, {.segment = 8_MiB});
+    auto sleeper = c.pool.make_cache();
+    std::vector<void*> blocks;
+    while (void* const p = sleeper.try_allocate(64 * KiB, 256)) blocks.push_back(p);
+    REQUIRE(blocks.size() == 128);
+    for (auto* p : blocks) CHECK(sleeper.deallocate(p, 64 * KiB, 256) == errc::none);
+    CHECK(c.pool.usage().cached > 0_B);
+    void* const all = c.pool.try_allocate(8 * MiB, 256);
+    CHECK(all != nullptr);
+    CHECK(c.pool.deallocate(all, 8 * MiB, 256) == errc::none);
+    CHECK(c.pool.usage().cached == 0_B);
+}
+
+TEST_CASE("before a refusal empty segments go back, and the upstream is asked for exactly what is needed",
+          "[memory][pool]") {
+    capped c(8_MiB, {.segment = 1_MiB});
+    std::vector<void*> blocks;
+    for (int i = 0; i < 8; ++i) blocks.push_back(c.pool.allocate(MiB, 256));
+    for (auto* p : blocks) CHECK(c.pool.deallocate(p, MiB, 256) == errc::none);
+    void* const p = c.pool.try_allocate(5 * MiB + 1, 256);  // in no segment, and not beside them
+    REQUIRE(p != nullptr);
+    CHECK(c.pool.usage().reserved == 5_MiB + 256_B);
+    void* const rest = c.pool.try_allocate(3 * MiB - 256, 256);
+    CHECK(rest != nullptr);
+    CHECK(c.pool.usage().reserved == 8_MiB);
+    gpushare::failure why;
+    CHECK(c.pool.try_allocate(1, 256, &why) == nullptr);
+    CHECK(why.code == errc::over_quota);
+    CHECK(why.limit == (8_MiB).count());
+    CHECK_THROWS_WITH((void)c.pool.allocate(1, 256), Catch::Contains("over the quota"));
+    CHECK(c.pool.deallocate(p, 5 * MiB + 1, 256) == errc::none);
+    CHECK(c.pool.deallocate(rest, 3 * MiB - 256, 256) == errc::none);
+}
+
+TEST_CASE("what a cache would round up is granted as it is when there is no more", "[memory][pool]") {
+    capped c(1100_KiB, {.segment = 4_MiB});
+    auto cache = c.pool.make_cache();
+    void* const p = cache.try_allocate(1100 * KiB, 256);  // its class is 1152 KiB
+    REQUIRE(p != nullptr);
+    CHECK(c.pool.usage().reserved == 1100_KiB);
+    CHECK(cache.deallocate(p, 1100 * KiB, 256) == errc::none);
+    void* const again = cache.try_allocate(1100 * KiB, 256);
+    CHECK(again == p);
+    CHECK(cache.deallocate(again, 1100 * KiB, 256) == errc::none);
+}
+
+TEST_CASE("a cached block is used again without asking the pool, and wastes less than half of a request",
+          "[memory][pool]") {
+    capped c(64_MiB);
+    auto cache = c.pool.make_cache();
+    for (std::size_t size = 1; size <= 8 * MiB; size += 1 + size / 3) {
+        void* const p = cache.allocate(size, 256);
+        const auto used = c.pool.usage().used.count();
+        CAPTURE(size);
+        CHECK(used >= size);
+        CHECK(used <= size + std::max<std::size_t>(size / 8, 256) + 255);
+        CHECK(cache.deallocate(p, size, 256) == errc::none);
+        void* const q = cache.allocate(size, 256);
+        CHECK(q == p);
+        CHECK(cache.deallocate(q, size, 256) == errc::none);
+        cache.flush();
+    }
+    void* const big = cache.allocate(10 * KiB, 256);
+    CHECK(cache.deallocate(big, 10 * KiB, 256) == errc::none);
+    void* const smaller = cache.allocate(4 * KiB, 256);
+    CHECK(smaller != big);
+    CHECK(cache.deallocate(smaller, 4 * KiB, 256) == errc::none);
+}
+
+TEST_CASE("a cache that overflows gives back, and what is too big for it goes straight", "[memory][pool]") {
+    capped c(512_MiB);
+    auto cache = c.pool.make_cache();
+    std::vector<void*> blocks;
+    for (int i = 0; i < 200; ++i) blocks.push_back(cache.allocate(4096, 256));
+    for (auto* p : blocks) CHECK(cache.deallocate(p, 4096, 256) == errc::none);
+    const auto u = c.pool.usage();
+    CHECK(u.used == 0_B);
+    CHECK(u.cached <= 2 * 4_KiB * gpushare::pool_shelves::depth);  // here, and where others may find it
+    CHECK(u.cached >= 4_KiB * gpushare::pool_shelves::depth / 2);
+    void* const big = cache.allocate(20 * MiB, 256);
+    CHECK(c.pool.usage().used == 20_MiB);  // not rounded
+    CHECK(cache.deallocate(big, 20 * MiB, 256) == errc::none);
+    CHECK(c.pool.usage().cached == u.cached);
+}
+
+TEST_CASE("a cache can be moved, and one that ends gives back all", "[memory][pool]") {
+    capped c(64_MiB);
+    void* p = nullptr;
+    {
+        auto first = c.pool.make_cache();
+        p = first.allocate(4096, 256);
+        auto second = std::move(first);
+        CHECK(second.deallocate(p, 4096, 256) == errc::none);
+        auto third = c.pool.make_cache();
+        third = std::move(second);
+        CHECK(third.allocate(4096, 256) == p);
+        CHECK(third.deallocate(p, 4096, 256) == errc::none);
+        CHECK(c.pool.usage().cached == 4_KiB);
+    }
+    CHECK(clean(c.pool.usage()));
+    CHECK(c.pool.trim(0_B) == 0_B);
+}
+
+TEST_CASE("a pool that ends gives back what is still out", "[memory][pool]") {
+    fault_resource upstream;
+    {
+        pool_resource pool(upstream, {.segment = 1_MiB});
+        (void)pool.allocate(1000, 256);
+        (void)pool.allocate(3 * MiB, 4096);
+        CHECK(upstream.blocks() == 2);
+    }
+    CHECK(upstream.blocks() == 0);
+    CHECK(upstream.wrong_frees() == 0);
+}
+
+TEST_CASE("what the upstream throws passes through, and nothing is lost by it", "[memory][pool]") {
+    fault_resource upstream;
+    pool_resource pool(upstream, {.segment = 1_MiB});
+    auto cache = pool.make_cache();
+    upstream.fail_next([] { throw std::runtime_error("device lost"); });
+    void* const p = pool.allocate(1000, 256);  // a smaller request succeeded
+    CHECK(pool.usage().reserved == 1_KiB);
+    CHECK(pool.deallocate(p, 1000, 256) == errc::none);
+    CHECK(pool.trim(0_B) == 0_B);
+
+    upstream.fail_next([] { throw std::runtime_error("device lost"); });
+    CHECK_THROWS_WITH((void)pool.allocate(2 * MiB, 256), "device lost");
+    upstream.fail_next([] { throw 42; });
+    CHECK_THROWS_AS((void)cache.allocate(2 * MiB, 256), int);
+    upstream.fail_next();
+    CHECK(cache.try_allocate(2 * MiB, 256) == nullptr);
+    upstream.null_next();
+    gpushare::failure why;
+    CHECK(pool.try_allocate(2 * MiB, 256, &why) == nullptr);
+    CHECK(why.code == errc::out_of_memory);
+    CHECK(why.asked == 2 * MiB);
+    upstream.null_next();
+    CHECK_THROWS_AS((void)pool.allocate(2 * MiB, 256), gpushare::memory_error);
+    CHECK(pool.usage().reserved == 0_B);
+    CHECK(upstream.blocks() == 0);
+}
+
+TEST_CASE("an upstream may free and trim while it is asked", "[memory][pool]") {
+    capped c(4_MiB, {.segment = 1_MiB});
+    void* const p = c.pool.allocate(MiB, 256);
+    // As a spill hook does: makes room when the upstream runs out.
+    c.upstream.fail_next([&] {
+        CHECK(c.pool.deallocate(p, MiB, 256) == errc::none);
+        CHECK(c.pool.trim(0_B) == 0_B);
+        throw std::bad_alloc();
+    });
+    void* const q = c.pool.try_allocate(2 * MiB, 256);
+    CHECK(q != nullptr);
+    CHECK(c.pool.deallocate(q, 2 * MiB, 256) == errc::none);
+}
+
+TEST_CASE("only what is held is had without asking the upstream", "[memory][pool]") {
+    capped c(64_MiB, {.segment = 1_MiB});
+    CHECK(c.pool.try_allocate_held(4096, 256) == nullptr);
+    CHECK(c.upstream.calls() == 0);
+    CHECK(c.pool.deallocate(c.pool.allocate(4096, 256), 4096, 256) == errc::none);
+    void* const p = c.pool.try_allocate_held(4096, 4096);
+    REQUIRE(p != nullptr);
+    CHECK(reinterpret_cast<std::uintptr_t>(p) % 4096 == 0);
+    CHECK(c.pool.try_allocate_held(2 * MiB, 256) == nullptr);
+    CHECK(c.upstream.calls() == 1);
+    CHECK(c.pool.deallocate(p, 4096, 4096) == errc::none);
+}
+
+namespace {
+
+/// Random calls through a pool and two caches over an upstream that fails now and then, against a map of what is out.
+void compare(std::uint64_t runs, std::uint64_t steps) {
+    for (std::uint64_t run = 0; run < runs; ++run) {
+        const auto seed = support::seed(run);
+        CAPTURE(seed);
+        support::random any(seed);
+        capped c(bytes{(4 + any.below(60)) * MiB},
+                 {.segment = bytes{(1 + any.below(8)) * MiB}, .kept = bytes{any.below(4) * MiB}});
+        std::optional first(c.pool.make_cache()), second(c.pool.make_cache());
+        struct block {
+            std::size_t size, alignment;
+        };
+        std::map<std::byte*, block> out;
+        std::uint64_t requested = 0;
+        const auto with = [&](auto call) {
+            switch (any.below(3)) {
+                case 0: return call(*first);
+                case 1: return call(*second);
+                default: return call(c.pool);
+            }
+        };
+        for (std::uint64_t step = 0; step < steps; ++step) {
+            if (any.one_in(50)) c.upstream.fail_next();
+            if (any.one_in(200)) (void)c.pool.trim(bytes{any.below(32) * MiB});
+            if (any.one_in(200)) first.emplace(c.pool.make_cache());
+            if (any.one_in(100)) second->flush();
+            if (!out.empty() && any.one_in(2)) {
+                auto at = out.lower_bound(reinterpret_cast<std::byte*>(any.below(~std::uint64_t{0})));
+                if (at == out.end()) at = out.begin();
+                const auto [p, b] = *at;
+                REQUIRE(with([&](auto& r) { return r.deallocate(p, b.size + 1, b.alignment); }) == errc::wrong_size);
+                REQUIRE(with([&](auto& r) { return r.deallocate(p, b.size, b.alignment); }) == errc::none);
+                REQUIRE(with([&](auto& r) { return r.deallocate(p, b.size, b.alignment); }) == errc::unknown_block);
+                requested -= b.size;
+                out.erase(at);
+                continue;
+            }
+            const auto size = static_cast<std::size_t>(any.below(std::uint64_t{1} << any.below(23)));
+            const auto alignment = std::size_t{1} << any.below(any.one_in(10) ? 20 : 9);
+            auto* const p = static_cast<std::byte*>(with([&](auto& r) { return r.try_allocate(size, alignment); }));
+            if (p == nullptr) continue;
+            REQUIRE(reinterpret_cast<std::uintptr_t>(p) % alignment == 0);
+            const auto [at, fresh] = out.emplace(p, block{size, alignment});
+            REQUIRE(fresh);
+            if (at != out.begin()) REQUIRE(std::prev(at)->first + std::prev(at)->second.size <= p);
+            if (std::next(at) != out.end()) REQUIRE(p + size <= std::next(at)->first);
+            requested += size;
+            const auto u = c.pool.usage();
+            REQUIRE(u.requested == bytes{requested});
+            REQUIRE(u.used >= u.requested);
+            REQUIRE(u.used + u.cached + u.free() == u.reserved);
+            REQUIRE(u.reserved == c.limit.usage().current);
+        }
+        for (const auto& [p, b] : out) REQUIRE(c.pool.deallocate(p, b.size, b.alignment) == errc::none);
+        REQUIRE(c.pool.trim(0_B) == 0_B);
+        REQUIRE(clean(c.pool.usage()));
+        REQUIRE(c.limit.usage().current == 0_B);
+        REQUIRE(c.upstream.blocks() == 0);
+        REQUIRE(c.upstream.wrong_frees() == 0);
+    }
+}
+
+}  // namespace
+
+TEST_CASE("random calls never overlap, every figure is right, and all comes back", "[memory][pool][property]") {
+    compare(20, 1'000);
+}
+
+TEST_CASE("random calls never overlap, for millions of steps", "[.long]") { compare(500, 5'000); }

@@ -1,0 +1,138 @@
+// SPDX-License-Identifier: Apache-2.0
+// Blocks that are scrubbed before their upstream has them back: in stream order, without anybody waiting.
+#include <array>
+#include <cstddef>
+#include <cstring>
+#include <new>
+
+#include <gpushare/backend/host/host.hpp>
+#include <gpushare/memory/quota.hpp>
+#include <gpushare/memory/quota_resource.hpp>
+#include <gpushare/memory/scrubbing_resource.hpp>
+#include <gpushare/units.hpp>
+
+#include "conformance/memory_resource_suite.hpp"
+#include "support/arena_rig.hpp"
+#include "support/catch.hpp"
+#include "support/fault_resource.hpp"
+#include "support/manual_scrubber.hpp"
+
+using namespace gpushare::literals;
+using gpushare::errc;
+using gpushare::never;
+using gpushare::scrub_policy;
+using gpushare::scrubbing_resource;
+using support::painted;
+
+namespace {
+
+/// One block of 64 bytes, that can be looked into while it is free.
+struct one_block {
+    alignas(64) std::byte place[64]{};
+    bool out = false;
+    void* allocate(std::size_t, std::size_t) {
+        if (out) throw std::bad_alloc();
+        out = true;
+        return place;
+    }
+    void deallocate(void*, std::size_t, std::size_t) noexcept { out = false; }
+};
+
+}  // namespace
+
+TEST_CASE("scrubbing_resource is a memory_resource", "[memory][scrub][conformance]") {
+    support::fault_resource upstream;
+    gpushare::host_scrubber<gpushare::immediate_point> scrubber;
+    scrubbing_resource mine{upstream, scrubber};
+    conformance::check_memory_resource(mine);
+    CHECK(upstream.blocks() == 0);
+    CHECK(upstream.wrong_frees() == 0);
+}
+
+TEST_CASE("a block is back in its upstream only when it holds zeros", "[memory][scrub]") {
+    one_block upstream;
+    support::manual_scrubber scrubber;
+    scrubbing_resource mine{upstream, scrubber, scrub_policy::on_hand_over};
+    void* const p = mine.allocate(64, 64);
+    std::memset(p, 0x5e, 64);
+    CHECK(mine.deallocate(p, 64, 64) == errc::none);
+    CHECK(upstream.out);
+    CHECK(mine.pending() == 64_B);
+    CHECK(mine.try_allocate(64, 64) == nullptr);
+    CHECK_THROWS_AS((void)mine.allocate(64, 64), std::bad_alloc);
+    scrubber.reach_next();
+    CHECK(painted(upstream.place, 64_B, 0));
+    CHECK(mine.try_allocate(64, 64) == p);  // collects before it refuses
+    CHECK(mine.deallocate(nullptr, 64, 64) == errc::none);
+    CHECK(mine.deallocate(p, 64, 64) == errc::none);
+    scrubber.by_itself();
+    CHECK(mine.drain(never));
+}
+
+TEST_CASE("a block in use is scrubbed behind the work that uses it", "[memory][scrub]") {
+    one_block upstream;
+    support::manual_scrubber scrubber;
+    auto kernels = scrubber.neighbour();
+    scrubbing_resource mine{upstream, scrubber};
+    void* const p = mine.allocate(64, 64);
+    const auto used = kernels.record();
+    CHECK(mine.deallocate_after(used, p, 64, 64) == errc::none);
+    REQUIRE(scrubber.awaited().size() == 1);
+    CHECK(scrubber.awaited().front() == used);
+    scrubber.reach_next();
+    mine.collect();
+    CHECK_FALSE(upstream.out);
+}
+
+TEST_CASE("a block whose scrubbing failed is given to nobody again", "[memory][scrub]") {
+    one_block upstream;
+    support::manual_scrubber scrubber;
+    scrubbing_resource mine{upstream, scrubber};
+    void* const p = mine.allocate(64, 64);
+    SECTION("later") {
+        CHECK(mine.deallocate(p, 64, 64) == errc::none);
+        scrubber.reach_next(errc::kernel_failed);
+        CHECK_FALSE(mine.drain(never));
+    }
+    SECTION("at once") {
+        scrubber.fail_next_fill();
+        CHECK(mine.deallocate(p, 64, 64) == errc::submission_failed);
+    }
+    SECTION("for want of a point") {
+        scrubber.fail_next_record();
+        CHECK(mine.deallocate(p, 64, 64) == errc::submission_failed);
+    }
+    CHECK(mine.try_allocate(64, 64) == nullptr);
+    CHECK(upstream.out);
+}
+
+TEST_CASE("with scrubbing off, frees are in stream order all the same", "[memory][scrub]") {
+    one_block upstream;
+    support::manual_scrubber scrubber;
+    auto kernels = scrubber.neighbour();
+    scrubbing_resource mine{upstream, scrubber, scrub_policy::off};
+    void* const p = mine.allocate(64, 64);
+    CHECK(mine.deallocate_after(kernels.record(), p, 64, 64) == errc::none);
+    CHECK(mine.try_allocate(64, 64) == nullptr);
+    kernels.reach_next(errc::kernel_failed);  // the tenant's own failure
+    CHECK(mine.try_allocate(64, 64) == p);
+    CHECK(mine.deallocate(p, 64, 64) == errc::none);
+    CHECK_FALSE(upstream.out);
+    CHECK(scrubber.filled() == 0);
+}
+
+TEST_CASE("above a quota, bytes are credited when they are scrubbed", "[memory][scrub][host]") {
+    gpushare::host::node node{{.memory = 4_MiB, .sms = 2}};
+    auto scrubs = node.make_stream(gpushare::device_id{0}, {}), kernels = node.make_stream(gpushare::device_id{0}, {});
+    gpushare::quota limit{2_MiB};
+    gpushare::quota_resource charged{limit, node.memory(gpushare::device_id{0}), "chat"};
+    scrubbing_resource mine{charged, scrubs};
+    for (int i = 0; i < 10; ++i) {
+        void* const p = mine.allocate(2 << 20, 256);
+        kernels.fill(p, std::byte{0x5e}, 2 << 20);
+        CHECK(mine.deallocate_after(kernels.record(), p, 2 << 20, 256) == errc::none);
+        CHECK(mine.drain(never));
+        CHECK(limit.usage().current == 0_B);
+    }
+    CHECK_THROWS_AS((void)mine.allocate((2 << 20) + 1, 256), gpushare::memory_error);
+}
