@@ -91,6 +91,29 @@ TEST_CASE("what has room is enqueued in the call, the rest when room is made", "
     CHECK_FALSE(four.done());
 }
 
+TEST_CASE("work behind other work on its stream needs one point, and is charged from where that ends", "[compute]") {
+    setup t{{.depth = 3}};
+    const auto a = t.compute.add({}), b = t.compute.add({});
+    manual_stream other(t.stream, {});
+    const auto first = t.submit(a, "first", 3ms), second = t.submit(b, "second", 2ms);
+    CHECK(t.stream.open() == 3);  // begin, end, end
+    const auto elsewhere = t.compute.submit(a, other, [](manual_stream& s) { s.enqueue(1ms); }).value();
+    CHECK(other.open() == 2);
+    t.stream.reach_all();
+    t.compute.poll();
+    CHECK(first.device_time() == 3ms);
+    CHECK(second.device_time() == 2ms);
+    const auto third = t.submit(a, "third", 4ms);  // behind nothing: what lies between isn't charged
+    CHECK(t.stream.open() == 2);
+    t.stream.reach_next_at(instant{100ms});
+    t.stream.reach_next();
+    t.compute.poll();
+    CHECK(third.device_time() == 4ms);
+    other.reach_all();
+    t.compute.poll();
+    CHECK(elsewhere.done());
+}
+
 TEST_CASE("a ticket tells what the work took, and when its end was noticed", "[compute]") {
     setup t;
     const auto c = t.compute.add({});

@@ -141,7 +141,7 @@ public:
             return why;
         }
         advance(lock, now);
-        return t;
+        return result<ticket>(std::move(t));  // nvcc doesn't move a local into another type by itself
     }
 
     /// Lets in what can go and takes note of what is done, without waiting.
@@ -232,12 +232,13 @@ private:
     void enqueue(std::unique_lock<std::mutex>& lock, std::size_t slot, node& n) noexcept {
         n.at.store(detail::phase::let_in, std::memory_order_relaxed);
         keep_watch();  // over what is in flight already: the callable may take its time
+        auto begin = flights_.last_end(*n.stream);
         lock.unlock();
-        point begin, end;
+        point end;
         const bool enqueued = n.run(begin, end);
         lock.lock();
         if (enqueued) {
-            flights_.land(slot, std::move(begin), std::move(end), n.code, &n);
+            flights_.land(slot, *n.stream, *std::move(begin), std::move(end), n.code, &n);
         } else {
             leave(slot);
             finish(n, n.code);
@@ -251,9 +252,9 @@ private:
         if (clients_[what.client.index].closing) wake_sleepers();
     }
 
-    void land_permit(std::size_t slot, point begin, point end, errc code) noexcept {
+    void land_permit(std::size_t slot, const Stream& s, point begin, point end, errc code) noexcept {
         const std::lock_guard lock(mutex_);
-        flights_.land(slot, std::move(begin), std::move(end), code, nullptr);
+        flights_.land(slot, s, std::move(begin), std::move(end), code, nullptr);
         keep_watch();
     }
 

@@ -3,13 +3,14 @@
 // cost. A part of compute_limiter.hpp, which holds its mutex around every call.
 //
 //   detail::flights<stream> flights;
-//   auto slot = flights.free_slot();  flights.take(*slot, grant);  flights.land(*slot, begin, end, errc::none, &work);
+//   auto slot = flights.free_slot();  flights.take(*slot, grant);  flights.land(*slot, s, begin, end, errc::none, &work);
 //   while (auto done = flights.take_finished()) charge(done->what, done->cost);
 #pragma once
 
 #include <algorithm>
 #include <concepts>
 #include <cstddef>
+#include <cstdint>
 #include <new>
 #include <optional>
 #include <span>
@@ -60,9 +61,12 @@ public:
         slots_[index].taken = true;
     }
 
-    /// It was enqueued between these points. `code`: what is known to have failed already.
-    void land(std::size_t index, point begin, point end, errc code, submission<Stream>* owner) noexcept {
+    /// It was enqueued on `stream` between these points. `code`: what is known to have failed already.
+    void land(std::size_t index, const Stream& stream, point begin, point end, errc code,
+              submission<Stream>* owner) noexcept {
         auto& s = slots_[index];
+        s.stream = &stream;
+        s.order = ++landed_;
         s.begin = std::move(begin);
         s.end = std::move(end);
         s.code = code;
@@ -73,17 +77,29 @@ public:
     /// Nothing was enqueued after all.
     grant leave(std::size_t index) noexcept { return std::exchange(slots_[index], {}).what; }
 
-    /// What the device has finished, in the order in which it finished; never blocks.
+    /// What the device has finished, in the order in which it finished; never blocks. Of each stream only the oldest is
+    /// asked for, because asking may cost as much as a launch.
     [[nodiscard]] std::optional<finished> take_finished() noexcept {
         slot* first = nullptr;
         for (auto& s : slots_)
-            if (s.enqueued && s.end.reached() && (first == nullptr || elapsed(first->end, s.end) < ns{0})) first = &s;
+            if (s.enqueued && is_oldest(s) && s.end.reached() &&
+                (first == nullptr || elapsed(first->end, s.end) < ns{0}))
+                first = &s;
         if (first == nullptr) return std::nullopt;
         const auto s = std::exchange(*first, {});
         return finished{.what = s.what,
                         .owner = s.owner,
                         .code = s.code != errc::none ? s.code : s.end.status(),
                         .cost = meter_.charge(s.begin, s.end)};
+    }
+
+    /// The end of what was enqueued last on `stream`; none if nothing is in flight there. Once take_finished() has
+    /// nothing more, it is still to come, and so is as good a begin of the next as a point of its own.
+    [[nodiscard]] std::optional<point> last_end(const Stream& stream) const noexcept {
+        const slot* last = nullptr;
+        for (const auto& s : slots_)
+            if (s.enqueued && s.stream == &stream && (last == nullptr || s.order > last->order)) last = &s;
+        return last == nullptr ? std::nullopt : std::optional(last->end);
     }
 
     /// Whether there is a point to watch.
@@ -120,11 +136,20 @@ private:
         grant what{};
         point begin{}, end{};
         submission<Stream>* owner = nullptr;
+        const Stream* stream = nullptr;
+        std::uint64_t order = 0;
         errc code = errc::none;
         bool taken = false, enqueued = false;
     };
 
+    [[nodiscard]] bool is_oldest(const slot& s) const noexcept {
+        return std::ranges::none_of(slots_, [&](const slot& other) {
+            return other.enqueued && other.stream == s.stream && other.order < s.order;
+        });
+    }
+
     std::vector<slot> slots_;
+    std::uint64_t landed_ = 0;
     std::vector<point> watched_;
     span_meter<point> meter_;
 };

@@ -36,11 +36,11 @@ public:
         } catch (...) {
             auto end = s.record();
             std::exchange(limiter_, nullptr)
-                ->land_permit(slot_, std::move(begin), std::move(end), errc::submission_failed);
+                ->land_permit(slot_, s, std::move(begin), std::move(end), errc::submission_failed);
             throw;
         }
         auto end = s.record();
-        std::exchange(limiter_, nullptr)->land_permit(slot_, std::move(begin), std::move(end), errc::none);
+        std::exchange(limiter_, nullptr)->land_permit(slot_, s, std::move(begin), std::move(end), errc::none);
     }
 
 private:

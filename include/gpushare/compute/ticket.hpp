@@ -12,6 +12,7 @@
 #include <exception>
 #include <memory>
 #include <mutex>
+#include <optional>
 #include <stop_token>
 #include <utility>
 
@@ -49,16 +50,16 @@ struct submission {
     ns device_time{};
     std::atomic<int> owners{0};  // limiter and ticket; acq_rel when it falls, so that the last one sees all
 
-    /// Enqueues the work between two points. False if they couldn't both be recorded: it can't be charged. Sets `code`
+    /// Enqueues the work between two points, of which the first may be known already. False if they couldn't both be recorded: it can't be charged. Sets `code`
     /// and `error` if something threw. Runs code of the user's: under no lock.
-    bool run(typename Stream::point& begin, typename Stream::point& end) noexcept {
+    bool run(std::optional<typename Stream::point>& begin, typename Stream::point& end) noexcept {
         const auto failed = [this] {
             code = errc::submission_failed;
             error = std::current_exception();
         };
         bool recorded = false;
         try {
-            begin = stream->record();
+            if (!begin) begin = stream->record();
             try {
                 work(*stream);
             } catch (...) {  // what it had enqueued before it threw is charged like the rest

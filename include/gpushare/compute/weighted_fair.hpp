@@ -23,8 +23,10 @@
 
 namespace gpushare::inline GPUSHARE_ABI {
 
-/// A value; not thread-safe. Memory grows with the largest index in use, in `add` alone.
-class weighted_fair {
+/// A value; not thread-safe. Memory grows with the largest index in use, in `add` alone. A template of nothing: whoever
+/// includes it and makes no limiter doesn't compile it.
+template <class = void>
+class basic_weighted_fair {
 public:
     static constexpr bool timeless = true;
 
@@ -165,6 +167,7 @@ private:
     std::vector<level_state> levels_;
     std::vector<std::uint32_t> waiting_;
 };
+using weighted_fair = basic_weighted_fair<>;
 static_assert(compute_policy<weighted_fair>);
 
 }  // namespace gpushare::inline GPUSHARE_ABI
