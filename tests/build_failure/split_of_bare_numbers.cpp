@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-// must fail: no matching function for call to 'equal_split\(int, int,
+// must fail: could not convert '48' from 'int'
 // N is bytes; M is a count.
 #include <vector>
 

@@ -6,6 +6,7 @@
 #include <functional>
 #include <initializer_list>
 #include <random>
+#include <ranges>
 #include <vector>
 
 #include <gpushare/error.hpp>
@@ -130,10 +131,9 @@ TEST_CASE("a split needs devices, bytes and a unit", "[partition]") {
     const rooms node{room(0, 16_GiB)};
     CHECK_THROWS_WITH(equal_split(1_GiB, 0, node), "split of 1 GiB over 0 devices: needs at least one device");
     CHECK_THROWS_WITH(equal_split_over(1_GiB, rooms{}), "split of 1 GiB over 0 devices: needs at least one device");
-    CHECK_THROWS_WITH(equal_split(0_B, 1, node),
-                      "split of 0 B over 1 device: needs at least one unit of at least one byte");
+    CHECK_THROWS_WITH(equal_split(0_B, 1, node), "split of 0 B over 1 device: needs at least one unit of at least 1 B");
     CHECK_THROWS_WITH(equal_split(1_GiB, 1, node, 0_B),
-                      "split of 1 GiB over 1 device: needs at least one unit of at least one byte");
+                      "split of 1 GiB over 1 device: needs at least one unit of at least 1 B");
     CHECK(try_equal_split(0_B, 0, rooms{}, 0_B).code() == errc::invalid_specification);
     CHECK_THROWS_AS(equal_split(0_B, 1, node), gpushare::operation_error);
 }
@@ -151,6 +151,8 @@ TEST_CASE("sizes at the edge of 64 bits don't wrap", "[partition]") {
     CHECK_THROWS_WITH(equal_split(bytes::max(), 2, node, 1_GiB),
                       Catch::EndsWith("not whole in units of 1 GiB; 17179869182 GiB would be"));
     CHECK_THROWS_WITH(equal_split(4_GiB, 2, node, bytes{1ULL << 63}),
+                      Catch::EndsWith("not whole in units of 8589934592 GiB"));
+    CHECK_THROWS_WITH(equal_split(bytes::max(), 2, node, bytes{1ULL << 63}),
                       Catch::EndsWith("not whole in units of 8589934592 GiB"));
 }
 
@@ -212,4 +214,79 @@ TEST_CASE("a split is found exactly if there is one", "[partition][property]") {
             });
         }));
     }
+}
+
+TEST_CASE("a split names its node", "[partition]") {
+    const rooms cluster{room(0, 1_GiB, 7), room(1, 1_GiB, 7), room(0, 4_GiB, 9), room(1, 4_GiB, 9)};
+    CHECK(equal_split(4_GiB, 2, cluster).node == 9);
+    CHECK(equal_split_over(2_GiB, rooms{room(0, 1_GiB, 7), room(1, 1_GiB, 7)}).node == 7);
+}
+
+TEST_CASE("the figures of a refused split are those of the fullest device", "[partition]") {
+    const rooms node{{device_id{0}, 0, 30_GiB, 80_GiB}, {device_id{1}, 0, 5_GiB + 1_B, 40_GiB}};
+    const auto refused = try_equal_split_over(20_GiB, node, 1_GiB).why();
+    CHECK(refused.asked == (10_GiB).count());
+    CHECK(refused.left == (5_GiB).count());
+    CHECK(refused.limit == (40_GiB).count());
+    try {
+        (void)equal_split(20_GiB, 2, node, 1_GiB);
+        FAIL("split");
+    } catch (const gpushare::operation_error& e) {  // beside the text
+        CHECK(e.code() == errc::no_room);
+        CHECK(e.figures().left == (5_GiB).count());
+    }
+    // Where the description doesn't say what there is altogether, it is at least what is free.
+    CHECK(try_equal_split_over(4_GiB, rooms{room(0, 3_GiB)}).why().limit == (3_GiB).count());
+    const auto broken = try_equal_split_over(11_GiB, node, 1_GiB).why();
+    CHECK(broken.code == errc::not_whole);
+    CHECK(broken.left == (10_GiB).count());
+    CHECK(broken.limit == (2_GiB).count());
+}
+
+TEST_CASE("SMs are split by the same rules", "[partition]") {
+    using gpushare::sm_count;
+    const std::vector<gpushare::sm_room> sms{
+        {device_id{0}, 0, {132}, {132}}, {device_id{1}, 0, {66}, {132}}, {device_id{2}, 0, {100}, {132}}};
+    const auto p = equal_split(sm_count{128}, 2, sms, sm_count{8});
+    CHECK(p.per_device == sm_count{64});
+    CHECK(p.devices == ids({0, 2}));
+    CHECK(p.total() == sm_count{128});
+    CHECK_THROWS_WITH(equal_split(sm_count{100}, 3, sms, sm_count{8}),
+                      "split of 100 SMs over 3 devices: not whole in units of 8 SMs; 96 SMs or 120 SMs would be");
+    CHECK_THROWS_WITH(equal_split(sm_count{240}, 3, sms, sm_count{8}),
+                      "split of 240 SMs over 3 devices: needs 80 SMs on each, but only 64 SMs fits on each of 3; 192 "
+                      "SMs in all would fit");
+    CHECK(try_equal_split(sm_count{240}, 3, sms).code() == errc::too_few_sms);
+    CHECK(try_equal_split(sm_count{240}, 3, sms).why().limit == 132);
+    CHECK(try_equal_split(sm_count{4}, 4, sms).code() == errc::too_few_devices);
+    CHECK_THROWS_WITH(equal_split(sm_count{0}, 1, sms),
+                      "split of 0 SMs over 1 device: needs at least one unit of at least 1 SM");
+}
+
+TEST_CASE("shares of device time are split by the same rules", "[partition]") {
+    using gpushare::share;
+    const std::vector<gpushare::share_room> shares{
+        {device_id{0}, 0, 100_pct, 100_pct}, {device_id{1}, 0, 55.5_pct, 100_pct}, {device_id{2}, 0, 80_pct, 100_pct}};
+    const auto p = equal_split(60_pct * 2, 2, shares);
+    CHECK(p.per_device == 60_pct);
+    CHECK(p.devices == ids({0, 2}));
+    CHECK(p.total() == gpushare::share_sum{1200});
+    CHECK_THROWS_WITH(
+        equal_split(60_pct * 3, 3, shares, 1_pct),
+        "split of 180 % over 3 devices: needs 60 % on each, but only 55 % fits on each of 3; 165 % in all "
+        "would fit");
+    CHECK_THROWS_WITH(equal_split(gpushare::share_sum{1001}, 2, shares),
+                      "split of 100.1 % over 2 devices: not whole in units of 0.1 %; 100 % or 100.2 % would be");
+    CHECK(try_equal_split(gpushare::share_sum{2002}, 2, shares).code() == errc::share_exceeded);  // over a whole device
+    CHECK(try_equal_split_over(share::whole() * 1, std::vector{shares[0], shares[0]}).code() == errc::duplicate_device);
+}
+
+TEST_CASE("devices may be described by a view that makes them up as it goes", "[partition]") {
+    const std::vector<std::uint64_t> free{16, 5, 9};
+    const auto as_room = [&](std::uint32_t i) { return room(i, bytes{free[i]} * (1_GiB).count()); };
+    const auto node = std::views::iota(0U, 3U) | std::views::transform(as_room);
+    const auto refused = try_equal_split_over(18_GiB, node, 1_GiB).why();
+    CHECK(refused.code == errc::no_room);
+    CHECK(refused.left == (5_GiB).count());
+    CHECK(equal_split(18_GiB, 2, node, 1_GiB).devices == ids({0, 2}));
 }

@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
-// An equal split: N bytes over M devices of one node, exactly N/M on each. Pure arithmetic over a description of
-// the devices; whoever holds the quotas applies the result.
+// An equal split: N bytes, SMs or shares of device time over M devices of one node, exactly N/M on each. Pure arithmetic
+// over a description of the devices; whoever holds the quotas applies the result.
 //
 //   auto p = gpushare::equal_split(48_GiB, 4, devices, 1_GiB);     // 12 GiB on each of the four with most room
 //   for (auto d : p.devices) reserve(d, p.per_device);
@@ -13,138 +13,199 @@
 #include <concepts>
 #include <cstddef>
 #include <cstdint>
+#include <limits>
 #include <ranges>
 #include <span>
 #include <vector>
 
-#include <gpushare/concepts.hpp>
 #include <gpushare/config.hpp>
 #include <gpushare/error.hpp>
+#include <gpushare/partition/amount.hpp>
 #include <gpushare/units.hpp>
 
 namespace gpushare::inline GPUSHARE_ABI {
 
 /// A device as a split sees it.
-struct device_room {
+template <splittable Amount>
+struct room_of {
     device_id device{};
     std::uint32_t node = 0;
-    bytes free{};  // what may still be promised there
+    Amount free{};   // what may still be promised there
+    Amount whole{};  // what there is altogether, for the figures of a refusal; may be left out
 };
+using device_room = room_of<bytes>;
+using sm_room = room_of<sm_count>;
+using share_room = room_of<share>;
+
+/// N over M devices: `per_device` on each. The devices are in ascending order of the order given, or, where the split
+/// chose them, of their ids.
+template <splittable Amount>
+struct partition_of {
+    Amount per_device{};
+    std::uint32_t node = 0;
+    std::vector<device_id> devices{};
+
+    [[nodiscard]] typename amount_traits<Amount>::total_type total() const {
+        using traits = amount_traits<Amount>;
+        return traits::total(traits::count(per_device) * devices.size());  // it came from a total that fitted
+    }
+};
+using partition = partition_of<bytes>;
+using sm_partition = partition_of<sm_count>;
+using share_partition = partition_of<share>;
 
 /// A description of devices: a vector, a span, a view.
 template <class R>
-concept device_rooms = std::ranges::forward_range<R> && std::same_as<std::ranges::range_value_t<R>, device_room>;
+concept device_rooms = std::ranges::forward_range<R> &&
+    std::same_as<std::ranges::range_value_t<R>, room_of<decltype(std::ranges::range_value_t<R>::free)>>;
 
-/// N bytes over M devices: `per_device` on each. The devices are in ascending order of the order given, or, where
-/// the split chose them, of their ids.
-struct partition {
-    bytes per_device{};
-    std::vector<device_id> devices{};
-
-    [[nodiscard]] bytes total() const noexcept { return per_device * devices.size(); }
-};
+/// What is free on the devices of such a description, and what several of them have together.
+template <device_rooms Rooms>
+using amount_in = decltype(std::ranges::range_value_t<Rooms>::free);
+template <device_rooms Rooms>
+using total_in = typename amount_traits<amount_in<Rooms>>::total_type;
 
 namespace detail {
 
-/// "10 GiB over 4 devices: not whole in units of 1 GiB; 8 GiB or 12 GiB would be"
-[[noreturn]] inline void raise_split(const failure& f, bytes total, std::uint64_t devices, bytes unit) {
+template <splittable Amount>
+inline constexpr Amount smallest = amount_traits<Amount>::amount(1);
+
+/// `a * b`, or the largest number instead of an overflow.
+[[nodiscard]] constexpr std::uint64_t saturating_product(std::uint64_t a, std::uint64_t b) noexcept {
+    return (bytes{a} * b).count();
+}
+
+/// "split of 10 GiB over 4 devices: not whole in units of 1 GiB; 8 GiB or 12 GiB would be"
+template <splittable Amount>
+[[noreturn]] void raise_split(const failure& f, std::uint64_t total, std::uint64_t devices, std::uint64_t unit) {
     message m;
-    m.add("split of ", total, " over ", devices, devices == 1 ? " device: " : " devices: ");
+    const auto amount = [&m](std::uint64_t n) { amount_traits<Amount>::print(m, n); };
+    m.add("split of "), amount(total), m.add(" over ", devices, devices == 1 ? " device: " : " devices: ");
     switch (f.code) {
         case errc::not_whole: {
-            const bytes step = unit * devices, below = total - total % step, above = below + step;
-            const bool has_below = below > bytes{}, has_above = above < bytes::max();  // sums saturate
-            m.add("not whole in units of ", unit);
-            if (has_below) m.add("; ", below);
-            if (has_above) m.add(has_below ? " or " : "; ", above);
+            constexpr auto most = std::numeric_limits<std::uint64_t>::max();
+            const auto below = f.left, step = f.limit;
+            const bool has_below = below > 0, has_above = step < most - below;
+            m.add("not whole in units of "), amount(unit);
+            if (has_below) m.add("; "), amount(below);
+            if (has_above) m.add(has_below ? " or " : "; "), amount(below + step);
             if (has_below || has_above) m.add(" would be");
             break;
         }
         case errc::too_few_devices: m.add("only ", f.left, " there"); break;
         case errc::duplicate_device: m.add("device ", f.asked, " is named twice"); break;
+        case errc::no_device: m.add("device ", f.asked, " is not in the topology"); break;
         case errc::different_nodes: m.add("device ", f.asked, " is on another node than the first"); break;
-        case errc::no_room:
-            m.add("needs ", bytes{f.asked}, " on each, but only ", bytes{f.left}, " fits on each of ", devices, "; ",
-                  bytes{f.left} * devices, " in all would fit");
+        case amount_traits<Amount>::too_little:
+            m.add("needs "), amount(f.asked), m.add(" on each, but only "), amount(f.left);
+            m.add(" fits on each of ", devices, "; "), amount(saturating_product(f.left, devices));
+            m.add(" in all would fit");
             break;
-        default: m.add(devices == 0 ? "needs at least one device" : "needs at least one unit of at least one byte");
+        default:
+            if (devices == 0)
+                m.add("needs at least one device");
+            else
+                m.add("needs at least one unit of at least "), amount(1);
     }
-    throw operation_error(f.code, {}, m.c_str());
+    throw operation_error(f, {}, m);
 }
 
 /// The rule that `total` over `devices` breaks by itself, whatever the devices are.
-[[nodiscard]] constexpr failure check_split(bytes total, std::uint64_t devices, bytes unit) noexcept {
-    if (devices == 0 || unit == bytes{} || total == bytes{}) return {errc::invalid_specification};
-    const bytes step = unit * devices;
-    if (step == bytes::max() || total % step != bytes{}) return {errc::not_whole, total.count(), 0, step.count()};
+[[nodiscard]] constexpr failure check_split(std::uint64_t total, std::uint64_t devices, std::uint64_t unit) noexcept {
+    if (devices == 0 || unit == 0 || total == 0) return {errc::invalid_specification};
+    const auto step = saturating_product(unit, devices);
+    if (step == std::numeric_limits<std::uint64_t>::max()) return {errc::not_whole, total, 0, step};  // or beyond
+    if (total % step != 0) return {errc::not_whole, total, total - total % step, step};
     return {};
 }
 
 }  // namespace detail
 
-/// Splits over exactly the devices given. Codes: invalid_specification (no device, no bytes, no unit), not_whole,
-/// duplicate_device and different_nodes (`asked` is the offending device's id), no_room (`asked` and `left` are bytes
-/// per device).
+/// Splits over exactly the devices given. Codes and their figures:
+///   invalid_specification             no device, nothing to split, or no unit
+///   not_whole                         `left` is the next smaller total that would be, `limit` the step between such
+///   duplicate_device, different_nodes `asked` is the offending device's id
+///   no_room, too_few_sms, share_exceeded   by what is split, per device: asked, whole units of it free on the fullest
+///                                          device, and what that device has altogether if the description says so
 template <device_rooms Rooms>
-[[nodiscard]] result<partition> try_equal_split_over(bytes total, const Rooms& devices, bytes unit = bytes{1}) {
+[[nodiscard]] result<partition_of<amount_in<Rooms>>> try_equal_split_over(
+    total_in<Rooms> total, const Rooms& devices, amount_in<Rooms> unit = detail::smallest<amount_in<Rooms>>) {
+    using traits = amount_traits<amount_in<Rooms>>;
     const auto count = static_cast<std::uint64_t>(std::ranges::distance(devices));
-    if (const auto broken = detail::check_split(total, count, unit); broken.code != errc::none) return broken;
-    partition p{.per_device = total / count};
-    bytes fits = bytes::max();
-    for (const device_room& d : devices) {
+    if (const auto broken = detail::check_split(traits::count(total), count, traits::count(unit));
+        broken.code != errc::none)
+        return broken;
+    const auto part = traits::count(total) / count;
+    room_of<amount_in<Rooms>> fullest = *std::ranges::begin(devices);  // a copy: a view may make it up as it goes
+    partition_of<amount_in<Rooms>> p{.node = fullest.node};
+    for (const auto& d : devices) {
         // In this order: devices are counted from 0 on every node.
-        if (d.node != std::ranges::begin(devices)->node) return failure{errc::different_nodes, d.device.index};
-        if (std::find(p.devices.begin(), p.devices.end(), d.device) != p.devices.end())
+        if (d.node != p.node) return failure{errc::different_nodes, d.device.index};
+        if (std::ranges::find(p.devices, d.device) != p.devices.end())
             return failure{errc::duplicate_device, d.device.index};
         p.devices.push_back(d.device);
-        fits = std::min(fits, d.free);
+        if (d.free < fullest.free) fullest = d;
     }
-    if (fits < p.per_device) {
-        const bytes whole = fits - fits % unit;
-        return failure{errc::no_room, p.per_device.count(), whole.count(), p.per_device.count()};
-    }
+    const auto free = traits::count(fullest.free);
+    if (free < part)
+        return failure{traits::too_little, part, free - free % traits::count(unit),
+                       std::max(free, traits::count(fullest.whole))};
+    p.per_device = traits::amount(part);
     return p;
 }
 
 /// Chooses `count` devices of one node with the most room (ties: lowest ids), then splits over them. Codes as above,
 /// and too_few_devices (`left` is how many the best node has).
 template <device_rooms Rooms>
-[[nodiscard]] result<partition> try_equal_split(bytes total, std::uint32_t count, const Rooms& devices,
-                                                bytes unit = bytes{1}) {
-    if (const auto broken = detail::check_split(total, count, unit); broken.code != errc::none) return broken;
-    std::vector<device_room> sorted(std::ranges::begin(devices), std::ranges::end(devices));
-    std::ranges::sort(sorted, [](const device_room& a, const device_room& b) {
-        if (a.node != b.node) return a.node < b.node;
+[[nodiscard]] result<partition_of<amount_in<Rooms>>> try_equal_split(
+    total_in<Rooms> total, std::uint32_t count, const Rooms& devices,
+    amount_in<Rooms> unit = detail::smallest<amount_in<Rooms>>) {
+    using traits = amount_traits<amount_in<Rooms>>;
+    using room = room_of<amount_in<Rooms>>;
+    if (const auto broken = detail::check_split(traits::count(total), count, traits::count(unit));
+        broken.code != errc::none)
+        return broken;
+    std::vector<room> sorted(std::ranges::begin(devices), std::ranges::end(devices));
+    std::ranges::sort(sorted, [](const room& a, const room& b) {
+        if (a.node != b.node) return b.node > a.node;  // clang takes `node <` for the concept's arguments
         if (a.free != b.free) return a.free > b.free;
         return a.device < b.device;
     });
     // The node whose count-th freest device has the most room; a node's devices are now next to each other.
-    std::span<device_room> best;
+    std::span<room> best;
     std::uint64_t most_devices = 0;
     for (auto rest = std::span{sorted}; !rest.empty();) {
-        const auto end = std::ranges::find_if(rest, [&](const device_room& d) { return d.node != rest.front().node; });
+        const auto end = std::ranges::find_if(rest, [&](const room& d) { return d.node != rest.front().node; });
         const auto size = static_cast<std::size_t>(end - rest.begin());
         most_devices = std::max<std::uint64_t>(most_devices, size);
         if (size >= count && (best.empty() || rest[count - 1].free > best.back().free)) best = rest.first(count);
         rest = rest.subspan(size);
     }
     if (best.empty()) return failure{errc::too_few_devices, count, most_devices, most_devices};
-    std::ranges::sort(best, [](const device_room& a, const device_room& b) { return a.device < b.device; });
+    std::ranges::sort(best, {}, &room::device);
     return try_equal_split_over(total, best, unit);
 }
 
-/// As the try_ forms; throws operation_error with the rule, and what would fit, in its text.
+/// As the try_ forms; throws operation_error with the rule, and what would fit, in its text, and the figures.
 template <device_rooms Rooms>
-[[nodiscard]] partition equal_split_over(bytes total, const Rooms& devices, bytes unit = bytes{1}) {
+[[nodiscard]] partition_of<amount_in<Rooms>> equal_split_over(
+    total_in<Rooms> total, const Rooms& devices, amount_in<Rooms> unit = detail::smallest<amount_in<Rooms>>) {
+    using traits = amount_traits<amount_in<Rooms>>;
     auto p = try_equal_split_over(total, devices, unit);
-    if (!p) detail::raise_split(p.why(), total, static_cast<std::uint64_t>(std::ranges::distance(devices)), unit);
+    if (!p)
+        detail::raise_split<amount_in<Rooms>>(p.why(), traits::count(total),
+                                              static_cast<std::uint64_t>(std::ranges::distance(devices)),
+                                              traits::count(unit));
     return *std::move(p);
 }
 
 template <device_rooms Rooms>
-[[nodiscard]] partition equal_split(bytes total, std::uint32_t count, const Rooms& devices, bytes unit = bytes{1}) {
+[[nodiscard]] partition_of<amount_in<Rooms>> equal_split(total_in<Rooms> total, std::uint32_t count,
+                                                         const Rooms& devices,
+                                                         amount_in<Rooms> unit = detail::smallest<amount_in<Rooms>>) {
+    using traits = amount_traits<amount_in<Rooms>>;
     auto p = try_equal_split(total, count, devices, unit);
-    if (!p) detail::raise_split(p.why(), total, count, unit);
+    if (!p) detail::raise_split<amount_in<Rooms>>(p.why(), traits::count(total), count, traits::count(unit));
     return *std::move(p);
 }
 

@@ -1,0 +1,101 @@
+// SPDX-License-Identifier: Apache-2.0
+// What an equal split divides: bytes, SMs, or device time. Each is counted in whole numbers, and each has its own error
+// for "not enough of it".
+//
+//   gpushare::equal_split(sm_count{64}, 4, sms, sm_count{8});          // 16 SMs on each of four, in groups of 8
+//   gpushare::equal_split(60_pct * 4, 4, shares);                      // 60 % of each of four
+#pragma once
+
+#include <compare>
+#include <concepts>
+#include <cstdint>
+
+#include <gpushare/config.hpp>
+#include <gpushare/error.hpp>
+#include <gpushare/units.hpp>
+
+namespace gpushare::inline GPUSHARE_ABI {
+
+/// A number of SMs, of one device or of several.
+struct sm_count {
+    std::uint64_t count = 0;
+
+    friend constexpr auto operator<=>(sm_count, sm_count) = default;
+    friend constexpr bool operator==(sm_count, sm_count) = default;
+};
+
+/// Device time of several devices together, in permille of one: 2500 are two and a half devices.
+struct share_sum {
+    std::uint64_t permille = 0;
+
+    friend constexpr auto operator<=>(share_sum, share_sum) = default;
+    friend constexpr bool operator==(share_sum, share_sum) = default;
+};
+[[nodiscard]] constexpr share_sum operator*(share each, std::uint32_t devices) noexcept {
+    return {std::uint64_t{each.permille()} * devices};
+}
+
+/// How an amount of one device is counted, and what a sum of such amounts is called. Specialise it to split more kinds.
+///   total_type                what several devices have together
+///   count(amount or total)    in the smallest unit there is
+///   amount(count), total(count)
+///   too_little                the code of a refusal for want of it
+///   print(message, count)
+template <class Amount>
+struct amount_traits;
+
+template <>
+struct amount_traits<bytes> {
+    using total_type = bytes;
+    static constexpr errc too_little = errc::no_room;
+    static constexpr std::uint64_t count(bytes b) noexcept { return b.count(); }
+    static constexpr bytes amount(std::uint64_t n) noexcept { return bytes{n}; }
+    static constexpr bytes total(std::uint64_t n) noexcept { return bytes{n}; }
+    static void print(detail::message& m, std::uint64_t n) noexcept { m.add(bytes{n}); }
+};
+
+template <>
+struct amount_traits<sm_count> {
+    using total_type = sm_count;
+    static constexpr errc too_little = errc::too_few_sms;
+    static constexpr std::uint64_t count(sm_count s) noexcept { return s.count; }
+    static constexpr sm_count amount(std::uint64_t n) noexcept { return {n}; }
+    static constexpr sm_count total(std::uint64_t n) noexcept { return {n}; }
+    static void print(detail::message& m, std::uint64_t n) noexcept { m.add(n, n == 1 ? " SM" : " SMs"); }
+};
+
+template <>
+struct amount_traits<share> {
+    using total_type = share_sum;
+    static constexpr errc too_little = errc::share_exceeded;
+    static constexpr std::uint64_t count(share s) noexcept { return s.permille(); }
+    static constexpr std::uint64_t count(share_sum s) noexcept { return s.permille; }
+    static constexpr share amount(std::uint64_t n) { return share::of_permille(n); }  // throws above a whole device
+    static constexpr share_sum total(std::uint64_t n) noexcept { return {n}; }
+    static void print(detail::message& m, std::uint64_t n) noexcept {
+        m.add(n / 10);
+        if (n % 10 != 0) m.add(".", n % 10);
+        m.add(" %");
+    }
+};
+
+// Version 14 would break the compound requirements apart:
+// clang-format off
+
+/// What can be split over devices.
+template <class A>
+concept splittable = std::regular<A> && requires(A a, typename amount_traits<A>::total_type t, std::uint64_t n,
+                                                 detail::message& m) {
+    { amount_traits<A>::count(a) } -> std::same_as<std::uint64_t>;
+    { amount_traits<A>::count(t) } -> std::same_as<std::uint64_t>;
+    { amount_traits<A>::amount(n) } -> std::same_as<A>;
+    { amount_traits<A>::total(n) } -> std::same_as<typename amount_traits<A>::total_type>;
+    { amount_traits<A>::too_little } -> std::convertible_to<errc>;
+    amount_traits<A>::print(m, n);
+};
+
+// clang-format on
+
+static_assert(splittable<bytes> && splittable<sm_count> && splittable<share>);
+
+}  // namespace gpushare::inline GPUSHARE_ABI

@@ -1,0 +1,154 @@
+// SPDX-License-Identifier: Apache-2.0
+// One atomic reservation across devices: several changes of counted resources, one on each device, are made together or
+// not at all, and nobody ever sees some of them without the others.
+//
+//   std::vector<gpushare::quota_charge> parts;                        // memory/quota_change.hpp
+//   for (const auto d : split.devices) parts.emplace_back(quota_of(d), split.per_device);
+//   auto r = gpushare::reservation<gpushare::quota_charge>::make(std::move(parts));      // returned when r goes
+//
+// All changes are prepared, in the order of their resources, so that two reservations never wait for each other in a
+// circle; then all are committed, which can't fail. If one can't be prepared, those before it are abandoned: nothing was
+// taken, so nothing has to be rolled back, and whoever asked for the same resources meanwhile has waited, not been refused.
+#pragma once
+
+#include <compare>
+#include <cstddef>
+#include <ranges>
+#include <span>
+#include <string_view>
+#include <utility>
+#include <vector>
+
+#include <gpushare/concepts.hpp>
+#include <gpushare/config.hpp>
+#include <gpushare/error.hpp>
+
+namespace gpushare::inline GPUSHARE_ABI {
+
+/// Changes that are all prepared, or none. While it lives, whoever asks for one of the resources waits: be brief, run
+/// nobody's code, and don't touch the resources but through the changes. For the devices of one node: finding the
+/// order takes time quadratic in their number, and no memory.
+template <prepared_change Change>
+class prepared_together {
+public:
+    /// `changes` must outlive it. Refused as the first change is, in the order of the resources, that can't be prepared;
+    /// or with duplicate_device if two are of one resource.
+    explicit prepared_together(std::span<Change> changes) noexcept : changes_(changes) {
+        for (Change* next = after(nullptr); next != nullptr; next = after(next)) {
+            why_ = count(next->resource()) > 1 ? failure{errc::duplicate_device} : next->prepare();
+            if (why_.code == errc::none) continue;
+            refused_ = next;
+            for (auto& c : changes_)
+                if (precedes(c, *next)) c.abandon();
+            return;
+        }
+        held_ = true;
+    }
+    prepared_together(const prepared_together&) = delete;
+    prepared_together& operator=(const prepared_together&) = delete;
+    ~prepared_together() {
+        if (!held_) return;
+        for (auto& c : changes_) c.abandon();
+    }
+
+    [[nodiscard]] explicit operator bool() const noexcept { return held_; }
+    [[nodiscard]] const failure& why() const noexcept { return why_; }
+    /// The change that could not be prepared, or null.
+    [[nodiscard]] const Change* refused() const noexcept { return refused_; }
+
+    /// Makes all changes; once, and only if all are prepared.
+    void commit() noexcept {
+        for (auto& c : changes_) c.commit();
+        held_ = false;
+    }
+
+private:
+    static bool precedes(const Change& a, const Change& b) noexcept {
+        return std::compare_three_way{}(a.resource(), b.resource()) < 0;  // total, for any pointers
+    }
+
+    // The change with the next resource in the order of addresses, which is the same for everybody.
+    Change* after(const Change* last) const noexcept {
+        Change* next = nullptr;
+        for (auto& c : changes_)
+            if ((last == nullptr || precedes(*last, c)) && (next == nullptr || precedes(c, *next))) next = &c;
+        return next;
+    }
+
+    [[nodiscard]] std::size_t count(const void* resource) const noexcept {
+        std::size_t n = 0;
+        for (const auto& c : changes_) n += c.resource() == resource ? 1 : 0;
+        return n;
+    }
+
+    std::span<Change> changes_;
+    Change* refused_ = nullptr;
+    failure why_{};
+    bool held_ = false;
+};
+template <std::ranges::contiguous_range Changes>
+prepared_together(Changes&&) -> prepared_together<std::ranges::range_value_t<Changes>>;
+
+/// Makes all changes or none; the code and figures of the one that refused. Safe beside any other use of the resources.
+template <std::ranges::contiguous_range Changes>
+requires prepared_change<std::ranges::range_value_t<Changes>>
+[[nodiscard]] failure try_commit_together(Changes&& changes) noexcept {
+    prepared_together held(changes);
+    if (held) held.commit();
+    return held.why();
+}
+
+// Version 14 would break the compound requirement apart:
+// clang-format off
+
+/// A change that can be taken back after it was committed. `undo` is false if there was nothing to take back.
+template <class C>
+concept undoable_change = prepared_change<C> && requires(C& c) {
+    { c.undo() } noexcept -> std::same_as<bool>;
+};
+
+// clang-format on
+
+/// Committed changes, undone when it goes. Movable; one owner.
+template <undoable_change Change>
+class reservation {
+public:
+    reservation() noexcept = default;  // nothing is reserved
+
+    /// Codes as those of the changes, and duplicate_device.
+    [[nodiscard]] static result<reservation> try_make(std::vector<Change> changes) {
+        if (const auto why = try_commit_together(changes); why.code != errc::none) return why;
+        return reservation(std::move(changes));
+    }
+    /// Throws what the code calls for; `tenant` and `what` go into its text.
+    [[nodiscard]] static reservation make(std::vector<Change> changes, std::string_view tenant = {},
+                                          std::string_view what = "reservation") {
+        return try_make(std::move(changes)).value(tenant, what);
+    }
+    /// Takes on changes that were committed elsewhere.
+    explicit reservation(std::vector<Change> committed) noexcept : changes_(std::move(committed)) {}
+
+    reservation(reservation&& other) noexcept : changes_(std::exchange(other.changes_, {})) {}
+    reservation& operator=(reservation&& other) noexcept {
+        reservation(std::move(other)).changes_.swap(changes_);
+        return *this;
+    }
+    ~reservation() { (void)release(); }
+
+    [[nodiscard]] std::span<const Change> changes() const noexcept { return changes_; }
+
+    /// Undoes everything now, last change first. False if one of them was gone: somebody released what isn't theirs.
+    bool release() noexcept {
+        bool all = true;
+        for (; !changes_.empty(); changes_.pop_back()) all &= changes_.back().undo();
+        return all;
+    }
+
+    /// Leaves the changes to somebody else, who took them over.
+    void dismiss() noexcept { changes_.clear(); }
+
+private:
+    std::vector<Change> changes_;
+};
+
+}  // namespace gpushare::inline GPUSHARE_ABI

@@ -1,0 +1,203 @@
+// SPDX-License-Identifier: Apache-2.0
+// Defragmentation: plans move each placement once, keep every promise on the way, and are carried out whole or not at all.
+#include <cstdint>
+#include <set>
+#include <type_traits>
+#include <vector>
+
+#include <gpushare/partition/cluster.hpp>
+#include <gpushare/partition/defragment.hpp>
+#include <gpushare/partition/fragmentation.hpp>
+#include <gpushare/partition/indexed_cluster.hpp>
+#include <gpushare/partition/placement.hpp>
+#include <gpushare/partition/placement_policies.hpp>
+#include <gpushare/partition/value_descent.hpp>
+#include <gpushare/partition/workload.hpp>
+#include <gpushare/units.hpp>
+
+#include "placement/random_cluster.hpp"
+#include "support/catch.hpp"
+#include "support/random.hpp"
+
+using namespace gpushare::literals;
+using gpushare::cluster;
+using gpushare::consolidate;
+using gpushare::indexed_cluster;
+using gpushare::make_room;
+using gpushare::placement;
+using gpushare::placement_request;
+using gpushare::rearrangement;
+using gpushare::shortage;
+
+namespace {
+
+/// One move at a time, each checked by the cluster.
+void carry_out(cluster& c, std::vector<placement>& placed, const rearrangement& plan) {
+    std::set<std::size_t> moved;
+    for (const auto& m : plan.moves) {
+        REQUIRE(moved.insert(m.which).second);
+        REQUIRE(placed[m.which] == m.from);
+        REQUIRE(m.from.request == m.to.request);
+        c.release(m.from);
+        c.apply(m.to);
+        placed[m.which] = m.to;
+    }
+    if (plan.added) c.apply(*plan.added);
+}
+
+}  // namespace
+
+TEST_CASE("one move makes room for a whole device", "[placement]") {
+    cluster c;
+    c.add({.devices = 1});
+    c.add({.devices = 1});
+    const placement_request small{.devices = 1, .each = 30_pct}, whole{.devices = 1, .each = 100_pct};
+    std::vector<placement> placed{{small, {0}, {{0}}}, {small, {1}, {{0}}}};
+    for (const auto& p : placed) c.apply(p);
+
+    const auto plan = make_room(gpushare::best_fit{}, c, placed, whole, 1);
+    REQUIRE(plan);
+    REQUIRE(plan->moves.size() == 1);
+    REQUIRE(plan->added);
+    CHECK(plan->added->node == plan->moves[0].from.node);
+    CHECK(plan->moves[0].to.node != plan->moves[0].from.node);
+    CHECK_FALSE(c.fits(whole, {0}));  // planned only
+    gpushare::apply(c, *plan);
+    CHECK(c.placed_permille() == 1600);
+}
+
+TEST_CASE("two moves are planned where one doesn't do", "[placement]") {
+    cluster c;
+    for (int i = 0; i < 2; ++i) c.add({.devices = 2});
+    const placement_request small{.devices = 1, .each = 40_pct}, pair{.devices = 2, .each = 100_pct};
+    std::vector<placement> placed;
+    for (std::uint32_t n = 0; n < 2; ++n)
+        for (std::uint32_t d = 0; d < 2; ++d) placed.push_back({small, {n}, {{d}}});
+    for (const auto& p : placed) c.apply(p);
+    CHECK_FALSE(make_room(gpushare::first_fit{}, c, placed, pair, 1));
+    CHECK_FALSE(make_room(gpushare::first_fit{}, c, placed, pair, 0));
+    const auto plan = make_room(gpushare::first_fit{}, c, placed, pair, 2);
+    REQUIRE(plan);
+    CHECK(plan->moves.size() == 2);
+    carry_out(c, placed, *plan);
+    CHECK(c.placed_permille() == 3600);
+}
+
+TEST_CASE("no plan for what fits already, or can't fit at all", "[placement]") {
+    cluster c;
+    c.add({.devices = 1});
+    const placement_request half{.devices = 1, .each = 50_pct};
+    const std::vector<placement> placed{{half, {0}, {{0}}}};
+    c.apply(placed[0]);
+    CHECK_FALSE(make_room(gpushare::first_fit{}, c, placed, half, 2));
+    CHECK_FALSE(make_room(gpushare::first_fit{}, c, placed, {.devices = 1, .each = 60_pct}, 2));
+    CHECK_FALSE(make_room(gpushare::first_fit{}, c, {}, {.devices = 1, .each = 60_pct}, 2));
+}
+
+TEST_CASE("a plan that the cluster has outgrown changes nothing", "[placement]") {
+    cluster c;
+    for (int i = 0; i < 3; ++i) c.add({.devices = 1});
+    const placement_request small{.devices = 1, .each = 40_pct}, large{.devices = 1, .each = 60_pct};
+    const std::vector<placement> placed{{small, {0}, {{0}}}, {small, {1}, {{0}}}};
+    for (const auto& p : placed) c.apply(p);
+    const rearrangement plan{{{0, placed[0], {small, {2}, {{0}}}}, {1, placed[1], {small, {2}, {{0}}}}},
+                             placement{{.devices = 1, .each = 100_pct}, {0}, {{0}}}};
+
+    SECTION("what was to move has gone") {
+        c.release(placed[1]);
+        const cluster before = c;
+        CHECK(try_apply(c, plan).missing == shortage::devices);
+        CHECK(c == before);
+    }
+    SECTION("where it was to go is taken") {
+        c.apply({large, {2}, {{0}}});
+        const cluster before = c;
+        CHECK(try_apply(c, plan).missing == shortage::device_share);
+        CHECK_THROWS_AS(gpushare::apply(c, plan), gpushare::operation_error);
+        CHECK(c == before);
+    }
+    SECTION("the room that was made is taken") {
+        auto other = plan;
+        other.added->node = {1};
+        other.moves.pop_back();
+        const cluster before = c;
+        CHECK(try_apply(c, other).missing == shortage::whole_devices);
+        CHECK(c == before);
+    }
+    SECTION("none of that, also on an indexed cluster") {
+        indexed_cluster<gpushare::first_fit> index(c, {});
+        CHECK_FALSE(index.choose({.devices = 2, .each = 1_pct}));
+        CHECK(index.choose({.devices = 1, .each = 100_pct})->node == gpushare::node_id{2});
+        CHECK_FALSE(try_apply(index, plan));
+        CHECK(index.choose({.devices = 1, .each = 100_pct})->node == gpushare::node_id{1});
+        CHECK_FALSE(try_apply(c, plan));
+        CHECK(index.nodes() == c);
+    }
+}
+
+TEMPLATE_TEST_CASE("plans hold step by step, on random clusters", "[placement]", gpushare::fragmentation_descent,
+                   gpushare::value_descent) {
+    std::size_t rooms = 0, moves = 0;
+    for (std::uint64_t run = 0; run < 12; ++run) {
+        const auto seed = support::seed(run);
+        CAPTURE(seed);
+        support::random any(seed);
+        cluster c = random_cluster(any, 6);
+        auto requests = random_requests(any, 10, 60);
+        if (any.one_in(2))
+            for (auto& r : requests) r = with_labels(r, any);
+        const gpushare::workload usual(requests);
+        const auto policy = [&] {
+            if constexpr (std::is_constructible_v<TestType, const gpushare::workload&>)
+                return TestType(usual);
+            else
+                return TestType(c, usual);
+        }();
+        std::vector<placement> placed;
+        for (const auto& r : requests) {
+            if (const auto p = choose(policy, c, r)) {
+                c.apply(*p);
+                placed.push_back(*p);
+            } else if (const auto plan = make_room(policy, c, placed, r, 2)) {
+                REQUIRE(plan->added);
+                REQUIRE(plan->moves.size() <= 2);
+                carry_out(c, placed, *plan);
+                placed.push_back(*plan->added);
+                ++rooms;
+            }
+            if (!placed.empty() && any.one_in(6)) {
+                c.release(placed.back());
+                placed.pop_back();
+            }
+        }
+        const auto plan = consolidate(indexed_cluster<TestType>(c, policy), placed, 5, 0.0);
+        REQUIRE(plan.moves.size() <= 5);
+        REQUIRE_FALSE(plan.added);
+        auto copy = c;
+        REQUIRE_FALSE(try_apply(copy, plan));
+        carry_out(c, placed, plan);
+        REQUIRE(copy == c);
+        moves += plan.moves.size();
+    }
+    CHECK(rooms > 0);
+    CHECK((moves > 0 || !std::is_same_v<TestType, gpushare::value_descent>));
+}
+
+TEST_CASE("consolidation moves what gains most, and nothing for too small a gain", "[placement]") {
+    cluster c;
+    for (int i = 0; i < 2; ++i) c.add({.cpu_milli = 8'000, .devices = 1});
+    const placement_request half{.cpu_milli = 1'000, .devices = 1, .each = 50_pct};
+    std::vector<placement> placed{{half, {0}, {{0}}}, {half, {1}, {{0}}}};
+    for (const auto& p : placed) c.apply(p);
+    // Whole devices are what is asked for, so that two halves belong together.
+    std::vector<placement_request> usual(9, {.cpu_milli = 1'000, .devices = 1, .each = 100_pct});
+    usual.push_back(half);
+    const gpushare::value_descent policy(c, gpushare::workload(usual));
+    const indexed_cluster<gpushare::value_descent> index(c, policy);
+    CHECK(consolidate(index, placed, 10, 2000.0).moves.empty());
+    CHECK(consolidate(index, placed, 0, 1.0).moves.empty());
+    const auto plan = consolidate(index, placed, 10, 1.0);
+    REQUIRE(plan.moves.size() == 1);
+    gpushare::apply(c, plan);
+    CHECK(choose(policy, c, {.cpu_milli = 1'000, .devices = 1, .each = 100_pct}));
+}

@@ -1,0 +1,207 @@
+// SPDX-License-Identifier: Apache-2.0
+// Every policy: places whatever fits somewhere, where it fits, the same way every time; and the index answers as a look at
+// every node does.
+#include <algorithm>
+#include <cstdint>
+#include <optional>
+#include <type_traits>
+#include <vector>
+
+#include <gpushare/partition/cluster.hpp>
+#include <gpushare/partition/fragmentation.hpp>
+#include <gpushare/partition/indexed_cluster.hpp>
+#include <gpushare/partition/placement.hpp>
+#include <gpushare/partition/placement_policies.hpp>
+#include <gpushare/partition/placement_policy.hpp>
+#include <gpushare/partition/value_descent.hpp>
+#include <gpushare/partition/workload.hpp>
+#include <gpushare/units.hpp>
+
+#include "placement/random_cluster.hpp"
+#include "support/catch.hpp"
+#include "support/random.hpp"
+
+using namespace gpushare::literals;
+using gpushare::choose;
+using gpushare::cluster;
+using gpushare::indexed_cluster;
+using gpushare::placement;
+using gpushare::placement_request;
+using gpushare::workload;
+
+namespace {
+
+template <class Policy>
+Policy make(const cluster& c, const workload& w) {
+    if constexpr (std::is_constructible_v<Policy, const cluster&, const workload&>)
+        return Policy(c, w);
+    else if constexpr (std::is_constructible_v<Policy, const workload&>)
+        return Policy(w);
+    else if constexpr (std::is_constructible_v<Policy, std::uint64_t>)
+        return Policy(std::uint64_t{7});
+    else
+        return Policy{};
+}
+
+/// Likes all nodes the same.
+struct indifferent {
+    [[nodiscard]] gpushare::rating rate(const gpushare::node_view& n, const placement_request& r) const {
+        return {0, tightest_devices(n, r)};
+    }
+};
+
+}  // namespace
+
+TEMPLATE_TEST_CASE("a policy places what fits somewhere and nothing else", "[placement]", gpushare::first_fit,
+                   gpushare::best_fit, gpushare::bin_packing, gpushare::spreading, gpushare::dot_product,
+                   gpushare::random_fit, gpushare::fragmentation_descent, gpushare::value_descent) {
+    for (std::uint64_t run = 0; run < 15; ++run) {
+        const auto seed = support::seed(run);
+        CAPTURE(seed);
+        support::random any(seed);
+        cluster c = random_cluster(any, 5);
+        const auto requests = random_requests(any, 12, 150);
+        auto policy = make<TestType>(c, workload(requests));
+        auto again = policy;
+        for (const auto& r : requests) {
+            bool fits = false;
+            for (std::uint32_t n = 0; n < c.size(); ++n) fits = fits || c.fits(r, {n});
+            const auto p = choose(policy, c, r);
+            REQUIRE(p.has_value() == fits);
+            REQUIRE(choose(again, c, r) == p);
+            if (p) REQUIRE_FALSE(c.try_apply(*p));
+        }
+    }
+}
+
+TEMPLATE_TEST_CASE("the index chooses what a look at every node chooses", "[placement]", gpushare::first_fit,
+                   gpushare::best_fit, gpushare::bin_packing, gpushare::spreading, gpushare::dot_product,
+                   gpushare::fragmentation_descent, gpushare::value_descent, indifferent) {
+    for (std::uint64_t run = 0; run < 6; ++run) {
+        const auto seed = support::seed(run);
+        CAPTURE(seed);
+        support::random any(seed);
+        // Enough nodes for several blocks, and sometimes too few entries for all requests.
+        const std::size_t nodes = any.one_in(2) ? 150 : 10;
+        const std::size_t entries = any.one_in(2) ? 1024 : 3;
+        cluster c = random_cluster(any, nodes);
+        auto requests = random_requests(any, 10, 800);
+        const auto policy = make<TestType>(c, workload(requests));
+        indexed_cluster<TestType> index(c, policy, entries);
+        std::vector<placement> placed;
+        for (auto r : requests) {
+            if (any.one_in(8)) r = with_labels(r, any);
+            const auto p = choose(policy, c, r);
+            REQUIRE(index.choose(r) == p);
+            if (p && !any.one_in(5)) {
+                c.apply(*p);
+                if (any.one_in(2))
+                    index.apply(*p);
+                else
+                    REQUIRE_FALSE(index.try_apply(*p));
+                placed.push_back(*p);
+            }
+            if (!placed.empty() && any.one_in(4)) {
+                auto& gone = any.of(placed);
+                c.release(gone);
+                if (any.one_in(2))
+                    index.release(gone);
+                else
+                    REQUIRE(index.try_release(gone));
+                gone = placed.back();
+                placed.pop_back();
+            }
+            REQUIRE(index.nodes() == c);
+        }
+    }
+}
+
+TEST_CASE("an index sees what was changed longer ago than it keeps note of, and no change in what was refused",
+          "[placement]") {
+    cluster c;
+    for (int i = 0; i < 3; ++i) c.add({.cpu_milli = 4'000, .devices = 1});
+    indexed_cluster<gpushare::first_fit> index(c, {});
+    const placement_request whole{.devices = 1, .each = 100_pct}, part{.devices = 1, .each = 30_pct};
+    const auto p = index.choose(whole);
+    REQUIRE(p);
+    CHECK(p->node == gpushare::node_id{0});
+    for (int i = 0; i < 9; ++i) {  // more changes than the log keeps, which are three
+        index.apply(*index.choose(part));
+    }
+    CHECK(index.try_apply(*p).missing == gpushare::shortage::whole_devices);
+    CHECK_FALSE(index.choose(whole));
+    CHECK(index.choose({}));  // needs nothing
+    CHECK_FALSE(index.try_release(*p));
+    CHECK_THROWS(index.apply(*p));
+    CHECK_THROWS(index.release(*p));
+}
+
+TEST_CASE("an index over no nodes has no place", "[placement]") {
+    indexed_cluster<gpushare::first_fit> index(cluster{}, {}, 0);
+    CHECK_FALSE(index.choose({}));
+}
+
+TEST_CASE("of nodes that cost the same, the one with the lowest id is taken", "[placement]") {
+    cluster c;
+    for (int i = 0; i < 200; ++i) c.add({.devices = 2});
+    const placement_request r{.devices = 1, .each = 50_pct};
+    const auto p = choose(indifferent{}, c, r);
+    REQUIRE(p);
+    CHECK(p->node == gpushare::node_id{0});
+    CHECK(p->devices == gpushare::device_set{{0}});
+    CHECK(indexed_cluster<indifferent>(c, {}).choose(r) == p);
+}
+
+TEST_CASE("the tightest devices are taken, ties by memory and then by lowest id", "[placement]") {
+    cluster c;
+    c.add({.devices = 4, .device_memory = 8_GiB});
+    c.apply({{.devices = 1, .each = 40_pct}, {0}, {{2}}});
+    c.apply({{.devices = 1, .device_memory = 4_GiB}, {0}, {{3}}});
+    using set = gpushare::device_set;
+    CHECK(tightest_devices(c[{0}], {.devices = 1, .each = 60_pct}) == set{{2}});
+    CHECK(tightest_devices(c[{0}], {.devices = 1, .each = 61_pct}) == set{{3}});
+    CHECK(tightest_devices(c[{0}], {.devices = 2, .each = 61_pct}) == set{{0}, {3}});
+    CHECK(tightest_devices(c[{0}], {.devices = 1, .each = 61_pct, .device_memory = 5_GiB}) == set{{0}});
+}
+
+TEST_CASE("policies tell nodes apart as they say", "[placement]") {
+    cluster c;
+    c.add({.cpu_milli = 64'000, .devices = 8});  // untouched
+    c.add({.cpu_milli = 64'000, .devices = 8});  // one device half used
+    c.add({.cpu_milli = 64'000, .devices = 8});  // nearly full
+    c.apply({{.devices = 1, .each = 50_pct}, {1}, {{0}}});
+    c.apply({{.devices = 7, .each = 100_pct}, {2}, {{0}, {1}, {2}, {3}, {4}, {5}, {6}}});
+    const placement_request small{.cpu_milli = 1'000, .devices = 1, .each = 30_pct};
+    const auto node = [&](const auto& policy) { return choose(policy, c, small)->node.index; };
+    CHECK(node(gpushare::first_fit{}) == 0);
+    CHECK(node(gpushare::best_fit{}) == 2);
+    CHECK(node(gpushare::bin_packing{}) == 1);
+    CHECK(node(gpushare::spreading{}) == 0);
+    CHECK(node(gpushare::dot_product{}) == 2);
+}
+
+TEST_CASE("spreading takes the emptiest devices", "[placement]") {
+    cluster c;
+    c.add({.devices = 4});
+    c.apply({{.devices = 2, .each = 10_pct}, {0}, {{0}, {1}}});
+    CHECK(choose(gpushare::spreading{}, c, {.devices = 2, .each = 50_pct})->devices == gpushare::device_set{{2}, {3}});
+    CHECK(choose(gpushare::spreading{}, c, {.devices = 3, .each = 50_pct})->devices ==
+          gpushare::device_set{{0}, {2}, {3}});
+}
+
+TEST_CASE("random fit depends on its seed and on nothing else", "[placement]") {
+    cluster c;
+    for (int i = 0; i < 50; ++i) c.add({.devices = 1});
+    const placement_request r{.devices = 1, .each = 10_pct};
+    const auto nodes = [&](std::uint64_t seed) {
+        gpushare::random_fit policy(seed);
+        std::vector<std::uint32_t> all;
+        for (int i = 0; i < 20; ++i) all.push_back(choose(policy, c, r)->node.index);
+        return all;
+    };
+    CHECK(nodes(1) == nodes(1));
+    CHECK(nodes(1) != nodes(2));
+    auto some = nodes(3);
+    std::ranges::sort(some);
+    CHECK(std::unique(some.begin(), some.end()) - some.begin() > 10);
+}
