@@ -1,0 +1,104 @@
+// SPDX-License-Identifier: Apache-2.0
+// A tenant's memory as a resource of libcu++ (cuda::mr), for what takes one: cuda::mr::resource_ref, device containers,
+// CUB. Its frees are in the order of the stream that they name.
+//
+//   auto mr = gpushare::as_cuda_mr<::cuda::mr::device_accessible>(tenant.memory(), node);
+//   ::cuda::mr::resource_ref<::cuda::mr::device_accessible> ref{mr};         // CCCL 3.0: async_resource_ref
+//
+// libcu++ renamed its calls in CCCL 3.1. One class has both spellings, and needs no header of CCCL for that:
+//   3.0    allocate(bytes, alignment)         allocate_async(bytes, alignment, stream)     resource, async_resource
+//   3.1+   allocate_sync(bytes, alignment)    allocate(stream, bytes, alignment)           synchronous_resource, resource
+#pragma once
+
+#include <concepts>
+#include <cstddef>
+
+#include <gpushare/concepts.hpp>
+#include <gpushare/config.hpp>
+#include <gpushare/error.hpp>
+
+namespace gpushare::inline GPUSHARE_ABI {
+
+/// Memory that is also given back in stream order: tenant_memory, scrubbing_resource.
+template <class R, class Point>
+concept stream_ordered_memory = memory_resource<R> && requires(R& r, const Point& point, void* p, std::size_t n) {
+    r.deallocate_after(point, p, n, n);
+};
+
+/// A reference to a stream, such as ::cuda::stream_ref, that a node can take for a while.
+template <class S, class Node>
+concept borrowable_stream = requires(const S& s, Node& n) {
+    n.borrow(s.get()).record();
+};
+
+/// Refers to memory and to the node it is on, such as cuda::node; both must outlive it and its copies, which are equal.
+/// Sizes and alignments in bytes. Safe from any thread if the memory is. `Properties` are libcu++'s, such as
+/// ::cuda::mr::device_accessible.
+template <class Memory, class Node, class... Properties>
+requires stream_ordered_memory<Memory, typename Node::stream::point>
+class cuda_mr_resource {
+public:
+    cuda_mr_resource(Memory& memory_of, Node& on) noexcept : memory_(&memory_of), node_(&on) {}
+
+    /// Throws memory_error, a std::bad_alloc.
+    [[nodiscard]] void* allocate(std::size_t size, std::size_t alignment = default_alignment) {
+        return memory_->allocate(size, alignment);
+    }
+    /// No work may use the block any more.
+    void deallocate(void* p, std::size_t size, std::size_t alignment = default_alignment) noexcept {
+        memory_->deallocate(p, size, alignment);
+    }
+    [[nodiscard]] void* allocate_sync(std::size_t size, std::size_t alignment = default_alignment) {
+        return allocate(size, alignment);
+    }
+    void deallocate_sync(void* p, std::size_t size, std::size_t alignment = default_alignment) noexcept {
+        deallocate(p, size, alignment);
+    }
+
+    /// For any stream, at once. Throws memory_error, and operation_error if `stream` is one that nothing can be freed
+    /// on later: the default stream, or one of a device that the node doesn't have.
+    template <borrowable_stream<Node> Stream>
+    [[nodiscard]] void* allocate(Stream stream, std::size_t size, std::size_t alignment = default_alignment) {
+        (void)node_->borrow(stream.get());  // throws here, since a free can't
+        return memory_->allocate(size, alignment);
+    }
+    /// Once `stream` has done what was enqueued so far. If there can be no point on it any more, because the device is
+    /// lost or the host has no memory, the block stays charged, and is reported when its tenant closes.
+    template <borrowable_stream<Node> Stream>
+    void deallocate(Stream stream, void* p, std::size_t size, std::size_t alignment = default_alignment) noexcept {
+        if (p == nullptr) return;
+        try {
+            const auto used = node_->borrow(stream.get()).record();
+            memory_->deallocate_after(used, p, size, alignment);
+        } catch (...) {  // to free it now could be too early
+        }
+    }
+    template <borrowable_stream<Node> Stream>
+    [[nodiscard]] void* allocate_async(std::size_t size, std::size_t alignment, Stream stream) {
+        return allocate(stream, size, alignment);
+    }
+    template <borrowable_stream<Node> Stream>
+    void deallocate_async(void* p, std::size_t size, std::size_t alignment, Stream stream) noexcept {
+        deallocate(stream, p, size, alignment);
+    }
+
+    friend bool operator==(const cuda_mr_resource& a, const cuda_mr_resource& b) noexcept {
+        return a.memory_ == b.memory_;
+    }
+    template <class Property>
+    requires(std::same_as<Property, Properties> || ...) friend constexpr void get_property(const cuda_mr_resource&,
+                                                                                           Property) noexcept {}
+
+private:
+    static constexpr std::size_t default_alignment = 256;  // as cudaMalloc
+
+    Memory* memory_;
+    Node* node_;
+};
+
+template <class... Properties, class Memory, class Node>
+[[nodiscard]] cuda_mr_resource<Memory, Node, Properties...> as_cuda_mr(Memory& memory_of, Node& on) noexcept {
+    return {memory_of, on};
+}
+
+}  // namespace gpushare::inline GPUSHARE_ABI

@@ -1,0 +1,210 @@
+// SPDX-License-Identifier: Apache-2.0
+// The environment variables with which containers are told their part of the GPUs, as tenant specifications. Nothing here
+// looks at the environment unless it is handed over.
+//
+//   extern char** environ;
+//   auto spec = gpushare::read_environment(environ, {.name = "this process"});
+//
+// Alibaba Cloud's cGPU:
+//   ALIYUN_COM_GPU_MEM_CONTAINER     memory of each device for this container
+//   ALIYUN_COM_GPU_MEM_DEV           memory that each device has: at least as much
+//   ALIYUN_COM_GPU_MEM_UNIT          of both: GiB or GB (GiB is meant), MiB or MB; GiB where it isn't set
+//   ALIYUN_COM_GPU_MEM_IDX           the device, or several with commas between
+//   ALIYUN_COM_GPU_VISIBLE_DEVICES   likewise; UUIDs can't be resolved here
+//   ALIYUN_COM_GPU_HIGH_PRIO         1: before others
+//   CGPU_DISABLE                     true or 1: what cGPU's variables say is not enforced, and not read
+//   ALIYUN_COM_GPU_SCHD_WEIGHT, ALIYUN_COM_GPU_MEM_POD, _ASSIGNED, _ASSUME_TIME, _ASSIGN_TIME
+//                                    nothing that one tenant's specification could say; passed over
+// HAMi:
+//   CUDA_DEVICE_MEMORY_LIMIT         bytes of each device, or with k, m, g behind; 0 is no limit
+//   CUDA_DEVICE_MEMORY_LIMIT_0, _1   of the first device, the second: all the same
+//   CUDA_DEVICE_SM_LIMIT, _0, _1     percent of each device's time; 0 is no limit
+#pragma once
+
+#include <algorithm>
+#include <array>
+#include <cstddef>
+#include <cstdint>
+#include <limits>
+#include <optional>
+#include <string>
+#include <string_view>
+#include <utility>
+#include <vector>
+
+#include <gpushare/config.hpp>
+#include <gpushare/detail/parse.hpp>
+#include <gpushare/interop/kubernetes.hpp>
+#include <gpushare/interop/specification_fields.hpp>
+#include <gpushare/tenant/specification.hpp>
+#include <gpushare/units.hpp>
+
+namespace gpushare::inline GPUSHARE_ABI {
+
+namespace detail {
+
+/// cGPU's variables; memory is known when its unit is, behind the last of them.
+class cgpu_variables {
+public:
+    [[nodiscard]] static bool owns(std::string_view key) noexcept {
+        return key.starts_with("ALIYUN_COM_GPU_") || key.starts_with("CGPU_");
+    }
+
+    void read(specification_fields& f, std::string_view key, std::string_view value) {
+        using kind = specification_error::kind;
+        constexpr std::string_view prefix = "ALIYUN_COM_GPU_";
+        const auto name = key.starts_with(prefix) ? key.substr(prefix.size()) : std::string_view{};
+        constexpr std::array<std::string_view, 5> passed_over{"SCHD_WEIGHT", "MEM_POD", "MEM_ASSIGNED",
+                                                              "MEM_ASSUME_TIME", "MEM_ASSIGN_TIME"};
+        if (name == "MEM_CONTAINER") {
+            container_ = value;
+        } else if (name == "MEM_DEV") {
+            device_ = value;
+        } else if (name == "MEM_UNIT") {
+            const bool gib = value == "GiB" || value == "GB";
+            if (!gib && value != "MiB" && value != "MB")
+                throw specification_error(kind::bad_value, key, "must be GiB, GB, MiB or MB");
+            unit_ = gib ? 1_GiB : 1_MiB;
+        } else if (name == "MEM_IDX" || name == "VISIBLE_DEVICES") {
+            f.set(f.on, checked_ids(key, value), key);
+        } else if (name == "HIGH_PRIO") {
+            f.set(f.level, priority{static_cast<int>(checked(parse_whole(value), key, value, 0, 1, "0 or 1"))}, key);
+        } else if (std::ranges::find(passed_over, name) == passed_over.end()) {
+            throw specification_error(kind::unknown_key, key.substr(0, longest_name), "is no variable of cGPU's");
+        }
+    }
+
+    void finish(specification_fields& f) const {
+        constexpr std::string_view container = "ALIYUN_COM_GPU_MEM_CONTAINER", device = "ALIYUN_COM_GPU_MEM_DEV";
+        constexpr std::string_view allowed = "a whole number, at least 1";
+        const auto whole = device_ ? checked_memory(device, *device_, unit_, allowed) : bytes::max();
+        if (!container_) return;
+        const auto part = checked_memory(container, *container_, unit_, allowed);
+        if (part > whole)
+            throw specification_error(specification_error::kind::contradiction, container,
+                                      "is more than ALIYUN_COM_GPU_MEM_DEV, which a device has");
+        f.set(f.memory_each, part, container);
+    }
+
+private:
+    std::optional<std::string_view> container_{}, device_{};
+    bytes unit_ = 1_GiB;
+};
+
+/// HAMi's variables: a limit for all devices, or one for each of them.
+class hami_variables {
+public:
+    static constexpr std::string_view memory = "CUDA_DEVICE_MEMORY_LIMIT", sms = "CUDA_DEVICE_SM_LIMIT";
+
+    [[nodiscard]] static bool owns(std::string_view key) noexcept {
+        return key.starts_with(memory) || key.starts_with(sms);
+    }
+
+    void read(specification_fields& f, std::string_view key, std::string_view value) {
+        const bool of_memory = key.starts_with(memory);
+        note_device(key, key.substr(of_memory ? memory.size() : sms.size()), of_memory);
+        if (of_memory) {
+            constexpr std::array units{text_unit{"", 1},           text_unit{"k", 1ULL << 10},
+                                       text_unit{"K", 1ULL << 10}, text_unit{"m", 1ULL << 20},
+                                       text_unit{"M", 1ULL << 20}, text_unit{"g", 1ULL << 30},
+                                       text_unit{"G", 1ULL << 30}};
+            const bytes limit{checked(parse_scaled(value, units), key, value, 0,
+                                      std::numeric_limits<std::uint64_t>::max() - 1,
+                                      "a whole number of bytes, or with k, m or g behind it")};
+            if (limit != bytes{})
+                f.set(f.memory_each, limit, key);
+            else if (key != memory)
+                unlimited_ = key;
+        } else {
+            const auto percent =
+                checked(parse_whole(value), key, value, 0, 100, "a whole number of percent from 0 to 100");
+            if (percent != 0)
+                f.set(f.compute, share::of_permille(percent * 10), key);
+            else if (key != sms)
+                unlimited_sms_ = key;
+        }
+    }
+
+    void finish(specification_fields& f) const {
+        all_or_none(f.memory_each, unlimited_);
+        all_or_none(f.compute, unlimited_sms_);
+        if (numbered_.empty()) return;
+        for (std::uint32_t i = 0; i < numbered_.size(); ++i)
+            if (std::ranges::find(numbered_, i) == numbered_.end())
+                throw specification_error(specification_error::kind::contradiction, last_,
+                                          "is set, but not for all devices before that one");
+        f.set(f.devices, static_cast<std::uint32_t>(numbered_.size()), last_);
+    }
+
+private:
+    // Of the devices, either all have a limit or none.
+    template <class T>
+    static void all_or_none(const specification_fields::field<T>& f, const std::string& unlimited) {
+        if (f.value && !unlimited.empty())
+            throw specification_error(specification_error::kind::contradiction, unlimited,
+                                      "says something else than " + f.key);
+    }
+
+    // "", or "_0": the devices with a limit of memory are the ones there are.
+    void note_device(std::string_view key, std::string_view suffix, bool of_memory) {
+        if (suffix.empty()) return;
+        const auto number = suffix.starts_with('_') ? parse_whole(suffix.substr(1)) : parsed{0, parse_code::no_number};
+        if (number.code != parse_code::ok || number.value > 1023 || (suffix.size() > 2 && suffix[1] == '0'))
+            throw specification_error(specification_error::kind::unknown_key, key.substr(0, longest_name),
+                                      "must end there, or in _0 to _1023");
+        if (!of_memory) return;
+        numbered_.push_back(static_cast<std::uint32_t>(number.value));
+        last_ = key;
+    }
+
+    std::vector<std::uint32_t> numbered_{};
+    std::string last_{}, unlimited_{}, unlimited_sms_{};  // keys; of those with a number, the last that was 0
+};
+
+}  // namespace detail
+
+/// The variables at the top of the file; others are passed over, but unknown ones of cGPU's and HAMi's prefixes are errors.
+/// What isn't given is as in `defaults`. The values must last during the call. Throws specification_error.
+template <key_values Pairs>
+[[nodiscard]] tenant_spec read_environment(Pairs&& pairs, tenant_spec defaults = {}) {
+    using detail::cgpu_variables;
+    using detail::hami_variables;
+    std::vector<std::pair<std::string_view, std::string_view>> ours;
+    for (auto&& pair : pairs)
+        if (const std::string_view key(pair.first); cgpu_variables::owns(key) || hami_variables::owns(key))
+            ours.emplace_back(key, std::string_view(pair.second));
+
+    detail::specification_fields f;
+    bool disabled = false;
+    for (const auto& [key, value] : ours) {
+        f.see(key);
+        if (key != "CGPU_DISABLE") continue;
+        disabled = value == "true" || value == "1";
+        if (!disabled && value != "false" && value != "0")
+            throw specification_error(specification_error::kind::bad_value, key, "must be true, false, 1 or 0");
+    }
+    cgpu_variables cgpu;
+    hami_variables hami;
+    for (const auto& [key, value] : ours) {
+        if (hami_variables::owns(key))
+            hami.read(f, key, value);
+        else if (!disabled && key != "CGPU_DISABLE")
+            cgpu.read(f, key, value);
+    }
+    cgpu.finish(f);
+    hami.finish(f);
+    return f.finish(std::move(defaults));
+}
+
+/// The same from an array of "KEY=value", null at its end, as a process has it. Entries without '=' are passed over.
+[[nodiscard]] inline tenant_spec read_environment(const char* const* environment, tenant_spec defaults = {}) {
+    std::vector<std::pair<std::string_view, std::string_view>> pairs;
+    for (; environment != nullptr && *environment != nullptr; ++environment) {
+        const std::string_view entry(*environment);
+        if (const auto equals = entry.find('='); equals != std::string_view::npos)
+            pairs.emplace_back(entry.substr(0, equals), entry.substr(equals + 1));
+    }
+    return read_environment(pairs, std::move(defaults));
+}
+
+}  // namespace gpushare::inline GPUSHARE_ABI

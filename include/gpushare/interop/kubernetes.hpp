@@ -1,0 +1,104 @@
+// SPDX-License-Identifier: Apache-2.0
+// The resources and labels with which pods ask for parts of GPUs, as tenant specifications. Other labels are passed over.
+//
+//   std::map<std::string, std::string> labels{{"aliyun.com/gpu-mem", "8"}, {"aliyun.com/gpu-count", "2"}};
+//   auto spec = gpushare::read_kubernetes(labels, {.name = pod});          // 4 GiB on each of two devices
+//
+// Alibaba Cloud (ACK, shared GPU scheduling):
+//   aliyun.com/gpu-mem               GiB of all devices together
+//   aliyun.com/gpu-count             devices, on one node; gpu-mem must be a multiple of it
+//   aliyun.com/gpu-core.percentage   of the time of each device, 1 to 100
+// HAMi:
+//   nvidia.com/gpu                   devices
+//   nvidia.com/gpumem                MiB of each device
+//   nvidia.com/gpumem-percentage     of the memory of each device, 1 to 100; needs to know that memory
+//   nvidia.com/gpucores              percent of the time of each device; 0 asks for none in particular
+#pragma once
+
+#include <cstdint>
+#include <limits>
+#include <string_view>
+#include <utility>
+
+#include <gpushare/config.hpp>
+#include <gpushare/detail/parse.hpp>
+#include <gpushare/interop/specification_fields.hpp>
+#include <gpushare/tenant/specification.hpp>
+#include <gpushare/units.hpp>
+
+namespace gpushare::inline GPUSHARE_ABI {
+
+namespace detail {
+
+/// A whole number of `scale` bytes each, at least one.
+[[nodiscard]] inline bytes checked_memory(std::string_view key, std::string_view value, bytes scale,
+                                          std::string_view allowed) {
+    const text_unit unit{"", scale.count()};
+    return bytes{checked(parse_scaled(value, {&unit, 1}), key, value, 1, std::numeric_limits<std::uint64_t>::max() - 1,
+                         allowed)};
+}
+
+inline constexpr std::string_view percent_allowed = "a whole number of percent from 1 to 100";
+
+[[nodiscard]] inline share checked_whole_percent(std::string_view key, std::string_view value) {
+    return share::of_permille(checked(parse_whole(value), key, value, 1, 100, percent_allowed) * 10);
+}
+
+inline void read_aliyun(specification_fields& f, std::string_view key, std::string_view value) {
+    if (key == "aliyun.com/gpu-mem") {
+        f.set(f.memory, checked_memory(key, value, 1_GiB, "a whole number of GiB, at least 1"), key);
+        f.set(f.unit, 1_GiB, key);
+    } else if (key == "aliyun.com/gpu-count") {
+        f.set(f.devices, checked_devices(key, value), key);
+    } else if (key == "aliyun.com/gpu-core.percentage") {
+        f.set(f.compute, checked_whole_percent(key, value), key);
+    } else {
+        throw specification_error(specification_error::kind::unknown_key, key,
+                                  "is none of aliyun.com/gpu-mem, gpu-count, gpu-core.percentage");
+    }
+}
+
+inline void read_hami(specification_fields& f, std::string_view key, std::string_view value, bytes device_memory) {
+    using kind = specification_error::kind;
+    if (key == "nvidia.com/gpu") {
+        f.set(f.devices, checked_devices(key, value), key);
+    } else if (key == "nvidia.com/gpumem") {
+        f.set(f.memory_each, checked_memory(key, value, 1_MiB, "a whole number of MiB, at least 1"), key);
+    } else if (key == "nvidia.com/gpumem-percentage") {
+        const auto percent = checked(parse_whole(value), key, value, 1, 100, percent_allowed);
+        if (device_memory == bytes{})
+            throw specification_error(kind::contradiction, key, "can't be read without the memory of a device");
+        // Hundredths of it first: no product can be too big.
+        const auto hundredths = device_memory.count() / 100, rest = device_memory.count() % 100;
+        f.set(f.memory_each, bytes{hundredths * percent + rest * percent / 100}, key);
+    } else if (key == "nvidia.com/gpucores") {
+        if (checked(parse_whole(value), key, value, 0, 100, "a whole number of percent from 0 to 100") != 0)
+            f.set(f.compute, checked_whole_percent(key, value), key);
+    } else {
+        throw specification_error(kind::unknown_key, key,
+                                  "is none of nvidia.com/gpu, gpumem, gpumem-percentage, gpucores");
+    }
+}
+
+}  // namespace detail
+
+/// What isn't given is as in `defaults`. `device_memory` is what one device has, for gpumem-percentage. Unknown keys that
+/// begin with aliyun.com/gpu- or nvidia.com/gpu are errors, but for nvidia.com/gpu.*, with which nodes describe themselves.
+/// Throws specification_error.
+template <key_values Pairs>
+[[nodiscard]] tenant_spec read_kubernetes(Pairs&& pairs, tenant_spec defaults = {}, bytes device_memory = {}) {
+    detail::specification_fields f;
+    for (auto&& pair : pairs) {
+        const std::string_view key(pair.first), value(pair.second);
+        const bool aliyun = key.starts_with("aliyun.com/gpu-");
+        if (!aliyun && (!key.starts_with("nvidia.com/gpu") || key.starts_with("nvidia.com/gpu."))) continue;
+        f.see(key);
+        if (aliyun)
+            detail::read_aliyun(f, key, value);
+        else
+            detail::read_hami(f, key, value, device_memory);
+    }
+    return f.finish(std::move(defaults));
+}
+
+}  // namespace gpushare::inline GPUSHARE_ABI

@@ -1,0 +1,56 @@
+// SPDX-License-Identifier: Apache-2.0
+// Data partitions as range-v3 views, for host code: nvcc doesn't compile range-v3, so nothing that it sees may include
+// this.
+//
+//   for (auto rank : gpushare::views::ranks(p))
+//       for (auto i : gpushare::views::indices(p, rank)) ...                 // the elements of the rank, ascending
+//   for (auto part : gpushare::views::parts(all, rows)) ...                  // a span for each rank
+#pragma once
+
+#include <cstddef>
+#include <cstdint>
+#include <span>
+
+#include <range/v3/view/iota.hpp>
+#include <range/v3/view/transform.hpp>
+
+#include <gpushare/config.hpp>
+#include <gpushare/error.hpp>
+#include <gpushare/partition/data_partition.hpp>
+
+namespace gpushare::inline GPUSHARE_ABI::views {
+
+/// 0 to p.ranks() - 1.
+template <data_partition P>
+[[nodiscard]] auto ranks(const P& p) {
+    return ::ranges::views::iota(std::uint32_t{0}, p.ranks());
+}
+
+/// The global indices of the rank's elements, in the order of their local ones. Random access; holds a copy of `p`.
+template <data_partition P>
+[[nodiscard]] auto indices(const P& p, std::uint32_t rank) {
+    return ::ranges::views::iota(std::uint64_t{0}, p.extent(rank)) |
+           ::ranges::views::transform([p, rank](std::uint64_t j) { return p.global_index(rank, j); });
+}
+
+/// The rank's elements of an array, by reference. `all` has p.size() elements; else operation_error
+/// (invalid_specification).
+template <class T, data_partition P>
+[[nodiscard]] auto elements(std::span<T> all, const P& p, std::uint32_t rank) {
+    if (all.size() != p.size())
+        raise({errc::invalid_specification, all.size(), 0, p.size()}, {}, "elements of a data partition");
+    return indices(p, rank) |
+           ::ranges::views::transform([all](std::uint64_t i) -> T& { return all[static_cast<std::size_t>(i)]; });
+}
+
+/// An array cut at the boundaries: a span for each rank. As elements() otherwise.
+template <class T, run_partition P>
+[[nodiscard]] auto parts(std::span<T> all, const P& p) {
+    if (all.size() != p.size())
+        raise({errc::invalid_specification, all.size(), 0, p.size()}, {}, "parts of a data partition");
+    return ranks(p) | ::ranges::views::transform([all, p](std::uint32_t rank) {
+               return all.subspan(static_cast<std::size_t>(p.begin(rank)), static_cast<std::size_t>(p.extent(rank)));
+           });
+}
+
+}  // namespace gpushare::inline GPUSHARE_ABI::views

@@ -1,0 +1,189 @@
+// SPDX-License-Identifier: Apache-2.0
+// What the readers of specifications from outside have in common: the error that names the key, and the collection of
+// values under one or several names into a tenant_spec.
+//
+//   try { auto spec = gpushare::parse_specification(text); }
+//   catch (const gpushare::specification_error& e) { log(e.what()); mark(e.key()); }
+#pragma once
+
+#include <cstddef>
+#include <cstdint>
+#include <optional>
+#include <ranges>
+#include <stdexcept>
+#include <string>
+#include <string_view>
+#include <utility>
+#include <vector>
+
+#include <gpushare/config.hpp>
+#include <gpushare/detail/parse.hpp>
+#include <gpushare/error.hpp>
+#include <gpushare/tenant/specification.hpp>
+#include <gpushare/units.hpp>
+
+namespace gpushare::inline GPUSHARE_ABI {
+
+/// A specification that can't be read. The code is size_overflow for `overflow`, else invalid_specification.
+class specification_error final : public std::runtime_error, public error {
+public:
+    enum class kind : std::uint8_t {
+        unknown_key,    // in a place where all keys are known
+        bad_value,      // not of the form, or out of the range, that is allowed
+        overflow,       // a number that doesn't fit
+        duplicate,      // the same key twice
+        contradiction,  // keys that can't both be meant
+    };
+
+    /// `text` is a sentence about the key, which goes before it.
+    specification_error(kind why, std::string_view key, std::string_view text)
+        : std::runtime_error(printable(std::string(key).append(": ").append(text))),
+          error(failure{why == kind::overflow ? errc::size_overflow : errc::invalid_specification}, {}),
+          why_(why),
+          key_(key) {}
+
+    [[nodiscard]] kind why() const noexcept { return why_; }
+    [[nodiscard]] const std::string& key() const noexcept { return key_; }
+    [[nodiscard]] const char* what() const noexcept override { return std::runtime_error::what(); }
+
+private:
+    // Keys and values come from anywhere, and errors go to logs and terminals.
+    static std::string printable(std::string text) {
+        for (char& c : text)
+            if (static_cast<unsigned char>(c) < ' ' || c == 0x7f) c = '?';
+        return text;
+    }
+
+    kind why_;
+    std::string key_;
+};
+
+/// Keys with their values: a map of strings, an array of pairs of string views.
+template <class R>
+concept key_values = std::ranges::input_range<R> && requires(std::ranges::range_reference_t<R> pair) {
+    std::string_view(pair.first);
+    std::string_view(pair.second);
+};
+
+namespace detail {
+
+/// The values so far, each with the key that gave it.
+class specification_fields {
+public:
+    using kind = specification_error::kind;
+
+    /// Remembers that the key was there. Throws specification_error (duplicate).
+    void see(std::string_view key) {
+        for (const auto& k : seen_)
+            if (k == key) throw specification_error(kind::duplicate, key, "is given twice");
+        seen_.emplace_back(key);
+    }
+
+    template <class T>
+    struct field {
+        std::optional<T> value{};
+        std::string key{};
+    };
+    /// Throws specification_error (contradiction) if another key gave another value.
+    template <class T>
+    void set(field<T>& f, T value, std::string_view key) {
+        if (f.value && *f.value != value)
+            throw specification_error(kind::contradiction, key, "says something else than " + f.key);
+        f.value = std::move(value);
+        f.key = key;
+    }
+
+    field<std::string> name;
+    field<bytes> memory, memory_each, burst, unit;  // memory in all or on each device, whichever the key means
+    field<std::uint32_t> devices;
+    field<share> compute;
+    field<priority> level;
+    field<std::vector<device_id>> on;
+
+    /// What was given, and the defaults for the rest. Throws specification_error (contradiction, overflow).
+    [[nodiscard]] tenant_spec finish(tenant_spec spec) const {
+        if (name.value) spec.name = *name.value;
+        if (burst.value) spec.burst = *burst.value;
+        if (unit.value) spec.unit = *unit.value;
+        if (compute.value) spec.compute = *compute.value;
+        if (level.value) spec.level = *level.value;
+        if (on.value) {
+            spec.on = *on.value;
+            spec.devices = static_cast<std::uint32_t>(spec.on.size());
+        }
+        if (devices.value) {
+            if (!spec.on.empty() && spec.on.size() != *devices.value)
+                throw specification_error(
+                    kind::contradiction, devices.key,
+                    "is another number of devices than " + (on.value ? on.key : std::string("the default")) + " names");
+            spec.devices = *devices.value;
+        }
+        finish_memory(spec);
+        if (burst.value) check_whole(spec, spec.burst, burst.key);
+        return spec;
+    }
+
+private:
+    void finish_memory(tenant_spec& spec) const {
+        const auto& key = memory.value ? memory.key : memory_each.key;
+        if (memory.value) spec.memory = *memory.value;
+        if (memory_each.value) {
+            const bytes all = *memory_each.value * spec.devices;
+            if (all == bytes::max()) throw specification_error(kind::overflow, key, "is too much over all devices");
+            if (memory.value && all != *memory.value)
+                throw specification_error(kind::contradiction, key, "says something else than " + memory_each.key);
+            spec.memory = all;
+        }
+        if (!key.empty()) check_whole(spec, spec.memory, key);
+    }
+
+    static void check_whole(const tenant_spec& spec, bytes all, std::string_view key) {
+        const bytes step = spec.unit * spec.devices;
+        if (step == bytes{} || all % step == bytes{}) return;
+        message m;
+        m.add(all, " over ", std::uint64_t{spec.devices}, " devices is not whole in units of ", spec.unit);
+        throw specification_error(kind::contradiction, key, m.c_str());
+    }
+
+    std::vector<std::string> seen_;
+};
+
+/// The number in `value`, from `least` to `most`, or specification_error (bad_value, overflow): "must be ...".
+[[nodiscard]] inline std::uint64_t checked(parsed number, std::string_view key, std::string_view value,
+                                           std::uint64_t least, std::uint64_t most, std::string_view allowed) {
+    using kind = specification_error::kind;
+    const bool in_range = number.value >= least && number.value <= most;
+    if (number.code == parse_code::ok && in_range) return number.value;
+    // Cut: what comes from outside may be long.
+    const auto text = std::string("'").append(value.substr(0, 40)).append("': must be ").append(allowed);
+    throw specification_error(number.code == parse_code::overflow ? kind::overflow : kind::bad_value, key, text);
+}
+
+[[nodiscard]] inline std::uint32_t checked_devices(std::string_view key, std::string_view value) {
+    constexpr std::uint64_t most = 1024;  // as many as a device_order_lock takes
+    return static_cast<std::uint32_t>(
+        checked(parse_whole(value), key, value, 1, most, "a number of devices from 1 to 1024"));
+}
+
+/// "0,2": device ids.
+[[nodiscard]] inline std::vector<device_id> checked_ids(std::string_view key, std::string_view value) {
+    std::vector<device_id> ids;
+    for (bool more = true; more;) {
+        const auto comma = value.find(',');
+        const auto item = value.substr(0, comma);
+        const auto n =
+            checked(parse_whole(item), key, item, 0, 1023, "device numbers from 0 to 1023 with commas between");
+        const device_id id{static_cast<std::uint32_t>(n)};
+        for (const auto other : ids)
+            if (other == id)
+                throw specification_error(specification_error::kind::bad_value, key, "names a device twice");
+        ids.push_back(id);
+        more = comma != std::string_view::npos;
+        if (more) value.remove_prefix(comma + 1);
+    }
+    return ids;
+}
+
+}  // namespace detail
+
+}  // namespace gpushare::inline GPUSHARE_ABI

@@ -1,0 +1,327 @@
+// SPDX-License-Identifier: Apache-2.0
+// Specifications from text, Kubernetes labels and environment variables: what each says, and that everything else is an
+// error that names its key.
+#include <array>
+#include <cstddef>
+#include <cstdint>
+#include <map>
+#include <optional>
+#include <string>
+#include <string_view>
+#include <utility>
+#include <vector>
+
+#include <gpushare/backend/host/host.hpp>
+#include <gpushare/interop/environment.hpp>
+#include <gpushare/interop/kubernetes.hpp>
+#include <gpushare/interop/specification_text.hpp>
+#include <gpushare/tenant/tenancy.hpp>
+
+#include "support/catch.hpp"
+
+using namespace gpushare::literals;
+using gpushare::device_id;
+using gpushare::errc;
+using gpushare::parse_specification;
+using gpushare::priority;
+using gpushare::read_environment;
+using gpushare::read_kubernetes;
+using gpushare::specification_error;
+using kind = gpushare::specification_error::kind;
+
+namespace {
+
+using pairs = std::vector<std::pair<std::string, std::string>>;
+
+/// What is wrong, of which key.
+template <class F>
+std::optional<std::pair<kind, std::string>> wrong(F f) {
+    try {
+        (void)f();
+    } catch (const specification_error& e) {
+        CHECK(std::string(e.what()).find(e.key() + ": ") == 0);
+        CHECK(e.code() == (e.why() == kind::overflow ? errc::size_overflow : errc::invalid_specification));
+        return std::pair{e.why(), e.key()};
+    }
+    return std::nullopt;
+}
+
+auto wrong_text(std::string_view text) {
+    return wrong([&] { return parse_specification(text); });
+}
+auto wrong_labels(const pairs& labels, gpushare::bytes device_memory = {}) {
+    return wrong([&] { return read_kubernetes(labels, {}, device_memory); });
+}
+auto wrong_environment(const pairs& variables) {
+    return wrong([&] { return read_environment(variables); });
+}
+std::optional<std::pair<kind, std::string>> because(kind why, const std::string& key) { return std::pair{why, key}; }
+
+}  // namespace
+
+TEST_CASE("plain text says all there is to say", "[interop][specification]") {
+    const auto spec = parse_specification(
+        "name=chat memory=12GiB devices=4 compute=30%\n"
+        "  priority=-2   # after the others\n"
+        "\tburst=1024MiB\r\n"
+        "on=0,2,5,7 unit=512KiB");
+    CHECK(spec.name == "chat");
+    CHECK(spec.memory == 12_GiB);
+    CHECK(spec.burst == 1_GiB);
+    CHECK(spec.unit == 512_KiB);
+    CHECK(spec.devices == 4);
+    CHECK(spec.compute == 30_pct);
+    CHECK(spec.level == priority{-2});
+    CHECK(spec.on == std::vector<device_id>{{0}, {2}, {5}, {7}});
+    CHECK(parse_specification("compute=0.5%").compute == 0.5_pct);
+    CHECK(parse_specification("memory=3TiB").memory == 3_TiB);
+    CHECK(parse_specification("memory=17B").memory == 17_B);
+    CHECK(parse_specification("on=3").devices == 1);
+}
+
+TEST_CASE("what isn't said stays as it was", "[interop][specification]") {
+    const gpushare::tenant_spec defaults{.name = "default", .memory = 8_GiB, .devices = 2, .compute = 10_pct};
+    for (const auto* empty : {"", "  \n\t", "# nothing", "#\n#"}) {
+        const auto spec = parse_specification(empty, defaults);
+        CHECK(spec.name == "default");
+        CHECK(spec.memory == 8_GiB);
+        CHECK(spec.devices == 2);
+    }
+    CHECK(parse_specification("compute=20%", defaults).memory == 8_GiB);
+    CHECK(read_kubernetes(pairs{{"app", "chat"}}, defaults).memory == 8_GiB);
+    CHECK(read_environment(pairs{{"PATH", "/bin"}}, defaults).compute == 10_pct);
+    // What a device gets is for each device.
+    CHECK(read_kubernetes(pairs{{"nvidia.com/gpumem", "1024"}}, defaults).memory == 2_GiB);
+}
+
+TEST_CASE("pairs can come from a map, an array, a view", "[interop][specification]") {
+    const std::map<std::string, std::string> map{{"name", "chat"}, {"memory", "2GiB"}};
+    CHECK(gpushare::read_specification(map).memory == 2_GiB);
+    const std::array<std::pair<std::string_view, std::string_view>, 1> array{{{"memory", "2GiB"}}};
+    CHECK(gpushare::read_specification(array).memory == 2_GiB);
+}
+
+TEST_CASE("text that can't be meant is an error that names its key", "[interop][specification]") {
+    CHECK(wrong_text("memroy=1GiB") == because(kind::unknown_key, "memroy"));
+    CHECK(wrong_text("Memory=1GiB") == because(kind::unknown_key, "Memory"));
+    CHECK(wrong_text("=1GiB") == because(kind::unknown_key, ""));
+    CHECK(wrong_text("memory") == because(kind::unknown_key, "memory"));
+    CHECK(wrong_text("name=a name=a") == because(kind::duplicate, "name"));
+    CHECK(wrong_text("burst=1GiB devices=3") == because(kind::contradiction, "burst"));
+    CHECK(wrong([] {
+              return parse_specification("devices=3", {.devices = 2, .on = {{0}, {1}}});
+          }) == because(kind::contradiction, "devices"));
+    CHECK(wrong_text("name=") == because(kind::bad_value, "name"));
+    CHECK(wrong_text("name=" + std::string(64, 'x')) == because(kind::bad_value, "name"));
+    CHECK_FALSE(wrong_text("name=" + std::string(63, 'x')));
+    for (const auto* bad : {"", "12", "12GB", "12gib", "-1GiB", "+1GiB", "1.5GiB", "1 GiB", "GiB", "0x10B", "0B",
+                            "1GiBx", "1e3B", "12GiB12GiB"})
+        CHECK(wrong_text(std::string("memory=") + bad) == because(kind::bad_value, "memory"));
+    CHECK(wrong_text("memory=16777216TiB") == because(kind::overflow, "memory"));
+    CHECK(wrong_text("memory=18446744073709551616B") == because(kind::overflow, "memory"));
+    CHECK(wrong_text("memory=99999999999999999999999999TiB") == because(kind::overflow, "memory"));
+    CHECK(wrong_text("memory=18446744073709551615B") ==
+          because(kind::bad_value, "memory"));  // the largest means too much
+    for (const auto* bad : {"0", "-1", "1025", "4.0", "", "all"})
+        CHECK(wrong_text(std::string("devices=") + bad) == because(kind::bad_value, "devices"));
+    for (const auto* bad : {"30", "0%", "100.1%", "30.55%", "30.%", ".5%", "%", "-1%", "30%%", "1000%"})
+        CHECK(wrong_text(std::string("compute=") + bad) == because(kind::bad_value, "compute"));
+    CHECK(wrong_text("compute=99999999999999999999%") == because(kind::overflow, "compute"));
+    CHECK(wrong_text("compute=1844674407370955161.9%") == because(kind::overflow, "compute"));
+    for (const auto* bad : {"1001", "-1001", "high", "--1", "-", "", "+1"})
+        CHECK(wrong_text(std::string("priority=") + bad) == because(kind::bad_value, "priority"));
+    for (const auto* bad : {"", ",", "1,", ",1", "1,,2", "1,1", "1024", "a"})
+        CHECK(wrong_text(std::string("on=") + bad) == because(kind::bad_value, "on"));
+    CHECK(wrong_text("on=0,1 devices=3") == because(kind::contradiction, "devices"));
+    CHECK(wrong_text("memory=10GiB devices=4 unit=1GiB") == because(kind::contradiction, "memory"));
+    CHECK_FALSE(wrong_text("memory=10GiB devices=4 unit=512MiB"));
+}
+
+TEST_CASE("an error says what is allowed", "[interop][specification]") {
+    CHECK_THROWS_WITH(parse_specification("memory=12GB"),
+                      "memory: '12GB': must be a whole number of B, KiB, MiB, GiB or TiB, such as 12GiB");
+    CHECK_THROWS_WITH(parse_specification("memory=10GiB devices=4 unit=1GiB"),
+                      "memory: 10 GiB over 4 devices is not whole in units of 1 GiB");
+    CHECK_THROWS_WITH(read_kubernetes(pairs{{"aliyun.com/gpu-core.percentage", "130"}}),
+                      "aliyun.com/gpu-core.percentage: '130': must be a whole number of percent from 1 to 100");
+    CHECK_THROWS_WITH(read_environment(pairs{{"CGPU_DISABLE", "yes"}}), "CGPU_DISABLE: must be true, false, 1 or 0");
+    CHECK_THROWS_WITH(parse_specification("a\x1b[2Jb=1"),
+                      "a?[2Jb: is none of name, memory, burst, unit, devices, on, compute, priority");
+    // However long what came in is.
+    CHECK(wrong_text("devices=" + std::string(100'000, '7')) == because(kind::overflow, "devices"));
+    std::string long_key(100'000, 'k');
+    long_key += "=1";
+    CHECK(wrong_text(long_key).value().second.size() == 63);
+}
+
+TEST_CASE("labels of shared GPU scheduling become a specification", "[interop][specification]") {
+    const auto spec = read_kubernetes(pairs{{"app", "train"},
+                                            {"aliyun.com/gpu-mem", "8"},
+                                            {"aliyun.com/gpu-count", "2"},
+                                            {"aliyun.com/gpu-core.percentage", "30"},
+                                            {"aliyun.com/other", "x"},
+                                            {"nvidia.com/gpu.product", "T4"}},
+                                      {.name = "train"});
+    CHECK(spec.name == "train");
+    CHECK(spec.memory == 8_GiB);
+    CHECK(spec.devices == 2);
+    CHECK(spec.compute == 30_pct);
+    CHECK(spec.unit == 1_GiB);
+
+    CHECK(wrong_labels({{"aliyun.com/gpu-mem", "9"}, {"aliyun.com/gpu-count", "2"}}) ==
+          because(kind::contradiction, "aliyun.com/gpu-mem"));
+    for (const auto* bad : {"5.5", "5Gi", "0", "-3", "", "3 "})
+        CHECK(wrong_labels({{"aliyun.com/gpu-mem", bad}}) == because(kind::bad_value, "aliyun.com/gpu-mem"));
+    CHECK(wrong_labels({{"aliyun.com/gpu-mem", "17179869184"}}) == because(kind::overflow, "aliyun.com/gpu-mem"));
+    CHECK(wrong_labels({{"aliyun.com/gpu-memory", "3"}}) == because(kind::unknown_key, "aliyun.com/gpu-memory"));
+    CHECK(wrong_labels({{"aliyun.com/gpu-count", "1"}, {"aliyun.com/gpu-count", "1"}}) ==
+          because(kind::duplicate, "aliyun.com/gpu-count"));
+    CHECK(wrong_labels({{"aliyun.com/gpu-core.percentage", "0"}}) ==
+          because(kind::bad_value, "aliyun.com/gpu-core.percentage"));
+}
+
+TEST_CASE("resources of HAMi become a specification", "[interop][specification]") {
+    const auto spec =
+        read_kubernetes(pairs{{"nvidia.com/gpu", "2"}, {"nvidia.com/gpumem", "3000"}, {"nvidia.com/gpucores", "25"}});
+    CHECK(spec.memory == 6000_MiB);
+    CHECK(spec.devices == 2);
+    CHECK(spec.compute == 25_pct);
+    CHECK(read_kubernetes(pairs{{"nvidia.com/gpumem-percentage", "50"}, {"nvidia.com/gpu", "2"}}, {}, 80_GiB).memory ==
+          80_GiB);
+    CHECK(read_kubernetes(pairs{{"nvidia.com/gpumem-percentage", "33"}}, {}, 101_B).memory == 33_B);
+    CHECK(read_kubernetes(pairs{{"nvidia.com/gpucores", "0"}}).compute == gpushare::share{});
+
+    CHECK(wrong_labels({{"nvidia.com/gpumem-percentage", "50"}}) ==
+          because(kind::contradiction, "nvidia.com/gpumem-percentage"));
+    CHECK(wrong_labels({{"nvidia.com/gpumem-percentage", "101"}}, 1_GiB) ==
+          because(kind::bad_value, "nvidia.com/gpumem-percentage"));
+    CHECK(wrong_labels({{"nvidia.com/gpumem", "3000"}, {"nvidia.com/gpumem-percentage", "50"}}, 8_GiB) ==
+          because(kind::contradiction, "nvidia.com/gpumem-percentage"));
+    CHECK(wrong_labels({{"nvidia.com/gpucores", "101"}}) == because(kind::bad_value, "nvidia.com/gpucores"));
+    CHECK(wrong_labels({{"nvidia.com/gpumemory", "1"}}) == because(kind::unknown_key, "nvidia.com/gpumemory"));
+    CHECK(wrong_labels({{"nvidia.com/gpumem", "17592186044415"}, {"nvidia.com/gpu", "2"}}) ==
+          because(kind::overflow, "nvidia.com/gpumem"));
+    // Both kinds at once, if they agree.
+    CHECK_FALSE(wrong_labels({{"nvidia.com/gpu", "2"},
+                              {"nvidia.com/gpumem", "4096"},
+                              {"aliyun.com/gpu-mem", "8"},
+                              {"aliyun.com/gpu-count", "2"}}));
+    CHECK(wrong_labels({{"nvidia.com/gpu", "2"}, {"aliyun.com/gpu-count", "3"}}) ==
+          because(kind::contradiction, "aliyun.com/gpu-count"));
+    CHECK(wrong_labels({{"nvidia.com/gpumem", "4096"}, {"aliyun.com/gpu-mem", "8"}}) ==
+          because(kind::contradiction, "aliyun.com/gpu-mem"));
+}
+
+TEST_CASE("variables of cGPU become a specification", "[interop][specification]") {
+    const auto spec = read_environment(pairs{{"HOME", "/root"},
+                                             {"ALIYUN_COM_GPU_MEM_CONTAINER", "4"},
+                                             {"ALIYUN_COM_GPU_MEM_DEV", "15"},
+                                             {"ALIYUN_COM_GPU_VISIBLE_DEVICES", "0,1"},
+                                             {"ALIYUN_COM_GPU_SCHD_WEIGHT", "3"},
+                                             {"ALIYUN_COM_GPU_HIGH_PRIO", "1"},
+                                             {"ALIYUN_COM_GPU_MEM_POD", "8"}});
+    CHECK(spec.memory == 8_GiB);
+    CHECK(spec.on == std::vector<device_id>{{0}, {1}});
+    CHECK(spec.devices == 2);
+    CHECK(spec.level == priority{1});
+    // In whichever order they come.
+    CHECK(read_environment(pairs{{"ALIYUN_COM_GPU_MEM_CONTAINER", "3803"},
+                                 {"ALIYUN_COM_GPU_MEM_DEV", "7606"},
+                                 {"ALIYUN_COM_GPU_MEM_UNIT", "MiB"},
+                                 {"ALIYUN_COM_GPU_MEM_IDX", "3"}})
+              .memory == 3803_MiB);
+    CHECK(read_environment(pairs{{"ALIYUN_COM_GPU_MEM_DEV", "15"}}).memory == 0_B);
+
+    // Disabled: nothing of it counts, not even what is wrong with it.
+    for (const auto* yes : {"true", "1"})
+        CHECK(read_environment(pairs{{"ALIYUN_COM_GPU_MEM_CONTAINER", "x"}, {"CGPU_DISABLE", yes}}).memory == 0_B);
+    for (const auto* no : {"false", "0"})
+        CHECK(read_environment(pairs{{"ALIYUN_COM_GPU_MEM_CONTAINER", "2"}, {"CGPU_DISABLE", no}}).memory == 2_GiB);
+
+    CHECK(wrong_environment({{"ALIYUN_COM_GPU_MEM_CONTAINER", "16"}, {"ALIYUN_COM_GPU_MEM_DEV", "15"}}) ==
+          because(kind::contradiction, "ALIYUN_COM_GPU_MEM_CONTAINER"));
+    CHECK(wrong_environment({{"ALIYUN_COM_GPU_MEM_CONTAINER", "4GiB"}}) ==
+          because(kind::bad_value, "ALIYUN_COM_GPU_MEM_CONTAINER"));
+    CHECK(wrong_environment({{"ALIYUN_COM_GPU_MEM_IDX", "-1"}}) == because(kind::bad_value, "ALIYUN_COM_GPU_MEM_IDX"));
+    CHECK(wrong_environment({{"ALIYUN_COM_GPU_VISIBLE_DEVICES", "GPU-8932f937"}}) ==
+          because(kind::bad_value, "ALIYUN_COM_GPU_VISIBLE_DEVICES"));
+    CHECK(wrong_environment({{"ALIYUN_COM_GPU_MEM_IDX", "1"}, {"ALIYUN_COM_GPU_VISIBLE_DEVICES", "0"}}) ==
+          because(kind::contradiction, "ALIYUN_COM_GPU_VISIBLE_DEVICES"));
+    CHECK(wrong_environment({{"ALIYUN_COM_GPU_MEM_UNIT", "TB"}}) ==
+          because(kind::bad_value, "ALIYUN_COM_GPU_MEM_UNIT"));
+    CHECK(wrong_environment({{"ALIYUN_COM_GPU_HIGH_PRIO", "2"}}) ==
+          because(kind::bad_value, "ALIYUN_COM_GPU_HIGH_PRIO"));
+    CHECK(wrong_environment({{"ALIYUN_COM_GPU_MEMORY", "1"}}) == because(kind::unknown_key, "ALIYUN_COM_GPU_MEMORY"));
+    CHECK(wrong_environment({{"CGPU_DISABLED", "1"}}) == because(kind::unknown_key, "CGPU_DISABLED"));
+    CHECK(wrong_environment({{"CGPU_DISABLE", ""}}) == because(kind::bad_value, "CGPU_DISABLE"));
+    CHECK(wrong_environment({{"CGPU_DISABLE", "0"}, {"CGPU_DISABLE", "0"}}) ==
+          because(kind::duplicate, "CGPU_DISABLE"));
+    CHECK(wrong_environment({{"ALIYUN_COM_GPU_MEM_CONTAINER", "18446744073709551615"}}) ==
+          because(kind::overflow, "ALIYUN_COM_GPU_MEM_CONTAINER"));
+}
+
+TEST_CASE("variables of HAMi become a specification", "[interop][specification]") {
+    CHECK(read_environment(pairs{{"CUDA_DEVICE_MEMORY_LIMIT", "1g"}}).memory == 1_GiB);
+    CHECK(read_environment(pairs{{"CUDA_DEVICE_MEMORY_LIMIT", "1024m"}}).memory == 1_GiB);
+    CHECK(read_environment(pairs{{"CUDA_DEVICE_MEMORY_LIMIT", "1048576K"}}).memory == 1_GiB);
+    CHECK(read_environment(pairs{{"CUDA_DEVICE_MEMORY_LIMIT", "1073741824"}}).memory == 1_GiB);
+    CHECK(read_environment(pairs{{"CUDA_DEVICE_MEMORY_LIMIT", "0"}}).memory == 0_B);
+    CHECK(read_environment(pairs{{"CUDA_DEVICE_MEMORY_LIMIT", "2g"}}, {.devices = 3}).memory == 6_GiB);
+    const auto spec = read_environment(pairs{{"CUDA_DEVICE_MEMORY_LIMIT_1", "3000m"},
+                                             {"CUDA_DEVICE_SM_LIMIT", "40"},
+                                             {"CUDA_DEVICE_MEMORY_LIMIT_0", "3000m"},
+                                             {"CUDA_DEVICE_MEMORY_SHARED_CACHE", "/tmp/x"},
+                                             {"CUDA_DEVICE_ORDER", "PCI_BUS_ID"}});
+    CHECK(spec.memory == 6000_MiB);
+    CHECK(spec.devices == 2);
+    CHECK(spec.on.empty());
+    CHECK(spec.compute == 40_pct);
+    CHECK(read_environment(pairs{{"CUDA_DEVICE_SM_LIMIT_0", "40"}, {"CUDA_DEVICE_SM_LIMIT_1", "40"}}).compute ==
+          40_pct);
+    CHECK(read_environment(pairs{{"CUDA_DEVICE_SM_LIMIT", "0"}}).compute == gpushare::share{});
+
+    CHECK(wrong_environment({{"CUDA_DEVICE_MEMORY_LIMIT_0", "4g"}, {"CUDA_DEVICE_MEMORY_LIMIT_1", "2g"}}) ==
+          because(kind::contradiction, "CUDA_DEVICE_MEMORY_LIMIT_1"));
+    CHECK(wrong_environment({{"CUDA_DEVICE_MEMORY_LIMIT_0", "4g"}, {"CUDA_DEVICE_MEMORY_LIMIT_2", "4g"}}) ==
+          because(kind::contradiction, "CUDA_DEVICE_MEMORY_LIMIT_2"));
+    CHECK(wrong_environment({{"CUDA_DEVICE_SM_LIMIT_0", "40"}, {"CUDA_DEVICE_SM_LIMIT_1", "60"}}) ==
+          because(kind::contradiction, "CUDA_DEVICE_SM_LIMIT_1"));
+    // No limit on one device is another limit than that of the other.
+    CHECK(wrong_environment({{"CUDA_DEVICE_MEMORY_LIMIT_0", "4g"}, {"CUDA_DEVICE_MEMORY_LIMIT_1", "0"}}) ==
+          because(kind::contradiction, "CUDA_DEVICE_MEMORY_LIMIT_1"));
+    CHECK(wrong_environment({{"CUDA_DEVICE_SM_LIMIT_0", "0"}, {"CUDA_DEVICE_SM_LIMIT_1", "60"}}) ==
+          because(kind::contradiction, "CUDA_DEVICE_SM_LIMIT_0"));
+    CHECK(read_environment(pairs{{"CUDA_DEVICE_MEMORY_LIMIT_0", "0"}, {"CUDA_DEVICE_MEMORY_LIMIT_1", "0"}}).devices ==
+          2);
+    for (const auto* bad : {"4gb", "g", "", "4.5g", "-4g", "0x10", "4 g", "4t"})
+        CHECK(wrong_environment({{"CUDA_DEVICE_MEMORY_LIMIT", bad}}) ==
+              because(kind::bad_value, "CUDA_DEVICE_MEMORY_LIMIT"));
+    CHECK(wrong_environment({{"CUDA_DEVICE_MEMORY_LIMIT", "17179869184g"}}) ==
+          because(kind::overflow, "CUDA_DEVICE_MEMORY_LIMIT"));
+    CHECK(wrong_environment({{"CUDA_DEVICE_SM_LIMIT", "101"}}) == because(kind::bad_value, "CUDA_DEVICE_SM_LIMIT"));
+    for (const auto* bad : {"_", "_x", "0", "_01", "_1024", "_-1", "_0_0", "S"})
+        CHECK(wrong_environment({{std::string("CUDA_DEVICE_MEMORY_LIMIT") + bad, "1g"}}) ==
+              because(kind::unknown_key, std::string("CUDA_DEVICE_MEMORY_LIMIT") + bad));
+    // cGPU's and HAMi's, if they agree.
+    CHECK_FALSE(wrong_environment({{"CUDA_DEVICE_MEMORY_LIMIT", "4g"}, {"ALIYUN_COM_GPU_MEM_CONTAINER", "4"}}));
+    CHECK(wrong_environment({{"CUDA_DEVICE_MEMORY_LIMIT", "4g"}, {"ALIYUN_COM_GPU_MEM_CONTAINER", "3"}}) ==
+          because(kind::contradiction, "ALIYUN_COM_GPU_MEM_CONTAINER"));
+}
+
+TEST_CASE("the array of a process's environment is read as it is", "[interop][specification]") {
+    const std::array<const char*, 5> process{"PATH=/bin", "CUDA_DEVICE_MEMORY_LIMIT=2g", "odd", "=C:=x", nullptr};
+    CHECK(read_environment(process.data()).memory == 2_GiB);
+    const std::array<const char*, 1> empty{nullptr};
+    CHECK(read_environment(empty.data(), {.name = "x"}).name == "x");
+    CHECK(read_environment(nullptr).memory == 0_B);
+    const std::array<const char*, 3> twice{"CUDA_DEVICE_SM_LIMIT=1", "CUDA_DEVICE_SM_LIMIT=2", nullptr};
+    CHECK_THROWS_AS(read_environment(twice.data()), specification_error);
+}
+
+TEST_CASE("a specification that was read can be admitted", "[interop][specification]") {
+    gpushare::host::node n({.devices = 2, .memory = 64_MiB, .sms = 1});
+    gpushare::tenancy shared(n);
+    auto chat = shared.admit(parse_specification("name=chat memory=32MiB devices=2 compute=30% priority=1 unit=1MiB"));
+    CHECK(chat.memory(1).capacity() == 16_MiB);
+    CHECK(shared.unpromised({0}) == 70_pct);
+}
