@@ -11,6 +11,7 @@
 #include <chrono>
 #include <cstddef>
 #include <cstdint>
+#include <functional>
 #include <memory>
 #include <mutex>
 #include <stop_token>
@@ -24,7 +25,9 @@
 #include <gpushare/config.hpp>
 #include <gpushare/error.hpp>
 #include <gpushare/memory/quota.hpp>
+#include <gpushare/memory/quota_change.hpp>
 #include <gpushare/partition/equal_split.hpp>
+#include <gpushare/partition/reservation.hpp>
 #include <gpushare/tenant/specification.hpp>
 #include <gpushare/tenant/tenant.hpp>
 #include <gpushare/units.hpp>
@@ -36,6 +39,8 @@ struct tenancy_options {
     ns close_timeout = std::chrono::seconds(10);  // how long a tenant's destructor waits for its work
     event_sink events{};
 };
+
+class topology;
 
 /// Thread-safe; neither copied nor moved. The node must outlive it, and it must outlive its tenants.
 template <node Node>
@@ -51,6 +56,17 @@ public:
             shared_.devices.emplace_back(memory.capacity() - memory.taken_by_others(), options.limiter,
                                          shared.get_clock());
         }
+    }
+    /// Tenants get the best connected devices of those with room: `links` are those of the node's devices, and
+    /// <gpushare/partition/connected_split.hpp> must be included. Throws operation_error (invalid_specification) if they
+    /// are those of another number of devices.
+    template <std::same_as<topology> Topology>
+    tenancy(Node& shared, Topology links, tenancy_options options = {}) : tenancy(shared, std::move(options)) {
+        if (links.size() != shared.num_devices())
+            raise({errc::invalid_specification, links.size(), 0, shared.num_devices()}, {}, "links of a node");
+        connected_split_ = [links = std::move(links)](const tenant_spec& spec, const std::vector<device_room>& rooms) {
+            return connected_split(spec.memory, spec.devices, rooms, links, spec.unit);
+        };
     }
     tenancy(const tenancy&) = delete;
     tenancy& operator=(const tenancy&) = delete;
@@ -70,7 +86,7 @@ public:
             return admit_named(std::move(spec));
         } catch (const operation_error& e) {
             if (!e.tenant().empty()) throw;
-            refuse(e.code(), name, e.what());  // of a split or a quota, which know no tenants
+            refuse(e.figures(), name, e.what());  // of a split, which knows no tenants
         }
     }
 
@@ -88,7 +104,7 @@ public:
     [[nodiscard]] std::vector<device_room> rooms() const {
         std::vector<device_room> all;
         for (std::uint32_t i = 0; i < shared_.devices.size(); ++i)
-            all.push_back({.device = {i}, .node = 0, .free = shared_.devices[i].memory.free()});
+            all.push_back({{i}, 0, shared_.devices[i].memory.free(), shared_.devices[i].capacity});
         return all;
     }
 
@@ -104,10 +120,13 @@ private:
         if (d.index >= shared_.devices.size()) raise({errc::no_device, d.index, 0, shared_.devices.size()});
     }
 
-    [[noreturn]] static void refuse(errc code, std::string_view name, std::string_view why) {
+    [[noreturn]] static void refuse(const failure& f, std::string_view name, std::string_view why) {
         detail::message m;
         m.add("tenant '", name.substr(0, detail::longest_name), "': ", why);
-        throw operation_error(code, name, m.c_str());
+        throw operation_error(f, name, m);
+    }
+    [[noreturn]] static void refuse(errc code, std::string_view name, std::string_view why) {
+        refuse(failure{code}, name, why);
     }
 
     tenant admit_named(tenant_spec spec) {
@@ -116,30 +135,65 @@ private:
         const std::lock_guard lock(shared_.mutex);
         if (std::ranges::find(shared_.names, spec.name) != shared_.names.end())
             refuse(errc::duplicate_name, spec.name, "the name is taken");
-        const auto rooms = rooms_for(spec);
-        const auto chosen = spec.on.empty() ? equal_split(spec.memory, spec.devices, rooms, spec.unit)
-                                            : equal_split_over(spec.memory, rooms, spec.unit);
-        if (const bytes step = spec.unit * chosen.devices.size(); spec.burst % step != bytes{})
-            refuse(errc::not_whole, spec.name, "burst does not divide into whole units over the devices");
-        spec.devices = static_cast<std::uint32_t>(chosen.devices.size());
-        spec.on = chosen.devices;
-        state->open(*node_, std::move(spec), ++last_tag_);
+        auto taken = reserve(spec);
+        state->open(*node_, std::move(spec), ++last_tag_, taken);
         return tenant(std::move(state));
     }
 
+    // Chooses the devices and takes their memory, all at once: bursts of other tenants, which come and go under no mutex
+    // of ours, wait in between. So the choice is one that fits, and a refusal is right for one instant of all devices.
+    reservation<quota_draw> reserve(tenant_spec& spec) {
+        std::vector<quota_draw> draws;
+        std::vector<bool> lost;
+        for (std::uint32_t i = 0; i < shared_.devices.size(); ++i) {
+            draws.emplace_back(shared_.devices[i].memory);
+            lost.push_back(is_lost({i}));
+        }
+        prepared_together held(draws);
+        const auto rooms = rooms_for(spec, draws, lost);
+        const auto chosen = !spec.on.empty()   ? equal_split_over(spec.memory, rooms, spec.unit)
+                            : connected_split_ ? connected_split_(spec, rooms)
+                                               : equal_split(spec.memory, spec.devices, rooms, spec.unit);
+        if (const bytes step = spec.unit * chosen.devices.size(); spec.burst % step != bytes{})
+            refuse(errc::not_whole, spec.name, "burst does not divide into whole units over the devices");
+        const bytes most = chosen.per_device + spec.burst / chosen.devices.size();
+        if (most > quota::max_limit())
+            raise({errc::invalid_specification, most.count(), 0, quota::max_limit().count()}, spec.name, "burst");
+        spec.devices = static_cast<std::uint32_t>(chosen.devices.size());
+        spec.on = chosen.devices;
+        for (const auto d : chosen.devices) draws[d.index].take(chosen.per_device);
+        held.commit();
+        return reservation(std::move(draws));
+    }
+
+    // Where the node can tell.
+    [[nodiscard]] bool is_lost(device_id d) const {
+        if constexpr (requires { static_cast<bool>(std::as_const(*node_).lost(d)); })
+            return std::as_const(*node_).lost(d);
+        else
+            return false;
+    }
+
     // The devices that the tenant may go to: those it named, or those with enough device time left.
-    std::vector<device_room> rooms_for(const tenant_spec& spec) const {
+    std::vector<device_room> rooms_for(const tenant_spec& spec, const std::vector<quota_draw>& draws,
+                                       const std::vector<bool>& lost) const {
         const auto asked = spec.compute.permille();
-        const auto all = rooms();
+        const auto room = [&](std::uint32_t i) {
+            return device_room{{i}, 0, draws[i].left(), shared_.devices[i].capacity};
+        };
         std::vector<device_room> fit;
         if (spec.on.empty()) {
+            std::vector<device_room> all;
+            for (std::uint32_t i = 0; i < draws.size(); ++i)
+                if (!lost[i]) all.push_back(room(i));
             for (const auto& r : all)
                 if (shared_.devices[r.device.index].promised + asked <= 1000) fit.push_back(r);
             if (fit.size() < spec.devices && all.size() >= spec.devices) refuse_share(spec, all);
         } else {
             for (const auto d : spec.on) {
-                if (d.index >= all.size()) refuse(errc::no_device, spec.name, "no such device");
-                fit.push_back(all[d.index]);
+                if (d.index >= draws.size()) refuse(errc::no_device, spec.name, "no such device");
+                if (lost[d.index]) refuse(errc::device_lost, spec.name, "a device that it names is lost");
+                fit.push_back(room(d.index));
             }
             if (spec.on.size() != spec.devices && spec.devices != 1)
                 refuse(errc::invalid_specification, spec.name, "names another number of devices than it asks for");
@@ -179,6 +233,7 @@ private:
 
     Node* node_;
     detail::shared_node<Node> shared_;
+    std::function<partition(const tenant_spec&, const std::vector<device_room>&)> connected_split_;
     std::uint32_t last_tag_ = 0;  // under the mutex
 };
 

@@ -22,6 +22,8 @@
 #include <gpushare/config.hpp>
 #include <gpushare/error.hpp>
 #include <gpushare/memory/quota.hpp>
+#include <gpushare/memory/quota_change.hpp>
+#include <gpushare/partition/reservation.hpp>
 #include <gpushare/tenant/specification.hpp>
 #include <gpushare/tenant/tenant_memory.hpp>
 #include <gpushare/units.hpp>
@@ -38,8 +40,9 @@ struct shared_node {
     using limiter = compute_limiter<typename Node::stream, clock_type>;
 
     struct device {
-        device(bytes capacity, const limiter_options& options, clock_type time)
-            : memory(capacity), compute(options, std::move(time)) {}
+        device(bytes all, const limiter_options& options, clock_type time)
+            : capacity(all), memory(all), compute(options, std::move(time)) {}
+        const bytes capacity;
         quota memory;
         limiter compute;
         std::uint32_t promised = 0;  // permille of device time; under the mutex
@@ -60,11 +63,11 @@ template <node Node>
 struct tenant_part {
     using shared = shared_node<Node>;
 
-    tenant_part(Node& whole, shared& all, const tenant_spec& spec, device_id d, bytes guaranteed, bytes burst,
-                std::uint32_t tag)
+    // Without any memory: that comes when all parts are there.
+    tenant_part(Node& whole, shared& all, const tenant_spec& spec, device_id d, std::uint32_t tag)
         : device(d),
           on(all.devices[d.index]),
-          memory(on.memory, whole.memory(d), spec.name, d, guaranteed, burst, all.events),
+          memory(on.memory, whole.memory(d), spec.name, d, bytes{}, bytes{}, all.events),
           stream(whole.make_stream(d, spec.level, tag)),
           client(on.compute.add({.weight = spec.compute, .level = spec.level})) {}
     tenant_part(const tenant_part&) = delete;
@@ -94,15 +97,17 @@ public:
             for (auto& p : parts_) p.memory.take_back(late);
     }
 
-    // Under the mutex of `all`. When it throws, nothing is promised, and what was taken returns with the state: its
-    // destructor must not run under the mutex, for a limiter that a client leaves may let in somebody's work.
-    void open(Node& whole, tenant_spec spec, std::uint32_t tag) {
+    // Under the mutex of `all`, with the memory `taken` for it on its devices. When it throws, nothing is
+    // promised, and the parts go with the state: its destructor must not run under the mutex, for a limiter that a client
+    // leaves may let in somebody's work.
+    void open(Node& whole, tenant_spec spec, std::uint32_t tag, reservation<quota_draw>& taken) {
         spec_ = std::move(spec);
         tag_ = tag;
-        for (const auto d : spec_.on)
-            parts_.emplace_back(whole, *all_, spec_, d, spec_.memory / spec_.devices, spec_.burst / spec_.devices, tag);
+        for (const auto d : spec_.on) parts_.emplace_back(whole, *all_, spec_, d, tag);
         all_->names.push_back(spec_.name);
         promise(spec_.compute);
+        for (auto& p : parts_) (void)p.memory.limit().adopt(spec_.memory / spec_.devices, spec_.burst / spec_.devices);
+        taken.dismiss();
     }
 
     [[nodiscard]] const std::string& name() const noexcept { return spec_.name; }  // never changes
@@ -219,22 +224,9 @@ private:
 
     // Figures are those of one device.
     failure resize_parts(bytes memory, bytes burst) {
-        const auto no_room = [&](tenant_part<Node>& p) {
-            return failure{errc::no_room, memory.count(), p.memory.limit().guarantee_room().count(),
-                           p.on.memory.usage().limit().count()};
-        };
-        // Asked before any is resized: what one part got until another refuses, others' bursts would miss.
-        for (auto& p : parts_)
-            if (memory > p.memory.limit().guarantee_room()) return no_room(p);
-        for (std::size_t i = 0; i < parts_.size(); ++i) {
-            const errc code = parts_[i].memory.limit().resize(memory, burst);
-            if (code == errc::none) continue;
-            const auto why = code == errc::no_room ? no_room(parts_[i]) : failure{code};
-            while (i-- > 0)  // going back to what was granted needs nothing from anybody
-                (void)parts_[i].memory.limit().resize(spec_.memory / spec_.devices, spec_.burst / spec_.devices);
-            return why;
-        }
-        return {};
+        std::vector<quota_resize> changes;
+        for (auto& p : parts_) changes.emplace_back(p.memory.limit(), memory, burst);
+        return try_commit_together(changes);
     }
 
     [[nodiscard]] client_settings settings() const {
