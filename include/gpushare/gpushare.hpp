@@ -1,6 +1,8 @@
 // SPDX-License-Identifier: Apache-2.0
-// Everything that needs nothing but a C++20 compiler. Each header below also works alone; this one adds nothing of
-// its own. Backends are chosen by including them: <gpushare/backend/host/host.hpp>.
+// What a program needs that shares the devices of its node among tenants, with nothing but a C++20 compiler. Each header
+// below also works alone; this one adds nothing of its own. Chosen by including them: backends, such as
+// <gpushare/backend/host/host.hpp>; pools and arenas (memory/); placement on many nodes, topologies, data partitions
+// (partition/); reports (observe/); interop/.
 //
 //   #include <gpushare/gpushare.hpp>
 #pragma once
@@ -19,9 +21,11 @@
 #include <gpushare/memory/block_table.hpp>
 #include <gpushare/memory/deferred_frees.hpp>
 #include <gpushare/memory/quota.hpp>
+#include <gpushare/memory/quota_change.hpp>
 #include <gpushare/memory/quota_resource.hpp>
-#include <gpushare/observe/table.hpp>
+#include <gpushare/partition/amount.hpp>
 #include <gpushare/partition/equal_split.hpp>
+#include <gpushare/partition/reservation.hpp>
 #include <gpushare/tenant/specification.hpp>
 #include <gpushare/tenant/tenancy.hpp>
 #include <gpushare/tenant/tenant.hpp>

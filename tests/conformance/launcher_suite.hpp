@@ -1,7 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
 // What every launcher does. Beside what the timeline suite needs, a backend has `auto& memory()`, and
 //   void read(stream&, void* host, const void* device, std::size_t)     enqueued; done when a later point is
-// Kernels are functors that a device compiler can take as well.
 #pragma once
 
 #include <algorithm>
@@ -11,36 +10,10 @@
 #include <vector>
 
 #include <gpushare/concepts.hpp>
+#include "conformance/kernels.hpp"
 #include "support/catch.hpp"
 
 namespace conformance {
-
-namespace kernels {
-
-/// slots[block] = slots[block] * 3 + add, by one thread of each block.
-struct step {
-    std::uint32_t* slots;
-    std::uint32_t add;
-    GPUSHARE_EXEC_CHECK_DISABLE
-    template <gpushare::kernel_context C>
-    GPUSHARE_HD void operator()(C& ctx) const {
-        ctx.sync();
-        if (ctx.thread_rank() == 0) slots[ctx.block_rank()] = slots[ctx.block_rank()] * 3 + add;
-    }
-};
-
-/// Every thread of every block counts itself once, and checks its ranks, in slots of its own.
-struct count_threads {
-    std::uint32_t* slots;
-    GPUSHARE_EXEC_CHECK_DISABLE
-    template <gpushare::kernel_context C>
-    GPUSHARE_HD void operator()(C& ctx) const {
-        if (ctx.thread_rank() < ctx.num_threads() && ctx.block_rank() < ctx.num_blocks())
-            slots[ctx.block_rank() * ctx.num_threads() + ctx.thread_rank()] += 1;
-    }
-};
-
-}  // namespace kernels
 
 template <class Backend>
 requires gpushare::launcher<typename Backend::stream>
@@ -78,7 +51,7 @@ void check_launcher() {
         CHECK(values() == expected);
     }
     SECTION("a cooperative launch runs, or is refused and does nothing") {
-        const std::uint32_t most = s.max_cooperative_blocks();
+        const std::uint32_t most = s.max_cooperative_blocks(kernels::step{device, 7}, 1);
         REQUIRE(most >= 1);
         auto expected = start;
         for (std::uint32_t b = 0; b < std::min(most, slots); ++b) expected[b] = expected[b] * 3 + 7;

@@ -91,6 +91,11 @@ public:
     /// Waits for the threads of the block, of which there is one.
     constexpr void sync() noexcept {}
 
+    /// `x` of all threads of the block, combined by `op`.
+    template <class T, class Op>
+    [[nodiscard]] constexpr T reduce(T x, Op) noexcept {
+        return x;
+    }
     /// The sum of `x` over the threads of the block.
     template <class T>
     [[nodiscard]] constexpr T reduce_add(T x) noexcept {

@@ -94,7 +94,11 @@ public:
         enqueue_kernel(g, kernel, true);
         return errc::none;
     }
-    [[nodiscard]] std::uint32_t max_cooperative_blocks() const noexcept { return engine_->options().sms; }
+    /// One block an SM, whatever the kernel.
+    template <kernel_for<kernel_context> K = gpushare::detail::empty_kernel>
+    [[nodiscard]] std::uint32_t max_cooperative_blocks(const K& = {}, std::uint32_t /*threads*/ = 1) const noexcept {
+        return engine_->options().sms;
+    }
 
     /// Enqueues opaque work that fills the device for `length`: a block on every SM, under both timings.
     void enqueue(ns length) {

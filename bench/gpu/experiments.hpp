@@ -1,0 +1,64 @@
+// SPDX-License-Identifier: Apache-2.0
+// The experiments that need a device, each a process of its own: `gpu_figures NAME`. They print `figure gpu.NAME VALUE
+// UNIT` lines; what is told apart by yes and no is a figure of 0 or 1 with the unit "seen", and what CUDA answers one
+// with the unit "cudaError".
+#pragma once
+
+#include <array>
+
+#include "harness.hpp"
+
+namespace bench {
+
+// launch.cpp
+void launch_cost(report& r);
+void event_cost(report& r);
+void graph_replay(report& r);
+// sharing.cpp
+void stream_priority(report& r);
+void share_accuracy(report& r);
+void ranks_on_one_device(report& r);
+// memory.cpp
+void malloc_granularity(report& r);
+void pool_rounding(report& r);
+void pool_reuse(report& r);
+void copy_bandwidth(report& r);
+// partitions.cpp
+void partition_sizes(report& r);
+void partition_isolation(report& r);
+// faults.cpp
+void fault_in_primary_context(report& r);
+void fault_in_partition(report& r);
+void fault_beside_other_context(report& r);
+void fault_and_reset(report& r);
+void fault_beside_other_process(report& r);
+void healthy_process(report& r);
+
+struct experiment {
+    const char* name;
+    int limit_s;  // it is ended after that
+    void (*run)(report&);
+};
+
+inline constexpr std::array experiments{
+    experiment{"launch_cost", 30, launch_cost},
+    experiment{"event_cost", 30, event_cost},
+    experiment{"graph_replay", 30, graph_replay},
+    experiment{"stream_priority", 30, stream_priority},
+    experiment{"share_accuracy", 40, share_accuracy},
+    experiment{"ranks_on_one_device", 30, ranks_on_one_device},
+    experiment{"malloc_granularity", 30, malloc_granularity},
+    experiment{"pool_rounding", 30, pool_rounding},
+    experiment{"pool_reuse", 30, pool_reuse},
+    experiment{"copy_bandwidth", 30, copy_bandwidth},
+    experiment{"partition_sizes", 30, partition_sizes},
+    experiment{"partition_isolation", 30, partition_isolation},
+    experiment{"fault_in_primary_context", 20, fault_in_primary_context},
+    experiment{"fault_in_partition", 20, fault_in_partition},
+    experiment{"fault_beside_other_context", 20, fault_beside_other_context},
+    experiment{"fault_and_reset", 20, fault_and_reset},
+    experiment{"fault_beside_other_process", 20, fault_beside_other_process},
+    experiment{"healthy_process", 20, healthy_process},
+};
+
+}  // namespace bench

@@ -1,0 +1,45 @@
+#!/usr/bin/env bash
+# SPDX-License-Identifier: Apache-2.0
+# Makes a folder with all that a machine with a GPU needs to do what `./dev gpu` does: two programs and run.sh. There it
+# takes a driver, bash and Debian 12's C library or a newer one; no toolkit, no compiler, no network.
+#
+#   pack.sh PROGRAMS PACK
+set -euo pipefail
+programs=$1 pack=$2
+here=$(cd "$(dirname "${BASH_SOURCE[0]}")" && pwd)
+newest_glibc=2.36  # Debian 12's
+most_mib=60
+
+mkdir -p "$pack"
+for program in test_gpu gpu_figures; do
+    strip -o "$pack/$program" "$programs/$program"
+    libraries=$(objdump -p "$pack/$program" | sed -n 's/^ *NEEDED *//p')
+    if others=$(grep -Ev '^(libc|libm|ld-linux-x86-64)\.so\.[0-9]+$' <<<"$libraries"); then
+        echo "pack: $program needs libraries besides the C library: ${others//$'\n'/ }" >&2
+        exit 1
+    fi
+    newest=$(objdump -T "$pack/$program" | grep -o 'GLIBC_[0-9.]*' | sed 's/GLIBC_//' | sort -V | tail -n 1)
+    if [[ $(printf '%s\n' "$newest" "$newest_glibc" | sort -V | tail -n 1) != "$newest_glibc" ]]; then
+        echo "pack: $program needs glibc $newest, newer than $newest_glibc" >&2
+        exit 1
+    fi
+    echo "$program: $(du -k "$pack/$program" | cut -f 1) KiB, needs glibc $newest"
+done
+cp "$here/run.sh" "$pack/"
+
+# Shows no device even where there is one: each program has to say so.
+for program in test_gpu gpu_figures; do
+    code=0
+    said=$(CUDA_VISIBLE_DEVICES='' "$pack/$program" --device 2>&1) || code=$?
+    if ((code != 3)); then
+        printf 'pack: without a device %s ends with code %s instead of 3:\n%s\n' "$program" "$code" "$said" >&2
+        exit 1
+    fi
+done
+
+size=$(du -sk "$pack" | cut -f 1)
+if ((size > most_mib * 1024)); then
+    echo "pack: $size KiB, more than $most_mib MiB" >&2
+    exit 1
+fi
+echo "pack: $pack, $size KiB"

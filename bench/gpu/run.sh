@@ -1,0 +1,124 @@
+#!/usr/bin/env bash
+# SPDX-License-Identifier: Apache-2.0
+# Everything that needs a device, in under ten minutes: the conformance suites, the figures, compute-sanitizer's tools.
+# Each step is a process of its own with a time limit, so that one that crashes or hangs costs nothing but itself.
+#
+#   run.sh [--programs DIR] [OUTPUT]
+#
+# PROGRAMS: where test_gpu and gpu_figures are, by default beside this file. Writes gpu.txt, all that was printed, and
+# gpu.json to OUTPUT, by default the current directory, and to the folder that the variable OUT names, if it does.
+# GPU_RUN_LIMIT is how many seconds it may take, 570 if unset; what there is no time for is left out.
+# Exit code 0: all passed or can't be done by this device; 1: something failed or ran out of time; 3: no device.
+set -uo pipefail
+
+programs=$(cd "$(dirname "${BASH_SOURCE[0]}")" && pwd)
+if [[ ${1-} == --programs ]]; then
+    programs=$(cd "$2" && pwd) || exit 2
+    shift 2
+fi
+output=${1-.}
+whole_limit=${GPU_RUN_LIMIT:-570}  # seconds, all in all
+results=()  # NAME|STATUS|SECONDS, in order
+scratch=$(mktemp -d)
+trap 'rm -rf "$scratch"' EXIT
+
+# step NAME LIMIT COMMAND...: sets `status`
+step() {
+    local name=$1 limit=$2 begin=$SECONDS left=$((whole_limit - SECONDS)) code
+    shift 2
+    echo "== $name"
+    if ((left < 5)); then
+        status='left out: no time'
+    else
+        timeout -k 5 $((limit < left ? limit : left)) "$@" </dev/null 2>&1
+        code=$?
+        case $code in
+            0) status=passed ;;
+            4) status='not supported' ;;
+            124 | 137) status='out of time' ;;
+            *) status="failed with exit code $code" ;;
+        esac
+    fi
+    results+=("$name|$status|$((SECONDS - begin))")
+    echo "== $name: $status, $((SECONDS - begin)) s"
+}
+
+# The sanitizers take the suites several times over; what the library refuses on purpose isn't an error to them.
+sanitize() {
+    local sanitizer tool
+    sanitizer=$(command -v compute-sanitizer || ls /usr/local/cuda/bin/compute-sanitizer 2>/dev/null) || {
+        echo "== without compute-sanitizer: it isn't installed here"
+        results+=("compute-sanitizer|left out: not installed|0")
+        return
+    }
+    for tool in memcheck racecheck initcheck synccheck; do
+        step "$tool" 90 "$sanitizer" --tool "$tool" --report-api-errors no --error-exitcode 9 "$programs/test_gpu"
+    done
+}
+
+run_all() {
+    local experiments experiment name limit code json=$scratch/figures
+    mkdir "$json"
+    echo "# $(date -u '+%Y-%m-%d %H:%M:%S') UTC"
+    device=$("$programs/gpu_figures" --device 2>&1) || {
+        code=$?
+        echo "$device"
+        ((code == 3)) && echo "gpu: there is no device to run on"
+        return $((code == 3 ? 3 : 1))
+    }
+    driver=$(nvidia-smi --query-gpu=driver_version --format=csv,noheader 2>/dev/null | head -n 1)
+    echo "$device"
+    echo "# driver ${driver:-of unknown version}"
+
+    step conformance 150 "$programs/test_gpu"
+    mapfile -t experiments < <("$programs/gpu_figures" --list)
+    for experiment in "${experiments[@]}"; do
+        read -r name limit <<<"$experiment"
+        step "$name" "$limit" "$programs/gpu_figures" "$name" "$json/$name"
+    done
+    sanitize
+    summary
+    write_json >"$scratch/gpu.json"
+    ((failed == 0))
+}
+
+summary() {
+    local entry name status seconds passed=0 without=0
+    failed=0
+    echo "== summary"
+    for entry in "${results[@]}"; do
+        IFS='|' read -r name status seconds <<<"$entry"
+        printf '%-28s %-26s %4s s\n' "$name" "$status" "$seconds"
+        case $status in
+            passed) passed=$((passed + 1)) ;;
+            'not supported' | 'left out: not installed') without=$((without + 1)) ;;
+            *) failed=$((failed + 1)) ;;
+        esac
+    done
+    echo "gpu: $passed passed, $failed failed or unfinished, $without can't be done here; $SECONDS s on ${device#\# }"
+}
+
+quoted() { printf '"%s"' "$(tr -d '\000-\037' <<<"$1" | sed 's/[\\"]/\\&/g')"; }
+
+write_json() {
+    local entry name status seconds separator=$'\n'
+    printf '{"date": %s,\n "device": %s,\n "driver": %s,\n "steps": {' "$(quoted "$(date -u +%FT%TZ)")" \
+        "$(quoted "${device#\# }")" "$(quoted "${driver:-unknown}")"
+    for entry in "${results[@]}"; do
+        IFS='|' read -r name status seconds <<<"$entry"
+        printf '%s  %s: {"status": %s, "seconds": %s' "$separator" "$(quoted "$name")" "$(quoted "$status")" "$seconds"
+        separator=$',\n'
+        [[ -s $scratch/figures/$name ]] && printf ', "result": %s' "$(<"$scratch/figures/$name")"
+        printf '}'
+    done
+    printf '\n }}\n'
+}
+
+mkdir -p "$output" || exit 2
+run_all | tee "$scratch/gpu.txt"
+code=${PIPESTATUS[0]}
+for folder in "$output" ${OUT:+"$OUT"}; do
+    mkdir -p "$folder" && cp "$scratch/gpu.txt" "$folder/"
+    [[ ! -e $scratch/gpu.json ]] || cp "$scratch/gpu.json" "$folder/"
+done
+exit "$code"

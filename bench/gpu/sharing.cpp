@@ -1,0 +1,221 @@
+// SPDX-License-Identifier: Apache-2.0
+// How a device is shared: by stream priorities, by a limiter, by ranks that wait for each other.
+#include <algorithm>
+#include <array>
+#include <chrono>
+#include <cmath>
+#include <cstddef>
+#include <cstdint>
+#include <cstdio>
+#include <deque>
+#include <stdexcept>
+#include <string>
+#include <thread>
+#include <utility>
+#include <vector>
+
+#include <gpushare/error.hpp>
+
+#include "experiments.hpp"
+#include "rig.hpp"
+
+namespace bench {
+
+namespace {
+
+using namespace gpushare::literals;
+using namespace std::chrono_literals;
+using gpushare::never;
+
+}  // namespace
+
+void stream_priority(report& r) {
+    constexpr std::size_t repeats = 41;
+    rig device;
+    auto low = device.stream(0), same = device.stream(0), high = device.stream(5);
+    std::printf("# native priorities: low %d, high %d\n", low.native_priority(), high.native_priority());
+
+    const auto latency = [&](cu::stream& s) {
+        return us_of([&] {
+            launch_spin(s, {.blocks = device.properties().sms, .threads = 256}, 10us);
+            spin_until(s.record());
+        });
+    };
+    // A kernel of 40 waves of blocks, 50 us each, that leaves no room on any SM.
+    const std::uint32_t wave = max_resident_spins(low, wide_block);
+    const auto beside_a_full_device = [&](cu::stream& s, std::size_t i) {
+        launch_spin(low, {.blocks = 40 * wave, .threads = wide_block}, 50us);
+        // Somewhere within the first half of it.
+        std::this_thread::sleep_for(std::chrono::microseconds(100 + 37 * (i % 20)));
+        const double us = latency(s);
+        low.record().wait(never);
+        return us;
+    };
+    r.figure("gpu.short_kernel_alone_us", repeated(repeats, [&] { return latency(high); }), "us");
+    std::size_t i = 0;
+    r.figure("gpu.short_kernel_same_priority_us", repeated(repeats, [&] { return beside_a_full_device(same, ++i); }),
+             "us");
+    r.figure("gpu.short_kernel_high_priority_us", repeated(repeats, [&] { return beside_a_full_device(high, ++i); }),
+             "us");
+}
+
+namespace {
+
+/// A client of the limiter and all that its kernels recorded.
+struct client_run {
+    client_run(rig& device, limiter& shared, gpushare::share weight, gpushare::ns kernel, std::uint32_t blocks_each,
+               std::size_t most_kernels)
+        : stream(device.stream()),
+          gate(&shared),
+          id(shared.add({.weight = weight})),
+          length(kernel),
+          blocks(blocks_each),
+          most(most_kernels),
+          records(device, blocks * most) {}
+
+    /// Keeps a backlog until `end`.
+    void drive(gpushare::instant end) {
+        std::deque<limiter::ticket> open;
+        while (launched < most && gpushare::host::steady_clock::now() < end) {
+            block_record* const to = records.data() + launched++ * blocks;
+            auto ticket = gate->submit(id, stream, [this, to](cu::stream& s) {
+                launch_spin(s, {.blocks = blocks, .threads = wide_block}, length, to);
+            });
+            open.push_back(std::move(*ticket));
+            if (open.size() < 8) continue;
+            open.front().wait();
+            open.pop_front();
+        }
+        for (const auto& t : open) t.wait();
+    }
+
+    cu::stream stream;
+    limiter* gate;
+    gpushare::client_id id;
+    gpushare::ns length;
+    std::uint32_t blocks;
+    std::size_t most, launched = 0;
+    device_array<block_record> records;
+};
+
+}  // namespace
+
+void share_accuracy(report& r) {
+    constexpr double share_of_first = 0.3;
+    constexpr auto duration = 8s;
+    rig device;
+    limiter shared;
+    const std::uint32_t wave = max_resident_spins(device.stream(), wide_block);
+    // Kernels of different lengths: by launches, the shares would be others.
+    client_run first(device, shared, 30_pct, 300us, wave, 20'000), second(device, shared, 70_pct, 1ms, wave, 10'000);
+    const auto end = gpushare::host::steady_clock::now() + duration;
+    {
+        std::jthread other([&] { second.drive(end); });
+        first.drive(end);
+    }
+
+    // The truth: how long blocks held their places on SMs, by the device's clock.
+    struct held {
+        std::uint64_t begin, end;
+        bool by_first;
+    };
+    std::vector<held> all;
+    std::array<double, 2> used{}, errors{};  // used: us of the whole device
+    for (client_run* c : {&first, &second}) {
+        double sum = 0;
+        for (const auto& b : c->records.read(c->stream, c->launched * c->blocks)) {
+            all.push_back({b.begin, b.end, c == &first});
+            sum += static_cast<double>(b.end - b.begin);
+        }
+        sum /= wave * 1e3;
+        used[c == &second] = sum;
+        const double charged = to_us(shared.usage(c->id).device_time);
+        errors[c == &second] = 100 * (charged - sum) / sum;
+        std::printf("# weight %s: %zu kernels, charged %.3f ms, held the device for %.3f ms\n",
+                    c == &first ? "30%" : "70%", c->launched, charged / 1e3, sum / 1e3);
+    }
+    // From the second second on, when both have begun, to the last but one, when neither has ended.
+    const auto begin = std::ranges::min(all, {}, &held::begin).begin + 1'000'000'000;
+    std::vector<double> windows;
+    for (std::uint64_t w = 0; w + 2 < static_cast<std::uint64_t>(duration / 1s); ++w) {
+        const std::uint64_t from = begin + w * 1'000'000'000, to = from + 1'000'000'000;
+        double of_first = 0, of_both = 0;
+        for (const auto& b : all) {
+            if (b.end <= from || b.begin >= to) continue;
+            const auto inside = static_cast<double>(std::min(b.end, to) - std::max(b.begin, from));
+            of_both += inside;
+            if (b.by_first) of_first += inside;
+        }
+        windows.push_back(100 * std::abs(of_first / of_both - share_of_first));
+    }
+    r.figure("gpu.share_error_pp", windows, "pp");
+    r.figure("gpu.metering_error_short_kernels_pct", {errors[0]}, "%");
+    r.figure("gpu.metering_error_long_kernels_pct", {errors[1]}, "%");
+    const double of_whole = (used[0] + used[1]) / std::chrono::duration<double, std::micro>(duration).count();
+    r.figure("gpu.device_busy_pct", {100 * of_whole}, "%");
+}
+
+void ranks_on_one_device(report& r) {
+    constexpr std::size_t repeats = 11;
+    constexpr std::uint32_t rounds = 1000;
+    rig device;
+    auto s = device.stream();
+
+    struct room {
+        room(rig& on, std::uint32_t ranks)
+            : flags(on, ranks * meeting::flag_stride),
+              payload(on, 2 * ranks),
+              wrong(on, 1),
+              late(on, 1),
+              records(on, ranks) {}
+        [[nodiscard]] meeting of(std::uint32_t ranks) {
+            return {ranks, rounds, flags.data(), payload.data(), wrong.data(), late.data(), records.data()};
+        }
+        device_array<std::uint32_t> flags, payload, wrong, late;
+        device_array<block_record> records;
+    };
+
+    double wrong = 0, late = 0;
+    const auto barrier_us = [&](std::uint32_t ranks, auto launch) {
+        room here(device, ranks);
+        launch(here.of(ranks));
+        wrong += here.wrong.read(s)[0];
+        late += here.late.read(s)[0];
+        return span_of(here.records.read(s)).us() / rounds;
+    };
+    for (const std::uint32_t ranks : {2U, 8U, device.properties().sms})
+        r.figure("gpu.barrier_of_" + std::to_string(ranks) + "_ranks_us",
+                 repeated(repeats,
+                          [&] {
+                              return barrier_us(ranks, [&](const meeting& m) {
+                                  if (launch_meeting(s, m) != gpushare::errc::none)
+                                      throw std::runtime_error("ranks were refused");
+                              });
+                          }),
+                 "us");
+
+    // More than can be resident: an answer, and no launch that waits for ever.
+    const std::uint32_t too_many = max_resident_spins(s, 1) * 2;
+    room none(device, too_many);
+    const auto answer = launch_meeting(s, none.of(too_many));
+    std::printf("# %u ranks: %s\n", too_many, std::string(gpushare::to_string(answer)).c_str());
+    expect_none(r, "gpu.too_many_ranks_let_in", answer == gpushare::errc::too_many_blocks ? 0 : 1, "launches");
+
+    // As separate launches nothing promises that they run at once; on an idle device they should. Few
+    // repeats: where they don't, each takes seconds, and is no figure.
+    std::vector<cu::stream> streams;
+    for (int i = 0; i < 8; ++i) streams.push_back(device.stream());
+    const double late_before = late;
+    const auto beside = repeated(3, [&] {
+        return barrier_us(8, [&](const meeting& m) {
+            for (std::uint32_t rank = 0; rank < 8; ++rank) launch_rank(streams[rank], m, rank);
+            for (cu::stream& on : streams) s.wait(on.record());
+        });
+    });
+    if (late == late_before) r.figure("gpu.barrier_of_8_streams_us", beside, "us");
+    r.figure("gpu.ranks_of_streams_that_gave_up", {late - late_before}, "ranks");
+    expect_none(r, "gpu.ranks_of_a_launch_that_gave_up", late_before, "ranks");
+    expect_none(r, "gpu.words_missed_by_ranks", wrong, "words");
+}
+
+}  // namespace bench

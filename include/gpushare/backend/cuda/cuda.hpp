@@ -1,0 +1,19 @@
+// SPDX-License-Identifier: Apache-2.0
+// The CUDA backend for plain C++: a node, its memory and streams, graphs. Link with libcudart; libcuda is looked up when
+// a node is made. Chosen by including them: green contexts, memory pools, virtual memory, the topology, the overhead
+// account (<gpushare/backend/cuda/...>); and what launches kernels, which is <gpushare/gpushare.cuh> and needs nvcc.
+//
+//   #include <gpushare/backend/cuda/cuda.hpp>
+//   gpushare::cuda::node node;
+#pragma once
+
+#include <gpushare/backend/cuda/device.hpp>
+#include <gpushare/backend/cuda/driver.hpp>
+#include <gpushare/backend/cuda/error.hpp>
+#include <gpushare/backend/cuda/graph.hpp>
+#include <gpushare/backend/cuda/health.hpp>
+#include <gpushare/backend/cuda/memory.hpp>
+#include <gpushare/backend/cuda/node.hpp>
+#include <gpushare/backend/cuda/pinned.hpp>
+#include <gpushare/backend/cuda/point.hpp>
+#include <gpushare/backend/cuda/stream.hpp>

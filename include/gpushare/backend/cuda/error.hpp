@@ -1,0 +1,117 @@
+// SPDX-License-Identifier: Apache-2.0
+// What the CUDA runtime answers, in the library's terms.
+//
+//   cuda::check(cudaStreamQuery(s), "asking a stream");     // throws what the code calls for
+//
+// Driver entry points answer with the same numbers (a CUresult), so they share all of this.
+#pragma once
+
+#include <cuda.h>
+#include <cuda_runtime_api.h>
+
+#include <cstdint>
+#include <string_view>
+
+#include <gpushare/config.hpp>
+#include <gpushare/error.hpp>
+
+namespace gpushare::inline GPUSHARE_ABI::cuda {
+
+/// True for an error that stays: every later call on the device's context answers with it, whoever makes it, until
+/// the process is restarted or the device reset.
+[[nodiscard]] constexpr bool is_sticky(cudaError_t code) noexcept {
+    switch (code) {
+        case cudaErrorECCUncorrectable:
+        case cudaErrorNvlinkUncorrectable:
+        case cudaErrorContained:
+        case cudaErrorIllegalAddress:
+        case cudaErrorLaunchTimeout:
+        case cudaErrorContextIsDestroyed:
+        case cudaErrorAssert:
+        case cudaErrorHardwareStackError:
+        case cudaErrorIllegalInstruction:
+        case cudaErrorMisalignedAddress:
+        case cudaErrorInvalidAddressSpace:
+        case cudaErrorInvalidPc:
+        case cudaErrorLaunchFailure:
+        case cudaErrorTensorMemoryLeak:
+        case cudaErrorMpsClientTerminated:
+        case cudaErrorExternalDevice: return true;
+        default: return false;
+    }
+}
+
+[[nodiscard]] constexpr errc to_errc(cudaError_t code) noexcept {
+    if (is_sticky(code)) return errc::device_lost;
+    switch (code) {
+        case cudaSuccess: return errc::none;
+        case cudaErrorMemoryAllocation: return errc::out_of_memory;
+        case cudaErrorNoDevice:
+        case cudaErrorInvalidDevice:
+        case cudaErrorDevicesUnavailable: return errc::no_device;
+        case cudaErrorInsufficientDriver:
+        case cudaErrorInitializationError:
+        case cudaErrorStubLibrary:
+        case cudaErrorSystemNotReady:
+        case cudaErrorSystemDriverMismatch:
+        case cudaErrorCompatNotSupportedOnDevice:
+        case cudaErrorCudartUnloading: return errc::no_driver;
+        case cudaErrorNotSupported:
+        case cudaErrorCallRequiresNewerDriver:
+        case cudaErrorSymbolNotFound:
+        case cudaErrorNoKernelImageForDevice:
+        case cudaErrorPeerAccessUnsupported: return errc::not_supported;
+        case cudaErrorCooperativeLaunchTooLarge: return errc::too_many_blocks;
+        case cudaErrorStreamCaptureUnsupported:
+        case cudaErrorStreamCaptureInvalidated:
+        case cudaErrorStreamCaptureMerge:
+        case cudaErrorStreamCaptureUnmatched:
+        case cudaErrorStreamCaptureUnjoined:
+        case cudaErrorStreamCaptureIsolation:
+        case cudaErrorStreamCaptureImplicit:
+        case cudaErrorCapturedEvent:
+        case cudaErrorStreamCaptureWrongThread: return errc::capturing;
+        default: return errc::backend_failed;
+    }
+}
+
+/// The numbers of the two agree.
+[[nodiscard]] constexpr cudaError_t to_runtime(CUresult code) noexcept { return static_cast<cudaError_t>(code); }
+static_assert(to_runtime(CUDA_ERROR_OUT_OF_MEMORY) == cudaErrorMemoryAllocation);
+static_assert(to_runtime(CUDA_ERROR_ILLEGAL_ADDRESS) == cudaErrorIllegalAddress);
+static_assert(to_runtime(CUDA_ERROR_NOT_SUPPORTED) == cudaErrorNotSupported);
+
+/// Throws what `code` stands for: memory_error for out of memory, else operation_error, with a text such as
+/// "making a stream: cudaErrorInvalidValue (1), invalid argument".
+[[noreturn]] inline void fail(cudaError_t code, std::string_view what) {
+    const failure f{.code = to_errc(code)};
+    gpushare::detail::message text;
+    text.add(what, ": ", std::string_view{cudaGetErrorName(code)}, " (", static_cast<std::uint64_t>(code), "), ",
+             std::string_view{cudaGetErrorString(code)});
+    if (is_sticky(code)) text.add("; the device stays unusable until this process is restarted");
+    if (f.code == errc::out_of_memory) throw memory_error(f, {}, text);
+    throw operation_error(f, {}, text);
+}
+
+/// Throws if `code` is an error, and takes it out of what cudaGetLastError() would tell the embedder later.
+inline void check(cudaError_t code, std::string_view what) {
+    if (code == cudaSuccess) return;
+    (void)cudaGetLastError();
+    fail(code, what);
+}
+inline void check(CUresult code, std::string_view what) {
+    if (code != CUDA_SUCCESS) fail(to_runtime(code), what);
+}
+
+namespace detail {
+
+/// `code`, and the runtime forgets it: what the library handles itself must not turn up in a cudaGetLastError() of
+/// the embedder's.
+inline cudaError_t handled(cudaError_t code) noexcept {
+    if (code != cudaSuccess) (void)cudaGetLastError();
+    return code;
+}
+
+}  // namespace detail
+
+}  // namespace gpushare::inline GPUSHARE_ABI::cuda

@@ -1,0 +1,158 @@
+// SPDX-License-Identifier: Apache-2.0
+// Graphs: work that is recorded once and launched many times, each time as one submission.
+//
+//   cuda::graph g = cuda::capture(stream, [&](auto& s) { s.launch(shape, kernel); s.copy(to, from, n); });
+//   cuda::graph_executable run{g};
+//   auto ticket = chat.submit([&](auto& s) { run.launch(s); });      // the permit is for the launch
+#pragma once
+
+#include <cuda_runtime_api.h>
+
+#include <concepts>
+#include <cstddef>
+#include <memory>
+#include <utility>
+
+#include <gpushare/backend/cuda/device.hpp>
+#include <gpushare/backend/cuda/device_state.hpp>
+#include <gpushare/backend/cuda/error.hpp>
+#include <gpushare/backend/cuda/stream.hpp>
+#include <gpushare/config.hpp>
+#include <gpushare/error.hpp>
+
+namespace gpushare::inline GPUSHARE_ABI::cuda {
+
+/// What was recorded. Movable; one owner. Not safe from several threads at once, as CUDA's graphs aren't.
+class graph {
+public:
+    graph(graph&& other) noexcept : device_(std::move(other.device_)), native_(std::exchange(other.native_, nullptr)) {}
+    graph& operator=(graph other) noexcept {
+        std::swap(device_, other.device_);
+        std::swap(native_, other.native_);
+        return *this;
+    }
+    ~graph() {
+        if (native_ != nullptr) (void)device_->health().keep(cudaGraphDestroy(native_), "cudaGraphDestroy");
+    }
+
+    /// Takes over a graph of the embedder's, to be launched on streams of the same device as `s`.
+    [[nodiscard]] static graph from_native_handle(const stream& s, cudaGraph_t handle) {
+        return {s.state().device, handle};
+    }
+    static graph from_native_handle(const stream&, std::nullptr_t) = delete;
+    static graph from_native_handle(const stream&, int) = delete;
+    [[nodiscard]] cudaGraph_t native_handle() const noexcept { return native_; }
+    /// The caller's to destroy from now on.
+    [[nodiscard]] cudaGraph_t release() noexcept { return std::exchange(native_, nullptr); }
+
+    /// Of its own; those of graphs inside it count as one.
+    [[nodiscard]] std::size_t num_nodes() const {
+        std::size_t count = 0;
+        check(cudaGraphGetNodes(native_, nullptr, &count), "counting the nodes of a graph");
+        return count;
+    }
+
+private:
+    friend class graph_capture;
+    friend class graph_executable;
+    graph(std::shared_ptr<detail::device_state> device, cudaGraph_t native) noexcept
+        : device_(std::move(device)), native_(native) {}
+
+    std::shared_ptr<detail::device_state> device_;
+    cudaGraph_t native_;
+};
+
+/// While it exists, what is enqueued on the stream is recorded instead of run. It must begin and end in one thread;
+/// other threads, and other streams, aren't disturbed. Ends the capture at the latest when it is destroyed, so that an
+/// exception leaves a usable stream.
+class graph_capture {
+public:
+    /// Throws operation_error: errc::capturing if the stream is captured already.
+    explicit graph_capture(stream& s) : stream_(&s) {
+        if (s.capturing()) throw operation_error(errc::capturing, {}, "the stream is being captured already");
+        // Thread-local: unsafe calls are forbidden to this thread, and other threads go on as they like.
+        check(cudaStreamBeginCapture(s.native_handle(), cudaStreamCaptureModeThreadLocal), "beginning a capture");
+        s.state().capturing.store(true, std::memory_order_relaxed);
+    }
+    graph_capture(const graph_capture&) = delete;
+    graph_capture& operator=(const graph_capture&) = delete;
+    ~graph_capture() {
+        if (stream_ == nullptr) return;
+        cudaGraph_t unfinished = nullptr;
+        (void)detail::handled(end(unfinished));  // what ended it early has been reported
+        if (unfinished != nullptr) (void)detail::handled(cudaGraphDestroy(unfinished));
+    }
+
+    /// Ends the capture; once only. Throws operation_error: errc::capturing if it was spoilt on the way, by a forbidden call or by
+    /// work of other streams that wasn't joined again.
+    [[nodiscard]] graph finish() {
+        cudaGraph_t native = nullptr;
+        const std::shared_ptr<detail::device_state> device = stream_->state().device;
+        const auto code = end(native);
+        if (code != cudaSuccess && native != nullptr) (void)detail::handled(cudaGraphDestroy(native));
+        check(code, "ending a capture");
+        return {device, native};
+    }
+
+private:
+    cudaError_t end(cudaGraph_t& native) noexcept {
+        stream& s = *std::exchange(stream_, nullptr);
+        const auto code = cudaStreamEndCapture(s.native_handle(), &native);
+        s.state().capturing.store(false, std::memory_order_relaxed);
+        return code;
+    }
+
+    stream* stream_;
+};
+
+/// Records what `body(s)` enqueues. What it throws passes through, and the stream is as before.
+template <std::invocable<stream&> F>
+[[nodiscard]] graph capture(stream& s, F&& body) {
+    graph_capture scope{s};
+    std::forward<F>(body)(s);
+    return scope.finish();
+}
+
+/// A graph made ready to launch. Movable; one owner; launches of one executable run one after the other, on whichever
+/// streams. Not safe from several threads at once. What was launched still runs when it is destroyed.
+class graph_executable {
+public:
+    /// Throws operation_error, and memory_error where the device has no room for it.
+    explicit graph_executable(const graph& g) : device_(g.device_) {
+        const device_guard on(device_->api(), device_->ordinal());
+        check(cudaGraphInstantiate(&native_, g.native_, 0), "making a graph executable");
+    }
+    graph_executable(graph_executable&& other) noexcept
+        : device_(std::move(other.device_)), native_(std::exchange(other.native_, nullptr)) {}
+    graph_executable& operator=(graph_executable other) noexcept {
+        std::swap(device_, other.device_);
+        std::swap(native_, other.native_);
+        return *this;
+    }
+    ~graph_executable() {
+        if (native_ != nullptr) (void)device_->health().keep(cudaGraphExecDestroy(native_), "cudaGraphExecDestroy");
+    }
+
+    [[nodiscard]] cudaGraphExec_t native_handle() const noexcept { return native_; }
+
+    /// Enqueues all of it, as one operation of the stream. Into a capture it goes as one node.
+    void launch(stream& s) {
+        s.enqueued_on_device([&] { return cudaGraphLaunch(native_, s.native_handle()); }, "cudaGraphLaunch");
+    }
+
+    /// Takes on the arguments of `g`, which must be of the same shape; far cheaper than a new one. False, and nothing
+    /// has changed, if it isn't: make a new one. Launches before this keep the old arguments.
+    [[nodiscard]] bool update(const graph& g) {
+        cudaGraphExecUpdateResultInfo info{};
+        const auto code = detail::handled(cudaGraphExecUpdate(native_, g.native_, &info));
+        if (code == cudaErrorGraphExecUpdateFailure) return false;
+        check(code, "updating a graph");
+        return true;
+    }
+
+private:
+    std::shared_ptr<detail::device_state> device_;
+    cudaGraphExec_t native_ = nullptr;
+};
+
+}  // namespace gpushare::inline GPUSHARE_ABI::cuda

@@ -1,0 +1,187 @@
+// SPDX-License-Identifier: Apache-2.0
+// Green contexts: SM partitions of a device. The kernels of a partition's streams run on its SMs only. Those of other
+// streams run on all SMs, so that every tenant must be in some partition, or none is protected.
+//
+//   const auto can = cuda::query_sm_split(node, d);                   // 16 units of 8 SMs
+//   auto parts = cuda::make_green_contexts(node, d, cuda::equal_sms(can, 2));
+//   cuda::stream s = parts[0].make_stream(priority{1});
+//
+// By the driver, since CUDA 12.4 (streams: 12.5); errc::not_supported where it is older.
+#pragma once
+
+#include <cuda.h>
+#include <cuda_runtime_api.h>
+
+#include <algorithm>
+#include <concepts>
+#include <cstddef>
+#include <cstdint>
+#include <memory>
+#include <mutex>
+#include <ranges>
+#include <span>
+#include <utility>
+#include <vector>
+
+#include <gpushare/backend/cuda/device.hpp>
+#include <gpushare/backend/cuda/device_state.hpp>
+#include <gpushare/backend/cuda/error.hpp>
+#include <gpushare/backend/cuda/node.hpp>
+#include <gpushare/backend/cuda/sm_split.hpp>
+#include <gpushare/backend/cuda/stream.hpp>
+#include <gpushare/config.hpp>
+#include <gpushare/error.hpp>
+#include <gpushare/units.hpp>
+
+namespace gpushare::inline GPUSHARE_ABI::cuda {
+
+namespace detail {
+
+/// The SMs of a device in the smallest groups that it can be split into, which all come from one split: groups of one
+/// split may be put together again, of several not.
+[[nodiscard]] inline std::vector<CUdevResource> sm_units(const device_state& on) {
+    const driver& api = on.api();
+    CUdevice device = 0;
+    check(api.device_get(&device, on.ordinal()), "asking a device for its SMs");
+    CUdevResource all{};
+    check(api.device_get_resource(device, &all, CU_DEV_RESOURCE_TYPE_SM), "asking a device for its SMs");
+    const unsigned least = std::max(1U, all.sm.minSmPartitionSize);
+    unsigned groups = 0;
+    check(api.sm_resource_split(nullptr, &groups, &all, nullptr, 0, least), "asking how SMs can be split");
+    std::vector<CUdevResource> units(groups);
+    check(api.sm_resource_split(units.data(), &groups, &all, nullptr, 0, least), "splitting the SMs of a device");
+    units.resize(groups);
+    return units;
+}
+
+struct green_state {
+    green_state() = default;
+    green_state(const green_state&) = delete;
+    green_state& operator=(const green_state&) = delete;
+    ~green_state() {
+        if (native != nullptr)
+            (void)device->health().keep(to_runtime(device->api().green_destroy(native)), "cuGreenCtxDestroy");
+    }
+
+    std::shared_ptr<device_state> device;
+    CUgreenCtx native = nullptr;
+    std::uint32_t sms = 0;
+    std::mutex mutex;  // the driver wants one thread at a time for a green context
+};
+
+}  // namespace detail
+
+/// How the device can be split. Throws operation_error: errc::not_supported, no_device.
+[[nodiscard]] inline sm_split query_sm_split(const node& on, device_id d) {
+    const auto units = detail::sm_units(*on.state(d));
+    return {.sms = on.properties(d).sms,
+            .unit = units.empty() ? 0 : units.front().sm.smCount,
+            .units = static_cast<std::uint32_t>(units.size())};
+}
+
+/// A partition. Movable; one owner; safe from any thread. It stays until the last of its streams is gone, so they may
+/// outlive this. All partitions use the memory of the device's primary context, and its events.
+class green_context {
+public:
+    /// SMs that its kernels run on.
+    [[nodiscard]] std::uint32_t sms() const noexcept { return state_->sms; }
+    [[nodiscard]] CUgreenCtx native_handle() const noexcept { return state_->native; }
+
+    /// A stream in the partition; see node::make_stream.
+    [[nodiscard]] stream make_stream(priority level = {}, std::uint32_t tag = 0) {
+        auto made = std::make_unique<detail::stream_state>();
+        made->device = state_->device;
+        made->keep_alive = state_;
+        made->level = level;
+        made->tag = tag;
+        made->sms = state_->sms;
+        made->partitioned = true;
+        const auto& properties = state_->device->properties();
+        {
+            const std::lock_guard lock(state_->mutex);
+            check(state_->device->api().green_stream_create(&made->native, state_->native, CU_STREAM_NON_BLOCKING,
+                                                            properties.native_priority(level)),
+                  "making a stream of a partition");
+        }
+        made->owned = true;
+        check(cudaStreamGetPriority(made->native, &made->native_priority), "asking a stream for its priority");
+        return stream(std::move(made));
+    }
+
+    /// Takes over a green context of the embedder's, on that device, without the streams that it has already.
+    [[nodiscard]] static green_context from_native_handle(const node& on, device_id d, CUgreenCtx handle) {
+        CUdevResource has{};
+        check(on.api().green_get_resource(handle, &has, CU_DEV_RESOURCE_TYPE_SM), "asking a partition for its SMs");
+        return adopt(on.state(d), handle, has.sm.smCount);
+    }
+    static green_context from_native_handle(const node&, device_id, std::nullptr_t) = delete;
+    static green_context from_native_handle(const node&, device_id, int) = delete;
+
+private:
+    friend std::vector<green_context> make_green_contexts(const node&, device_id, std::span<const std::uint32_t>);
+
+    explicit green_context(std::shared_ptr<detail::green_state> state) noexcept : state_(std::move(state)) {}
+
+    static green_context adopt(const std::shared_ptr<detail::device_state>& device, CUgreenCtx handle,
+                               std::uint32_t sms) {
+        auto state = std::make_shared<detail::green_state>();
+        state->device = device;
+        state->native = handle;
+        state->sms = sms;
+        return green_context(std::move(state));
+    }
+
+    std::shared_ptr<detail::green_state> state_;
+};
+
+/// Partitions of so many SMs each, which don't overlap; what is left over is in none. All of them or none.
+/// Throws operation_error: errc::not_whole if one isn't a multiple of the unit, too_few_sms, not_supported, no_device.
+[[nodiscard]] inline std::vector<green_context> make_green_contexts(const node& on, device_id d,
+                                                                    std::span<const std::uint32_t> sms) {
+    const auto& device = on.state(d);
+    auto units = detail::sm_units(*device);
+    const sm_split can{.sms = device->properties().sms,
+                       .unit = units.empty() ? 0 : units.front().sm.smCount,
+                       .units = static_cast<std::uint32_t>(units.size())};
+    check_sms(can, sms);
+
+    CUdevice native_device = 0;
+    check(on.api().device_get(&native_device, device->ordinal()), "making a partition");
+    std::vector<green_context> parts;
+    parts.reserve(sms.size());
+    std::size_t next = 0;
+    for (const std::uint32_t wanted : sms) {
+        const auto count = wanted / can.unit;
+        CUdevResourceDesc described = nullptr;
+        check(on.api().resource_describe(&described, &units[next], count), "describing a partition");
+        next += count;
+        auto part = green_context::adopt(device, nullptr, wanted);
+        check(on.api().green_create(&part.state_->native, described, native_device, CU_GREEN_CTX_DEFAULT_STREAM),
+              "making a partition");
+        parts.push_back(std::move(part));
+    }
+    return parts;
+}
+
+/// Whether the driver says that the stream's kernels stay in some partition.
+[[nodiscard]] inline bool stream_inside_partition(const node& on, cudaStream_t s) noexcept {
+    return detail::green_sms(on.api(), s).has_value();
+}
+
+/// Throws operation_error, errc::invalid_specification with the stream's tag, for the first stream whose kernels would
+/// run on everybody's SMs. To be called with all the tenants' streams of a device before partitions are relied upon.
+// clang-format off
+template <std::ranges::input_range R>
+requires std::same_as<std::ranges::range_value_t<R>, stream>
+void require_partitioned(const node& on, R&& streams) {
+    // clang-format on
+    for (const stream& s : streams) {
+        if (stream_inside_partition(on, s.native_handle())) continue;
+        gpushare::detail::message text;
+        text.add("the stream with tag ", std::uint64_t{s.tag()},
+                 " is in no partition: its kernels run on the SMs of all of them");
+        throw operation_error(failure{.code = errc::invalid_specification, .asked = s.tag()}, {}, text);
+    }
+}
+
+}  // namespace gpushare::inline GPUSHARE_ABI::cuda

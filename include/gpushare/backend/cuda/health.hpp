@@ -1,0 +1,84 @@
+// SPDX-License-Identifier: Apache-2.0
+// What went wrong on a device where nobody could be told: the error that made it unusable, once, and what destructors
+// had to swallow.
+//
+//   if (auto why = node.health(d).fatal()) log(why->call, cudaGetErrorName(why->code));
+#pragma once
+
+#include <cuda_runtime_api.h>
+
+#include <atomic>
+#include <cstdint>
+#include <mutex>
+#include <optional>
+
+#include <gpushare/backend/cuda/error.hpp>
+#include <gpushare/config.hpp>
+#include <gpushare/error.hpp>
+
+namespace gpushare::inline GPUSHARE_ABI::cuda {
+
+/// A call of the runtime or driver that failed. `call` is a literal.
+struct incident {
+    cudaError_t code = cudaSuccess;
+    const char* call = "";
+};
+
+/// Safe from any thread. Shared by everything that belongs to a device; outlives its node.
+class health {
+public:
+    /// An illegal access and its like make every later call on the device fail: from the first one noticed on, all
+    /// points of the device are reached with errc::device_lost. Which kernel it was, CUDA doesn't say: the call in
+    /// fatal() is only the one that noticed.
+    [[nodiscard]] bool lost() const noexcept {
+        // acquire: who sees the loss sees what was written about it.
+        return lost_.load(std::memory_order_acquire);
+    }
+    /// The error that made the device unusable.
+    [[nodiscard]] std::optional<incident> fatal() const noexcept {
+        const std::lock_guard lock(mutex_);
+        return fatal_.code == cudaSuccess ? std::nullopt : std::optional(fatal_);
+    }
+    /// The last failure that a destructor, or another function that can't fail, kept to itself; and forgets it.
+    std::optional<incident> take_last_error() noexcept {
+        const std::lock_guard lock(mutex_);
+        const auto last = last_.code == cudaSuccess ? std::nullopt : std::optional(last_);
+        last_ = {};
+        return last;
+    }
+    /// How many failures were kept back so far.
+    [[nodiscard]] std::uint64_t unreported() const noexcept { return unreported_.load(std::memory_order_relaxed); }
+
+    // --- what the backend tells
+
+    /// Looks at the answer of a call whose failure is somebody else's to report. Returns what it stands for.
+    errc note(cudaError_t code, const char* call) noexcept {
+        if (code == cudaSuccess) return errc::none;
+        (void)detail::handled(code);
+        if (is_sticky(code)) declare_lost(code, call);
+        return to_errc(code);
+    }
+    /// The same where nobody reports it: it is kept.
+    errc keep(cudaError_t code, const char* call) noexcept {
+        if (code == cudaSuccess) return errc::none;
+        const errc why = note(code, call);
+        const std::lock_guard lock(mutex_);
+        last_ = {code, call};
+        unreported_.fetch_add(1, std::memory_order_relaxed);
+        return why;
+    }
+
+private:
+    void declare_lost(cudaError_t code, const char* call) noexcept {
+        const std::lock_guard lock(mutex_);
+        if (fatal_.code == cudaSuccess) fatal_ = {code, call};
+        lost_.store(true, std::memory_order_release);
+    }
+
+    mutable std::mutex mutex_;
+    incident fatal_, last_;
+    std::atomic<bool> lost_{false};
+    std::atomic<std::uint64_t> unreported_{0};
+};
+
+}  // namespace gpushare::inline GPUSHARE_ABI::cuda

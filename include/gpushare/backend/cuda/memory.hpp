@@ -1,0 +1,166 @@
+// SPDX-License-Identifier: Apache-2.0
+// The memory of a CUDA device, by cudaMalloc and cudaFree.
+//
+//   void* p = node.memory(device_id{0}).allocate(64 << 20, 256);    // memory_error when it isn't there
+#pragma once
+
+#include <cuda_runtime_api.h>
+
+#include <bit>
+#include <cstddef>
+#include <cstdint>
+#include <memory>
+#include <utility>
+
+#include <gpushare/backend/cuda/block_book.hpp>
+#include <gpushare/backend/cuda/device.hpp>
+#include <gpushare/backend/cuda/device_state.hpp>
+#include <gpushare/concepts.hpp>
+#include <gpushare/config.hpp>
+#include <gpushare/error.hpp>
+#include <gpushare/units.hpp>
+
+namespace gpushare::inline GPUSHARE_ABI::cuda {
+
+/// What cudaMalloc takes for a request, which CUDA doesn't tell: multiples of `step`, and of `page` from `paged_from`
+/// bytes on. The defaults are what current drivers are known for; `./dev gpu` checks them on a device. Where small
+/// blocks don't fill the page that they share, the rest shows as taken by others: nothing is lost between the two.
+struct allocation_model {
+    bytes step{512};
+    bytes page{2 << 20};
+    bytes paged_from{1 << 20};
+
+    /// bytes::max() where rounding would wrap.
+    [[nodiscard]] constexpr bytes charged(std::uint64_t size) const noexcept {
+        const std::uint64_t unit = bytes{size} < paged_from ? step.count() : page.count();
+        const bytes whole = bytes{size} + bytes{unit - 1};
+        return whole == bytes::max() ? whole : bytes{whole.count() / unit * unit};
+    }
+};
+
+/// Safe from any thread. What it handed out must be back before it is destroyed: it keeps the device's state alive, and
+/// frees what is still out.
+class device_memory {
+public:
+    /// cudaMalloc aligns to that much. More is had by asking for more, and charged.
+    static constexpr std::size_t natural_alignment = 256;
+
+    /// For the node.
+    device_memory(std::shared_ptr<detail::device_state> device, const allocation_model& model)
+        : device_(std::move(device)), model_(model), capacity_(figures().total) {}
+    device_memory(const device_memory&) = delete;
+    device_memory& operator=(const device_memory&) = delete;
+    ~device_memory() {
+        book_.for_each([this](const detail::block& b) { (void)give_back(b); });
+    }
+
+    /// `size` bytes at a multiple of `alignment` (a power of two); a unique address for 0 bytes. Contents undefined.
+    /// Throws memory_error: errc::out_of_memory, size_overflow, bad_alignment, device_lost.
+    [[nodiscard]] void* allocate(std::size_t size, std::size_t alignment) {
+        failure why;
+        void* const p = obtain(size, alignment, &why);
+        if (p == nullptr) throw memory_error(why, {}, "allocating device memory");
+        return p;
+    }
+
+    /// Null where `allocate` would throw.
+    [[nodiscard]] void* try_allocate(std::size_t size, std::size_t alignment) noexcept {
+        return obtain(size, alignment, nullptr);
+    }
+
+    /// errc::unknown_block or errc::wrong_size, changing nothing, if `p` isn't what an allocation of that size and
+    /// alignment returned. Null is ignored. Waits for the device, as cudaFree does.
+    errc deallocate(void* p, std::size_t size, std::size_t alignment) noexcept {
+        if (p == nullptr) return errc::none;
+        detail::block b;
+        if (const errc why = book_.strike(p, size, alignment, b); why != errc::none) return why;
+        (void)give_back(b);  // what CUDA refuses to take back is nobody's to free again; the health says so
+        book_.settle(b);
+        return errc::none;
+    }
+
+    /// What such an allocation takes of the capacity, by the allocation model; bytes::max() if no device can have it.
+    [[nodiscard]] bytes charged(std::size_t size, std::size_t alignment) const noexcept {
+        if (!std::has_single_bit(alignment)) return bytes::max();
+        const auto asked = detail::padded(size, alignment, natural_alignment);
+        return asked == 0 ? bytes::max() : model_.charged(asked);
+    }
+
+    /// All of the device, as cudaMemGetInfo counts it.
+    [[nodiscard]] bytes capacity() const noexcept { return capacity_; }
+    /// What neither is free nor was allocated here: contexts, modules, pools, chunks, other processes. All the rest of a
+    /// lost device. A figure of one moment: it is read beside allocations that go on, and never less than nothing.
+    [[nodiscard]] bytes taken_by_others() const noexcept {
+        const bytes ours = book_.charged();
+        cudaError_t code = cudaSuccess;
+        const bytes free = figures(code).free;
+        return capacity_ - (code == cudaSuccess ? free : bytes{}) - ours;
+    }
+    /// Charged by allocations from here.
+    [[nodiscard]] bytes used() const noexcept { return book_.charged(); }
+    [[nodiscard]] const allocation_model& model() const noexcept { return model_; }
+
+private:
+    struct memory_figures {
+        bytes free{}, total{};
+    };
+
+    [[nodiscard]] memory_figures figures(cudaError_t& code) const noexcept {
+        std::size_t free = 0, total = 0;
+        const device_guard on(device_->api(), device_->ordinal(), device_guard::context::any, code);
+        if (code == cudaSuccess) code = cudaMemGetInfo(&free, &total);
+        (void)device_->health().note(code, "cudaMemGetInfo");
+        return {bytes{free}, bytes{total}};
+    }
+    [[nodiscard]] memory_figures figures() const {
+        cudaError_t code = cudaSuccess;
+        const auto now = figures(code);
+        if (code != cudaSuccess) fail(code, "asking a device for its memory");
+        return now;
+    }
+
+    void* obtain(std::size_t size, std::size_t alignment, failure* why) noexcept {
+        detail::block b{.size = size, .alignment = alignment, .charge = charged(size, alignment)};
+        if (const errc never_fits = detail::impossible(alignment, b.charge); never_fits != errc::none) {
+            if (why != nullptr) *why = {.code = never_fits, .asked = size, .limit = capacity_.count()};
+            return nullptr;
+        }
+        const auto asked = static_cast<std::size_t>(detail::padded(size, alignment, natural_alignment));
+        cudaError_t code = cudaSuccess;
+        {
+            const detail::relaxed_capture relaxed;
+            const device_guard on(device_->api(), device_->ordinal(), device_guard::context::any, code);
+            if (code == cudaSuccess) code = cudaMalloc(&b.base, asked);
+        }
+        const errc refused = device_->health().note(code, "cudaMalloc");
+        if (refused == errc::none) {
+            void* const p = detail::aligned(b.base, alignment);
+            if (book_.enter(p, b)) return p;
+            (void)give_back(b);
+        }
+        if (why == nullptr) return nullptr;
+        *why = {.code = refused == errc::device_lost ? refused : errc::out_of_memory,
+                .asked = b.charge.count(),
+                .left = figures(code).free.count(),
+                .limit = capacity_.count()};
+        return nullptr;
+    }
+
+    errc give_back(const detail::block& b) noexcept {
+        cudaError_t code = cudaSuccess;
+        const detail::relaxed_capture relaxed;
+        {
+            const device_guard on(device_->api(), device_->ordinal(), device_guard::context::any, code);
+            if (code == cudaSuccess) code = cudaFree(b.base);
+        }
+        return device_->health().keep(code, "cudaFree");
+    }
+
+    const std::shared_ptr<detail::device_state> device_;
+    const allocation_model model_;
+    const bytes capacity_;
+    detail::block_book book_;
+};
+static_assert(memory<device_memory>);
+
+}  // namespace gpushare::inline GPUSHARE_ABI::cuda

@@ -1,0 +1,216 @@
+// SPDX-License-Identifier: Apache-2.0
+// The CUDA devices of this process as a node: what quotas, limiters, partitions and tenants run on.
+//
+//   cuda::node node;                                            // all devices that CUDA shows
+//   cuda::stream s = node.make_stream(device_id{0}, priority{1}, /*tag=*/7);
+//   gpushare::tenancy shared{node};
+#pragma once
+
+#include <cuda.h>
+#include <cuda_runtime_api.h>
+
+#include <algorithm>
+#include <cstddef>
+#include <cstdint>
+#include <deque>
+#include <memory>
+#include <optional>
+#include <utility>
+#include <vector>
+
+#include <gpushare/backend/cuda/device.hpp>
+#include <gpushare/backend/cuda/device_state.hpp>
+#include <gpushare/backend/cuda/driver.hpp>
+#include <gpushare/backend/cuda/error.hpp>
+#include <gpushare/backend/cuda/health.hpp>
+#include <gpushare/backend/cuda/memory.hpp>
+#include <gpushare/backend/cuda/stream.hpp>
+#include <gpushare/backend/host/clock.hpp>
+#include <gpushare/concepts.hpp>
+#include <gpushare/config.hpp>
+#include <gpushare/error.hpp>
+#include <gpushare/gang.hpp>
+#include <gpushare/units.hpp>
+
+namespace gpushare::inline GPUSHARE_ABI::cuda {
+
+namespace detail {
+
+/// How many SMs the stream's green context has; none if it isn't in one.
+[[nodiscard]] inline std::optional<std::uint32_t> green_sms(const driver& api, cudaStream_t stream) noexcept {
+    CUgreenCtx green = nullptr;
+    CUdevResource has{};
+    if (api.stream_get_green(stream, &green) != CUDA_SUCCESS || green == nullptr) return std::nullopt;
+    if (api.green_get_resource(green, &has, CU_DEV_RESOURCE_TYPE_SM) != CUDA_SUCCESS) return std::nullopt;
+    return has.sm.smCount;
+}
+
+}  // namespace detail
+
+struct node_options {
+    std::vector<int> devices{};  // CUDA's numbers, in the node's order; empty: all that CUDA shows
+    allocation_model memory{};
+    bool peer_access = true;  // devices reach each other's memory, where they can
+};
+
+/// Makes the primary contexts of its devices, which stay when it is destroyed: the embedder and its libraries use them
+/// as well. Streams and points may outlive it; its memory doesn't. Starts no thread. Safe from any thread.
+/// A template of nothing, `node` for short: whoever includes it and makes none doesn't compile it.
+template <class = void>
+class basic_node {
+public:
+    using stream = cuda::stream;
+    using memory_type = device_memory;
+    using clock_type = host::steady_clock;
+
+    /// Throws operation_error: no_driver, no_device (none, or not that one), duplicate_device, invalid_specification
+    /// (too many); memory_error where there is no room for a context.
+    explicit basic_node(const node_options& options = {})
+        : api_(std::make_shared<const driver>(driver::load())), gangs_(open(options)) {
+        if (!options.peer_access) return;
+        for (std::uint32_t from = 0; from < num_devices(); ++from)
+            for (std::uint32_t to = 0; to < num_devices(); ++to)
+                if (from != to) (void)enable_peer_access(device_id{from}, device_id{to});
+    }
+    basic_node(const basic_node&) = delete;
+    basic_node& operator=(const basic_node&) = delete;
+
+    [[nodiscard]] std::uint32_t num_devices() const noexcept { return static_cast<std::uint32_t>(devices_.size()); }
+    [[nodiscard]] host::steady_clock get_clock() const noexcept { return {}; }
+    [[nodiscard]] device_order_lock& gangs() noexcept { return gangs_; }
+    [[nodiscard]] const driver& api() const noexcept { return *api_; }
+
+    // The following throw operation_error (errc::no_device) for a device that isn't there.
+
+    [[nodiscard]] device_memory& memory(device_id d) { return at(d).memory; }
+    [[nodiscard]] const device_properties& properties(device_id d) const { return state(d)->properties(); }
+    [[nodiscard]] cuda::health& health(device_id d) const { return state(d)->health(); }
+    [[nodiscard]] bool lost(device_id d) const { return health(d).lost(); }
+
+    /// A stream in the device's primary context: its kernels run on all SMs, partitioned or not. `level` is clamped to
+    /// CUDA's few priorities, and ordinary work (level 0) gets the lowest.
+    [[nodiscard]] stream make_stream(device_id d, priority level = {}, std::uint32_t tag = 0) {
+        auto made = describe(state(d), tag);
+        made->level = level;
+        {
+            const device_guard on(*api_, made->device->ordinal(), device_guard::context::primary);
+            check(cudaStreamCreateWithPriority(&made->native, cudaStreamNonBlocking,
+                                               made->device->properties().native_priority(level)),
+                  "making a stream");
+        }
+        made->owned = true;
+        check(cudaStreamGetPriority(made->native, &made->native_priority), "asking a stream for its priority");
+        return stream(std::move(made));
+    }
+
+    /// A stream that is the embedder's so far, and from now on ours to destroy. Throws operation_error:
+    /// invalid_specification for a default stream, no_device for one on a device that isn't the node's.
+    [[nodiscard]] stream from_native_handle(cudaStream_t handle, std::uint32_t tag = 0) {
+        auto adopted = look_at(handle, tag);
+        adopted->owned = true;
+        return stream(std::move(adopted));
+    }
+    /// The same for a stream that stays the embedder's, who destroys it later than what is returned. Whether it is
+    /// captured is asked before each point: one call more.
+    [[nodiscard]] stream borrow(cudaStream_t handle, std::uint32_t tag = 0) {
+        auto borrowed = look_at(handle, tag);
+        borrowed->captured_unseen = true;
+        return stream(std::move(borrowed));
+    }
+    // A literal 0 or nullptr is the default stream, which has no place here.
+    stream from_native_handle(int, std::uint32_t = 0) = delete;
+    stream from_native_handle(std::nullptr_t, std::uint32_t = 0) = delete;
+    stream borrow(int, std::uint32_t = 0) = delete;
+    stream borrow(std::nullptr_t, std::uint32_t = 0) = delete;
+
+    /// Kernels and copies of `from` reach the memory of `to` from now on, for the whole process. False if the machine
+    /// can't do that. No harm if it was so already. The memory of pools and virtual memory is opened by themselves.
+    bool enable_peer_access(device_id from, device_id to) {
+        const int near = state(from)->ordinal(), far = state(to)->ordinal();
+        if (near == far) return true;
+        int possible = 0;
+        check(cudaDeviceCanAccessPeer(&possible, near, far), "asking whether devices reach each other");
+        if (possible == 0) return false;
+        const device_guard on(*api_, near);
+        const auto code = detail::handled(cudaDeviceEnablePeerAccess(far, 0));
+        if (code == cudaErrorTooManyPeers || code == cudaErrorPeerAccessUnsupported) return false;
+        if (code != cudaErrorPeerAccessAlreadyEnabled) check(code, "letting a device reach another one's memory");
+        return true;
+    }
+
+    /// For what is built on a device: pools, virtual memory, green contexts.
+    [[nodiscard]] const std::shared_ptr<detail::device_state>& state(device_id d) const {
+        if (d.index >= num_devices())
+            raise({.code = errc::no_device, .asked = d.index, .limit = num_devices()}, {}, "CUDA node");
+        return devices_[d.index].state;
+    }
+
+private:
+    struct entry {
+        std::shared_ptr<detail::device_state> state;
+        device_memory memory;
+
+        entry(const std::shared_ptr<const driver>& api, int ordinal, const allocation_model& model)
+            : state(std::make_shared<detail::device_state>(api, ordinal)), memory(state, model) {}
+    };
+
+    std::uint32_t open(const node_options& options) {
+        const auto count = count_devices();
+        std::vector<int> wanted = options.devices;
+        if (wanted.empty())
+            for (std::uint32_t i = 0; i < count; ++i) wanted.push_back(static_cast<int>(i));
+        for (auto i = wanted.begin(); i != wanted.end(); ++i) {
+            if (*i < 0 || static_cast<std::uint32_t>(*i) >= count)
+                raise({.code = errc::no_device, .asked = static_cast<std::uint32_t>(*i), .limit = count}, {},
+                      "opening a CUDA node");
+            if (std::find(wanted.begin(), i, *i) != i)
+                throw operation_error(errc::duplicate_device, {}, "opening a CUDA node: the same device twice");
+            devices_.emplace_back(api_, *i, options.memory);
+        }
+        return num_devices();
+    }
+
+    [[nodiscard]] entry& at(device_id d) {
+        (void)state(d);
+        return devices_[d.index];
+    }
+
+    static std::unique_ptr<detail::stream_state> describe(const std::shared_ptr<detail::device_state>& device,
+                                                          std::uint32_t tag) {
+        auto s = std::make_unique<detail::stream_state>();
+        s->device = device;
+        s->sms = device->properties().sms;
+        s->tag = tag;
+        return s;
+    }
+
+    std::unique_ptr<detail::stream_state> look_at(cudaStream_t handle, std::uint32_t tag) const {
+        if (handle == nullptr || handle == cudaStreamLegacy || handle == cudaStreamPerThread)
+            throw operation_error(errc::invalid_specification, {},
+                                  "a default stream can't be shared: it waits for all others");
+        int ordinal = 0, native_priority = 0;
+        check(cudaStreamGetDevice(handle, &ordinal), "asking a stream for its device");
+        check(cudaStreamGetPriority(handle, &native_priority), "asking a stream for its priority");
+        auto on = devices_.begin();
+        while (on != devices_.end() && on->state->ordinal() != ordinal) ++on;
+        if (on == devices_.end())
+            throw operation_error(errc::no_device, {}, "the stream's device doesn't belong to the node");
+        auto s = describe(on->state, tag);
+        s->native = handle;
+        s->native_priority = native_priority;
+        s->level = s->device->properties().level_of(native_priority);
+        if (const auto green = detail::green_sms(*api_, handle)) {
+            s->partitioned = true;
+            s->sms = *green;
+        }
+        return s;
+    }
+
+    const std::shared_ptr<const driver> api_;
+    std::deque<entry> devices_;
+    device_order_lock gangs_;
+};
+using node = basic_node<>;
+static_assert(gpushare::node<node>);
+
+}  // namespace gpushare::inline GPUSHARE_ABI::cuda

@@ -1,0 +1,111 @@
+// SPDX-License-Identifier: Apache-2.0
+// Memory of the host that devices reach directly: copies from and to it don't make the host wait, and run at the speed
+// of the link.
+//
+//   cuda::pinned_memory staging{node};
+//   void* p = staging.allocate(1 << 20, 64);        // readable by the host, and by kernels at the same address
+#pragma once
+
+#include <cuda_runtime_api.h>
+
+#include <bit>
+#include <cstddef>
+#include <cstdint>
+#include <memory>
+
+#include <gpushare/backend/cuda/block_book.hpp>
+#include <gpushare/backend/cuda/device.hpp>
+#include <gpushare/backend/cuda/device_state.hpp>
+#include <gpushare/backend/cuda/node.hpp>
+#include <gpushare/concepts.hpp>
+#include <gpushare/config.hpp>
+#include <gpushare/error.hpp>
+#include <gpushare/units.hpp>
+
+namespace gpushare::inline GPUSHARE_ABI::cuda {
+
+/// Models memory_resource; for all devices alike. Slow (each block is a system call and pins pages): meant for buffers
+/// that stay. Safe from any thread. Frees what is still out when it is destroyed.
+class pinned_memory {
+public:
+    static constexpr std::size_t natural_alignment = 256;
+    /// Pages are pinned, so a block takes whole ones of the host's.
+    static constexpr bytes page{4096};
+
+    /// `d`: the device whose context does it. Throws operation_error: errc::no_device.
+    explicit pinned_memory(node& on, device_id d = {}) : device_(on.state(d)) {}
+    pinned_memory(const pinned_memory&) = delete;
+    pinned_memory& operator=(const pinned_memory&) = delete;
+    ~pinned_memory() {
+        book_.for_each([this](const detail::block& b) { give_back(b); });
+    }
+
+    /// Throws memory_error: errc::out_of_memory (the host's, or what it lets pin), size_overflow, bad_alignment.
+    [[nodiscard]] void* allocate(std::size_t size, std::size_t alignment) {
+        failure why;
+        void* const p = obtain(size, alignment, why);
+        if (p == nullptr) throw memory_error(why, {}, "allocating pinned host memory");
+        return p;
+    }
+    /// Null where `allocate` would throw.
+    [[nodiscard]] void* try_allocate(std::size_t size, std::size_t alignment) noexcept {
+        failure why;
+        return obtain(size, alignment, why);
+    }
+
+    /// errc::unknown_block or errc::wrong_size, changing nothing. Null is ignored. Work that uses it must be done.
+    errc deallocate(void* p, std::size_t size, std::size_t alignment) noexcept {
+        if (p == nullptr) return errc::none;
+        detail::block b;
+        if (const errc why = book_.strike(p, size, alignment, b); why != errc::none) return why;
+        give_back(b);
+        book_.settle(b);
+        return errc::none;
+    }
+
+    /// Of the host's memory; bytes::max() if no host has that much.
+    [[nodiscard]] static bytes charged(std::size_t size, std::size_t alignment) noexcept {
+        if (!std::has_single_bit(alignment)) return bytes::max();
+        const auto asked = detail::padded(size, alignment, natural_alignment);
+        return asked == 0 ? bytes::max() : page * ((asked + page.count() - 1) / page.count());
+    }
+    [[nodiscard]] bytes used() const noexcept { return book_.charged(); }
+
+private:
+    void* obtain(std::size_t size, std::size_t alignment, failure& why) noexcept {
+        detail::block b{.size = size, .alignment = alignment, .charge = charged(size, alignment)};
+        why = {.code = detail::impossible(alignment, b.charge), .asked = size};
+        if (why.code != errc::none) return nullptr;
+        cudaError_t code = cudaSuccess;
+        {
+            const detail::relaxed_capture relaxed;
+            const device_guard on(device_->api(), device_->ordinal(), device_guard::context::any, code);
+            const auto asked = static_cast<std::size_t>(detail::padded(size, alignment, natural_alignment));
+            // Portable: pinned for every device, not only for the current one.
+            if (code == cudaSuccess) code = cudaHostAlloc(&b.base, asked, cudaHostAllocPortable);
+        }
+        const errc refused = device_->health().note(code, "cudaHostAlloc");
+        why.code = refused == errc::device_lost ? refused : errc::out_of_memory;
+        if (refused != errc::none) return nullptr;
+        void* const p = detail::aligned(b.base, alignment);
+        if (book_.enter(p, b)) return p;
+        give_back(b);
+        return nullptr;
+    }
+
+    void give_back(const detail::block& b) noexcept {
+        cudaError_t code = cudaSuccess;
+        const detail::relaxed_capture relaxed;
+        {
+            const device_guard on(device_->api(), device_->ordinal(), device_guard::context::any, code);
+            if (code == cudaSuccess) code = cudaFreeHost(b.base);
+        }
+        (void)device_->health().keep(code, "cudaFreeHost");
+    }
+
+    const std::shared_ptr<detail::device_state> device_;
+    detail::block_book book_;
+};
+static_assert(memory_resource<pinned_memory>);
+
+}  // namespace gpushare::inline GPUSHARE_ABI::cuda

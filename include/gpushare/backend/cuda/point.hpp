@@ -1,0 +1,145 @@
+// SPDX-License-Identifier: Apache-2.0
+// Points on the timelines of CUDA streams: what `record()` returns. A point is an event out of a pool; it stays valid
+// when its stream and its node are gone.
+//
+//   cuda::point done = stream.record();
+//   if (!done.wait(clock.now() + 5ms)) ...          // false at the deadline
+#pragma once
+
+#include <cuda_runtime_api.h>
+
+#include <algorithm>
+#include <atomic>
+#include <chrono>
+#include <cstdint>
+#include <span>
+#include <thread>
+#include <utility>
+
+#include <gpushare/backend/cuda/device.hpp>
+#include <gpushare/backend/cuda/device_state.hpp>
+#include <gpushare/backend/host/clock.hpp>
+#include <gpushare/concepts.hpp>
+#include <gpushare/config.hpp>
+#include <gpushare/error.hpp>
+#include <gpushare/units.hpp>
+
+namespace gpushare::inline GPUSHARE_ABI::cuda {
+
+namespace detail {
+
+/// Asks the event, unless the answer is known. Once it is, it doesn't change. To be called with a relaxed_capture.
+[[nodiscard]] inline bool ask(point_state& p) noexcept {
+    // acquire: what others saw done is done for us, too.
+    if (p.outcome.load(std::memory_order_acquire) != point_state::pending) return true;
+    health& fate = p.device->health();
+    errc outcome = errc::device_lost;
+    if (!fate.lost()) {
+        const cudaError_t code = cudaEventQuery(p.event);
+        // A capture of this thread's own that is under way forbids the question: not an answer.
+        if (code == cudaErrorNotReady || code == cudaErrorStreamCaptureUnsupported) {
+            (void)handled(code);
+            return false;
+        }
+        outcome = fate.note(code, "cudaEventQuery");
+    }
+    p.outcome.store(static_cast<std::uint8_t>(outcome), std::memory_order_release);
+    return true;
+}
+
+/// One turn of waiting: CUDA can wake a thread for one event, not for any of several nor at a deadline, so we look,
+/// at first without a pause and in the end every 100 us.
+inline void pause(std::uint32_t turn, ns left) noexcept {
+    constexpr std::uint32_t looks = 32, yields = 64;
+    if (turn < looks) return;
+    if (turn < looks + yields) return std::this_thread::yield();
+    constexpr ns longest = std::chrono::microseconds(100);
+    const ns nap = std::min(ns{1000} * (turn - looks - yields + 1), longest);
+    std::this_thread::sleep_for(std::min(nap, std::max(left, ns{0})));
+}
+
+}  // namespace detail
+
+/// Models timeline_point; see there. Waits are on host::steady_clock. Safe from any thread, as a shared_ptr is.
+///
+/// After an error that makes the device unusable, every point of it is reached with errc::device_lost: CUDA doesn't
+/// tell which work had been done before. `elapsed` has the resolution of events, about 0.5 us, and 24 bits of a ms.
+class point {
+public:
+    point() noexcept = default;
+    point(const point& other) noexcept : state_(other.state_) {
+        // relaxed: the reference that is copied keeps the point alive.
+        if (state_ != nullptr) state_->references.fetch_add(1, std::memory_order_relaxed);
+    }
+    point(point&& other) noexcept : state_(std::exchange(other.state_, nullptr)) {}
+    point& operator=(point other) noexcept {
+        std::swap(state_, other.state_);
+        return *this;
+    }
+    ~point() {
+        if (state_ != nullptr) detail::drop(*state_);
+    }
+
+    [[nodiscard]] bool reached() const noexcept {
+        if (known()) return true;
+        const detail::relaxed_capture relaxed;
+        return detail::ask(*state_);
+    }
+    bool wait(instant deadline) const { return wait_any({this, 1}, deadline); }
+
+    /// False at once if `points` is empty. The points may belong to any devices and nodes.
+    static bool wait_any(std::span<const point> points, instant deadline) {
+        if (points.empty()) return false;
+        for (std::uint32_t turn = 0;; ++turn) {
+            if (any_reached(points)) return true;
+            const instant now = deadline == never ? instant{} : host::steady_clock::now();
+            if (now >= deadline) return false;
+            detail::pause(turn, deadline == never ? ns::max() : deadline - now);
+        }
+    }
+
+    /// errc::device_lost, and other codes for events that can't be asked; errc::none before it is reached.
+    [[nodiscard]] errc status() const noexcept {
+        return state_ != nullptr && reached() ? static_cast<errc>(state_->outcome.load(std::memory_order_relaxed))
+                                              : errc::none;
+    }
+
+    /// Zero as well where one of them failed, or belongs to another device.
+    friend ns elapsed(const point& a, const point& b) noexcept {
+        if (a.state_ == b.state_ || !a.succeeded() || !b.succeeded()) return ns{0};
+        if (a.state_->device != b.state_->device) return ns{0};
+        const detail::relaxed_capture relaxed;
+        float ms = 0;
+        const auto code = cudaEventElapsedTime(&ms, a.state_->event, b.state_->event);
+        if (a.state_->device->health().note(code, "cudaEventElapsedTime") != errc::none) return ns{0};
+        return ns{static_cast<ns::rep>(static_cast<double>(ms) * 1e6)};
+    }
+
+    /// For streams: takes over the reference that `state` was acquired with.
+    explicit point(detail::point_state& state) noexcept : state_(&state) {}
+    /// The event behind it, to make other work wait for it; null for a default-constructed point. Owned by the pool.
+    [[nodiscard]] cudaEvent_t native_handle() const noexcept { return state_ != nullptr ? state_->event : nullptr; }
+    /// Whether it is known to be reached, without asking.
+    [[nodiscard]] bool known() const noexcept {
+        return state_ == nullptr || state_->outcome.load(std::memory_order_acquire) != detail::point_state::pending;
+    }
+
+private:
+    [[nodiscard]] bool succeeded() const noexcept {
+        return state_ != nullptr && reached() && status() == errc::none && state_->event != nullptr;
+    }
+
+    static bool any_reached(std::span<const point> points) noexcept {
+        for (const point& p : points)
+            if (p.known()) return true;
+        const detail::relaxed_capture relaxed;
+        for (const point& p : points)
+            if (detail::ask(*p.state_)) return true;
+        return false;
+    }
+
+    detail::point_state* state_ = nullptr;
+};
+static_assert(timeline_point<point>);
+
+}  // namespace gpushare::inline GPUSHARE_ABI::cuda

@@ -1,0 +1,205 @@
+// SPDX-License-Identifier: Apache-2.0
+// Stream-ordered memory: CUDA's own pools, which allocate and free in the order of a stream, without waiting for it.
+//
+//   cuda::memory_pool pool{node, device_id{0}, {.max_size = 4_GiB}};
+//   void* p = pool.allocate(stream, 1 << 20);     s.launch(...);     pool.deallocate(stream, p);
+#pragma once
+
+#include <cuda_runtime_api.h>
+
+#include <bit>
+#include <cstddef>
+#include <cstdint>
+#include <memory>
+#include <string_view>
+#include <utility>
+
+#include <gpushare/backend/cuda/block_book.hpp>
+#include <gpushare/backend/cuda/device.hpp>
+#include <gpushare/backend/cuda/device_state.hpp>
+#include <gpushare/backend/cuda/error.hpp>
+#include <gpushare/backend/cuda/node.hpp>
+#include <gpushare/backend/cuda/stream.hpp>
+#include <gpushare/concepts.hpp>
+#include <gpushare/config.hpp>
+#include <gpushare/error.hpp>
+#include <gpushare/units.hpp>
+
+namespace gpushare::inline GPUSHARE_ABI::cuda {
+
+struct memory_pool_options {
+    bytes max_size{};           // CUDA's maxSize; nothing: no maximum of its own. CUDA may round it up
+    bytes keep = bytes::max();  // reserved memory that the pool doesn't return to the device at a sync
+};
+
+/// What a pool holds. `reserved` is what it took from the device, in big pieces; `used` is what is out of that. A
+/// maximum limits `reserved`, rounded up: a pool for 1 KiB was seen to reserve 32 MiB. So a quota in front of it counts
+/// `used`, and the account of the device counts `reserved`.
+struct memory_pool_usage {
+    bytes reserved{}, used{};
+    bytes reserved_peak{}, used_peak{};
+};
+
+/// Movable; one owner. Safe from any thread. Blocks must be freed, and their streams have got there, before it goes.
+class memory_pool {
+public:
+    /// Every block is aligned to that, and none to more.
+    static constexpr std::size_t natural_alignment = 256;
+    /// A block takes multiples of that. `./dev gpu` checks it on a device.
+    static constexpr bytes step{512};
+
+    /// Throws operation_error: errc::no_device, not_supported.
+    memory_pool(node& on, device_id d, const memory_pool_options& options = {}) : device_(on.state(d)) {
+        if (!device_->properties().memory_pools)
+            throw operation_error(errc::not_supported, {}, "the device has no stream-ordered memory pools");
+        cudaMemPoolProps wanted{};
+        wanted.allocType = cudaMemAllocationTypePinned;
+        wanted.location = {cudaMemLocationTypeDevice, device_->ordinal()};
+        wanted.maxSize = static_cast<std::size_t>(options.max_size.count());
+        check(cudaMemPoolCreate(&native_, &wanted), "making a memory pool");
+        try {
+            cuuint64_t keep = options.keep.count();
+            check(cudaMemPoolSetAttribute(native_, cudaMemPoolAttrReleaseThreshold, &keep), "setting up a memory pool");
+        } catch (...) {
+            destroy();
+            throw;
+        }
+    }
+    memory_pool(memory_pool&& other) noexcept
+        : device_(std::move(other.device_)), native_(std::exchange(other.native_, nullptr)) {}
+    memory_pool& operator=(memory_pool other) noexcept {
+        std::swap(device_, other.device_);
+        std::swap(native_, other.native_);
+        return *this;
+    }
+    ~memory_pool() { destroy(); }
+
+    /// Takes over a pool of the embedder's, on that device.
+    [[nodiscard]] static memory_pool from_native_handle(node& on, device_id d, cudaMemPool_t handle) {
+        return {on.state(d), handle};
+    }
+    static memory_pool from_native_handle(node&, device_id, std::nullptr_t) = delete;
+    static memory_pool from_native_handle(node&, device_id, int) = delete;
+    [[nodiscard]] cudaMemPool_t native_handle() const noexcept { return native_; }
+    /// The caller's to destroy from now on.
+    [[nodiscard]] cudaMemPool_t release() noexcept { return std::exchange(native_, nullptr); }
+
+    /// `size` bytes that work enqueued on `s` from now on may use, and work of other streams after a later point of it.
+    /// A unique address for 0 bytes. Throws memory_error: errc::out_of_memory (the device's, or over max_size),
+    /// size_overflow, bad_alignment (above natural_alignment, too); operation_error: errc::capturing.
+    [[nodiscard]] void* allocate(stream& s, std::size_t size, std::size_t alignment = natural_alignment) {
+        failure why;
+        void* const p = obtain(s, size, alignment, why);
+        if (p == nullptr) raise(why, {}, "allocating from a memory pool");
+        return p;
+    }
+    /// Null where `allocate` would throw.
+    [[nodiscard]] void* try_allocate(stream& s, std::size_t size, std::size_t alignment = natural_alignment) noexcept {
+        failure why;
+        return obtain(s, size, alignment, why);
+    }
+
+    /// Frees once `s` has got there; other streams that used it must have been waited for on `s`. Null is ignored.
+    /// errc::unknown_block for what CUDA says isn't a block of a pool; errc::capturing, device_lost. CUDA knows no
+    /// sizes, so a wrong one goes unnoticed: the quota's block table notices.
+    errc deallocate(stream& s, void* p) noexcept {
+        if (p == nullptr) return errc::none;
+        if (s.capturing()) return errc::capturing;
+        const auto code = cudaFreeAsync(p, s.native_handle());
+        const errc why = device_->health().note(code, "cudaFreeAsync");
+        return code == cudaErrorInvalidValue || code == cudaErrorInvalidDevicePointer ? errc::unknown_block : why;
+    }
+
+    /// What a block takes of `used`; bytes::max() if no device can have it.
+    [[nodiscard]] static constexpr bytes charged(std::size_t size, std::size_t alignment) noexcept {
+        if (!std::has_single_bit(alignment) || alignment > natural_alignment) return bytes::max();
+        const auto asked = detail::padded(size, 1, 1);
+        return asked == 0 ? bytes::max() : step * ((asked + step.count() - 1) / step.count());
+    }
+
+    /// Throws operation_error: errc::device_lost.
+    [[nodiscard]] memory_pool_usage usage() const {
+        return {.reserved = ask(cudaMemPoolAttrReservedMemCurrent),
+                .used = ask(cudaMemPoolAttrUsedMemCurrent),
+                .reserved_peak = ask(cudaMemPoolAttrReservedMemHigh),
+                .used_peak = ask(cudaMemPoolAttrUsedMemHigh)};
+    }
+
+    /// Returns reserved memory that isn't used to the device, but for `keep`.
+    void trim(bytes keep = {}) {
+        check(cudaMemPoolTrimTo(native_, static_cast<std::size_t>(keep.count())), "trimming a memory pool");
+    }
+
+    /// Kernels of `other` may use the pool's memory from now on, what is out already included.
+    /// Throws operation_error: errc::not_supported if the devices can't reach each other.
+    void open_to(const node& on, device_id other) {
+        cudaMemAccessDesc access{};
+        access.location = {cudaMemLocationTypeDevice, on.state(other)->ordinal()};
+        access.flags = cudaMemAccessFlagsProtReadWrite;
+        int reach = 1;
+        if (access.location.id != device_->ordinal())
+            check(cudaDeviceCanAccessPeer(&reach, access.location.id, device_->ordinal()), "opening a memory pool");
+        if (reach == 0) fail(cudaErrorPeerAccessUnsupported, "opening a memory pool to another device");
+        check(cudaMemPoolSetAccess(native_, &access, 1), "opening a memory pool to another device");
+    }
+
+private:
+    memory_pool(std::shared_ptr<detail::device_state> device, cudaMemPool_t handle) noexcept
+        : device_(std::move(device)), native_(handle) {}
+
+    void destroy() noexcept {
+        if (native_ != nullptr) (void)device_->health().keep(cudaMemPoolDestroy(native_), "cudaMemPoolDestroy");
+    }
+
+    void* obtain(stream& s, std::size_t size, std::size_t alignment, failure& why) noexcept {
+        const bytes charge = charged(size, alignment);
+        why = {.asked = size};
+        if (charge == bytes::max())
+            why.code = std::has_single_bit(alignment) && alignment <= natural_alignment ? errc::size_overflow
+                                                                                        : errc::bad_alignment;
+        else if (s.capturing())
+            why.code = errc::capturing;  // it would become a part of the graph, and live as long as that
+        if (why.code != errc::none) return nullptr;
+
+        void* p = nullptr;
+        const auto code =
+            cudaMallocFromPoolAsync(&p, static_cast<std::size_t>(charge.count()), native_, s.native_handle());
+        why.code = device_->health().note(code, "cudaMallocFromPoolAsync");
+        return why.code == errc::none ? p : nullptr;
+    }
+
+    [[nodiscard]] bytes ask(cudaMemPoolAttr what) const {
+        cuuint64_t figure = 0;
+        check(cudaMemPoolGetAttribute(native_, what, &figure), "asking a memory pool");
+        return bytes{figure};
+    }
+
+    std::shared_ptr<detail::device_state> device_;
+    cudaMemPool_t native_ = nullptr;
+};
+
+/// A pool and a stream as one memory_resource: what it hands out belongs to the stream's order. Refers to both.
+class stream_memory {
+public:
+    stream_memory(memory_pool& pool, stream& s) noexcept : pool_(&pool), stream_(&s) {}
+
+    [[nodiscard]] void* allocate(std::size_t size, std::size_t alignment) {
+        return pool_->allocate(*stream_, size, alignment);
+    }
+    [[nodiscard]] void* try_allocate(std::size_t size, std::size_t alignment) noexcept {
+        return pool_->try_allocate(*stream_, size, alignment);
+    }
+    errc deallocate(void* p, std::size_t /*size*/, std::size_t /*alignment*/) noexcept {
+        return pool_->deallocate(*stream_, p);
+    }
+    [[nodiscard]] static constexpr bytes charged(std::size_t size, std::size_t alignment) noexcept {
+        return memory_pool::charged(size, alignment);
+    }
+
+private:
+    memory_pool* pool_;
+    stream* stream_;
+};
+static_assert(memory_resource<stream_memory>);
+
+}  // namespace gpushare::inline GPUSHARE_ABI::cuda

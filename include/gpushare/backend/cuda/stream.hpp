@@ -1,0 +1,190 @@
+// SPDX-License-Identifier: Apache-2.0
+// A stream of a CUDA device: work on it runs in order, work on different streams may overlap. Non-blocking: it has
+// nothing to do with the default stream.
+//
+//   cuda::stream s = node.make_stream(device_id{0}, priority{1});
+//   s.copy(to, from, size);
+//   s.launch({.blocks = 64, .threads = 256}, kernel);      // with <gpushare/backend/cuda/launch.cuh>, by nvcc
+//   s.record().wait(never);
+#pragma once
+
+#include <cuda_runtime_api.h>
+
+#include <atomic>
+#include <chrono>
+#include <concepts>
+#include <cstddef>
+#include <cstdint>
+#include <memory>
+#include <utility>
+
+#include <gpushare/backend/cuda/device_state.hpp>
+#include <gpushare/backend/cuda/error.hpp>
+#include <gpushare/backend/cuda/point.hpp>
+#include <gpushare/concepts.hpp>
+#include <gpushare/config.hpp>
+#include <gpushare/error.hpp>
+#include <gpushare/units.hpp>
+
+namespace gpushare::inline GPUSHARE_ABI::cuda {
+
+class device_context;  // what a kernel sees: kernel_context.cuh
+
+namespace detail {
+
+/// A native stream and what we know about it.
+struct stream_state {
+    stream_state() = default;
+    stream_state(const stream_state&) = delete;
+    stream_state& operator=(const stream_state&) = delete;
+    ~stream_state() {
+        if (owned) (void)device->health().keep(cudaStreamDestroy(native), "cudaStreamDestroy");
+    }
+
+    std::shared_ptr<device_state> device;
+    std::shared_ptr<const void> keep_alive;  // our green context that it lives in: destroyed after the stream
+    bool partitioned = false;                // lives in a green context, whoever made it
+    cudaStream_t native = nullptr;
+    bool owned = false;            // ours to destroy
+    bool captured_unseen = false;  // somebody else has the handle, and may begin a capture on it
+    priority level;                // what was asked for
+    int native_priority = 0;       // and what it is for CUDA
+    std::uint32_t tag = 0;
+    std::uint32_t sms = 0;                // that its kernels can run on
+    std::atomic<bool> capturing = false;  // by a graph_capture of ours
+};
+
+}  // namespace detail
+
+/// Movable; one owner. Safe from any thread; what one thread enqueues stays in its order.
+///
+/// On a device that is lost, enqueuing does nothing, and the next point's `status()` says errc::device_lost. What else
+/// CUDA refuses throws at once: operation_error, or memory_error where there is no memory for it.
+/// What was enqueued still runs when the stream is destroyed.
+class stream {
+public:
+    using point = cuda::point;
+    using context = device_context;
+
+    stream(stream&&) noexcept = default;
+    stream& operator=(stream&&) noexcept = default;
+
+    // --- kernels: defined in launch.cuh and cooperative.cuh, which need nvcc
+
+    /// Enqueues `g.blocks` blocks of `g.threads` threads of `kernel`, a model of kernel_for, which is copied into the
+    /// launch. A grid of no blocks does nothing.
+    template <class K>
+    void launch(grid g, const K& kernel);
+
+    /// The same, all blocks starting together. Enqueues nothing and returns errc::too_many_blocks if more are asked for
+    /// than can be resident at once on sms().
+    template <class K>
+    errc launch_cooperative(grid g, const K& kernel);
+
+    /// The most blocks of `threads` threads that such a launch may have; 0 if the device can't do it.
+    template <class K = gpushare::detail::empty_kernel>
+    [[nodiscard]] std::uint32_t max_cooperative_blocks(const K& kernel = {}, std::uint32_t threads = 1) const noexcept;
+
+    /// Enqueues opaque work that takes `length`: a single block that looks at the device's clock.
+    template <class Rep, class Period>
+    void enqueue(std::chrono::duration<Rep, Period> length);
+
+    // --- everything else
+
+    /// Enqueues a copy of `size` bytes that don't overlap, from and to memory of the host or of any device that this
+    /// one reaches. From or to pageable host memory it waits, as CUDA does; pinned_memory doesn't.
+    void copy(void* to, const void* from, std::size_t size) {
+        if (size == 0) return;
+        enqueued(cudaMemcpyAsync(to, from, size, cudaMemcpyDefault, state_->native), "cudaMemcpyAsync");
+    }
+
+    /// Enqueues filling `size` bytes of device memory.
+    void fill(void* to, std::byte value, std::size_t size) {
+        if (size == 0) return;
+        enqueued_on_device([&] { return cudaMemsetAsync(to, static_cast<int>(value), size, state_->native); },
+                           "cudaMemsetAsync");
+    }
+
+    /// What is enqueued from now on waits until `p`, a point of any stream of this process, is reached.
+    /// Throws operation_error: errc::capturing if this stream is captured and `p` is still to come.
+    void wait(const point& p) {
+        if (p.known() || (capturing() && p.reached())) return;
+        if (capturing())
+            throw operation_error(errc::capturing, {}, "a capture can't wait for a point from outside of it");
+        enqueued(cudaStreamWaitEvent(state_->native, p.native_handle(), cudaEventWaitDefault), "cudaStreamWaitEvent");
+    }
+
+    /// The point after everything enqueued so far: one event out of the pool, recorded.
+    /// Throws operation_error: errc::capturing while the stream is captured, because nothing happens then. (A capture
+    /// that others begin on a stream of ours, by its handle, goes unnoticed unless the stream is borrowed.)
+    [[nodiscard]] point record() {
+        if (capturing() || (state_->captured_unseen && is_captured()))
+            throw operation_error(errc::capturing, {},
+                                  "a stream has no points while it is captured: launch the graph, then record");
+        detail::point_state& p = state_->device->acquire(state_->device);
+        point made(p);
+        const auto code = p.event != nullptr ? cudaEventRecord(p.event, state_->native) : cudaErrorContextIsDestroyed;
+        if (code == cudaSuccess) return made;
+        // Reached at once, for its kind has no event to ask.
+        const errc why = state_->device->health().note(code, "cudaEventRecord");
+        p.outcome.store(static_cast<std::uint8_t>(why), std::memory_order_release);
+        if (why != errc::device_lost) fail(code, "recording a point");
+        return made;
+    }
+
+    /// As asked for. CUDA has few priorities: see native_priority().
+    [[nodiscard]] priority level() const noexcept { return state_->level; }
+    /// What CUDA made of it: 0 is the lowest, -5 or so the highest.
+    [[nodiscard]] int native_priority() const noexcept { return state_->native_priority; }
+    /// Who it belongs to, in traces.
+    [[nodiscard]] std::uint32_t tag() const noexcept { return state_->tag; }
+    /// How many SMs its kernels run on: those of its green context, or all of the device.
+    [[nodiscard]] std::uint32_t sms() const noexcept { return state_->sms; }
+    /// Lives in a green context, its own SMs.
+    [[nodiscard]] bool in_partition() const noexcept { return state_->partitioned; }
+    [[nodiscard]] const device_properties& properties() const noexcept { return state_->device->properties(); }
+    /// Between the begin and the end of a graph_capture.
+    [[nodiscard]] bool capturing() const noexcept { return state_->capturing.load(std::memory_order_relaxed); }
+
+    /// Still owned, or borrowed, by this.
+    [[nodiscard]] cudaStream_t native_handle() const noexcept { return state_->native; }
+    /// The handle, which is the caller's to destroy from now on. A stream of a green context must go before that.
+    [[nodiscard]] cudaStream_t release() noexcept {
+        state_->owned = false;
+        state_->captured_unseen = true;
+        return state_->native;
+    }
+
+    // --- for what enqueues: launch.cuh, graphs, pools
+
+    /// Takes note of how a call that enqueued something went; throws what isn't left to the next point.
+    void enqueued(cudaError_t code, const char* call) {
+        if (code == cudaSuccess) return;
+        if (state_->device->health().note(code, call) != errc::device_lost) fail(code, call);
+    }
+    /// The same around a call that needs the device to be current.
+    template <std::invocable F>
+    void enqueued_on_device(F&& call, const char* name) {
+        cudaError_t code = cudaSuccess;
+        {
+            const device_guard on(state_->device->api(), state_->device->ordinal(), device_guard::context::any, code);
+            if (code == cudaSuccess) code = call();
+        }
+        enqueued(code, name);
+    }
+    [[nodiscard]] detail::stream_state& state() const noexcept { return *state_; }
+    explicit stream(std::unique_ptr<detail::stream_state> state) noexcept : state_(std::move(state)) {}
+
+private:
+    [[nodiscard]] bool is_captured() const {
+        auto status = cudaStreamCaptureStatusNone;
+        check(cudaStreamIsCapturing(state_->native, &status), "asking a stream whether it is captured");
+        return status != cudaStreamCaptureStatusNone;
+    }
+
+    std::unique_ptr<detail::stream_state> state_;
+};
+static_assert(queue<stream>);
+static_assert(copier<stream>);
+
+}  // namespace gpushare::inline GPUSHARE_ABI::cuda

@@ -1,0 +1,19 @@
+// SPDX-License-Identifier: Apache-2.0
+// Everything of gpushare.hpp, the CUDA backend, and what needs nvcc: launching kernels. For .cu files.
+//
+//   #include <gpushare/gpushare.cuh>
+//   namespace cu = gpushare::cuda;      // with `using namespace gpushare`, cuda would also be the toolkit's ::cuda
+#pragma once
+
+#ifndef __CUDACC__
+#error "gpushare: gpushare.cuh needs nvcc: include it from .cu files only; gpushare.hpp is for the others"
+#endif
+
+#include <gpushare/atomic_ref.hpp>
+#include <gpushare/backend/cuda/cooperative.cuh>
+#include <gpushare/backend/cuda/cuda.hpp>
+#include <gpushare/backend/cuda/kernel_context.cuh>
+#include <gpushare/backend/cuda/launch.cuh>
+#include <gpushare/gpushare.hpp>
+#include <gpushare/numbers.hpp>
+#include <gpushare/packed.hpp>

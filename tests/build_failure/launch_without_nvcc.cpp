@@ -1,0 +1,3 @@
+// SPDX-License-Identifier: Apache-2.0
+// must fail: launch.cuh needs nvcc
+#include <gpushare/backend/cuda/launch.cuh>

@@ -1,0 +1,295 @@
+// SPDX-License-Identifier: Apache-2.0
+// Graphs and green contexts of CUDA, over the stand-in.
+#include <gpushare/backend/cuda/graph.hpp>
+#include <gpushare/backend/cuda/green_context.hpp>
+#include <gpushare/backend/cuda/node.hpp>
+#include <gpushare/backend/cuda/sm_split.hpp>
+
+#include <algorithm>
+#include <array>
+#include <chrono>
+#include <cstddef>
+#include <cstdint>
+#include <functional>
+#include <numeric>
+#include <optional>
+#include <span>
+#include <stdexcept>
+#include <thread>
+#include <utility>
+#include <vector>
+
+#include <gpushare/tenant/tenancy.hpp>
+
+#include "support/catch.hpp"
+#include "support/cuda_standin/launch.hpp"
+#include "support/cuda_standin/raw.hpp"
+#include "support/cuda_standin/session.hpp"
+
+using namespace gpushare::literals;
+using namespace std::chrono_literals;
+using Catch::Matchers::Contains;
+using gpushare::device_id;
+using gpushare::errc;
+using gpushare::never;
+using gpushare::operation_error;
+using gpushare::priority;
+
+namespace cuda = gpushare::cuda;
+
+namespace {
+
+constexpr device_id d{0};
+
+struct fixture {
+    const standin::session gpu;
+    cuda::node node;
+    cuda::stream s = node.make_stream(d);
+};
+
+/// *counter += step, by one thread.
+struct add {
+    int* counter;
+    int step;
+    template <class C>
+    void operator()(C& ctx) const {
+        if (ctx.block_rank() == 0 && ctx.thread_rank() == 0) *counter += step;
+    }
+};
+
+template <class F>
+errc code_of(F f) {
+    try {
+        f();
+    } catch (const gpushare::error& e) {
+        return e.code();
+    }
+    return errc::none;
+}
+
+}  // namespace
+
+TEST_CASE_METHOD(fixture, "what is captured runs at each launch, and not before", "[cuda][graph]") {
+    int n = 0;
+    const auto g = cuda::capture(s, [&](cuda::stream& to) {
+        to.launch({}, add{&n, 1});
+        to.launch({}, add{&n, 10});
+    });
+    CHECK(g.num_nodes() == 2);
+    cuda::graph_executable run{g};
+    CHECK(s.record().wait(never));
+    CHECK(n == 0);
+    for (int i = 0; i < 3; ++i) run.launch(s);
+    CHECK(s.record().wait(never));
+    CHECK(n == 33);
+}
+
+TEST_CASE_METHOD(fixture, "a capture that throws leaves a usable stream and no graph", "[cuda][graph]") {
+    int n = 0;
+    const auto spoilt = [&] {
+        (void)cuda::capture(s, [&](cuda::stream& to) {
+            to.launch({}, add{&n, 1});
+            throw std::runtime_error("half-way");
+        });
+    };
+    CHECK_THROWS_AS(spoilt(), std::runtime_error);
+    CHECK_FALSE(s.capturing());
+    CHECK(standin::existing().graphs == 0);
+    s.launch({}, add{&n, 5});
+    CHECK(s.record().wait(never));
+    CHECK(n == 5);
+}
+
+TEST_CASE_METHOD(fixture, "a capture that was spoilt says so at its end", "[cuda][graph]") {
+    cuda::graph_capture scope{s};
+    CHECK(code_of([&] { cuda::graph_capture twice{s}; }) == errc::capturing);
+    CHECK(s.capturing());
+    (void)cudaStreamSynchronize(s.native_handle());  // forbidden, and CUDA ends the capture
+    CHECK(code_of([&] { (void)scope.finish(); }) == errc::capturing);
+    CHECK_FALSE(s.capturing());
+    CHECK(s.record().wait(never));
+    CHECK(cudaPeekAtLastError() == cudaSuccess);
+    (void)standin::take_findings();  // which is the test's own doing
+}
+
+TEST_CASE_METHOD(fixture, "an executable takes new arguments, and refuses another shape", "[cuda][graph]") {
+    int n = 0;
+    const auto graph_of = [&](int step, int launches) {
+        return cuda::capture(s, [&](cuda::stream& to) {
+            for (int i = 0; i < launches; ++i) to.launch({}, add{&n, step});
+        });
+    };
+    cuda::graph_executable run{graph_of(1, 2)};
+    CHECK(run.update(graph_of(7, 2)));
+    run.launch(s);
+    CHECK(s.record().wait(never));
+    CHECK(n == 14);
+    CHECK_FALSE(run.update(graph_of(7, 3)));
+    run.launch(s);
+    CHECK(s.record().wait(never));
+    CHECK(n == 28);
+    CHECK(cudaPeekAtLastError() == cudaSuccess);
+
+    auto moved = std::move(run);
+    moved.launch(s);
+    CHECK(s.record().wait(never));
+    CHECK(n == 42);
+}
+
+TEST_CASE_METHOD(fixture, "graphs in and out", "[cuda][graph]") {
+    REQUIRE(cudaStreamBeginCapture(s.native_handle(), cudaStreamCaptureModeThreadLocal) == cudaSuccess);
+    auto g = cuda::graph::from_native_handle(s, raw::end_capture(s.native_handle()));
+    CHECK(g.num_nodes() == 0);
+    auto moved = std::move(g);
+    const auto native = moved.release();
+    CHECK(standin::existing().graphs == 1);
+    CHECK(cudaGraphDestroy(native) == cudaSuccess);
+}
+
+TEST_CASE_METHOD(fixture, "the permit is for the launch of a graph, and its time is the tenant's", "[cuda][graph]") {
+    gpushare::tenancy shared{node};
+    auto chat = shared.admit({.name = "chat", .memory = 1_MiB, .compute = 50_pct});
+    const auto g = cuda::capture(s, [&](cuda::stream& to) {
+        for (int i = 0; i < 4; ++i) to.enqueue(2ms);
+    });
+    cuda::graph_executable run{g};
+    auto done = chat.submit([&](cuda::stream& to) { run.launch(to); });
+    CHECK(done.wait());
+    CHECK(chat.usage().completed == 1);
+    CHECK(chat.usage().device_time >= 8ms);
+}
+
+TEST_CASE_METHOD(fixture, "a device that is lost ends a capture and the launches behind it quietly",
+                 "[cuda][graph][fault]") {
+    int n = 0;
+    std::optional<cuda::graph_executable> run;
+    run.emplace(cuda::capture(s, [&](cuda::stream& to) { to.launch({}, add{&n, 1}); }));
+    standin::poison(0, cudaErrorIllegalAddress);
+    CHECK_NOTHROW(run->launch(s));
+    CHECK(s.record().status() == errc::device_lost);
+    CHECK(code_of([&] { (void)cuda::capture(s, [](cuda::stream&) {}); }) == errc::device_lost);
+    CHECK_FALSE(s.capturing());
+    CHECK(n == 0);
+}
+
+TEST_CASE("SMs are shared out in whole units", "[cuda][green]") {
+    using sms = std::vector<std::uint32_t>;
+    constexpr cuda::sm_split h100{.sms = 132, .unit = 8, .units = 16};
+    CHECK(cuda::equal_sms(h100, 1) == sms{128});
+    CHECK(cuda::equal_sms(h100, 3) == sms{40, 40, 40});
+    CHECK(cuda::equal_sms(h100, 16) == sms(16, 8));
+    CHECK(code_of([&] { (void)cuda::equal_sms(h100, 17); }) == errc::too_few_sms);
+    CHECK(code_of([&] { (void)cuda::equal_sms(h100, 0); }) == errc::invalid_specification);
+    CHECK(code_of([&] { (void)cuda::equal_sms({}, 1); }) == errc::too_few_sms);
+
+    CHECK(cuda::weighted_sms(h100, std::array{3U, 1U}) == sms{96, 32});
+    CHECK(cuda::weighted_sms(h100, std::array{1U, 1U, 1U}) == sms{48, 40, 40});
+    CHECK(cuda::weighted_sms(h100, std::array{1000000U, 1U}) == sms{120, 8});
+    CHECK(cuda::weighted_sms(h100, std::array{0xffffffffU, 0xffffffffU}) == sms{64, 64});
+    CHECK(code_of([&] { (void)cuda::weighted_sms(h100, std::array{1U, 0U}); }) == errc::invalid_specification);
+    CHECK(code_of([&] { (void)cuda::weighted_sms(h100, {}); }) == errc::invalid_specification);
+
+    // Every small case: all given out, nobody without, nobody off by a unit unless the minimum is in the way.
+    for (std::uint32_t units = 1; units <= 12; ++units)
+        for (std::uint32_t a = 1; a <= 9; ++a)
+            for (std::uint32_t b = 1; b <= 9; ++b)
+                for (std::uint32_t c = 1; c <= 9; ++c) {
+                    if (units < 3) continue;
+                    const std::array weights{a, b, c};
+                    const auto got = cuda::weighted_sms({.sms = units * 2, .unit = 2, .units = units}, weights);
+                    REQUIRE(std::accumulate(got.begin(), got.end(), 0U) == units * 2);
+                    bool forced = false;
+                    for (const auto w : weights) forced |= units * w < a + b + c;
+                    for (std::size_t i = 0; i < 3; ++i) {
+                        REQUIRE(got[i] >= 2);
+                        const double due = 2.0 * units * weights[i] / (a + b + c);
+                        if (!forced) REQUIRE(std::abs(got[i] - due) < 2.0);
+                    }
+                }
+
+    CHECK(code_of([&] { cuda::check_sms(h100, std::array{12U}); }) == errc::not_whole);
+    CHECK(code_of([&] { cuda::check_sms(h100, std::array{0U}); }) == errc::not_whole);
+    CHECK(code_of([&] { cuda::check_sms(h100, std::array{64U, 72U}); }) == errc::too_few_sms);
+    CHECK(code_of([&] { cuda::check_sms(h100, std::array{64U, 64U}); }) == errc::none);
+}
+
+TEST_CASE("partitions have the SMs that were asked for, and their streams know it", "[cuda][green]") {
+    const standin::session gpu{{.sms = 132, .sm_step = 8}};
+    cuda::node node;
+    const auto can = cuda::query_sm_split(node, d);
+    CHECK(can.sms == 132);
+    CHECK(can.unit == 8);
+    CHECK(can.units == 16);
+    auto parts = cuda::make_green_contexts(node, d, cuda::weighted_sms(can, std::array{3U, 1U}));
+    REQUIRE(parts.size() == 2);
+    for (auto& part : parts) {
+        CUdevResource has{};
+        CHECK(node.api().green_get_resource(part.native_handle(), &has, CU_DEV_RESOURCE_TYPE_SM) == CUDA_SUCCESS);
+        CHECK(has.sm.smCount == part.sms());
+        auto s = part.make_stream(priority{2}, 9);
+        CHECK(s.sms() == part.sms());
+        CHECK(s.in_partition());
+        CHECK(s.level() == priority{2});
+        CHECK(s.native_priority() == -2);
+        CHECK(s.tag() == 9);
+        CHECK(s.max_cooperative_blocks() == 2 * part.sms());
+        s.enqueue(100us);
+        CHECK(s.record().wait(never));
+
+        const auto borrowed = node.borrow(s.native_handle());
+        CHECK(borrowed.in_partition());
+        CHECK(borrowed.sms() == part.sms());
+    }
+    CHECK(parts[0].sms() == 96);
+    CHECK(parts[1].sms() == 32);
+    CHECK(node.make_stream(d).sms() == 132);
+}
+
+TEST_CASE("a partition stays until its last stream is gone", "[cuda][green]") {
+    const standin::session gpu;
+    cuda::node node;
+    std::optional<cuda::stream> s;
+    {
+        auto parts = cuda::make_green_contexts(node, d, std::array{8U, 8U});
+        s = parts[1].make_stream();
+    }
+    CHECK(standin::existing().green_contexts == 1);
+    s->enqueue(1us);
+    CHECK(s->record().wait(never));
+    const auto p = s->record();
+    s.reset();
+    CHECK(standin::existing().green_contexts == 0);
+    CHECK(p.wait(never));
+}
+
+TEST_CASE("partitions are made all or none", "[cuda][green][fault]") {
+    const standin::session gpu;  // 16 SMs
+    cuda::node node;
+    CHECK(code_of([&] { (void)cuda::make_green_contexts(node, d, std::array{8U, 16U}); }) == errc::too_few_sms);
+    CHECK(code_of([&] { (void)cuda::make_green_contexts(node, d, std::array{12U}); }) == errc::not_whole);
+    CHECK(code_of([&] { (void)cuda::make_green_contexts(node, device_id{9}, std::array{8U}); }) == errc::no_device);
+    standin::inject({.call = "cuGreenCtxCreate", .code = cudaErrorMemoryAllocation, .skip = 1});
+    CHECK(code_of([&] { (void)cuda::make_green_contexts(node, d, std::array{8U, 8U}); }) == errc::out_of_memory);
+    CHECK(standin::existing().green_contexts == 0);
+    CHECK(cuda::make_green_contexts(node, d, std::array{8U, 8U}).size() == 2);
+    CHECK(cuda::make_green_contexts(node, d, {}).empty());
+}
+
+TEST_CASE("a stream outside of all partitions is named", "[cuda][green]") {
+    const standin::session gpu;
+    cuda::node node;
+    auto parts = cuda::make_green_contexts(node, d, std::array{8U, 8U});
+    std::vector<cuda::stream> streams;
+    streams.push_back(parts[0].make_stream({}, 1));
+    streams.push_back(parts[1].make_stream({}, 2));
+    CHECK_NOTHROW(cuda::require_partitioned(node, streams));
+    streams.push_back(node.make_stream(d, {}, 42));
+    CHECK_THROWS_WITH(cuda::require_partitioned(node, streams), Contains("tag 42"));
+}
+
+TEST_CASE("a driver without green contexts says so", "[cuda][green]") {
+    const standin::session gpu{{.driver_version = 12030}};
+    cuda::node node;
+    CHECK(code_of([&] { (void)cuda::query_sm_split(node, d); }) == errc::not_supported);
+    CHECK_FALSE(node.make_stream(d).in_partition());
+}

@@ -1,0 +1,370 @@
+// SPDX-License-Identifier: Apache-2.0
+// A CUDA node over the stand-in: what it says where it can't be made, whose streams it takes, what stays current, and
+// what becomes of the errors that nobody can be told.
+#include <gpushare/backend/cuda/green_context.hpp>
+#include <gpushare/backend/cuda/node.hpp>
+#include <gpushare/backend/cuda/overhead.hpp>
+#include <gpushare/backend/cuda/topology.hpp>
+
+#include <array>
+#include <concepts>
+#include <cstdint>
+#include <optional>
+#include <set>
+#include <string>
+#include <string_view>
+#include <type_traits>
+#include <utility>
+#include <vector>
+
+#include "support/catch.hpp"
+#include "support/cuda_standin/launch.hpp"
+#include "support/cuda_standin/raw.hpp"
+#include "support/cuda_standin/session.hpp"
+
+using namespace gpushare::literals;
+using Catch::Matchers::Contains;
+using gpushare::device_id;
+using gpushare::errc;
+using gpushare::operation_error;
+using gpushare::priority;
+
+namespace cuda = gpushare::cuda;
+
+namespace {
+
+constexpr device_id first{0}, second{1};
+
+/// Of what making a node throws; none if it doesn't.
+errc why_no_node(const cuda::node_options& options = {}) {
+    try {
+        const cuda::node node(options);
+    } catch (const gpushare::error& e) {
+        return e.code();
+    }
+    return errc::none;
+}
+
+int current_device() {
+    int d = -1;
+    CHECK(cudaGetDevice(&d) == cudaSuccess);
+    return d;
+}
+
+}  // namespace
+
+TEST_CASE("a node without a driver, or without a device, says which", "[cuda][node]") {
+    {
+        const standin::session gpu{{.driver_version = 0}};
+        CHECK(why_no_node() == errc::no_driver);
+        CHECK_THROWS_WITH(cuda::node(), Contains("cudaErrorInsufficientDriver (35)"));
+    }
+    {
+        const standin::session gpu{{.devices = 0}};
+        CHECK(why_no_node() == errc::no_device);
+    }
+    const standin::session gpu{{.devices = 2}};
+    CHECK(why_no_node({.devices = {0, 2}}) == errc::no_device);
+    CHECK(why_no_node({.devices = {-1}}) == errc::no_device);
+    CHECK(why_no_node({.devices = {1, 0, 1}}) == errc::duplicate_device);
+    CHECK(why_no_node() == errc::none);
+}
+
+TEST_CASE("a node has the devices that were named, in that order, and makes contexts on no others", "[cuda][node]") {
+    const standin::session gpu{{.devices = 3, .memory = 64_MiB, .context = 4_MiB}};
+    cuda::node node{{.devices = {2, 1}}};
+    REQUIRE(node.num_devices() == 2);
+    CHECK(node.properties(first).ordinal == 2);
+    CHECK(node.properties(second).ordinal == 1);
+    CHECK(node.memory(first).taken_by_others() == 4_MiB);
+    CHECK_THROWS_AS(node.memory(device_id{2}), operation_error);
+    CHECK_THROWS_AS(node.make_stream(device_id{7}), operation_error);
+    CHECK_THROWS_AS(node.health(device_id{2}), operation_error);
+
+    void* const p = node.memory(first).allocate(1000, 256);
+    auto s = node.make_stream(second);
+    s.copy(p, p, 0);
+    CHECK(s.record().wait(gpushare::never));
+    int active = 0;
+    unsigned flags = 0;
+    CHECK(node.api().primary_ctx_get_state(0, &flags, &active) == CUDA_SUCCESS);
+    CHECK(active == 0);
+
+    cudaPointerAttributes at{};
+    CHECK(cudaPointerGetAttributes(&at, p) == cudaSuccess);
+    CHECK(at.device == 2);
+    CHECK(node.memory(first).deallocate(p, 1000, 256) == errc::none);
+}
+
+TEST_CASE("whatever the node does, the thread's current device and context stay", "[cuda][node]") {
+    const standin::session gpu{{.devices = 2}};
+    const auto driver = raw::load_driver();
+    cuda::node node;
+    REQUIRE(cudaSetDevice(1) == cudaSuccess);
+    const auto exercise = [&] {
+        auto s = node.make_stream(first);
+        (void)s.record().wait(gpushare::never);
+        void* const p = node.memory(first).allocate(100, 256);
+        s.fill(p, std::byte{1}, 100);
+        CHECK(s.record().wait(gpushare::never));
+        CHECK(node.memory(first).deallocate(p, 100, 256) == errc::none);
+        CHECK(node.memory(first).taken_by_others() > 0_B);
+        CHECK(node.enable_peer_access(first, second));
+    };
+    exercise();
+    CHECK(current_device() == 1);
+
+    // A context of the embedder's own, here a green one of the very same device.
+    REQUIRE(cudaSetDevice(0) == cudaSuccess);
+    const CUgreenCtx green = raw::make_green(driver, 8);
+    CUcontext mine = nullptr, now = nullptr;
+    REQUIRE(driver.context_of(&mine, green) == CUDA_SUCCESS);
+    REQUIRE(node.api().ctx_set_current(mine) == CUDA_SUCCESS);
+    exercise();
+    CHECK(node.api().ctx_get_current(&now) == CUDA_SUCCESS);
+    CHECK(now == mine);
+    {
+        auto s = node.make_stream(first);  // in the primary context, all the same
+        std::vector<cuda::point> fresh;    // and so are new events, or the stream couldn't record them
+        for (int i = 0; i < 5; ++i) fresh.push_back(s.record());
+        CHECK(fresh.back().wait(gpushare::never));
+        CHECK_FALSE(cuda::stream_inside_partition(node, s.native_handle()));
+    }
+    REQUIRE(cudaSetDevice(0) == cudaSuccess);
+    CHECK(driver.destroy_green(green) == CUDA_SUCCESS);
+}
+
+TEST_CASE("priorities count up, are clamped, and what was asked for is remembered", "[cuda][node]") {
+    const standin::session gpu{{.least_priority = 0, .greatest_priority = -5}};
+    cuda::node node;
+    const auto native = [&](int level) {
+        const auto s = node.make_stream(first, priority{level});
+        CHECK(s.level() == priority{level});
+        return s.native_priority();
+    };
+    CHECK(native(0) == 0);
+    CHECK(native(1) == -1);
+    CHECK(native(5) == -5);
+    CHECK(native(6) == -5);
+    CHECK(native(2147483647) == -5);
+    CHECK(native(-1) == 0);
+    CHECK(native(-2147483647 - 1) == 0);
+}
+
+TEST_CASE("streams of the embedder's are taken over or borrowed; default streams are refused", "[cuda][node]") {
+    const standin::session gpu{{.devices = 2}};
+    cuda::node node{{.devices = {1}}};
+    REQUIRE(cudaSetDevice(1) == cudaSuccess);
+    cudaStream_t mine = nullptr;
+    REQUIRE(cudaStreamCreateWithPriority(&mine, cudaStreamNonBlocking, -2) == cudaSuccess);
+    {
+        auto s = node.borrow(mine, 7);
+        CHECK(s.native_handle() == mine);
+        CHECK(s.level() == priority{2});
+        CHECK(s.native_priority() == -2);
+        CHECK(s.tag() == 7);
+        CHECK(s.record().wait(gpushare::never));
+    }
+    CHECK(standin::existing().streams == 1);
+    { const auto s = node.from_native_handle(mine); }
+    CHECK(standin::existing().streams == 0);
+
+    for (const cudaStream_t none : {cudaStream_t{}, cudaStreamLegacy, cudaStreamPerThread}) {
+        CHECK_THROWS_AS(node.borrow(none), operation_error);
+        CHECK_THROWS_AS(node.from_native_handle(none), operation_error);
+    }
+    const auto elsewhere = raw::make_stream(0);
+    CHECK_THROWS_AS(node.borrow(elsewhere), operation_error);
+    raw::destroy(elsewhere);
+
+    cudaStream_t released = nullptr;
+    {
+        auto s = node.make_stream(first);
+        released = s.release();
+        CHECK(s.record().wait(gpushare::never));
+    }
+    CHECK(standin::existing().streams == 1);
+    raw::destroy(released);
+
+    // Literals mean a default stream.
+    static_assert(!std::invocable<decltype([](auto& n) -> decltype(n.borrow(0)) { return n.borrow(0); }), cuda::node&>);
+    static_assert(!std::invocable<decltype([](auto& n) -> decltype(n.borrow(nullptr)) { return n.borrow(nullptr); }),
+                                  cuda::node&>);
+}
+
+TEST_CASE("errors of CUDA have codes, and texts that name the call, the error and its number", "[cuda][error]") {
+    const standin::session gpu;
+    cuda::node node;
+    standin::inject({.call = "cudaStreamCreateWithPriority", .code = cudaErrorInvalidValue});
+    try {
+        (void)node.make_stream(first);
+        FAIL("made a stream");
+    } catch (const operation_error& e) {
+        CHECK(e.code() == errc::backend_failed);
+        CHECK_THAT(e.what(), Contains("making a stream: cudaErrorInvalidValue (1)"));
+    }
+    standin::inject({.call = "cudaStreamCreateWithPriority", .code = cudaErrorMemoryAllocation});
+    CHECK_THROWS_AS(node.make_stream(first), std::bad_alloc);
+    CHECK(cudaPeekAtLastError() == cudaSuccess);  // nothing is left for the embedder to stumble over
+
+    CHECK(cuda::to_errc(cudaSuccess) == errc::none);
+    CHECK(cuda::to_errc(cudaErrorInsufficientDriver) == errc::no_driver);
+    CHECK(cuda::to_errc(cudaErrorNoDevice) == errc::no_device);
+    CHECK(cuda::to_errc(cudaErrorNotSupported) == errc::not_supported);
+    CHECK(cuda::to_errc(cudaErrorStreamCaptureUnsupported) == errc::capturing);
+    CHECK(cuda::to_errc(cudaErrorCooperativeLaunchTooLarge) == errc::too_many_blocks);
+    for (const auto sticky : {cudaErrorIllegalAddress, cudaErrorAssert, cudaErrorLaunchFailure,
+                              cudaErrorECCUncorrectable, cudaErrorMisalignedAddress, cudaErrorLaunchTimeout}) {
+        CHECK(cuda::is_sticky(sticky));
+        CHECK(cuda::to_errc(sticky) == errc::device_lost);
+    }
+    for (const auto passing : {cudaErrorInvalidValue, cudaErrorMemoryAllocation, cudaErrorNotReady})
+        CHECK_FALSE(cuda::is_sticky(passing));
+}
+
+TEST_CASE("after an illegal access: every point reached, the error named once, the other device untouched",
+          "[cuda][node][fault]") {
+    const standin::session gpu{{.devices = 2}};
+    cuda::node node;
+    auto s = node.make_stream(first);
+    auto other = node.make_stream(second);
+    standin::hold(s.native_handle());
+    std::vector<cuda::point> before;
+    for (int i = 0; i < 3; ++i) before.push_back(s.record());
+    CHECK_FALSE(before.front().reached());
+    CHECK_FALSE(node.lost(first));
+
+    standin::poison(0, cudaErrorIllegalAddress);
+    for (const auto& p : before) {
+        CHECK(p.wait(gpushare::never));
+        CHECK(p.status() == errc::device_lost);
+        CHECK(elapsed(before.front(), p) == gpushare::ns{0});
+    }
+    CHECK(node.lost(first));
+    const auto why = node.health(first).fatal();
+    REQUIRE(why.has_value());
+    CHECK(why->code == cudaErrorIllegalAddress);
+    CHECK(std::string_view{why->call} == "cudaEventQuery");
+
+    // What is enqueued from now on does nothing, and says so at its point.
+    int x = 0, y = 0;
+    CHECK_NOTHROW(s.copy(&x, &y, sizeof x));
+    const auto after = s.record();
+    CHECK(after.reached());
+    CHECK(after.status() == errc::device_lost);
+    CHECK_NOTHROW(s.wait(before.front()));
+    CHECK(node.memory(first).try_allocate(100, 256) == nullptr);
+    CHECK_THROWS_AS(node.make_stream(first), operation_error);
+    CHECK(node.memory(first).taken_by_others() == node.memory(first).capacity());
+    CHECK(node.health(first).fatal()->call == why->call);
+
+    // Nobody asks CUDA any more.
+    standin::forget_calls();
+    CHECK(s.record().status() == errc::device_lost);
+    CHECK(standin::count("cudaEventQuery") == 0);
+
+    CHECK_FALSE(node.lost(second));
+    CHECK(other.record().wait(gpushare::never));
+    CHECK(other.record().status() == errc::none);
+}
+
+TEST_CASE("what a destructor can't report is kept for whoever asks", "[cuda][node][fault]") {
+    const standin::session gpu;
+    cuda::node node;
+    auto& health = node.health(first);
+    CHECK_FALSE(health.take_last_error());
+    cudaStream_t left = nullptr;
+    {
+        const auto s = node.make_stream(first);
+        left = s.native_handle();
+        standin::inject({.call = "cudaStreamDestroy", .code = cudaErrorInvalidResourceHandle});
+    }
+    CHECK(health.unreported() == 1);
+    const auto last = health.take_last_error();
+    REQUIRE(last.has_value());
+    CHECK(last->code == cudaErrorInvalidResourceHandle);
+    CHECK(std::string_view{last->call} == "cudaStreamDestroy");
+    CHECK_FALSE(health.take_last_error());
+    CHECK_FALSE(health.lost());
+    CHECK(cudaPeekAtLastError() == cudaSuccess);
+    raw::destroy(left);
+
+    // One that stays isn't lost either: it makes the device lost.
+    void* const p = node.memory(first).allocate(100, 256);
+    standin::inject({.call = "cudaFree", .code = cudaErrorIllegalAddress, .sticky = true});
+    CHECK(node.memory(first).deallocate(p, 100, 256) == errc::none);
+    CHECK(health.lost());
+    CHECK(health.unreported() == 2);
+    CHECK(std::string_view{health.fatal().value().call} == "cudaFree");
+    CHECK(node.memory(first).used() == 0_B);
+    (void)cudaFree(p);  // the fault kept the call from freeing it
+}
+
+TEST_CASE("devices that can't reach each other's memory are no error", "[cuda][node]") {
+    {
+        const standin::session gpu{{.devices = 2, .peers = false}};
+        cuda::node node;
+        CHECK_FALSE(node.enable_peer_access(first, second));
+    }
+    const standin::session gpu{{.devices = 2}};
+    cuda::node node;  // has enabled it
+    CHECK(node.enable_peer_access(first, second));
+    CHECK(node.enable_peer_access(first, first));
+    CHECK(cudaPeekAtLastError() == cudaSuccess);
+    cuda::node apart{{.peer_access = false}};
+    CHECK(standin::count("cudaDeviceEnablePeerAccess") == 3);
+}
+
+TEST_CASE("the topology has a link for every pair, by what the runtime tells", "[cuda][topology]") {
+    using cuda::classify;
+    using cuda::link_kind;
+    CHECK(classify(true, true, 0, 1) == link_kind::nvlink);
+    CHECK(classify(true, false, 0, 1) == link_kind::pcie);
+    CHECK(classify(false, false, 0, 0) == link_kind::host);
+    CHECK(classify(false, false, 0, 1) == link_kind::across_sockets);
+    CHECK(classify(false, false, -1, 1) == link_kind::host);
+    std::set<std::string_view> texts;
+    for (int k = 0; k < 5; ++k) texts.insert(to_string(static_cast<link_kind>(k)));
+    CHECK(texts.size() == 5);
+
+    for (const bool peers : {false, true}) {
+        const standin::session gpu{{.devices = 3, .peers = peers}};
+        cuda::node node;
+        const auto t = cuda::query_topology(node);
+        REQUIRE(t.devices.size() == 3);
+        REQUIRE(t.links.size() == 9);
+        for (std::uint32_t i = 0; i < 3; ++i)
+            for (std::uint32_t k = 0; k < 3; ++k) {
+                const auto& link = t.between(device_id{i}, device_id{k});
+                CHECK((link.kind == link_kind::same_device) == (i == k));
+                CHECK(link.access == (i == k || peers));
+            }
+        CHECK_THROWS_AS(t.between(device_id{3}, device_id{0}), std::out_of_range);
+    }
+}
+
+TEST_CASE("the overhead account says who took what, and what nobody said", "[cuda][overhead]") {
+    const standin::session gpu{{.memory = 64_MiB, .taken = 3_MiB, .context = 1_MiB}};
+    cuda::node node;
+    cuda::overhead_account account{node, first};
+    REQUIRE(account.entries().size() == 1);
+    CHECK(account.entries()[0].size == 4 << 20);
+
+    void* workspace = nullptr;
+    account.measure("workspace", [&] { REQUIRE(cudaMalloc(&workspace, 2 << 20) == cudaSuccess); });
+    void* const tenant = node.memory(first).allocate(8 << 20, 256);  // isn't overhead
+    CHECK(account.entries()[1].label == "workspace");
+    CHECK(account.entries()[1].size == 2 << 20);
+    CHECK(account.unexplained() == 0);
+    CHECK_THROWS_AS(account.measure("fails", [] { throw 1; }), int);
+    CHECK(account.entries().size() == 2);
+
+    void* other = nullptr;
+    REQUIRE(cudaMalloc(&other, 4 << 20) == cudaSuccess);
+    CHECK(account.unexplained() == 4 << 20);
+    CHECK(cudaFree(workspace) == cudaSuccess);
+    CHECK(account.unexplained() == 2 << 20);
+    CHECK(cudaFree(other) == cudaSuccess);
+    CHECK(account.unexplained() == -(2 << 20));
+    CHECK(node.memory(first).deallocate(tenant, 8 << 20, 256) == errc::none);
+}

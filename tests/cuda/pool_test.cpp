@@ -1,0 +1,258 @@
+// SPDX-License-Identifier: Apache-2.0
+// CUDA's stream-ordered pools and virtual memory, over the stand-in.
+#include <gpushare/backend/cuda/node.hpp>
+#include <gpushare/backend/cuda/pool.hpp>
+#include <gpushare/backend/cuda/virtual_memory.hpp>
+
+#include <array>
+#include <chrono>
+#include <cstddef>
+#include <cstdint>
+#include <cstring>
+#include <limits>
+#include <utility>
+#include <vector>
+
+#include <gpushare/memory/quota.hpp>
+#include <gpushare/memory/quota_resource.hpp>
+
+#include "conformance/memory_resource_suite.hpp"
+#include "support/catch.hpp"
+#include "support/cuda_standin/launch.hpp"
+#include "support/cuda_standin/raw.hpp"
+#include "support/cuda_standin/session.hpp"
+
+using namespace gpushare::literals;
+using namespace std::chrono_literals;
+using gpushare::bytes;
+using gpushare::device_id;
+using gpushare::errc;
+using gpushare::never;
+using gpushare::operation_error;
+
+namespace cuda = gpushare::cuda;
+
+namespace {
+
+constexpr device_id d{0}, other{1};
+constexpr std::size_t most = std::numeric_limits<std::size_t>::max();
+
+struct fixture {
+    const standin::session gpu{{.devices = 2, .memory = 128_MiB}};
+    cuda::node node;
+    cuda::stream s = node.make_stream(d);
+};
+
+}  // namespace
+
+TEST_CASE_METHOD(fixture, "a pool on a stream is a memory_resource", "[cuda][pool]") {
+    {
+        cuda::memory_pool pool{node, d};
+        cuda::stream_memory memory{pool, s};
+        // Of no more alignment than CUDA gives: the suite's highest is beyond.
+        for (std::size_t size : {std::size_t{0}, std::size_t{1}, std::size_t{100'000}}) {
+            void* const p = memory.allocate(size, 256);
+            CHECK(p != nullptr);
+            CHECK(memory.deallocate(p, size, 256) == errc::none);
+        }
+    }
+    CHECK(standin::existing().pools == 0);
+}
+
+TEST_CASE_METHOD(fixture, "a pool's limit is on what it reserves, rounded up; used is counted apart", "[cuda][pool]") {
+    cuda::memory_pool pool{node, d, {.max_size = 1_KiB}};
+    void* const p = pool.allocate(s, 1000);
+    auto usage = pool.usage();
+    CHECK((usage.used == 1_KiB));
+    CHECK((usage.used == pool.charged(1000, 256)));
+    CHECK((usage.reserved == 32_MiB));           // as was seen on a device
+    void* const q = pool.allocate(s, 16 << 20);  // far beyond the limit, and granted
+    CHECK(pool.try_allocate(s, 17 << 20) == nullptr);
+    CHECK(cudaPeekAtLastError() == cudaSuccess);
+    CHECK(pool.deallocate(s, p) == errc::none);
+    CHECK(pool.deallocate(s, q) == errc::none);
+    CHECK(s.record().wait(never));
+    usage = pool.usage();
+    CHECK((usage.used == 0_B));
+    CHECK((usage.used_peak == 16_MiB + 1_KiB));
+    CHECK((usage.reserved == 32_MiB));  // kept, until it is asked to let go
+    pool.trim();
+    CHECK((pool.usage().reserved == 0_B));
+}
+
+TEST_CASE_METHOD(fixture, "a quota in front of a pool holds to the byte, whatever the pool reserves", "[cuda][pool]") {
+    cuda::memory_pool pool{node, d, {.max_size = 1_KiB}};
+    cuda::stream_memory memory{pool, s};
+    gpushare::quota limit{2_KiB};
+    gpushare::quota_resource mine{limit, memory};
+    void* const p = mine.allocate(1000, 256);
+    void* const q = mine.allocate(1024, 256);
+    CHECK(mine.try_allocate(1, 256) == nullptr);
+    CHECK(mine.deallocate(p, 1000, 256) == errc::none);
+    CHECK(mine.deallocate(q, 1024, 256) == errc::none);
+    CHECK(s.record().wait(never));
+}
+
+TEST_CASE_METHOD(fixture, "what a pool can't give is refused before CUDA sees it", "[cuda][pool]") {
+    cuda::memory_pool pool{node, d};
+    standin::forget_calls();
+    CHECK(pool.try_allocate(s, most) == nullptr);
+    CHECK(pool.try_allocate(s, 1, 512) == nullptr);
+    CHECK(pool.try_allocate(s, 1, 0) == nullptr);
+    CHECK((pool.charged(most, 1) == bytes::max()));
+    CHECK((pool.charged(1, 512) == bytes::max()));
+    CHECK_THROWS_AS(pool.allocate(s, most), gpushare::memory_error);
+    CHECK(standin::count("cudaMallocFromPoolAsync") == 0);
+
+    int local = 0;
+    CHECK(pool.deallocate(s, &local) == errc::unknown_block);
+    CHECK(pool.deallocate(s, nullptr) == errc::none);
+    void* const p = pool.allocate(s, 1);
+    CHECK(pool.deallocate(s, p) == errc::none);
+    CHECK(pool.deallocate(s, p) == errc::unknown_block);
+    CHECK(s.record().wait(never));
+    CHECK(cudaPeekAtLastError() == cudaSuccess);
+}
+
+TEST_CASE_METHOD(fixture, "a pool has nothing for a stream that is captured", "[cuda][pool][capture]") {
+    cuda::memory_pool pool{node, d};
+    void* const p = pool.allocate(s, 1);
+    {
+        s.state().capturing = true;  // as graph_capture does
+        CHECK_THROWS_AS(pool.allocate(s, 1), operation_error);
+        CHECK(pool.deallocate(s, p) == errc::capturing);
+        s.state().capturing = false;
+    }
+    CHECK(pool.deallocate(s, p) == errc::none);
+    CHECK(s.record().wait(never));
+}
+
+TEST_CASE("pools: handles in and out, other devices, devices without any", "[cuda][pool]") {
+    {
+        const standin::session gpu{{.devices = 2}};
+        cuda::node node;
+        auto pool = cuda::memory_pool::from_native_handle(node, d, raw::make_pool(0));
+        pool.open_to(node, other);
+        pool.open_to(node, d);
+        auto moved = std::move(pool);
+        const auto native = moved.release();
+        CHECK(standin::existing().pools == 1);
+        CHECK(cudaMemPoolDestroy(native) == cudaSuccess);
+        CHECK_THROWS_AS(cuda::memory_pool(node, device_id{2}), operation_error);
+        standin::inject({.call = "cudaMemPoolSetAttribute", .code = cudaErrorInvalidValue});
+        CHECK_THROWS_AS(cuda::memory_pool(node, d), operation_error);
+        CHECK(standin::existing().pools == 0);
+    }
+    const standin::session gpu{{.devices = 2, .peers = false}};
+    cuda::node node;
+    cuda::memory_pool pool{node, d};
+    CHECK_THROWS_AS(pool.open_to(node, other), operation_error);
+}
+
+TEST_CASE_METHOD(fixture, "a chunk keeps what it holds from one place to the next", "[cuda][virtual_memory]") {
+    cuda::virtual_memory memory{node, d};
+    REQUIRE((memory.granularity() == 2_MiB));
+    constexpr std::size_t size = 2 << 20;
+    auto range = memory.reserve(4 * size).value();
+    const auto at = [&](std::size_t i) { return static_cast<std::byte*>(range.data()) + i * size; };
+    const auto a = memory.create().value(), b = memory.create().value();
+    CHECK(memory.map(at(0), a) == errc::none);
+    CHECK(memory.map(at(1), b) == errc::none);
+    std::memset(at(0), 1, 2 * size);
+    CHECK(memory.map(at(1), a) == errc::backend_failed);  // taken: nothing has changed
+    CHECK(at(1)[0] == std::byte{1});
+    CHECK(memory.unmap(at(0), 2 * size) == errc::none);
+    CHECK(memory.map(at(3), a) == errc::none);
+    CHECK(at(3)[size - 1] == std::byte{1});
+    CHECK(memory.unmap(at(3), size) == errc::none);
+    CHECK(memory.unmap(at(3), size) != errc::none);
+    CHECK(cudaPeekAtLastError() == cudaSuccess);
+}
+
+TEST_CASE_METHOD(fixture, "unmapping waits for the points of those who used it, until its deadline",
+                 "[cuda][virtual_memory]") {
+    cuda::virtual_memory memory{node, d};
+    constexpr std::size_t size = 2 << 20;
+    auto range = memory.reserve(size).value();
+    const auto chunk = memory.create().value();
+    cuda::mapping place{memory, range.data(), chunk};
+    standin::hold(s.native_handle());
+    s.fill(place.data(), std::byte{3}, size);
+    const std::array users{s.record()};
+    CHECK(place.close(users, node.get_clock().now() + 1ms) == errc::deadline_exceeded);
+    CHECK(place.data() == range.data());
+    standin::let_go(s.native_handle());
+    CHECK(place.close(users, never) == errc::none);
+    CHECK(place.close(users, never) == errc::none);
+    CHECK(standin::existing().mappings == 0);
+    { const cuda::mapping again{memory, range.data(), chunk}; }
+    CHECK(standin::existing().mappings == 0);
+}
+
+TEST_CASE_METHOD(fixture, "virtual memory that can't be had is refused with its reason", "[cuda][virtual_memory]") {
+    cuda::virtual_memory memory{node, d};
+    constexpr std::size_t size = 2 << 20;
+    CHECK(memory.reserve(0).code() == errc::not_whole);
+    CHECK(memory.reserve(size + 1).code() == errc::not_whole);
+    CHECK(memory.reserve(most - size + 1).code() == errc::size_overflow);
+    CHECK_THROWS_AS(cuda::virtual_memory(node, d, {.chunk = 3_MiB}), operation_error);
+    CHECK((cuda::virtual_memory(node, d, {.chunk = 4_MiB}).granularity() == 4_MiB));
+    CHECK_THROWS_AS(cuda::virtual_memory(node, device_id{2}), operation_error);
+
+    std::vector<cuda::virtual_memory::chunk> all;
+    auto last = memory.create();
+    for (; last; last = memory.create()) all.push_back(std::move(*last));
+    CHECK(last.code() == errc::out_of_memory);
+    CHECK(all.size() > 32);
+    const auto released = all.back().release();
+    CHECK(node.api().mem_release(released) == CUDA_SUCCESS);
+    all.clear();
+    CHECK(memory.create());
+
+    // Half a mapping is none.
+    auto range = memory.reserve(size).value();
+    const auto chunk = memory.create().value();
+    standin::inject({.call = "cuMemSetAccess", .code = cudaErrorMemoryAllocation});
+    CHECK(memory.map(range.data(), chunk) == errc::out_of_memory);
+    CHECK(standin::existing().mappings == 0);
+    standin::inject({.call = "cuMemMap", .code = cudaErrorMemoryAllocation});
+    CHECK_THROWS_AS(cuda::mapping(memory, range.data(), chunk), std::bad_alloc);
+}
+
+TEST_CASE("virtual memory is opened to other devices, or the driver has none", "[cuda][virtual_memory]") {
+    {
+        const standin::session gpu{{.devices = 2}};
+        cuda::node node;
+        cuda::virtual_memory memory{node, d, {.open_to = {other, d}}};
+        auto range = memory.reserve(2 << 20).value();
+        const cuda::mapping place{memory, range.data(), memory.create().value()};
+        auto t = node.make_stream(other);
+        t.fill(place.data(), std::byte{1}, 100);
+        CHECK(t.record().wait(never));
+    }
+    {
+        const standin::session gpu{{.devices = 2, .peers = false}};
+        cuda::node node;
+        CHECK_THROWS_AS(cuda::virtual_memory(node, d, {.open_to = {other}}), operation_error);
+    }
+    const standin::session gpu;
+    standin::hide_entry_point("cuMemGetAllocationGranularity");
+    cuda::node node;
+    try {
+        const cuda::virtual_memory memory{node, d};
+        FAIL("made without the driver's help");
+    } catch (const operation_error& e) {
+        CHECK(e.code() == errc::not_supported);
+    }
+}
+
+TEST_CASE("ranges and chunks outlive what made them", "[cuda][virtual_memory]") {
+    const standin::session gpu;
+    auto made = [] {
+        cuda::node node;
+        cuda::virtual_memory memory{node, d};
+        return std::pair(memory.reserve(2 << 20).value(), memory.create().value());
+    }();
+    CHECK(standin::existing().address_ranges == 1);
+    CHECK(standin::existing().physical_blocks == 1);
+}

@@ -1,0 +1,270 @@
+// SPDX-License-Identifier: Apache-2.0
+// Streams and points of CUDA, over the stand-in: what a point costs, whom it outlives, how a wait ends, and what they do
+// around a capture.
+#include <gpushare/backend/cuda/graph.hpp>
+#include <gpushare/backend/cuda/node.hpp>
+#include <gpushare/backend/cuda/point.hpp>
+#include <gpushare/backend/cuda/stream.hpp>
+
+#include <array>
+#include <atomic>
+#include <chrono>
+#include <cstddef>
+#include <cstdint>
+#include <optional>
+#include <stdexcept>
+#include <thread>
+#include <utility>
+#include <vector>
+
+#include "support/catch.hpp"
+#include "support/cuda_standin/launch.hpp"
+#include "support/cuda_standin/raw.hpp"
+#include "support/cuda_standin/session.hpp"
+#include "support/threads.hpp"
+
+using namespace gpushare::literals;
+using namespace std::chrono_literals;
+using gpushare::device_id;
+using gpushare::errc;
+using gpushare::never;
+using gpushare::ns;
+using gpushare::operation_error;
+
+namespace cuda = gpushare::cuda;
+
+namespace {
+
+constexpr device_id d{0};
+
+struct fixture {
+    const standin::session gpu{{.devices = 2}};
+    cuda::node node;
+    cuda::stream s = node.make_stream(d);
+};
+
+struct manual_fixture {
+    const standin::session gpu{{.devices = 1, .time = standin::timing::manual}};
+    cuda::node node;
+    cuda::stream s = node.make_stream(d);
+};
+
+}  // namespace
+
+TEST_CASE_METHOD(fixture, "a point costs one call once its pool is warm", "[cuda][point]") {
+    for (int i = 0; i < 10; ++i) CHECK(s.record().wait(never));
+    standin::forget_calls();
+    const auto p = s.record();
+    CHECK(standin::count_all() == 1);
+    CHECK(standin::count("cudaEventRecord") == 1);
+    CHECK(p.wait(never));
+    standin::forget_calls();
+    for (int i = 0; i < 100; ++i) CHECK(p.reached());  // the answer is remembered
+    CHECK(standin::count_all() == 0);
+}
+
+TEST_CASE_METHOD(fixture, "events are used again, never while a copy of their point is left", "[cuda][point]") {
+    const auto made = [&] { return standin::existing().events; };
+    for (int i = 0; i < 100; ++i) CHECK(s.record().wait(never));
+    CHECK(made() == 1);
+    {
+        const auto kept = s.record();
+        const auto copy = kept;
+        const auto handle = kept.native_handle();
+        for (int i = 0; i < 10; ++i) CHECK(s.record().native_handle() != handle);
+        CHECK(made() == 2);
+        CHECK(copy.wait(never));
+    }
+    std::vector<cuda::point> many;
+    for (int i = 0; i < 50; ++i) many.push_back(s.record());
+    CHECK(made() == 50);
+    many.clear();
+    for (int i = 0; i < 50; ++i) many.push_back(s.record());
+    CHECK(made() == 50);
+}
+
+TEST_CASE("a point outlives its stream and its node", "[cuda][point]") {
+    const standin::session gpu;
+    cuda::point a, b;
+    {
+        cuda::node node;
+        auto s = node.make_stream(d);
+        a = s.record();
+        s.enqueue(2ms);
+        b = s.record();
+    }
+    CHECK(standin::existing().streams == 0);
+    CHECK(b.wait(never));
+    CHECK(b.status() == errc::none);
+    CHECK(elapsed(a, b) >= 2ms);
+    a = {};
+    CHECK(standin::existing().events == 2);  // of one pool, which b keeps
+    b = {};
+    CHECK(standin::existing().events == 0);
+}
+
+TEST_CASE_METHOD(manual_fixture, "elapsed is device time to the precision of events", "[cuda][point]") {
+    const auto a = s.record();
+    s.enqueue(1500us);
+    const auto b = s.record();
+    CHECK(elapsed(a, b) == 0ns);  // not yet
+    standin::advance(10ms);
+    CHECK(b.reached());
+    const auto between = elapsed(a, b);
+    CHECK(between > 1499us);
+    CHECK(between < 1501us);
+    CHECK(elapsed(b, a) == -between);
+    CHECK(elapsed(a, cuda::point{}) == 0ns);
+}
+
+TEST_CASE_METHOD(fixture, "points of different devices have no time between them", "[cuda][point]") {
+    auto t = node.make_stream(device_id{1});
+    const auto a = s.record(), b = t.record();
+    CHECK(a.wait(never));
+    CHECK(b.wait(never));
+    CHECK(elapsed(a, b) == 0ns);
+    CHECK(standin::count("cudaEventElapsedTime") == 0);  // CUDA would call it an error
+    standin::hold(s.native_handle());
+    s.enqueue(1us);
+    CHECK(cuda::point::wait_any(std::array{s.record(), t.record()}, never));  // but can be waited for together
+    standin::let_go(s.native_handle());
+}
+
+TEST_CASE_METHOD(manual_fixture, "a wait ends at its deadline, and one without goes on", "[cuda][point]") {
+    s.enqueue(1ms);
+    const auto p = s.record();
+    const auto clock = node.get_clock();
+    const auto began = clock.now();
+    CHECK_FALSE(p.wait(began + 3ms));
+    CHECK(clock.now() >= began + 3ms);
+    CHECK_FALSE(cuda::point::wait_any({}, never));
+    std::jthread later([] {
+        std::this_thread::sleep_for(5ms);
+        standin::advance(1ms);
+    });
+    CHECK(p.wait(never));
+}
+
+TEST_CASE_METHOD(fixture, "many threads ask, wait for and drop the same points", "[cuda][point]") {
+    for (int round = 0; round < 50; ++round) {
+        s.enqueue(20us);
+        const auto p = s.record();
+        support::together(3, [&](unsigned) {
+            auto mine = p;
+            while (!mine.reached()) std::this_thread::yield();
+            if (!mine.wait(never) || mine.status() != errc::none) throw std::logic_error("reached, but not well");
+        });
+    }
+}
+
+TEST_CASE_METHOD(fixture, "a stream waits for points of other streams and devices", "[cuda][stream]") {
+    auto t = node.make_stream(device_id{1});
+    standin::hold(t.native_handle());
+    t.enqueue(1us);
+    s.wait(t.record());
+    const auto p = s.record();
+    CHECK_FALSE(p.wait(node.get_clock().now() + 1ms));
+    standin::let_go(t.native_handle());
+    CHECK(p.wait(never));
+
+    standin::forget_calls();
+    s.wait(cuda::point{});
+    s.wait(p);
+    CHECK(standin::count_all() == 0);
+}
+
+TEST_CASE_METHOD(fixture, "copies and fills run in order; none of zero bytes", "[cuda][stream]") {
+    constexpr std::size_t size = 4096;
+    auto& memory = node.memory(d);
+    void* const p = memory.allocate(size, 256);
+    void* const far = node.memory(device_id{1}).allocate(size, 256);
+    std::array<unsigned char, size> out{};
+    s.fill(p, std::byte{7}, size);
+    s.copy(far, p, size);
+    s.fill(p, std::byte{9}, size);
+    s.copy(out.data(), far, size);
+    CHECK(s.record().wait(never));
+    CHECK(std::ranges::count(out, 7) == size);
+    standin::forget_calls();
+    s.copy(nullptr, nullptr, 0);
+    s.fill(nullptr, std::byte{}, 0);
+    CHECK(standin::count_all() == 0);
+    CHECK(memory.deallocate(p, size, 256) == errc::none);
+    CHECK(node.memory(device_id{1}).deallocate(far, size, 256) == errc::none);
+}
+
+TEST_CASE_METHOD(fixture, "what CUDA refuses is thrown, and the stream goes on", "[cuda][stream][fault]") {
+    int x = 1, y = 0;
+    standin::inject({.call = "cudaMemcpyAsync", .code = cudaErrorInvalidValue});
+    CHECK_THROWS_AS(s.copy(&y, &x, sizeof x), operation_error);
+    standin::inject({.call = "cudaEventRecord", .code = cudaErrorInvalidResourceHandle});
+    CHECK_THROWS_AS(s.record(), operation_error);
+    standin::inject({.call = "cudaEventCreateWithFlags", .code = cudaErrorMemoryAllocation});
+    std::vector<cuda::point> all;
+    CHECK_THROWS_AS(([&] {
+                        for (int i = 0; i < 10; ++i) all.push_back(s.record());
+                    }()),
+                    std::bad_alloc);
+    s.copy(&y, &x, sizeof x);
+    CHECK(s.record().wait(never));
+    CHECK(y == 1);
+    CHECK(cudaPeekAtLastError() == cudaSuccess);
+}
+
+TEST_CASE_METHOD(fixture, "a query that CUDA answers with an error ends the point with that", "[cuda][point][fault]") {
+    standin::hold(s.native_handle());
+    s.enqueue(1us);
+    const auto p = s.record();
+    standin::inject({.call = "cudaEventQuery", .code = cudaErrorInvalidResourceHandle});
+    CHECK(p.reached());
+    CHECK(p.status() == errc::backend_failed);
+    CHECK_FALSE(node.lost(d));
+    CHECK(elapsed(p, s.record()) == 0ns);
+    standin::let_go(s.native_handle());
+}
+
+TEST_CASE_METHOD(fixture, "asking a point never ends another thread's capture, nor one's own",
+                 "[cuda][point][capture]") {
+    standin::hold(s.native_handle());
+    s.enqueue(1us);
+    const auto p = s.record();
+    auto t = node.make_stream(d);
+    for (const auto mode : {cudaStreamCaptureModeGlobal, cudaStreamCaptureModeThreadLocal}) {
+        REQUIRE(cudaStreamBeginCapture(t.native_handle(), mode) == cudaSuccess);
+        std::thread([&] { CHECK_FALSE(p.reached()); }).join();
+        CHECK_FALSE(p.reached());
+        CHECK_FALSE(p.wait(node.get_clock().now() + 1ms));
+        CHECK(cudaGraphDestroy(raw::end_capture(t.native_handle())) == cudaSuccess);
+    }
+    standin::let_go(s.native_handle());
+    CHECK(p.wait(never));
+}
+
+TEST_CASE_METHOD(fixture, "a captured stream has no points", "[cuda][stream][capture]") {
+    const auto earlier = s.record();
+    CHECK(cudaStreamSynchronize(s.native_handle()) == cudaSuccess);
+    SECTION("ours") {
+        cuda::graph_capture scope{s};
+        CHECK_THROWS_AS(s.record(), operation_error);
+        CHECK_NOTHROW(s.wait(earlier));  // reached, though nobody has asked: nothing to wait for
+        auto t = node.make_stream(d);
+        standin::hold(t.native_handle());
+        t.enqueue(1us);
+        CHECK_THROWS_AS(s.wait(t.record()), operation_error);
+        standin::let_go(t.native_handle());
+        s.enqueue(1us);
+        CHECK(scope.finish().num_nodes() == 1);  // and the capture is as good as it was
+    }
+    SECTION("one that others began on a borrowed stream") {
+        const auto mine = raw::make_stream();
+        {
+            auto borrowed = node.borrow(mine);
+            REQUIRE(cudaStreamBeginCapture(mine, cudaStreamCaptureModeThreadLocal) == cudaSuccess);
+            CHECK_THROWS_AS(borrowed.record(), operation_error);
+            CHECK(cudaGraphDestroy(raw::end_capture(mine)) == cudaSuccess);
+            CHECK(borrowed.record().wait(never));
+        }
+        raw::destroy(mine);
+    }
+    CHECK(s.record().wait(never));
+}

@@ -1,0 +1,274 @@
+// SPDX-License-Identifier: Apache-2.0
+// Tenants, quotas and limiters on CUDA devices, over the stand-in: the same types that a device gets.
+#include <gpushare/backend/cuda/node.hpp>
+
+#include <atomic>
+#include <chrono>
+#include <cstddef>
+#include <cstring>
+#include <stdexcept>
+#include <string>
+#include <thread>
+#include <utility>
+#include <vector>
+
+#include <gpushare/compute/compute_limiter.hpp>
+#include <gpushare/memory/deferred_frees.hpp>
+#include <gpushare/memory/quota.hpp>
+#include <gpushare/memory/quota_resource.hpp>
+#include <gpushare/tenant/tenancy.hpp>
+
+#include "conformance/memory_resource_suite.hpp"
+#include "support/catch.hpp"
+#include "support/cuda_standin/launch.hpp"
+#include "support/cuda_standin/session.hpp"
+
+using namespace gpushare::literals;
+using namespace std::chrono_literals;
+using gpushare::device_id;
+using gpushare::errc;
+using gpushare::tenant_event;
+
+namespace cuda = gpushare::cuda;
+using tenancy = gpushare::tenancy<cuda::node>;
+using ticket = tenancy::tenant::ticket;
+
+namespace {
+
+constexpr auto context = 2_MiB;  // what the stand-in's context takes
+constexpr gpushare::bytes page = 2_MiB;
+
+gpushare::instant soon() { return gpushare::host::steady_clock::now() + 20s; }
+
+struct fixture {
+    const standin::session gpu{{.devices = 2, .memory = 64_MiB + context}};
+    cuda::node node;
+    std::vector<tenant_event> events;
+    tenancy shared{node, {.close_timeout = 1ms, .events = [this](const tenant_event& e) { events.push_back(e); }}};
+};
+
+void hold(const cuda::stream& s) { standin::hold(s.native_handle()); }
+void let_go(const cuda::stream& s) { standin::let_go(s.native_handle()); }
+
+/// A kernel that goes wrong, as far as one on the host can.
+struct illegal_access {
+    template <class C>
+    void operator()(C&) const {
+        throw std::runtime_error("illegal access");
+    }
+};
+
+}  // namespace
+
+TEST_CASE("quota_resource over CUDA memory is a memory_resource, and exact", "[cuda]") {
+    const standin::session gpu;
+    cuda::node node;
+    {
+        gpushare::quota q{3_MiB};
+        gpushare::quota_resource mine{q, node.memory({0}), "chat"};
+        conformance::check_memory_resource(mine);
+        void* p = mine.allocate(1000, 256);
+        CHECK(q.usage().current == 1024_B);
+        try {
+            (void)mine.allocate(4 << 20, 256);
+            FAIL("allocated");
+        } catch (const std::bad_alloc& e) {
+            CHECK_THAT(e.what(), Catch::Matchers::Contains("tenant 'chat'"));
+        }
+        CHECK(standin::count("cudaMalloc") > 0);
+        standin::forget_calls();
+        CHECK(mine.try_allocate(4 << 20, 256) == nullptr);
+        CHECK(standin::count_all() == 0);  // refused before CUDA is asked
+        mine.deallocate(p, 1000, 256);
+        CHECK(q.usage().current == 0_B);
+    }
+    CHECK(node.memory({0}).used() == 0_B);
+}
+
+TEST_CASE("memory that CUDA refuses isn't charged", "[cuda]") {
+    const standin::session gpu;
+    cuda::node node;
+    gpushare::quota q{16_MiB};
+    gpushare::quota_resource mine{q, node.memory({1}), "chat"};
+    standin::inject({.call = "cudaMalloc", .code = cudaErrorMemoryAllocation, .times = 2});
+    CHECK(mine.try_allocate(1 << 20, 256) == nullptr);
+    CHECK_THROWS_AS((void)mine.allocate(1 << 20, 256), std::bad_alloc);
+    CHECK(q.usage().current == 0_B);
+    CHECK(q.usage().peak <= page);
+    CHECK(cudaPeekAtLastError() == cudaSuccess);  // nor left behind for the embedder to find
+    mine.deallocate(mine.allocate(1 << 20, 256), 1 << 20, 256);
+}
+
+TEST_CASE("a freed block is credited when its stream gets there", "[cuda]") {
+    fixture f;
+    auto a = f.shared.admit({.name = "a", .memory = 16_MiB, .compute = 50_pct});
+    void* p = a.memory().allocate(16 << 20);
+    auto& s = a.work_stream();
+    hold(s);
+    s.enqueue(1ms);
+    CHECK(a.memory().deallocate_after(s.record(), p, 16 << 20) == errc::none);
+    CHECK(a.usage().pending == 16_MiB);
+    CHECK(a.memory().try_allocate(1 << 20) == nullptr);
+    CHECK(f.node.memory({0}).used() == 16_MiB);
+    let_go(s);
+    CHECK(a.memory().drain(soon()));
+    void* q = a.memory().try_allocate(16 << 20);
+    CHECK(q != nullptr);
+    CHECK(a.memory().deallocate(q, 16 << 20) == errc::none);
+    CHECK(f.node.memory({0}).used() == 0_B);
+}
+
+TEST_CASE("what runs on a device before its tenants is set aside", "[cuda]") {
+    const standin::session gpu{{.memory = 64_MiB, .taken = 10_MiB}};
+    cuda::node node;
+    tenancy shared{node};
+    CHECK(shared.rooms()[0].free == 52_MiB);  // less the context
+    CHECK_THROWS_AS((void)shared.admit({.name = "all", .memory = 53_MiB, .compute = 10_pct}), gpushare::error);
+    (void)shared.admit({.name = "rest", .memory = 52_MiB, .compute = 10_pct});
+}
+
+TEST_CASE("tenants on CUDA devices work, use what is theirs and give it back", "[cuda]") {
+    fixture f;
+    std::jthread dispatcher([&](const std::stop_token& stop) { f.shared.dispatch({1}, stop); });
+    auto a = f.shared.admit({.name = "a", .memory = 32_MiB, .devices = 2, .compute = 70_pct, .level = {1}});
+    auto b = f.shared.admit({.name = "b", .memory = 32_MiB, .devices = 2, .compute = 30_pct});
+    CHECK(a.work_stream(0).native_priority() < b.work_stream(0).native_priority());  // CUDA counts down
+    std::atomic<int> ran{0};
+    std::vector<ticket> tickets;
+    void* const out = a.memory(1).allocate(4096);
+    for (int i = 0; i < 20; ++i)
+        for (std::size_t part = 0; part < 2; ++part)
+            for (auto* t : {&a, &b})
+                tickets.push_back(t->submit(
+                    [&ran](cuda::stream& s) {
+                        s.launch({.blocks = 2, .threads = 128, .hold = 100us}, [count = &ran](auto&) { ++*count; });
+                    },
+                    part));
+    tickets.push_back(a.submit([out](cuda::stream& s) { s.fill(out, std::byte{7}, 4096); }, 1));
+    for (auto& t : tickets) {
+        REQUIRE(t.wait(soon()));
+        CHECK(t.status() == errc::none);
+    }
+    CHECK(ran == 160);
+    CHECK(static_cast<std::byte*>(out)[4095] == std::byte{7});
+    CHECK(a.usage().completed == 41);
+    CHECK(a.usage().device_time + b.usage().device_time >= 40 * 100us);
+    CHECK(a.memory(1).deallocate(out, 4096) == errc::none);
+    CHECK(a.close(soon()).complete);
+    CHECK(b.close(soon()).complete);
+    for (const auto& room : f.shared.rooms()) CHECK(room.free == 64_MiB);
+    CHECK(f.events.empty());
+}
+
+TEST_CASE("a permit is out until its point is reached", "[cuda]") {
+    fixture f;
+    gpushare::compute_limiter<cuda::stream, gpushare::host::steady_clock> limiter({.depth = 1});
+    const auto client = limiter.add({.weight = 50_pct});
+    auto s = f.node.make_stream({0});
+    hold(s);
+    auto first = limiter.submit(client, s, [](cuda::stream& x) { x.enqueue(1ms); }).value();
+    auto second = limiter.submit(client, s, [](cuda::stream& x) { x.enqueue(1ms); }).value();
+    CHECK(standin::count("cudaLaunchKernelExC") == 1);  // depth 1: the second one waits
+    CHECK(limiter.usage(client).in_flight == 1);
+    let_go(s);
+    REQUIRE(second.wait(soon()));
+    CHECK(first.status() == errc::none);
+    CHECK(limiter.usage(client).device_time >= 2ms);
+    CHECK(limiter.close(client, soon()));
+}
+
+TEST_CASE("a submission that CUDA refuses fails alone, for its own tenant", "[cuda]") {
+    fixture f;
+    auto good = f.shared.admit({.name = "good", .memory = 1_MiB, .compute = 50_pct});
+    auto bad = f.shared.admit({.name = "bad", .memory = 1_MiB, .compute = 50_pct});
+    standin::inject({.call = "cudaLaunchKernelExC", .code = cudaErrorInvalidValue});
+    auto refused = bad.submit([](cuda::stream& s) { s.enqueue(1us); });
+    REQUIRE(refused.wait(soon()));
+    CHECK(refused.status() == errc::submission_failed);
+    CHECK_THROWS_WITH(refused.rethrow(), Catch::Matchers::Contains("cudaErrorInvalidValue"));
+    auto fine = good.submit([](cuda::stream& s) { s.enqueue(1us); });
+    auto again = bad.submit([](cuda::stream& s) { s.enqueue(1us); });
+    REQUIRE(fine.wait(soon()));
+    REQUIRE(again.wait(soon()));
+    CHECK(fine.status() == errc::none);
+    CHECK(again.status() == errc::none);
+    CHECK(good.usage().failed == 0);
+    CHECK(bad.usage().failed == 1);
+}
+
+TEST_CASE("an illegal access loses its device for every tenant there, and no other", "[cuda]") {
+    fixture f;
+    auto a = f.shared.admit({.name = "a", .memory = 32_MiB, .devices = 2, .compute = 50_pct});
+    auto b = f.shared.admit({.name = "b", .memory = 16_MiB, .compute = 50_pct, .on = {{0}}});
+    (void)a.memory(0).allocate(1 << 20);
+    hold(b.work_stream());
+    auto neighbour = b.submit([](cuda::stream& s) { s.enqueue(1us); });
+    auto culprit = a.submit([](cuda::stream& s) { s.launch({}, illegal_access{}); }, 0);
+    auto elsewhere = a.submit([](cuda::stream& s) { s.enqueue(1us); }, 1);
+    for (auto* t : {&culprit, &neighbour, &elsewhere}) REQUIRE(t->wait(soon()));
+    CHECK(culprit.status() == errc::device_lost);
+    CHECK(neighbour.status() == errc::device_lost);
+    CHECK(elsewhere.status() == errc::none);
+
+    CHECK(f.node.lost({0}));
+    CHECK_FALSE(f.node.lost({1}));
+    REQUIRE(f.node.health({0}).fatal());
+    CHECK(f.node.health({0}).fatal()->code == cudaErrorIllegalAddress);
+    CHECK(a.memory(0).try_allocate(1 << 20) == nullptr);
+    auto late = b.submit([](cuda::stream& s) { s.enqueue(1us); });
+    REQUIRE(late.wait(soon()));
+    CHECK(late.status() == errc::device_lost);
+
+    const auto report = a.close(soon());
+    CHECK(report.complete);
+    CHECK(report.leaked_blocks == 1);
+    CHECK(b.close(soon()).complete);
+    CHECK(f.shared.rooms()[1].free == 64_MiB);
+}
+
+TEST_CASE("an error that takes the whole process ends every tenant's work, and nobody waits for ever", "[cuda]") {
+    const standin::session gpu{{.scope = standin::poison_scope::process}};
+    cuda::node node;
+    tenancy shared{node};
+    auto a = shared.admit({.name = "a", .memory = 16_MiB, .devices = 2, .compute = 50_pct});
+    std::vector<ticket> tickets;
+    for (std::size_t part = 0; part < 2; ++part) {
+        hold(a.work_stream(part));
+        for (int i = 0; i < 5; ++i) tickets.push_back(a.submit([](cuda::stream& s) { s.enqueue(1us); }, part));
+    }
+    standin::poison(1, cudaErrorECCUncorrectable);
+    for (auto& t : tickets) {
+        REQUIRE(t.wait(soon()));
+        CHECK(t.status() == errc::device_lost);
+    }
+    CHECK(node.lost({0}));
+    CHECK(node.lost({1}));
+    CHECK(a.close(soon()).complete);
+}
+
+TEST_CASE("a tenant dropped with stuck work keeps its memory until the work ends", "[cuda]") {
+    fixture f;
+    cudaStream_t stuck = nullptr;
+    {
+        auto a = f.shared.admit({.name = "a", .memory = 64_MiB, .compute = 50_pct, .on = {{0}}});
+        stuck = a.work_stream().native_handle();
+        standin::hold(stuck);
+        (void)a.memory().allocate(1 << 20);
+        (void)a.submit([](cuda::stream& s) { s.enqueue(1us); });
+    }
+    REQUIRE(f.events.size() == 1);
+    CHECK(f.events[0].what == tenant_event::kind::stuck);
+    CHECK(f.node.memory({0}).used() == page);
+    standin::let_go(stuck);
+    const auto admitted = [&] {
+        try {
+            (void)f.shared.admit({.name = "b", .memory = 64_MiB, .compute = 50_pct, .on = {{0}}});
+            return true;
+        } catch (const gpushare::error&) {
+            return false;
+        }
+    };
+    for (const auto until = soon(); !admitted();) REQUIRE(gpushare::host::steady_clock::now() < until);
+    CHECK(f.events.back().what == tenant_event::kind::leak);
+    CHECK(f.node.memory({0}).used() == 0_B);
+}

@@ -1,0 +1,12 @@
+// SPDX-License-Identifier: Apache-2.0
+// What a plug-in says about itself.
+#pragma once
+
+struct plugin_facts {
+    int major_version;
+    const void* version;   // address of gpushare::version
+    const void* function;  // address of a function with a type of the library in its signature
+    bool works;
+};
+
+extern "C" plugin_facts plugin_entry();

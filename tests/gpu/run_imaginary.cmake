@@ -1,0 +1,63 @@
+# SPDX-License-Identifier: Apache-2.0
+# Runs run.sh with imaginary programs: one experiment is fine, others hang, crash, or aren't for this device. All of it
+# must be told apart in the JSON file, and no step may cost another.
+#
+#   cmake -DRUN=run.sh -DDIRECTORY=... -P run_imaginary.cmake
+file(REMOVE_RECURSE ${DIRECTORY})
+set(device "# Imaginary \"GPU\"\\1, 7 SMs")
+set(figures "{\"figures\": {\"gpu.x\": {\"median\": 7}}}")
+file(CONFIGURE OUTPUT ${DIRECTORY}/test_gpu CONTENT "#!/bin/sh\nexit 0\n")
+file(CONFIGURE OUTPUT ${DIRECTORY}/gpu_figures CONTENT [=[#!/bin/sh
+case $1 in
+    --device) printf '%s\n' '@device@' ;;
+    --list) printf '%s\n' 'good 20' 'hanging 1' 'crashing 20' 'absent 20' 'last 20' ;;
+    good | last) echo '@figures@' >"$2" ;;
+    hanging) sleep 60 ;;
+    crashing) echo 'half a li'; kill -SEGV $$ ;;
+    absent) exit 4 ;;
+esac
+]=] @ONLY)
+file(CONFIGURE OUTPUT ${DIRECTORY}/bin/compute-sanitizer CONTENT "#!/bin/sh\n[ $2 != racecheck ] || exit 9\n")
+foreach(program IN ITEMS test_gpu gpu_figures bin/compute-sanitizer)
+    file(CHMOD ${DIRECTORY}/${program} PERMISSIONS OWNER_READ OWNER_WRITE OWNER_EXECUTE)
+endforeach()
+
+# The folder that OUT names gets the same files.
+set(ENV{PATH} ${DIRECTORY}/bin:$ENV{PATH})
+set(ENV{OUT} ${DIRECTORY}/out)
+execute_process(COMMAND ${RUN} --programs ${DIRECTORY} ${DIRECTORY}/results RESULT_VARIABLE code OUTPUT_VARIABLE page)
+if(NOT code EQUAL 1)
+    message(FATAL_ERROR "exit code ${code} instead of 1:\n${page}")
+endif()
+file(READ ${DIRECTORY}/out/gpu.json json)
+file(READ ${DIRECTORY}/results/gpu.txt text)
+if(NOT text STREQUAL page)
+    message(FATAL_ERROR "gpu.txt isn't what was printed:\n${page}")
+endif()
+
+function(expect expected)
+    string(JSON found GET "${json}" ${ARGN})
+    if(NOT found STREQUAL expected)
+        message(FATAL_ERROR "'${ARGN}' is '${found}' instead of '${expected}' in:\n${json}")
+    endif()
+endfunction()
+expect("Imaginary \"GPU\"\\1, 7 SMs" device)
+expect(passed steps conformance status)
+expect(passed steps good status)
+expect(7 steps good result figures gpu.x median)
+expect("out of time" steps hanging status)
+expect("failed with exit code 139" steps crashing status)
+expect("not supported" steps absent status)
+expect(7 steps last result figures gpu.x median)
+expect(passed steps memcheck status)
+expect("failed with exit code 9" steps racecheck status)
+if(NOT page MATCHES "gpu: 6 passed, 3 failed or unfinished, 1 can't be done here")
+    message(FATAL_ERROR "the summary is wrong:\n${page}")
+endif()
+
+# With no time left nothing is begun, and that is no success.
+set(ENV{GPU_RUN_LIMIT} 0)
+execute_process(COMMAND ${RUN} --programs ${DIRECTORY} ${DIRECTORY}/results RESULT_VARIABLE code OUTPUT_VARIABLE page)
+if(NOT code EQUAL 1 OR NOT page MATCHES "gpu: 0 passed, 10 failed")
+    message(FATAL_ERROR "exit code ${code} instead of 1, or a wrong summary:\n${page}")
+endif()

@@ -1,0 +1,108 @@
+// SPDX-License-Identifier: Apache-2.0
+// The driver's functions about contexts, and the call that finds functions by name.
+#include "support/cuda_standin/driver.hpp"
+
+#include <algorithm>
+#include <array>
+
+namespace standin {
+
+using namespace detail;
+
+namespace {
+
+std::shared_ptr<context> context_of(machine& m, const void* handle) {
+    for (const auto& d : m.devices)
+        if (d.primary.get() == handle && d.active) return d.primary;
+    return m.green_contexts.find(handle);
+}
+
+CUresult get_device(CUdevice* out, int ordinal) {
+    return driver(enter({"cuDeviceGet"}, nullptr, [&](machine& m) {
+        *out = ordinal;
+        return m.has_device(ordinal) ? cudaSuccess : cudaErrorInvalidDevice;
+    }));
+}
+
+CUresult primary_state(CUdevice device, unsigned* flags, int* active) {
+    return driver(enter({"cuDevicePrimaryCtxGetState"}, nullptr, [&](machine& m) {
+        if (!m.has_device(device)) return cudaErrorInvalidDevice;
+        *flags = 0;
+        *active = m.device(device).active ? 1 : 0;
+        return cudaSuccess;
+    }));
+}
+
+CUresult get_current(CUcontext* out) {
+    return driver(enter({"cuCtxGetCurrent"}, nullptr, [&](machine& m) {
+        const auto& contexts = m.thread().contexts;
+        *out = contexts.empty() ? nullptr : handle_of(contexts.back());
+        return cudaSuccess;
+    }));
+}
+
+CUresult set_current(CUcontext handle) {
+    return driver(enter({"cuCtxSetCurrent"}, nullptr, [&](machine& m) {
+        auto& contexts = m.thread().contexts;
+        if (!contexts.empty()) contexts.pop_back();
+        if (handle == nullptr) return cudaSuccess;
+        auto c = context_of(m, handle);
+        if (c == nullptr) return invalid_context;
+        contexts.push_back(std::move(c));
+        return cudaSuccess;
+    }));
+}
+
+CUresult push_current(CUcontext handle) {
+    return driver(enter({"cuCtxPushCurrent"}, nullptr, [&](machine& m) {
+        auto c = context_of(m, handle);
+        if (c == nullptr) return invalid_context;
+        m.thread().contexts.push_back(std::move(c));
+        ++m.pushed;
+        return cudaSuccess;
+    }));
+}
+
+CUresult pop_current(CUcontext* out) {
+    return driver(enter({.name = "cuCtxPopCurrent", .returns = true}, nullptr, [&](machine& m) {
+        auto& t = m.thread();
+        if (t.contexts.empty()) return invalid_context;
+        if (out != nullptr) *out = handle_of(t.contexts.back());
+        t.contexts.pop_back();
+        m.pushed -= m.pushed > 0 ? 1 : 0;
+        return cudaSuccess;
+    }));
+}
+
+}  // namespace
+
+std::span<const entry_point> detail::context_functions() {
+    static const std::array all{
+        point<decltype(cuDeviceGet)>("cuDeviceGet", 2000, get_device),
+        point<decltype(cuDevicePrimaryCtxGetState)>("cuDevicePrimaryCtxGetState", 7000, primary_state),
+        point<decltype(cuCtxGetCurrent)>("cuCtxGetCurrent", 4000, get_current),
+        point<decltype(cuCtxSetCurrent)>("cuCtxSetCurrent", 4000, set_current),
+        point<decltype(cuCtxPushCurrent)>("cuCtxPushCurrent", 4000, push_current),
+        point<decltype(cuCtxPopCurrent)>("cuCtxPopCurrent", 4000, pop_current),
+    };
+    return all;
+}
+
+extern "C" cudaError_t cudaGetDriverEntryPointByVersion(const char* symbol, void** out, unsigned version,
+                                                        unsigned long long, cudaDriverEntryPointQueryResult* status) {
+    *out = nullptr;
+    return enter({"cudaGetDriverEntryPointByVersion"}, nullptr, [&](machine& m) {
+        auto result = cudaDriverEntryPointSymbolNotFound;
+        for (const auto part : {context_functions(), virtual_memory_functions(), green_context_functions()}) {
+            const auto found = std::ranges::find(part, std::string_view(symbol), &entry_point::name);
+            if (found == part.end() || m.hidden.contains(std::string_view(symbol))) continue;
+            const int usable = std::min(m.chosen.driver_version, static_cast<int>(version));
+            result = found->since > usable ? cudaDriverEntryPointVersionNotSufficent : cudaDriverEntryPointSuccess;
+            if (result == cudaDriverEntryPointSuccess) *out = found->function;
+        }
+        if (status != nullptr) *status = result;
+        return cudaSuccess;
+    });
+}
+
+}  // namespace standin

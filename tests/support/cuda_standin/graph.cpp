@@ -1,0 +1,174 @@
+// SPDX-License-Identifier: Apache-2.0
+// The calls about capture and graphs. A graph is what its capture recorded, replayed one after the other: forks of the
+// capture are put in an order that keeps them right.
+#include <algorithm>
+#include <iterator>
+
+#include "support/cuda_standin/machine.hpp"
+
+namespace standin {
+
+using namespace detail;
+
+namespace detail {
+
+void machine::invalidate(capture& c, const char* who) {
+    c.invalid = true;
+    find(std::string(who) + " isn't allowed during a stream capture");
+}
+
+bool machine::capture_forbids(const char* who) {
+    const auto& t = thread();
+    if (t.mode == cudaStreamCaptureModeRelaxed) return false;
+    bool forbidden = false;
+    for (const auto& c : captures) {
+        const bool mine = c->thread == std::this_thread::get_id();
+        if (c->mode == cudaStreamCaptureModeRelaxed) continue;
+        // Other threads' captures concern this one only if both sides are global.
+        if (!mine && (c->mode != cudaStreamCaptureModeGlobal || t.mode != cudaStreamCaptureModeGlobal)) continue;
+        invalidate(*c, who);
+        forbidden = true;
+    }
+    return forbidden;
+}
+
+}  // namespace detail
+
+namespace {
+
+cudaStreamCaptureStatus status_of(const stream& s) {
+    if (s.recording == nullptr) return cudaStreamCaptureStatusNone;
+    return s.recording->invalid ? cudaStreamCaptureStatusInvalidated : cudaStreamCaptureStatusActive;
+}
+
+/// Whether the origin has waited for everything that the other streams of its capture did.
+bool joined(const capture& c) {
+    return std::ranges::all_of(c.streams, [&](const stream* s) {
+        const auto seen = c.origin->seen.find(s->id);
+        return s == c.origin || (seen != c.origin->seen.end() && seen->second >= s->seen.at(s->id));
+    });
+}
+
+/// Ends the capture: what it recorded.
+std::vector<operation> dissolve(machine& m, const std::shared_ptr<capture>& c) {
+    std::vector<operation> nodes = std::move(c->origin->recorded);
+    for (stream* s : c->streams) {
+        s->recording = nullptr;
+        s->recorded.clear();
+        s->seen.clear();
+    }
+    std::erase(m.captures, c);
+    return nodes;
+}
+
+}  // namespace
+
+extern "C" {
+
+cudaError_t cudaThreadExchangeStreamCaptureMode(cudaStreamCaptureMode* mode) {
+    return enter({.name = "cudaThreadExchangeStreamCaptureMode", .always = true}, nullptr, [&](machine& m) {
+        std::swap(m.thread().mode, *mode);
+        return cudaSuccess;
+    });
+}
+
+cudaError_t cudaStreamBeginCapture(cudaStream_t handle, cudaStreamCaptureMode mode) {
+    return on_stream({"cudaStreamBeginCapture"}, handle, [&](machine& m, stream& on) {
+        if (on.recording != nullptr) return cudaErrorIllegalState;
+        on.recording = std::make_shared<capture>(capture{
+            .id = ++m.last_id, .mode = mode, .thread = std::this_thread::get_id(), .origin = &on, .streams = {&on}});
+        m.captures.push_back(on.recording);
+        return cudaSuccess;
+    });
+}
+
+cudaError_t cudaStreamEndCapture(cudaStream_t handle, cudaGraph_t* out) {
+    *out = nullptr;
+    return on_stream({.name = "cudaStreamEndCapture", .returns = true}, handle, [&](machine& m, stream& on) {
+        const auto c = on.recording;
+        if (c == nullptr) return cudaErrorIllegalState;
+        if (c->origin != &on) return cudaErrorStreamCaptureUnmatched;
+        if (c->mode != cudaStreamCaptureModeRelaxed && c->thread != std::this_thread::get_id())
+            return cudaErrorStreamCaptureWrongThread;
+        const bool whole = joined(*c);
+        auto nodes = dissolve(m, c);
+        if (c->invalid) return cudaErrorStreamCaptureInvalidated;
+        if (!whole) return cudaErrorStreamCaptureUnjoined;
+        *out = m.new_handle<cudaGraph_t>();
+        m.graphs.add(*out, std::make_shared<graph>(graph{std::move(nodes)}));
+        return cudaSuccess;
+    });
+}
+
+cudaError_t cudaStreamIsCapturing(cudaStream_t handle, cudaStreamCaptureStatus* status) {
+    return on_stream({"cudaStreamIsCapturing"}, handle, [&](machine&, stream& on) {
+        *status = status_of(on);
+        return cudaSuccess;
+    });
+}
+
+// ---- graphs
+
+cudaError_t cudaGraphGetNodes(cudaGraph_t handle, cudaGraphNode_t* nodes, std::size_t* count) {
+    return enter({"cudaGraphGetNodes"}, nullptr, [&](machine& m) {
+        const auto g = m.graphs.find(handle);
+        if (g == nullptr) return cudaErrorInvalidValue;
+        if (nodes != nullptr) return cudaErrorNotSupported;
+        *count = g->nodes.size();
+        return cudaSuccess;
+    });
+}
+
+cudaError_t cudaGraphInstantiate(cudaGraphExec_t* out, cudaGraph_t handle, unsigned long long) {
+    return on_device({"cudaGraphInstantiate"}, [&](machine& m, int) {
+        const auto g = m.graphs.find(handle);
+        if (g == nullptr) return cudaErrorInvalidValue;
+        *out = m.new_handle<cudaGraphExec_t>();
+        m.executables.add(*out, std::make_shared<executable>(executable{g->nodes, nullptr}));
+        return cudaSuccess;
+    });
+}
+
+cudaError_t cudaGraphExecUpdate(cudaGraphExec_t exec, cudaGraph_t handle, cudaGraphExecUpdateResultInfo* why) {
+    return on_device({"cudaGraphExecUpdate"}, [&](machine& m, int) {
+        const auto g = m.graphs.find(handle);
+        const auto e = m.executables.find(exec);
+        if (g == nullptr || e == nullptr) return cudaErrorInvalidValue;
+        const bool same = g->nodes.size() == e->nodes.size();
+        *why = {};
+        why->result = same ? cudaGraphExecUpdateSuccess : cudaGraphExecUpdateErrorTopologyChanged;
+        if (!same) return cudaErrorGraphExecUpdateFailure;
+        e->nodes = g->nodes;
+        return cudaSuccess;
+    });
+}
+
+cudaError_t cudaGraphLaunch(cudaGraphExec_t exec, cudaStream_t handle) {
+    return on_stream({"cudaGraphLaunch"}, handle, [&](machine& m, stream& on) {
+        const auto e = m.executables.find(exec);
+        if (e == nullptr) return cudaErrorInvalidValue;
+        if (on.recording == nullptr && e->running != nullptr) m.enqueue(on, {.awaited = e->running});
+        for (const operation& node : e->nodes) m.enqueue(on, node);
+        if (on.recording == nullptr) {
+            e->running = std::make_shared<mark>(mark{.device = on.in->device});
+            m.enqueue(on, {.reaches = e->running});
+        }
+        return cudaSuccess;
+    });
+}
+
+// Both are let go while launches of them are still under way.
+
+cudaError_t cudaGraphExecDestroy(cudaGraphExec_t exec) {
+    return on_device({.name = "cudaGraphExecDestroy", .returns = true},
+                     [&](machine& m, int) { return m.executables.remove(exec) ? cudaSuccess : cudaErrorInvalidValue; });
+}
+
+cudaError_t cudaGraphDestroy(cudaGraph_t handle) {
+    return on_device({.name = "cudaGraphDestroy", .returns = true},
+                     [&](machine& m, int) { return m.graphs.remove(handle) ? cudaSuccess : cudaErrorInvalidValue; });
+}
+
+}  // extern "C"
+
+}  // namespace standin

@@ -1,0 +1,110 @@
+// SPDX-License-Identifier: Apache-2.0
+// Kernels on the stand-in: what launch.cuh defines for devices, for files that g++ compiles. The functor runs on the
+// host, a block after the other with one thread each, when the stream gets there. The blocks of a cooperative launch
+// have a host thread each, since they may wait for each other.
+//
+//   #include "support/cuda_standin/launch.hpp"
+//   stream.launch({.blocks = 8, .hold = 250us}, kernel);       // takes `hold` for each wave of blocks
+#pragma once
+
+#include <chrono>
+#include <cstdint>
+#include <exception>
+#include <mutex>
+#include <thread>
+#include <type_traits>
+#include <vector>
+
+#include <gpushare/backend/cuda/stream.hpp>
+#include <gpushare/backend/host/kernel_context.hpp>
+#include <gpushare/concepts.hpp>
+
+#include "support/cuda_standin/standin.hpp"
+
+namespace gpushare::inline GPUSHARE_ABI::cuda {
+
+class device_context : public host::kernel_context {
+public:
+    using host::kernel_context::kernel_context;
+};
+static_assert(gpushare::kernel_context<device_context>);
+
+namespace detail {
+
+template <class K>
+void run_blocks(const K& kernel, std::uint32_t blocks, std::uint32_t sms) {
+    for (std::uint32_t b = 0; b < blocks; ++b) {
+        device_context context(b, blocks, b % sms, nullptr, host::detail::never_lost);
+        kernel(context);
+    }
+}
+
+template <class K>
+void run_together(const K& kernel, std::uint32_t blocks, std::uint32_t sms) {
+    host::detail::grid_barrier barrier;
+    barrier.reset(blocks);
+    std::mutex mutex;
+    std::exception_ptr thrown;
+    {
+        std::vector<std::jthread> threads;
+        for (std::uint32_t b = 0; b < blocks; ++b)
+            threads.emplace_back([&, b] {
+                try {
+                    device_context context(b, blocks, b % sms, &barrier, host::detail::never_lost);
+                    kernel(context);
+                } catch (...) {
+                    const std::lock_guard lock(mutex);
+                    thrown = std::current_exception();
+                }
+                barrier.leave();
+            });
+    }
+    if (thrown != nullptr) std::rethrow_exception(thrown);
+}
+
+template <class K>
+void launch_on_standin(stream& on, grid g, const K& kernel, bool cooperative) {
+    static_assert(kernel_for<K, device_context>, "a kernel is called with a context: operator()(C& ctx) const");
+    static_assert(std::is_trivially_copyable_v<K>, "a kernel travels to a device byte by byte");
+    if (g.blocks == 0) return;
+    const std::uint32_t at_once = on.max_cooperative_blocks(kernel, g.threads);
+    on.enqueued_on_device(
+        [&] {
+            if (at_once == 0) return cudaErrorInvalidConfiguration;
+            const ns length = g.hold * ((g.blocks + at_once - 1) / at_once);
+            return standin::detail::launch(on.native_handle(), length, [=, sms = on.sms()] {
+                cooperative ? run_together(kernel, g.blocks, sms) : run_blocks(kernel, g.blocks, sms);
+            });
+        },
+        "launching a kernel");
+}
+
+}  // namespace detail
+
+template <class K>
+void stream::launch(grid g, const K& kernel) {
+    detail::launch_on_standin(*this, g, kernel, false);
+}
+
+template <class K>
+errc stream::launch_cooperative(grid g, const K& kernel) {
+    if (g.blocks > max_cooperative_blocks(kernel, g.threads)) return errc::too_many_blocks;
+    detail::launch_on_standin(*this, g, kernel, true);
+    return errc::none;
+}
+
+template <class K>
+std::uint32_t stream::max_cooperative_blocks(const K&, std::uint32_t threads) const noexcept {
+    if (threads == 0 || threads > properties().threads_per_block) return 0;
+    return standin::detail::current_options().blocks_per_sm * sms();
+}
+
+template <class Rep, class Period>
+void stream::enqueue(std::chrono::duration<Rep, Period> length) {
+    const ns whole = std::chrono::ceil<ns>(length);
+    if (whole > ns{0}) launch({.hold = whole}, gpushare::detail::empty_kernel{});
+}
+
+static_assert(launcher<stream>);
+
+}  // namespace gpushare::inline GPUSHARE_ABI::cuda

@@ -1,0 +1,197 @@
+// SPDX-License-Identifier: Apache-2.0
+// The machine: its time, the work on its streams, its errors.
+#include "support/cuda_standin/machine.hpp"
+
+#include <unistd.h>
+
+#include <algorithm>
+#include <atomic>
+#include <cstdlib>
+
+namespace standin::detail {
+
+namespace {
+
+std::unique_ptr<machine>& the_one() {
+    static auto* const one = new std::unique_ptr<machine>;  // never destroyed: static objects may call until the end
+    return *one;
+}
+
+std::atomic<std::uint64_t> generations{0};
+
+}  // namespace
+
+machine& the_machine() {
+    static const bool first = [] {
+        restart({});
+        return std::atexit(check_at_exit) == 0;
+    }();
+    static_cast<void>(first);
+    return *the_one();
+}
+
+void restart(const options& o) { the_one() = std::make_unique<machine>(o); }
+
+machine::machine(const options& o) : chosen(o), generation(++generations), devices(o.devices) {
+    for (int d = 0; has_device(d); ++d) {
+        device(d).primary = std::make_shared<context>(context{.device = d, .sms = o.sms});
+        device(d).default_pool = new_handle<cudaMemPool_t>();
+        pools.add(device(d).default_pool, std::make_shared<pool>(pool{.device = d}));
+    }
+    ring.reserve(o.log_capacity);
+}
+
+machine::~machine() {
+    while (!blocks.empty()) give_back(blocks.begin()->first);
+    for (const auto& [handle, p] : physicals.all()) ::close(p->file);
+}
+
+// ---- time and work
+
+ns machine::now() const {
+    if (chosen.time == timing::manual) return manual_now;
+    return std::chrono::duration_cast<ns>(std::chrono::steady_clock::now() - began);
+}
+
+void machine::enqueue(stream& on, operation op) {
+    if (on.recording != nullptr) {
+        on.recording->origin->recorded.push_back(std::move(op));
+        ++on.seen[on.id];
+        return;
+    }
+    op.enqueued = now();
+    if (on.queue.empty()) {
+        const auto self = streams.find(on.handle);
+        busy.push_back(self != nullptr ? self : device(on.in->device).default_stream);
+    }
+    on.queue.push_back(std::move(op));
+}
+
+bool machine::step(stream& s, ns until) {
+    if (s.held || s.queue.empty() || device(s.in->device).sticky != cudaSuccess) return false;
+    const operation& first = s.queue.front();
+    if (first.awaited != nullptr && !first.awaited->reached) return false;
+    ns begin = std::max(s.idle_since, first.enqueued);
+    if (first.awaited != nullptr) begin = std::max(begin, first.awaited->at);
+    if (begin + first.length > until) return false;
+
+    const operation done = std::move(s.queue.front());
+    s.queue.pop_front();
+    s.idle_since = begin + done.length;
+    if (done.effect) {
+        try {
+            done.effect();
+        } catch (...) {  // a kernel can't throw: this is how those on the host go wrong
+            poison(s.in->device, cudaErrorIllegalAddress);
+            return true;
+        }
+    }
+    if (done.reaches != nullptr) {
+        done.reaches->reached = true;
+        done.reaches->at = s.idle_since;
+    }
+    return true;
+}
+
+void machine::run() {
+    const ns until = now();
+    // Work on one stream may be what another one waits for.
+    for (bool any = true; any;) {
+        any = false;
+        for (const auto& s : busy)
+            while (step(*s, until)) any = true;
+    }
+    std::erase_if(busy, [](const auto& s) { return s->queue.empty(); });
+}
+
+/// When the next work that isn't held up ends.
+ns machine::next_end() const {
+    ns next = ns::max();
+    if (chosen.time == timing::manual) return next;
+    for (const auto& s : busy) {
+        const operation& first = s->queue.front();
+        if (s->held || (first.awaited != nullptr && !first.awaited->reached)) continue;
+        ns begin = std::max(s->idle_since, first.enqueued);
+        if (first.awaited != nullptr) begin = std::max(begin, first.awaited->at);
+        next = std::min(next, begin + first.length);
+    }
+    return next;
+}
+
+/// Until `end`, or until somebody changes something, but not for ever.
+void machine::wait_for_change(ns end) {
+    std::unique_lock lock(mutex, std::adopt_lock);
+    const ns longest = now() + std::chrono::seconds(1);
+    changed.wait_until(lock, began + std::min(end, longest));
+    lock.release();  // who called holds it
+}
+
+// ---- errors and records
+
+void machine::poison(int d, cudaError_t code) {
+    for (int each = 0; has_device(each); ++each) {
+        if (each != d && chosen.scope == poison_scope::device) continue;
+        if (device(each).sticky == cudaSuccess) device(each).sticky = code;
+    }
+    // What was queued never happens; streams of healthy devices don't wait for it for ever.
+    for (const auto& s : busy) {
+        if (device(s->in->device).sticky == cudaSuccess) continue;
+        for (const operation& op : s->queue) {
+            if (op.reaches == nullptr) continue;
+            op.reaches->reached = true;
+            op.reaches->at = now();
+        }
+    }
+    changed.notify_all();
+}
+
+machine::blow machine::strike(const call_info& info) {
+    for (auto f = faults.begin(); f != faults.end(); ++f) {
+        if (f->call.empty() ? info.always : f->call != info.name) continue;
+        if (f->skip > 0) {
+            --f->skip;
+            continue;
+        }
+        const blow struck{static_cast<cudaError_t>(f->code), f->call.empty() && info.returns};
+        if (f->sticky) poison(current()->device, struck.code);
+        if (--f->times == 0) faults.erase(f);
+        return struck;
+    }
+    return {};
+}
+
+void machine::log(const char* name, const void* stream, int result) {
+    ++counts[name];
+    const call c{.name = name, .stream = stream, .thread = std::this_thread::get_id(), .result = result};
+    if (ring.size() < chosen.log_capacity)
+        ring.push_back(c);
+    else if (!ring.empty())
+        ring[logged % ring.size()] = c;
+    ++logged;
+}
+
+void machine::find(std::string what) {
+    constexpr std::size_t enough = 100;
+    if (findings.size() < enough) findings.push_back(std::move(what));
+}
+
+// ---- threads and contexts
+
+thread_state& machine::thread() {
+    static thread_local thread_state mine;
+    if (mine.generation != generation) mine = {.generation = generation};
+    return mine;
+}
+
+std::shared_ptr<context> machine::primary(int d) {
+    device(d).active = true;
+    return device(d).primary;
+}
+
+std::shared_ptr<context> machine::current() {
+    auto& contexts = thread().contexts;
+    if (contexts.empty()) contexts.push_back(primary(0));
+    return contexts.back();
+}
+
+}  // namespace standin::detail

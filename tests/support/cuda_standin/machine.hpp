@@ -1,0 +1,248 @@
+// SPDX-License-Identifier: Apache-2.0
+// The machine inside the stand-in, which owns all objects, and the functions through which every call goes.
+//
+//   extern "C" cudaError_t cudaStreamGetPriority(cudaStream_t s, int* priority) {
+//       return on_stream({"cudaStreamGetPriority"}, s, [&](machine&, stream& on) { ... return cudaSuccess; });
+//   }
+#pragma once
+
+#include <cuda.h>
+#include <cuda_runtime_api.h>
+
+#include <chrono>
+#include <condition_variable>
+#include <cstddef>
+#include <cstdint>
+#include <map>
+#include <memory>
+#include <mutex>
+#include <set>
+#include <string>
+#include <string_view>
+#include <type_traits>
+#include <unordered_map>
+#include <utility>
+#include <vector>
+
+#include "support/cuda_standin/objects.hpp"
+#include "support/cuda_standin/standin.hpp"
+
+namespace standin::detail {
+
+/// What CUDA keeps per thread.
+struct thread_state {
+    std::uint64_t generation = 0;                      // of the machine that it is about
+    std::vector<std::shared_ptr<context>> contexts{};  // the last is current
+    cudaError_t last_error = cudaSuccess;
+    cudaStreamCaptureMode mode = cudaStreamCaptureModeGlobal;
+};
+
+/// What a call is like, beside its name.
+struct call_info {
+    const char* name = "";
+    bool always = false;   // answers without a driver and without devices
+    bool unsafe = false;   // "potentially unsafe": forbidden during some captures
+    bool returns = false;  // gives something back, so it is done even where an error sticks
+    bool silent = false;   // leaves nothing for cudaGetLastError
+};
+
+/// Everything happens under the mutex, the effects of work included: they mustn't call CUDA. Work is done by whoever
+/// calls next, once its time has come.
+struct machine {
+    explicit machine(const options& o);
+    machine(const machine&) = delete;
+    machine& operator=(const machine&) = delete;
+    ~machine();
+
+    // machine.cpp: time, work, errors
+
+    [[nodiscard]] ns now() const;
+    void run();
+    void enqueue(stream& on, operation op);
+    /// Until `done()`; false if nothing can change any more that isn't for another thread to change, and none does.
+    template <class Done>
+    [[nodiscard]] bool wait(const char* who, Done done);
+    void poison(int device, cudaError_t code);
+    /// The code of the fault that strikes the call, and whether it does its work all the same.
+    struct blow {
+        cudaError_t code = cudaSuccess;
+        bool works = true;
+    };
+    [[nodiscard]] blow strike(const call_info& info);
+    void log(const char* call, const void* stream, int result);
+    void find(std::string what);
+
+    thread_state& thread();
+    std::shared_ptr<context> current();  // the primary context of device 0 if there is none yet
+    std::shared_ptr<context> primary(int device);
+    [[nodiscard]] device_state& device(int d) { return devices[static_cast<std::size_t>(d)]; }
+    [[nodiscard]] bool has_device(int d) const { return d >= 0 && static_cast<std::size_t>(d) < devices.size(); }
+    template <class Handle>
+    [[nodiscard]] Handle new_handle() {
+        last_handle += 16;
+        if constexpr (std::is_pointer_v<Handle>)
+            return reinterpret_cast<Handle>(last_handle);
+        else
+            return last_handle;
+    }
+
+    // stream.cpp
+
+    cudaStream_t open_stream(const std::shared_ptr<context>& in, int priority);
+    /// Null for a handle of none; for the default stream's one that stands for it, and a finding.
+    std::shared_ptr<stream> find_stream(const char* who, cudaStream_t handle);
+    /// Work on it isn't done. Of streams that were destroyed too.
+    [[nodiscard]] bool has_work(const stream& s) const { return !s.queue.empty(); }
+
+    // graph.cpp
+
+    /// Whether a capture forbids this thread an unsafe call, which then invalidates that capture.
+    [[nodiscard]] bool capture_forbids(const char* who);
+    void invalidate(capture& c, const char* who);
+
+    // memory.cpp
+
+    [[nodiscard]] std::uint64_t used_memory(int device);
+    [[nodiscard]] std::uint64_t free_memory(int device);
+    /// Where such a block of cudaMalloc is counted, and for how much.
+    struct bill {
+        std::uint64_t device_state::*account = nullptr;
+        std::uint64_t amount = 0;
+    };
+    [[nodiscard]] bill price(std::size_t size) const;
+    /// Null if the host has no memory. The block isn't charged.
+    void* take(block b);
+    void give_back(std::uintptr_t at);
+    void trim(pool& p, std::uint64_t keep);
+    /// What pools hold above their threshold goes back whenever somebody synchronises.
+    void trim_all();
+
+    const options chosen;
+    const std::uint64_t generation;
+    std::mutex mutex;
+    std::condition_variable changed;
+
+    std::vector<device_state> devices;
+    table<stream> streams;
+    table<event> events;
+    table<graph> graphs;
+    table<executable> executables;
+    table<pool> pools;
+    table<context> green_contexts;
+    table<physical> physicals;
+    std::vector<std::shared_ptr<stream>> busy;  // those with work, destroyed ones too
+    std::vector<std::shared_ptr<capture>> captures;
+    std::map<std::uintptr_t, block> blocks;
+    std::map<std::uintptr_t, std::size_t> reserved;  // addresses
+    std::map<std::uintptr_t, mapping> mapped;
+    std::size_t pushed = 0;                                                   // contexts, by all threads
+    std::map<CUdevResourceDesc, std::pair<int, std::uint32_t>> descriptions;  // device and SMs
+
+    std::vector<fault> faults;
+    std::set<std::string, std::less<>> hidden;
+    std::vector<std::string> findings;
+    std::vector<call> ring;
+    std::uint64_t logged = 0;
+    std::unordered_map<std::string_view, std::uint64_t> counts;
+
+    ns manual_now{};
+    const std::chrono::steady_clock::time_point began = std::chrono::steady_clock::now();
+    std::uintptr_t last_handle = 0x10000;
+    std::uint64_t last_id = 0;
+
+private:
+    [[nodiscard]] bool step(stream& s, ns until);
+    [[nodiscard]] ns next_end() const;
+    void wait_for_change(ns end);
+};
+
+/// The first call of the process makes it.
+[[nodiscard]] machine& the_machine();
+/// A new one in its place, while nobody is inside a call.
+void restart(const options& o);
+/// The safety net under tests that don't look for themselves: ends the program if there are findings.
+void check_at_exit();
+
+template <class Done>
+bool machine::wait(const char* who, Done done) {
+    constexpr auto patience = std::chrono::seconds(20);
+    auto give_up = std::chrono::steady_clock::now() + patience;
+    for (run(); !done(); run()) {
+        const ns end = next_end();
+        if (end != ns::max()) give_up = std::chrono::steady_clock::now() + patience;
+        if (std::chrono::steady_clock::now() > give_up) {
+            find(std::string(who) + " waited for work that nobody lets go on");
+            return false;
+        }
+        wait_for_change(end);
+    }
+    trim_all();
+    return true;
+}
+
+/// The frame of every call: body(machine&) under the mutex, unless there is no driver or a fault strikes.
+template <class Body>
+cudaError_t enter(const call_info& info, const void* stream, Body body) {
+    machine& m = the_machine();
+    const std::lock_guard lock(m.mutex);
+    cudaError_t result = cudaSuccess;
+    if (!info.always) {
+        if (m.chosen.driver_version == 0)
+            result = cudaErrorInsufficientDriver;
+        else if (m.devices.empty())
+            result = cudaErrorNoDevice;
+    }
+    const auto struck = result == cudaSuccess ? m.strike(info) : machine::blow{result, false};
+    result = struck.code;
+    if (struck.works) {
+        if (!m.busy.empty()) m.run();
+        const cudaError_t own = body(m);
+        if (result == cudaSuccess) result = own;
+    }
+    // The driver's functions have no such memory.
+    const bool remembered = !info.silent && std::string_view(info.name).starts_with("cuda");
+    if (result != cudaSuccess && remembered) m.thread().last_error = result;
+    m.log(info.name, stream, result);
+    return result;
+}
+
+/// A call that concerns a device: fails where an error sticks, and where a capture forbids it.
+template <class Body>
+cudaError_t concerning(machine& m, int device, const call_info& info, Body body) {
+    const cudaError_t stuck = m.device(device).sticky;
+    if (stuck != cudaSuccess && !info.returns) return stuck;
+    if (stuck == cudaSuccess && info.unsafe && m.capture_forbids(info.name)) return cudaErrorStreamCaptureUnsupported;
+    const cudaError_t result = body();
+    return stuck != cudaSuccess ? stuck : result;
+}
+
+/// body(machine&, int device) with the current device, whose context exists from then on.
+template <class Body>
+cudaError_t on_device(const call_info& info, Body body) {
+    return enter(info, nullptr, [&](machine& m) {
+        const int current = m.current()->device;
+        return concerning(m, current, info, [&] { return body(m, current); });
+    });
+}
+
+/// body(machine&, stream&)
+template <class Body>
+cudaError_t on_stream(const call_info& info, cudaStream_t handle, Body body) {
+    return enter(info, handle, [&](machine& m) {
+        const auto on = m.find_stream(info.name, handle);
+        if (on == nullptr) return cudaErrorInvalidResourceHandle;
+        return concerning(m, on->in->device, info, [&] { return body(m, *on); });
+    });
+}
+
+/// body(machine&, event&)
+template <class Body>
+cudaError_t on_event(const call_info& info, cudaEvent_t handle, Body body) {
+    return enter(info, nullptr, [&](machine& m) {
+        const auto on = m.events.find(handle);
+        if (on == nullptr) return cudaErrorInvalidResourceHandle;
+        return concerning(m, on->in->device, info, [&] { return body(m, *on); });
+    });
+}
+
+}  // namespace standin::detail

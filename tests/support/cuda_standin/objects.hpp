@@ -1,0 +1,174 @@
+// SPDX-License-Identifier: Apache-2.0
+// What CUDA's handles stand for in the stand-in. Plain data; the machine's mutex guards it.
+#pragma once
+
+#include <cuda.h>
+#include <cuda_runtime_api.h>
+
+#include <cstddef>
+#include <cstdint>
+#include <deque>
+#include <functional>
+#include <map>
+#include <memory>
+#include <set>
+#include <thread>
+#include <type_traits>
+#include <utility>
+#include <vector>
+
+#include "support/cuda_standin/standin.hpp"
+
+namespace standin::detail {
+
+struct stream;
+
+/// Work that is recorded instead of done.
+struct capture {
+    std::uint64_t id = 0;
+    cudaStreamCaptureMode mode = cudaStreamCaptureModeGlobal;
+    std::thread::id thread{};
+    stream* origin = nullptr;
+    std::set<stream*> streams{};
+    bool invalid = false;
+};
+
+/// How far a captured stream has come, by its id. What a stream has seen of the others, it has joined.
+using progress = std::map<std::uint64_t, std::uint64_t>;
+
+/// One recording of an event. Waits for it outlive the event's next one.
+struct mark {
+    int device = 0;
+    bool reached = false;
+    ns at{};
+    std::shared_ptr<capture> captured{};  // recorded in a capture: never reached, only joined
+    progress seen{};
+};
+
+struct range {
+    std::uintptr_t begin = 0;
+    std::size_t size = 0;
+
+    [[nodiscard]] bool meets(const range& other) const {
+        return begin < other.begin + other.size && other.begin < begin + size;
+    }
+};
+
+/// Something in a stream's queue: begins once what is before it has ended and `awaited` is reached.
+struct operation {
+    ns length{}, enqueued{};
+    std::function<void()> effect{};  // at its end
+    std::shared_ptr<mark> awaited{}, reaches{};
+    range writes{}, reads{};  // of copies: so that unmapping under them is found out
+};
+
+struct context {
+    int device = 0;
+    std::uint32_t sms = 0;
+    bool green = false;
+    std::size_t streams = 0;  // that exist in it
+};
+
+struct stream {
+    cudaStream_t handle = nullptr;
+    std::uint64_t id = 0;
+    std::shared_ptr<context> in{};
+    int priority = 0;
+    std::deque<operation> queue{};
+    ns idle_since{};
+    bool held = false;
+
+    std::shared_ptr<capture> recording{};
+    std::vector<operation> recorded{};  // by the origin, for all streams of the capture
+    progress seen{};
+};
+
+struct event {
+    std::shared_ptr<context> in{};
+    unsigned flags = 0;
+    std::shared_ptr<mark> last{};
+};
+
+struct graph {
+    std::vector<operation> nodes{};
+};
+struct executable {
+    std::vector<operation> nodes{};
+    std::shared_ptr<mark> running{};  // its last launch: it doesn't overlap itself
+};
+
+struct pool {
+    int device = 0;
+    std::uint64_t limit = 0;  // 0: none
+    std::uint64_t threshold = 0;
+    std::uint64_t reserved = 0, reserved_high = 0, used = 0, used_high = 0;
+    std::map<cudaMemPoolAttr, int> switches{};
+    bool closing = false;  // destroyed while blocks of it are out
+};
+
+/// Of cudaMalloc, a pool or cudaHostAlloc.
+struct block {
+    std::size_t size = 0, mapped = 0;
+    std::uint64_t charge = 0;
+    int device = -1;  // -1: the host's
+    std::shared_ptr<pool> from{};
+    std::uint64_t freed_on = 0;  // the id of the stream that the free is queued in
+    bool settled = false;        // and the room already went to an allocation behind that
+};
+
+/// Memory that can be mapped into reserved addresses. Lives on while it is mapped.
+struct physical {
+    int device = 0, file = -1;
+    std::size_t size = 0, mappings = 0;
+    bool released = false;
+};
+struct mapping {
+    std::size_t size = 0;
+    std::shared_ptr<physical> of{};
+    std::uintptr_t handle = 0;  // of `of`
+};
+
+struct device_state {
+    cudaError_t sticky = cudaSuccess;
+    bool active = false;      // its primary context exists
+    std::uint64_t used = 0;   // whole pages
+    std::uint64_t small = 0;  // by blocks that share pages
+    std::shared_ptr<context> primary{};
+    std::shared_ptr<stream> default_stream{};  // once somebody makes the mistake to use it
+    cudaMemPool_t default_pool = nullptr;
+    std::set<int> peers{};
+};
+
+/// Objects by handle. Handles are numbers that are never used twice, so a stale one is always found out.
+template <class T>
+class table {
+public:
+    template <class Handle>
+    [[nodiscard]] std::shared_ptr<T> find(Handle h) const {
+        const auto at = all_.find(number(h));
+        return at == all_.end() ? nullptr : at->second;
+    }
+    template <class Handle>
+    void add(Handle h, std::shared_ptr<T> object) {
+        all_.emplace(number(h), std::move(object));
+    }
+    template <class Handle>
+    bool remove(Handle h) {
+        return all_.erase(number(h)) != 0;
+    }
+    [[nodiscard]] std::size_t size() const { return all_.size(); }
+    [[nodiscard]] const auto& all() const { return all_; }
+
+private:
+    template <class Handle>
+    static std::uintptr_t number(Handle h) {
+        if constexpr (std::is_pointer_v<Handle>)
+            return reinterpret_cast<std::uintptr_t>(h);
+        else
+            return h;
+    }
+
+    std::map<std::uintptr_t, std::shared_ptr<T>> all_;
+};
+
+}  // namespace standin::detail
