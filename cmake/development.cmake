@@ -11,3 +11,20 @@ cmake_path(SET shared_data NORMALIZE ${CMAKE_CURRENT_SOURCE_DIR}/../shared/data)
 if(IS_DIRECTORY ${shared_data})
     target_compile_definitions(gpushare_development INTERFACE GPUSHARE_SHARED_DATA="${shared_data}")
 endif()
+
+# The toolkit that gpushare::cuda_runtime comes from: its nvcc, for which no language is enabled (cmake/cuda.cmake calls
+# it), and a stand-in for its libcudart, with which code on CUDA runs where there is no device.
+if(TARGET gpushare::cuda_runtime)
+    if(NOT CMAKE_CUDA_COMPILER AND CUDAToolkit_NVCC_EXECUTABLE)
+        set(CMAKE_CUDA_COMPILER ${CUDAToolkit_NVCC_EXECUTABLE})
+    endif()
+
+    file(GLOB sources CONFIGURE_DEPENDS ${CMAKE_CURRENT_SOURCE_DIR}/tests/support/cuda_standin/*.cpp)
+    add_library(cuda_standin STATIC EXCLUDE_FROM_ALL ${sources})
+    target_link_libraries(cuda_standin PUBLIC gpushare_development)
+    target_include_directories(cuda_standin PUBLIC ${CMAKE_CURRENT_SOURCE_DIR}/tests)
+    foreach(part IN ITEMS gpushare::cuda_runtime CUDA::toolkit)
+        get_target_property(directories ${part} INTERFACE_INCLUDE_DIRECTORIES)
+        target_include_directories(cuda_standin SYSTEM PUBLIC ${directories})
+    endforeach()
+endif()

@@ -1,5 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
 # Installs, moves the result to PREFIX and checks that it doesn't remember where it came from.
+#
+#   cmake -DBUILD_DIR=DIR -DSOURCE_DIR=DIR -DPREFIX=DIR -P install_and_move.cmake
 set(first ${PREFIX}.first)
 file(REMOVE_RECURSE ${first} ${PREFIX})
 execute_process(COMMAND ${CMAKE_COMMAND} --install ${BUILD_DIR} --prefix ${first} COMMAND_ERROR_IS_FATAL ANY)

@@ -1,0 +1,132 @@
+# SPDX-License-Identifier: Apache-2.0
+# shellcheck shell=bash disable=SC2034,SC2154  # shares its variables with ./dev
+# What a machine must have to build and test everything, and how it gets there; sourced by ./dev. The distribution's
+# packages are installed by apt-get. What Debian doesn't have comes from PyPI into build/tools and nothing outside:
+#
+#   build/tools/cuda    a CUDA toolkit, where the machine has none from 13.0 on
+#   build/tools/cccl    a newer CCCL than that toolkit's, which the adapter in interop/cuda_mr.hpp has to fit as well
+#   build/tools/conan   Conan, which runs our recipe
+#
+# Without these the tests that need them are left out, with a line that says so; where CI is set, it is an error.
+
+tools=$root/build/tools
+
+# ---- Debian
+
+have_header() { printf '#if !__has_include(<%s>)\n#error\n#endif\n' "$1" | g++ -E -x c++ - >/dev/null 2>&1; }
+
+have_package() {
+    case $1 in
+        ninja-build) command -v ninja >/dev/null ;;
+        catch2) have_header catch2/catch.hpp ;;
+        librange-v3-dev) have_header range/v3/range_fwd.hpp ;;
+        python3-venv) python3 -c 'import ensurepip, venv' 2>/dev/null ;;
+        *) command -v "$1" >/dev/null ;;
+    esac
+}
+
+# Installs those of the packages that are missing: as root, or through sudo if it asks for no password.
+need() {  # PACKAGE...
+    local missing=() package as_root=()
+    for package in "$@"; do
+        have_package "$package" || missing+=("$package")
+    done
+    if ((${#missing[@]} == 0)); then
+        return
+    fi
+    if ! command -v apt-get >/dev/null; then
+        fail 3 "missing: ${missing[*]} (Debian's names): install them, then run this again"
+    fi
+    if ((EUID != 0)); then
+        if ! sudo -n true 2>/dev/null; then
+            fail 3 "missing packages, please run: sudo apt-get update && sudo apt-get install -y ${missing[*]}"
+        fi
+        as_root=(sudo -n)
+    fi
+    step "install ${missing[*]}" install_packages
+}
+
+install_packages() {
+    "${as_root[@]}" apt-get -qq update
+    "${as_root[@]}" env DEBIAN_FRONTEND=noninteractive apt-get -qq install -y --no-install-recommends "${missing[@]}"
+}
+
+need_build_tools() {
+    need g++ cmake ninja-build catch2 librange-v3-dev
+    find_cuda_toolkit
+}
+
+# All that the tests use: what is missing besides the packages leaves tests out.
+need_test_tools() {
+    need_build_tools
+    need_cuda_toolkit
+    need pkg-config
+    from_pypi cccl "its tests are left out" 'nvidia-cuda-cccl==13.3.*' || true
+    from_pypi conan "the recipe isn't tested" 'conan==2.*' || true
+}
+
+# ---- PyPI
+
+# from_pypi FOLDER CONSEQUENCE REQUIREMENT...: a virtual environment for conan, else the bare files of the packages. The
+# mark says what is in the folder, so that a change of requirements fetches it again.
+from_pypi() {
+    local folder=$1 consequence=$2 mark=$tools/$1/.requirements log=$tools/$1.log
+    shift 2
+    if [[ -e $mark && $(<"$mark") == "$*" ]]; then
+        return
+    fi
+    mkdir -p "$tools"
+    rm -rf "${tools:?}/$folder" "$log"
+    if (need python3-venv) && fetch "$folder" "$@" >"$log" 2>&1; then
+        echo "$*" >"$mark"
+        echo "== fetched from PyPI: $*"
+        return
+    fi
+    rm -rf "${tools:?}/$folder"
+    if [[ ${CI-} == true ]]; then
+        cat "$log" >&2 || true
+        fail 1 "$* can't be fetched from PyPI"
+    fi
+    echo "== without $folder: $consequence. $* can't be fetched from PyPI, see $log"
+    return 1
+}
+
+fetch() {  # FOLDER REQUIREMENT...
+    local folder=$1
+    shift
+    if [[ $folder == conan ]]; then
+        python3 -m venv "$tools/conan" && "$tools/conan/bin/pip" install --quiet --retries 1 "$@"
+    else
+        [[ -x $tools/pip/bin/pip ]] || python3 -m venv "$tools/pip" || return 1
+        "$tools/pip/bin/pip" install --quiet --retries 1 --no-deps --target "$tools/$folder" "$@"
+    fi
+}
+
+# Sets cuda_home to the directory of a toolkit from 13.0 on, empty if there is none, and cuda_options to what CMake has to
+# be told.
+cuda_home=
+cuda_options=()
+own_cuda=$tools/cuda/nvidia/cu13
+find_cuda_toolkit() {
+    local nvcc
+    for nvcc in nvcc /usr/local/cuda/bin/nvcc "$own_cuda/bin/nvcc"; do
+        if "$nvcc" --version 2>/dev/null | grep -Eq 'release (1[3-9]|[2-9][0-9])\.'; then
+            cuda_home=$("$nvcc" --dryrun -x cu -c /dev/null 2>&1 | sed -n 's/^#\$ TOP=//p')  # nvcc may be a link or a script
+            cuda_home=$(realpath "$cuda_home")
+            break
+        fi
+    done
+    [[ $cuda_home != "$(realpath -m "$own_cuda")" ]] || cuda_options=(-DCUDAToolkit_ROOT="$own_cuda")
+}
+
+# Fetches one where there is none. It may still be missing afterwards: see from_pypi.
+need_cuda_toolkit() {
+    find_cuda_toolkit
+    [[ -z $cuda_home ]] || return 0
+    from_pypi cuda "all that is on CUDA is left out" \
+        nvidia-cuda-{nvcc,runtime,cccl,crt}'==13.0.*' 'nvidia-nvvm==13.0.*' || return 0
+    # As an installer lays it out.
+    ln -sfn lib "$own_cuda/lib64"
+    ln -sf libcudart.so.13 "$own_cuda/lib/libcudart.so"
+    find_cuda_toolkit
+}
