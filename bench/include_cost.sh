@@ -1,69 +1,103 @@
 #!/usr/bin/env bash
 # SPDX-License-Identifier: Apache-2.0
-# core.include_ratio: the time to compile a file that includes <gpushare/gpushare.hpp>, against a file that includes
-# the standard headers which our headers name, with the same flags, alternately.
+# What including the library costs: the processor time to compile a file that includes an umbrella, against a file that includes
+# the standard and toolkit headers which our headers name, with the same flags, alternately.
 #
-#   bench/include_cost.sh [-v] [JSON]      -v: every header by itself, instead of the figure
+#   bench/include_cost.sh [JSON]         core.include_ratio            <gpushare/gpushare.hpp>
+#   bench/include_cost.sh cuda [JSON]    cuda.include_ratio_runtime    and <gpushare/backend/cuda/cuda.hpp>, by g++
+#                                        cuda.include_ratio_nvcc       <gpushare/gpushare.cuh>, by nvcc
+#   bench/include_cost.sh -v             every header by itself, instead of the figures
+#
+# CUDA_HOME (/usr/local/cuda) is where the toolkit lies.
 set -euo pipefail
 export LC_ALL=C
 
 root=$(cd "$(dirname "${BASH_SOURCE[0]}")/.." && pwd)
+cuda=${CUDA_HOME:-/usr/local/cuda}
 repeats=9
-flags=(-std=c++20 -O2 -I "$root/include")
+by_gcc=(g++ -std=c++20 -O2 -I "$root/include")
+by_gcc_with_cuda=("${by_gcc[@]}" -isystem "$cuda/include")
+by_nvcc=("$cuda/bin/nvcc" -std=c++20 -O2 -arch=sm_90 -I "$root/include")  # one architecture, as in development
 scratch=$(mktemp -d)
 trap 'rm -rf "$scratch"' EXIT
 
-verbose=false
-if [[ ${1-} == -v ]]; then
-    verbose=true
-    shift
-fi
-json=${1-}
+includes() { printf '#include <%s>\n' "$@"; }
 
-# The standard headers named by a header of ours or by one of ours that it includes, however indirectly.
-standard_includes() {  # HEADER
+# The foreign headers named by headers of ours that FILE includes, however indirectly.
+foreign_includes() {  # FILE
     local own
-    own=$(g++ "${flags[@]}" -M -x c++ "$root/include/$1" | tr ' ' '\n' | grep -F "$root/include/" | sort -u)
+    own=$("${compiler[@]}" -M "$1" | tr ' ' '\n' | grep -F "$root/include/" | sort -u)
     # shellcheck disable=SC2086  # one path a word
     sed -n 's|^ *# *include *\(<[^>]*>\).*|#include \1|p' $own | grep -v '<gpushare/' | sort -u || true
 }
 
+# Processor time, which is less disturbed by what else the machine does than the clock on the wall.
 compile_us() {  # FILE
-    local begin=${EPOCHREALTIME/./}
-    g++ "${flags[@]}" -c "$1" -o "$scratch/out.o"
-    echo $((${EPOCHREALTIME/./} - begin))
+    local TIMEFORMAT='%U %S'
+    { time "${compiler[@]}" -c "$1" -o "$scratch/out.o" 2>/dev/null; } 2>&1 | awk '{ printf "%d\n", ($1 + $2) * 1000000 }'
 }
 
-# Prints: median of ours in us, median of the standard headers' in us, ratio of the medians, least and largest ratio
-# of a pair.
-measure() {  # HEADER
-    local i
-    echo "#include <$1>" >"$scratch/ours.cpp"
-    standard_includes "$1" >"$scratch/standard.cpp"
-    compile_us "$scratch/ours.cpp" >/dev/null  # the first reads the files from the disk
-    compile_us "$scratch/standard.cpp" >/dev/null
+# Prints, for a file of these includes and the array `compiler`: median of ours in us, median of the foreign headers' in
+# us, ratio of the medians, least and largest ratio of a pair.
+measure() {  # SUFFIX HEADER...
+    local i ours=$scratch/ours.$1 foreign=$scratch/foreign.$1
+    shift
+    includes "$@" >"$ours"
+    foreign_includes "$ours" >"$foreign"
+    compile_us "$ours" >/dev/null  # the first reads the files from the disk
+    compile_us "$foreign" >/dev/null
     for ((i = 0; i < repeats; ++i)); do
-        echo "$(compile_us "$scratch/ours.cpp") $(compile_us "$scratch/standard.cpp")"
+        echo "$(compile_us "$ours") $(compile_us "$foreign")"
     done >"$scratch/times"
     paste -d ' ' <(cut -d ' ' -f 1 "$scratch/times" | sort -n) <(cut -d ' ' -f 2 "$scratch/times" | sort -n) \
         <(awk '{ print $1 / $2 }' "$scratch/times" | sort -n) |
-        awk '{ ours[NR] = $1; standard[NR] = $2; ratio[NR] = $3 }
-             END { m = (NR + 1) / 2; printf "%d %d %.3f %.3f %.3f\n", ours[m], standard[m], ours[m] / standard[m], ratio[1], ratio[NR] }'
+        awk '{ ours[NR] = $1; foreign[NR] = $2; ratio[NR] = $3 }
+             END { m = (NR + 1) / 2; printf "%d %d %.3f %.3f %.3f\n", ours[m], foreign[m], ours[m] / foreign[m], ratio[1], ratio[NR] }'
 }
 
-if $verbose; then
-    (cd "$root/include" && find gpushare -name '*.hpp' | sort) | while read -r header; do
-        read -r ours standard ratio _ _ <<<"$(measure "$header")"
-        printf '%-50s %6d ms %6d ms %6.2f\n' "$header" $((ours / 1000)) $((standard / 1000)) "$ratio"
+# Measures as `measure` does and prints the figure; adds it to the array `json`.
+figure() {  # NAME SUFFIX HEADER...
+    local name=$1 ours foreign ratio least most
+    shift
+    read -r ours foreign ratio least most <<<"$(measure "$@")"
+    echo "# ${compiler[*]:0:3}: $((ours / 1000)) ms against $((foreign / 1000)) ms, medians of $repeats"
+    echo "figure $name $ratio x"
+    json+=("$(printf '"%s": {"median": %s, "min": %s, "max": %s, "unit": "x", "repeats": %d}' \
+        "$name" "$ratio" "$least" "$most" "$repeats")")
+}
+
+verbose() {
+    local header suffix ours foreign ratio
+    (cd "$root/include" && find gpushare -name '*.hpp' -o -name '*.cuh' | sort) | while read -r header; do
+        suffix=cpp compiler=("${by_gcc[@]}")
+        case $header in
+            *.cuh) suffix=cu compiler=("${by_nvcc[@]}") ;;
+            */cuda/* | */cuda_*) compiler=("${by_gcc_with_cuda[@]}") ;;
+        esac
+        read -r ours foreign ratio _ _ <<<"$(measure "$suffix" "$header")"
+        printf '%-50s %6d ms %6d ms %6.2f\n' "$header" $((ours / 1000)) $((foreign / 1000)) "$ratio"
     done
+}
+
+if [[ ${1-} == -v ]]; then
+    verbose
     exit
 fi
 
-result=$(measure gpushare/gpushare.hpp)
-read -r ours standard ratio least most <<<"$result"
-echo "# g++ $(g++ -dumpfullversion) ${flags[*]:0:2}: $((ours / 1000)) ms against $((standard / 1000)) ms, medians of $repeats"
-echo "figure core.include_ratio $ratio x"
-if [[ -n $json ]]; then
-    printf '{"core.include_ratio": {"median": %s, "min": %s, "max": %s, "unit": "x", "repeats": %d}}\n' \
-        "$ratio" "$least" "$most" "$repeats" >"$json"
+json=()
+if [[ ${1-} == cuda ]]; then
+    shift
+    compiler=("${by_gcc_with_cuda[@]}")
+    figure cuda.include_ratio_runtime cpp gpushare/gpushare.hpp gpushare/backend/cuda/cuda.hpp
+    compiler=("${by_nvcc[@]}")
+    figure cuda.include_ratio_nvcc cu gpushare/gpushare.cuh
+else
+    compiler=("${by_gcc[@]}")
+    figure core.include_ratio cpp gpushare/gpushare.hpp
+fi
+if [[ -n ${1-} ]]; then
+    (
+        IFS=,
+        echo "{${json[*]}}"
+    ) >"$1"
 fi

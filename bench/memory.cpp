@@ -1,0 +1,26 @@
+// SPDX-License-Identifier: Apache-2.0
+// The figures of memory: what quotas, pools and arenas cost, beside floors and peers, and that quotas are exact.
+#include <cstdio>
+#include <exception>
+
+#include "harness.hpp"
+#include "memory/arena.hpp"
+#include "memory/parts.hpp"
+#include "memory/sources.hpp"
+
+int main(int argc, char** argv) {
+    try {
+        bench::make_room_for_jemalloc(argv);
+        bench::start_a_second_thread();
+        bench::report r(
+            "quotas with current, peak and counts; pools with segments of 32 MiB and caches that may keep 128 MiB");
+        bench::quotas(r);
+        bench::pools(r);
+        bench::workloads(r);
+        bench::arena(r);
+        r.write(argc > 1 ? argv[1] : nullptr);
+    } catch (const std::exception& e) {
+        std::fprintf(stderr, "bench_memory: %s\n", e.what());
+        return 1;
+    }
+}

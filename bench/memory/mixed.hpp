@@ -1,0 +1,133 @@
+// SPDX-License-Identifier: Apache-2.0
+// The pool_mixed workload: every thread keeps 64 blocks of 256 B to 4 MiB, sizes log-uniform, and replaces one at random
+// over and over. With two threads, half of the blocks are freed by the other one. Nobody touches the blocks.
+//
+//   const double ns = bench::mixed(2, [&] { return pool.make_cache(); });     // a replacement, by one thread
+#pragma once
+
+#include <array>
+#include <atomic>
+#include <chrono>
+#include <cmath>
+#include <concepts>
+#include <cstddef>
+#include <cstdint>
+#include <memory>
+#include <random>
+#include <thread>
+#include <vector>
+
+#include "sources.hpp"
+
+namespace bench {
+
+struct sized_block {
+    void* pointer = nullptr;
+    std::size_t size = 0;
+};
+
+/// From one thread to one other, in order. Indices are exchanged in bunches, so that handing over costs little.
+class mailbox {
+public:
+    /// False when it is full.
+    bool send(sized_block b) noexcept {
+        if (sent_ - known_taken_ == ring_.size()) {
+            known_taken_ = taken_.load(std::memory_order_acquire);  // the slot has been read
+            if (sent_ - known_taken_ == ring_.size()) return false;
+        }
+        ring_[sent_++ % ring_.size()] = b;
+        if (sent_ % bunch == 0) post();
+        return true;
+    }
+    void post() noexcept { posted_.store(sent_, std::memory_order_release); }  // the slots are written
+
+    template <std::invocable<sized_block> F>
+    void receive(F take) {
+        const auto posted = posted_.load(std::memory_order_acquire);
+        if (posted == received_) return;
+        for (; received_ != posted; ++received_) take(ring_[received_ % ring_.size()]);
+        taken_.store(received_, std::memory_order_release);
+    }
+
+private:
+    static constexpr std::size_t bunch = 8;
+    std::array<sized_block, 256> ring_{};
+    alignas(64) std::size_t sent_ = 0, known_taken_ = 0;  // the sender's
+    alignas(64) std::size_t received_ = 0;                // the receiver's
+    alignas(64) std::atomic<std::size_t> posted_{0};
+    alignas(64) std::atomic<std::size_t> taken_{0};
+};
+
+struct replacement {
+    std::uint32_t size = 0;
+    std::uint8_t slot = 0;
+    bool by_other = false;  // the old block is freed by the other thread
+};
+
+/// Made before the clock runs.
+inline constexpr std::size_t replacements = 1 << 14;
+inline std::vector<replacement> make_replacements(std::uint64_t seed, bool share) {
+    std::mt19937_64 random(seed);
+    std::uniform_real_distribution<double> log2_size(8, 22);
+    std::vector<replacement> all(replacements);
+    for (auto& r : all)
+        r = {static_cast<std::uint32_t>(std::exp2(log2_size(random))), static_cast<std::uint8_t>(random() % 64),
+             share && random() % 2 == 0};
+    return all;
+}
+
+/// Nanoseconds per replacement and thread. `make` is called by every thread and gives its source.
+template <class Make>
+requires block_source<std::invoke_result_t<Make&>>
+double mixed(unsigned threads, Make make, std::size_t pairs = 200'000) {
+    using source = std::invoke_result_t<Make&>;
+    std::vector<std::unique_ptr<mailbox>> boxes;
+    for (unsigned i = 0; i < threads; ++i) boxes.push_back(std::make_unique<mailbox>());
+    std::atomic<unsigned> arrived{0};
+    std::vector<double> took(threads);
+    const auto work = [&](unsigned rank) {
+        const auto steps = make_replacements(rank + 1, threads > 1);
+        source mine = make();
+        mailbox& out = *boxes[rank];
+        mailbox& in = *boxes[(rank + 1) % threads];
+        const auto free = [&](sized_block b) { mine.deallocate(b.pointer, b.size, alignment); };
+        // Waits for the others, and meanwhile frees what they send: they may wait for room in the mailbox.
+        const auto meet = [&](unsigned nth) {
+            for (arrived.fetch_add(1); arrived.load() < nth * threads; std::this_thread::yield()) in.receive(free);
+            in.receive(free);
+        };
+        std::array<sized_block, 64> live;
+        for (std::size_t i = 0; i < live.size(); ++i)
+            live[i] = {mine.allocate(steps[i].size, alignment), steps[i].size};
+        const auto run = [&](std::size_t count) {
+            for (std::size_t i = 0; i < count; ++i) {
+                const auto& r = steps[i % replacements];
+                if (r.by_other)
+                    while (!out.send(live[r.slot])) in.receive(free), std::this_thread::yield();
+                else
+                    free(live[r.slot]);
+                live[r.slot] = {mine.allocate(r.size, alignment), r.size};
+                if (threads > 1 && i % 8 == 0) in.receive(free);
+            }
+        };
+        run(pairs / 4);  // warm-up
+        meet(1);
+        const auto begin = std::chrono::steady_clock::now();
+        run(pairs);
+        const std::chrono::duration<double, std::nano> time = std::chrono::steady_clock::now() - begin;
+        took[rank] = time.count() / static_cast<double>(pairs);
+        out.post();
+        meet(2);
+        for (const auto& b : live) free(b);
+    };
+    {
+        std::vector<std::jthread> all;
+        for (unsigned rank = 1; rank < threads; ++rank) all.emplace_back(work, rank);
+        work(0);
+    }
+    double sum = 0;
+    for (const double t : took) sum += t;
+    return sum / threads;
+}
+
+}  // namespace bench

@@ -1,0 +1,96 @@
+// SPDX-License-Identifier: Apache-2.0
+// The pool_mixed workload, against a mutex and against the peers on the same sequence.
+#include <atomic>
+#include <cstddef>
+#include <cstdio>
+#include <memory>
+#include <mutex>
+#include <stdexcept>
+#include <string>
+#include <thread>
+#include <vector>
+
+#include <gpushare/memory/pool_resource.hpp>
+#include <gpushare/units.hpp>
+
+#include "mixed.hpp"
+#include "parts.hpp"
+#include "sources.hpp"
+
+namespace bench {
+
+namespace {
+
+constexpr std::size_t repeats = 11;
+
+using pool_type = gpushare::pool_resource<address_space>;
+
+/// Locked and unlocked twice, as a pool with one lock is by an allocation and a free. All threads at once.
+double mutex_pair(unsigned threads) {
+    std::mutex mutex;
+    std::size_t count = 0;
+    std::atomic<unsigned> ready{0};
+    std::vector<double> took(threads);
+    const auto work = [&](unsigned rank) {
+        for (ready.fetch_add(1); ready.load() < threads;) std::this_thread::yield();
+        took[rank] = ns_per_call(200'000, [&] {
+            for (int i = 0; i < 2; ++i) {
+                const std::lock_guard lock(mutex);
+                keep(++count);
+            }
+        });
+    };
+    {
+        std::vector<std::jthread> others;
+        for (unsigned rank = 1; rank < threads; ++rank) others.emplace_back(work, rank);
+        work(0);
+    }
+    double sum = 0;
+    for (const double t : took) sum += t;
+    return sum / threads;
+}
+
+/// A fresh pool per measurement; all of it must come back.
+template <class Make>
+double pool_mixed(unsigned threads, Make make, gpushare::pool_usage* usage = nullptr) {
+    address_space upstream;
+    pool_type pool(upstream);
+    const double ns = mixed(threads, [&] { return make(pool); });
+    if (usage != nullptr) *usage = pool.usage();
+    if (pool.trim({}) != gpushare::bytes{}) throw std::runtime_error("pool_mixed: the pool has lost a block");
+    return ns;
+}
+
+const auto cached = [](pool_type& pool) { return pool.make_cache(); };
+const auto plain = [](pool_type& pool) { return shared<pool_type>{&pool}; };
+
+}  // namespace
+
+void pools(report& r) {
+    const auto found = peers();
+    std::printf("# peers:");
+    for (const auto& p : found) std::printf(" %s", p.name.c_str());
+    std::printf("\n");
+    for (const unsigned threads : {1U, 2U}) {
+        const std::string name = threads == 1 ? "memory.pool_mixed" : "memory.pool_mixed_2t";
+        const auto floor = [&] { return mutex_pair(threads); };
+        const auto ours = [&] { return pool_mixed(threads, cached); };
+        r.figure(threads == 1 ? "memory.mutex_pair_ns" : "memory.mutex_pair_2t_ns", repeated(repeats, floor), "ns");
+        r.figure(name + "_ns", repeated(repeats, ours), "ns");
+        r.figure(name + "_vs_mutex_pair", ratios(repeats, ours, floor), "x");
+        r.figure(name + "_without_cache_vs_mutex_pair",
+                 ratios(
+                     repeats, [&] { return pool_mixed(threads, plain); }, floor),
+                 "x");
+        for (const auto& p : found) {
+            const auto theirs = [&] { return mixed(threads, [&] { return p.make(); }); };
+            r.figure(name + "_" + p.name + "_ns", repeated(repeats, theirs), "ns");
+            r.figure(name + "_vs_" + p.name, ratios(repeats, ours, theirs), "x");
+        }
+        gpushare::pool_usage usage;
+        (void)pool_mixed(threads, cached, &usage);
+        r.figure(name + "_held_mib", {static_cast<double>(usage.peak_reserved.count() >> 20)}, "MiB");
+    }
+}
+
+}  // namespace bench

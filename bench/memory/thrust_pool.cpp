@@ -1,0 +1,34 @@
+// SPDX-License-Identifier: Apache-2.0
+// Apart from the rest, since it needs the CUDA toolkit's headers. Without them there is no such peer.
+#define THRUST_DEVICE_SYSTEM THRUST_DEVICE_SYSTEM_CPP
+#if __has_include(<thrust/mr/disjoint_sync_pool.h>)
+#include <thrust/mr/disjoint_sync_pool.h>
+#include <thrust/mr/new.h>
+#define BENCH_HAS_THRUST 1
+#endif
+
+#include "sources.hpp"
+
+namespace bench {
+
+#ifdef BENCH_HAS_THRUST
+namespace {
+using upstream = thrust::mr::new_delete_resource;
+struct pool {
+    upstream memory, books;
+    thrust::mr::disjoint_synchronized_pool_resource<upstream, upstream> resource{&memory, &books};
+};
+}  // namespace
+
+peer thrust_pool() {
+    return {"thrust_pool", std::make_shared<pool>(),
+            [](void* p, std::size_t size) { return static_cast<pool*>(p)->resource.do_allocate(size, alignment); },
+            [](void* p, void* block, std::size_t size) {
+                static_cast<pool*>(p)->resource.do_deallocate(block, size, alignment);
+            }};
+}
+#else
+peer thrust_pool() { return {}; }
+#endif
+
+}  // namespace bench

@@ -1,0 +1,215 @@
+// SPDX-License-Identifier: Apache-2.0
+// The figures of placement: how much of a GPU-sharing cluster each policy allocates in the published experiment, and what
+// a decision costs. And of reservations across devices.
+#include <algorithm>
+#include <cstddef>
+#include <cstdint>
+#include <cstdio>
+#include <cstdlib>
+#include <exception>
+#include <filesystem>
+#include <fstream>
+#include <stdexcept>
+#include <string>
+#include <string_view>
+#include <utility>
+#include <vector>
+
+#include <gpushare/partition/fragmentation.hpp>
+#include <gpushare/partition/placement_policies.hpp>
+#include <gpushare/partition/value_descent.hpp>
+#include <gpushare/partition/workload.hpp>
+
+#include "harness.hpp"
+#include "partition/chart.hpp"
+#include "partition/experiment.hpp"
+#include "partition/reserve.hpp"
+#include "partition/trace.hpp"
+
+namespace {
+
+constexpr double last_demand = bench::last_level / 100.0;
+
+struct options {
+    std::filesystem::path json, pods, nodes;
+    std::uint64_t seeds = 10;
+};
+
+options read_options(int argc, char** argv) {
+    options o;
+    int i = 1;
+    if (argc > 1 && !std::string_view(argv[1]).starts_with("--")) o.json = argv[i++];
+    for (; i < argc; i += 2) {
+        const std::string_view name = argv[i];
+        if (i + 1 == argc) throw std::invalid_argument(std::string(name) + " needs a value");
+        if (name == "--pods") {
+            o.pods = argv[i + 1];
+        } else if (name == "--nodes") {
+            o.nodes = argv[i + 1];
+        } else if (name == "--seeds") {
+            o.seeds = std::strtoull(argv[i + 1], nullptr, 10);
+            if (o.seeds == 0) throw std::invalid_argument("--seeds needs a number from 1 on");
+        } else {
+            throw std::invalid_argument("unknown option " + std::string(name) +
+                                        "; there are --pods, --nodes and --seeds");
+        }
+    }
+    return o;
+}
+
+bench::placement_trace load(options& o) {
+#ifdef GPUSHARE_SHARED_DATA
+    const std::filesystem::path shared = GPUSHARE_SHARED_DATA;
+    if (o.pods.empty() && exists(shared / "openb_pod_list_default.csv")) o.pods = shared / "openb_pod_list_default.csv";
+    if (o.nodes.empty() && exists(shared / "openb_node_list_gpu_node.csv"))
+        o.nodes = shared / "openb_node_list_gpu_node.csv";
+#endif
+    if (o.pods.empty() != o.nodes.empty()) throw std::invalid_argument("--pods and --nodes belong together");
+    constexpr std::uint64_t generator_seed = 2023;
+    return o.pods.empty() ? bench::generate_trace(generator_seed) : bench::read_trace(o.pods, o.nodes);
+}
+
+/// One policy over all seeds.
+struct series {
+    std::string name;
+    std::vector<bench::allocation> runs;
+
+    [[nodiscard]] std::vector<double> at(int level) const {
+        std::vector<double> values;
+        for (const auto& r : runs) values.push_back(r.at(level));
+        return values;
+    }
+    [[nodiscard]] double mean(int level) const {
+        double sum = 0;
+        for (const auto& r : runs) sum += r.at(level);
+        return sum / static_cast<double>(runs.size());
+    }
+    [[nodiscard]] std::vector<double> means(int from) const {
+        std::vector<double> values;
+        for (int level = from; level <= bench::last_level; ++level) values.push_back(mean(level));
+        return values;
+    }
+};
+
+void print_table(const std::vector<series>& all) {
+    std::printf("# GPUs allocated in %% when arrivals have asked for so many %%, mean of the seeds\n# %-28s", "policy");
+    constexpr int levels[] = {50, 70, 80, 90, 95, 100, 110, 120, 130};
+    for (const int level : levels) std::printf("%7d", level);
+    for (const auto& s : all) {
+        std::printf("\n# %-28s", s.name.c_str());
+        for (const int level : levels) std::printf("%7.2f", s.mean(level));
+    }
+    std::printf("\n");
+    std::fflush(stdout);
+}
+
+/// The nodes over and over until there are so many devices, and as many more pods.
+bench::placement_trace grown(const bench::placement_trace& t, std::size_t devices) {
+    bench::placement_trace big{t.name, {}, {}};
+    for (std::uint32_t i = 0; big.nodes.devices() < devices; ++i)
+        big.nodes.add(t.nodes[{i % static_cast<std::uint32_t>(t.nodes.size())}].whole);
+    for (std::size_t i = 0; i < t.pods.size() * devices / t.nodes.devices(); ++i)
+        big.pods.push_back(t.pods[i % t.pods.size()]);
+    return big;
+}
+
+void placement_figures(bench::report& r, const bench::placement_trace& trace, const options& o) {
+    const gpushare::workload usual(trace.pods);
+    const gpushare::value_descent ours(trace.nodes, usual);
+    const gpushare::fragmentation_descent fgd(usual);
+    std::vector<series> all{
+        {"random", {}},    {"spreading", {}}, {"dot product", {}},          {"bin packing", {}},     {"best fit", {}},
+        {"first fit", {}}, {"FGD", {}},       {"value descent (ours)", {}}, {"ours, with moves", {}}};
+    enum { random, spreading, dot_product, bin_packing, best_fit, first_fit, descent, own, own_moves };
+    std::vector<double> bounds, decision;
+    std::vector<double> bound_means(bench::last_level - bench::first_level + 1);
+    for (std::uint64_t seed = 1; seed <= o.seeds; ++seed) {
+        const auto order = bench::arrivals(trace, seed, last_demand);
+        const auto run = [&](std::size_t which, const auto& policy) {
+            all[which].runs.push_back(bench::replay(trace, order, policy));
+        };
+        run(random, gpushare::random_fit(seed));
+        run(spreading, gpushare::spreading{});
+        run(dot_product, gpushare::dot_product{});
+        run(bin_packing, gpushare::bin_packing{});
+        run(best_fit, gpushare::best_fit{});
+        run(first_fit, gpushare::first_fit{});
+        run(descent, fgd);
+        run(own, ours);
+        all[own_moves].runs.push_back(bench::replay_with_moves(trace, order, ours));
+        decision.push_back(all[own].runs.back().us_per_decision);
+
+        bench::allocation asked(trace.nodes.capacity_permille());  // for the levels at which it is how much
+        std::size_t arrived = 0;
+        for (int level = bench::first_level; level <= bench::last_level; ++level) {
+            while (asked.asked_percent() < level) asked.arrived(device_permille(order[arrived++]), 0);
+            const double bound = bench::allocation_bound({order.data(), arrived}, trace.nodes.capacity_permille());
+            bound_means[static_cast<std::size_t>(level - bench::first_level)] += bound / static_cast<double>(o.seeds);
+            if (level == 100) bounds.push_back(bound);
+        }
+    }
+    print_table(all);
+
+    std::vector<double> worst;
+    for (int level = bench::first_level; level <= bench::last_level; ++level)
+        worst.push_back(all[own].mean(level) - all[descent].mean(level));
+    r.figure("partition.bestfit_pct_at_100", all[best_fit].at(100), "%");
+    r.figure("partition.fgd_pct_at_100", all[descent].at(100), "%");
+    r.figure("partition.alloc_bound_pct", bounds, "%");
+    r.figure("partition.alloc_pct_at_100", all[own].at(100), "%");
+    r.figure("partition.alloc_pct_at_100_moves", all[own_moves].at(100), "%");
+    r.figure("partition.worst_vs_fgd_pp", {std::ranges::min(worst)}, "pp");
+    r.figure("partition.decision_us", decision, "us");
+
+    if (o.json.empty()) return;
+    const auto svg = std::filesystem::path(o.json).replace_extension(".svg");
+    constexpr int from = 80;
+    std::vector<bench::chart_line> lines{{"no packing allocates more", {}, "#777", 1.5, "6 4"}};
+    lines[0].percent.assign(bound_means.begin() + (from - bench::first_level), bound_means.end());
+    const char* colours[] = {"#8a6d4f", "#7d6a99", "#5d7d63", "#5f6f8f", "#31708e",
+                             "#8a6d1f", "#2b6cb0", "#c2410c", "#ea580c"};
+    for (std::size_t i = 0; i < all.size(); ++i)
+        lines.push_back({all[i].name, all[i].means(from), colours[i],
+                         i == own         ? 3.5
+                         : i == own_moves ? 2.5
+                                          : 1.5,
+                         i == own_moves ? "9 3" : ""});
+    std::ofstream(svg) << bench::draw_chart("GPUs allocated against GPUs asked for",
+                                            trace.name + ", mean of " + std::to_string(o.seeds) + " orders of arrival",
+                                            from, lines);
+    std::printf("# chart: %s\n", svg.c_str());
+}
+
+void growth_figure(bench::report& r, const bench::placement_trace& trace) {
+    constexpr std::size_t repeats = 5, large = 100'000;
+    const gpushare::value_descent policy(trace.nodes, gpushare::workload(trace.pods));
+    const auto big = grown(trace, large);
+    std::uint64_t seed = 0;
+    const auto cost = [&](const bench::placement_trace& t) {
+        return bench::replay(t, bench::arrivals(t, ++seed, last_demand), policy).us_per_decision;
+    };
+    r.figure("partition.decision_growth",
+             bench::ratios(
+                 repeats, [&] { return cost(big); }, [&] { return cost(trace); }),
+             "x");
+}
+
+}  // namespace
+
+int main(int argc, char** argv) {
+    try {
+        auto o = read_options(argc, argv);
+        const auto trace = load(o);
+        bench::start_a_second_thread();
+        bench::report r(trace.name + ": " + std::to_string(trace.nodes.size()) + " nodes, " +
+                        std::to_string(trace.nodes.devices()) + " GPUs, " + std::to_string(trace.pods.size()) +
+                        " pods, " + std::to_string(o.seeds) + " seeds");
+        placement_figures(r, trace, o);
+        growth_figure(r, trace);
+        bench::bench_reservations(r);
+        r.write(o.json.empty() ? nullptr : o.json.c_str());
+    } catch (const std::exception& e) {
+        std::fprintf(stderr, "bench_partition: %s\n", e.what());
+        return 1;
+    }
+}

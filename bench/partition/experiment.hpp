@@ -1,0 +1,143 @@
+// SPDX-License-Identifier: Apache-2.0
+// The published experiment: pods arrive in random order until they have asked for 130 % of the GPUs, each is placed if it
+// fits, none ever leaves. What part of the GPUs is allocated when arrivals have asked for so much?
+//
+//   const auto order = bench::arrivals(trace, seed, 1.3);
+//   const bench::allocation a = bench::replay(trace, order, gpushare::best_fit{});
+//   a.at(100);       // percent
+#pragma once
+
+#include <cstddef>
+#include <cstdint>
+#include <optional>
+#include <span>
+#include <utility>
+#include <vector>
+
+#include <gpushare/partition/defragment.hpp>
+#include <gpushare/partition/indexed_cluster.hpp>
+#include <gpushare/partition/placement.hpp>
+#include <gpushare/partition/placement_policy.hpp>
+
+#include "partition/trace.hpp"
+
+namespace bench {
+
+inline constexpr int first_level = 50, last_level = 130;  // arrived demand in percent of capacity, in steps of 1
+
+/// The pods of the trace in the order of the seed, then random ones of them, until they ask for `demand` of the capacity.
+[[nodiscard]] std::vector<gpushare::placement_request> arrivals(const placement_trace& trace, std::uint64_t seed,
+                                                                double demand);
+
+/// Allocated device time in percent of capacity, by level; and what a decision costs.
+class allocation {
+public:
+    explicit allocation(std::uint64_t capacity_permille) : capacity_(static_cast<double>(capacity_permille)) {}
+
+    /// After each arrival.
+    void arrived(std::uint64_t permille, std::uint64_t placed_permille) {
+        asked_ += static_cast<double>(permille);
+        while (levels_.size() <= last_level - first_level &&
+               100 * asked_ >= capacity_ * static_cast<double>(first_level + levels_.size()))
+            levels_.push_back(100 * static_cast<double>(placed_permille) / capacity_);
+    }
+    [[nodiscard]] double at(int level) const { return levels_.at(static_cast<std::size_t>(level - first_level)); }
+    [[nodiscard]] double asked_percent() const noexcept { return 100 * asked_ / capacity_; }
+
+    double us_per_decision = 0;  // choosing and applying, in CPU time of the thread
+    std::size_t moves = 0, refused = 0;
+
+private:
+    double capacity_, asked_ = 0;
+    std::vector<double> levels_;
+};
+
+/// A policy that has to be asked about every node, such as a random one.
+template <class Policy>
+class scanned_cluster {
+public:
+    scanned_cluster(gpushare::cluster nodes, Policy policy) : nodes_(std::move(nodes)), policy_(std::move(policy)) {}
+
+    [[nodiscard]] const gpushare::cluster& nodes() const noexcept { return nodes_; }
+    [[nodiscard]] std::optional<gpushare::placement> choose(const gpushare::placement_request& r) {
+        return gpushare::choose(policy_, nodes_, r);
+    }
+    void apply(const gpushare::placement& p) { nodes_.apply(p); }
+
+private:
+    gpushare::cluster nodes_;
+    Policy policy_;
+};
+
+/// CPU time of the calling thread: what else the machine does doesn't count.
+[[nodiscard]] double thread_cpu_us();
+
+template <class Cluster>
+[[nodiscard]] allocation replay_on(Cluster c, std::span<const gpushare::placement_request> order) {
+    allocation a(c.nodes().capacity_permille());
+    const double begin = thread_cpu_us();
+    for (const auto& r : order) {
+        if (const auto p = c.choose(r))
+            c.apply(*p);
+        else
+            ++a.refused;
+        a.arrived(device_permille(r), c.nodes().placed_permille());
+    }
+    a.us_per_decision = (thread_cpu_us() - begin) / static_cast<double>(order.size());
+    return a;
+}
+
+template <gpushare::placement_policy Policy>
+[[nodiscard]] allocation replay(const placement_trace& trace, std::span<const gpushare::placement_request> order,
+                                const Policy& policy) {
+    if constexpr (gpushare::stable_placement_policy<Policy>)
+        return replay_on(gpushare::indexed_cluster<Policy>(trace.nodes, policy), order);
+    else
+        return replay_on(scanned_cluster<Policy>(trace.nodes, policy), order);
+}
+
+/// With moves: at no time more than one for ten arrivals. From nine tenths of the capacity on, every tenth arrival what
+/// gains at least a hundredth of a device is moved; a pod that fits nowhere gets room made if one or two moves do it.
+template <gpushare::stable_placement_policy Policy>
+[[nodiscard]] allocation replay_with_moves(const placement_trace& trace,
+                                           std::span<const gpushare::placement_request> order, const Policy& policy) {
+    constexpr std::size_t arrivals_per_move = 10;
+    constexpr double least_gain = 10;  // permille of a device
+    gpushare::indexed_cluster<Policy> c(trace.nodes, policy);
+    allocation a(c.nodes().capacity_permille());
+    std::vector<gpushare::placement> placed;
+    const auto carry_out = [&](const gpushare::rearrangement& plan) {
+        gpushare::apply(c, plan);
+        for (const auto& m : plan.moves) placed[m.which] = m.to;
+        if (plan.added) placed.push_back(*plan.added);
+        a.moves += plan.moves.size();
+    };
+    std::size_t arrived = 0;
+    for (const auto& r : order) {
+        const auto allowed = ++arrived / arrivals_per_move - a.moves;
+        const bool nearly_full = 10 * c.nodes().placed_permille() >= 9 * c.nodes().capacity_permille();
+        if (nearly_full && arrived % arrivals_per_move == 0 && allowed > 0)
+            carry_out(gpushare::consolidate(c, placed, allowed, least_gain));
+        if (const auto p = c.choose(r)) {
+            c.apply(*p);
+            placed.push_back(*p);
+        } else if (const auto plan =
+                       gpushare::make_room(policy, c.nodes(), placed, r, arrived / arrivals_per_move - a.moves)) {
+            carry_out(*plan);
+        } else {
+            ++a.refused;
+        }
+        a.arrived(device_permille(r), c.nodes().placed_permille());
+    }
+    return a;
+}
+
+/// No placement of these requests, in whatever order and with whatever foresight, allocates more than that percentage:
+/// devices alone, without nodes, cores or memory. The linear program that fills devices with parts of the sizes that have
+/// arrived, in as many ways as there are (column generation: Gilmore and Gomory, "A linear programming approach to the
+/// cutting-stock problem", 1961). What is returned is the value of its dual, which bounds from above at any prices p:
+/// devices * (best filling of one at size - p) + p of all that has arrived.
+[[nodiscard]] double allocation_bound(std::span<const gpushare::placement_request> arrived,
+                                      std::uint64_t capacity_permille);
+
+}  // namespace bench
