@@ -25,6 +25,7 @@ endmacro()
 write(config.hpp "")
 write(interop/good.hpp "#if __has_include(<x>)\n#include <range/v3/all.hpp>\n#endif\n#include <gpushare/tenant/a.hpp>")
 write(tenant/good.hpp "// __has_include is only named here\n#include <gpushare/memory/a.hpp>\n#include <vector>  // [")
+write(memory/equal.hpp "auto operator<=>(a, a) = default\nbool operator==(a, a) = default")
 write(backend/host/good.hpp "#include <gpushare/backend/host/a.hpp>\n#include <gpushare/gang.hpp>")
 write(gpushare.cuh "#include <gpushare/gpushare.hpp>\n#include <gpushare/backend/cuda/a.cuh>")
 
@@ -50,6 +51,9 @@ bad_include(memory/relative.hpp "\"a.hpp\"" "write #include <...> from the root"
 bad_include(memory/computed.hpp HEADER "write #include <...> from the root")
 bad_include(memory/dots.hpp <gpushare/memory/../compute/a.hpp> "write the path without dots")
 bad(memory/found.hpp "#if __has_include(<x>)\n#endif" "__has_include: layouts must not depend on which headers are found")
+set(unequal "operator<=>(a, a) = default")
+bad(memory/unequal.hpp "auto ${unequal}\nbool operator==(b, b) = default"
+    "${unequal}: write out operator==(a, a) = default, too: nvcc 13 loses an implicit one")
 string(REPEAT "//\n" 398 long)
 bad(memory/long.hpp "${long}" "401 lines, more than 400")
 bad(stray.hpp "" "in no known layer: add it to check_headers.cmake")
