@@ -4,6 +4,7 @@
 #include <gpushare/backend/cuda/green_context.hpp>
 #include <gpushare/backend/cuda/node.hpp>
 #include <gpushare/backend/cuda/sm_split.hpp>
+#include <gpushare/backend/cuda/virtual_memory.hpp>
 
 #include <algorithm>
 #include <array>
@@ -292,4 +293,22 @@ TEST_CASE("a driver without green contexts says so", "[cuda][green]") {
     cuda::node node;
     CHECK(code_of([&] { (void)cuda::query_sm_split(node, d); }) == errc::not_supported);
     CHECK_FALSE(node.make_stream(d).in_partition());
+}
+
+TEST_CASE("nothing is begun that couldn't be given back: a driver without one function of a feature",
+          "[cuda][driver]") {
+    for (const char* const lacks : {"cuGreenCtxDestroy", "cuGreenCtxStreamCreate"}) {
+        CAPTURE(lacks);
+        const standin::session gpu;
+        standin::hide_entry_point(lacks);
+        cuda::node node;
+        CHECK(code_of([&] { (void)cuda::make_green_contexts(node, d, std::array{8U}); }) == errc::not_supported);
+    }
+    for (const char* const lacks : {"cuMemRelease", "cuMemAddressFree", "cuMemUnmap", "cuMemSetAccess"}) {
+        CAPTURE(lacks);
+        const standin::session gpu;
+        standin::hide_entry_point(lacks);
+        cuda::node node;
+        CHECK(code_of([&] { const cuda::virtual_memory none(node, d); }) == errc::not_supported);
+    }
 }

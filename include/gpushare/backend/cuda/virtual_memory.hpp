@@ -179,6 +179,7 @@ private:
     }
 
     [[nodiscard]] std::size_t whole_chunk(bytes wanted) const {
+        if (!device_->api().has_virtual_memory()) fail(cudaErrorNotSupported, "using a device's virtual memory");
         const CUmemAllocationProp kind = properties(*device_);
         std::size_t smallest = 0;
         check(device_->api().mem_get_granularity(&smallest, &kind, CU_MEM_ALLOC_GRANULARITY_MINIMUM),
