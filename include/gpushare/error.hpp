@@ -156,7 +156,9 @@ inline constexpr std::size_t longest_name = 63;
     message m;
     if (!tenant.empty()) m.add("tenant '", tenant.substr(0, longest_name), "': ");
     if (!what.empty()) m.add(what, ": ");
-    if (is_memory_refusal(f.code) || f.code == errc::no_room)
+    if (f.code == errc::out_of_memory && f.limit == 0)  // of a device that doesn't say what it has
+        m.add("asked ", bytes{f.asked}, " (", to_string(f.code), ")");
+    else if (is_memory_refusal(f.code) || f.code == errc::no_room)
         m.add("asked ", bytes{f.asked}, ", ", bytes{f.left}, " of ", bytes{f.limit}, " left (", to_string(f.code), ")");
     else if (f.asked == 0 && f.limit == 0)
         m.add(to_string(f.code));
