@@ -60,17 +60,17 @@ void random_calls(std::uint64_t seed, int steps) {
             policy.sleep(c.id);
             waiting.erase(c.id.index);
         } else {
-            policy.wake(c.id, now);
+            policy.wake(c.id, {.cost = gpushare::ns{1}, .arrival = now}, now);
             waiting.insert(c.id.index);
         }
         const auto picked = policy.pick(now);
-        if (picked.has_value() == waiting.empty()) FAIL("idle beside waiting clients, or the reverse");
+        if (static_cast<bool>(picked) == waiting.empty()) FAIL("idle beside waiting clients, or the reverse");
         if (!picked) continue;
         if (!waiting.contains(picked->index)) FAIL("picked one that doesn't wait");
         if (!(*picked == clients[picked->index].id)) FAIL("picked a former owner of the index");
         if (policy.pick(now) != picked) FAIL("pick changed something");
         const gpushare::ns predicted{static_cast<std::int64_t>(any.below(1'000'000))};
-        policy.serve(*picked, predicted);
+        policy.serve(*picked, predicted, now);
         policy.correct(*picked, gpushare::ns{static_cast<std::int64_t>(any.below(1'000'000))} - predicted);
     }
 }
@@ -89,59 +89,59 @@ void compute_policy_suite() {
 
     SECTION("nobody waits, nobody is picked") { CHECK_FALSE(policy.pick(now)); }
     SECTION("who waits is picked until it sleeps") {
-        policy.wake(b, now);
+        policy.wake(b, {}, now);
         CHECK(policy.pick(now) == b);
-        policy.serve(b, 1ms);
+        policy.serve(b, 1ms, now);
         CHECK(policy.pick(now) == b);
         policy.sleep(b);
         CHECK_FALSE(policy.pick(now));
     }
     SECTION("to wake or sleep twice is to do it once") {
-        policy.wake(a, now);
-        policy.wake(a, now);
+        policy.wake(a, {}, now);
+        policy.wake(a, {}, now);
         policy.sleep(a);
         CHECK_FALSE(policy.pick(now));
         policy.sleep(a);
-        policy.wake(a, now);
+        policy.wake(a, {}, now);
         CHECK(policy.pick(now) == a);
     }
     SECTION("who is removed while it waits is gone") {
-        policy.wake(a, now);
-        policy.wake(b, now);
+        policy.wake(a, {}, now);
+        policy.wake(b, {}, now);
         policy.remove(a);
         CHECK(policy.pick(now) == b);
         policy.remove(b);
         CHECK_FALSE(policy.pick(now));
     }
     SECTION("an index used again belongs to its new owner, who doesn't wait yet") {
-        policy.wake(a, now);
+        policy.wake(a, {}, now);
         policy.remove(a);
         constexpr client_id again{0, 2};
         policy.add(again, {});
         CHECK_FALSE(policy.pick(now));
-        policy.wake(again, now);
+        policy.wake(again, {}, now);
         CHECK(policy.pick(now) == again);
     }
     SECTION("a change of settings leaves who waits waiting, and who sleeps asleep") {
-        policy.wake(a, now);
+        policy.wake(a, {}, now);
         policy.change(a, {.weight = gpushare::share::of_permille(1), .level = {-3}});
         policy.change(b, {.level = {7}});
         CHECK(policy.pick(now) == a);
     }
     SECTION("a correction that comes late, to one who sleeps, is fine") {
-        policy.wake(a, now);
-        policy.serve(a, 1ms);
+        policy.wake(a, {}, now);
+        policy.serve(a, 1ms, now);
         policy.sleep(a);
         policy.correct(a, -1ms);
         policy.correct(a, 5ms);
-        policy.wake(a, now);
+        policy.wake(a, {}, now);
         CHECK(policy.pick(now) == a);
     }
     SECTION("a share of nothing is served where nobody else wants the device") {
         policy.change(a, {.weight = gpushare::share::of_permille(0)});
-        policy.wake(a, now);
+        policy.wake(a, {}, now);
         CHECK(policy.pick(now) == a);
-        policy.serve(a, 1h);
+        policy.serve(a, 1h, now);
         CHECK(policy.pick(now) == a);
     }
     SECTION("any order of calls: served is who waits, and somebody is while anybody does") {

@@ -13,12 +13,12 @@
 #include <algorithm>
 #include <cstddef>
 #include <cstdint>
-#include <optional>
 #include <utility>
 #include <vector>
 
 #include <gpushare/compute/policy.hpp>
 #include <gpushare/config.hpp>
+#include <gpushare/error.hpp>
 #include <gpushare/units.hpp>
 
 namespace gpushare::inline GPUSHARE_ABI {
@@ -30,14 +30,15 @@ class basic_weighted_fair {
 public:
     static constexpr bool timeless = true;
 
-    void add(client_id c, const client_settings& s) {
+    failure add(client_id c, const client_settings& s) {
         if (clients_.size() <= c.index) clients_.resize(c.index + std::size_t{1});
         waiting_.reserve(clients_.capacity());
         open_level(s.level);
         clients_[c.index] = {.id = c, .settings = s, .tag = virtual_time(s.level), .place = not_waiting};
+        return {};
     }
 
-    void change(client_id c, const client_settings& s) {
+    failure change(client_id c, const client_settings& s) {
         open_level(s.level);
         auto& client = clients_[c.index];
         const bool waits = client.place != not_waiting;
@@ -50,11 +51,12 @@ public:
         client.tag = virtual_time(s.level) + static_cast<std::int64_t>(std::clamp(lead, -most, most));
         client.settings = s;
         if (waits) insert(c.index);
+        return {};
     }
 
     void remove(client_id c) noexcept { sleep(c); }
 
-    void wake(client_id c, instant) noexcept {
+    void wake(client_id c, const line_head&, instant) noexcept {
         auto& client = clients_[c.index];
         if (client.place != not_waiting) return;
         client.tag = std::max(client.tag, virtual_time(client.settings.level));
@@ -71,12 +73,12 @@ public:
         if (place < last) settle(place);
     }
 
-    [[nodiscard]] std::optional<client_id> pick(instant) const noexcept {
-        if (waiting_.empty()) return std::nullopt;
+    [[nodiscard]] choice pick(instant) const noexcept {
+        if (waiting_.empty()) return {};
         return clients_[waiting_.front()].id;
     }
 
-    void serve(client_id c, ns cost) noexcept {
+    void serve(client_id c, ns cost, instant) noexcept {
         auto& time = virtual_time(clients_[c.index].settings.level);
         time = std::max(time, clients_[c.index].tag);
         correct(c, cost);
