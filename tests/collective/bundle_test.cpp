@@ -19,7 +19,7 @@ void check_all(std::vector<float> from) {
     std::size_t wrong = 0;
     for (std::size_t i = 0; i < from.size(); i += width) {
         T narrow[width];
-        using plain = gpushare::detail::bundle<T, float, width>;
+        using plain = gpushare::detail::bundle<float, width>;
         // A bundle of T made of these floats: what is loaded as zeros is replaced.
         for (auto& n : narrow) n = T{0.0F};
         plain b = plain::load(narrow);
@@ -50,7 +50,7 @@ TEMPLATE_TEST_CASE("a bundle converts as single numbers do", "[collective]", gpu
         TestType all[width];
         for (std::uint32_t i = 0; i < width; ++i)
             all[i] = TestType::from_bits(static_cast<typename TestType::bits_type>(p + i));
-        auto b = gpushare::detail::bundle<TestType, float, width>::load(all);
+        auto b = gpushare::detail::bundle<float, width>::load(all);
         b.each([&](float x, std::uint32_t lane) {
             wrong += std::bit_cast<std::uint32_t>(x) != std::bit_cast<std::uint32_t>(static_cast<float>(all[lane]));
             return x;

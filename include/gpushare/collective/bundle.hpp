@@ -2,7 +2,7 @@
 // A few elements that a thread works on at once, held in the type they are computed in: vector registers on a CPU, whatever
 // the compiler's flags, and the registers of a thread on a device.
 //
-//   using values = gpushare::detail::bundle<bfloat16, float, 16>;
+//   using values = gpushare::detail::bundle<float, 16>;
 //   auto x = values::load(a + i);    x.combine(gpushare::sum{}, values::load(b + i));    x.store(out + i);
 //
 // Vectors of 16 bytes are what every x86-64 and AArch64 has. Wider ones win nothing here: what is summed comes from another
@@ -104,31 +104,50 @@ struct vector_cast {
     }
 };
 
-/// N elements of type T, computed in A. Lives in registers: never stored, never passed between host and device.
-template <class T, class A, std::uint32_t N>
+/// N numbers of type A, loaded from and stored as elements of other types. Lives in registers: never stored itself, never
+/// passed between host and device.
+template <class A, std::uint32_t N>
 class bundle {
 public:
     static constexpr std::uint32_t width = N;
 
 #ifdef __CUDA_ARCH__
+    template <class T>
     [[nodiscard]] GPUSHARE_HD static bundle load(const T* from) noexcept {
         bundle b;
-        constexpr std::uint32_t step = packed<T>::width;
+        constexpr std::uint32_t step = packed<T>::width < N ? packed<T>::width : N;
         for (std::uint32_t j = 0; j < N; j += step) {
-            const packed<T> p = load_packed(from + j);
-            for (std::uint32_t i = 0; i < step; ++i) b.lane_[j + i] = widened<A>(p[i]);
+            if constexpr (step == packed<T>::width) {
+                const packed<T> p = load_packed(from + j);
+                for (std::uint32_t i = 0; i < step; ++i) b.lane_[j + i] = widened<A>(p[i]);
+            } else {
+                for (std::uint32_t i = 0; i < step; ++i) b.lane_[j + i] = widened<A>(from[j + i]);
+            }
         }
         return b;
     }
+    template <class T>
     GPUSHARE_HD void store(T* to) const noexcept {
-        constexpr std::uint32_t step = packed<T>::width;
+        constexpr std::uint32_t step = packed<T>::width < N ? packed<T>::width : N;
         for (std::uint32_t j = 0; j < N; j += step) {
-            packed<T> p;
-            for (std::uint32_t i = 0; i < step; ++i) p[i] = narrowed<T>(lane_[j + i]);
-            store_packed(to + j, p);
+            if constexpr (step == packed<T>::width) {
+                packed<T> p;
+                for (std::uint32_t i = 0; i < step; ++i) p[i] = narrowed<T>(lane_[j + i]);
+                store_packed(to + j, p);
+            } else {
+                for (std::uint32_t i = 0; i < step; ++i) to[j + i] = narrowed<T>(lane_[j + i]);
+            }
         }
     }
-    GPUSHARE_HD void stream(T* to) const noexcept { store(to); }
+    template <class T>
+    GPUSHARE_HD void stream(T* to) const noexcept {
+        store(to);
+    }
+    [[nodiscard]] GPUSHARE_HD static bundle filled(A x) noexcept {
+        bundle b;
+        for (std::uint32_t i = 0; i < N; ++i) b.lane_[i] = x;
+        return b;
+    }
 
     /// Calls f on each element.
     template <class F>
@@ -148,16 +167,24 @@ public:
 private:
     A lane_[N];
 #else
+    template <class T>
     [[nodiscard]] static bundle load(const T* from) noexcept {
         bundle b;
-        for (std::uint32_t i = 0; i < vectors; ++i) b.part_[i] = cast::load(from + i * cast::width);
+        for (std::uint32_t i = 0; i < vectors; ++i) b.part_[i] = vector_cast<A, T>::load(from + i * width_of_vector);
         return b;
     }
+    template <class T>
     void store(T* to) const noexcept {
-        for (std::uint32_t i = 0; i < vectors; ++i) cast::store(to + i * cast::width, part_[i]);
+        for (std::uint32_t i = 0; i < vectors; ++i) vector_cast<A, T>::store(to + i * width_of_vector, part_[i]);
+    }
+    [[nodiscard]] static bundle filled(A x) noexcept {
+        bundle b;
+        for (auto& p : b.part_) p = wide{} + x;
+        return b;
     }
     /// Past the caches: for what nobody reads soon. `to` at a multiple of 16 bytes, N elements a multiple of 16 bytes. Not
     /// ordered by a later release: end_streaming() first.
+    template <class T>
     void stream(T* to) const noexcept {
 #if defined(__x86_64__)
         static_assert(N * sizeof(T) % 16 == 0);
@@ -173,8 +200,8 @@ private:
     template <class F>
     void each(const F& f) noexcept {
         for (std::uint32_t i = 0; i < N; ++i) {
-            auto& lane = part_[i / cast::width];
-            lane[i % cast::width] = f(static_cast<A>(lane[i % cast::width]), i);
+            auto& lane = part_[i / width_of_vector];
+            lane[i % width_of_vector] = f(static_cast<A>(lane[i % width_of_vector]), i);
         }
     }
     template <class Op>
@@ -183,7 +210,7 @@ private:
             for (std::uint32_t i = 0; i < vectors; ++i) part_[i] = op(part_[i], other.part_[i]);
         } else {
             for (std::uint32_t i = 0; i < vectors; ++i)
-                for (std::uint32_t j = 0; j < cast::width; ++j)
+                for (std::uint32_t j = 0; j < width_of_vector; ++j)
                     part_[i][j] = op(static_cast<A>(part_[i][j]), static_cast<A>(other.part_[i][j]));
         }
     }
@@ -194,10 +221,45 @@ private:
     }
 
 private:
-    using cast = vector_cast<A, T>;
-    static constexpr std::uint32_t vectors = N / cast::width;
-    typename cast::wide part_[vectors];
+    using wide = typename vector_of<A, 16>::type;
+    static constexpr std::uint32_t width_of_vector = 16 / sizeof(A);
+    static constexpr std::uint32_t vectors = N / width_of_vector;
+    wide part_[vectors];
 #endif
+
+public:
+    /// The first n elements; the others are zero.
+    template <class T>
+    [[nodiscard]] GPUSHARE_HD static bundle load_some(const T* from, std::uint32_t n) noexcept {
+        if (n >= N) return load(from);
+        bundle b = filled(A{});
+        b.each([&](A, std::uint32_t i) { return i < n ? widened<A>(from[i]) : A{}; });
+        return b;
+    }
+    template <class T>
+    GPUSHARE_HD void store_some(T* to, std::uint32_t n) const noexcept {
+        if (n >= N) {
+            store(to);
+            return;
+        }
+        bundle copy = *this;
+        copy.each([&](A x, std::uint32_t i) {
+            if (i < n) to[i] = narrowed<T>(x);
+            return x;
+        });
+    }
+    /// Makes all but the first n elements zero.
+    GPUSHARE_HD void keep(std::uint32_t n) noexcept {
+        if (n < N) each([&](A x, std::uint32_t i) { return i < n ? x : A{}; });
+    }
+    /// All elements combined, in their order.
+    template <class Op>
+    [[nodiscard]] GPUSHARE_HD A folded(const Op& op) const noexcept {
+        bundle copy = *this;
+        A all{};
+        copy.each([&](A x, std::uint32_t i) { return all = i == 0 ? x : op(all, x); });
+        return all;
+    }
 };
 
 /// Makes streamed stores visible to whoever acquires what this thread releases next.

@@ -45,7 +45,7 @@ GPUSHARE_HD collective_fault by_flagged_words(team<Context>& t, std::uint32_t si
                                               std::size_t n, const Op& op) noexcept {
     using A = accumulator_t<T, Op>;
     constexpr std::size_t width = flagged_width<T, Context>, words = flagged_words<T, Context>;
-    using values = bundle<T, A, width>;
+    using values = bundle<A, width>;
     Context& ctx = t.context();
     const std::uint64_t tag = std::uint64_t{t.epoch()} << 32;
     std::uint64_t* const mine = t.view().words_of(t.rank(), t.lane(), t.epoch());

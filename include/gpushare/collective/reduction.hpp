@@ -66,7 +66,7 @@ GPUSHARE_HD void reduce_known(Context& ctx, const Op& op, std::uint32_t ranks, e
                               const Sink& sink) noexcept {
     using A = accumulator_t<T, Op>;
     constexpr std::size_t width = bundle_width<Context, T>();
-    using values = bundle<T, A, width>;
+    using values = bundle<A, width>;
     const std::uint32_t n = Ranks != 0 ? Ranks : ranks;
     const std::size_t whole = range.begin + range.size() / width * width;
     for (std::size_t i = range.begin + ctx.thread_rank() * width; i < whole; i += ctx.num_threads() * width) {
