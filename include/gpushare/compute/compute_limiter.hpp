@@ -111,7 +111,7 @@ public:
     /// Waits at the gate for a permit. Codes: deadline_exceeded, stopped, closed, queue_full, quarantined, device_lost.
     /// Without contention: one mutex, no allocation, no system call.
     [[nodiscard]] result<permit> acquire(client_id c, instant deadline = never, const std::stop_token& stop = {},
-                                         const submit_options& o = {}) {
+                                         const submit_options& o = no_options) {
         const std::stop_callback on_stop(stop, [this] { this->wake_all(); });
         node waiting;
         std::unique_lock lock(mutex_);
@@ -138,7 +138,7 @@ public:
     /// stopped, quarantined, device_lost, invalid_specification (no callable). Nothing is allocated once as many
     /// submissions were out as ever are.
     [[nodiscard]] result<ticket> submit(client_id c, Stream& s, submission_work<Stream> work,
-                                        const submit_options& o = {}, submission_callback on_done = {},
+                                        const submit_options& o = no_options, submission_callback on_done = {},
                                         const std::stop_token& stop = {}) {
         const std::stop_callback on_stop(stop, [this] { this->wake_all(); });
         if (!work) return errc::invalid_specification;

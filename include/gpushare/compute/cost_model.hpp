@@ -35,8 +35,10 @@ struct cost_estimate {
     /// The same where it was only measured together with others of which each took a part.
     void learn_mean(ns took) noexcept {
         // The mean of all up to the eighth, then of the latest eight or so: mixed kernels predict their mean.
-        if (seen < 8) ++seen;
-        typical += (took - typical) / static_cast<ns::rep>(seen);
+        if (seen < 8)
+            typical += (took - typical) / static_cast<ns::rep>(++seen);
+        else
+            typical += (took - typical) / 8;
     }
 };
 
@@ -46,12 +48,13 @@ class cost_model {
 public:
     static constexpr std::size_t capacity = 256;
 
-    /// Nothing is known of key 0, nor of what is new or long forgotten.
-    [[nodiscard]] cost_estimate find(client_id c, std::uint64_t key) const noexcept {
+    /// Nothing is known of key 0, nor of what is new or long forgotten: seen is 0. Valid until the next call of another
+    /// function.
+    [[nodiscard]] const cost_estimate& find(client_id c, std::uint64_t key) const noexcept {
         if (key != 0)
             for (const auto& e : sets_[set_of(c, key)])
                 if (e.key == key && e.client == c) return e.estimate;
-        return {};
+        return unknown_;
     }
 
     /// To be told the truth about one of this kind, at once. Null for key 0.
@@ -87,6 +90,7 @@ private:
         return static_cast<std::size_t>(mixed >> 32) % (capacity / ways);
     }
 
+    cost_estimate unknown_{};
     std::vector<std::array<entry, ways>> sets_ = std::vector<std::array<entry, ways>>(capacity / ways);
 };
 

@@ -3,7 +3,7 @@
 // cost. A part of compute_limiter.hpp, which holds its mutex around every call.
 //
 //   detail::flights<stream> flights;
-//   auto slot = flights.free_slot();  flights.take(*slot, grant);
+//   auto slot = flights.free_slot();  flights.to_be_taken(*slot) = grant;  flights.take(*slot);
 //   auto seat = flights.board(*slot, s, now);           // then, under no lock, the points that it asks for, and the work
 //   flights.land(seat, begin, end, errc::none, &work);
 //   flights.settle(now, true, [&](const auto& done) { charge(done.what, done.cost); });
@@ -83,10 +83,9 @@ public:
         return free_;
     }
 
-    void take(std::size_t index, const grant& g) noexcept {
-        free_ = std::exchange(slots_[index].next, none);
-        slots_[index].what = g;
-    }
+    /// Its grant, to be written before take().
+    [[nodiscard]] grant& to_be_taken(std::size_t index) noexcept { return slots_[index].what; }
+    void take(std::size_t index) noexcept { free_ = std::exchange(slots_[index].next, none); }
 
     [[nodiscard]] const grant& what(std::size_t index) const noexcept { return slots_[index].what; }
 

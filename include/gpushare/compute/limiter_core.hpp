@@ -148,7 +148,14 @@ public:
         client.head = head;
         tell(c, now);
     }
-    void arrive(client_id c, instant now) noexcept { arrive(c, now, {.arrival = now}); }
+    void arrive(client_id c, instant now) noexcept {
+        auto& client = clients_[c.index];
+        ++num_waiting_;
+        if (client.usage.waiting++ != 0) return;
+        client.head = {};  // written in place: copying what was just written stalls
+        client.head.arrival = now;
+        tell(c, now);
+    }
 
     /// One submission of `c` no longer waits and was not let in. `head_of(c)` says what is first now, if anything is.
     template <std::invocable<client_id> F>
@@ -168,28 +175,31 @@ public:
     /// for it (in_flight.hpp), so lower levels never fill the room of a higher one; and no request of a higher level is
     /// under way. `head_of(c)` says what is first in the client's line after that, if anything is.
     template <std::invocable<client_id> F>
-    [[nodiscard]] std::optional<grant> next(instant now, F head_of) noexcept {
+    [[nodiscard]] bool next(grant& g, instant now, F head_of) noexcept {
         resume_at_ = never;
         const auto c = policy_.pick(now);
         if (!c) {
             resume_at_ = std::max(c.ask_again(), saturating_add(now, ns{1}));  // time must pass
-            return std::nullopt;
+            return false;
         }
         auto& client = clients_[c->index];
-        const auto g = describe(*c);
-        if (!book_.has_room(g.level, g.longest)) return std::nullopt;
+        describe(g, *c);
+        if (!book_.has_room(g.level, g.longest)) return false;
         if (const auto hold = book_.held(g.level, now); hold.held) {
             resume_at_ = hold.until;
-            return std::nullopt;
+            return false;
         }
         policy_.serve(*c, g.predicted, now);
         book_.enter(g.level, g.longest, g.of_request);
         ++client.usage.in_flight;
         ++client.turns;
         withdraw(*c, now, head_of);
-        return g;
+        return true;
     }
-    [[nodiscard]] std::optional<grant> next(instant now) noexcept { return next(now, nothing_known{now}); }
+    [[nodiscard]] std::optional<grant> next(instant now) noexcept {
+        grant g;
+        return next(g, now, nothing_known{now}) ? std::optional(g) : std::nullopt;
+    }
 
     /// After next() let nothing in: when to call it again though nothing else happened, because a policy holds work back
     /// until then; `never`: no need to.
@@ -293,23 +303,22 @@ private:
     };
 
     [[nodiscard]] ns predict(const client_state& client, client_id c) const noexcept {
-        if (client.head.key != 0)
-            if (const auto kind = costs_.find(c, client.head.key); kind.seen != 0) return kind.typical;
+        if (const auto& kind = costs_.find(c, client.head.key); kind.seen != 0) return kind.typical;
         if (client.costs.seen != 0) return client.costs.typical;
         return client.settings.longest > ns{0} ? client.settings.longest : options_.first_guess;
     }
 
     // The first in the line of `c`, if it is let in.
-    [[nodiscard]] grant describe(client_id c) const noexcept {
+    void describe(grant& g, client_id c) const noexcept {
         const auto& client = clients_[c.index];
-        const auto kind = client.head.key != 0 ? costs_.find(c, client.head.key) : cost_estimate{};
+        const auto& kind = costs_.find(c, client.head.key);
         const auto& seen = kind.seen >= seen_enough ? kind : client.costs;
         const bool own_kind = client.head.key == 0 || kind.seen >= seen_enough;
-        grant g{.client = c,
-                .level = client.settings.level,
-                .predicted = client.head.cost,
-                .key = client.head.key,
-                .policy = policies_};
+        g.client = c;
+        g.level = client.settings.level;
+        g.predicted = client.head.cost;
+        g.key = client.head.key;
+        g.policy = policies_;
         g.of_request = client.head.of_request;
         g.at_least = own_kind ? seen.shortest_alone : ns{0};
         g.known = own_kind && seen.seen >= seen_enough;
@@ -317,7 +326,6 @@ private:
         g.longest = kind.seen >= 8 ? kind.longest : std::max(client.settings.longest, client.usage.longest);
         // Now and then one is timed by itself: batches don't tell how long the longest is, nor whether there were gaps.
         g.may_share = g.known && g.predicted <= quantum() / 2 && client.turns % 64 != 63;
-        return g;
     }
 
     void learn(const grant& g, const outcome& o) noexcept {

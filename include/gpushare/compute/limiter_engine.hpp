@@ -61,14 +61,20 @@ protected:
         if (const auto why = refusal(c); why != errc::none) return why;
         if (core_.usage(c).waiting >= core_.options().queue_limit) return errc::queue_full;
         n.client = c;
-        n.facts = {.cost = o.cost,
-                   .remaining = o.remaining,
-                   .arrival = now,
-                   .deadline = o.deadline,
-                   .key = o.key,
-                   .of_request = o.of_request};
         clients_[c.index].waiting.push(n);
-        core_.arrive(c, now, n.facts);
+        if (&o == &no_options) {
+            n.facts = {};
+            n.facts.arrival = now;
+            core_.arrive(c, now);
+        } else {
+            n.facts = {.cost = o.cost,
+                       .remaining = o.remaining,
+                       .arrival = now,
+                       .deadline = o.deadline,
+                       .key = o.key,
+                       .of_request = o.of_request};
+            core_.arrive(c, now, n.facts);
+        }
         return errc::none;
     }
 
@@ -105,10 +111,10 @@ protected:
         if (faulty_) cancel_faulty(lock);
         if (!std::exchange(advancing_, true)) {
             while (const auto slot = flights_.free_slot()) {
-                const auto g = core_.next(now, head_of(true));
-                if (!g) break;
-                flights_.take(*slot, *g);
-                auto& client = clients_[g->client.index];
+                const grant& g = flights_.to_be_taken(*slot);
+                if (!core_.next(flights_.to_be_taken(*slot), now, head_of(true))) break;
+                flights_.take(*slot);
+                auto& client = clients_[g.client.index];
                 node& n = *client.waiting.pop();
                 if (client.waits_for_room > 0) sleepers_.wake_all();
                 if (n.work) {

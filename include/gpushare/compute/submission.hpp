@@ -38,6 +38,9 @@ struct submit_options {
     instant room_by = instant::min();  // if the queue is full: how long to wait for room instead of refusing
 };
 
+/// The default. By its address it is known without a look at each member.
+inline constexpr submit_options no_options{};
+
 /// How a submission went.
 struct completion {
     errc status = errc::none;  // as ticket::status()
