@@ -17,7 +17,6 @@
 
 #include <algorithm>
 #include <chrono>
-#include <condition_variable>
 #include <cstddef>
 #include <deque>
 #include <memory>
@@ -31,6 +30,7 @@
 #include <gpushare/compute/limiter_core.hpp>
 #include <gpushare/compute/permit.hpp>
 #include <gpushare/compute/policy.hpp>
+#include <gpushare/compute/sleepers.hpp>
 #include <gpushare/compute/ticket.hpp>
 #include <gpushare/compute/weighted_fair.hpp>
 #include <gpushare/concepts.hpp>
@@ -72,13 +72,22 @@ public:
         return c;
     }
 
-    /// Live: in force for what is let in from now on. errc::closed if the client isn't there any more.
+    /// Live: in force for what is let in from now on. errc::closed: no such client; share_exceeded: the policy refuses.
     errc change(client_id c, const client_settings& s) {
         std::unique_lock lock(mutex_);
         if (!core_.contains(c)) return errc::closed;
-        core_.change(c, s);
+        const auto why = core_.change(c, s);
         advance(lock, policy_time());  // there may be room on another level
-        return errc::none;
+        return why;
+    }
+
+    /// Live: `p`, which has no clients yet, decides from now on; nobody is owed the past. share_exceeded: it refuses.
+    errc set_policy(Policy p) {
+        std::unique_lock lock(mutex_);
+        const auto now = policy_time();
+        const auto why = core_.set_policy(p, now);
+        advance(lock, now);
+        return why;
     }
 
     /// Takes no more submissions of `c`, cancels those that wait, waits until `deadline` for those in flight and then
@@ -113,7 +122,7 @@ public:
         if (!let_in()) {
             if (const auto why = wait(lock, let_in, &waiting, deadline, stop); why != errc::none) {
                 clients_[c.index].waiting.remove(waiting);
-                core_.withdraw(c);
+                core_.withdraw(c, policy_time(), head_of());
                 return why;
             }
         }
@@ -166,10 +175,13 @@ public:
         return core_.contains(c) ? core_.usage(c) : client_usage{};
     }
 
-    /// See limiter_core.
+    /// When to poll() though nothing happened, if nobody waits or runs; the longest wait of the highest level. See
+    /// limiter_core.
+    [[nodiscard]] instant resume_at() const {
+        return locked([this] { return core_.resume_at(); });
+    }
     [[nodiscard]] ns wait_bound() const {
-        const std::lock_guard lock(mutex_);
-        return core_.wait_bound();
+        return locked([this] { return core_.wait_bound(); });
     }
 
 private:
@@ -177,23 +189,24 @@ private:
     friend permit;
     using node = detail::submission<Stream>;
 
-    struct client_queue {
-        detail::fifo<node> waiting;
-        bool closing = false;
-    };
-    struct sleeper {
-        sleeper* next = nullptr;
-        const node* waits_for = nullptr;
-        std::condition_variable woken{};
-    };
+    template <std::invocable F>
+    auto locked(F f) const {
+        const std::lock_guard lock(mutex_);
+        return f();
+    }
 
     errc enter(node& n, client_id c, instant now) noexcept {
         if (!core_.contains(c) || clients_[c.index].closing) return errc::closed;
         if (core_.usage(c).waiting >= core_.options().queue_limit) return errc::queue_full;
         n.client = c;
+        n.facts = {.arrival = now};
         clients_[c.index].waiting.push(n);
-        core_.arrive(c, now);
+        core_.arrive(c, now, n.facts);
         return errc::none;
+    }
+
+    [[nodiscard]] auto head_of(bool second = false) const noexcept {
+        return [=, this](client_id c) noexcept { return clients_[c.index].head(second); };
     }
 
     // Reading a clock costs as much as the rest of a permit.
@@ -210,7 +223,7 @@ private:
         retire();
         if (std::exchange(advancing_, true)) return;
         while (const auto slot = flights_.free_slot()) {
-            const auto g = core_.next(now);
+            const auto g = core_.next(now, head_of(true));
             if (!g) break;
             flights_.take(*slot, *g);
             node& n = *clients_[g->client.index].waiting.pop();
@@ -221,7 +234,7 @@ private:
             } else {
                 n.slot = *slot;
                 n.at.store(detail::phase::let_in, std::memory_order_relaxed);
-                wake(n);
+                sleepers_.wake(n);
             }
         }
         advancing_ = false;
@@ -249,7 +262,7 @@ private:
     void leave(std::size_t slot) noexcept {
         const auto what = flights_.leave(slot);
         core_.cancel(what);
-        if (clients_[what.client.index].closing) wake_sleepers();
+        if (clients_[what.client.index].closing) sleepers_.wake_all();
     }
 
     void land_permit(std::size_t slot, const Stream& s, point begin, point end, errc code) noexcept {
@@ -269,7 +282,7 @@ private:
         while (const auto f = flights_.take_finished()) {
             core_.complete(f->what, f->cost, f->code != errc::none);
             if (f->owner != nullptr) finish(*f->owner, f->code, f->cost);
-            if (clients_[f->what.client.index].closing) wake_sleepers();
+            if (clients_[f->what.client.index].closing) sleepers_.wake_all();
         }
     }
 
@@ -278,7 +291,7 @@ private:
         n.device_time = cost;
         n.finished_at = clock_.now();
         n.at.store(detail::phase::done, std::memory_order_release);
-        wake(n);
+        sleepers_.wake(n);
         if (n.error) {
             failed_.push(n);  // the exception is the user's, its destructor too: not under the lock
         } else {
@@ -293,7 +306,7 @@ private:
         lock.lock();
     }
 
-    void cancel_waiting(std::unique_lock<std::mutex>& lock, client_queue& client) noexcept {
+    void cancel_waiting(std::unique_lock<std::mutex>& lock, detail::client_queue<Stream>& client) noexcept {
         detail::fifo<node> cancelled;
         while (node* n = client.waiting.pop()) {
             core_.withdraw(n->client);
@@ -302,7 +315,7 @@ private:
             } else {  // at the gate: lives on the waiting thread's stack
                 n->code = errc::closed;
                 n->at.store(detail::phase::done, std::memory_order_release);
-                wake(*n);
+                sleepers_.wake(*n);
             }
         }
         while (node* n = cancelled.pop()) {
@@ -325,14 +338,18 @@ private:
     template <class Done>
     errc wait(std::unique_lock<std::mutex>& lock, Done done, const node* waits_for, instant deadline,
               const std::stop_token& stop) {
-        sleeper self{.waits_for = waits_for};
         errc why = errc::none;
         while (!done()) {
             const auto now = clock_.now();
             if (stop.stop_requested()) why = errc::stopped;
             if (now >= deadline) why = errc::deadline_exceeded;
             if (why != errc::none) break;
-            const auto until = std::min(deadline, now + watch_slice);
+            const auto resume = advancing_ ? never : core_.resume_at();  // who advances asks the policy by itself
+            if (now >= resume) {
+                advance(lock, now);
+                continue;
+            }
+            const auto until = std::min({deadline, resume, now + detail::watch_slice});
             if (!watched_ && flights_.any_enqueued()) {
                 watched_ = true;
                 look(lock, flights_.watch(), until);
@@ -343,9 +360,7 @@ private:
                 look(lock, {&*own, 1}, until);
                 continue;
             }
-            sleepers_.push(self);
-            self.woken.wait_for(lock, std::min(deadline, saturating_add(now, std::chrono::minutes(1))) - now);
-            sleepers_.remove(self);
+            sleepers_.sleep(lock, waits_for, now, deadline, resume);
         }
         keep_watch();  // somebody else's turn
         return why;
@@ -356,40 +371,27 @@ private:
         try {
             (void)point::wait_any(points, until);  // retire() sees which
         } catch (...) {  // a device that can't be asked: again in a slice, its points may be reached then
-            std::this_thread::sleep_for(watch_slice);
+            std::this_thread::sleep_for(detail::watch_slice);
         }
         lock.lock();
         advance(lock, policy_time());
     }
 
     void keep_watch() noexcept {
-        if (!watched_ && !sleepers_.empty() && flights_.any_enqueued()) sleepers_.front()->woken.notify_one();
-    }
-
-    void wake(const node& n) noexcept {
-        for (auto* s = sleepers_.front(); s != nullptr; s = s->next)
-            if (s->waits_for == &n) s->woken.notify_one();
-    }
-
-    void wake_sleepers() noexcept {
-        for (auto* s = sleepers_.front(); s != nullptr; s = s->next) s->woken.notify_one();
+        if (!watched_) sleepers_.call_one(flights_.any_enqueued(), core_.resume_at());
     }
 
     void wake_all() noexcept {
         const std::lock_guard lock(mutex_);
-        wake_sleepers();
+        sleepers_.wake_all();
     }
-
-    // How long the watching thread looks at the points it knew when it started, before it looks for new ones and for
-    // a stop request. Costs a wake-up each, while there is work in flight.
-    static constexpr ns watch_slice = std::chrono::microseconds(250);
 
     Clock clock_;
     mutable std::mutex mutex_;
     limiter_core<Policy> core_;
-    std::deque<client_queue> clients_;  // stays put while a callable is destroyed under no lock
+    std::deque<detail::client_queue<Stream>> clients_;  // stays put while a callable is destroyed under no lock
     detail::flights<Stream> flights_;
-    detail::fifo<sleeper> sleepers_;
+    detail::sleepers<node> sleepers_;
     detail::fifo<node> failed_;  // done, to be dropped under no lock
     bool advancing_ = false, watched_ = false;
     std::shared_ptr<detail::submission_pool<Stream>> pool_ = std::make_shared<detail::submission_pool<Stream>>();

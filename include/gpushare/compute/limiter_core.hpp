@@ -9,6 +9,7 @@
 #pragma once
 
 #include <algorithm>
+#include <concepts>
 #include <cstddef>
 #include <cstdint>
 #include <optional>
@@ -18,6 +19,7 @@
 #include <gpushare/compute/policy.hpp>
 #include <gpushare/compute/weighted_fair.hpp>
 #include <gpushare/config.hpp>
+#include <gpushare/error.hpp>
 #include <gpushare/units.hpp>
 
 namespace gpushare::inline GPUSHARE_ABI {
@@ -35,6 +37,7 @@ struct grant {
     client_id client{};
     priority level{};
     ns predicted{};
+    std::uint32_t policy = 0;  // which of the policies so far let it in
 };
 
 /// A client's account. device_time is charged time: see compute_limiter for how it is measured.
@@ -56,6 +59,7 @@ public:
         options_.queue_limit = std::max(options_.queue_limit, 1U);
     }
 
+    /// Throws operation_error where the policy refuses, and std::bad_alloc: then nothing has changed.
     [[nodiscard]] client_id add(const client_settings& s) {
         const auto unused = std::ranges::find(clients_, false, &client_state::present);
         const auto index = static_cast<std::uint32_t>(unused - clients_.begin());
@@ -63,16 +67,33 @@ public:
         auto& client = clients_[index];
         const client_id id{index, client.generation + 1};
         open_level(s.level);
-        policy_.add(id, s);
+        if (const auto why = policy_.add(id, s); why.code != errc::none) raise(why, {}, "limiter");
         client = {.settings = s, .generation = id.generation, .present = true, .predicted = guess(s)};
         return id;
     }
 
     /// In force for what is let in from now on; what is in flight stays charged as it was.
-    void change(client_id c, const client_settings& s) {
+    /// Where the policy refuses, nothing has changed.
+    errc change(client_id c, const client_settings& s) {
         open_level(s.level);
-        policy_.change(c, s);
+        if (const auto why = policy_.change(c, s); why.code != errc::none) return why.code;
         clients_[c.index].settings = s;
+        return errc::none;
+    }
+
+    /// From now on `p` decides, among the same clients; it must have none yet. It begins from nothing: what is in flight
+    /// was charged by the old policy, which is in `p` afterwards. If `p` refuses a client, nothing has changed.
+    errc set_policy(Policy& p, instant now) {
+        for (std::uint32_t i = 0; i < clients_.size(); ++i) {
+            if (!clients_[i].present) continue;
+            const auto why = p.add({i, clients_[i].generation}, clients_[i].settings);
+            if (why.code != errc::none) return why.code;
+        }
+        std::swap(policy_, p);
+        ++policies_;
+        for (std::uint32_t i = 0; i < clients_.size(); ++i)
+            if (clients_[i].usage.waiting != 0) tell({i, clients_[i].generation}, now);
+        return errc::none;
     }
 
     /// The client must have nothing waiting and nothing in flight.
@@ -85,38 +106,68 @@ public:
         return c.index < clients_.size() && clients_[c.index].present && clients_[c.index].generation == c.generation;
     }
 
-    /// One more submission of `c` waits.
-    void arrive(client_id c, instant now) noexcept {
-        if (clients_[c.index].usage.waiting++ == 0) policy_.wake(c, now);
-    }
+    /// What is behind the head of a line, where nobody says more of it.
+    struct nothing_known {
+        instant now{};
+        [[nodiscard]] line_head operator()(client_id) const noexcept { return {.arrival = now}; }
+    };
 
-    /// One submission of `c` no longer waits and was not let in.
-    void withdraw(client_id c) noexcept {
-        if (--clients_[c.index].usage.waiting == 0) policy_.sleep(c);
+    /// One more submission of `c` waits. `head` says what is known of it.
+    void arrive(client_id c, instant now, const line_head& head) noexcept {
+        auto& client = clients_[c.index];
+        if (client.usage.waiting++ != 0) return;
+        client.head = head;
+        tell(c, now);
     }
+    void arrive(client_id c, instant now) noexcept { arrive(c, now, {.arrival = now}); }
+
+    /// One submission of `c` no longer waits and was not let in. `head_of(c)` says what is first now, if anything is.
+    template <std::invocable<client_id> F>
+    void withdraw(client_id c, instant now, F head_of) noexcept {
+        auto& client = clients_[c.index];
+        if (--client.usage.waiting == 0) {
+            policy_.sleep(c);
+        } else {
+            client.head = head_of(c);
+            tell(c, now);
+        }
+    }
+    void withdraw(client_id c, instant now = {}) noexcept { withdraw(c, now, nothing_known{now}); }
 
     /// Lets in the next submission, if one waits and there is room: work of a level is let in while fewer than `depth`
     /// submissions of that level and above are in flight, so lower levels never fill the room of a higher one.
-    [[nodiscard]] std::optional<grant> next(instant now) noexcept {
+    /// `head_of(c)` says what is first in the client's line after that, if anything is.
+    template <std::invocable<client_id> F>
+    [[nodiscard]] std::optional<grant> next(instant now, F head_of) noexcept {
+        resume_at_ = never;
         const auto c = policy_.pick(now);
-        if (!c) return std::nullopt;
+        if (!c) {
+            resume_at_ = std::max(c.ask_again(), saturating_add(now, ns{1}));  // time must pass
+            return std::nullopt;
+        }
         auto& client = clients_[c->index];
         std::uint32_t in_flight = 0;
         for (const auto& l : levels_)
             if (l.level >= client.settings.level) in_flight += l.in_flight;
         if (in_flight >= options_.depth) return std::nullopt;
-        const grant g{.client = *c, .level = client.settings.level, .predicted = client.predicted};
-        policy_.serve(*c, g.predicted);
+        const auto predicted = client.head.cost > ns{0} ? client.head.cost : client.predicted;
+        const grant g{.client = *c, .level = client.settings.level, .predicted = predicted, .policy = policies_};
+        policy_.serve(*c, g.predicted, now);
         ++level(g.level).in_flight;
         ++client.usage.in_flight;
-        withdraw(*c);
+        withdraw(*c, now, head_of);
         return g;
     }
+    [[nodiscard]] std::optional<grant> next(instant now) noexcept { return next(now, nothing_known{now}); }
+
+    /// After next() let nothing in: when to call it again though nothing else happened, because a policy holds work back
+    /// until then; `never`: no need to.
+    [[nodiscard]] instant resume_at() const noexcept { return resume_at_; }
 
     /// The submission is over and took `device_time`.
     void complete(const grant& g, ns device_time, bool failed = false) noexcept {
         auto& client = leave(g);
-        policy_.correct(g.client, device_time - g.predicted);
+        correct(g, device_time - g.predicted);
         // Smoothed over the last eight or so: mixed kernels predict their mean, and each error is corrected above.
         client.predicted += (device_time - client.predicted) / 8;
         client.usage.device_time += device_time;
@@ -128,7 +179,7 @@ public:
     /// The submission was let in but nothing was enqueued: it costs nothing.
     void cancel(const grant& g) noexcept {
         leave(g);
-        policy_.correct(g.client, -g.predicted);
+        correct(g, -g.predicted);
     }
 
     /// The longest that a submission of the highest level waits for work of the levels below: all of it that may be in
@@ -159,6 +210,7 @@ private:
         std::uint32_t generation = 0;
         bool present = false;
         ns predicted{};
+        line_head head{};  // while something waits
         client_usage usage{};
     };
     struct level_state {
@@ -178,6 +230,22 @@ private:
         return *std::ranges::find(levels_, p, &level_state::level);
     }
 
+    // Tells the policy what is first in a client's line.
+    void tell(client_id c, instant now) noexcept {
+        const auto& client = clients_[c.index];
+        line_head head = client.head;
+        if (head.cost <= ns{0}) head.cost = client.predicted;
+        head.remaining = std::max(head.remaining, head.cost);
+        if (client.settings.slo > ns{0})
+            head.deadline = std::min(head.deadline, saturating_add(head.arrival, client.settings.slo));
+        policy_.wake(c, head, now);
+    }
+
+    // What an earlier policy let in is none of this one's concern.
+    void correct(const grant& g, ns delta) noexcept {
+        if (g.policy == policies_) policy_.correct(g.client, delta);
+    }
+
     client_state& leave(const grant& g) noexcept {
         --level(g.level).in_flight;
         auto& client = clients_[g.client.index];
@@ -189,6 +257,8 @@ private:
     Policy policy_;
     std::vector<client_state> clients_;
     std::vector<level_state> levels_;
+    std::uint32_t policies_ = 0;  // how often another one took over
+    instant resume_at_ = never;
 };
 
 }  // namespace gpushare::inline GPUSHARE_ABI

@@ -41,6 +41,7 @@ struct submission {
     submission_work<Stream> work;  // empty: a thread waits at the gate and enqueues for itself
     Stream* stream = nullptr;
     client_id client;
+    line_head facts{};
     std::size_t slot = 0;  // of the permit, once a thread at the gate is let in
     // done is stored with release after the fields below are final, and loaded with acquire before they are read.
     std::atomic<phase> at{phase::waiting};
@@ -72,6 +73,18 @@ struct submission {
         }
         work.reset();
         return recorded;
+    }
+};
+
+/// What waits of one client, in the order in which it came.
+template <timeline Stream>
+struct client_queue {
+    fifo<submission<Stream>> waiting;
+    bool closing = false;
+
+    /// What is known of the first, or of the one behind it; it must be there.
+    [[nodiscard]] line_head head(bool second) const noexcept {
+        return (second ? waiting.front()->next : waiting.front())->facts;
     }
 };
 
