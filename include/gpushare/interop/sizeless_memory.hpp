@@ -52,12 +52,7 @@ public:
             p, [&](const extent& e) { return gpushare::deallocate_after(*memory_, used, p, e.size, e.alignment); });
     }
 
-    /// Whether the block is out.
-    [[nodiscard]] bool contains(const void* p) const noexcept {
-        const std::lock_guard lock(mutex_);
-        return out_.find(p) != nullptr;
-    }
-    /// Whether it is, and has room for as much.
+    /// Whether the block is out, and has room for as much.
     [[nodiscard]] bool holds(const void* p, std::size_t size, std::size_t alignment) const noexcept {
         const std::lock_guard lock(mutex_);
         const extent* const e = out_.find(p);
