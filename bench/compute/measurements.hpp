@@ -1,0 +1,16 @@
+// SPDX-License-Identifier: Apache-2.0
+// The measurements of the compute benchmark.
+#pragma once
+
+#include "harness.hpp"
+
+namespace bench::compute {
+
+/// Shares against the device's ledger, metering, lent time, convergence, cost of throughput.
+void shares(report& r);
+/// Requests beside best-effort work, and the published bound.
+void latency(report& r);
+/// What a decision costs, and the simulator.
+void decisions(report& r);
+
+}  // namespace bench::compute
