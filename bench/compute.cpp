@@ -14,6 +14,7 @@ int main(int argc, char** argv) {
         bench::start_a_second_thread();
         bench::report r(bench::compute::configuration_text);
         const std::string_view part = argc > 2 ? argv[2] : "";  // one of these alone
+        bench::compute::machine_noise(r);
         if (part.empty() || part == "decisions") bench::compute::decisions(r);
         if (part.empty() || part == "shares") bench::compute::shares(r);
         if (part.empty() || part == "latency") bench::compute::latency(r);

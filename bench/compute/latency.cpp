@@ -148,6 +148,16 @@ waits single_submissions(beside who) {
 
 }  // namespace
 
+void machine_noise(report& r) {
+    std::vector<double> late;
+    for (int i = 0; i < 1000; ++i) {
+        const auto wake_up = now() + 200us;
+        std::this_thread::sleep_until(gpushare::host::detail::to_steady(wake_up));
+        late.push_back(std::chrono::duration<double, std::micro>(now() - wake_up).count());
+    }
+    r.figure("compute.machine_noise_us", {quantile(late, 0.99)}, "us");
+}
+
 void latency(report& r) {
     for (const chain how : {chain::one_by_one, chain::at_once}) {
         const std::string suffix = how == chain::at_once ? "_at_once" : "";
