@@ -1,0 +1,164 @@
+// SPDX-License-Identifier: Apache-2.0
+// What is fused behind a collective: stages composed at compile time, applied to each piece of the result by the rank that
+// has just reduced it, while the piece is in registers and in the first cache.
+//
+//   auto finish = gpushare::add(residual) | gpushare::into(residual_out) | gpushare::rms_norm(weight, 1e-6F) |
+//                 gpushare::into(normed);                                    // epilogue_stages.hpp, epilogue_norms.hpp
+//   gpushare::apply_rows(ctx, finish, {.rows = n, .width = 4096}, gpushare::from_rows(sums), scratch);
+//
+// A stage is any copyable functor that takes a few floats and where they are, and returns as many:
+//
+//   struct square { template <class V> GPUSHARE_HD V operator()(const V& x, const gpushare::place&) const { return x * x; } };
+//
+// It is called for a row's elements in rising order of their columns, by several threads for different ones. Two kinds
+// are different:
+//   a sink       `template <class V> void store(const V& x, const place& at) const` instead: writes, and lets x pass
+//                as it is. With `static constexpr bool to_all = true` it is called on the epilogue of each rank in turn.
+//   a row stage  needs to have seen the whole row, once or several times: see row_stage.
+//
+// The result depends on the elements alone: not on the number of ranks, on who reduces what, or on what is fused with what.
+// Sums over a row have a fixed order (see row_sum), which depends on the number of threads of a block.
+#pragma once
+
+#include <concepts>
+#include <cstddef>
+#include <cstdint>
+#include <type_traits>
+
+#include <gpushare/collective/float_moves.hpp>
+#include <gpushare/collective/floats.hpp>
+#include <gpushare/concepts.hpp>
+#include <gpushare/config.hpp>
+
+namespace gpushare::inline GPUSHARE_ABI {
+
+/// Where a few elements are: `count` columns of one row, from `column` on.
+struct place {
+    std::size_t row = 0;        ///< of the whole result
+    std::size_t shard_row = 0;  ///< of the rows that this rank reduces
+    std::size_t column = 0;
+    std::size_t width = 0;    ///< columns of a row
+    std::uint32_t count = 0;  ///< elements that count; the other lanes hold anything
+    bool streams = false;     ///< sinks had better store past the caches
+};
+
+/// What one call works on.
+struct row_range {
+    std::size_t first = 0;        ///< row of the whole result
+    std::size_t rows = 0;         ///< how many
+    std::size_t width = 0;        ///< elements of a row
+    std::size_t shard_first = 0;  ///< the first row that this rank reduces: shards are counted from there
+    bool streams = false;         ///< see place
+};
+
+/// Adds up a row. Each lane of each thread adds its columns in rising order, then lanes and threads are added as trees.
+struct row_sum {
+    static constexpr float none = 0;
+    template <class R>
+    GPUSHARE_HD R operator()(const R& a, const R& b) const noexcept {
+        return a + b;
+    }
+};
+/// The largest of a row, NaN if there is one. Of numbers that aren't negative.
+struct row_max {
+    static constexpr float none = 0;
+    template <class R>
+    GPUSHARE_HD R operator()(const R& a, const R& b) const noexcept {
+        return detail::larger_lanes{}(a, b);
+    }
+};
+
+/// A stage that works element by element.
+template <class S>
+concept element_stage = std::copyable<S> && requires(const S& s, const floats<4>& x, const place& at) {
+    { s(x, at) } -> std::same_as<floats<4>>;
+};
+
+/// A stage that writes.
+template <class S>
+concept sink_stage = std::copyable<S> && requires(const S& s, const floats<4>& x, const place& at) {
+    { s.store(x, at) } -> std::same_as<void>;
+};
+
+/// A stage that looks at a whole row, once or several times, before it changes it:
+///   looks                         how often
+///   combine                       row_sum or row_max
+///   learnt                        what it knows of the row: trivially copyable
+///   measure<Look>(x, at, known)   what is combined over the row in this look, for a few elements
+///   learn(look, total, at, known) adds what a look has told to `known`
+///   apply(x, at, known)           the new elements
+///   publish(at, known)            if there: called once a row by one thread, on the epilogue of each rank if `to_all`
+template <class S>
+concept row_stage = std::copyable<S> && std::is_trivially_copyable_v<typename S::learnt> &&
+    requires(const S& s, const floats<4>& x, const place& at, typename S::learnt& known) {
+    { S::looks } -> std::convertible_to<std::uint32_t>;
+    typename S::combine;
+    { s.template measure<0>(x, at, known) } -> std::same_as<floats<4>>;
+    { s.learn(std::uint32_t{}, float{}, at, known) } -> std::same_as<void>;
+    { s.apply(x, at, known) } -> std::same_as<floats<4>>;
+};
+
+template <class S>
+concept epilogue_stage = element_stage<S> || sink_stage<S> || row_stage<S>;
+
+/// Stages, the first of them first. A plain value: copied into a kernel's arguments with all its stages.
+template <class... Stages>
+struct epilogue {
+    static constexpr std::uint32_t size = 0;
+    static constexpr bool whole_rows = false;
+};
+template <class First, class... Rest>
+struct epilogue<First, Rest...> {
+    static constexpr std::uint32_t size = 1 + sizeof...(Rest);
+    /// Whether it can be applied to whole rows only.
+    static constexpr bool whole_rows = row_stage<First> || epilogue<Rest...>::whole_rows;
+
+    First stage;
+    epilogue<Rest...> rest;
+};
+
+namespace detail {
+
+template <class>
+inline constexpr bool is_epilogue = false;
+template <class... S>
+inline constexpr bool is_epilogue<epilogue<S...>> = true;
+
+template <std::uint32_t I, class First, class... Rest>
+[[nodiscard]] GPUSHARE_HD constexpr const auto& stage_of(const epilogue<First, Rest...>& e) noexcept {
+    if constexpr (I == 0)
+        return e.stage;
+    else
+        return stage_of<I - 1>(e.rest);
+}
+
+template <class... B>
+[[nodiscard]] GPUSHARE_HD constexpr epilogue<B...> joined(const epilogue<>&, const epilogue<B...>& b) noexcept {
+    return b;
+}
+template <class A, class... As, class... B>
+[[nodiscard]] GPUSHARE_HD constexpr epilogue<A, As..., B...> joined(const epilogue<A, As...>& a,
+                                                                    const epilogue<B...>& b) noexcept {
+    return {a.stage, joined(a.rest, b)};
+}
+
+template <class S>
+[[nodiscard]] GPUSHARE_HD constexpr auto as_epilogue(const S& s) noexcept {
+    if constexpr (is_epilogue<S>)
+        return s;
+    else
+        return epilogue<S>{s, {}};
+}
+
+template <class S>
+concept epilogue_part = is_epilogue<S> || epilogue_stage<S>;
+
+}  // namespace detail
+
+/// One after the other. At least one of the two belongs to this library: begin with `epilogue<>{} |` where neither does.
+template <detail::epilogue_part A, detail::epilogue_part B>
+[[nodiscard]] GPUSHARE_HD constexpr auto operator|(const A& a, const B& b) noexcept {
+    return detail::joined(detail::as_epilogue(a), detail::as_epilogue(b));
+}
+
+}  // namespace gpushare::inline GPUSHARE_ABI
