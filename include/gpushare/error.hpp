@@ -58,6 +58,10 @@ enum class errc : std::uint8_t {
     capturing,       // not while work is captured into a graph
     backend_failed,  // the device's runtime refused a call for another reason
     no_device,
+    // collectives
+    in_flight,  // this rank's previous collective on the channel isn't done
+    mismatch,   // ranks called different collectives, or with different sizes
+    aborted,    // a rank, or the embedder, gave up the collective
 };
 
 [[nodiscard]] constexpr std::string_view to_string(errc code) noexcept {
@@ -91,6 +95,9 @@ enum class errc : std::uint8_t {
         case errc::capturing: return "not during a graph capture";
         case errc::backend_failed: return "the device's runtime refused the call";
         case errc::no_device: return "no such device";
+        case errc::in_flight: return "another collective of this rank is in flight";
+        case errc::mismatch: return "the ranks called different collectives";
+        case errc::aborted: return "aborted";
     }
     return "unknown error";
 }

@@ -164,7 +164,7 @@ struct results {
 auto finish_of(const layer& l, results& out) {
     return gs::add(l.residual.data()) | gs::into(out.sums.data()) | gs::rms_norm(l.weight.data(), 1e-6F) |
            gs::row_maxima(out.maxima.data()) | gs::cast<gs::bfloat16>() | gs::into(out.normed.data()) |
-           gs::quantise(out.quantised.data(), gs::computed_scales(out.scales.data()));
+           gs::quantise<std::int8_t>(out.scales) | gs::into(out.quantised);
 }
 
 /// The same, each step a pass over memory.
@@ -227,16 +227,15 @@ TEST_CASE("bits depend neither on the number of ranks nor on who reduces what") 
         using finish = decltype(finish_of(l, out[0]));
         std::vector<finish> finishes;
         for (results& o : out) finishes.push_back(finish_of(l, o));
-        std::vector<const finish*> all;
-        for (const finish& f : finishes) all.push_back(&f);
+        std::vector<void*> arrays(ranks * finish::sharing);
+        for (std::uint32_t r = 0; r < ranks; ++r) finishes[r].collect(arrays.data() + r * finish::sharing);
         for (std::size_t row = 0; row < l.rows;) {
             const std::size_t n = std::min<std::size_t>(1 + any.below(4), l.rows - row);
             const std::size_t who = any.below(ranks);
             gs::host::kernel_context ctx;
             std::vector<float> scratch(l.width);
-            gs::apply_rows(ctx, gs::epilogue_peers{finishes[who], all.data(), ranks},
-                           {.first = row, .rows = n, .width = l.width, .streams = any.one_in(2)}, reduced{l.in},
-                           scratch.data());
+            gs::apply_rows(ctx, finishes[who], {.first = row, .rows = n, .width = l.width, .streams = any.one_in(2)},
+                           reduced{l.in}, scratch.data(), gs::shared_outputs{arrays.data(), ranks, finish::sharing});
             row += n;
         }
         for (const results& o : out) REQUIRE(o == expected);
@@ -253,11 +252,14 @@ TEST_CASE("a shard stays with the rank that reduces it, and counts from its firs
                gs::row_maxima(gs::shard(scales.data())) | gs::cast<float>() | gs::into(out.data());
     };
     const auto a = finish(shard_sums, mine), b = finish(other_sums, other);
-    const decltype(a)* all[] = {&a, &b};
+    STATIC_REQUIRE(decltype(a)::sharing == 1);
+    void* arrays[2];
+    a.collect(arrays);
+    b.collect(arrays + 1);
     gs::host::kernel_context ctx;
     std::vector<float> scratch(width);
-    gs::apply_rows(ctx, gs::epilogue_peers{a, all, 2},
-                   {.first = first, .rows = 2, .width = width, .shard_first = first}, reduced{l.in}, scratch.data());
+    gs::apply_rows(ctx, a, {.first = first, .rows = 2, .width = width, .shard_first = first}, reduced{l.in},
+                   scratch.data(), gs::shared_outputs{arrays, 2, 1});
     for (std::size_t i = 0; i < 2 * width; ++i) {
         const std::size_t of_all = first * width + i;
         REQUIRE(shard_sums[i] == l.in[0][of_all] + l.in[1][of_all] + static_cast<float>(l.residual[i]));
@@ -295,7 +297,7 @@ TEST_CASE("stages without rows take any range of elements") {
     const auto in = some_numbers(rows * width, support::seed(6)), bias = some_numbers(width, support::seed(7)),
                residual = some_numbers(rows * width, support::seed(8));
     const auto finish = [&](std::vector<float>& out) {
-        return gs::bias(bias.data()) | gs::silu{} | gs::add(residual.data()) | gs::scale(0.3F) | gs::into(out.data());
+        return gs::bias(bias.data()) | gs::silu() | gs::add(residual.data()) | gs::scale(0.3F) | gs::into(out.data());
     };
     std::vector<float> whole(in.size());
     apply(finish(whole), {.rows = rows, .width = width}, gs::from_rows(in.data()));
@@ -336,9 +338,9 @@ TEST_CASE("several threads share a row") {
 TEST_CASE("activations are what they are called") {
     auto in = some_numbers(999, support::seed(10));
     in.insert(in.end(), {0.0F, -0.0F, 100.0F, -100.0F, infinity, lost, 1e30F, -1e30F, 1e-30F});
-    const auto relu = pass(in, in.size(), gs::relu{}), silu = pass(in, in.size(), gs::silu{}),
-               gelu = pass(in, in.size(), gs::gelu_tanh{}),
-               user = pass(in, in.size(), gs::each([](float x) { return std::cbrt(x); }));
+    const auto relu = pass(in, in.size(), gs::relu()), silu = pass(in, in.size(), gs::silu()),
+               gelu = pass(in, in.size(), gs::gelu_tanh()),
+               user = pass(in, in.size(), gs::map([](float x) { return std::cbrt(x); }));
     for (std::size_t i = 0; i < in.size(); ++i) {
         CAPTURE(in[i]);
         if (std::isnan(in[i])) {
@@ -364,10 +366,9 @@ TEMPLATE_TEST_CASE("norms are what they are called", "", float, gs::bfloat16) {
     for (std::size_t c = 0; c < width; ++c) in[c] += 1000;  // a large mean beside a small variance
     const auto weight = some_numbers<TestType>(width, support::seed(12)),
                offset = some_numbers<TestType>(width, support::seed(13));
-    const auto rms = pass(in, width, gs::rms_norm(weight.data(), 1e-5F)),
-               plain_rms = pass(in, width, gs::rms_norm(1e-5F)),
-               full = pass(in, width, gs::layer_norm(weight.data(), offset.data(), 1e-5F)),
-               plain = pass(in, width, gs::layer_norm<float>(nullptr, nullptr, 1e-5F));
+    const auto rms = pass(in, width, gs::rms_norm(weight, 1e-5F)), plain_rms = pass(in, width, gs::rms_norm(1e-5F)),
+               full = pass(in, width, gs::layer_norm(weight, offset, 1e-5F)),
+               plain = pass(in, width, gs::layer_norm(1e-5F));
     for (std::size_t r = 0; r < rows; ++r) {
         double squares = 0, sum = 0, variance = 0;
         for (std::size_t c = 0; c < width; ++c) {
@@ -411,16 +412,17 @@ TEMPLATE_TEST_CASE("quantised by given scales", "", std::int8_t, gs::fp8_e4m3, g
     const auto in = some_numbers(rows * width, support::seed(15));
     std::vector<TestType> by_one(in.size()), by_row(in.size()), by_shard(in.size());
     const std::vector<float> scales{0.5F, 0.01F, 1e-30F, 3.0F};
-    apply(gs::epilogue<>{} | gs::quantise(by_one.data(), 0.03F), {.rows = rows, .width = width},
+    apply(gs::epilogue<>{} | gs::quantise<TestType>(0.03F) | gs::into(by_one), {.rows = rows, .width = width},
           gs::from_rows(in.data()));
-    apply(gs::epilogue<>{} | gs::quantise(by_row.data(), gs::given_scales(scales.data())),
+    apply(gs::epilogue<>{} | gs::quantise<TestType>(gs::given_scales(scales)) | gs::into(by_row),
           {.rows = rows, .width = width}, gs::from_rows(in.data()));
-    apply(gs::epilogue<>{} | gs::quantise(gs::shard(by_shard.data()), gs::given_scales(gs::shard(scales.data()))),
+    apply(gs::epilogue<>{} | gs::quantise<TestType>(gs::given_scales(gs::shard(scales.data()))) |
+              gs::into(gs::shard(by_shard.data())),
           {.first = 1, .rows = 2, .width = width, .shard_first = 1}, gs::from_rows(in.data()));
     const auto expected = [](float x, float scale) {
         const float y = x * (1 / scale);
         if constexpr (std::same_as<TestType, std::int8_t>)
-            return static_cast<std::int8_t>(std::nearbyint(std::fmin(std::fmax(y, -128.0F), 127.0F)));
+            return static_cast<std::int8_t>(std::nearbyint(std::fmin(std::fmax(y, -127.0F), 127.0F)));
         else
             return TestType{y};
     };
@@ -441,7 +443,7 @@ TEMPLATE_TEST_CASE("quantised by the row's own scale", "", std::int8_t, gs::fp8_
     in[4 * width] = -1e30F;
     std::vector<TestType> q(in.size());
     std::vector<float> scales(rows);
-    apply(gs::epilogue<>{} | gs::quantise(q.data(), gs::computed_scales(scales.data())), {.rows = rows, .width = width},
+    apply(gs::epilogue<>{} | gs::quantise<TestType>(scales) | gs::into(q), {.rows = rows, .width = width},
           gs::from_rows(in.data()));
     const float most = gs::largest_quantum<TestType>();
     REQUIRE(scales[1] == std::numeric_limits<float>::min());

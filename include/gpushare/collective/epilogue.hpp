@@ -2,19 +2,19 @@
 // What is fused behind a collective: stages composed at compile time, applied to each piece of the result by the rank that
 // has just reduced it, while the piece is in registers and in the first cache.
 //
-//   auto finish = gpushare::add(residual) | gpushare::into(residual_out) | gpushare::rms_norm(weight, 1e-6F) |
-//                 gpushare::into(normed);                                    // epilogue_stages.hpp, epilogue_norms.hpp
-//   gpushare::apply_rows(ctx, finish, {.rows = n, .width = 4096}, gpushare::from_rows(sums), scratch);
+//   gs::run(me, gs::all_reduce(x, width) | gs::add_to(residual) | gs::rms_norm(weight, 1e-6F) | gs::cast<gs::bfloat16>(), out);
 //
-// A stage is any copyable functor that takes a few floats and where they are, and returns as many:
+// Stages are in epilogue_stages.hpp, epilogue_norms.hpp and epilogue_quantise.hpp; what applies them, behind a collective or
+// alone, in epilogue_apply.hpp. A stage is any copyable functor that takes a few floats and where they are, and returns as many:
 //
 //   struct square { template <class V> GPUSHARE_HD V operator()(const V& x, const gpushare::place&) const { return x * x; } };
 //
 // It is called for a row's elements in rising order of their columns, by several threads for different ones. Two kinds
 // are different:
 //   a sink       `template <class V> void store(const V& x, const place& at) const` instead: writes, and lets x pass
-//                as it is. With `static constexpr bool to_all = true` it is called on the epilogue of each rank in turn.
+//                as it is.
 //   a row stage  needs to have seen the whole row, once or several times: see row_stage.
+// Sinks, and row stages with publish(), that write to all ranks are sharing_stages, too.
 //
 // The result depends on the elements alone: not on the number of ranks, on who reduces what, or on what is fused with what.
 // Sums over a row have a fixed order (see row_sum), which depends on the number of threads of a block.
@@ -87,7 +87,7 @@ concept sink_stage = std::copyable<S> && requires(const S& s, const floats<4>& x
 ///   measure<Look>(x, at, known)   what is combined over the row in this look, for a few elements
 ///   learn(look, total, at, known) adds what a look has told to `known`
 ///   apply(x, at, known)           the new elements
-///   publish(at, known)            if there: called once a row by one thread, on the epilogue of each rank if `to_all`
+///   publish(at, known)            if there: called once a row by one thread
 template <class S>
 concept row_stage = std::copyable<S> && std::is_trivially_copyable_v<typename S::learnt> &&
     requires(const S& s, const floats<4>& x, const place& at, typename S::learnt& known) {
@@ -98,23 +98,40 @@ concept row_stage = std::copyable<S> && std::is_trivially_copyable_v<typename S:
     { s.apply(x, at, known) } -> std::same_as<floats<4>>;
 };
 
+/// A stage that writes to an array of each rank, all of them alike: shares() is where this rank's is, and with(p) the stage
+/// that writes to p instead. An epilogue behind a collective has at most four.
+template <class S>
+concept sharing_stage = requires(const S& s, void* p) {
+    { s.shares() } -> std::same_as<void*>;
+    { s.with(p) } -> std::same_as<S>;
+};
+
 template <class S>
 concept epilogue_stage = element_stage<S> || sink_stage<S> || row_stage<S>;
 
 /// Stages, the first of them first. A plain value: copied into a kernel's arguments with all its stages.
 template <class... Stages>
 struct epilogue {
-    static constexpr std::uint32_t size = 0;
+    static constexpr std::uint32_t size = 0, sharing = 0;
     static constexpr bool whole_rows = false;
+    GPUSHARE_HD void collect(void**) const noexcept {}
 };
 template <class First, class... Rest>
 struct epilogue<First, Rest...> {
     static constexpr std::uint32_t size = 1 + sizeof...(Rest);
     /// Whether it can be applied to whole rows only.
     static constexpr bool whole_rows = row_stage<First> || epilogue<Rest...>::whole_rows;
+    /// How many stages write to all ranks.
+    static constexpr std::uint32_t sharing = (sharing_stage<First> ? 1 : 0) + epilogue<Rest...>::sharing;
 
     First stage;
     epilogue<Rest...> rest;
+
+    /// Where this rank's arrays are that such stages write to, in their order: `sharing` of them.
+    GPUSHARE_HD void collect(void** to) const noexcept {
+        if constexpr (sharing_stage<First>) *to++ = stage.shares();
+        rest.collect(to);
+    }
 };
 
 namespace detail {
@@ -130,6 +147,19 @@ template <std::uint32_t I, class First, class... Rest>
         return e.stage;
     else
         return stage_of<I - 1>(e.rest);
+}
+
+/// Sharing stages before stage I.
+template <std::uint32_t I, class First, class... Rest>
+[[nodiscard]] constexpr std::uint32_t sharing_before(const epilogue<First, Rest...>*) noexcept {
+    if constexpr (I == 0)
+        return 0;
+    else
+        return (sharing_stage<First> ? 1 : 0) + sharing_before<I - 1>(static_cast<const epilogue<Rest...>*>(nullptr));
+}
+template <std::uint32_t I>
+[[nodiscard]] constexpr std::uint32_t sharing_before(const epilogue<>*) noexcept {
+    return 0;
 }
 
 template <class... B>

@@ -4,10 +4,10 @@
 //   float scratch[4096];
 //   gpushare::apply_rows(ctx, finish, {.rows = n, .width = 4096}, gpushare::from_rows(sums), scratch);
 //
-// A collective passes a source that reduces what the ranks brought, and the epilogues of all ranks, whose sinks it writes to:
+// A collective passes a source that reduces what the ranks brought, and where the ranks' arrays are:
 //
 //   struct reduced { template <std::uint32_t N> GPUSHARE_HD gpushare::floats<N> load(const gpushare::place& at) const; };
-//   gpushare::apply_rows(ctx, gpushare::epilogue_peers{mine, all, ranks}, range, reduced{...}, scratch);
+//   gpushare::apply_rows(ctx, finish, range, reduced{...}, scratch, gpushare::shared_outputs{arrays, ranks, finish.sharing});
 //
 // Each row is gone over once, and once more for each look that a row stage takes; in between it lies in `scratch`.
 #pragma once
@@ -26,16 +26,21 @@
 
 namespace gpushare::inline GPUSHARE_ABI {
 
-/// The epilogue of the rank that runs, and those of all ranks, itself included, which sinks with `to_all` are called on.
-/// All must last until the call returns.
-template <class E>
-struct epilogue_peers {
-    const E& mine;
-    const E* const* all;
-    std::uint32_t ranks;
+/// Sharing stages write to this rank's arrays only.
+struct own_outputs {};
+
+/// Where the arrays are that sharing stages write to: `of(rank, k)` of the kth such stage. A table with a line for each rank,
+/// as epilogue::collect fills it; a collective has a type of its own with the same members.
+struct shared_outputs {
+    void* const* arrays;
+    std::uint32_t of_ranks;
+    std::uint32_t in_line;
+
+    [[nodiscard]] GPUSHARE_HD std::uint32_t ranks() const noexcept { return of_ranks; }
+    [[nodiscard]] GPUSHARE_HD void* of(std::uint32_t rank, std::uint32_t k) const noexcept {
+        return arrays[rank * in_line + k];
+    }
 };
-template <class E>
-epilogue_peers(const E&, const E* const*, std::uint32_t) -> epilogue_peers<E>;
 
 /// Elements that lie in memory row by row. `pitch` is the number of elements from one row to the next.
 template <movable_number T>
@@ -98,12 +103,6 @@ template <class Context>
         return 4;
 }
 
-template <class S>
-inline constexpr bool for_all = false;
-template <class S>
-requires requires { S::to_all; }
-inline constexpr bool for_all<S> = S::to_all;
-
 /// Rounding that the sink behind it, the last one, does anyway.
 template <class S, class Next>
 inline constexpr bool is_repeated = false;
@@ -116,7 +115,7 @@ inline constexpr bool is_repeated<S, Next> = std::same_as<typename S::rounded_ty
 
 /// Works on one row at a time. It holds copies of all that it reads again and again: what sinks write may alias anything else,
 /// and would have it read from memory each time.
-template <class Context, class Source, class... Stages>
+template <class Context, class Source, class Outputs, class... Stages>
 class epilogue_run {
     using whole = epilogue<Stages...>;
     template <std::uint32_t I>
@@ -127,9 +126,9 @@ class epilogue_run {
     using values = floats<lanes>;
 
 public:
-    GPUSHARE_HD epilogue_run(Context& ctx, const epilogue_peers<whole>& peers, const Source& source,
-                             float* scratch) noexcept
-        : ctx_(ctx), peers_(peers), source_(source), scratch_(scratch) {}
+    GPUSHARE_HD epilogue_run(Context& ctx, const whole& mine, const Source& source, float* scratch,
+                             const Outputs& outputs) noexcept
+        : ctx_(ctx), mine_(mine), source_(source), scratch_(scratch), outputs_(outputs) {}
 
     /// Columns [at.column, end) of one row.
     GPUSHARE_HD void operator()(const place& at, std::size_t end) noexcept {
@@ -152,8 +151,7 @@ private:
     /// Some of the stages, for a few elements.
     struct stages {
         whole mine;
-        const whole* const* all;
-        std::uint32_t ranks;
+        Outputs outputs;
         known_stages known;
 
         /// Stages [I, End).
@@ -170,11 +168,7 @@ private:
                 } else if constexpr (element_stage<stage>) {
                     return through<I + 1, End>(stage_of<I>(mine)(x, at), at);
                 } else {
-                    if constexpr (for_all<stage>) {
-                        for (std::uint32_t r = 0; r < ranks; ++r) stage_of<I>(*all[r]).store(x, at);
-                    } else {
-                        stage_of<I>(mine).store(x, at);
-                    }
+                    on_ranks<I>(mine, outputs, [&](const auto& sink) { sink.store(x, at); });
                     return through<I + 1, End>(x, at);
                 }
             }
@@ -231,7 +225,8 @@ private:
         } else {
             look<Begin, stop, 0>(row, end, known, from);
             if constexpr (requires(const stage_type<stop>& s) { s.publish(row, known_at<stop>(known)); }) {
-                if (ctx_.thread_rank() == 0) publish<stop>(row, known);
+                if (ctx_.thread_rank() == 0)
+                    on_ranks<stop>(mine_, outputs_, [&](const auto& s) { s.publish(row, known_at<stop>(known)); });
             }
             run<stop, true>(row, end, known, scratch_source{scratch_});
         }
@@ -243,24 +238,24 @@ private:
         using combine = typename stage_type<Stop>::combine;
         const auto pass = each_piece(row, end, looking_pass<Begin, Stop, Look, Load>{with(known), from, scratch_});
         const float total = ctx_.reduce(pass.all.folded(combine{}), combine{});
-        stage_of<Stop>(peers_.mine).learn(Look, total, row, known_at<Stop>(known));
+        stage_of<Stop>(mine_).learn(Look, total, row, known_at<Stop>(known));
         if constexpr (Look + 1 < stage_type<Stop>::looks)
             look<Begin, Stop, Look + 1>(row, end, known, scratch_source{scratch_});
     }
 
-    template <std::uint32_t I>
-    GPUSHARE_HD void publish(const place& row, known_stages& known) const noexcept {
-        if constexpr (for_all<stage_type<I>>) {
-            for (std::uint32_t r = 0; r < peers_.ranks; ++r)
-                stage_of<I>(*peers_.all[r]).publish(row, known_at<I>(known));
+    /// Calls `f` with stage I as it writes for each rank, or with the stage itself.
+    template <std::uint32_t I, class F>
+    GPUSHARE_HD static void on_ranks(const whole& mine, const Outputs& outputs, const F& f) noexcept {
+        const auto& stage = stage_of<I>(mine);
+        if constexpr (sharing_stage<stage_type<I>> && !std::same_as<Outputs, own_outputs>) {
+            constexpr std::uint32_t k = sharing_before<I>(static_cast<const whole*>(nullptr));
+            for (std::uint32_t r = 0; r < outputs.ranks(); ++r) f(stage.with(outputs.of(r, k)));
         } else {
-            stage_of<I>(peers_.mine).publish(row, known_at<I>(known));
+            f(stage);
         }
     }
 
-    [[nodiscard]] GPUSHARE_HD stages with(const known_stages& known) const noexcept {
-        return {peers_.mine, peers_.all, peers_.ranks, known};
-    }
+    [[nodiscard]] GPUSHARE_HD stages with(const known_stages& known) const noexcept { return {mine_, outputs_, known}; }
 
     /// Calls `pass` with each few columns of [row.column, end) that are this thread's, in rising order. Flattened: stages work
     /// in registers only where they are inlined, a user's as well.
@@ -285,9 +280,10 @@ private:
     }
 
     Context& ctx_;
-    const epilogue_peers<whole>& peers_;
+    const whole& mine_;
     const Source& source_;
     float* const scratch_;
+    const Outputs& outputs_;
 };
 
 }  // namespace detail
@@ -296,10 +292,10 @@ private:
 ///
 /// `scratch` is the block's own: `range.width` floats if there is a row stage, else nothing. What was streamed is ordered
 /// before whatever the calling thread releases next.
-template <kernel_context Context, class... Stages, class Source>
-GPUSHARE_HD void apply_rows(Context& ctx, const epilogue_peers<epilogue<Stages...>>& peers, const row_range& range,
-                            const Source& source, float* scratch = nullptr) noexcept {
-    detail::epilogue_run<Context, Source, Stages...> run(ctx, peers, source, scratch);
+template <kernel_context Context, class... Stages, class Source, class Outputs = own_outputs>
+GPUSHARE_HD void apply_rows(Context& ctx, const epilogue<Stages...>& mine, const row_range& range, const Source& source,
+                            float* scratch = nullptr, const Outputs& outputs = {}) noexcept {
+    detail::epilogue_run<Context, Source, Outputs, Stages...> run(ctx, mine, source, scratch, outputs);
     place at;
     at.width = range.width;
     at.streams = range.streams;
@@ -310,21 +306,15 @@ GPUSHARE_HD void apply_rows(Context& ctx, const epilogue_peers<epilogue<Stages..
     }
     if (range.streams) finish_streaming();
 }
-/// The same where there is one rank.
-template <kernel_context Context, class... Stages, class Source>
-GPUSHARE_HD void apply_rows(Context& ctx, const epilogue<Stages...>& mine, const row_range& range, const Source& source,
-                            float* scratch = nullptr) noexcept {
-    const epilogue<Stages...>* const all[] = {&mine};
-    apply_rows(ctx, epilogue_peers<epilogue<Stages...>>{mine, all, 1}, range, source, scratch);
-}
 
 /// Applies an epilogue without row stages to `count` elements from element `first` of the whole result on: they may begin
 /// and end within a row. `range.first` and `range.rows` don't matter.
-template <kernel_context Context, class... Stages, class Source>
-GPUSHARE_HD void apply_elements(Context& ctx, const epilogue_peers<epilogue<Stages...>>& peers, const row_range& range,
-                                std::size_t first, std::size_t count, const Source& source) noexcept {
+template <kernel_context Context, class... Stages, class Source, class Outputs = own_outputs>
+GPUSHARE_HD void apply_elements(Context& ctx, const epilogue<Stages...>& mine, const row_range& range,
+                                std::size_t first, std::size_t count, const Source& source,
+                                const Outputs& outputs = {}) noexcept {
     static_assert(!epilogue<Stages...>::whole_rows, "a row stage needs whole rows: apply_rows");
-    detail::epilogue_run<Context, Source, Stages...> run(ctx, peers, source, nullptr);
+    detail::epilogue_run<Context, Source, Outputs, Stages...> run(ctx, mine, source, nullptr, outputs);
     place at;
     at.width = range.width;
     at.streams = range.streams;
@@ -336,12 +326,6 @@ GPUSHARE_HD void apply_elements(Context& ctx, const epilogue_peers<epilogue<Stag
         count -= here;
     }
     if (range.streams) finish_streaming();
-}
-template <kernel_context Context, class... Stages, class Source>
-GPUSHARE_HD void apply_elements(Context& ctx, const epilogue<Stages...>& mine, const row_range& range,
-                                std::size_t first, std::size_t count, const Source& source) noexcept {
-    const epilogue<Stages...>* const all[] = {&mine};
-    apply_elements(ctx, epilogue_peers<epilogue<Stages...>>{mine, all, 1}, range, first, count, source);
 }
 
 }  // namespace gpushare::inline GPUSHARE_ABI

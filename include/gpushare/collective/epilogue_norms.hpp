@@ -1,18 +1,21 @@
 // SPDX-License-Identifier: Apache-2.0
 // Normalisation of whole rows in an epilogue.
 //
-//   gpushare::add(residual) | gpushare::into(residual_out) | gpushare::rms_norm(weight, 1e-6F) | gpushare::into(normed)
+//   gpushare::add_to(residual) | gpushare::rms_norm(weight, 1e-6F) | gpushare::cast<gpushare::bfloat16>()
 //
 // Weights and biases have one number a column; without them the row is normalised only.
 #pragma once
 
 #include <cstddef>
 #include <cstdint>
+#include <type_traits>
 
 #include <gpushare/collective/epilogue.hpp>
+#include <gpushare/collective/epilogue_stages.hpp>
 #include <gpushare/collective/float_moves.hpp>
 #include <gpushare/collective/floats.hpp>
 #include <gpushare/config.hpp>
+#include <gpushare/detail/square_root.hpp>
 
 namespace gpushare::inline GPUSHARE_ABI {
 
@@ -34,7 +37,7 @@ struct rms_normalising {
     }
     GPUSHARE_HD void learn(std::uint32_t, float squares, const place& at, learnt& known) const noexcept {
         const float mean = detail::quotient_of(squares, static_cast<float>(at.width));
-        known.inverse = detail::quotient_of(1.0F, detail::root_of(mean + epsilon));
+        known.inverse = detail::quotient_of(1.0F, detail::square_root(mean + epsilon));
     }
     template <class V>
     [[nodiscard]] GPUSHARE_HD V apply(const V& x, const place& at, const learnt& known) const noexcept {
@@ -45,16 +48,16 @@ struct rms_normalising {
 static_assert(row_stage<rms_normalising<float>>);
 
 /// x / sqrt(mean of the row's x^2 + epsilon) * weight[column] (Zhang and Sennrich, arXiv 1910.07467).
-template <movable_number T>
-[[nodiscard]] GPUSHARE_HD constexpr rms_normalising<T> rms_norm(const T* weight, float epsilon) noexcept {
-    return {weight, epsilon};
+template <class R>
+[[nodiscard]] constexpr auto rms_norm(const R& weight, float epsilon) noexcept {
+    const auto* const p = detail::as_pointer(weight);
+    return rms_normalising<std::remove_cvref_t<decltype(*p)>>{p, epsilon};
 }
-[[nodiscard]] GPUSHARE_HD constexpr rms_normalising<float> rms_norm(float epsilon) noexcept {
-    return {nullptr, epsilon};
-}
+/// The same without weights.
+[[nodiscard]] constexpr rms_normalising<float> rms_norm(float epsilon) noexcept { return {nullptr, epsilon}; }
 
 /// See layer_norm().
-template <movable_number T>
+template <movable_number W, movable_number O>
 struct layer_normalising {
     using combine = row_sum;
     // The variance is taken around the mean: the difference of two large sums would lose it.
@@ -63,8 +66,8 @@ struct layer_normalising {
         float mean, inverse;
     };
 
-    const T* weight;
-    const T* offset;
+    const W* weight;
+    const O* offset;
     float epsilon;
 
     template <std::uint32_t Look, class V>
@@ -81,7 +84,7 @@ struct layer_normalising {
         if (look == 0)
             known.mean = mean;
         else
-            known.inverse = detail::quotient_of(1.0F, detail::root_of(mean + epsilon));
+            known.inverse = detail::quotient_of(1.0F, detail::square_root(mean + epsilon));
     }
     template <class V>
     [[nodiscard]] GPUSHARE_HD V apply(const V& x, const place& at, const learnt& known) const noexcept {
@@ -91,14 +94,19 @@ struct layer_normalising {
         return y;
     }
 };
-static_assert(row_stage<layer_normalising<float>>);
+static_assert(row_stage<layer_normalising<float, float>>);
 
 /// (x - mean) / sqrt(variance + epsilon) * weight[column] + offset[column], mean and variance of the row (Ba, Kiros and
-/// Hinton, arXiv 1607.06450). `weight` and `offset` may be null.
-template <movable_number T>
-[[nodiscard]] GPUSHARE_HD constexpr layer_normalising<T> layer_norm(const T* weight, const T* offset,
-                                                                    float epsilon) noexcept {
-    return {weight, offset, epsilon};
+/// Hinton, arXiv 1607.06450).
+template <class W, class O>
+[[nodiscard]] constexpr auto layer_norm(const W& weight, const O& offset, float epsilon) noexcept {
+    const auto* const w = detail::as_pointer(weight);
+    const auto* const o = detail::as_pointer(offset);
+    return layer_normalising<std::remove_cvref_t<decltype(*w)>, std::remove_cvref_t<decltype(*o)>>{w, o, epsilon};
+}
+/// The same without weights and offsets.
+[[nodiscard]] constexpr layer_normalising<float, float> layer_norm(float epsilon) noexcept {
+    return {nullptr, nullptr, epsilon};
 }
 
 }  // namespace gpushare::inline GPUSHARE_ABI

@@ -1,20 +1,22 @@
 // SPDX-License-Identifier: Apache-2.0
 // Quantises in an epilogue, to int8_t, fp8_e4m3 or fp8_e5m2: an element is stored as q with x close to q * scale.
 //
-//   finish | gpushare::quantise(q, 0.02F)                                         one scale, given
-//   finish | gpushare::quantise(q, gpushare::given_scales(of_row))                one for each row, given
-//   finish | gpushare::quantise(q, gpushare::computed_scales(of_row_out))         one for each row, from its largest element
+//   finish | gpushare::quantise<std::int8_t>(0.02F)                                one scale, given
+//   finish | gpushare::quantise<std::int8_t>(gpushare::given_scales(of_row))       one for each row, given
+//   finish | gpushare::quantise<std::int8_t>(of_row)                               one for each row, computed and written there
 //
 // A scale for the whole tensor can't be had before the last row is reduced. As training does it, row_maxima(largest) notes
 // the largest magnitude of each row, for a scale of the next step.
 //
 // Computed: scale = max(largest magnitude of the row / largest q, smallest normal float), so that a row of zeros has one, too.
-// q is x times the scale's reciprocal, rounded to nearest even and cut to what q can hold. A NaN in a row makes its scale NaN.
+// q is x times the scale's reciprocal, rounded to nearest even and cut to -largest q and largest q. A NaN in a row makes its
+// scale NaN.
 #pragma once
 
 #include <concepts>
 #include <cstddef>
 #include <cstdint>
+#include <type_traits>
 
 #include <gpushare/collective/epilogue.hpp>
 #include <gpushare/collective/epilogue_stages.hpp>
@@ -46,23 +48,57 @@ struct of_rows {
     [[nodiscard]] GPUSHARE_HD T& at(const place& p) const noexcept { return data[Shard ? p.shard_row : p.row]; }
 };
 
+namespace detail {
+
+struct cut_to_127 {
+    template <class R>
+    GPUSHARE_HD R operator()(const R& x) const noexcept {
+        const R low = x < -127.0F ? R{} - 127.0F : x;  // a NaN passes
+        return low > 127.0F ? R{} + 127.0F : low;
+    }
+};
+
+/// Floats are cut when they are stored.
+template <class Q, std::uint32_t N>
+[[nodiscard]] GPUSHARE_HD floats<N> cut(const floats<N>& x) noexcept {
+    if constexpr (std::same_as<Q, std::int8_t>)
+        return floats<N>::map(cut_to_127{}, x);
+    else
+        return x;
+}
+
+}  // namespace detail
+
+/// Divides by one scale.
+template <quantised_number Q>
+struct scaling_down {
+    using result_type = Q;
+    float inverse;
+
+    template <class V>
+    [[nodiscard]] GPUSHARE_HD V operator()(const V& x, const place&) const noexcept {
+        return detail::cut<Q>(x * inverse);
+    }
+};
+
 /// Divides by the scale of each row.
-template <bool Shard>
+template <quantised_number Q, bool Shard>
 struct row_scaling {
+    using result_type = Q;
     of_rows<const float, Shard> scales;
 
     template <class V>
     [[nodiscard]] GPUSHARE_HD V operator()(const V& x, const place& at) const noexcept {
-        return x * detail::quotient_of(1.0F, scales.at(at));
+        return detail::cut<Q>(x * detail::quotient_of(1.0F, scales.at(at)));
     }
 };
 
 /// Finds the scale of each row, tells the ranks and divides by it.
 template <quantised_number Q, bool Shard>
 struct row_fitting {
+    using result_type = Q;
     using combine = row_max;
     static constexpr std::uint32_t looks = 1;
-    static constexpr bool to_all = !Shard;
     struct learnt {
         float scale, inverse;
     };
@@ -82,6 +118,10 @@ struct row_fitting {
         return x * known.inverse;
     }
     GPUSHARE_HD void publish(const place& at, const learnt& known) const noexcept { scales.at(at) = known.scale; }
+    [[nodiscard]] GPUSHARE_HD void* shares() const noexcept requires(!Shard) { return scales.data; }
+    [[nodiscard]] GPUSHARE_HD row_fitting with(void* data) const noexcept requires(!Shard) {
+        return {{static_cast<float*>(data)}};
+    }
 };
 static_assert(row_stage<row_fitting<std::int8_t, false>>);
 
@@ -90,7 +130,6 @@ template <bool Shard>
 struct maxima_noting {
     using combine = row_max;
     static constexpr std::uint32_t looks = 1;
-    static constexpr bool to_all = !Shard;
     struct learnt {
         float largest;
     };
@@ -109,12 +148,18 @@ struct maxima_noting {
         return x;
     }
     GPUSHARE_HD void publish(const place& at, const learnt& known) const noexcept { out.at(at) = known.largest; }
+    [[nodiscard]] GPUSHARE_HD void* shares() const noexcept requires(!Shard) { return out.data; }
+    [[nodiscard]] GPUSHARE_HD maxima_noting with(void* data) const noexcept requires(!Shard) {
+        return {{static_cast<float*>(data)}};
+    }
 };
 
-/// Notes the largest magnitude of each row in `out`, one float a row, on each rank; with shard(out) on the row's own.
-[[nodiscard]] GPUSHARE_HD constexpr maxima_noting<false> row_maxima(float* out) noexcept { return {{out}}; }
-[[nodiscard]] GPUSHARE_HD constexpr maxima_noting<true> row_maxima(matrix<float, true> out) noexcept {
-    return {{out.data}};
+/// Notes the largest magnitude of each row in `out`, one float a row, for every rank that keeps the row; with shard(out) for
+/// its own.
+template <class R>
+[[nodiscard]] constexpr auto row_maxima(R&& out) noexcept {
+    const auto m = detail::as_matrix(out);
+    return maxima_noting<decltype(detail::as_matrix(out))::is_shard>{{m.data}};
 }
 
 template <bool Shard>
@@ -122,41 +167,28 @@ struct given_row_scales {
     of_rows<const float, Shard> of;
 };
 /// A positive scale for each row.
-[[nodiscard]] GPUSHARE_HD constexpr given_row_scales<false> given_scales(const float* of_row) noexcept {
-    return {{of_row}};
-}
-template <class T>
-[[nodiscard]] GPUSHARE_HD constexpr given_row_scales<true> given_scales(matrix<T, true> of_row) noexcept {
-    return {{of_row.data}};
+template <class R>
+[[nodiscard]] constexpr auto given_scales(const R& of_row) noexcept {
+    const auto m = detail::as_const_matrix(of_row);
+    return given_row_scales<decltype(detail::as_const_matrix(of_row))::is_shard>{{m.data}};
 }
 
-template <bool Shard>
-struct computed_row_scales {
-    of_rows<float, Shard> out;
-};
-/// One float a row is written, on each rank; with shard(out) on the row's own.
-[[nodiscard]] GPUSHARE_HD constexpr computed_row_scales<false> computed_scales(float* out) noexcept { return {{out}}; }
-[[nodiscard]] GPUSHARE_HD constexpr computed_row_scales<true> computed_scales(matrix<float, true> out) noexcept {
-    return {{out.data}};
+/// By one scale for all, known beforehand.
+template <quantised_number Q>
+[[nodiscard]] constexpr scaling_down<Q> quantise(float by) noexcept {
+    return {1.0F / by};
 }
-
+/// By a scale for each row, known beforehand.
 template <quantised_number Q, bool Shard>
-[[nodiscard]] GPUSHARE_HD constexpr auto quantise(matrix<Q, Shard> out, float scale_of_all) noexcept {
-    return scaling{1.0F / scale_of_all} | into(out);
+[[nodiscard]] constexpr row_scaling<Q, Shard> quantise(given_row_scales<Shard> scales) noexcept {
+    return {scales.of};
 }
-template <quantised_number Q, bool Shard, bool ShardedScales>
-[[nodiscard]] GPUSHARE_HD constexpr auto quantise(matrix<Q, Shard> out,
-                                                  given_row_scales<ShardedScales> scales) noexcept {
-    return row_scaling<ShardedScales>{scales.of} | into(out);
-}
-template <quantised_number Q, bool Shard, bool ShardedScales>
-[[nodiscard]] GPUSHARE_HD constexpr auto quantise(matrix<Q, Shard> out,
-                                                  computed_row_scales<ShardedScales> scales) noexcept {
-    return row_fitting<Q, ShardedScales>{scales.out} | into(out);
-}
-template <quantised_number Q, class Scales>
-[[nodiscard]] GPUSHARE_HD constexpr auto quantise(Q* out, Scales scales) noexcept {
-    return quantise(rows(out), scales);
+/// By each row's own scale, which is written to `scales`, one float a row, for every rank that keeps the row; with
+/// shard(scales) for its own.
+template <quantised_number Q, class R>
+requires(!std::is_arithmetic_v<std::remove_cvref_t<R>>) [[nodiscard]] constexpr auto quantise(R&& scales) noexcept {
+    const auto m = detail::as_matrix(scales);
+    return row_fitting<Q, decltype(detail::as_matrix(scales))::is_shard>{{m.data}};
 }
 
 }  // namespace gpushare::inline GPUSHARE_ABI

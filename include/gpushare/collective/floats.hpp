@@ -64,13 +64,6 @@ template <class Raw>
     return a / b;
 #endif
 }
-[[nodiscard]] GPUSHARE_HD inline float root_of(float x) noexcept {
-#ifdef __CUDA_ARCH__
-    return __fsqrt_rn(x);
-#else
-    return __builtin_sqrtf(x);
-#endif
-}
 
 }  // namespace detail
 
@@ -100,6 +93,11 @@ public:
     template <class F>
     [[nodiscard]] GPUSHARE_HD floats each(const F& f) const noexcept {
         return {low_.each(f), high_.each(f)};
+    }
+    /// `f(float, float)` of the lanes of two, one by one.
+    template <class F>
+    [[nodiscard]] GPUSHARE_HD static floats zip(const F& f, const floats& x, const floats& y) noexcept {
+        return {half::zip(f, x.low_, y.low_), half::zip(f, x.high_, y.high_)};
     }
     /// All lanes in one by `op`, halves first: a tree, so the order is fixed.
     template <class Op>
@@ -157,6 +155,10 @@ public:
     template <class F>
     [[nodiscard]] GPUSHARE_HD floats each(const F& f) const noexcept {
         return {f((*this)[0]), f((*this)[1]), f((*this)[2]), f((*this)[3])};
+    }
+    template <class F>
+    [[nodiscard]] GPUSHARE_HD static floats zip(const F& f, const floats& x, const floats& y) noexcept {
+        return {f(x[0], y[0]), f(x[1], y[1]), f(x[2], y[2]), f(x[3], y[3])};
     }
     template <class Op>
     [[nodiscard]] GPUSHARE_HD float folded(const Op& op) const noexcept {
