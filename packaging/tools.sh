@@ -6,6 +6,7 @@
 #   build/tools/cuda    a CUDA toolkit, where the machine has none from 13.0 on
 #   build/tools/cccl    a newer CCCL than that toolkit's, which the adapter in interop/cuda_mr.hpp has to fit as well
 #   build/tools/conan   Conan, which runs our recipe
+#   build/tools/onnxruntime   ONNX Runtime's library, whose tensors are put on a tenant's memory
 #
 # Without these the tests that need them are left out, with a line that says so; where CI is set, it is an error.
 
@@ -63,6 +64,7 @@ need_test_tools() {
     need pkg-config
     from_pypi cccl "its tests are left out" 'nvidia-cuda-cccl==13.3.*' || true
     from_pypi conan "the recipe isn't tested" 'conan==2.*' || true
+    from_pypi onnxruntime "its own tensors aren't tested" 'onnxruntime==1.31.*' || true
 }
 
 # ---- PyPI

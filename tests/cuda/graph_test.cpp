@@ -14,6 +14,7 @@
 #include <functional>
 #include <numeric>
 #include <optional>
+#include <set>
 #include <span>
 #include <stdexcept>
 #include <thread>
@@ -111,6 +112,19 @@ TEST_CASE_METHOD(fixture, "a capture that was spoilt says so at its end", "[cuda
     CHECK(s.record().wait(never));
     CHECK(cudaPeekAtLastError() == cudaSuccess);
     (void)standin::take_findings();  // which is the test's own doing
+}
+
+TEST_CASE_METHOD(fixture, "threads that know nothing of a capture call what they like beside it",
+                 "[cuda][graph][capture]") {
+    const auto g = cuda::capture(s, [&](cuda::stream& to) {
+        to.launch({}, gpushare::detail::empty_kernel{});
+        std::thread([] {
+            void* p = nullptr;
+            CHECK(cudaMalloc(&p, 100) == cudaSuccess);
+            CHECK(cudaFree(p) == cudaSuccess);
+        }).join();
+    });
+    CHECK(g.num_nodes() == 1);
 }
 
 TEST_CASE_METHOD(fixture, "an executable takes new arguments, and refuses another shape", "[cuda][graph]") {
@@ -223,6 +237,7 @@ TEST_CASE("partitions have the SMs that were asked for, and their streams know i
     CHECK(can.units == 16);
     auto parts = cuda::make_green_contexts(node, d, cuda::weighted_sms(can, std::array{3U, 1U}));
     REQUIRE(parts.size() == 2);
+    std::set<std::uint32_t> taken;
     for (auto& part : parts) {
         CUdevResource has{};
         CHECK(node.api().green_get_resource(part.native_handle(), &has, CU_DEV_RESOURCE_TYPE_SM) == CUDA_SUCCESS);
@@ -234,6 +249,10 @@ TEST_CASE("partitions have the SMs that were asked for, and their streams know i
         CHECK(s.native_priority() == -2);
         CHECK(s.tag() == 9);
         CHECK(s.max_cooperative_blocks() == 2 * part.sms());
+        auto own = standin::sms_of(s.native_handle());
+        CHECK(own.size() == part.sms());
+        taken.merge(own);
+        CHECK(own.empty());  // no SM is in two partitions
         s.enqueue(100us);
         CHECK(s.record().wait(never));
 

@@ -17,7 +17,10 @@ case $1 in
     absent) exit 4 ;;
 esac
 ]=] @ONLY)
-file(CONFIGURE OUTPUT ${DIRECTORY}/bin/compute-sanitizer CONTENT "#!/bin/sh\n[ $2 != racecheck ] || exit 9\n")
+file(CONFIGURE OUTPUT ${DIRECTORY}/bin/compute-sanitizer CONTENT [=[#!/bin/sh
+[ $2 != racecheck ] || exit 9
+case "$*" in *'/test_gpu ~[memory]~[waits]') ;; *) exit 8 ;; esac
+]=])
 foreach(program IN ITEMS test_gpu gpu_figures bin/compute-sanitizer)
     file(CHMOD ${DIRECTORY}/${program} PERMISSIONS OWNER_READ OWNER_WRITE OWNER_EXECUTE)
 endforeach()

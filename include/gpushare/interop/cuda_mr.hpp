@@ -16,14 +16,9 @@
 #include <gpushare/concepts.hpp>
 #include <gpushare/config.hpp>
 #include <gpushare/error.hpp>
+#include <gpushare/interop/stream_resource.hpp>
 
 namespace gpushare::inline GPUSHARE_ABI {
-
-/// Memory that is also given back in stream order: tenant_memory, scrubbing_resource.
-template <class R, class Point>
-concept stream_ordered_memory = memory_resource<R> && requires(R& r, const Point& point, void* p, std::size_t n) {
-    r.deallocate_after(point, p, n, n);
-};
 
 /// A reference to a stream, such as ::cuda::stream_ref, that a node can take for a while.
 template <class S, class Node>
@@ -69,7 +64,7 @@ public:
         if (p == nullptr) return;
         try {
             const auto used = node_->borrow(stream.get()).record();
-            memory_->deallocate_after(used, p, size, alignment);
+            deallocate_after(*memory_, used, p, size, alignment);
         } catch (...) {  // to free it now could be too early
         }
     }

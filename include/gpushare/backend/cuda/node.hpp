@@ -123,6 +123,17 @@ public:
     stream borrow(int, std::uint32_t = 0) = delete;
     stream borrow(std::nullptr_t, std::uint32_t = 0) = delete;
 
+    /// The point after what is enqueued so far on a stream that stays somebody else's: as of a borrowed one, but null and
+    /// cudaStreamLegacy are the default stream of `d`, which nothing of ours is enqueued on.
+    [[nodiscard]] point point_after(device_id d, cudaStream_t handle) {
+        if (handle != nullptr && handle != cudaStreamLegacy) return borrow(handle).record();
+        auto by_default = describe(state(d), 0);
+        by_default->native = cudaStreamLegacy;
+        by_default->captured_unseen = true;
+        const device_guard on(*api_, by_default->device->ordinal(), device_guard::context::primary);
+        return stream(std::move(by_default)).record();
+    }
+
     /// Kernels and copies of `from` reach the memory of `to` from now on, for the whole process. False if the machine
     /// can't do that. No harm if it was so already. The memory of pools and virtual memory is opened by themselves.
     bool enable_peer_access(device_id from, device_id to) {

@@ -1,0 +1,72 @@
+// SPDX-License-Identifier: Apache-2.0
+// The workspace of a cuBLAS handle out of a tenant's memory, where it is charged to the tenant's quota, instead of out of
+// cuBLAS's own pool, where it is charged to nobody.
+//
+//   gpushare::stream_resource ordered{tenant.memory(), stream};
+//   gpushare::cublas_workspace mine{handle, stream.native_handle(), ordered, gpushare::cublas_workspace_size(9)};
+//   cublasSgemm(handle, ...);
+//   mine.restore();                     // after a cublasSetStream by others, which drops the workspace
+//
+// Empty where cuBLAS isn't found.
+#pragma once
+
+#if __has_include(<cublas_v2.h>)
+
+#include <cublas_v2.h>
+
+#include <cstddef>
+
+#include <gpushare/concepts.hpp>
+#include <gpushare/config.hpp>
+#include <gpushare/error.hpp>
+#include <gpushare/interop/workspace.hpp>
+#include <gpushare/units.hpp>
+
+namespace gpushare::inline GPUSHARE_ABI {
+
+/// Bytes that cuBLAS's documentation recommends for a compute capability's major number. With less than 16 KiB some
+/// routines fail; between that and this they are slower.
+[[nodiscard]] constexpr bytes cublas_workspace_size(int major) noexcept {
+    if (major == 12) return 12_MiB;
+    return major >= 9 ? 32_MiB : 4_MiB;
+}
+
+/// Refers to the handle and the resource, which must outlive it. Not safe from several threads, as the handle isn't.
+/// The handle works on one stream from now on, and the resource must free in that stream's order (stream_resource).
+/// Two streams at once need two handles: they would write into the same workspace.
+template <memory_resource Resource>
+class cublas_workspace {
+public:
+    /// Throws what the resource throws, a std::bad_alloc; operation_error (backend_failed) with cuBLAS's status.
+    cublas_workspace(cublasHandle_t handle, cudaStream_t stream, Resource& from, bytes size)
+        : handle_(handle), stream_(stream), block_(from, static_cast<std::size_t>(size.count())) {
+        restore();
+    }
+    cublas_workspace(const cublas_workspace&) = delete;
+    cublas_workspace& operator=(const cublas_workspace&) = delete;
+    /// The handle stays on its stream, with cuBLAS's own workspace.
+    ~cublas_workspace() { (void)cublasSetStream(handle_, stream_); }
+
+    /// Sets stream and workspace again. Throws operation_error (backend_failed).
+    void restore() {
+        check(cublasSetStream(handle_, stream_), "cublasSetStream");  // first: it drops the workspace
+        check(cublasSetWorkspace(handle_, block_.data(), block_.size()), "cublasSetWorkspace");
+    }
+    [[nodiscard]] bytes size() const noexcept { return bytes{block_.size()}; }
+
+private:
+    static void check(cublasStatus_t status, const char* call) {
+        if (status == CUBLAS_STATUS_SUCCESS) return;
+        detail::message text;
+        text.add(call, ": status ", static_cast<std::uint64_t>(status));
+        throw operation_error({.code = errc::backend_failed}, {}, text);
+    }
+
+    cublasHandle_t handle_;
+    cudaStream_t stream_;
+    workspace<Resource> block_;
+};
+
+}  // namespace gpushare::inline GPUSHARE_ABI
+
+#endif

@@ -1,0 +1,54 @@
+// SPDX-License-Identifier: Apache-2.0
+// Any memory resource as a std::pmr::memory_resource, for containers whose elements the host reaches: those of pinned
+// memory and of the host backend. (Memory that only a device reaches crashes the first container that writes to it.)
+//
+//   gpushare::pmr_adaptor mine{resource};                  // resource: a quota_resource, a pool_resource ...
+//   std::pmr::vector<float> v(&mine);
+//
+// The other way needs no adaptor: a std::pmr::memory_resource is a gpushare::memory_resource, so that a quota or a pool
+// stands on one as it is:
+//
+//   gpushare::quota_resource limited{quota, *std::pmr::new_delete_resource(), "chat"};
+#pragma once
+
+#include <cstddef>
+#include <memory_resource>
+
+#include <gpushare/concepts.hpp>
+#include <gpushare/config.hpp>
+
+namespace gpushare::inline GPUSHARE_ABI {
+
+static_assert(memory_resource<std::pmr::memory_resource>);
+
+/// Refers to `Resource`, which must outlive it. Sizes and alignments in bytes. Throws what the resource throws, a
+/// std::bad_alloc. As safe from any thread as the resource. std::pmr has no way to answer a wrong free: it changes
+/// nothing where the resource checks frees, and is reported where the resource reports it (a tenant's event sink).
+/// Two are equal if they refer to one resource, or to two that say that they are equal: only then can one free what the
+/// other gave.
+template <memory_resource Resource>
+class pmr_adaptor final : public std::pmr::memory_resource {
+public:
+    explicit pmr_adaptor(Resource& of) noexcept : resource_(&of) {}
+
+    [[nodiscard]] Resource& resource() const noexcept { return *resource_; }
+
+private:
+    void* do_allocate(std::size_t size, std::size_t alignment) override { return resource_->allocate(size, alignment); }
+    void do_deallocate(void* p, std::size_t size, std::size_t alignment) override {
+        (void)resource_->deallocate(p, size, alignment);
+    }
+    [[nodiscard]] bool do_is_equal(const std::pmr::memory_resource& other) const noexcept override {
+        const auto* const same = dynamic_cast<const pmr_adaptor*>(&other);
+        if (same == nullptr) return false;
+        if (same->resource_ == resource_) return true;
+        if constexpr (requires(const Resource& a) { a == a; })
+            return *same->resource_ == *resource_;
+        else
+            return false;
+    }
+
+    Resource* resource_;
+};
+
+}  // namespace gpushare::inline GPUSHARE_ABI

@@ -1,0 +1,169 @@
+// SPDX-License-Identifier: Apache-2.0
+// A tenant's memory for PyTorch: the functions behind torch.cuda.memory.CUDAPluggableAllocator, and so behind a
+// torch.cuda.MemPool for each tenant. PyTorch finds two C functions by their names in a shared object:
+//
+//   gpushare::pytorch_allocator<chat_memory, cuda::node>& chat();     // where the embedder keeps it
+//   extern "C" void* chat_malloc(ssize_t size, int device, cudaStream_t stream) {
+//       return chat().allocate(size, device, stream);
+//   }
+//   extern "C" void chat_free(void* p, ssize_t size, int device, cudaStream_t stream) {
+//       chat().deallocate(p, size, device, stream);
+//   }
+//
+// PyTorch keeps no cache in front of them: with a pool_resource over the tenant's memory they are fast, with that alone
+// each of them is a cudaMalloc.
+#pragma once
+
+#include <algorithm>
+#include <atomic>
+#include <cstddef>
+#include <cstdint>
+#include <limits>
+#include <mutex>
+#include <string_view>
+#include <vector>
+
+#include <gpushare/concepts.hpp>
+#include <gpushare/config.hpp>
+#include <gpushare/error.hpp>
+#include <gpushare/interop/native_stream.hpp>
+#include <gpushare/interop/stream_resource.hpp>
+#include <gpushare/units.hpp>
+
+namespace gpushare::inline GPUSHARE_ABI {
+
+/// One tenant's memory on the devices that PyTorch sees. Refers to the node and the memories, which must outlive it.
+/// Thread-safe if the memories are, once all devices are added. `Stream` is a pointer to PyTorch's streams: the target of
+/// cudaStream_t.
+template <class Memory, node Node>
+requires stream_ordered_memory<Memory, typename Node::stream::point> && copier<typename Node::stream>
+class pytorch_allocator {
+public:
+    /// `tenant` is named in refusals of memories that name nobody, such as pools; the text must outlive this.
+    explicit pytorch_allocator(Node& on, std::string_view tenant = {}) noexcept : node_(&on), tenant_(tenant) {}
+    pytorch_allocator(const pytorch_allocator&) = delete;
+    pytorch_allocator& operator=(const pytorch_allocator&) = delete;
+
+    /// What PyTorch calls device `ordinal` is the node's `d`, and the tenant's memory there is `m`. Before PyTorch
+    /// allocates. Makes a stream. Throws operation_error (duplicate_device, no_device), std::bad_alloc.
+    void add(int ordinal, device_id d, Memory& m) {
+        if (find(ordinal) != nullptr)
+            throw operation_error(errc::duplicate_device, {}, "memory for PyTorch: the same device twice");
+        parts_.push_back({ordinal, d, &m, node_->make_stream(d)});
+    }
+
+    /// Bytes; a unique address for 0. Throws, because PyTorch doesn't check for null: what the memory throws, a
+    /// std::bad_alloc that names the tenant and its figures, also for negative sizes; operation_error (no_device) for a
+    /// device that wasn't added. In Python it is a RuntimeError with that text.
+    template <class Stream>
+    [[nodiscard]] void* allocate(std::ptrdiff_t size, int ordinal, Stream* /*stream*/) {
+        part* const on = find(ordinal);
+        if (on == nullptr)
+            raise({.code = errc::no_device, .asked = static_cast<std::uint64_t>(ordinal), .limit = parts_.size()},
+                  tenant_, "memory for PyTorch");
+        try {
+            return on->memory->allocate(unsigned_size(size), alignment);
+        } catch (const memory_error& e) {
+            if (!e.tenant().empty() || tenant_.empty()) throw;
+            raise(e.figures(), tenant_, "memory for PyTorch");
+        }
+    }
+
+    /// Credited once `stream`, and all streams that were recorded for the block, have done what was enqueued so far.
+    /// Never throws, since PyTorch calls it from destructors. What isn't out, or has another size, changes nothing: the
+    /// memory's answer is returned, and a tenant_memory has an event for it. Null is ignored.
+    template <class Stream>
+    errc deallocate(void* p, std::ptrdiff_t size, int ordinal, Stream* stream) noexcept {
+        if (p == nullptr) return errc::none;
+        errc why = errc::out_of_memory;  // of the host's
+        try {
+            part* const on = find(ordinal);
+            if (on != nullptr)
+                return deallocate_after(*on->memory, last_use(*on, p, stream), p, unsigned_size(size), alignment);
+            why = errc::no_device;
+        } catch (const error& e) {
+            why = e.code();
+        } catch (...) {
+        }
+        unfreed_.fetch_add(1, std::memory_order_relaxed);  // to free it now could be too early
+        return why;
+    }
+
+    /// The block is used on `stream` as well, other than the one it was allocated on: for PyTorch's set_record_stream_fn.
+    /// Throws std::bad_alloc.
+    template <class Stream>
+    void record_stream(void* p, Stream* stream) {
+        if (p == nullptr || stream == nullptr) return;
+        const std::lock_guard lock(mutex_);
+        const use added{p, stream};
+        if (std::find(recorded_.begin(), recorded_.end(), added) == recorded_.end()) recorded_.push_back(added);
+    }
+
+    /// Frees that could not be ordered, because of the device, or because there is no point on the stream: it was captured,
+    /// is on no device of the node, or is a per-thread default stream. The blocks stay charged until the tenant closes.
+    [[nodiscard]] std::uint64_t unfreed() const noexcept { return unfreed_.load(std::memory_order_relaxed); }
+
+private:
+    static constexpr std::size_t alignment = 256;  // what PyTorch expects of cudaMalloc
+
+    struct part {
+        int ordinal;
+        device_id device;
+        Memory* memory;
+        typename Node::stream joined;
+    };
+    struct use {
+        void* pointer;
+        void* stream;
+
+        friend bool operator==(const use& a, const use& b) noexcept {
+            return a.pointer == b.pointer && a.stream == b.stream;
+        }
+    };
+
+    // A negative size becomes one that no memory has.
+    [[nodiscard]] static std::size_t unsigned_size(std::ptrdiff_t size) noexcept {
+        return size < 0 ? std::numeric_limits<std::size_t>::max() : static_cast<std::size_t>(size);
+    }
+
+    [[nodiscard]] part* find(int ordinal) noexcept {
+        for (part& p : parts_)
+            if (p.ordinal == ordinal) return &p;
+        return nullptr;
+    }
+
+    // The point after everything that may use the block.
+    template <class Stream>
+    typename Node::stream::point last_use(part& on, void* p, Stream* stream) {
+        auto used = point_after(*node_, on.device, stream);
+        while (void* const other = take_recorded(p)) {
+            // In order on a stream that has nothing else to do: each wait is behind the one before.
+            on.joined.wait(used);
+            on.joined.wait(point_after(*node_, on.device, static_cast<Stream*>(other)));
+            used = on.joined.record();
+        }
+        return used;
+    }
+
+    // A stream that was recorded for the block, which is forgotten; null if there is none.
+    void* take_recorded(void* p) noexcept {
+        const std::lock_guard lock(mutex_);
+        for (use& u : recorded_) {
+            if (u.pointer != p) continue;
+            void* const stream = u.stream;
+            u = recorded_.back();
+            recorded_.pop_back();
+            return stream;
+        }
+        return nullptr;
+    }
+
+    Node* node_;
+    std::string_view tenant_;
+    std::vector<part> parts_;
+    std::mutex mutex_;
+    std::vector<use> recorded_;
+    std::atomic<std::uint64_t> unfreed_{0};
+};
+
+}  // namespace gpushare::inline GPUSHARE_ABI

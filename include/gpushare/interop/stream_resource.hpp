@@ -1,0 +1,91 @@
+// SPDX-License-Identifier: Apache-2.0
+// Memory whose frees are in the order of one stream: what is freed may still be used by the work that was enqueued
+// there, and is anybody's once the stream has done it. For containers and libraries that free without naming a stream.
+//
+//   gpushare::stream_resource ordered{tenant.memory(), stream};
+//   void* p = ordered.allocate(1 << 20);     stream.launch(...);     ordered.deallocate(p, 1 << 20);    // at once
+#pragma once
+
+#include <concepts>
+#include <cstddef>
+
+#include <gpushare/concepts.hpp>
+#include <gpushare/config.hpp>
+#include <gpushare/error.hpp>
+
+namespace gpushare::inline GPUSHARE_ABI {
+
+// clang-format off
+/// Memory that is also given back in stream order, in one of two spellings: that of tenant_memory and scrubbing_resource,
+/// or that of pool_resource.
+template <class R, class Point>
+concept stream_ordered_memory = memory_resource<R> && (
+    requires(R& r, const Point& point, void* p, std::size_t n) {
+        { r.deallocate_after(point, p, n, n) } noexcept -> std::same_as<errc>;
+    } || requires(R& r, const Point& point, void* p, std::size_t n) {
+        { r.deallocate(p, n, n, point) } noexcept -> std::same_as<errc>;
+    });
+// clang-format on
+
+/// In whichever spelling: free for others, and credited, once `used` is reached.
+template <class Point, stream_ordered_memory<Point> Memory>
+errc deallocate_after(Memory& to, const Point& used, void* p, std::size_t size, std::size_t alignment) noexcept {
+    if constexpr (requires { to.deallocate_after(used, p, size, alignment); })
+        return to.deallocate_after(used, p, size, alignment);
+    else
+        return to.deallocate(p, size, alignment, used);
+}
+
+/// Refers to both, which must outlive it and its copies, which are equal. Sizes and alignments in bytes. As safe from
+/// any thread as the memory and the stream's record() are. Work on other streams has to be waited for by this one
+/// before what it uses is freed.
+template <class Memory, timeline Stream>
+requires stream_ordered_memory<Memory, typename Stream::point>
+class stream_resource {
+public:
+    static constexpr std::size_t default_alignment = 256;  // as device allocators
+
+    stream_resource(Memory& memory_of, Stream& order) noexcept : memory_(&memory_of), stream_(&order) {}
+
+    /// For any stream, at once. Throws what the memory throws: a std::bad_alloc.
+    [[nodiscard]] void* allocate(std::size_t size, std::size_t alignment = default_alignment) {
+        return memory_->allocate(size, alignment);
+    }
+    /// Null where allocate would throw.
+    [[nodiscard]] void* try_allocate(std::size_t size, std::size_t alignment = default_alignment) noexcept {
+        if constexpr (requires { memory_->try_allocate(size, alignment); }) {
+            return memory_->try_allocate(size, alignment);
+        } else {
+            try {
+                return memory_->allocate(size, alignment);
+            } catch (...) {
+                return nullptr;
+            }
+        }
+    }
+
+    /// Credited once the stream has done what was enqueued so far. What the memory says of wrong frees, which change
+    /// nothing. Null is ignored. If there can be no point on the stream, because it is captured, its device is lost or
+    /// the host has no memory, the answer says so, and the block stays charged until its tenant closes: to free it now
+    /// could be too early.
+    errc deallocate(void* p, std::size_t size, std::size_t alignment = default_alignment) noexcept {
+        if (p == nullptr) return errc::none;
+        try {
+            return deallocate_after(*memory_, stream_->record(), p, size, alignment);
+        } catch (const error& why) {
+            return why.code();
+        } catch (...) {
+            return errc::out_of_memory;
+        }
+    }
+
+    friend bool operator==(const stream_resource& a, const stream_resource& b) noexcept {
+        return a.memory_ == b.memory_ && a.stream_ == b.stream_;
+    }
+
+private:
+    Memory* memory_;
+    Stream* stream_;
+};
+
+}  // namespace gpushare::inline GPUSHARE_ABI

@@ -1,0 +1,88 @@
+// SPDX-License-Identifier: Apache-2.0
+// A tenant's memory as the allocator of a TensorRT runtime, builder or execution context.
+//
+//   using allocator = gpushare::tensorrt_allocator<nvinfer1::IGpuAsyncAllocator, chat_memory, cuda::node>;
+//   allocator mine{tenant.memory(), node, device_id{0}};
+//   runtime->setGpuAllocator(&mine);                        // before the engine is deserialised
+//
+// The interface is a template argument, so that this needs no header of TensorRT and fits each version that has it:
+// IGpuAsyncAllocator of TensorRT 10 and later, IGpuAllocator of 8.6 and later.
+#pragma once
+
+#include <cstddef>
+#include <cstdint>
+
+#include <gpushare/concepts.hpp>
+#include <gpushare/config.hpp>
+#include <gpushare/error.hpp>
+#include <gpushare/interop/native_stream.hpp>
+#include <gpushare/interop/sizeless_memory.hpp>
+#include <gpushare/interop/stream_resource.hpp>
+#include <gpushare/units.hpp>
+
+namespace gpushare::inline GPUSHARE_ABI {
+
+namespace detail {
+template <class>
+struct stream_named_by;
+template <class C, class Stream>
+struct stream_named_by<bool (C::*)(void*, Stream) noexcept> {
+    using type = Stream;
+};
+}  // namespace detail
+
+/// Refers to the memory and the node that it is on, which must outlive it; TensorRT demands that it outlives everything
+/// that was made with it. Thread-safe if the memory is. No exception leaves it: memory that isn't there is a null pointer,
+/// and TensorRT reports it; what a tenant was refused, and why, its memory counts.
+///
+/// A block is credited once the stream that its free names is through with it. The calls that name no stream, which
+/// TensorRT 10 deprecated, mean the default stream of the device, as TensorRT's own IGpuAsyncAllocator has it.
+template <class Interface, class Memory, node Node>
+requires stream_ordered_memory<Memory, typename Node::stream::point>
+class tensorrt_allocator : public Interface {
+public:
+    using stream_handle = typename detail::stream_named_by<decltype(&Interface::deallocateAsync)>::type;
+
+    tensorrt_allocator(Memory& memory_of, Node& on, device_id d) : blocks_(memory_of), node_(&on), device_(d) {}
+    tensorrt_allocator(const tensorrt_allocator&) = delete;
+    tensorrt_allocator& operator=(const tensorrt_allocator&) = delete;
+
+    // These override the interface's; not marked so, because not every version has all of them.
+
+    /// Bytes; an alignment of 0 leaves it to us. Null for 0 bytes, and where they aren't there.
+    void* allocateAsync(std::uint64_t size, std::uint64_t alignment, std::uint32_t /*flags*/,
+                        stream_handle /*stream*/) noexcept {
+        if (size == 0) return nullptr;
+        return blocks_.try_allocate(size, alignment == 0 ? any_alignment : alignment);
+    }
+    void* allocate(std::uint64_t size, std::uint64_t alignment, std::uint32_t flags) noexcept {
+        return allocateAsync(size, alignment, flags, nullptr);
+    }
+
+    /// The same block if it has room for `size` bytes, else null: TensorRT keeps it then, and gets another one itself.
+    void* reallocate(void* p, std::uint64_t alignment, std::uint64_t size) noexcept {
+        return size != 0 && blocks_.holds(p, size, alignment) ? p : nullptr;
+    }
+
+    /// False, and nothing happened, for what isn't out, or if there can be no point on the stream: it is captured, or not
+    /// on a device of the node. True for null.
+    bool deallocateAsync(void* p, stream_handle stream) noexcept {
+        if (p == nullptr) return true;
+        if (!blocks_.contains(p)) return false;
+        try {
+            return blocks_.deallocate_after(point_after(*node_, device_, stream), p) == errc::none;
+        } catch (...) {  // to free it now could be too early
+            return false;
+        }
+    }
+    bool deallocate(void* p) noexcept { return deallocateAsync(p, nullptr); }
+
+private:
+    static constexpr std::size_t any_alignment = 256;  // what cudaMalloc gives
+
+    sizeless_memory<Memory> blocks_;
+    Node* node_;
+    device_id device_;
+};
+
+}  // namespace gpushare::inline GPUSHARE_ABI

@@ -1,0 +1,89 @@
+// SPDX-License-Identifier: Apache-2.0
+// A tenant's memory for Thrust: for thrust::device_vector, and for the temporary storage of its algorithms.
+//
+//   gpushare::stream_resource ordered{tenant.memory(), stream};              // frees in the stream's order
+//   gpushare::thrust_allocator<float, decltype(ordered)> mine{ordered};
+//   thrust::device_vector<float, decltype(mine)> v(1000, mine);
+//   thrust::sort(thrust::cuda::par_nosync(mine).on(stream.native_handle()), v.begin(), v.end());
+//
+// Not through thrust::mr: its allocators of two tenants compare equal (CCCL 3.0 to 3.5), so that containers swap and move
+// storage from one tenant to the other. Empty where Thrust isn't found.
+#pragma once
+
+#if __has_include(<thrust/device_ptr.h>)
+
+#include <cstddef>
+#include <limits>
+#include <type_traits>
+
+#include <thrust/device_ptr.h>
+#include <thrust/device_reference.h>
+
+#include <gpushare/concepts.hpp>
+#include <gpushare/config.hpp>
+
+namespace gpushare::inline GPUSHARE_ABI {
+
+/// Refers to `Resource`, which must outlive it, its copies and what they allocated. Allocates whole objects at multiples
+/// of 256 bytes, as Thrust expects of temporary storage. Equal only where the resource is the same one, so that each
+/// block goes back to the tenant that was charged for it: a vector that is moved or swapped takes its allocator along,
+/// and one that is copied into keeps its own. As safe from any thread as the resource.
+///
+/// Thrust frees without naming a stream. With a resource that frees at once, nothing may use a vector any more when it
+/// goes, temporary storage of par_nosync included; stream_resource has no such rule for work on its stream.
+template <class T, memory_resource Resource>
+class thrust_allocator {
+public:
+    using value_type = T;
+    using pointer = ::thrust::device_ptr<T>;
+    using const_pointer = ::thrust::device_ptr<const T>;
+    using reference = ::thrust::device_reference<T>;
+    using const_reference = ::thrust::device_reference<const T>;
+    using size_type = std::size_t;
+    using difference_type = std::ptrdiff_t;
+
+    using propagate_on_container_copy_assignment = std::false_type;
+    using propagate_on_container_move_assignment = std::true_type;
+    using propagate_on_container_swap = std::true_type;
+    using is_always_equal = std::false_type;
+    template <class U>
+    struct rebind {
+        using other = thrust_allocator<U, Resource>;
+    };
+
+    // NOLINTNEXTLINE(google-explicit-constructor): as allocators are made from resources
+    thrust_allocator(Resource& from) noexcept : resource_(&from) {}
+    template <class U>
+    thrust_allocator(const thrust_allocator<U, Resource>& other) noexcept : resource_(&other.resource()) {}
+
+    /// `n` objects. Throws what the resource throws: a std::bad_alloc, also for sizes that no memory has.
+    [[nodiscard]] pointer allocate(size_type n) {
+        return pointer(static_cast<T*>(resource_->allocate(size_of(n), alignment)));
+    }
+    void deallocate(pointer p, size_type n) noexcept { (void)resource_->deallocate(p.get(), size_of(n), alignment); }
+
+    [[nodiscard]] static constexpr size_type max_size() noexcept {
+        return static_cast<size_type>(std::numeric_limits<difference_type>::max()) / sizeof(T);
+    }
+    [[nodiscard]] Resource& resource() const noexcept { return *resource_; }
+
+    template <class U>
+    friend bool operator==(const thrust_allocator& a, const thrust_allocator<U, Resource>& b) noexcept {
+        return &a.resource() == &b.resource();
+    }
+
+private:
+    static constexpr std::size_t alignment = alignof(T) > 256 ? alignof(T) : 256;
+
+    // What doesn't fit into the type is more than any memory has: the resource refuses it, with its figures.
+    [[nodiscard]] static constexpr std::size_t size_of(size_type n) noexcept {
+        constexpr auto most = std::numeric_limits<std::size_t>::max();
+        return n > most / sizeof(T) ? most : n * sizeof(T);
+    }
+
+    Resource* resource_;
+};
+
+}  // namespace gpushare::inline GPUSHARE_ABI
+
+#endif

@@ -1,0 +1,68 @@
+// SPDX-License-Identifier: Apache-2.0
+// Scratch memory that a library of the vendor asks its caller for (cuBLAS, cuBLASLt, cuDNN, cuFFT, CUB), out of a tenant's
+// memory, kept for as long as it is used.
+//
+//   gpushare::stream_resource ordered{tenant.memory(), stream};
+//   gpushare::workspace scratch{ordered, 4 << 20};
+//   cudnnBackendExecute(...);        // with scratch.data(), at least scratch.size() bytes, on that stream
+//   scratch.at_least(8 << 20);       // for a plan that needs more
+#pragma once
+
+#include <cstddef>
+#include <utility>
+
+#include <gpushare/concepts.hpp>
+#include <gpushare/config.hpp>
+
+namespace gpushare::inline GPUSHARE_ABI {
+
+/// A block of `Resource`, which must outlive it; goes back when it is destroyed. Movable, one owner; not safe from
+/// several threads. What uses it should be on one stream, the one whose order the resource's frees are in, if they are.
+template <memory_resource Resource>
+class workspace {
+public:
+    static constexpr std::size_t default_alignment = 256;  // cuBLAS refuses less
+
+    /// Sizes and alignments in bytes. Of 0 bytes: takes none, data() is null. Throws what the resource throws.
+    explicit workspace(Resource& from, std::size_t size = 0, std::size_t alignment = default_alignment)
+        : from_(&from),
+          data_(size == 0 ? nullptr : from.allocate(size, alignment)),
+          size_(size),
+          alignment_(alignment) {}
+    workspace(workspace&& other) noexcept
+        : from_(other.from_),
+          data_(std::exchange(other.data_, nullptr)),
+          size_(std::exchange(other.size_, 0)),
+          alignment_(other.alignment_) {}
+    workspace& operator=(workspace other) noexcept {
+        swap(other);
+        return *this;
+    }
+    ~workspace() {
+        if (data_ != nullptr) (void)from_->deallocate(data_, size_, alignment_);
+    }
+
+    [[nodiscard]] void* data() const noexcept { return data_; }
+    [[nodiscard]] std::size_t size() const noexcept { return size_; }
+
+    /// Grows to `size` bytes if it has fewer, without keeping what is in it, and returns data(). Throws what the resource
+    /// throws, and then it is as before; for a moment there are both, the old block and the new.
+    void* at_least(std::size_t size) {
+        if (size > size_) *this = workspace(*from_, size, alignment_);
+        return data_;
+    }
+
+private:
+    void swap(workspace& other) noexcept {
+        std::swap(from_, other.from_);
+        std::swap(data_, other.data_);
+        std::swap(size_, other.size_);
+        std::swap(alignment_, other.alignment_);
+    }
+
+    Resource* from_;
+    void* data_;
+    std::size_t size_, alignment_;
+};
+
+}  // namespace gpushare::inline GPUSHARE_ABI

@@ -1,0 +1,244 @@
+// SPDX-License-Identifier: Apache-2.0
+// The adaptors that know CUDA streams by their handles, on the stand-in: PyTorch's and TensorRT's frees, the default stream
+// and captures among them, and cuBLAS's workspace, with functions in place of the library's that keep its rules.
+#include <cstddef>
+#include <cstdint>
+#include <string>
+#include <thread>
+#include <vector>
+
+#include <gpushare/backend/cuda/node.hpp>
+#include <gpushare/interop/cub.hpp>
+#include <gpushare/interop/cublas.hpp>
+#include <gpushare/interop/pytorch.hpp>
+#include <gpushare/interop/stream_resource.hpp>
+#include <gpushare/interop/tensorrt.hpp>
+#include <gpushare/tenant/tenancy.hpp>
+
+#include "support/catch.hpp"
+#include "support/cuda_standin/launch.hpp"
+#include "support/cuda_standin/raw.hpp"
+#include "support/cuda_standin/session.hpp"
+
+using namespace gpushare::literals;
+using gpushare::device_id;
+using gpushare::errc;
+
+namespace {
+
+constexpr std::size_t MiB = std::size_t{1} << 20;
+
+using node = gpushare::cuda::node;
+using tenancy = gpushare::tenancy<node>;
+using memory = gpushare::tenant_memory<node::memory_type, node::stream::point>;
+
+struct fixture {
+    const standin::session gpu{{.devices = 2, .memory = 64_MiB}};
+    node devices;
+    tenancy shared{devices};
+    tenancy::tenant chat = shared.admit({.name = "chat", .memory = 16_MiB, .devices = 2, .compute = 50_pct});
+    node::stream stream = devices.make_stream({0}), other = devices.make_stream({1});
+    cudaStream_t handle = stream.native_handle();
+
+    std::uint64_t charged(std::size_t part = 0) {
+        chat.memory(part).collect();
+        return (chat.memory(part).capacity() - chat.memory(part).free()).count();
+    }
+};
+
+/// TensorRT's, as far as it matters here.
+struct gpu_allocator {
+    virtual ~gpu_allocator() = default;
+    virtual void* allocateAsync(std::uint64_t, std::uint64_t, std::uint32_t, cudaStream_t) noexcept = 0;
+    virtual bool deallocateAsync(void*, cudaStream_t) noexcept = 0;
+};
+
+}  // namespace
+
+TEST_CASE("PyTorch's frees on CUDA streams, its own and recorded ones", "[cuda][interop]") {
+    fixture f;
+    gpushare::pytorch_allocator<memory, node> torch{f.devices};
+    torch.add(0, device_id{0}, f.chat.memory(0));
+    torch.add(1, device_id{1}, f.chat.memory(1));
+
+    void* const p = torch.allocate(6 * MiB, 0, f.handle);
+    void* const q = torch.allocate(6 * MiB, 1, f.other.native_handle());
+    standin::hold(f.handle);
+    f.stream.launch({}, [](auto&) {});
+    torch.deallocate(p, 6 * MiB, 0, f.handle);
+    torch.record_stream(q, f.handle);
+    torch.deallocate(q, 6 * MiB, 1, f.other.native_handle());
+    CHECK(f.charged(0) == 6 * MiB);
+    CHECK(f.charged(1) == 6 * MiB);
+    CHECK_THROWS_AS(torch.allocate(3 * MiB, 0, f.handle), gpushare::memory_error);
+    standin::let_go(f.handle);
+    CHECK(f.stream.record().wait(gpushare::never));
+    CHECK(f.charged(0) == 0);
+    while (f.charged(1) != 0) std::this_thread::yield();
+    CHECK(torch.unfreed() == 0);
+}
+
+TEST_CASE("PyTorch's default stream is that of the device, whichever is current", "[cuda][interop]") {
+    standin::reset({.devices = 2, .memory = 64_MiB});
+    {
+        node devices;
+        tenancy shared{devices};
+        auto chat = shared.admit({.name = "chat", .memory = 16_MiB, .devices = 2, .compute = 50_pct});
+        gpushare::pytorch_allocator<memory, node> torch{devices};
+        torch.add(1, device_id{1}, chat.memory(1));
+        REQUIRE(cudaSetDevice(0) == cudaSuccess);
+        for (const cudaStream_t by_default : {cudaStream_t{nullptr}, cudaStreamLegacy}) {
+            void* const p = torch.allocate(MiB, 1, by_default);
+            torch.deallocate(p, MiB, 1, by_default);
+        }
+        chat.memory(1).collect();
+        CHECK(chat.memory(1).free() == 8_MiB);
+        CHECK(torch.unfreed() == 0);
+        int current = -1;
+        CHECK(cudaGetDevice(&current) == cudaSuccess);
+        CHECK(current == 0);
+        CHECK(standin::count("cudaEventRecord") == 2);
+    }
+    // The stand-in notes all that is done to a default stream. It was asked for captures, and got an event, twice.
+    const std::string found = standin::take_findings();
+    CAPTURE(found);
+    CHECK(found.find("cudaEventRecord on the default stream") != std::string::npos);
+    CHECK(found.find("left behind") == std::string::npos);
+}
+
+TEST_CASE("A free by PyTorch that can't be ordered leaves the block charged, and counts", "[cuda][interop]") {
+    fixture f;
+    gpushare::pytorch_allocator<memory, node> torch{f.devices};
+    torch.add(0, device_id{0}, f.chat.memory(0));
+    void* const p = torch.allocate(2 * MiB, 0, f.handle);
+    torch.deallocate(p, 2 * MiB, 0, cudaStreamPerThread);
+    CHECK(torch.unfreed() == 1);
+    void* const q = torch.allocate(2 * MiB, 0, f.handle);
+    const auto captured = raw::make_stream();
+    REQUIRE(cudaStreamBeginCapture(captured, cudaStreamCaptureModeRelaxed) == cudaSuccess);
+    torch.deallocate(q, 2 * MiB, 0, captured);  // whatever replays the graph uses it
+    CHECK(torch.unfreed() == 2);
+    CHECK(cudaGraphDestroy(raw::end_capture(captured)) == cudaSuccess);
+    raw::destroy(captured);
+    CHECK(f.charged() == 4 * MiB);
+    CHECK(f.chat.close().leaked_blocks == 2);
+}
+
+TEST_CASE("TensorRT's frees on CUDA streams", "[cuda][interop]") {
+    fixture f;
+    gpushare::tensorrt_allocator<gpu_allocator, memory, node> mine{f.chat.memory(), f.devices, device_id{0}};
+    gpu_allocator& trt = mine;
+    void* const p = trt.allocateAsync(6 * MiB, 256, 0, f.handle);
+    REQUIRE(p != nullptr);
+    CHECK(trt.allocateAsync(3 * MiB, 256, 0, f.handle) == nullptr);
+    CHECK_FALSE(trt.deallocateAsync(p, cudaStreamPerThread));
+    standin::hold(f.handle);
+    f.stream.launch({}, [](auto&) {});
+    CHECK(trt.deallocateAsync(p, f.handle));  // a second try is no double free
+    CHECK_FALSE(trt.deallocateAsync(p, f.handle));
+    CHECK(f.charged() == 6 * MiB);
+    standin::let_go(f.handle);
+    CHECK(f.stream.record().wait(gpushare::never));
+    CHECK(f.charged() == 0);
+}
+
+TEST_CASE("Temporary storage of a captured algorithm is the graph's until the tenant closes", "[cuda][interop]") {
+    fixture f;
+    const auto captured = raw::make_stream();
+    auto borrowed = f.devices.borrow(captured);
+    REQUIRE(cudaStreamBeginCapture(captured, cudaStreamCaptureModeRelaxed) == cudaSuccess);
+    const auto status = gpushare::with_temporary_storage(f.chat.memory(), borrowed, [](void*, std::size_t& size) {
+        size = 1000;
+        return cudaSuccess;
+    });
+    CHECK(status == cudaSuccess);
+    CHECK(cudaGraphDestroy(raw::end_capture(captured)) == cudaSuccess);
+    CHECK(f.charged() == 1024);
+    gpushare::stream_resource ordered{f.chat.memory(), borrowed};
+    void* const p = ordered.allocate(1);
+    REQUIRE(cudaStreamBeginCapture(captured, cudaStreamCaptureModeRelaxed) == cudaSuccess);
+    CHECK(ordered.deallocate(p, 1) == errc::capturing);
+    CHECK(cudaGraphDestroy(raw::end_capture(captured)) == cudaSuccess);
+    CHECK(ordered.deallocate(p, 1) == errc::none);
+    raw::destroy(captured);
+    CHECK(f.chat.close().leaked_blocks == 1);
+}
+
+#if __has_include(<cublas_v2.h>)
+
+namespace {
+
+/// What the functions in place of cuBLAS's did. A handle is a pointer to one.
+struct fake_cublas {
+    cudaStream_t stream = nullptr;
+    void* workspace = nullptr;  // null: its own
+    std::size_t size = 0;
+    cublasStatus_t next = CUBLAS_STATUS_SUCCESS;  // of cublasSetWorkspace
+
+    cublasHandle_t handle() { return reinterpret_cast<cublasHandle_t>(this); }
+};
+fake_cublas& behind(cublasHandle_t h) { return *reinterpret_cast<fake_cublas*>(h); }
+
+}  // namespace
+
+cublasStatus_t CUBLASWINAPI cublasSetStream_v2(cublasHandle_t h, cudaStream_t s) {
+    behind(h).stream = s;
+    behind(h).workspace = nullptr;  // as cuBLAS does it
+    return CUBLAS_STATUS_SUCCESS;
+}
+cublasStatus_t CUBLASWINAPI cublasSetWorkspace_v2(cublasHandle_t h, void* p, std::size_t size) {
+    if (behind(h).next != CUBLAS_STATUS_SUCCESS) return behind(h).next;
+    if (reinterpret_cast<std::uintptr_t>(p) % 256 != 0) return CUBLAS_STATUS_INVALID_VALUE;
+    behind(h).workspace = p;
+    behind(h).size = size;
+    return CUBLAS_STATUS_SUCCESS;
+}
+
+TEST_CASE("cuBLAS's workspace is charged to the tenant for as long as the handle has it", "[cuda][interop]") {
+    fixture f;
+    fake_cublas blas;
+    gpushare::stream_resource ordered{f.chat.memory(), f.stream};
+    {
+        gpushare::cublas_workspace mine{blas.handle(), f.handle, ordered, gpushare::cublas_workspace_size(8)};
+        CHECK(blas.stream == f.handle);
+        void* const given = blas.workspace;
+        CHECK(given != nullptr);
+        CHECK(blas.size == 4 * MiB);
+        CHECK(f.charged() == 4 * MiB);
+
+        cublasSetStream(blas.handle(), f.handle);
+        CHECK(blas.workspace == nullptr);
+        mine.restore();
+        CHECK(blas.workspace == given);
+        standin::hold(f.handle);
+        f.stream.launch({}, [](auto&) {});
+    }
+    CHECK(blas.workspace == nullptr);
+    CHECK(f.charged() == 4 * MiB);  // work on the stream still uses it
+    standin::let_go(f.handle);
+    CHECK(f.stream.record().wait(gpushare::never));
+    CHECK(f.charged() == 0);
+}
+
+TEST_CASE("A workspace that can't be had, or that cuBLAS refuses, is charged to nobody", "[cuda][interop]") {
+    fixture f;
+    fake_cublas blas;
+    gpushare::stream_resource ordered{f.chat.memory(), f.stream};
+    using workspace = gpushare::cublas_workspace<decltype(ordered)>;
+    CHECK_THROWS_AS(workspace(blas.handle(), f.handle, ordered, gpushare::cublas_workspace_size(9)),
+                    gpushare::memory_error);
+    CHECK(blas.stream == nullptr);
+    blas.next = CUBLAS_STATUS_NOT_INITIALIZED;
+    try {
+        const workspace mine(blas.handle(), f.handle, ordered, 1_MiB);
+        FAIL("made");
+    } catch (const gpushare::operation_error& e) {
+        CHECK(e.code() == errc::backend_failed);
+        CHECK(std::string(e.what()) == "cublasSetWorkspace: status 1");
+    }
+    CHECK(f.charged() == 0);
+    CHECK(gpushare::cublas_workspace_size(12) == 12_MiB);
+    CHECK(gpushare::cublas_workspace_size(10) == 32_MiB);
+}
+
+#endif
