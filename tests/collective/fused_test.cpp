@@ -162,7 +162,7 @@ TEMPLATE_TEST_CASE("quantised with a scale per row", "[collective]", std::int8_t
     const problem p(2, 5, 70);
     const auto want = p.reduced();
     constexpr bool whole = std::is_same_v<TestType, std::int8_t>;
-    constexpr float limit = gs::stages::quantised_limit<TestType>();
+    constexpr float limit = gs::largest_quantum<TestType>();
     both_ways<TestType>(
         p,
         [&](unsigned rank, auto, std::span<float> scales) {
@@ -236,8 +236,8 @@ TEST_CASE("a pipeline in blocks of several threads", "[collective]") {
         return gs::all_reduce(p.in[rank], p.width) | gs::add(p.residual) | gs::rms_norm(p.weight, 1e-6F);
     };
     support::together(2, [&](unsigned rank) { gs::run(group.rank(rank), steps(rank), single[rank]); });
-    using body =
-        gs::detail::fused_body<float, float, gs::sum, false, gs::stages::add<float>, gs::stages::rms_norm<float>>;
+    using body = gs::detail::fused_body<float, gs::sum, false, gs::adding<gs::matrix<const float, false>>,
+                                        gs::rms_normalising<float>>;
     CHECK(!collective_test::run_blocks(group, 3, gs::collective_kind::all_reduce, [&](auto& t) {
         return body{steps(t.rank()), out[t.rank()].data(), false}(t, 1);
     }));

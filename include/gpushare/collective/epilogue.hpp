@@ -1,325 +1,194 @@
 // SPDX-License-Identifier: Apache-2.0
-// What can be fused behind an all-reduce: stages that see each row of the result while it is in registers and in the
-// first-level cache, composed when compiling.
+// What is fused behind a collective: stages composed at compile time, applied to each piece of the result by the rank that
+// has just reduced it, while the piece is in registers and in the first cache.
 //
-//   auto p = gpushare::all_reduce(x, width) | gpushare::add(residual) | gpushare::rms_norm(weight, 1e-6F)
-//          | gpushare::cast<gpushare::bfloat16>();
+//   gs::run(me, gs::all_reduce(x, width) | gs::add_to(residual) | gs::rms_norm(weight, 1e-6F) | gs::cast<gs::bfloat16>(), out);
 //
-// A stage changes a few elements at a time: apply(values, at, statistic). One that needs a number of the whole row first, such
-// as a mean, also has `gather` (collects what this thread sees), `merge` (combines collections) and `settle` (makes the
-// statistic). Everything is computed in float, in an order that depends on nothing but the row's width.
+// Stages are in epilogue_stages.hpp, epilogue_norms.hpp and epilogue_quantise.hpp; what applies them, behind a collective or
+// alone, in epilogue_apply.hpp. A stage is any copyable functor that takes a few floats and where they are, and returns as many:
 //
-// A user's stage is any function of a float: gpushare::map(f). Or a class like those below.
+//   struct square { template <class V> GPUSHARE_HD V operator()(const V& x, const gpushare::place&) const { return x * x; } };
+//
+// It is called for a row's elements in rising order of their columns, by several threads for different ones. Two kinds
+// are different:
+//   a sink       `template <class V> void store(const V& x, const place& at) const` instead: writes, and lets x pass
+//                as it is.
+//   a row stage  needs to have seen the whole row, once or several times: see row_stage.
+// Sinks, and row stages with publish(), that write to all ranks are sharing_stages, too.
+//
+// The result depends on the elements alone: not on the number of ranks, on who reduces what, or on what is fused with what.
+// Sums over a row have a fixed order (see row_sum), which depends on the number of threads of a block.
 #pragma once
 
 #include <concepts>
 #include <cstddef>
 #include <cstdint>
-#include <span>
 #include <type_traits>
 
-#include <gpushare/collective/bundle.hpp>
-#include <gpushare/collective/channel.hpp>
-#include <gpushare/collective/reduce_ops.hpp>
+#include <gpushare/collective/float_moves.hpp>
+#include <gpushare/collective/floats.hpp>
+#include <gpushare/concepts.hpp>
 #include <gpushare/config.hpp>
-#include <gpushare/detail/square_root.hpp>
-#include <gpushare/numbers.hpp>
 
 namespace gpushare::inline GPUSHARE_ABI {
 
-/// The elements that a stage is given: n of them, from `column` of `row` on. `index` counts from the beginning of what this
-/// rank keeps: everything, or its own rows where the result is sharded.
-struct stage_place {
-    std::size_t row = 0;  // the rank's own count, too
+/// Where a few elements are: `count` columns of one row, from `column` on.
+struct place {
+    std::size_t row = 0;        ///< of the whole result
+    std::size_t shard_row = 0;  ///< of the rows that this rank reduces
     std::size_t column = 0;
-    std::size_t index = 0;
-    std::uint32_t n = 0;
-    // For stages that write something besides the result. `again`: this stage has seen these elements in an earlier pass.
-    bool again = false;
-    bool first_thread = true;
-    std::uint32_t ranks = 0;  // that get it; 0 where each keeps its own
-    std::uint32_t shared = 0;
-    const detail::flag_line* told = nullptr;
+    std::size_t width = 0;    ///< columns of a row
+    std::uint32_t count = 0;  ///< elements that count; the other lanes hold anything
+    bool streams = false;     ///< sinks had better store past the caches
+};
 
-    /// Calls f with the array of each rank that gets what the stage writes; `own` is this rank's.
-    template <class T, class F>
-    GPUSHARE_HD void each_copy(T* own, const F& f) const noexcept {
-        if (ranks == 0) f(own);
-        for (std::uint32_t r = 0; r < ranks; ++r) f(static_cast<T*>(told[r].other[shared]));
+/// What one call works on.
+struct row_range {
+    std::size_t first = 0;        ///< row of the whole result
+    std::size_t rows = 0;         ///< how many
+    std::size_t width = 0;        ///< elements of a row
+    std::size_t shard_first = 0;  ///< the first row that this rank reduces: shards are counted from there
+    bool streams = false;         ///< see place
+};
+
+/// Adds up a row. Each lane of each thread adds its columns in rising order, then lanes and threads are added as trees.
+struct row_sum {
+    static constexpr float none = 0;
+    template <class R>
+    GPUSHARE_HD R operator()(const R& a, const R& b) const noexcept {
+        return a + b;
+    }
+};
+/// The largest of a row, NaN if there is one. Of numbers that aren't negative.
+struct row_max {
+    static constexpr float none = 0;
+    template <class R>
+    GPUSHARE_HD R operator()(const R& a, const R& b) const noexcept {
+        return detail::larger_lanes{}(a, b);
     }
 };
 
-namespace stages {
-
-/// x + other[index]
-template <class T>
-struct add {
-    const T* other;
-    template <class Values>
-    GPUSHARE_HD void apply(Values& x, const stage_place& at, float) const noexcept {
-        x.combine(sum{}, Values::load_some(other + at.index, at.n));
-    }
-};
-
-/// residual[index] += x, and that instead of x
-template <class T>
-struct add_to {
-    T* residual;
-    [[nodiscard]] GPUSHARE_HD void* shares() const noexcept { return residual; }
-    template <class Values>
-    GPUSHARE_HD void apply(Values& x, const stage_place& at, float) const noexcept {
-        if (!at.again) {
-            x.combine(sum{}, Values::load_some(residual + at.index, at.n));
-            at.each_copy(residual, [&](T* to) { x.store_some(to + at.index, at.n); });
-        }
-        x = Values::load_some(residual + at.index, at.n);
-    }
-};
-
-/// x + bias[column]
-template <class T>
-struct bias {
-    const T* values;
-    template <class Values>
-    GPUSHARE_HD void apply(Values& x, const stage_place& at, float) const noexcept {
-        x.combine(sum{}, Values::load_some(values + at.column, at.n));
-    }
-};
-
-struct scale {
-    float factor;
-    template <class Values>
-    GPUSHARE_HD void apply(Values& x, const stage_place&, float) const noexcept {
-        x.combine(product{}, Values::filled(factor));
-    }
-};
-
-struct relu {
-    template <class Values>
-    GPUSHARE_HD void apply(Values& x, const stage_place&, float) const noexcept {
-        x.combine(maximum{}, Values::filled(0.0F));
-    }
-};
-
-template <class F>
-struct map {
-    F f;
-    template <class Values>
-    GPUSHARE_HD void apply(Values& x, const stage_place&, float) const noexcept {
-        x.each([&](float v, std::uint32_t) { return f(v); });
-    }
-};
-
-/// x - mean(x)
-struct centre {
-    template <class Values>
-    GPUSHARE_HD void gather(Values& all, const Values& x) const noexcept {
-        all.combine(sum{}, x);
-    }
-    using merge = sum;
-    [[nodiscard]] GPUSHARE_HD float settle(float total, std::size_t width, const stage_place&) const noexcept {
-        return total / static_cast<float>(width);
-    }
-    template <class Values>
-    GPUSHARE_HD void apply(Values& x, const stage_place&, float mean) const noexcept {
-        x.combine(sum{}, Values::filled(-mean));
-    }
-};
-
-/// x / sqrt(mean(x * x) + epsilon) * weight[column]
-template <class W>
-struct rms_norm {
-    const W* weight;
-    float epsilon;
-    template <class Values>
-    GPUSHARE_HD void gather(Values& all, const Values& x) const noexcept {
-        Values square = x;
-        square.combine(product{}, x);
-        all.combine(sum{}, square);
-    }
-    using merge = sum;
-    [[nodiscard]] GPUSHARE_HD float settle(float total, std::size_t width, const stage_place&) const noexcept {
-        return 1.0F / detail::square_root(total / static_cast<float>(width) + epsilon);
-    }
-    template <class Values>
-    GPUSHARE_HD void apply(Values& x, const stage_place& at, float factor) const noexcept {
-        x.combine(product{}, Values::filled(factor));
-        x.combine(product{}, Values::load_some(weight + at.column, at.n));
-    }
-};
-
-/// The largest number that quantised ones are scaled to.
-template <class Q>
-[[nodiscard]] GPUSHARE_HD constexpr float quantised_limit() noexcept {
-    if constexpr (std::same_as<Q, std::int8_t>)
-        return 127.0F;
-    else
-        return static_cast<float>(Q::max());
-}
-
-/// x * factor as a whole number where Q is an integer, to nearest even, and not beyond Q's limit.
-template <class Q, class Values>
-GPUSHARE_HD void to_quantised(Values& x, float factor) noexcept {
-    constexpr float limit = quantised_limit<Q>();
-    x.combine(product{}, Values::filled(factor));
-    x.combine(minimum{}, Values::filled(limit));
-    x.combine(maximum{}, Values::filled(-limit));
-    if constexpr (std::integral<Q>) {
-        // Numbers this large have no fraction: adding one rounds, taking it away leaves the rounded.
-        x.combine(sum{}, Values::filled(0x1.8p23F));
-        x.combine(sum{}, Values::filled(-0x1.8p23F));
-    }
-}
-
-/// Each row by its own largest element; scales[row] is what a quantised number times that gives back.
-template <class Q>
-struct quantise_rows {
-    float* scales;
-    [[nodiscard]] GPUSHARE_HD void* shares() const noexcept { return scales; }
-    template <class Values>
-    GPUSHARE_HD void gather(Values& all, const Values& x) const noexcept {
-        all.combine(maximum{}, x);
-        Values negative = x;
-        negative.combine(product{}, Values::filled(-1.0F));
-        all.combine(maximum{}, negative);
-    }
-    using merge = maximum;
-    [[nodiscard]] GPUSHARE_HD float settle(float largest, std::size_t, const stage_place& at) const noexcept {
-        const float s = largest / quantised_limit<Q>();
-        if (at.first_thread) at.each_copy(scales, [&](float* to) { to[at.row] = s; });
-        return s > 0 ? 1.0F / s : 0.0F;
-    }
-    template <class Values>
-    GPUSHARE_HD void apply(Values& x, const stage_place&, float factor) const noexcept {
-        to_quantised<Q>(x, factor);
-    }
-};
-
-/// Everything by one scale, known beforehand.
-template <class Q>
-struct quantise_by {
-    float factor;
-    template <class Values>
-    GPUSHARE_HD void apply(Values& x, const stage_place&, float) const noexcept {
-        to_quantised<Q>(x, factor);
-    }
-};
-
-}  // namespace stages
-
-/// A stage that needs a number of the whole row before it changes anything.
+/// A stage that works element by element.
 template <class S>
-concept row_stage = requires {
-    typename S::merge;
+concept element_stage = std::copyable<S> && requires(const S& s, const floats<4>& x, const place& at) {
+    { s(x, at) } -> std::same_as<floats<4>>;
 };
 
-/// A stage that writes an array besides the result. A pipeline has at most four.
+/// A stage that writes.
 template <class S>
-concept sharing_stage = requires(const S& s) {
-    s.shares();
+concept sink_stage = std::copyable<S> && requires(const S& s, const floats<4>& x, const place& at) {
+    { s.store(x, at) } -> std::same_as<void>;
 };
 
-namespace detail {
+/// A stage that looks at a whole row, once or several times, before it changes it:
+///   looks                         how often
+///   combine                       row_sum or row_max
+///   learnt                        what it knows of the row: trivially copyable
+///   measure<Look>(x, at, known)   what is combined over the row in this look, for a few elements
+///   learn(look, total, at, known) adds what a look has told to `known`
+///   apply(x, at, known)           the new elements
+///   publish(at, known)            if there: called once a row by one thread
+template <class S>
+concept row_stage = std::copyable<S> && std::is_trivially_copyable_v<typename S::learnt> &&
+    requires(const S& s, const floats<4>& x, const place& at, typename S::learnt& known) {
+    { S::looks } -> std::convertible_to<std::uint32_t>;
+    typename S::combine;
+    { s.template measure<0>(x, at, known) } -> std::same_as<floats<4>>;
+    { s.learn(std::uint32_t{}, float{}, at, known) } -> std::same_as<void>;
+    { s.apply(x, at, known) } -> std::same_as<floats<4>>;
+};
 
-/// Stages one after the other, with the statistic of each.
+/// A stage that writes to an array of each rank, all of them alike: shares() is where this rank's is, and with(p) the stage
+/// that writes to p instead. An epilogue behind a collective has at most four.
+template <class S>
+concept sharing_stage = requires(const S& s, void* p) {
+    { s.shares() } -> std::same_as<void*>;
+    { s.with(p) } -> std::same_as<S>;
+};
+
+template <class S>
+concept epilogue_stage = element_stage<S> || sink_stage<S> || row_stage<S>;
+
+/// Stages, the first of them first. A plain value: copied into a kernel's arguments with all its stages.
 template <class... Stages>
-struct stage_list {
-    static constexpr std::uint32_t row_stages = 0, sharing = 0;
+struct epilogue {
+    static constexpr std::uint32_t size = 0, sharing = 0;
+    static constexpr bool whole_rows = false;
     GPUSHARE_HD void collect(void**) const noexcept {}
 };
 template <class First, class... Rest>
-struct stage_list<First, Rest...> {
-    First first;
-    stage_list<Rest...> rest;
-    static constexpr std::uint32_t row_stages = (row_stage<First> ? 1 : 0) + stage_list<Rest...>::row_stages;
-    static constexpr std::uint32_t sharing = (sharing_stage<First> ? 1 : 0) + stage_list<Rest...>::sharing;
-    /// The arrays that stages write, in their order.
+struct epilogue<First, Rest...> {
+    static constexpr std::uint32_t size = 1 + sizeof...(Rest);
+    /// Whether it can be applied to whole rows only.
+    static constexpr bool whole_rows = row_stage<First> || epilogue<Rest...>::whole_rows;
+    /// How many stages write to all ranks.
+    static constexpr std::uint32_t sharing = (sharing_stage<First> ? 1 : 0) + epilogue<Rest...>::sharing;
+
+    First stage;
+    epilogue<Rest...> rest;
+
+    /// Where this rank's arrays are that such stages write to, in their order: `sharing` of them.
     GPUSHARE_HD void collect(void** to) const noexcept {
-        if constexpr (sharing_stage<First>) *to++ = first.shares();
+        if constexpr (sharing_stage<First>) *to++ = stage.shares();
         rest.collect(to);
     }
 };
 
-template <class Stage>
-[[nodiscard]] constexpr auto appended(const stage_list<>&, const Stage& s) {
-    return stage_list<Stage>{s, {}};
-}
-template <class First, class... Rest, class Stage>
-[[nodiscard]] constexpr auto appended(const stage_list<First, Rest...>& l, const Stage& s) {
-    return stage_list<First, Rest..., Stage>{l.first, appended(l.rest, s)};
+namespace detail {
+
+template <class>
+inline constexpr bool is_epilogue = false;
+template <class... S>
+inline constexpr bool is_epilogue<epilogue<S...>> = true;
+
+template <std::uint32_t I, class First, class... Rest>
+[[nodiscard]] GPUSHARE_HD constexpr const auto& stage_of(const epilogue<First, Rest...>& e) noexcept {
+    if constexpr (I == 0)
+        return e.stage;
+    else
+        return stage_of<I - 1>(e.rest);
 }
 
-/// What `|` has on its right side: one or two stages, and the type of the result from there on.
-template <class Out, class... Stages>
-struct added_stages {
-    stage_list<Stages...> list;
-};
-struct unchanged {};
-
-template <class Stage>
-[[nodiscard]] constexpr added_stages<unchanged, Stage> one_stage(const Stage& s) {
-    return {{s, {}}};
+/// Sharing stages before stage I.
+template <std::uint32_t I, class First, class... Rest>
+[[nodiscard]] constexpr std::uint32_t sharing_before(const epilogue<First, Rest...>*) noexcept {
+    if constexpr (I == 0)
+        return 0;
+    else
+        return (sharing_stage<First> ? 1 : 0) + sharing_before<I - 1>(static_cast<const epilogue<Rest...>*>(nullptr));
 }
+template <std::uint32_t I>
+[[nodiscard]] constexpr std::uint32_t sharing_before(const epilogue<>*) noexcept {
+    return 0;
+}
+
+template <class... B>
+[[nodiscard]] GPUSHARE_HD constexpr epilogue<B...> joined(const epilogue<>&, const epilogue<B...>& b) noexcept {
+    return b;
+}
+template <class A, class... As, class... B>
+[[nodiscard]] GPUSHARE_HD constexpr epilogue<A, As..., B...> joined(const epilogue<A, As...>& a,
+                                                                    const epilogue<B...>& b) noexcept {
+    return {a.stage, joined(a.rest, b)};
+}
+
+template <class S>
+[[nodiscard]] GPUSHARE_HD constexpr auto as_epilogue(const S& s) noexcept {
+    if constexpr (is_epilogue<S>)
+        return s;
+    else
+        return epilogue<S>{s, {}};
+}
+
+template <class S>
+concept epilogue_part = is_epilogue<S> || epilogue_stage<S>;
 
 }  // namespace detail
 
-// --- what a user writes. Everything that is pointed to must last until the collective is done.
-
-/// Adds an array as large as what the rank keeps of the result: all of it, or its own rows where it is sharded.
-template <class R>
-[[nodiscard]] constexpr auto add(const R& other) {
-    using T = std::remove_cvref_t<decltype(*std::data(other))>;
-    return detail::one_stage(stages::add<T>{std::data(other)});
-}
-/// The same, and the sum is stored in the array: on every rank, where the result is replicated. What follows sees the sum as
-/// it is stored. (The residual stream of a transformer.)
-template <class R>
-[[nodiscard]] constexpr auto add_to(R&& residual) {
-    using T = std::remove_reference_t<decltype(*std::data(residual))>;
-    return detail::one_stage(stages::add_to<T>{std::data(residual)});
-}
-/// Adds one number per column.
-template <class R>
-[[nodiscard]] constexpr auto bias(const R& values) {
-    using T = std::remove_cvref_t<decltype(*std::data(values))>;
-    return detail::one_stage(stages::bias<T>{std::data(values)});
-}
-[[nodiscard]] constexpr auto scale(float factor) { return detail::one_stage(stages::scale{factor}); }
-[[nodiscard]] constexpr auto relu() { return detail::one_stage(stages::relu{}); }
-/// f(x) for each element: an activation, or whatever a user likes. On a device, a functor.
-template <class F>
-requires std::is_invocable_r_v<float, const F&, float>
-[[nodiscard]] constexpr auto map(const F& f) { return detail::one_stage(stages::map<F>{f}); }
-/// One weight per column (B. Zhang, R. Sennrich: Root mean square layer normalization, 2019).
-template <class R>
-[[nodiscard]] constexpr auto rms_norm(const R& weight, float epsilon) {
-    using W = std::remove_cvref_t<decltype(*std::data(weight))>;
-    return detail::one_stage(stages::rms_norm<W>{std::data(weight), epsilon});
-}
-/// One weight and one bias per column (J. L. Ba, J. R. Kiros, G. E. Hinton: Layer normalization, 2016).
-template <class R, class B>
-[[nodiscard]] constexpr auto layer_norm(const R& weight, const B& shift, float epsilon) {
-    using W = std::remove_cvref_t<decltype(*std::data(weight))>;
-    using S = std::remove_cvref_t<decltype(*std::data(shift))>;
-    using list = detail::stage_list<stages::centre, stages::rms_norm<W>, stages::bias<S>>;
-    return detail::added_stages<detail::unchanged, stages::centre, stages::rms_norm<W>, stages::bias<S>>{
-        list{{}, {{std::data(weight), epsilon}, {{std::data(shift)}, {}}}}};
-}
-/// The result is stored as Out.
-template <class Out>
-[[nodiscard]] constexpr auto cast() {
-    return detail::added_stages<Out>{};
-}
-/// The result is stored as Q (std::int8_t, fp8_e4m3 or fp8_e5m2), each row divided by scales[row], which is written for all
-/// rows that the rank keeps.
-template <class Q>
-[[nodiscard]] constexpr auto quantise(std::span<float> scales) {
-    return detail::added_stages<Q, stages::quantise_rows<Q>>{{stages::quantise_rows<Q>{scales.data()}, {}}};
-}
-/// The same with one scale for all, known beforehand.
-template <class Q>
-[[nodiscard]] constexpr auto quantise(float by) {
-    return detail::added_stages<Q, stages::quantise_by<Q>>{{stages::quantise_by<Q>{1.0F / by}, {}}};
+/// One after the other. At least one of the two belongs to this library: begin with `epilogue<>{} |` where neither does.
+template <detail::epilogue_part A, detail::epilogue_part B>
+[[nodiscard]] GPUSHARE_HD constexpr auto operator|(const A& a, const B& b) noexcept {
+    return detail::joined(detail::as_epilogue(a), detail::as_epilogue(b));
 }
 
 }  // namespace gpushare::inline GPUSHARE_ABI

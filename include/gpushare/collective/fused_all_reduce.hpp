@@ -10,13 +10,19 @@
 #include <concepts>
 #include <cstddef>
 #include <cstdint>
+#include <memory>
+#include <new>
 #include <span>
 #include <type_traits>
 
 #include <gpushare/collective/all_reduce.hpp>
-#include <gpushare/collective/bundle.hpp>
+#include <gpushare/collective/channel.hpp>
 #include <gpushare/collective/communicator.hpp>
 #include <gpushare/collective/epilogue.hpp>
+#include <gpushare/collective/epilogue_apply.hpp>
+#include <gpushare/collective/epilogue_norms.hpp>
+#include <gpushare/collective/epilogue_quantise.hpp>
+#include <gpushare/collective/epilogue_stages.hpp>
 #include <gpushare/collective/epoch.hpp>
 #include <gpushare/collective/fault.hpp>
 #include <gpushare/collective/reduce_ops.hpp>
@@ -27,45 +33,53 @@
 
 namespace gpushare::inline GPUSHARE_ABI {
 
-/// An all-reduce of `count` elements in rows of `width`, and what follows it. A value; points to what it works on.
-template <class T, class Out, class Op, class... Stages>
+namespace detail {
+
+/// What the last stage that says so makes of the elements; else T.
+template <class T, class... Stages>
+struct result_of_stages {
+    using type = T;
+};
+template <class T, class First, class... Rest>
+struct result_of_stages<T, First, Rest...> : result_of_stages<T, Rest...> {};
+template <class T, class First, class... Rest>
+requires requires { typename First::result_type; }
+struct result_of_stages<T, First, Rest...> : result_of_stages<typename First::result_type, Rest...> {};
+
+}  // namespace detail
+
+/// An all-reduce of `count` elements in rows of `width`, and what follows it. A value; points to what it works on. `out_type`
+/// is that of the result: as the last cast() or quantise() says, else T.
+template <class T, class Op, class... Stages>
 struct pipeline {
+    using out_type = typename detail::result_of_stages<T, Stages...>::type;
+
     const T* in = nullptr;
     std::size_t count = 0;
     std::size_t width = 1;
     Op op{};
-    detail::stage_list<Stages...> list{};
+    epilogue<Stages...> list{};
 
     /// Adds stages.
-    template <class NewOut, class... More>
-    [[nodiscard]] friend constexpr auto operator|(const pipeline& p,
-                                                  const detail::added_stages<NewOut, More...>& more) {
-        using next = std::conditional_t<std::same_as<NewOut, detail::unchanged>, Out, NewOut>;
-        return pipeline<T, next, Op, Stages..., More...>{p.in, p.count, p.width, p.op, joined(p.list, more.list)};
+    template <detail::epilogue_part S>
+    [[nodiscard]] friend constexpr auto operator|(const pipeline& p, const S& more) {
+        return p.with(detail::joined(p.list, detail::as_epilogue(more)));
     }
 
 private:
-    template <class L>
-    [[nodiscard]] static constexpr L joined(const L& l, const detail::stage_list<>&) {
-        return l;
-    }
-    template <class L, class First, class... Rest>
-    [[nodiscard]] static constexpr auto joined(const L& l, const detail::stage_list<First, Rest...>& more) {
-        return joined_rest(detail::appended(l, more.first), more.rest);
-    }
-    template <class L, class M>
-    [[nodiscard]] static constexpr auto joined_rest(const L& l, const M& more) {
-        return joined(l, more);
+    template <class... All>
+    [[nodiscard]] constexpr pipeline<T, Op, All...> with(const epilogue<All...>& all) const {
+        return {in, count, width, op, all};
     }
 };
 
-/// The beginning of a pipeline. The elements are whole rows of `width`; without it, they are one row.
+/// The beginning of a pipeline. The elements are whole rows of `width`.
 template <class R, class Op = sum>
 requires requires(const R& r) { std::span(r); }
 [[nodiscard]] constexpr auto all_reduce(const R& in, std::size_t width, Op op = {}) {
     using T = std::remove_cvref_t<decltype(*std::data(in))>;
     static_assert(reducible<T>);
-    return pipeline<T, T, Op>{std::data(in), std::size(in), width, op, {}};
+    return pipeline<T, Op>{std::data(in), std::size(in), width, op, {}};
 }
 
 /// The rows that rank `rank` computes, and keeps where the result is sharded.
@@ -76,225 +90,147 @@ requires requires(const R& r) { std::span(r); }
 
 namespace detail {
 
-/// Stages and statistics of one row, by compile-time recursion. `pass` counts the row stages that are settled.
-template <class List>
-struct row_state {};
-template <class First, class... Rest>
-struct row_state<stage_list<First, Rest...>> {
-    float statistic = 0;
-    row_state<stage_list<Rest...>> rest;
+/// Reads and combines what all ranks brought, rank by rank from 0 on.
+template <class T, class Op>
+struct combined_rows {
+    const flag_line* told;
+    const T* first;   // rank 0's
+    const T* second;  // rank 1's, kept here since two ranks are what there is most often
+    std::uint32_t ranks;
+    std::size_t row;  // of the inputs, for row 0 of the result
+    Op op;
+
+    template <std::uint32_t N>
+    [[nodiscard]] GPUSHARE_HD floats<N> load(const place& at) const noexcept {
+        const std::size_t i = (at.row + row) * at.width + at.column;
+        floats<N> x = load_floats<N>(first + i, at.count);
+        if (ranks > 1) x = both(x, load_floats<N>(second + i, at.count));
+        for (std::uint32_t r = 2; r < ranks; ++r)
+            x = both(x, load_floats<N>(static_cast<const T*>(told[r].in) + i, at.count));
+        if constexpr (requires { op.finish(float{}, float{}); }) {
+            const auto n = static_cast<float>(ranks);
+            x = floats<N>::map([&](const auto& y) { return op.finish(y, n); }, x);
+        }
+        return x;
+    }
+
+private:
+    template <std::uint32_t N>
+    [[nodiscard]] GPUSHARE_HD floats<N> both(const floats<N>& x, const floats<N>& y) const noexcept {
+        if constexpr (lanewise_op<Op>)
+            return floats<N>::map(op, x, y);
+        else
+            return floats<N>::zip(op, x, y);
+    }
 };
 
-/// Runs the stages behind the row stage number Skip on some values, with it unless Skip is 0, up to the next row stage, which
-/// only gathers. Shared counts the stages that write arrays.
-template <std::uint32_t Skip, std::uint32_t Shared = 0, class Values>
-GPUSHARE_HD void run_stages(const stage_list<>&, const row_state<stage_list<>>&, Values&, stage_place&,
-                            Values&) noexcept {}
-template <std::uint32_t Skip, std::uint32_t Shared = 0, class Values, class First, class... Rest>
-GPUSHARE_HD void run_stages(const stage_list<First, Rest...>& l, const row_state<stage_list<First, Rest...>>& s,
-                            Values& x, stage_place& at, Values& gathered) noexcept {
-    constexpr std::uint32_t next = Shared + (sharing_stage<First> ? 1 : 0);
-    at.shared = Shared;
-    if constexpr (row_stage<First>) {
-        if constexpr (Skip == 0) {
-            x.keep(at.n);
-            l.first.gather(gathered, x);
-        } else {
-            if constexpr (Skip == 1) l.first.apply(x, at, s.statistic);
-            run_stages<Skip - 1, next>(l.rest, s.rest, x, at, gathered);
-        }
-    } else {
-        if constexpr (Skip == 0) l.first.apply(x, at, 0.0F);
-        run_stages<Skip, next>(l.rest, s.rest, x, at, gathered);
-    }
-}
+/// The arrays that ranks have told of; the result is the last.
+struct told_outputs {
+    const flag_line* told;
+    std::uint32_t of_ranks;
+    std::uint32_t result;
 
-/// Settles the row stage number Skip.
-template <std::uint32_t Skip, std::uint32_t Shared = 0, class Context, class Values, class First, class... Rest>
-GPUSHARE_HD void settle_stage(Context& ctx, const stage_list<First, Rest...>& l,
-                              row_state<stage_list<First, Rest...>>& s, const Values& gathered, std::size_t width,
-                              stage_place& at) noexcept {
-    if constexpr (row_stage<First> && Skip == 0) {
-        const typename First::merge merge{};
-        at.shared = Shared;
-        s.statistic = l.first.settle(ctx.reduce(gathered.folded(merge), merge), width, at);
-    } else {
-        settle_stage<row_stage<First> ? Skip - 1 : Skip, Shared + (sharing_stage<First> ? 1 : 0)>(ctx, l.rest, s.rest,
-                                                                                                  gathered, width, at);
+    [[nodiscard]] GPUSHARE_HD std::uint32_t ranks() const noexcept { return of_ranks; }
+    [[nodiscard]] GPUSHARE_HD void* of(std::uint32_t rank, std::uint32_t k) const noexcept {
+        return k == result ? told[rank].out : told[rank].other[k];
     }
-}
+};
 
-template <class T, class Out, class Op, bool Sharded, class... Stages>
+template <class T, class Op, bool Sharded, class... Stages>
 struct fused_body {
-    pipeline<T, Out, Op, Stages...> what;
-    Out* out;
+    using steps = pipeline<T, Op, Stages...>;
+    using out_type = typename steps::out_type;
+
+    steps what;
+    out_type* out;
     bool streaming;
+    float* spare = nullptr;  // for a row, where slots are too small for one
     static constexpr auto kind = collective_kind::all_reduce;
 
     GPUSHARE_EXEC_CHECK_DISABLE
     template <class Context>
     GPUSHARE_HD collective_fault operator()(team<Context>& t, std::uint32_t lanes) const {
-        const std::uint32_t signature = call_signature(kind, type_id<T>() << 8 | sizeof(Out), op_id<Op>(), what.count,
-                                                       lanes, static_cast<std::uint32_t>(what.width));
-        static_assert(stage_types::sharing <= team<Context>::shared_pointers);
+        const std::uint32_t signature = call_signature(kind, type_id<T>() << 8 | sizeof(out_type), op_id<Op>(),
+                                                       what.count, lanes, static_cast<std::uint32_t>(what.width));
+        constexpr std::uint32_t sharing = decltype(what.list)::sharing;
+        static_assert(sharing <= team<Context>::shared_pointers, "gpushare: too many stages that write to all ranks");
         void* others[team<Context>::shared_pointers] = {};
         what.list.collect(others);
         if (!t.meet(signature, what.in, out, others)) return t.fault();
         const std::size_t rows = what.count / what.width;
         const element_range own = shard_of(rows, t.rank(), t.ranks());
         const element_range mine = part_of(own.size(), t.lane(), lanes, 1);
-        bool past = streaming && what.width * sizeof(Out) % 16 == 0;
-        for (std::uint32_t r = 0; r < t.ranks(); ++r)
-            past = past && reinterpret_cast<std::uintptr_t>(t.told_by(r).out) % 16 == 0;
-        const bool whole = past ? run_rows<true>(t, own.begin, mine) : run_rows<false>(t, own.begin, mine);
-        if (past) end_streaming();
+        // A row lies in the rank's slot between passes: it is local, and stays in the first-level cache.
+        float* const scratch =
+            what.width * sizeof(float) <= t.view().slot ? reinterpret_cast<float*>(t.slot_of(t.rank())) : spare;
+        const flag_line* const told = &t.told_by(0);
+        const T* const second = t.ranks() > 1 ? static_cast<const T*>(told[1].in) : nullptr;
+        const combined_rows<T, Op> from{told,      static_cast<const T*>(told[0].in), second,
+                                        t.ranks(), Sharded ? own.begin : 0,           what.op};
+        const auto all = joined(what.list, as_epilogue(into(out)));
+        // Some rows at a time, and then a look at whether the group was aborted.
+        const std::size_t step = 1 + look_every / (what.width * sizeof(T));
+        const std::size_t to_kept = Sharded ? 0 : own.begin;
+        bool whole = true;
+        for (std::size_t row = mine.begin; row < mine.end && whole; row += step) {
+            const std::size_t n = mine.end - row < step ? mine.end - row : step;
+            const row_range range{row + to_kept, n, what.width, to_kept, streaming};
+            if constexpr (Sharded)
+                apply_rows(t.context(), all, range, from, scratch);
+            else
+                apply_rows(t.context(), all, range, from, scratch, told_outputs{told, t.ranks(), sharing});
+            whole = t.goes_on();
+        }
         if (!t.agreed(whole)) {
             t.fail(errc::aborted, t.rank());
             return t.fault();
         }
         return t.part();
     }
-
-private:
-    using stage_types = stage_list<Stages...>;
-    static constexpr std::uint32_t passes = stage_types::row_stages + 1;
-
-    template <bool Streaming, class Context>
-    GPUSHARE_HD bool run_rows(team<Context>& t, std::size_t first, element_range mine) const {
-        for (std::size_t row = first + mine.begin; row < first + mine.end; ++row) {
-            row_state<stage_types> state{};
-            run_passes<0, Streaming>(t, row, first, state);
-            if (!t.goes_on()) return false;
-        }
-        return true;
-    }
-
-    template <std::uint32_t Pass, bool Streaming, class Context>
-    GPUSHARE_HD void run_passes(team<Context>& t, std::size_t row, std::size_t first,
-                                row_state<stage_types>& state) const {
-        constexpr std::uint32_t width = bundle_width<Context, T>();
-        using values = bundle<float, width>;
-        Context& ctx = t.context();
-        // Between passes a row lies in the rank's slot, which is local and stays in the first-level cache; one that doesn't fit
-        // is combined anew.
-        float* const scratch =
-            what.width * sizeof(float) <= t.view().slot ? reinterpret_cast<float*>(t.slot_of(t.rank())) : nullptr;
-        const std::size_t kept = Sharded ? row - first : row;
-        values gathered = values::filled(0.0F);
-        const T* const one = t.ranks() == 2 ? static_cast<const T*>(t.told_by(0).in) + row * what.width : nullptr;
-        const T* const two = t.ranks() == 2 ? static_cast<const T*>(t.told_by(1).in) + row * what.width : nullptr;
-        for (std::size_t c = ctx.thread_rank() * width; c < what.width; c += ctx.num_threads() * width) {
-            const std::size_t left = what.width - c;
-            stage_place at = place(t, kept, c, left < width ? static_cast<std::uint32_t>(left) : width);
-            values x;
-            if (Pass == 0 || scratch == nullptr) {
-                if (one != nullptr) {
-                    x = values::load_some(one + c, at.n);
-                    x.combine(what.op, values::load_some(two + c, at.n));
-                } else {
-                    x = input(t, 0, row, at);
-                    for (std::uint32_t r = 1; r < t.ranks(); ++r) x.combine(what.op, input(t, r, row, at));
-                }
-                x.finish(what.op, t.ranks());
-                run_up_to<Pass>(x, at, gathered, state);
-            } else {
-                x = values::load_some(scratch + c, at.n);
-                run_stages<Pass>(what.list, state, x, at, gathered);
-            }
-            if constexpr (Pass + 1 < passes) {
-                if (scratch != nullptr) x.store_some(scratch + c, at.n);
-            } else if constexpr (Sharded) {
-                put<Streaming>(out + at.index, x, at.n);
-            } else {
-                for (std::uint32_t r = 0; r < t.ranks(); ++r)
-                    put<Streaming>(static_cast<Out*>(t.told_by(r).out) + at.index, x, at.n);
-            }
-        }
-        if constexpr (Pass + 1 < passes) {
-            stage_place at = place(t, kept, 0, 0);
-            settle_stage<Pass>(ctx, what.list, state, gathered, what.width, at);
-            run_passes<Pass + 1, Streaming>(t, row, first, state);
-        }
-    }
-
-    template <class Context>
-    GPUSHARE_HD stage_place place(const team<Context>& t, std::size_t row, std::size_t column, std::uint32_t n) const {
-        stage_place at;
-        at.row = row;
-        at.column = column;
-        at.index = row * what.width + column;
-        at.n = n;
-        at.first_thread = t.context().thread_rank() == 0;
-        at.ranks = Sharded ? 0 : t.ranks();
-        at.told = &t.told_by(0);
-        return at;
-    }
-
-    /// All stages from the beginning on, for values that come from the inputs; what earlier row stages gather is dropped.
-    template <std::uint32_t Pass, class Values>
-    GPUSHARE_HD void run_up_to(Values& x, stage_place& at, Values& gathered,
-                               const row_state<stage_types>& state) const {
-        if constexpr (Pass != 0) {
-            Values dropped = Values::filled(0.0F);
-            const bool was = at.again;
-            at.again = true;
-            run_up_to<Pass - 1>(x, at, dropped, state);
-            at.again = was;
-        }
-        run_stages<Pass>(what.list, state, x, at, gathered);
-    }
-
-    template <class Context>
-    GPUSHARE_HD auto input(const team<Context>& t, std::uint32_t r, std::size_t row, const stage_place& at) const {
-        return bundle<float, bundle_width<Context, T>()>::load_some(
-            static_cast<const T*>(t.told_by(r).in) + row * what.width + at.column, at.n);
-    }
-
-    template <bool Streaming, class Values>
-    GPUSHARE_HD static void put(Out* to, const Values& x, std::uint32_t n) noexcept {
-        if (Streaming && n == Values::width)
-            x.stream(to);
-        else
-            x.store_some(to, n);
-    }
 };
 
-template <bool Sharded, class T, class Out, class Op, class... Stages>
-[[nodiscard]] collective_fault run_pipeline(const member& me, const pipeline<T, Out, Op, Stages...>& p,
-                                            std::span<Out> out, instant deadline) {
+template <bool Sharded, class T, class Op, class... Stages>
+[[nodiscard]] collective_fault run_pipeline(const member& me, const pipeline<T, Op, Stages...>& p,
+                                            std::span<typename pipeline<T, Op, Stages...>::out_type> out,
+                                            instant deadline) {
     static_assert(!std::integral<T> && !std::same_as<T, double>, "gpushare: epilogues compute in float");
     const std::size_t rows = p.width == 0 ? 0 : p.count / p.width;
     const std::size_t kept = Sharded ? shard_of(rows, me.rank(), me.size()).size() * p.width : p.count;
     if (p.width == 0 || rows * p.width != p.count || out.size() != kept)
         return {errc::mismatch, collective_kind::all_reduce, me.rank(), 0};
     const bool streaming = me.tuning().plan(me.size(), p.count * sizeof(T)).streaming;
-    return call(me, fused_body<T, Out, Op, Sharded, Stages...>{p, out.data(), streaming}, deadline);
+    std::unique_ptr<float[]> spare;
+    if (epilogue<Stages...>::whole_rows && p.width * sizeof(float) > me.view().slot) spare.reset(new float[p.width]);
+    return call(me, fused_body<T, Op, Sharded, Stages...>{p, out.data(), streaming, spare.get()}, deadline);
 }
 
 }  // namespace detail
 
 /// Runs the pipeline; every rank gets the whole result. All ranks pass their own copies of what stages add, with equal
-/// contents. As try_all_reduce in all else; `out` may be `in` where the types are the same.
-template <class T, class Out, class Op, class... Stages>
-[[nodiscard]] collective_fault try_run(const member& me, const pipeline<T, Out, Op, Stages...>& p,
-                                       std::type_identity_t<std::span<Out>> out, instant deadline = never) {
+/// contents. As try_all_reduce in all else; `out` may be `in` where the types are the same. Rows that are larger than a slot
+/// of the communicator take memory of the heap if a stage needs whole ones, and throw std::bad_alloc without it.
+template <class T, class Op, class... Stages>
+[[nodiscard]] collective_fault try_run(const member& me, const pipeline<T, Op, Stages...>& p,
+                                       std::span<typename pipeline<T, Op, Stages...>::out_type> out,
+                                       instant deadline = never) {
     return detail::run_pipeline<false>(me, p, out, deadline);
 }
-template <class T, class Out, class Op, class... Stages>
-void run(const member& me, const pipeline<T, Out, Op, Stages...>& p, std::type_identity_t<std::span<Out>> out,
-         instant deadline = never) {
+template <class T, class Op, class... Stages>
+void run(const member& me, const pipeline<T, Op, Stages...>& p,
+         std::span<typename pipeline<T, Op, Stages...>::out_type> out, instant deadline = never) {
     raise_fault(try_run(me, p, out, deadline));
 }
 
-/// Each rank keeps its own rows (`shard_of`) of the result; stages that add arrays are given those of these rows.
-template <class T, class Out, class Op, class... Stages>
-[[nodiscard]] collective_fault try_run_sharded(const member& me, const pipeline<T, Out, Op, Stages...>& p,
-                                               std::type_identity_t<std::span<Out>> out, instant deadline = never) {
+/// Each rank keeps its own rows (`shard_of`) of the result; arrays of stages are those of these rows.
+template <class T, class Op, class... Stages>
+[[nodiscard]] collective_fault try_run_sharded(const member& me, const pipeline<T, Op, Stages...>& p,
+                                               std::span<typename pipeline<T, Op, Stages...>::out_type> out,
+                                               instant deadline = never) {
     return detail::run_pipeline<true>(me, p, out, deadline);
 }
-template <class T, class Out, class Op, class... Stages>
-void run_sharded(const member& me, const pipeline<T, Out, Op, Stages...>& p, std::type_identity_t<std::span<Out>> out,
-                 instant deadline = never) {
+template <class T, class Op, class... Stages>
+void run_sharded(const member& me, const pipeline<T, Op, Stages...>& p,
+                 std::span<typename pipeline<T, Op, Stages...>::out_type> out, instant deadline = never) {
     raise_fault(try_run_sharded(me, p, out, deadline));
 }
 
