@@ -44,7 +44,7 @@ struct saturated {
     }
     void begin(client_id id) {
         limiter.client(id).backlogged = true;
-        for (int i = 0; i < 4; ++i) limiter.submit(id, {.length = 200us});
+        for (int i = 0; i < 16; ++i) limiter.submit(id, {.length = 200us});  // many more than may be in flight
     }
     void stop(client_id id) { limiter.client(id).backlogged = false; }
     /// Parts of the device in the next second.

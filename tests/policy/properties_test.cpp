@@ -79,7 +79,7 @@ public:
     void begin(tenant& t) {
         t.stopped = false;
         if (t.kind == habit::backlogged)
-            for (int i = 0; i < 6; ++i) submit(t);
+            for (int i = 0; i < 16; ++i) submit(t);  // many more than may be in flight
         if (t.kind == habit::synchronous) submit(t);
         if (t.kind == habit::poisson) arrive(t);
     }

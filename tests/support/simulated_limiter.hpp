@@ -84,12 +84,12 @@ public:
     void pump() {
         const auto now = world_->now();
         const auto behind = [this](gpushare::client_id c) noexcept { return clients_[c.index].line[1].head; };
-        while (const auto g = core_.next(now, behind)) {
-            auto& client = clients_[g->client.index];
+        for (gpushare::grant g; core_.next(g, now, behind);) {
+            auto& client = clients_[g.client.index];
             const auto w = client.line.front();
             client.line.pop_front();
             client.stream.enqueue(w.length);
-            const auto slot = keep({*g, {g->client, w.head.arrival, now, {}, w.length}});
+            const auto slot = keep({g, {g.client, w.head.arrival, now, {}, w.length}});
             client.stream.call([this, slot] { end(slot); });
             ++let_in_;
         }
