@@ -4,7 +4,7 @@
 # packages are installed by apt-get. What Debian doesn't have comes from PyPI into build/tools and nothing outside:
 #
 #   build/tools/cuda    a CUDA toolkit, where the machine has none from 13.0 on
-#   build/tools/cccl    a newer CCCL than that toolkit's, which the adapter in interop/cuda_mr.hpp has to fit as well
+#   build/tools/cccl    a newer CCCL than that toolkit's, which the adapters to libcu++ and Thrust have to fit as well
 #   build/tools/conan   Conan, which runs our recipe
 #   build/tools/onnxruntime   ONNX Runtime's library, whose tensors are put on a tenant's memory
 #

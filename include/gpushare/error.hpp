@@ -48,9 +48,11 @@ enum class errc : std::uint8_t {
     stopped,            // a stop was requested while waiting
     closed,             // the tenant or limiter is closing
     queue_full,         // the tenant's queue limit
+    quarantined,        // the tenant failed too often in a row
     too_many_blocks,    // a cooperative launch that can't be resident at once
     submission_failed,  // the callable that enqueues work threw
     kernel_failed,      // the work itself failed on the device
+    stuck,              // the work doesn't end
     device_lost,        // the device is gone: everything on it failed
     // backends
     no_driver,       // the machine has no driver, or one that doesn't fit
@@ -86,9 +88,11 @@ enum class errc : std::uint8_t {
         case errc::stopped: return "stop requested";
         case errc::closed: return "closed";
         case errc::queue_full: return "queue is full";
+        case errc::quarantined: return "quarantined after repeated failures";
         case errc::too_many_blocks: return "blocks cannot all be resident";
         case errc::submission_failed: return "enqueuing the work threw";
         case errc::kernel_failed: return "the work failed on the device";
+        case errc::stuck: return "the work does not end";
         case errc::device_lost: return "device lost";
         case errc::no_driver: return "no usable device driver";
         case errc::not_supported: return "not supported by the driver or device";

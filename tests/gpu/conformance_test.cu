@@ -91,25 +91,25 @@ bool has_devices(std::uint32_t wanted) {
 
 }  // namespace
 
-TEST_CASE("timeline", "[gpu]") { conformance::check_timeline<gpu_backend>(); }
-TEST_CASE("queue", "[gpu]") { conformance::check_queue<gpu_backend>(); }
+TEST_CASE("timeline", "[gpu][waits]") { conformance::check_timeline<gpu_backend>(); }
+TEST_CASE("queue", "[gpu][waits]") { conformance::check_queue<gpu_backend>(); }
 TEST_CASE("launcher", "[gpu]") { conformance::check_launcher<gpu_backend>(); }
 TEST_CASE("kernels of one thread", "[gpu]") { conformance::check_kernels<gpu_backend>(1); }
 TEST_CASE("kernels of one warp", "[gpu]") { conformance::check_kernels<gpu_backend>(32); }
 TEST_CASE("kernels of an odd number of threads", "[gpu]") { conformance::check_kernels<gpu_backend>(77); }
 TEST_CASE("kernels of many threads", "[gpu]") { conformance::check_kernels<gpu_backend>(1024); }
-TEST_CASE("memory", "[gpu]") { conformance::check_memory<gpu_backend>(); }
-TEST_CASE("memory_resource", "[gpu]") {
+TEST_CASE("memory", "[gpu][memory]") { conformance::check_memory<gpu_backend>(); }
+TEST_CASE("memory_resource", "[gpu][memory]") {
     gpu_backend backend;
     conformance::check_memory_resource(backend.memory());
 }
-TEST_CASE("virtual memory", "[gpu]") { conformance::check_virtual_memory<virtual_memory_backend>(); }
-TEST_CASE("pinned memory", "[gpu]") {
+TEST_CASE("virtual memory", "[gpu][memory]") { conformance::check_virtual_memory<virtual_memory_backend>(); }
+TEST_CASE("pinned memory", "[gpu][memory]") {
     gpu_backend backend;
     cu::pinned_memory pinned{backend.node()};
     conformance::check_memory_resource(pinned);
 }
-TEST_CASE("node", "[gpu]") {
+TEST_CASE("node", "[gpu][waits]") {
     if (has_devices(2)) conformance::check_node<gpu_backend>();
 }
 TEST_CASE("gang order of a node", "[gpu]") {

@@ -43,6 +43,7 @@ public:
         find("synchronize", synchronize);
         find("chat_charged", chat_charged);
         find("batch_charged", batch_charged);
+        find("batch_used", batch_used);
         find("wrong_frees", wrong_frees);
         find("unfreed", unfreed);
         start_();
@@ -61,7 +62,7 @@ public:
     decltype(&::destroy_stream) destroy_stream = nullptr;
     decltype(&::occupy) occupy = nullptr;
     decltype(&::synchronize) synchronize = nullptr;
-    decltype(&::chat_charged) chat_charged = nullptr, batch_charged = nullptr;
+    decltype(&::chat_charged) chat_charged = nullptr, batch_charged = nullptr, batch_used = nullptr;
     decltype(&::wrong_frees) wrong_frees = nullptr;
     decltype(&::unfreed) unfreed = nullptr;
 
@@ -87,6 +88,7 @@ TEST_CASE("PyTorch's blocks are charged to their tenant, on the device that PyTo
     CHECK(torch.chat_charged(1) == 0);
     CHECK(torch.batch_charged(0) == 0);
     CHECK(torch.batch_charged(1) == 2 * MiB);
+    CHECK(torch.batch_used(1) == 2 * MiB);
     void* const a = torch.chat_malloc(0, 0, s);
     void* const b = torch.chat_malloc(0, 0, s);
     CHECK(a != nullptr);
@@ -96,7 +98,8 @@ TEST_CASE("PyTorch's blocks are charged to their tenant, on the device that PyTo
     torch.chat_free(p, 3 * MiB, 0, s);
     torch.batch_free(q, 2 * MiB, 1, nullptr);
     CHECK(torch.chat_charged(0) == 0);
-    CHECK(torch.batch_charged(1) == 0);
+    CHECK(torch.batch_used(1) == 0);
+    CHECK(torch.batch_charged(1) == 2 * MiB);  // a pool keeps it
     CHECK(torch.wrong_frees() == 0);
     torch.destroy_stream(s);
 }
@@ -142,6 +145,24 @@ TEST_CASE("PyTorch's frees are in the order of the stream that they name", "[int
         CHECK_THROWS_AS(torch.chat_malloc(3 * MiB, 0, other), std::bad_alloc);
         held.open();
         torch.synchronize(own);
+    }
+    SECTION("with a pool in between as well") {
+        void* const q = torch.batch_malloc(6 * MiB, 0, own);
+        gate held;
+        torch.occupy(own, &held);
+        torch.batch_free(q, 6 * MiB, 0, own);
+        torch.chat_free(p, 6 * MiB, 0, own);
+        try {
+            (void)torch.batch_malloc(3 * MiB, 0, other);
+            FAIL("allocated");
+        } catch (const gpushare::memory_error& e) {
+            CHECK(e.tenant() == "batch");
+            CHECK(e.figures().asked >= 3 * MiB);
+        }
+        held.open();
+        torch.synchronize(own);
+        torch.batch_free(torch.batch_malloc(8 * MiB, 0, other), 8 * MiB, 0, other);
+        CHECK(torch.batch_used(0) == 0);
     }
     SECTION("or another one") {
         gate held;

@@ -43,7 +43,7 @@ struct alignas(line_bytes) flag_line {
     std::uint32_t unused;
     const void* in;
     void* out;
-    void* other;  // what an epilogue shares besides
+    void* other[4];  // what an epilogue shares besides
     // Counts of the ring, in the first of the two lines: chunks of partial results and of results that the writer has left
     // in its slot, and chunks that it has taken from the reader's.
     std::uint32_t partial_ready, result_ready, partial_taken, result_taken;

@@ -3,7 +3,7 @@
 // one of them fails. The same code in a rank's own thread, in a block of the host backend and on a device.
 //
 //   team t(ctx, view, rank, lane, collective_kind::barrier, deadline);
-//   if (!t.enter() || !t.meet(signature, in, out, other)) return t.fault();     // all are here
+//   if (!t.enter() || !t.meet(signature, in, out)) return t.fault();     // all are here
 //   ... read theirs, write theirs ...
 //   return t.part();                                                            // all are done with mine
 //
@@ -97,17 +97,20 @@ public:
         return false;
     }
 
+    /// As many as `others` points to, if to any.
+    static constexpr std::uint32_t shared_pointers = sizeof(detail::flag_line::other) / sizeof(void*);
+
     /// Tells all ranks where this one's buffers are, and waits until all have done so. False: fault() says why, and this
     /// rank has left.
     GPUSHARE_HD bool meet(std::uint32_t signature, const void* in = nullptr, void* out = nullptr,
-                          void* other = nullptr) noexcept {
+                          void* const* others = nullptr) noexcept {
         ctx_.sync();
         for (std::uint32_t to = ctx_.thread_rank(); to < ranks(); to += ctx_.num_threads()) {
             detail::flag_line& mine = view_.flag(to, rank_, lane_, epoch_);
             mine.signature = signature;
             mine.in = in;
             mine.out = out;
-            mine.other = other;
+            for (std::uint32_t i = 0; others != nullptr && i < shared_pointers; ++i) mine.other[i] = others[i];
             atomic_ref{mine.ready}.store_release(epoch_);
         }
         std::uint32_t bad = none;

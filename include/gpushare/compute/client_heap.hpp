@@ -26,7 +26,7 @@ public:
     /// For clients with indices below `clients`. Throws std::bad_alloc, and then nothing has changed.
     void reserve(std::size_t clients) {
         if (clients <= places_.size()) return;
-        heap_.reserve(clients);
+        if (heap_.capacity() < clients) heap_.reserve(clients + clients / 2);
         places_.resize(clients, nowhere);
     }
 

@@ -28,11 +28,17 @@ struct cost_estimate {
 
     /// One more took this long.
     void learn(ns took, bool alone) noexcept {
-        // The mean of all up to the eighth, then of the latest eight or so: mixed kernels predict their mean.
-        if (seen < 8) ++seen;
-        typical += (took - typical) / static_cast<ns::rep>(seen);
+        learn_mean(took);
         longest = std::max(longest, took);
         if (alone && took > ns{0}) shortest_alone = shortest_alone > ns{0} ? std::min(shortest_alone, took) : took;
+    }
+    /// The same where it was only measured together with others of which each took a part.
+    void learn_mean(ns took) noexcept {
+        // The mean of all up to the eighth, then of the latest eight or so: mixed kernels predict their mean.
+        if (seen < 8)
+            typical += (took - typical) / static_cast<ns::rep>(++seen);
+        else
+            typical += (took - typical) / 8;
     }
 };
 
@@ -42,25 +48,31 @@ class cost_model {
 public:
     static constexpr std::size_t capacity = 256;
 
-    /// Nothing is known of key 0, nor of what is new or long forgotten.
-    [[nodiscard]] cost_estimate find(client_id c, std::uint64_t key) const noexcept {
+    /// Nothing is known of key 0, nor of what is new or long forgotten: seen is 0. Valid until the next call of another
+    /// function.
+    [[nodiscard]] const cost_estimate& find(client_id c, std::uint64_t key) const noexcept {
         if (key != 0)
             for (const auto& e : sets_[set_of(c, key)])
                 if (e.key == key && e.client == c) return e.estimate;
-        return {};
+        return unknown_;
     }
 
-    /// The truth about one submission. Key 0 teaches nothing.
-    void learn(client_id c, std::uint64_t key, ns took, bool alone = false) noexcept {
-        if (key == 0) return;
+    /// To be told the truth about one of this kind, at once. Null for key 0.
+    [[nodiscard]] cost_estimate* find_or_add(client_id c, std::uint64_t key) noexcept {
+        if (key == 0) return nullptr;
         auto& set = sets_[set_of(c, key)];
-        auto* at = std::ranges::find_if(set, [&](const entry& e) { return e.key == key && e.client == c; });
+        auto at = std::ranges::find_if(set, [&](const entry& e) { return e.key == key && e.client == c; });
         if (at == set.end()) {
             at = set.end() - 1;
             *at = {.key = key, .client = c};
         }
-        at->estimate.learn(took, alone);
         std::rotate(set.begin(), at, at + 1);  // the latest in front
+        return &set.front().estimate;
+    }
+
+    /// One of this kind took this long.
+    void learn(client_id c, std::uint64_t key, ns took, bool alone = false) noexcept {
+        if (auto* const e = find_or_add(c, key)) e->learn(took, alone);
     }
 
 private:
@@ -78,6 +90,7 @@ private:
         return static_cast<std::size_t>(mixed >> 32) % (capacity / ways);
     }
 
+    cost_estimate unknown_{};
     std::vector<std::array<entry, ways>> sets_ = std::vector<std::array<entry, ways>>(capacity / ways);
 };
 

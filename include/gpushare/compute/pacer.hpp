@@ -27,8 +27,7 @@ struct pacer {
     /// Begins to want device time, after it wanted none: what it didn't take until now is not kept for it.
     void begin(instant now) noexcept { from = std::max(from, now); }
     void spend(ns cost, instant now) noexcept {
-        // Written so that a time before the clock's zero doesn't arise.
-        if (from + catch_up < now) from = now - catch_up;
+        from = std::max(from, now - catch_up);
         adjust(cost);
     }
     void adjust(ns delta) noexcept {
@@ -37,7 +36,8 @@ struct pacer {
         const auto cost = std::clamp(delta.count(), -most, most);
         const auto rate = std::max<std::int64_t>(per_million, 1);
         const auto whole = cost / rate * 1'000'000 + cost % rate * 1'000'000 / rate;
-        from = saturating_add(from, ns{whole});
+        constexpr instant long_ago{ns::min() / 2};
+        from = whole < 0 ? std::max(from + ns{whole}, long_ago) : saturating_add(from, ns{whole});
     }
 };
 

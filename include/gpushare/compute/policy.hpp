@@ -41,6 +41,8 @@ struct line_head {
     ns remaining{};            // the same of all that is left of its request, itself included
     instant arrival{};         // when it began to wait
     instant deadline = never;  // when it is due
+    std::uint64_t key = 0;     // its kind, for the cost model; 0: none
+    bool of_request = false;   // more of its client may follow soon: what is below is held back meanwhile
 };
 
 /// Whom to serve next: a client, nobody, or nobody before a time.

@@ -64,7 +64,7 @@ public:
 
 private:
     static constexpr std::size_t most_stretches = 128;  // half are forgotten at once
-    static constexpr std::uint32_t most_owners = 4;  // more in one instant share no further
+    static constexpr std::uint32_t most_owners = 4;     // more in one instant share no further
     static constexpr ns::rep long_ago = std::numeric_limits<ns::rep>::min();
 
     struct interval {  // on the meter's own time, which begins with the first span
@@ -139,8 +139,8 @@ private:
 
     void remember(const stretch& s) noexcept {
         if (s.when.begin >= s.when.end) return;
-        if (num_ > 0 && stretches_[num_ - 1].when.end == s.when.begin && stretches_[num_ - 1].num_owners == s.num_owners &&
-            stretches_[num_ - 1].owners == s.owners) {
+        if (num_ > 0 && stretches_[num_ - 1].when.end == s.when.begin &&
+            stretches_[num_ - 1].num_owners == s.num_owners && stretches_[num_ - 1].owners == s.owners) {
             stretches_[num_ - 1].when.end = s.when.end;
             return;
         }
@@ -151,8 +151,8 @@ private:
         stretches_[num_++] = s;
     }
 
-    Point latest_{};                                  // the end that charged_to_ is the place of
-    ns::rep charged_to_ = long_ago;                   // the latest end so far
+    Point latest_{};                                   // the end that charged_to_ is the place of
+    ns::rep charged_to_ = long_ago;                    // the latest end so far
     std::array<stretch, most_stretches> stretches_{};  // in order of time, without holes, up to charged_to_
     std::size_t num_ = 0;
 };

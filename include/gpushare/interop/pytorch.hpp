@@ -10,7 +10,8 @@
 //       chat().deallocate(p, size, device, stream);
 //   }
 //
-// PyTorch keeps no cache in front of them: over a pool_resource they are fast, over cudaMalloc they aren't.
+// PyTorch keeps no cache in front of them: with a pool_resource over the tenant's memory they are fast, with that alone
+// each of them is a cudaMalloc.
 #pragma once
 
 #include <algorithm>
@@ -19,6 +20,7 @@
 #include <cstdint>
 #include <limits>
 #include <mutex>
+#include <string_view>
 #include <vector>
 
 #include <gpushare/concepts.hpp>
@@ -37,7 +39,8 @@ template <class Memory, node Node>
 requires stream_ordered_memory<Memory, typename Node::stream::point> && copier<typename Node::stream>
 class pytorch_allocator {
 public:
-    explicit pytorch_allocator(Node& on) noexcept : node_(&on) {}
+    /// `tenant` is named in refusals of memories that name nobody, such as pools; the text must outlive this.
+    explicit pytorch_allocator(Node& on, std::string_view tenant = {}) noexcept : node_(&on), tenant_(tenant) {}
     pytorch_allocator(const pytorch_allocator&) = delete;
     pytorch_allocator& operator=(const pytorch_allocator&) = delete;
 
@@ -56,33 +59,34 @@ public:
     [[nodiscard]] void* allocate(std::ptrdiff_t size, int ordinal, Stream* /*stream*/) {
         part* const on = find(ordinal);
         if (on == nullptr)
-            raise({.code = errc::no_device, .asked = static_cast<std::uint64_t>(ordinal), .limit = parts_.size()}, {},
-                  "memory for PyTorch");
-        return on->memory->allocate(unsigned_size(size), alignment);
+            raise({.code = errc::no_device, .asked = static_cast<std::uint64_t>(ordinal), .limit = parts_.size()},
+                  tenant_, "memory for PyTorch");
+        try {
+            return on->memory->allocate(unsigned_size(size), alignment);
+        } catch (const memory_error& e) {
+            if (!e.tenant().empty() || tenant_.empty()) throw;
+            raise(e.figures(), tenant_, "memory for PyTorch");
+        }
     }
 
     /// Credited once `stream`, and all streams that were recorded for the block, have done what was enqueued so far.
-    /// Never throws, since PyTorch calls it from destructors. What isn't out, or has another size, changes nothing, and
-    /// is an event of its tenant. Null is ignored.
+    /// Never throws, since PyTorch calls it from destructors. What isn't out, or has another size, changes nothing: the
+    /// memory's answer is returned, and a tenant_memory has an event for it. Null is ignored.
     template <class Stream>
-    void deallocate(void* p, std::ptrdiff_t size, int ordinal, Stream* stream) noexcept {
-        if (p == nullptr) return;
-        part* const on = find(ordinal);
+    errc deallocate(void* p, std::ptrdiff_t size, int ordinal, Stream* stream) noexcept {
+        if (p == nullptr) return errc::none;
+        errc why = errc::out_of_memory;  // of the host's
         try {
-            if (on == nullptr) raise({.code = errc::no_device});
-            auto used = point_after(*node_, on->device, stream);
-            for (;;) {
-                void* const other = take_recorded(p);
-                if (other == nullptr) break;
-                // In order on a stream that has nothing else to do: the first wait orders all that came before, too.
-                on->joined.wait(used);
-                on->joined.wait(point_after(*node_, on->device, static_cast<Stream*>(other)));
-                used = on->joined.record();
-            }
-            (void)on->memory->deallocate_after(used, p, unsigned_size(size), alignment);
-        } catch (...) {  // to free it now could be too early
-            unfreed_.fetch_add(1, std::memory_order_relaxed);
+            part* const on = find(ordinal);
+            if (on != nullptr)
+                return deallocate_after(*on->memory, last_use(*on, p, stream), p, unsigned_size(size), alignment);
+            why = errc::no_device;
+        } catch (const error& e) {
+            why = e.code();
+        } catch (...) {
         }
+        unfreed_.fetch_add(1, std::memory_order_relaxed);  // to free it now could be too early
+        return why;
     }
 
     /// The block is used on `stream` as well, other than the one it was allocated on: for PyTorch's set_record_stream_fn.
@@ -95,8 +99,8 @@ public:
         if (std::find(recorded_.begin(), recorded_.end(), added) == recorded_.end()) recorded_.push_back(added);
     }
 
-    /// Frees that came without a point on their stream: it was captured, on no device of the node, or a per-thread
-    /// default stream. The blocks stay charged until the tenant closes.
+    /// Frees that could not be ordered, because of the device, or because there is no point on the stream: it was captured,
+    /// is on no device of the node, or is a per-thread default stream. The blocks stay charged until the tenant closes.
     [[nodiscard]] std::uint64_t unfreed() const noexcept { return unfreed_.load(std::memory_order_relaxed); }
 
 private:
@@ -128,6 +132,19 @@ private:
         return nullptr;
     }
 
+    // The point after everything that may use the block.
+    template <class Stream>
+    typename Node::stream::point last_use(part& on, void* p, Stream* stream) {
+        auto used = point_after(*node_, on.device, stream);
+        while (void* const other = take_recorded(p)) {
+            // In order on a stream that has nothing else to do: each wait is behind the one before.
+            on.joined.wait(used);
+            on.joined.wait(point_after(*node_, on.device, static_cast<Stream*>(other)));
+            used = on.joined.record();
+        }
+        return used;
+    }
+
     // A stream that was recorded for the block, which is forgotten; null if there is none.
     void* take_recorded(void* p) noexcept {
         const std::lock_guard lock(mutex_);
@@ -142,6 +159,7 @@ private:
     }
 
     Node* node_;
+    std::string_view tenant_;
     std::vector<part> parts_;
     std::mutex mutex_;
     std::vector<use> recorded_;

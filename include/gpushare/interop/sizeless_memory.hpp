@@ -15,6 +15,7 @@
 #include <gpushare/config.hpp>
 #include <gpushare/detail/pointer_table.hpp>
 #include <gpushare/error.hpp>
+#include <gpushare/interop/stream_resource.hpp>
 
 namespace gpushare::inline GPUSHARE_ABI {
 
@@ -44,19 +45,14 @@ public:
     errc deallocate(void* p) noexcept {
         return forget(p, [&](const extent& e) { return give(p, e); });
     }
-    /// Once `used` is reached.
-    template <class Point>
-    requires requires(Memory& m, const Point& used, void* p, std::size_t n) { m.deallocate_after(used, p, n, n); }
+    /// Once `used` is reached, with a stream_ordered_memory.
+    template <timeline_point Point>
     errc deallocate_after(const Point& used, void* p) noexcept {
-        return forget(p, [&](const extent& e) { return memory_->deallocate_after(used, p, e.size, e.alignment); });
+        return forget(
+            p, [&](const extent& e) { return gpushare::deallocate_after(*memory_, used, p, e.size, e.alignment); });
     }
 
-    /// Whether the block is out.
-    [[nodiscard]] bool contains(const void* p) const noexcept {
-        const std::lock_guard lock(mutex_);
-        return out_.find(p) != nullptr;
-    }
-    /// Whether it is, and has room for as much.
+    /// Whether the block is out, and has room for as much.
     [[nodiscard]] bool holds(const void* p, std::size_t size, std::size_t alignment) const noexcept {
         const std::lock_guard lock(mutex_);
         const extent* const e = out_.find(p);

@@ -68,7 +68,6 @@ public:
     /// on a device of the node. True for null.
     bool deallocateAsync(void* p, stream_handle stream) noexcept {
         if (p == nullptr) return true;
-        if (!blocks_.contains(p)) return false;
         try {
             return blocks_.deallocate_after(point_after(*node_, device_, stream), p) == errc::none;
         } catch (...) {  // to free it now could be too early

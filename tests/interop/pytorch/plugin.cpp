@@ -8,6 +8,7 @@
 
 #include <gpushare/backend/host/host.hpp>
 #include <gpushare/interop/pytorch.hpp>
+#include <gpushare/memory/pool_resource.hpp>
 #include <gpushare/tenant/tenancy.hpp>
 
 #include "interop/pytorch/plugin.hpp"
@@ -19,7 +20,7 @@ namespace {
 
 using node = gpushare::host::node;
 using memory = gpushare::tenant_memory<node::memory_type, node::stream::point>;
-using allocator = gpushare::pytorch_allocator<memory, node>;
+using pool = gpushare::pool_resource<memory, node::stream::point>;
 
 struct server {
     node devices{{.devices = 2, .memory = 64_MiB, .sms = 2}};
@@ -28,12 +29,15 @@ struct server {
                                        if (e.what == gpushare::tenant_event::kind::wrong_free) ++wrong_frees;
                                    }}};
     gpushare::tenant<node> chat = admit("chat"), batch = admit("batch");
-    allocator for_chat{devices}, for_batch{devices};
+    // One tenant has each block from the device, the other a pool in between, as it should.
+    pool near{batch.memory(0), {.segment = 2_MiB}}, far{batch.memory(1), {.segment = 2_MiB}};
+    gpushare::pytorch_allocator<memory, node> for_chat{devices};
+    gpushare::pytorch_allocator<pool, node> for_batch{devices, "batch"};
 
     server() {
         for (std::uint32_t i = 0; i < 2; ++i) {  // PyTorch sees the devices in another order
             for_chat.add(static_cast<int>(1 - i), device_id{i}, chat.memory(i));
-            for_batch.add(static_cast<int>(1 - i), device_id{i}, batch.memory(i));
+            for_batch.add(static_cast<int>(1 - i), device_id{i}, i == 0 ? near : far);
         }
     }
 
@@ -42,12 +46,6 @@ struct server {
     }
 };
 std::unique_ptr<server> running;
-
-std::uint64_t charged(gpushare::tenant<node>& who, int device) {
-    auto& m = who.memory(static_cast<std::size_t>(1 - device));
-    m.collect();
-    return (m.capacity() - m.free()).count();
-}
 
 }  // namespace
 
@@ -65,7 +63,7 @@ void* batch_malloc(ssize_t size, int device, native_stream* stream) {
     return running->for_batch.allocate(size, device, stream);
 }
 void batch_free(void* p, ssize_t size, int device, native_stream* stream) {
-    running->for_batch.deallocate(p, size, device, stream);
+    if (running->for_batch.deallocate(p, size, device, stream) != gpushare::errc::none) ++running->wrong_frees;
 }
 
 // For the server and the test.
@@ -81,8 +79,16 @@ void occupy(native_stream* s, gate* until) {
     until->wait_inside(1);
 }
 void synchronize(native_stream* s) { reinterpret_cast<node::stream*>(s)->record().wait(gpushare::never); }
-std::uint64_t chat_charged(int device) { return charged(running->chat, device); }
-std::uint64_t batch_charged(int device) { return charged(running->batch, device); }
+std::uint64_t chat_charged(int device) {
+    auto& m = running->chat.memory(static_cast<std::size_t>(1 - device));
+    m.collect();
+    return (m.capacity() - m.free()).count();
+}
+std::uint64_t batch_used(int device) { return (device == 1 ? running->near : running->far).usage().used.count(); }
+std::uint64_t batch_charged(int device) {
+    auto& m = running->batch.memory(static_cast<std::size_t>(1 - device));
+    return (m.capacity() - m.free()).count();
+}
 int wrong_frees() { return running->wrong_frees.load(); }
 std::uint64_t unfreed() { return running->for_chat.unfreed() + running->for_batch.unfreed(); }
 }

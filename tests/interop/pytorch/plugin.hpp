@@ -23,8 +23,9 @@ native_stream* make_stream(int device);
 void destroy_stream(native_stream* s);
 void occupy(native_stream* s, gate* until);
 void synchronize(native_stream* s);
-std::uint64_t chat_charged(int device);  // bytes, of reached frees none
-std::uint64_t batch_charged(int device);
+std::uint64_t chat_charged(int device);   // bytes, of reached frees none
+std::uint64_t batch_charged(int device);  // what its pool holds
+std::uint64_t batch_used(int device);     // of that, what is out
 int wrong_frees();
 std::uint64_t unfreed();
 }
