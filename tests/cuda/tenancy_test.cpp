@@ -16,6 +16,7 @@
 #include <gpushare/memory/deferred_frees.hpp>
 #include <gpushare/memory/quota.hpp>
 #include <gpushare/memory/quota_resource.hpp>
+#include <gpushare/memory/quota_waiters.hpp>
 #include <gpushare/tenant/tenancy.hpp>
 
 #include "conformance/memory_resource_suite.hpp"
@@ -97,6 +98,53 @@ TEST_CASE("memory that CUDA refuses isn't charged", "[cuda]") {
     CHECK(q.usage().peak <= page);
     CHECK(cudaPeekAtLastError() == cudaSuccess);  // nor left behind for the embedder to find
     mine.deallocate(mine.allocate(1 << 20, 256), 1 << 20, 256);
+}
+
+TEST_CASE("what libraries allocate for themselves is set aside at an admission, or declared", "[cuda]") {
+    fixture f;
+    auto a = f.shared.admit({.name = "a", .memory = 32_MiB, .compute = 30_pct, .on = {{0}}});
+    void* library = nullptr;
+    REQUIRE(cudaSetDevice(0) == cudaSuccess);
+    REQUIRE(cudaMalloc(&library, 8 << 20) == cudaSuccess);
+    try {
+        (void)f.shared.admit({.name = "b", .memory = 32_MiB, .compute = 30_pct, .on = {{0}}});
+        FAIL("admitted to memory that isn't there");
+    } catch (const gpushare::operation_error& e) {
+        CHECK(e.code() == errc::no_room);
+    }
+    CHECK(f.shared.rooms()[0].free == 24_MiB);
+    CHECK(f.shared.rooms()[1].free == 64_MiB);
+    {
+        const auto workspace = a.declare_workspace(8_MiB);
+        CHECK(f.shared.remeasure() == 0_B);
+        CHECK(f.shared.rooms()[0].free == 32_MiB);
+        CHECK(a.memory().free() == 24_MiB);
+    }
+    REQUIRE(cudaFree(library) == cudaSuccess);
+    auto b = f.shared.admit({.name = "b", .memory = 32_MiB, .compute = 30_pct, .on = {{0}}});
+    b.memory().deallocate(b.memory().allocate(32 << 20), 32 << 20);  // it is there
+    CHECK(f.events.empty());
+}
+
+TEST_CASE("a tenant waits for memory until its neighbour's stream gets there", "[cuda]") {
+    fixture f;
+    auto a = f.shared.admit({.name = "a", .memory = 8_MiB, .compute = 30_pct, .burst = 56_MiB, .on = {{0}}});
+    auto b = f.shared.admit({.name = "b", .memory = 8_MiB, .compute = 30_pct, .burst = 56_MiB, .on = {{0}}});
+    void* p = b.memory().allocate(48 << 20);
+    auto& s = b.work_stream();
+    hold(s);
+    s.enqueue(1ms);
+    CHECK(b.memory().deallocate_after(s.record(), p, 48 << 20) == errc::none);
+    const gpushare::patience briefly{gpushare::host::steady_clock{}, gpushare::host::steady_clock::now() + 5ms};
+    CHECK_THROWS_AS((void)a.memory().allocate_until(32 << 20, briefly), std::bad_alloc);
+    std::jthread gets_there([&] {
+        while (a.memory().limit().usage().waiting == 0) std::this_thread::yield();
+        let_go(s);
+    });
+    p = a.memory().allocate_until(32 << 20, gpushare::patience{gpushare::host::steady_clock{}, soon()});
+    gets_there.join();
+    CHECK(b.memory().pending() == 0_B);
+    CHECK(a.memory().deallocate(p, 32 << 20) == errc::none);
 }
 
 TEST_CASE("a freed block is credited when its stream gets there", "[cuda]") {

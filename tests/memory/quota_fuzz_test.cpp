@@ -160,8 +160,8 @@ void fire(std::uint64_t steps, bool two_levels) {
 
 TEST_CASE("no request that fits is refused, none is over, nothing drifts, while the upstream fails",
           "[memory][attack][property]") {
-    fire(30'000, false);
-    fire(30'000, true);
+    fire(10'000, false);
+    fire(10'000, true);
 }
 
 TEST_CASE("no request that fits is refused, none is over, nothing drifts, for ten million operations", "[.long]") {

@@ -5,6 +5,7 @@
 #include <chrono>
 #include <cstddef>
 #include <optional>
+#include <stop_token>
 #include <thread>
 #include <utility>
 #include <vector>
@@ -181,4 +182,60 @@ TEST_CASE("a tenant waits for its memory: for its streams, its neighbours' burst
         p = chat.memory().allocate_until(16 << 20, soon);
     }
     CHECK(chat.memory().deallocate(p, 16 << 20) == errc::none);
+}
+
+TEST_CASE("an admission calls burst back, and names who doesn't give it", "[tenant][waiters]") {
+    host::node n(small_node());
+    tenancy shared(n);
+    auto code = shared.admit({.name = "code", .memory = 8_MiB, .compute = 30_pct, .burst = 56_MiB});
+    void* p = code.memory().allocate(48 << 20);
+    const gpushare::tenant_spec chat{.name = "chat", .memory = 32_MiB, .compute = 30_pct};
+    std::optional<gpushare::quota_hook> hook;
+    SECTION("nobody is there to be asked") {
+        const gpushare::patience briefly{host::steady_clock{}, host::steady_clock::now() + 3ms};
+        CHECK_THROWS_WITH(
+            (void)shared.admit_until(chat, briefly),
+            "tenant 'chat': asked 32 MiB, 16 MiB of 64 MiB left (deadline exceeded); 40 MiB lent to 'code'");
+        CHECK(code.memory().deallocate(p, 48 << 20) == errc::none);
+    }
+    SECTION("a borrower that gives back at once") {
+        hook.emplace(code.memory().limit(), 0, [&](const gpushare::reclaim_request& r) {
+            CHECK_FALSE(r.own);
+            CHECK(r.missing == 16_MiB);
+            code.memory().deallocate(p, 48 << 20);
+            return 48_MiB;
+        });
+        const gpushare::patience now{host::steady_clock{}, gpushare::instant::min()};
+        auto a = shared.admit_until(chat, now);
+        a.memory().deallocate(a.memory().allocate(32 << 20), 32 << 20);
+    }
+    SECTION("a borrower that gives back later") {
+        std::atomic<bool> told{false};
+        hook.emplace(code.memory().limit(), 0, [&](const gpushare::reclaim_request&) { return told = true, 0_B; });
+        std::jthread later([&] {
+            while (!told) std::this_thread::yield();
+            code.memory().deallocate(p, 48 << 20);
+        });
+        auto a = shared.admit_until(chat, gpushare::patience{host::steady_clock{}});
+        CHECK(a.memory().free() == 32_MiB);
+    }
+    SECTION("a resize that needs it") {
+        auto b = shared.admit({.name = "b", .memory = 8_MiB, .compute = 30_pct});
+        hook.emplace(code.memory().limit(), 0, [&](const gpushare::reclaim_request&) {
+            code.memory().deallocate(p, 48 << 20);
+            return 48_MiB;
+        });
+        b.resize_until({.memory = 32_MiB}, gpushare::patience{host::steady_clock{}, gpushare::instant::min()});
+        CHECK(b.memory().free() == 32_MiB);
+        std::stop_source stop;
+        stop.request_stop();
+        const gpushare::patience stopped{host::steady_clock{}, gpushare::never, stop.get_token()};
+        try {
+            b.resize_until({.memory = 60_MiB}, stopped);
+            FAIL("more than there is");
+        } catch (const gpushare::operation_error& e) {
+            CHECK(e.code() == errc::stopped);
+            CHECK(e.figures().asked == (60_MiB).count());
+        }
+    }
 }

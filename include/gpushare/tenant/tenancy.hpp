@@ -28,6 +28,7 @@
 #include <gpushare/memory/quota_change.hpp>
 #include <gpushare/partition/equal_split.hpp>
 #include <gpushare/partition/reservation.hpp>
+#include <gpushare/tenant/room_wait.hpp>
 #include <gpushare/tenant/specification.hpp>
 #include <gpushare/tenant/tenant.hpp>
 #include <gpushare/units.hpp>
@@ -86,6 +87,27 @@ public:
             if (!e.tenant().empty()) throw;
             refuse(e.figures(), name, e.what());  // of a split, which knows no tenants
         }
+    }
+
+    /// As admit, but where burst that is lent stands in the way (no_room), asks those who borrowed it, by their hooks
+    /// (memory/quota_hook.hpp), and waits as long as `until` has it, a patience. deadline_exceeded or stopped then, with the
+    /// figures of the last refusal and the name of who holds most. Nobody's guaranteed memory is touched.
+    template <clock Clock>
+    [[nodiscard]] tenant admit_until(const tenant_spec& spec, const patience<Clock>& until) {
+        std::vector<quota*> roots;
+        for (std::uint32_t i = 0; i < shared_.devices.size(); ++i)
+            if (spec.on.empty() || std::ranges::find(spec.on, device_id{i}) != spec.on.end())
+                roots.push_back(&shared_.devices[i].memory);
+        room_wait wait{std::move(roots), until};
+        const bytes per_device =
+            spec.memory / std::max<std::uint64_t>(std::max<std::uint64_t>(spec.on.size(), spec.devices), 1);
+        for (;;) try {
+                return admit(spec);
+            } catch (const operation_error& e) {
+                if (e.code() != errc::no_room) throw;
+                if (const errc why = wait.again(per_device); why != errc::none)
+                    wait.refuse(why, e.figures(), spec.name, per_device);
+            }
     }
 
     /// Drives the limiter of a device until a stop is requested; the dispatcher, on a thread of the embedder's. Not

@@ -21,6 +21,7 @@
 #include <gpushare/config.hpp>
 #include <gpushare/error.hpp>
 #include <gpushare/tenant/overhead.hpp>
+#include <gpushare/tenant/room_wait.hpp>
 #include <gpushare/tenant/specification.hpp>
 #include <gpushare/tenant/tenant_state.hpp>
 #include <gpushare/units.hpp>
@@ -101,6 +102,23 @@ public:
               why.code == errc::no_room          ? "resize, on one device"
               : why.code == errc::share_exceeded ? "resize, in permille"
                                                  : "resize");
+    }
+
+    /// As resize, but where burst that is lent stands in the way (no_room), asks those who borrowed it and waits as long as
+    /// `until` has it; see tenancy::admit_until.
+    template <clock Clock>
+    void resize_until(const tenant_change& change, const patience<Clock>& until) {
+        std::vector<quota*> roots;
+        for (auto& p : state_->parts()) roots.push_back(&p.on.memory);
+        room_wait wait{std::move(roots), until};
+        for (;;) try {
+                return resize(change);
+            } catch (const operation_error& e) {
+                if (e.code() != errc::no_room) throw;
+                const bytes more{e.figures().asked -
+                                 std::min(e.figures().asked, (spec().memory / spec().devices).count())};
+                if (const errc why = wait.again(more); why != errc::none) wait.refuse(why, e.figures(), name(), more);
+            }
     }
 
     /// Ends the tenant: cancels what waits, waits for what runs, takes back what leaked, returns the rest. Incomplete at

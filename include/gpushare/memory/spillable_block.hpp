@@ -1,0 +1,117 @@
+// SPDX-License-Identifier: Apache-2.0
+// A block that can be moved to host memory and back, by copies on a stream: what a spill hook is made of.
+//
+//   gpushare::spillable_block weights{stream, mine, pinned, 1_GiB};         // on the device, in mine
+//   gpushare::quota_hook spill{chat, 10, [&](const gpushare::reclaim_request& r) {
+//       return weights.spill(now() + 1s) == errc::none ? weights.size() : 0_B; }};
+//   if (weights.restore() == errc::none) use(weights.data());               // in the order of that stream
+//
+// What it doesn't decide is when: a hook may be called by several threads, and while work is in flight, so the caller
+// guards the block, and says that it is idle by calling.
+#pragma once
+
+#include <cstddef>
+#include <utility>
+
+#include <gpushare/concepts.hpp>
+#include <gpushare/config.hpp>
+#include <gpushare/error.hpp>
+#include <gpushare/units.hpp>
+
+namespace gpushare::inline GPUSHARE_ABI {
+
+/// Refers to the stream and both resources, which must outlive it. `Host` is memory that the stream's device reaches:
+/// pinned, for speed. One thread at a time; neither copied nor moved.
+template <copier Stream, memory_resource Device, memory_resource Host>
+class spillable_block {
+public:
+    /// On the device, contents undefined. Throws what the device's allocate throws.
+    spillable_block(Stream& by, Device& on, Host& aside, bytes size, std::size_t alignment = 256)
+        : stream_(&by), device_(&on), host_(&aside), size_(size), alignment_(alignment) {
+        data_ = device_->allocate(count(), alignment_);
+    }
+    spillable_block(const spillable_block&) = delete;
+    spillable_block& operator=(const spillable_block&) = delete;
+    /// Waits for a copy that is on its way: both ends are in use until then.
+    ~spillable_block() {
+        try {
+            (void)moved_.wait(never);
+        } catch (...) {  // a device that can't be asked runs nothing
+        }
+        if (data_ != nullptr) device_->deallocate(data_, count(), alignment_);
+        if (copy_ != nullptr) host_->deallocate(copy_, count(), alignment_);
+    }
+
+    /// Where it is on the device; null while it is on the host. Not to be used from the call of spill() on.
+    [[nodiscard]] void* data() const noexcept { return leaving_ ? nullptr : data_; }
+    [[nodiscard]] bytes size() const noexcept { return size_; }
+
+    /// Copies it to the host behind what the stream was given so far, waits for that, and frees it on the device. All
+    /// work that uses it must be done by then, or on that stream. errc::none: it is on the host. deadline_exceeded: it
+    /// still takes its place; call again, or restore() to keep it. out_of_memory: the host has none. Else what became of
+    /// the copy, and it is where it was.
+    [[nodiscard]] errc spill(instant deadline) noexcept try {
+        if (data_ == nullptr) return errc::none;
+        if (!moved_.wait(deadline)) return errc::deadline_exceeded;
+        if (!std::exchange(leaving_, false)) {
+            if (copy_ == nullptr) copy_ = obtain(*host_);
+            if (copy_ == nullptr) return errc::out_of_memory;
+            stream_->copy(copy_, data_, count());
+            moved_ = stream_->record();
+            if (!moved_.wait(deadline)) {
+                leaving_ = true;
+                return errc::deadline_exceeded;
+            }
+        }
+        if (const errc why = moved_.status(); why != errc::none) return why;
+        device_->deallocate(std::exchange(data_, nullptr), count(), alignment_);
+        return errc::none;
+    } catch (...) {  // of the stream's: it is where it was
+        return errc::backend_failed;
+    }
+
+    /// Brings it back: errc::none, and work behind this call on the stream finds it at data(). out_of_memory: the device
+    /// has no room, and it stays on the host.
+    [[nodiscard]] errc restore() noexcept {
+        leaving_ = false;  // reading it did no harm
+        if (data_ != nullptr) return errc::none;
+        void* const p = obtain(*device_);
+        if (p == nullptr) return errc::out_of_memory;
+        try {
+            stream_->copy(p, copy_, count());
+        } catch (...) {
+            device_->deallocate(p, count(), alignment_);
+            return errc::backend_failed;
+        }
+        data_ = p;
+        try {
+            moved_ = stream_->record();
+        } catch (...) {  // the copy goes on all the same, in the stream's order
+            return errc::backend_failed;
+        }
+        return errc::none;
+    }
+
+private:
+    [[nodiscard]] std::size_t count() const noexcept { return static_cast<std::size_t>(size_.count()); }
+
+    template <class Resource>
+    void* obtain(Resource& from) noexcept {
+        try {
+            return from.allocate(count(), alignment_);
+        } catch (...) {
+            return nullptr;
+        }
+    }
+
+    Stream* stream_;
+    Device* device_;
+    Host* host_;
+    bytes size_;
+    std::size_t alignment_;
+    void *data_ = nullptr, *copy_ = nullptr;  // the copy is kept for the next time
+    typename Stream::point moved_{};          // behind the last copy
+    bool leaving_ = false;
+};
+
+}  // namespace gpushare::inline GPUSHARE_ABI

@@ -1,0 +1,101 @@
+// SPDX-License-Identifier: Apache-2.0
+// A block that moves to the host and back: its contents come along, and whatever goes wrong it is in one place or the
+// other.
+#include <chrono>
+#include <cstddef>
+#include <cstring>
+#include <vector>
+
+#include <gpushare/backend/host/host.hpp>
+#include <gpushare/error.hpp>
+#include <gpushare/memory/quota.hpp>
+#include <gpushare/memory/quota_hook.hpp>
+#include <gpushare/memory/quota_resource.hpp>
+#include <gpushare/memory/spillable_block.hpp>
+#include <gpushare/units.hpp>
+
+#include "support/catch.hpp"
+#include "support/fault_resource.hpp"
+
+using namespace gpushare::literals;
+using namespace std::chrono_literals;
+using gpushare::errc;
+using gpushare::instant;
+using gpushare::never;
+using gpushare::quota;
+using gpushare::quota_resource;
+using gpushare::spillable_block;
+using support::fault_resource;
+
+namespace host = gpushare::host;
+
+namespace {
+
+struct rig {
+    host::node node{{.devices = 1, .memory = 1_MiB, .sms = 1}};
+    host::stream stream = node.make_stream({0}, {}, 1);
+    fault_resource aside;
+    quota tenant{64_KiB};
+    quota_resource<host::device_memory> mine{tenant, node.memory({0}), "chat"};
+};
+
+}  // namespace
+
+TEST_CASE("a block spills to the host and comes back as it was", "[memory][spill]") {
+    rig r;
+    {
+        spillable_block b{r.stream, r.mine, r.aside, 48_KiB};
+        r.stream.fill(b.data(), std::byte{42}, 48 << 10);
+        CHECK(b.spill(never) == errc::none);
+        CHECK(b.spill(never) == errc::none);
+        CHECK(b.data() == nullptr);
+        CHECK(r.tenant.usage().current == 0_B);
+        void* other = r.mine.allocate(64 << 10, 256);  // the room is anybody's
+        CHECK(b.restore() == errc::out_of_memory);
+        r.mine.deallocate(other, 64 << 10, 256);
+        CHECK(b.restore() == errc::none);
+        REQUIRE(b.data() != nullptr);
+        std::vector<std::byte> seen(48 << 10);
+        r.stream.copy(seen.data(), b.data(), seen.size());
+        CHECK(r.stream.record().wait(never));
+        CHECK(seen == std::vector<std::byte>(48 << 10, std::byte{42}));
+    }
+    CHECK(r.tenant.usage().current == 0_B);
+    CHECK(r.aside.blocks() == 0);
+}
+
+TEST_CASE("a spill that takes too long goes on, or is called off", "[memory][spill]") {
+    rig r;
+    spillable_block b{r.stream, r.mine, r.aside, 4_KiB};
+    void* const at = b.data();
+    r.stream.enqueue(20ms);
+    CHECK(b.spill(instant::min()) == errc::deadline_exceeded);
+    CHECK(b.data() == nullptr);
+    CHECK(r.tenant.usage().current == 4_KiB);
+    CHECK(b.restore() == errc::none);
+    CHECK(b.data() == at);
+    CHECK(b.spill(instant::min()) == errc::deadline_exceeded);
+    CHECK(b.spill(never) == errc::none);
+    CHECK(r.tenant.usage().current == 0_B);
+}
+
+TEST_CASE("a host without memory spills nothing", "[memory][spill]") {
+    rig r;
+    spillable_block b{r.stream, r.mine, r.aside, 4_KiB};
+    void* const at = b.data();
+    r.aside.fail_next();
+    CHECK(b.spill(never) == errc::out_of_memory);
+    CHECK(b.data() == at);
+}
+
+TEST_CASE("a hook that spills makes room for what was refused", "[memory][spill]") {
+    rig r;
+    spillable_block b{r.stream, r.mine, r.aside, 48_KiB};
+    const gpushare::quota_hook spill{
+        r.tenant, 0, [&](const gpushare::reclaim_request&) { return b.spill(never) == errc::none ? b.size() : 0_B; }};
+    void* p = r.mine.allocate(32 << 10, 256);
+    CHECK(b.data() == nullptr);
+    CHECK(b.restore() == errc::out_of_memory);
+    r.mine.deallocate(p, 32 << 10, 256);
+    CHECK(b.restore() == errc::none);
+}
