@@ -49,7 +49,6 @@ void malloc_granularity(report& r) {
     for (const bytes size : {bytes{1}, bytes{512}, bytes{513}, 4_KiB, 64_KiB, 65_KiB, 512_KiB, bytes{(1 << 20) - 1},
                              1_MiB, bytes{(1 << 20) + 1}, 2_MiB, bytes{(2 << 20) + 1}, 3_MiB, 33_MiB, 1_GiB}) {
         const auto n = static_cast<std::size_t>(size.count());
-        // Enough of them that the pages which they share don't matter.
         const std::size_t count = std::clamp<std::size_t>((64U << 20) / n, 2, 16'384);
         std::vector<void*> blocks;
         const bytes before = free_memory();
@@ -57,7 +56,11 @@ void malloc_granularity(report& r) {
         const double taken = static_cast<double>((before - free_memory()).count()) / static_cast<double>(count);
         for (void* const p : blocks) (void)memory.deallocate(p, n, 1);
         const auto charged = static_cast<double>(memory.charged(n, 1).count());
-        worst = std::max(worst, std::abs(taken - charged) / charged);
+        // Small blocks may begin in a page that others have begun, and leave one that isn't full.
+        const double page = bytes{n} < memory.model().paged_from
+                                ? static_cast<double>(memory.model().page.count()) / static_cast<double>(count)
+                                : 0;
+        worst = std::max(worst, (std::abs(taken - charged) - page) / charged);
         std::printf("# %zu blocks of %llu bytes: %.0f bytes each, charged %.0f; %.0f ns each\n", count,
                     static_cast<unsigned long long>(size.count()), taken, charged, ns);
         r.figure("gpu.malloc_of_" + size_name(size) + "_vs_charged", {taken / charged}, "x");

@@ -3,19 +3,28 @@
 # Everything that needs a device, in under ten minutes: the conformance suites, the figures, compute-sanitizer's tools.
 # Each step is a process of its own with a time limit, so that one that crashes or hangs costs nothing but itself.
 #
-#   run.sh [--programs DIR] [OUTPUT]
+#   run.sh [--programs DIR] [--keep DIR] [OUTPUT]
 #
-# PROGRAMS: where test_gpu and gpu_figures are, by default beside this file. Writes gpu.txt, all that was printed, and
-# gpu.json to OUTPUT, by default the current directory, and to the folder that the variable OUT names, if it does.
+# --programs: where test_gpu and gpu_figures are, by default beside this file. Writes gpu.txt, all that was printed, and
+# gpu.json to OUTPUT, by default the current directory, and to the folder that the variable OUT names, if it does; and
+# to the folder of --keep as gpu_DEVICE.txt and .json, so that results of several devices lie side by side.
 # GPU_RUN_LIMIT is how many seconds it may take, 570 if unset; what there is no time for is left out.
 # Exit code 0: all passed or can't be done by this device; 1: something failed or ran out of time; 3: no device.
 set -uo pipefail
 
 programs=$(cd "$(dirname "${BASH_SOURCE[0]}")" && pwd)
-if [[ ${1-} == --programs ]]; then
-    programs=$(cd "$2" && pwd) || exit 2
+keep=
+while [[ ${1-} == --* ]]; do
+    case $1 in
+        --programs) programs=$(cd "$2" && pwd) || exit 2 ;;
+        --keep) keep=$2 ;;
+        *)
+            echo "run.sh: unknown option $1" >&2
+            exit 2
+            ;;
+    esac
     shift 2
-fi
+done
 output=${1-.}
 whole_limit=${GPU_RUN_LIMIT:-570}  # seconds, all in all
 results=()  # NAME|STATUS|SECONDS, in order
@@ -43,7 +52,9 @@ step() {
     echo "== $name: $status, $((SECONDS - begin)) s"
 }
 
-# The sanitizers take the suites several times over; what the library refuses on purpose isn't an error to them.
+# The sanitizers take the suites several times over; what the library refuses on purpose isn't an error to them. Without
+# those about memory, which take all that there is (the tools need some), and without those where a kernel waits for what
+# the host does after its launch: the tools may let launches through one by one.
 sanitize() {
     local sanitizer tool
     sanitizer=$(command -v compute-sanitizer || ls /usr/local/cuda/bin/compute-sanitizer 2>/dev/null) || {
@@ -52,7 +63,8 @@ sanitize() {
         return
     }
     for tool in memcheck racecheck initcheck synccheck; do
-        step "$tool" 90 "$sanitizer" --tool "$tool" --report-api-errors no --error-exitcode 9 "$programs/test_gpu"
+        step "$tool" 90 "$sanitizer" --tool "$tool" --report-api-errors no --error-exitcode 9 "$programs/test_gpu" \
+            '~[memory]~[waits]'
     done
 }
 
@@ -121,4 +133,11 @@ for folder in "$output" ${OUT:+"$OUT"}; do
     mkdir -p "$folder" && cp "$scratch/gpu.txt" "$folder/"
     [[ ! -e $scratch/gpu.json ]] || cp "$scratch/gpu.json" "$folder/"
 done
+if [[ -n $keep && -e $scratch/gpu.json ]]; then
+    # "NVIDIA H100 80GB HBM3, compute capability ..." becomes gpu_nvidia_h100_80gb_hbm3.
+    name=$(sed -n 's/^ "device": "\([^,]*\).*/\1/p' "$scratch/gpu.json" | tr '[:upper:]' '[:lower:]' | tr -cs '[:alnum:]' _)
+    for type in txt json; do
+        cp "$scratch/gpu.$type" "$keep/gpu_${name%_}.$type"
+    done
+fi
 exit "$code"

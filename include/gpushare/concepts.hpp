@@ -51,6 +51,20 @@ concept timeline = requires(S& s) {
     { s.record() } -> std::same_as<typename S::point>;
 };
 
+/// A stream on which a point may be recorded later, even once the stream object is gone: where points cost something,
+/// one of them can then serve for several pieces of work.
+///   share()     a handle that keeps the timeline alive; empty (false) where others may destroy it
+///   record()    of a handle: as of the stream
+///   is(s)       of a handle: whether it is that of `s`
+template <class S>
+concept shared_timeline = timeline<S> && requires(const S& s, const typename S::handle& h) {
+    requires std::copyable<typename S::handle> && std::default_initializable<typename S::handle>;
+    { s.share() } noexcept -> std::same_as<typename S::handle>;
+    { h.record() } -> std::same_as<typename S::point>;
+    { h.is(s) } noexcept -> std::same_as<bool>;
+    { static_cast<bool>(h) } noexcept;
+};
+
 /// A stream that takes opaque work of a known length at a fixed priority, in order.
 template <class S>
 concept queue = timeline<S> && std::movable<S> && requires(S& s, const S& cs, ns length) {

@@ -48,9 +48,11 @@ enum class errc : std::uint8_t {
     stopped,            // a stop was requested while waiting
     closed,             // the tenant or limiter is closing
     queue_full,         // the tenant's queue limit
+    quarantined,        // the tenant failed too often in a row
     too_many_blocks,    // a cooperative launch that can't be resident at once
     submission_failed,  // the callable that enqueues work threw
     kernel_failed,      // the work itself failed on the device
+    stuck,              // the work doesn't end
     device_lost,        // the device is gone: everything on it failed
     // backends
     no_driver,       // the machine has no driver, or one that doesn't fit
@@ -58,6 +60,10 @@ enum class errc : std::uint8_t {
     capturing,       // not while work is captured into a graph
     backend_failed,  // the device's runtime refused a call for another reason
     no_device,
+    // collectives
+    in_flight,  // this rank's previous collective on the channel isn't done
+    mismatch,   // ranks called different collectives, or with different sizes
+    aborted,    // a rank, or the embedder, gave up the collective
 };
 
 [[nodiscard]] constexpr std::string_view to_string(errc code) noexcept {
@@ -82,15 +88,20 @@ enum class errc : std::uint8_t {
         case errc::stopped: return "stop requested";
         case errc::closed: return "closed";
         case errc::queue_full: return "queue is full";
+        case errc::quarantined: return "quarantined after repeated failures";
         case errc::too_many_blocks: return "blocks cannot all be resident";
         case errc::submission_failed: return "enqueuing the work threw";
         case errc::kernel_failed: return "the work failed on the device";
+        case errc::stuck: return "the work does not end";
         case errc::device_lost: return "device lost";
         case errc::no_driver: return "no usable device driver";
         case errc::not_supported: return "not supported by the driver or device";
         case errc::capturing: return "not during a graph capture";
         case errc::backend_failed: return "the device's runtime refused the call";
         case errc::no_device: return "no such device";
+        case errc::in_flight: return "another collective of this rank is in flight";
+        case errc::mismatch: return "the ranks called different collectives";
+        case errc::aborted: return "aborted";
     }
     return "unknown error";
 }
@@ -156,7 +167,9 @@ inline constexpr std::size_t longest_name = 63;
     message m;
     if (!tenant.empty()) m.add("tenant '", tenant.substr(0, longest_name), "': ");
     if (!what.empty()) m.add(what, ": ");
-    if (is_memory_refusal(f.code) || f.code == errc::no_room)
+    if (f.code == errc::out_of_memory && f.limit == 0)  // of a device that doesn't say what it has
+        m.add("asked ", bytes{f.asked}, " (", to_string(f.code), ")");
+    else if (is_memory_refusal(f.code) || f.code == errc::no_room)
         m.add("asked ", bytes{f.asked}, ", ", bytes{f.left}, " of ", bytes{f.limit}, " left (", to_string(f.code), ")");
     else if (f.asked == 0 && f.limit == 0)
         m.add(to_string(f.code));

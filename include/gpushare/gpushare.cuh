@@ -1,5 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
-// Everything of gpushare.hpp, the CUDA backend, and what needs nvcc: launching kernels. For .cu files.
+// What gpushare.hpp has, the CUDA backend as in backend/cuda/cuda.hpp, and what needs nvcc: launching kernels. For .cu
+// files.
 //
 //   #include <gpushare/gpushare.cuh>
 //   namespace cu = gpushare::cuda;      // with `using namespace gpushare`, cuda would also be the toolkit's ::cuda

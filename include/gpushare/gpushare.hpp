@@ -7,10 +7,12 @@
 //   #include <gpushare/gpushare.hpp>
 #pragma once
 
+#include <gpushare/compute/any_policy.hpp>
 #include <gpushare/compute/compute_limiter.hpp>
 #include <gpushare/compute/limiter_core.hpp>
 #include <gpushare/compute/permit.hpp>
 #include <gpushare/compute/policy.hpp>
+#include <gpushare/compute/sleepers.hpp>
 #include <gpushare/compute/span_meter.hpp>
 #include <gpushare/compute/ticket.hpp>
 #include <gpushare/compute/weighted_fair.hpp>

@@ -357,7 +357,10 @@ private:
         for (const auto& c : clients_) {
             const auto on_level =
                 std::ranges::count(device_, c.settings.level, [](const running& r) { return r.what.level; });
-            if (on_level > core_.options().depth) ++too_many_in_flight;
+            ns sum{};  // short ones may be more, while they take no longer than the horizon
+            for (const auto& r : device_)
+                if (r.what.level == c.settings.level) sum += r.cost;
+            if (on_level > core_.options().depth && sum > core_.options().horizon) ++too_many_in_flight;
         }
     }
 

@@ -1,10 +1,13 @@
 // SPDX-License-Identifier: Apache-2.0
 #include <algorithm>
+#include <array>
 #include <bitset>
 #include <chrono>
+#include <cmath>
 #include <cstddef>
 #include <cstdint>
 #include <span>
+#include <utility>
 #include <vector>
 
 #include <gpushare/compute/span_meter.hpp>
@@ -113,6 +116,108 @@ TEST_CASE("a span that began before very many gaps is never charged for what oth
     // Exact would be 17,000. It isn't charged for gaps that are forgotten, and in full for the last 32 of them.
     CHECK(outer <= 17'000);
     CHECK(outer >= 20'000 - (13 + 9990) + 32 * 7);
+}
+
+namespace {
+
+using gpushare::client_id;
+
+/// A meter, and what each of its clients was charged in the end.
+struct account {
+    void run(std::uint32_t who, span s, std::int64_t at_least) {
+        const auto cost = meter.charge({s.begin}, {s.end}, ns{s.end - s.begin}, {who, 1}, ns{at_least},
+                                       [&](client_id c, ns t) { of[c.index] -= t.count(); });
+        of[who] += cost.count();
+    }
+    gpushare::span_meter<moment> meter;
+    std::array<std::int64_t, 8> of{};
+};
+
+}  // namespace
+
+TEST_CASE("what is proven to have run at once is split equally", "[compute]") {
+    account a;
+    SECTION("two, one inside the other") {
+        a.run(0, {100, 200}, 100);
+        a.run(1, {0, 300}, 300);
+        CHECK(a.of[0] == 50);
+        CHECK(a.of[1] == 250);
+    }
+    SECTION("kernels that fill the device wait for each other: nothing is proven, who ends first pays") {
+        a.run(0, {0, 100}, 100);
+        a.run(1, {0, 300}, 200);
+        CHECK(a.of[0] == 100);
+        CHECK(a.of[1] == 200);
+    }
+    SECTION("a part of the overlap is waiting") {
+        a.run(0, {0, 100}, 100);
+        a.run(1, {0, 300}, 240);
+        CHECK(a.of[0] == 100 - 20);
+        CHECK(a.of[1] == 200 + 20);
+    }
+    SECTION("three at once, and a fourth that nothing is known of") {
+        a.run(0, {0, 60}, 60);
+        a.run(1, {0, 60}, 60);
+        a.run(2, {0, 60}, 60);
+        a.run(3, {0, 60}, 0);
+        CHECK(a.of[0] == 20);
+        CHECK(a.of[1] == 20);
+        CHECK(a.of[2] == 20);
+        CHECK(a.of[3] == 0);
+    }
+    SECTION("with oneself nothing is shared") {
+        a.run(0, {0, 60}, 60);
+        a.run(0, {0, 90}, 90);
+        CHECK(a.of[0] == 90);
+    }
+    SECTION("one long kernel beside many short ones") {
+        for (int i = 0; i < 10; ++i) a.run(0, {i * 100, i * 100 + 100}, 100);
+        a.run(1, {0, 1000}, 1000);
+        CHECK(a.of[0] == 500);
+        CHECK(a.of[1] == 500);
+    }
+}
+
+TEST_CASE("shared or not, the charges less what was given back sum to the union of the spans", "[compute]") {
+    for (std::uint64_t nth = 0; nth < 1000; ++nth) {
+        const auto seed = support::seed(nth);
+        support::random any(seed);
+        account a;
+        std::bitset<1200> busy;
+        std::array<std::bitset<1200>, 8> by;
+        std::vector<std::pair<std::uint32_t, span>> spans(20);
+        for (auto& [who, s] : spans) {
+            who = static_cast<std::uint32_t>(any.below(4));
+            s.begin = static_cast<std::int64_t>(any.below(1000)) / 12 * 12;  // so that quarters and thirds are whole
+            s.end = s.begin + 12 + static_cast<std::int64_t>(any.below(100)) / 12 * 12;
+        }
+        std::ranges::sort(spans, {}, [](const auto& s) { return s.second.end; });
+        for (const auto& [who, s] : spans) {
+            a.run(who, s, s.end - s.begin);
+            for (auto t = static_cast<std::size_t>(s.begin); t < static_cast<std::size_t>(s.end); ++t) {
+                busy.set(t);
+                by[who].set(t);
+            }
+        }
+        std::array<double, 8> truth{};
+        for (std::size_t t = 0; t < busy.size(); ++t) {
+            const auto active = std::ranges::count_if(by, [&](const auto& b) { return b.test(t); });
+            for (std::size_t who = 0; who < 4; ++who)
+                if (by[who].test(t)) truth[who] += 1.0 / static_cast<double>(active);
+        }
+        std::int64_t sum = 0;
+        double worst = 0;
+        for (std::size_t who = 0; who < 4; ++who) {
+            sum += a.of[who];
+            worst = std::max(worst, std::abs(truth[who] - static_cast<double>(a.of[who])));
+        }
+        if (sum != static_cast<std::int64_t>(busy.count()) || worst > 0.01) {
+            CAPTURE(seed, worst);
+            REQUIRE(sum == static_cast<std::int64_t>(busy.count()));
+            REQUIRE(worst < 0.01);
+        }
+    }
+    SUCCEED("1000 random sets of 20 spans of 4 clients");
 }
 
 TEST_CASE("a meter runs for centuries", "[compute]") {

@@ -39,14 +39,14 @@ struct saturated {
     void add(unsigned permille, int level = 0) {
         const auto c = id(served.size());
         policy.add(c, {.weight = share::of_permille(permille), .level = {level}});
-        policy.wake(c, now);
+        policy.wake(c, {}, now);
         weights.push_back(permille);
         served.emplace_back(0);
     }
     /// Who was served.
     std::size_t step(ns cost) {
-        const auto c = policy.pick(now).value();
-        policy.serve(c, cost);
+        const auto c = *policy.pick(now);
+        policy.serve(c, cost, now);
         served[c.index] += cost;
         return c.index;
     }
@@ -118,7 +118,7 @@ TEST_CASE("a higher level goes first, always", "[compute]") {
     for (int i = 0; i < 100; ++i) CHECK(s.step(1h) == 2);
     s.policy.sleep(id(2));
     for (int i = 0; i < 100; ++i) CHECK(s.step(1h) == 1);
-    s.policy.wake(id(2), now);
+    s.policy.wake(id(2), {}, now);
     CHECK(s.step(1h) == 2);
     s.policy.sleep(id(2));
     s.policy.sleep(id(1));
@@ -143,7 +143,7 @@ TEST_CASE("who wakes up isn't owed the past, and doesn't pay for it", "[compute]
     saturated s({500, 500});
     s.policy.sleep(id(1));
     for (int i = 0; i < 10'000; ++i) CHECK(s.step(1ms) == 0);
-    s.policy.wake(id(1), now);
+    s.policy.wake(id(1), {}, now);
     s.forget_service();
     // At no moment is the sleeper ahead, or behind, by more than a kernel of each.
     for (int i = 0; i < 1000; ++i) {
@@ -157,7 +157,7 @@ TEST_CASE("a nap between two submissions earns nothing and costs nothing", "[com
     for (int i = 0; i < 2000; ++i)
         if (s.step(1ms) == 1) {  // asks again once it was served, as a client with one submission at a time does
             s.policy.sleep(id(1));
-            s.policy.wake(id(1), now);
+            s.policy.wake(id(1), {}, now);
         }
     CHECK(s.served[0] == s.served[1]);
 }
@@ -203,13 +203,13 @@ TEST_CASE("predictions are corrected: shares follow the truth", "[compute]") {
     weighted_fair policy;
     policy.add(id(0), {.weight = 50_pct});
     policy.add(id(1), {.weight = 50_pct});
-    policy.wake(id(0), now);
-    policy.wake(id(1), now);
+    policy.wake(id(0), {}, now);
+    policy.wake(id(1), {}, now);
     std::vector<ns> truth(2);
     for (int i = 0; i < 11'000; ++i) {
-        const auto c = policy.pick(now).value();
+        const auto c = *policy.pick(now);
         const ns cost = c.index == 0 ? ns{100us} : ns{1ms};
-        policy.serve(c, 1ms);
+        policy.serve(c, 1ms, now);
         policy.correct(c, cost - 1ms);
         truth[c.index] += cost;
     }
@@ -223,11 +223,11 @@ TEST_CASE("a new client starts level with the others, whoever had the index befo
     for (int i = 0; i < 1000; ++i) s.step(1ms);
     constexpr client_id again{1, 2};
     s.policy.add(again, {.weight = 50_pct});
-    s.policy.wake(again, now);
+    s.policy.wake(again, {}, now);
     s.forget_service();
     for (int i = 0; i < 100; ++i) s.step(1ms);
     CHECK(std::abs((s.served[0] - s.served[1]).count()) <= ns{2ms}.count());
-    CHECK(s.policy.pick(now).has_value());
+    CHECK(s.policy.pick(now));
 }
 
 TEST_CASE("tags never overflow: only their differences count", "[compute]") {
@@ -235,11 +235,11 @@ TEST_CASE("tags never overflow: only their differences count", "[compute]") {
         weighted_fair policy;
         policy.add(id(0), {.weight = share::of_permille(1)});
         policy.add(id(1), {.weight = share::of_permille(1)});
-        policy.wake(id(0), now);
-        policy.wake(id(1), now);
+        policy.wake(id(0), {}, now);
+        policy.wake(id(1), {}, now);
         for (int i = 0; i < 10'000; ++i) {
-            const auto c = policy.pick(now).value();
-            policy.serve(c, ns::max());
+            const auto c = *policy.pick(now);
+            policy.serve(c, ns::max(), now);
             if (i % 3 == 0) policy.correct(c, ns::min());
         }
         for (int i = 0; i < 100; ++i) policy.correct(id(0), ns::min());
@@ -255,7 +255,7 @@ TEST_CASE("tags never overflow: only their differences count", "[compute]") {
         saturated s({1, 1});
         s.policy.sleep(id(1));
         for (int i = 0; i < 20'000; ++i) s.step(24h);
-        s.policy.wake(id(1), now);
+        s.policy.wake(id(1), {}, now);
         s.forget_service();
         for (int i = 0; i < 100; ++i) s.step(24h);
         CHECK(std::abs((s.served[0] - s.served[1]).count()) <= 2 * ns{24h}.count());
@@ -292,7 +292,7 @@ TEST_CASE("random clients, weights, naps and kernels: nobody starves, nobody lag
         for (int step = 0; step < 10'000; ++step) {
             const auto who = any.below(clients);
             if (any.one_in(10)) {
-                awake[who] ? s.policy.sleep(id(who)) : s.policy.wake(id(who), now);
+                awake[who] ? s.policy.sleep(id(who)) : s.policy.wake(id(who), {}, now);
                 awake[who] = !awake[who];
                 for (std::size_t i = 0; i < clients; ++i)
                     since[who][i] = since[i][who] = s.virtual_service(who) - s.virtual_service(i);
@@ -300,7 +300,7 @@ TEST_CASE("random clients, weights, naps and kernels: nobody starves, nobody lag
             }
             const auto picked = s.policy.pick(now);
             const bool any_awake = std::ranges::find(awake, true) != awake.end();
-            if (picked.has_value() != any_awake) FAIL("idle beside waiting clients, or the reverse");
+            if (static_cast<bool>(picked) != any_awake) FAIL("idle beside waiting clients, or the reverse");
             if (!picked) continue;
             s.step(ns{static_cast<std::int64_t>(1 + any.below(static_cast<std::uint64_t>(longest.count())))});
             for (std::size_t i = 0; i < clients; ++i) {

@@ -32,9 +32,9 @@ void check_launcher() {
         CHECK(s.record().wait(never));
         return host;
     };
-    s.launch({.blocks = slots}, kernels::step{device, 0});
-    s.launch({.blocks = slots}, kernels::step{device, 0});
-    const auto start = values();
+    const std::vector<std::uint32_t> start(slots, 7);  // tools of devices complain about memory that nobody has written
+    s.copy(device, start.data(), size);
+    CHECK(values() == start);
 
     SECTION("every thread of every block runs once") {
         s.launch({.blocks = 32, .threads = 1}, kernels::count_threads{device});

@@ -4,6 +4,7 @@
 #include <gpushare/backend/cuda/green_context.hpp>
 #include <gpushare/backend/cuda/node.hpp>
 #include <gpushare/backend/cuda/sm_split.hpp>
+#include <gpushare/backend/cuda/virtual_memory.hpp>
 
 #include <algorithm>
 #include <array>
@@ -13,6 +14,7 @@
 #include <functional>
 #include <numeric>
 #include <optional>
+#include <set>
 #include <span>
 #include <stdexcept>
 #include <thread>
@@ -110,6 +112,19 @@ TEST_CASE_METHOD(fixture, "a capture that was spoilt says so at its end", "[cuda
     CHECK(s.record().wait(never));
     CHECK(cudaPeekAtLastError() == cudaSuccess);
     (void)standin::take_findings();  // which is the test's own doing
+}
+
+TEST_CASE_METHOD(fixture, "threads that know nothing of a capture call what they like beside it",
+                 "[cuda][graph][capture]") {
+    const auto g = cuda::capture(s, [&](cuda::stream& to) {
+        to.launch({}, gpushare::detail::empty_kernel{});
+        std::thread([] {
+            void* p = nullptr;
+            CHECK(cudaMalloc(&p, 100) == cudaSuccess);
+            CHECK(cudaFree(p) == cudaSuccess);
+        }).join();
+    });
+    CHECK(g.num_nodes() == 1);
 }
 
 TEST_CASE_METHOD(fixture, "an executable takes new arguments, and refuses another shape", "[cuda][graph]") {
@@ -222,6 +237,7 @@ TEST_CASE("partitions have the SMs that were asked for, and their streams know i
     CHECK(can.units == 16);
     auto parts = cuda::make_green_contexts(node, d, cuda::weighted_sms(can, std::array{3U, 1U}));
     REQUIRE(parts.size() == 2);
+    std::set<std::uint32_t> taken;
     for (auto& part : parts) {
         CUdevResource has{};
         CHECK(node.api().green_get_resource(part.native_handle(), &has, CU_DEV_RESOURCE_TYPE_SM) == CUDA_SUCCESS);
@@ -233,6 +249,10 @@ TEST_CASE("partitions have the SMs that were asked for, and their streams know i
         CHECK(s.native_priority() == -2);
         CHECK(s.tag() == 9);
         CHECK(s.max_cooperative_blocks() == 2 * part.sms());
+        auto own = standin::sms_of(s.native_handle());
+        CHECK(own.size() == part.sms());
+        taken.merge(own);
+        CHECK(own.empty());  // no SM is in two partitions
         s.enqueue(100us);
         CHECK(s.record().wait(never));
 
@@ -292,4 +312,22 @@ TEST_CASE("a driver without green contexts says so", "[cuda][green]") {
     cuda::node node;
     CHECK(code_of([&] { (void)cuda::query_sm_split(node, d); }) == errc::not_supported);
     CHECK_FALSE(node.make_stream(d).in_partition());
+}
+
+TEST_CASE("nothing is begun that couldn't be given back: a driver without one function of a feature",
+          "[cuda][driver]") {
+    for (const char* const lacks : {"cuGreenCtxDestroy", "cuGreenCtxStreamCreate"}) {
+        CAPTURE(lacks);
+        const standin::session gpu;
+        standin::hide_entry_point(lacks);
+        cuda::node node;
+        CHECK(code_of([&] { (void)cuda::make_green_contexts(node, d, std::array{8U}); }) == errc::not_supported);
+    }
+    for (const char* const lacks : {"cuMemRelease", "cuMemAddressFree", "cuMemUnmap", "cuMemSetAccess"}) {
+        CAPTURE(lacks);
+        const standin::session gpu;
+        standin::hide_entry_point(lacks);
+        cuda::node node;
+        CHECK(code_of([&] { const cuda::virtual_memory none(node, d); }) == errc::not_supported);
+    }
 }

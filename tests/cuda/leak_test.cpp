@@ -152,7 +152,11 @@ TEST_CASE("whichever CUDA call fails, nothing leaks in silence and what is throw
     const auto [code, sticky] = GENERATE(table<cudaError_t, bool>({
         {cudaErrorMemoryAllocation, false},
         {cudaErrorInvalidValue, false},
+        {cudaErrorNotReady, false},
+        {cudaErrorInsufficientDriver, false},
+        {cudaErrorNoDevice, false},
         {cudaErrorIllegalAddress, true},
+        {cudaErrorECCUncorrectable, true},
     }));
     std::uint64_t nth = 0;
     for (bool struck = true; struck; ++nth) {

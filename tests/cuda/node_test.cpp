@@ -149,6 +149,8 @@ TEST_CASE("priorities count up, are clamped, and what was asked for is remembere
     CHECK(native(2147483647) == -5);
     CHECK(native(-1) == 0);
     CHECK(native(-2147483647 - 1) == 0);
+    CHECK(node.properties(first).native_priority({6}) == -5);
+    CHECK(node.properties(first).level_of(-5) == priority{5});
 }
 
 TEST_CASE("streams of the embedder's are taken over or borrowed; default streams are refused", "[cuda][node]") {

@@ -163,7 +163,7 @@ TEST_CASE("SMs are split in steps, and streams know theirs", "[cuda][standin]") 
     CUstream s = nullptr;
     CHECK(drv.green_stream(&s, green, 0, 0) == CUDA_ERROR_INVALID_VALUE);
     CHECK(drv.green_stream(&s, green, CU_STREAM_NON_BLOCKING, -3) == CUDA_SUCCESS);
-    CHECK(standin::detail::sms_of(s) == 16);
+    CHECK(standin::sms_of(s).size() == 16);
     const auto e = make_event();  // of the primary context
     CHECK(cudaEventRecord(e, s) == cudaSuccess);
     raw::destroy(s, e);

@@ -3,6 +3,7 @@
 #include <gpushare/gpushare.cuh>
 
 #include <gpushare/backend/cuda/pinned.hpp>
+#include <gpushare/backend/cuda/virtual_memory.hpp>
 
 #include <cstddef>
 #include <cstdint>
@@ -16,6 +17,7 @@
 #include "conformance/memory_suite.hpp"
 #include "conformance/node_suite.hpp"
 #include "conformance/timeline_suite.hpp"
+#include "conformance/virtual_memory_suite.hpp"
 #include "support/catch.hpp"
 
 namespace cu = gpushare::cuda;
@@ -63,6 +65,23 @@ private:
     std::map<cudaStream_t, std::uint32_t*> held_;
 };
 
+class virtual_memory_backend : public gpu_backend {
+public:
+    cu::virtual_memory& virtual_memory() { return memory_; }
+    void read(const void* at, void* to, std::size_t size) { move(to, at, size); }
+    void write(void* at, const void* from, std::size_t size) { move(at, from, size); }
+
+private:
+    void move(void* to, const void* from, std::size_t size) {
+        stream_.copy(to, from, size);
+        CHECK(stream_.record().wait(gpushare::never));
+    }
+
+    // Big ones, because a test takes all that there are.
+    cu::virtual_memory memory_{node(), gpushare::device_id{0}, {.chunk = gpushare::bytes{256 << 20}}};
+    stream stream_ = make_stream(gpushare::priority{});
+};
+
 /// Catch2 2.13 can't skip: says why there is nothing to see.
 bool has_devices(std::uint32_t wanted) {
     const std::uint32_t devices = gpu_backend{}.node().num_devices();
@@ -72,19 +91,25 @@ bool has_devices(std::uint32_t wanted) {
 
 }  // namespace
 
-TEST_CASE("timeline", "[gpu]") { conformance::check_timeline<gpu_backend>(); }
-TEST_CASE("queue", "[gpu]") { conformance::check_queue<gpu_backend>(); }
+TEST_CASE("timeline", "[gpu][waits]") { conformance::check_timeline<gpu_backend>(); }
+TEST_CASE("queue", "[gpu][waits]") { conformance::check_queue<gpu_backend>(); }
 TEST_CASE("launcher", "[gpu]") { conformance::check_launcher<gpu_backend>(); }
 TEST_CASE("kernels of one thread", "[gpu]") { conformance::check_kernels<gpu_backend>(1); }
 TEST_CASE("kernels of one warp", "[gpu]") { conformance::check_kernels<gpu_backend>(32); }
 TEST_CASE("kernels of an odd number of threads", "[gpu]") { conformance::check_kernels<gpu_backend>(77); }
 TEST_CASE("kernels of many threads", "[gpu]") { conformance::check_kernels<gpu_backend>(1024); }
-TEST_CASE("memory", "[gpu]") { conformance::check_memory<gpu_backend>(); }
-TEST_CASE("memory_resource", "[gpu]") {
+TEST_CASE("memory", "[gpu][memory]") { conformance::check_memory<gpu_backend>(); }
+TEST_CASE("memory_resource", "[gpu][memory]") {
     gpu_backend backend;
     conformance::check_memory_resource(backend.memory());
 }
-TEST_CASE("node", "[gpu]") {
+TEST_CASE("virtual memory", "[gpu][memory]") { conformance::check_virtual_memory<virtual_memory_backend>(); }
+TEST_CASE("pinned memory", "[gpu][memory]") {
+    gpu_backend backend;
+    cu::pinned_memory pinned{backend.node()};
+    conformance::check_memory_resource(pinned);
+}
+TEST_CASE("node", "[gpu][waits]") {
     if (has_devices(2)) conformance::check_node<gpu_backend>();
 }
 TEST_CASE("gang order of a node", "[gpu]") {

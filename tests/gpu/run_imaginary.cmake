@@ -17,20 +17,29 @@ case $1 in
     absent) exit 4 ;;
 esac
 ]=] @ONLY)
-file(CONFIGURE OUTPUT ${DIRECTORY}/bin/compute-sanitizer CONTENT "#!/bin/sh\n[ $2 != racecheck ] || exit 9\n")
+file(CONFIGURE OUTPUT ${DIRECTORY}/bin/compute-sanitizer CONTENT [=[#!/bin/sh
+[ $2 != racecheck ] || exit 9
+case "$*" in *'/test_gpu ~[memory]~[waits]') ;; *) exit 8 ;; esac
+]=])
 foreach(program IN ITEMS test_gpu gpu_figures bin/compute-sanitizer)
     file(CHMOD ${DIRECTORY}/${program} PERMISSIONS OWNER_READ OWNER_WRITE OWNER_EXECUTE)
 endforeach()
 
-# The folder that OUT names gets the same files.
+# The folder that OUT names gets the same files, and so does that of --keep, named after the device.
 set(ENV{PATH} ${DIRECTORY}/bin:$ENV{PATH})
 set(ENV{OUT} ${DIRECTORY}/out)
-execute_process(COMMAND ${RUN} --programs ${DIRECTORY} ${DIRECTORY}/results RESULT_VARIABLE code OUTPUT_VARIABLE page)
+file(MAKE_DIRECTORY ${DIRECTORY}/kept)
+execute_process(COMMAND ${RUN} --programs ${DIRECTORY} --keep ${DIRECTORY}/kept ${DIRECTORY}/results RESULT_VARIABLE code OUTPUT_VARIABLE page)
 if(NOT code EQUAL 1)
     message(FATAL_ERROR "exit code ${code} instead of 1:\n${page}")
 endif()
 file(READ ${DIRECTORY}/out/gpu.json json)
 file(READ ${DIRECTORY}/results/gpu.txt text)
+file(READ ${DIRECTORY}/kept/gpu_imaginary_gpu_1.txt kept_text)
+file(READ ${DIRECTORY}/kept/gpu_imaginary_gpu_1.json kept_json)
+if(NOT kept_text STREQUAL text OR NOT kept_json STREQUAL json)
+    message(FATAL_ERROR "what was kept isn't what was found")
+endif()
 if(NOT text STREQUAL page)
     message(FATAL_ERROR "gpu.txt isn't what was printed:\n${page}")
 endif()

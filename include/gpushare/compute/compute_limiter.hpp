@@ -15,27 +15,23 @@
 // A client is charged the device time between the points recorded around its work (span_meter says how).
 #pragma once
 
-#include <algorithm>
-#include <chrono>
-#include <condition_variable>
 #include <cstddef>
-#include <deque>
-#include <memory>
+#include <cstdint>
 #include <mutex>
-#include <span>
+#include <optional>
 #include <stop_token>
-#include <thread>
 #include <utility>
 
-#include <gpushare/compute/flights.hpp>
 #include <gpushare/compute/limiter_core.hpp>
+#include <gpushare/compute/limiter_engine.hpp>
+#include <gpushare/compute/limiter_event.hpp>
 #include <gpushare/compute/permit.hpp>
 #include <gpushare/compute/policy.hpp>
+#include <gpushare/compute/submission.hpp>
 #include <gpushare/compute/ticket.hpp>
 #include <gpushare/compute/weighted_fair.hpp>
 #include <gpushare/concepts.hpp>
 #include <gpushare/config.hpp>
-#include <gpushare/detail/intrusive.hpp>
 #include <gpushare/error.hpp>
 #include <gpushare/units.hpp>
 
@@ -44,8 +40,19 @@ namespace gpushare::inline GPUSHARE_ABI {
 /// Thread-safe; neither copied nor moved. Streams, and everything submitted, must outlive their use. Callables run on
 /// whichever thread drives, one at a time and in the order in which they were let in, under no lock; one that waits
 /// for this limiter never returns. Destroying the limiter ends all its tickets with errc::closed.
+///
+/// Faults: a callable that throws and work that fails end their own ticket with that error (of short submissions that
+/// are timed together, each of these). A client that fails `quarantine_after` times in a row is refused until it is
+/// pardoned: errc::quarantined. Once the device is lost, so is everything in flight and waiting, and everything that
+/// comes: errc::device_lost; take_event() names who was in flight. Recovery is another limiter on another node, or in
+/// another process: close() and the destructor return, and accounts can still be read.
 template <timeline Stream, clock Clock, compute_policy Policy = weighted_fair>
-class compute_limiter {
+class compute_limiter : private detail::limiter_engine<Stream, Clock, Policy> {
+    using base = detail::limiter_engine<Stream, Clock, Policy>;
+    using typename base::look;
+    using typename base::node;
+    using typename base::seat;
+
 public:
     using stream = Stream;
     using point = typename Stream::point;
@@ -53,32 +60,33 @@ public:
     using permit = gpushare::permit<compute_limiter>;
 
     explicit compute_limiter(limiter_options options = {}, Clock time = {}, Policy policy = {})
-        : clock_(std::move(time)), core_(options, std::move(policy)) {}
-    compute_limiter(const compute_limiter&) = delete;
-    compute_limiter& operator=(const compute_limiter&) = delete;
-
-    ~compute_limiter() {
-        std::unique_lock lock(mutex_);
-        for (auto& client : clients_) cancel_waiting(lock, client);
-        flights_.abandon([this](node& n) { finish(n, errc::closed); });
-        drop_failed(lock);
-    }
+        : base(options, std::move(time), std::move(policy)) {}
 
     [[nodiscard]] client_id add(const client_settings& s) {
         const std::lock_guard lock(mutex_);
         if (clients_.size() <= core_.num_indices()) clients_.resize(core_.num_indices() + std::size_t{1});
         const auto c = core_.add(s);
-        clients_[c.index].closing = false;
+        clients_[c.index].closing = clients_[c.index].told_of_loss = false;
+        clients_[c.index].requests = 0;
         return c;
     }
 
-    /// Live: in force for what is let in from now on. errc::closed if the client isn't there any more.
+    /// Live: in force for what is let in from now on. errc::closed: no such client; share_exceeded: the policy refuses.
     errc change(client_id c, const client_settings& s) {
         std::unique_lock lock(mutex_);
         if (!core_.contains(c)) return errc::closed;
-        core_.change(c, s);
-        advance(lock, policy_time());  // there may be room on another level
-        return errc::none;
+        const auto why = core_.change(c, s);
+        this->advance(lock, this->policy_time(), look::now);  // there may be room on another level
+        return why;
+    }
+
+    /// Live: `p`, which has no clients yet, decides from now on; nobody is owed the past. share_exceeded: it refuses.
+    errc set_policy(Policy p) {
+        std::unique_lock lock(mutex_);
+        const auto now = this->policy_time();
+        const auto why = core_.set_policy(p, now);
+        this->advance(lock, now, look::now);
+        return why;
     }
 
     /// Takes no more submissions of `c`, cancels those that wait, waits until `deadline` for those in flight and then
@@ -86,34 +94,35 @@ public:
     /// that a thread holds count as in flight.
     bool close(client_id c, instant deadline = never, const std::stop_token& stop = {},
                client_usage* account = nullptr) {
-        const std::stop_callback on_stop(stop, [this] { wake_all(); });
+        const std::stop_callback on_stop(stop, [this] { this->wake_all(); });
         std::unique_lock lock(mutex_);
         if (!core_.contains(c)) return true;
         clients_[c.index].closing = true;
-        cancel_waiting(lock, clients_[c.index]);
-        advance(lock, policy_time());
+        this->cancel_waiting(lock, clients_[c.index], errc::closed);
+        this->advance(lock, this->policy_time(), look::now);
         const auto drained = [&] { return !core_.contains(c) || core_.usage(c).in_flight == 0; };
-        if (wait(lock, drained, nullptr, deadline, stop) != errc::none) return false;
+        if (this->wait(lock, drained, nullptr, deadline, stop) != errc::none) return false;
         if (!core_.contains(c)) return true;
         if (account != nullptr) *account = core_.usage(c);
         core_.remove(c);
         return true;
     }
 
-    /// Waits at the gate for a permit. Codes: deadline_exceeded, stopped, closed, queue_full. Without contention: one
-    /// mutex, no allocation, no system call.
-    [[nodiscard]] result<permit> acquire(client_id c, instant deadline = never, const std::stop_token& stop = {}) {
-        const std::stop_callback on_stop(stop, [this] { wake_all(); });
+    /// Waits at the gate for a permit. Codes: deadline_exceeded, stopped, closed, queue_full, quarantined, device_lost.
+    /// Without contention: one mutex, no allocation, no system call.
+    [[nodiscard]] result<permit> acquire(client_id c, instant deadline = never, const std::stop_token& stop = {},
+                                         const submit_options& o = no_options) {
+        const std::stop_callback on_stop(stop, [this] { this->wake_all(); });
         node waiting;
         std::unique_lock lock(mutex_);
-        const auto now = policy_time();
-        if (const auto why = enter(waiting, c, now); why != errc::none) return why;
-        advance(lock, now);
+        const auto now = this->policy_time();
+        if (const auto why = this->enter(waiting, c, now, o); why != errc::none) return why;
+        this->advance(lock, now, look::if_due);
         const auto let_in = [&] { return waiting.at.load(std::memory_order_relaxed) != detail::phase::waiting; };
         if (!let_in()) {
-            if (const auto why = wait(lock, let_in, &waiting, deadline, stop); why != errc::none) {
+            if (const auto why = this->wait(lock, let_in, &waiting, deadline, stop); why != errc::none) {
                 clients_[c.index].waiting.remove(waiting);
-                core_.withdraw(c);
+                core_.withdraw(c, this->policy_time(), this->head_of());
                 return why;
             }
         }
@@ -124,275 +133,154 @@ public:
     /// A permit if there is one at once, else deadline_exceeded.
     [[nodiscard]] result<permit> try_acquire(client_id c) { return acquire(c, instant::min()); }
 
-    /// Queues `work`, which enqueues onto `s` when its turn comes: in this call if that is now. Codes: closed,
-    /// queue_full, invalid_specification (no callable). Nothing is allocated once as many submissions were out as ever
-    /// are.
-    [[nodiscard]] result<ticket> submit(client_id c, Stream& s, submission_work<Stream> work) {
+    /// Queues `work`, which enqueues onto `s` when its turn comes: in this call if that is now. `on_done`, if given, is
+    /// called once it is done, failed or was cancelled. Codes: closed, queue_full (after waiting until `room_by`),
+    /// stopped, quarantined, device_lost, invalid_specification (no callable). Nothing is allocated once as many
+    /// submissions were out as ever are.
+    [[nodiscard]] result<ticket> submit(client_id c, Stream& s, submission_work<Stream> work,
+                                        const submit_options& o = no_options, submission_callback on_done = {},
+                                        const std::stop_token& stop = {}) {
+        const std::stop_callback on_stop(stop, [this] { this->wake_all(); });
         if (!work) return errc::invalid_specification;
         auto& n = pool_->acquire();
         ticket t(*this, pool_, n);
         n.work = std::move(work);
         n.stream = &s;
         std::unique_lock lock(mutex_);
-        const auto now = policy_time();
-        if (const auto why = enter(n, c, now); why != errc::none) {
+        const auto now = this->policy_time();
+        auto why = this->enter(n, c, now, o);
+        if (why == errc::queue_full && o.room_by != instant::min()) why = wait_for_room(lock, n, c, o, stop);
+        if (why != errc::none) {
             lock.unlock();
             pool_->drop(n);
             return why;
         }
-        advance(lock, now);
+        n.on_done = std::move(on_done);
+        this->advance(lock, now, look::if_due);
         return result<ticket>(std::move(t));  // nvcc doesn't move a local into another type by itself
     }
 
     /// Lets in what can go and takes note of what is done, without waiting.
     void poll() {
         std::unique_lock lock(mutex_);
-        advance(lock, policy_time());
+        this->advance(lock, this->policy_time(), look::now);
     }
 
     /// Drives the limiter until a stop is requested: the dispatcher, on a thread of the embedder's.
     void run(const std::stop_token& stop) {
-        const std::stop_callback on_stop(stop, [this] { wake_all(); });
+        const std::stop_callback on_stop(stop, [this] { this->wake_all(); });
         std::unique_lock lock(mutex_);
-        advance(lock, policy_time());
-        wait(
+        this->advance(lock, this->policy_time(), look::now);
+        this->wait(
             lock, [] { return false; }, nullptr, never, stop);
     }
 
     /// What `c` has used, as far as it is known now. Zero for a client that isn't there.
     [[nodiscard]] client_usage usage(client_id c) {
         std::unique_lock lock(mutex_);
-        advance(lock, policy_time());
+        this->advance(lock, this->policy_time(), look::now);
         return core_.contains(c) ? core_.usage(c) : client_usage{};
     }
 
-    /// See limiter_core.
+    /// When to poll() though nothing happened, if nobody waits or runs; the longest wait of the highest level. See
+    /// limiter_core.
+    [[nodiscard]] instant resume_at() const {
+        const std::lock_guard lock(mutex_);
+        return core_.resume_at();
+    }
     [[nodiscard]] ns wait_bound() const {
         const std::lock_guard lock(mutex_);
         return core_.wait_bound();
     }
 
-private:
-    friend ticket;
-    friend permit;
-    using node = detail::submission<Stream>;
+    /// What happened that nobody asked for, oldest first; the latest 64 are kept.
+    std::optional<limiter_event> take_event() {
+        const std::lock_guard lock(mutex_);
+        return core_.events().take();
+    }
+    [[nodiscard]] std::uint64_t events_dropped() const {
+        const std::lock_guard lock(mutex_);
+        return core_.events().dropped();
+    }
 
-    struct client_queue {
-        detail::fifo<node> waiting;
-        bool closing = false;
-    };
-    struct sleeper {
-        sleeper* next = nullptr;
-        const node* waits_for = nullptr;
-        std::condition_variable woken{};
-    };
-
-    errc enter(node& n, client_id c, instant now) noexcept {
-        if (!core_.contains(c) || clients_[c.index].closing) return errc::closed;
-        if (core_.usage(c).waiting >= core_.options().queue_limit) return errc::queue_full;
-        n.client = c;
-        clients_[c.index].waiting.push(n);
-        core_.arrive(c, now);
+    /// Ends a quarantine. errc::closed: no such client.
+    errc pardon(client_id c) {
+        const std::lock_guard lock(mutex_);
+        if (!core_.contains(c)) return errc::closed;
+        core_.pardon(c);
         return errc::none;
     }
 
-    // Reading a clock costs as much as the rest of a permit.
-    [[nodiscard]] instant policy_time() const noexcept {
-        if constexpr (is_timeless<Policy>)
-            return {};
-        else
-            return clock_.now();
-    }
-
-    // Notes what is done and lets in what can go. One thread at a time: another's submissions are seen by the one that
-    // is at it, which keeps the order of enqueuing that of letting in.
-    void advance(std::unique_lock<std::mutex>& lock, instant now) noexcept {
-        retire();
-        if (std::exchange(advancing_, true)) return;
-        while (const auto slot = flights_.free_slot()) {
-            const auto g = core_.next(now);
-            if (!g) break;
-            flights_.take(*slot, *g);
-            node& n = *clients_[g->client.index].waiting.pop();
-            if (n.work) {
-                enqueue(lock, *slot, n);
-                retire();
-                now = policy_time();
-            } else {
-                n.slot = *slot;
-                n.at.store(detail::phase::let_in, std::memory_order_relaxed);
-                wake(n);
-            }
-        }
-        advancing_ = false;
-        keep_watch();
-        if (!failed_.empty()) drop_failed(lock);
-    }
-
-    void enqueue(std::unique_lock<std::mutex>& lock, std::size_t slot, node& n) noexcept {
-        n.at.store(detail::phase::let_in, std::memory_order_relaxed);
-        keep_watch();  // over what is in flight already: the callable may take its time
-        auto begin = flights_.last_end(*n.stream);
-        lock.unlock();
-        point end;
-        const bool enqueued = n.run(begin, end);
-        lock.lock();
-        if (enqueued) {
-            flights_.land(slot, *n.stream, *std::move(begin), std::move(end), n.code, &n);
-        } else {
-            leave(slot);
-            finish(n, n.code);
-        }
-    }
-
-    // Nothing was enqueued after all.
-    void leave(std::size_t slot) noexcept {
-        const auto what = flights_.leave(slot);
-        core_.cancel(what);
-        if (clients_[what.client.index].closing) wake_sleepers();
-    }
-
-    void land_permit(std::size_t slot, const Stream& s, point begin, point end, errc code) noexcept {
+    /// A request of `c` begins or ends; see request.hpp, which says so by itself.
+    void begin_request(client_id c) {
         const std::lock_guard lock(mutex_);
-        flights_.land(slot, s, std::move(begin), std::move(end), code, nullptr);
-        keep_watch();
+        if (core_.contains(c)) ++clients_[c.index].requests;
+    }
+    void end_request(client_id c) {
+        std::unique_lock lock(mutex_);
+        if (!core_.contains(c) || --clients_[c.index].requests != 0) return;
+        core_.end_request(c);
+        this->advance(lock, this->policy_time(), look::now);
+    }
+
+private:
+    friend ticket;
+    friend permit;
+    using base::clients_;
+    using base::core_;
+    using base::flights_;
+    using base::mutex_;
+    using base::pool_;
+
+    errc wait_for_room(std::unique_lock<std::mutex>& lock, node& n, client_id c, const submit_options& o,
+                       const std::stop_token& stop) {
+        auto why = errc::queue_full;
+        const auto entered = [&] { return (why = this->enter(n, c, this->policy_time(), o)) != errc::queue_full; };
+        ++clients_[c.index].waits_for_room;
+        const auto waited = this->wait(lock, entered, nullptr, o.room_by, stop);
+        --clients_[c.index].waits_for_room;
+        return waited == errc::stopped ? waited : why;
+    }
+
+    // --- for tickets
+
+    bool wait_for(const node& n, instant deadline, const std::stop_token& stop) {
+        const std::stop_callback on_stop(stop, [this] { this->wake_all(); });
+        std::unique_lock lock(mutex_);
+        this->advance(lock, this->policy_time(), look::now);
+        const auto done = [&] { return n.at.load(std::memory_order_acquire) == detail::phase::done; };
+        return this->wait(lock, done, &n, deadline, stop) == errc::none;
+    }
+
+    // --- for permits
+
+    static constexpr bool shares_points = base::flight_list::batch::shares;
+
+    seat board(std::size_t slot, Stream& s) noexcept {
+        const std::lock_guard lock(mutex_);
+        return flights_.board(slot, s, this->batch_time());
+    }
+    void unboard(const seat& at, std::optional<point> begin) noexcept {
+        const std::lock_guard lock(mutex_);
+        flights_.unboard(at, std::move(begin));
+    }
+    void land(const seat& at, std::optional<point> begin, std::optional<point> end, errc code) noexcept {
+        std::unique_lock lock(mutex_);
+        flights_.land(at, std::move(begin), std::move(end), code, nullptr);
+        this->end_batches(lock, nullptr, false);
+        this->keep_watch();
+    }
+    void land(std::size_t slot, Stream& s, point begin, point end, errc code) noexcept {
+        const std::lock_guard lock(mutex_);
+        flights_.land(flights_.board(slot, s, {}), std::move(begin), std::move(end), code, nullptr);
+        this->keep_watch();
     }
 
     void give_back(std::size_t slot) noexcept {
         std::unique_lock lock(mutex_);
-        leave(slot);
-        advance(lock, policy_time());
+        this->leave(slot);
+        this->advance(lock, this->policy_time(), look::now);
     }
-
-    // Takes note of what the device has finished.
-    void retire() noexcept {
-        while (const auto f = flights_.take_finished()) {
-            core_.complete(f->what, f->cost, f->code != errc::none);
-            if (f->owner != nullptr) finish(*f->owner, f->code, f->cost);
-            if (clients_[f->what.client.index].closing) wake_sleepers();
-        }
-    }
-
-    void finish(node& n, errc code, ns cost = {}) noexcept {
-        n.code = code;
-        n.device_time = cost;
-        n.finished_at = clock_.now();
-        n.at.store(detail::phase::done, std::memory_order_release);
-        wake(n);
-        if (n.error) {
-            failed_.push(n);  // the exception is the user's, its destructor too: not under the lock
-        } else {
-            pool_->drop(n);
-        }
-    }
-
-    void drop_failed(std::unique_lock<std::mutex>& lock) noexcept {
-        auto failed = std::move(failed_);
-        lock.unlock();
-        while (node* n = failed.pop()) pool_->drop(*n);
-        lock.lock();
-    }
-
-    void cancel_waiting(std::unique_lock<std::mutex>& lock, client_queue& client) noexcept {
-        detail::fifo<node> cancelled;
-        while (node* n = client.waiting.pop()) {
-            core_.withdraw(n->client);
-            if (n->work) {
-                cancelled.push(*n);
-            } else {  // at the gate: lives on the waiting thread's stack
-                n->code = errc::closed;
-                n->at.store(detail::phase::done, std::memory_order_release);
-                wake(*n);
-            }
-        }
-        while (node* n = cancelled.pop()) {
-            lock.unlock();  // the callable is the user's, its destructor too
-            n->work.reset();
-            lock.lock();
-            finish(*n, errc::closed);
-        }
-    }
-
-    bool wait_for(const node& n, instant deadline, const std::stop_token& stop) {
-        const std::stop_callback on_stop(stop, [this] { wake_all(); });
-        std::unique_lock lock(mutex_);
-        advance(lock, policy_time());
-        const auto done = [&] { return n.at.load(std::memory_order_acquire) == detail::phase::done; };
-        return wait(lock, done, &n, deadline, stop) == errc::none;
-    }
-
-    // Waits for `done`, watching the device while nobody else does. Wakes up for `waits_for` and for the watch.
-    template <class Done>
-    errc wait(std::unique_lock<std::mutex>& lock, Done done, const node* waits_for, instant deadline,
-              const std::stop_token& stop) {
-        sleeper self{.waits_for = waits_for};
-        errc why = errc::none;
-        while (!done()) {
-            const auto now = clock_.now();
-            if (stop.stop_requested()) why = errc::stopped;
-            if (now >= deadline) why = errc::deadline_exceeded;
-            if (why != errc::none) break;
-            const auto until = std::min(deadline, now + watch_slice);
-            if (!watched_ && flights_.any_enqueued()) {
-                watched_ = true;
-                look(lock, flights_.watch(), until);
-                watched_ = false;
-                continue;
-            }
-            if (const auto own = flights_.end_of(waits_for)) {  // the watch may have begun before it was enqueued
-                look(lock, {&*own, 1}, until);
-                continue;
-            }
-            sleepers_.push(self);
-            self.woken.wait_for(lock, std::min(deadline, saturating_add(now, std::chrono::minutes(1))) - now);
-            sleepers_.remove(self);
-        }
-        keep_watch();  // somebody else's turn
-        return why;
-    }
-
-    void look(std::unique_lock<std::mutex>& lock, std::span<const point> points, instant until) noexcept {
-        lock.unlock();
-        try {
-            (void)point::wait_any(points, until);  // retire() sees which
-        } catch (...) {  // a device that can't be asked: again in a slice, its points may be reached then
-            std::this_thread::sleep_for(watch_slice);
-        }
-        lock.lock();
-        advance(lock, policy_time());
-    }
-
-    void keep_watch() noexcept {
-        if (!watched_ && !sleepers_.empty() && flights_.any_enqueued()) sleepers_.front()->woken.notify_one();
-    }
-
-    void wake(const node& n) noexcept {
-        for (auto* s = sleepers_.front(); s != nullptr; s = s->next)
-            if (s->waits_for == &n) s->woken.notify_one();
-    }
-
-    void wake_sleepers() noexcept {
-        for (auto* s = sleepers_.front(); s != nullptr; s = s->next) s->woken.notify_one();
-    }
-
-    void wake_all() noexcept {
-        const std::lock_guard lock(mutex_);
-        wake_sleepers();
-    }
-
-    // How long the watching thread looks at the points it knew when it started, before it looks for new ones and for
-    // a stop request. Costs a wake-up each, while there is work in flight.
-    static constexpr ns watch_slice = std::chrono::microseconds(250);
-
-    Clock clock_;
-    mutable std::mutex mutex_;
-    limiter_core<Policy> core_;
-    std::deque<client_queue> clients_;  // stays put while a callable is destroyed under no lock
-    detail::flights<Stream> flights_;
-    detail::fifo<sleeper> sleepers_;
-    detail::fifo<node> failed_;  // done, to be dropped under no lock
-    bool advancing_ = false, watched_ = false;
-    std::shared_ptr<detail::submission_pool<Stream>> pool_ = std::make_shared<detail::submission_pool<Stream>>();
 };
 
 }  // namespace gpushare::inline GPUSHARE_ABI

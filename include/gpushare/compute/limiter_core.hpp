@@ -9,15 +9,20 @@
 #pragma once
 
 #include <algorithm>
+#include <concepts>
 #include <cstddef>
 #include <cstdint>
 #include <optional>
 #include <utility>
 #include <vector>
 
+#include <gpushare/compute/cost_model.hpp>
+#include <gpushare/compute/in_flight.hpp>
+#include <gpushare/compute/limiter_event.hpp>
 #include <gpushare/compute/policy.hpp>
 #include <gpushare/compute/weighted_fair.hpp>
 #include <gpushare/config.hpp>
+#include <gpushare/error.hpp>
 #include <gpushare/units.hpp>
 
 namespace gpushare::inline GPUSHARE_ABI {
@@ -28,6 +33,11 @@ struct limiter_options {
                                         // enqueuing, fewer shorten a newcomer's wait
     ns first_guess = ns{100'000};       // cost of a client's first submission, before anything is known about it
     std::uint32_t queue_limit = 65536;  // submissions of one client that may wait
+    ns horizon = ns{1'000'000};     // short submissions: more than `depth` may be in flight while all of them take no
+                                    // longer than this, or a quarter of it where there are clients on a level above
+    ns anticipation = ns{200'000};  // how long work of lower levels is held back between two submissions of a request
+    std::uint32_t quarantine_after = 32;  // failures in a row; 0: never
+    ns stuck_after{};  // at the head of its stream: then its ticket fails, and its room is free; 0: never
 };
 
 /// A submission that was let in.
@@ -35,6 +45,26 @@ struct grant {
     client_id client{};
     priority level{};
     ns predicted{};
+    ns longest{};              // what it may take: the longest that its kind was declared or seen to; 0: unknown
+    ns at_least{};             // what it takes even with the device to itself; 0: unknown
+    std::uint64_t key = 0;     // its kind
+    std::uint32_t policy = 0;  // which of the policies so far let it in
+    bool known = false;        // the prediction rests on some of its kind
+    bool may_share = false;    // is short enough to be timed together with others
+    bool of_request = false;
+};
+
+/// What became of a submission.
+struct outcome {
+    enum class source : std::uint8_t {
+        own,     // measured by itself
+        alone,   // and nothing else was on the device meanwhile
+        shared,  // its part of what it took together with others
+        doubt,   // no more than a prediction
+    };
+    ns took{};
+    bool failed = false;
+    source from = source::own;
 };
 
 /// A client's account. device_time is charged time: see compute_limiter for how it is measured.
@@ -51,33 +81,52 @@ template <compute_policy Policy = weighted_fair>
 class limiter_core {
 public:
     explicit limiter_core(limiter_options options = {}, Policy policy = {})
-        : options_(options), policy_(std::move(policy)) {
-        options_.depth = std::max(options_.depth, 1U);
-        options_.queue_limit = std::max(options_.queue_limit, 1U);
-    }
+        : options_(checked(options)), policy_(std::move(policy)) {}
 
+    /// Throws operation_error where the policy refuses, and std::bad_alloc: then nothing has changed.
     [[nodiscard]] client_id add(const client_settings& s) {
         const auto unused = std::ranges::find(clients_, false, &client_state::present);
         const auto index = static_cast<std::uint32_t>(unused - clients_.begin());
         if (unused == clients_.end()) clients_.emplace_back();
         auto& client = clients_[index];
         const client_id id{index, client.generation + 1};
-        open_level(s.level);
-        policy_.add(id, s);
-        client = {.settings = s, .generation = id.generation, .present = true, .predicted = guess(s)};
+        book_.open(s.level);
+        if (const auto why = policy_.add(id, s); why.code != errc::none) raise(why, {}, "limiter");
+        client = {.settings = s, .generation = id.generation, .present = true};
+        ++book_.of(s.level).clients;
         return id;
     }
 
     /// In force for what is let in from now on; what is in flight stays charged as it was.
-    void change(client_id c, const client_settings& s) {
-        open_level(s.level);
-        policy_.change(c, s);
+    /// Where the policy refuses, nothing has changed.
+    errc change(client_id c, const client_settings& s) {
+        book_.open(s.level);
+        if (const auto why = policy_.change(c, s); why.code != errc::none) return why.code;
+        --book_.of(clients_[c.index].settings.level).clients;
+        ++book_.of(s.level).clients;
         clients_[c.index].settings = s;
+        return errc::none;
+    }
+
+    /// From now on `p` decides, among the same clients; it must have none yet. It begins from nothing: what is in flight
+    /// was charged by the old policy, which is in `p` afterwards. If `p` refuses a client, nothing has changed.
+    errc set_policy(Policy& p, instant now) {
+        for (std::uint32_t i = 0; i < clients_.size(); ++i) {
+            if (!clients_[i].present) continue;
+            const auto why = p.add({i, clients_[i].generation}, clients_[i].settings);
+            if (why.code != errc::none) return why.code;
+        }
+        std::swap(policy_, p);
+        ++policies_;
+        for (std::uint32_t i = 0; i < clients_.size(); ++i)
+            if (clients_[i].usage.waiting != 0) tell({i, clients_[i].generation}, now);
+        return errc::none;
     }
 
     /// The client must have nothing waiting and nothing in flight.
     void remove(client_id c) noexcept {
         policy_.remove(c);
+        --book_.of(clients_[c.index].settings.level).clients;
         clients_[c.index].present = false;
     }
 
@@ -85,110 +134,261 @@ public:
         return c.index < clients_.size() && clients_[c.index].present && clients_[c.index].generation == c.generation;
     }
 
-    /// One more submission of `c` waits.
+    /// What is behind the head of a line, where nobody says more of it.
+    struct nothing_known {
+        instant now{};
+        [[nodiscard]] line_head operator()(client_id) const noexcept { return {.arrival = now}; }
+    };
+
+    /// One more submission of `c` waits. `head` says what is known of it.
+    void arrive(client_id c, instant now, const line_head& head) noexcept {
+        auto& client = clients_[c.index];
+        ++num_waiting_;
+        if (client.usage.waiting++ != 0) return;
+        client.head = head;
+        tell(c, now);
+    }
     void arrive(client_id c, instant now) noexcept {
-        if (clients_[c.index].usage.waiting++ == 0) policy_.wake(c, now);
+        auto& client = clients_[c.index];
+        ++num_waiting_;
+        if (client.usage.waiting++ != 0) return;
+        client.head = {};  // written in place: copying what was just written stalls
+        client.head.arrival = now;
+        tell(c, now);
     }
 
-    /// One submission of `c` no longer waits and was not let in.
-    void withdraw(client_id c) noexcept {
-        if (--clients_[c.index].usage.waiting == 0) policy_.sleep(c);
+    /// One submission of `c` no longer waits and was not let in. `head_of(c)` says what is first now, if anything is.
+    template <std::invocable<client_id> F>
+    void withdraw(client_id c, instant now, F head_of) noexcept {
+        auto& client = clients_[c.index];
+        --num_waiting_;
+        if (--client.usage.waiting == 0) {
+            policy_.sleep(c);
+        } else {
+            client.head = head_of(c);
+            tell(c, now);
+        }
     }
+    void withdraw(client_id c, instant now = {}) noexcept { withdraw(c, now, nothing_known{now}); }
 
-    /// Lets in the next submission, if one waits and there is room: work of a level is let in while fewer than `depth`
-    /// submissions of that level and above are in flight, so lower levels never fill the room of a higher one.
-    [[nodiscard]] std::optional<grant> next(instant now) noexcept {
+    /// Lets in the next submission, if one waits and there is room: what is in flight of its level and above leaves room
+    /// for it (in_flight.hpp), so lower levels never fill the room of a higher one; and no request of a higher level is
+    /// under way. `head_of(c)` says what is first in the client's line after that, if anything is.
+    template <std::invocable<client_id> F>
+    [[nodiscard]] bool next(grant& g, instant now, F head_of) noexcept {
+        resume_at_ = never;
         const auto c = policy_.pick(now);
-        if (!c) return std::nullopt;
+        if (!c) {
+            resume_at_ = std::max(c.ask_again(), saturating_add(now, ns{1}));  // time must pass
+            return false;
+        }
         auto& client = clients_[c->index];
-        std::uint32_t in_flight = 0;
-        for (const auto& l : levels_)
-            if (l.level >= client.settings.level) in_flight += l.in_flight;
-        if (in_flight >= options_.depth) return std::nullopt;
-        const grant g{.client = *c, .level = client.settings.level, .predicted = client.predicted};
-        policy_.serve(*c, g.predicted);
-        ++level(g.level).in_flight;
+        describe(g, *c);
+        if (!book_.has_room(g.level, g.longest)) return false;
+        if (const auto hold = book_.held(g.level, now); hold.held) {
+            resume_at_ = hold.until;
+            return false;
+        }
+        policy_.serve(*c, g.predicted, now);
+        book_.enter(g.level, g.longest, g.of_request);
         ++client.usage.in_flight;
-        withdraw(*c);
-        return g;
+        ++client.turns;
+        withdraw(*c, now, head_of);
+        return true;
+    }
+    [[nodiscard]] std::optional<grant> next(instant now) noexcept {
+        grant g;
+        return next(g, now, nothing_known{now}) ? std::optional(g) : std::nullopt;
     }
 
-    /// The submission is over and took `device_time`.
-    void complete(const grant& g, ns device_time, bool failed = false) noexcept {
+    /// After next() let nothing in: when to call it again though nothing else happened, because a policy holds work back
+    /// until then; `never`: no need to.
+    [[nodiscard]] instant resume_at() const noexcept { return resume_at_; }
+
+    /// The submission is over. `now` matters while requests are under way.
+    void complete(const grant& g, const outcome& o, instant now = {}) noexcept {
         auto& client = leave(g);
-        policy_.correct(g.client, device_time - g.predicted);
-        // Smoothed over the last eight or so: mixed kernels predict their mean, and each error is corrected above.
-        client.predicted += (device_time - client.predicted) / 8;
-        client.usage.device_time += device_time;
-        client.usage.longest = std::max(client.usage.longest, device_time);
+        correct(g, o.took - g.predicted);
+        learn(g, o);
+        client.usage.device_time += o.took;
         ++client.usage.completed;
-        if (failed) ++client.usage.failed;
+        if (g.of_request) book_.of(g.level).hold_until = saturating_add(now, options_.anticipation);
+        if (!o.failed) {
+            client.failures_in_row = 0;
+            return;
+        }
+        ++client.usage.failed;
+        if (++client.failures_in_row != options_.quarantine_after) return;
+        client.quarantined = true;
+        events_.push(
+            {.what = limiter_event::kind::quarantined, .client = g.client, .failures = client.failures_in_row});
+    }
+    void complete(const grant& g, ns device_time, bool failed = false) noexcept {
+        complete(g, {.took = device_time, .failed = failed});
     }
 
     /// The submission was let in but nothing was enqueued: it costs nothing.
     void cancel(const grant& g) noexcept {
         leave(g);
-        policy_.correct(g.client, -g.predicted);
+        correct(g, -g.predicted);
     }
+
+    /// The submission doesn't end: its room is given to others and its client gets no more. Should it ever end, it is
+    /// charged by complete_late().
+    void write_off(const grant& g) noexcept {
+        auto& client = leave(g);
+        ++client.usage.failed;
+        client.quarantined = true;
+        events_.push({.what = limiter_event::kind::stuck, .client = g.client});
+    }
+    void complete_late(const grant& g, ns device_time) noexcept {
+        if (!contains(g.client)) return;
+        correct(g, device_time - g.predicted);
+        clients_[g.client.index].usage.device_time += device_time;
+        ++clients_[g.client.index].usage.completed;
+    }
+
+    /// Of what `c` was charged for completed submissions, it shared this with somebody.
+    void give_back(client_id c, ns time) noexcept {
+        if (!contains(c)) return;
+        clients_[c.index].usage.device_time -= time;
+        policy_.correct(c, -time);
+    }
+
+    /// No request of this level goes on: nothing is held back for it any longer.
+    void end_request(client_id c) noexcept { book_.of(clients_[c.index].settings.level).hold_until = {}; }
+    /// Whether next() and complete() need the time though the policy doesn't.
+    [[nodiscard]] bool holds_back() const noexcept { return book_.any_hold(); }
+
+    /// Whether nothing is let in of `c`, because its work failed too often in a row; until it is pardoned.
+    [[nodiscard]] bool quarantined(client_id c) const noexcept { return clients_[c.index].quarantined; }
+    void pardon(client_id c) noexcept {
+        clients_[c.index].quarantined = false;
+        clients_[c.index].failures_in_row = 0;
+    }
+    /// What happened that nobody asked for.
+    [[nodiscard]] detail::event_queue& events() noexcept { return events_; }
+    [[nodiscard]] const detail::event_queue& events() const noexcept { return events_; }
 
     /// The longest that a submission of the highest level waits for work of the levels below: all of it that may be in
     /// flight at once (each level fills its own room), each as long as the longest kernel that any client declared or
-    /// showed. With one level in use: what a submission waits for those of its own level that are in flight.
+    /// showed. With one level in use: what a submission waits for those of its own level that are in flight. What takes
+    /// longer than was known breaks that bound, and is an event.
     [[nodiscard]] ns wait_bound() const noexcept {
         ns longest{};
         for (const auto& c : clients_)
             if (c.present) longest = std::max({longest, c.settings.longest, c.usage.longest});
-        const auto used = std::ranges::count_if(levels_, [this](const level_state& l) {
-            return l.in_flight != 0 || std::ranges::any_of(clients_, [&](const client_state& c) {
-                       return c.present && c.settings.level == l.level;
-                   });
-        });
-        const ns::rep submissions = options_.depth * std::max<ns::rep>(used - 1, 1);
-        return longest > ns::max() / submissions ? ns::max() : longest * submissions;
+        return book_.bound(longest);
     }
 
+    /// Submissions that wait, of all clients.
+    [[nodiscard]] std::uint64_t num_waiting() const noexcept { return num_waiting_; }
     /// Indices of clients so far: `add` gives one of these, or this one.
     [[nodiscard]] std::size_t num_indices() const noexcept { return clients_.size(); }
     [[nodiscard]] const client_usage& usage(client_id c) const noexcept { return clients_[c.index].usage; }
     [[nodiscard]] const client_settings& settings(client_id c) const noexcept { return clients_[c.index].settings; }
+    /// How long submissions that are timed together may take, all of them: as long as half of what may be in flight.
+    [[nodiscard]] ns quantum() const noexcept { return options_.horizon / 2; }
     [[nodiscard]] const limiter_options& options() const noexcept { return options_; }
 
 private:
     struct client_state {
         client_settings settings{};
         std::uint32_t generation = 0;
-        bool present = false;
-        ns predicted{};
+        bool present = false, quarantined = false;
+        std::uint32_t failures_in_row = 0, turns = 0;
+        cost_estimate costs{};  // of all its submissions
+        line_head head{};       // while something waits
         client_usage usage{};
     };
-    struct level_state {
-        priority level;
-        std::uint32_t in_flight = 0;
-    };
 
-    [[nodiscard]] ns guess(const client_settings& s) const noexcept {
-        return s.longest > ns{0} ? s.longest : options_.first_guess;
+    [[nodiscard]] ns predict(const client_state& client, client_id c) const noexcept {
+        if (const auto& kind = costs_.find(c, client.head.key); kind.seen != 0) return kind.typical;
+        if (client.costs.seen != 0) return client.costs.typical;
+        return client.settings.longest > ns{0} ? client.settings.longest : options_.first_guess;
     }
 
-    void open_level(priority p) {
-        if (std::ranges::find(levels_, p, &level_state::level) == levels_.end()) levels_.push_back({p, 0});
+    // The first in the line of `c`, if it is let in.
+    void describe(grant& g, client_id c) const noexcept {
+        const auto& client = clients_[c.index];
+        const auto& kind = costs_.find(c, client.head.key);
+        const auto& seen = kind.seen >= seen_enough ? kind : client.costs;
+        const bool own_kind = client.head.key == 0 || kind.seen >= seen_enough;
+        g.client = c;
+        g.level = client.settings.level;
+        g.predicted = client.head.cost;
+        g.key = client.head.key;
+        g.policy = policies_;
+        g.of_request = client.head.of_request;
+        g.at_least = own_kind ? seen.shortest_alone : ns{0};
+        g.known = own_kind && seen.seen >= seen_enough;
+        // A kind that was seen a few times only may be as long as anything of its client.
+        g.longest = kind.seen >= 8 ? kind.longest : std::max(client.settings.longest, client.usage.longest);
+        // Now and then one is timed by itself: batches don't tell how long the longest is, nor whether there were gaps.
+        g.may_share = g.known && g.predicted <= quantum() / 2 && client.turns % 64 != 63;
     }
 
-    [[nodiscard]] level_state& level(priority p) noexcept {
-        return *std::ranges::find(levels_, p, &level_state::level);
+    void learn(const grant& g, const outcome& o) noexcept {
+        auto& client = clients_[g.client.index];
+        auto* const kind = costs_.find_or_add(g.client, g.key);
+        if (o.from == outcome::source::doubt) return;
+        if (o.from == outcome::source::shared) {
+            client.costs.learn_mean(o.took);
+            if (kind != nullptr) kind->learn_mean(o.took);
+            return;
+        }
+        const bool alone = o.from == outcome::source::alone;
+        client.costs.learn(o.took, alone);
+        if (kind != nullptr) kind->learn(o.took, alone);
+        client.usage.longest = std::max(client.usage.longest, o.took);
+        if (g.longest > ns{0} && o.took > g.longest)
+            events_.push({.what = limiter_event::kind::overran,
+                          .client = g.client,
+                          .took = o.took,
+                          .bound = g.longest,
+                          .key = g.key});
+    }
+
+    // Tells the policy what is first in a client's line.
+    void tell(client_id c, instant now) noexcept {
+        auto& client = clients_[c.index];
+        line_head& head = client.head;
+        if (head.cost <= ns{0}) head.cost = predict(client, c);
+        head.remaining = std::max(head.remaining, head.cost);
+        if (client.settings.slo > ns{0})
+            head.deadline = std::min(head.deadline, saturating_add(head.arrival, client.settings.slo));
+        policy_.wake(c, head, now);
+    }
+
+    // What an earlier policy let in is none of this one's concern.
+    void correct(const grant& g, ns delta) noexcept {
+        if (g.policy == policies_) policy_.correct(g.client, delta);
     }
 
     client_state& leave(const grant& g) noexcept {
-        --level(g.level).in_flight;
+        book_.leave(g.level, g.longest, g.of_request);
         auto& client = clients_[g.client.index];
         --client.usage.in_flight;
         return client;
     }
 
+    [[nodiscard]] static limiter_options checked(limiter_options o) noexcept {
+        o.depth = std::max(o.depth, 1U);
+        o.queue_limit = std::max(o.queue_limit, 1U);
+        return o;
+    }
+
+    static constexpr std::uint32_t seen_enough = 3;  // of a kind, to rely on it
+
     limiter_options options_;
     Policy policy_;
     std::vector<client_state> clients_;
-    std::vector<level_state> levels_;
+    detail::in_flight_book book_{options_.depth, options_.horizon};
+    cost_model costs_;
+    detail::event_queue events_;
+    std::uint32_t policies_ = 0;  // how often another one took over
+    std::uint64_t num_waiting_ = 0;
+    instant resume_at_ = never;
 };
 
 }  // namespace gpushare::inline GPUSHARE_ABI

@@ -7,6 +7,7 @@
 
 #include <concepts>
 #include <cstddef>
+#include <optional>
 #include <utility>
 
 #include <gpushare/config.hpp>
@@ -30,22 +31,58 @@ public:
     /// enqueued until then is accounted for.
     template <std::invocable<stream&> F>
     void enqueue(stream& s, F&& enqueue_work) {
-        auto begin = s.record();
-        try {
-            std::forward<F>(enqueue_work)(s);
-        } catch (...) {
-            auto end = s.record();
-            std::exchange(limiter_, nullptr)
-                ->land_permit(slot_, s, std::move(begin), std::move(end), errc::submission_failed);
-            throw;
-        }
-        auto end = s.record();
-        std::exchange(limiter_, nullptr)->land_permit(slot_, s, std::move(begin), std::move(end), errc::none);
+        if constexpr (Limiter::shares_points)
+            enqueue_with_others(s, enqueue_work);
+        else
+            enqueue_between_points(s, enqueue_work);
     }
 
 private:
     friend Limiter;
     permit(Limiter& limiter, std::size_t slot) noexcept : limiter_(&limiter), slot_(slot) {}
+
+    template <class F>
+    void enqueue_between_points(stream& s, F& enqueue_work) {
+        auto begin = s.record();
+        try {
+            enqueue_work(s);
+        } catch (...) {
+            auto end = s.record();
+            used()->land(slot_, s, std::move(begin), std::move(end), errc::submission_failed);
+            throw;
+        }
+        auto end = s.record();
+        used()->land(slot_, s, std::move(begin), std::move(end), errc::none);
+    }
+
+    template <class F>
+    void enqueue_with_others(stream& s, F& enqueue_work) {
+        const auto seat = limiter_->board(slot_, s);
+        std::optional<typename Limiter::point> begin, end;
+        bool enqueued = false;
+        try {
+            if (seat.needs_begin) begin = s.record();
+            enqueued = seat.may_stay_open;
+            try {
+                enqueue_work(s);
+            } catch (...) {
+                if (seat.needs_end) end = s.record();
+                used()->land(seat, std::move(begin), std::move(end), errc::submission_failed);
+                throw;
+            }
+            if (seat.needs_end) end = s.record();
+        } catch (...) {
+            if (limiter_ == nullptr) throw;  // accounted for
+            if (enqueued)
+                used()->land(seat, std::move(begin), {}, errc::submission_failed);
+            else
+                limiter_->unboard(seat, std::move(begin));
+            throw;
+        }
+        used()->land(seat, std::move(begin), std::move(end), errc::none);
+    }
+
+    Limiter* used() noexcept { return std::exchange(limiter_, nullptr); }
 
     Limiter* limiter_;
     std::size_t slot_;

@@ -8,100 +8,18 @@
 
 #include <atomic>
 #include <cstddef>
-#include <cstdint>
 #include <exception>
 #include <memory>
-#include <mutex>
-#include <optional>
 #include <stop_token>
 #include <utility>
 
-#include <gpushare/compute/policy.hpp>
+#include <gpushare/compute/submission.hpp>
 #include <gpushare/concepts.hpp>
 #include <gpushare/config.hpp>
-#include <gpushare/detail/inplace_function.hpp>
-#include <gpushare/detail/intrusive.hpp>
 #include <gpushare/error.hpp>
 #include <gpushare/units.hpp>
 
 namespace gpushare::inline GPUSHARE_ABI {
-
-/// What enqueues the work of one submission. Stored in place: a callable of up to 128 bytes.
-template <timeline Stream>
-using submission_work = detail::inplace_function<void(Stream&), 128>;
-
-namespace detail {
-
-enum class phase : std::uint8_t { waiting, let_in, done };
-
-/// One submission. Under its limiter's mutex, but for what `at` publishes.
-template <timeline Stream>
-struct submission {
-    submission* next = nullptr;
-    submission_work<Stream> work;  // empty: a thread waits at the gate and enqueues for itself
-    Stream* stream = nullptr;
-    client_id client;
-    std::size_t slot = 0;  // of the permit, once a thread at the gate is let in
-    // done is stored with release after the fields below are final, and loaded with acquire before they are read.
-    std::atomic<phase> at{phase::waiting};
-    errc code = errc::none;
-    std::exception_ptr error;
-    instant finished_at{};
-    ns device_time{};
-    std::atomic<int> owners{0};  // limiter and ticket; acq_rel when it falls, so that the last one sees all
-
-    /// Enqueues the work between two points, of which the first may be known already. False if they couldn't both be recorded: it can't be charged. Sets `code`
-    /// and `error` if something threw. Runs code of the user's: under no lock.
-    bool run(std::optional<typename Stream::point>& begin, typename Stream::point& end) noexcept {
-        const auto failed = [this] {
-            code = errc::submission_failed;
-            error = std::current_exception();
-        };
-        bool recorded = false;
-        try {
-            if (!begin) begin = stream->record();
-            try {
-                work(*stream);
-            } catch (...) {  // what it had enqueued before it threw is charged like the rest
-                failed();
-            }
-            end = stream->record();
-            recorded = true;
-        } catch (...) {
-            failed();
-        }
-        work.reset();
-        return recorded;
-    }
-};
-
-/// Submissions outlive their limiter where somebody still holds a ticket.
-template <timeline Stream>
-class submission_pool {
-public:
-    [[nodiscard]] submission<Stream>& acquire() {
-        const std::lock_guard lock(mutex_);
-        auto& s = pool_.acquire();
-        s.at.store(phase::waiting, std::memory_order_relaxed);
-        s.owners.store(2, std::memory_order_relaxed);
-        s.code = errc::none;
-        return s;
-    }
-
-    void drop(submission<Stream>& s) noexcept {
-        if (s.owners.fetch_sub(1, std::memory_order_acq_rel) != 1) return;
-        s.work.reset();
-        s.error = nullptr;
-        const std::lock_guard lock(mutex_);
-        pool_.release(s);
-    }
-
-private:
-    std::mutex mutex_;
-    pool<submission<Stream>> pool_;
-};
-
-}  // namespace detail
 
 /// Movable; one owner. Safe from any thread, but not from two at once.
 template <class Limiter>

@@ -81,6 +81,13 @@ public:
         }
     }
 
+    /// Waits for the oldest pending free until `deadline`; collects nothing. False, at once, if none is pending.
+    bool wait_oldest(instant deadline) const {
+        const auto next = front();
+        if (next) (void)next->wait(deadline);
+        return next.has_value();
+    }
+
     [[nodiscard]] bytes pending() const noexcept {
         const std::lock_guard lock(mutex_);
         return bytes_;

@@ -22,11 +22,11 @@ inline constexpr std::size_t pool_granule = 256;
     return (std::max<std::uint64_t>(size, 1) + pool_granule - 1) & ~std::uint64_t{pool_granule - 1};
 }
 
-/// A block that is out, in one word: what was asked for, the shelf of a cache that the block belongs on, and where it
-/// begins. 0 if the block isn't out. From the top: 1 bit live, 6 log2(alignment), 7 shelf, 50 size xor address: what is
-/// known about a block may be used for another one while a wrong free looks at it, and must not match then.
+/// A block that is out, in one word: what was asked for, and where it begins. 0 if the block isn't out. From bit 56 down:
+/// 1 bit live, 6 log2(alignment), 50 size xor address: what is known about a block may be used for another one while a
+/// wrong free looks at it, and must not match then. Nothing else is in it, so that who frees a block knows the whole word.
 struct pool_tag {
-    static constexpr unsigned size_bits = 50, shelf_bits = 7;
+    static constexpr unsigned size_bits = 50;
     static constexpr std::uint64_t size_limit = std::uint64_t{1} << size_bits;
 
     /// Why no pool has such a block: size_overflow from 512 TiB on, bad_alignment; errc::none otherwise.
@@ -37,20 +37,11 @@ struct pool_tag {
     // std::has_single_bit counts all bits, which is a function call on machines that may lack the instruction.
     [[nodiscard]] static constexpr bool power_of_two(std::size_t n) noexcept { return n != 0 && (n & (n - 1)) == 0; }
 
-    /// `size` < size_limit, `alignment` a power of two, `shelf` < 128.
-    [[nodiscard]] static std::uint64_t live(const void* p, std::uint64_t size, std::size_t alignment,
-                                            std::uint32_t shelf) noexcept {
+    /// `size` < size_limit, `alignment` a power of two.
+    [[nodiscard]] static std::uint64_t live(const void* p, std::uint64_t size, std::size_t alignment) noexcept {
         const auto log = static_cast<std::uint64_t>(std::countr_zero(alignment));
         const auto address = std::uint64_t{reinterpret_cast<std::uintptr_t>(p)} / pool_granule % size_limit;
-        return ((1 << 6 | log) << shelf_bits | shelf) << size_bits | (size ^ address);
-    }
-    [[nodiscard]] static constexpr std::uint32_t shelf(std::uint64_t tag) noexcept {
-        return static_cast<std::uint32_t>(tag >> size_bits) & ((1U << shelf_bits) - 1);
-    }
-    /// Whether `tag` is that of a live block at `p` that was asked for with this size and alignment.
-    [[nodiscard]] static bool matches(std::uint64_t tag, const void* p, std::uint64_t size,
-                                      std::size_t alignment) noexcept {
-        return power_of_two(alignment) && size < size_limit && tag == live(p, size, alignment, shelf(tag));
+        return (1 << 6 | log) << size_bits | (size ^ address);
     }
 };
 
@@ -59,6 +50,7 @@ struct pool_tag {
 struct alignas(64) pool_block {
     std::byte* begin = nullptr;
     std::atomic<std::uint64_t> tag{0};  // see pool_tag
+    std::uint32_t shelf = 0;            // of a cache, that it belongs on; fixed while the block isn't free
 
     // Under the lock of the pool.
     std::uint64_t size = 0;                           // bytes, whole granules; fixed while the block isn't free

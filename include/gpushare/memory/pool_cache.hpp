@@ -97,12 +97,10 @@ private:
 
     [[nodiscard]] void* from_shelf(std::size_t size, std::size_t alignment) noexcept {
         if (size > pool_shelves::largest * pool_granule || !pool_tag::power_of_two(alignment)) return nullptr;
-        const auto found = worker_->shelves.take(whole_granules(size) / pool_granule, alignment, size);
-        if (found.block == nullptr) return nullptr;
-        // Relaxed: see pool_resource::out.
-        found.block->tag.store(pool_tag::live(found.block->begin, size, alignment, found.shelf),
-                               std::memory_order_relaxed);
-        return found.block->begin;
+        pool_block* const b = worker_->shelves.take(whole_granules(size) / pool_granule, alignment, size);
+        if (b == nullptr) return nullptr;
+        b->tag.store(pool_tag::live(b->begin, size, alignment), std::memory_order_relaxed);  // see pool_resource::out
+        return b->begin;
     }
 
     Pool* pool_;

@@ -55,14 +55,14 @@ public:
         pool_block* const block = find(p);
         if (block == nullptr) [[unlikely]]
             return {.why = errc::unknown_block};
+        // Not read first: another core may have written it, and its line would come twice, to be read and to be written.
         // Relaxed: the caller has the pointer from whoever allocated it, and with it the tag; what the free publishes, it
         // publishes with the lock of the list that the block goes to.
-        auto tag = block->tag.load(std::memory_order_relaxed);
-        if (!pool_tag::matches(tag, p, size, alignment)) [[unlikely]]
-            return {.why = tag == 0 ? errc::unknown_block : errc::wrong_size};
+        const bool possible = pool_tag::power_of_two(alignment) && size < pool_tag::size_limit;
+        auto tag = possible ? pool_tag::live(p, size, alignment) : impossible;
         if (!block->tag.compare_exchange_strong(tag, 0, std::memory_order_relaxed)) [[unlikely]]
-            return {.why = errc::unknown_block};
-        return {.block = block, .shelf = pool_tag::shelf(tag)};
+            return {.why = tag == 0 ? errc::unknown_block : errc::wrong_size};
+        return {.block = block, .shelf = block->shelf};
     }
 
     /// Makes room for `more` insertions. Throws std::bad_alloc, and then nothing has changed.
@@ -97,7 +97,8 @@ public:
     void drop_retired() noexcept { retired_.clear(); }
 
 private:
-    static constexpr std::uintptr_t empty = 0, gap = 1;  // no block begins at either
+    static constexpr std::uintptr_t empty = 0, gap = 1;             // no block begins at either
+    static constexpr std::uint64_t impossible = ~std::uint64_t{0};  // no block's tag
 
     struct slot {
         std::atomic<std::uintptr_t> key{empty};

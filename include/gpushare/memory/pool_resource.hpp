@@ -156,9 +156,9 @@ private:
     }
     [[nodiscard]] static void* out(pool_block* b, std::size_t size, std::size_t alignment) noexcept {
         if (b == nullptr) return nullptr;
+        b->shelf = pool_shelves::shelf_of(b->size / pool_granule);
         // Relaxed: whoever frees the block has had the pointer handed over from here.
-        b->tag.store(pool_tag::live(b->begin, size, alignment, pool_shelves::shelf_of(b->size / pool_granule)),
-                     std::memory_order_relaxed);
+        b->tag.store(pool_tag::live(b->begin, size, alignment), std::memory_order_relaxed);
         return b->begin;
     }
 

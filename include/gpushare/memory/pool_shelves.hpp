@@ -3,7 +3,7 @@
 // same class takes without asking the pool. The pool can empty them at any time, also while the worker sleeps.
 //
 //   gpushare::pool_shelves mine;
-//   if (auto found = mine.take(granules, alignment, size); found.block != nullptr) return found.block->begin;
+//   if (gpushare::pool_block* b = mine.take(granules, alignment, size)) return b->begin;
 //   if (auto freed = mine.put(index, p, size, alignment); freed.homeless != nullptr) ...;     // back to the pool
 #pragma once
 
@@ -76,7 +76,6 @@ public:
     static constexpr std::uint32_t shelves = classes::of(largest) + 1;
     static constexpr std::uint32_t depth = 16;  // blocks on a shelf
     static constexpr std::uint32_t window = 4;  // shelves that a request looks at: it wastes less than half of its size
-    static_assert(shelves < 1 << pool_tag::shelf_bits);
 
     /// The shelf for a block of that many granules; `shelves` for those that aren't kept.
     [[nodiscard]] static constexpr std::uint32_t shelf_of(std::uint64_t granules) noexcept {
@@ -86,24 +85,19 @@ public:
     /// Throws std::bad_alloc.
     pool_shelves() : kept_(std::make_unique<std::array<pool_block*, depth>[]>(shelves)) {}
 
-    struct found {
-        pool_block* block = nullptr;
-        std::uint32_t shelf = 0;
-    };
-
     /// A block of `granules` <= largest, for a request of `size` bytes: the last one put onto the first shelf that has one.
-    /// None if no shelf has, or if it doesn't begin at a multiple of `alignment`.
-    [[nodiscard]] found take(std::uint64_t granules, std::size_t alignment, std::size_t size) noexcept {
+    /// Null if no shelf has, or if it doesn't begin at a multiple of `alignment`.
+    [[nodiscard]] pool_block* take(std::uint64_t granules, std::size_t alignment, std::size_t size) noexcept {
         const std::lock_guard lock(lock_);
         const auto shelf = first_with(granules);
-        if (shelf == shelves) return {};
+        if (shelf == shelves) return nullptr;
         pool_block* const block = last_on(shelf);
         // Not looked at without need: the block may be far, and others may wait for the lock.
         if (alignment > pool_granule && (reinterpret_cast<std::uintptr_t>(block->begin) & (alignment - 1)) != 0)
-            return {};
+            return nullptr;
         drop_last(shelf);
         requested_ += static_cast<std::int64_t>(size);
-        return {block, shelf};
+        return block;
     }
 
     struct freed {

@@ -82,7 +82,7 @@ public:
     /// Of what other workers had too much of, or null; and some more onto the shelf of this one.
     [[nodiscard]] pool_block* take_from_depot(const pool_request& r, worker& own) noexcept {
         if (r.size > pool_shelves::largest * pool_granule) return nullptr;
-        pool_block* const b = depot_.shelves.take(r.least / pool_granule, r.alignment, r.asked).block;
+        pool_block* const b = depot_.shelves.take(r.least / pool_granule, r.alignment, r.asked);
         if (b != nullptr) depot_.shelves.share(r.least / pool_granule, own.shelves);
         return b;
     }

@@ -74,7 +74,7 @@ public:
                 *why = {code == errc::none ? errc::out_of_memory : code, size, fit_.free_bytes(), reserved_};
             return nullptr;
         }
-        b->tag.store(pool_tag::live(b->begin, size, alignment, 0), std::memory_order_relaxed);  // read under the lock
+        b->tag.store(pool_tag::live(b->begin, size, alignment), std::memory_order_relaxed);  // read under the lock
         return b->begin;
     }
     /// unknown_block or wrong_size, changing nothing, as pool_resource::deallocate. Null is ignored.

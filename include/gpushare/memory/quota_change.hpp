@@ -36,7 +36,8 @@ protected:
     // fit.
     static failure hold(quota& q, std::uint64_t n) noexcept {
         q.root_->mutex_.lock();
-        const errc code = n > quota::max_limit().count() ? errc::size_overflow : freeze_for(q, n, nullptr);
+        const errc code =
+            n > quota::max_limit().count() ? errc::size_overflow : freeze_for(q, n, nullptr, detail::turn::in_line);
         if (code == errc::none) return {};
         const failure why{q.refuse(code), n, q.free_now().count(), (q.guaranteed_ + q.burst_).count()};
         q.root_->mutex_.unlock();
@@ -44,13 +45,14 @@ protected:
     }
 
     static void charge_held(quota& q, std::uint64_t n) noexcept {
-        (void)q.take(n, nullptr);
+        (void)q.take(n, nullptr, detail::turn::ahead);
         let_go(q);
     }
 
     static void let_go(quota& q) noexcept {
-        for (quota* frozen = &q; frozen != nullptr; frozen = frozen->parent_)
+        for (detail::quota_node* frozen = &q; frozen != nullptr; frozen = frozen->parent_)
             if (const auto word = frozen->cell_.now(); word.frozen()) frozen->give_back(word);
+        q.serve_line();
         q.root_->mutex_.unlock();
     }
 
@@ -59,9 +61,10 @@ protected:
             return {errc::invalid_specification, (guaranteed + burst).count(), 0, quota::max_limit().count()};
         q.root_->mutex_.lock();
         const auto fresh = q.growth(guaranteed);
-        if (q.parent_ == nullptr || fresh == 0 || freeze_for(*q.parent_, fresh, &q) == errc::none) return {};
+        if (q.parent_ == nullptr || fresh == 0 || freeze_for(*q.parent_, fresh, &q, detail::turn::ahead) == errc::none)
+            return {};
         q.tell_parents();  // what is idle here, the parent has passed over
-        const auto fits = guaranteed.count() - fresh + q.parent_->free_now(&q).count();
+        const auto fits = guaranteed.count() - fresh + q.parent_->free_now(&q, detail::turn::ahead).count();
         const auto limit = (q.parent_->guaranteed_ + q.parent_->burst_).count();
         q.root_->mutex_.unlock();
         return {errc::no_room, guaranteed.count(), fits, limit};
@@ -89,9 +92,9 @@ protected:
     }
 
 private:
-    static std::uint64_t idle_below(const quota& q) noexcept {
+    static std::uint64_t idle_below(const detail::quota_node& q) noexcept {
         std::uint64_t idle = 0;
-        for (const quota* c = q.children_; c != nullptr; c = c->next_)
+        for (const detail::quota_node* c = q.children_; c != nullptr; c = c->next_)
             if (c->may_borrow_)
                 idle +=
                     std::min(c->borrowed_.load(std::memory_order_relaxed), c->cell_.now().available() + idle_below(*c));
@@ -99,14 +102,16 @@ private:
     }
 
     // Freezes q and, as far as it would have to borrow, those above it. Nothing stays frozen after a refusal.
-    static errc freeze_for(quota& q, std::uint64_t n, const quota* asking) noexcept {
+    static errc freeze_for(detail::quota_node& q, std::uint64_t n, const detail::quota_node* asking,
+                           detail::turn when) noexcept {
+        if (q.behind_ != errc::none && n != 0 && when == detail::turn::in_line) return q.behind_;
         q.freeze();
         const auto word = q.gather(asking);
         const auto need = n - std::min(n, word.available());
         errc why = errc::none;
         if (q.parent_ == nullptr || q.borrowed_.load(std::memory_order_relaxed) + need > q.burst_.count())
             why = need == 0 ? errc::none : errc::over_quota;
-        else if (need != 0 && freeze_for(*q.parent_, need, &q) != errc::none)
+        else if (need != 0 && freeze_for(*q.parent_, need, &q, when) != errc::none)
             why = errc::out_of_memory;
         if (why != errc::none) q.give_back(word);
         return why;

@@ -9,6 +9,7 @@
 
 #include <bit>
 #include <cstddef>
+#include <exception>
 #include <new>
 #include <string_view>
 #include <type_traits>
@@ -45,16 +46,38 @@ public:
     /// `size` bytes at a multiple of `alignment` (a power of two). Throws memory_error: over_quota, out_of_memory
     /// (upstream or burst), size_overflow, bad_alignment. What the upstream throws passes through, uncharged.
     [[nodiscard]] void* allocate(std::size_t size, std::size_t alignment = alignof(std::max_align_t)) {
-        failure why;
-        void* p = obtain<true>(size, alignment, &why);
-        if (p == nullptr) raise(why, owner_, "allocate");
-        return p;
+        refusal r;
+        if (void* const p = obtain(size, alignment, r)) return p;
+        if (r.thrown) std::rethrow_exception(r.thrown);
+        raise(r.why, owner_, "allocate");
     }
 
     /// As allocate, but null instead of an exception; `why`, if given, gets the reason with its figures.
     [[nodiscard]] void* try_allocate(std::size_t size, std::size_t alignment = alignof(std::max_align_t),
                                      failure* why = nullptr) noexcept {
-        return obtain<false>(size, alignment, why);
+        refusal r{.explained = why != nullptr};
+        void* const p = obtain(size, alignment, r);
+        if (p == nullptr && why != nullptr) *why = r.why;
+        return p;
+    }
+
+    /// As allocate, but waits for bytes of the quota, first come first served, as long as `until` has it: a patience, from
+    /// quota_waiters.hpp. Throws memory_error with deadline_exceeded or stopped, too; it names who holds burst there.
+    template <class Patience>
+    [[nodiscard]] void* allocate_until(std::size_t size, std::size_t alignment, const Patience& until) {
+        refusal r;
+        if (void* const p = obtain_until(size, alignment, until, r)) return p;
+        if (r.thrown) std::rethrow_exception(r.thrown);
+        raise_waited(*quota_, r.why, owner_);
+    }
+    /// Null where allocate_until would throw.
+    template <class Patience>
+    [[nodiscard]] void* try_allocate_until(std::size_t size, std::size_t alignment, const Patience& until,
+                                           failure* why = nullptr) noexcept {
+        refusal r;
+        void* const p = obtain_until(size, alignment, until, r);
+        if (p == nullptr && why != nullptr) *why = r.why;
+        return p;
     }
 
     /// Back to the upstream, then credited, so that nobody is granted bytes that the upstream still holds.
@@ -97,42 +120,79 @@ private:
         }
     };
 
-    void* refuse(errc code, bytes size, failure* why) const noexcept {
-        if (why != nullptr) *why = quota_->explain(code, size);
+    struct refusal {
+        bool explained = true;  // whether anybody wants the figures
+        failure why{};
+        std::exception_ptr thrown{};  // by the upstream
+        bool final = false;           // and that wasn't for want of memory
+    };
+
+    void* refuse(errc code, bytes size, refusal& r) const noexcept {
+        if (r.explained) r.why = quota_->explain(code, size);
         return nullptr;
     }
-
-    template <bool Throwing>
-    void* obtain(std::size_t size, std::size_t alignment, failure* why) noexcept(!Throwing) {
-        if (!std::has_single_bit(alignment)) return refuse(errc::bad_alignment, bytes{size}, why);
-        const bytes takes = charged(size, alignment);
-        if (takes == bytes::max()) return refuse(errc::size_overflow, bytes{size}, why);
-        if (const errc code = quota_->try_charge(takes); code != errc::none) return refuse(code, takes, why);
-        // Figures of a refusal are read when the charge is back: they don't count what was asked for as used.
-        void* p = charged_from_upstream<Throwing>(size, alignment, takes);
-        return p != nullptr ? p : refuse(errc::out_of_memory, takes, why);
+    // What a request takes; bytes::max(), with the reason, if there can be none.
+    bytes takes_for(std::size_t size, std::size_t alignment, refusal& r) const noexcept {
+        const bool aligned = std::has_single_bit(alignment);
+        const bytes takes = aligned ? charged(size, alignment) : bytes::max();
+        if (takes == bytes::max()) refuse(aligned ? errc::size_overflow : errc::bad_alignment, bytes{size}, r);
+        return takes;
     }
 
-    template <bool Throwing>
-    void* charged_from_upstream(std::size_t size, std::size_t alignment, bytes takes) noexcept(!Throwing) {
+    void* obtain(std::size_t size, std::size_t alignment, refusal& r) noexcept {
+        const bytes takes = takes_for(size, alignment, r);
+        if (takes == bytes::max()) return nullptr;
+        for (detail::hook_cursor asked;;) {
+            if (const errc code = quota_->try_charge(takes); code != errc::none) {
+                if (quota_->ask_next(asked, takes)) continue;
+                return refuse(code, takes, r);
+            }
+            if (void* const p = charged_from_upstream(size, alignment, takes, r)) return p;
+            if (r.final || !quota_->ask_next(asked, takes, true)) return nullptr;
+        }
+    }
+
+    // What the upstream hasn't can be waited for only by asking for it: by hooks, and by another quota's line.
+    template <class Patience>
+    void* obtain_until(std::size_t size, std::size_t alignment, const Patience& until, refusal& r) noexcept {
+        const bytes takes = takes_for(size, alignment, r);
+        if (takes == bytes::max()) return nullptr;
+        for (detail::hook_cursor asked{.until = until.deadline};;) {
+            r.why = charge_until(*quota_, takes, until);
+            if (r.why.code != errc::none) return nullptr;
+            if (void* const p = charged_from_upstream(size, alignment, takes, r)) return p;
+            if (r.final || !quota_->ask_next(asked, takes, true)) return nullptr;
+        }
+    }
+
+    // The charge is back before anybody is asked for memory.
+    void* charged_from_upstream(std::size_t size, std::size_t alignment, bytes takes, refusal& r) noexcept {
         charge taken{quota_, takes};
-        void* p = from_upstream<Throwing>(size, alignment);
+        r.why = {.code = errc::out_of_memory, .asked = takes.count()};
+        void* const p = from_upstream(size, alignment, r);
         if (p != nullptr) taken.from = nullptr;
         return p;
     }
 
-    template <bool Throwing>
-    void* from_upstream(std::size_t size, std::size_t alignment) noexcept(!Throwing) {
-        if constexpr (requires { upstream_->try_allocate(size, alignment); }) {
+    // Figures are the upstream's own, where it has any: the quota's would say that there is room.
+    void* from_upstream(std::size_t size, std::size_t alignment, refusal& r) noexcept {
+        if constexpr (requires { upstream_->try_allocate(size, alignment, &r.why); }) {
+            void* const p = upstream_->try_allocate(size, alignment, &r.why);
+            r.why.code = errc::out_of_memory;
+            return p;
+        } else if constexpr (requires { upstream_->try_allocate(size, alignment); }) {
             return upstream_->try_allocate(size, alignment);
-        } else if constexpr (Throwing) {
-            return upstream_->allocate(size, alignment);
         } else {
+            r.thrown = nullptr;
             try {
                 return upstream_->allocate(size, alignment);
-            } catch (...) {  // whatever it was, there is no memory
-                return nullptr;
+            } catch (const std::bad_alloc&) {
+                r.thrown = std::current_exception();
+            } catch (...) {
+                r.thrown = std::current_exception();
+                r.final = true;
             }
+            return nullptr;
         }
     }
 

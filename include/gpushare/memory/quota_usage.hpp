@@ -19,6 +19,7 @@ struct quota_usage {
     bytes peak{};      // the most that was ever charged
     bytes borrowed{};  // held from the parent beyond the guarantee
     std::uint64_t charges = 0, releases = 0, refusals = 0;  // calls; children's loans and returns count too
+    std::uint32_t waiting = 0;                              // requests in line, in the whole tree
 
     [[nodiscard]] constexpr bytes limit() const noexcept { return guaranteed + burst; }
 };

@@ -49,9 +49,10 @@ struct tenant_usage {
 /// Something that no caller can be told by a return value. The texts are valid during the call of the sink.
 struct tenant_event {
     enum class kind : std::uint8_t {
-        leak,        // a block that was still out at close; it was taken back
-        wrong_free,  // a free of something that isn't out, or isn't of that size; nothing was changed
-        stuck,       // work was still on the device when closing gave up; the memory stays charged until it ends
+        leak,           // a block that was still out at close; it was taken back
+        wrong_free,     // a free of something that isn't out, or isn't of that size; nothing was changed
+        overcommitted,  // others took of a device what was promised: `size` bytes too much; no tenant's doing
+        stuck,          // work was still on the device when closing gave up; the memory stays charged until it ends
     };
     kind what{};
     std::string_view tenant{};
@@ -65,6 +66,7 @@ struct tenant_event {
     switch (k) {
         case tenant_event::kind::leak: return "leak";
         case tenant_event::kind::wrong_free: return "wrong free";
+        case tenant_event::kind::overcommitted: return "overcommitted";
         case tenant_event::kind::stuck: return "stuck";
     }
     return "unknown event";

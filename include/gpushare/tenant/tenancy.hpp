@@ -52,9 +52,7 @@ public:
     explicit tenancy(Node& shared, tenancy_options options = {})
         : node_(&shared), shared_(std::move(options.events), options.close_timeout) {
         for (std::uint32_t i = 0; i < shared.num_devices(); ++i) {
-            auto& memory = shared.memory(device_id{i});
-            shared_.devices.emplace_back(memory.capacity() - memory.taken_by_others(), options.limiter,
-                                         shared.get_clock());
+            shared_.devices.emplace_back(shared.memory(device_id{i}), options.limiter, shared.get_clock());
         }
     }
     /// Tenants get the best connected devices of those with room: `links` are those of the node's devices, and
@@ -104,8 +102,29 @@ public:
     [[nodiscard]] std::vector<device_room> rooms() const {
         std::vector<device_room> all;
         for (std::uint32_t i = 0; i < shared_.devices.size(); ++i)
-            all.push_back({{i}, 0, shared_.devices[i].memory.free(), shared_.devices[i].capacity});
+            all.push_back({{i}, 0, shared_.devices[i].memory.free(), shared_.devices[i].overhead.available()});
         return all;
+    }
+
+    /// Measures again what contexts, modules, libraries and other processes take of each device, and sets it aside. Where
+    /// less is left than is promised and in use, nothing is taken from anybody: nothing new is granted until it fits, an
+    /// event says by how much it is over, and the sum of that is returned. Every admission does it first.
+    bytes remeasure() noexcept {
+        bytes over{};
+        for (std::uint32_t i = 0; i < shared_.devices.size(); ++i) {
+            if (is_lost({i})) continue;  // all of it is taken, and none of that comes back by refusing somebody
+            auto& d = shared_.devices[i];
+            {
+                const std::lock_guard lock(shared_.mutex);  // of two measurements, the later one stands
+                (void)d.memory.resize(d.overhead.measure(node_->memory(device_id{i})), {});
+            }
+            const auto now = d.memory.usage();
+            if (now.current <= now.limit()) continue;
+            over += now.current - now.limit();
+            detail::tell(shared_.events,
+                         {tenant_event::kind::overcommitted, {}, {i}, errc::no_room, now.current - now.limit(), {}});
+        }
+        return over;
     }
 
     /// The share of device time that isn't promised yet. Throws operation_error (no_device).
@@ -131,6 +150,7 @@ private:
 
     tenant admit_named(tenant_spec spec) {
         reap();
+        (void)remeasure();
         auto state = std::make_unique<detail::tenant_state<Node>>(*node_, shared_);  // outlives the lock: see open()
         const std::lock_guard lock(shared_.mutex);
         if (std::ranges::find(shared_.names, spec.name) != shared_.names.end())
@@ -179,7 +199,7 @@ private:
                                        const std::vector<bool>& lost) const {
         const auto asked = spec.compute.permille();
         const auto room = [&](std::uint32_t i) {
-            return device_room{{i}, 0, draws[i].left(), shared_.devices[i].capacity};
+            return device_room{{i}, 0, draws[i].left(), shared_.devices[i].overhead.available()};
         };
         std::vector<device_room> fit;
         if (spec.on.empty()) {

@@ -20,6 +20,7 @@
 #include <gpushare/concepts.hpp>
 #include <gpushare/config.hpp>
 #include <gpushare/error.hpp>
+#include <gpushare/tenant/overhead.hpp>
 #include <gpushare/tenant/specification.hpp>
 #include <gpushare/tenant/tenant_state.hpp>
 #include <gpushare/units.hpp>
@@ -59,6 +60,17 @@ public:
     [[nodiscard]] memory_type& memory(std::size_t part = 0) { return at(part).memory; }
     /// The stream that the tenant's submissions go to. What is enqueued past the limiter is charged to nobody.
     [[nodiscard]] stream& work_stream(std::size_t part = 0) { return at(part).stream; }
+
+    /// Charges bytes that a library took of the device for this tenant, past its memory(): a vendor's workspace. Measuring
+    /// the device then doesn't set them aside once more. Throws memory_error as an allocation would. What it returns must
+    /// go before the tenant.
+    [[nodiscard]] workspace declare_workspace(bytes size, std::size_t part = 0) {
+        auto& p = at(part);
+        auto& from = p.memory.limit();
+        if (const errc why = from.try_charge(size); why != errc::none)
+            raise(from.explain(why, size), name(), "declare a workspace");
+        return {from, p.on.overhead, size};
+    }
 
     /// Queues work; see compute_limiter::submit. Throws operation_error: closed, queue_full, no_device.
     ticket submit(submission_work<stream> work, std::size_t part = 0) {

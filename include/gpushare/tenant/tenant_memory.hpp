@@ -18,6 +18,7 @@
 #include <gpushare/memory/block_table.hpp>
 #include <gpushare/memory/deferred_frees.hpp>
 #include <gpushare/memory/quota.hpp>
+#include <gpushare/memory/quota_hook.hpp>
 #include <gpushare/memory/quota_resource.hpp>
 #include <gpushare/tenant/specification.hpp>
 #include <gpushare/units.hpp>
@@ -39,11 +40,14 @@ public:
           sink_(&sink),
           quota_(device, guaranteed, burst),
           resource_(quota_, upstream, tenant_),
-          frees_(resource_) {}
+          frees_(resource_),
+          collects_(collecting_hook(quota_, frees_)) {
+        quota_.name(tenant_);
+    }
     tenant_memory(const tenant_memory&) = delete;
     tenant_memory& operator=(const tenant_memory&) = delete;
 
-    /// As quota_resource::allocate, after frees that were reached have been collected. `label` must outlive the block.
+    /// As quota_resource::allocate, after frees that were reached have been collected, neighbours' too. `label` must outlive the block.
     [[nodiscard]] void* allocate(std::size_t size, std::size_t alignment = default_alignment,
                                  std::string_view label = {}) {
         failure why;
@@ -59,15 +63,27 @@ public:
         while (p == nullptr && frees_.settle(seen)) p = resource_.try_allocate(size, alignment, why);
         if (p != nullptr) {
             try {
-                blocks_.insert({p, bytes{size}, alignment, label});
-                return p;
+                return enter({p, bytes{size}, alignment, label});
             } catch (...) {  // the host has no memory for the entry
-                resource_.deallocate(p, size, alignment);
                 if (why != nullptr) *why = {.code = errc::out_of_memory, .asked = size};
             }
         }
         refused_.fetch_add(1, std::memory_order_relaxed);  // a count and no more
         return nullptr;
+    }
+
+    /// As allocate, but waits as long as `until` has it, a patience (memory/quota_waiters.hpp): first come first served,
+    /// for streams to reach frees as well. Throws memory_error with deadline_exceeded or stopped, too.
+    template <class Patience>
+    [[nodiscard]] void* allocate_until(std::size_t size, const Patience& until,
+                                       std::size_t alignment = default_alignment, std::string_view label = {}) {
+        try {
+            void* const p = resource_.allocate_until(size, alignment, until);
+            return enter({p, bytes{size}, alignment, label});
+        } catch (...) {
+            refused_.fetch_add(1, std::memory_order_relaxed);
+            throw;
+        }
     }
 
     /// No work may use the block any more. unknown_block or wrong_size, an event, and nothing else, if it isn't out.
@@ -115,6 +131,16 @@ public:
     [[nodiscard]] quota& limit() noexcept { return quota_; }
 
 private:
+    void* enter(const block& b) {
+        try {
+            blocks_.insert(b);
+        } catch (...) {
+            resource_.deallocate(b.pointer, static_cast<std::size_t>(b.size.count()), b.alignment);
+            throw;
+        }
+        return b.pointer;
+    }
+
     errc forget(void* p, std::size_t size, std::size_t alignment) noexcept {
         const errc wrong = blocks_.remove(p, bytes{size}, alignment);
         if (wrong != errc::none)
@@ -129,6 +155,7 @@ private:
     quota_resource<Upstream> resource_;
     block_table blocks_;
     deferred_frees<Point, quota_resource<Upstream>> frees_;
+    quota_hook collects_;
     std::atomic<std::uint64_t> refused_{0};
 };
 

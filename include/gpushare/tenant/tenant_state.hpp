@@ -24,6 +24,7 @@
 #include <gpushare/memory/quota.hpp>
 #include <gpushare/memory/quota_change.hpp>
 #include <gpushare/partition/reservation.hpp>
+#include <gpushare/tenant/overhead.hpp>
 #include <gpushare/tenant/specification.hpp>
 #include <gpushare/tenant/tenant_memory.hpp>
 #include <gpushare/units.hpp>
@@ -40,9 +41,9 @@ struct shared_node {
     using limiter = compute_limiter<typename Node::stream, clock_type>;
 
     struct device {
-        device(bytes all, const limiter_options& options, clock_type time)
-            : capacity(all), memory(all), compute(options, std::move(time)) {}
-        const bytes capacity;
+        device(const typename Node::memory_type& all, const limiter_options& options, clock_type time)
+            : overhead(all), memory(overhead.available()), compute(options, std::move(time)) {}
+        device_overhead overhead;
         quota memory;
         limiter compute;
         std::uint32_t promised = 0;  // permille of device time; under the mutex

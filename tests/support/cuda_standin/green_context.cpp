@@ -71,16 +71,16 @@ CUresult split(CUdevResource* out, unsigned* groups, const CUdevResource* input,
 CUresult describe(CUdevResourceDesc* out, CUdevResource* list, unsigned count) {
     return driver(enter({"cuDevResourceGenerateDesc"}, nullptr, [&](machine& m) {
         if (count == 0) return invalid_value;
-        std::uint32_t sms = 0;
+        std::set<std::uint32_t> sms;
         for (const auto& r : std::span(list, count)) {
             if (r.type != CU_DEV_RESOURCE_TYPE_SM) return cudaErrorInvalidResourceType;
             const auto first = which_sms(list[0]), other = which_sms(r);
             if (other.device != first.device || other.split != first.split)
                 return cudaErrorInvalidResourceConfiguration;
-            sms += r.sm.smCount;
+            for (std::uint32_t i = 0; i < r.sm.smCount; ++i) sms.insert(other.first + i);
         }
         *out = m.new_handle<CUdevResourceDesc>();
-        m.descriptions.emplace(*out, std::pair{which_sms(list[0]).device, sms});
+        m.descriptions.emplace(*out, std::pair{which_sms(list[0]).device, std::move(sms)});
         return cudaSuccess;
     }));
 }
@@ -129,7 +129,7 @@ CUresult green_stream(CUstream* out, CUgreenCtx handle, unsigned flags, int prio
 CUresult green_resource(CUgreenCtx handle, CUdevResource* out, CUdevResourceType type) {
     return on_green({"cuGreenCtxGetDevResource"}, handle, [&](machine& m, const auto& c) {
         if (type != CU_DEV_RESOURCE_TYPE_SM) return cudaErrorInvalidResourceType;
-        *out = resource(m, c->sms, {.device = c->device});
+        *out = resource(m, static_cast<std::uint32_t>(c->sms.size()), {.device = c->device});
         return cudaSuccess;
     });
 }

@@ -34,7 +34,8 @@ void restart(const options& o) { the_one() = std::make_unique<machine>(o); }
 
 machine::machine(const options& o) : chosen(o), generation(++generations), devices(o.devices) {
     for (int d = 0; has_device(d); ++d) {
-        device(d).primary = std::make_shared<context>(context{.device = d, .sms = o.sms});
+        device(d).primary = std::make_shared<context>(context{.device = d});
+        for (std::uint32_t sm = 0; sm < o.sms; ++sm) device(d).primary->sms.insert(sm);
         device(d).default_pool = new_handle<cudaMemPool_t>();
         pools.add(device(d).default_pool, std::make_shared<pool>(pool{.device = d}));
     }

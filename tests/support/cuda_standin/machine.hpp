@@ -135,8 +135,8 @@ struct machine {
     std::map<std::uintptr_t, block> blocks;
     std::map<std::uintptr_t, std::size_t> reserved;  // addresses
     std::map<std::uintptr_t, mapping> mapped;
-    std::size_t pushed = 0;                                                   // contexts, by all threads
-    std::map<CUdevResourceDesc, std::pair<int, std::uint32_t>> descriptions;  // device and SMs
+    std::size_t pushed = 0;                                                             // contexts, by all threads
+    std::map<CUdevResourceDesc, std::pair<int, std::set<std::uint32_t>>> descriptions;  // device and SMs
 
     std::vector<fault> faults;
     std::set<std::string, std::less<>> hidden;

@@ -64,7 +64,7 @@ struct operation {
 
 struct context {
     int device = 0;
-    std::uint32_t sms = 0;
+    std::set<std::uint32_t> sms{};  // the numbers of those that its work runs on
     bool green = false;
     std::size_t streams = 0;  // that exist in it
 };

@@ -146,6 +146,13 @@ inventory existing() {
     });
 }
 
+std::set<std::uint32_t> sms_of(cudaStream_t stream) {
+    return locked([&](auto& m) {
+        const auto s = m.streams.find(stream);
+        return s == nullptr ? std::set<std::uint32_t>{} : s->in->sms;
+    });
+}
+
 bytes used(int device) {
     return locked([&](auto& m) {
         m.run();
@@ -183,13 +190,6 @@ std::string take_findings() {
     std::string text = findings();
     detail::restart(detail::current_options());
     return text;
-}
-
-std::uint32_t detail::sms_of(cudaStream_t stream) {
-    return locked([&](auto& m) {
-        const auto s = m.streams.find(stream);
-        return s == nullptr ? 0 : s->in->sms;
-    });
 }
 
 options detail::current_options() {

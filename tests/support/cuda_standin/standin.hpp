@@ -18,6 +18,7 @@
 #include <cstddef>
 #include <cstdint>
 #include <functional>
+#include <set>
 #include <string>
 #include <string_view>
 #include <thread>
@@ -112,6 +113,8 @@ struct inventory {
     friend bool operator==(const inventory&, const inventory&) = default;
 };
 [[nodiscard]] inventory existing();
+/// The numbers of the SMs that the stream's work runs on; none for a stream that doesn't exist.
+[[nodiscard]] std::set<std::uint32_t> sms_of(cudaStream_t stream);
 /// Of the device's memory, what cudaMalloc, pools and physical blocks took: whole pages.
 [[nodiscard]] bytes used(int device);
 
@@ -127,8 +130,6 @@ namespace detail {
 /// Enqueues `body`, which takes `length` on the device; counts as a call of cudaLaunchKernelExC. A body that throws
 /// is an illegal access.
 cudaError_t launch(cudaStream_t stream, ns length, std::function<void()> body);
-/// The SMs that the stream's work can use; 0 for a stream that doesn't exist.
-[[nodiscard]] std::uint32_t sms_of(cudaStream_t stream);
 [[nodiscard]] options current_options();
 }  // namespace detail
 

@@ -81,6 +81,16 @@ public:
     entry_point<decltype(::cuGreenCtxStreamCreate)> green_stream_create{"cuGreenCtxStreamCreate", 12050};
     entry_point<decltype(::cuStreamGetGreenCtx)> stream_get_green{"cuStreamGetGreenCtx", 12040};
 
+    /// Whole features: with one function missing, above all one that gives things back, none of it is begun.
+    [[nodiscard]] bool has_virtual_memory() const noexcept {
+        return mem_get_granularity && mem_address_reserve && mem_address_free && mem_create && mem_release && mem_map &&
+               mem_unmap && mem_set_access;
+    }
+    [[nodiscard]] bool has_green_contexts() const noexcept {
+        return device_get && device_get_resource && sm_resource_split && resource_describe && green_create &&
+               green_destroy && green_get_resource && green_stream_create;
+    }
+
 private:
     explicit driver(int version_of_driver) noexcept : served_version(version_of_driver) {}
 };

@@ -41,6 +41,7 @@ namespace detail {
 /// split may be put together again, of several not.
 [[nodiscard]] inline std::vector<CUdevResource> sm_units(const device_state& on) {
     const driver& api = on.api();
+    if (!api.has_green_contexts()) fail(cudaErrorNotSupported, "splitting the SMs of a device");
     CUdevice device = 0;
     check(api.device_get(&device, on.ordinal()), "asking a device for its SMs");
     CUdevResource all{};
@@ -110,6 +111,7 @@ public:
 
     /// Takes over a green context of the embedder's, on that device, without the streams that it has already.
     [[nodiscard]] static green_context from_native_handle(const node& on, device_id d, CUgreenCtx handle) {
+        if (!on.api().has_green_contexts()) fail(cudaErrorNotSupported, "taking over a partition");
         CUdevResource has{};
         check(on.api().green_get_resource(handle, &has, CU_DEV_RESOURCE_TYPE_SM), "asking a partition for its SMs");
         return adopt(on.state(d), handle, has.sm.smCount);

@@ -12,6 +12,7 @@
 #include <atomic>
 #include <chrono>
 #include <cstdint>
+#include <optional>
 #include <span>
 #include <thread>
 #include <utility>
@@ -112,8 +113,43 @@ public:
         float ms = 0;
         const auto code = cudaEventElapsedTime(&ms, a.state_->event, b.state_->event);
         if (a.state_->device->health().note(code, "cudaEventElapsedTime") != errc::none) return ns{0};
-        return ns{static_cast<ns::rep>(static_cast<double>(ms) * 1e6)};
+        return to_ns(ms);
     }
+    /// Whether they are the same point, not whether they are reached at the same time.
+    friend bool operator==(const point&, const point&) noexcept = default;
+
+    /// Asks several points with one change of this thread's capture mode, and each once: the call that tells the time
+    /// between two points also tells whether they are reached. For one thread, within one function.
+    class questions {
+    public:
+        /// The device time between the two if `end` is reached, zero where that isn't known. `begin` comes before it.
+        [[nodiscard]] std::optional<ns> span(const point& begin, const point& end) noexcept {
+            if (end.known()) return elapsed(begin, end);
+            if (!relaxed_) relaxed_.emplace();
+            detail::point_state& to = *end.state_;
+            const bool one_device = begin.state_ != nullptr && begin.state_->device == to.device;
+            if (!one_device || begin.state_->event == nullptr || to.device->health().lost()) {
+                if (!detail::ask(to)) return std::nullopt;
+                return elapsed(begin, end);
+            }
+            float ms = 0;
+            const auto code = cudaEventElapsedTime(&ms, begin.state_->event, to.event);
+            // As in ask(): a capture of this thread's own forbids the question.
+            if (code == cudaErrorNotReady || code == cudaErrorStreamCaptureUnsupported) {
+                (void)detail::handled(code);
+                return std::nullopt;
+            }
+            const errc outcome = to.device->health().note(code, "cudaEventElapsedTime");
+            to.outcome.store(static_cast<std::uint8_t>(outcome), std::memory_order_release);
+            if (outcome != errc::none) return ns{0};
+            if (!begin.known())
+                begin.state_->outcome.store(static_cast<std::uint8_t>(errc::none), std::memory_order_release);
+            return to_ns(ms);
+        }
+
+    private:
+        std::optional<detail::relaxed_capture> relaxed_;
+    };
 
     /// For streams: takes over the reference that `state` was acquired with.
     explicit point(detail::point_state& state) noexcept : state_(&state) {}
@@ -125,6 +161,7 @@ public:
     }
 
 private:
+    [[nodiscard]] static ns to_ns(float ms) noexcept { return ns{static_cast<ns::rep>(static_cast<double>(ms) * 1e6)}; }
     [[nodiscard]] bool succeeded() const noexcept {
         return state_ != nullptr && reached() && status() == errc::none && state_->event != nullptr;
     }

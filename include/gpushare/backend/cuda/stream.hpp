@@ -66,6 +66,21 @@ public:
     using point = cuda::point;
     using context = device_context;
 
+    /// Keeps the native stream, and marks its timeline when the stream object may be gone. Safe from any thread.
+    class handle {
+    public:
+        handle() noexcept = default;
+        [[nodiscard]] explicit operator bool() const noexcept { return state_ != nullptr; }
+        [[nodiscard]] bool is(const stream& s) const noexcept { return state_ == s.state_; }
+        /// As the stream's.
+        [[nodiscard]] point record() const { return record_on(*state_); }
+
+    private:
+        friend stream;
+        explicit handle(std::shared_ptr<detail::stream_state> s) noexcept : state_(std::move(s)) {}
+        std::shared_ptr<detail::stream_state> state_;
+    };
+
     stream(stream&&) noexcept = default;
     stream& operator=(stream&&) noexcept = default;
 
@@ -117,19 +132,11 @@ public:
     /// The point after everything enqueued so far: one event out of the pool, recorded.
     /// Throws operation_error: errc::capturing while the stream is captured, because nothing happens then. (A capture
     /// that others begin on a stream of ours, by its handle, goes unnoticed unless the stream is borrowed.)
-    [[nodiscard]] point record() {
-        if (capturing() || (state_->captured_unseen && is_captured()))
-            throw operation_error(errc::capturing, {},
-                                  "a stream has no points while it is captured: launch the graph, then record");
-        detail::point_state& p = state_->device->acquire(state_->device);
-        point made(p);
-        const auto code = p.event != nullptr ? cudaEventRecord(p.event, state_->native) : cudaErrorContextIsDestroyed;
-        if (code == cudaSuccess) return made;
-        // Reached at once, for its kind has no event to ask.
-        const errc why = state_->device->health().note(code, "cudaEventRecord");
-        p.outcome.store(static_cast<std::uint8_t>(why), std::memory_order_release);
-        if (why != errc::device_lost) fail(code, "recording a point");
-        return made;
+    [[nodiscard]] point record() { return record_on(*state_); }
+
+    /// For whoever records later. Empty where the native stream is somebody else's, and may be gone by then.
+    [[nodiscard]] handle share() const noexcept {
+        return state_->owned && !state_->captured_unseen ? handle(state_) : handle();
     }
 
     /// As asked for. CUDA has few priorities: see native_priority().
@@ -148,7 +155,8 @@ public:
 
     /// Still owned, or borrowed, by this.
     [[nodiscard]] cudaStream_t native_handle() const noexcept { return state_->native; }
-    /// The handle, which is the caller's to destroy from now on. A stream of a green context must go before that.
+    /// The handle, which is the caller's to destroy from now on: after what limiters let in on it is done. A stream of a
+    /// green context must go before that.
     [[nodiscard]] cudaStream_t release() noexcept {
         state_->owned = false;
         state_->captured_unseen = true;
@@ -176,15 +184,31 @@ public:
     explicit stream(std::unique_ptr<detail::stream_state> state) noexcept : state_(std::move(state)) {}
 
 private:
-    [[nodiscard]] bool is_captured() const {
+    [[nodiscard]] static point record_on(detail::stream_state& s) {
+        if (s.capturing.load(std::memory_order_relaxed) || (s.captured_unseen && is_captured(s)))
+            throw operation_error(errc::capturing, {},
+                                  "a stream has no points while it is captured: launch the graph, then record");
+        detail::point_state& p = s.device->acquire(s.device);
+        point made(p);
+        const auto code = p.event != nullptr ? cudaEventRecord(p.event, s.native) : cudaErrorContextIsDestroyed;
+        if (code == cudaSuccess) return made;
+        // Reached at once, for its kind has no event to ask.
+        const errc why = s.device->health().note(code, "cudaEventRecord");
+        p.outcome.store(static_cast<std::uint8_t>(why), std::memory_order_release);
+        if (why != errc::device_lost) fail(code, "recording a point");
+        return made;
+    }
+
+    [[nodiscard]] static bool is_captured(const detail::stream_state& s) {
         auto status = cudaStreamCaptureStatusNone;
-        check(cudaStreamIsCapturing(state_->native, &status), "asking a stream whether it is captured");
+        check(cudaStreamIsCapturing(s.native, &status), "asking a stream whether it is captured");
         return status != cudaStreamCaptureStatusNone;
     }
 
-    std::unique_ptr<detail::stream_state> state_;
+    std::shared_ptr<detail::stream_state> state_;  // shared with handles, which don't use what the stream may change
 };
 static_assert(queue<stream>);
 static_assert(copier<stream>);
+static_assert(shared_timeline<stream>);
 
 }  // namespace gpushare::inline GPUSHARE_ABI::cuda

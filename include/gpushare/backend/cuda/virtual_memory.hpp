@@ -9,7 +9,9 @@
 #pragma once
 
 #include <cuda.h>
+#include <cuda_runtime_api.h>
 
+#include <bit>
 #include <cstddef>
 #include <cstdint>
 #include <limits>
@@ -31,7 +33,7 @@
 namespace gpushare::inline GPUSHARE_ABI::cuda {
 
 struct virtual_memory_options {
-    bytes chunk{};                     // a multiple of what the device can do, which is the default: 2 MiB so far
+    bytes chunk{};                     // a power of two, from what the device can do on: the default, 2 MiB so far
     std::vector<device_id> open_to{};  // other devices whose kernels may use what is mapped
 };
 
@@ -46,12 +48,12 @@ public:
         : device_(on.state(d)), chunk_size_(whole_chunk(options.chunk)) {
         grant_to(d, on);
         for (const device_id other : options.open_to) {
+            if (other == d) continue;
             int reach = 0;
             check(cudaDeviceCanAccessPeer(&reach, on.state(other)->ordinal(), device_->ordinal()),
                   "opening virtual memory to another device");
-            if (reach == 0 && other != d)
-                fail(cudaErrorPeerAccessUnsupported, "opening virtual memory to another device");
-            if (other != d) grant_to(other, on);
+            if (reach == 0) fail(cudaErrorPeerAccessUnsupported, "opening virtual memory to another device");
+            grant_to(other, on);
         }
     }
 
@@ -179,14 +181,16 @@ private:
     }
 
     [[nodiscard]] std::size_t whole_chunk(bytes wanted) const {
+        if (!device_->api().has_virtual_memory()) fail(cudaErrorNotSupported, "using a device's virtual memory");
         const CUmemAllocationProp kind = properties(*device_);
         std::size_t smallest = 0;
         check(device_->api().mem_get_granularity(&smallest, &kind, CU_MEM_ALLOC_GRANULARITY_MINIMUM),
               "asking a device for the granularity of its virtual memory");
         if (wanted == bytes{}) return smallest;
-        if (smallest == 0 || wanted.count() % smallest != 0)
+        // Ranges begin at a multiple of a chunk, and the driver aligns them to powers of two only.
+        if (smallest == 0 || wanted.count() % smallest != 0 || !std::has_single_bit(wanted.count()))
             raise({.code = errc::not_whole, .asked = wanted.count(), .limit = smallest}, {},
-                  "the chunks of virtual memory, in bytes");
+                  "the chunks of virtual memory, powers of two in bytes");
         return static_cast<std::size_t>(wanted.count());
     }
 

@@ -1,0 +1,164 @@
+// SPDX-License-Identifier: Apache-2.0
+// What a decision costs: a permit, a pick among 10 and among 10,000 tenants; and how many the simulator makes a second.
+#include <chrono>
+#include <cmath>
+#include <cstddef>
+#include <cstdint>
+#include <cstdio>
+#include <deque>
+#include <string>
+#include <vector>
+
+#include <gpushare/backend/host/clock.hpp>
+#include <gpushare/backend/sim/sim.hpp>
+#include <gpushare/compute/capped.hpp>
+#include <gpushare/compute/caps.hpp>
+#include <gpushare/compute/earliest_deadline.hpp>
+#include <gpushare/compute/policy_tree.hpp>
+#include <gpushare/compute/shortest_remaining.hpp>
+#include <gpushare/compute/weighted_fair.hpp>
+
+#include "compute/measurements.hpp"
+#include "compute/rig.hpp"
+#include "support/simulated_limiter.hpp"
+
+namespace bench::compute {
+
+namespace {
+
+using gpushare::client_id;
+using gpushare::share;
+
+/// Work that is done as soon as it is enqueued: leaves the limiter's own cost.
+struct immediate_stream {
+    using point = gpushare::immediate_point;
+    static point record() { return {}; }
+};
+
+void admit(report& r) {
+    constexpr std::size_t calls = 100'000;
+    gpushare::compute_limiter<immediate_stream, gpushare::host::steady_clock> l{configuration};
+    const auto client = l.add({.weight = share::of_permille(500)});
+    (void)l.add({.weight = share::of_permille(500)});
+    immediate_stream s;
+    r.figure(
+        "compute.admit_ns",
+        repeated(21,
+                 [&] { return ns_per_call(calls, [&] { l.acquire(client)->enqueue(s, [](auto& x) { keep(x); }); }); }),
+        "ns");
+    l.close(client);
+}
+
+/// Nanoseconds of one decision: the pick, its charge, what is first in that line then, and the correction. All clients
+/// have work; costs and lengths of requests differ.
+template <gpushare::compute_policy Policy>
+class decisions_of {
+public:
+    explicit decisions_of(std::uint32_t clients) {
+        for (std::uint32_t i = 0; i < clients; ++i) {
+            const client_id c{i, 1};
+            policy_.add(c, {.weight = share::of_permille(1 + i * 37 % 1000), .group = i % 10});
+            policy_.wake(c, head(), time_);
+        }
+    }
+
+    double operator()() {
+        constexpr std::size_t calls = 100'000;
+        return ns_per_call(calls, [&] {
+            const auto c = policy_.pick(time_);
+            const auto h = head();
+            time_ += h.cost;
+            policy_.serve(*c, h.cost, time_);
+            policy_.wake(*c, h, time_);
+            policy_.correct(*c, h.cost / 16);
+        });
+    }
+
+private:
+    gpushare::line_head head() {
+        const auto cost = any_.between(100us, 1ms);
+        return {.cost = cost,
+                .remaining = cost * static_cast<int>(1 + any_.below(20)),
+                .arrival = time_,
+                .deadline = time_ + 20 * cost};
+    }
+
+    Policy policy_;
+    gpushare::sim::random any_{1};
+    instant time_{};
+};
+
+template <gpushare::compute_policy Policy>
+void growth(report& r, const std::string& name) {
+    decisions_of<Policy> few(10), many(10'000);
+    r.figure("compute.pick_growth" + name,
+             ratios(
+                 21, [&] { return many(); }, [&] { return few(); }),
+             "x");
+    r.figure("compute.decision_ns" + name, repeated(5, [&] { return many(); }), "ns");
+}
+
+/// 10,000 tenants with Poisson arrivals on 1,000 devices at 90 % load. Nothing connects the devices, so each is a world
+/// of its own, and they take turns of 50 ms: what a device touches then stays in the cache.
+double sim_submissions_per_s() {
+    constexpr std::uint32_t devices = 1000, tenants_each = 10;
+    using device_limiter = support::simulated_limiter<gpushare::weighted_fair>;
+    struct tenant {
+        device_limiter* to;
+        client_id id;
+        gpushare::sim::world* world;
+        gpushare::sim::random any;
+        ns gap;
+        void arrive() {
+            to->submit(id, {.length = ns{std::llround(100'000 * std::exp(any.fraction() * std::log(10.0)))}});
+            world->at(world->now() + any.exponential(gap), [this] { arrive(); });
+        }
+    };
+    std::deque<gpushare::sim::world> worlds;
+    std::deque<device_limiter> limiters;
+    std::deque<tenant> tenants;
+    constexpr double mean_length = 900'000 / 2.302585;  // of a log-uniform length
+    for (std::uint32_t d = 0; d < devices; ++d) {
+        auto& world = worlds.emplace_back();
+        auto& to = limiters.emplace_back(world, gpushare::device_id{0}, configuration);
+        for (std::uint32_t t = 0; t < tenants_each; ++t) {
+            const auto id = to.add({.weight = share::of_permille(20 + 15 * t)});
+            tenants.push_back({&to, id, &world, gpushare::sim::random(tenants.size()),
+                               ns{std::llround(tenants_each * mean_length / 0.9)}});
+            auto& next = tenants.back();
+            world.at(instant{} + next.any.exponential(next.gap), [&next] { next.arrive(); });
+        }
+    }
+    instant time{};
+    const auto let_in = [&] {
+        std::uint64_t sum = 0;
+        for (const auto& l : limiters) sum += l.let_in();
+        return sum;
+    };
+    const auto run = [&](int turns) {
+        for (int i = 0; i < turns; ++i) {
+            time += 50ms;
+            for (auto& w : worlds) w.run_until(time);
+        }
+    };
+    run(1);
+    const auto before = let_in();
+    const auto begin = now();
+    run(6);
+    const double seconds = std::chrono::duration<double>(now() - begin).count();
+    return static_cast<double>(let_in() - before) / seconds;
+}
+
+}  // namespace
+
+void decisions(report& r) {
+    admit(r);
+    growth<gpushare::weighted_fair>(r, "");
+    growth<gpushare::earliest_deadline>(r, "_earliest_deadline");
+    growth<gpushare::shortest_remaining>(r, "_shortest_remaining");
+    growth<gpushare::capped<gpushare::weighted_fair>>(r, "_capped");
+    growth<gpushare::policy_tree<gpushare::weighted_fair, gpushare::weighted_fair>>(r, "_tree");
+    r.figure("compute.sim_submissions_per_s", repeated(5, sim_submissions_per_s), "1/s");
+}
+
+}  // namespace bench::compute

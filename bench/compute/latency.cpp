@@ -1,0 +1,189 @@
+// SPDX-License-Identifier: Apache-2.0
+// What a tenant of a high level waits for those below it: requests of many kernels beside best-effort work that saturates
+// the device, and single submissions against the bound that was published before them.
+#include <algorithm>
+#include <atomic>
+#include <chrono>
+#include <cstdint>
+#include <cstdio>
+#include <deque>
+#include <mutex>
+#include <string>
+#include <thread>
+#include <vector>
+
+#include "compute/measurements.hpp"
+#include "compute/rig.hpp"
+
+namespace bench::compute {
+
+namespace {
+
+using gpushare::device_id;
+using gpushare::priority;
+
+constexpr std::uint32_t devices = 8, sms = 2;
+constexpr priority high{1};
+constexpr ns neighbour = 100us;  // a best-effort kernel
+
+/// Who is on the device beside the tenant that is looked at, and who decides.
+enum class beside { nobody, gated, ungated };
+/// How a chain is handed over: all at once, or each kernel when the one before was seen to be done.
+enum class chain { at_once, one_by_one };
+
+/// A node with a limiter and, if asked for, a best-effort client per device.
+struct crowd {
+    explicit crowd(beside who) {
+        for (std::uint32_t d = 0; d < devices; ++d) {
+            limiters.emplace_back(configuration);
+            urgent.push_back(limiters[d].add({.level = high, .longest = 250us}));
+            const auto c = limiters[d].add({.longest = neighbour});
+            if (who == beside::nobody) continue;
+            clients.emplace_back(
+                who == beside::gated ? &limiters[d] : nullptr, c, node, device_id{d}, priority{}, 1,
+                mixture{
+                    .any = gpushare::sim::random(d), .shortest = neighbour, .longest = neighbour, .only_kernels = true},
+                8);
+        }
+    }
+
+    gpushare::host::node node{{.devices = devices,
+                               .memory = gpushare::bytes{1 << 20},
+                               .sms = sms,
+                               .timing = gpushare::host::timing::modelled}};
+    std::deque<limiter> limiters;
+    std::vector<gpushare::client_id> urgent;
+    std::deque<backlogged> clients;
+};
+
+double quantile(std::vector<double>& values, double q) {
+    std::ranges::sort(values);
+    return values[std::min(values.size() - 1, static_cast<std::size_t>(q * static_cast<double>(values.size())))];
+}
+
+/// The 99th percentile of a request's time from its arrival, ms: 20 kernels of 250 us, Poisson arrivals at 30 % load.
+double request_p99(beside who, chain how, std::uint64_t seed) {
+    constexpr int kernels = 20;
+    constexpr ns length = 250us, mean_gap = kernels * length * 10 / 3;
+    crowd c(who);
+    std::mutex mutex;
+    std::vector<double> took;
+    std::vector<std::jthread> threads;
+    for (std::uint32_t d = 0; d < devices; ++d)
+        threads.emplace_back([&, d] {
+            auto s = c.node.make_stream(device_id{d}, high, 0);
+            gpushare::sim::random any(seed + d);
+            const auto launch = [](gpushare::host::stream& on) {
+                on.launch({.blocks = sms, .hold = length}, gpushare::detail::empty_kernel{});
+            };
+            const auto end = now() + 2500ms;
+            for (instant arrival = now() + any.exponential(mean_gap); arrival < end;
+                 arrival += any.exponential(mean_gap)) {
+                std::this_thread::sleep_until(gpushare::host::detail::to_steady(arrival));
+                if (who == beside::ungated) {
+                    for (int i = 0; i < kernels; ++i) {
+                        launch(s);
+                        if (how == chain::one_by_one) (void)s.record().wait(gpushare::never);
+                    }
+                    (void)s.record().wait(gpushare::never);
+                } else {
+                    auto& l = c.limiters[d];
+#if __has_include(<gpushare/compute/request.hpp>)
+                    gpushare::request r(l, c.urgent[d]);
+                    const auto submit = [&] { return r.submit(s, launch).value(); };
+#else
+                    const auto submit = [&] { return l.submit(c.urgent[d], s, launch).value(); };
+#endif
+                    std::deque<limiter::ticket> out;
+                    for (int i = 0; i < kernels; ++i) {
+                        out.push_back(submit());
+                        if (how == chain::one_by_one) out.back().wait();
+                    }
+                    out.back().wait();
+                }
+                const std::lock_guard lock(mutex);
+                took.push_back(std::chrono::duration<double, std::milli>(now() - arrival).count());
+            }
+        });
+    threads.clear();
+    return quantile(took, 0.99);
+}
+
+struct waits {
+    std::vector<double> us;     // of each submission, until its kernel started
+    std::vector<double> bound;  // published before it
+};
+
+waits single_submissions(beside who) {
+    crowd c(who);
+    std::mutex mutex;
+    waits all;
+    std::vector<std::jthread> threads;
+    for (std::uint32_t d = 0; d < devices; ++d)
+        threads.emplace_back([&, d] {
+            auto s = c.node.make_stream(device_id{d}, high, 0);
+            gpushare::sim::random any(d);
+            auto& l = c.limiters[d];
+            for (int i = 0; i < 400; ++i) {
+                std::this_thread::sleep_for(500us + any.exponential(2ms));
+                std::atomic<std::int64_t> started{0};
+                const double bound = std::chrono::duration<double, std::micro>(l.wait_bound()).count();
+                const auto asked = now();
+                auto t = l.submit(c.urgent[d], s, [&started](auto& on) {
+                              on.launch({.blocks = 1, .hold = neighbour}, [&started](auto&) {
+                                  started.store(now().time_since_epoch().count(), std::memory_order_relaxed);
+                              });
+                          }).value();
+                t.wait();
+                const ns wait{started.load(std::memory_order_relaxed) - asked.time_since_epoch().count()};
+                const std::lock_guard lock(mutex);
+                if (i < 20) continue;  // until the clients are at it
+                all.us.push_back(std::chrono::duration<double, std::micro>(wait).count());
+                all.bound.push_back(bound);
+            }
+        });
+    threads.clear();
+    return all;
+}
+
+}  // namespace
+
+void machine_noise(report& r) {
+    std::vector<double> late;
+    for (int i = 0; i < 1000; ++i) {
+        const auto wake_up = now() + 200us;
+        std::this_thread::sleep_until(gpushare::host::detail::to_steady(wake_up));
+        late.push_back(std::chrono::duration<double, std::micro>(now() - wake_up).count());
+    }
+    r.figure("compute.machine_noise_us", {quantile(late, 0.99)}, "us");
+}
+
+void latency(report& r) {
+    for (const chain how : {chain::one_by_one, chain::at_once}) {
+        const std::string suffix = how == chain::at_once ? "_at_once" : "";
+        std::vector<double> ours, none, solos;
+        for (std::uint64_t i = 0; i < 3; ++i) {
+            const double solo = request_p99(beside::nobody, how, 100 * i);
+            solos.push_back(solo);
+            ours.push_back(request_p99(beside::gated, how, 100 * i) / solo);
+            none.push_back(request_p99(beside::ungated, how, 100 * i) / solo);
+        }
+        r.figure("compute.solo_p99_ms" + suffix, solos, "ms");
+        r.figure("compute.p99_vs_solo" + suffix, ours, "x");
+        r.figure("compute.p99_vs_solo_ungated" + suffix, none, "x");
+    }
+    auto noise = single_submissions(beside::nobody), ours = single_submissions(beside::gated);
+    const double most_noise = std::ranges::max(noise.us);
+    std::uint64_t violations = 0;
+    for (std::size_t i = 0; i < ours.us.size(); ++i)
+        if (ours.us[i] > ours.bound[i] + most_noise) ++violations;
+    std::printf("# %zu submissions; waits on an idle device: 99th percentile %.0f us, longest %.0f us\n",
+                ours.us.size(), quantile(noise.us, 0.99), most_noise);
+    r.figure("compute.preempt_bound_violations", {static_cast<double>(violations)}, "violations");
+    const double bound = quantile(ours.bound, 0.5), p99 = quantile(ours.us, 0.99);
+    r.figure("compute.preempt_bound_us", {bound}, "us");
+    r.figure("compute.preempt_wait_p99_us", {p99}, "us");
+    r.figure("compute.preempt_bound_vs_p99", {bound / p99}, "x");
+}
+
+}  // namespace bench::compute

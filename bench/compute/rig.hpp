@@ -1,0 +1,165 @@
+// SPDX-License-Identifier: Apache-2.0
+// What the measurements of the compute benchmark share: the one configuration, kernels whose lengths are mixed ten times,
+// and clients that always have work, each on a thread of its own and unsynchronised, with a limiter or without.
+#pragma once
+
+#include <algorithm>
+#include <atomic>
+#include <chrono>
+#include <cmath>
+#include <cstddef>
+#include <cstdint>
+#include <deque>
+#include <memory>
+#include <stop_token>
+#include <thread>
+#include <utility>
+#include <vector>
+
+#include <gpushare/backend/host/host.hpp>
+#include <gpushare/backend/sim/random.hpp>
+#include <gpushare/compute/compute_limiter.hpp>
+#if __has_include(<gpushare/compute/request.hpp>)
+#include <gpushare/compute/request.hpp>
+#endif
+
+namespace bench::compute {
+
+using namespace std::chrono_literals;
+using gpushare::instant;
+using gpushare::ns;
+using limiter = gpushare::compute_limiter<gpushare::host::stream, gpushare::host::steady_clock>;
+
+/// The configuration of every figure: the library's defaults.
+inline constexpr gpushare::limiter_options configuration{};
+inline constexpr const char* configuration_text =
+    "limiter: default options (depth 3), weighted_fair, one per device; kernels log-uniform 100 us to 1 ms; of a "
+    "client's submissions 1 in 10 is a sequence of four kernels in one permit and 1 in 10 a copy of 256 KiB; a thread "
+    "per "
+    "client and device";
+
+[[nodiscard]] inline instant now() { return gpushare::host::steady_clock::now(); }
+
+/// Occupies its SM for `length`: under real timing by computing.
+struct kernel {
+    ns length{};
+    template <class Context>
+    void operator()(Context&) const noexcept {
+        for (const auto end = now() + length; now() < end;) {
+        }
+    }
+};
+
+/// One submission.
+struct work {
+    enum class kind : std::uint8_t { kernel, sequence, copy };
+    kind what{};
+    ns length{};
+};
+
+struct buffers {
+    std::vector<std::byte> from = std::vector<std::byte>(256 << 10), to = from;
+};
+
+inline void enqueue(gpushare::host::stream& s, const work& w, bool modelled, std::uint32_t sms, buffers& b) {
+    const auto launch = [&](ns length) {
+        if (modelled) {
+            s.launch({.blocks = sms, .hold = length}, gpushare::detail::empty_kernel{});
+        } else {
+            s.launch({.blocks = sms}, kernel{length});
+        }
+    };
+    if (w.what == work::kind::copy) {
+        s.copy(b.to.data(), b.from.data(), b.from.size());
+    } else if (w.what == work::kind::sequence) {
+        for (int i = 0; i < 4; ++i) launch(w.length / 4);
+    } else {
+        launch(w.length);
+    }
+}
+
+/// Draws a client's submissions.
+struct mixture {
+    gpushare::sim::random any;
+    ns shortest = 100us, longest = 1ms;
+    bool only_kernels = false;
+
+    work next() {
+        const double spread = std::log(static_cast<double>(longest.count()) / static_cast<double>(shortest.count()));
+        const ns length{std::llround(static_cast<double>(shortest.count()) * std::exp(spread * any.fraction()))};
+        const auto which = any.below(10);
+        if (only_kernels || which > 1) return {work::kind::kernel, length};
+        return {which == 0 ? work::kind::sequence : work::kind::copy, length};
+    }
+};
+
+/// A client that keeps `ahead` submissions handed over, until it is destroyed. `l` null: straight to the stream.
+class backlogged {
+public:
+    backlogged(limiter* l, gpushare::client_id c, gpushare::host::node& node, gpushare::device_id d,
+               gpushare::priority level, std::uint32_t tag, mixture m, std::size_t ahead = 24)
+        : stream_(node.make_stream(d, level, tag)),
+          modelled_(node.options().timing == gpushare::host::timing::modelled),
+          sms_(node.options().sms),
+          mixture_(m) {
+        thread_ = std::jthread([this, l, c, ahead](const std::stop_token& stop) {
+            l != nullptr ? run(*l, c, ahead, stop) : run(ahead, stop);
+        });
+    }
+
+    /// How often it found fewer waiting than it takes to be backlogged, after the start.
+    [[nodiscard]] std::uint64_t gaps() const noexcept { return gaps_.load(std::memory_order_relaxed); }
+
+private:
+    void run(limiter& l, gpushare::client_id c, std::size_t ahead, const std::stop_token& stop) {
+        std::deque<limiter::ticket> out;
+        while (!stop.stop_requested()) {
+            while (out.size() < ahead) {
+                auto t = l.submit(c, stream_,
+                                  [this, w = mixture_.next()](auto& s) { enqueue(s, w, modelled_, sms_, buffers_); });
+                if (!t) return;
+                out.push_back(*std::move(t));
+            }
+            (void)out.front().wait(gpushare::never, stop);
+            while (!out.empty() && out.front().done()) out.pop_front();
+            if (out.size() <= configuration.depth) gaps_.fetch_add(1, std::memory_order_relaxed);
+        }
+        l.close(c);  // what waits refers to this
+    }
+    void run(std::size_t ahead, const std::stop_token& stop) {
+        std::deque<gpushare::host::point> out;
+        while (!stop.stop_requested()) {
+            while (out.size() < ahead) {
+                enqueue(stream_, mixture_.next(), modelled_, sms_, buffers_);
+                out.push_back(stream_.record());
+            }
+            (void)out.front().wait(now() + 20ms);
+            while (!out.empty() && out.front().reached()) out.pop_front();
+        }
+        (void)stream_.record().wait(gpushare::never);
+    }
+
+    gpushare::host::stream stream_;
+    bool modelled_;
+    std::uint32_t sms_;
+    mixture mixture_;
+    buffers buffers_;
+    std::atomic<std::uint64_t> gaps_{0};
+    std::jthread thread_;
+};
+
+/// Device time by tag within [from, to), and its sum.
+struct device_seconds {
+    std::vector<double> of;  // by tag
+    double all = 0;
+
+    device_seconds(const std::vector<gpushare::host::block_record>& blocks, instant from, instant to, std::size_t tags)
+        : of(tags) {
+        for (const auto& [tag, busy] : gpushare::host::busy_by_tag(blocks, from, to)) {
+            if (tag < tags) of[tag] = std::chrono::duration<double>(busy).count();
+            all += std::chrono::duration<double>(busy).count();
+        }
+    }
+};
+
+}  // namespace bench::compute

@@ -1,0 +1,246 @@
+// SPDX-License-Identifier: Apache-2.0
+// A simulated world: virtual time, devices, and events in it. Nothing computes and nobody waits: a day of a thousand
+// devices passes as fast as its events can be counted, and the same way on every run.
+//
+//   gpushare::sim::world world{{.devices = 8}};
+//   world.at(instant{} + 1s, [&] { ... });              // something happens at a time
+//   gpushare::sim::stream s{world, {0}};  s.enqueue(200us);  s.call([&] { ... });   // or once this work is done
+//   world.run_until(instant{} + 10s);
+//
+// A device runs one kernel at a time, as if each filled it: the first of the ready stream with the highest priority, in
+// the order in which they became ready. A kernel that has started runs to its end.
+#pragma once
+
+#include <algorithm>
+#include <cstddef>
+#include <cstdint>
+#include <deque>
+#include <memory>
+#include <utility>
+#include <vector>
+
+#include <gpushare/backend/sim/event_queue.hpp>
+#include <gpushare/concepts.hpp>
+#include <gpushare/config.hpp>
+#include <gpushare/detail/inplace_function.hpp>
+#include <gpushare/detail/intrusive.hpp>
+#include <gpushare/units.hpp>
+
+namespace gpushare::inline GPUSHARE_ABI::sim {
+
+class stream;
+class point;
+
+/// What happens at some time. Up to 48 bytes of captures.
+using task = gpushare::detail::inplace_function<void(), 48>;
+
+/// A kernel that a device has run.
+struct kernel_span {
+    device_id device{};
+    std::uint32_t tag = 0;  // of its stream
+    instant begin{}, end{};
+};
+
+struct world_options {
+    std::uint32_t devices = 1;
+};
+
+/// For one thread: whoever steps it calls everything. Neither copied nor moved; its streams and points refer to it.
+class world {
+public:
+    explicit world(world_options o = {}) : devices_(o.devices) {}
+    world(const world&) = delete;
+    world& operator=(const world&) = delete;
+
+    [[nodiscard]] instant now() const noexcept { return now_; }
+    [[nodiscard]] std::uint32_t num_devices() const noexcept { return static_cast<std::uint32_t>(devices_.size()); }
+
+    /// `f()` is called at `t`, or next if that is over.
+    void at(instant t, task f) {
+        std::uint32_t slot = 0;
+        if (free_tasks_.empty()) {
+            slot = static_cast<std::uint32_t>(tasks_.size());
+            tasks_.emplace_back();
+        } else {
+            slot = free_tasks_.back();
+            free_tasks_.pop_back();
+        }
+        tasks_[slot] = std::move(f);
+        events_.push(std::max(t, now_), {slot, true});
+    }
+
+    /// Lets the next event happen. False if none is left.
+    bool step() {
+        if (events_.empty()) return false;
+        now_ = events_.first_time();
+        const event e = events_.pop();
+        if (!e.is_task) {
+            finish(e.index);
+            return true;
+        }
+        task f = std::move(tasks_[e.index]);
+        free_tasks_.push_back(e.index);
+        ++happened_;
+        f();
+        return true;
+    }
+
+    /// All that happens until then, `t` included; then it is `t`.
+    void run_until(instant t) {
+        while (!events_.empty() && events_.first_time() <= t) step();
+        now_ = std::max(now_, t);
+    }
+
+    /// Until nothing is left to happen.
+    void run() {
+        while (step()) {
+        }
+    }
+
+    /// Called with every kernel when it is over: the truth for those who meter.
+    void on_kernel(gpushare::detail::inplace_function<void(const kernel_span&), 48> f) { on_kernel_ = std::move(f); }
+
+    /// Events so far.
+    [[nodiscard]] std::uint64_t happened() const noexcept { return happened_; }
+    /// How long the device has run kernels: those that are over.
+    [[nodiscard]] ns device_time(device_id d) const noexcept { return devices_[d.index].busy; }
+
+private:
+    friend stream;
+    friend point;
+
+    struct mark {
+        instant at{};
+        bool reached = false;
+    };
+    /// A kernel, a point, or a call.
+    struct item {
+        item* next = nullptr;
+        ns length{-1};  // of a kernel
+        std::shared_ptr<mark> reach{};
+        task call{};
+    };
+    struct stream_state {
+        gpushare::detail::fifo<item> items{};
+        device_id device{};
+        priority level{};
+        std::uint32_t tag = 0;
+        bool held = false;
+        bool offered = false;  // a kernel of it is ready or runs
+    };
+    struct ready_kernel {
+        std::int32_t level = 0;
+        std::uint64_t number = 0;
+        std::uint32_t stream = 0;
+        friend bool operator<(const ready_kernel& a, const ready_kernel& b) noexcept {  // the greatest goes first
+            return a.level != b.level ? a.level < b.level : a.number > b.number;
+        }
+    };
+    struct device_state {
+        std::vector<ready_kernel> ready{};  // a heap
+        std::uint32_t running = 0;          // the stream
+        bool runs = false;
+        instant began{};
+        ns busy{};
+    };
+    struct event {
+        std::uint32_t index = 0;  // of a task, or of the device whose kernel ends
+        bool is_task = false;
+    };
+
+    [[nodiscard]] std::uint32_t open_stream(device_id d, priority level, std::uint32_t tag) {
+        auto& s = streams_.emplace_back();
+        s.device = d;
+        s.level = level;
+        s.tag = tag;
+        return static_cast<std::uint32_t>(streams_.size() - 1);
+    }
+
+    void push(std::uint32_t index, ns length, std::shared_ptr<mark> reach, task call) {
+        item& i = items_.acquire();
+        i.length = length;
+        i.reach = std::move(reach);
+        i.call = std::move(call);
+        streams_[index].items.push(i);
+        go_on(index);
+    }
+
+    void hold(std::uint32_t index, bool held) {
+        streams_[index].held = held;
+        go_on(index);
+    }
+
+    // Points and calls at the head of the stream happen now; a kernel is offered to the device.
+    void go_on(std::uint32_t index) {
+        stream_state& s = streams_[index];
+        while (!s.offered && !s.held && !s.items.empty()) {
+            item& i = *s.items.front();
+            if (i.length >= ns{0}) {
+                s.offered = true;
+                device_state& d = devices_[s.device.index];
+                d.ready.push_back({s.level.level, offered_++, index});
+                std::push_heap(d.ready.begin(), d.ready.end());
+                start(s.device.index);
+                return;
+            }
+            s.items.pop();
+            if (i.reach) {
+                i.reach->at = now_;
+                i.reach->reached = true;
+                i.reach.reset();
+            }
+            task call = std::move(i.call);
+            items_.release(i);
+            if (call) call();  // may enqueue, here too
+        }
+    }
+
+    void start(std::uint32_t index) {
+        device_state& d = devices_[index];
+        if (d.runs || d.ready.empty()) return;
+        std::pop_heap(d.ready.begin(), d.ready.end());
+        d.running = d.ready.back().stream;
+        d.ready.pop_back();
+        d.runs = true;
+        d.began = now_;
+        events_.push(saturating_add(now_, streams_[d.running].items.front()->length), {index, false});
+    }
+
+    // The kernel of the device is over: what comes behind it in its stream happens, and the best of all starts.
+    void finish(std::uint32_t index) {
+        device_state& d = devices_[index];
+        const auto stream = d.running;
+        stream_state& s = streams_[stream];
+        items_.release(*s.items.pop());
+        ++happened_;
+        d.busy += now_ - d.began;
+        d.runs = false;
+        s.offered = false;
+        if (on_kernel_) on_kernel_({{index}, s.tag, d.began, now_});
+        go_on(stream);
+        start(index);
+    }
+
+    instant now_{};
+    event_queue<event> events_;
+    std::vector<task> tasks_;
+    std::vector<std::uint32_t> free_tasks_;
+    std::deque<device_state> devices_;
+    std::deque<stream_state> streams_;  // stay put; a closed one is kept
+    gpushare::detail::pool<item> items_;
+    std::uint64_t offered_ = 0, happened_ = 0;
+    gpushare::detail::inplace_function<void(const kernel_span&), 48> on_kernel_;
+};
+
+/// The world's time.
+class clock_of {
+public:
+    explicit clock_of(const world& w) noexcept : world_(&w) {}
+    [[nodiscard]] instant now() const noexcept { return world_->now(); }
+
+private:
+    const world* world_;
+};
+static_assert(clock<clock_of>);
+
+}  // namespace gpushare::inline GPUSHARE_ABI::sim

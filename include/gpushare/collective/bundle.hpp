@@ -1,0 +1,282 @@
+// SPDX-License-Identifier: Apache-2.0
+// A few elements that a thread works on at once, held in the type they are computed in: vector registers on a CPU, whatever
+// the compiler's flags, and the registers of a thread on a device.
+//
+//   using values = gpushare::detail::bundle<float, 16>;
+//   auto x = values::load(a + i);    x.combine(gpushare::sum{}, values::load(b + i));    x.store(out + i);
+//
+// Vectors of 16 bytes are what every x86-64 and AArch64 has. Wider ones win nothing here: what is summed comes from another
+// core or from memory, at less than 16 bytes a cycle.
+#pragma once
+
+#include <concepts>
+#include <cstdint>
+#include <cstring>
+#include <type_traits>
+
+#if defined(__x86_64__)
+#include <emmintrin.h>
+#endif
+
+#include <gpushare/collective/reduce_ops.hpp>
+#include <gpushare/config.hpp>
+#include <gpushare/numbers.hpp>
+#include <gpushare/packed.hpp>
+
+namespace gpushare::inline GPUSHARE_ABI::detail {
+
+/// One element as it is computed with, and back, rounded once.
+template <class A, class T>
+[[nodiscard]] GPUSHARE_HD constexpr A widened(const T& x) noexcept {
+    return static_cast<A>(x);
+}
+template <class T, class A>
+[[nodiscard]] GPUSHARE_HD constexpr T narrowed(const A& x) noexcept {
+    return static_cast<T>(x);
+}
+
+template <class T, std::size_t Bytes>
+struct vector_of {
+    using type [[gnu::vector_size(Bytes)]] = T;
+};
+
+/// Of four or two elements, on the host only.
+template <class A, class T>
+struct vector_cast {
+    static constexpr std::uint32_t width = 16 / sizeof(A);
+    using wide = typename vector_of<A, 16>::type;
+    using words = typename vector_of<std::uint32_t, 16>::type;
+    using halves = typename vector_of<std::uint16_t, 8>::type;
+
+    static wide load(const T* from) noexcept {
+        if constexpr (std::same_as<T, bfloat16>) {
+            halves h;
+            std::memcpy(&h, from, sizeof h);
+            return __builtin_bit_cast(wide, __builtin_convertvector(h, words) << 16);
+        } else if constexpr (std::same_as<T, float16>) {
+            // As number_format::widen: a subnormal number is a count of 2^-24.
+            halves h;
+            std::memcpy(&h, from, sizeof h);
+            const words bits = __builtin_convertvector(h, words), abs = bits & 0x7fffU, sign = (bits & 0x8000U) << 16;
+            const words small = __builtin_bit_cast(words, __builtin_convertvector(abs, wide) * 0x1p-24F);
+            const words normal = (abs << 13) + (112U << 23);
+            const words special = abs > 0x7c00U ? words{} + 0x7fff'ffffU : words{} + 0x7f80'0000U;
+            const words magnitude = abs < 0x400U ? small : abs < 0x7c00U ? normal : special;
+            return __builtin_bit_cast(wide, abs > 0x7c00U ? magnitude : sign | magnitude);
+        } else if constexpr (is_stored_number<T>) {
+            wide v{};
+            for (std::uint32_t i = 0; i < width; ++i) v[i] = widened<A>(from[i]);
+            return v;
+        } else {
+            typename vector_of<T, width * sizeof(T)>::type v;
+            std::memcpy(&v, from, sizeof v);
+            return __builtin_convertvector(v, wide);
+        }
+    }
+
+    static void store(T* to, const wide& v) noexcept {
+        if constexpr (std::same_as<T, bfloat16>) {
+            // As number_format::narrow: to nearest even, every NaN the same.
+            const words bits = __builtin_bit_cast(words, v);
+            const words rounded = (bits + 0x7fffU + ((bits >> 16) & 1U)) >> 16;
+            const words result = (bits & 0x7fff'ffffU) > 0x7f80'0000U ? words{} + 0x7fffU : rounded;
+            const halves h = __builtin_convertvector(result, halves);
+            std::memcpy(static_cast<void*>(to), &h, sizeof h);
+        } else if constexpr (std::same_as<T, float16>) {
+            const words bits = __builtin_bit_cast(words, v), abs = bits & 0x7fff'ffffU;
+            // Below the smallest normal number, adding 0.5 leaves a count of 2^-24 in the last bits, rounded by the adder.
+            const words small = __builtin_bit_cast(words, __builtin_bit_cast(wide, abs) + 0.5F) -
+                                __builtin_bit_cast(std::uint32_t, 0.5F);
+            const words normal = (abs - (112U << 23) + 0xfffU + ((abs >> 13) & 1U)) >> 13;
+            const words finite = abs < (113U << 23) ? small : normal;
+            const words magnitude = abs >= 0x4780'0000U ? words{} + 0x7c00U
+                                    : finite > 0x7c00U  ? words{} + 0x7c00U
+                                                        : finite;
+            const words result = abs > 0x7f80'0000U ? words{} + 0x7fffU : ((bits >> 16) & 0x8000U) | magnitude;
+            const halves h = __builtin_convertvector(result, halves);
+            std::memcpy(static_cast<void*>(to), &h, sizeof h);
+        } else if constexpr (is_stored_number<T>) {
+            for (std::uint32_t i = 0; i < width; ++i) to[i] = narrowed<T>(static_cast<A>(v[i]));
+        } else {
+            const auto n = __builtin_convertvector(v, typename vector_of<T, width * sizeof(T)>::type);
+            std::memcpy(static_cast<void*>(to), &n, sizeof n);
+        }
+    }
+};
+
+/// N numbers of type A, loaded from and stored as elements of other types. Lives in registers: never stored itself, never
+/// passed between host and device.
+template <class A, std::uint32_t N>
+class bundle {
+public:
+    static constexpr std::uint32_t width = N;
+
+#ifdef __CUDA_ARCH__
+    template <class T>
+    [[nodiscard]] GPUSHARE_HD static bundle load(const T* from) noexcept {
+        bundle b;
+        constexpr std::uint32_t step = packed<T>::width < N ? packed<T>::width : N;
+        for (std::uint32_t j = 0; j < N; j += step) {
+            if constexpr (step == packed<T>::width) {
+                const packed<T> p = load_packed(from + j);
+                for (std::uint32_t i = 0; i < step; ++i) b.lane_[j + i] = widened<A>(p[i]);
+            } else {
+                for (std::uint32_t i = 0; i < step; ++i) b.lane_[j + i] = widened<A>(from[j + i]);
+            }
+        }
+        return b;
+    }
+    template <class T>
+    GPUSHARE_HD void store(T* to) const noexcept {
+        constexpr std::uint32_t step = packed<T>::width < N ? packed<T>::width : N;
+        for (std::uint32_t j = 0; j < N; j += step) {
+            if constexpr (step == packed<T>::width) {
+                packed<T> p;
+                for (std::uint32_t i = 0; i < step; ++i) p[i] = narrowed<T>(lane_[j + i]);
+                store_packed(to + j, p);
+            } else {
+                for (std::uint32_t i = 0; i < step; ++i) to[j + i] = narrowed<T>(lane_[j + i]);
+            }
+        }
+    }
+    template <class T>
+    GPUSHARE_HD void stream(T* to) const noexcept {
+        store(to);
+    }
+    [[nodiscard]] GPUSHARE_HD static bundle filled(A x) noexcept {
+        bundle b;
+        for (std::uint32_t i = 0; i < N; ++i) b.lane_[i] = x;
+        return b;
+    }
+
+    /// Calls f on each element.
+    template <class F>
+    GPUSHARE_HD void each(const F& f) noexcept {
+        for (std::uint32_t i = 0; i < N; ++i) lane_[i] = f(lane_[i], i);
+    }
+    template <class Op>
+    GPUSHARE_HD void combine(const Op& op, const bundle& other) noexcept {
+        for (std::uint32_t i = 0; i < N; ++i) lane_[i] = op(lane_[i], other.lane_[i]);
+    }
+    template <class Op>
+    GPUSHARE_HD void finish(const Op& op, std::uint32_t ranks) noexcept {
+        if constexpr (requires { op.finish(A{}, A{}); })
+            for (std::uint32_t i = 0; i < N; ++i) lane_[i] = op.finish(lane_[i], static_cast<A>(ranks));
+    }
+
+private:
+    A lane_[N];
+#else
+    template <class T>
+    [[nodiscard]] static bundle load(const T* from) noexcept {
+        bundle b;
+        for (std::uint32_t i = 0; i < vectors; ++i) b.part_[i] = vector_cast<A, T>::load(from + i * width_of_vector);
+        return b;
+    }
+    template <class T>
+    void store(T* to) const noexcept {
+        for (std::uint32_t i = 0; i < vectors; ++i) vector_cast<A, T>::store(to + i * width_of_vector, part_[i]);
+    }
+    [[nodiscard]] static bundle filled(A x) noexcept {
+        bundle b;
+        for (auto& p : b.part_) p = wide{} + x;
+        return b;
+    }
+    /// Past the caches: for what nobody reads soon. `to` at a multiple of 16 bytes, N elements a multiple of 16 bytes. Not
+    /// ordered by a later release: end_streaming() first.
+    template <class T>
+    void stream(T* to) const noexcept {
+#if defined(__x86_64__)
+        static_assert(N * sizeof(T) % 16 == 0);
+        alignas(16) T narrow[N];
+        store(narrow);
+        for (std::uint32_t i = 0; i < N * sizeof(T) / 16; ++i)
+            _mm_stream_si128(reinterpret_cast<__m128i*>(to) + i, reinterpret_cast<const __m128i*>(narrow)[i]);
+#else
+        store(to);
+#endif
+    }
+
+    template <class F>
+    void each(const F& f) noexcept {
+        for (std::uint32_t i = 0; i < N; ++i) {
+            auto& lane = part_[i / width_of_vector];
+            lane[i % width_of_vector] = f(static_cast<A>(lane[i % width_of_vector]), i);
+        }
+    }
+    template <class Op>
+    void combine(const Op& op, const bundle& other) noexcept {
+        if constexpr (lanewise_op<Op>) {
+            for (std::uint32_t i = 0; i < vectors; ++i) part_[i] = op(part_[i], other.part_[i]);
+        } else {
+            for (std::uint32_t i = 0; i < vectors; ++i)
+                for (std::uint32_t j = 0; j < width_of_vector; ++j)
+                    part_[i][j] = op(static_cast<A>(part_[i][j]), static_cast<A>(other.part_[i][j]));
+        }
+    }
+    template <class Op>
+    void finish(const Op& op, std::uint32_t ranks) noexcept {
+        if constexpr (requires { op.finish(A{}, A{}); })
+            for (std::uint32_t i = 0; i < vectors; ++i) part_[i] = op.finish(part_[i], static_cast<A>(ranks));
+    }
+
+private:
+    using wide = typename vector_of<A, 16>::type;
+    static constexpr std::uint32_t width_of_vector = 16 / sizeof(A);
+    static constexpr std::uint32_t vectors = N / width_of_vector;
+    wide part_[vectors];
+#endif
+
+public:
+    /// The first n elements; the others are zero.
+    template <class T>
+    [[nodiscard]] GPUSHARE_HD static bundle load_some(const T* from, std::uint32_t n) noexcept {
+        if (n >= N) return load(from);
+        bundle b = filled(A{});
+        b.each([&](A, std::uint32_t i) { return i < n ? widened<A>(from[i]) : A{}; });
+        return b;
+    }
+    template <class T>
+    GPUSHARE_HD void store_some(T* to, std::uint32_t n) const noexcept {
+        if (n >= N) {
+            store(to);
+            return;
+        }
+        bundle copy = *this;
+        copy.each([&](A x, std::uint32_t i) {
+            if (i < n) to[i] = narrowed<T>(x);
+            return x;
+        });
+    }
+    /// Makes all but the first n elements zero.
+    GPUSHARE_HD void keep(std::uint32_t n) noexcept {
+        if (n < N) each([&](A x, std::uint32_t i) { return i < n ? x : A{}; });
+    }
+    /// All elements combined, in their order.
+    template <class Op>
+    [[nodiscard]] GPUSHARE_HD A folded(const Op& op) const noexcept {
+        bundle copy = *this;
+        A all{};
+        copy.each([&](A x, std::uint32_t i) { return all = i == 0 ? x : op(all, x); });
+        return all;
+    }
+};
+
+/// Makes streamed stores visible to whoever acquires what this thread releases next.
+GPUSHARE_HD inline void end_streaming() noexcept {
+#if defined(__x86_64__) && !defined(__CUDA_ARCH__)
+    _mm_sfence();
+#endif
+}
+
+/// Elements that a thread of such a context takes at once: 64 bytes or more where it is alone, else what one instruction
+/// moves, so that neighbouring threads read neighbouring bytes.
+template <class Context, class T>
+[[nodiscard]] GPUSHARE_HD constexpr std::uint32_t bundle_width() noexcept {
+    if constexpr (requires { typename std::bool_constant<Context::num_threads() == 1>; })
+        return 16;
+    else
+        return 16 / sizeof(T);
+}
+
+}  // namespace gpushare::inline GPUSHARE_ABI::detail

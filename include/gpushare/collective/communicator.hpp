@@ -1,0 +1,203 @@
+// SPDX-License-Identifier: Apache-2.0
+// A group of ranks that do collectives together, inside one process: its memory, who is in it, how it ends.
+//
+//   gpushare::communicator group(4);
+//   // thread r of four:
+//   gpushare::member me = group.rank(r);
+//   gpushare::all_reduce(me, in, out);
+//
+// All memory is allocated here, once. Nothing is shared between groups, so overlapping groups work at the same time.
+#pragma once
+
+#include <algorithm>
+#include <cstddef>
+#include <cstdint>
+#include <memory>
+#include <new>
+#include <numeric>
+#include <span>
+#include <thread>
+#include <utility>
+#include <vector>
+
+#include <gpushare/atomic_ref.hpp>
+#include <gpushare/collective/channel.hpp>
+#include <gpushare/collective/fault.hpp>
+#include <gpushare/collective/team.hpp>
+#include <gpushare/collective/thread_context.hpp>
+#include <gpushare/collective/tuning.hpp>
+#include <gpushare/concepts.hpp>
+#include <gpushare/config.hpp>
+#include <gpushare/error.hpp>
+#include <gpushare/units.hpp>
+
+namespace gpushare::inline GPUSHARE_ABI {
+
+struct communicator_options {
+    std::uint32_t channels = 1;  // collectives that a rank can have in flight at once
+    std::uint32_t lanes = 1;     // blocks of a rank's kernel, at most
+    bytes slot{32768};           // what a lane of a rank can leave for the others; larger data goes another way
+    tuning_table tuning = tuning_table::measured();
+    std::uint32_t first_epoch = 0;  // for tests of what happens when the count wraps around
+};
+
+/// A rank's handle of one channel. Copied freely; one thread, or one stream, uses a rank's channel at a time (else
+/// errc::in_flight). Must not outlive the communicator.
+class member {
+public:
+    [[nodiscard]] std::uint32_t rank() const noexcept { return rank_; }
+    [[nodiscard]] std::uint32_t size() const noexcept { return view_->ranks; }
+    [[nodiscard]] const channel_view& view() const noexcept { return *view_; }
+    [[nodiscard]] const tuning_table& tuning() const noexcept { return *tuning_; }
+
+private:
+    friend class communicator;
+    member(const channel_view& view, const tuning_table& tuning, std::uint32_t rank) noexcept
+        : view_(&view), tuning_(&tuning), rank_(rank) {}
+
+    const channel_view* view_;
+    const tuning_table* tuning_;
+    std::uint32_t rank_;
+};
+
+/// Made and destroyed by one thread while no collective runs; the const members are safe from any thread.
+class communicator {
+public:
+    /// Memory from operator new. Throws std::bad_alloc, or operation_error (errc::invalid_specification) for 0 ranks,
+    /// channels or lanes.
+    explicit communicator(std::uint32_t ranks, communicator_options options = {})
+        : communicator(numbered(ranks), std::move(options)) {}
+
+    communicator(communicator&&) noexcept = default;
+    communicator& operator=(communicator&&) noexcept = default;
+
+    [[nodiscard]] std::uint32_t size() const noexcept { return static_cast<std::uint32_t>(parents_.size()); }
+    [[nodiscard]] std::uint32_t channels() const noexcept { return options_.channels; }
+    [[nodiscard]] const tuning_table& tuning() const noexcept { return shared_->tuning; }
+    /// While no collective runs: all ranks must see the same table.
+    void set_tuning(tuning_table table) noexcept { shared_->tuning = std::move(table); }
+
+    /// Throws operation_error (errc::invalid_specification) for a rank or channel that isn't there.
+    [[nodiscard]] member rank(std::uint32_t r, std::uint32_t channel = 0) const {
+        check(r < size() && channel < channels(), r, size(), "rank of a communicator");
+        return {shared_->views[channel], shared_->tuning, r};
+    }
+
+    /// The rank that `r` has in the communicator that this one was split from; `r` itself where there is none.
+    [[nodiscard]] std::uint32_t parent_rank(std::uint32_t r) const {
+        check(r < size(), r, size(), "rank of a communicator");
+        return parents_[r];
+    }
+
+    /// A group of some of the ranks, in the order given, with memory of its own. Groups may overlap and run at once.
+    /// Throws operation_error (errc::invalid_specification) for none, one that isn't there, or one twice.
+    [[nodiscard]] communicator subgroup(std::span<const std::uint32_t> ranks) const {
+        std::vector<bool> taken(size());
+        for (const std::uint32_t r : ranks) {
+            check(r < size() && !taken[r], r, size(), "splitting a communicator");
+            taken[r] = true;
+        }
+        return communicator(std::vector<std::uint32_t>(ranks.begin(), ranks.end()), inherited());
+    }
+
+    /// One group per colour, in rising order of colours; colours[r] is that of rank r.
+    [[nodiscard]] std::vector<communicator> split(std::span<const std::uint32_t> colours) const {
+        check(colours.size() == size(), colours.size(), size(), "splitting a communicator");
+        std::vector<std::uint32_t> order(colours.begin(), colours.end());
+        std::sort(order.begin(), order.end());
+        order.erase(std::unique(order.begin(), order.end()), order.end());
+        std::vector<communicator> groups;
+        for (const std::uint32_t colour : order) {
+            std::vector<std::uint32_t> ranks;
+            for (std::uint32_t r = 0; r < size(); ++r)
+                if (colours[r] == colour) ranks.push_back(r);
+            groups.push_back(subgroup(ranks));
+        }
+        return groups;
+    }
+
+    /// The group without `dead` ranks: those that live go on with it, after this one was aborted.
+    [[nodiscard]] communicator shrink(std::span<const std::uint32_t> dead) const {
+        std::vector<std::uint32_t> live;
+        for (std::uint32_t r = 0; r < size(); ++r)
+            if (std::find(dead.begin(), dead.end(), r) == dead.end()) live.push_back(r);
+        return subgroup(live);
+    }
+
+    /// Ends every collective, now and later, on all channels: each rank's call returns this error, unless one came first.
+    /// `rank` is who is to blame. Doesn't wait.
+    void abort(std::uint32_t rank = 0, errc why = errc::aborted) const noexcept {
+        for (const channel_view& v : shared_->views) {
+            const std::uint32_t word = atomic_ref{v.own(0, 0).progress}.load_relaxed();
+            team<thread_context>::close(
+                v, {why, static_cast<collective_kind>(word >> 8), rank, atomic_ref{v.own(0, 0).epoch}.load_relaxed()});
+        }
+    }
+
+    /// How far each rank is on one channel (its first lane), for a hang_watch. A snapshot without order.
+    [[nodiscard]] std::vector<rank_progress> progress(std::uint32_t channel = 0) const {
+        check(channel < channels(), channel, channels(), "channel of a communicator");
+        std::vector<rank_progress> all(size());
+        for (std::uint32_t r = 0; r < size(); ++r) {
+            detail::own_line& line = shared_->views[channel].own(r, 0);
+            const std::uint32_t word = atomic_ref{line.progress}.load_relaxed();
+            all[r] = {atomic_ref{line.epoch}.load_relaxed(), static_cast<collective_kind>(word >> 8),
+                      static_cast<collective_stage>(word & 0xffU)};
+        }
+        return all;
+    }
+
+private:
+    struct aligned_delete {
+        void operator()(std::byte* p) const noexcept { ::operator delete (p, std::align_val_t{detail::line_bytes}); }
+    };
+    /// At a fixed address, so that members stay valid when the communicator moves.
+    struct shared_state {
+        tuning_table tuning;
+        std::unique_ptr<std::byte, aligned_delete> memory;
+        std::vector<std::byte*> areas;  // of all ranks, channel by channel
+        std::vector<channel_view> views;
+    };
+
+    communicator(std::vector<std::uint32_t> parents, communicator_options options)
+        : parents_(std::move(parents)), options_(std::move(options)), shared_(std::make_unique<shared_state>()) {
+        check(size() != 0 && options_.channels != 0 && options_.lanes != 0, size(), 0, "making a communicator");
+        shared_->tuning = options_.tuning;
+        constexpr std::size_t unit = 4 * detail::line_bytes;
+        const std::size_t slot = (options_.slot.count() + unit - 1) / unit * unit;
+        const std::size_t area = channel_view::area_bytes(size(), options_.lanes, slot);
+        const std::size_t areas = std::size_t{size()} * options_.channels;
+        shared_->memory.reset(
+            static_cast<std::byte*>(::operator new (area* areas, std::align_val_t{detail::line_bytes})));
+        shared_->areas.resize(areas);
+        for (std::size_t i = 0; i < areas; ++i) shared_->areas[i] = shared_->memory.get() + i * area;
+        // Who waits for a rank that has no core only keeps it from getting one.
+        const std::uint32_t turns = size() > std::thread::hardware_concurrency() ? 0 : 2000;
+        for (std::uint32_t c = 0; c < options_.channels; ++c) {
+            const channel_view view{shared_->areas.data() + std::size_t{c} * size(), size(), options_.lanes, slot,
+                                    turns};
+            view.prepare(options_.first_epoch);
+            shared_->views.push_back(view);
+        }
+    }
+
+    [[nodiscard]] static std::vector<std::uint32_t> numbered(std::uint32_t ranks) {
+        std::vector<std::uint32_t> all(ranks);
+        std::iota(all.begin(), all.end(), 0U);
+        return all;
+    }
+    [[nodiscard]] communicator_options inherited() const {
+        communicator_options o = options_;
+        o.tuning = shared_->tuning;
+        return o;
+    }
+    static void check(bool good, std::uint64_t asked, std::uint64_t limit, std::string_view what) {
+        if (!good) raise({.code = errc::invalid_specification, .asked = asked, .limit = limit}, {}, what);
+    }
+
+    std::vector<std::uint32_t> parents_;
+    communicator_options options_;
+    std::unique_ptr<shared_state> shared_;
+};
+
+}  // namespace gpushare::inline GPUSHARE_ABI

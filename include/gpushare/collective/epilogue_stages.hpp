@@ -1,0 +1,219 @@
+// SPDX-License-Identifier: Apache-2.0
+// The stages of an epilogue that take elements one by one, and what writes them.
+//
+//   gpushare::add_to(residual) | gpushare::silu() | gpushare::into(copy) | gpushare::cast<gpushare::bfloat16>()
+//
+// Arrays are given as vectors, spans or anything with std::data, or, where rows lie apart, as rows(p, pitch). Their rows are
+// those that a rank keeps of the result: all, or its own ones where the result is sharded. What is written goes to every
+// rank that keeps the row. shard(p) has only the rows that its rank reduces, counted from the first of them, and what is
+// written stays with that rank, though others keep the row, too. Arrays must last until the collective is done.
+#pragma once
+
+#include <concepts>
+#include <cstddef>
+#include <cstdint>
+#include <iterator>
+#include <type_traits>
+
+#include <gpushare/collective/epilogue.hpp>
+#include <gpushare/collective/float_exp.hpp>
+#include <gpushare/collective/float_moves.hpp>
+#include <gpushare/collective/floats.hpp>
+#include <gpushare/config.hpp>
+
+namespace gpushare::inline GPUSHARE_ABI {
+
+/// A matrix of T: all rows, or a rank's shard of them. `pitch` is the number of elements from a row to the next, 0: as many as
+/// the result has columns.
+template <class T, bool Shard>
+struct matrix {
+    using value_type = std::remove_const_t<T>;
+    static constexpr bool is_shard = Shard;
+
+    T* data;
+    std::size_t pitch;
+
+    [[nodiscard]] GPUSHARE_HD T* at(const place& p) const noexcept {
+        return data + (Shard ? p.shard_row : p.row) * (pitch == 0 ? p.width : pitch) + p.column;
+    }
+};
+template <class T>
+[[nodiscard]] GPUSHARE_HD constexpr matrix<T, false> rows(T* data, std::size_t pitch = 0) noexcept {
+    return {data, pitch};
+}
+template <class T>
+[[nodiscard]] GPUSHARE_HD constexpr matrix<T, true> shard(T* data, std::size_t pitch = 0) noexcept {
+    return {data, pitch};
+}
+
+namespace detail {
+
+template <class T>
+inline constexpr bool is_matrix = false;
+template <class T, bool Shard>
+inline constexpr bool is_matrix<matrix<T, Shard>> = true;
+
+/// What a user passes, as a matrix: what it is, or the whole of a range.
+template <class R>
+[[nodiscard]] constexpr auto as_matrix(R&& array) noexcept {
+    if constexpr (is_matrix<std::remove_cvref_t<R>>)
+        return array;
+    else if constexpr (std::is_pointer_v<std::remove_cvref_t<R>>)
+        return rows(array);
+    else
+        return rows(std::data(array));
+}
+template <class R>
+[[nodiscard]] constexpr auto as_const_matrix(const R& array) noexcept {
+    const auto m = as_matrix(array);
+    using M = decltype(m);
+    return matrix<const typename M::value_type, M::is_shard>{m.data, m.pitch};
+}
+template <class R>
+[[nodiscard]] constexpr auto as_pointer(const R& array) noexcept {
+    return as_const_matrix(array).data;
+}
+
+}  // namespace detail
+
+template <class M>
+struct adding {
+    M other;
+
+    template <class V>
+    [[nodiscard]] GPUSHARE_HD V operator()(const V& x, const place& at) const noexcept {
+        return x + load_floats<V::lanes>(other.at(at), at.count);
+    }
+};
+/// x + residual: the same elements of another array.
+template <class R>
+[[nodiscard]] constexpr auto add(const R& residual) noexcept {
+    return adding<decltype(detail::as_const_matrix(residual))>{detail::as_const_matrix(residual)};
+}
+
+template <movable_number T>
+struct biasing {
+    const T* of_column;
+
+    template <class V>
+    [[nodiscard]] GPUSHARE_HD V operator()(const V& x, const place& at) const noexcept {
+        return x + load_floats<V::lanes>(of_column + at.column, at.count);
+    }
+};
+/// x + of_column[column].
+template <class R>
+[[nodiscard]] constexpr auto bias(const R& of_column) noexcept {
+    const auto* const p = detail::as_pointer(of_column);
+    return biasing<std::remove_cvref_t<decltype(*p)>>{p};
+}
+
+struct scaling {
+    float factor;
+
+    template <class V>
+    [[nodiscard]] GPUSHARE_HD V operator()(const V& x, const place&) const noexcept {
+        return x * factor;
+    }
+};
+/// x * factor.
+[[nodiscard]] constexpr scaling scale(float factor) noexcept { return {factor}; }
+
+struct rectifying {
+    template <class V>
+    [[nodiscard]] GPUSHARE_HD V operator()(const V& x, const place&) const noexcept {
+        return max(x, 0.0F);
+    }
+};
+
+/// max(x, 0); NaN stays.
+[[nodiscard]] constexpr rectifying relu() noexcept { return {}; }
+
+struct sigmoid_weighting {
+    template <class V>
+    [[nodiscard]] GPUSHARE_HD V operator()(const V& x, const place&) const noexcept {
+        return x / (exp(x * -1.0F) + 1.0F);
+    }
+};
+
+/// x / (1 + e^-x).
+[[nodiscard]] constexpr sigmoid_weighting silu() noexcept { return {}; }
+
+struct gaussian_gating {
+    template <class V>
+    [[nodiscard]] GPUSHARE_HD V operator()(const V& x, const place&) const noexcept {
+        // (1 + tanh(u)) / 2 = 1 / (1 + e^-2u)
+        const V u = x * (x * x * 0.044715F + 1.0F);
+        return x / (exp(u * -1.59576912F) + 1.0F);
+    }
+};
+
+/// x (1 + tanh(u)) / 2 with u = sqrt(2 / pi) (x + 0.044715 x^3): the usual approximation of the Gaussian error linear unit
+/// (Hendrycks and Gimpel, arXiv 1606.08415).
+[[nodiscard]] constexpr gaussian_gating gelu_tanh() noexcept { return {}; }
+
+template <class F>
+struct mapping {
+    F f;
+
+    template <class V>
+    [[nodiscard]] GPUSHARE_HD V operator()(const V& x, const place&) const noexcept {
+        return x.each(f);
+    }
+};
+/// f(x) of each element, one by one: for functions that can't be written on gpushare::floats. On a device, a functor.
+template <class F>
+requires std::is_invocable_r_v<float, const F&, float>
+[[nodiscard]] constexpr mapping<F> map(F f) noexcept { return {f}; }
+
+template <movable_number T>
+struct rounding {
+    using rounded_type = T;
+    using result_type = T;  // of a collective that ends so
+
+    template <class V>
+    [[nodiscard]] GPUSHARE_HD V operator()(const V& x, const place&) const noexcept {
+        return rounded_to<T>(x);
+    }
+};
+/// x rounded to T, for the stages behind it; and the result of the collective is stored as T.
+template <movable_number T>
+[[nodiscard]] constexpr rounding<T> cast() noexcept {
+    return {};
+}
+
+template <class M>
+struct storing {
+    using stored_type = typename M::value_type;
+
+    M to;
+
+    template <class V>
+    GPUSHARE_HD void store(const V& x, const place& at) const noexcept {
+        if (at.streams && at.count == V::lanes)
+            stream_floats(to.at(at), x);
+        else
+            store_floats(to.at(at), x, at.count);
+    }
+    [[nodiscard]] GPUSHARE_HD void* shares() const noexcept requires(!M::is_shard) { return to.data; }
+    [[nodiscard]] GPUSHARE_HD storing with(void* data) const noexcept requires(!M::is_shard) {
+        return {{static_cast<stored_type*>(data), to.pitch}};
+    }
+};
+/// Writes x, rounded to what `out` consists of; x itself goes on as it was. Anywhere in an epilogue, as often as one likes.
+template <class R>
+[[nodiscard]] constexpr auto into(R&& out) noexcept {
+    return storing<decltype(detail::as_matrix(out))>{detail::as_matrix(out)};
+}
+
+/// Adds an array, and stores the sum in it. What follows sees the sum as it is stored. (The residual stream of a transformer.)
+template <class R>
+[[nodiscard]] constexpr auto add_to(R&& residual) noexcept {
+    const auto m = detail::as_matrix(residual);
+    return add(m) | cast<typename decltype(detail::as_matrix(residual))::value_type>() | into(m);
+}
+
+static_assert(element_stage<scaling> && element_stage<sigmoid_weighting> && element_stage<rounding<bfloat16>>);
+static_assert(sink_stage<storing<matrix<bfloat16, false>>> && sharing_stage<storing<matrix<bfloat16, false>>>);
+static_assert(sink_stage<storing<matrix<bfloat16, true>>> && !sharing_stage<storing<matrix<bfloat16, true>>>);
+
+}  // namespace gpushare::inline GPUSHARE_ABI

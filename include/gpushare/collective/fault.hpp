@@ -1,0 +1,151 @@
+// SPDX-License-Identifier: Apache-2.0
+// What went wrong in a collective, with names: which rank, in which collective, at which epoch. And the decision which
+// rank hangs, taken from a snapshot of all of them.
+//
+//   if (auto f = gpushare::try_all_reduce(me, in, out)) log(gpushare::describe(f).c_str());
+//   // "all_reduce, epoch 17: rank 3 (deadline exceeded)"
+#pragma once
+
+#include <cstddef>
+#include <cstdint>
+#include <optional>
+#include <span>
+#include <string_view>
+#include <vector>
+
+#include <gpushare/collective/epoch.hpp>
+#include <gpushare/config.hpp>
+#include <gpushare/error.hpp>
+#include <gpushare/units.hpp>
+
+namespace gpushare::inline GPUSHARE_ABI {
+
+enum class collective_kind : std::uint8_t {
+    none,
+    barrier,
+    all_reduce,
+    reduce_scatter,
+    all_gather,
+    broadcast,
+    reduce,
+    all_to_all,
+};
+
+[[nodiscard]] constexpr std::string_view to_string(collective_kind kind) noexcept {
+    switch (kind) {
+        case collective_kind::none: return "no collective";
+        case collective_kind::barrier: return "barrier";
+        case collective_kind::all_reduce: return "all_reduce";
+        case collective_kind::reduce_scatter: return "reduce_scatter";
+        case collective_kind::all_gather: return "all_gather";
+        case collective_kind::broadcast: return "broadcast";
+        case collective_kind::reduce: return "reduce";
+        case collective_kind::all_to_all: return "all_to_all";
+    }
+    return "unknown collective";
+}
+
+/// Why a collective failed; true if it did. Every rank of the group gets the same one.
+struct collective_fault {
+    errc code = errc::none;
+    collective_kind what = collective_kind::none;
+    std::uint32_t rank = 0;   // who didn't come in time, called something else, or aborted
+    std::uint32_t epoch = 0;  // the how manieth collective of its channel
+
+    [[nodiscard]] GPUSHARE_HD constexpr explicit operator bool() const noexcept { return code != errc::none; }
+    friend constexpr bool operator==(const collective_fault&, const collective_fault&) = default;
+
+    /// As one word, which ranks hand to each other in one store. Never 0 where there is a fault. Ranks from 65535 on
+    /// share a name.
+    [[nodiscard]] GPUSHARE_HD constexpr std::uint64_t packed() const noexcept {
+        return std::uint64_t{static_cast<std::uint8_t>(code)} << 56 |
+               std::uint64_t{static_cast<std::uint8_t>(what)} << 48 |
+               std::uint64_t{rank < 0xffff ? rank : 0xffff} << 32 | epoch;
+    }
+    [[nodiscard]] GPUSHARE_HD static constexpr collective_fault unpacked(std::uint64_t word) noexcept {
+        collective_fault f;
+        f.code = static_cast<errc>(static_cast<std::uint8_t>(word >> 56));
+        f.what = static_cast<collective_kind>(static_cast<std::uint8_t>(word >> 48));
+        f.rank = static_cast<std::uint32_t>(word >> 32) & 0xffffU;
+        f.epoch = static_cast<std::uint32_t>(word);
+        return f;
+    }
+};
+
+/// A sentence without an allocation.
+[[nodiscard]] inline detail::message describe(const collective_fault& f) noexcept {
+    detail::message m;
+    m.add(to_string(f.what), ", epoch ", std::uint64_t{f.epoch}, ": rank ", std::uint64_t{f.rank}, " (",
+          to_string(f.code), ")");
+    return m;
+}
+
+/// Throws operation_error if there is a fault: `asked` is the epoch, `left` the rank.
+inline void raise_fault(const collective_fault& f) {
+    if (f)
+        throw operation_error(failure{.code = f.code, .asked = f.epoch, .left = f.rank, .limit = 0}, {}, describe(f));
+}
+
+/// How far a rank is.
+enum class collective_stage : std::uint8_t {
+    outside,  // of any collective; `epoch` is its last one
+    waiting,  // for the others to come
+    working,  // on its part of the data
+    leaving,  // waits for the others to be done
+};
+
+struct rank_progress {
+    std::uint32_t epoch = 0;
+    collective_kind what = collective_kind::none;
+    collective_stage stage = collective_stage::outside;
+    friend constexpr bool operator==(const rank_progress&, const rank_progress&) = default;
+};
+
+/// The rank that the others wait for, if any of them waits: the one that is furthest behind. Ranks are told apart by
+/// epoch, then by stage; a rank that is outside with the newest epoch is done with it.
+[[nodiscard]] inline std::optional<collective_fault> laggard(std::span<const rank_progress> ranks) noexcept {
+    const rank_progress* front = nullptr;  // the furthest of those inside
+    for (const rank_progress& r : ranks)
+        if (r.stage != collective_stage::outside && (front == nullptr || epoch_reached(r.epoch, front->epoch)))
+            front = &r;
+    if (front == nullptr) return std::nullopt;
+    const auto place = [&](const rank_progress& r) {
+        if (r.epoch != front->epoch) return epoch_reached(r.epoch, front->epoch) ? 4 : 0;
+        return r.stage == collective_stage::outside ? 4 : static_cast<int>(r.stage);
+    };
+    std::size_t last = 0;
+    for (std::size_t i = 1; i < ranks.size(); ++i)
+        if (place(ranks[i]) < place(ranks[last])) last = i;
+    return collective_fault{errc::deadline_exceeded, front->what, static_cast<std::uint32_t>(last), front->epoch};
+}
+
+/// Notices that a group hangs: fed with snapshots, it names the laggard once nothing has moved for `patience` although a
+/// rank is inside a collective. A plain value that is told the time.
+class hang_watch {
+public:
+    explicit hang_watch(ns patience) noexcept : patience_(patience) {}
+
+    [[nodiscard]] std::optional<collective_fault> look(std::span<const rank_progress> ranks, instant now) {
+        const auto late = laggard(ranks);
+        const bool same = seen_.size() == ranks.size() && equal(ranks);
+        if (!late || !same) {
+            seen_.assign(ranks.begin(), ranks.end());
+            since_ = now;
+            return std::nullopt;
+        }
+        return now - since_ >= patience_ ? late : std::nullopt;
+    }
+
+private:
+    [[nodiscard]] bool equal(std::span<const rank_progress> ranks) const noexcept {
+        for (std::size_t i = 0; i < ranks.size(); ++i)
+            if (!(seen_[i] == ranks[i])) return false;
+        return true;
+    }
+
+    ns patience_;
+    instant since_{};
+    std::vector<rank_progress> seen_;
+};
+
+}  // namespace gpushare::inline GPUSHARE_ABI

@@ -1,0 +1,108 @@
+// SPDX-License-Identifier: Apache-2.0
+// The all-reduce for the smallest sizes: each four bytes of data share a word with the epoch, so a reader that sees the epoch
+// has the data. One trip between cores instead of two. (The "LL" protocol of NCCL.)
+//
+// Orders: a word is written and read in one piece, so relaxed suffices; nothing else depends on it. Epochs are compared as
+// bits, never as numbers in the data's type.
+#pragma once
+
+#include <cstddef>
+#include <cstdint>
+#include <cstring>
+
+#include <gpushare/atomic_ref.hpp>
+#include <gpushare/collective/bundle.hpp>
+#include <gpushare/collective/reduce_ops.hpp>
+#include <gpushare/collective/team.hpp>
+#include <gpushare/config.hpp>
+
+namespace gpushare::inline GPUSHARE_ABI::detail {
+
+/// Elements that are written and read together, and the words they take.
+template <class T, class Context>
+inline constexpr std::size_t flagged_width = bundle_width<Context, T>();
+template <class T, class Context>
+inline constexpr std::size_t flagged_words = flagged_width<T, Context> * sizeof(T) / 4;
+
+/// Whether n elements fit, besides the word that tells the call. And whether the words can be trusted: a word that was
+/// written 2^32 epochs ago would look new, so twice in 2^30 epochs they are wiped and the data goes another way.
+template <class T, class Context>
+[[nodiscard]] GPUSHARE_HD bool fits_flagged_words(const team<Context>& t, std::size_t n) noexcept {
+    constexpr std::size_t width = flagged_width<T, Context>;
+    const std::size_t room = channel_view::words_bytes(t.view().slot) / 8;
+    if ((t.epoch() & 0x3fff'ffffU) < 2) {
+        // Nobody reads them any more: all ranks have been through the epoch before.
+        std::uint64_t* const words = t.view().words_of(t.rank(), t.lane(), t.epoch());
+        for (std::size_t i = t.context().thread_rank(); i < room; i += t.context().num_threads())
+            atomic_ref{words[i]}.store_relaxed(0);
+        return false;
+    }
+    return (n + width - 1) / width * flagged_words<T, Context> + 1 <= room;
+}
+
+template <class T, class Context, class Op>
+GPUSHARE_HD collective_fault by_flagged_words(team<Context>& t, std::uint32_t signature, const T* in, T* out,
+                                              std::size_t n, const Op& op) noexcept {
+    using A = accumulator_t<T, Op>;
+    constexpr std::size_t width = flagged_width<T, Context>, words = flagged_words<T, Context>;
+    using values = bundle<A, width>;
+    Context& ctx = t.context();
+    const std::uint64_t tag = std::uint64_t{t.epoch()} << 32;
+    std::uint64_t* const mine = t.view().words_of(t.rank(), t.lane(), t.epoch());
+
+    if (ctx.thread_rank() == 0) atomic_ref{mine[0]}.store_relaxed(tag | signature);
+    for (std::size_t i = ctx.thread_rank() * width; i < n; i += ctx.num_threads() * width) {
+        std::uint32_t piece[words] = {};
+        if (i + width <= n) {
+            std::memcpy(piece, in + i, sizeof piece);
+        } else {
+            std::memcpy(piece, in + i, (n - i) * sizeof(T));
+        }
+        std::uint64_t* const to = mine + 1 + i / width * words;
+        for (std::size_t w = 0; w < words; ++w) atomic_ref{to[w]}.store_relaxed(tag | piece[w]);
+    }
+
+    constexpr std::uint32_t none = ~0U, differs = 1U << 31;
+    std::uint32_t bad = none;
+    const auto read = [&](std::uint32_t from, const std::uint64_t& word) {
+        std::uint64_t seen = atomic_ref{const_cast<std::uint64_t&>(word)}.load_relaxed();
+        if (seen >> 32 != t.epoch()) {
+            const bool came = t.wait_until([&] {
+                seen = atomic_ref{const_cast<std::uint64_t&>(word)}.load_relaxed();
+                return seen >> 32 == t.epoch();
+            });
+            if (!came) bad = from;
+        }
+        return static_cast<std::uint32_t>(seen);
+    };
+    for (std::uint32_t r = ctx.thread_rank(); r < t.ranks(); r += ctx.num_threads())
+        if (read(r, t.view().words_of(r, t.lane(), t.epoch())[0]) != signature && bad == none) bad = r | differs;
+    for (std::size_t i = ctx.thread_rank() * width; i < n && bad == none; i += ctx.num_threads() * width) {
+        const auto take = [&](std::uint32_t r) {
+            alignas(16) std::uint32_t piece[words];
+            const std::uint64_t* const from = t.view().words_of(r, t.lane(), t.epoch()) + 1 + i / width * words;
+            for (std::size_t w = 0; w < words; ++w) piece[w] = read(r, from[w]);
+            alignas(16) T elements[width];
+            std::memcpy(static_cast<void*>(elements), piece, sizeof piece);
+            return values::load(elements);
+        };
+        values x = take(0);
+        for (std::uint32_t r = 1; r < t.ranks(); ++r) x.combine(op, take(r));
+        x.finish(op, t.ranks());
+        if (i + width <= n) {
+            x.store(out + i);
+        } else {
+            alignas(16) T elements[width];
+            x.store(elements);
+            std::memcpy(static_cast<void*>(out + i), elements, (n - i) * sizeof(T));
+        }
+    }
+    bad = ctx.reduce(bad, smaller_word{});
+    if (bad != none) {
+        t.fail((bad & differs) != 0 ? errc::mismatch : errc::deadline_exceeded, bad & ~differs);
+        return t.fault();
+    }
+    return t.leave();
+}
+
+}  // namespace gpushare::inline GPUSHARE_ABI::detail

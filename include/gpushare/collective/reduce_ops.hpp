@@ -1,0 +1,137 @@
+// SPDX-License-Identifier: Apache-2.0
+// What ranks combine by, and what the combination is computed in: never in 16 bits.
+//
+//   gpushare::all_reduce(me, in, out, gpushare::maximum{});
+//   struct loudest { template <class A> GPUSHARE_HD A operator()(A a, A b) const { return std::abs(a) < std::abs(b) ? b : a; } };
+//   gpushare::all_reduce(me, in, out, loudest{});              // a user's: called with float, double or integers
+#pragma once
+
+#include <concepts>
+#include <cstdint>
+#include <type_traits>
+
+#include <gpushare/config.hpp>
+#include <gpushare/numbers.hpp>
+
+namespace gpushare::inline GPUSHARE_ABI {
+
+namespace detail {
+template <class T>
+inline constexpr bool is_stored_number = false;
+template <int E, int M>
+inline constexpr bool is_stored_number<stored_number<E, M>> = true;
+}  // namespace detail
+
+/// What can be reduced: float and double, the library's 8- and 16-bit numbers, integers of 8 to 64 bits.
+template <class T>
+concept reducible = std::same_as<T, float> || std::same_as<T, double> || detail::is_stored_number<T> ||
+    (std::integral<T> && !std::same_as<T, bool> && sizeof(T) <= 8);
+
+// `lanewise` operators work on vectors as they do on single numbers. `wraps`: signed integers are computed as unsigned ones,
+// which gives the same bits without undefined overflow. `widest`: integers are computed in 64 bits.
+
+struct sum {
+    static constexpr bool lanewise = true, wraps = true;
+    static constexpr std::uint32_t id = 1;
+    template <class A>
+    GPUSHARE_HD constexpr A operator()(const A& a, const A& b) const noexcept {
+        return a + b;
+    }
+};
+
+struct product {
+    static constexpr bool lanewise = true, wraps = true;
+    static constexpr std::uint32_t id = 2;
+    template <class A>
+    GPUSHARE_HD constexpr A operator()(const A& a, const A& b) const noexcept {
+        return a * b;
+    }
+};
+
+/// A NaN of any rank is the result.
+struct minimum {
+    static constexpr bool lanewise = true;
+    static constexpr std::uint32_t id = 3;
+    template <class A>
+    GPUSHARE_HD constexpr A operator()(const A& a, const A& b) const noexcept {
+        return ((b < a) | (b != b)) ? b : a;
+    }
+};
+
+/// A NaN of any rank is the result.
+struct maximum {
+    static constexpr bool lanewise = true;
+    static constexpr std::uint32_t id = 4;
+    template <class A>
+    GPUSHARE_HD constexpr A operator()(const A& a, const A& b) const noexcept {
+        return ((a < b) | (b != b)) ? b : a;
+    }
+};
+
+/// The sum divided by the number of ranks. Integers round towards zero, and their sum must fit into 64 bits.
+struct average {
+    static constexpr bool lanewise = true, widest = true;
+    static constexpr std::uint32_t id = 5;
+    template <class A>
+    GPUSHARE_HD constexpr A operator()(const A& a, const A& b) const noexcept {
+        return a + b;
+    }
+    /// `n` is the number of ranks, as the type that `a` consists of.
+    template <class A, class N>
+    GPUSHARE_HD constexpr A finish(const A& a, N n) const noexcept {
+        return a / n;
+    }
+};
+
+namespace detail {
+
+template <class Op>
+concept lanewise_op = Op::lanewise;
+template <class Op>
+concept wrapping_op = Op::wraps;
+template <class Op>
+concept widest_op = Op::widest;
+
+/// Tells calls with different operators apart; all of a user's share a number.
+template <class Op>
+[[nodiscard]] constexpr std::uint32_t op_id() noexcept {
+    if constexpr (requires { Op::id; })
+        return Op::id;
+    else
+        return 0xff;
+}
+
+template <class T>
+[[nodiscard]] constexpr std::uint32_t type_id() noexcept {
+    if constexpr (is_stored_number<T>) {
+        if (std::same_as<T, float16>) return 1;
+        if (std::same_as<T, bfloat16>) return 2;
+        return std::same_as<T, fp8_e4m3> ? 3 : 4;
+    } else {
+        return sizeof(T) | (std::is_floating_point_v<T> ? 16U : 0U) | (std::is_signed_v<T> ? 32U : 0U);
+    }
+}
+
+template <class T, class Op>
+struct accumulator {
+    using type = float;
+};
+template <class Op>
+struct accumulator<double, Op> {
+    using type = double;
+};
+template <std::integral T, class Op>
+struct accumulator<T, Op> {
+    static constexpr bool wide = sizeof(T) == 8 || widest_op<Op>;
+    using signed_type = std::conditional_t<wide, std::int64_t, std::int32_t>;
+    using unsigned_type = std::make_unsigned_t<signed_type>;
+    using type = std::conditional_t<std::is_unsigned_v<T> || wrapping_op<Op>, unsigned_type, signed_type>;
+};
+
+}  // namespace detail
+
+/// What `Op` is computed in over elements of type T: float for floats of up to 32 bits, double, integers of 32 or 64 bits.
+template <class T, class Op>
+using accumulator_t = typename detail::accumulator<T, Op>::type;
+
+}  // namespace gpushare::inline GPUSHARE_ABI

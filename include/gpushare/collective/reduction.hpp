@@ -1,0 +1,169 @@
+// SPDX-License-Identifier: Apache-2.0
+// The inner loops of the reducing collectives: the ranks of each element combined in their order, and handed to a sink that
+// stores them. Also copying, and the number by which ranks notice that they called different things.
+//
+//   reduce_elements<T>(ctx, op, ranks, {0, n}, [&](std::uint32_t r) { return input_of(r); }, single_output<T>{out});
+#pragma once
+
+#include <cstddef>
+#include <cstdint>
+#include <cstring>
+
+#include <gpushare/collective/bundle.hpp>
+#include <gpushare/collective/epoch.hpp>
+#include <gpushare/collective/fault.hpp>
+#include <gpushare/collective/reduce_ops.hpp>
+#include <gpushare/collective/team.hpp>
+#include <gpushare/config.hpp>
+
+namespace gpushare::inline GPUSHARE_ABI::detail {
+
+/// Equal on all ranks that call the same: a mix of everything in which they must agree (FNV-1a, word by word).
+[[nodiscard]] GPUSHARE_HD constexpr std::uint32_t call_signature(collective_kind kind, std::uint32_t type,
+                                                                 std::uint32_t op, std::size_t count,
+                                                                 std::uint32_t lanes, std::uint32_t root = 0) noexcept {
+    std::uint32_t hash = 2166136261U;
+    for (const std::uint32_t word : {static_cast<std::uint32_t>(kind), type, op, static_cast<std::uint32_t>(count),
+                                     static_cast<std::uint32_t>(std::uint64_t{count} >> 32), lanes, root})
+        hash = (hash ^ word) * 16777619U;
+    return hash;
+}
+
+/// Bytes between two looks at whether the group was aborted.
+inline constexpr std::size_t look_every = std::size_t{1} << 18;
+
+/// Where results of one rank go.
+template <class T>
+struct single_output {
+    T* out;
+    template <class Bundle>
+    GPUSHARE_HD void put(std::size_t i, const Bundle& b) const noexcept {
+        b.store(out + i);
+    }
+    GPUSHARE_HD void put_one(std::size_t i, const T& x) const noexcept { out[i] = x; }
+};
+
+/// The threads of the context copy n elements; a plain memcpy where there is one thread.
+template <class Context, class T>
+GPUSHARE_HD void copy_elements(Context& ctx, T* to, const T* from, std::size_t n) noexcept {
+    if (to == from || n == 0) return;
+    if constexpr (bundle_width<Context, T>() == 16 &&
+                  requires { typename std::bool_constant<Context::num_threads() == 1>; }) {
+        std::memcpy(static_cast<void*>(to), from, n * sizeof(T));
+    } else {
+        constexpr std::size_t width = packed<T>::width;
+        const std::size_t whole = n / width * width;
+        for (std::size_t i = ctx.thread_rank() * width; i < whole; i += ctx.num_threads() * width)
+            store_packed(to + i, load_packed(from + i));
+        for (std::size_t i = whole + ctx.thread_rank(); i < n; i += ctx.num_threads()) to[i] = from[i];
+    }
+}
+
+/// Combines the elements of `range`, rank by rank from 0 on. `from(r)` is where rank r's elements begin; `sink` takes them.
+/// `Ranks` is their number where it is known when compiling, else 0.
+template <class T, std::uint32_t Ranks, class Context, class Op, class From, class Sink>
+GPUSHARE_HD void reduce_known(Context& ctx, const Op& op, std::uint32_t ranks, element_range range, const From& from,
+                              const Sink& sink) noexcept {
+    using A = accumulator_t<T, Op>;
+    constexpr std::size_t width = bundle_width<Context, T>();
+    using values = bundle<A, width>;
+    const std::uint32_t n = Ranks != 0 ? Ranks : ranks;
+    const std::size_t whole = range.begin + range.size() / width * width;
+    for (std::size_t i = range.begin + ctx.thread_rank() * width; i < whole; i += ctx.num_threads() * width) {
+        values x = values::load(from(0) + i);
+        for (std::uint32_t r = 1; r < n; ++r) x.combine(op, values::load(from(r) + i));
+        x.finish(op, n);
+        sink.put(i, x);
+    }
+    for (std::size_t i = whole + ctx.thread_rank(); i < range.end; i += ctx.num_threads()) {
+        A x = widened<A>(from(0)[i]);
+        for (std::uint32_t r = 1; r < n; ++r) x = op(x, widened<A>(from(r)[i]));
+        if constexpr (requires { op.finish(x, x); }) x = op.finish(x, static_cast<A>(n));
+        sink.put_one(i, narrowed<T>(x));
+    }
+}
+
+template <class T, class Context, class Op, class From, class Sink>
+GPUSHARE_HD void reduce_elements(Context& ctx, const Op& op, std::uint32_t ranks, element_range range, const From& from,
+                                 const Sink& sink) noexcept {
+    if (ranks == 2) {
+        const T* const first = from(0);
+        const T* const second = from(1);
+        reduce_known<T, 2>(
+            ctx, op, ranks, range, [=](std::uint32_t r) { return r == 0 ? first : second; }, sink);
+    } else {
+        reduce_known<T, 0>(ctx, op, ranks, range, from, sink);
+    }
+}
+
+/// Every rank's output, by the pointers that `meet` brought.
+template <class T, class Context, bool Streaming>
+struct all_outputs {
+    const team<Context>& t;
+    template <class Bundle>
+    GPUSHARE_HD void put(std::size_t i, const Bundle& b) const noexcept {
+        for (std::uint32_t r = 0; r < t.ranks(); ++r) {
+            if constexpr (Streaming)
+                b.stream(static_cast<T*>(t.told_by(r).out) + i);
+            else
+                b.store(static_cast<T*>(t.told_by(r).out) + i);
+        }
+    }
+    GPUSHARE_HD void put_one(std::size_t i, const T& x) const noexcept {
+        for (std::uint32_t r = 0; r < t.ranks(); ++r) static_cast<T*>(t.told_by(r).out)[i] = x;
+    }
+};
+
+/// The same for two ranks, in registers.
+template <class T, bool Streaming>
+struct two_outputs {
+    T* first;
+    T* second;
+    template <class Bundle>
+    GPUSHARE_HD void put(std::size_t i, const Bundle& b) const noexcept {
+        if constexpr (Streaming) {
+            b.stream(first + i);
+            b.stream(second + i);
+        } else {
+            b.store(first + i);
+            b.store(second + i);
+        }
+    }
+    GPUSHARE_HD void put_one(std::size_t i, const T& x) const noexcept { first[i] = second[i] = x; }
+};
+
+/// Behind `meet`: combines `range` of all inputs into all outputs, and parts.
+template <class T, class Context, class Op>
+GPUSHARE_HD collective_fault reduce_to_all(team<Context>& t, const Op& op, element_range range,
+                                           bool streaming) noexcept {
+    for (std::uint32_t r = 0; r < t.ranks(); ++r)
+        streaming = streaming && reinterpret_cast<std::uintptr_t>(t.told_by(r).out) % 16 == 0;
+    constexpr std::size_t step = look_every / sizeof(T);
+    const auto from = [&](std::uint32_t r) { return static_cast<const T*>(t.told_by(r).in); };
+    bool whole = true;
+    for (std::size_t begin = range.begin; begin < range.end && whole; begin += step) {
+        const element_range chunk{begin, range.end - begin < step ? range.end : begin + step};
+        const auto to = [&](const auto& sink) { reduce_elements<T>(t.context(), op, t.ranks(), chunk, from, sink); };
+        if (t.ranks() == 2) {
+            T* const first = static_cast<T*>(t.told_by(0).out);
+            T* const second = static_cast<T*>(t.told_by(1).out);
+            if (streaming)
+                to(two_outputs<T, true>{first, second});
+            else
+                to(two_outputs<T, false>{first, second});
+        } else if (streaming) {
+            to(all_outputs<T, Context, true>{t});
+        } else {
+            to(all_outputs<T, Context, false>{t});
+        }
+        whole = t.goes_on();
+    }
+    if (streaming) end_streaming();
+    if (!t.agreed(whole)) {
+        t.fail(errc::aborted, t.rank());
+        return t.fault();
+    }
+    return t.part();
+}
+
+}  // namespace gpushare::inline GPUSHARE_ABI::detail

@@ -1,0 +1,50 @@
+// SPDX-License-Identifier: Apache-2.0
+// The context of a kernel body that a rank's own thread calls: one block of one thread, and a way of waiting that suits
+// as many threads as there are ranks.
+//
+//   gpushare::thread_context ctx{200};    body(ctx);
+#pragma once
+
+#include <cstdint>
+#include <thread>
+
+#include <gpushare/concepts.hpp>
+#include <gpushare/config.hpp>
+
+namespace gpushare::inline GPUSHARE_ABI {
+
+/// Belongs to the calling thread.
+class thread_context {
+public:
+    /// Looks `busy_turns` times before it gives its core away at each turn: 0 where ranks outnumber cores.
+    constexpr explicit thread_context(std::uint32_t busy_turns = 0) noexcept : busy_turns_(busy_turns) {}
+
+    [[nodiscard]] static constexpr std::uint32_t block_rank() noexcept { return 0; }
+    [[nodiscard]] static constexpr std::uint32_t num_blocks() noexcept { return 1; }
+    [[nodiscard]] static constexpr std::uint32_t thread_rank() noexcept { return 0; }
+    [[nodiscard]] static constexpr std::uint32_t num_threads() noexcept { return 1; }
+    static constexpr void sync() noexcept {}
+    template <class T, class Op>
+    [[nodiscard]] static constexpr T reduce(T x, Op) noexcept {
+        return x;
+    }
+    template <class T>
+    [[nodiscard]] static constexpr T reduce_add(T x) noexcept {
+        return x;
+    }
+    void backoff(std::uint32_t turn) const noexcept {
+        if (turn >= busy_turns_) {
+            std::this_thread::yield();
+        } else if (turn >= 16) {  // the first turns look as fast as they can: a pause is longer than a line takes
+#if defined(__x86_64__)
+            __builtin_ia32_pause();
+#endif
+        }
+    }
+
+private:
+    std::uint32_t busy_turns_;
+};
+static_assert(kernel_context<thread_context>);
+
+}  // namespace gpushare::inline GPUSHARE_ABI

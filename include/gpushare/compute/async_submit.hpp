@@ -1,0 +1,74 @@
+// SPDX-License-Identifier: Apache-2.0
+// Waits for a submission in a coroutine, which holds no thread meanwhile. It goes on on the thread that drives the
+// limiter: the dispatcher's, or whoever waits or polls.
+//
+//   auto done = co_await gpushare::async_submit(limiter, chat, stream, [&](auto& s) { s.launch(shape, kernel); });
+//   if (done.status != gpushare::errc::none) ...
+#pragma once
+
+#include <atomic>
+#include <coroutine>
+#include <utility>
+
+#include <gpushare/compute/policy.hpp>
+#include <gpushare/compute/submission.hpp>
+#include <gpushare/config.hpp>
+#include <gpushare/error.hpp>
+#include <gpushare/units.hpp>
+
+namespace gpushare::inline GPUSHARE_ABI {
+
+/// What async_submit gives. Awaited once, at once.
+template <class Limiter>
+class [[nodiscard]] async_submission {
+public:
+    using stream = typename Limiter::stream;
+
+    async_submission(Limiter& limiter, client_id c, stream& s, submission_work<stream> work,
+                     const submit_options& options) noexcept
+        : limiter_(limiter), client_(c), stream_(s), work_(std::move(work)), options_(options) {}
+    async_submission(const async_submission&) = delete;
+    async_submission& operator=(const async_submission&) = delete;
+
+    [[nodiscard]] static bool await_ready() noexcept { return false; }
+
+    /// False, and the coroutine goes on at once, if it was done or refused within the call.
+    bool await_suspend(std::coroutine_handle<> waiting) {
+        const auto ticket =
+            limiter_.submit(client_, stream_, std::move(work_), options_, [this, waiting](const auto& c) {
+                completion_ = c;
+                if (arrived()) waiting.resume();
+            });
+        if (!ticket) {
+            completion_.status = ticket.code();
+            return false;
+        }
+        return !arrived();
+    }
+
+    /// How it went, with what the callable threw in `error`. Refused: the code of submit as the status.
+    [[nodiscard]] completion await_resume() noexcept { return std::move(completion_); }
+
+private:
+    // The call that hands the work over and the one that says it is done both come here: the second of them goes on.
+    // acq_rel: it sees what the first has written.
+    [[nodiscard]] bool arrived() noexcept { return first_has_come_.exchange(true, std::memory_order_acq_rel); }
+
+    Limiter& limiter_;
+    client_id client_;
+    stream& stream_;
+    submission_work<stream> work_;
+    submit_options options_;
+    completion completion_;
+    std::atomic<bool> first_has_come_{false};
+};
+
+/// Queues `work` as limiter.submit does, when it is awaited.
+template <class Limiter>
+async_submission<Limiter> async_submit(Limiter& limiter, client_id c, typename Limiter::stream& s,
+                                       submission_work<typename Limiter::stream> work,
+                                       const submit_options& options = {}) {
+    return {limiter, c, s, std::move(work), options};
+}
+
+}  // namespace gpushare::inline GPUSHARE_ABI

@@ -1,0 +1,122 @@
+// SPDX-License-Identifier: Apache-2.0
+// Submissions that share one point at their end: short ones of one client on one stream, one after the other. A part of
+// flights.hpp, under the mutex of its limiter.
+//
+// A batch is open while more may come, and ends with a recorded point: when it is predicted to take as long as the
+// limiter's quantum, when somebody wants to know, or when other work follows on its stream. What ends later than the
+// device is predicted to be busy, or was joined later, may have had gaps: its span is doubtful.
+#pragma once
+
+#include <algorithm>
+#include <concepts>
+#include <cstddef>
+#include <cstdint>
+
+#include <gpushare/compute/limiter_core.hpp>
+#include <gpushare/concepts.hpp>
+#include <gpushare/config.hpp>
+#include <gpushare/units.hpp>
+
+namespace gpushare::inline GPUSHARE_ABI::detail {
+
+/// What to record the end of a batch with: nothing where streams don't share their timelines.
+template <timeline Stream>
+struct timeline_handle {
+    struct type {
+        [[nodiscard]] explicit operator bool() const noexcept { return false; }
+    };
+};
+template <shared_timeline Stream>
+struct timeline_handle<Stream> {
+    using type = typename Stream::handle;
+};
+
+template <timeline Stream>
+struct batch {
+    static constexpr bool shares = shared_timeline<Stream>;
+    static constexpr std::size_t none = static_cast<std::size_t>(-1);
+    static constexpr std::uint32_t most_members = 32;
+    using handle_type = typename timeline_handle<Stream>::type;
+    using point = typename Stream::point;
+
+    enum class state : std::uint8_t { free, open, ending, ended };
+
+    state at = state::free;
+    bool known = false;        // how long it takes, as far as predictions go
+    bool doubtful = false;     // its span may have gaps
+    bool contended = false;    // something was in flight on another stream meanwhile
+    bool trouble = false;      // a member failed to be enqueued
+    bool end_wanted = false;   // nobody else joins
+    bool written_off = false;  // it doesn't end: its members have been told
+    client_id client{};
+    priority level{};
+    const Stream* stream = nullptr;
+    handle_type handle{};  // while open
+    std::uint64_t order = 0;
+    std::uint32_t num_members = 0, entering = 0;  // enqueued, being enqueued
+    std::size_t first = none, last = none;        // slots of the members
+    ns predicted{};                               // of all of them
+    instant busy_until{};                         // as predicted
+    instant head_since = never;                   // first on its stream, for write_off()
+    point begin{}, end{};
+
+    void begin_with(const grant& g, const Stream& s, std::uint64_t nth) noexcept {
+        at = state::open;
+        known = shares && g.known;
+        client = g.client;
+        level = g.level;
+        stream = &s;
+        order = nth;
+        entering = 1;
+        predicted = g.predicted;
+    }
+
+    /// False where the stream can't be marked once it is gone.
+    [[nodiscard]] bool stay_open(const Stream& s) noexcept {
+        if constexpr (shares) handle = s.share();
+        return static_cast<bool>(handle);
+    }
+
+    [[nodiscard]] bool is_on(const Stream& s) const noexcept {
+        if constexpr (shares)
+            if (handle) return handle.is(s);  // another may have come to lie where the stream was
+        return stream == &s;
+    }
+
+    [[nodiscard]] bool takes(const grant& g, ns quantum) const noexcept {
+        return at == state::open && static_cast<bool>(handle) && client == g.client && level == g.level &&
+               !end_wanted && !trouble && num_members + entering < most_members && predicted + g.predicted <= quantum;
+    }
+
+    void enter(const grant& g, instant now) noexcept {
+        ++entering;
+        doubtful |= now > busy_until;
+        predicted += g.predicted;
+        busy_until = saturating_add(std::max(now, busy_until), g.predicted);
+    }
+
+    /// No room for another one like the latest.
+    [[nodiscard]] bool is_full(const grant& latest, ns quantum) const noexcept {
+        return num_members + entering >= most_members || predicted + latest.predicted > quantum;
+    }
+
+    /// Whether it may be done by now, as far as is known.
+    [[nodiscard]] bool is_due(instant now) const noexcept { return !known || now >= busy_until; }
+
+    void clear() noexcept {
+        at = state::free;
+        known = doubtful = contended = trouble = end_wanted = written_off = false;
+        handle = {};
+        num_members = entering = 0;
+        first = last = none;
+        head_since = never;
+        begin = {};
+        end = {};
+    }
+
+    [[nodiscard]] bool can_end() const noexcept {
+        return at == state::open && static_cast<bool>(handle) && entering == 0 && num_members > 0;
+    }
+};
+
+}  // namespace gpushare::inline GPUSHARE_ABI::detail

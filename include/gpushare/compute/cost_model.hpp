@@ -1,0 +1,97 @@
+// SPDX-License-Identifier: Apache-2.0
+// What a submission will probably take, by what earlier ones of its kind took. The kind is a 64-bit key that the client
+// gives, such as a kernel's or graph's id with a class of sizes; without one, all of a client's submissions are one kind.
+//
+//   gpushare::cost_model costs;
+//   ns guess = costs.find(chat, key).typical;        // before it runs; 0: never seen
+//   costs.learn(chat, key, measured);                 // once the truth is known
+#pragma once
+
+#include <algorithm>
+#include <array>
+#include <cstddef>
+#include <cstdint>
+#include <vector>
+
+#include <gpushare/compute/policy.hpp>
+#include <gpushare/config.hpp>
+#include <gpushare/units.hpp>
+
+namespace gpushare::inline GPUSHARE_ABI {
+
+/// What is known of one kind of submissions.
+struct cost_estimate {
+    ns typical{};               // smoothed mean of what they took; 0: none was seen
+    ns longest{};               // that any took
+    ns shortest_alone = ns{0};  // that any took with the device to itself: it never takes less; 0: not known
+    std::uint32_t seen = 0;     // up to 8, which is what the mean is smoothed over
+
+    /// One more took this long.
+    void learn(ns took, bool alone) noexcept {
+        learn_mean(took);
+        longest = std::max(longest, took);
+        if (alone && took > ns{0}) shortest_alone = shortest_alone > ns{0} ? std::min(shortest_alone, took) : took;
+    }
+    /// The same where it was only measured together with others of which each took a part.
+    void learn_mean(ns took) noexcept {
+        // The mean of all up to the eighth, then of the latest eight or so: mixed kernels predict their mean.
+        if (seen < 8)
+            typical += (took - typical) / static_cast<ns::rep>(++seen);
+        else
+            typical += (took - typical) / 8;
+    }
+};
+
+/// A value; not thread-safe. Remembers `capacity` kinds and of each four that fall together the ones used last: every
+/// call is constant time, and nothing is allocated after the constructor.
+class cost_model {
+public:
+    static constexpr std::size_t capacity = 256;
+
+    /// Nothing is known of key 0, nor of what is new or long forgotten: seen is 0. Valid until the next call of another
+    /// function.
+    [[nodiscard]] const cost_estimate& find(client_id c, std::uint64_t key) const noexcept {
+        if (key != 0)
+            for (const auto& e : sets_[set_of(c, key)])
+                if (e.key == key && e.client == c) return e.estimate;
+        return unknown_;
+    }
+
+    /// To be told the truth about one of this kind, at once. Null for key 0.
+    [[nodiscard]] cost_estimate* find_or_add(client_id c, std::uint64_t key) noexcept {
+        if (key == 0) return nullptr;
+        auto& set = sets_[set_of(c, key)];
+        auto at = std::ranges::find_if(set, [&](const entry& e) { return e.key == key && e.client == c; });
+        if (at == set.end()) {
+            at = set.end() - 1;
+            *at = {.key = key, .client = c};
+        }
+        std::rotate(set.begin(), at, at + 1);  // the latest in front
+        return &set.front().estimate;
+    }
+
+    /// One of this kind took this long.
+    void learn(client_id c, std::uint64_t key, ns took, bool alone = false) noexcept {
+        if (auto* const e = find_or_add(c, key)) e->learn(took, alone);
+    }
+
+private:
+    static constexpr std::size_t ways = 4;
+    struct entry {
+        std::uint64_t key = 0;  // 0: free
+        client_id client{};
+        cost_estimate estimate{};
+    };
+
+    // Fibonacci hashing (Knuth, TAOCP 3, 6.4): keys may be pointers, or count up.
+    [[nodiscard]] static std::size_t set_of(client_id c, std::uint64_t key) noexcept {
+        constexpr std::uint64_t golden = 0x9e3779b97f4a7c15;
+        const auto mixed = (key ^ (std::uint64_t{c.index} << 32) ^ c.generation) * golden;
+        return static_cast<std::size_t>(mixed >> 32) % (capacity / ways);
+    }
+
+    cost_estimate unknown_{};
+    std::vector<std::array<entry, ways>> sets_ = std::vector<std::array<entry, ways>>(capacity / ways);
+};
+
+}  // namespace gpushare::inline GPUSHARE_ABI

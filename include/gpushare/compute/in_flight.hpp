@@ -1,0 +1,133 @@
+// SPDX-License-Identifier: Apache-2.0
+// How much may be in flight, level by level, and how long that can take: the bound on a wait. A part of limiter_core.
+//
+//   detail::in_flight_book book{depth, horizon};
+//   if (book.has_room(level, longest)) book.enter(level, longest);     // ... and book.leave(level, longest)
+//
+// Few submissions keep a device full if they are long, many are needed if they are short. So there is room for `depth` of
+// them, or for as many as take no longer than the horizon, each counted with the longest that its kind ever took. With
+// somebody above, who would wait for all of it, the horizon is a quarter of that.
+#pragma once
+
+#include <algorithm>
+#include <cstdint>
+#include <vector>
+
+#include <gpushare/config.hpp>
+#include <gpushare/units.hpp>
+
+namespace gpushare::inline GPUSHARE_ABI::detail {
+
+/// A value. Allocates in `open` alone.
+class in_flight_book {
+public:
+    struct level_state {
+        priority level{};
+        std::uint32_t in_flight = 0, clients = 0;
+        std::uint32_t of_requests = 0;  // of these in flight
+        ns counted{};                   // how long what is in flight may take; unknown ones count nothing
+        std::uint32_t unknown = 0;      // of these
+        instant hold_until{};           // until then a request of this level is expected to go on
+    };
+
+    in_flight_book(std::uint32_t depth, ns horizon) noexcept : depth_(depth), horizon_(horizon) {}
+
+    void open(priority p) {
+        if (find(p) == nullptr) levels_.push_back({.level = p});
+    }
+    /// Of a level that was opened.
+    [[nodiscard]] level_state& of(priority p) noexcept { return *find(p); }
+
+    /// `longest`: what this one may take; 0: unknown.
+    [[nodiscard]] bool has_room(priority p, ns longest) const noexcept {
+        std::uint32_t in_flight = 0, unknown = 0;
+        ns counted{};
+        for (const auto& l : levels_) {
+            if (l.level < p) continue;
+            in_flight += l.in_flight;
+            unknown += l.unknown;
+            counted = saturating_sum(counted, l.counted);
+        }
+        if (in_flight < depth_) return true;
+        return longest > ns{0} && unknown == 0 && in_flight < most_in_flight &&
+               saturating_sum(counted, longest) <= horizon(p);
+    }
+
+    void enter(priority p, ns longest, bool of_request) noexcept {
+        auto& l = of(p);
+        ++l.in_flight;
+        if (of_request) ++l.of_requests;
+        l.counted = saturating_sum(l.counted, longest);
+        if (longest <= ns{0}) ++l.unknown;
+    }
+    void leave(priority p, ns longest, bool of_request) noexcept {
+        auto& l = of(p);
+        if (of_request) --l.of_requests;
+        // At the end of time the sum has lost its parts: then only none is certain.
+        l.counted = --l.in_flight == 0 ? ns{0} : l.counted == ns::max() ? l.counted : l.counted - longest;
+        if (longest <= ns{0}) --l.unknown;
+    }
+
+    /// Whether work of level `p` is held back for a request above it, and if only a time ends that, until when.
+    struct hold {
+        bool held = false;
+        instant until = never;
+    };
+    [[nodiscard]] hold held(priority p, instant now) const noexcept {
+        hold h;
+        for (const auto& l : levels_) {
+            if (l.level <= p) continue;
+            if (l.of_requests > 0) return {.held = true};
+            if (now < l.hold_until)
+                h = {.held = true, .until = h.held ? std::max(h.until, l.hold_until) : l.hold_until};
+        }
+        return h;
+    }
+    [[nodiscard]] bool any_hold() const noexcept {
+        return std::ranges::any_of(levels_, [](const level_state& l) { return l.hold_until > instant{}; });
+    }
+
+    /// The longest that the highest level waits for those below, if nothing takes longer than `longest`; with one level in
+    /// use, that one submission waits for those of its own level that are in flight.
+    [[nodiscard]] ns bound(ns longest) const noexcept {
+        if (longest <= ns{0}) return ns{0};
+        ns sum{};
+        const level_state* top = nullptr;
+        std::uint32_t used = 0;
+        for (const auto& l : levels_) {
+            if (l.in_flight == 0 && l.clients == 0) continue;
+            ++used;
+            if (top == nullptr || l.level > top->level) top = &l;
+        }
+        for (const auto& l : levels_)
+            if ((l.in_flight != 0 || l.clients != 0) && (&l != top || used == 1))
+                sum = saturating_sum(sum, std::max(times(longest, depth_), horizon(l.level)));
+        return sum;
+    }
+
+private:
+    static constexpr std::uint32_t most_in_flight = 64;  // hides any latency, and bounds what a batch can hold
+
+    [[nodiscard]] static ns saturating_sum(ns a, ns b) noexcept { return a > ns::max() - b ? ns::max() : a + b; }
+    [[nodiscard]] static ns times(ns a, std::uint32_t n) noexcept {
+        return a > ns::max() / static_cast<ns::rep>(n) ? ns::max() : a * static_cast<ns::rep>(n);
+    }
+
+    [[nodiscard]] ns horizon(priority p) const noexcept {
+        const bool top =
+            std::ranges::none_of(levels_, [p](const level_state& l) { return l.level > p && l.clients > 0; });
+        return top ? horizon_ : horizon_ / 4;
+    }
+
+    // They are few.
+    [[nodiscard]] level_state* find(priority p) noexcept {
+        const auto found = std::ranges::find_if(levels_, [p](const level_state& l) { return l.level == p; });
+        return found == levels_.end() ? nullptr : &*found;
+    }
+
+    std::uint32_t depth_;
+    ns horizon_;
+    std::vector<level_state> levels_;
+};
+
+}  // namespace gpushare::inline GPUSHARE_ABI::detail

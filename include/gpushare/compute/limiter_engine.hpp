@@ -1,0 +1,355 @@
+// SPDX-License-Identifier: Apache-2.0
+// What turns in a compute limiter while its threads come by: lets in, enqueues, takes note of what is done, and waits.
+// The part of compute_limiter.hpp that nobody calls by name.
+//
+//   std::unique_lock lock(mutex_);   advance(lock, policy_time(), look_now);
+#pragma once
+
+#include <algorithm>
+#include <concepts>
+#include <cstddef>
+#include <deque>
+#include <memory>
+#include <mutex>
+#include <optional>
+#include <span>
+#include <stop_token>
+#include <thread>
+#include <utility>
+
+#include <gpushare/compute/flights.hpp>
+#include <gpushare/compute/limiter_core.hpp>
+#include <gpushare/compute/limiter_event.hpp>
+#include <gpushare/compute/policy.hpp>
+#include <gpushare/compute/sleepers.hpp>
+#include <gpushare/compute/submission.hpp>
+#include <gpushare/concepts.hpp>
+#include <gpushare/config.hpp>
+#include <gpushare/detail/intrusive.hpp>
+#include <gpushare/error.hpp>
+#include <gpushare/units.hpp>
+
+namespace gpushare::inline GPUSHARE_ABI::detail {
+
+/// Every function that takes a lock may let go of it meanwhile; the others hold it throughout.
+template <timeline Stream, clock Clock, compute_policy Policy>
+class limiter_engine {
+public:
+    limiter_engine(const limiter_engine&) = delete;
+    limiter_engine& operator=(const limiter_engine&) = delete;
+
+protected:
+    using point = typename Stream::point;
+    using node = submission<Stream>;
+    using flight_list = flights<Stream>;
+    using seat = typename flight_list::seat;
+
+    /// Whether to look at the device though nothing is predicted to be done, and to have the end of what is open.
+    enum class look : bool { if_due, now };
+
+    limiter_engine(limiter_options options, Clock time, Policy policy)
+        : clock_(std::move(time)), core_(options, std::move(policy)), flights_(core_.quantum()) {}
+
+    ~limiter_engine() {
+        std::unique_lock lock(mutex_);
+        for (auto& client : clients_) cancel_waiting(lock, client, errc::closed);
+        flights_.abandon([this](node& n) { finish(n, errc::closed); });
+        clear_up(lock);
+    }
+
+    errc enter(node& n, client_id c, instant now, const submit_options& o) noexcept {
+        if (const auto why = refusal(c); why != errc::none) return why;
+        if (core_.usage(c).waiting >= core_.options().queue_limit) return errc::queue_full;
+        n.client = c;
+        clients_[c.index].waiting.push(n);
+        if (&o == &no_options) {
+            n.facts = {};
+            n.facts.arrival = now;
+            core_.arrive(c, now);
+        } else {
+            n.facts = {.cost = o.cost,
+                       .remaining = o.remaining,
+                       .arrival = now,
+                       .deadline = o.deadline,
+                       .key = o.key,
+                       .of_request = o.of_request};
+            core_.arrive(c, now, n.facts);
+        }
+        return errc::none;
+    }
+
+    [[nodiscard]] errc refusal(client_id c) const noexcept {
+        if (!core_.contains(c) || clients_[c.index].closing) return errc::closed;
+        if (lost_) return errc::device_lost;
+        return core_.quarantined(c) ? errc::quarantined : errc::none;
+    }
+
+    [[nodiscard]] auto head_of(bool second = false) const noexcept {
+        return [=, this](client_id c) noexcept { return clients_[c.index].head(second); };
+    }
+
+    // Reading a clock costs as much as the rest of a permit.
+    [[nodiscard]] instant policy_time() const noexcept {
+        if constexpr (is_timeless<Policy>)
+            return core_.holds_back() ? clock_.now() : instant{};
+        else
+            return clock_.now();
+    }
+    // What batches are timed with.
+    [[nodiscard]] instant batch_time() const noexcept {
+        if constexpr (flight_list::batch::shares)
+            return clock_.now();
+        else
+            return {};
+    }
+
+    // Notes what is done and lets in what can go. One thread at a time: another's submissions are seen by the one that
+    // is at it, which keeps the order of enqueuing that of letting in.
+    void advance(std::unique_lock<std::mutex>& lock, instant now, look how) noexcept {
+        retire(how);
+        if (how == look::now) write_off_stuck();
+        if (faulty_) cancel_faulty(lock);
+        if (!std::exchange(advancing_, true)) {
+            while (const auto slot = flights_.free_slot()) {
+                const grant& g = flights_.to_be_taken(*slot);
+                if (!core_.next(flights_.to_be_taken(*slot), now, head_of(true))) break;
+                flights_.take(*slot);
+                auto& client = clients_[g.client.index];
+                node& n = *client.waiting.pop();
+                if (client.waits_for_room > 0) sleepers_.wake_all();
+                if (n.work) {
+                    enqueue(lock, *slot, n);
+                    retire(look::if_due);
+                    if (faulty_) cancel_faulty(lock);
+                    now = policy_time();
+                } else {
+                    n.slot = *slot;
+                    n.at.store(phase::let_in, std::memory_order_relaxed);
+                    sleepers_.wake(n);
+                }
+            }
+            advancing_ = false;
+        }
+        // Who waits for room, or wants to know now, needs a point to watch.
+        end_batches(lock, nullptr, how == look::now || core_.num_waiting() > 0);
+        keep_watch();
+        if (!left_.empty()) clear_up(lock);
+    }
+
+    void enqueue(std::unique_lock<std::mutex>& lock, std::size_t slot, node& n) noexcept {
+        n.at.store(phase::let_in, std::memory_order_relaxed);
+        keep_watch();  // over what is in flight already: the callable may take its time
+        const seat at = flights_.board(slot, *n.stream, batch_time());
+        std::optional<point> begin, end;
+        lock.unlock();
+        const auto came = n.run(at.needs_begin, at.needs_end, begin, end);
+        lock.lock();
+        if (came == node::came::to_its_end || (came == node::came::without_end && at.may_stay_open)) {
+            flights_.land(at, std::move(begin), std::move(end), n.code, &n);
+        } else {
+            flights_.unboard(at, std::move(begin));
+            leave(slot);
+            finish(n, n.code);
+        }
+    }
+
+    // Nothing was enqueued after all.
+    void leave(std::size_t slot) noexcept {
+        const auto what = flights_.leave(slot);
+        core_.cancel(what);
+        if (clients_[what.client.index].closing) sleepers_.wake_all();
+    }
+
+    // Records the ends of batches that somebody wants. Returns whether there were any.
+    bool end_batches(std::unique_lock<std::mutex>& lock, const node* wanted, bool quiet) noexcept {
+        bool any = false;
+        if constexpr (flight_list::batch::shares) {
+            if (!flights_.any_open()) return false;
+            for (auto i = flights_.next_to_end(wanted, quiet, clock_.now()); i != flight_list::none;
+                 i = flights_.next_to_end(wanted, quiet, clock_.now())) {
+                auto handle = flights_.handle(i);
+                std::optional<point> end;
+                lock.unlock();
+                try {
+                    end = handle.record();
+                } catch (...) {  // it is captured, say: again later
+                }
+                lock.lock();
+                if (!end) {
+                    flights_.not_ended(i);
+                    return any;
+                }
+                flights_.ended(i, *std::move(end));
+                any = true;
+                lock.unlock();
+                handle = {};  // perhaps the last of its stream
+                lock.lock();
+            }
+        }
+        return any;
+    }
+
+    // Takes note of what the device has finished.
+    void retire(look how) noexcept {
+        if (!flights_.any_ended()) return;
+        flights_.settle(
+            batch_time(), how == look::now,
+            [this](const auto& f) {
+                if (f.written_off) return core_.complete_late(f.what, f.cost);
+                const bool failed = f.code != errc::none;
+                const auto now = f.what.of_request ? clock_.now() : instant{};
+                core_.complete(f.what, {.took = f.cost, .failed = failed, .from = f.from}, now);
+                if (failed) note_failure(f.what.client, f.code);
+                if (f.owner != nullptr) finish(*f.owner, f.code, f.cost);
+                if (clients_[f.what.client.index].closing) sleepers_.wake_all();
+            },
+            [this](client_id c, ns time) { core_.give_back(c, time); });
+    }
+
+    void write_off_stuck() noexcept {
+        if (core_.options().stuck_after <= ns{0}) return;
+        flights_.write_off(clock_.now(), core_.options().stuck_after, [this](const grant& g, node* owner) {
+            core_.write_off(g);
+            faulty_ = true;
+            if (owner != nullptr) finish(*owner, errc::stuck);
+            if (clients_[g.client.index].closing) sleepers_.wake_all();
+        });
+    }
+
+    void note_failure(client_id c, errc code) noexcept {
+        faulty_ |= core_.quarantined(c);
+        if (code != errc::device_lost) return;
+        faulty_ = lost_ = true;
+        tell_of_loss(c);
+        flights_.each_client([this](client_id other) { tell_of_loss(other); });
+    }
+    void tell_of_loss(client_id c) noexcept {
+        if (std::exchange(clients_[c.index].told_of_loss, true)) return;
+        core_.events().push({.what = limiter_event::kind::device_lost, .client = c});
+    }
+
+    // What waits of those whose work isn't let in any more.
+    void cancel_faulty(std::unique_lock<std::mutex>& lock) noexcept {
+        faulty_ = false;
+        for (std::size_t i = 0; i < clients_.size(); ++i)  // there may be more of them after each
+            if (const node* const first = clients_[i].waiting.front())
+                if (const auto why = refusal(first->client); why != errc::none) cancel_waiting(lock, clients_[i], why);
+    }
+
+    void finish(node& n, errc code, ns cost = {}) noexcept {
+        n.code = code;
+        n.device_time = cost;
+        n.finished_at = clock_.now();
+        n.at.store(phase::done, std::memory_order_release);
+        sleepers_.wake(n);
+        if (n.error || n.on_done) {
+            left_.push(n);  // the user's code, or its destructor: not under the lock
+        } else {
+            pool_->drop(n);
+        }
+    }
+
+    // One thread at a time, so that a callback that submits what is done at once isn't called from within itself.
+    void clear_up(std::unique_lock<std::mutex>& lock) noexcept {
+        if (std::exchange(clearing_up_, true)) return;
+        while (node* n = left_.pop()) {
+            lock.unlock();
+            if (n->on_done) {
+                n->on_done({n->code, n->device_time, n->finished_at, n->error});
+                n->on_done.reset();
+            }
+            pool_->drop(*n);
+            lock.lock();
+        }
+        clearing_up_ = false;
+    }
+
+    void cancel_waiting(std::unique_lock<std::mutex>& lock, client_queue<Stream>& client, errc why) noexcept {
+        fifo<node> cancelled;
+        while (node* n = client.waiting.pop()) {
+            core_.withdraw(n->client);
+            if (n->work) {
+                cancelled.push(*n);
+            } else {  // at the gate: lives on the waiting thread's stack
+                n->code = why;
+                n->at.store(phase::done, std::memory_order_release);
+                sleepers_.wake(*n);
+            }
+        }
+        while (node* n = cancelled.pop()) {
+            lock.unlock();  // the callable is the user's, its destructor too
+            n->work.reset();
+            lock.lock();
+            finish(*n, why);
+        }
+    }
+
+    // Waits for `done`, watching the device while nobody else does. Wakes up for `waits_for` and for the watch.
+    template <class Done>
+    errc wait(std::unique_lock<std::mutex>& lock, Done done, const node* waits_for, instant deadline,
+              const std::stop_token& stop) {
+        errc why = errc::none;
+        while (!done()) {
+            const auto now = clock_.now();
+            if (stop.stop_requested()) why = errc::stopped;
+            if (now >= deadline) why = errc::deadline_exceeded;
+            if (why != errc::none) break;
+            if (end_batches(lock, waits_for, true)) continue;
+            // While another thread is at it, it will ask the policy again by itself.
+            const auto resume = advancing_ ? never : core_.resume_at();
+            if (now >= resume) {
+                advance(lock, now, look::now);
+                continue;
+            }
+            // An end that couldn't be recorded is tried again.
+            const auto again = flights_.any_open() ? now + watch_slice : never;
+            const auto until = std::min({deadline, resume, now + watch_slice});
+            if (!watched_ && flights_.any_ended()) {
+                watched_ = true;
+                look_at(lock, flights_.watch(), until);
+                watched_ = false;
+                continue;
+            }
+            if (const auto own = flights_.end_of(waits_for)) {  // the watch may have begun before it was enqueued
+                look_at(lock, {&*own, 1}, until);
+                continue;
+            }
+            sleepers_.sleep(lock, waits_for, now, std::min(deadline, again), resume);
+        }
+        keep_watch();  // somebody else's turn
+        return why;
+    }
+
+    void look_at(std::unique_lock<std::mutex>& lock, std::span<const point> points, instant until) noexcept {
+        lock.unlock();
+        try {
+            (void)point::wait_any(points, until);  // retire() sees which
+        } catch (...) {  // a device that can't be asked: again in a slice, its points may be reached then
+            std::this_thread::sleep_for(watch_slice);
+        }
+        lock.lock();
+        advance(lock, policy_time(), look::now);
+    }
+
+    void keep_watch() noexcept {
+        if (!watched_) sleepers_.call_one(flights_.any_ended(), core_.resume_at());
+    }
+
+    void wake_all() noexcept {
+        const std::lock_guard lock(mutex_);
+        sleepers_.wake_all();
+    }
+
+    Clock clock_;
+    mutable std::mutex mutex_;
+    limiter_core<Policy> core_;
+    std::deque<client_queue<Stream>> clients_;  // stays put while a callable is destroyed under no lock
+    flight_list flights_;
+    sleepers<node> sleepers_;
+    fifo<node> left_;  // done, with something of the user's to call or to destroy under no lock
+    bool advancing_ = false, watched_ = false, clearing_up_ = false;
+    bool lost_ = false, faulty_ = false;
+    std::shared_ptr<submission_pool<Stream>> pool_ = std::make_shared<submission_pool<Stream>>();
+};
+
+}  // namespace gpushare::inline GPUSHARE_ABI::detail

@@ -1,0 +1,35 @@
+// SPDX-License-Identifier: Apache-2.0
+// Asks several points in one go whether they are reached. Where a backend has a cheaper way to do that than point by
+// point, its point names it: `questions`, with the same member. A part of flights.hpp.
+#pragma once
+
+#include <optional>
+
+#include <gpushare/concepts.hpp>
+#include <gpushare/config.hpp>
+#include <gpushare/units.hpp>
+
+namespace gpushare::inline GPUSHARE_ABI::detail {
+
+template <timeline_point Point>
+struct one_by_one {
+    /// The device time between the two if `end` is reached. `begin` comes before it on the same device.
+    [[nodiscard]] static std::optional<ns> span(const Point& begin, const Point& end) noexcept {
+        if (!end.reached()) return std::nullopt;
+        return elapsed(begin, end);
+    }
+};
+
+template <timeline_point Point>
+struct questions_of {
+    using type = one_by_one<Point>;
+};
+template <timeline_point Point>
+requires requires { typename Point::questions; }
+struct questions_of<Point> {
+    using type = typename Point::questions;
+};
+template <timeline_point Point>
+using questions = typename questions_of<Point>::type;
+
+}  // namespace gpushare::inline GPUSHARE_ABI::detail

@@ -1,0 +1,70 @@
+// SPDX-License-Identifier: Apache-2.0
+// A request: submissions of one client that belong together, one after the other, with a time by which they are to be
+// done. While it is under way, and for a bounded moment between two of its submissions, work of lower levels is held
+// back, so that a chain of kernels pays for a neighbour's work once and not once per kernel.
+//
+//   gpushare::request r(limiter, chat, {.deadline = clock.now() + 50ms});
+//   for (auto& layer : layers) r.submit(stream, [&](auto& s) { s.launch(shape, layer); })->wait();
+#pragma once
+
+#include <cstdint>
+#include <stop_token>
+#include <utility>
+
+#include <gpushare/compute/submission.hpp>
+#include <gpushare/config.hpp>
+#include <gpushare/error.hpp>
+#include <gpushare/units.hpp>
+
+namespace gpushare::inline GPUSHARE_ABI {
+
+struct request_options {
+    instant deadline = never;  // for policies that look at it, of each submission
+    ns cost{};                 // of all of it, if known, for policies that look at what remains
+};
+
+/// Between its first submission and its end, nothing of the levels below its client's is let in while one of its
+/// submissions is in flight, nor until limiter_options::anticipation after the latest was seen to be done. Its priority
+/// is the level of its client: who serves requests of several priorities adds a client for each.
+/// Not copied, not moved; one thread at a time, though others may wait for its tickets. Must not outlive its limiter.
+template <class Limiter>
+class [[nodiscard]] request {
+public:
+    using stream = typename Limiter::stream;
+
+    request(Limiter& limiter, client_id client, request_options options = {})
+        : limiter_(limiter), client_(client), options_(options) {
+        limiter_.begin_request(client_);
+    }
+    request(const request&) = delete;
+    request& operator=(const request&) = delete;
+    ~request() { limiter_.end_request(client_); }
+
+    /// As limiter.submit. `key`: its kind, `cost`: what it takes, if known.
+    [[nodiscard]] result<typename Limiter::ticket> submit(stream& s, submission_work<stream> work,
+                                                          std::uint64_t key = 0, ns cost = {},
+                                                          submission_callback on_done = {}) {
+        return limiter_.submit(client_, s, std::move(work), describe(key, cost), std::move(on_done));
+    }
+    /// As limiter.acquire: waits until the deadline of the request.
+    [[nodiscard]] result<typename Limiter::permit> acquire(std::uint64_t key = 0, ns cost = {},
+                                                           const std::stop_token& stop = {}) {
+        return limiter_.acquire(client_, options_.deadline, stop, describe(key, cost));
+    }
+
+    [[nodiscard]] instant deadline() const noexcept { return options_.deadline; }
+
+private:
+    [[nodiscard]] submit_options describe(std::uint64_t key, ns cost) noexcept {
+        const submit_options o{
+            .key = key, .cost = cost, .remaining = options_.cost, .deadline = options_.deadline, .of_request = true};
+        options_.cost = options_.cost > cost ? options_.cost - cost : ns{0};
+        return o;
+    }
+
+    Limiter& limiter_;
+    client_id client_;
+    request_options options_;
+};
+
+}  // namespace gpushare::inline GPUSHARE_ABI

@@ -1,0 +1,138 @@
+// SPDX-License-Identifier: Apache-2.0
+// An allocator that keeps books: figures for all of it and for each scope, wrong frees noticed, leaks reported with
+// their labels, scopes and, when asked, stack traces.
+//
+//   gpushare::booked_resource booked{upstream};
+//   {
+//       gpushare::memory_scope prefill{booked, "prefill"};            // an allocator, too; scopes nest
+//       void* p = prefill.allocate(4096, 256, "kv-cache");
+//       prefill.deallocate(p, 4096, 256);                             // or booked.deallocate: any of them
+//       log(prefill.figures().peak);
+//   }
+//   for (const auto& l : booked.leaks()) log(l.scope, l.what.label, l.what.size);
+//
+// Scopes are handles that are passed along, nothing of a thread's: work that moves between threads keeps its own.
+#pragma once
+
+#include <cstddef>
+#include <functional>
+#include <string>
+#include <string_view>
+#include <utility>
+#include <vector>
+
+#include <gpushare/concepts.hpp>
+#include <gpushare/config.hpp>
+#include <gpushare/error.hpp>
+#include <gpushare/memory/block_table.hpp>
+#include <gpushare/memory/memory_book.hpp>
+#include <gpushare/units.hpp>
+
+namespace gpushare::inline GPUSHARE_ABI {
+
+struct booking_options {
+    trace_function trace = nullptr;              // capture_stack, from stack_trace.hpp, for who allocated what
+    std::function<void(const leak&)> on_leak{};  // called by the destructor for each block that is out still
+};
+
+/// Refers to `Upstream`, which must outlive it. Thread-safe if the upstream is; neither copied nor moved.
+template <memory_resource Upstream>
+class booked_resource {
+public:
+    explicit booked_resource(Upstream& upstream, booking_options options = {})
+        : upstream_(&upstream), on_leak_(std::move(options.on_leak)), book_(options.trace) {}
+    booked_resource(const booked_resource&) = delete;
+    booked_resource& operator=(const booked_resource&) = delete;
+    /// Reports what is out, and leaves it: somebody may use it still. take_back() first frees it.
+    ~booked_resource() {
+        if (!on_leak_) return;
+        try {
+            for (const auto& l : book_.leaks()) on_leak_(l);
+        } catch (...) {  // there is nobody to catch it
+        }
+    }
+
+    /// As the upstream's; std::bad_alloc too if the host has no memory for the entry. `label` must outlive the block.
+    [[nodiscard]] void* allocate(std::size_t size, std::size_t alignment = alignof(std::max_align_t),
+                                 std::string_view label = {}) {
+        return allocate_in(memory_book::whole, size, alignment, label);
+    }
+    /// Back to the upstream, whatever scope it came from. unknown_block, wrong_size, and nothing happened. Null is ignored.
+    errc deallocate(void* p, std::size_t size, std::size_t alignment = alignof(std::max_align_t)) noexcept {
+        if (p == nullptr) return errc::none;
+        if (const errc why = book_.strike(p, bytes{size}, alignment); why != errc::none) return why;
+        upstream_->deallocate(p, size, alignment);
+        return errc::none;
+    }
+
+    [[nodiscard]] memory_figures figures() const noexcept { return book_.figures(); }
+    [[nodiscard]] std::vector<leak> leaks() const { return book_.leaks(); }
+    /// Frees every block that is out, and returns what they were. Nothing may use them any more.
+    std::vector<leak> take_back() {
+        auto all = book_.leaks();
+        for (const auto& l : all)
+            (void)deallocate(l.what.pointer, static_cast<std::size_t>(l.what.size.count()), l.what.alignment);
+        return all;
+    }
+    [[nodiscard]] Upstream& upstream() const noexcept { return *upstream_; }
+
+private:
+    template <memory_resource>
+    friend class memory_scope;
+
+    void* allocate_in(scope_id s, std::size_t size, std::size_t alignment, std::string_view label) {
+        void* p = nullptr;
+        try {
+            p = upstream_->allocate(size, alignment);
+            if (p != nullptr) book_.enter(s, {p, bytes{size}, alignment, label});
+        } catch (...) {
+            if (p != nullptr) upstream_->deallocate(p, size, alignment);
+            book_.fail(s);
+            throw;
+        }
+        if (p == nullptr) book_.fail(s);
+        return p;
+    }
+
+    Upstream* upstream_;
+    std::function<void(const leak&)> on_leak_;
+    memory_book book_;
+};
+
+/// A part of a booked_resource with figures of its own, which count for those around it as well. An allocator like it; what
+/// came from one scope can be freed by another. Thread-safe, neither copied nor moved. What it is in must outlive it;
+/// its blocks may outlive it.
+template <memory_resource Upstream>
+class memory_scope {
+public:
+    memory_scope(booked_resource<Upstream>& in, std::string name)
+        : in_(&in), id_(in.book_.open(memory_book::whole, std::move(name))) {}
+    memory_scope(memory_scope& in, std::string name) : in_(in.in_), id_(in_->book_.open(in.id_, std::move(name))) {}
+    memory_scope(const memory_scope&) = delete;
+    memory_scope& operator=(const memory_scope&) = delete;
+    ~memory_scope() { in_->book_.close(id_); }
+
+    [[nodiscard]] void* allocate(std::size_t size, std::size_t alignment = alignof(std::max_align_t),
+                                 std::string_view label = {}) {
+        return in_->allocate_in(id_, size, alignment, label);
+    }
+    errc deallocate(void* p, std::size_t size, std::size_t alignment = alignof(std::max_align_t)) noexcept {
+        return in_->deallocate(p, size, alignment);
+    }
+    [[nodiscard]] memory_figures figures() const noexcept { return in_->book_.figures(id_); }
+
+private:
+    booked_resource<Upstream>* in_;
+    scope_id id_;
+};
+
+namespace detail {
+struct booked_archetype {
+    void* allocate(std::size_t, std::size_t) { return nullptr; }
+    void deallocate(void*, std::size_t, std::size_t) {}
+};
+}  // namespace detail
+static_assert(memory_resource<booked_resource<detail::booked_archetype>>);
+static_assert(memory_resource<memory_scope<detail::booked_archetype>>);
+
+}  // namespace gpushare::inline GPUSHARE_ABI

@@ -1,0 +1,247 @@
+// SPDX-License-Identifier: Apache-2.0
+// Hooks that make room before a request is refused: spill to the host, drop a cache, give burst back to a neighbour.
+//
+//   gpushare::quota_hook spill{chat, 10, [&](const gpushare::reclaim_request& r) { return cache.evict(r.missing); }};
+//   void* p = mine.allocate(512_MiB, 256);      // mine: a quota_resource over chat. Asks, and tries again
+//
+// Who is asked for what. A request that its own quota refuses asks the hooks of that quota: to free memory of their own
+// tenant. One that a quota above refuses asks those on the way there as well, and whoever has borrowed from them, for at most what
+// it has borrowed: burst is lent, and called back like this; nobody's guaranteed bytes are asked for. A hook is told how
+// many bytes are missing and until when the request can wait, frees what it can, now or until then, and returns how
+// much it has freed already. Whatever it says, nothing is taken away: the request is tried again, and refused in the end.
+//
+// Hooks are called in their order, lowest first, by the thread that asks, under no lock, several at once if need be.
+// What they throw counts as nothing freed. What a hook allocates itself is granted or refused without asking any hook of that
+// tree, so none is ever inside itself.
+#pragma once
+
+#include <algorithm>
+#include <condition_variable>
+#include <cstddef>
+#include <cstdint>
+#include <limits>
+#include <mutex>
+#include <thread>
+#include <tuple>
+#include <utility>
+
+#include <gpushare/config.hpp>
+#include <gpushare/detail/inplace_function.hpp>
+#include <gpushare/detail/intrusive.hpp>
+#include <gpushare/memory/quota.hpp>
+#include <gpushare/memory/quota_tree.hpp>
+#include <gpushare/units.hpp>
+
+namespace gpushare::inline GPUSHARE_ABI {
+
+/// What a hook is asked for.
+struct reclaim_request {
+    bytes missing{};                 // at most; of a borrower at most what it has borrowed
+    instant until = instant::min();  // the request's deadline, of its own clock; min(): now or not at all
+    bool own = true;                 // for the hook's own quota or one below; else a neighbour calls burst back
+};
+
+namespace detail {
+
+/// A hook in its tree's list, and who is inside it. All under the mutex of the tree, except for the calls.
+class hook_registration {
+public:
+    using free_function = inplace_function<bytes(const reclaim_request&), 48>;
+    using wait_function = inplace_function<bool(instant), 48>;
+
+    hook_registration(quota_node& of, int order, free_function free, wait_function wait)
+        : of_(&of), order_(order), free_(std::move(free)), wait_(std::move(wait)) {
+        auto& root = *of.root_;
+        const std::lock_guard lock(root.mutex_);
+        number_ = ++root.hooks_made_;
+        hook_registration** at = &root.hooks_;
+        while (*at != nullptr && (*at)->order_ <= order_) at = &(*at)->next_;
+        next_ = std::exchange(*at, this);
+        // Release: who sees the function sees this header's data initialised.
+        root.ask_next_.store(&ask_next, std::memory_order_release);
+    }
+    hook_registration(const hook_registration&) = delete;
+    hook_registration& operator=(const hook_registration&) = delete;
+    ~hook_registration() {
+        std::condition_variable left;
+        std::unique_lock lock(of_->root_->mutex_);
+        hook_registration** at = &of_->root_->hooks_;
+        while (*at != this) at = &(*at)->next_;
+        *at = next_;
+        left_ = &left;
+        left.wait(lock, [&] { return calls_.empty(); });
+    }
+
+    /// See quota::ask_next.
+    static bool ask_next(quota_node& q, hook_cursor& asked, std::uint64_t n, bool below) noexcept {
+        std::unique_lock lock(q.root_->mutex_);
+        if (q.unfit(n) != errc::none || inside(*q.root_)) return false;
+        const auto [level, missing] = shortage_of(q, n, below);
+        for (hook_registration* h = q.root_->hooks_; h != nullptr;) {
+            reclaim_request request{bytes{missing}, asked.until};
+            const bool now = std::pair(std::int64_t{h->order_}, h->number_) > std::pair(asked.order, asked.number);
+            if (!now || !h->concerned(q, *level, request)) {
+                h = h->next_;
+                continue;
+            }
+            asked.order = h->order_;
+            asked.number = h->number_;
+            bytes freed{};
+            h->call(lock, [&] { freed = h->free_(request); });
+            if (freed != bytes{}) return true;
+            h = q.root_->hooks_;  // the list may be another one by now; the cursor tells where we are
+        }
+        return false;
+    }
+
+    /// Lets every hook that can be waited for free what has come, and waits for the first that has something to come, or
+    /// until `until`. False if none had. `lock` holds the mutex of the tree; it doesn't while it waits.
+    static bool poll(quota_node& root, std::unique_lock<std::mutex>& lock, instant until) noexcept {
+        bool waited = false;
+        hook_cursor at;
+        for (hook_registration* h = root.hooks_; h != nullptr;) {
+            if (!h->wait_ || std::pair(std::int64_t{h->order_}, h->number_) <= std::pair(at.order, at.number)) {
+                h = h->next_;
+                continue;
+            }
+            at.order = h->order_;
+            at.number = h->number_;
+            h->call(lock, [&] {
+                (void)h->free_({bytes::max(), until, false});
+                if (!waited) waited = h->wait_(until);
+            });
+            h = root.hooks_;
+        }
+        return waited;
+    }
+    /// True if there is a hook that can be waited for.
+    static bool any_to_poll(const quota_node& root) noexcept {
+        for (const hook_registration* h = root.hooks_; h != nullptr; h = h->next_)
+            if (h->wait_) return true;
+        return false;
+    }
+
+private:
+    struct call_frame {
+        call_frame* next = nullptr;
+        std::thread::id thread = std::this_thread::get_id();
+    };
+    struct shortage {
+        const quota_node* level;
+        std::uint64_t missing;
+    };
+
+    template <class Call>
+    void call(std::unique_lock<std::mutex>& lock, Call body) noexcept {
+        call_frame frame;
+        calls_.push(frame);
+        lock.unlock();
+        try {
+            body();
+        } catch (...) {  // nobody's business but the hook's: nothing was freed
+        }
+        lock.lock();
+        calls_.remove(frame);
+        if (left_ != nullptr && calls_.empty()) left_->notify_one();
+    }
+
+    // Whether this thread is in a hook of the tree.
+    static bool inside(const quota_node& root) noexcept {
+        for (const hook_registration* h = root.hooks_; h != nullptr; h = h->next_)
+            for (const call_frame* c = h->calls_.front(); c != nullptr; c = c->next)
+                if (c->thread == std::this_thread::get_id()) return true;
+        return false;
+    }
+
+    // The quota that refuses `n` bytes for q, and how many are missing there.
+    static shortage shortage_of(const quota_node& q, std::uint64_t n, bool below) noexcept {
+        if (below) return {q.root_, n};
+        const quota_node* level = &q;
+        for (auto need = n;; level = level->parent_) {
+            if (level->behind_ == errc::none) need -= std::min(need, level->cell_.now().available());
+            const auto burst = level->burst_ - bytes{level->borrowed_.load(std::memory_order_relaxed)};
+            const bool obstacle = level->parent_ == nullptr || bytes{need} > burst;
+            if (need == 0) return {level, n};  // it would fit by now
+            if (obstacle || level->behind_ != errc::none)
+                return {level,
+                        level->parent_ == nullptr ? need : std::max((bytes{need} - burst).count(), std::uint64_t{1})};
+        }
+    }
+
+    // Whether it can do something for q, which `level` refuses; `request` has what is missing there.
+    [[nodiscard]] bool concerned(const quota_node& q, const quota_node& level,
+                                 reclaim_request& request) const noexcept {
+        for (const quota_node* b = of_; b != nullptr; b = b->parent_) {
+            if (between(b, q, level)) return request.missing != bytes{};
+            request.own = false;
+            request.missing = std::min(request.missing, bytes{b->borrowed_.load(std::memory_order_relaxed)});
+        }
+        return false;
+    }
+    static bool between(const quota_node* b, const quota_node& q, const quota_node& level) noexcept {
+        for (const quota_node* on_way = &q;; on_way = on_way->parent_) {
+            if (on_way == b) return true;
+            if (on_way == &level) return false;
+        }
+    }
+
+    quota_node* of_;
+    int order_;
+    std::uint64_t number_ = 0;
+    free_function free_;
+    wait_function wait_;
+    hook_registration* next_ = nullptr;
+    fifo<call_frame> calls_;
+    std::condition_variable* left_ = nullptr;
+};
+
+}  // namespace detail
+
+/// Registered as long as it lives. Neither copied nor moved; the quota must outlive it. Its destructor waits for calls that
+/// other threads are in; not to be destroyed from inside itself.
+class quota_hook {
+public:
+    /// At most 48 bytes of captures; capture a pointer to more. Returns the bytes that it has freed already.
+    using free_function = detail::hook_registration::free_function;
+    /// Waits until there may be something to free without anybody's doing, as when a stream gets somewhere, or until the
+    /// deadline. False, at once, if nothing is to come. Called, as `free` is, by whoever waits for bytes, again and again.
+    using wait_function = detail::hook_registration::wait_function;
+
+    quota_hook(quota& of, int order, free_function free, wait_function wait = {})
+        : registration_(of, order, std::move(free), std::move(wait)) {}
+
+private:
+    detail::hook_registration registration_;
+};
+
+/// A hook that collects frees in stream order (deferred_frees.hpp), before any other is asked, and lets those who wait for
+/// bytes wait for the streams. Also for neighbours: what a stream has reached is nobody's any more.
+template <class Frees>
+[[nodiscard]] quota_hook collecting_hook(quota& of, Frees& frees) {
+    return quota_hook(
+        of, std::numeric_limits<int>::min(),
+        [&frees](const reclaim_request&) {
+            return bytes{frees.collect()};
+        },  // blocks: that there are any is what counts
+        [&frees](instant deadline) { return frees.wait_oldest(deadline); });
+}
+
+/// Who has borrowed most where a request of `asking` for `n` bytes is refused. Nobody, if that is its own limit.
+[[nodiscard]] inline burst_holder holder_of_burst(const quota& asking, bytes n) noexcept {
+    const detail::quota_node& q = asking;
+    const std::lock_guard lock(q.root_->mutex_);
+    burst_holder most;
+    auto need = n.count();
+    const detail::quota_node* from = &q;
+    for (const detail::quota_node* level = &q; level != nullptr; from = level, level = level->parent_) {
+        for (const detail::quota_node* c = level->children_; c != nullptr; c = c->next_) {
+            const bytes borrowed{c->borrowed_.load(std::memory_order_relaxed)};
+            if (c != from && borrowed > most.borrowed) most = {c->name_, borrowed};
+        }
+        need -= std::min(need, level->cell_.now().available());
+        if (level->borrowed_.load(std::memory_order_relaxed) + need > level->burst_.count()) break;
+    }
+    return most;
+}
+
+}  // namespace gpushare::inline GPUSHARE_ABI

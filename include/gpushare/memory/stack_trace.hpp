@@ -1,0 +1,37 @@
+// SPDX-License-Identifier: Apache-2.0
+// Who allocated a block: return addresses, taken when it is allocated and named only in a report. Needs glibc's
+// <execinfo.h>; nothing else of the library includes it.
+//
+//   gpushare::booked_resource booked{upstream, {.trace = gpushare::capture_stack}};
+//   for (const auto& l : booked.leaks())
+//       for (const auto& line : gpushare::symbols_of(l.trace)) log(line);      // link with -rdynamic for names
+#pragma once
+
+#include <execinfo.h>
+
+#include <cstddef>
+#include <cstdlib>
+#include <memory>
+#include <span>
+#include <string>
+#include <vector>
+
+#include <gpushare/config.hpp>
+
+namespace gpushare::inline GPUSHARE_ABI {
+
+/// A trace_function for memory_book. The first call of a process loads the unwinder, and allocates from the host's heap.
+[[gnu::noinline]] inline std::size_t capture_stack(std::span<void*> callers) noexcept {
+    const int depth = ::backtrace(callers.data(), static_cast<int>(callers.size()));
+    return depth > 0 ? static_cast<std::size_t>(depth) : 0;
+}
+
+/// A line for each address: file, function where it is known, address. Throws std::bad_alloc.
+[[nodiscard]] inline std::vector<std::string> symbols_of(std::span<void* const> trace) {
+    const std::unique_ptr<char*, void (*)(void*)> lines(
+        ::backtrace_symbols(trace.data(), static_cast<int>(trace.size())), std::free);
+    if (lines == nullptr) throw std::bad_alloc();
+    return {lines.get(), lines.get() + trace.size()};
+}
+
+}  // namespace gpushare::inline GPUSHARE_ABI

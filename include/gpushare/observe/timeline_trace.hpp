@@ -1,0 +1,198 @@
+// SPDX-License-Identifier: Apache-2.0
+// A timeline of who waited, who was let in and what ran, per tenant and device, as a file that Perfetto and
+// chrome://tracing open. Off until it is started; bounded memory; the latest records are kept.
+//
+//   gpushare::timeline_trace trace;
+//   trace.start(65536);    trace.name_device({0}, "left GPU");    trace.name_tenant(chat, "chat");
+//   trace.wait({0}, chat, arrived, let_in);      trace.permit({0}, chat, let_in, done);
+//   trace.kernel({0}, chat, began, ended);       trace.bound({0}, chat, now, limiter.wait_bound());
+//   std::ofstream("trace.json") << trace.json();
+//
+// Tenants are numbers of the embedder's choice; the tags of its streams will do. Every device is a process of the trace,
+// with one row of kernels per tenant, and waits and permits above each other where they overlap.
+#pragma once
+
+#include <atomic>
+#include <cstddef>
+#include <cstdint>
+#include <cstdio>
+#include <mutex>
+#include <string>
+#include <string_view>
+#include <utility>
+#include <vector>
+
+#include <gpushare/config.hpp>
+#include <gpushare/observe/trace_ring.hpp>
+#include <gpushare/units.hpp>
+
+namespace gpushare::inline GPUSHARE_ABI {
+
+/// Thread-safe, start() and stop() excepted: not beside other calls. Recording never allocates, locks or waits: it costs
+/// a load while the trace is off. Times are instants of one clock.
+class timeline_trace {
+public:
+    /// Takes memory for so many records (48 bytes each) and begins anew.
+    void start(std::size_t records = 65536) {
+        ring_.reserve(records);
+        on_.store(true, std::memory_order_relaxed);
+    }
+    /// Records nothing more; what there is stays.
+    void stop() noexcept { on_.store(false, std::memory_order_relaxed); }
+    [[nodiscard]] bool on() const noexcept { return on_.load(std::memory_order_relaxed); }
+
+    /// Names are for people; any bytes will do. Without one it is called by its number.
+    void name_device(device_id d, std::string_view name) { set_name(devices_, d.index, name); }
+    void name_tenant(std::uint32_t tenant, std::string_view name) { set_name(tenants_, tenant, name); }
+
+    /// A submission waited from its arrival until it was let in.
+    void wait(device_id d, std::uint32_t tenant, instant arrived, instant let_in) noexcept {
+        record(detail::trace_kind::wait, d, tenant, arrived, let_in);
+    }
+    /// A submission was in flight: let in, until the limiter saw it done.
+    void permit(device_id d, std::uint32_t tenant, instant let_in, instant done) noexcept {
+        record(detail::trace_kind::permit, d, tenant, let_in, done);
+    }
+    /// Work ran on the device.
+    void kernel(device_id d, std::uint32_t tenant, instant began, instant ended) noexcept {
+        record(detail::trace_kind::kernel, d, tenant, began, ended);
+    }
+    /// The longest wait that was promised to the tenant, from then on.
+    void bound(device_id d, std::uint32_t tenant, instant at, ns longest_wait) noexcept {
+        record(detail::trace_kind::bound, d, tenant, at, instant{longest_wait});
+    }
+    /// A wait was so much longer than promised.
+    void violation(device_id d, std::uint32_t tenant, instant at, ns beyond) noexcept {
+        record(detail::trace_kind::violation, d, tenant, at, instant{beyond});
+    }
+
+    /// Records that made room for later ones.
+    [[nodiscard]] std::uint64_t lost() const noexcept { return ring_.lost(); }
+
+    /// The trace event format, version "JSON object".
+    [[nodiscard]] std::string json() {
+        const std::lock_guard lock(mutex_);
+        std::string out = "{\"displayTimeUnit\": \"ns\", \"traceEvents\": [";
+        std::vector<std::pair<std::uint32_t, std::uint32_t>> rows;  // of a device and a tenant, in order of appearance
+        std::uint64_t number = 0;
+        const char* separator = "\n";
+        const auto next = [&] { out += std::exchange(separator, ",\n"); };
+        ring_.for_each([&](const detail::trace_record& r) {
+            std::size_t row = 0;
+            while (row < rows.size() && rows[row] != std::pair(r.device, r.tenant)) ++row;
+            if (row == rows.size()) rows.emplace_back(r.device, r.tenant);
+            next();
+            append(out, r, ++number);
+        });
+        std::vector<std::uint32_t> seen;
+        for (const auto& [device, tenant] : rows) {
+            bool first = true;
+            for (const auto d : seen) first &= d != device;
+            if (first) {
+                seen.push_back(device);
+                next();
+                out += "{\"ph\": \"M\", \"name\": \"process_name\", \"pid\": " + std::to_string(device) +
+                       ", \"args\": {\"name\": \"" + name_of(devices_, device, "device ") + "\"}}";
+            }
+            next();
+            out += "{\"ph\": \"M\", \"name\": \"thread_name\", " + place(device, tenant) + ", \"args\": {\"name\": \"" +
+                   name_of(tenants_, tenant, "tenant ") + "\"}}";
+        }
+        out += "\n], \"otherData\": {\"lost\": " + std::to_string(ring_.lost()) + "}}\n";
+        return out;
+    }
+
+private:
+    struct named {
+        std::uint32_t id = 0;
+        std::string name{};  // escaped
+    };
+
+    void record(detail::trace_kind kind, device_id d, std::uint32_t tenant, instant begin, instant end) noexcept {
+        if (on()) ring_.push({kind, d.index, tenant, begin.time_since_epoch().count(), end.time_since_epoch().count()});
+    }
+
+    void set_name(std::vector<named>& names, std::uint32_t id, std::string_view name) {
+        const std::lock_guard lock(mutex_);
+        std::string text = escaped(name);
+        for (auto& n : names) {
+            if (n.id != id) continue;
+            n.name = std::move(text);
+            return;
+        }
+        names.push_back({id, std::move(text)});
+    }
+
+    [[nodiscard]] static std::string name_of(const std::vector<named>& names, std::uint32_t id, const char* otherwise) {
+        for (const auto& n : names)
+            if (n.id == id) return n.name;
+        return otherwise + std::to_string(id);
+    }
+
+    // Inside a JSON string. What isn't ASCII becomes U+FFFD: names may be any bytes, JSON must be UTF-8.
+    [[nodiscard]] static std::string escaped(std::string_view text) {
+        std::string out;
+        for (const char ch : text) {
+            const auto byte = static_cast<unsigned char>(ch);
+            if (byte == '"' || byte == '\\') {
+                out += '\\';
+                out += ch;
+            } else if (byte < 0x20) {
+                char code[8];
+                std::snprintf(code, sizeof code, "\\u%04x", unsigned{byte});
+                out += code;
+            } else {
+                out += byte < 0x7f ? std::string(1, ch) : "\\ufffd";
+            }
+        }
+        return out;
+    }
+
+    [[nodiscard]] static std::string place(std::uint32_t device, std::uint32_t tenant) {
+        return "\"pid\": " + std::to_string(device) + ", \"tid\": " + std::to_string(tenant);
+    }
+
+    // The format counts in microseconds.
+    [[nodiscard]] static std::string micros(std::int64_t t) {
+        char text[32];
+        const auto size = t < 0 ? 0 - static_cast<std::uint64_t>(t) : static_cast<std::uint64_t>(t);
+        std::snprintf(text, sizeof text, "%s%llu.%03u", t < 0 ? "-" : "", static_cast<unsigned long long>(size / 1000),
+                      static_cast<unsigned>(size % 1000));
+        return text;
+    }
+
+    void append(std::string& out, const detail::trace_record& r, std::uint64_t number) const {
+        const auto at = place(r.device, r.tenant) + ", \"ts\": " + micros(r.begin);
+        switch (r.kind) {
+            case detail::trace_kind::kernel:
+                out += "{\"ph\": \"X\", \"name\": \"kernel\", " + at + ", \"dur\": " + micros(r.end - r.begin) + "}";
+                return;
+            case detail::trace_kind::wait: append_span(out, r, "wait", at, number); return;
+            case detail::trace_kind::permit: append_span(out, r, "permit", at, number); return;
+            case detail::trace_kind::bound:
+                out += "{\"ph\": \"C\", \"name\": \"bound of " + name_of(tenants_, r.tenant, "tenant ") + "\", " + at +
+                       ", \"args\": {\"us\": " + micros(r.end) + "}}";
+                return;
+            case detail::trace_kind::violation:
+                out += "{\"ph\": \"i\", \"s\": \"t\", \"name\": \"bound violated\", " + at +
+                       ", \"args\": {\"us beyond\": " + micros(r.end) + "}}";
+                return;
+        }
+    }
+
+    // Waits and permits of one tenant overlap, which spans of one row must not: these are told apart by an id.
+    static void append_span(std::string& out, const detail::trace_record& r, const char* name, const std::string& begin,
+                            std::uint64_t number) {
+        const auto head = std::string("\"cat\": \"") + name + "\", \"name\": \"" + name +
+                          "\", \"id\": " + std::to_string(number) + ", ";
+        out += "{\"ph\": \"b\", " + head + begin + "},\n{\"ph\": \"e\", " + head + place(r.device, r.tenant) +
+               ", \"ts\": " + micros(r.end) + "}";
+    }
+
+    std::atomic<bool> on_{false};
+    detail::trace_ring ring_;
+    std::mutex mutex_;  // over the names
+    std::vector<named> devices_, tenants_;
+};
+
+}  // namespace gpushare::inline GPUSHARE_ABI

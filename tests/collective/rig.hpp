@@ -1,0 +1,132 @@
+// SPDX-License-Identifier: Apache-2.0
+// Contexts that the tests run collective bodies in, besides the library's own.
+//
+//   run_blocks<collective_test::delaying_context>(group, lanes, [&](auto& t) { return body(t, lanes); });
+#pragma once
+
+#include <barrier>
+#include <chrono>
+#include <cstdint>
+#include <memory>
+#include <thread>
+#include <vector>
+
+#include <gpushare/collective/communicator.hpp>
+#include <gpushare/collective/team.hpp>
+#include <gpushare/concepts.hpp>
+
+#include "support/random.hpp"
+#include "support/threads.hpp"
+
+namespace collective_test {
+
+/// Loses its core at random moments, so that ranks meet in every order.
+class delaying_context {
+public:
+    explicit delaying_context(std::uint64_t seed) : any_(seed) {}
+    [[nodiscard]] static constexpr std::uint32_t block_rank() noexcept { return 0; }
+    [[nodiscard]] static constexpr std::uint32_t num_blocks() noexcept { return 1; }
+    [[nodiscard]] static constexpr std::uint32_t thread_rank() noexcept { return 0; }
+    [[nodiscard]] static constexpr std::uint32_t num_threads() noexcept { return 1; }
+    void sync() noexcept {
+        if (any_.one_in(4)) std::this_thread::yield();
+        if (any_.one_in(64)) std::this_thread::sleep_for(std::chrono::microseconds(any_.below(40)));
+    }
+    template <class T, class Op>
+    T reduce(T x, Op) noexcept {
+        sync();
+        return x;
+    }
+    template <class T>
+    T reduce_add(T x) noexcept {
+        sync();
+        return x;
+    }
+    void backoff(std::uint32_t) noexcept { std::this_thread::yield(); }
+
+private:
+    support::random any_;
+};
+static_assert(gpushare::kernel_context<delaying_context>);
+
+/// What the threads of one block share.
+struct block {
+    explicit block(std::uint32_t threads) : gate(threads), words(threads) {}
+    std::barrier<> gate;
+    std::vector<std::uint64_t> words;
+};
+
+/// A block of several threads, as on a device.
+class block_context {
+public:
+    block_context(block& b, std::uint32_t thread) : block_(&b), thread_(thread) {}
+    [[nodiscard]] std::uint32_t block_rank() const noexcept { return 0; }
+    [[nodiscard]] std::uint32_t num_blocks() const noexcept { return 1; }
+    [[nodiscard]] std::uint32_t thread_rank() const noexcept { return thread_; }
+    [[nodiscard]] std::uint32_t num_threads() const noexcept {
+        return static_cast<std::uint32_t>(block_->words.size());
+    }
+    void sync() noexcept { block_->gate.arrive_and_wait(); }
+    template <class T, class Op>
+    T reduce(T x, Op op) noexcept {
+        static_assert(sizeof(T) <= 8);
+        std::uint64_t word = 0;
+        __builtin_memcpy(&word, &x, sizeof x);
+        block_->words[thread_] = word;
+        sync();
+        T all{};
+        for (std::uint32_t i = 0; i < num_threads(); ++i) {
+            T y;
+            __builtin_memcpy(&y, &block_->words[i], sizeof y);
+            all = i == 0 ? y : op(all, y);
+        }
+        sync();
+        return all;
+    }
+    template <class T>
+    T reduce_add(T x) noexcept {
+        return reduce(x, [](T a, T b) { return a + b; });
+    }
+    void backoff(std::uint32_t) noexcept { std::this_thread::yield(); }
+
+private:
+    block* block_;
+    std::uint32_t thread_;
+};
+static_assert(gpushare::kernel_context<block_context>);
+
+/// Calls body(team) for every rank and lane at once, in a delaying context each. Returns one fault, if there is any.
+template <class Body>
+gpushare::collective_fault run_delayed(const gpushare::communicator& group, std::uint32_t lanes, std::uint64_t seed,
+                                       gpushare::collective_kind kind, const Body& body) {
+    std::vector<gpushare::collective_fault> faults(group.size() * lanes);
+    support::together(group.size() * lanes, [&](unsigned i) {
+        delaying_context ctx(seed + i);
+        gpushare::team<delaying_context> t(ctx, group.rank(i / lanes).view(), i / lanes, i % lanes, kind,
+                                           gpushare::never.time_since_epoch().count());
+        faults[i] = t.enter() ? body(t) : t.fault();
+    });
+    for (const auto& f : faults)
+        if (f) return f;
+    return {};
+}
+
+/// The same for blocks of `threads` threads, one lane a rank.
+template <class Body>
+gpushare::collective_fault run_blocks(const gpushare::communicator& group, std::uint32_t threads,
+                                      gpushare::collective_kind kind, const Body& body) {
+    std::vector<std::unique_ptr<block>> blocks;
+    for (std::uint32_t r = 0; r < group.size(); ++r) blocks.push_back(std::make_unique<block>(threads));
+    std::vector<gpushare::collective_fault> faults(group.size() * threads);
+    support::together(group.size() * threads, [&](unsigned i) {
+        block_context ctx(*blocks[i / threads], i % threads);
+        gpushare::team<block_context> t(ctx, group.rank(i / threads).view(), i / threads, 0, kind,
+                                        gpushare::never.time_since_epoch().count());
+        faults[i] = t.enter() ? body(t) : t.fault();
+    });
+    for (const auto& f : faults)
+        if (f) return f;
+    return {};
+}
+
+}  // namespace collective_test

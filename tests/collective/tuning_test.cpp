@@ -1,0 +1,49 @@
+// SPDX-License-Identifier: Apache-2.0
+// The table of algorithms: lookups, and text there and back.
+#include <gpushare/collective/tuning.hpp>
+
+#include <string>
+
+#include "support/catch.hpp"
+
+using gpushare::algorithm;
+using gpushare::errc;
+using gpushare::tuning_table;
+
+TEST_CASE("a plan is the first row that reaches far enough", "[collective]") {
+    const tuning_table table({{4, 100, {algorithm::ring, false}},
+                              {2, 1000, {algorithm::two_shot, true}},
+                              {2, 10, {algorithm::flag_in_data, false}}});
+    CHECK(table.plan(2, 10).how == algorithm::flag_in_data);
+    CHECK(table.plan(2, 11).streaming);
+    CHECK(table.plan(1, 1000).streaming);
+    CHECK(table.plan(3, 1).how == algorithm::ring);
+    CHECK(table.plan(3, 101) == gpushare::collective_plan{});
+    CHECK(table.plan(9, 1) == gpushare::collective_plan{});
+    CHECK(tuning_table{}.plan(1, 0) == gpushare::collective_plan{});
+}
+
+TEST_CASE("a saved table comes back", "[collective]") {
+    const auto table = tuning_table::measured();
+    CHECK(tuning_table::load(table.save()) == table);
+    CHECK(tuning_table::load("") == tuning_table{});
+    const auto one = tuning_table::load("2 4096 one_shot cached\nany any ring streaming");
+    REQUIRE(one.rows().size() == 2);
+    CHECK(one.plan(3, 1) == gpushare::collective_plan{algorithm::ring, true});
+    CHECK(one.save() == "2 4096 one_shot cached\nany any ring streaming\n");
+}
+
+TEST_CASE("a table that can't be read is refused with its line", "[collective]") {
+    for (const char* text : {"2 4096 one_shot cached\n2 x one_shot cached", "\n2 4096 three_shot cached",
+                             "\n2 4096 one_shot", "\n2 4096 one_shot cached more", "\n-1 4096 one_shot cached",
+                             "\n99999999999 4096 one_shot cached", "\n2  4096 one_shot cached"}) {
+        CAPTURE(text);
+        try {
+            (void)tuning_table::load(text);
+            FAIL_CHECK("read");
+        } catch (const gpushare::operation_error& e) {
+            CHECK(e.code() == errc::invalid_specification);
+            CHECK(e.figures().asked == 2);
+        }
+    }
+}

@@ -1,0 +1,384 @@
+// SPDX-License-Identifier: Apache-2.0
+// Short submissions that share one point at their end, over streams that can be marked later.
+#include <chrono>
+#include <cstdint>
+#include <memory>
+#include <optional>
+#include <stdexcept>
+#include <utility>
+#include <vector>
+
+#include <gpushare/compute/compute_limiter.hpp>
+#include <gpushare/units.hpp>
+
+#include "support/catch.hpp"
+#include "support/manual_timeline.hpp"
+#include "support/random.hpp"
+
+using namespace gpushare::literals;
+using namespace std::chrono_literals;
+using gpushare::client_id;
+using gpushare::errc;
+using gpushare::instant;
+using gpushare::ns;
+using support::manual_clock;
+using support::manual_stream;
+
+namespace {
+
+/// A manual stream whose timeline outlives it.
+class sharing_stream {
+    struct shared {
+        manual_stream line;
+        int records = 0;
+        bool captured = false;
+    };
+
+public:
+    using point = manual_stream::point;
+
+    class handle {
+    public:
+        handle() = default;
+        explicit operator bool() const noexcept { return of_ != nullptr; }
+        [[nodiscard]] bool is(const sharing_stream& s) const noexcept { return of_ == s.shared_; }
+        [[nodiscard]] point record() const { return record_on(*of_); }
+
+    private:
+        friend sharing_stream;
+        explicit handle(std::shared_ptr<shared> s) noexcept : of_(std::move(s)) {}
+        std::shared_ptr<shared> of_;
+    };
+
+    sharing_stream() = default;
+    /// On the same device; its points are reached from `since` on.
+    sharing_stream(const sharing_stream& neighbour, instant since)
+        : shared_(std::make_shared<shared>(shared{manual_stream(neighbour.shared_->line, {})})) {
+        (void)record();
+        shared_->line.reach_next_at(since);
+        shared_->records = 0;
+    }
+
+    void enqueue(ns length) { shared_->line.enqueue(length); }
+    [[nodiscard]] point record() { return record_on(*shared_); }
+    [[nodiscard]] handle share() const noexcept { return handle(shared_); }
+
+    [[nodiscard]] int records() const { return shared_->records; }
+    manual_stream& line() { return shared_->line; }
+    void capture(bool on) { shared_->captured = on; }
+
+private:
+    static point record_on(shared& s) {
+        if (s.captured) throw std::runtime_error("the stream is captured");
+        ++s.records;
+        return s.line.record();
+    }
+    std::shared_ptr<shared> shared_ = std::make_shared<shared>();
+};
+static_assert(gpushare::shared_timeline<sharing_stream>);
+
+using limiter = gpushare::compute_limiter<sharing_stream, manual_clock>;
+
+struct setup {
+    explicit setup(gpushare::limiter_options options = {}) : compute(options, clock) {}
+
+    limiter::ticket submit(client_id c, sharing_stream& s, ns length = 50us) {
+        return compute.submit(c, s, [length](sharing_stream& to) { to.enqueue(length); }).value();
+    }
+    /// Lets the limiter know what kernels of `c` take.
+    void teach(client_id c, sharing_stream& s, ns length = 50us) {
+        for (int i = 0; i < 3; ++i) {
+            (void)submit(c, s, length);
+            s.line().reach_all();
+            compute.poll();
+            clock.advance(length);
+        }
+    }
+    [[nodiscard]] ns used(client_id c) { return compute.usage(c).device_time; }
+
+    manual_clock clock;
+    sharing_stream stream;
+    limiter compute;
+};
+
+}  // namespace
+
+TEST_CASE("what is new or long has points of its own, short kernels share them", "[compute]") {
+    setup t;
+    const auto c = t.compute.add({});
+    t.teach(c, t.stream);
+    CHECK(t.stream.records() == 6);  // a begin and an end each
+    const auto before = t.stream.records();
+    std::vector<limiter::ticket> tickets;
+    for (int i = 0; i < 10; ++i) tickets.push_back(t.submit(c, t.stream));
+    CHECK(t.stream.records() == before + 2);  // one begin, and an end when they were 500 us together
+    for (int i = 0; i < 10; ++i) tickets.push_back(t.submit(c, t.stream));
+    CHECK(t.stream.records() == before + 3);  // the second begins where the first ends
+    CHECK(t.compute.usage(c).in_flight == 20);
+    (void)t.submit(c, t.stream);  // as much as may be in flight
+    CHECK(t.compute.usage(c).in_flight == 20);
+    t.stream.line().reach_next();
+    t.stream.line().reach_next();
+    t.compute.poll();
+    CHECK(tickets[9].done());
+    CHECK_FALSE(tickets[10].done());
+    t.stream.line().reach_all();
+    t.compute.poll();
+    t.stream.line().reach_all();
+    CHECK(t.used(c) == 24 * 50us);
+    CHECK(tickets[19].device_time() == 50us);
+
+    const auto d = t.compute.add({.weight = 10_pct});
+    t.teach(d, t.stream, 400us);
+    const auto now = t.stream.records();
+    (void)t.submit(d, t.stream, 400us);
+    (void)t.submit(d, t.stream, 400us);
+    CHECK(t.stream.records() == now + 3);
+}
+
+TEST_CASE("what a batch took is split as it was predicted", "[compute]") {
+    setup t;
+    const auto c = t.compute.add({});
+    const auto submit = [&](std::uint64_t key, ns length) {
+        return t.compute.submit(c, t.stream, [length](sharing_stream& to) { to.enqueue(length); }, {.key = key})
+            .value();
+    };
+    for (int i = 0; i < 3; ++i)
+        for (const std::uint64_t key : {1, 2}) {
+            (void)submit(key, key * 30us);
+            t.stream.line().reach_all();
+            t.compute.poll();
+        }
+    const auto one = submit(1, 33us), two = submit(2, 66us), three = submit(1, 33us);
+    CHECK_FALSE(one.done());
+    t.compute.poll();  // ends the batch
+    t.stream.line().reach_all();
+    t.compute.poll();
+    REQUIRE(three.done());
+    CHECK(one.device_time() == 33us);
+    CHECK(two.device_time() == 66us);
+    CHECK(three.device_time() == 33us);
+}
+
+TEST_CASE("whoever wants to know ends a batch", "[compute]") {
+    setup t{{.depth = 1, .horizon = 200us}};
+    const auto c = t.compute.add({.longest = 50us});
+    t.teach(c, t.stream);
+    const auto first = t.submit(c, t.stream), second = t.submit(c, t.stream);
+    CHECK(t.stream.line().open() >= 1);
+    t.stream.line().on_wait([&] { t.stream.line().reach_all(); });
+    SECTION("a ticket's holder") { CHECK(first.wait()); }
+    SECTION("the dispatcher") {
+        std::stop_source stop;
+        t.stream.line().on_wait([&] {
+            t.stream.line().reach_all();
+            stop.request_stop();
+        });
+        t.compute.run(stop.get_token());
+    }
+    SECTION("who closes") { CHECK(t.compute.close(c)); }
+    SECTION("poll, which doesn't wait for it") {
+        t.compute.poll();
+        t.stream.line().reach_all();
+        t.compute.poll();
+    }
+    SECTION("the account") {
+        (void)t.used(c);
+        t.stream.line().reach_all();
+        CHECK(t.used(c) == 250us);
+    }
+    SECTION("the gate, for want of room") {
+        std::vector<limiter::ticket> more;
+        for (int i = 0; i < 4; ++i) more.push_back(t.submit(c, t.stream));
+        CHECK(t.compute.acquire(c));
+    }
+    CHECK(first.done());
+    CHECK(second.done());
+}
+
+TEST_CASE("somebody else's work on the stream ends a batch, with the point at which it begins itself", "[compute]") {
+    setup t;
+    const auto a = t.compute.add({.weight = 50_pct}), b = t.compute.add({.weight = 50_pct});
+    t.teach(a, t.stream);
+    t.teach(b, t.stream);
+    const auto before = t.stream.records();
+    const auto of_a = t.used(a), of_b = t.used(b);
+    for (int i = 0; i < 3; ++i) (void)t.submit(a, t.stream);
+    for (int i = 0; i < 2; ++i) (void)t.submit(b, t.stream);
+    CHECK(t.stream.records() == before + 2);
+    t.compute.poll();
+    CHECK(t.stream.records() == before + 2);  // the first batch can be watched
+    t.stream.line().reach_all();
+    t.compute.poll();
+    CHECK(t.stream.records() == before + 3);
+    t.stream.line().reach_all();
+    CHECK(t.used(a) == of_a + 150us);
+    CHECK(t.used(b) == of_b + 100us);
+}
+
+TEST_CASE("while others are in flight on other streams everything has points of its own", "[compute]") {
+    setup t;
+    sharing_stream other(t.stream, instant{1s});
+    const auto a = t.compute.add({.weight = 50_pct}), b = t.compute.add({.weight = 50_pct});
+    t.teach(a, t.stream);
+    t.teach(b, other);
+    (void)t.submit(a, t.stream);
+    (void)t.submit(a, t.stream);
+    const auto before = t.stream.records();
+    (void)t.submit(b, other);
+    CHECK(t.stream.records() == before + 1);  // what was open is ended
+    (void)t.submit(b, other);
+    CHECK(other.records() == 6 + 3);  // the second begins at the end of the first
+    t.stream.line().reach_all();
+    other.line().reach_all();
+    t.compute.poll();
+    CHECK(t.compute.usage(a).in_flight == 0);
+    CHECK(t.compute.usage(b).in_flight == 0);
+}
+
+TEST_CASE("idle time between the submissions of a batch, and after it, is nobody's", "[compute]") {
+    setup t;
+    const auto c = t.compute.add({});
+    t.teach(c, t.stream);
+    const auto before = t.used(c);
+    SECTION("between them") {
+        (void)t.submit(c, t.stream);
+        t.clock.advance(10ms);          // the kernel is long over ...
+        t.stream.enqueue(10ms - 50us);  // ... the device idle: what lies between two points counts it all the same
+        (void)t.submit(c, t.stream);
+    }
+    SECTION("after them") {
+        (void)t.submit(c, t.stream);
+        (void)t.submit(c, t.stream);
+        t.clock.advance(10ms);
+        t.stream.enqueue(10ms - 100us);
+    }
+    t.compute.poll();
+    t.stream.line().reach_all();
+    CHECK(t.used(c) == before + 100us);
+    const auto next = t.submit(c, t.stream);  // and nothing was learnt from that
+    t.compute.poll();
+    t.stream.line().reach_all();
+    t.compute.poll();
+    CHECK(t.compute.usage(c).longest == 50us);
+    CHECK(next.device_time() == 50us);
+}
+
+TEST_CASE("a batch outlives the stream object that it was enqueued on", "[compute]") {
+    setup t;
+    const auto c = t.compute.add({});
+    t.teach(c, t.stream);
+    auto gone = std::make_unique<sharing_stream>(t.stream, instant{1s});
+    auto line = gone->line();
+    const auto ticket = t.submit(c, *gone);
+    gone.reset();
+    line.on_wait([&] { line.reach_all(); });
+    CHECK(ticket.wait());
+    CHECK(ticket.device_time() == 50us);
+    CHECK(t.compute.close(c));
+}
+
+TEST_CASE("a callable that throws in a batch fails its own ticket", "[compute]") {
+    setup t;
+    const auto c = t.compute.add({});
+    t.teach(c, t.stream);
+    const auto good = t.submit(c, t.stream);
+    const auto bad = t.compute
+                         .submit(c, t.stream,
+                                 [](sharing_stream& s) {
+                                     s.enqueue(50us);
+                                     throw std::runtime_error("mine");
+                                 })
+                         .value();
+    const auto next = t.submit(c, t.stream);
+    t.stream.line().on_wait([&] { t.stream.line().reach_all(); });
+    CHECK(next.wait());
+    CHECK(bad.wait());
+    CHECK(good.status() == errc::none);
+    CHECK(bad.status() == errc::submission_failed);
+    CHECK(next.status() == errc::none);
+    CHECK(t.compute.usage(c).failed == 1);
+}
+
+TEST_CASE("a stream that can't be marked now is marked later", "[compute]") {
+    setup t;
+    const auto c = t.compute.add({});
+    t.teach(c, t.stream);
+    const auto ticket = t.submit(c, t.stream);
+    t.stream.capture(true);
+    t.compute.poll();
+    CHECK_FALSE(ticket.wait(instant::min()));
+    CHECK_FALSE(t.compute.close(c, t.clock.now()));
+    t.stream.capture(false);
+    t.compute.poll();
+    t.stream.line().reach_all();
+    t.compute.poll();
+    CHECK(ticket.status() == errc::none);
+    CHECK(ticket.device_time() == 50us);
+}
+
+TEST_CASE("permits share points too, and one that is held doesn't keep others from theirs", "[compute]") {
+    setup t;
+    const auto c = t.compute.add({});
+    t.teach(c, t.stream);
+    const auto before = t.stream.records();
+    for (int i = 0; i < 8; ++i) t.compute.acquire(c)->enqueue(t.stream, [](sharing_stream& s) { s.enqueue(50us); });
+    CHECK(t.stream.records() == before + 1);
+    const auto ticket = t.submit(c, t.stream);
+    auto held = t.compute.acquire(c).value();
+    t.stream.line().on_wait([&] { t.stream.line().reach_all(); });
+    CHECK(ticket.wait());
+    CHECK_THROWS_AS(held.enqueue(t.stream, [](sharing_stream&) { throw std::logic_error("holder"); }),
+                    std::logic_error);
+    t.compute.poll();
+    t.stream.line().reach_all();
+    CHECK(t.compute.usage(c).in_flight == 0);
+    CHECK(t.compute.usage(c).failed == 1);
+    CHECK(t.used(c) == (3 + 9) * 50us);
+}
+
+TEST_CASE("backlogged clients on one stream are charged what they used, batch or no batch", "[compute]") {
+    for (std::uint64_t nth = 0; nth < 50; ++nth) {
+        const auto seed = support::seed(nth);
+        CAPTURE(seed);
+        support::random any(seed);
+        setup t{{.depth = static_cast<std::uint32_t>(1 + any.below(4))}};
+        std::vector<client_id> clients;
+        std::vector<ns> truth(3);
+        std::vector<ns> length;
+        for (int i = 0; i < 3; ++i) {
+            clients.push_back(t.compute.add({.weight = gpushare::share::of_permille(100 + any.below(200))}));
+            length.push_back(ns{1000} * static_cast<int>(5 + any.below(150)));
+        }
+        std::uint64_t submitted = 0;
+        const auto submit = [&](std::size_t i) {
+            const auto took = length[i] + ns{static_cast<std::int64_t>(any.below(3000))};
+            (void)t.compute.submit(clients[i], t.stream, [&truth, i, took](sharing_stream& s) {
+                s.enqueue(took);
+                truth[i] += took;
+            });
+            ++submitted;
+        };
+        for (int step = 0; step < 400; ++step) {
+            for (std::size_t i = 0; i < 3; ++i)
+                if (t.compute.usage(clients[i]).waiting < 4) submit(i);
+            t.stream.line().reach_next();
+            t.clock.advance(20us);
+        }
+        for (int end = 0; end < 400; ++end) {
+            t.compute.poll();
+            t.stream.line().reach_all();
+        }
+        ns sum{};
+        std::uint64_t completed = 0;
+        for (std::size_t i = 0; i < 3; ++i) {
+            const auto u = t.compute.usage(clients[i]);
+            completed += u.completed;
+            sum += u.device_time;
+            const auto error =
+                static_cast<double>((u.device_time - truth[i]).count()) / static_cast<double>(truth[i].count());
+            CHECK(std::abs(error) < 0.02);
+        }
+        CHECK(completed == submitted);
+    }
+}

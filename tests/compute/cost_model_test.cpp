@@ -1,0 +1,80 @@
+// SPDX-License-Identifier: Apache-2.0
+#include <algorithm>
+#include <chrono>
+#include <cstdint>
+#include <map>
+
+#include <gpushare/compute/cost_model.hpp>
+
+#include "support/catch.hpp"
+#include "support/random.hpp"
+
+using namespace std::chrono_literals;
+using gpushare::client_id;
+using gpushare::cost_estimate;
+using gpushare::cost_model;
+using gpushare::ns;
+
+TEST_CASE("an estimate is the mean at first, then follows what comes", "[compute]") {
+    cost_estimate e;
+    e.learn(100us, false);
+    CHECK(e.typical == 100us);
+    e.learn(300us, false);
+    CHECK(e.typical == 200us);
+    CHECK(e.longest == 300us);
+    for (int i = 0; i < 100; ++i) e.learn(1ms, false);
+    CHECK(e.typical > 999us);
+    CHECK(e.typical <= 1ms);
+    for (int i = 0; i < 100; ++i) e.learn(10us, false);
+    CHECK(e.typical < 11us);
+    CHECK(e.longest == 1ms);
+}
+
+TEST_CASE("only what ran alone tells what a kernel takes at least", "[compute]") {
+    cost_estimate e;
+    e.learn(50us, false);
+    CHECK(e.shortest_alone == 0ns);
+    e.learn(90us, true);
+    e.learn(80us, true);
+    e.learn(20us, false);
+    e.learn(95us, true);
+    e.learn(0us, true);  // shorter than can be measured: tells nothing
+    CHECK(e.shortest_alone == 80us);
+}
+
+TEST_CASE("kinds are told apart by key and by client, and a client that comes again starts anew", "[compute]") {
+    cost_model m;
+    const client_id a{0, 1}, b{1, 1}, again{0, 2};
+    m.learn(a, 7, 10us);
+    m.learn(a, 8, 20us);
+    m.learn(b, 7, 30us);
+    m.learn(a, 0, 1s);
+    CHECK(m.find(a, 7).typical == 10us);
+    CHECK(m.find(a, 8).typical == 20us);
+    CHECK(m.find(b, 7).typical == 30us);
+    CHECK(m.find(again, 7).seen == 0);
+    CHECK(m.find(a, 0).seen == 0);
+    CHECK(m.find(a, 9).seen == 0);
+}
+
+TEST_CASE("what is used stays known however many keys go by, and nothing is ever mixed up", "[compute]") {
+    const auto seed = support::seed(5);
+    CAPTURE(seed);
+    support::random any(seed);
+    cost_model m;
+    const client_id c{3, 1};
+    std::map<std::uint64_t, ns> truth;
+    m.learn(c, 42, 77us);
+    std::uint64_t mixed_up = 0, forgotten = 0;
+    for (int i = 0; i < 100'000; ++i) {
+        const auto key = 1000 + any.below(any.one_in(2) ? 50 : 1'000'000'000);
+        const ns took{1 + static_cast<std::int64_t>(key % 1'000'003)};  // each kind always takes the same
+        if (const auto e = m.find(c, key); e.seen != 0 && e.typical != took) ++mixed_up;
+        m.learn(c, key, took);
+        if (m.find(c, key).typical != took) ++forgotten;
+        if (i % 8 == 0) m.learn(c, 42, 77us);
+    }
+    CHECK(mixed_up == 0);
+    CHECK(forgotten == 0);
+    CHECK(m.find(c, 42).seen == 8);
+}

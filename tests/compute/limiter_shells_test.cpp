@@ -1,0 +1,384 @@
+// SPDX-License-Identifier: Apache-2.0
+// Callbacks, coroutines, requests, gangs, waiting for room: what stands around a limiter's queue and gate.
+#include <array>
+#include <chrono>
+#include <coroutine>
+#include <cstddef>
+#include <memory>
+#include <optional>
+#include <stdexcept>
+#include <stop_token>
+#include <string>
+#include <thread>
+#include <utility>
+#include <vector>
+
+#include <gpushare/compute/async_submit.hpp>
+#include <gpushare/compute/compute_limiter.hpp>
+#include <gpushare/compute/gang_permit.hpp>
+#include <gpushare/compute/request.hpp>
+#include <gpushare/gang.hpp>
+#include <gpushare/units.hpp>
+
+#include "support/catch.hpp"
+#include "support/manual_timeline.hpp"
+#include "support/threads.hpp"
+#include "support/timed_device.hpp"
+
+using namespace gpushare::literals;
+using namespace std::chrono_literals;
+using gpushare::client_id;
+using gpushare::completion;
+using gpushare::errc;
+using gpushare::instant;
+using gpushare::ns;
+using support::manual_clock;
+using support::manual_stream;
+
+namespace {
+
+using limiter = gpushare::compute_limiter<manual_stream, manual_clock>;
+using names = std::vector<std::string>;
+
+struct setup {
+    explicit setup(gpushare::limiter_options options = {.depth = 1}) : compute(options, clock) {}
+
+    limiter::ticket submit(client_id c, std::string name, ns length = 1ms) {
+        return compute.submit(c, stream, logs(std::move(name), length)).value();
+    }
+    gpushare::submission_work<manual_stream> logs(std::string name, ns length = 1ms) {
+        return [this, name = std::move(name), length](manual_stream& s) {
+            s.enqueue(length);
+            enqueued.push_back(name);
+        };
+    }
+    void finish_one(errc status = errc::none) {
+        stream.reach_next();
+        stream.reach_next(status);
+        compute.poll();
+    }
+
+    manual_clock clock;
+    manual_stream stream;
+    names enqueued;
+    limiter compute;
+};
+
+/// A coroutine that starts at once and belongs to nobody.
+struct detached {
+    struct promise_type {
+        detached get_return_object() noexcept { return {}; }
+        std::suspend_never initial_suspend() noexcept { return {}; }
+        std::suspend_never final_suspend() noexcept { return {}; }
+        void return_void() noexcept {}
+        void unhandled_exception() { std::terminate(); }
+    };
+};
+
+struct instant_stream {
+    using point = gpushare::immediate_point;
+    static point record() noexcept { return {}; }
+};
+
+}  // namespace
+
+TEST_CASE("a callback is told how it went, once", "[compute]") {
+    setup t;
+    const auto c = t.compute.add({});
+    std::vector<completion> told;
+    const auto tell = [&](const completion& d) { told.push_back(d); };
+    (void)t.compute.submit(c, t.stream, t.logs("good", 3ms), {}, tell);
+    (void)t.compute.submit(
+        c, t.stream, [](manual_stream&) { throw std::out_of_range("mine"); }, {}, tell);
+    (void)t.compute.submit(c, t.stream, t.logs("fails"), {}, tell);
+    (void)t.compute.submit(c, t.stream, t.logs("cancelled"), {}, tell);
+    CHECK(told.empty());
+    t.clock.advance(5ms);
+    t.finish_one();
+    REQUIRE(told.size() == 1);
+    CHECK(told[0].status == errc::none);
+    CHECK(told[0].device_time == 3ms);
+    CHECK(told[0].finished_at == instant{5ms});
+    t.finish_one();
+    t.finish_one(errc::kernel_failed);
+    REQUIRE(told.size() == 3);
+    CHECK(told[1].status == errc::submission_failed);
+    CHECK_THROWS_AS(std::rethrow_exception(told[1].error), std::out_of_range);
+    CHECK(told[2].status == errc::kernel_failed);
+    CHECK_FALSE(t.compute.close(c, instant::min()));
+    REQUIRE(told.size() == 3);  // it is in flight
+    t.finish_one();
+    CHECK(t.compute.submit(c, t.stream, t.logs("refused"), {}, tell).code() == errc::closed);
+    CHECK(told.size() == 4);
+}
+
+TEST_CASE("a callback may use the limiter, and isn't called from within itself", "[compute]") {
+    manual_clock clock;
+    gpushare::compute_limiter<instant_stream, manual_clock> compute{{.depth = 1}, clock};
+    instant_stream stream;
+    const auto c = compute.add({});
+    int runs = 0, depth = 0, deepest = 0;
+    struct again {
+        void operator()(const completion&) {
+            deepest = std::max(deepest, ++depth);
+            if (++runs < 10'000)
+                (void)compute.submit(
+                    c, stream, [](instant_stream&) {}, {}, again{*this});
+            --depth;
+        }
+        gpushare::compute_limiter<instant_stream, manual_clock>& compute;
+        instant_stream& stream;
+        client_id c;
+        int &runs, &depth, &deepest;
+    };
+    (void)compute.submit(
+        c, stream, [](instant_stream&) {}, {}, again{compute, stream, c, runs, depth, deepest});
+    CHECK(runs == 10'000);
+    CHECK(deepest == 1);
+}
+
+TEST_CASE("a coroutine goes on when its work is done", "[compute]") {
+    setup t;
+    const auto c = t.compute.add({});
+    names log;
+    const auto chain = [&]() -> detached {
+        for (const auto* name : {"1", "2"}) {
+            const auto done = co_await gpushare::async_submit(t.compute, c, t.stream, t.logs(name));
+            log.push_back(done.status == errc::none ? name : "failed");
+        }
+        const auto failed = co_await gpushare::async_submit(t.compute, c, t.stream,
+                                                            [](manual_stream&) { throw std::runtime_error("mine"); });
+        log.push_back(failed.error ? "threw" : "didn't");
+        const auto empty = co_await gpushare::async_submit(t.compute, c, t.stream, {});
+        log.push_back(empty.status == errc::invalid_specification ? "refused" : "wasn't");
+    };
+    chain();
+    CHECK(t.enqueued == names{"1"});
+    CHECK(log.empty());
+    t.finish_one();
+    CHECK(log == names{"1"});
+    CHECK(t.enqueued == names{"1", "2"});
+    t.finish_one();
+    t.finish_one();
+    CHECK(log == names{"1", "2", "threw", "refused"});
+}
+
+TEST_CASE("coroutines over work that is done at once don't pile up", "[compute]") {
+    manual_clock clock;
+    gpushare::compute_limiter<instant_stream, manual_clock> compute{{.depth = 1}, clock};
+    instant_stream stream;
+    const auto c = compute.add({});
+    int done = 0;
+    const auto many = [&]() -> detached {
+        for (int i = 0; i < 10'000; ++i) {
+            (void)co_await gpushare::async_submit(compute, c, stream, [](instant_stream&) {});
+            ++done;
+        }
+    };
+    many();
+    CHECK(done == 10'000);
+}
+
+TEST_CASE("coroutines resumed by a dispatcher on another thread", "[compute][threads]") {
+    using stream = support::timed_device::stream;
+    support::timed_device device;
+    gpushare::compute_limiter<stream, support::steady> compute{{.depth = 2}};
+    const auto c = compute.add({});
+    stream s(device);
+    std::atomic<int> done{0};
+    {
+        const std::jthread driver([&](const std::stop_token& stop) { compute.run(stop); });
+        const auto chain = [&]() -> detached {
+            for (int i = 0; i < 100; ++i)
+                if ((co_await gpushare::async_submit(compute, c, s, [](stream& to) { to.enqueue(5us); })).status ==
+                    errc::none)
+                    ++done;
+        };
+        for (int i = 0; i < 4; ++i) chain();
+        const auto deadline = support::steady::now() + 20s;
+        while (done < 400 && support::steady::now() < deadline) std::this_thread::yield();
+    }
+    CHECK(done == 400);
+    CHECK(compute.close(c));
+}
+
+TEST_CASE("a full queue refuses, or is waited for", "[compute]") {
+    setup t{{.depth = 1, .queue_limit = 1}};
+    const auto c = t.compute.add({});
+    const auto first = t.submit(c, "in flight"), second = t.submit(c, "waits");
+    CHECK(t.compute.submit(c, t.stream, t.logs("no")).code() == errc::queue_full);
+    SECTION("until there is room") {
+        t.stream.on_wait([&] {
+            t.stream.reach_next();
+            t.stream.reach_next();
+        });
+        const auto third = t.compute.submit(c, t.stream, t.logs("third"), {.room_by = gpushare::never});
+        REQUIRE(third);
+        CHECK(third->wait());
+        CHECK(t.enqueued == names{"in flight", "waits", "third"});
+    }
+    SECTION("until the deadline") {
+        t.stream.on_wait([&] { t.clock.advance(1ms); });
+        CHECK(t.compute.submit(c, t.stream, t.logs("no"), {.room_by = t.clock.now() + 5ms}).code() == errc::queue_full);
+    }
+    SECTION("until a stop is requested") {
+        std::stop_source stop;
+        t.stream.on_wait([&] { stop.request_stop(); });
+        CHECK(t.compute.submit(c, t.stream, t.logs("no"), {.room_by = gpushare::never}, {}, stop.get_token()).code() ==
+              errc::stopped);
+    }
+    CHECK(t.compute.usage(c).waiting <= 1);
+}
+
+TEST_CASE("while a request is under way, work of lower levels is held back for a bounded moment", "[compute]") {
+    setup t{{.depth = 2, .anticipation = 200us}};
+    const auto low = t.compute.add({});
+    const auto high = t.compute.add({.level = {1}});
+    std::optional<gpushare::request<limiter>> request(std::in_place, t.compute, high);
+    (void)request->submit(t.stream, t.logs("chain 1"));
+    (void)t.submit(low, "low");
+    CHECK(t.enqueued == names{"chain 1"});  // there is room, but the chain goes on
+    t.finish_one();
+    CHECK(t.enqueued == names{"chain 1"});
+    CHECK(t.compute.resume_at() == t.clock.now() + 200us);
+    SECTION("the next submission of the chain comes in time, and doesn't wait") {
+        t.clock.advance(150us);
+        (void)request->submit(t.stream, t.logs("chain 2"));
+        CHECK(t.enqueued == names{"chain 1", "chain 2"});
+        t.clock.advance(150us);
+        t.finish_one();
+        t.clock.advance(150us);
+        t.compute.poll();
+        CHECK(t.enqueued == names{"chain 1", "chain 2"});
+        request.reset();
+        CHECK(t.enqueued == names{"chain 1", "chain 2", "low"});
+    }
+    SECTION("it comes too late") {
+        t.clock.advance(201us);
+        t.compute.poll();
+        CHECK(t.enqueued == names{"chain 1", "low"});
+        (void)request->submit(t.stream, t.logs("chain 2"));
+        CHECK(t.enqueued == names{"chain 1", "low", "chain 2"});
+    }
+    SECTION("the request ends: at once") {
+        request.reset();
+        CHECK(t.enqueued == names{"chain 1", "low"});
+    }
+    SECTION("what isn't below isn't held back") {
+        const auto peer = t.compute.add({.level = {1}});
+        (void)t.submit(peer, "peer");
+        CHECK(t.enqueued == names{"chain 1", "peer"});
+    }
+}
+
+TEST_CASE("whoever waits lets in what was held back when its time has come", "[compute]") {
+    setup t{{.depth = 2, .anticipation = 200us}};
+    const auto low = t.compute.add({});
+    const auto high = t.compute.add({.level = {1}});
+    gpushare::request request(t.compute, high);
+    (void)request.submit(t.stream, t.logs("chain"));
+    const auto held = t.submit(low, "low");
+    t.stream.on_wait([&] {
+        t.stream.reach_all();
+        t.clock.advance(50us);
+    });
+    t.finish_one();
+    t.clock.advance(200us);
+    CHECK(held.wait());
+    auto p = request.acquire();
+    CHECK(p);
+}
+
+namespace {
+
+/// Two devices, a limiter each.
+struct node_of_two {
+    using stream = support::timed_device::stream;
+    using limiter = gpushare::compute_limiter<stream, support::steady>;
+
+    support::timed_device devices[2];
+    limiter limiters[2] = {limiter{{.depth = 1}}, limiter{{.depth = 1}}};
+    gpushare::device_order_lock order{2};
+};
+
+}  // namespace
+
+TEST_CASE("a gang is admitted on all devices or on none", "[compute]") {
+    setup a, b;
+    const auto on_a = a.compute.add({}), on_b = b.compute.add({});
+    using gang = gpushare::gang_permit<limiter>;
+    gpushare::device_order_lock order{2};
+    const std::array<manual_stream*, 2> streams{&a.stream, &b.stream};
+    SECTION("on all, in the order of ranks that was asked for") {
+        auto g = gang::acquire({{&b.compute, on_b, {1}}, {&a.compute, on_a, {0}}});
+        REQUIRE(g);
+        std::vector<std::pair<std::size_t, bool>> parts;
+        const std::array<manual_stream*, 2> reversed{&b.stream, &a.stream};
+        g->enqueue(order, std::span<manual_stream* const>(reversed), [&](std::size_t rank, manual_stream& s) {
+            parts.emplace_back(rank, &s == reversed[rank]);
+            s.enqueue(1ms);
+        });
+        CHECK(parts == std::vector<std::pair<std::size_t, bool>>{{1, true}, {0, true}});
+        a.finish_one();
+        b.finish_one();
+        CHECK(a.compute.usage(on_a).device_time == 1ms);
+        CHECK(b.compute.usage(on_b).device_time == 1ms);
+    }
+    SECTION("on none: one is busy until the deadline") {
+        const auto held = b.compute.acquire(on_b).value();
+        CHECK(gang::acquire({{&a.compute, on_a, {0}}, {&b.compute, on_b, {1}}}, instant::min()).code() ==
+              errc::deadline_exceeded);
+        CHECK(a.compute.usage(on_a).in_flight == 0);
+        CHECK(a.compute.try_acquire(on_a));
+    }
+    SECTION("unused, it goes back") {
+        { auto g = gang::acquire({{&a.compute, on_a, {0}}, {&b.compute, on_b, {1}}}); }
+        CHECK(a.compute.usage(on_a).in_flight == 0);
+        CHECK(b.compute.usage(on_b).in_flight == 0);
+    }
+    SECTION("a part that throws: later devices have got nothing, and everything is accounted for") {
+        auto g = gang::acquire({{&a.compute, on_a, {0}}, {&b.compute, on_b, {1}}});
+        CHECK_THROWS_AS(g->enqueue(order, std::span<manual_stream* const>(streams),
+                                   [](std::size_t, manual_stream&) { throw std::runtime_error("mine"); }),
+                        std::runtime_error);
+        CHECK(b.compute.usage(on_b).in_flight == 0);
+        a.finish_one();
+        CHECK(a.compute.usage(on_a).failed == 1);
+    }
+    SECTION("nonsense is refused") {
+        CHECK(gang::acquire({}).code() == errc::invalid_specification);
+        CHECK(gang::acquire({{&a.compute, on_a, {0}}, {&b.compute, on_b, {0}}}).code() == errc::duplicate_device);
+    }
+}
+
+TEST_CASE("gangs that name their devices in different orders don't wait for each other", "[compute][threads]") {
+    using gang = gpushare::gang_permit<node_of_two::limiter>;
+    node_of_two n;
+    std::atomic<int> lost{0};
+    std::array<std::vector<unsigned>, 2> seen;  // by device; under the gang order
+    support::together(4, [&](unsigned who) {
+        const auto on_0 = n.limiters[0].add({.weight = 25_pct}), on_1 = n.limiters[1].add({.weight = 25_pct});
+        node_of_two::stream s0(n.devices[0]), s1(n.devices[1]);
+        const bool reversed = who % 2 != 0;
+        const gang::member m0{&n.limiters[0], on_0, {0}}, m1{&n.limiters[1], on_1, {1}};
+        const std::array<gang::member, 2> members{reversed ? m1 : m0, reversed ? m0 : m1};
+        const std::array<node_of_two::stream*, 2> streams{reversed ? &s1 : &s0, reversed ? &s0 : &s1};
+        for (int i = 0; i < 50; ++i) {
+            auto g = gang::acquire(members, support::steady::now() + 20s);
+            if (!g) {
+                ++lost;
+                continue;
+            }
+            g->enqueue(n.order, std::span<node_of_two::stream* const>(streams),
+                       [&](std::size_t rank, node_of_two::stream& s) {
+                           seen[reversed ? 1 - rank : rank].push_back(who);
+                           s.enqueue(5us);
+                       });
+        }
+        if (!n.limiters[0].close(on_0, support::steady::now() + 20s)) ++lost;
+        if (!n.limiters[1].close(on_1, support::steady::now() + 20s)) ++lost;
+    });
+    CHECK(lost == 0);
+    CHECK(seen[0].size() == 200);
+    CHECK(seen[0] == seen[1]);
+}

@@ -1,0 +1,242 @@
+// SPDX-License-Identifier: Apache-2.0
+// Threads that wait for bytes: served in order, woken by whatever could let them through, and back at their deadline or
+// stop request in any case.
+#include <array>
+#include <atomic>
+#include <chrono>
+#include <cstddef>
+#include <cstdint>
+#include <optional>
+#include <stop_token>
+#include <thread>
+#include <vector>
+
+#include <gpushare/backend/host/clock.hpp>
+#include <gpushare/error.hpp>
+#include <gpushare/memory/deferred_frees.hpp>
+#include <gpushare/memory/quota.hpp>
+#include <gpushare/memory/quota_hook.hpp>
+#include <gpushare/memory/quota_resource.hpp>
+#include <gpushare/memory/quota_waiters.hpp>
+#include <gpushare/units.hpp>
+
+#include "support/catch.hpp"
+#include "support/fault_resource.hpp"
+#include "support/manual_timeline.hpp"
+#include "support/random.hpp"
+#include "support/threads.hpp"
+
+using namespace gpushare::literals;
+using namespace std::chrono_literals;
+using gpushare::bytes;
+using gpushare::charge_until;
+using gpushare::errc;
+using gpushare::failure;
+using gpushare::instant;
+using gpushare::patience;
+using gpushare::quota;
+using gpushare::quota_resource;
+using real_clock = gpushare::host::steady_clock;
+using support::fault_resource;
+
+namespace {
+
+patience<real_clock> within(gpushare::ns d) { return {.deadline = real_clock::now() + d}; }
+patience<real_clock> forever() { return {}; }
+
+void wait_for_line(const quota& q, std::uint32_t waiting) {
+    while (q.usage().waiting != waiting) std::this_thread::yield();
+}
+
+}  // namespace
+
+TEST_CASE("a wait ends at its deadline, and says what was left and who holds the rest", "[memory][waiters]") {
+    quota device{4_MiB};
+    quota chat{device, 1_MiB, 3_MiB}, code{device, 0_B, 4_MiB};
+    code.name("code");
+    REQUIRE(code.try_charge(3_MiB) == errc::none);
+    fault_resource upstream;
+    quota_resource mine{chat, upstream, "chat"};
+    failure why;
+    CHECK(mine.try_allocate_until(2 << 20, 256, within(1ms), &why) == nullptr);
+    CHECK(why.code == errc::deadline_exceeded);
+    CHECK(why.asked == (2_MiB).count());
+    CHECK(why.left == (1_MiB).count());
+    CHECK(why.limit == (4_MiB).count());
+    CHECK_THROWS_WITH(
+        (void)mine.allocate_until(2 << 20, 256, within(1ms)),
+        "tenant 'chat': allocate: asked 2 MiB, 1 MiB of 4 MiB left (deadline exceeded); 3 MiB lent to 'code'");
+    CHECK_THROWS_AS((void)mine.allocate_until(2 << 20, 256, within(0ms)), std::bad_alloc);
+    CHECK(device.usage().waiting == 0);
+    CHECK(code.try_charge(1_B) == errc::out_of_memory);  // the guarantee of chat
+    CHECK(mine.try_allocate(1 << 20, 256) != nullptr);   // which is there still
+    CHECK(code.release(3_MiB));
+}
+
+TEST_CASE("a deadline that has passed lets through what fits", "[memory][waiters]") {
+    quota q{1_KiB};
+    const patience late{real_clock{}, instant::min()};
+    CHECK(charge_until(q, 1_KiB, late).code == errc::none);
+    CHECK(charge_until(q, 1_B, late).code == errc::deadline_exceeded);
+    CHECK(charge_until(q, 2_KiB, forever()).code == errc::over_quota);  // never
+    CHECK(charge_until(q, bytes::max(), forever()).code == errc::size_overflow);
+    CHECK(q.usage().waiting == 0);
+    CHECK(q.release(1_KiB));
+}
+
+TEST_CASE("a stop request ends the wait, before it and during it", "[memory][waiters]") {
+    quota q{1_KiB};
+    REQUIRE(q.try_charge(1_KiB) == errc::none);
+    std::stop_source stop;
+    std::atomic<errc> why{errc::none};
+    std::jthread waiter([&] { why = charge_until(q, 1_B, patience<real_clock>{.stop = stop.get_token()}).code; });
+    wait_for_line(q, 1);
+    stop.request_stop();
+    waiter.join();
+    CHECK(why.load() == errc::stopped);
+    CHECK(charge_until(q, 1_B, patience<real_clock>{.stop = stop.get_token()}).code == errc::stopped);
+    CHECK(q.release(1_KiB));
+    CHECK(q.usage().waiting == 0);
+}
+
+TEST_CASE("threads are served in the order in which they came, the big one first", "[memory][waiters]") {
+    quota device{100_B};
+    quota q{device, 0_B, 100_B}, neighbour{device, 0_B, 100_B};
+    REQUIRE(neighbour.try_charge(100_B) == errc::none);
+    std::array<bytes, 4> sizes{90_B, 1_B, 5_B, 4_B};
+    std::atomic<unsigned> served{0};
+    std::array<unsigned, 4> order{};
+    {
+        std::vector<std::jthread> threads;
+        for (unsigned i = 0; i < 4; ++i) {
+            threads.emplace_back([&, i] {
+                if (charge_until(q, sizes[i], forever()).code == errc::none) order[i] = ++served;
+            });
+            wait_for_line(q, i + 1);
+        }
+        for (int i = 0; i < 8; ++i) {
+            CHECK(neighbour.release(10_B));
+            CHECK(q.usage().waiting == 4);  // 10 would do for all but the first
+        }
+        CHECK(neighbour.release(10_B));
+        while (served != 1) std::this_thread::yield();
+        CHECK(neighbour.release(1_B));
+        while (served != 2) std::this_thread::yield();
+        CHECK(neighbour.release(5_B));
+        while (served != 3) std::this_thread::yield();
+        CHECK(neighbour.release(4_B));
+    }
+    CHECK(order == std::array<unsigned, 4>{1, 2, 3, 4});
+    CHECK(q.release(100_B));
+    CHECK(device.usage().current == 0_B);
+}
+
+TEST_CASE("a wait for memory ends when a stream reaches a free, a neighbour's too", "[memory][waiters]") {
+    const bool neighbours = GENERATE(false, true);
+    quota device{1_KiB};
+    quota chat{device, 0_B, 1_KiB}, code{device, 0_B, 1_KiB};
+    fault_resource upstream;
+    quota_resource mine{chat, upstream}, other{code, upstream};
+    auto& from = neighbours ? other : mine;
+    gpushare::deferred_frees<support::manual_point, quota_resource<fault_resource>> frees{from};
+    const auto hook = collecting_hook(from.limit(), frees);
+    support::manual_stream stream;
+    void* p = from.allocate(1024, 8);
+    frees.add(stream.record(), p, 1024, 8);
+    CHECK(mine.try_allocate(1024, 8) == nullptr);
+    std::jthread waiter([&] { p = mine.allocate_until(1024, 8, forever()); });
+    wait_for_line(device, 1);
+    stream.reach_all();
+    waiter.join();
+    CHECK(mine.deallocate(p, 1024, 8) == errc::none);
+    CHECK(upstream.blocks() == 0);
+    CHECK(device.usage().current == 0_B);
+}
+
+TEST_CASE("frees that streams have reached are collected before a neighbour is refused", "[memory][waiters]") {
+    quota device{1_KiB};
+    quota chat{device, 0_B, 1_KiB}, code{device, 0_B, 1_KiB};
+    fault_resource upstream;
+    quota_resource mine{chat, upstream}, other{code, upstream};
+    gpushare::deferred_frees<support::manual_point, quota_resource<fault_resource>> frees{other};
+    const auto hook = collecting_hook(code, frees);
+    support::manual_stream stream;
+    frees.add(stream.record(), other.allocate(512, 8), 512, 8);
+    frees.add(stream.record(), other.allocate(512, 8), 512, 8);
+    CHECK(mine.try_allocate(512, 8) == nullptr);
+    stream.reach_next();
+    void* p = mine.try_allocate(512, 8);
+    CHECK(p != nullptr);
+    CHECK(mine.deallocate(p, 512, 8) == errc::none);
+    stream.reach_all();
+    CHECK(frees.collect() == 1);
+}
+
+namespace {
+
+// More is asked for than there is, nobody gives up: if a wake-up were lost, this would not end. Some beside them ask and
+// go, some give up at once; none of it leaves a trace.
+void queue_up(unsigned threads, int rounds) {
+    quota device{1'000_B};
+    quota left{device, 100_B, 600_B}, right{device, 100_B, 800_B};
+    quota deep{left, 0_B, 500_B};
+    const std::array all{&device, &left, &right, &deep};
+    const auto seed = support::seed(3);
+    CAPTURE(seed);
+    std::atomic<std::uint64_t> held{0}, over{0}, failed{0};
+    support::together(threads, [&](unsigned rank) {
+        support::random any{seed + rank};
+        for (int i = 0; i < rounds; ++i) {
+            auto& q = *all[any.below(all.size())];
+            const bytes n{1 + any.below(any.one_in(4) ? 500 : 100)};
+            const auto how = any.below(8);
+            bool charged = false;
+            if (how == 0) {
+                charged = q.try_charge(n) == errc::none;
+            } else if (how == 1) {
+                const auto why = charge_until(q, n, within(50us)).code;
+                if (why != errc::none && why != errc::deadline_exceeded) failed.fetch_add(1);
+                charged = why == errc::none;
+            } else {
+                charged = charge_until(q, n, forever()).code == errc::none;
+                if (!charged) failed.fetch_add(1);
+            }
+            if (!charged) continue;
+            if (held.fetch_add(n.count()) + n.count() > 1'000) over.fetch_add(1);
+            if (any.one_in(4)) std::this_thread::yield();
+            held.fetch_sub(n.count());
+            if (!q.release(n)) failed.fetch_add(1);
+        }
+    });
+    CHECK(over.load() == 0);
+    CHECK(failed.load() == 0);
+    for (const auto* q : all) {
+        CHECK(q->usage().waiting == 0);
+        CHECK(q->usage().borrowed == 0_B);
+    }
+    CHECK(device.usage().current == 200_B);
+    CHECK(device.free() == 800_B);
+}
+
+}  // namespace
+
+TEST_CASE("threads that wait, ask and give up at random are all served, and nothing drifts", "[memory][waiters]") {
+    queue_up(6, 600);
+}
+
+TEST_CASE("threads that wait, ask and give up at random, for long", "[.long]") { queue_up(8, 200'000); }
+
+TEST_CASE("no wake-up is lost between a release and a wait", "[memory][waiters]") {
+    // Two threads hand the only bytes to and fro: each release may be beside the other's joining the line, at any place.
+    quota device{100_B};
+    quota a{device, 0_B, 100_B}, b{device, 0_B, 100_B};
+    std::atomic<int> failed{0};
+    support::together(2, [&](unsigned rank) {
+        quota& q = rank == 0 ? a : b;
+        for (int i = 0; i < 20'000; ++i)
+            if (charge_until(q, 100_B, forever()).code != errc::none || !q.release(100_B)) failed.fetch_add(1);
+    });
+    CHECK(failed.load() == 0);
+    CHECK(device.usage().current == 0_B);
+    CHECK(a.usage().charges == 20'000);
+}

@@ -1,0 +1,24 @@
+// SPDX-License-Identifier: Apache-2.0
+#include <gpushare/compute/any_policy.hpp>
+#include <gpushare/compute/capped.hpp>
+#include <gpushare/compute/caps.hpp>
+#include <gpushare/compute/earliest_deadline.hpp>
+#include <gpushare/compute/native.hpp>
+#include <gpushare/compute/policy_tree.hpp>
+#include <gpushare/compute/preemptive_fair.hpp>
+#include <gpushare/compute/shortest_remaining.hpp>
+#include <gpushare/compute/strict_priority.hpp>
+#include <gpushare/compute/weighted_fair.hpp>
+
+#include "conformance/compute_policy_suite.hpp"
+#include "support/catch.hpp"
+
+using namespace gpushare;
+
+TEMPLATE_TEST_CASE("every policy serves who waits, and nobody else", "[policy][conformance]", native, preemptive_fair,
+                   weighted_fair, capped<weighted_fair>, capped<earliest_deadline>, fixed, soft, fair_share,
+                   strict_priority<>, strict_priority<capped<weighted_fair>>, earliest_deadline, shortest_remaining,
+                   any_policy, (policy_tree<weighted_fair, preemptive_fair>), (policy_tree<earliest_deadline, soft>),
+                   (policy_tree<capped<weighted_fair>, fixed>), (policy_tree<any_policy, any_policy>)) {
+    conformance::compute_policy_suite<TestType>();
+}

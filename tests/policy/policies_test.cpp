@@ -1,0 +1,339 @@
+// SPDX-License-Identifier: Apache-2.0
+// What each policy is there for.
+#include <chrono>
+#include <cstdint>
+#include <utility>
+#include <vector>
+
+#include <gpushare/compute/any_policy.hpp>
+#include <gpushare/compute/capped.hpp>
+#include <gpushare/compute/caps.hpp>
+#include <gpushare/compute/earliest_deadline.hpp>
+#include <gpushare/compute/limiter_core.hpp>
+#include <gpushare/compute/native.hpp>
+#include <gpushare/compute/policy_tree.hpp>
+#include <gpushare/compute/preemptive_fair.hpp>
+#include <gpushare/compute/shortest_remaining.hpp>
+#include <gpushare/compute/strict_priority.hpp>
+#include <gpushare/units.hpp>
+
+#include "support/catch.hpp"
+#include "support/simulated_limiter.hpp"
+
+using namespace gpushare;
+using namespace gpushare::literals;
+using namespace std::chrono_literals;
+
+namespace {
+
+constexpr instant start{};
+constexpr client_id a{0, 1}, b{1, 1}, c{2, 1};
+
+/// Tenants that always have work, of kernels of 200 us.
+template <compute_policy Policy>
+struct saturated {
+    explicit saturated(Policy p = {}) : limiter(world, {0}, {.depth = 2}, std::move(p)) {}
+
+    client_id add(const client_settings& s, bool begins = true) {
+        const auto id = limiter.add(s);
+        limiter.client(id).on_end = [this](const support::simulated_end& e) {
+            if (limiter.client(e.client).backlogged) limiter.submit(e.client, {.length = 200us});
+        };
+        if (begins) begin(id);
+        return id;
+    }
+    void begin(client_id id) {
+        limiter.client(id).backlogged = true;
+        for (int i = 0; i < 4; ++i) limiter.submit(id, {.length = 200us});
+    }
+    void stop(client_id id) { limiter.client(id).backlogged = false; }
+    /// Parts of the device in the next second.
+    std::vector<double> next_second(const std::vector<client_id>& of) {
+        std::vector<double> parts;
+        for (const auto id : of) parts.push_back(-seconds(id));
+        world.run_until(world.now() + 1s);
+        for (std::size_t i = 0; i < of.size(); ++i) parts[i] += seconds(of[i]);
+        return parts;
+    }
+    double seconds(client_id id) { return std::chrono::duration<double>(limiter.client(id).device_time).count(); }
+
+    sim::world world;
+    support::simulated_limiter<Policy> limiter;
+};
+
+auto about(double part) { return Approx(part).margin(0.008); }
+
+}  // namespace
+
+TEST_CASE("native serves in the order of arrival", "[policy]") {
+    native p;
+    for (const auto id : {a, b, c}) p.add(id, {});
+    p.wake(a, {.arrival = start + 3ms}, start + 3ms);
+    p.wake(b, {.arrival = start + 1ms}, start + 3ms);
+    p.wake(c, {.arrival = start + 2ms}, start + 3ms);
+    CHECK(p.pick(start + 3ms) == b);
+    p.serve(b, 1ms, start + 3ms);
+    p.wake(b, {.arrival = start + 4ms}, start + 4ms);
+    CHECK(p.pick(start + 4ms) == c);
+    p.change(a, {.level = {1}});
+    CHECK(p.pick(start + 4ms) == a);
+}
+
+TEST_CASE("preemptive_fair divides by those present, whatever their weights", "[policy]") {
+    saturated<preemptive_fair> s;
+    const auto x = s.add({.weight = 1_pct}), y = s.add({.weight = 90_pct}), z = s.add({.weight = 9_pct}, false);
+    auto parts = s.next_second({x, y});
+    CHECK(parts[0] == about(0.5));
+    CHECK(parts[1] == about(0.5));
+    s.begin(z);
+    parts = s.next_second({x, y, z});
+    for (const auto part : parts) CHECK(part == about(1 / 3.0));
+}
+
+TEST_CASE("fixed is a part of the device and never more", "[policy]") {
+    saturated<fixed> s;
+    const auto x = s.add({.weight = 30_pct}), y = s.add({.weight = 0.5_pct});
+    auto parts = s.next_second({x, y});
+    CHECK(parts[0] == about(0.3));
+    CHECK(parts[1] == Approx(0.005).margin(0.001));
+    s.stop(x);
+    (void)s.next_second({});
+    CHECK(s.next_second({y})[0] == Approx(0.005).margin(0.001));
+}
+
+TEST_CASE("fixed parts that sum over the whole are refused, and leave nothing behind", "[policy]") {
+    limiter_core<fixed> core;
+    const auto x = core.add({.weight = 70_pct}), y = core.add({.weight = 30_pct});
+    const auto refused = [&](const client_settings& s) {
+        try {
+            (void)core.add(s);
+            return false;
+        } catch (const operation_error& e) {
+            CHECK(e.figures().asked == s.weight.permille());
+            CHECK(e.figures().left == 0);
+            return e.code() == errc::share_exceeded;
+        }
+    };
+    CHECK(refused({.weight = 0.1_pct}));
+    CHECK_NOTHROW(core.remove(core.add({.weight = 100_pct, .level = {1}})));  // another level promises anew
+    CHECK(core.change(x, {.weight = 70.1_pct}) == errc::share_exceeded);
+    CHECK(core.settings(x).weight == 70_pct);
+    CHECK(core.change(x, {.weight = 69.9_pct}) == errc::none);
+    CHECK_NOTHROW(core.remove(core.add({.weight = 0.1_pct})));
+    CHECK(core.change(y, {.weight = 30.1_pct}) == errc::none);
+    CHECK(refused({.weight = 0.1_pct}));
+    core.remove(x);
+    CHECK_NOTHROW(core.add({.weight = 69.9_pct}));
+}
+
+TEST_CASE("fair_share is 1/N for N, alone or not, and the N+1st is refused", "[policy]") {
+    saturated<fair_share> s(fair_share(4));
+    const auto x = s.add({}), y = s.add({}, false), z = s.add({}, false);
+    (void)s.add({}, false);
+    CHECK(s.next_second({x})[0] == about(0.25));
+    s.begin(y);
+    s.begin(z);
+    for (const auto part : s.next_second({x, y, z})) CHECK(part == about(0.25));
+    CHECK_THROWS_AS(s.limiter.core().add({}), operation_error);
+}
+
+TEST_CASE("soft caps hold under contention, and only then", "[policy]") {
+    saturated<soft> s;
+    const auto x = s.add({.weight = 30_pct}), y = s.add({.weight = 70_pct}, false);
+    CHECK(s.next_second({x})[0] == about(1.0));
+    s.begin(y);
+    const auto parts = s.next_second({x, y});
+    CHECK(parts[0] == about(0.3));  // what it borrowed isn't held against it
+    CHECK(parts[1] == about(0.7));
+    s.stop(y);
+    (void)s.next_second({});
+    CHECK(s.next_second({x})[0] == about(1.0));
+}
+
+TEST_CASE("a cap over weights: hard and soft side by side", "[policy]") {
+    saturated<capped<weighted_fair>> s;
+    const auto hard = s.add({.weight = 50_pct, .cap = 20_pct}), easy = s.add({.cap = 10_pct, .soft_cap = true});
+    auto parts = s.next_second({hard, easy});
+    CHECK(parts[0] == about(0.2));
+    CHECK(parts[1] == about(0.8));  // nobody else wants the rest
+    const auto free = s.add({.weight = 50_pct});
+    parts = s.next_second({hard, easy, free});
+    CHECK(parts[0] == about(0.2));
+    CHECK(parts[1] == about(0.1));
+    CHECK(parts[2] == about(0.7));
+}
+
+TEST_CASE("who is raised from a small cap doesn't sit out its past", "[policy]") {
+    saturated<fixed> s;
+    const auto x = s.add({.weight = 0.1_pct});
+    (void)s.next_second({});
+    REQUIRE(s.limiter.core().change(x, {.weight = 50_pct}) == errc::none);
+    s.limiter.pump();
+    CHECK(s.next_second({x})[0] == about(0.5));
+}
+
+TEST_CASE("strict priority: the high class first, up to its cap", "[policy]") {
+    saturated<strict_priority<>> s(strict_priority<>(80_pct));
+    const auto high = s.add({.weight = 10_pct, .level = {1}}), higher = s.add({.weight = 10_pct, .level = {2}}, false),
+               low = s.add({.weight = 100_pct});
+    auto parts = s.next_second({high, low});
+    CHECK(parts[0] == about(0.8));
+    CHECK(parts[1] == about(0.2));
+    s.begin(higher);  // within the class, levels go on counting
+    parts = s.next_second({higher, high, low});
+    CHECK(parts[0] == about(0.8));
+    CHECK(parts[2] == about(0.2));
+    s.stop(low);
+    (void)s.next_second({});
+    CHECK(s.next_second({higher})[0] == about(1.0));  // nobody else wants the rest
+    s.begin(low);
+    CHECK(s.next_second({low})[0] == about(0.2));
+    (void)s.limiter.core().change(low, {.level = {1}});  // joins the class
+    s.stop(higher);
+    (void)s.next_second({});
+    CHECK(s.next_second({low})[0] > 0.5);
+}
+
+TEST_CASE("earliest deadline first, by objective and by the work's own deadline", "[policy]") {
+    limiter_core<earliest_deadline> core{{.depth = 1}};
+    const auto slow = core.add({.slo = 100ms}), quick = core.add({.slo = 10ms}), none = core.add({});
+    core.arrive(none, start);
+    core.arrive(slow, start);
+    core.arrive(quick, start + 50ms);
+    auto next = [&, now = start + 50ms]() mutable {
+        const auto g = core.next(now).value();
+        core.complete(g, 1ms);
+        now += 1ms;
+        return g.client;
+    };
+    CHECK(next() == quick);
+    core.arrive(none, start + 51ms);  // behind one that is due after a second
+    core.arrive(quick, start + 95ms);
+    CHECK(next() == slow);
+    core.arrive(slow, start + 95ms, {.arrival = start + 95ms, .deadline = start + 96ms});
+    CHECK(next() == slow);
+    CHECK(next() == quick);
+    CHECK(next() == none);
+}
+
+TEST_CASE("a tenant that floods its line loses its own deadlines, not its neighbours theirs", "[policy]") {
+    saturated<earliest_deadline> s;
+    const auto flood = s.add({.weight = 50_pct, .slo = 1ms}), calm = s.add({.weight = 50_pct, .slo = 5ms}, false);
+    for (int i = 0; i < 5000; ++i) s.limiter.submit(flood, {.length = 200us});
+    std::uint64_t late = 0, done = 0;
+    s.limiter.client(calm).on_end = [&](const support::simulated_end& e) {
+        ++done;
+        if (e.end - e.arrival > 5ms) ++late;
+    };
+    for (int i = 0; i < 900; ++i)  // 36 % of the device
+        s.world.at(start + 10ms + i * 1ms, [&] {
+            s.limiter.submit(calm, {.length = 200us});
+            s.limiter.submit(calm, {.length = 160us});
+        });
+    s.world.run_until(start + 1s);
+    CHECK(done == 1800);
+    CHECK(late == 0);
+}
+
+TEST_CASE("shortest remaining first, until somebody is too far behind", "[policy]") {
+    shortest_remaining p(10ms);
+    p.add(a, {.weight = 50_pct});
+    p.add(b, {.weight = 50_pct});
+    p.wake(a, {.remaining = 100ms}, start);
+    p.wake(b, {.remaining = 2ms}, start);
+    int in_a_row = 0;
+    for (; p.pick(start) == b && in_a_row < 1000; ++in_a_row) {
+        p.serve(b, 1ms, start);
+        p.wake(b, {.remaining = 2ms}, start);
+    }
+    CHECK(in_a_row == 11);  // a should have had 5 of the 10 ms
+    p.wake(a, {.remaining = 1ms}, start);
+    CHECK(p.pick(start) == a);
+}
+
+TEST_CASE("a tree divides between classes, then within them", "[policy]") {
+    using tree = policy_tree<weighted_fair, preemptive_fair>;
+    tree p;
+    REQUIRE(p.set_class(0, {.weight = 70_pct}).code == errc::none);
+    REQUIRE(p.set_class(1, {.weight = 30_pct}).code == errc::none);
+    saturated<tree> s(std::move(p));
+    const auto x = s.add({.group = 0}), y = s.add({.group = 1}), z = s.add({.group = 1});
+    auto parts = s.next_second({x, y, z});
+    CHECK(parts[0] == about(0.7));
+    CHECK(parts[1] == about(0.15));
+    CHECK(parts[2] == about(0.15));
+    s.stop(y);
+    (void)s.next_second({});
+    parts = s.next_second({x, z});
+    CHECK(parts[0] == about(0.7));  // the class's part stays in the class
+    CHECK(parts[1] == about(0.3));
+    (void)s.limiter.core().change(z, {.group = 0});
+    parts = s.next_second({x, z});
+    CHECK(parts[0] == about(0.5));
+    CHECK(parts[1] == about(0.5));
+}
+
+TEST_CASE("a class whose clients have had their caps leaves the device to the others, and comes back", "[policy]") {
+    using tree = policy_tree<weighted_fair, any_policy>;
+    tree p;
+    REQUIRE(p.set_class(0, {.weight = 90_pct}, any_policy(fixed{})).code == errc::none);
+    REQUIRE(p.set_class(1, {.weight = 10_pct}, any_policy(native{})).code == errc::none);
+    saturated<tree> s(std::move(p));
+    const auto x = s.add({.weight = 20_pct, .group = 0}), y = s.add({.group = 1}, false);
+    CHECK(s.next_second({x})[0] == about(0.2));
+    s.begin(y);
+    const auto parts = s.next_second({x, y});
+    CHECK(parts[0] == about(0.2));
+    CHECK(parts[1] == about(0.8));
+}
+
+TEST_CASE("the outer policy of a tree may refuse a class", "[policy]") {
+    policy_tree<fixed, weighted_fair> p;
+    CHECK(p.set_class(0, {.weight = 70_pct}).code == errc::none);
+    CHECK(p.set_class(1, {.weight = 40_pct}).code == errc::share_exceeded);
+    CHECK(p.set_class(1, {.weight = 30_pct}).code == errc::none);
+    CHECK(p.add(a, {.group = 2}).code == errc::share_exceeded);  // its class was never set, and wants the whole
+    CHECK(p.add(a, {.group = 1}).code == errc::none);
+}
+
+TEST_CASE("the policy itself is replaced while work waits and is in flight", "[policy]") {
+    saturated<any_policy> s{any_policy(weighted_fair{})};
+    const auto x = s.add({.weight = 30_pct}), y = s.add({.weight = 10_pct});
+    auto parts = s.next_second({x, y});
+    CHECK(parts[0] == about(0.75));
+    CHECK(parts[1] == about(0.25));
+    const auto replace = [&](any_policy p) {
+        const auto why = s.limiter.core().set_policy(p, s.world.now());
+        s.limiter.pump();
+        return why;
+    };
+    CHECK(replace(fixed{}) == errc::none);
+    parts = s.next_second({x, y});
+    CHECK(parts[0] == about(0.3));
+    CHECK(parts[1] == about(0.1));
+    CHECK(replace(fair_share{1}) == errc::share_exceeded);  // and fixed goes on
+    parts = s.next_second({x, y});
+    CHECK(parts[0] == about(0.3));
+    CHECK(replace(preemptive_fair{}) == errc::none);
+    parts = s.next_second({x, y});
+    CHECK(parts[0] == about(0.5));
+    CHECK(parts[1] == about(0.5));
+    CHECK(replace(weighted_fair{}) == errc::none);
+    parts = s.next_second({x, y});
+    CHECK(parts[0] == about(0.75));
+}
+
+TEST_CASE("a policy that says when to ask again is asked then", "[policy]") {
+    limiter_core<fixed> core;
+    const auto x = core.add({.weight = 10_pct});
+    core.arrive(x, start);
+    core.arrive(x, start);
+    const auto g = core.next(start).value();
+    CHECK(core.resume_at() == never);
+    CHECK_FALSE(core.next(start));
+    CHECK(core.resume_at() == start + 10 * g.predicted);
+    core.complete(g, 2 * g.predicted);
+    CHECK_FALSE(core.next(start + 10 * g.predicted));
+    CHECK(core.resume_at() == start + 20 * g.predicted);
+    CHECK(core.next(start + 20 * g.predicted));
+}

@@ -1,0 +1,184 @@
+// SPDX-License-Identifier: Apache-2.0
+// What no tenant allocated is measured and set aside: at the start, at each admission, on request. And memory that a
+// tenant waits for.
+#include <atomic>
+#include <chrono>
+#include <cstddef>
+#include <optional>
+#include <thread>
+#include <utility>
+#include <vector>
+
+#include <gpushare/backend/host/host.hpp>
+#include <gpushare/memory/quota_waiters.hpp>
+#include <gpushare/tenant/tenancy.hpp>
+
+#include "support/catch.hpp"
+
+using namespace gpushare::literals;
+using namespace std::chrono_literals;
+using gpushare::bytes;
+using gpushare::device_overhead;
+using gpushare::errc;
+using gpushare::tenant_event;
+
+namespace host = gpushare::host;
+using tenancy = gpushare::tenancy<host::node>;
+
+namespace {
+
+host::node_options small_node() { return {.devices = 1, .memory = 64_MiB, .sms = 2, .timing = host::timing::modelled}; }
+
+template <class F>
+errc code_of(F f) {
+    try {
+        f();
+    } catch (const gpushare::error& e) {
+        return e.code();
+    }
+    return errc::none;
+}
+
+}  // namespace
+
+TEST_CASE("an overhead account sets aside what is taken, less what is declared", "[tenant][overhead]") {
+    host::device_memory m{{.capacity = 64_MiB, .taken = 10_MiB}};
+    device_overhead account{m};
+    CHECK(account.available() == 54_MiB);
+    CHECK(account.set_aside() == 10_MiB);
+    gpushare::quota tenant{54_MiB};
+    REQUIRE(tenant.try_charge(8_MiB) == errc::none);
+    {
+        const gpushare::workspace declared{tenant, account, 8_MiB};
+        CHECK(account.measure(m) == 54_MiB);  // not taken yet: hides nothing of what was there
+        m.take_for_others(18_MiB);
+        CHECK(account.measure(m) == 54_MiB);
+        m.take_for_others(20_MiB);  // more than was declared
+        CHECK(account.measure(m) == 52_MiB);
+    }
+    CHECK(tenant.usage().current == 0_B);
+    CHECK(account.measure(m) == 44_MiB);
+    m.take_for_others(0_B);
+    CHECK(account.measure(m) == 64_MiB);
+}
+
+TEST_CASE("a workspace is charged once, wherever it is moved", "[tenant][overhead]") {
+    const host::device_memory m{{.capacity = 64_MiB}};
+    device_overhead account{m};
+    gpushare::quota tenant{10_MiB};
+    REQUIRE(tenant.try_charge(7_MiB) == errc::none);
+    {
+        gpushare::workspace a{tenant, account, 4_MiB}, b{tenant, account, 3_MiB};
+        gpushare::workspace c{std::move(a)};
+        CHECK(c.size() == 4_MiB);
+        c = std::move(b);
+        CHECK(c.size() == 3_MiB);
+        CHECK(tenant.usage().current == 3_MiB);
+        c = gpushare::workspace{};
+        CHECK(tenant.usage().current == 0_B);
+    }
+    CHECK(tenant.usage().current == 0_B);
+}
+
+TEST_CASE("an admission uses what is really there", "[tenant][overhead]") {
+    host::node n(small_node());
+    tenancy shared(n);
+    n.memory({0}).take_for_others(24_MiB);  // a context, modules, another process: after the tenancy was made
+    CHECK(code_of([&] { (void)shared.admit({.name = "a", .memory = 41_MiB, .compute = 10_pct}); }) == errc::no_room);
+    auto a = shared.admit({.name = "a", .memory = 40_MiB, .compute = 10_pct});
+    CHECK(shared.rooms()[0].free == 0_B);
+    void* p = a.memory().allocate(40 << 20);  // and it is there
+    CHECK(a.memory().deallocate(p, 40 << 20) == errc::none);
+    n.memory({0}).take_for_others(4_MiB);
+    CHECK(shared.remeasure() == 0_B);
+    CHECK(shared.rooms()[0].free == 20_MiB);
+    a.resize({.memory = 60_MiB});
+}
+
+TEST_CASE("what others take of promised memory is an event, and nothing new is granted until it fits",
+          "[tenant][overhead]") {
+    host::node n(small_node());
+    std::vector<std::pair<tenant_event::kind, bytes>> events;
+    tenancy shared(n, {.events = [&](const tenant_event& e) { events.emplace_back(e.what, e.size); }});
+    auto a = shared.admit({.name = "a", .memory = 32_MiB, .compute = 10_pct, .burst = 32_MiB});
+    auto b = shared.admit({.name = "b", .memory = 16_MiB, .compute = 10_pct});
+    n.memory({0}).take_for_others(20_MiB);
+    CHECK(shared.remeasure() == 4_MiB);
+    CHECK(events == std::vector{std::pair(tenant_event::kind::overcommitted, 4_MiB)});
+    CHECK(gpushare::to_string(tenant_event::kind::overcommitted) == "overcommitted");
+    CHECK(a.memory().try_allocate(33 << 20) == nullptr);  // burst
+    CHECK(code_of([&] { (void)shared.admit({.name = "c", .memory = 1_B, .compute = 10_pct}); }) == errc::no_room);
+    CHECK(b.close(host::steady_clock::now() + 20s).complete);
+    CHECK(shared.remeasure() == 0_B);
+    CHECK(shared.rooms()[0].free == 12_MiB);
+}
+
+TEST_CASE("a library's workspace is the tenant's, and measured memory isn't set aside twice", "[tenant][overhead]") {
+    host::node n(small_node());
+    tenancy shared(n);
+    auto a = shared.admit({.name = "a", .memory = 32_MiB, .compute = 10_pct});
+    {
+        n.memory({0}).take_for_others(8_MiB);  // as a library does that allocates for itself
+        const auto blas = a.declare_workspace(8_MiB);
+        CHECK(a.usage().current == 8_MiB);
+        CHECK(a.memory().free() == 24_MiB);
+        CHECK(shared.remeasure() == 0_B);
+        CHECK(shared.rooms()[0].free == 32_MiB);
+        CHECK_THROWS_WITH((void)a.declare_workspace(25_MiB),
+                          "tenant 'a': declare a workspace: asked 25 MiB, 24 MiB of 32 MiB left (over the quota)");
+        CHECK(code_of([&] { (void)a.declare_workspace(1_B, 1); }) == errc::no_device);
+    }
+    CHECK(a.usage().current == 0_B);
+    CHECK(shared.remeasure() == 0_B);
+    CHECK(shared.rooms()[0].free == 24_MiB);
+}
+
+TEST_CASE("a lost device isn't taken for a full one", "[tenant][overhead]") {
+    host::node n(small_node());
+    tenancy shared(n);
+    auto a = shared.admit({.name = "a", .memory = 32_MiB, .compute = 10_pct});
+    n.faults({0}).lose_device();
+    n.memory({0}).take_for_others(64_MiB);
+    CHECK(shared.remeasure() == 0_B);
+    CHECK(shared.rooms()[0].free == 32_MiB);
+}
+
+TEST_CASE("a tenant waits for its memory: for its streams, its neighbours' burst, and no longer than it says",
+          "[tenant][waiters]") {
+    host::node n(small_node());
+    tenancy shared(n);
+    auto chat = shared.admit({.name = "chat", .memory = 8_MiB, .compute = 30_pct, .burst = 56_MiB});
+    auto code = shared.admit({.name = "code", .memory = 8_MiB, .compute = 30_pct, .burst = 56_MiB});
+    void* p = code.memory().allocate(56 << 20);
+    const gpushare::patience soon{host::steady_clock{}, host::steady_clock::now() + 1ms};
+    CHECK_THROWS_WITH((void)chat.memory().allocate_until(16 << 20, soon),
+                      "tenant 'chat': allocate: asked 16 MiB, 8 MiB of 64 MiB left (deadline exceeded); "
+                      "48 MiB lent to 'code'");
+    CHECK(chat.usage().refused == 1);
+    const gpushare::patience long_enough{host::steady_clock{}, host::steady_clock::now() + 1min};
+    SECTION("a neighbour's free in stream order") {
+        auto& stream = code.work_stream();
+        stream.enqueue(20ms);
+        CHECK(code.memory().deallocate_after(stream.record(), p, 56 << 20) == errc::none);
+        p = chat.memory().allocate_until(16 << 20, long_enough);
+        CHECK(code.memory().pending() == 0_B);
+    }
+    SECTION("a neighbour's free") {
+        std::jthread other([&] {
+            while (chat.memory().limit().usage().waiting == 0) std::this_thread::yield();
+            code.memory().deallocate(p, 56 << 20);
+        });
+        void* const mine = chat.memory().allocate_until(16 << 20, long_enough, 256, "waited for");
+        other.join();
+        p = mine;
+    }
+    SECTION("a neighbour that is asked") {
+        const gpushare::quota_hook back{code.memory().limit(), 0, [&](const gpushare::reclaim_request& r) {
+                                            CHECK(r.missing == 8_MiB);
+                                            code.memory().deallocate(p, 56 << 20);
+                                            return 56_MiB;
+                                        }};
+        p = chat.memory().allocate_until(16 << 20, soon);
+    }
+    CHECK(chat.memory().deallocate(p, 16 << 20) == errc::none);
+}
