@@ -7,6 +7,7 @@
 #include <new>
 #include <stdexcept>
 #include <string>
+#include <thread>
 #include <vector>
 
 #include <dlfcn.h>
@@ -171,6 +172,17 @@ TEST_CASE("PyTorch's frees are in the order of the stream that they name", "[int
         CHECK(torch.chat_charged(0) == 6 * MiB);
         held.open();
         torch.synchronize(other);
+    }
+    SECTION("also where others were recorded that are done") {
+        gate held;
+        torch.chat_record_stream(p, other);
+        torch.occupy(own, &held);
+        torch.chat_free(p, 6 * MiB, 0, own);
+        torch.synchronize(other);
+        CHECK(torch.chat_charged(0) == 6 * MiB);
+        held.open();
+        torch.synchronize(own);
+        while (torch.chat_charged(0) != 0) std::this_thread::yield();
     }
     SECTION("and of those that were recorded for the block") {
         gate held;
