@@ -56,7 +56,7 @@ template <class T>
 struct add {
     const T* other;
     template <class Values>
-    GPUSHARE_HD void apply(Values& x, const stage_place& at, float) const noexcept {
+    [[gnu::always_inline]] GPUSHARE_HD void apply(Values& x, const stage_place& at, float) const noexcept {
         x.combine(sum{}, Values::load_some(other + at.index, at.n));
     }
 };
@@ -67,7 +67,7 @@ struct add_to {
     T* residual;
     [[nodiscard]] GPUSHARE_HD void* shares() const noexcept { return residual; }
     template <class Values>
-    GPUSHARE_HD void apply(Values& x, const stage_place& at, float) const noexcept {
+    [[gnu::always_inline]] GPUSHARE_HD void apply(Values& x, const stage_place& at, float) const noexcept {
         if (!at.again) {
             x.combine(sum{}, Values::load_some(residual + at.index, at.n));
             at.each_copy(residual, [&](T* to) { x.store_some(to + at.index, at.n); });
@@ -81,7 +81,7 @@ template <class T>
 struct bias {
     const T* values;
     template <class Values>
-    GPUSHARE_HD void apply(Values& x, const stage_place& at, float) const noexcept {
+    [[gnu::always_inline]] GPUSHARE_HD void apply(Values& x, const stage_place& at, float) const noexcept {
         x.combine(sum{}, Values::load_some(values + at.column, at.n));
     }
 };
@@ -89,14 +89,14 @@ struct bias {
 struct scale {
     float factor;
     template <class Values>
-    GPUSHARE_HD void apply(Values& x, const stage_place&, float) const noexcept {
+    [[gnu::always_inline]] GPUSHARE_HD void apply(Values& x, const stage_place&, float) const noexcept {
         x.combine(product{}, Values::filled(factor));
     }
 };
 
 struct relu {
     template <class Values>
-    GPUSHARE_HD void apply(Values& x, const stage_place&, float) const noexcept {
+    [[gnu::always_inline]] GPUSHARE_HD void apply(Values& x, const stage_place&, float) const noexcept {
         x.combine(maximum{}, Values::filled(0.0F));
     }
 };
@@ -105,7 +105,7 @@ template <class F>
 struct map {
     F f;
     template <class Values>
-    GPUSHARE_HD void apply(Values& x, const stage_place&, float) const noexcept {
+    [[gnu::always_inline]] GPUSHARE_HD void apply(Values& x, const stage_place&, float) const noexcept {
         x.each([&](float v, std::uint32_t) { return f(v); });
     }
 };
@@ -113,7 +113,7 @@ struct map {
 /// x - mean(x)
 struct centre {
     template <class Values>
-    GPUSHARE_HD void gather(Values& all, const Values& x) const noexcept {
+    [[gnu::always_inline]] GPUSHARE_HD void gather(Values& all, const Values& x) const noexcept {
         all.combine(sum{}, x);
     }
     using merge = sum;
@@ -121,7 +121,7 @@ struct centre {
         return total / static_cast<float>(width);
     }
     template <class Values>
-    GPUSHARE_HD void apply(Values& x, const stage_place&, float mean) const noexcept {
+    [[gnu::always_inline]] GPUSHARE_HD void apply(Values& x, const stage_place&, float mean) const noexcept {
         x.combine(sum{}, Values::filled(-mean));
     }
 };
@@ -132,7 +132,7 @@ struct rms_norm {
     const W* weight;
     float epsilon;
     template <class Values>
-    GPUSHARE_HD void gather(Values& all, const Values& x) const noexcept {
+    [[gnu::always_inline]] GPUSHARE_HD void gather(Values& all, const Values& x) const noexcept {
         Values square = x;
         square.combine(product{}, x);
         all.combine(sum{}, square);
@@ -142,7 +142,7 @@ struct rms_norm {
         return 1.0F / detail::square_root(total / static_cast<float>(width) + epsilon);
     }
     template <class Values>
-    GPUSHARE_HD void apply(Values& x, const stage_place& at, float factor) const noexcept {
+    [[gnu::always_inline]] GPUSHARE_HD void apply(Values& x, const stage_place& at, float factor) const noexcept {
         x.combine(product{}, Values::filled(factor));
         x.combine(product{}, Values::load_some(weight + at.column, at.n));
     }
@@ -159,7 +159,7 @@ template <class Q>
 
 /// x * factor as a whole number where Q is an integer, to nearest even, and not beyond Q's limit.
 template <class Q, class Values>
-GPUSHARE_HD void to_quantised(Values& x, float factor) noexcept {
+[[gnu::always_inline]] GPUSHARE_HD inline void to_quantised(Values& x, float factor) noexcept {
     constexpr float limit = quantised_limit<Q>();
     x.combine(product{}, Values::filled(factor));
     x.combine(minimum{}, Values::filled(limit));
@@ -177,7 +177,7 @@ struct quantise_rows {
     float* scales;
     [[nodiscard]] GPUSHARE_HD void* shares() const noexcept { return scales; }
     template <class Values>
-    GPUSHARE_HD void gather(Values& all, const Values& x) const noexcept {
+    [[gnu::always_inline]] GPUSHARE_HD void gather(Values& all, const Values& x) const noexcept {
         all.combine(maximum{}, x);
         Values negative = x;
         negative.combine(product{}, Values::filled(-1.0F));
@@ -190,7 +190,7 @@ struct quantise_rows {
         return s > 0 ? 1.0F / s : 0.0F;
     }
     template <class Values>
-    GPUSHARE_HD void apply(Values& x, const stage_place&, float factor) const noexcept {
+    [[gnu::always_inline]] GPUSHARE_HD void apply(Values& x, const stage_place&, float factor) const noexcept {
         to_quantised<Q>(x, factor);
     }
 };
@@ -200,7 +200,7 @@ template <class Q>
 struct quantise_by {
     float factor;
     template <class Values>
-    GPUSHARE_HD void apply(Values& x, const stage_place&, float) const noexcept {
+    [[gnu::always_inline]] GPUSHARE_HD void apply(Values& x, const stage_place&, float) const noexcept {
         to_quantised<Q>(x, factor);
     }
 };

@@ -88,11 +88,12 @@ struct row_state<stage_list<First, Rest...>> {
 /// Runs the stages behind the row stage number Skip on some values, with it unless Skip is 0, up to the next row stage, which
 /// only gathers. Shared counts the stages that write arrays.
 template <std::uint32_t Skip, std::uint32_t Shared = 0, class Values>
-GPUSHARE_HD void run_stages(const stage_list<>&, const row_state<stage_list<>>&, Values&, stage_place&,
-                            Values&) noexcept {}
+[[gnu::always_inline]] GPUSHARE_HD inline void run_stages(const stage_list<>&, const row_state<stage_list<>>&, Values&,
+                                                          stage_place&, Values&) noexcept {}
 template <std::uint32_t Skip, std::uint32_t Shared = 0, class Values, class First, class... Rest>
-GPUSHARE_HD void run_stages(const stage_list<First, Rest...>& l, const row_state<stage_list<First, Rest...>>& s,
-                            Values& x, stage_place& at, Values& gathered) noexcept {
+[[gnu::always_inline]] GPUSHARE_HD inline void run_stages(const stage_list<First, Rest...>& l,
+                                                          const row_state<stage_list<First, Rest...>>& s, Values& x,
+                                                          stage_place& at, Values& gathered) noexcept {
     constexpr std::uint32_t next = Shared + (sharing_stage<First> ? 1 : 0);
     at.shared = Shared;
     if constexpr (row_stage<First>) {
@@ -163,67 +164,85 @@ private:
     GPUSHARE_HD bool run_rows(team<Context>& t, std::size_t first, element_range mine) const {
         for (std::size_t row = first + mine.begin; row < first + mine.end; ++row) {
             row_state<stage_types> state{};
-            run_passes<0, Streaming>(t, row, first, state);
+            if (t.ranks() == 2)
+                run_passes<0, Streaming, true>(t, row, first, state);
+            else
+                run_passes<0, Streaming, false>(t, row, first, state);
             if (!t.goes_on()) return false;
         }
         return true;
     }
 
-    template <std::uint32_t Pass, bool Streaming, class Context>
+    /// One row. `Pair`: there are two ranks, whose pointers fit into registers. What the loop needs is copied to locals,
+    /// because the compiler must assume that stores change everything else.
+    template <std::uint32_t Pass, bool Streaming, bool Pair, class Context>
     GPUSHARE_HD void run_passes(team<Context>& t, std::size_t row, std::size_t first,
-                                row_state<stage_types>& state) const {
+                                row_state<stage_types>& row_statistics) const {
         constexpr std::uint32_t width = bundle_width<Context, T>();
         using values = bundle<float, width>;
         Context& ctx = t.context();
+        const stage_types list = what.list;
+        const row_state<stage_types> state = row_statistics;
+        const Op op = what.op;
+        const std::uint32_t ranks = Pair ? 2 : t.ranks();
+        const std::size_t columns = what.width, kept = Sharded ? row - first : row;
         // Between passes a row lies in the rank's slot, which is local and stays in the first-level cache; one that doesn't fit
         // is combined anew.
         float* const scratch =
-            what.width * sizeof(float) <= t.view().slot ? reinterpret_cast<float*>(t.slot_of(t.rank())) : nullptr;
-        const std::size_t kept = Sharded ? row - first : row;
+            columns * sizeof(float) <= t.view().slot ? reinterpret_cast<float*>(t.slot_of(t.rank())) : nullptr;
+        const T* const in0 = static_cast<const T*>(t.told_by(0).in) + row * columns;
+        const T* const in1 = static_cast<const T*>(t.told_by(Pair ? 1 : 0).in) + row * columns;
+        Out* const out0 = Sharded ? out : static_cast<Out*>(t.told_by(0).out);
+        Out* const out1 = Sharded ? nullptr : static_cast<Out*>(t.told_by(Pair ? 1 : 0).out);
         values gathered = values::filled(0.0F);
-        const T* const one = t.ranks() == 2 ? static_cast<const T*>(t.told_by(0).in) + row * what.width : nullptr;
-        const T* const two = t.ranks() == 2 ? static_cast<const T*>(t.told_by(1).in) + row * what.width : nullptr;
-        for (std::size_t c = ctx.thread_rank() * width; c < what.width; c += ctx.num_threads() * width) {
-            const std::size_t left = what.width - c;
-            stage_place at = place(t, kept, c, left < width ? static_cast<std::uint32_t>(left) : width);
+        stage_place at = place(t, kept);
+
+        const auto step = [&](std::size_t c, std::uint32_t n) __attribute__((always_inline)) {
+            at.column = c;
+            at.index = kept * columns + c;
+            at.n = n;
             values x;
             if (Pass == 0 || scratch == nullptr) {
-                if (one != nullptr) {
-                    x = values::load_some(one + c, at.n);
-                    x.combine(what.op, values::load_some(two + c, at.n));
+                x = values::load_some(in0 + c, n);
+                if constexpr (Pair) {
+                    x.combine(op, values::load_some(in1 + c, n));
                 } else {
-                    x = input(t, 0, row, at);
-                    for (std::uint32_t r = 1; r < t.ranks(); ++r) x.combine(what.op, input(t, r, row, at));
+                    for (std::uint32_t r = 1; r < ranks; ++r)
+                        x.combine(op, values::load_some(static_cast<const T*>(t.told_by(r).in) + row * columns + c, n));
                 }
-                x.finish(what.op, t.ranks());
-                run_up_to<Pass>(x, at, gathered, state);
+                x.finish(op, ranks);
+                run_up_to<Pass>(list, x, at, gathered, state);
             } else {
-                x = values::load_some(scratch + c, at.n);
-                run_stages<Pass>(what.list, state, x, at, gathered);
+                x = values::load_some(scratch + c, n);
+                run_stages<Pass>(list, state, x, at, gathered);
             }
             if constexpr (Pass + 1 < passes) {
-                if (scratch != nullptr) x.store_some(scratch + c, at.n);
-            } else if constexpr (Sharded) {
-                put<Streaming>(out + at.index, x, at.n);
+                if (scratch != nullptr) x.store_some(scratch + c, n);
             } else {
-                for (std::uint32_t r = 0; r < t.ranks(); ++r)
-                    put<Streaming>(static_cast<Out*>(t.told_by(r).out) + at.index, x, at.n);
+                put<Streaming>(out0 + at.index, x, n);
+                if constexpr (Pair && !Sharded) {
+                    put<Streaming>(out1 + at.index, x, n);
+                } else if constexpr (!Sharded) {
+                    for (std::uint32_t r = 1; r < ranks; ++r)
+                        put<Streaming>(static_cast<Out*>(t.told_by(r).out) + at.index, x, n);
+                }
             }
-        }
+        };
+        const std::size_t whole = columns / width * width;
+        for (std::size_t c = ctx.thread_rank() * width; c < whole; c += ctx.num_threads() * width) step(c, width);
+        if (whole != columns && whole / width % ctx.num_threads() == ctx.thread_rank())
+            step(whole, static_cast<std::uint32_t>(columns - whole));
         if constexpr (Pass + 1 < passes) {
-            stage_place at = place(t, kept, 0, 0);
-            settle_stage<Pass>(ctx, what.list, state, gathered, what.width, at);
-            run_passes<Pass + 1, Streaming>(t, row, first, state);
+            settle_stage<Pass>(ctx, list, row_statistics, gathered, columns, at);
+            run_passes<Pass + 1, Streaming, Pair>(t, row, first, row_statistics);
         }
     }
 
+    /// All but where in the row.
     template <class Context>
-    GPUSHARE_HD stage_place place(const team<Context>& t, std::size_t row, std::size_t column, std::uint32_t n) const {
+    GPUSHARE_HD stage_place place(const team<Context>& t, std::size_t row) const {
         stage_place at;
         at.row = row;
-        at.column = column;
-        at.index = row * what.width + column;
-        at.n = n;
         at.first_thread = t.context().thread_rank() == 0;
         at.ranks = Sharded ? 0 : t.ranks();
         at.told = &t.told_by(0);
@@ -232,26 +251,20 @@ private:
 
     /// All stages from the beginning on, for values that come from the inputs; what earlier row stages gather is dropped.
     template <std::uint32_t Pass, class Values>
-    GPUSHARE_HD void run_up_to(Values& x, stage_place& at, Values& gathered,
-                               const row_state<stage_types>& state) const {
+    [[gnu::always_inline]] GPUSHARE_HD static void run_up_to(const stage_types& list, Values& x, stage_place& at,
+                                                             Values& gathered, const row_state<stage_types>& state) {
         if constexpr (Pass != 0) {
             Values dropped = Values::filled(0.0F);
             const bool was = at.again;
             at.again = true;
-            run_up_to<Pass - 1>(x, at, dropped, state);
+            run_up_to<Pass - 1>(list, x, at, dropped, state);
             at.again = was;
         }
-        run_stages<Pass>(what.list, state, x, at, gathered);
-    }
-
-    template <class Context>
-    GPUSHARE_HD auto input(const team<Context>& t, std::uint32_t r, std::size_t row, const stage_place& at) const {
-        return bundle<float, bundle_width<Context, T>()>::load_some(
-            static_cast<const T*>(t.told_by(r).in) + row * what.width + at.column, at.n);
+        run_stages<Pass>(list, state, x, at, gathered);
     }
 
     template <bool Streaming, class Values>
-    GPUSHARE_HD static void put(Out* to, const Values& x, std::uint32_t n) noexcept {
+    [[gnu::always_inline]] GPUSHARE_HD static void put(Out* to, const Values& x, std::uint32_t n) noexcept {
         if (Streaming && n == Values::width)
             x.stream(to);
         else
