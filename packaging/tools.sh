@@ -21,6 +21,9 @@ have_package() {
         ninja-build) command -v ninja >/dev/null ;;
         catch2) have_header catch2/catch.hpp ;;
         librange-v3-dev) have_header range/v3/range_fwd.hpp ;;
+        libgloo-dev) have_header gloo/allreduce.h ;;
+        libopenmpi-dev) command -v mpicxx >/dev/null ;;
+        openmpi-bin) command -v mpirun >/dev/null ;;
         python3-venv) python3 -c 'import ensurepip, venv' 2>/dev/null ;;
         *) command -v "$1" >/dev/null ;;
     esac

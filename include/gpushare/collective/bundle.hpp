@@ -13,6 +13,7 @@
 #include <cstdint>
 #include <cstring>
 #include <type_traits>
+#include <utility>
 
 #if defined(__x86_64__)
 #include <emmintrin.h>
@@ -24,6 +25,13 @@
 #include <gpushare/packed.hpp>
 
 namespace gpushare::inline GPUSHARE_ABI::detail {
+
+/// Calls f(0) to f(N - 1) without a loop: what is indexed by a constant stays in registers.
+template <std::uint32_t N, class F>
+[[gnu::always_inline]] inline void unrolled(const F& f) noexcept {
+    [&]<std::uint32_t... I>(std::integer_sequence<std::uint32_t, I...>) __attribute__((always_inline)) { (f(I), ...); }
+    (std::make_integer_sequence<std::uint32_t, N>{});
+}
 
 /// One element as it is computed with, and back, rounded once.
 template <class A, class T>
@@ -48,7 +56,7 @@ struct vector_cast {
     using words = typename vector_of<std::uint32_t, 16>::type;
     using halves = typename vector_of<std::uint16_t, 8>::type;
 
-    static wide load(const T* from) noexcept {
+    [[gnu::always_inline]] static wide load(const T* from) noexcept {
         if constexpr (std::same_as<T, bfloat16>) {
             halves h;
             std::memcpy(&h, from, sizeof h);
@@ -74,13 +82,16 @@ struct vector_cast {
         }
     }
 
-    static void store(T* to, const wide& v) noexcept {
+    /// The result is in the upper halves. As number_format::narrow: to nearest even, every NaN the same.
+    [[gnu::always_inline]] static words rounded_to_bfloat16(const wide& v) noexcept {
+        const words bits = __builtin_bit_cast(words, v);
+        const words rounded = bits + 0x7fffU + ((bits >> 16) & 1U);
+        return (bits & 0x7fff'ffffU) > 0x7f80'0000U ? words{} + 0x7fff'0000U : rounded;
+    }
+
+    [[gnu::always_inline]] static void store(T* to, const wide& v) noexcept {
         if constexpr (std::same_as<T, bfloat16>) {
-            // As number_format::narrow: to nearest even, every NaN the same.
-            const words bits = __builtin_bit_cast(words, v);
-            const words rounded = (bits + 0x7fffU + ((bits >> 16) & 1U)) >> 16;
-            const words result = (bits & 0x7fff'ffffU) > 0x7f80'0000U ? words{} + 0x7fffU : rounded;
-            const halves h = __builtin_convertvector(result, halves);
+            const halves h = __builtin_convertvector(rounded_to_bfloat16(v) >> 16, halves);
             std::memcpy(static_cast<void*>(to), &h, sizeof h);
         } else if constexpr (std::same_as<T, float16>) {
             const words bits = __builtin_bit_cast(words, v), abs = bits & 0x7fff'ffffU;
@@ -168,46 +179,71 @@ private:
     A lane_[N];
 #else
     template <class T>
-    [[nodiscard]] static bundle load(const T* from) noexcept {
+    [[nodiscard, gnu::always_inline]] static bundle load(const T* from) noexcept {
         bundle b;
-        for (std::uint32_t i = 0; i < vectors; ++i) b.part_[i] = vector_cast<A, T>::load(from + i * width_of_vector);
+        unrolled<vectors>([&](std::uint32_t i) __attribute__((always_inline)) {
+            b.part_[i] = vector_cast<A, T>::load(from + i * width_of_vector);
+        });
         return b;
     }
     template <class T>
-    void store(T* to) const noexcept {
-        for (std::uint32_t i = 0; i < vectors; ++i) vector_cast<A, T>::store(to + i * width_of_vector, part_[i]);
+    [[gnu::always_inline]] void store(T* to) const noexcept {
+#if defined(__x86_64__)
+        if constexpr (std::same_as<T, bfloat16> && vectors % 2 == 0) {
+            unrolled<vectors / 2>([&](std::uint32_t i) __attribute__((always_inline)) {
+                _mm_storeu_si128(reinterpret_cast<__m128i*>(to) + i, packed_bfloat16(i));
+            });
+            return;
+        }
+#endif
+        unrolled<vectors>([&](std::uint32_t i) __attribute__((always_inline)) {
+            vector_cast<A, T>::store(to + i * width_of_vector, part_[i]);
+        });
     }
-    [[nodiscard]] static bundle filled(A x) noexcept {
+    [[nodiscard, gnu::always_inline]] static bundle filled(A x) noexcept {
         bundle b;
-        for (auto& p : b.part_) p = wide{} + x;
+        unrolled<vectors>([&](std::uint32_t i) __attribute__((always_inline)) { b.part_[i] = wide{} + x; });
         return b;
     }
     /// Past the caches: for what nobody reads soon. `to` at a multiple of 16 bytes, N elements a multiple of 16 bytes. Not
     /// ordered by a later release: end_streaming() first.
     template <class T>
-    void stream(T* to) const noexcept {
+    [[gnu::always_inline]] void stream(T* to) const noexcept {
 #if defined(__x86_64__)
         static_assert(N * sizeof(T) % 16 == 0);
-        alignas(16) T narrow[N];
-        store(narrow);
-        for (std::uint32_t i = 0; i < N * sizeof(T) / 16; ++i)
-            _mm_stream_si128(reinterpret_cast<__m128i*>(to) + i, reinterpret_cast<const __m128i*>(narrow)[i]);
+        __m128i* const at = reinterpret_cast<__m128i*>(to);
+        constexpr std::uint32_t pieces = N * sizeof(T) / 16;
+        if constexpr (std::same_as<T, A>) {
+            unrolled<pieces>([&](std::uint32_t i) __attribute__((always_inline)) {
+                _mm_stream_si128(at + i, __builtin_bit_cast(__m128i, part_[i]));
+            });
+        } else if constexpr (std::same_as<T, bfloat16>) {
+            unrolled<pieces>([&](std::uint32_t i)
+                                 __attribute__((always_inline)) { _mm_stream_si128(at + i, packed_bfloat16(i)); });
+        } else {
+            alignas(16) T narrow[N];
+            store(narrow);
+            unrolled<pieces>([&](std::uint32_t i) __attribute__((always_inline)) {
+                _mm_stream_si128(at + i, reinterpret_cast<const __m128i*>(narrow)[i]);
+            });
+        }
 #else
         store(to);
 #endif
     }
 
     template <class F>
-    void each(const F& f) noexcept {
+    [[gnu::always_inline]] void each(const F& f) noexcept {
         for (std::uint32_t i = 0; i < N; ++i) {
             auto& lane = part_[i / width_of_vector];
             lane[i % width_of_vector] = f(static_cast<A>(lane[i % width_of_vector]), i);
         }
     }
     template <class Op>
-    void combine(const Op& op, const bundle& other) noexcept {
+    [[gnu::always_inline]] void combine(const Op& op, const bundle& other) noexcept {
         if constexpr (lanewise_op<Op>) {
-            for (std::uint32_t i = 0; i < vectors; ++i) part_[i] = op(part_[i], other.part_[i]);
+            unrolled<vectors>([&](std::uint32_t i)
+                                  __attribute__((always_inline)) { part_[i] = op(part_[i], other.part_[i]); });
         } else {
             for (std::uint32_t i = 0; i < vectors; ++i)
                 for (std::uint32_t j = 0; j < width_of_vector; ++j)
@@ -215,42 +251,51 @@ private:
         }
     }
     template <class Op>
-    void finish(const Op& op, std::uint32_t ranks) noexcept {
+    [[gnu::always_inline]] void finish(const Op& op, std::uint32_t ranks) noexcept {
         if constexpr (requires { op.finish(A{}, A{}); })
-            for (std::uint32_t i = 0; i < vectors; ++i) part_[i] = op.finish(part_[i], static_cast<A>(ranks));
+            unrolled<vectors>([&](std::uint32_t i) __attribute__((always_inline)) {
+                part_[i] = op.finish(part_[i], static_cast<A>(ranks));
+            });
     }
 
 private:
     using wide = typename vector_of<A, 16>::type;
     static constexpr std::uint32_t width_of_vector = 16 / sizeof(A);
     static constexpr std::uint32_t vectors = N / width_of_vector;
+
+#if defined(__x86_64__)
+    /// The parts 2i and 2i + 1. Shifted with their sign, upper halves fit into what the pack saturates to.
+    [[gnu::always_inline]] __m128i packed_bfloat16(std::uint32_t i) const noexcept {
+        using cast = vector_cast<A, bfloat16>;
+        const auto half = [](const wide& v) __attribute__((always_inline)) {
+            return _mm_srai_epi32(__builtin_bit_cast(__m128i, cast::rounded_to_bfloat16(v)), 16);
+        };
+        return _mm_packs_epi32(half(part_[2 * i]), half(part_[2 * i + 1]));
+    }
+#endif
+
     wide part_[vectors];
 #endif
 
 public:
+    // Tails are rare: kept out of the loops, where they would take the registers.
+
     /// The first n elements; the others are zero.
     template <class T>
-    [[nodiscard]] GPUSHARE_HD static bundle load_some(const T* from, std::uint32_t n) noexcept {
+    [[nodiscard, gnu::always_inline]] GPUSHARE_HD static bundle load_some(const T* from, std::uint32_t n) noexcept {
         if (n >= N) return load(from);
-        bundle b = filled(A{});
-        b.each([&](A, std::uint32_t i) { return i < n ? widened<A>(from[i]) : A{}; });
-        return b;
+        return load_tail(from, n);
     }
     template <class T>
-    GPUSHARE_HD void store_some(T* to, std::uint32_t n) const noexcept {
-        if (n >= N) {
+    [[gnu::always_inline]] GPUSHARE_HD void store_some(T* to, std::uint32_t n) const noexcept {
+        if (n >= N)
             store(to);
-            return;
-        }
-        bundle copy = *this;
-        copy.each([&](A x, std::uint32_t i) {
-            if (i < n) to[i] = narrowed<T>(x);
-            return x;
-        });
+        else
+            bundle(*this).store_tail(to, n);
     }
     /// Makes all but the first n elements zero.
-    GPUSHARE_HD void keep(std::uint32_t n) noexcept {
-        if (n < N) each([&](A x, std::uint32_t i) { return i < n ? x : A{}; });
+    [[gnu::always_inline]] GPUSHARE_HD void keep(std::uint32_t n) noexcept {
+        if (n < N) *this = bundle(*this).kept(n);
     }
     /// All elements combined, in their order.
     template <class Op>
@@ -259,6 +304,25 @@ public:
         A all{};
         copy.each([&](A x, std::uint32_t i) { return all = i == 0 ? x : op(all, x); });
         return all;
+    }
+
+private:
+    template <class T>
+    [[gnu::noinline]] GPUSHARE_HD static bundle load_tail(const T* from, std::uint32_t n) noexcept {
+        bundle b = filled(A{});
+        b.each([&](A, std::uint32_t i) { return i < n ? widened<A>(from[i]) : A{}; });
+        return b;
+    }
+    template <class T>
+    [[gnu::noinline]] GPUSHARE_HD void store_tail(T* to, std::uint32_t n) noexcept {
+        each([&](A x, std::uint32_t i) {
+            if (i < n) to[i] = narrowed<T>(x);
+            return x;
+        });
+    }
+    [[gnu::noinline]] GPUSHARE_HD bundle kept(std::uint32_t n) noexcept {
+        each([&](A x, std::uint32_t i) { return i < n ? x : A{}; });
+        return *this;
     }
 };
 

@@ -18,15 +18,14 @@
 
 namespace gpushare::inline GPUSHARE_ABI::detail {
 
-/// Equal on all ranks that call the same: a mix of everything in which they must agree (FNV-1a, word by word).
+/// Equal on all ranks that call the same: a mix of everything in which they must agree. Mostly known when compiling.
 [[nodiscard]] GPUSHARE_HD constexpr std::uint32_t call_signature(collective_kind kind, std::uint32_t type,
                                                                  std::uint32_t op, std::size_t count,
                                                                  std::uint32_t lanes, std::uint32_t root = 0) noexcept {
-    std::uint32_t hash = 2166136261U;
-    for (const std::uint32_t word : {static_cast<std::uint32_t>(kind), type, op, static_cast<std::uint32_t>(count),
-                                     static_cast<std::uint32_t>(std::uint64_t{count} >> 32), lanes, root})
-        hash = (hash ^ word) * 16777619U;
-    return hash;
+    constexpr std::uint64_t odd = 0x9e37'79b9'7f4a'7c15U;  // of the golden ratio: spreads what differs over all bits
+    const std::uint64_t call = static_cast<std::uint64_t>(kind) << 40 | std::uint64_t{type} << 16 | op;
+    const std::uint64_t mix = (count ^ call * odd ^ std::uint64_t{lanes} << 48 ^ std::uint64_t{root} << 20) * odd;
+    return static_cast<std::uint32_t>(mix >> 32);
 }
 
 /// Bytes between two looks at whether the group was aborted.

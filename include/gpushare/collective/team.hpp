@@ -182,7 +182,7 @@ public:
     [[nodiscard]] GPUSHARE_HD bool wait_until(const Seen& seen) noexcept {
         for (std::uint32_t turn = 0; !seen(); ++turn) {
             if (closed()) return false;
-            if (turn % 64 == 63 && detail::collective_now() >= deadline_) return false;
+            if (turn % 256 == 255 && detail::collective_now() >= deadline_) return false;
             ctx_.backoff(turn);
         }
         return true;

@@ -64,13 +64,11 @@ public:
     /// As `tune` measured it with 2 and 4 ranks on 2 cores of a Xeon with 2 MiB of second-level cache each.
     [[nodiscard]] static tuning_table measured() {
         using enum algorithm;
-        return tuning_table({{2, 512, {flag_in_data, false}},
-                             {2, 4096, {one_shot, false}},
-                             {2, std::uint64_t{16} << 20, {two_shot, false}},
+        return tuning_table({{2, 512, {one_shot, false}},
+                             {2, std::uint64_t{32} << 20, {two_shot, false}},
                              {2, any_bytes, {two_shot, true}},
-                             {any_ranks, 256, {flag_in_data, false}},
-                             {any_ranks, 4096, {one_shot, false}},
-                             {any_ranks, std::uint64_t{8} << 20, {two_shot, false}},
+                             {any_ranks, 1024, {one_shot, false}},
+                             {any_ranks, std::uint64_t{32} << 20, {two_shot, false}},
                              {any_ranks, any_bytes, {two_shot, true}}});
     }
     /// Everything by one algorithm.

@@ -1,0 +1,56 @@
+// SPDX-License-Identifier: Apache-2.0
+// How an all-reduce is timed, the same way for ours and for every peer: batches of calls that last some tens of
+// microseconds, and the median of many batches. Warm: the same buffers again and again. Cold: others at every call, out of
+// arenas larger than the caches.
+#pragma once
+
+#include <algorithm>
+#include <chrono>
+#include <cstddef>
+#include <cstdint>
+#include <vector>
+
+namespace bench {
+
+inline constexpr std::size_t sweep_sizes[] = {1U << 10, 1U << 12, 1U << 14, 1U << 16, 1U << 18,
+                                              1U << 20, 1U << 22, 1U << 24, 1U << 26};
+/// How the buffers are used, in the order of a sweep's results.
+enum class buffers { warm, cold, in_place };
+inline constexpr buffers sweep_buffers[] = {buffers::warm, buffers::cold, buffers::in_place};
+
+inline constexpr std::size_t arena_floats = std::size_t{1} << 25;  // 128 MiB
+
+/// The buffers of one rank.
+struct arenas {
+    std::vector<float> in = std::vector<float>(arena_floats), out = std::vector<float>(arena_floats);
+};
+
+/// Microseconds of one call at each size, for each use of buffers. `call(in, out, n)` is collective, `meet()` too. The numbers
+/// are zeros: a sum in place of anything else would leave their range.
+template <class Call, class Meet>
+std::vector<double> sweep(arenas& memory, const Call& call, const Meet& meet) {
+    std::vector<double> medians;
+    for (const buffers use : sweep_buffers)
+        for (const std::size_t bytes : sweep_sizes) {
+            const std::size_t n = bytes / sizeof(float), step = std::max<std::size_t>(n, 1024);
+            const std::size_t batch = bytes <= 4096 ? 32 : bytes <= 65536 ? 8 : bytes <= 262'144 ? 2 : 1;
+            const std::size_t batches = bytes <= 262'144 ? 201 : bytes <= std::size_t{4} << 20 ? 51 : 9;
+            std::size_t at = 0;
+            std::vector<double> took;
+            for (std::size_t b = 0; b < batches + 2; ++b) {
+                meet();
+                const auto begin = std::chrono::steady_clock::now();
+                for (std::size_t i = 0; i < batch; ++i) {
+                    call(memory.in.data() + at, (use == buffers::in_place ? memory.in : memory.out).data() + at, n);
+                    if (use == buffers::cold) at = at + 2 * step <= arena_floats ? at + step : 0;
+                }
+                const std::chrono::duration<double, std::micro> d = std::chrono::steady_clock::now() - begin;
+                if (b >= 2) took.push_back(d.count() / static_cast<double>(batch));
+            }
+            std::nth_element(took.begin(), took.begin() + static_cast<std::ptrdiff_t>(took.size() / 2), took.end());
+            medians.push_back(took[took.size() / 2]);
+        }
+    return medians;
+}
+
+}  // namespace bench
