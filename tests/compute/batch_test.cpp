@@ -197,7 +197,7 @@ TEST_CASE("whoever wants to know ends a batch", "[compute]") {
 }
 
 TEST_CASE("somebody else's work on the stream ends a batch, with the point at which it begins itself", "[compute]") {
-    setup t;
+    setup t{{.depth = 8}};
     const auto a = t.compute.add({.weight = 50_pct}), b = t.compute.add({.weight = 50_pct});
     t.teach(a, t.stream);
     t.teach(b, t.stream);
@@ -217,7 +217,7 @@ TEST_CASE("somebody else's work on the stream ends a batch, with the point at wh
 }
 
 TEST_CASE("while others are in flight on other streams everything has points of its own", "[compute]") {
-    setup t;
+    setup t{{.depth = 8}};
     sharing_stream other(t.stream, instant{1s});
     const auto a = t.compute.add({.weight = 50_pct}), b = t.compute.add({.weight = 50_pct});
     t.teach(a, t.stream);

@@ -52,6 +52,38 @@ TEST_CASE("so many are in flight and no more", "[compute]") {
     CHECK(drain(core).size() == 1);
 }
 
+TEST_CASE("of a client that alone wants the device, as much short work is in flight as the horizon allows",
+          "[compute]") {
+    limiter_core core{{.depth = 2, .horizon = 1ms}};
+    const auto a = core.add({.weight = 50_pct, .longest = 100us});
+    const auto b = core.add({.weight = 50_pct, .longest = 100us});
+    arrive(core, a, 30);
+    auto in = drain(core);
+    CHECK(in.size() == 10);
+    CHECK(core.wait_bound() == 1ms);
+    SECTION("but no more than depth once others come, who couldn't be given their shares else") {
+        arrive(core, b, 30);
+        CHECK(drain(core).empty());
+        for (std::size_t i = 0; i < 8; ++i) core.complete(in[i], 100us);
+        CHECK(drain(core).empty());
+        core.complete(in[8], 100us);
+        core.complete(in[9], 100us);
+        CHECK(drain(core).size() == 2);
+    }
+    SECTION("and a quarter of that below others, who would wait for it") {
+        for (const auto& g : in) core.complete(g, 100us);
+        (void)core.add({.level = {1}});
+        CHECK(drain(core).size() == 2);
+        core.change(a, {.longest = 10us});
+        CHECK(core.wait_bound() == 250us);
+    }
+    SECTION("unless one took longer than that, and might again") {
+        for (const auto& g : in) core.complete(g, g.predicted == 100us && &g == &in[0] ? 600us : 100us);
+        CHECK(drain(core).size() == 2);
+        CHECK(core.wait_bound() == 1200us);
+    }
+}
+
 TEST_CASE("an option that would let nothing in is one", "[compute]") {
     limiter_core core{{.depth = 0, .queue_limit = 0}};
     CHECK(core.options().depth == 1);
@@ -357,7 +389,7 @@ private:
         for (const auto& c : clients_) {
             const auto on_level =
                 std::ranges::count(device_, c.settings.level, [](const running& r) { return r.what.level; });
-            ns sum{};  // short ones may be more, while they take no longer than the horizon
+            ns sum{};  // those of one client alone may be more, while they take no longer than the horizon
             for (const auto& r : device_)
                 if (r.what.level == c.settings.level) sum += r.cost;
             if (on_level > core_.options().depth && sum > core_.options().horizon) ++too_many_in_flight;

@@ -5,8 +5,9 @@
 //   if (book.has_room(level, longest)) book.enter(level, longest);     // ... and book.leave(level, longest)
 //
 // Few submissions keep a device full if they are long, many are needed if they are short. So there is room for `depth` of
-// them, or for as many as take no longer than the horizon, each counted with the longest that its kind ever took. With
-// somebody above, who would wait for all of it, the horizon is a quarter of that.
+// them, or, while one client alone wants the device, for as many as take no longer than the horizon, each counted with the
+// longest that its kind ever took. With somebody above, who would wait for all of it, the horizon is a quarter of that.
+// With several clients, what is in flight is out of the policy's hands: then depth is all there is.
 #pragma once
 
 #include <algorithm>
@@ -38,8 +39,8 @@ public:
     /// Of a level that was opened.
     [[nodiscard]] level_state& of(priority p) noexcept { return *find(p); }
 
-    /// `longest`: what this one may take; 0: unknown.
-    [[nodiscard]] bool has_room(priority p, ns longest) const noexcept {
+    /// `longest`: what this one may take; 0: unknown. `alone`: no other client has anything waiting or in flight.
+    [[nodiscard]] bool has_room(priority p, ns longest, bool alone) const noexcept {
         std::uint32_t in_flight = 0, unknown = 0;
         ns counted{};
         for (const auto& l : levels_) {
@@ -49,7 +50,7 @@ public:
             counted = saturating_sum(counted, l.counted);
         }
         if (in_flight < depth_) return true;
-        return longest > ns{0} && unknown == 0 && in_flight < most_in_flight &&
+        return alone && longest > ns{0} && unknown == 0 && in_flight < most_in_flight &&
                saturating_sum(counted, longest) <= horizon(p);
     }
 

@@ -17,6 +17,7 @@
 #include <vector>
 
 #include <gpushare/compute/cost_model.hpp>
+#include <gpushare/compute/grant.hpp>
 #include <gpushare/compute/in_flight.hpp>
 #include <gpushare/compute/limiter_event.hpp>
 #include <gpushare/compute/policy.hpp>
@@ -26,55 +27,6 @@
 #include <gpushare/units.hpp>
 
 namespace gpushare::inline GPUSHARE_ABI {
-
-/// One configuration for all clients.
-struct limiter_options {
-    std::uint32_t depth = 3;            // submissions in flight of one level and those above: more hides the latency of
-                                        // enqueuing, fewer shorten a newcomer's wait
-    ns first_guess = ns{100'000};       // cost of a client's first submission, before anything is known about it
-    std::uint32_t queue_limit = 65536;  // submissions of one client that may wait
-    ns horizon = ns{1'000'000};     // short submissions: more than `depth` may be in flight while all of them take no
-                                    // longer than this, or a quarter of it where there are clients on a level above
-    ns anticipation = ns{200'000};  // how long work of lower levels is held back between two submissions of a request
-    std::uint32_t quarantine_after = 32;  // failures in a row; 0: never
-    ns stuck_after{};  // at the head of its stream: then its ticket fails, and its room is free; 0: never
-};
-
-/// A submission that was let in.
-struct grant {
-    client_id client{};
-    priority level{};
-    ns predicted{};
-    ns longest{};              // what it may take: the longest that its kind was declared or seen to; 0: unknown
-    ns at_least{};             // what it takes even with the device to itself; 0: unknown
-    std::uint64_t key = 0;     // its kind
-    std::uint32_t policy = 0;  // which of the policies so far let it in
-    bool known = false;        // the prediction rests on some of its kind
-    bool may_share = false;    // is short enough to be timed together with others
-    bool of_request = false;
-};
-
-/// What became of a submission.
-struct outcome {
-    enum class source : std::uint8_t {
-        own,     // measured by itself
-        alone,   // and nothing else was on the device meanwhile
-        shared,  // its part of what it took together with others
-        doubt,   // no more than a prediction
-    };
-    ns took{};
-    bool failed = false;
-    source from = source::own;
-};
-
-/// A client's account. device_time is charged time: see compute_limiter for how it is measured.
-struct client_usage {
-    ns device_time{};
-    ns longest{};                 // the longest submission seen
-    std::uint64_t completed = 0;  // submissions that ran, failed ones included
-    std::uint64_t failed = 0;
-    std::uint32_t waiting = 0, in_flight = 0;
-};
 
 /// A value; not thread-safe. Allocates in `add` and `change` alone.
 template <compute_policy Policy = weighted_fair>
@@ -143,15 +95,13 @@ public:
     /// One more submission of `c` waits. `head` says what is known of it.
     void arrive(client_id c, instant now, const line_head& head) noexcept {
         auto& client = clients_[c.index];
-        ++num_waiting_;
-        if (client.usage.waiting++ != 0) return;
+        if (!counts_arrival(client)) return;
         client.head = head;
         tell(c, now);
     }
     void arrive(client_id c, instant now) noexcept {
         auto& client = clients_[c.index];
-        ++num_waiting_;
-        if (client.usage.waiting++ != 0) return;
+        if (!counts_arrival(client)) return;
         client.head = {};  // written in place: copying what was just written stalls
         client.head.arrival = now;
         tell(c, now);
@@ -163,6 +113,7 @@ public:
         auto& client = clients_[c.index];
         --num_waiting_;
         if (--client.usage.waiting == 0) {
+            if (client.usage.in_flight == 0) --num_active_;
             policy_.sleep(c);
         } else {
             client.head = head_of(c);
@@ -184,7 +135,7 @@ public:
         }
         auto& client = clients_[c->index];
         describe(g, *c);
-        if (!book_.has_room(g.level, g.longest)) return false;
+        if (!book_.has_room(g.level, g.longest, num_active_ == 1)) return false;
         if (const auto hold = book_.held(g.level, now); hold.held) {
             resume_at_ = hold.until;
             return false;
@@ -196,10 +147,12 @@ public:
         withdraw(*c, now, head_of);
         return true;
     }
-    [[nodiscard]] std::optional<grant> next(instant now) noexcept {
+    template <std::invocable<client_id> F>
+    [[nodiscard]] std::optional<grant> next(instant now, F head_of) noexcept {
         grant g;
-        return next(g, now, nothing_known{now}) ? std::optional(g) : std::nullopt;
+        return next(g, now, head_of) ? std::optional(g) : std::nullopt;
     }
+    [[nodiscard]] std::optional<grant> next(instant now) noexcept { return next(now, nothing_known{now}); }
 
     /// After next() let nothing in: when to call it again though nothing else happened, because a policy holds work back
     /// until then; `never`: no need to.
@@ -349,6 +302,14 @@ private:
                           .key = g.key});
     }
 
+    // Whether it is the first in its line.
+    [[nodiscard]] bool counts_arrival(client_state& client) noexcept {
+        ++num_waiting_;
+        if (client.usage.waiting++ != 0) return false;
+        if (client.usage.in_flight == 0) ++num_active_;
+        return true;
+    }
+
     // Tells the policy what is first in a client's line.
     void tell(client_id c, instant now) noexcept {
         auto& client = clients_[c.index];
@@ -368,7 +329,7 @@ private:
     client_state& leave(const grant& g) noexcept {
         book_.leave(g.level, g.longest, g.of_request);
         auto& client = clients_[g.client.index];
-        --client.usage.in_flight;
+        if (--client.usage.in_flight == 0 && client.usage.waiting == 0) --num_active_;
         return client;
     }
 
@@ -388,6 +349,7 @@ private:
     detail::event_queue events_;
     std::uint32_t policies_ = 0;  // how often another one took over
     std::uint64_t num_waiting_ = 0;
+    std::uint32_t num_active_ = 0;  // clients with something waiting or in flight
     instant resume_at_ = never;
 };
 
