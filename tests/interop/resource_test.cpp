@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-// std::pmr both ways, resources in stream order, workspaces, CUB's two phases (with algorithms of our own), and blocks
+// std::pmr both ways, resources in stream order, scratch memory, CUB's two phases (with algorithms of our own), and blocks
 // that are freed by their address alone.
 #include <array>
 #include <cstddef>
@@ -14,9 +14,9 @@
 
 #include <gpushare/interop/cub.hpp>
 #include <gpushare/interop/pmr.hpp>
+#include <gpushare/interop/scratch_memory.hpp>
 #include <gpushare/interop/sizeless_memory.hpp>
 #include <gpushare/interop/stream_resource.hpp>
-#include <gpushare/interop/workspace.hpp>
 #include <gpushare/memory/pool_resource.hpp>
 #include <gpushare/memory/quota_resource.hpp>
 
@@ -196,15 +196,15 @@ TEST_CASE("Wrong frees in stream order are told apart and change nothing", "[int
     CHECK(ordered == ordered_memory{f.chat.memory(), f.stream});
 }
 
-// ---- workspaces and CUB
+// ---- scratch memory and CUB
 
-TEST_CASE("A workspace has what it needs for as long as it is there", "[interop][workspace]") {
+TEST_CASE("Scratch memory is there, as big as needed, for as long as it is used", "[interop][scratch]") {
     two_tenants f;
     ordered_memory ordered{f.chat.memory(), f.stream};
     {
-        gpushare::workspace none{ordered};
+        gpushare::scratch_memory none{ordered};
         CHECK(none.data() == nullptr);
-        gpushare::workspace scratch{ordered, 2 * MiB};
+        gpushare::scratch_memory scratch{ordered, 2 * MiB};
         CHECK(reinterpret_cast<std::uintptr_t>(scratch.data()) % 256 == 0);
         void* const before = scratch.data();
         CHECK(scratch.at_least(MiB) == before);
@@ -220,13 +220,13 @@ TEST_CASE("A workspace has what it needs for as long as it is there", "[interop]
         CHECK(f.charged(f.chat.memory()) == 3 * MiB);
         none = std::move(scratch);
         CHECK(none.size() == 3 * MiB);
-        gpushare::workspace moved{std::move(none)};
+        gpushare::scratch_memory moved{std::move(none)};
         CHECK(none.data() == nullptr);  // NOLINT(bugprone-use-after-move)
         CHECK(f.charged(f.chat.memory()) == 3 * MiB);
     }
     CHECK(f.charged(f.chat.memory()) == 0);
     CHECK(f.wrong_frees().empty());
-    CHECK_THROWS_AS(gpushare::workspace(ordered, MiB, 3), gpushare::memory_error);
+    CHECK_THROWS_AS(gpushare::scratch_memory(ordered, MiB, 3), gpushare::memory_error);
 }
 
 TEST_CASE("Temporary storage of an algorithm in two phases stays until the stream is through with it",

@@ -12,8 +12,8 @@
 
 #include <gpushare/concepts.hpp>
 #include <gpushare/config.hpp>
+#include <gpushare/interop/scratch_memory.hpp>
 #include <gpushare/interop/stream_resource.hpp>
-#include <gpushare/interop/workspace.hpp>
 
 namespace gpushare::inline GPUSHARE_ABI {
 
@@ -33,7 +33,7 @@ auto with_temporary_storage(Resource& from, Algorithm&& algorithm) {
     const auto asked = algorithm(static_cast<void*>(nullptr), size);
     if (asked != decltype(algorithm(nullptr, size)){}) return asked;
     size = std::max<std::size_t>(size, 1);  // a null pointer would make it ask again
-    const workspace<Resource> temporary(from, size);
+    const scratch_memory<Resource> temporary(from, size);
     return algorithm(temporary.data(), size);
 }
 

@@ -19,7 +19,7 @@
 #include <gpushare/concepts.hpp>
 #include <gpushare/config.hpp>
 #include <gpushare/error.hpp>
-#include <gpushare/interop/workspace.hpp>
+#include <gpushare/interop/scratch_memory.hpp>
 #include <gpushare/units.hpp>
 
 namespace gpushare::inline GPUSHARE_ABI {
@@ -64,7 +64,7 @@ private:
 
     cublasHandle_t handle_;
     cudaStream_t stream_;
-    workspace<Resource> block_;
+    scratch_memory<Resource> block_;
 };
 
 }  // namespace gpushare::inline GPUSHARE_ABI

@@ -3,7 +3,7 @@
 // memory, kept for as long as it is used.
 //
 //   gpushare::stream_resource ordered{tenant.memory(), stream};
-//   gpushare::workspace scratch{ordered, 4 << 20};
+//   gpushare::scratch_memory scratch{ordered, 4 << 20};
 //   cudnnBackendExecute(...);        // with scratch.data(), at least scratch.size() bytes, on that stream
 //   scratch.at_least(8 << 20);       // for a plan that needs more
 #pragma once
@@ -19,26 +19,26 @@ namespace gpushare::inline GPUSHARE_ABI {
 /// A block of `Resource`, which must outlive it; goes back when it is destroyed. Movable, one owner; not safe from
 /// several threads. What uses it should be on one stream, the one whose order the resource's frees are in, if they are.
 template <memory_resource Resource>
-class workspace {
+class scratch_memory {
 public:
     static constexpr std::size_t default_alignment = 256;  // cuBLAS refuses less
 
     /// Sizes and alignments in bytes. Of 0 bytes: takes none, data() is null. Throws what the resource throws.
-    explicit workspace(Resource& from, std::size_t size = 0, std::size_t alignment = default_alignment)
+    explicit scratch_memory(Resource& from, std::size_t size = 0, std::size_t alignment = default_alignment)
         : from_(&from),
           data_(size == 0 ? nullptr : from.allocate(size, alignment)),
           size_(size),
           alignment_(alignment) {}
-    workspace(workspace&& other) noexcept
+    scratch_memory(scratch_memory&& other) noexcept
         : from_(other.from_),
           data_(std::exchange(other.data_, nullptr)),
           size_(std::exchange(other.size_, 0)),
           alignment_(other.alignment_) {}
-    workspace& operator=(workspace other) noexcept {
+    scratch_memory& operator=(scratch_memory other) noexcept {
         swap(other);
         return *this;
     }
-    ~workspace() {
+    ~scratch_memory() {
         if (data_ != nullptr) (void)from_->deallocate(data_, size_, alignment_);
     }
 
@@ -48,12 +48,12 @@ public:
     /// Grows to `size` bytes if it has fewer, without keeping what is in it, and returns data(). Throws what the resource
     /// throws, and then it is as before; for a moment there are both, the old block and the new.
     void* at_least(std::size_t size) {
-        if (size > size_) *this = workspace(*from_, size, alignment_);
+        if (size > size_) *this = scratch_memory(*from_, size, alignment_);
         return data_;
     }
 
 private:
-    void swap(workspace& other) noexcept {
+    void swap(scratch_memory& other) noexcept {
         std::swap(from_, other.from_);
         std::swap(data_, other.data_);
         std::swap(size_, other.size_);
