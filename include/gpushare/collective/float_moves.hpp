@@ -29,11 +29,11 @@ inline constexpr bool is_small_float = false;
 template <int E, int M>
 inline constexpr bool is_small_float<stored_number<E, M>> = true;
 
-/// Signed sums that may overflow.
-template <class Words>
-[[nodiscard]] GPUSHARE_HD Words wrapping_sum(const Words& a, const Words& b) noexcept {
-    using wrapping = std::conditional_t<std::is_same_v<Words, std::int32_t>, std::uint32_t, four_unsigned>;
-    return __builtin_bit_cast(Words, __builtin_bit_cast(wrapping, a) + __builtin_bit_cast(wrapping, b));
+/// Sums of words that may overflow.
+template <class Raw>
+[[nodiscard]] GPUSHARE_HD words_of<Raw> wrapping_sum(const words_of<Raw>& a, const words_of<Raw>& b) noexcept {
+    using wrapping = typename bits_as<Raw>::wrapping;
+    return __builtin_bit_cast(words_of<Raw>, __builtin_bit_cast(wrapping, a) + __builtin_bit_cast(wrapping, b));
 }
 
 /// One float, or four, as bits of the format, in a word each: number_format::narrow without branches.
@@ -58,7 +58,8 @@ struct narrow_lanes {
             const words small = bits_of(from_bits(abs) + __builtin_bit_cast(float, unit)) - unit;
             constexpr auto rebias = static_cast<std::int32_t>(Format::rebias);
             // A NaN would overflow; what becomes of it here doesn't matter.
-            const words sum = wrapping_sum(abs, wrapping_sum((abs >> dropped) & 1, words{} + (below_half - rebias)));
+            const words sum =
+                wrapping_sum<R>(abs, wrapping_sum<R>((abs >> dropped) & 1, words{} + (below_half - rebias)));
             const words normal = sum >> dropped;
             words to = abs < rebias + (1 << 23) ? small : normal;
             constexpr auto largest = static_cast<std::int32_t>(Format::largest);

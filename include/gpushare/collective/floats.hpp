@@ -17,28 +17,36 @@ namespace gpushare::inline GPUSHARE_ABI {
 
 namespace detail {
 
-#ifdef __CUDA_ARCH__
-inline constexpr bool has_vectors = false;
-#else
-inline constexpr bool has_vectors = true;
-#endif
+// What operations are written on: four floats at once on the host, or one, and as many integers of their bits. Comparison and
+// selection are spelled alike for both. Device code must not even name a vector.
+template <class Raw>
+struct bits_as;
+template <>
+struct bits_as<float> {
+    using words = std::int32_t;
+    using wrapping = std::uint32_t;
+};
+[[nodiscard]] GPUSHARE_HD inline float from_bits(const std::int32_t& w) noexcept {
+    return __builtin_bit_cast(float, w);
+}
 
-// What operations are written on: four floats at once, or one, and as many signed integers of their bits. Comparison and
-// selection are spelled alike for both.
+#ifndef __CUDA_ARCH__
 using four_floats [[gnu::vector_size(16)]] = float;
 using four_words [[gnu::vector_size(16)]] = std::int32_t;
 using four_unsigned [[gnu::vector_size(16)]] = std::uint32_t;
+template <>
+struct bits_as<four_floats> {
+    using words = four_words;
+    using wrapping = four_unsigned;
+};
+[[nodiscard]] inline four_floats from_bits(const four_words& w) noexcept { return __builtin_bit_cast(four_floats, w); }
+#endif
 
 template <class Raw>
-using words_of = std::conditional_t<std::is_same_v<Raw, float>, std::int32_t, four_words>;
-
+using words_of = typename bits_as<Raw>::words;
 template <class Raw>
 [[nodiscard]] GPUSHARE_HD inline words_of<Raw> bits_of(const Raw& x) noexcept {
     return __builtin_bit_cast(words_of<Raw>, x);
-}
-template <class Words>
-[[nodiscard]] GPUSHARE_HD inline auto from_bits(const Words& w) noexcept {
-    return __builtin_bit_cast(std::conditional_t<std::is_same_v<Words, std::int32_t>, float, four_floats>, w);
 }
 
 /// A product that no addition is contracted with.
