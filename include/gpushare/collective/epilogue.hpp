@@ -42,6 +42,7 @@ struct stage_place {
     const detail::flag_line* told = nullptr;
 
     /// Calls f with the array of each rank that gets what the stage writes; `own` is this rank's.
+    GPUSHARE_EXEC_CHECK_DISABLE
     template <class T, class F>
     GPUSHARE_HD void each_copy(T* own, const F& f) const noexcept {
         if (ranks == 0) f(own);
@@ -55,6 +56,7 @@ namespace stages {
 template <class T>
 struct add {
     const T* other;
+    GPUSHARE_EXEC_CHECK_DISABLE
     template <class Values>
     [[gnu::always_inline]] GPUSHARE_HD void apply(Values& x, const stage_place& at, float) const noexcept {
         x.combine(sum{}, Values::load_some(other + at.index, at.n));
@@ -65,7 +67,9 @@ struct add {
 template <class T>
 struct add_to {
     T* residual;
+    GPUSHARE_EXEC_CHECK_DISABLE
     [[nodiscard]] GPUSHARE_HD void* shares() const noexcept { return residual; }
+    GPUSHARE_EXEC_CHECK_DISABLE
     template <class Values>
     [[gnu::always_inline]] GPUSHARE_HD void apply(Values& x, const stage_place& at, float) const noexcept {
         if (!at.again) {
@@ -80,6 +84,7 @@ struct add_to {
 template <class T>
 struct bias {
     const T* values;
+    GPUSHARE_EXEC_CHECK_DISABLE
     template <class Values>
     [[gnu::always_inline]] GPUSHARE_HD void apply(Values& x, const stage_place& at, float) const noexcept {
         x.combine(sum{}, Values::load_some(values + at.column, at.n));
@@ -88,6 +93,7 @@ struct bias {
 
 struct scale {
     float factor;
+    GPUSHARE_EXEC_CHECK_DISABLE
     template <class Values>
     [[gnu::always_inline]] GPUSHARE_HD void apply(Values& x, const stage_place&, float) const noexcept {
         x.combine(product{}, Values::filled(factor));
@@ -95,6 +101,7 @@ struct scale {
 };
 
 struct relu {
+    GPUSHARE_EXEC_CHECK_DISABLE
     template <class Values>
     [[gnu::always_inline]] GPUSHARE_HD void apply(Values& x, const stage_place&, float) const noexcept {
         x.combine(maximum{}, Values::filled(0.0F));
@@ -104,6 +111,7 @@ struct relu {
 template <class F>
 struct map {
     F f;
+    GPUSHARE_EXEC_CHECK_DISABLE
     template <class Values>
     [[gnu::always_inline]] GPUSHARE_HD void apply(Values& x, const stage_place&, float) const noexcept {
         x.each([&](float v, std::uint32_t) { return f(v); });
@@ -112,14 +120,17 @@ struct map {
 
 /// x - mean(x)
 struct centre {
+    GPUSHARE_EXEC_CHECK_DISABLE
     template <class Values>
     [[gnu::always_inline]] GPUSHARE_HD void gather(Values& all, const Values& x) const noexcept {
         all.combine(sum{}, x);
     }
     using merge = sum;
+    GPUSHARE_EXEC_CHECK_DISABLE
     [[nodiscard]] GPUSHARE_HD float settle(float total, std::size_t width, const stage_place&) const noexcept {
         return total / static_cast<float>(width);
     }
+    GPUSHARE_EXEC_CHECK_DISABLE
     template <class Values>
     [[gnu::always_inline]] GPUSHARE_HD void apply(Values& x, const stage_place&, float mean) const noexcept {
         x.combine(sum{}, Values::filled(-mean));
@@ -131,6 +142,7 @@ template <class W>
 struct rms_norm {
     const W* weight;
     float epsilon;
+    GPUSHARE_EXEC_CHECK_DISABLE
     template <class Values>
     [[gnu::always_inline]] GPUSHARE_HD void gather(Values& all, const Values& x) const noexcept {
         Values square = x;
@@ -138,9 +150,11 @@ struct rms_norm {
         all.combine(sum{}, square);
     }
     using merge = sum;
+    GPUSHARE_EXEC_CHECK_DISABLE
     [[nodiscard]] GPUSHARE_HD float settle(float total, std::size_t width, const stage_place&) const noexcept {
         return 1.0F / detail::square_root(total / static_cast<float>(width) + epsilon);
     }
+    GPUSHARE_EXEC_CHECK_DISABLE
     template <class Values>
     [[gnu::always_inline]] GPUSHARE_HD void apply(Values& x, const stage_place& at, float factor) const noexcept {
         x.combine(product{}, Values::filled(factor));
@@ -158,6 +172,7 @@ template <class Q>
 }
 
 /// x * factor as a whole number where Q is an integer, to nearest even, and not beyond Q's limit.
+GPUSHARE_EXEC_CHECK_DISABLE
 template <class Q, class Values>
 [[gnu::always_inline]] GPUSHARE_HD inline void to_quantised(Values& x, float factor) noexcept {
     constexpr float limit = quantised_limit<Q>();
@@ -175,7 +190,9 @@ template <class Q, class Values>
 template <class Q>
 struct quantise_rows {
     float* scales;
+    GPUSHARE_EXEC_CHECK_DISABLE
     [[nodiscard]] GPUSHARE_HD void* shares() const noexcept { return scales; }
+    GPUSHARE_EXEC_CHECK_DISABLE
     template <class Values>
     [[gnu::always_inline]] GPUSHARE_HD void gather(Values& all, const Values& x) const noexcept {
         all.combine(maximum{}, x);
@@ -184,11 +201,13 @@ struct quantise_rows {
         all.combine(maximum{}, negative);
     }
     using merge = maximum;
+    GPUSHARE_EXEC_CHECK_DISABLE
     [[nodiscard]] GPUSHARE_HD float settle(float largest, std::size_t, const stage_place& at) const noexcept {
         const float s = largest / quantised_limit<Q>();
         if (at.first_thread) at.each_copy(scales, [&](float* to) { to[at.row] = s; });
         return s > 0 ? 1.0F / s : 0.0F;
     }
+    GPUSHARE_EXEC_CHECK_DISABLE
     template <class Values>
     [[gnu::always_inline]] GPUSHARE_HD void apply(Values& x, const stage_place&, float factor) const noexcept {
         to_quantised<Q>(x, factor);
@@ -199,6 +218,7 @@ struct quantise_rows {
 template <class Q>
 struct quantise_by {
     float factor;
+    GPUSHARE_EXEC_CHECK_DISABLE
     template <class Values>
     [[gnu::always_inline]] GPUSHARE_HD void apply(Values& x, const stage_place&, float) const noexcept {
         to_quantised<Q>(x, factor);
@@ -225,6 +245,7 @@ namespace detail {
 template <class... Stages>
 struct stage_list {
     static constexpr std::uint32_t row_stages = 0, sharing = 0;
+    GPUSHARE_EXEC_CHECK_DISABLE
     GPUSHARE_HD void collect(void**) const noexcept {}
 };
 template <class First, class... Rest>
@@ -234,6 +255,7 @@ struct stage_list<First, Rest...> {
     static constexpr std::uint32_t row_stages = (row_stage<First> ? 1 : 0) + stage_list<Rest...>::row_stages;
     static constexpr std::uint32_t sharing = (sharing_stage<First> ? 1 : 0) + stage_list<Rest...>::sharing;
     /// The arrays that stages write, in their order.
+    GPUSHARE_EXEC_CHECK_DISABLE
     GPUSHARE_HD void collect(void** to) const noexcept {
         if constexpr (sharing_stage<First>) *to++ = first.shares();
         rest.collect(to);

@@ -87,9 +87,11 @@ struct row_state<stage_list<First, Rest...>> {
 
 /// Runs the stages behind the row stage number Skip on some values, with it unless Skip is 0, up to the next row stage, which
 /// only gathers. Shared counts the stages that write arrays.
+GPUSHARE_EXEC_CHECK_DISABLE
 template <std::uint32_t Skip, std::uint32_t Shared = 0, class Values>
 [[gnu::always_inline]] GPUSHARE_HD inline void run_stages(const stage_list<>&, const row_state<stage_list<>>&, Values&,
                                                           stage_place&, Values&) noexcept {}
+GPUSHARE_EXEC_CHECK_DISABLE
 template <std::uint32_t Skip, std::uint32_t Shared = 0, class Values, class First, class... Rest>
 [[gnu::always_inline]] GPUSHARE_HD inline void run_stages(const stage_list<First, Rest...>& l,
                                                           const row_state<stage_list<First, Rest...>>& s, Values& x,
@@ -111,6 +113,7 @@ template <std::uint32_t Skip, std::uint32_t Shared = 0, class Values, class Firs
 }
 
 /// Settles the row stage number Skip.
+GPUSHARE_EXEC_CHECK_DISABLE
 template <std::uint32_t Skip, std::uint32_t Shared = 0, class Context, class Values, class First, class... Rest>
 GPUSHARE_HD void settle_stage(Context& ctx, const stage_list<First, Rest...>& l,
                               row_state<stage_list<First, Rest...>>& s, const Values& gathered, std::size_t width,
@@ -160,6 +163,7 @@ private:
     using stage_types = stage_list<Stages...>;
     static constexpr std::uint32_t passes = stage_types::row_stages + 1;
 
+    GPUSHARE_EXEC_CHECK_DISABLE
     template <bool Streaming, class Context>
     GPUSHARE_HD bool run_rows(team<Context>& t, std::size_t first, element_range mine) const {
         for (std::size_t row = first + mine.begin; row < first + mine.end; ++row) {
@@ -175,6 +179,7 @@ private:
 
     /// One row. `Pair`: there are two ranks, whose pointers fit into registers. What the loop needs is copied to locals,
     /// because the compiler must assume that stores change everything else.
+    GPUSHARE_EXEC_CHECK_DISABLE
     template <std::uint32_t Pass, bool Streaming, bool Pair, class Context>
     GPUSHARE_HD void run_passes(team<Context>& t, std::size_t row, std::size_t first,
                                 row_state<stage_types>& row_statistics) const {
@@ -239,6 +244,7 @@ private:
     }
 
     /// All but where in the row.
+    GPUSHARE_EXEC_CHECK_DISABLE
     template <class Context>
     GPUSHARE_HD stage_place place(const team<Context>& t, std::size_t row) const {
         stage_place at;
@@ -250,6 +256,7 @@ private:
     }
 
     /// All stages from the beginning on, for values that come from the inputs; what earlier row stages gather is dropped.
+    GPUSHARE_EXEC_CHECK_DISABLE
     template <std::uint32_t Pass, class Values>
     [[gnu::always_inline]] GPUSHARE_HD static void run_up_to(const stage_types& list, Values& x, stage_place& at,
                                                              Values& gathered, const row_state<stage_types>& state) {
@@ -263,6 +270,7 @@ private:
         run_stages<Pass>(list, state, x, at, gathered);
     }
 
+    GPUSHARE_EXEC_CHECK_DISABLE
     template <bool Streaming, class Values>
     [[gnu::always_inline]] GPUSHARE_HD static void put(Out* to, const Values& x, std::uint32_t n) noexcept {
         if (Streaming && n == Values::width)
