@@ -44,6 +44,7 @@ public:
             if (s < chunks_) combine(s);
             if (s >= ring_lag && late_ == none && !last()) take(s - ring_lag);
         }
+        t_.context().sync();  // all threads have read the count
         if (late_ == none && t_.context().thread_rank() == 0)
             t_.view().own(t_.rank(), t_.lane()).chunks = base_ + static_cast<std::uint32_t>(chunks_);
         late = late_;
