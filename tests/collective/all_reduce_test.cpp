@@ -113,14 +113,17 @@ TEMPLATE_TEST_CASE("every type, operator and algorithm is exact", "[collective]"
             const communicator group(ranks, {.tuning = tuning_table::always(how)});
             for (const std::size_t n : {1U, 63U, 257U, 1500U}) {
                 CAPTURE(to_string(how), ranks, n);
-                CHECK(right<TestType>(group, n, gpushare::sum{}, false));
-                CHECK(right<TestType>(group, n, gpushare::minimum{}, true));
-                CHECK(right<TestType>(group, n, gpushare::maximum{}, false));
-                if (gpushare::detail::is_stored_number<TestType> && sizeof(TestType) == 1) continue;
-                CHECK(right<TestType>(group, n, gpushare::product{}, true));
-                if (ranks != 3 || std::is_integral_v<TestType>)
-                    CHECK(right<TestType>(group, n, gpushare::average{}, true));
-                CHECK(right<TestType>(group, n, widest{}, false));
+                CHECK(right<TestType>(group, n, gpushare::sum{}, n % 2 == 0));
+                // Every operator with a few types: what the others add is in bundle_test.cpp.
+                if constexpr (std::is_same_v<TestType, float> || std::is_same_v<TestType, std::int32_t> ||
+                              std::is_same_v<TestType, bfloat16>) {
+                    CHECK(right<TestType>(group, n, gpushare::minimum{}, true));
+                    CHECK(right<TestType>(group, n, gpushare::maximum{}, false));
+                    CHECK(right<TestType>(group, n, gpushare::product{}, true));
+                    if (ranks != 3 || std::is_integral_v<TestType>)
+                        CHECK(right<TestType>(group, n, gpushare::average{}, true));
+                    CHECK(right<TestType>(group, n, widest{}, false));
+                }
             }
         }
 }
@@ -169,7 +172,7 @@ TEST_CASE("streaming stores give the same, at addresses they can't be used at as
     for (const unsigned ranks : {2U, 3U}) {
         const communicator group(ranks, {.tuning = tuning_table::always(algorithm::two_shot, true)});
         for (const std::size_t shift : {0U, 1U}) {
-            CHECK(right<float>(group, 10'007, gpushare::sum{}, true, shift));
+            CHECK(right<float>(group, 10'007, gpushare::sum{}, false, shift));
             CHECK(right<bfloat16>(group, 10'007, gpushare::sum{}, false, shift));
             CHECK(right<double>(group, 10'007, gpushare::sum{}, false, shift));
             CHECK(right<std::int8_t>(group, 10'007, gpushare::sum{}, false, shift));
@@ -177,8 +180,7 @@ TEST_CASE("streaming stores give the same, at addresses they can't be used at as
     }
 }
 
-TEMPLATE_TEST_CASE("the bits depend on neither algorithm, size, place nor run", "[collective]", float, double, bfloat16,
-                   float16) {
+TEMPLATE_TEST_CASE("the bits depend on neither algorithm, size, place nor run", "[collective]", float, bfloat16) {
     constexpr unsigned ranks = 4;
     constexpr std::size_t n = 999;
     const auto seed = support::seed(1);
@@ -272,7 +274,7 @@ TEST_CASE("ranks may mix in place and out of place", "[collective]") {
     CHECK(wrong == 0);
 }
 
-TEMPLATE_TEST_CASE("delayed and shuffled, with several lanes", "[collective]", float, bfloat16) {
+TEMPLATE_TEST_CASE("delayed and shuffled, with several lanes", "[collective]", float) {
     constexpr unsigned ranks = 3, rounds = 12;
     const auto seed = support::seed(2);
     CAPTURE(seed);
@@ -299,7 +301,7 @@ TEMPLATE_TEST_CASE("delayed and shuffled, with several lanes", "[collective]", f
     }
 }
 
-TEMPLATE_TEST_CASE("blocks of several threads, as on a device", "[collective]", float, bfloat16, std::int8_t, double) {
+TEMPLATE_TEST_CASE("blocks of several threads, as on a device", "[collective]", bfloat16, std::int8_t) {
     constexpr unsigned ranks = 2, threads = 3;
     const communicator group(ranks);
     for (const algorithm how : every_algorithm)

@@ -61,12 +61,14 @@ struct all_reduce_body {
         return two_shot(t, lanes, mine);
     }
 
+    GPUSHARE_EXEC_CHECK_DISABLE
     [[nodiscard]] GPUSHARE_HD std::uint32_t signature(std::uint32_t lanes) const {
         return call_signature(kind, type_id<T>(), op_id<Op>(), count, lanes);
     }
 
 private:
     /// Everybody's elements are in the slots: one wait, and nobody reads a user's buffer but its own rank.
+    GPUSHARE_EXEC_CHECK_DISABLE
     template <class Context>
     GPUSHARE_HD collective_fault one_shot(team<Context>& t, std::uint32_t lanes, element_range mine) const {
         T* const slot = reinterpret_cast<T*>(t.slot_of(t.rank()));
@@ -81,6 +83,7 @@ private:
 
     /// A part of the elements straight from all inputs to all outputs: the least traffic there is, 2RS bytes. Within the
     /// lane's own elements, because other lanes may go another way.
+    GPUSHARE_EXEC_CHECK_DISABLE
     template <class Context>
     GPUSHARE_HD collective_fault two_shot(team<Context>& t, std::uint32_t lanes, element_range of_lane) const {
         if (!t.meet(signature(lanes), in, out)) return t.fault();

@@ -123,6 +123,7 @@ public:
     static constexpr std::uint32_t width = N;
 
 #ifdef __CUDA_ARCH__
+    GPUSHARE_EXEC_CHECK_DISABLE
     template <class T>
     [[nodiscard]] GPUSHARE_HD static bundle load(const T* from) noexcept {
         bundle b;
@@ -137,6 +138,7 @@ public:
         }
         return b;
     }
+    GPUSHARE_EXEC_CHECK_DISABLE
     template <class T>
     GPUSHARE_HD void store(T* to) const noexcept {
         constexpr std::uint32_t step = packed<T>::width < N ? packed<T>::width : N;
@@ -150,10 +152,12 @@ public:
             }
         }
     }
+    GPUSHARE_EXEC_CHECK_DISABLE
     template <class T>
     GPUSHARE_HD void stream(T* to) const noexcept {
         store(to);
     }
+    GPUSHARE_EXEC_CHECK_DISABLE
     [[nodiscard]] GPUSHARE_HD static bundle filled(A x) noexcept {
         bundle b;
         for (std::uint32_t i = 0; i < N; ++i) b.lane_[i] = x;
@@ -161,14 +165,17 @@ public:
     }
 
     /// Calls f on each element.
+    GPUSHARE_EXEC_CHECK_DISABLE
     template <class F>
     GPUSHARE_HD void each(const F& f) noexcept {
         for (std::uint32_t i = 0; i < N; ++i) lane_[i] = f(lane_[i], i);
     }
+    GPUSHARE_EXEC_CHECK_DISABLE
     template <class Op>
     GPUSHARE_HD void combine(const Op& op, const bundle& other) noexcept {
         for (std::uint32_t i = 0; i < N; ++i) lane_[i] = op(lane_[i], other.lane_[i]);
     }
+    GPUSHARE_EXEC_CHECK_DISABLE
     template <class Op>
     GPUSHARE_HD void finish(const Op& op, std::uint32_t ranks) noexcept {
         if constexpr (requires { op.finish(A{}, A{}); })
@@ -278,14 +285,14 @@ private:
 #endif
 
 public:
-    // Tails are rare: kept out of the loops, where they would take the registers.
-
     /// The first n elements; the others are zero.
+    GPUSHARE_EXEC_CHECK_DISABLE
     template <class T>
     [[nodiscard, gnu::always_inline]] GPUSHARE_HD static bundle load_some(const T* from, std::uint32_t n) noexcept {
         if (n >= N) return load(from);
         return load_tail(from, n);
     }
+    GPUSHARE_EXEC_CHECK_DISABLE
     template <class T>
     [[gnu::always_inline]] GPUSHARE_HD void store_some(T* to, std::uint32_t n) const noexcept {
         if (n >= N)
@@ -294,10 +301,12 @@ public:
             bundle(*this).store_tail(to, n);
     }
     /// Makes all but the first n elements zero.
+    GPUSHARE_EXEC_CHECK_DISABLE
     [[gnu::always_inline]] GPUSHARE_HD void keep(std::uint32_t n) noexcept {
         if (n < N) *this = bundle(*this).kept(n);
     }
     /// All elements combined, in their order.
+    GPUSHARE_EXEC_CHECK_DISABLE
     template <class Op>
     [[nodiscard]] GPUSHARE_HD A folded(const Op& op) const noexcept {
         bundle copy = *this;
@@ -307,26 +316,30 @@ public:
     }
 
 private:
+    GPUSHARE_EXEC_CHECK_DISABLE
     template <class T>
-    [[gnu::noinline]] GPUSHARE_HD static bundle load_tail(const T* from, std::uint32_t n) noexcept {
+    GPUSHARE_HD static bundle load_tail(const T* from, std::uint32_t n) noexcept {
         bundle b = filled(A{});
         b.each([&](A, std::uint32_t i) { return i < n ? widened<A>(from[i]) : A{}; });
         return b;
     }
+    GPUSHARE_EXEC_CHECK_DISABLE
     template <class T>
-    [[gnu::noinline]] GPUSHARE_HD void store_tail(T* to, std::uint32_t n) noexcept {
+    GPUSHARE_HD void store_tail(T* to, std::uint32_t n) noexcept {
         each([&](A x, std::uint32_t i) {
             if (i < n) to[i] = narrowed<T>(x);
             return x;
         });
     }
-    [[gnu::noinline]] GPUSHARE_HD bundle kept(std::uint32_t n) noexcept {
+    GPUSHARE_EXEC_CHECK_DISABLE
+    GPUSHARE_HD bundle kept(std::uint32_t n) noexcept {
         each([&](A x, std::uint32_t i) { return i < n ? x : A{}; });
         return *this;
     }
 };
 
 /// Makes streamed stores visible to whoever acquires what this thread releases next.
+GPUSHARE_EXEC_CHECK_DISABLE
 GPUSHARE_HD inline void end_streaming() noexcept {
 #if defined(__x86_64__) && !defined(__CUDA_ARCH__)
     _mm_sfence();

@@ -26,6 +26,7 @@ inline constexpr std::size_t flagged_words = flagged_width<T, Context> * sizeof(
 
 /// Whether n elements fit, besides the word that tells the call. And whether the words can be trusted: a word that was
 /// written 2^32 epochs ago would look new, so twice in 2^30 epochs they are wiped and the data goes another way.
+GPUSHARE_EXEC_CHECK_DISABLE
 template <class T, class Context>
 [[nodiscard]] GPUSHARE_HD bool fits_flagged_words(const team<Context>& t, std::size_t n) noexcept {
     constexpr std::size_t width = flagged_width<T, Context>;
@@ -40,6 +41,7 @@ template <class T, class Context>
     return (n + width - 1) / width * flagged_words<T, Context> + 1 <= room;
 }
 
+GPUSHARE_EXEC_CHECK_DISABLE
 template <class T, class Context, class Op>
 GPUSHARE_HD collective_fault by_flagged_words(team<Context>& t, std::uint32_t signature, const T* in, T* out,
                                               std::size_t n, const Op& op) noexcept {
@@ -56,7 +58,9 @@ GPUSHARE_HD collective_fault by_flagged_words(team<Context>& t, std::uint32_t si
         if (i + width <= n) {
             std::memcpy(piece, in + i, sizeof piece);
         } else {
-            std::memcpy(piece, in + i, (n - i) * sizeof(T));
+            T elements[width];
+            for (std::size_t j = 0; j < width; ++j) elements[j] = i + j < n ? in[i + j] : T{};
+            std::memcpy(piece, static_cast<const void*>(elements), sizeof piece);
         }
         std::uint64_t* const to = mine + 1 + i / width * words;
         for (std::size_t w = 0; w < words; ++w) atomic_ref{to[w]}.store_relaxed(tag | piece[w]);
@@ -94,7 +98,8 @@ GPUSHARE_HD collective_fault by_flagged_words(team<Context>& t, std::uint32_t si
         } else {
             alignas(16) T elements[width];
             x.store(elements);
-            std::memcpy(static_cast<void*>(out + i), elements, (n - i) * sizeof(T));
+            for (std::size_t j = 0; j < width; ++j)
+                if (i + j < n) out[i + j] = elements[j];
         }
     }
     bad = ctx.reduce(bad, smaller_word{});

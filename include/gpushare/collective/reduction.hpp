@@ -35,14 +35,17 @@ inline constexpr std::size_t look_every = std::size_t{1} << 18;
 template <class T>
 struct single_output {
     T* out;
+    GPUSHARE_EXEC_CHECK_DISABLE
     template <class Bundle>
     GPUSHARE_HD void put(std::size_t i, const Bundle& b) const noexcept {
         b.store(out + i);
     }
+    GPUSHARE_EXEC_CHECK_DISABLE
     GPUSHARE_HD void put_one(std::size_t i, const T& x) const noexcept { out[i] = x; }
 };
 
 /// The threads of the context copy n elements; a plain memcpy where there is one thread.
+GPUSHARE_EXEC_CHECK_DISABLE
 template <class Context, class T>
 GPUSHARE_HD void copy_elements(Context& ctx, T* to, const T* from, std::size_t n) noexcept {
     if (to == from || n == 0) return;
@@ -60,6 +63,7 @@ GPUSHARE_HD void copy_elements(Context& ctx, T* to, const T* from, std::size_t n
 
 /// Combines the elements of `range`, rank by rank from 0 on. `from(r)` is where rank r's elements begin; `sink` takes them.
 /// `Ranks` is their number where it is known when compiling, else 0.
+GPUSHARE_EXEC_CHECK_DISABLE
 template <class T, std::uint32_t Ranks, class Context, class Op, class From, class Sink>
 GPUSHARE_HD void reduce_known(Context& ctx, const Op& op, std::uint32_t ranks, element_range range, const From& from,
                               const Sink& sink) noexcept {
@@ -82,6 +86,7 @@ GPUSHARE_HD void reduce_known(Context& ctx, const Op& op, std::uint32_t ranks, e
     }
 }
 
+GPUSHARE_EXEC_CHECK_DISABLE
 template <class T, class Context, class Op, class From, class Sink>
 GPUSHARE_HD void reduce_elements(Context& ctx, const Op& op, std::uint32_t ranks, element_range range, const From& from,
                                  const Sink& sink) noexcept {
@@ -99,6 +104,7 @@ GPUSHARE_HD void reduce_elements(Context& ctx, const Op& op, std::uint32_t ranks
 template <class T, class Context, bool Streaming>
 struct all_outputs {
     const team<Context>& t;
+    GPUSHARE_EXEC_CHECK_DISABLE
     template <class Bundle>
     GPUSHARE_HD void put(std::size_t i, const Bundle& b) const noexcept {
         for (std::uint32_t r = 0; r < t.ranks(); ++r) {
@@ -108,6 +114,7 @@ struct all_outputs {
                 b.store(static_cast<T*>(t.told_by(r).out) + i);
         }
     }
+    GPUSHARE_EXEC_CHECK_DISABLE
     GPUSHARE_HD void put_one(std::size_t i, const T& x) const noexcept {
         for (std::uint32_t r = 0; r < t.ranks(); ++r) static_cast<T*>(t.told_by(r).out)[i] = x;
     }
@@ -118,6 +125,7 @@ template <class T, bool Streaming>
 struct two_outputs {
     T* first;
     T* second;
+    GPUSHARE_EXEC_CHECK_DISABLE
     template <class Bundle>
     GPUSHARE_HD void put(std::size_t i, const Bundle& b) const noexcept {
         if constexpr (Streaming) {
@@ -128,15 +136,19 @@ struct two_outputs {
             b.store(second + i);
         }
     }
+    GPUSHARE_EXEC_CHECK_DISABLE
     GPUSHARE_HD void put_one(std::size_t i, const T& x) const noexcept { first[i] = second[i] = x; }
 };
 
 /// Behind `meet`: combines `range` of all inputs into all outputs, and parts.
+GPUSHARE_EXEC_CHECK_DISABLE
 template <class T, class Context, class Op>
 GPUSHARE_HD collective_fault reduce_to_all(team<Context>& t, const Op& op, element_range range,
                                            bool streaming) noexcept {
+    // In place, a line that is written has just been read: it is in the cache already, and nothing is saved.
     for (std::uint32_t r = 0; r < t.ranks(); ++r)
-        streaming = streaming && reinterpret_cast<std::uintptr_t>(t.told_by(r).out) % 16 == 0;
+        streaming = streaming && reinterpret_cast<std::uintptr_t>(t.told_by(r).out) % 16 == 0 &&
+                    t.told_by(r).in != t.told_by(r).out;
     constexpr std::size_t step = look_every / sizeof(T);
     const auto from = [&](std::uint32_t r) { return static_cast<const T*>(t.told_by(r).in); };
     bool whole = true;

@@ -26,6 +26,7 @@ class ring_walk {
     using A = accumulator_t<T, Op>;
 
 public:
+    GPUSHARE_EXEC_CHECK_DISABLE
     GPUSHARE_HD ring_walk(team<Context>& t, const T* in, T* out, std::size_t n, const Op& op) noexcept
         : t_(t), in_(in), out_(out), n_(n), op_(op) {
         chunk_ = t.view().slot / (2 * ring_depth) / sizeof(A);
@@ -36,12 +37,14 @@ public:
     }
 
     /// False if a neighbour didn't come: `late` is which.
+    GPUSHARE_EXEC_CHECK_DISABLE
     GPUSHARE_HD bool run(std::uint32_t& late) noexcept {
         late_ = none;
         for (std::size_t s = 0; s < chunks_ + ring_lag && late_ == none; ++s) {
             if (s < chunks_) combine(s);
             if (s >= ring_lag && late_ == none && !last()) take(s - ring_lag);
         }
+        t_.context().sync();  // all threads have read the count
         if (late_ == none && t_.context().thread_rank() == 0)
             t_.view().own(t_.rank(), t_.lane()).chunks = base_ + static_cast<std::uint32_t>(chunks_);
         late = late_;
@@ -51,24 +54,31 @@ public:
 private:
     static constexpr std::uint32_t none = ~0U;
 
+    GPUSHARE_EXEC_CHECK_DISABLE
     [[nodiscard]] GPUSHARE_HD bool last() const noexcept { return t_.rank() + 1 == t_.ranks(); }
+    GPUSHARE_EXEC_CHECK_DISABLE
     [[nodiscard]] GPUSHARE_HD element_range range(std::size_t c) const noexcept {
         const std::size_t begin = c * chunk_;
         return {begin, n_ - begin < chunk_ ? n_ : begin + chunk_};
     }
+    GPUSHARE_EXEC_CHECK_DISABLE
     [[nodiscard]] GPUSHARE_HD A* partial(std::uint32_t rank, std::size_t c) const noexcept {
         return reinterpret_cast<A*>(t_.slot_of(rank)) + c % ring_depth * chunk_;
     }
+    GPUSHARE_EXEC_CHECK_DISABLE
     [[nodiscard]] GPUSHARE_HD T* result(std::uint32_t rank, std::size_t c) const noexcept {
         return reinterpret_cast<T*>(t_.slot_of(rank) + t_.view().slot / 2) + c % ring_depth * chunk_;
     }
+    GPUSHARE_EXEC_CHECK_DISABLE
     [[nodiscard]] GPUSHARE_HD std::uint32_t count_of(std::size_t c) const noexcept {
         return base_ + static_cast<std::uint32_t>(c) + 1;
     }
+    GPUSHARE_EXEC_CHECK_DISABLE
     [[nodiscard]] GPUSHARE_HD flag_line& line(std::uint32_t to, std::uint32_t from) const noexcept {
         return t_.view().flag(to, from, t_.lane(), 0);
     }
     /// Waits until the count of `from` has passed `c`, minus what may be under way. All threads agree on the outcome.
+    GPUSHARE_EXEC_CHECK_DISABLE
     GPUSHARE_HD bool await(std::uint32_t from, std::uint32_t& count, std::uint32_t wanted) noexcept {
         bool came = true;
         if (t_.context().thread_rank() == 0)
@@ -78,16 +88,19 @@ private:
         return false;
     }
     /// Behind everything that all threads have read and written.
+    GPUSHARE_EXEC_CHECK_DISABLE
     GPUSHARE_HD void publish(std::uint32_t& count, std::uint32_t value) noexcept {
         t_.context().sync();
         if (t_.context().thread_rank() == 0) atomic_ref{count}.store_release(value);
     }
     /// The slot's chunk is free again once the next rank has taken what was there before.
+    GPUSHARE_EXEC_CHECK_DISABLE
     GPUSHARE_HD bool free(std::uint32_t& taken, std::size_t c) noexcept {
         return c < ring_depth || await(next_, taken, count_of(c - ring_depth));
     }
 
     /// Adds this rank's elements to the partial result of the ranks before.
+    GPUSHARE_EXEC_CHECK_DISABLE
     GPUSHARE_HD void combine(std::size_t c) noexcept {
         const element_range mine = range(c);
         Context& ctx = t_.context();
@@ -121,6 +134,7 @@ private:
     }
 
     /// Takes a result from the rank before, and hands it on unless the next rank made it.
+    GPUSHARE_EXEC_CHECK_DISABLE
     GPUSHARE_HD void take(std::size_t c) noexcept {
         const element_range mine = range(c);
         Context& ctx = t_.context();
@@ -145,6 +159,7 @@ private:
     std::uint32_t next_ = 0, before_ = 0, base_ = 0, late_ = none;
 };
 
+GPUSHARE_EXEC_CHECK_DISABLE
 template <class T, class Context, class Op>
 GPUSHARE_HD collective_fault by_ring(team<Context>& t, std::uint32_t signature, const T* in, T* out, std::size_t n,
                                      const Op& op) noexcept {

@@ -29,6 +29,7 @@ namespace gpushare::inline GPUSHARE_ABI {
 namespace detail {
 
 /// Nanoseconds of the clock that deadlines of collectives belong to: the steady clock, or a device's global timer.
+GPUSHARE_EXEC_CHECK_DISABLE
 [[nodiscard]] GPUSHARE_HD inline std::int64_t collective_now() noexcept {
 #ifdef __CUDA_ARCH__
     std::int64_t t = 0;
@@ -40,6 +41,7 @@ namespace detail {
 }
 
 struct smaller_word {
+    GPUSHARE_EXEC_CHECK_DISABLE
     GPUSHARE_HD std::uint32_t operator()(std::uint32_t a, std::uint32_t b) const noexcept { return a < b ? a : b; }
 };
 
@@ -49,23 +51,33 @@ template <class Context>
 class team {
 public:
     /// `deadline` in nanoseconds of the context's clock; the largest number is none.
+    GPUSHARE_EXEC_CHECK_DISABLE
     GPUSHARE_HD team(Context& ctx, const channel_view& view, std::uint32_t rank, std::uint32_t lane,
                      collective_kind what, std::int64_t deadline) noexcept
         : ctx_(ctx), view_(view), rank_(rank), lane_(lane), what_(what), deadline_(deadline) {}
     team(const team&) = delete;
     team& operator=(const team&) = delete;
 
+    GPUSHARE_EXEC_CHECK_DISABLE
     [[nodiscard]] GPUSHARE_HD Context& context() const noexcept { return ctx_; }
+    GPUSHARE_EXEC_CHECK_DISABLE
     [[nodiscard]] GPUSHARE_HD std::uint32_t rank() const noexcept { return rank_; }
+    GPUSHARE_EXEC_CHECK_DISABLE
     [[nodiscard]] GPUSHARE_HD std::uint32_t ranks() const noexcept { return view_.ranks; }
+    GPUSHARE_EXEC_CHECK_DISABLE
     [[nodiscard]] GPUSHARE_HD std::uint32_t lane() const noexcept { return lane_; }
+    GPUSHARE_EXEC_CHECK_DISABLE
     [[nodiscard]] GPUSHARE_HD std::uint32_t epoch() const noexcept { return epoch_; }
+    GPUSHARE_EXEC_CHECK_DISABLE
     [[nodiscard]] GPUSHARE_HD const collective_fault& fault() const noexcept { return fault_; }
+    GPUSHARE_EXEC_CHECK_DISABLE
     [[nodiscard]] GPUSHARE_HD const channel_view& view() const noexcept { return view_; }
+    GPUSHARE_EXEC_CHECK_DISABLE
     [[nodiscard]] GPUSHARE_HD std::byte* slot_of(std::uint32_t rank) const noexcept {
         return view_.slot_of(rank, lane_, epoch_);
     }
     /// What `from` told this rank: valid after `meet`.
+    GPUSHARE_EXEC_CHECK_DISABLE
     [[nodiscard]] GPUSHARE_HD const detail::flag_line& told_by(std::uint32_t from) const noexcept {
         return view_.flag(rank_, from, lane_, epoch_);
     }
@@ -75,6 +87,7 @@ public:
     /// The gate is one word that both sides change by read-modify-write. So either an aborter comes first and the gate is
     /// closed here, or it finds this rank inside and whoever returns an error waits for it to leave (see `fail`): nobody
     /// touches a buffer of a rank that has returned.
+    GPUSHARE_EXEC_CHECK_DISABLE
     GPUSHARE_HD bool enter() noexcept {
         std::uint64_t came = 0;  // the epoch, and above it whether this rank is in; the other threads add nothing
         if (ctx_.thread_rank() == 0) {
@@ -102,6 +115,7 @@ public:
 
     /// Tells all ranks where this one's buffers are, and waits until all have done so. False: fault() says why, and this
     /// rank has left.
+    GPUSHARE_EXEC_CHECK_DISABLE
     GPUSHARE_HD bool meet(std::uint32_t signature, const void* in = nullptr, void* out = nullptr,
                           void* const* others = nullptr) noexcept {
         ctx_.sync();
@@ -130,6 +144,7 @@ public:
     }
 
     /// Says that this rank has left the others' buffers, waits until they have left its own, and leaves.
+    GPUSHARE_EXEC_CHECK_DISABLE
     GPUSHARE_HD collective_fault part() noexcept {
         ctx_.sync();
         stage(collective_stage::leaving);
@@ -147,6 +162,7 @@ public:
     }
 
     /// Leaves without waiting: for collectives in which nobody touches another rank's buffers, only its slot.
+    GPUSHARE_EXEC_CHECK_DISABLE
     GPUSHARE_HD collective_fault leave() noexcept {
         ctx_.sync();
         if (ctx_.thread_rank() == 0) {
@@ -158,9 +174,11 @@ public:
     }
 
     /// To be asked now and then in long work: false if the group has been aborted.
+    GPUSHARE_EXEC_CHECK_DISABLE
     [[nodiscard]] GPUSHARE_HD bool goes_on() const noexcept { return !closed(); }
 
     /// Gives up: closes all gates, if nobody has yet, leaves, and waits until no rank touches another one's buffers.
+    GPUSHARE_EXEC_CHECK_DISABLE
     GPUSHARE_HD void fail(errc code, std::uint32_t who) noexcept {
         if (ctx_.thread_rank() == 0) {
             close(view_, {code, what_, who, epoch_});
@@ -173,11 +191,13 @@ public:
     }
 
     /// Whether all threads of the lane say so. A barrier.
+    GPUSHARE_EXEC_CHECK_DISABLE
     [[nodiscard]] GPUSHARE_HD bool agreed(bool yes) noexcept {
         return ctx_.reduce(yes ? 1U : 0U, detail::smaller_word{}) != 0;
     }
 
     /// Waits until `seen()`; false at the deadline, or when the group is aborted.
+    GPUSHARE_EXEC_CHECK_DISABLE
     template <class Seen>
     [[nodiscard]] GPUSHARE_HD bool wait_until(const Seen& seen) noexcept {
         for (std::uint32_t turn = 0; !seen(); ++turn) {
@@ -189,6 +209,7 @@ public:
     }
 
     /// Closes all gates and says why; the first one's reason stands. From any thread.
+    GPUSHARE_EXEC_CHECK_DISABLE
     GPUSHARE_HD static void close(const channel_view& view, const collective_fault& why) noexcept {
         if (atomic_ref{view.own(0, 0).claims}.fetch_add_acq_rel(1) != 0) return;
         for (std::uint32_t r = 0; r < view.ranks; ++r)
@@ -202,19 +223,24 @@ public:
 private:
     static constexpr std::uint32_t none = ~0U, differs = 1U << 31;
 
+    GPUSHARE_EXEC_CHECK_DISABLE
     [[nodiscard]] GPUSHARE_HD detail::own_line& own() const noexcept { return view_.own(rank_, lane_); }
+    GPUSHARE_EXEC_CHECK_DISABLE
     [[nodiscard]] GPUSHARE_HD bool closed() const noexcept {
         return atomic_ref{own().gate}.load_acquire() >= detail::gate_closed;
     }
+    GPUSHARE_EXEC_CHECK_DISABLE
     GPUSHARE_HD void stage(collective_stage s) noexcept {
         if (ctx_.thread_rank() == 0)  // relaxed: a snapshot for people
             atomic_ref{own().progress}.store_relaxed(static_cast<std::uint32_t>(what_) << 8 |
                                                      static_cast<std::uint32_t>(s));
     }
+    GPUSHARE_EXEC_CHECK_DISABLE
     [[nodiscard]] GPUSHARE_HD bool await(std::uint32_t& flag) noexcept {
         return wait_until([&] { return epoch_reached(atomic_ref{flag}.load_acquire(), epoch_); });
     }
     /// The reason comes from whoever aborts, a few stores after its claim.
+    GPUSHARE_EXEC_CHECK_DISABLE
     [[nodiscard]] GPUSHARE_HD collective_fault verdict() noexcept {
         std::uint64_t word = 0;
         for (std::uint32_t turn = 0; word == 0; ++turn) {
@@ -225,6 +251,7 @@ private:
     }
     /// Ranks inside see the closed gate at their next step, which is microseconds away; a rank whose thread doesn't run is
     /// waited for.
+    GPUSHARE_EXEC_CHECK_DISABLE
     GPUSHARE_HD void await_empty() noexcept {
         for (std::uint32_t r = 0; r < ranks(); ++r)
             for (std::uint32_t turn = 0;; ++turn) {
