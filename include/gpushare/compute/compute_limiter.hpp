@@ -12,7 +12,9 @@
 // for a ticket, in run()) watches the device for the others too, one thread at a time. A server that only submits and
 // never waits gives run() a thread of its own.
 //
-// A client is charged the device time between the points recorded around its work (span_meter says how).
+// A client is charged the device time between the points recorded around its work (span_meter says how). Where points
+// cost something, short submissions of a client that alone uses the device share theirs (batch.hpp): then tickets are
+// done together, when the batch ends, and whoever waits or polls ends it.
 #pragma once
 
 #include <cstddef>
