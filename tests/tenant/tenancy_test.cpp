@@ -157,6 +157,7 @@ TEST_CASE("a neighbour's memory pressure is never visible", "[tenant]") {
             }
             for (void* p : held) loud.memory().deallocate(p, 5 << 20);
         });
+    while (loud.usage().refused == 0) std::this_thread::yield();  // the attack is under way
     std::size_t refused = 0;
     for (int round = 0; round < 2000; ++round) {
         void* all = quiet.memory().try_allocate(std::size_t{32} << 20);
