@@ -35,9 +35,7 @@ public:
         bytes taken = m.taken_by_others();
         for (int again = 0; again < 2; ++again) taken = std::min(taken, m.taken_by_others());
         const std::lock_guard lock(mutex_);
-        // What is declared may not be taken yet: it must not hide what was there before.
-        if (declared_ == bytes{}) before_ = taken;
-        const bytes aside = std::max(taken - declared_, std::min(taken, before_));
+        const bytes aside = taken - declared_;  // so it must be declared once it is taken: earlier, it would hide the rest
         available_.store((capacity_ - aside).count(), std::memory_order_relaxed);
         return capacity_ - aside;
     }
@@ -61,7 +59,7 @@ private:
 
     const bytes capacity_;
     std::mutex mutex_;
-    bytes declared_{}, before_{};
+    bytes declared_{};
     std::atomic<std::uint64_t> available_{0};  // a figure of one moment, alone
 };
 
