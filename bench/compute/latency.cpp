@@ -88,12 +88,8 @@ double request_p99(beside who, chain how, std::uint64_t seed) {
                     (void)s.record().wait(gpushare::never);
                 } else {
                     auto& l = c.limiters[d];
-#if __has_include(<gpushare/compute/request.hpp>)
                     gpushare::request r(l, c.urgent[d]);
                     const auto submit = [&] { return r.submit(s, launch).value(); };
-#else
-                    const auto submit = [&] { return l.submit(c.urgent[d], s, launch).value(); };
-#endif
                     std::deque<limiter::ticket> out;
                     for (int i = 0; i < kernels; ++i) {
                         out.push_back(submit());

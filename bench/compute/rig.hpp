@@ -19,9 +19,7 @@
 #include <gpushare/backend/host/host.hpp>
 #include <gpushare/backend/sim/random.hpp>
 #include <gpushare/compute/compute_limiter.hpp>
-#if __has_include(<gpushare/compute/request.hpp>)
 #include <gpushare/compute/request.hpp>
-#endif
 
 namespace bench::compute {
 

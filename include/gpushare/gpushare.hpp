@@ -1,19 +1,19 @@
 // SPDX-License-Identifier: Apache-2.0
 // What a program needs that shares the devices of its node among tenants, with nothing but a C++20 compiler. Each header
 // below also works alone; this one adds nothing of its own. Chosen by including them: backends, such as
-// <gpushare/backend/host/host.hpp>; pools and arenas (memory/); placement on many nodes, topologies, data partitions
-// (partition/); reports (observe/); interop/.
+// <gpushare/backend/host/host.hpp>; policies but weighted_fair, requests, coroutines, gangs (compute/); pools, arenas, books
+// (memory/); placement on many nodes, topologies, data partitions (partition/); collectives (collective/); reports and traces
+// (observe/); interop/.
 //
 //   #include <gpushare/gpushare.hpp>
 #pragma once
 
-#include <gpushare/compute/any_policy.hpp>
 #include <gpushare/compute/compute_limiter.hpp>
 #include <gpushare/compute/limiter_core.hpp>
 #include <gpushare/compute/permit.hpp>
 #include <gpushare/compute/policy.hpp>
-#include <gpushare/compute/sleepers.hpp>
 #include <gpushare/compute/span_meter.hpp>
+#include <gpushare/compute/submission.hpp>
 #include <gpushare/compute/ticket.hpp>
 #include <gpushare/compute/weighted_fair.hpp>
 #include <gpushare/concepts.hpp>

@@ -92,7 +92,7 @@ TEST_CASE("more blocks than a device holds at once are refused, before anything 
 }
 
 TEST_CASE("two groups over the same devices, submitted from two threads, don't block each other", "[collective]") {
-    machine m(2, 1, 100);
+    machine m(2, 2, 100);  // an SM for each group: they must fit together, see submit.hpp
     const gs::communicator other(2);
     std::vector<gs::host::stream> streams;
     streams.push_back(m.node.make_stream({0}));

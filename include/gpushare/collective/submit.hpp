@@ -6,7 +6,9 @@
 //   streams[0].record().wait(never);   auto fault = gpushare::fault_of(members[0]);
 //
 // Lane i is block i of each rank. The launches wait for each other on the devices, so all must become resident: what a
-// device can't hold at once is refused, and the gang order keeps two groups from blocking each other.
+// device can't hold at once is refused. The gang order makes two groups enqueue in the same order on every device. It doesn't
+// make devices start them in that order: groups that use the same devices at the same time must fit there together, or be
+// submitted one after the other (by gang_permit, say), or else they wait for each other until their patience is over.
 #pragma once
 
 #include <cstddef>
