@@ -35,7 +35,8 @@ public:
         bytes taken = m.taken_by_others();
         for (int again = 0; again < 2; ++again) taken = std::min(taken, m.taken_by_others());
         const std::lock_guard lock(mutex_);
-        const bytes aside = taken - declared_;  // so it must be declared once it is taken: earlier, it would hide the rest
+        // To be declared once it is taken: earlier, it would hide other overhead.
+        const bytes aside = taken - declared_;
         available_.store((capacity_ - aside).count(), std::memory_order_relaxed);
         return capacity_ - aside;
     }
