@@ -207,7 +207,7 @@ TEST_CASE("a fused epilogue has the bits of its stages one by one, at any width"
         apply(finish_of(l, out), {.rows = l.rows, .width = l.width}, reduced{l.in});
         REQUIRE(out == unfused(l));
     }
-    for (const std::size_t width : {1023, 1024, 4095, 4096, 4097}) {
+    for (const std::size_t width : {1023U, 1024U, 4095U, 4096U, 4097U}) {
         const layer l(2, width, 3, seed + width);
         results out(l);
         apply(finish_of(l, out), {.rows = l.rows, .width = l.width, .streams = true}, reduced{l.in});
@@ -318,7 +318,7 @@ TEST_CASE("several threads share a row") {
     const auto seed = support::seed(9);
     CAPTURE(seed);
     for (const std::uint32_t threads : {2U, 3U})
-        for (const std::size_t width : {1, 7, 64, 333}) {
+        for (const std::size_t width : {1U, 7U, 64U, 333U}) {
             CAPTURE(threads, width);
             // Small integers: sums are exact in any order.
             layer l(3, width, 2, seed);

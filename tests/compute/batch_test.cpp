@@ -144,7 +144,7 @@ TEST_CASE("what a batch took is split as it was predicted", "[compute]") {
             .value();
     };
     for (int i = 0; i < 3; ++i)
-        for (const std::uint64_t key : {1, 2}) {
+        for (const std::uint64_t key : {1U, 2U}) {
             (void)submit(key, key * 30us);
             t.stream.line().reach_all();
             t.compute.poll();

@@ -84,9 +84,9 @@ TEST_CASE("Containers of std::pmr are charged to their tenant and refused over i
         CHECK(e.code() == errc::over_quota);
         CHECK(e.figures().left == 4 * MiB);
     }
-    const volatile std::size_t no_memory_has = most;  // that the compiler doesn't see it
+    const volatile std::size_t no_memory_has = most, no_power_of_two = 3;  // that the compiler doesn't see them
     CHECK_THROWS_AS(chat.allocate(no_memory_has), std::bad_alloc);
-    CHECK_THROWS_AS(chat.allocate(8, 3), std::bad_alloc);
+    CHECK_THROWS_AS(chat.allocate(8, no_power_of_two), std::bad_alloc);
 }
 
 TEST_CASE("Resources of std::pmr are equal where one can free what the other gave, and only there", "[interop][pmr]") {

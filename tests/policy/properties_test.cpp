@@ -272,7 +272,7 @@ struct unfair : native {
 };
 /// Waits a moment now and then, for nothing.
 struct hesitant : weighted_fair {
-    static constexpr bool timeless = false;
+    [[maybe_unused]] static constexpr bool timeless = false;
     [[nodiscard]] choice pick(instant now) noexcept {
         if (now >= awake_from && now < awake_from + 20ms) return weighted_fair::pick(now);
         if (now >= awake_from) awake_from = now + 10ms;
