@@ -9,8 +9,9 @@
 #include <new>
 
 #include "support/catch.hpp"
+#include "support/sanitizers.hpp"
 
-#if !defined(__SANITIZE_ADDRESS__) && !defined(__SANITIZE_THREAD__)
+#ifndef SUPPORT_SANITIZED
 
 namespace {
 std::atomic<std::size_t> allocations{0};
@@ -21,6 +22,7 @@ void* operator new(std::size_t size) {
     if (void* const p = std::malloc(size)) return p;
     throw std::bad_alloc{};
 }
+void* operator new(std::size_t size, const std::nothrow_t&) noexcept { return std::malloc(size); }
 void operator delete(void* p) noexcept { std::free(p); }
 void operator delete(void* p, std::size_t) noexcept { std::free(p); }
 

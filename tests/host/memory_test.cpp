@@ -18,6 +18,7 @@
 
 #include <gpushare/backend/host/host.hpp>
 #include "support/catch.hpp"
+#include "support/sanitizers.hpp"
 
 using namespace gpushare;
 using host::device_memory;
@@ -175,7 +176,7 @@ TEST_CASE("what fits is never refused while others ask for too much", "[host]") 
     CHECK(m.used() == 0_B);
 }
 
-#if !defined(__SANITIZE_ADDRESS__) && !defined(__SANITIZE_THREAD__)
+#ifndef SUPPORT_SANITIZED
 TEST_CASE("guarded memory can be touched by kernels only", "[host]") {
     host::node node{{.memory = 1_MiB, .sms = 2, .guarded = true}};
     device_memory& m = node.memory(device_id{0});
