@@ -18,6 +18,9 @@
 
 #include "support/catch.hpp"
 #include "support/manual_timeline.hpp"
+#include "support/sanitizers.hpp"
+
+#ifndef SUPPORT_THREAD_SANITIZED
 
 namespace {
 
@@ -210,3 +213,5 @@ TEST_CASE("a device that can't be asked for a while is asked again", "[compute]"
     CHECK(device.failing_waits == 0);
     CHECK(ticket.status() == errc::none);
 }
+
+#endif
