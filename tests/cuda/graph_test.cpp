@@ -24,6 +24,7 @@
 #include <gpushare/tenant/tenancy.hpp>
 
 #include "support/catch.hpp"
+#include "support/code_of.hpp"
 #include "support/cuda_standin/launch.hpp"
 #include "support/cuda_standin/raw.hpp"
 #include "support/cuda_standin/session.hpp"
@@ -38,6 +39,8 @@ using gpushare::operation_error;
 using gpushare::priority;
 
 namespace cuda = gpushare::cuda;
+
+using support::code_of;
 
 namespace {
 
@@ -58,16 +61,6 @@ struct add {
         if (ctx.block_rank() == 0 && ctx.thread_rank() == 0) *counter += step;
     }
 };
-
-template <class F>
-errc code_of(F f) {
-    try {
-        f();
-    } catch (const gpushare::error& e) {
-        return e.code();
-    }
-    return errc::none;
-}
 
 }  // namespace
 

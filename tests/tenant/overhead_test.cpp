@@ -15,6 +15,7 @@
 #include <gpushare/tenant/tenancy.hpp>
 
 #include "support/catch.hpp"
+#include "support/code_of.hpp"
 
 using namespace gpushare::literals;
 using namespace std::chrono_literals;
@@ -26,19 +27,11 @@ using gpushare::tenant_event;
 namespace host = gpushare::host;
 using tenancy = gpushare::tenancy<host::node>;
 
+using support::code_of;
+
 namespace {
 
 host::node_options small_node() { return {.devices = 1, .memory = 64_MiB, .sms = 2, .timing = host::timing::modelled}; }
-
-template <class F>
-errc code_of(F f) {
-    try {
-        f();
-    } catch (const gpushare::error& e) {
-        return e.code();
-    }
-    return errc::none;
-}
 
 }  // namespace
 

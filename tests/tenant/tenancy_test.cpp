@@ -13,6 +13,7 @@
 #include <gpushare/tenant/tenancy.hpp>
 
 #include "support/catch.hpp"
+#include "support/code_of.hpp"
 
 using namespace gpushare::literals;
 using namespace std::chrono_literals;
@@ -25,6 +26,8 @@ namespace host = gpushare::host;
 using node = host::node;
 using tenancy = gpushare::tenancy<node>;
 
+using support::code_of;
+
 namespace {
 
 host::node_options small_node(std::uint32_t devices = 2) {
@@ -32,17 +35,6 @@ host::node_options small_node(std::uint32_t devices = 2) {
 }
 
 gpushare::instant soon() { return host::steady_clock::now() + 20s; }
-
-/// The error code that `f` throws; none if it returns.
-template <class F>
-errc code_of(F f) {
-    try {
-        f();
-    } catch (const gpushare::error& e) {
-        return e.code();
-    }
-    return errc::none;
-}
 
 errc admission(tenancy& t, tenant_spec spec) {
     return code_of([&] { (void)t.admit(std::move(spec)); });

@@ -1,0 +1,22 @@
+// SPDX-License-Identifier: Apache-2.0
+// The code of the error that a callable throws.
+//
+//   CHECK(support::code_of([&] { cuda::query_sm_split(node, d); }) == errc::not_supported);
+#pragma once
+
+#include <gpushare/error.hpp>
+
+namespace support {
+
+/// errc::none if it throws nothing.
+template <class F>
+gpushare::errc code_of(F f) {
+    try {
+        f();
+    } catch (const gpushare::error& e) {
+        return e.code();
+    }
+    return gpushare::errc::none;
+}
+
+}  // namespace support
