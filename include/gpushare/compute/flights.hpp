@@ -201,7 +201,9 @@ public:
 
     /// Open batches whose end is wanted: `owner`'s; where nothing else is to be watched, if `quiet`; and those that were
     /// marked. The caller records a point on `b.handle` under no lock and says so with ended() or not_ended().
-    [[nodiscard]] std::size_t next_to_end(const submission<Stream>* owner, bool quiet, instant now) noexcept {
+    /// `now()` is asked only where there is one.
+    template <std::invocable F>
+    [[nodiscard]] std::size_t next_to_end(const submission<Stream>* owner, bool quiet, F now) noexcept {
         if constexpr (batch::shares) {
             quiet = quiet && !any_ended();
             for (std::size_t i = 0; i < batches_.size(); ++i) {
@@ -210,7 +212,7 @@ public:
                 b.end_wanted |= quiet || (owner != nullptr && holds(b, owner));
                 if (!b.end_wanted || !b.can_end()) continue;
                 b.at = batch::state::ending;
-                b.doubtful |= now > b.busy_until;
+                b.doubtful |= now() > b.busy_until;
                 return i;
             }
         }

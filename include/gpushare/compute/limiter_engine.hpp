@@ -165,8 +165,9 @@ protected:
         bool any = false;
         if constexpr (flight_list::batch::shares) {
             if (!flights_.any_open()) return false;
-            for (auto i = flights_.next_to_end(wanted, quiet, clock_.now()); i != flight_list::none;
-                 i = flights_.next_to_end(wanted, quiet, clock_.now())) {
+            const auto now = [this] { return clock_.now(); };
+            for (auto i = flights_.next_to_end(wanted, quiet, now); i != flight_list::none;
+                 i = flights_.next_to_end(wanted, quiet, now)) {
                 auto handle = flights_.handle(i);
                 std::optional<point> end;
                 lock.unlock();
