@@ -40,6 +40,16 @@ TEST_CASE("only what ran alone tells what a kernel takes at least", "[compute]")
     e.learn(95us, true);
     e.learn(0us, true);  // shorter than can be measured: tells nothing
     CHECK(e.shortest_alone == 80us);
+    CHECK(e.at_least(false) == 80us);
+}
+
+TEST_CASE("the few of a mixture that ran alone don't tell what the next takes at least", "[compute]") {
+    cost_estimate e;
+    for (int i = 0; i < 63; ++i) e.learn(900us, true);
+    CHECK(e.at_least(false) == 900us);
+    CHECK(e.at_least(true) == 0ns);
+    e.learn(950us, true);
+    CHECK(e.at_least(true) == 900us);
 }
 
 TEST_CASE("kinds are told apart by key and by client, and a client that comes again starts anew", "[compute]") {

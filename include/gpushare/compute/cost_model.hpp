@@ -23,14 +23,22 @@ namespace gpushare::inline GPUSHARE_ABI {
 struct cost_estimate {
     ns typical{};               // smoothed mean of what they took; 0: none was seen
     ns longest{};               // that any took
-    ns shortest_alone = ns{0};  // that any took with the device to itself: it never takes less; 0: not known
+    ns shortest_alone{};        // that any took with the device to itself; 0: not known
     std::uint32_t seen = 0;     // up to 8, which is what the mean is smoothed over
+    std::uint32_t seen_alone = 0;
 
     /// One more took this long.
     void learn(ns took, bool alone) noexcept {
         learn_mean(took);
         longest = std::max(longest, took);
-        if (alone && took > ns{0}) shortest_alone = shortest_alone > ns{0} ? std::min(shortest_alone, took) : took;
+        if (!alone || took <= ns{0}) return;
+        shortest_alone = seen_alone > 0 ? std::min(shortest_alone, took) : took;
+        seen_alone += seen_alone < enough_of_a_mixture ? 1 : 0;
+    }
+    /// What one more takes at least; 0: not known. Of kernels that are alike the first few tell. In a `mixture` of all
+    /// lengths the next may be shorter than all before: the few that a busy client ever ran alone tell nothing.
+    [[nodiscard]] ns at_least(bool mixture) const noexcept {
+        return seen_alone >= (mixture ? enough_of_a_mixture : 1) ? shortest_alone : ns{0};
     }
     /// The same where it was only measured together with others of which each took a part.
     void learn_mean(ns took) noexcept {
@@ -40,6 +48,8 @@ struct cost_estimate {
         else
             typical += (took - typical) / 8;
     }
+
+    static constexpr std::uint32_t enough_of_a_mixture = 64;
 };
 
 /// A value; not thread-safe. Remembers `capacity` kinds and of each four that fall together the ones used last: every

@@ -273,7 +273,7 @@ private:
         g.key = client.head.key;
         g.policy = policies_;
         g.of_request = client.head.of_request;
-        g.at_least = own_kind ? seen.shortest_alone : ns{0};
+        g.at_least = own_kind ? seen.at_least(client.head.key == 0) : ns{0};
         g.known = own_kind && seen.seen >= seen_enough;
         // A kind that was seen a few times only may be as long as anything of its client.
         g.longest = kind.seen >= 8 ? kind.longest : std::max(client.settings.longest, client.usage.longest);
