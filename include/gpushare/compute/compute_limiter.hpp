@@ -119,6 +119,7 @@ public:
         std::unique_lock lock(mutex_);
         const auto now = this->policy_time();
         if (const auto why = this->enter(waiting, c, now, o); why != errc::none) return why;
+        if (const auto slot = this->pass(c, now); slot != base::flight_list::none) return permit(*this, slot);
         this->advance(lock, now, look::if_due);
         const auto let_in = [&] { return waiting.at.load(std::memory_order_relaxed) != detail::phase::waiting; };
         if (!let_in()) {
@@ -259,8 +260,13 @@ private:
     static constexpr bool shares_points = base::flight_list::batch::shares;
 
     seat board(std::size_t slot, Stream& s) noexcept {
-        const std::lock_guard lock(mutex_);
-        return flights_.board(slot, s, this->batch_time());
+        auto now = this->batch_time();
+        std::unique_lock lock(mutex_);
+        if (flights_.any_due(now)) {
+            this->advance(lock, this->policy_time(), look::if_due);
+            now = this->batch_time();
+        }
+        return flights_.board(slot, s, now);
     }
     void unboard(const seat& at, std::optional<point> begin) noexcept {
         const std::lock_guard lock(mutex_);

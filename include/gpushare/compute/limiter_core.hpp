@@ -128,6 +128,7 @@ public:
     template <std::invocable<client_id> F>
     [[nodiscard]] bool next(grant& g, instant now, F head_of) noexcept {
         resume_at_ = never;
+        if (num_waiting_ == 0) return false;
         const auto c = policy_.pick(now);
         if (!c) {
             resume_at_ = std::max(c.ask_again(), saturating_add(now, ns{1}));  // time must pass

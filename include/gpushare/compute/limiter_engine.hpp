@@ -110,20 +110,17 @@ protected:
         if (how == look::now) write_off_stuck();
         if (faulty_) cancel_faulty(lock);
         if (!std::exchange(advancing_, true)) {
-            while (const auto slot = flights_.free_slot()) {
-                const grant& g = flights_.to_be_taken(*slot);
-                if (!core_.next(flights_.to_be_taken(*slot), now, head_of(true))) break;
-                flights_.take(*slot);
-                auto& client = clients_[g.client.index];
-                node& n = *client.waiting.pop();
-                if (client.waits_for_room > 0) sleepers_.wake_all();
+            for (auto slot = flights_.free_slot(); slot != flight_list::none; slot = flights_.free_slot()) {
+                const grant& g = flights_.to_be_taken(slot);
+                if (!core_.next(flights_.to_be_taken(slot), now, head_of(true))) break;
+                node& n = let_in(slot, g.client);
                 if (n.work) {
-                    enqueue(lock, *slot, n);
+                    enqueue(lock, slot, n);
                     retire(look::if_due);
                     if (faulty_) cancel_faulty(lock);
                     now = policy_time();
                 } else {
-                    n.slot = *slot;
+                    n.slot = slot;
                     n.at.store(phase::let_in, std::memory_order_relaxed);
                     sleepers_.wake(n);
                 }
@@ -134,6 +131,26 @@ protected:
         end_batches(lock, nullptr, how == look::now || core_.num_waiting() > 0);
         keep_watch();
         if (!left_.empty()) clear_up(lock);
+    }
+
+    // Whoever comes to a gate at which nobody waits goes through where there is room. All else that advance() would do is
+    // done when it boards, by the one reading of the clock that it takes then.
+    // Its slot, or none.
+    [[nodiscard]] std::size_t pass(client_id c, instant now) noexcept {
+        if constexpr (!flight_list::batch::shares) retire(look::if_due);
+        if (core_.num_waiting() != 1 || advancing_ || faulty_ || !left_.empty()) return flight_list::none;
+        const auto slot = flights_.free_slot();
+        if (slot == flight_list::none || !core_.next(flights_.to_be_taken(slot), now, head_of(true)))
+            return flight_list::none;
+        (void)let_in(slot, c);
+        return slot;
+    }
+
+    node& let_in(std::size_t slot, client_id c) noexcept {
+        flights_.take(slot);
+        auto& client = clients_[c.index];
+        if (client.waits_for_room > 0) sleepers_.wake_all();
+        return *client.waiting.pop();
     }
 
     void enqueue(std::unique_lock<std::mutex>& lock, std::size_t slot, node& n) noexcept {
@@ -164,7 +181,6 @@ protected:
     bool end_batches(std::unique_lock<std::mutex>& lock, const node* wanted, bool quiet) noexcept {
         bool any = false;
         if constexpr (flight_list::batch::shares) {
-            if (!flights_.any_open()) return false;
             const auto now = [this] { return clock_.now(); };
             for (auto i = flights_.next_to_end(wanted, quiet, now); i != flight_list::none;
                  i = flights_.next_to_end(wanted, quiet, now)) {
@@ -333,7 +349,7 @@ protected:
     }
 
     void keep_watch() noexcept {
-        if (!watched_) sleepers_.call_one(flights_.any_ended(), core_.resume_at());
+        if (!watched_ && !sleepers_.empty()) sleepers_.call_one(flights_.any_ended(), core_.resume_at());
     }
 
     void wake_all() noexcept {
