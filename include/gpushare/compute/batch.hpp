@@ -51,6 +51,8 @@ struct batch {
     client_id client{};
     priority level{};
     const Stream* stream = nullptr;
+    const Stream* followed_on = nullptr;  // this one waits for the end, on behalf of `follower`
+    client_id follower{};
     handle_type handle{};  // while open
     std::uint64_t order = 0;
     std::uint32_t num_members = 0, entering = 0;  // enqueued, being enqueued
@@ -66,6 +68,7 @@ struct batch {
         client = g.client;
         level = g.level;
         stream = &s;
+        followed_on = nullptr;
         order = nth;
         entering = 1;
         predicted = g.predicted;
@@ -118,5 +121,12 @@ struct batch {
         return at == state::open && static_cast<bool>(handle) && entering == 0 && num_members > 0;
     }
 };
+
+/// What one member is charged of `cost`, by what was predicted of it and of all.
+[[nodiscard]] inline ns part_of(ns cost, ns predicted, ns of_all) noexcept {
+    if (of_all <= ns{0}) return ns{0};
+    return ns{static_cast<ns::rep>(static_cast<double>(cost.count()) * static_cast<double>(predicted.count()) /
+                                   static_cast<double>(of_all.count()))};
+}
 
 }  // namespace gpushare::inline GPUSHARE_ABI::detail

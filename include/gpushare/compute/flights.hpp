@@ -89,6 +89,26 @@ public:
 
     [[nodiscard]] const grant& what(std::size_t index) const noexcept { return slots_[index].what; }
 
+    [[nodiscard]] std::span<batch> batches() noexcept { return batches_; }
+
+    /// What is in flight on other streams than `s`.
+    struct neighbours {
+        bool any = false, of_others = false;
+    };
+    /// Batches of two clients on two streams would run into each other, and their points would tell nothing of either:
+    /// while others are in flight elsewhere, everything has points of its own.
+    neighbours mark_others(client_id c, const Stream& s) noexcept {
+        neighbours n;
+        for (auto& b : batches_) {
+            if (b.at == batch::state::free || b.is_on(s)) continue;
+            n.any = b.contended = true;
+            if (b.client == c) continue;
+            b.end_wanted = true;
+            n.of_others = true;
+        }
+        return n;
+    }
+
     /// The submission in `slot` is about to be enqueued on `s`.
     [[nodiscard]] seat board(std::size_t slot, Stream& s, instant now) noexcept {
         const grant& g = slots_[slot].what;
@@ -310,23 +330,6 @@ private:
         });
     }
 
-    struct neighbours {
-        bool any = false, of_others = false;
-    };
-    // Batches of two clients on two streams would run into each other, and their points would tell nothing of either:
-    // while others are in flight elsewhere, everything has points of its own.
-    [[nodiscard]] neighbours mark_others(client_id c, const Stream& s) noexcept {
-        neighbours n;
-        for (auto& b : batches_) {
-            if (b.at == batch::state::free || b.is_on(s)) continue;
-            n.any = b.contended = true;
-            if (b.client == c) continue;
-            b.end_wanted = true;
-            n.of_others = true;
-        }
-        return n;
-    }
-
     [[nodiscard]] bool holds(const batch& b, const submission<Stream>* owner) const noexcept {
         for (auto i = b.first; i != none; i = slots_[i].next)
             if (slots_[i].owner == owner) return true;
@@ -374,12 +377,6 @@ private:
             (void)release(i);
             i = next;
         }
-    }
-
-    [[nodiscard]] static ns part_of(ns cost, ns predicted, ns of_all) noexcept {
-        if (of_all <= ns{0}) return ns{0};
-        return ns{static_cast<ns::rep>(static_cast<double>(cost.count()) * static_cast<double>(predicted.count()) /
-                                       static_cast<double>(of_all.count()))};
     }
 
     std::vector<flight> slots_;

@@ -9,6 +9,7 @@
 #include <concepts>
 #include <cstddef>
 #include <deque>
+#include <exception>
 #include <memory>
 #include <mutex>
 #include <optional>
@@ -23,6 +24,7 @@
 #include <gpushare/compute/policy.hpp>
 #include <gpushare/compute/sleepers.hpp>
 #include <gpushare/compute/submission.hpp>
+#include <gpushare/compute/turns.hpp>
 #include <gpushare/concepts.hpp>
 #include <gpushare/config.hpp>
 #include <gpushare/detail/intrusive.hpp>
@@ -139,6 +141,14 @@ protected:
     void enqueue(std::unique_lock<std::mutex>& lock, std::size_t slot, node& n) noexcept {
         n.at.store(phase::let_in, std::memory_order_relaxed);
         keep_watch();  // over what is in flight already: the callable may take its time
+        try {
+            await_turn(lock, slot, *n.stream);
+        } catch (...) {
+            n.error = std::current_exception();
+            leave(slot);
+            finish(n, errc::submission_failed);
+            return;
+        }
         const seat at = flights_.board(slot, *n.stream, batch_time());
         std::optional<point> begin, end;
         lock.unlock();
@@ -150,6 +160,26 @@ protected:
             flights_.unboard(at, std::move(begin));
             leave(slot);
             finish(n, n.code);
+        }
+    }
+
+    // Makes `s` wait for others' work, if it isn't to run beside it. What throws is the stream's.
+    void await_turn(std::unique_lock<std::mutex>& lock, std::size_t slot, Stream& s) {
+        if constexpr (joining_timeline<Stream>) {
+            if (!core_.options().take_turns) return;
+            flights_.mark_others(flights_.what(slot).client, s);
+            end_batches(lock, nullptr, false);
+            while (const auto p = turn_before<Stream>(flights_.batches(), flights_.what(slot), s)) {
+                lock.unlock();
+                try {
+                    s.wait(*p);
+                } catch (...) {
+                    lock.lock();
+                    no_turn<Stream>(flights_.batches(), s);
+                    throw;
+                }
+                lock.lock();
+            }
         }
     }
 
