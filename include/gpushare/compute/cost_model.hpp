@@ -21,10 +21,10 @@ namespace gpushare::inline GPUSHARE_ABI {
 
 /// What is known of one kind of submissions.
 struct cost_estimate {
-    ns typical{};               // smoothed mean of what they took; 0: none was seen
-    ns longest{};               // that any took
-    ns shortest_alone{};        // that any took with the device to itself; 0: not known
-    std::uint32_t seen = 0;     // up to 8, which is what the mean is smoothed over
+    ns typical{};            // smoothed mean of what they took; 0: none was seen
+    ns longest{};            // that any took
+    ns shortest_alone{};     // that any took with the device to itself; 0: not known
+    std::uint32_t seen = 0;  // up to 8, which is what the mean is smoothed over
     std::uint32_t seen_alone = 0;
 
     /// One more took this long.

@@ -23,6 +23,7 @@
 #include <gpushare/compute/policy.hpp>
 #include <gpushare/compute/sleepers.hpp>
 #include <gpushare/compute/submission.hpp>
+#include <gpushare/compute/submission_log.hpp>
 #include <gpushare/concepts.hpp>
 #include <gpushare/config.hpp>
 #include <gpushare/detail/intrusive.hpp>
@@ -65,6 +66,7 @@ protected:
         if (&o == &no_options) {
             n.facts = {};
             n.facts.arrival = now;
+            n.facts.bound = core_.bound_of(c);
             core_.arrive(c, now);
         } else {
             n.facts = {.cost = o.cost,
@@ -72,6 +74,7 @@ protected:
                        .arrival = now,
                        .deadline = o.deadline,
                        .key = o.key,
+                       .bound = core_.bound_of(c),
                        .of_request = o.of_request};
             core_.arrive(c, now, n.facts);
         }
@@ -91,7 +94,7 @@ protected:
     // Reading a clock costs as much as the rest of a permit.
     [[nodiscard]] instant policy_time() const noexcept {
         if constexpr (is_timeless<Policy>)
-            return core_.holds_back() ? clock_.now() : instant{};
+            return core_.holds_back() || log_.on() ? clock_.now() : instant{};
         else
             return clock_.now();
     }
@@ -117,6 +120,7 @@ protected:
                 auto& client = clients_[g.client.index];
                 node& n = *client.waiting.pop();
                 if (client.waits_for_room > 0) sleepers_.wake_all();
+                if (log_.on()) log_.let_in(*slot, n.facts.arrival, clock_.now());
                 if (n.work) {
                     enqueue(lock, *slot, n);
                     retire(look::if_due);
@@ -157,6 +161,7 @@ protected:
     void leave(std::size_t slot) noexcept {
         const auto what = flights_.leave(slot);
         core_.cancel(what);
+        log_.leave(slot);
         if (clients_[what.client.index].closing) sleepers_.wake_all();
     }
 
@@ -195,15 +200,36 @@ protected:
         flights_.settle(
             batch_time(), how == look::now,
             [this](const auto& f) {
-                if (f.written_off) return core_.complete_late(f.what, f.cost);
+                const auto now = f.what.of_request || log_.on() ? clock_.now() : instant{};
+                if (f.written_off) {
+                    core_.complete_late(f.what, f.cost);
+                    return log_end(f, {}, now);
+                }
                 const bool failed = f.code != errc::none;
-                const auto now = f.what.of_request ? clock_.now() : instant{};
-                core_.complete(f.what, {.took = f.cost, .failed = failed, .from = f.from}, now);
+                const bool timed = f.from == outcome::source::own || f.from == outcome::source::alone;
+                const auto beyond = core_.complete(
+                    f.what, {.took = f.cost, .in_flight = timed ? f.span : ns{0}, .failed = failed, .from = f.from},
+                    now);
+                log_end(f, beyond, now);
                 if (failed) note_failure(f.what.client, f.code);
                 if (f.owner != nullptr) finish(*f.owner, f.code, f.cost);
                 if (clients_[f.what.client.index].closing) sleepers_.wake_all();
             },
             [this](client_id c, ns time) { core_.give_back(c, time); });
+    }
+
+    void log_end(const typename flight_list::finished& f, ns beyond, instant now) noexcept {
+        if (!log_.on()) return;
+        const bool there = core_.contains(f.what.client);
+        log_.finish(f.slot, {f.end, f.span, f.after},
+                    {.client = f.what.client,
+                     .tag = there ? core_.settings(f.what.client).tag : 0,
+                     .key = f.what.key,
+                     .device_time = f.cost,
+                     .bound = f.what.bound,
+                     .beyond = beyond,
+                     .status = f.code},
+                    now);
     }
 
     void write_off_stuck() noexcept {
@@ -345,6 +371,7 @@ protected:
     limiter_core<Policy> core_;
     std::deque<client_queue<Stream>> clients_;  // stays put while a callable is destroyed under no lock
     flight_list flights_;
+    submission_log<point> log_;
     sleepers<node> sleepers_;
     fifo<node> left_;  // done, with something of the user's to call or to destroy under no lock
     bool advancing_ = false, watched_ = false, clearing_up_ = false;
