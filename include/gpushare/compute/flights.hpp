@@ -23,6 +23,7 @@
 #include <vector>
 
 #include <gpushare/compute/batch.hpp>
+#include <gpushare/compute/finished.hpp>
 #include <gpushare/compute/limiter_core.hpp>
 #include <gpushare/compute/questions.hpp>
 #include <gpushare/compute/span_meter.hpp>
@@ -43,14 +44,7 @@ public:
     static constexpr std::size_t none = batch::none;
     static constexpr std::size_t usual = 64;
 
-    struct finished {
-        const grant& what;
-        submission<Stream>* owner = nullptr;  // null: a permit
-        errc code = errc::none;
-        ns cost{};
-        outcome::source from = outcome::source::own;
-        bool written_off = false;
-    };
+    using finished = detail::finished<Stream>;
 
     /// What is to be done around the work of one submission.
     struct seat {
@@ -361,14 +355,21 @@ private:
         const bool written_off = b.written_off;
         auto predicted = b.predicted;
         const auto first = b.first;
+        const point end = std::exchange(b.end, {});
         b.clear();
         for (auto i = first; i != none;) {
             const flight& s = slots_[i];
             const auto next = s.next;
             const ns part = next == none ? left : part_of(left, s.what.predicted, predicted);
+            const ns span = next == none ? length : part_of(length, s.what.predicted, predicted);
             left -= part;
+            length -= span;
             predicted -= s.what.predicted;
             on_finished(finished{.what = s.what,
+                                 .slot = i,
+                                 .end = end,
+                                 .span = span,
+                                 .after = length,
                                  .owner = s.owner,
                                  .code = s.code != errc::none ? s.code : status,
                                  .cost = part,

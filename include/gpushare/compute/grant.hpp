@@ -38,6 +38,8 @@ struct grant {
     ns predicted{};
     ns longest{};              // what it may take: the longest that its kind was declared or seen to; 0: unknown
     ns at_least{};             // what it takes even with the device to itself; 0: unknown
+    ns bound{};                // on its wait for work of lower levels; 0: unknown
+    ns served_before{};        // what work of its level and above had taken when it was let in
     std::uint64_t key = 0;     // its kind
     std::uint32_t policy = 0;  // which of the policies so far let it in
     bool known = false;        // the prediction rests on some of its kind
@@ -54,6 +56,7 @@ struct outcome {
         doubt,   // no more than a prediction
     };
     ns took{};
+    ns in_flight{};  // from being let in to its end on the device, as far as known; 0: unknown
     bool failed = false;
     source from = source::own;
 };

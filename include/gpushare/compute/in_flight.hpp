@@ -27,6 +27,7 @@ public:
         std::uint32_t in_flight = 0, clients = 0;
         std::uint32_t of_requests = 0;  // of these in flight
         ns counted{};                   // how long what is in flight may take; unknown ones count nothing
+        ns served{};                    // what all that ended has taken
         std::uint32_t unknown = 0;      // of these
         instant hold_until{};           // until then a request of this level is expected to go on
     };
@@ -88,27 +89,38 @@ public:
         return std::ranges::any_of(levels_, [](const level_state& l) { return l.hold_until > instant{}; });
     }
 
-    /// The longest that the highest level waits for those below, if nothing takes longer than `longest`; with one level in
-    /// use, that one submission waits for those of its own level that are in flight.
-    [[nodiscard]] ns bound(ns longest) const noexcept {
+    /// The longest that what is let in at level `p` waits for those below, if nothing takes longer than `longest`; with
+    /// none below in use, that it waits for those of its own level that are in flight.
+    [[nodiscard]] ns bound(priority p, ns longest) const noexcept {
         if (longest <= ns{0}) return ns{0};
-        ns sum{};
-        const level_state* top = nullptr;
-        std::uint32_t used = 0;
+        ns sum{}, own{};
         for (const auto& l : levels_) {
-            if (l.in_flight == 0 && l.clients == 0) continue;
-            ++used;
-            if (top == nullptr || l.level > top->level) top = &l;
+            if (l.level > p || !in_use(l)) continue;
+            auto& to = l.level == p ? own : sum;
+            to = saturating_sum(to, std::max(times(longest, depth_), horizon(l.level)));
         }
+        return sum > ns{0} ? sum : own;
+    }
+    /// The same of the highest level in use.
+    [[nodiscard]] ns bound(ns longest) const noexcept {
+        const level_state* top = nullptr;
         for (const auto& l : levels_)
-            if ((l.in_flight != 0 || l.clients != 0) && (&l != top || used == 1))
-                sum = saturating_sum(sum, std::max(times(longest, depth_), horizon(l.level)));
+            if (in_use(l) && (top == nullptr || l.level > top->level)) top = &l;
+        return top != nullptr ? bound(top->level, longest) : ns{0};
+    }
+
+    /// What work of this level and above has taken that ended.
+    [[nodiscard]] ns served_from(priority p) const noexcept {
+        ns sum{};
+        for (const auto& l : levels_)
+            if (l.level >= p) sum += l.served;
         return sum;
     }
 
 private:
     static constexpr std::uint32_t most_in_flight = 64;  // hides any latency, and bounds what a batch can hold
 
+    [[nodiscard]] static bool in_use(const level_state& l) noexcept { return l.in_flight != 0 || l.clients != 0; }
     [[nodiscard]] static ns saturating_sum(ns a, ns b) noexcept { return a > ns::max() - b ? ns::max() : a + b; }
     [[nodiscard]] static ns times(ns a, std::uint32_t n) noexcept {
         return a > ns::max() / static_cast<ns::rep>(n) ? ns::max() : a * static_cast<ns::rep>(n);

@@ -2,12 +2,14 @@
 // limiter_options::take_turns: whose ends a stream is to wait for on the device, so that its client's work doesn't run
 // beside that of others of its level. A part of limiter_engine.hpp, under the mutex of its limiter.
 //
-//   while (auto p = detail::turn_before<stream>(flights.batches(), grant, s)) s.wait(*p);
+//   detail::take_turn(lock, flights, slot, s);
 //
 // One wait for each change of clients is enough where each client has one stream: what the client before waits for needn't
 // be waited for again.
 #pragma once
 
+#include <cstddef>
+#include <mutex>
 #include <optional>
 #include <span>
 
@@ -35,11 +37,21 @@ template <timeline Stream>
     return std::nullopt;
 }
 
-/// It couldn't wait for them after all.
-template <timeline Stream>
-void no_turn(std::span<batch<Stream>> in_flight, const Stream& s) noexcept {
-    for (auto& b : in_flight)
-        if (b.followed_on == &s) b.followed_on = nullptr;
+/// Makes `s` wait for all of them, letting go of `lock` meanwhile. What the stream throws passes through.
+template <class Flights, joining_timeline Stream>
+void take_turn(std::unique_lock<std::mutex>& lock, Flights& flights, std::size_t slot, Stream& s) {
+    while (const auto p = turn_before<Stream>(flights.batches(), flights.what(slot), s)) {
+        lock.unlock();
+        try {
+            s.wait(*p);
+        } catch (...) {
+            lock.lock();
+            for (auto& b : flights.batches())
+                if (b.followed_on == &s) b.followed_on = nullptr;  // it doesn't wait after all
+            throw;
+        }
+        lock.lock();
+    }
 }
 
 }  // namespace gpushare::inline GPUSHARE_ABI::detail
