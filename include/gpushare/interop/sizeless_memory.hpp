@@ -48,8 +48,7 @@ public:
     /// Once `used` is reached, with a stream_ordered_memory.
     template <timeline_point Point>
     errc deallocate_after(const Point& used, void* p) noexcept {
-        return forget(
-            p, [&](const extent& e) { return gpushare::deallocate_after(*memory_, used, p, e.size, e.alignment); });
+        return forget(p, [&](const extent& e) { return memory_->deallocate_after(used, p, e.size, e.alignment); });
     }
 
     /// Whether the block is out, and has room for as much.

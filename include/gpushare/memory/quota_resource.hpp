@@ -7,16 +7,20 @@
 //   mine.deallocate(p, 1 << 20, 256);
 #pragma once
 
+#include <algorithm>
 #include <bit>
 #include <cstddef>
+#include <cstdint>
 #include <exception>
 #include <new>
+#include <numeric>
 #include <string_view>
 #include <type_traits>
 
 #include <gpushare/concepts.hpp>
 #include <gpushare/config.hpp>
 #include <gpushare/error.hpp>
+#include <gpushare/memory/owner_of.hpp>
 #include <gpushare/memory/quota.hpp>
 #include <gpushare/units.hpp>
 
@@ -98,12 +102,24 @@ public:
     }
     [[nodiscard]] bytes capacity() const noexcept { return quota_->usage().limit(); }
     [[nodiscard]] bytes free() const noexcept { return quota_->free(); }
+    /// The largest block that could be had now at a multiple of 256 bytes, as far as the quota, the upstream's rounding and,
+    /// where it can tell, the upstream's own free blocks go.
+    [[nodiscard]] bytes largest_free() const noexcept {
+        const bytes most = std::min(free(), largest_free_in(*upstream_));
+        std::uint64_t fits = 0, beyond = most.count() + 1;  // found by halving: charges may be in steps of any size
+        while (beyond - fits > 1) {
+            const auto n = std::midpoint(fits, beyond);
+            (charged(static_cast<std::size_t>(n), 256) <= most ? fits : beyond) = n;
+        }
+        return bytes{fits};
+    }
     /// Of capacity(), what is neither free nor charged here: burst that others use now.
     [[nodiscard]] bytes taken_by_others() const noexcept {
         const auto usage = quota_->usage();
         return usage.limit() - usage.current - quota_->free();
     }
     [[nodiscard]] quota& limit() const noexcept { return *quota_; }
+    [[nodiscard]] std::string_view owner() const noexcept { return owner_; }
     [[nodiscard]] Upstream& upstream() const noexcept { return *upstream_; }
 
     friend bool operator==(const quota_resource& a, const quota_resource& b) noexcept {
