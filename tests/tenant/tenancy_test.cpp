@@ -10,6 +10,7 @@
 #include <vector>
 
 #include <gpushare/backend/host/host.hpp>
+#include <gpushare/memory/pool_resource.hpp>
 #include <gpushare/memory/stack_trace.hpp>
 #include <gpushare/tenant/tenancy.hpp>
 
@@ -398,6 +399,19 @@ TEST_CASE("a tenant knows the largest block that it could have", "[tenant]") {
     CHECK(a.memory(0).largest_free() == 0_B);
     a.memory(0).deallocate(p, 15 << 20);
     a.memory(0).deallocate(q, 1 << 20);
+}
+
+TEST_CASE("a pool over a tenant's memory is refused in the tenant's name, with its figures", "[tenant]") {
+    node n(small_node());
+    tenancy shared(n);
+    auto a = shared.admit({.name = "chat", .memory = 16_MiB, .compute = 50_pct});
+    gpushare::pool_resource pool{a.memory(), {.segment = 1_MiB}};
+    void* const p = pool.allocate(12 << 20, 256);
+    CHECK_THROWS_WITH(
+        (void)pool.allocate(5 << 20, 256),
+        "tenant 'chat': allocate from a pool: asked 5 MiB, 4 MiB of 16 MiB left (over the quota); the pool "
+        "holds 12 MiB, of which 0 B are free, 0 B in one block");
+    CHECK(pool.deallocate(p, 12 << 20, 256) == errc::none);
 }
 
 TEST_CASE("closing gives up at its deadline and can be repeated", "[tenant]") {

@@ -16,6 +16,7 @@
 #include <gpushare/detail/pointer_table.hpp>
 #include <gpushare/error.hpp>
 #include <gpushare/interop/stream_resource.hpp>
+#include <gpushare/memory/ask_upstream.hpp>
 
 namespace gpushare::inline GPUSHARE_ABI {
 
@@ -36,7 +37,7 @@ public:
     }
     /// Null if they aren't there.
     [[nodiscard]] void* try_allocate(std::size_t size, std::size_t alignment) noexcept {
-        void* const p = obtain(size, alignment);
+        void* const p = ask_upstream(*memory_, size, alignment);
         return p != nullptr && remember(p, {size, alignment}) ? p : nullptr;
     }
 
@@ -72,18 +73,6 @@ private:
         } catch (...) {
             (void)give(p, e);
             return false;
-        }
-    }
-
-    void* obtain(std::size_t size, std::size_t alignment) noexcept {
-        if constexpr (requires { memory_->try_allocate(size, alignment); }) {
-            return memory_->try_allocate(size, alignment);
-        } else {
-            try {
-                return memory_->allocate(size, alignment);
-            } catch (...) {
-                return nullptr;
-            }
         }
     }
 

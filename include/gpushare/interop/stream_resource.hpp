@@ -12,6 +12,7 @@
 #include <gpushare/concepts.hpp>
 #include <gpushare/config.hpp>
 #include <gpushare/error.hpp>
+#include <gpushare/memory/ask_upstream.hpp>
 
 namespace gpushare::inline GPUSHARE_ABI {
 
@@ -41,15 +42,7 @@ public:
     }
     /// Null where allocate would throw.
     [[nodiscard]] void* try_allocate(std::size_t size, std::size_t alignment = default_alignment) noexcept {
-        if constexpr (requires { memory_->try_allocate(size, alignment); }) {
-            return memory_->try_allocate(size, alignment);
-        } else {
-            try {
-                return memory_->allocate(size, alignment);
-            } catch (...) {
-                return nullptr;
-            }
-        }
+        return ask_upstream(*memory_, size, alignment);
     }
 
     /// Credited once the stream has done what was enqueued so far. What the memory says of wrong frees, which change

@@ -19,12 +19,12 @@
 #include <cstddef>
 #include <cstdint>
 #include <exception>
-#include <new>
 #include <type_traits>
 
 #include <gpushare/concepts.hpp>
 #include <gpushare/config.hpp>
 #include <gpushare/error.hpp>
+#include <gpushare/memory/ask_upstream.hpp>
 #include <gpushare/memory/owner_of.hpp>
 #include <gpushare/memory/pool_cache.hpp>
 #include <gpushare/memory/pool_store.hpp>
@@ -155,11 +155,7 @@ private:
     friend cache;
     using worker = pool_worker<Point>;
 
-    struct refusal {
-        failure why;
-        std::exception_ptr thrown{};  // by the upstream, when it was last asked
-        bool final = false;           // nothing that may be freed could change it
-    };
+    using refusal = upstream_refusal;  // `final`: nothing that may be freed could change it
 
     void* obtain_or_throw(std::size_t size, std::size_t alignment, worker* own = nullptr) {
         refusal r;
@@ -193,7 +189,8 @@ private:
     [[nodiscard]] void* obtain(std::size_t size, std::size_t alignment, refusal& r, worker* own,
                                bool in_line = false) noexcept {
         if (const errc why = pool_tag::check(size, alignment); why != errc::none) {
-            r = {.why = {.code = why, .asked = size}, .final = true};
+            r.why = {.code = why, .asked = size};
+            r.final = true;
             return nullptr;
         }
         const auto least = whole_granules(size);
@@ -279,24 +276,11 @@ private:
     }
     [[nodiscard]] void* from_upstream(std::size_t size, std::size_t alignment, refusal& r) noexcept {
         r = {};
-        if constexpr (requires { upstream_->try_allocate(size, alignment, &r.why); }) {
-            void* const p = upstream_->try_allocate(size, alignment, &r.why);
-            r.final =
-                r.why.code == errc::size_overflow || (r.why.code == errc::over_quota && r.why.asked > r.why.limit);
-            return p;
-        } else if constexpr (requires { upstream_->try_allocate(size, alignment); }) {
-            return upstream_->try_allocate(size, alignment);
-        } else {
-            try {
-                return upstream_->allocate(size, alignment);
-            } catch (const std::bad_alloc&) {
-                r.thrown = std::current_exception();
-            } catch (...) {
-                r.thrown = std::current_exception();
-                r.final = true;
-            }
-            return nullptr;
-        }
+        void* const p = ask_upstream(*upstream_, size, alignment, r);
+        // What is over a whole quota won't fit whatever is freed.
+        if (r.why.code == errc::size_overflow || (r.why.code == errc::over_quota && r.why.asked > r.why.limit))
+            r.final = true;
+        return p;
     }
     // Gives back segments in which nothing is while more than `target` bytes are held. Returns how many.
     std::uint64_t return_empty(std::uint64_t target) noexcept {
