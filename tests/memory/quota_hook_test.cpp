@@ -64,7 +64,7 @@ struct cache {
 
 }  // namespace
 
-TEST_CASE("a hook frees what is missing, and the request is granted", "[memory][hooks]") {
+TEST_CASE("a hook frees what is missing, and the request is granted: spilling, as asked of rmm", "[memory][hooks]") {
     quota q{1'000_B};
     fault_resource upstream;
     quota_resource mine{q, upstream, "chat"};
