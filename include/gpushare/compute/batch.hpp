@@ -122,11 +122,4 @@ struct batch {
     }
 };
 
-/// What one member is charged of `cost`, by what was predicted of it and of all.
-[[nodiscard]] inline ns part_of(ns cost, ns predicted, ns of_all) noexcept {
-    if (of_all <= ns{0}) return ns{0};
-    return ns{static_cast<ns::rep>(static_cast<double>(cost.count()) * static_cast<double>(predicted.count()) /
-                                   static_cast<double>(of_all.count()))};
-}
-
 }  // namespace gpushare::inline GPUSHARE_ABI::detail
