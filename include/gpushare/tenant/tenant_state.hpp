@@ -35,6 +35,11 @@ namespace gpushare::inline GPUSHARE_ABI::detail {
 template <node Node>
 class tenant_state;
 
+/// What a tenant's clients are entitled to.
+[[nodiscard]] inline client_settings settings_of(const tenant_spec& spec, std::uint32_t tag) noexcept {
+    return {.weight = spec.compute, .level = spec.level, .tag = tag};
+}
+
 /// What the tenants of a node share.
 template <node Node>
 struct shared_node {
@@ -73,7 +78,7 @@ struct tenant_part {
           on(all.devices[d.index]),
           memory(on.memory, whole.memory(d), spec.name, d, bytes{}, bytes{}, all.events, all.trace),
           stream(whole.make_stream(d, spec.level, tag)),
-          client(on.compute.add({.weight = spec.compute, .level = spec.level})) {}
+          client(on.compute.add(settings_of(spec, tag))) {}
     tenant_part(const tenant_part&) = delete;
     tenant_part& operator=(const tenant_part&) = delete;
     ~tenant_part() { on.compute.close(client, instant::min()); }
@@ -236,7 +241,7 @@ private:
 
     [[nodiscard]] client_settings settings() const {
         const std::lock_guard lock(all_->mutex);
-        return {.weight = spec_.compute, .level = spec_.level};
+        return settings_of(spec_, tag_);
     }
 
     // Two resizes may get here in either order: whoever finds newer settings than it told tells those.

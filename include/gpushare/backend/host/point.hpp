@@ -35,6 +35,7 @@ struct point_hub;
 
 /// A thread that waits, and its place in the queue of one point that it waits for.
 struct waiter {
+    waiter* next = nullptr;  // among those to be woken
     std::condition_variable wake;
     bool woken = false;
 };
