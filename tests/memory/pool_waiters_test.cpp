@@ -6,6 +6,9 @@
 #include <chrono>
 #include <cstddef>
 #include <cstdint>
+#include <functional>
+#include <memory>
+#include <new>
 #include <optional>
 #include <stdexcept>
 #include <stop_token>
@@ -114,21 +117,32 @@ TEST_CASE("a wait for a pool's memory ends at its deadline, and says why in its 
     CHECK(cache.deallocate(p, MiB, 256) == errc::none);
 }
 
-TEST_CASE("a deadline holds while others free and allocate all the time", "[memory][pool][waiters]") {
-    full_pool f;
-    f.let_go();
-    void* const most = f.pool.allocate(3 * MiB, 256);
+namespace {
+/// One nanosecond passes whenever somebody looks.
+struct ticking_clock {
+    std::shared_ptr<std::atomic<std::int64_t>> looks = std::make_shared<std::atomic<std::int64_t>>(0);
+    [[nodiscard]] gpushare::instant now() const noexcept { return gpushare::instant{gpushare::ns{++*looks}}; }
+};
+}  // namespace
+
+TEST_CASE("a deadline holds while there is always something to try", "[memory][pool][waiters]") {
+    fault_resource upstream;
+    gpushare::pool_resource pool(upstream);
+    auto cache = pool.make_cache();
+    int asked = 0;
+    std::function<void()> refuse = [&] {
+        if (++asked < 1'000) {
+            const decltype(cache)::pause capture{cache};  // when it ends, there may be something to come
+        }
+        upstream.fail_next(refuse);
+        throw std::bad_alloc();
+    };
+    upstream.fail_next(refuse);
+    const ticking_clock clock;
     failure why;
-    {
-        const support::background traffic(1, [&](unsigned) {
-            if (void* const p = f.pool.try_allocate(KiB, 256)) f.pool.deallocate(p, KiB, 256);
-            // What waits isn't passed by; this one is in line behind it.
-            if (void* const p = f.pool.try_allocate_until(KiB, 256, within(100us))) f.pool.deallocate(p, KiB, 256);
-        });
-        CHECK(f.pool.try_allocate_until(2 * MiB, 256, within(20ms), &why) == nullptr);
-    }
+    CHECK(pool.try_allocate_until(KiB, 256, patience{clock, gpushare::instant{gpushare::ns{100}}}, &why) == nullptr);
     CHECK(why.code == errc::deadline_exceeded);
-    CHECK(f.pool.deallocate(most, 3 * MiB, 256) == errc::none);
+    CHECK(*clock.looks <= 102);
 }
 
 TEST_CASE("what can never be had from a pool, or isn't for want of memory, isn't waited for",

@@ -27,21 +27,19 @@ struct pool_place {
     std::condition_variable woken;  // with the lock of the pool
 };
 
-/// Under the lock of the pool, but for anybody().
+/// Under the lock of the pool, but for size().
 class pool_line {
 public:
-    /// Relaxed: a hint for those who come later. Who hasn't seen a place in line came before it.
-    [[nodiscard]] bool anybody() const noexcept { return waited_for_.load(std::memory_order_relaxed); }
     [[nodiscard]] bool first(const pool_place& p) const noexcept { return line_.front() == &p; }
 
-    [[nodiscard]] std::size_t size() const noexcept { return size_; }
+    /// Relaxed: a hint for those who come later. Who hasn't seen a place in line came before it.
+    [[nodiscard]] std::size_t size() const noexcept { return size_.load(std::memory_order_relaxed); }
 
     /// At the end of the line. True if there was none before.
     bool join(pool_place& p) noexcept {
         const bool first = line_.empty();
         line_.push(p);
-        ++size_;
-        waited_for_.store(true, std::memory_order_relaxed);
+        size_.fetch_add(1, std::memory_order_relaxed);
         if (first) tell();
         return first;
     }
@@ -49,8 +47,7 @@ public:
     bool leave(pool_place& p) noexcept {
         const bool was_first = first(p);
         line_.remove(p);
-        --size_;
-        waited_for_.store(!line_.empty(), std::memory_order_relaxed);
+        size_.fetch_sub(1, std::memory_order_relaxed);
         if (was_first) tell();
         return line_.empty();
     }
@@ -64,8 +61,7 @@ public:
 
 private:
     detail::fifo<pool_place> line_;
-    std::size_t size_ = 0;
-    std::atomic<bool> waited_for_{false};
+    std::atomic<std::size_t> size_{0};
 };
 
 }  // namespace gpushare::inline GPUSHARE_ABI

@@ -95,7 +95,7 @@ public:
     /// As try_allocate, but only what the pool holds and nobody caches: calls neither the upstream nor a stream. For
     /// code that must not, such as one that is being captured.
     [[nodiscard]] void* try_allocate_held(std::size_t size, std::size_t alignment) noexcept {
-        if (pool_tag::check(size, alignment) != errc::none || store_.has_line()) return nullptr;
+        if (pool_tag::check(size, alignment) != errc::none || waiting() != 0) return nullptr;
         const auto whole = whole_granules(size);
         return out(store_.take({whole, whole, alignment, size}), size, alignment);
     }
@@ -195,7 +195,7 @@ private:
         }
         const auto least = whole_granules(size);
         const pool_request request{own == nullptr ? least : cache::rounded(least), least, alignment, size};
-        if (store_.has_line() && !in_line) [[unlikely]] {
+        if (waiting() != 0 && !in_line) [[unlikely]] {
             r.why = explain(request);
             return nullptr;
         }

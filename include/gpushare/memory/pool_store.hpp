@@ -48,7 +48,7 @@ public:
     void join(worker& w) {
         const auto lock = locked();
         workers_.push_back(&w);
-        w.shelves.keep(!line_.anybody());
+        w.shelves.keep(line_.size() == 0);
     }
     /// Empties the worker's shelves. What can't be recorded on its stream stays out of use for as long as the store.
     void leave(worker& w) noexcept {
@@ -82,12 +82,8 @@ public:
 
     // --- those who wait: see pool_waiters.hpp
 
-    /// Whether anybody does. Whoever comes later and doesn't goes without.
-    [[nodiscard]] bool has_line() const noexcept { return line_.anybody(); }
-    [[nodiscard]] std::size_t waiting() const noexcept {
-        const auto lock = locked();
-        return line_.size();
-    }
+    /// Whoever comes later and doesn't wait goes without.
+    [[nodiscard]] std::size_t waiting() const noexcept { return line_.size(); }
     void join(pool_place& p) noexcept {
         const auto lock = locked();
         if (line_.join(p)) keep(false);  // what is freed from now on is for those who wait

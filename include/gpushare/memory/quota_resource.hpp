@@ -12,7 +12,6 @@
 #include <cstddef>
 #include <cstdint>
 #include <exception>
-#include <numeric>
 #include <string_view>
 #include <type_traits>
 
@@ -109,7 +108,7 @@ public:
         const bytes most = std::min(free(), largest_free_in(*upstream_));
         std::uint64_t fits = 0, beyond = most.count() + 1;  // found by halving: charges may be in steps of any size
         while (beyond - fits > 1) {
-            const auto n = std::midpoint(fits, beyond);
+            const auto n = fits + (beyond - fits) / 2;
             (charged(static_cast<std::size_t>(n), 256) <= most ? fits : beyond) = n;
         }
         return bytes{fits};
