@@ -1,14 +1,17 @@
 // SPDX-License-Identifier: Apache-2.0
 // The bodies of collectives that rank threads and host streams run, as kernels: that they compile without a warning, how
-// ranks talk in them, and that nothing lies in local memory.
+// ranks talk in them, that their work is in them (nvcc leaves out, without a word, what follows a call of a host function),
+// and that nothing lies in local memory.
 #include <gpushare/backend/cuda/cooperative.cuh>
 
 #include <gpushare/collective/all_reduce.hpp>
-#include <gpushare/collective/submit.hpp>
+#include <gpushare/collective/exchange.hpp>
+#include <gpushare/collective/submit_fused.hpp>
 #include <gpushare/numbers.hpp>
 
 namespace cu = gpushare::cuda;
 namespace detail = gpushare::detail;
+namespace gs = gpushare;
 using gpushare::sum;
 
 namespace {
@@ -18,10 +21,34 @@ void launch(cu::stream& s) {
     (void)s.launch_cooperative({.blocks = 2, .threads = 64, .hold = {}}, detail::rank_kernel<Body>{});
 }
 
+template <bool Sharded, class T, class Op, class... Stages>
+void launch(cu::stream& s, const gs::pipeline<T, Op, Stages...>&) {
+    launch<detail::fused_body<T, Op, Sharded, Stages...>>(s);
+}
+
 }  // namespace
 
 void launch_collectives(cu::stream& s) {
     launch<detail::all_reduce_body<gpushare::bfloat16, sum>>(s);
     (void)s.launch_cooperative({.blocks = 2, .threads = 64, .hold = {}},
                                detail::shared_device_kernel<detail::all_reduce_body<float, sum>>{});
+    launch<detail::reduce_scatter_body<float, sum>>(s);
+    launch<detail::all_gather_body<gs::bfloat16>>(s);
+    launch<detail::broadcast_body<float>>(s);
+    launch<detail::reduce_body<float, gs::maximum>>(s);
+    launch<detail::all_to_all_body<float>>(s);
+    launch<detail::barrier_body>(s);
+}
+
+/// Row stages of every kind: norms with one look and with two, scales that are published, replicated and sharded.
+void launch_fused(cu::stream& s, std::span<const gs::bfloat16> x, gs::bfloat16* residual, const gs::bfloat16* weight,
+                  float* scales) {
+    constexpr std::size_t width = 4096;
+    const auto normed = gs::rms_norm(weight, 1e-6F) | gs::cast<gs::bfloat16>();
+    launch<false>(s, gs::all_reduce(x, width) | gs::add_to(residual) | normed);
+    launch<true>(s, gs::all_reduce(x, width) | gs::add_to(gs::shard(residual)) | normed);
+    launch<false>(s, gs::all_reduce(x, width) | gs::bias(weight) | gs::gelu_tanh() |
+                         gs::layer_norm(weight, weight, 1e-6F) | gs::quantise<gs::fp8_e4m3>(scales));
+    launch<true>(s, gs::all_reduce(x, width, gs::average{}) | gs::silu() | gs::row_maxima(gs::shard(scales)) |
+                        gs::quantise<std::int8_t>(gs::shard(scales)));
 }
