@@ -44,7 +44,8 @@ public:
             at = static_cast<std::uint32_t>(heap_.size());
             heap_.push_back({});  // within the reserve
         }
-        if (heap_.size() == 1) return set(0, {key, level.level, index});  // the usual case of a gate that isn't contended
+        if (heap_.size() == 1)
+            return set(0, {key, level.level, index});  // the usual case of a gate that isn't contended
         settle(at, {key, level.level, index});
     }
 

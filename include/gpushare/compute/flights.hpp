@@ -23,6 +23,7 @@
 #include <vector>
 
 #include <gpushare/compute/batch.hpp>
+#include <gpushare/compute/finished.hpp>
 #include <gpushare/compute/limiter_core.hpp>
 #include <gpushare/compute/questions.hpp>
 #include <gpushare/compute/span_meter.hpp>
@@ -43,14 +44,7 @@ public:
     static constexpr std::size_t none = batch::none;
     static constexpr std::size_t usual = 64;
 
-    struct finished {
-        const grant& what;
-        submission<Stream>* owner = nullptr;  // null: a permit
-        errc code = errc::none;
-        ns cost{};
-        outcome::source from = outcome::source::own;
-        bool written_off = false;
-    };
+    using finished = detail::finished<Stream>;
 
     /// What is to be done around the work of one submission.
     struct seat {
@@ -88,6 +82,32 @@ public:
     void take(std::size_t index) noexcept { free_ = std::exchange(slots_[index].next, none); }
 
     [[nodiscard]] const grant& what(std::size_t index) const noexcept { return slots_[index].what; }
+
+    [[nodiscard]] std::span<batch> batches() noexcept { return batches_; }
+
+    /// What is in flight on other streams than `s`, and the last batch on this one.
+    struct neighbours {
+        std::size_t last = none;
+        bool elsewhere = false, of_others = false;
+    };
+    /// Batches of two clients on two streams would run into each other, and their points would tell nothing of either:
+    /// while others are in flight elsewhere, everything has points of its own.
+    neighbours mark_others(client_id c, const Stream& s) noexcept {
+        neighbours n;
+        for (std::size_t i = 0; i < batches_.size(); ++i) {
+            batch& b = batches_[i];
+            if (b.at == batch::state::free) continue;
+            if (b.is_on(s)) {
+                if (n.last == none || b.order > batches_[n.last].order) n.last = i;
+                continue;
+            }
+            n.elsewhere = b.contended = true;
+            if (b.client == c) continue;
+            b.end_wanted = ends_wanted_ = true;
+            n.of_others = true;
+        }
+        return n;
+    }
 
     /// The submission in `slot` is about to be enqueued on `s`.
     [[nodiscard]] seat board(std::size_t slot, Stream& s, instant now) noexcept {
@@ -205,8 +225,7 @@ public:
     [[nodiscard]] std::size_t next_to_end(const submission<Stream>* owner, bool quiet, F now) noexcept {
         if constexpr (batch::shares) {
             quiet = quiet && !any_ended();
-            if (!quiet && owner == nullptr && !ends_wanted_) return none;
-            ends_wanted_ = false;
+            if (!quiet && owner == nullptr && !std::exchange(ends_wanted_, false)) return none;
             for (std::size_t i = 0; i < batches_.size(); ++i) {
                 batch& b = batches_[i];
                 if (b.at != batch::state::open) continue;
@@ -231,9 +250,8 @@ public:
     [[nodiscard]] bool any_ended() const noexcept { return num_ended_ > 0; }
     /// Whether it may be reached by now.
     [[nodiscard]] bool any_due(instant now) const noexcept {
-        return any_ended() && std::ranges::any_of(batches_, [now](const batch& b) {
-                   return b.at == batch::state::ended && b.is_due(now);
-               });
+        const auto due = [now](const batch& b) { return b.at == batch::state::ended && b.is_due(now); };
+        return std::ranges::any_of(batches_, due);
     }
     /// Whether anything is enqueued and waits for its batch to end.
     [[nodiscard]] bool any_open() const noexcept {
@@ -311,29 +329,6 @@ private:
         });
     }
 
-    struct neighbours {
-        std::size_t last = none;  // on the same stream
-        bool elsewhere = false, of_others = false;
-    };
-    // Batches of two clients on two streams would run into each other, and their points would tell nothing of either:
-    // while others are in flight elsewhere, everything has points of its own.
-    [[nodiscard]] neighbours mark_others(client_id c, const Stream& s) noexcept {
-        neighbours n;
-        for (std::size_t i = 0; i < batches_.size(); ++i) {
-            batch& b = batches_[i];
-            if (b.at == batch::state::free) continue;
-            if (b.is_on(s)) {
-                if (n.last == none || b.order > batches_[n.last].order) n.last = i;
-                continue;
-            }
-            n.elsewhere = b.contended = true;
-            if (b.client == c) continue;
-            b.end_wanted = ends_wanted_ = true;
-            n.of_others = true;
-        }
-        return n;
-    }
-
     [[nodiscard]] bool holds(const batch& b, const submission<Stream>* owner) const noexcept {
         for (auto i = b.first; i != none; i = slots_[i].next)
             if (slots_[i].owner == owner) return true;
@@ -365,15 +360,22 @@ private:
         const bool written_off = b.written_off;
         auto predicted = b.predicted;
         const auto first = b.first;
+        const point end = std::exchange(b.end, {});
         b.clear();
         --num_ended_;
         for (auto i = first; i != none;) {
             const flight& s = slots_[i];
             const auto next = s.next;
             const ns part = next == none ? left : part_of(left, s.what.predicted, predicted);
+            const ns span = next == none ? length : part_of(length, s.what.predicted, predicted);
             left -= part;
+            length -= span;
             predicted -= s.what.predicted;
             on_finished(finished{.what = s.what,
+                                 .slot = i,
+                                 .end = end,
+                                 .span = span,
+                                 .after = length,
                                  .owner = s.owner,
                                  .code = s.code != errc::none ? s.code : status,
                                  .cost = part,
@@ -382,12 +384,6 @@ private:
             (void)release(i);
             i = next;
         }
-    }
-
-    [[nodiscard]] static ns part_of(ns cost, ns predicted, ns of_all) noexcept {
-        if (of_all <= ns{0}) return ns{0};
-        return ns{static_cast<ns::rep>(static_cast<double>(cost.count()) * static_cast<double>(predicted.count()) /
-                                       static_cast<double>(of_all.count()))};
     }
 
     std::vector<flight> slots_;

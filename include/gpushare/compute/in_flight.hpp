@@ -6,12 +6,14 @@
 //
 // Few submissions keep a device full if they are long, many are needed if they are short. So there is room for `depth` of
 // them, or, while one client alone wants the device, for as many as take no longer than the horizon, each counted with the
-// longest that its kind ever took. With somebody above, who would wait for all of it, the horizon is a quarter of that.
-// With several clients, what is in flight is out of the policy's hands: then depth is all there is.
+// longest that its kind lately took. With several clients, what is in flight is out of the policy's hands: then depth is
+// all there is. With somebody above, who would wait for all of it, the horizon is a quarter of that, and more than two
+// are in flight only within it.
 #pragma once
 
 #include <algorithm>
 #include <cstdint>
+#include <utility>
 #include <vector>
 
 #include <gpushare/config.hpp>
@@ -27,14 +29,39 @@ public:
         std::uint32_t in_flight = 0, clients = 0;
         std::uint32_t of_requests = 0;  // of these in flight
         ns counted{};                   // how long what is in flight may take; unknown ones count nothing
+        ns longest{};                   // of what its clients declared or lately showed; 0: unknown
+        ns served{};                    // what all that ended has taken
         std::uint32_t unknown = 0;      // of these
         instant hold_until{};           // until then a request of this level is expected to go on
+        // What follows from all of this, and is asked for by every submission.
+        std::uint32_t depth = 0;  // how many are in flight however long they take
+        ns horizon{}, bound{};
     };
 
     in_flight_book(std::uint32_t depth, ns horizon) noexcept : depth_(depth), horizon_(horizon) {}
 
     void open(priority p) {
         if (find(p) == nullptr) levels_.push_back({.level = p});
+        update();
+    }
+    void add_client(priority p) noexcept {
+        ++of(p).clients;
+        update();
+    }
+    void remove_client(priority p) noexcept {
+        --of(p).clients;
+        update();
+    }
+    /// A client of this level declared or showed this length.
+    void raise_longest(priority p, ns length) noexcept {
+        auto& l = of(p);
+        if (length <= l.longest) return;
+        l.longest = length;
+        update();
+    }
+    void forget_longest(priority p) noexcept {
+        of(p).longest = {};
+        update();
     }
     /// Of a level that was opened.
     [[nodiscard]] level_state& of(priority p) noexcept { return *find(p); }
@@ -49,14 +76,15 @@ public:
             unknown += l.unknown;
             counted = saturating_sum(counted, l.counted);
         }
-        if (in_flight < depth_) return true;
-        return alone && longest > ns{0} && unknown == 0 && in_flight < most_in_flight &&
-               saturating_sum(counted, longest) <= horizon(p);
+        const auto& own = *find(p);
+        if (in_flight < own.depth) return true;
+        return longest > ns{0} && unknown == 0 && in_flight < (alone ? most_in_flight : depth_) &&
+               saturating_sum(counted, longest) <= own.horizon;
     }
 
     void enter(priority p, ns longest, bool of_request) noexcept {
         auto& l = of(p);
-        ++l.in_flight;
+        if (l.in_flight++ == 0 && l.clients == 0) update();
         if (of_request) ++l.of_requests;
         l.counted = saturating_sum(l.counted, longest);
         if (longest <= ns{0}) ++l.unknown;
@@ -67,6 +95,7 @@ public:
         // At the end of time the sum has lost its parts: then only none is certain.
         l.counted = --l.in_flight == 0 ? ns{0} : l.counted == ns::max() ? l.counted : l.counted - longest;
         if (longest <= ns{0}) --l.unknown;
+        if (l.in_flight == 0 && l.clients == 0) update();
     }
 
     /// Whether work of level `p` is held back for a request above it, and if only a time ends that, until when.
@@ -88,42 +117,66 @@ public:
         return std::ranges::any_of(levels_, [](const level_state& l) { return l.hold_until > instant{}; });
     }
 
-    /// The longest that the highest level waits for those below, if nothing takes longer than `longest`; with one level in
-    /// use, that one submission waits for those of its own level that are in flight.
-    [[nodiscard]] ns bound(ns longest) const noexcept {
-        if (longest <= ns{0}) return ns{0};
-        ns sum{};
+    /// The longest that what is let in at level `p` waits for those below, if nothing takes longer than the longest of its
+    /// level; with none below in use, that it waits for those of its own level that are in flight. 0: nothing is known.
+    [[nodiscard]] ns bound(priority p) const noexcept { return find(p)->bound; }
+    /// The same of the highest level in use.
+    [[nodiscard]] ns bound() const noexcept {
         const level_state* top = nullptr;
-        std::uint32_t used = 0;
-        for (const auto& l : levels_) {
-            if (l.in_flight == 0 && l.clients == 0) continue;
-            ++used;
-            if (top == nullptr || l.level > top->level) top = &l;
-        }
         for (const auto& l : levels_)
-            if ((l.in_flight != 0 || l.clients != 0) && (&l != top || used == 1))
-                sum = saturating_sum(sum, std::max(times(longest, depth_), horizon(l.level)));
+            if (in_use(l) && (top == nullptr || l.level > top->level)) top = &l;
+        return top != nullptr ? top->bound : ns{0};
+    }
+
+    /// What work of this level and above has taken that ended.
+    [[nodiscard]] ns served_from(priority p) const noexcept {
+        ns sum{};
+        for (const auto& l : levels_)
+            if (l.level >= p) sum += l.served;
         return sum;
     }
 
 private:
     static constexpr std::uint32_t most_in_flight = 64;  // hides any latency, and bounds what a batch can hold
 
+    [[nodiscard]] static bool in_use(const level_state& l) noexcept { return l.in_flight != 0 || l.clients != 0; }
     [[nodiscard]] static ns saturating_sum(ns a, ns b) noexcept { return a > ns::max() - b ? ns::max() : a + b; }
     [[nodiscard]] static ns times(ns a, std::uint32_t n) noexcept {
         return a > ns::max() / static_cast<ns::rep>(n) ? ns::max() : a * static_cast<ns::rep>(n);
     }
 
-    [[nodiscard]] ns horizon(priority p) const noexcept {
-        const bool top =
-            std::ranges::none_of(levels_, [p](const level_state& l) { return l.level > p && l.clients > 0; });
-        return top ? horizon_ : horizon_ / 4;
+    void update() noexcept {
+        ns any{};
+        for (auto& l : levels_) {
+            any = std::max(any, l.longest);
+            const bool top = std::ranges::none_of(
+                levels_, [&](const level_state& other) { return other.level > l.level && other.clients > 0; });
+            l.horizon = top ? horizon_ : horizon_ / 4;
+            l.depth = top ? depth_ : std::min(depth_, 2U);  // below somebody: one that runs and one behind it
+        }
+        for (auto& l : levels_) l.bound = bound_below(l, any);
+    }
+    // `any`: for levels of which no length is known.
+    [[nodiscard]] ns bound_below(const level_state& level, ns any) const noexcept {
+        if (any <= ns{0}) return ns{0};
+        ns sum{}, own{};
+        for (const auto& l : levels_) {
+            if (l.level > level.level || !in_use(l)) continue;
+            auto& to = l.level == level.level ? own : sum;
+            const ns each = l.longest > ns{0} ? l.longest : any;
+            to = saturating_sum(to, std::max(times(each, l.depth), l.horizon));
+        }
+        return sum > ns{0} ? sum : own;
     }
 
     // They are few.
+    [[nodiscard]] const level_state* find(priority p) const noexcept {
+        for (const auto& l : levels_)
+            if (l.level == p) return &l;
+        return nullptr;
+    }
     [[nodiscard]] level_state* find(priority p) noexcept {
-        const auto found = std::ranges::find_if(levels_, [p](const level_state& l) { return l.level == p; });
-        return found == levels_.end() ? nullptr : &*found;
+        return const_cast<level_state*>(std::as_const(*this).find(p));
     }
 
     std::uint32_t depth_;

@@ -39,6 +39,7 @@ struct tenancy_options {
     limiter_options limiter{};
     ns close_timeout = std::chrono::seconds(10);  // how long a tenant's destructor waits for its work
     event_sink events{};
+    trace_function trace = nullptr;  // capture_stack, from memory/stack_trace.hpp: leaks say who allocated them
 };
 
 class topology;
@@ -51,7 +52,7 @@ public:
     using limiter = typename tenant::limiter;
 
     explicit tenancy(Node& shared, tenancy_options options = {})
-        : node_(&shared), shared_(std::move(options.events), options.close_timeout) {
+        : node_(&shared), shared_(std::move(options.events), options.close_timeout, options.trace) {
         for (std::uint32_t i = 0; i < shared.num_devices(); ++i) {
             shared_.devices.emplace_back(shared.memory(device_id{i}), options.limiter, shared.get_clock());
         }
@@ -143,8 +144,9 @@ public:
             const auto now = d.memory.usage();
             if (now.current <= now.limit()) continue;
             over += now.current - now.limit();
-            detail::tell(shared_.events,
-                         {tenant_event::kind::overcommitted, {}, {i}, errc::no_room, now.current - now.limit(), {}});
+            detail::tell(
+                shared_.events,
+                {tenant_event::kind::overcommitted, {}, {i}, errc::no_room, now.current - now.limit(), {}, {}});
         }
         return over;
     }

@@ -5,6 +5,7 @@
 //   auto state = std::make_unique<detail::tenant_state<Node>>(node, shared);   state->open(node, spec, tag);
 #pragma once
 
+#include <algorithm>
 #include <atomic>
 #include <cstddef>
 #include <cstdint>
@@ -34,6 +35,11 @@ namespace gpushare::inline GPUSHARE_ABI::detail {
 template <node Node>
 class tenant_state;
 
+/// What a tenant's clients are entitled to.
+[[nodiscard]] inline client_settings settings_of(const tenant_spec& spec, std::uint32_t tag) noexcept {
+    return {.weight = spec.compute, .level = spec.level, .tag = tag};
+}
+
 /// What the tenants of a node share.
 template <node Node>
 struct shared_node {
@@ -49,7 +55,8 @@ struct shared_node {
         std::uint32_t promised = 0;  // permille of device time; under the mutex
     };
 
-    explicit shared_node(event_sink sink, ns timeout) : events(std::move(sink)), close_timeout(timeout) {}
+    shared_node(event_sink sink, ns timeout, trace_function capture)
+        : events(std::move(sink)), close_timeout(timeout), trace(capture) {}
 
     mutable std::mutex mutex;
     std::deque<device> devices;
@@ -57,6 +64,7 @@ struct shared_node {
     std::list<std::unique_ptr<tenant_state<Node>>> stuck;  // under the mutex
     const event_sink events;
     const ns close_timeout;
+    const trace_function trace;
 };
 
 /// A tenant's part of one device.
@@ -68,9 +76,9 @@ struct tenant_part {
     tenant_part(Node& whole, shared& all, const tenant_spec& spec, device_id d, std::uint32_t tag)
         : device(d),
           on(all.devices[d.index]),
-          memory(on.memory, whole.memory(d), spec.name, d, bytes{}, bytes{}, all.events),
+          memory(on.memory, whole.memory(d), spec.name, d, bytes{}, bytes{}, all.events, all.trace),
           stream(whole.make_stream(d, spec.level, tag)),
-          client(on.compute.add({.weight = spec.compute, .level = spec.level})) {}
+          client(on.compute.add(settings_of(spec, tag))) {}
     tenant_part(const tenant_part&) = delete;
     tenant_part& operator=(const tenant_part&) = delete;
     ~tenant_part() { on.compute.close(client, instant::min()); }
@@ -133,6 +141,7 @@ public:
             sum.current += held.current;
             sum.peak += held.peak;
             sum.pending += p.memory.pending();
+            sum.largest_free = std::max(sum.largest_free, p.memory.largest_free());
             sum.refused += p.memory.refused();
             add(sum, p.on.compute.usage(p.client));  // nothing, once the client is closed
             const std::lock_guard lock(all_->mutex);
@@ -232,7 +241,7 @@ private:
 
     [[nodiscard]] client_settings settings() const {
         const std::lock_guard lock(all_->mutex);
-        return {.weight = spec_.compute, .level = spec_.level};
+        return settings_of(spec_, tag_);
     }
 
     // Two resizes may get here in either order: whoever finds newer settings than it told tells those.
