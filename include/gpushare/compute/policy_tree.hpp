@@ -67,7 +67,8 @@ public:
     failure change(client_id c, const client_settings& s) {
         auto& client = clients_[c.index];
         if (s.group == client.group) {
-            if (const auto why = classes_[s.group].inside.change(id_of(client.seat), s); why.code != errc::none) return why;
+            if (const auto why = classes_[s.group].inside.change(id_of(client.seat), s); why.code != errc::none)
+                return why;
             tell(client.group);
             return {};
         }
@@ -149,7 +150,9 @@ private:
         line_head head{};
     };
 
-    [[nodiscard]] place place_of(client_id c) const noexcept { return {clients_[c.index].group, clients_[c.index].seat}; }
+    [[nodiscard]] place place_of(client_id c) const noexcept {
+        return {clients_[c.index].group, clients_[c.index].seat};
+    }
     // Of a class for the outer policy, of a member for the inner one.
     [[nodiscard]] static client_id id_of(std::uint32_t index) noexcept { return {index, 1}; }
     [[nodiscard]] static std::int64_t count(instant t) noexcept { return t.time_since_epoch().count(); }
