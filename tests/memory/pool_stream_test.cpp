@@ -147,16 +147,16 @@ TEST_CASE("a free behind a point of the caller's waits for it", "[memory][pool][
     two_streams t;
     void* const p = t.pool.allocate(4 * MiB, 256);
     const auto point = t.b.record();
-    CHECK(t.pool.deallocate(p, 4 * MiB, 128, point) == errc::wrong_size);
-    CHECK(t.pool.deallocate(p, 4 * MiB, 256, point) == errc::none);
-    CHECK(t.pool.deallocate(p, 4 * MiB, 256, point) == errc::unknown_block);
+    CHECK(t.pool.deallocate_after(point, p, 4 * MiB, 128) == errc::wrong_size);
+    CHECK(t.pool.deallocate_after(point, p, 4 * MiB, 256) == errc::none);
+    CHECK(t.pool.deallocate_after(point, p, 4 * MiB, 256) == errc::unknown_block);
     CHECK(t.pool.deallocate(p, 4 * MiB, 256) == errc::unknown_block);
-    CHECK(t.pool.deallocate(nullptr, 4 * MiB, 256, point) == errc::none);
+    CHECK(t.pool.deallocate_after(point, nullptr, 4 * MiB, 256) == errc::none);
     CHECK(t.pool.usage().pending == 4_MiB);
     CHECK(t.pool.try_allocate(1, 256) == nullptr);
     t.b.reach_all();
     CHECK(t.pool.try_allocate(4 * MiB, 256) == p);
-    CHECK(t.pool.deallocate(p, 4 * MiB, 256, point) == errc::none);  // reached: at once
+    CHECK(t.pool.deallocate_after(point, p, 4 * MiB, 256) == errc::none);  // reached: at once
     CHECK(t.pool.usage().pending == 0_B);
 }
 

@@ -10,6 +10,7 @@
 #include <cstdlib>
 #include <cstring>
 #include <mutex>
+#include <span>
 #include <thread>
 #include <utility>
 #include <vector>
@@ -315,4 +316,62 @@ TEST_CASE("workers with streams, and a device that gets on while they allocate",
         wind_down(pool, others);
     }
     CHECK(upstream.blocks() == 0);
+}
+
+namespace {
+
+/// What the points of a busy device share: the first question is answered no, and who asks again waits for the answer.
+struct slow_answer {
+    std::atomic<unsigned> questions{0};
+    std::atomic<bool> known{false}, gave_up{false};
+
+    [[nodiscard]] bool ask() noexcept {
+        if (questions.fetch_add(1) == 0) return false;
+        const auto end = std::chrono::steady_clock::now() + std::chrono::seconds(20);
+        while (!known && !gave_up) {
+            std::this_thread::yield();
+            if (std::chrono::steady_clock::now() > end) gave_up = true;
+        }
+        return true;
+    }
+};
+
+struct slow_stream {
+    struct point {
+        slow_answer* answer = nullptr;
+
+        [[nodiscard]] bool reached() const noexcept { return answer == nullptr || answer->ask(); }
+        bool wait(gpushare::instant) const { return reached(); }
+        static bool wait_any(std::span<const point> points, gpushare::instant) { return points.front().reached(); }
+        [[nodiscard]] errc status() const noexcept { return errc::none; }
+        friend gpushare::ns elapsed(const point&, const point&) noexcept { return {}; }
+    };
+    point record() { return {}; }
+};
+static_assert(gpushare::timeline<slow_stream>);
+
+}  // namespace
+
+TEST_CASE("32 streams allocate and free while somebody holds the pool's lock (rmm 1887)", "[memory][pool][threads]") {
+    fault_resource upstream;
+    pool_resource<fault_resource, slow_stream::point> pool(upstream);
+    std::array<slow_stream, 32> streams;
+    std::vector<decltype(pool)::cache> caches;
+    for (auto& s : streams) caches.push_back(pool.make_cache(s));
+    for (auto& c : caches) CHECK(c.deallocate(c.allocate(64 * KiB, 256), 64 * KiB, 256) == errc::none);
+    auto sorter = pool.make_cache();
+    slow_answer answer;
+    CHECK(pool.deallocate_after({&answer}, pool.allocate(KiB, 256), KiB, 256) == errc::none);
+    std::jthread holds([&] { sorter.flush(); });  // looks whether the point is reached, under the lock
+    while (answer.questions < 2) std::this_thread::yield();
+    std::size_t done = 0;
+    for (int round = 0; round < 100; ++round)
+        for (auto& c : caches)
+            if (void* const p = c.try_allocate(64 * KiB, 256))
+                done += c.deallocate(p, 64 * KiB, 256) == errc::none ? 1U : 0U;
+    CHECK_FALSE(answer.gave_up);  // nobody had to wait for it
+    answer.known = true;
+    holds.join();
+    CHECK(done == 3'200);
+    CHECK(pool.usage().used == 0_B);
 }

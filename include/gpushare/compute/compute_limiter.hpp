@@ -286,6 +286,12 @@ private:
 
     static constexpr bool shares_points = base::flight_list::batch::shares;
 
+    void await_turn(std::size_t slot, Stream& s) {
+        if (!core_.options().take_turns) return;  // never changes
+        std::unique_lock lock(mutex_);
+        base::await_turn(lock, slot, s);
+    }
+
     seat board(std::size_t slot, Stream& s) noexcept {
         const std::lock_guard lock(mutex_);
         return flights_.board(slot, s, this->batch_time());

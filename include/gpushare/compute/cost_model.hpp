@@ -11,6 +11,7 @@
 #include <array>
 #include <cstddef>
 #include <cstdint>
+#include <utility>
 #include <vector>
 
 #include <gpushare/compute/policy.hpp>
@@ -19,18 +20,36 @@
 
 namespace gpushare::inline GPUSHARE_ABI {
 
+/// The longest of the latest 512 to 1024: what was long once, and never again, is forgotten.
+class recent_longest {
+public:
+    void learn(ns took) noexcept {
+        now_ = std::max(now_, took);
+        if (++seen_ < window) return;
+        before_ = std::exchange(now_, ns{});
+        seen_ = 0;
+    }
+    [[nodiscard]] ns get() const noexcept { return std::max(now_, before_); }
+
+    static constexpr std::uint32_t window = 512;
+
+private:
+    ns now_{}, before_{};
+    std::uint32_t seen_ = 0;
+};
+
 /// What is known of one kind of submissions.
 struct cost_estimate {
-    ns typical{};            // smoothed mean of what they took; 0: none was seen
-    ns longest{};            // that any took
-    ns shortest_alone{};     // that any took with the device to itself; 0: not known
-    std::uint32_t seen = 0;  // up to 8, which is what the mean is smoothed over
+    ns typical{};              // smoothed mean of what they took; 0: none was seen
+    recent_longest longest{};  // that any took
+    ns shortest_alone{};       // that any took with the device to itself; 0: not known
+    std::uint32_t seen = 0;    // up to 8, which is what the mean is smoothed over
     std::uint32_t seen_alone = 0;
 
     /// One more took this long.
     void learn(ns took, bool alone) noexcept {
         learn_mean(took);
-        longest = std::max(longest, took);
+        longest.learn(took);
         if (!alone || took <= ns{0}) return;
         shortest_alone = seen_alone > 0 ? std::min(shortest_alone, took) : took;
         seen_alone += seen_alone < enough_of_a_mixture ? 1 : 0;

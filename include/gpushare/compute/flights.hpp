@@ -83,6 +83,26 @@ public:
 
     [[nodiscard]] const grant& what(std::size_t index) const noexcept { return slots_[index].what; }
 
+    [[nodiscard]] std::span<batch> batches() noexcept { return batches_; }
+
+    /// What is in flight on other streams than `s`.
+    struct neighbours {
+        bool any = false, of_others = false;
+    };
+    /// Batches of two clients on two streams would run into each other, and their points would tell nothing of either:
+    /// while others are in flight elsewhere, everything has points of its own.
+    neighbours mark_others(client_id c, const Stream& s) noexcept {
+        neighbours n;
+        for (auto& b : batches_) {
+            if (b.at == batch::state::free || b.is_on(s)) continue;
+            n.any = b.contended = true;
+            if (b.client == c) continue;
+            b.end_wanted = true;
+            n.of_others = true;
+        }
+        return n;
+    }
+
     /// The submission in `slot` is about to be enqueued on `s`.
     [[nodiscard]] seat board(std::size_t slot, Stream& s, instant now) noexcept {
         const grant& g = slots_[slot].what;
@@ -195,7 +215,9 @@ public:
 
     /// Open batches whose end is wanted: `owner`'s; where nothing else is to be watched, if `quiet`; and those that were
     /// marked. The caller records a point on `b.handle` under no lock and says so with ended() or not_ended().
-    [[nodiscard]] std::size_t next_to_end(const submission<Stream>* owner, bool quiet, instant now) noexcept {
+    /// `now()` is asked only where there is one.
+    template <std::invocable F>
+    [[nodiscard]] std::size_t next_to_end(const submission<Stream>* owner, bool quiet, F now) noexcept {
         if constexpr (batch::shares) {
             quiet = quiet && !any_ended();
             for (std::size_t i = 0; i < batches_.size(); ++i) {
@@ -204,7 +226,7 @@ public:
                 b.end_wanted |= quiet || (owner != nullptr && holds(b, owner));
                 if (!b.end_wanted || !b.can_end()) continue;
                 b.at = batch::state::ending;
-                b.doubtful |= now > b.busy_until;
+                b.doubtful |= now() > b.busy_until;
                 return i;
             }
         }
@@ -300,23 +322,6 @@ private:
             return other.num_members > 0 && other.stream == b.stream && other.order < b.order &&
                    !(of_hopeful && other.written_off);
         });
-    }
-
-    struct neighbours {
-        bool any = false, of_others = false;
-    };
-    // Batches of two clients on two streams would run into each other, and their points would tell nothing of either:
-    // while others are in flight elsewhere, everything has points of its own.
-    [[nodiscard]] neighbours mark_others(client_id c, const Stream& s) noexcept {
-        neighbours n;
-        for (auto& b : batches_) {
-            if (b.at == batch::state::free || b.is_on(s)) continue;
-            n.any = b.contended = true;
-            if (b.client == c) continue;
-            b.end_wanted = true;
-            n.of_others = true;
-        }
-        return n;
     }
 
     [[nodiscard]] bool holds(const batch& b, const submission<Stream>* owner) const noexcept {

@@ -46,7 +46,7 @@ public:
         if (const auto why = policy_.add(id, s); why.code != errc::none) raise(why, {}, "limiter");
         client = {.settings = s, .generation = id.generation, .present = true};
         ++book_.of(s.level).clients;
-        longest_ = std::max(longest_, s.longest);
+        raise_longest(client);
         return id;
     }
 
@@ -55,10 +55,11 @@ public:
     errc change(client_id c, const client_settings& s) {
         book_.open(s.level);
         if (const auto why = policy_.change(c, s); why.code != errc::none) return why.code;
-        --book_.of(clients_[c.index].settings.level).clients;
+        const auto from = std::exchange(clients_[c.index].settings, s).level;
+        --book_.of(from).clients;
         ++book_.of(s.level).clients;
-        clients_[c.index].settings = s;
-        find_longest();
+        find_longest(from);
+        find_longest(s.level);
         return errc::none;
     }
 
@@ -82,7 +83,7 @@ public:
         policy_.remove(c);
         --book_.of(clients_[c.index].settings.level).clients;
         clients_[c.index].present = false;
-        if (longest_of(clients_[c.index]) == longest_) find_longest();
+        find_longest(clients_[c.index].settings.level);
     }
 
     [[nodiscard]] bool contains(client_id c) const noexcept {
@@ -232,16 +233,14 @@ public:
     [[nodiscard]] const detail::event_queue& events() const noexcept { return events_; }
 
     /// The longest that a submission of the highest level waits for work of the levels below: all of it that may be in
-    /// flight at once (each level fills its own room), each as long as the longest kernel that any client declared or
-    /// showed. With one level in use: what a submission waits for those of its own level that are in flight. What takes
-    /// longer than was known breaks that bound, and is an event.
-    [[nodiscard]] ns wait_bound() const noexcept { return book_.bound(longest_); }
+    /// flight at once (each level fills its own room), each as long as the longest that a client of its level declared or
+    /// lately showed. With one level in use: what a submission waits for those of its own level that are in flight. What
+    /// takes longer than was known breaks that bound, and is an event.
+    [[nodiscard]] ns wait_bound() const noexcept { return book_.bound(); }
     /// The same for a submission of `c` that comes now, from the moment when it is let in: what it waits for work of the
     /// levels below its own; where none is below, for what of its own is in flight. It waits for levels above without a
     /// bound, and for its turn within its own by its share. What is broken is an event.
-    [[nodiscard]] ns bound_of(client_id c) const noexcept {
-        return book_.bound(clients_[c.index].settings.level, longest_);
-    }
+    [[nodiscard]] ns bound_of(client_id c) const noexcept { return book_.bound(clients_[c.index].settings.level); }
 
     /// Submissions that wait, of all clients.
     [[nodiscard]] std::uint64_t num_waiting() const noexcept { return num_waiting_; }
@@ -271,12 +270,17 @@ private:
     }
 
     [[nodiscard]] static ns longest_of(const client_state& c) noexcept {
-        return std::max(c.settings.longest, c.usage.longest);
+        return std::max(c.settings.longest, c.costs.longest.get());
     }
-    void find_longest() noexcept {
-        longest_ = {};
+    void raise_longest(const client_state& c) noexcept {
+        auto& of_level = book_.of(c.settings.level).longest;
+        of_level = std::max(of_level, longest_of(c));
+    }
+    // Linear: when clients leave a level, and now and then, as what was long long ago is forgotten.
+    void find_longest(priority level) noexcept {
+        book_.of(level).longest = {};
         for (const auto& c : clients_)
-            if (c.present) longest_ = std::max(longest_, longest_of(c));
+            if (c.present && c.settings.level == level) raise_longest(c);
     }
 
     // The first in the line of `c`, if it is let in.
@@ -292,10 +296,10 @@ private:
         g.policy = policies_;
         g.of_request = client.head.of_request;
         g.at_least = own_kind ? seen.at_least(client.head.key == 0) : ns{0};
-        g.bound = client.head.bound > ns{0} ? client.head.bound : book_.bound(g.level, longest_);
+        g.bound = client.head.bound > ns{0} ? client.head.bound : book_.bound(g.level);
         g.known = own_kind && seen.seen >= seen_enough;
         // A kind that was seen a few times only may be as long as anything of its client.
-        g.longest = kind.seen >= 8 ? kind.longest : longest_of(client);
+        g.longest = kind.seen >= 8 ? kind.longest.get() : longest_of(client);
         // Now and then one is timed by itself: batches don't tell how long the longest is, nor whether there were gaps.
         g.may_share = g.known && g.predicted <= quantum() / 2 && client.turns % 64 != 63;
     }
@@ -313,7 +317,11 @@ private:
         client.costs.learn(o.took, alone);
         if (kind != nullptr) kind->learn(o.took, alone);
         client.usage.longest = std::max(client.usage.longest, o.took);
-        longest_ = std::max(longest_, o.took);
+        raise_longest(client);
+        if (++learnt_ > std::max<std::uint64_t>(recent_longest::window, clients_.size())) {
+            learnt_ = 0;
+            find_longest(g.level);
+        }
         if (g.longest > ns{0} && o.took > g.longest)
             events_.push({.what = limiter_event::kind::overran,
                           .client = g.client,
@@ -385,7 +393,7 @@ private:
     std::uint32_t policies_ = 0;  // how often another one took over
     std::uint64_t num_waiting_ = 0;
     std::uint32_t num_active_ = 0;  // clients with something waiting or in flight
-    ns longest_{};                  // that any client declared or showed
+    std::uint64_t learnt_ = 0;      // lengths, since the longest was last looked for
     instant resume_at_ = never;
 };
 

@@ -9,6 +9,7 @@
 #include <concepts>
 #include <cstddef>
 #include <deque>
+#include <exception>
 #include <memory>
 #include <mutex>
 #include <optional>
@@ -24,6 +25,7 @@
 #include <gpushare/compute/sleepers.hpp>
 #include <gpushare/compute/submission.hpp>
 #include <gpushare/compute/submission_log.hpp>
+#include <gpushare/compute/turns.hpp>
 #include <gpushare/concepts.hpp>
 #include <gpushare/config.hpp>
 #include <gpushare/detail/intrusive.hpp>
@@ -143,6 +145,12 @@ protected:
     void enqueue(std::unique_lock<std::mutex>& lock, std::size_t slot, node& n) noexcept {
         n.at.store(phase::let_in, std::memory_order_relaxed);
         keep_watch();  // over what is in flight already: the callable may take its time
+        try {
+            await_turn(lock, slot, *n.stream);
+        } catch (...) {
+            n.error = std::current_exception();
+            return fail(slot, n, errc::submission_failed);
+        }
         const seat at = flights_.board(slot, *n.stream, batch_time());
         std::optional<point> begin, end;
         lock.unlock();
@@ -152,8 +160,21 @@ protected:
             flights_.land(at, std::move(begin), std::move(end), n.code, &n);
         } else {
             flights_.unboard(at, std::move(begin));
-            leave(slot);
-            finish(n, n.code);
+            fail(slot, n, n.code);
+        }
+    }
+    void fail(std::size_t slot, node& n, errc why) noexcept {
+        leave(slot);
+        finish(n, why);
+    }
+
+    // Makes `s` wait for others' work, if it isn't to run beside it. What throws is the stream's.
+    void await_turn(std::unique_lock<std::mutex>& lock, std::size_t slot, Stream& s) {
+        if constexpr (joining_timeline<Stream>) {
+            if (!core_.options().take_turns) return;
+            flights_.mark_others(flights_.what(slot).client, s);
+            end_batches(lock, nullptr, false);
+            take_turn(lock, flights_, slot, s);
         }
     }
 
@@ -170,8 +191,9 @@ protected:
         bool any = false;
         if constexpr (flight_list::batch::shares) {
             if (!flights_.any_open()) return false;
-            for (auto i = flights_.next_to_end(wanted, quiet, clock_.now()); i != flight_list::none;
-                 i = flights_.next_to_end(wanted, quiet, clock_.now())) {
+            const auto now = [this] { return clock_.now(); };
+            for (auto i = flights_.next_to_end(wanted, quiet, now); i != flight_list::none;
+                 i = flights_.next_to_end(wanted, quiet, now)) {
                 auto handle = flights_.handle(i);
                 std::optional<point> end;
                 lock.unlock();
@@ -220,16 +242,8 @@ protected:
 
     void log_end(const typename flight_list::finished& f, ns beyond, instant now) noexcept {
         if (!log_.on()) return;
-        const bool there = core_.contains(f.what.client);
-        log_.finish(f.slot, {f.end, f.span, f.after},
-                    {.client = f.what.client,
-                     .tag = there ? core_.settings(f.what.client).tag : 0,
-                     .key = f.what.key,
-                     .device_time = f.cost,
-                     .bound = f.what.bound,
-                     .beyond = beyond,
-                     .status = f.code},
-                    now);
+        const auto tag = core_.contains(f.what.client) ? core_.settings(f.what.client).tag : 0;
+        log_.finish(f, {.client = f.what.client, .tag = tag, .beyond = beyond}, now);
     }
 
     void write_off_stuck() noexcept {

@@ -33,6 +33,7 @@ public:
     /// enqueued until then is accounted for.
     template <std::invocable<stream&> F>
     void enqueue(stream& s, F&& enqueue_work) {
+        limiter_->await_turn(slot_, s);
         if constexpr (Limiter::shares_points)
             enqueue_with_others(s, enqueue_work);
         else

@@ -63,13 +63,6 @@ private:
 template <timeline_point Point>
 class submission_log {
 public:
-    /// A submission as flights::finished describes it: `span` is its part of the device's time line, which ends `after`
-    /// before `end`.
-    struct place {
-        const Point& end;
-        ns span{}, after{};
-    };
-
     /// Forgets what is there. Throws std::bad_alloc, and then is as before.
     void start(std::size_t records, instant now) {
         std::vector<submission_record> ring(records);
@@ -96,21 +89,26 @@ public:
         if (slot < slots_.size()) slots_[slot].known = false;
     }
 
-    /// It ended: completes what is known of it and keeps it, if it was let in while the log was on.
-    void finish(std::size_t slot, const place& where, submission_record r, instant now) noexcept {
-        if (slot >= slots_.size() || !slots_[slot].known) return;
-        r.arrived = slots_[slot].arrived;
-        r.let_in = slots_[slot].let_in;
+    /// It ended, `f` as flights::finished describes it: completes what is known of it and keeps it, if it was let in while
+    /// the log was on.
+    template <class Finished>
+    void finish(const Finished& f, submission_record r, instant now) noexcept {
+        if (f.slot >= slots_.size() || !slots_[f.slot].known) return;
+        r.key = f.what.key;
+        r.device_time = f.cost;
+        r.bound = f.what.bound;
+        r.status = f.code;
+        r.arrived = slots_[f.slot].arrived;
+        r.let_in = slots_[f.slot].let_in;
         r.noticed = now;
-        leave(slot);
+        leave(f.slot);
         try {
-            r.ended = std::max(clock_.place(where.end, r.let_in, now) - where.after, r.let_in);
+            r.ended = std::max(clock_.place(f.end, r.let_in, now) - f.after, r.let_in);
         } catch (...) {  // copying a point may need memory
             r.ended = now;
         }
         // A stream that was idle reaches the point before the work at once: what it was charged says when the device came.
-        r.began =
-            std::max(r.ended - (r.device_time > ns{0} ? std::min(r.device_time, where.span) : where.span), r.let_in);
+        r.began = std::max(r.ended - (r.device_time > ns{0} ? std::min(r.device_time, f.span) : f.span), r.let_in);
         push(r);
     }
 

@@ -7,6 +7,7 @@
 #include <cstdint>
 #include <functional>
 #include <optional>
+#include <span>
 #include <string>
 #include <string_view>
 #include <vector>
@@ -53,12 +54,14 @@ struct tenant_usage {
     bytes memory{}, burst{};  // as granted
     bytes current{}, peak{};  // bytes charged; the peak sums each device's own
     bytes pending{};          // freed, but the stream hasn't got there
+    bytes largest_free{};     // the largest block that it could have now, on the device with the largest
     ns device_time{};
     std::uint64_t completed = 0, failed = 0, waiting = 0, in_flight = 0;  // submissions
     std::uint64_t refused = 0;                                            // allocations
 };
 
-/// Something that no caller can be told by a return value. The texts are valid during the call of the sink.
+/// Something that no caller can be told by a return value. Texts and traces are valid during the call of the
+/// sink.
 struct tenant_event {
     enum class kind : std::uint8_t {
         leak,           // a block that was still out at close; it was taken back
@@ -72,6 +75,7 @@ struct tenant_event {
     errc code = errc::none;
     bytes size{};
     std::string_view label{};
+    std::span<void* const> trace{};  // of a leak, where the tenancy takes traces: who allocated it
 };
 
 [[nodiscard]] constexpr std::string_view to_string(tenant_event::kind k) noexcept {

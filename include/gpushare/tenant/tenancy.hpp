@@ -44,6 +44,7 @@ struct tenancy_options {
     limiter_options limiter{};
     ns close_timeout = std::chrono::seconds(10);  // how long a tenant's destructor waits for its work
     event_sink events{};
+    trace_function trace = nullptr;  // capture_stack, from memory/stack_trace.hpp: leaks say who allocated them
 };
 
 class topology;
@@ -60,7 +61,7 @@ public:
     /// `make_policy(d)` gives the policy of each device. limiter_of(d).set_policy replaces one while tenants are there.
     template <class F>
     requires std::is_invocable_r_v<Policy, F&, device_id> tenancy(Node& shared, tenancy_options options, F make_policy)
-        : node_(&shared), shared_(std::move(options.events), options.close_timeout) {
+        : node_(&shared), shared_(std::move(options.events), options.close_timeout, options.trace) {
         for (std::uint32_t i = 0; i < shared.num_devices(); ++i) {
             const device_id d{i};
             shared_.devices.emplace_back(shared.memory(d), options.limiter, shared.get_clock(), make_policy(d));
@@ -153,8 +154,9 @@ public:
             const auto now = d.memory.usage();
             if (now.current <= now.limit()) continue;
             over += now.current - now.limit();
-            detail::tell(shared_.events,
-                         {tenant_event::kind::overcommitted, {}, {i}, errc::no_room, now.current - now.limit(), {}});
+            detail::tell(
+                shared_.events,
+                {tenant_event::kind::overcommitted, {}, {i}, errc::no_room, now.current - now.limit(), {}, {}});
         }
         return over;
     }

@@ -5,6 +5,7 @@
 //   auto state = std::make_unique<detail::tenant_state<Node>>(node, shared);   state->open(node, spec, tag);
 #pragma once
 
+#include <algorithm>
 #include <atomic>
 #include <cstddef>
 #include <cstdint>
@@ -61,7 +62,8 @@ struct shared_node {
         std::uint32_t promised = 0;  // permille of device time; under the mutex
     };
 
-    explicit shared_node(event_sink sink, ns timeout) : events(std::move(sink)), close_timeout(timeout) {}
+    shared_node(event_sink sink, ns timeout, trace_function capture)
+        : events(std::move(sink)), close_timeout(timeout), trace(capture) {}
 
     mutable std::mutex mutex;
     std::deque<device> devices;
@@ -69,6 +71,7 @@ struct shared_node {
     std::list<std::unique_ptr<tenant_state<Node, Policy>>> stuck;  // under the mutex
     const event_sink events;
     const ns close_timeout;
+    const trace_function trace;
 };
 
 /// A tenant's part of one device.
@@ -80,7 +83,7 @@ struct tenant_part {
     tenant_part(Node& whole, shared& all, const tenant_spec& spec, device_id d, std::uint32_t tag)
         : device(d),
           on(all.devices[d.index]),
-          memory(on.memory, whole.memory(d), spec.name, d, bytes{}, bytes{}, all.events),
+          memory(on.memory, whole.memory(d), spec.name, d, bytes{}, bytes{}, all.events, all.trace),
           stream(whole.make_stream(d, spec.level, tag)),
           client(on.compute.add(settings_of(spec, tag))) {}
     tenant_part(const tenant_part&) = delete;
@@ -146,6 +149,7 @@ public:
             sum.current += held.current;
             sum.peak += held.peak;
             sum.pending += p.memory.pending();
+            sum.largest_free = std::max(sum.largest_free, p.memory.largest_free());
             sum.refused += p.memory.refused();
             add(sum, p.on.compute.usage(p.client));  // nothing, once the client is closed
             const std::lock_guard lock(all_->mutex);
