@@ -14,6 +14,7 @@
 #include <cstdint>
 #include <type_traits>
 
+#include <gpushare/collective/bundle.hpp>
 #include <gpushare/collective/channel.hpp>
 #include <gpushare/collective/reduce_ops.hpp>
 #include <gpushare/config.hpp>
@@ -80,29 +81,29 @@ template <class A, std::size_t Bytes>
 struct line {
     using memory = typename in_memory<Bytes>::type;
     using vector [[gnu::vector_size(Bytes)]] = A;
-    static constexpr std::size_t vectors = cache_line / Bytes;
+    static constexpr std::uint32_t vectors = cache_line / Bytes;
 
     [[gnu::always_inline]] void load(const std::byte* from) noexcept {
-#pragma GCC unroll 4
-        for (std::size_t i = 0; i < vectors; ++i)
+        unrolled<vectors>([&](std::uint32_t i) __attribute__((always_inline)) {
             part[i] = __builtin_bit_cast(vector, reinterpret_cast<const memory*>(from)[i]);
+        });
     }
     template <class Op>
     [[gnu::always_inline]] void combine(const std::byte* from) noexcept {
-#pragma GCC unroll 4
-        for (std::size_t i = 0; i < vectors; ++i)
-            Op::into(part[i], __builtin_bit_cast(vector, reinterpret_cast<const memory*>(from)[i]));
+        unrolled<vectors>([&](std::uint32_t i) __attribute__((always_inline)) {
+            const vector more = __builtin_bit_cast(vector, reinterpret_cast<const memory*>(from)[i]);
+            Op::into(part[i], more);
+        });
     }
     template <class Op>
     [[gnu::always_inline]] void finish([[maybe_unused]] std::uint32_t ranks) noexcept {
         if constexpr (requires(A a) { Op::finish_into(a, a); })
-#pragma GCC unroll 4
-            for (std::size_t i = 0; i < vectors; ++i) Op::finish_into(part[i], static_cast<A>(ranks));
+            unrolled<vectors>([&](std::uint32_t i)
+                                  __attribute__((always_inline)) { Op::finish_into(part[i], static_cast<A>(ranks)); });
     }
     template <line_stores Stores>
     [[gnu::always_inline]] void store(std::byte* to) const noexcept {
-#pragma GCC unroll 4
-        for (std::size_t i = 0; i < vectors; ++i) {
+        unrolled<vectors>([&](std::uint32_t i) __attribute__((always_inline)) {
             if constexpr (Stores == line_stores::cached) {
                 reinterpret_cast<memory*>(to)[i] = __builtin_bit_cast(memory, part[i]);
             } else {
@@ -117,7 +118,7 @@ struct line {
                     asm("vmovntdq %1, %0" : "=m"(at) : "v"(part[i]));
 #endif
             }
-        }
+        });
     }
 
     vector part[vectors];
