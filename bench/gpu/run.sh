@@ -5,9 +5,10 @@
 #
 #   run.sh [--programs DIR] [--keep DIR] [OUTPUT]
 #
-# --programs: where test_gpu and gpu_figures are, by default beside this file. Writes gpu.txt, all that was printed, and
-# gpu.json to OUTPUT, by default the current directory, and to the folder that the variable OUT names, if it does; and
-# to the folder of --keep as gpu_DEVICE.txt and .json, so that results of several devices lie side by side.
+# --programs: where test_gpu and gpu_figures are, by default beside this file. Writes gpu.txt, a page of at most 60 lines,
+# gpu.json, every repeat of every figure, and gpu.log, all that was printed, to OUTPUT, by default the current directory,
+# and to the folder that the variable OUT names, if it does; the page and the JSON as well to the folder of --keep as
+# gpu_DEVICE.txt and .json, so that results of several devices lie side by side.
 # GPU_RUN_LIMIT is how many seconds it may take, 570 if unset; what there is no time for is left out.
 # Exit code 0: all passed or can't be done by this device; 1: something failed or ran out of time; 3: no device.
 set -uo pipefail
@@ -30,6 +31,7 @@ whole_limit=${GPU_RUN_LIMIT:-570}  # seconds, all in all
 results=()  # NAME|STATUS|SECONDS, in order
 scratch=$(mktemp -d)
 trap 'rm -rf "$scratch"' EXIT
+: >"$scratch/printed"  # by all steps
 
 # step NAME LIMIT COMMAND...: sets `status`
 step() {
@@ -39,8 +41,8 @@ step() {
     if ((left < 5)); then
         status='left out: no time'
     else
-        timeout -k 5 $((limit < left ? limit : left)) "$@" </dev/null 2>&1
-        code=$?
+        timeout -k 5 $((limit < left ? limit : left)) "$@" </dev/null 2>&1 | tee -a "$scratch/printed"
+        code=${PIPESTATUS[0]}
         case $code in
             0) status=passed ;;
             4) status='not supported' ;;
@@ -89,18 +91,33 @@ run_all() {
         step "$name" "$limit" "$programs/gpu_figures" "$name" "$json/$name"
     done
     sanitize
-    summary
+    page >"$scratch/page"
+    sed 's/ *$//' "$scratch/page" | head -n 60 | tee "$scratch/gpu.txt"
     write_json >"$scratch/gpu.json"
     ((failed == 0))
 }
 
+# What ran where, how it went, what was measured (medians) and what was learnt on the way.
+page() {
+    echo "== $(date -u '+%Y-%m-%d %H:%M') UTC"
+    echo "$device"
+    echo "# driver ${driver:-of unknown version}"
+    grep -aE '^(All tests passed|test cases:)' "$scratch/printed" | head -n 1
+    summary
+    echo "== figures"
+    sed -n 's/^figure gpu\.//p' "$scratch/printed" | head -n 66 |
+        awk '{ printf "%-40s %9s %-8s%s", $1, $2, $3, NR % 2 ? " " : "\n" } END { if (NR % 2) print "" }'
+    echo "== learnt"
+    grep -aE '^# [a-z0-9]' "$scratch/printed" | cut -c 1-120 | head -n 12
+}
+
+# What passed in one go; all else by name. Sets `failed`.
 summary() {
     local entry name status seconds passed=0 without=0
     failed=0
-    echo "== summary"
     for entry in "${results[@]}"; do
         IFS='|' read -r name status seconds <<<"$entry"
-        printf '%-28s %-26s %4s s\n' "$name" "$status" "$seconds"
+        [[ $status == passed ]] || printf '%-28s %-26s %4s s\n' "$name" "$status" "$seconds"
         case $status in
             passed) passed=$((passed + 1)) ;;
             'not supported' | 'left out: not installed') without=$((without + 1)) ;;
@@ -127,11 +144,11 @@ write_json() {
 }
 
 mkdir -p "$output" || exit 2
-run_all | tee "$scratch/gpu.txt"
+run_all | tee "$scratch/gpu.log"
 code=${PIPESTATUS[0]}
 for folder in "$output" ${OUT:+"$OUT"}; do
-    mkdir -p "$folder" && cp "$scratch/gpu.txt" "$folder/"
-    [[ ! -e $scratch/gpu.json ]] || cp "$scratch/gpu.json" "$folder/"
+    mkdir -p "$folder" && cp "$scratch/gpu.log" "$folder/"
+    [[ ! -e $scratch/gpu.json ]] || cp "$scratch/gpu.txt" "$scratch/gpu.json" "$folder/"
 done
 if [[ -n $keep && -e $scratch/gpu.json ]]; then
     # "NVIDIA H100 80GB HBM3, compute capability ..." becomes gpu_nvidia_h100_80gb_hbm3.

@@ -154,6 +154,24 @@ TEST_CASE_METHOD(fixture, "graphs in and out", "[cuda][graph]") {
     CHECK(cudaGraphDestroy(native) == cudaSuccess);
 }
 
+TEST_CASE_METHOD(fixture, "executables in and out", "[cuda][graph]") {
+    int n = 0;
+    cudaGraphExec_t native = nullptr;
+    {
+        cuda::graph_executable run{cuda::capture(s, [&](cuda::stream& to) { to.launch({}, add{&n, 3}); })};
+        native = run.release();
+        CHECK(run.native_handle() == nullptr);
+    }
+    CHECK(standin::existing().executables == 1);
+    {
+        auto run = cuda::graph_executable::from_native_handle(s, native);
+        run.launch(s);
+        CHECK(s.record().wait(never));
+        CHECK(n == 3);
+    }
+    CHECK(standin::existing().executables == 0);
+}
+
 TEST_CASE_METHOD(fixture, "the permit is for the launch of a graph, and its time is the tenant's", "[cuda][graph]") {
     gpushare::tenancy shared{node};
     auto chat = shared.admit({.name = "chat", .memory = 1_MiB, .compute = 50_pct});
@@ -273,6 +291,24 @@ TEST_CASE("a partition stays until its last stream is gone", "[cuda][green]") {
     s.reset();
     CHECK(standin::existing().green_contexts == 0);
     CHECK(p.wait(never));
+}
+
+TEST_CASE("partitions in and out", "[cuda][green]") {
+    const standin::session gpu;
+    cuda::node node;
+    CUgreenCtx native = nullptr;
+    {
+        auto parts = cuda::make_green_contexts(node, d, std::array{8U, 8U});
+        native = parts[0].release();
+        CHECK(parts[0].make_stream().sms() == 8);
+    }
+    CHECK(standin::existing().green_contexts == 1);
+    {
+        auto part = cuda::green_context::from_native_handle(node, d, native);
+        CHECK(part.sms() == 8);
+        CHECK(part.make_stream().in_partition());
+    }
+    CHECK(standin::existing().green_contexts == 0);
 }
 
 TEST_CASE("partitions are made all or none", "[cuda][green][fault]") {

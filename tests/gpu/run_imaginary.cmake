@@ -11,7 +11,8 @@ file(CONFIGURE OUTPUT ${DIRECTORY}/gpu_figures CONTENT [=[#!/bin/sh
 case $1 in
     --device) printf '%s\n' '@device@' ;;
     --list) printf '%s\n' 'good 20' 'hanging 1' 'crashing 20' 'absent 20' 'last 20' ;;
-    good | last) echo '@figures@' >"$2" ;;
+    good) echo 'figure gpu.x_299 1 us'; seq -f 'figure gpu.y%g 2 us' 300; echo '# seen'; echo '@figures@' >"$2" ;;
+    last) echo '@figures@' >"$2" ;;
     hanging) sleep 60 ;;
     crashing) echo 'half a li'; kill -SEGV $$ ;;
     absent) exit 4 ;;
@@ -40,8 +41,15 @@ file(READ ${DIRECTORY}/kept/gpu_imaginary_gpu_1.json kept_json)
 if(NOT kept_text STREQUAL text OR NOT kept_json STREQUAL json)
     message(FATAL_ERROR "what was kept isn't what was found")
 endif()
-if(NOT text STREQUAL page)
-    message(FATAL_ERROR "gpu.txt isn't what was printed:\n${page}")
+file(READ ${DIRECTORY}/out/gpu.log log)
+if(NOT log STREQUAL page)
+    message(FATAL_ERROR "gpu.log isn't what was printed:\n${page}")
+endif()
+# One page, however much is measured and printed.
+string(REGEX MATCHALL "\n" lines "${text}")
+list(LENGTH lines lines)
+if(lines GREATER 60 OR NOT text MATCHES "Imaginary" OR NOT text MATCHES "x_299  *1 us" OR NOT text MATCHES "hanging  *out of time")
+    message(FATAL_ERROR "gpu.txt has ${lines} lines, or isn't the page:\n${text}")
 endif()
 
 function(expect expected)

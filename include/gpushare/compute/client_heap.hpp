@@ -44,6 +44,8 @@ public:
             at = static_cast<std::uint32_t>(heap_.size());
             heap_.push_back({});  // within the reserve
         }
+        if (heap_.size() == 1)
+            return set(0, {key, level.level, index});  // the usual case of a gate that isn't contended
         settle(at, {key, level.level, index});
     }
 
@@ -52,9 +54,10 @@ public:
         const auto at = places_[index];
         if (at == nowhere) return;
         places_[index] = nowhere;
+        if (at + 1 == heap_.size()) return heap_.pop_back();
         const entry last = heap_.back();
         heap_.pop_back();
-        if (at < heap_.size()) settle(at, last);
+        settle(at, last);
     }
 
 private:

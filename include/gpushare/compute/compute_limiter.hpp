@@ -128,6 +128,7 @@ public:
         std::unique_lock lock(mutex_);
         const auto now = this->policy_time();
         if (const auto why = this->enter(waiting, c, now, o); why != errc::none) return why;
+        if (this->pass(now)) return permit(*this, waiting.slot, waiting.facts.bound);
         this->advance(lock, now, look::if_due);
         const auto let_in = [&] { return waiting.at.load(std::memory_order_relaxed) != detail::phase::waiting; };
         if (!let_in()) {
@@ -326,8 +327,13 @@ private:
     }
 
     seat board(std::size_t slot, Stream& s) noexcept {
-        const std::lock_guard lock(mutex_);
-        return flights_.board(slot, s, this->batch_time());
+        auto now = this->batch_time();
+        std::unique_lock lock(mutex_);
+        if (flights_.any_due(now)) {
+            this->advance(lock, this->policy_time(), look::if_due);
+            now = this->batch_time();
+        }
+        return flights_.board(slot, s, now);
     }
     void unboard(const seat& at, std::optional<point> begin) noexcept {
         const std::lock_guard lock(mutex_);

@@ -3,8 +3,8 @@
 // cost. A part of compute_limiter.hpp, which holds its mutex around every call.
 //
 //   detail::flights<stream> flights;
-//   auto slot = flights.free_slot();  flights.to_be_taken(*slot) = grant;  flights.take(*slot);
-//   auto seat = flights.board(*slot, s, now);           // then, under no lock, the points that it asks for, and the work
+//   auto slot = flights.free_slot();  flights.to_be_taken(slot) = grant;  flights.take(slot);
+//   auto seat = flights.board(slot, s, now);           // then, under no lock, the points that it asks for, and the work
 //   flights.land(seat, begin, end, errc::none, &work);
 //   flights.settle(now, true, [&](const auto& done) { charge(done.what, done.cost); });
 //
@@ -63,15 +63,15 @@ public:
         watched_.reserve(usual);
     }
 
-    /// A slot for one more; none when memory runs out, and then others are in flight.
-    [[nodiscard]] std::optional<std::size_t> free_slot() noexcept {
+    /// A slot for one more; `none` when memory runs out, and then others are in flight.
+    [[nodiscard]] std::size_t free_slot() noexcept {
         if (free_ == none) {
             try {
                 if (batches_.capacity() <= slots_.size()) batches_.reserve(slots_.size() * 2 + 1);
                 slots_.emplace_back();
                 free_ = slots_.size() - 1;
             } catch (const std::bad_alloc&) {
-                return std::nullopt;
+                return none;
             }
         }
         return free_;
@@ -85,19 +85,25 @@ public:
 
     [[nodiscard]] std::span<batch> batches() noexcept { return batches_; }
 
-    /// What is in flight on other streams than `s`.
+    /// What is in flight on other streams than `s`, and the last batch on this one.
     struct neighbours {
-        bool any = false, of_others = false;
+        std::size_t last = none;
+        bool elsewhere = false, of_others = false;
     };
     /// Batches of two clients on two streams would run into each other, and their points would tell nothing of either:
     /// while others are in flight elsewhere, everything has points of its own.
     neighbours mark_others(client_id c, const Stream& s) noexcept {
         neighbours n;
-        for (auto& b : batches_) {
-            if (b.at == batch::state::free || b.is_on(s)) continue;
-            n.any = b.contended = true;
+        for (std::size_t i = 0; i < batches_.size(); ++i) {
+            batch& b = batches_[i];
+            if (b.at == batch::state::free) continue;
+            if (b.is_on(s)) {
+                if (n.last == none || b.order > batches_[n.last].order) n.last = i;
+                continue;
+            }
+            n.elsewhere = b.contended = true;
             if (b.client == c) continue;
-            b.end_wanted = true;
+            b.end_wanted = ends_wanted_ = true;
             n.of_others = true;
         }
         return n;
@@ -106,9 +112,8 @@ public:
     /// The submission in `slot` is about to be enqueued on `s`.
     [[nodiscard]] seat board(std::size_t slot, Stream& s, instant now) noexcept {
         const grant& g = slots_[slot].what;
-        const auto last = last_on(s);
-        const auto elsewhere = mark_others(g.client, s);
-        const bool share = batch::shares && g.may_share && !elsewhere.of_others;
+        const auto [last, elsewhere, of_others] = mark_others(g.client, s);
+        const bool share = batch::shares && g.may_share && !of_others;
         if (last != none && share && batches_[last].takes(g, quantum_)) {
             batch& b = batches_[last];
             b.enter(g, now);
@@ -120,7 +125,7 @@ public:
         seat at{.slot = slot, .in = free_batch(), .needs_begin = true};
         batch& b = batches_[at.in];
         b.begin_with(g, s, ++boarded_);
-        b.contended = elsewhere.any;
+        b.contended = elsewhere;
         b.busy_until = saturating_add(now, g.predicted);
         at.may_stay_open = share && b.stay_open(s);
         at.needs_end = !at.may_stay_open;
@@ -164,7 +169,7 @@ public:
             if (begin)
                 end_batch(at.ends, *std::move(begin));
             else
-                batches_[at.ends].at = batch::state::open;
+                not_ended(at.ends);
         }
         b.predicted -= slots_[at.slot].what.predicted;
         if (--b.entering == 0 && b.num_members == 0) b.clear();
@@ -220,10 +225,12 @@ public:
     [[nodiscard]] std::size_t next_to_end(const submission<Stream>* owner, bool quiet, F now) noexcept {
         if constexpr (batch::shares) {
             quiet = quiet && !any_ended();
+            if (!quiet && owner == nullptr && !std::exchange(ends_wanted_, false)) return none;
             for (std::size_t i = 0; i < batches_.size(); ++i) {
                 batch& b = batches_[i];
                 if (b.at != batch::state::open) continue;
                 b.end_wanted |= quiet || (owner != nullptr && holds(b, owner));
+                ends_wanted_ |= b.end_wanted;  // also of those behind this one
                 if (!b.end_wanted || !b.can_end()) continue;
                 b.at = batch::state::ending;
                 b.doubtful |= now() > b.busy_until;
@@ -234,11 +241,17 @@ public:
     }
     [[nodiscard]] const typename batch::handle_type& handle(std::size_t i) const noexcept { return batches_[i].handle; }
     void ended(std::size_t i, point end) noexcept { end_batch(i, std::move(end)); }
-    void not_ended(std::size_t i) noexcept { batches_[i].at = batch::state::open; }
+    void not_ended(std::size_t i) noexcept {
+        batches_[i].at = batch::state::open;
+        ends_wanted_ |= batches_[i].end_wanted;
+    }
 
     /// Whether there is a point to watch.
-    [[nodiscard]] bool any_ended() const noexcept {
-        return std::ranges::any_of(batches_, [](const batch& b) { return b.at == batch::state::ended; });
+    [[nodiscard]] bool any_ended() const noexcept { return num_ended_ > 0; }
+    /// Whether it may be reached by now.
+    [[nodiscard]] bool any_due(instant now) const noexcept {
+        const auto due = [now](const batch& b) { return b.at == batch::state::ended && b.is_due(now); };
+        return std::ranges::any_of(batches_, due);
     }
     /// Whether anything is enqueued and waits for its batch to end.
     [[nodiscard]] bool any_open() const noexcept {
@@ -292,6 +305,7 @@ private:
         batches_[i].end = std::move(end);
         batches_[i].at = batch::state::ended;
         batches_[i].handle = {};
+        ++num_ended_;
     }
 
     const grant& release(std::size_t slot) noexcept {
@@ -306,15 +320,6 @@ private:
             if (batches_[i].at == batch::state::free) return i;
         batches_.emplace_back();  // within what free_slot() reserved: a batch has a member
         return batches_.size() - 1;
-    }
-
-    [[nodiscard]] std::size_t last_on(const Stream& s) const noexcept {
-        std::size_t last = none;
-        for (std::size_t i = 0; i < batches_.size(); ++i) {
-            const batch& b = batches_[i];
-            if (b.at != batch::state::free && b.is_on(s) && (last == none || b.order > batches_[last].order)) last = i;
-        }
-        return last;
     }
 
     [[nodiscard]] bool is_oldest(const batch& b, bool of_hopeful = false) const noexcept {
@@ -357,6 +362,7 @@ private:
         const auto first = b.first;
         const point end = std::exchange(b.end, {});
         b.clear();
+        --num_ended_;
         for (auto i = first; i != none;) {
             const flight& s = slots_[i];
             const auto next = s.next;
@@ -385,6 +391,8 @@ private:
     std::vector<point> watched_;
     std::size_t free_ = none;
     std::uint64_t boarded_ = 0;
+    std::size_t num_ended_ = 0;  // batches that are ended
+    bool ends_wanted_ = false;   // an open one may be marked
     ns quantum_;
     span_meter<point> meter_;
 };

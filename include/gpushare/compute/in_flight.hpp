@@ -13,6 +13,7 @@
 
 #include <algorithm>
 #include <cstdint>
+#include <utility>
 #include <vector>
 
 #include <gpushare/config.hpp>
@@ -32,12 +33,35 @@ public:
         ns served{};                    // what all that ended has taken
         std::uint32_t unknown = 0;      // of these
         instant hold_until{};           // until then a request of this level is expected to go on
+        // What follows from all of this, and is asked for by every submission.
+        std::uint32_t depth = 0;  // how many are in flight however long they take
+        ns horizon{}, bound{};
     };
 
     in_flight_book(std::uint32_t depth, ns horizon) noexcept : depth_(depth), horizon_(horizon) {}
 
     void open(priority p) {
         if (find(p) == nullptr) levels_.push_back({.level = p});
+        update();
+    }
+    void add_client(priority p) noexcept {
+        ++of(p).clients;
+        update();
+    }
+    void remove_client(priority p) noexcept {
+        --of(p).clients;
+        update();
+    }
+    /// A client of this level declared or showed this length.
+    void raise_longest(priority p, ns length) noexcept {
+        auto& l = of(p);
+        if (length <= l.longest) return;
+        l.longest = length;
+        update();
+    }
+    void forget_longest(priority p) noexcept {
+        of(p).longest = {};
+        update();
     }
     /// Of a level that was opened.
     [[nodiscard]] level_state& of(priority p) noexcept { return *find(p); }
@@ -52,15 +76,16 @@ public:
             unknown += l.unknown;
             counted = saturating_sum(counted, l.counted);
         }
-        if (in_flight < depth(p)) return true;
+        const auto& own = *find(p);
+        if (in_flight < own.depth) return true;
         if (longest <= ns{0} || unknown != 0 || in_flight >= most_in_flight) return false;
         const ns sum = saturating_sum(counted, longest);
-        return sum <= horizon(p) && (alone || in_flight < depth_ || sum <= horizon(p) / 8);
+        return sum <= own.horizon && (alone || in_flight < depth_ || sum <= own.horizon / 8);
     }
 
     void enter(priority p, ns longest, bool of_request) noexcept {
         auto& l = of(p);
-        ++l.in_flight;
+        if (l.in_flight++ == 0 && l.clients == 0) update();
         if (of_request) ++l.of_requests;
         l.counted = saturating_sum(l.counted, longest);
         if (longest <= ns{0}) ++l.unknown;
@@ -71,6 +96,7 @@ public:
         // At the end of time the sum has lost its parts: then only none is certain.
         l.counted = --l.in_flight == 0 ? ns{0} : l.counted == ns::max() ? l.counted : l.counted - longest;
         if (longest <= ns{0}) --l.unknown;
+        if (l.in_flight == 0 && l.clients == 0) update();
     }
 
     /// Whether work of level `p` is held back for a request above it, and if only a time ends that, until when.
@@ -94,24 +120,13 @@ public:
 
     /// The longest that what is let in at level `p` waits for those below, if nothing takes longer than the longest of its
     /// level; with none below in use, that it waits for those of its own level that are in flight. 0: nothing is known.
-    [[nodiscard]] ns bound(priority p) const noexcept {
-        ns sum{}, own{}, any{};
-        for (const auto& l : levels_) any = std::max(any, l.longest);
-        if (any <= ns{0}) return ns{0};
-        for (const auto& l : levels_) {
-            if (l.level > p || !in_use(l)) continue;
-            auto& to = l.level == p ? own : sum;
-            const ns each = l.longest > ns{0} ? l.longest : any;
-            to = saturating_sum(to, std::max(times(each, depth(l.level)), horizon(l.level)));
-        }
-        return sum > ns{0} ? sum : own;
-    }
+    [[nodiscard]] ns bound(priority p) const noexcept { return find(p)->bound; }
     /// The same of the highest level in use.
     [[nodiscard]] ns bound() const noexcept {
         const level_state* top = nullptr;
         for (const auto& l : levels_)
             if (in_use(l) && (top == nullptr || l.level > top->level)) top = &l;
-        return top != nullptr ? bound(top->level) : ns{0};
+        return top != nullptr ? top->bound : ns{0};
     }
 
     /// What work of this level and above has taken that ended.
@@ -131,17 +146,38 @@ private:
         return a > ns::max() / static_cast<ns::rep>(n) ? ns::max() : a * static_cast<ns::rep>(n);
     }
 
-    [[nodiscard]] bool is_top(priority p) const noexcept {
-        return std::ranges::none_of(levels_, [p](const level_state& l) { return l.level > p && l.clients > 0; });
+    void update() noexcept {
+        ns any{};
+        for (auto& l : levels_) {
+            any = std::max(any, l.longest);
+            const bool top = std::ranges::none_of(
+                levels_, [&](const level_state& other) { return other.level > l.level && other.clients > 0; });
+            l.horizon = top ? horizon_ : horizon_ / 4;
+            l.depth = top ? depth_ : std::min(depth_, 2U);  // below somebody: one that runs and one behind it
+        }
+        for (auto& l : levels_) l.bound = bound_below(l, any);
     }
-    [[nodiscard]] ns horizon(priority p) const noexcept { return is_top(p) ? horizon_ : horizon_ / 4; }
-    // How many are in flight however long they take: with somebody above, one that runs and one behind it.
-    [[nodiscard]] std::uint32_t depth(priority p) const noexcept { return is_top(p) ? depth_ : std::min(depth_, 2U); }
+    // `any`: for levels of which no length is known.
+    [[nodiscard]] ns bound_below(const level_state& level, ns any) const noexcept {
+        if (any <= ns{0}) return ns{0};
+        ns sum{}, own{};
+        for (const auto& l : levels_) {
+            if (l.level > level.level || !in_use(l)) continue;
+            auto& to = l.level == level.level ? own : sum;
+            const ns each = l.longest > ns{0} ? l.longest : any;
+            to = saturating_sum(to, std::max(times(each, l.depth), l.horizon));
+        }
+        return sum > ns{0} ? sum : own;
+    }
 
     // They are few.
+    [[nodiscard]] const level_state* find(priority p) const noexcept {
+        for (const auto& l : levels_)
+            if (l.level == p) return &l;
+        return nullptr;
+    }
     [[nodiscard]] level_state* find(priority p) noexcept {
-        const auto found = std::ranges::find_if(levels_, [p](const level_state& l) { return l.level == p; });
-        return found == levels_.end() ? nullptr : &*found;
+        return const_cast<level_state*>(std::as_const(*this).find(p));
     }
 
     std::uint32_t depth_;

@@ -45,7 +45,7 @@ public:
         book_.open(s.level);
         if (const auto why = policy_.add(id, s); why.code != errc::none) raise(why, {}, "limiter");
         client = {.settings = s, .generation = id.generation, .present = true};
-        ++book_.of(s.level).clients;
+        book_.add_client(s.level);
         raise_longest(client);
         return id;
     }
@@ -56,8 +56,8 @@ public:
         book_.open(s.level);
         if (const auto why = policy_.change(c, s); why.code != errc::none) return why.code;
         const auto from = std::exchange(clients_[c.index].settings, s).level;
-        --book_.of(from).clients;
-        ++book_.of(s.level).clients;
+        book_.remove_client(from);
+        book_.add_client(s.level);
         find_longest(from);
         find_longest(s.level);
         return errc::none;
@@ -81,7 +81,7 @@ public:
     /// The client must have nothing waiting and nothing in flight.
     void remove(client_id c) noexcept {
         policy_.remove(c);
-        --book_.of(clients_[c.index].settings.level).clients;
+        book_.remove_client(clients_[c.index].settings.level);
         clients_[c.index].present = false;
         find_longest(clients_[c.index].settings.level);
     }
@@ -132,6 +132,7 @@ public:
     template <std::invocable<client_id> F>
     [[nodiscard]] bool next(grant& g, instant now, F head_of) noexcept {
         resume_at_ = never;
+        if (num_waiting_ == 0) return false;
         const auto c = policy_.pick(now);
         if (!c) {
             resume_at_ = std::max(c.ask_again(), saturating_add(now, ns{1}));  // time must pass
@@ -272,13 +273,10 @@ private:
     [[nodiscard]] static ns longest_of(const client_state& c) noexcept {
         return std::max(c.settings.longest, c.costs.longest.get());
     }
-    void raise_longest(const client_state& c) noexcept {
-        auto& of_level = book_.of(c.settings.level).longest;
-        of_level = std::max(of_level, longest_of(c));
-    }
+    void raise_longest(const client_state& c) noexcept { book_.raise_longest(c.settings.level, longest_of(c)); }
     // Linear: when clients leave a level, and now and then, as what was long long ago is forgotten.
     void find_longest(priority level) noexcept {
-        book_.of(level).longest = {};
+        book_.forget_longest(level);
         for (const auto& c : clients_)
             if (c.present && c.settings.level == level) raise_longest(c);
     }

@@ -95,18 +95,10 @@ protected:
 
     // Reading a clock costs as much as the rest of a permit.
     [[nodiscard]] instant policy_time() const noexcept {
-        if constexpr (is_timeless<Policy>)
-            return core_.holds_back() || log_.on() ? clock_.now() : instant{};
-        else
-            return clock_.now();
+        return !is_timeless<Policy> || core_.holds_back() || log_.on() ? clock_.now() : instant{};
     }
     // What batches are timed with.
-    [[nodiscard]] instant batch_time() const noexcept {
-        if constexpr (flight_list::batch::shares)
-            return clock_.now();
-        else
-            return {};
-    }
+    [[nodiscard]] instant batch_time() const noexcept { return flight_list::batch::shares ? clock_.now() : instant{}; }
 
     // Notes what is done and lets in what can go. One thread at a time: another's submissions are seen by the one that
     // is at it, which keeps the order of enqueuing that of letting in.
@@ -115,23 +107,15 @@ protected:
         if (how == look::now) write_off_stuck();
         if (faulty_) cancel_faulty(lock);
         if (!std::exchange(advancing_, true)) {
-            while (const auto slot = flights_.free_slot()) {
-                const grant& g = flights_.to_be_taken(*slot);
-                if (!core_.next(flights_.to_be_taken(*slot), now, head_of(true))) break;
-                flights_.take(*slot);
-                auto& client = clients_[g.client.index];
-                node& n = *client.waiting.pop();
-                if (client.waits_for_room > 0) sleepers_.wake_all();
-                if (log_.on()) log_.let_in(*slot, n.facts.arrival, clock_.now());
-                if (n.work) {
-                    enqueue(lock, *slot, n);
+            while (node* const n = let_in(now)) {
+                if (n->work) {
+                    enqueue(lock, n->slot, *n);
                     retire(look::if_due);
                     if (faulty_) cancel_faulty(lock);
                     now = policy_time();
                 } else {
-                    n.slot = *slot;
-                    n.at.store(phase::let_in, std::memory_order_relaxed);
-                    sleepers_.wake(n);
+                    n->at.store(phase::let_in, std::memory_order_relaxed);
+                    sleepers_.wake(*n);
                 }
             }
             advancing_ = false;
@@ -140,6 +124,26 @@ protected:
         end_batches(lock, nullptr, how == look::now || core_.num_waiting() > 0);
         keep_watch();
         if (!left_.empty()) clear_up(lock);
+    }
+
+    // Whoever comes to a gate at which nobody waits goes through where there is room. All else that advance() would do is
+    // done when it boards, by the one reading of the clock that it takes then.
+    [[nodiscard]] bool pass(instant now) noexcept {
+        if constexpr (!flight_list::batch::shares) retire(look::if_due);
+        return core_.num_waiting() == 1 && !advancing_ && !faulty_ && left_.empty() && let_in(now) != nullptr;
+    }
+
+    // The next one, with a slot; null if there is none to be let in.
+    node* let_in(instant now) noexcept {
+        const auto slot = flights_.free_slot();
+        if (slot == flight_list::none || !core_.next(flights_.to_be_taken(slot), now, head_of(true))) return nullptr;
+        flights_.take(slot);
+        auto& client = clients_[flights_.what(slot).client.index];
+        node* const n = client.waiting.pop();
+        n->slot = slot;
+        if (client.waits_for_room > 0) sleepers_.wake_all();
+        if (log_.on()) log_.let_in(slot, n->facts.arrival, clock_.now());
+        return n;
     }
 
     void enqueue(std::unique_lock<std::mutex>& lock, std::size_t slot, node& n) noexcept {
@@ -190,7 +194,6 @@ protected:
     bool end_batches(std::unique_lock<std::mutex>& lock, const node* wanted, bool quiet) noexcept {
         bool any = false;
         if constexpr (flight_list::batch::shares) {
-            if (!flights_.any_open()) return false;
             const auto now = [this] { return clock_.now(); };
             for (auto i = flights_.next_to_end(wanted, quiet, now); i != flight_list::none;
                  i = flights_.next_to_end(wanted, quiet, now)) {
@@ -372,7 +375,7 @@ protected:
     }
 
     void keep_watch() noexcept {
-        if (!watched_) sleepers_.call_one(flights_.any_ended(), core_.resume_at());
+        if (!watched_ && !sleepers_.empty()) sleepers_.call_one(flights_.any_ended(), core_.resume_at());
     }
 
     void wake_all() noexcept {

@@ -46,6 +46,8 @@ public:
         for (auto* s = threads_.front(); s != nullptr; s = s->next) s->woken.notify_one();
     }
 
+    [[nodiscard]] bool empty() const noexcept { return threads_.empty(); }
+
     /// Wakes one if there is something to watch, or if there will be before any of them wakes up by itself.
     void call_one(bool now, instant resume_at) noexcept {
         auto* const first = threads_.front();

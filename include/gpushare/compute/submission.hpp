@@ -72,7 +72,7 @@ struct submission {
     Stream* stream = nullptr;
     client_id client;
     line_head facts{};
-    std::size_t slot = 0;  // of the permit, once a thread at the gate is let in
+    std::size_t slot = 0;  // once it is let in
     // done is stored with release after the fields below are final, and loaded with acquire before they are read.
     std::atomic<phase> at{phase::waiting};
     errc code = errc::none;

@@ -133,7 +133,15 @@ public:
         if (native_ != nullptr) (void)device_->health().keep(cudaGraphExecDestroy(native_), "cudaGraphExecDestroy");
     }
 
+    /// Takes over one of the embedder's, to be launched on streams of the same device as `s`.
+    [[nodiscard]] static graph_executable from_native_handle(const stream& s, cudaGraphExec_t handle) {
+        return {s.state().device, handle};
+    }
+    static graph_executable from_native_handle(const stream&, std::nullptr_t) = delete;
+    static graph_executable from_native_handle(const stream&, int) = delete;
     [[nodiscard]] cudaGraphExec_t native_handle() const noexcept { return native_; }
+    /// The caller's to destroy from now on.
+    [[nodiscard]] cudaGraphExec_t release() noexcept { return std::exchange(native_, nullptr); }
 
     /// Enqueues all of it, as one operation of the stream. Into a capture it goes as one node.
     void launch(stream& s) {
@@ -151,6 +159,9 @@ public:
     }
 
 private:
+    graph_executable(std::shared_ptr<detail::device_state> device, cudaGraphExec_t native) noexcept
+        : device_(std::move(device)), native_(native) {}
+
     std::shared_ptr<detail::device_state> device_;
     cudaGraphExec_t native_ = nullptr;
 };

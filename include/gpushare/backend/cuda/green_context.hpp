@@ -60,12 +60,13 @@ struct green_state {
     green_state(const green_state&) = delete;
     green_state& operator=(const green_state&) = delete;
     ~green_state() {
-        if (native != nullptr)
+        if (native != nullptr && owned)
             (void)device->health().keep(to_runtime(device->api().green_destroy(native)), "cuGreenCtxDestroy");
     }
 
     std::shared_ptr<device_state> device;
     CUgreenCtx native = nullptr;
+    bool owned = true;  // ours to destroy
     std::uint32_t sms = 0;
     std::mutex mutex;  // the driver wants one thread at a time for a green context
 };
@@ -87,6 +88,11 @@ public:
     /// SMs that its kernels run on.
     [[nodiscard]] std::uint32_t sms() const noexcept { return state_->sms; }
     [[nodiscard]] CUgreenCtx native_handle() const noexcept { return state_->native; }
+    /// The handle, which is the caller's to destroy from now on: after the streams that were made of this.
+    [[nodiscard]] CUgreenCtx release() noexcept {
+        state_->owned = false;
+        return state_->native;
+    }
 
     /// A stream in the partition; see node::make_stream.
     [[nodiscard]] stream make_stream(priority level = {}, std::uint32_t tag = 0) {
