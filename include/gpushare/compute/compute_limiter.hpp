@@ -21,6 +21,7 @@
 #include <cstdint>
 #include <mutex>
 #include <optional>
+#include <span>
 #include <stop_token>
 #include <utility>
 
@@ -30,6 +31,7 @@
 #include <gpushare/compute/permit.hpp>
 #include <gpushare/compute/policy.hpp>
 #include <gpushare/compute/submission.hpp>
+#include <gpushare/compute/submission_log.hpp>
 #include <gpushare/compute/ticket.hpp>
 #include <gpushare/compute/weighted_fair.hpp>
 #include <gpushare/concepts.hpp>
@@ -129,7 +131,7 @@ public:
             }
         }
         if (waiting.code != errc::none) return waiting.code;
-        return permit(*this, waiting.slot);
+        return permit(*this, waiting.slot, waiting.facts.bound);
     }
 
     /// A permit if there is one at once, else deadline_exceeded.
@@ -205,6 +207,30 @@ public:
         return core_.events().dropped();
     }
 
+    /// On the wait of a submission of `c` that comes now; see limiter_core. Its ticket or permit says it, too. Zero for a
+    /// client that isn't there, and where no length is known.
+    [[nodiscard]] ns bound_of(client_id c) const {
+        const std::lock_guard lock(mutex_);
+        return core_.contains(c) ? core_.bound_of(c) : ns{0};
+    }
+
+    /// Keeps a record of the latest `most` submissions that end and haven't been taken, from now on; 0: of none, as in the
+    /// beginning. Costs a few readings of the clock each. Forgets those there are. Throws std::bad_alloc.
+    void record(std::size_t most) {
+        const std::lock_guard lock(mutex_);
+        log_.start(most, clock_.now());
+    }
+    /// Takes the oldest that fit, in the order in which the device finished them. Returns how many.
+    std::size_t take_records(std::span<submission_record> into) noexcept {
+        const std::lock_guard lock(mutex_);
+        return log_.take(into);
+    }
+    /// Records that made room for later ones.
+    [[nodiscard]] std::uint64_t records_lost() const noexcept {
+        const std::lock_guard lock(mutex_);
+        return log_.lost();
+    }
+
     /// Ends a quarantine. errc::closed: no such client.
     errc pardon(client_id c) {
         const std::lock_guard lock(mutex_);
@@ -229,8 +255,10 @@ private:
     friend ticket;
     friend permit;
     using base::clients_;
+    using base::clock_;
     using base::core_;
     using base::flights_;
+    using base::log_;
     using base::mutex_;
     using base::pool_;
 
@@ -257,6 +285,12 @@ private:
     // --- for permits
 
     static constexpr bool shares_points = base::flight_list::batch::shares;
+
+    void await_turn(std::size_t slot, Stream& s) {
+        if (!core_.options().take_turns) return;  // never changes
+        std::unique_lock lock(mutex_);
+        base::await_turn(lock, slot, s);
+    }
 
     seat board(std::size_t slot, Stream& s) noexcept {
         const std::lock_guard lock(mutex_);
