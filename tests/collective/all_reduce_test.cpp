@@ -166,15 +166,14 @@ TEST_CASE("around every boundary of every algorithm", "[collective]") {
     for (const algorithm how : every_algorithm)
         for (const unsigned ranks : {2U, 3U}) {
             const communicator group(ranks, {.slot = gpushare::bytes{slot}, .tuning = tuning_table::always(how)});
-            const std::size_t boundaries[] = {
-                16,                                                   // a vector
-                64 * std::size_t{ranks},                              // a grain for each rank
-                gpushare::channel_view::words_bytes(slot) / 8 - 1,    // flagged words
-                slot / of,                                            // a slot
-                ring,
-                ring * gpushare::detail::ring_lag,
-                ring * gpushare::detail::ring_depth,
-                look * ranks};                                        // between two looks at whether it goes on
+            const std::size_t boundaries[] = {16,                       // a vector
+                                              64 * std::size_t{ranks},  // a grain for each rank
+                                              gpushare::channel_view::words_bytes(slot) / 8 - 1,  // flagged words
+                                              slot / of,                                          // a slot
+                                              ring,
+                                              ring * gpushare::detail::ring_lag,
+                                              ring * gpushare::detail::ring_depth,
+                                              look * ranks};  // between two looks at whether it goes on
             for (const std::size_t boundary : boundaries) {
                 if (boundary == look * ranks && how != algorithm::two_shot) continue;  // the others don't look between
                 for (std::size_t n = boundary - 2; n <= boundary + 2; ++n) {
@@ -185,8 +184,8 @@ TEST_CASE("around every boundary of every algorithm", "[collective]") {
         }
 }
 
-TEMPLATE_TEST_CASE("random data: within the bound of adding one after the other", "[collective]", double, float, float16,
-                   bfloat16) {
+TEMPLATE_TEST_CASE("random data: within the bound of adding one after the other", "[collective]", double, float,
+                   float16, bfloat16) {
     // Each of R - 1 additions is off by u of what it gives, which is at most the sum of all magnitudes (Higham, Accuracy and
     // Stability of Numerical Algorithms, 4.2); numbers of 16 bits are added in float, and rounded once more.
     using wide = gpushare::accumulator_t<TestType, gpushare::sum>;

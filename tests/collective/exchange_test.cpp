@@ -87,8 +87,8 @@ TEST_CASE("every collective at every size from 0 to 260 and around the copies' b
             std::vector<std::int32_t> part(n + 1, -7), all(n * ranks + 1, -7);  // one more, which nobody writes
             const std::span to(part.data(), n), to_all(all.data(), n * ranks);
             expect(!gpushare::try_reduce_scatter(me, whole, to));
-            expect(n == 0 || part[n - 1] == item(0, rank * n + n - 1) + item(1, rank * n + n - 1) +
-                                                item(2, rank * n + n - 1));
+            expect(n == 0 ||
+                   part[n - 1] == item(0, rank * n + n - 1) + item(1, rank * n + n - 1) + item(2, rank * n + n - 1));
             expect(!gpushare::try_all_gather(me, mine, to_all));
             for (unsigned r = 0; r < ranks; ++r)
                 for (std::size_t i = 0; i < n; ++i) expect(all[r * n + i] == item(r, i));
