@@ -28,10 +28,11 @@ using gpushare::instant;
 using gpushare::ns;
 using limiter = gpushare::compute_limiter<gpushare::host::stream, gpushare::host::steady_clock>;
 
-/// The configuration of every figure: the library's defaults.
-inline constexpr gpushare::limiter_options configuration{};
+/// The configuration of every figure.
+inline constexpr gpushare::limiter_options configuration{.take_turns = true};
 inline constexpr const char* configuration_text =
-    "limiter: default options (depth 3), weighted_fair, one per device; kernels log-uniform 100 us to 1 ms; of a "
+    "limiter: default options (depth 3) but take_turns, weighted_fair, one per device; kernels log-uniform 100 us to 1 "
+    "ms; of a "
     "client's submissions 1 in 10 is a sequence of four kernels in one permit and 1 in 10 a copy of 256 KiB; a thread "
     "per "
     "client and device";

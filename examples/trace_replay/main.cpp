@@ -2,6 +2,7 @@
 // The main job of the library, end to end: tenants of a production trace share the devices of one software node, under
 // memory quotas and compute shares, and the node's own ledger says what each of them got. See --help.
 #include <array>
+#include <cstddef>
 #include <cstdio>
 #include <exception>
 #include <fstream>
@@ -11,6 +12,7 @@
 #include <vector>
 
 #include <gpushare/error.hpp>
+#include <gpushare/observe/timeline_trace.hpp>
 
 #include "trace_replay/generator.hpp"
 #include "trace_replay/options.hpp"
@@ -29,6 +31,8 @@ constexpr auto legend =
     "  another had work waiting all the time; configured: its part of their shares; device seconds: how many of them\n"
     "  there were, all devices together. From the node's ledger.\n";
 
+constexpr std::size_t most_drawn = 200'000;  // records of the timeline: the latest of a long run
+
 void run(const options& o) {
     const trace t = o.trace.empty() ? generate(o.seed, demo_requests) : read_trace_file(o.trace);
     std::printf("trace: %s\n", o.trace.empty() ? "built-in generator" : o.trace.c_str());
@@ -43,10 +47,17 @@ void run(const options& o) {
 
     std::ofstream svg(o.svg);  // now: a file that can't be written should not cost a minute
     if (!svg) throw usage_error("cannot write the chart to '" + o.svg + "'");
+    std::ofstream timeline_file;
+    gpushare::timeline_trace timeline;
+    if (!o.timeline.empty()) {
+        timeline_file.open(o.timeline);
+        if (!timeline_file) throw usage_error("cannot write the timeline to '" + o.timeline + "'");
+        timeline.start(most_drawn);
+    }
     std::vector<outcome> runs;
     for (const auto how : {way::unlimited, way::fair, way::weighted}) {
         std::fprintf(stderr, "replaying %zu requests: %s ...\n", w.jobs.size(), std::string(to_string(how)).c_str());
-        runs.push_back(replay(w, o, how));
+        runs.push_back(replay(w, o, how, how == way::weighted && timeline.on() ? &timeline : nullptr));
         std::printf("%s\n", to_table(w, runs.back()).c_str());
         std::fflush(stdout);
     }
@@ -55,6 +66,11 @@ void run(const options& o) {
     svg.close();
     if (!svg) throw usage_error("cannot write the chart to '" + o.svg + "'");
     std::printf("chart: %s\n", o.svg.c_str());
+    if (o.timeline.empty()) return;
+    timeline_file << timeline.json();
+    timeline_file.close();
+    if (!timeline_file) throw usage_error("cannot write the timeline to '" + o.timeline + "'");
+    std::printf("timeline: %s\n", o.timeline.c_str());
 }
 
 }  // namespace

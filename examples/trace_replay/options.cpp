@@ -49,6 +49,8 @@ options parse_options(std::span<const char* const> arguments) {
             o.trace = value;
         else if (name == "--svg")
             o.svg = value;
+        else if (name == "--timeline")
+            o.timeline = value;
         else if (name == "--devices")
             o.devices = number<std::uint32_t>(name, value, 1, 8);
         else if (name == "--memory")
@@ -84,6 +86,7 @@ shares and latencies over time.
   --seconds S     how long requests arrive in each run (8); then the backlog is worked off
   --seed N        of the generator, and of the window taken from the trace (1)
   --svg FILE      where the chart goes (trace_replay.svg)
+  --timeline FILE where a timeline of the third run goes, for ui.perfetto.dev: waits, permits, kernels, bounds
   --help          this text
 
 Exit code: 0, or 2 if an option or the trace can't be used.

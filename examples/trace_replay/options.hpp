@@ -15,6 +15,7 @@ namespace trace_replay {
 struct options {
     std::string trace{};  // empty: the built-in generator
     std::string svg = "trace_replay.svg";
+    std::string timeline{};  // empty: none is written
     std::uint32_t devices = 2;
     std::uint64_t memory_gib = 16;  // of each device
     double load = 1.5;              // device time asked for, over device time there is

@@ -13,6 +13,8 @@
 #include <utility>
 
 #include <gpushare/gpushare.hpp>
+#include <gpushare/observe/limiter_trace.hpp>
+#include <gpushare/observe/timeline_trace.hpp>
 
 #include "trace_replay/backlog.hpp"
 #include "trace_replay/lane.hpp"
@@ -111,7 +113,7 @@ private:
 /// One run: everything that lives while it lasts, in the order in which it must be made.
 class run {
 public:
-    run(const workload& w, const options& o, way how)
+    run(const workload& w, const options& o, way how, gpushare::timeline_trace* timeline)
         : workload_(w),
           how_(how),
           node_({.devices = o.devices,
@@ -125,6 +127,7 @@ public:
             open_bare(o.devices);
         else
             admit_tenants(o.devices);
+        if (timeline != nullptr && how != way::unlimited) draw_in(*timeline);
         for (auto& a : accesses_) lanes_.emplace_back(w, records_, *a, sms_per_device, node_.get_clock());
     }
 
@@ -136,10 +139,12 @@ public:
             for (; next < workload_.jobs.size() && workload_.jobs[next].arrival <= now; ++next)
                 lane_of(next).arrive(next);
             for (auto& l : lanes_) l.step();
+            for (auto& d : drawn_) d.collect();
             std::this_thread::sleep_for(1ms);
         }
         end_ = node_.get_clock().now();
         for (auto& l : lanes_) l.clear();
+        for (auto& d : drawn_) d.collect();
         return measure();
     }
 
@@ -169,6 +174,12 @@ private:
         for (std::uint32_t d = 0; d < devices; ++d)
             dispatchers_.emplace_back(
                 [this, d](const std::stop_token& stop) { tenancy_->dispatch(device_id{d}, stop); });
+    }
+
+    void draw_in(gpushare::timeline_trace& timeline) {
+        for (const auto& t : tenants_) timeline.name_tenant(t.tag(), t.name());
+        for (std::uint32_t d = 0; d < node_.num_devices(); ++d)
+            drawn_.emplace_back(timeline, tenancy_->limiter_of(device_id{d}), device_id{d});
     }
 
     lane& lane_of(std::size_t job) {
@@ -275,6 +286,7 @@ private:
     std::optional<gpushare::tenancy<host::node>> tenancy_;
     std::vector<std::uint32_t> tags_;  // of each tenant, in the ledger
     std::deque<gpushare::tenant<host::node>> tenants_;
+    std::deque<gpushare::limiter_trace<gpushare::tenancy<host::node>::limiter>> drawn_;  // device by device
     std::vector<std::unique_ptr<access>> accesses_;  // tenant by tenant, device by device
     std::vector<job_record> records_;
     std::deque<lane> lanes_;                // as the accesses
@@ -294,6 +306,8 @@ std::string_view to_string(way w) {
     return "";
 }
 
-outcome replay(const workload& w, const options& o, way how) { return run(w, o, how).go(); }
+outcome replay(const workload& w, const options& o, way how, gpushare::timeline_trace* timeline) {
+    return run(w, o, how, timeline).go();
+}
 
 }  // namespace trace_replay

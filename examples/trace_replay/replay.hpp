@@ -10,6 +10,7 @@
 #include <string_view>
 #include <vector>
 
+#include <gpushare/observe/timeline_trace.hpp>
 #include <gpushare/units.hpp>
 
 #include "trace_replay/options.hpp"
@@ -48,7 +49,8 @@ struct outcome {
 };
 
 /// Takes about o.seconds times the load, and runs the node's SMs and a dispatcher per device meanwhile. Throws
-/// std::runtime_error if the ledger isn't complete.
-[[nodiscard]] outcome replay(const workload& w, const options& o, way how);
+/// std::runtime_error if the ledger isn't complete. What the limiters do is drawn in `timeline`, if there are any.
+[[nodiscard]] outcome replay(const workload& w, const options& o, way how,
+                             gpushare::timeline_trace* timeline = nullptr);
 
 }  // namespace trace_replay

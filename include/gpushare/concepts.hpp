@@ -65,6 +65,10 @@ concept shared_timeline = timeline<S> && requires(const S& s, const typename S::
     { static_cast<bool>(h) } noexcept;
 };
 
+/// A stream that can be told to wait for a point of another one, on the device.
+template <class S>
+concept joining_timeline = timeline<S> && requires(S& s, const typename S::point& p) { s.wait(p); };
+
 /// A stream that takes opaque work of a known length at a fixed priority, in order.
 template <class S>
 concept queue = timeline<S> && std::movable<S> && requires(S& s, const S& cs, ns length) {

@@ -23,4 +23,12 @@
 #define GPUSHARE_EXEC_CHECK_DISABLE
 #endif
 
+// Before a function that is rarely called: out of line, it leaves the registers to its caller. Not on a device, where a call
+// takes a stack, in the memory of every thread.
+#if defined(__CUDA_ARCH__)
+#define GPUSHARE_RARE
+#else
+#define GPUSHARE_RARE [[gnu::noinline, gnu::cold]]
+#endif
+
 static_assert(__cplusplus >= 202002L, "gpushare needs C++20: compile with -std=c++20 or newer");

@@ -1,6 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 // Collectives as launches on the streams of the host backend's devices: the bodies that rank threads call, block by block.
 #include <gpushare/collective/submit.hpp>
+#include <gpushare/collective/submit_shared.hpp>
 
 #include <chrono>
 #include <cstdint>
@@ -91,31 +92,67 @@ TEST_CASE("more blocks than a device holds at once are refused, before anything 
     CHECK(m.summed());
 }
 
-TEST_CASE("two groups over the same devices, submitted from two threads, don't block each other", "[collective]") {
-    machine m(2, 2, 100);  // an SM for each group: they must fit together, see submit.hpp
-    const gs::communicator other(2);
+TEST_CASE("two groups that don't fit on the devices together queue up, submitted from two threads", "[collective]") {
+    const std::uint32_t blocks = GENERATE(1U, 2U);  // of two SMs: the groups run side by side, or one after the other
+    machine m(2, 2, 100);
+    machine other(2, 2, 100);
     std::vector<gs::host::stream> streams;
     streams.push_back(m.node.make_stream({0}));
     streams.push_back(m.node.make_stream({1}));
-    std::vector<std::vector<float>> data(2, std::vector<float>(100, 1));
-    const std::vector<gs::member> members{other.rank(0), other.rank(1)};
+    std::vector<gs::errc> codes(2);
     support::together(2, [&](unsigned i) {
-        for (unsigned round = 0; round < 20; ++round) {
-            if (i == 0) {
-                (void)m.all_reduce();
-            } else {
-                const std::vector<const float*> in{data[0].data(), data[1].data()};
-                const std::vector<float*> out{data[0].data(), data[1].data()};
-                (void)gs::submit_all_reduce<float>(m.node.gangs(), m.devices, std::span(streams), members, in, out, 100,
-                                                   gs::maximum{});
-            }
+        // Rank 0's stream of the one group is busy: where nobody waited, rank 1 of it would take what the other group needs.
+        machine& mine = i == 0 ? m : other;
+        std::vector<const float*> in;
+        std::vector<float*> out;
+        for (auto& d : mine.data) {
+            in.push_back(d.data());
+            out.push_back(d.data());
+        }
+        for (unsigned round = 0; round < 50; ++round) {
+            auto& on = i == 0 ? m.streams : streams;
+            on[round % 2].enqueue(20us);
+            const auto code = gs::submit_all_reduce<float>(m.node.gangs(), m.devices, std::span(on), mine.members, in,
+                                                           out, 100, gs::maximum{}, {.blocks = blocks, .patience = 3s});
+            if (code != gs::errc::none) codes[i] = code;
         }
     });
     m.wait();
     for (auto& s : streams) s.record().wait(gs::never);
+    CHECK(codes == std::vector<gs::errc>(2));
     CHECK_FALSE(gs::fault_of(m.members[0]));
-    CHECK_FALSE(gs::fault_of(members[1]));
-    CHECK(data[1][99] == 1);
+    CHECK_FALSE(gs::fault_of(other.members[0]));
+}
+
+TEST_CASE("a gang waits for those before that it doesn't fit beside, and for no others", "[collective]") {
+    machine first(2, 3, 100), second(2, 3, 100), third(2, 3, 100);  // the nodes of the latter two are idle
+    auto& node = first.node;
+    const auto submit = [&](machine& of, std::vector<gs::host::stream>& on, std::uint32_t blocks) {
+        const std::vector<gs::detail::barrier_body> bodies(2);
+        return gs::submit(node.gangs(), std::span<const gs::device_id>(first.devices), std::span(on),
+                          std::span<const gs::member>(of.members), std::span(bodies), {.blocks = blocks});
+    };
+    const auto streams = [&] {
+        std::vector<gs::host::stream> s;
+        s.push_back(node.make_stream({0}));
+        s.push_back(node.make_stream({1}));
+        return s;
+    };
+    auto of_first = streams(), of_second = streams(), of_third = streams();
+    auto faults = node.faults({0});
+    faults.stall(of_first[0]);  // rank 0 of the first doesn't start, so rank 1 holds its SMs
+    REQUIRE(submit(first, of_first, 2) == gs::errc::none);
+    REQUIRE(submit(second, of_second, 1) == gs::errc::none);
+    REQUIRE(submit(third, of_third, 2) == gs::errc::none);
+    CHECK(of_second[0].record().wait(gs::never));  // fits beside the first
+    CHECK(of_second[1].record().wait(gs::never));
+    const auto end_of_third = of_third[1].record();
+    CHECK_FALSE(end_of_third.reached());
+    faults.resume(of_first[0]);
+    CHECK(end_of_third.wait(gs::never));
+    for (auto* const group : {&of_first, &of_second, &of_third})
+        for (auto& s : *group) s.record().wait(gs::never);
+    CHECK_FALSE(gs::fault_of(third.members[0]));
 }
 
 TEST_CASE("a rank whose stream is stuck is named on the others once their patience is over", "[collective]") {
@@ -163,15 +200,38 @@ TEST_CASE("several ranks on one device, in one launch", "[collective]") {
     constexpr std::uint32_t ranks = 3, lanes = 2;
     gs::host::node node({.devices = 1, .sms = ranks * lanes});
     auto stream = node.make_stream({0});
-    const gs::communicator group(ranks, {.lanes = lanes});
+    const gs::communicator group(ranks, {.lanes = lanes + 1});
+    const std::vector<gs::member> members{group.rank(0), group.rank(1), group.rank(2)};
     std::vector<std::vector<float>> data(ranks, std::vector<float>(500, 2));
-    using body = gs::detail::all_reduce_body<float, gs::sum>;
-    std::vector<body> bodies;
-    for (auto& d : data) bodies.push_back({d.data(), d.data(), d.size(), {}, {gs::algorithm::two_shot, false}});
-    const gs::detail::shared_device_kernel<body> kernel{group.rank(0).view(), bodies.data(), gs::ns{1s}.count()};
-    CHECK(stream.launch_cooperative({.blocks = ranks * lanes + 1}, kernel) == gs::errc::too_many_blocks);
-    REQUIRE(stream.launch_cooperative({.blocks = ranks * lanes}, kernel) == gs::errc::none);
+    const std::vector<const float*> in{data[0].data(), data[1].data(), data[2].data()};
+    const std::vector<float*> out{data[0].data(), data[1].data(), data[2].data()};
+    const auto all_reduce = [&](std::uint32_t blocks) {
+        return gs::submit_shared_all_reduce<float>(node.gangs(), {0}, stream, members, in, out, 500, gs::sum{},
+                                                   {.blocks = blocks});
+    };
+    CHECK(all_reduce(lanes + 1) == gs::errc::too_many_blocks);
+    CHECK(all_reduce(lanes + 2) == gs::errc::invalid_specification);
+    REQUIRE(all_reduce(lanes) == gs::errc::none);
     stream.record().wait(gs::never);
     CHECK_FALSE(gs::fault_of(group.rank(0)));
     for (const auto& d : data) CHECK(d == std::vector<float>(500, 6));
+}
+
+TEST_CASE("ranks on one device that don't fit there together are refused, launched one by one as well",
+          "[collective]") {
+    gs::host::node node({.devices = 1, .sms = 3});
+    std::vector<gs::host::stream> streams;
+    for (unsigned r = 0; r < 2; ++r) streams.push_back(node.make_stream({0}));
+    const gs::communicator group(2, {.lanes = 2});
+    const std::vector<gs::member> members{group.rank(0), group.rank(1)};
+    const std::vector<gs::device_id> devices{{0}, {0}};
+    const std::vector<gs::detail::barrier_body> bodies(2);
+    const auto barrier = [&](std::uint32_t blocks) {
+        return gs::submit(node.gangs(), std::span<const gs::device_id>(devices), std::span(streams),
+                          std::span<const gs::member>(members), std::span(bodies), {.blocks = blocks});
+    };
+    CHECK(barrier(2) == gs::errc::too_many_blocks);  // each would fit alone
+    CHECK(barrier(1) == gs::errc::none);
+    for (auto& s : streams) s.record().wait(gs::never);
+    CHECK_FALSE(gs::fault_of(members[0]));
 }

@@ -21,13 +21,26 @@ TEST_CASE("an estimate is the mean at first, then follows what comes", "[compute
     CHECK(e.typical == 100us);
     e.learn(300us, false);
     CHECK(e.typical == 200us);
-    CHECK(e.longest == 300us);
+    CHECK(e.longest.get() == 300us);
     for (int i = 0; i < 100; ++i) e.learn(1ms, false);
     CHECK(e.typical > 999us);
     CHECK(e.typical <= 1ms);
     for (int i = 0; i < 100; ++i) e.learn(10us, false);
     CHECK(e.typical < 11us);
-    CHECK(e.longest == 1ms);
+    CHECK(e.longest.get() == 1ms);
+}
+
+TEST_CASE("what was long once is forgotten, what is long now and then isn't", "[compute]") {
+    gpushare::recent_longest once, now_and_then;
+    once.learn(2ms);
+    for (int i = 0; i < 511; ++i) once.learn(100us);
+    CHECK(once.get() == 2ms);
+    for (int i = 0; i < 512; ++i) once.learn(100us);
+    CHECK(once.get() == 100us);
+    for (int i = 0; i < 5000; ++i) {
+        now_and_then.learn(i % 500 == 0 ? ns{2ms} : ns{100us});
+        REQUIRE(now_and_then.get() == 2ms);
+    }
 }
 
 TEST_CASE("only what ran alone tells what a kernel takes at least", "[compute]") {
@@ -40,6 +53,16 @@ TEST_CASE("only what ran alone tells what a kernel takes at least", "[compute]")
     e.learn(95us, true);
     e.learn(0us, true);  // shorter than can be measured: tells nothing
     CHECK(e.shortest_alone == 80us);
+    CHECK(e.at_least(false) == 80us);
+}
+
+TEST_CASE("the few of a mixture that ran alone don't tell what the next takes at least", "[compute]") {
+    cost_estimate e;
+    for (int i = 0; i < 63; ++i) e.learn(900us, true);
+    CHECK(e.at_least(false) == 900us);
+    CHECK(e.at_least(true) == 0ns);
+    e.learn(950us, true);
+    CHECK(e.at_least(true) == 900us);
 }
 
 TEST_CASE("kinds are told apart by key and by client, and a client that comes again starts anew", "[compute]") {

@@ -153,7 +153,8 @@ TEST_CASE_METHOD(fixture, "zero bytes have an address of their own", "[cuda][mem
     CHECK(memory.deallocate(q, 0, 256) == errc::none);
 }
 
-TEST_CASE_METHOD(fixture, "a refusal has the figures, and leaves no error behind", "[cuda][memory]") {
+TEST_CASE_METHOD(fixture, "a refusal has the figures and the right code, and leaves no error behind (hami)",
+                 "[cuda][memory]") {
     void* const p = memory.allocate(60 << 20, 256);
     try {
         (void)memory.allocate(4 << 20, 256);

@@ -59,7 +59,8 @@ TEST_CASE_METHOD(fixture, "a pool on a stream is a memory_resource", "[cuda][poo
     CHECK(standin::existing().pools == 0);
 }
 
-TEST_CASE_METHOD(fixture, "a pool's limit is on what it reserves, rounded up; used is counted apart", "[cuda][pool]") {
+TEST_CASE_METHOD(fixture, "a pool's limit is on what it reserves, rounded up; used is counted apart (cudaMemPool)",
+                 "[cuda][pool]") {
     cuda::memory_pool pool{node, d, {.max_size = 1_KiB}};
     void* const p = pool.allocate(s, 1000);
     auto usage = pool.usage();
@@ -80,7 +81,8 @@ TEST_CASE_METHOD(fixture, "a pool's limit is on what it reserves, rounded up; us
     CHECK((pool.usage().reserved == 0_B));
 }
 
-TEST_CASE_METHOD(fixture, "a quota in front of a pool holds to the byte, whatever the pool reserves", "[cuda][pool]") {
+TEST_CASE_METHOD(fixture, "a quota in front of a pool holds to the byte, whatever the pool reserves (hami: uncounted)",
+                 "[cuda][pool]") {
     cuda::memory_pool pool{node, d, {.max_size = 1_KiB}};
     cuda::stream_memory memory{pool, s};
     gpushare::quota limit{2_KiB};

@@ -1,14 +1,21 @@
 // SPDX-License-Identifier: Apache-2.0
 // The bodies of collectives that rank threads and host streams run, as kernels: that they compile without a warning, how
-// ranks talk in them, and that nothing lies in local memory.
+// ranks talk in them, that their work is in them (nvcc leaves out, without a word, what follows a call of a host function),
+// and that nothing lies in local memory.
 #include <gpushare/backend/cuda/cooperative.cuh>
+#include <gpushare/backend/cuda/peers.hpp>
+#include <gpushare/backend/cuda/pinned.hpp>
 
 #include <gpushare/collective/all_reduce.hpp>
-#include <gpushare/collective/submit.hpp>
+#include <gpushare/collective/device_communicator.hpp>
+#include <gpushare/collective/exchange.hpp>
+#include <gpushare/collective/submit_fused.hpp>
+#include <gpushare/collective/submit_shared.hpp>
 #include <gpushare/numbers.hpp>
 
 namespace cu = gpushare::cuda;
 namespace detail = gpushare::detail;
+namespace gs = gpushare;
 using gpushare::sum;
 
 namespace {
@@ -18,10 +25,50 @@ void launch(cu::stream& s) {
     (void)s.launch_cooperative({.blocks = 2, .threads = 64, .hold = {}}, detail::rank_kernel<Body>{});
 }
 
+template <bool Sharded, class T, class Op, class... Stages>
+void launch(cu::stream& s, const gs::pipeline<T, Op, Stages...>&) {
+    launch<detail::fused_body<T, Op, Sharded, Stages...>>(s);
+}
+
 }  // namespace
 
 void launch_collectives(cu::stream& s) {
     launch<detail::all_reduce_body<gpushare::bfloat16, sum>>(s);
-    (void)s.launch_cooperative({.blocks = 2, .threads = 64, .hold = {}},
-                               detail::shared_device_kernel<detail::all_reduce_body<float, sum>>{});
+    launch<detail::reduce_scatter_body<float, sum>>(s);
+    launch<detail::all_gather_body<gs::bfloat16>>(s);
+    launch<detail::broadcast_body<float>>(s);
+    launch<detail::reduce_body<float, gs::maximum>>(s);
+    launch<detail::all_to_all_body<float>>(s);
+    launch<detail::barrier_body>(s);
+}
+
+/// Row stages of every kind: norms with one look and with two, scales that are published, replicated and sharded.
+void launch_fused(cu::stream& s, std::span<const gs::bfloat16> x, gs::bfloat16* residual, const gs::bfloat16* weight,
+                  float* scales) {
+    constexpr std::size_t width = 4096;
+    const auto normed = gs::rms_norm(weight, 1e-6F) | gs::cast<gs::bfloat16>();
+    launch<false>(s, gs::all_reduce(x, width) | gs::add_to(residual) | normed);
+    launch<true>(s, gs::all_reduce(x, width) | gs::add_to(gs::shard(residual)) | normed);
+    launch<false>(s, gs::all_reduce(x, width) | gs::bias(weight) | gs::gelu_tanh() |
+                         gs::layer_norm(weight, weight, 1e-6F) | gs::quantise<gs::fp8_e4m3>(scales));
+    launch<true>(s, gs::all_reduce(x, width, gs::average{}) | gs::silu() | gs::row_maxima(gs::shard(scales)) |
+                        gs::quantise<std::int8_t>(gs::shard(scales)));
+}
+
+/// A group on several devices or on one, as an embedder writes it.
+gs::errc all_reduce(cu::node& node, std::span<const gs::device_id> devices, std::span<cu::stream> streams,
+                    std::span<const float* const> in, std::span<float* const> out, std::size_t n) {
+    cu::pinned_memory visible(node);
+    const auto where = cu::connect(node, devices) ? gs::workspaces::on_devices : gs::workspaces::on_host;
+    const gs::device_communicator group(node, visible, devices, {.lanes = 8}, where);
+    std::vector<gs::member> members;
+    for (std::uint32_t r = 0; r < group.size(); ++r) members.push_back(group.rank(r));
+    const std::span<const gs::member> ranks(members);
+    const gs::launch_options shape{.blocks = 4, .threads = 64};
+    const gs::errc code =
+        devices.front() == devices.back()
+            ? gs::submit_shared_all_reduce<float>(node.gangs(), devices[0], streams[0], ranks, in, out, n, sum{}, shape)
+            : gs::submit_all_reduce<float>(node.gangs(), devices, streams, ranks, in, out, n, sum{}, shape);
+    for (auto& s : streams) s.record().wait(gs::never);
+    return code == gs::errc::none ? gs::fault_of(members[0]).code : code;
 }

@@ -31,7 +31,7 @@ TEST_CASE("trace_replay options have defaults and take values in both forms", "[
     CHECK(none.devices == 2);
     CHECK(none.load == 1.5);
     const auto all = parse({"--trace", "a b.csv", "--devices=4", "--memory", "80", "--load=0.5", "--tenants", "3",
-                            "--seed", "7", "--seconds=2", "--svg", "out.svg"});
+                            "--seed", "7", "--seconds=2", "--svg", "out.svg", "--timeline", "out.json"});
     CHECK(all.trace == "a b.csv");
     CHECK(all.devices == 4);
     CHECK(all.memory_gib == 80);
@@ -40,6 +40,7 @@ TEST_CASE("trace_replay options have defaults and take values in both forms", "[
     CHECK(all.seed == 7);
     CHECK(all.seconds == 2);
     CHECK(all.svg == "out.svg");
+    CHECK(all.timeline == "out.json");
     CHECK(parse({"--devices", "3", "--help"}).help);
     CHECK(trace_replay::help_text().find("--load") != std::string_view::npos);
 }

@@ -7,6 +7,8 @@
 #include <string>
 #include <vector>
 
+#include <gpushare/observe/timeline_trace.hpp>
+
 #include "support/catch.hpp"
 #include "trace_replay/backlog.hpp"
 #include "trace_replay/generator.hpp"
@@ -164,6 +166,20 @@ TEST_CASE("all three ways do the same work with the same bits", "[examples]") {
     // The check of the bits can fail.
     runs.back().results.front() ^= 1;
     CHECK(trace_replay::differing_results(runs) == 1);
+}
+
+TEST_CASE("what the limiters did is drawn if it is asked for", "[examples]") {
+    const auto w = trace_replay::make_workload(trace_replay::generate(1, 2000), small(0.5));
+    gpushare::timeline_trace timeline;
+    timeline.start(200'000);
+    (void)replay(w, small(0.5), way::weighted, &timeline);
+    const auto drawn = timeline.json();
+    for (const auto& j : w.jobs) {
+        const auto& name = w.tenants[j.tenant].name;
+        CHECK(drawn.find("\"bound of " + name + "\"") != std::string::npos);
+    }
+    CHECK(drawn.find("\"name\": \"wait\"") != std::string::npos);
+    CHECK(drawn.find("\"name\": \"kernel\"") != std::string::npos);
 }
 
 TEST_CASE("requests that can never fit their quota are refused, and nothing hangs", "[examples]") {

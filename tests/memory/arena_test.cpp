@@ -47,7 +47,7 @@ TEST_CASE("growing moves no pointer and keeps what is there", "[memory][arena]")
         CHECK(painted(advanced(begin, rig.chunks(n - 1)), rig.chunk, static_cast<int>(n)));
 }
 
-TEST_CASE("memory moves between tenants without being copied or made anew", "[memory][arena]") {
+TEST_CASE("memory moves between tenants without being copied or made anew (rmm 1109)", "[memory][arena]") {
     arena_rig rig({.capacity = 12});
     rig.scrubber.by_itself();
     auto chat = rig.arena(rig.chat, 1), code = rig.arena(rig.code, 2);

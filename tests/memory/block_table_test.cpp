@@ -2,17 +2,20 @@
 // The table of blocks that are out: right frees pass, wrong ones change nothing, and what leaked is listed.
 #include <algorithm>
 #include <array>
+#include <cstddef>
 #include <cstdint>
+#include <map>
+#include <span>
 #include <vector>
 
 #include <gpushare/memory/block_table.hpp>
 #include <gpushare/units.hpp>
 
 #include "support/catch.hpp"
+#include "support/random.hpp"
 #include "support/threads.hpp"
 
 using namespace gpushare::literals;
-using gpushare::block;
 using gpushare::block_table;
 using gpushare::errc;
 
@@ -49,15 +52,54 @@ TEST_CASE("what is still out can be taken, with size, alignment and label", "[me
     REQUIRE(table.remove(&memory[0], 16_B, 8) == errc::none);
     auto left = table.take_all();
     REQUIRE(left.size() == 2);
-    std::ranges::sort(left, {}, &block::size);
-    CHECK(left[0].pointer == &memory[1]);
-    CHECK(left[0].size == 32_B);
-    CHECK(left[0].alignment == 16);
-    CHECK(left[0].label == "kv-cache");
-    CHECK(left[1].label.empty());
+    std::ranges::sort(left, {}, [](const gpushare::leak& l) { return l.what.size; });
+    CHECK(left[0].what.pointer == &memory[1]);
+    CHECK(left[0].what.size == 32_B);
+    CHECK(left[0].what.alignment == 16);
+    CHECK(left[0].what.label == "kv-cache");
+    CHECK(left[0].trace.empty());  // nobody asked for one
+    CHECK(left[1].what.label.empty());
     CHECK(table.size() == 0);
     CHECK(table.take_all().empty());
     CHECK(table.remove(&memory[1], 32_B, 16) == errc::unknown_block);
+}
+
+namespace {
+
+// Who allocates, as far as the next test goes.
+std::atomic<std::uintptr_t> place{0};
+std::size_t capture_place(std::span<void*> callers) noexcept {
+    const auto depth = place.load() % 4;
+    std::fill_n(callers.begin(), depth, reinterpret_cast<void*>(place.load()));
+    return depth;
+}
+
+}  // namespace
+
+TEST_CASE("each block's trace is its own, however blocks come and go", "[memory][blocks]") {
+    block_table table{&capture_place};
+    const auto seed = support::seed(5);
+    CAPTURE(seed);
+    support::random any{seed};
+    std::map<void*, std::uintptr_t> out;
+    std::vector<char> memory(50);
+    for (int i = 0; i < 2'000; ++i) {
+        void* const p = &any.of(memory);
+        if (out.erase(p) != 0) {
+            REQUIRE(table.remove(p, 16_B, 8) == errc::none);
+            continue;
+        }
+        place = any.below(1'000);
+        out.emplace(p, place.load());
+        table.insert({p, 16_B, 8, {}});
+    }
+    const auto left = table.take_all();
+    CHECK(left.size() == out.size());
+    for (const auto& l : left)
+        CHECK(l.trace == std::vector(out.at(l.what.pointer) % 4, reinterpret_cast<void*>(out.at(l.what.pointer))));
+    place = 3;
+    table.insert({&memory[0], 16_B, 8, {}});
+    CHECK(table.take_all().front().trace.size() == 3);
 }
 
 TEST_CASE("of several threads that free the same block, one succeeds", "[memory][blocks]") {

@@ -66,7 +66,7 @@ TEST_CASE("wrong frees are noticed and change nothing", "[memory][books]") {
     CHECK(upstream.wrong_frees() == 0);
 }
 
-TEST_CASE("a scope has figures of its own, which count for those around it", "[memory][books]") {
+TEST_CASE("a scope has figures of its own, which count for those around it (rmm 1563, 2358)", "[memory][books]") {
     fault_resource upstream;
     booked_resource booked{upstream};
     memory_scope engine{booked, "engine"};

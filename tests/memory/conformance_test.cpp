@@ -2,6 +2,7 @@
 // The library's resources do what every memory_resource has to do.
 #include <memory_resource>
 
+#include <gpushare/memory/booked_resource.hpp>
 #include <gpushare/memory/quota.hpp>
 #include <gpushare/memory/quota_resource.hpp>
 #include <gpushare/tenant/tenant_memory.hpp>
@@ -54,4 +55,15 @@ TEST_CASE("tenant_memory is a memory_resource and a memory", "[memory][conforman
     CHECK(events == 0);
     CHECK(whole.usage().current == 0_B);
     CHECK(device.usage().current == 0_B);
+}
+
+TEST_CASE("booked_resource and its scopes are memory_resources", "[memory][conformance]") {
+    fault_resource upstream;
+    gpushare::booked_resource booked{upstream};
+    gpushare::memory_scope scope{booked, "prefill"};
+    conformance::check_memory_resource(booked);
+    conformance::check_memory_resource(scope);
+    CHECK(booked.figures().current == 0_B);
+    CHECK(upstream.blocks() == 0);
+    CHECK(upstream.wrong_frees() == 0);
 }

@@ -43,7 +43,7 @@ struct memory_under_test {
 
 }  // namespace
 
-TEST_CASE("a free is credited when the stream reaches it, not before", "[memory][deferred]") {
+TEST_CASE("a free is credited when the stream reaches it, not before (rmm's limiter)", "[memory][deferred]") {
     memory_under_test m;
     manual_stream s;
     m.frees.add(s.record(), m.allocate(1000), 1000, 8);

@@ -154,7 +154,8 @@ TEST_CASE("blocks never overlap, nothing that fits is overlooked, for ten millio
     compare(1'000, 10'000);
 }
 
-TEST_CASE("the fast search wastes at most a class: what is one class bigger is found", "[memory][pool]") {
+TEST_CASE("the fast search wastes at most a class: what is one class bigger is found (rmm's best-fit list)",
+          "[memory][pool]") {
     pool_fit fit;
     for (std::uint64_t granules = 1; granules < 3'000; granules += 7) {
         const auto size = granules * pool_granule, room = size + size / 32 + pool_granule;

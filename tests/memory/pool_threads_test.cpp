@@ -10,6 +10,7 @@
 #include <cstdlib>
 #include <cstring>
 #include <mutex>
+#include <span>
 #include <thread>
 #include <utility>
 #include <vector>
@@ -20,6 +21,7 @@
 #include <gpushare/memory/quota_resource.hpp>
 #include <gpushare/units.hpp>
 
+#include "support/capped_pool.hpp"
 #include "support/catch.hpp"
 #include "support/fault_resource.hpp"
 #include "support/manual_timeline.hpp"
@@ -209,37 +211,31 @@ TEST_CASE("a block freed by two threads at once is freed once (rmm 2303)", "[mem
 }
 
 TEST_CASE("a request that fits is granted while others ask for what can never be had", "[memory][pool][attack]") {
-    fault_resource upstream;
-    quota limit{4_MiB};
-    quota_resource mine(limit, upstream);
     const auto segment = GENERATE(64_KiB, 1_MiB, 4_MiB);
     CAPTURE(segment.count());
-    pool_resource pool(mine, {.segment = segment});
-    auto cache = pool.make_cache();
+    support::capped_pool<> c(4_MiB, {.segment = segment});
+    auto cache = c.pool.make_cache();
     {
         support::background doomed(2, [&](unsigned) {
-            if (pool.try_allocate(4 * MiB + 1, 256) != nullptr) std::abort();
+            if (c.pool.try_allocate(4 * MiB + 1, 256) != nullptr) std::abort();
         });
         for (const std::size_t size : {std::size_t{100}, 64 * KiB, MiB, 3 * MiB, 4 * MiB}) {
             CAPTURE(size);
             CHECK(count_refusals(cache, size, 300) == 0);
-            CHECK(count_refusals(pool, size, 300) == 0);
+            CHECK(count_refusals(c.pool, size, 300) == 0);
         }
     }
-    CHECK(limit.usage().peak <= 4_MiB);
-    CHECK(pool.trim(0_B) == 0_B);
+    CHECK(c.limit.usage().peak <= 4_MiB);
+    CHECK(c.pool.trim(0_B) == 0_B);
 }
 
 TEST_CASE("what a sleeping worker has freed is never missed by a request that needs it", "[memory][pool][attack]") {
     // Two workers in turn need the whole pool, which the other one has just put into its cache.
-    fault_resource upstream;
-    quota limit{4_MiB};
-    quota_resource mine(limit, upstream);
-    pool_resource pool(mine, {.segment = 4_MiB});
+    support::capped_pool<> c(4_MiB, {.segment = 4_MiB});
     std::atomic<int> turn{0};
     std::atomic<int> refused{0};
     support::together(2, [&](unsigned rank) {
-        auto cache = pool.make_cache();
+        auto cache = c.pool.make_cache();
         for (int i = 0; i < 300; ++i) {
             while (turn.load() % 2 != static_cast<int>(rank)) std::this_thread::yield();
             std::array<void*, 8> parts{};
@@ -250,27 +246,24 @@ TEST_CASE("what a sleeping worker has freed is never missed by a request that ne
         }
     });
     CHECK(refused.load() == 0);
-    CHECK(pool.trim(0_B) == 0_B);
+    CHECK(c.pool.trim(0_B) == 0_B);
 }
 
 TEST_CASE("what is on its way back to the upstream is waited for, not missed", "[memory][pool][attack]") {
-    fault_resource upstream;
-    quota limit{4_MiB};
-    quota_resource mine(limit, upstream);
-    pool_resource pool(mine, {.segment = 4_MiB});
-    CHECK(pool.deallocate(pool.allocate(MiB, 256), MiB, 256) == errc::none);
+    support::capped_pool<> c(4_MiB, {.segment = 4_MiB});
+    CHECK(c.pool.deallocate(c.pool.allocate(MiB, 256), MiB, 256) == errc::none);
     std::atomic<bool> on_its_way{false};
-    upstream.on_deallocate = [&] {
+    c.upstream.on_deallocate = [&] {
         on_its_way = true;
         std::this_thread::sleep_for(std::chrono::milliseconds{30});
     };
-    std::jthread trimming([&] { (void)pool.trim(0_B); });
+    std::jthread trimming([&] { (void)c.pool.trim(0_B); });
     while (!on_its_way) std::this_thread::yield();
-    void* const all = pool.try_allocate(4 * MiB, 256);
+    void* const all = c.pool.try_allocate(4 * MiB, 256);
     CHECK(all != nullptr);
     trimming.join();
-    upstream.on_deallocate = nullptr;
-    CHECK(pool.deallocate(all, 4 * MiB, 256) == errc::none);
+    c.upstream.on_deallocate = nullptr;
+    CHECK(c.pool.deallocate(all, 4 * MiB, 256) == errc::none);
 }
 
 TEST_CASE("what is on its way from the upstream is waited for, not missed", "[memory][pool][attack]") {
@@ -315,4 +308,62 @@ TEST_CASE("workers with streams, and a device that gets on while they allocate",
         wind_down(pool, others);
     }
     CHECK(upstream.blocks() == 0);
+}
+
+namespace {
+
+/// What the points of a busy device share: the first question is answered no, and who asks again waits for the answer.
+struct slow_answer {
+    std::atomic<unsigned> questions{0};
+    std::atomic<bool> known{false}, gave_up{false};
+
+    [[nodiscard]] bool ask() noexcept {
+        if (questions.fetch_add(1) == 0) return false;
+        const auto end = std::chrono::steady_clock::now() + std::chrono::seconds(20);
+        while (!known && !gave_up) {
+            std::this_thread::yield();
+            if (std::chrono::steady_clock::now() > end) gave_up = true;
+        }
+        return true;
+    }
+};
+
+struct slow_stream {
+    struct point {
+        slow_answer* answer = nullptr;
+
+        [[nodiscard]] bool reached() const noexcept { return answer == nullptr || answer->ask(); }
+        bool wait(gpushare::instant) const { return reached(); }
+        static bool wait_any(std::span<const point> points, gpushare::instant) { return points.front().reached(); }
+        [[nodiscard]] errc status() const noexcept { return errc::none; }
+        friend gpushare::ns elapsed(const point&, const point&) noexcept { return {}; }
+    };
+    point record() { return {}; }
+};
+static_assert(gpushare::timeline<slow_stream>);
+
+}  // namespace
+
+TEST_CASE("32 streams allocate and free while somebody holds the pool's lock (rmm 1887)", "[memory][pool][threads]") {
+    fault_resource upstream;
+    pool_resource<fault_resource, slow_stream::point> pool(upstream);
+    std::array<slow_stream, 32> streams;
+    std::vector<decltype(pool)::cache> caches;
+    for (auto& s : streams) caches.push_back(pool.make_cache(s));
+    for (auto& c : caches) CHECK(c.deallocate(c.allocate(64 * KiB, 256), 64 * KiB, 256) == errc::none);
+    auto sorter = pool.make_cache();
+    slow_answer answer;
+    CHECK(pool.deallocate_after({&answer}, pool.allocate(KiB, 256), KiB, 256) == errc::none);
+    std::jthread holds([&] { sorter.flush(); });  // looks whether the point is reached, under the lock
+    while (answer.questions < 2) std::this_thread::yield();
+    std::size_t done = 0;
+    for (int round = 0; round < 100; ++round)
+        for (auto& c : caches)
+            if (void* const p = c.try_allocate(64 * KiB, 256))
+                done += c.deallocate(p, 64 * KiB, 256) == errc::none ? 1U : 0U;
+    CHECK_FALSE(answer.gave_up);  // nobody had to wait for it
+    answer.known = true;
+    holds.join();
+    CHECK(done == 3'200);
+    CHECK(pool.usage().used == 0_B);
 }

@@ -130,7 +130,7 @@ TEST_CASE("the attack finds the classic defect: a big refused request makes a fi
     REQUIRE(doomed.granted() == 0);
 }
 
-TEST_CASE("a big refused request never makes a fitting one fail", "[memory][attack]") {
+TEST_CASE("a big refused request never makes a fitting one fail (rmm's limiter)", "[memory][attack]") {
     quota q{1_GiB};
     REQUIRE(q.try_charge(1_MiB) == errc::none);
     {

@@ -12,7 +12,6 @@
 #include <utility>
 #include <vector>
 
-#include <gpushare/backend/host/clock.hpp>
 #include <gpushare/error.hpp>
 #include <gpushare/memory/pool_resource.hpp>
 #include <gpushare/memory/quota.hpp>
@@ -24,21 +23,22 @@
 #include "support/catch.hpp"
 #include "support/fault_resource.hpp"
 #include "support/threads.hpp"
+#include "support/waiting.hpp"
 
 using namespace gpushare::literals;
 using namespace std::chrono_literals;
 using gpushare::bytes;
 using gpushare::charge_until;
 using gpushare::errc;
-using gpushare::failure;
 using gpushare::instant;
 using gpushare::patience;
 using gpushare::quota;
 using gpushare::quota_hook;
 using gpushare::quota_resource;
 using gpushare::reclaim_request;
-using real_clock = gpushare::host::steady_clock;
 using support::fault_resource;
+using support::real_clock;
+using support::within;
 
 namespace {
 
@@ -64,7 +64,7 @@ struct cache {
 
 }  // namespace
 
-TEST_CASE("a hook frees what is missing, and the request is granted", "[memory][hooks]") {
+TEST_CASE("a hook frees what is missing, and the request is granted: spilling, as asked of rmm", "[memory][hooks]") {
     quota q{1'000_B};
     fault_resource upstream;
     quota_resource mine{q, upstream, "chat"};
@@ -218,8 +218,7 @@ TEST_CASE("over its own limit, a tenant's neighbours aren't asked", "[memory][ho
                               FAIL("nothing of code's would help");
                               return {};
                           }};
-    const patience soon{real_clock{}, real_clock::now() + 1ms};
-    CHECK(charge_until(chat, 50_B, soon).code == errc::deadline_exceeded);
+    CHECK(charge_until(chat, 50_B, within(1ms)).code == errc::deadline_exceeded);
     CHECK(gpushare::holder_of_burst(chat, 50_B).borrowed == 0_B);
     CHECK(chat.release(200_B));
     CHECK(code.release(500_B));
@@ -260,7 +259,7 @@ TEST_CASE("a borrower that doesn't give back is named in the refusal, and keeps 
     fault_resource upstream;
     quota_resource mine{chat, upstream, "chat"};
     CHECK_THROWS_WITH(
-        (void)mine.allocate_until(500, 4, patience{real_clock{}, real_clock::now() + 2ms}),
+        (void)mine.allocate_until(500, 4, within(2ms)),
         "tenant 'chat': allocate: asked 500 B, 0 B of 1000 B left (deadline exceeded); 700 B lent to 'code'");
     CHECK(asked == 1);
     CHECK(code.usage().current == 900_B);

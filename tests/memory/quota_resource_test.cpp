@@ -78,7 +78,7 @@ TEST_CASE("an allocation is charged while it is out", "[memory][resource]") {
     CHECK(upstream.blocks() == 0);
 }
 
-TEST_CASE("a refusal names the tenant, what was asked and what is left, and asks nothing upstream",
+TEST_CASE("a refusal names the tenant, what was asked and what is left, and asks nothing upstream (rmm 2507)",
           "[memory][resource]") {
     quota q{4096_MiB};
     REQUIRE(q.try_charge(4059_MiB) == errc::none);
@@ -98,7 +98,7 @@ TEST_CASE("a refusal names the tenant, what was asked and what is left, and asks
     CHECK(q.usage().refusals == 4);
 }
 
-TEST_CASE("alignment is charged, above 256 as well", "[memory][resource]") {
+TEST_CASE("alignment is charged, above 256 as well (rmm's limiter)", "[memory][resource]") {
     quota q{1_MiB};
     fault_resource upstream;
     quota_resource mine{q, upstream};
@@ -129,8 +129,8 @@ TEST_CASE("what the upstream says it takes is what is charged", "[memory][resour
     CHECK(q.usage().current == 0_B);
 }
 
-TEMPLATE_TEST_CASE("sizes near SIZE_MAX don't wrap to something small", "[memory][resource]", fault_resource,
-                   granular_resource) {
+TEMPLATE_TEST_CASE("sizes near SIZE_MAX don't wrap to something small (rmm's limiter)", "[memory][resource]",
+                   fault_resource, granular_resource) {
     quota q{1_MiB};
     TestType upstream;
     quota_resource mine{q, upstream, "chat"};
@@ -159,7 +159,7 @@ TEST_CASE("an alignment that is no power of two is refused", "[memory][resource]
     CHECK(upstream.calls() == 0);
 }
 
-TEST_CASE("an upstream that throws leaks nothing, and what it throws passes through", "[memory][resource]") {
+TEST_CASE("an upstream that throws leaks nothing, and what it throws passes through (umpire)", "[memory][resource]") {
     quota q{1_MiB};
     fault_resource upstream;
     quota_resource mine{q, upstream, "chat"};
@@ -220,7 +220,8 @@ TEST_CASE("a free that the upstream refuses changes nothing", "[memory][resource
     CHECK(q.free() == 1_MiB);
 }
 
-TEST_CASE("a free of more than is charged never makes the quota underflow", "[memory][resource]") {
+TEST_CASE("a free of more than is charged never makes the quota underflow (rmm's limiter, hami 1181)",
+          "[memory][resource]") {
     quota q{1_MiB};
     fault_resource upstream;  // says nothing about wrong frees, as most resources
     quota_resource mine{q, upstream};
@@ -231,7 +232,7 @@ TEST_CASE("a free of more than is charged never makes the quota underflow", "[me
     CHECK(q.free() == 1_MiB);
 }
 
-TEST_CASE("a tenant sees its quota as its device, and others' burst as taken", "[memory][resource]") {
+TEST_CASE("a tenant sees its quota as its device, and others' burst as taken (rmm 533, 956)", "[memory][resource]") {
     quota device{100_KiB};
     quota a{device, 40_KiB, 30_KiB};
     quota b{device, 20_KiB, 40_KiB};
@@ -306,7 +307,7 @@ TEST_CASE("copies of a quota_resource share quota and upstream, and compare equa
     CHECK(&copy.upstream() == &upstream);
 }
 
-TEST_CASE("threads allocate up to the quota, with an upstream that fails now and then", "[memory][resource]") {
+TEST_CASE("threads allocate up to the quota, with an upstream that fails now and then (umpire)", "[memory][resource]") {
     quota device{1_MiB};
     quota q{device, 256_KiB, 256_KiB};
     fault_resource upstream;

@@ -207,7 +207,7 @@ TEST_CASE("a quota that ends gives back what isn't charged, and keeps what is in
     CHECK(device.usage().current == 55_B);
 }
 
-TEST_CASE("a quota is adjustable while it is used", "[memory][quota]") {
+TEST_CASE("a quota is adjustable while it is used (rmm's limiter)", "[memory][quota]") {
     quota device{100_B};
     quota a{device, 20_B};
     quota b{device, 30_B};

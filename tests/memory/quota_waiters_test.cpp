@@ -11,7 +11,6 @@
 #include <thread>
 #include <vector>
 
-#include <gpushare/backend/host/clock.hpp>
 #include <gpushare/error.hpp>
 #include <gpushare/memory/deferred_frees.hpp>
 #include <gpushare/memory/quota.hpp>
@@ -25,6 +24,7 @@
 #include "support/manual_timeline.hpp"
 #include "support/random.hpp"
 #include "support/threads.hpp"
+#include "support/waiting.hpp"
 
 using namespace gpushare::literals;
 using namespace std::chrono_literals;
@@ -36,19 +36,11 @@ using gpushare::instant;
 using gpushare::patience;
 using gpushare::quota;
 using gpushare::quota_resource;
-using real_clock = gpushare::host::steady_clock;
 using support::fault_resource;
-
-namespace {
-
-patience<real_clock> within(gpushare::ns d) { return {.deadline = real_clock::now() + d}; }
-patience<real_clock> forever() { return {}; }
-
-void wait_for_line(const quota& q, std::uint32_t waiting) {
-    while (q.usage().waiting != waiting) std::this_thread::yield();
-}
-
-}  // namespace
+using support::forever;
+using support::real_clock;
+using support::wait_for_line;
+using support::within;
 
 TEST_CASE("a wait ends at its deadline, and says what was left and who holds the rest", "[memory][waiters]") {
     quota device{4_MiB};

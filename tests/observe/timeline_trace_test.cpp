@@ -1,14 +1,10 @@
 // SPDX-License-Identifier: Apache-2.0
 #include <atomic>
-#include <cctype>
 #include <chrono>
 #include <cstdint>
-#include <map>
-#include <stdexcept>
 #include <string>
 #include <string_view>
 #include <thread>
-#include <utility>
 #include <vector>
 
 #include <gpushare/backend/sim/sim.hpp>
@@ -16,106 +12,20 @@
 #include <gpushare/units.hpp>
 
 #include "support/catch.hpp"
+#include "support/json.hpp"
 #include "support/simulated_limiter.hpp"
 
 using namespace gpushare;
 using namespace std::chrono_literals;
+using support::json_value;
 
 namespace {
 
 constexpr instant start{};
 
-/// As much of JSON as is needed to see that a text is JSON, and to ask it. Throws where it isn't.
-struct json_value {
-    std::string text;  // a string without its escapes, or a number as it is written
-    std::vector<json_value> items;
-    std::map<std::string, json_value> fields;
-
-    const json_value& operator[](const std::string& name) const { return fields.at(name); }
-};
-
-class json_parser {
-public:
-    static json_value parse(std::string_view text) {
-        json_parser p(text);
-        auto value = p.value();
-        p.space();
-        if (p.at_ != text.size()) throw std::runtime_error("something behind the value");
-        return value;
-    }
-
-private:
-    explicit json_parser(std::string_view text) : text_(text) {}
-    void space() {
-        while (at_ < text_.size() && (text_[at_] == ' ' || text_[at_] == '\n')) ++at_;
-    }
-    char peek() {
-        space();
-        return text_.at(at_);
-    }
-    void expect(char c) {
-        if (peek() != c) throw std::runtime_error("expected " + std::string(1, c) + " at " + std::to_string(at_));
-        ++at_;
-    }
-    std::string string() {
-        expect('"');
-        std::string out;
-        for (; text_.at(at_) != '"'; ++at_) {
-            const auto c = static_cast<unsigned char>(text_[at_]);
-            if (c < 0x20 || c > 0x7e) throw std::runtime_error("a raw byte in a string");
-            if (c != '\\') {
-                out += text_[at_];
-            } else if (const char e = text_.at(++at_); e == 'u') {
-                for (int i = 1; i <= 4; ++i)
-                    if (std::isxdigit(static_cast<unsigned char>(text_.at(at_ + static_cast<std::size_t>(i)))) == 0)
-                        throw std::runtime_error("a bad escape");
-                out += "?";
-                at_ += 4;
-            } else if (e == '"' || e == '\\') {
-                out += e;
-            } else {
-                throw std::runtime_error("a bad escape");
-            }
-        }
-        ++at_;
-        return out;
-    }
-    json_value value() {
-        json_value v;
-        const char c = peek();
-        if (c == '"') {
-            v.text = string();
-        } else if (c == '{') {
-            for (expect('{'); peek() != '}';) {
-                if (!v.fields.empty()) expect(',');
-                space();
-                auto name = string();
-                expect(':');
-                if (!v.fields.emplace(std::move(name), value()).second) throw std::runtime_error("a field twice");
-            }
-            expect('}');
-        } else if (c == '[') {
-            for (expect('['); peek() != ']';) {
-                if (!v.items.empty()) expect(',');
-                v.items.push_back(value());
-            }
-            expect(']');
-        } else {
-            std::size_t used = 0;
-            (void)std::stod(std::string(text_.substr(at_, 40)), &used);
-            v.text = text_.substr(at_, used);
-            at_ += used;
-        }
-        return v;
-    }
-
-    std::string_view text_;
-    std::size_t at_ = 0;
-};
-
 std::vector<json_value> events(timeline_trace& t, const std::string& phase) {
     std::vector<json_value> found;
-    const auto whole = json_parser::parse(t.json());
+    const auto whole = support::parse_json(t.json());
     for (const auto& e : whole["traceEvents"].items)
         if (e["ph"].text == phase) found.push_back(e);
     return found;
@@ -126,7 +36,7 @@ std::vector<json_value> events(timeline_trace& t, const std::string& phase) {
 TEST_CASE("a trace is off until it is started", "[observe]") {
     timeline_trace t;
     t.kernel({0}, 1, start, start + 1ms);
-    CHECK(json_parser::parse(t.json())["traceEvents"].items.empty());
+    CHECK(support::parse_json(t.json())["traceEvents"].items.empty());
     t.start(10);
     t.kernel({0}, 1, start, start + 1ms);
     t.stop();

@@ -73,7 +73,8 @@ TEST_CASE("a workspace is charged once, wherever it is moved", "[tenant][overhea
     CHECK(tenant.usage().current == 0_B);
 }
 
-TEST_CASE("an admission uses what is really there", "[tenant][overhead]") {
+TEST_CASE("an admission uses what is really there: contexts and libraries are counted (PyTorch)",
+          "[tenant][overhead]") {
     host::node n(small_node());
     tenancy shared(n);
     n.memory({0}).take_for_others(24_MiB);  // a context, modules, another process: after the tenancy was made

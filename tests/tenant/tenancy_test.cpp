@@ -10,6 +10,8 @@
 #include <vector>
 
 #include <gpushare/backend/host/host.hpp>
+#include <gpushare/memory/pool_resource.hpp>
+#include <gpushare/memory/stack_trace.hpp>
 #include <gpushare/tenant/tenancy.hpp>
 
 #include "support/catch.hpp"
@@ -48,7 +50,7 @@ void check_untouched(tenancy& t, std::uint32_t devices = 2) {
 
 }  // namespace
 
-TEST_CASE("a tenant sees its part of each device as its own", "[tenant]") {
+TEST_CASE("a tenant sees its part of each device as its own (triton 1140, 3507, 3854)", "[tenant]") {
     node n(small_node());
     tenancy shared(n);
     auto chat = shared.admit({.name = "chat", .memory = 32_MiB, .devices = 2, .compute = 60_pct});
@@ -358,6 +360,58 @@ TEST_CASE("closing returns everything and reports what leaked", "[tenant]") {
     CHECK(code_of([&] { (void)a.memory(); }) == errc::closed);
     CHECK(a.acquire().code() == errc::closed);
     CHECK(admission(shared, {.name = "a", .memory = 1_MiB, .compute = 100_pct}) == errc::none);  // the name is free
+}
+
+namespace {
+[[gnu::noinline]] void allocate_and_forget(gpushare::tenant<node>& t) { (void)t.memory().allocate(4096); }
+}  // namespace
+
+TEST_CASE("a leak says who allocated it, where the tenancy was asked to remember", "[tenant]") {
+    const bool asked = GENERATE(false, true);
+    node n(small_node());
+    std::vector<std::vector<void*>> traces;
+    tenancy shared(n, {.events = [&](const tenant_event& e) { traces.emplace_back(e.trace.begin(), e.trace.end()); },
+                       .trace = asked ? gpushare::capture_stack : nullptr});
+    auto a = shared.admit({.name = "a", .memory = 1_MiB, .compute = 50_pct});
+    allocate_and_forget(a);
+    allocate_and_forget(a);
+    (void)a.memory().allocate(4096);
+    CHECK(a.close(soon()).leaked_blocks == 3);
+    REQUIRE(traces.size() == 3);
+    for (const auto& t : traces) {
+        CHECK((t.size() > 2) == asked);
+        CHECK(gpushare::symbols_of(t).size() == t.size());
+    }
+    if (asked) CHECK(traces[0] != traces[2]);
+}
+
+TEST_CASE("a tenant knows the largest block that it could have", "[tenant]") {
+    node n(small_node());
+    tenancy shared(n);
+    auto a = shared.admit({.name = "a", .memory = 32_MiB, .devices = 2, .compute = 50_pct});
+    CHECK(a.usage().largest_free == 16_MiB);
+    void* const p = a.memory(0).allocate(15 << 20);
+    CHECK(a.memory(0).largest_free() == 1_MiB);
+    CHECK(a.usage().largest_free == 16_MiB);  // on the other device
+    CHECK(a.memory(0).try_allocate((1 << 20) + 1) == nullptr);
+    void* const q = a.memory(0).try_allocate(1 << 20);
+    CHECK(q != nullptr);
+    CHECK(a.memory(0).largest_free() == 0_B);
+    a.memory(0).deallocate(p, 15 << 20);
+    a.memory(0).deallocate(q, 1 << 20);
+}
+
+TEST_CASE("a pool over a tenant's memory is refused in the tenant's name, with its figures", "[tenant]") {
+    node n(small_node());
+    tenancy shared(n);
+    auto a = shared.admit({.name = "chat", .memory = 16_MiB, .compute = 50_pct});
+    gpushare::pool_resource pool{a.memory(), {.segment = 1_MiB}};
+    void* const p = pool.allocate(12 << 20, 256);
+    CHECK_THROWS_WITH(
+        (void)pool.allocate(5 << 20, 256),
+        "tenant 'chat': allocate from a pool: asked 5 MiB, 4 MiB of 16 MiB left (over the quota); the pool "
+        "holds 12 MiB, of which 0 B are free, 0 B in one block");
+    CHECK(pool.deallocate(p, 12 << 20, 256) == errc::none);
 }
 
 TEST_CASE("closing gives up at its deadline and can be repeated", "[tenant]") {

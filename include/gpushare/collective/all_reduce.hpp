@@ -41,6 +41,7 @@ struct all_reduce_body {
     collective_plan plan;
 
     static constexpr auto kind = collective_kind::all_reduce;
+    static constexpr bool through_slots = true;  // where ranks don't reach each other's buffers
 
     GPUSHARE_EXEC_CHECK_DISABLE
     template <class Context>
@@ -58,6 +59,7 @@ struct all_reduce_body {
                 return by_ring(t, signature(lanes), in + mine.begin, out + mine.begin, mine.size(), op);
             case algorithm::two_shot: break;
         }
+        if (!t.view().direct) return by_ring(t, signature(lanes), in + mine.begin, out + mine.begin, mine.size(), op);
         return two_shot(t, lanes, mine);
     }
 

@@ -49,6 +49,16 @@ struct alignas(line_bytes) flag_line {
     std::uint32_t partial_ready, result_ready, partial_taken, result_taken;
 };
 
+/// What the host sees of a rank where it can't read the rank's area, and what it asks for: in memory that both reach, of which
+/// each word has one writer, so that no atomic operation has to cross a bus.
+struct alignas(line_bytes) report_line {
+    std::uint64_t verdict;   // by whoever aborts: a packed fault
+    std::uint32_t epoch;     // by the rank's first lane, as is what follows
+    std::uint32_t progress;  // kind and stage
+    std::uint64_t request;   // of rank 0's line, by the host: a packed fault to abort with
+    std::uint32_t claims;    // of rank 0's line, among the host's threads: the first to add here asks
+};
+
 }  // namespace detail
 
 /// A group's memory as kernels see it. Copied freely.
@@ -56,8 +66,10 @@ struct channel_view {
     std::byte* const* areas = nullptr;  // one of each rank
     std::uint32_t ranks = 0;
     std::uint32_t lanes = 0;
-    std::size_t slot = 0;          // bytes of one slot, a multiple of 4 lines
-    std::uint32_t busy_turns = 0;  // how often a waiting thread looks before it yields its core
+    std::size_t slot = 0;                    // bytes of one slot, a multiple of 4 lines
+    std::uint32_t busy_turns = 0;            // how often a waiting thread looks before it yields its core
+    bool direct = true;                      // ranks reach each other's buffers, not only each other's areas
+    detail::report_line* reports = nullptr;  // one of each rank, where the host can't read the areas
 
     [[nodiscard]] GPUSHARE_HD static constexpr std::size_t area_bytes(std::uint32_t ranks, std::uint32_t lanes,
                                                                       std::size_t slot) noexcept {
@@ -89,16 +101,18 @@ struct channel_view {
     [[nodiscard]] GPUSHARE_HD static constexpr std::size_t words_bytes(std::size_t slot) noexcept { return slot / 4; }
     /// Makes fresh memory ready; all flags stand at `first_epoch` then. Before anybody uses it.
     void prepare(std::uint32_t first_epoch) const noexcept {
-        for (std::uint32_t r = 0; r < ranks; ++r) {
-            std::memset(areas[r], 0, area_bytes(ranks, lanes, slot));
-            for (std::uint32_t l = 0; l < lanes; ++l) {
-                own(r, l).epoch = first_epoch;
-                for (std::uint32_t from = 0; from < ranks; ++from)
-                    for (std::uint32_t turn = 0; turn < 2; ++turn) {
-                        flag(r, from, l, turn).ready = first_epoch;
-                        flag(r, from, l, turn).done = first_epoch;
-                    }
-            }
+        for (std::uint32_t r = 0; r < ranks; ++r) prepare_rank(r, first_epoch);
+    }
+    /// The area of one rank; those of all ranks begin alike.
+    void prepare_rank(std::uint32_t r, std::uint32_t first_epoch) const noexcept {
+        std::memset(areas[r], 0, area_bytes(ranks, lanes, slot));
+        for (std::uint32_t l = 0; l < lanes; ++l) {
+            own(r, l).epoch = first_epoch;
+            for (std::uint32_t from = 0; from < ranks; ++from)
+                for (std::uint32_t turn = 0; turn < 2; ++turn) {
+                    flag(r, from, l, turn).ready = first_epoch;
+                    flag(r, from, l, turn).done = first_epoch;
+                }
         }
     }
 };

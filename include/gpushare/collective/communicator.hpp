@@ -49,9 +49,35 @@ public:
     [[nodiscard]] std::uint32_t size() const noexcept { return view_->ranks; }
     [[nodiscard]] const channel_view& view() const noexcept { return *view_; }
     [[nodiscard]] const tuning_table& tuning() const noexcept { return *tuning_; }
+    /// The same for all ranks of a channel, and for nobody else.
+    [[nodiscard]] const void* channel() const noexcept {
+        return view_->reports != nullptr ? static_cast<const void*>(view_->reports) : view_->areas;
+    }
+    /// Ends the channel's collectives with `why`, unless something has before. Doesn't wait.
+    void close(const collective_fault& why) const noexcept {
+        if (view_->reports == nullptr) return team<thread_context>::close(*view_, why);
+        detail::report_line& line = view_->reports[0];
+        if (atomic_ref{line.claims}.fetch_add_acq_rel(1) == 0) atomic_ref{line.request}.store_release(why.packed());
+    }
+    /// Why the channel's collectives fail, if they do: none until one has failed, then the same for ever.
+    [[nodiscard]] collective_fault fault() const noexcept {
+        std::uint64_t& verdict =
+            view_->reports != nullptr ? view_->reports[rank_].verdict : view_->own(rank_, 0).verdict;
+        return collective_fault::unpacked(atomic_ref{verdict}.load_acquire());
+    }
+    /// How far the rank is (its first lane), for a hang_watch. Not ordered with anything.
+    [[nodiscard]] rank_progress progress() const noexcept {
+        detail::own_line* const own = view_->reports != nullptr ? nullptr : &view_->own(rank_, 0);
+        const std::uint32_t word =
+            atomic_ref{own != nullptr ? own->progress : view_->reports[rank_].progress}.load_relaxed();
+        return {atomic_ref{own != nullptr ? own->epoch : view_->reports[rank_].epoch}.load_relaxed(),
+                static_cast<collective_kind>(word >> 8), static_cast<collective_stage>(word & 0xffU)};
+    }
 
 private:
     friend class communicator;
+    template <class, class>
+    friend class device_communicator;
     member(const channel_view& view, const tuning_table& tuning, std::uint32_t rank) noexcept
         : view_(&view), tuning_(&tuning), rank_(rank) {}
 
@@ -128,9 +154,9 @@ public:
     /// `rank` is who is to blame. Doesn't wait.
     void abort(std::uint32_t rank = 0, errc why = errc::aborted) const noexcept {
         for (const channel_view& v : shared_->views) {
-            const std::uint32_t word = atomic_ref{v.own(0, 0).progress}.load_relaxed();
-            team<thread_context>::close(
-                v, {why, static_cast<collective_kind>(word >> 8), rank, atomic_ref{v.own(0, 0).epoch}.load_relaxed()});
+            const member first(v, shared_->tuning, 0);
+            const rank_progress at = first.progress();
+            first.close({why, at.what, rank, at.epoch});
         }
     }
 
@@ -138,12 +164,7 @@ public:
     [[nodiscard]] std::vector<rank_progress> progress(std::uint32_t channel = 0) const {
         check(channel < channels(), channel, channels(), "channel of a communicator");
         std::vector<rank_progress> all(size());
-        for (std::uint32_t r = 0; r < size(); ++r) {
-            detail::own_line& line = shared_->views[channel].own(r, 0);
-            const std::uint32_t word = atomic_ref{line.progress}.load_relaxed();
-            all[r] = {atomic_ref{line.epoch}.load_relaxed(), static_cast<collective_kind>(word >> 8),
-                      static_cast<collective_stage>(word & 0xffU)};
-        }
+        for (std::uint32_t r = 0; r < size(); ++r) all[r] = rank(r, channel).progress();
         return all;
     }
 

@@ -98,6 +98,13 @@ concept row_stage = std::copyable<S> && std::is_trivially_copyable_v<typename S:
     { s.apply(x, at, known) } -> std::same_as<floats<4>>;
 };
 
+/// A row stage that writes what it has learnt of each row. A concept of its own: nvcc 13.0 crashes where a template's body asks
+/// the same in a requires-expression that names its parameters.
+template <class S>
+concept publishing_stage = row_stage<S> && requires(const S& s, const place& at, const typename S::learnt& known) {
+    { s.publish(at, known) } -> std::same_as<void>;
+};
+
 /// A stage that writes to an array of each rank, all of them alike: shares() is where this rank's is, and with(p) the stage
 /// that writes to p instead. An epilogue behind a collective has at most four.
 template <class S>
@@ -151,14 +158,14 @@ template <std::uint32_t I, class First, class... Rest>
 
 /// Sharing stages before stage I.
 template <std::uint32_t I, class First, class... Rest>
-[[nodiscard]] constexpr std::uint32_t sharing_before(const epilogue<First, Rest...>*) noexcept {
+[[nodiscard]] GPUSHARE_HD constexpr std::uint32_t sharing_before(const epilogue<First, Rest...>*) noexcept {
     if constexpr (I == 0)
         return 0;
     else
         return (sharing_stage<First> ? 1 : 0) + sharing_before<I - 1>(static_cast<const epilogue<Rest...>*>(nullptr));
 }
 template <std::uint32_t I>
-[[nodiscard]] constexpr std::uint32_t sharing_before(const epilogue<>*) noexcept {
+[[nodiscard]] GPUSHARE_HD constexpr std::uint32_t sharing_before(const epilogue<>*) noexcept {
     return 0;
 }
 

@@ -224,7 +224,7 @@ private:
             (void)each_piece(row, end, last_pass<Begin, Load>{with(known), from});
         } else {
             look<Begin, stop, 0>(row, end, known, from);
-            if constexpr (requires(const stage_type<stop>& s) { s.publish(row, known_at<stop>(known)); }) {
+            if constexpr (publishing_stage<stage_type<stop>>) {
                 if (ctx_.thread_rank() == 0)
                     on_ranks<stop>(mine_, outputs_, [&](const auto& s) { s.publish(row, known_at<stop>(known)); });
             }
@@ -275,7 +275,7 @@ private:
         return pass;
     }
     template <class Pass>
-    [[gnu::noinline, gnu::cold]] GPUSHARE_HD static void last_piece(Pass& pass, const place& at) noexcept {
+    GPUSHARE_RARE GPUSHARE_HD static void last_piece(Pass& pass, const place& at) noexcept {
         pass(at);
     }
 

@@ -123,7 +123,7 @@ struct row_fitting {
         return {{static_cast<float*>(data)}};
     }
 };
-static_assert(row_stage<row_fitting<std::int8_t, false>>);
+static_assert(publishing_stage<row_fitting<std::int8_t, false>>);
 
 /// Notes the largest magnitude of each row; changes nothing.
 template <bool Shard>
@@ -153,6 +153,7 @@ struct maxima_noting {
         return {{static_cast<float*>(data)}};
     }
 };
+static_assert(publishing_stage<maxima_noting<false>> && sharing_stage<maxima_noting<false>>);
 
 /// Notes the largest magnitude of each row in `out`, one float a row, for every rank that keeps the row; with shard(out) for
 /// its own.

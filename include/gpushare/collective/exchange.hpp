@@ -29,6 +29,7 @@ namespace detail {
 
 struct barrier_body {
     static constexpr auto kind = collective_kind::barrier;
+    static constexpr bool through_slots = true;
     GPUSHARE_EXEC_CHECK_DISABLE
     template <class Context>
     GPUSHARE_HD collective_fault operator()(team<Context>& t, std::uint32_t lanes) const {

@@ -93,7 +93,15 @@ struct lanes_to<std::int8_t> {
     using type = integer_lanes;
 };
 
-#ifndef __CUDA_ARCH__
+#ifdef __CUDA_ARCH__
+template <class T>
+[[nodiscard]] __device__ T narrow_lane(float x) noexcept {
+    if constexpr (std::same_as<T, std::int8_t>)
+        return static_cast<T>(integer_lanes{}(x));
+    else
+        return T{x};
+}
+#else
 using eight_halves [[gnu::vector_size(16)]] = std::int16_t;
 using sixteen_bytes [[gnu::vector_size(16)]] = std::int8_t;
 using four_halves [[gnu::vector_size(8)]] = std::uint16_t;
@@ -193,12 +201,16 @@ template <std::uint32_t N, movable_number T>
 
 namespace detail {
 
-// The last few elements of a row go one by one. Out of line, so that the others stay in registers.
+// The last few elements of a row go one by one. No array is indexed by a variable: on a device it would be in memory.
 template <std::uint32_t N, class T>
-[[nodiscard, gnu::noinline, gnu::cold]] GPUSHARE_HD floats<N> load_some(const T* from, std::uint32_t n) noexcept {
-    T some[N] = {};
-    for (std::uint32_t i = 0; i < N && i < n; ++i) some[i] = from[i];
-    return load_floats<N>(static_cast<const T*>(some));
+GPUSHARE_RARE GPUSHARE_HD floats<N> load_some(const T* from, std::uint32_t n) noexcept {
+    if constexpr (N > 4) {
+        if (n >= N / 2) return {load_floats<N / 2>(from), load_some<N / 2>(from + N / 2, n - N / 2)};
+        return {load_some<N / 2>(from, n), floats<N / 2>(0)};
+    } else {
+        return {n > 0 ? static_cast<float>(from[0]) : 0, n > 1 ? static_cast<float>(from[1]) : 0,
+                n > 2 ? static_cast<float>(from[2]) : 0, n > 3 ? static_cast<float>(from[3]) : 0};
+    }
 }
 
 }  // namespace detail
@@ -220,12 +232,7 @@ GPUSHARE_HD void store_floats(T* to, const floats<N>& x) noexcept {
         store_floats(to + N / 2, x.high());
     } else {
         detail::four_elements<T> t;
-        for (std::uint32_t i = 0; i < 4; ++i) {
-            if constexpr (std::same_as<T, std::int8_t>)
-                t.lane[i] = static_cast<T>(detail::integer_lanes{}(x[i]));
-            else
-                t.lane[i] = T{x[i]};
-        }
+        for (std::uint32_t i = 0; i < 4; ++i) t.lane[i] = detail::narrow_lane<T>(x[i]);
         if (reinterpret_cast<std::uintptr_t>(to) % sizeof t == 0)
             *reinterpret_cast<detail::four_elements<T>*>(to) = t;
         else
@@ -248,10 +255,18 @@ GPUSHARE_HD void store_floats(T* to, const floats<N>& x) noexcept {
 
 namespace detail {
 template <class T, std::uint32_t N>
-[[gnu::noinline, gnu::cold]] GPUSHARE_HD void store_some(T* to, floats<N> x, std::uint32_t n) noexcept {
+GPUSHARE_RARE GPUSHARE_HD void store_some(T* to, floats<N> x, std::uint32_t n) noexcept {
+#ifdef __CUDA_ARCH__
+    static_assert(N == 4);
+    if (n > 0) to[0] = narrow_lane<T>(x[0]);
+    if (n > 1) to[1] = narrow_lane<T>(x[1]);
+    if (n > 2) to[2] = narrow_lane<T>(x[2]);
+    if (n > 3) to[3] = narrow_lane<T>(x[3]);
+#else
     T all[N];
     store_floats(all, x);
     for (std::uint32_t i = 0; i < N && i < n; ++i) to[i] = all[i];
+#endif
 }
 }  // namespace detail
 

@@ -167,7 +167,8 @@ struct fused_body {
         const T* const second = t.ranks() > 1 ? static_cast<const T*>(told[1].in) : nullptr;
         const combined_rows<T, Op> from{told,      static_cast<const T*>(told[0].in), second,
                                         t.ranks(), Sharded ? own.begin : 0,           what.op};
-        const auto all = joined(what.list, as_epilogue(into(out)));
+        const matrix<out_type, false> result{out, 0};
+        const auto all = joined(what.list, as_epilogue(storing<matrix<out_type, false>>{result}));
         // Some rows at a time, and then a look at whether the group was aborted.
         const std::size_t step = 1 + look_every / (what.width * sizeof(T));
         const std::size_t to_kept = Sharded ? 0 : own.begin;

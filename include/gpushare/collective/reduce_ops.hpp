@@ -131,7 +131,7 @@ concept widest_op = Op::widest;
 
 /// Tells calls with different operators apart; all of a user's share a number.
 template <class Op>
-[[nodiscard]] constexpr std::uint32_t op_id() noexcept {
+[[nodiscard]] GPUSHARE_HD constexpr std::uint32_t op_id() noexcept {
     if constexpr (requires { Op::id; })
         return Op::id;
     else
@@ -139,7 +139,7 @@ template <class Op>
 }
 
 template <class T>
-[[nodiscard]] constexpr std::uint32_t type_id() noexcept {
+[[nodiscard]] GPUSHARE_HD constexpr std::uint32_t type_id() noexcept {
     if constexpr (is_stored_number<T>) {
         if (std::same_as<T, float16>) return 1;
         if (std::same_as<T, bfloat16>) return 2;

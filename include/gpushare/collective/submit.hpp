@@ -6,17 +6,19 @@
 //   streams[0].record().wait(never);   auto fault = gpushare::fault_of(members[0]);
 //
 // Lane i is block i of each rank. The launches wait for each other on the devices, so all must become resident: what a
-// device can't hold at once is refused. The gang order makes two groups enqueue in the same order on every device. It doesn't
-// make devices start them in that order: groups that use the same devices at the same time must fit there together, or be
-// submitted one after the other (by gang_permit, say), or else they wait for each other until their patience is over.
+// device can't hold at once is refused. A group that would fit alone, but not beside the groups that were submitted to its
+// devices before, waits for them on the devices, and so does the next collective of a channel on other streams. (A node's own
+// gang order knows these: see gang_residents.hpp. It doesn't know what others have a captured graph launch.)
+//
+// submit_shared.hpp is for several ranks on one device, submit_fused.hpp for epilogues.
 #pragma once
 
 #include <cstddef>
 #include <cstdint>
 #include <span>
+#include <utility>
 #include <vector>
 
-#include <gpushare/atomic_ref.hpp>
 #include <gpushare/collective/all_reduce.hpp>
 #include <gpushare/collective/channel.hpp>
 #include <gpushare/collective/communicator.hpp>
@@ -27,6 +29,7 @@
 #include <gpushare/concepts.hpp>
 #include <gpushare/config.hpp>
 #include <gpushare/error.hpp>
+#include <gpushare/gang_residents.hpp>
 #include <gpushare/units.hpp>
 
 namespace gpushare::inline GPUSHARE_ABI {
@@ -55,33 +58,54 @@ struct rank_kernel {
     }
 };
 
-/// Several ranks on one device, in one launch: the blocks of rank r follow those of rank r - 1.
+/// Whether a collective works where ranks reach each other's areas only.
 template <class Body>
-struct shared_device_kernel {
-    channel_view view;
-    const Body* bodies;  // one per rank, where the device can read them
-    std::int64_t patience;
-
-    GPUSHARE_EXEC_CHECK_DISABLE
-    template <kernel_context C>
-    GPUSHARE_HD void operator()(C& ctx) const {
-        const std::uint32_t lanes = ctx.num_blocks() / view.ranks;
-        const std::uint32_t rank = ctx.block_rank() / lanes;
-        team<C> t(ctx, view, rank, ctx.block_rank() % lanes, Body::kind, collective_now() + patience);
-        if (t.enter()) (void)bodies[rank](t, lanes);
-    }
+inline constexpr bool works_through_slots = requires {
+    requires Body::through_slots;
 };
+
+/// A launch of collectives on some devices, all or none: the order in which they are enqueued, and room for them.
+template <class Gangs, class Stream>
+class gang_launch {
+public:
+    gang_launch(Gangs& gangs, std::span<const device_id> devices, const void* channel)
+        : entered_(gangs.enter(devices)), channel_(channel) {}
+
+    /// For blocks that are `part` of a device in all, of this gang.
+    void make_room(device_id d, std::uint64_t part, Stream& stream) {
+        if constexpr (room_making_order<Gangs, Stream>)
+            if (!captured(stream)) entered_.make_room(d, part, channel_, stream);
+    }
+    /// Behind the launch of a part of them.
+    void launched(device_id d, std::uint64_t part, Stream& stream) {
+        if constexpr (room_making_order<Gangs, Stream>)
+            if (!captured(stream)) entered_.add(d, part, channel_, stream.record());
+    }
+
+private:
+    /// What is captured runs when its graph is launched: nobody can wait for it here.
+    [[nodiscard]] static bool captured(const Stream& stream) noexcept {
+        if constexpr (requires { stream.capturing(); })
+            return stream.capturing();
+        else
+            return false;
+    }
+
+    decltype(std::declval<Gangs&>().enter(std::span<const device_id>{})) entered_;
+    const void* channel_;
+};
+
+using device_parts = gang_residents<immediate_point>;  // for its arithmetic
 
 }  // namespace detail
 
 /// Why the group's collectives fail, if they do: none until one has failed, then the same for ever.
-[[nodiscard]] inline collective_fault fault_of(const member& me) noexcept {
-    return collective_fault::unpacked(atomic_ref{me.view().own(me.rank(), 0).verdict}.load_acquire());
-}
+[[nodiscard]] inline collective_fault fault_of(const member& me) noexcept { return me.fault(); }
 
 /// Launches body[r] for rank r on streams[r], which is a stream of devices[r]: all of them, or none and an errc.
 ///   too_many_blocks         a device can't hold so many blocks at once
 ///   invalid_specification   the sizes of the spans differ, or more blocks than the communicator has lanes
+///   not_supported           the ranks' devices don't reach each other's memory, which this collective needs
 /// Throws what the streams throw; if that happens between two launches, the group is aborted, so nobody hangs.
 template <gang_order Gangs, launcher Stream, class Body>
 [[nodiscard]] errc submit(Gangs& gangs, std::span<const device_id> devices, std::span<Stream> streams,
@@ -91,23 +115,35 @@ template <gang_order Gangs, launcher Stream, class Body>
     if (ranks == 0 || devices.size() != ranks || streams.size() != ranks || bodies.size() != ranks ||
         ranks != members[0].size() || options.blocks == 0 || options.blocks > members[0].view().lanes)
         return errc::invalid_specification;
+    if (!members[0].view().direct && !detail::works_through_slots<Body>) return errc::not_supported;
     const auto kernel = [&](std::size_t r) {
         return detail::rank_kernel<Body>{members[r].view(), members[r].rank(), options.patience.count(), bodies[r]};
     };
+    std::vector<std::uint64_t> parts(ranks);
     for (std::size_t r = 0; r < ranks; ++r)
-        if (options.blocks > streams[r].max_cooperative_blocks(kernel(r), options.threads))
-            return errc::too_many_blocks;
+        parts[r] = detail::device_parts::part_of(options.blocks,
+                                                 streams[r].max_cooperative_blocks(kernel(r), options.threads));
+    const auto on_device_of = [&](std::size_t rank) {  // several ranks may be on one
+        std::uint64_t sum = 0;
+        for (std::size_t r = 0; r < ranks; ++r) sum += devices[r] == devices[rank] ? parts[r] : 0;
+        return sum;
+    };
+    for (std::size_t r = 0; r < ranks; ++r)
+        if (on_device_of(r) > detail::device_parts::whole_device) return errc::too_many_blocks;
 
-    const auto entered = gangs.enter(devices);
+    detail::gang_launch<Gangs, Stream> gang(gangs, devices, members[0].channel());
+    for (std::size_t r = 0; r < ranks; ++r) gang.make_room(devices[r], on_device_of(r), streams[r]);
     const grid g{.blocks = options.blocks, .threads = options.threads, .hold = {}};
+    std::size_t r = 0;
     const auto give_up = [&](errc why) {
-        team<thread_context>::close(members[0].view(), {why, Body::kind, 0, 0});
+        members[0].close({why, Body::kind, static_cast<std::uint32_t>(r), 0});
         return why;
     };
     try {
-        for (std::size_t r = 0; r < ranks; ++r) {
+        for (; r < ranks; ++r) {
             const errc code = streams[r].launch_cooperative(g, kernel(r));
             if (code != errc::none) return r == 0 ? code : give_up(code);
+            gang.launched(devices[r], parts[r], streams[r]);
         }
     } catch (...) {
         (void)give_up(errc::submission_failed);

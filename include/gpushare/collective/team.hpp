@@ -91,12 +91,14 @@ public:
     GPUSHARE_HD bool enter() noexcept {
         std::uint64_t came = 0;  // the epoch, and above it whether this rank is in; the other threads add nothing
         if (ctx_.thread_rank() == 0) {
+            heed_request();
             if (atomic_ref{own().gate}.fetch_add_acq_rel(1) == 0) {
                 // relaxed: this lane's own count, which others only look at.
                 const atomic_ref count{own().epoch};
                 const std::uint32_t next = count.load_relaxed() + 1;
                 count.store_relaxed(next);
                 came = std::uint64_t{1} << 32 | next;
+                if (reports()) atomic_ref{view_.reports[rank_].epoch}.store_relaxed(next);
                 stage(collective_stage::waiting);
             } else {
                 (void)atomic_ref{own().gate}.fetch_add_acq_rel(~0U);
@@ -175,7 +177,10 @@ public:
 
     /// To be asked now and then in long work: false if the group has been aborted.
     GPUSHARE_EXEC_CHECK_DISABLE
-    [[nodiscard]] GPUSHARE_HD bool goes_on() const noexcept { return !closed(); }
+    [[nodiscard]] GPUSHARE_HD bool goes_on() const noexcept {
+        heed_request();
+        return !closed();
+    }
 
     /// Gives up: closes all gates, if nobody has yet, leaves, and waits until no rank touches another one's buffers.
     GPUSHARE_EXEC_CHECK_DISABLE
@@ -202,7 +207,10 @@ public:
     [[nodiscard]] GPUSHARE_HD bool wait_until(const Seen& seen) noexcept {
         for (std::uint32_t turn = 0; !seen(); ++turn) {
             if (closed()) return false;
-            if (turn % 256 == 255 && detail::collective_now() >= deadline_) return false;
+            if (turn % 256 == 255) {
+                heed_request();
+                if (detail::collective_now() >= deadline_) return false;
+            }
             ctx_.backoff(turn);
         }
         return true;
@@ -218,6 +226,8 @@ public:
                 atomic_ref{view.own(r, l).verdict}.store_release(why.packed());
                 (void)atomic_ref{view.own(r, l).gate}.fetch_add_acq_rel(detail::gate_closed);
             }
+        for (std::uint32_t r = 0; view.reports != nullptr && r < view.ranks; ++r)
+            atomic_ref{view.reports[r].verdict}.store_release(why.packed());
     }
 
 private:
@@ -231,9 +241,19 @@ private:
     }
     GPUSHARE_EXEC_CHECK_DISABLE
     GPUSHARE_HD void stage(collective_stage s) noexcept {
-        if (ctx_.thread_rank() == 0)  // relaxed: a snapshot for people
-            atomic_ref{own().progress}.store_relaxed(static_cast<std::uint32_t>(what_) << 8 |
-                                                     static_cast<std::uint32_t>(s));
+        if (ctx_.thread_rank() != 0) return;
+        const std::uint32_t word = static_cast<std::uint32_t>(what_) << 8 | static_cast<std::uint32_t>(s);
+        atomic_ref{own().progress}.store_relaxed(word);  // relaxed: a snapshot for people
+        if (reports()) atomic_ref{view_.reports[rank_].progress}.store_relaxed(word);
+    }
+    GPUSHARE_EXEC_CHECK_DISABLE
+    [[nodiscard]] GPUSHARE_HD bool reports() const noexcept { return view_.reports != nullptr && lane_ == 0; }
+    /// Aborts if the host asks for it, which can't reach the gates itself.
+    GPUSHARE_EXEC_CHECK_DISABLE
+    GPUSHARE_HD void heed_request() const noexcept {
+        if (view_.reports == nullptr) return;
+        const std::uint64_t asked = atomic_ref{view_.reports[0].request}.load_acquire();
+        if (asked != 0) close(view_, collective_fault::unpacked(asked));
     }
     GPUSHARE_EXEC_CHECK_DISABLE
     [[nodiscard]] GPUSHARE_HD bool await(std::uint32_t& flag) noexcept {

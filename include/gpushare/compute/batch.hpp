@@ -51,6 +51,8 @@ struct batch {
     client_id client{};
     priority level{};
     const Stream* stream = nullptr;
+    const Stream* followed_on = nullptr;  // this one waits for the end, on behalf of `follower`
+    client_id follower{};
     handle_type handle{};  // while open
     std::uint64_t order = 0;
     std::uint32_t num_members = 0, entering = 0;  // enqueued, being enqueued
@@ -66,6 +68,7 @@ struct batch {
         client = g.client;
         level = g.level;
         stream = &s;
+        followed_on = nullptr;
         order = nth;
         entering = 1;
         predicted = g.predicted;

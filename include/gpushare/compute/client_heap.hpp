@@ -5,8 +5,8 @@
 //   detail::client_heap line;      line.reserve(10'000);           // the only call that allocates
 //   line.put(index, priority{1}, key);    if (!line.empty()) serve(line.first());    line.drop(index);
 //
-// A heap of four children a node: half as deep as a binary one, and the four lie in one line of the cache, keys
-// included. Clients know their place, so that any of them moves or leaves in O(log waiting).
+// A heap of four children a node: half as deep as a binary one, and the four lie side by side, keys included. Clients
+// know their place, so that any of them moves or leaves in O(log waiting).
 #pragma once
 
 #include <cstddef>
@@ -59,6 +59,7 @@ public:
 
 private:
     static constexpr std::uint32_t nowhere = std::numeric_limits<std::uint32_t>::max();
+    // Goes from hand to hand in two registers: written to memory in parts and read back as a whole at once, it stalls.
     struct entry {
         std::int64_t key = 0;
         std::int32_t level = 0;
@@ -70,13 +71,13 @@ private:
         return a.key != b.key ? a.key < b.key : a.index < b.index;
     }
 
-    void set(std::size_t at, const entry& e) noexcept {
+    void set(std::size_t at, entry e) noexcept {
         heap_[at] = e;
         places_[e.index] = static_cast<std::uint32_t>(at);
     }
 
     // Puts `e` where it belongs, from the hole at `at`.
-    void settle(std::size_t at, const entry& e) noexcept {
+    void settle(std::size_t at, entry e) noexcept {
         while (at > 0 && before(e, heap_[(at - 1) / 4])) {
             set(at, heap_[(at - 1) / 4]);
             at = (at - 1) / 4;

@@ -17,10 +17,13 @@
 // done together, when the batch ends, and whoever waits or polls ends it.
 #pragma once
 
+#include <algorithm>
 #include <cstddef>
 #include <cstdint>
 #include <mutex>
+#include <new>
 #include <optional>
+#include <span>
 #include <stop_token>
 #include <utility>
 
@@ -30,6 +33,7 @@
 #include <gpushare/compute/permit.hpp>
 #include <gpushare/compute/policy.hpp>
 #include <gpushare/compute/submission.hpp>
+#include <gpushare/compute/submission_log.hpp>
 #include <gpushare/compute/ticket.hpp>
 #include <gpushare/compute/weighted_fair.hpp>
 #include <gpushare/concepts.hpp>
@@ -68,8 +72,11 @@ public:
         const std::lock_guard lock(mutex_);
         if (clients_.size() <= core_.num_indices()) clients_.resize(core_.num_indices() + std::size_t{1});
         const auto c = core_.add(s);
-        clients_[c.index].closing = clients_[c.index].told_of_loss = false;
-        clients_[c.index].requests = 0;
+        auto& client = clients_[c.index];
+        client.closing = client.told_of_loss = false;
+        client.requests = 0;
+        client.own_level = s.level;
+        client.raised.clear();
         return c;
     }
 
@@ -77,7 +84,9 @@ public:
     errc change(client_id c, const client_settings& s) {
         std::unique_lock lock(mutex_);
         if (!core_.contains(c)) return errc::closed;
-        const auto why = core_.change(c, s);
+        auto& client = clients_[c.index];
+        const auto why = core_.change(c, at_level(s, client.level_with(s.level)));
+        if (why == errc::none) client.own_level = s.level;
         this->advance(lock, this->policy_time(), look::now);  // there may be room on another level
         return why;
     }
@@ -129,7 +138,7 @@ public:
             }
         }
         if (waiting.code != errc::none) return waiting.code;
-        return permit(*this, waiting.slot);
+        return permit(*this, waiting.slot, waiting.facts.bound);
     }
 
     /// A permit if there is one at once, else deadline_exceeded.
@@ -205,6 +214,30 @@ public:
         return core_.events().dropped();
     }
 
+    /// On the wait of a submission of `c` that comes now; see limiter_core. Its ticket or permit says it, too. Zero for a
+    /// client that isn't there, and where no length is known.
+    [[nodiscard]] ns bound_of(client_id c) const {
+        const std::lock_guard lock(mutex_);
+        return core_.contains(c) ? core_.bound_of(c) : ns{0};
+    }
+
+    /// Keeps a record of the latest `most` submissions that end and haven't been taken, from now on; 0: of none, as in the
+    /// beginning. Costs a few readings of the clock each. Forgets those there are. Throws std::bad_alloc.
+    void record(std::size_t most) {
+        const std::lock_guard lock(mutex_);
+        log_.start(most, clock_.now());
+    }
+    /// Takes the oldest that fit, in the order in which the device finished them. Returns how many.
+    std::size_t take_records(std::span<submission_record> into) noexcept {
+        const std::lock_guard lock(mutex_);
+        return log_.take(into);
+    }
+    /// Records that made room for later ones.
+    [[nodiscard]] std::uint64_t records_lost() const noexcept {
+        const std::lock_guard lock(mutex_);
+        return log_.lost();
+    }
+
     /// Ends a quarantine. errc::closed: no such client.
     errc pardon(client_id c) {
         const std::lock_guard lock(mutex_);
@@ -213,15 +246,36 @@ public:
         return errc::none;
     }
 
-    /// A request of `c` begins or ends; see request.hpp, which says so by itself.
-    void begin_request(client_id c) {
-        const std::lock_guard lock(mutex_);
-        if (core_.contains(c)) ++clients_[c.index].requests;
-    }
-    void end_request(client_id c) {
+    /// A request of `c` begins or ends; see request.hpp, which says so by itself. `level`: the client goes at this level
+    /// until then, if that is above its own. closed: no such client; share_exceeded: the policy refuses the level.
+    errc begin_request(client_id c, priority level = no_priority) {
         std::unique_lock lock(mutex_);
-        if (!core_.contains(c) || --clients_[c.index].requests != 0) return;
-        core_.end_request(c);
+        if (!core_.contains(c)) return errc::closed;
+        auto& client = clients_[c.index];
+        if (level != no_priority) {
+            client.raised.reserve(client.raised.size() + 1);
+            const auto& now = core_.settings(c);
+            if (level > now.level)
+                if (const auto why = core_.change(c, at_level(now, level)); why != errc::none) return why;
+            client.raised.push_back(level);
+        }
+        ++client.requests;
+        if (level != no_priority) this->advance(lock, this->policy_time(), look::now);
+        return errc::none;
+    }
+    void end_request(client_id c, priority level = no_priority) noexcept {
+        std::unique_lock lock(mutex_);
+        if (!core_.contains(c)) return;
+        auto& client = clients_[c.index];
+        const auto raised = std::ranges::find(client.raised, level);
+        if (raised != client.raised.end()) client.raised.erase(raised);
+        const auto then = client.level_with(client.own_level);
+        const auto& now = core_.settings(c);
+        if (--client.requests == 0 || then != now.level) core_.end_request(c);
+        if (then != now.level) try {
+                (void)core_.change(c, at_level(now, then));  // which it had: nothing to refuse
+            } catch (const std::bad_alloc&) {                // stays where it is until the next request ends
+            }
         this->advance(lock, this->policy_time(), look::now);
     }
 
@@ -229,10 +283,17 @@ private:
     friend ticket;
     friend permit;
     using base::clients_;
+    using base::clock_;
     using base::core_;
     using base::flights_;
+    using base::log_;
     using base::mutex_;
     using base::pool_;
+
+    [[nodiscard]] static client_settings at_level(client_settings s, priority level) noexcept {
+        s.level = level;
+        return s;
+    }
 
     errc wait_for_room(std::unique_lock<std::mutex>& lock, node& n, client_id c, const submit_options& o,
                        const std::stop_token& stop) {
@@ -257,6 +318,12 @@ private:
     // --- for permits
 
     static constexpr bool shares_points = base::flight_list::batch::shares;
+
+    void await_turn(std::size_t slot, Stream& s) {
+        if (!core_.options().take_turns) return;  // never changes
+        std::unique_lock lock(mutex_);
+        base::await_turn(lock, slot, s);
+    }
 
     seat board(std::size_t slot, Stream& s) noexcept {
         const std::lock_guard lock(mutex_);

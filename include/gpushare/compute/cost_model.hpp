@@ -11,6 +11,7 @@
 #include <array>
 #include <cstddef>
 #include <cstdint>
+#include <utility>
 #include <vector>
 
 #include <gpushare/compute/policy.hpp>
@@ -19,18 +20,44 @@
 
 namespace gpushare::inline GPUSHARE_ABI {
 
+/// The longest of the latest 512 to 1024: what was long once, and never again, is forgotten.
+class recent_longest {
+public:
+    void learn(ns took) noexcept {
+        now_ = std::max(now_, took);
+        if (++seen_ < window) return;
+        before_ = std::exchange(now_, ns{});
+        seen_ = 0;
+    }
+    [[nodiscard]] ns get() const noexcept { return std::max(now_, before_); }
+
+    static constexpr std::uint32_t window = 512;
+
+private:
+    ns now_{}, before_{};
+    std::uint32_t seen_ = 0;
+};
+
 /// What is known of one kind of submissions.
 struct cost_estimate {
-    ns typical{};               // smoothed mean of what they took; 0: none was seen
-    ns longest{};               // that any took
-    ns shortest_alone = ns{0};  // that any took with the device to itself: it never takes less; 0: not known
-    std::uint32_t seen = 0;     // up to 8, which is what the mean is smoothed over
+    ns typical{};              // smoothed mean of what they took; 0: none was seen
+    recent_longest longest{};  // that any took
+    ns shortest_alone{};       // that any took with the device to itself; 0: not known
+    std::uint32_t seen = 0;    // up to 8, which is what the mean is smoothed over
+    std::uint32_t seen_alone = 0;
 
     /// One more took this long.
     void learn(ns took, bool alone) noexcept {
         learn_mean(took);
-        longest = std::max(longest, took);
-        if (alone && took > ns{0}) shortest_alone = shortest_alone > ns{0} ? std::min(shortest_alone, took) : took;
+        longest.learn(took);
+        if (!alone || took <= ns{0}) return;
+        shortest_alone = seen_alone > 0 ? std::min(shortest_alone, took) : took;
+        seen_alone += seen_alone < enough_of_a_mixture ? 1 : 0;
+    }
+    /// What one more takes at least; 0: not known. Of kernels that are alike the first few tell. In a `mixture` of all
+    /// lengths the next may be shorter than all before: the few that a busy client ever ran alone tell nothing.
+    [[nodiscard]] ns at_least(bool mixture) const noexcept {
+        return seen_alone >= (mixture ? enough_of_a_mixture : 1) ? shortest_alone : ns{0};
     }
     /// The same where it was only measured together with others of which each took a part.
     void learn_mean(ns took) noexcept {
@@ -40,6 +67,8 @@ struct cost_estimate {
         else
             typical += (took - typical) / 8;
     }
+
+    static constexpr std::uint32_t enough_of_a_mixture = 64;
 };
 
 /// A value; not thread-safe. Remembers `capacity` kinds and of each four that fall together the ones used last: every

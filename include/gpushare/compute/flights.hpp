@@ -23,6 +23,7 @@
 #include <vector>
 
 #include <gpushare/compute/batch.hpp>
+#include <gpushare/compute/finished.hpp>
 #include <gpushare/compute/limiter_core.hpp>
 #include <gpushare/compute/questions.hpp>
 #include <gpushare/compute/span_meter.hpp>
@@ -43,14 +44,7 @@ public:
     static constexpr std::size_t none = batch::none;
     static constexpr std::size_t usual = 64;
 
-    struct finished {
-        const grant& what;
-        submission<Stream>* owner = nullptr;  // null: a permit
-        errc code = errc::none;
-        ns cost{};
-        outcome::source from = outcome::source::own;
-        bool written_off = false;
-    };
+    using finished = detail::finished<Stream>;
 
     /// What is to be done around the work of one submission.
     struct seat {
@@ -88,6 +82,26 @@ public:
     void take(std::size_t index) noexcept { free_ = std::exchange(slots_[index].next, none); }
 
     [[nodiscard]] const grant& what(std::size_t index) const noexcept { return slots_[index].what; }
+
+    [[nodiscard]] std::span<batch> batches() noexcept { return batches_; }
+
+    /// What is in flight on other streams than `s`.
+    struct neighbours {
+        bool any = false, of_others = false;
+    };
+    /// Batches of two clients on two streams would run into each other, and their points would tell nothing of either:
+    /// while others are in flight elsewhere, everything has points of its own.
+    neighbours mark_others(client_id c, const Stream& s) noexcept {
+        neighbours n;
+        for (auto& b : batches_) {
+            if (b.at == batch::state::free || b.is_on(s)) continue;
+            n.any = b.contended = true;
+            if (b.client == c) continue;
+            b.end_wanted = true;
+            n.of_others = true;
+        }
+        return n;
+    }
 
     /// The submission in `slot` is about to be enqueued on `s`.
     [[nodiscard]] seat board(std::size_t slot, Stream& s, instant now) noexcept {
@@ -201,7 +215,9 @@ public:
 
     /// Open batches whose end is wanted: `owner`'s; where nothing else is to be watched, if `quiet`; and those that were
     /// marked. The caller records a point on `b.handle` under no lock and says so with ended() or not_ended().
-    [[nodiscard]] std::size_t next_to_end(const submission<Stream>* owner, bool quiet, instant now) noexcept {
+    /// `now()` is asked only where there is one.
+    template <std::invocable F>
+    [[nodiscard]] std::size_t next_to_end(const submission<Stream>* owner, bool quiet, F now) noexcept {
         if constexpr (batch::shares) {
             quiet = quiet && !any_ended();
             for (std::size_t i = 0; i < batches_.size(); ++i) {
@@ -210,7 +226,7 @@ public:
                 b.end_wanted |= quiet || (owner != nullptr && holds(b, owner));
                 if (!b.end_wanted || !b.can_end()) continue;
                 b.at = batch::state::ending;
-                b.doubtful |= now > b.busy_until;
+                b.doubtful |= now() > b.busy_until;
                 return i;
             }
         }
@@ -308,23 +324,6 @@ private:
         });
     }
 
-    struct neighbours {
-        bool any = false, of_others = false;
-    };
-    // Batches of two clients on two streams would run into each other, and their points would tell nothing of either:
-    // while others are in flight elsewhere, everything has points of its own.
-    [[nodiscard]] neighbours mark_others(client_id c, const Stream& s) noexcept {
-        neighbours n;
-        for (auto& b : batches_) {
-            if (b.at == batch::state::free || b.is_on(s)) continue;
-            n.any = b.contended = true;
-            if (b.client == c) continue;
-            b.end_wanted = true;
-            n.of_others = true;
-        }
-        return n;
-    }
-
     [[nodiscard]] bool holds(const batch& b, const submission<Stream>* owner) const noexcept {
         for (auto i = b.first; i != none; i = slots_[i].next)
             if (slots_[i].owner == owner) return true;
@@ -356,14 +355,21 @@ private:
         const bool written_off = b.written_off;
         auto predicted = b.predicted;
         const auto first = b.first;
+        const point end = std::exchange(b.end, {});
         b.clear();
         for (auto i = first; i != none;) {
             const flight& s = slots_[i];
             const auto next = s.next;
             const ns part = next == none ? left : part_of(left, s.what.predicted, predicted);
+            const ns span = next == none ? length : part_of(length, s.what.predicted, predicted);
             left -= part;
+            length -= span;
             predicted -= s.what.predicted;
             on_finished(finished{.what = s.what,
+                                 .slot = i,
+                                 .end = end,
+                                 .span = span,
+                                 .after = length,
                                  .owner = s.owner,
                                  .code = s.code != errc::none ? s.code : status,
                                  .cost = part,
@@ -372,12 +378,6 @@ private:
             (void)release(i);
             i = next;
         }
-    }
-
-    [[nodiscard]] static ns part_of(ns cost, ns predicted, ns of_all) noexcept {
-        if (of_all <= ns{0}) return ns{0};
-        return ns{static_cast<ns::rep>(static_cast<double>(cost.count()) * static_cast<double>(predicted.count()) /
-                                       static_cast<double>(of_all.count()))};
     }
 
     std::vector<flight> slots_;

@@ -24,7 +24,11 @@ struct limiter_options {
                                     // all of it takes no longer: a quarter of it with clients on a level above
     ns anticipation = ns{200'000};  // how long work of lower levels is held back between two submissions of a request
     std::uint32_t quarantine_after = 32;  // failures in a row; 0: never
-    ns stuck_after{};  // at the head of its stream: then its ticket fails, and its room is free; 0: never
+    bool take_turns = false;  // clients of one level don't run beside each other: whose turn it is has the device, all
+                              // kernels of a graph or an engine's call included. Then shares and metering are exact
+                              // where points alone can't tell whose kernel ran when; kernels that don't fill the device
+                              // share it no longer. No client's work may wait for what another submits later.
+    ns stuck_after{};         // at the head of its stream: then its ticket fails, and its room is free; 0: never
 };
 
 /// A submission that was let in.
@@ -34,6 +38,8 @@ struct grant {
     ns predicted{};
     ns longest{};              // what it may take: the longest that its kind was declared or seen to; 0: unknown
     ns at_least{};             // what it takes even with the device to itself; 0: unknown
+    ns bound{};                // on its wait for work of lower levels; 0: unknown
+    ns served_before{};        // what work of its level and above had taken when it was let in
     std::uint64_t key = 0;     // its kind
     std::uint32_t policy = 0;  // which of the policies so far let it in
     bool known = false;        // the prediction rests on some of its kind
@@ -50,6 +56,7 @@ struct outcome {
         doubt,   // no more than a prediction
     };
     ns took{};
+    ns in_flight{};  // from being let in to its end on the device, as far as known; 0: unknown
     bool failed = false;
     source from = source::own;
 };

@@ -6,8 +6,9 @@
 //
 // Few submissions keep a device full if they are long, many are needed if they are short. So there is room for `depth` of
 // them, or, while one client alone wants the device, for as many as take no longer than the horizon, each counted with the
-// longest that its kind ever took. With somebody above, who would wait for all of it, the horizon is a quarter of that.
-// With several clients, what is in flight is out of the policy's hands: then depth is all there is.
+// longest that its kind lately took. With several clients, what is in flight is out of the policy's hands: then it is an
+// eighth of that, which hides the latency of noticing an end. With somebody above, who would wait for all of it, the horizon
+// is a quarter, and more than two are in flight only within it.
 #pragma once
 
 #include <algorithm>
@@ -27,6 +28,8 @@ public:
         std::uint32_t in_flight = 0, clients = 0;
         std::uint32_t of_requests = 0;  // of these in flight
         ns counted{};                   // how long what is in flight may take; unknown ones count nothing
+        ns longest{};                   // of what its clients declared or lately showed; 0: unknown
+        ns served{};                    // what all that ended has taken
         std::uint32_t unknown = 0;      // of these
         instant hold_until{};           // until then a request of this level is expected to go on
     };
@@ -49,9 +52,10 @@ public:
             unknown += l.unknown;
             counted = saturating_sum(counted, l.counted);
         }
-        if (in_flight < depth_) return true;
-        return alone && longest > ns{0} && unknown == 0 && in_flight < most_in_flight &&
-               saturating_sum(counted, longest) <= horizon(p);
+        if (in_flight < depth(p)) return true;
+        if (longest <= ns{0} || unknown != 0 || in_flight >= most_in_flight) return false;
+        const ns sum = saturating_sum(counted, longest);
+        return sum <= horizon(p) && (alone || in_flight < depth_ || sum <= horizon(p) / 8);
     }
 
     void enter(priority p, ns longest, bool of_request) noexcept {
@@ -88,37 +92,51 @@ public:
         return std::ranges::any_of(levels_, [](const level_state& l) { return l.hold_until > instant{}; });
     }
 
-    /// The longest that the highest level waits for those below, if nothing takes longer than `longest`; with one level in
-    /// use, that one submission waits for those of its own level that are in flight.
-    [[nodiscard]] ns bound(ns longest) const noexcept {
-        if (longest <= ns{0}) return ns{0};
-        ns sum{};
-        const level_state* top = nullptr;
-        std::uint32_t used = 0;
+    /// The longest that what is let in at level `p` waits for those below, if nothing takes longer than the longest of its
+    /// level; with none below in use, that it waits for those of its own level that are in flight. 0: nothing is known.
+    [[nodiscard]] ns bound(priority p) const noexcept {
+        ns sum{}, own{}, any{};
+        for (const auto& l : levels_) any = std::max(any, l.longest);
+        if (any <= ns{0}) return ns{0};
         for (const auto& l : levels_) {
-            if (l.in_flight == 0 && l.clients == 0) continue;
-            ++used;
-            if (top == nullptr || l.level > top->level) top = &l;
+            if (l.level > p || !in_use(l)) continue;
+            auto& to = l.level == p ? own : sum;
+            const ns each = l.longest > ns{0} ? l.longest : any;
+            to = saturating_sum(to, std::max(times(each, depth(l.level)), horizon(l.level)));
         }
+        return sum > ns{0} ? sum : own;
+    }
+    /// The same of the highest level in use.
+    [[nodiscard]] ns bound() const noexcept {
+        const level_state* top = nullptr;
         for (const auto& l : levels_)
-            if ((l.in_flight != 0 || l.clients != 0) && (&l != top || used == 1))
-                sum = saturating_sum(sum, std::max(times(longest, depth_), horizon(l.level)));
+            if (in_use(l) && (top == nullptr || l.level > top->level)) top = &l;
+        return top != nullptr ? bound(top->level) : ns{0};
+    }
+
+    /// What work of this level and above has taken that ended.
+    [[nodiscard]] ns served_from(priority p) const noexcept {
+        ns sum{};
+        for (const auto& l : levels_)
+            if (l.level >= p) sum += l.served;
         return sum;
     }
 
 private:
     static constexpr std::uint32_t most_in_flight = 64;  // hides any latency, and bounds what a batch can hold
 
+    [[nodiscard]] static bool in_use(const level_state& l) noexcept { return l.in_flight != 0 || l.clients != 0; }
     [[nodiscard]] static ns saturating_sum(ns a, ns b) noexcept { return a > ns::max() - b ? ns::max() : a + b; }
     [[nodiscard]] static ns times(ns a, std::uint32_t n) noexcept {
         return a > ns::max() / static_cast<ns::rep>(n) ? ns::max() : a * static_cast<ns::rep>(n);
     }
 
-    [[nodiscard]] ns horizon(priority p) const noexcept {
-        const bool top =
-            std::ranges::none_of(levels_, [p](const level_state& l) { return l.level > p && l.clients > 0; });
-        return top ? horizon_ : horizon_ / 4;
+    [[nodiscard]] bool is_top(priority p) const noexcept {
+        return std::ranges::none_of(levels_, [p](const level_state& l) { return l.level > p && l.clients > 0; });
     }
+    [[nodiscard]] ns horizon(priority p) const noexcept { return is_top(p) ? horizon_ : horizon_ / 4; }
+    // How many are in flight however long they take: with somebody above, one that runs and one behind it.
+    [[nodiscard]] std::uint32_t depth(priority p) const noexcept { return is_top(p) ? depth_ : std::min(depth_, 2U); }
 
     // They are few.
     [[nodiscard]] level_state* find(priority p) noexcept {

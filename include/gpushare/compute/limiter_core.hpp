@@ -46,6 +46,7 @@ public:
         if (const auto why = policy_.add(id, s); why.code != errc::none) raise(why, {}, "limiter");
         client = {.settings = s, .generation = id.generation, .present = true};
         ++book_.of(s.level).clients;
+        raise_longest(client);
         return id;
     }
 
@@ -54,9 +55,11 @@ public:
     errc change(client_id c, const client_settings& s) {
         book_.open(s.level);
         if (const auto why = policy_.change(c, s); why.code != errc::none) return why.code;
-        --book_.of(clients_[c.index].settings.level).clients;
+        const auto from = std::exchange(clients_[c.index].settings, s).level;
+        --book_.of(from).clients;
         ++book_.of(s.level).clients;
-        clients_[c.index].settings = s;
+        find_longest(from);
+        find_longest(s.level);
         return errc::none;
     }
 
@@ -80,6 +83,7 @@ public:
         policy_.remove(c);
         --book_.of(clients_[c.index].settings.level).clients;
         clients_[c.index].present = false;
+        find_longest(clients_[c.index].settings.level);
     }
 
     [[nodiscard]] bool contains(client_id c) const noexcept {
@@ -140,6 +144,7 @@ public:
             resume_at_ = hold.until;
             return false;
         }
+        g.served_before = book_.served_from(g.level);
         policy_.serve(*c, g.predicted, now);
         book_.enter(g.level, g.longest, g.of_request);
         ++client.usage.in_flight;
@@ -158,26 +163,29 @@ public:
     /// until then; `never`: no need to.
     [[nodiscard]] instant resume_at() const noexcept { return resume_at_; }
 
-    /// The submission is over. `now` matters while requests are under way.
-    void complete(const grant& g, const outcome& o, instant now = {}) noexcept {
+    /// The submission is over. `now` matters while requests are under way. Returns by how much its wait was longer than
+    /// the bound that was published for it.
+    ns complete(const grant& g, const outcome& o, instant now = {}) noexcept {
         auto& client = leave(g);
+        const ns beyond = judge(g, o);
+        book_.of(g.level).served += o.took;
         correct(g, o.took - g.predicted);
         learn(g, o);
         client.usage.device_time += o.took;
         ++client.usage.completed;
         if (g.of_request) book_.of(g.level).hold_until = saturating_add(now, options_.anticipation);
-        if (!o.failed) {
-            client.failures_in_row = 0;
-            return;
-        }
+        client.failures_in_row = o.failed ? client.failures_in_row + 1 : 0;
+        if (!o.failed) return beyond;
         ++client.usage.failed;
-        if (++client.failures_in_row != options_.quarantine_after) return;
-        client.quarantined = true;
-        events_.push(
-            {.what = limiter_event::kind::quarantined, .client = g.client, .failures = client.failures_in_row});
+        if (client.failures_in_row == options_.quarantine_after) {
+            client.quarantined = true;
+            events_.push(
+                {.what = limiter_event::kind::quarantined, .client = g.client, .failures = client.failures_in_row});
+        }
+        return beyond;
     }
-    void complete(const grant& g, ns device_time, bool failed = false) noexcept {
-        complete(g, {.took = device_time, .failed = failed});
+    ns complete(const grant& g, ns device_time, bool failed = false) noexcept {
+        return complete(g, {.took = device_time, .failed = failed});
     }
 
     /// The submission was let in but nothing was enqueued: it costs nothing.
@@ -198,6 +206,7 @@ public:
         if (!contains(g.client)) return;
         correct(g, device_time - g.predicted);
         clients_[g.client.index].usage.device_time += device_time;
+        book_.of(g.level).served += device_time;
         ++clients_[g.client.index].usage.completed;
     }
 
@@ -224,15 +233,14 @@ public:
     [[nodiscard]] const detail::event_queue& events() const noexcept { return events_; }
 
     /// The longest that a submission of the highest level waits for work of the levels below: all of it that may be in
-    /// flight at once (each level fills its own room), each as long as the longest kernel that any client declared or
-    /// showed. With one level in use: what a submission waits for those of its own level that are in flight. What takes
-    /// longer than was known breaks that bound, and is an event.
-    [[nodiscard]] ns wait_bound() const noexcept {
-        ns longest{};
-        for (const auto& c : clients_)
-            if (c.present) longest = std::max({longest, c.settings.longest, c.usage.longest});
-        return book_.bound(longest);
-    }
+    /// flight at once (each level fills its own room), each as long as the longest that a client of its level declared or
+    /// lately showed. With one level in use: what a submission waits for those of its own level that are in flight. What
+    /// takes longer than was known breaks that bound, and is an event.
+    [[nodiscard]] ns wait_bound() const noexcept { return book_.bound(); }
+    /// The same for a submission of `c` that comes now, from the moment when it is let in: what it waits for work of the
+    /// levels below its own; where none is below, for what of its own is in flight. It waits for levels above without a
+    /// bound, and for its turn within its own by its share. What is broken is an event.
+    [[nodiscard]] ns bound_of(client_id c) const noexcept { return book_.bound(clients_[c.index].settings.level); }
 
     /// Submissions that wait, of all clients.
     [[nodiscard]] std::uint64_t num_waiting() const noexcept { return num_waiting_; }
@@ -261,6 +269,20 @@ private:
         return client.settings.longest > ns{0} ? client.settings.longest : options_.first_guess;
     }
 
+    [[nodiscard]] static ns longest_of(const client_state& c) noexcept {
+        return std::max(c.settings.longest, c.costs.longest.get());
+    }
+    void raise_longest(const client_state& c) noexcept {
+        auto& of_level = book_.of(c.settings.level).longest;
+        of_level = std::max(of_level, longest_of(c));
+    }
+    // Linear: when clients leave a level, and now and then, as what was long long ago is forgotten.
+    void find_longest(priority level) noexcept {
+        book_.of(level).longest = {};
+        for (const auto& c : clients_)
+            if (c.present && c.settings.level == level) raise_longest(c);
+    }
+
     // The first in the line of `c`, if it is let in.
     void describe(grant& g, client_id c) const noexcept {
         const auto& client = clients_[c.index];
@@ -273,10 +295,11 @@ private:
         g.key = client.head.key;
         g.policy = policies_;
         g.of_request = client.head.of_request;
-        g.at_least = own_kind ? seen.shortest_alone : ns{0};
+        g.at_least = own_kind ? seen.at_least(client.head.key == 0) : ns{0};
+        g.bound = client.head.bound > ns{0} ? client.head.bound : book_.bound(g.level);
         g.known = own_kind && seen.seen >= seen_enough;
         // A kind that was seen a few times only may be as long as anything of its client.
-        g.longest = kind.seen >= 8 ? kind.longest : std::max(client.settings.longest, client.usage.longest);
+        g.longest = kind.seen >= 8 ? kind.longest.get() : longest_of(client);
         // Now and then one is timed by itself: batches don't tell how long the longest is, nor whether there were gaps.
         g.may_share = g.known && g.predicted <= quantum() / 2 && client.turns % 64 != 63;
     }
@@ -294,12 +317,32 @@ private:
         client.costs.learn(o.took, alone);
         if (kind != nullptr) kind->learn(o.took, alone);
         client.usage.longest = std::max(client.usage.longest, o.took);
+        raise_longest(client);
+        if (++learnt_ > std::max<std::uint64_t>(recent_longest::window, clients_.size())) {
+            learnt_ = 0;
+            find_longest(g.level);
+        }
         if (g.longest > ns{0} && o.took > g.longest)
             events_.push({.what = limiter_event::kind::overran,
                           .client = g.client,
                           .took = o.took,
                           .bound = g.longest,
                           .key = g.key});
+    }
+
+    // Of the time in flight, what neither its own length nor work of its level and above explains is its wait for others.
+    // Its own length counts as the longest of its kind: only what is certain is a violation.
+    [[nodiscard]] ns judge(const grant& g, const outcome& o) noexcept {
+        if (o.in_flight <= ns{0} || g.bound <= ns{0} || g.longest <= ns{0}) return ns{0};
+        const ns of_own_level = book_.served_from(g.level) - g.served_before;
+        const ns waited = o.in_flight - std::max(o.took, g.longest) - of_own_level;
+        if (waited <= g.bound) return ns{0};
+        events_.push({.what = limiter_event::kind::waited_beyond_bound,
+                      .client = g.client,
+                      .took = waited,
+                      .bound = g.bound,
+                      .key = g.key});
+        return waited - g.bound;
     }
 
     // Whether it is the first in its line.
@@ -350,6 +393,7 @@ private:
     std::uint32_t policies_ = 0;  // how often another one took over
     std::uint64_t num_waiting_ = 0;
     std::uint32_t num_active_ = 0;  // clients with something waiting or in flight
+    std::uint64_t learnt_ = 0;      // lengths, since the longest was last looked for
     instant resume_at_ = never;
 };
 

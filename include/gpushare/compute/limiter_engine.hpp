@@ -9,6 +9,7 @@
 #include <concepts>
 #include <cstddef>
 #include <deque>
+#include <exception>
 #include <memory>
 #include <mutex>
 #include <optional>
@@ -23,6 +24,8 @@
 #include <gpushare/compute/policy.hpp>
 #include <gpushare/compute/sleepers.hpp>
 #include <gpushare/compute/submission.hpp>
+#include <gpushare/compute/submission_log.hpp>
+#include <gpushare/compute/turns.hpp>
 #include <gpushare/concepts.hpp>
 #include <gpushare/config.hpp>
 #include <gpushare/detail/intrusive.hpp>
@@ -65,6 +68,7 @@ protected:
         if (&o == &no_options) {
             n.facts = {};
             n.facts.arrival = now;
+            n.facts.bound = core_.bound_of(c);
             core_.arrive(c, now);
         } else {
             n.facts = {.cost = o.cost,
@@ -72,6 +76,7 @@ protected:
                        .arrival = now,
                        .deadline = o.deadline,
                        .key = o.key,
+                       .bound = core_.bound_of(c),
                        .of_request = o.of_request};
             core_.arrive(c, now, n.facts);
         }
@@ -91,7 +96,7 @@ protected:
     // Reading a clock costs as much as the rest of a permit.
     [[nodiscard]] instant policy_time() const noexcept {
         if constexpr (is_timeless<Policy>)
-            return core_.holds_back() ? clock_.now() : instant{};
+            return core_.holds_back() || log_.on() ? clock_.now() : instant{};
         else
             return clock_.now();
     }
@@ -117,6 +122,7 @@ protected:
                 auto& client = clients_[g.client.index];
                 node& n = *client.waiting.pop();
                 if (client.waits_for_room > 0) sleepers_.wake_all();
+                if (log_.on()) log_.let_in(*slot, n.facts.arrival, clock_.now());
                 if (n.work) {
                     enqueue(lock, *slot, n);
                     retire(look::if_due);
@@ -139,6 +145,12 @@ protected:
     void enqueue(std::unique_lock<std::mutex>& lock, std::size_t slot, node& n) noexcept {
         n.at.store(phase::let_in, std::memory_order_relaxed);
         keep_watch();  // over what is in flight already: the callable may take its time
+        try {
+            await_turn(lock, slot, *n.stream);
+        } catch (...) {
+            n.error = std::current_exception();
+            return fail(slot, n, errc::submission_failed);
+        }
         const seat at = flights_.board(slot, *n.stream, batch_time());
         std::optional<point> begin, end;
         lock.unlock();
@@ -148,8 +160,21 @@ protected:
             flights_.land(at, std::move(begin), std::move(end), n.code, &n);
         } else {
             flights_.unboard(at, std::move(begin));
-            leave(slot);
-            finish(n, n.code);
+            fail(slot, n, n.code);
+        }
+    }
+    void fail(std::size_t slot, node& n, errc why) noexcept {
+        leave(slot);
+        finish(n, why);
+    }
+
+    // Makes `s` wait for others' work, if it isn't to run beside it. What throws is the stream's.
+    void await_turn(std::unique_lock<std::mutex>& lock, std::size_t slot, Stream& s) {
+        if constexpr (joining_timeline<Stream>) {
+            if (!core_.options().take_turns) return;
+            flights_.mark_others(flights_.what(slot).client, s);
+            end_batches(lock, nullptr, false);
+            take_turn(lock, flights_, slot, s);
         }
     }
 
@@ -157,6 +182,7 @@ protected:
     void leave(std::size_t slot) noexcept {
         const auto what = flights_.leave(slot);
         core_.cancel(what);
+        log_.leave(slot);
         if (clients_[what.client.index].closing) sleepers_.wake_all();
     }
 
@@ -165,8 +191,9 @@ protected:
         bool any = false;
         if constexpr (flight_list::batch::shares) {
             if (!flights_.any_open()) return false;
-            for (auto i = flights_.next_to_end(wanted, quiet, clock_.now()); i != flight_list::none;
-                 i = flights_.next_to_end(wanted, quiet, clock_.now())) {
+            const auto now = [this] { return clock_.now(); };
+            for (auto i = flights_.next_to_end(wanted, quiet, now); i != flight_list::none;
+                 i = flights_.next_to_end(wanted, quiet, now)) {
                 auto handle = flights_.handle(i);
                 std::optional<point> end;
                 lock.unlock();
@@ -195,15 +222,28 @@ protected:
         flights_.settle(
             batch_time(), how == look::now,
             [this](const auto& f) {
-                if (f.written_off) return core_.complete_late(f.what, f.cost);
+                const auto now = f.what.of_request || log_.on() ? clock_.now() : instant{};
+                if (f.written_off) {
+                    core_.complete_late(f.what, f.cost);
+                    return log_end(f, {}, now);
+                }
                 const bool failed = f.code != errc::none;
-                const auto now = f.what.of_request ? clock_.now() : instant{};
-                core_.complete(f.what, {.took = f.cost, .failed = failed, .from = f.from}, now);
+                const bool timed = f.from == outcome::source::own || f.from == outcome::source::alone;
+                const auto beyond = core_.complete(
+                    f.what, {.took = f.cost, .in_flight = timed ? f.span : ns{0}, .failed = failed, .from = f.from},
+                    now);
+                log_end(f, beyond, now);
                 if (failed) note_failure(f.what.client, f.code);
                 if (f.owner != nullptr) finish(*f.owner, f.code, f.cost);
                 if (clients_[f.what.client.index].closing) sleepers_.wake_all();
             },
             [this](client_id c, ns time) { core_.give_back(c, time); });
+    }
+
+    void log_end(const typename flight_list::finished& f, ns beyond, instant now) noexcept {
+        if (!log_.on()) return;
+        const auto tag = core_.contains(f.what.client) ? core_.settings(f.what.client).tag : 0;
+        log_.finish(f, {.client = f.what.client, .tag = tag, .beyond = beyond}, now);
     }
 
     void write_off_stuck() noexcept {
@@ -345,6 +385,7 @@ protected:
     limiter_core<Policy> core_;
     std::deque<client_queue<Stream>> clients_;  // stays put while a callable is destroyed under no lock
     flight_list flights_;
+    submission_log<point> log_;
     sleepers<node> sleepers_;
     fifo<node> left_;  // done, with something of the user's to call or to destroy under no lock
     bool advancing_ = false, watched_ = false, clearing_up_ = false;

@@ -18,22 +18,24 @@ namespace gpushare::inline GPUSHARE_ABI {
 
 struct limiter_event {
     enum class kind : std::uint8_t {
-        overran,      // a submission took longer than its kind was counted with: the published bound didn't hold
-        quarantined,  // too many failures in a row: nothing of the client is let in until it is pardoned
-        stuck,        // work of the client doesn't end; it is quarantined as well
-        device_lost,  // the device became unusable while the client had work in flight
+        overran,  // a submission took longer than its kind was counted with: others may wait beyond the bound
+        waited_beyond_bound,  // a submission waited longer for work of lower levels than was published when it came
+        quarantined,          // too many failures in a row: nothing of the client is let in until it is pardoned
+        stuck,                // work of the client doesn't end; it is quarantined as well
+        device_lost,          // the device became unusable while the client had work in flight
     };
 
     kind what{};
     client_id client{};
-    ns took{}, bound{};          // of overran
-    std::uint64_t key = 0;       // of overran: the kind of submission, if it has one
+    ns took{}, bound{};          // of overran: the submission; of waited_beyond_bound: its wait
+    std::uint64_t key = 0;       // of both: the kind of submission, if it has one
     std::uint32_t failures = 0;  // of quarantined
 };
 
 [[nodiscard]] constexpr std::string_view to_string(limiter_event::kind k) noexcept {
     switch (k) {
         case limiter_event::kind::overran: return "overran";
+        case limiter_event::kind::waited_beyond_bound: return "waited beyond bound";
         case limiter_event::kind::quarantined: return "quarantined";
         case limiter_event::kind::stuck: return "stuck";
         case limiter_event::kind::device_lost: return "device lost";

@@ -12,6 +12,7 @@
 
 #include <gpushare/config.hpp>
 #include <gpushare/error.hpp>
+#include <gpushare/units.hpp>
 
 namespace gpushare::inline GPUSHARE_ABI {
 
@@ -21,7 +22,8 @@ class permit {
 public:
     using stream = typename Limiter::stream;
 
-    permit(permit&& other) noexcept : limiter_(std::exchange(other.limiter_, nullptr)), slot_(other.slot_) {}
+    permit(permit&& other) noexcept
+        : limiter_(std::exchange(other.limiter_, nullptr)), slot_(other.slot_), bound_(other.bound_) {}
     permit& operator=(permit&&) = delete;
     ~permit() {
         if (limiter_ != nullptr) limiter_->give_back(slot_);
@@ -31,15 +33,19 @@ public:
     /// enqueued until then is accounted for.
     template <std::invocable<stream&> F>
     void enqueue(stream& s, F&& enqueue_work) {
+        limiter_->await_turn(slot_, s);
         if constexpr (Limiter::shares_points)
             enqueue_with_others(s, enqueue_work);
         else
             enqueue_between_points(s, enqueue_work);
     }
 
+    /// The longest that its work waits for work of lower levels, as known when it was asked for; see compute_limiter::bound_of.
+    [[nodiscard]] ns bound() const noexcept { return bound_; }
+
 private:
     friend Limiter;
-    permit(Limiter& limiter, std::size_t slot) noexcept : limiter_(&limiter), slot_(slot) {}
+    permit(Limiter& limiter, std::size_t slot, ns bound) noexcept : limiter_(&limiter), slot_(slot), bound_(bound) {}
 
     template <class F>
     void enqueue_between_points(stream& s, F& enqueue_work) {
@@ -86,6 +92,7 @@ private:
 
     Limiter* limiter_;
     std::size_t slot_;
+    ns bound_;
 };
 
 }  // namespace gpushare::inline GPUSHARE_ABI

@@ -33,6 +33,9 @@ struct client_settings {
     bool soft_cap = false;          // the cap holds only while others, within theirs, have work
     ns slo{};                       // its work is due so long after its arrival; 0: it has no objective
     std::uint32_t group = 0;        // its class, from 0, where the policy is a tree
+    std::uint32_t tag = 0;          // what records of its submissions call it; no policy looks at it
+
+    friend constexpr bool operator==(const client_settings&, const client_settings&) = default;
 };
 
 /// What is known of the submission at the head of a client's line.
@@ -42,6 +45,7 @@ struct line_head {
     instant arrival{};         // when it began to wait
     instant deadline = never;  // when it is due
     std::uint64_t key = 0;     // its kind, for the cost model; 0: none
+    ns bound{};                // on its wait, as published when it came; 0: as it is when it is let in
     bool of_request = false;   // more of its client may follow soon: what is below is held back meanwhile
 };
 

@@ -13,6 +13,7 @@
 #include <concepts>
 #include <cstddef>
 #include <cstdint>
+#include <limits>
 #include <utility>
 #include <vector>
 
@@ -50,15 +51,24 @@ public:
         if (!has(s.group))
             if (const auto why = open(s.group, {}, Inner{}); why.code != errc::none) return why;
         if (clients_.size() <= c.index) clients_.resize(c.index + std::size_t{1});
-        if (const auto why = classes_[s.group].inside.add(c, s); why.code != errc::none) return why;
-        clients_[c.index] = {.id = c, .group = s.group};
+        auto& group = classes_[s.group];
+        if (group.unused == no_member) {
+            group.unused = static_cast<std::uint32_t>(group.members.size());
+            group.members.push_back({.next_unused = no_member});
+        }
+        const auto seat = group.unused;
+        if (const auto why = group.inside.add(id_of(seat), s); why.code != errc::none) return why;
+        group.unused = group.members[seat].next_unused;
+        group.members[seat].who = c;
+        clients_[c.index] = {.group = s.group, .seat = seat};
         return {};
     }
 
     failure change(client_id c, const client_settings& s) {
         auto& client = clients_[c.index];
         if (s.group == client.group) {
-            if (const auto why = classes_[s.group].inside.change(c, s); why.code != errc::none) return why;
+            if (const auto why = classes_[s.group].inside.change(id_of(client.seat), s); why.code != errc::none)
+                return why;
             tell(client.group);
             return {};
         }
@@ -77,7 +87,7 @@ public:
         client.head = head;
         auto& group = classes_[client.group];
         if (!std::exchange(client.waits, true)) ++group.waiting;
-        group.inside.wake(c, head, now_);
+        group.inside.wake(id_of(client.seat), head, now_);
         tell(client.group);
     }
 
@@ -85,7 +95,7 @@ public:
         auto& client = clients_[c.index];
         if (!std::exchange(client.waits, false)) return;
         --classes_[client.group].waiting;
-        classes_[client.group].inside.sleep(c);
+        classes_[client.group].inside.sleep(id_of(client.seat));
         tell(client.group);
     }
 
@@ -96,39 +106,55 @@ public:
             const choice group = outer_.pick(now_);
             const auto others = held_back_.empty() ? never : instant{ns{held_back_.first_key()}};
             if (!group) return choice(std::min(group.ask_again(), others));
-            if (const choice c = classes_[group->index].inside.pick(now_)) return c;
+            auto& of = classes_[group->index];
+            if (const choice c = of.inside.pick(now_)) return of.members[c->index].who;
             tell(group->index);  // time has passed since it was told, or this wouldn't have come up
         }
     }
 
     void serve(client_id c, ns cost, instant now) noexcept {
         now_ = std::max(now_, now);
-        const auto group = clients_[c.index].group;
-        classes_[group].inside.serve(c, cost, now_);
+        const auto [group, seat] = place_of(c);
+        classes_[group].inside.serve(id_of(seat), cost, now_);
         outer_.serve(id_of(group), cost, now_);
     }
 
     void correct(client_id c, ns delta) noexcept {
-        const auto group = clients_[c.index].group;
-        classes_[group].inside.correct(c, delta);
+        const auto [group, seat] = place_of(c);
+        classes_[group].inside.correct(id_of(seat), delta);
         outer_.correct(id_of(group), delta);
         tell(group);
     }
 
 private:
+    static constexpr std::uint32_t no_member = std::numeric_limits<std::uint32_t>::max();
+
+    struct member {
+        client_id who{};
+        std::uint32_t next_unused = 0;
+    };
+    // Its policy knows the members by their seats, which are dense: it takes memory for them and not for all clients.
     struct class_state {
         Inner inside{};
-        std::size_t waiting = 0;
+        std::vector<member> members;
+        std::uint32_t unused = no_member;  // the first of the seats that nobody has
         bool open = false;
+        std::size_t waiting = 0;
     };
-    struct client_state {
-        client_id id{};
-        std::uint32_t group = 0;
-        line_head head{};
+    struct place {
+        std::uint32_t group = 0, seat = 0;
+    };
+    struct alignas(64) client_state {  // one line of the cache: among many clients, that is what a decision costs
+        std::uint32_t group = 0, seat = 0;
         bool waits = false;
+        line_head head{};
     };
 
-    [[nodiscard]] static client_id id_of(std::uint32_t group) noexcept { return {group, 1}; }
+    [[nodiscard]] place place_of(client_id c) const noexcept {
+        return {clients_[c.index].group, clients_[c.index].seat};
+    }
+    // Of a class for the outer policy, of a member for the inner one.
+    [[nodiscard]] static client_id id_of(std::uint32_t index) noexcept { return {index, 1}; }
     [[nodiscard]] static std::int64_t count(instant t) noexcept { return t.time_since_epoch().count(); }
     [[nodiscard]] bool has(std::uint32_t group) const noexcept {
         return group < classes_.size() && classes_[group].open;
@@ -146,7 +172,8 @@ private:
     void leave(const client_state& client) noexcept {
         auto& group = classes_[client.group];
         if (client.waits) --group.waiting;
-        group.inside.remove(client.id);
+        group.inside.remove(id_of(client.seat));
+        group.members[client.seat].next_unused = std::exchange(group.unused, client.seat);
         tell(client.group);
     }
 
@@ -156,7 +183,7 @@ private:
         const choice c = own.waiting != 0 ? own.inside.pick(now_) : choice{};
         if (c) {
             held_back_.drop(group);
-            outer_.wake(id_of(group), clients_[c->index].head, now_);
+            outer_.wake(id_of(group), clients_[own.members[c->index].who.index].head, now_);
             return;
         }
         outer_.sleep(id_of(group));

@@ -53,6 +53,9 @@ public:
         return done() || limiter_->wait_for(*submission_, deadline, stop);
     }
 
+    /// The longest that it waits for work of lower levels, as known when it came; see compute_limiter::bound_of.
+    [[nodiscard]] ns bound() const noexcept { return submission_->facts.bound; }
+
     /// Once done: errc::none, submission_failed (the callable threw), kernel_failed, device_lost, or closed (it was
     /// cancelled before it was let in).
     [[nodiscard]] errc status() const noexcept { return submission_->code; }

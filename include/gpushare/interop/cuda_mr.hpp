@@ -64,7 +64,7 @@ public:
         if (p == nullptr) return;
         try {
             const auto used = node_->borrow(stream.get()).record();
-            deallocate_after(*memory_, used, p, size, alignment);
+            memory_->deallocate_after(used, p, size, alignment);
         } catch (...) {  // to free it now could be too early
         }
     }

@@ -79,7 +79,7 @@ public:
         try {
             part* const on = find(ordinal);
             if (on != nullptr)
-                return deallocate_after(*on->memory, last_use(*on, p, stream), p, unsigned_size(size), alignment);
+                return on->memory->deallocate_after(last_use(*on, p, stream), p, unsigned_size(size), alignment);
             why = errc::no_device;
         } catch (const error& e) {
             why = e.code();

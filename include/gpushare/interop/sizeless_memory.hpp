@@ -16,6 +16,7 @@
 #include <gpushare/detail/pointer_table.hpp>
 #include <gpushare/error.hpp>
 #include <gpushare/interop/stream_resource.hpp>
+#include <gpushare/memory/ask_upstream.hpp>
 
 namespace gpushare::inline GPUSHARE_ABI {
 
@@ -36,7 +37,7 @@ public:
     }
     /// Null if they aren't there.
     [[nodiscard]] void* try_allocate(std::size_t size, std::size_t alignment) noexcept {
-        void* const p = obtain(size, alignment);
+        void* const p = ask_upstream(*memory_, size, alignment);
         return p != nullptr && remember(p, {size, alignment}) ? p : nullptr;
     }
 
@@ -48,8 +49,7 @@ public:
     /// Once `used` is reached, with a stream_ordered_memory.
     template <timeline_point Point>
     errc deallocate_after(const Point& used, void* p) noexcept {
-        return forget(
-            p, [&](const extent& e) { return gpushare::deallocate_after(*memory_, used, p, e.size, e.alignment); });
+        return forget(p, [&](const extent& e) { return memory_->deallocate_after(used, p, e.size, e.alignment); });
     }
 
     /// Whether the block is out, and has room for as much.
@@ -73,18 +73,6 @@ private:
         } catch (...) {
             (void)give(p, e);
             return false;
-        }
-    }
-
-    void* obtain(std::size_t size, std::size_t alignment) noexcept {
-        if constexpr (requires { memory_->try_allocate(size, alignment); }) {
-            return memory_->try_allocate(size, alignment);
-        } else {
-            try {
-                return memory_->allocate(size, alignment);
-            } catch (...) {
-                return nullptr;
-            }
         }
     }
 

@@ -12,29 +12,18 @@
 #include <gpushare/concepts.hpp>
 #include <gpushare/config.hpp>
 #include <gpushare/error.hpp>
+#include <gpushare/memory/ask_upstream.hpp>
 
 namespace gpushare::inline GPUSHARE_ABI {
 
-// clang-format off
-/// Memory that is also given back in stream order, in one of two spellings: that of tenant_memory and scrubbing_resource,
-/// or that of pool_resource.
+/// Memory that is also given back in stream order, as that of tenants, pools and scrubbing_resource is: free for others,
+/// and credited, once the point is reached.
 template <class R, class Point>
-concept stream_ordered_memory = memory_resource<R> && (
-    requires(R& r, const Point& point, void* p, std::size_t n) {
-        { r.deallocate_after(point, p, n, n) } noexcept -> std::same_as<errc>;
-    } || requires(R& r, const Point& point, void* p, std::size_t n) {
-        { r.deallocate(p, n, n, point) } noexcept -> std::same_as<errc>;
-    });
-// clang-format on
-
-/// In whichever spelling: free for others, and credited, once `used` is reached.
-template <class Point, stream_ordered_memory<Point> Memory>
-errc deallocate_after(Memory& to, const Point& used, void* p, std::size_t size, std::size_t alignment) noexcept {
-    if constexpr (requires { to.deallocate_after(used, p, size, alignment); })
-        return to.deallocate_after(used, p, size, alignment);
-    else
-        return to.deallocate(p, size, alignment, used);
-}
+concept stream_ordered_memory = memory_resource<R> && requires(R& r, const Point& point, void* p, std::size_t n) {
+    // clang-format off
+    { r.deallocate_after(point, p, n, n) } noexcept -> std::same_as<errc>;
+    // clang-format on
+};
 
 /// Refers to both, which must outlive it and its copies, which are equal. Sizes and alignments in bytes. As safe from
 /// any thread as the memory and the stream's record() are. Work on other streams has to be waited for by this one
@@ -53,15 +42,7 @@ public:
     }
     /// Null where allocate would throw.
     [[nodiscard]] void* try_allocate(std::size_t size, std::size_t alignment = default_alignment) noexcept {
-        if constexpr (requires { memory_->try_allocate(size, alignment); }) {
-            return memory_->try_allocate(size, alignment);
-        } else {
-            try {
-                return memory_->allocate(size, alignment);
-            } catch (...) {
-                return nullptr;
-            }
-        }
+        return ask_upstream(*memory_, size, alignment);
     }
 
     /// Credited once the stream has done what was enqueued so far. What the memory says of wrong frees, which change
@@ -71,7 +52,7 @@ public:
     errc deallocate(void* p, std::size_t size, std::size_t alignment = default_alignment) noexcept {
         if (p == nullptr) return errc::none;
         try {
-            return deallocate_after(*memory_, stream_->record(), p, size, alignment);
+            return memory_->deallocate_after(stream_->record(), p, size, alignment);
         } catch (const error& why) {
             return why.code();
         } catch (...) {

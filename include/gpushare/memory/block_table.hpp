@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
 // Which blocks are out, with size, alignment and label: what tells a right free from a foreign, double or
-// wrong-size one, and what a leak report is made of. Kept outside the blocks, since device memory isn't the host's
+// wrong-size one, and what a leak report is made of, stack traces included when asked. Kept outside the blocks, since device memory isn't the host's
 // to read.
 //
 //   gpushare::block_table blocks;
@@ -10,12 +10,14 @@
 
 #include <cstddef>
 #include <mutex>
+#include <string>
 #include <string_view>
 #include <vector>
 
 #include <gpushare/config.hpp>
 #include <gpushare/detail/pointer_table.hpp>
 #include <gpushare/error.hpp>
+#include <gpushare/memory/trace_store.hpp>
 #include <gpushare/units.hpp>
 
 namespace gpushare::inline GPUSHARE_ABI {
@@ -28,33 +30,56 @@ struct block {
     std::string_view label{};
 };
 
+/// A block that is out, with all that is known of where it came from.
+struct leak {
+    block what{};
+    std::string scope{};         // "engine/prefill": empty for the whole, and where there are no scopes
+    std::vector<void*> trace{};  // return addresses, where they were asked for
+};
+
 /// Thread-safe: one mutex, held for a hash-table operation.
 class block_table {
 public:
+    /// With `capture`, each block is entered with who allocated it: some microseconds each.
+    explicit block_table(trace_function capture = nullptr) noexcept : capture_(capture) {}
+
     /// Throws std::bad_alloc if the host has no memory for the entry. Pointers are unique while they are
     /// out, and none is null.
     void insert(const block& b) {
+        const captured_trace callers(capture_);
         const std::lock_guard lock(mutex_);
-        blocks_.insert(b.pointer, b);
+        const auto trace = traces_.keep(callers);
+        try {
+            blocks_.insert(b.pointer, {b, trace});
+        } catch (...) {
+            traces_.drop(trace);
+            throw;
+        }
     }
 
     /// Forgets the block: errc::none, and the caller may free it. unknown_block (never inserted, or freed already) or
     /// wrong_size, and nothing changes.
     [[nodiscard]] errc remove(void* pointer, bytes size, std::size_t alignment) noexcept {
         const std::lock_guard lock(mutex_);
-        const block* const found = blocks_.find(pointer);
+        const entry* const found = blocks_.find(pointer);
         if (found == nullptr) return errc::unknown_block;
-        if (found->size != size || found->alignment != alignment) return errc::wrong_size;
+        if (found->what.size != size || found->what.alignment != alignment) return errc::wrong_size;
+        traces_.drop(found->trace);
         blocks_.erase(pointer);
         return errc::none;
     }
 
-    /// Forgets all blocks and returns them: what has leaked, once nobody should hold any.
-    [[nodiscard]] std::vector<block> take_all() {
+    /// Forgets all blocks and returns them: what has leaked, once nobody should hold any. Throws std::bad_alloc, and then
+    /// nothing has changed.
+    [[nodiscard]] std::vector<leak> take_all() {
         const std::lock_guard lock(mutex_);
-        std::vector<block> all;
+        std::vector<leak> all;
         all.reserve(blocks_.size());
-        blocks_.for_each([&](const block& b) { all.push_back(b); });
+        blocks_.for_each([&](const entry& e) {
+            const auto callers = traces_.of(e.trace);
+            all.push_back({e.what, {}, {callers.begin(), callers.end()}});
+        });
+        blocks_.for_each([&](const entry& e) { traces_.drop(e.trace); });
         blocks_.clear();
         return all;
     }
@@ -65,8 +90,15 @@ public:
     }
 
 private:
+    struct entry {
+        block what{};
+        trace_store::id trace = trace_store::none;
+    };
+
+    const trace_function capture_;
     mutable std::mutex mutex_;
-    detail::pointer_table<block> blocks_;
+    detail::pointer_table<entry> blocks_;
+    trace_store traces_;
 };
 
 }  // namespace gpushare::inline GPUSHARE_ABI

@@ -26,6 +26,7 @@
 #include <gpushare/error.hpp>
 #include <gpushare/memory/block_table.hpp>
 #include <gpushare/memory/memory_book.hpp>
+#include <gpushare/memory/owner_of.hpp>
 #include <gpushare/units.hpp>
 
 namespace gpushare::inline GPUSHARE_ABI {
@@ -57,6 +58,15 @@ public:
                                  std::string_view label = {}) {
         return allocate_in(memory_book::whole, size, alignment, label);
     }
+    /// As deallocate, but for a block that work before `used` may still use, over memory that is freed in stream order.
+    template <timeline_point Point>
+    requires requires(Upstream& u, const Point& used, void* p) { u.deallocate_after(used, p, 1, 1); }
+    errc deallocate_after(const Point& used, void* p, std::size_t size,
+                          std::size_t alignment = alignof(std::max_align_t)) noexcept {
+        if (p == nullptr) return errc::none;
+        if (const errc why = book_.strike(p, bytes{size}, alignment); why != errc::none) return why;
+        return upstream_->deallocate_after(used, p, size, alignment);
+    }
     /// Back to the upstream, whatever scope it came from. unknown_block, wrong_size, and nothing happened. Null is ignored.
     errc deallocate(void* p, std::size_t size, std::size_t alignment = alignof(std::max_align_t)) noexcept {
         if (p == nullptr) return errc::none;
@@ -65,7 +75,8 @@ public:
         return errc::none;
     }
 
-    [[nodiscard]] memory_figures figures() const noexcept { return book_.figures(); }
+    /// With the largest block that the upstream could give now; bytes::max() where it doesn't say (largest_free_in).
+    [[nodiscard]] memory_figures figures() const noexcept { return figures_of(memory_book::whole); }
     [[nodiscard]] std::vector<leak> leaks() const { return book_.leaks(); }
     /// Frees every block that is out, and returns what they were. Nothing may use them any more.
     std::vector<leak> take_back() {
@@ -94,6 +105,12 @@ private:
         return p;
     }
 
+    memory_figures figures_of(scope_id s) const noexcept {
+        auto f = book_.figures(s);
+        f.largest_free = largest_free_in(*upstream_);
+        return f;
+    }
+
     Upstream* upstream_;
     std::function<void(const leak&)> on_leak_;
     memory_book book_;
@@ -119,7 +136,8 @@ public:
     errc deallocate(void* p, std::size_t size, std::size_t alignment = alignof(std::max_align_t)) noexcept {
         return in_->deallocate(p, size, alignment);
     }
-    [[nodiscard]] memory_figures figures() const noexcept { return in_->book_.figures(id_); }
+    /// largest_free is that of the memory which all scopes share.
+    [[nodiscard]] memory_figures figures() const noexcept { return in_->figures_of(id_); }
 
 private:
     booked_resource<Upstream>* in_;

@@ -9,12 +9,10 @@
 #pragma once
 
 #include <algorithm>
-#include <array>
 #include <cstddef>
 #include <cstdint>
 #include <limits>
 #include <mutex>
-#include <span>
 #include <string>
 #include <string_view>
 #include <utility>
@@ -24,6 +22,7 @@
 #include <gpushare/detail/pointer_table.hpp>
 #include <gpushare/error.hpp>
 #include <gpushare/memory/block_table.hpp>
+#include <gpushare/memory/trace_store.hpp>
 #include <gpushare/units.hpp>
 
 namespace gpushare::inline GPUSHARE_ABI {
@@ -35,6 +34,7 @@ struct memory_figures {
     bytes total{};    // of all allocations so far
     bytes largest{};  // the largest of them
     std::uint64_t allocations = 0, frees = 0, failures = 0;
+    bytes largest_free{};  // filled in by who knows the memory: see booked_resource::figures
 };
 
 /// A scope of a book, while it is open or something that was allocated in it is out.
@@ -42,24 +42,13 @@ struct scope_id {
     std::uint32_t index = 0;
 };
 
-/// Writes the return addresses of its callers, the nearest first, and returns how many; see stack_trace.hpp.
-using trace_function = std::size_t (*)(std::span<void*>) noexcept;
-
-/// A block that is out, with all that is known of where it came from.
-struct leak {
-    block what{};
-    std::string scope{};         // "engine/prefill": empty for the whole
-    std::vector<void*> trace{};  // return addresses, where they were asked for
-};
-
 /// Thread-safe: one mutex, held for some entries of tables.
 class memory_book {
 public:
     /// The scope of everything.
     static constexpr scope_id whole{0};
-    static constexpr std::size_t longest_trace = 16;
 
-    /// With `capture`, each block is entered with who allocated it: some microseconds and 128 bytes each.
+    /// With `capture`, each block is entered with who allocated it: some microseconds and 136 bytes each.
     explicit memory_book(trace_function capture = nullptr) : capture_(capture), scopes_(1) {}
 
     /// A scope within another one. Throws std::bad_alloc.
@@ -83,22 +72,14 @@ public:
 
     /// A block is out. Throws std::bad_alloc if the host has no memory for the entry.
     void enter(scope_id s, const block& b) {
-        std::array<void*, longest_trace> callers{};
-        const std::size_t depth = capture_ != nullptr ? capture_(callers) : 0;
+        const captured_trace callers(capture_);
         const std::lock_guard lock(mutex_);
-        auto trace = none;
-        if (depth != 0) {
-            if (vacant_traces_.empty()) {
-                traces_.emplace_back();
-                vacant_traces_.reserve(traces_.capacity());  // so that giving one back can't fail
-                vacant_traces_.push_back(static_cast<std::uint32_t>(traces_.size() - 1));
-            }
-            trace = vacant_traces_.back();
-        }
-        blocks_.insert(b.pointer, {b, s.index, trace});
-        if (trace != none) {
-            vacant_traces_.pop_back();
-            traces_[trace] = {callers, depth};
+        const auto trace = traces_.keep(callers);
+        try {
+            blocks_.insert(b.pointer, {b, s.index, trace});
+        } catch (...) {
+            traces_.drop(trace);
+            throw;
         }
         ++scopes_[s.index].users;
         for_each_above(s.index, [&](memory_figures& f) {
@@ -117,7 +98,7 @@ public:
         if (found->what.size != size || found->what.alignment != alignment) return errc::wrong_size;
         const auto e = *found;
         blocks_.erase(pointer);
-        if (e.trace != none) vacant_traces_.push_back(e.trace);
+        traces_.drop(e.trace);
         for_each_above(e.scope, [&](memory_figures& f) {
             f.current -= size;
             ++f.frees;
@@ -141,10 +122,8 @@ public:
         const std::lock_guard lock(mutex_);
         all.reserve(blocks_.size());
         blocks_.for_each([&](const entry& e) {
-            auto& l = all.emplace_back(leak{e.what, path(e.scope), {}});
-            if (e.trace == none) return;
-            const auto& t = traces_[e.trace];
-            l.trace.assign(t.callers.begin(), t.callers.begin() + static_cast<std::ptrdiff_t>(t.depth));
+            const auto callers = traces_.of(e.trace);
+            all.push_back({e.what, path(e.scope), {callers.begin(), callers.end()}});
         });
         std::sort(all.begin(), all.end(), [](const leak& a, const leak& b) { return a.what.size > b.what.size; });
         return all;
@@ -160,11 +139,8 @@ private:
     };
     struct entry {
         block what{};
-        std::uint32_t scope = 0, trace = none;
-    };
-    struct captured {
-        std::array<void*, longest_trace> callers{};
-        std::size_t depth = 0;
+        std::uint32_t scope = 0;
+        trace_store::id trace = trace_store::none;
     };
 
     template <class F>
@@ -189,8 +165,7 @@ private:
     std::vector<scope_entry> scopes_;
     std::uint32_t vacant_ = none;
     detail::pointer_table<entry> blocks_;
-    std::vector<captured> traces_;
-    std::vector<std::uint32_t> vacant_traces_;
+    trace_store traces_;
 };
 
 }  // namespace gpushare::inline GPUSHARE_ABI

@@ -31,6 +31,8 @@ namespace gpushare::inline GPUSHARE_ABI {
 template <class Pool>
 class pool_cache {
 public:
+    using point = typename Pool::point;
+
     pool_cache(pool_cache&&) noexcept = default;
     pool_cache& operator=(pool_cache&& other) noexcept {
         std::swap(pool_, other.pool_);
@@ -55,6 +57,22 @@ public:
         if (p == nullptr && why != nullptr) *why = r.why;
         return p;
     }
+    /// See pool_resource::allocate_until.
+    template <class Patience>
+    [[nodiscard]] void* allocate_until(std::size_t size, std::size_t alignment, const Patience& until) {
+        void* const p = from_shelf(size, alignment);
+        return p != nullptr ? p : pool_->obtain_until_or_throw(size, alignment, until, worker_.get());
+    }
+    /// See pool_resource::try_allocate_until.
+    template <class Patience>
+    [[nodiscard]] void* try_allocate_until(std::size_t size, std::size_t alignment, const Patience& until,
+                                           failure* why = nullptr) noexcept {
+        if (void* const p = from_shelf(size, alignment)) return p;
+        typename Pool::refusal r;
+        void* const p = pool_->obtain_until(size, alignment, until, r, worker_.get());
+        if (p == nullptr && why != nullptr) *why = r.why;
+        return p;
+    }
     /// See pool_resource::deallocate. On a stream: free here at once, elsewhere in stream order.
     errc deallocate(void* p, std::size_t size, std::size_t alignment = alignof(std::max_align_t)) noexcept {
         if (p == nullptr) return errc::none;
@@ -62,6 +80,12 @@ public:
         if (freed.homeless != nullptr) [[unlikely]]
             pool_->store_.give_from(*worker_, freed.shelf, *freed.homeless, size);
         return freed.why;
+    }
+
+    /// See pool_resource::deallocate_after: nothing of this cache's stream.
+    errc deallocate_after(const point& used, void* p, std::size_t size,
+                          std::size_t alignment = alignof(std::max_align_t)) noexcept {
+        return pool_->deallocate_after(used, p, size, alignment);
     }
 
     /// Gives all that is kept here back to the pool, on a stream behind one point recorded now.
@@ -81,7 +105,6 @@ public:
 
 private:
     friend Pool;
-    using point = typename Pool::point;
     using classes = pool_shelves::classes;
 
     explicit pool_cache(Pool& pool, void* stream = nullptr, point (*record)(void*) = nullptr)

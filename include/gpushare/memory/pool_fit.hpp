@@ -11,6 +11,7 @@
 #include <algorithm>
 #include <array>
 #include <bit>
+#include <concepts>
 #include <cstddef>
 #include <cstdint>
 
@@ -201,5 +202,17 @@ private:
     std::uint64_t summary_ = 0;  // which words aren't 0
     std::uint64_t free_ = 0;     // bytes
 };
+
+namespace detail {
+/// The block that `take_one` gets. No memory for the books of a block is no memory for the block: null then.
+template <std::invocable F>
+[[nodiscard]] pool_block* quietly(F take_one) noexcept {
+    try {
+        return take_one();
+    } catch (...) {
+        return nullptr;
+    }
+}
+}  // namespace detail
 
 }  // namespace gpushare::inline GPUSHARE_ABI

@@ -19,6 +19,16 @@ struct pool_worker {
     explicit pool_worker(void* on = nullptr, Point (*point_of)(void* stream) = nullptr)
         : stream(on), record(point_of) {}
 
+    /// Records on the stream. False, and no point, if that threw.
+    [[nodiscard]] bool try_record(Point& point) const noexcept {
+        try {
+            point = record(stream);
+            return true;
+        } catch (...) {
+            return false;
+        }
+    }
+
     pool_shelves shelves;
     void* const stream;
     Point (*const record)(void* stream);

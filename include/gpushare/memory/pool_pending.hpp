@@ -30,6 +30,24 @@ public:
     };
     using batches = detail::fifo<batch>;
 
+    /// Batches whose points were reached. Declared before the lock of the store is taken, so that points are destroyed
+    /// behind it.
+    template <class Store>
+    struct spent {
+        explicit spent(Store& s) noexcept : store(s) {}
+        spent(const spent&) = delete;
+        spent& operator=(const spent&) = delete;
+        ~spent() {
+            if (batches.empty()) return;
+            for (auto* b = batches.front(); b != nullptr; b = b->next) b->point = Point{};
+            const auto lock = store.locked();
+            while (auto* b = batches.pop()) store.pending_.drop(*b);
+        }
+
+        Store& store;
+        detail::fifo<batch> batches;
+    };
+
     /// Null if the host has no memory for one.
     [[nodiscard]] batch* make() noexcept {
         try {

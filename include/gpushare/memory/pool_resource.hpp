@@ -7,6 +7,7 @@
 //   auto cache = pool.make_cache();                           // one worker: faster
 //   auto ordered = pool.make_cache(stream);                   // one worker's stream: frees in stream order
 //   pool.deallocate(p, 1 << 20, 256);    pool.trim(0_B);
+//   void* q = pool.allocate_until(1 << 20, 256, until);       // waits in line: include pool_waiters.hpp
 //
 // Before a request is refused, all workers' caches are emptied, what streams have reached is collected, segments in
 // which nothing is go back to the upstream, and the upstream is asked again for exactly what is needed. It grows by
@@ -18,12 +19,13 @@
 #include <cstddef>
 #include <cstdint>
 #include <exception>
-#include <new>
 #include <type_traits>
 
 #include <gpushare/concepts.hpp>
 #include <gpushare/config.hpp>
 #include <gpushare/error.hpp>
+#include <gpushare/memory/ask_upstream.hpp>
+#include <gpushare/memory/owner_of.hpp>
 #include <gpushare/memory/pool_cache.hpp>
 #include <gpushare/memory/pool_store.hpp>
 #include <gpushare/memory/pool_usage.hpp>
@@ -62,7 +64,8 @@ public:
     }
 
     /// `size` bytes at a multiple of `alignment`, a power of two; a unique address for 0 bytes. Contents undefined.
-    /// Throws memory_error: out_of_memory, size_overflow, bad_alignment. What the upstream throws passes through.
+    /// Throws memory_error: out_of_memory (also while others wait in line), over_quota and the like from the upstream,
+    /// size_overflow, bad_alignment. What the upstream throws passes through.
     [[nodiscard]] void* allocate(std::size_t size, std::size_t alignment = alignof(std::max_align_t)) {
         return obtain_or_throw(size, alignment);
     }
@@ -74,10 +77,26 @@ public:
         if (p == nullptr && why != nullptr) *why = r.why;
         return p;
     }
+    /// As allocate, but waits for memory as long as `until` has it, first come first served: a patience, see
+    /// pool_waiters.hpp. deadline_exceeded or stopped then, with the figures of the last refusal. A request that the
+    /// upstream's limit rules out, and what isn't for want of memory, is refused at once.
+    template <class Patience>
+    [[nodiscard]] void* allocate_until(std::size_t size, std::size_t alignment, const Patience& until) {
+        return obtain_until_or_throw(size, alignment, until);
+    }
+    /// Null where allocate_until would throw.
+    template <class Patience>
+    [[nodiscard]] void* try_allocate_until(std::size_t size, std::size_t alignment, const Patience& until,
+                                           failure* why = nullptr) noexcept {
+        refusal r;
+        void* const p = obtain_until(size, alignment, until, r, nullptr);
+        if (p == nullptr && why != nullptr) *why = r.why;
+        return p;
+    }
     /// As try_allocate, but only what the pool holds and nobody caches: calls neither the upstream nor a stream. For
     /// code that must not, such as one that is being captured.
     [[nodiscard]] void* try_allocate_held(std::size_t size, std::size_t alignment) noexcept {
-        if (pool_tag::check(size, alignment) != errc::none) return nullptr;
+        if (pool_tag::check(size, alignment) != errc::none || waiting() != 0) return nullptr;
         const auto whole = whole_granules(size);
         return out(store_.take({whole, whole, alignment, size}), size, alignment);
     }
@@ -87,9 +106,10 @@ public:
     errc deallocate(void* p, std::size_t size, std::size_t alignment = alignof(std::max_align_t)) noexcept {
         return p == nullptr ? errc::none : store_.free(p, size, alignment);
     }
-    /// As deallocate, but free once `after` is reached.
-    errc deallocate(void* p, std::size_t size, std::size_t alignment, const Point& after) noexcept {
-        return p == nullptr ? errc::none : store_.free_after(after, p, size, alignment);
+    /// As deallocate, but for a block that work before `used` may still use: free once that is reached.
+    errc deallocate_after(const Point& used, void* p, std::size_t size,
+                          std::size_t alignment = alignof(std::max_align_t)) noexcept {
+        return p == nullptr ? errc::none : store_.free_after(used, p, size, alignment);
     }
 
     /// A cache for one worker. Throws std::bad_alloc.
@@ -112,6 +132,14 @@ public:
     bool drain(instant deadline) { return store_.drain(deadline); }
 
     [[nodiscard]] pool_usage usage() const noexcept { return store_.usage(); }
+    /// The largest block, at a multiple of 256 bytes, that is free here or, where it can tell, with the upstream. There may
+    /// be a larger one when caches and segments are emptied.
+    [[nodiscard]] bytes largest_free() const noexcept {
+        const bytes above = largest_free_in(*upstream_);
+        return std::max(usage().largest_free, above == bytes::max() ? bytes{} : above - above % bytes{pool_granule});
+    }
+    /// Threads in line.
+    [[nodiscard]] std::size_t waiting() const noexcept { return store_.waiting(); }
     [[nodiscard]] Upstream& upstream() const noexcept { return *upstream_; }
 
     /// What a request takes of the pool, bytes::max() if none can. A cache may take an eighth more.
@@ -128,35 +156,73 @@ private:
     friend cache;
     using worker = pool_worker<Point>;
 
-    struct refusal {
-        failure why;
-        std::exception_ptr thrown;  // by the upstream, when it was last asked
-    };
+    using refusal = upstream_refusal;  // `final`: nothing that may be freed could change it
 
     void* obtain_or_throw(std::size_t size, std::size_t alignment, worker* own = nullptr) {
         refusal r;
         void* const p = obtain(size, alignment, r, own);
-        if (p != nullptr) return p;
+        if (p == nullptr) refuse(r);
+        return p;
+    }
+    template <class Patience>
+    void* obtain_until_or_throw(std::size_t size, std::size_t alignment, const Patience& until, worker* own = nullptr) {
+        refusal r;
+        void* const p = obtain_until(size, alignment, until, r, own);
+        if (p == nullptr) refuse(r);
+        return p;
+    }
+    // In the name of whoever the upstream says that the memory is charged to.
+    [[noreturn]] void refuse(const refusal& r) const {
         if (r.thrown) std::rethrow_exception(r.thrown);
-        raise(r.why, {}, "allocate from a pool");
+        const auto tenant = owner_of(*upstream_);
+        const auto held = usage();
+        detail::message m;
+        if (!tenant.empty()) m.add("tenant '", tenant.substr(0, detail::longest_name), "': ");
+        m.add("allocate from a pool: asked ", bytes{r.why.asked});
+        if (r.why.limit != 0) m.add(", ", bytes{r.why.left}, " of ", bytes{r.why.limit}, " left");
+        m.add(" (", to_string(r.why.code), "); the pool holds ", held.reserved, ", of which ", held.free(),
+              " are free, ", held.largest_free, " in one block");
+        throw memory_error(r.why, tenant, m);
     }
 
-    // What a worker gets is rounded to its shelves, unless that is what it would be refused for.
-    [[nodiscard]] void* obtain(std::size_t size, std::size_t alignment, refusal& r, worker* own) noexcept {
+    // What a worker gets is rounded to its shelves, unless that is what it would be refused for. While somebody is in
+    // line, only who has the first place gets anything.
+    [[nodiscard]] void* obtain(std::size_t size, std::size_t alignment, refusal& r, worker* own,
+                               bool in_line = false) noexcept {
         if (const errc why = pool_tag::check(size, alignment); why != errc::none) {
             r.why = {.code = why, .asked = size};
+            r.final = true;
             return nullptr;
         }
         const auto least = whole_granules(size);
         const pool_request request{own == nullptr ? least : cache::rounded(least), least, alignment, size};
+        if (waiting() != 0 && !in_line) [[unlikely]] {
+            r.why = explain(request);
+            return nullptr;
+        }
         pool_block* b = own == nullptr ? nullptr : store_.take_from_depot(request, *own);
         if (b == nullptr) b = store_.take(request);
         if (b == nullptr) b = obtain_slowly(request, r, own);
         return out(b, size, alignment);
     }
+    template <class Patience>
+    [[nodiscard]] void* obtain_until(std::size_t size, std::size_t alignment, const Patience& until, refusal& r,
+                                     worker* own) noexcept {
+        if (void* const p = obtain(size, alignment, r, own); p != nullptr || r.final) return p;
+        for (detail::pool_waiter<Point> in_line(store_);;) {
+            const errc over = in_line.wait(until);
+            if (over != errc::none) {
+                r.thrown = nullptr;
+                r.why.code = over;
+                r.why.asked = size;
+                return nullptr;
+            }
+            if (void* const p = obtain(size, alignment, r, own, true); p != nullptr || r.final) return p;
+        }
+    }
     [[nodiscard]] static void* out(pool_block* b, std::size_t size, std::size_t alignment) noexcept {
         if (b == nullptr) return nullptr;
-        b->shelf = pool_shelves::shelf_of(b->size / pool_granule);
+        b->shelf = shelf_layout::of(b->size / pool_granule);
         // Relaxed: whoever frees the block has had the pointer handed over from here.
         b->tag.store(pool_tag::live(b->begin, size, alignment), std::memory_order_relaxed);
         return b->begin;
@@ -211,18 +277,11 @@ private:
     }
     [[nodiscard]] void* from_upstream(std::size_t size, std::size_t alignment, refusal& r) noexcept {
         r = {};
-        if constexpr (requires { upstream_->try_allocate(size, alignment, &r.why); }) {
-            return upstream_->try_allocate(size, alignment, &r.why);
-        } else if constexpr (requires { upstream_->try_allocate(size, alignment); }) {
-            return upstream_->try_allocate(size, alignment);
-        } else {
-            try {
-                return upstream_->allocate(size, alignment);
-            } catch (...) {
-                r.thrown = std::current_exception();
-                return nullptr;
-            }
-        }
+        void* const p = ask_upstream(*upstream_, size, alignment, r);
+        // What is over a whole quota won't fit whatever is freed.
+        if (r.why.code == errc::size_overflow || (r.why.code == errc::over_quota && r.why.asked > r.why.limit))
+            r.final = true;
+        return p;
     }
     // Gives back segments in which nothing is while more than `target` bytes are held. Returns how many.
     std::uint64_t return_empty(std::uint64_t target) noexcept {

@@ -23,6 +23,7 @@
 #include <gpushare/error.hpp>
 #include <gpushare/memory/pool_block.hpp>
 #include <gpushare/memory/pool_index.hpp>
+#include <gpushare/memory/shelf_layout.hpp>
 #include <gpushare/memory/size_classes.hpp>
 #include <gpushare/units.hpp>
 
@@ -36,6 +37,12 @@ template <std::predicate F>
     for (unsigned tries = 0; tries < 200; ++tries)
         if (try_it()) return true;
     return false;
+}
+
+[[nodiscard]] inline std::unique_lock<std::mutex> lock_soon(std::mutex& mutex) noexcept {
+    std::unique_lock lock(mutex, std::try_to_lock);
+    if (!lock && !soon([&] { return lock.try_lock(); })) lock.lock();
+    return lock;
 }
 
 /// For a handful of instructions that two threads hardly ever want at once: half the cost of a mutex then. Who meets
@@ -71,19 +78,14 @@ private:
 /// nor are they free for the pool.
 class pool_shelves {
 public:
-    using classes = size_classes<3>;  // a block is at most an eighth bigger than what was asked for
-    static constexpr std::uint64_t largest = (8 << 20) / pool_granule;  // granules; bigger blocks aren't kept
-    static constexpr std::uint32_t shelves = classes::of(largest) + 1;
-    static constexpr std::uint32_t depth = 16;  // blocks on a shelf
+    using layout = shelf_layout;
+    using classes = layout::classes;
+    static constexpr std::uint64_t largest = layout::largest;
+    static constexpr std::uint32_t shelves = layout::shelves;
     static constexpr std::uint32_t window = 4;  // shelves that a request looks at: it wastes less than half of its size
 
-    /// The shelf for a block of that many granules; `shelves` for those that aren't kept.
-    [[nodiscard]] static constexpr std::uint32_t shelf_of(std::uint64_t granules) noexcept {
-        return std::min(classes::of(granules), shelves);
-    }
-
     /// Throws std::bad_alloc.
-    pool_shelves() : kept_(std::make_unique<std::array<pool_block*, depth>[]>(shelves)) {}
+    pool_shelves() : kept_(std::make_unique_for_overwrite<pool_block*[]>(layout::places[shelves])) {}
 
     /// A block of `granules` <= largest, for a request of `size` bytes: the last one put onto the first shelf that has one.
     /// Null if no shelf has, or if it doesn't begin at a multiple of `alignment`.
@@ -112,7 +114,7 @@ public:
         const auto [why, block, shelf] = index.claim(p, size, alignment);
         if (why != errc::none) [[unlikely]]
             return {.why = why};
-        if (shelf == shelves || counts_[shelf] == depth) [[unlikely]]
+        if (shelf == shelves || full(shelf)) [[unlikely]]
             return {.homeless = block, .shelf = shelf};
         lay(*block, shelf);
         requested_ -= static_cast<std::int64_t>(size);
@@ -121,9 +123,9 @@ public:
 
     /// Keeps a block that was never out. False, and it is the caller's, if its shelf is full or there is none.
     [[nodiscard]] bool stock(pool_block& block) noexcept {
-        const auto shelf = shelf_of(block.size / pool_granule);
+        const auto shelf = layout::of(block.size / pool_granule);
         const std::lock_guard lock(lock_);
-        if (shelf == shelves || counts_[shelf] == depth) return false;
+        if (shelf == shelves || full(shelf)) return false;
         lay(block, shelf);
         return true;
     }
@@ -131,7 +133,8 @@ public:
     /// Hands some blocks for such requests on to `other`, which is never asked for any. Each is always here or there.
     void share(std::uint64_t granules, pool_shelves& other) noexcept {
         const std::lock_guard lock(lock_);
-        for (int more = 3; more > 0; --more) {
+        for (auto more = std::max(3U, depth_of(std::min(classes::covering(granules), shelves - 1)) / 16); more > 0;
+             --more) {
             const auto shelf = first_with(granules);
             if (shelf == shelves || !other.stock(*last_on(shelf))) return;
             drop_last(shelf);
@@ -144,13 +147,19 @@ public:
         const std::lock_guard lock(lock_);
         while (!blocks.empty()) {
             pool_block& b = blocks.pop();
-            const auto shelf = shelf_of(b.size / pool_granule);
-            if (shelf == shelves || counts_[shelf] == depth)
+            const auto shelf = layout::of(b.size / pool_granule);
+            if (shelf == shelves || full(shelf))
                 homeless.push(b);
             else
                 lay(b, shelf);
         }
         return homeless;
+    }
+
+    /// Whether what comes from now on is kept. If not, there is no room on any shelf; what lies there stays.
+    void keep(bool more) noexcept {
+        const std::lock_guard lock(lock_);
+        open_ = more;
     }
 
     /// Returns once nobody is in here who came before.
@@ -184,7 +193,7 @@ public:
     void for_each(F look) const noexcept {
         const std::lock_guard lock(lock_);
         for (std::uint32_t s = 0; s < shelves; ++s)
-            for (std::uint32_t i = 0; i < counts_[s]; ++i) look(*kept_[s][i]);
+            for (std::uint32_t i = 0; i < counts_[s]; ++i) look(*on(s)[i]);
     }
 
     /// What is kept, each block counted as the smallest of its shelf.
@@ -201,8 +210,14 @@ public:
     }
 
 private:
+    [[nodiscard]] pool_block** on(std::uint32_t shelf) const noexcept { return kept_.get() + layout::places[shelf]; }
+    [[nodiscard]] static std::uint32_t depth_of(std::uint32_t shelf) noexcept {
+        return layout::places[shelf + 1] - layout::places[shelf];
+    }
+    [[nodiscard]] bool full(std::uint32_t shelf) const noexcept { return !open_ || counts_[shelf] == depth_of(shelf); }
+
     void lay(pool_block& block, std::uint32_t shelf) noexcept {
-        kept_[shelf][counts_[shelf]++] = &block;
+        on(shelf)[counts_[shelf]++] = &block;
         filled_[shelf / 64] |= std::uint64_t{1} << shelf % 64;
     }
 
@@ -212,7 +227,7 @@ private:
         const auto filled = filled_from(first) & ((1U << window) - 1);
         return filled == 0 ? shelves : first + static_cast<std::uint32_t>(std::countr_zero(filled));
     }
-    [[nodiscard]] pool_block* last_on(std::uint32_t shelf) const noexcept { return kept_[shelf][counts_[shelf] - 1U]; }
+    [[nodiscard]] pool_block* last_on(std::uint32_t shelf) const noexcept { return on(shelf)[counts_[shelf] - 1U]; }
     void drop_last(std::uint32_t shelf) noexcept {
         filled_[shelf / 64] ^= std::uint64_t{--counts_[shelf] == 0} << shelf % 64;  // a branch could not be foreseen
     }
@@ -225,19 +240,20 @@ private:
     template <class F>
     void take_oldest(std::uint32_t s, std::uint32_t n, F&& receive) noexcept {
         if (n == 0) return;
-        auto& kept = kept_[s];
+        pool_block** const kept = on(s);
         for (std::uint32_t i = 0; i < n; ++i) receive(*kept[i]);
-        std::copy(kept.begin() + n, kept.begin() + counts_[s], kept.begin());
-        counts_[s] = static_cast<std::uint8_t>(counts_[s] - n);
+        std::copy(kept + n, kept + counts_[s], kept);
+        counts_[s] = static_cast<std::uint16_t>(counts_[s] - n);
         if (counts_[s] == 0) filled_[s / 64] &= ~(std::uint64_t{1} << s % 64);
     }
 
     // On cache lines of its own: workers' shelves don't share any.
     alignas(64) mutable detail::brief_lock lock_;
+    bool open_ = true;  // or else no shelf has room
     std::int64_t requested_ = 0;
-    std::unique_ptr<std::array<pool_block*, depth>[]> kept_;
+    std::unique_ptr<pool_block*[]> kept_;                   // see shelf_layout::places
     std::array<std::uint64_t, shelves / 64 + 2> filled_{};  // a bit per shelf, and a word behind them to look into
-    std::array<std::uint8_t, shelves> counts_{};
+    std::array<std::uint16_t, shelves> counts_{};
 };
 
 }  // namespace gpushare::inline GPUSHARE_ABI

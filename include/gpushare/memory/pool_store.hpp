@@ -17,6 +17,7 @@
 #include <gpushare/memory/pool_block.hpp>
 #include <gpushare/memory/pool_fit.hpp>
 #include <gpushare/memory/pool_index.hpp>
+#include <gpushare/memory/pool_line.hpp>
 #include <gpushare/memory/pool_parts.hpp>
 #include <gpushare/memory/pool_pending.hpp>
 #include <gpushare/memory/pool_segments.hpp>
@@ -25,6 +26,11 @@
 #include <gpushare/units.hpp>
 
 namespace gpushare::inline GPUSHARE_ABI {
+
+namespace detail {
+template <timeline_point Point>
+struct pool_waiter;
+}
 
 /// Thread-safe. Points are recorded and destroyed under no lock.
 template <timeline_point Point>
@@ -42,6 +48,7 @@ public:
     void join(worker& w) {
         const auto lock = locked();
         workers_.push_back(&w);
+        w.shelves.keep(line_.size() == 0);
     }
     /// Empties the worker's shelves. What can't be recorded on its stream stays out of use for as long as the store.
     void leave(worker& w) noexcept {
@@ -59,7 +66,7 @@ public:
         auto lock = locked();
         gather(w);
         record(lock, [&](const worker& other) { return &other == &w; });
-        pending_.collect(fit_, done.batches);
+        collect(done);
     }
     /// No point is recorded on the worker's stream until as many resumes. Waits for those who record.
     void pause(worker& w) noexcept {
@@ -70,6 +77,20 @@ public:
     void resume(worker& w) noexcept {
         const auto lock = locked();
         --w.paused;
+        line_.tell();
+    }
+
+    // --- those who wait: see pool_waiters.hpp
+
+    /// Whoever comes later and doesn't wait goes without.
+    [[nodiscard]] std::size_t waiting() const noexcept { return line_.size(); }
+    void join(pool_place& p) noexcept {
+        const auto lock = locked();
+        if (line_.join(p)) keep(false);  // what is freed from now on is for those who wait
+    }
+    void leave(pool_place& p) noexcept {
+        const auto lock = locked();
+        if (line_.leave(p)) keep(true);
     }
 
     // --- blocks
@@ -77,7 +98,7 @@ public:
     /// `size` bytes in a bounded number of steps, or null.
     [[nodiscard]] pool_block* take(const pool_request& r) noexcept {
         const auto lock = locked();
-        return counted(quietly([&] { return fit_.take(r.size, r.alignment); }), r);
+        return counted(detail::quietly([&] { return fit_.take(r.size, r.alignment); }), r);
     }
     /// Of what other workers had too much of, or null; and some more onto the shelf of this one.
     [[nodiscard]] pool_block* take_from_depot(const pool_request& r, worker& own) noexcept {
@@ -92,7 +113,7 @@ public:
     [[nodiscard]] pool_block* collect_and_take(const pool_request& r, worker* own) noexcept {
         spent done(*this);
         const auto lock = locked();
-        pending_.collect(fit_, done.batches);
+        collect(done);
         return counted(take_any(r, own), r);
     }
     /// Of one block that a cache keeps, or else of what comes together when all caches are emptied.
@@ -119,7 +140,7 @@ public:
         auto lock = locked();
         changed_.wait(lock, [&] { return moving_ == 0; });
         for (worker* const w : workers_) gather(*w);
-        pending_.collect(fit_, done.batches);
+        collect(done);
         pool_block* const b = counted(take_any(r, own), r);
         return {b, b == nullptr && changes_ != seen};
     }
@@ -131,6 +152,7 @@ public:
         if (why != errc::none) return why;
         uncount(size);
         fit_.give(*block);
+        line_.tell();
         return errc::none;
     }
     /// As free, but once `point` is reached. Waits for it if the host has no memory to remember it.
@@ -147,6 +169,7 @@ public:
                 b->blocks.push(*block);
                 pending_.add(*b);
                 uncount(size);
+                line_.tell();  // to wait for the point
                 return errc::none;
             }
         }
@@ -162,6 +185,7 @@ public:
         if (shelf < pool_shelves::shelves) w.shelves.take_half(shelf, [&](pool_block& kept) { out.push(kept); });
         if (w.record == nullptr) out = depot_.shelves.stock(out);
         while (!out.empty()) release(w, out.pop());
+        line_.tell();
     }
 
     // --- ranges, and their ways from and to the upstream. Between begin_move and end_move the memory is neither here
@@ -180,6 +204,7 @@ public:
         --moving_;
         changes_ += changed ? 1 : 0;
         changed_.notify_all();
+        if (changed) line_.tell();
     }
 
     /// Takes in a range, and a block of `size` bytes of it, so that nobody else gets there first.
@@ -251,37 +276,12 @@ public:
     }
 
 private:
-    [[nodiscard]] std::unique_lock<std::mutex> locked() const noexcept {
-        std::unique_lock lock(mutex_, std::try_to_lock);
-        if (!lock && !detail::soon([&] { return lock.try_lock(); })) lock.lock();
-        return lock;
-    }
+    friend struct detail::pool_waiter<Point>;
+    using spent = typename pool_pending<Point>::template spent<pool_store>;
+    friend spent;
 
-    // Batches whose points were reached. Declared before the lock is taken, so that points are destroyed behind it.
-    struct spent {
-        explicit spent(pool_store& s) noexcept : store(s) {}
-        spent(const spent&) = delete;
-        spent& operator=(const spent&) = delete;
-        ~spent() {
-            if (batches.empty()) return;
-            for (auto* b = batches.front(); b != nullptr; b = b->next) b->point = Point{};
-            const auto lock = store.locked();
-            while (auto* b = batches.pop()) store.pending_.drop(*b);
-        }
+    [[nodiscard]] std::unique_lock<std::mutex> locked() const noexcept { return detail::lock_soon(mutex_); }
 
-        pool_store& store;
-        typename pool_pending<Point>::batches batches;
-    };
-
-    // No memory for the books of a block is no memory for the block.
-    template <std::invocable F>
-    [[nodiscard]] static pool_block* quietly(F take_block) noexcept {
-        try {
-            return take_block();
-        } catch (...) {
-            return nullptr;
-        }
-    }
     // Cutting a block may have renewed the index. Caches read it under the locks of their shelves.
     [[nodiscard]] pool_block* counted(pool_block* b, const pool_request& r) noexcept {
         if (fit_.index().has_retired()) {
@@ -294,7 +294,7 @@ private:
     void uncount(std::size_t asked) noexcept { requested_ -= static_cast<std::int64_t>(asked); }
 
     [[nodiscard]] pool_block* take_any(const pool_request& r, worker* own) noexcept {
-        pool_block* const b = quietly([&] { return fit_.take_any(r.least, r.alignment); });
+        pool_block* const b = detail::quietly([&] { return fit_.take_any(r.least, r.alignment); });
         return b != nullptr ? b : take_own(own, r);
     }
     // What a worker freed on its stream is in order before whatever it enqueues next, reached or not.
@@ -311,7 +311,7 @@ private:
             if (w->record != nullptr) continue;
             if (pool_block* const kept = w->shelves.take_bigger((r.size + slack) / pool_granule)) {
                 fit_.give(*kept);
-                return quietly([&] { return fit_.take(r.size, r.alignment); });
+                return detail::quietly([&] { return fit_.take(r.size, r.alignment); });
             }
         }
         return nullptr;
@@ -324,13 +324,23 @@ private:
             w.unrecorded.push(b);
     }
     void gather(worker& w) noexcept {
-        w.shelves.take_all([&](pool_block& kept) { release(w, kept); });
+        w.shelves.take_all([&](pool_block& kept) {
+            release(w, kept);
+            line_.tell();
+        });
+    }
+    void collect(spent& done) noexcept {
+        pending_.collect(fit_, done.batches);
+        if (!done.batches.empty()) line_.tell();
+    }
+    void keep(bool more) noexcept {
+        for (worker* const w : workers_) w->shelves.keep(more);
     }
 
     void reclaim(std::unique_lock<std::mutex>& lock, spent& done) noexcept {
         for (worker* const w : workers_) gather(*w);
         record(lock, [](const worker&) { return true; });
-        pending_.collect(fit_, done.batches);
+        collect(done);
     }
 
     // One point for all that a stream has freed. While it is recorded, without the lock, the worker may free more: only
@@ -353,7 +363,7 @@ private:
             ++w.recording;
             ++moving_;
             lock.unlock();
-            const bool recorded = try_record(w, b->point);
+            const bool recorded = w.try_record(b->point);
             lock.lock();
             recorded_now_ -= size;
             --w.recording;
@@ -361,6 +371,7 @@ private:
             changed_.notify_all();
             if (recorded) {
                 pending_.add(*b);
+                line_.tell();
             } else {
                 w.unrecorded.append(b->blocks);
                 w.failed_in = std::max(w.failed_in, pass);
@@ -368,20 +379,12 @@ private:
             }
         }
     }
-    [[nodiscard]] static bool try_record(const worker& w, Point& point) noexcept {
-        try {
-            point = w.record(w.stream);
-            return true;
-        } catch (...) {
-            return false;
-        }
-    }
-
     mutable std::mutex mutex_;         // before the lock of any shelves
     std::condition_variable changed_;  // moving_ or a worker's `recording` went down
     pool_fit fit_;
     pool_pending<Point> pending_;
     pool_segments segments_;
+    pool_line line_;
     std::vector<worker*> workers_;
     worker depot_;                    // for all: what a worker has too much of, as others may have too little
     pool_chain stranded_;             // freed on streams that could not be recorded before they were gone

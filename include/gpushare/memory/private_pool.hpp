@@ -96,6 +96,11 @@ public:
         const std::lock_guard lock(mutex_);
         return bytes{reserved_ - fit_.free_bytes()};
     }
+    /// The largest block, at a multiple of 256 bytes, of what was set aside.
+    [[nodiscard]] bytes largest_free() const noexcept {
+        const std::lock_guard lock(mutex_);
+        return bytes{fit_.largest_free()};
+    }
 
 private:
     struct range {

@@ -7,16 +7,19 @@
 //   mine.deallocate(p, 1 << 20, 256);
 #pragma once
 
+#include <algorithm>
 #include <bit>
 #include <cstddef>
+#include <cstdint>
 #include <exception>
-#include <new>
 #include <string_view>
 #include <type_traits>
 
 #include <gpushare/concepts.hpp>
 #include <gpushare/config.hpp>
 #include <gpushare/error.hpp>
+#include <gpushare/memory/ask_upstream.hpp>
+#include <gpushare/memory/owner_of.hpp>
 #include <gpushare/memory/quota.hpp>
 #include <gpushare/units.hpp>
 
@@ -55,7 +58,8 @@ public:
     /// As allocate, but null instead of an exception; `why`, if given, gets the reason with its figures.
     [[nodiscard]] void* try_allocate(std::size_t size, std::size_t alignment = alignof(std::max_align_t),
                                      failure* why = nullptr) noexcept {
-        refusal r{.explained = why != nullptr};
+        refusal r;
+        r.explained = why != nullptr;
         void* const p = obtain(size, alignment, r);
         if (p == nullptr && why != nullptr) *why = r.why;
         return p;
@@ -98,12 +102,24 @@ public:
     }
     [[nodiscard]] bytes capacity() const noexcept { return quota_->usage().limit(); }
     [[nodiscard]] bytes free() const noexcept { return quota_->free(); }
+    /// The largest block that could be had now at a multiple of 256 bytes, as far as the quota, the upstream's rounding and,
+    /// where it can tell, the upstream's own free blocks go.
+    [[nodiscard]] bytes largest_free() const noexcept {
+        const bytes most = std::min(free(), largest_free_in(*upstream_));
+        std::uint64_t fits = 0, beyond = most.count() + 1;  // found by halving: charges may be in steps of any size
+        while (beyond - fits > 1) {
+            const auto n = fits + (beyond - fits) / 2;
+            (charged(static_cast<std::size_t>(n), 256) <= most ? fits : beyond) = n;
+        }
+        return bytes{fits};
+    }
     /// Of capacity(), what is neither free nor charged here: burst that others use now.
     [[nodiscard]] bytes taken_by_others() const noexcept {
         const auto usage = quota_->usage();
         return usage.limit() - usage.current - quota_->free();
     }
     [[nodiscard]] quota& limit() const noexcept { return *quota_; }
+    [[nodiscard]] std::string_view owner() const noexcept { return owner_; }
     [[nodiscard]] Upstream& upstream() const noexcept { return *upstream_; }
 
     friend bool operator==(const quota_resource& a, const quota_resource& b) noexcept {
@@ -120,11 +136,8 @@ private:
         }
     };
 
-    struct refusal {
+    struct refusal : upstream_refusal {
         bool explained = true;  // whether anybody wants the figures
-        failure why{};
-        std::exception_ptr thrown{};  // by the upstream
-        bool final = false;           // and that wasn't for want of memory
     };
 
     void* refuse(errc code, bytes size, refusal& r) const noexcept {
@@ -169,31 +182,13 @@ private:
     void* charged_from_upstream(std::size_t size, std::size_t alignment, bytes takes, refusal& r) noexcept {
         charge taken{quota_, takes};
         r.why = {.code = errc::out_of_memory, .asked = takes.count()};
-        void* const p = from_upstream(size, alignment, r);
-        if (p != nullptr) taken.from = nullptr;
+        void* const p = ask_upstream(*upstream_, size, alignment, r);
+        if (p != nullptr)
+            taken.from = nullptr;
+        else
+            r.why.code =
+                errc::out_of_memory;  // figures are the upstream's own: the quota's would say that there is room
         return p;
-    }
-
-    // Figures are the upstream's own, where it has any: the quota's would say that there is room.
-    void* from_upstream(std::size_t size, std::size_t alignment, refusal& r) noexcept {
-        if constexpr (requires { upstream_->try_allocate(size, alignment, &r.why); }) {
-            void* const p = upstream_->try_allocate(size, alignment, &r.why);
-            r.why.code = errc::out_of_memory;
-            return p;
-        } else if constexpr (requires { upstream_->try_allocate(size, alignment); }) {
-            return upstream_->try_allocate(size, alignment);
-        } else {
-            r.thrown = nullptr;
-            try {
-                return upstream_->allocate(size, alignment);
-            } catch (const std::bad_alloc&) {
-                r.thrown = std::current_exception();
-            } catch (...) {
-                r.thrown = std::current_exception();
-                r.final = true;
-            }
-            return nullptr;
-        }
     }
 
     quota* quota_;

@@ -20,26 +20,13 @@
 #include <gpushare/concepts.hpp>
 #include <gpushare/config.hpp>
 #include <gpushare/error.hpp>
+#include <gpushare/memory/patience.hpp>
 #include <gpushare/memory/quota.hpp>
 #include <gpushare/memory/quota_hook.hpp>
 #include <gpushare/memory/quota_line.hpp>
 #include <gpushare/units.hpp>
 
 namespace gpushare::inline GPUSHARE_ABI {
-
-/// How long to wait: until `deadline` by `time`, or until a stop is requested.
-template <clock Clock>
-struct patience {
-    Clock time{};
-    instant deadline = never;
-    std::stop_token stop{};
-};
-template <class Clock>
-patience(Clock) -> patience<Clock>;
-template <class Clock>
-patience(Clock, instant) -> patience<Clock>;
-template <class Clock>
-patience(Clock, instant, std::stop_token) -> patience<Clock>;
 
 namespace detail {
 

@@ -15,6 +15,7 @@
 #include <gpushare/concepts.hpp>
 #include <gpushare/config.hpp>
 #include <gpushare/error.hpp>
+#include <gpushare/memory/ask_upstream.hpp>
 #include <gpushare/memory/deferred_frees.hpp>
 #include <gpushare/memory/quota_resource.hpp>
 #include <gpushare/memory/scrub.hpp>
@@ -72,7 +73,7 @@ public:
     /// The same, null instead of an exception.
     [[nodiscard]] void* try_allocate(std::size_t size, std::size_t alignment = alignof(std::max_align_t)) noexcept {
         for (auto seen = frees_.returned();;) {
-            void* const p = from_upstream(size, alignment);
+            void* const p = ask_upstream(*upstream_, size, alignment);
             if (p != nullptr || !frees_.settle(seen)) return p;
         }
     }
@@ -101,18 +102,6 @@ public:
     [[nodiscard]] Upstream& upstream() const noexcept { return *upstream_; }
 
 private:
-    void* from_upstream(std::size_t size, std::size_t alignment) noexcept {
-        if constexpr (requires { upstream_->try_allocate(size, alignment); }) {
-            return upstream_->try_allocate(size, alignment);
-        } else {
-            try {
-                return upstream_->allocate(size, alignment);
-            } catch (...) {  // whatever it was, there is no memory
-                return nullptr;
-            }
-        }
-    }
-
     errc free_after(const point* used, void* p, std::size_t size, std::size_t alignment) noexcept {
         if (p == nullptr) return errc::none;
         try {

@@ -7,6 +7,7 @@
 #include <cstdint>
 #include <functional>
 #include <optional>
+#include <span>
 #include <string>
 #include <string_view>
 #include <vector>
@@ -27,6 +28,13 @@ struct tenant_spec {
     bytes burst{};              // further bytes while nobody was promised them
     std::vector<device_id> on{};  // these devices; empty: those with the most room
     bytes unit{1};                // memory / devices and burst / devices must be whole in it
+
+    // For policies of the tenancy that look at it; see client_settings.
+    share cap = share::whole();  // the most of each device's time
+    bool soft_cap = false;       // holds only while others want the device
+    ns slo{};                    // its work is due so long after its arrival; 0: it has no objective
+    std::uint32_t group = 0;     // its class, where the policy is a tree
+    ns longest{};                // its longest kernel, for the bound on others' waits; 0: learnt
 };
 
 /// What is to be different. What isn't set stays.
@@ -34,6 +42,11 @@ struct tenant_change {
     std::optional<bytes> memory{}, burst{};
     std::optional<share> compute{};
     std::optional<priority> level{};
+    std::optional<share> cap{};
+    std::optional<bool> soft_cap{};
+    std::optional<ns> slo{};
+    std::optional<std::uint32_t> group{};
+    std::optional<ns> longest{};
 };
 
 /// Sums over the tenant's devices. device_time counts each device's time.
@@ -41,12 +54,14 @@ struct tenant_usage {
     bytes memory{}, burst{};  // as granted
     bytes current{}, peak{};  // bytes charged; the peak sums each device's own
     bytes pending{};          // freed, but the stream hasn't got there
+    bytes largest_free{};     // the largest block that it could have now, on the device with the largest
     ns device_time{};
     std::uint64_t completed = 0, failed = 0, waiting = 0, in_flight = 0;  // submissions
     std::uint64_t refused = 0;                                            // allocations
 };
 
-/// Something that no caller can be told by a return value. The texts are valid during the call of the sink.
+/// Something that no caller can be told by a return value. Texts and traces are valid during the call of the
+/// sink.
 struct tenant_event {
     enum class kind : std::uint8_t {
         leak,           // a block that was still out at close; it was taken back
@@ -60,6 +75,7 @@ struct tenant_event {
     errc code = errc::none;
     bytes size{};
     std::string_view label{};
+    std::span<void* const> trace{};  // of a leak, where the tenancy takes traces: who allocated it
 };
 
 [[nodiscard]] constexpr std::string_view to_string(tenant_event::kind k) noexcept {

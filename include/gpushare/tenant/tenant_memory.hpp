@@ -10,6 +10,7 @@
 #include <cstddef>
 #include <cstdint>
 #include <string>
+#include <string_view>
 #include <utility>
 
 #include <gpushare/concepts.hpp>
@@ -32,14 +33,15 @@ public:
     static constexpr std::size_t default_alignment = 256;
 
     /// Takes `guaranteed` bytes from `device` at once; throws operation_error (no_room) if they aren't there. All that
-    /// is referred to, the sink too, must outlive it.
+    /// is referred to, the sink too, must outlive it. With `trace`, leaks are reported with who allocated them.
     tenant_memory(quota& device, Upstream& upstream, std::string tenant, device_id id, bytes guaranteed, bytes burst,
-                  const event_sink& sink)
+                  const event_sink& sink, trace_function trace = nullptr)
         : tenant_(std::move(tenant)),
           id_(id),
           sink_(&sink),
           quota_(device, guaranteed, burst),
           resource_(quota_, upstream, tenant_),
+          blocks_(trace),
           frees_(resource_),
           collects_(collecting_hook(quota_, frees_)) {
         quota_.name(tenant_);
@@ -110,10 +112,10 @@ public:
 
     /// Takes back every block that is out, with an event each. Nothing may use them any more.
     void take_back(close_report& report) {
-        for (const auto& b : blocks_.take_all()) {
+        for (const auto& [b, scope, trace] : blocks_.take_all()) {
             ++report.leaked_blocks;
             report.leaked += b.size;
-            detail::tell(*sink_, {tenant_event::kind::leak, tenant_, id_, errc::none, b.size, b.label});
+            detail::tell(*sink_, {tenant_event::kind::leak, tenant_, id_, errc::none, b.size, b.label, trace});
             resource_.deallocate(b.pointer, static_cast<std::size_t>(b.size.count()), b.alignment);
         }
     }
@@ -125,6 +127,10 @@ public:
     [[nodiscard]] bytes capacity() const noexcept { return resource_.capacity(); }
     [[nodiscard]] bytes free() const noexcept { return resource_.free(); }
     [[nodiscard]] bytes taken_by_others() const noexcept { return resource_.taken_by_others(); }
+    /// The largest block that it could have now; see quota_resource::largest_free.
+    [[nodiscard]] bytes largest_free() const noexcept { return resource_.largest_free(); }
+    /// The tenant's name.
+    [[nodiscard]] std::string_view owner() const noexcept { return tenant_; }
     [[nodiscard]] bytes pending() const noexcept { return frees_.pending(); }
     /// Allocations that were refused. The quota counts more: it is asked again after frees were collected.
     [[nodiscard]] std::uint64_t refused() const noexcept { return refused_.load(std::memory_order_relaxed); }
@@ -144,7 +150,7 @@ private:
     errc forget(void* p, std::size_t size, std::size_t alignment) noexcept {
         const errc wrong = blocks_.remove(p, bytes{size}, alignment);
         if (wrong != errc::none)
-            detail::tell(*sink_, {tenant_event::kind::wrong_free, tenant_, id_, wrong, bytes{size}, {}});
+            detail::tell(*sink_, {tenant_event::kind::wrong_free, tenant_, id_, wrong, bytes{size}, {}, {}});
         return wrong;
     }
 

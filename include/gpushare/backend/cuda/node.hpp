@@ -29,7 +29,7 @@
 #include <gpushare/concepts.hpp>
 #include <gpushare/config.hpp>
 #include <gpushare/error.hpp>
-#include <gpushare/gang.hpp>
+#include <gpushare/gang_residents.hpp>
 #include <gpushare/units.hpp>
 
 namespace gpushare::inline GPUSHARE_ABI::cuda {
@@ -77,7 +77,7 @@ public:
 
     [[nodiscard]] std::uint32_t num_devices() const noexcept { return static_cast<std::uint32_t>(devices_.size()); }
     [[nodiscard]] host::steady_clock get_clock() const noexcept { return {}; }
-    [[nodiscard]] device_order_lock& gangs() noexcept { return gangs_; }
+    [[nodiscard]] gang_residents<point>& gangs() noexcept { return gangs_; }
     [[nodiscard]] const driver& api() const noexcept { return *api_; }
 
     // The following throw operation_error (errc::no_device) for a device that isn't there.
@@ -219,7 +219,7 @@ private:
 
     const std::shared_ptr<const driver> api_;
     std::deque<entry> devices_;
-    device_order_lock gangs_;
+    gang_residents<point> gangs_;
 };
 using node = basic_node<>;
 static_assert(gpushare::node<node>);

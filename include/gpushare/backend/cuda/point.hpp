@@ -15,13 +15,13 @@
 #include <optional>
 #include <span>
 #include <thread>
-#include <utility>
 
 #include <gpushare/backend/cuda/device.hpp>
 #include <gpushare/backend/cuda/device_state.hpp>
 #include <gpushare/backend/host/clock.hpp>
 #include <gpushare/concepts.hpp>
 #include <gpushare/config.hpp>
+#include <gpushare/detail/counted_ref.hpp>
 #include <gpushare/error.hpp>
 #include <gpushare/units.hpp>
 
@@ -68,18 +68,6 @@ inline void pause(std::uint32_t turn, ns left) noexcept {
 class point {
 public:
     point() noexcept = default;
-    point(const point& other) noexcept : state_(other.state_) {
-        // relaxed: the reference that is copied keeps the point alive.
-        if (state_ != nullptr) state_->references.fetch_add(1, std::memory_order_relaxed);
-    }
-    point(point&& other) noexcept : state_(std::exchange(other.state_, nullptr)) {}
-    point& operator=(point other) noexcept {
-        std::swap(state_, other.state_);
-        return *this;
-    }
-    ~point() {
-        if (state_ != nullptr) detail::drop(*state_);
-    }
 
     [[nodiscard]] bool reached() const noexcept {
         if (known()) return true;
@@ -101,8 +89,7 @@ public:
 
     /// errc::device_lost, and other codes for events that can't be asked; errc::none before it is reached.
     [[nodiscard]] errc status() const noexcept {
-        return state_ != nullptr && reached() ? static_cast<errc>(state_->outcome.load(std::memory_order_relaxed))
-                                              : errc::none;
+        return state_ && reached() ? static_cast<errc>(state_->outcome.load(std::memory_order_relaxed)) : errc::none;
     }
 
     /// Zero as well where one of them failed, or belongs to another device.
@@ -127,7 +114,7 @@ public:
             if (end.known()) return elapsed(begin, end);
             if (!relaxed_) relaxed_.emplace();
             detail::point_state& to = *end.state_;
-            const bool one_device = begin.state_ != nullptr && begin.state_->device == to.device;
+            const bool one_device = begin.state_ && begin.state_->device == to.device;
             if (!one_device || begin.state_->event == nullptr || to.device->health().lost()) {
                 if (!detail::ask(to)) return std::nullopt;
                 return elapsed(begin, end);
@@ -152,18 +139,20 @@ public:
     };
 
     /// For streams: takes over the reference that `state` was acquired with.
-    explicit point(detail::point_state& state) noexcept : state_(&state) {}
+    explicit point(detail::point_state& state) noexcept : state_(reference::adopt(state)) {}
     /// The event behind it, to make other work wait for it; null for a default-constructed point. Owned by the pool.
-    [[nodiscard]] cudaEvent_t native_handle() const noexcept { return state_ != nullptr ? state_->event : nullptr; }
+    [[nodiscard]] cudaEvent_t native_handle() const noexcept { return state_ ? state_->event : nullptr; }
     /// Whether it is known to be reached, without asking.
     [[nodiscard]] bool known() const noexcept {
-        return state_ == nullptr || state_->outcome.load(std::memory_order_acquire) != detail::point_state::pending;
+        return !state_ || state_->outcome.load(std::memory_order_acquire) != detail::point_state::pending;
     }
 
 private:
+    using reference = gpushare::detail::counted_ref<detail::point_state>;
+
     [[nodiscard]] static ns to_ns(float ms) noexcept { return ns{static_cast<ns::rep>(static_cast<double>(ms) * 1e6)}; }
     [[nodiscard]] bool succeeded() const noexcept {
-        return state_ != nullptr && reached() && status() == errc::none && state_->event != nullptr;
+        return state_ && reached() && status() == errc::none && state_->event != nullptr;
     }
 
     static bool any_reached(std::span<const point> points) noexcept {
@@ -175,7 +164,7 @@ private:
         return false;
     }
 
-    detail::point_state* state_ = nullptr;
+    reference state_;
 };
 static_assert(timeline_point<point>);
 

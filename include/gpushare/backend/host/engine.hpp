@@ -114,8 +114,12 @@ public:
         std::exception_ptr thrown;  // out here, so that what the model doesn't keep is destroyed unlocked
         std::unique_lock lock{hub_->mutex};
         while (true) {
-            model_.advance(steady_clock::now());
-            if (sm_state* const sm = model_.take_claimed()) {
+            const instant now = steady_clock::now();
+            model_.advance(now);
+            sm_state* const sm = model_.take_claimed();
+            model_.wake_waiters();
+            if (sm != nullptr) {
+                if (options_.timing == timing::real) sm->edges[0] = now;  // from here on the SM is theirs
                 parking_.call(model_.has_claimed(), model_.next_event());
                 release(lock);
                 thrown = execute(*sm);
@@ -151,6 +155,7 @@ private:
         section& operator=(const section&) = delete;
         ~section() {
             engine_.model_.settle(now_);
+            engine_.model_.wake_waiters();
             engine_.parking_.call(engine_.model_.has_claimed(), engine_.model_.next_event());
             engine_.release(lock_);
         }
@@ -169,8 +174,7 @@ private:
         std::exception_ptr thrown;
         {
             const device_memory::opening opened{d.memory};
-            instant began = steady_clock::now();
-            if (options_.timing == timing::real) sm.edges[0] = began;
+            instant began = options_.timing == timing::real ? sm.edges[0] : steady_clock::now();
             for (std::uint32_t i = 0; i < sm.count; ++i) {
                 kernel_context context{sm.first + i, op.blocks, sm.index, op.cooperative ? &op.barrier : nullptr,
                                        d.lost};

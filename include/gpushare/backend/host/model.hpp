@@ -66,6 +66,12 @@ public:
     /// When the next block ends whose end is known; `never` if there is none.
     [[nodiscard]] instant next_event() const noexcept { return events_.next(); }
 
+    /// Wakes who waits for what was reached: before the lock is let go of, but after blocks were given to SMs, because
+    /// it takes longer than everything else here.
+    void wake_waiters() noexcept {
+        while (waiter* const w = woken_.pop()) w->wake.notify_one();
+    }
+
     // --- blocks to run
 
     [[nodiscard]] bool has_claimed() const noexcept { return !claimed_.empty(); }
@@ -266,10 +272,8 @@ private:
         p.exception = std::exchange(s.exception, nullptr);
         // release: pairs with the acquire in point::reached.
         p.reached.store(true, std::memory_order_release);
-        while (waiter_link* const link = p.waiters.pop()) {
-            link->thread->woken = true;
-            link->thread->wake.notify_one();
-        }
+        while (waiter_link* const link = p.waiters.pop())
+            if (!std::exchange(link->thread->woken, true)) woken_.push(*link->thread);
         while (stream_state* const waiting = p.streams.pop()) {
             waiting->busy = false;
             startable_.push(*waiting);
@@ -310,6 +314,7 @@ private:
     std::vector<std::unique_ptr<stream_state>> streams_;
     gpushare::detail::fifo<stream_state> startable_;  // empty between calls
     gpushare::detail::fifo<sm_state> claimed_;        // SMs whose blocks wait to be run
+    gpushare::detail::fifo<waiter> woken_;            // whose points were reached
     event_queue events_;
     leavings left_;
     std::uint64_t claims_ = 0;

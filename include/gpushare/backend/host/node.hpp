@@ -24,6 +24,7 @@
 #include <gpushare/concepts.hpp>
 #include <gpushare/error.hpp>
 #include <gpushare/gang.hpp>
+#include <gpushare/gang_residents.hpp>
 #include <gpushare/units.hpp>
 
 namespace gpushare::inline GPUSHARE_ABI::host {
@@ -48,7 +49,7 @@ public:
     [[nodiscard]] std::uint32_t num_devices() const noexcept { return options().devices; }
     [[nodiscard]] const node_options& options() const noexcept { return engine_->options(); }
     [[nodiscard]] steady_clock get_clock() const noexcept { return {}; }
-    [[nodiscard]] device_order_lock& gangs() noexcept { return gangs_; }
+    [[nodiscard]] gang_residents<point>& gangs() noexcept { return gangs_; }
 
     // The following throw operation_error (errc::no_device) for a device that isn't there.
 
@@ -102,7 +103,7 @@ private:
     [[nodiscard]] detail::device_state& at(device_id d) const { return engine_->device(checked(d)); }
 
     const std::shared_ptr<detail::engine> engine_;
-    device_order_lock gangs_;
+    gang_residents<point> gangs_;
     crew crew_;
 };
 static_assert(gpushare::node<node>);

@@ -22,6 +22,7 @@
 
 #include <gpushare/backend/host/clock.hpp>
 #include <gpushare/concepts.hpp>
+#include <gpushare/detail/counted_ref.hpp>
 #include <gpushare/detail/intrusive.hpp>
 #include <gpushare/error.hpp>
 
@@ -34,6 +35,7 @@ struct point_hub;
 
 /// A thread that waits, and its place in the queue of one point that it waits for.
 struct waiter {
+    waiter* next = nullptr;  // among those to be woken
     std::condition_variable wake;
     bool woken = false;
 };
@@ -79,22 +81,10 @@ inline void drop(point_state& p) noexcept {
 class point {
 public:
     point() noexcept = default;
-    point(const point& other) noexcept : state_(other.state_) {
-        // relaxed: the reference that is copied keeps the point alive.
-        if (state_ != nullptr) state_->references.fetch_add(1, std::memory_order_relaxed);
-    }
-    point(point&& other) noexcept : state_(std::exchange(other.state_, nullptr)) {}
-    point& operator=(point other) noexcept {
-        std::swap(state_, other.state_);
-        return *this;
-    }
-    ~point() {
-        if (state_ != nullptr) detail::drop(*state_);
-    }
 
     [[nodiscard]] bool reached() const noexcept {
         // acquire: what the work wrote, and the point's own fields, are visible once it is reached.
-        return state_ == nullptr || state_->reached.load(std::memory_order_acquire);
+        return !state_ || state_->reached.load(std::memory_order_acquire);
     }
     bool wait(instant deadline) const { return wait_any({this, 1}, deadline); }
 
@@ -116,15 +106,15 @@ public:
     }
 
     /// For the engine: shares `state`.
-    explicit point(detail::point_state& state) noexcept : state_(&state) {
-        state.references.fetch_add(1, std::memory_order_relaxed);
-    }
-    [[nodiscard]] detail::point_state* state() const noexcept { return state_; }
+    explicit point(detail::point_state& state) noexcept : state_(reference::share(state)) {}
+    [[nodiscard]] detail::point_state* state() const noexcept { return state_.get(); }
 
 private:
-    [[nodiscard]] bool done() const noexcept { return state_ != nullptr && reached(); }
+    using reference = gpushare::detail::counted_ref<detail::point_state>;
 
-    detail::point_state* state_ = nullptr;
+    [[nodiscard]] bool done() const noexcept { return state_ && reached(); }
+
+    reference state_;
 };
 
 inline bool point::wait_any(std::span<const point> points, instant deadline) {

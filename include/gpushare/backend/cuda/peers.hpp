@@ -1,0 +1,26 @@
+// SPDX-License-Identifier: Apache-2.0
+// Lets devices reach each other's memory, all of them or, where the machine can't, says so. Compiled and tested over the
+// stand-in; not yet seen on several devices.
+//
+//   const bool peers = cuda::connect(node, devices);
+#pragma once
+
+#include <span>
+
+#include <gpushare/backend/cuda/node.hpp>
+#include <gpushare/config.hpp>
+#include <gpushare/units.hpp>
+
+namespace gpushare::inline GPUSHARE_ABI::cuda {
+
+/// True if kernels on each of `devices` reach the memory of all of them from now on, for the whole process; where false, some
+/// pairs may. The same device may come several times. Throws as node::enable_peer_access.
+[[nodiscard]] inline bool connect(node& on, std::span<const device_id> devices) {
+    bool all = true;
+    for (const device_id from : devices)
+        for (const device_id to : devices)
+            if (from != to) all = on.enable_peer_access(from, to) && all;
+    return all;
+}
+
+}  // namespace gpushare::inline GPUSHARE_ABI::cuda

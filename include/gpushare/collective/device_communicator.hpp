@@ -1,0 +1,196 @@
+// SPDX-License-Identifier: Apache-2.0
+// A group whose workspaces lie on the devices of its ranks, for collectives that are submitted to streams. The host never
+// touches them: it sees the ranks through lines in memory that both reach, and asks for an abort there.
+//
+//   gpushare::cuda::pinned_memory visible(node);
+//   const bool peers = gpushare::cuda::connect(node, devices);
+//   gpushare::device_communicator group(node, visible, devices, {.lanes = 8},
+//                                       peers ? gpushare::workspaces::on_devices : gpushare::workspaces::on_host);
+//
+// Several ranks may be on one device. All memory is allocated by the constructor, so captured launches stay valid.
+#pragma once
+
+#include <algorithm>
+#include <cstddef>
+#include <cstdint>
+#include <cstring>
+#include <memory>
+#include <span>
+#include <utility>
+#include <vector>
+
+#include <gpushare/atomic_ref.hpp>
+#include <gpushare/collective/channel.hpp>
+#include <gpushare/collective/communicator.hpp>
+#include <gpushare/collective/fault.hpp>
+#include <gpushare/collective/ring.hpp>
+#include <gpushare/concepts.hpp>
+#include <gpushare/config.hpp>
+#include <gpushare/error.hpp>
+#include <gpushare/units.hpp>
+
+namespace gpushare::inline GPUSHARE_ABI {
+
+/// Where the ranks' workspaces are.
+///   on_devices   each on its rank's device: all devices reach each other's memory
+///   on_host      in memory of the host: they don't. Only all_reduce and barrier work then: what else reads the other ranks'
+///                buffers fails with errc::not_supported.
+enum class workspaces : std::uint8_t { on_devices, on_host };
+
+/// Made and destroyed by one thread while no collective runs; the const members are safe from any thread. `Visible` is memory
+/// at whose addresses the host and all devices read and write, 8 bytes in one piece.
+template <class Node, class Visible>
+class device_communicator {
+    static_assert(node<Node> && copier<typename Node::stream>);
+    static_assert(memory_resource<Visible>);
+
+public:
+    /// Rank r is on devices[r]. Takes memory of the devices and of `visible`, which must last as long as this, and waits until
+    /// it is prepared. Throws memory_error; operation_error: errc::no_device, errc::invalid_specification for no ranks, channels
+    /// or lanes, or what a device says that can't prepare its memory.
+    device_communicator(Node& on, Visible& visible, std::span<const device_id> devices,
+                        communicator_options options = {}, workspaces where = workspaces::on_devices)
+        : options_(std::move(options)), state_(std::make_unique<state>(on, visible)) {
+        state& s = *state_;
+        s.devices.assign(devices.begin(), devices.end());
+        s.tuning = options_.tuning;
+        if (size() == 0 || options_.channels == 0 || options_.lanes == 0)
+            raise({.code = errc::invalid_specification, .asked = size()}, {}, "making a communicator");
+        constexpr std::size_t unit = 4 * detail::line_bytes;
+        const std::size_t least = std::max<std::size_t>(options_.slot.count(), detail::smallest_ring_slot);
+        const std::size_t slot = (least + unit - 1) / unit * unit;
+        const std::size_t area = channel_view::area_bytes(size(), options_.lanes, slot);
+        s.views.resize(std::size_t{size()} * channels());
+
+        // One rank's area as it begins, for the devices to copy; behind it the table of where all areas are.
+        std::vector<std::byte> image(area + table_bytes() + detail::line_bytes);
+        void* start = image.data();
+        std::size_t space = image.size();
+        auto* const first = static_cast<std::byte*>(std::align(detail::line_bytes, area, start, space));
+        const channel_view alone{&first, size(), options_.lanes, slot, 0, true, nullptr};
+        alone.prepare_rank(0, options_.first_epoch);
+
+        for (std::uint32_t c = 0; c < channels(); ++c) {
+            std::vector<std::byte*> areas(size());
+            for (std::uint32_t r = 0; r < size(); ++r)
+                areas[r] =
+                    static_cast<std::byte*>(where == workspaces::on_host ? s.take_visible(area + table_bytes())
+                                                                         : s.take(s.devices[r], area + table_bytes()));
+            auto* const reports =
+                static_cast<detail::report_line*>(s.take_visible(size() * sizeof(detail::report_line)));
+            std::copy_n(areas.data(), size(), reinterpret_cast<std::byte**>(first + area));
+            std::memset(static_cast<void*>(reports), 0, size() * sizeof(detail::report_line));
+            for (std::uint32_t r = 0; r < size(); ++r) {
+                reports[r].epoch = options_.first_epoch;
+                write(r, areas[r], first, area + table_bytes());
+                // 0 turns: for threads, of which there are none here.
+                s.views[std::size_t{c} * size() + r] = {reinterpret_cast<std::byte* const*>(areas[r] + area),
+                                                        size(),
+                                                        options_.lanes,
+                                                        slot,
+                                                        0,
+                                                        where == workspaces::on_devices,
+                                                        reports};
+            }
+        }
+    }
+
+    device_communicator(device_communicator&&) noexcept = default;
+    device_communicator& operator=(device_communicator&&) noexcept = default;
+
+    [[nodiscard]] std::uint32_t size() const noexcept { return static_cast<std::uint32_t>(state_->devices.size()); }
+    [[nodiscard]] std::uint32_t channels() const noexcept { return options_.channels; }
+    [[nodiscard]] std::span<const device_id> devices() const noexcept { return state_->devices; }
+
+    /// Throws operation_error (errc::invalid_specification) for a rank or channel that isn't there.
+    [[nodiscard]] member rank(std::uint32_t r, std::uint32_t channel = 0) const {
+        if (r >= size() || channel >= channels())
+            raise({.code = errc::invalid_specification, .asked = r, .limit = size()}, {}, "rank of a communicator");
+        return {state_->views[std::size_t{channel} * size() + r], state_->tuning, r};
+    }
+
+    /// A group of some of the ranks, in the order given, with memory of its own: of those that live, once this one was
+    /// aborted, or beside it. Throws as the constructor, and errc::invalid_specification for a rank that isn't there.
+    [[nodiscard]] device_communicator subgroup(std::span<const std::uint32_t> ranks) const {
+        std::vector<device_id> of;
+        for (const std::uint32_t r : ranks) of.push_back((void(rank(r)), state_->devices[r]));
+        const bool direct = state_->views[0].direct;
+        return {state_->node, state_->visible, of, options_, direct ? workspaces::on_devices : workspaces::on_host};
+    }
+
+    /// Asks the ranks to end every collective, now and later, on all channels, with this error. Those on the devices see it
+    /// within some microseconds. Doesn't wait.
+    void abort(std::uint32_t rank = 0, errc why = errc::aborted) const noexcept {
+        for (std::uint32_t c = 0; c < channels(); ++c) {
+            const member first(state_->views[std::size_t{c} * size()], state_->tuning, 0);
+            const rank_progress at = first.progress();
+            first.close({why, at.what, rank, at.epoch});
+        }
+    }
+
+    /// How far each rank is on one channel, for a hang_watch.
+    [[nodiscard]] std::vector<rank_progress> progress(std::uint32_t channel = 0) const {
+        std::vector<rank_progress> all(size());
+        for (std::uint32_t r = 0; r < size(); ++r) all[r] = rank(r, channel).progress();
+        return all;
+    }
+
+private:
+    struct block {
+        void* at;
+        std::size_t size;
+        bool visible;
+        device_id device;
+    };
+    /// At a fixed address, so that members stay valid when the communicator moves.
+    struct state {
+        state(Node& on, Visible& visible_memory) : node(on), visible(visible_memory) {}
+        state(const state&) = delete;
+        state& operator=(const state&) = delete;
+        ~state() {
+            for (const block& b : blocks)
+                if (b.visible)
+                    (void)visible.deallocate(b.at, b.size, detail::line_bytes);
+                else
+                    (void)node.memory(b.device).deallocate(b.at, b.size, detail::line_bytes);
+        }
+        [[nodiscard]] void* take(device_id d, std::size_t n) {
+            blocks.reserve(blocks.size() + 1);
+            void* const p = node.memory(d).allocate(n, detail::line_bytes);
+            blocks.push_back({p, n, false, d});
+            return p;
+        }
+        [[nodiscard]] void* take_visible(std::size_t n) {
+            blocks.reserve(blocks.size() + 1);
+            void* const p = visible.allocate(n, detail::line_bytes);
+            blocks.push_back({p, n, true, {}});
+            return p;
+        }
+
+        Node& node;
+        Visible& visible;
+        tuning_table tuning;
+        std::vector<device_id> devices;
+        std::vector<channel_view> views;  // of each rank, channel by channel: each has its own table of areas
+        std::vector<block> blocks;
+    };
+
+    [[nodiscard]] std::size_t table_bytes() const noexcept {
+        const std::size_t n = size() * sizeof(std::byte*);
+        return (n + detail::line_bytes - 1) / detail::line_bytes * detail::line_bytes;
+    }
+
+    void write(std::uint32_t rank, void* to, const void* from, std::size_t n) {
+        auto stream = state_->node.make_stream(state_->devices[rank], priority{}, 0);
+        stream.copy(to, from, n);
+        const auto done = stream.record();
+        done.wait(never);
+        if (done.status() != errc::none)
+            throw operation_error(done.status(), {}, "preparing the memory of a communicator");
+    }
+
+    communicator_options options_;
+    std::unique_ptr<state> state_;
+};
+
+}  // namespace gpushare::inline GPUSHARE_ABI

@@ -1,0 +1,70 @@
+// SPDX-License-Identifier: Apache-2.0
+// Fused all-reduces on the devices' streams: submit() of submit.hpp for the pipelines of fused_all_reduce.hpp, one of each
+// rank, which differ in the memory that they point to alone.
+//
+//   std::vector<decltype(finish(0))> steps;       // finish(r): gs::all_reduce(x[r], width) | gs::rms_norm(weight[r], 1e-6F)
+//   auto code = gpushare::submit_run(node.gangs(), devices, streams, members, std::span(std::as_const(steps)), outs);
+#pragma once
+
+#include <concepts>
+#include <cstddef>
+#include <span>
+#include <vector>
+
+#include <gpushare/collective/communicator.hpp>
+#include <gpushare/collective/fused_all_reduce.hpp>
+#include <gpushare/collective/submit.hpp>
+#include <gpushare/concepts.hpp>
+#include <gpushare/config.hpp>
+#include <gpushare/error.hpp>
+
+namespace gpushare::inline GPUSHARE_ABI {
+
+namespace detail {
+
+template <bool Sharded, class Gangs, class Stream, class T, class Op, class... Stages>
+[[nodiscard]] errc submit_pipelines(Gangs& gangs, std::span<const device_id> devices, std::span<Stream> streams,
+                                    std::span<const member> members, std::span<const pipeline<T, Op, Stages...>> steps,
+                                    std::span<typename pipeline<T, Op, Stages...>::out_type* const> outs,
+                                    const launch_options& options) {
+    static_assert(!std::integral<T> && !std::same_as<T, double>, "gpushare: epilogues compute in float");
+    if (members.empty() || steps.size() != members.size() || outs.size() != members.size())
+        return errc::invalid_specification;
+    const std::size_t slot = members[0].view().slot;
+    std::vector<fused_body<T, Op, Sharded, Stages...>> bodies;
+    bodies.reserve(steps.size());
+    for (std::size_t r = 0; r < steps.size(); ++r) {
+        const auto& p = steps[r];
+        if (p.width == 0 || p.count % p.width != 0) return errc::invalid_specification;
+        if (epilogue<Stages...>::whole_rows && p.width * sizeof(float) > slot) return errc::invalid_specification;
+        const bool streaming = members[0].tuning().plan(members[0].size(), p.count * sizeof(T)).streaming;
+        bodies.push_back({p, outs[r], streaming});
+    }
+    return submit(gangs, devices, streams, members, std::span<const fused_body<T, Op, Sharded, Stages...>>(bodies),
+                  options);
+}
+
+}  // namespace detail
+
+/// Launches steps[r] for rank r on streams[r], with the whole result to outs[r]. As submit() in all else, and besides:
+///   invalid_specification   elements that aren't whole rows; a stage that needs whole rows, of more floats than fit into a slot
+///                           of the communicator
+template <gang_order Gangs, launcher Stream, class T, class Op, class... Stages>
+[[nodiscard]] errc submit_run(Gangs& gangs, std::span<const device_id> devices, std::span<Stream> streams,
+                              std::span<const member> members, std::span<const pipeline<T, Op, Stages...>> steps,
+                              std::span<typename pipeline<T, Op, Stages...>::out_type* const> outs,
+                              const launch_options& options = {}) {
+    return detail::submit_pipelines<false>(gangs, devices, streams, members, steps, outs, options);
+}
+
+/// The same where rank r keeps its own rows (`shard_of`) in outs[r].
+template <gang_order Gangs, launcher Stream, class T, class Op, class... Stages>
+[[nodiscard]] errc submit_run_sharded(Gangs& gangs, std::span<const device_id> devices, std::span<Stream> streams,
+                                      std::span<const member> members,
+                                      std::span<const pipeline<T, Op, Stages...>> steps,
+                                      std::span<typename pipeline<T, Op, Stages...>::out_type* const> outs,
+                                      const launch_options& options = {}) {
+    return detail::submit_pipelines<true>(gangs, devices, streams, members, steps, outs, options);
+}
+
+}  // namespace gpushare::inline GPUSHARE_ABI

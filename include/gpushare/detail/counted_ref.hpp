@@ -1,0 +1,66 @@
+// SPDX-License-Identifier: Apache-2.0
+// A reference to something that counts its references and lies in a pool: what a handle is that may outlive whoever
+// made it, and costs no allocation.
+//
+//   struct state { std::atomic<std::uint32_t> references{0};  ... };
+//   void drop(state&) noexcept;                           // takes one away, and gives back what nobody refers to
+//   auto mine = detail::counted_ref<state>::share(s);     // copies share it; the last one to go gives it back
+#pragma once
+
+#include <atomic>
+#include <concepts>
+#include <cstdint>
+#include <utility>
+
+#include <gpushare/config.hpp>
+
+namespace gpushare::inline GPUSHARE_ABI::detail {
+
+// clang-format off
+template <class S>
+concept reference_counted = requires(S& s) {
+    { s.references } -> std::same_as<std::atomic<std::uint32_t>&>;
+    { drop(s) } noexcept;
+};
+// clang-format on
+
+/// As safe from several threads as a shared_ptr. Null by default, and when it was moved from.
+template <reference_counted State>
+class counted_ref {
+public:
+    counted_ref() noexcept = default;
+    /// One more reference.
+    [[nodiscard]] static counted_ref share(State& s) noexcept {
+        // relaxed: whoever shares it has a reference, which keeps it alive.
+        s.references.fetch_add(1, std::memory_order_relaxed);
+        return counted_ref(&s);
+    }
+    /// A reference that is there already.
+    [[nodiscard]] static counted_ref adopt(State& s) noexcept { return counted_ref(&s); }
+
+    counted_ref(const counted_ref& other) noexcept
+        : counted_ref(other.state_ == nullptr ? counted_ref() : share(*other.state_)) {}
+    counted_ref(counted_ref&& other) noexcept : state_(std::exchange(other.state_, nullptr)) {}
+    counted_ref& operator=(counted_ref other) noexcept {
+        std::swap(state_, other.state_);
+        return *this;
+    }
+    ~counted_ref() {
+        if (state_ != nullptr) drop(*state_);
+    }
+
+    [[nodiscard]] explicit operator bool() const noexcept { return state_ != nullptr; }
+    [[nodiscard]] State* get() const noexcept { return state_; }
+    [[nodiscard]] State* operator->() const noexcept { return state_; }
+    [[nodiscard]] State& operator*() const noexcept { return *state_; }
+
+    /// Whether they refer to the same one.
+    friend bool operator==(const counted_ref&, const counted_ref&) noexcept = default;
+
+private:
+    explicit counted_ref(State* s) noexcept : state_(s) {}
+
+    State* state_ = nullptr;
+};
+
+}  // namespace gpushare::inline GPUSHARE_ABI::detail

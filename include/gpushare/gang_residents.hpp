@@ -1,0 +1,100 @@
+// SPDX-License-Identifier: Apache-2.0
+// The gang order of a node that also knows which gangs are on its devices: blocks of a gang wait for each other, so all must be
+// resident at once, and devices don't start gangs in the order in which they were enqueued. A gang that doesn't fit beside
+// those before it waits for them, on the devices.
+//
+//   gpushare::gang_residents<stream::point> gangs{node.num_devices()};
+//   auto entered = gangs.enter(devices);
+//   for (auto& s : streams) entered.make_room(s.device, gangs.part_of(2, s.max_cooperative_blocks(kernel, 256)), channel, s);
+//   for (auto& s : streams) { s.launch_cooperative(shape, kernel);  entered.add(s.device, part, channel, s.record()); }
+#pragma once
+
+#include <concepts>
+#include <cstddef>
+#include <cstdint>
+#include <span>
+#include <utility>
+#include <vector>
+
+#include <gpushare/concepts.hpp>
+#include <gpushare/config.hpp>
+#include <gpushare/gang.hpp>
+
+namespace gpushare::inline GPUSHARE_ABI {
+
+/// Safe from any thread, as device_order_lock. Whoever is in the list only waits for who was there before, and all
+/// of a gang's devices are locked when it enters: no circle can form. And the gangs that may run beside each other on a device
+/// at any moment fit there: the last of them waits for the others until it does.
+template <timeline_point Point>
+class gang_residents {
+    struct resident {
+        Point done;
+        std::uint64_t part;
+        const void* channel;
+    };
+
+public:
+    /// Parts of a device are counted in these.
+    static constexpr std::uint64_t whole_device = std::uint64_t{1} << 32;
+
+    /// What `blocks` take of a device on which `at_most` of their kind fit. Several kinds fit together if their parts do: exact
+    /// where a block takes an SM, and where SMs are shared as exact as devices spread blocks evenly.
+    [[nodiscard]] static constexpr std::uint64_t part_of(std::uint32_t blocks, std::uint32_t at_most) noexcept {
+        return blocks >= at_most ? (blocks == at_most ? whole_device : 2 * whole_device)
+                                 : whole_device / at_most * blocks;
+    }
+
+    /// Holds the devices that were entered until it is destroyed.
+    class [[nodiscard]] guard {
+    public:
+        /// Lets `stream`, of device `d`, wait for those before that a gang with `part` of it in all doesn't fit beside, and for
+        /// those of the same `channel`. Throws what the stream's wait throws.
+        template <copier S>
+        requires std::same_as<typename S::point, Point>
+        void make_room(device_id d, std::uint64_t part, const void* channel, S& stream) {
+            auto& there = of_->residents_[d.index];
+            std::erase_if(there, [](const resident& r) { return r.done.reached(); });
+            std::uint64_t sum = part;
+            for (const resident& r : there)
+                if (r.channel != channel) sum += r.part;
+            for (const resident& r : there) {  // the oldest first
+                if (r.channel != channel) {
+                    if (sum <= whole_device) continue;
+                    sum -= r.part;
+                }
+                stream.wait(r.done);
+            }
+        }
+        /// What has just been launched on `d` is there until `done`.
+        void add(device_id d, std::uint64_t part, const void* channel, Point done) {
+            of_->residents_[d.index].push_back({std::move(done), part, channel});
+        }
+
+    private:
+        friend gang_residents;
+        guard(gang_residents& of, device_order_lock::guard lock) noexcept : of_(&of), lock_(std::move(lock)) {}
+
+        gang_residents* of_;
+        device_order_lock::guard lock_;
+    };
+
+    /// As device_order_lock.
+    explicit gang_residents(std::uint32_t devices) : order_(devices), residents_(devices) {}
+    [[nodiscard]] guard enter(std::span<const device_id> devices) { return guard(*this, order_.enter(devices)); }
+
+private:
+    device_order_lock order_;
+    std::vector<std::vector<resident>> residents_;  // of each device, in the order in which they came; under its lock
+};
+static_assert(gang_order<gang_residents<immediate_point>>);
+
+/// A gang order that makes room for what is launched on streams of type S.
+template <class G, class S>
+concept room_making_order = gang_order<G> && copier<S> &&
+    requires(G& g, std::span<const device_id> devices, device_id d, std::uint64_t part, const void* channel, S& s) {
+    g.enter(devices).make_room(d, part, channel, s);
+    g.enter(devices).add(d, part, channel, s.record());
+    { G::part_of(std::uint32_t{}, std::uint32_t{}) } -> std::same_as<std::uint64_t>;
+};
+
+}  // namespace gpushare::inline GPUSHARE_ABI

@@ -1,0 +1,30 @@
+// SPDX-License-Identifier: Apache-2.0
+// How long to wait for memory: until a deadline by some clock, or until a stop is requested.
+//
+//   const gpushare::patience until{node.get_clock(), node.get_clock().now() + 50ms, stop};
+//   void* p = pool.allocate_until(512 << 20, 256, until);
+#pragma once
+
+#include <stop_token>
+
+#include <gpushare/concepts.hpp>
+#include <gpushare/config.hpp>
+#include <gpushare/units.hpp>
+
+namespace gpushare::inline GPUSHARE_ABI {
+
+/// Until `deadline` by `time`, or until a stop is requested.
+template <clock Clock>
+struct patience {
+    Clock time{};
+    instant deadline = never;
+    std::stop_token stop{};
+};
+template <class Clock>
+patience(Clock) -> patience<Clock>;
+template <class Clock>
+patience(Clock, instant) -> patience<Clock>;
+template <class Clock>
+patience(Clock, instant, std::stop_token) -> patience<Clock>;
+
+}  // namespace gpushare::inline GPUSHARE_ABI

@@ -1,0 +1,87 @@
+// SPDX-License-Identifier: Apache-2.0
+// Waiting for memory of a pool: first come first served, until a deadline or a stop request.
+//
+//   const gpushare::patience until{node.get_clock(), node.get_clock().now() + 50ms, stop};
+//   void* p = pool.allocate_until(512 << 20, 256, until);     // throws memory_error: deadline_exceeded, stopped, ...
+//   void* q = cache.try_allocate_until(4096, 256, until, &why);
+//
+// Whoever waits is told of blocks that are freed, by any worker: while somebody waits, caches keep nothing, and who comes
+// later and doesn't wait is refused, so that a big request isn't starved by small ones. The first in line waits for the
+// streams on which blocks were freed, and asks the upstream again every two milliseconds, which tells nobody when it
+// has got memory back: each time counts as a refusal there, and asks the hooks of a quota below (quota_hook.hpp). It has
+// no place in that quota's line. There is no thread but those that wait.
+#pragma once
+
+#include <algorithm>
+#include <chrono>
+#include <mutex>
+#include <stop_token>
+#include <thread>
+#include <utility>
+
+#include <gpushare/concepts.hpp>
+#include <gpushare/config.hpp>
+#include <gpushare/error.hpp>
+#include <gpushare/memory/patience.hpp>
+#include <gpushare/memory/pool_line.hpp>
+#include <gpushare/memory/pool_store.hpp>
+#include <gpushare/units.hpp>
+
+namespace gpushare::inline GPUSHARE_ABI::detail {
+
+/// A thread in the line of a pool.
+template <timeline_point Point>
+struct pool_waiter {
+    explicit pool_waiter(pool_store<Point>& of) noexcept : store(of) { store.join(place); }
+    pool_waiter(const pool_waiter&) = delete;
+    pool_waiter& operator=(const pool_waiter&) = delete;
+    ~pool_waiter() { store.leave(place); }
+
+    /// errc::none: it is this one's turn, and worth a try. deadline_exceeded; stopped.
+    template <clock Clock>
+    [[nodiscard]] errc wait(const patience<Clock>& until) noexcept {
+        const std::stop_callback on_stop(until.stop, [&] {
+            const auto lock = store.locked();
+            place.woken.notify_one();
+        });
+        auto lock = store.locked();
+        const auto look_again = std::min(until.deadline, saturating_add(until.time.now(), slice));
+        for (;;) {
+            if (until.stop.stop_requested()) return errc::stopped;
+            const auto now = until.time.now();
+            if (now >= until.deadline) return errc::deadline_exceeded;
+            if (std::exchange(place.told, false)) return errc::none;
+            const bool first = store.line_.first(place);
+            if (first && now >= look_again) return errc::none;
+            if (first && !store.pending_.empty()) {
+                if (wait_for_stream(lock, look_again)) return errc::none;
+                continue;
+            }
+            const auto most = saturating_add(now, std::chrono::minutes(1));
+            place.woken.wait_for(lock, std::min(first ? look_again : until.deadline, most) - now);
+        }
+    }
+
+private:
+    static constexpr ns slice = std::chrono::milliseconds(2);
+
+    // For the free that is oldest. False if it isn't reached by then.
+    bool wait_for_stream(std::unique_lock<std::mutex>& lock, instant by) noexcept {
+        bool reached = false;
+        try {
+            const Point next = store.pending_.first();
+            lock.unlock();
+            reached = next.wait(by);
+        } catch (...) {  // it can't be waited for: it is looked at again, but not all the time
+            if (lock) lock.unlock();
+            std::this_thread::sleep_for(slice);
+        }
+        lock.lock();
+        return reached;
+    }
+
+    pool_store<Point>& store;
+    pool_place place;
+};
+
+}  // namespace gpushare::inline GPUSHARE_ABI::detail

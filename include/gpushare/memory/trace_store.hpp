@@ -1,0 +1,71 @@
+// SPDX-License-Identifier: Apache-2.0
+// Who allocated what: return addresses, taken where a block is allocated and kept until it is freed. Which function takes
+// them is the embedder's choice; stack_trace.hpp has one.
+//
+//   gpushare::trace_store traces;
+//   const auto id = traces.keep(gpushare::captured_trace(gpushare::capture_stack));
+//   for (void* caller : traces.of(id)) ...;        traces.drop(id);
+#pragma once
+
+#include <array>
+#include <cstddef>
+#include <cstdint>
+#include <limits>
+#include <span>
+#include <vector>
+
+#include <gpushare/config.hpp>
+
+namespace gpushare::inline GPUSHARE_ABI {
+
+/// Writes the return addresses of its callers, the nearest first, and returns how many.
+using trace_function = std::size_t (*)(std::span<void*>) noexcept;
+
+/// What such a function finds here; nothing, at no cost, without one.
+class captured_trace {
+public:
+    static constexpr std::size_t longest = 16;
+
+    captured_trace() = default;
+    explicit captured_trace(trace_function capture) noexcept : depth_(capture != nullptr ? capture(callers_) : 0) {}
+
+    [[nodiscard]] std::span<void* const> callers() const noexcept { return std::span(callers_).first(depth_); }
+
+private:
+    std::array<void*, longest> callers_{};
+    std::size_t depth_ = 0;
+};
+
+/// Not thread-safe. 136 bytes for each trace that was ever kept at once; nothing for blocks without one.
+class trace_store {
+public:
+    using id = std::uint32_t;
+    static constexpr id none = std::numeric_limits<id>::max();
+
+    /// `none` for an empty one. Throws std::bad_alloc.
+    [[nodiscard]] id keep(const captured_trace& t) {
+        if (t.callers().empty()) return none;
+        if (vacant_.empty()) {
+            traces_.emplace_back();
+            vacant_.reserve(traces_.capacity());  // so that dropping can't fail
+            vacant_.push_back(static_cast<id>(traces_.size() - 1));
+        }
+        const id kept = vacant_.back();
+        vacant_.pop_back();
+        traces_[kept] = t;
+        return kept;
+    }
+    void drop(id kept) noexcept {
+        if (kept != none) vacant_.push_back(kept);
+    }
+    /// Empty for `none`. Valid until the next keep().
+    [[nodiscard]] std::span<void* const> of(id kept) const noexcept {
+        return kept == none ? std::span<void* const>{} : traces_[kept].callers();
+    }
+
+private:
+    std::vector<captured_trace> traces_;
+    std::vector<id> vacant_;
+};
+
+}  // namespace gpushare::inline GPUSHARE_ABI

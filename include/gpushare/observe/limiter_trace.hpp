@@ -1,0 +1,72 @@
+// SPDX-License-Identifier: Apache-2.0
+// Draws what a limiter does in a timeline trace: of each submission its wait, its permit and its work on the device, of
+// each tenant the bound on its waits and where that was broken. Tenants go by the tag of their client's settings; that of
+// a tenant of a tenancy is tenant::tag().
+//
+//   gpushare::timeline_trace trace;    trace.start();    trace.name_tenant(chat.tag(), "chat");
+//   gpushare::limiter_trace drawn(trace, shared.limiter_of({0}), {0});
+//   ...                                                  // and drawn.collect() now and then
+//   drawn.collect();    std::ofstream("trace.json") << trace.json();
+#pragma once
+
+#include <algorithm>
+#include <array>
+#include <cstddef>
+#include <cstdint>
+#include <span>
+#include <utility>
+#include <vector>
+
+#include <gpushare/compute/submission_log.hpp>
+#include <gpushare/config.hpp>
+#include <gpushare/observe/timeline_trace.hpp>
+#include <gpushare/units.hpp>
+
+namespace gpushare::inline GPUSHARE_ABI {
+
+/// The limiter records while this lives. Not copied, not moved; one thread at a time, whoever uses the limiter and the trace
+/// beside it. Both must outlive it.
+template <class Limiter>
+class limiter_trace {
+public:
+    /// `most`: submissions that may end between two calls of collect() (144 bytes each); of more, the latest are drawn.
+    /// Throws std::bad_alloc.
+    limiter_trace(timeline_trace& to, Limiter& from, device_id d, std::size_t most = 16384)
+        : to_(to), from_(from), device_(d) {
+        from_.record(most);
+    }
+    limiter_trace(const limiter_trace&) = delete;
+    limiter_trace& operator=(const limiter_trace&) = delete;
+    ~limiter_trace() { from_.record(0); }
+
+    /// Draws what has ended since the last call. Throws std::bad_alloc for a tenant seen for the first time.
+    void collect() {
+        std::array<submission_record, 64> some;
+        for (auto n = from_.take_records(some); n != 0; n = from_.take_records(some))
+            for (const auto& r : std::span(some).first(n)) draw(r);
+    }
+
+    /// Submissions that ended and aren't drawn.
+    [[nodiscard]] std::uint64_t lost() const noexcept { return from_.records_lost(); }
+
+private:
+    void draw(const submission_record& r) {
+        if (r.arrived < r.let_in) to_.wait(device_, r.tag, r.arrived, r.let_in);
+        to_.permit(device_, r.tag, r.let_in, r.noticed);
+        to_.kernel(device_, r.tag, r.began, r.ended);
+        if (r.bound != std::exchange(last_bound(r.tag), r.bound)) to_.bound(device_, r.tag, r.arrived, r.bound);
+        if (r.beyond > ns{0}) to_.violation(device_, r.tag, r.began, r.beyond);
+    }
+
+    ns& last_bound(std::uint32_t tag) {
+        const auto found = std::ranges::find(bounds_, tag, [](const auto& b) { return b.first; });
+        return found != bounds_.end() ? found->second : bounds_.emplace_back(tag, ns{-1}).second;
+    }
+
+    timeline_trace& to_;
+    Limiter& from_;
+    device_id device_;
+    std::vector<std::pair<std::uint32_t, ns>> bounds_;  // of each tenant, as last drawn
+};
+
+}  // namespace gpushare::inline GPUSHARE_ABI

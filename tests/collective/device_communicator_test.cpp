@@ -1,0 +1,223 @@
+// SPDX-License-Identifier: Apache-2.0
+// Groups with their workspaces on devices whose memory neither the host nor, where they aren't connected, another device
+// touches: the host backend's, guarded.
+#include <gpushare/collective/device_communicator.hpp>
+
+#include <chrono>
+#include <cstdint>
+#include <memory_resource>
+#include <optional>
+#include <span>
+#include <thread>
+#include <utility>
+#include <vector>
+
+#include <gpushare/backend/host/host.hpp>
+#include <gpushare/collective/exchange.hpp>
+#include <gpushare/collective/submit.hpp>
+#include <gpushare/collective/submit_shared.hpp>
+
+#include "support/catch.hpp"
+
+using namespace std::chrono_literals;
+namespace gs = gpushare;
+
+namespace {
+
+/// Memory that host and devices reach, and how much of it is out.
+struct visible_memory {
+    std::size_t used = 0;
+    void* allocate(std::size_t size, std::size_t alignment) {
+        used += size;
+        return std::pmr::new_delete_resource()->allocate(size, alignment);
+    }
+    void deallocate(void* p, std::size_t size, std::size_t alignment) {
+        used -= size;
+        std::pmr::new_delete_resource()->deallocate(p, size, alignment);
+    }
+};
+
+using group_type = gs::device_communicator<gs::host::node, visible_memory>;
+
+/// Ranks on devices, each with elements on its own.
+struct machine {
+    machine(std::vector<gs::device_id> of_ranks, std::size_t n_, gs::communicator_options options = {.lanes = 2},
+            gs::workspaces where = gs::workspaces::on_devices)
+        : n(n_),
+          devices(std::move(of_ranks)),
+          // Guarded memory is touched by the blocks of its own device only: as where devices don't reach each other.
+          node({.devices = 3, .sms = 4, .guarded = where == gs::workspaces::on_host || devices[0] == devices[1]}),
+          group(node, visible, devices, std::move(options), where) {
+        for (std::uint32_t r = 0; r < group.size(); ++r) {
+            streams.push_back(node.make_stream(devices[r]));
+            members.push_back(group.rank(r));
+            data.push_back(static_cast<float*>(node.memory(devices[r]).allocate(n * sizeof(float), 64)));
+        }
+    }
+    void fill() {
+        std::vector<float> x(n);
+        for (std::uint32_t r = 0; r < group.size(); ++r) {
+            for (std::size_t i = 0; i < n; ++i) x[i] = static_cast<float>((i + r) % 1000);
+            streams[r].copy(data[r], x.data(), n * sizeof(float));
+            streams[r].record().wait(gs::never);
+        }
+    }
+    [[nodiscard]] bool summed() {
+        std::vector<float> x(n);
+        for (std::uint32_t rank = 0; rank < group.size(); ++rank) {
+            streams[rank].copy(x.data(), data[rank], n * sizeof(float));
+            streams[rank].record().wait(gs::never);
+            for (std::size_t i = 0; i < n; ++i) {
+                float sum = 0;
+                for (std::uint32_t r = 0; r < group.size(); ++r) sum += static_cast<float>((i + r) % 1000);
+                if (x[i] != sum) return false;
+            }
+        }
+        return true;
+    }
+    gs::errc all_reduce(const gs::launch_options& options = {}) {
+        const std::vector<const float*> in(data.begin(), data.end());
+        return gs::submit_all_reduce<float>(node.gangs(), devices, std::span(streams), members, in, data, n, gs::sum{},
+                                            options);
+    }
+    gs::errc shared_all_reduce(const gs::launch_options& options = {}) {
+        const std::vector<const float*> in(data.begin(), data.end());
+        return gs::submit_shared_all_reduce<float>(node.gangs(), devices[0], streams[0], members, in, data, n,
+                                                   gs::sum{}, options);
+    }
+    void wait() {
+        for (auto& s : streams) s.record().wait(gs::never);
+    }
+
+    std::size_t n;
+    std::vector<gs::device_id> devices;
+    visible_memory visible;
+    gs::host::node node;
+    group_type group;
+    std::vector<gs::host::stream> streams;
+    std::vector<gs::member> members;
+    std::vector<float*> data;
+};
+
+const std::vector<gs::device_id> one_each{{0}, {1}, {2}};
+const std::vector<gs::device_id> all_on_one{{1}, {1}, {1}};
+
+}  // namespace
+
+TEST_CASE("a group on devices, with the workspaces there or in the host's memory", "[collective]") {
+    const auto where = GENERATE(gs::workspaces::on_devices, gs::workspaces::on_host);
+    const auto how =
+        GENERATE(gs::algorithm::flag_in_data, gs::algorithm::one_shot, gs::algorithm::two_shot, gs::algorithm::ring);
+    for (const std::size_t n : {1U, 100U, 30'000U}) {
+        machine m(one_each, n, {.lanes = 2, .tuning = gs::tuning_table::always(how)}, where);
+        for (const std::uint32_t blocks : {2U, 1U}) {
+            m.fill();
+            CAPTURE(n, blocks, to_string(how));
+            REQUIRE(m.all_reduce({.blocks = blocks}) == gs::errc::none);
+            m.wait();
+            CHECK_FALSE(gs::fault_of(m.members[0]));
+            CHECK(m.summed());
+        }
+    }
+}
+
+TEST_CASE("several ranks on one device, in one launch or in several", "[collective]") {
+    machine m(all_on_one, 5000);
+    for (unsigned round = 0; round < 4; ++round) {
+        m.fill();
+        REQUIRE((round % 2 == 0 ? m.shared_all_reduce() : m.all_reduce()) == gs::errc::none);
+        m.wait();
+        CHECK(m.summed());
+    }
+    CHECK(m.shared_all_reduce({.blocks = 2}) == gs::errc::too_many_blocks);  // six, of four SMs
+    CHECK(m.all_reduce({.blocks = 2}) == gs::errc::too_many_blocks);
+    CHECK(m.group.progress()[2].epoch == 4);
+    CHECK_FALSE(gs::fault_of(m.members[0]));
+}
+
+TEST_CASE("where devices don't reach each other, what reads others' buffers is refused", "[collective]") {
+    machine m(one_each, 100, {}, gs::workspaces::on_host);
+    const auto submit = [&]<class Body>(const std::vector<Body>& bodies) {
+        return gs::submit(m.node.gangs(), std::span<const gs::device_id>(m.devices), std::span(m.streams),
+                          std::span<const gs::member>(m.members), std::span(bodies));
+    };
+    CHECK(submit(std::vector<gs::detail::broadcast_body<float>>(3)) == gs::errc::not_supported);
+    CHECK(submit(std::vector<gs::detail::barrier_body>(3)) == gs::errc::none);
+    m.wait();
+    CHECK_FALSE(gs::fault_of(m.members[0]));
+}
+
+TEST_CASE("the host names who hangs, and its abort reaches blocks that fill the device", "[collective]") {
+    machine m(one_each, 100, {.lanes = 4});
+    auto faults = m.node.faults({1});
+    faults.stall(m.streams[1]);
+    REQUIRE(m.all_reduce({.blocks = 4}) == gs::errc::none);
+    gs::hang_watch watch(2ms);
+    std::optional<gs::collective_fault> late;
+    while (!late) {
+        std::this_thread::yield();
+        late = watch.look(m.group.progress(), m.node.get_clock().now());
+        // Until both others wait there is nobody to wait for, or each other.
+        if (late && m.group.progress()[0].stage == gs::collective_stage::outside) late.reset();
+    }
+    CHECK(late->rank == 1);
+    CHECK(late->what == gs::collective_kind::all_reduce);
+    CHECK(late->epoch == 1);
+    m.group.abort(late->rank, late->code);
+    m.streams[0].record().wait(gs::never);
+    m.streams[2].record().wait(gs::never);
+    CHECK(gs::fault_of(m.members[0]) == *late);
+    CHECK(gs::fault_of(m.members[1]) == *late);
+    faults.resume(m.streams[1]);
+    m.wait();
+    m.group.abort(0, gs::errc::aborted);  // the first one's reason stands
+    REQUIRE(m.all_reduce() == gs::errc::none);
+    m.wait();
+    CHECK(gs::fault_of(m.members[2]) == *late);
+
+    // Those that live go on.
+    const group_type rest = m.group.subgroup(std::vector<std::uint32_t>{0, 2});
+    CHECK(rest.devices()[1] == gs::device_id{2});
+    const std::vector<gs::member> members{rest.rank(0), rest.rank(1)};
+    std::vector<gs::host::stream> streams;
+    for (const auto d : rest.devices()) streams.push_back(m.node.make_stream(d));
+    const std::vector<gs::detail::barrier_body> bodies(2);
+    REQUIRE(gs::submit(m.node.gangs(), rest.devices(), std::span(streams), std::span<const gs::member>(members),
+                       std::span(bodies)) == gs::errc::none);
+    for (auto& s : streams) s.record().wait(gs::never);
+    CHECK_FALSE(gs::fault_of(members[1]));
+    CHECK(rest.progress()[1].epoch == 1);
+}
+
+TEST_CASE("an abort while nothing runs ends what comes later", "[collective]") {
+    machine m(one_each, 100);
+    m.group.abort(2, gs::errc::kernel_failed);
+    REQUIRE(m.all_reduce() == gs::errc::none);
+    m.wait();
+    for (const auto& me : m.members) {
+        CHECK(gs::fault_of(me).code == gs::errc::kernel_failed);
+        CHECK(gs::fault_of(me).rank == 2);
+    }
+}
+
+TEST_CASE("all memory of a group on devices comes back, also where there isn't enough", "[collective]") {
+    visible_memory visible;
+    gs::host::node node({.devices = 2, .memory = gs::bytes{1 << 20}, .sms = 1});
+    const std::vector<gs::device_id> devices{{0}, {1}};
+    {
+        group_type group(node, visible, devices, {.channels = 2});
+        const group_type moved = std::move(group);
+        CHECK(node.memory({1}).used() > gs::bytes{0});
+        CHECK(visible.used > 0);
+        CHECK(moved.rank(1, 1).size() == 2);
+        CHECK_THROWS_AS(moved.rank(0, 2), gs::operation_error);
+    }
+    void* const hog = node.memory({1}).allocate(1 << 19, 64);
+    CHECK_THROWS_AS(group_type(node, visible, devices, {.slot = gs::bytes{1 << 18}}), gs::memory_error);
+    CHECK_THROWS_AS(group_type(node, visible, {}), gs::operation_error);
+    CHECK_THROWS_AS(group_type(node, visible, devices, {.lanes = 0}), gs::operation_error);
+    CHECK(visible.used == 0);
+    CHECK(node.memory({0}).used() == gs::bytes{0});
+    (void)node.memory({1}).deallocate(hog, 1 << 19, 64);
+    CHECK(node.memory({1}).used() == gs::bytes{0});
+}

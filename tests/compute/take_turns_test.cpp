@@ -1,0 +1,193 @@
+// SPDX-License-Identifier: Apache-2.0
+// limiter_options::take_turns: clients of a level don't run beside each other, whatever their work consists of.
+#include <algorithm>
+#include <chrono>
+#include <cstddef>
+#include <cstdint>
+#include <deque>
+#include <stdexcept>
+#include <string>
+#include <utility>
+#include <vector>
+
+#include <gpushare/backend/host/host.hpp>
+#include <gpushare/compute/compute_limiter.hpp>
+#include <gpushare/units.hpp>
+
+#include "support/catch.hpp"
+#include "support/manual_timeline.hpp"
+#include "support/random.hpp"
+
+using namespace std::chrono_literals;
+using gpushare::client_id;
+using gpushare::errc;
+using gpushare::ns;
+using gpushare::priority;
+using support::manual_clock;
+
+namespace {
+
+/// A manual stream with a name, on which "A>B" is written down when A is to wait for what B recorded last.
+class joining_stream {
+public:
+    using point = support::manual_point;
+
+    joining_stream(std::string name, std::vector<std::string>& log) : name_(std::move(name)), log_(&log) {}
+
+    void enqueue(ns length) { line_.enqueue(length); }
+    [[nodiscard]] point record() { return last_ = line_.record(); }
+    void wait(const point& p) {
+        if (std::exchange(fail_next_wait, false)) throw std::runtime_error("the test lets wait() fail");
+        const auto of = std::ranges::find(known, p, [](const joining_stream* s) { return s->last_; });
+        log_->push_back(name_ + ">" + (of == known.end() ? "?" : (*of)->name_));
+    }
+    void finish_one() {
+        line_.reach_next();
+        line_.reach_next();
+    }
+
+    bool fail_next_wait = false;
+    std::vector<joining_stream*> known;
+
+private:
+    support::manual_stream line_;
+    std::string name_;
+    std::vector<std::string>* log_;
+    point last_;
+};
+static_assert(gpushare::joining_timeline<joining_stream>);
+static_assert(gpushare::joining_timeline<gpushare::host::stream>);
+static_assert(!gpushare::joining_timeline<support::manual_stream>);
+
+using limiter = gpushare::compute_limiter<joining_stream, manual_clock>;
+using names = std::vector<std::string>;
+
+struct three_clients {
+    explicit three_clients(gpushare::limiter_options o) : compute(o, clock) {
+        for (const char* n : {"A", "B", "C", "a"}) streams.emplace_back(n, log);
+        for (auto& s : streams)
+            for (auto& other : streams) s.known.push_back(&other);
+    }
+    limiter::ticket submit(client_id who, std::size_t s) {
+        return compute.submit(who, streams[s], [](joining_stream& on) { on.enqueue(1ms); }).value();
+    }
+
+    names log;
+    manual_clock clock;
+    std::deque<joining_stream> streams;
+    limiter compute;
+    client_id a = compute.add({}), b = compute.add({}), c = compute.add({});
+};
+
+}  // namespace
+
+TEST_CASE("a stream waits for the client before it and not for all that were before that one", "[compute]") {
+    three_clients t{{.depth = 8, .take_turns = true}};
+    const auto a1 = t.submit(t.a, 0);
+    CHECK(t.log.empty());
+    const auto b1 = t.submit(t.b, 1);
+    CHECK(t.log == names{"B>A"});
+    const auto b2 = t.submit(t.b, 1);  // in order behind b1 as it is
+    CHECK(t.log == names{"B>A"});
+    const auto c1 = t.submit(t.c, 2);
+    CHECK(t.log.size() >= 2);
+    CHECK(t.log[1].starts_with("C>"));
+    CHECK(std::ranges::count(t.log, "C>A") == 0);
+    t.log.clear();
+    const auto a2 = t.submit(t.a, 3);  // the client's other stream
+    CHECK(std::ranges::count(t.log, "a>C") == 1);
+    CHECK(std::ranges::count(t.log, "a>A") == 0);
+    for (auto& s : t.streams)
+        for (int i = 0; i < 2; ++i) s.finish_one();
+    t.compute.poll();
+    for (const auto* ticket : {&a1, &b1, &b2, &c1, &a2}) CHECK(ticket->status() == errc::none);
+}
+
+TEST_CASE("unless asked for, and across levels, nobody waits", "[compute]") {
+    three_clients t{{.depth = 8}};
+    const auto a1 = t.submit(t.a, 0), b1 = t.submit(t.b, 1);
+    CHECK(t.log.empty());
+    three_clients u{{.depth = 8, .take_turns = true}};
+    const auto high = u.compute.add({.level = priority{1}});
+    const auto low_one = u.submit(u.a, 0), high_one = u.submit(high, 1);
+    CHECK(u.log.empty());
+}
+
+TEST_CASE("a stream that can't wait fails its own submission alone", "[compute]") {
+    three_clients t{{.depth = 8, .take_turns = true}};
+    const auto a1 = t.submit(t.a, 0);
+    t.streams[1].fail_next_wait = true;
+    const auto b1 = t.submit(t.b, 1);
+    CHECK(b1.status() == errc::submission_failed);
+    t.streams[2].fail_next_wait = true;
+    {
+        auto p = t.compute.try_acquire(t.c);
+        REQUIRE(p);
+        CHECK_THROWS_AS(p->enqueue(t.streams[2], [](joining_stream& s) { s.enqueue(1ms); }), std::runtime_error);
+    }
+    const auto c1 = t.submit(t.c, 2);
+    for (auto& s : t.streams) s.finish_one();
+    t.compute.poll();
+    CHECK(a1.status() == errc::none);
+    CHECK(c1.status() == errc::none);
+    CHECK(t.compute.usage(t.b).in_flight == 0);
+    CHECK(t.compute.usage(t.c).in_flight == 0);
+}
+
+namespace {
+
+struct beside {
+    std::size_t pairs = 0;   // of blocks of different tags that ran at once
+    std::size_t blocks = 0;  // in all
+};
+
+/// Two clients with sequences of one to four kernels, each on one of the four SMs; both are there from the start.
+beside run_two(bool take_turns, std::uint64_t seed) {
+    support::random any(seed);
+    gpushare::host::node node{
+        {.memory = gpushare::bytes{1 << 20}, .sms = 4, .timing = gpushare::host::timing::modelled}};
+    gpushare::compute_limiter<gpushare::host::stream, gpushare::host::steady_clock> compute{
+        {.depth = 6, .take_turns = take_turns}};
+    std::deque<gpushare::host::stream> streams;
+    std::vector<client_id> clients;
+    for (std::uint32_t tag = 0; tag < 2; ++tag) {
+        streams.push_back(node.make_stream(gpushare::device_id{0}, priority{}, tag));
+        clients.push_back(compute.add({}));
+        node.faults(gpushare::device_id{0}).stall(streams.back());
+    }
+    std::vector<decltype(compute)::ticket> out;
+    for (std::size_t i = 0; i < 24; ++i) {
+        const auto kernels = 1 + any.below(4);
+        const ns hold{200'000 + static_cast<ns::rep>(any.below(300'000))};
+        auto work = [kernels, hold](gpushare::host::stream& s) {
+            for (std::uint64_t k = 0; k < kernels; ++k) s.launch({.blocks = 1, .hold = hold}, [](auto&) {});
+        };
+        if (i % 3 == 0) {  // by the gate
+            if (auto p = compute.try_acquire(clients[i % 2])) p->enqueue(streams[i % 2], work);
+        } else {
+            out.push_back(compute.submit(clients[i % 2], streams[i % 2], work).value());
+        }
+    }
+    for (auto& s : streams) node.faults(gpushare::device_id{0}).resume(s);
+    for (auto& t : out) (void)t.wait();
+    beside result;
+    for (const auto c : clients) compute.close(c);
+    const auto blocks = node.ledger(gpushare::device_id{0}).take().blocks;
+    result.blocks = blocks.size();
+    for (const auto& x : blocks)
+        for (const auto& y : blocks) result.pairs += x.tag < y.tag && x.start < y.end && y.start < x.end ? 1U : 0U;
+    return result;
+}
+
+}  // namespace
+
+TEST_CASE("the ledger of the device: no two clients' kernels at once, though there are SMs for both", "[compute]") {
+    for (std::uint64_t nth = 0; nth < 5; ++nth) {
+        const auto seed = support::seed(nth);
+        CAPTURE(seed);
+        const auto with = run_two(true, seed);
+        CHECK(with.blocks >= 24);
+        CHECK(with.pairs == 0);
+        CHECK(run_two(false, seed).pairs > 0);
+    }
+}

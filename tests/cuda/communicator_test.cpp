@@ -1,0 +1,128 @@
+// SPDX-License-Identifier: Apache-2.0
+// Collectives on CUDA devices, over the stand-in: ranks that share a device run in one cooperative launch, captured as well;
+// workspaces lie on the devices where they reach each other, else in pinned memory.
+#include <gpushare/backend/cuda/graph.hpp>
+#include <gpushare/backend/cuda/green_context.hpp>
+#include <gpushare/backend/cuda/node.hpp>
+#include <gpushare/backend/cuda/peers.hpp>
+#include <gpushare/backend/cuda/pinned.hpp>
+
+#include <cstdint>
+#include <span>
+#include <vector>
+
+#include <gpushare/collective/device_communicator.hpp>
+#include <gpushare/collective/submit_shared.hpp>
+
+#include "support/catch.hpp"
+#include "support/cuda_standin/launch.hpp"
+#include "support/cuda_standin/session.hpp"
+
+namespace gs = gpushare;
+namespace cuda = gpushare::cuda;
+using gs::errc;
+
+namespace {
+
+constexpr std::uint32_t ranks = 4;
+constexpr std::size_t n = 1000;
+
+/// Four ranks on the second device of two.
+struct fixture {
+    const standin::session gpu{{.devices = 2, .sms = 16, .blocks_per_sm = 1}};
+    cuda::node node;
+    cuda::pinned_memory visible{node};
+    const std::vector<gs::device_id> devices = std::vector<gs::device_id>(ranks, gs::device_id{1});
+    gs::device_communicator<cuda::node, cuda::pinned_memory> group{node, visible, devices, {.lanes = 3}};
+    cuda::stream stream = node.make_stream(gs::device_id{1});
+    std::vector<gs::member> members;
+    std::vector<std::vector<float>> data{ranks, std::vector<float>(n)};
+    std::vector<const float*> in;
+    std::vector<float*> out;
+
+    fixture() {
+        for (std::uint32_t r = 0; r < ranks; ++r) {
+            members.push_back(group.rank(r));
+            in.push_back(data[r].data());
+            out.push_back(data[r].data());
+        }
+    }
+    errc all_reduce(cuda::stream& on, std::uint32_t blocks) {
+        return gs::submit_shared_all_reduce<float>(node.gangs(), gs::device_id{1}, on, members, in, out, n, gs::sum{},
+                                                   {.blocks = blocks, .threads = 64});
+    }
+    void set(float x) {
+        for (auto& d : data) d.assign(n, x);
+    }
+    [[nodiscard]] bool all_are(float x) const {
+        for (const auto& d : data)
+            if (d != std::vector<float>(n, x)) return false;
+        return true;
+    }
+};
+
+}  // namespace
+
+TEST_CASE_METHOD(fixture, "several ranks on one device", "[cuda][collective]") {
+    for (const std::uint32_t blocks : {2U, 1U}) {
+        set(1);
+        REQUIRE(all_reduce(stream, blocks) == errc::none);
+        CHECK(stream.record().wait(gs::never));
+        CHECK(gs::fault_of(members[3]).code == errc::none);
+        CHECK(all_are(4));
+    }
+    CHECK(group.progress()[3].epoch == 2);
+}
+
+TEST_CASE_METHOD(fixture, "what the SMs of the stream's partition don't hold at once is refused",
+                 "[cuda][collective]") {
+    const gs::device_id d{1};
+    auto parts = cuda::make_green_contexts(node, d, cuda::equal_sms(cuda::query_sm_split(node, d), 2));
+    auto half = parts[0].make_stream();
+    REQUIRE(half.max_cooperative_blocks() < 3 * ranks);
+    REQUIRE(stream.max_cooperative_blocks() >= 3 * ranks);
+    CHECK(all_reduce(half, 3) == errc::too_many_blocks);
+    CHECK(all_reduce(half, 4) == errc::invalid_specification);  // more than lanes
+    CHECK(group.progress()[0].epoch == 0);
+    CHECK(all_reduce(half, 2) == errc::none);
+    CHECK(all_reduce(stream, 3) == errc::none);  // behind the other one: the same channel
+    CHECK(stream.record().wait(gs::never));
+    CHECK(group.progress()[0].epoch == 2);
+    CHECK_FALSE(gs::fault_of(members[0]));
+}
+
+TEST_CASE_METHOD(fixture, "a collective that was captured runs at each launch of the graph, on the same workspaces",
+                 "[cuda][collective]") {
+    const auto g = cuda::capture(stream, [&](cuda::stream& to) { REQUIRE(all_reduce(to, 2) == errc::none); });
+    cuda::graph_executable run{g};
+    CHECK(group.progress()[0].epoch == 0);
+    for (std::uint32_t round = 1; round <= 3; ++round) {
+        set(static_cast<float>(round));
+        run.launch(stream);
+        CHECK(stream.record().wait(gs::never));
+        CHECK(all_are(static_cast<float>(4 * round)));
+        // And others between two launches.
+        REQUIRE(all_reduce(stream, 1) == errc::none);
+        CHECK(stream.record().wait(gs::never));
+        CHECK(all_are(static_cast<float>(16 * round)));
+    }
+    CHECK(group.progress()[0].epoch == 6);
+    CHECK(gs::fault_of(members[0]).code == errc::none);
+}
+
+TEST_CASE("workspaces lie on the devices where they reach each other, else in pinned memory", "[cuda][collective]") {
+    for (const bool peers : {true, false}) {
+        const standin::session gpu{{.devices = 2, .peers = peers}};
+        cuda::node node{{.peer_access = false}};
+        cuda::pinned_memory visible{node};
+        const std::vector<gs::device_id> devices{{0}, {1}};
+        REQUIRE(cuda::connect(node, devices) == peers);
+        CHECK(cuda::connect(node, std::span(devices).first(1)));
+        const auto pinned_before = visible.used();
+        const gs::device_communicator group(node, visible, devices, {},
+                                            peers ? gs::workspaces::on_devices : gs::workspaces::on_host);
+        CHECK((node.memory(gs::device_id{1}).used() > gs::bytes{}) == peers);
+        CHECK(visible.used() > pinned_before);
+        CHECK(group.rank(1).view().direct == peers);
+    }
+}

@@ -1,0 +1,141 @@
+// SPDX-License-Identifier: Apache-2.0
+// What is asked through whatever stands on a tenant's memory: whose it is, and the largest block that could be had.
+#include <cstddef>
+#include <cstdint>
+
+#include <gpushare/error.hpp>
+#include <gpushare/memory/booked_resource.hpp>
+#include <gpushare/memory/owner_of.hpp>
+#include <gpushare/memory/pool_resource.hpp>
+#include <gpushare/memory/private_pool.hpp>
+#include <gpushare/memory/quota.hpp>
+#include <gpushare/memory/quota_resource.hpp>
+#include <gpushare/units.hpp>
+
+#include "support/capped_pool.hpp"
+#include "support/catch.hpp"
+#include "support/fault_resource.hpp"
+#include "support/manual_timeline.hpp"
+
+using namespace gpushare::literals;
+using gpushare::booked_resource;
+using gpushare::bytes;
+using gpushare::errc;
+using gpushare::largest_free_in;
+using gpushare::owner_of;
+using gpushare::pool_resource;
+using gpushare::quota;
+using gpushare::quota_resource;
+using support::fault_resource;
+
+namespace {
+
+constexpr std::size_t KiB = 1024, MiB = 1024 * KiB;
+
+/// Takes memory in steps, as a driver does.
+struct granular : fault_resource {
+    [[nodiscard]] gpushare::bytes charged(std::size_t size, std::size_t) const noexcept {
+        return gpushare::bytes{(size + step - 1) / step * step};
+    }
+    std::size_t step = 2 * MiB;
+};
+
+}  // namespace
+
+TEST_CASE("a pool's refusal names the tenant below it, with the figures of its quota and the pool's own",
+          "[memory][pool][owner]") {
+    support::capped_pool<> c(8_MiB, {.segment = 1_MiB}, "chat");
+    auto& pool = c.pool;
+    void* const p = pool.allocate(7 * MiB, 256);
+    void* const q = pool.allocate(512 * KiB, 256);
+    void* const r = pool.allocate(256 * KiB, 256);
+    CHECK(pool.deallocate(q, 512 * KiB, 256) == errc::none);
+    const auto* const text =
+        "tenant 'chat': allocate from a pool: asked 1 MiB, 0 B of 8 MiB left (over the quota); the pool holds 8 MiB, "
+        "of "
+        "which 768 KiB are free, 512 KiB in one block";
+    CHECK_THROWS_WITH((void)pool.allocate(MiB, 256), text);
+    auto cache = pool.make_cache();
+    CHECK_THROWS_WITH((void)cache.allocate(MiB, 256), text);
+    try {
+        (void)pool.allocate(MiB, 256);
+    } catch (const gpushare::memory_error& e) {
+        CHECK(e.tenant() == "chat");
+        CHECK(e.code() == errc::over_quota);
+        CHECK(e.figures().asked == MiB);
+        CHECK(e.figures().limit == 8 * MiB);
+    }
+    CHECK(pool.deallocate(p, 7 * MiB, 256) == errc::none);
+    CHECK(pool.deallocate(r, 256 * KiB, 256) == errc::none);
+}
+
+TEST_CASE("the owner of memory is known through what stands on it", "[memory][owner]") {
+    fault_resource upstream;
+    quota limit{8_MiB};
+    quota_resource mine{limit, upstream, "chat"};
+    booked_resource booked{mine};
+    pool_resource pool{booked};
+    CHECK(owner_of(mine) == "chat");
+    CHECK(owner_of(pool) == "chat");
+    CHECK(owner_of(upstream).empty());
+    CHECK(owner_of(pool_resource{upstream}).empty());
+}
+
+TEST_CASE("the largest block that a quota leaves is one that can be had, and no more", "[memory][owner]") {
+    granular upstream;
+    upstream.step = GENERATE(std::size_t{1}, 256, 2 * MiB, 3 * 256);
+    CAPTURE(upstream.step);
+    quota limit{bytes{5 * MiB + 1000}};
+    quota_resource mine{limit, upstream};
+    const auto largest = static_cast<std::size_t>(mine.largest_free().count());
+    CHECK(mine.try_allocate(largest + 1, 256) == nullptr);
+    void* const p = mine.try_allocate(largest, 256);
+    REQUIRE(p != nullptr);
+    CHECK(mine.largest_free() < bytes{upstream.step});
+    CHECK(mine.deallocate(p, largest, 256) == errc::none);
+    CHECK(largest_free_in(upstream) == bytes::max());  // doesn't say
+}
+
+TEST_CASE("the largest block of a pool is free there, or with its upstream", "[memory][pool][owner]") {
+    support::capped_pool<> c(8_MiB, {.segment = 4_MiB});
+    auto& pool = c.pool;
+    booked_resource booked{pool};
+    gpushare::memory_scope scope{booked, "prefill"};
+    CHECK(pool.largest_free() == 8_MiB);
+    void* const p = scope.allocate(3 * MiB, 256);
+    CHECK(pool.largest_free() == 4_MiB);  // 1 here, 4 of the quota
+    void* const q = scope.allocate(4 * MiB, 256);
+    CHECK(pool.largest_free() == 1_MiB);
+    CHECK(booked.figures().largest_free == 1_MiB);
+    CHECK(scope.figures().largest_free == 1_MiB);
+    CHECK(booked.deallocate(p, 3 * MiB, 256) == errc::none);
+    CHECK(scope.figures().largest_free == 4_MiB);
+    {
+        gpushare::private_pool graph{pool, 1_MiB};
+        CHECK(graph.largest_free() == 1_MiB);
+        CHECK(scope.figures().largest_free == 3_MiB);
+    }
+    CHECK(booked.deallocate(q, 4 * MiB, 256) == errc::none);
+    CHECK(booked_resource{c.upstream}.figures().largest_free == bytes::max());
+}
+
+TEST_CASE("books over a pool free in stream order, too", "[memory][pool][books]") {
+    fault_resource upstream;
+    pool_resource<fault_resource, support::manual_point> pool{upstream};
+    booked_resource booked{pool};
+    support::manual_stream stream;
+    void* const p = booked.allocate(4096, 256);
+    const auto used = stream.record();
+    CHECK(booked.deallocate_after(used, p, 4097, 256) == errc::wrong_size);
+    CHECK(booked.deallocate_after(used, p, 4096, 256) == errc::none);
+    CHECK(booked.deallocate_after(used, p, 4096, 256) == errc::unknown_block);
+    CHECK(booked.deallocate_after(used, nullptr, 4096, 256) == errc::none);
+    CHECK(booked.figures().current == 0_B);
+    CHECK(pool.usage().pending == 4_KiB);
+    auto cache = pool.make_cache();
+    void* const q = cache.allocate(4096, 256);
+    CHECK(cache.deallocate_after(used, q, 4096, 256) == errc::none);  // a point of the caller's, not of the cache
+    CHECK(pool.usage().pending == 8_KiB);
+    stream.reach_all();
+    CHECK(pool.trim(0_B) == 0_B);
+}
