@@ -46,8 +46,7 @@ T any_number(support::random& any) {
 }
 
 template <class T, class Op>
-void check(vector_width by, std::uint32_t ranks, std::size_t lines, std::size_t shift, detail::line_stores stores,
-           bool single) {
+void check(vector_width by, std::uint32_t ranks, std::size_t lines, std::size_t shift, detail::line_stores stores) {
     using A = gpushare::accumulator_t<T, Op>;
     constexpr std::size_t each = line / sizeof(T);
     support::random any(lines * 31 + ranks);
@@ -78,15 +77,12 @@ void check(vector_width by, std::uint32_t ranks, std::size_t lines, std::size_t 
         for (std::uint32_t r = 1; r < ranks; ++r) x = op(x, of(r));
         if constexpr (requires { op.finish(x, x); }) x = op.finish(x, static_cast<A>(ranks));
         const T result = static_cast<T>(x);
-        for (std::uint32_t r = 0; r < (single ? 1 : ranks); ++r) {
+        for (std::uint32_t r = 0; r < ranks; ++r) {
             const auto at = static_cast<std::size_t>(out[r].begin - out[r].all.data()) + line + i * sizeof(T);
             std::memcpy(expected[r].data() + at, &result, sizeof result);
         }
     }
-    detail::combine_lines<T>(
-        by, Op{},
-        {told.data(), ranks, line + shift, line, single ? out[0].begin + line : static_cast<std::byte*>(nullptr)},
-        lines, stores);
+    detail::combine_lines<T>(by, Op{}, {told.data(), ranks, line + shift, line}, lines, stores);
     detail::end_streaming();
     for (std::uint32_t r = 0; r < ranks; ++r) {
         INFO("rank " << r << " of " << ranks << ", " << lines << " lines, width " << static_cast<int>(by));
@@ -101,11 +97,11 @@ void check_all() {
         if (by > detail::widest_vectors()) continue;
         for (const auto stores : {detail::line_stores::cached, detail::line_stores::past_caches})
             for (const std::size_t lines : {0UL, 1UL, 2UL, 15UL, 16UL, 17UL, 33UL, 64UL}) {
-                check<T, Op>(by, 2, lines, 0, stores, false);
-                check<T, Op>(by, 2, lines, sizeof(T), stores, true);
-                check<T, Op>(by, 3, lines, sizeof(T), stores, false);
-                check<T, Op>(by, 5, lines, 0, stores, true);
-                check<T, Op>(by, 1, lines, 0, stores, false);
+                check<T, Op>(by, 2, lines, 0, stores);
+                check<T, Op>(by, 2, lines, sizeof(T), stores);
+                check<T, Op>(by, 3, lines, sizeof(T), stores);
+                check<T, Op>(by, 5, lines, 0, stores);
+                check<T, Op>(by, 1, lines, 0, stores);
             }
     }
 }

@@ -27,12 +27,11 @@ inline constexpr std::size_t cache_line = 64;
 /// finish_streaming() before the next release.
 enum class line_stores : std::uint8_t { cached, past_caches };
 
-/// Where lines are: `in` and `out` bytes behind what each rank told. With `only`, results go there and to nobody else.
+/// Where lines are: `in` and `out` bytes behind what each rank told.
 struct line_ends {
     const flag_line* told;
     std::uint32_t ranks;
     std::size_t in, out;
-    std::byte* only = nullptr;
 };
 
 enum class vector_width : std::uint8_t { narrow, avx2, avx512 };
@@ -140,7 +139,7 @@ template <class Line, class Op, line_stores Stores>
         __builtin_prefetch(a + at);
         __builtin_prefetch(b + at);
         __builtin_prefetch(c + at, 1);
-        if (d != nullptr) __builtin_prefetch(d + at, 1);
+        __builtin_prefetch(d + at, 1);
     };
     const auto combine = [&](std::size_t at) __attribute__((always_inline)) {
         Line x;
@@ -148,7 +147,7 @@ template <class Line, class Op, line_stores Stores>
         x.template combine<Op>(b + at);
         x.template finish<Op>(2);
         x.template store<Stores>(c + at);
-        if (d != nullptr) x.template store<Stores>(d + at);
+        x.template store<Stores>(d + at);
     };
     if constexpr (cached) {
         for (std::size_t at = 0; at < ahead && at < end; at += cache_line) fetch(at);
@@ -172,24 +171,24 @@ template <class Line, class Op, line_stores Stores>
     constexpr bool cached = Stores == line_stores::cached;
     constexpr std::size_t ahead = lines_ahead * cache_line;
     const std::size_t end = lines * cache_line;
-    const std::uint32_t ranks = ends.ranks, outputs = ends.only != nullptr ? 1 : ranks;
+    const std::uint32_t ranks = ends.ranks;
     const auto in = [&](std::uint32_t r) __attribute__((always_inline)) {
         return static_cast<const std::byte*>(ends.told[r].in) + ends.in;
     };
     const auto out = [&](std::uint32_t r) __attribute__((always_inline)) {
-        return ends.only != nullptr ? ends.only : static_cast<std::byte*>(ends.told[r].out) + ends.out;
+        return static_cast<std::byte*>(ends.told[r].out) + ends.out;
     };
-    if (ranks == 2) return combine_two<Line, Op, Stores>(in(0), in(1), out(0), outputs == 2 ? out(1) : nullptr, lines);
+    if (ranks == 2) return combine_two<Line, Op, Stores>(in(0), in(1), out(0), out(1), lines);
     for (std::size_t at = 0; at < end; at += cache_line) {
         if (cached && at + ahead < end) {
             for (std::uint32_t r = 0; r < ranks; ++r) __builtin_prefetch(in(r) + at + ahead);
-            for (std::uint32_t r = 0; r < outputs; ++r) __builtin_prefetch(out(r) + at + ahead, 1);
+            for (std::uint32_t r = 0; r < ranks; ++r) __builtin_prefetch(out(r) + at + ahead, 1);
         }
         Line x;
         x.load(in(0) + at);
         for (std::uint32_t r = 1; r < ranks; ++r) x.template combine<Op>(in(r) + at);
         x.template finish<Op>(ranks);
-        for (std::uint32_t r = 0; r < outputs; ++r) x.template store<Stores>(out(r) + at);
+        for (std::uint32_t r = 0; r < ranks; ++r) x.template store<Stores>(out(r) + at);
     }
 }
 

@@ -30,7 +30,7 @@ namespace gpushare::inline GPUSHARE_ABI::detail {
 }
 
 /// Bytes between two looks at whether the group was aborted.
-inline constexpr std::size_t look_every = std::size_t{1} << 18;
+inline constexpr std::size_t look_every = std::size_t{1} << 20;
 
 /// Where results of one rank go.
 template <class T>
@@ -185,9 +185,8 @@ GPUSHARE_HD void reduce_by_lines(team<Context>& t, const Op& op, element_range r
             for (std::uint32_t r = 0; r < t.ranks(); ++r) whole = whole && misplaced(r, begin) == 0;
             if (whole || !streaming) {
                 reduce_from_told<T>(t, op, {range.begin, begin}, false);
-                combine_lines<T>(widest_vectors(), op,
-                                 line_ends{told, t.ranks(), begin * sizeof(T), begin * sizeof(T), nullptr}, lines,
-                                 streaming ? line_stores::past_caches : line_stores::cached);
+                combine_lines<T>(widest_vectors(), op, line_ends{told, t.ranks(), begin * sizeof(T), begin * sizeof(T)},
+                                 lines, streaming ? line_stores::past_caches : line_stores::cached);
                 return reduce_from_told<T>(t, op, {end, range.end}, false);
             }
         }
