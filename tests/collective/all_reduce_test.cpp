@@ -1,6 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 // All-reduce: exact sums of every type by every algorithm, all small sizes, odd addresses, in place, the same bits always.
 #include <gpushare/collective/all_reduce.hpp>
+#include <gpushare/collective/ring.hpp>
 
 #include <array>
 #include <atomic>
@@ -157,6 +158,68 @@ TEST_CASE("sizes that nothing divides, odd addresses, around the slot and the lo
             CHECK(right<float>(group, n, gpushare::sum{}, true, shift));
             CHECK(right<std::int8_t>(group, n, gpushare::sum{}, false, shift));
         }
+}
+
+TEST_CASE("around every boundary of every algorithm", "[collective]") {
+    constexpr std::size_t slot = 1024, of = sizeof(float), look = gpushare::detail::look_every / of;
+    constexpr std::size_t ring = slot / (2 * gpushare::detail::ring_depth) / of;  // elements of a chunk
+    for (const algorithm how : every_algorithm)
+        for (const unsigned ranks : {2U, 3U}) {
+            const communicator group(ranks, {.slot = gpushare::bytes{slot}, .tuning = tuning_table::always(how)});
+            const std::size_t boundaries[] = {16,                       // a vector
+                                              64 * std::size_t{ranks},  // a grain for each rank
+                                              gpushare::channel_view::words_bytes(slot) / 8 - 1,  // flagged words
+                                              slot / of,                                          // a slot
+                                              ring,
+                                              ring * gpushare::detail::ring_lag,
+                                              ring * gpushare::detail::ring_depth,
+                                              look * ranks};  // between two looks at whether it goes on
+            for (const std::size_t boundary : boundaries) {
+                if (boundary == look * ranks && how != algorithm::two_shot) continue;  // the others don't look between
+                for (std::size_t n = boundary - 2; n <= boundary + 2; ++n) {
+                    CAPTURE(to_string(how), ranks, n);
+                    CHECK(right<float>(group, n, gpushare::sum{}, n % 2 == 0));
+                }
+            }
+        }
+}
+
+TEMPLATE_TEST_CASE("random data: within the bound of adding one after the other", "[collective]", double, float,
+                   float16, bfloat16) {
+    // Each of R - 1 additions is off by u of what it gives, which is at most the sum of all magnitudes (Higham, Accuracy and
+    // Stability of Numerical Algorithms, 4.2); numbers of 16 bits are added in float, and rounded once more.
+    using wide = gpushare::accumulator_t<TestType, gpushare::sum>;
+    constexpr unsigned ranks = 7;
+    constexpr std::size_t n = 3000;
+    const long double u = std::numeric_limits<wide>::epsilon() / 2.0L;
+    const long double last = std::is_same_v<TestType, float16>    ? 0x1p-11L
+                             : std::is_same_v<TestType, bfloat16> ? 0x1p-8L
+                                                                  : 0.0L;
+    const auto seed = support::seed(6);
+    CAPTURE(seed);
+    support::random any(seed);
+    std::vector<std::vector<TestType>> in(ranks, std::vector<TestType>(n));
+    for (auto& of_rank : in)
+        for (auto& x : of_rank) x = number<TestType>((static_cast<double>(any.below(2'000'001)) - 1e6) * 1.3e-3);
+    for (const algorithm how : every_algorithm) {
+        const communicator group(ranks, {.tuning = tuning_table::always(how)});
+        std::vector<std::vector<TestType>> out(ranks, std::vector<TestType>(n));
+        std::atomic<unsigned> failed{0};
+        support::together(ranks, [&](unsigned r) {
+            if (gpushare::try_all_reduce(group.rank(r), in[r], std::span(out[r]))) ++failed;
+        });
+        REQUIRE(failed == 0);
+        for (std::size_t i = 0; i < n; ++i) {
+            long double exact = 0, magnitudes = 0;
+            for (const auto& of_rank : in) {
+                exact += value(of_rank[i]);
+                magnitudes += std::abs(value(of_rank[i]));
+            }
+            const long double gamma = (ranks - 1) * u / (1 - (ranks - 1) * u) * magnitudes;
+            const long double bound = gamma + last * (std::abs(exact) + gamma);
+            if (std::abs(value(out[ranks - 1][i]) - exact) > bound) FAIL(to_string(how) << " at " << i);
+        }
+    }
 }
 
 TEST_CASE("any rank count from 1", "[collective]") {

@@ -2,8 +2,10 @@
 // The collectives besides all-reduce, each against what it is defined to give.
 #include <gpushare/collective/exchange.hpp>
 
+#include <algorithm>
 #include <atomic>
 #include <cstdint>
+#include <numeric>
 #include <span>
 #include <vector>
 
@@ -64,6 +66,45 @@ TEST_CASE("every collective at many sizes and rank counts", "[collective]") {
         CAPTURE(ranks);
         CHECK(wrong == 0);
     }
+}
+
+TEST_CASE("every collective at every size from 0 to 260 and around the copies' boundaries", "[collective]") {
+    constexpr unsigned ranks = 3;
+    const communicator group(ranks, {.lanes = 2});
+    std::vector<std::size_t> sizes(261);
+    std::iota(sizes.begin(), sizes.end(), std::size_t{0});
+    for (const std::size_t boundary : {1024U, 4096U, 16'384U, 65'536U})
+        for (std::size_t n = boundary - 1; n <= boundary + 1; ++n) sizes.push_back(n);
+    std::atomic<std::size_t> wrong_at{0};
+    support::together(ranks, [&](unsigned rank) {
+        const auto me = group.rank(rank);
+        for (const std::size_t n : sizes) {
+            const auto expect = [&](bool good) {
+                if (!good) wrong_at = n + 1;
+            };
+            const auto root = static_cast<std::uint32_t>(n % ranks), next = (root + 1) % ranks;
+            const auto mine = items(rank, n), whole = items(rank, n * ranks);
+            std::vector<std::int32_t> part(n + 1, -7), all(n * ranks + 1, -7);  // one more, which nobody writes
+            const std::span to(part.data(), n), to_all(all.data(), n * ranks);
+            expect(!gpushare::try_reduce_scatter(me, whole, to));
+            expect(n == 0 ||
+                   part[n - 1] == item(0, rank * n + n - 1) + item(1, rank * n + n - 1) + item(2, rank * n + n - 1));
+            expect(!gpushare::try_all_gather(me, mine, to_all));
+            for (unsigned r = 0; r < ranks; ++r)
+                for (std::size_t i = 0; i < n; ++i) expect(all[r * n + i] == item(r, i));
+            expect(!gpushare::try_all_to_all(me, whole, to_all));
+            for (unsigned r = 0; r < ranks; ++r)
+                for (std::size_t i = 0; i < n; ++i) expect(all[r * n + i] == item(r, rank * n + i));
+            expect(!gpushare::try_reduce(me, mine, to, root, gpushare::maximum{}));
+            if (rank == root)
+                for (std::size_t i = 0; i < n; ++i) expect(part[i] == item(ranks - 1, i));
+            std::copy(mine.begin(), mine.end(), part.begin());
+            expect(!gpushare::try_broadcast(me, to, next));
+            for (std::size_t i = 0; i < n; ++i) expect(part[i] == item(next, i));
+            expect(part[n] == -7 && all[n * ranks] == -7);
+        }
+    });
+    CHECK(wrong_at == 0);
 }
 
 TEST_CASE("reduce_scatter and all_gather in place make an all_reduce with the same bits", "[collective]") {

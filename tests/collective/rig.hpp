@@ -8,7 +8,9 @@
 #include <chrono>
 #include <cstdint>
 #include <memory>
+#include <numeric>
 #include <thread>
+#include <utility>
 #include <vector>
 
 #include <gpushare/collective/communicator.hpp>
@@ -95,13 +97,20 @@ private:
 };
 static_assert(gpushare::kernel_context<block_context>);
 
-/// Calls body(team) for every rank and lane at once, in a delaying context each. Returns one fault, if there is any.
+/// Calls body(team) for every rank and lane at once, in a delaying context each; which of them comes first is shuffled. Returns
+/// one fault, if there is any.
 template <class Body>
 gpushare::collective_fault run_delayed(const gpushare::communicator& group, std::uint32_t lanes, std::uint64_t seed,
                                        gpushare::collective_kind kind, const Body& body) {
     std::vector<gpushare::collective_fault> faults(group.size() * lanes);
-    support::together(group.size() * lanes, [&](unsigned i) {
+    std::vector<unsigned> order(faults.size());
+    std::iota(order.begin(), order.end(), 0U);
+    support::random any(seed);
+    for (std::size_t k = order.size(); k > 1; --k) std::swap(order[k - 1], order[any.below(k)]);
+    support::together(group.size() * lanes, [&](unsigned k) {
+        const unsigned i = order[k];
         delaying_context ctx(seed + i);
+        for (unsigned before = 0; before < k; ++before) ctx.sync();
         gpushare::team<delaying_context> t(ctx, group.rank(i / lanes).view(), i / lanes, i % lanes, kind,
                                            gpushare::never.time_since_epoch().count());
         faults[i] = t.enter() ? body(t) : t.fault();

@@ -225,6 +225,29 @@ TEST_CASE("a permit is out until its point is reached", "[cuda]") {
     CHECK(limiter.close(client, soon()));
 }
 
+TEST_CASE("clients that take turns wait for each other's streams on the device, once for each change", "[cuda]") {
+    fixture f;
+    gpushare::compute_limiter<cuda::stream, gpushare::host::steady_clock> limiter({.depth = 4, .take_turns = true});
+    const auto a = limiter.add({.weight = 50_pct}), b = limiter.add({.weight = 50_pct});
+    auto first = f.node.make_stream({0}), second = f.node.make_stream({0});
+    std::atomic<int> ran{0};
+    const auto work = [&ran](cuda::stream& s) { s.launch({}, [&ran](auto&) { ++ran; }); };
+    hold(first);
+    standin::forget_calls();
+    auto a1 = limiter.submit(a, first, work).value(), a2 = limiter.submit(a, first, work).value();
+    CHECK(standin::count("cudaStreamWaitEvent") == 0);
+    auto b1 = limiter.submit(b, second, work).value(), b2 = limiter.submit(b, second, work).value();
+    CHECK(standin::count("cudaStreamWaitEvent") >= 1);
+    CHECK(standin::count("cudaStreamWaitEvent") <= 2);  // one for each end of the client before
+    CHECK_FALSE(b1.wait(gpushare::host::steady_clock::now() + 5ms));
+    CHECK(ran == 0);
+    let_go(first);
+    for (auto* t : {&a1, &a2, &b1, &b2}) REQUIRE(t->wait(soon()));
+    CHECK(ran == 4);
+    CHECK(limiter.close(a, soon()));
+    CHECK(limiter.close(b, soon()));
+}
+
 TEST_CASE("a submission that CUDA refuses fails alone, for its own tenant", "[cuda]") {
     fixture f;
     auto good = f.shared.admit({.name = "good", .memory = 1_MiB, .compute = 50_pct});

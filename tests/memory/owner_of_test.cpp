@@ -12,6 +12,7 @@
 #include <gpushare/memory/quota_resource.hpp>
 #include <gpushare/units.hpp>
 
+#include "support/capped_pool.hpp"
 #include "support/catch.hpp"
 #include "support/fault_resource.hpp"
 #include "support/manual_timeline.hpp"
@@ -43,10 +44,8 @@ struct granular : fault_resource {
 
 TEST_CASE("a pool's refusal names the tenant below it, with the figures of its quota and the pool's own",
           "[memory][pool][owner]") {
-    fault_resource upstream;
-    quota limit{8_MiB};
-    quota_resource mine{limit, upstream, "chat"};
-    pool_resource pool{mine, {.segment = 1_MiB}};
+    support::capped_pool<> c(8_MiB, {.segment = 1_MiB}, "chat");
+    auto& pool = c.pool;
     void* const p = pool.allocate(7 * MiB, 256);
     void* const q = pool.allocate(512 * KiB, 256);
     void* const r = pool.allocate(256 * KiB, 256);
@@ -98,10 +97,8 @@ TEST_CASE("the largest block that a quota leaves is one that can be had, and no 
 }
 
 TEST_CASE("the largest block of a pool is free there, or with its upstream", "[memory][pool][owner]") {
-    fault_resource upstream;
-    quota limit{8_MiB};
-    quota_resource mine{limit, upstream};
-    pool_resource pool{mine, {.segment = 4_MiB}};
+    support::capped_pool<> c(8_MiB, {.segment = 4_MiB});
+    auto& pool = c.pool;
     booked_resource booked{pool};
     gpushare::memory_scope scope{booked, "prefill"};
     CHECK(pool.largest_free() == 8_MiB);
@@ -119,7 +116,7 @@ TEST_CASE("the largest block of a pool is free there, or with its upstream", "[m
         CHECK(scope.figures().largest_free == 3_MiB);
     }
     CHECK(booked.deallocate(q, 4 * MiB, 256) == errc::none);
-    CHECK(booked_resource{upstream}.figures().largest_free == bytes::max());
+    CHECK(booked_resource{c.upstream}.figures().largest_free == bytes::max());
 }
 
 TEST_CASE("books over a pool free in stream order, too", "[memory][pool][books]") {

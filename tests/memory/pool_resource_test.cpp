@@ -18,6 +18,7 @@
 #include <gpushare/memory/quota_resource.hpp>
 #include <gpushare/units.hpp>
 
+#include "support/capped_pool.hpp"
 #include "support/catch.hpp"
 #include "support/fault_resource.hpp"
 #include "support/random.hpp"
@@ -25,27 +26,16 @@
 using namespace gpushare::literals;
 using gpushare::bytes;
 using gpushare::errc;
-using gpushare::pool_options;
 using gpushare::pool_resource;
 using gpushare::pool_usage;
 using gpushare::quota;
-using gpushare::quota_resource;
 using support::fault_resource;
 
 namespace {
 
 constexpr std::size_t KiB = 1024, MiB = 1024 * KiB;
 
-/// A pool over a quota over memory of the process.
-struct capped {
-    explicit capped(bytes cap, const pool_options& options = {})
-        : limit(cap), mine(limit, upstream), pool(mine, options) {}
-
-    fault_resource upstream;
-    quota limit;
-    quota_resource<fault_resource> mine;
-    pool_resource<quota_resource<fault_resource>> pool;
-};
+using capped = support::capped_pool<>;
 
 bool same(const pool_usage& a, const pool_usage& b) {
     return a.reserved == b.reserved && a.used == b.used && a.requested == b.requested && a.cached == b.cached &&

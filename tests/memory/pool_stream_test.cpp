@@ -20,6 +20,7 @@
 #include <gpushare/memory/quota_resource.hpp>
 #include <gpushare/units.hpp>
 
+#include "support/capped_pool.hpp"
 #include "support/catch.hpp"
 #include "support/fault_resource.hpp"
 #include "support/manual_timeline.hpp"
@@ -30,8 +31,6 @@ using gpushare::bytes;
 using gpushare::errc;
 using gpushare::pool_resource;
 using gpushare::private_pool;
-using gpushare::quota;
-using gpushare::quota_resource;
 using support::fault_resource;
 using support::manual_point;
 using support::manual_stream;
@@ -41,17 +40,14 @@ namespace {
 constexpr std::size_t KiB = 1024, MiB = 1024 * KiB;
 
 /// A pool of at most 4 MiB in one segment, and two streams.
-struct two_streams {
-    fault_resource upstream;
-    quota limit{4_MiB};
-    quota_resource<fault_resource> mine{limit, upstream};
-    pool_resource<quota_resource<fault_resource>, manual_point> pool{mine, {.segment = 4_MiB}};
-    manual_stream a, b{a, {}};
-
+struct two_streams : support::capped_pool<manual_point> {
+    two_streams() : capped_pool(4_MiB, {.segment = 4_MiB}) {}
     ~two_streams() {
         a.reach_all();
         b.reach_all();
     }
+
+    manual_stream a, b{a, {}};
 };
 
 }  // namespace

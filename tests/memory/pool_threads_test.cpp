@@ -21,6 +21,7 @@
 #include <gpushare/memory/quota_resource.hpp>
 #include <gpushare/units.hpp>
 
+#include "support/capped_pool.hpp"
 #include "support/catch.hpp"
 #include "support/fault_resource.hpp"
 #include "support/manual_timeline.hpp"
@@ -210,37 +211,31 @@ TEST_CASE("a block freed by two threads at once is freed once (rmm 2303)", "[mem
 }
 
 TEST_CASE("a request that fits is granted while others ask for what can never be had", "[memory][pool][attack]") {
-    fault_resource upstream;
-    quota limit{4_MiB};
-    quota_resource mine(limit, upstream);
     const auto segment = GENERATE(64_KiB, 1_MiB, 4_MiB);
     CAPTURE(segment.count());
-    pool_resource pool(mine, {.segment = segment});
-    auto cache = pool.make_cache();
+    support::capped_pool<> c(4_MiB, {.segment = segment});
+    auto cache = c.pool.make_cache();
     {
         support::background doomed(2, [&](unsigned) {
-            if (pool.try_allocate(4 * MiB + 1, 256) != nullptr) std::abort();
+            if (c.pool.try_allocate(4 * MiB + 1, 256) != nullptr) std::abort();
         });
         for (const std::size_t size : {std::size_t{100}, 64 * KiB, MiB, 3 * MiB, 4 * MiB}) {
             CAPTURE(size);
             CHECK(count_refusals(cache, size, 300) == 0);
-            CHECK(count_refusals(pool, size, 300) == 0);
+            CHECK(count_refusals(c.pool, size, 300) == 0);
         }
     }
-    CHECK(limit.usage().peak <= 4_MiB);
-    CHECK(pool.trim(0_B) == 0_B);
+    CHECK(c.limit.usage().peak <= 4_MiB);
+    CHECK(c.pool.trim(0_B) == 0_B);
 }
 
 TEST_CASE("what a sleeping worker has freed is never missed by a request that needs it", "[memory][pool][attack]") {
     // Two workers in turn need the whole pool, which the other one has just put into its cache.
-    fault_resource upstream;
-    quota limit{4_MiB};
-    quota_resource mine(limit, upstream);
-    pool_resource pool(mine, {.segment = 4_MiB});
+    support::capped_pool<> c(4_MiB, {.segment = 4_MiB});
     std::atomic<int> turn{0};
     std::atomic<int> refused{0};
     support::together(2, [&](unsigned rank) {
-        auto cache = pool.make_cache();
+        auto cache = c.pool.make_cache();
         for (int i = 0; i < 300; ++i) {
             while (turn.load() % 2 != static_cast<int>(rank)) std::this_thread::yield();
             std::array<void*, 8> parts{};
@@ -251,27 +246,24 @@ TEST_CASE("what a sleeping worker has freed is never missed by a request that ne
         }
     });
     CHECK(refused.load() == 0);
-    CHECK(pool.trim(0_B) == 0_B);
+    CHECK(c.pool.trim(0_B) == 0_B);
 }
 
 TEST_CASE("what is on its way back to the upstream is waited for, not missed", "[memory][pool][attack]") {
-    fault_resource upstream;
-    quota limit{4_MiB};
-    quota_resource mine(limit, upstream);
-    pool_resource pool(mine, {.segment = 4_MiB});
-    CHECK(pool.deallocate(pool.allocate(MiB, 256), MiB, 256) == errc::none);
+    support::capped_pool<> c(4_MiB, {.segment = 4_MiB});
+    CHECK(c.pool.deallocate(c.pool.allocate(MiB, 256), MiB, 256) == errc::none);
     std::atomic<bool> on_its_way{false};
-    upstream.on_deallocate = [&] {
+    c.upstream.on_deallocate = [&] {
         on_its_way = true;
         std::this_thread::sleep_for(std::chrono::milliseconds{30});
     };
-    std::jthread trimming([&] { (void)pool.trim(0_B); });
+    std::jthread trimming([&] { (void)c.pool.trim(0_B); });
     while (!on_its_way) std::this_thread::yield();
-    void* const all = pool.try_allocate(4 * MiB, 256);
+    void* const all = c.pool.try_allocate(4 * MiB, 256);
     CHECK(all != nullptr);
     trimming.join();
-    upstream.on_deallocate = nullptr;
-    CHECK(pool.deallocate(all, 4 * MiB, 256) == errc::none);
+    c.upstream.on_deallocate = nullptr;
+    CHECK(c.pool.deallocate(all, 4 * MiB, 256) == errc::none);
 }
 
 TEST_CASE("what is on its way from the upstream is waited for, not missed", "[memory][pool][attack]") {
@@ -344,7 +336,7 @@ struct slow_stream {
         bool wait(gpushare::instant) const { return reached(); }
         static bool wait_any(std::span<const point> points, gpushare::instant) { return points.front().reached(); }
         [[nodiscard]] errc status() const noexcept { return errc::none; }
-        friend gpushare::ns elapsed(const point&, const point&) noexcept { return {}; }
+        [[maybe_unused]] friend gpushare::ns elapsed(const point&, const point&) noexcept { return {}; }
     };
     point record() { return {}; }
 };

@@ -24,6 +24,7 @@
 #include <gpushare/memory/quota_resource.hpp>
 #include <gpushare/units.hpp>
 
+#include "support/capped_pool.hpp"
 #include "support/catch.hpp"
 #include "support/fault_resource.hpp"
 #include "support/manual_timeline.hpp"
@@ -33,7 +34,6 @@
 
 using namespace gpushare::literals;
 using namespace std::chrono_literals;
-using gpushare::bytes;
 using gpushare::errc;
 using gpushare::failure;
 using gpushare::patience;
@@ -311,10 +311,8 @@ namespace {
 // More is asked for than there is. Some wait until they are told: if a wake-up were lost, this would not end. Some give
 // up; some free behind points.
 void queue_up(unsigned threads, int rounds) {
-    fault_resource upstream;
-    quota limit{2_MiB};
-    quota_resource mine{limit, upstream};
-    gpushare::pool_resource<decltype(mine), manual_point> pool{mine, {.segment = 2_MiB}};
+    support::capped_pool<manual_point> c(2_MiB, {.segment = 2_MiB});
+    auto& pool = c.pool;
     const auto seed = support::seed(7);
     CAPTURE(seed);
     std::atomic<unsigned> failed{0}, over{0};
@@ -354,9 +352,9 @@ void queue_up(unsigned threads, int rounds) {
     CHECK(over.load() == 0);
     CHECK(pool.waiting() == 0);
     CHECK(pool.trim(0_B) == 0_B);
-    CHECK(limit.usage().current == 0_B);
-    CHECK(upstream.blocks() == 0);
-    CHECK(upstream.wrong_frees() == 0);
+    CHECK(c.limit.usage().current == 0_B);
+    CHECK(c.upstream.blocks() == 0);
+    CHECK(c.upstream.wrong_frees() == 0);
 }
 
 }  // namespace

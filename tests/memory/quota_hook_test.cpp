@@ -30,7 +30,6 @@ using namespace std::chrono_literals;
 using gpushare::bytes;
 using gpushare::charge_until;
 using gpushare::errc;
-using gpushare::failure;
 using gpushare::instant;
 using gpushare::patience;
 using gpushare::quota;

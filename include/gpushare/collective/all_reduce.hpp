@@ -89,7 +89,11 @@ private:
     template <class Context>
     GPUSHARE_HD collective_fault two_shot(team<Context>& t, std::uint32_t lanes, element_range of_lane) const {
         if (!t.meet(signature(lanes), in, out)) return t.fault();
-        const element_range part = part_of(of_lane.size(), t.rank(), t.ranks());
+        // All ranks cut at the cache lines of rank 0's output, which are mostly those of the others' too: nobody writes to a
+        // line that another rank writes to.
+        constexpr std::size_t grain = cache_line / sizeof(T);
+        const std::size_t first = reinterpret_cast<std::uintptr_t>(t.told_by(0).out) / sizeof(T) + of_lane.begin;
+        const element_range part = part_of_shifted(of_lane.size(), first % grain, t.rank(), t.ranks(), grain);
         return reduce_to_all<T>(t, op, {of_lane.begin + part.begin, of_lane.begin + part.end}, plan.streaming);
     }
 };

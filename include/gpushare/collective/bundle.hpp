@@ -5,8 +5,7 @@
 //   using values = gpushare::detail::bundle<float, 16>;
 //   auto x = values::load(a + i);    x.combine(gpushare::sum{}, values::load(b + i));    x.store(out + i);
 //
-// Vectors of 16 bytes are what every x86-64 and AArch64 has. Wider ones win nothing here: what is summed comes from another
-// core or from memory, at less than 16 bytes a cycle.
+// Vectors of 16 bytes are what every x86-64 and AArch64 has. Wider ones, for what needs no conversion, are in line_sums.hpp.
 #pragma once
 
 #include <concepts>
@@ -157,12 +156,6 @@ public:
     GPUSHARE_HD void stream(T* to) const noexcept {
         store(to);
     }
-    GPUSHARE_EXEC_CHECK_DISABLE
-    [[nodiscard]] GPUSHARE_HD static bundle filled(A x) noexcept {
-        bundle b;
-        for (std::uint32_t i = 0; i < N; ++i) b.lane_[i] = x;
-        return b;
-    }
 
     /// Calls f on each element.
     GPUSHARE_EXEC_CHECK_DISABLE
@@ -206,11 +199,6 @@ private:
         unrolled<vectors>([&](std::uint32_t i) __attribute__((always_inline)) {
             vector_cast<A, T>::store(to + i * width_of_vector, part_[i]);
         });
-    }
-    [[nodiscard, gnu::always_inline]] static bundle filled(A x) noexcept {
-        bundle b;
-        unrolled<vectors>([&](std::uint32_t i) __attribute__((always_inline)) { b.part_[i] = wide{} + x; });
-        return b;
     }
     /// Past the caches: for what nobody reads soon. `to` at a multiple of 16 bytes, N elements a multiple of 16 bytes. Not
     /// ordered by a later release: end_streaming() first.
@@ -283,59 +271,6 @@ private:
 
     wide part_[vectors];
 #endif
-
-public:
-    /// The first n elements; the others are zero.
-    GPUSHARE_EXEC_CHECK_DISABLE
-    template <class T>
-    [[nodiscard, gnu::always_inline]] GPUSHARE_HD static bundle load_some(const T* from, std::uint32_t n) noexcept {
-        if (n >= N) return load(from);
-        return load_tail(from, n);
-    }
-    GPUSHARE_EXEC_CHECK_DISABLE
-    template <class T>
-    [[gnu::always_inline]] GPUSHARE_HD void store_some(T* to, std::uint32_t n) const noexcept {
-        if (n >= N)
-            store(to);
-        else
-            bundle(*this).store_tail(to, n);
-    }
-    /// Makes all but the first n elements zero.
-    GPUSHARE_EXEC_CHECK_DISABLE
-    [[gnu::always_inline]] GPUSHARE_HD void keep(std::uint32_t n) noexcept {
-        if (n < N) *this = bundle(*this).kept(n);
-    }
-    /// All elements combined, in their order.
-    GPUSHARE_EXEC_CHECK_DISABLE
-    template <class Op>
-    [[nodiscard]] GPUSHARE_HD A folded(const Op& op) const noexcept {
-        bundle copy = *this;
-        A all{};
-        copy.each([&](A x, std::uint32_t i) { return all = i == 0 ? x : op(all, x); });
-        return all;
-    }
-
-private:
-    GPUSHARE_EXEC_CHECK_DISABLE
-    template <class T>
-    GPUSHARE_HD static bundle load_tail(const T* from, std::uint32_t n) noexcept {
-        bundle b = filled(A{});
-        b.each([&](A, std::uint32_t i) { return i < n ? widened<A>(from[i]) : A{}; });
-        return b;
-    }
-    GPUSHARE_EXEC_CHECK_DISABLE
-    template <class T>
-    GPUSHARE_HD void store_tail(T* to, std::uint32_t n) noexcept {
-        each([&](A x, std::uint32_t i) {
-            if (i < n) to[i] = narrowed<T>(x);
-            return x;
-        });
-    }
-    GPUSHARE_EXEC_CHECK_DISABLE
-    GPUSHARE_HD bundle kept(std::uint32_t n) noexcept {
-        each([&](A x, std::uint32_t i) { return i < n ? x : A{}; });
-        return *this;
-    }
 };
 
 /// Makes streamed stores visible to whoever acquires what this thread releases next.

@@ -13,8 +13,8 @@
 #include <algorithm>
 #include <cstddef>
 #include <cstdint>
+#include <cstring>
 #include <memory>
-#include <new>
 #include <span>
 #include <utility>
 #include <vector>
@@ -79,8 +79,8 @@ public:
             auto* const reports =
                 static_cast<detail::report_line*>(s.take_visible(size() * sizeof(detail::report_line)));
             std::copy_n(areas.data(), size(), reinterpret_cast<std::byte**>(first + area));
+            std::memset(static_cast<void*>(reports), 0, size() * sizeof(detail::report_line));
             for (std::uint32_t r = 0; r < size(); ++r) {
-                new (&reports[r]) detail::report_line{};
                 reports[r].epoch = options_.first_epoch;
                 write(r, areas[r], first, area + table_bytes());
                 // 0 turns: for threads, of which there are none here.

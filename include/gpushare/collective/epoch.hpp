@@ -36,4 +36,13 @@ struct element_range {
     return {begin < count ? begin : count, end < count ? end : count};
 }
 
+/// The same where element 0 lies `lead` elements behind a place at which may be cut: where ranks write to each other's
+/// buffers, that is a cache line's begin, and few buffers begin there.
+[[nodiscard]] GPUSHARE_HD constexpr element_range part_of_shifted(std::size_t count, std::size_t lead,
+                                                                  std::uint32_t part, std::uint32_t parts,
+                                                                  std::size_t grain) noexcept {
+    const element_range r = part_of(count + lead, part, parts, grain);
+    return {r.begin > lead ? r.begin - lead : 0, r.end > lead ? r.end - lead : 0};
+}
+
 }  // namespace gpushare::inline GPUSHARE_ABI

@@ -27,15 +27,22 @@ template <class T>
 concept reducible = std::same_as<T, float> || std::same_as<T, double> || detail::is_stored_number<T> ||
     (std::integral<T> && !std::same_as<T, bool> && sizeof(T) <= 8);
 
-// `lanewise` operators work on vectors as they do on single numbers. `wraps`: signed integers are computed as unsigned ones,
+// `lanewise` operators work on vectors as they do on single numbers; `into` does so where the first one lies, for vectors that
+// are too wide to be passed. `wraps`: signed integers are computed as unsigned ones,
 // which gives the same bits without undefined overflow. `widest`: integers are computed in 64 bits.
 
 struct sum {
     static constexpr bool lanewise = true, wraps = true;
     static constexpr std::uint32_t id = 1;
     template <class A>
+    [[gnu::always_inline]] GPUSHARE_HD static constexpr void into(A& a, const A& b) noexcept {
+        a = a + b;
+    }
+    template <class A>
     GPUSHARE_HD constexpr A operator()(const A& a, const A& b) const noexcept {
-        return a + b;
+        A both = a;
+        into(both, b);
+        return both;
     }
 };
 
@@ -43,8 +50,14 @@ struct product {
     static constexpr bool lanewise = true, wraps = true;
     static constexpr std::uint32_t id = 2;
     template <class A>
+    [[gnu::always_inline]] GPUSHARE_HD static constexpr void into(A& a, const A& b) noexcept {
+        a = a * b;
+    }
+    template <class A>
     GPUSHARE_HD constexpr A operator()(const A& a, const A& b) const noexcept {
-        return a * b;
+        A both = a;
+        into(both, b);
+        return both;
     }
 };
 
@@ -53,8 +66,14 @@ struct minimum {
     static constexpr bool lanewise = true;
     static constexpr std::uint32_t id = 3;
     template <class A>
+    [[gnu::always_inline]] GPUSHARE_HD static constexpr void into(A& a, const A& b) noexcept {
+        a = ((b < a) | (b != b)) ? b : a;
+    }
+    template <class A>
     GPUSHARE_HD constexpr A operator()(const A& a, const A& b) const noexcept {
-        return ((b < a) | (b != b)) ? b : a;
+        A both = a;
+        into(both, b);
+        return both;
     }
 };
 
@@ -63,8 +82,14 @@ struct maximum {
     static constexpr bool lanewise = true;
     static constexpr std::uint32_t id = 4;
     template <class A>
+    [[gnu::always_inline]] GPUSHARE_HD static constexpr void into(A& a, const A& b) noexcept {
+        a = ((a < b) | (b != b)) ? b : a;
+    }
+    template <class A>
     GPUSHARE_HD constexpr A operator()(const A& a, const A& b) const noexcept {
-        return ((a < b) | (b != b)) ? b : a;
+        A both = a;
+        into(both, b);
+        return both;
     }
 };
 
@@ -73,13 +98,25 @@ struct average {
     static constexpr bool lanewise = true, widest = true;
     static constexpr std::uint32_t id = 5;
     template <class A>
+    [[gnu::always_inline]] GPUSHARE_HD static constexpr void into(A& a, const A& b) noexcept {
+        a = a + b;
+    }
+    template <class A, class N>
+    [[gnu::always_inline]] GPUSHARE_HD static constexpr void finish_into(A& a, N n) noexcept {
+        a = a / n;
+    }
+    template <class A>
     GPUSHARE_HD constexpr A operator()(const A& a, const A& b) const noexcept {
-        return a + b;
+        A both = a;
+        into(both, b);
+        return both;
     }
     /// `n` is the number of ranks, as the type that `a` consists of.
     template <class A, class N>
     GPUSHARE_HD constexpr A finish(const A& a, N n) const noexcept {
-        return a / n;
+        A mean = a;
+        finish_into(mean, n);
+        return mean;
     }
 };
 

@@ -12,6 +12,7 @@
 #include <gpushare/collective/bundle.hpp>
 #include <gpushare/collective/epoch.hpp>
 #include <gpushare/collective/fault.hpp>
+#include <gpushare/collective/line_sums.hpp>
 #include <gpushare/collective/reduce_ops.hpp>
 #include <gpushare/collective/team.hpp>
 #include <gpushare/config.hpp>
@@ -29,7 +30,7 @@ namespace gpushare::inline GPUSHARE_ABI::detail {
 }
 
 /// Bytes between two looks at whether the group was aborted.
-inline constexpr std::size_t look_every = std::size_t{1} << 18;
+inline constexpr std::size_t look_every = std::size_t{1} << 20;
 
 /// Where results of one rank go.
 template <class T>
@@ -140,6 +141,59 @@ struct two_outputs {
     GPUSHARE_HD void put_one(std::size_t i, const T& x) const noexcept { first[i] = second[i] = x; }
 };
 
+/// Whether a context is one thread: its rank's elements are combined line by line.
+template <class Context>
+inline constexpr bool is_one_thread = requires {
+    typename std::bool_constant<Context::num_threads() == 1>;
+};
+
+/// Combines `range` of all inputs into all outputs, which begin at multiples of 16 if results are to go past the caches.
+GPUSHARE_EXEC_CHECK_DISABLE
+template <class T, class Context, class Op>
+GPUSHARE_HD void reduce_from_told(team<Context>& t, const Op& op, element_range range, bool streaming) noexcept {
+    const auto from = [&](std::uint32_t r) { return static_cast<const T*>(t.told_by(r).in); };
+    const auto to = [&](const auto& sink) { reduce_elements<T>(t.context(), op, t.ranks(), range, from, sink); };
+    if (t.ranks() == 2) {
+        T* const first = static_cast<T*>(t.told_by(0).out);
+        T* const second = static_cast<T*>(t.told_by(1).out);
+        if (streaming)
+            to(two_outputs<T, true>{first, second});
+        else
+            to(two_outputs<T, false>{first, second});
+    } else if (streaming) {
+        to(all_outputs<T, Context, true>{t});
+    } else {
+        to(all_outputs<T, Context, false>{t});
+    }
+}
+
+/// The same by whole lines of the first rank's output, as far as there are any.
+GPUSHARE_EXEC_CHECK_DISABLE
+template <class T, class Context, class Op>
+GPUSHARE_HD void reduce_by_lines(team<Context>& t, const Op& op, element_range range, bool streaming) noexcept {
+    if constexpr (is_one_thread<Context> && combines_lines<T, Op>) {
+        const flag_line* const told = &t.told_by(0);
+        const auto misplaced = [&](std::uint32_t r, std::size_t i) {
+            return reinterpret_cast<std::uintptr_t>(static_cast<const T*>(told[r].out) + i) % cache_line;
+        };
+        const std::size_t first = misplaced(0, range.begin);
+        const std::size_t head = first == 0 ? 0 : (cache_line - first) / sizeof(T);
+        if (range.size() >= head + cache_line / sizeof(T)) {
+            const std::size_t begin = range.begin + head, lines = (range.end - begin) / (cache_line / sizeof(T));
+            const std::size_t end = begin + lines * (cache_line / sizeof(T));
+            bool whole = true;
+            for (std::uint32_t r = 0; r < t.ranks(); ++r) whole = whole && misplaced(r, begin) == 0;
+            if (whole || !streaming) {
+                reduce_from_told<T>(t, op, {range.begin, begin}, false);
+                combine_lines<T>(widest_vectors(), op, line_ends{told, t.ranks(), begin * sizeof(T), begin * sizeof(T)},
+                                 lines, streaming ? line_stores::past_caches : line_stores::cached);
+                return reduce_from_told<T>(t, op, {end, range.end}, false);
+            }
+        }
+    }
+    reduce_from_told<T>(t, op, range, streaming);
+}
+
 /// Behind `meet`: combines `range` of all inputs into all outputs, and parts.
 GPUSHARE_EXEC_CHECK_DISABLE
 template <class T, class Context, class Op>
@@ -150,23 +204,9 @@ GPUSHARE_HD collective_fault reduce_to_all(team<Context>& t, const Op& op, eleme
         streaming = streaming && reinterpret_cast<std::uintptr_t>(t.told_by(r).out) % 16 == 0 &&
                     t.told_by(r).in != t.told_by(r).out;
     constexpr std::size_t step = look_every / sizeof(T);
-    const auto from = [&](std::uint32_t r) { return static_cast<const T*>(t.told_by(r).in); };
     bool whole = true;
     for (std::size_t begin = range.begin; begin < range.end && whole; begin += step) {
-        const element_range chunk{begin, range.end - begin < step ? range.end : begin + step};
-        const auto to = [&](const auto& sink) { reduce_elements<T>(t.context(), op, t.ranks(), chunk, from, sink); };
-        if (t.ranks() == 2) {
-            T* const first = static_cast<T*>(t.told_by(0).out);
-            T* const second = static_cast<T*>(t.told_by(1).out);
-            if (streaming)
-                to(two_outputs<T, true>{first, second});
-            else
-                to(two_outputs<T, false>{first, second});
-        } else if (streaming) {
-            to(all_outputs<T, Context, true>{t});
-        } else {
-            to(all_outputs<T, Context, false>{t});
-        }
+        reduce_by_lines<T>(t, op, {begin, range.end - begin < step ? range.end : begin + step}, streaming);
         whole = t.goes_on();
     }
     if (streaming) end_streaming();

@@ -35,8 +35,8 @@ public:
     void backoff(std::uint32_t turn) const noexcept {
         if (turn >= busy_turns_) {
             std::this_thread::yield();
-        } else if (turn >=
-                   250) {  // the first turns look as fast as they can: a pause is as long as a line takes to come
+        } else {
+            // A line that is looked at all the time comes later: who writes it has to take it away from the readers first.
 #if defined(__x86_64__)
             __builtin_ia32_pause();
 #endif

@@ -17,9 +17,11 @@
 // done together, when the batch ends, and whoever waits or polls ends it.
 #pragma once
 
+#include <algorithm>
 #include <cstddef>
 #include <cstdint>
 #include <mutex>
+#include <new>
 #include <optional>
 #include <span>
 #include <stop_token>
@@ -70,8 +72,11 @@ public:
         const std::lock_guard lock(mutex_);
         if (clients_.size() <= core_.num_indices()) clients_.resize(core_.num_indices() + std::size_t{1});
         const auto c = core_.add(s);
-        clients_[c.index].closing = clients_[c.index].told_of_loss = false;
-        clients_[c.index].requests = 0;
+        auto& client = clients_[c.index];
+        client.closing = client.told_of_loss = false;
+        client.requests = 0;
+        client.own_level = s.level;
+        client.raised.clear();
         return c;
     }
 
@@ -79,7 +84,9 @@ public:
     errc change(client_id c, const client_settings& s) {
         std::unique_lock lock(mutex_);
         if (!core_.contains(c)) return errc::closed;
-        const auto why = core_.change(c, s);
+        auto& client = clients_[c.index];
+        const auto why = core_.change(c, at_level(s, client.level_with(s.level)));
+        if (why == errc::none) client.own_level = s.level;
         this->advance(lock, this->policy_time(), look::now);  // there may be room on another level
         return why;
     }
@@ -240,15 +247,36 @@ public:
         return errc::none;
     }
 
-    /// A request of `c` begins or ends; see request.hpp, which says so by itself.
-    void begin_request(client_id c) {
-        const std::lock_guard lock(mutex_);
-        if (core_.contains(c)) ++clients_[c.index].requests;
-    }
-    void end_request(client_id c) {
+    /// A request of `c` begins or ends; see request.hpp, which says so by itself. `level`: the client goes at this level
+    /// until then, if that is above its own. closed: no such client; share_exceeded: the policy refuses the level.
+    errc begin_request(client_id c, priority level = no_priority) {
         std::unique_lock lock(mutex_);
-        if (!core_.contains(c) || --clients_[c.index].requests != 0) return;
-        core_.end_request(c);
+        if (!core_.contains(c)) return errc::closed;
+        auto& client = clients_[c.index];
+        if (level != no_priority) {
+            client.raised.reserve(client.raised.size() + 1);
+            const auto& now = core_.settings(c);
+            if (level > now.level)
+                if (const auto why = core_.change(c, at_level(now, level)); why != errc::none) return why;
+            client.raised.push_back(level);
+        }
+        ++client.requests;
+        if (level != no_priority) this->advance(lock, this->policy_time(), look::now);
+        return errc::none;
+    }
+    void end_request(client_id c, priority level = no_priority) noexcept {
+        std::unique_lock lock(mutex_);
+        if (!core_.contains(c)) return;
+        auto& client = clients_[c.index];
+        const auto raised = std::ranges::find(client.raised, level);
+        if (raised != client.raised.end()) client.raised.erase(raised);
+        const auto then = client.level_with(client.own_level);
+        const auto& now = core_.settings(c);
+        if (--client.requests == 0 || then != now.level) core_.end_request(c);
+        if (then != now.level) try {
+                (void)core_.change(c, at_level(now, then));  // which it had: nothing to refuse
+            } catch (const std::bad_alloc&) {                // stays where it is until the next request ends
+            }
         this->advance(lock, this->policy_time(), look::now);
     }
 
@@ -262,6 +290,11 @@ private:
     using base::log_;
     using base::mutex_;
     using base::pool_;
+
+    [[nodiscard]] static client_settings at_level(client_settings s, priority level) noexcept {
+        s.level = level;
+        return s;
+    }
 
     errc wait_for_room(std::unique_lock<std::mutex>& lock, node& n, client_id c, const submit_options& o,
                        const std::stop_token& stop) {

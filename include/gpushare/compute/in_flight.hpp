@@ -6,9 +6,9 @@
 //
 // Few submissions keep a device full if they are long, many are needed if they are short. So there is room for `depth` of
 // them, or, while one client alone wants the device, for as many as take no longer than the horizon, each counted with the
-// longest that its kind lately took. With several clients, what is in flight is out of the policy's hands: then depth is
-// all there is. With somebody above, who would wait for all of it, the horizon is a quarter of that, and more than two
-// are in flight only within it.
+// longest that its kind lately took. With several clients, what is in flight is out of the policy's hands: then it is an
+// eighth of that, which hides the latency of noticing an end. With somebody above, who would wait for all of it, the horizon
+// is a quarter, and more than two are in flight only within it.
 #pragma once
 
 #include <algorithm>
@@ -78,8 +78,9 @@ public:
         }
         const auto& own = *find(p);
         if (in_flight < own.depth) return true;
-        return longest > ns{0} && unknown == 0 && in_flight < (alone ? most_in_flight : depth_) &&
-               saturating_sum(counted, longest) <= own.horizon;
+        if (longest <= ns{0} || unknown != 0 || in_flight >= most_in_flight) return false;
+        const ns sum = saturating_sum(counted, longest);
+        return sum <= own.horizon && (alone || in_flight < depth_ || sum <= own.horizon / 8);
     }
 
     void enter(priority p, ns longest, bool of_request) noexcept {

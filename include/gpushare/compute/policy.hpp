@@ -34,6 +34,8 @@ struct client_settings {
     ns slo{};                       // its work is due so long after its arrival; 0: it has no objective
     std::uint32_t group = 0;        // its class, from 0, where the policy is a tree
     std::uint32_t tag = 0;          // what records of its submissions call it; no policy looks at it
+
+    friend constexpr bool operator==(const client_settings&, const client_settings&) = default;
 };
 
 /// What is known of the submission at the head of a client's line.

@@ -1,9 +1,9 @@
 // SPDX-License-Identifier: Apache-2.0
 // A request: submissions of one client that belong together, one after the other, with a time by which they are to be
-// done. While it is under way, and for a bounded moment between two of its submissions, work of lower levels is held
+// done and a priority. While it is under way, and for a bounded moment between two of its submissions, work of lower levels is held
 // back, so that a chain of kernels pays for a neighbour's work once and not once per kernel.
 //
-//   gpushare::request r(limiter, chat, {.deadline = clock.now() + 50ms});
+//   gpushare::request r(limiter, chat, {.deadline = clock.now() + 50ms, .level = gpushare::priority{1}});
 //   for (auto& layer : layers) r.submit(stream, [&](auto& s) { s.launch(shape, layer); })->wait();
 #pragma once
 
@@ -19,26 +19,31 @@
 namespace gpushare::inline GPUSHARE_ABI {
 
 struct request_options {
-    instant deadline = never;  // for policies that look at it, of each submission
-    ns cost{};                 // of all of it, if known, for policies that look at what remains
+    instant deadline = never;      // for policies that look at it, of each submission
+    ns cost{};                     // of all of it, if known, for policies that look at what remains
+    priority level = no_priority;  // its own, if that is above its client's
 };
 
 /// Between its first submission and its end, nothing of the levels below its client's is let in while one of its
-/// submissions is in flight, nor until limiter_options::anticipation after the latest was seen to be done. Its priority
-/// is the level of its client: who serves requests of several priorities adds a client for each.
+/// submissions is in flight, nor until limiter_options::anticipation after the latest was seen to be done.
+/// A request's own level lifts its client with all that it has waiting, for those in front of it in line must go first; the
+/// highest of its requests under way counts. The
+/// priority of a stream is another matter: use one of that level.
 /// Not copied, not moved; one thread at a time, though others may wait for its tickets. Must not outlive its limiter.
 template <class Limiter>
 class [[nodiscard]] request {
 public:
     using stream = typename Limiter::stream;
 
+    /// Throws operation_error (share_exceeded) where the policy refuses the level, and std::bad_alloc.
     request(Limiter& limiter, client_id client, request_options options = {})
         : limiter_(limiter), client_(client), options_(options) {
-        limiter_.begin_request(client_);
+        const auto why = limiter_.begin_request(client_, options_.level);
+        if (why != errc::none && why != errc::closed) raise(failure{why}, {}, "request");
     }
     request(const request&) = delete;
     request& operator=(const request&) = delete;
-    ~request() { limiter_.end_request(client_); }
+    ~request() { limiter_.end_request(client_, options_.level); }
 
     /// As limiter.submit. `key`: its kind, `cost`: what it takes, if known.
     [[nodiscard]] result<typename Limiter::ticket> submit(stream& s, submission_work<stream> work,

@@ -5,14 +5,17 @@
 //                  [](const gpushare::completion& c) { if (c.status != gpushare::errc::none) ... });
 #pragma once
 
+#include <algorithm>
 #include <atomic>
 #include <cstddef>
 #include <cstdint>
 #include <exception>
+#include <limits>
 #include <memory>
 #include <mutex>
 #include <optional>
 #include <utility>
+#include <vector>
 
 #include <gpushare/compute/policy.hpp>
 #include <gpushare/concepts.hpp>
@@ -27,6 +30,9 @@ namespace gpushare::inline GPUSHARE_ABI {
 /// What enqueues the work of one submission. Stored in place: a callable of up to 128 bytes.
 template <timeline Stream>
 using submission_work = detail::inplace_function<void(Stream&), 128>;
+
+/// Below all levels: a request has none of its own.
+inline constexpr priority no_priority{std::numeric_limits<std::int32_t>::min()};
 
 /// What is known of one submission beforehand. Everything may be left out.
 struct submit_options {
@@ -111,7 +117,15 @@ struct client_queue {
     bool closing = false;
     bool told_of_loss = false;
     std::uint32_t requests = 0;        // under way
+    priority own_level{};              // without its requests
+    std::vector<priority> raised{};    // to these, by requests under way
     std::uint32_t waits_for_room = 0;  // threads
+
+    /// Its level if its own were this one.
+    [[nodiscard]] priority level_with(priority own) const noexcept {
+        for (const auto p : raised) own = std::max(own, p);
+        return own;
+    }
 
     /// What is known of the first, or of the one behind it; it must be there.
     [[nodiscard]] line_head head(bool second) const noexcept {

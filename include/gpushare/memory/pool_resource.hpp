@@ -64,7 +64,8 @@ public:
     }
 
     /// `size` bytes at a multiple of `alignment`, a power of two; a unique address for 0 bytes. Contents undefined.
-    /// Throws memory_error: out_of_memory, size_overflow, bad_alignment. What the upstream throws passes through.
+    /// Throws memory_error: out_of_memory (also while others wait in line), over_quota and the like from the upstream,
+    /// size_overflow, bad_alignment. What the upstream throws passes through.
     [[nodiscard]] void* allocate(std::size_t size, std::size_t alignment = alignof(std::max_align_t)) {
         return obtain_or_throw(size, alignment);
     }

@@ -133,7 +133,8 @@ public:
     /// Hands some blocks for such requests on to `other`, which is never asked for any. Each is always here or there.
     void share(std::uint64_t granules, pool_shelves& other) noexcept {
         const std::lock_guard lock(lock_);
-        for (int more = 16; more > 0; --more) {
+        for (auto more = std::max(3U, depth_of(std::min(classes::covering(granules), shelves - 1)) / 16); more > 0;
+             --more) {
             const auto shelf = first_with(granules);
             if (shelf == shelves || !other.stock(*last_on(shelf))) return;
             drop_last(shelf);
@@ -210,9 +211,10 @@ public:
 
 private:
     [[nodiscard]] pool_block** on(std::uint32_t shelf) const noexcept { return kept_.get() + layout::places[shelf]; }
-    [[nodiscard]] bool full(std::uint32_t shelf) const noexcept {
-        return !open_ || counts_[shelf] == layout::places[shelf + 1] - layout::places[shelf];
+    [[nodiscard]] static std::uint32_t depth_of(std::uint32_t shelf) noexcept {
+        return layout::places[shelf + 1] - layout::places[shelf];
     }
+    [[nodiscard]] bool full(std::uint32_t shelf) const noexcept { return !open_ || counts_[shelf] == depth_of(shelf); }
 
     void lay(pool_block& block, std::uint32_t shelf) noexcept {
         on(shelf)[counts_[shelf]++] = &block;

@@ -8,7 +8,8 @@
 // Whoever waits is told of blocks that are freed, by any worker: while somebody waits, caches keep nothing, and who comes
 // later and doesn't wait is refused, so that a big request isn't starved by small ones. The first in line waits for the
 // streams on which blocks were freed, and asks the upstream again every two milliseconds, which tells nobody when it
-// has got memory back; that way it also asks the hooks of a quota below (quota_hook.hpp). There is no thread but theirs.
+// has got memory back: each time counts as a refusal there, and asks the hooks of a quota below (quota_hook.hpp). It has
+// no place in that quota's line. There is no thread but those that wait.
 #pragma once
 
 #include <algorithm>

@@ -28,6 +28,13 @@ struct tenant_spec {
     bytes burst{};              // further bytes while nobody was promised them
     std::vector<device_id> on{};  // these devices; empty: those with the most room
     bytes unit{1};                // memory / devices and burst / devices must be whole in it
+
+    // For policies of the tenancy that look at it; see client_settings.
+    share cap = share::whole();  // the most of each device's time
+    bool soft_cap = false;       // holds only while others want the device
+    ns slo{};                    // its work is due so long after its arrival; 0: it has no objective
+    std::uint32_t group = 0;     // its class, where the policy is a tree
+    ns longest{};                // its longest kernel, for the bound on others' waits; 0: learnt
 };
 
 /// What is to be different. What isn't set stays.
@@ -35,6 +42,11 @@ struct tenant_change {
     std::optional<bytes> memory{}, burst{};
     std::optional<share> compute{};
     std::optional<priority> level{};
+    std::optional<share> cap{};
+    std::optional<bool> soft_cap{};
+    std::optional<ns> slo{};
+    std::optional<std::uint32_t> group{};
+    std::optional<ns> longest{};
 };
 
 /// Sums over the tenant's devices. device_time counts each device's time.

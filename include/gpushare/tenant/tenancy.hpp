@@ -5,6 +5,8 @@
 //   gpushare::tenancy shared{node};
 //   auto chat = shared.admit({.name = "chat", .memory = 24_GiB, .devices = 2, .compute = 60_pct});
 //   std::jthread dispatcher([&](std::stop_token stop) { shared.dispatch(device_id{0}, stop); });
+//
+// Weighted shares are the default; another policy, or any_policy, is the second template argument.
 #pragma once
 
 #include <algorithm>
@@ -17,10 +19,13 @@
 #include <stop_token>
 #include <string>
 #include <string_view>
+#include <type_traits>
 #include <utility>
 #include <vector>
 
 #include <gpushare/compute/compute_limiter.hpp>
+#include <gpushare/compute/policy.hpp>
+#include <gpushare/compute/weighted_fair.hpp>
 #include <gpushare/concepts.hpp>
 #include <gpushare/config.hpp>
 #include <gpushare/error.hpp>
@@ -45,16 +50,21 @@ struct tenancy_options {
 class topology;
 
 /// Thread-safe; neither copied nor moved. The node must outlive it, and it must outlive its tenants.
-template <node Node>
+template <node Node, compute_policy Policy = weighted_fair>
 class tenancy {
 public:
-    using tenant = gpushare::tenant<Node>;
+    using tenant = gpushare::tenant<Node, Policy>;
     using limiter = typename tenant::limiter;
 
     explicit tenancy(Node& shared, tenancy_options options = {})
+        : tenancy(shared, std::move(options), [](device_id) { return Policy{}; }) {}
+    /// `make_policy(d)` gives the policy of each device. limiter_of(d).set_policy replaces one while tenants are there.
+    template <class F>
+    requires std::is_invocable_r_v<Policy, F&, device_id> tenancy(Node& shared, tenancy_options options, F make_policy)
         : node_(&shared), shared_(std::move(options.events), options.close_timeout, options.trace) {
         for (std::uint32_t i = 0; i < shared.num_devices(); ++i) {
-            shared_.devices.emplace_back(shared.memory(device_id{i}), options.limiter, shared.get_clock());
+            const device_id d{i};
+            shared_.devices.emplace_back(shared.memory(d), options.limiter, shared.get_clock(), make_policy(d));
         }
     }
     /// Tenants get the best connected devices of those with room: `links` are those of the node's devices, and
@@ -175,7 +185,8 @@ private:
     tenant admit_named(tenant_spec spec) {
         reap();
         (void)remeasure();
-        auto state = std::make_unique<detail::tenant_state<Node>>(*node_, shared_);  // outlives the lock: see open()
+        auto state =
+            std::make_unique<detail::tenant_state<Node, Policy>>(*node_, shared_);  // outlives the lock: see open()
         const std::lock_guard lock(shared_.mutex);
         if (std::ranges::find(shared_.names, spec.name) != shared_.names.end())
             refuse(errc::duplicate_name, spec.name, "the name is taken");
@@ -276,9 +287,12 @@ private:
     }
 
     Node* node_;
-    detail::shared_node<Node> shared_;
+    detail::shared_node<Node, Policy> shared_;
     std::function<partition(const tenant_spec&, const std::vector<device_room>&)> connected_split_;
     std::uint32_t last_tag_ = 0;  // under the mutex
 };
+
+template <node Node, class F>
+tenancy(Node&, tenancy_options, F) -> tenancy<Node, std::invoke_result_t<F&, device_id>>;
 
 }  // namespace gpushare::inline GPUSHARE_ABI

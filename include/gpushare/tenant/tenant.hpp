@@ -16,7 +16,9 @@
 #include <string>
 #include <utility>
 
+#include <gpushare/compute/policy.hpp>
 #include <gpushare/compute/ticket.hpp>
+#include <gpushare/compute/weighted_fair.hpp>
 #include <gpushare/concepts.hpp>
 #include <gpushare/config.hpp>
 #include <gpushare/error.hpp>
@@ -31,16 +33,18 @@ namespace gpushare::inline GPUSHARE_ABI {
 /// Movable; one owner. Safe from any thread, but for the destructor and assignment: calls that overlap a close, or come
 /// after it, are refused (errc::closed; allocations from a memory() got before: over_quota). `part` counts the
 /// tenant's devices from 0. The destructor closes; what could not be closed in time stays charged and is reported.
-template <node Node>
+template <node Node, compute_policy Policy = weighted_fair>
 class tenant {
+    using state = detail::tenant_state<Node, Policy>;
+
 public:
     using stream = typename Node::stream;
-    using limiter = typename detail::shared_node<Node>::limiter;
+    using limiter = typename detail::shared_node<Node, Policy>::limiter;
     using ticket = typename limiter::ticket;
     using permit = typename limiter::permit;
-    using memory_type = decltype(detail::tenant_part<Node>::memory);
+    using memory_type = decltype(state::part::memory);
 
-    explicit tenant(std::unique_ptr<detail::tenant_state<Node>> state) noexcept : state_(std::move(state)) {}
+    explicit tenant(std::unique_ptr<state> all) noexcept : state_(std::move(all)) {}
     tenant(tenant&&) noexcept = default;
     tenant& operator=(tenant&& other) noexcept {
         tenant(std::move(other)).state_.swap(state_);
@@ -126,7 +130,7 @@ public:
     close_report close(instant deadline = never) { return state_->finish(deadline); }
 
 private:
-    detail::tenant_part<Node>& at(std::size_t part) {
+    typename state::part& at(std::size_t part) {
         if (part >= state_->parts().size() || state_->closed()) raise(missing(), name());
         return state_->parts()[part];
     }
@@ -152,7 +156,7 @@ private:
         }
     }
 
-    std::unique_ptr<detail::tenant_state<Node>> state_;
+    std::unique_ptr<state> state_;
 };
 
 }  // namespace gpushare::inline GPUSHARE_ABI

@@ -32,23 +32,30 @@
 
 namespace gpushare::inline GPUSHARE_ABI::detail {
 
-template <node Node>
+template <node Node, compute_policy Policy>
 class tenant_state;
 
 /// What a tenant's clients are entitled to.
 [[nodiscard]] inline client_settings settings_of(const tenant_spec& spec, std::uint32_t tag) noexcept {
-    return {.weight = spec.compute, .level = spec.level, .tag = tag};
+    return {.weight = spec.compute,
+            .level = spec.level,
+            .longest = spec.longest,
+            .cap = spec.cap,
+            .soft_cap = spec.soft_cap,
+            .slo = spec.slo,
+            .group = spec.group,
+            .tag = tag};
 }
 
 /// What the tenants of a node share.
-template <node Node>
+template <node Node, compute_policy Policy>
 struct shared_node {
     using clock_type = std::remove_cvref_t<decltype(std::declval<const Node&>().get_clock())>;
-    using limiter = compute_limiter<typename Node::stream, clock_type>;
+    using limiter = compute_limiter<typename Node::stream, clock_type, Policy>;
 
     struct device {
-        device(const typename Node::memory_type& all, const limiter_options& options, clock_type time)
-            : overhead(all), memory(overhead.available()), compute(options, std::move(time)) {}
+        device(const typename Node::memory_type& all, const limiter_options& options, clock_type time, Policy policy)
+            : overhead(all), memory(overhead.available()), compute(options, std::move(time), std::move(policy)) {}
         device_overhead overhead;
         quota memory;
         limiter compute;
@@ -60,17 +67,17 @@ struct shared_node {
 
     mutable std::mutex mutex;
     std::deque<device> devices;
-    std::vector<std::string> names;                        // under the mutex
-    std::list<std::unique_ptr<tenant_state<Node>>> stuck;  // under the mutex
+    std::vector<std::string> names;                                // under the mutex
+    std::list<std::unique_ptr<tenant_state<Node, Policy>>> stuck;  // under the mutex
     const event_sink events;
     const ns close_timeout;
     const trace_function trace;
 };
 
 /// A tenant's part of one device.
-template <node Node>
+template <node Node, compute_policy Policy>
 struct tenant_part {
-    using shared = shared_node<Node>;
+    using shared = shared_node<Node, Policy>;
 
     // Without any memory: that comes when all parts are there.
     tenant_part(Node& whole, shared& all, const tenant_spec& spec, device_id d, std::uint32_t tag)
@@ -91,10 +98,11 @@ struct tenant_part {
     client_usage account{};  // once the client is closed; under the mutex
 };
 
-template <node Node>
+template <node Node, compute_policy Policy>
 class tenant_state {
 public:
-    using shared = shared_node<Node>;
+    using shared = shared_node<Node, Policy>;
+    using part = tenant_part<Node, Policy>;
 
     tenant_state(Node& whole, shared& all) : clock_(whole.get_clock()), all_(&all) {}
     tenant_state(const tenant_state&) = delete;
@@ -125,7 +133,7 @@ public:
         return spec_;
     }
     [[nodiscard]] std::uint32_t tag() const noexcept { return tag_; }
-    [[nodiscard]] std::deque<tenant_part<Node>>& parts() noexcept { return parts_; }
+    [[nodiscard]] std::deque<part>& parts() noexcept { return parts_; }
     [[nodiscard]] shared& all() const noexcept { return *all_; }
     [[nodiscard]] instant now() const noexcept { return clock_.now(); }
 
@@ -178,19 +186,26 @@ public:
         return report;
     }
 
-    // All or nothing. The limiters are told last and under no lock, since they may let in work at once.
+    // All or nothing. The limiters are told last and under no lock, since they may let in work at once. What a policy
+    // refuses then is undone; memory that was given away and is taken by others meanwhile doesn't come back.
     failure change(const tenant_change& c) {
         if (c.level) open_level(*c.level);
+        tenant_spec old;
         {
             const std::lock_guard lock(all_->mutex);
+            old = spec_;
             if (const auto why = grant(c); why.code != errc::none) return why;
         }
-        for (auto& p : parts_) tell_limiter(p);
+        if (const errc why = tell_limiters(); why != errc::none) {
+            undo(old);
+            (void)tell_limiters();
+            return {why};
+        }
         return {};
     }
 
 private:
-    bool end_client(tenant_part<Node>& p, instant deadline) {
+    bool end_client(part& p, instant deadline) {
         client_usage account;
         if (!p.on.compute.close(p.client, deadline, {}, &account)) return false;
         const std::lock_guard lock(all_->mutex);
@@ -229,7 +244,25 @@ private:
         spec_.burst = burst;
         spec_.compute = compute;
         spec_.level = c.level.value_or(spec_.level);
+        spec_.cap = c.cap.value_or(spec_.cap);
+        spec_.soft_cap = c.soft_cap.value_or(spec_.soft_cap);
+        spec_.slo = c.slo.value_or(spec_.slo);
+        spec_.group = c.group.value_or(spec_.group);
+        spec_.longest = c.longest.value_or(spec_.longest);
         return {};
+    }
+
+    void undo(const tenant_spec& old) {
+        const std::lock_guard lock(all_->mutex);
+        (void)grant({.memory = old.memory,
+                     .burst = old.burst,
+                     .compute = old.compute,
+                     .level = old.level,
+                     .cap = old.cap,
+                     .soft_cap = old.soft_cap,
+                     .slo = old.slo,
+                     .group = old.group,
+                     .longest = old.longest});
     }
 
     // Figures are those of one device.
@@ -245,13 +278,17 @@ private:
     }
 
     // Two resizes may get here in either order: whoever finds newer settings than it told tells those.
-    void tell_limiter(tenant_part<Node>& p) {
-        client_settings told, now = settings();
-        do {
-            told = now;
-            (void)p.on.compute.change(p.client, told);
-            now = settings();
-        } while (now.weight != told.weight || now.level != told.level);
+    errc tell_limiters() {
+        for (auto& p : parts_) {
+            client_settings told, now = settings();
+            do {
+                told = now;
+                const errc why = p.on.compute.change(p.client, told);
+                if (why != errc::none && why != errc::closed) return why;
+                now = settings();
+            } while (now != told);
+        }
+        return errc::none;
     }
 
     void promise(share compute) {
@@ -265,7 +302,7 @@ private:
     std::uint32_t tag_ = 0;
     share promised_{};
     std::atomic<bool> closed_{false};
-    std::deque<tenant_part<Node>> parts_;
+    std::deque<part> parts_;
 };
 
 }  // namespace gpushare::inline GPUSHARE_ABI::detail

@@ -1,0 +1,127 @@
+// SPDX-License-Identifier: Apache-2.0
+// Long work in pieces that a higher tenant gets in between: submissions can't be preempted, but nobody has to make long
+// ones. For kernels, copies and scrubbing that can be cut; not for collectives, of which no rank may be held back.
+//
+//   auto done = gpushare::submit_chunked(limiter, batch, stream, 64, [=](auto& s, std::size_t i) {
+//       s.copy(to + i * size, from + i * size, size);
+//   });
+//   done->wait();
+//
+// The wait of others is then bounded by pieces (limiter_core::wait_bound), the whole goes at the client's share.
+#pragma once
+
+#include <algorithm>
+#include <atomic>
+#include <concepts>
+#include <cstddef>
+#include <memory>
+#include <stop_token>
+#include <utility>
+#include <vector>
+
+#include <gpushare/compute/policy.hpp>
+#include <gpushare/compute/submission.hpp>
+#include <gpushare/config.hpp>
+#include <gpushare/error.hpp>
+#include <gpushare/units.hpp>
+
+namespace gpushare::inline GPUSHARE_ABI {
+
+namespace detail {
+
+struct chunk_control {
+    std::atomic<bool> ended{false};      // no more pieces; relaxed: a piece more or less
+    std::atomic<std::size_t> passed{0};  // pieces that were enqueued; relaxed: a count
+};
+template <class F>
+struct chunk_state : chunk_control {
+    explicit chunk_state(F f) : enqueue(std::move(f)) {}
+    F enqueue;
+};
+
+}  // namespace detail
+
+/// What submit_chunked gives: a ticket of all pieces. Movable; one owner. Dropping it changes nothing about the work. One
+/// thread at a time.
+template <class Limiter>
+class [[nodiscard]] chunked_ticket {
+public:
+    chunked_ticket(std::shared_ptr<detail::chunk_control> control,
+                   std::vector<typename Limiter::ticket> pieces) noexcept
+        : control_(std::move(control)), pieces_(std::move(pieces)) {}
+
+    /// True once all pieces are done, have failed or were cancelled.
+    [[nodiscard]] bool done() const noexcept {
+        return std::ranges::all_of(pieces_, [](const auto& t) { return t.done(); });
+    }
+    /// As ticket::wait, for all pieces.
+    bool wait(instant deadline = never, const std::stop_token& stop = {}) const {
+        return std::ranges::all_of(pieces_, [&](const auto& t) { return t.wait(deadline, stop); });
+    }
+    /// No piece is enqueued from now on; those that are, run. From any thread.
+    void cancel() noexcept { control_->ended.store(true, std::memory_order_relaxed); }
+
+    /// Once done: errc::none, or the status of the first piece that failed; nothing of the later ones is enqueued once that
+    /// is seen.
+    [[nodiscard]] errc status() const noexcept {
+        const auto failed = std::ranges::find_if(pieces_, [](const auto& t) { return t.status() != errc::none; });
+        return failed == pieces_.end() ? errc::none : failed->status();
+    }
+    /// Pieces that were enqueued so far: after a cancel, or a failure, fewer than there are.
+    [[nodiscard]] std::size_t enqueued() const noexcept { return control_->passed.load(std::memory_order_relaxed); }
+    [[nodiscard]] std::size_t size() const noexcept { return pieces_.size(); }
+    /// Once done: the device time that the client was charged.
+    [[nodiscard]] ns device_time() const noexcept {
+        ns sum{};
+        for (const auto& t : pieces_) sum += t.device_time();
+        return sum;
+    }
+
+private:
+    std::shared_ptr<detail::chunk_control> control_;
+    std::vector<typename Limiter::ticket> pieces_;
+};
+
+/// Queues `pieces` submissions, each of which calls `enqueue(s, i)` when its turn comes, i from 0 in order. They are of one
+/// kind, `o.key`, and go like any submissions of the client's; what it submits later waits behind all of them, so that a
+/// client of its own suits best. Codes: those of Limiter::submit; then no piece is enqueued that wasn't by then.
+/// Throws std::bad_alloc: as well.
+template <class Limiter, std::invocable<typename Limiter::stream&, std::size_t> F>
+[[nodiscard]] result<chunked_ticket<Limiter>> submit_chunked(Limiter& limiter, client_id c, typename Limiter::stream& s,
+                                                             std::size_t pieces, F enqueue,
+                                                             const submit_options& o = no_options) {
+    const auto state = std::make_shared<detail::chunk_state<F>>(std::move(enqueue));
+    std::vector<typename Limiter::ticket> tickets;
+    tickets.reserve(pieces);
+    const auto work = [state](std::size_t i) {
+        return [state, i](typename Limiter::stream& to) {
+            if (state->ended.load(std::memory_order_relaxed)) return;
+            state->passed.fetch_add(1, std::memory_order_relaxed);
+            try {
+                state->enqueue(to, i);
+            } catch (...) {
+                state->ended.store(true, std::memory_order_relaxed);
+                throw;
+            }
+        };
+    };
+    const auto on_done = [state](const completion& how) {
+        if (how.status != errc::none) state->ended.store(true, std::memory_order_relaxed);
+    };
+    try {
+        for (std::size_t i = 0; i < pieces; ++i) {
+            auto ticket = limiter.submit(c, s, work(i), o, on_done);
+            if (!ticket) {
+                state->ended.store(true, std::memory_order_relaxed);
+                return ticket.why();
+            }
+            tickets.push_back(*std::move(ticket));
+        }
+    } catch (...) {
+        state->ended.store(true, std::memory_order_relaxed);
+        throw;
+    }
+    return chunked_ticket<Limiter>(state, std::move(tickets));
+}
+
+}  // namespace gpushare::inline GPUSHARE_ABI

@@ -1,0 +1,218 @@
+// SPDX-License-Identifier: Apache-2.0
+// NCCL as the engine of collectives over the devices of a node, with the call shape of collective/submit.hpp: for what crosses
+// links that NCCL knows better. Link with -lnccl.
+//
+//   gpushare::nccl_communicator group{node, devices};
+//   auto code = gpushare::submit_all_reduce<float>(node.gangs(), devices, streams, group, ins, outs, n);
+//   streams[0].record().wait(never);   auto fault = gpushare::fault_of(group);
+//
+// Two promises are NCCL's to make, not ours: the bits may depend on the algorithm that it takes for a size, and 16-bit numbers
+// may be rounded after each addition. There is no deadline: a watchdog aborts. Not yet seen on several devices.
+//
+// Empty where NCCL isn't found.
+#pragma once
+
+#if __has_include(<nccl.h>)
+
+#include <cuda_runtime_api.h>
+#include <nccl.h>
+
+#include <concepts>
+#include <cstddef>
+#include <cstdint>
+#include <span>
+#include <string_view>
+#include <type_traits>
+#include <utility>
+#include <vector>
+
+#include <gpushare/collective/fault.hpp>
+#include <gpushare/collective/reduce_ops.hpp>
+#include <gpushare/collective/submit.hpp>
+#include <gpushare/concepts.hpp>
+#include <gpushare/config.hpp>
+#include <gpushare/error.hpp>
+#include <gpushare/gang_residents.hpp>
+#include <gpushare/numbers.hpp>
+#include <gpushare/units.hpp>
+
+namespace gpushare::inline GPUSHARE_ABI {
+
+[[nodiscard]] constexpr errc to_errc(ncclResult_t code) noexcept {
+    switch (code) {
+        case ncclSuccess: return errc::none;
+        case ncclInvalidArgument:
+        case ncclInvalidUsage: return errc::invalid_specification;
+        case ncclRemoteError: return errc::aborted;  // of another rank, or of the network to it
+        case ncclInProgress: return errc::in_flight;
+        default: return errc::backend_failed;
+    }
+}
+
+namespace detail {
+
+template <class T>
+[[nodiscard]] constexpr ncclDataType_t nccl_type() noexcept {
+    if constexpr (std::same_as<T, float>) return ncclFloat32;
+    if constexpr (std::same_as<T, double>) return ncclFloat64;
+    if constexpr (std::same_as<T, float16>) return ncclFloat16;
+    if constexpr (std::same_as<T, bfloat16>) return ncclBfloat16;
+    if constexpr (std::same_as<T, std::int8_t>) return ncclInt8;
+    if constexpr (std::same_as<T, std::uint8_t>) return ncclUint8;
+    if constexpr (std::same_as<T, std::int32_t>) return ncclInt32;
+    if constexpr (std::same_as<T, std::uint32_t>) return ncclUint32;
+    if constexpr (std::same_as<T, std::int64_t>) return ncclInt64;
+    if constexpr (std::same_as<T, std::uint64_t>) return ncclUint64;
+    return ncclNumTypes;
+}
+template <class Op>
+[[nodiscard]] constexpr ncclRedOp_t nccl_op() noexcept {
+    if constexpr (std::same_as<Op, sum>) return ncclSum;
+    if constexpr (std::same_as<Op, product>) return ncclProd;
+    if constexpr (std::same_as<Op, minimum>) return ncclMin;
+    if constexpr (std::same_as<Op, maximum>) return ncclMax;
+    if constexpr (std::same_as<Op, average>) return ncclAvg;
+    return ncclNumOps;
+}
+
+}  // namespace detail
+
+/// What NCCL combines: not 16-bit integers, nor operators of users.
+template <class T>
+concept nccl_number = detail::nccl_type<T>()
+!= ncclNumTypes;
+template <class Op>
+concept nccl_operator = detail::nccl_op<Op>()
+!= ncclNumOps;
+
+/// Ranks of one process, rank r on devices[r]. Movable; one thread at a time, but abort() and fault() may be called beside
+/// another thread that waits for a stream.
+class nccl_communicator {
+public:
+    /// Throws operation_error: what NCCL or CUDA below it says, or errc::duplicate_device, which NCCL doesn't do.
+    template <node Node>
+    requires requires(const Node& n, device_id d) {
+        { n.properties(d).ordinal } -> std::convertible_to<int>;
+    }
+    nccl_communicator(const Node& on, std::span<const device_id> devices) : ranks_(devices.size()) {
+        std::vector<int> ordinals;
+        for (const device_id d : devices) {
+            const int ordinal = on.properties(d).ordinal;
+            for (const int other : ordinals)
+                if (other == ordinal)
+                    raise({.code = errc::duplicate_device, .asked = d.index}, {}, "making an NCCL communicator");
+            ordinals.push_back(ordinal);
+        }
+        if (devices.empty()) raise({.code = errc::invalid_specification}, {}, "making an NCCL communicator");
+        int before = -1;
+        const cudaError_t known = cudaGetDevice(&before);
+        const ncclResult_t code = ncclCommInitAll(ranks_.data(), static_cast<int>(ordinals.size()), ordinals.data());
+        if (known == cudaSuccess) (void)cudaSetDevice(before);  // NCCL leaves another one current
+        if (code != ncclSuccess) {
+            ranks_.clear();
+            fail(code, "ncclCommInitAll");
+        }
+    }
+    nccl_communicator(nccl_communicator&& other) noexcept
+        : ranks_(std::move(other.ranks_)), calls_(other.calls_), last_(other.last_) {
+        other.ranks_.clear();
+    }
+    nccl_communicator& operator=(nccl_communicator other) noexcept {
+        std::swap(ranks_, other.ranks_);
+        std::swap(calls_, other.calls_);
+        std::swap(last_, other.last_);
+        return *this;
+    }
+    /// Waits for what was submitted, as ncclCommDestroy does.
+    ~nccl_communicator() {
+        for (const ncclComm_t rank : ranks_)
+            if (rank != nullptr) (void)ncclCommDestroy(rank);
+    }
+
+    [[nodiscard]] std::uint32_t size() const noexcept { return static_cast<std::uint32_t>(ranks_.size()); }
+
+    /// Calls each(rank, comm, stream) for every rank between ncclGroupStart and ncclGroupEnd: for any of NCCL's collectives.
+    /// Alone on the devices: what was submitted there before comes first. errc::aborted after an abort; invalid_specification
+    /// where the sizes of the spans differ; else what NCCL says.
+    template <gang_order Gangs, timeline Stream, class Each>
+    requires std::is_invocable_r_v<ncclResult_t, const Each&, std::uint32_t, ncclComm_t, cudaStream_t>
+    [[nodiscard]] errc submit(Gangs& gangs, std::span<const device_id> devices, std::span<Stream> streams,
+                              collective_kind what, const Each& each) {
+        if (devices.size() != size() || streams.size() != size() || size() == 0) return errc::invalid_specification;
+        for (const ncclComm_t rank : ranks_)
+            if (rank == nullptr) return errc::aborted;
+        constexpr std::uint64_t all = detail::device_parts::whole_device;
+        detail::gang_launch<Gangs, Stream> gang(gangs, devices, this);
+        for (std::uint32_t r = 0; r < size(); ++r) gang.make_room(devices[r], all, streams[r]);
+        ++calls_;
+        last_ = what;
+        ncclResult_t code = ncclGroupStart();
+        if (code != ncclSuccess) return to_errc(code);
+        for (std::uint32_t r = 0; r < size() && code == ncclSuccess; ++r)
+            code = each(r, ranks_[r], streams[r].native_handle());
+        const ncclResult_t end = ncclGroupEnd();  // also after an error: it ends the group
+        for (std::uint32_t r = 0; r < size(); ++r) gang.launched(devices[r], all, streams[r]);
+        return to_errc(code != ncclSuccess ? code : end);
+    }
+
+    /// What a rank reports, if any does: its name, and the last collective.
+    [[nodiscard]] collective_fault fault() const noexcept {
+        for (std::uint32_t r = 0; r < size(); ++r) {
+            if (ranks_[r] == nullptr) return {errc::aborted, last_, r, calls_};
+            ncclResult_t state = ncclSuccess;
+            const ncclResult_t asked = ncclCommGetAsyncError(ranks_[r], &state);
+            if (asked != ncclSuccess) state = asked;
+            if (state != ncclSuccess && state != ncclInProgress) return {to_errc(state), last_, r, calls_};
+        }
+        return {};
+    }
+
+    /// Ends every collective, now and later, on all ranks.
+    void abort() noexcept {
+        for (ncclComm_t& rank : ranks_)
+            if (rank != nullptr) (void)ncclCommAbort(std::exchange(rank, nullptr));
+    }
+
+private:
+    [[nodiscard]] static constexpr errc why_nothing_works(cudaError_t code) noexcept {
+        switch (code) {
+            case cudaErrorInsufficientDriver:
+            case cudaErrorInitializationError:
+            case cudaErrorStubLibrary: return errc::no_driver;
+            case cudaErrorNoDevice:
+            case cudaErrorInvalidDevice: return errc::no_device;
+            case cudaErrorMemoryAllocation: return errc::out_of_memory;
+            default: return errc::backend_failed;
+        }
+    }
+    [[noreturn]] static void fail(ncclResult_t code, const char* call) {
+        detail::message text;
+        text.add(call, ": ", std::string_view{ncclGetErrorString(code)}, " (", static_cast<std::uint64_t>(code), ")");
+        // What CUDA said is there still, and isn't the embedder's to find.
+        const cudaError_t below = code == ncclUnhandledCudaError ? cudaGetLastError() : cudaSuccess;
+        throw operation_error({.code = below != cudaSuccess ? why_nothing_works(below) : to_errc(code)}, {}, text);
+    }
+
+    std::vector<ncclComm_t> ranks_;  // null once aborted
+    std::uint32_t calls_ = 0;
+    collective_kind last_ = collective_kind::none;
+};
+
+[[nodiscard]] inline collective_fault fault_of(const nccl_communicator& group) noexcept { return group.fault(); }
+
+/// An all-reduce of ins[r] into outs[r] on every device. Errors as nccl_communicator::submit.
+template <nccl_number T, gang_order Gangs, timeline Stream, nccl_operator Op = sum>
+[[nodiscard]] errc submit_all_reduce(Gangs& gangs, std::span<const device_id> devices, std::span<Stream> streams,
+                                     nccl_communicator& group, std::span<const T* const> ins, std::span<T* const> outs,
+                                     std::size_t count, Op = {}) {
+    if (ins.size() != group.size() || outs.size() != group.size()) return errc::invalid_specification;
+    return group.submit(gangs, devices, streams, collective_kind::all_reduce,
+                        [&](std::uint32_t r, ncclComm_t comm, cudaStream_t stream) {
+                            return ncclAllReduce(ins[r], outs[r], count, detail::nccl_type<T>(), detail::nccl_op<Op>(),
+                                                 comm, stream);
+                        });
+}
+
+}  // namespace gpushare::inline GPUSHARE_ABI
+
+#endif

@@ -1,0 +1,150 @@
+// SPDX-License-Identifier: Apache-2.0
+// Lines combined by every vector width that the processor has: the bits of single numbers combined one by one, at any address
+// that is allowed, and nothing touched beside the lines.
+#include <gpushare/collective/line_sums.hpp>
+
+#include <cstddef>
+#include <cstdint>
+#include <cstring>
+#include <limits>
+#include <type_traits>
+#include <vector>
+
+#include <gpushare/collective/bundle.hpp>
+#include <gpushare/collective/epoch.hpp>
+
+#include "support/catch.hpp"
+#include "support/random.hpp"
+
+#if defined(__x86_64__)
+
+namespace {
+
+namespace detail = gpushare::detail;
+using detail::vector_width;
+
+constexpr std::size_t line = detail::cache_line;
+
+/// Bytes of which `at(i)` begins at a line and `at(i) + shift` doesn't, and a border that nobody may write to.
+struct guarded {
+    static constexpr std::size_t border = 4 * line;
+    explicit guarded(std::size_t bytes) : all(bytes + 2 * border + line, std::byte{0x5a}) {
+        begin = all.data() + border + (line - reinterpret_cast<std::uintptr_t>(all.data()) % line) % line;
+    }
+    std::vector<std::byte> all;
+    std::byte* begin;
+};
+
+template <class T>
+T any_number(support::random& any) {
+    if constexpr (std::is_floating_point_v<T>) {
+        if (any.one_in(16)) return std::numeric_limits<T>::quiet_NaN();
+        return (static_cast<T>(any.below(2000)) - 1000) / 7;
+    } else {
+        return static_cast<T>(any.below(std::numeric_limits<std::uint64_t>::max()));
+    }
+}
+
+template <class T, class Op>
+void check(vector_width by, std::uint32_t ranks, std::size_t lines, std::size_t shift, detail::line_stores stores) {
+    using A = gpushare::accumulator_t<T, Op>;
+    constexpr std::size_t each = line / sizeof(T);
+    support::random any(lines * 31 + ranks);
+    std::vector<guarded> in, out;
+    std::vector<detail::flag_line> told(ranks);
+    for (std::uint32_t r = 0; r < ranks; ++r) {
+        in.emplace_back(lines * line + 2 * line);
+        out.emplace_back(lines * line + 2 * line);
+    }
+    for (std::uint32_t r = 0; r < ranks; ++r) {
+        for (std::size_t i = 0; i < lines * each; ++i) {
+            const T x = any_number<T>(any);
+            std::memcpy(in[r].begin + line + shift + i * sizeof(T), &x, sizeof x);
+        }
+        told[r].in = in[r].begin;
+        told[r].out = out[r].begin;
+    }
+    std::vector<std::vector<std::byte>> expected;
+    for (const guarded& g : out) expected.push_back(g.all);
+    for (std::size_t i = 0; i < lines * each; ++i) {
+        const auto of = [&](std::uint32_t r) {
+            T x;
+            std::memcpy(&x, in[r].begin + line + shift + i * sizeof(T), sizeof x);
+            return static_cast<A>(x);
+        };
+        const Op op;
+        A x = of(0);
+        for (std::uint32_t r = 1; r < ranks; ++r) x = op(x, of(r));
+        if constexpr (requires { op.finish(x, x); }) x = op.finish(x, static_cast<A>(ranks));
+        const T result = static_cast<T>(x);
+        for (std::uint32_t r = 0; r < ranks; ++r) {
+            const auto at = static_cast<std::size_t>(out[r].begin - out[r].all.data()) + line + i * sizeof(T);
+            std::memcpy(expected[r].data() + at, &result, sizeof result);
+        }
+    }
+    detail::combine_lines<T>(by, Op{}, {told.data(), ranks, line + shift, line}, lines, stores);
+    detail::end_streaming();
+    for (std::uint32_t r = 0; r < ranks; ++r) {
+        INFO("rank " << r << " of " << ranks << ", " << lines << " lines, width " << static_cast<int>(by));
+        CHECK(out[r].all == expected[r]);
+    }
+}
+
+template <class T, class Op>
+void check_all() {
+    static_assert(detail::combines_lines<T, Op>);
+    for (const auto by : {vector_width::narrow, vector_width::avx2, vector_width::avx512}) {
+        if (by > detail::widest_vectors()) continue;
+        for (const auto stores : {detail::line_stores::cached, detail::line_stores::past_caches})
+            for (const std::size_t lines : {0UL, 1UL, 2UL, 15UL, 16UL, 17UL, 33UL, 64UL}) {
+                check<T, Op>(by, 2, lines, 0, stores);
+                check<T, Op>(by, 2, lines, sizeof(T), stores);
+                check<T, Op>(by, 3, lines, sizeof(T), stores);
+                check<T, Op>(by, 5, lines, 0, stores);
+                check<T, Op>(by, 1, lines, 0, stores);
+            }
+    }
+}
+
+struct by_value {
+    template <class A>
+    A operator()(const A& a, const A& b) const {
+        return a + b;
+    }
+};
+
+}  // namespace
+
+TEMPLATE_TEST_CASE("lines have the bits of single numbers", "[collective]", float, double, std::int32_t,
+                   std::uint64_t) {
+    check_all<TestType, gpushare::sum>();
+    check_all<TestType, gpushare::product>();
+    check_all<TestType, gpushare::minimum>();
+    check_all<TestType, gpushare::maximum>();
+    if constexpr (std::is_floating_point_v<TestType>) check_all<TestType, gpushare::average>();
+}
+
+TEST_CASE("what can't be combined where it lies goes another way", "[collective]") {
+    STATIC_REQUIRE_FALSE(detail::combines_lines<float, by_value>);
+    STATIC_REQUIRE_FALSE(detail::combines_lines<gpushare::bfloat16, gpushare::sum>);
+    STATIC_REQUIRE_FALSE(detail::combines_lines<std::int8_t, gpushare::sum>);
+    STATIC_REQUIRE_FALSE(detail::combines_lines<std::int32_t, gpushare::average>);
+}
+
+TEST_CASE("parts are cut where lines begin", "[collective]") {
+    constexpr std::size_t grain = 16;
+    for (const std::size_t lead : {0U, 1U, 4U, 15U})
+        for (const std::size_t count : {0U, 1U, 12U, 15U, 16U, 17U, 100U, 256U, 1000U})
+            for (const std::uint32_t parts : {1U, 2U, 3U, 8U}) {
+                std::size_t at = 0;
+                for (std::uint32_t p = 0; p < parts; ++p) {
+                    const auto r = gpushare::part_of_shifted(count, lead, p, parts, grain);
+                    CHECK(r.begin == at);
+                    CHECK((r.end == count || (r.end + lead) % grain == 0));
+                    at = r.end;
+                }
+                CHECK(at == count);
+            }
+}
+
+#endif

@@ -1,0 +1,202 @@
+// SPDX-License-Identifier: Apache-2.0
+// NCCL as an engine, over the stand-in and doubles of NCCL's functions, which note what they are asked.
+#include <gpushare/interop/nccl.hpp>
+
+#include <gpushare/backend/cuda/node.hpp>
+#include <gpushare/config.hpp>
+
+#if __has_include(<nccl.h>)
+
+#include <cstdint>
+#include <span>
+#include <string>
+#include <utility>
+#include <vector>
+
+#include "support/catch.hpp"
+#include "support/code_of.hpp"
+#include "support/cuda_standin/launch.hpp"
+#include "support/cuda_standin/session.hpp"
+
+namespace gs = gpushare;
+namespace cuda = gpushare::cuda;
+using gs::errc;
+
+struct ncclComm {
+    int device = 0;
+    ncclResult_t state = ncclSuccess;
+};
+
+namespace {
+
+struct fake_nccl {
+    ncclResult_t init = ncclSuccess, all_reduce = ncclSuccess, end = ncclSuccess;
+    int open_groups = 0, groups = 0, made = 0, destroyed = 0, aborted = 0;
+    struct call {
+        int device;
+        std::size_t count;
+        ncclDataType_t type;
+        ncclRedOp_t op;
+        cudaStream_t stream;
+        bool in_group;
+    };
+    std::vector<call> calls{};
+};
+fake_nccl& fake() {
+    static fake_nccl instance;
+    return instance;
+}
+
+}  // namespace
+
+extern "C" {
+const char* ncclGetErrorString(ncclResult_t) { return "a reason"; }
+ncclResult_t ncclCommInitAll(ncclComm_t* comms, int n, const int* devices) {
+    if (fake().init != ncclSuccess) return fake().init;
+    for (int i = 0; i < n; ++i) {
+        comms[i] = new ncclComm{devices[i]};
+        (void)cudaSetDevice(devices[i]);
+        ++fake().made;
+    }
+    return ncclSuccess;
+}
+ncclResult_t ncclCommDestroy(ncclComm_t comm) {
+    delete comm;
+    ++fake().destroyed;
+    return ncclSuccess;
+}
+ncclResult_t ncclCommAbort(ncclComm_t comm) {
+    delete comm;
+    ++fake().aborted;
+    return ncclSuccess;
+}
+ncclResult_t ncclCommGetAsyncError(ncclComm_t comm, ncclResult_t* state) {
+    *state = comm->state;
+    return ncclSuccess;
+}
+ncclResult_t ncclGroupStart() {
+    ++fake().open_groups;
+    ++fake().groups;
+    return ncclSuccess;
+}
+ncclResult_t ncclGroupEnd() {
+    --fake().open_groups;
+    return fake().end;
+}
+ncclResult_t ncclAllReduce(const void*, void*, size_t count, ncclDataType_t type, ncclRedOp_t op, ncclComm_t comm,
+                           cudaStream_t stream) {
+    fake().calls.push_back({comm->device, count, type, op, stream, fake().open_groups == 1});
+    return fake().all_reduce;
+}
+}
+
+namespace {
+
+struct fixture {
+    const standin::session gpu{{.devices = 3}};
+    cuda::node node;
+    const std::vector<gs::device_id> devices{{2}, {0}};
+    std::vector<cuda::stream> streams;
+    std::vector<float> x = std::vector<float>(8);
+    const std::vector<const float*> in{x.data(), x.data() + 4};
+    const std::vector<float*> out{x.data(), x.data() + 4};
+
+    fixture() {
+        fake() = {};
+        for (const auto d : devices) streams.push_back(node.make_stream(d));
+    }
+    template <class Op = gs::sum>
+    errc all_reduce(gs::nccl_communicator& group, Op op = {}) {
+        return gs::submit_all_reduce<float>(node.gangs(), devices, std::span(streams), group, in, out, 4, op);
+    }
+};
+
+}  // namespace
+
+TEST_CASE_METHOD(fixture, "an all-reduce by NCCL: one group of calls, each on its rank's stream", "[cuda][nccl]") {
+    REQUIRE(cudaSetDevice(1) == cudaSuccess);
+    {
+        gs::nccl_communicator group{node, devices};
+        int current = -1;
+        CHECK(cudaGetDevice(&current) == cudaSuccess);
+        CHECK(current == 1);
+        CHECK(all_reduce(group) == errc::none);
+        CHECK(all_reduce(group, gs::average{}) == errc::none);
+        REQUIRE(fake().calls.size() == 4);
+        CHECK(fake().groups == 2);
+        CHECK(fake().open_groups == 0);
+        const auto& second = fake().calls[1];
+        CHECK(second.device == 0);
+        CHECK(second.count == 4);
+        CHECK(second.type == ncclFloat32);
+        CHECK(second.op == ncclSum);
+        CHECK(second.stream == streams[1].native_handle());
+        CHECK(second.in_group);
+        CHECK(fake().calls[3].op == ncclAvg);
+        CHECK_FALSE(gs::fault_of(group));
+        const gs::nccl_communicator moved = std::move(group);
+        CHECK(moved.size() == 2);
+    }
+    CHECK(fake().destroyed == 2);
+}
+
+TEST_CASE_METHOD(fixture, "what NCCL refuses is typed", "[cuda][nccl]") {
+    using support::code_of;
+    CHECK(code_of([&] {
+              gs::nccl_communicator{node, std::vector<gs::device_id>{{1}, {1}}};
+          }) == errc::duplicate_device);
+    CHECK(code_of([&] { gs::nccl_communicator{node, {}}; }) == errc::invalid_specification);
+    CHECK(code_of([&] { gs::nccl_communicator{node, std::vector<gs::device_id>{{7}}}; }) == errc::no_device);
+    fake().init = ncclSystemError;
+    CHECK_THROWS_WITH((gs::nccl_communicator{node, devices}), "ncclCommInitAll: a reason (2)");
+    CHECK(code_of([&] { gs::nccl_communicator{node, devices}; }) == errc::backend_failed);
+    fake().init = ncclSuccess;
+    gs::nccl_communicator group{node, devices};
+    fake().all_reduce = ncclInvalidArgument;
+    CHECK(all_reduce(group) == errc::invalid_specification);
+    CHECK(fake().calls.size() == 1);  // no more after the first error
+    CHECK(fake().open_groups == 0);   // but the group is ended
+    fake().all_reduce = ncclSuccess;
+    fake().end = ncclUnhandledCudaError;
+    CHECK(all_reduce(group) == errc::backend_failed);
+    CHECK(gs::submit_all_reduce<float>(node.gangs(), devices, std::span(streams).first(1), group, in, out, 4) ==
+          errc::invalid_specification);
+    CHECK(gs::to_errc(ncclRemoteError) == errc::aborted);
+    CHECK(gs::to_errc(ncclInProgress) == errc::in_flight);
+    static_assert(!gs::nccl_number<std::int16_t> && gs::nccl_number<gs::bfloat16>);
+}
+
+TEST_CASE_METHOD(fixture, "a rank that fails is named, and nothing is submitted after an abort", "[cuda][nccl]") {
+    gs::nccl_communicator group{node, devices};
+    REQUIRE(all_reduce(group) == errc::none);
+    const std::uint32_t failing = 1;
+    REQUIRE(group.submit(node.gangs(), devices, std::span(streams), gs::collective_kind::broadcast,
+                         [&](std::uint32_t r, ncclComm_t comm, cudaStream_t) {
+                             if (r == failing) comm->state = ncclRemoteError;  // as if it came to light later
+                             return ncclSuccess;
+                         }) == errc::none);
+    CHECK(gs::fault_of(group) == gs::collective_fault{errc::aborted, gs::collective_kind::broadcast, failing, 2});
+    group.abort();
+    CHECK(fake().aborted == 2);
+    CHECK(gs::fault_of(group).code == errc::aborted);
+    CHECK(all_reduce(group) == errc::aborted);
+    CHECK(fake().calls.size() == 2);
+}
+
+TEST_CASE_METHOD(fixture, "NCCL's kernels and ours queue up on the devices that they share", "[cuda][nccl]") {
+    gs::nccl_communicator group{node, devices};
+    auto before = node.make_stream(devices[0]);
+    cuda::point done;
+    {
+        auto entered = node.gangs().enter(devices);
+        before.enqueue(gs::ns{1'000'000});
+        done = before.record();
+        entered.add(devices[0], 1, &before, done);
+    }
+    REQUIRE(all_reduce(group) == errc::none);
+    const auto ended = streams[0].record();
+    CHECK(ended.wait(gs::never));
+    CHECK(done.reached());
+}
+
+#endif

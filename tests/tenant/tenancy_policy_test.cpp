@@ -1,0 +1,171 @@
+// SPDX-License-Identifier: Apache-2.0
+// Tenancies under other policies than weighted shares.
+#include <chrono>
+#include <string>
+#include <thread>
+#include <type_traits>
+#include <utility>
+#include <vector>
+
+#include <gpushare/backend/host/host.hpp>
+#include <gpushare/compute/any_policy.hpp>
+#include <gpushare/compute/capped.hpp>
+#include <gpushare/compute/caps.hpp>
+#include <gpushare/compute/earliest_deadline.hpp>
+#include <gpushare/compute/policy_tree.hpp>
+#include <gpushare/compute/preemptive_fair.hpp>
+#include <gpushare/tenant/tenancy.hpp>
+#include <gpushare/units.hpp>
+
+#include "support/catch.hpp"
+#include "support/code_of.hpp"
+
+using namespace gpushare;
+using namespace gpushare::literals;
+using namespace std::chrono_literals;
+
+namespace {
+
+/// Remembers what it is told of each client, and refuses whom it is told to.
+struct witness {
+    struct notes {
+        std::vector<client_settings> told;
+        bool refuses = false;
+    };
+    notes* seen = nullptr;
+    weighted_fair inside{};
+
+    failure tell(const client_settings& s) const {
+        if (seen == nullptr) return {};
+        if (seen->refuses) return {errc::share_exceeded};
+        seen->told.push_back(s);
+        return {};
+    }
+    failure add(client_id c, const client_settings& s) {
+        const auto why = tell(s);
+        return why.code != errc::none ? why : inside.add(c, s);
+    }
+    failure change(client_id c, const client_settings& s) {
+        const auto why = tell(s);
+        return why.code != errc::none ? why : inside.change(c, s);
+    }
+    void remove(client_id c) noexcept { inside.remove(c); }
+    void wake(client_id c, const line_head& head, instant now) noexcept { inside.wake(c, head, now); }
+    void sleep(client_id c) noexcept { inside.sleep(c); }
+    [[nodiscard]] choice pick(instant now) noexcept { return inside.pick(now); }
+    void serve(client_id c, ns cost, instant now) noexcept { inside.serve(c, cost, now); }
+    void correct(client_id c, ns delta) noexcept { inside.correct(c, delta); }
+};
+static_assert(compute_policy<witness>);
+
+template <class Tenant>
+void run_some(Tenant& t) {
+    for (int i = 0; i < 3; ++i) {
+        const auto done = t.submit([](auto& s) { s.launch({}, [](auto&) {}); });
+        CHECK(done.wait());
+        CHECK(done.status() == errc::none);
+    }
+}
+
+}  // namespace
+
+TEST_CASE("a tenancy has the policy that it is asked for", "[tenant]") {
+    host::node node{{.devices = 2, .memory = 1_MiB}};
+    tenancy weighted{node};
+    static_assert(std::is_same_v<decltype(weighted), tenancy<host::node, weighted_fair>>);
+    tenancy<host::node, earliest_deadline> urgent{node};
+    auto chat = urgent.admit({.name = "chat", .memory = 2_KiB, .devices = 2, .compute = 50_pct, .slo = 5ms});
+    run_some(chat);
+    CHECK(chat.spec().slo == 5ms);
+    tenancy equal{node, {}, [](device_id) { return fair_share{2}; }};
+    static_assert(std::is_same_v<decltype(equal), tenancy<host::node, fair_share>>);
+    auto a = equal.admit({.name = "a", .memory = 1_KiB, .compute = 10_pct, .on = {device_id{0}}});
+    auto b = equal.admit({.name = "b", .memory = 1_KiB, .compute = 10_pct, .on = {device_id{0}}});
+    run_some(a);
+    try {
+        (void)equal.admit({.name = "c", .memory = 1_KiB, .compute = 10_pct, .on = {device_id{0}}});
+        FAIL("the policy has room for two");
+    } catch (const operation_error& e) {
+        CHECK(e.code() == errc::share_exceeded);
+        CHECK(std::string(e.tenant()) == "c");
+    }
+    CHECK(equal.unpromised({0}) == 80_pct);  // and nothing was taken
+    CHECK(equal.rooms()[0].free == 1_MiB - 2_KiB);
+    (void)equal.admit({.name = "c", .memory = 1_KiB, .compute = 10_pct, .on = {device_id{1}}});
+}
+
+TEST_CASE("what a tenant is entitled to reaches the policy, and so does what changes", "[tenant]") {
+    host::node node{{.devices = 1, .memory = 1_MiB}};
+    witness::notes seen;
+    tenancy shared{node, {}, [&](device_id) { return witness{&seen}; }};
+    auto t = shared.admit({.name = "t",
+                           .memory = 1_KiB,
+                           .compute = 40_pct,
+                           .level = {2},
+                           .cap = 60_pct,
+                           .soft_cap = true,
+                           .slo = 7ms,
+                           .group = 3,
+                           .longest = 2ms});
+    client_settings expected{.weight = 40_pct,
+                             .level = {2},
+                             .longest = 2ms,
+                             .cap = 60_pct,
+                             .soft_cap = true,
+                             .slo = 7ms,
+                             .group = 3,
+                             .tag = t.tag()};
+    REQUIRE(seen.told.size() == 1);
+    CHECK((seen.told.back() == expected));
+    t.resize({.cap = 50_pct, .soft_cap = false, .slo = 8ms, .group = 4, .longest = 3ms});
+    expected.cap = 50_pct;
+    expected.soft_cap = false;
+    expected.slo = 8ms;
+    expected.group = 4;
+    expected.longest = 3ms;
+    CHECK((seen.told.back() == expected));
+    CHECK(t.spec().group == 4);
+    CHECK(shared.limiter_of({0}).wait_bound() >= 3ms);
+    SECTION("what the policy refuses changes nothing") {
+        seen.refuses = true;
+        CHECK(support::code_of([&] { t.resize({.memory = 2_KiB, .compute = 90_pct, .slo = 1ms}); }) ==
+              errc::share_exceeded);
+        seen.refuses = false;
+        CHECK(t.spec().slo == 8ms);
+        CHECK(t.spec().memory == 1_KiB);
+        CHECK(t.spec().compute == 40_pct);
+        CHECK(shared.unpromised({0}) == 60_pct);
+        CHECK(shared.rooms()[0].free == 1_MiB - 1_KiB);
+        run_some(t);
+    }
+}
+
+TEST_CASE("a tenancy's policies are replaced while tenants work, by any kind, trees too", "[tenant]") {
+    host::node node{{.devices = 2, .memory = 1_MiB}};
+    tenancy shared{node, {}, [](device_id d) {
+                       return d.index == 0 ? any_policy{fixed{}}
+                                           : any_policy{policy_tree<weighted_fair, preemptive_fair>{}};
+                   }};
+    auto a = shared.admit({.name = "a", .memory = 1_KiB, .compute = 50_pct, .on = {device_id{0}}, .group = 0});
+    auto b = shared.admit({.name = "b", .memory = 1_KiB, .compute = 50_pct, .on = {device_id{1}}, .group = 1});
+    run_some(a);
+    run_some(b);
+    CHECK(shared.limiter_of({0}).set_policy(earliest_deadline{}) == errc::none);
+    CHECK(shared.limiter_of({1}).set_policy(capped<weighted_fair>{}) == errc::none);
+    run_some(a);
+    run_some(b);
+    CHECK(a.close().complete);
+    CHECK(b.close().complete);
+}
+
+TEST_CASE("a tenant's hard cap holds on the device", "[tenant]") {
+    host::node node{{.devices = 1, .memory = 1_MiB, .sms = 1, .timing = host::timing::modelled}};
+    tenancy<host::node, capped<weighted_fair>> shared{node};
+    auto t = shared.admit({.name = "t", .memory = 1_KiB, .compute = 100_pct, .cap = 10_pct});
+    const auto begin = node.get_clock().now();
+    std::vector<decltype(t)::ticket> tickets;
+    for (int i = 0; i < 40; ++i) tickets.push_back(t.submit([](auto& s) { s.launch({.hold = 500us}, [](auto&) {}); }));
+    for (const auto& done : tickets) CHECK(done.wait());
+    // 20 ms of work at a tenth of the device: the pacer lets 5 ms of it be caught up, and the last one be begun.
+    CHECK(node.get_clock().now() - begin >= 140ms);
+}
