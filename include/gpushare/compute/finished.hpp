@@ -2,7 +2,7 @@
 // What the device has done of a submission that was in flight, and how several that were timed together share what was
 // measured. A part of flights.hpp.
 //
-//   const ns part = detail::part_of(total, one.predicted, all_predicted);
+//   const ns part = detail::cost_part_of(total, one.predicted, all_predicted);
 #pragma once
 
 #include <cstddef>
@@ -30,7 +30,7 @@ struct finished {
 };
 
 /// Of `total`, in proportion to what was predicted of this one and of all.
-[[nodiscard]] inline ns part_of(ns total, ns predicted, ns of_all) noexcept {
+[[nodiscard]] inline ns cost_part_of(ns total, ns predicted, ns of_all) noexcept {
     if (of_all <= ns{0}) return ns{0};
     return ns{static_cast<ns::rep>(static_cast<double>(total.count()) * static_cast<double>(predicted.count()) /
                                    static_cast<double>(of_all.count()))};

@@ -366,8 +366,8 @@ private:
         for (auto i = first; i != none;) {
             const flight& s = slots_[i];
             const auto next = s.next;
-            const ns part = next == none ? left : part_of(left, s.what.predicted, predicted);
-            const ns span = next == none ? length : part_of(length, s.what.predicted, predicted);
+            const ns part = next == none ? left : cost_part_of(left, s.what.predicted, predicted);
+            const ns span = next == none ? length : cost_part_of(length, s.what.predicted, predicted);
             left -= part;
             length -= span;
             predicted -= s.what.predicted;
