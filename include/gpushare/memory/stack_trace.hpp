@@ -28,6 +28,7 @@ namespace gpushare::inline GPUSHARE_ABI {
 
 /// A line for each address: file, function where it is known, address. Throws std::bad_alloc.
 [[nodiscard]] inline std::vector<std::string> symbols_of(std::span<void* const> trace) {
+    if (trace.empty()) return {};  // glibc wants an array
     const std::unique_ptr<char*, void (*)(void*)> lines(
         ::backtrace_symbols(trace.data(), static_cast<int>(trace.size())), std::free);
     if (lines == nullptr) throw std::bad_alloc();
