@@ -244,7 +244,7 @@ TEST_CASE("trap: overlapping groups share slots", "[collective][trap]") {
             gs::team<collective_test::delaying_context> t(ctx, groups[g].rank(i).view(), i, 0,
                                                           gs::collective_kind::all_reduce,
                                                           in(20s).time_since_epoch().count());
-            const algorithm how = round % 2 == 0 ? algorithm::one_shot : algorithm::flag_in_data;
+            const algorithm how = g % 2 == 0 ? algorithm::one_shot : algorithm::flag_in_data;
             if (!t.enter() || !sum_right(t, round * 10 + g, how, 300, false)) ++wrong;
         }
     });
