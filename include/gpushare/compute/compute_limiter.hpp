@@ -320,8 +320,6 @@ private:
         return waited == errc::stopped ? waited : why;
     }
 
-    // --- for the gate
-
     errc turn_away(std::unique_lock<std::mutex>& lock, instant now, errc why) noexcept {
         this->advance(lock, now, look::if_due);  // what was noticed on the way
         return why;
