@@ -84,7 +84,8 @@ GPUSHARE_HD collective_fault by_flagged_words(team<Context>& t, std::uint32_t si
     for (std::uint32_t r = ctx.thread_rank(); r < t.ranks(); r += ctx.num_threads()) {
         const std::uint64_t& first = t.view().words_of(r, t.lane(), t.epoch())[0];
         const std::uint32_t told = read(r, first);
-        (void)atomic_ref{const_cast<std::uint64_t&>(first)}.load_acquire();  // of the same: it stays until the next epoch
+        // Of the same: nobody writes there until this rank has been at the next epoch.
+        (void)atomic_ref{const_cast<std::uint64_t&>(first)}.load_acquire();
         if (told != signature && bad == none) bad = r | differs;
     }
     for (std::size_t i = ctx.thread_rank() * width; i < n && bad == none; i += ctx.num_threads() * width) {
