@@ -44,9 +44,9 @@ static_assert(gs::timeline<claimed_stream>);
 /// Compiled against NCCL's header and linked with its library.
 template <class T, class Op>
 void link_submit() {
-    using submit = gs::errc (*)(gs::device_order_lock&, std::span<const gs::device_id>, std::span<claimed_stream>,
-                                gs::nccl_communicator&, std::span<const T* const>, std::span<T* const>, std::size_t,
-                                Op);
+    using submit =
+        gs::errc (*)(gs::device_order_lock&, std::span<const gs::device_id>, std::span<claimed_stream>,
+                     gs::nccl_communicator&, std::span<const T* const>, std::span<T* const>, std::size_t, Op);
     // volatile: else the optimiser would see that nobody calls it.
     const volatile submit linked = &gs::submit_all_reduce<T, gs::device_order_lock, claimed_stream, Op>;
     CHECK(linked != nullptr);
