@@ -27,10 +27,10 @@
 #include <gpushare/backend/cuda/device_state.hpp>
 #include <gpushare/backend/cuda/error.hpp>
 #include <gpushare/backend/cuda/node.hpp>
-#include <gpushare/backend/cuda/sm_split.hpp>
 #include <gpushare/backend/cuda/stream.hpp>
 #include <gpushare/config.hpp>
 #include <gpushare/error.hpp>
+#include <gpushare/sm_split.hpp>
 #include <gpushare/units.hpp>
 
 namespace gpushare::inline GPUSHARE_ABI::cuda {
