@@ -92,6 +92,18 @@ void check_sms_split() {
         }
         CHECK(sms.outside_any_partition() == tags{});
     }
+    if constexpr (launcher<stream>) SECTION("what is resident at once is asked of the partition") {
+            auto parts = sms.partition(weighted_sms(can, counts{3, 1}));
+            auto big = parts[0].make_stream(), small = parts[1].make_stream(), whole = sms.make_stream();
+            const detail::empty_kernel kernel;
+            const std::uint32_t most = small.max_cooperative_blocks(kernel, 1);
+            CHECK(most >= 1);
+            CHECK(big.max_cooperative_blocks(kernel, 1) * parts[1].sms() == most * parts[0].sms());
+            CHECK(whole.max_cooperative_blocks(kernel, 1) * parts[1].sms() == most * can.sms);
+            CHECK(small.launch_cooperative({.blocks = most + 1}, kernel) == errc::too_many_blocks);
+            CHECK(small.launch_cooperative({.blocks = most}, kernel) == errc::none);
+            CHECK(small.record().wait(never));
+        }
     SECTION("work of a partition doesn't wait for that of another one") {
         auto parts = sms.partition(equal_sms(can, 2));
         auto a = parts[0].make_stream(priority{1}, 1), b = parts[1].make_stream({}, 2);
