@@ -8,6 +8,7 @@
 
 #include <algorithm>
 #include <atomic>
+#include <concepts>
 #include <cstddef>
 #include <cstdint>
 #include <cstring>
@@ -178,6 +179,9 @@ private:
         op->blocks = g.blocks;
         op->cooperative = cooperative;
         op->hold = std::max(g.hold, ns{0});
+        if constexpr (std::same_as<K, gpushare::detail::empty_kernel>)
+            // Opaque work, too: to wake up a worker only to find nothing to do would disturb what shares the cores.
+            if (engine_->options().timing == timing::modelled) return op.submit();
         if constexpr (gpushare::detail::fits_in_place<K, detail::kernel_capacity>)
             op->body = [kernel = K(kernel)](kernel_context& ctx) { kernel(ctx); };
         else
