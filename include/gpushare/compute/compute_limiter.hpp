@@ -381,6 +381,7 @@ private:
         std::unique_lock lock(mutex_);
         flights_.land(at, std::move(begin), std::move(end), code, nullptr);
         this->end_batches(lock, nullptr, false);
+        if (code == errc::device_lost) this->advance(lock, this->policy_time(), look::now);
         this->keep_watch();
     }
     void land(std::size_t slot, Stream& s, point begin, point end, errc code) noexcept {

@@ -155,6 +155,7 @@ public:
         b.last = at.slot;
         --b.entering;
         b.trouble |= code != errc::none;
+        if (code == errc::device_lost) b.end_wanted = ends_wanted_ = true;
         if (begin) {
             if (at.ends != none) end_batch(at.ends, *begin);
             b.begin = *std::move(begin);
@@ -165,12 +166,7 @@ public:
     /// The work of this seat won't come; the slot stays taken. `begin`: if it was recorded.
     void unboard(const seat& at, std::optional<point> begin = {}) noexcept {
         batch& b = batches_[at.in];
-        if (at.ends != none) {
-            if (begin)
-                end_batch(at.ends, *std::move(begin));
-            else
-                not_ended(at.ends);
-        }
+        if (at.ends != none) begin ? end_batch(at.ends, *std::move(begin)) : not_ended(at.ends);
         b.predicted -= slots_[at.slot].what.predicted;
         if (--b.entering == 0 && b.num_members == 0) b.clear();
     }

@@ -118,7 +118,9 @@ public:
         return h;
     }
     [[nodiscard]] bool any_hold() const noexcept {
-        return std::ranges::any_of(levels_, [](const level_state& l) { return l.hold_until > instant{}; });
+        for (const auto& l : levels_)
+            if (l.hold_until > instant{}) return true;
+        return false;
     }
 
     /// The longest that what is let in at this level waits for those below, if nothing takes longer than the longest of its
@@ -153,8 +155,8 @@ private:
         ns any{};
         for (auto& l : levels_) {
             any = std::max(any, l.longest);
-            const bool top = std::ranges::none_of(
-                levels_, [&](const level_state& other) { return other.level > l.level && other.clients > 0; });
+            bool top = true;
+            for (const auto& other : levels_) top = top && (other.level <= l.level || other.clients == 0);
             l.horizon = top ? horizon_ : horizon_ / 4;
             l.depth = top ? depth_ : std::min(depth_, 2U);  // below somebody: one that runs and one behind it
         }

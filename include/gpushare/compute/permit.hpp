@@ -16,6 +16,17 @@
 
 namespace gpushare::inline GPUSHARE_ABI {
 
+namespace detail {
+/// Whether the stream knows that its device is lost, of a backend whose streams can tell without asking the device.
+template <class Stream>
+[[nodiscard]] bool known_lost(const Stream& s) noexcept {
+    if constexpr (requires { static_cast<bool>(s.lost()); })
+        return s.lost();
+    else
+        return false;
+}
+}  // namespace detail
+
 /// Movable; one owner. Unused, it is given back when it is destroyed. Must not outlive its limiter.
 template <class Limiter>
 class permit {
@@ -84,7 +95,9 @@ private:
                 limiter_->unboard(seat, std::move(begin));
             throw;
         }
-        used()->land(seat, std::move(begin), std::move(end), errc::none);
+        // Its work may share a point that is recorded dozens of launches later.
+        const auto code = detail::known_lost(s) ? errc::device_lost : errc::none;
+        used()->land(seat, std::move(begin), std::move(end), code);
     }
 
     Limiter* used() noexcept { return std::exchange(limiter_, nullptr); }

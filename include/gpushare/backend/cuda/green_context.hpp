@@ -102,7 +102,7 @@ public:
 
     /// A stream in the partition; see node::make_stream.
     [[nodiscard]] stream make_stream(priority level = {}, std::uint32_t tag = 0) {
-        auto made = std::make_unique<detail::stream_state>();
+        auto made = std::make_shared<detail::stream_state>();
         made->device = state_->device;
         made->keep_alive = state_;
         made->level = level;

@@ -193,16 +193,16 @@ private:
         return devices_[d.index];
     }
 
-    static std::unique_ptr<detail::stream_state> describe(const std::shared_ptr<detail::device_state>& device,
+    static std::shared_ptr<detail::stream_state> describe(const std::shared_ptr<detail::device_state>& device,
                                                           std::uint32_t tag) {
-        auto s = std::make_unique<detail::stream_state>();
+        auto s = std::make_shared<detail::stream_state>();
         s->device = device;
         s->sms = device->properties().sms;
         s->tag = tag;
         return s;
     }
 
-    std::unique_ptr<detail::stream_state> look_at(cudaStream_t handle, std::uint32_t tag) const {
+    std::shared_ptr<detail::stream_state> look_at(cudaStream_t handle, std::uint32_t tag) const {
         if (handle == nullptr || handle == cudaStreamLegacy || handle == cudaStreamPerThread)
             throw operation_error(errc::invalid_specification, {},
                                   "a default stream can't be shared: it waits for all others");

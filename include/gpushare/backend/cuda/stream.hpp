@@ -158,6 +158,8 @@ public:
     /// Lives in a green context, its own SMs.
     [[nodiscard]] bool in_partition() const noexcept { return state_->partitioned; }
     [[nodiscard]] const device_properties& properties() const noexcept { return state_->device->properties(); }
+    /// Whether its device was seen to be unusable, by any call. Asks nothing.
+    [[nodiscard]] bool lost() const noexcept { return state_->device->health().lost(); }
     /// Between the begin and the end of a graph_capture.
     [[nodiscard]] bool capturing() const noexcept { return state_->capturing.load(std::memory_order_relaxed); }
 
@@ -189,7 +191,7 @@ public:
         enqueued(code, name);
     }
     [[nodiscard]] detail::stream_state& state() const noexcept { return *state_; }
-    explicit stream(std::unique_ptr<detail::stream_state> state) noexcept : state_(std::move(state)) {}
+    explicit stream(std::shared_ptr<detail::stream_state> state) noexcept : state_(std::move(state)) {}
 
 private:
     [[nodiscard]] static point record_on(detail::stream_state& s) {
