@@ -3,6 +3,7 @@
 //
 //   auto g = gpushare::gang_permit<limiter>::acquire({{&on_0, a, {0}}, {&on_1, b, {1}}}, deadline);
 //   if (g) g->enqueue(node.gangs(), streams, [&](std::size_t rank, auto& s) { s.launch(shape, part[rank]); });
+//   if (g) g->enqueue(streams, [&] { return submit_all_reduce(node.gangs(), ...); });     // what knows the order itself
 //
 // No two gangs wait for each other for ever: permits are taken in the order of the devices (ordered resources, Havender
 // 1968), all of them before anything is enqueued, and what is enqueued goes under the node's gang order.
@@ -13,8 +14,10 @@
 #include <cstddef>
 #include <initializer_list>
 #include <numeric>
+#include <optional>
 #include <span>
 #include <stop_token>
+#include <type_traits>
 #include <utility>
 #include <vector>
 
@@ -79,9 +82,35 @@ public:
         for (auto& p : parts) p.leave.enqueue(*streams[p.rank], [&](stream& s) { enqueue_part(p.rank, s); });
     }
 
+    /// Calls `enqueue_all()` once, which enqueues on all the streams, in the node's gang order, as collectives do: charged to
+    /// each member with what its stream takes. Returns what it returns. Once only. What it throws passes through, after what
+    /// it had enqueued until then is accounted for.
+    template <std::invocable<> F>
+    std::invoke_result_t<F&> enqueue(std::span<stream* const> streams, F enqueue_all) {
+        auto parts = std::move(parts_);
+        return nest(std::span(parts), streams, enqueue_all);
+    }
+
     [[nodiscard]] std::size_t size() const noexcept { return parts_.size(); }
 
 private:
+    struct part;
+
+    // The points of one part around those of the next.
+    template <class F>
+    static std::invoke_result_t<F&> nest(std::span<part> parts, std::span<stream* const> streams, F& enqueue_all) {
+        if (parts.empty()) return enqueue_all();
+        auto& outer = parts.front();
+        const auto inner = [&] { return nest(parts.subspan(1), streams, enqueue_all); };
+        if constexpr (std::is_void_v<std::invoke_result_t<F&>>) {
+            outer.leave.enqueue(*streams[outer.rank], [&](stream&) { inner(); });
+        } else {
+            std::optional<std::invoke_result_t<F&>> came;
+            outer.leave.enqueue(*streams[outer.rank], [&](stream&) { came.emplace(inner()); });
+            return *std::move(came);
+        }
+    }
+
     struct part {
         std::size_t rank;
         device_id device;
@@ -91,5 +120,22 @@ private:
     gang_permit() = default;
     std::vector<part> parts_;
 };
+
+/// Long work over several devices in pieces, such as a collective over a range of its elements after the other: calls
+/// `enqueue_piece(i)` for each, i from 0, inside a gang of its own. Between two pieces higher tenants get in, and all ranks
+/// yield or none, for a piece is admitted on all devices before anything of it is enqueued. Returns the first errc that isn't
+/// none, of acquiring a gang or of a piece (that of `deadline`, too, for all pieces): none of the later ones is enqueued then.
+template <class Limiter, class F>
+requires std::is_invocable_r_v<errc, F&, std::size_t> errc
+enqueue_in_pieces(std::span<const typename gang_permit<Limiter>::member> members,
+                  std::span<typename Limiter::stream* const> streams, std::size_t pieces, F enqueue_piece,
+                  instant deadline = never, const std::stop_token& stop = {}, const submit_options& o = {}) {
+    for (std::size_t i = 0; i < pieces; ++i) {
+        auto gang = gang_permit<Limiter>::acquire(members, deadline, stop, o);
+        if (!gang) return gang.code();
+        if (const errc why = gang->enqueue(streams, [&] { return enqueue_piece(i); }); why != errc::none) return why;
+    }
+    return errc::none;
+}
 
 }  // namespace gpushare::inline GPUSHARE_ABI
