@@ -2,7 +2,7 @@
 // What the device has done of a submission that was in flight, and how several that were timed together share what was
 // measured. A part of flights.hpp.
 //
-//   const ns part = detail::part_of(total, all_predicted)(one.predicted);
+//   const ns part = detail::proportion(total, all_predicted)(one.predicted);
 #pragma once
 
 #include <cstddef>
@@ -30,9 +30,9 @@ struct finished {
 };
 
 /// Parts of a total, each in proportion to what was predicted of it. A division for all of them.
-class part_of {
+class proportion {
 public:
-    part_of(ns total, ns predicted) noexcept
+    proportion(ns total, ns predicted) noexcept
         : rate_(predicted > ns{0} ? static_cast<double>(total.count()) / static_cast<double>(predicted.count()) : 0) {}
     [[nodiscard]] ns operator()(ns predicted) const noexcept {
         return ns{static_cast<ns::rep>(static_cast<double>(predicted.count()) * rate_)};

@@ -354,7 +354,7 @@ private:
                                         : source::alone;
         const auto status = b.end.status();
         const bool written_off = b.written_off;
-        const part_of cost_of(left, b.predicted), span_of(length, b.predicted);
+        const proportion cost_of(left, b.predicted), span_of(length, b.predicted);
         const auto first = b.first;
         const point end = std::exchange(b.end, {});
         b.clear();
