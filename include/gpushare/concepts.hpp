@@ -219,6 +219,41 @@ concept gang_order = requires(G& g, std::span<const device_id> devices) {
     { g.enter(devices) } -> detail::movable;
 };
 
+/// How the SMs of a device can be split: partitions are made of `units` groups of `unit` SMs. See sm_split.hpp.
+struct sm_split {
+    std::uint32_t sms = 0;  // of the device; those beyond unit * units can be in no partition
+    std::uint32_t unit = 0;
+    std::uint32_t units = 0;
+};
+
+/// Some SMs of a device: kernels of its streams run on them and on no others. Stays until its streams are gone.
+template <class P, class Stream>
+concept sm_partition_for = std::movable<P> && requires(P& p, const P& c, priority level, std::uint32_t tag) {
+    { c.sms() } noexcept -> std::same_as<std::uint32_t>;
+    { p.make_stream(level, tag) } -> std::same_as<Stream>;
+};
+
+/// One device, as a place where streams come from.
+template <class D>
+concept stream_source = requires(D& d, priority level, std::uint32_t tag) {
+    requires timeline<typename D::stream>;
+    { d.make_stream(level, tag) } -> std::same_as<typename D::stream>;
+};
+
+/// A device whose SMs can be split. Safe from any thread.
+///   make_stream(level, tag)   in no partition: its kernels run on every SM, those of partitions too
+///   split()        how; throws operation_error (not_supported) where the driver can't
+///   partition(n)   partitions of n[i] SMs, which share none with each other or with those that there are; all or none.
+///                  Throws operation_error: not_whole if one isn't a multiple of the unit, too_few_sms, not_supported
+///   outside_any_partition()   the tags of streams in no partition that this process made, in order
+template <class D>
+concept sm_partitionable = stream_source<D> && requires(D& d, const D& c, std::span<const std::uint32_t> sms) {
+    requires sm_partition_for<typename D::partition_type, typename D::stream>;
+    { c.split() } -> std::same_as<sm_split>;
+    { d.partition(sms)[0] } -> std::same_as<typename D::partition_type&>;
+    { c.outside_any_partition()[0] } -> std::convertible_to<std::uint32_t>;
+};
+
 /// A node: devices that one process reaches, with memory and streams each.
 template <class N>
 concept node = requires(N& n, const N& c, device_id d, priority p, std::uint32_t tag) {

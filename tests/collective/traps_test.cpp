@@ -236,15 +236,17 @@ TEST_CASE("trap: overlapping groups share slots", "[collective][trap]") {
     std::sort(areas.begin(), areas.end());
     CHECK(std::adjacent_find(areas.begin(), areas.end()) == areas.end());
     std::atomic<unsigned> wrong{0};
-    support::together(9, [&](unsigned i) {  // all groups at once, through their slots
+    // All groups at once, through their slots, which go from one algorithm to the next in any order.
+    support::together(9, [&](unsigned i) {
         std::uint32_t g = 0;
         while (i >= groups[g].size()) i -= groups[g++].size();
         collective_test::delaying_context ctx(g * 10 + i);
+        support::random any(g);  // the same for all ranks of a group
         for (std::uint32_t round = 0; round < 60; ++round) {
             gs::team<collective_test::delaying_context> t(ctx, groups[g].rank(i).view(), i, 0,
                                                           gs::collective_kind::all_reduce,
                                                           in(20s).time_since_epoch().count());
-            const algorithm how = g % 2 == 0 ? algorithm::one_shot : algorithm::flag_in_data;
+            const algorithm how = every_algorithm[any.below(every_algorithm.size())];
             if (!t.enter() || !sum_right(t, round * 10 + g, how, 300, false)) ++wrong;
         }
     });

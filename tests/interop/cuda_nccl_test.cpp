@@ -8,9 +8,16 @@
 
 #include <cuda_runtime_api.h>
 
+#include <cstddef>
+#include <cstdint>
+#include <span>
+#include <string_view>
 #include <vector>
 
 #include <gpushare/backend/host/host.hpp>
+#include <gpushare/collective/reduce_ops.hpp>
+#include <gpushare/gang.hpp>
+#include <gpushare/numbers.hpp>
 
 #include "support/catch.hpp"
 #include "support/code_of.hpp"
@@ -28,7 +35,40 @@ struct claimed_devices : gs::host::node {
     [[nodiscard]] static properties_type properties(gs::device_id d) { return {static_cast<int>(d.index)}; }
 };
 
+/// A stream that says it is CUDA's.
+struct claimed_stream : gs::host::stream {
+    [[nodiscard]] static cudaStream_t native_handle() noexcept { return nullptr; }
+};
+static_assert(gs::timeline<claimed_stream>);
+
+/// Compiled against NCCL's header and linked with its library.
+template <class T, class Op>
+void link_submit() {
+    using submit =
+        gs::errc (*)(gs::device_order_lock&, std::span<const gs::device_id>, std::span<claimed_stream>,
+                     gs::nccl_communicator&, std::span<const T* const>, std::span<T* const>, std::size_t, Op);
+    // volatile: else the optimiser would see that nobody calls it.
+    const volatile submit linked = &gs::submit_all_reduce<T, gs::device_order_lock, claimed_stream, Op>;
+    CHECK(linked != nullptr);
+}
+
 }  // namespace
+
+TEMPLATE_TEST_CASE("an all-reduce by NCCL links with its own library", "[interop][nccl]", double, float, gs::float16,
+                   gs::bfloat16, std::int8_t, std::uint8_t, std::int32_t, std::uint32_t, std::int64_t, std::uint64_t) {
+    STATIC_REQUIRE(gs::nccl_number<TestType>);
+    link_submit<TestType, gs::sum>();
+    link_submit<TestType, gs::product>();
+    link_submit<TestType, gs::minimum>();
+    link_submit<TestType, gs::maximum>();
+    link_submit<TestType, gs::average>();
+}
+
+TEST_CASE("what NCCL's own library says of its codes is what errors are made of", "[interop][nccl]") {
+    for (const ncclResult_t code : {ncclInvalidArgument, ncclUnhandledCudaError, ncclSystemError, ncclRemoteError})
+        CHECK(std::string_view{ncclGetErrorString(code)}.size() > 3);
+    CHECK(gs::to_errc(ncclCommAbort(nullptr)) == gs::errc::none);  // of nothing: NCCL lets it pass
+}
 
 TEST_CASE("NCCL's library without a device: a typed error", "[interop][nccl]") {
     int version = 0;

@@ -2,8 +2,9 @@
 // The all-reduce for the smallest sizes: each four bytes of data share a word with the epoch, so a reader that sees the epoch
 // has the data. One trip between cores instead of two. (The "LL" protocol of NCCL.)
 //
-// Orders: a word is written and read in one piece, so relaxed suffices; nothing else depends on it. Epochs are compared as
-// bits, never as numbers in the data's type.
+// Orders: a word is written and read in one piece, so relaxed suffices for the data. The first word of a call is released and
+// acquired: it says that its writer has read everything of the epochs before, and hands over the slots to whatever algorithm
+// writes them next. Epochs are compared as bits, never as numbers in the data's type.
 #pragma once
 
 #include <cstddef>
@@ -52,7 +53,8 @@ GPUSHARE_HD collective_fault by_flagged_words(team<Context>& t, std::uint32_t si
     const std::uint64_t tag = std::uint64_t{t.epoch()} << 32;
     std::uint64_t* const mine = t.view().words_of(t.rank(), t.lane(), t.epoch());
 
-    if (ctx.thread_rank() == 0) atomic_ref{mine[0]}.store_relaxed(tag | signature);
+    // Behind `enter`, which is a barrier: what the whole block has read before is released with it.
+    if (ctx.thread_rank() == 0) atomic_ref{mine[0]}.store_release(tag | signature);
     for (std::size_t i = ctx.thread_rank() * width; i < n; i += ctx.num_threads() * width) {
         std::uint32_t piece[words] = {};
         if (i + width <= n) {
@@ -79,8 +81,13 @@ GPUSHARE_HD collective_fault by_flagged_words(team<Context>& t, std::uint32_t si
         }
         return static_cast<std::uint32_t>(seen);
     };
-    for (std::uint32_t r = ctx.thread_rank(); r < t.ranks(); r += ctx.num_threads())
-        if (read(r, t.view().words_of(r, t.lane(), t.epoch())[0]) != signature && bad == none) bad = r | differs;
+    for (std::uint32_t r = ctx.thread_rank(); r < t.ranks(); r += ctx.num_threads()) {
+        const std::uint64_t& first = t.view().words_of(r, t.lane(), t.epoch())[0];
+        const std::uint32_t told = read(r, first);
+        // Of the same: nobody writes there until this rank has been at the next epoch.
+        (void)atomic_ref{const_cast<std::uint64_t&>(first)}.load_acquire();
+        if (told != signature && bad == none) bad = r | differs;
+    }
     for (std::size_t i = ctx.thread_rank() * width; i < n && bad == none; i += ctx.num_threads() * width) {
         const auto take = [&](std::uint32_t r) {
             alignas(16) std::uint32_t piece[words];

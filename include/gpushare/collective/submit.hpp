@@ -13,9 +13,12 @@
 // submit_shared.hpp is for several ranks on one device, submit_fused.hpp for epilogues.
 #pragma once
 
+#include <array>
+#include <concepts>
 #include <cstddef>
 #include <cstdint>
 #include <span>
+#include <type_traits>
 #include <utility>
 #include <vector>
 
@@ -97,46 +100,42 @@ private:
 
 using device_parts = gang_residents<immediate_point>;  // for its arithmetic
 
-}  // namespace detail
+/// Ranks up to which a submission needs no memory.
+inline constexpr std::size_t ranks_in_place = 32;
 
-/// Why the group's collectives fail, if they do: none until one has failed, then the same for ever.
-[[nodiscard]] inline collective_fault fault_of(const member& me) noexcept { return me.fault(); }
-
-/// Launches body[r] for rank r on streams[r], which is a stream of devices[r]: all of them, or none and an errc.
-///   too_many_blocks         a device can't hold so many blocks at once
-///   invalid_specification   the sizes of the spans differ, or more blocks than the communicator has lanes
-///   not_supported           the ranks' devices don't reach each other's memory, which this collective needs
-/// Throws what the streams throw; if that happens between two launches, the group is aborted, so nobody hangs.
-template <gang_order Gangs, launcher Stream, class Body>
-[[nodiscard]] errc submit(Gangs& gangs, std::span<const device_id> devices, std::span<Stream> streams,
-                          std::span<const member> members, std::span<const Body> bodies,
-                          const launch_options& options = {}) {
+/// As submit() below, with `body_of(r)` for the body of rank r: made when it is launched, so they aren't kept anywhere.
+template <gang_order Gangs, launcher Stream, class BodyOf>
+requires std::invocable<const BodyOf&, std::size_t>
+[[nodiscard]] errc submit_each(Gangs& gangs, std::span<const device_id> devices, std::span<Stream> streams,
+                               std::span<const member> members, const BodyOf& body_of, const launch_options& options) {
+    using body = std::remove_cvref_t<std::invoke_result_t<const BodyOf&, std::size_t>>;
     const std::size_t ranks = members.size();
-    if (ranks == 0 || devices.size() != ranks || streams.size() != ranks || bodies.size() != ranks ||
-        ranks != members[0].size() || options.blocks == 0 || options.blocks > members[0].view().lanes)
+    if (ranks == 0 || devices.size() != ranks || streams.size() != ranks || ranks != members[0].size() ||
+        options.blocks == 0 || options.blocks > members[0].view().lanes)
         return errc::invalid_specification;
-    if (!members[0].view().direct && !detail::works_through_slots<Body>) return errc::not_supported;
+    if (!members[0].view().direct && !works_through_slots<body>) return errc::not_supported;
     const auto kernel = [&](std::size_t r) {
-        return detail::rank_kernel<Body>{members[r].view(), members[r].rank(), options.patience.count(), bodies[r]};
+        return rank_kernel<body>{members[r].view(), members[r].rank(), options.patience.count(), body_of(r)};
     };
-    std::vector<std::uint64_t> parts(ranks);
+    std::array<std::uint64_t, ranks_in_place> few;
+    std::vector<std::uint64_t> many(ranks > few.size() ? ranks : 0);
+    const std::span<std::uint64_t> parts = many.empty() ? std::span(few).first(ranks) : std::span(many);
     for (std::size_t r = 0; r < ranks; ++r)
-        parts[r] = detail::device_parts::part_of(options.blocks,
-                                                 streams[r].max_cooperative_blocks(kernel(r), options.threads));
+        parts[r] = device_parts::part_of(options.blocks, streams[r].max_cooperative_blocks(kernel(r), options.threads));
     const auto on_device_of = [&](std::size_t rank) {  // several ranks may be on one
         std::uint64_t sum = 0;
         for (std::size_t r = 0; r < ranks; ++r) sum += devices[r] == devices[rank] ? parts[r] : 0;
         return sum;
     };
     for (std::size_t r = 0; r < ranks; ++r)
-        if (on_device_of(r) > detail::device_parts::whole_device) return errc::too_many_blocks;
+        if (on_device_of(r) > device_parts::whole_device) return errc::too_many_blocks;
 
-    detail::gang_launch<Gangs, Stream> gang(gangs, devices, members[0].channel());
+    gang_launch<Gangs, Stream> gang(gangs, devices, members[0].channel());
     for (std::size_t r = 0; r < ranks; ++r) gang.make_room(devices[r], on_device_of(r), streams[r]);
     const grid g{.blocks = options.blocks, .threads = options.threads, .hold = {}};
     std::size_t r = 0;
     const auto give_up = [&](errc why) {
-        members[0].close({why, Body::kind, static_cast<std::uint32_t>(r), 0});
+        members[0].close({why, body::kind, static_cast<std::uint32_t>(r), 0});
         return why;
     };
     try {
@@ -152,6 +151,26 @@ template <gang_order Gangs, launcher Stream, class Body>
     return errc::none;
 }
 
+}  // namespace detail
+
+/// Why the group's collectives fail, if they do: none until one has failed, then the same for ever.
+[[nodiscard]] inline collective_fault fault_of(const member& me) noexcept { return me.fault(); }
+
+/// Launches body[r] for rank r on streams[r], which is a stream of devices[r]: all of them, or none and an errc.
+///   too_many_blocks         a device can't hold so many blocks at once
+///   invalid_specification   the sizes of the spans differ, or more blocks than the communicator has lanes
+///   not_supported           the ranks' devices don't reach each other's memory, which this collective needs
+/// Throws what the streams throw; if that happens between two launches, the group is aborted, so nobody hangs. Up to 32 ranks
+/// it allocates nothing besides what the streams and the gang order do.
+template <gang_order Gangs, launcher Stream, class Body>
+[[nodiscard]] errc submit(Gangs& gangs, std::span<const device_id> devices, std::span<Stream> streams,
+                          std::span<const member> members, std::span<const Body> bodies,
+                          const launch_options& options = {}) {
+    if (bodies.size() != members.size()) return errc::invalid_specification;
+    return detail::submit_each(
+        gangs, devices, streams, members, [&](std::size_t r) -> const Body& { return bodies[r]; }, options);
+}
+
 /// An all-reduce of ins[r] into outs[r] on every device.
 template <reducible T, gang_order Gangs, launcher Stream, class Op = sum>
 [[nodiscard]] errc submit_all_reduce(Gangs& gangs, std::span<const device_id> devices, std::span<Stream> streams,
@@ -161,10 +180,10 @@ template <reducible T, gang_order Gangs, launcher Stream, class Op = sum>
     if (ins.size() != members.size() || outs.size() != members.size() || members.empty())
         return errc::invalid_specification;
     const collective_plan plan = members[0].tuning().plan(members[0].size(), count * sizeof(T));
-    std::vector<detail::all_reduce_body<T, Op>> bodies;
-    bodies.reserve(members.size());
-    for (std::size_t r = 0; r < members.size(); ++r) bodies.push_back({ins[r], outs[r], count, op, plan});
-    return submit(gangs, devices, streams, members, std::span<const detail::all_reduce_body<T, Op>>(bodies), options);
+    const auto body_of = [&](std::size_t r) {
+        return detail::all_reduce_body<T, Op>{ins[r], outs[r], count, op, plan};
+    };
+    return detail::submit_each(gangs, devices, streams, members, body_of, options);
 }
 
 }  // namespace gpushare::inline GPUSHARE_ABI

@@ -9,7 +9,6 @@
 #include <concepts>
 #include <cstddef>
 #include <span>
-#include <vector>
 
 #include <gpushare/collective/communicator.hpp>
 #include <gpushare/collective/fused_all_reduce.hpp>
@@ -31,17 +30,16 @@ template <bool Sharded, class Gangs, class Stream, class T, class Op, class... S
     if (members.empty() || steps.size() != members.size() || outs.size() != members.size())
         return errc::invalid_specification;
     const std::size_t slot = members[0].view().slot;
-    std::vector<fused_body<T, Op, Sharded, Stages...>> bodies;
-    bodies.reserve(steps.size());
-    for (std::size_t r = 0; r < steps.size(); ++r) {
-        const auto& p = steps[r];
+    for (const auto& p : steps) {
         if (p.width == 0 || p.count % p.width != 0) return errc::invalid_specification;
         if (epilogue<Stages...>::whole_rows && p.width * sizeof(float) > slot) return errc::invalid_specification;
-        const bool streaming = members[0].tuning().plan(members[0].size(), p.count * sizeof(T)).streaming;
-        bodies.push_back({p, outs[r], streaming});
     }
-    return submit(gangs, devices, streams, members, std::span<const fused_body<T, Op, Sharded, Stages...>>(bodies),
-                  options);
+    const auto body_of = [&](std::size_t r) {
+        const auto& p = steps[r];
+        const bool streaming = members[0].tuning().plan(members[0].size(), p.count * sizeof(T)).streaming;
+        return fused_body<T, Op, Sharded, Stages...>{p, outs[r], streaming};
+    };
+    return submit_each(gangs, devices, streams, members, body_of, options);
 }
 
 }  // namespace detail

@@ -6,10 +6,11 @@
 // What the stream's SMs can't hold at once is refused with errc::too_many_blocks: it would hang.
 #pragma once
 
+#include <concepts>
 #include <cstddef>
 #include <cstdint>
 #include <span>
-#include <vector>
+#include <type_traits>
 
 #include <gpushare/collective/all_reduce.hpp>
 #include <gpushare/collective/channel.hpp>
@@ -47,32 +48,46 @@ struct shared_device_kernel {
 
 }  // namespace detail
 
+namespace detail {
+
+/// As submit_shared() below, with `body_of(r)` for the body of rank r.
+template <gang_order Gangs, launcher Stream, class BodyOf>
+requires std::invocable<const BodyOf&, std::size_t>
+[[nodiscard]] errc submit_shared_each(Gangs& gangs, device_id device, Stream& stream, std::span<const member> members,
+                                      const BodyOf& body_of, const launch_options& options) {
+    using body = std::remove_cvref_t<std::invoke_result_t<const BodyOf&, std::size_t>>;
+    const std::size_t ranks = members.size();
+    if (ranks == 0 || ranks > max_shared_ranks || ranks != members[0].size() || options.blocks == 0 ||
+        options.blocks > members[0].view().lanes)
+        return errc::invalid_specification;
+    if (!members[0].view().direct && !works_through_slots<body>) return errc::not_supported;
+    const auto some = [&](std::size_t r) -> decltype(auto) { return body_of(r < ranks ? r : 0); };
+    const shared_device_kernel<body> kernel{
+        members[0].view(),
+        options.patience.count(),
+        {some(0), some(1), some(2), some(3), some(4), some(5), some(6), some(7), some(8), some(9), some(10), some(11),
+         some(12), some(13), some(14), some(15)}};
+    const auto blocks = static_cast<std::uint32_t>(ranks) * options.blocks;
+    const std::uint64_t part = device_parts::part_of(blocks, stream.max_cooperative_blocks(kernel, options.threads));
+    if (part > device_parts::whole_device) return errc::too_many_blocks;
+
+    gang_launch<Gangs, Stream> gang(gangs, std::span<const device_id>(&device, 1), members[0].channel());
+    gang.make_room(device, part, stream);
+    const errc code = stream.launch_cooperative({.blocks = blocks, .threads = options.threads, .hold = {}}, kernel);
+    if (code == errc::none) gang.launched(device, part, stream);
+    return code;
+}
+
+}  // namespace detail
+
 /// Launches bodies[r] for rank r, all on `stream` of `device`; `options.blocks` is of each rank. Errors as submit(), and
 /// invalid_specification for more than max_shared_ranks.
 template <gang_order Gangs, launcher Stream, class Body>
 [[nodiscard]] errc submit_shared(Gangs& gangs, device_id device, Stream& stream, std::span<const member> members,
                                  std::span<const Body> bodies, const launch_options& options = {}) {
-    const std::size_t ranks = members.size();
-    if (ranks == 0 || ranks > max_shared_ranks || bodies.size() != ranks || ranks != members[0].size() ||
-        options.blocks == 0 || options.blocks > members[0].view().lanes)
-        return errc::invalid_specification;
-    if (!members[0].view().direct && !detail::works_through_slots<Body>) return errc::not_supported;
-    const auto body = [&](std::size_t r) -> const Body& { return bodies[r < ranks ? r : 0]; };
-    const detail::shared_device_kernel<Body> kernel{
-        members[0].view(),
-        options.patience.count(),
-        {body(0), body(1), body(2), body(3), body(4), body(5), body(6), body(7), body(8), body(9), body(10), body(11),
-         body(12), body(13), body(14), body(15)}};
-    const auto blocks = static_cast<std::uint32_t>(ranks) * options.blocks;
-    const std::uint64_t part =
-        detail::device_parts::part_of(blocks, stream.max_cooperative_blocks(kernel, options.threads));
-    if (part > detail::device_parts::whole_device) return errc::too_many_blocks;
-
-    detail::gang_launch<Gangs, Stream> gang(gangs, std::span<const device_id>(&device, 1), members[0].channel());
-    gang.make_room(device, part, stream);
-    const errc code = stream.launch_cooperative({.blocks = blocks, .threads = options.threads, .hold = {}}, kernel);
-    if (code == errc::none) gang.launched(device, part, stream);
-    return code;
+    if (bodies.size() != members.size()) return errc::invalid_specification;
+    return detail::submit_shared_each(
+        gangs, device, stream, members, [&](std::size_t r) -> const Body& { return bodies[r]; }, options);
 }
 
 /// An all-reduce of ins[r] into outs[r].
@@ -84,11 +99,10 @@ template <reducible T, gang_order Gangs, launcher Stream, class Op = sum>
     if (ins.size() != members.size() || outs.size() != members.size() || members.empty())
         return errc::invalid_specification;
     const collective_plan plan = members[0].tuning().plan(members[0].size(), count * sizeof(T));
-    std::vector<detail::all_reduce_body<T, Op>> bodies;
-    bodies.reserve(members.size());
-    for (std::size_t r = 0; r < members.size(); ++r) bodies.push_back({ins[r], outs[r], count, op, plan});
-    return submit_shared(gangs, device, stream, members, std::span<const detail::all_reduce_body<T, Op>>(bodies),
-                         options);
+    const auto body_of = [&](std::size_t r) {
+        return detail::all_reduce_body<T, Op>{ins[r], outs[r], count, op, plan};
+    };
+    return detail::submit_shared_each(gangs, device, stream, members, body_of, options);
 }
 
 }  // namespace gpushare::inline GPUSHARE_ABI

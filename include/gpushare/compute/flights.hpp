@@ -181,7 +181,7 @@ public:
     template <std::invocable<const finished&> F, std::invocable<client_id, ns> G>
     void settle(instant now, bool anyway, F on_finished, G give_back) noexcept {
         questions<point> ask;
-        for (;;) {
+        while (num_ended_ > 0) {
             batch* first = nullptr;
             ns length{};
             for (auto& b : batches_) {
@@ -354,7 +354,7 @@ private:
                                         : source::alone;
         const auto status = b.end.status();
         const bool written_off = b.written_off;
-        auto predicted = b.predicted;
+        const part_of cost_of(left, b.predicted), span_of(length, b.predicted);
         const auto first = b.first;
         const point end = std::exchange(b.end, {});
         b.clear();
@@ -362,11 +362,10 @@ private:
         for (auto i = first; i != none;) {
             const flight& s = slots_[i];
             const auto next = s.next;
-            const ns part = next == none ? left : cost_part_of(left, s.what.predicted, predicted);
-            const ns span = next == none ? length : cost_part_of(length, s.what.predicted, predicted);
+            const ns part = next == none ? left : std::min(cost_of(s.what.predicted), left);
+            const ns span = next == none ? length : std::min(span_of(s.what.predicted), length);
             left -= part;
             length -= span;
-            predicted -= s.what.predicted;
             on_finished(finished{.what = s.what,
                                  .slot = i,
                                  .end = end,

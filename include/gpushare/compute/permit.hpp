@@ -46,7 +46,7 @@ public:
     void enqueue(stream& s, F&& enqueue_work) {
         limiter_->await_turn(slot_, s);
         if constexpr (Limiter::shares_points)
-            enqueue_with_others(s, enqueue_work);
+            enqueue_from(limiter_->board(slot_, s), s, enqueue_work);
         else
             enqueue_between_points(s, enqueue_work);
     }
@@ -72,9 +72,8 @@ private:
         used()->land(slot_, s, std::move(begin), std::move(end), errc::none);
     }
 
-    template <class F>
-    void enqueue_with_others(stream& s, F& enqueue_work) {
-        const auto seat = limiter_->board(slot_, s);
+    template <class Seat, class F>
+    void enqueue_from(const Seat& seat, stream& s, F& enqueue_work) {
         std::optional<typename Limiter::point> begin, end;
         bool enqueued = false;
         try {

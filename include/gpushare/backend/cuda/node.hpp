@@ -100,6 +100,7 @@ public:
         }
         made->owned = true;
         check(cudaStreamGetPriority(made->native, &made->native_priority), "asking a stream for its priority");
+        made->enlist();
         return stream(std::move(made));
     }
 
@@ -107,6 +108,7 @@ public:
     /// invalid_specification for a default stream, no_device for one on a device that isn't the node's.
     [[nodiscard]] stream from_native_handle(cudaStream_t handle, std::uint32_t tag = 0) {
         auto adopted = look_at(handle, tag);
+        adopted->enlist();
         adopted->owned = true;
         return stream(std::move(adopted));
     }
@@ -114,6 +116,7 @@ public:
     /// captured is asked before each point: one call more.
     [[nodiscard]] stream borrow(cudaStream_t handle, std::uint32_t tag = 0) {
         auto borrowed = look_at(handle, tag);
+        borrowed->enlist();
         borrowed->captured_unseen = true;
         return stream(std::move(borrowed));
     }
@@ -126,7 +129,11 @@ public:
     /// The point after what is enqueued so far on a stream that stays somebody else's: as of a borrowed one, but null and
     /// cudaStreamLegacy are the default stream of `d`, which nothing of ours is enqueued on.
     [[nodiscard]] point point_after(device_id d, cudaStream_t handle) {
-        if (handle != nullptr && handle != cudaStreamLegacy) return borrow(handle).record();
+        if (handle != nullptr && handle != cudaStreamLegacy) {
+            auto theirs = look_at(handle, 0);
+            theirs->captured_unseen = true;
+            return stream(std::move(theirs)).record();
+        }
         auto by_default = describe(state(d), 0);
         by_default->native = cudaStreamLegacy;
         by_default->captured_unseen = true;

@@ -39,11 +39,19 @@ struct stream_state {
     stream_state& operator=(const stream_state&) = delete;
     ~stream_state() {
         if (owned) (void)device->health().keep(cudaStreamDestroy(native), "cudaStreamDestroy");
+        if (enlisted) device->sms().strike(tag);
+    }
+    /// Whoever asks for streams in no partition is told of this one, unless it is in one.
+    void enlist() {
+        if (partitioned) return;
+        device->sms().enlist(tag);
+        enlisted = true;
     }
 
     std::shared_ptr<device_state> device;
     std::shared_ptr<const void> keep_alive;  // our green context that it lives in: destroyed after the stream
     bool partitioned = false;                // lives in a green context, whoever made it
+    bool enlisted = false;                   // doesn't, and is counted among those
     cudaStream_t native = nullptr;
     bool owned = false;            // ours to destroy
     bool captured_unseen = false;  // somebody else has the handle, and may begin a capture on it
