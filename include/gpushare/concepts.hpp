@@ -11,7 +11,6 @@
 #include <span>
 
 #include <gpushare/config.hpp>
-#include <gpushare/detail/movable.hpp>
 #include <gpushare/error.hpp>
 #include <gpushare/units.hpp>
 
@@ -19,6 +18,27 @@ namespace gpushare::inline GPUSHARE_ABI {
 
 // Version 14 would break compound requirements apart:
 // clang-format off
+
+namespace detail {
+
+// What std::movable, std::copyable and std::default_initializable ask for, said directly. Those go through dozens of class
+// templates for each type (common references, swaps, traits), which whoever includes a model of a concept would wait for.
+template <class T>
+concept movable = !std::same_as<T, T&> && !std::same_as<T, T&&> && requires(T& to, T&& from) {
+    T(static_cast<T&&>(from));
+    { to = static_cast<T&&>(from) } -> std::same_as<T&>;
+};
+
+template <class T>
+concept copyable = movable<T> && requires(T& to, const T& from) {
+    T(from);
+    { to = from } -> std::same_as<T&>;
+};
+
+template <class T>
+concept default_initializable = requires { T(); };
+
+}  // namespace detail
 
 /// Tells the time: real, thread-CPU or virtual. `now()` never goes back and is safe from any thread.
 template <class C>

@@ -10,8 +10,8 @@
 #include <cstdint>
 #include <optional>
 
+#include <gpushare/concepts.hpp>
 #include <gpushare/config.hpp>
-#include <gpushare/detail/movable.hpp>
 #include <gpushare/error.hpp>
 #include <gpushare/units.hpp>
 

@@ -35,14 +35,14 @@ public:
             taken_.resize(told.size());
             units_ = std::move(told);
         }
-        return units_;
+        return {units_.data(), units_.size()};
     }
 
     /// For partitions of sms[i] SMs each, units that nobody has: `into[i]` gets their indices, and must have room for them.
     /// All or none; throws as check_sms.
     void take(const sm_split& can, std::span<const std::uint32_t> sms, std::span<std::vector<std::uint32_t>*> into) {
         const std::lock_guard lock(mutex_);
-        check_sms(can, sms, static_cast<std::uint32_t>(std::ranges::count(taken_, false)));
+        check_sms(can, sms, static_cast<std::uint32_t>(std::count(taken_.begin(), taken_.end(), false)));
         std::uint32_t next = 0;
         for (std::size_t i = 0; i < sms.size(); ++i)
             for (std::uint32_t left = sms[i] / can.unit; left > 0; --left) {
@@ -63,7 +63,7 @@ public:
     }
     void strike(std::uint32_t tag) noexcept {
         const std::lock_guard lock(mutex_);
-        const auto at = std::ranges::find(outside_, tag);
+        const auto at = std::find(outside_.begin(), outside_.end(), tag);
         *at = outside_.back();
         outside_.pop_back();
     }
@@ -74,7 +74,7 @@ public:
             const std::lock_guard lock(mutex_);
             tags = outside_;
         }
-        std::ranges::sort(tags);
+        std::sort(tags.begin(), tags.end());
         return tags;
     }
 
