@@ -41,7 +41,7 @@ struct rig {
 
     void launch() { s.launch({}, empty); }
     void launch_gated() {
-        gate.acquire(client)->enqueue(s, [](stream& x) { x.launch({}, empty); });
+        (void)gate.enqueue(client, s, [](stream& x) { x.launch({}, empty); });
     }
 
     bool started;  // before the node

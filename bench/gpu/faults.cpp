@@ -85,7 +85,7 @@ void fault_in_primary_context(report& r) {
 void fault_in_partition(report& r) {
     rig device;
     const auto can = cu::query_sm_split(device.node, device.device);
-    auto parts = cu::make_green_contexts(device.node, device.device, cu::equal_sms(can, 2));
+    auto parts = cu::make_green_contexts(device.node, device.device, gpushare::equal_sms(can, 2));
     auto guilty = parts[0].make_stream(), innocent = parts[1].make_stream(), outside = device.stream();
     launch_spin(innocent, {}, 200ms);
     break_it(r, "fault_in_partition", guilty);

@@ -107,7 +107,7 @@ void partition_isolation(report& r) {
     constexpr std::size_t repeats = 31;
     rig device;
     const auto can = cu::query_sm_split(device.node, device.device);
-    auto parts = cu::make_green_contexts(device.node, device.device, cu::equal_sms(can, 2));
+    auto parts = cu::make_green_contexts(device.node, device.device, gpushare::equal_sms(can, 2));
     auto a = parts[0].make_stream(), b = parts[1].make_stream(), outside = device.stream();
     wide_kernel in_a(device, a), in_b(device, b), of_primary(device, outside);
 

@@ -11,6 +11,7 @@
 #include <span>
 
 #include <gpushare/config.hpp>
+#include <gpushare/detail/movable.hpp>
 #include <gpushare/error.hpp>
 #include <gpushare/units.hpp>
 
@@ -33,7 +34,7 @@ concept clock = requires(const C& c) {
 ///   status()           once reached: errc::none, or why the work since the previous point of its stream failed
 ///   elapsed(a, b)      device time from a to b, both reached (and on one device); negative if b came first
 template <class P>
-concept timeline_point = std::copyable<P> && std::default_initializable<P> &&
+concept timeline_point = detail::copyable<P> && detail::default_initializable<P> &&
                          requires(const P& p, std::span<const P> points, instant deadline) {
                              { p.reached() } noexcept -> std::same_as<bool>;
                              { p.wait(deadline) } -> std::same_as<bool>;
@@ -58,7 +59,7 @@ concept timeline = requires(S& s) {
 ///   is(s)       of a handle: whether it is that of `s`
 template <class S>
 concept shared_timeline = timeline<S> && requires(const S& s, const typename S::handle& h) {
-    requires std::copyable<typename S::handle> && std::default_initializable<typename S::handle>;
+    requires detail::copyable<typename S::handle> && detail::default_initializable<typename S::handle>;
     { s.share() } noexcept -> std::same_as<typename S::handle>;
     { h.record() } -> std::same_as<typename S::point>;
     { h.is(s) } noexcept -> std::same_as<bool>;
@@ -71,7 +72,7 @@ concept joining_timeline = timeline<S> && requires(S& s, const typename S::point
 
 /// A stream that takes opaque work of a known length at a fixed priority, in order.
 template <class S>
-concept queue = timeline<S> && std::movable<S> && requires(S& s, const S& cs, ns length) {
+concept queue = timeline<S> && detail::movable<S> && requires(S& s, const S& cs, ns length) {
     s.enqueue(length);
     { cs.level() } noexcept -> std::same_as<priority>;
 };
@@ -158,7 +159,7 @@ concept memory = memory_resource<M> && requires(M& m, const M& c, std::size_t si
 template <class V>
 concept virtual_memory = requires(V& v, const V& cv, const typename V::range& r, const typename V::chunk& c, void* at,
                                   std::size_t size) {
-    requires std::movable<typename V::range> && std::movable<typename V::chunk>;
+    requires detail::movable<typename V::range> && detail::movable<typename V::chunk>;
     { r.data() } noexcept -> std::same_as<void*>;
     { cv.granularity() } noexcept -> std::same_as<bytes>;
     { V::fresh_is_zero } -> std::convertible_to<bool>;
@@ -184,7 +185,7 @@ concept copier = timeline<S> && requires(S& s, void* to, const void* from, std::
 ///   commit(), abandon()   after a successful prepare, from the same thread: makes the change, or doesn't; waiters go on
 ///   resource()  whose change it is: changes of one resource can't be prepared side by side
 template <class C>
-concept prepared_change = std::movable<C> && requires(C& c, const C& cc) {
+concept prepared_change = detail::movable<C> && requires(C& c, const C& cc) {
     { c.prepare() } noexcept -> std::same_as<failure>;
     { c.commit() } noexcept;
     { c.abandon() } noexcept;
@@ -195,7 +196,42 @@ concept prepared_change = std::movable<C> && requires(C& c, const C& cc) {
 /// a common device would overlap, one waits. So two gangs are never enqueued in different orders.
 template <class G>
 concept gang_order = requires(G& g, std::span<const device_id> devices) {
-    { g.enter(devices) } -> std::movable;
+    { g.enter(devices) } -> detail::movable;
+};
+
+/// How the SMs of a device can be split: partitions are made of `units` groups of `unit` SMs. See sm_split.hpp.
+struct sm_split {
+    std::uint32_t sms = 0;  // of the device; those beyond unit * units can be in no partition
+    std::uint32_t unit = 0;
+    std::uint32_t units = 0;
+};
+
+/// Some SMs of a device: kernels of its streams run on them and on no others. Stays until its streams are gone.
+template <class P, class Stream>
+concept sm_partition_for = std::movable<P> && requires(P& p, const P& c, priority level, std::uint32_t tag) {
+    { c.sms() } noexcept -> std::same_as<std::uint32_t>;
+    { p.make_stream(level, tag) } -> std::same_as<Stream>;
+};
+
+/// One device, as a place where streams come from.
+template <class D>
+concept stream_source = requires(D& d, priority level, std::uint32_t tag) {
+    requires timeline<typename D::stream>;
+    { d.make_stream(level, tag) } -> std::same_as<typename D::stream>;
+};
+
+/// A device whose SMs can be split. Safe from any thread.
+///   make_stream(level, tag)   in no partition: its kernels run on every SM, those of partitions too
+///   split()        how; throws operation_error (not_supported) where the driver can't
+///   partition(n)   partitions of n[i] SMs, which share none with each other or with those that there are; all or none.
+///                  Throws operation_error: not_whole if one isn't a multiple of the unit, too_few_sms, not_supported
+///   outside_any_partition()   the tags of streams in no partition that this process made, in order
+template <class D>
+concept sm_partitionable = stream_source<D> && requires(D& d, const D& c, std::span<const std::uint32_t> sms) {
+    requires sm_partition_for<typename D::partition_type, typename D::stream>;
+    { c.split() } -> std::same_as<sm_split>;
+    { d.partition(sms)[0] } -> std::same_as<typename D::partition_type&>;
+    { c.outside_any_partition()[0] } -> std::convertible_to<std::uint32_t>;
 };
 
 /// A node: devices that one process reaches, with memory and streams each.

@@ -47,6 +47,7 @@ struct saturated {
     std::size_t step(ns cost) {
         const auto c = *policy.pick(now);
         policy.serve(c, cost, now);
+        policy.wake(c, {}, now);  // there is more
         served[c.index] += cost;
         return c.index;
     }
@@ -210,6 +211,7 @@ TEST_CASE("predictions are corrected: shares follow the truth", "[compute]") {
         const auto c = *policy.pick(now);
         const ns cost = c.index == 0 ? ns{100us} : ns{1ms};
         policy.serve(c, 1ms, now);
+        policy.wake(c, {}, now);
         policy.correct(c, cost - 1ms);
         truth[c.index] += cost;
     }
@@ -240,6 +242,7 @@ TEST_CASE("tags never overflow: only their differences count", "[compute]") {
         for (int i = 0; i < 10'000; ++i) {
             const auto c = *policy.pick(now);
             policy.serve(c, ns::max(), now);
+            policy.wake(c, {}, now);
             if (i % 3 == 0) policy.correct(c, ns::min());
         }
         for (int i = 0; i < 100; ++i) policy.correct(id(0), ns::min());

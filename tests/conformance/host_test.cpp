@@ -2,7 +2,10 @@
 // The suites on the host backend, in both timings.
 #include <gpushare/backend/host/host.hpp>
 
+#include <chrono>
 #include <cstddef>
+#include <cstdint>
+#include <set>
 #include <tuple>
 
 #include <gpushare/gang.hpp>
@@ -11,10 +14,12 @@
 #include "conformance/launcher_suite.hpp"
 #include "conformance/memory_suite.hpp"
 #include "conformance/node_suite.hpp"
+#include "conformance/sms_suite.hpp"
 #include "conformance/timeline_suite.hpp"
 #include "support/catch.hpp"
 
 using namespace gpushare;
+using namespace std::chrono_literals;
 
 namespace {
 
@@ -35,6 +40,23 @@ private:
     host::node node_{{.devices = 4, .memory = 64_MiB, .sms = 2, .timing = Timing, .taken = 1_MiB}};
 };
 
+template <host::timing Timing>
+class host_sms {
+public:
+    host::device_sms sms() { return {node_, device_id{0}}; }
+    std::set<std::uint32_t> sms_of(host::stream& s) {
+        (void)node_.ledger(device_id{0}).take();
+        for (int i = 0; i < 3; ++i) s.enqueue(1us);  // a block on each
+        CHECK(s.record().wait(never));
+        std::set<std::uint32_t> had;
+        for (const auto& block : node_.ledger(device_id{0}).take().blocks) had.insert(block.sm);
+        return had;
+    }
+
+private:
+    host::node node_{{.sms = 9, .sm_unit = 2, .timing = Timing}};
+};
+
 using backends = std::tuple<host_backend<host::timing::real>, host_backend<host::timing::modelled>>;
 
 }  // namespace
@@ -47,6 +69,10 @@ TEMPLATE_LIST_TEST_CASE("node", "[conformance]", backends) { conformance::check_
 TEMPLATE_LIST_TEST_CASE("gang order of a node", "[conformance]", backends) {
     TestType backend;
     conformance::check_gang_order(backend.node().gangs());
+}
+
+TEMPLATE_TEST_CASE("SMs", "[conformance]", host_sms<host::timing::real>, host_sms<host::timing::modelled>) {
+    conformance::check_sms_split<TestType>();
 }
 
 TEST_CASE("clocks", "[conformance]") {

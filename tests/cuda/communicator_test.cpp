@@ -77,7 +77,7 @@ TEST_CASE_METHOD(fixture, "several ranks on one device", "[cuda][collective]") {
 TEST_CASE_METHOD(fixture, "what the SMs of the stream's partition don't hold at once is refused",
                  "[cuda][collective]") {
     const gs::device_id d{1};
-    auto parts = cuda::make_green_contexts(node, d, cuda::equal_sms(cuda::query_sm_split(node, d), 2));
+    auto parts = cuda::make_green_contexts(node, d, gpushare::equal_sms(cuda::query_sm_split(node, d), 2));
     auto half = parts[0].make_stream();
     REQUIRE(half.max_cooperative_blocks() < 3 * ranks);
     REQUIRE(stream.max_cooperative_blocks() >= 3 * ranks);

@@ -1,9 +1,12 @@
 // SPDX-License-Identifier: Apache-2.0
 // The suites that every backend passes, on CUDA: here its host side, over the stand-in. A device gets the same.
 #include <gpushare/backend/cuda/cuda.hpp>
+#include <gpushare/backend/cuda/sms.hpp>
 #include <gpushare/backend/cuda/virtual_memory.hpp>
 
 #include <cstddef>
+#include <cstdint>
+#include <set>
 
 #include "conformance/clock_suite.hpp"
 #include "conformance/gang_suite.hpp"
@@ -12,6 +15,7 @@
 #include "conformance/memory_resource_suite.hpp"
 #include "conformance/memory_suite.hpp"
 #include "conformance/node_suite.hpp"
+#include "conformance/sms_suite.hpp"
 #include "conformance/timeline_suite.hpp"
 #include "conformance/virtual_memory_suite.hpp"
 #include "support/catch.hpp"
@@ -55,8 +59,19 @@ private:
     stream stream_ = make_stream(priority{});
 };
 
+class sms_backend {
+public:
+    cuda::device_sms sms() { return {node_, device_id{0}}; }
+    static std::set<std::uint32_t> sms_of(cuda::stream& s) { return standin::sms_of(s.native_handle()); }
+
+private:
+    const standin::session gpu_{{.sms = 132, .sm_step = 8}};
+    cuda::node node_;
+};
+
 }  // namespace
 
+TEST_CASE("SMs", "[cuda][conformance]") { conformance::check_sms_split<sms_backend>(); }
 TEST_CASE("timeline", "[cuda][conformance]") { conformance::check_timeline<cuda_backend>(); }
 TEST_CASE("queue", "[cuda][conformance]") { conformance::check_queue<cuda_backend>(); }
 TEST_CASE("launcher", "[cuda][conformance]") { conformance::check_launcher<cuda_backend>(); }

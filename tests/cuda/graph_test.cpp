@@ -3,7 +3,6 @@
 #include <gpushare/backend/cuda/graph.hpp>
 #include <gpushare/backend/cuda/green_context.hpp>
 #include <gpushare/backend/cuda/node.hpp>
-#include <gpushare/backend/cuda/sm_split.hpp>
 #include <gpushare/backend/cuda/virtual_memory.hpp>
 
 #include <algorithm>
@@ -198,47 +197,6 @@ TEST_CASE_METHOD(fixture, "a device that is lost ends a capture and the launches
     CHECK(n == 0);
 }
 
-TEST_CASE("SMs are shared out in whole units", "[cuda][green]") {
-    using sms = std::vector<std::uint32_t>;
-    constexpr cuda::sm_split h100{.sms = 132, .unit = 8, .units = 16};
-    CHECK(cuda::equal_sms(h100, 1) == sms{128});
-    CHECK(cuda::equal_sms(h100, 3) == sms{40, 40, 40});
-    CHECK(cuda::equal_sms(h100, 16) == sms(16, 8));
-    CHECK(code_of([&] { (void)cuda::equal_sms(h100, 17); }) == errc::too_few_sms);
-    CHECK(code_of([&] { (void)cuda::equal_sms(h100, 0); }) == errc::invalid_specification);
-    CHECK(code_of([&] { (void)cuda::equal_sms({}, 1); }) == errc::too_few_sms);
-
-    CHECK(cuda::weighted_sms(h100, std::array{3U, 1U}) == sms{96, 32});
-    CHECK(cuda::weighted_sms(h100, std::array{1U, 1U, 1U}) == sms{48, 40, 40});
-    CHECK(cuda::weighted_sms(h100, std::array{1000000U, 1U}) == sms{120, 8});
-    CHECK(cuda::weighted_sms(h100, std::array{0xffffffffU, 0xffffffffU}) == sms{64, 64});
-    CHECK(code_of([&] { (void)cuda::weighted_sms(h100, std::array{1U, 0U}); }) == errc::invalid_specification);
-    CHECK(code_of([&] { (void)cuda::weighted_sms(h100, {}); }) == errc::invalid_specification);
-
-    // Every small case: all given out, nobody without, nobody off by a unit unless the minimum is in the way.
-    for (std::uint32_t units = 1; units <= 12; ++units)
-        for (std::uint32_t a = 1; a <= 9; ++a)
-            for (std::uint32_t b = 1; b <= 9; ++b)
-                for (std::uint32_t c = 1; c <= 9; ++c) {
-                    if (units < 3) continue;
-                    const std::array weights{a, b, c};
-                    const auto got = cuda::weighted_sms({.sms = units * 2, .unit = 2, .units = units}, weights);
-                    REQUIRE(std::accumulate(got.begin(), got.end(), 0U) == units * 2);
-                    bool forced = false;
-                    for (const auto w : weights) forced |= units * w < a + b + c;
-                    for (std::size_t i = 0; i < 3; ++i) {
-                        REQUIRE(got[i] >= 2);
-                        const double due = 2.0 * units * weights[i] / (a + b + c);
-                        if (!forced) REQUIRE(std::abs(got[i] - due) < 2.0);
-                    }
-                }
-
-    CHECK(code_of([&] { cuda::check_sms(h100, std::array{12U}); }) == errc::not_whole);
-    CHECK(code_of([&] { cuda::check_sms(h100, std::array{0U}); }) == errc::not_whole);
-    CHECK(code_of([&] { cuda::check_sms(h100, std::array{64U, 72U}); }) == errc::too_few_sms);
-    CHECK(code_of([&] { cuda::check_sms(h100, std::array{64U, 64U}); }) == errc::none);
-}
-
 TEST_CASE("partitions have the SMs that were asked for, and their streams know it", "[cuda][green]") {
     const standin::session gpu{{.sms = 132, .sm_step = 8}};
     cuda::node node;
@@ -246,7 +204,7 @@ TEST_CASE("partitions have the SMs that were asked for, and their streams know i
     CHECK(can.sms == 132);
     CHECK(can.unit == 8);
     CHECK(can.units == 16);
-    auto parts = cuda::make_green_contexts(node, d, cuda::weighted_sms(can, std::array{3U, 1U}));
+    auto parts = cuda::make_green_contexts(node, d, weighted_sms(can, std::array{3U, 1U}));
     REQUIRE(parts.size() == 2);
     std::set<std::uint32_t> taken;
     for (auto& part : parts) {

@@ -301,6 +301,26 @@ TEST_CASE("an illegal access loses its device for every tenant there, and no oth
     CHECK(f.shared.rooms()[1].free == 64_MiB);
 }
 
+TEST_CASE("a gate takes nothing more from the launch on that says the device is lost", "[cuda]") {
+    fixture f;
+    gpushare::compute_limiter<cuda::stream, gpushare::host::steady_clock> gate;
+    const auto client = gate.add({.weight = 50_pct});
+    auto s = f.node.make_stream({0});
+    const auto launch = [&] {
+        auto p = gate.acquire(client);
+        if (p) p->enqueue(s, [](cuda::stream& x) { x.enqueue(10us); });
+        return p.code();
+    };
+    for (int i = 0; i < 30; ++i) CHECK(launch() == errc::none);  // dozens of a known length share a point
+    standin::poison(0, cudaErrorIllegalAddress);
+    CHECK(launch() == errc::none);  // nobody can know before
+    CHECK(launch() == errc::device_lost);
+    const auto event = gate.take_event();
+    REQUIRE(event);
+    CHECK(event->what == gpushare::limiter_event::kind::device_lost);
+    CHECK(gate.close(client, soon()));
+}
+
 TEST_CASE("an error that takes the whole process ends every tenant's work, and nobody waits for ever", "[cuda]") {
     const standin::session gpu{{.scope = standin::poison_scope::process}};
     cuda::node node;

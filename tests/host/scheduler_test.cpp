@@ -172,3 +172,119 @@ TEST_CASE("random offers: every block runs once, cooperative ones together, prio
     }
     CHECK(right);
 }
+
+TEST_CASE("a head of a group gets SMs of the group only, one of no group gets any", "[host]") {
+    scheduler<int> s{6};
+    const auto a = s.set_apart(2), b = s.set_apart(3);
+    CHECK(s.size_of(0) == 1);
+    CHECK(s.size_of(a) == 2);
+    CHECK(s.group_of(1) == a);
+    CHECK(s.group_of(4) == b);
+    s.offer(1, priority{2}, 9, false, a);
+    s.offer(2, priority{1}, 2, false, b);
+    s.offer(3, priority{0}, 9, false);
+    CHECK(drain(s) == std::vector{1, 1, 2, 2, 3, 3});  // 3: the one SM of b that 2 has left, and the one of nobody
+    s.release(0);
+    CHECK(s.next()->sm == 0);
+    CHECK(s.withdraw(1));
+    s.release(0);
+    CHECK(s.next()->work == 3);
+}
+
+TEST_CASE("a cooperative head of a group keeps the SMs of its group free, and no others", "[host]") {
+    scheduler<int> s{4};
+    const auto a = s.set_apart(2);
+    s.offer(1, priority{0}, 1, false, a);
+    CHECK(drain(s) == std::vector{1});
+    s.offer(2, priority{1}, 2, true, a);
+    s.offer(3, priority{0}, 9, false, a);
+    s.offer(4, priority{0}, 9, false);
+    CHECK(drain(s) == std::vector{4, 4});
+    s.release(0);
+    CHECK(drain(s) == std::vector{2, 2});
+
+    // One of no group keeps all of them.
+    s.offer(5, priority{1}, 4, true);
+    s.release(0);
+    s.release(2);
+    CHECK(drain(s).empty());
+}
+
+TEST_CASE("SMs that were set apart while they were busy come to their group when they are free", "[host]") {
+    scheduler<int> s{2};
+    s.offer(1, priority{}, 2, false);
+    CHECK(drain(s).size() == 2);
+    const auto a = s.set_apart(1);
+    s.offer(2, priority{}, 1, false, a);
+    s.release(1);
+    CHECK_FALSE(s.next());
+    s.release(0);
+    CHECK(s.next()->work == 2);
+    s.put_back(a);
+    s.release(0);
+    CHECK(s.free_sms() == 2);
+    CHECK(s.size_of(0) == 2);
+    CHECK(s.set_apart(2) == a);  // numbers are used again
+    CHECK(s.free_sms() == 2);
+}
+
+TEST_CASE("random groups: nobody is outside of its own, and no SM idles while somebody may have it", "[host]") {
+    const auto seed = std::random_device{}();
+    CAPTURE(seed);
+    std::mt19937 random{seed};
+    const auto pick = [&](std::uint32_t n) { return static_cast<std::uint32_t>(random() % n); };
+    const std::uint32_t sms = 2 + pick(8);
+    scheduler<int> s{sms, 1 + pick(3)};
+    struct work {
+        std::uint32_t group, blocks, claimed;
+        bool cooperative;
+    };
+    std::map<int, work> offered;
+    std::map<std::uint32_t, std::uint32_t> groups;  // how much work each has
+    std::vector<std::uint32_t> running;
+    bool right = true;
+    for (int step = 0, id = 0; step < 20000; ++step) {
+        if (pick(50) == 0 && s.size_of(0) > 1) groups[s.set_apart(1 + pick(s.size_of(0) - 1))] = 0;
+        std::erase_if(groups, [&](const auto& g) {
+            const bool goes = g.second == 0 && pick(50) == 0;
+            if (goes) s.put_back(g.first);
+            return goes;
+        });
+        if (pick(2) == 0 && offered.size() < 8) {
+            auto g = groups.begin();
+            std::advance(g, pick(static_cast<std::uint32_t>(groups.size()) + 1));
+            const std::uint32_t of = g == groups.end() ? 0 : g->first, most = of == 0 ? sms : s.size_of(of);
+            const bool cooperative = pick(3) == 0;
+            const work w{of, 1 + pick(cooperative ? most : 12), 0, cooperative};
+            s.offer(++id, priority{static_cast<std::int32_t>(pick(3))}, w.blocks, cooperative, of);
+            offered[id] = w;
+            if (of != 0) ++groups[of];
+        }
+        while (const auto c = s.next()) {
+            work& w = offered.at(c->work);
+            right &= w.group == 0 || s.group_of(c->sm) == w.group;
+            right &= c->first == w.claimed && std::ranges::count(running, c->sm) == 0;
+            w.claimed += c->count;
+            if (w.claimed == w.blocks) {
+                if (w.group != 0) --groups[w.group];
+                offered.erase(c->work);
+            }
+            running.push_back(c->sm);
+        }
+        // No cooperative head has started in part, and none is waiting that could start.
+        for (const auto& [which, w] : offered) right &= !w.cooperative || w.claimed == 0;
+        right &= s.free_sms() == sms - running.size();
+        for (const auto& [which, w] : offered) {
+            if (std::ranges::any_of(offered, [](const auto& o) { return o.second.cooperative; })) break;
+            const auto busy = std::ranges::count_if(
+                running, [&](std::uint32_t sm) { return w.group == 0 || s.group_of(sm) == w.group; });
+            right &= busy == (w.group == 0 ? sms : s.size_of(w.group));
+        }
+        if (!running.empty() && pick(2) == 0) {
+            const auto at = running.begin() + pick(static_cast<std::uint32_t>(running.size()));
+            s.release(*at);
+            running.erase(at);
+        }
+    }
+    CHECK(right);
+}

@@ -41,8 +41,8 @@ struct chunk_state : chunk_control {
 
 }  // namespace detail
 
-/// What submit_chunked gives: a ticket of all pieces. Movable; one owner. Dropping it changes nothing about the work. One
-/// thread at a time.
+/// What submit_chunked gives: a ticket of all pieces. Movable; one owner. Dropping it changes nothing about the work. From
+/// several threads at once only what is const, and cancel().
 template <class Limiter>
 class [[nodiscard]] chunked_ticket {
 public:

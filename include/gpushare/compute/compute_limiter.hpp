@@ -1,11 +1,11 @@
 // SPDX-License-Identifier: Apache-2.0
 // A compute limiter: shares one device's time among clients, by holding submissions back and letting them in one by
-// one, a few in flight. A gate (acquire) lets the calling thread enqueue; a queue (submit) takes a callable and enqueues
-// it when its turn comes.
+// one, a few in flight. A gate (enqueue, acquire) lets the calling thread enqueue; a queue (submit) takes a callable and
+// enqueues it when its turn comes.
 //
 //   gpushare::compute_limiter<stream, clock> limiter{{.depth = 3}, clock};
 //   auto chat = limiter.add({.weight = 70_pct, .level = {1}});
-//   limiter.acquire(chat)->enqueue(s, [&](auto& s) { s.launch(shape, kernel); });      // the gate
+//   limiter.enqueue(chat, s, [&](auto& s) { s.launch(shape, kernel); });               // the gate
 //   auto ticket = limiter.submit(chat, s, [&](auto& s) { s.launch(shape, kernel); });  // the queue
 //
 // There is no thread in here. Whoever calls drives: a submitter lets in what can go at once; whoever waits (at the gate,
@@ -72,11 +72,7 @@ public:
         const std::lock_guard lock(mutex_);
         if (clients_.size() <= core_.num_indices()) clients_.resize(core_.num_indices() + std::size_t{1});
         const auto c = core_.add(s);
-        auto& client = clients_[c.index];
-        client.closing = client.told_of_loss = false;
-        client.requests = 0;
-        client.own_level = s.level;
-        client.raised.clear();
+        clients_[c.index].begin(s.level);
         return c;
     }
 
@@ -100,9 +96,8 @@ public:
         return why;
     }
 
-    /// Takes no more submissions of `c`, cancels those that wait, waits until `deadline` for those in flight and then
-    /// forgets the client, leaving in `account`, if given, what it has used. False at the deadline: call again. Permits
-    /// that a thread holds count as in flight.
+    /// Takes no more submissions of `c`, cancels those that wait, waits until `deadline` for those in flight, held permits
+    /// included, and forgets the client, leaving in `account`, if given, what it has used. False at the deadline: call again.
     bool close(client_id c, instant deadline = never, const std::stop_token& stop = {},
                client_usage* account = nullptr) {
         const std::stop_callback on_stop(stop, [this] { this->wake_all(); });
@@ -124,26 +119,45 @@ public:
     [[nodiscard]] result<permit> acquire(client_id c, instant deadline = never, const std::stop_token& stop = {},
                                          const submit_options& o = no_options) {
         const std::stop_callback on_stop(stop, [this] { this->wake_all(); });
-        node waiting;
         std::unique_lock lock(mutex_);
         const auto now = this->policy_time();
-        if (const auto why = this->enter(waiting, c, now, o); why != errc::none) return why;
-        if (this->pass(now)) return permit(*this, waiting.slot, waiting.facts.bound);
-        this->advance(lock, now, look::if_due);
-        const auto let_in = [&] { return waiting.at.load(std::memory_order_relaxed) != detail::phase::waiting; };
-        if (!let_in()) {
-            if (const auto why = this->wait(lock, let_in, &waiting, deadline, stop); why != errc::none) {
-                clients_[c.index].waiting.remove(waiting);
-                core_.withdraw(c, this->policy_time(), this->head_of());
-                return why;
-            }
-        }
-        if (waiting.code != errc::none) return waiting.code;
-        return permit(*this, waiting.slot, waiting.facts.bound);
+        if constexpr (!shares_points) this->retire(look::if_due);
+        if (const auto why = this->no_entry(c); why != errc::none) return turn_away(lock, now, why);
+        if (const auto at = this->pass(c, now, o); at != flights_.none)
+            return permit(*this, at, flights_.what(at).bound);
+        return wait_at_gate(lock, c, now, o, deadline, stop);
     }
 
     /// A permit if there is one at once, else deadline_exceeded.
     [[nodiscard]] result<permit> try_acquire(client_id c) { return acquire(c, instant::min()); }
+
+    /// acquire(c)->enqueue(s, work) in one step: cheaper where streams share points. What `work` throws passes through. Codes
+    /// are those of acquire, and then `work` wasn't called.
+    template <std::invocable<Stream&> F>
+    errc enqueue(client_id c, Stream& s, F&& work, instant deadline = never, const std::stop_token& stop = {},
+                 const submit_options& o = no_options) {
+        const auto go = [&](result<permit> p) {
+            if (p) p->enqueue(s, work);
+            return p.code();
+        };
+        if (!shares_points || core_.options().take_turns) return go(acquire(c, deadline, stop, o));
+        const std::stop_callback on_stop(stop, [this] { this->wake_all(); });
+        const auto now = this->batch_time();
+        std::unique_lock lock(mutex_);
+        if (flights_.any_due(now)) this->retire(look::if_due);
+        if (const auto why = this->no_entry(c); why != errc::none) return turn_away(lock, now, why);
+        const auto slot = this->pass(c, now, o);
+        if (slot == flights_.none) {
+            auto p = wait_at_gate(lock, c, now, o, deadline, stop);
+            lock.unlock();
+            return go(std::move(p));
+        }
+        permit p(*this, slot, {});
+        const auto at = flights_.board(slot, s, now);
+        lock.unlock();
+        p.enqueue_from(at, s, work);
+        return errc::none;
+    }
 
     /// Queues `work`, which enqueues onto `s` when its turn comes: in this call if that is now. `on_done`, if given, is
     /// called once it is done, failed or was cancelled. Codes: closed, queue_full (after waiting until `room_by`),
@@ -306,6 +320,28 @@ private:
         return waited == errc::stopped ? waited : why;
     }
 
+    errc turn_away(std::unique_lock<std::mutex>& lock, instant now, errc why) noexcept {
+        this->advance(lock, now, look::if_due);  // what was noticed on the way
+        return why;
+    }
+    // It arrived at `now` and didn't pass.
+    result<permit> wait_at_gate(std::unique_lock<std::mutex>& lock, client_id c, instant now, const submit_options& o,
+                                instant deadline, const std::stop_token& stop) {
+        node waiting;
+        this->line_up(waiting, c, now, o);
+        this->advance(lock, now, look::if_due);
+        const auto let_in = [&] { return waiting.at.load(std::memory_order_relaxed) != detail::phase::waiting; };
+        if (!let_in()) {
+            if (const auto why = this->wait(lock, let_in, &waiting, deadline, stop); why != errc::none) {
+                clients_[c.index].waiting.remove(waiting);
+                core_.withdraw(c, this->policy_time(), this->head_of());
+                return why;
+            }
+        }
+        if (waiting.code != errc::none) return waiting.code;
+        return permit(*this, waiting.slot, waiting.facts.bound);
+    }
+
     // --- for tickets
 
     bool wait_for(const node& n, instant deadline, const std::stop_token& stop) {
@@ -321,9 +357,11 @@ private:
     static constexpr bool shares_points = base::flight_list::batch::shares;
 
     void await_turn(std::size_t slot, Stream& s) {
-        if (!core_.options().take_turns) return;  // never changes
-        std::unique_lock lock(mutex_);
-        base::await_turn(lock, slot, s);
+        if constexpr (joining_timeline<Stream>) {
+            if (!core_.options().take_turns) return;  // never changes
+            std::unique_lock lock(mutex_);
+            base::await_turn(lock, slot, s);
+        }
     }
 
     seat board(std::size_t slot, Stream& s) noexcept {
@@ -343,6 +381,7 @@ private:
         std::unique_lock lock(mutex_);
         flights_.land(at, std::move(begin), std::move(end), code, nullptr);
         this->end_batches(lock, nullptr, false);
+        if (code == errc::device_lost) this->advance(lock, this->policy_time(), look::now);
         this->keep_watch();
     }
     void land(std::size_t slot, Stream& s, point begin, point end, errc code) noexcept {

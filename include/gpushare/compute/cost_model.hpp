@@ -90,13 +90,13 @@ public:
     [[nodiscard]] cost_estimate* find_or_add(client_id c, std::uint64_t key) noexcept {
         if (key == 0) return nullptr;
         auto& set = sets_[set_of(c, key)];
-        auto at = std::ranges::find_if(set, [&](const entry& e) { return e.key == key && e.client == c; });
-        if (at == set.end()) {
-            at = set.end() - 1;
-            *at = {.key = key, .client = c};
-        }
-        std::rotate(set.begin(), at, at + 1);  // the latest in front
-        return &set.front().estimate;
+        const auto is_it = [&](const entry& e) { return e.key == key && e.client == c; };
+        std::size_t at = 0;
+        while (at + 1 < ways && !is_it(set[at])) ++at;
+        const entry latest = is_it(set[at]) ? set[at] : entry{.key = key, .client = c};
+        for (; at > 0; --at) set[at] = set[at - 1];
+        set[0] = latest;
+        return &set[0].estimate;
     }
 
     /// One of this kind took this long.

@@ -2,7 +2,7 @@
 // What the device has done of a submission that was in flight, and how several that were timed together share what was
 // measured. A part of flights.hpp.
 //
-//   const ns part = detail::cost_part_of(total, one.predicted, all_predicted);
+//   const ns part = detail::part_of(total, all_predicted)(one.predicted);
 #pragma once
 
 #include <cstddef>
@@ -29,11 +29,17 @@ struct finished {
     bool written_off = false;
 };
 
-/// Of `total`, in proportion to what was predicted of this one and of all.
-[[nodiscard]] inline ns cost_part_of(ns total, ns predicted, ns of_all) noexcept {
-    if (of_all <= ns{0}) return ns{0};
-    return ns{static_cast<ns::rep>(static_cast<double>(total.count()) * static_cast<double>(predicted.count()) /
-                                   static_cast<double>(of_all.count()))};
-}
+/// Parts of a total, each in proportion to what was predicted of it. A division for all of them.
+class part_of {
+public:
+    part_of(ns total, ns predicted) noexcept
+        : rate_(predicted > ns{0} ? static_cast<double>(total.count()) / static_cast<double>(predicted.count()) : 0) {}
+    [[nodiscard]] ns operator()(ns predicted) const noexcept {
+        return ns{static_cast<ns::rep>(static_cast<double>(predicted.count()) * rate_)};
+    }
+
+private:
+    double rate_;
+};
 
 }  // namespace gpushare::inline GPUSHARE_ABI::detail

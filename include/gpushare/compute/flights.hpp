@@ -155,6 +155,7 @@ public:
         b.last = at.slot;
         --b.entering;
         b.trouble |= code != errc::none;
+        if (code == errc::device_lost) b.end_wanted = ends_wanted_ = true;
         if (begin) {
             if (at.ends != none) end_batch(at.ends, *begin);
             b.begin = *std::move(begin);
@@ -165,12 +166,7 @@ public:
     /// The work of this seat won't come; the slot stays taken. `begin`: if it was recorded.
     void unboard(const seat& at, std::optional<point> begin = {}) noexcept {
         batch& b = batches_[at.in];
-        if (at.ends != none) {
-            if (begin)
-                end_batch(at.ends, *std::move(begin));
-            else
-                not_ended(at.ends);
-        }
+        if (at.ends != none) begin ? end_batch(at.ends, *std::move(begin)) : not_ended(at.ends);
         b.predicted -= slots_[at.slot].what.predicted;
         if (--b.entering == 0 && b.num_members == 0) b.clear();
     }
@@ -185,7 +181,7 @@ public:
     template <std::invocable<const finished&> F, std::invocable<client_id, ns> G>
     void settle(instant now, bool anyway, F on_finished, G give_back) noexcept {
         questions<point> ask;
-        for (;;) {
+        while (num_ended_ > 0) {
             batch* first = nullptr;
             ns length{};
             for (auto& b : batches_) {
@@ -358,7 +354,7 @@ private:
                                         : source::alone;
         const auto status = b.end.status();
         const bool written_off = b.written_off;
-        auto predicted = b.predicted;
+        const part_of cost_of(left, b.predicted), span_of(length, b.predicted);
         const auto first = b.first;
         const point end = std::exchange(b.end, {});
         b.clear();
@@ -366,11 +362,10 @@ private:
         for (auto i = first; i != none;) {
             const flight& s = slots_[i];
             const auto next = s.next;
-            const ns part = next == none ? left : cost_part_of(left, s.what.predicted, predicted);
-            const ns span = next == none ? length : cost_part_of(length, s.what.predicted, predicted);
+            const ns part = next == none ? left : std::min(cost_of(s.what.predicted), left);
+            const ns span = next == none ? length : std::min(span_of(s.what.predicted), length);
             left -= part;
             length -= span;
-            predicted -= s.what.predicted;
             on_finished(finished{.what = s.what,
                                  .slot = i,
                                  .end = end,

@@ -6,6 +6,7 @@
 //   core.complete(grant, {.took = measured});
 #pragma once
 
+#include <algorithm>
 #include <cstdint>
 
 #include <gpushare/compute/policy.hpp>
@@ -31,19 +32,29 @@ struct limiter_options {
     ns stuck_after{};         // at the head of its stream: then its ticket fails, and its room is free; 0: never
 };
 
+namespace detail {
+/// With room for one, at least.
+[[nodiscard]] constexpr limiter_options usable(limiter_options o) noexcept {
+    o.depth = std::max(o.depth, 1U);
+    o.queue_limit = std::max(o.queue_limit, 1U);
+    return o;
+}
+}  // namespace detail
+
 /// A submission that was let in.
 struct grant {
     client_id client{};
     priority level{};
     ns predicted{};
-    ns longest{};              // what it may take: the longest that its kind was declared or seen to; 0: unknown
-    ns at_least{};             // what it takes even with the device to itself; 0: unknown
-    ns bound{};                // on its wait for work of lower levels; 0: unknown
-    ns served_before{};        // what work of its level and above had taken when it was let in
-    std::uint64_t key = 0;     // its kind
-    std::uint32_t policy = 0;  // which of the policies so far let it in
-    bool known = false;        // the prediction rests on some of its kind
-    bool may_share = false;    // is short enough to be timed together with others
+    ns longest{};                   // what it may take: the longest that its kind was declared or seen to; 0: unknown
+    ns at_least{};                  // what it takes even with the device to itself; 0: unknown
+    ns bound{};                     // on its wait for work of lower levels; 0: unknown
+    ns served_before{};             // what work of its level and above had taken when it was let in
+    std::uint64_t key = 0;          // its kind
+    std::uint32_t level_index = 0;  // in the core's book
+    std::uint32_t policy = 0;       // which of the policies so far let it in
+    bool known = false;             // the prediction rests on some of its kind
+    bool may_share = false;         // is short enough to be timed together with others
     bool of_request = false;
 };
 

@@ -2,6 +2,7 @@
 // How much may be in flight, level by level, and how long that can take: the bound on a wait. A part of limiter_core.
 //
 //   detail::in_flight_book book{depth, horizon};
+//   const auto level = book.open(priority{1});                         // levels have indices, and stay
 //   if (book.has_room(level, longest)) book.enter(level, longest);     // ... and book.leave(level, longest)
 //
 // Few submissions keep a device full if they are long, many are needed if they are short. So there is room for `depth` of
@@ -13,7 +14,6 @@
 
 #include <algorithm>
 #include <cstdint>
-#include <utility>
 #include <vector>
 
 #include <gpushare/config.hpp>
@@ -40,58 +40,61 @@ public:
 
     in_flight_book(std::uint32_t depth, ns horizon) noexcept : depth_(depth), horizon_(horizon) {}
 
-    void open(priority p) {
-        if (find(p) == nullptr) levels_.push_back({.level = p});
+    /// Of this level, from now on: what the other calls name it by.
+    [[nodiscard]] std::uint32_t open(priority p) {
+        std::uint32_t i = 0;
+        while (i < levels_.size() && levels_[i].level != p) ++i;  // they are few
+        if (i == levels_.size()) levels_.push_back({.level = p});
+        update();
+        return i;
+    }
+    void add_client(std::uint32_t level) noexcept {
+        ++of(level).clients;
         update();
     }
-    void add_client(priority p) noexcept {
-        ++of(p).clients;
-        update();
-    }
-    void remove_client(priority p) noexcept {
-        --of(p).clients;
+    void remove_client(std::uint32_t level) noexcept {
+        --of(level).clients;
         update();
     }
     /// A client of this level declared or showed this length.
-    void raise_longest(priority p, ns length) noexcept {
-        auto& l = of(p);
+    void raise_longest(std::uint32_t level, ns length) noexcept {
+        auto& l = of(level);
         if (length <= l.longest) return;
         l.longest = length;
         update();
     }
-    void forget_longest(priority p) noexcept {
-        of(p).longest = {};
+    void forget_longest(std::uint32_t level) noexcept {
+        of(level).longest = {};
         update();
     }
-    /// Of a level that was opened.
-    [[nodiscard]] level_state& of(priority p) noexcept { return *find(p); }
+    [[nodiscard]] level_state& of(std::uint32_t level) noexcept { return levels_[level]; }
 
     /// `longest`: what this one may take; 0: unknown. `alone`: no other client has anything waiting or in flight.
-    [[nodiscard]] bool has_room(priority p, ns longest, bool alone) const noexcept {
+    [[nodiscard]] bool has_room(std::uint32_t level, ns longest, bool alone) const noexcept {
+        const auto& own = levels_[level];
         std::uint32_t in_flight = 0, unknown = 0;
         ns counted{};
         for (const auto& l : levels_) {
-            if (l.level < p) continue;
+            if (l.level < own.level) continue;
             in_flight += l.in_flight;
             unknown += l.unknown;
             counted = saturating_sum(counted, l.counted);
         }
-        const auto& own = *find(p);
         if (in_flight < own.depth) return true;
         if (longest <= ns{0} || unknown != 0 || in_flight >= most_in_flight) return false;
         const ns sum = saturating_sum(counted, longest);
         return sum <= own.horizon && (alone || in_flight < depth_ || sum <= own.horizon / 8);
     }
 
-    void enter(priority p, ns longest, bool of_request) noexcept {
-        auto& l = of(p);
+    void enter(std::uint32_t level, ns longest, bool of_request) noexcept {
+        auto& l = of(level);
         if (l.in_flight++ == 0 && l.clients == 0) update();
         if (of_request) ++l.of_requests;
         l.counted = saturating_sum(l.counted, longest);
         if (longest <= ns{0}) ++l.unknown;
     }
-    void leave(priority p, ns longest, bool of_request) noexcept {
-        auto& l = of(p);
+    void leave(std::uint32_t level, ns longest, bool of_request) noexcept {
+        auto& l = of(level);
         if (of_request) --l.of_requests;
         // At the end of time the sum has lost its parts: then only none is certain.
         l.counted = --l.in_flight == 0 ? ns{0} : l.counted == ns::max() ? l.counted : l.counted - longest;
@@ -99,15 +102,15 @@ public:
         if (l.in_flight == 0 && l.clients == 0) update();
     }
 
-    /// Whether work of level `p` is held back for a request above it, and if only a time ends that, until when.
+    /// Whether work of this level is held back for a request above it, and if only a time ends that, until when.
     struct hold {
         bool held = false;
         instant until = never;
     };
-    [[nodiscard]] hold held(priority p, instant now) const noexcept {
+    [[nodiscard]] hold held(std::uint32_t level, instant now) const noexcept {
         hold h;
         for (const auto& l : levels_) {
-            if (l.level <= p) continue;
+            if (l.level <= levels_[level].level) continue;
             if (l.of_requests > 0) return {.held = true};
             if (now < l.hold_until)
                 h = {.held = true, .until = h.held ? std::max(h.until, l.hold_until) : l.hold_until};
@@ -115,12 +118,14 @@ public:
         return h;
     }
     [[nodiscard]] bool any_hold() const noexcept {
-        return std::ranges::any_of(levels_, [](const level_state& l) { return l.hold_until > instant{}; });
+        for (const auto& l : levels_)
+            if (l.hold_until > instant{}) return true;
+        return false;
     }
 
-    /// The longest that what is let in at level `p` waits for those below, if nothing takes longer than the longest of its
+    /// The longest that what is let in at this level waits for those below, if nothing takes longer than the longest of its
     /// level; with none below in use, that it waits for those of its own level that are in flight. 0: nothing is known.
-    [[nodiscard]] ns bound(priority p) const noexcept { return find(p)->bound; }
+    [[nodiscard]] ns bound(std::uint32_t level) const noexcept { return levels_[level].bound; }
     /// The same of the highest level in use.
     [[nodiscard]] ns bound() const noexcept {
         const level_state* top = nullptr;
@@ -130,10 +135,10 @@ public:
     }
 
     /// What work of this level and above has taken that ended.
-    [[nodiscard]] ns served_from(priority p) const noexcept {
+    [[nodiscard]] ns served_from(std::uint32_t level) const noexcept {
         ns sum{};
         for (const auto& l : levels_)
-            if (l.level >= p) sum += l.served;
+            if (l.level >= levels_[level].level) sum += l.served;
         return sum;
     }
 
@@ -150,8 +155,8 @@ private:
         ns any{};
         for (auto& l : levels_) {
             any = std::max(any, l.longest);
-            const bool top = std::ranges::none_of(
-                levels_, [&](const level_state& other) { return other.level > l.level && other.clients > 0; });
+            bool top = true;
+            for (const auto& other : levels_) top = top && (other.level <= l.level || other.clients == 0);
             l.horizon = top ? horizon_ : horizon_ / 4;
             l.depth = top ? depth_ : std::min(depth_, 2U);  // below somebody: one that runs and one behind it
         }
@@ -168,16 +173,6 @@ private:
             to = saturating_sum(to, std::max(times(each, l.depth), l.horizon));
         }
         return sum > ns{0} ? sum : own;
-    }
-
-    // They are few.
-    [[nodiscard]] const level_state* find(priority p) const noexcept {
-        for (const auto& l : levels_)
-            if (l.level == p) return &l;
-        return nullptr;
-    }
-    [[nodiscard]] level_state* find(priority p) noexcept {
-        return const_cast<level_state*>(std::as_const(*this).find(p));
     }
 
     std::uint32_t depth_;

@@ -33,7 +33,7 @@ template <compute_policy Policy = weighted_fair>
 class limiter_core {
 public:
     explicit limiter_core(limiter_options options = {}, Policy policy = {})
-        : options_(checked(options)), policy_(std::move(policy)) {}
+        : options_(detail::usable(options)), policy_(std::move(policy)) {}
 
     /// Throws operation_error where the policy refuses, and std::bad_alloc: then nothing has changed.
     [[nodiscard]] client_id add(const client_settings& s) {
@@ -42,10 +42,10 @@ public:
         if (unused == clients_.end()) clients_.emplace_back();
         auto& client = clients_[index];
         const client_id id{index, client.generation + 1};
-        book_.open(s.level);
+        const auto level = book_.open(s.level);
         if (const auto why = policy_.add(id, s); why.code != errc::none) raise(why, {}, "limiter");
-        client = {.settings = s, .generation = id.generation, .present = true};
-        book_.add_client(s.level);
+        client = {.settings = s, .generation = id.generation, .level = level, .present = true};
+        book_.add_client(level);
         raise_longest(client);
         return id;
     }
@@ -53,13 +53,14 @@ public:
     /// In force for what is let in from now on; what is in flight stays charged as it was.
     /// Where the policy refuses, nothing has changed.
     errc change(client_id c, const client_settings& s) {
-        book_.open(s.level);
+        const auto to = book_.open(s.level);
         if (const auto why = policy_.change(c, s); why.code != errc::none) return why.code;
-        const auto from = std::exchange(clients_[c.index].settings, s).level;
+        clients_[c.index].settings = s;
+        const auto from = std::exchange(clients_[c.index].level, to);
         book_.remove_client(from);
-        book_.add_client(s.level);
+        book_.add_client(to);
         find_longest(from);
-        find_longest(s.level);
+        find_longest(to);
         return errc::none;
     }
 
@@ -80,10 +81,11 @@ public:
 
     /// The client must have nothing waiting and nothing in flight.
     void remove(client_id c) noexcept {
+        auto& client = clients_[c.index];
         policy_.remove(c);
-        book_.remove_client(clients_[c.index].settings.level);
-        clients_[c.index].present = false;
-        find_longest(clients_[c.index].settings.level);
+        book_.remove_client(client.level);
+        client.present = false;
+        find_longest(client.level);
     }
 
     [[nodiscard]] bool contains(client_id c) const noexcept {
@@ -140,14 +142,14 @@ public:
         }
         auto& client = clients_[c->index];
         describe(g, *c);
-        if (!book_.has_room(g.level, g.longest, num_active_ == 1)) return false;
-        if (const auto hold = book_.held(g.level, now); hold.held) {
+        if (!book_.has_room(g.level_index, g.longest, num_active_ == 1)) return false;
+        if (const auto hold = book_.held(g.level_index, now); hold.held) {
             resume_at_ = hold.until;
             return false;
         }
-        g.served_before = book_.served_from(g.level);
+        g.served_before = book_.served_from(g.level_index);
         policy_.serve(*c, g.predicted, now);
-        book_.enter(g.level, g.longest, g.of_request);
+        book_.enter(g.level_index, g.longest, g.of_request);
         ++client.usage.in_flight;
         ++client.turns;
         withdraw(*c, now, head_of);
@@ -169,12 +171,12 @@ public:
     ns complete(const grant& g, const outcome& o, instant now = {}) noexcept {
         auto& client = leave(g);
         const ns beyond = judge(g, o);
-        book_.of(g.level).served += o.took;
+        book_.of(g.level_index).served += o.took;
         correct(g, o.took - g.predicted);
         learn(g, o);
         client.usage.device_time += o.took;
         ++client.usage.completed;
-        if (g.of_request) book_.of(g.level).hold_until = saturating_add(now, options_.anticipation);
+        if (g.of_request) book_.of(g.level_index).hold_until = saturating_add(now, options_.anticipation);
         client.failures_in_row = o.failed ? client.failures_in_row + 1 : 0;
         if (!o.failed) return beyond;
         ++client.usage.failed;
@@ -207,7 +209,7 @@ public:
         if (!contains(g.client)) return;
         correct(g, device_time - g.predicted);
         clients_[g.client.index].usage.device_time += device_time;
-        book_.of(g.level).served += device_time;
+        book_.of(g.level_index).served += device_time;
         ++clients_[g.client.index].usage.completed;
     }
 
@@ -219,7 +221,7 @@ public:
     }
 
     /// No request of this level goes on: nothing is held back for it any longer.
-    void end_request(client_id c) noexcept { book_.of(clients_[c.index].settings.level).hold_until = {}; }
+    void end_request(client_id c) noexcept { book_.of(clients_[c.index].level).hold_until = {}; }
     /// Whether next() and complete() need the time though the policy doesn't.
     [[nodiscard]] bool holds_back() const noexcept { return book_.any_hold(); }
 
@@ -241,7 +243,7 @@ public:
     /// The same for a submission of `c` that comes now, from the moment when it is let in: what it waits for work of the
     /// levels below its own; where none is below, for what of its own is in flight. It waits for levels above without a
     /// bound, and for its turn within its own by its share. What is broken is an event.
-    [[nodiscard]] ns bound_of(client_id c) const noexcept { return book_.bound(clients_[c.index].settings.level); }
+    [[nodiscard]] ns bound_of(client_id c) const noexcept { return book_.bound(clients_[c.index].level); }
 
     /// Submissions that wait, of all clients.
     [[nodiscard]] std::uint64_t num_waiting() const noexcept { return num_waiting_; }
@@ -256,7 +258,7 @@ public:
 private:
     struct client_state {
         client_settings settings{};
-        std::uint32_t generation = 0;
+        std::uint32_t generation = 0, level = 0;  // the level's index in book_
         bool present = false, quarantined = false;
         std::uint32_t failures_in_row = 0, turns = 0;
         cost_estimate costs{};  // of all its submissions
@@ -265,7 +267,8 @@ private:
     };
 
     [[nodiscard]] ns predict(const client_state& client, client_id c) const noexcept {
-        if (const auto& kind = costs_.find(c, client.head.key); kind.seen != 0) return kind.typical;
+        if (client.head.key != 0)
+            if (const auto& kind = costs_.find(c, client.head.key); kind.seen != 0) return kind.typical;
         if (client.costs.seen != 0) return client.costs.typical;
         return client.settings.longest > ns{0} ? client.settings.longest : options_.first_guess;
     }
@@ -273,31 +276,33 @@ private:
     [[nodiscard]] static ns longest_of(const client_state& c) noexcept {
         return std::max(c.settings.longest, c.costs.longest.get());
     }
-    void raise_longest(const client_state& c) noexcept { book_.raise_longest(c.settings.level, longest_of(c)); }
+    void raise_longest(const client_state& c) noexcept { book_.raise_longest(c.level, longest_of(c)); }
     // Linear: when clients leave a level, and now and then, as what was long long ago is forgotten.
-    void find_longest(priority level) noexcept {
+    void find_longest(std::uint32_t level) noexcept {
         book_.forget_longest(level);
         for (const auto& c : clients_)
-            if (c.present && c.settings.level == level) raise_longest(c);
+            if (c.present && c.level == level) raise_longest(c);
     }
 
     // The first in the line of `c`, if it is let in.
     void describe(grant& g, client_id c) const noexcept {
         const auto& client = clients_[c.index];
-        const auto& kind = costs_.find(c, client.head.key);
+        const bool mixture = client.head.key == 0;  // of whatever the client submits
+        const auto& kind = mixture ? client.costs : costs_.find(c, client.head.key);
         const auto& seen = kind.seen >= seen_enough ? kind : client.costs;
-        const bool own_kind = client.head.key == 0 || kind.seen >= seen_enough;
+        const bool own_kind = mixture || kind.seen >= seen_enough;
         g.client = c;
         g.level = client.settings.level;
+        g.level_index = client.level;
         g.predicted = client.head.cost;
         g.key = client.head.key;
         g.policy = policies_;
         g.of_request = client.head.of_request;
-        g.at_least = own_kind ? seen.at_least(client.head.key == 0) : ns{0};
-        g.bound = client.head.bound > ns{0} ? client.head.bound : book_.bound(g.level);
+        g.at_least = own_kind ? seen.at_least(mixture) : ns{0};
+        g.bound = client.head.bound > ns{0} ? client.head.bound : book_.bound(g.level_index);
         g.known = own_kind && seen.seen >= seen_enough;
         // A kind that was seen a few times only may be as long as anything of its client.
-        g.longest = kind.seen >= 8 ? kind.longest.get() : longest_of(client);
+        g.longest = !mixture && kind.seen >= 8 ? kind.longest.get() : longest_of(client);
         // Now and then one is timed by itself: batches don't tell how long the longest is, nor whether there were gaps.
         g.may_share = g.known && g.predicted <= quantum() / 2 && client.turns % 64 != 63;
     }
@@ -318,7 +323,7 @@ private:
         raise_longest(client);
         if (++learnt_ > std::max<std::uint64_t>(recent_longest::window, clients_.size())) {
             learnt_ = 0;
-            find_longest(g.level);
+            find_longest(g.level_index);
         }
         if (g.longest > ns{0} && o.took > g.longest)
             events_.push({.what = limiter_event::kind::overran,
@@ -332,7 +337,7 @@ private:
     // Its own length counts as the longest of its kind: only what is certain is a violation.
     [[nodiscard]] ns judge(const grant& g, const outcome& o) noexcept {
         if (o.in_flight <= ns{0} || g.bound <= ns{0} || g.longest <= ns{0}) return ns{0};
-        const ns of_own_level = book_.served_from(g.level) - g.served_before;
+        const ns of_own_level = book_.served_from(g.level_index) - g.served_before;
         const ns waited = o.in_flight - std::max(o.took, g.longest) - of_own_level;
         if (waited <= g.bound) return ns{0};
         events_.push({.what = limiter_event::kind::waited_beyond_bound,
@@ -368,16 +373,10 @@ private:
     }
 
     client_state& leave(const grant& g) noexcept {
-        book_.leave(g.level, g.longest, g.of_request);
+        book_.leave(g.level_index, g.longest, g.of_request);
         auto& client = clients_[g.client.index];
         if (--client.usage.in_flight == 0 && client.usage.waiting == 0) --num_active_;
         return client;
-    }
-
-    [[nodiscard]] static limiter_options checked(limiter_options o) noexcept {
-        o.depth = std::max(o.depth, 1U);
-        o.queue_limit = std::max(o.queue_limit, 1U);
-        return o;
     }
 
     static constexpr std::uint32_t seen_enough = 3;  // of a kind, to rely on it

@@ -61,28 +61,20 @@ protected:
     }
 
     errc enter(node& n, client_id c, instant now, const submit_options& o) noexcept {
-        if (const auto why = refusal(c); why != errc::none) return why;
-        if (core_.usage(c).waiting >= core_.options().queue_limit) return errc::queue_full;
-        n.client = c;
-        clients_[c.index].waiting.push(n);
-        if (&o == &no_options) {
-            n.facts = {};
-            n.facts.arrival = now;
-            n.facts.bound = core_.bound_of(c);
-            core_.arrive(c, now);
-        } else {
-            n.facts = {.cost = o.cost,
-                       .remaining = o.remaining,
-                       .arrival = now,
-                       .deadline = o.deadline,
-                       .key = o.key,
-                       .bound = core_.bound_of(c),
-                       .of_request = o.of_request};
-            core_.arrive(c, now, n.facts);
-        }
+        if (const auto why = no_entry(c); why != errc::none) return why;
+        line_up(n, c, now, o);
+        core_.arrive(c, now, n.facts);
         return errc::none;
     }
-
+    void line_up(node& n, client_id c, instant now, const submit_options& o) noexcept {
+        n.client = c;
+        n.facts = head_of_line(o, now, core_.bound_of(c));
+        clients_[c.index].waiting.push(n);
+    }
+    [[nodiscard]] errc no_entry(client_id c) const noexcept {
+        if (const auto why = refusal(c); why != errc::none) return why;
+        return core_.usage(c).waiting >= core_.options().queue_limit ? errc::queue_full : errc::none;
+    }
     [[nodiscard]] errc refusal(client_id c) const noexcept {
         if (!core_.contains(c) || clients_[c.index].closing) return errc::closed;
         if (lost_) return errc::device_lost;
@@ -126,11 +118,17 @@ protected:
         if (!left_.empty()) clear_up(lock);
     }
 
-    // Whoever comes to a gate at which nobody waits goes through where there is room. All else that advance() would do is
-    // done when it boards, by the one reading of the clock that it takes then.
-    [[nodiscard]] bool pass(instant now) noexcept {
-        if constexpr (!flight_list::batch::shares) retire(look::if_due);
-        return core_.num_waiting() == 1 && !advancing_ && !faulty_ && left_.empty() && let_in(now) != nullptr;
+    // Whoever comes to a gate at which nobody waits goes through where there is room: into this slot, or `none`, and then
+    // it waits. All else that advance() would do is done when it boards, by the one reading of the clock that it takes then.
+    [[nodiscard]] std::size_t pass(client_id c, instant now, const submit_options& o) noexcept {
+        &o == &no_options ? core_.arrive(c, now) : core_.arrive(c, now, head_of_line(o, now, core_.bound_of(c)));
+        if (core_.num_waiting() != 1 || advancing_ || faulty_ || !left_.empty()) return flight_list::none;
+        const auto slot = flights_.free_slot();
+        const typename limiter_core<Policy>::nothing_known behind{now};
+        if (slot == flight_list::none || !core_.next(flights_.to_be_taken(slot), now, behind)) return flight_list::none;
+        flights_.take(slot);
+        if (log_.on()) log_.let_in(slot, now, clock_.now());
+        return slot;
     }
 
     // The next one, with a slot; null if there is none to be let in.

@@ -16,6 +16,17 @@
 
 namespace gpushare::inline GPUSHARE_ABI {
 
+namespace detail {
+/// Whether the stream knows that its device is lost, of a backend whose streams can tell without asking the device.
+template <class Stream>
+[[nodiscard]] bool known_lost(const Stream& s) noexcept {
+    if constexpr (requires { static_cast<bool>(s.lost()); })
+        return s.lost();
+    else
+        return false;
+}
+}  // namespace detail
+
 /// Movable; one owner. Unused, it is given back when it is destroyed. Must not outlive its limiter.
 template <class Limiter>
 class permit {
@@ -35,7 +46,7 @@ public:
     void enqueue(stream& s, F&& enqueue_work) {
         limiter_->await_turn(slot_, s);
         if constexpr (Limiter::shares_points)
-            enqueue_with_others(s, enqueue_work);
+            enqueue_from(limiter_->board(slot_, s), s, enqueue_work);
         else
             enqueue_between_points(s, enqueue_work);
     }
@@ -61,9 +72,8 @@ private:
         used()->land(slot_, s, std::move(begin), std::move(end), errc::none);
     }
 
-    template <class F>
-    void enqueue_with_others(stream& s, F& enqueue_work) {
-        const auto seat = limiter_->board(slot_, s);
+    template <class Seat, class F>
+    void enqueue_from(const Seat& seat, stream& s, F& enqueue_work) {
         std::optional<typename Limiter::point> begin, end;
         bool enqueued = false;
         try {
@@ -85,7 +95,9 @@ private:
                 limiter_->unboard(seat, std::move(begin));
             throw;
         }
-        used()->land(seat, std::move(begin), std::move(end), errc::none);
+        // Its work may share a point that is recorded dozens of launches later.
+        const auto code = detail::known_lost(s) ? errc::device_lost : errc::none;
+        used()->land(seat, std::move(begin), std::move(end), code);
     }
 
     Limiter* used() noexcept { return std::exchange(limiter_, nullptr); }

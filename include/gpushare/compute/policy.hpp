@@ -11,6 +11,7 @@
 #include <optional>
 
 #include <gpushare/config.hpp>
+#include <gpushare/detail/movable.hpp>
 #include <gpushare/error.hpp>
 #include <gpushare/units.hpp>
 
@@ -88,7 +89,7 @@ inline constexpr bool is_timeless = requires {
 ///   correct(c, delta)     the truth about something served: the true cost less the predicted one
 // clang-format off
 template <class P>
-concept compute_policy = std::movable<P> && requires(P& p, client_id c, const client_settings& s, const line_head& head,
+concept compute_policy = detail::movable<P> && requires(P& p, client_id c, const client_settings& s, const line_head& head,
                                                      ns cost, instant now) {
     { p.add(c, s) } -> std::same_as<failure>;
     { p.change(c, s) } -> std::same_as<failure>;

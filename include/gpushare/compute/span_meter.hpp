@@ -76,7 +76,9 @@ private:
         std::array<client_id, most_owners> owners{};
 
         [[nodiscard]] bool is_of(client_id c) const noexcept {
-            return std::ranges::count(std::span(owners).first(num_owners), c) != 0;
+            for (std::uint32_t o = 0; o < num_owners; ++o)
+                if (owners[o] == c) return true;
+            return false;
         }
         [[nodiscard]] bool takes(client_id c) const noexcept { return num_owners < most_owners && !is_of(c); }
     };
@@ -145,7 +147,7 @@ private:
             return;
         }
         if (num_ == most_stretches) {
-            std::ranges::copy(std::span(stretches_).last(most_stretches / 2), stretches_.begin());
+            std::copy(stretches_.end() - most_stretches / 2, stretches_.end(), stretches_.begin());
             num_ = most_stretches / 2;
         }
         stretches_[num_++] = s;

@@ -47,6 +47,17 @@ struct submit_options {
 /// The default. By its address it is known without a look at each member.
 inline constexpr submit_options no_options{};
 
+/// The same as a policy sees it, of what came at `arrival` and was told this `bound`.
+[[nodiscard]] constexpr line_head head_of_line(const submit_options& o, instant arrival, ns bound) noexcept {
+    return {.cost = o.cost,
+            .remaining = o.remaining,
+            .arrival = arrival,
+            .deadline = o.deadline,
+            .key = o.key,
+            .bound = bound,
+            .of_request = o.of_request};
+}
+
 /// How a submission went.
 struct completion {
     errc status = errc::none;  // as ticket::status()
@@ -120,6 +131,14 @@ struct client_queue {
     priority own_level{};              // without its requests
     std::vector<priority> raised{};    // to these, by requests under way
     std::uint32_t waits_for_room = 0;  // threads
+
+    /// Another client has this index from now on.
+    void begin(priority level) noexcept {
+        closing = told_of_loss = false;
+        requests = 0;
+        own_level = level;
+        raised.clear();
+    }
 
     /// Its level if its own were this one.
     [[nodiscard]] priority level_with(priority own) const noexcept {

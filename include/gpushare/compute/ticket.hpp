@@ -21,7 +21,7 @@
 
 namespace gpushare::inline GPUSHARE_ABI {
 
-/// Movable; one owner. Safe from any thread, but not from two at once.
+/// Movable; one owner. Safe from any thread; from several at once only what is const.
 template <class Limiter>
 class ticket {
 public:

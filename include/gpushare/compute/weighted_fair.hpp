@@ -56,9 +56,8 @@ public:
     void remove(client_id c) noexcept { sleep(c); }
 
     void wake(client_id c, const line_head&, instant) noexcept {
-        if (waiting_.contains(c.index)) return;
         auto& client = clients_[c.index];
-        client.tag = std::max(client.tag, virtual_time(client.level));
+        if (!waiting_.contains(c.index)) client.tag = std::max(client.tag, virtual_time(client.level));
         place(client);
     }
 
@@ -70,21 +69,16 @@ public:
     }
 
     void serve(client_id c, ns cost, instant) noexcept {
-        auto& time = virtual_time(clients_[c.index].level);
-        time = std::max(time, clients_[c.index].tag);
-        correct(c, cost);
+        auto& client = clients_[c.index];
+        auto& time = virtual_time(client.level);
+        time = std::max(time, client.tag);
+        charge(client, cost);  // wake() or sleep() follows: only then it has a place
     }
 
     void correct(client_id c, ns delta) noexcept {
         auto& client = clients_[c.index];
-        // Two weeks at once is beyond any kernel; without the bound a wild measurement could overflow the tag.
-        const auto cost = std::clamp<std::int64_t>(delta.count(), -(std::int64_t{1} << 50), std::int64_t{1} << 50);
-        client.tag = std::max(client.tag + cost * 1000 / client.weight, -rebase_at);
-        if (client.tag > rebase_at) {
-            rebase(client.level);
-        } else if (waiting_.contains(c.index)) {
-            place(client);
-        }
+        charge(client, delta);
+        if (waiting_.contains(c.index)) place(client);
     }
 
 private:
@@ -121,6 +115,13 @@ private:
     }
 
     [[nodiscard]] std::int64_t& virtual_time(priority p) noexcept { return find_level(p)->time; }  // add() opened it
+
+    void charge(client_state& client, ns delta) noexcept {
+        // Two weeks at once is beyond any kernel; without the bound a wild measurement could overflow the tag.
+        const auto cost = std::clamp<std::int64_t>(delta.count(), -(std::int64_t{1} << 50), std::int64_t{1} << 50);
+        client.tag = std::max(client.tag + cost * 1000 / client.weight, -rebase_at);
+        if (client.tag > rebase_at) rebase(client.level);
+    }
 
     // A tag reaches this after decades, or after months of one client alone at 0.1 %: then only differences matter.
     void rebase(priority p) noexcept {

@@ -75,10 +75,7 @@ public:
         const std::lock_guard lock(mutex_);
         std::vector<leak> all;
         all.reserve(blocks_.size());
-        blocks_.for_each([&](const entry& e) {
-            const auto callers = traces_.of(e.trace);
-            all.push_back({e.what, {}, {callers.begin(), callers.end()}});
-        });
+        blocks_.for_each([&](const entry& e) { all.push_back({e.what, {}, traces_.of(e.trace)}); });
         blocks_.for_each([&](const entry& e) { traces_.drop(e.trace); });
         blocks_.clear();
         return all;

@@ -121,10 +121,7 @@ public:
         std::vector<leak> all;
         const std::lock_guard lock(mutex_);
         all.reserve(blocks_.size());
-        blocks_.for_each([&](const entry& e) {
-            const auto callers = traces_.of(e.trace);
-            all.push_back({e.what, path(e.scope), {callers.begin(), callers.end()}});
-        });
+        blocks_.for_each([&](const entry& e) { all.push_back({e.what, path(e.scope), traces_.of(e.trace)}); });
         std::sort(all.begin(), all.end(), [](const leak& a, const leak& b) { return a.what.size > b.what.size; });
         return all;
     }

@@ -22,7 +22,6 @@
 #include <limits>
 #include <mutex>
 #include <thread>
-#include <tuple>
 #include <utility>
 
 #include <gpushare/config.hpp>
@@ -79,8 +78,7 @@ public:
         const auto [level, missing] = shortage_of(q, n, below);
         for (hook_registration* h = q.root_->hooks_; h != nullptr;) {
             reclaim_request request{bytes{missing}, asked.until};
-            const bool now = std::pair(std::int64_t{h->order_}, h->number_) > std::pair(asked.order, asked.number);
-            if (!now || !h->concerned(q, *level, request)) {
+            if (!h->is_after(asked) || !h->concerned(q, *level, request)) {
                 h = h->next_;
                 continue;
             }
@@ -100,7 +98,7 @@ public:
         bool waited = false;
         hook_cursor at;
         for (hook_registration* h = root.hooks_; h != nullptr;) {
-            if (!h->wait_ || std::pair(std::int64_t{h->order_}, h->number_) <= std::pair(at.order, at.number)) {
+            if (!h->wait_ || !h->is_after(at)) {
                 h = h->next_;
                 continue;
             }
@@ -143,6 +141,10 @@ private:
         lock.lock();
         calls_.remove(frame);
         if (left_ != nullptr && calls_.empty()) left_->notify_one();
+    }
+
+    [[nodiscard]] bool is_after(const hook_cursor& at) const noexcept {
+        return order_ != at.order ? order_ > at.order : number_ > at.number;
     }
 
     // Whether this thread is in a hook of the tree.

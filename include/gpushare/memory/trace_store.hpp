@@ -27,9 +27,12 @@ public:
     static constexpr std::size_t longest = 16;
 
     captured_trace() = default;
-    explicit captured_trace(trace_function capture) noexcept : depth_(capture != nullptr ? capture(callers_) : 0) {}
+    explicit captured_trace(trace_function capture) noexcept
+        : depth_(capture != nullptr ? capture({callers_.data(), longest}) : 0) {}
 
-    [[nodiscard]] std::span<void* const> callers() const noexcept { return std::span(callers_).first(depth_); }
+    [[nodiscard]] bool empty() const noexcept { return depth_ == 0; }
+    /// Throws std::bad_alloc.
+    [[nodiscard]] std::vector<void*> callers() const { return {callers_.data(), callers_.data() + depth_}; }
 
 private:
     std::array<void*, longest> callers_{};
@@ -44,7 +47,7 @@ public:
 
     /// `none` for an empty one. Throws std::bad_alloc.
     [[nodiscard]] id keep(const captured_trace& t) {
-        if (t.callers().empty()) return none;
+        if (t.empty()) return none;
         if (vacant_.empty()) {
             traces_.emplace_back();
             vacant_.reserve(traces_.capacity());  // so that dropping can't fail
@@ -58,9 +61,9 @@ public:
     void drop(id kept) noexcept {
         if (kept != none) vacant_.push_back(kept);
     }
-    /// Empty for `none`. Valid until the next keep().
-    [[nodiscard]] std::span<void* const> of(id kept) const noexcept {
-        return kept == none ? std::span<void* const>{} : traces_[kept].callers();
+    /// Empty for `none`. Throws std::bad_alloc.
+    [[nodiscard]] std::vector<void*> of(id kept) const {
+        return kept == none ? std::vector<void*>{} : traces_[kept].callers();
     }
 
 private:

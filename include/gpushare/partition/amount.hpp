@@ -11,6 +11,7 @@
 #include <cstdint>
 
 #include <gpushare/config.hpp>
+#include <gpushare/detail/movable.hpp>
 #include <gpushare/error.hpp>
 #include <gpushare/units.hpp>
 
@@ -84,13 +85,14 @@ struct amount_traits<share> {
 
 /// What can be split over devices.
 template <class A>
-concept splittable = std::regular<A> && requires(A a, typename amount_traits<A>::total_type t, std::uint64_t n,
+concept splittable = detail::copyable<A> && detail::default_initializable<A> && requires(A a, typename amount_traits<A>::total_type t, std::uint64_t n,
                                                  detail::message& m) {
     { amount_traits<A>::count(a) } -> std::same_as<std::uint64_t>;
     { amount_traits<A>::count(t) } -> std::same_as<std::uint64_t>;
     { amount_traits<A>::amount(n) } -> std::same_as<A>;
     { amount_traits<A>::total(n) } -> std::same_as<typename amount_traits<A>::total_type>;
-    { amount_traits<A>::too_little } -> std::convertible_to<errc>;
+    { a == a } -> std::same_as<bool>;
+    { amount_traits<A>::too_little } -> std::same_as<const errc&>;
     amount_traits<A>::print(m, n);
 };
 

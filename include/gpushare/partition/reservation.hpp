@@ -12,10 +12,12 @@
 #pragma once
 
 #include <compare>
+#include <concepts>
 #include <cstddef>
-#include <ranges>
+#include <iterator>
 #include <span>
 #include <string_view>
+#include <type_traits>
 #include <utility>
 #include <vector>
 
@@ -25,6 +27,12 @@
 
 namespace gpushare::inline GPUSHARE_ABI {
 
+namespace detail {
+/// What lies side by side in a vector, an array or a span.
+template <class Changes>
+using change_in = std::remove_pointer_t<decltype(std::data(std::declval<Changes&>()))>;
+}  // namespace detail
+
 /// Changes that are all prepared, or none. While it lives, whoever asks for one of the resources waits: be brief, run
 /// nobody's code, and don't touch the resources but through the changes. For the devices of one node: finding the
 /// order takes time quadratic in their number, and no memory.
@@ -33,13 +41,16 @@ class prepared_together {
 public:
     /// `changes` must outlive it. Refused as the first change is, in the order of the resources, that can't be prepared;
     /// or with duplicate_device if two are of one resource.
-    explicit prepared_together(std::span<Change> changes) noexcept : changes_(changes) {
+    template <class Changes>
+    requires std::same_as<detail::change_in<Changes>, Change>
+    explicit prepared_together(Changes&& changes) noexcept
+        : begin_(std::data(changes)), end_(begin_ + std::size(changes)) {
         for (Change* next = after(nullptr); next != nullptr; next = after(next)) {
             why_ = count(next->resource()) > 1 ? failure{errc::duplicate_device} : next->prepare();
             if (why_.code == errc::none) continue;
             refused_ = next;
-            for (auto& c : changes_)
-                if (precedes(c, *next)) c.abandon();
+            for (Change* c = begin_; c != end_; ++c)
+                if (precedes(*c, *next)) c->abandon();
             return;
         }
         held_ = true;
@@ -48,7 +59,7 @@ public:
     prepared_together& operator=(const prepared_together&) = delete;
     ~prepared_together() {
         if (!held_) return;
-        for (auto& c : changes_) c.abandon();
+        for (Change* c = begin_; c != end_; ++c) c->abandon();
     }
 
     [[nodiscard]] explicit operator bool() const noexcept { return held_; }
@@ -58,7 +69,7 @@ public:
 
     /// Makes all changes; once, and only if all are prepared.
     void commit() noexcept {
-        for (auto& c : changes_) c.commit();
+        for (Change* c = begin_; c != end_; ++c) c->commit();
         held_ = false;
     }
 
@@ -70,28 +81,28 @@ private:
     // The change with the next resource in the order of addresses, which is the same for everybody.
     Change* after(const Change* last) const noexcept {
         Change* next = nullptr;
-        for (auto& c : changes_)
-            if ((last == nullptr || precedes(*last, c)) && (next == nullptr || precedes(c, *next))) next = &c;
+        for (Change* c = begin_; c != end_; ++c)
+            if ((last == nullptr || precedes(*last, *c)) && (next == nullptr || precedes(*c, *next))) next = c;
         return next;
     }
 
     [[nodiscard]] std::size_t count(const void* resource) const noexcept {
         std::size_t n = 0;
-        for (const auto& c : changes_) n += c.resource() == resource ? 1 : 0;
+        for (const Change* c = begin_; c != end_; ++c) n += c->resource() == resource ? 1U : 0U;
         return n;
     }
 
-    std::span<Change> changes_;
+    Change *begin_, *end_;
     Change* refused_ = nullptr;
     failure why_{};
     bool held_ = false;
 };
-template <std::ranges::contiguous_range Changes>
-prepared_together(Changes&&) -> prepared_together<std::ranges::range_value_t<Changes>>;
+template <class Changes>
+prepared_together(Changes&&) -> prepared_together<detail::change_in<Changes>>;
 
 /// Makes all changes or none; the code and figures of the one that refused. Safe beside any other use of the resources.
-template <std::ranges::contiguous_range Changes>
-requires prepared_change<std::ranges::range_value_t<Changes>>
+template <class Changes>
+requires prepared_change<detail::change_in<Changes>>
 [[nodiscard]] failure try_commit_together(Changes&& changes) noexcept {
     prepared_together held(changes);
     if (held) held.commit();

@@ -107,7 +107,7 @@ public:
     [[nodiscard]] tenant admit_until(const tenant_spec& spec, const patience<Clock>& until) {
         std::vector<quota*> roots;
         for (std::uint32_t i = 0; i < shared_.devices.size(); ++i)
-            if (spec.on.empty() || std::ranges::find(spec.on, device_id{i}) != spec.on.end())
+            if (spec.on.empty() || std::find(spec.on.begin(), spec.on.end(), device_id{i}) != spec.on.end())
                 roots.push_back(&shared_.devices[i].memory);
         room_wait wait{std::move(roots), until};
         const bytes per_device =
@@ -188,7 +188,7 @@ private:
         auto state =
             std::make_unique<detail::tenant_state<Node, Policy>>(*node_, shared_);  // outlives the lock: see open()
         const std::lock_guard lock(shared_.mutex);
-        if (std::ranges::find(shared_.names, spec.name) != shared_.names.end())
+        if (std::find(shared_.names.begin(), shared_.names.end(), spec.name) != shared_.names.end())
             refuse(errc::duplicate_name, spec.name, "the name is taken");
         auto taken = reserve(spec);
         state->open(*node_, std::move(spec), ++last_tag_, taken);
@@ -252,8 +252,9 @@ private:
             }
             if (spec.on.size() != spec.devices && spec.devices != 1)
                 refuse(errc::invalid_specification, spec.name, "names another number of devices than it asks for");
-            if (std::ranges::any_of(
-                    fit, [&](const device_room& r) { return shared_.devices[r.device.index].promised + asked > 1000; }))
+            if (std::any_of(fit.begin(), fit.end(), [&](const device_room& r) {
+                    return shared_.devices[r.device.index].promised + asked > 1000;
+                }))
                 refuse_share(spec, fit);
         }
         return fit;
@@ -262,7 +263,7 @@ private:
     [[noreturn]] void refuse_share(const tenant_spec& spec, const std::vector<device_room>& rooms) const {
         std::vector<std::uint32_t> left;
         for (const auto& r : rooms) left.push_back(1000 - shared_.devices[r.device.index].promised);
-        std::ranges::sort(left, [](std::uint32_t a, std::uint32_t b) { return a > b; });
+        std::sort(left.begin(), left.end(), [](std::uint32_t a, std::uint32_t b) { return a > b; });
         const auto fits = left[std::min<std::size_t>(std::max(spec.devices, 1U), left.size()) - 1];
         raise({errc::share_exceeded, spec.compute.permille(), fits, 1000}, spec.name, "admission, in permille");
     }

@@ -115,7 +115,9 @@ public:
         for (const auto& [b, scope, trace] : blocks_.take_all()) {
             ++report.leaked_blocks;
             report.leaked += b.size;
-            detail::tell(*sink_, {tenant_event::kind::leak, tenant_, id_, errc::none, b.size, b.label, trace});
+            detail::tell(
+                *sink_,
+                {tenant_event::kind::leak, tenant_, id_, errc::none, b.size, b.label, {trace.data(), trace.size()}});
             resource_.deallocate(b.pointer, static_cast<std::size_t>(b.size.count()), b.alignment);
         }
     }

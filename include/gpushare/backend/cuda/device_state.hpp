@@ -15,6 +15,7 @@
 #include <gpushare/backend/cuda/driver.hpp>
 #include <gpushare/backend/cuda/error.hpp>
 #include <gpushare/backend/cuda/health.hpp>
+#include <gpushare/backend/cuda/sm_book.hpp>
 #include <gpushare/config.hpp>
 #include <gpushare/detail/intrusive.hpp>
 #include <gpushare/error.hpp>
@@ -58,6 +59,7 @@ public:
     [[nodiscard]] const device_properties& properties() const noexcept { return properties_; }
     [[nodiscard]] int ordinal() const noexcept { return properties_.ordinal; }
     [[nodiscard]] cuda::health& health() noexcept { return health_; }
+    [[nodiscard]] sm_book& sms() noexcept { return sms_; }
 
     /// A pending point with an event of its own and one reference. Nothing is allocated once as many were out as
     /// ever are. Throws std::bad_alloc and what making an event throws.
@@ -106,6 +108,7 @@ private:
     const std::shared_ptr<const driver> api_;
     const device_properties properties_;
     cuda::health health_;
+    sm_book sms_;
     mutable std::mutex mutex_;
     gpushare::detail::pool<point_state> points_;
 };

@@ -27,32 +27,40 @@
 #include <gpushare/backend/cuda/device_state.hpp>
 #include <gpushare/backend/cuda/error.hpp>
 #include <gpushare/backend/cuda/node.hpp>
-#include <gpushare/backend/cuda/sm_split.hpp>
 #include <gpushare/backend/cuda/stream.hpp>
 #include <gpushare/config.hpp>
 #include <gpushare/error.hpp>
+#include <gpushare/sm_split.hpp>
 #include <gpushare/units.hpp>
 
 namespace gpushare::inline GPUSHARE_ABI::cuda {
 
 namespace detail {
 
-/// The SMs of a device in the smallest groups that it can be split into, which all come from one split: groups of one
-/// split may be put together again, of several not.
-[[nodiscard]] inline std::vector<CUdevResource> sm_units(const device_state& on) {
-    const driver& api = on.api();
-    if (!api.has_green_contexts()) fail(cudaErrorNotSupported, "splitting the SMs of a device");
-    CUdevice device = 0;
-    check(api.device_get(&device, on.ordinal()), "asking a device for its SMs");
-    CUdevResource all{};
-    check(api.device_get_resource(device, &all, CU_DEV_RESOURCE_TYPE_SM), "asking a device for its SMs");
-    const unsigned least = std::max(1U, all.sm.minSmPartitionSize);
-    unsigned groups = 0;
-    check(api.sm_resource_split(nullptr, &groups, &all, nullptr, 0, least), "asking how SMs can be split");
-    std::vector<CUdevResource> units(groups);
-    check(api.sm_resource_split(units.data(), &groups, &all, nullptr, 0, least), "splitting the SMs of a device");
-    units.resize(groups);
-    return units;
+/// The units that partitions of the device are made of. Throws operation_error (not_supported).
+[[nodiscard]] inline std::span<const CUdevResource> sm_units(device_state& on) {
+    return on.sms().units([&] {
+        const driver& api = on.api();
+        if (!api.has_green_contexts()) fail(cudaErrorNotSupported, "splitting the SMs of a device");
+        CUdevice device = 0;
+        check(api.device_get(&device, on.ordinal()), "asking a device for its SMs");
+        CUdevResource all{};
+        check(api.device_get_resource(device, &all, CU_DEV_RESOURCE_TYPE_SM), "asking a device for its SMs");
+        const unsigned least = std::max(1U, all.sm.minSmPartitionSize);
+        unsigned groups = 0;
+        check(api.sm_resource_split(nullptr, &groups, &all, nullptr, 0, least), "asking how SMs can be split");
+        std::vector<CUdevResource> units(groups);
+        check(api.sm_resource_split(units.data(), &groups, &all, nullptr, 0, least), "splitting the SMs of a device");
+        units.resize(groups);
+        return units;
+    });
+}
+
+[[nodiscard]] inline sm_split split_of(device_state& on) {
+    const auto units = sm_units(on);
+    return {.sms = on.properties().sms,
+            .unit = units.empty() ? 0 : units.front().sm.smCount,
+            .units = static_cast<std::uint32_t>(units.size())};
 }
 
 struct green_state {
@@ -62,24 +70,21 @@ struct green_state {
     ~green_state() {
         if (native != nullptr && owned)
             (void)device->health().keep(to_runtime(device->api().green_destroy(native)), "cuGreenCtxDestroy");
+        if (!units.empty()) device->sms().give_back(units);
     }
 
     std::shared_ptr<device_state> device;
     CUgreenCtx native = nullptr;
     bool owned = true;  // ours to destroy
     std::uint32_t sms = 0;
-    std::mutex mutex;  // the driver wants one thread at a time for a green context
+    std::vector<std::uint32_t> units;  // of its device, which nobody else has; none of one that was taken over
+    std::mutex mutex;                  // the driver wants one thread at a time for a green context
 };
 
 }  // namespace detail
 
 /// How the device can be split. Throws operation_error: errc::not_supported, no_device.
-[[nodiscard]] inline sm_split query_sm_split(const node& on, device_id d) {
-    const auto units = detail::sm_units(*on.state(d));
-    return {.sms = on.properties(d).sms,
-            .unit = units.empty() ? 0 : units.front().sm.smCount,
-            .units = static_cast<std::uint32_t>(units.size())};
-}
+[[nodiscard]] inline sm_split query_sm_split(const node& on, device_id d) { return detail::split_of(*on.state(d)); }
 
 /// A partition. Movable; one owner; safe from any thread. It stays until the last of its streams is gone, so they may
 /// outlive this. All partitions use the memory of the device's primary context, and its events.
@@ -88,7 +93,8 @@ public:
     /// SMs that its kernels run on.
     [[nodiscard]] std::uint32_t sms() const noexcept { return state_->sms; }
     [[nodiscard]] CUgreenCtx native_handle() const noexcept { return state_->native; }
-    /// The handle, which is the caller's to destroy from now on: after the streams that were made of this.
+    /// The handle, which is the caller's to destroy from now on: after the streams that were made of this. When they and this
+    /// are gone, its SMs count as free.
     [[nodiscard]] CUgreenCtx release() noexcept {
         state_->owned = false;
         return state_->native;
@@ -96,7 +102,7 @@ public:
 
     /// A stream in the partition; see node::make_stream.
     [[nodiscard]] stream make_stream(priority level = {}, std::uint32_t tag = 0) {
-        auto made = std::make_unique<detail::stream_state>();
+        auto made = std::make_shared<detail::stream_state>();
         made->device = state_->device;
         made->keep_alive = state_;
         made->level = level;
@@ -142,31 +148,34 @@ private:
     std::shared_ptr<detail::green_state> state_;
 };
 
-/// Partitions of so many SMs each, which don't overlap; what is left over is in none. All of them or none.
+/// Partitions of so many SMs each, which share none with each other or with those that were made before and are still
+/// there; what is left over is in none. All of them or none.
 /// Throws operation_error: errc::not_whole if one isn't a multiple of the unit, too_few_sms, not_supported, no_device.
 [[nodiscard]] inline std::vector<green_context> make_green_contexts(const node& on, device_id d,
                                                                     std::span<const std::uint32_t> sms) {
     const auto& device = on.state(d);
-    auto units = detail::sm_units(*device);
-    const sm_split can{.sms = device->properties().sms,
-                       .unit = units.empty() ? 0 : units.front().sm.smCount,
-                       .units = static_cast<std::uint32_t>(units.size())};
+    const auto units = detail::sm_units(*device);
+    const sm_split can = detail::split_of(*device);
     check_sms(can, sms);
 
     CUdevice native_device = 0;
     check(on.api().device_get(&native_device, device->ordinal()), "making a partition");
     std::vector<green_context> parts;
-    parts.reserve(sms.size());
-    std::size_t next = 0;
+    std::vector<std::vector<std::uint32_t>*> theirs;
     for (const std::uint32_t wanted : sms) {
-        const auto count = wanted / can.unit;
+        parts.push_back(green_context::adopt(device, nullptr, wanted));
+        theirs.push_back(&parts.back().state_->units);
+        theirs.back()->reserve(wanted / can.unit);
+    }
+    device->sms().take(can, sms, theirs);
+    for (auto& part : parts) {
+        std::vector<CUdevResource> own;
+        for (const std::uint32_t u : part.state_->units) own.push_back(units[u]);
         CUdevResourceDesc described = nullptr;
-        check(on.api().resource_describe(&described, &units[next], count), "describing a partition");
-        next += count;
-        auto part = green_context::adopt(device, nullptr, wanted);
+        check(on.api().resource_describe(&described, own.data(), static_cast<unsigned>(own.size())),
+              "describing a partition");
         check(on.api().green_create(&part.state_->native, described, native_device, CU_GREEN_CTX_DEFAULT_STREAM),
               "making a partition");
-        parts.push_back(std::move(part));
     }
     return parts;
 }

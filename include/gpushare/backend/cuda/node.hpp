@@ -100,6 +100,7 @@ public:
         }
         made->owned = true;
         check(cudaStreamGetPriority(made->native, &made->native_priority), "asking a stream for its priority");
+        made->enlist();
         return stream(std::move(made));
     }
 
@@ -107,6 +108,7 @@ public:
     /// invalid_specification for a default stream, no_device for one on a device that isn't the node's.
     [[nodiscard]] stream from_native_handle(cudaStream_t handle, std::uint32_t tag = 0) {
         auto adopted = look_at(handle, tag);
+        adopted->enlist();
         adopted->owned = true;
         return stream(std::move(adopted));
     }
@@ -114,6 +116,7 @@ public:
     /// captured is asked before each point: one call more.
     [[nodiscard]] stream borrow(cudaStream_t handle, std::uint32_t tag = 0) {
         auto borrowed = look_at(handle, tag);
+        borrowed->enlist();
         borrowed->captured_unseen = true;
         return stream(std::move(borrowed));
     }
@@ -126,7 +129,11 @@ public:
     /// The point after what is enqueued so far on a stream that stays somebody else's: as of a borrowed one, but null and
     /// cudaStreamLegacy are the default stream of `d`, which nothing of ours is enqueued on.
     [[nodiscard]] point point_after(device_id d, cudaStream_t handle) {
-        if (handle != nullptr && handle != cudaStreamLegacy) return borrow(handle).record();
+        if (handle != nullptr && handle != cudaStreamLegacy) {
+            auto theirs = look_at(handle, 0);
+            theirs->captured_unseen = true;
+            return stream(std::move(theirs)).record();
+        }
         auto by_default = describe(state(d), 0);
         by_default->native = cudaStreamLegacy;
         by_default->captured_unseen = true;
@@ -186,16 +193,16 @@ private:
         return devices_[d.index];
     }
 
-    static std::unique_ptr<detail::stream_state> describe(const std::shared_ptr<detail::device_state>& device,
+    static std::shared_ptr<detail::stream_state> describe(const std::shared_ptr<detail::device_state>& device,
                                                           std::uint32_t tag) {
-        auto s = std::make_unique<detail::stream_state>();
+        auto s = std::make_shared<detail::stream_state>();
         s->device = device;
         s->sms = device->properties().sms;
         s->tag = tag;
         return s;
     }
 
-    std::unique_ptr<detail::stream_state> look_at(cudaStream_t handle, std::uint32_t tag) const {
+    std::shared_ptr<detail::stream_state> look_at(cudaStream_t handle, std::uint32_t tag) const {
         if (handle == nullptr || handle == cudaStreamLegacy || handle == cudaStreamPerThread)
             throw operation_error(errc::invalid_specification, {},
                                   "a default stream can't be shared: it waits for all others");

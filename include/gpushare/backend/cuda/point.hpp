@@ -74,17 +74,11 @@ public:
         const detail::relaxed_capture relaxed;
         return detail::ask(*state_);
     }
-    bool wait(instant deadline) const { return wait_any({this, 1}, deadline); }
+    bool wait(instant deadline) const { return wait_any(this, 1, deadline); }
 
     /// False at once if `points` is empty. The points may belong to any devices and nodes.
     static bool wait_any(std::span<const point> points, instant deadline) {
-        if (points.empty()) return false;
-        for (std::uint32_t turn = 0;; ++turn) {
-            if (any_reached(points)) return true;
-            const instant now = deadline == never ? instant{} : host::steady_clock::now();
-            if (now >= deadline) return false;
-            detail::pause(turn, deadline == never ? ns::max() : deadline - now);
-        }
+        return wait_any(points.data(), points.size(), deadline);
     }
 
     /// errc::device_lost, and other codes for events that can't be asked; errc::none before it is reached.
@@ -155,12 +149,21 @@ private:
         return state_ && reached() && status() == errc::none && state_->event != nullptr;
     }
 
-    static bool any_reached(std::span<const point> points) noexcept {
-        for (const point& p : points)
-            if (p.known()) return true;
+    static bool wait_any(const point* points, std::size_t n, instant deadline) {
+        if (n == 0) return false;
+        for (std::uint32_t turn = 0;; ++turn) {
+            if (any_reached(points, n)) return true;
+            const instant now = deadline == never ? instant{} : host::steady_clock::now();
+            if (now >= deadline) return false;
+            detail::pause(turn, deadline == never ? ns::max() : deadline - now);
+        }
+    }
+    static bool any_reached(const point* points, std::size_t n) noexcept {
+        for (std::size_t i = 0; i < n; ++i)
+            if (points[i].known()) return true;
         const detail::relaxed_capture relaxed;
-        for (const point& p : points)
-            if (detail::ask(*p.state_)) return true;
+        for (std::size_t i = 0; i < n; ++i)
+            if (detail::ask(*points[i].state_)) return true;
         return false;
     }
 

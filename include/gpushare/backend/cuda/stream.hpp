@@ -39,11 +39,19 @@ struct stream_state {
     stream_state& operator=(const stream_state&) = delete;
     ~stream_state() {
         if (owned) (void)device->health().keep(cudaStreamDestroy(native), "cudaStreamDestroy");
+        if (enlisted) device->sms().strike(tag);
+    }
+    /// Whoever asks for streams in no partition is told of this one, unless it is in one.
+    void enlist() {
+        if (partitioned) return;
+        device->sms().enlist(tag);
+        enlisted = true;
     }
 
     std::shared_ptr<device_state> device;
     std::shared_ptr<const void> keep_alive;  // our green context that it lives in: destroyed after the stream
     bool partitioned = false;                // lives in a green context, whoever made it
+    bool enlisted = false;                   // doesn't, and is counted among those
     cudaStream_t native = nullptr;
     bool owned = false;            // ours to destroy
     bool captured_unseen = false;  // somebody else has the handle, and may begin a capture on it
@@ -150,6 +158,8 @@ public:
     /// Lives in a green context, its own SMs.
     [[nodiscard]] bool in_partition() const noexcept { return state_->partitioned; }
     [[nodiscard]] const device_properties& properties() const noexcept { return state_->device->properties(); }
+    /// Whether its device was seen to be unusable, by any call. Asks nothing.
+    [[nodiscard]] bool lost() const noexcept { return state_->device->health().lost(); }
     /// Between the begin and the end of a graph_capture.
     [[nodiscard]] bool capturing() const noexcept { return state_->capturing.load(std::memory_order_relaxed); }
 
@@ -181,7 +191,7 @@ public:
         enqueued(code, name);
     }
     [[nodiscard]] detail::stream_state& state() const noexcept { return *state_; }
-    explicit stream(std::unique_ptr<detail::stream_state> state) noexcept : state_(std::move(state)) {}
+    explicit stream(std::shared_ptr<detail::stream_state> state) noexcept : state_(std::move(state)) {}
 
 private:
     [[nodiscard]] static point record_on(detail::stream_state& s) {

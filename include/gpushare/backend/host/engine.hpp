@@ -14,7 +14,9 @@
 #include <exception>
 #include <memory>
 #include <mutex>
+#include <span>
 #include <utility>
+#include <vector>
 
 #include <gpushare/backend/host/clock.hpp>
 #include <gpushare/backend/host/model.hpp>
@@ -22,6 +24,8 @@
 #include <gpushare/backend/host/parking.hpp>
 #include <gpushare/backend/host/point.hpp>
 #include <gpushare/backend/host/work.hpp>
+#include <gpushare/concepts.hpp>
+#include <gpushare/sm_split.hpp>
 #include <gpushare/units.hpp>
 
 namespace gpushare::inline GPUSHARE_ABI::host::detail {
@@ -43,9 +47,10 @@ public:
 
     // --- streams
 
-    [[nodiscard]] stream_state& open_stream(std::uint32_t device, priority level, std::uint32_t tag) {
+    [[nodiscard]] stream_state& open_stream(std::uint32_t device, priority level, std::uint32_t tag,
+                                            std::uint32_t part = 0) {
         const section locked{*this};
-        return model_.open_stream(device, level, tag);
+        return model_.open_stream(device, level, tag, part);
     }
 
     /// What is queued still runs. Points of the stream stay valid.
@@ -89,6 +94,42 @@ public:
         point made{p};
         model_.record(s, p, locked.now());
         return made;
+    }
+
+    // --- partitions
+
+    [[nodiscard]] sm_split split() const noexcept {
+        const std::uint32_t unit = options_.sm_unit;
+        return {.sms = options_.sms, .unit = unit, .units = options_.sms / unit};
+    }
+    /// All or none: see check_sms.
+    [[nodiscard]] std::vector<std::uint32_t> open_partitions(std::uint32_t device, std::span<const std::uint32_t> sms) {
+        std::vector<std::uint32_t> parts;
+        parts.reserve(sms.size());
+        const section locked{*this};
+        check_sms(split(), sms, model_.devices()[device].order.size_of(0) / options_.sm_unit);
+        try {
+            for (const std::uint32_t n : sms) parts.push_back(model_.open_partition(device, n));
+        } catch (...) {
+            for (const std::uint32_t p : parts) model_.leave_partition(model_.devices()[device], p);
+            throw;
+        }
+        return parts;
+    }
+    void leave_partition(std::uint32_t device, std::uint32_t part) noexcept {
+        const section locked{*this};
+        model_.leave_partition(model_.devices()[device], part);
+    }
+    /// Tags of the device's streams in no partition, in order.
+    [[nodiscard]] std::vector<std::uint32_t> outside_any_partition(std::uint32_t device) {
+        std::vector<std::uint32_t> tags;
+        {
+            const std::lock_guard lock{hub_->mutex};
+            for (const auto& s : model_.streams())
+                if (s->device == &model_.devices()[device] && s->part == 0) tags.push_back(s->tag);
+        }
+        std::ranges::sort(tags);
+        return tags;
     }
 
     // --- faults

@@ -13,4 +13,5 @@
 #include <gpushare/backend/host/node.hpp>
 #include <gpushare/backend/host/options.hpp>
 #include <gpushare/backend/host/point.hpp>
+#include <gpushare/backend/host/sms.hpp>
 #include <gpushare/backend/host/stream.hpp>

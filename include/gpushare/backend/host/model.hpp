@@ -91,13 +91,18 @@ public:
 
     // --- streams
 
-    [[nodiscard]] stream_state& open_stream(std::uint32_t device, priority level, std::uint32_t tag) {
-        devices_[device].order.reserve(streams_.size() + 1);
+    [[nodiscard]] stream_state& open_stream(std::uint32_t device, priority level, std::uint32_t tag,
+                                            std::uint32_t part = 0) {
+        device_state& d = devices_[device];
+        d.order.reserve(streams_.size() + 1);
         streams_.push_back(std::make_unique<stream_state>());
         stream_state& s = *streams_.back();
-        s.device = &devices_[device];
+        s.device = &d;
         s.level = level;
         s.tag = tag;
+        s.part = part;
+        s.sms = part == 0 ? d.order.sms() : d.order.size_of(part);
+        if (part != 0) ++d.users[part];
         s.index = streams_.size() - 1;
         return s;
     }
@@ -132,6 +137,23 @@ public:
         else
             reach(s, p, now);
     }
+
+    // --- partitions
+
+    /// Sets SMs apart, of which there are as many in no partition, for who calls leave_partition in the end.
+    [[nodiscard]] std::uint32_t open_partition(std::uint32_t device, std::uint32_t sms) {
+        device_state& d = devices_[device];
+        d.users.reserve(d.users.size() + 2);
+        const std::uint32_t part = d.order.set_apart(sms);
+        if (d.users.size() <= part) d.users.resize(part + std::size_t{1});
+        d.users[part] = 1;
+        return part;
+    }
+    /// One user less; the SMs are everybody's again when the last one goes.
+    void leave_partition(device_state& d, std::uint32_t part) noexcept {
+        if (part != 0 && --d.users[part] == 0) d.order.put_back(part);
+    }
+    [[nodiscard]] const std::vector<std::unique_ptr<stream_state>>& streams() const noexcept { return streams_; }
 
     // --- faults
 
@@ -176,7 +198,7 @@ private:
             while (const auto claim = d.order.next()) {
                 operation& op = *claim->work;
                 sm_state& sm = d.sms[claim->sm];
-                if (op.cooperative && claim->first == 0) op.start = d.all_free_since();
+                if (op.cooperative && claim->first == 0) op.start = d.all_free_since(op.stream->part);
                 sm.work = &op;
                 sm.first = claim->first;
                 sm.count = claim->count;
@@ -236,11 +258,12 @@ private:
                 complete(*op, op->ready);
             } else {
                 s.busy = true;
-                s.device->order.offer(op, s.level, op->blocks, op->cooperative);
+                s.device->order.offer(op, s.level, op->blocks, op->cooperative, s.part);
                 return;
             }
         }
         if (s.closed) {
+            leave_partition(*s.device, s.part);
             const std::size_t at = s.index;  // `s` ends here
             std::swap(streams_[at], streams_.back());
             streams_[at]->index = at;

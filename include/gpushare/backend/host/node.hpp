@@ -57,12 +57,14 @@ public:
     [[nodiscard]] host::ledger& ledger(device_id d) { return at(d).book; }
     [[nodiscard]] fault_injector faults(device_id d) { return {engine_, checked(d)}; }
     [[nodiscard]] bool lost(device_id d) const { return at(d).lost.load(std::memory_order_acquire); }
-    /// Everything on the stream has priority `level`, and `tag` in the ledger.
+    /// Everything on the stream has priority `level`, and `tag` in the ledger. It runs on all SMs, partitioned or not.
     [[nodiscard]] stream make_stream(device_id d, priority level = {}, std::uint32_t tag = 0) {
         return {engine_, engine_->open_stream(checked(d), level, tag)};
     }
 
 private:
+    friend class device_sms;
+
     /// The threads. A member of its own, so that those already started go when starting one fails.
     class crew {
     public:
@@ -90,7 +92,7 @@ private:
     };
 
     static const node_options& checked(const node_options& o) {
-        if (o.devices == 0 || o.devices > device_order_lock::max_devices || o.sms == 0)
+        if (o.devices == 0 || o.devices > device_order_lock::max_devices || o.sms == 0 || o.sm_unit == 0)
             throw operation_error(errc::invalid_specification, {},
                                   "a host node needs 1 to 1024 devices of 1 or more SMs");
         return o;

@@ -21,8 +21,9 @@ enum class timing : std::uint8_t { real, modelled };
 /// All devices of a node are alike.
 struct node_options {
     std::uint32_t devices = 1;
-    bytes memory = 1_GiB;   // per device
-    std::uint32_t sms = 4;  // per device; as many threads are started
+    bytes memory = 1_GiB;       // per device
+    std::uint32_t sms = 4;      // per device; as many threads are started
+    std::uint32_t sm_unit = 1;  // of partitions: see sms.hpp
     host::timing timing = host::timing::real;
     bool guarded = false;    // device memory can't be touched from outside kernels; see device_memory
     bytes taken{};           // of each device's memory, what others have

@@ -25,7 +25,9 @@ namespace gpushare::inline GPUSHARE_ABI::host {
 ///   - a free SM takes blocks of the best head: the highest priority, among equals the one offered first;
 ///   - a block that has an SM keeps it until it is released;
 ///   - the blocks of a cooperative head start together: while it is the best head and too few SMs are free,
-///     nobody else gets one, and once its first block is claimed nothing comes before the others.
+///     nobody else gets one, and once its first block is claimed nothing comes before the others;
+///   - SMs can be set apart in groups. A head of a group gets SMs of that group only, one of group 0 any that is free: it
+///     is kept from none. What a cooperative head holds back are the SMs that it may have.
 /// Two cooperative heads can't each hold half of the SMs: the one behind gets none before the first has all.
 template <std::regular Work>
 class scheduler {
@@ -37,22 +39,50 @@ public:
     };
 
     /// Claims of up to `largest_batch` blocks where many more blocks than SMs are left.
-    explicit scheduler(std::uint32_t sms, std::uint32_t largest_batch = 1) : sms_(sms), largest_batch_(largest_batch) {
-        free_.resize(sms);
-        std::iota(free_.begin(), free_.end(), 0U);  // ascending: already a heap
+    explicit scheduler(std::uint32_t sms, std::uint32_t largest_batch = 1) : largest_batch_(largest_batch) {
+        group_of_.resize(sms);
+        groups_.emplace_back(sms, sms);
+        groups_[0].free.resize(sms);
+        std::iota(groups_[0].free.begin(), groups_[0].free.end(), 0U);  // ascending: already a heap
     }
 
-    [[nodiscard]] std::uint32_t sms() const noexcept { return sms_; }
-    [[nodiscard]] std::uint32_t free_sms() const noexcept { return static_cast<std::uint32_t>(free_.size()); }
+    [[nodiscard]] std::uint32_t sms() const noexcept { return static_cast<std::uint32_t>(group_of_.size()); }
+    [[nodiscard]] std::uint32_t free_sms() const noexcept {
+        std::size_t sum = 0;
+        for (const sm_group& g : groups_) sum += g.free.size();
+        return static_cast<std::uint32_t>(sum);
+    }
+
+    /// Sets `count` >= 1 of the SMs in group 0 apart, of which there are as many. Returns the group, from 1; numbers are
+    /// used again. Blocks of others that are on them stay to their end.
+    [[nodiscard]] std::uint32_t set_apart(std::uint32_t count) {
+        std::uint32_t made = 1;
+        while (made < groups_.size() && groups_[made].sms != 0) ++made;
+        if (made == groups_.size()) groups_.emplace_back(0, sms());
+        for (std::uint32_t sm = 0; count != 0; ++sm) {
+            if (group_of_[sm] != 0) continue;
+            move_sm(sm, made);
+            --count;
+        }
+        return made;
+    }
+    /// The SMs of `group`, which no head is left of, belong to group 0 again.
+    void put_back(std::uint32_t group) noexcept {
+        for (std::uint32_t sm = 0; sm < sms(); ++sm)
+            if (group_of_[sm] == group) move_sm(sm, 0);
+    }
+    [[nodiscard]] std::uint32_t group_of(std::uint32_t sm) const noexcept { return group_of_[sm]; }
+    /// SMs of the group, free or not.
+    [[nodiscard]] std::uint32_t size_of(std::uint32_t group) const noexcept { return groups_[group].sms; }
 
     /// So many heads at once can be offered without allocating.
     void reserve(std::size_t heads) { heads_.reserve(heads); }
 
-    /// `work` may start: `blocks` >= 1 of them, if cooperative no more than there are SMs.
-    void offer(const Work& work, priority level, std::uint32_t blocks, bool cooperative) {
+    /// `work` may start: `blocks` >= 1 of them, if cooperative no more than there are SMs for it.
+    void offer(const Work& work, priority level, std::uint32_t blocks, bool cooperative, std::uint32_t group = 0) {
         // Behind all of its level: the best head is the last one.
         const auto behind = std::ranges::lower_bound(heads_, level, {}, &head::level);
-        heads_.insert(behind, head{work, level, blocks, 0, cooperative});
+        heads_.insert(behind, head{work, level, blocks, 0, group, cooperative});
     }
 
     /// Takes back what isn't claimed yet of `work`; false if nothing is left of it.
@@ -65,47 +95,104 @@ public:
 
     /// What the next free SM does; nothing if none is free or no head may use it.
     [[nodiscard]] std::optional<claim> next() noexcept {
-        if (heads_.empty() || free_.empty()) return std::nullopt;
-        head& best = heads_.back();
-        const std::uint32_t left = best.blocks - best.claimed;
-        if (best.cooperative && left > free_.size()) return std::nullopt;
-
-        // Several claims for each SM, so that they end at about the same time.
-        const std::uint32_t batch = best.cooperative ? 1 : std::clamp(left / (4 * sms_), 1U, largest_batch_);
-        const claim c{best.work, best.claimed, batch, take_sm()};
-        best.claimed += batch;
-        if (best.claimed == best.blocks)
-            heads_.pop_back();
-        else if (best.cooperative)
-            best.level = started;
-        return c;
+        ++look_;
+        for (auto at = heads_.size(); at-- > 0;) {
+            head& h = heads_[at];
+            const std::uint32_t left = h.blocks - h.claimed;
+            if (h.cooperative && left > free_for(h.of)) {
+                if (h.of == 0) return std::nullopt;
+                groups_[h.of].kept_in = look_;
+                continue;
+            }
+            const std::uint32_t from = group_to_take_from(h.of);
+            if (from != no_group) return take(at, left, from);
+            if (h.of == 0) return std::nullopt;  // nobody behind it finds one either
+        }
+        return std::nullopt;
     }
 
     /// The blocks of a claim have ended.
-    void release(std::uint32_t sm) noexcept {
-        free_.push_back(sm);  // never beyond the size that it was made with
-        std::ranges::push_heap(free_, std::greater{});
-    }
+    void release(std::uint32_t sm) noexcept { groups_[group_of_[sm]].put(sm); }
 
 private:
     struct head {
         Work work{};
         priority level{};
-        std::uint32_t blocks = 0, claimed = 0;
+        std::uint32_t blocks = 0, claimed = 0, of = 0;
         bool cooperative = false;
     };
-    static constexpr priority started{std::numeric_limits<std::int32_t>::max()};
+    struct sm_group {
+        std::uint32_t sms = 0;
+        std::vector<std::uint32_t> free;  // heap: the lowest SM first
+        std::uint64_t kept_in = 0;        // the look in which a cooperative head waits for more of them
 
-    std::uint32_t take_sm() noexcept {
-        std::ranges::pop_heap(free_, std::greater{});
-        const std::uint32_t sm = free_.back();
-        free_.pop_back();
-        return sm;
+        sm_group(std::uint32_t size, std::uint32_t room) : sms(size) { free.reserve(room); }
+        void put(std::uint32_t sm) noexcept {
+            free.push_back(sm);  // never beyond its room
+            std::ranges::push_heap(free, std::greater{});
+        }
+        std::uint32_t take() noexcept {
+            std::ranges::pop_heap(free, std::greater{});
+            const std::uint32_t sm = free.back();
+            free.pop_back();
+            return sm;
+        }
+    };
+    static constexpr priority started{std::numeric_limits<std::int32_t>::max()};
+    static constexpr std::uint32_t no_group = std::numeric_limits<std::uint32_t>::max();
+
+    [[nodiscard]] bool is_open(const sm_group& g) const noexcept { return !g.free.empty() && g.kept_in != look_; }
+
+    /// SMs that a head of `of` could have now.
+    [[nodiscard]] std::size_t free_for(std::uint32_t of) const noexcept {
+        if (of != 0) return is_open(groups_[of]) ? groups_[of].free.size() : 0;
+        std::size_t sum = 0;
+        for (const sm_group& g : groups_)
+            if (is_open(g)) sum += g.free.size();
+        return sum;
+    }
+    /// Of all, the lowest SM's.
+    [[nodiscard]] std::uint32_t group_to_take_from(std::uint32_t of) const noexcept {
+        if (of != 0) return is_open(groups_[of]) ? of : no_group;
+        std::uint32_t best = no_group;
+        for (std::uint32_t i = 0; i < groups_.size(); ++i)
+            if (is_open(groups_[i]) && (best == no_group || groups_[i].free.front() < groups_[best].free.front()))
+                best = i;
+        return best;
     }
 
-    std::uint32_t sms_, largest_batch_;
-    std::vector<head> heads_;          // by level; within a level the first offered is the last
-    std::vector<std::uint32_t> free_;  // heap: the lowest SM first
+    claim take(std::size_t at, std::uint32_t left, std::uint32_t from) noexcept {
+        head& h = heads_[at];
+        // Several claims for each SM, so that they end at about the same time.
+        const std::uint32_t share = h.of == 0 ? sms() : groups_[h.of].sms;
+        const std::uint32_t batch = h.cooperative ? 1 : std::clamp(left / (4 * share), 1U, largest_batch_);
+        const claim c{h.work, h.claimed, batch, groups_[from].take()};
+        h.claimed += batch;
+        const auto here = heads_.begin() + static_cast<std::ptrdiff_t>(at);
+        if (h.claimed == h.blocks) {
+            heads_.erase(here);
+        } else if (h.cooperative) {
+            h.level = started;
+            std::rotate(here, here + 1, heads_.end());
+        }
+        return c;
+    }
+
+    void move_sm(std::uint32_t sm, std::uint32_t to) noexcept {
+        sm_group& from = groups_[group_of_[sm]];
+        --from.sms;
+        ++groups_[to].sms;
+        group_of_[sm] = to;
+        if (std::erase(from.free, sm) == 0) return;
+        std::ranges::make_heap(from.free, std::greater{});
+        groups_[to].put(sm);
+    }
+
+    std::uint32_t largest_batch_;
+    std::vector<head> heads_;              // by level; within a level the first offered is the last
+    std::vector<std::uint32_t> group_of_;  // of each SM
+    std::vector<sm_group> groups_;
+    std::uint64_t look_ = 0;
 };
 
 }  // namespace gpushare::inline GPUSHARE_ABI::host

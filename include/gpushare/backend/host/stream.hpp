@@ -8,6 +8,7 @@
 
 #include <algorithm>
 #include <atomic>
+#include <concepts>
 #include <cstddef>
 #include <cstdint>
 #include <cstring>
@@ -87,7 +88,7 @@ public:
     }
 
     /// The same, all blocks starting together once as many SMs are free; `kernel_context::grid_sync` works.
-    /// Enqueues nothing and returns errc::too_many_blocks if the device has fewer SMs than that.
+    /// Enqueues nothing and returns errc::too_many_blocks if the stream's partition, or the device, has fewer SMs.
     template <kernel_for<kernel_context> K>
     errc launch_cooperative(grid g, const K& kernel) {
         if (g.blocks > max_cooperative_blocks()) return errc::too_many_blocks;
@@ -97,13 +98,14 @@ public:
     /// One block an SM, whatever the kernel.
     template <kernel_for<kernel_context> K = gpushare::detail::empty_kernel>
     [[nodiscard]] std::uint32_t max_cooperative_blocks(const K& = {}, std::uint32_t /*threads*/ = 1) const noexcept {
-        return engine_->options().sms;
+        return state_->sms;
     }
 
-    /// Enqueues opaque work that fills the device for `length`: a block on every SM, under both timings.
+    /// Enqueues opaque work that fills the device, or the stream's partition, for `length`: a block on every SM, under
+    /// both timings.
     void enqueue(ns length) {
         prepared op{*this};
-        op->blocks = engine_->options().sms;
+        op->blocks = state_->sms;
         op->hold = std::max(length, ns{0});
         op.submit();
     }
@@ -138,9 +140,13 @@ public:
     [[nodiscard]] priority level() const noexcept { return state_->level; }
     /// Who it belongs to, in the ledger.
     [[nodiscard]] std::uint32_t tag() const noexcept { return state_->tag; }
+    /// How many SMs its blocks run on: those of its partition, or all of the device.
+    [[nodiscard]] std::uint32_t sms() const noexcept { return state_->sms; }
+    [[nodiscard]] bool in_partition() const noexcept { return state_->part != 0; }
 
 private:
     friend class node;
+    friend class sm_subset;
     friend fault_injector;
 
     /// An operation that goes back if it isn't submitted.
@@ -173,6 +179,9 @@ private:
         op->blocks = g.blocks;
         op->cooperative = cooperative;
         op->hold = std::max(g.hold, ns{0});
+        if constexpr (std::same_as<K, gpushare::detail::empty_kernel>)
+            // Opaque work, too: to wake up a worker only to find nothing to do would disturb what shares the cores.
+            if (engine_->options().timing == timing::modelled) return op.submit();
         if constexpr (gpushare::detail::fits_in_place<K, detail::kernel_capacity>)
             op->body = [kernel = K(kernel)](kernel_context& ctx) { kernel(ctx); };
         else
@@ -182,7 +191,7 @@ private:
 
     [[nodiscard]] grid spread(std::size_t size) const noexcept {
         constexpr std::size_t worth_a_block = std::size_t{1} << 20;
-        const std::size_t blocks = std::clamp<std::size_t>(size / worth_a_block, 1, engine_->options().sms);
+        const std::size_t blocks = std::clamp<std::size_t>(size / worth_a_block, 1, state_->sms);
         return {.blocks = static_cast<std::uint32_t>(blocks)};
     }
 

@@ -72,7 +72,9 @@ struct stream_state {
     device_state* device = nullptr;
     priority level{};
     std::uint32_t tag = 0;
-    std::size_t index = 0;  // among the engine's streams
+    std::uint32_t part = 0;  // the group of SMs that it is kept to; 0: it runs on all
+    std::uint32_t sms = 0;   // of these; never changes
+    std::size_t index = 0;   // among the engine's streams
     gpushare::detail::fifo<operation> queue;
     bool busy = false;     // the head is offered, running, or waits for a point
     bool stalled = false;  // the head isn't to start
@@ -97,16 +99,18 @@ struct device_state {
         }
     }
 
-    /// From when on all free SMs have been free.
-    [[nodiscard]] instant all_free_since() const noexcept {
+    /// From when on all free SMs for streams of `part` have been free.
+    [[nodiscard]] instant all_free_since(std::uint32_t part) const noexcept {
         instant latest{};
         for (const sm_state& sm : sms)
-            if (sm.work == nullptr) latest = std::max(latest, sm.free_since);
+            if (sm.work == nullptr && (part == 0 || order.group_of(sm.index) == part))
+                latest = std::max(latest, sm.free_since);
         return latest;
     }
 
     scheduler<operation*> order;
     std::vector<sm_state> sms;
+    std::vector<std::size_t> users;  // of each group of SMs that was set apart: its handle and its streams
     device_memory memory;
     ledger book;
     std::atomic<bool> lost{false};  // written under the node's lock, read by kernels

@@ -86,4 +86,18 @@ private:
 };
 static_assert(queue<stream>);
 
+/// One device of a world, as a place where streams come from. It has no SMs: a kernel takes all of it.
+class device {
+public:
+    using stream = sim::stream;
+
+    device(world& w, device_id d) noexcept : world_(&w), id_(d) {}
+    [[nodiscard]] stream make_stream(priority level = {}, std::uint32_t tag = 0) { return {*world_, id_, level, tag}; }
+
+private:
+    world* world_;
+    device_id id_;
+};
+static_assert(stream_source<device> && !sm_partitionable<device>);
+
 }  // namespace gpushare::inline GPUSHARE_ABI::sim

@@ -1,9 +1,10 @@
 // SPDX-License-Identifier: Apache-2.0
 // How many SMs each partition of a device gets: plain arithmetic on what the device says about itself.
 //
-//   const cuda::sm_split can{.sms = 132, .unit = 8, .units = 16};       // see query_sm_split
-//   cuda::equal_sms(can, 3);                        // 40, 40, 40; the other 12 are nobody's
-//   cuda::weighted_sms(can, std::array{3U, 1U});    // 96, 32
+//   const gpushare::sm_split can = device.split();          // an H100: {.sms = 132, .unit = 8, .units = 16}
+//   gpushare::equal_sms(can, 3);                            // 40, 40, 40; the other 12 are nobody's
+//   gpushare::weighted_sms(can, std::array{3U, 1U});        // 96, 32
+//   auto parts = device.partition(gpushare::equal_sms(can, 2));
 #pragma once
 
 #include <cstddef>
@@ -11,21 +12,15 @@
 #include <span>
 #include <vector>
 
+#include <gpushare/concepts.hpp>
 #include <gpushare/config.hpp>
 #include <gpushare/error.hpp>
 
-namespace gpushare::inline GPUSHARE_ABI::cuda {
-
-/// A device can be split into `units` groups of `unit` SMs, which partitions are made of.
-struct sm_split {
-    std::uint32_t sms = 0;  // of the device; those beyond unit * units can be in no partition
-    std::uint32_t unit = 0;
-    std::uint32_t units = 0;
-};
+namespace gpushare::inline GPUSHARE_ABI {
 
 /// Throws operation_error: errc::not_whole if one of `sms` isn't a multiple of the unit (figures: asked, the multiple
-/// below, the unit), errc::too_few_sms if the sum is more than there is.
-inline void check_sms(const sm_split& can, std::span<const std::uint32_t> sms) {
+/// below, the unit), errc::too_few_sms if the sum is more than there is, or than `units_left` of it.
+inline void check_sms(const sm_split& can, std::span<const std::uint32_t> sms, std::uint32_t units_left) {
     std::uint64_t sum = 0;
     for (const std::uint32_t n : sms) {
         if (can.unit == 0 || n == 0 || n % can.unit != 0)
@@ -33,21 +28,23 @@ inline void check_sms(const sm_split& can, std::span<const std::uint32_t> sms) {
                   "SMs of a partition, which are had in units");
         sum += n;
     }
-    const std::uint64_t most = std::uint64_t{can.unit} * can.units;
+    const std::uint64_t most = std::uint64_t{can.unit} * units_left;
     if (sum > most) raise({errc::too_few_sms, sum, most, can.sms}, {}, "partitions of a device");
 }
+inline void check_sms(const sm_split& can, std::span<const std::uint32_t> sms) { check_sms(can, sms, can.units); }
 
-/// The same number of SMs for each of `parts`, as many as possible. Throws operation_error: errc::too_few_sms (in
-/// units) if there isn't one unit for each; errc::invalid_specification for no parts.
+/// The same number of SMs for each of `parts`, as many as possible; what is left over, less than a unit for each, is
+/// nobody's. Throws operation_error: errc::too_few_sms (in units) if there isn't one unit for each;
+/// errc::invalid_specification for no parts.
 [[nodiscard]] inline std::vector<std::uint32_t> equal_sms(const sm_split& can, std::uint32_t parts) {
     if (parts == 0) throw operation_error(errc::invalid_specification, {}, "a device is split into one part or more");
     if (parts > can.units) raise({errc::too_few_sms, parts, can.units, can.units}, {}, "units of SMs");
     return std::vector<std::uint32_t>(parts, can.units / parts * can.unit);
 }
 
-/// SMs in proportion to the weights, all of them given out: a unit for each part, then one by one to whoever is furthest
-/// below its due (ties: the earlier one), so that nobody is off by a whole unit unless the minimum forces it. Throws as
-/// equal_sms, and errc::invalid_specification for a weight of 0.
+/// SMs in proportion to the weights, all of them given out, by largest remainder: a unit for each part, then one by one to
+/// whoever is furthest below its due (ties: the earlier one), so that nobody is off by a whole unit unless the minimum
+/// forces it. Throws as equal_sms, and errc::invalid_specification for a weight of 0.
 [[nodiscard]] inline std::vector<std::uint32_t> weighted_sms(const sm_split& can,
                                                              std::span<const std::uint32_t> weights) {
     const auto parts = static_cast<std::uint32_t>(weights.size());
@@ -74,4 +71,4 @@ inline void check_sms(const sm_split& can, std::span<const std::uint32_t> sms) {
     return units;
 }
 
-}  // namespace gpushare::inline GPUSHARE_ABI::cuda
+}  // namespace gpushare::inline GPUSHARE_ABI

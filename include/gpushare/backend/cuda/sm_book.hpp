@@ -1,0 +1,88 @@
+// SPDX-License-Identifier: Apache-2.0
+// Who has which SMs of a device: the units that partitions are made of, and the streams that are in no partition. A part
+// of device_state.
+//
+//   auto& book = device->sms();    book.enlist(tag);    book.outside();
+#pragma once
+
+#include <cuda.h>
+
+#include <algorithm>
+#include <concepts>
+#include <cstddef>
+#include <cstdint>
+#include <mutex>
+#include <span>
+#include <utility>
+#include <vector>
+
+#include <gpushare/concepts.hpp>
+#include <gpushare/config.hpp>
+#include <gpushare/sm_split.hpp>
+
+namespace gpushare::inline GPUSHARE_ABI::cuda::detail {
+
+/// Safe from any thread.
+class sm_book {
+public:
+    /// The smallest groups of SMs, which all come from one split: groups of one split may be put together again, of several
+    /// not. `ask()` says them, once. They never change.
+    template <std::invocable F>
+    [[nodiscard]] std::span<const CUdevResource> units(F ask) {
+        const std::lock_guard lock(mutex_);
+        if (units_.empty()) {
+            auto told = ask();
+            taken_.resize(told.size());
+            units_ = std::move(told);
+        }
+        return units_;
+    }
+
+    /// For partitions of sms[i] SMs each, units that nobody has: `into[i]` gets their indices, and must have room for them.
+    /// All or none; throws as check_sms.
+    void take(const sm_split& can, std::span<const std::uint32_t> sms, std::span<std::vector<std::uint32_t>*> into) {
+        const std::lock_guard lock(mutex_);
+        check_sms(can, sms, static_cast<std::uint32_t>(std::ranges::count(taken_, false)));
+        std::uint32_t next = 0;
+        for (std::size_t i = 0; i < sms.size(); ++i)
+            for (std::uint32_t left = sms[i] / can.unit; left > 0; --left) {
+                while (taken_[next]) ++next;
+                taken_[next] = true;
+                into[i]->push_back(next);
+            }
+    }
+    void give_back(std::span<const std::uint32_t> units) noexcept {
+        const std::lock_guard lock(mutex_);
+        for (const std::uint32_t u : units) taken_[u] = false;
+    }
+
+    /// A stream in no partition begins, ends.
+    void enlist(std::uint32_t tag) {
+        const std::lock_guard lock(mutex_);
+        outside_.push_back(tag);
+    }
+    void strike(std::uint32_t tag) noexcept {
+        const std::lock_guard lock(mutex_);
+        const auto at = std::ranges::find(outside_, tag);
+        *at = outside_.back();
+        outside_.pop_back();
+    }
+    /// Their tags, in order.
+    [[nodiscard]] std::vector<std::uint32_t> outside() const {
+        std::vector<std::uint32_t> tags;
+        {
+            const std::lock_guard lock(mutex_);
+            tags = outside_;
+        }
+        std::ranges::sort(tags);
+        return tags;
+    }
+
+private:
+    mutable std::mutex mutex_;
+    std::vector<CUdevResource> units_;
+    std::vector<bool> taken_;
+    std::vector<std::uint32_t> outside_;
+};
+
+}  // namespace gpushare::inline GPUSHARE_ABI::cuda::detail

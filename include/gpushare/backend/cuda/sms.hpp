@@ -1,0 +1,51 @@
+// SPDX-License-Identifier: Apache-2.0
+// The SMs of a CUDA device, for whoever names concepts only: what green_context.hpp does, as a model of sm_partitionable.
+//
+//   cuda::device_sms sms{node, device_id{0}};
+//   auto parts = sms.partition(gpushare::equal_sms(sms.split(), 2));
+//   cuda::stream s = parts[0].make_stream(priority{1}, /*tag=*/7);
+#pragma once
+
+#include <cstdint>
+#include <span>
+#include <vector>
+
+#include <gpushare/backend/cuda/green_context.hpp>
+#include <gpushare/backend/cuda/node.hpp>
+#include <gpushare/backend/cuda/stream.hpp>
+#include <gpushare/concepts.hpp>
+#include <gpushare/config.hpp>
+#include <gpushare/units.hpp>
+
+namespace gpushare::inline GPUSHARE_ABI::cuda {
+
+/// A handle: copies are the same SMs. Safe from any thread; the node must outlive it.
+class device_sms {
+public:
+    using stream = cuda::stream;
+    using partition_type = green_context;
+
+    /// Throws operation_error (no_device).
+    device_sms(node& on, device_id d) : node_(&on), device_(d) { (void)on.state(d); }
+
+    [[nodiscard]] stream make_stream(priority level = {}, std::uint32_t tag = 0) {
+        return node_->make_stream(device_, level, tag);
+    }
+    /// Throws operation_error (not_supported).
+    [[nodiscard]] sm_split split() const { return query_sm_split(*node_, device_); }
+    [[nodiscard]] std::vector<green_context> partition(std::span<const std::uint32_t> sms) {
+        return make_green_contexts(*node_, device_, sms);
+    }
+    /// Of the streams that came from the node, or through it, and are still there. Nobody knows what streams the embedder
+    /// made without it.
+    [[nodiscard]] std::vector<std::uint32_t> outside_any_partition() const {
+        return node_->state(device_)->sms().outside();
+    }
+
+private:
+    node* node_;
+    device_id device_;
+};
+static_assert(sm_partitionable<device_sms>);
+
+}  // namespace gpushare::inline GPUSHARE_ABI::cuda

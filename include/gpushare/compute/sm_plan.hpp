@@ -1,0 +1,135 @@
+// SPDX-License-Identifier: Apache-2.0
+// Who gets SMs of his own: the shares of a device's clients as partitions, as far as SMs come in small enough units, and
+// as a share of a partition's time for those for whom they don't. Arithmetic alone; partitioned_limiter.hpp applies it.
+//
+//   const auto p = gpushare::plan_sms(can, std::array{60_pct, 35_pct, 5_pct});      // of 8 units
+//   p.sms              // 5 units, 3 units
+//   p.clients[0]       // part 0, alone
+//   p.clients[2]       // part 1, an eighth of its time: 5 % of the device are less than a unit
+#pragma once
+
+#include <algorithm>
+#include <cstddef>
+#include <cstdint>
+#include <numeric>
+#include <span>
+#include <utility>
+#include <vector>
+
+#include <gpushare/concepts.hpp>
+#include <gpushare/config.hpp>
+#include <gpushare/error.hpp>
+#include <gpushare/sm_split.hpp>
+#include <gpushare/units.hpp>
+
+namespace gpushare::inline GPUSHARE_ABI {
+
+/// Where the clients of a device run. A value.
+struct sm_plan {
+    struct place {
+        std::uint32_t part = 0;
+        share weight = share::whole();  // of its part's time, in proportion to the others of the part
+        bool alone = true;              // the part is its own: nobody has to be held back for it
+
+        friend bool operator==(const place&, const place&) = default;
+    };
+
+    std::vector<std::uint32_t> sms;  // of each part; empty: one part, which is the device, and all is by shares of time
+    std::vector<place> clients;      // in the order in which they were given
+
+    [[nodiscard]] bool partitioned() const noexcept { return !sms.empty(); }
+    [[nodiscard]] std::uint32_t parts() const noexcept {
+        return std::max<std::uint32_t>(static_cast<std::uint32_t>(sms.size()), 1);
+    }
+
+    friend bool operator==(const sm_plan&, const sm_plan&) = default;
+};
+
+namespace detail {
+
+inline void check_shares(std::span<const share> shares) {
+    std::uint64_t sum = 0;
+    for (const share s : shares) sum += s.permille();
+    if (shares.empty() || std::count(shares.begin(), shares.end(), share{}) != 0)
+        throw operation_error(errc::invalid_specification, {},
+                              "a split of SMs needs clients, and each of them a share");
+    if (sum > 1000) raise({errc::share_exceeded, sum, 1000, 1000}, {}, "a split of SMs, in permille");
+}
+
+/// All by shares of the device's time.
+[[nodiscard]] inline sm_plan gated_plan(std::span<const share> shares) {
+    sm_plan plan;
+    for (const share s : shares) plan.clients.push_back({.part = 0, .weight = s, .alone = shares.size() == 1});
+    return plan;
+}
+
+/// The group of each client: together until none of them is due less than a unit. The two smallest first (ties: the
+/// earlier), so that as many as possible stay alone.
+[[nodiscard]] inline std::vector<std::vector<std::size_t>> sm_groups(std::span<const share> shares,
+                                                                     std::uint32_t units) {
+    struct group {
+        std::uint64_t weight = 0;
+        std::vector<std::size_t> clients;
+    };
+    std::vector<group> groups;
+    std::uint64_t total = 0;
+    for (std::size_t i = 0; i < shares.size(); ++i) {
+        groups.push_back({shares[i].permille(), {i}});
+        total += shares[i].permille();
+    }
+    const auto lighter = [](const group& a, const group& b) { return a.weight < b.weight; };
+    while (groups.size() > 1) {
+        std::stable_sort(groups.begin(), groups.end(), lighter);
+        if (groups[0].weight * units >= total) break;
+        groups[1].weight += groups[0].weight;
+        groups[1].clients.insert(groups[1].clients.end(), groups[0].clients.begin(), groups[0].clients.end());
+        groups.erase(groups.begin());
+    }
+    std::vector<std::vector<std::size_t>> clients;
+    for (auto& g : groups) {
+        std::sort(g.clients.begin(), g.clients.end());
+        clients.push_back(std::move(g.clients));
+    }
+    std::sort(clients.begin(), clients.end());  // parts in the order of their first clients
+    return clients;
+}
+
+}  // namespace detail
+
+/// SMs in proportion to the shares, all of them given out (weighted_sms: nobody is off by a unit). Clients that are due less
+/// than a unit share a part: with one another, or else with whoever is due least. One part for all isn't a partition.
+/// Throws operation_error: invalid_specification (no client, or one without a share), share_exceeded.
+[[nodiscard]] inline sm_plan plan_sms(const sm_split& can, std::span<const share> shares) {
+    detail::check_shares(shares);
+    const auto groups = detail::sm_groups(shares, can.units);
+    if (groups.size() == 1 || can.unit == 0) return detail::gated_plan(shares);
+    std::vector<std::uint32_t> weights;
+    sm_plan plan;
+    plan.clients.resize(shares.size());
+    for (const auto& clients : groups) {
+        std::uint32_t sum = 0;
+        for (const std::size_t i : clients) sum += shares[i].permille();
+        for (const std::size_t i : clients)
+            plan.clients[i] = {.part = static_cast<std::uint32_t>(weights.size()),
+                               .weight = share::of_permille(std::uint64_t{shares[i].permille()} * 1000 / sum),
+                               .alone = clients.size() == 1};
+        weights.push_back(sum);
+    }
+    plan.sms = weighted_sms(can, weights);
+    return plan;
+}
+
+/// The same number of SMs for each of the clients, and what is left over for nobody; by equal shares of time where there
+/// isn't a unit for each. Throws operation_error: invalid_specification (no client, or more than a thousand).
+[[nodiscard]] inline sm_plan plan_equal_sms(const sm_split& can, std::size_t clients) {
+    const std::vector<share> shares(
+        clients, clients > 1000 ? share{} : share::of_permille(1000 / std::max<std::size_t>(clients, 1)));
+    detail::check_shares(shares);
+    sm_plan plan = detail::gated_plan(shares);
+    if (clients == 1 || clients > can.units) return plan;
+    plan.sms = equal_sms(can, static_cast<std::uint32_t>(clients));
+    for (std::uint32_t i = 0; i < clients; ++i) plan.clients[i] = {.part = i};
+    return plan;
+}
+
+}  // namespace gpushare::inline GPUSHARE_ABI

@@ -1,0 +1,279 @@
+// SPDX-License-Identifier: Apache-2.0
+// The gate in one step and in two, over streams that share points and over streams that don't: both ways are one.
+#include <chrono>
+#include <cmath>
+#include <cstddef>
+#include <cstdint>
+#include <stdexcept>
+#include <stop_token>
+#include <tuple>
+#include <utility>
+#include <vector>
+
+#include <gpushare/compute/compute_limiter.hpp>
+#include <gpushare/units.hpp>
+
+#include "support/catch.hpp"
+#include "support/manual_timeline.hpp"
+#include "support/random.hpp"
+#include "support/sharing_stream.hpp"
+
+using namespace gpushare::literals;
+using namespace std::chrono_literals;
+using gpushare::client_id;
+using gpushare::errc;
+using gpushare::instant;
+using gpushare::ns;
+using support::manual_clock;
+using support::manual_stream;
+using support::sharing_stream;
+
+namespace {
+
+constexpr instant at_once = instant::min();
+
+manual_stream& line_of(manual_stream& s) { return s; }
+manual_stream& line_of(sharing_stream& s) { return s.line(); }
+
+enum class way { one_step, two_steps };
+
+template <class Stream>
+struct setup {
+    using limiter = gpushare::compute_limiter<Stream, manual_clock>;
+
+    explicit setup(gpushare::limiter_options options = {.depth = 1}) : compute(options, clock) {}
+
+    /// A kernel through the gate; `called` counts those that came through.
+    errc enqueue(client_id c, Stream& s, ns length, way how = way::one_step, instant deadline = at_once,
+                 const gpushare::submit_options& o = gpushare::no_options) {
+        const auto work = [&](Stream& to) {
+            ++called;
+            to.enqueue(length);
+        };
+        if (how == way::one_step) return compute.enqueue(c, s, work, deadline, {}, o);
+        auto p = compute.acquire(c, deadline, {}, o);
+        if (p) p->enqueue(s, work);
+        return p.code();
+    }
+    void finish_all(Stream& s, errc status = errc::none) {
+        for (int i = 0; i < 3; ++i) {  // what is open ends, and what follows it
+            compute.poll();
+            while (line_of(s).reach_next(status)) {
+            }
+        }
+        compute.poll();
+    }
+
+    manual_clock clock;
+    Stream stream;
+    limiter compute;
+    int called = 0;
+};
+
+}  // namespace
+
+TEST_CASE("one step through the gate decides, charges and records as two do", "[compute]") {
+    for (std::uint64_t nth = 0; nth < 20; ++nth) {
+        const auto seed = support::seed(nth);
+        CAPTURE(seed);
+        support::random any(seed);
+        const gpushare::limiter_options options{.depth = static_cast<std::uint32_t>(1 + any.below(4)),
+                                                .horizon = any.one_in(3) ? 200us : 1ms,
+                                                .quarantine_after = 4};
+        setup<manual_stream> one(options), two(options);
+        std::vector<client_id> clients;
+        for (int i = 0; i < 3; ++i) {
+            const gpushare::client_settings s{.weight = 30_pct, .level = {static_cast<int>(any.below(2))}};
+            clients.push_back(one.compute.add(s));
+            REQUIRE(two.compute.add(s) == clients.back());
+        }
+        const auto both = [&](auto f) {
+            const auto a = f(one, one.stream, way::one_step), b = f(two, two.stream, way::two_steps);
+            REQUIRE(a == b);
+        };
+        for (int step = 0; step < 300; ++step) {
+            const auto c = any.of(clients);
+            const ns length{10'000 + static_cast<ns::rep>(any.below(60'000))};
+            const std::uint64_t key = any.below(3);
+            const ns passed{static_cast<ns::rep>(any.below(100'000))};
+            const auto status = any.one_in(40) ? errc::kernel_failed : errc::none;
+            switch (any.below(8)) {
+                case 0:
+                    both([&](auto& s, auto& on, way) {
+                        (void)line_of(on).reach_next(status);
+                        s.compute.poll();
+                        return s.compute.usage(c).completed;
+                    });
+                    break;
+                case 1: both([&](auto&, auto& on, way) { return line_of(on).reach_next(status); }); break;
+                case 2:
+                    both([&](auto& s, auto&, way) {
+                        s.clock.advance(passed);
+                        s.compute.pardon(c);
+                        return 0;
+                    });
+                    break;
+                case 3:
+                    both([&](auto& s, auto& on, way how) {
+                        return s.enqueue(c, on, length, how, at_once, {.key = key, .of_request = false});
+                    });
+                    break;
+                default: both([&](auto& s, auto& on, way how) { return s.enqueue(c, on, length, how); });
+            }
+            both([&](auto& s, auto& on, way) { return std::pair(s.called, line_of(on).open()); });
+        }
+        both([&](auto& s, auto& on, way) {
+            s.finish_all(on);
+            return s.called;
+        });
+        CHECK(one.called > 20);
+        for (const auto c : clients)
+            both([&](auto& s, auto&, way) {
+                const auto u = s.compute.usage(c);
+                CHECK(u.in_flight == 0);
+                CHECK(u.waiting == 0);
+                return std::tuple(u.completed, u.failed, u.device_time, u.longest);
+            });
+    }
+}
+
+// Where points are shared, one step looks at what is due first, and so may know a client's kernels one submission earlier.
+TEST_CASE("in one step or in two, points shared or not: what the device did is charged, once", "[compute]") {
+    for (std::uint64_t nth = 0; nth < 40; ++nth) {
+        const auto seed = support::seed(nth);
+        CAPTURE(seed);
+        support::random any(seed);
+        setup<sharing_stream> t{{.depth = static_cast<std::uint32_t>(1 + any.below(4)), .horizon = 400us}};
+        const std::vector clients{t.compute.add({.weight = 30_pct}), t.compute.add({.weight = 70_pct})};
+        std::vector<ns> enqueued(2);
+        std::vector<int> through(2);
+        ns all{};
+        for (int step = 0; step < 400; ++step) {
+            const auto i = any.below(2);
+            const ns length{20'000 + static_cast<ns::rep>(any.below(5))};  // shares are in proportion to predictions
+            if (any.one_in(5)) (void)t.stream.line().reach_next();
+            if (any.one_in(9)) t.compute.poll();
+            t.clock.advance(ns{static_cast<ns::rep>(any.below(30'000))});
+            if (t.enqueue(clients[i], t.stream, length, any.one_in(2) ? way::one_step : way::two_steps) != errc::none)
+                continue;
+            enqueued[i] += length;
+            ++through[i];
+            all += length;
+        }
+        t.finish_all(t.stream);
+        ns charged{};
+        for (std::size_t i = 0; i < 2; ++i) {
+            const auto u = t.compute.usage(clients[i]);
+            CHECK(u.in_flight == 0);
+            CHECK(u.completed == static_cast<std::uint64_t>(through[i]));
+            CHECK(std::abs((u.device_time - enqueued[i]).count()) <= 5 * through[i]);
+            charged += u.device_time;
+        }
+        CHECK(charged <= all);  // what may have had gaps is charged as predicted, if that is less
+        CHECK((all - charged).count() <= 5 * t.called);
+        CHECK(t.called > 50);
+    }
+}
+
+TEMPLATE_TEST_CASE("whoever doesn't get through the gate is told why, and the work isn't called", "[compute]",
+                   manual_stream, sharing_stream) {
+    setup<TestType> t{{.depth = 1, .queue_limit = 1, .quarantine_after = 1}};
+    const auto c = t.compute.add({});
+    SECTION("no such client") {
+        CHECK(t.enqueue({7, 1}, t.stream, 1ms) == errc::closed);
+        CHECK(t.enqueue({c.index, c.generation + 1}, t.stream, 1ms) == errc::closed);
+        t.compute.close(c);
+        CHECK(t.enqueue(c, t.stream, 1ms) == errc::closed);
+        CHECK(t.called == 0);
+        return;
+    }
+    REQUIRE(t.enqueue(c, t.stream, 10ms) == errc::none);
+    REQUIRE(t.called == 1);
+    SECTION("no room by the deadline") {
+        CHECK(t.enqueue(c, t.stream, 1ms) == errc::deadline_exceeded);
+        CHECK(t.compute.usage(c).waiting == 0);
+    }
+    SECTION("a full queue") {
+        (void)t.compute.submit(c, t.stream, [](TestType& s) { s.enqueue(1ms); });
+        CHECK(t.enqueue(c, t.stream, 1ms, way::one_step, gpushare::never) == errc::queue_full);
+    }
+    SECTION("a stop, requested before or during the wait") {
+        std::stop_source stop;
+        SECTION("before") { stop.request_stop(); }
+        SECTION("during") {
+            line_of(t.stream).on_wait([&] {
+                t.clock.advance(1ms);
+                stop.request_stop();
+                t.clock.advance(1s);
+            });
+        }
+        const auto why = t.compute.enqueue(
+            c, t.stream, [&](TestType&) { ++t.called; }, instant{} + 100ms, stop.get_token());
+        CHECK((why == errc::stopped || why == errc::deadline_exceeded));
+        CHECK(t.compute.usage(c).waiting == 0);
+    }
+    SECTION("quarantine") {
+        t.finish_all(t.stream, errc::kernel_failed);
+        CHECK(t.enqueue(c, t.stream, 1ms) == errc::quarantined);
+    }
+    CHECK(t.called == 1);
+    t.finish_all(t.stream);
+    t.compute.pardon(c);
+    CHECK(t.enqueue(c, t.stream, 1ms) == errc::none);
+    t.finish_all(t.stream);
+}
+
+TEMPLATE_TEST_CASE("what the work throws passes through the gate, and what it had enqueued is charged", "[compute]",
+                   manual_stream, sharing_stream) {
+    setup<TestType> t{{.depth = 2}};
+    const auto c = t.compute.add({.longest = 50us});
+    for (int i = 0; i < 4; ++i) {  // the last ones share points, where that is possible
+        REQUIRE(t.enqueue(c, t.stream, 50us) == errc::none);
+        if (i < 3) t.finish_all(t.stream);
+    }
+    CHECK_THROWS_AS(t.compute.enqueue(c, t.stream,
+                                      [](TestType& s) {
+                                          s.enqueue(50us);
+                                          throw std::logic_error("holder");
+                                      }),
+                    std::logic_error);
+    CHECK(t.compute.usage(c).in_flight == 2);
+    t.finish_all(t.stream);
+    CHECK(t.compute.usage(c).failed == 1);
+    CHECK(t.compute.usage(c).completed == 5);
+    CHECK(t.compute.usage(c).device_time == 5 * 50us);
+    CHECK(t.enqueue(c, t.stream, 50us) == errc::none);
+    t.finish_all(t.stream);
+}
+
+TEMPLATE_TEST_CASE("whoever is turned away at the gate passes on what was noticed there", "[compute]", manual_stream,
+                   sharing_stream) {
+    setup<TestType> t{{.depth = 1, .quarantine_after = 1}};
+    const auto bad = t.compute.add({.weight = 50_pct}), good = t.compute.add({.weight = 50_pct});
+    REQUIRE(t.enqueue(bad, t.stream, 1ms) == errc::none);
+    t.finish_all(t.stream, errc::kernel_failed);
+    REQUIRE(t.enqueue(bad, t.stream, 1ms) == errc::quarantined);
+
+    bool told = false;
+    (void)t.compute
+        .submit(
+            good, t.stream, [](TestType& s) { s.enqueue(1ms); }, {}, [&](const gpushare::completion&) { told = true; })
+        .value();
+    t.compute.poll();
+    while (line_of(t.stream).reach_next()) {
+    }
+    t.clock.advance(1s);
+    CHECK(t.enqueue(bad, t.stream, 1ms) == errc::quarantined);
+    CHECK(told);  // by the one who was turned away: nobody else came by
+}
+
+TEST_CASE("the gate in front of a lost device says so at once", "[compute]") {
+    setup<manual_stream> t{{.depth = 2}};
+    const auto c = t.compute.add({.weight = 50_pct}), other = t.compute.add({.weight = 50_pct});
+    REQUIRE(t.enqueue(c, t.stream, 1ms) == errc::none);
+    while (t.stream.reach_next(errc::device_lost)) {
+    }
+    CHECK(t.enqueue(other, t.stream, 1ms) == errc::device_lost);
+    CHECK(t.compute.acquire(other).code() == errc::device_lost);
+    CHECK(t.called == 1);
+}

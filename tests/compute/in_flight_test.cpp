@@ -1,0 +1,146 @@
+// SPDX-License-Identifier: Apache-2.0
+// The book of what is in flight against its rules, worked out anew at every step: what it keeps ready must never be stale.
+#include <algorithm>
+#include <chrono>
+#include <cstddef>
+#include <cstdint>
+#include <vector>
+
+#include <gpushare/compute/in_flight.hpp>
+#include <gpushare/units.hpp>
+
+#include "support/catch.hpp"
+#include "support/random.hpp"
+
+using namespace std::chrono_literals;
+using gpushare::instant;
+using gpushare::ns;
+using gpushare::priority;
+using gpushare::detail::in_flight_book;
+
+namespace {
+
+struct rules {
+    struct level {
+        int height = 0;
+        std::uint32_t clients = 0;
+        ns longest{};
+        std::vector<ns> in_flight;
+        [[nodiscard]] bool in_use() const { return clients > 0 || !in_flight.empty(); }
+    };
+
+    [[nodiscard]] bool top(const level& l) const {
+        return std::ranges::none_of(levels, [&](const level& o) { return o.height > l.height && o.clients > 0; });
+    }
+    [[nodiscard]] std::uint32_t depth_of(const level& l) const { return top(l) ? depth : std::min(depth, 2U); }
+    [[nodiscard]] ns horizon_of(const level& l) const { return top(l) ? horizon : horizon / 4; }
+
+    [[nodiscard]] bool has_room(const level& own, ns longest, bool alone) const {
+        std::vector<ns> before;
+        for (const auto& l : levels)
+            if (l.height >= own.height) before.insert(before.end(), l.in_flight.begin(), l.in_flight.end());
+        if (before.size() < depth_of(own)) return true;
+        if (longest == 0ns || std::ranges::count(before, 0ns) > 0 || before.size() >= 64) return false;
+        ns sum = longest;
+        for (const ns each : before) sum += each;
+        return sum <= horizon_of(own) && (alone || before.size() < depth || sum <= horizon_of(own) / 8);
+    }
+
+    [[nodiscard]] ns bound(const level& own) const {
+        ns any{}, below{}, of_own{};
+        for (const auto& l : levels) any = std::max(any, l.longest);
+        if (any == 0ns) return 0ns;
+        for (const auto& l : levels) {
+            if (l.height > own.height || !l.in_use()) continue;
+            const ns each = l.longest > 0ns ? l.longest : any;
+            (l.height == own.height ? of_own : below) += std::max(each * depth_of(l), horizon_of(l));
+        }
+        return below > 0ns ? below : of_own;
+    }
+    [[nodiscard]] ns bound() const {
+        const level* highest = nullptr;
+        for (const auto& l : levels)
+            if (l.in_use() && (highest == nullptr || l.height > highest->height)) highest = &l;
+        return highest != nullptr ? bound(*highest) : 0ns;
+    }
+
+    std::uint32_t depth;
+    ns horizon;
+    std::vector<level> levels;
+};
+
+}  // namespace
+
+TEST_CASE("what the book of what is in flight keeps ready is what its rules say", "[compute]") {
+    for (std::uint64_t nth = 0; nth < 50; ++nth) {
+        const auto seed = support::seed(nth);
+        CAPTURE(seed);
+        support::random any(seed);
+        rules rule{static_cast<std::uint32_t>(1 + any.below(5)), any.one_in(2) ? 1ms : 300us, {}};
+        in_flight_book book(rule.depth, rule.horizon);
+        for (int step = 0; step < 400; ++step) {
+            if (rule.levels.empty() || (rule.levels.size() < 4 && any.one_in(50))) {
+                const int height = static_cast<int>(any.below(7)) - 3;
+                if (std::ranges::count(rule.levels, height, &rules::level::height) > 0) continue;
+                REQUIRE(book.open(priority{height}) == rule.levels.size());
+                rule.levels.push_back({height, 0, {}, {}});
+                REQUIRE(book.open(priority{height}) == rule.levels.size() - 1);  // it is there
+            }
+            const auto i = static_cast<std::uint32_t>(any.below(rule.levels.size()));
+            auto& l = rule.levels[i];
+            const ns length = any.one_in(4) ? 0ns : ns{static_cast<ns::rep>(1000 + any.below(200'000))};
+            switch (any.below(8)) {
+                case 0:
+                    book.add_client(i);
+                    ++l.clients;
+                    break;
+                case 1:
+                    if (l.clients == 0) break;
+                    book.remove_client(i);
+                    --l.clients;
+                    break;
+                case 2:
+                    book.raise_longest(i, length);
+                    l.longest = std::max(l.longest, length);
+                    break;
+                case 3:
+                    if (!any.one_in(10)) break;
+                    book.forget_longest(i);
+                    l.longest = 0ns;
+                    break;
+                case 4:
+                case 5:
+                    if (!book.has_room(i, length, false)) break;
+                    book.enter(i, length, false);
+                    l.in_flight.push_back(length);
+                    break;
+                default:
+                    if (l.in_flight.empty()) break;
+                    book.leave(i, l.in_flight.back(), false);
+                    l.in_flight.pop_back();
+            }
+            for (std::uint32_t k = 0; k < rule.levels.size(); ++k) {
+                REQUIRE(book.bound(k) == rule.bound(rule.levels[k]));
+                REQUIRE(book.has_room(k, length, true) == rule.has_room(rule.levels[k], length, true));
+                REQUIRE(book.has_room(k, length, false) == rule.has_room(rule.levels[k], length, false));
+            }
+            REQUIRE(book.bound() == rule.bound());
+        }
+    }
+}
+
+TEST_CASE("what is unknown or endless never overflows the book", "[compute]") {
+    in_flight_book book(3, 1ms);
+    const auto low = book.open(priority{0}), high = book.open(priority{1});
+    book.add_client(low);
+    book.add_client(high);
+    book.raise_longest(low, ns::max());
+    CHECK(book.bound(high) == ns::max());
+    book.enter(low, ns::max(), false);
+    book.enter(low, ns::max(), false);
+    CHECK_FALSE(book.has_room(low, ns::max(), true));
+    CHECK(book.has_room(high, ns::max(), true));  // what is below takes none of its room
+    book.leave(low, ns::max(), false);
+    book.leave(low, ns::max(), false);
+    CHECK(book.has_room(low, 1us, true));
+}

@@ -1,0 +1,94 @@
+// SPDX-License-Identifier: Apache-2.0
+// Shares by SMs on CUDA, over the stand-in: green contexts where the driver has them, shares of time where it doesn't.
+#include <gpushare/backend/cuda/cuda.hpp>
+#include <gpushare/backend/cuda/sms.hpp>
+
+#include <array>
+#include <chrono>
+#include <cstddef>
+#include <cstdint>
+#include <set>
+
+#include <gpushare/compute/partitioned_limiter.hpp>
+
+#include "support/catch.hpp"
+#include "support/code_of.hpp"
+#include "support/cuda_standin/launch.hpp"
+#include "support/cuda_standin/raw.hpp"
+#include "support/cuda_standin/session.hpp"
+
+using namespace gpushare;
+using namespace std::chrono_literals;
+using Catch::Matchers::Contains;
+using support::code_of;
+
+namespace {
+
+constexpr device_id d{0};
+constexpr std::array<client_settings, 3> clients{
+    {{.weight = 70_pct, .tag = 1}, {.weight = 25_pct, .tag = 2}, {.weight = 5_pct, .tag = 3}}};
+using limiter_type = partitioned_limiter<cuda::device_sms, host::steady_clock>;
+
+}  // namespace
+
+TEST_CASE("clients' streams are in the partitions of the plan", "[cuda][partitioned]") {
+    const standin::session gpu{{.sms = 132, .sm_step = 8}};
+    cuda::node node;
+    limiter_type shared{{node, d}, clients, {}};
+    CHECK(shared.plan().sms == std::vector<std::uint32_t>{88, 40});  // the third is due less than a unit
+    CHECK_FALSE(shared.plan().clients[2].alone);
+    std::set<std::uint32_t> seen;
+    for (std::size_t i = 0; i < shared.size(); ++i) {
+        auto own = standin::sms_of(shared.stream_of(i).native_handle());
+        CHECK(own.size() == shared.plan().sms[shared.plan().clients[i].part]);
+        seen.merge(own);
+        CHECK(own.empty() == (i < 2));
+    }
+    CHECK(seen.size() == 128);
+    for (std::size_t i = 0; i < shared.size(); ++i) CHECK(shared.submit(i, [](auto& s) { s.enqueue(1us); })->wait());
+    CHECK_NOTHROW(shared.verify());
+}
+
+TEST_CASE("streams past the partitions are named, whoever made them", "[cuda][partitioned]") {
+    const standin::session gpu{{.sms = 132, .sm_step = 8}};
+    cuda::node node;
+    limiter_type shared{{node, d}, clients, {}, {}, sm_sharing::equal};
+    CHECK(shared.plan().sms == std::vector<std::uint32_t>(3, 40));
+    const auto elsewhere = node.make_stream(device_id{1}, {}, 9);
+    CHECK_NOTHROW(shared.verify());
+    const auto mine = raw::make_stream(0);
+    {
+        const auto made = node.make_stream(d, {}, 42), borrowed = node.borrow(mine, 77);
+        CHECK_THROWS_WITH(shared.verify(), Contains("tags 42, 77"));
+    }
+    CHECK_NOTHROW(shared.verify());
+    (void)node.point_after(d, mine).wait(never);  // leaves nothing
+    CHECK_NOTHROW(shared.verify());
+    const auto inside = node.borrow(shared.stream_of(0).native_handle(), 5);
+    CHECK_NOTHROW(shared.verify());
+    raw::destroy(mine);
+}
+
+TEST_CASE("a driver without green contexts: the same program shares time", "[cuda][partitioned]") {
+    const standin::session gpu{{.driver_version = 12030}};
+    cuda::node node;
+    limiter_type shared{{node, d}, clients, {}};
+    CHECK(shared.why_gated() == errc::not_supported);
+    CHECK(shared.plan().clients[1].weight == 25_pct);
+    for (std::size_t i = 0; i < shared.size(); ++i) CHECK(shared.submit(i, [](auto& s) { s.enqueue(1us); })->wait());
+    CHECK_NOTHROW(shared.verify());
+}
+
+TEST_CASE("what fails while partitions are made gives the SMs back", "[cuda][partitioned][fault]") {
+    const standin::session gpu;  // 2 units
+    cuda::node node;
+    const cuda::device_sms sms{node, d};
+    const std::array<client_settings, 2> two{{{.weight = 50_pct}, {.weight = 50_pct}}};
+    for (const char* const call : {"cuGreenCtxCreate", "cuDevResourceGenerateDesc", "cuGreenCtxStreamCreate"}) {
+        CAPTURE(call);
+        standin::inject({.call = call, .code = cudaErrorMemoryAllocation, .skip = 1});
+        CHECK_THROWS_AS((limiter_type{sms, two, {}}), error);
+        CHECK(standin::existing().green_contexts == 0);
+    }
+    CHECK(limiter_type{sms, two, {}}.plan().partitioned());
+}

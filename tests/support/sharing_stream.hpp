@@ -1,0 +1,70 @@
+// SPDX-License-Identifier: Apache-2.0
+// A manual stream whose timeline outlives it, so that short submissions share points on it as they do on CUDA.
+//
+//   support::sharing_stream s;    s.enqueue(50us);    s.records();     // how many points were recorded so far
+//   s.line().reach_all();
+#pragma once
+
+#include <memory>
+#include <stdexcept>
+#include <utility>
+
+#include <gpushare/concepts.hpp>
+#include <gpushare/units.hpp>
+
+#include "support/manual_timeline.hpp"
+
+namespace support {
+
+/// Copies are the same stream.
+class sharing_stream {
+    struct shared {
+        manual_stream line;
+        int records = 0;
+        bool captured = false;
+    };
+
+public:
+    using point = manual_stream::point;
+
+    class handle {
+    public:
+        handle() = default;
+        explicit operator bool() const noexcept { return of_ != nullptr; }
+        [[nodiscard]] bool is(const sharing_stream& s) const noexcept { return of_ == s.shared_; }
+        [[nodiscard]] point record() const { return record_on(*of_); }
+
+    private:
+        friend sharing_stream;
+        explicit handle(std::shared_ptr<shared> s) noexcept : of_(std::move(s)) {}
+        std::shared_ptr<shared> of_;
+    };
+
+    sharing_stream() = default;
+    /// On the same device; its points are reached from `since` on.
+    sharing_stream(const sharing_stream& neighbour, gpushare::instant since)
+        : shared_(std::make_shared<shared>(shared{manual_stream(neighbour.shared_->line, {})})) {
+        (void)record();
+        shared_->line.reach_next_at(since);
+        shared_->records = 0;
+    }
+
+    void enqueue(gpushare::ns length) { shared_->line.enqueue(length); }
+    [[nodiscard]] point record() { return record_on(*shared_); }
+    [[nodiscard]] handle share() const noexcept { return handle(shared_); }
+
+    [[nodiscard]] int records() const { return shared_->records; }
+    manual_stream& line() { return shared_->line; }
+    void capture(bool on) { shared_->captured = on; }
+
+private:
+    static point record_on(shared& s) {
+        if (s.captured) throw std::runtime_error("the stream is captured");
+        ++s.records;
+        return s.line.record();
+    }
+    std::shared_ptr<shared> shared_ = std::make_shared<shared>();
+};
+static_assert(gpushare::shared_timeline<sharing_stream>);
+
+}  // namespace support
