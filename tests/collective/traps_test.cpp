@@ -177,22 +177,25 @@ TEST_CASE("trap: the grid changes between two launches", "[collective][trap]") {
 TEST_CASE("trap: a two-shot grid is larger than what is resident", "[collective][trap]") {
     gs::host::node node({.devices = 2, .sms = 2});
     const communicator group(2, {.lanes = 8});
-    const std::vector<gs::device_id> devices{{0}, {1}};
-    std::vector<gs::host::stream> streams;
-    for (const auto d : devices) streams.push_back(node.make_stream(d));
     const std::vector<gs::member> members{group.rank(0), group.rank(1)};
     std::vector<std::vector<float>> x(2, std::vector<float>(1000, 1));
     const std::vector<const float*> from{x[0].data(), x[1].data()};
     const std::vector<float*> to{x[0].data(), x[1].data()};
-    const auto submit = [&](std::uint32_t blocks) {
-        return gs::submit_all_reduce<float>(node.gangs(), devices, std::span(streams), members, from, to, 1000,
-                                            gs::sum{}, {.blocks = blocks});
+    const auto submit = [&](const std::vector<gs::device_id>& devices, std::uint32_t blocks) {
+        std::vector<gs::host::stream> streams;
+        for (const auto d : devices) streams.push_back(node.make_stream(d));
+        const errc code = gs::submit_all_reduce<float>(node.gangs(), devices, std::span(streams), members, from, to,
+                                                       1000, gs::sum{}, {.blocks = blocks, .patience = 1s});
+        for (auto& s : streams) s.record().wait(gs::never);
+        return code;
     };
-    CHECK(submit(3) == errc::too_many_blocks);
-    CHECK(group.progress()[0].epoch == 0);  // nothing was launched
-    CHECK(submit(2) == errc::none);
-    for (auto& s : streams) s.record().wait(gs::never);
+    CHECK(submit({{0}, {1}}, 3) == errc::too_many_blocks);
+    CHECK(submit({{0}, {0}}, 2) == errc::too_many_blocks);  // each rank's fit there, but not both
+    CHECK(group.progress()[0].epoch == 0);                  // nothing was launched
+    CHECK(submit({{0}, {1}}, 2) == errc::none);
     CHECK(x[1][999] == 2);
+    CHECK(submit({{1}, {1}}, 1) == errc::none);
+    CHECK(x[1][999] == 4);
 }
 
 TEST_CASE("trap: two streams on one communicator", "[collective][trap]") {
