@@ -62,12 +62,11 @@ public:
     }
 
     /// As measured with 2 and 4 ranks on 2 cores of a Xeon with 2 MiB of second-level cache each. Past the caches it goes from
-    /// the size at which cold data gains more than warm data loses; `tune` sees warm data only. Nor does it see the use of
-    /// results: what another core has left in its cache takes longer to come over than what lies in memory.
+    /// the size at which cold data gains more than warm data loses; `tune` sees warm data only.
     [[nodiscard]] static tuning_table measured() {
         using enum algorithm;
         return tuning_table({{2, 512, {one_shot, false}},
-                             {2, std::uint64_t{32} << 10, {two_shot, false}},
+                             {2, std::uint64_t{512} << 10, {two_shot, false}},
                              {2, any_bytes, {two_shot, true}},
                              {any_ranks, 1024, {one_shot, false}},
                              {any_ranks, std::uint64_t{1} << 20, {two_shot, false}},
