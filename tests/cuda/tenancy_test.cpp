@@ -315,9 +315,9 @@ TEST_CASE("a gate takes nothing more from the launch on that says the device is 
     standin::poison(0, cudaErrorIllegalAddress);
     CHECK(launch() == errc::none);  // nobody can know before
     CHECK(launch() == errc::device_lost);
-    const auto event = gate.take_event();
-    REQUIRE(event);
-    CHECK(event->what == gpushare::limiter_event::kind::device_lost);
+    bool told = false;  // perhaps beside others: a busy machine makes kernels long
+    while (const auto event = gate.take_event()) told |= event->what == gpushare::limiter_event::kind::device_lost;
+    CHECK(told);
     CHECK(gate.close(client, soon()));
 }
 
