@@ -11,6 +11,7 @@
 
 #include "support/catch.hpp"
 #include "support/random.hpp"
+#include "support/sanitizers.hpp"
 #include "support/threads.hpp"
 
 using namespace gpushare::literals;
@@ -99,7 +100,12 @@ TEST_CASE("a child that is over its limit passes on what its own children leave 
 // What one thread holds moves between two children, each of which keeps a loan for it. Unless all are frozen at one moment,
 // whoever gathers finds the one in use, then the other, and refuses what has fitted all the time.
 TEST_CASE("bytes that move between siblings are not counted twice by who gathers", "[memory][attack]") {
+#ifdef SUPPORT_THREAD_SANITIZED
+    constexpr std::uint64_t rounds =
+        50'000;  // each takes a hundred times as long, and it looks for races, not for luck
+#else
     constexpr std::uint64_t rounds = 2'000'000;
+#endif
     quota device{90_MiB};
     quota a{device, 0_B, 90_MiB};
     std::vector<std::unique_ptr<quota>> between;  // gathering takes its time
