@@ -16,29 +16,15 @@
 #include "support/catch.hpp"
 #include "support/fault_resource.hpp"
 #include "support/manual_scrubber.hpp"
+#include "support/one_block.hpp"
 
 using namespace gpushare::literals;
 using gpushare::errc;
 using gpushare::never;
 using gpushare::scrub_policy;
 using gpushare::scrubbing_resource;
+using support::one_block;
 using support::painted;
-
-namespace {
-
-/// One block of 64 bytes, that can be looked into while it is free.
-struct one_block {
-    alignas(64) std::byte place[64]{};
-    bool out = false;
-    void* allocate(std::size_t, std::size_t) {
-        if (out) throw std::bad_alloc();
-        out = true;
-        return place;
-    }
-    void deallocate(void*, std::size_t, std::size_t) noexcept { out = false; }
-};
-
-}  // namespace
 
 TEST_CASE("scrubbing_resource is a memory_resource", "[memory][scrub][conformance]") {
     support::fault_resource upstream;

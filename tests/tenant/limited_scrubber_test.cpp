@@ -20,6 +20,7 @@
 #include "support/catch.hpp"
 #include "support/manual_scrubber.hpp"
 #include "support/manual_timeline.hpp"
+#include "support/one_block.hpp"
 
 using namespace gpushare::literals;
 using namespace std::chrono_literals;
@@ -27,24 +28,13 @@ using gpushare::errc;
 using gpushare::limited_scrubber;
 using gpushare::never;
 using gpushare::scrubbing_resource;
+using support::one_block;
 using support::painted;
 
 namespace {
 
 using limiter = gpushare::compute_limiter<support::manual_scrubber, support::manual_clock>;
 static_assert(gpushare::scrubber<limited_scrubber<limiter>>);
-
-/// One block of 64 bytes.
-struct one_block {
-    alignas(64) std::byte place[64]{};
-    bool out = false;
-    void* allocate(std::size_t, std::size_t) {
-        if (out) throw std::bad_alloc();
-        out = true;
-        return place;
-    }
-    void deallocate(void*, std::size_t, std::size_t) noexcept { out = false; }
-};
 
 struct setup {
     void reach_all(errc status = errc::none) {

@@ -3,7 +3,7 @@
 // streams run on all SMs, so that every tenant must be in some partition, or none is protected.
 //
 //   const auto can = cuda::query_sm_split(node, d);                   // 16 units of 8 SMs
-//   auto parts = cuda::make_green_contexts(node, d, cuda::equal_sms(can, 2));
+//   auto parts = cuda::make_green_contexts(node, d, gpushare::equal_sms(can, 2));
 //   cuda::stream s = parts[0].make_stream(priority{1});
 //
 // By the driver, since CUDA 12.4 (streams: 12.5); errc::not_supported where it is older.

@@ -94,7 +94,7 @@ private:
     static const node_options& checked(const node_options& o) {
         if (o.devices == 0 || o.devices > device_order_lock::max_devices || o.sms == 0 || o.sm_unit == 0)
             throw operation_error(errc::invalid_specification, {},
-                                  "a host node needs 1 to 1024 devices of 1 or more SMs");
+                                  "a host node needs 1 to 1024 devices of 1 or more SMs, in units of 1 or more");
         return o;
     }
     [[nodiscard]] std::uint32_t checked(device_id d) const {
