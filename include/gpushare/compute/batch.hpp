@@ -12,7 +12,8 @@
 #include <cstddef>
 #include <cstdint>
 
-#include <gpushare/compute/limiter_core.hpp>
+#include <gpushare/compute/flight_slots.hpp>
+#include <gpushare/compute/grant.hpp>
 #include <gpushare/concepts.hpp>
 #include <gpushare/config.hpp>
 #include <gpushare/units.hpp>
@@ -55,11 +56,11 @@ struct batch {
     client_id follower{};
     handle_type handle{};  // while open
     std::uint64_t order = 0;
-    std::uint32_t num_members = 0, entering = 0;  // enqueued, being enqueued
-    std::size_t first = none, last = none;        // slots of the members
-    ns predicted{};                               // of all of them
-    instant busy_until{};                         // as predicted
-    instant head_since = never;                   // first on its stream, for write_off()
+    std::uint32_t num_members = 0, entering = 0;      // enqueued, being enqueued
+    flight<Stream>*first = nullptr, *last = nullptr;  // members
+    ns predicted{};                                   // of all of them
+    instant busy_until{};                             // as predicted
+    instant head_since = never;                       // first on its stream, for write_off()
     point begin{}, end{};
 
     void begin_with(const grant& g, const Stream& s, std::uint64_t nth) noexcept {
@@ -111,7 +112,7 @@ struct batch {
         known = doubtful = contended = trouble = end_wanted = written_off = false;
         handle = {};
         num_members = entering = 0;
-        first = last = none;
+        first = last = nullptr;
         head_since = never;
         begin = {};
         end = {};

@@ -55,9 +55,9 @@ namespace gpushare::inline GPUSHARE_ABI {
 template <timeline Stream, clock Clock, compute_policy Policy = weighted_fair>
 class compute_limiter : private detail::limiter_engine<Stream, Clock, Policy> {
     using base = detail::limiter_engine<Stream, Clock, Policy>;
+    using typename base::flight;
     using typename base::look;
     using typename base::node;
-    using typename base::seat;
 
 public:
     using stream = Stream;
@@ -103,7 +103,7 @@ public:
         const std::stop_callback on_stop(stop, [this] { this->wake_all(); });
         std::unique_lock lock(mutex_);
         if (!core_.contains(c)) return true;
-        clients_[c.index].closing = true;
+        core_.close(c);
         this->cancel_waiting(lock, clients_[c.index], errc::closed);
         this->advance(lock, this->policy_time(), look::now);
         const auto drained = [&] { return !core_.contains(c) || core_.usage(c).in_flight == 0; };
@@ -123,8 +123,7 @@ public:
         const auto now = this->policy_time();
         if constexpr (!shares_points) this->retire(look::if_due);
         if (const auto why = this->no_entry(c); why != errc::none) return turn_away(lock, now, why);
-        if (const auto at = this->pass(c, now, o); at != flights_.none)
-            return permit(*this, at, flights_.what(at).bound);
+        if (flight* const slot = this->pass(c, now, o)) return permit(*this, *slot, slot->what.bound);
         return wait_at_gate(lock, c, now, o, deadline, stop);
     }
 
@@ -146,16 +145,17 @@ public:
         std::unique_lock lock(mutex_);
         if (flights_.any_due(now)) this->retire(look::if_due);
         if (const auto why = this->no_entry(c); why != errc::none) return turn_away(lock, now, why);
-        const auto slot = this->pass(c, now, o);
-        if (slot == flights_.none) {
+        flight* const slot = this->pass(c, now, o);
+        if (slot == nullptr) {
             auto p = wait_at_gate(lock, c, now, o, deadline, stop);
             lock.unlock();
             return go(std::move(p));
         }
-        permit p(*this, slot, {});
-        const auto at = flights_.board(slot, s, now);
+        permit p(*this, *slot, {});
+        flights_.board(*slot, s, now);
+        flights_.expect(*slot);
         lock.unlock();
-        p.enqueue_from(at, s, work);
+        p.enqueue_boarded(s, work);
         return errc::none;
     }
 
@@ -241,6 +241,7 @@ public:
     void record(std::size_t most) {
         const std::lock_guard lock(mutex_);
         log_.start(most, clock_.now());
+        flights_.keep_apart(log_.on());
     }
     /// Takes the oldest that fit, in the order in which the device finished them. Returns how many.
     std::size_t take_records(std::span<submission_record> into) noexcept {
@@ -304,6 +305,7 @@ private:
     using base::log_;
     using base::mutex_;
     using base::pool_;
+    using base::sleepers_;
 
     [[nodiscard]] static client_settings at_level(client_settings s, priority level) noexcept {
         s.level = level;
@@ -339,7 +341,7 @@ private:
             }
         }
         if (waiting.code != errc::none) return waiting.code;
-        return permit(*this, waiting.slot, waiting.facts.bound);
+        return permit(*this, *waiting.slot, waiting.facts.bound);
     }
 
     // --- for tickets
@@ -356,43 +358,40 @@ private:
 
     static constexpr bool shares_points = base::flight_list::batch::shares;
 
-    void await_turn(std::size_t slot, Stream& s) {
+    void await_turn(const flight& f, Stream& s) {
         if constexpr (joining_timeline<Stream>) {
             if (!core_.options().take_turns) return;  // never changes
             std::unique_lock lock(mutex_);
-            base::await_turn(lock, slot, s);
+            base::await_turn(lock, f, s);
         }
     }
 
-    seat board(std::size_t slot, Stream& s) noexcept {
+    void board(flight& f, Stream& s) noexcept {
         auto now = this->batch_time();
         std::unique_lock lock(mutex_);
         if (flights_.any_due(now)) {
             this->advance(lock, this->policy_time(), look::if_due);
             now = this->batch_time();
         }
-        return flights_.board(slot, s, now);
+        flights_.board(f, s, now);
+        flights_.expect(f);
     }
-    void unboard(const seat& at, std::optional<point> begin) noexcept {
+    void unboard(flight& f) noexcept {
         const std::lock_guard lock(mutex_);
-        flights_.unboard(at, std::move(begin));
+        flights_.unboard(f);
     }
-    void land(const seat& at, std::optional<point> begin, std::optional<point> end, errc code) noexcept {
+    void land(flight& f, errc code) noexcept {
+        if (!flights_.land(f, code) && code != errc::device_lost) return;
         std::unique_lock lock(mutex_);
-        flights_.land(at, std::move(begin), std::move(end), code, nullptr);
         this->end_batches(lock, nullptr, false);
         if (code == errc::device_lost) this->advance(lock, this->policy_time(), look::now);
         this->keep_watch();
-    }
-    void land(std::size_t slot, Stream& s, point begin, point end, errc code) noexcept {
-        const std::lock_guard lock(mutex_);
-        flights_.land(flights_.board(slot, s, {}), std::move(begin), std::move(end), code, nullptr);
-        this->keep_watch();
+        flights_.keep_awaiting(!sleepers_.empty());
     }
 
-    void give_back(std::size_t slot) noexcept {
+    void give_back(flight& f) noexcept {
         std::unique_lock lock(mutex_);
-        this->leave(slot);
+        this->leave(f);
         this->advance(lock, this->policy_time(), look::now);
     }
 };

@@ -86,6 +86,21 @@ public:
         return unknown_;
     }
 
+    /// What is known of the next of this kind of a client, of all of whose submissions `all` tells.
+    struct outlook {
+        ns at_least{};  // 0: unknown
+        ns longest{};   // 0: as of all
+        bool known = false;
+    };
+    [[nodiscard]] outlook next(client_id c, std::uint64_t key, const cost_estimate& all) const noexcept {
+        if (key == 0)  // whatever the client submits
+            return {.at_least = all.at_least(true), .known = all.seen >= seen_enough};
+        const auto& kind = find(c, key);
+        if (kind.seen < seen_enough) return {};
+        // A kind that was seen a few times only may be as long as anything of its client.
+        return {kind.at_least(false), kind.seen >= 8 ? kind.longest.get() : ns{0}, true};
+    }
+
     /// To be told the truth about one of this kind, at once. Null for key 0.
     [[nodiscard]] cost_estimate* find_or_add(client_id c, std::uint64_t key) noexcept {
         if (key == 0) return nullptr;
@@ -105,6 +120,7 @@ public:
     }
 
 private:
+    static constexpr std::uint32_t seen_enough = 3;  // of a kind, to rely on it
     static constexpr std::size_t ways = 4;
     struct entry {
         std::uint64_t key = 0;  // 0: free

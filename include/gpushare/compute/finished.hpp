@@ -18,8 +18,9 @@ namespace gpushare::inline GPUSHARE_ABI::detail {
 
 template <timeline Stream>
 struct finished {
-    const grant& what;
-    std::size_t slot = 0;                 // free again after the call
+    const grant& what;                    // of several that are alike, with the sum of what was predicted
+    std::size_t slot = 0;                 // its number; free again after the call
+    std::uint32_t times = 1;              // so many are alike, and went well
     const typename Stream::point& end;    // of its batch
     ns span{}, after{};                   // its part of the batch, which ends so long before that end
     submission<Stream>* owner = nullptr;  // null: a permit
@@ -29,11 +30,12 @@ struct finished {
     bool written_off = false;
 };
 
-/// Parts of a total, each in proportion to what was predicted of it. A division for all of them.
+/// Parts of a total, each in proportion to what was predicted of it. A division for all of them; none if it isn't `asked`.
 class proportion {
 public:
-    proportion(ns total, ns predicted) noexcept
-        : rate_(predicted > ns{0} ? static_cast<double>(total.count()) / static_cast<double>(predicted.count()) : 0) {}
+    proportion(ns total, ns predicted, bool asked = true) noexcept
+        : rate_(asked && predicted > ns{0} ? static_cast<double>(total.count()) / static_cast<double>(predicted.count())
+                                           : 0) {}
     [[nodiscard]] ns operator()(ns predicted) const noexcept {
         return ns{static_cast<ns::rep>(static_cast<double>(predicted.count()) * rate_)};
     }

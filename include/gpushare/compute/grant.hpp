@@ -70,6 +70,7 @@ struct outcome {
     ns in_flight{};  // from being let in to its end on the device, as far as known; 0: unknown
     bool failed = false;
     source from = source::own;
+    std::uint32_t times = 1;  // submissions alike that went well, which took this together
 };
 
 /// A client's account. device_time is charged time: see compute_limiter for how it is measured.

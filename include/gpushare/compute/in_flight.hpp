@@ -72,13 +72,15 @@ public:
     /// `longest`: what this one may take; 0: unknown. `alone`: no other client has anything waiting or in flight.
     [[nodiscard]] bool has_room(std::uint32_t level, ns longest, bool alone) const noexcept {
         const auto& own = levels_[level];
-        std::uint32_t in_flight = 0, unknown = 0;
-        ns counted{};
-        for (const auto& l : levels_) {
-            if (l.level < own.level) continue;
-            in_flight += l.in_flight;
-            unknown += l.unknown;
-            counted = saturating_sum(counted, l.counted);
+        std::uint32_t in_flight = own.in_flight, unknown = own.unknown;
+        ns counted = own.counted;
+        if (levels_.size() > 1) {  // the usual case is one
+            for (const auto& l : levels_) {
+                if (l.level <= own.level) continue;
+                in_flight += l.in_flight;
+                unknown += l.unknown;
+                counted = saturating_sum(counted, l.counted);
+            }
         }
         if (in_flight < own.depth) return true;
         if (longest <= ns{0} || unknown != 0 || in_flight >= most_in_flight) return false;
@@ -93,12 +95,14 @@ public:
         l.counted = saturating_sum(l.counted, longest);
         if (longest <= ns{0}) ++l.unknown;
     }
-    void leave(std::uint32_t level, ns longest, bool of_request) noexcept {
+    /// `n`: so many, all like this.
+    void leave(std::uint32_t level, ns longest, bool of_request, std::uint32_t n = 1) noexcept {
         auto& l = of(level);
-        if (of_request) --l.of_requests;
+        if (of_request) l.of_requests -= n;
+        l.in_flight -= n;
         // At the end of time the sum has lost its parts: then only none is certain.
-        l.counted = --l.in_flight == 0 ? ns{0} : l.counted == ns::max() ? l.counted : l.counted - longest;
-        if (longest <= ns{0}) --l.unknown;
+        l.counted = l.in_flight == 0 ? ns{0} : l.counted == ns::max() ? l.counted : l.counted - times(longest, n);
+        if (longest <= ns{0}) l.unknown -= n;
         if (l.in_flight == 0 && l.clients == 0) update();
     }
 
@@ -109,6 +113,7 @@ public:
     };
     [[nodiscard]] hold held(std::uint32_t level, instant now) const noexcept {
         hold h;
+        if (levels_.size() == 1) return h;
         for (const auto& l : levels_) {
             if (l.level <= levels_[level].level) continue;
             if (l.of_requests > 0) return {.held = true};
@@ -136,9 +141,10 @@ public:
 
     /// What work of this level and above has taken that ended.
     [[nodiscard]] ns served_from(std::uint32_t level) const noexcept {
-        ns sum{};
+        ns sum = levels_[level].served;
+        if (levels_.size() == 1) return sum;
         for (const auto& l : levels_)
-            if (l.level >= levels_[level].level) sum += l.served;
+            if (l.level > levels_[level].level) sum += l.served;
         return sum;
     }
 
@@ -148,7 +154,7 @@ private:
     [[nodiscard]] static bool in_use(const level_state& l) noexcept { return l.in_flight != 0 || l.clients != 0; }
     [[nodiscard]] static ns saturating_sum(ns a, ns b) noexcept { return a > ns::max() - b ? ns::max() : a + b; }
     [[nodiscard]] static ns times(ns a, std::uint32_t n) noexcept {
-        return a > ns::max() / static_cast<ns::rep>(n) ? ns::max() : a * static_cast<ns::rep>(n);
+        return n == 1 ? a : a > ns::max() / static_cast<ns::rep>(n) ? ns::max() : a * static_cast<ns::rep>(n);
     }
 
     void update() noexcept {

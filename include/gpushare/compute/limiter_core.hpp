@@ -19,6 +19,7 @@
 #include <gpushare/compute/cost_model.hpp>
 #include <gpushare/compute/grant.hpp>
 #include <gpushare/compute/in_flight.hpp>
+#include <gpushare/compute/limiter_client.hpp>
 #include <gpushare/compute/limiter_event.hpp>
 #include <gpushare/compute/policy.hpp>
 #include <gpushare/compute/weighted_fair.hpp>
@@ -98,20 +99,14 @@ public:
         [[nodiscard]] line_head operator()(client_id) const noexcept { return {.arrival = now}; }
     };
 
-    /// One more submission of `c` waits. `head` says what is known of it.
-    void arrive(client_id c, instant now, const line_head& head) noexcept {
+    /// One more submission of `c` waits. `head`, if given, says what is known of it.
+    void arrive(client_id c, instant now, const line_head* head = nullptr) noexcept {
         auto& client = clients_[c.index];
         if (!counts_arrival(client)) return;
-        client.head = head;
+        client.set_head(now, head);
         tell(c, now);
     }
-    void arrive(client_id c, instant now) noexcept {
-        auto& client = clients_[c.index];
-        if (!counts_arrival(client)) return;
-        client.head = {};  // written in place: copying what was just written stalls
-        client.head.arrival = now;
-        tell(c, now);
-    }
+    void arrive(client_id c, instant now, const line_head& head) noexcept { arrive(c, now, &head); }
 
     /// One submission of `c` no longer waits and was not let in. `head_of(c)` says what is first now, if anything is.
     template <std::invocable<client_id> F>
@@ -128,6 +123,14 @@ public:
     }
     void withdraw(client_id c, instant now = {}) noexcept { withdraw(c, now, nothing_known{now}); }
 
+    /// arrive() and next() in one, for whoever may be the only one that waits: whether it was let in. A policy's short way is
+    /// taken where nobody else does. `head` as for arrive().
+    [[nodiscard]] bool pass(grant& g, client_id c, instant now, const line_head* head) noexcept {
+        if (num_waiting_ == 0 && pass_alone(g, c, now, head)) return true;
+        arrive(c, now, head);
+        return num_waiting_ == 1 && next(g, now, nothing_known{now});
+    }
+
     /// Lets in the next submission, if one waits and there is room: what is in flight of its level and above leaves room
     /// for it (in_flight.hpp), so lower levels never fill the room of a higher one; and no request of a higher level is
     /// under way. `head_of(c)` says what is first in the client's line after that, if anything is.
@@ -140,18 +143,14 @@ public:
             resume_at_ = std::max(c.ask_again(), saturating_add(now, ns{1}));  // time must pass
             return false;
         }
-        auto& client = clients_[c->index];
         describe(g, *c);
         if (!book_.has_room(g.level_index, g.longest, num_active_ == 1)) return false;
         if (const auto hold = book_.held(g.level_index, now); hold.held) {
             resume_at_ = hold.until;
             return false;
         }
-        g.served_before = book_.served_from(g.level_index);
         policy_.serve(*c, g.predicted, now);
-        book_.enter(g.level_index, g.longest, g.of_request);
-        ++client.usage.in_flight;
-        ++client.turns;
+        enter(g);
         withdraw(*c, now, head_of);
         return true;
     }
@@ -169,22 +168,17 @@ public:
     /// The submission is over. `now` matters while requests are under way. Returns by how much its wait was longer than
     /// the bound that was published for it.
     ns complete(const grant& g, const outcome& o, instant now = {}) noexcept {
-        auto& client = leave(g);
+        auto& client = leave(g, o.times);
         const ns beyond = judge(g, o);
         book_.of(g.level_index).served += o.took;
         correct(g, o.took - g.predicted);
         learn(g, o);
         client.usage.device_time += o.took;
-        ++client.usage.completed;
+        client.usage.completed += o.times;
         if (g.of_request) book_.of(g.level_index).hold_until = saturating_add(now, options_.anticipation);
-        client.failures_in_row = o.failed ? client.failures_in_row + 1 : 0;
-        if (!o.failed) return beyond;
-        ++client.usage.failed;
-        if (client.failures_in_row == options_.quarantine_after) {
-            client.quarantined = true;
+        if (client.ended(o.failed, options_.quarantine_after))
             events_.push(
                 {.what = limiter_event::kind::quarantined, .client = g.client, .failures = client.failures_in_row});
-        }
         return beyond;
     }
     ns complete(const grant& g, ns device_time, bool failed = false) noexcept {
@@ -205,12 +199,12 @@ public:
         client.quarantined = true;
         events_.push({.what = limiter_event::kind::stuck, .client = g.client});
     }
-    void complete_late(const grant& g, ns device_time) noexcept {
+    void complete_late(const grant& g, ns device_time, std::uint32_t times = 1) noexcept {
         if (!contains(g.client)) return;
         correct(g, device_time - g.predicted);
         clients_[g.client.index].usage.device_time += device_time;
         book_.of(g.level_index).served += device_time;
-        ++clients_[g.client.index].usage.completed;
+        clients_[g.client.index].usage.completed += times;
     }
 
     /// Of what `c` was charged for completed submissions, it shared this with somebody.
@@ -225,6 +219,9 @@ public:
     /// Whether next() and complete() need the time though the policy doesn't.
     [[nodiscard]] bool holds_back() const noexcept { return book_.any_hold(); }
 
+    /// Nothing more of `c` is let in, until it is removed.
+    void close(client_id c) noexcept { clients_[c.index].closing = true; }
+    [[nodiscard]] bool closing(client_id c) const noexcept { return clients_[c.index].closing; }
     /// Whether nothing is let in of `c`, because its work failed too often in a row; until it is pardoned.
     [[nodiscard]] bool quarantined(client_id c) const noexcept { return clients_[c.index].quarantined; }
     void pardon(client_id c) noexcept {
@@ -256,27 +253,9 @@ public:
     [[nodiscard]] const limiter_options& options() const noexcept { return options_; }
 
 private:
-    struct client_state {
-        client_settings settings{};
-        std::uint32_t generation = 0, level = 0;  // the level's index in book_
-        bool present = false, quarantined = false;
-        std::uint32_t failures_in_row = 0, turns = 0;
-        cost_estimate costs{};  // of all its submissions
-        line_head head{};       // while something waits
-        client_usage usage{};
-    };
+    using client_state = detail::limiter_client;
 
-    [[nodiscard]] ns predict(const client_state& client, client_id c) const noexcept {
-        if (client.head.key != 0)
-            if (const auto& kind = costs_.find(c, client.head.key); kind.seen != 0) return kind.typical;
-        if (client.costs.seen != 0) return client.costs.typical;
-        return client.settings.longest > ns{0} ? client.settings.longest : options_.first_guess;
-    }
-
-    [[nodiscard]] static ns longest_of(const client_state& c) noexcept {
-        return std::max(c.settings.longest, c.costs.longest.get());
-    }
-    void raise_longest(const client_state& c) noexcept { book_.raise_longest(c.level, longest_of(c)); }
+    void raise_longest(const client_state& c) noexcept { book_.raise_longest(c.level, c.longest()); }
     // Linear: when clients leave a level, and now and then, as what was long long ago is forgotten.
     void find_longest(std::uint32_t level) noexcept {
         book_.forget_longest(level);
@@ -284,13 +263,28 @@ private:
             if (c.present && c.level == level) raise_longest(c);
     }
 
+    // Where it doesn't come in, nothing has changed.
+    [[nodiscard]] bool pass_alone(grant& g, client_id c, instant now, const line_head* head) noexcept {
+        if constexpr (requires { policy_.serve_alone(c, ns{}); }) {
+            auto& client = clients_[c.index];
+            client.set_head(now, head);
+            client.complete_head(c, costs_, options_.first_guess);
+            describe(g, c);
+            const bool idle = client.usage.in_flight == 0;
+            if (!book_.has_room(g.level_index, g.longest, num_active_ == (idle ? 0 : 1))) return false;
+            if (book_.held(g.level_index, now).held) return false;
+            policy_.serve_alone(c, g.predicted);
+            enter(g);
+            num_active_ += idle ? 1 : 0;
+            return true;
+        }
+        return false;
+    }
+
     // The first in the line of `c`, if it is let in.
     void describe(grant& g, client_id c) const noexcept {
         const auto& client = clients_[c.index];
-        const bool mixture = client.head.key == 0;  // of whatever the client submits
-        const auto& kind = mixture ? client.costs : costs_.find(c, client.head.key);
-        const auto& seen = kind.seen >= seen_enough ? kind : client.costs;
-        const bool own_kind = mixture || kind.seen >= seen_enough;
+        const auto kind = costs_.next(c, client.head.key, client.costs);
         g.client = c;
         g.level = client.settings.level;
         g.level_index = client.level;
@@ -298,11 +292,10 @@ private:
         g.key = client.head.key;
         g.policy = policies_;
         g.of_request = client.head.of_request;
-        g.at_least = own_kind ? seen.at_least(mixture) : ns{0};
+        g.at_least = kind.at_least;
         g.bound = client.head.bound > ns{0} ? client.head.bound : book_.bound(g.level_index);
-        g.known = own_kind && seen.seen >= seen_enough;
-        // A kind that was seen a few times only may be as long as anything of its client.
-        g.longest = !mixture && kind.seen >= 8 ? kind.longest.get() : longest_of(client);
+        g.known = kind.known;
+        g.longest = kind.longest > ns{0} ? kind.longest : client.longest();
         // Now and then one is timed by itself: batches don't tell how long the longest is, nor whether there were gaps.
         g.may_share = g.known && g.predicted <= quantum() / 2 && client.turns % 64 != 63;
     }
@@ -312,8 +305,9 @@ private:
         auto* const kind = costs_.find_or_add(g.client, g.key);
         if (o.from == outcome::source::doubt) return;
         if (o.from == outcome::source::shared) {
-            client.costs.learn_mean(o.took);
-            if (kind != nullptr) kind->learn_mean(o.took);
+            const auto each = o.times == 1 ? o.took : o.took / static_cast<ns::rep>(o.times);
+            for (auto i = o.times; i > 0; --i) client.costs.learn_mean(each);
+            for (auto i = kind != nullptr ? o.times : 0; i > 0; --i) kind->learn_mean(each);
             return;
         }
         const bool alone = o.from == outcome::source::alone;
@@ -359,27 +353,27 @@ private:
     // Tells the policy what is first in a client's line.
     void tell(client_id c, instant now) noexcept {
         auto& client = clients_[c.index];
-        line_head& head = client.head;
-        if (head.cost <= ns{0}) head.cost = predict(client, c);
-        head.remaining = std::max(head.remaining, head.cost);
-        if (client.settings.slo > ns{0})
-            head.deadline = std::min(head.deadline, saturating_add(head.arrival, client.settings.slo));
-        policy_.wake(c, head, now);
+        client.complete_head(c, costs_, options_.first_guess);
+        policy_.wake(c, client.head, now);
     }
-
     // What an earlier policy let in is none of this one's concern.
     void correct(const grant& g, ns delta) noexcept {
         if (g.policy == policies_) policy_.correct(g.client, delta);
     }
 
-    client_state& leave(const grant& g) noexcept {
-        book_.leave(g.level_index, g.longest, g.of_request);
-        auto& client = clients_[g.client.index];
-        if (--client.usage.in_flight == 0 && client.usage.waiting == 0) --num_active_;
-        return client;
+    void enter(grant& g) noexcept {
+        g.served_before = book_.served_from(g.level_index);
+        book_.enter(g.level_index, g.longest, g.of_request);
+        ++clients_[g.client.index].usage.in_flight;
+        ++clients_[g.client.index].turns;
     }
 
-    static constexpr std::uint32_t seen_enough = 3;  // of a kind, to rely on it
+    client_state& leave(const grant& g, std::uint32_t times = 1) noexcept {
+        book_.leave(g.level_index, g.longest, g.of_request, times);
+        auto& client = clients_[g.client.index];
+        if ((client.usage.in_flight -= times) == 0 && client.usage.waiting == 0) --num_active_;
+        return client;
+    }
 
     limiter_options options_;
     Policy policy_;

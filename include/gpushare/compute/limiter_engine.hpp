@@ -45,7 +45,7 @@ protected:
     using point = typename Stream::point;
     using node = submission<Stream>;
     using flight_list = flights<Stream>;
-    using seat = typename flight_list::seat;
+    using flight = typename flight_list::flight;
 
     /// Whether to look at the device though nothing is predicted to be done, and to have the end of what is open.
     enum class look : bool { if_due, now };
@@ -76,7 +76,7 @@ protected:
         return core_.usage(c).waiting >= core_.options().queue_limit ? errc::queue_full : errc::none;
     }
     [[nodiscard]] errc refusal(client_id c) const noexcept {
-        if (!core_.contains(c) || clients_[c.index].closing) return errc::closed;
+        if (!core_.contains(c) || core_.closing(c)) return errc::closed;
         if (lost_) return errc::device_lost;
         return core_.quarantined(c) ? errc::quarantined : errc::none;
     }
@@ -101,7 +101,7 @@ protected:
         if (!std::exchange(advancing_, true)) {
             while (node* const n = let_in(now)) {
                 if (n->work) {
-                    enqueue(lock, n->slot, *n);
+                    enqueue(lock, *n->slot, *n);
                     retire(look::if_due);
                     if (faulty_) cancel_faulty(lock);
                     now = policy_time();
@@ -118,74 +118,78 @@ protected:
         if (!left_.empty()) clear_up(lock);
     }
 
-    // Whoever comes to a gate at which nobody waits goes through where there is room: into this slot, or `none`, and then
-    // it waits. All else that advance() would do is done when it boards, by the one reading of the clock that it takes then.
-    [[nodiscard]] std::size_t pass(client_id c, instant now, const submit_options& o) noexcept {
-        &o == &no_options ? core_.arrive(c, now) : core_.arrive(c, now, head_of_line(o, now, core_.bound_of(c)));
-        if (core_.num_waiting() != 1 || advancing_ || faulty_ || !left_.empty()) return flight_list::none;
-        const auto slot = flights_.free_slot();
-        const typename limiter_core<Policy>::nothing_known behind{now};
-        if (slot == flight_list::none || !core_.next(flights_.to_be_taken(slot), now, behind)) return flight_list::none;
-        flights_.take(slot);
-        if (log_.on()) log_.let_in(slot, now, clock_.now());
+    // Whoever comes to a gate at which nobody waits goes through where there is room: into this slot, or null, and then it
+    // waits. All else that advance() would do is done when it boards, by the one reading of the clock that it takes then.
+    [[nodiscard]] flight* pass(client_id c, instant now, const submit_options& o) noexcept {
+        if (&o == &no_options) return pass(c, now, nullptr);
+        const auto facts = head_of_line(o, now, core_.bound_of(c));
+        return pass(c, now, &facts);
+    }
+    [[nodiscard]] flight* pass(client_id c, instant now, const line_head* head) noexcept {
+        flight* const slot = advancing_ || faulty_ || !left_.empty() ? nullptr : flights_.free_slot();
+        if (slot == nullptr) core_.arrive(c, now, head);
+        if (slot == nullptr || !core_.pass(slot->what, c, now, head)) return nullptr;
+        flights_.take(*slot);
+        if constexpr (!flight_list::batch::shares) flights_.expect(*slot);
+        if (log_.on()) log_.let_in(slot->number, now, clock_.now());
         return slot;
     }
 
     // The next one, with a slot; null if there is none to be let in.
     node* let_in(instant now) noexcept {
-        const auto slot = flights_.free_slot();
-        if (slot == flight_list::none || !core_.next(flights_.to_be_taken(slot), now, head_of(true))) return nullptr;
-        flights_.take(slot);
-        auto& client = clients_[flights_.what(slot).client.index];
+        flight* const slot = flights_.free_slot();
+        if (slot == nullptr || !core_.next(slot->what, now, head_of(true))) return nullptr;
+        auto& client = clients_[slot->what.client.index];
         node* const n = client.waiting.pop();
         n->slot = slot;
+        flights_.take(*slot);
+        if (!flight_list::batch::shares && !n->work) flights_.expect(*slot);
         if (client.waits_for_room > 0) sleepers_.wake_all();
-        if (log_.on()) log_.let_in(slot, n->facts.arrival, clock_.now());
+        if (log_.on()) log_.let_in(slot->number, n->facts.arrival, clock_.now());
         return n;
     }
 
-    void enqueue(std::unique_lock<std::mutex>& lock, std::size_t slot, node& n) noexcept {
+    void enqueue(std::unique_lock<std::mutex>& lock, flight& f, node& n) noexcept {
         n.at.store(phase::let_in, std::memory_order_relaxed);
         keep_watch();  // over what is in flight already: the callable may take its time
         try {
-            await_turn(lock, slot, *n.stream);
+            await_turn(lock, f, *n.stream);
         } catch (...) {
             n.error = std::current_exception();
-            return fail(slot, n, errc::submission_failed);
+            return fail(f, n, errc::submission_failed);
         }
-        const seat at = flights_.board(slot, *n.stream, batch_time());
-        std::optional<point> begin, end;
+        flights_.board(f, *n.stream, batch_time());
         lock.unlock();
-        const auto came = n.run(at.needs_begin, at.needs_end, begin, end);
+        const auto came = n.run();
         lock.lock();
-        if (came == node::came::to_its_end || (came == node::came::without_end && at.may_stay_open)) {
-            flights_.land(at, std::move(begin), std::move(end), n.code, &n);
+        if (came == node::came::to_its_end || (came == node::came::without_end && f.may_stay_open)) {
+            flights_.put(f, n.code, &n);
         } else {
-            flights_.unboard(at, std::move(begin));
-            fail(slot, n, n.code);
+            flights_.unboard(f);
+            fail(f, n, n.code);
         }
     }
-    void fail(std::size_t slot, node& n, errc why) noexcept {
-        leave(slot);
+    void fail(flight& f, node& n, errc why) noexcept {
+        leave(f);
         finish(n, why);
     }
 
     // Makes `s` wait for others' work, if it isn't to run beside it. What throws is the stream's.
-    void await_turn(std::unique_lock<std::mutex>& lock, std::size_t slot, Stream& s) {
+    void await_turn(std::unique_lock<std::mutex>& lock, const flight& f, Stream& s) {
         if constexpr (joining_timeline<Stream>) {
             if (!core_.options().take_turns) return;
-            flights_.mark_others(flights_.what(slot).client, s);
+            flights_.mark_others(f.what.client, s);
             end_batches(lock, nullptr, false);
-            take_turn(lock, flights_, slot, s);
+            take_turn(lock, flights_, f.what, s);
         }
     }
 
     // Nothing was enqueued after all.
-    void leave(std::size_t slot) noexcept {
-        const auto what = flights_.leave(slot);
-        core_.cancel(what);
-        log_.leave(slot);
-        if (clients_[what.client.index].closing) sleepers_.wake_all();
+    void leave(flight& f) noexcept {
+        core_.cancel(f.what);
+        log_.leave(f.number);
+        if (core_.closing(f.what.client)) sleepers_.wake_all();
+        flights_.leave(f);
     }
 
     // Records the ends of batches that somebody wants. Returns whether there were any.
@@ -225,18 +229,17 @@ protected:
             [this](const auto& f) {
                 const auto now = f.what.of_request || log_.on() ? clock_.now() : instant{};
                 if (f.written_off) {
-                    core_.complete_late(f.what, f.cost);
+                    core_.complete_late(f.what, f.cost, f.times);
                     return log_end(f, {}, now);
                 }
                 const bool failed = f.code != errc::none;
                 const bool timed = f.from == outcome::source::own || f.from == outcome::source::alone;
-                const auto beyond = core_.complete(
-                    f.what, {.took = f.cost, .in_flight = timed ? f.span : ns{0}, .failed = failed, .from = f.from},
-                    now);
+                const outcome o{f.cost, timed ? f.span : ns{0}, failed, f.from, f.times};
+                const auto beyond = core_.complete(f.what, o, now);
                 log_end(f, beyond, now);
                 if (failed) note_failure(f.what.client, f.code);
                 if (f.owner != nullptr) finish(*f.owner, f.code, f.cost);
-                if (clients_[f.what.client.index].closing) sleepers_.wake_all();
+                if (core_.closing(f.what.client)) sleepers_.wake_all();
             },
             [this](client_id c, ns time) { core_.give_back(c, time); });
     }
@@ -249,12 +252,13 @@ protected:
 
     void write_off_stuck() noexcept {
         if (core_.options().stuck_after <= ns{0}) return;
-        flights_.write_off(clock_.now(), core_.options().stuck_after, [this](const grant& g, node* owner) {
-            core_.write_off(g);
+        const auto give_up = [this](const grant& g, std::uint32_t times, node* owner) {
+            while (times-- > 0) core_.write_off(g);
             faulty_ = true;
             if (owner != nullptr) finish(*owner, errc::stuck);
-            if (clients_[g.client.index].closing) sleepers_.wake_all();
-        });
+            if (core_.closing(g.client)) sleepers_.wake_all();
+        };
+        flights_.write_off(clock_.now(), core_.options().stuck_after, give_up);
     }
 
     void note_failure(client_id c, errc code) noexcept {
@@ -283,11 +287,8 @@ protected:
         n.finished_at = clock_.now();
         n.at.store(phase::done, std::memory_order_release);
         sleepers_.wake(n);
-        if (n.error || n.on_done) {
-            left_.push(n);  // the user's code, or its destructor: not under the lock
-        } else {
-            pool_->drop(n);
-        }
+        if (!n.error && !n.on_done) return pool_->drop(n);
+        left_.push(n);  // the user's code, or its destructor: not under the lock
     }
 
     // One thread at a time, so that a callback that submits what is done at once isn't called from within itself.
@@ -355,6 +356,7 @@ protected:
                 look_at(lock, {&*own, 1}, until);
                 continue;
             }
+            if (flights_.await()) continue;  // just landed
             sleepers_.sleep(lock, waits_for, now, std::min(deadline, again), resume);
         }
         keep_watch();  // somebody else's turn

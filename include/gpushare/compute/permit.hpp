@@ -37,18 +37,20 @@ public:
         : limiter_(std::exchange(other.limiter_, nullptr)), slot_(other.slot_), bound_(other.bound_) {}
     permit& operator=(permit&&) = delete;
     ~permit() {
-        if (limiter_ != nullptr) limiter_->give_back(slot_);
+        if (limiter_ != nullptr) limiter_->give_back(*slot_);
     }
 
     /// Runs `enqueue_work(s)`, which enqueues onto `s`. Once only. What it throws passes through, after what it had
     /// enqueued until then is accounted for.
     template <std::invocable<stream&> F>
     void enqueue(stream& s, F&& enqueue_work) {
-        limiter_->await_turn(slot_, s);
-        if constexpr (Limiter::shares_points)
-            enqueue_from(limiter_->board(slot_, s), s, enqueue_work);
-        else
+        limiter_->await_turn(*slot_, s);
+        if constexpr (Limiter::shares_points) {
+            limiter_->board(*slot_, s);
+            enqueue_boarded(s, enqueue_work);
+        } else {
             enqueue_between_points(s, enqueue_work);
+        }
     }
 
     /// The longest that its work waits for work of lower levels, as known when it was asked for; see compute_limiter::bound_of.
@@ -56,54 +58,54 @@ public:
 
 private:
     friend Limiter;
-    permit(Limiter& limiter, std::size_t slot, ns bound) noexcept : limiter_(&limiter), slot_(slot), bound_(bound) {}
+    permit(Limiter& limiter, typename Limiter::flight& slot, ns bound) noexcept
+        : limiter_(&limiter), slot_(&slot), bound_(bound) {}
 
     template <class F>
     void enqueue_between_points(stream& s, F& enqueue_work) {
-        auto begin = s.record();
+        slot_->stream = &s;
+        slot_->begin = s.record();
         try {
             enqueue_work(s);
         } catch (...) {
-            auto end = s.record();
-            used()->land(slot_, s, std::move(begin), std::move(end), errc::submission_failed);
+            slot_->end = s.record();
+            used()->land(*slot_, errc::submission_failed);
             throw;
         }
-        auto end = s.record();
-        used()->land(slot_, s, std::move(begin), std::move(end), errc::none);
+        slot_->end = s.record();
+        used()->land(*slot_, errc::none);
     }
 
-    template <class Seat, class F>
-    void enqueue_from(const Seat& seat, stream& s, F& enqueue_work) {
-        std::optional<typename Limiter::point> begin, end;
+    template <class F>
+    void enqueue_boarded(stream& s, F& enqueue_work) {
         bool enqueued = false;
         try {
-            if (seat.needs_begin) begin = s.record();
-            enqueued = seat.may_stay_open;
+            if (slot_->needs_begin) slot_->begin = s.record();
+            enqueued = slot_->may_stay_open;
             try {
                 enqueue_work(s);
             } catch (...) {
-                if (seat.needs_end) end = s.record();
-                used()->land(seat, std::move(begin), std::move(end), errc::submission_failed);
+                if (slot_->needs_end) slot_->end = s.record();
+                used()->land(*slot_, errc::submission_failed);
                 throw;
             }
-            if (seat.needs_end) end = s.record();
+            if (slot_->needs_end) slot_->end = s.record();
         } catch (...) {
             if (limiter_ == nullptr) throw;  // accounted for
             if (enqueued)
-                used()->land(seat, std::move(begin), {}, errc::submission_failed);
+                used()->land(*slot_, errc::submission_failed);
             else
-                limiter_->unboard(seat, std::move(begin));
+                limiter_->unboard(*slot_);
             throw;
         }
         // Its work may share a point that is recorded dozens of launches later.
-        const auto code = detail::known_lost(s) ? errc::device_lost : errc::none;
-        used()->land(seat, std::move(begin), std::move(end), code);
+        used()->land(*slot_, detail::known_lost(s) ? errc::device_lost : errc::none);
     }
 
     Limiter* used() noexcept { return std::exchange(limiter_, nullptr); }
 
     Limiter* limiter_;
-    std::size_t slot_;
+    typename Limiter::flight* slot_;
     ns bound_;
 };
 

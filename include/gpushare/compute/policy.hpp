@@ -87,6 +87,8 @@ inline constexpr bool is_timeless = requires {
 ///   serve(c, cost, now)   c was picked and let in; cost is a prediction of its device time. c still waits: wake
 ///                         or sleep follows
 ///   correct(c, delta)     the truth about something served: the true cost less the predicted one
+/// One that never holds anybody back may have a short way, serve_alone(c, cost), for a submission that comes and is let in
+/// while no client waits: what wake, pick, serve and sleep come to then.
 // clang-format off
 template <class P>
 concept compute_policy = detail::movable<P> && requires(P& p, client_id c, const client_settings& s, const line_head& head,

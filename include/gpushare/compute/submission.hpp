@@ -17,6 +17,7 @@
 #include <utility>
 #include <vector>
 
+#include <gpushare/compute/flight_slots.hpp>
 #include <gpushare/compute/policy.hpp>
 #include <gpushare/concepts.hpp>
 #include <gpushare/config.hpp>
@@ -83,7 +84,7 @@ struct submission {
     Stream* stream = nullptr;
     client_id client;
     line_head facts{};
-    std::size_t slot = 0;  // once it is let in
+    flight<Stream>* slot = nullptr;  // once it is let in
     // done is stored with release after the fields below are final, and loaded with acquire before they are read.
     std::atomic<phase> at{phase::waiting};
     errc code = errc::none;
@@ -94,24 +95,23 @@ struct submission {
 
     enum class came : std::uint8_t { to_nothing, without_end, to_its_end };
 
-    /// Enqueues the work, after and before a point if asked for. Sets `code` and `error` if something threw. Runs code of
+    /// Enqueues the work, after and before a point if its slot asks for one. Sets `code` and `error` if something threw. Runs code of
     /// the user's: under no lock.
-    came run(bool needs_begin, bool needs_end, std::optional<typename Stream::point>& begin,
-             std::optional<typename Stream::point>& end) noexcept {
+    came run() noexcept {
         const auto failed = [this] {
             code = errc::submission_failed;
             error = std::current_exception();
         };
         auto so_far = came::to_nothing;
         try {
-            if (needs_begin) begin = stream->record();
+            if (slot->needs_begin) slot->begin = stream->record();
             so_far = came::without_end;
             try {
                 work(*stream);
             } catch (...) {  // what it had enqueued before it threw is charged like the rest
                 failed();
             }
-            if (needs_end) end = stream->record();
+            if (slot->needs_end) slot->end = stream->record();
             so_far = came::to_its_end;
         } catch (...) {
             failed();
@@ -125,7 +125,6 @@ struct submission {
 template <timeline Stream>
 struct client_queue {
     fifo<submission<Stream>> waiting;
-    bool closing = false;
     bool told_of_loss = false;
     std::uint32_t requests = 0;        // under way
     priority own_level{};              // without its requests
@@ -134,7 +133,7 @@ struct client_queue {
 
     /// Another client has this index from now on.
     void begin(priority level) noexcept {
-        closing = told_of_loss = false;
+        told_of_loss = false;
         requests = 0;
         own_level = level;
         raised.clear();

@@ -2,7 +2,7 @@
 // limiter_options::take_turns: whose ends a stream is to wait for on the device, so that its client's work doesn't run
 // beside that of others of its level. A part of limiter_engine.hpp, under the mutex of its limiter.
 //
-//   detail::take_turn(lock, flights, slot, s);
+//   detail::take_turn(lock, flights, grant, s);
 //
 // One wait for each change of clients is enough where each client has one stream: what the client before waits for needn't
 // be waited for again.
@@ -39,8 +39,8 @@ template <timeline Stream>
 
 /// Makes `s` wait for all of them, letting go of `lock` meanwhile. What the stream throws passes through.
 template <class Flights, joining_timeline Stream>
-void take_turn(std::unique_lock<std::mutex>& lock, Flights& flights, std::size_t slot, Stream& s) {
-    while (const auto p = turn_before<Stream>(flights.batches(), flights.what(slot), s)) {
+void take_turn(std::unique_lock<std::mutex>& lock, Flights& flights, const grant& g, Stream& s) {
+    while (const auto p = turn_before<Stream>(flights.batches(), g, s)) {
         lock.unlock();
         try {
             s.wait(*p);

@@ -75,6 +75,14 @@ public:
         charge(client, cost);  // wake() or sleep() follows: only then it has a place
     }
 
+    /// wake(), pick(), serve() and sleep() of one that comes while nobody waits.
+    void serve_alone(client_id c, ns cost) noexcept {
+        auto& client = clients_[c.index];
+        auto& time = virtual_time(client.level);
+        time = client.tag = std::max(client.tag, time);
+        charge(client, cost);
+    }
+
     void correct(client_id c, ns delta) noexcept {
         auto& client = clients_[c.index];
         charge(client, delta);
@@ -87,12 +95,13 @@ private:
     struct client_state {
         client_state() = default;
         client_state(client_id c, const client_settings& s, std::int64_t t) noexcept
-            : tag(t), id(c), level(s.level), weight(weight_of(s)) {}
+            : tag(t), id(c), level(s.level), weight(weight_of(s)), rate(1000.0 / weight) {}
 
         std::int64_t tag = 0;  // ns of device time over weight
         client_id id;
         priority level;
         std::int32_t weight = 1000;
+        double rate = 1;  // what the tag grows by for a ns of device time: a division would cost more than the rest
     };
     struct level_state {
         priority level;
@@ -119,7 +128,8 @@ private:
     void charge(client_state& client, ns delta) noexcept {
         // Two weeks at once is beyond any kernel; without the bound a wild measurement could overflow the tag.
         const auto cost = std::clamp<std::int64_t>(delta.count(), -(std::int64_t{1} << 50), std::int64_t{1} << 50);
-        client.tag = std::max(client.tag + cost * 1000 / client.weight, -rebase_at);
+        const auto grows = static_cast<std::int64_t>(static_cast<double>(cost) * client.rate);
+        client.tag = std::max(client.tag + grows, -rebase_at);
         if (client.tag > rebase_at) rebase(client.level);
     }
 

@@ -1,0 +1,267 @@
+// SPDX-License-Identifier: Apache-2.0
+// How submissions that were let in get on their way: which batch each goes in, the points that are to be recorded around
+// it, and what is known of it once it is enqueued. The first half of flights.hpp; under the limiter's mutex, but for
+// land().
+//
+//   detail::boarding<stream> gate(quantum);
+//   auto* slot = gate.free_slot();  slot->what = grant;  gate.take(*slot);
+//   gate.board(*slot, s, now);                   // then, under no lock, the points that it asks for, and the work
+//   gate.put(*slot, errc::none, &work);          // or expect(), and under no lock land()
+//
+// A point costs as much as a short kernel does. So short submissions of one client on one stream share a batch (batch.hpp
+// says when), which ends at one point. Those that nothing tells apart become one with a count: then letting them in costs
+// something each time, and taking them out of the books once a batch.
+#pragma once
+
+#include <algorithm>
+#include <cstddef>
+#include <cstdint>
+#include <new>
+#include <optional>
+#include <span>
+#include <utility>
+#include <vector>
+
+#include <gpushare/compute/batch.hpp>
+#include <gpushare/compute/flight_slots.hpp>
+#include <gpushare/compute/grant.hpp>
+#include <gpushare/compute/submission.hpp>
+#include <gpushare/concepts.hpp>
+#include <gpushare/config.hpp>
+#include <gpushare/error.hpp>
+#include <gpushare/units.hpp>
+
+namespace gpushare::inline GPUSHARE_ABI::detail {
+
+/// Not thread-safe but for land(). Allocates while more are in flight than ever before.
+template <timeline Stream>
+class boarding {
+public:
+    using point = typename Stream::point;
+    using batch = detail::batch<Stream>;
+    using flight = detail::flight<Stream>;
+    static constexpr std::size_t none = batch::none;
+
+    /// `quantum`: how long a batch may be predicted to take.
+    explicit boarding(ns quantum) : quantum_(quantum) {
+        // With room for one, running out of memory delays what waits and never strands it; with this, nothing is
+        // allocated later unless there are many levels.
+        batches_.reserve(slots_.size());
+    }
+
+    /// A slot for one more, its grant to be written before take(); null when memory runs out, and then others are in
+    /// flight.
+    [[nodiscard]] flight* free_slot() noexcept {
+        if (slots_.free() == nullptr) try {
+                if (batches_.capacity() <= slots_.size()) batches_.reserve(slots_.size() * 2);
+                slots_.grow();
+            } catch (const std::bad_alloc&) {
+            }
+        return slots_.free();
+    }
+    void take(flight& f) noexcept { slots_.take(f); }
+    /// From now on its holder may land() it: a permit's, once it has boarded, or at once where it does that by landing.
+    void expect(flight& f) noexcept { slots_.expect(f); }
+
+    [[nodiscard]] std::span<batch> batches() noexcept {
+        gather();
+        return in_use();
+    }
+
+    /// What is in flight on other streams than `s`, and the last batch on this one.
+    struct neighbours {
+        std::size_t last = none;
+        bool elsewhere = false, of_others = false;
+    };
+    /// Batches of two clients on two streams would run into each other, and their points would tell nothing of either:
+    /// while others are in flight elsewhere, everything has points of its own.
+    neighbours mark_others(client_id c, const Stream& s) noexcept {
+        gather();
+        return mark_gathered(c, s);
+    }
+
+    /// The submission in `f` is about to be enqueued on `s`, with the points around it that it says then.
+    void board(flight& f, Stream& s, instant now) noexcept {
+        gather();
+        board_gathered(f, s, now);
+    }
+
+    /// It was enqueued. `code`: what is known to have failed already.
+    void put(flight& f, errc code, submission<Stream>* owner) noexcept {
+        f.owner = owner;
+        f.code = code;
+        join(f);
+    }
+    /// The same for a permit, by the thread that holds it, under no lock. True if somebody waits for it: then lock, and
+    /// keep_awaiting() says when not to any longer.
+    [[nodiscard]] bool land(flight& f, errc code) noexcept { return slots_.land(f, code); }
+
+    /// Whoever lands from now on is to tell. True if somebody had landed that wasn't noticed.
+    [[nodiscard]] bool await() noexcept {
+        slots_.await(true);
+        return gather();
+    }
+    /// Unless `wanted`, nobody waits any more for what lands.
+    void keep_awaiting(bool wanted) noexcept { slots_.await(wanted || ends_wanted_); }
+
+    /// The work of this one won't come; the slot stays taken.
+    void unboard(flight& f) noexcept {
+        batch& b = batches_[f.in];
+        if (f.ends != none) f.begin ? ended(f.ends, *std::move(f.begin)) : not_ended(f.ends);
+        f.begin.reset();
+        b.predicted -= f.what.predicted;
+        if (--b.entering == 0 && b.num_members == 0) b.clear();
+    }
+
+    /// Nothing was enqueued after all: the slot is free.
+    void leave(flight& f) noexcept {
+        f.begin.reset();
+        slots_.release(f);
+    }
+
+    /// Whether members of a batch that are alike are kept apart, from now on, for somebody looks at each.
+    void keep_apart(bool each) noexcept { apart_ = each; }
+
+    /// A point was recorded behind the members of this open batch; or it couldn't be.
+    void ended(std::size_t i, point end) noexcept {
+        batches_[i].end = std::move(end);
+        batches_[i].at = batch::state::ended;
+        batches_[i].handle = {};
+        ++num_ended_;
+    }
+    void not_ended(std::size_t i) noexcept {
+        batches_[i].at = batch::state::open;
+        if (batches_[i].end_wanted) want_ends();
+    }
+
+protected:
+    // Takes note of what permits have enqueued. Returns whether there was any.
+    bool gather() noexcept {
+        return slots_.gather([this](flight& f) {
+            if (f.in == none) board_gathered(f, *f.stream, {});
+            join(f);
+        });
+    }
+
+    // All that aren't free, and perhaps some that are.
+    [[nodiscard]] std::span<batch> in_use() noexcept { return {batches_.data(), in_use_}; }
+    void shrink_in_use() noexcept {
+        while (in_use_ > 0 && batches_[in_use_ - 1].at == batch::state::free) --in_use_;
+    }
+
+    // An open batch is to end, and may have to wait for who enters it.
+    void want_ends() noexcept {
+        if constexpr (batch::shares)
+            if (!std::exchange(ends_wanted_, true)) slots_.await(true);
+    }
+
+    flight_slots<Stream> slots_;
+    std::vector<batch> batches_;
+    std::size_t in_use_ = 0;     // of these, the first ones
+    std::size_t num_ended_ = 0;  // batches that are ended
+    bool ends_wanted_ = false;   // an open one may be marked
+    ns quantum_;
+
+private:
+    neighbours mark_gathered(client_id c, const Stream& s) noexcept {
+        neighbours n;
+        std::uint64_t order = 0;
+        for (std::size_t i = 0; batch & b : in_use()) {
+            const auto at = i++;
+            if (b.at == batch::state::free) continue;
+            if (b.is_on(s)) {
+                if (b.order > order) n.last = at;
+                order = std::max(order, b.order);
+                continue;
+            }
+            n.elsewhere = b.contended = true;
+            if (b.client == c) continue;
+            n.of_others = true;
+            if (b.at == batch::state::ended) continue;
+            b.end_wanted = true;
+            want_ends();
+        }
+        return n;
+    }
+
+    void board_gathered(flight& f, Stream& s, instant now) noexcept {
+        const grant& g = f.what;
+        const auto [last, elsewhere, of_others] = mark_gathered(g.client, s);
+        const bool share = batch::shares && g.may_share && !of_others;
+        if (last != none && share && batches_[last].takes(g, quantum_)) {
+            batch& b = batches_[last];
+            b.enter(g, now);
+            f.in = last;
+            f.needs_begin = false;
+            f.needs_end = b.entering == 1 && b.is_full(g, quantum_);
+            f.may_stay_open = true;
+            return;
+        }
+        f.in = free_batch();
+        batch& b = batches_[f.in];
+        b.begin_with(g, s, ++boarded_);
+        b.contended = elsewhere;
+        b.busy_until = saturating_add(now, g.predicted);
+        f.needs_begin = true;
+        f.may_stay_open = share && b.stay_open(s);
+        f.needs_end = !f.may_stay_open;
+        if (last == none) return;
+        batch& before = batches_[last];
+        if (before.at == batch::state::ended && (!before.known || now < before.busy_until)) {
+            b.begin = before.end;  // still to come, and so as good a begin as a point of its own
+            f.needs_begin = false;
+        } else if (before.can_end()) {
+            before.at = batch::state::ending;
+            before.doubtful |= now > before.busy_until;
+            f.ends = last;
+        }
+        b.busy_until = saturating_add(std::max(now, before.busy_until), g.predicted);
+    }
+
+    // It is enqueued: among the members of its batch, and one with the latest of these where nothing tells them apart.
+    void join(flight& f) noexcept {
+        batch& b = batches_[f.in];
+        --b.entering;
+        b.trouble |= f.code != errc::none;
+        if (f.code == errc::device_lost) {
+            b.end_wanted = true;
+            want_ends();
+        }
+        if (f.begin) {
+            if (f.ends != none) ended(f.ends, *f.begin);
+            b.begin = *std::move(f.begin);
+            f.begin.reset();
+        }
+        if (f.end) {
+            ended(f.in, *std::move(f.end));
+            f.end.reset();
+        }
+        f.next = nullptr;
+        flight* const last = b.last;
+        if (b.num_members++ != 0 && !apart_ && is_like(*last, f)) {
+            last->what.predicted += f.what.predicted;
+            ++last->times;
+            return slots_.release(f);
+        }
+        (last == nullptr ? b.first : last->next) = &f;
+        b.last = &f;
+    }
+    [[nodiscard]] static bool is_like(const flight& a, const flight& b) noexcept {
+        return a.owner == nullptr && b.owner == nullptr && a.code == errc::none && b.code == errc::none &&
+               a.what.key == b.what.key && a.what.longest == b.what.longest && a.what.policy == b.what.policy &&
+               a.what.of_request == b.what.of_request;
+    }
+
+    [[nodiscard]] std::size_t free_batch() noexcept {
+        for (std::size_t i = 0; i < in_use_; ++i)
+            if (batches_[i].at == batch::state::free) return i;
+        if (in_use_ == batches_.size())
+            batches_.emplace_back();  // within what free_slot() reserved: a batch has a member
+        return in_use_++;
+    }
+
+    std::uint64_t boarded_ = 0;
+    bool apart_ = false;
+};
+
+}  // namespace gpushare::inline GPUSHARE_ABI::detail

@@ -1,0 +1,70 @@
+// SPDX-License-Identifier: Apache-2.0
+// What a compute limiter knows of one client: what it asked for, what waits first in its line, and its account. A part of
+// limiter_core.hpp.
+//
+//   client.set_head(now, nullptr);   client.complete_head(id, kinds, first_guess);    // what comes next, as predicted
+//   if (client.ended(failed, 32)) ...                                                 // so many in a row are too many
+#pragma once
+
+#include <algorithm>
+#include <cstdint>
+
+#include <gpushare/compute/cost_model.hpp>
+#include <gpushare/compute/grant.hpp>
+#include <gpushare/compute/policy.hpp>
+#include <gpushare/config.hpp>
+#include <gpushare/units.hpp>
+
+namespace gpushare::inline GPUSHARE_ABI::detail {
+
+struct limiter_client {
+    client_settings settings{};
+    std::uint32_t generation = 0, level = 0;  // the level's index in the book
+    bool present = false, quarantined = false;
+    bool closing = false;  // takes no more
+    std::uint32_t failures_in_row = 0, turns = 0;
+    cost_estimate costs{};  // of all its submissions
+    line_head head{};       // while something waits
+    client_usage usage{};
+
+    /// The longest that it declared or lately showed; 0: unknown.
+    [[nodiscard]] ns longest() const noexcept { return std::max(settings.longest, costs.longest.get()); }
+
+    /// Without `from`, all that is known of what came first is that it came now.
+    void set_head(instant now, const line_head* from) noexcept {
+        if (from != nullptr) {
+            head = *from;
+        } else {
+            head = {};  // written in place: copying what was just written stalls
+            head.arrival = now;
+        }
+    }
+
+    /// Fills in what its submitter didn't say.
+    void complete_head(client_id c, const cost_model& kinds, ns first_guess) noexcept {
+        if (head.cost <= ns{0}) head.cost = predict(c, kinds, first_guess);
+        head.remaining = std::max(head.remaining, head.cost);
+        if (settings.slo > ns{0}) head.deadline = std::min(head.deadline, saturating_add(head.arrival, settings.slo));
+    }
+
+    /// One more that ended. Whether it is quarantined from now on, after so many failures in a row.
+    [[nodiscard]] bool ended(bool failed, std::uint32_t quarantine_after) noexcept {
+        if (!failed) {
+            failures_in_row = 0;
+            return false;
+        }
+        ++usage.failed;
+        if (++failures_in_row != quarantine_after) return false;
+        return quarantined = true;
+    }
+
+private:
+    [[nodiscard]] ns predict(client_id c, const cost_model& kinds, ns first_guess) const noexcept {
+        if (head.key != 0)
+            if (const auto& kind = kinds.find(c, head.key); kind.seen != 0) return kind.typical;
+        if (costs.seen != 0) return costs.typical;
+        return settings.longest > ns{0} ? settings.longest : first_guess;
+    }
+};
+
+}  // namespace gpushare::inline GPUSHARE_ABI::detail
