@@ -88,6 +88,32 @@ public:
         timed_device* device_;
     };
 
+    /// One whose timeline outlives it, so that short submissions share points on it as they do on CUDA.
+    class sharing_stream : public stream {
+    public:
+        class handle {
+        public:
+            handle() = default;
+            explicit operator bool() const noexcept { return device_ != nullptr; }
+            [[nodiscard]] bool is(const sharing_stream& s) const noexcept { return name_ == s.name_; }
+            [[nodiscard]] point record() const { return stream(*device_).record(); }
+
+        private:
+            friend sharing_stream;
+            handle(timed_device* device, std::shared_ptr<char> name) noexcept
+                : device_(device), name_(std::move(name)) {}
+            timed_device* device_ = nullptr;
+            std::shared_ptr<char> name_;
+        };
+
+        explicit sharing_stream(timed_device& device) : stream(device), on_(&device) {}
+        [[nodiscard]] handle share() const noexcept { return {on_, name_}; }
+
+    private:
+        timed_device* on_;
+        std::shared_ptr<char> name_ = std::make_shared<char>();
+    };
+
     timed_device() = default;
     timed_device(const timed_device&) = delete;
     timed_device& operator=(const timed_device&) = delete;
@@ -129,5 +155,6 @@ private:
     std::jthread thread_{[this](const std::stop_token& stop) { work(stop); }};  // last: it uses the others
 };
 static_assert(gpushare::queue<timed_device::stream>);
+static_assert(gpushare::shared_timeline<timed_device::sharing_stream>);
 
 }  // namespace support

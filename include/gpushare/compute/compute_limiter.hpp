@@ -383,7 +383,7 @@ private:
     void land(flight& f, errc code) noexcept {
         if (!flights_.land(f, code) && code != errc::device_lost) return;
         std::unique_lock lock(mutex_);
-        this->end_batches(lock, nullptr, false);
+        this->end_batches(lock, nullptr, !sleepers_.empty());  // who sleeps needs a point to watch
         if (code == errc::device_lost) this->advance(lock, this->policy_time(), look::now);
         this->keep_watch();
         flights_.keep_awaiting(!sleepers_.empty());

@@ -1,0 +1,333 @@
+// SPDX-License-Identifier: Apache-2.0
+// What a permit's holder enqueued comes back to its limiter without the mutex, alike submissions of a batch as one, and
+// who comes while nobody waits goes in by a short way: none of it may be told from the long ways.
+#include <atomic>
+#include <chrono>
+#include <cstddef>
+#include <cstdint>
+#include <optional>
+#include <thread>
+#include <utility>
+#include <vector>
+
+#include <gpushare/compute/compute_limiter.hpp>
+#include <gpushare/compute/limiter_core.hpp>
+#include <gpushare/units.hpp>
+
+#include "support/catch.hpp"
+#include "support/manual_timeline.hpp"
+#include "support/random.hpp"
+#include "support/sharing_stream.hpp"
+#include "support/threads.hpp"
+#include "support/timed_device.hpp"
+
+using namespace gpushare::literals;
+using namespace std::chrono_literals;
+using gpushare::client_id;
+using gpushare::errc;
+using gpushare::instant;
+using gpushare::ns;
+using support::manual_clock;
+using support::sharing_stream;
+using support::steady;
+using support::timed_device;
+
+namespace {
+
+instant in_good_time() { return steady::now() + 20s; }
+
+// Long enough to fall anywhere in what another thread does meanwhile.
+void spin(std::uint64_t turns) {
+    for (std::atomic<std::uint64_t> i{0}; i < turns; ++i) {
+    }
+}
+
+struct setup {
+    explicit setup(gpushare::limiter_options options = {}) : compute(options, clock) {}
+
+    void enqueue(client_id c, int times, std::uint64_t key = 0, ns length = 50us) {
+        for (int i = 0; i < times; ++i)
+            REQUIRE(compute.enqueue(
+                        c, stream, [&](sharing_stream& s) { s.enqueue(length); }, instant::min(), {}, {.key = key}) ==
+                    errc::none);
+    }
+    /// What the device does from now on is known to take this long.
+    void teach(client_id c, std::uint64_t key = 0, ns length = 50us) {
+        for (int i = 0; i < 3; ++i) {
+            enqueue(c, 1, key, length);
+            finish();
+            clock.advance(length);
+        }
+    }
+    void finish(errc status = errc::none) {
+        compute.poll();
+        while (stream.line().reach_next(status)) {
+        }
+        compute.poll();
+    }
+
+    manual_clock clock;
+    sharing_stream stream;
+    gpushare::compute_limiter<sharing_stream, manual_clock> compute;
+};
+
+/// weighted_fair without its short way.
+struct long_way : gpushare::weighted_fair {
+    void serve_alone(client_id, ns) = delete;
+};
+static_assert(gpushare::compute_policy<long_way>);
+
+}  // namespace
+
+TEST_CASE("submissions of a batch that are alike count one by one, recorded or not", "[compute]") {
+    const bool recorded = GENERATE(false, true);
+    setup t;
+    const auto c = t.compute.add({});
+    t.teach(c);
+    if (recorded) t.compute.record(64);
+    t.enqueue(c, 10);
+    CHECK(t.compute.usage(c).in_flight == 10);
+    t.finish();
+    const auto u = t.compute.usage(c);
+    CHECK(u.in_flight == 0);
+    CHECK(u.completed == 13);
+    CHECK(u.failed == 0);
+    CHECK(u.device_time == 13 * 50us);
+    std::vector<gpushare::submission_record> records(64);
+    records.resize(t.compute.take_records(records));
+    CHECK(records.size() == (recorded ? 10 : 0));
+    ns sum{};
+    for (const auto& r : records) sum += r.device_time;
+    CHECK(sum == (recorded ? 10 * 50us : 0us));
+}
+
+TEST_CASE("submissions of a batch that differ are charged as each was predicted", "[compute]") {
+    setup t;
+    const auto c = t.compute.add({});
+    t.teach(c, 1, 20us);
+    t.teach(c, 2, 80us);
+    const auto before = t.compute.usage(c).device_time;
+    for (int i = 0; i < 3; ++i) {  // in the order 1 1 2, so that two of each three are alike
+        t.enqueue(c, 2, 1, 20us);
+        t.enqueue(c, 1, 2, 80us);
+    }
+    t.finish();
+    CHECK(t.compute.usage(c).device_time - before == 3 * 120us);
+    CHECK(t.compute.usage(c).completed == 6 + 9);
+    // What was learnt of each is still its own: with records, which say what each was charged.
+    t.compute.record(64);
+    t.enqueue(c, 1, 1, 20us);
+    t.enqueue(c, 1, 2, 80us);
+    t.finish();
+    std::vector<gpushare::submission_record> r(64);
+    REQUIRE(t.compute.take_records(r) == 2);
+    CHECK(r[0].device_time == 20us);
+    CHECK(r[1].device_time == 80us);
+}
+
+TEST_CASE("submissions of a batch that fail are failures in a row, each", "[compute]") {
+    setup t{{.quarantine_after = 5}};
+    const auto c = t.compute.add({});
+    t.teach(c);
+    t.enqueue(c, 10);
+    t.finish(errc::invalid_specification);
+    const auto u = t.compute.usage(c);
+    CHECK(u.in_flight == 0);
+    CHECK(u.failed == 10);
+    CHECK(u.completed == 13);
+    CHECK(u.device_time == 13 * 50us);
+    const auto event = t.compute.take_event();
+    REQUIRE(event);
+    CHECK(event->what == gpushare::limiter_event::kind::quarantined);
+    CHECK(event->failures == 5);
+    CHECK_FALSE(t.compute.take_event());
+}
+
+TEST_CASE("submissions of a batch that is stuck are written off, and charged should it end", "[compute]") {
+    setup t{{.stuck_after = 1s}};
+    const auto c = t.compute.add({});
+    t.teach(c);
+    t.enqueue(c, 10);
+    t.compute.poll();
+    t.clock.advance(2s);
+    t.compute.poll();
+    CHECK(t.compute.usage(c).in_flight == 0);
+    CHECK(t.compute.usage(c).failed == 10);
+    CHECK(t.compute.usage(c).completed == 3);
+    t.finish();
+    CHECK(t.compute.usage(c).completed == 13);
+    CHECK(t.compute.usage(c).device_time == 13 * 50us);
+}
+
+TEST_CASE("several that are alike end in the core as they do one by one", "[compute]") {
+    for (std::uint64_t nth = 0; nth < 50; ++nth) {
+        const auto seed = support::seed(nth);
+        CAPTURE(seed);
+        support::random any(seed);
+        gpushare::limiter_core<> one_by_one{{.depth = 64}}, at_once{{.depth = 64}};
+        std::vector<client_id> clients;
+        for (int i = 0; i < 3; ++i) {
+            const gpushare::client_settings s{.weight = gpushare::share::of_permille(100 + any.below(200))};
+            clients.push_back(one_by_one.add(s));
+            REQUIRE(at_once.add(s) == clients.back());
+        }
+        for (int step = 0; step < 100; ++step) {
+            const auto n = static_cast<std::uint32_t>(1 + any.below(10));
+            const auto c = clients[any.below(3)];
+            const gpushare::line_head head{.key = any.below(3)};
+            std::vector<gpushare::grant> granted;
+            for (std::uint32_t i = 0; i < n; ++i) {
+                one_by_one.arrive(c, {}, head);
+                at_once.arrive(c, {}, head);
+                const auto a = one_by_one.next({}), b = at_once.next({});
+                REQUIRE(a);
+                REQUIRE(b);
+                CHECK(a->client == b->client);
+                CHECK(a->predicted == b->predicted);
+                granted.push_back(*a);
+            }
+            const ns each = ns{1000} * static_cast<int>(any.below(100));
+            auto sum = granted.front();
+            for (std::uint32_t i = 1; i < n; ++i) sum.predicted += granted[i].predicted;
+            for (const auto& g : granted)
+                (void)one_by_one.complete(g, {.took = each, .from = gpushare::outcome::source::shared});
+            (void)at_once.complete(sum, {.took = each * static_cast<int>(n),
+                                         .from = gpushare::outcome::source::shared,
+                                         .times = n});
+            CHECK(one_by_one.usage(c).device_time == at_once.usage(c).device_time);
+            CHECK(one_by_one.usage(c).completed == at_once.usage(c).completed);
+            CHECK(at_once.usage(c).in_flight == 0);
+        }
+        // Whom each would serve now tells that the policies know the same.
+        for (int turn = 0; turn < 30; ++turn)
+            for (const auto c : clients) {
+                one_by_one.arrive(c, {});
+                at_once.arrive(c, {});
+            }
+        for (int turn = 0; turn < 60; ++turn) {
+            const auto a = one_by_one.next({}), b = at_once.next({});
+            REQUIRE(a.has_value() == b.has_value());
+            if (a) CHECK(a->client == b->client);
+        }
+    }
+}
+
+TEST_CASE("the short way in decides and charges as the long one", "[compute]") {
+    for (std::uint64_t nth = 0; nth < 50; ++nth) {
+        const auto seed = support::seed(nth);
+        CAPTURE(seed);
+        support::random any(seed);
+        const gpushare::limiter_options options{.depth = static_cast<std::uint32_t>(1 + any.below(4))};
+        manual_clock clock;
+        gpushare::compute_limiter<support::manual_stream, manual_clock> shorter(options, clock);
+        gpushare::compute_limiter<support::manual_stream, manual_clock, long_way> longer(options, clock);
+        support::manual_stream a, b;
+        std::vector<client_id> clients;
+        for (int i = 0; i < 3; ++i) {
+            const gpushare::client_settings s{.weight = gpushare::share::of_permille(100 + any.below(200)),
+                                              .level = {static_cast<std::int32_t>(any.below(2))}};
+            clients.push_back(shorter.add(s));
+            REQUIRE(longer.add(s) == clients.back());
+        }
+        std::vector<int> order_a, order_b;
+        for (int step = 0; step < 300; ++step) {
+            const auto i = any.below(3);
+            const auto length = ns{1000} * static_cast<int>(1 + any.below(100));
+            const gpushare::submit_options o{.key = any.below(3), .of_request = any.below(8) == 0};
+            const auto into = [&](std::vector<int>& order) {
+                return [&order, i, length](support::manual_stream& s) {
+                    order.push_back(static_cast<int>(i));
+                    s.enqueue(length);
+                };
+            };
+            if (any.below(4) == 0) {
+                (void)shorter.submit(clients[i], a, into(order_a), o);
+                (void)longer.submit(clients[i], b, into(order_b), o);
+            } else {
+                const auto& options_of = any.below(2) == 0 ? o : gpushare::no_options;
+                CHECK(shorter.enqueue(clients[i], a, into(order_a), instant::min(), {}, options_of) ==
+                      longer.enqueue(clients[i], b, into(order_b), instant::min(), {}, options_of));
+            }
+            if (any.below(2) == 0) {
+                (void)a.reach_next();
+                (void)b.reach_next();
+            }
+            clock.advance(10us);
+        }
+        CHECK(order_a == order_b);
+        for (const auto c : clients) {
+            CHECK(shorter.usage(c).device_time == longer.usage(c).device_time);
+            CHECK(shorter.usage(c).completed == longer.usage(c).completed);
+            CHECK(shorter.usage(c).in_flight == longer.usage(c).in_flight);
+            CHECK(shorter.usage(c).waiting == longer.usage(c).waiting);
+        }
+    }
+}
+
+TEMPLATE_TEST_CASE("whoever waits doesn't miss what lands meanwhile", "[compute][threads]", timed_device::stream,
+                   timed_device::sharing_stream) {
+    const auto seed = support::seed(1);
+    CAPTURE(seed);
+    support::random any(seed);
+    timed_device device;
+    std::atomic<int> missed{0};
+    for (int round = 0; round < 300; ++round) {
+        gpushare::compute_limiter<TestType, steady> compute{{.depth = 1}};
+        const auto c = compute.add({});
+        TestType s(device);
+        auto held = std::make_optional(compute.acquire(c).value());
+        const auto early = any.below(3000), late = any.below(3000);
+        const auto how = round % 3;
+        support::together(2, [&](unsigned rank) {
+            if (rank == 0) {
+                spin(early);
+                held->enqueue(s, [](TestType& to) { to.enqueue(1us); });
+            } else {
+                spin(late);
+                if (how == 0) {
+                    if (!compute.acquire(c, in_good_time())) ++missed;
+                } else if (how == 1) {
+                    if (!compute.close(c, in_good_time())) ++missed;
+                } else {
+                    const auto behind = compute.submit(c, s, [](TestType&) {}).value();
+                    if (!behind.wait(in_good_time())) ++missed;
+                }
+            }
+        });
+        held.reset();
+        if (how != 1 && !compute.close(c, in_good_time())) ++missed;
+    }
+    CHECK(missed == 0);
+}
+
+TEMPLATE_TEST_CASE("threads that land side by side lose nothing of what each has used", "[compute][threads]",
+                   timed_device::stream, timed_device::sharing_stream) {
+    const auto depth = GENERATE(1U, 2U, 6U);
+    CAPTURE(depth);
+    const auto seed = support::seed(2);
+    CAPTURE(seed);
+    timed_device device;
+    gpushare::compute_limiter<TestType, steady> compute{{.depth = depth}};
+    std::vector<client_id> clients;
+    for (int i = 0; i < 2; ++i) clients.push_back(compute.add({.weight = 50_pct}));
+    std::atomic<int> refused{0};
+    support::together(4, [&](unsigned rank) {
+        support::random any(seed + rank);
+        TestType s(device);
+        for (int i = 0; i < 200; ++i) {
+            const auto work = [&](TestType& to) {
+                if (any.below(2) == 0) spin(any.below(200));
+                to.enqueue(ns{any.below(3) == 0 ? 1000 : 0});
+            };
+            if (compute.enqueue(clients[rank % 2], s, work, in_good_time()) != errc::none) ++refused;
+        }
+    });
+    CHECK(refused == 0);
+    for (const auto c : clients) {
+        gpushare::client_usage account;
+        CHECK(compute.close(c, in_good_time(), {}, &account));
+        CHECK(account.completed == 400);
+        CHECK(account.in_flight == 0);
+        CHECK(account.failed == 0);
+    }
+}
