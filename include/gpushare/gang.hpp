@@ -21,7 +21,9 @@ namespace gpushare::inline GPUSHARE_ABI {
 
 /// One lock per device, always taken in ascending order. Safe from any thread; a thread that holds a guard must
 /// not enter again.
-class device_order_lock {
+/// A template of nothing: where it is included and not used it costs little.
+template <class = void>
+class basic_device_order_lock {
 public:
     /// The most devices of a node; a guard stores one bit each instead of allocating.
     static constexpr std::uint32_t max_devices = 1024;
@@ -42,15 +44,15 @@ public:
         }
 
     private:
-        friend device_order_lock;
-        explicit guard(device_order_lock& lock) noexcept : lock_(&lock) {}
+        friend basic_device_order_lock;
+        explicit guard(basic_device_order_lock& lock) noexcept : lock_(&lock) {}
 
-        device_order_lock* lock_;
+        basic_device_order_lock* lock_;
         std::bitset<max_devices> held_;
     };
 
     /// Throws operation_error: errc::invalid_specification above `max_devices`.
-    explicit device_order_lock(std::uint32_t devices) : devices_(checked(devices)) {}
+    explicit basic_device_order_lock(std::uint32_t devices) : devices_(checked(devices)) {}
 
     /// Waits until no other guard holds any of `devices` (order and duplicates don't matter).
     /// Throws operation_error: errc::no_device for one that the node doesn't have, and then holds nothing.
@@ -79,6 +81,7 @@ private:
 
     std::vector<std::mutex> devices_;
 };
+using device_order_lock = basic_device_order_lock<>;
 static_assert(gang_order<device_order_lock>);
 
 }  // namespace gpushare::inline GPUSHARE_ABI

@@ -47,9 +47,8 @@ struct setup {
 
     void enqueue(client_id c, int times, std::uint64_t key = 0, ns length = 50us) {
         for (int i = 0; i < times; ++i)
-            REQUIRE(compute.enqueue(
-                        c, stream, [&](sharing_stream& s) { s.enqueue(length); }, instant::min(), {}, {.key = key}) ==
-                    errc::none);
+            REQUIRE(compute.enqueue(c, stream, [&](sharing_stream& s) { s.enqueue(length); }, instant::min(), {},
+                                    {.key = key}) == errc::none);
     }
     /// What the device does from now on is known to take this long.
     void teach(client_id c, std::uint64_t key = 0, ns length = 50us) {
@@ -191,9 +190,8 @@ TEST_CASE("several that are alike end in the core as they do one by one", "[comp
             for (std::uint32_t i = 1; i < n; ++i) sum.predicted += granted[i].predicted;
             for (const auto& g : granted)
                 (void)one_by_one.complete(g, {.took = each, .from = gpushare::outcome::source::shared});
-            (void)at_once.complete(sum, {.took = each * static_cast<int>(n),
-                                         .from = gpushare::outcome::source::shared,
-                                         .times = n});
+            (void)at_once.complete(
+                sum, {.took = each * static_cast<int>(n), .from = gpushare::outcome::source::shared, .times = n});
             CHECK(one_by_one.usage(c).device_time == at_once.usage(c).device_time);
             CHECK(one_by_one.usage(c).completed == at_once.usage(c).completed);
             CHECK(at_once.usage(c).in_flight == 0);

@@ -22,7 +22,9 @@
 namespace gpushare::inline GPUSHARE_ABI::detail {
 
 /// A value. Allocates in `open` alone.
-class in_flight_book {
+/// A template of nothing: where it is included and not used it costs little.
+template <class = void>
+class basic_in_flight_book {
 public:
     struct level_state {
         priority level{};
@@ -38,7 +40,7 @@ public:
         ns horizon{}, bound{};
     };
 
-    in_flight_book(std::uint32_t depth, ns horizon) noexcept : depth_(depth), horizon_(horizon) {}
+    basic_in_flight_book(std::uint32_t depth, ns horizon) noexcept : depth_(depth), horizon_(horizon) {}
 
     /// Of this level, from now on: what the other calls name it by.
     [[nodiscard]] std::uint32_t open(priority p) {
@@ -185,5 +187,6 @@ private:
     ns horizon_;
     std::vector<level_state> levels_;
 };
+using in_flight_book = basic_in_flight_book<>;
 
 }  // namespace gpushare::inline GPUSHARE_ABI::detail

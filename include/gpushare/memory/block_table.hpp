@@ -38,10 +38,12 @@ struct leak {
 };
 
 /// Thread-safe: one mutex, held for a hash-table operation.
-class block_table {
+/// A template of nothing: where it is included and not used it costs little.
+template <class = void>
+class basic_block_table {
 public:
     /// With `capture`, each block is entered with who allocated it: some microseconds each.
-    explicit block_table(trace_function capture = nullptr) noexcept : capture_(capture) {}
+    explicit basic_block_table(trace_function capture = nullptr) noexcept : capture_(capture) {}
 
     /// Throws std::bad_alloc if the host has no memory for the entry. Pointers are unique while they are
     /// out, and none is null.
@@ -97,5 +99,6 @@ private:
     detail::pointer_table<entry> blocks_;
     trace_store traces_;
 };
+using block_table = basic_block_table<>;
 
 }  // namespace gpushare::inline GPUSHARE_ABI

@@ -32,7 +32,10 @@ public:
 
     [[nodiscard]] bool empty() const noexcept { return depth_ == 0; }
     /// Throws std::bad_alloc.
-    [[nodiscard]] std::vector<void*> callers() const { return {callers_.data(), callers_.data() + depth_}; }
+    template <class = void>
+    [[nodiscard]] std::vector<void*> callers() const {
+        return {callers_.data(), callers_.data() + depth_};
+    }
 
 private:
     std::array<void*, longest> callers_{};
@@ -40,7 +43,9 @@ private:
 };
 
 /// Not thread-safe. 136 bytes for each trace that was ever kept at once; nothing for blocks without one.
-class trace_store {
+/// A template of nothing: where it is included and not used it costs little.
+template <class = void>
+class basic_trace_store {
 public:
     using id = std::uint32_t;
     static constexpr id none = std::numeric_limits<id>::max();
@@ -70,5 +75,6 @@ private:
     std::vector<captured_trace> traces_;
     std::vector<id> vacant_;
 };
+using trace_store = basic_trace_store<>;
 
 }  // namespace gpushare::inline GPUSHARE_ABI

@@ -49,7 +49,9 @@ struct block {
 }
 
 /// Safe from any thread.
-class block_book {
+/// A template of nothing: where it is included and not used it costs little.
+template <class = void>
+class basic_block_book {
 public:
     /// False if the host has no memory for the entry.
     [[nodiscard]] bool enter(void* p, const block& b) noexcept {
@@ -90,5 +92,6 @@ private:
     gpushare::detail::pointer_table<block> blocks_;
     std::atomic<std::uint64_t> charged_{0};
 };
+using block_book = basic_block_book<>;
 
 }  // namespace gpushare::inline GPUSHARE_ABI::cuda::detail

@@ -40,17 +40,19 @@ struct allocation_model {
 
 /// Safe from any thread. What it handed out must be back before it is destroyed: it keeps the device's state alive, and
 /// frees what is still out.
-class device_memory {
+/// A template of nothing: where it is included and not used it costs little.
+template <class = void>
+class basic_device_memory {
 public:
     /// cudaMalloc aligns to that much. More is had by asking for more, and charged.
     static constexpr std::size_t natural_alignment = 256;
 
     /// For the node.
-    device_memory(std::shared_ptr<detail::device_state> device, const allocation_model& model)
+    basic_device_memory(std::shared_ptr<detail::device_state> device, const allocation_model& model)
         : device_(std::move(device)), model_(model), capacity_(figures().total) {}
-    device_memory(const device_memory&) = delete;
-    device_memory& operator=(const device_memory&) = delete;
-    ~device_memory() {
+    basic_device_memory(const basic_device_memory&) = delete;
+    basic_device_memory& operator=(const basic_device_memory&) = delete;
+    ~basic_device_memory() {
         book_.for_each([this](const detail::block& b) { (void)give_back(b); });
     }
 
@@ -161,6 +163,7 @@ private:
     const bytes capacity_;
     detail::block_book book_;
 };
+using device_memory = basic_device_memory<>;
 static_assert(memory<device_memory>);
 
 }  // namespace gpushare::inline GPUSHARE_ABI::cuda

@@ -26,17 +26,19 @@ namespace gpushare::inline GPUSHARE_ABI::cuda {
 
 /// Models memory_resource; for all devices alike. Slow (each block is a system call and pins pages): meant for buffers
 /// that stay. Safe from any thread. Frees what is still out when it is destroyed.
-class pinned_memory {
+/// A template of nothing: where it is included and not used it costs little.
+template <class = void>
+class basic_pinned_memory {
 public:
     static constexpr std::size_t natural_alignment = 256;
     /// Pages are pinned, so a block takes whole ones of the host's.
     static constexpr bytes page{4096};
 
     /// `d`: the device whose context does it. Throws operation_error: errc::no_device.
-    explicit pinned_memory(node& on, device_id d = {}) : device_(on.state(d)) {}
-    pinned_memory(const pinned_memory&) = delete;
-    pinned_memory& operator=(const pinned_memory&) = delete;
-    ~pinned_memory() {
+    explicit basic_pinned_memory(node& on, device_id d = {}) : device_(on.state(d)) {}
+    basic_pinned_memory(const basic_pinned_memory&) = delete;
+    basic_pinned_memory& operator=(const basic_pinned_memory&) = delete;
+    ~basic_pinned_memory() {
         book_.for_each([this](const detail::block& b) { give_back(b); });
     }
 
@@ -106,6 +108,7 @@ private:
     const std::shared_ptr<detail::device_state> device_;
     detail::block_book book_;
 };
+using pinned_memory = basic_pinned_memory<>;
 static_assert(memory_resource<pinned_memory>);
 
 }  // namespace gpushare::inline GPUSHARE_ABI::cuda

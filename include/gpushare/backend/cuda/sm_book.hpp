@@ -23,7 +23,9 @@
 namespace gpushare::inline GPUSHARE_ABI::cuda::detail {
 
 /// Safe from any thread.
-class sm_book {
+/// A template of nothing: where it is included and not used it costs little.
+template <class = void>
+class basic_sm_book {
 public:
     /// The smallest groups of SMs, which all come from one split: groups of one split may be put together again, of several
     /// not. `ask()` says them, once. They never change.
@@ -84,5 +86,6 @@ private:
     std::vector<bool> taken_;
     std::vector<std::uint32_t> outside_;
 };
+using sm_book = basic_sm_book<>;
 
 }  // namespace gpushare::inline GPUSHARE_ABI::cuda::detail
