@@ -21,8 +21,8 @@ namespace gpushare::inline GPUSHARE_ABI {
 
 /// One lock per device, always taken in ascending order. Safe from any thread; a thread that holds a guard must
 /// not enter again.
-/// A template of nothing: where it is included and not used it costs little.
-template <class = void>
+/// A template so that where it is included and not used it costs little.
+template <class Mutex = std::mutex>
 class basic_device_order_lock {
 public:
     /// The most devices of a node; a guard stores one bit each instead of allocating.
@@ -79,7 +79,7 @@ private:
         return devices;
     }
 
-    std::vector<std::mutex> devices_;
+    std::vector<Mutex> devices_;
 };
 using device_order_lock = basic_device_order_lock<>;
 static_assert(gang_order<device_order_lock>);

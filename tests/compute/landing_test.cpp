@@ -5,7 +5,9 @@
 #include <chrono>
 #include <cstddef>
 #include <cstdint>
+#include <latch>
 #include <optional>
+#include <stdexcept>
 #include <thread>
 #include <utility>
 #include <vector>
@@ -70,11 +72,15 @@ struct setup {
     gpushare::compute_limiter<sharing_stream, manual_clock> compute;
 };
 
-/// weighted_fair without its short way.
-struct long_way : gpushare::weighted_fair {
-    void serve_alone(client_id, ns) = delete;
-};
+/// weighted_fair without its short way, which isn't that of who derives from it.
+struct long_way : gpushare::weighted_fair {};
 static_assert(gpushare::compute_policy<long_way>);
+
+/// Never serves anybody.
+struct idler : gpushare::weighted_fair {
+    [[nodiscard]] static gpushare::choice pick(instant) noexcept { return {}; }
+};
+static_assert(gpushare::compute_policy<idler>);
 
 }  // namespace
 
@@ -260,6 +266,83 @@ TEST_CASE("the short way in decides and charges as the long one", "[compute]") {
             CHECK(shorter.usage(c).waiting == longer.usage(c).waiting);
         }
     }
+}
+
+TEST_CASE("a policy that derives from one with a short way decides for itself", "[compute]") {
+    gpushare::compute_limiter<support::manual_stream, manual_clock, idler> compute;
+    const auto c = compute.add({});
+    CHECK(compute.try_acquire(c).code() == errc::deadline_exceeded);
+}
+
+TEST_CASE("permits that are used in another order than they were taken end in the order of the stream", "[compute]") {
+    gpushare::compute_limiter<support::manual_stream, manual_clock> compute{{.depth = 2}};
+    const auto c = compute.add({});
+    support::manual_stream s;
+    auto first = compute.acquire(c).value(), second = compute.acquire(c).value();
+    second.enqueue(s, [](support::manual_stream& to) { to.enqueue(10us); });
+    first.enqueue(s, [](support::manual_stream& to) { to.enqueue(70us); });
+    for (int points = 0; points < 2; ++points) REQUIRE(s.reach_next());
+    CHECK(compute.usage(c).in_flight == 1);
+    CHECK(compute.usage(c).device_time == 10us);
+    while (s.reach_next()) {
+    }
+    CHECK(compute.usage(c).in_flight == 0);
+    CHECK(compute.usage(c).device_time == 80us);
+}
+
+TEST_CASE("a permit whose stream can't be marked is still there, and may be used once it can", "[compute]") {
+    setup t{{.depth = 3}};
+    const auto c = t.compute.add({});
+    auto before = t.compute.acquire(c).value(), p = t.compute.acquire(c).value(), behind = t.compute.acquire(c).value();
+    const auto work = [](sharing_stream& s) { s.enqueue(50us); };
+    for (int tries = 0; tries < 3; ++tries) {
+        t.stream.capture(true);
+        CHECK_THROWS_AS(p.enqueue(t.stream, work), std::runtime_error);
+        t.stream.capture(false);
+    }
+    behind.enqueue(t.stream, work);
+    p.enqueue(t.stream, work);
+    before.enqueue(t.stream, work);
+    CHECK(t.compute.usage(c).in_flight == 3);
+    t.finish();
+    CHECK(t.compute.usage(c).in_flight == 0);
+    CHECK(t.compute.usage(c).completed == 3);
+    CHECK(t.compute.usage(c).device_time == 150us);
+}
+
+TEST_CASE("nobody joins a batch whose end another thread is about to record", "[compute][threads]") {
+    setup t;
+    const auto c = t.compute.add({});
+    t.teach(c, 1, 60us);
+    t.teach(c, 2, 1us);
+    t.enqueue(c, 7, 1, 60us);  // the next is the last that fits, and there would be room for a short one
+    std::latch inside(1), both_inside(1), settled(1);
+    std::jthread late([&] {
+        inside.wait();
+        (void)t.compute.enqueue(c, t.stream,
+                                [&](sharing_stream& s) {
+                                    both_inside.count_down();
+                                    settled.wait();
+                                    s.enqueue(1us);
+                                },
+                                gpushare::never, {}, {.key = 2});
+    });
+    CHECK(t.compute.enqueue(c, t.stream,
+                            [&](sharing_stream& s) {
+                                inside.count_down();
+                                both_inside.wait();
+                                s.enqueue(60us);
+                            },
+                            instant::min(), {}, {.key = 1}) == errc::none);
+    t.stream.line().reach_all();
+    t.compute.poll();
+    CHECK(t.compute.usage(c).in_flight == 1);
+    settled.count_down();
+    late.join();
+    t.finish();
+    CHECK(t.compute.usage(c).in_flight == 0);
+    CHECK(t.compute.usage(c).completed == 6 + 9);
+    CHECK(t.compute.usage(c).device_time == 3 * 61us + 8 * 60us + 1us);
 }
 
 TEMPLATE_TEST_CASE("whoever waits doesn't miss what lands meanwhile", "[compute][threads]", timed_device::stream,

@@ -48,6 +48,7 @@ struct batch {
     bool contended = false;    // something was in flight on another stream meanwhile
     bool trouble = false;      // a member failed to be enqueued
     bool end_wanted = false;   // nobody else joins
+    bool ends_soon = false;    // nor now: the latest to enter records the end
     bool written_off = false;  // it doesn't end: its members have been told
     client_id client{};
     priority level{};
@@ -89,7 +90,8 @@ struct batch {
 
     [[nodiscard]] bool takes(const grant& g, ns quantum) const noexcept {
         return at == state::open && static_cast<bool>(handle) && client == g.client && level == g.level &&
-               !end_wanted && !trouble && num_members + entering < most_members && predicted + g.predicted <= quantum;
+               !end_wanted && !ends_soon && !trouble && num_members + entering < most_members &&
+               predicted + g.predicted <= quantum;
     }
 
     void enter(const grant& g, instant now) noexcept {
@@ -109,7 +111,7 @@ struct batch {
 
     void clear() noexcept {
         at = state::free;
-        known = doubtful = contended = trouble = end_wanted = written_off = false;
+        known = doubtful = contended = trouble = end_wanted = ends_soon = written_off = false;
         handle = {};
         num_members = entering = 0;
         first = last = nullptr;

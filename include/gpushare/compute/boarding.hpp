@@ -6,7 +6,7 @@
 //   detail::boarding<stream> gate(quantum);
 //   auto* slot = gate.free_slot();  slot->what = grant;  gate.take(*slot);
 //   gate.board(*slot, s, now);                   // then, under no lock, the points that it asks for, and the work
-//   gate.put(*slot, errc::none, &work);          // or expect(), and under no lock land()
+//   gate.put(*slot, errc::none, &work);          // or, under no lock, land()
 //
 // A point costs as much as a short kernel does. So short submissions of one client on one stream share a batch (batch.hpp
 // says when), which ends at one point. Those that nothing tells apart become one with a count: then letting them in costs
@@ -60,8 +60,6 @@ public:
         return slots_.free();
     }
     void take(flight& f) noexcept { slots_.take(f); }
-    /// From now on its holder may land() it: a permit's, once it has boarded, or at once where it does that by landing.
-    void expect(flight& f) noexcept { slots_.expect(f); }
 
     [[nodiscard]] std::span<batch> batches() noexcept {
         gather();
@@ -96,11 +94,8 @@ public:
     /// keep_awaiting() says when not to any longer.
     [[nodiscard]] bool land(flight& f, errc code) noexcept { return slots_.land(f, code); }
 
-    /// Whoever lands from now on is to tell. True if somebody had landed that wasn't noticed.
-    [[nodiscard]] bool await() noexcept {
-        slots_.await(true);
-        return gather();
-    }
+    /// Whoever lands from now on is to tell; what landed before shows itself to the next question.
+    void await() noexcept { slots_.await(true); }
     /// Unless `wanted`, nobody waits any more for what lands.
     void keep_awaiting(bool wanted) noexcept { slots_.await(wanted || ends_wanted_); }
 
@@ -108,7 +103,9 @@ public:
     void unboard(flight& f) noexcept {
         batch& b = batches_[f.in];
         if (f.ends != none) f.begin ? ended(f.ends, *std::move(f.begin)) : not_ended(f.ends);
+        f.ends = none;
         f.begin.reset();
+        if (f.needs_end) b.ends_soon = false;
         b.predicted -= f.what.predicted;
         if (--b.entering == 0 && b.num_members == 0) b.clear();
     }
@@ -193,7 +190,7 @@ private:
             b.enter(g, now);
             f.in = last;
             f.needs_begin = false;
-            f.needs_end = b.entering == 1 && b.is_full(g, quantum_);
+            f.needs_end = b.ends_soon = b.entering == 1 && b.is_full(g, quantum_);
             f.may_stay_open = true;
             return;
         }
@@ -235,6 +232,8 @@ private:
         if (f.end) {
             ended(f.in, *std::move(f.end));
             f.end.reset();
+        } else if (f.needs_end) {
+            b.ends_soon = false;
         }
         f.next = nullptr;
         flight* const last = b.last;

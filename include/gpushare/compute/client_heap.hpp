@@ -20,7 +20,7 @@
 namespace gpushare::inline GPUSHARE_ABI::detail {
 
 /// A value; not thread-safe. Indices are below what was reserved. Equal keys go by index.
-template <class = void>
+template <class Index = std::uint32_t>
 class basic_client_heap {
 public:
     /// For clients with indices below `clients`. Throws std::bad_alloc, and then nothing has changed.
@@ -101,7 +101,7 @@ private:
     }
 
     std::vector<entry> heap_;
-    std::vector<std::uint32_t> places_;
+    std::vector<Index> places_;
 };
 using client_heap = basic_client_heap<>;
 

@@ -43,9 +43,10 @@
 
 namespace gpushare::inline GPUSHARE_ABI {
 
-/// Thread-safe; neither copied nor moved. Streams, and everything submitted, must outlive their use. Callables run on
-/// whichever thread drives, one at a time and in the order in which they were let in, under no lock; one that waits
-/// for this limiter never returns. Destroying the limiter ends all its tickets with errc::closed.
+/// Thread-safe; neither copied nor moved. It is destroyed once every call, a permit's too, has returned, and ends all its
+/// tickets with errc::closed then. Streams, and everything submitted, must outlive their use. Callables run on whichever
+/// thread drives, one at a time and in the order in which they were let in, under no lock; one that waits for this limiter
+/// never returns.
 ///
 /// Faults: a callable that throws and work that fails end their own ticket with that error (of short submissions that
 /// are timed together, each of these). A client that fails `quarantine_after` times in a row is refused until it is
@@ -153,7 +154,6 @@ public:
         }
         permit p(*this, *slot, {});
         flights_.board(*slot, s, now);
-        flights_.expect(*slot);
         lock.unlock();
         p.enqueue_boarded(s, work);
         return errc::none;
@@ -374,7 +374,6 @@ private:
             now = this->batch_time();
         }
         flights_.board(f, s, now);
-        flights_.expect(f);
     }
     void unboard(flight& f) noexcept {
         const std::lock_guard lock(mutex_);

@@ -3,9 +3,12 @@
 // limiter's mutex: whoever enqueued says so in the slot, and the next who holds the mutex finds it there. A part of
 // flights.hpp.
 //
-//   flight<stream>* f = slots.free();   f->what = grant;   slots.take(*f);   slots.expect(*f);   // under the mutex
+//   flight<stream>* f = slots.free();   f->what = grant;   slots.take(*f);                          // under the mutex
 //   f->end = s.record();   if (slots.land(*f, errc::none)) { ...somebody waits: lock, gather... }    // under no lock
 //   slots.gather([](flight<stream>& f) { ... });                                                     // under the mutex
+//
+// Those that have landed are a list to which anybody adds at its head, and of which all is taken at once (Treiber, IBM RJ
+// 5118, 1986): nothing is taken out of its middle, so it doesn't matter that slots are used again.
 #pragma once
 
 #include <atomic>
@@ -19,7 +22,6 @@
 #include <gpushare/compute/grant.hpp>
 #include <gpushare/concepts.hpp>
 #include <gpushare/config.hpp>
-#include <gpushare/detail/intrusive.hpp>
 #include <gpushare/error.hpp>
 
 namespace gpushare::inline GPUSHARE_ABI::detail {
@@ -36,12 +38,11 @@ struct flight {
     explicit flight(std::size_t nth) noexcept : number(nth) {}
 
     grant what{};                         // of several that are alike, with the sum of what was predicted
-    flight* next = nullptr;               // of the free ones, of those expected, or in its batch
+    flight* next = nullptr;               // of the free ones, of those that landed, or in its batch
     submission<Stream>* owner = nullptr;  // null: a permit
     std::uint32_t times = 1;              // so many were alike
     const std::size_t number;             // among the slots
     std::size_t in = none, ends = none;   // its batch; and the one that `begin` is the end of, too
-    bool expected = false;
     // Set for its holder when it boards: the points to be recorded around the work, and whether an end that can't be recorded
     // now may be later.
     bool needs_begin = false, needs_end = false, may_stay_open = false;
@@ -49,8 +50,6 @@ struct flight {
     errc code = errc::none;
     Stream* stream = nullptr;  // where it has no batch yet
     std::optional<point> begin{}, end{};
-    // Stored after the four above. seq_cst: either who lands sees that somebody waits, or who is about to wait sees this.
-    std::atomic<bool> landed{false};
 };
 
 /// Thread-safe in `land`; the rest under one mutex. Allocates while more are taken than ever before.
@@ -75,8 +74,6 @@ public:
     void take(flight& f) noexcept { free_ = std::exchange(f.next, nullptr); }
     /// The latest one back is the next to go: it is still in the cache.
     void release(flight& f) noexcept {
-        if (f.expected) expected_.remove(f);
-        f.expected = false;
         f.owner = nullptr;
         f.times = 1;
         f.in = f.ends = flight::none;
@@ -84,36 +81,29 @@ public:
         f.next = std::exchange(free_, &f);
     }
 
-    /// Its holder calls land(), or it is released.
-    void expect(flight& f) noexcept {
-        f.expected = true;
-        expected_.push(f);
-    }
-
     /// It is enqueued, and no longer the caller's. True if somebody waits for that and is to be told under the mutex.
     [[nodiscard]] bool land(flight& f, errc code) noexcept {
         f.code = code;
-        f.landed.store(true, std::memory_order_seq_cst);
+        f.next = landed_.load(std::memory_order_relaxed);
+        // Releases what the holder wrote. seq_cst: either who lands sees that somebody waits, or who is about to wait, having
+        // said so, sees what landed.
+        while (!landed_.compare_exchange_weak(f.next, &f, std::memory_order_seq_cst, std::memory_order_relaxed)) {
+        }
         return awaited_.load(std::memory_order_seq_cst);
     }
 
-    /// Calls `f(flight)` for what has landed since, in the order in which it was expected. Returns whether any has.
+    /// Calls `f(flight)` for what has landed since, in the order in which it did. Returns whether anything has.
     template <std::invocable<flight&> F>
     bool gather(F f) noexcept {
-        if (expected_.empty()) return false;
-        bool any = false;
-        for (flight* at = expected_.front(); at != nullptr;) {
-            flight* const next = at->next;
-            if (at->landed.load(std::memory_order_seq_cst)) {
-                at->landed.store(false, std::memory_order_relaxed);  // seen by its next holder, through the mutex
-                expected_.remove(*at);
-                at->expected = false;
-                any = true;
-                f(*at);
-            }
-            at = next;
+        if (landed_.load(std::memory_order_seq_cst) == nullptr) return false;
+        flight* latest = landed_.exchange(nullptr, std::memory_order_acquire);
+        flight* first = nullptr;
+        while (latest != nullptr) {  // turned round
+            flight* const before = std::exchange(latest->next, first);
+            first = std::exchange(latest, before);
         }
-        return any;
+        while (first != nullptr) f(*std::exchange(first, first->next));
+        return true;
     }
 
     /// Whether who lands from now on is to tell. What landed before is there to be gathered.
@@ -125,7 +115,7 @@ public:
 private:
     std::deque<flight> all_;
     flight* free_ = nullptr;
-    fifo<flight> expected_;  // in the hands of permits
+    std::atomic<flight*> landed_{nullptr};  // the latest first
     std::atomic<bool> awaited_{false};
 };
 

@@ -38,14 +38,18 @@ public:
 
     /// Throws operation_error where the policy refuses, and std::bad_alloc: then nothing has changed.
     [[nodiscard]] client_id add(const client_settings& s) {
-        const auto unused = std::ranges::find(clients_, false, &client_state::present);
-        const auto index = static_cast<std::uint32_t>(unused - clients_.begin());
-        if (unused == clients_.end()) clients_.emplace_back();
+        std::uint32_t index = 0;
+        while (index < clients_.size() && clients_[index].present) ++index;
+        if (index == clients_.size()) clients_.emplace_back();
         auto& client = clients_[index];
         const client_id id{index, client.generation + 1};
         const auto level = book_.open(s.level);
         if (const auto why = policy_.add(id, s); why.code != errc::none) raise(why, {}, "limiter");
-        client = {.settings = s, .generation = id.generation, .level = level, .present = true};
+        client = {};
+        client.settings = s;
+        client.generation = id.generation;
+        client.level = level;
+        client.present = true;
         book_.add_client(level);
         raise_longest(client);
         return id;
@@ -253,7 +257,7 @@ public:
     [[nodiscard]] const limiter_options& options() const noexcept { return options_; }
 
 private:
-    using client_state = detail::limiter_client;
+    struct client_state : detail::limiter_client {};
 
     void raise_longest(const client_state& c) noexcept { book_.raise_longest(c.level, c.longest()); }
     // Linear: when clients leave a level, and now and then, as what was long long ago is forgotten.
@@ -265,7 +269,7 @@ private:
 
     // Where it doesn't come in, nothing has changed.
     [[nodiscard]] bool pass_alone(grant& g, client_id c, instant now, const line_head* head) noexcept {
-        if constexpr (requires { policy_.serve_alone(c, ns{}); }) {
+        if constexpr (requires { requires std::same_as<typename Policy::short_way_of, Policy>; }) {
             auto& client = clients_[c.index];
             client.set_head(now, head);
             client.complete_head(c, costs_, options_.first_guess);

@@ -130,7 +130,6 @@ protected:
         if (slot == nullptr) core_.arrive(c, now, head);
         if (slot == nullptr || !core_.pass(slot->what, c, now, head)) return nullptr;
         flights_.take(*slot);
-        if constexpr (!flight_list::batch::shares) flights_.expect(*slot);
         if (log_.on()) log_.let_in(slot->number, now, clock_.now());
         return slot;
     }
@@ -143,7 +142,6 @@ protected:
         node* const n = client.waiting.pop();
         n->slot = slot;
         flights_.take(*slot);
-        if (!flight_list::batch::shares && !n->work) flights_.expect(*slot);
         if (client.waits_for_room > 0) sleepers_.wake_all();
         if (log_.on()) log_.let_in(slot->number, n->facts.arrival, clock_.now());
         return n;
@@ -356,7 +354,8 @@ protected:
                 look_at(lock, {&*own, 1}, until);
                 continue;
             }
-            if (flights_.await()) continue;  // just landed
+            flights_.await();
+            if (!watched_ && flights_.any_ended()) continue;  // just landed
             sleepers_.sleep(lock, waits_for, now, std::min(deadline, again), resume);
         }
         keep_watch();  // somebody else's turn

@@ -46,11 +46,12 @@ struct limiter_event {
 namespace detail {
 
 /// The latest events that nobody has taken; the oldest make room. A value.
-class event_queue {
+template <class Event = limiter_event>
+class basic_event_queue {
 public:
     static constexpr std::size_t capacity = 64;
 
-    void push(const limiter_event& e) noexcept {
+    void push(const Event& e) noexcept {
         events_[(first_ + size_) % capacity] = e;
         if (size_ < capacity) {
             ++size_;
@@ -59,7 +60,7 @@ public:
             ++dropped_;
         }
     }
-    std::optional<limiter_event> take() noexcept {
+    std::optional<Event> take() noexcept {
         if (size_ == 0) return std::nullopt;
         const auto e = events_[first_];
         first_ = (first_ + 1) % capacity;
@@ -69,10 +70,11 @@ public:
     [[nodiscard]] std::uint64_t dropped() const noexcept { return dropped_; }
 
 private:
-    std::array<limiter_event, capacity> events_{};
+    std::array<Event, capacity> events_{};
     std::size_t first_ = 0, size_ = 0;
     std::uint64_t dropped_ = 0;
 };
+using event_queue = basic_event_queue<>;
 
 }  // namespace detail
 

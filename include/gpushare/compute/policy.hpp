@@ -8,7 +8,6 @@
 
 #include <concepts>
 #include <cstdint>
-#include <optional>
 
 #include <gpushare/concepts.hpp>
 #include <gpushare/config.hpp>
@@ -53,20 +52,21 @@ struct line_head {
 /// Whom to serve next: a client, nobody, or nobody before a time.
 class choice {
 public:
-    constexpr choice() noexcept = default;                  // nobody, until a call changes that
-    constexpr choice(client_id c) noexcept : client_(c) {}  // NOLINT: a client is an answer
+    constexpr choice() noexcept = default;                                 // nobody, until a call changes that
+    constexpr choice(client_id c) noexcept : client_(c), is_one_(true) {}  // NOLINT: a client is an answer
     constexpr explicit choice(instant ask_again) noexcept : ask_again_(ask_again) {}  // nobody before then
 
-    [[nodiscard]] constexpr explicit operator bool() const noexcept { return client_.has_value(); }
-    [[nodiscard]] constexpr client_id operator*() const noexcept { return *client_; }
-    [[nodiscard]] constexpr const client_id* operator->() const noexcept { return &*client_; }
+    [[nodiscard]] constexpr explicit operator bool() const noexcept { return is_one_; }
+    [[nodiscard]] constexpr client_id operator*() const noexcept { return client_; }
+    [[nodiscard]] constexpr const client_id* operator->() const noexcept { return &client_; }
     /// Where nobody is chosen: the time at which to ask again though nothing happened. `never`: no need to.
     [[nodiscard]] constexpr instant ask_again() const noexcept { return ask_again_; }
 
     friend constexpr bool operator==(const choice&, const choice&) = default;
 
 private:
-    std::optional<client_id> client_;
+    client_id client_{};
+    bool is_one_ = false;
     instant ask_again_ = never;
 };
 
@@ -88,7 +88,8 @@ inline constexpr bool is_timeless = requires {
 ///                         or sleep follows
 ///   correct(c, delta)     the truth about something served: the true cost less the predicted one
 /// One that never holds anybody back may have a short way, serve_alone(c, cost), for a submission that comes and is let in
-/// while no client waits: what wake, pick, serve and sleep come to then.
+/// while no client waits: what wake, pick, serve and sleep come to then. Its `short_way_of` names the policy, so that one
+/// which derives from it isn't taken for it.
 // clang-format off
 template <class P>
 concept compute_policy = detail::movable<P> && requires(P& p, client_id c, const client_settings& s, const line_head& head,

@@ -75,6 +75,7 @@ public:
         charge(client, cost);  // wake() or sleep() follows: only then it has a place
     }
 
+    using short_way_of = basic_weighted_fair;  // and of no policy that derives from it
     /// wake(), pick(), serve() and sleep() of one that comes while nobody waits.
     void serve_alone(client_id c, ns cost) noexcept {
         auto& client = clients_[c.index];

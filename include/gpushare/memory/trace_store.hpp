@@ -22,36 +22,35 @@ namespace gpushare::inline GPUSHARE_ABI {
 using trace_function = std::size_t (*)(std::span<void*>) noexcept;
 
 /// What such a function finds here; nothing, at no cost, without one.
-class captured_trace {
+template <class Pointer = void*>
+class basic_captured_trace {
 public:
     static constexpr std::size_t longest = 16;
 
-    captured_trace() = default;
-    explicit captured_trace(trace_function capture) noexcept
+    basic_captured_trace() = default;
+    explicit basic_captured_trace(trace_function capture) noexcept
         : depth_(capture != nullptr ? capture({callers_.data(), longest}) : 0) {}
 
     [[nodiscard]] bool empty() const noexcept { return depth_ == 0; }
     /// Throws std::bad_alloc.
-    template <class = void>
-    [[nodiscard]] std::vector<void*> callers() const {
-        return {callers_.data(), callers_.data() + depth_};
-    }
+    [[nodiscard]] std::vector<Pointer> callers() const { return {callers_.data(), callers_.data() + depth_}; }
 
 private:
-    std::array<void*, longest> callers_{};
+    std::array<Pointer, longest> callers_{};
     std::size_t depth_ = 0;
 };
+using captured_trace = basic_captured_trace<>;
 
 /// Not thread-safe. 136 bytes for each trace that was ever kept at once; nothing for blocks without one.
-/// A template of nothing: where it is included and not used it costs little.
-template <class = void>
+/// A template so that where it is included and not used it costs little.
+template <class Trace = captured_trace, class Id = std::uint32_t>
 class basic_trace_store {
 public:
-    using id = std::uint32_t;
+    using id = Id;
     static constexpr id none = std::numeric_limits<id>::max();
 
     /// `none` for an empty one. Throws std::bad_alloc.
-    [[nodiscard]] id keep(const captured_trace& t) {
+    [[nodiscard]] id keep(const Trace& t) {
         if (t.empty()) return none;
         if (vacant_.empty()) {
             traces_.emplace_back();
@@ -68,11 +67,11 @@ public:
     }
     /// Empty for `none`. Throws std::bad_alloc.
     [[nodiscard]] std::vector<void*> of(id kept) const {
-        return kept == none ? std::vector<void*>{} : traces_[kept].callers();
+        return kept == none ? Trace().callers() : traces_[kept].callers();
     }
 
 private:
-    std::vector<captured_trace> traces_;
+    std::vector<Trace> traces_;
     std::vector<id> vacant_;
 };
 using trace_store = basic_trace_store<>;

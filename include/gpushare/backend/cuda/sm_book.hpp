@@ -23,14 +23,14 @@
 namespace gpushare::inline GPUSHARE_ABI::cuda::detail {
 
 /// Safe from any thread.
-/// A template of nothing: where it is included and not used it costs little.
-template <class = void>
+/// A template so that where it is included and not used it costs little.
+template <class Resource = CUdevResource, class Index = std::uint32_t, class Flag = bool>
 class basic_sm_book {
 public:
     /// The smallest groups of SMs, which all come from one split: groups of one split may be put together again, of several
     /// not. `ask()` says them, once. They never change.
     template <std::invocable F>
-    [[nodiscard]] std::span<const CUdevResource> units(F ask) {
+    [[nodiscard]] std::span<const Resource> units(F ask) {
         const std::lock_guard lock(mutex_);
         if (units_.empty()) {
             auto told = ask();
@@ -42,7 +42,7 @@ public:
 
     /// For partitions of sms[i] SMs each, units that nobody has: `into[i]` gets their indices, and must have room for them.
     /// All or none; throws as check_sms.
-    void take(const sm_split& can, std::span<const std::uint32_t> sms, std::span<std::vector<std::uint32_t>*> into) {
+    void take(const sm_split& can, std::span<const std::uint32_t> sms, std::span<std::vector<Index>*> into) {
         const std::lock_guard lock(mutex_);
         check_sms(can, sms, static_cast<std::uint32_t>(std::count(taken_.begin(), taken_.end(), false)));
         std::uint32_t next = 0;
@@ -70,8 +70,8 @@ public:
         outside_.pop_back();
     }
     /// Their tags, in order.
-    [[nodiscard]] std::vector<std::uint32_t> outside() const {
-        std::vector<std::uint32_t> tags;
+    [[nodiscard]] std::vector<Index> outside() const {
+        std::vector<Index> tags;
         {
             const std::lock_guard lock(mutex_);
             tags = outside_;
@@ -82,9 +82,9 @@ public:
 
 private:
     mutable std::mutex mutex_;
-    std::vector<CUdevResource> units_;
-    std::vector<bool> taken_;
-    std::vector<std::uint32_t> outside_;
+    std::vector<Resource> units_;
+    std::vector<Flag> taken_;
+    std::vector<Index> outside_;
 };
 using sm_book = basic_sm_book<>;
 
