@@ -9,7 +9,6 @@
 
 #include <algorithm>
 #include <concepts>
-#include <cstddef>
 #include <cstdint>
 
 #include <gpushare/compute/flight_slots.hpp>
@@ -35,7 +34,6 @@ struct timeline_handle<Stream> {
 template <timeline Stream>
 struct batch {
     static constexpr bool shares = shared_timeline<Stream>;
-    static constexpr std::size_t none = static_cast<std::size_t>(-1);
     static constexpr std::uint32_t most_members = 32;
     using handle_type = typename timeline_handle<Stream>::type;
     using point = typename Stream::point;

@@ -40,7 +40,7 @@ public:
     using point = typename Stream::point;
     using batch = detail::batch<Stream>;
     using flight = detail::flight<Stream>;
-    static constexpr std::size_t none = batch::none;
+    static constexpr std::size_t none = flight::none;
 
     /// `quantum`: how long a batch may be predicted to take.
     explicit boarding(ns quantum) : quantum_(quantum) {
@@ -132,9 +132,9 @@ public:
     }
 
 protected:
-    // Takes note of what permits have enqueued. Returns whether there was any.
-    bool gather() noexcept {
-        return slots_.gather([this](flight& f) {
+    // Takes note of what permits have enqueued.
+    void gather() noexcept {
+        slots_.gather([this](flight& f) {
             if (f.in == none) board_gathered(f, *f.stream, {});
             join(f);
         });

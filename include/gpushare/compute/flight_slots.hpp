@@ -92,10 +92,10 @@ public:
         return awaited_.load(std::memory_order_seq_cst);
     }
 
-    /// Calls `f(flight)` for what has landed since, in the order in which it did. Returns whether anything has.
+    /// Calls `f(flight)` for what has landed since, in the order in which it did.
     template <std::invocable<flight&> F>
-    bool gather(F f) noexcept {
-        if (landed_.load(std::memory_order_seq_cst) == nullptr) return false;
+    void gather(F f) noexcept {
+        if (landed_.load(std::memory_order_seq_cst) == nullptr) return;
         flight* latest = landed_.exchange(nullptr, std::memory_order_acquire);
         flight* first = nullptr;
         while (latest != nullptr) {  // turned round
@@ -103,7 +103,6 @@ public:
             first = std::exchange(latest, before);
         }
         while (first != nullptr) f(*std::exchange(first, first->next));
-        return true;
     }
 
     /// Whether who lands from now on is to tell. What landed before is there to be gathered.

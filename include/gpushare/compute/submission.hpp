@@ -95,8 +95,8 @@ struct submission {
 
     enum class came : std::uint8_t { to_nothing, without_end, to_its_end };
 
-    /// Enqueues the work, after and before a point if its slot asks for one. Sets `code` and `error` if something threw. Runs code of
-    /// the user's: under no lock.
+    /// Enqueues the work, after and before a point if its slot asks for one. Sets `code` and `error` if something threw.
+    /// Runs code of the user's: under no lock.
     came run() noexcept {
         const auto failed = [this] {
             code = errc::submission_failed;
