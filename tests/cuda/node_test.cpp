@@ -244,7 +244,7 @@ TEST_CASE("after an illegal access: every point reached, the error named once, t
     }
     CHECK(node.lost(first));
     const auto why = node.health(first).fatal();
-    REQUIRE(why.has_value());
+    REQUIRE(why);
     CHECK(why->code == cudaErrorIllegalAddress);
     CHECK(std::string_view{why->call} == "cudaEventQuery");
 
@@ -283,9 +283,9 @@ TEST_CASE("what a destructor can't report is kept for whoever asks", "[cuda][nod
     }
     CHECK(health.unreported() == 1);
     const auto last = health.take_last_error();
-    REQUIRE(last.has_value());
-    CHECK(last->code == cudaErrorInvalidResourceHandle);
-    CHECK(std::string_view{last->call} == "cudaStreamDestroy");
+    REQUIRE(last);
+    CHECK(last.code == cudaErrorInvalidResourceHandle);
+    CHECK(std::string_view{last.call} == "cudaStreamDestroy");
     CHECK_FALSE(health.take_last_error());
     CHECK_FALSE(health.lost());
     CHECK(cudaPeekAtLastError() == cudaSuccess);
@@ -297,7 +297,8 @@ TEST_CASE("what a destructor can't report is kept for whoever asks", "[cuda][nod
     CHECK(node.memory(first).deallocate(p, 100, 256) == errc::none);
     CHECK(health.lost());
     CHECK(health.unreported() == 2);
-    CHECK(std::string_view{health.fatal().value().call} == "cudaFree");
+    REQUIRE(health.fatal());
+    CHECK(std::string_view{health.fatal()->call} == "cudaFree");
     CHECK(node.memory(first).used() == 0_B);
     (void)cudaFree(p);  // the fault kept the call from freeing it
 }

@@ -158,12 +158,15 @@ public:
         withdraw(*c, now, head_of);
         return true;
     }
-    template <std::invocable<client_id> F>
-    [[nodiscard]] std::optional<grant> next(instant now, F head_of) noexcept {
-        grant g;
+    template <std::invocable<client_id> F, class Grant = grant>
+    [[nodiscard]] std::optional<Grant> next(instant now, F head_of) noexcept {
+        Grant g;
         return next(g, now, head_of) ? std::optional(g) : std::nullopt;
     }
-    [[nodiscard]] std::optional<grant> next(instant now) noexcept { return next(now, nothing_known{now}); }
+    template <class Grant = grant>
+    [[nodiscard]] std::optional<Grant> next(instant now) noexcept {
+        return next(now, nothing_known{now});
+    }
 
     /// After next() let nothing in: when to call it again though nothing else happened, because a policy holds work back
     /// until then; `never`: no need to.

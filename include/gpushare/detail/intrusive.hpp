@@ -7,7 +7,7 @@
 #pragma once
 
 #include <concepts>
-#include <list>
+#include <cstddef>
 #include <utility>
 
 #include <gpushare/config.hpp>
@@ -69,19 +69,38 @@ private:
 template <class T>
 class pool {
 public:
+    pool() noexcept = default;
+    pool(const pool&) = delete;
+    pool& operator=(const pool&) = delete;
+    ~pool() {
+        while (newest_ != nullptr) {
+            made* const before = newest_->before;
+            delete newest_;
+            newest_ = before;
+        }
+    }
+
     /// Throws std::bad_alloc where it has to grow and can't.
     [[nodiscard]] T& acquire() {
         if (T* const kept = try_acquire()) return *kept;
-        return all_.emplace_back();
+        newest_ = new made{.before = newest_};
+        ++size_;
+        return newest_->element;
     }
     /// Null where it would have to grow.
     [[nodiscard]] T* try_acquire() noexcept { return free_.pop(); }
     void release(T& element) noexcept { free_.push(element); }
     /// Elements made so far, in use or not.
-    [[nodiscard]] std::size_t size() const noexcept { return all_.size(); }
+    [[nodiscard]] std::size_t size() const noexcept { return size_; }
 
 private:
-    std::list<T> all_;
+    struct made {
+        T element{};
+        made* before = nullptr;
+    };
+
+    made* newest_ = nullptr;  // not a std::list: that costs whoever includes this a hundred classes of traits
+    std::size_t size_ = 0;
     fifo<T> free_;
 };
 

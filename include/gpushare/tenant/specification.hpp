@@ -38,16 +38,19 @@ struct tenant_spec {
 };
 
 /// What is to be different. What isn't set stays.
-struct tenant_change {
-    std::optional<bytes> memory{}, burst{};
-    std::optional<share> compute{};
-    std::optional<priority> level{};
-    std::optional<share> cap{};
-    std::optional<bool> soft_cap{};
-    std::optional<ns> slo{};
-    std::optional<std::uint32_t> group{};
-    std::optional<ns> longest{};
+/// A template so that where it is included and not used it costs little.
+template <template <class> class Optional = std::optional>
+struct basic_tenant_change {
+    Optional<bytes> memory{}, burst{};
+    Optional<share> compute{};
+    Optional<priority> level{};
+    Optional<share> cap{};
+    Optional<bool> soft_cap{};
+    Optional<ns> slo{};
+    Optional<std::uint32_t> group{};
+    Optional<ns> longest{};
 };
+using tenant_change = basic_tenant_change<>;
 
 /// Sums over the tenant's devices. device_time counts each device's time.
 struct tenant_usage {

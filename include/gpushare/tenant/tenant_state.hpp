@@ -7,6 +7,7 @@
 
 #include <algorithm>
 #include <atomic>
+#include <concepts>
 #include <cstddef>
 #include <cstdint>
 #include <deque>
@@ -188,7 +189,8 @@ public:
 
     // All or nothing. The limiters are told last and under no lock, since they may let in work at once. What a policy
     // refuses then is undone; memory that was given away and is taken by others meanwhile doesn't come back.
-    failure change(const tenant_change& c) {
+    template <std::same_as<tenant_change> Change>
+    failure change(const Change& c) {
         if (c.level) open_level(*c.level);
         tenant_spec old;
         {
@@ -197,7 +199,7 @@ public:
             if (const auto why = grant(c); why.code != errc::none) return why;
         }
         if (const errc why = tell_limiters(); why != errc::none) {
-            undo(old);
+            undo<Change>(old);
             (void)tell_limiters();
             return {why};
         }
@@ -227,7 +229,8 @@ private:
     }
 
     // Under the mutex.
-    failure grant(const tenant_change& c) {
+    template <std::same_as<tenant_change> Change>
+    failure grant(const Change& c) {
         if (closed()) return {errc::closed};
         const bytes memory = c.memory.value_or(spec_.memory), burst = c.burst.value_or(spec_.burst);
         const share compute = c.compute.value_or(spec_.compute);
@@ -252,17 +255,18 @@ private:
         return {};
     }
 
+    template <std::same_as<tenant_change> Change>
     void undo(const tenant_spec& old) {
         const std::lock_guard lock(all_->mutex);
-        (void)grant({.memory = old.memory,
-                     .burst = old.burst,
-                     .compute = old.compute,
-                     .level = old.level,
-                     .cap = old.cap,
-                     .soft_cap = old.soft_cap,
-                     .slo = old.slo,
-                     .group = old.group,
-                     .longest = old.longest});
+        (void)grant(Change{.memory = old.memory,
+                           .burst = old.burst,
+                           .compute = old.compute,
+                           .level = old.level,
+                           .cap = old.cap,
+                           .soft_cap = old.soft_cap,
+                           .slo = old.slo,
+                           .group = old.group,
+                           .longest = old.longest});
     }
 
     // Figures are those of one device.

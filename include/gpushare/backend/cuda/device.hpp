@@ -105,12 +105,25 @@ namespace detail {
 /// forbidden beside a capture unless the thread says that it knows what it does.
 class relaxed_capture {
 public:
-    relaxed_capture() noexcept { (void)cudaThreadExchangeStreamCaptureMode(&mode_); }
+    enum class from : bool { now, later };
+
+    explicit relaxed_capture(from when = from::now) noexcept {
+        if (when == from::now) begin();
+    }
     relaxed_capture(const relaxed_capture&) = delete;
     relaxed_capture& operator=(const relaxed_capture&) = delete;
-    ~relaxed_capture() { (void)cudaThreadExchangeStreamCaptureMode(&mode_); }
+    ~relaxed_capture() {
+        if (begun_) (void)cudaThreadExchangeStreamCaptureMode(&mode_);
+    }
+    /// Does nothing the second time.
+    void begin() noexcept {
+        if (begun_) return;
+        (void)cudaThreadExchangeStreamCaptureMode(&mode_);
+        begun_ = true;
+    }
 
 private:
+    bool begun_ = false;
     cudaStreamCaptureMode mode_ = cudaStreamCaptureModeRelaxed;  // then, what it was before
 };
 

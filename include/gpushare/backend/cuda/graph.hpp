@@ -15,40 +15,45 @@
 
 #include <gpushare/backend/cuda/device.hpp>
 #include <gpushare/backend/cuda/device_state.hpp>
+#include <gpushare/backend/cuda/driver.hpp>
 #include <gpushare/backend/cuda/error.hpp>
+#include <gpushare/backend/cuda/owned.hpp>
 #include <gpushare/backend/cuda/stream.hpp>
 #include <gpushare/config.hpp>
 #include <gpushare/error.hpp>
 
 namespace gpushare::inline GPUSHARE_ABI::cuda {
 
+namespace detail {
+struct graph_kind {
+    using native_type = cudaGraph_t;
+    static constexpr const char* destroys = "cudaGraphDestroy";
+    static cudaError_t destroy(const driver&, cudaGraph_t g) noexcept { return cudaGraphDestroy(g); }
+};
+struct graph_executable_kind {
+    using native_type = cudaGraphExec_t;
+    static constexpr const char* destroys = "cudaGraphExecDestroy";
+    static cudaError_t destroy(const driver&, cudaGraphExec_t g) noexcept { return cudaGraphExecDestroy(g); }
+};
+}  // namespace detail
+
 /// What was recorded. Movable; one owner. Not safe from several threads at once, as CUDA's graphs aren't.
 class graph {
 public:
-    graph(graph&& other) noexcept : device_(std::move(other.device_)), native_(std::exchange(other.native_, nullptr)) {}
-    graph& operator=(graph other) noexcept {
-        std::swap(device_, other.device_);
-        std::swap(native_, other.native_);
-        return *this;
-    }
-    ~graph() {
-        if (native_ != nullptr) (void)device_->health().keep(cudaGraphDestroy(native_), "cudaGraphDestroy");
-    }
-
     /// Takes over a graph of the embedder's, to be launched on streams of the same device as `s`.
     [[nodiscard]] static graph from_native_handle(const stream& s, cudaGraph_t handle) {
         return {s.state().device, handle};
     }
     static graph from_native_handle(const stream&, std::nullptr_t) = delete;
     static graph from_native_handle(const stream&, int) = delete;
-    [[nodiscard]] cudaGraph_t native_handle() const noexcept { return native_; }
+    [[nodiscard]] cudaGraph_t native_handle() const noexcept { return native_.get(); }
     /// The caller's to destroy from now on.
-    [[nodiscard]] cudaGraph_t release() noexcept { return std::exchange(native_, nullptr); }
+    [[nodiscard]] cudaGraph_t release() noexcept { return native_.release(); }
 
     /// Of its own; those of graphs inside it count as one.
     [[nodiscard]] std::size_t num_nodes() const {
         std::size_t count = 0;
-        check(cudaGraphGetNodes(native_, nullptr, &count), "counting the nodes of a graph");
+        check(cudaGraphGetNodes(native_.get(), nullptr, &count), "counting the nodes of a graph");
         return count;
     }
 
@@ -56,10 +61,9 @@ private:
     friend class graph_capture;
     friend class graph_executable;
     graph(std::shared_ptr<detail::device_state> device, cudaGraph_t native) noexcept
-        : device_(std::move(device)), native_(native) {}
+        : native_(std::move(device), native) {}
 
-    std::shared_ptr<detail::device_state> device_;
-    cudaGraph_t native_;
+    detail::owned<detail::graph_kind> native_;
 };
 
 /// While it exists, what is enqueued on the stream is recorded instead of run. It must begin and end in one thread;
@@ -96,7 +100,8 @@ public:
 
 private:
     cudaError_t end(cudaGraph_t& native) noexcept {
-        stream& s = *std::exchange(stream_, nullptr);
+        stream& s = *stream_;
+        stream_ = nullptr;
         const auto code = cudaStreamEndCapture(s.native_handle(), &native);
         s.state().capturing.store(false, std::memory_order_relaxed);
         return code;
@@ -118,20 +123,7 @@ template <std::invocable<stream&> F>
 class graph_executable {
 public:
     /// Throws operation_error, and memory_error where the device has no room for it.
-    explicit graph_executable(const graph& g) : device_(g.device_) {
-        const device_guard on(device_->api(), device_->ordinal());
-        check(cudaGraphInstantiate(&native_, g.native_, 0), "making a graph executable");
-    }
-    graph_executable(graph_executable&& other) noexcept
-        : device_(std::move(other.device_)), native_(std::exchange(other.native_, nullptr)) {}
-    graph_executable& operator=(graph_executable other) noexcept {
-        std::swap(device_, other.device_);
-        std::swap(native_, other.native_);
-        return *this;
-    }
-    ~graph_executable() {
-        if (native_ != nullptr) (void)device_->health().keep(cudaGraphExecDestroy(native_), "cudaGraphExecDestroy");
-    }
+    explicit graph_executable(const graph& g) : native_(g.native_.device(), instantiate(g)) {}
 
     /// Takes over one of the embedder's, to be launched on streams of the same device as `s`.
     [[nodiscard]] static graph_executable from_native_handle(const stream& s, cudaGraphExec_t handle) {
@@ -139,20 +131,20 @@ public:
     }
     static graph_executable from_native_handle(const stream&, std::nullptr_t) = delete;
     static graph_executable from_native_handle(const stream&, int) = delete;
-    [[nodiscard]] cudaGraphExec_t native_handle() const noexcept { return native_; }
+    [[nodiscard]] cudaGraphExec_t native_handle() const noexcept { return native_.get(); }
     /// The caller's to destroy from now on.
-    [[nodiscard]] cudaGraphExec_t release() noexcept { return std::exchange(native_, nullptr); }
+    [[nodiscard]] cudaGraphExec_t release() noexcept { return native_.release(); }
 
     /// Enqueues all of it, as one operation of the stream. Into a capture it goes as one node.
     void launch(stream& s) {
-        s.enqueued_on_device([&] { return cudaGraphLaunch(native_, s.native_handle()); }, "cudaGraphLaunch");
+        s.enqueued_on_device([&] { return cudaGraphLaunch(native_.get(), s.native_handle()); }, "cudaGraphLaunch");
     }
 
     /// Takes on the arguments of `g`, which must be of the same shape; far cheaper than a new one. False, and nothing
     /// has changed, if it isn't: make a new one. Launches before this keep the old arguments.
     [[nodiscard]] bool update(const graph& g) {
         cudaGraphExecUpdateResultInfo info{};
-        const auto code = detail::handled(cudaGraphExecUpdate(native_, g.native_, &info));
+        const auto code = detail::handled(cudaGraphExecUpdate(native_.get(), g.native_.get(), &info));
         if (code == cudaErrorGraphExecUpdateFailure) return false;
         check(code, "updating a graph");
         return true;
@@ -160,10 +152,17 @@ public:
 
 private:
     graph_executable(std::shared_ptr<detail::device_state> device, cudaGraphExec_t native) noexcept
-        : device_(std::move(device)), native_(native) {}
+        : native_(std::move(device), native) {}
 
-    std::shared_ptr<detail::device_state> device_;
-    cudaGraphExec_t native_ = nullptr;
+    static cudaGraphExec_t instantiate(const graph& g) {
+        const detail::device_state& device = *g.native_.device();
+        const device_guard on(device.api(), device.ordinal());
+        cudaGraphExec_t made = nullptr;
+        check(cudaGraphInstantiate(&made, g.native_.get(), 0), "making a graph executable");
+        return made;
+    }
+
+    detail::owned<detail::graph_executable_kind> native_;
 };
 
 }  // namespace gpushare::inline GPUSHARE_ABI::cuda

@@ -10,7 +10,6 @@
 #include <atomic>
 #include <cstdint>
 #include <mutex>
-#include <optional>
 
 #include <gpushare/backend/cuda/error.hpp>
 #include <gpushare/config.hpp>
@@ -18,10 +17,11 @@
 
 namespace gpushare::inline GPUSHARE_ABI::cuda {
 
-/// A call of the runtime or driver that failed. `call` is a literal.
+/// A call of the runtime or driver that failed. `call` is a literal. True if there was one.
 struct incident {
     cudaError_t code = cudaSuccess;
     const char* call = "";
+    [[nodiscard]] explicit constexpr operator bool() const noexcept { return code != cudaSuccess; }
 };
 
 /// Safe from any thread. Shared by everything that belongs to a device; outlives its node.
@@ -34,15 +34,12 @@ public:
         // acquire: who sees the loss sees what was written about it.
         return lost_.load(std::memory_order_acquire);
     }
-    /// The error that made the device unusable.
-    [[nodiscard]] std::optional<incident> fatal() const noexcept {
-        const std::lock_guard lock(mutex_);
-        return fatal_.code == cudaSuccess ? std::nullopt : std::optional(fatal_);
-    }
+    /// The error that made the device unusable; null while it isn't.
+    [[nodiscard]] const incident* fatal() const noexcept { return lost() ? &fatal_ : nullptr; }
     /// The last failure that a destructor, or another function that can't fail, kept to itself; and forgets it.
-    std::optional<incident> take_last_error() noexcept {
+    incident take_last_error() noexcept {
         const std::lock_guard lock(mutex_);
-        const auto last = last_.code == cudaSuccess ? std::nullopt : std::optional(last_);
+        const incident last = last_;
         last_ = {};
         return last;
     }
@@ -71,11 +68,12 @@ public:
 private:
     void declare_lost(cudaError_t code, const char* call) noexcept {
         const std::lock_guard lock(mutex_);
-        if (fatal_.code == cudaSuccess) fatal_ = {code, call};
+        if (fatal_) return;  // who reads it needs no lock: it is written once
+        fatal_ = {code, call};
         lost_.store(true, std::memory_order_release);
     }
 
-    mutable std::mutex mutex_;
+    std::mutex mutex_;
     incident fatal_, last_;
     std::atomic<bool> lost_{false};
     std::atomic<std::uint64_t> unreported_{0};

@@ -106,7 +106,7 @@ public:
         /// The device time between the two if `end` is reached, zero where that isn't known. `begin` comes before it.
         [[nodiscard]] std::optional<ns> span(const point& begin, const point& end) noexcept {
             if (end.known()) return elapsed(begin, end);
-            if (!relaxed_) relaxed_.emplace();
+            relaxed_.begin();
             detail::point_state& to = *end.state_;
             const bool one_device = begin.state_ && begin.state_->device == to.device;
             if (!one_device || begin.state_->event == nullptr || to.device->health().lost()) {
@@ -129,7 +129,7 @@ public:
         }
 
     private:
-        std::optional<detail::relaxed_capture> relaxed_;
+        detail::relaxed_capture relaxed_{detail::relaxed_capture::from::later};
     };
 
     /// For streams: takes over the reference that `state` was acquired with.

@@ -17,8 +17,10 @@
 #include <gpushare/backend/cuda/block_book.hpp>
 #include <gpushare/backend/cuda/device.hpp>
 #include <gpushare/backend/cuda/device_state.hpp>
+#include <gpushare/backend/cuda/driver.hpp>
 #include <gpushare/backend/cuda/error.hpp>
 #include <gpushare/backend/cuda/node.hpp>
+#include <gpushare/backend/cuda/owned.hpp>
 #include <gpushare/backend/cuda/stream.hpp>
 #include <gpushare/concepts.hpp>
 #include <gpushare/config.hpp>
@@ -40,6 +42,14 @@ struct memory_pool_usage {
     bytes reserved_peak{}, used_peak{};
 };
 
+namespace detail {
+struct memory_pool_kind {
+    using native_type = cudaMemPool_t;
+    static constexpr const char* destroys = "cudaMemPoolDestroy";
+    static cudaError_t destroy(const driver&, cudaMemPool_t p) noexcept { return cudaMemPoolDestroy(p); }
+};
+}  // namespace detail
+
 /// Movable; one owner. Safe from any thread. Blocks must be freed, and their streams have got there, before it goes.
 class memory_pool {
 public:
@@ -49,30 +59,19 @@ public:
     static constexpr bytes step{512};
 
     /// Throws operation_error: errc::no_device, not_supported.
-    memory_pool(node& on, device_id d, const memory_pool_options& options = {}) : device_(on.state(d)) {
-        if (!device_->properties().memory_pools)
+    memory_pool(node& on, device_id d, const memory_pool_options& options = {}) : native_(on.state(d), nullptr) {
+        if (!device().properties().memory_pools)
             throw operation_error(errc::not_supported, {}, "the device has no stream-ordered memory pools");
         cudaMemPoolProps wanted{};
         wanted.allocType = cudaMemAllocationTypePinned;
-        wanted.location = {cudaMemLocationTypeDevice, device_->ordinal()};
+        wanted.location = {cudaMemLocationTypeDevice, device().ordinal()};
         wanted.maxSize = static_cast<std::size_t>(options.max_size.count());
-        check(cudaMemPoolCreate(&native_, &wanted), "making a memory pool");
-        try {
-            cuuint64_t keep = options.keep.count();
-            check(cudaMemPoolSetAttribute(native_, cudaMemPoolAttrReleaseThreshold, &keep), "setting up a memory pool");
-        } catch (...) {
-            destroy();
-            throw;
-        }
+        cudaMemPool_t made = nullptr;
+        check(cudaMemPoolCreate(&made, &wanted), "making a memory pool");
+        native_ = {native_.device(), made};
+        cuuint64_t keep = options.keep.count();
+        check(cudaMemPoolSetAttribute(made, cudaMemPoolAttrReleaseThreshold, &keep), "setting up a memory pool");
     }
-    memory_pool(memory_pool&& other) noexcept
-        : device_(std::move(other.device_)), native_(std::exchange(other.native_, nullptr)) {}
-    memory_pool& operator=(memory_pool other) noexcept {
-        std::swap(device_, other.device_);
-        std::swap(native_, other.native_);
-        return *this;
-    }
-    ~memory_pool() { destroy(); }
 
     /// Takes over a pool of the embedder's, on that device.
     [[nodiscard]] static memory_pool from_native_handle(node& on, device_id d, cudaMemPool_t handle) {
@@ -80,9 +79,9 @@ public:
     }
     static memory_pool from_native_handle(node&, device_id, std::nullptr_t) = delete;
     static memory_pool from_native_handle(node&, device_id, int) = delete;
-    [[nodiscard]] cudaMemPool_t native_handle() const noexcept { return native_; }
+    [[nodiscard]] cudaMemPool_t native_handle() const noexcept { return native_.get(); }
     /// The caller's to destroy from now on.
-    [[nodiscard]] cudaMemPool_t release() noexcept { return std::exchange(native_, nullptr); }
+    [[nodiscard]] cudaMemPool_t release() noexcept { return native_.release(); }
 
     /// `size` bytes that work enqueued on `s` from now on may use, and work of other streams after a later point of it.
     /// A unique address for 0 bytes. Throws memory_error: errc::out_of_memory (the device's, or over max_size),
@@ -106,7 +105,7 @@ public:
         if (p == nullptr) return errc::none;
         if (s.capturing()) return errc::capturing;
         const auto code = cudaFreeAsync(p, s.native_handle());
-        const errc why = device_->health().note(code, "cudaFreeAsync");
+        const errc why = device().health().note(code, "cudaFreeAsync");
         return code == cudaErrorInvalidValue || code == cudaErrorInvalidDevicePointer ? errc::unknown_block : why;
     }
 
@@ -127,7 +126,7 @@ public:
 
     /// Returns reserved memory that isn't used to the device, but for `keep`.
     void trim(bytes keep = {}) {
-        check(cudaMemPoolTrimTo(native_, static_cast<std::size_t>(keep.count())), "trimming a memory pool");
+        check(cudaMemPoolTrimTo(native_.get(), static_cast<std::size_t>(keep.count())), "trimming a memory pool");
     }
 
     /// Kernels of `other` may use the pool's memory from now on, what is out already included.
@@ -137,19 +136,17 @@ public:
         access.location = {cudaMemLocationTypeDevice, on.state(other)->ordinal()};
         access.flags = cudaMemAccessFlagsProtReadWrite;
         int reach = 1;
-        if (access.location.id != device_->ordinal())
-            check(cudaDeviceCanAccessPeer(&reach, access.location.id, device_->ordinal()), "opening a memory pool");
+        if (access.location.id != device().ordinal())
+            check(cudaDeviceCanAccessPeer(&reach, access.location.id, device().ordinal()), "opening a memory pool");
         if (reach == 0) fail(cudaErrorPeerAccessUnsupported, "opening a memory pool to another device");
-        check(cudaMemPoolSetAccess(native_, &access, 1), "opening a memory pool to another device");
+        check(cudaMemPoolSetAccess(native_.get(), &access, 1), "opening a memory pool to another device");
     }
 
 private:
     memory_pool(std::shared_ptr<detail::device_state> device, cudaMemPool_t handle) noexcept
-        : device_(std::move(device)), native_(handle) {}
+        : native_(std::move(device), handle) {}
 
-    void destroy() noexcept {
-        if (native_ != nullptr) (void)device_->health().keep(cudaMemPoolDestroy(native_), "cudaMemPoolDestroy");
-    }
+    [[nodiscard]] detail::device_state& device() const noexcept { return *native_.device(); }
 
     void* obtain(stream& s, std::size_t size, std::size_t alignment, failure& why) noexcept {
         const bytes charge = charged(size, alignment);
@@ -163,19 +160,18 @@ private:
 
         void* p = nullptr;
         const auto code =
-            cudaMallocFromPoolAsync(&p, static_cast<std::size_t>(charge.count()), native_, s.native_handle());
-        why.code = device_->health().note(code, "cudaMallocFromPoolAsync");
+            cudaMallocFromPoolAsync(&p, static_cast<std::size_t>(charge.count()), native_.get(), s.native_handle());
+        why.code = device().health().note(code, "cudaMallocFromPoolAsync");
         return why.code == errc::none ? p : nullptr;
     }
 
     [[nodiscard]] bytes ask(cudaMemPoolAttr what) const {
         cuuint64_t figure = 0;
-        check(cudaMemPoolGetAttribute(native_, what, &figure), "asking a memory pool");
+        check(cudaMemPoolGetAttribute(native_.get(), what, &figure), "asking a memory pool");
         return bytes{figure};
     }
 
-    std::shared_ptr<detail::device_state> device_;
-    cudaMemPool_t native_ = nullptr;
+    detail::owned<detail::memory_pool_kind> native_;
 };
 
 /// A pool and a stream as one memory_resource: what it hands out belongs to the stream's order. Refers to both.

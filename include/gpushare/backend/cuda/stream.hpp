@@ -181,7 +181,10 @@ public:
         if (state_->device->health().note(code, call) != errc::device_lost) fail(code, call);
     }
     /// The same around a call that needs the device to be current.
-    template <std::invocable F>
+    template <class F>
+        requires requires(F& call) {
+            { call() } -> std::same_as<cudaError_t>;
+        }
     void enqueued_on_device(F&& call, const char* name) {
         cudaError_t code = cudaSuccess;
         {

@@ -22,8 +22,10 @@
 
 #include <gpushare/backend/cuda/device.hpp>
 #include <gpushare/backend/cuda/device_state.hpp>
+#include <gpushare/backend/cuda/driver.hpp>
 #include <gpushare/backend/cuda/error.hpp>
 #include <gpushare/backend/cuda/node.hpp>
+#include <gpushare/backend/cuda/owned.hpp>
 #include <gpushare/backend/cuda/point.hpp>
 #include <gpushare/concepts.hpp>
 #include <gpushare/config.hpp>
@@ -36,6 +38,16 @@ struct virtual_memory_options {
     bytes chunk{};                     // a power of two, from what the device can do on: the default, 2 MiB so far
     std::vector<device_id> open_to{};  // other devices whose kernels may use what is mapped
 };
+
+namespace detail {
+struct memory_chunk_kind {
+    using native_type = CUmemGenericAllocationHandle;
+    static constexpr const char* destroys = "cuMemRelease";
+    static cudaError_t destroy(const driver& api, native_type chunk) noexcept {
+        return to_runtime(api.mem_release(chunk));
+    }
+};
+}  // namespace detail
 
 /// Models gpushare::virtual_memory; see there. Safe from any thread; ranges and chunks may outlive it.
 class virtual_memory {
@@ -63,7 +75,7 @@ public:
         range(range&& other) noexcept
             : device_(std::move(other.device_)), at_(std::exchange(other.at_, 0)), size_(other.size_) {}
         range& operator=(range other) noexcept {
-            std::swap(device_, other.device_);
+            device_.swap(other.device_);
             std::swap(at_, other.at_);
             std::swap(size_, other.size_);
             return *this;
@@ -89,30 +101,16 @@ public:
     /// granularity() bytes of the device. What is still mapped keeps its memory until it is unmapped.
     class chunk {
     public:
-        chunk(chunk&& other) noexcept
-            : device_(std::move(other.device_)), native_(std::exchange(other.native_, none)) {}
-        chunk& operator=(chunk other) noexcept {
-            std::swap(device_, other.device_);
-            std::swap(native_, other.native_);
-            return *this;
-        }
-        ~chunk() {
-            if (native_ == none) return;
-            const auto code = device_->api().mem_release(native_);
-            (void)device_->health().keep(to_runtime(code), "cuMemRelease");
-        }
-        [[nodiscard]] CUmemGenericAllocationHandle native_handle() const noexcept { return native_; }
+        [[nodiscard]] CUmemGenericAllocationHandle native_handle() const noexcept { return native_.get(); }
         /// The caller's to release from now on.
-        [[nodiscard]] CUmemGenericAllocationHandle release() noexcept { return std::exchange(native_, none); }
+        [[nodiscard]] CUmemGenericAllocationHandle release() noexcept { return native_.release(); }
 
     private:
         friend virtual_memory;
-        static constexpr CUmemGenericAllocationHandle none = 0;
         chunk(std::shared_ptr<detail::device_state> device, CUmemGenericAllocationHandle native) noexcept
-            : device_(std::move(device)), native_(native) {}
+            : native_(std::move(device), native) {}
 
-        std::shared_ptr<detail::device_state> device_;
-        CUmemGenericAllocationHandle native_;
+        detail::owned<detail::memory_chunk_kind> native_;
     };
 
     [[nodiscard]] bytes granularity() const noexcept { return bytes{chunk_size_}; }
@@ -143,7 +141,7 @@ public:
     errc map(void* at, const chunk& c) noexcept {
         const auto address = reinterpret_cast<CUdeviceptr>(at);
         const detail::relaxed_capture relaxed;
-        if (const errc why = answer(api().mem_map(address, chunk_size_, 0, c.native_, 0), "cuMemMap");
+        if (const errc why = answer(api().mem_map(address, chunk_size_, 0, c.native_.get(), 0), "cuMemMap");
             why != errc::none)
             return why;
         const errc why =
