@@ -187,6 +187,33 @@ void calls_per_submission(bench::report& r) {
     r.figure("cuda.standin_records_per_submission", {worst_records}, "calls");
 }
 
+/// The same for two clients on a stream each, which both always have work waiting: their kernels run beside each other, and
+/// each has points of its own.
+void calls_of_two_clients(bench::report& r) {
+    for (const auto length : {10us, 50us, 100us}) {
+        rig<standin_clock> device(standin::timing::manual);
+        stream another = device.node.make_stream({0});
+        bool turn = false;
+        const auto submit = [&] {
+            turn = !turn;
+            (void)device.gate.submit(turn ? device.client : device.other, turn ? device.s : another,
+                                     [&](stream& x) { x.enqueue(length); });
+        };
+        for (int waiting = 0; waiting < 100; ++waiting) submit();
+        const auto gated = cuda_calls([&] {
+            submit();
+            standin::advance(length / 2);
+        });
+        const auto beyond = gated - cuda_calls([&] { device.launch(); });
+        print(("two clients, kernels of " + std::to_string(length.count()) + " us").c_str(), beyond);
+        double all = 0;
+        for (const auto& [name, n] : beyond) all += n;
+        r.figure("cuda.standin_calls_of_two_clients_" + std::to_string(length.count()) + "us", {all}, "calls");
+        for (const auto c : {device.client, device.other})
+            for (bool idle = false; !idle; idle = device.gate.close(c, gpushare::instant::min())) standin::advance(1s);
+    }
+}
+
 }  // namespace
 
 int main(int argc, char** argv) {
@@ -195,6 +222,7 @@ int main(int argc, char** argv) {
         bench::report r("one thread, limiter depth 3, the stand-in for the CUDA runtime with 1 device");
         permit_submit(r);
         calls_per_submission(r);
+        calls_of_two_clients(r);
         r.write(argc > 1 ? argv[1] : nullptr);
     } catch (const std::exception& e) {
         std::fprintf(stderr, "bench_cuda: %s\n", e.what());

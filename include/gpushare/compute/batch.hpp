@@ -13,6 +13,7 @@
 
 #include <gpushare/compute/flight_slots.hpp>
 #include <gpushare/compute/grant.hpp>
+#include <gpushare/compute/span_meter.hpp>
 #include <gpushare/concepts.hpp>
 #include <gpushare/config.hpp>
 #include <gpushare/units.hpp>
@@ -37,6 +38,7 @@ struct batch {
     static constexpr std::uint32_t most_members = 32;
     using handle_type = typename timeline_handle<Stream>::type;
     using point = typename Stream::point;
+    using interval = typename span_meter<point>::interval;
 
     enum class state : std::uint8_t { free, open, ending, ended };
 
@@ -44,6 +46,7 @@ struct batch {
     bool known = false;        // how long it takes, as far as predictions go
     bool doubtful = false;     // its span may have gaps
     bool contended = false;    // something was in flight on another stream meanwhile
+    bool beside_others = false;  // from the begin on, and of another client
     bool trouble = false;      // a member failed to be enqueued
     bool end_wanted = false;   // nobody else joins
     bool ends_soon = false;    // nor now: the latest to enter records the end
@@ -61,6 +64,8 @@ struct batch {
     instant busy_until{};                             // as predicted
     instant head_since = never;                       // first on its stream, for write_off()
     point begin{}, end{};
+    bool placed = false, found = false;  // `when` is known from its begin on; to its end
+    interval when{};
 
     void begin_with(const grant& g, const Stream& s, std::uint64_t nth) noexcept {
         at = state::open;
@@ -109,13 +114,15 @@ struct batch {
 
     void clear() noexcept {
         at = state::free;
-        known = doubtful = contended = trouble = end_wanted = ends_soon = written_off = false;
+        known = doubtful = contended = beside_others = trouble = end_wanted = ends_soon = written_off = false;
         handle = {};
         num_members = entering = 0;
         first = last = nullptr;
         head_since = never;
         begin = {};
         end = {};
+        placed = found = false;
+        when = {};
     }
 
     [[nodiscard]] bool can_end() const noexcept {

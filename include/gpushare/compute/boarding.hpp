@@ -152,6 +152,14 @@ protected:
             if (!std::exchange(ends_wanted_, true)) slots_.await(true);
     }
 
+    // Beside others' work, what costs a certain time lasts longer: they take turns, or share it. By how much is learnt, so
+    // that few ends are asked for too early.
+    void learn_stretch(const batch& b, ns lasted) noexcept {
+        if (!b.beside_others || b.predicted <= ns{0}) return;
+        const auto seen = std::min(lasted, b.predicted * most_stretch) * one_stretch / b.predicted;
+        stretch_ += (std::max(seen, one_stretch) - stretch_) / 8;
+    }
+
     flight_slots<Stream> slots_;
     std::vector<batch> batches_;
     std::size_t in_use_ = 0;     // of these, the first ones
@@ -160,6 +168,8 @@ protected:
     ns quantum_;
 
 private:
+    static constexpr ns::rep one_stretch = 64, most_stretch = 16;
+
     neighbours mark_gathered(client_id c, const Stream& s) noexcept {
         neighbours n;
         std::uint64_t order = 0;
@@ -198,7 +208,9 @@ private:
         batch& b = batches_[f.in];
         b.begin_with(g, s, ++boarded_);
         b.contended = elsewhere;
-        b.busy_until = saturating_add(now, g.predicted);
+        b.beside_others = of_others;
+        const ns lasts = of_others ? g.predicted * stretch_ / one_stretch : g.predicted;
+        b.busy_until = saturating_add(now, lasts);
         f.needs_begin = true;
         f.may_stay_open = share && b.stay_open(s);
         f.needs_end = !f.may_stay_open;
@@ -212,7 +224,7 @@ private:
             before.doubtful |= now > before.busy_until;
             f.ends = last;
         }
-        b.busy_until = saturating_add(std::max(now, before.busy_until), g.predicted);
+        b.busy_until = saturating_add(std::max(now, before.busy_until), lasts);
     }
 
     // It is enqueued: among the members of its batch, and one with the latest of these where nothing tells them apart.
@@ -260,6 +272,7 @@ private:
     }
 
     std::uint64_t boarded_ = 0;
+    ns::rep stretch_ = one_stretch;
     bool apart_ = false;
 };
 

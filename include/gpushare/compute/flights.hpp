@@ -42,6 +42,7 @@ public:
     using typename base::flight;
     using typename base::point;
     using finished = detail::finished<Stream>;
+    using interval = typename batch::interval;
 
     /// `quantum`: how long a batch may be predicted to take.
     explicit flights(ns quantum) : base(quantum) { watched_.reserve(slots_.size()); }
@@ -56,21 +57,17 @@ public:
         questions<point> ask;
         while (num_ended_ > 0) {
             batch* first = nullptr;
-            ns length{};
             for (auto& b : in_use()) {
                 if (b.at != batch::state::ended || !(anyway || b.is_due(now)) || !is_oldest(b)) continue;
-                const auto span = ask.span(b.begin, b.end);
-                if (!span) {
+                if (!b.found && !find(b, ask)) {
                     if (b.is_due(now)) shift(b, now - b.busy_until + b.predicted / 2);
                     continue;
                 }
-                if (first != nullptr && elapsed(first->end, b.end) >= ns{0}) continue;
-                first = &b;
-                length = *span;
+                if (first == nullptr || b.when.end < first->when.end) first = &b;
             }
             if (first == nullptr) return;
             shift(*first, -first->predicted / 64);
-            settle(*first, length, on_finished, give_back);
+            settle(*first, on_finished, give_back);
             shrink_in_use();
         }
     }
@@ -173,6 +170,7 @@ private:
     using base::ends_wanted_;
     using base::gather;
     using base::in_use;
+    using base::learn_stretch;
     using base::num_ended_;
     using base::shrink_in_use;
     using base::slots_;
@@ -200,11 +198,30 @@ private:
                 b.busy_until = saturating_add(b.busy_until, by);
     }
 
+    // Whether its end is reached; then, when its work was on the device. What begins where it ends is placed with it.
+    [[nodiscard]] bool find(batch& b, questions<point>& ask) noexcept {
+        const auto length = ask.span(b.begin, b.end);
+        if (!length) return false;
+        const auto between = [&](const point& x, const point& y) { return ask.between(x, y); };
+        b.when = b.placed ? interval{b.when.begin, b.when.begin + length->count()}
+                          : meter_.place(b.begin, b.end, *length, between);
+        b.found = true;
+        if constexpr (std::equality_comparable<point>)
+            for (auto& next : in_use())
+                if (next.stream == b.stream && next.order > b.order && next.begin == b.end) {
+                    next.when.begin = b.when.end;
+                    next.placed = true;
+                }
+        return true;
+    }
+
     template <class F, class G>
-    void settle(batch& b, ns length, F& on_finished, G& give_back) noexcept {
+    void settle(batch& b, F& on_finished, G& give_back) noexcept {
         using source = outcome::source;
         const bool shared = b.num_members > 1;
-        auto left = meter_.charge(b.begin, b.end, length, b.client, shared ? ns{0} : b.first->what.at_least, give_back);
+        ns length{b.when.end - b.when.begin};
+        learn_stretch(b, length);
+        auto left = meter_.charge(b.when, b.end, b.client, shared ? ns{0} : b.first->what.at_least, give_back);
         // The span of a batch that may have had gaps says little: the prediction is better.
         if (b.doubtful) left = std::min(left, b.predicted);
         const auto from = b.doubtful    ? source::doubt

@@ -18,6 +18,8 @@ struct one_by_one {
         if (!end.reached()) return std::nullopt;
         return elapsed(begin, end);
     }
+    /// The device time from one to the other, both reached; negative if `b` comes first.
+    [[nodiscard]] static ns between(const Point& a, const Point& b) noexcept { return elapsed(a, b); }
 };
 
 template <timeline_point Point>

@@ -34,19 +34,36 @@ public:
     struct refunds_nothing {
         void operator()(client_id, ns) const noexcept {}
     };
+    struct interval {  // on the meter's own time, which begins with the first span
+        ns::rep begin = 0, end = 0;
+    };
 
     /// Device time of the work between `begin` and `end`, both reached: what no earlier charge covers, and its part of
     /// what is proven to be shared.
     [[nodiscard]] ns charge(const Point& begin, const Point& end) {
-        return charge(begin, end, elapsed(begin, end), {}, ns{0}, refunds_nothing{});
+        const auto between = [](const Point& a, const Point& b) { return elapsed(a, b); };
+        return charge(place(begin, end, elapsed(begin, end), between), end, {}, ns{0}, refunds_nothing{});
     }
 
-    /// The same for work of `who` that takes `at_least` on the device, whose span is `length`. Calls `give_back(client,
-    /// time)` for what others were charged alone and share with it.
+    /// When that was: a span of `length`. Asking the device for a time isn't free: `between(point, point)` is asked at most
+    /// once, and not for what begins where the latest charge ended.
+    template <std::invocable<const Point&, const Point&> F>
+    [[nodiscard]] interval place(const Point& begin, const Point& end, ns length, F between) {
+        if (!placed_any_) {
+            placed_any_ = true;
+            latest_ = begin;
+        }
+        if constexpr (std::equality_comparable<Point>)
+            if (begin == latest_) return {latest_at_, latest_at_ + length.count()};
+        const auto at = latest_at_ + between(latest_, end).count();
+        return {at - length.count(), at};
+    }
+
+    /// charge() for work of `who` that takes `at_least` on the device and whose span is known, up to `end`. Calls
+    /// `give_back(client, time)` for what others were charged alone and share with it.
     template <std::invocable<client_id, ns> F>
-    [[nodiscard]] ns charge(const Point& begin, const Point& end, ns length, client_id who, ns at_least, F give_back) {
-        if (length <= ns{0}) return ns{0};
-        const interval span = place(begin, end, length.count());
+    [[nodiscard]] ns charge(interval span, const Point& end, client_id who, ns at_least, F give_back) {
+        if (span.end <= span.begin) return ns{0};
         const auto proven_from = std::max(span.begin, span.end - std::max<ns::rep>(at_least.count(), 0));
         ns::rep cost = 0;
         const auto tail = first_after(span.begin);
@@ -57,7 +74,7 @@ public:
             remember({.when = {charged_to_, from}});  // idle, at first since ever
             remember({{from, span.end}, 1, {who}});
             latest_ = end;
-            charged_to_ = span.end;
+            latest_at_ = charged_to_ = span.end;
         }
         return ns{cost};
     }
@@ -67,9 +84,6 @@ private:
     static constexpr std::uint32_t most_owners = 4;     // more in one instant share no further
     static constexpr ns::rep long_ago = std::numeric_limits<ns::rep>::min();
 
-    struct interval {  // on the meter's own time, which begins with the first span
-        ns::rep begin = 0, end = 0;
-    };
     struct stretch {
         interval when{};
         std::uint32_t num_owners = 0;  // none: idle
@@ -82,14 +96,6 @@ private:
         }
         [[nodiscard]] bool takes(client_id c) const noexcept { return num_owners < most_owners && !is_of(c); }
     };
-
-    [[nodiscard]] interval place(const Point& begin, const Point& end, ns::rep length) const noexcept {
-        if (charged_to_ == long_ago) return {0, length};
-        if constexpr (std::equality_comparable<Point>)  // asking the device for a time isn't free
-            if (begin == latest_) return {charged_to_, charged_to_ + length};
-        const auto at = charged_to_ + elapsed(latest_, end).count();
-        return {at - length, at};
-    }
 
     [[nodiscard]] std::size_t first_after(ns::rep t) const noexcept {
         auto i = num_;
@@ -153,7 +159,9 @@ private:
         stretches_[num_++] = s;
     }
 
-    Point latest_{};                                   // the end that charged_to_ is the place of
+    Point latest_{};                                   // whose place is known: the latest end, at first a begin
+    ns::rep latest_at_ = 0;                            // it
+    bool placed_any_ = false;
     ns::rep charged_to_ = long_ago;                    // the latest end so far
     std::array<stretch, most_stretches> stretches_{};  // in order of time, without holes, up to charged_to_
     std::size_t num_ = 0;

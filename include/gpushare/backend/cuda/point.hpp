@@ -91,16 +91,13 @@ public:
         if (a.state_ == b.state_ || !a.succeeded() || !b.succeeded()) return ns{0};
         if (a.state_->device != b.state_->device) return ns{0};
         const detail::relaxed_capture relaxed;
-        float ms = 0;
-        const auto code = cudaEventElapsedTime(&ms, a.state_->event, b.state_->event);
-        if (a.state_->device->health().note(code, "cudaEventElapsedTime") != errc::none) return ns{0};
-        return to_ns(ms);
+        return time_between(a, b);
     }
     /// Whether they are the same point, not whether they are reached at the same time.
     friend bool operator==(const point&, const point&) noexcept = default;
 
-    /// Asks several points with one change of this thread's capture mode, and each once: the call that tells the time
-    /// between two points also tells whether they are reached. For one thread, within one function.
+    /// Asks about several points with one change of this thread's capture mode: the call that tells the time between two
+    /// points also tells whether they are reached. For one thread, within one function.
     class questions {
     public:
         /// The device time between the two if `end` is reached, zero where that isn't known. `begin` comes before it.
@@ -127,6 +124,13 @@ public:
                 begin.state_->outcome.store(static_cast<std::uint8_t>(errc::none), std::memory_order_release);
             return to_ns(ms);
         }
+        /// As elapsed(), of two that span() has found reached, or that were before.
+        [[nodiscard]] ns between(const point& a, const point& b) noexcept {
+            if (a.state_ == b.state_ || !a.known_well() || !b.known_well()) return ns{0};
+            if (a.state_->device != b.state_->device) return ns{0};
+            relaxed_.begin();
+            return time_between(a, b);
+        }
 
     private:
         detail::relaxed_capture relaxed_{detail::relaxed_capture::from::later};
@@ -145,8 +149,18 @@ private:
     using reference = gpushare::detail::counted_ref<detail::point_state>;
 
     [[nodiscard]] static ns to_ns(float ms) noexcept { return ns{static_cast<ns::rep>(static_cast<double>(ms) * 1e6)}; }
-    [[nodiscard]] bool succeeded() const noexcept {
-        return state_ && reached() && status() == errc::none && state_->event != nullptr;
+    [[nodiscard]] bool succeeded() const noexcept { return reached() && known_well(); }
+    // Without asking.
+    [[nodiscard]] bool known_well() const noexcept {
+        return state_ && state_->event != nullptr &&
+               state_->outcome.load(std::memory_order_acquire) == static_cast<std::uint8_t>(errc::none);
+    }
+    // Of two that were reached on one device.
+    [[nodiscard]] static ns time_between(const point& a, const point& b) noexcept {
+        float ms = 0;
+        const auto code = cudaEventElapsedTime(&ms, a.state_->event, b.state_->event);
+        if (a.state_->device->health().note(code, "cudaEventElapsedTime") != errc::none) return ns{0};
+        return to_ns(ms);
     }
 
     static bool wait_any(const point* points, std::size_t n, instant deadline) {
