@@ -54,7 +54,7 @@ struct rig {
 /// CUDA calls by name that `f` makes, per call of it in the long run.
 template <std::invocable F>
 call_counts cuda_calls(F f) {
-    constexpr std::size_t warm_up = 100, counted = 1000;
+    constexpr std::size_t warm_up = 1000, counted = 1000;
     for (std::size_t i = 0; i < warm_up; ++i) f();
     standin::forget_calls();
     for (std::size_t i = 0; i < counted; ++i) f();

@@ -35,7 +35,7 @@ struct timeline_handle<Stream> {
 template <timeline Stream>
 struct batch {
     static constexpr bool shares = shared_timeline<Stream>;
-    static constexpr std::uint32_t most_members = 32;
+    static constexpr std::uint32_t most_members = 63;
     using handle_type = typename timeline_handle<Stream>::type;
     using point = typename Stream::point;
     using interval = typename span_meter<point>::interval;

@@ -191,9 +191,16 @@ private:
         return n;
     }
 
+    // Whether what mark_gathered() found the last time still is all there is: nothing elsewhere, and this one on `s`.
+    [[nodiscard]] bool found_again(const Stream& s) const noexcept {
+        if (latest_ == none || latest_at_ != boarded_) return false;
+        const batch& b = batches_[latest_];
+        return b.at == batch::state::open && b.is_on(s);
+    }
+
     void board_gathered(flight& f, Stream& s, instant now) noexcept {
         const grant& g = f.what;
-        const auto [last, elsewhere, of_others] = mark_gathered(g.client, s);
+        const auto [last, elsewhere, of_others] = found_again(s) ? neighbours{latest_} : mark_gathered(g.client, s);
         const bool share = batch::shares && g.may_share && !of_others;
         if (last != none && share && batches_[last].takes(g, quantum_)) {
             batch& b = batches_[last];
@@ -202,6 +209,8 @@ private:
             f.needs_begin = false;
             f.needs_end = b.ends_soon = b.entering == 1 && b.is_full(g, quantum_);
             f.may_stay_open = true;
+            latest_ = elsewhere ? none : last;
+            latest_at_ = boarded_;
             return;
         }
         f.in = free_batch();
@@ -271,7 +280,8 @@ private:
         return in_use_++;
     }
 
-    std::uint64_t boarded_ = 0;
+    std::uint64_t boarded_ = 0, latest_at_ = 0;
+    std::size_t latest_ = none;  // that was joined, when boarded_ was latest_at_ and nothing was elsewhere
     ns::rep stretch_ = one_stretch;
     bool apart_ = false;
 };

@@ -59,7 +59,11 @@ struct cost_estimate {
     [[nodiscard]] ns at_least(bool mixture) const noexcept {
         return seen_alone >= (mixture ? enough_of_a_mixture : 1) ? shortest_alone : ns{0};
     }
-    /// The same where it was only measured together with others of which each took a part.
+    /// The same of so many that were measured together.
+    void learn_mean(ns took, std::uint32_t times) noexcept {
+        if (times > 1) took /= static_cast<ns::rep>(times);
+        while (times-- > 0) learn_mean(took);
+    }
     void learn_mean(ns took) noexcept {
         // The mean of all up to the eighth, then of the latest eight or so: mixed kernels predict their mean.
         if (seen < 8)

@@ -90,6 +90,15 @@ public:
         return sum <= own.horizon && (alone || in_flight < depth_ || sum <= own.horizon / 8);
     }
 
+    /// For so many more like this one there is room behind it, at least, if its client is alone; 0 where that takes a closer
+    /// look each time.
+    [[nodiscard]] std::uint32_t room_behind(std::uint32_t level, ns longest) const noexcept {
+        const auto& own = levels_[level];
+        if (levels_.size() > 1 || longest <= ns{0} || own.unknown != 0 || own.in_flight >= most_in_flight) return 0;
+        const auto in_time = static_cast<std::uint64_t>(std::max(own.horizon - own.counted, longest) / longest);
+        return static_cast<std::uint32_t>(std::min<std::uint64_t>(most_in_flight - own.in_flight, in_time)) - 1;
+    }
+
     void enter(std::uint32_t level, ns longest, bool of_request) noexcept {
         auto& l = of(level);
         if (l.in_flight++ == 0 && l.clients == 0) update();
@@ -151,7 +160,7 @@ public:
     }
 
 private:
-    static constexpr std::uint32_t most_in_flight = 64;  // hides any latency, and bounds what a batch can hold
+    static constexpr std::uint32_t most_in_flight = 128;  // hides any latency, and holds two batches
 
     [[nodiscard]] static bool in_use(const level_state& l) noexcept { return l.in_flight != 0 || l.clients != 0; }
     [[nodiscard]] static ns saturating_sum(ns a, ns b) noexcept { return a > ns::max() - b ? ns::max() : a + b; }

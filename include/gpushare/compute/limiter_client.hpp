@@ -58,12 +58,34 @@ struct limiter_client {
         return quarantined = true;
     }
 
+    /// How many more may share points before one of its submissions is to be timed by itself again, if this one may.
+    [[nodiscard]] std::uint32_t turns_to_share() const noexcept { return timed_turn - 1 - turns % (timed_turn + 1); }
+    [[nodiscard]] bool shares_turn() const noexcept { return turns % (timed_turn + 1) != timed_turn; }
+
 private:
+    // Batches don't tell how long the longest is, nor whether there were gaps.
+    static constexpr std::uint32_t timed_turn = 63;  // one of 64
+
     [[nodiscard]] ns predict(client_id c, const cost_model& kinds, ns first_guess) const noexcept {
         if (head.key != 0)
             if (const auto& kind = kinds.find(c, head.key); kind.seen != 0) return kind.typical;
         if (costs.seen != 0) return costs.typical;
         return settings.longest > ns{0} ? settings.longest : first_guess;
+    }
+};
+
+/// Submissions of one client that alone wants the device, one soon after the other: what was found out about the first of
+/// them holds for the next `left` ones, until something changes.
+struct limiter_run {
+    grant what{};
+    std::uint32_t left = 0;
+
+    [[nodiscard]] bool takes(client_id c, std::uint32_t policy) const noexcept {
+        return left > 0 && what.client == c && what.policy == policy;
+    }
+    void begin(const grant& first, std::uint32_t more) noexcept {
+        left = more;
+        if (more > 0) what = first;
     }
 };
 

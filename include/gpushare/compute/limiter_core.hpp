@@ -168,8 +168,7 @@ public:
         return next(now, nothing_known{now});
     }
 
-    /// After next() let nothing in: when to call it again though nothing else happened, because a policy holds work back
-    /// until then; `never`: no need to.
+    /// After next() let nothing in: when to call it again though nothing else happened, as a policy holds work back; or `never`.
     [[nodiscard]] instant resume_at() const noexcept { return resume_at_; }
 
     /// The submission is over. `now` matters while requests are under way. Returns by how much its wait was longer than
@@ -262,7 +261,10 @@ public:
 private:
     struct client_state : detail::limiter_client {};
 
-    void raise_longest(const client_state& c) noexcept { book_.raise_longest(c.level, c.longest()); }
+    void raise_longest(const client_state& c) noexcept {
+        run_.left = 0;  // for bounds change
+        book_.raise_longest(c.level, c.longest());
+    }
     // Linear: when clients leave a level, and now and then, as what was long long ago is forgotten.
     void find_longest(std::uint32_t level) noexcept {
         book_.forget_longest(level);
@@ -274,12 +276,19 @@ private:
     [[nodiscard]] bool pass_alone(grant& g, client_id c, instant now, const line_head* head) noexcept {
         if constexpr (requires { requires std::same_as<typename Policy::short_way_of, Policy>; }) {
             auto& client = clients_[c.index];
-            client.set_head(now, head);
-            client.complete_head(c, costs_, options_.first_guess);
-            describe(g, c);
-            const bool idle = client.usage.in_flight == 0;
-            if (!book_.has_room(g.level_index, g.longest, num_active_ == (idle ? 0 : 1))) return false;
-            if (book_.held(g.level_index, now).held) return false;
+            const bool idle = client.usage.in_flight == 0, alone = num_active_ == (idle ? 0 : 1);
+            if (alone && !idle && head == nullptr && run_.takes(c, policies_)) {
+                --run_.left;
+                g = run_.what;
+            } else {
+                client.set_head(now, head);
+                client.complete_head(c, costs_, options_.first_guess);
+                describe(g, c);
+                if (!book_.has_room(g.level_index, g.longest, alone) || book_.held(g.level_index, now).held) return false;
+                const bool begins = g.may_share && alone && !idle && head == nullptr;
+                const auto more = begins ? book_.room_behind(g.level_index, g.longest) : 0;
+                run_.begin(g, std::min(more, client.turns_to_share()));
+            }
             policy_.serve_alone(c, g.predicted);
             enter(g);
             num_active_ += idle ? 1 : 0;
@@ -303,8 +312,7 @@ private:
         g.bound = client.head.bound > ns{0} ? client.head.bound : book_.bound(g.level_index);
         g.known = kind.known;
         g.longest = kind.longest > ns{0} ? kind.longest : client.longest();
-        // Now and then one is timed by itself: batches don't tell how long the longest is, nor whether there were gaps.
-        g.may_share = g.known && g.predicted <= quantum() / 2 && client.turns % 64 != 63;
+        g.may_share = g.known && g.predicted <= quantum() / 2 && client.shares_turn();
     }
 
     void learn(const grant& g, const outcome& o) noexcept {
@@ -312,9 +320,8 @@ private:
         auto* const kind = costs_.find_or_add(g.client, g.key);
         if (o.from == outcome::source::doubt) return;
         if (o.from == outcome::source::shared) {
-            const auto each = o.times == 1 ? o.took : o.took / static_cast<ns::rep>(o.times);
-            for (auto i = o.times; i > 0; --i) client.costs.learn_mean(each);
-            for (auto i = kind != nullptr ? o.times : 0; i > 0; --i) kind->learn_mean(each);
+            client.costs.learn_mean(o.took, o.times);
+            if (kind != nullptr) kind->learn_mean(o.took, o.times);
             return;
         }
         const bool alone = o.from == outcome::source::alone;
@@ -326,12 +333,7 @@ private:
             learnt_ = 0;
             find_longest(g.level_index);
         }
-        if (g.longest > ns{0} && o.took > g.longest)
-            events_.push({.what = limiter_event::kind::overran,
-                          .client = g.client,
-                          .took = o.took,
-                          .bound = g.longest,
-                          .key = g.key});
+        if (g.longest > ns{0} && o.took > g.longest) note(limiter_event::kind::overran, g, o.took, g.longest);
     }
 
     // Of the time in flight, what neither its own length nor work of its level and above explains is its wait for others.
@@ -341,12 +343,11 @@ private:
         const ns of_own_level = book_.served_from(g.level_index) - g.served_before;
         const ns waited = o.in_flight - std::max(o.took, g.longest) - of_own_level;
         if (waited <= g.bound) return ns{0};
-        events_.push({.what = limiter_event::kind::waited_beyond_bound,
-                      .client = g.client,
-                      .took = waited,
-                      .bound = g.bound,
-                      .key = g.key});
+        note(limiter_event::kind::waited_beyond_bound, g, waited, g.bound);
         return waited - g.bound;
+    }
+    void note(limiter_event::kind what, const grant& g, ns took, ns bound) noexcept {
+        events_.push({.what = what, .client = g.client, .took = took, .bound = bound, .key = g.key});
     }
 
     // Whether it is the first in its line.
@@ -387,6 +388,7 @@ private:
     std::vector<client_state> clients_;
     detail::in_flight_book book_{options_.depth, options_.horizon};
     cost_model costs_;
+    detail::limiter_run run_;
     detail::event_queue events_;
     std::uint32_t policies_ = 0;  // how often another one took over
     std::uint64_t num_waiting_ = 0;
