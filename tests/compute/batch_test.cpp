@@ -166,6 +166,36 @@ TEST_CASE("somebody else's work on the stream ends a batch, with the point at wh
     CHECK(t.used(b) == of_b + 100us);
 }
 
+TEST_CASE("a batch that is overtaken while somebody enters it ends, and nobody joins it any more", "[compute]") {
+    setup t{{.depth = 8}};
+    const auto a = t.compute.add({.weight = 50_pct}), b = t.compute.add({.weight = 50_pct});
+    t.teach(a, t.stream);
+    t.teach(b, t.stream);
+    const auto of_a = t.used(a), of_b = t.used(b);
+    const auto enqueue = [&](client_id c, auto then) {
+        t.compute.acquire(c).value().enqueue(t.stream, [&](sharing_stream& s) {
+            s.enqueue(50us);
+            then();
+        });
+    };
+    const auto nothing = [] {};
+    enqueue(a, nothing);
+    enqueue(a, nothing);
+    const auto before = t.stream.records();
+    // While the third enters the batch of the first two, it can't end.
+    enqueue(a, [&] {
+        enqueue(b, nothing);
+        enqueue(a, nothing);
+    });
+    for (int end = 0; end < 8; ++end) {
+        t.compute.poll();
+        t.stream.line().reach_all();
+    }
+    CHECK(t.stream.records() - before == 4);  // two begins, of which one is an end, and two ends
+    CHECK(t.used(a) == of_a + 4 * 50us);
+    CHECK(t.used(b) == of_b + 50us);
+}
+
 TEST_CASE("while others are in flight on other streams everything has points of its own", "[compute]") {
     setup t{{.depth = 8}};
     sharing_stream other(t.stream, instant{1s});

@@ -127,8 +127,8 @@ struct account {
     void run(std::uint32_t who, span s, std::int64_t at_least) {
         const auto between = [](moment a, moment b) { return elapsed(a, b); };
         const auto when = meter.place({s.begin}, {s.end}, ns{s.end - s.begin}, between);
-        const auto cost = meter.charge(when, {s.end}, {who, 1}, ns{at_least},
-                                       [&](client_id c, ns t) { of[c.index] -= t.count(); });
+        const auto cost =
+            meter.charge(when, {s.end}, {who, 1}, ns{at_least}, [&](client_id c, ns t) { of[c.index] -= t.count(); });
         of[who] += cost.count();
     }
     gpushare::span_meter<moment> meter;

@@ -43,14 +43,15 @@ struct batch {
     enum class state : std::uint8_t { free, open, ending, ended };
 
     state at = state::free;
-    bool known = false;        // how long it takes, as far as predictions go
-    bool doubtful = false;     // its span may have gaps
-    bool contended = false;    // something was in flight on another stream meanwhile
+    bool known = false;          // how long it takes, as far as predictions go
+    bool doubtful = false;       // its span may have gaps
+    bool contended = false;      // something was in flight on another stream meanwhile
     bool beside_others = false;  // from the begin on, and of another client
-    bool trouble = false;      // a member failed to be enqueued
-    bool end_wanted = false;   // nobody else joins
-    bool ends_soon = false;    // nor now: the latest to enter records the end
-    bool written_off = false;  // it doesn't end: its members have been told
+    bool trouble = false;        // a member failed to be enqueued
+    bool end_wanted = false;     // nobody else joins
+    bool overtaken = false;      // another began behind it before it could end: its span holds that, too
+    bool ends_soon = false;      // nor now: the latest to enter records the end
+    bool written_off = false;    // it doesn't end: its members have been told
     client_id client{};
     priority level{};
     const Stream* stream = nullptr;
@@ -114,7 +115,8 @@ struct batch {
 
     void clear() noexcept {
         at = state::free;
-        known = doubtful = contended = beside_others = trouble = end_wanted = ends_soon = written_off = false;
+        known = doubtful = contended = beside_others = trouble = end_wanted = overtaken = ends_soon = written_off =
+            false;
         handle = {};
         num_members = entering = 0;
         first = last = nullptr;

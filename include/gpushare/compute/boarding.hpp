@@ -191,27 +191,17 @@ private:
         return n;
     }
 
-    // Whether what mark_gathered() found the last time still is all there is: nothing elsewhere, and this one on `s`.
-    [[nodiscard]] bool found_again(const Stream& s) const noexcept {
-        if (latest_ == none || latest_at_ != boarded_) return false;
-        const batch& b = batches_[latest_];
-        return b.at == batch::state::open && b.is_on(s);
-    }
-
     void board_gathered(flight& f, Stream& s, instant now) noexcept {
         const grant& g = f.what;
-        const auto [last, elsewhere, of_others] = found_again(s) ? neighbours{latest_} : mark_gathered(g.client, s);
+        // The usual case: another one for the batch that was joined before. It takes nobody once another begins behind it, or
+        // another client's elsewhere.
+        if (latest_ != none && g.may_share && batches_[latest_].is_on(s) && batches_[latest_].takes(g, quantum_))
+            return enter(f, latest_, now);
+        const auto [last, elsewhere, of_others] = mark_gathered(g.client, s);
         const bool share = batch::shares && g.may_share && !of_others;
         if (last != none && share && batches_[last].takes(g, quantum_)) {
-            batch& b = batches_[last];
-            b.enter(g, now);
-            f.in = last;
-            f.needs_begin = false;
-            f.needs_end = b.ends_soon = b.entering == 1 && b.is_full(g, quantum_);
-            f.may_stay_open = true;
-            latest_ = elsewhere ? none : last;
-            latest_at_ = boarded_;
-            return;
+            latest_ = last;
+            return enter(f, last, now);
         }
         f.in = free_batch();
         batch& b = batches_[f.in];
@@ -232,8 +222,21 @@ private:
             before.at = batch::state::ending;
             before.doubtful |= now > before.busy_until;
             f.ends = last;
+        } else if (before.at == batch::state::open && static_cast<bool>(before.handle) && !before.ends_soon) {
+            // Somebody enters it, and its end can only be recorded later.
+            before.end_wanted = before.overtaken = true;
+            want_ends();
         }
         b.busy_until = saturating_add(std::max(now, before.busy_until), lasts);
+    }
+
+    void enter(flight& f, std::size_t into, instant now) noexcept {
+        batch& b = batches_[into];
+        b.enter(f.what, now);
+        f.in = into;
+        f.needs_begin = false;
+        f.needs_end = b.ends_soon = b.entering == 1 && b.is_full(f.what, quantum_);
+        f.may_stay_open = true;
     }
 
     // It is enqueued: among the members of its batch, and one with the latest of these where nothing tells them apart.
@@ -280,8 +283,8 @@ private:
         return in_use_++;
     }
 
-    std::uint64_t boarded_ = 0, latest_at_ = 0;
-    std::size_t latest_ = none;  // that was joined, when boarded_ was latest_at_ and nothing was elsewhere
+    std::uint64_t boarded_ = 0;
+    std::size_t latest_ = none;  // that was joined
     ns::rep stretch_ = one_stretch;
     bool apart_ = false;
 };

@@ -221,13 +221,14 @@ private:
         const bool shared = b.num_members > 1;
         ns length{b.when.end - b.when.begin};
         learn_stretch(b, length);
-        auto left = meter_.charge(b.when, b.end, b.client, shared ? ns{0} : b.first->what.at_least, give_back);
+        const ns at_least = shared ? ns{0} : b.first->what.at_least;
+        auto left = b.overtaken ? b.predicted : meter_.charge(b.when, b.end, b.client, at_least, give_back);
         // The span of a batch that may have had gaps says little: the prediction is better.
         if (b.doubtful) left = std::min(left, b.predicted);
-        const auto from = b.doubtful    ? source::doubt
-                          : shared      ? source::shared
-                          : b.contended ? source::own
-                                        : source::alone;
+        const auto from = b.doubtful || b.overtaken ? source::doubt
+                          : shared                  ? source::shared
+                          : b.contended             ? source::own
+                                                    : source::alone;
         const auto status = b.end.status();
         const bool written_off = b.written_off;
         flight* next = b.first;

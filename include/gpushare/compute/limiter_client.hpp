@@ -83,10 +83,6 @@ struct limiter_run {
     [[nodiscard]] bool takes(client_id c, std::uint32_t policy) const noexcept {
         return left > 0 && what.client == c && what.policy == policy;
     }
-    void begin(const grant& first, std::uint32_t more) noexcept {
-        left = more;
-        if (more > 0) what = first;
-    }
 };
 
 }  // namespace gpushare::inline GPUSHARE_ABI::detail

@@ -284,10 +284,11 @@ private:
                 client.set_head(now, head);
                 client.complete_head(c, costs_, options_.first_guess);
                 describe(g, c);
-                if (!book_.has_room(g.level_index, g.longest, alone) || book_.held(g.level_index, now).held) return false;
-                const bool begins = g.may_share && alone && !idle && head == nullptr;
-                const auto more = begins ? book_.room_behind(g.level_index, g.longest) : 0;
-                run_.begin(g, std::min(more, client.turns_to_share()));
+                if (!book_.has_room(g.level_index, g.longest, alone) || book_.held(g.level_index, now).held)
+                    return false;
+                run_.left = 0;
+                if (g.may_share && alone && !idle && head == nullptr)
+                    run_ = {g, std::min(client.turns_to_share(), book_.room_behind(g.level_index, g.longest))};
             }
             policy_.serve_alone(c, g.predicted);
             enter(g);
@@ -324,9 +325,8 @@ private:
             if (kind != nullptr) kind->learn_mean(o.took, o.times);
             return;
         }
-        const bool alone = o.from == outcome::source::alone;
-        client.costs.learn(o.took, alone);
-        if (kind != nullptr) kind->learn(o.took, alone);
+        client.costs.learn(o.took, o.from == outcome::source::alone);
+        if (kind != nullptr) kind->learn(o.took, o.from == outcome::source::alone);
         client.usage.longest = std::max(client.usage.longest, o.took);
         raise_longest(client);
         if (++learnt_ > std::max<std::uint64_t>(recent_longest::window, clients_.size())) {

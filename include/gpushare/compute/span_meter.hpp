@@ -159,8 +159,8 @@ private:
         stretches_[num_++] = s;
     }
 
-    Point latest_{};                                   // whose place is known: the latest end, at first a begin
-    ns::rep latest_at_ = 0;                            // it
+    Point latest_{};         // whose place is known: the latest end, at first a begin
+    ns::rep latest_at_ = 0;  // it
     bool placed_any_ = false;
     ns::rep charged_to_ = long_ago;                    // the latest end so far
     std::array<stretch, most_stretches> stretches_{};  // in order of time, without holes, up to charged_to_

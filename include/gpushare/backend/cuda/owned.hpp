@@ -24,7 +24,8 @@ namespace gpushare::inline GPUSHARE_ABI::cuda::detail {
 /// How to destroy a kind of native object, and the name of the call for reports. native_type{} is none.
 template <class K>
 concept native_kind = requires(const driver& api, typename K::native_type native) {
-    { K::destroy(api, native) } noexcept -> std::same_as<cudaError_t>;
+    { K::destroy(api, native) }
+    noexcept->std::same_as<cudaError_t>;
     { K::destroys } -> std::convertible_to<const char*>;
 };
 

@@ -182,9 +182,9 @@ public:
     }
     /// The same around a call that needs the device to be current.
     template <class F>
-        requires requires(F& call) {
-            { call() } -> std::same_as<cudaError_t>;
-        }
+    requires requires(F& call) {
+        { call() } -> std::same_as<cudaError_t>;
+    }
     void enqueued_on_device(F&& call, const char* name) {
         cudaError_t code = cudaSuccess;
         {
