@@ -124,7 +124,6 @@ struct batch {
         begin = {};
         end = {};
         placed = found = false;
-        when = {};
     }
 
     [[nodiscard]] bool can_end() const noexcept {

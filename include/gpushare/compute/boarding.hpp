@@ -154,10 +154,10 @@ protected:
 
     // Beside others' work, what costs a certain time lasts longer: they take turns, or share it. By how much is learnt, so
     // that few ends are asked for too early.
-    void learn_stretch(const batch& b, ns lasted) noexcept {
-        if (!b.beside_others || b.predicted <= ns{0}) return;
-        const auto seen = std::min(lasted, b.predicted * most_stretch) * one_stretch / b.predicted;
-        stretch_ += (std::max(seen, one_stretch) - stretch_) / 8;
+    void learn_stretch(ns predicted, ns lasted) noexcept {
+        if (predicted <= ns{0}) return;
+        const auto seen = static_cast<double>(lasted.count()) / static_cast<double>(predicted.count());
+        stretch_ += (std::clamp(seen, 1.0, most_stretch) - stretch_) / 8;
     }
 
     flight_slots<Stream> slots_;
@@ -168,7 +168,11 @@ protected:
     ns quantum_;
 
 private:
-    static constexpr ns::rep one_stretch = 64, most_stretch = 16;
+    static constexpr double most_stretch = 16;
+    [[nodiscard]] ns stretched(ns cost) const noexcept {
+        constexpr double almost_for_ever = 9e18;
+        return ns{static_cast<ns::rep>(std::min(static_cast<double>(cost.count()) * stretch_, almost_for_ever))};
+    }
 
     neighbours mark_gathered(client_id c, const Stream& s) noexcept {
         neighbours n;
@@ -195,7 +199,7 @@ private:
         const grant& g = f.what;
         // The usual case: another one for the batch that was joined before. It takes nobody once another begins behind it, or
         // another client's elsewhere.
-        if (latest_ != none && g.may_share && batches_[latest_].is_on(s) && batches_[latest_].takes(g, quantum_))
+        if (batch::shares && latest_ != none && g.may_share && batches_[latest_].is_on(s) && batches_[latest_].takes(g, quantum_))
             return enter(f, latest_, now);
         const auto [last, elsewhere, of_others] = mark_gathered(g.client, s);
         const bool share = batch::shares && g.may_share && !of_others;
@@ -208,7 +212,7 @@ private:
         b.begin_with(g, s, ++boarded_);
         b.contended = elsewhere;
         b.beside_others = of_others;
-        const ns lasts = of_others ? g.predicted * stretch_ / one_stretch : g.predicted;
+        const ns lasts = of_others ? stretched(g.predicted) : g.predicted;
         b.busy_until = saturating_add(now, lasts);
         f.needs_begin = true;
         f.may_stay_open = share && b.stay_open(s);
@@ -285,7 +289,7 @@ private:
 
     std::uint64_t boarded_ = 0;
     std::size_t latest_ = none;  // that was joined
-    ns::rep stretch_ = one_stretch;
+    double stretch_ = 1;
     bool apart_ = false;
 };
 

@@ -206,13 +206,17 @@ private:
         b.when = b.placed ? interval{b.when.begin, b.when.begin + length->count()}
                           : meter_.place(b.begin, b.end, *length, between);
         b.found = true;
+        if (in_use().size() > 1) place_behind(b);
+        return true;
+    }
+
+    void place_behind(const batch& b) noexcept {
         if constexpr (std::equality_comparable<point>)
             for (auto& next : in_use())
                 if (next.stream == b.stream && next.order > b.order && next.begin == b.end) {
                     next.when.begin = b.when.end;
                     next.placed = true;
                 }
-        return true;
     }
 
     template <class F, class G>
@@ -220,7 +224,7 @@ private:
         using source = outcome::source;
         const bool shared = b.num_members > 1;
         ns length{b.when.end - b.when.begin};
-        learn_stretch(b, length);
+        if (b.beside_others) learn_stretch(b.predicted, length);
         const ns at_least = shared ? ns{0} : b.first->what.at_least;
         auto left = b.overtaken ? b.predicted : meter_.charge(b.when, b.end, b.client, at_least, give_back);
         // The span of a batch that may have had gaps says little: the prediction is better.

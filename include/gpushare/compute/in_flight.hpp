@@ -47,6 +47,7 @@ public:
         std::uint32_t i = 0;
         while (i < levels_.size() && levels_[i].level != p) ++i;  // they are few
         if (i == levels_.size()) levels_.push_back({.level = p});
+        one_level_ = levels_.size() == 1;
         update();
         return i;
     }
@@ -76,7 +77,7 @@ public:
         const auto& own = levels_[level];
         std::uint32_t in_flight = own.in_flight, unknown = own.unknown;
         ns counted = own.counted;
-        if (levels_.size() > 1) {  // the usual case is one
+        if (!one_level_) {
             for (const auto& l : levels_) {
                 if (l.level <= own.level) continue;
                 in_flight += l.in_flight;
@@ -94,7 +95,7 @@ public:
     /// look each time.
     [[nodiscard]] std::uint32_t room_behind(std::uint32_t level, ns longest) const noexcept {
         const auto& own = levels_[level];
-        if (levels_.size() > 1 || longest <= ns{0} || own.unknown != 0 || own.in_flight >= most_in_flight) return 0;
+        if (!one_level_ || longest <= ns{0} || own.unknown != 0 || own.in_flight >= most_in_flight) return 0;
         const auto in_time = static_cast<std::uint64_t>(std::max(own.horizon - own.counted, longest) / longest);
         return static_cast<std::uint32_t>(std::min<std::uint64_t>(most_in_flight - own.in_flight, in_time)) - 1;
     }
@@ -124,7 +125,7 @@ public:
     };
     [[nodiscard]] hold held(std::uint32_t level, instant now) const noexcept {
         hold h;
-        if (levels_.size() == 1) return h;
+        if (one_level_) return h;
         for (const auto& l : levels_) {
             if (l.level <= levels_[level].level) continue;
             if (l.of_requests > 0) return {.held = true};
@@ -153,7 +154,7 @@ public:
     /// What work of this level and above has taken that ended.
     [[nodiscard]] ns served_from(std::uint32_t level) const noexcept {
         ns sum = levels_[level].served;
-        if (levels_.size() == 1) return sum;
+        if (one_level_) return sum;
         for (const auto& l : levels_)
             if (l.level > levels_[level].level) sum += l.served;
         return sum;
@@ -193,6 +194,7 @@ private:
     }
 
     std::uint32_t depth_;
+    bool one_level_ = false;  // the usual case
     ns horizon_;
     std::vector<level_state> levels_;
 };

@@ -11,6 +11,7 @@
 
 #include <gpushare/compute/cost_model.hpp>
 #include <gpushare/compute/grant.hpp>
+#include <gpushare/compute/in_flight.hpp>
 #include <gpushare/compute/policy.hpp>
 #include <gpushare/config.hpp>
 #include <gpushare/units.hpp>
@@ -47,6 +48,18 @@ struct limiter_client {
         if (settings.slo > ns{0}) head.deadline = std::min(head.deadline, saturating_add(head.arrival, settings.slo));
     }
 
+    /// What a measured one took, or several together. `kind`: of its kind, if that is known.
+    void learn(const outcome& o, cost_estimate* kind) noexcept {
+        if (o.from == outcome::source::shared) {
+            costs.learn_mean(o.took, o.times);
+            if (kind != nullptr) kind->learn_mean(o.took, o.times);
+            return;
+        }
+        costs.learn(o.took, o.from == outcome::source::alone);
+        if (kind != nullptr) kind->learn(o.took, o.from == outcome::source::alone);
+        usage.longest = std::max(usage.longest, o.took);
+    }
+
     /// One more that ended. Whether it is quarantined from now on, after so many failures in a row.
     [[nodiscard]] bool ended(bool failed, std::uint32_t quarantine_after) noexcept {
         if (!failed) {
@@ -80,8 +93,17 @@ struct limiter_run {
     grant what{};
     std::uint32_t left = 0;
 
-    [[nodiscard]] bool takes(client_id c, std::uint32_t policy) const noexcept {
-        return left > 0 && what.client == c && what.policy == policy;
+    /// [[noinline]]: rarely called, it would spoil its neighbourhood.
+    [[gnu::noinline]] void begin(const grant& first, const limiter_client& c, const in_flight_book& book) noexcept {
+        left = std::min(c.turns_to_share(), book.room_behind(first.level_index, first.longest));
+        what = first;
+    }
+    /// Whether the next one of `c` is of this run; then, what is known of it.
+    [[nodiscard]] bool next(grant& g, client_id c, std::uint32_t policy) noexcept {
+        if (left == 0 || what.client != c || what.policy != policy) return false;
+        --left;
+        g = what;
+        return true;
     }
 };
 

@@ -130,7 +130,7 @@ public:
     /// arrive() and next() in one, for whoever may be the only one that waits: whether it was let in. A policy's short way is
     /// taken where nobody else does. `head` as for arrive().
     [[nodiscard]] bool pass(grant& g, client_id c, instant now, const line_head* head) noexcept {
-        if (num_waiting_ == 0 && pass_alone(g, c, now, head)) return true;
+        if (num_waiting_ == 0 && ((run_.left > 0 && goes_on(g, c, head)) || pass_alone(g, c, now, head))) return true;
         arrive(c, now, head);
         return num_waiting_ == 1 && next(g, now, nothing_known{now});
     }
@@ -147,14 +147,15 @@ public:
             resume_at_ = std::max(c.ask_again(), saturating_add(now, ns{1}));  // time must pass
             return false;
         }
-        describe(g, *c);
+        auto& client = clients_[c->index];
+        describe(g, *c, client);
         if (!book_.has_room(g.level_index, g.longest, num_active_ == 1)) return false;
         if (const auto hold = book_.held(g.level_index, now); hold.held) {
             resume_at_ = hold.until;
             return false;
         }
         policy_.serve(*c, g.predicted, now);
-        enter(g);
+        enter(g, client);
         withdraw(*c, now, head_of);
         return true;
     }
@@ -178,7 +179,7 @@ public:
         const ns beyond = judge(g, o);
         book_.of(g.level_index).served += o.took;
         correct(g, o.took - g.predicted);
-        learn(g, o);
+        learn(g, o, client);
         client.usage.device_time += o.took;
         client.usage.completed += o.times;
         if (g.of_request) book_.of(g.level_index).hold_until = saturating_add(now, options_.anticipation);
@@ -274,33 +275,38 @@ private:
 
     // Where it doesn't come in, nothing has changed.
     [[nodiscard]] bool pass_alone(grant& g, client_id c, instant now, const line_head* head) noexcept {
-        if constexpr (requires { requires std::same_as<typename Policy::short_way_of, Policy>; }) {
+        if constexpr (has_short_way<Policy>) {
             auto& client = clients_[c.index];
+            client.set_head(now, head);
+            client.complete_head(c, costs_, options_.first_guess);
+            describe(g, c, client);
             const bool idle = client.usage.in_flight == 0, alone = num_active_ == (idle ? 0 : 1);
-            if (alone && !idle && head == nullptr && run_.takes(c, policies_)) {
-                --run_.left;
-                g = run_.what;
-            } else {
-                client.set_head(now, head);
-                client.complete_head(c, costs_, options_.first_guess);
-                describe(g, c);
-                if (!book_.has_room(g.level_index, g.longest, alone) || book_.held(g.level_index, now).held)
-                    return false;
-                run_.left = 0;
-                if (g.may_share && alone && !idle && head == nullptr)
-                    run_ = {g, std::min(client.turns_to_share(), book_.room_behind(g.level_index, g.longest))};
-            }
+            if (!book_.has_room(g.level_index, g.longest, alone)) return false;
+            if (book_.held(g.level_index, now).held) return false;
+            run_.left = 0;
+            if (!idle && alone && head == nullptr && g.may_share) run_.begin(g, client, book_);
             policy_.serve_alone(c, g.predicted);
-            enter(g);
+            enter(g, client);
             num_active_ += idle ? 1 : 0;
+            return true;
+        }
+        return false;
+    }
+    // The same for one more of a run, as long as nothing has changed.
+    [[nodiscard, gnu::noinline]] bool goes_on(grant& g, client_id c, const line_head* head) noexcept {
+        if constexpr (has_short_way<Policy>) {
+            auto& client = clients_[c.index];
+            if (head != nullptr || num_active_ != 1 || client.usage.in_flight == 0) return false;
+            if (!run_.next(g, c, policies_)) return false;
+            policy_.serve_alone(c, g.predicted);
+            enter(g, client);
             return true;
         }
         return false;
     }
 
     // The first in the line of `c`, if it is let in.
-    void describe(grant& g, client_id c) const noexcept {
-        const auto& client = clients_[c.index];
+    void describe(grant& g, client_id c, const client_state& client) const noexcept {
         const auto kind = costs_.next(c, client.head.key, client.costs);
         g.client = c;
         g.level = client.settings.level;
@@ -316,18 +322,11 @@ private:
         g.may_share = g.known && g.predicted <= quantum() / 2 && client.shares_turn();
     }
 
-    void learn(const grant& g, const outcome& o) noexcept {
-        auto& client = clients_[g.client.index];
+    void learn(const grant& g, const outcome& o, client_state& client) noexcept {
         auto* const kind = costs_.find_or_add(g.client, g.key);
         if (o.from == outcome::source::doubt) return;
-        if (o.from == outcome::source::shared) {
-            client.costs.learn_mean(o.took, o.times);
-            if (kind != nullptr) kind->learn_mean(o.took, o.times);
-            return;
-        }
-        client.costs.learn(o.took, o.from == outcome::source::alone);
-        if (kind != nullptr) kind->learn(o.took, o.from == outcome::source::alone);
-        client.usage.longest = std::max(client.usage.longest, o.took);
+        client.learn(o, kind);
+        if (o.from == outcome::source::shared) return;
         raise_longest(client);
         if (++learnt_ > std::max<std::uint64_t>(recent_longest::window, clients_.size())) {
             learnt_ = 0;
@@ -369,11 +368,11 @@ private:
         if (g.policy == policies_) policy_.correct(g.client, delta);
     }
 
-    void enter(grant& g) noexcept {
+    void enter(grant& g, client_state& client) noexcept {
         g.served_before = book_.served_from(g.level_index);
         book_.enter(g.level_index, g.longest, g.of_request);
-        ++clients_[g.client.index].usage.in_flight;
-        ++clients_[g.client.index].turns;
+        ++client.usage.in_flight;
+        ++client.turns;
     }
 
     client_state& leave(const grant& g, std::uint32_t times = 1) noexcept {

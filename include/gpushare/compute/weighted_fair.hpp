@@ -151,6 +151,6 @@ private:
     detail::client_heap waiting_;
 };
 using weighted_fair = basic_weighted_fair<>;
-static_assert(compute_policy<weighted_fair>);
+static_assert(has_short_way<weighted_fair>);
 
 }  // namespace gpushare::inline GPUSHARE_ABI
