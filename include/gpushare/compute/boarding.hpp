@@ -199,7 +199,8 @@ private:
         const grant& g = f.what;
         // The usual case: another one for the batch that was joined before. It takes nobody once another begins behind it, or
         // another client's elsewhere.
-        if (batch::shares && latest_ != none && g.may_share && batches_[latest_].is_on(s) && batches_[latest_].takes(g, quantum_))
+        if (batch::shares && latest_ != none && g.may_share && batches_[latest_].is_on(s) &&
+            batches_[latest_].takes(g, quantum_))
             return enter(f, latest_, now);
         const auto [last, elsewhere, of_others] = mark_gathered(g.client, s);
         const bool share = batch::shares && g.may_share && !of_others;

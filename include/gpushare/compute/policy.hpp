@@ -107,7 +107,8 @@ concept compute_policy = detail::movable<P> && requires(P& p, client_id c, const
 template <class P>
 concept has_short_way = compute_policy<P> && requires(P& p, client_id c, ns cost) {
     requires std::same_as<typename P::short_way_of, P>;
-    { p.serve_alone(c, cost) } noexcept;
+    { p.serve_alone(c, cost) }
+    noexcept;
 };
 
 }  // namespace gpushare::inline GPUSHARE_ABI
