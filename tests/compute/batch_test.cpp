@@ -196,6 +196,107 @@ TEST_CASE("a batch that is overtaken while somebody enters it ends, and nobody j
     CHECK(t.used(b) == of_b + 50us);
 }
 
+TEST_CASE("a batch that is overtaken is charged what ran before the next one, though more than predicted", "[compute]") {
+    setup t{{.depth = 64}};
+    const auto a = t.compute.add({.weight = 50_pct});
+    t.teach(a, t.stream);
+    const auto before = t.used(a);
+    t.compute.acquire(a).value().enqueue(t.stream, [&](sharing_stream& s) {
+        s.enqueue(100ms);
+        t.compute.acquire(a, gpushare::never, {}, {.cost = 600us}).value().enqueue(t.stream, [](sharing_stream& next) {
+            next.enqueue(1us);
+        });
+    });
+    for (int end = 0; end < 8; ++end) {
+        t.compute.poll();
+        t.stream.line().reach_all();
+    }
+    CHECK(t.compute.usage(a).in_flight == 0);
+    CHECK(t.used(a) - before >= 100ms);
+    CHECK(t.used(a) - before <= 100ms + 50us);
+}
+
+TEST_CASE("a batch whose end can't be recorded while another began behind it ends later", "[compute]") {
+    setup t{{.depth = 64}};
+    const auto a = t.compute.add({.weight = 50_pct}), b = t.compute.add({.weight = 50_pct});
+    t.teach(a, t.stream);
+    t.teach(b, t.stream);
+    const auto enqueue = [&](client_id c, auto then, ns cost = {}) {
+        t.compute.acquire(c, gpushare::never, {}, {.cost = cost}).value().enqueue(t.stream, [&](sharing_stream& s) {
+            s.enqueue(50us);
+            then();
+        });
+    };
+    const auto nothing = [] {};
+    for (int i = 0; i < 9; ++i) enqueue(a, nothing);
+    const auto last_that_fits = [&] {
+        enqueue(a, [&] {
+            enqueue(b, nothing, 600us);
+            t.stream.line().fail_next_record();
+        });
+    };
+    CHECK_THROWS(last_that_fits());
+    for (int end = 0; end < 8; ++end) {
+        t.compute.poll();
+        t.stream.line().reach_all();
+        t.clock.advance(1ms);
+    }
+    CHECK(t.compute.usage(a).in_flight == 0);
+    CHECK(t.compute.usage(b).in_flight == 0);
+}
+
+TEST_CASE("that work lasted longer beside others doesn't make it cost more, nor hold room longer", "[compute]") {
+    manual_clock clock;
+    clock.advance(1s);
+    sharing_stream mine;
+    (void)mine.record();
+    mine.line().reach_next_at(clock.now());
+    sharing_stream theirs(mine, clock.now());
+    limiter gate({.depth = 8, .horizon = 10ms}, clock);
+    const auto a = gate.add({.weight = 50_pct}), b = gate.add({.weight = 50_pct});
+    const auto put = [&](client_id c, sharing_stream& s) {
+        auto p = gate.try_acquire(c);
+        REQUIRE(p);
+        p->enqueue(s, [](sharing_stream& to) { to.enqueue(100us); });
+    };
+    const auto reach = [&](sharing_stream& s) { s.line().reach_next_at(clock.now()); };
+    for (int i = 0; i < 8; ++i) {  // 100 us alone
+        put(a, mine);
+        reach(mine);
+        clock.advance(100us);
+        reach(mine);
+        gate.poll();
+    }
+    for (int round = 0; round < 40; ++round) {  // and eight times as long beside the other
+        put(b, theirs);
+        put(a, mine);
+        reach(theirs);
+        reach(mine);
+        clock.advance(700us);
+        reach(theirs);
+        gate.poll();
+        clock.advance(100us);
+        reach(mine);
+        gate.poll();
+        clock.advance(10us);
+    }
+    const auto before = gate.usage(a).device_time;
+    put(b, theirs);
+    reach(theirs);
+    constexpr int kernels = 30;
+    for (int i = 0; i < kernels; ++i) {  // alone again but for something small, and with gaps
+        const auto records = mine.records();
+        put(a, mine);
+        if (mine.records() - records == 2) reach(mine);
+        clock.advance(100us);
+        reach(mine);
+        clock.advance(200us);
+    }
+    reach(theirs);
+    gate.poll();
+    CHECK(gate.usage(a).device_time - before == kernels * 100us);
+}
+
 TEST_CASE("while others are in flight on other streams everything has points of its own", "[compute]") {
     setup t{{.depth = 8}};
     sharing_stream other(t.stream, instant{1s});

@@ -40,6 +40,18 @@ template <class Core>
     return false;
 }
 
+/// The same by way of the line.
+template <class Core>
+[[nodiscard]] bool queue(Core& core, grant& g, client_id c, instant now) {
+    core.arrive(c, now);
+    if (const auto next = core.next(now)) {
+        g = *next;
+        return true;
+    }
+    core.withdraw(c, now);
+    return false;
+}
+
 void check_same(const grant& a, const grant& b) {
     CHECK(a.client == b.client);
     CHECK(a.level == b.level);
@@ -66,7 +78,7 @@ struct one_client {
         for (int i = 0; i < 16; ++i) {
             grant g;
             REQUIRE(core.pass(g, client, now, nullptr));
-            core.complete(g, {.took = took, .from = outcome::source::alone});
+            core.complete(g, {.took = took, .from = i % 4 < 3 ? outcome::source::alone : outcome::source::shared});
         }
     }
     [[nodiscard]] bool pass(grant& g) { return ::pass(core, g, client, now); }
@@ -128,8 +140,9 @@ TEST_CASE("runs or none: the same is let in, and the same is known of it", "[com
                 REQUIRE(other.set_policy(as_fresh, now) == gpushare::errc::none);
             }
             flying f;
-            const bool passed = pass(one, f.in_one, tenants[at].id, now);
-            REQUIRE(passed == pass(other, f.in_other, tenants[at].id, now));
+            const bool queued = any.one_in(4);
+            const bool passed = (queued ? queue<with_runs> : pass<with_runs>)(one, f.in_one, tenants[at].id, now);
+            REQUIRE(passed == (queued ? queue<without> : pass<without>)(other, f.in_other, tenants[at].id, now));
             if (passed) {
                 check_same(f.in_one, f.in_other);
                 out.push_back(f);
@@ -137,7 +150,8 @@ TEST_CASE("runs or none: the same is let in, and the same is known of it", "[com
             }
             while (!out.empty() && (!passed || any.one_in(2) || out.size() > 80)) {
                 const auto i = any.one_in(4) ? any.below(out.size()) : 0;
-                const auto length = std::ranges::find(tenants, out[i].in_one.client, &tenant::id)->length;
+                auto& length = std::ranges::find(tenants, out[i].in_one.client, &tenant::id)->length;
+                if (any.one_in(100)) length = micros(60);
                 constexpr std::array sources{outcome::source::own, outcome::source::alone, outcome::source::shared};
                 const outcome o{.took = length, .failed = any.one_in(50), .from = any.of(sources)};
                 one.complete(out[i].in_one, o, now);
@@ -164,6 +178,17 @@ TEST_CASE("a run ends where there is no more room", "[compute]") {
     t.core.complete(g, {.took = t.took, .from = outcome::source::shared});
     CHECK(t.pass(g));
     CHECK_FALSE(t.pass(g));
+}
+
+TEST_CASE("what its own client has let in from its queue takes the room of a run", "[compute]") {
+    one_client t{10us, {.depth = 3, .horizon = 1ms}};
+    grant g;
+    for (int i = 0; i < 3; ++i) REQUIRE(t.pass(g));
+    std::uint32_t n = 3;
+    for (t.core.arrive(t.client, t.now); t.core.next(t.now); t.core.arrive(t.client, t.now)) ++n;
+    t.core.withdraw(t.client, t.now);
+    while (t.pass(g)) ++n;
+    CHECK(n == 100);
 }
 
 TEST_CASE("a run doesn't go on beside others", "[compute]") {

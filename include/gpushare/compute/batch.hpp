@@ -62,7 +62,8 @@ struct batch {
     std::uint32_t num_members = 0, entering = 0;      // enqueued, being enqueued
     flight<Stream>*first = nullptr, *last = nullptr;  // members
     ns predicted{};                                   // of all of them
-    instant busy_until{};                             // as predicted
+    instant busy_until{};                             // as predicted of its own work
+    ns more{};                                        // and so much later it ends, as others' runs beside it
     instant head_since = never;                       // first on its stream, for write_off()
     point begin{}, end{};
     bool placed = false, found = false;  // `when` is known from its begin on; to its end
@@ -111,7 +112,7 @@ struct batch {
     }
 
     /// Whether it may be done by now, as far as is known.
-    [[nodiscard]] bool is_due(instant now) const noexcept { return !known || now >= busy_until; }
+    [[nodiscard]] bool is_due(instant now) const noexcept { return !known || now >= saturating_add(busy_until, more); }
 
     void clear() noexcept {
         at = state::free;

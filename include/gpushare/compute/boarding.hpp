@@ -213,8 +213,8 @@ private:
         b.begin_with(g, s, ++boarded_);
         b.contended = elsewhere;
         b.beside_others = of_others;
-        const ns lasts = of_others ? stretched(g.predicted) : g.predicted;
-        b.busy_until = saturating_add(now, lasts);
+        b.more = of_others ? stretched(g.predicted) - g.predicted : ns{0};
+        b.busy_until = saturating_add(now, g.predicted);
         f.needs_begin = true;
         f.may_stay_open = share && b.stay_open(s);
         f.needs_end = !f.may_stay_open;
@@ -232,7 +232,7 @@ private:
             before.end_wanted = before.overtaken = true;
             want_ends();
         }
-        b.busy_until = saturating_add(std::max(now, before.busy_until), lasts);
+        b.busy_until = saturating_add(std::max(now, before.busy_until), g.predicted);
     }
 
     void enter(flight& f, std::size_t into, instant now) noexcept {
@@ -261,8 +261,10 @@ private:
         if (f.end) {
             ended(f.in, *std::move(f.end));
             f.end.reset();
-        } else if (f.needs_end) {
+        } else if (f.needs_end) {  // it couldn't: somebody has to, whatever began behind it
             b.ends_soon = false;
+            b.end_wanted = true;
+            want_ends();
         }
         f.next = nullptr;
         flight* const last = b.last;

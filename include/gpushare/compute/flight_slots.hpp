@@ -57,7 +57,7 @@ template <timeline Stream>
 class flight_slots {
 public:
     using flight = detail::flight<Stream>;
-    static constexpr std::size_t usual = 64;
+    static constexpr std::size_t usual = 128;  // as many as in_flight.hpp lets in of one client
 
     /// Throws std::bad_alloc.
     flight_slots() {

@@ -219,6 +219,20 @@ private:
                 }
     }
 
+    // Of one that was overtaken: up to the begin of what came behind it, as far as that is known.
+    template <class G>
+    [[nodiscard]] ns charge_to_next(const batch& b, G& give_back) noexcept {
+        const batch* next = nullptr;
+        for (const auto& other : in_use())
+            if (other.num_members > 0 && other.stream == b.stream && other.order > b.order &&
+                (next == nullptr || other.order < next->order))
+                next = &other;
+        if (next == nullptr) return ns{0};
+        const auto between = [](const point& x, const point& y) { return elapsed(x, y); };
+        const auto when = meter_.place(b.begin, next->begin, elapsed(b.begin, next->begin), between);
+        return meter_.charge(when, next->begin, b.client, ns{0}, give_back);
+    }
+
     template <class F, class G>
     void settle(batch& b, F& on_finished, G& give_back) noexcept {
         using source = outcome::source;
@@ -226,7 +240,8 @@ private:
         ns length{b.when.end - b.when.begin};
         if (b.beside_others) learn_stretch(b.predicted, length);
         const ns at_least = shared ? ns{0} : b.first->what.at_least;
-        auto left = b.overtaken ? b.predicted : meter_.charge(b.when, b.end, b.client, at_least, give_back);
+        auto left = b.overtaken ? std::max(b.predicted, charge_to_next(b, give_back))
+                                : meter_.charge(b.when, b.end, b.client, at_least, give_back);
         // The span of a batch that may have had gaps says little: the prediction is better.
         if (b.doubtful) left = std::min(left, b.predicted);
         const auto from = b.doubtful || b.overtaken ? source::doubt

@@ -88,11 +88,21 @@ private:
 };
 
 /// Submissions of one client that alone wants the device, one soon after the other: what was found out about the first of
-/// them holds for the next `left` ones, until something changes.
+/// them holds for the next `left` ones, until something changes. Pays only where many end together.
 struct limiter_run {
     grant what{};
     std::uint32_t left = 0;
+    std::uint32_t pays = 0;  // batches that ended lately
 
+    /// Something ended, or what is known has changed.
+    void end() noexcept {
+        left = 0;
+        pays -= pays > 0 ? 1 : 0;
+    }
+    void end_with_batch() noexcept {
+        left = 0;
+        pays = 4;
+    }
     /// [[noinline]]: rarely called, it would spoil its neighbourhood.
     [[gnu::noinline]] void begin(const grant& first, const limiter_client& c, const in_flight_book& book) noexcept {
         left = std::min(c.turns_to_share(), book.room_behind(first.level_index, first.longest));

@@ -155,6 +155,7 @@ public:
             return false;
         }
         policy_.serve(*c, g.predicted, now);
+        run_.left = 0;  // it may take the room of it
         enter(g, client);
         withdraw(*c, now, head_of);
         return true;
@@ -263,7 +264,7 @@ private:
     struct client_state : detail::limiter_client {};
 
     void raise_longest(const client_state& c) noexcept {
-        run_.left = 0;  // for bounds change
+        run_.end();
         book_.raise_longest(c.level, c.longest());
     }
     // Linear: when clients leave a level, and now and then, as what was long long ago is forgotten.
@@ -284,7 +285,7 @@ private:
             if (!book_.has_room(g.level_index, g.longest, alone)) return false;
             if (book_.held(g.level_index, now).held) return false;
             run_.left = 0;
-            if (!idle && alone && head == nullptr && g.may_share) run_.begin(g, client, book_);
+            if (run_.pays > 0 && !idle && alone && head == nullptr && g.may_share) run_.begin(g, client, book_);
             policy_.serve_alone(c, g.predicted);
             enter(g, client);
             num_active_ += idle ? 1 : 0;
@@ -326,7 +327,7 @@ private:
         auto* const kind = costs_.find_or_add(g.client, g.key);
         if (o.from == outcome::source::doubt) return;
         client.learn(o, kind);
-        if (o.from == outcome::source::shared) return;
+        if (o.from == outcome::source::shared) return run_.end_with_batch();
         raise_longest(client);
         if (++learnt_ > std::max<std::uint64_t>(recent_longest::window, clients_.size())) {
             learnt_ = 0;

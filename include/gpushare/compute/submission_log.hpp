@@ -122,7 +122,7 @@ public:
     [[nodiscard]] std::uint64_t lost() const noexcept { return lost_; }
 
 private:
-    static constexpr std::size_t usual = 64;
+    static constexpr std::size_t usual = 128;
     struct times {
         instant arrived{}, let_in{};
         bool known = false;
