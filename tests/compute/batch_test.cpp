@@ -196,7 +196,8 @@ TEST_CASE("a batch that is overtaken while somebody enters it ends, and nobody j
     CHECK(t.used(b) == of_b + 50us);
 }
 
-TEST_CASE("a batch that is overtaken is charged what ran before the next one, though more than predicted", "[compute]") {
+TEST_CASE("a batch that is overtaken is charged what ran before the next one, though more than predicted",
+          "[compute]") {
     setup t{{.depth = 64}};
     const auto a = t.compute.add({.weight = 50_pct});
     t.teach(a, t.stream);

@@ -112,7 +112,9 @@ struct batch {
     }
 
     /// Whether it may be done by now, as far as is known.
-    [[nodiscard]] bool is_due(instant now) const noexcept { return !known || now >= saturating_add(busy_until, more); }
+    [[nodiscard]] bool is_due(instant now) const noexcept {
+        return !known || (now >= busy_until && now - busy_until >= more);
+    }
 
     void clear() noexcept {
         at = state::free;
