@@ -70,6 +70,18 @@ call_counts operator-(call_counts counts, const call_counts& others) {
     return counts;
 }
 
+double sum(const call_counts& counts) {
+    double all = 0;
+    for (const auto& [name, n] : counts) all += n;
+    return all;
+}
+
+/// With the clock of the stand-in moved by hand.
+template <class Limiter>
+void close(Limiter& gate, gpushare::client_id client) {
+    while (!gate.close(client, gpushare::instant::min())) standin::advance(1s);
+}
+
 void print(const char* what, const call_counts& counts) {
     std::printf("# %s:", what);
     for (const auto& [name, n] : counts) std::printf(" %.3g %s,", n, name.c_str());
@@ -172,16 +184,14 @@ void calls_per_submission(bench::report& r) {
         });
         const auto beyond = gated - bare;
         print(("kernels of " + std::to_string(length.count()) + " us").c_str(), beyond);
-        double all = 0;
-        for (const auto& [name, n] : beyond) all += n;
+        const double all = sum(beyond);
         r.figure("cuda.standin_calls_of_" + std::to_string(length.count()) + "us_kernels", {all}, "calls");
         if (length <= 100us) {
             worst = std::max(worst, all);
             worst_records =
                 std::max(worst_records, beyond.contains("cudaEventRecord") ? beyond.at("cudaEventRecord") : 0);
         }
-        for (bool idle = false; !idle; idle = device.gate.close(device.client, gpushare::instant::min()))
-            standin::advance(1s);
+        close(device.gate, device.client);
     }
     r.figure("cuda.standin_calls_per_submission", {worst}, "calls");
     r.figure("cuda.standin_records_per_submission", {worst_records}, "calls");
@@ -206,11 +216,9 @@ void calls_of_two_clients(bench::report& r) {
         });
         const auto beyond = gated - cuda_calls([&] { device.launch(); });
         print(("two clients, kernels of " + std::to_string(length.count()) + " us").c_str(), beyond);
-        double all = 0;
-        for (const auto& [name, n] : beyond) all += n;
-        r.figure("cuda.standin_calls_of_two_clients_" + std::to_string(length.count()) + "us", {all}, "calls");
-        for (const auto c : {device.client, device.other})
-            for (bool idle = false; !idle; idle = device.gate.close(c, gpushare::instant::min())) standin::advance(1s);
+        r.figure("cuda.standin_calls_of_two_clients_" + std::to_string(length.count()) + "us", {sum(beyond)}, "calls");
+        close(device.gate, device.client);
+        close(device.gate, device.other);
     }
 }
 

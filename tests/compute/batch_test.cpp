@@ -44,6 +44,22 @@ struct setup {
             clock.advance(length);
         }
     }
+    /// Through the gate, a kernel of 50 us, and what `then` does while it is being enqueued.
+    template <class F>
+    void enqueue(client_id c, F then, ns cost = {}) {
+        compute.acquire(c, gpushare::never, {}, {.cost = cost}).value().enqueue(stream, [&](sharing_stream& s) {
+            s.enqueue(50us);
+            then();
+        });
+    }
+    /// Until whatever ends has ended.
+    void finish() {
+        for (int end = 0; end < 8; ++end) {
+            compute.poll();
+            stream.line().reach_all();
+            clock.advance(1ms);
+        }
+    }
     [[nodiscard]] ns used(client_id c) { return compute.usage(c).device_time; }
 
     manual_clock clock;
@@ -172,25 +188,16 @@ TEST_CASE("a batch that is overtaken while somebody enters it ends, and nobody j
     t.teach(a, t.stream);
     t.teach(b, t.stream);
     const auto of_a = t.used(a), of_b = t.used(b);
-    const auto enqueue = [&](client_id c, auto then) {
-        t.compute.acquire(c).value().enqueue(t.stream, [&](sharing_stream& s) {
-            s.enqueue(50us);
-            then();
-        });
-    };
     const auto nothing = [] {};
-    enqueue(a, nothing);
-    enqueue(a, nothing);
+    t.enqueue(a, nothing);
+    t.enqueue(a, nothing);
     const auto before = t.stream.records();
     // While the third enters the batch of the first two, it can't end.
-    enqueue(a, [&] {
-        enqueue(b, nothing);
-        enqueue(a, nothing);
+    t.enqueue(a, [&] {
+        t.enqueue(b, nothing);
+        t.enqueue(a, nothing);
     });
-    for (int end = 0; end < 8; ++end) {
-        t.compute.poll();
-        t.stream.line().reach_all();
-    }
+    t.finish();
     CHECK(t.stream.records() - before == 4);  // two begins, of which one is an end, and two ends
     CHECK(t.used(a) == of_a + 4 * 50us);
     CHECK(t.used(b) == of_b + 50us);
@@ -208,10 +215,7 @@ TEST_CASE("a batch that is overtaken is charged what ran before the next one, th
             next.enqueue(1us);
         });
     });
-    for (int end = 0; end < 8; ++end) {
-        t.compute.poll();
-        t.stream.line().reach_all();
-    }
+    t.finish();
     CHECK(t.compute.usage(a).in_flight == 0);
     CHECK(t.used(a) - before >= 100ms);
     CHECK(t.used(a) - before <= 100ms + 50us);
@@ -222,26 +226,16 @@ TEST_CASE("a batch whose end can't be recorded while another began behind it end
     const auto a = t.compute.add({.weight = 50_pct}), b = t.compute.add({.weight = 50_pct});
     t.teach(a, t.stream);
     t.teach(b, t.stream);
-    const auto enqueue = [&](client_id c, auto then, ns cost = {}) {
-        t.compute.acquire(c, gpushare::never, {}, {.cost = cost}).value().enqueue(t.stream, [&](sharing_stream& s) {
-            s.enqueue(50us);
-            then();
-        });
-    };
     const auto nothing = [] {};
-    for (int i = 0; i < 9; ++i) enqueue(a, nothing);
+    for (int i = 0; i < 9; ++i) t.enqueue(a, nothing);
     const auto last_that_fits = [&] {
-        enqueue(a, [&] {
-            enqueue(b, nothing, 600us);
+        t.enqueue(a, [&] {
+            t.enqueue(b, nothing, 600us);
             t.stream.line().fail_next_record();
         });
     };
     CHECK_THROWS(last_that_fits());
-    for (int end = 0; end < 8; ++end) {
-        t.compute.poll();
-        t.stream.line().reach_all();
-        t.clock.advance(1ms);
-    }
+    t.finish();
     CHECK(t.compute.usage(a).in_flight == 0);
     CHECK(t.compute.usage(b).in_flight == 0);
 }

@@ -40,19 +40,15 @@ struct crowd {
         (void)gate.submit(clients[i], streams[i], [length](cuda::stream& s) { s.enqueue(length); });
     }
     // usage() looks at everything that is in flight, and so costs calls.
-    [[nodiscard]] std::uint64_t completed() {
-        std::uint64_t sum = 0;
-        for (const auto c : clients) sum += gate.usage(c).completed;
-        return sum;
-    }
-    [[nodiscard]] ns charged() {
-        ns sum{};
-        for (const auto c : clients) sum += gate.usage(c).device_time;
-        return sum;
-    }
-    [[nodiscard]] std::uint64_t in_flight() {
-        std::uint64_t sum = 0;
-        for (const auto c : clients) sum += gate.usage(c).in_flight + gate.usage(c).waiting;
+    [[nodiscard]] gpushare::client_usage total() {
+        gpushare::client_usage sum;
+        for (const auto c : clients) {
+            const auto u = gate.usage(c);
+            sum.device_time += u.device_time;
+            sum.completed += u.completed;
+            sum.waiting += u.waiting;
+            sum.in_flight += u.in_flight;
+        }
         return sum;
     }
     void close() {
@@ -90,14 +86,14 @@ TEST_CASE("an account of clients on several streams asks for each end once, and 
             standin::advance(length / 2);
         };
         for (int warm_up = 0; warm_up < 200; ++warm_up) step();
-        const auto before = all.completed();
+        const auto before = all.total().completed;
         standin::forget_calls();
         for (int counted = 0; counted < 300; ++counted) step();
         const auto calls = all_calls();
         // A point at its end and, where the stream was idle, at its begin; how far they are apart, which also tells whether it
         // is over, and where that lies beside others; leave to ask, before and after. Twice as many if ends are asked for
         // anew each time that two are compared.
-        CHECK(static_cast<double>(calls) < 6 * static_cast<double>(all.completed() - before));
+        CHECK(static_cast<double>(calls) < 6 * static_cast<double>(all.total().completed - before));
         all.close();
     }
 }
@@ -116,13 +112,13 @@ TEST_CASE("what several streams did at once is charged once, in all, however the
                 if (all.gate.usage(all.clients[i]).waiting < 2) all.submit(i, length[i]);
             standin::advance(3us);
         }
-        while (all.in_flight() > 0) {
+        for (auto u = all.total(); u.in_flight + u.waiting > 0; u = all.total()) {
             standin::advance(1us);
             all.gate.poll();
         }
         // Some stream is busy at every moment but for a step between one kernel and the next.
         const auto busy = standin::now() - begin;
-        const double ratio = static_cast<double>(all.charged().count()) / static_cast<double>(busy.count());
+        const double ratio = static_cast<double>(all.total().device_time.count()) / static_cast<double>(busy.count());
         CHECK(ratio > 0.9);
         CHECK(ratio < 1.001);
         all.close();

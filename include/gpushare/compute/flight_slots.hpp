@@ -20,6 +20,7 @@
 #include <utility>
 
 #include <gpushare/compute/grant.hpp>
+#include <gpushare/compute/in_flight.hpp>
 #include <gpushare/concepts.hpp>
 #include <gpushare/config.hpp>
 #include <gpushare/error.hpp>
@@ -57,7 +58,7 @@ template <timeline Stream>
 class flight_slots {
 public:
     using flight = detail::flight<Stream>;
-    static constexpr std::size_t usual = 128;  // as many as in_flight.hpp lets in of one client
+    static constexpr std::size_t usual = most_in_flight;
 
     /// Throws std::bad_alloc.
     flight_slots() {

@@ -21,6 +21,9 @@
 
 namespace gpushare::inline GPUSHARE_ABI::detail {
 
+/// Of one client alone: hides any latency, and holds two batches.
+inline constexpr std::uint32_t most_in_flight = 128;
+
 /// A value. Allocates in `open` alone.
 /// A template of nothing: where it is included and not used it costs little.
 template <class = void>
@@ -161,8 +164,6 @@ public:
     }
 
 private:
-    static constexpr std::uint32_t most_in_flight = 128;  // hides any latency, and holds two batches
-
     [[nodiscard]] static bool in_use(const level_state& l) noexcept { return l.in_flight != 0 || l.clients != 0; }
     [[nodiscard]] static ns saturating_sum(ns a, ns b) noexcept { return a > ns::max() - b ? ns::max() : a + b; }
     [[nodiscard]] static ns times(ns a, std::uint32_t n) noexcept {

@@ -71,13 +71,14 @@ struct limiter_client {
         return quarantined = true;
     }
 
-    /// How many more may share points before one of its submissions is to be timed by itself again, if this one may.
-    [[nodiscard]] std::uint32_t turns_to_share() const noexcept { return timed_turn - 1 - turns % (timed_turn + 1); }
-    [[nodiscard]] bool shares_turn() const noexcept { return turns % (timed_turn + 1) != timed_turn; }
+    /// Whether its next one may share points: the last of each sixty-four is timed by itself.
+    [[nodiscard]] bool shares_turn() const noexcept { return turns % cycle != cycle - 1; }
+    /// If it may, how many behind it may as well.
+    [[nodiscard]] std::uint32_t turns_to_share() const noexcept { return cycle - 2 - turns % cycle; }
 
 private:
     // Batches don't tell how long the longest is, nor whether there were gaps.
-    static constexpr std::uint32_t timed_turn = 63;  // one of 64
+    static constexpr std::uint32_t cycle = 64;
 
     [[nodiscard]] ns predict(client_id c, const cost_model& kinds, ns first_guess) const noexcept {
         if (head.key != 0)
@@ -108,9 +109,9 @@ struct limiter_run {
         left = std::min(c.turns_to_share(), book.room_behind(first.level_index, first.longest));
         what = first;
     }
-    /// Whether the next one of `c` is of this run; then, what is known of it.
+    /// Some are left: whether the next one of `c` is of this run; then, what is known of it.
     [[nodiscard]] bool next(grant& g, client_id c, std::uint32_t policy) noexcept {
-        if (left == 0 || what.client != c || what.policy != policy) return false;
+        if (what.client != c || what.policy != policy) return false;
         --left;
         g = what;
         return true;

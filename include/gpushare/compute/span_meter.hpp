@@ -49,13 +49,14 @@ public:
     /// once, and not for what begins where the latest charge ended.
     template <std::invocable<const Point&, const Point&> F>
     [[nodiscard]] interval place(const Point& begin, const Point& end, ns length, F between) {
-        if (!placed_any_) {
-            placed_any_ = true;
+        if (charged_to_ == long_ago) {
+            remember({.when = {long_ago, 0}});  // idle since ever
+            charged_to_ = 0;
             latest_ = begin;
         }
         if constexpr (std::equality_comparable<Point>)
-            if (begin == latest_) return {latest_at_, latest_at_ + length.count()};
-        const auto at = latest_at_ + between(latest_, end).count();
+            if (begin == latest_) return {charged_to_, charged_to_ + length.count()};
+        const auto at = charged_to_ + between(latest_, end).count();
         return {at - length.count(), at};
     }
 
@@ -71,10 +72,10 @@ public:
         if (span.end > charged_to_) {
             const auto from = std::max(span.begin, charged_to_);
             cost += span.end - from;
-            remember({.when = {charged_to_, from}});  // idle, at first since ever
+            remember({.when = {charged_to_, from}});  // idle
             remember({{from, span.end}, 1, {who}});
             latest_ = end;
-            latest_at_ = charged_to_ = span.end;
+            charged_to_ = span.end;
         }
         return ns{cost};
     }
@@ -159,10 +160,8 @@ private:
         stretches_[num_++] = s;
     }
 
-    Point latest_{};         // whose place is known: the latest end, at first a begin
-    ns::rep latest_at_ = 0;  // it
-    bool placed_any_ = false;
-    ns::rep charged_to_ = long_ago;                    // the latest end so far
+    Point latest_{};                 // that charged_to_ is the place of
+    ns::rep charged_to_ = long_ago;  // the latest end so far; at first the begin that was placed first
     std::array<stretch, most_stretches> stretches_{};  // in order of time, without holes, up to charged_to_
     std::size_t num_ = 0;
 };

@@ -16,6 +16,7 @@
 #include <span>
 #include <vector>
 
+#include <gpushare/compute/in_flight.hpp>
 #include <gpushare/compute/policy.hpp>
 #include <gpushare/concepts.hpp>
 #include <gpushare/config.hpp>
@@ -122,7 +123,7 @@ public:
     [[nodiscard]] std::uint64_t lost() const noexcept { return lost_; }
 
 private:
-    static constexpr std::size_t usual = 128;
+    static constexpr std::size_t usual = detail::most_in_flight;
     struct times {
         instant arrived{}, let_in{};
         bool known = false;

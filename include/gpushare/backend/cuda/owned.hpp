@@ -22,12 +22,13 @@
 namespace gpushare::inline GPUSHARE_ABI::cuda::detail {
 
 /// How to destroy a kind of native object, and the name of the call for reports. native_type{} is none.
+// clang-format off
 template <class K>
 concept native_kind = requires(const driver& api, typename K::native_type native) {
-    { K::destroy(api, native) }
-    noexcept->std::same_as<cudaError_t>;
+    { K::destroy(api, native) } noexcept -> std::same_as<cudaError_t>;
     { K::destroys } -> std::convertible_to<const char*>;
 };
+// clang-format on
 
 /// Movable; none when it was moved from. What goes wrong at the end is kept in the device's health.
 template <native_kind Kind>

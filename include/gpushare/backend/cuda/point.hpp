@@ -88,10 +88,9 @@ public:
 
     /// Zero as well where one of them failed, or belongs to another device.
     friend ns elapsed(const point& a, const point& b) noexcept {
-        if (a.state_ == b.state_ || !a.succeeded() || !b.succeeded()) return ns{0};
-        if (a.state_->device != b.state_->device) return ns{0};
-        const detail::relaxed_capture relaxed;
-        return time_between(a, b);
+        if (a.state_ == b.state_ || !a.reached() || !b.reached()) return ns{0};
+        questions ask;
+        return ask.between(a, b);
     }
     /// Whether they are the same point, not whether they are reached at the same time.
     friend bool operator==(const point&, const point&) noexcept = default;
@@ -129,7 +128,10 @@ public:
             if (a.state_ == b.state_ || !a.known_well() || !b.known_well()) return ns{0};
             if (a.state_->device != b.state_->device) return ns{0};
             relaxed_.begin();
-            return time_between(a, b);
+            float ms = 0;
+            const auto code = cudaEventElapsedTime(&ms, a.state_->event, b.state_->event);
+            if (a.state_->device->health().note(code, "cudaEventElapsedTime") != errc::none) return ns{0};
+            return to_ns(ms);
         }
 
     private:
@@ -149,18 +151,10 @@ private:
     using reference = gpushare::detail::counted_ref<detail::point_state>;
 
     [[nodiscard]] static ns to_ns(float ms) noexcept { return ns{static_cast<ns::rep>(static_cast<double>(ms) * 1e6)}; }
-    [[nodiscard]] bool succeeded() const noexcept { return reached() && known_well(); }
-    // Without asking.
+    // Reached and no failure, without asking.
     [[nodiscard]] bool known_well() const noexcept {
         return state_ && state_->event != nullptr &&
                state_->outcome.load(std::memory_order_acquire) == static_cast<std::uint8_t>(errc::none);
-    }
-    // Of two that were reached on one device.
-    [[nodiscard]] static ns time_between(const point& a, const point& b) noexcept {
-        float ms = 0;
-        const auto code = cudaEventElapsedTime(&ms, a.state_->event, b.state_->event);
-        if (a.state_->device->health().note(code, "cudaEventElapsedTime") != errc::none) return ns{0};
-        return to_ns(ms);
     }
 
     static bool wait_any(const point* points, std::size_t n, instant deadline) {
