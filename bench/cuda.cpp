@@ -2,16 +2,20 @@
 // The figures of the CUDA backend that need no device: what a limiter adds to a launch, in time and in CUDA calls, over
 // the stand-in for the runtime.
 #include <algorithm>
+#include <atomic>
 #include <chrono>
 #include <cmath>
 #include <cstddef>
 #include <cstdio>
 #include <exception>
 #include <map>
+#include <mutex>
 #include <stdexcept>
 #include <string>
+#include <vector>
 
 #include <gpushare/backend/cuda/node.hpp>
+#include <gpushare/backend/host/clock.hpp>
 #include <gpushare/compute/compute_limiter.hpp>
 
 #include "harness.hpp"
@@ -136,8 +140,28 @@ private:
     cudaEvent_t events_[2] = {};
 };
 
+/// What no permit can do without that is given under a mutex and handed back under none: the mutex, once, a reading of the
+/// clock, and two exchanges that other threads see.
+class least_permit {
+public:
+    void operator()() {
+        const auto now = gpushare::host::steady_clock::now();
+        {
+            const std::lock_guard lock(mutex_);
+            bench::keep(now);
+            bench::keep(landed_.exchange(nullptr));
+        }
+        bench::keep(landed_.exchange(this));
+    }
+
+private:
+    std::mutex mutex_;
+    std::atomic<least_permit*> landed_{nullptr};
+};
+
 /// An uncontended permit, the launch behind it and the account of it, on a device that is done at once; less the launch
-/// and the same CUDA calls made directly, for the stand-in's calls cost what they cost.
+/// and the same CUDA calls made directly, for the stand-in's calls cost what they cost. And the least that one can cost,
+/// measured the same way.
 void permit_submit(bench::report& r) {
     // Short turns, ours and the bare one by one: the difference is small beside what the stand-in takes, and a median of
     // many pairs leaves out those in which something else ran.
@@ -152,17 +176,23 @@ void permit_submit(bench::report& r) {
                         cuda_calls([&] { drained([&] { device.launch(); }); });
     print("CUDA calls on both sides of cuda.permit_submit_ns, beside the launch", beyond);
     same_calls direct(beyond);
-    r.figure("cuda.permit_submit_ns",
-             bench::repeated(turns,
-                             [&] {
-                                 const double bare = bench::ns_per_call(calls, [&] {
-                                     drained([&] { device.launch(); });
-                                     direct(device.s);
-                                 });
-                                 return bench::ns_per_call(calls, [&] { drained([&] { device.launch_gated(); }); }) -
-                                        bare;
-                             }),
-             "ns");
+    least_permit least;
+    const auto turn = [&](auto before_launch) {
+        return bench::ns_per_call(calls, [&] {
+            before_launch();
+            drained([&] { device.launch(); });
+            direct(device.s);
+        });
+    };
+    const auto gated_turn = [&] { return bench::ns_per_call(calls, [&] { drained([&] { device.launch_gated(); }); }); };
+    std::vector<double> floors;
+    const auto beyond_bare = [&] {
+        const double bare = turn([] {});
+        floors.push_back(turn([&] { least(); }) - bare);
+        return gated_turn() - bare;
+    };
+    r.figure("cuda.permit_submit_ns", bench::repeated(turns, beyond_bare), "ns");
+    r.figure("cuda.permit_floor_ns", floors, "ns");
     device.s.record().wait(gpushare::never);
 }
 

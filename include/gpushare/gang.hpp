@@ -11,10 +11,10 @@
 #include <cstdint>
 #include <mutex>
 #include <span>
-#include <utility>
 #include <vector>
 
 #include <gpushare/concepts.hpp>
+#include <gpushare/detail/exchange.hpp>
 #include <gpushare/error.hpp>
 
 namespace gpushare::inline GPUSHARE_ABI {
@@ -31,10 +31,12 @@ public:
     /// Holds the devices that were entered until it is destroyed. Must not outlive the lock.
     class [[nodiscard]] guard {
     public:
-        guard(guard&& other) noexcept : lock_(std::exchange(other.lock_, nullptr)), held_(other.held_) {}
+        guard(guard&& other) noexcept : lock_(detail::exchange(other.lock_, nullptr)), held_(other.held_) {}
         guard& operator=(guard&& other) noexcept {
-            std::swap(lock_, other.lock_);
-            std::swap(held_, other.held_);
+            other.lock_ = detail::exchange(lock_, other.lock_);
+            const auto held = held_;
+            held_ = other.held_;
+            other.held_ = held;
             return *this;
         }
         ~guard() {

@@ -28,6 +28,7 @@
 #include <gpushare/compute/submission.hpp>
 #include <gpushare/concepts.hpp>
 #include <gpushare/config.hpp>
+#include <gpushare/detail/exchange.hpp>
 #include <gpushare/error.hpp>
 #include <gpushare/units.hpp>
 
@@ -149,7 +150,7 @@ protected:
     // An open batch is to end, and may have to wait for who enters it.
     void want_ends() noexcept {
         if constexpr (batch::shares)
-            if (!std::exchange(ends_wanted_, true)) slots_.await(true);
+            if (!exchange(ends_wanted_, true)) slots_.await(true);
     }
 
     // Beside others' work, what costs a certain time lasts longer: they take turns, or share it. By how much is learnt, so

@@ -11,7 +11,6 @@
 #include <array>
 #include <cstddef>
 #include <cstdint>
-#include <utility>
 #include <vector>
 
 #include <gpushare/compute/policy.hpp>
@@ -26,7 +25,8 @@ public:
     void learn(ns took) noexcept {
         now_ = std::max(now_, took);
         if (++seen_ < window) return;
-        before_ = std::exchange(now_, ns{});
+        before_ = now_;
+        now_ = {};
         seen_ = 0;
     }
     [[nodiscard]] ns get() const noexcept { return std::max(now_, before_); }

@@ -26,6 +26,7 @@
 #include <gpushare/compute/submission.hpp>
 #include <gpushare/concepts.hpp>
 #include <gpushare/config.hpp>
+#include <gpushare/detail/exchange.hpp>
 #include <gpushare/error.hpp>
 #include <gpushare/units.hpp>
 
@@ -94,7 +95,7 @@ public:
         gather();
         if constexpr (batch::shares) {
             quiet = quiet && !any_ended();
-            if (!quiet && owner == nullptr && !std::exchange(ends_wanted_, false)) return none;
+            if (!quiet && owner == nullptr && !exchange(ends_wanted_, false)) return none;
             for (std::size_t i = 0; i < in_use().size(); ++i) {
                 batch& b = batches_[i];
                 if (b.at != batch::state::open) continue;

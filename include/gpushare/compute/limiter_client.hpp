@@ -102,7 +102,11 @@ struct limiter_run {
     }
     void end_with_batch() noexcept {
         left = 0;
-        pays = 4;
+        keep(true);
+    }
+    /// Nothing was learnt of what ended.
+    void keep(bool batch) noexcept {
+        if (batch) pays = 4;
     }
     /// [[noinline]]: rarely called, it would spoil its neighbourhood.
     [[gnu::noinline]] void begin(const grant& first, const limiter_client& c, const in_flight_book& book) noexcept {

@@ -325,7 +325,7 @@ private:
 
     void learn(const grant& g, const outcome& o, client_state& client) noexcept {
         auto* const kind = costs_.find_or_add(g.client, g.key);
-        if (o.from == outcome::source::doubt) return;
+        if (o.from == outcome::source::doubt) return run_.keep(o.times > 1);
         client.learn(o, kind);
         if (o.from == outcome::source::shared) return run_.end_with_batch();
         raise_longest(client);

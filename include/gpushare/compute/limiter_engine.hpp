@@ -28,6 +28,7 @@
 #include <gpushare/compute/turns.hpp>
 #include <gpushare/concepts.hpp>
 #include <gpushare/config.hpp>
+#include <gpushare/detail/exchange.hpp>
 #include <gpushare/detail/intrusive.hpp>
 #include <gpushare/error.hpp>
 #include <gpushare/units.hpp>
@@ -98,7 +99,7 @@ protected:
         retire(how);
         if (how == look::now) write_off_stuck();
         if (faulty_) cancel_faulty(lock);
-        if (!std::exchange(advancing_, true)) {
+        if (!exchange(advancing_, true)) {
             while (node* const n = let_in(now)) {
                 if (n->work) {
                     enqueue(lock, *n->slot, *n);
@@ -267,7 +268,7 @@ protected:
         flights_.each_client([this](client_id other) { tell_of_loss(other); });
     }
     void tell_of_loss(client_id c) noexcept {
-        if (std::exchange(clients_[c.index].told_of_loss, true)) return;
+        if (exchange(clients_[c.index].told_of_loss, true)) return;
         core_.events().push({.what = limiter_event::kind::device_lost, .client = c});
     }
 
@@ -291,7 +292,7 @@ protected:
 
     // One thread at a time, so that a callback that submits what is done at once isn't called from within itself.
     void clear_up(std::unique_lock<std::mutex>& lock) noexcept {
-        if (std::exchange(clearing_up_, true)) return;
+        if (exchange(clearing_up_, true)) return;
         while (node* n = left_.pop()) {
             lock.unlock();
             if (n->on_done) {

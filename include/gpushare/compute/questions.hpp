@@ -14,7 +14,8 @@ namespace gpushare::inline GPUSHARE_ABI::detail {
 template <timeline_point Point>
 struct one_by_one {
     /// The device time between the two if `end` is reached. `begin` comes before it on the same device.
-    [[nodiscard]] static std::optional<ns> span(const Point& begin, const Point& end) noexcept {
+    [[nodiscard]] static auto span(const Point& begin, const Point& end) noexcept
+        -> std::optional<decltype(elapsed(begin, end))> {
         if (!end.reached()) return std::nullopt;
         return elapsed(begin, end);
     }

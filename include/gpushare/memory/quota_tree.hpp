@@ -15,6 +15,7 @@
 #include <utility>
 
 #include <gpushare/config.hpp>
+#include <gpushare/detail/exchange.hpp>
 #include <gpushare/detail/intrusive.hpp>
 #include <gpushare/error.hpp>
 #include <gpushare/memory/quota_cell.hpp>
@@ -59,7 +60,7 @@ struct alignas(64) quota_node {
     bool attach(quota_node& child) noexcept {
         const std::lock_guard lock(root_->mutex_);
         if (take(child.guaranteed_.count(), nullptr, turn::ahead) != errc::none) return false;
-        child.next_ = std::exchange(children_, &child);
+        child.next_ = exchange(children_, &child);
         note_borrower(child);
         return true;
     }
@@ -88,13 +89,14 @@ struct alignas(64) quota_node {
     // A child counts as a borrower from the first burst, or debt after a resize, to its end.
     void note_borrower(quota_node& child) noexcept {
         const bool borrows = child.burst_ != bytes{} || child.over_limit();
-        if (!borrows || std::exchange(child.may_borrow_, true)) return;
+        if (!borrows || exchange(child.may_borrow_, true)) return;
         ++borrowers_;
         freeze();
         hold(cell_.held());
         thaw(cell_.now());
         auto& in_line = top().in_line_;
-        in_line += std::exchange(child.in_line_, 0);
+        in_line += child.in_line_;
+        child.in_line_ = 0;
         if (in_line != 0) top().watch();
     }
 

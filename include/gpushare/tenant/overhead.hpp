@@ -11,7 +11,6 @@
 #include <atomic>
 #include <cstdint>
 #include <mutex>
-#include <utility>
 
 #include <gpushare/concepts.hpp>
 #include <gpushare/config.hpp>
@@ -72,24 +71,31 @@ public:
     workspace(quota& from, device_overhead& on, bytes charged) noexcept : from_(&from), on_(&on), size_(charged) {
         on.declare(charged);
     }
-    workspace(workspace&& other) noexcept
-        : from_(std::exchange(other.from_, nullptr)), on_(other.on_), size_(std::exchange(other.size_, {})) {}
+    workspace(workspace&& other) noexcept : from_(other.from_), on_(other.on_), size_(other.size_) { other.forget(); }
     workspace& operator=(workspace&& other) noexcept {
-        workspace moved(std::move(other));
-        std::swap(from_, moved.from_);
-        std::swap(on_, moved.on_);
-        std::swap(size_, moved.size_);
+        if (this == &other) return *this;
+        give_back();
+        from_ = other.from_;
+        on_ = other.on_;
+        size_ = other.size_;
+        other.forget();
         return *this;
     }
-    ~workspace() {
+    ~workspace() { give_back(); }
+
+    [[nodiscard]] bytes size() const noexcept { return size_; }
+
+private:
+    void forget() noexcept {
+        from_ = nullptr;
+        size_ = {};
+    }
+    void give_back() noexcept {
         if (from_ == nullptr) return;
         on_->withdraw(size_);
         from_->release(size_);
     }
 
-    [[nodiscard]] bytes size() const noexcept { return size_; }
-
-private:
     quota* from_ = nullptr;
     device_overhead* on_ = nullptr;
     bytes size_{};

@@ -48,6 +48,7 @@ struct point_state {
 class device_state {
 public:
     /// Makes the device's primary context. Throws operation_error: no_device, no_driver; memory_error.
+    template <class = void>  // whoever includes this and makes none doesn't compile it
     device_state(std::shared_ptr<const driver> functions, int ordinal)
         : api_(std::move(functions)), properties_(query_properties(*api_, ordinal)) {
         check(cudaInitDevice(ordinal, 0, 0), "making a device's context");

@@ -182,7 +182,7 @@ private:
 
 /// Whether the driver says that the stream's kernels stay in some partition.
 [[nodiscard]] inline bool stream_inside_partition(const node& on, cudaStream_t s) noexcept {
-    return detail::green_sms(on.api(), s).has_value();
+    return detail::green_sms(on.api(), s) != 0;
 }
 
 /// Throws operation_error, errc::invalid_specification with the stream's tag, for the first stream whose kernels would

@@ -14,7 +14,6 @@
 #include <cstdint>
 #include <deque>
 #include <memory>
-#include <optional>
 #include <utility>
 #include <vector>
 
@@ -36,12 +35,12 @@ namespace gpushare::inline GPUSHARE_ABI::cuda {
 
 namespace detail {
 
-/// How many SMs the stream's green context has; none if it isn't in one.
-[[nodiscard]] inline std::optional<std::uint32_t> green_sms(const driver& api, cudaStream_t stream) noexcept {
+/// How many SMs the stream's green context has; 0 if it isn't in one.
+[[nodiscard]] inline std::uint32_t green_sms(const driver& api, cudaStream_t stream) noexcept {
     CUgreenCtx green = nullptr;
     CUdevResource has{};
-    if (api.stream_get_green(stream, &green) != CUDA_SUCCESS || green == nullptr) return std::nullopt;
-    if (api.green_get_resource(green, &has, CU_DEV_RESOURCE_TYPE_SM) != CUDA_SUCCESS) return std::nullopt;
+    if (api.stream_get_green(stream, &green) != CUDA_SUCCESS || green == nullptr) return 0;
+    if (api.green_get_resource(green, &has, CU_DEV_RESOURCE_TYPE_SM) != CUDA_SUCCESS) return 0;
     return has.sm.smCount;
 }
 
@@ -217,9 +216,9 @@ private:
         s->native = handle;
         s->native_priority = native_priority;
         s->level = s->device->properties().level_of(native_priority);
-        if (const auto green = detail::green_sms(*api_, handle)) {
+        if (const auto sms = detail::green_sms(*api_, handle); sms != 0) {
             s->partitioned = true;
-            s->sms = *green;
+            s->sms = sms;
         }
         return s;
     }

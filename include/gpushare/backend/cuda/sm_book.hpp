@@ -2,7 +2,7 @@
 // Who has which SMs of a device: the units that partitions are made of, and the streams that are in no partition. A part
 // of device_state.
 //
-//   auto& book = device->sms();    book.enlist(tag);    book.outside();
+//   auto& book = device->sms();    book.enlist(stream.outside);    book.outside();
 #pragma once
 
 #include <cuda.h>
@@ -18,9 +18,16 @@
 
 #include <gpushare/concepts.hpp>
 #include <gpushare/config.hpp>
+#include <gpushare/detail/intrusive.hpp>
 #include <gpushare/sm_split.hpp>
 
 namespace gpushare::inline GPUSHARE_ABI::cuda::detail {
+
+/// A stream in no partition.
+struct outsider {
+    outsider* next = nullptr;
+    std::uint32_t tag = 0;
+};
 
 /// Safe from any thread.
 /// A template so that where it is included and not used it costs little.
@@ -59,22 +66,20 @@ public:
     }
 
     /// A stream in no partition begins, ends.
-    void enlist(std::uint32_t tag) {
+    void enlist(outsider& s) noexcept {
         const std::lock_guard lock(mutex_);
-        outside_.push_back(tag);
+        outside_.push(s);
     }
-    void strike(std::uint32_t tag) noexcept {
+    void strike(outsider& s) noexcept {
         const std::lock_guard lock(mutex_);
-        const auto at = std::find(outside_.begin(), outside_.end(), tag);
-        *at = outside_.back();
-        outside_.pop_back();
+        outside_.remove(s);
     }
     /// Their tags, in order.
     [[nodiscard]] std::vector<Index> outside() const {
         std::vector<Index> tags;
         {
             const std::lock_guard lock(mutex_);
-            tags = outside_;
+            for (const outsider* s = outside_.front(); s != nullptr; s = s->next) tags.push_back(s->tag);
         }
         std::sort(tags.begin(), tags.end());
         return tags;
@@ -84,7 +89,7 @@ private:
     mutable std::mutex mutex_;
     std::vector<Resource> units_;
     std::vector<Flag> taken_;
-    std::vector<Index> outside_;
+    gpushare::detail::fifo<outsider> outside_;
 };
 using sm_book = basic_sm_book<>;
 

@@ -39,12 +39,13 @@ struct stream_state {
     stream_state& operator=(const stream_state&) = delete;
     ~stream_state() {
         if (owned) (void)device->health().keep(cudaStreamDestroy(native), "cudaStreamDestroy");
-        if (enlisted) device->sms().strike(tag);
+        if (enlisted) device->sms().strike(outside);
     }
     /// Whoever asks for streams in no partition is told of this one, unless it is in one.
     void enlist() {
         if (partitioned) return;
-        device->sms().enlist(tag);
+        outside.tag = tag;
+        device->sms().enlist(outside);
         enlisted = true;
     }
 
@@ -52,6 +53,7 @@ struct stream_state {
     std::shared_ptr<const void> keep_alive;  // our green context that it lives in: destroyed after the stream
     bool partitioned = false;                // lives in a green context, whoever made it
     bool enlisted = false;                   // doesn't, and is counted among those
+    outsider outside{};
     cudaStream_t native = nullptr;
     bool owned = false;            // ours to destroy
     bool captured_unseen = false;  // somebody else has the handle, and may begin a capture on it

@@ -1,0 +1,30 @@
+// SPDX-License-Identifier: Apache-2.0
+// std::exchange for pointers and flags. That one asks fifty traits of every type, of everybody who includes it.
+//
+//   T* const first = detail::exchange(first_, first_->next);
+#pragma once
+
+#include <gpushare/config.hpp>
+
+namespace gpushare::inline GPUSHARE_ABI::detail {
+
+/// Of what a pointer may be made from.
+template <class T>
+struct pointer_to {
+    using type = T*;
+};
+
+template <class T>
+[[nodiscard]] constexpr T* exchange(T*& p, typename pointer_to<T>::type to) noexcept {
+    T* const was = p;
+    p = to;
+    return was;
+}
+
+[[nodiscard]] constexpr bool exchange(bool& b, bool to) noexcept {
+    const bool was = b;
+    b = to;
+    return was;
+}
+
+}  // namespace gpushare::inline GPUSHARE_ABI::detail
