@@ -41,7 +41,8 @@ template <class Clock>
 struct rig {
     using limiter = gpushare::compute_limiter<stream, Clock>;
 
-    explicit rig(standin::timing time) : started((standin::reset({.devices = 1, .time = time}), true)) {}
+    explicit rig(standin::timing time, gpushare::limiter_options o = {})
+        : started((standin::reset({.devices = 1, .time = time}), true)), gate(o) {}
 
     void launch() { s.launch({}, empty); }
     void launch_gated() {
@@ -227,26 +228,28 @@ void calls_per_submission(bench::report& r) {
     r.figure("cuda.standin_records_per_submission", {worst_records}, "calls");
 }
 
-/// The same for two clients on a stream each, which both always have work waiting: their kernels run beside each other, and
-/// each has points of its own.
-void calls_of_two_clients(bench::report& r) {
+/// The same for two clients on a stream each, which both always have work waiting: their kernels run beside each other, or
+/// they take turns.
+void calls_of_two_clients(bench::report& r, bool turns) {
     for (const auto length : {10us, 50us, 100us}) {
-        rig<standin_clock> device(standin::timing::manual);
+        rig<standin_clock> device(standin::timing::manual, {.take_turns = turns});
         stream another = device.node.make_stream({0});
-        bool turn = false;
+        bool others_turn = false;
         const auto submit = [&] {
-            turn = !turn;
-            (void)device.gate.submit(turn ? device.client : device.other, turn ? device.s : another,
+            others_turn = !others_turn;
+            (void)device.gate.submit(others_turn ? device.client : device.other, others_turn ? device.s : another,
                                      [&](stream& x) { x.enqueue(length); });
         };
         for (int waiting = 0; waiting < 100; ++waiting) submit();
         const auto gated = cuda_calls([&] {
             submit();
-            standin::advance(length / 2);
+            standin::advance(turns ? length : length / 2);
         });
         const auto beyond = gated - cuda_calls([&] { device.launch(); });
-        print(("two clients, kernels of " + std::to_string(length.count()) + " us").c_str(), beyond);
-        r.figure("cuda.standin_calls_of_two_clients_" + std::to_string(length.count()) + "us", {sum(beyond)}, "calls");
+        const std::string us = std::to_string(length.count()) + "us";
+        print(("two clients" + std::string(turns ? " in turn" : "") + ", kernels of " + us).c_str(), beyond);
+        r.figure((turns ? "cuda.standin_calls_in_turn_" : "cuda.standin_calls_of_two_clients_") + us, {sum(beyond)},
+                 "calls");
         close(device.gate, device.client);
         close(device.gate, device.other);
     }
@@ -260,7 +263,7 @@ int main(int argc, char** argv) {
         bench::report r("one thread, limiter depth 3, the stand-in for the CUDA runtime with 1 device");
         permit_submit(r);
         calls_per_submission(r);
-        calls_of_two_clients(r);
+        for (const bool turns : {false, true}) calls_of_two_clients(r, turns);
         r.write(argc > 1 ? argv[1] : nullptr);
     } catch (const std::exception& e) {
         std::fprintf(stderr, "bench_cuda: %s\n", e.what());

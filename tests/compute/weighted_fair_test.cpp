@@ -4,8 +4,10 @@
 #include <cstddef>
 #include <cstdint>
 #include <cstdlib>
+#include <utility>
 #include <vector>
 
+#include <gpushare/compute/limiter_core.hpp>
 #include <gpushare/compute/weighted_fair.hpp>
 #include <gpushare/units.hpp>
 
@@ -33,7 +35,7 @@ client_id id(std::size_t index) { return {static_cast<std::uint32_t>(index), 1};
 
 /// Clients that always have work, on a device that runs one kernel at a time.
 struct saturated {
-    explicit saturated(const std::vector<unsigned>& permille) {
+    explicit saturated(const std::vector<unsigned>& permille, ns turn = weighted_fair::usual_turn) : policy(turn) {
         for (const auto p : permille) add(p);
     }
     void add(unsigned permille, int level = 0) {
@@ -67,17 +69,18 @@ struct saturated {
 
 }  // namespace
 
-TEST_CASE("shares are exact within one kernel, at every moment", "[compute]") {
+TEST_CASE("shares are exact within one turn and one kernel, at every moment", "[compute]") {
     const auto weights =
         GENERATE(std::vector<unsigned>{300, 700}, std::vector<unsigned>{100, 900}, std::vector<unsigned>{750, 250},
                  std::vector<unsigned>{20, 980}, std::vector<unsigned>{500, 300, 200});
     // Kernels of 100 us to 1 ms, and clients that differ in which they send.
     const ns longest = 1ms;
     const auto kernels = GENERATE(0, 1, 2);
+    const ns turn = GENERATE(ns{0}, weighted_fair::usual_turn);
     const auto seed = support::seed(static_cast<std::uint64_t>(kernels));
-    CAPTURE(weights, kernels, seed);
+    CAPTURE(weights, kernels, turn.count(), seed);
     support::random any(seed);
-    saturated s(weights);
+    saturated s(weights, turn);
     double worst_excess = -1e300;
     std::size_t steps = 0;
     for (; steps < 20'000; ++steps) {
@@ -86,13 +89,13 @@ TEST_CASE("shares are exact within one kernel, at every moment", "[compute]") {
                         : kernels == 1 ? (next == 0 ? ns{1ms} : ns{100us})
                                        : ns{100us} * static_cast<int>(1 + any.below(10));
         s.step(cost);
-        // A client is served only while its virtual service is the smallest, so it is never ahead of the smallest by
-        // more than its own longest kernel over its weight. 1 ns a step is lost in rounding tags down.
+        // A client's turn begins while its virtual service is the smallest, so it is never ahead of the smallest by more
+        // than a turn and its own longest kernel, over its weight. 1 ns a step is lost in rounding tags down.
         double smallest = 1e300;
         for (std::size_t i = 0; i < weights.size(); ++i) smallest = std::min(smallest, s.virtual_service(i));
         for (std::size_t i = 0; i < weights.size(); ++i) {
             const auto bound =
-                static_cast<double>(longest.count()) * 1000 / weights[i] + static_cast<double>(steps + 1);
+                static_cast<double>((longest + turn).count()) * 1000 / weights[i] + static_cast<double>(steps + 1);
             worst_excess = std::max(worst_excess, s.virtual_service(i) - smallest - bound);
         }
     }
@@ -104,6 +107,68 @@ TEST_CASE("shares are exact within one kernel, at every moment", "[compute]") {
                            static_cast<double>(total.count()) +
                        1e-6;
     for (std::size_t i = 0; i < weights.size(); ++i) CHECK(s.achieved(i) == Approx(weights[i] / 1000.0).margin(bound));
+}
+
+TEST_CASE("short kernels go several at a time, long ones and those without a turn one by one", "[compute]") {
+    const auto runs_of = [](ns turn, ns kernel) {  // each as long as it lasts, of one client after the other
+        saturated s({500, 500}, turn);
+        std::vector<int> runs;
+        std::size_t before = 2;
+        for (int i = 0; i < 1000; ++i) {
+            const auto next = s.step(kernel);
+            if (std::exchange(before, next) == next)
+                ++runs.back();
+            else
+                runs.push_back(1);
+        }
+        runs.pop_back();  // cut off
+        return runs;
+    };
+    CHECK(std::ranges::all_of(runs_of(50us, 10us), [](int n) { return n == 5; }));
+    CHECK(std::ranges::all_of(runs_of(ns{-1}, 10us), [](int n) { return n == 1; }));  // not said
+    CHECK(std::ranges::all_of(runs_of(50us, 20us), [](int n) { return n == 3; }));
+    CHECK(std::ranges::all_of(runs_of(50us, 50us), [](int n) { return n == 1; }));
+    CHECK(std::ranges::all_of(runs_of(50us, 100us), [](int n) { return n == 1; }));
+    const auto tiny = runs_of(50us, 1ns);
+    CHECK(tiny.size() > 10);
+    CHECK(std::ranges::all_of(tiny, [](int n) { return n <= 50; }));
+    CHECK(std::ranges::all_of(runs_of(0us, 10us), [](int n) { return n == 1; }));
+}
+
+TEST_CASE("where clients take turns on the device, the policy gives them turns, also one that takes over",
+          "[compute]") {
+    for (const bool turns : {false, true}) {
+        gpushare::limiter_core core{{.depth = 1, .take_turns = turns}};
+        const auto a = core.add({}), b = core.add({});
+        for (int policy = 0; policy < 2; ++policy) {
+            CAPTURE(turns, policy);
+            int changes = 0;
+            auto before = a;
+            for (int i = 0; i < 200; ++i) {
+                for (const auto c : {a, b})
+                    if (core.usage(c).waiting == 0) core.arrive(c, now);
+                const auto g = core.next(now);
+                REQUIRE(g);
+                core.complete(*g, 10us);
+                changes += std::exchange(before, g->client) != g->client ? 1 : 0;
+            }
+            CHECK((turns ? changes < 30 : changes > 180));
+            weighted_fair next;
+            REQUIRE(core.set_policy(next, now) == gpushare::errc::none);
+        }
+    }
+}
+
+TEST_CASE("a turn ends for a higher level, and with what its client has to do", "[compute]") {
+    saturated s({500, 500}, 1ms);
+    const auto first = s.step(10us);
+    CHECK(s.step(10us) == first);
+    s.add(100, 1);
+    CHECK(s.step(10us) == 2);
+    s.policy.sleep(id(2));
+    CHECK(s.step(10us) == 1 - first);  // which is furthest behind: the turn was over
+    s.policy.sleep(id(1 - first));
+    CHECK(s.step(10us) == first);
 }
 
 TEST_CASE("weights count relative to each other: they need not sum to the device", "[compute]") {
@@ -283,13 +348,13 @@ TEST_CASE("random clients, weights, naps and kernels: nobody starves, nobody lag
         const auto seed = support::seed(nth);
         CAPTURE(seed);
         support::random any(seed);
-        const ns longest = 1ms;
-        saturated s({});
+        const ns longest = 1ms, turn = nth % 2 == 0 ? ns{0} : weighted_fair::usual_turn;
+        saturated s({}, turn);
         const auto clients = 2 + any.below(20);
         for (std::size_t i = 0; i < clients; ++i) s.add(static_cast<unsigned>(1 + any.below(1000)));
         std::vector<bool> awake(clients, true);
         // Between two clients that both waited all along, normalised service differs by at most one kernel of each
-        // (theorem 1 of the paper). `since` is each one's virtual service when the pair's common wait began.
+        // (theorem 1 of the paper), and a turn. `since` is each one's virtual service when the pair's common wait began.
         std::vector<std::vector<double>> since(clients, std::vector<double>(clients, 0.0));
         double worst_excess = -1e300;
         for (int step = 0; step < 10'000; ++step) {
@@ -309,9 +374,9 @@ TEST_CASE("random clients, weights, naps and kernels: nobody starves, nobody lag
             for (std::size_t i = 0; i < clients; ++i) {
                 if (!awake[i] || i == picked->index) continue;
                 const auto lead = s.virtual_service(picked->index) - s.virtual_service(i) - since[picked->index][i];
-                const auto bound =
-                    static_cast<double>(longest.count()) * (1000.0 / s.weights[picked->index] + 1000.0 / s.weights[i]) +
-                    step + 1;
+                const auto bound = static_cast<double>((longest + turn).count()) *
+                                       (1000.0 / s.weights[picked->index] + 1000.0 / s.weights[i]) +
+                                   step + 1;
                 worst_excess = std::max(worst_excess, lead - bound);
             }
         }

@@ -29,7 +29,7 @@ struct standin_clock {
 
 /// Clients that always have something waiting, each on its stream, on a device that runs all streams at once.
 struct crowd {
-    explicit crowd(std::size_t n) {
+    explicit crowd(std::size_t n, gpushare::limiter_options o = {}) : gate(o) {
         for (std::size_t i = 0; i < n; ++i) {
             clients.push_back(gate.add({.weight = gpushare::share::of_permille(1000 / n)}));
             streams.push_back(node.make_stream({0}));
@@ -123,4 +123,93 @@ TEST_CASE("what several streams did at once is charged once, in all, however the
         CHECK(ratio < 1.001);
         all.close();
     }
+}
+
+TEST_CASE("clients that take turns share points by turn, and each is charged what its kernels took", "[cuda]") {
+    for (std::uint64_t nth = 0; nth < 12; ++nth) {
+        const auto seed = support::seed(nth);
+        CAPTURE(seed);
+        support::random any(seed);
+        crowd all(2 + any.below(3), {.take_turns = true});
+        std::vector<ns> length;
+        for (std::size_t i = 0; i < all.clients.size(); ++i) length.push_back(1us * (3 + any.below(10)));
+        CAPTURE(length);
+        const auto step = [&] {
+            for (std::size_t i = 0; i < all.clients.size(); ++i)
+                while (all.gate.usage(all.clients[i]).waiting < 2) all.submit(i, length[i]);
+            standin::advance(2us);
+            all.gate.poll();
+        };
+        for (int warm_up = 0; warm_up < 1000; ++warm_up) step();
+        const auto begin = standin::now();
+        std::vector<gpushare::client_usage> before;
+        for (const auto c : all.clients) before.push_back(all.gate.usage(c));
+        for (int counted = 0; counted < 5000; ++counted) step();
+        ns charged{}, ran{};
+        for (std::size_t i = 0; i < all.clients.size(); ++i) {
+            const auto after = all.gate.usage(all.clients[i]);
+            const auto cost = after.device_time - before[i].device_time;
+            const auto truth = static_cast<ns::rep>(after.completed - before[i].completed) * length[i];
+            CHECK(static_cast<double>(cost.count()) == Approx(static_cast<double>(truth.count())).epsilon(0.01));
+            charged += cost;
+            ran += truth;
+        }
+        // One kernel at a time, and few steps without.
+        CHECK(ran < standin::now() - begin + 1ms);
+        CHECK(static_cast<double>(charged.count()) > 0.8 * static_cast<double>((standin::now() - begin).count()));
+        all.close();
+    }
+}
+
+TEST_CASE("of short kernels that take turns, each costs less than one call", "[cuda]") {
+    for (const auto length : {5us, 10us}) {
+        crowd all(2, {.take_turns = true});
+        std::size_t turn = 0;
+        const auto step = [&] {
+            all.submit(turn++ % 2, length);
+            standin::advance(length);
+        };
+        for (int waiting = 0; waiting < 100; ++waiting) all.submit(turn++ % 2, length);
+        for (int warm_up = 0; warm_up < 1000; ++warm_up) step();
+        standin::forget_calls();
+        for (int counted = 0; counted < 1000; ++counted) step();
+        CHECK(all_calls() < 1000);
+        all.close();
+    }
+}
+
+TEST_CASE("a turn begins behind what the client before has enqueued, though it is just enqueuing more", "[cuda]") {
+    crowd two(2, {.depth = 8, .take_turns = true});
+    const auto a = two.clients[0], b = two.clients[1];
+    const auto settle = [&] {
+        while (two.total().in_flight + two.total().waiting > 0) {
+            standin::advance(10us);
+            two.gate.poll();
+        }
+    };
+    for (int known = 0; known < 8; ++known) {
+        two.submit(0, 10us);
+        two.submit(1, 10us);
+        settle();
+    }
+    const auto begin = standin::now();
+    for (int i = 0; i < 3; ++i)
+        REQUIRE(two.gate.enqueue(a, two.streams[0], [](cuda::stream& s) { s.enqueue(10us); }) == gpushare::errc::none);
+    cuda::point end_of_a, end_of_b;
+    const auto enqueue_b = [&](cuda::stream& s) {
+        s.enqueue(10us);
+        end_of_b = s.record();
+    };
+    REQUIRE(two.gate.enqueue(a, two.streams[0], [&](cuda::stream& s) {
+        end_of_a = s.record();  // of the three
+        REQUIRE(two.gate.enqueue(b, two.streams[1], enqueue_b) == gpushare::errc::none);
+        s.enqueue(10us);
+    }) == gpushare::errc::none);
+    standin::advance(25us);
+    CHECK_FALSE(end_of_a.reached());
+    CHECK_FALSE(end_of_b.reached());
+    while (!end_of_b.reached()) standin::advance(1us);
+    CHECK(standin::now() - begin >= 40us);
+    settle();
+    two.close();
 }

@@ -3,7 +3,7 @@
 // it, and what is known of it once it is enqueued. The first half of flights.hpp; under the limiter's mutex, but for
 // land().
 //
-//   detail::boarding<stream> gate(quantum);
+//   detail::boarding<stream> gate(quantum, options.take_turns);
 //   auto* slot = gate.free_slot();  slot->what = grant;  gate.take(*slot);
 //   gate.board(*slot, s, now);                   // then, under no lock, the points that it asks for, and the work
 //   gate.put(*slot, errc::none, &work);          // or, under no lock, land()
@@ -43,8 +43,8 @@ public:
     using flight = detail::flight<Stream>;
     static constexpr std::size_t none = flight::none;
 
-    /// `quantum`: how long a batch may be predicted to take.
-    explicit boarding(ns quantum) : quantum_(quantum) {
+    /// `quantum`: how long a batch may be predicted to take. `turns`: streams of different clients wait for each other.
+    boarding(ns quantum, bool turns) : quantum_(quantum), turns_(turns) {
         // With room for one, running out of memory delays what waits and never strands it; with this, nothing is
         // allocated later unless there are many levels.
         batches_.reserve(slots_.size());
@@ -70,13 +70,16 @@ public:
     /// What is in flight on other streams than `s`, and the last batch on this one.
     struct neighbours {
         std::size_t last = none;
-        bool elsewhere = false, of_others = false;
+        bool elsewhere = false;
+        bool beside = false;                  // others', not in turn
+        instant busy_until = instant::min();  // with others', in turn
     };
     /// Batches of two clients on two streams would run into each other, and their points would tell nothing of either:
-    /// while others are in flight elsewhere, everything has points of its own.
-    neighbours mark_others(client_id c, const Stream& s) noexcept {
+    /// while others are in flight elsewhere, everything has points of its own. Where they take turns, a batch ends with
+    /// the turn.
+    neighbours mark_others(const grant& g, const Stream& s) noexcept {
         gather();
-        return mark_gathered(c, s);
+        return mark_gathered(g, s);
     }
 
     /// The submission in `f` is about to be enqueued on `s`, with the points around it that it says then.
@@ -167,6 +170,7 @@ protected:
     std::size_t num_ended_ = 0;  // batches that are ended
     bool ends_wanted_ = false;   // an open one may be marked
     ns quantum_;
+    bool turns_;
 
 private:
     static constexpr double most_stretch = 16;
@@ -175,7 +179,7 @@ private:
         return ns{static_cast<ns::rep>(std::min(static_cast<double>(cost.count()) * stretch_, almost_for_ever))};
     }
 
-    neighbours mark_gathered(client_id c, const Stream& s) noexcept {
+    neighbours mark_gathered(const grant& g, const Stream& s) noexcept {
         neighbours n;
         std::uint64_t order = 0;
         for (std::size_t i = 0; batch & b : in_use()) {
@@ -187,8 +191,11 @@ private:
                 continue;
             }
             n.elsewhere = b.contended = true;
-            if (b.client == c) continue;
-            n.of_others = true;
+            if (b.client == g.client) continue;
+            if (turns_ && b.level == g.level)
+                n.busy_until = std::max(n.busy_until, b.busy_until);
+            else
+                n.beside = true;
             if (b.at == batch::state::ended) continue;
             b.end_wanted = true;
             want_ends();
@@ -203,8 +210,8 @@ private:
         if (batch::shares && latest_ != none && g.may_share && batches_[latest_].is_on(s) &&
             batches_[latest_].takes(g, quantum_))
             return enter(f, latest_, now);
-        const auto [last, elsewhere, of_others] = mark_gathered(g.client, s);
-        const bool share = batch::shares && g.may_share && !of_others;
+        const auto [last, elsewhere, beside, others_until] = mark_gathered(g, s);
+        const bool share = batch::shares && g.may_share && !beside;
         if (last != none && share && batches_[last].takes(g, quantum_)) {
             latest_ = last;
             return enter(f, last, now);
@@ -213,9 +220,10 @@ private:
         batch& b = batches_[f.in];
         b.begin_with(g, s, ++boarded_);
         b.contended = elsewhere;
-        b.beside_others = of_others;
-        b.more = of_others ? stretched(g.predicted) - g.predicted : ns{0};
-        b.busy_until = saturating_add(now, g.predicted);
+        b.beside_others = beside;
+        b.more = beside ? stretched(g.predicted) - g.predicted : ns{0};
+        const auto from = std::max(now, others_until);
+        b.busy_until = saturating_add(from, g.predicted);
         f.needs_begin = true;
         f.may_stay_open = share && b.stay_open(s);
         f.needs_end = !f.may_stay_open;
@@ -233,7 +241,7 @@ private:
             before.end_wanted = before.overtaken = true;
             want_ends();
         }
-        b.busy_until = saturating_add(std::max(now, before.busy_until), g.predicted);
+        b.busy_until = saturating_add(std::max(from, before.busy_until), g.predicted);
     }
 
     void enter(flight& f, std::size_t into, instant now) noexcept {

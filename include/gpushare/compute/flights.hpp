@@ -2,7 +2,7 @@
 // What a compute limiter has let in and the device hasn't finished: which points to watch, what is done, and what it
 // cost. A part of compute_limiter.hpp, which holds its mutex around every call but land().
 //
-//   detail::flights<stream> flights(quantum);          // and what boarding.hpp shows
+//   detail::flights<stream> flights(quantum, turns);   // and what boarding.hpp shows
 //   flights.settle(now, true, [&](const auto& done) { charge(done.what, done.cost); }, give_back);
 //
 // The true cost of a batch is split in proportion to what was predicted of each member.
@@ -45,8 +45,8 @@ public:
     using finished = detail::finished<Stream>;
     using interval = typename batch::interval;
 
-    /// `quantum`: how long a batch may be predicted to take.
-    explicit flights(ns quantum) : base(quantum) { watched_.reserve(slots_.size()); }
+    /// As a boarding.
+    flights(ns quantum, bool turns) : base(quantum, turns) { watched_.reserve(slots_.size()); }
 
     /// What the device has finished, in the order in which it finished; never blocks. Of each stream only the oldest is
     /// asked for, because asking may cost as much as a launch.

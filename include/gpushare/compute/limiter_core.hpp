@@ -34,7 +34,7 @@ template <compute_policy Policy = weighted_fair>
 class limiter_core {
 public:
     explicit limiter_core(limiter_options options = {}, Policy policy = {})
-        : options_(detail::usable(options)), policy_(std::move(policy)) {}
+        : options_(detail::usable(options)), policy_(std::move(detail::in_turn(policy, options.take_turns))) {}
 
     /// Throws operation_error where the policy refuses, and std::bad_alloc: then nothing has changed.
     [[nodiscard]] client_id add(const client_settings& s) {
@@ -77,7 +77,7 @@ public:
             const auto why = p.add({i, clients_[i].generation}, clients_[i].settings);
             if (why.code != errc::none) return why.code;
         }
-        std::swap(policy_, p);
+        std::swap(policy_, detail::in_turn(p, options_.take_turns));
         ++policies_;
         for (std::uint32_t i = 0; i < clients_.size(); ++i)
             if (clients_[i].usage.waiting != 0) tell({i, clients_[i].generation}, now);

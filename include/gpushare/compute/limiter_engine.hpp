@@ -52,7 +52,7 @@ protected:
     enum class look : bool { if_due, now };
 
     limiter_engine(limiter_options options, Clock time, Policy policy)
-        : clock_(std::move(time)), core_(options, std::move(policy)), flights_(core_.quantum()) {}
+        : clock_(std::move(time)), core_(options, std::move(policy)), flights_(core_.quantum(), options.take_turns) {}
 
     ~limiter_engine() {
         std::unique_lock lock(mutex_);
@@ -177,7 +177,7 @@ protected:
     void await_turn(std::unique_lock<std::mutex>& lock, const flight& f, Stream& s) {
         if constexpr (joining_timeline<Stream>) {
             if (!core_.options().take_turns) return;
-            flights_.mark_others(f.what.client, s);
+            flights_.mark_others(f.what, s);
             end_batches(lock, nullptr, false);
             take_turn(lock, flights_, f.what, s);
         }

@@ -111,4 +111,16 @@ concept has_short_way = compute_policy<P> && requires(P& p, client_id c, ns cost
     noexcept;
 };
 
+namespace detail {
+
+/// With limiter_options::take_turns: a policy that can, lets a client go several times before it lets go another.
+template <compute_policy P>
+[[nodiscard]] P& in_turn(P& p, bool asked) noexcept {
+    if constexpr (requires { p.take_turns(); })
+        if (asked) p.take_turns();
+    return p;
+}
+
+}  // namespace detail
+
 }  // namespace gpushare::inline GPUSHARE_ABI

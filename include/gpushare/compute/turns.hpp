@@ -20,19 +20,28 @@
 
 namespace gpushare::inline GPUSHARE_ABI::detail {
 
-/// The next such point before `g` is enqueued on `s`; it counts as waited for from then on. What another thread is about
+/// What to wait for on the device: an end that was recorded; or, where somebody is just enqueuing more, one that is to be.
+template <timeline Stream>
+struct turn_end {
+    std::optional<typename Stream::point> end;
+    typename batch<Stream>::handle_type open;
+};
+
+/// The next of these before `g` is enqueued on `s`; it counts as waited for from then on. What another thread is about
 /// to enqueue isn't among them, nor what was written off.
 template <timeline Stream>
-[[nodiscard]] std::optional<typename Stream::point> turn_before(std::span<batch<Stream>> in_flight, const grant& g,
-                                                                const Stream& s) noexcept {
+[[nodiscard]] std::optional<turn_end<Stream>> turn_before(std::span<batch<Stream>> in_flight, const grant& g,
+                                                          const Stream& s) noexcept {
     for (auto& b : in_flight) {
-        if (b.at != batch<Stream>::state::ended || b.client == g.client || b.level != g.level || b.written_off)
-            continue;
+        const bool ended = b.at == batch<Stream>::state::ended;
+        if (!ended && (b.num_members == 0 || !static_cast<bool>(b.handle))) continue;
+        if (b.client == g.client || b.level != g.level || b.written_off) continue;
         // This stream waits for it already; or that of another client does, which is waited for here.
         if (b.followed_on != nullptr && (b.followed_on == &s || b.follower != g.client)) continue;
         b.followed_on = &s;
         b.follower = g.client;
-        return b.end;
+        if (ended) return turn_end<Stream>{b.end, {}};
+        return turn_end<Stream>{std::nullopt, b.handle};
     }
     return std::nullopt;
 }
@@ -40,16 +49,22 @@ template <timeline Stream>
 /// Makes `s` wait for all of them, letting go of `lock` meanwhile. What the stream throws passes through.
 template <class Flights, joining_timeline Stream>
 void take_turn(std::unique_lock<std::mutex>& lock, Flights& flights, const grant& g, Stream& s) {
-    while (const auto p = turn_before<Stream>(flights.batches(), g, s)) {
+    while (auto before = turn_before<Stream>(flights.batches(), g, s)) {
         lock.unlock();
         try {
-            s.wait(*p);
+            if constexpr (batch<Stream>::shares)
+                if (!before->end) try {
+                        before->end = before->open.record();
+                    } catch (...) {  // its stream is captured, say: nothing of it runs now
+                    }
+            if (before->end) s.wait(*before->end);
         } catch (...) {
             lock.lock();
             for (auto& b : flights.batches())
                 if (b.followed_on == &s) b.followed_on = nullptr;  // it doesn't wait after all
             throw;
         }
+        before.reset();  // perhaps the last of its stream
         lock.lock();
     }
 }

@@ -6,8 +6,12 @@
 //   policy.add(chat, {.weight = 70_pct});  policy.add(batch, {.weight = 30_pct});
 //
 // Start-time fair queueing (Goyal, Vin, Cheng, SIGCOMM 1996): a client's tag grows by cost / weight, the smallest tag
-// goes next, and a level's virtual time is the tag that was served last. A client that wakes up starts no earlier than
+// goes next, and a level's virtual time is the smallest tag that waits. A client that wakes up starts no earlier than
 // virtual time, so nobody is owed the time in which it wanted nothing. A pick is O(1), the rest O(log clients).
+//
+// Where clients take turns on the device, changing from one to another costs points and a wait there. So whoever is next has
+// a turn: kernels that are short beside it go several at a time, those that take as long go one by one. A turn, and one
+// kernel, is how far a client can get ahead of its share.
 #pragma once
 
 #include <algorithm>
@@ -30,6 +34,12 @@ template <class = void>
 class basic_weighted_fair {
 public:
     static constexpr bool timeless = true;
+    static constexpr ns usual_turn{100'000};
+
+    /// Without turns, but where limiter_options::take_turns asks for them.
+    basic_weighted_fair() noexcept : basic_weighted_fair(ns{-1}) {}
+    /// `turn`: device time, 0 for none.
+    explicit basic_weighted_fair(ns turn) noexcept : turn_(turn) {}
 
     failure add(client_id c, const client_settings& s) {
         if (clients_.size() <= c.index) clients_.resize(c.index + std::size_t{1});
@@ -55,6 +65,10 @@ public:
 
     void remove(client_id c) noexcept { sleep(c); }
 
+    void take_turns() noexcept {
+        if (turn_ < ns{0}) turn_ = usual_turn;
+    }
+
     void wake(client_id c, const line_head&, instant) noexcept {
         auto& client = clients_[c.index];
         if (!waiting_.contains(c.index)) client.tag = std::max(client.tag, virtual_time(client.level));
@@ -65,13 +79,16 @@ public:
 
     [[nodiscard]] choice pick(instant) const noexcept {
         if (waiting_.empty()) return {};
-        return clients_[waiting_.first()].id;
+        const auto& first = clients_[waiting_.first()];
+        const bool goes_on = left_ > ns{0} && waiting_.contains(latest_) && clients_[latest_].level == first.level;
+        return goes_on ? clients_[latest_].id : first.id;
     }
 
     void serve(client_id c, ns cost, instant) noexcept {
         auto& client = clients_[c.index];
         auto& time = virtual_time(client.level);
-        time = std::max(time, client.tag);
+        time = std::max(time, std::min(client.tag, tag_of_first(client)));
+        take_turn(c, cost);
         charge(client, cost);  // wake() or sleep() follows: only then it has a place
     }
 
@@ -81,6 +98,7 @@ public:
         auto& client = clients_[c.index];
         auto& time = virtual_time(client.level);
         time = client.tag = std::max(client.tag, time);
+        take_turn(c, cost);
         charge(client, cost);
     }
 
@@ -126,6 +144,20 @@ private:
 
     [[nodiscard]] std::int64_t& virtual_time(priority p) noexcept { return find_level(p)->time; }  // add() opened it
 
+    void take_turn(client_id c, ns cost) noexcept {
+        constexpr ns least{1000};  // a turn is so many kernels at the most, whatever they are said to take
+        if (c.index != latest_ || left_ <= ns{0}) left_ = turn_;
+        latest_ = c.index;
+        left_ -= std::max(cost, least);
+    }
+
+    // Of its level.
+    [[nodiscard]] std::int64_t tag_of_first(const client_state& client) const noexcept {
+        if (waiting_.empty()) return client.tag;
+        const auto& first = clients_[waiting_.first()];
+        return first.level == client.level ? first.tag : client.tag;
+    }
+
     void charge(client_state& client, ns delta) noexcept {
         // Two weeks at once is beyond any kernel; without the bound a wild measurement could overflow the tag.
         const auto cost = std::clamp<std::int64_t>(delta.count(), -(std::int64_t{1} << 50), std::int64_t{1} << 50);
@@ -149,6 +181,8 @@ private:
     std::vector<client_state> clients_;
     std::vector<level_state> levels_;
     detail::client_heap waiting_;
+    ns turn_, left_{};          // of the turn of
+    std::uint32_t latest_ = 0;  // who was served
 };
 using weighted_fair = basic_weighted_fair<>;
 static_assert(has_short_way<weighted_fair>);
