@@ -14,7 +14,6 @@
 #include <vector>
 
 #include <gpushare/concepts.hpp>
-#include <gpushare/detail/exchange.hpp>
 #include <gpushare/error.hpp>
 
 namespace gpushare::inline GPUSHARE_ABI {
@@ -31,11 +30,14 @@ public:
     /// Holds the devices that were entered until it is destroyed. Must not outlive the lock.
     class [[nodiscard]] guard {
     public:
-        guard(guard&& other) noexcept : lock_(detail::exchange(other.lock_, nullptr)), held_(other.held_) {}
+        guard(guard&& other) noexcept : lock_(other.lock_), held_(other.held_) { other.lock_ = nullptr; }
         guard& operator=(guard&& other) noexcept {
-            other.lock_ = detail::exchange(lock_, other.lock_);
+            // Not by std::swap, which asks fifty traits of whoever includes this.
+            auto* const lock = lock_;
             const auto held = held_;
+            lock_ = other.lock_;
             held_ = other.held_;
+            other.lock_ = lock;
             other.held_ = held;
             return *this;
         }

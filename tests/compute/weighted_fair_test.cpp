@@ -7,7 +7,11 @@
 #include <utility>
 #include <vector>
 
+#include <gpushare/compute/any_policy.hpp>
+#include <gpushare/compute/capped.hpp>
 #include <gpushare/compute/limiter_core.hpp>
+#include <gpushare/compute/preemptive_fair.hpp>
+#include <gpushare/compute/strict_priority.hpp>
 #include <gpushare/compute/weighted_fair.hpp>
 #include <gpushare/units.hpp>
 
@@ -135,28 +139,49 @@ TEST_CASE("short kernels go several at a time, long ones and those without a tur
     CHECK(std::ranges::all_of(runs_of(0us, 10us), [](int n) { return n == 1; }));
 }
 
-TEST_CASE("where clients take turns on the device, the policy gives them turns, also one that takes over",
-          "[compute]") {
+TEMPLATE_TEST_CASE("where clients take turns on the device, the policy gives them turns, also one that takes over",
+                   "[compute]", weighted_fair, gpushare::preemptive_fair, gpushare::capped<weighted_fair>,
+                   gpushare::strict_priority<>, gpushare::any_policy) {
     for (const bool turns : {false, true}) {
-        gpushare::limiter_core core{{.depth = 1, .take_turns = turns}};
+        gpushare::limiter_core<TestType> core{{.depth = 1, .take_turns = turns}};
         const auto a = core.add({}), b = core.add({});
+        instant at{};
         for (int policy = 0; policy < 2; ++policy) {
             CAPTURE(turns, policy);
             int changes = 0;
             auto before = a;
             for (int i = 0; i < 200; ++i) {
                 for (const auto c : {a, b})
-                    if (core.usage(c).waiting == 0) core.arrive(c, now);
-                const auto g = core.next(now);
+                    if (core.usage(c).waiting == 0) core.arrive(c, at);
+                const auto g = core.next(at);
                 REQUIRE(g);
                 core.complete(*g, 10us);
+                at += 10us;
                 changes += std::exchange(before, g->client) != g->client ? 1 : 0;
             }
             CHECK((turns ? changes < 30 : changes > 180));
-            weighted_fair next;
-            REQUIRE(core.set_policy(next, now) == gpushare::errc::none);
+            TestType next;
+            REQUIRE(core.set_policy(next, at) == gpushare::errc::none);
         }
     }
+}
+
+TEST_CASE("a turn counts what its kernels took, not what was said of them", "[compute]") {
+    gpushare::limiter_core core{{.depth = 1, .take_turns = true}};
+    const auto a = core.add({}), b = core.add({});
+    const gpushare::line_head said{.cost = 1ns};
+    int longest = 0, run = 0;
+    auto before = a;
+    for (int i = 0; i < 200; ++i) {
+        for (const auto c : {a, b})
+            if (core.usage(c).waiting == 0) core.arrive(c, now, said);
+        const auto g = core.next(now);
+        REQUIRE(g);
+        core.complete(*g, 1ms);
+        run = std::exchange(before, g->client) == g->client ? run + 1 : 1;
+        longest = std::max(longest, run);
+    }
+    CHECK(longest <= 2);
 }
 
 TEST_CASE("a turn ends for a higher level, and with what its client has to do", "[compute]") {

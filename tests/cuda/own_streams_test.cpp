@@ -178,38 +178,78 @@ TEST_CASE("of short kernels that take turns, each costs less than one call", "[c
     }
 }
 
-TEST_CASE("a turn begins behind what the client before has enqueued, though it is just enqueuing more", "[cuda]") {
-    crowd two(2, {.depth = 8, .take_turns = true});
-    const auto a = two.clients[0], b = two.clients[1];
-    const auto settle = [&] {
-        while (two.total().in_flight + two.total().waiting > 0) {
-            standin::advance(10us);
-            two.gate.poll();
+namespace {
+
+/// Two clients that take turns and of whose kernels it is known that they take 10 us.
+struct two_in_turn : crowd {
+    explicit two_in_turn() : crowd(2, {.depth = 8, .take_turns = true}) {
+        for (int known = 0; known < 8; ++known) {
+            submit(0, 10us);
+            submit(1, 10us);
+            settle();
         }
-    };
-    for (int known = 0; known < 8; ++known) {
-        two.submit(0, 10us);
-        two.submit(1, 10us);
-        settle();
     }
+    void settle() {
+        for (auto u = total(); u.in_flight + u.waiting > 0; u = total()) standin::advance(10us);
+    }
+    /// Enqueued by a gate: when it is over.
+    template <class Before>
+    cuda::point enqueue(std::size_t i, ns length, Before before) {
+        cuda::point end;
+        REQUIRE(gate.enqueue(clients[i], streams[i], [&](cuda::stream& s) {
+            before(s);
+            s.enqueue(length);
+            end = s.record();
+        }) == gpushare::errc::none);
+        return end;
+    }
+    cuda::point enqueue(std::size_t i, ns length) {
+        return enqueue(i, length, [](cuda::stream&) {});
+    }
+    [[nodiscard]] static ns until(const cuda::point& p, ns begin) {
+        while (!p.reached()) standin::advance(1us);
+        return ns{standin::now()} - begin;
+    }
+};
+
+}  // namespace
+
+TEST_CASE("a turn begins behind what the client before has enqueued, though it is just enqueuing more", "[cuda]") {
+    two_in_turn two;
     const auto begin = standin::now();
-    for (int i = 0; i < 3; ++i)
-        REQUIRE(two.gate.enqueue(a, two.streams[0], [](cuda::stream& s) { s.enqueue(10us); }) == gpushare::errc::none);
-    cuda::point end_of_a, end_of_b;
-    const auto enqueue_b = [&](cuda::stream& s) {
-        s.enqueue(10us);
-        end_of_b = s.record();
-    };
-    REQUIRE(two.gate.enqueue(a, two.streams[0], [&](cuda::stream& s) {
-        end_of_a = s.record();  // of the three
-        REQUIRE(two.gate.enqueue(b, two.streams[1], enqueue_b) == gpushare::errc::none);
-        s.enqueue(10us);
-    }) == gpushare::errc::none);
-    standin::advance(25us);
-    CHECK_FALSE(end_of_a.reached());
-    CHECK_FALSE(end_of_b.reached());
-    while (!end_of_b.reached()) standin::advance(1us);
-    CHECK(standin::now() - begin >= 40us);
-    settle();
+    for (int i = 0; i < 3; ++i) two.enqueue(0, 10us);
+    cuda::point early;
+    two.enqueue(0, 500us, [&](cuda::stream&) { early = two.enqueue(1, 10us); });
+    const auto late = two.enqueue(1, 10us);  // when all of that is enqueued
+    CHECK(two.until(early, begin) >= 40us);
+    CHECK(two.until(late, begin) >= 540us);
+    two.settle();
+    two.close();
+}
+
+TEST_CASE("two clients in turn on one stream cost a point a turn", "[cuda]") {
+    two_in_turn two;
+    standin::forget_calls();
+    for (int i = 0; i < 6; ++i)
+        REQUIRE(two.gate.enqueue(two.clients[i % 2 == 0 ? 0 : 1], two.streams[0],
+                                 [](cuda::stream& s) { s.enqueue(10us); }) == gpushare::errc::none);
+    CHECK(standin::count("cudaEventRecord") <= 6);
+    two.settle();
+    two.close();
+}
+
+TEST_CASE("gaps in a client's work aren't charged to it because another's was predicted to last longer", "[cuda]") {
+    two_in_turn two;
+    const auto before = two.gate.usage(two.clients[1]).device_time;
+    REQUIRE(two.gate.enqueue(two.clients[0], two.streams[0], [](cuda::stream& s) { s.enqueue(10us); }, gpushare::never,
+                             {}, {.cost = 5ms}) == gpushare::errc::none);
+    for (int i = 0; i < 20; ++i) {
+        two.enqueue(1, 10us);
+        standin::advance(200us);
+    }
+    two.settle();
+    const auto charged = two.gate.usage(two.clients[1]).device_time - before;
+    CHECK(charged >= 190us);
+    CHECK(charged < 900us);
     two.close();
 }

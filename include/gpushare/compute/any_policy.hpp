@@ -35,6 +35,7 @@ public:
     [[nodiscard]] choice pick(instant now) noexcept { return held_->pick(now); }
     void serve(client_id c, ns cost, instant now) noexcept { held_->serve(c, cost, now); }
     void correct(client_id c, ns delta) noexcept { held_->correct(c, delta); }
+    void take_turns() noexcept { held_->take_turns(); }
 
 private:
     struct interface {
@@ -47,6 +48,7 @@ private:
         virtual choice pick(instant) noexcept = 0;
         virtual void serve(client_id, ns, instant) noexcept = 0;
         virtual void correct(client_id, ns) noexcept = 0;
+        virtual void take_turns() noexcept = 0;
     };
 
     template <compute_policy P>
@@ -60,6 +62,7 @@ private:
         choice pick(instant now) noexcept override { return policy.pick(now); }
         void serve(client_id c, ns cost, instant now) noexcept override { policy.serve(c, cost, now); }
         void correct(client_id c, ns delta) noexcept override { policy.correct(c, delta); }
+        void take_turns() noexcept override { (void)detail::in_turn(policy, true); }
 
         P policy;
     };

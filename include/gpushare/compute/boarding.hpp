@@ -43,8 +43,9 @@ public:
     using flight = detail::flight<Stream>;
     static constexpr std::size_t none = flight::none;
 
-    /// `quantum`: how long a batch may be predicted to take. `turns`: streams of different clients wait for each other.
-    boarding(ns quantum, bool turns) : quantum_(quantum), turns_(turns) {
+    /// `quantum`: how long a batch may be predicted to take. `turns`: streams of different clients wait for each other,
+    /// where they can.
+    boarding(ns quantum, bool turns) : quantum_(quantum), turns_(joining_timeline<Stream> && turns) {
         // With room for one, running out of memory delays what waits and never strands it; with this, nothing is
         // allocated later unless there are many levels.
         batches_.reserve(slots_.size());
@@ -72,14 +73,14 @@ public:
         std::size_t last = none;
         bool elsewhere = false;
         bool beside = false;                  // others', not in turn
-        instant busy_until = instant::min();  // with others', in turn
+        instant busy_until = instant::min();  // with others', in turn, as far as that can be relied on
     };
     /// Batches of two clients on two streams would run into each other, and their points would tell nothing of either:
     /// while others are in flight elsewhere, everything has points of its own. Where they take turns, a batch ends with
     /// the turn.
-    neighbours mark_others(const grant& g, const Stream& s) noexcept {
+    void mark_others(const grant& g, const Stream& s) noexcept {
         gather();
-        return mark_gathered(g, s);
+        (void)mark_gathered(g, s, instant::min());
     }
 
     /// The submission in `f` is about to be enqueued on `s`, with the points around it that it says then.
@@ -128,6 +129,7 @@ public:
         batches_[i].end = std::move(end);
         batches_[i].at = batch::state::ended;
         batches_[i].handle = {};
+        batches_[i].followed_on = nullptr;  // who waits for what was enqueued when it came waits for this, too
         ++num_ended_;
     }
     void not_ended(std::size_t i) noexcept {
@@ -179,7 +181,7 @@ private:
         return ns{static_cast<ns::rep>(std::min(static_cast<double>(cost.count()) * stretch_, almost_for_ever))};
     }
 
-    neighbours mark_gathered(const grant& g, const Stream& s) noexcept {
+    neighbours mark_gathered(const grant& g, const Stream& s, instant now) noexcept {
         neighbours n;
         std::uint64_t order = 0;
         for (std::size_t i = 0; batch & b : in_use()) {
@@ -193,7 +195,7 @@ private:
             n.elsewhere = b.contended = true;
             if (b.client == g.client) continue;
             if (turns_ && b.level == g.level)
-                n.busy_until = std::max(n.busy_until, b.busy_until);
+                n.busy_until = std::max(n.busy_until, std::min(b.busy_until, saturating_add(now, quantum_)));
             else
                 n.beside = true;
             if (b.at == batch::state::ended) continue;
@@ -210,7 +212,7 @@ private:
         if (batch::shares && latest_ != none && g.may_share && batches_[latest_].is_on(s) &&
             batches_[latest_].takes(g, quantum_))
             return enter(f, latest_, now);
-        const auto [last, elsewhere, beside, others_until] = mark_gathered(g, s);
+        const auto [last, elsewhere, beside, others_until] = mark_gathered(g, s, now);
         const bool share = batch::shares && g.may_share && !beside;
         if (last != none && share && batches_[last].takes(g, quantum_)) {
             latest_ = last;

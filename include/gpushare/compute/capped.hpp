@@ -88,6 +88,8 @@ public:
         return {};
     }
 
+    void take_turns() noexcept { (void)detail::in_turn(inner_, true); }
+
     void remove(client_id c) noexcept {
         sleep(c);
         auto& client = clients_[c.index];

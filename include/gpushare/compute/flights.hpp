@@ -67,7 +67,10 @@ public:
                 if (first == nullptr || b.when.end < first->when.end) first = &b;
             }
             if (first == nullptr) return;
-            shift(*first, -first->predicted / 64);
+            if (turns_ && now < first->busy_until)
+                move_behind(*first, now - first->busy_until);  // nobody is busy with it until then
+            else
+                shift(*first, -first->predicted / 64);
             settle(*first, on_finished, give_back);
             shrink_in_use();
         }
@@ -175,6 +178,7 @@ private:
     using base::num_ended_;
     using base::shrink_in_use;
     using base::slots_;
+    using base::turns_;
     using base::want_ends;
 
     [[nodiscard]] bool is_oldest(const batch& b, bool of_hopeful = false) noexcept {
@@ -193,9 +197,12 @@ private:
     // Predictions err, and each rests on the one before it. A question that came too early makes us later by much, one
     // that came in time, perhaps late, earlier by little: so few come too early, as each costs as much as a launch.
     void shift(const batch& from, ns by) noexcept {
-        if (!from.known) return;
+        if (from.known) move_behind(from, by);
+    }
+    void move_behind(const batch& from, ns by) noexcept {
         for (auto& b : in_use())
-            if (b.at != batch::state::free && b.stream == from.stream && b.order >= from.order)
+            if (b.at != batch::state::free && b.order >= from.order &&
+                (b.stream == from.stream || (turns_ && b.level == from.level)))
                 b.busy_until = saturating_add(b.busy_until, by);
     }
 

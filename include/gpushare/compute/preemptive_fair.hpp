@@ -26,6 +26,7 @@ public:
     [[nodiscard]] choice pick(instant now) const noexcept { return inner_.pick(now); }
     void serve(client_id c, ns cost, instant now) noexcept { inner_.serve(c, cost, now); }
     void correct(client_id c, ns delta) noexcept { inner_.correct(c, delta); }
+    void take_turns() noexcept { inner_.take_turns(); }
 
 private:
     [[nodiscard]] static client_settings equal(client_settings s) noexcept {

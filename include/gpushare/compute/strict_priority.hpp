@@ -32,6 +32,11 @@ public:
         pace_.per_million = cap.permille() * std::int64_t{1000};
     }
 
+    void take_turns() noexcept {
+        (void)detail::in_turn(high_, true);
+        (void)detail::in_turn(low_, true);
+    }
+
     failure add(client_id c, const client_settings& s) {
         if (clients_.size() <= c.index) clients_.resize(c.index + std::size_t{1});
         if (const auto why = of(s.level).add(c, s); why.code != errc::none) return why;

@@ -9,6 +9,7 @@
 #pragma once
 
 #include <cstddef>
+#include <cstdint>
 #include <mutex>
 #include <optional>
 #include <span>
@@ -27,44 +28,57 @@ struct turn_end {
     typename batch<Stream>::handle_type open;
 };
 
-/// The next of these before `g` is enqueued on `s`; it counts as waited for from then on. What another thread is about
-/// to enqueue isn't among them, nor what was written off.
+/// None where it can't be now: the stream is captured, say. The end is waited for by who comes once it is recorded.
 template <timeline Stream>
-[[nodiscard]] std::optional<turn_end<Stream>> turn_before(std::span<batch<Stream>> in_flight, const grant& g,
-                                                          const Stream& s) noexcept {
+[[nodiscard]] std::optional<typename Stream::point> recorded(const typename batch<Stream>::handle_type& open) noexcept {
+    try {
+        return open.record();
+    } catch (...) {
+        return std::nullopt;
+    }
+}
+
+/// The first of these behind the batch `after`, before `g` is enqueued on `s`; it counts as waited for from then on, an open
+/// one until it ends. What another thread is about to enqueue isn't among them, nor what was written off.
+template <timeline Stream>
+[[nodiscard]] batch<Stream>* turn_before(std::span<batch<Stream>> in_flight, std::uint64_t after, const grant& g,
+                                         const Stream& s) noexcept {
+    batch<Stream>* first = nullptr;
     for (auto& b : in_flight) {
         const bool ended = b.at == batch<Stream>::state::ended;
-        if (!ended && (b.num_members == 0 || !static_cast<bool>(b.handle))) continue;
-        if (b.client == g.client || b.level != g.level || b.written_off) continue;
+        if (!ended && (b.num_members == 0 || !static_cast<bool>(b.handle) || b.is_on(s))) continue;
+        if (b.order <= after || b.client == g.client || b.level != g.level || b.written_off) continue;
         // This stream waits for it already; or that of another client does, which is waited for here.
         if (b.followed_on != nullptr && (b.followed_on == &s || b.follower != g.client)) continue;
-        b.followed_on = &s;
-        b.follower = g.client;
-        if (ended) return turn_end<Stream>{b.end, {}};
-        return turn_end<Stream>{std::nullopt, b.handle};
+        if (first == nullptr || b.order < first->order) first = &b;
     }
-    return std::nullopt;
+    if (first == nullptr) return nullptr;
+    first->followed_on = &s;
+    first->follower = g.client;
+    return first;
 }
 
 /// Makes `s` wait for all of them, letting go of `lock` meanwhile. What the stream throws passes through.
 template <class Flights, joining_timeline Stream>
 void take_turn(std::unique_lock<std::mutex>& lock, Flights& flights, const grant& g, Stream& s) {
-    while (auto before = turn_before<Stream>(flights.batches(), g, s)) {
+    std::uint64_t after = 0;  // once round, though others do the same
+    while (auto* const b = turn_before<Stream>(flights.batches(), after, g, s)) {
+        after = b->order;
+        auto before = b->at == batch<Stream>::state::ended ? turn_end<Stream>{b->end, {}}
+                                                           : turn_end<Stream>{std::nullopt, b->handle};
         lock.unlock();
         try {
             if constexpr (batch<Stream>::shares)
-                if (!before->end) try {
-                        before->end = before->open.record();
-                    } catch (...) {  // its stream is captured, say: nothing of it runs now
-                    }
-            if (before->end) s.wait(*before->end);
+                if (!before.end) before.end = recorded<Stream>(before.open);
+            if (before.end) s.wait(*before.end);
         } catch (...) {
+            before = {};
             lock.lock();
-            for (auto& b : flights.batches())
-                if (b.followed_on == &s) b.followed_on = nullptr;  // it doesn't wait after all
+            for (auto& f : flights.batches())
+                if (f.followed_on == &s) f.followed_on = nullptr;  // it doesn't wait after all
             throw;
         }
-        before.reset();  // perhaps the last of its stream
+        before = {};  // perhaps the last of its stream: not under the lock
         lock.lock();
     }
 }

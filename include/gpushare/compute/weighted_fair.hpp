@@ -105,6 +105,8 @@ public:
     void correct(client_id c, ns delta) noexcept {
         auto& client = clients_[c.index];
         charge(client, delta);
+        if (c.index == latest_ && left_ > ns{0} && delta > ns{0})
+            left_ -= std::min(left_, delta);  // the turn was longer
         if (waiting_.contains(c.index)) place(client);
     }
 
