@@ -89,7 +89,8 @@ inline constexpr bool is_timeless = requires {
 ///   correct(c, delta)     the truth about something served: the true cost less the predicted one
 /// One that never holds anybody back may have a short way, serve_alone(c, cost), for a submission that comes and is let in
 /// while no client waits: what wake, pick, serve and sleep come to then. Its `short_way_of` names the policy, so that one
-/// which derives from it isn't taken for it.
+/// which derives from it isn't taken for it. One that has take_turns() is told where clients run one after the other on the
+/// device (limiter_options::take_turns), and may then let one go several times in a row.
 // clang-format off
 template <class P>
 concept compute_policy = detail::movable<P> && requires(P& p, client_id c, const client_settings& s, const line_head& head,
