@@ -21,13 +21,6 @@
 
 namespace gpushare::inline GPUSHARE_ABI::detail {
 
-/// What to wait for on the device: an end that was recorded; or, where somebody is just enqueuing more, one that is to be.
-template <timeline Stream>
-struct turn_end {
-    std::optional<typename Stream::point> end;
-    typename batch<Stream>::handle_type open;
-};
-
 /// None where it can't be now: the stream is captured, say. The end is waited for by who comes once it is recorded.
 template <timeline Stream>
 [[nodiscard]] std::optional<typename Stream::point> recorded(const typename batch<Stream>::handle_type& open) noexcept {
@@ -64,21 +57,23 @@ void take_turn(std::unique_lock<std::mutex>& lock, Flights& flights, const grant
     std::uint64_t after = 0;  // once round, though others do the same
     while (auto* const b = turn_before<Stream>(flights.batches(), after, g, s)) {
         after = b->order;
-        auto before = b->at == batch<Stream>::state::ended ? turn_end<Stream>{b->end, {}}
-                                                           : turn_end<Stream>{std::nullopt, b->handle};
+        // An end that was recorded; or, where somebody is just enqueuing more, one that is to be.
+        std::optional<typename Stream::point> end;
+        if (b->at == batch<Stream>::state::ended) end = b->end;
+        auto open = b->handle;  // none where it has ended
         lock.unlock();
         try {
             if constexpr (batch<Stream>::shares)
-                if (!before.end) before.end = recorded<Stream>(before.open);
-            if (before.end) s.wait(*before.end);
+                if (!end) end = recorded<Stream>(open);
+            if (end) s.wait(*end);
         } catch (...) {
-            before = {};
+            open = {};
             lock.lock();
             for (auto& f : flights.batches())
                 if (f.followed_on == &s) f.followed_on = nullptr;  // it doesn't wait after all
             throw;
         }
-        before = {};  // perhaps the last of its stream: not under the lock
+        open = {};  // perhaps the last of its stream: not under the lock
         lock.lock();
     }
 }

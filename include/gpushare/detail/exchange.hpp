@@ -4,18 +4,14 @@
 //   T* const first = detail::exchange(first_, first_->next);
 #pragma once
 
+#include <type_traits>
+
 #include <gpushare/config.hpp>
 
 namespace gpushare::inline GPUSHARE_ABI::detail {
 
-/// Of what a pointer may be made from.
 template <class T>
-struct pointer_to {
-    using type = T*;
-};
-
-template <class T>
-[[nodiscard]] constexpr T* exchange(T*& p, typename pointer_to<T>::type to) noexcept {
+[[nodiscard]] constexpr T* exchange(T*& p, std::type_identity_t<T>* to) noexcept {
     T* const was = p;
     p = to;
     return was;
