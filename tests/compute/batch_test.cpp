@@ -2,9 +2,12 @@
 // Short submissions that share one point at their end, over streams that can be marked later.
 #include <chrono>
 #include <cstdint>
+#include <functional>
+#include <latch>
 #include <memory>
 #include <optional>
 #include <stdexcept>
+#include <thread>
 #include <utility>
 #include <vector>
 
@@ -66,6 +69,16 @@ struct setup {
     sharing_stream stream;
     limiter compute;
 };
+
+/// Calls something, once, before it records a point itself.
+struct hooked_stream : sharing_stream {
+    [[nodiscard]] point record() {
+        if (const auto call = std::exchange(before_record, nullptr)) call();
+        return sharing_stream::record();
+    }
+    std::function<void()> before_record;
+};
+static_assert(gpushare::shared_timeline<hooked_stream>);
 
 }  // namespace
 
@@ -219,6 +232,48 @@ TEST_CASE("a batch that is overtaken is charged what ran before the next one, th
     CHECK(t.compute.usage(a).in_flight == 0);
     CHECK(t.used(a) - before >= 100ms);
     CHECK(t.used(a) - before <= 100ms + 50us);
+}
+
+TEST_CASE("a batch is charged its own span if what boarded behind it begins behind its end", "[compute][threads]") {
+    const bool begun = GENERATE(false, true);
+    CAPTURE(begun);
+    manual_clock clock;
+    gpushare::compute_limiter<hooked_stream, manual_clock> compute({}, clock);
+    hooked_stream s;
+    const auto c = compute.add({});
+    const auto submit = [&](ns length) {
+        return compute.submit(c, s, [length](hooked_stream& to) { to.enqueue(length); }).value();
+    };
+    for (int i = 0; i < 3; ++i) {
+        (void)submit(50us);
+        s.line().reach_all();
+        compute.poll();
+        clock.advance(50us);
+    }
+    const auto before = compute.usage(c).device_time;
+    (void)submit(150us);  // longer than predicted
+    std::latch inside(1), go_on(1);
+    std::jthread enters([&] {
+        compute.acquire(c)->enqueue(s, [&](hooked_stream& to) {
+            to.enqueue(150us);
+            inside.count_down();
+            go_on.wait();
+        });
+    });
+    inside.wait();
+    s.before_record = [&] {  // the next one has boarded, and is about to begin
+        go_on.count_down();
+        enters.join();
+    };
+    const auto behind = [](hooked_stream& to) { to.enqueue(10us); };
+    CHECK(compute.enqueue(c, s, behind, instant::min(), {}, {.key = 9}) == errc::none);
+    clock.advance(1ms);
+    CHECK(s.line().reach_next());
+    CHECK(s.line().reach_next());  // the end
+    while (begun && s.line().reach_next()) {
+    }
+    CHECK(compute.usage(c).device_time - before == 300us + (begun ? 10us : 0us));
+    s.line().reach_all();
 }
 
 TEST_CASE("a batch whose end can't be recorded while another began behind it ends later", "[compute]") {

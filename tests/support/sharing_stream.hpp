@@ -31,7 +31,6 @@ public:
     public:
         handle() = default;
         explicit operator bool() const noexcept { return of_ != nullptr; }
-        [[nodiscard]] bool is(const sharing_stream& s) const noexcept { return of_ == s.shared_; }
         [[nodiscard]] point record() const { return record_on(*of_); }
 
     private:
@@ -52,6 +51,7 @@ public:
     void enqueue(gpushare::ns length) { shared_->line.enqueue(length); }
     [[nodiscard]] point record() { return record_on(*shared_); }
     [[nodiscard]] handle share() const noexcept { return handle(shared_); }
+    [[nodiscard]] const void* timeline() const noexcept { return shared_.get(); }
 
     [[nodiscard]] int records() const { return shared_->records; }
     manual_stream& line() { return shared_->line; }

@@ -95,7 +95,6 @@ public:
         public:
             handle() = default;
             explicit operator bool() const noexcept { return device_ != nullptr; }
-            [[nodiscard]] bool is(const sharing_stream& s) const noexcept { return name_ == s.name_; }
             [[nodiscard]] point record() const { return stream(*device_).record(); }
 
         private:
@@ -108,6 +107,7 @@ public:
 
         explicit sharing_stream(timed_device& device) : stream(device), on_(&device) {}
         [[nodiscard]] handle share() const noexcept { return {on_, name_}; }
+        [[nodiscard]] const void* timeline() const noexcept { return name_.get(); }
 
     private:
         timed_device* on_;

@@ -32,6 +32,15 @@ struct timeline_handle<Stream> {
     using type = typename Stream::handle;
 };
 
+/// Names the timeline of `s`: by what outlives the stream while it is shared, or else by the stream.
+template <timeline Stream>
+[[nodiscard]] const void* timeline_of(const Stream& s) noexcept {
+    if constexpr (shared_timeline<Stream>)
+        return s.timeline();
+    else
+        return &s;
+}
+
 template <timeline Stream>
 struct batch {
     static constexpr bool shares = shared_timeline<Stream>;
@@ -54,7 +63,7 @@ struct batch {
     bool written_off = false;    // it doesn't end: its members have been told
     client_id client{};
     priority level{};
-    const Stream* stream = nullptr;
+    const void* timeline = nullptr;
     const Stream* followed_on = nullptr;  // this one waits for the end, on behalf of `follower`
     client_id follower{};
     handle_type handle{};  // while open
@@ -74,7 +83,7 @@ struct batch {
         known = shares && g.known;
         client = g.client;
         level = g.level;
-        stream = &s;
+        timeline = timeline_of(s);
         followed_on = nullptr;
         order = nth;
         entering = 1;
@@ -87,11 +96,7 @@ struct batch {
         return static_cast<bool>(handle);
     }
 
-    [[nodiscard]] bool is_on(const Stream& s) const noexcept {
-        if constexpr (shares)
-            if (handle) return handle.is(s);  // another may have come to lie where the stream was
-        return stream == &s;
-    }
+    [[nodiscard]] bool is_on(const Stream& s) const noexcept { return timeline == timeline_of(s); }
 
     [[nodiscard]] bool takes(const grant& g, ns quantum) const noexcept {
         return at == state::open && static_cast<bool>(handle) && client == g.client && level == g.level &&
@@ -106,15 +111,21 @@ struct batch {
         busy_until = saturating_add(std::max(now, busy_until), g.predicted);
     }
 
+    /// So many more like `g` at least may enter before the one that fills it.
+    [[nodiscard]] std::uint32_t room_for(const grant& g, ns quantum) const noexcept {
+        if (!takes(g, quantum)) return 0;
+        const auto in_time = static_cast<std::uint64_t>((quantum - predicted) / std::max(g.predicted, ns{1}));
+        return static_cast<std::uint32_t>(std::min<std::uint64_t>(most_members - num_members - entering, in_time)) - 1;
+    }
+
     /// No room for another one like the latest.
     [[nodiscard]] bool is_full(const grant& latest, ns quantum) const noexcept {
         return num_members + entering >= most_members || predicted + latest.predicted > quantum;
     }
 
-    /// Whether it may be done by now, as far as is known.
-    [[nodiscard]] bool is_due(instant now) const noexcept {
-        return !known || (now >= busy_until && now - busy_until >= more);
-    }
+    /// When it may be done, as far as is known.
+    [[nodiscard]] instant due() const noexcept { return known ? saturating_add(busy_until, more) : instant::min(); }
+    [[nodiscard]] bool is_due(instant now) const noexcept { return now >= due(); }
 
     void clear() noexcept {
         at = state::free;

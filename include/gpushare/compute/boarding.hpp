@@ -25,6 +25,7 @@
 #include <gpushare/compute/batch.hpp>
 #include <gpushare/compute/flight_slots.hpp>
 #include <gpushare/compute/grant.hpp>
+#include <gpushare/compute/lease.hpp>
 #include <gpushare/compute/submission.hpp>
 #include <gpushare/concepts.hpp>
 #include <gpushare/config.hpp>
@@ -121,6 +122,57 @@ public:
         slots_.release(f);
     }
 
+    /// May be taken by anybody, under no lock.
+    [[nodiscard]] lease& leave_in_advance() noexcept { return lease_; }
+    /// What was taken is enqueued. As land().
+    [[nodiscard]] bool give_back_lease() noexcept {
+        lease_.give_back();
+        return slots_.awaited();
+    }
+    /// While nobody takes the mutex, up to `most` more like this one, which has just boarded on `s`, may enter its batch.
+    void lend(const flight& f, const Stream& s, std::uint32_t most) noexcept {
+        const batch& b = batches_[f.in];
+        if (b.last == nullptr || !is_like(*b.last, f) || apart_ || outstanding_ > 0 || slots_.awaited()) return;
+        most = std::min(most, b.room_for(f.what, quantum_));
+        if (most == 0) return;
+        instant until = never;
+        for (const auto& other : in_use())
+            if (other.at == batch::state::ended) until = std::min(until, other.due());
+        lent_ = f.what;
+        lent_in_ = f.in;
+        like_ = b.last;
+        lease_.open({.client = f.what.client,
+                     .timeline = timeline_of(s),
+                     .key = f.what.key,
+                     .each = f.what.predicted,
+                     .busy_until = b.busy_until,
+                     .until = until},
+                    most);
+    }
+    /// How many entered since, like the grant `lent()`, which are in flight from now on.
+    [[nodiscard]] std::uint32_t recall() noexcept {
+        if (!lease_.is_open()) return 0;
+        const auto n = lease_.recall();
+        batches_[lent_in_].entering += n;
+        batches_[lent_in_].predicted += lent_.predicted * n;
+        outstanding_ += n;
+        return n;
+    }
+    [[nodiscard]] const grant& lent() const noexcept { return lent_; }
+    /// One of these, which hasn't been given back, couldn't be enqueued, or its device is lost. As land().
+    [[nodiscard]] bool lent_failed(errc code) noexcept {
+        gather();  // it failed after these
+        flight* const f = free_slot();
+        if (f == nullptr) return give_back_lease();  // no memory to tell it from the others
+        f->what = lent_;
+        f->needs_begin = f->needs_end = false;
+        f->in = lent_in_;
+        take(*f);
+        --outstanding_;
+        put(*f, code, nullptr);
+        return slots_.awaited();
+    }
+
     /// Whether members of a batch that are alike are kept apart, from now on, for somebody looks at each.
     void keep_apart(bool each) noexcept { apart_ = each; }
 
@@ -144,6 +196,7 @@ protected:
             if (f.in == none) board_gathered(f, *f.stream, {});
             join(f);
         });
+        if (outstanding_ > 0) collect();
     }
 
     // All that aren't free, and perhaps some that are.
@@ -287,6 +340,18 @@ private:
         (last == nullptr ? b.first : last->next) = &f;
         b.last = &f;
     }
+    // What entered by the lease is alike: more of the one that it was opened for.
+    void collect() noexcept {
+        const auto n = lease_.collect();
+        batch& b = batches_[lent_in_];
+        b.entering -= n;
+        b.num_members += n;
+        b.doubtful |= lease_.any_late();
+        b.busy_until = std::max(b.busy_until, lease_.busy_until());
+        like_->what.predicted += lent_.predicted * n;
+        like_->times += n;
+        outstanding_ -= n;
+    }
     [[nodiscard]] static bool is_like(const flight& a, const flight& b) noexcept {
         return a.owner == nullptr && b.owner == nullptr && a.code == errc::none && b.code == errc::none &&
                a.what.key == b.what.key && a.what.longest == b.what.longest && a.what.policy == b.what.policy &&
@@ -305,6 +370,13 @@ private:
     std::size_t latest_ = none;  // that was joined
     double stretch_ = 1;
     bool apart_ = false;
+    // The lease: what each is like, and of those that were taken, how many weren't collected; they join this member of this
+    // batch, which doesn't end before that.
+    lease lease_;
+    grant lent_{};
+    std::size_t lent_in_ = 0;
+    flight* like_ = nullptr;
+    std::uint32_t outstanding_ = 0;
 };
 
 }  // namespace gpushare::inline GPUSHARE_ABI::detail

@@ -28,8 +28,8 @@
 #include <utility>
 
 #include <gpushare/compute/limiter_core.hpp>
-#include <gpushare/compute/limiter_engine.hpp>
 #include <gpushare/compute/limiter_event.hpp>
+#include <gpushare/compute/limiter_gate.hpp>
 #include <gpushare/compute/permit.hpp>
 #include <gpushare/compute/policy.hpp>
 #include <gpushare/compute/submission.hpp>
@@ -54,9 +54,10 @@ namespace gpushare::inline GPUSHARE_ABI {
 /// comes: errc::device_lost; take_event() names who was in flight. Recovery is another limiter on another node, or in
 /// another process: close() and the destructor return, and accounts can still be read.
 template <timeline Stream, clock Clock, compute_policy Policy = weighted_fair>
-class compute_limiter : private detail::limiter_engine<Stream, Clock, Policy> {
-    using base = detail::limiter_engine<Stream, Clock, Policy>;
+class compute_limiter : private detail::limiter_gate<Stream, Clock, Policy> {
+    using base = detail::limiter_gate<Stream, Clock, Policy>;
     using typename base::flight;
+    using typename base::hold;
     using typename base::look;
     using typename base::node;
 
@@ -122,7 +123,7 @@ public:
         const std::stop_callback on_stop(stop, [this] { this->wake_all(); });
         std::unique_lock lock(mutex_);
         const auto now = this->policy_time();
-        if constexpr (!shares_points) this->retire(look::if_due);
+        if constexpr (!base::shares_points) this->retire(look::if_due);
         if (const auto why = this->no_entry(c); why != errc::none) return turn_away(lock, now, why);
         if (flight* const slot = this->pass(c, now, o)) return permit(*this, *slot, slot->what.bound);
         return wait_at_gate(lock, c, now, o, deadline, stop);
@@ -131,8 +132,9 @@ public:
     /// A permit if there is one at once, else deadline_exceeded.
     [[nodiscard]] result<permit> try_acquire(client_id c) { return acquire(c, instant::min()); }
 
-    /// acquire(c)->enqueue(s, work) in one step: cheaper where streams share points. What `work` throws passes through. Codes
-    /// are those of acquire, and then `work` wasn't called.
+    /// acquire(c)->enqueue(s, work) in one step: cheaper where streams share points, and without the mutex for most short
+    /// submissions of a client that alone uses the device. What `work` throws passes through. Codes are those of acquire,
+    /// and then `work` wasn't called.
     template <std::invocable<Stream&> F>
     errc enqueue(client_id c, Stream& s, F&& work, instant deadline = never, const std::stop_token& stop = {},
                  const submit_options& o = no_options) {
@@ -140,9 +142,10 @@ public:
             if (p) p->enqueue(s, work);
             return p.code();
         };
-        if (!shares_points || core_.options().take_turns) return go(acquire(c, deadline, stop, o));
-        const std::stop_callback on_stop(stop, [this] { this->wake_all(); });
+        if (!base::shares_points || core_.options().take_turns) return go(acquire(c, deadline, stop, o));
         const auto now = this->batch_time();
+        if (this->take_lease(c, s, o, now)) return this->enqueue_on_lease(s, work), errc::none;
+        const std::stop_callback on_stop(stop, [this] { this->wake_all(); });
         std::unique_lock lock(mutex_);
         if (flights_.any_due(now)) this->retire(look::if_due);
         if (const auto why = this->no_entry(c); why != errc::none) return turn_away(lock, now, why);
@@ -154,6 +157,7 @@ public:
         }
         permit p(*this, *slot, {});
         flights_.board(*slot, s, now);
+        this->lend(*slot, s);
         lock.unlock();
         p.enqueue_boarded(s, work);
         return errc::none;
@@ -306,15 +310,13 @@ private:
     using base::log_;
     using base::mutex_;
     using base::pool_;
-    using base::sleepers_;
 
     [[nodiscard]] static client_settings at_level(client_settings s, priority level) noexcept {
         s.level = level;
         return s;
     }
 
-    errc wait_for_room(std::unique_lock<std::mutex>& lock, node& n, client_id c, const submit_options& o,
-                       const std::stop_token& stop) {
+    errc wait_for_room(hold& lock, node& n, client_id c, const submit_options& o, const std::stop_token& stop) {
         auto why = errc::queue_full;
         const auto entered = [&] { return (why = this->enter(n, c, this->policy_time(), o)) != errc::queue_full; };
         ++clients_[c.index].waits_for_room;
@@ -323,13 +325,13 @@ private:
         return waited == errc::stopped ? waited : why;
     }
 
-    errc turn_away(std::unique_lock<std::mutex>& lock, instant now, errc why) noexcept {
+    errc turn_away(hold& lock, instant now, errc why) noexcept {
         this->advance(lock, now, look::if_due);  // what was noticed on the way
         return why;
     }
     // It arrived at `now` and didn't pass.
-    result<permit> wait_at_gate(std::unique_lock<std::mutex>& lock, client_id c, instant now, const submit_options& o,
-                                instant deadline, const std::stop_token& stop) {
+    result<permit> wait_at_gate(hold& lock, client_id c, instant now, const submit_options& o, instant deadline,
+                                const std::stop_token& stop) {
         node waiting;
         this->line_up(waiting, c, now, o);
         this->advance(lock, now, look::if_due);
@@ -353,46 +355,6 @@ private:
         this->advance(lock, this->policy_time(), look::now);
         const auto done = [&] { return n.at.load(std::memory_order_acquire) == detail::phase::done; };
         return this->wait(lock, done, &n, deadline, stop) == errc::none;
-    }
-
-    // --- for permits
-
-    static constexpr bool shares_points = base::flight_list::batch::shares;
-
-    void await_turn(const flight& f, Stream& s) {
-        if constexpr (joining_timeline<Stream>) {
-            if (!core_.options().take_turns) return;  // never changes
-            std::unique_lock lock(mutex_);
-            base::await_turn(lock, f, s);
-        }
-    }
-
-    void board(flight& f, Stream& s) noexcept {
-        auto now = this->batch_time();
-        std::unique_lock lock(mutex_);
-        if (flights_.any_due(now)) {
-            this->advance(lock, this->policy_time(), look::if_due);
-            now = this->batch_time();
-        }
-        flights_.board(f, s, now);
-    }
-    void unboard(flight& f) noexcept {
-        const std::lock_guard lock(mutex_);
-        flights_.unboard(f);
-    }
-    void land(flight& f, errc code) noexcept {
-        if (!flights_.land(f, code) && code != errc::device_lost) return;
-        std::unique_lock lock(mutex_);
-        this->end_batches(lock, nullptr, !sleepers_.empty());  // who sleeps needs a point to watch
-        if (code == errc::device_lost) this->advance(lock, this->policy_time(), look::now);
-        this->keep_watch();
-        flights_.keep_awaiting(!sleepers_.empty());
-    }
-
-    void give_back(flight& f) noexcept {
-        std::unique_lock lock(mutex_);
-        this->leave(f);
-        this->advance(lock, this->policy_time(), look::now);
     }
 };
 

@@ -90,7 +90,7 @@ public:
         // said so, sees what landed.
         while (!landed_.compare_exchange_weak(f.next, &f, std::memory_order_seq_cst, std::memory_order_relaxed)) {
         }
-        return awaited_.load(std::memory_order_seq_cst);
+        return awaited();
     }
 
     /// Calls `f(flight)` for what has landed since, in the order in which it did.
@@ -108,6 +108,7 @@ public:
 
     /// Whether who lands from now on is to tell. What landed before is there to be gathered.
     void await(bool on) noexcept { awaited_.store(on, std::memory_order_seq_cst); }
+    [[nodiscard]] bool awaited() const noexcept { return awaited_.load(std::memory_order_seq_cst); }
 
     [[nodiscard]] std::size_t size() const noexcept { return all_.size(); }
     [[nodiscard]] std::deque<flight>& all() noexcept { return all_; }

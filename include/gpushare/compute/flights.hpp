@@ -183,7 +183,7 @@ private:
 
     [[nodiscard]] bool is_oldest(const batch& b, bool of_hopeful = false) noexcept {
         return std::ranges::none_of(in_use(), [&](const batch& other) {
-            return other.num_members > 0 && other.stream == b.stream && other.order < b.order &&
+            return other.num_members > 0 && other.timeline == b.timeline && other.order < b.order &&
                    !(of_hopeful && other.written_off);
         });
     }
@@ -202,7 +202,7 @@ private:
     void move_behind(const batch& from, ns by) noexcept {
         for (auto& b : in_use())
             if (b.at != batch::state::free && b.order >= from.order &&
-                (b.stream == from.stream || (turns_ && b.level == from.level)))
+                (b.timeline == from.timeline || (turns_ && b.level == from.level)))
                 b.busy_until = saturating_add(b.busy_until, by);
     }
 
@@ -221,7 +221,7 @@ private:
     void place_behind(const batch& b) noexcept {
         if constexpr (std::equality_comparable<point>)
             for (auto& next : in_use())
-                if (next.stream == b.stream && next.order > b.order && next.begin == b.end) {
+                if (next.timeline == b.timeline && next.order > b.order && next.begin == b.end) {
                     next.when.begin = b.when.end;
                     next.placed = true;
                 }
@@ -232,11 +232,14 @@ private:
     [[nodiscard]] ns charge_to_next(const batch& b, G& give_back) noexcept {
         const batch* next = nullptr;
         for (const auto& other : in_use())
-            if (other.num_members > 0 && other.stream == b.stream && other.order > b.order &&
+            if (other.num_members > 0 && other.timeline == b.timeline && other.order > b.order &&
                 (next == nullptr || other.order < next->order))
                 next = &other;
         if (next == nullptr) return ns{0};
         const auto between = [](const point& x, const point& y) { return elapsed(x, y); };
+        // Who boarded behind it on another thread may have begun behind its end all the same.
+        if (!next->begin.reached() || elapsed(next->begin, b.end) < ns{0})
+            return meter_.charge(b.when, b.end, b.client, ns{0}, give_back);
         const auto when = meter_.place(b.begin, next->begin, elapsed(b.begin, next->begin), between);
         return meter_.charge(when, next->begin, b.client, ns{0}, give_back);
     }

@@ -94,21 +94,24 @@ public:
         return sum <= own.horizon && (alone || in_flight < depth_ || sum <= own.horizon / 8);
     }
 
-    /// For so many more like this one there is room behind it, at least, if its client is alone; 0 where that takes a closer
-    /// look each time.
-    [[nodiscard]] std::uint32_t room_behind(std::uint32_t level, ns longest) const noexcept {
+    /// For so many of this length there is room, at least, while their client is alone; 0 where that takes a closer look
+    /// each time.
+    [[nodiscard]] std::uint32_t room(std::uint32_t level, ns longest) const noexcept {
         const auto& own = levels_[level];
         if (!one_level_ || longest <= ns{0} || own.unknown != 0 || own.in_flight >= most_in_flight) return 0;
-        const auto in_time = static_cast<std::uint64_t>(std::max(own.horizon - own.counted, longest) / longest);
-        return static_cast<std::uint32_t>(std::min<std::uint64_t>(most_in_flight - own.in_flight, in_time)) - 1;
+        const auto in_time = static_cast<std::uint64_t>(std::max(own.horizon - own.counted, ns{0}) / longest);
+        return static_cast<std::uint32_t>(std::min<std::uint64_t>(most_in_flight - own.in_flight, in_time));
     }
 
-    void enter(std::uint32_t level, ns longest, bool of_request) noexcept {
+    /// `n`: so many, all like this.
+    void enter(std::uint32_t level, ns longest, bool of_request, std::uint32_t n = 1) noexcept {
         auto& l = of(level);
-        if (l.in_flight++ == 0 && l.clients == 0) update();
-        if (of_request) ++l.of_requests;
-        l.counted = saturating_sum(l.counted, longest);
-        if (longest <= ns{0}) ++l.unknown;
+        const bool first = l.in_flight == 0;
+        l.in_flight += n;
+        if (first && l.clients == 0) update();
+        if (of_request) l.of_requests += n;
+        l.counted = saturating_sum(l.counted, times(longest, n));
+        if (longest <= ns{0}) l.unknown += n;
     }
     /// `n`: so many, all like this.
     void leave(std::uint32_t level, ns longest, bool of_request, std::uint32_t n = 1) noexcept {

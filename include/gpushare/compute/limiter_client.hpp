@@ -73,8 +73,8 @@ struct limiter_client {
 
     /// Whether its next one may share points: the last of each sixty-four is timed by itself.
     [[nodiscard]] bool shares_turn() const noexcept { return turns % cycle != cycle - 1; }
-    /// If it may, how many behind it may as well.
-    [[nodiscard]] std::uint32_t turns_to_share() const noexcept { return cycle - 2 - turns % cycle; }
+    /// So many may, from the next one on.
+    [[nodiscard]] std::uint32_t turns_to_share() const noexcept { return cycle - 1 - turns % cycle; }
 
 private:
     // Batches don't tell how long the longest is, nor whether there were gaps.
@@ -85,40 +85,6 @@ private:
             if (const auto& kind = kinds.find(c, head.key); kind.seen != 0) return kind.typical;
         if (costs.seen != 0) return costs.typical;
         return settings.longest > ns{0} ? settings.longest : first_guess;
-    }
-};
-
-/// Submissions of one client that alone wants the device, one soon after the other: what was found out about the first of
-/// them holds for the next `left` ones, until something changes. Pays only where many end together.
-struct limiter_run {
-    grant what{};
-    std::uint32_t left = 0;
-    std::uint32_t pays = 0;  // batches that ended lately
-
-    /// Something ended, or what is known has changed.
-    void end() noexcept {
-        left = 0;
-        pays -= pays > 0 ? 1 : 0;
-    }
-    void end_with_batch() noexcept {
-        left = 0;
-        keep(true);
-    }
-    /// Nothing was learnt of what ended.
-    void keep(bool batch) noexcept {
-        if (batch) pays = 4;
-    }
-    /// [[noinline]]: rarely called, it would spoil its neighbourhood.
-    [[gnu::noinline]] void begin(const grant& first, const limiter_client& c, const in_flight_book& book) noexcept {
-        left = std::min(c.turns_to_share(), book.room_behind(first.level_index, first.longest));
-        what = first;
-    }
-    /// Some are left: whether the next one of `c` is of this run; then, what is known of it.
-    [[nodiscard]] bool next(grant& g, client_id c, std::uint32_t policy) noexcept {
-        if (what.client != c || what.policy != policy) return false;
-        --left;
-        g = what;
-        return true;
     }
 };
 

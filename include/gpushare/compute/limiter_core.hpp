@@ -130,9 +130,28 @@ public:
     /// arrive() and next() in one, for whoever may be the only one that waits: whether it was let in. A policy's short way is
     /// taken where nobody else does. `head` as for arrive().
     [[nodiscard]] bool pass(grant& g, client_id c, instant now, const line_head* head) noexcept {
-        if (num_waiting_ == 0 && ((run_.left > 0 && goes_on(g, c, head)) || pass_alone(g, c, now, head))) return true;
+        if (num_waiting_ == 0 && pass_alone(g, c, now, head)) return true;
         arrive(c, now, head);
         return num_waiting_ == 1 && next(g, now, nothing_known{now});
+    }
+
+    /// How many more like `g`, which was the last to be let in, could be without a look at anything, as long as nothing else
+    /// is called; 0 where that isn't certain, as beside other clients. Then have_passed() says how many were.
+    [[nodiscard]] std::uint32_t may_pass(const grant& g) const noexcept {
+        if constexpr (has_short_way<Policy>)
+            if (num_waiting_ == 0 && num_active_ == 1 && g.may_share)
+                return std::min(clients_[g.client.index].turns_to_share(), book_.room(g.level_index, g.longest));
+        return 0;
+    }
+    void have_passed(const grant& g, std::uint32_t n) noexcept {
+        if constexpr (has_short_way<Policy>) {
+            if (n == 0) return;
+            policy_.serve_alone(g.client, g.predicted * (n - 1));
+            policy_.serve_alone(g.client, g.predicted);
+            book_.enter(g.level_index, g.longest, g.of_request, n);
+            clients_[g.client.index].usage.in_flight += n;
+            clients_[g.client.index].turns += n;
+        }
     }
 
     /// Lets in the next submission, if one waits and there is room: what is in flight of its level and above leaves room
@@ -155,7 +174,6 @@ public:
             return false;
         }
         policy_.serve(*c, g.predicted, now);
-        run_.left = 0;  // it may take the room of it
         enter(g, client);
         withdraw(*c, now, head_of);
         return true;
@@ -263,10 +281,7 @@ public:
 private:
     struct client_state : detail::limiter_client {};
 
-    void raise_longest(const client_state& c) noexcept {
-        run_.end();
-        book_.raise_longest(c.level, c.longest());
-    }
+    void raise_longest(const client_state& c) noexcept { book_.raise_longest(c.level, c.longest()); }
     // Linear: when clients leave a level, and now and then, as what was long long ago is forgotten.
     void find_longest(std::uint32_t level) noexcept {
         book_.forget_longest(level);
@@ -284,8 +299,6 @@ private:
             const bool idle = client.usage.in_flight == 0, alone = num_active_ == (idle ? 0 : 1);
             if (!book_.has_room(g.level_index, g.longest, alone)) return false;
             if (book_.held(g.level_index, now).held) return false;
-            run_.left = 0;
-            if (run_.pays > 0 && !idle && alone && head == nullptr && g.may_share) run_.begin(g, client, book_);
             policy_.serve_alone(c, g.predicted);
             enter(g, client);
             num_active_ += idle ? 1 : 0;
@@ -293,19 +306,6 @@ private:
         }
         return false;
     }
-    // The same for one more of a run, as long as nothing has changed.
-    [[nodiscard, gnu::noinline]] bool goes_on(grant& g, client_id c, const line_head* head) noexcept {
-        if constexpr (has_short_way<Policy>) {
-            auto& client = clients_[c.index];
-            if (head != nullptr || num_active_ != 1 || client.usage.in_flight == 0) return false;
-            if (!run_.next(g, c, policies_)) return false;
-            policy_.serve_alone(c, g.predicted);
-            enter(g, client);
-            return true;
-        }
-        return false;
-    }
-
     // The first in the line of `c`, if it is let in.
     void describe(grant& g, client_id c, const client_state& client) const noexcept {
         const auto kind = costs_.next(c, client.head.key, client.costs);
@@ -325,9 +325,9 @@ private:
 
     void learn(const grant& g, const outcome& o, client_state& client) noexcept {
         auto* const kind = costs_.find_or_add(g.client, g.key);
-        if (o.from == outcome::source::doubt) return run_.keep(o.times > 1);
+        if (o.from == outcome::source::doubt) return;
         client.learn(o, kind);
-        if (o.from == outcome::source::shared) return run_.end_with_batch();
+        if (o.from == outcome::source::shared) return;
         raise_longest(client);
         if (++learnt_ > std::max<std::uint64_t>(recent_longest::window, clients_.size())) {
             learnt_ = 0;
@@ -388,7 +388,6 @@ private:
     std::vector<client_state> clients_;
     detail::in_flight_book book_{options_.depth, options_.horizon};
     cost_model costs_;
-    detail::limiter_run run_;
     detail::event_queue events_;
     std::uint32_t policies_ = 0;  // how often another one took over
     std::uint64_t num_waiting_ = 0;

@@ -18,6 +18,7 @@
 #include <thread>
 #include <utility>
 
+#include <gpushare/compute/door.hpp>
 #include <gpushare/compute/flights.hpp>
 #include <gpushare/compute/limiter_core.hpp>
 #include <gpushare/compute/limiter_event.hpp>
@@ -47,6 +48,8 @@ protected:
     using node = submission<Stream>;
     using flight_list = flights<Stream>;
     using flight = typename flight_list::flight;
+    using mutex = door<limiter_engine>;
+    using hold = std::unique_lock<mutex>;
 
     /// Whether to look at the device though nothing is predicted to be done, and to have the end of what is open.
     enum class look : bool { if_due, now };
@@ -55,7 +58,7 @@ protected:
         : clock_(std::move(time)), core_(options, std::move(policy)), flights_(core_.quantum(), options.take_turns) {}
 
     ~limiter_engine() {
-        std::unique_lock lock(mutex_);
+        hold lock(mutex_);
         for (auto& client : clients_) cancel_waiting(lock, client, errc::closed);
         flights_.abandon([this](node& n) { finish(n, errc::closed); });
         clear_up(lock);
@@ -95,7 +98,7 @@ protected:
 
     // Notes what is done and lets in what can go. One thread at a time: another's submissions are seen by the one that
     // is at it, which keeps the order of enqueuing that of letting in.
-    void advance(std::unique_lock<std::mutex>& lock, instant now, look how) noexcept {
+    void advance(hold& lock, instant now, look how) noexcept {
         retire(how);
         if (how == look::now) write_off_stuck();
         if (faulty_) cancel_faulty(lock);
@@ -119,22 +122,6 @@ protected:
         if (!left_.empty()) clear_up(lock);
     }
 
-    // Whoever comes to a gate at which nobody waits goes through where there is room: into this slot, or null, and then it
-    // waits. All else that advance() would do is done when it boards, by the one reading of the clock that it takes then.
-    [[nodiscard]] flight* pass(client_id c, instant now, const submit_options& o) noexcept {
-        if (&o == &no_options) return pass(c, now, nullptr);
-        const auto facts = head_of_line(o, now, core_.bound_of(c));
-        return pass(c, now, &facts);
-    }
-    [[nodiscard]] flight* pass(client_id c, instant now, const line_head* head) noexcept {
-        flight* const slot = advancing_ || faulty_ || !left_.empty() ? nullptr : flights_.free_slot();
-        if (slot == nullptr) core_.arrive(c, now, head);
-        if (slot == nullptr || !core_.pass(slot->what, c, now, head)) return nullptr;
-        flights_.take(*slot);
-        if (log_.on()) log_.let_in(slot->number, now, clock_.now());
-        return slot;
-    }
-
     // The next one, with a slot; null if there is none to be let in.
     node* let_in(instant now) noexcept {
         flight* const slot = flights_.free_slot();
@@ -148,7 +135,7 @@ protected:
         return n;
     }
 
-    void enqueue(std::unique_lock<std::mutex>& lock, flight& f, node& n) noexcept {
+    void enqueue(hold& lock, flight& f, node& n) noexcept {
         n.at.store(phase::let_in, std::memory_order_relaxed);
         keep_watch();  // over what is in flight already: the callable may take its time
         try {
@@ -174,7 +161,7 @@ protected:
     }
 
     // Makes `s` wait for others' work, if it isn't to run beside it. What throws is the stream's.
-    void await_turn(std::unique_lock<std::mutex>& lock, const flight& f, Stream& s) {
+    void await_turn(hold& lock, const flight& f, Stream& s) {
         if constexpr (joining_timeline<Stream>) {
             if (!core_.options().take_turns) return;
             flights_.mark_others(f.what, s);
@@ -192,7 +179,7 @@ protected:
     }
 
     // Records the ends of batches that somebody wants. Returns whether there were any.
-    bool end_batches(std::unique_lock<std::mutex>& lock, const node* wanted, bool quiet) noexcept {
+    bool end_batches(hold& lock, const node* wanted, bool quiet) noexcept {
         bool any = false;
         if constexpr (flight_list::batch::shares) {
             const auto now = [this] { return clock_.now(); };
@@ -273,7 +260,7 @@ protected:
     }
 
     // What waits of those whose work isn't let in any more.
-    void cancel_faulty(std::unique_lock<std::mutex>& lock) noexcept {
+    void cancel_faulty(hold& lock) noexcept {
         faulty_ = false;
         for (std::size_t i = 0; i < clients_.size(); ++i)  // there may be more of them after each
             if (const node* const first = clients_[i].waiting.front())
@@ -291,7 +278,7 @@ protected:
     }
 
     // One thread at a time, so that a callback that submits what is done at once isn't called from within itself.
-    void clear_up(std::unique_lock<std::mutex>& lock) noexcept {
+    void clear_up(hold& lock) noexcept {
         if (exchange(clearing_up_, true)) return;
         while (node* n = left_.pop()) {
             lock.unlock();
@@ -305,7 +292,7 @@ protected:
         clearing_up_ = false;
     }
 
-    void cancel_waiting(std::unique_lock<std::mutex>& lock, client_queue<Stream>& client, errc why) noexcept {
+    void cancel_waiting(hold& lock, client_queue<Stream>& client, errc why) noexcept {
         fifo<node> cancelled;
         while (node* n = client.waiting.pop()) {
             core_.withdraw(n->client);
@@ -325,10 +312,14 @@ protected:
         }
     }
 
+    // Puts in the books what came in by a lease: whoever holds the mutex finds none.
+    void come_in() noexcept {
+        if (const auto n = flights_.recall(); n > 0) core_.have_passed(flights_.lent(), n);
+    }
+
     // Waits for `done`, watching the device while nobody else does. Wakes up for `waits_for` and for the watch.
     template <class Done>
-    errc wait(std::unique_lock<std::mutex>& lock, Done done, const node* waits_for, instant deadline,
-              const std::stop_token& stop) {
+    errc wait(hold& lock, Done done, const node* waits_for, instant deadline, const std::stop_token& stop) {
         errc why = errc::none;
         while (!done()) {
             const auto now = clock_.now();
@@ -357,13 +348,13 @@ protected:
             }
             flights_.await();
             if (!watched_ && flights_.any_ended()) continue;  // just landed
-            sleepers_.sleep(lock, waits_for, now, std::min(deadline, again), resume);
+            sleepers_.sleep(mutex_, waits_for, now, std::min(deadline, again), resume);
         }
         keep_watch();  // somebody else's turn
         return why;
     }
 
-    void look_at(std::unique_lock<std::mutex>& lock, std::span<const point> points, instant until) noexcept {
+    void look_at(hold& lock, std::span<const point> points, instant until) noexcept {
         lock.unlock();
         try {
             (void)point::wait_any(points, until);  // retire() sees which
@@ -383,8 +374,10 @@ protected:
         sleepers_.wake_all();
     }
 
+    friend mutex;
+
     Clock clock_;
-    mutable std::mutex mutex_;
+    mutable mutex mutex_{*this};
     limiter_core<Policy> core_;
     std::deque<client_queue<Stream>> clients_;  // stays put while a callable is destroyed under no lock
     flight_list flights_;

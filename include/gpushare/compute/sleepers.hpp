@@ -3,14 +3,13 @@
 // what the limiter itself has to look after. A part of compute_limiter.hpp.
 //
 //   detail::sleepers<work> threads;
-//   threads.sleep(lock, &work, now, deadline, resume_at);      // until woken, or one of the two times
+//   threads.sleep(mutex, &work, now, deadline, resume_at);      // until woken, or one of the two times
 //   threads.wake(work);      threads.wake_all();      threads.call_one(device_is_busy, resume_at);
 #pragma once
 
 #include <algorithm>
 #include <chrono>
 #include <condition_variable>
-#include <mutex>
 
 #include <gpushare/config.hpp>
 #include <gpushare/detail/intrusive.hpp>
@@ -22,18 +21,18 @@ namespace gpushare::inline GPUSHARE_ABI::detail {
 /// request. Costs a wake-up each, while there is work in flight.
 inline constexpr ns watch_slice = std::chrono::microseconds(250);
 
-/// Every call under the mutex of `lock`.
+/// Every call under one mutex, a door.
 template <class Work>
 class sleepers {
 public:
     /// Returns once it is woken, at the deadline, or, in the one that has slept longest, at `resume_at`; at times before.
-    void sleep(std::unique_lock<std::mutex>& lock, const Work* waits_for, instant now, instant deadline,
-               instant resume_at) {
+    template <class Mutex>
+    void sleep(Mutex& mutex, const Work* waits_for, instant now, instant deadline, instant resume_at) {
         sleeper self{.waits_for = waits_for};
         threads_.push(self);
         self.until = std::min(deadline, saturating_add(now, std::chrono::minutes(1)));
         if (threads_.front() == &self) self.until = std::min(self.until, resume_at);
-        self.woken.wait_for(lock, self.until - now);
+        mutex.wait_for(self.woken, self.until - now);
         threads_.remove(self);
     }
 

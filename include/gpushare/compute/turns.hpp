@@ -52,8 +52,8 @@ template <timeline Stream>
 }
 
 /// Makes `s` wait for all of them, letting go of `lock` meanwhile. What the stream throws passes through.
-template <class Flights, joining_timeline Stream>
-void take_turn(std::unique_lock<std::mutex>& lock, Flights& flights, const grant& g, Stream& s) {
+template <class Lock, class Flights, joining_timeline Stream>
+void take_turn(Lock& lock, Flights& flights, const grant& g, Stream& s) {
     std::uint64_t after = 0;  // once round, though others do the same
     while (auto* const b = turn_before<Stream>(flights.batches(), after, g, s)) {
         after = b->order;

@@ -81,7 +81,6 @@ public:
     public:
         handle() noexcept = default;
         [[nodiscard]] explicit operator bool() const noexcept { return state_ != nullptr; }
-        [[nodiscard]] bool is(const stream& s) const noexcept { return state_ == s.state_; }
         /// As the stream's.
         [[nodiscard]] point record() const { return record_on(*state_); }
 
@@ -148,6 +147,8 @@ public:
     [[nodiscard]] handle share() const noexcept {
         return state_->owned && !state_->captured_unseen ? handle(state_) : handle();
     }
+
+    [[nodiscard]] const void* timeline() const noexcept { return state_.get(); }
 
     /// As asked for. CUDA has few priorities: see native_priority().
     [[nodiscard]] priority level() const noexcept { return state_->level; }
