@@ -20,12 +20,16 @@ using gpushare::detail::in_flight_book;
 
 namespace {
 
+struct kernel {
+    ns longest{}, predicted{};
+};
+
 struct rules {
     struct level {
         int height = 0;
         std::uint32_t clients = 0;
         ns longest{};
-        std::vector<ns> in_flight;
+        std::vector<kernel> in_flight;
         [[nodiscard]] bool in_use() const { return clients > 0 || !in_flight.empty(); }
     };
 
@@ -35,15 +39,20 @@ struct rules {
     [[nodiscard]] std::uint32_t depth_of(const level& l) const { return top(l) ? depth : std::min(depth, 2U); }
     [[nodiscard]] ns horizon_of(const level& l) const { return top(l) ? horizon : horizon / 4; }
 
-    [[nodiscard]] bool has_room(const level& own, ns longest, bool alone) const {
-        std::vector<ns> before;
+    [[nodiscard]] bool has_room(const level& own, const kernel& k, bool alone) const {
+        std::vector<kernel> before;
         for (const auto& l : levels)
             if (l.height >= own.height) before.insert(before.end(), l.in_flight.begin(), l.in_flight.end());
         if (before.size() < depth_of(own)) return true;
-        if (longest == 0ns || std::ranges::count(before, 0ns) > 0 || before.size() >= 64) return false;
-        ns sum = longest;
-        for (const ns each : before) sum += each;
-        return sum <= horizon_of(own) && (alone || before.size() < depth || sum <= horizon_of(own) / 8);
+        if (k.longest == 0ns || std::ranges::count(before, 0ns, &kernel::longest) > 0) return false;
+        if (before.size() >= gpushare::detail::most_in_flight) return false;
+        kernel sum = k;
+        for (const auto& each : before) {
+            sum.longest += each.longest;
+            sum.predicted += each.predicted;
+        }
+        return sum.longest <= horizon_of(own) &&
+               (alone || before.size() < depth || sum.predicted <= horizon_of(own) / 4);
     }
 
     [[nodiscard]] ns bound(const level& own) const {
@@ -89,6 +98,7 @@ TEST_CASE("what the book of what is in flight keeps ready is what its rules say"
             const auto i = static_cast<std::uint32_t>(any.below(rule.levels.size()));
             auto& l = rule.levels[i];
             const ns length = any.one_in(4) ? 0ns : ns{static_cast<ns::rep>(1000 + any.below(200'000))};
+            const kernel one{length, ns{static_cast<ns::rep>(any.below(100'000))}};
             switch (any.below(8)) {
                 case 0:
                     book.add_client(i);
@@ -110,19 +120,25 @@ TEST_CASE("what the book of what is in flight keeps ready is what its rules say"
                     break;
                 case 4:
                 case 5:
-                    if (!book.has_room(i, length, false)) break;
-                    book.enter(i, length, false);
-                    l.in_flight.push_back(length);
+                    if (!book.has_room(i, length, one.predicted, false)) break;
+                    if (const auto n = static_cast<std::uint32_t>(1 + any.below(3));
+                        any.one_in(2)) {  // several at once
+                        book.enter(i, length, one.predicted * n, false, n);
+                        l.in_flight.insert(l.in_flight.end(), n, one);
+                    } else {
+                        book.enter(i, length, one.predicted, false);
+                        l.in_flight.push_back(one);
+                    }
                     break;
                 default:
                     if (l.in_flight.empty()) break;
-                    book.leave(i, l.in_flight.back(), false);
+                    book.leave(i, l.in_flight.back().longest, l.in_flight.back().predicted, false);
                     l.in_flight.pop_back();
             }
             for (std::uint32_t k = 0; k < rule.levels.size(); ++k) {
                 REQUIRE(book.bound(k) == rule.bound(rule.levels[k]));
-                REQUIRE(book.has_room(k, length, true) == rule.has_room(rule.levels[k], length, true));
-                REQUIRE(book.has_room(k, length, false) == rule.has_room(rule.levels[k], length, false));
+                REQUIRE(book.has_room(k, length, one.predicted, true) == rule.has_room(rule.levels[k], one, true));
+                REQUIRE(book.has_room(k, length, one.predicted, false) == rule.has_room(rule.levels[k], one, false));
             }
             REQUIRE(book.bound() == rule.bound());
         }
@@ -136,11 +152,11 @@ TEST_CASE("what is unknown or endless never overflows the book", "[compute]") {
     book.add_client(high);
     book.raise_longest(low, ns::max());
     CHECK(book.bound(high) == ns::max());
-    book.enter(low, ns::max(), false);
-    book.enter(low, ns::max(), false);
-    CHECK_FALSE(book.has_room(low, ns::max(), true));
-    CHECK(book.has_room(high, ns::max(), true));  // what is below takes none of its room
-    book.leave(low, ns::max(), false);
-    book.leave(low, ns::max(), false);
-    CHECK(book.has_room(low, 1us, true));
+    book.enter(low, ns::max(), ns::max(), false);
+    book.enter(low, ns::max(), ns::max(), false);
+    CHECK_FALSE(book.has_room(low, ns::max(), ns::max(), true));
+    CHECK(book.has_room(high, ns::max(), 1us, true));  // what is below takes none of its room
+    book.leave(low, ns::max(), ns::max(), false);
+    book.leave(low, ns::max(), ns::max(), false);
+    CHECK(book.has_room(low, 1us, 1us, false));
 }

@@ -1,5 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
 #include <algorithm>
+#include <array>
 #include <chrono>
 #include <cstddef>
 #include <cstdint>
@@ -493,4 +494,29 @@ TEST_CASE("random tenants, ten million steps", "[compute][.long]") {
         for (int step = 0; step < 100'000; ++step) s.step();
         check(s);
     }
+}
+
+TEST_CASE("several clients have as much in flight as is predicted to fill a quarter of the horizon", "[compute]") {
+    gpushare::limiter_core core{{.depth = 3, .horizon = 1ms}};
+    const std::array clients{core.add({.weight = 50_pct}), core.add({.weight = 50_pct})};
+    const auto longest = GENERATE(10us, 40us, 500us);
+    CAPTURE(longest);
+    const auto run = [&](client_id c, ns took) {
+        core.arrive(c, {});
+        const auto g = core.next({});
+        REQUIRE(g);
+        (void)core.complete(*g, took);
+    };
+    for (const auto c : clients) {
+        run(c, longest);  // long once
+        for (int i = 0; i < 100; ++i) run(c, 10us);
+    }
+    for (int i = 0; i < 100; ++i)
+        for (const auto c : clients) core.arrive(c, {});
+    std::size_t in_flight = 0;
+    while (core.next({})) ++in_flight;
+    if (longest == 500us)
+        CHECK(in_flight == 3);  // more would break the bound if all were as long
+    else
+        CHECK((in_flight == 24 || in_flight == 25));
 }

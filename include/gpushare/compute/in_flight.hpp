@@ -3,13 +3,13 @@
 //
 //   detail::in_flight_book book{depth, horizon};
 //   const auto level = book.open(priority{1});                         // levels have indices, and stay
-//   if (book.has_room(level, longest)) book.enter(level, longest);     // ... and book.leave(level, longest)
+//   if (book.has_room(level, longest, predicted, alone)) book.enter(level, longest, predicted, false);   // ... leave()
 //
 // Few submissions keep a device full if they are long, many are needed if they are short. So there is room for `depth` of
-// them, or, while one client alone wants the device, for as many as take no longer than the horizon, each counted with the
-// longest that its kind lately took. With several clients, what is in flight is out of the policy's hands: then it is an
-// eighth of that, which hides the latency of noticing an end. With somebody above, who would wait for all of it, the horizon
-// is a quarter, and more than two are in flight only within it.
+// them, or for as many as take no longer than the horizon, each counted with the longest that its kind lately took: that
+// bounds a wait. With several clients, what is in flight is out of the policy's hands: then they are as many as are
+// predicted to take a quarter of that, which hides the latency of noticing an end. With somebody above, who would wait for
+// all of it, the horizon is a quarter, and more than two are in flight only within it.
 #pragma once
 
 #include <algorithm>
@@ -34,6 +34,7 @@ public:
         std::uint32_t in_flight = 0, clients = 0;
         std::uint32_t of_requests = 0;  // of these in flight
         ns counted{};                   // how long what is in flight may take; unknown ones count nothing
+        ns predicted{};                 // how long it probably takes
         ns longest{};                   // of what its clients declared or lately showed; 0: unknown
         ns served{};                    // what all that ended has taken
         std::uint32_t unknown = 0;      // of these
@@ -75,23 +76,25 @@ public:
     }
     [[nodiscard]] level_state& of(std::uint32_t level) noexcept { return levels_[level]; }
 
-    /// `longest`: what this one may take; 0: unknown. `alone`: no other client has anything waiting or in flight.
-    [[nodiscard]] bool has_room(std::uint32_t level, ns longest, bool alone) const noexcept {
+    /// `longest`: what this one may take; 0: unknown. `predicted`: what it probably takes. `alone`: no other client has
+    /// anything waiting or in flight.
+    [[nodiscard]] bool has_room(std::uint32_t level, ns longest, ns predicted, bool alone) const noexcept {
         const auto& own = levels_[level];
         std::uint32_t in_flight = own.in_flight, unknown = own.unknown;
-        ns counted = own.counted;
+        ns counted = own.counted, probably = own.predicted;
         if (!one_level_) {
             for (const auto& l : levels_) {
                 if (l.level <= own.level) continue;
                 in_flight += l.in_flight;
                 unknown += l.unknown;
                 counted = saturating_sum(counted, l.counted);
+                probably = saturating_sum(probably, l.predicted);
             }
         }
         if (in_flight < own.depth) return true;
         if (longest <= ns{0} || unknown != 0 || in_flight >= most_in_flight) return false;
-        const ns sum = saturating_sum(counted, longest);
-        return sum <= own.horizon && (alone || in_flight < depth_ || sum <= own.horizon / 8);
+        if (saturating_sum(counted, longest) > own.horizon) return false;
+        return alone || in_flight < depth_ || saturating_sum(probably, predicted) <= own.horizon / 4;
     }
 
     /// For so many of this length there is room, at least, while their client is alone; 0 where that takes a closer look
@@ -103,23 +106,24 @@ public:
         return static_cast<std::uint32_t>(std::min<std::uint64_t>(most_in_flight - own.in_flight, in_time));
     }
 
-    /// `n`: so many, all like this.
-    void enter(std::uint32_t level, ns longest, bool of_request, std::uint32_t n = 1) noexcept {
+    /// `n`: so many, all like this. `predicted`: of all of them.
+    void enter(std::uint32_t level, ns longest, ns predicted, bool of_request, std::uint32_t n = 1) noexcept {
         auto& l = of(level);
         const bool first = l.in_flight == 0;
         l.in_flight += n;
         if (first && l.clients == 0) update();
         if (of_request) l.of_requests += n;
         l.counted = saturating_sum(l.counted, times(longest, n));
+        l.predicted = saturating_sum(l.predicted, predicted);
         if (longest <= ns{0}) l.unknown += n;
     }
-    /// `n`: so many, all like this.
-    void leave(std::uint32_t level, ns longest, bool of_request, std::uint32_t n = 1) noexcept {
+    void leave(std::uint32_t level, ns longest, ns predicted, bool of_request, std::uint32_t n = 1) noexcept {
         auto& l = of(level);
         if (of_request) l.of_requests -= n;
         l.in_flight -= n;
         // At the end of time the sum has lost its parts: then only none is certain.
-        l.counted = l.in_flight == 0 ? ns{0} : l.counted == ns::max() ? l.counted : l.counted - times(longest, n);
+        l.counted = l.in_flight == 0 ? ns{0} : less(l.counted, times(longest, n));
+        l.predicted = l.in_flight == 0 ? ns{0} : less(l.predicted, predicted);
         if (longest <= ns{0}) l.unknown -= n;
         if (l.in_flight == 0 && l.clients == 0) update();
     }
@@ -169,6 +173,7 @@ public:
 private:
     [[nodiscard]] static bool in_use(const level_state& l) noexcept { return l.in_flight != 0 || l.clients != 0; }
     [[nodiscard]] static ns saturating_sum(ns a, ns b) noexcept { return a > ns::max() - b ? ns::max() : a + b; }
+    [[nodiscard]] static ns less(ns sum, ns part) noexcept { return sum == ns::max() ? sum : sum - part; }
     [[nodiscard]] static ns times(ns a, std::uint32_t n) noexcept {
         return n == 1 ? a : a > ns::max() / static_cast<ns::rep>(n) ? ns::max() : a * static_cast<ns::rep>(n);
     }

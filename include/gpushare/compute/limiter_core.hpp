@@ -148,7 +148,7 @@ public:
             if (n == 0) return;
             policy_.serve_alone(g.client, g.predicted * (n - 1));
             policy_.serve_alone(g.client, g.predicted);
-            book_.enter(g.level_index, g.longest, g.of_request, n);
+            book_.enter(g.level_index, g.longest, g.predicted * n, g.of_request, n);
             clients_[g.client.index].usage.in_flight += n;
             clients_[g.client.index].turns += n;
         }
@@ -168,7 +168,7 @@ public:
         }
         auto& client = clients_[c->index];
         describe(g, *c, client);
-        if (!book_.has_room(g.level_index, g.longest, num_active_ == 1)) return false;
+        if (!book_.has_room(g.level_index, g.longest, g.predicted, num_active_ == 1)) return false;
         if (const auto hold = book_.held(g.level_index, now); hold.held) {
             resume_at_ = hold.until;
             return false;
@@ -218,12 +218,12 @@ public:
     }
 
     /// The submission doesn't end: its room is given to others and its client gets no more. Should it ever end, it is
-    /// charged by complete_late().
-    void write_off(const grant& g) noexcept {
-        auto& client = leave(g);
-        ++client.usage.failed;
+    /// charged by complete_late(). `times`: so many that are alike, with the sum of what was predicted.
+    void write_off(const grant& g, std::uint32_t times = 1) noexcept {
+        auto& client = leave(g, times);
+        client.usage.failed += times;
         client.quarantined = true;
-        events_.push({.what = limiter_event::kind::stuck, .client = g.client});
+        while (times-- > 0) events_.push({.what = limiter_event::kind::stuck, .client = g.client});
     }
     void complete_late(const grant& g, ns device_time, std::uint32_t times = 1) noexcept {
         if (!contains(g.client)) return;
@@ -297,7 +297,7 @@ private:
             client.complete_head(c, costs_, options_.first_guess);
             describe(g, c, client);
             const bool idle = client.usage.in_flight == 0, alone = num_active_ == (idle ? 0 : 1);
-            if (!book_.has_room(g.level_index, g.longest, alone)) return false;
+            if (!book_.has_room(g.level_index, g.longest, g.predicted, alone)) return false;
             if (book_.held(g.level_index, now).held) return false;
             policy_.serve_alone(c, g.predicted);
             enter(g, client);
@@ -371,13 +371,13 @@ private:
 
     void enter(grant& g, client_state& client) noexcept {
         g.served_before = book_.served_from(g.level_index);
-        book_.enter(g.level_index, g.longest, g.of_request);
+        book_.enter(g.level_index, g.longest, g.predicted, g.of_request);
         ++client.usage.in_flight;
         ++client.turns;
     }
 
     client_state& leave(const grant& g, std::uint32_t times = 1) noexcept {
-        book_.leave(g.level_index, g.longest, g.of_request, times);
+        book_.leave(g.level_index, g.longest, g.predicted, g.of_request, times);
         auto& client = clients_[g.client.index];
         if ((client.usage.in_flight -= times) == 0 && client.usage.waiting == 0) --num_active_;
         return client;

@@ -239,7 +239,7 @@ protected:
     void write_off_stuck() noexcept {
         if (core_.options().stuck_after <= ns{0}) return;
         const auto give_up = [this](const grant& g, std::uint32_t times, node* owner) {
-            while (times-- > 0) core_.write_off(g);
+            core_.write_off(g, times);
             faulty_ = true;
             if (owner != nullptr) finish(*owner, errc::stuck);
             if (core_.closing(g.client)) sleepers_.wake_all();
