@@ -3,7 +3,7 @@
 // cost. A part of compute_limiter.hpp, which holds its mutex around every call but land().
 //
 //   detail::flights<stream> flights(quantum, turns);   // and what boarding.hpp shows
-//   flights.settle(now, true, [&](const auto& done) { charge(done.what, done.cost); }, give_back);
+//   if (flights.any_ended()) flights.settle(now, true, [&](const auto& done) { charge(done.what, done.cost); }, give_back);
 //
 // The true cost of a batch is split in proportion to what was predicted of each member.
 #pragma once
@@ -49,12 +49,11 @@ public:
     flights(ns quantum, bool turns) : base(quantum, turns) { watched_.reserve(slots_.size()); }
 
     /// What the device has finished, in the order in which it finished; never blocks. Of each stream only the oldest is
-    /// asked for, because asking may cost as much as a launch.
+    /// asked for, because asking may cost as much as a launch. Of what has landed by the last call of any_ended().
     /// `give_back(client, time)`: of what was charged earlier, it turned out to be others'. Unless it is to look `anyway`,
     /// it asks for nothing that is predicted to take longer.
     template <std::invocable<const finished&> F, std::invocable<client_id, ns> G>
     void settle(instant now, bool anyway, F on_finished, G give_back) noexcept {
-        gather();
         questions<point> ask;
         while (num_ended_ > 0) {
             batch* first = nullptr;
@@ -67,10 +66,12 @@ public:
                 if (first == nullptr || b.when.end < first->when.end) first = &b;
             }
             if (first == nullptr) return;
-            if (turns_ && now < first->busy_until)
-                move_behind(*first, now - first->busy_until);  // nobody is busy with it until then
-            else
-                shift(*first, -first->predicted / 64);
+            if constexpr (batch::shares) {  // nobody else predicts ends
+                if (turns_ && now < first->busy_until)
+                    move_behind(*first, now - first->busy_until);  // nobody is busy with it until then
+                else
+                    shift(*first, -first->predicted / 64);
+            }
             settle(*first, on_finished, give_back);
             shrink_in_use();
         }
@@ -182,10 +183,10 @@ private:
     using base::want_ends;
 
     [[nodiscard]] bool is_oldest(const batch& b, bool of_hopeful = false) noexcept {
-        return std::ranges::none_of(in_use(), [&](const batch& other) {
-            return other.num_members > 0 && other.timeline == b.timeline && other.order < b.order &&
-                   !(of_hopeful && other.written_off);
-        });
+        return in_use().size() == 1 || std::ranges::none_of(in_use(), [&](const batch& other) {
+                   return other.num_members > 0 && other.timeline == b.timeline && other.order < b.order &&
+                          !(of_hopeful && other.written_off);
+               });
     }
 
     [[nodiscard]] bool holds(const batch& b, const submission<Stream>* owner) const noexcept {

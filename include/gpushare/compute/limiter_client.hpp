@@ -2,7 +2,7 @@
 // What a compute limiter knows of one client: what it asked for, what waits first in its line, and its account. A part of
 // limiter_core.hpp.
 //
-//   client.set_head(now, nullptr);   client.complete_head(id, kinds, first_guess);    // what comes next, as predicted
+//   client.head = client.complete(nullptr, now, id, kinds, first_guess);    // what comes next, as predicted
 //   if (client.ended(failed, 32)) ...                                                 // so many in a row are too many
 #pragma once
 
@@ -31,21 +31,15 @@ struct limiter_client {
     /// The longest that it declared or lately showed; 0: unknown.
     [[nodiscard]] ns longest() const noexcept { return std::max(settings.longest, costs.longest.get()); }
 
-    /// Without `from`, all that is known of what came first is that it came now.
-    void set_head(instant now, const line_head* from) noexcept {
-        if (from != nullptr) {
-            head = *from;
-        } else {
-            head = {};  // written in place: copying what was just written stalls
-            head.arrival = now;
-        }
-    }
-
-    /// Fills in what its submitter didn't say.
-    void complete_head(client_id c, const cost_model& kinds, ns first_guess) noexcept {
-        if (head.cost <= ns{0}) head.cost = predict(c, kinds, first_guess);
-        head.remaining = std::max(head.remaining, head.cost);
-        if (settings.slo > ns{0}) head.deadline = std::min(head.deadline, saturating_add(head.arrival, settings.slo));
+    /// What comes at `now`, as `from` tells or with nothing known of it; filled in what its submitter didn't say.
+    [[nodiscard]] line_head complete(const line_head* from, instant now, client_id c, const cost_model& kinds,
+                                     ns first_guess) const noexcept {
+        line_head h{.arrival = now};
+        if (from != nullptr) h = *from;
+        if (h.cost <= ns{0}) h.cost = predict(h.key, c, kinds, first_guess);
+        h.remaining = std::max(h.remaining, h.cost);
+        if (settings.slo > ns{0}) h.deadline = std::min(h.deadline, saturating_add(h.arrival, settings.slo));
+        return h;
     }
 
     /// What a measured one took, or several together. `kind`: of its kind, if that is known.
@@ -80,9 +74,9 @@ private:
     // Batches don't tell how long the longest is, nor whether there were gaps.
     static constexpr std::uint32_t cycle = 64;
 
-    [[nodiscard]] ns predict(client_id c, const cost_model& kinds, ns first_guess) const noexcept {
-        if (head.key != 0)
-            if (const auto& kind = kinds.find(c, head.key); kind.seen != 0) return kind.typical;
+    [[nodiscard]] ns predict(std::uint64_t key, client_id c, const cost_model& kinds, ns first_guess) const noexcept {
+        if (key != 0)
+            if (const auto& kind = kinds.find(c, key); kind.seen != 0) return kind.typical;
         if (costs.seen != 0) return costs.typical;
         return settings.longest > ns{0} ? settings.longest : first_guess;
     }

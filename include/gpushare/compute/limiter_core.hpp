@@ -80,7 +80,7 @@ public:
         std::swap(policy_, detail::in_turn(p, options_.take_turns));
         ++policies_;
         for (std::uint32_t i = 0; i < clients_.size(); ++i)
-            if (clients_[i].usage.waiting != 0) tell({i, clients_[i].generation}, now);
+            if (clients_[i].usage.waiting != 0) tell({i, clients_[i].generation}, now, &clients_[i].head);
         return errc::none;
     }
 
@@ -106,9 +106,7 @@ public:
     /// One more submission of `c` waits. `head`, if given, says what is known of it.
     void arrive(client_id c, instant now, const line_head* head = nullptr) noexcept {
         auto& client = clients_[c.index];
-        if (!counts_arrival(client)) return;
-        client.set_head(now, head);
-        tell(c, now);
+        if (counts_arrival(client)) tell(c, now, head);
     }
     void arrive(client_id c, instant now, const line_head& head) noexcept { arrive(c, now, &head); }
 
@@ -121,8 +119,8 @@ public:
             if (client.usage.in_flight == 0) --num_active_;
             policy_.sleep(c);
         } else {
-            client.head = head_of(c);
-            tell(c, now);
+            const line_head first = head_of(c);
+            tell(c, now, &first);
         }
     }
     void withdraw(client_id c, instant now = {}) noexcept { withdraw(c, now, nothing_known{now}); }
@@ -167,7 +165,7 @@ public:
             return false;
         }
         auto& client = clients_[c->index];
-        describe(g, *c, client);
+        describe(g, *c, client, client.head);
         if (!book_.has_room(g.level_index, g.longest, g.predicted, num_active_ == 1)) return false;
         if (const auto hold = book_.held(g.level_index, now); hold.held) {
             resume_at_ = hold.until;
@@ -293,9 +291,8 @@ private:
     [[nodiscard]] bool pass_alone(grant& g, client_id c, instant now, const line_head* head) noexcept {
         if constexpr (has_short_way<Policy>) {
             auto& client = clients_[c.index];
-            client.set_head(now, head);
-            client.complete_head(c, costs_, options_.first_guess);
-            describe(g, c, client);
+            const line_head first = client.complete(head, now, c, costs_, options_.first_guess);
+            describe(g, c, client, first);
             const bool idle = client.usage.in_flight == 0, alone = num_active_ == (idle ? 0 : 1);
             if (!book_.has_room(g.level_index, g.longest, g.predicted, alone)) return false;
             if (book_.held(g.level_index, now).held) return false;
@@ -307,17 +304,17 @@ private:
         return false;
     }
     // The first in the line of `c`, if it is let in.
-    void describe(grant& g, client_id c, const client_state& client) const noexcept {
-        const auto kind = costs_.next(c, client.head.key, client.costs);
+    void describe(grant& g, client_id c, const client_state& client, const line_head& first) const noexcept {
+        const auto kind = costs_.next(c, first.key, client.costs);
         g.client = c;
         g.level = client.settings.level;
         g.level_index = client.level;
-        g.predicted = client.head.cost;
-        g.key = client.head.key;
+        g.predicted = first.cost;
+        g.key = first.key;
         g.policy = policies_;
-        g.of_request = client.head.of_request;
+        g.of_request = first.of_request;
         g.at_least = kind.at_least;
-        g.bound = client.head.bound > ns{0} ? client.head.bound : book_.bound(g.level_index);
+        g.bound = first.bound > ns{0} ? first.bound : book_.bound(g.level_index);
         g.known = kind.known;
         g.longest = kind.longest > ns{0} ? kind.longest : client.longest();
         g.may_share = g.known && g.predicted <= quantum() / 2 && client.shares_turn();
@@ -359,9 +356,9 @@ private:
     }
 
     // Tells the policy what is first in a client's line.
-    void tell(client_id c, instant now) noexcept {
+    void tell(client_id c, instant now, const line_head* head) noexcept {
         auto& client = clients_[c.index];
-        client.complete_head(c, costs_, options_.first_guess);
+        client.head = client.complete(head, now, c, costs_, options_.first_guess);
         policy_.wake(c, client.head, now);
     }
     // What an earlier policy let in is none of this one's concern.
