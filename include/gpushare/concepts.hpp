@@ -76,13 +76,13 @@ concept timeline = requires(S& s) {
 /// one of them can then serve for several pieces of work.
 ///   share()     a handle that keeps the timeline alive; empty (false) where others may destroy it
 ///   record()    of a handle: as of the stream
-///   timeline()  names the timeline: no other has this name while there is a handle
+///   timeline()  names the timeline: no other has this name while anything is in flight on it, the stream gone or not
 template <class S>
 concept shared_timeline = timeline<S> && requires(const S& s, const typename S::handle& h) {
     requires detail::copyable<typename S::handle> && detail::default_initializable<typename S::handle>;
     { s.share() } noexcept -> std::same_as<typename S::handle>;
     { h.record() } -> std::same_as<typename S::point>;
-    { s.timeline() } noexcept -> std::same_as<const void*>;
+    { s.timeline() } noexcept -> std::same_as<std::uint64_t>;
     { static_cast<bool>(h) } noexcept;
 };
 

@@ -236,7 +236,8 @@ TEST_CASE("a batch that is overtaken is charged what ran before the next one, th
 
 TEST_CASE("a batch is charged its own span if what boarded behind it begins behind its end", "[compute][threads]") {
     const bool begun = GENERATE(false, true);
-    CAPTURE(begun);
+    const bool comes = GENERATE(false, true);  // or can't be enqueued after all
+    CAPTURE(begun, comes);
     manual_clock clock;
     gpushare::compute_limiter<hooked_stream, manual_clock> compute({}, clock);
     hooked_stream s;
@@ -264,15 +265,20 @@ TEST_CASE("a batch is charged its own span if what boarded behind it begins behi
     s.before_record = [&] {  // the next one has boarded, and is about to begin
         go_on.count_down();
         enters.join();
+        if (!comes) throw std::runtime_error("no point");
     };
     const auto behind = [](hooked_stream& to) { to.enqueue(10us); };
-    CHECK(compute.enqueue(c, s, behind, instant::min(), {}, {.key = 9}) == errc::none);
+    const auto enqueue_behind = [&] { return compute.enqueue(c, s, behind, instant::min(), {}, {.key = 9}); };
+    if (comes)
+        CHECK(enqueue_behind() == errc::none);
+    else
+        CHECK_THROWS_AS(enqueue_behind(), std::runtime_error);
     clock.advance(1ms);
     CHECK(s.line().reach_next());
     CHECK(s.line().reach_next());  // the end
     while (begun && s.line().reach_next()) {
     }
-    CHECK(compute.usage(c).device_time - before == 300us + (begun ? 10us : 0us));
+    CHECK(compute.usage(c).device_time - before == 300us + (begun && comes ? 10us : 0us));
     s.line().reach_all();
 }
 

@@ -12,6 +12,7 @@
 #include <cstddef>
 #include <cstdint>
 #include <optional>
+#include <set>
 #include <stdexcept>
 #include <thread>
 #include <utility>
@@ -155,6 +156,12 @@ TEST_CASE_METHOD(fixture, "many threads ask, wait for and drop the same points",
             if (!mine.wait(never) || mine.status() != errc::none) throw std::logic_error("reached, but not well");
         });
     }
+}
+
+TEST_CASE_METHOD(fixture, "a stream that comes to lie where another was has another name", "[cuda][stream]") {
+    std::set<std::uint64_t> names;
+    for (int i = 0; i < 1000; ++i) names.insert(node.make_stream({0}).timeline());
+    CHECK(names.size() == 1000);
 }
 
 TEST_CASE_METHOD(fixture, "a stream waits for points of other streams and devices", "[cuda][stream]") {

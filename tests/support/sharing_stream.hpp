@@ -5,6 +5,8 @@
 //   s.line().reach_all();
 #pragma once
 
+#include <atomic>
+#include <cstdint>
 #include <memory>
 #include <stdexcept>
 #include <utility>
@@ -19,9 +21,14 @@ namespace support {
 /// Copies are the same stream.
 class sharing_stream {
     struct shared {
+        static std::uint64_t next_name() {
+            static std::atomic<std::uint64_t> made{0};
+            return ++made;
+        }
         manual_stream line;
         int records = 0;
         bool captured = false;
+        std::uint64_t name = next_name();
     };
 
 public:
@@ -51,7 +58,7 @@ public:
     void enqueue(gpushare::ns length) { shared_->line.enqueue(length); }
     [[nodiscard]] point record() { return record_on(*shared_); }
     [[nodiscard]] handle share() const noexcept { return handle(shared_); }
-    [[nodiscard]] const void* timeline() const noexcept { return shared_.get(); }
+    [[nodiscard]] std::uint64_t timeline() const noexcept { return shared_->name; }
 
     [[nodiscard]] int records() const { return shared_->records; }
     manual_stream& line() { return shared_->line; }

@@ -99,19 +99,23 @@ public:
 
         private:
             friend sharing_stream;
-            handle(timed_device* device, std::shared_ptr<char> name) noexcept
+            handle(timed_device* device, std::shared_ptr<const std::uint64_t> name) noexcept
                 : device_(device), name_(std::move(name)) {}
             timed_device* device_ = nullptr;
-            std::shared_ptr<char> name_;
+            std::shared_ptr<const std::uint64_t> name_;
         };
 
         explicit sharing_stream(timed_device& device) : stream(device), on_(&device) {}
         [[nodiscard]] handle share() const noexcept { return {on_, name_}; }
-        [[nodiscard]] const void* timeline() const noexcept { return name_.get(); }
+        [[nodiscard]] std::uint64_t timeline() const noexcept { return *name_; }
 
     private:
+        static std::uint64_t next_name() {
+            static std::atomic<std::uint64_t> made{0};
+            return ++made;
+        }
         timed_device* on_;
-        std::shared_ptr<char> name_ = std::make_shared<char>();
+        std::shared_ptr<const std::uint64_t> name_ = std::make_shared<const std::uint64_t>(next_name());
     };
 
     timed_device() = default;

@@ -32,13 +32,13 @@ struct timeline_handle<Stream> {
     using type = typename Stream::handle;
 };
 
-/// Names the timeline of `s`: by what outlives the stream while it is shared, or else by the stream.
+/// Names the timeline of `s`: by itself where it has a name, or else by where the stream object is.
 template <timeline Stream>
-[[nodiscard]] const void* timeline_of(const Stream& s) noexcept {
+[[nodiscard]] std::uint64_t timeline_of(const Stream& s) noexcept {
     if constexpr (shared_timeline<Stream>)
         return s.timeline();
     else
-        return &s;
+        return reinterpret_cast<std::uintptr_t>(&s);
 }
 
 template <timeline Stream>
@@ -61,9 +61,10 @@ struct batch {
     bool overtaken = false;      // another began behind it before it could end: its span holds that, too
     bool ends_soon = false;      // nor now: the latest to enter records the end
     bool written_off = false;    // it doesn't end: its members have been told
+    bool begun = false;          // `begin` is known
     client_id client{};
     priority level{};
-    const void* timeline = nullptr;
+    std::uint64_t timeline = 0;
     const Stream* followed_on = nullptr;  // this one waits for the end, on behalf of `follower`
     client_id follower{};
     handle_type handle{};  // while open
@@ -115,7 +116,9 @@ struct batch {
     [[nodiscard]] std::uint32_t room_for(const grant& g, ns quantum) const noexcept {
         if (!takes(g, quantum)) return 0;
         const auto in_time = static_cast<std::uint64_t>((quantum - predicted) / std::max(g.predicted, ns{1}));
-        return static_cast<std::uint32_t>(std::min<std::uint64_t>(most_members - num_members - entering, in_time)) - 1;
+        const auto n =
+            static_cast<std::uint32_t>(std::min<std::uint64_t>(most_members - num_members - entering, in_time));
+        return n > 0 ? n - 1 : 0;
     }
 
     /// No room for another one like the latest.
@@ -129,8 +132,8 @@ struct batch {
 
     void clear() noexcept {
         at = state::free;
-        known = doubtful = contended = beside_others = trouble = end_wanted = overtaken = ends_soon = written_off =
-            false;
+        known = doubtful = contended = beside_others = trouble = end_wanted = overtaken = ends_soon = false;
+        written_off = begun = false;
         handle = {};
         num_members = entering = 0;
         first = last = nullptr;

@@ -1,7 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 // How submissions that were let in get on their way: which batch each goes in, the points that are to be recorded around
 // it, and what is known of it once it is enqueued. The first half of flights.hpp; under the limiter's mutex, but for
-// land().
+// land() and what is done on a lease.
 //
 //   detail::boarding<stream> gate(quantum, options.take_turns);
 //   auto* slot = gate.free_slot();  slot->what = grant;  gate.take(*slot);
@@ -35,7 +35,7 @@
 
 namespace gpushare::inline GPUSHARE_ABI::detail {
 
-/// Not thread-safe but for land(). Allocates while more are in flight than ever before.
+/// Not thread-safe but for land(), and for taking and giving back a lease. Allocates while more are in flight than ever before.
 template <timeline Stream>
 class boarding {
 public:
@@ -129,25 +129,26 @@ public:
         lease_.give_back();
         return slots_.awaited();
     }
-    /// While nobody takes the mutex, up to `most` more like this one, which has just boarded on `s`, may enter its batch.
-    void lend(const flight& f, const Stream& s, std::uint32_t most) noexcept {
-        const batch& b = batches_[f.in];
-        if (b.last == nullptr || !is_like(*b.last, f) || apart_ || outstanding_ > 0 || slots_.awaited()) return;
-        most = std::min(most, b.room_for(f.what, quantum_));
+    /// While nobody takes the mutex, up to `most` like `each` may enter this batch on `s`. Not if they differ from its latest
+    /// member, are looked at one by one, or somebody waits for what lands.
+    void lend(std::size_t in, const grant& each, const Stream& s, std::uint32_t most) noexcept {
+        const batch& b = batches_[in];
+        if (b.last == nullptr || !is_like(*b.last, each) || apart_ || outstanding_ > 0 || slots_.awaited()) return;
+        most = std::min(most, b.room_for(each, quantum_));
         if (most == 0) return;
         instant until = never;
         for (const auto& other : in_use())
             if (other.at == batch::state::ended) until = std::min(until, other.due());
-        lent_ = f.what;
-        lent_in_ = f.in;
+        lent_ = each;
+        lent_in_ = in;
         like_ = b.last;
-        lease_.open({.client = f.what.client,
-                     .timeline = timeline_of(s),
-                     .key = f.what.key,
-                     .each = f.what.predicted,
-                     .busy_until = b.busy_until,
-                     .until = until},
-                    most);
+        const lease::terms t{.client = each.client,
+                             .timeline = timeline_of(s),
+                             .key = each.key,
+                             .each = each.predicted,
+                             .busy_until = b.busy_until,
+                             .until = until};
+        lease_.open(t, most);
     }
     /// How many entered since, like the grant `lent()`, which are in flight from now on.
     [[nodiscard]] std::uint32_t recall() noexcept {
@@ -286,6 +287,7 @@ private:
         batch& before = batches_[last];
         if (before.at == batch::state::ended && (!before.known || now < before.busy_until)) {
             b.begin = before.end;  // still to come, and so as good a begin as a point of its own
+            b.begun = true;
             f.needs_begin = false;
         } else if (before.can_end()) {
             before.at = batch::state::ending;
@@ -320,6 +322,7 @@ private:
         if (f.begin) {
             if (f.ends != none) ended(f.ends, *f.begin);
             b.begin = *std::move(f.begin);
+            b.begun = true;
             f.begin.reset();
         }
         if (f.end) {
@@ -332,7 +335,7 @@ private:
         }
         f.next = nullptr;
         flight* const last = b.last;
-        if (b.num_members++ != 0 && !apart_ && is_like(*last, f)) {
+        if (b.num_members++ != 0 && !apart_ && is_like(f, f.what) && is_like(*last, f.what)) {
             last->what.predicted += f.what.predicted;
             ++last->times;
             return slots_.release(f);
@@ -352,10 +355,10 @@ private:
         like_->times += n;
         outstanding_ -= n;
     }
-    [[nodiscard]] static bool is_like(const flight& a, const flight& b) noexcept {
-        return a.owner == nullptr && b.owner == nullptr && a.code == errc::none && b.code == errc::none &&
-               a.what.key == b.what.key && a.what.longest == b.what.longest && a.what.policy == b.what.policy &&
-               a.what.of_request == b.what.of_request;
+    // Of a permit, went well, and was let in on the same terms.
+    [[nodiscard]] static bool is_like(const flight& f, const grant& g) noexcept {
+        return f.owner == nullptr && f.code == errc::none && f.what.key == g.key && f.what.longest == g.longest &&
+               f.what.policy == g.policy && f.what.of_request == g.of_request;
     }
 
     [[nodiscard]] std::size_t free_batch() noexcept {

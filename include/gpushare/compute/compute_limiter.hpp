@@ -139,12 +139,20 @@ public:
     errc enqueue(client_id c, Stream& s, F&& work, instant deadline = never, const std::stop_token& stop = {},
                  const submit_options& o = no_options) {
         const auto go = [&](result<permit> p) {
-            if (p) p->enqueue(s, work);
+            if constexpr (base::shares_points) {
+                if (!p) return p.code();
+                this->await_turn(*p->slot_, s);
+                this->board(*p->slot_, s, base::others::may_follow);
+                p->enqueue_boarded(s, work);
+            } else if (p) {
+                p->enqueue(s, work);
+            }
             return p.code();
         };
-        if (!base::shares_points || core_.options().take_turns) return go(acquire(c, deadline, stop, o));
+        if (!base::shares_points) return go(acquire(c, deadline, stop, o));
         const auto now = this->batch_time();
         if (this->take_lease(c, s, o, now)) return this->enqueue_on_lease(s, work), errc::none;
+        if (core_.options().take_turns) return go(acquire(c, deadline, stop, o));
         const std::stop_callback on_stop(stop, [this] { this->wake_all(); });
         std::unique_lock lock(mutex_);
         if (flights_.any_due(now)) this->retire(look::if_due);

@@ -1,6 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 // What a compute limiter has let in and the device hasn't finished: which points to watch, what is done, and what it
-// cost. A part of compute_limiter.hpp, which holds its mutex around every call but land().
+// cost. A part of compute_limiter.hpp, which holds its mutex around every call but those that boarding.hpp
+// names.
 //
 //   detail::flights<stream> flights(quantum, turns);   // and what boarding.hpp shows
 //   if (flights.any_ended()) flights.settle(now, true, [&](const auto& done) { charge(done.what, done.cost); }, give_back);
@@ -32,7 +33,7 @@
 
 namespace gpushare::inline GPUSHARE_ABI::detail {
 
-/// Not thread-safe but for land(). Allocates while more are in flight than ever before.
+/// Not thread-safe, as a boarding. Allocates while more are in flight than ever before.
 template <timeline Stream>
 class flights : public boarding<Stream> {
     using base = boarding<Stream>;
@@ -233,13 +234,14 @@ private:
     [[nodiscard]] ns charge_to_next(const batch& b, G& give_back) noexcept {
         const batch* next = nullptr;
         for (const auto& other : in_use())
-            if (other.num_members > 0 && other.timeline == b.timeline && other.order > b.order &&
+            if (other.at != batch::state::free && other.timeline == b.timeline && other.order > b.order &&
                 (next == nullptr || other.order < next->order))
                 next = &other;
-        if (next == nullptr) return ns{0};
+        // Whoever boarded behind it may not have said yet where; or it never came.
+        if (next != nullptr && !next->begun) return ns{0};
         const auto between = [](const point& x, const point& y) { return elapsed(x, y); };
-        // Who boarded behind it on another thread may have begun behind its end all the same.
-        if (!next->begin.reached() || elapsed(next->begin, b.end) < ns{0})
+        // Or it began behind the end all the same, on another thread.
+        if (next == nullptr || !next->begin.reached() || elapsed(next->begin, b.end) < ns{0})
             return meter_.charge(b.when, b.end, b.client, ns{0}, give_back);
         const auto when = meter_.place(b.begin, next->begin, elapsed(b.begin, next->begin), between);
         return meter_.charge(when, next->begin, b.client, ns{0}, give_back);

@@ -21,8 +21,9 @@ struct limiter_options {
                                         // enqueuing, fewer shorten a newcomer's wait
     ns first_guess = ns{100'000};       // cost of a client's first submission, before anything is known about it
     std::uint32_t queue_limit = 65536;  // submissions of one client that may wait
-    ns horizon = ns{1'000'000};     // of a client that alone wants the device, more than `depth` may be in flight while
-                                    // all of it takes no longer: a quarter of it with clients on a level above
+    ns horizon = ns{1'000'000};  // more than `depth` may be in flight while all of it takes no longer, a quarter of it
+                                 // with clients on a level above; of several clients, while it is predicted to take
+                                 // no longer than a quarter of that
     ns anticipation = ns{200'000};  // how long work of lower levels is held back between two submissions of a request
     std::uint32_t quarantine_after = 32;  // failures in a row; 0: never
     bool take_turns = false;  // clients of one level don't run beside each other: whose turn it is has the device, all

@@ -51,7 +51,6 @@ public:
         std::uint32_t i = 0;
         while (i < levels_.size() && levels_[i].level != p) ++i;  // they are few
         if (i == levels_.size()) levels_.push_back({.level = p});
-        one_level_ = levels_.size() == 1;
         update();
         return i;
     }
@@ -82,7 +81,7 @@ public:
         const auto& own = levels_[level];
         std::uint32_t in_flight = own.in_flight, unknown = own.unknown;
         ns counted = own.counted, probably = own.predicted;
-        if (!one_level_) {
+        if (only_ != level) {
             for (const auto& l : levels_) {
                 if (l.level <= own.level) continue;
                 in_flight += l.in_flight;
@@ -101,7 +100,7 @@ public:
     /// each time.
     [[nodiscard]] std::uint32_t room(std::uint32_t level, ns longest) const noexcept {
         const auto& own = levels_[level];
-        if (!one_level_ || longest <= ns{0} || own.unknown != 0 || own.in_flight >= most_in_flight) return 0;
+        if (only_ != level || longest <= ns{0} || own.unknown != 0 || own.in_flight >= most_in_flight) return 0;
         const auto in_time = static_cast<std::uint64_t>(std::max(own.horizon - own.counted, ns{0}) / longest);
         return static_cast<std::uint32_t>(std::min<std::uint64_t>(most_in_flight - own.in_flight, in_time));
     }
@@ -135,7 +134,7 @@ public:
     };
     [[nodiscard]] hold held(std::uint32_t level, instant now) const noexcept {
         hold h;
-        if (one_level_) return h;
+        if (only_ == level) return h;
         for (const auto& l : levels_) {
             if (l.level <= levels_[level].level) continue;
             if (l.of_requests > 0) return {.held = true};
@@ -164,7 +163,7 @@ public:
     /// What work of this level and above has taken that ended.
     [[nodiscard]] ns served_from(std::uint32_t level) const noexcept {
         ns sum = levels_[level].served;
-        if (one_level_) return sum;
+        if (levels_.size() == 1) return sum;  // not one in use: what is known must go on to add up
         for (const auto& l : levels_)
             if (l.level > levels_[level].level) sum += l.served;
         return sum;
@@ -180,6 +179,10 @@ private:
 
     void update() noexcept {
         ns any{};
+        const auto used = std::ranges::find_if(levels_, in_use);
+        const bool several =
+            std::find_if(used + (used != levels_.end() ? 1 : 0), levels_.end(), in_use) != levels_.end();
+        only_ = several ? none : static_cast<std::uint32_t>(used - levels_.begin());
         for (auto& l : levels_) {
             any = std::max(any, l.longest);
             bool top = true;
@@ -202,8 +205,10 @@ private:
         return sum > ns{0} ? sum : own;
     }
 
+    static constexpr std::uint32_t none = static_cast<std::uint32_t>(-1);
+
     std::uint32_t depth_;
-    bool one_level_ = false;  // the usual case
+    std::uint32_t only_ = none;  // level in use, if it is one: the usual case
     ns horizon_;
     std::vector<level_state> levels_;
 };

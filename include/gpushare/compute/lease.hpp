@@ -25,7 +25,7 @@ class lease {
 public:
     struct terms {
         client_id client{};
-        const void* timeline = nullptr;
+        std::uint64_t timeline = 0;
         std::uint64_t key = 0;  // their kind
         ns each{};              // what each is predicted to take
         instant busy_until{};   // so is the device, with what went in before
@@ -36,7 +36,7 @@ public:
     void open(const terms& t, std::uint32_t n) noexcept {
         // Each a release, so that who sees one of these also sees that the lease before it was recalled: see take().
         client_.store(packed(t.client), std::memory_order_release);
-        timeline_.store(number_of(t.timeline), std::memory_order_release);
+        timeline_.store(t.timeline, std::memory_order_release);
         key_.store(t.key, std::memory_order_release);
         each_.store(t.each.count(), std::memory_order_release);
         busy_until_.store(since_epoch(t.busy_until), std::memory_order_release);
@@ -47,14 +47,14 @@ public:
     }
 
     /// Whether one more may go in now, and has to be given back. `now`: from when on the device has it.
-    [[nodiscard]] bool take(client_id c, const void* timeline, std::uint64_t key, instant now) noexcept {
+    [[nodiscard]] bool take(client_id c, std::uint64_t timeline, std::uint64_t key, instant now) noexcept {
         // Acquires what open() wrote. Should the lease be recalled and another opened while we look, then what we look at is
         // a mixture; but whoever has seen any of the new terms (acquire) knows that the old state is gone, and the exchange
         // below fails: a lease's serial number never comes again.
         auto state = state_.load(std::memory_order_acquire);
         do {
             if ((state & left) == 0 || since_epoch(now) >= until_.load(std::memory_order_acquire) ||
-                timeline_.load(std::memory_order_acquire) != number_of(timeline) ||
+                timeline_.load(std::memory_order_acquire) != timeline ||
                 client_.load(std::memory_order_acquire) != packed(c) || key_.load(std::memory_order_acquire) != key)
                 return false;
         } while (!state_.compare_exchange_weak(state, state - 1, std::memory_order_acquire, std::memory_order_acquire));
@@ -101,16 +101,12 @@ private:
     [[nodiscard]] static std::uint64_t packed(client_id c) noexcept {
         return std::uint64_t{c.generation} << 32 | c.index;
     }
-    [[nodiscard]] static std::uintptr_t number_of(const void* timeline) noexcept {
-        return reinterpret_cast<std::uintptr_t>(timeline);
-    }
     [[nodiscard]] static ns::rep since_epoch(instant t) noexcept { return t.time_since_epoch().count(); }
     [[nodiscard]] std::uint64_t next_serial() noexcept { return ++serial_ * (left + 1); }
 
     std::atomic<std::uint64_t> state_{0};  // a serial number, and how many may still be taken
     std::atomic<ns::rep> until_{0}, busy_until_{0}, each_{0};
-    std::atomic<std::uintptr_t> timeline_{0};
-    std::atomic<std::uint64_t> client_{0}, key_{0};
+    std::atomic<std::uint64_t> timeline_{0}, client_{0}, key_{0};
     std::atomic<bool> late_{false};
     std::atomic<std::uint32_t> given_back_{0};  // ever, modulo 2^32
     // Under the mutex.

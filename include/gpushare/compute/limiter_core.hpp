@@ -133,19 +133,23 @@ public:
         return num_waiting_ == 1 && next(g, now, nothing_known{now});
     }
 
-    /// How many more like `g`, which was the last to be let in, could be without a look at anything, as long as nothing else
-    /// is called; 0 where that isn't certain, as beside other clients. Then have_passed() says how many were.
-    [[nodiscard]] std::uint32_t may_pass(const grant& g) const noexcept {
-        if constexpr (has_short_way<Policy>)
-            if (num_waiting_ == 0 && num_active_ == 1 && g.may_share)
-                return std::min(clients_[g.client.index].turns_to_share(), book_.room(g.level_index, g.longest));
+    /// How many submissions of `c`, all of this kind and with nothing else known of them, could be let in without a look at
+    /// anything, as long as nothing else is called; 0 where that isn't certain, as beside other clients. `g` describes each.
+    /// Then have_passed() says how many were.
+    [[nodiscard]] std::uint32_t may_pass(grant& g, client_id c, std::uint64_t key) const noexcept {
+        if constexpr (has_short_way<Policy>) {
+            const auto& client = clients_[c.index];
+            if (num_waiting_ != 0 || num_active_ != 1 || client.usage.in_flight == 0) return 0;
+            const line_head plain{.key = key};
+            describe(g, c, client, client.complete(&plain, {}, c, costs_, options_.first_guess));
+            if (g.may_share) return std::min(client.turns_to_share(), book_.room(g.level_index, g.longest));
+        }
         return 0;
     }
     void have_passed(const grant& g, std::uint32_t n) noexcept {
         if constexpr (has_short_way<Policy>) {
             if (n == 0) return;
-            policy_.serve_alone(g.client, g.predicted * (n - 1));
-            policy_.serve_alone(g.client, g.predicted);
+            policy_.serve_alone(g.client, g.predicted, n);
             book_.enter(g.level_index, g.longest, g.predicted * n, g.of_request, n);
             clients_[g.client.index].usage.in_flight += n;
             clients_[g.client.index].turns += n;
@@ -296,7 +300,7 @@ private:
             const bool idle = client.usage.in_flight == 0, alone = num_active_ == (idle ? 0 : 1);
             if (!book_.has_room(g.level_index, g.longest, g.predicted, alone)) return false;
             if (book_.held(g.level_index, now).held) return false;
-            policy_.serve_alone(c, g.predicted);
+            policy_.serve_alone(c, g.predicted, 1);
             enter(g, client);
             num_active_ += idle ? 1 : 0;
             return true;

@@ -61,7 +61,10 @@ protected:
         }
     }
 
-    void board(flight& f, Stream& s) noexcept {
+    /// Whether others like it may follow on a lease.
+    enum class others : bool { go_by_themselves, may_follow };
+
+    void board(flight& f, Stream& s, others more = others::go_by_themselves) noexcept {
         auto now = this->batch_time();
         hold lock(mutex_);
         if (flights_.any_due(now)) {
@@ -69,6 +72,7 @@ protected:
             now = this->batch_time();
         }
         flights_.board(f, s, now);
+        if (more == others::may_follow) lend(f, s);
     }
     void unboard(flight& f) noexcept {
         const hold lock(mutex_);
@@ -89,7 +93,8 @@ protected:
         return shares_points && (&o == &no_options || o.tells_key_alone()) &&
                flights_.leave_in_advance().take(c, timeline_of(s), o.key, now);
     }
-    template <std::invocable<Stream&> F>
+    template <class F>
+    requires std::invocable<F&, Stream&>
     void enqueue_on_lease(Stream& s, F& work) {
         try {
             work(s);
@@ -100,9 +105,13 @@ protected:
         if (known_lost(s)) return lease_failed(errc::device_lost);
         if (flights_.give_back_lease()) landed(errc::none);
     }
-    /// Under the mutex: the submission in `f` has boarded, and others like it may follow.
+    /// Under the mutex: the submission in `f` has boarded, perhaps some time after it was let in. Others of its kind, of
+    /// which nothing else is known, may follow.
     void lend(const flight& f, const Stream& s) noexcept {
-        if (const auto most = core_.may_pass(f.what); most > 0) flights_.lend(f, s, most);
+        if (this->no_entry(f.what.client) != errc::none) return;
+        grant each;
+        if (const auto most = core_.may_pass(each, f.what.client, f.what.key); most > 0)
+            flights_.lend(f.in, each, s, most);
     }
 
 private:

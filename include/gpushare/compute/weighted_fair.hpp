@@ -93,12 +93,13 @@ public:
     }
 
     using short_way_of = basic_weighted_fair;  // and of no policy that derives from it
-    /// wake(), pick(), serve() and sleep() of one that comes while nobody waits.
-    void serve_alone(client_id c, ns cost) noexcept {
+    /// wake(), pick(), serve() and sleep() of one that comes while nobody waits; `n` times, one after the other.
+    void serve_alone(client_id c, ns cost, std::uint32_t n = 1) noexcept {
         auto& client = clients_[c.index];
-        auto& time = virtual_time(client.level);
-        time = client.tag = std::max(client.tag, time);
-        take_turn(c, cost);
+        client.tag = std::max(client.tag, virtual_time(client.level));
+        if (n > 1) charge(client, cost * (n - 1));
+        virtual_time(client.level) = client.tag;
+        for (; n > 0; --n) take_turn(c, cost);
         charge(client, cost);
     }
 

@@ -49,6 +49,13 @@ struct stream_state {
         enlisted = true;
     }
 
+    // Where it lies tells it from all that there are, how many were made from those that lay there before.
+    [[nodiscard]] static std::uint64_t name_of(const stream_state* s) noexcept {
+        static std::atomic<std::uint64_t> made{0};
+        return reinterpret_cast<std::uintptr_t>(s) ^ made.fetch_add(1, std::memory_order_relaxed) << 48;
+    }
+
+    const std::uint64_t name = name_of(this);
     std::shared_ptr<device_state> device;
     std::shared_ptr<const void> keep_alive;  // our green context that it lives in: destroyed after the stream
     bool partitioned = false;                // lives in a green context, whoever made it
@@ -148,7 +155,8 @@ public:
         return state_->owned && !state_->captured_unseen ? handle(state_) : handle();
     }
 
-    [[nodiscard]] const void* timeline() const noexcept { return state_.get(); }
+    /// Of any stream there is or lately was.
+    [[nodiscard]] std::uint64_t timeline() const noexcept { return state_->name; }
 
     /// As asked for. CUDA has few priorities: see native_priority().
     [[nodiscard]] priority level() const noexcept { return state_->level; }
