@@ -31,18 +31,13 @@ using gpushare::instant;
 using gpushare::ns;
 using support::manual_clock;
 using support::sharing_stream;
+using support::spin;
 using support::steady;
 using support::timed_device;
 
 namespace {
 
 instant in_good_time() { return steady::now() + 20s; }
-
-// Long enough to fall anywhere in what another thread does meanwhile.
-void spin(std::uint64_t turns) {
-    for (std::atomic<std::uint64_t> i{0}; i < turns; ++i) {
-    }
-}
 
 struct setup {
     explicit setup(gpushare::limiter_options options = {}) : compute(options, clock) {}

@@ -40,6 +40,7 @@ using gpushare::ns;
 using gpushare::outcome;
 using support::manual_clock;
 using support::sharing_stream;
+using support::spin;
 using support::steady;
 using support::timed_device;
 
@@ -105,13 +106,30 @@ struct setup {
     client_id client = compute.add({.weight = 50_pct});
 };
 
-instant in_good_time() { return steady::now() + 20s; }
-
-// Long enough to fall anywhere in what other threads do meanwhile.
-void spin(std::uint64_t turns) {
-    for (std::atomic<std::uint64_t> i{0}; i < turns; ++i) {
+/// A thread that is enqueuing, and goes on when it is told to.
+class one_inside {
+public:
+    explicit one_inside(setup& t)
+        : thread_([this, &t] {
+              (void)t.enqueue([&](sharing_stream& s) {
+                  inside_.count_down();
+                  told_.wait();
+                  s.enqueue(10us);
+              });
+          }) {
+        inside_.wait();
     }
-}
+    void go_on() {
+        told_.count_down();
+        thread_.join();
+    }
+
+private:
+    std::latch inside_{1}, told_{1};
+    std::jthread thread_;  // last: it uses the others
+};
+
+instant in_good_time() { return steady::now() + 20s; }
 
 }  // namespace
 
@@ -456,23 +474,14 @@ TEST_CASE("what throws on a lease fails alone, and counts towards a quarantine",
 TEST_CASE("who is enqueuing on a lease is in flight, and waited for", "[compute][threads]") {
     setup t;
     t.enqueue(10);
-    std::latch inside(1), go_on(1);
-    std::jthread late([&] {
-        (void)t.enqueue([&](sharing_stream& s) {
-            inside.count_down();
-            go_on.wait();
-            s.enqueue(10us);
-        });
-    });
-    inside.wait();
+    one_inside late(t);
     const auto served = t.served;
     CHECK(t.usage().in_flight == 11);
     CHECK(t.served == served + 1);  // it came in on a lease
     CHECK_FALSE(t.compute.close(t.client, instant::min()));
     t.finish();
     CHECK(t.usage().in_flight == 11);  // no point is behind what isn't enqueued yet
-    go_on.count_down();
-    late.join();
+    late.go_on();
     t.finish();
     CHECK(t.usage().in_flight == 0);
     CHECK(t.usage().completed == 14);
@@ -485,21 +494,12 @@ TEST_CASE("while one is enqueuing on a lease others begin the next batch", "[com
     setup t;
     t.enqueue(10);
     sharing_stream other(t.stream, {});
-    std::latch inside(1), go_on(1);
-    std::jthread late([&] {
-        (void)t.enqueue([&](sharing_stream& s) {
-            inside.count_down();
-            go_on.wait();
-            s.enqueue(10us);
-        });
-    });
-    inside.wait();
+    one_inside late(t);
     for (int i = 0; i < 70; ++i)
         CHECK(t.compute.enqueue(
                   t.client, elsewhere ? other : t.stream, [](sharing_stream& s) { s.enqueue(10us); }, instant::min()) ==
               errc::none);
-    go_on.count_down();
-    late.join();
+    late.go_on();
     for (int batches = 0; batches < 4; ++batches) {
         t.finish();
         other.line().reach_all();

@@ -5,7 +5,6 @@
 //   s.line().reach_all();
 #pragma once
 
-#include <atomic>
 #include <cstdint>
 #include <memory>
 #include <stdexcept>
@@ -15,20 +14,17 @@
 #include <gpushare/units.hpp>
 
 #include "support/manual_timeline.hpp"
+#include "support/unique_name.hpp"
 
 namespace support {
 
 /// Copies are the same stream.
 class sharing_stream {
     struct shared {
-        static std::uint64_t next_name() {
-            static std::atomic<std::uint64_t> made{0};
-            return ++made;
-        }
         manual_stream line;
         int records = 0;
         bool captured = false;
-        std::uint64_t name = next_name();
+        std::uint64_t name = unique_name();
     };
 
 public:

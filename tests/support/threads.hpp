@@ -9,12 +9,19 @@
 #include <atomic>
 #include <concepts>
 #include <cstddef>
+#include <cstdint>
 #include <latch>
 #include <stop_token>
 #include <thread>
 #include <vector>
 
 namespace support {
+
+/// Long enough to fall anywhere in what another thread does meanwhile.
+inline void spin(std::uint64_t turns) {
+    for (std::atomic<std::uint64_t> i{0}; i < turns; ++i) {
+    }
+}
 
 /// Calls `body(rank)` in `count` threads at once.
 template <std::invocable<unsigned> Body>

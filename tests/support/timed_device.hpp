@@ -10,6 +10,7 @@
 #include <atomic>
 #include <chrono>
 #include <condition_variable>
+#include <cstdint>
 #include <deque>
 #include <memory>
 #include <mutex>
@@ -21,6 +22,8 @@
 #include <gpushare/concepts.hpp>
 #include <gpushare/error.hpp>
 #include <gpushare/units.hpp>
+
+#include "support/unique_name.hpp"
 
 namespace support {
 
@@ -110,12 +113,8 @@ public:
         [[nodiscard]] std::uint64_t timeline() const noexcept { return *name_; }
 
     private:
-        static std::uint64_t next_name() {
-            static std::atomic<std::uint64_t> made{0};
-            return ++made;
-        }
         timed_device* on_;
-        std::shared_ptr<const std::uint64_t> name_ = std::make_shared<const std::uint64_t>(next_name());
+        std::shared_ptr<const std::uint64_t> name_ = std::make_shared<const std::uint64_t>(unique_name());
     };
 
     timed_device() = default;

@@ -335,7 +335,8 @@ private:
         }
         f.next = nullptr;
         flight* const last = b.last;
-        if (b.num_members++ != 0 && !apart_ && is_like(f, f.what) && is_like(*last, f.what)) {
+        const bool joins_last = b.num_members++ != 0 && !apart_ && is_plain(f) && is_like(*last, f.what);
+        if (joins_last) {
             last->what.predicted += f.what.predicted;
             ++last->times;
             return slots_.release(f);
@@ -355,10 +356,12 @@ private:
         like_->times += n;
         outstanding_ -= n;
     }
-    // Of a permit, went well, and was let in on the same terms.
+    // Of a permit, and went well.
+    [[nodiscard]] static bool is_plain(const flight& f) noexcept { return f.owner == nullptr && f.code == errc::none; }
+    // And was let in on these terms.
     [[nodiscard]] static bool is_like(const flight& f, const grant& g) noexcept {
-        return f.owner == nullptr && f.code == errc::none && f.what.key == g.key && f.what.longest == g.longest &&
-               f.what.policy == g.policy && f.what.of_request == g.of_request;
+        return is_plain(f) && f.what.key == g.key && f.what.longest == g.longest && f.what.policy == g.policy &&
+               f.what.of_request == g.of_request;
     }
 
     [[nodiscard]] std::size_t free_batch() noexcept {

@@ -11,7 +11,6 @@
 
 #include <gpushare/compute/cost_model.hpp>
 #include <gpushare/compute/grant.hpp>
-#include <gpushare/compute/in_flight.hpp>
 #include <gpushare/compute/policy.hpp>
 #include <gpushare/config.hpp>
 #include <gpushare/units.hpp>

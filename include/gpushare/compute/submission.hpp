@@ -44,6 +44,7 @@ struct submit_options {
     bool of_request = false;           // set by a request: more follows soon
     instant room_by = instant::min();  // if the queue is full: how long to wait for room instead of refusing
 
+    /// Whether nothing but its kind is said of the work.
     [[nodiscard]] constexpr bool tells_key_alone() const noexcept {
         return cost == ns{} && remaining == ns{} && deadline == never && !of_request;
     }

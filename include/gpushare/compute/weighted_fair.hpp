@@ -94,7 +94,7 @@ public:
 
     using short_way_of = basic_weighted_fair;  // and of no policy that derives from it
     /// wake(), pick(), serve() and sleep() of one that comes while nobody waits; `n` times, one after the other.
-    void serve_alone(client_id c, ns cost, std::uint32_t n = 1) noexcept {
+    void serve_alone(client_id c, ns cost, std::uint32_t n) noexcept {
         auto& client = clients_[c.index];
         client.tag = std::max(client.tag, virtual_time(client.level));
         if (n > 1) charge(client, cost * (n - 1));

@@ -155,7 +155,7 @@ public:
         return state_->owned && !state_->captured_unseen ? handle(state_) : handle();
     }
 
-    /// Of any stream there is or lately was.
+    /// Names its timeline among those of all streams that there are or lately were.
     [[nodiscard]] std::uint64_t timeline() const noexcept { return state_->name; }
 
     /// As asked for. CUDA has few priorities: see native_priority().
