@@ -1,10 +1,14 @@
 // SPDX-License-Identifier: Apache-2.0
 #include <gpushare/backend/host/host.hpp>
 
+#include <algorithm>
+#include <array>
 #include <atomic>
+#include <barrier>
 #include <chrono>
 #include <cstdint>
 #include <optional>
+#include <span>
 #include <stdexcept>
 #include <thread>
 #include <vector>
@@ -120,6 +124,44 @@ TEST_CASE("many threads wait, and none is forgotten", "[host]") {
         }
     }
     CHECK(finished == 6);
+}
+
+TEST_CASE("deadlines that come with the points that are waited for, and many who wait for one", "[host]") {
+    constexpr std::uint32_t waiting = 24;  // more than are woken at once
+    host::node node{{.devices = 2, .sms = 2, .timing = timing::modelled}};
+    auto s = node.make_stream(device_id{0}), t = node.make_stream(device_id{1});
+    std::barrier round(waiting + 1);
+    std::vector<point> points;  // the same ones in all threads; more than fit on their stacks
+    std::atomic<int> wrong{0};
+    std::vector<std::jthread> threads;
+    for (std::uint32_t rank = 0; rank < waiting; ++rank)
+        threads.emplace_back([&, rank] {
+            for (int n = 0; n < 40; ++n) {
+                round.arrive_and_wait();
+                const auto few = std::span(points).subspan(rank % points.size(), 1);
+                for (int i = 0; i < 4; ++i) {
+                    const auto& some = (rank + static_cast<std::uint32_t>(i)) % 3 == 0 ? few : std::span(points);
+                    const bool came =
+                        point::wait_any(some, node.get_clock().now() + std::chrono::microseconds(10 * rank));
+                    if (came && std::ranges::none_of(some, &point::reached)) ++wrong;
+                }
+                if (!points[rank % points.size()].wait(never)) ++wrong;
+                round.arrive_and_wait();
+            }
+        });
+    for (int n = 0; n < 40; ++n) {
+        points.clear();
+        for (int i = 0; i < 20; ++i) {
+            auto& on = i % 2 == 0 ? s : t;
+            on.enqueue(20us);
+            points.push_back(on.record());
+        }
+        points.push_back(points.front());
+        round.arrive_and_wait();
+        round.arrive_and_wait();
+    }
+    threads.clear();
+    CHECK(wrong == 0);
 }
 
 TEST_CASE("the status of a point covers the work since the one before", "[host]") {

@@ -225,6 +225,7 @@ protected:
     std::size_t in_use_ = 0;     // of these, the first ones
     std::size_t num_ended_ = 0;  // batches that are ended
     bool ends_wanted_ = false;   // an open one may be marked
+    std::uint64_t boarded_ = 0;  // batches so far: the order of the latest
     ns quantum_;
     bool turns_;
 
@@ -372,7 +373,6 @@ private:
         return in_use_++;
     }
 
-    std::uint64_t boarded_ = 0;
     std::size_t latest_ = none;  // that was joined
     double stretch_ = 1;
     bool apart_ = false;

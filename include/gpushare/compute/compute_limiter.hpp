@@ -357,7 +357,7 @@ private:
 
     // --- for tickets
 
-    bool wait_for(const node& n, instant deadline, const std::stop_token& stop) {
+    bool wait_for(node& n, instant deadline, const std::stop_token& stop) {
         const std::stop_callback on_stop(stop, [this] { this->wake_all(); });
         std::unique_lock lock(mutex_);
         this->advance(lock, this->policy_time(), look::now);

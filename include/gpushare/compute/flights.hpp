@@ -116,10 +116,19 @@ public:
     }
     [[nodiscard]] const typename batch::handle_type& handle(std::size_t i) const noexcept { return batches_[i].handle; }
 
-    /// Whether there is a point to watch.
+    /// Whether there is a point to look at.
     [[nodiscard]] bool any_ended() noexcept {
         gather();
         return num_ended_ > 0;
+    }
+    /// Whether there is one that no thread looks at which waits for it, other than `mine` and of clients whose work
+    /// `is_expected` to be waited for soon.
+    template <std::predicate<client_id> F>
+    [[nodiscard]] bool any_unwatched(const submission<Stream>* mine, F is_expected) noexcept {
+        return any_ended() && std::ranges::any_of(in_use(), [&](const batch& b) {
+                   return b.at == batch::state::ended && !is_looked_at(b) && !is_expected(b.client) &&
+                          (mine == nullptr || !holds(b, mine));
+               });
     }
     /// Whether it may be reached by now.
     [[nodiscard]] bool any_due(instant now) noexcept {
@@ -134,17 +143,24 @@ public:
                                    [](const batch& b) { return b.at == batch::state::open && b.num_members > 0; });
     }
 
-    /// The ends of what was enqueued, for one watcher at a time: they stay until the next call. Without memory for
-    /// all, some of them.
+    /// The ends of what was enqueued and no thread looks at that waits for it, for one watcher at a time: they stay until
+    /// the next call. Without memory for all, some of them.
     [[nodiscard]] std::span<const point> watch() noexcept {
         gather();
+        known_ = boarded_;
         watched_.clear();
         try {
             for (const auto& b : in_use())
-                if (b.at == batch::state::ended) watched_.push_back(b.end);
+                if (b.at == batch::state::ended && !is_looked_at(b)) watched_.push_back(b.end);
         } catch (const std::bad_alloc&) {  // the first fitted
         }
         return watched_;
+    }
+
+    /// Whether something that boarded since has ended without anybody looking at it.
+    [[nodiscard]] bool end_watch() noexcept {
+        known_ = all;
+        return exchange(missed_, false);
     }
 
     /// The end of this one's work, if there is a point for it.
@@ -173,6 +189,7 @@ public:
 
 private:
     using base::batches_;
+    using base::boarded_;
     using base::ends_wanted_;
     using base::gather;
     using base::in_use;
@@ -188,6 +205,12 @@ private:
                    return other.num_members > 0 && other.timeline == b.timeline && other.order < b.order &&
                           !(of_hopeful && other.written_off);
                });
+    }
+
+    [[nodiscard]] static bool is_looked_at(const batch& b) noexcept {
+        for (auto* i = b.first; i != nullptr; i = i->next)
+            if (i->owner != nullptr && i->owner->looked_at > 0) return true;
+        return false;
     }
 
     [[nodiscard]] bool holds(const batch& b, const submission<Stream>* owner) const noexcept {
@@ -250,6 +273,7 @@ private:
     template <class F, class G>
     void settle(batch& b, F& on_finished, G& give_back) noexcept {
         using source = outcome::source;
+        missed_ |= b.order > known_ && !is_looked_at(b);
         const bool shared = b.num_members > 1;
         ns length{b.when.end - b.when.begin};
         if (b.beside_others) learn_stretch(b.predicted, length);
@@ -301,7 +325,11 @@ private:
         }
     }
 
+    static constexpr std::uint64_t all = ~std::uint64_t{0};
+
     std::vector<point> watched_;
+    std::uint64_t known_ = all;  // to the watch, up to this one
+    bool missed_ = false;        // by it, of the others
     span_meter<point> meter_;
 };
 

@@ -143,6 +143,9 @@ public:
         }
         return h;
     }
+    [[nodiscard]] bool is_held_until(instant t) const noexcept {
+        return std::ranges::any_of(levels_, [=](const level_state& l) { return l.hold_until == t; });
+    }
     [[nodiscard]] bool any_hold() const noexcept {
         for (const auto& l : levels_)
             if (l.hold_until > instant{}) return true;

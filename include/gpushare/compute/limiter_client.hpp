@@ -64,6 +64,11 @@ struct limiter_client {
         return quarantined = true;
     }
 
+    void pardon() noexcept {
+        quarantined = false;
+        failures_in_row = 0;
+    }
+
     /// Whether its next one may share points: the last of each sixty-four is timed by itself.
     [[nodiscard]] bool shares_turn() const noexcept { return turns % cycle != cycle - 1; }
     /// So many may, from the next one on.

@@ -246,16 +246,15 @@ public:
     void end_request(client_id c) noexcept { book_.of(clients_[c.index].level).hold_until = {}; }
     /// Whether next() and complete() need the time though the policy doesn't.
     [[nodiscard]] bool holds_back() const noexcept { return book_.any_hold(); }
+    /// Whether work is held back until `t`, for a request.
+    [[nodiscard]] bool is_held_until(instant t) const noexcept { return book_.is_held_until(t); }
 
     /// Nothing more of `c` is let in, until it is removed.
     void close(client_id c) noexcept { clients_[c.index].closing = true; }
     [[nodiscard]] bool closing(client_id c) const noexcept { return clients_[c.index].closing; }
     /// Whether nothing is let in of `c`, because its work failed too often in a row; until it is pardoned.
     [[nodiscard]] bool quarantined(client_id c) const noexcept { return clients_[c.index].quarantined; }
-    void pardon(client_id c) noexcept {
-        clients_[c.index].quarantined = false;
-        clients_[c.index].failures_in_row = 0;
-    }
+    void pardon(client_id c) noexcept { clients_[c.index].pardon(); }
     /// What happened that nobody asked for.
     [[nodiscard]] detail::event_queue& events() noexcept { return events_; }
     [[nodiscard]] const detail::event_queue& events() const noexcept { return events_; }

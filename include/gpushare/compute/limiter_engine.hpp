@@ -8,9 +8,7 @@
 #include <algorithm>
 #include <concepts>
 #include <cstddef>
-#include <deque>
 #include <exception>
-#include <memory>
 #include <mutex>
 #include <optional>
 #include <span>
@@ -18,14 +16,12 @@
 #include <thread>
 #include <utility>
 
-#include <gpushare/compute/door.hpp>
 #include <gpushare/compute/flights.hpp>
 #include <gpushare/compute/limiter_core.hpp>
-#include <gpushare/compute/limiter_event.hpp>
+#include <gpushare/compute/limiter_outcomes.hpp>
 #include <gpushare/compute/policy.hpp>
 #include <gpushare/compute/sleepers.hpp>
 #include <gpushare/compute/submission.hpp>
-#include <gpushare/compute/submission_log.hpp>
 #include <gpushare/compute/turns.hpp>
 #include <gpushare/concepts.hpp>
 #include <gpushare/config.hpp>
@@ -38,31 +34,35 @@ namespace gpushare::inline GPUSHARE_ABI::detail {
 
 /// Every function that takes a lock may let go of it meanwhile; the others hold it throughout.
 template <timeline Stream, clock Clock, compute_policy Policy>
-class limiter_engine {
-public:
-    limiter_engine(const limiter_engine&) = delete;
-    limiter_engine& operator=(const limiter_engine&) = delete;
+class limiter_engine : public limiter_outcomes<Stream, Clock, Policy> {
+    using base = limiter_outcomes<Stream, Clock, Policy>;
 
 protected:
-    using point = typename Stream::point;
-    using node = submission<Stream>;
-    using flight_list = flights<Stream>;
+    using base::base;
+    using typename base::flight_list;
+    using typename base::hold;
+    using typename base::look;
+    using typename base::node;
+    using typename base::point;
     using flight = typename flight_list::flight;
-    using mutex = door<limiter_engine>;
-    using hold = std::unique_lock<mutex>;
 
-    /// Whether to look at the device though nothing is predicted to be done, and to have the end of what is open.
-    enum class look : bool { if_due, now };
-
-    limiter_engine(limiter_options options, Clock time, Policy policy)
-        : clock_(std::move(time)), core_(options, std::move(policy)), flights_(core_.quantum(), options.take_turns) {}
-
-    ~limiter_engine() {
-        hold lock(mutex_);
-        for (auto& client : clients_) cancel_waiting(lock, client, errc::closed);
-        flights_.abandon([this](node& n) { finish(n, errc::closed); });
-        clear_up(lock);
-    }
+    using base::batch_time;
+    using base::cancel_faulty;
+    using base::clear_up;
+    using base::clients_;
+    using base::clock_;
+    using base::core_;
+    using base::faulty_;
+    using base::finish;
+    using base::flights_;
+    using base::left_;
+    using base::log_;
+    using base::mutex_;
+    using base::policy_time;
+    using base::refusal;
+    using base::retire;
+    using base::sleepers_;
+    using base::write_off_stuck;
 
     errc enter(node& n, client_id c, instant now, const submit_options& o) noexcept {
         if (const auto why = no_entry(c); why != errc::none) return why;
@@ -79,22 +79,9 @@ protected:
         if (const auto why = refusal(c); why != errc::none) return why;
         return core_.usage(c).waiting >= core_.options().queue_limit ? errc::queue_full : errc::none;
     }
-    [[nodiscard]] errc refusal(client_id c) const noexcept {
-        if (!core_.contains(c) || core_.closing(c)) return errc::closed;
-        if (lost_) return errc::device_lost;
-        return core_.quarantined(c) ? errc::quarantined : errc::none;
-    }
-
     [[nodiscard]] auto head_of(bool second = false) const noexcept {
         return [=, this](client_id c) noexcept { return clients_[c.index].head(second); };
     }
-
-    // Reading a clock costs as much as the rest of a permit.
-    [[nodiscard]] instant policy_time() const noexcept {
-        return !is_timeless<Policy> || core_.holds_back() || log_.on() ? clock_.now() : instant{};
-    }
-    // What batches are timed with.
-    [[nodiscard]] instant batch_time() const noexcept { return flight_list::batch::shares ? clock_.now() : instant{}; }
 
     // Notes what is done and lets in what can go. One thread at a time: another's submissions are seen by the one that
     // is at it, which keeps the order of enqueuing that of letting in.
@@ -207,120 +194,12 @@ protected:
         return any;
     }
 
-    // Takes note of what the device has finished.
-    void retire(look how) noexcept {
-        if (!flights_.any_ended()) return;
-        flights_.settle(
-            batch_time(), how == look::now,
-            [this](const auto& f) {
-                const auto now = f.what.of_request || log_.on() ? clock_.now() : instant{};
-                if (f.written_off) {
-                    core_.complete_late(f.what, f.cost, f.times);
-                    return log_end(f, {}, now);
-                }
-                const bool failed = f.code != errc::none;
-                const bool timed = f.from == outcome::source::own || f.from == outcome::source::alone;
-                const outcome o{f.cost, timed ? f.span : ns{0}, failed, f.from, f.times};
-                const auto beyond = core_.complete(f.what, o, now);
-                log_end(f, beyond, now);
-                if (failed) note_failure(f.what.client, f.code);
-                if (f.owner != nullptr) finish(*f.owner, f.code, f.cost);
-                if (core_.closing(f.what.client)) sleepers_.wake_all();
-            },
-            [this](client_id c, ns time) { core_.give_back(c, time); });
-    }
-
-    void log_end(const typename flight_list::finished& f, ns beyond, instant now) noexcept {
-        if (!log_.on()) return;
-        const auto tag = core_.contains(f.what.client) ? core_.settings(f.what.client).tag : 0;
-        log_.finish(f, {.client = f.what.client, .tag = tag, .beyond = beyond}, now);
-    }
-
-    void write_off_stuck() noexcept {
-        if (core_.options().stuck_after <= ns{0}) return;
-        const auto give_up = [this](const grant& g, std::uint32_t times, node* owner) {
-            core_.write_off(g, times);
-            faulty_ = true;
-            if (owner != nullptr) finish(*owner, errc::stuck);
-            if (core_.closing(g.client)) sleepers_.wake_all();
-        };
-        flights_.write_off(clock_.now(), core_.options().stuck_after, give_up);
-    }
-
-    void note_failure(client_id c, errc code) noexcept {
-        faulty_ |= core_.quarantined(c);
-        if (code != errc::device_lost) return;
-        faulty_ = lost_ = true;
-        tell_of_loss(c);
-        flights_.each_client([this](client_id other) { tell_of_loss(other); });
-    }
-    void tell_of_loss(client_id c) noexcept {
-        if (exchange(clients_[c.index].told_of_loss, true)) return;
-        core_.events().push({.what = limiter_event::kind::device_lost, .client = c});
-    }
-
-    // What waits of those whose work isn't let in any more.
-    void cancel_faulty(hold& lock) noexcept {
-        faulty_ = false;
-        for (std::size_t i = 0; i < clients_.size(); ++i)  // there may be more of them after each
-            if (const node* const first = clients_[i].waiting.front())
-                if (const auto why = refusal(first->client); why != errc::none) cancel_waiting(lock, clients_[i], why);
-    }
-
-    void finish(node& n, errc code, ns cost = {}) noexcept {
-        n.code = code;
-        n.device_time = cost;
-        n.finished_at = clock_.now();
-        n.at.store(phase::done, std::memory_order_release);
-        sleepers_.wake(n);
-        if (!n.error && !n.on_done) return pool_->drop(n);
-        left_.push(n);  // the user's code, or its destructor: not under the lock
-    }
-
-    // One thread at a time, so that a callback that submits what is done at once isn't called from within itself.
-    void clear_up(hold& lock) noexcept {
-        if (exchange(clearing_up_, true)) return;
-        while (node* n = left_.pop()) {
-            lock.unlock();
-            if (n->on_done) {
-                n->on_done({n->code, n->device_time, n->finished_at, n->error});
-                n->on_done.reset();
-            }
-            pool_->drop(*n);
-            lock.lock();
-        }
-        clearing_up_ = false;
-    }
-
-    void cancel_waiting(hold& lock, client_queue<Stream>& client, errc why) noexcept {
-        fifo<node> cancelled;
-        while (node* n = client.waiting.pop()) {
-            core_.withdraw(n->client);
-            if (n->work) {
-                cancelled.push(*n);
-            } else {  // at the gate: lives on the waiting thread's stack
-                n->code = why;
-                n->at.store(phase::done, std::memory_order_release);
-                sleepers_.wake(*n);
-            }
-        }
-        while (node* n = cancelled.pop()) {
-            lock.unlock();  // the callable is the user's, its destructor too
-            n->work.reset();
-            lock.lock();
-            finish(*n, why);
-        }
-    }
-
-    // Puts in the books what came in by a lease: whoever holds the mutex finds none.
-    void come_in() noexcept {
-        if (const auto n = flights_.recall(); n > 0) core_.have_passed(flights_.lent(), n);
-    }
-
     // Waits for `done`, watching the device while nobody else does. Wakes up for `waits_for` and for the watch.
     template <class Done>
-    errc wait(hold& lock, Done done, const node* waits_for, instant deadline, const std::stop_token& stop) {
+    errc wait(hold& lock, Done done, node* waits_for, instant deadline, const std::stop_token& stop) {
         errc why = errc::none;
+        const auto me = std::this_thread::get_id();
+        instant patient_until = never;  // then it watches what others were expected to
         while (!done()) {
             const auto now = clock_.now();
             if (stop.stop_requested()) why = errc::stopped;
@@ -334,39 +213,62 @@ protected:
                 continue;
             }
             // An end that couldn't be recorded is tried again.
-            const auto again = flights_.any_open() ? now + watch_slice : never;
-            const auto until = std::min({deadline, resume, now + watch_slice});
-            if (!watched_ && flights_.any_ended()) {
+            const auto again = flights_.any_open() ? now + slice_.length() : never;
+            const auto until = std::min({deadline, resume, now + slice_.length()});
+            const auto own = flights_.end_of(waits_for);
+            if (!watched_ && any_unwatched(now >= patient_until, waits_for, me)) {
                 watched_ = true;
-                look_at(lock, flights_.watch(), until);
+                look_at(lock, flights_.watch(), own ? waits_for : nullptr, until);  // its own are among them
+                slice_.learn(flights_.end_watch());
                 watched_ = false;
+                patient_until = never;
                 continue;
             }
-            if (const auto own = flights_.end_of(waits_for)) {  // the watch may have begun before it was enqueued
-                look_at(lock, {&*own, 1}, until);
+            if (own) {
+                look_at(lock, {&*own, 1}, waits_for, until);
                 continue;
             }
             flights_.await();
-            if (!watched_ && flights_.any_ended()) continue;  // just landed
-            sleepers_.sleep(mutex_, waits_for, now, std::min(deadline, again), resume);
+            if (!watched_ && any_unwatched(now >= patient_until, waits_for, me)) continue;  // just landed
+            if (watched_ || !flights_.any_ended())
+                patient_until = never;
+            else if (now >= patient_until || patient_until == never)
+                patient_until = now + patience;
+            sleepers_.sleep(mutex_, waits_for, now, std::min(deadline, again), std::min(resume, patient_until));
         }
         keep_watch();  // somebody else's turn
         return why;
     }
 
-    void look_at(hold& lock, std::span<const point> points, instant until) noexcept {
+    // `own`: among what the points are the ends of.
+    void look_at(hold& lock, std::span<const point> points, node* own, instant until) noexcept {
+        if (own != nullptr) ++own->looked_at, own->looker = std::this_thread::get_id();
         lock.unlock();
         try {
             (void)point::wait_any(points, until);  // retire() sees which
         } catch (...) {  // a device that can't be asked: again in a slice, its points may be reached then
-            std::this_thread::sleep_for(watch_slice);
+            std::this_thread::sleep_for(watch_slice::shortest);
         }
         lock.lock();
         advance(lock, policy_time(), look::now);
+        if (own != nullptr) --own->looked_at;
     }
 
+    // Whether there is something to watch. Of work whose client's latest was waited for by a thread that isn't in here now,
+    // it is expected that the same one comes and waits again, unless that is `me`; `all`: that, too.
+    [[nodiscard]] bool any_unwatched(bool all, const node* mine = nullptr, std::thread::id me = {}) noexcept {
+        return flights_.any_unwatched(mine, [&](client_id c) {
+            const auto attendant = clients_[c.index].attendant;
+            return !all && attendant != std::thread::id{} && attendant != me && !sleepers_.contains(attendant);
+        });
+    }
+    // Who leaves, or brings work, calls one of those that sleep, if it doesn't wake up in time by itself.
     void keep_watch() noexcept {
-        if (!watched_ && !sleepers_.empty()) sleepers_.call_one(flights_.any_ended(), core_.resume_at());
+        if (watched_ || sleepers_.empty()) return;
+        if (any_unwatched(false)) return sleepers_.call_one(instant::min());
+        const auto resume = core_.resume_at();
+        const auto by = core_.is_held_until(resume) ? saturating_add(resume, patience) : resume;
+        sleepers_.call_one(any_unwatched(true) ? std::min(by, clock_.now() + patience) : by);
     }
 
     void wake_all() noexcept {
@@ -374,19 +276,8 @@ protected:
         sleepers_.wake_all();
     }
 
-    friend mutex;
-
-    Clock clock_;
-    mutable mutex mutex_{*this};
-    limiter_core<Policy> core_;
-    std::deque<client_queue<Stream>> clients_;  // stays put while a callable is destroyed under no lock
-    flight_list flights_;
-    submission_log<point> log_;
-    sleepers<node> sleepers_;
-    fifo<node> left_;  // done, with something of the user's to call or to destroy under no lock
-    bool advancing_ = false, watched_ = false, clearing_up_ = false;
-    bool lost_ = false, faulty_ = false;
-    std::shared_ptr<submission_pool<Stream>> pool_ = std::make_shared<submission_pool<Stream>>();
+    watch_slice slice_;
+    bool advancing_ = false, watched_ = false;
 };
 
 }  // namespace gpushare::inline GPUSHARE_ABI::detail

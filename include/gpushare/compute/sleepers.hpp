@@ -4,12 +4,13 @@
 //
 //   detail::sleepers<work> threads;
 //   threads.sleep(mutex, &work, now, deadline, resume_at);      // until woken, or one of the two times
-//   threads.wake(work);      threads.wake_all();      threads.call_one(device_is_busy, resume_at);
+//   threads.wake(work);      threads.wake_all();      threads.call_one(by);
 #pragma once
 
 #include <algorithm>
 #include <chrono>
 #include <condition_variable>
+#include <thread>
 
 #include <gpushare/config.hpp>
 #include <gpushare/detail/intrusive.hpp>
@@ -18,8 +19,22 @@
 namespace gpushare::inline GPUSHARE_ABI::detail {
 
 /// How long the watching thread looks at the points it knew when it started, before it looks for new ones and for a stop
-/// request. Costs a wake-up each, while there is work in flight.
-inline constexpr ns watch_slice = std::chrono::microseconds(250);
+/// request. Its end costs a wake-up each time, and its timer much of one each time: so it grows while no work that it
+/// didn't know came and ended meanwhile.
+class watch_slice {
+public:
+    static constexpr ns shortest = std::chrono::microseconds(250), longest = 4 * shortest;
+
+    [[nodiscard]] ns length() const noexcept { return length_; }
+    /// A look is over. `missed`: some such work, that nobody else looked at either.
+    void learn(bool missed) noexcept { length_ = missed ? shortest : std::min(2 * length_, longest); }
+
+private:
+    ns length_ = shortest;
+};
+
+/// How long who sleeps leaves the watch to a thread that isn't there yet, but has come to wait for its client's work lately.
+inline constexpr ns patience = std::chrono::microseconds(500);
 
 /// Every call under one mutex, a door.
 template <class Work>
@@ -47,16 +62,23 @@ public:
 
     [[nodiscard]] bool empty() const noexcept { return threads_.empty(); }
 
-    /// Wakes one if there is something to watch, or if there will be before any of them wakes up by itself.
-    void call_one(bool now, instant resume_at) noexcept {
+    [[nodiscard]] bool contains(std::thread::id t) const noexcept {
+        for (auto* s = threads_.front(); s != nullptr; s = s->next)
+            if (s->thread == t) return true;
+        return false;
+    }
+
+    /// Wakes the one that has slept longest, unless it wakes up by then by itself.
+    void call_one(instant by) noexcept {
         auto* const first = threads_.front();
-        if (first != nullptr && (now || resume_at < first->until)) first->woken.notify_one();
+        if (first != nullptr && by < first->until) first->woken.notify_one();
     }
 
 private:
     struct sleeper {
         sleeper* next = nullptr;
         const Work* waits_for = nullptr;
+        std::thread::id thread = std::this_thread::get_id();
         instant until{};
         std::condition_variable woken{};
     };

@@ -14,6 +14,7 @@
 #include <memory>
 #include <mutex>
 #include <optional>
+#include <thread>
 #include <utility>
 #include <vector>
 
@@ -96,7 +97,9 @@ struct submission {
     std::exception_ptr error;
     instant finished_at{};
     ns device_time{};
-    std::atomic<int> owners{0};  // limiter and ticket; acq_rel when it falls, so that the last one sees all
+    std::uint32_t looked_at = 0;  // by so many threads that wait for it
+    std::thread::id looker{};     // the latest
+    std::atomic<int> owners{0};   // limiter and ticket; acq_rel when it falls, so that the last one sees all
 
     enum class came : std::uint8_t { to_nothing, without_end, to_its_end };
 
@@ -131,6 +134,7 @@ template <timeline Stream>
 struct client_queue {
     fifo<submission<Stream>> waiting;
     bool told_of_loss = false;
+    std::thread::id attendant{};       // the thread that waited for the latest to end and looked at it, if one did
     std::uint32_t requests = 0;        // under way
     priority own_level{};              // without its requests
     std::vector<priority> raised{};    // to these, by requests under way
@@ -139,6 +143,7 @@ struct client_queue {
     /// Another client has this index from now on.
     void begin(priority level) noexcept {
         told_of_loss = false;
+        attendant = {};
         requests = 0;
         own_level = level;
         raised.clear();

@@ -153,36 +153,38 @@ public:
     void work() {
         parking::worker self;
         std::exception_ptr thrown;  // out here, so that what the model doesn't keep is destroyed unlocked
+        wake_list woken;
         std::unique_lock lock{hub_->mutex};
         while (true) {
             const instant now = steady_clock::now();
             model_.advance(now);
             sm_state* const sm = model_.take_claimed();
-            model_.wake_waiters();
+            model_.wake_waiters(woken);
             if (sm != nullptr) {
                 if (options_.timing == timing::real) sm->edges[0] = now;  // from here on the SM is theirs
-                parking_.call(model_.has_claimed(), model_.next_event());
-                release(lock);
+                parking_.call(model_.has_claimed(), model_.next_event(), woken);
+                release(lock, woken);
                 thrown = execute(*sm);
                 lock.lock();
                 model_.finish(*sm, thrown, steady_clock::now());
             } else if (!model_.left().empty()) {
-                release(lock);
+                release(lock, woken);
                 lock.lock();
             } else if (stopping_) {
+                release(lock, woken);
                 return;
             } else {
-                parking_.park(lock, self, model_.next_event());
+                parking_.park(lock, self, model_.next_event(), woken);
             }
         }
     }
 
     /// Loses all devices and sends the workers home, each after the block that it runs.
     void shut_down() noexcept {
-        const section locked{*this};
+        section locked{*this};
         for (device_state& d : model_.devices()) model_.lose(d, locked.now());
         stopping_ = true;
-        parking_.call_all();
+        parking_.call_all(locked.woken());
     }
 
 private:
@@ -196,16 +198,18 @@ private:
         section& operator=(const section&) = delete;
         ~section() {
             engine_.model_.settle(now_);
-            engine_.model_.wake_waiters();
-            engine_.parking_.call(engine_.model_.has_claimed(), engine_.model_.next_event());
-            engine_.release(lock_);
+            engine_.model_.wake_waiters(woken_);
+            engine_.parking_.call(engine_.model_.has_claimed(), engine_.model_.next_event(), woken_);
+            engine_.release(lock_, woken_);
         }
         [[nodiscard]] instant now() const noexcept { return now_; }
+        [[nodiscard]] wake_list& woken() noexcept { return woken_; }
 
     private:
         engine& engine_;
         std::unique_lock<std::mutex> lock_;
         instant now_;
+        wake_list woken_;
     };
 
     /// Runs the claimed blocks, unlocked. Returns the first exception.
@@ -236,14 +240,16 @@ private:
         return thrown;
     }
 
-    /// Unlocks, and sweeps up.
-    void release(std::unique_lock<std::mutex>& lock) noexcept {
+    /// Unlocks, wakes, and sweeps up.
+    void release(std::unique_lock<std::mutex>& lock, wake_list& woken) noexcept {
         if (model_.left().empty()) {
             lock.unlock();
+            woken.wake_all();
             return;
         }
         leavings dirty{std::move(model_.left())}, clean;
         lock.unlock();
+        woken.wake_all();
         while (operation* const op = dirty.operations.pop()) {
             op->body.reset();
             op->exception = nullptr;

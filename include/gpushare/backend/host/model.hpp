@@ -66,10 +66,9 @@ public:
     /// When the next block ends whose end is known; `never` if there is none.
     [[nodiscard]] instant next_event() const noexcept { return events_.next(); }
 
-    /// Wakes who waits for what was reached: before the lock is let go of, but after blocks were given to SMs, because
-    /// it takes longer than everything else here.
-    void wake_waiters() noexcept {
-        while (waiter* const w = woken_.pop()) w->wake.notify_one();
+    /// Who waits for what was reached is to be woken. Before the lock is let go of: then they may be gone.
+    void wake_waiters(wake_list& woken) noexcept {
+        while (waiter* const w = woken_.pop()) woken.add(w->woken);
     }
 
     // --- blocks to run
@@ -295,8 +294,11 @@ private:
         p.exception = std::exchange(s.exception, nullptr);
         // release: pairs with the acquire in point::reached.
         p.reached.store(true, std::memory_order_release);
-        while (waiter_link* const link = p.waiters.pop())
-            if (!std::exchange(link->thread->woken, true)) woken_.push(*link->thread);
+        while (waiter_link* const link = p.waiters.pop()) {
+            waiter& w = *link->thread;
+            w.leave();
+            woken_.push(w);
+        }
         while (stream_state* const waiting = p.streams.pop()) {
             waiting->busy = false;
             startable_.push(*waiting);

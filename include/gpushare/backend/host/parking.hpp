@@ -6,12 +6,10 @@
 //   parking.park(lock, self, next_event);          // a worker that found none
 #pragma once
 
-#include <condition_variable>
 #include <mutex>
-#include <utility>
 #include <vector>
 
-#include <gpushare/backend/host/clock.hpp>
+#include <gpushare/backend/host/wakeup.hpp>
 #include <gpushare/units.hpp>
 
 namespace gpushare::inline GPUSHARE_ABI::host::detail {
@@ -25,8 +23,7 @@ public:
 
     private:
         friend parking;
-        std::condition_variable wake_;
-        bool called_ = false;
+        wakeup called_;
     };
 
     explicit parking(std::size_t workers) { idle_.reserve(workers); }
@@ -34,52 +31,55 @@ public:
     /// Makes sure that somebody looks at work that waits, and is there at `next_event` (`never`: there is none).
     /// Wakes at most one worker, and none while one is on its way: it looks at everything, and calls for more hands
     /// if there is more than it can do.
-    void call(bool work_waits, instant next_event) noexcept {
+    void call(bool work_waits, instant next_event, wake_list& woken) noexcept {
         if (on_their_way_ != 0) return;
         if (next_event < lookout_until_ && lookout_ != nullptr)
-            wake(*lookout_);  // it would sleep too long
+            wake(*lookout_, woken);  // it would sleep too long
         else if (work_waits || next_event < lookout_until_)
-            wake_one();
+            wake_one(woken);
     }
 
     /// Sleeps until called, or until `next_event` if nobody else looks out for it. May return early.
-    void park(std::unique_lock<std::mutex>& lock, worker& self, instant next_event) {
-        const auto called = [&] { return self.called_; };
-        if (next_event != never && lookout_ == nullptr) {
+    void park(std::unique_lock<std::mutex>& lock, worker& self, instant next_event, wake_list& woken) {
+        const bool looks_out = next_event != never && lookout_ == nullptr;
+        if (looks_out) {
             lookout_ = &self;
             lookout_until_ = next_event;
-            self.wake_.wait_until(lock, to_steady(next_event), called);
-            if (lookout_ == &self) dismiss_lookout();
         } else {
-            if (next_event < lookout_until_ && lookout_ != nullptr) wake(*lookout_);
+            if (next_event < lookout_until_ && lookout_ != nullptr) wake(*lookout_, woken);
             idle_.push_back(&self);
-            self.wake_.wait(lock, called);
         }
-        if (std::exchange(self.called_, false)) --on_their_way_;
+        lock.unlock();
+        woken.wake_all();
+        self.called_.wait(looks_out ? next_event : never);
+        lock.lock();
+        if (lookout_ == &self) dismiss_lookout();
+        if (!self.called_.raised()) return;
+        self.called_.lower();
+        --on_their_way_;
     }
 
-    void call_all() noexcept {
-        if (lookout_ != nullptr) wake(*lookout_);
-        while (!idle_.empty()) wake_one();
+    void call_all(wake_list& woken) noexcept {
+        if (lookout_ != nullptr) wake(*lookout_, woken);
+        while (!idle_.empty()) wake_one(woken);
     }
 
 private:
-    void wake_one() noexcept {
+    void wake_one(wake_list& woken) noexcept {
         if (!idle_.empty()) {
             worker& w = *idle_.back();
             idle_.pop_back();
-            wake(w);
+            wake(w, woken);
         } else if (lookout_ != nullptr) {
-            wake(*lookout_);
+            wake(*lookout_, woken);
         }
         // else: all are awake, and look for work before they sleep
     }
 
-    void wake(worker& w) noexcept {
+    void wake(worker& w, wake_list& woken) noexcept {
         if (lookout_ == &w) dismiss_lookout();
-        w.called_ = true;
         ++on_their_way_;
-        w.wake_.notify_one();
+        woken.add(w.called_);
     }
 
     void dismiss_lookout() noexcept {

@@ -10,7 +10,6 @@
 #include <algorithm>
 #include <array>
 #include <atomic>
-#include <condition_variable>
 #include <cstddef>
 #include <cstdint>
 #include <exception>
@@ -21,6 +20,7 @@
 #include <vector>
 
 #include <gpushare/backend/host/clock.hpp>
+#include <gpushare/backend/host/wakeup.hpp>
 #include <gpushare/concepts.hpp>
 #include <gpushare/detail/counted_ref.hpp>
 #include <gpushare/detail/intrusive.hpp>
@@ -28,20 +28,27 @@
 
 namespace gpushare::inline GPUSHARE_ABI::host {
 
+class point;
+
 namespace detail {
 
 struct stream_state;
 struct point_hub;
 
-/// A thread that waits, and its place in the queue of one point that it waits for.
-struct waiter {
-    waiter* next = nullptr;  // among those to be woken
-    std::condition_variable wake;
-    bool woken = false;
-};
+/// A thread that waits, and its places in the queues of the points that it waits for.
+struct waiter;
 struct waiter_link {
     waiter_link* next = nullptr;
     waiter* thread = nullptr;
+};
+struct waiter {
+    waiter* next = nullptr;  // among those to be woken
+    std::span<const point> points;
+    std::span<waiter_link> links;  // in the queue of each
+    wakeup woken;
+
+    /// Takes it out of all queues.
+    inline void leave() noexcept;
 };
 
 /// What the copies of a point share. Everything but the two atomics is written under the hub's mutex; once
@@ -130,20 +137,26 @@ inline bool point::wait_any(std::span<const point> points, instant deadline) {
     const std::span<detail::waiter_link> links = many.empty() ? std::span{few}.first(points.size()) : std::span{many};
 
     detail::waiter self;
-    std::unique_lock lock{hub.mutex};
-    // Checked under the lock that reaching takes: from here on, whatever is reached wakes us.
-    if (std::ranges::any_of(points, &point::reached)) return true;
-    for (std::size_t i = 0; i < points.size(); ++i) {
-        links[i].thread = &self;
-        points[i].state_->waiters.push(links[i]);
+    self.points = points;
+    self.links = links;
+    {
+        const std::lock_guard lock{hub.mutex};
+        // Checked under the lock that reaching takes: from here on, whatever is reached wakes us.
+        if (std::ranges::any_of(points, &point::reached)) return true;
+        for (std::size_t i = 0; i < points.size(); ++i) {
+            links[i].thread = &self;
+            points[i].state_->waiters.push(links[i]);
+        }
     }
-    const auto woken = [&] { return self.woken; };
-    if (deadline == never)
-        self.wake.wait(lock, woken);
-    else
-        self.wake.wait_until(lock, detail::to_steady(deadline), woken);
-    for (std::size_t i = 0; i < points.size(); ++i) points[i].state_->waiters.remove(links[i]);
-    return self.woken;
+    if (self.woken.wait(deadline)) return true;  // whoever reached it has seen to the queues
+    const std::lock_guard lock{hub.mutex};
+    if (self.woken.raised()) return true;
+    self.leave();
+    return false;
+}
+
+inline void detail::waiter::leave() noexcept {
+    for (std::size_t i = 0; i < points.size(); ++i) points[i].state()->waiters.remove(links[i]);
 }
 static_assert(timeline_point<point>);
 
