@@ -82,7 +82,7 @@ TEST_CASE("a chain whose thread waits for it wakes nobody who sleeps", "[compute
     CHECK(seen);
     // It looks by itself now and then, and asks for the time once each time: 340 times in 0.18 s. Woken when each kernel
     // comes it is 1,700, and by each end 1,000.
-    CHECK(asked < 200 + 2 * static_cast<std::uint64_t>(took / gpushare::detail::patience));
+    CHECK(asked < 200 + 2 * static_cast<std::uint64_t>(took / gpushare::detail::watch_slice::patience));
 }
 
 TEST_CASE("who sleeps doesn't rely for long on a thread that used to wait for its work", "[compute][threads]") {

@@ -10,7 +10,8 @@
 //
 // There is no thread in here. Whoever calls drives: a submitter lets in what can go at once; whoever waits (at the gate,
 // for a ticket, in run()) watches the device for the others too, one thread at a time. A server that only submits and
-// never waits gives run() a thread of its own.
+// never waits gives run() a thread of its own. A thread that waits for each submission of its client leaves the others
+// asleep; what ends that nobody expected to have to look at is seen within a millisecond.
 //
 // A client is charged the device time between the points recorded around its work (span_meter says how). Where points
 // cost something, short submissions of a client that alone uses the device share theirs (batch.hpp): then tickets are

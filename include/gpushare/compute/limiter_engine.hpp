@@ -233,7 +233,7 @@ protected:
             if (watched_ || !flights_.any_ended())
                 patient_until = never;
             else if (now >= patient_until || patient_until == never)
-                patient_until = now + patience;
+                patient_until = now + watch_slice::patience;
             sleepers_.sleep(mutex_, waits_for, now, std::min(deadline, again), std::min(resume, patient_until));
         }
         keep_watch();  // somebody else's turn
@@ -267,8 +267,8 @@ protected:
         if (watched_ || sleepers_.empty()) return;
         if (any_unwatched(false)) return sleepers_.call_one(instant::min());
         const auto resume = core_.resume_at();
-        const auto by = core_.is_held_until(resume) ? saturating_add(resume, patience) : resume;
-        sleepers_.call_one(any_unwatched(true) ? std::min(by, clock_.now() + patience) : by);
+        const auto by = core_.is_held_until(resume) ? saturating_add(resume, watch_slice::patience) : resume;
+        sleepers_.call_one(any_unwatched(true) ? std::min(by, clock_.now() + watch_slice::patience) : by);
     }
 
     void wake_all() noexcept {

@@ -24,6 +24,8 @@ namespace gpushare::inline GPUSHARE_ABI::detail {
 class watch_slice {
 public:
     static constexpr ns shortest = std::chrono::microseconds(250), longest = 4 * shortest;
+    /// How long who sleeps leaves the watch to a thread that isn't there yet, but came to wait for its client's work lately.
+    static constexpr ns patience = 2 * shortest;
 
     [[nodiscard]] ns length() const noexcept { return length_; }
     /// A look is over. `missed`: some such work, that nobody else looked at either.
@@ -32,9 +34,6 @@ public:
 private:
     ns length_ = shortest;
 };
-
-/// How long who sleeps leaves the watch to a thread that isn't there yet, but has come to wait for its client's work lately.
-inline constexpr ns patience = std::chrono::microseconds(500);
 
 /// Every call under one mutex, a door.
 template <class Work>
