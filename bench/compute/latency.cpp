@@ -23,6 +23,7 @@ using gpushare::device_id;
 using gpushare::priority;
 
 constexpr std::uint32_t devices = 8, sms = 2;
+constexpr std::uint32_t control = devices;  // one more, without a neighbour: what waits there waits for the machine
 constexpr priority high{1};
 constexpr ns neighbour = 100us;  // a best-effort kernel
 
@@ -34,11 +35,11 @@ enum class chain { at_once, one_by_one };
 /// A node with a limiter and, if asked for, a best-effort client per device.
 struct crowd {
     explicit crowd(beside who) {
-        for (std::uint32_t d = 0; d < devices; ++d) {
+        for (std::uint32_t d = 0; d <= control; ++d) {
             limiters.emplace_back(configuration);
             urgent.push_back(limiters[d].add({.level = high, .longest = 250us}));
             const auto c = limiters[d].add({.longest = neighbour});
-            if (who == beside::nobody) continue;
+            if (who == beside::nobody || d == control) continue;
             clients.emplace_back(
                 who == beside::gated ? &limiters[d] : nullptr, c, node, device_id{d}, priority{}, 1,
                 mixture{
@@ -47,7 +48,7 @@ struct crowd {
         }
     }
 
-    gpushare::host::node node{{.devices = devices,
+    gpushare::host::node node{{.devices = devices + 1,
                                .memory = gpushare::bytes{1 << 20},
                                .sms = sms,
                                .timing = gpushare::host::timing::modelled}};
@@ -106,8 +107,9 @@ double request_p99(beside who, chain how, std::uint64_t seed) {
 }
 
 struct waits {
-    std::vector<double> us;     // of each submission, until its kernel started
-    std::vector<double> bound;  // published before it
+    std::vector<double> us;       // of each submission, until its kernel started
+    std::vector<double> bound;    // published before it
+    std::vector<double> control;  // of those on the device without a neighbour
 };
 
 waits single_submissions(beside who) {
@@ -115,7 +117,7 @@ waits single_submissions(beside who) {
     std::mutex mutex;
     waits all;
     std::vector<std::jthread> threads;
-    for (std::uint32_t d = 0; d < devices; ++d)
+    for (std::uint32_t d = 0; d <= control; ++d)
         threads.emplace_back([&, d] {
             auto s = c.node.make_stream(device_id{d}, high, 0);
             gpushare::sim::random any(d);
@@ -134,7 +136,12 @@ waits single_submissions(beside who) {
                 const ns wait{started.load(std::memory_order_relaxed) - asked.time_since_epoch().count()};
                 const std::lock_guard lock(mutex);
                 if (i < 20) continue;  // until the clients are at it
-                all.us.push_back(std::chrono::duration<double, std::micro>(wait).count());
+                const double us = std::chrono::duration<double, std::micro>(wait).count();
+                if (d == control) {
+                    all.control.push_back(us);
+                    continue;
+                }
+                all.us.push_back(us);
                 all.bound.push_back(bound);
             }
         });
@@ -177,6 +184,9 @@ void latency(report& r) {
                 ours.us.size(), quantile(noise.us, 0.99), most_noise);
     r.figure("compute.preempt_bound_violations", {static_cast<double>(violations)}, "violations");
     const double bound = quantile(ours.bound, 0.5), p99 = quantile(ours.us, 0.99);
+    // Beside the same neighbours of other devices, with nothing to wait for: what is late there is late by the machine.
+    r.figure("compute.preempt_control_p99_us", {quantile(ours.control, 0.99)}, "us");
+    r.figure("compute.preempt_control_longest_us", {ours.control.back()}, "us");
     r.figure("compute.preempt_bound_us", {bound}, "us");
     r.figure("compute.preempt_wait_p99_us", {p99}, "us");
     r.figure("compute.preempt_bound_vs_p99", {bound / p99}, "x");
