@@ -53,6 +53,8 @@ need() {  # PACKAGE...
 install_packages() {
     "${as_root[@]}" apt-get -qq update
     "${as_root[@]}" env DEBIAN_FRONTEND=noninteractive apt-get -qq install -y --no-install-recommends "${missing[@]}"
+    mkdir -p "$tools"
+    touch "$tools/.packages"  # what was configured without them is configured again
 }
 
 need_build_tools() {
