@@ -80,7 +80,7 @@ double request_p99(beside who, chain how, std::uint64_t seed) {
             const auto end = now() + 2500ms;
             for (instant arrival = now() + any.exponential(mean_gap); arrival < end;
                  arrival += any.exponential(mean_gap)) {
-                std::this_thread::sleep_until(gpushare::host::detail::to_steady(arrival));
+                sleep_until(arrival);
                 if (who == beside::ungated) {
                     for (int i = 0; i < kernels; ++i) {
                         launch(s);
@@ -155,7 +155,7 @@ void machine_noise(report& r) {
     std::vector<double> late;
     for (int i = 0; i < 1000; ++i) {
         const auto wake_up = now() + 200us;
-        std::this_thread::sleep_until(gpushare::host::detail::to_steady(wake_up));
+        sleep_until(wake_up);
         late.push_back(std::chrono::duration<double, std::micro>(now() - wake_up).count());
     }
     r.figure("compute.machine_noise_us", {quantile(late, 0.99)}, "us");

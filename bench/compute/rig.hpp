@@ -39,6 +39,10 @@ inline constexpr const char* configuration_text =
 
 [[nodiscard]] inline instant now() { return gpushare::host::steady_clock::now(); }
 
+inline void sleep_until(instant t) {
+    std::this_thread::sleep_until(std::chrono::time_point<std::chrono::steady_clock, ns>{t.time_since_epoch()});
+}
+
 /// Occupies its SM for `length`: under real timing by computing.
 struct kernel {
     ns length{};

@@ -59,7 +59,7 @@ errors shares_hold(const std::vector<unsigned>& permille, std::uint32_t devices,
     std::vector<std::vector<account>> metered(windows + 1, std::vector<account>(devices));
     std::vector<instant> at;
     for (int w = 0; w <= windows; ++w) {
-        std::this_thread::sleep_until(gpushare::host::detail::to_steady(begin + w * 1s));
+        sleep_until(begin + w * 1s);
         at.push_back(now());
         for (std::uint32_t d = 0; d < devices; ++d)
             for (std::uint32_t t = 0; t < permille.size(); ++t)

@@ -18,7 +18,6 @@
 #include "support/timed_device.hpp"
 
 using namespace std::chrono_literals;
-using gpushare::errc;
 using gpushare::instant;
 using gpushare::priority;
 using support::steady;

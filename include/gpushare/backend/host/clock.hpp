@@ -50,11 +50,4 @@ private:
 };
 static_assert(clock<manual_clock>);
 
-namespace detail {
-/// The form in which the standard library's waits take an instant of `steady_clock`.
-[[nodiscard]] constexpr std::chrono::time_point<std::chrono::steady_clock, ns> to_steady(instant t) noexcept {
-    return std::chrono::time_point<std::chrono::steady_clock, ns>{t.time_since_epoch()};
-}
-}  // namespace detail
-
 }  // namespace gpushare::inline GPUSHARE_ABI::host
