@@ -107,6 +107,10 @@ public:
     }
     [[nodiscard]] GPUSHARE_HD constexpr bits_type bits() const noexcept { return bits_; }
     [[nodiscard]] GPUSHARE_HD constexpr explicit operator float() const noexcept { return widen(bits_); }
+    /// As numbers: a NaN equals nothing, the two zeros each other.
+    [[nodiscard]] GPUSHARE_HD friend constexpr bool operator==(stored_number a, stored_number b) noexcept {
+        return static_cast<float>(a) == static_cast<float>(b);
+    }
 
     /// The largest finite number.
     [[nodiscard]] GPUSHARE_HD static constexpr stored_number max() noexcept { return from_bits(format::largest); }

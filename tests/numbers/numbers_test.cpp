@@ -133,6 +133,14 @@ TEST_CASE("constants are what the formats are known for", "[numbers]") {
     STATIC_REQUIRE(fp8_e5m2{0.0F}.bits() == 0);
 }
 
+TEMPLATE_LIST_TEST_CASE("they are equal as numbers are", "[numbers]", all) {
+    STATIC_REQUIRE(TestType{1.0F} == TestType{1.0F});
+    STATIC_REQUIRE(TestType{1.0F} != TestType{2.0F});
+    STATIC_REQUIRE(TestType{0.0F} == TestType{-0.0F});
+    constexpr TestType nan{std::numeric_limits<float>::quiet_NaN()};
+    STATIC_REQUIRE(nan != nan);
+}
+
 TEST_CASE("nothing but a float becomes one of these numbers, and never unasked", "[numbers]") {
     STATIC_REQUIRE(std::is_constructible_v<float16, float>);
     STATIC_REQUIRE_FALSE(std::is_convertible_v<float, float16>);

@@ -1,10 +1,11 @@
 # SPDX-License-Identifier: Apache-2.0
-# Compiles and runs the first program of README.md as the README says, and compares what it prints.
+# Compiles and runs the programs of README.md as the README says, and compares what they print.
 #
 #   cmake -DSOURCE_DIR=. -DSCRATCH=DIR -P run_quickstart.cmake
 #
 # The README holds, in this order: a ```cpp block (saved as quickstart.cpp), a ```sh block with a line that starts
-# with g++ (run where `gpushare` is this tree, and must make ./quickstart), and a ```text block with the output.
+# with g++ (run where `gpushare` is this tree, and must make ./quickstart), and a ```text block with the output; then
+# further ```cpp blocks, each with a ```text block, which the same line compiles.
 cmake_minimum_required(VERSION 3.25)
 if(NOT EXISTS ${SOURCE_DIR}/README.md)
     message("there is no README.md")
@@ -25,6 +26,16 @@ macro(next_block language result)
     string(SUBSTRING "${rest}" ${end} -1 rest)
 endmacro()
 
+# Compiles a program by `compile`, and compares what it prints.
+function(check program wanted)
+    file(WRITE ${SCRATCH}/quickstart.cpp "${program}")
+    execute_process(COMMAND sh -c "${compile}" WORKING_DIRECTORY ${SCRATCH} COMMAND_ERROR_IS_FATAL ANY)
+    execute_process(COMMAND ./quickstart WORKING_DIRECTORY ${SCRATCH} OUTPUT_VARIABLE printed COMMAND_ERROR_IS_FATAL ANY)
+    if(NOT printed STREQUAL wanted)
+        message(FATAL_ERROR "the program printed:\n${printed}\nREADME.md says:\n${wanted}")
+    endif()
+endfunction()
+
 next_block(cpp program)
 next_block(sh commands)
 next_block(text wanted)
@@ -36,9 +47,9 @@ set(compile "${CMAKE_MATCH_1}")
 file(REMOVE_RECURSE ${SCRATCH})
 file(MAKE_DIRECTORY ${SCRATCH})
 file(CREATE_LINK ${SOURCE_DIR} ${SCRATCH}/gpushare SYMBOLIC)
-file(WRITE ${SCRATCH}/quickstart.cpp "${program}")
-execute_process(COMMAND sh -c "${compile}" WORKING_DIRECTORY ${SCRATCH} COMMAND_ERROR_IS_FATAL ANY)
-execute_process(COMMAND ./quickstart WORKING_DIRECTORY ${SCRATCH} OUTPUT_VARIABLE printed COMMAND_ERROR_IS_FATAL ANY)
-if(NOT printed STREQUAL wanted)
-    message(FATAL_ERROR "the program printed:\n${printed}\nREADME.md says:\n${wanted}")
-endif()
+check("${program}" "${wanted}")
+while(rest MATCHES "\n```cpp\n")
+    next_block(cpp program)
+    next_block(text wanted)
+    check("${program}" "${wanted}")
+endwhile()
