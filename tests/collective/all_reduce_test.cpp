@@ -231,16 +231,21 @@ TEST_CASE("any rank count from 1", "[collective]") {
         }
 }
 
-TEST_CASE("streaming stores give the same, at addresses they can't be used at as well", "[collective]") {
-    for (const unsigned ranks : {2U, 3U}) {
-        const communicator group(ranks, {.tuning = tuning_table::always(algorithm::two_shot, true)});
-        for (const std::size_t shift : {0U, 1U}) {
-            CHECK(right<float>(group, 10'007, gpushare::sum{}, false, shift));
-            CHECK(right<bfloat16>(group, 10'007, gpushare::sum{}, false, shift));
-            CHECK(right<double>(group, 10'007, gpushare::sum{}, false, shift));
-            CHECK(right<std::int8_t>(group, 10'007, gpushare::sum{}, false, shift));
+TEST_CASE("however results are stored, they are the same, at any address and in place", "[collective]") {
+    using plan = gpushare::collective_plan;
+    for (const plan& how : {plan{algorithm::two_shot, true}, plan{algorithm::two_shot, true, 2, 16},
+                            plan{algorithm::two_shot, false, 1, 16}, plan{algorithm::two_shot, false, 1, 255}})
+        for (const unsigned ranks : {2U, 3U}) {
+            const communicator group(ranks, {.tuning = tuning_table::always(how)});
+            CAPTURE(group.tuning().save(), ranks);
+            for (const std::size_t shift : {0U, 1U})
+                for (const bool in_place : {false, true}) {
+                    CHECK(right<float>(group, 10'007, gpushare::sum{}, in_place, shift));
+                    CHECK(right<bfloat16>(group, 10'007, gpushare::sum{}, in_place, shift));
+                    CHECK(right<double>(group, 10'007, gpushare::sum{}, in_place, shift));
+                    CHECK(right<std::int8_t>(group, 10'007, gpushare::sum{}, in_place, shift));
+                }
         }
-    }
 }
 
 TEMPLATE_TEST_CASE("the bits depend on neither algorithm, size, place nor run", "[collective]", float, bfloat16) {
@@ -263,7 +268,7 @@ TEMPLATE_TEST_CASE("the bits depend on neither algorithm, size, place nor run", 
     for (const algorithm how : every_algorithm)
         for (const bool streaming : {false, true})
             for (const std::size_t bucket : {n, std::size_t{100}, std::size_t{17}}) {
-                const communicator group(ranks, {.tuning = tuning_table::always(how, streaming)});
+                const communicator group(ranks, {.tuning = tuning_table::always({how, streaming})});
                 std::atomic<unsigned> wrong{0};
                 support::together(ranks, [&](unsigned r) {
                     std::vector<TestType> out(n);

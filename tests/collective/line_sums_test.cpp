@@ -46,7 +46,8 @@ T any_number(support::random& any) {
 }
 
 template <class T, class Op>
-void check(vector_width by, std::uint32_t ranks, std::size_t lines, std::size_t shift, detail::line_stores stores) {
+void check(vector_width by, std::uint32_t ranks, std::size_t lines, std::size_t shift, detail::line_stores stores,
+           std::size_t ahead, std::size_t places) {
     using A = gpushare::accumulator_t<T, Op>;
     constexpr std::size_t each = line / sizeof(T);
     support::random any(lines * 31 + ranks);
@@ -82,7 +83,7 @@ void check(vector_width by, std::uint32_t ranks, std::size_t lines, std::size_t 
             std::memcpy(expected[r].data() + at, &result, sizeof result);
         }
     }
-    detail::combine_lines<T>(by, Op{}, {told.data(), ranks, line + shift, line}, lines, stores);
+    detail::combine_lines<T>(by, Op{}, {told.data(), ranks, line + shift, line, ahead, places}, lines, stores);
     detail::end_streaming();
     for (std::uint32_t r = 0; r < ranks; ++r) {
         INFO("rank " << r << " of " << ranks << ", " << lines << " lines, width " << static_cast<int>(by));
@@ -95,14 +96,17 @@ void check_all() {
     static_assert(detail::combines_lines<T, Op>);
     for (const auto by : {vector_width::narrow, vector_width::avx2, vector_width::avx512}) {
         if (by > detail::widest_vectors()) continue;
-        for (const auto stores : {detail::line_stores::cached, detail::line_stores::past_caches})
-            for (const std::size_t lines : {0UL, 1UL, 2UL, 15UL, 16UL, 17UL, 33UL, 64UL}) {
-                check<T, Op>(by, 2, lines, 0, stores);
-                check<T, Op>(by, 2, lines, sizeof(T), stores);
-                check<T, Op>(by, 3, lines, sizeof(T), stores);
-                check<T, Op>(by, 5, lines, 0, stores);
-                check<T, Op>(by, 1, lines, 0, stores);
+        const auto at_all_places = [&](detail::line_stores stores, std::size_t ahead, std::size_t places) {
+            for (const std::size_t lines : {0UL, 1UL, 2UL, 7UL, 8UL, 9UL, 15UL, 16UL, 17UL, 33UL, 64UL}) {
+                check<T, Op>(by, 2, lines, 0, stores, ahead, places);
+                check<T, Op>(by, 2, lines, sizeof(T), stores, ahead, places);
+                check<T, Op>(by, 3, lines, sizeof(T), stores, ahead, places);
+                check<T, Op>(by, 5, lines, 0, stores, ahead, places);
+                check<T, Op>(by, 1, lines, 0, stores, ahead, places);
             }
+        };
+        for (const std::size_t ahead : {0U, 1U, 16U, 255U}) at_all_places(detail::line_stores::cached, ahead, 1);
+        for (const std::size_t places : {1U, 2U}) at_all_places(detail::line_stores::past_caches, 0, places);
     }
 }
 

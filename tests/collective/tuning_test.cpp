@@ -24,19 +24,28 @@ TEST_CASE("a plan is the first row that reaches far enough", "[collective]") {
 }
 
 TEST_CASE("a saved table comes back", "[collective]") {
-    const auto table = tuning_table::measured();
-    CHECK(tuning_table::load(table.save()) == table);
+    for (const auto& table : {tuning_table::measured_on_xeon(), tuning_table::measured_on_epyc()}) {
+        CHECK(tuning_table::load(table.save()) == table);
+    }
     CHECK(tuning_table::load("") == tuning_table{});
     const auto one = tuning_table::load("2 4096 one_shot cached\nany any ring streaming");
     REQUIRE(one.rows().size() == 2);
     CHECK(one.plan(3, 1) == gpushare::collective_plan{algorithm::ring, true});
     CHECK(one.save() == "2 4096 one_shot cached\nany any ring streaming\n");
+    const std::string words = "2 4096 two_shot cached ahead=16\n2 any two_shot streaming places=2 ahead=255\n";
+    const auto other = tuning_table::load(words);
+    CHECK(other.plan(2, 4096) == gpushare::collective_plan{algorithm::two_shot, false, 1, 16});
+    CHECK(other.plan(2, 4097) == gpushare::collective_plan{algorithm::two_shot, true, 2, 255});
+    CHECK(other.save() == words);
 }
 
 TEST_CASE("a table that can't be read is refused with its line", "[collective]") {
-    for (const char* text : {"2 4096 one_shot cached\n2 x one_shot cached", "\n2 4096 three_shot cached",
-                             "\n2 4096 one_shot", "\n2 4096 one_shot cached more", "\n-1 4096 one_shot cached",
-                             "\n99999999999 4096 one_shot cached", "\n2  4096 one_shot cached"}) {
+    for (const char* text :
+         {"2 4096 one_shot cached\n2 x one_shot cached", "\n2 4096 three_shot cached", "\n2 4096 one_shot",
+          "\n2 4096 one_shot cached more", "\n-1 4096 one_shot cached", "\n99999999999 4096 one_shot cached",
+          "\n2  4096 one_shot cached", "\n2 4096 two_shot streaming places=3", "\n2 4096 two_shot streaming places=",
+          "\n2 4096 two_shot cached ahead=256", "\n2 4096 two_shot cached ahead=any",
+          "\n2 4096 two_shot cached ahead=1 places=2", "\n2 4096 two_shot cached places=2 ahead"}) {
         CAPTURE(text);
         try {
             (void)tuning_table::load(text);

@@ -94,7 +94,7 @@ private:
         constexpr std::size_t grain = cache_line / sizeof(T);
         const std::size_t first = reinterpret_cast<std::uintptr_t>(t.told_by(0).out) / sizeof(T) + of_lane.begin;
         const element_range part = part_of_shifted(of_lane.size(), first % grain, t.rank(), t.ranks(), grain);
-        return reduce_to_all<T>(t, op, {of_lane.begin + part.begin, of_lane.begin + part.end}, plan.streaming);
+        return reduce_to_all<T>(t, op, {of_lane.begin + part.begin, of_lane.begin + part.end}, plan);
     }
 };
 

@@ -7,6 +7,10 @@
 //
 // A vector of a line's 64 bytes wins in two ways over four of 16: second-level caches give and take twice as much, and a
 // store past the caches holds a buffer for one instruction, not for four.
+//
+// Several lines of one array, then as many of the next: large arrays mostly begin at the same place of a page, and a line of
+// each in turn makes some processors (AMD's, whose first-level caches guess a line's place from a few bits of its address) take
+// two to three times as long.
 #pragma once
 
 #include <concepts>
@@ -27,11 +31,13 @@ inline constexpr std::size_t cache_line = 64;
 /// finish_streaming() before the next release.
 enum class line_stores : std::uint8_t { cached, past_caches };
 
-/// Where lines are: `in` and `out` bytes behind what each rank told.
+/// Where lines are: `in` and `out` bytes behind what each rank told. `ahead` and `places` as in a collective_plan.
 struct line_ends {
     const flag_line* told;
     std::uint32_t ranks;
     std::size_t in, out;
+    std::size_t ahead = 0;
+    std::size_t places = 1;
 };
 
 enum class vector_width : std::uint8_t { narrow, avx2, avx512 };
@@ -123,82 +129,114 @@ struct line {
     vector part[vectors];
 };
 
-/// How many lines ahead of its work a rank asks for those that it reads and writes. Without, the stores wait for their lines
-/// one after the other.
-inline constexpr std::size_t lines_ahead = 16;
+/// As many lines as take a quarter of the registers, or half of them.
+template <class Line>
+inline constexpr std::uint32_t lines_at_once = 8 / Line::vectors;
 
-/// Two ranks: all that is known is in registers. Lines are asked for within the part only, because another rank writes
-/// behind it.
-template <class Line, class Op, line_stores Stores>
-[[gnu::always_inline]] inline void combine_two(const std::byte* a, const std::byte* b, std::byte* c, std::byte* d,
-                                               std::size_t lines) noexcept {
-    constexpr bool cached = Stores == line_stores::cached;
-    constexpr std::size_t ahead = lines_ahead * cache_line;
-    const std::size_t end = lines * cache_line;
-    const auto fetch = [&](std::size_t at) __attribute__((always_inline)) {
-        __builtin_prefetch(a + at);
-        __builtin_prefetch(b + at);
-        __builtin_prefetch(c + at, 1);
-        __builtin_prefetch(d + at, 1);
-    };
-    const auto combine = [&](std::size_t at) __attribute__((always_inline)) {
-        Line x;
-        x.load(a + at);
-        x.template combine<Op>(b + at);
-        x.template finish<Op>(2);
-        x.template store<Stores>(c + at);
-        x.template store<Stores>(d + at);
-    };
-    if constexpr (cached) {
-        for (std::size_t at = 0; at < ahead && at < end; at += cache_line) fetch(at);
-        for (std::size_t at = 0; at < end; at += cache_line) {
-            if (at + ahead < end) fetch(at + ahead);
-            combine(at);
-        }
-    } else {
-        // Two places at once keep more of memory busy than one.
-        const std::size_t half = lines / 2 * cache_line;
-        for (std::size_t at = 0; at < half; at += cache_line) {
-            combine(at);
-            combine(half + at);
-        }
-        if (lines % 2 != 0) combine(2 * half);
+/// Where the lines of two ranks are, which is known in registers; or of any number of them.
+struct ends_of_two {
+    const std::byte *in0, *in1;
+    std::byte *out0, *out1;
+    [[gnu::always_inline]] explicit ends_of_two(const line_ends& e) noexcept
+        : in0(static_cast<const std::byte*>(e.told[0].in) + e.in),
+          in1(static_cast<const std::byte*>(e.told[1].in) + e.in),
+          out0(static_cast<std::byte*>(e.told[0].out) + e.out),
+          out1(static_cast<std::byte*>(e.told[1].out) + e.out) {}
+    [[gnu::always_inline]] static constexpr std::uint32_t ranks() noexcept { return 2; }
+    [[gnu::always_inline]] const std::byte* first() const noexcept { return in0; }
+    template <class F>
+    [[gnu::always_inline]] void each_other(const F& f) const noexcept {
+        f(in1);
     }
+    template <class F>
+    [[gnu::always_inline]] void each_output(const F& f) const noexcept {
+        f(out0);
+        f(out1);
+    }
+};
+struct ends_of_all {
+    line_ends e;
+    [[gnu::always_inline]] explicit ends_of_all(const line_ends& ends) noexcept : e(ends) {}
+    [[gnu::always_inline]] std::uint32_t ranks() const noexcept { return e.ranks; }
+    [[gnu::always_inline]] const std::byte* of(std::uint32_t r) const noexcept {
+        return static_cast<const std::byte*>(e.told[r].in) + e.in;
+    }
+    [[gnu::always_inline]] const std::byte* first() const noexcept { return of(0); }
+    template <class F>
+    [[gnu::always_inline]] void each_other(const F& f) const noexcept {
+        for (std::uint32_t r = 1; r < e.ranks; ++r) f(of(r));
+    }
+    template <class F>
+    [[gnu::always_inline]] void each_output(const F& f) const noexcept {
+        for (std::uint32_t r = 0; r < e.ranks; ++r) f(static_cast<std::byte*>(e.told[r].out) + e.out);
+    }
+};
+
+/// N lines, `at` bytes behind the first.
+template <class Line, class Op, line_stores Stores, std::uint32_t N, class Ends>
+[[gnu::always_inline]] inline void combine_at(std::size_t at, const Ends& ends) noexcept {
+    Line x[N];
+    const auto each = [&](const auto& f) __attribute__((always_inline)) {
+        unrolled<N>([&](std::uint32_t i) __attribute__((always_inline)) { f(x[i], at + i * cache_line); });
+    };
+    each([&](Line & y, std::size_t i) __attribute__((always_inline)) { y.load(ends.first() + i); });
+    ends.each_other([&](const std::byte* in) __attribute__((always_inline)) {
+        each([&](Line & y, std::size_t i) __attribute__((always_inline)) { y.template combine<Op>(in + i); });
+    });
+    each([&](Line & y, std::size_t) __attribute__((always_inline)) { y.template finish<Op>(ends.ranks()); });
+    ends.each_output([&](std::byte * out) __attribute__((always_inline)) {
+        each([&](const Line& y, std::size_t i) __attribute__((always_inline)) { y.template store<Stores>(out + i); });
+    });
 }
 
-template <class Line, class Op, line_stores Stores>
-[[gnu::always_inline]] inline void combine_all(const line_ends& ends, std::size_t lines) noexcept {
-    constexpr bool cached = Stores == line_stores::cached;
-    constexpr std::size_t ahead = lines_ahead * cache_line;
-    const std::size_t end = lines * cache_line;
-    const std::uint32_t ranks = ends.ranks;
-    const auto in = [&](std::uint32_t r) __attribute__((always_inline)) {
-        return static_cast<const std::byte*>(ends.told[r].in) + ends.in;
+/// From one place, or from both halves by turns.
+template <class Line, class Op, class Ends>
+[[gnu::always_inline]] inline void combine_past_caches(const Ends& ends, std::size_t lines, bool by_halves) noexcept {
+    const auto one = [&](std::size_t at) __attribute__((always_inline)) {
+        combine_at<Line, Op, line_stores::past_caches, 1>(at, ends);
     };
-    const auto out = [&](std::uint32_t r) __attribute__((always_inline)) {
-        return static_cast<std::byte*>(ends.told[r].out) + ends.out;
-    };
-    if (ranks == 2) return combine_two<Line, Op, Stores>(in(0), in(1), out(0), out(1), lines);
-    for (std::size_t at = 0; at < end; at += cache_line) {
-        if (cached && at + ahead < end) {
-            for (std::uint32_t r = 0; r < ranks; ++r) __builtin_prefetch(in(r) + at + ahead);
-            for (std::uint32_t r = 0; r < ranks; ++r) __builtin_prefetch(out(r) + at + ahead, 1);
-        }
-        Line x;
-        x.load(in(0) + at);
-        for (std::uint32_t r = 1; r < ranks; ++r) x.template combine<Op>(in(r) + at);
-        x.template finish<Op>(ranks);
-        for (std::uint32_t r = 0; r < ranks; ++r) x.template store<Stores>(out(r) + at);
+    const std::size_t half = by_halves ? lines / 2 * cache_line : 0;
+    for (std::size_t at = 0; at < half; at += cache_line) {
+        one(at);
+        one(half + at);
     }
+    for (std::size_t at = 2 * half; at < lines * cache_line; at += cache_line) one(at);
+}
+
+/// Lines are asked for within the part only, because another rank writes behind it.
+template <class Line, class Op, class Ends>
+[[gnu::always_inline]] inline void combine_cached(const Ends& ends, std::size_t lines, std::size_t ahead) noexcept {
+    constexpr std::size_t step = lines_at_once<Line> * cache_line;
+    const std::size_t end = lines * cache_line;
+    const auto fetch = [&](std::size_t from, std::size_t to) __attribute__((always_inline)) {
+        for (std::size_t at = from; at < to && at < end; at += cache_line) {
+            __builtin_prefetch(ends.first() + at);
+            ends.each_other([&](const std::byte* in) __attribute__((always_inline)) { __builtin_prefetch(in + at); });
+            ends.each_output([&](std::byte * out) __attribute__((always_inline)) { __builtin_prefetch(out + at, 1); });
+        }
+    };
+    fetch(0, ahead * cache_line);
+    std::size_t at = 0;
+    for (; at + step <= end; at += step) {
+        if (ahead != 0) fetch(at + ahead * cache_line, at + ahead * cache_line + step);
+        combine_at<Line, Op, line_stores::cached, lines_at_once<Line>>(at, ends);
+    }
+    for (; at < end; at += cache_line) combine_at<Line, Op, line_stores::cached, 1>(at, ends);
 }
 
 template <class Line, class Op>
 [[gnu::always_inline]] inline void combine_in_lines(const line_ends& ends, std::size_t lines,
                                                     line_stores stores) noexcept {
-    if (stores == line_stores::cached)
-        combine_all<Line, Op, line_stores::cached>(ends, lines);
+    const auto run = [&](const auto& where) __attribute__((always_inline)) {
+        if (stores == line_stores::cached)
+            combine_cached<Line, Op>(where, lines, ends.ahead);
+        else
+            combine_past_caches<Line, Op>(where, lines, ends.places > 1);
+    };
+    if (ends.ranks == 2)
+        run(ends_of_two(ends));
     else
-        combine_all<Line, Op, line_stores::past_caches>(ends, lines);
+        run(ends_of_all(ends));
 }
 
 template <class A, class Op>

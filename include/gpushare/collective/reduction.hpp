@@ -15,6 +15,7 @@
 #include <gpushare/collective/line_sums.hpp>
 #include <gpushare/collective/reduce_ops.hpp>
 #include <gpushare/collective/team.hpp>
+#include <gpushare/collective/tuning.hpp>
 #include <gpushare/config.hpp>
 
 namespace gpushare::inline GPUSHARE_ABI::detail {
@@ -170,7 +171,9 @@ GPUSHARE_HD void reduce_from_told(team<Context>& t, const Op& op, element_range 
 /// The same by whole lines of the first rank's output, as far as there are any.
 GPUSHARE_EXEC_CHECK_DISABLE
 template <class T, class Context, class Op>
-GPUSHARE_HD void reduce_by_lines(team<Context>& t, const Op& op, element_range range, bool streaming) noexcept {
+GPUSHARE_HD void reduce_by_lines(team<Context>& t, const Op& op, element_range range,
+                                 const collective_plan& plan) noexcept {
+    const bool streaming = plan.streaming;
     if constexpr (is_one_thread<Context> && combines_lines<T, Op>) {
         const flag_line* const told = &t.told_by(0);
         const auto misplaced = [&](std::uint32_t r, std::size_t i) {
@@ -185,8 +188,9 @@ GPUSHARE_HD void reduce_by_lines(team<Context>& t, const Op& op, element_range r
             for (std::uint32_t r = 0; r < t.ranks(); ++r) whole = whole && misplaced(r, begin) == 0;
             if (whole || !streaming) {
                 reduce_from_told<T>(t, op, {range.begin, begin}, false);
-                combine_lines<T>(widest_vectors(), op, line_ends{told, t.ranks(), begin * sizeof(T), begin * sizeof(T)},
-                                 lines, streaming ? line_stores::past_caches : line_stores::cached);
+                const line_ends ends{told, t.ranks(), begin * sizeof(T), begin * sizeof(T), plan.ahead, plan.places};
+                combine_lines<T>(widest_vectors(), op, ends, lines,
+                                 streaming ? line_stores::past_caches : line_stores::cached);
                 return reduce_from_told<T>(t, op, {end, range.end}, false);
             }
         }
@@ -198,18 +202,18 @@ GPUSHARE_HD void reduce_by_lines(team<Context>& t, const Op& op, element_range r
 GPUSHARE_EXEC_CHECK_DISABLE
 template <class T, class Context, class Op>
 GPUSHARE_HD collective_fault reduce_to_all(team<Context>& t, const Op& op, element_range range,
-                                           bool streaming) noexcept {
+                                           collective_plan plan) noexcept {
     // In place, a line that is written has just been read: it is in the cache already, and nothing is saved.
     for (std::uint32_t r = 0; r < t.ranks(); ++r)
-        streaming = streaming && reinterpret_cast<std::uintptr_t>(t.told_by(r).out) % 16 == 0 &&
-                    t.told_by(r).in != t.told_by(r).out;
+        plan.streaming = plan.streaming && reinterpret_cast<std::uintptr_t>(t.told_by(r).out) % 16 == 0 &&
+                         t.told_by(r).in != t.told_by(r).out;
     constexpr std::size_t step = look_every / sizeof(T);
     bool whole = true;
     for (std::size_t begin = range.begin; begin < range.end && whole; begin += step) {
-        reduce_by_lines<T>(t, op, {begin, range.end - begin < step ? range.end : begin + step}, streaming);
+        reduce_by_lines<T>(t, op, {begin, range.end - begin < step ? range.end : begin + step}, plan);
         whole = t.goes_on();
     }
-    if (streaming) end_streaming();
+    if (plan.streaming) end_streaming();
     if (!t.agreed(whole)) {
         t.fail(errc::aborted, t.rank());
         return t.fault();

@@ -5,6 +5,9 @@
 //   auto table = gpushare::tune(me);
 //   // then one of them, when all are done:
 //   group.set_tuning(table);                      // and table.save() for the next run
+//
+// A size is used in three ways: again and again in the same buffers (warm), in buffers that no cache holds (cold), and in place.
+// It gets the plan that is never far behind the best one: whose worst ratio to the best, of the three, is the least.
 #pragma once
 
 #include <algorithm>
@@ -29,74 +32,158 @@ namespace gpushare::inline GPUSHARE_ABI {
 
 struct tune_options {
     bytes smallest{64};
-    bytes largest = 64_MiB;  // allocated twice by each rank
-    ns per_plan{5'000'000};  // how long to measure one plan at one size, about
+    bytes largest = 64_MiB;
+    /// What cold buffers are taken from by turns: more than the caches hold. It, or `largest`, is allocated twice by each rank.
+    bytes arena = 64_MiB;
+    ns per_plan{5'000'000};  // how long to measure one plan in one way at one size, about
+    /// Whether each rank reads its results in what is measured, as most programs do: they may have gone past the caches.
+    bool results_are_read = true;
     instant deadline = never;
 };
 
 namespace detail {
 
-/// Nanoseconds of one call: the median of samples that last a while each. Every rank returns the same.
-template <class Call>
-[[nodiscard]] std::int64_t measured_call(const member& me, ns length, const Call& call, instant deadline) {
-    constexpr std::size_t samples = 7;
-    std::array<std::int64_t, samples> took{};
-    std::int64_t repeats = 1;
-    for (std::size_t i = 0; i <= samples; ++i) {
-        barrier(me, deadline);
-        const std::int64_t begin = collective_now();
-        for (std::int64_t n = 0; n < repeats; ++n) call();
-        std::int64_t each = (collective_now() - begin) / repeats;
-        // The first sample only tells how many calls the others take: as many on every rank.
-        broadcast(me, std::span<std::int64_t>(&each, 1), 0, deadline);
-        if (i == 0)
-            repeats = std::clamp<std::int64_t>(
-                length.count() / static_cast<std::int64_t>(samples) / std::max(each, std::int64_t{1}), 1, 10'000);
-        else
-            took[i - 1] = each;
+/// How buffers are used, and what all candidates took at one size: nanoseconds of a call; of several samples, the median.
+enum class buffer_use : std::uint8_t { warm, cold, in_place };
+
+class tuner {
+public:
+    static constexpr std::size_t uses = 3, samples = 7;
+    static constexpr std::array<collective_plan, 8> plans{{{algorithm::flag_in_data},
+                                                           {algorithm::one_shot},
+                                                           {algorithm::two_shot},
+                                                           {algorithm::two_shot, false, 1, 16},
+                                                           {algorithm::two_shot, true, 1},
+                                                           {algorithm::two_shot, true, 2},
+                                                           {algorithm::two_shot, true, 1, 16},
+                                                           {algorithm::two_shot, true, 2, 16}}};
+    using times = std::array<std::array<std::int64_t, uses>, plans.size()>;
+
+    tuner(const member& me, const tune_options& options)
+        : me_(me),
+          options_(options),
+          // Zeros: a sum in place of anything else would leave their range.
+          in_(std::max(options.largest, options.arena).count() / sizeof(float)),
+          out_(in_.size()) {}
+
+    /// All candidates take turns, sample by sample: what the machine does meanwhile happens to all of them. Every rank
+    /// returns the same.
+    [[nodiscard]] times measure(std::uint64_t size) {
+        std::array<std::array<std::array<std::int64_t, samples>, uses>, plans.size()> took{};
+        std::array<std::array<std::int64_t, uses>, plans.size()> repeats{};
+        for (std::size_t s = 0; s <= samples; ++s)
+            for (std::size_t u = 0; u < uses; ++u)
+                for (std::size_t p = 0; p < plans.size(); ++p) {
+                    if (!fits(plans[p], size) || alike(p, buffer_use(u)) != p) continue;
+                    // The first sample only tells how many calls the others take.
+                    const auto each = sample(plans[p], buffer_use(u), size, std::max<std::int64_t>(repeats[p][u], 1));
+                    if (s == 0)
+                        repeats[p][u] = std::clamp<std::int64_t>(
+                            options_.per_plan.count() / std::int64_t{samples} / std::max<std::int64_t>(each, 1), 1,
+                            10'000);
+                    else
+                        took[p][u][s - 1] = each;
+                }
+        times medians{};
+        for (std::size_t p = 0; p < plans.size(); ++p)
+            for (std::size_t u = 0; u < uses; ++u) {
+                auto t = took[alike(p, buffer_use(u))][u];
+                std::nth_element(t.begin(), t.begin() + samples / 2, t.end());
+                medians[p][u] = fits(plans[p], size) ? std::max<std::int64_t>(t[samples / 2], 1) : unusable;
+            }
+        return medians;
     }
-    std::nth_element(took.begin(), took.begin() + samples / 2, took.end());
-    return took[samples / 2];
-}
+
+    /// The worst ratio of each plan to the best one.
+    [[nodiscard]] static std::array<double, plans.size()> regrets(const times& took) noexcept {
+        std::array<double, plans.size()> worst{};
+        for (std::size_t u = 0; u < uses; ++u) {
+            std::int64_t best = unusable;
+            for (const auto& t : took) best = std::min(best, t[u]);
+            for (std::size_t p = 0; p < plans.size(); ++p)
+                worst[p] = std::max(worst[p], static_cast<double>(took[p][u]) / static_cast<double>(best));
+        }
+        return worst;
+    }
+
+    static constexpr std::int64_t unusable = std::numeric_limits<std::int64_t>::max() / 64;
+
+private:
+    /// The plan that does the same as plan p where buffers are used so: nothing is streamed in place, and nothing asked for
+    /// ahead where it is.
+    [[nodiscard]] static std::size_t alike(std::size_t p, buffer_use use) noexcept {
+        collective_plan plan = plans[p];
+        if (!plan.streaming) return p;
+        if (use == buffer_use::in_place)
+            plan = {plan.how, false, 1, plan.ahead};
+        else
+            plan.ahead = 0;
+        return static_cast<std::size_t>(std::find(plans.begin(), plans.end(), plan) - plans.begin());
+    }
+
+    /// What doesn't fit would go another way, under a false name.
+    [[nodiscard]] bool fits(const collective_plan& plan, std::uint64_t size) const noexcept {
+        const std::uint64_t room = me_.view().slot;
+        if (plan.how == algorithm::one_shot) return size <= room;
+        return plan.how != algorithm::flag_in_data || 2 * size + 256 <= channel_view::words_bytes(room);
+    }
+
+    /// Nanoseconds of one of so many calls. Every rank returns the same.
+    [[nodiscard]] std::int64_t sample(const collective_plan& plan, buffer_use use, std::uint64_t size,
+                                      std::int64_t repeats) {
+        const auto once = [&] {
+            constexpr std::size_t page = 4096 / sizeof(float);
+            const std::size_t n = size / sizeof(float), step = std::max(n, page);
+            if (use == buffer_use::cold) at_ = at_ + 2 * step <= in_.size() ? at_ + step : 0;
+            const std::size_t at = use == buffer_use::cold ? at_ : 0;
+            float* const out = (use == buffer_use::in_place ? in_ : out_).data() + at;
+            raise_fault(call(me_, all_reduce_body<float, sum>{in_.data() + at, out, n, {}, plan}, options_.deadline));
+            if (options_.results_are_read) read(out, n);
+        };
+        if (use != buffer_use::cold) once();  // what was measured before it has used the caches
+        barrier(me_, options_.deadline);
+        const std::int64_t begin = collective_now();
+        for (std::int64_t i = 0; i < repeats; ++i) once();
+        std::int64_t each = (collective_now() - begin) / repeats;
+        broadcast(me_, std::span<std::int64_t>(&each, 1), 0, options_.deadline);
+        return each;
+    }
+
+    static void read(const float* from, std::size_t n) noexcept {
+        const volatile float* const seen = from;
+        for (std::size_t i = 0; i < n; i += cache_line / sizeof(float)) (void)seen[i];
+    }
+
+    const member& me_;
+    const tune_options& options_;
+    std::vector<float> in_, out_;
+    std::size_t at_ = 0;  // where the latest cold buffers are
+};
 
 }  // namespace detail
 
-/// A table for groups of this size, from sums of floats. Called by every rank; every rank gets the same. A size goes to a
-/// plan other than that of the size below only where it gains 5 %: what differs by noise isn't a row. Throws std::bad_alloc,
-/// and operation_error for what goes wrong in a collective.
+/// A table for groups of this size, from sums of floats: takes some seconds. Called by every rank; every rank gets the same. A
+/// size goes to a plan other than that of the size below only where it gains 10 %: what differs by noise isn't a row. Throws
+/// std::bad_alloc, operation_error (errc::invalid_specification) if the smallest size is less than a float, and what goes wrong
+/// in a collective.
 [[nodiscard]] inline tuning_table tune(const member& me, const tune_options& options = {}) {
-    constexpr std::array<collective_plan, 4> plans{{{algorithm::flag_in_data, false},
-                                                    {algorithm::one_shot, false},
-                                                    {algorithm::two_shot, false},
-                                                    {algorithm::two_shot, true}}};
-    std::vector<float> in(options.largest.count() / sizeof(float), 1.0F), out(in.size());
+    const std::uint64_t largest = std::max(options.largest, options.arena).count();
+    if (options.smallest < bytes{sizeof(float)} || largest > std::numeric_limits<std::int64_t>::max())
+        raise({.code = errc::invalid_specification, .asked = options.smallest.count(), .limit = largest}, {}, "tune");
+    detail::tuner measuring(me, options);
+    constexpr auto& plans = detail::tuner::plans;
     std::vector<tuning_table::row> rows;
     for (std::uint64_t size = options.smallest.count(); size <= options.largest.count(); size *= 2) {
-        const std::size_t n = size / sizeof(float);
-        std::array<std::int64_t, plans.size()> took{};
-        for (std::size_t i = 0; i < plans.size(); ++i) {
-            // What doesn't fit would go another way, under a false name.
-            const std::uint64_t room = me.view().slot;
-            if ((plans[i].how == algorithm::one_shot && size > room) ||
-                (plans[i].how == algorithm::flag_in_data && 2 * size + 256 > channel_view::words_bytes(room))) {
-                took[i] = std::numeric_limits<std::int64_t>::max() / 64;
-                continue;
-            }
-            const detail::all_reduce_body<float, sum> body{in.data(), out.data(), n, {}, plans[i]};
-            took[i] = detail::measured_call(
-                me, options.per_plan, [&] { raise_fault(detail::call(me, body, options.deadline)); }, options.deadline);
-        }
-        const auto best = static_cast<std::size_t>(std::min_element(took.begin(), took.end()) - took.begin());
-        const tuning_table::row row{me.size(), size, plans[best]};
+        const auto worst = detail::tuner::regrets(measuring.measure(size));
+        const auto best = static_cast<std::size_t>(std::min_element(worst.begin(), worst.end()) - worst.begin());
         if (!rows.empty()) {
-            const auto last =
-                static_cast<std::size_t>(std::find(plans.begin(), plans.end(), rows.back().plan) - plans.begin());
-            if (took[last] * 20 <= took[best] * 21) {
+            const auto last = std::find(plans.begin(), plans.end(), rows.back().plan) - plans.begin();
+            if (worst[static_cast<std::size_t>(last)] <= worst[best] * 1.1) {
                 rows.back().bytes = size;
                 continue;
             }
         }
-        rows.push_back(row);
+        rows.push_back({me.size(), size, plans[best]});
     }
     if (!rows.empty()) rows.back().bytes = tuning_table::any_bytes;
     return tuning_table(std::move(rows));

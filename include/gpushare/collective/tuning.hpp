@@ -1,7 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 // Which algorithm a size gets: a table that was measured, that a person can read and change, and that is saved as text.
 //
-//   auto table = gpushare::tuning_table::load(text);      // "2 4096 one_shot cached\n..."
+//   auto table = gpushare::tuning_table::load(text);      // "2 4096 one_shot cached\n2 any two_shot streaming places=2\n"
 //   gpushare::communicator group(4, {.tuning = table});
 //
 // Whatever it says, the result has the same bits: every algorithm combines the ranks of an element in their order.
@@ -38,7 +38,13 @@ enum class algorithm : std::uint8_t { flag_in_data, one_shot, two_shot, ring };
 
 struct collective_plan {
     algorithm how = algorithm::two_shot;
-    bool streaming = false;  // results go past the caches
+    /// Results go past the caches: not in place, where they are in the caches already, nor to addresses that don't allow it.
+    bool streaming = false;
+    /// At how many places of its part a thread stores past the caches by turns: 1 or 2.
+    std::uint8_t places = 1;
+    /// How many cache lines ahead of its work a thread asks for those that it reads and writes; 0 leaves that to the
+    /// processor. Where results stay in the caches.
+    std::uint8_t ahead = 0;
     friend constexpr bool operator==(const collective_plan&, const collective_plan&) = default;
 };
 
@@ -61,21 +67,38 @@ public:
         });
     }
 
-    /// As measured with 2 and 4 ranks on 2 cores of a Xeon with 2 MiB of second-level cache each. Past the caches it goes from
-    /// the size at which cold data gains more than warm data loses; `tune` sees warm data only.
+    /// What `tune` found on a machine with a processor of this one's maker: good to begin with. Its own table is better.
     [[nodiscard]] static tuning_table measured() {
+#if defined(__x86_64__)
+        if (__builtin_cpu_is("amd")) return measured_on_epyc();
+#endif
+        return measured_on_xeon();
+    }
+    /// With 2 and 4 ranks on 2 cores of a Xeon (AVX-512, 2 MiB of second-level cache each).
+    [[nodiscard]] static tuning_table measured_on_xeon() {
         using enum algorithm;
-        return tuning_table({{2, 512, {one_shot, false}},
-                             {2, std::uint64_t{512} << 10, {two_shot, false}},
+        return tuning_table({{2, 512, {one_shot}},
+                             {2, std::uint64_t{512} << 10, {two_shot, false, 1, 16}},
+                             {2, any_bytes, {two_shot, true, 2, 16}},
+                             {any_ranks, 1024, {one_shot}},
+                             {any_ranks, std::uint64_t{1} << 20, {two_shot, false, 1, 16}},
+                             {any_ranks, any_bytes, {two_shot, true, 1, 16}}});
+    }
+    /// With 2 and 4 ranks on 2 cores of an EPYC (AVX-512, 32 MiB of third-level cache), where each rank reads its results.
+    [[nodiscard]] static tuning_table measured_on_epyc() {
+        using enum algorithm;
+        return tuning_table({{2, 512, {one_shot}},
+                             {2, std::uint64_t{4} << 20, {two_shot}},
                              {2, any_bytes, {two_shot, true}},
-                             {any_ranks, 1024, {one_shot, false}},
-                             {any_ranks, std::uint64_t{1} << 20, {two_shot, false}},
+                             {any_ranks, 8192, {one_shot}},
+                             {any_ranks, std::uint64_t{2} << 20, {two_shot}},
                              {any_ranks, any_bytes, {two_shot, true}}});
     }
-    /// Everything by one algorithm.
-    [[nodiscard]] static tuning_table always(algorithm how, bool streaming = false) {
-        return tuning_table({{any_ranks, any_bytes, {how, streaming}}});
+    /// Everything by one plan.
+    [[nodiscard]] static tuning_table always(const collective_plan& plan) {
+        return tuning_table({{any_ranks, any_bytes, plan}});
     }
+    [[nodiscard]] static tuning_table always(algorithm how) { return always(collective_plan{how}); }
 
     [[nodiscard]] std::span<const row> rows() const noexcept { return rows_; }
     friend bool operator==(const tuning_table&, const tuning_table&) = default;
@@ -87,7 +110,8 @@ public:
         return {};
     }
 
-    /// A line per row: ranks, bytes, algorithm, "cached" or "streaming"; "any" for a row without a limit.
+    /// A line per row: ranks, bytes, algorithm, "cached" or "streaming", and "places=2" or "ahead=16" where they differ from
+    /// what they are otherwise; "any" for a row without a limit.
     [[nodiscard]] std::string save() const {
         std::string text;
         for (const row& r : rows_) {
@@ -96,7 +120,10 @@ public:
             text += r.bytes == any_bytes ? "any" : std::to_string(r.bytes);
             text += ' ';
             text += to_string(r.plan.how);
-            text += r.plan.streaming ? " streaming\n" : " cached\n";
+            text += r.plan.streaming ? " streaming" : " cached";
+            if (r.plan.places != collective_plan{}.places) text += " places=" + std::to_string(r.plan.places);
+            if (r.plan.ahead != collective_plan{}.ahead) text += " ahead=" + std::to_string(r.plan.ahead);
+            text += '\n';
         }
         return text;
     }
@@ -114,10 +141,14 @@ public:
                 return w;
             };
             row r;
-            bool good = number(word(), r.ranks) && number(word(), r.bytes);
+            bool good = limit(word(), r.ranks) && limit(word(), r.bytes);
             const std::string_view how = word(), where = word();
-            good = good && (where == "cached" || where == "streaming") && rest.empty();
+            good = good && (where == "cached" || where == "streaming");
             r.plan.streaming = where == "streaming";
+            if (rest.starts_with("places="))
+                good = good && number(word().substr(7), r.plan.places) && (r.plan.places == 1 || r.plan.places == 2);
+            if (rest.starts_with("ahead=")) good = good && number(word().substr(6), r.plan.ahead);
+            good = good && rest.empty();
             bool known = false;
             for (const algorithm a :
                  {algorithm::flag_in_data, algorithm::one_shot, algorithm::two_shot, algorithm::ring})
@@ -134,11 +165,13 @@ public:
 
 private:
     template <class N>
+    static bool limit(std::string_view word, N& n) noexcept {
+        if (word != "any") return number(word, n);
+        n = std::numeric_limits<N>::max();
+        return true;
+    }
+    template <class N>
     static bool number(std::string_view word, N& n) noexcept {
-        if (word == "any") {
-            n = std::numeric_limits<N>::max();
-            return true;
-        }
         const char* const end = word.data() + word.size();
         const auto [stop, code] = std::from_chars(word.data(), end, n);
         return code == std::errc{} && stop == end && !word.empty();
