@@ -26,6 +26,10 @@ void copy_bandwidth(report& r);
 // partitions.cpp
 void partition_sizes(report& r);
 void partition_isolation(report& r);
+// collectives.cpp
+void collective_sums(report& r);
+void collective_speed(report& r);
+void collective_fused(report& r);
 // faults.cpp
 void fault_in_primary_context(report& r);
 void fault_in_partition(report& r);
@@ -47,6 +51,9 @@ inline constexpr std::array experiments{
     experiment{"stream_priority", 30, stream_priority},
     experiment{"share_accuracy", 40, share_accuracy},
     experiment{"ranks_on_one_device", 30, ranks_on_one_device},
+    experiment{"collective_sums", 40, collective_sums},
+    experiment{"collective_speed", 60, collective_speed},
+    experiment{"collective_fused", 40, collective_fused},
     experiment{"malloc_granularity", 30, malloc_granularity},
     experiment{"pool_rounding", 30, pool_rounding},
     experiment{"pool_reuse", 30, pool_reuse},

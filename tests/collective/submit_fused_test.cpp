@@ -102,6 +102,42 @@ TEST_CASE("a pipeline on streams, with any number of blocks, has the bits of ran
     }
 }
 
+TEST_CASE("pipelines of ranks that share a device, in one launch, have the bits of rank threads", "[collective]") {
+    constexpr std::size_t rows = 7;
+    machine m(rows, 100);
+    std::vector<std::vector<gs::bfloat16>> want(ranks, std::vector<gs::bfloat16>(rows * m.width));
+    support::together(ranks, [&](unsigned r) { gs::run(m.group.rank(r), m.steps(r), std::span(want[r])); });
+    std::vector<decltype(m.steps(0))> steps;
+    std::vector<gs::bfloat16*> to;
+    for (std::uint32_t r = 0; r < ranks; ++r) {
+        steps.push_back(m.steps(r));
+        to.push_back(m.out[r].data());
+    }
+    const std::span<const decltype(m.steps(0))> all(steps);
+    const std::span<gs::bfloat16* const> outs(to);
+    const auto submit = [&](bool sharded, const auto& some, const gs::launch_options& options) {
+        auto& gangs = m.node.gangs();
+        return sharded
+                   ? gs::submit_shared_run_sharded(gangs, m.devices[1], m.streams[1], m.members, some, outs, options)
+                   : gs::submit_shared_run(gangs, m.devices[1], m.streams[1], m.members, some, outs, options);
+    };
+    for (const bool sharded : {false, true}) {
+        for (auto& o : m.out) o.assign(o.size(), gs::bfloat16{});
+        REQUIRE(submit(sharded, all, {}) == gs::errc::none);
+        m.wait();
+        CHECK_FALSE(gs::fault_of(m.members[0]));
+        for (std::uint32_t r = 0; r < ranks; ++r) {
+            const auto own = sharded ? gs::shard_of(rows, r, ranks) : gs::element_range{0, rows};
+            const std::size_t kept = own.size() * m.width;
+            CHECK(same(std::span(m.out[r]).first(kept), std::span(want[r]).subspan(own.begin * m.width, kept)));
+        }
+        const auto before = m.group.progress()[0].epoch;
+        CHECK(submit(sharded, all, {.blocks = 4}) == gs::errc::too_many_blocks);  // 12 blocks, 4 SMs
+        CHECK(submit(sharded, all.first(2), {}) == gs::errc::invalid_specification);
+        CHECK(m.group.progress()[0].epoch == before);
+    }
+}
+
 TEST_CASE("pipelines that can't be launched are refused, and nothing is launched", "[collective]") {
     machine small(2, 3000, gs::bytes{8192});  // a row of 12,000 bytes doesn't fit into a slot
     CHECK(small.submit<false>() == gs::errc::invalid_specification);

@@ -5,6 +5,7 @@
 
 #include <chrono>
 #include <cstdint>
+#include <limits>
 #include <span>
 #include <vector>
 
@@ -55,7 +56,7 @@ TEST_CASE("a plan has the times of the one that does the same, and none where it
         for (std::size_t p = 0; p < tuner::plans.size(); ++p) {
             const auto& plan = tuner::plans[p];
             CAPTURE(fits, to_string(plan.how), plan.streaming, plan.ahead);
-            const bool by_slot = plan.how != algorithm::two_shot;
+            const bool by_slot = plan.how == algorithm::flag_in_data || plan.how == algorithm::one_shot;
             for (const std::int64_t t : took[p]) CHECK((t == tuner::unusable) == (by_slot && !fits));
             if (!plan.streaming) continue;
             CHECK(took[p][at(buffer_use::in_place)] == took[plan.ahead == 0 ? 2 : 3][at(buffer_use::in_place)]);
@@ -91,6 +92,23 @@ TEST_CASE("all ranks get the same table, which can be used", "[collective]") {
             support::together(ranks, [&](unsigned r) { gpushare::all_reduce(group.rank(r), x[r], std::span(x[r])); });
             for (const auto& of_rank : x) CHECK(of_rank == std::vector<int>(5000, static_cast<int>(ranks)));
         }
+}
+
+TEST_CASE("what is submitted gets the plan that took the least, and changes it where that pays", "[collective]") {
+    const double never = std::numeric_limits<double>::infinity();
+    const auto took = [&](const gpushare::collective_plan& plan, gpushare::bytes size) {
+        const auto n = static_cast<double>(size.count());
+        switch (plan.how) {
+            case algorithm::flag_in_data: return size.count() <= 128 ? 1.0 : never;
+            case algorithm::one_shot: return 2 + n / 256;
+            case algorithm::two_shot: return plan.streaming ? 3 + n / 1000 : 3 + n / 1024;  // the former never by 10 %
+            default: return 100 + n / 4096;
+        }
+    };
+    const auto table = gpushare::tune_submitted(4, took, quick);
+    CHECK(table.save() == "4 128 flag_in_data cached\n4 256 one_shot cached\n4 any two_shot cached\n");
+    const auto nothing = [&](const gpushare::collective_plan&, gpushare::bytes) { return never; };
+    CHECK(gpushare::tune_submitted(4, nothing, quick) == tuning_table{});
 }
 
 TEST_CASE("a tuner refuses sizes without a float, and gives up with the others", "[collective]") {

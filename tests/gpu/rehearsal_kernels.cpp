@@ -13,7 +13,11 @@
 #include "support/cuda_standin/launch.hpp"
 #include "support/cuda_standin/standin.hpp"
 
+#include "gpu/collective_launches.hpp"
+
 namespace bench {
+
+const bool rehearsal = true;
 
 namespace {
 

@@ -109,13 +109,20 @@ public:
         return {state_->views[std::size_t{channel} * size() + r], state_->tuning, r};
     }
 
+    [[nodiscard]] const tuning_table& tuning() const noexcept { return state_->tuning; }
+    /// For what is submitted from now on. Not while anything is.
+    void set_tuning(tuning_table table) noexcept { state_->tuning = std::move(table); }
+
     /// A group of some of the ranks, in the order given, with memory of its own: of those that live, once this one was
     /// aborted, or beside it. Throws as the constructor, and errc::invalid_specification for a rank that isn't there.
     [[nodiscard]] device_communicator subgroup(std::span<const std::uint32_t> ranks) const {
         std::vector<device_id> of;
         for (const std::uint32_t r : ranks) of.push_back((void(rank(r)), state_->devices[r]));
         const bool direct = state_->views[0].direct;
-        return {state_->node, state_->visible, of, options_, direct ? workspaces::on_devices : workspaces::on_host};
+        communicator_options options = options_;
+        options.tuning = state_->tuning;
+        return {state_->node, state_->visible, of, std::move(options),
+                direct ? workspaces::on_devices : workspaces::on_host};
     }
 
     /// Asks the ranks to end every collective, now and later, on all channels, with this error. Those on the devices see it

@@ -13,6 +13,7 @@
 #include <gpushare/collective/communicator.hpp>
 #include <gpushare/collective/fused_all_reduce.hpp>
 #include <gpushare/collective/submit.hpp>
+#include <gpushare/collective/submit_shared.hpp>
 #include <gpushare/concepts.hpp>
 #include <gpushare/config.hpp>
 #include <gpushare/error.hpp>
@@ -21,11 +22,11 @@ namespace gpushare::inline GPUSHARE_ABI {
 
 namespace detail {
 
-template <bool Sharded, class Gangs, class Stream, class T, class Op, class... Stages>
-[[nodiscard]] errc submit_pipelines(Gangs& gangs, std::span<const device_id> devices, std::span<Stream> streams,
-                                    std::span<const member> members, std::span<const pipeline<T, Op, Stages...>> steps,
+/// Hands `submit` a function that makes the body of each rank.
+template <bool Sharded, class Submit, class T, class Op, class... Stages>
+[[nodiscard]] errc submit_pipelines(std::span<const member> members, std::span<const pipeline<T, Op, Stages...>> steps,
                                     std::span<typename pipeline<T, Op, Stages...>::out_type* const> outs,
-                                    const launch_options& options) {
+                                    const Submit& submit) {
     static_assert(!std::integral<T> && !std::same_as<T, double>, "gpushare: epilogues compute in float");
     if (members.empty() || steps.size() != members.size() || outs.size() != members.size())
         return errc::invalid_specification;
@@ -34,12 +35,11 @@ template <bool Sharded, class Gangs, class Stream, class T, class Op, class... S
         if (p.width == 0 || p.count % p.width != 0) return errc::invalid_specification;
         if (epilogue<Stages...>::whole_rows && p.width * sizeof(float) > slot) return errc::invalid_specification;
     }
-    const auto body_of = [&](std::size_t r) {
+    return submit([&](std::size_t r) {
         const auto& p = steps[r];
         const bool streaming = members[0].tuning().plan(members[0].size(), p.count * sizeof(T)).streaming;
         return fused_body<T, Op, Sharded, Stages...>{p, outs[r], streaming};
-    };
-    return submit_each(gangs, devices, streams, members, body_of, options);
+    });
 }
 
 }  // namespace detail
@@ -52,7 +52,9 @@ template <gang_order Gangs, launcher Stream, class T, class Op, class... Stages>
                               std::span<const member> members, std::span<const pipeline<T, Op, Stages...>> steps,
                               std::span<typename pipeline<T, Op, Stages...>::out_type* const> outs,
                               const launch_options& options = {}) {
-    return detail::submit_pipelines<false>(gangs, devices, streams, members, steps, outs, options);
+    return detail::submit_pipelines<false>(members, steps, outs, [&](const auto& body_of) {
+        return detail::submit_each(gangs, devices, streams, members, body_of, options);
+    });
 }
 
 /// The same where rank r keeps its own rows (`shard_of`) in outs[r].
@@ -62,7 +64,32 @@ template <gang_order Gangs, launcher Stream, class T, class Op, class... Stages>
                                       std::span<const pipeline<T, Op, Stages...>> steps,
                                       std::span<typename pipeline<T, Op, Stages...>::out_type* const> outs,
                                       const launch_options& options = {}) {
-    return detail::submit_pipelines<true>(gangs, devices, streams, members, steps, outs, options);
+    return detail::submit_pipelines<true>(members, steps, outs, [&](const auto& body_of) {
+        return detail::submit_each(gangs, devices, streams, members, body_of, options);
+    });
+}
+
+/// The same for ranks that share `device`: one launch on `stream` for all of them. As submit_shared() in all else.
+template <gang_order Gangs, launcher Stream, class T, class Op, class... Stages>
+[[nodiscard]] errc submit_shared_run(Gangs& gangs, device_id device, Stream& stream, std::span<const member> members,
+                                     std::span<const pipeline<T, Op, Stages...>> steps,
+                                     std::span<typename pipeline<T, Op, Stages...>::out_type* const> outs,
+                                     const launch_options& options = {}) {
+    return detail::submit_pipelines<false>(members, steps, outs, [&](const auto& body_of) {
+        return detail::submit_shared_each(gangs, device, stream, members, body_of, options);
+    });
+}
+
+/// The same where rank r keeps its own rows (`shard_of`) in outs[r].
+template <gang_order Gangs, launcher Stream, class T, class Op, class... Stages>
+[[nodiscard]] errc submit_shared_run_sharded(Gangs& gangs, device_id device, Stream& stream,
+                                             std::span<const member> members,
+                                             std::span<const pipeline<T, Op, Stages...>> steps,
+                                             std::span<typename pipeline<T, Op, Stages...>::out_type* const> outs,
+                                             const launch_options& options = {}) {
+    return detail::submit_pipelines<true>(members, steps, outs, [&](const auto& body_of) {
+        return detail::submit_shared_each(gangs, device, stream, members, body_of, options);
+    });
 }
 
 }  // namespace gpushare::inline GPUSHARE_ABI

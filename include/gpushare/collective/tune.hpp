@@ -6,12 +6,15 @@
 //   // then one of them, when all are done:
 //   group.set_tuning(table);                      // and table.save() for the next run
 //
+// For what is submitted to streams, whoever submits and times it calls tune_submitted().
+//
 // A size is used in three ways: again and again in the same buffers (warm), in buffers that no cache holds (cold), and in place.
 // It gets the plan that is never far behind the best one: whose worst ratio to the best, of the three, is the least.
 #pragma once
 
 #include <algorithm>
 #include <array>
+#include <concepts>
 #include <cstddef>
 #include <cstdint>
 #include <limits>
@@ -23,6 +26,7 @@
 #include <gpushare/collective/exchange.hpp>
 #include <gpushare/collective/fault.hpp>
 #include <gpushare/collective/reduce_ops.hpp>
+#include <gpushare/collective/ring.hpp>
 #include <gpushare/collective/team.hpp>
 #include <gpushare/collective/tuning.hpp>
 #include <gpushare/config.hpp>
@@ -43,20 +47,23 @@ struct tune_options {
 
 namespace detail {
 
-/// How buffers are used, and what all candidates took at one size: nanoseconds of a call; of several samples, the median.
+/// How the buffers of a call are used.
 enum class buffer_use : std::uint8_t { warm, cold, in_place };
 
+/// One rank's part in measuring all candidates.
 class tuner {
 public:
     static constexpr std::size_t uses = 3, samples = 7;
-    static constexpr std::array<collective_plan, 8> plans{{{algorithm::flag_in_data},
+    static constexpr std::array<collective_plan, 9> plans{{{algorithm::flag_in_data},
                                                            {algorithm::one_shot},
                                                            {algorithm::two_shot},
                                                            {algorithm::two_shot, false, 1, 16},
                                                            {algorithm::two_shot, true, 1},
                                                            {algorithm::two_shot, true, 2},
                                                            {algorithm::two_shot, true, 1, 16},
-                                                           {algorithm::two_shot, true, 2, 16}}};
+                                                           {algorithm::two_shot, true, 2, 16},
+                                                           {algorithm::ring}}};
+    /// Nanoseconds of a call by each plan, for each use.
     using times = std::array<std::array<std::int64_t, uses>, plans.size()>;
 
     tuner(const member& me, const tune_options& options)
@@ -125,6 +132,7 @@ private:
     [[nodiscard]] bool fits(const collective_plan& plan, std::uint64_t size) const noexcept {
         const std::uint64_t room = me_.view().slot;
         if (plan.how == algorithm::one_shot) return size <= room;
+        if (plan.how == algorithm::ring) return room >= smallest_ring_slot;
         return plan.how != algorithm::flag_in_data || 2 * size + 256 <= channel_view::words_bytes(room);
     }
 
@@ -160,33 +168,64 @@ private:
     std::size_t at_ = 0;  // where the latest cold buffers are
 };
 
-}  // namespace detail
-
-/// A table for groups of this size, from sums of floats: takes some seconds. Called by every rank; every rank gets the same. A
-/// size goes to a plan other than that of the size below only where it gains 10 %: what differs by noise isn't a row. Throws
-/// std::bad_alloc, operation_error (errc::invalid_specification) if the smallest size is less than a float, and what goes wrong
-/// in a collective.
-[[nodiscard]] inline tuning_table tune(const member& me, const tune_options& options = {}) {
+/// Sizes that double come to an end, and hold a float.
+inline void check_sizes(const tune_options& options) {
     const std::uint64_t largest = std::max(options.largest, options.arena).count();
-    if (options.smallest < bytes{sizeof(float)} || largest > std::numeric_limits<std::int64_t>::max())
+    if (options.smallest < bytes{sizeof(float)} || largest > std::uint64_t{1} << 62)
         raise({.code = errc::invalid_specification, .asked = options.smallest.count(), .limit = largest}, {}, "tune");
-    detail::tuner measuring(me, options);
-    constexpr auto& plans = detail::tuner::plans;
+}
+
+/// The table that gives each size the plan with the least of `costs(size)`. A size goes to a plan other than that of the size
+/// below only where it gains 10 %: what differs by noise isn't a row.
+template <class Costs>
+[[nodiscard]] tuning_table cheapest(std::uint32_t ranks, const tune_options& options,
+                                    std::span<const collective_plan> plans, const Costs& costs) {
     std::vector<tuning_table::row> rows;
     for (std::uint64_t size = options.smallest.count(); size <= options.largest.count(); size *= 2) {
-        const auto worst = detail::tuner::regrets(measuring.measure(size));
-        const auto best = static_cast<std::size_t>(std::min_element(worst.begin(), worst.end()) - worst.begin());
+        const auto cost = costs(size);
+        const auto best = static_cast<std::size_t>(std::min_element(cost.begin(), cost.end()) - cost.begin());
+        if (!(cost[best] < std::numeric_limits<double>::infinity())) continue;
         if (!rows.empty()) {
             const auto last = std::find(plans.begin(), plans.end(), rows.back().plan) - plans.begin();
-            if (worst[static_cast<std::size_t>(last)] <= worst[best] * 1.1) {
+            if (cost[static_cast<std::size_t>(last)] <= cost[best] * 1.1) {
                 rows.back().bytes = size;
                 continue;
             }
         }
-        rows.push_back({me.size(), size, plans[best]});
+        rows.push_back({ranks, size, plans[best]});
     }
     if (!rows.empty()) rows.back().bytes = tuning_table::any_bytes;
     return tuning_table(std::move(rows));
+}
+
+}  // namespace detail
+
+/// A table for groups of this size, from sums of floats: takes some seconds. Called by every rank; every rank gets the same.
+/// Throws std::bad_alloc, operation_error (errc::invalid_specification) if the smallest size is less than a float, and what goes
+/// wrong in a collective.
+[[nodiscard]] inline tuning_table tune(const member& me, const tune_options& options = {}) {
+    detail::check_sizes(options);
+    detail::tuner measuring(me, options);
+    return detail::cheapest(me.size(), options, detail::tuner::plans,
+                            [&](std::uint64_t size) { return detail::tuner::regrets(measuring.measure(size)); });
+}
+
+/// The same for collectives that are submitted: took(plan, bytes) says what one takes that is submitted by this plan, in any
+/// unit, as seen by whoever times it (two points of a stream do), or infinity for a plan that can't be used. Of `options`, the
+/// sizes alone count.
+template <std::invocable<const collective_plan&, bytes> Took>
+[[nodiscard]] tuning_table tune_submitted(std::uint32_t ranks, const Took& took, const tune_options& options = {}) {
+    detail::check_sizes(options);
+    static constexpr std::array<collective_plan, 5> plans{{{algorithm::flag_in_data},
+                                                           {algorithm::one_shot},
+                                                           {algorithm::two_shot},
+                                                           {algorithm::two_shot, true},
+                                                           {algorithm::ring}}};
+    return detail::cheapest(ranks, options, plans, [&](std::uint64_t size) {
+        std::array<double, plans.size()> cost{};
+        for (std::size_t p = 0; p < plans.size(); ++p) cost[p] = static_cast<double>(took(plans[p], bytes{size}));
+        return cost;
+    });
 }
 
 }  // namespace gpushare::inline GPUSHARE_ABI

@@ -1,0 +1,11 @@
+// SPDX-License-Identifier: Apache-2.0
+#include <gpushare/backend/cuda/cooperative.cuh>
+#include <gpushare/backend/cuda/launch.cuh>
+
+#include "gpu/collective_launches.hpp"
+
+namespace bench {
+
+const bool rehearsal = false;
+
+}  // namespace bench

@@ -1,0 +1,242 @@
+// SPDX-License-Identifier: Apache-2.0
+// Collectives of several ranks on one device: that sums are right, how fast they are at which size, and what fusing gains.
+#include <algorithm>
+#include <array>
+#include <cmath>
+#include <cstddef>
+#include <cstdint>
+#include <cstdio>
+#include <limits>
+#include <span>
+#include <stdexcept>
+#include <string>
+#include <utility>
+#include <vector>
+
+#include <gpushare/backend/cuda/pinned.hpp>
+#include <gpushare/collective/device_communicator.hpp>
+#include <gpushare/collective/tune.hpp>
+#include <gpushare/error.hpp>
+
+#include "collective_kernels.hpp"
+#include "experiments.hpp"
+#include "rig.hpp"
+
+namespace bench {
+
+namespace {
+
+using gpushare::algorithm;
+using gpushare::bytes;
+using gpushare::collective_plan;
+using gpushare::never;
+
+constexpr std::uint32_t threads = 512;  // of a block: two are resident on an SM where the kernels need few registers
+
+/// A group of ranks that share the device.
+class shared_ranks {
+public:
+    shared_ranks(rig& device, std::uint32_t ranks, std::uint32_t lanes)
+        : device_(&device),
+          visible_(device.node),
+          devices_(ranks, device.device),
+          group_(device.node, visible_, devices_, {.lanes = lanes, .slot = bytes{32768}}),
+          stream_(device.stream()) {
+        for (std::uint32_t r = 0; r < ranks; ++r) members_.push_back(group_.rank(r));
+    }
+    [[nodiscard]] rank_group all() { return {device_->node, device_->device, stream_, members_}; }
+    [[nodiscard]] std::uint32_t size() const noexcept { return group_.size(); }
+    [[nodiscard]] cu::stream& stream() noexcept { return stream_; }
+    void use(gpushare::tuning_table table) { group_.set_tuning(std::move(table)); }
+
+    /// Throws what went wrong in the group, and what a launch says.
+    void check(gpushare::errc launched) const {
+        gpushare::raise_fault(gpushare::fault_of(members_[0]));
+        if (launched != gpushare::errc::none)
+            throw std::runtime_error("a collective was refused: " + std::string(gpushare::to_string(launched)));
+    }
+    /// Microseconds of one of `count` launches in a row, by points around them.
+    template <class Launch>
+    [[nodiscard]] double us_of_launches(int count, const Launch& launch) {
+        const auto begin = stream_.record();
+        for (int i = 0; i < count; ++i) launch();
+        const auto end = stream_.record();
+        end.wait(never);
+        check(gpushare::errc::none);
+        return to_us(elapsed(begin, end)) / count;
+    }
+    template <class Launch>
+    [[nodiscard]] std::vector<double> times(std::size_t repeats, int count, const Launch& launch) {
+        return repeated(repeats, [&] { return us_of_launches(count, launch); });
+    }
+
+private:
+    rig* device_;
+    cu::pinned_memory visible_;
+    std::vector<gpushare::device_id> devices_;
+    gpushare::device_communicator<cu::node, cu::pinned_memory> group_;
+    cu::stream stream_;
+    std::vector<gpushare::member> members_;
+};
+
+double median(std::vector<double> values) {
+    std::ranges::nth_element(values, values.begin() + static_cast<std::ptrdiff_t>(values.size() / 2));
+    return values[values.size() / 2];
+}
+
+constexpr std::array plans{collective_plan{algorithm::flag_in_data}, collective_plan{algorithm::one_shot},
+                           collective_plan{algorithm::two_shot}, collective_plan{algorithm::two_shot, true},
+                           collective_plan{algorithm::ring}};
+
+float element(std::uint32_t rank, std::size_t i) { return static_cast<float>((i * 7 + rank * 3) % 11) - 5; }
+
+}  // namespace
+
+void collective_sums(report& r) {
+    rig device;
+    double wrong = 0, checked = 0;
+    const std::size_t most = rehearsal ? 3'001 : 100'003;
+    for (const std::uint32_t ranks : {1U, 2U, 3U, 8U, 16U}) {
+        shared_ranks group(device, ranks, 4);
+        device_array<float> in(device, ranks * most), out(device, ranks * most);
+        for (const auto& plan : plans)
+            for (const std::size_t n : {std::size_t{1}, std::size_t{255}, std::size_t{2048}, most})
+                for (const bool in_place : {false, true}) {
+                    if (rehearsal && ranks == 16 && plan.how != algorithm::two_shot)
+                        continue;  // a thread for each block
+                    std::vector<float> x(ranks * n);
+                    for (std::uint32_t rank = 0; rank < ranks; ++rank)
+                        for (std::size_t i = 0; i < n; ++i) x[rank * n + i] = element(rank, i);
+                    group.stream().copy(in.data(), x.data(), x.size() * sizeof(float));
+                    group.use(gpushare::tuning_table::always(plan));
+                    const std::uint32_t blocks = std::min(n == 255 ? 1U : 4U, most_blocks(group.all(), threads));
+                    group.check(launch_all_reduce(group.all(), in.data(), in_place ? in.data() : out.data(), n,
+                                                  {.blocks = blocks, .threads = threads}));
+                    const auto result = (in_place ? in : out).read(group.stream(), ranks * n);
+                    group.check(gpushare::errc::none);
+                    for (std::size_t i = 0; i < n; ++i) {
+                        float sum = 0;
+                        for (std::uint32_t rank = 0; rank < ranks; ++rank) sum += element(rank, i);
+                        for (std::uint32_t rank = 0; rank < ranks; ++rank) wrong += result[rank * n + i] != sum ? 1 : 0;
+                    }
+                    checked += static_cast<double>(ranks * n);
+                }
+    }
+    r.figure("gpu.collective_sums_checked", {checked}, "elements");
+    expect_none(r, "gpu.collective_sums_wrong", wrong, "elements");
+}
+
+void collective_speed(report& r) {
+    const std::uint64_t largest = rehearsal ? 16'384 : std::uint64_t{64} << 20;
+    rig device;
+    double slowest_small = 0;
+    for (const std::uint32_t ranks : {2U, 4U, 8U}) {
+        const std::uint32_t most_lanes = rehearsal ? 2 : device.properties().sms * 4 / ranks;
+        shared_ranks group(device, ranks, most_lanes);
+        const std::uint32_t most = std::min(most_lanes, most_blocks(group.all(), threads));
+        device_array<float> in(device, ranks * largest / sizeof(float)), out(device, ranks * largest / sizeof(float));
+
+        // The best of several numbers of blocks; they are part of what is submitted, not of the table.
+        std::uint32_t blocks_of_best = 0;
+        const auto best = [&](const collective_plan& plan, bytes size) {
+            group.use(gpushare::tuning_table::always(plan));
+            double least = std::numeric_limits<double>::infinity();
+            for (std::uint32_t blocks = 1; blocks <= most;
+                 blocks = blocks < most ? std::min(blocks * 4, most) : most + 1) {
+                // What doesn't fit would go another way, under a false name.
+                const std::uint64_t of_lane = size.count() / blocks, slot = 32768;
+                if (plan.how == algorithm::one_shot && of_lane > slot) continue;
+                if (plan.how == algorithm::flag_in_data && 2 * of_lane + 256 > slot / 4) continue;
+                if (of_lane > (std::uint64_t{4} << 20)) continue;  // hopeless, and long
+                const double us = median(group.times(5, size.count() <= 65'536 ? 20 : 3, [&] {
+                    group.check(launch_all_reduce(group.all(), in.data(), out.data(), size.count() / sizeof(float),
+                                                  {.blocks = blocks, .threads = threads}));
+                }));
+                if (us < least) {
+                    least = us;
+                    blocks_of_best = blocks;
+                }
+            }
+            return least;
+        };
+        const auto table = gpushare::tune_submitted(
+            ranks, best, {.smallest = bytes{1024}, .largest = bytes{largest}, .arena = bytes{largest}});
+        std::printf("# table:\n%s", table.save().c_str());
+        const std::string name = "gpu.all_reduce_of_" + std::to_string(ranks) + "_ranks_";
+        for (std::uint64_t size = 1024; size <= largest; size *= 4) {
+            const collective_plan plan = table.plan(ranks, size);
+            const double us = best(plan, bytes{size});
+            std::printf("# %u ranks, %llu bytes: %.1f us, %s%s, %u blocks a rank\n", ranks,
+                        static_cast<unsigned long long>(size), us, std::string(to_string(plan.how)).c_str(),
+                        plan.streaming ? " streaming" : "", blocks_of_best);
+            if (size <= 65'536) slowest_small = std::max(slowest_small, us);
+            if (size == 65'536 || size == largest) r.figure(name + std::to_string(size >> 10) + "kib_us", {us}, "us");
+            if (size != largest) continue;
+            // 2RS bytes, against a copy that reads and writes as many.
+            const std::size_t half = ranks * largest;
+            const double copy_us =
+                median(group.times(11, 3, [&] { group.stream().copy(out.data(), in.data(), half); }));
+            r.figure(name + "gb_per_s", {2e-3 * static_cast<double>(half) / us}, "GB/s");
+            r.figure(name + "copy_fraction", {copy_us / us}, "of a copy");
+        }
+    }
+    r.figure("gpu.all_reduce_up_to_64kib_us", {slowest_small}, "us");
+}
+
+void collective_fused(report& r) {
+    constexpr std::size_t width = transformer_step::width;
+    rig device;
+    double least = std::numeric_limits<double>::infinity(), least_field = least, off = 0;
+    const std::size_t most_tokens = rehearsal ? 16 : 2048;
+    for (const std::uint32_t ranks : {2U, 8U}) {
+        const std::uint32_t most_lanes = rehearsal ? 2 : device.properties().sms * 2 / ranks;
+        shared_ranks group(device, ranks, most_lanes);
+        const std::uint32_t most = std::min(most_lanes, most_blocks(group.all(), threads));
+        const std::size_t all = ranks * most_tokens * width;
+        device_array<float> x(device, all), residual(device, all), weight(device, width), summed(device, all);
+        device_array<float> added(device, all), normed(device, all), scratch(device, std::size_t{ranks} * most * width);
+        device_array<gpushare::bfloat16> out(device, all);
+        std::vector<float> numbers(all);
+        for (std::size_t i = 0; i < all; ++i) numbers[i] = element(0, i);
+        group.stream().copy(x.data(), numbers.data(), all * sizeof(float));
+        // The residual is the same on all ranks.
+        for (std::size_t i = 0; i < all; ++i) numbers[i] = element(1, i % (all / ranks));
+        group.stream().copy(residual.data(), numbers.data(), all * sizeof(float));
+        std::fill(numbers.begin(), numbers.end(), 1.0F);
+        group.stream().copy(weight.data(), numbers.data(), width * sizeof(float));
+        group.stream().record().wait(never);
+
+        for (std::size_t tokens = 16; tokens <= most_tokens; tokens *= tokens == 1024 ? 2 : 4) {
+            transformer_step step{tokens,       x.data(),      residual.data(), weight.data(), summed.data(),
+                                  added.data(), normed.data(), out.data(),      scratch.data()};
+            const auto blocks = static_cast<std::uint32_t>(std::min<std::size_t>(most, tokens));
+            const gpushare::launch_options shape{.blocks = blocks, .threads = threads};
+            const auto sum = [&] {
+                group.check(launch_all_reduce(group.all(), step.x, step.summed, step.of_rank(), shape));
+            };
+            const int count = tokens <= 64 ? 20 : 3;
+            const double fused =
+                median(group.times(7, count, [&] { group.check(launch_fused(group.all(), step, shape)); }));
+            const auto by_fused = out.read(group.stream(), ranks * step.of_rank());
+            const double passes = median(group.times(7, count, [&] {
+                sum();
+                launch_passes(group.all(), step, shape);
+            }));
+            const auto by_passes = out.read(group.stream(), ranks * step.of_rank());
+            const double field = median(group.times(7, count, [&] {
+                sum();
+                launch_one_pass(group.all(), step, shape);
+            }));
+            for (std::size_t i = 0; i < by_fused.size(); ++i) off += by_fused[i] == by_passes[i] ? 0 : 1;
+            std::printf("# %u ranks, %zu tokens: fused %.1f us, its steps %.1f, an all-reduce and one pass %.1f\n",
+                        ranks, tokens, fused, passes, field);
+            least = std::min(least, passes / fused);
+            least_field = std::min(least_field, field / fused);
+        }
+    }
+    r.figure("gpu.fused_gain_min", {least}, "x");
+    r.figure("gpu.fused_gain_field_min", {least_field}, "x");
+    expect_none(r, "gpu.fused_results_off", off, "elements");
+}
+
+}  // namespace bench
