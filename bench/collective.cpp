@@ -189,6 +189,27 @@ void copy_fraction(bench::report& r) {
     r.figure("collective.copy_fraction_64mib", fractions, "of a copy");
 }
 
+/// Elements of 16 bits, which are added in float, against floats that take as many bytes: 1 MiB.
+void types(bench::report& r) {
+    const gs::communicator group(2);
+    constexpr std::size_t bytes = std::size_t{1} << 20;
+    const auto us_of = [&]<class T>(std::vector<std::vector<T>>& x, std::vector<std::vector<T>>& y) {
+        return timed(group, 51, [&](const gs::member& me) {
+            gs::all_reduce(me, std::span<const T>(x[me.rank()]), std::span(y[me.rank()]));
+        });
+    };
+    const auto against_floats = [&]<class T>(const char* name, T) {
+        std::vector<std::vector<T>> x(2, std::vector<T>(bytes / sizeof(T))), y = x;
+        std::vector<std::vector<float>> a(2, std::vector<float>(bytes / sizeof(float))), b = a;
+        r.figure(name,
+                 bench::ratios(
+                     rounds, [&] { return us_of(x, y); }, [&] { return us_of(a, b); }),
+                 "x");
+    };
+    against_floats("collective.bfloat16_vs_float", gs::bfloat16{});
+    against_floats("collective.float16_vs_float", gs::float16{});
+}
+
 /// All-reduce + residual + RMSNorm + bf16 of `tokens` rows of 4096.
 struct transformer_step {
     static constexpr std::size_t width = 4096;
@@ -380,6 +401,7 @@ int main(int argc, char** argv) try {
     if (wanted("two")) compare(r, 2);
     if (wanted("four")) compare(r, 4);
     if (wanted("copy")) copy_fraction(r);
+    if (wanted("types")) types(r);
     if (wanted("fused")) fused_gains(r);
     if (wanted("streams")) streams(r);
     if (wanted("abort")) aborts(r);

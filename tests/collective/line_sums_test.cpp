@@ -40,6 +40,10 @@ T any_number(support::random& any) {
     if constexpr (std::is_floating_point_v<T>) {
         if (any.one_in(16)) return std::numeric_limits<T>::quiet_NaN();
         return (static_cast<T>(any.below(2000)) - 1000) / 7;
+    } else if constexpr (detail::is_half<T>) {
+        // Any pattern: NaN, infinities and subnormal numbers, too; sums of the largest overflow.
+        if (any.one_in(4)) return T::from_bits(static_cast<std::uint16_t>(any.below(0x10000)));
+        return T{(static_cast<float>(any.below(2000)) - 1000) / 7};
     } else {
         return static_cast<T>(any.below(std::numeric_limits<std::uint64_t>::max()));
     }
@@ -95,7 +99,7 @@ template <class T, class Op>
 void check_all() {
     static_assert(detail::combines_lines<T, Op>);
     for (const auto by : {vector_width::narrow, vector_width::avx2, vector_width::avx512}) {
-        if (by > detail::widest_vectors()) continue;
+        if (by > detail::widest_vectors() || by < detail::least_for_lines<T>) continue;
         const auto at_all_places = [&](detail::line_stores stores, std::size_t ahead, std::size_t places) {
             for (const std::size_t lines : {0UL, 1UL, 2UL, 7UL, 8UL, 9UL, 15UL, 16UL, 17UL, 33UL, 64UL}) {
                 check<T, Op>(by, 2, lines, 0, stores, ahead, places);
@@ -119,18 +123,20 @@ struct by_value {
 
 }  // namespace
 
-TEMPLATE_TEST_CASE("lines have the bits of single numbers", "[collective]", float, double, std::int32_t,
-                   std::uint64_t) {
+TEMPLATE_TEST_CASE("lines have the bits of single numbers", "[collective]", float, double, std::int32_t, std::uint64_t,
+                   gpushare::bfloat16, gpushare::float16) {
     check_all<TestType, gpushare::sum>();
     check_all<TestType, gpushare::product>();
     check_all<TestType, gpushare::minimum>();
     check_all<TestType, gpushare::maximum>();
-    if constexpr (std::is_floating_point_v<TestType>) check_all<TestType, gpushare::average>();
+    if constexpr (std::is_floating_point_v<TestType> || detail::is_half<TestType>)
+        check_all<TestType, gpushare::average>();
 }
 
 TEST_CASE("what can't be combined where it lies goes another way", "[collective]") {
     STATIC_REQUIRE_FALSE(detail::combines_lines<float, by_value>);
-    STATIC_REQUIRE_FALSE(detail::combines_lines<gpushare::bfloat16, gpushare::sum>);
+    STATIC_REQUIRE_FALSE(detail::combines_lines<gpushare::fp8_e4m3, gpushare::sum>);
+    STATIC_REQUIRE_FALSE(detail::combines_lines<gpushare::bfloat16, by_value>);
     STATIC_REQUIRE_FALSE(detail::combines_lines<std::int8_t, gpushare::sum>);
     STATIC_REQUIRE_FALSE(detail::combines_lines<std::int32_t, gpushare::average>);
 }

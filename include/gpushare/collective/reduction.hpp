@@ -186,7 +186,7 @@ GPUSHARE_HD void reduce_by_lines(team<Context>& t, const Op& op, element_range r
             const std::size_t end = begin + lines * (cache_line / sizeof(T));
             bool whole = true;
             for (std::uint32_t r = 0; r < t.ranks(); ++r) whole = whole && misplaced(r, begin) == 0;
-            if (whole || !streaming) {
+            if ((whole || !streaming) && widest_vectors() >= least_for_lines<T>) {
                 reduce_from_told<T>(t, op, {range.begin, begin}, false);
                 const line_ends ends{told, t.ranks(), begin * sizeof(T), begin * sizeof(T), plan.ahead, plan.places};
                 combine_lines<T>(widest_vectors(), op, ends, lines,
