@@ -107,22 +107,28 @@ TEST_CASE("every collective at every size from 0 to 260 and around the copies' b
     CHECK(wrong_at == 0);
 }
 
-TEST_CASE("reduce_scatter and all_gather in place make an all_reduce with the same bits", "[collective]") {
-    constexpr unsigned ranks = 3;
-    constexpr std::size_t n = 700;
-    const communicator group(ranks);
-    std::atomic<unsigned> wrong{0};
-    support::together(ranks, [&](unsigned rank) {
-        std::vector<float> x(n * ranks), y(n * ranks);
-        for (std::size_t i = 0; i < x.size(); ++i)
-            x[i] = 0.1F * static_cast<float>(i + 1) / static_cast<float>(rank + 3);
-        if (gpushare::try_all_reduce(group.rank(rank), x, std::span(y))) ++wrong;
-        const auto part = std::span(x).subspan(rank * n, n);
-        if (gpushare::try_reduce_scatter(group.rank(rank), x, part)) ++wrong;
-        if (gpushare::try_all_gather(group.rank(rank), part, std::span(x))) ++wrong;
-        if (x != y) ++wrong;
-    });
-    CHECK(wrong == 0);
+TEMPLATE_TEST_CASE("reduce_scatter and all_gather in place make an all_reduce with the same bits, and so does reduce",
+                   "[collective]", float, double, gpushare::bfloat16, gpushare::float16) {
+    for (const unsigned ranks : {2U, 3U})
+        for (const std::size_t n : {1U, 31U, 64U, 700U}) {
+            const communicator group(ranks);
+            std::atomic<unsigned> wrong{0};
+            support::together(ranks, [&](unsigned rank) {
+                const auto me = group.rank(rank);
+                std::vector<TestType> x(n * ranks), y(n * ranks), z(n * ranks);
+                for (std::size_t i = 0; i < x.size(); ++i)
+                    x[i] = static_cast<TestType>(0.1F * static_cast<float>(i + 1) / static_cast<float>(rank + 3));
+                if (gpushare::try_all_reduce(me, x, std::span(y))) ++wrong;
+                if (gpushare::try_reduce(me, x, std::span(z), 1)) ++wrong;
+                if (rank == 1 && z != y) ++wrong;
+                const auto part = std::span(x).subspan(rank * n, n);
+                if (gpushare::try_reduce_scatter(me, x, part)) ++wrong;
+                if (gpushare::try_all_gather(me, part, std::span(x))) ++wrong;
+                if (x != y) ++wrong;
+            });
+            CAPTURE(ranks, n);
+            CHECK(wrong == 0);
+        }
 }
 
 TEST_CASE("a barrier: nobody leaves before all have come", "[collective]") {

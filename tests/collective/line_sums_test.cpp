@@ -89,6 +89,14 @@ void check(vector_width by, std::uint32_t ranks, std::size_t lines, std::size_t 
     }
     detail::combine_lines<T>(by, Op{}, {told.data(), ranks, line + shift, line, ahead, places}, lines, stores);
     detail::end_streaming();
+    if (stores == detail::line_stores::cached && ranks > 1) {  // the same again, to one place alone
+        const std::vector<std::byte> before = out[1].all;
+        out[0].all.assign(out[0].all.size(), std::byte{0x5a});
+        detail::line_ends ends{told.data(), ranks, line + shift, line, ahead, places};
+        ends.only = told[0].out;
+        detail::combine_lines<T>(by, Op{}, ends, lines, stores);
+        CHECK(out[1].all == before);
+    }
     for (std::uint32_t r = 0; r < ranks; ++r) {
         INFO("rank " << r << " of " << ranks << ", " << lines << " lines, width " << static_cast<int>(by));
         CHECK(out[r].all == expected[r]);

@@ -50,10 +50,7 @@ struct reduce_scatter_body {
     template <class Context>
     GPUSHARE_HD collective_fault operator()(team<Context>& t, std::uint32_t lanes) const {
         if (!t.meet(call_signature(kind, type_id<T>(), op_id<Op>(), count, lanes), in)) return t.fault();
-        const std::size_t first = t.rank() * count;
-        reduce_elements<T>(
-            t.context(), op, t.ranks(), part_of(count, t.lane(), lanes),
-            [&](std::uint32_t r) { return static_cast<const T*>(t.told_by(r).in) + first; }, single_output<T>{out});
+        reduce_to_one<T>(t, op, t.rank() * count, part_of(count, t.lane(), lanes), out);
         return t.part();
     }
 };
@@ -113,10 +110,8 @@ struct reduce_body {
     template <class Context>
     GPUSHARE_HD collective_fault operator()(team<Context>& t, std::uint32_t lanes) const {
         if (!t.meet(call_signature(kind, type_id<T>(), op_id<Op>(), count, lanes, root), in, out)) return t.fault();
-        reduce_elements<T>(
-            t.context(), op, t.ranks(), part_of(count, t.rank() * lanes + t.lane(), t.ranks() * lanes),
-            [&](std::uint32_t r) { return static_cast<const T*>(t.told_by(r).in); },
-            single_output<T>{static_cast<T*>(t.told_by(root).out)});
+        reduce_to_one<T>(t, op, 0, part_of(count, t.rank() * lanes + t.lane(), t.ranks() * lanes),
+                         static_cast<T*>(t.told_by(root).out));
         return t.part();
     }
 };

@@ -32,13 +32,15 @@ inline constexpr std::size_t cache_line = 64;
 /// finish_streaming() before the next release.
 enum class line_stores : std::uint8_t { cached, past_caches };
 
-/// Where lines are: `in` and `out` bytes behind what each rank told. `ahead` and `places` as in a collective_plan.
+/// Where lines are: `in` and `out` bytes behind what each rank told. `ahead` and `places` as in a collective_plan. `only`: where
+/// results go if not to all ranks, `out` bytes behind it; cached then.
 struct line_ends {
     const flag_line* told;
     std::uint32_t ranks;
     std::size_t in, out;
     std::size_t ahead = 0;
     std::size_t places = 1;
+    void* only = nullptr;
 };
 
 enum class vector_width : std::uint8_t { narrow, avx2, avx512 };
@@ -279,6 +281,14 @@ struct ends_of_all {
     }
 };
 
+struct ends_to_one : ends_of_all {
+    using ends_of_all::ends_of_all;
+    template <class F>
+    [[gnu::always_inline]] void each_output(const F& f) const noexcept {
+        f(static_cast<std::byte*>(e.only) + e.out);
+    }
+};
+
 /// N lines, `at` bytes behind the first.
 template <class Line, class Op, line_stores Stores, std::uint32_t N, class Ends>
 [[gnu::always_inline]] inline void combine_at(std::size_t at, const Ends& ends) noexcept {
@@ -340,7 +350,9 @@ template <class Line, class Op>
         else
             combine_past_caches<Line, Op>(where, lines, ends.places > 1);
     };
-    if (ends.ranks == 2)
+    if (ends.only != nullptr)
+        combine_cached<Line, Op>(ends_to_one(ends), lines, ends.ahead);
+    else if (ends.ranks == 2)
         run(ends_of_two(ends));
     else
         run(ends_of_all(ends));

@@ -198,6 +198,32 @@ GPUSHARE_HD void reduce_by_lines(team<Context>& t, const Op& op, element_range r
     reduce_from_told<T>(t, op, range, streaming);
 }
 
+/// Behind `meet`: combines `range` of all inputs, which begin `first` elements behind what the ranks told, into `out`.
+GPUSHARE_EXEC_CHECK_DISABLE
+template <class T, class Context, class Op>
+GPUSHARE_HD void reduce_to_one(team<Context>& t, const Op& op, std::size_t first, element_range range,
+                               T* out) noexcept {
+    const auto one_by_one = [&](element_range some) {
+        reduce_elements<T>(
+            t.context(), op, t.ranks(), some,
+            [&](std::uint32_t r) { return static_cast<const T*>(t.told_by(r).in) + first; }, single_output<T>{out});
+    };
+    if constexpr (is_one_thread<Context> && combines_lines<T, Op>) {
+        constexpr std::size_t of_line = cache_line / sizeof(T);
+        const std::size_t misplaced = reinterpret_cast<std::uintptr_t>(out + range.begin) % cache_line;
+        const std::size_t head = misplaced == 0 ? 0 : (cache_line - misplaced) / sizeof(T);
+        if (range.size() >= head + of_line && widest_vectors() >= least_for_lines<T>) {
+            const std::size_t begin = range.begin + head, lines = (range.end - begin) / of_line;
+            line_ends ends{&t.told_by(0), t.ranks(), (first + begin) * sizeof(T), begin * sizeof(T)};
+            ends.only = out;
+            one_by_one({range.begin, begin});
+            combine_lines<T>(widest_vectors(), op, ends, lines, line_stores::cached);
+            return one_by_one({begin + lines * of_line, range.end});
+        }
+    }
+    one_by_one(range);
+}
+
 /// Behind `meet`: combines `range` of all inputs into all outputs, and parts.
 GPUSHARE_EXEC_CHECK_DISABLE
 template <class T, class Context, class Op>
