@@ -67,14 +67,14 @@ public:
         });
     }
 
-    /// What `tune` found on a machine with a processor of this one's maker: good to begin with. Its own table is better.
+    /// What was found on a machine with a processor of this one's maker: good to begin with. What `tune` finds here is better.
     [[nodiscard]] static tuning_table measured() {
 #if defined(__x86_64__)
         if (__builtin_cpu_is("amd")) return measured_on_epyc();
 #endif
         return measured_on_xeon();
     }
-    /// With 2 and 4 ranks on 2 cores of a Xeon (AVX-512, 2 MiB of second-level cache each).
+    /// With 2 and 4 ranks on 2 cores of a Xeon (AVX-512, 2 MiB of second-level cache each), where nobody reads the results.
     [[nodiscard]] static tuning_table measured_on_xeon() {
         using enum algorithm;
         return tuning_table({{2, 512, {one_shot}},
