@@ -31,6 +31,7 @@ using gpushare::bytes;
 using gpushare::collective_plan;
 using gpushare::never;
 
+constexpr std::size_t slot = 32768;     // of each block
 constexpr std::uint32_t threads = 512;  // of a block: two are resident on an SM where the kernels need few registers
 
 /// A group of ranks that share the device.
@@ -40,7 +41,7 @@ public:
         : device_(&device),
           visible_(device.node),
           devices_(ranks, device.device),
-          group_(device.node, visible_, devices_, {.lanes = lanes, .slot = bytes{32768}}),
+          group_(device.node, visible_, devices_, {.lanes = lanes, .slot = bytes{slot}}),
           stream_(device.stream()) {
         for (std::uint32_t r = 0; r < ranks; ++r) members_.push_back(group_.rank(r));
     }
@@ -143,10 +144,8 @@ void collective_speed(report& r) {
             double least = std::numeric_limits<double>::infinity();
             for (std::uint32_t blocks = 1; blocks <= most;
                  blocks = blocks < most ? std::min(blocks * 4, most) : most + 1) {
-                // What doesn't fit would go another way, under a false name.
-                const std::uint64_t of_lane = size.count() / blocks, slot = 32768;
-                if (plan.how == algorithm::one_shot && of_lane > slot) continue;
-                if (plan.how == algorithm::flag_in_data && 2 * of_lane + 256 > slot / 4) continue;
+                const std::uint64_t of_lane = size.count() / blocks;
+                if (!gpushare::detail::fits_slot(plan.how, of_lane, slot)) continue;
                 if (of_lane > (std::uint64_t{4} << 20)) continue;  // hopeless, and long
                 const double us = median(group.times(5, size.count() <= 65'536 ? 20 : 3, [&] {
                     group.check(launch_all_reduce(group.all(), in.data(), out.data(), size.count() / sizeof(float),

@@ -47,6 +47,14 @@ struct tune_options {
 
 namespace detail {
 
+/// Whether so many bytes of a lane go by `how` where a slot has `slot`: what doesn't fit goes another way, and would be timed
+/// under a false name.
+[[nodiscard]] constexpr bool fits_slot(algorithm how, std::uint64_t of_lane, std::size_t slot) noexcept {
+    if (how == algorithm::one_shot) return of_lane <= slot;
+    if (how == algorithm::ring) return slot >= smallest_ring_slot;
+    return how != algorithm::flag_in_data || 2 * of_lane + 256 <= channel_view::words_bytes(slot);
+}
+
 /// How the buffers of a call are used.
 enum class buffer_use : std::uint8_t { warm, cold, in_place };
 
@@ -128,12 +136,8 @@ private:
         return static_cast<std::size_t>(std::find(plans.begin(), plans.end(), plan) - plans.begin());
     }
 
-    /// What doesn't fit would go another way, under a false name.
     [[nodiscard]] bool fits(const collective_plan& plan, std::uint64_t size) const noexcept {
-        const std::uint64_t room = me_.view().slot;
-        if (plan.how == algorithm::one_shot) return size <= room;
-        if (plan.how == algorithm::ring) return room >= smallest_ring_slot;
-        return plan.how != algorithm::flag_in_data || 2 * size + 256 <= channel_view::words_bytes(room);
+        return fits_slot(plan.how, size, me_.view().slot);
     }
 
     /// Nanoseconds of one of so many calls. Every rank returns the same.
