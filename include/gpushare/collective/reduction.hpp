@@ -168,6 +168,17 @@ GPUSHARE_HD void reduce_from_told(team<Context>& t, const Op& op, element_range 
     }
 }
 
+/// The elements of `range` that are whole cache lines of an array which begins at `first`; none if there isn't any.
+template <class T>
+[[nodiscard]] element_range whole_lines(const T* first, element_range range) noexcept {
+    const std::size_t misplaced = reinterpret_cast<std::uintptr_t>(first + range.begin) % cache_line;
+    const std::size_t head = misplaced == 0 ? 0 : (cache_line - misplaced) / sizeof(T);
+    if (range.size() < head) return {range.end, range.end};
+    constexpr std::size_t of_line = cache_line / sizeof(T);
+    const std::size_t begin = range.begin + head;
+    return {begin, begin + (range.end - begin) / of_line * of_line};
+}
+
 /// The same by whole lines of the first rank's output, as far as there are any.
 GPUSHARE_EXEC_CHECK_DISABLE
 template <class T, class Context, class Op>
@@ -176,23 +187,19 @@ GPUSHARE_HD void reduce_by_lines(team<Context>& t, const Op& op, element_range r
     const bool streaming = plan.streaming;
     if constexpr (is_one_thread<Context> && combines_lines<T, Op>) {
         const flag_line* const told = &t.told_by(0);
-        const auto misplaced = [&](std::uint32_t r, std::size_t i) {
-            return reinterpret_cast<std::uintptr_t>(static_cast<const T*>(told[r].out) + i) % cache_line;
-        };
-        const std::size_t first = misplaced(0, range.begin);
-        const std::size_t head = first == 0 ? 0 : (cache_line - first) / sizeof(T);
-        if (range.size() >= head + cache_line / sizeof(T)) {
-            const std::size_t begin = range.begin + head, lines = (range.end - begin) / (cache_line / sizeof(T));
-            const std::size_t end = begin + lines * (cache_line / sizeof(T));
-            bool whole = true;
-            for (std::uint32_t r = 0; r < t.ranks(); ++r) whole = whole && misplaced(r, begin) == 0;
-            if ((whole || !streaming) && widest_vectors() >= least_for_lines<T>) {
-                reduce_from_told<T>(t, op, {range.begin, begin}, false);
-                const line_ends ends{told, t.ranks(), begin * sizeof(T), begin * sizeof(T), plan.ahead, plan.places};
-                combine_lines<T>(widest_vectors(), op, ends, lines,
-                                 streaming ? line_stores::past_caches : line_stores::cached);
-                return reduce_from_told<T>(t, op, {end, range.end}, false);
-            }
+        const element_range lines = whole_lines(static_cast<const T*>(told[0].out), range);
+        bool whole = true;
+        for (std::uint32_t r = 0; r < t.ranks(); ++r)
+            whole =
+                whole &&
+                reinterpret_cast<std::uintptr_t>(static_cast<const T*>(told[r].out) + lines.begin) % cache_line == 0;
+        if (lines.size() != 0 && (whole || !streaming) && widest_vectors() >= least_for_lines<T>) {
+            reduce_from_told<T>(t, op, {range.begin, lines.begin}, false);
+            const std::size_t first = lines.begin * sizeof(T);
+            combine_lines<T>(widest_vectors(), op, line_ends{told, t.ranks(), first, first, plan.ahead, plan.places},
+                             lines.size() * sizeof(T) / cache_line,
+                             streaming ? line_stores::past_caches : line_stores::cached);
+            return reduce_from_told<T>(t, op, {lines.end, range.end}, false);
         }
     }
     reduce_from_told<T>(t, op, range, streaming);
@@ -209,16 +216,13 @@ GPUSHARE_HD void reduce_to_one(team<Context>& t, const Op& op, std::size_t first
             [&](std::uint32_t r) { return static_cast<const T*>(t.told_by(r).in) + first; }, single_output<T>{out});
     };
     if constexpr (is_one_thread<Context> && combines_lines<T, Op>) {
-        constexpr std::size_t of_line = cache_line / sizeof(T);
-        const std::size_t misplaced = reinterpret_cast<std::uintptr_t>(out + range.begin) % cache_line;
-        const std::size_t head = misplaced == 0 ? 0 : (cache_line - misplaced) / sizeof(T);
-        if (range.size() >= head + of_line && widest_vectors() >= least_for_lines<T>) {
-            const std::size_t begin = range.begin + head, lines = (range.end - begin) / of_line;
-            line_ends ends{&t.told_by(0), t.ranks(), (first + begin) * sizeof(T), begin * sizeof(T)};
+        const element_range lines = whole_lines<T>(out, range);
+        if (lines.size() != 0 && widest_vectors() >= least_for_lines<T>) {
+            line_ends ends{&t.told_by(0), t.ranks(), (first + lines.begin) * sizeof(T), lines.begin * sizeof(T)};
             ends.only = out;
-            one_by_one({range.begin, begin});
-            combine_lines<T>(widest_vectors(), op, ends, lines, line_stores::cached);
-            return one_by_one({begin + lines * of_line, range.end});
+            one_by_one({range.begin, lines.begin});
+            combine_lines<T>(widest_vectors(), op, ends, lines.size() * sizeof(T) / cache_line, line_stores::cached);
+            return one_by_one({lines.end, range.end});
         }
     }
     one_by_one(range);
