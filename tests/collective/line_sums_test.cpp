@@ -132,7 +132,7 @@ struct by_value {
 }  // namespace
 
 TEMPLATE_TEST_CASE("lines have the bits of single numbers", "[collective]", float, double, std::int32_t, std::uint64_t,
-                   gpushare::bfloat16, gpushare::float16) {
+                   std::int8_t, std::uint8_t, std::int16_t, std::uint16_t, gpushare::bfloat16, gpushare::float16) {
     check_all<TestType, gpushare::sum>();
     check_all<TestType, gpushare::product>();
     check_all<TestType, gpushare::minimum>();
@@ -145,7 +145,8 @@ TEST_CASE("what can't be combined where it lies goes another way", "[collective]
     STATIC_REQUIRE_FALSE(detail::combines_lines<float, by_value>);
     STATIC_REQUIRE_FALSE(detail::combines_lines<gpushare::fp8_e4m3, gpushare::sum>);
     STATIC_REQUIRE_FALSE(detail::combines_lines<gpushare::bfloat16, by_value>);
-    STATIC_REQUIRE_FALSE(detail::combines_lines<std::int8_t, gpushare::sum>);
+    STATIC_REQUIRE_FALSE(detail::combines_lines<std::int8_t, by_value>);
+    STATIC_REQUIRE_FALSE(detail::combines_lines<std::int8_t, gpushare::average>);
     STATIC_REQUIRE_FALSE(detail::combines_lines<std::int32_t, gpushare::average>);
 }
 

@@ -29,7 +29,8 @@ concept reducible = std::same_as<T, float> || std::same_as<T, double> || detail:
 
 // `lanewise` operators work on vectors as they do on single numbers; `into` does so where the first one lies, for vectors that
 // are too wide to be passed. `wraps`: signed integers are computed as unsigned ones,
-// which gives the same bits without undefined overflow. `widest`: integers are computed in 64 bits.
+// which gives the same bits without undefined overflow. `widest`: integers are computed in 64 bits. `selects`: one of the two is
+// the result, so that small integers needn't be widened.
 
 struct sum {
     static constexpr bool lanewise = true, wraps = true;
@@ -63,7 +64,7 @@ struct product {
 
 /// A NaN of any rank is the result.
 struct minimum {
-    static constexpr bool lanewise = true;
+    static constexpr bool lanewise = true, selects = true;
     static constexpr std::uint32_t id = 3;
     template <class A>
     [[gnu::always_inline]] GPUSHARE_HD static constexpr void into(A& a, const A& b) noexcept {
@@ -79,7 +80,7 @@ struct minimum {
 
 /// A NaN of any rank is the result.
 struct maximum {
-    static constexpr bool lanewise = true;
+    static constexpr bool lanewise = true, selects = true;
     static constexpr std::uint32_t id = 4;
     template <class A>
     [[gnu::always_inline]] GPUSHARE_HD static constexpr void into(A& a, const A& b) noexcept {
@@ -128,6 +129,8 @@ template <class Op>
 concept wrapping_op = Op::wraps;
 template <class Op>
 concept widest_op = Op::widest;
+template <class Op>
+concept selecting_op = Op::selects;
 
 /// Tells calls with different operators apart; all of a user's share a number.
 template <class Op>
