@@ -189,25 +189,28 @@ void copy_fraction(bench::report& r) {
     r.figure("collective.copy_fraction_64mib", fractions, "of a copy");
 }
 
-/// Elements of 16 bits, which are added in float, against floats that take as many bytes: 1 MiB.
+/// Elements of 8 and 16 bits, and the larger of two floats, against sums of floats that take as many bytes: 1 MiB.
 void types(bench::report& r) {
     const gs::communicator group(2);
     constexpr std::size_t bytes = std::size_t{1} << 20;
-    const auto us_of = [&]<class T>(std::vector<std::vector<T>>& x, std::vector<std::vector<T>>& y) {
+    const auto us_of = [&]<class T, class Op>(std::vector<std::vector<T>>& x, std::vector<std::vector<T>>& y, Op op) {
         return timed(group, 51, [&](const gs::member& me) {
-            gs::all_reduce(me, std::span<const T>(x[me.rank()]), std::span(y[me.rank()]));
+            gs::all_reduce(me, std::span<const T>(x[me.rank()]), std::span(y[me.rank()]), op);
         });
     };
-    const auto against_floats = [&]<class T>(const char* name, T) {
+    const auto against_floats = [&]<class T, class Op = gs::sum>(const char* name, T, Op op = {}) {
         std::vector<std::vector<T>> x(2, std::vector<T>(bytes / sizeof(T))), y = x;
         std::vector<std::vector<float>> a(2, std::vector<float>(bytes / sizeof(float))), b = a;
         r.figure(name,
                  bench::ratios(
-                     rounds, [&] { return us_of(x, y); }, [&] { return us_of(a, b); }),
+                     rounds, [&] { return us_of(x, y, op); }, [&] { return us_of(a, b, gs::sum{}); }),
                  "x");
     };
     against_floats("collective.bfloat16_vs_float", gs::bfloat16{});
     against_floats("collective.float16_vs_float", gs::float16{});
+    against_floats("collective.int8_vs_float", std::int8_t{});
+    against_floats("collective.fp8_e4m3_vs_float", gs::fp8_e4m3{});
+    against_floats("collective.maximum_vs_float", float{}, gs::maximum{});
 }
 
 /// All-reduce + residual + RMSNorm + bf16 of `tokens` rows of 4096.

@@ -31,4 +31,12 @@
 #define GPUSHARE_RARE [[gnu::noinline, gnu::cold]]
 #endif
 
+// Before a function that works in registers only where it is inlined, into a loop that is `flatten`: clang's isn't recursive, and
+// g++, where it is, would make narrow vectors of wide ones if it inlined it any earlier.
+#if defined(__clang__) && !defined(__CUDACC__)
+#define GPUSHARE_FLAT [[gnu::always_inline]]
+#else
+#define GPUSHARE_FLAT
+#endif
+
 static_assert(__cplusplus >= 202002L, "gpushare needs C++20: compile with -std=c++20 or newer");

@@ -57,11 +57,11 @@ std::vector<T> some_numbers(std::size_t n, std::uint64_t seed) {
 struct reduced {
     std::span<const std::vector<float>> of;
 
-    template <std::uint32_t N>
-    gs::floats<N> load(const gs::place& at) const {
+    template <class V>
+    V load(const gs::place& at) const {
         const std::size_t i = at.row * at.width + at.column;
-        auto x = gs::load_floats<N>(of[0].data() + i, at.count);
-        for (std::size_t r = 1; r < of.size(); ++r) x = x + gs::load_floats<N>(of[r].data() + i, at.count);
+        auto x = gs::load_floats<V>(of[0].data() + i, at.count);
+        for (std::size_t r = 1; r < of.size(); ++r) x = x + gs::load_floats<V>(of[r].data() + i, at.count);
         return x;
     }
 };

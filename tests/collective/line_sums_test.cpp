@@ -40,9 +40,9 @@ T any_number(support::random& any) {
     if constexpr (std::is_floating_point_v<T>) {
         if (any.one_in(16)) return std::numeric_limits<T>::quiet_NaN();
         return (static_cast<T>(any.below(2000)) - 1000) / 7;
-    } else if constexpr (detail::is_half<T>) {
+    } else if constexpr (detail::is_small<T>) {
         // Any pattern: NaN, infinities and subnormal numbers, too; sums of the largest overflow.
-        if (any.one_in(4)) return T::from_bits(static_cast<std::uint16_t>(any.below(0x10000)));
+        if (any.one_in(4)) return T::from_bits(static_cast<typename T::bits_type>(any.below(0x10000)));
         return T{(static_cast<float>(any.below(2000)) - 1000) / 7};
     } else {
         return static_cast<T>(any.below(std::numeric_limits<std::uint64_t>::max()));
@@ -132,18 +132,19 @@ struct by_value {
 }  // namespace
 
 TEMPLATE_TEST_CASE("lines have the bits of single numbers", "[collective]", float, double, std::int32_t, std::uint64_t,
-                   std::int8_t, std::uint8_t, std::int16_t, std::uint16_t, gpushare::bfloat16, gpushare::float16) {
+                   std::int8_t, std::uint8_t, std::int16_t, std::uint16_t, gpushare::bfloat16, gpushare::float16,
+                   gpushare::fp8_e4m3, gpushare::fp8_e5m2) {
     check_all<TestType, gpushare::sum>();
     check_all<TestType, gpushare::product>();
     check_all<TestType, gpushare::minimum>();
     check_all<TestType, gpushare::maximum>();
-    if constexpr (std::is_floating_point_v<TestType> || detail::is_half<TestType>)
+    if constexpr (std::is_floating_point_v<TestType> || detail::is_small<TestType>)
         check_all<TestType, gpushare::average>();
 }
 
 TEST_CASE("what can't be combined where it lies goes another way", "[collective]") {
     STATIC_REQUIRE_FALSE(detail::combines_lines<float, by_value>);
-    STATIC_REQUIRE_FALSE(detail::combines_lines<gpushare::fp8_e4m3, gpushare::sum>);
+    STATIC_REQUIRE_FALSE(detail::combines_lines<gpushare::fp8_e4m3, by_value>);
     STATIC_REQUIRE_FALSE(detail::combines_lines<gpushare::bfloat16, by_value>);
     STATIC_REQUIRE_FALSE(detail::combines_lines<std::int8_t, by_value>);
     STATIC_REQUIRE_FALSE(detail::combines_lines<std::int8_t, gpushare::average>);

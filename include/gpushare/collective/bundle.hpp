@@ -19,6 +19,7 @@
 #endif
 
 #include <gpushare/collective/reduce_ops.hpp>
+#include <gpushare/collective/simd.hpp>
 #include <gpushare/config.hpp>
 #include <gpushare/numbers.hpp>
 #include <gpushare/packed.hpp>
@@ -41,11 +42,6 @@ template <class T, class A>
 [[nodiscard]] GPUSHARE_HD constexpr T narrowed(const A& x) noexcept {
     return static_cast<T>(x);
 }
-
-template <class T, std::size_t Bytes>
-struct vector_of {
-    using type [[gnu::vector_size(Bytes)]] = T;
-};
 
 /// Of four or two elements, on the host only.
 template <class A, class T>

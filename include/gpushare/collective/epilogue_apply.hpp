@@ -6,7 +6,7 @@
 //
 // A collective passes a source that reduces what the ranks brought, and where the ranks' arrays are:
 //
-//   struct reduced { template <std::uint32_t N> GPUSHARE_HD gpushare::floats<N> load(const gpushare::place& at) const; };
+//   struct reduced { template <class V> GPUSHARE_HD V load(const gpushare::place& at) const; };    // V: a gpushare::floats
 //   gpushare::apply_rows(ctx, finish, range, reduced{...}, scratch, gpushare::shared_outputs{arrays, ranks, finish.sharing});
 //
 // Each row is gone over once, and once more for each look that a row stage takes; in between it lies in `scratch`.
@@ -48,9 +48,9 @@ struct row_source {
     const T* data;
     std::size_t pitch;  ///< 0: the width
 
-    template <std::uint32_t N>
-    [[nodiscard]] GPUSHARE_HD floats<N> load(const place& at) const noexcept {
-        return load_floats<N>(data + at.row * (pitch == 0 ? at.width : pitch) + at.column, at.count);
+    template <class V>
+    [[nodiscard]] GPUSHARE_FLAT GPUSHARE_HD V load(const place& at) const noexcept {
+        return load_floats<V>(data + at.row * (pitch == 0 ? at.width : pitch) + at.column, at.count);
     }
 };
 template <movable_number T>
@@ -115,7 +115,7 @@ inline constexpr bool is_repeated<S, Next> = std::same_as<typename S::rounded_ty
 
 /// Works on one row at a time. It holds copies of all that it reads again and again: what sinks write may alias anything else,
 /// and would have it read from memory each time.
-template <class Context, class Source, class Outputs, class... Stages>
+template <std::uint32_t Width, class Context, class Source, class Outputs, class... Stages>
 class epilogue_run {
     using whole = epilogue<Stages...>;
     template <std::uint32_t I>
@@ -123,7 +123,7 @@ class epilogue_run {
     using known_stages = known_of<Stages...>;
     static constexpr std::uint32_t size = whole::size;
     static constexpr std::uint32_t lanes = lanes_for<Context>();
-    using values = floats<lanes>;
+    using values = floats<lanes, Width>;
 
 public:
     GPUSHARE_HD epilogue_run(Context& ctx, const whole& mine, const Source& source, float* scratch,
@@ -156,7 +156,7 @@ private:
 
         /// Stages [I, End).
         template <std::uint32_t I, std::uint32_t End>
-        [[nodiscard]] GPUSHARE_HD values through(const values& x, const place& at) const noexcept {
+        [[nodiscard]] GPUSHARE_FLAT GPUSHARE_HD values through(const values& x, const place& at) const noexcept {
             if constexpr (I == End) {
                 return x;
             } else {
@@ -181,8 +181,8 @@ private:
         stages of;
         Load from;
 
-        GPUSHARE_HD void operator()(const place& at) noexcept {
-            (void)of.template through<Begin, size>(from.template load<lanes>(at), at);
+        GPUSHARE_FLAT GPUSHARE_HD void operator()(const place& at) noexcept {
+            (void)of.template through<Begin, size>(from.template load<values>(at), at);
         }
     };
 
@@ -196,8 +196,8 @@ private:
         float* scratch;
         values all{combine::none};
 
-        GPUSHARE_HD void operator()(const place& at) noexcept {
-            values x = from.template load<lanes>(at);
+        GPUSHARE_FLAT GPUSHARE_HD void operator()(const place& at) noexcept {
+            values x = from.template load<values>(at);
             if constexpr (Look == 0) {
                 x = of.template through<Begin, Stop>(x, at);
                 store_floats(scratch + at.column, x, at.count);
@@ -210,9 +210,9 @@ private:
 
     struct scratch_source {
         const float* scratch;
-        template <std::uint32_t N>
-        [[nodiscard]] GPUSHARE_HD floats<N> load(const place& at) const noexcept {
-            return load_floats<N>(scratch + at.column, at.count);
+        template <class V>
+        [[nodiscard]] GPUSHARE_FLAT GPUSHARE_HD V load(const place& at) const noexcept {
+            return load_floats<V>(scratch + at.column, at.count);
         }
     };
 
@@ -245,7 +245,7 @@ private:
 
     /// Calls `f` with stage I as it writes for each rank, or with the stage itself.
     template <std::uint32_t I, class F>
-    GPUSHARE_HD static void on_ranks(const whole& mine, const Outputs& outputs, const F& f) noexcept {
+    GPUSHARE_FLAT GPUSHARE_HD static void on_ranks(const whole& mine, const Outputs& outputs, const F& f) noexcept {
         const auto& stage = stage_of<I>(mine);
         if constexpr (sharing_stage<stage_type<I>> && !std::same_as<Outputs, own_outputs>) {
             constexpr std::uint32_t k = sharing_before<I>(static_cast<const whole*>(nullptr));
@@ -257,10 +257,28 @@ private:
 
     [[nodiscard]] GPUSHARE_HD stages with(const known_stages& known) const noexcept { return {mine_, outputs_, known}; }
 
-    /// Calls `pass` with each few columns of [row.column, end) that are this thread's, in rising order. Flattened: stages work
-    /// in registers only where they are inlined, a user's as well.
+    /// Calls `pass` with each few columns of [row.column, end) that are this thread's, in rising order.
     template <class Pass>
-    [[nodiscard, gnu::flatten]] GPUSHARE_HD Pass each_piece(const place& row, std::size_t end,
+    [[nodiscard]] GPUSHARE_HD Pass each_piece(const place& row, std::size_t end, const Pass& pass) const noexcept {
+#if defined(__x86_64__) && !defined(__CUDA_ARCH__)
+        if constexpr (Width == 8) return pieces_by_avx2(row, end, pass);
+#endif
+        return pieces(row, end, pass);
+    }
+    // Flattened: stages work in registers only where they are inlined, a user's as well.
+    template <class Pass>
+    [[nodiscard, gnu::flatten]] GPUSHARE_HD Pass pieces(const place& row, std::size_t end, Pass pass) const noexcept {
+        return all_pieces(row, end, pass);
+    }
+#if defined(__x86_64__) && !defined(__CUDA_ARCH__)
+    template <class Pass>
+    [[nodiscard, gnu::flatten, gnu::target("avx2,f16c")]] Pass pieces_by_avx2(const place& row, std::size_t end,
+                                                                              Pass pass) const noexcept {
+        return all_pieces(row, end, pass);
+    }
+#endif
+    template <class Pass>
+    [[nodiscard]] GPUSHARE_FLAT GPUSHARE_HD Pass all_pieces(const place& row, std::size_t end,
                                                             Pass pass) const noexcept {
         const std::size_t step = std::size_t{ctx_.num_threads()} * lanes;
         std::size_t column = row.column + std::size_t{ctx_.thread_rank()} * lanes;
@@ -286,6 +304,19 @@ private:
     const Outputs& outputs_;
 };
 
+/// Calls `f` with the run of the widest registers that the processor has: wide ones where a thread is alone.
+template <class Context, class... Stages, class Source, class Outputs, class F>
+GPUSHARE_HD void run_widest(Context& ctx, const epilogue<Stages...>& mine, const Source& source, float* scratch,
+                            const Outputs& outputs, const F& f) noexcept {
+#if defined(__x86_64__) && !defined(__CUDA_ARCH__)
+    if constexpr (lanes_for<Context>() >= 8) {
+        if (widest_vectors() >= vector_width::avx2)
+            return f(epilogue_run<8, Context, Source, Outputs, Stages...>(ctx, mine, source, scratch, outputs));
+    }
+#endif
+    f(epilogue_run<4, Context, Source, Outputs, Stages...>(ctx, mine, source, scratch, outputs));
+}
+
 }  // namespace detail
 
 /// Applies an epilogue to whole rows; called by all threads of a block, which go through the rows together.
@@ -295,15 +326,16 @@ private:
 template <kernel_context Context, class... Stages, class Source, class Outputs = own_outputs>
 GPUSHARE_HD void apply_rows(Context& ctx, const epilogue<Stages...>& mine, const row_range& range, const Source& source,
                             float* scratch = nullptr, const Outputs& outputs = {}) noexcept {
-    detail::epilogue_run<Context, Source, Outputs, Stages...> run(ctx, mine, source, scratch, outputs);
-    place at;
-    at.width = range.width;
-    at.streams = range.streams;
-    for (std::size_t i = 0; i < range.rows; ++i) {
-        at.row = range.first + i;
-        at.shard_row = at.row - range.shard_first;
-        run(at, range.width);
-    }
+    detail::run_widest(ctx, mine, source, scratch, outputs, [&](auto&& run) {
+        place at;
+        at.width = range.width;
+        at.streams = range.streams;
+        for (std::size_t i = 0; i < range.rows; ++i) {
+            at.row = range.first + i;
+            at.shard_row = at.row - range.shard_first;
+            run(at, range.width);
+        }
+    });
     if (range.streams) finish_streaming();
 }
 
@@ -314,17 +346,18 @@ GPUSHARE_HD void apply_elements(Context& ctx, const epilogue<Stages...>& mine, c
                                 std::size_t first, std::size_t count, const Source& source,
                                 const Outputs& outputs = {}) noexcept {
     static_assert(!epilogue<Stages...>::whole_rows, "a row stage needs whole rows: apply_rows");
-    detail::epilogue_run<Context, Source, Outputs, Stages...> run(ctx, mine, source, nullptr, outputs);
-    place at;
-    at.width = range.width;
-    at.streams = range.streams;
-    if (count != 0) at.row = first / range.width;
-    for (at.column = count == 0 ? 0 : first % range.width; count != 0; at.column = 0, ++at.row) {
-        const std::size_t here = range.width - at.column < count ? range.width - at.column : count;
-        at.shard_row = at.row - range.shard_first;
-        run(at, at.column + here);
-        count -= here;
-    }
+    detail::run_widest(ctx, mine, source, nullptr, outputs, [&](auto&& run) {
+        place at;
+        at.width = range.width;
+        at.streams = range.streams;
+        if (count != 0) at.row = first / range.width;
+        for (at.column = count == 0 ? 0 : first % range.width; count != 0; at.column = 0, ++at.row) {
+            const std::size_t here = range.width - at.column < count ? range.width - at.column : count;
+            at.shard_row = at.row - range.shard_first;
+            run(at, at.column + here);
+            count -= here;
+        }
+    });
     if (range.streams) finish_streaming();
 }
 

@@ -32,7 +32,7 @@ struct rms_normalising {
     float epsilon;
 
     template <std::uint32_t, class V>
-    [[nodiscard]] GPUSHARE_HD V measure(const V& x, const place&, const learnt&) const noexcept {
+    [[nodiscard]] GPUSHARE_FLAT GPUSHARE_HD V measure(const V& x, const place&, const learnt&) const noexcept {
         return x * x;
     }
     GPUSHARE_HD void learn(std::uint32_t, float squares, const place& at, learnt& known) const noexcept {
@@ -40,9 +40,9 @@ struct rms_normalising {
         known.inverse = detail::quotient_of(1.0F, detail::square_root(mean + epsilon));
     }
     template <class V>
-    [[nodiscard]] GPUSHARE_HD V apply(const V& x, const place& at, const learnt& known) const noexcept {
+    [[nodiscard]] GPUSHARE_FLAT GPUSHARE_HD V apply(const V& x, const place& at, const learnt& known) const noexcept {
         const V y = x * known.inverse;
-        return weight == nullptr ? y : y * load_floats<V::lanes>(weight + at.column, at.count);
+        return weight == nullptr ? y : y * load_floats<V>(weight + at.column, at.count);
     }
 };
 static_assert(row_stage<rms_normalising<float>>);
@@ -71,7 +71,7 @@ struct layer_normalising {
     float epsilon;
 
     template <std::uint32_t Look, class V>
-    [[nodiscard]] GPUSHARE_HD V measure(const V& x, const place&, const learnt& known) const noexcept {
+    [[nodiscard]] GPUSHARE_FLAT GPUSHARE_HD V measure(const V& x, const place&, const learnt& known) const noexcept {
         if constexpr (Look == 0) {
             return x;
         } else {
@@ -87,10 +87,10 @@ struct layer_normalising {
             known.inverse = detail::quotient_of(1.0F, detail::square_root(mean + epsilon));
     }
     template <class V>
-    [[nodiscard]] GPUSHARE_HD V apply(const V& x, const place& at, const learnt& known) const noexcept {
+    [[nodiscard]] GPUSHARE_FLAT GPUSHARE_HD V apply(const V& x, const place& at, const learnt& known) const noexcept {
         V y = (x - known.mean) * known.inverse;
-        if (weight != nullptr) y = y * load_floats<V::lanes>(weight + at.column, at.count);
-        if (offset != nullptr) y = y + load_floats<V::lanes>(offset + at.column, at.count);
+        if (weight != nullptr) y = y * load_floats<V>(weight + at.column, at.count);
+        if (offset != nullptr) y = y + load_floats<V>(offset + at.column, at.count);
         return y;
     }
 };

@@ -52,17 +52,17 @@ namespace detail {
 
 struct cut_to_127 {
     template <class R>
-    GPUSHARE_HD R operator()(const R& x) const noexcept {
-        const R low = x < -127.0F ? R{} - 127.0F : x;  // a NaN passes
-        return low > 127.0F ? R{} + 127.0F : low;
+    GPUSHARE_FLAT GPUSHARE_HD R operator()(const R& x) const noexcept {
+        const R low = select(x < -127.0F, -127.0F, x);  // a NaN passes
+        return select(low > 127.0F, 127.0F, low);
     }
 };
 
 /// Floats are cut when they are stored.
-template <class Q, std::uint32_t N>
-[[nodiscard]] GPUSHARE_HD floats<N> cut(const floats<N>& x) noexcept {
+template <class Q, std::uint32_t N, std::uint32_t W>
+[[nodiscard]] GPUSHARE_FLAT GPUSHARE_HD floats<N, W> cut(const floats<N, W>& x) noexcept {
     if constexpr (std::same_as<Q, std::int8_t>)
-        return floats<N>::map(cut_to_127{}, x);
+        return floats<N, W>::map(cut_to_127{}, x);
     else
         return x;
 }
@@ -76,7 +76,7 @@ struct scaling_down {
     float inverse;
 
     template <class V>
-    [[nodiscard]] GPUSHARE_HD V operator()(const V& x, const place&) const noexcept {
+    [[nodiscard]] GPUSHARE_FLAT GPUSHARE_HD V operator()(const V& x, const place&) const noexcept {
         return detail::cut<Q>(x * inverse);
     }
 };
@@ -88,7 +88,7 @@ struct row_scaling {
     of_rows<const float, Shard> scales;
 
     template <class V>
-    [[nodiscard]] GPUSHARE_HD V operator()(const V& x, const place& at) const noexcept {
+    [[nodiscard]] GPUSHARE_FLAT GPUSHARE_HD V operator()(const V& x, const place& at) const noexcept {
         return detail::cut<Q>(x * detail::quotient_of(1.0F, scales.at(at)));
     }
 };
@@ -106,7 +106,7 @@ struct row_fitting {
     of_rows<float, Shard> scales;
 
     template <std::uint32_t, class V>
-    [[nodiscard]] GPUSHARE_HD V measure(const V& x, const place&, const learnt&) const noexcept {
+    [[nodiscard]] GPUSHARE_FLAT GPUSHARE_HD V measure(const V& x, const place&, const learnt&) const noexcept {
         return abs(x);
     }
     GPUSHARE_HD void learn(std::uint32_t, float largest, const place&, learnt& known) const noexcept {
@@ -114,7 +114,7 @@ struct row_fitting {
         known.inverse = detail::quotient_of(1.0F, known.scale);
     }
     template <class V>
-    [[nodiscard]] GPUSHARE_HD V apply(const V& x, const place&, const learnt& known) const noexcept {
+    [[nodiscard]] GPUSHARE_FLAT GPUSHARE_HD V apply(const V& x, const place&, const learnt& known) const noexcept {
         return x * known.inverse;
     }
     GPUSHARE_HD void publish(const place& at, const learnt& known) const noexcept { scales.at(at) = known.scale; }
@@ -137,14 +137,14 @@ struct maxima_noting {
     of_rows<float, Shard> out;
 
     template <std::uint32_t, class V>
-    [[nodiscard]] GPUSHARE_HD V measure(const V& x, const place&, const learnt&) const noexcept {
+    [[nodiscard]] GPUSHARE_FLAT GPUSHARE_HD V measure(const V& x, const place&, const learnt&) const noexcept {
         return abs(x);
     }
     GPUSHARE_HD void learn(std::uint32_t, float largest, const place&, learnt& known) const noexcept {
         known.largest = largest;
     }
     template <class V>
-    [[nodiscard]] GPUSHARE_HD V apply(const V& x, const place&, const learnt&) const noexcept {
+    [[nodiscard]] GPUSHARE_FLAT GPUSHARE_HD V apply(const V& x, const place&, const learnt&) const noexcept {
         return x;
     }
     GPUSHARE_HD void publish(const place& at, const learnt& known) const noexcept { out.at(at) = known.largest; }

@@ -81,8 +81,8 @@ struct adding {
     M other;
 
     template <class V>
-    [[nodiscard]] GPUSHARE_HD V operator()(const V& x, const place& at) const noexcept {
-        return x + load_floats<V::lanes>(other.at(at), at.count);
+    [[nodiscard]] GPUSHARE_FLAT GPUSHARE_HD V operator()(const V& x, const place& at) const noexcept {
+        return x + load_floats<V>(other.at(at), at.count);
     }
 };
 /// x + residual: the same elements of another array.
@@ -96,8 +96,8 @@ struct biasing {
     const T* of_column;
 
     template <class V>
-    [[nodiscard]] GPUSHARE_HD V operator()(const V& x, const place& at) const noexcept {
-        return x + load_floats<V::lanes>(of_column + at.column, at.count);
+    [[nodiscard]] GPUSHARE_FLAT GPUSHARE_HD V operator()(const V& x, const place& at) const noexcept {
+        return x + load_floats<V>(of_column + at.column, at.count);
     }
 };
 /// x + of_column[column].
@@ -111,7 +111,7 @@ struct scaling {
     float factor;
 
     template <class V>
-    [[nodiscard]] GPUSHARE_HD V operator()(const V& x, const place&) const noexcept {
+    [[nodiscard]] GPUSHARE_FLAT GPUSHARE_HD V operator()(const V& x, const place&) const noexcept {
         return x * factor;
     }
 };
@@ -120,7 +120,7 @@ struct scaling {
 
 struct rectifying {
     template <class V>
-    [[nodiscard]] GPUSHARE_HD V operator()(const V& x, const place&) const noexcept {
+    [[nodiscard]] GPUSHARE_FLAT GPUSHARE_HD V operator()(const V& x, const place&) const noexcept {
         return max(x, 0.0F);
     }
 };
@@ -130,7 +130,7 @@ struct rectifying {
 
 struct sigmoid_weighting {
     template <class V>
-    [[nodiscard]] GPUSHARE_HD V operator()(const V& x, const place&) const noexcept {
+    [[nodiscard]] GPUSHARE_FLAT GPUSHARE_HD V operator()(const V& x, const place&) const noexcept {
         return x / (exp(x * -1.0F) + 1.0F);
     }
 };
@@ -140,7 +140,7 @@ struct sigmoid_weighting {
 
 struct gaussian_gating {
     template <class V>
-    [[nodiscard]] GPUSHARE_HD V operator()(const V& x, const place&) const noexcept {
+    [[nodiscard]] GPUSHARE_FLAT GPUSHARE_HD V operator()(const V& x, const place&) const noexcept {
         // (1 + tanh(u)) / 2 = 1 / (1 + e^-2u)
         const V u = x * (x * x * 0.044715F + 1.0F);
         return x / (exp(u * -1.59576912F) + 1.0F);
@@ -156,7 +156,7 @@ struct mapping {
     F f;
 
     template <class V>
-    [[nodiscard]] GPUSHARE_HD V operator()(const V& x, const place&) const noexcept {
+    [[nodiscard]] GPUSHARE_FLAT GPUSHARE_HD V operator()(const V& x, const place&) const noexcept {
         return x.each(f);
     }
 };
@@ -171,7 +171,7 @@ struct rounding {
     using result_type = T;  // of a collective that ends so
 
     template <class V>
-    [[nodiscard]] GPUSHARE_HD V operator()(const V& x, const place&) const noexcept {
+    [[nodiscard]] GPUSHARE_FLAT GPUSHARE_HD V operator()(const V& x, const place&) const noexcept {
         return rounded_to<T>(x);
     }
 };
@@ -188,7 +188,7 @@ struct storing {
     M to;
 
     template <class V>
-    GPUSHARE_HD void store(const V& x, const place& at) const noexcept {
+    GPUSHARE_FLAT GPUSHARE_HD void store(const V& x, const place& at) const noexcept {
         if (at.streams && at.count == V::lanes)
             stream_floats(to.at(at), x);
         else

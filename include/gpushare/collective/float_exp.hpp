@@ -18,19 +18,18 @@ namespace detail {
 /// 6e-9. Within 2 units in the last place; to infinity from 88.73, to 0 below -104, NaN for NaN.
 struct exp_lanes {
     template <class R>
-    GPUSHARE_HD R operator()(R x) const noexcept {
-        const R one = R{} + 1.0F;  // a constant in all lanes
-        x = x < -105.0F * one ? -105.0F * one : x;
-        x = x > 89.0F * one ? 89.0F * one : x;
+    GPUSHARE_FLAT GPUSHARE_HD R operator()(R x) const noexcept {
+        x = select(x < -105.0F, -105.0F, x);
+        x = select(x > 89.0F, 89.0F, x);
         // Adding 1.5 * 2^23 rounds to an integer, which the last bits then hold.
-        const R shift = R{} + 12582912.0F;
-        const R shifted = product_of(x, R(1.44269504F * one)) + shift;
+        constexpr float shift = 12582912.0F;
+        const R shifted = product_of(x, R(1.44269504F)) + shift;
         const auto n = bits_of(shifted) - bits_of(shift);
         const R whole = shifted - shift;
         // ln 2 in two parts; the first has few bits, so that its product is exact.
-        R r = x - product_of(whole, R(0.693359375F * one));
-        r = r - product_of(whole, R(-2.12194440e-4F * one));
-        R y = product_of(r, R(1.0F / 5040 * one)) + 1.0F / 720;
+        R r = x - product_of(whole, R(0.693359375F));
+        r = r - product_of(whole, R(-2.12194440e-4F));
+        R y = product_of(r, R(1.0F / 5040)) + 1.0F / 720;
         y = product_of(y, r) + 1.0F / 120;
         y = product_of(y, r) + 1.0F / 24;
         y = product_of(y, r) + 1.0F / 6;
@@ -46,9 +45,9 @@ struct exp_lanes {
 
 }  // namespace detail
 
-template <std::uint32_t N>
-[[nodiscard]] GPUSHARE_HD floats<N> exp(const floats<N>& x) noexcept {
-    return floats<N>::map(detail::exp_lanes{}, x);
+template <std::uint32_t N, std::uint32_t W>
+[[nodiscard]] GPUSHARE_FLAT GPUSHARE_HD floats<N, W> exp(const floats<N, W>& x) noexcept {
+    return floats<N, W>::map(detail::exp_lanes{}, x);
 }
 
 }  // namespace gpushare::inline GPUSHARE_ABI

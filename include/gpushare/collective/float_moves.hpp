@@ -2,7 +2,7 @@
 // Moves a few floats from and to memory, converting from and to what is stored there: float, bfloat16, float16, the 8-bit
 // formats and int8_t. Rounds as stored_number does, to the bit, many at a time.
 //
-//   auto x = gpushare::load_floats<16>(bf16_pointer);    gpushare::store_floats(int8_pointer, x);
+//   const V y = gpushare::load_floats<V>(bf16_pointer);    gpushare::store_floats(int8_pointer, x + y);    // x of type V
 //
 // To integers: to the nearest, ties to even; what is too large becomes the largest or smallest; NaN becomes 0.
 #pragma once
@@ -17,6 +17,8 @@
 #endif
 
 #include <gpushare/collective/floats.hpp>
+#include <gpushare/collective/lane_conversions.hpp>
+#include <gpushare/collective/simd.hpp>
 #include <gpushare/config.hpp>
 #include <gpushare/numbers.hpp>
 
@@ -29,134 +31,18 @@ inline constexpr bool is_small_float = false;
 template <int E, int M>
 inline constexpr bool is_small_float<stored_number<E, M>> = true;
 
-/// Sums of words that may overflow.
-template <class Raw>
-[[nodiscard]] GPUSHARE_HD words_of<Raw> wrapping_sum(const words_of<Raw>& a, const words_of<Raw>& b) noexcept {
-    using wrapping = typename bits_as<Raw>::wrapping;
-    return __builtin_bit_cast(words_of<Raw>, __builtin_bit_cast(wrapping, a) + __builtin_bit_cast(wrapping, b));
-}
-
-/// One float, or four, as bits of the format, in a word each: number_format::narrow without branches.
-template <class Format>
-struct narrow_lanes {
-    template <class R>
-    GPUSHARE_HD words_of<R> operator()(const R& x) const noexcept {
-        using words = words_of<R>;
-        const words bits = bits_of(x), abs = bits & 0x7fff'ffff;
-        constexpr int dropped = Format::dropped;
-        constexpr std::int32_t below_half = (1 << (dropped - 1)) - 1;
-        const words nan = words{} + static_cast<std::int32_t>(Format::nan);
-        if constexpr (Format::is_upper_half) {
-            // A NaN goes first: it could carry into the sign. Shifts copy the sign above, as signed packing wants it.
-            const words safe = abs > 0x7f80'0000 ? nan << dropped : bits;
-            return (safe + below_half + ((safe >> dropped) & 1)) >> dropped;
-        } else {
-            // Below the smallest normal number, an addition leaves a count of the smallest positive one in the last bits,
-            // which the adder has rounded.
-            constexpr int bias = Format::bias, mantissa = 23 - dropped;
-            constexpr std::int32_t unit = (127 + 24 - bias - mantissa) << 23;
-            const words small = bits_of(from_bits(abs) + __builtin_bit_cast(float, unit)) - unit;
-            constexpr auto rebias = static_cast<std::int32_t>(Format::rebias);
-            // A NaN would overflow; what becomes of it here doesn't matter.
-            const words sum =
-                wrapping_sum<R>(abs, wrapping_sum<R>((abs >> dropped) & 1, words{} + (below_half - rebias)));
-            const words normal = sum >> dropped;
-            words to = abs < rebias + (1 << 23) ? small : normal;
-            constexpr auto largest = static_cast<std::int32_t>(Format::largest);
-            constexpr auto beyond = static_cast<std::int32_t>(Format::saturates ? Format::largest : Format::infinity);
-            to = to > largest ? words{} + beyond : to;
-            to = to | ((bits >> 31) << (Format::bits - 1));
-            return abs > 0x7f80'0000 ? nan : to;
-        }
-    }
-};
-
-/// To an integer of 8 bits, in a word each.
-struct integer_lanes {
-    template <class R>
-    GPUSHARE_HD words_of<R> operator()(const R& x) const noexcept {
-        R y = x < -128.0F ? R{} - 128.0F : x;
-        y = y > 127.0F ? R{} + 127.0F : y;
-        const words_of<R> n = bits_of(y + 12582912.0F) - bits_of(R{} + 12582912.0F);  // 1.5 * 2^23: the adder rounds
-        return y == y ? n : words_of<R>{};
-    }
-};
+template <class V>
+inline constexpr bool is_floats = false;
+template <std::uint32_t N, std::uint32_t W>
+inline constexpr bool is_floats<floats<N, W>> = true;
 
 template <class T>
-struct lanes_to;
-template <int E, int M>
-struct lanes_to<stored_number<E, M>> {
-    using type = narrow_lanes<number_format<E, M>>;
-};
-template <>
-struct lanes_to<std::int8_t> {
-    using type = integer_lanes;
-};
-
-#ifdef __CUDA_ARCH__
-template <class T>
-[[nodiscard]] __device__ T narrow_lane(float x) noexcept {
+[[nodiscard]] GPUSHARE_HD T narrow_lane(float x) noexcept {
     if constexpr (std::same_as<T, std::int8_t>)
         return static_cast<T>(integer_lanes{}(x));
     else
         return T{x};
 }
-#else
-using eight_halves [[gnu::vector_size(16)]] = std::int16_t;
-using sixteen_bytes [[gnu::vector_size(16)]] = std::int8_t;
-using four_halves [[gnu::vector_size(8)]] = std::uint16_t;
-
-// As they lie in memory, at any address. Through these and not by memcpy, which g++ 12 takes for a move of an integer of 128
-// bits: in two halves, through general registers.
-using floats_in_memory [[gnu::vector_size(16), gnu::aligned(1), gnu::may_alias]] = float;
-using bytes_in_memory [[gnu::vector_size(16), gnu::aligned(1), gnu::may_alias]] = std::int8_t;
-using halves_in_memory [[gnu::vector_size(8), gnu::aligned(1), gnu::may_alias]] = std::uint16_t;
-
-/// Words that fit, in half the space.
-[[nodiscard]] inline eight_halves packed_words(const four_words& a, const four_words& b) noexcept {
-#if defined(__x86_64__)
-    return __builtin_bit_cast(eight_halves,
-                              _mm_packs_epi32(__builtin_bit_cast(__m128i, a), __builtin_bit_cast(__m128i, b)));
-#else
-    eight_halves h{};
-    for (int i = 0; i < 4; ++i) {
-        h[i] = static_cast<std::int16_t>(a[i]);
-        h[i + 4] = static_cast<std::int16_t>(b[i]);
-    }
-    return h;
-#endif
-}
-[[nodiscard]] inline sixteen_bytes packed_halves(const eight_halves& a, const eight_halves& b) noexcept {
-#if defined(__x86_64__)
-    return __builtin_bit_cast(sixteen_bytes,
-                              _mm_packs_epi16(__builtin_bit_cast(__m128i, a), __builtin_bit_cast(__m128i, b)));
-#else
-    sixteen_bytes s{};
-    for (int i = 0; i < 8; ++i) {
-        s[i] = static_cast<std::int8_t>(a[i]);
-        s[i + 8] = static_cast<std::int8_t>(b[i]);
-    }
-    return s;
-#endif
-}
-
-/// As many floats as become 16 bytes of T.
-template <class T, std::uint32_t N>
-[[nodiscard]] inline auto packed_floats(const floats<N>& x) noexcept {
-    static_assert(N * sizeof(T) == 16);
-    if constexpr (std::same_as<T, float>) {
-        return x.vector();
-    } else {
-        const typename lanes_to<T>::type to;
-        if constexpr (sizeof(T) == 2) {
-            return packed_words(to(x.low().vector()), to(x.high().vector()));
-        } else {
-            return packed_halves(packed_words(to(x.low().low().vector()), to(x.low().high().vector())),
-                                 packed_words(to(x.high().low().vector()), to(x.high().high().vector())));
-        }
-    }
-}
-#endif
 
 /// Four elements of T as they lie in memory, in one access where the address allows it.
 template <class T>
@@ -164,17 +50,72 @@ struct alignas(4 * sizeof(T)) four_elements {
     T lane[4];
 };
 
+#ifndef __CUDA_ARCH__
+
+/// A register of floats.
+template <std::uint32_t W, class T>
+[[gnu::always_inline]] inline void load_register(const T* from, simd<float, W>& to) noexcept {
+    if constexpr (std::same_as<T, float>) {
+        to.raw = __builtin_bit_cast(typename simd<float, W>::raw_type,
+                                    *reinterpret_cast<const typename in_memory<4 * W>::type*>(from));
+    } else {
+        simd<std::int32_t, W> words;
+#if defined(__x86_64__)
+        if constexpr (W == 8 && std::same_as<T, float16>) return widen_float16s_by_f16c(from, to);
+        if constexpr (W == 8)
+            spread_by_avx2(from, words);
+        else
+#endif
+            spread_elements<T, W>::load(from, words);
+        to = typename lanes_of_type<T>::widen{}(words);
+    }
+}
+
+/// Eight floats as eight elements of 16 bits.
+template <class T, std::uint32_t W>
+[[nodiscard]] GPUSHARE_FLAT inline eight_halves as_halves(const floats<8, W>& x) noexcept {
+    const typename lanes_of_type<T>::narrow to;
+    if constexpr (W == 4) {
+        return packed_eight(to(x.low().in_register()), to(x.high().in_register()));
+    } else {
+#if defined(__x86_64__)
+        if constexpr (std::same_as<T, float16>) {
+            eight_halves h;
+            narrow_float16s_by_f16c(x.in_register(), h);
+            return h;
+        }
+#endif
+        return packed_eight(to(x.in_register()));
+    }
+}
+
+/// As many floats as become 16 bytes of T.
+template <class T, std::uint32_t N, std::uint32_t W>
+[[nodiscard]] GPUSHARE_FLAT inline sixteen_bytes as_stored(const floats<N, W>& x) noexcept {
+    static_assert(N * sizeof(T) == 16);
+    if constexpr (std::same_as<T, float>)
+        return __builtin_bit_cast(sixteen_bytes, x.in_register().raw);
+    else if constexpr (sizeof(T) == 2)
+        return __builtin_bit_cast(sixteen_bytes, as_halves<T>(x));
+    else
+        return packed_halves(as_halves<T>(x.low()), as_halves<T>(x.high()));
+}
+
+#endif
+
 }  // namespace detail
 
 /// What an epilogue reads and writes.
 template <class T>
 concept movable_number = std::same_as<T, float> || std::same_as<T, std::int8_t> || detail::is_small_float<T>;
 
-/// The N elements from `from` on, which needs T's own alignment only.
-template <std::uint32_t N, movable_number T>
-[[nodiscard]] GPUSHARE_HD floats<N> load_floats(const T* from) noexcept {
-    if constexpr (N > 4) {
-        return {load_floats<N / 2>(from), load_floats<N / 2>(from + N / 2)};
+/// The elements from `from` on, which needs T's own alignment only. V: of which type floats<N, W>.
+template <class V, movable_number T>
+requires detail::is_floats<V>
+[[nodiscard]] GPUSHARE_FLAT GPUSHARE_HD V load_floats(const T* from) noexcept {
+    if constexpr (V::lanes > V::width) {
+        using half = floats<V::lanes / 2, V::width>;
+        return {load_floats<half>(from), load_floats<half>(from + V::lanes / 2)};
     } else {
 #ifdef __CUDA_ARCH__
         detail::four_elements<T> t;
@@ -185,47 +126,51 @@ template <std::uint32_t N, movable_number T>
         return {static_cast<float>(t.lane[0]), static_cast<float>(t.lane[1]), static_cast<float>(t.lane[2]),
                 static_cast<float>(t.lane[3])};
 #else
-        if constexpr (std::same_as<T, float>) {
-            const detail::four_floats v = *reinterpret_cast<const detail::floats_in_memory*>(from);
-            return floats<N>(v);
-        } else if constexpr (std::same_as<T, bfloat16>) {
-            const detail::four_halves h = *reinterpret_cast<const detail::halves_in_memory*>(from);
-            return floats<N>(detail::from_bits(__builtin_convertvector(h, detail::four_words) << 16));
-        } else {
-            return {static_cast<float>(from[0]), static_cast<float>(from[1]), static_cast<float>(from[2]),
-                    static_cast<float>(from[3])};
-        }
+        detail::simd<float, V::width> x;
+        detail::load_register(from, x);
+        return V(x);
 #endif
     }
+}
+template <std::uint32_t N, movable_number T>
+[[nodiscard]] GPUSHARE_HD floats<N> load_floats(const T* from) noexcept {
+    return load_floats<floats<N>>(from);
 }
 
 namespace detail {
 
-// The last few elements of a row go one by one. No array is indexed by a variable: on a device it would be in memory.
-template <std::uint32_t N, class T>
-GPUSHARE_RARE GPUSHARE_HD floats<N> load_some(const T* from, std::uint32_t n) noexcept {
-    if constexpr (N > 4) {
-        if (n >= N / 2) return {load_floats<N / 2>(from), load_some<N / 2>(from + N / 2, n - N / 2)};
-        return {load_some<N / 2>(from, n), floats<N / 2>(0)};
-    } else {
-        return {n > 0 ? static_cast<float>(from[0]) : 0, n > 1 ? static_cast<float>(from[1]) : 0,
-                n > 2 ? static_cast<float>(from[2]) : 0, n > 3 ? static_cast<float>(from[3]) : 0};
-    }
+// The last few elements of a row go one by one. On a device no array is indexed by a variable: it would be in memory.
+template <class V, class T>
+GPUSHARE_RARE GPUSHARE_HD V load_some(const T* from, std::uint32_t n) noexcept {
+#ifdef __CUDA_ARCH__
+    static_assert(V::lanes == 4);
+    return {n > 0 ? static_cast<float>(from[0]) : 0, n > 1 ? static_cast<float>(from[1]) : 0,
+            n > 2 ? static_cast<float>(from[2]) : 0, n > 3 ? static_cast<float>(from[3]) : 0};
+#else
+    float all[V::lanes] = {};
+    for (std::uint32_t i = 0; i < V::lanes && i < n; ++i) all[i] = static_cast<float>(from[i]);
+    return load_floats<V>(static_cast<const float*>(all));
+#endif
 }
 
 }  // namespace detail
 
-/// The first `n` of N elements, and zeros.
+/// The first `n` of them, and zeros.
+template <class V, movable_number T>
+requires detail::is_floats<V>
+[[nodiscard]] GPUSHARE_FLAT GPUSHARE_HD V load_floats(const T* from, std::uint32_t n) noexcept {
+    if (n >= V::lanes) [[likely]]
+        return load_floats<V>(from);
+    return detail::load_some<V>(from, n);
+}
 template <std::uint32_t N, movable_number T>
 [[nodiscard]] GPUSHARE_HD floats<N> load_floats(const T* from, std::uint32_t n) noexcept {
-    if (n >= N) [[likely]]
-        return load_floats<N>(from);
-    return detail::load_some<N>(from, n);
+    return load_floats<floats<N>>(from, n);
 }
 
 /// To N elements from `to` on, which needs T's own alignment only.
-template <movable_number T, std::uint32_t N>
-GPUSHARE_HD void store_floats(T* to, const floats<N>& x) noexcept {
+template <movable_number T, std::uint32_t N, std::uint32_t W>
+GPUSHARE_FLAT GPUSHARE_HD void store_floats(T* to, const floats<N, W>& x) noexcept {
 #ifdef __CUDA_ARCH__
     if constexpr (N > 4) {
         store_floats(to, x.low());
@@ -239,23 +184,26 @@ GPUSHARE_HD void store_floats(T* to, const floats<N>& x) noexcept {
             for (int i = 0; i < 4; ++i) to[i] = t.lane[i];
     }
 #else
-    if constexpr (N * sizeof(T) > 16) {
+    if constexpr (std::same_as<T, float> && N == W) {
+        using memory = typename detail::in_memory<4 * W>::type;
+        *reinterpret_cast<memory*>(to) = __builtin_bit_cast(memory, x.in_register().raw);
+    } else if constexpr (N * sizeof(T) > 16) {
         store_floats(to, x.low());
         store_floats(to + N / 2, x.high());
     } else if constexpr (N * sizeof(T) == 16) {
-        *reinterpret_cast<detail::bytes_in_memory*>(to) =
-            __builtin_bit_cast(detail::sixteen_bytes, detail::packed_floats<T>(x));
+        using memory = typename detail::in_memory<16>::type;
+        *reinterpret_cast<memory*>(to) = __builtin_bit_cast(memory, detail::as_stored<T>(x));
     } else {
         T more[2 * N];
-        store_floats(more, floats<2 * N>{x, x});
+        store_floats(more, floats<2 * N, W>{x, x});
         std::memcpy(static_cast<void*>(to), more, N * sizeof(T));
     }
 #endif
 }
 
 namespace detail {
-template <class T, std::uint32_t N>
-GPUSHARE_RARE GPUSHARE_HD void store_some(T* to, floats<N> x, std::uint32_t n) noexcept {
+template <class T, std::uint32_t N, std::uint32_t W>
+GPUSHARE_RARE GPUSHARE_HD void store_some(T* to, floats<N, W> x, std::uint32_t n) noexcept {
 #ifdef __CUDA_ARCH__
     static_assert(N == 4);
     if (n > 0) to[0] = narrow_lane<T>(x[0]);
@@ -263,16 +211,16 @@ GPUSHARE_RARE GPUSHARE_HD void store_some(T* to, floats<N> x, std::uint32_t n) n
     if (n > 2) to[2] = narrow_lane<T>(x[2]);
     if (n > 3) to[3] = narrow_lane<T>(x[3]);
 #else
-    T all[N];
+    float all[N];
     store_floats(all, x);
-    for (std::uint32_t i = 0; i < N && i < n; ++i) to[i] = all[i];
+    for (std::uint32_t i = 0; i < N && i < n; ++i) to[i] = narrow_lane<T>(all[i]);
 #endif
 }
 }  // namespace detail
 
 /// To the first `n` of N elements.
-template <movable_number T, std::uint32_t N>
-GPUSHARE_HD void store_floats(T* to, const floats<N>& x, std::uint32_t n) noexcept {
+template <movable_number T, std::uint32_t N, std::uint32_t W>
+GPUSHARE_FLAT GPUSHARE_HD void store_floats(T* to, const floats<N, W>& x, std::uint32_t n) noexcept {
     if (n >= N) [[likely]]
         return store_floats(to, x);
     detail::store_some(to, x, n);
@@ -280,13 +228,22 @@ GPUSHARE_HD void store_floats(T* to, const floats<N>& x, std::uint32_t n) noexce
 
 #if defined(__x86_64__) && !defined(__CUDA_ARCH__)
 namespace detail {
-template <class T, std::uint32_t N>
-void stream_aligned(T* to, const floats<N>& x) noexcept {
-    if constexpr (N * sizeof(T) > 16) {
+template <class T, std::uint32_t N, std::uint32_t W>
+GPUSHARE_FLAT void stream_aligned(T* to, const floats<N, W>& x) noexcept {
+    const auto stream = [](void* at, const sixteen_bytes& s) {
+        _mm_stream_si128(static_cast<__m128i*>(at), __builtin_bit_cast(__m128i, s));
+    };
+    if constexpr (std::same_as<T, float> && N == 8 && W == 8) {
+        using bytes = typename vector_of<std::int8_t, 32>::type;
+        const auto all = __builtin_bit_cast(typename vector_of<std::int64_t, 32>::type, x.in_register().raw);
+        static_assert(sizeof(bytes) == sizeof all);
+        stream(to, __builtin_bit_cast(sixteen_bytes, __builtin_shufflevector(all, all, 0, 1)));
+        stream(to + 4, __builtin_bit_cast(sixteen_bytes, __builtin_shufflevector(all, all, 2, 3)));
+    } else if constexpr (N * sizeof(T) > 16) {
         stream_aligned(to, x.low());
         stream_aligned(to + N / 2, x.high());
     } else {
-        _mm_stream_si128(reinterpret_cast<__m128i*>(to), __builtin_bit_cast(__m128i, packed_floats<T>(x)));
+        stream(to, as_stored<T>(x));
     }
 }
 }  // namespace detail
@@ -294,8 +251,8 @@ void stream_aligned(T* to, const floats<N>& x) noexcept {
 
 /// The same past the caches, where `to` is a multiple of 16 and the machine can: for what nobody reads soon. A later release
 /// doesn't order it: finish_streaming() first.
-template <movable_number T, std::uint32_t N>
-GPUSHARE_HD void stream_floats(T* to, const floats<N>& x) noexcept {
+template <movable_number T, std::uint32_t N, std::uint32_t W>
+GPUSHARE_FLAT GPUSHARE_HD void stream_floats(T* to, const floats<N, W>& x) noexcept {
 #if defined(__x86_64__) && !defined(__CUDA_ARCH__)
     if constexpr (N * sizeof(T) >= 16) {
         if (reinterpret_cast<std::uintptr_t>(to) % 16 == 0) [[likely]]
@@ -313,14 +270,18 @@ GPUSHARE_HD inline void finish_streaming() noexcept {
 }
 
 /// Rounded to T, and back.
-template <movable_number T, std::uint32_t N>
-[[nodiscard]] GPUSHARE_HD floats<N> rounded_to(const floats<N>& x) noexcept {
+template <movable_number T, std::uint32_t N, std::uint32_t W>
+[[nodiscard]] GPUSHARE_FLAT GPUSHARE_HD floats<N, W> rounded_to(const floats<N, W>& x) noexcept {
     if constexpr (std::same_as<T, float>) {
         return x;
     } else {
-        alignas(16) T t[N];
-        store_floats(t, x);
-        return load_floats<N>(static_cast<const T*>(t));
+        return floats<N, W>::map(
+            [](const auto& lane) {
+                const typename detail::lanes_of_type<T>::narrow to;
+                const typename detail::lanes_of_type<T>::widen from;
+                return from(to(lane));
+            },
+            x);
     }
 }
 

@@ -100,27 +100,15 @@ struct combined_rows {
     std::size_t row;  // of the inputs, for row 0 of the result
     Op op;
 
-    template <std::uint32_t N>
-    [[nodiscard]] GPUSHARE_HD floats<N> load(const place& at) const noexcept {
+    template <class V>
+    [[nodiscard]] GPUSHARE_FLAT GPUSHARE_HD V load(const place& at) const noexcept {
         const std::size_t i = (at.row + row) * at.width + at.column;
-        floats<N> x = load_floats<N>(first + i, at.count);
-        if (ranks > 1) x = both(x, load_floats<N>(second + i, at.count));
+        V x = load_floats<V>(first + i, at.count);
+        if (ranks > 1) x = V::combined(op, x, load_floats<V>(second + i, at.count));
         for (std::uint32_t r = 2; r < ranks; ++r)
-            x = both(x, load_floats<N>(static_cast<const T*>(told[r].in) + i, at.count));
-        if constexpr (requires { op.finish(float{}, float{}); }) {
-            const auto n = static_cast<float>(ranks);
-            x = floats<N>::map([&](const auto& y) { return op.finish(y, n); }, x);
-        }
+            x = V::combined(op, x, load_floats<V>(static_cast<const T*>(told[r].in) + i, at.count));
+        if constexpr (requires { op.finish(float{}, float{}); }) x = x.finished(op, static_cast<float>(ranks));
         return x;
-    }
-
-private:
-    template <std::uint32_t N>
-    [[nodiscard]] GPUSHARE_HD floats<N> both(const floats<N>& x, const floats<N>& y) const noexcept {
-        if constexpr (lanewise_op<Op>)
-            return floats<N>::map(op, x, y);
-        else
-            return floats<N>::zip(op, x, y);
     }
 };
 

@@ -18,6 +18,8 @@
 
 #include <gpushare/collective/bundle.hpp>
 #include <gpushare/collective/channel.hpp>
+#include <gpushare/collective/float_moves.hpp>
+#include <gpushare/collective/floats.hpp>
 #include <gpushare/collective/lines.hpp>
 #include <gpushare/collective/reduce_ops.hpp>
 #include <gpushare/config.hpp>
@@ -163,6 +165,30 @@ template <class T, class A, class Op>
                                                                         line_stores stores) noexcept {
     combine_in_lines<line_of<T, A, 32>, Op>(ends, lines, stores);
 }
+/// Of 8-bit floats, whose conversions take longer than memory does. In plain loops: g++ 12 makes narrow vectors of wide ones where it
+/// inlines before it flattens.
+template <class T, class Op>
+[[gnu::target("avx2,f16c"), gnu::noinline, gnu::flatten]] void combine_small_floats(const line_ends& ends,
+                                                                                    std::size_t lines,
+                                                                                    line_stores stores) noexcept {
+    using values = floats<16, 8>;
+    const auto in = [&](std::uint32_t r) { return static_cast<const T*>(ends.told[r].in) + ends.in; };
+    const std::uint32_t outputs = ends.only != nullptr ? 1 : ends.ranks;
+    for (std::size_t i = 0; i < lines * cache_line; i += values::lanes) {
+        values x = load_floats<values>(in(0) + i);
+        for (std::uint32_t r = 1; r < ends.ranks; ++r) x = values::combined(Op{}, x, load_floats<values>(in(r) + i));
+        if constexpr (requires(const Op& op, float a) { op.finish(a, a); })
+            x = x.finished(Op{}, static_cast<float>(ends.ranks));
+        for (std::uint32_t r = 0; r < outputs; ++r) {
+            void* const told = ends.only != nullptr ? ends.only : ends.told[r].out;
+            T* const out = static_cast<T*>(told) + ends.out + i;
+            if (stores == line_stores::past_caches && ends.only == nullptr)
+                stream_floats(out, x);
+            else
+                store_floats(out, x);
+        }
+    }
+}
 
 /// Combines so many lines of T, rank by rank from 0 on. `by`: at least least_for_lines<T>.
 template <class T, class Op>
@@ -173,7 +199,11 @@ void combine_lines(vector_width by, const Op&, const line_ends& ends, std::size_
             if constexpr (most_for_lines<T, Op> == vector_width::avx512)
                 return combine_by_avx512<T, A, Op>(ends, lines, stores);
             [[fallthrough]];
-        case vector_width::avx2: return combine_by_avx2<T, A, Op>(ends, lines, stores);
+        case vector_width::avx2:
+            if constexpr (is_small<T> && !is_half<T>)
+                return combine_small_floats<T, Op>(ends, lines, stores);
+            else
+                return combine_by_avx2<T, A, Op>(ends, lines, stores);
         case vector_width::narrow:
             if constexpr (least_for_lines<T> == vector_width::narrow)
                 return combine_in_lines<line<A, 16>, Op>(ends, lines, stores);

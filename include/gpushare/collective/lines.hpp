@@ -11,7 +11,9 @@
 #include <type_traits>
 
 #include <gpushare/collective/bundle.hpp>
+#include <gpushare/collective/float_moves.hpp>
 #include <gpushare/collective/reduce_ops.hpp>
+#include <gpushare/collective/simd.hpp>
 #include <gpushare/config.hpp>
 #include <gpushare/numbers.hpp>
 
@@ -23,20 +25,14 @@ inline constexpr std::size_t cache_line = 64;
 /// finish_streaming() before the next release.
 enum class line_stores : std::uint8_t { cached, past_caches };
 
-enum class vector_width : std::uint8_t { narrow, avx2, avx512 };
-
 #if defined(__x86_64__) && !defined(__CUDA_ARCH__)
 
-/// What this processor has. A few instructions.
-[[nodiscard]] inline vector_width widest_vectors() noexcept {
-    if (__builtin_cpu_supports("avx512f")) return vector_width::avx512;
-    return __builtin_cpu_supports("avx2") ? vector_width::avx2 : vector_width::narrow;
-}
-
-/// What is computed in float, and needs vectors of 32 bytes at least: to put words into half the space, those of 16 do by lines
-/// no better than without.
+/// What is computed in float, and needs vectors of 32 bytes at least: to put words into less space, those of 16 do by lines no
+/// better than without.
 template <class T>
 inline constexpr bool is_half = std::same_as<T, bfloat16> || std::same_as<T, float16>;
+template <class T>
+inline constexpr bool is_small = is_half<T> || is_small_float<T>;
 
 /// What lines of T are computed in: as accumulator_t says; or in integers as small as T, where the same bits come out.
 template <class T, class Op>
@@ -60,39 +56,23 @@ concept works_in_place = requires(A& a, const A& b) {
 &&(!requires(const Op& op, A a) { op.finish(a, a); } ||
    (std::floating_point<A> && requires(A & a) { Op::finish_into(a, a); }));
 
-/// Elements that are computed in their own type, or in one with the same bits; and halves.
+/// Elements that are computed in their own type, or in one with the same bits; and small floats.
 template <class T, class Op>
 inline constexpr bool combines_lines = works_in_place<lane_t<T, Op>, Op> &&
-                                       (std::same_as<T, lane_t<T, Op>> || is_half<T> ||
+                                       (std::same_as<T, lane_t<T, Op>> || is_small<T> ||
                                         (std::integral<T> && sizeof(T) == sizeof(lane_t<T, Op>)));
 
 /// The least that combining lines of T takes.
 template <class T>
-inline constexpr vector_width least_for_lines = is_half<T> ? vector_width::avx2 : vector_width::narrow;
+inline constexpr vector_width least_for_lines = is_small<T> ? vector_width::avx2 : vector_width::narrow;
 
-/// The most that pays. Vectors of 64 bytes have no operations on small integers before AVX-512BW, and g++ 12 takes comparisons of
-/// floats in them apart, element by element.
+/// The most that pays. Vectors of 64 bytes have no operations on small integers before AVX-512BW, g++ 12 takes comparisons of
+/// floats in them apart, element by element, and what float_moves.hpp converts is in vectors of 32.
 template <class T, class Op>
-inline constexpr vector_width most_for_lines = sizeof(lane_t<T, Op>) < 4 ||
+inline constexpr vector_width most_for_lines = sizeof(lane_t<T, Op>) < 4 || (is_small<T> && !is_half<T>) ||
                                                        (selecting_op<Op> && std::floating_point<lane_t<T, Op>>)
                                                    ? vector_width::avx2
                                                    : vector_width::avx512;
-
-/// Bytes as they lie in memory, at any address, whatever they are.
-template <std::size_t Bytes>
-struct in_memory;
-template <>
-struct in_memory<16> {
-    using type [[gnu::vector_size(16), gnu::aligned(1), gnu::may_alias]] = std::uint32_t;
-};
-template <>
-struct in_memory<32> {
-    using type [[gnu::vector_size(32), gnu::aligned(1), gnu::may_alias]] = std::uint32_t;
-};
-template <>
-struct in_memory<64> {
-    using type [[gnu::vector_size(64), gnu::aligned(1), gnu::may_alias]] = std::uint32_t;
-};
 
 /// Stores a vector to a multiple of its size. Not by intrinsics: their header takes longer to compile than all of this library's.
 template <std::size_t Bytes, class Vector>
@@ -245,7 +225,6 @@ inline constexpr std::uint32_t lines_at_once = 8 / Line::vectors;
 
 #else
 
-[[nodiscard]] GPUSHARE_HD inline vector_width widest_vectors() noexcept { return vector_width::narrow; }
 template <class T, class Op>
 inline constexpr bool combines_lines = false;
 template <class T>
