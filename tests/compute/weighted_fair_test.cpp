@@ -10,6 +10,7 @@
 #include <gpushare/compute/any_policy.hpp>
 #include <gpushare/compute/capped.hpp>
 #include <gpushare/compute/limiter_core.hpp>
+#include <gpushare/compute/policy_tree.hpp>
 #include <gpushare/compute/preemptive_fair.hpp>
 #include <gpushare/compute/strict_priority.hpp>
 #include <gpushare/compute/weighted_fair.hpp>
@@ -141,7 +142,8 @@ TEST_CASE("short kernels go several at a time, long ones and those without a tur
 
 TEMPLATE_TEST_CASE("where clients take turns on the device, the policy gives them turns, also one that takes over",
                    "[compute]", weighted_fair, gpushare::preemptive_fair, gpushare::capped<weighted_fair>,
-                   gpushare::strict_priority<>, gpushare::any_policy) {
+                   gpushare::strict_priority<>, gpushare::any_policy,
+                   (gpushare::policy_tree<weighted_fair, weighted_fair>)) {
     for (const bool turns : {false, true}) {
         gpushare::limiter_core<TestType> core{{.depth = 1, .take_turns = turns}};
         const auto a = core.add({}), b = core.add({});

@@ -1,5 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
 // What each policy is there for.
+#include <array>
 #include <chrono>
 #include <cstdint>
 #include <utility>
@@ -271,6 +272,40 @@ TEST_CASE("a tree divides between classes, then within them", "[policy]") {
     parts = s.next_second({x, z});
     CHECK(parts[0] == about(0.5));
     CHECK(parts[1] == about(0.5));
+}
+
+TEST_CASE("a tree gives its classes turns, and their clients, and the parts stay what they are", "[policy]") {
+    using tree = policy_tree<weighted_fair, any_policy>;
+    for (const bool turns : {false, true}) {
+        CAPTURE(turns);
+        tree p;
+        REQUIRE(p.set_class(0, {.weight = 70_pct}, any_policy(weighted_fair{})).code == errc::none);
+        if (turns) p.take_turns();
+        REQUIRE(p.set_class(1, {.weight = 30_pct}, any_policy(preemptive_fair{})).code == errc::none);  // opened later
+        const std::array<client_id, 4> all{{{0, 1}, {1, 1}, {2, 1}, {3, 1}}};
+        for (const auto c : all) REQUIRE(p.add(c, {.group = c.index / 2}).code == errc::none);
+        for (const auto c : all) p.wake(c, {}, start);
+        std::array<int, 4> served{};
+        int changes = 0, classes = 0;
+        client_id before = all[0];
+        constexpr int kernels = 20'000;
+        for (int i = 0; i < kernels; ++i) {
+            const auto now = start + i * 10us;
+            const choice c = p.pick(now);
+            REQUIRE(c);
+            p.serve(*c, 10us, now);
+            p.wake(*c, {}, now);
+            ++served[c->index];
+            changes += *c == before ? 0 : 1;
+            classes += c->index / 2 == before.index / 2 ? 0 : 1;
+            before = *c;
+        }
+        // Turns of 100 us, ten kernels, of a class and of a client: one of a client may lie in two of its class.
+        CHECK((turns ? changes < kernels / 5 : changes > kernels / 2));
+        CHECK((turns ? classes < kernels / 10 : classes > kernels / 2));
+        for (const int n : {0, 1}) CHECK(served[n] == Approx(0.35 * kernels).margin(30));
+        for (const int n : {2, 3}) CHECK(served[n] == Approx(0.15 * kernels).margin(30));
+    }
 }
 
 TEST_CASE("a class whose clients have had their caps leaves the device to the others, and comes back", "[policy]") {

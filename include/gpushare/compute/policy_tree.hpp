@@ -43,8 +43,14 @@ public:
     /// The same, and which policy it has inside. Before its first client.
     failure set_class(std::uint32_t group, const client_settings& s, Inner inner) {
         if (const auto why = set_class(group, s); why.code != errc::none) return why;
-        classes_[group].inside = std::move(inner);
+        classes_[group].inside = std::move(detail::in_turn(inner, turns_));
         return {};
+    }
+    /// Classes go several times in a row, and within its turn a class lets its clients do so, where their policies can.
+    void take_turns() noexcept {
+        turns_ = true;
+        (void)detail::in_turn(outer_, true);
+        for (auto& c : classes_) (void)detail::in_turn(c.inside, true);
     }
 
     failure add(client_id c, const client_settings& s) {
@@ -164,7 +170,7 @@ private:
         if (classes_.size() <= group) classes_.resize(group + std::size_t{1});
         held_back_.reserve(classes_.size());
         if (const auto why = outer_.add(id_of(group), s); why.code != errc::none) return why;
-        classes_[group].inside = std::move(inside);
+        classes_[group].inside = std::move(detail::in_turn(inside, turns_));
         classes_[group].open = true;
         return {};
     }
@@ -199,6 +205,7 @@ private:
     std::vector<client_state> clients_;
     detail::client_heap held_back_;  // classes whose policy serves nobody before a time
     instant now_{};
+    bool turns_ = false;
 };
 
 }  // namespace gpushare::inline GPUSHARE_ABI
