@@ -211,6 +211,27 @@ void types(bench::report& r) {
     against_floats("collective.int8_vs_float", std::int8_t{});
     against_floats("collective.fp8_e4m3_vs_float", gs::fp8_e4m3{});
     against_floats("collective.maximum_vs_float", float{}, gs::maximum{});
+    // A transformer's residual and norm of 64 rows, everything in T.
+    const auto fused_us = [&]<class T>(T) {
+        constexpr std::size_t width = 4096, n = 64 * width;
+        const std::vector<T> weight(width, T{1.1F});
+        std::vector<std::vector<T>> x(2, std::vector<T>(n, T{0.5F})), residual = x, y = x;
+        return timed(group, 51, [&](const gs::member& me) {
+            const auto own = me.rank();
+            gs::run(me,
+                    gs::all_reduce(std::span<const T>(x[own]), width) | gs::add(residual[own]) |
+                        gs::rms_norm(weight, 1e-6F) | gs::cast<T>(),
+                    std::span(y[own]));
+        });
+    };
+    const auto fused_against_floats = [&]<class T>(const char* name, T of_type) {
+        r.figure(name,
+                 bench::ratios(
+                     rounds, [&] { return fused_us(of_type); }, [&] { return fused_us(float{}); }),
+                 "x");
+    };
+    fused_against_floats("collective.fused_bfloat16_vs_float", gs::bfloat16{});
+    fused_against_floats("collective.fused_float16_vs_float", gs::float16{});
 }
 
 /// All-reduce + residual + RMSNorm + bf16 of `tokens` rows of 4096.

@@ -18,6 +18,8 @@
 #include <emmintrin.h>
 #endif
 
+#include <gpushare/collective/float_moves.hpp>
+#include <gpushare/collective/lane_conversions.hpp>
 #include <gpushare/collective/reduce_ops.hpp>
 #include <gpushare/collective/simd.hpp>
 #include <gpushare/config.hpp>
@@ -43,33 +45,21 @@ template <class T, class A>
     return static_cast<T>(x);
 }
 
+template <class T>
+inline constexpr bool is_half = std::same_as<T, bfloat16> || std::same_as<T, float16>;
+
 /// Of four or two elements, on the host only.
 template <class A, class T>
 struct vector_cast {
     static constexpr std::uint32_t width = 16 / sizeof(A);
     using wide = typename vector_of<A, 16>::type;
-    using words = typename vector_of<std::uint32_t, 16>::type;
-    using halves = typename vector_of<std::uint16_t, 8>::type;
+    using bits_type = std::conditional_t<sizeof(T) == 1, std::uint8_t, std::uint16_t>;
 
     [[gnu::always_inline]] static wide load(const T* from) noexcept {
-        if constexpr (std::same_as<T, bfloat16>) {
-            halves h;
-            std::memcpy(&h, from, sizeof h);
-            return __builtin_bit_cast(wide, __builtin_convertvector(h, words) << 16);
-        } else if constexpr (std::same_as<T, float16>) {
-            // As number_format::widen: a subnormal number is a count of 2^-24.
-            halves h;
-            std::memcpy(&h, from, sizeof h);
-            const words bits = __builtin_convertvector(h, words), abs = bits & 0x7fffU, sign = (bits & 0x8000U) << 16;
-            const words small = __builtin_bit_cast(words, __builtin_convertvector(abs, wide) * 0x1p-24F);
-            const words normal = (abs << 13) + (112U << 23);
-            const words special = abs > 0x7c00U ? words{} + 0x7fff'ffffU : words{} + 0x7f80'0000U;
-            const words magnitude = abs < 0x400U ? small : abs < 0x7c00U ? normal : special;
-            return __builtin_bit_cast(wide, abs > 0x7c00U ? magnitude : sign | magnitude);
-        } else if constexpr (is_stored_number<T>) {
-            wide v{};
-            for (std::uint32_t i = 0; i < width; ++i) v[i] = widened<A>(from[i]);
-            return v;
+        if constexpr (is_stored_number<T>) {
+            simd<float, 4> x;
+            load_register(from, x);
+            return x.raw;
         } else {
             typename vector_of<T, width * sizeof(T)>::type v;
             std::memcpy(&v, from, sizeof v);
@@ -77,36 +67,20 @@ struct vector_cast {
         }
     }
 
-    /// The result is in the upper halves. As number_format::narrow: to nearest even, every NaN the same.
-    [[gnu::always_inline]] static words rounded_to_bfloat16(const wide& v) noexcept {
-        const words bits = __builtin_bit_cast(words, v);
-        const words rounded = bits + 0x7fffU + ((bits >> 16) & 1U);
-        return (bits & 0x7fff'ffffU) > 0x7f80'0000U ? words{} + 0x7fff'0000U : rounded;
-    }
-
     [[gnu::always_inline]] static void store(T* to, const wide& v) noexcept {
-        if constexpr (std::same_as<T, bfloat16>) {
-            const halves h = __builtin_convertvector(rounded_to_bfloat16(v) >> 16, halves);
-            std::memcpy(static_cast<void*>(to), &h, sizeof h);
-        } else if constexpr (std::same_as<T, float16>) {
-            const words bits = __builtin_bit_cast(words, v), abs = bits & 0x7fff'ffffU;
-            // Below the smallest normal number, adding 0.5 leaves a count of 2^-24 in the last bits, rounded by the adder.
-            const words small = __builtin_bit_cast(words, __builtin_bit_cast(wide, abs) + 0.5F) -
-                                __builtin_bit_cast(std::uint32_t, 0.5F);
-            const words normal = (abs - (112U << 23) + 0xfffU + ((abs >> 13) & 1U)) >> 13;
-            const words finite = abs < (113U << 23) ? small : normal;
-            const words magnitude = abs >= 0x4780'0000U ? words{} + 0x7c00U
-                                    : finite > 0x7c00U  ? words{} + 0x7c00U
-                                                        : finite;
-            const words result = abs > 0x7f80'0000U ? words{} + 0x7fffU : ((bits >> 16) & 0x8000U) | magnitude;
-            const halves h = __builtin_convertvector(result, halves);
-            std::memcpy(static_cast<void*>(to), &h, sizeof h);
-        } else if constexpr (is_stored_number<T>) {
-            for (std::uint32_t i = 0; i < width; ++i) to[i] = narrowed<T>(static_cast<A>(v[i]));
+        if constexpr (is_stored_number<T>) {
+            const auto n =
+                __builtin_convertvector(narrow(v).raw, typename vector_of<bits_type, width * sizeof(T)>::type);
+            std::memcpy(static_cast<void*>(to), &n, sizeof n);
         } else {
             const auto n = __builtin_convertvector(v, typename vector_of<T, width * sizeof(T)>::type);
             std::memcpy(static_cast<void*>(to), &n, sizeof n);
         }
+    }
+
+    /// The bits of numbers stored in 8 or 16, in a word each.
+    [[gnu::always_inline]] static simd<std::int32_t, 4> narrow(const wide& v) noexcept {
+        return typename lanes_of_type<T>::narrow{}(simd<float, 4>(v));
     }
 };
 
@@ -185,9 +159,9 @@ private:
     template <class T>
     [[gnu::always_inline]] void store(T* to) const noexcept {
 #if defined(__x86_64__)
-        if constexpr (std::same_as<T, bfloat16> && vectors % 2 == 0) {
+        if constexpr (is_half<T> && vectors % 2 == 0) {
             unrolled<vectors / 2>([&](std::uint32_t i) __attribute__((always_inline)) {
-                _mm_storeu_si128(reinterpret_cast<__m128i*>(to) + i, packed_bfloat16(i));
+                _mm_storeu_si128(reinterpret_cast<__m128i*>(to) + i, packed_halves<T>(i));
             });
             return;
         }
@@ -208,9 +182,9 @@ private:
             unrolled<pieces>([&](std::uint32_t i) __attribute__((always_inline)) {
                 _mm_stream_si128(at + i, __builtin_bit_cast(__m128i, part_[i]));
             });
-        } else if constexpr (std::same_as<T, bfloat16>) {
+        } else if constexpr (is_half<T>) {
             unrolled<pieces>([&](std::uint32_t i)
-                                 __attribute__((always_inline)) { _mm_stream_si128(at + i, packed_bfloat16(i)); });
+                                 __attribute__((always_inline)) { _mm_stream_si128(at + i, packed_halves<T>(i)); });
         } else {
             alignas(16) T narrow[N];
             store(narrow);
@@ -255,13 +229,11 @@ private:
     static constexpr std::uint32_t vectors = N / width_of_vector;
 
 #if defined(__x86_64__)
-    /// The parts 2i and 2i + 1. Shifted with their sign, upper halves fit into what the pack saturates to.
-    [[gnu::always_inline]] __m128i packed_bfloat16(std::uint32_t i) const noexcept {
-        using cast = vector_cast<A, bfloat16>;
-        const auto half = [](const wide& v) __attribute__((always_inline)) {
-            return _mm_srai_epi32(__builtin_bit_cast(__m128i, cast::rounded_to_bfloat16(v)), 16);
-        };
-        return _mm_packs_epi32(half(part_[2 * i]), half(part_[2 * i + 1]));
+    /// The parts 2i and 2i + 1.
+    template <class T>
+    [[gnu::always_inline]] __m128i packed_halves(std::uint32_t i) const noexcept {
+        using cast = vector_cast<A, T>;
+        return __builtin_bit_cast(__m128i, packed_eight(cast::narrow(part_[2 * i]), cast::narrow(part_[2 * i + 1])));
     }
 #endif
 

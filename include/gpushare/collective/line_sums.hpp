@@ -155,15 +155,16 @@ template <class Line, class Op>
         run(ends_of_all(ends));
 }
 
-template <class T, class A, class Op>
+// Of lines and not of elements: signed and unsigned ones mostly share them.
+template <class Line, class Op>
 [[gnu::target("avx512f,prfchw"), gnu::noinline]] void combine_by_avx512(const line_ends& ends, std::size_t lines,
                                                                         line_stores stores) noexcept {
-    combine_in_lines<line_of<T, A, 64>, Op>(ends, lines, stores);
+    combine_in_lines<Line, Op>(ends, lines, stores);
 }
-template <class T, class A, class Op>
+template <class Line, class Op>
 [[gnu::target("avx2,f16c,prfchw"), gnu::noinline]] void combine_by_avx2(const line_ends& ends, std::size_t lines,
                                                                         line_stores stores) noexcept {
-    combine_in_lines<line_of<T, A, 32>, Op>(ends, lines, stores);
+    combine_in_lines<Line, Op>(ends, lines, stores);
 }
 /// Of 8-bit floats, whose conversions take longer than memory does. In plain loops: g++ 12 makes narrow vectors of wide ones where it
 /// inlines before it flattens.
@@ -190,23 +191,16 @@ template <class T, class Op>
     }
 }
 
-/// Combines so many lines of T, rank by rank from 0 on. `by`: at least least_for_lines<T>.
+/// Combines so many lines of T, rank by rank from 0 on. `by`: at least least_for_lines.
 template <class T, class Op>
 void combine_lines(vector_width by, const Op&, const line_ends& ends, std::size_t lines, line_stores stores) noexcept {
     using A = lane_t<T, Op>;
-    switch (by < most_for_lines<T, Op> ? by : most_for_lines<T, Op>) {
-        case vector_width::avx512:
-            if constexpr (most_for_lines<T, Op> == vector_width::avx512)
-                return combine_by_avx512<T, A, Op>(ends, lines, stores);
-            [[fallthrough]];
-        case vector_width::avx2:
-            if constexpr (is_small<T> && !is_half<T>)
-                return combine_small_floats<T, Op>(ends, lines, stores);
-            else
-                return combine_by_avx2<T, A, Op>(ends, lines, stores);
-        case vector_width::narrow:
-            if constexpr (least_for_lines<T> == vector_width::narrow)
-                return combine_in_lines<line<A, 16>, Op>(ends, lines, stores);
+    if constexpr (is_small<T> && !is_half<T>) {
+        combine_small_floats<T, Op>(ends, lines, stores);
+    } else {
+        if constexpr (most_for_lines<T, Op> == vector_width::avx512)
+            if (by == vector_width::avx512) return combine_by_avx512<line_of<T, A, 64>, Op>(ends, lines, stores);
+        combine_by_avx2<line_of<T, A, 32>, Op>(ends, lines, stores);
     }
 }
 

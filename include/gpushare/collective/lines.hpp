@@ -25,12 +25,12 @@ inline constexpr std::size_t cache_line = 64;
 /// finish_streaming() before the next release.
 enum class line_stores : std::uint8_t { cached, past_caches };
 
+/// The least that combining by lines takes: older processors go by elements, in vectors of 16 bytes.
+inline constexpr vector_width least_for_lines = vector_width::avx2;
+
 #if defined(__x86_64__) && !defined(__CUDA_ARCH__)
 
-/// What is computed in float, and needs vectors of 32 bytes at least: to put words into less space, those of 16 do by lines no
-/// better than without.
-template <class T>
-inline constexpr bool is_half = std::same_as<T, bfloat16> || std::same_as<T, float16>;
+/// What is computed in float.
 template <class T>
 inline constexpr bool is_small = is_half<T> || is_small_float<T>;
 
@@ -61,10 +61,6 @@ template <class T, class Op>
 inline constexpr bool combines_lines = works_in_place<lane_t<T, Op>, Op> &&
                                        (std::same_as<T, lane_t<T, Op>> || is_small<T> ||
                                         (std::integral<T> && sizeof(T) == sizeof(lane_t<T, Op>)));
-
-/// The least that combining lines of T takes.
-template <class T>
-inline constexpr vector_width least_for_lines = is_small<T> ? vector_width::avx2 : vector_width::narrow;
 
 /// The most that pays. Vectors of 64 bytes have no operations on small integers before AVX-512BW, g++ 12 takes comparisons of
 /// floats in them apart, element by element, and what float_moves.hpp converts is in vectors of 32.
@@ -227,8 +223,6 @@ inline constexpr std::uint32_t lines_at_once = 8 / Line::vectors;
 
 template <class T, class Op>
 inline constexpr bool combines_lines = false;
-template <class T>
-inline constexpr vector_width least_for_lines = vector_width::narrow;
 
 #endif
 

@@ -193,7 +193,7 @@ GPUSHARE_HD void reduce_by_lines(team<Context>& t, const Op& op, element_range r
             whole =
                 whole &&
                 reinterpret_cast<std::uintptr_t>(static_cast<const T*>(told[r].out) + lines.begin) % cache_line == 0;
-        if (lines.size() != 0 && (whole || !streaming) && widest_vectors() >= least_for_lines<T>) {
+        if (lines.size() != 0 && (whole || !streaming) && widest_vectors() >= least_for_lines) {
             reduce_from_told<T>(t, op, {range.begin, lines.begin}, false);
             const std::size_t first = lines.begin * sizeof(T);
             combine_lines<T>(widest_vectors(), op, line_ends{told, t.ranks(), first, first, plan.ahead, plan.places},
@@ -217,7 +217,7 @@ GPUSHARE_HD void reduce_to_one(team<Context>& t, const Op& op, std::size_t first
     };
     if constexpr (is_one_thread<Context> && combines_lines<T, Op>) {
         const element_range lines = whole_lines<T>(out, range);
-        if (lines.size() != 0 && widest_vectors() >= least_for_lines<T>) {
+        if (lines.size() != 0 && widest_vectors() >= least_for_lines) {
             line_ends ends{&t.told_by(0), t.ranks(), (first + lines.begin) * sizeof(T), lines.begin * sizeof(T)};
             ends.only = out;
             one_by_one({range.begin, lines.begin});
