@@ -303,8 +303,8 @@ TEST_CASE("a tree gives its classes turns, and their clients, and the parts stay
         // Turns of 100 us, ten kernels, of a class and of a client: one of a client may lie in two of its class.
         CHECK((turns ? changes < kernels / 5 : changes > kernels / 2));
         CHECK((turns ? classes < kernels / 10 : classes > kernels / 2));
-        for (const int n : {0, 1}) CHECK(served[n] == Approx(0.35 * kernels).margin(30));
-        for (const int n : {2, 3}) CHECK(served[n] == Approx(0.15 * kernels).margin(30));
+        for (const std::size_t n : {0U, 1U}) CHECK(served[n] == Approx(0.35 * kernels).margin(30));
+        for (const std::size_t n : {2U, 3U}) CHECK(served[n] == Approx(0.15 * kernels).margin(30));
     }
 }
 

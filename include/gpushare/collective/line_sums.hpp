@@ -27,7 +27,7 @@
 namespace gpushare::inline GPUSHARE_ABI::detail {
 
 /// Where lines are: `in` and `out` bytes behind what each rank told. `ahead` and `places` as in a collective_plan. `only`: where
-/// results go if not to all ranks, `out` bytes behind it; cached then.
+/// results go if not to all ranks, `out` bytes behind it.
 struct line_ends {
     const flag_line* told;
     std::uint32_t ranks;
@@ -35,6 +35,11 @@ struct line_ends {
     std::size_t ahead = 0;
     std::size_t places = 1;
     void* only = nullptr;
+
+    [[nodiscard, gnu::always_inline]] std::uint32_t outputs() const noexcept { return only != nullptr ? 1 : ranks; }
+    [[nodiscard, gnu::always_inline]] void* output(std::uint32_t r) const noexcept {
+        return only != nullptr ? only : told[r].out;
+    }
 };
 
 #if defined(__x86_64__) && !defined(__CUDA_ARCH__)
@@ -74,15 +79,7 @@ struct ends_of_all {
     }
     template <class F>
     [[gnu::always_inline]] void each_output(const F& f) const noexcept {
-        for (std::uint32_t r = 0; r < e.ranks; ++r) f(static_cast<std::byte*>(e.told[r].out) + e.out);
-    }
-};
-
-struct ends_to_one : ends_of_all {
-    using ends_of_all::ends_of_all;
-    template <class F>
-    [[gnu::always_inline]] void each_output(const F& f) const noexcept {
-        f(static_cast<std::byte*>(e.only) + e.out);
+        for (std::uint32_t r = 0; r < e.outputs(); ++r) f(static_cast<std::byte*>(e.output(r)) + e.out);
     }
 };
 
@@ -147,9 +144,7 @@ template <class Line, class Op>
         else
             combine_past_caches<Line, Op>(where, lines, ends.places > 1);
     };
-    if (ends.only != nullptr)
-        combine_cached<Line, Op>(ends_to_one(ends), lines, ends.ahead);
-    else if (ends.ranks == 2)
+    if (ends.ranks == 2 && ends.only == nullptr)
         run(ends_of_two(ends));
     else
         run(ends_of_all(ends));
@@ -174,16 +169,14 @@ template <class T, class Op>
                                                                                     line_stores stores) noexcept {
     using values = floats<16, 8>;
     const auto in = [&](std::uint32_t r) { return static_cast<const T*>(ends.told[r].in) + ends.in; };
-    const std::uint32_t outputs = ends.only != nullptr ? 1 : ends.ranks;
     for (std::size_t i = 0; i < lines * cache_line; i += values::lanes) {
         values x = load_floats<values>(in(0) + i);
         for (std::uint32_t r = 1; r < ends.ranks; ++r) x = values::combined(Op{}, x, load_floats<values>(in(r) + i));
         if constexpr (requires(const Op& op, float a) { op.finish(a, a); })
             x = x.finished(Op{}, static_cast<float>(ends.ranks));
-        for (std::uint32_t r = 0; r < outputs; ++r) {
-            void* const told = ends.only != nullptr ? ends.only : ends.told[r].out;
-            T* const out = static_cast<T*>(told) + ends.out + i;
-            if (stores == line_stores::past_caches && ends.only == nullptr)
+        for (std::uint32_t r = 0; r < ends.outputs(); ++r) {
+            T* const out = static_cast<T*>(ends.output(r)) + ends.out + i;
+            if (stores == line_stores::past_caches)
                 stream_floats(out, x);
             else
                 store_floats(out, x);
