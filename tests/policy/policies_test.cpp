@@ -283,22 +283,22 @@ TEST_CASE("a tree gives its classes turns, and their clients, and the parts stay
         if (turns) p.take_turns();
         REQUIRE(p.set_class(1, {.weight = 30_pct}, any_policy(preemptive_fair{})).code == errc::none);  // opened later
         const std::array<client_id, 4> all{{{0, 1}, {1, 1}, {2, 1}, {3, 1}}};
-        for (const auto c : all) REQUIRE(p.add(c, {.group = c.index / 2}).code == errc::none);
-        for (const auto c : all) p.wake(c, {}, start);
+        for (const auto who : all) REQUIRE(p.add(who, {.group = who.index / 2}).code == errc::none);
+        for (const auto who : all) p.wake(who, {}, start);
         std::array<int, 4> served{};
         int changes = 0, classes = 0;
         client_id before = all[0];
         constexpr int kernels = 20'000;
         for (int i = 0; i < kernels; ++i) {
             const auto now = start + i * 10us;
-            const choice c = p.pick(now);
-            REQUIRE(c);
-            p.serve(*c, 10us, now);
-            p.wake(*c, {}, now);
-            ++served[c->index];
-            changes += *c == before ? 0 : 1;
-            classes += c->index / 2 == before.index / 2 ? 0 : 1;
-            before = *c;
+            const choice next = p.pick(now);
+            REQUIRE(next);
+            p.serve(*next, 10us, now);
+            p.wake(*next, {}, now);
+            ++served[next->index];
+            changes += *next == before ? 0 : 1;
+            classes += next->index / 2 == before.index / 2 ? 0 : 1;
+            before = *next;
         }
         // Turns of 100 us, ten kernels, of a class and of a client: one of a client may lie in two of its class.
         CHECK((turns ? changes < kernels / 5 : changes > kernels / 2));

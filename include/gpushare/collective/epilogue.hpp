@@ -9,6 +9,8 @@
 //
 //   struct square { template <class V> GPUSHARE_HD V operator()(const V& x, const gpushare::place&) const { return x * x; } };
 //
+// It reads arrays of its own by load_floats<V>(array + at.column, at.count), and may be called with floats of more than one width: 16
+// at once in the host's threads, in registers of 4 or of 8, and 4 on a device.
 // It is called for a row's elements in rising order of their columns, by several threads for different ones. Two kinds
 // are different:
 //   a sink       `template <class V> void store(const V& x, const place& at) const` instead: writes, and lets x pass

@@ -11,6 +11,7 @@
 #include <concepts>
 #include <cstddef>
 #include <cstdint>
+#include <type_traits>
 
 #if defined(__x86_64__)
 #include <emmintrin.h>
@@ -173,7 +174,7 @@ struct spread_elements {
 #if defined(__x86_64__)
 
 // What registers of 32 bytes have instructions for, and g++ has no word for in a file that isn't compiled for them. They are inlined
-// into functions that are.
+// into functions that are. Every processor with AVX2 converts float16.
 template <class T>
 [[gnu::target("avx2,f16c")]] inline void spread_by_avx2(const T* from, simd<std::int32_t, 8>& to) noexcept {
     using spread = spread_elements<T, 8>;
