@@ -20,6 +20,7 @@
 
 #include <gpushare/backend/host/host.hpp>
 
+#include "arguments.hpp"
 #include "collective/copies.hpp"
 #include "collective/peers.hpp"
 #include "collective/sweep.hpp"
@@ -412,24 +413,23 @@ void aborts(bench::report& r) {
 }  // namespace
 
 int main(int argc, char** argv) try {
-    const std::string only = argc > 2 ? argv[2] : "";
+    const bench::arguments asked(argc, argv, {"two", "four", "copy", "types", "fused", "streams", "abort", "tune"});
     bench::report r(
         "collective: float32, one communicator per measurement; beside peers the table that `tune` finds in this "
         "run, else the default one; OpenMPI with shared memory between processes, Gloo over TCP on the loopback");
     bench::start_a_second_thread();
-    if (only == "tune") {
+    if (asked.wants_only("tune")) {
         for (const unsigned ranks : {2U, 4U}) std::printf("%s", tuned(ranks, true).save().c_str());
         return 0;
     }
-    const auto wanted = [&](const char* part) { return only.empty() || only == part; };
-    if (wanted("two")) compare(r, 2);
-    if (wanted("four")) compare(r, 4);
-    if (wanted("copy")) copy_fraction(r);
-    if (wanted("types")) types(r);
-    if (wanted("fused")) fused_gains(r);
-    if (wanted("streams")) streams(r);
-    if (wanted("abort")) aborts(r);
-    r.write(argc > 1 ? argv[1] : nullptr);
+    if (asked.wants("two")) compare(r, 2);
+    if (asked.wants("four")) compare(r, 4);
+    if (asked.wants("copy")) copy_fraction(r);
+    if (asked.wants("types")) types(r);
+    if (asked.wants("fused")) fused_gains(r);
+    if (asked.wants("streams")) streams(r);
+    if (asked.wants("abort")) aborts(r);
+    r.write(asked.json());
 } catch (const std::exception& e) {
     std::fprintf(stderr, "bench_collective: %s\n", e.what());
     return 1;

@@ -3,22 +3,22 @@
 // device time is the host device's own ledger.
 #include <cstdio>
 #include <exception>
-#include <string_view>
 
+#include "arguments.hpp"
 #include "compute/measurements.hpp"
 #include "compute/rig.hpp"
 #include "harness.hpp"
 
 int main(int argc, char** argv) {
     try {
+        const bench::arguments asked(argc, argv, {"decisions", "shares", "latency"});
         bench::start_a_second_thread();
         bench::report r(bench::compute::configuration_text);
-        const std::string_view part = argc > 2 ? argv[2] : "";  // one of these alone
         bench::compute::machine_noise(r);
-        if (part.empty() || part == "decisions") bench::compute::decisions(r);
-        if (part.empty() || part == "shares") bench::compute::shares(r);
-        if (part.empty() || part == "latency") bench::compute::latency(r);
-        r.write(argc > 1 ? argv[1] : nullptr);
+        if (asked.wants("decisions")) bench::compute::decisions(r);
+        if (asked.wants("shares")) bench::compute::shares(r);
+        if (asked.wants("latency")) bench::compute::latency(r);
+        r.write(asked.json());
     } catch (const std::exception& e) {
         std::fprintf(stderr, "bench_compute: %s\n", e.what());
         return 1;

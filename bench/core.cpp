@@ -15,6 +15,7 @@
 #include <gpushare/backend/host/host.hpp>
 #include <gpushare/gpushare.hpp>
 
+#include "arguments.hpp"
 #include "harness.hpp"
 #include "trace_replay/generator.hpp"
 #include "trace_replay/replay.hpp"
@@ -147,13 +148,14 @@ void demo_shares(bench::report& r) {
 
 int main(int argc, char** argv) {
     try {
+        const bench::arguments asked(argc, argv);
         bench::start_a_second_thread();
         bench::report r("one thread, limiter depth 3, host node with 2 modelled SMs a device");
         quota_pair(r);
         admit(r);
         host_launch(r);
         demo_shares(r);
-        r.write(argc > 1 ? argv[1] : nullptr);
+        r.write(asked.json());
     } catch (const std::exception& e) {
         std::fprintf(stderr, "bench_core: %s\n", e.what());
         return 1;

@@ -17,6 +17,7 @@
 #include <gpushare/backend/host/clock.hpp>
 #include <gpushare/compute/compute_limiter.hpp>
 
+#include "arguments.hpp"
 #include "harness.hpp"
 #include "support/cuda_standin/launch.hpp"
 #include "support/cuda_standin/standin.hpp"
@@ -258,12 +259,13 @@ void calls_of_two_clients(bench::report& r, bool turns) {
 
 int main(int argc, char** argv) {
     try {
+        const bench::arguments asked(argc, argv);
         bench::start_a_second_thread();
         bench::report r("one thread, limiter depth 3, the stand-in for the CUDA runtime with 1 device");
         permit_submit(r);
         calls_per_submission(r);
         for (const bool turns : {false, true}) calls_of_two_clients(r, turns);
-        r.write(argc > 1 ? argv[1] : nullptr);
+        r.write(asked.json());
     } catch (const std::exception& e) {
         std::fprintf(stderr, "bench_cuda: %s\n", e.what());
         return 1;

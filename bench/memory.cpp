@@ -3,6 +3,7 @@
 #include <cstdio>
 #include <exception>
 
+#include "arguments.hpp"
 #include "harness.hpp"
 #include "memory/arena.hpp"
 #include "memory/parts.hpp"
@@ -10,6 +11,7 @@
 
 int main(int argc, char** argv) {
     try {
+        const bench::arguments asked(argc, argv);
         bench::make_room_for_jemalloc(argv);
         bench::start_a_second_thread();
         bench::report r(
@@ -18,7 +20,7 @@ int main(int argc, char** argv) {
         bench::pools(r);
         bench::workloads(r);
         bench::arena(r);
-        r.write(argc > 1 ? argv[1] : nullptr);
+        r.write(asked.json());
     } catch (const std::exception& e) {
         std::fprintf(stderr, "bench_memory: %s\n", e.what());
         return 1;

@@ -1,0 +1,58 @@
+// SPDX-License-Identifier: Apache-2.0
+// What a benchmark program was asked: `PROGRAM [OUT.json [PART]]`, or --help anywhere.
+//
+//   const bench::arguments asked(argc, argv, {"two", "four"});
+//   if (asked.wants("two")) two(r);
+//   r.write(asked.json());
+#pragma once
+
+#include <algorithm>
+#include <cstdio>
+#include <cstdlib>
+#include <stdexcept>
+#include <string>
+#include <string_view>
+#include <utility>
+#include <vector>
+
+namespace bench {
+
+class arguments {
+public:
+    /// Prints how the program is used and ends it, if that is asked. Throws std::invalid_argument for a part that isn't there.
+    arguments(int argc, char** argv, std::vector<std::string_view> parts = {}) : parts_(std::move(parts)) {
+        const std::vector<std::string_view> given(argv + 1, argv + argc);
+        if (std::ranges::any_of(given, [](std::string_view a) { return a == "--help" || a == "-h"; })) {
+            std::printf("usage: %s [OUT.json%s]\nPrints figures, and writes them with all their repeats to OUT.json.\n%s",
+                        argv[0], parts_.empty() ? "" : " [PART]", names().c_str());
+            std::exit(0);
+        }
+        if (given.size() > (parts_.empty() ? 1 : 2))
+            throw std::invalid_argument("too many arguments; --help says which there are");
+        if (!given.empty()) json_ = argv[1];
+        if (given.size() < 2) return;
+        part_ = given[1];
+        if (std::ranges::find(parts_, part_) == parts_.end())
+            throw std::invalid_argument("there is no part '" + std::string(part_) + "'. " + names());
+    }
+
+    /// Null for none.
+    [[nodiscard]] const char* json() const noexcept { return json_; }
+    /// Whether this part was asked for, or no part alone.
+    [[nodiscard]] bool wants(std::string_view part) const noexcept { return part_.empty() || part_ == part; }
+    [[nodiscard]] bool wants_only(std::string_view part) const noexcept { return part_ == part; }
+
+private:
+    [[nodiscard]] std::string names() const {
+        if (parts_.empty()) return {};
+        std::string text = "Parts:";
+        for (const std::string_view p : parts_) text.append(" ").append(p);
+        return text + "\n";
+    }
+
+    std::vector<std::string_view> parts_;
+    const char* json_ = nullptr;
+    std::string_view part_;
+};
+
+}  // namespace bench
