@@ -23,8 +23,9 @@ public:
     arguments(int argc, char** argv, std::vector<std::string_view> parts = {}) : parts_(std::move(parts)) {
         const std::vector<std::string_view> given(argv + 1, argv + argc);
         if (std::ranges::any_of(given, [](std::string_view a) { return a == "--help" || a == "-h"; })) {
-            std::printf("usage: %s [OUT.json%s]\nPrints figures, and writes them with all their repeats to OUT.json.\n%s",
-                        argv[0], parts_.empty() ? "" : " [PART]", names().c_str());
+            std::printf(
+                "usage: %s [OUT.json%s]\nPrints figures, and writes them with all their repeats to OUT.json.\n%s",
+                argv[0], parts_.empty() ? "" : " [PART]", names().c_str());
             std::exit(0);
         }
         if (given.size() > (parts_.empty() ? 1 : 2))
