@@ -48,7 +48,8 @@ template <class T, class A>
 template <class T>
 inline constexpr bool is_half = std::same_as<T, bfloat16> || std::same_as<T, float16>;
 
-/// Of four or two elements, on the host only.
+#ifndef __CUDA_ARCH__
+/// Of four or two elements.
 template <class A, class T>
 struct vector_cast {
     static constexpr std::uint32_t width = 16 / sizeof(A);
@@ -83,6 +84,7 @@ struct vector_cast {
         return typename lanes_of_type<T>::narrow{}(simd<float, 4>(v));
     }
 };
+#endif
 
 /// N numbers of type A, loaded from and stored as elements of other types. Lives in registers: never stored itself, never
 /// passed between host and device.
