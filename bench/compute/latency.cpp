@@ -189,6 +189,8 @@ void latency(report& r) {
         return n;
     };
     const double by_start = violations(ours.us, noise.us), by_ledger = violations(ours.ledger, noise.ledger);
+    // What is idle meanwhile is the other control: a machine that is busy wakes its threads up later.
+    const double by_control = violations(ours.us, ours.control);
     std::printf(
         "# %zu submissions; waits on an idle device: 99th percentile %.0f us, longest %.0f us; by the ledger %.0f and "
         "%.0f\n",
@@ -196,6 +198,7 @@ void latency(report& r) {
         quantile(noise.ledger, 1));
     r.figure("compute.preempt_bound_violations", {by_start}, "violations");
     r.figure("compute.preempt_bound_violations_by_ledger", {by_ledger}, "violations");
+    r.figure("compute.preempt_bound_violations_by_control", {by_control}, "violations");
     const double bound = quantile(ours.bound, 0.5), p99 = quantile(ours.us, 0.99);
     // Beside the same neighbours of other devices, with nothing to wait for: what is late there is late by the machine.
     r.figure("compute.preempt_control_p99_us", {quantile(ours.control, 0.99)}, "us");
