@@ -148,6 +148,17 @@ private:
     bits_type bits_;
 };
 
+namespace detail {
+template <class T>
+inline constexpr bool is_stored_number = false;
+template <int E, int M>
+inline constexpr bool is_stored_number<stored_number<E, M>> = true;
+template <class T>
+inline constexpr bool is_half = is_stored_number<T> && sizeof(T) == 2;
+template <class T>
+inline constexpr bool is_fp8 = is_stored_number<T> && sizeof(T) == 1;
+}  // namespace detail
+
 using float16 = stored_number<5, 10>;
 using bfloat16 = stored_number<8, 7>;
 using fp8_e4m3 = stored_number<4, 3>;

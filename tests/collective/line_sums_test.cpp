@@ -40,7 +40,7 @@ T any_number(support::random& any) {
     if constexpr (std::is_floating_point_v<T>) {
         if (any.one_in(16)) return std::numeric_limits<T>::quiet_NaN();
         return (static_cast<T>(any.below(2000)) - 1000) / 7;
-    } else if constexpr (detail::is_small<T>) {
+    } else if constexpr (detail::is_stored_number<T>) {
         // Any pattern: NaN, infinities and subnormal numbers, too; sums of the largest overflow.
         if (any.one_in(4)) return T::from_bits(static_cast<typename T::bits_type>(any.below(0x10000)));
         return T{(static_cast<float>(any.below(2000)) - 1000) / 7};
@@ -88,7 +88,7 @@ void check(vector_width by, std::uint32_t ranks, std::size_t lines, std::size_t 
         }
     }
     detail::combine_lines<T>(by, Op{}, {told.data(), ranks, line + shift, line, ahead, places}, lines, stores);
-    detail::end_streaming();
+    gpushare::finish_streaming();
     if (stores == detail::line_stores::cached && ranks > 1) {  // the same again, to one place alone
         const std::vector<std::byte> before = out[1].all;
         out[0].all.assign(out[0].all.size(), std::byte{0x5a});
@@ -138,7 +138,7 @@ TEMPLATE_TEST_CASE("lines have the bits of single numbers", "[collective]", floa
     check_all<TestType, gpushare::product>();
     check_all<TestType, gpushare::minimum>();
     check_all<TestType, gpushare::maximum>();
-    if constexpr (std::is_floating_point_v<TestType> || detail::is_small<TestType>)
+    if constexpr (std::is_floating_point_v<TestType> || detail::is_stored_number<TestType>)
         check_all<TestType, gpushare::average>();
 }
 

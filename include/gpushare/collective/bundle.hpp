@@ -5,7 +5,7 @@
 //   using values = gpushare::detail::bundle<float, 16>;
 //   auto x = values::load(a + i);    x.combine(gpushare::sum{}, values::load(b + i));    x.store(out + i);
 //
-// Vectors of 16 bytes are what every x86-64 and AArch64 has. Wider ones, for what needs no conversion, are in line_sums.hpp.
+// Vectors of 16 bytes are what every x86-64 and AArch64 has. Wider ones, for whole cache lines, are in lines.hpp.
 #pragma once
 
 #include <concepts>
@@ -44,9 +44,6 @@ template <class T, class A>
 [[nodiscard]] GPUSHARE_HD constexpr T narrowed(const A& x) noexcept {
     return static_cast<T>(x);
 }
-
-template <class T>
-inline constexpr bool is_half = std::same_as<T, bfloat16> || std::same_as<T, float16>;
 
 #ifndef __CUDA_ARCH__
 /// Of four or two elements.
@@ -173,7 +170,7 @@ private:
         });
     }
     /// Past the caches: for what nobody reads soon. `to` at a multiple of 16 bytes, N elements a multiple of 16 bytes. Not
-    /// ordered by a later release: end_streaming() first.
+    /// ordered by a later release: finish_streaming() first.
     template <class T>
     [[gnu::always_inline]] void stream(T* to) const noexcept {
 #if defined(__x86_64__)
@@ -242,14 +239,6 @@ private:
     wide part_[vectors];
 #endif
 };
-
-/// Makes streamed stores visible to whoever acquires what this thread releases next.
-GPUSHARE_EXEC_CHECK_DISABLE
-GPUSHARE_HD inline void end_streaming() noexcept {
-#if defined(__x86_64__) && !defined(__CUDA_ARCH__)
-    _mm_sfence();
-#endif
-}
 
 /// Elements that a thread of such a context takes at once: 64 bytes or more where it is alone, else what one instruction
 /// moves, so that neighbouring threads read neighbouring bytes.

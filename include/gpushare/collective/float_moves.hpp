@@ -26,11 +26,6 @@ namespace gpushare::inline GPUSHARE_ABI {
 
 namespace detail {
 
-template <class T>
-inline constexpr bool is_small_float = false;
-template <int E, int M>
-inline constexpr bool is_small_float<stored_number<E, M>> = true;
-
 template <class V>
 inline constexpr bool is_floats = false;
 template <std::uint32_t N, std::uint32_t W>
@@ -107,7 +102,7 @@ template <class T, std::uint32_t N, std::uint32_t W>
 
 /// What an epilogue reads and writes.
 template <class T>
-concept movable_number = std::same_as<T, float> || std::same_as<T, std::int8_t> || detail::is_small_float<T>;
+concept movable_number = std::same_as<T, float> || std::same_as<T, std::int8_t> || detail::is_stored_number<T>;
 
 /// The elements from `from` on, which needs T's own alignment only. V: of which type floats<N, W>.
 template <class V, movable_number T>

@@ -188,7 +188,7 @@ template <class T, class Op>
 template <class T, class Op>
 void combine_lines(vector_width by, const Op&, const line_ends& ends, std::size_t lines, line_stores stores) noexcept {
     using A = lane_t<T, Op>;
-    if constexpr (is_small<T> && !is_half<T>) {
+    if constexpr (is_fp8<T>) {
         combine_small_floats<T, Op>(ends, lines, stores);
     } else {
         if constexpr (most_for_lines<T, Op> == vector_width::avx512)

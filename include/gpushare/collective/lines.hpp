@@ -30,10 +30,6 @@ inline constexpr vector_width least_for_lines = vector_width::avx2;
 
 #if defined(__x86_64__) && !defined(__CUDA_ARCH__)
 
-/// What is computed in float.
-template <class T>
-inline constexpr bool is_small = is_half<T> || is_small_float<T>;
-
 /// What lines of T are computed in: as accumulator_t says; or in integers as small as T, where the same bits come out.
 template <class T, class Op>
 struct lane {
@@ -59,13 +55,13 @@ concept works_in_place = requires(A& a, const A& b) {
 /// Elements that are computed in their own type, or in one with the same bits; and small floats.
 template <class T, class Op>
 inline constexpr bool combines_lines = works_in_place<lane_t<T, Op>, Op> &&
-                                       (std::same_as<T, lane_t<T, Op>> || is_small<T> ||
+                                       (std::same_as<T, lane_t<T, Op>> || is_stored_number<T> ||
                                         (std::integral<T> && sizeof(T) == sizeof(lane_t<T, Op>)));
 
 /// The most that pays. Vectors of 64 bytes have no operations on small integers before AVX-512BW, g++ 12 takes comparisons of
 /// floats in them apart, element by element, and what float_moves.hpp converts is in vectors of 32.
 template <class T, class Op>
-inline constexpr vector_width most_for_lines = sizeof(lane_t<T, Op>) < 4 || (is_small<T> && !is_half<T>) ||
+inline constexpr vector_width most_for_lines = sizeof(lane_t<T, Op>) < 4 || is_fp8<T> ||
                                                        (selecting_op<Op> && std::floating_point<lane_t<T, Op>>)
                                                    ? vector_width::avx2
                                                    : vector_width::avx512;

@@ -15,13 +15,6 @@
 
 namespace gpushare::inline GPUSHARE_ABI {
 
-namespace detail {
-template <class T>
-inline constexpr bool is_stored_number = false;
-template <int E, int M>
-inline constexpr bool is_stored_number<stored_number<E, M>> = true;
-}  // namespace detail
-
 /// What can be reduced: float and double, the library's 8- and 16-bit numbers, integers of 8 to 64 bits.
 template <class T>
 concept reducible = std::same_as<T, float> || std::same_as<T, double> || detail::is_stored_number<T> ||

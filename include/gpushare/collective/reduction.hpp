@@ -12,6 +12,7 @@
 #include <gpushare/collective/bundle.hpp>
 #include <gpushare/collective/epoch.hpp>
 #include <gpushare/collective/fault.hpp>
+#include <gpushare/collective/float_moves.hpp>
 #include <gpushare/collective/line_sums.hpp>
 #include <gpushare/collective/reduce_ops.hpp>
 #include <gpushare/collective/team.hpp>
@@ -243,7 +244,7 @@ GPUSHARE_HD collective_fault reduce_to_all(team<Context>& t, const Op& op, eleme
         reduce_by_lines<T>(t, op, {begin, range.end - begin < step ? range.end : begin + step}, plan);
         whole = t.goes_on();
     }
-    if (plan.streaming) end_streaming();
+    if (plan.streaming) finish_streaming();
     if (!t.agreed(whole)) {
         t.fail(errc::aborted, t.rank());
         return t.fault();

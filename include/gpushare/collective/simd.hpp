@@ -164,17 +164,22 @@ using words_of = typename words_for<R>::type;
 [[nodiscard]] GPUSHARE_HD inline std::int32_t wrapping_sum(std::int32_t a, std::int32_t b) noexcept {
     return static_cast<std::int32_t>(static_cast<std::uint32_t>(a) + static_cast<std::uint32_t>(b));
 }
+/// No addition is contracted with this product, of one float or several: the compiler no longer knows where it comes from.
+template <class V>
+[[gnu::always_inline]] inline void keep_apart([[maybe_unused]] V& product) noexcept {
+#if defined(__FMA__) || defined(__FMA4__) || defined(__AVX512F__)
+    asm("" : "+x"(product));
+#elif defined(__aarch64__)
+    asm("" : "+w"(product));
+#endif
+}
 /// A product that no addition is contracted with.
 [[nodiscard]] GPUSHARE_HD inline float product_of(float a, float b) noexcept {
 #ifdef __CUDA_ARCH__
     return __fmul_rn(a, b);
 #else
     float p = a * b;
-#if defined(__FMA__) || defined(__FMA4__) || defined(__AVX512F__)
-    asm("" : "+x"(p));
-#elif defined(__aarch64__)
-    asm("" : "+w"(p));
-#endif
+    keep_apart(p);
     return p;
 #endif
 }
@@ -211,11 +216,7 @@ template <std::uint32_t W>
 [[nodiscard, gnu::always_inline]] inline simd<float, W> product_of(const simd<float, W>& a,
                                                                    const simd<float, W>& b) noexcept {
     simd<float, W> p = a * b;
-#if defined(__FMA__) || defined(__FMA4__) || defined(__AVX512F__)
-    asm("" : "+x"(p.raw));
-#elif defined(__aarch64__)
-    asm("" : "+w"(p.raw));
-#endif
+    keep_apart(p.raw);
     return p;
 }
 template <std::uint32_t W>
