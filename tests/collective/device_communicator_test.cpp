@@ -4,7 +4,9 @@
 #include <gpushare/collective/device_communicator.hpp>
 
 #include <chrono>
+#include <cstddef>
 #include <cstdint>
+#include <memory>
 #include <memory_resource>
 #include <optional>
 #include <span>
@@ -13,9 +15,13 @@
 #include <vector>
 
 #include <gpushare/backend/host/host.hpp>
+#include <gpushare/collective/all_reduce.hpp>
+#include <gpushare/collective/channel.hpp>
 #include <gpushare/collective/exchange.hpp>
 #include <gpushare/collective/submit.hpp>
 #include <gpushare/collective/submit_shared.hpp>
+#include <gpushare/collective/team.hpp>
+#include <gpushare/collective/thread_context.hpp>
 
 #include "support/catch.hpp"
 
@@ -190,14 +196,67 @@ TEST_CASE("the host names who hangs, and its abort reaches blocks that fill the 
 }
 
 TEST_CASE("an abort while nothing runs ends what comes later", "[collective]") {
-    machine m(one_each, 100);
+    const bool together = GENERATE(false, true);
+    machine m(together ? all_on_one : one_each, 100);
+    m.fill();
     m.group.abort(2, gs::errc::kernel_failed);
-    REQUIRE(m.all_reduce() == gs::errc::none);
+    REQUIRE((together ? m.shared_all_reduce() : m.all_reduce()) == gs::errc::none);
     m.wait();
+    CHECK_FALSE(m.summed());  // it hasn't begun
     for (const auto& me : m.members) {
         CHECK(gs::fault_of(me).code == gs::errc::kernel_failed);
         CHECK(gs::fault_of(me).rank == 2);
     }
+}
+
+TEST_CASE("an abort reaches what was captured before it, by the end of its first launch", "[collective]") {
+    machine m(one_each, 100);
+    using body = gs::detail::all_reduce_body<float, gs::sum>;
+    std::vector<gs::detail::rank_kernel<body>> captured;  // its bytes are what a graph keeps
+    for (std::uint32_t r = 0; r < 3; ++r)
+        captured.push_back({m.members[r].view(), r, gs::ns{10s}.count(), m.members[r].asked(),
+                            body{m.data[r], m.data[r], m.n, {}, {gs::algorithm::flag_in_data}}});
+    const auto launch = [&] {
+        for (std::uint32_t r = 0; r < 3; ++r)
+            REQUIRE(m.streams[r].launch_cooperative({.blocks = 1}, captured[r]) == gs::errc::none);
+        m.wait();
+    };
+    m.group.abort(2, gs::errc::kernel_failed);
+    launch();
+    for (const auto& me : m.members) CHECK(gs::fault_of(me).code == gs::errc::kernel_failed);
+    m.fill();
+    launch();
+    CHECK_FALSE(m.summed());
+}
+
+TEST_CASE("nothing crosses the bus between entering and telling", "[collective]") {
+    // What the host sees and asks for stands still until the others are told: a trip there takes longer than what follows.
+    std::vector<std::byte> area(gs::channel_view::area_bytes(1, 1, 1024) + gs::detail::line_bytes);
+    void* at = area.data();
+    std::size_t room = area.size();
+    std::byte* const begin =
+        static_cast<std::byte*>(std::align(gs::detail::line_bytes, area.size() - gs::detail::line_bytes, at, room));
+    gs::detail::report_line report{};
+    const gs::channel_view view{.areas = &begin, .ranks = 1, .lanes = 1, .slot = 1024, .reports = &report};
+    view.prepare(0);
+    gs::thread_context ctx{0};
+    using team = gs::team<gs::thread_context>;
+    const gs::collective_fault asked{gs::errc::aborted, gs::collective_kind::barrier, 0, 1};
+    report.request = asked.packed();
+    {
+        team t(ctx, view, 0, 0, gs::collective_kind::barrier, gs::never.time_since_epoch().count());
+        REQUIRE(t.enter());
+        CHECK(report.epoch == 0);
+        CHECK(report.progress == 0);
+        CHECK(report.verdict == 0);
+        REQUIRE(t.meet(1));
+        CHECK(report.epoch == 1);
+        CHECK_FALSE(t.part());
+    }
+    CHECK(report.verdict == asked.packed());  // heeded on the way out
+    team t(ctx, view, 0, 0, gs::collective_kind::barrier, gs::never.time_since_epoch().count());
+    CHECK_FALSE(t.enter());
+    CHECK(t.fault() == asked);
 }
 
 TEST_CASE("all memory of a group on devices comes back, also where there isn't enough", "[collective]") {

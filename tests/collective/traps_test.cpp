@@ -418,6 +418,7 @@ TEST_CASE("trap: workspaces are resized after a graph was captured", "[collectiv
         captured.push_back({group.rank(r).view(),
                             r,
                             gs::ns{10s}.count(),
+                            0,
                             {x[r].data(), x[r].data(), 64, {}, {algorithm::one_shot, false}}});
     const auto launch = [&] {
         for (std::uint32_t r = 0; r < 2; ++r)

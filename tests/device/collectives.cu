@@ -1,7 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 // The bodies of collectives that rank threads and host streams run, as kernels: that they compile without a warning, how
 // ranks talk in them, that their work is in them (nvcc leaves out, without a word, what follows a call of a host function),
-// and that nothing lies in local memory.
+// and that nothing lies in local memory. The all-reduce of floats is in bench/gpu/collective_kernels.cu.
 #include <gpushare/backend/cuda/cooperative.cuh>
 #include <gpushare/backend/cuda/peers.hpp>
 #include <gpushare/backend/cuda/pinned.hpp>
@@ -33,7 +33,6 @@ void launch(cu::stream& s, const gs::pipeline<T, Op, Stages...>&) {
 }  // namespace
 
 void launch_collectives(cu::stream& s) {
-    launch<detail::all_reduce_body<gpushare::bfloat16, sum>>(s);
     launch<detail::reduce_scatter_body<float, sum>>(s);
     launch<detail::all_gather_body<gs::bfloat16>>(s);
     launch<detail::broadcast_body<float>>(s);
@@ -57,7 +56,7 @@ void launch_fused(cu::stream& s, std::span<const gs::bfloat16> x, gs::bfloat16* 
 
 /// A group on several devices or on one, as an embedder writes it.
 gs::errc all_reduce(cu::node& node, std::span<const gs::device_id> devices, std::span<cu::stream> streams,
-                    std::span<const float* const> in, std::span<float* const> out, std::size_t n) {
+                    std::span<const gs::bfloat16* const> in, std::span<gs::bfloat16* const> out, std::size_t n) {
     cu::pinned_memory visible(node);
     const auto where = cu::connect(node, devices) ? gs::workspaces::on_devices : gs::workspaces::on_host;
     const gs::device_communicator group(node, visible, devices, {.lanes = 8}, where);
@@ -67,8 +66,9 @@ gs::errc all_reduce(cu::node& node, std::span<const gs::device_id> devices, std:
     const gs::launch_options shape{.blocks = 4, .threads = 64};
     const gs::errc code =
         devices.front() == devices.back()
-            ? gs::submit_shared_all_reduce<float>(node.gangs(), devices[0], streams[0], ranks, in, out, n, sum{}, shape)
-            : gs::submit_all_reduce<float>(node.gangs(), devices, streams, ranks, in, out, n, sum{}, shape);
+            ? gs::submit_shared_all_reduce<gs::bfloat16>(node.gangs(), devices[0], streams[0], ranks, in, out, n, sum{},
+                                                         shape)
+            : gs::submit_all_reduce<gs::bfloat16>(node.gangs(), devices, streams, ranks, in, out, n, sum{}, shape);
     for (auto& s : streams) s.record().wait(gs::never);
     return code == gs::errc::none ? gs::fault_of(members[0]).code : code;
 }

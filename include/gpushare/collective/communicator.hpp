@@ -59,6 +59,10 @@ public:
         detail::report_line& line = view_->reports[0];
         if (atomic_ref{line.claims}.fetch_add_acq_rel(1) == 0) atomic_ref{line.request}.store_release(why.packed());
     }
+    /// What close() has asked the devices for so far: a packed fault, or 0.
+    [[nodiscard]] std::uint64_t asked() const noexcept {
+        return view_->reports == nullptr ? 0 : atomic_ref{view_->reports[0].request}.load_acquire();
+    }
     /// Why the channel's collectives fail, if they do: none until one has failed, then the same for ever.
     [[nodiscard]] collective_fault fault() const noexcept {
         std::uint64_t& verdict =

@@ -125,8 +125,9 @@ public:
                 direct ? workspaces::on_devices : workspaces::on_host};
     }
 
-    /// Asks the ranks to end every collective, now and later, on all channels, with this error. Those on the devices see it
-    /// within some microseconds. Doesn't wait.
+    /// Asks the ranks to end every collective, now and later, on all channels, with this error. Doesn't wait. Ranks that wait
+    /// or work for long see it within a tenth of a millisecond, others at the end of their collective, which may still end
+    /// well, as may the first launch of a graph that was captured before. What is submitted from now on doesn't begin.
     void abort(std::uint32_t rank = 0, errc why = errc::aborted) const noexcept {
         for (std::uint32_t c = 0; c < channels(); ++c) {
             const member first(state_->views[std::size_t{c} * size()], state_->tuning, 0);

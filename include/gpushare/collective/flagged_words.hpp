@@ -67,32 +67,39 @@ GPUSHARE_HD collective_fault by_flagged_words(team<Context>& t, std::uint32_t si
         std::uint64_t* const to = mine + 1 + i / width * words;
         for (std::size_t w = 0; w < words; ++w) atomic_ref{to[w]}.store_relaxed(tag | piece[w]);
     }
+    t.report_waiting();
 
     constexpr std::uint32_t none = ~0U, differs = 1U << 31;
     std::uint32_t bad = none;
-    const auto read = [&](std::uint32_t from, const std::uint64_t& word) {
-        std::uint64_t seen = atomic_ref{const_cast<std::uint64_t&>(word)}.load_relaxed();
-        if (seen >> 32 != t.epoch()) {
-            const bool came = t.wait_until([&] {
-                seen = atomic_ref{const_cast<std::uint64_t&>(word)}.load_relaxed();
-                return seen >> 32 == t.epoch();
-            });
-            if (!came) bad = from;
-        }
-        return static_cast<std::uint32_t>(seen);
-    };
     for (std::uint32_t r = ctx.thread_rank(); r < t.ranks(); r += ctx.num_threads()) {
-        const std::uint64_t& first = t.view().words_of(r, t.lane(), t.epoch())[0];
-        const std::uint32_t told = read(r, first);
+        std::uint64_t& first = t.view().words_of(r, t.lane(), t.epoch())[0];
+        std::uint64_t told = 0;
+        const bool came = t.wait_until([&] {
+            told = atomic_ref{first}.load_relaxed();
+            return told >> 32 == t.epoch();
+        });
+        if (!came)
+            bad = r;
+        else if (static_cast<std::uint32_t>(told) != signature && bad == none)
+            bad = r | differs;
         // Of the same: nobody writes there until this rank has been at the next epoch.
-        (void)atomic_ref{const_cast<std::uint64_t&>(first)}.load_acquire();
-        if (told != signature && bad == none) bad = r | differs;
+        (void)atomic_ref{first}.load_acquire();
     }
     for (std::size_t i = ctx.thread_rank() * width; i < n && bad == none; i += ctx.num_threads() * width) {
         const auto take = [&](std::uint32_t r) {
+            std::uint64_t* const from = t.view().words_of(r, t.lane(), t.epoch()) + 1 + i / width * words;
             alignas(16) std::uint32_t piece[words];
-            const std::uint64_t* const from = t.view().words_of(r, t.lane(), t.epoch()) + 1 + i / width * words;
-            for (std::size_t w = 0; w < words; ++w) piece[w] = read(r, from[w]);
+            // All at once: one wait for as many words as a thread takes, not one for each.
+            const bool came = t.wait_until([&] {
+                std::uint64_t others = 0;
+                for (std::size_t w = 0; w < words; ++w) {
+                    const std::uint64_t seen = atomic_ref{from[w]}.load_relaxed();
+                    others |= seen ^ tag;
+                    piece[w] = static_cast<std::uint32_t>(seen);
+                }
+                return others >> 32 == 0;
+            });
+            if (!came) bad = r;
             alignas(16) T elements[width];
             std::memcpy(static_cast<void*>(elements), piece, sizeof piece);
             return values::load(elements);

@@ -51,12 +51,14 @@ struct rank_kernel {
     channel_view view;
     std::uint32_t rank;
     std::int64_t patience;  // ns
+    std::uint64_t aborted;  // what the host has asked for so far: the kernel needn't fetch it before it begins
     Body body;
 
     GPUSHARE_EXEC_CHECK_DISABLE
     template <kernel_context C>
     GPUSHARE_HD void operator()(C& ctx) const {
         team<C> t(ctx, view, rank, ctx.block_rank(), Body::kind, collective_now() + patience);
+        t.heed(aborted);
         if (t.enter()) (void)body(t, ctx.num_blocks());  // a fault stays in the channel: see fault_of
     }
 };
@@ -115,7 +117,8 @@ requires std::invocable<const BodyOf&, std::size_t>
         return errc::invalid_specification;
     if (!members[0].view().direct && !works_through_slots<body>) return errc::not_supported;
     const auto kernel = [&](std::size_t r) {
-        return rank_kernel<body>{members[r].view(), members[r].rank(), options.patience.count(), body_of(r)};
+        return rank_kernel<body>{members[r].view(), members[r].rank(), options.patience.count(), members[r].asked(),
+                                 body_of(r)};
     };
     std::array<std::uint64_t, ranks_in_place> few;
     std::vector<std::uint64_t> many(ranks > few.size() ? ranks : 0);

@@ -34,6 +34,7 @@ template <class Body>
 struct shared_device_kernel {
     channel_view view;
     std::int64_t patience;  // ns
+    std::uint64_t aborted;  // as in a rank_kernel
     Body bodies[max_shared_ranks];
 
     GPUSHARE_EXEC_CHECK_DISABLE
@@ -42,6 +43,7 @@ struct shared_device_kernel {
         const std::uint32_t lanes = ctx.num_blocks() / view.ranks;
         const std::uint32_t rank = ctx.block_rank() / lanes;
         team<C> t(ctx, view, rank, ctx.block_rank() % lanes, Body::kind, collective_now() + patience);
+        t.heed(aborted);
         if (t.enter()) (void)bodies[rank](t, lanes);
     }
 };
@@ -65,6 +67,7 @@ requires std::invocable<const BodyOf&, std::size_t>
     const shared_device_kernel<body> kernel{
         members[0].view(),
         options.patience.count(),
+        members[0].asked(),
         {some(0), some(1), some(2), some(3), some(4), some(5), some(6), some(7), some(8), some(9), some(10), some(11),
          some(12), some(13), some(14), some(15)}};
     const auto blocks = static_cast<std::uint32_t>(ranks) * options.blocks;

@@ -10,6 +10,10 @@
 // Memory orders. Whatever a rank wrote before `meet` is visible to the others behind it: its release of `ready` pairs with
 // their acquire. The same for `done`. On a device the release comes from one thread after ctx.sync(), which orders it
 // behind the writes of the whole block, and an acquire by one thread holds for all behind the next sync.
+//
+// What crosses the bus to the host (see report_line) keeps off the way from entering to telling: a read takes a microsecond
+// there and back, and a release waits for what was written over it before. So a rank says where it is once it has told the
+// others, and looks for the host's request while it waits, now and then in long work, and when it leaves.
 #pragma once
 
 #include <chrono>
@@ -44,6 +48,21 @@ struct smaller_word {
     GPUSHARE_EXEC_CHECK_DISABLE
     GPUSHARE_HD std::uint32_t operator()(std::uint32_t a, std::uint32_t b) const noexcept { return a < b ? a : b; }
 };
+
+/// Closes all gates and says why; the first one's reason stands. Out of line, also on a device (by value: what is referred to
+/// would lie in local memory): there are twenty places from which a kernel gives up, and these loops were a third of it.
+GPUSHARE_EXEC_CHECK_DISABLE
+[[gnu::noinline]] GPUSHARE_HD inline void close_gates(channel_view view, std::uint64_t why) noexcept {
+    if (atomic_ref{view.own(0, 0).claims}.fetch_add_acq_rel(1) != 0) return;
+    for (std::uint32_t r = 0; r < view.ranks; ++r)
+        for (std::uint32_t l = 0; l < view.lanes; ++l) {
+            // Released by the gate, and by itself for who loses the race above.
+            atomic_ref{view.own(r, l).verdict}.store_release(why);
+            (void)atomic_ref{view.own(r, l).gate}.fetch_add_acq_rel(gate_closed);
+        }
+    for (std::uint32_t r = 0; view.reports != nullptr && r < view.ranks; ++r)
+        atomic_ref{view.reports[r].verdict}.store_release(why);
+}
 
 }  // namespace detail
 
@@ -82,6 +101,12 @@ public:
         return view_.flag(rank_, from, lane_, epoch_);
     }
 
+    /// Aborts if the host had asked for it when it launched this: a packed fault, or 0. Before `enter`.
+    GPUSHARE_EXEC_CHECK_DISABLE
+    GPUSHARE_HD void heed(std::uint64_t asked) const noexcept {
+        if (asked != 0 && ctx_.thread_rank() == 0) close(view_, collective_fault::unpacked(asked));
+    }
+
     /// False if the group is aborted, or this rank's previous collective isn't done: nothing happened then.
     ///
     /// The gate is one word that both sides change by read-modify-write. So either an aborter comes first and the gate is
@@ -91,15 +116,13 @@ public:
     GPUSHARE_HD bool enter() noexcept {
         std::uint64_t came = 0;  // the epoch, and above it whether this rank is in; the other threads add nothing
         if (ctx_.thread_rank() == 0) {
-            heed_request();
             if (atomic_ref{own().gate}.fetch_add_acq_rel(1) == 0) {
                 // relaxed: this lane's own count, which others only look at.
                 const atomic_ref count{own().epoch};
                 const std::uint32_t next = count.load_relaxed() + 1;
                 count.store_relaxed(next);
                 came = std::uint64_t{1} << 32 | next;
-                if (reports()) atomic_ref{view_.reports[rank_].epoch}.store_relaxed(next);
-                stage(collective_stage::waiting);
+                atomic_ref{own().progress}.store_relaxed(progress_word(collective_stage::waiting));
             } else {
                 (void)atomic_ref{own().gate}.fetch_add_acq_rel(~0U);
             }
@@ -129,6 +152,7 @@ public:
             for (std::uint32_t i = 0; others != nullptr && i < shared_pointers; ++i) mine.other[i] = others[i];
             atomic_ref{mine.ready}.store_release(epoch_);
         }
+        report_waiting();
         std::uint32_t bad = none;
         for (std::uint32_t from = ctx_.thread_rank(); from < ranks() && bad == none; from += ctx_.num_threads()) {
             if (!await(view_.flag(rank_, from, lane_, epoch_).ready))
@@ -149,9 +173,9 @@ public:
     GPUSHARE_EXEC_CHECK_DISABLE
     GPUSHARE_HD collective_fault part() noexcept {
         ctx_.sync();
-        stage(collective_stage::leaving);
         for (std::uint32_t to = ctx_.thread_rank(); to < ranks(); to += ctx_.num_threads())
             atomic_ref{view_.flag(to, rank_, lane_, epoch_).done}.store_release(epoch_);
+        stage(collective_stage::leaving);
         std::uint32_t bad = none;
         for (std::uint32_t from = ctx_.thread_rank(); from < ranks() && bad == none; from += ctx_.num_threads())
             if (!await(view_.flag(rank_, from, lane_, epoch_).done)) bad = from;
@@ -168,11 +192,21 @@ public:
     GPUSHARE_HD collective_fault leave() noexcept {
         ctx_.sync();
         if (ctx_.thread_rank() == 0) {
-            stage(collective_stage::outside);
             // acq_rel: what this rank did inside is over for whoever finds the gate empty.
             (void)atomic_ref{own().gate}.fetch_add_acq_rel(~0U);
+            stage(collective_stage::outside);
         }
+        // Beside it, by the thread that has nothing else to do.
+        if (lane_ == 0 && ctx_.thread_rank() + 1 == ctx_.num_threads()) heed_request();
         return fault_;
+    }
+
+    /// Says to the host that this rank has told the others and waits for them. `meet` does it.
+    GPUSHARE_EXEC_CHECK_DISABLE
+    GPUSHARE_HD void report_waiting() noexcept {
+        if (!reports() || ctx_.thread_rank() != 0) return;
+        atomic_ref{view_.reports[rank_].epoch}.store_relaxed(epoch_);
+        atomic_ref{view_.reports[rank_].progress}.store_relaxed(progress_word(collective_stage::waiting));
     }
 
     /// To be asked now and then in long work: false if the group has been aborted.
@@ -219,15 +253,7 @@ public:
     /// Closes all gates and says why; the first one's reason stands. From any thread.
     GPUSHARE_EXEC_CHECK_DISABLE
     GPUSHARE_HD static void close(const channel_view& view, const collective_fault& why) noexcept {
-        if (atomic_ref{view.own(0, 0).claims}.fetch_add_acq_rel(1) != 0) return;
-        for (std::uint32_t r = 0; r < view.ranks; ++r)
-            for (std::uint32_t l = 0; l < view.lanes; ++l) {
-                // Released by the gate, and by itself for who loses the race above.
-                atomic_ref{view.own(r, l).verdict}.store_release(why.packed());
-                (void)atomic_ref{view.own(r, l).gate}.fetch_add_acq_rel(detail::gate_closed);
-            }
-        for (std::uint32_t r = 0; view.reports != nullptr && r < view.ranks; ++r)
-            atomic_ref{view.reports[r].verdict}.store_release(why.packed());
+        detail::close_gates(view, why.packed());
     }
 
 private:
@@ -240,15 +266,19 @@ private:
         return atomic_ref{own().gate}.load_acquire() >= detail::gate_closed;
     }
     GPUSHARE_EXEC_CHECK_DISABLE
+    [[nodiscard]] GPUSHARE_HD std::uint32_t progress_word(collective_stage s) const noexcept {
+        return static_cast<std::uint32_t>(what_) << 8 | static_cast<std::uint32_t>(s);
+    }
+    GPUSHARE_EXEC_CHECK_DISABLE
     GPUSHARE_HD void stage(collective_stage s) noexcept {
         if (ctx_.thread_rank() != 0) return;
-        const std::uint32_t word = static_cast<std::uint32_t>(what_) << 8 | static_cast<std::uint32_t>(s);
+        const std::uint32_t word = progress_word(s);
         atomic_ref{own().progress}.store_relaxed(word);  // relaxed: a snapshot for people
         if (reports()) atomic_ref{view_.reports[rank_].progress}.store_relaxed(word);
     }
     GPUSHARE_EXEC_CHECK_DISABLE
     [[nodiscard]] GPUSHARE_HD bool reports() const noexcept { return view_.reports != nullptr && lane_ == 0; }
-    /// Aborts if the host asks for it, which can't reach the gates itself.
+    /// Aborts if the host asks for it, which can't reach the gates itself. Reads the host's memory.
     GPUSHARE_EXEC_CHECK_DISABLE
     GPUSHARE_HD void heed_request() const noexcept {
         if (view_.reports == nullptr) return;
