@@ -10,6 +10,8 @@
 #include <set>
 
 #include <gpushare/compute/partitioned_limiter.hpp>
+#include <gpushare/tenant/tenancy.hpp>
+#include <gpushare/units.hpp>
 
 #include "support/catch.hpp"
 #include "support/code_of.hpp"
@@ -18,6 +20,7 @@
 #include "support/cuda_standin/session.hpp"
 
 using namespace gpushare;
+using namespace gpushare::literals;
 using namespace std::chrono_literals;
 using Catch::Matchers::Contains;
 using support::code_of;
@@ -77,6 +80,30 @@ TEST_CASE("a driver without green contexts: the same program shares time", "[cud
     CHECK(shared.plan().clients[1].weight == 25_pct);
     for (std::size_t i = 0; i < shared.size(); ++i) CHECK(shared.submit(i, [](auto& s) { s.enqueue(1us); })->wait());
     CHECK_NOTHROW(shared.verify());
+}
+
+TEST_CASE("a tenant's streams are in its slice, wherever its memory is", "[cuda][partitioned]") {
+    const standin::session gpu{{.devices = 1, .memory = 64_MiB, .sms = 132, .sm_step = 8}};
+    {
+        cuda::node node;
+        tenancy shared{node};
+        REQUIRE(shared.slice(d, cuda::device_sms{node, d}, std::array{3U, 1U}) == errc::none);
+        CHECK(shared.slices(d) == std::vector{75_pct, 25_pct});
+        auto large = shared.admit({.name = "large", .memory = 16_MiB, .compute = 60_pct}),
+             small = shared.admit({.name = "small", .memory = 32_MiB, .compute = 20_pct, .level = {1}});
+        const auto ours = standin::sms_of(large.work_stream().native_handle()),
+                   theirs = standin::sms_of(small.work_stream().native_handle());
+        CHECK(ours.size() == 96);
+        CHECK(theirs.size() == 32);
+        for (const auto sm : theirs) CHECK(ours.count(sm) == 0);
+        void* const p = small.memory().allocate(1 << 20, 256);
+        CHECK(small.submit([](auto& s) { s.enqueue(1us); }).wait());
+        small.memory().deallocate(p, 1 << 20, 256);
+        CHECK_NOTHROW(shared.verify(d));
+        const auto stray = node.make_stream(d, {}, 42);
+        CHECK_THROWS_WITH(shared.verify(d), Contains("tags 42"));
+    }
+    CHECK(standin::existing().green_contexts == 0);
 }
 
 TEST_CASE("what fails while partitions are made gives the SMs back", "[cuda][partitioned][fault]") {

@@ -143,12 +143,7 @@ public:
     void verify() const {
         if constexpr (sm_partitionable<Device>) {
             if (!plan_.partitioned()) return;
-            const auto tags = device_.outside_any_partition();
-            if (tags.empty()) return;
-            detail::message text;
-            text.add("streams in no partition, whose kernels run on the SMs of all, have the tags");
-            for (std::size_t i = 0; i < tags.size(); ++i) text.add(i == 0 ? " " : ", ", std::uint64_t{tags[i]});
-            throw operation_error(failure{errc::invalid_specification, tags.front(), tags.size()}, {}, text);
+            detail::refuse_strays(device_.outside_any_partition());
         }
     }
 
@@ -164,13 +159,7 @@ private:
 
     // Nothing can be split where the device has no such thing.
     [[nodiscard]] sm_split ask_for_split() const {
-        if constexpr (sm_partitionable<Device>) {
-            try {
-                return device_.split();
-            } catch (const operation_error& e) {
-                if (e.code() != errc::not_supported) throw;
-            }
-        }
+        if constexpr (sm_partitionable<Device>) return detail::split_of(device_);
         return {};
     }
 

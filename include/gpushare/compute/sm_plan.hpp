@@ -56,6 +56,27 @@ inline void check_shares(std::span<const share> shares) {
     if (sum > 1000) raise({errc::share_exceeded, sum, 1000, 1000}, {}, "a split of SMs, in permille");
 }
 
+/// No units where the device can't be split.
+template <sm_partitionable Device>
+[[nodiscard]] sm_split split_of(const Device& device) {
+    try {
+        return device.split();
+    } catch (const operation_error& e) {
+        if (e.code() != errc::not_supported) throw;
+        return {};
+    }
+}
+
+/// Throws operation_error (invalid_specification, with the tags in its text, the first one and how many in its figures) if there
+/// are any.
+inline void refuse_strays(std::span<const std::uint32_t> tags) {
+    if (tags.empty()) return;
+    message text;
+    text.add("streams in no partition, whose kernels run on the SMs of all, have the tags");
+    for (std::size_t i = 0; i < tags.size(); ++i) text.add(i == 0 ? " " : ", ", std::uint64_t{tags[i]});
+    throw operation_error(failure{errc::invalid_specification, tags.front(), tags.size()}, {}, text);
+}
+
 /// All by shares of the device's time.
 [[nodiscard]] inline sm_plan gated_plan(std::span<const share> shares) {
     sm_plan plan;

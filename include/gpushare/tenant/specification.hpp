@@ -18,6 +18,9 @@
 
 namespace gpushare::inline GPUSHARE_ABI {
 
+/// The one whose device time is promised least.
+inline constexpr std::uint32_t any_slice = ~0U;
+
 /// Bytes are totals over all devices of the tenant, and split equally; `compute` is a share of each of them.
 struct tenant_spec {
     std::string name{};
@@ -26,8 +29,9 @@ struct tenant_spec {
     share compute{};            // of device time among the tenants of its level; the shares of a device sum to a whole
     priority level{};           // tenants of a higher level go first, always
     bytes burst{};              // further bytes while nobody was promised them
-    std::vector<device_id> on{};  // these devices; empty: those with the most room
-    bytes unit{1};                // memory / devices and burst / devices must be whole in it
+    std::vector<device_id> on{};      // these devices; empty: those with the most room
+    bytes unit{1};                    // memory / devices and burst / devices must be whole in it
+    std::uint32_t slice = any_slice;  // of SMs, of each of its devices; see tenancy::slice
 
     // For policies of the tenancy that look at it; see client_settings.
     share cap = share::whole();  // the most of each device's time
@@ -52,7 +56,7 @@ struct basic_tenant_change {
 };
 using tenant_change = basic_tenant_change<>;
 
-/// Sums over the tenant's devices. device_time counts each device's time.
+/// Sums over the tenant's devices. device_time counts each device's time, of a device in slices that of the tenant's slice.
 struct tenant_usage {
     bytes memory{}, burst{};  // as granted
     bytes current{}, peak{};  // bytes charged; the peak sums each device's own

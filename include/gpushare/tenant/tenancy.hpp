@@ -6,7 +6,8 @@
 //   auto chat = shared.admit({.name = "chat", .memory = 24_GiB, .devices = 2, .compute = 60_pct});
 //   std::jthread dispatcher([&](std::stop_token stop) { shared.dispatch(device_id{0}, stop); });
 //
-// Weighted shares are the default; another policy, or any_policy, is the second template argument.
+// Weighted shares are the default; another policy, or any_policy, is the second template argument. Where neighbours should not
+// share SMs either, shared.slice(device_id{0}, cuda::device_sms{node, device_id{0}}, weights) comes before the first tenant.
 #pragma once
 
 #include <algorithm>
@@ -16,6 +17,8 @@
 #include <functional>
 #include <memory>
 #include <mutex>
+#include <numeric>
+#include <span>
 #include <stop_token>
 #include <string>
 #include <string_view>
@@ -25,6 +28,7 @@
 
 #include <gpushare/compute/compute_limiter.hpp>
 #include <gpushare/compute/policy.hpp>
+#include <gpushare/compute/sm_plan.hpp>
 #include <gpushare/compute/weighted_fair.hpp>
 #include <gpushare/concepts.hpp>
 #include <gpushare/config.hpp>
@@ -33,6 +37,7 @@
 #include <gpushare/memory/quota_change.hpp>
 #include <gpushare/partition/equal_split.hpp>
 #include <gpushare/partition/reservation.hpp>
+#include <gpushare/sm_split.hpp>
 #include <gpushare/tenant/room_wait.hpp>
 #include <gpushare/tenant/specification.hpp>
 #include <gpushare/tenant/tenant.hpp>
@@ -58,13 +63,19 @@ public:
 
     explicit tenancy(Node& shared, tenancy_options options = {})
         : tenancy(shared, std::move(options), [](device_id) { return Policy{}; }) {}
-    /// `make_policy(d)` gives the policy of each device. limiter_of(d).set_policy replaces one while tenants are there.
+    /// `make_policy(d)` gives the policy of each device, and of each slice of it. limiter_of(d).set_policy replaces one while
+    /// tenants are there.
     template <class F>
-    requires std::is_invocable_r_v<Policy, F&, device_id> tenancy(Node& shared, tenancy_options options, F make_policy)
-        : node_(&shared), shared_(std::move(options.events), options.close_timeout, options.trace) {
+    requires(std::is_invocable_r_v<Policy, F&, device_id>&& std::copy_constructible<F>)
+        tenancy(Node& shared, tenancy_options options, F make_policy)
+        : node_(&shared),
+          shared_(std::move(options.events), options.close_timeout, options.trace),
+          limits_(options.limiter),
+          make_policy_(std::move(make_policy)) {
         for (std::uint32_t i = 0; i < shared.num_devices(); ++i) {
             const device_id d{i};
-            shared_.devices.emplace_back(shared.memory(d), options.limiter, shared.get_clock(), make_policy(d));
+            shared_.devices.emplace_back(shared.memory(d));
+            add_slice(d);
         }
     }
     /// Tenants get the best connected devices of those with room: `links` are those of the node's devices, and
@@ -121,14 +132,68 @@ public:
             }
     }
 
-    /// Drives the limiter of a device until a stop is requested; the dispatcher, on a thread of the embedder's. Not
-    /// needed where clients wait for their work themselves. Throws operation_error (no_device).
-    void dispatch(device_id d, const std::stop_token& stop) { limiter_of(d).run(stop); }
-
-    /// Throws operation_error (no_device).
-    [[nodiscard]] limiter& limiter_of(device_id d) {
+    /// Splits a device's SMs into slices, in proportion to `weights`: tenants of different slices don't run on each other's SMs
+    /// and never wait for each other; those of one share its time, by a limiter of its own. A tenant's `compute` is still a
+    /// share of the device, and must fit into one slice. Memory isn't sliced, and neither are its bandwidth and caches.
+    ///
+    /// errc::not_supported or too_few_sms: the device can't be split, or not so finely. It stays whole then, and its tenants share
+    /// its time. Throws operation_error: no_device; invalid_specification (no weights, one that is 0; the device has tenants, or
+    /// slices already); too_few_sms (others have partitions there). Not while other threads use the tenancy.
+    template <sm_partitionable Sms>
+    requires(std::copy_constructible<Sms>&& std::same_as<typename Sms::stream, typename Node::stream>) errc
+        slice(device_id d, Sms sms, std::span<const std::uint32_t> weights) {
         check(d);
-        return shared_.devices[d.index].compute;
+        auto& device = shared_.devices[d.index];
+        const std::lock_guard lock(shared_.mutex);
+        if (device.strays || device.slices.front().promised != 0)
+            throw operation_error(errc::invalid_specification, {}, "slices of a device that has tenants, or slices");
+        const sm_split can = detail::split_of(sms);
+        if (can.units == 0) return errc::not_supported;
+        if (weights.size() > can.units) return errc::too_few_sms;
+        const auto counts = weighted_sms(can, weights);
+        const auto all = std::accumulate(counts.begin(), counts.end(), std::uint64_t{0});
+        const auto parts = std::make_shared<decltype(sms.partition(counts))>(sms.partition(counts));
+        std::vector<std::function<typename Node::stream(priority, std::uint32_t)>> open;
+        for (std::size_t i = 0; i < counts.size(); ++i)
+            open.emplace_back(
+                [parts, i](priority level, std::uint32_t tag) { return (*parts)[i].make_stream(level, tag); });
+        std::function<std::vector<std::uint32_t>()> strays = [sms] { return sms.outside_any_partition(); };
+        try {
+            while (device.slices.size() < counts.size()) add_slice(d);
+        } catch (...) {
+            while (device.slices.size() > 1) device.slices.pop_back();
+            throw;
+        }
+        for (std::size_t i = 0; i < counts.size(); ++i) {  // nothing throws any more
+            device.slices[i].size = static_cast<std::uint32_t>(counts[i] * std::uint64_t{1000} / all);
+            device.slices[i].open = std::move(open[i]);
+        }
+        device.strays = std::move(strays);
+        return errc::none;
+    }
+    /// What each slice of a device is of it: the whole, where it has none. Throws operation_error (no_device).
+    [[nodiscard]] std::vector<share> slices(device_id d) const {
+        check(d);
+        std::vector<share> sizes;
+        for (const auto& s : shared_.devices[d.index].slices) sizes.push_back(share::of_permille(s.size));
+        return sizes;
+    }
+    /// Throws operation_error (invalid_specification, with the tags of the streams in its text) if there are streams of the device
+    /// in no slice: their kernels run on everybody's SMs. Fine where a device is whole.
+    void verify(device_id d) const {
+        check(d);
+        const auto& strays = shared_.devices[d.index].strays;
+        if (strays) detail::refuse_strays(strays());
+    }
+
+    /// Drives the limiter of a device until a stop is requested; the dispatcher, on a thread of the embedder's. Not
+    /// needed where clients wait for their work themselves. Each slice has one of its own. Throws as limiter_of.
+    void dispatch(device_id d, const std::stop_token& stop, std::uint32_t slice = 0) { limiter_of(d, slice).run(stop); }
+
+    /// Throws operation_error (no_device; invalid_specification for a slice that isn't there).
+    [[nodiscard]] limiter& limiter_of(device_id d, std::uint32_t slice = 0) {
+        check(d, slice);
+        return shared_.devices[d.index].slices[slice].compute;
     }
 
     /// What could still be promised on each device.
@@ -161,16 +226,34 @@ public:
         return over;
     }
 
-    /// The share of device time that isn't promised yet. Throws operation_error (no_device).
+    /// The share of device time that isn't promised yet, in all slices. Throws operation_error (no_device).
     [[nodiscard]] share unpromised(device_id d) const {
         check(d);
         const std::lock_guard lock(shared_.mutex);
-        return share::of_permille(1000 - shared_.devices[d.index].promised);
+        std::uint32_t left = 0;
+        for (const auto& s : shared_.devices[d.index].slices) left += s.left();
+        return share::of_permille(left);
+    }
+    /// In one slice; also a share of the device. Throws as limiter_of.
+    [[nodiscard]] share unpromised(device_id d, std::uint32_t slice) const {
+        check(d, slice);
+        const std::lock_guard lock(shared_.mutex);
+        return share::of_permille(shared_.devices[d.index].slices[slice].left());
     }
 
 private:
     void check(device_id d) const {
         if (d.index >= shared_.devices.size()) raise({errc::no_device, d.index, 0, shared_.devices.size()});
+    }
+    void check(device_id d, std::uint32_t slice) const {
+        check(d);
+        const auto there = shared_.devices[d.index].slices.size();
+        if (slice >= there) raise({errc::invalid_specification, slice, 0, there}, {}, "slices of a device");
+    }
+
+    void add_slice(device_id d) {
+        auto& slices = shared_.devices[d.index].slices;
+        slices.emplace_back(static_cast<std::uint32_t>(slices.size()), limits_, node_->get_clock(), make_policy_(d));
     }
 
     [[noreturn]] static void refuse(const failure& f, std::string_view name, std::string_view why) {
@@ -229,6 +312,12 @@ private:
             return false;
     }
 
+    // Permille of a device that a tenant could have.
+    [[nodiscard]] std::uint32_t left_on(std::uint32_t device, const tenant_spec& spec) const noexcept {
+        const auto* const slice = shared_.devices[device].slice_for(spec.slice);
+        return slice != nullptr ? slice->left() : 0;
+    }
+
     // The devices that the tenant may go to: those it named, or those with enough device time left.
     std::vector<device_room> rooms_for(const tenant_spec& spec, const std::vector<quota_draw>& draws,
                                        const std::vector<bool>& lost) const {
@@ -242,7 +331,7 @@ private:
             for (std::uint32_t i = 0; i < draws.size(); ++i)
                 if (!lost[i]) all.push_back(room(i));
             for (const auto& r : all)
-                if (shared_.devices[r.device.index].promised + asked <= 1000) fit.push_back(r);
+                if (asked <= left_on(r.device.index, spec)) fit.push_back(r);
             if (fit.size() < spec.devices && all.size() >= spec.devices) refuse_share(spec, all);
         } else {
             for (const auto d : spec.on) {
@@ -253,8 +342,11 @@ private:
             if (spec.on.size() != spec.devices && spec.devices != 1)
                 refuse(errc::invalid_specification, spec.name, "names another number of devices than it asks for");
             if (std::any_of(fit.begin(), fit.end(), [&](const device_room& r) {
-                    return shared_.devices[r.device.index].promised + asked > 1000;
+                    return shared_.devices[r.device.index].slice_for(spec.slice) == nullptr;
                 }))
+                refuse(errc::invalid_specification, spec.name, "names a slice that its device hasn't");
+            if (std::any_of(fit.begin(), fit.end(),
+                            [&](const device_room& r) { return asked > left_on(r.device.index, spec); }))
                 refuse_share(spec, fit);
         }
         return fit;
@@ -262,7 +354,7 @@ private:
 
     [[noreturn]] void refuse_share(const tenant_spec& spec, const std::vector<device_room>& rooms) const {
         std::vector<std::uint32_t> left;
-        for (const auto& r : rooms) left.push_back(1000 - shared_.devices[r.device.index].promised);
+        for (const auto& r : rooms) left.push_back(left_on(r.device.index, spec));
         std::sort(left.begin(), left.end(), [](std::uint32_t a, std::uint32_t b) { return a > b; });
         const auto fits = left[std::min<std::size_t>(std::max(spec.devices, 1U), left.size()) - 1];
         raise({errc::share_exceeded, spec.compute.permille(), fits, 1000}, spec.name, "admission, in permille");
@@ -289,6 +381,8 @@ private:
 
     Node* node_;
     detail::shared_node<Node, Policy> shared_;
+    limiter_options limits_;
+    std::function<Policy(device_id)> make_policy_;
     std::function<partition(const tenant_spec&, const std::vector<device_room>&)> connected_split_;
     std::uint32_t last_tag_ = 0;  // under the mutex
 };

@@ -66,6 +66,9 @@ public:
     /// The stream that the tenant's submissions go to. What is enqueued past the limiter is charged to nobody.
     [[nodiscard]] stream& work_stream(std::size_t part = 0) { return at(part).stream; }
 
+    /// The slice of the device's SMs that it is in; 0 on a whole device. Its limiter is tenancy::limiter_of(device, slice).
+    [[nodiscard]] std::uint32_t slice(std::size_t part = 0) { return at(part).slice.index; }
+
     /// Charges bytes that a library took of the device for this tenant, past its memory(): a vendor's workspace. Measuring
     /// the device then doesn't set them aside once more. Throws memory_error as an allocation would. What it returns must
     /// go before the tenant.
@@ -84,14 +87,14 @@ public:
     [[nodiscard]] result<ticket> try_submit(submission_work<stream> work, std::size_t part = 0) {
         if (part >= state_->parts().size()) return missing();
         auto& p = state_->parts()[part];
-        return p.on.compute.submit(p.client, p.stream, std::move(work));
+        return p.slice.compute.submit(p.client, p.stream, std::move(work));
     }
     /// Waits at the gate; see compute_limiter::acquire.
     [[nodiscard]] result<permit> acquire(std::size_t part = 0, instant deadline = never,
                                          const std::stop_token& stop = {}) {
         if (part >= state_->parts().size()) return missing();
         auto& p = state_->parts()[part];
-        return p.on.compute.acquire(p.client, deadline, stop);
+        return p.slice.compute.acquire(p.client, deadline, stop);
     }
 
     /// As far as it is known now; after close, for good.

@@ -11,6 +11,7 @@
 #include <cstddef>
 #include <cstdint>
 #include <deque>
+#include <functional>
 #include <list>
 #include <memory>
 #include <mutex>
@@ -36,12 +37,16 @@ namespace gpushare::inline GPUSHARE_ABI::detail {
 template <node Node, compute_policy Policy>
 class tenant_state;
 
-/// What a tenant's clients are entitled to.
-[[nodiscard]] inline client_settings settings_of(const tenant_spec& spec, std::uint32_t tag) noexcept {
-    return {.weight = spec.compute,
+/// What a tenant's client is entitled to, of what is `size` permille of a device.
+[[nodiscard]] inline client_settings settings_of(const tenant_spec& spec, std::uint32_t tag,
+                                                 std::uint32_t size) noexcept {
+    const auto of_it = [&](share s) {
+        return share::of_permille(std::min<std::uint64_t>(std::uint64_t{s.permille()} * 1000 / size, 1000));
+    };
+    return {.weight = of_it(spec.compute),
             .level = spec.level,
             .longest = spec.longest,
-            .cap = spec.cap,
+            .cap = of_it(spec.cap),
             .soft_cap = spec.soft_cap,
             .slo = spec.slo,
             .group = spec.group,
@@ -54,13 +59,32 @@ struct shared_node {
     using clock_type = std::remove_cvref_t<decltype(std::declval<const Node&>().get_clock())>;
     using limiter = compute_limiter<typename Node::stream, clock_type, Policy>;
 
+    /// SMs with a limiter of their own: all of a device, or some.
+    struct slice {
+        slice(std::uint32_t place, const limiter_options& options, clock_type time, Policy policy)
+            : index(place), compute(options, std::move(time), std::move(policy)) {}
+        [[nodiscard]] std::uint32_t left() const noexcept { return size - promised; }
+
+        const std::uint32_t index;
+        limiter compute;
+        std::uint32_t size = 1000;                                           // permille of the device
+        std::uint32_t promised = 0;                                          // of those; under the mutex
+        std::function<typename Node::stream(priority, std::uint32_t)> open;  // a stream in it, where it is a partition
+    };
     struct device {
-        device(const typename Node::memory_type& all, const limiter_options& options, clock_type time, Policy policy)
-            : overhead(all), memory(overhead.available()), compute(options, std::move(time), std::move(policy)) {}
+        explicit device(const typename Node::memory_type& all) : overhead(all), memory(overhead.available()) {}
+
+        /// Which one a tenant would be in: the one it names, or the one with the most left. Null if it isn't there.
+        [[nodiscard]] const slice* slice_for(std::uint32_t wanted) const noexcept {
+            if (wanted != any_slice) return wanted < slices.size() ? &slices[wanted] : nullptr;
+            return &*std::max_element(slices.begin(), slices.end(),
+                                      [](const slice& a, const slice& b) { return a.left() < b.left(); });
+        }
+
         device_overhead overhead;
         quota memory;
-        limiter compute;
-        std::uint32_t promised = 0;  // permille of device time; under the mutex
+        std::deque<slice> slices;                            // one or more
+        std::function<std::vector<std::uint32_t>()> strays;  // tags of streams in no partition, where there are some
     };
 
     shared_node(event_sink sink, ns timeout, trace_function capture)
@@ -84,15 +108,17 @@ struct tenant_part {
     tenant_part(Node& whole, shared& all, const tenant_spec& spec, device_id d, std::uint32_t tag)
         : device(d),
           on(all.devices[d.index]),
+          slice(on.slices[on.slice_for(spec.slice)->index]),
           memory(on.memory, whole.memory(d), spec.name, d, bytes{}, bytes{}, all.events, all.trace),
-          stream(whole.make_stream(d, spec.level, tag)),
-          client(on.compute.add(settings_of(spec, tag))) {}
+          stream(slice.open ? slice.open(spec.level, tag) : whole.make_stream(d, spec.level, tag)),
+          client(slice.compute.add(settings_of(spec, tag, slice.size))) {}
     tenant_part(const tenant_part&) = delete;
     tenant_part& operator=(const tenant_part&) = delete;
-    ~tenant_part() { on.compute.close(client, instant::min()); }
+    ~tenant_part() { slice.compute.close(client, instant::min()); }
 
     device_id device;
     typename shared::device& on;
+    typename shared::slice& slice;
     tenant_memory<typename Node::memory_type, typename Node::stream::point> memory;
     typename Node::stream stream;
     client_id client;
@@ -152,7 +178,7 @@ public:
             sum.pending += p.memory.pending();
             sum.largest_free = std::max(sum.largest_free, p.memory.largest_free());
             sum.refused += p.memory.refused();
-            add(sum, p.on.compute.usage(p.client));  // nothing, once the client is closed
+            add(sum, p.slice.compute.usage(p.client));  // nothing, once the client is closed
             const std::lock_guard lock(all_->mutex);
             add(sum, p.account);
         }
@@ -209,7 +235,7 @@ public:
 private:
     bool end_client(part& p, instant deadline) {
         client_usage account;
-        if (!p.on.compute.close(p.client, deadline, {}, &account)) return false;
+        if (!p.slice.compute.close(p.client, deadline, {}, &account)) return false;
         const std::lock_guard lock(all_->mutex);
         if (account.completed != 0) p.account = account;  // else it was closed before
         return true;
@@ -225,7 +251,7 @@ private:
 
     // A new level is all that telling a limiter may run out of memory for: a client opens it, and goes.
     void open_level(priority level) {
-        for (auto& p : parts_) p.on.compute.close(p.on.compute.add({.level = level}), instant::min());
+        for (auto& p : parts_) p.slice.compute.close(p.slice.compute.add({.level = level}), instant::min());
     }
 
     // Under the mutex.
@@ -238,8 +264,8 @@ private:
         if (memory == bytes{} || compute == share{}) return {errc::invalid_specification};
         if (memory % step != bytes{} || burst % step != bytes{}) return {errc::not_whole};
         for (const auto& p : parts_)
-            if (const auto left = 1000 - p.on.promised + spec_.compute.permille(); compute.permille() > left)
-                return {errc::share_exceeded, compute.permille(), left, 1000};
+            if (const auto left = p.slice.left() + spec_.compute.permille(); compute.permille() > left)
+                return {errc::share_exceeded, compute.permille(), left, p.slice.size};
         if (const auto why = resize_parts(memory / spec_.devices, burst / spec_.devices); why.code != errc::none)
             return why;
         promise(compute);
@@ -276,27 +302,27 @@ private:
         return try_commit_together(changes);
     }
 
-    [[nodiscard]] client_settings settings() const {
+    [[nodiscard]] client_settings settings(std::uint32_t size) const {
         const std::lock_guard lock(all_->mutex);
-        return settings_of(spec_, tag_);
+        return settings_of(spec_, tag_, size);
     }
 
     // Two resizes may get here in either order: whoever finds newer settings than it told tells those.
     errc tell_limiters() {
         for (auto& p : parts_) {
-            client_settings told, now = settings();
+            client_settings told, now = settings(p.slice.size);
             do {
                 told = now;
-                const errc why = p.on.compute.change(p.client, told);
+                const errc why = p.slice.compute.change(p.client, told);
                 if (why != errc::none && why != errc::closed) return why;
-                now = settings();
+                now = settings(p.slice.size);
             } while (now != told);
         }
         return errc::none;
     }
 
     void promise(share compute) {
-        for (auto& p : parts_) p.on.promised += compute.permille() - promised_.permille();
+        for (auto& p : parts_) p.slice.promised += compute.permille() - promised_.permille();
         promised_ = compute;
     }
 
