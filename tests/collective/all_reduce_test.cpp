@@ -300,6 +300,26 @@ TEST_CASE("16-bit numbers are added in float and rounded once", "[collective]") 
     }
 }
 
+TEMPLATE_TEST_CASE("averages of integers are rounded towards zero, by any number of ranks", "[collective]",
+                   std::int32_t, std::int64_t, std::uint64_t) {
+    using limits = std::numeric_limits<TestType>;
+    support::random any(1);
+    for (TestType n = 1; n <= 33; ++n)
+        for (unsigned i = 0; i < 200; ++i) {
+            const auto near_end = static_cast<TestType>(i % 40);
+            const TestType x = i < 40    ? static_cast<TestType>(limits::min() + near_end)
+                               : i < 80  ? static_cast<TestType>(limits::max() - near_end)
+                               : i < 120 ? static_cast<TestType>(near_end - 20)
+                                         : static_cast<TestType>(any.below(limits::max()));
+            using four [[gnu::vector_size(4 * sizeof(TestType))]] = TestType;
+            four several = {x, static_cast<TestType>(x / 2), static_cast<TestType>(x / 3), 0};
+            const four expected = several / n;
+            gpushare::average::finish_into(several, n);
+            REQUIRE(gpushare::average{}.finish(x, n) == x / n);
+            REQUIRE(std::memcmp(&several, &expected, sizeof several) == 0);
+        }
+}
+
 TEST_CASE("integers wrap around in a sum and don't overflow in an average", "[collective]") {
     const communicator group(2);
     std::atomic<unsigned> wrong{0};

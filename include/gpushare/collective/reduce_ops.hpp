@@ -20,10 +20,30 @@ template <class T>
 concept reducible = std::same_as<T, float> || std::same_as<T, double> || detail::is_stored_number<T> ||
     (std::integral<T> && !std::same_as<T, bool> && sizeof(T) <= 8);
 
+namespace detail {
+
+/// Divides one integer or several, rounding towards zero. Ranks are mostly a power of two, and what divides 64 bits takes as long as
+/// a cache line from memory.
+template <class A, std::integral N>
+[[gnu::always_inline]] GPUSHARE_HD constexpr void divide(A& a, N n) noexcept {
+    if ((n & (n - 1)) != 0) {
+        a = a / n;
+        return;
+    }
+    int log = 0;
+    while (n >> log != 1) ++log;
+    if constexpr (std::is_signed_v<N>)
+        a = (a + ((a >> (8 * static_cast<int>(sizeof(N)) - 1)) & (n - 1))) >> log;  // what is negative is rounded up
+    else
+        a = a >> log;
+}
+
+}  // namespace detail
+
 // `lanewise` operators work on vectors as they do on single numbers; `into` does so where the first one lies, for vectors that
-// are too wide to be passed. `wraps`: signed integers are computed as unsigned ones,
-// which gives the same bits without undefined overflow. `widest`: integers are computed in 64 bits. `selects`: one of the two is
-// the result, so that small integers needn't be widened.
+// are too wide to be passed. `wraps`: signed integers are computed as unsigned ones, which gives the same bits without undefined
+// overflow. `widest`: integers are computed in twice their size or more, so that no sum overflows. `selects`: one of the two is the
+// result, so that small integers needn't be widened.
 
 struct sum {
     static constexpr bool lanewise = true, wraps = true;
@@ -97,7 +117,10 @@ struct average {
     }
     template <class A, class N>
     [[gnu::always_inline]] GPUSHARE_HD static constexpr void finish_into(A& a, N n) noexcept {
-        a = a / n;
+        if constexpr (std::integral<N>)
+            detail::divide(a, n);
+        else
+            a = a / n;
     }
     template <class A>
     GPUSHARE_HD constexpr A operator()(const A& a, const A& b) const noexcept {
@@ -155,7 +178,8 @@ struct accumulator<double, Op> {
 };
 template <std::integral T, class Op>
 struct accumulator<T, Op> {
-    static constexpr bool wide = sizeof(T) == 8 || widest_op<Op>;
+    // 32 bits hold the sum of 16-bit integers of 32768 ranks, whose flags alone would take 256 GiB.
+    static constexpr bool wide = sizeof(T) == 8 || (widest_op<Op> && sizeof(T) == 4);
     using signed_type = std::conditional_t<wide, std::int64_t, std::int32_t>;
     using unsigned_type = std::make_unsigned_t<signed_type>;
     using type = std::conditional_t<std::is_unsigned_v<T> || wrapping_op<Op>, unsigned_type, signed_type>;
