@@ -210,6 +210,8 @@ void types(bench::report& r) {
     against_floats("collective.bfloat16_vs_float", gs::bfloat16{});
     against_floats("collective.float16_vs_float", gs::float16{});
     against_floats("collective.int8_vs_float", std::int8_t{});
+    against_floats("collective.int8_average_vs_float", std::int8_t{}, gs::average{});
+    against_floats("collective.int32_average_vs_float", std::int32_t{}, gs::average{});
     against_floats("collective.fp8_e4m3_vs_float", gs::fp8_e4m3{});
     against_floats("collective.maximum_vs_float", float{}, gs::maximum{});
     // A transformer's residual and norm of 64 rows, everything in T.

@@ -105,6 +105,28 @@ struct machine {
     std::vector<float*> data;
 };
 
+/// A rank that the host sees through a report alone.
+struct lone_rank {
+    explicit lone_rank(std::uint32_t lanes)
+        : area(gs::channel_view::area_bytes(1, lanes, 1024) + gs::detail::line_bytes) {
+        void* at = area.data();
+        std::size_t room = area.size();
+        begin =
+            static_cast<std::byte*>(std::align(gs::detail::line_bytes, area.size() - gs::detail::line_bytes, at, room));
+        view = {.areas = &begin, .ranks = 1, .lanes = lanes, .slot = 1024, .reports = &report};
+        view.prepare(0);
+    }
+    lone_rank(const lone_rank&) = delete;
+    lone_rank& operator=(const lone_rank&) = delete;
+
+    std::vector<std::byte> area;
+    std::byte* begin = nullptr;
+    gs::detail::report_line report{};
+    gs::channel_view view;
+};
+using team = gs::team<gs::thread_context>;
+constexpr gs::collective_fault asked{gs::errc::aborted, gs::collective_kind::barrier, 0, 1};
+
 const std::vector<gs::device_id> one_each{{0}, {1}, {2}};
 const std::vector<gs::device_id> all_on_one{{1}, {1}, {1}};
 
@@ -231,17 +253,10 @@ TEST_CASE("an abort reaches what was captured before it, by the end of its first
 
 TEST_CASE("nothing crosses the bus between entering and telling", "[collective]") {
     // What the host sees and asks for stands still until the others are told: a trip there takes longer than what follows.
-    std::vector<std::byte> area(gs::channel_view::area_bytes(1, 1, 1024) + gs::detail::line_bytes);
-    void* at = area.data();
-    std::size_t room = area.size();
-    std::byte* const begin =
-        static_cast<std::byte*>(std::align(gs::detail::line_bytes, area.size() - gs::detail::line_bytes, at, room));
-    gs::detail::report_line report{};
-    const gs::channel_view view{.areas = &begin, .ranks = 1, .lanes = 1, .slot = 1024, .reports = &report};
-    view.prepare(0);
+    lone_rank rank(1);
+    const gs::channel_view& view = rank.view;
+    gs::detail::report_line& report = rank.report;
     gs::thread_context ctx{0};
-    using team = gs::team<gs::thread_context>;
-    const gs::collective_fault asked{gs::errc::aborted, gs::collective_kind::barrier, 0, 1};
     report.request = asked.packed();
     {
         team t(ctx, view, 0, 0, gs::collective_kind::barrier, gs::never.time_since_epoch().count());
@@ -255,6 +270,32 @@ TEST_CASE("nothing crosses the bus between entering and telling", "[collective]"
     }
     CHECK(report.verdict == asked.packed());  // heeded on the way out
     team t(ctx, view, 0, 0, gs::collective_kind::barrier, gs::never.time_since_epoch().count());
+    CHECK_FALSE(t.enter());
+    CHECK(t.fault() == asked);
+}
+
+TEST_CASE("who finds a gate closed finds the reason where the host looks", "[collective]") {
+    for (unsigned round = 0; round < 20; ++round) {
+        lone_rank rank(4096);
+        std::jthread closer([&] { team::close(rank.view, asked); });
+        while (gs::atomic_ref{rank.view.own(0, 0).gate}.load_acquire() == 0) {
+        }
+        REQUIRE(gs::atomic_ref{rank.report.verdict}.load_acquire() == asked.packed());
+    }
+}
+
+TEST_CASE("a lane that isn't the first to close the gates waits until its own is", "[collective]") {
+    lone_rank rank(2);
+    gs::detail::own_line& own = rank.view.own(0, 1);
+    rank.view.own(0, 0).claims = 1;  // the first, who is at it
+    std::jthread first([&] {
+        std::this_thread::sleep_for(3ms);
+        gs::atomic_ref{own.verdict}.store_release(asked.packed());
+        (void)gs::atomic_ref{own.gate}.fetch_add_acq_rel(gs::detail::gate_closed);
+    });
+    gs::thread_context ctx{0};
+    team t(ctx, rank.view, 0, 1, gs::collective_kind::barrier, gs::never.time_since_epoch().count());
+    t.heed(asked.packed());
     CHECK_FALSE(t.enter());
     CHECK(t.fault() == asked);
 }

@@ -45,6 +45,8 @@ T any_number(support::random& any) {
         if (any.one_in(4)) return T::from_bits(static_cast<typename T::bits_type>(any.below(0x10000)));
         return T{(static_cast<float>(any.below(2000)) - 1000) / 7};
     } else {
+        if (any.one_in(4)) return static_cast<T>(std::numeric_limits<T>::max() - static_cast<T>(any.below(3)));
+        if (any.one_in(4)) return static_cast<T>(std::numeric_limits<T>::min() + static_cast<T>(any.below(3)));
         return static_cast<T>(any.below(std::numeric_limits<std::uint64_t>::max()));
     }
 }
@@ -131,15 +133,22 @@ struct by_value {
 
 }  // namespace
 
-TEMPLATE_TEST_CASE("lines have the bits of single numbers", "[collective]", float, double, std::int32_t, std::uint64_t,
-                   std::int8_t, std::uint8_t, std::int16_t, std::uint16_t, gpushare::bfloat16, gpushare::float16,
-                   gpushare::fp8_e4m3, gpushare::fp8_e5m2) {
+TEMPLATE_TEST_CASE("lines have the bits of single numbers", "[collective]", float, double, std::int32_t, std::uint32_t,
+                   std::uint64_t, std::int8_t, std::uint8_t, std::int16_t, std::uint16_t, gpushare::bfloat16,
+                   gpushare::float16, gpushare::fp8_e4m3, gpushare::fp8_e5m2) {
     check_all<TestType, gpushare::sum>();
     check_all<TestType, gpushare::product>();
     check_all<TestType, gpushare::minimum>();
     check_all<TestType, gpushare::maximum>();
-    if constexpr (std::is_floating_point_v<TestType> || detail::is_stored_number<TestType>)
-        check_all<TestType, gpushare::average>();
+    if constexpr (!std::is_integral_v<TestType> || sizeof(TestType) <= 4) check_all<TestType, gpushare::average>();
+}
+
+TEMPLATE_TEST_CASE("averages of integers are exact up to the most ranks that go by lines", "[collective]", std::int8_t,
+                   std::uint8_t, std::int16_t, std::uint16_t, std::int32_t, std::uint32_t) {
+    using gpushare::average;
+    constexpr std::uint32_t most = detail::most_ranks_for_lines<TestType, average>;
+    for (const std::uint32_t ranks : {most, most - 1, most - 3, most / 2 + 1, 7U})
+        check<TestType, average>(detail::least_for_lines, ranks, 9, 0, detail::line_stores::cached, 0, 1);
 }
 
 TEST_CASE("what can't be combined where it lies goes another way", "[collective]") {
@@ -147,8 +156,7 @@ TEST_CASE("what can't be combined where it lies goes another way", "[collective]
     STATIC_REQUIRE_FALSE(detail::combines_lines<gpushare::fp8_e4m3, by_value>);
     STATIC_REQUIRE_FALSE(detail::combines_lines<gpushare::bfloat16, by_value>);
     STATIC_REQUIRE_FALSE(detail::combines_lines<std::int8_t, by_value>);
-    STATIC_REQUIRE_FALSE(detail::combines_lines<std::int8_t, gpushare::average>);
-    STATIC_REQUIRE_FALSE(detail::combines_lines<std::int32_t, gpushare::average>);
+    STATIC_REQUIRE_FALSE(detail::combines_lines<std::int64_t, gpushare::average>);
 }
 
 TEST_CASE("parts are cut where lines begin", "[collective]") {

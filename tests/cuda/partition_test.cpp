@@ -87,7 +87,7 @@ TEST_CASE("a tenant's streams are in its slice, wherever its memory is", "[cuda]
     {
         cuda::node node;
         tenancy shared{node};
-        REQUIRE(shared.slice(d, cuda::device_sms{node, d}, std::array{3U, 1U}) == errc::none);
+        REQUIRE(shared.slice<cuda::device_sms>(d, std::array{3U, 1U}) == errc::none);
         CHECK(shared.slices(d) == std::vector{75_pct, 25_pct});
         auto large = shared.admit({.name = "large", .memory = 16_MiB, .compute = 60_pct}),
              small = shared.admit({.name = "small", .memory = 32_MiB, .compute = 20_pct, .level = {1}});

@@ -64,7 +64,7 @@ TEST_CASE("tenants of different slices run on different SMs, those of one share 
     for (const auto t : {host::timing::real, host::timing::modelled}) {
         host::node node{{.memory = 1_MiB, .sms = 8, .timing = t}};
         tenancy shared{node};
-        REQUIRE(shared.slice(d, host::device_sms{node, d}, quarters) == errc::none);
+        REQUIRE(shared.slice<host::device_sms>(d, quarters) == errc::none);
         CHECK(shared.slices(d) == std::vector{75_pct, 25_pct});
         auto a = shared.admit(named("a", 40_pct)), b = shared.admit(named("b", 30_pct)),
              c = shared.admit(named("c", 20_pct));
@@ -89,7 +89,7 @@ TEST_CASE("tenants of different slices run on different SMs, those of one share 
 TEST_CASE("tenants of different slices don't wait for one another, whatever their levels", "[tenant]") {
     host::node node{{.memory = 1_MiB, .sms = 2}};
     tenancy shared{node, {.limiter = {.depth = 1}}};
-    REQUIRE(shared.slice(d, host::device_sms{node, d}, halves) == errc::none);
+    REQUIRE(shared.slice<host::device_sms>(d, halves) == errc::none);
     auto high = shared.admit({.name = "high", .memory = 1_KiB, .compute = 50_pct, .level = {7}});
     auto low = shared.admit(named("low", 50_pct));
     std::jthread one([&](const std::stop_token& stop) { shared.dispatch(d, stop, high.slice()); });
@@ -109,7 +109,7 @@ TEST_CASE("tenants of different slices don't wait for one another, whatever thei
 TEST_CASE("a share is promised of one slice, and returns to it", "[tenant]") {
     host::node node{{.devices = 2, .memory = 1_MiB, .sms = 4}};
     tenancy shared{node};
-    REQUIRE(shared.slice(d, host::device_sms{node, d}, halves) == errc::none);
+    REQUIRE(shared.slice<host::device_sms>(d, halves) == errc::none);
     const auto on_0 = [](tenant_spec s) {
         s.on = {d};
         return s;
@@ -136,9 +136,9 @@ TEST_CASE("a share is promised of one slice, and returns to it", "[tenant]") {
 TEST_CASE("of several devices a tenant has a slice each", "[tenant]") {
     host::node node{{.devices = 2, .memory = 1_MiB, .sms = 4}};
     tenancy shared{node};
-    REQUIRE(shared.slice({0}, host::device_sms{node, {0}}, halves) == errc::none);
+    REQUIRE(shared.slice<host::device_sms>({0}, halves) == errc::none);
     auto before = shared.admit({.name = "before", .memory = 1_KiB, .compute = 10_pct, .on = {device_id{0}}});
-    REQUIRE(shared.slice({1}, host::device_sms{node, {1}}, quarters) == errc::none);
+    REQUIRE(shared.slice<host::device_sms>({1}, quarters) == errc::none);
     auto both = shared.admit({.name = "both", .memory = 2_KiB, .devices = 2, .compute = 50_pct});
     CHECK(both.slice(0) == 1);
     CHECK(both.slice(1) == 0);
@@ -146,12 +146,11 @@ TEST_CASE("of several devices a tenant has a slice each", "[tenant]") {
         CHECK(both.submit([](auto& s) { s.launch({}, [](auto&) {}); }, part).wait());
     CHECK(both.usage().completed == 2);
     // Where the slice that it names isn't, or has no room, it doesn't go.
-    CHECK(code_of([&] {
-              (void)shared.admit({.name = "x", .memory = 2_KiB, .devices = 2, .compute = 10_pct, .slice = 2});
-          }) == errc::share_exceeded);
-    CHECK(code_of([&] {
-              (void)shared.admit({.name = "x", .memory = 1_KiB, .compute = 10_pct, .on = {device_id{0}}, .slice = 2});
-          }) == errc::invalid_specification);
+    const auto with_slice = [](std::uint32_t slice, std::vector<device_id> on) {
+        return tenant_spec{.name = "x", .memory = 1_KiB, .compute = 10_pct, .on = std::move(on), .slice = slice};
+    };
+    CHECK(code_of([&] { (void)shared.admit(with_slice(2, {})); }) == errc::invalid_specification);
+    CHECK(code_of([&] { (void)shared.admit(with_slice(2, {device_id{0}})); }) == errc::invalid_specification);
 }
 
 TEST_CASE("weights and caps are told to a slice's policy as those of the slice, live changes too", "[tenant]") {
@@ -162,7 +161,7 @@ TEST_CASE("weights and caps are told to a slice's policy as those of the slice, 
                        policy.told = &told;
                        return policy;
                    }};
-    REQUIRE(shared.slice(d, host::device_sms{node, d}, quarters) == errc::none);
+    REQUIRE(shared.slice<host::device_sms>(d, quarters) == errc::none);
     auto t = shared.admit({.name = "t", .memory = 1_KiB, .compute = 15_pct, .slice = 1, .cap = 20_pct});
     REQUIRE(told.size() == 1);
     CHECK(told.back().weight == 60_pct);
@@ -179,17 +178,29 @@ TEST_CASE("a stream in no slice is found and named", "[tenant]") {
     {
         auto stray = node.make_stream(d, {}, 42);
         CHECK_NOTHROW(shared.verify(d));  // nobody relies on slices
-        REQUIRE(shared.slice(d, host::device_sms{node, d}, halves) == errc::none);
+        REQUIRE(shared.slice<host::device_sms>(d, halves) == errc::none);
         CHECK_THROWS_WITH(shared.verify(d), Contains("tags 42"));
     }
     CHECK_NOTHROW(shared.verify(d));
 }
 
+TEST_CASE("one slice of all SMs shares time, and nobody is outside of it", "[tenant]") {
+    host::node node{{.memory = 1_MiB, .sms = 4}};
+    tenancy shared{node};
+    REQUIRE(shared.slice<host::device_sms>(d, std::array{1U}) == errc::none);
+    CHECK(shared.slices(d) == std::vector{share::whole()});
+    auto a = shared.admit(named("a", 60_pct)), b = shared.admit(named("b", 40_pct));
+    CHECK_NOTHROW(shared.verify(d));
+    CHECK(b.submit([](auto& s) { s.launch({.blocks = 4}, [](auto&) {}); }).wait());
+    const auto stray = node.make_stream(d, {}, 7);
+    CHECK_THROWS_WITH(shared.verify(d), Contains("tags 7"));
+}
+
 TEST_CASE("what can't be sliced stays whole, and its tenants share its time", "[tenant]") {
     host::node node{{.memory = 1_MiB, .sms = 4, .sm_unit = 2}};
     tenancy shared{node};
-    CHECK(shared.slice(d, whole_sms{node, d}, halves) == errc::not_supported);
-    CHECK(shared.slice(d, host::device_sms{node, d}, std::array{1U, 1U, 1U}) == errc::too_few_sms);
+    CHECK(shared.slice<whole_sms>(d, halves) == errc::not_supported);
+    CHECK(shared.slice<host::device_sms>(d, std::array{1U, 1U, 1U}) == errc::too_few_sms);
     CHECK(shared.slices(d) == std::vector{share::whole()});
     auto a = shared.admit(named("a", 60_pct)), b = shared.admit(named("b", 40_pct));
     CHECK(b.slice() == 0);
@@ -199,11 +210,10 @@ TEST_CASE("what can't be sliced stays whole, and its tenants share its time", "[
 
 TEST_CASE("slices that are refused change nothing", "[tenant]") {
     host::node node{{.memory = 1_MiB, .sms = 4}};
-    const host::device_sms sms{node, d};
     {
         tenancy shared{node};
         const auto refused = [&](std::span<const std::uint32_t> weights, device_id on = d) {
-            return code_of([&] { (void)shared.slice(on, sms, weights); });
+            return code_of([&] { (void)shared.slice<host::device_sms>(on, weights); });
         };
         CHECK(refused({}) == errc::invalid_specification);
         CHECK(refused(std::array{1U, 0U}) == errc::invalid_specification);
@@ -215,9 +225,11 @@ TEST_CASE("slices that are refused change nothing", "[tenant]") {
         {
             auto a = shared.admit(named("a", 10_pct));
             CHECK(refused(halves) == errc::invalid_specification);
+            CHECK(a.close().complete);
+            CHECK(refused(halves) == errc::invalid_specification);  // its stream is still there, on all SMs
         }
         CHECK(shared.slices(d) == std::vector{share::whole()});
-        CHECK(shared.slice(d, sms, halves) == errc::none);
+        CHECK(shared.slice<host::device_sms>(d, halves) == errc::none);
         CHECK(refused(halves) == errc::invalid_specification);
         CHECK(code_of([&] { (void)shared.limiter_of(d, 2); }) == errc::invalid_specification);
         CHECK(code_of([&] { (void)shared.unpromised(d, 2); }) == errc::invalid_specification);
@@ -229,8 +241,8 @@ TEST_CASE("slices that are refused change nothing", "[tenant]") {
                        if (++policies == 3) throw std::runtime_error("no policy");
                        return weighted_fair{};
                    }};
-    CHECK_THROWS_AS(broken.slice(d, sms, std::array{2U, 1U, 1U}), std::runtime_error);
+    CHECK_THROWS_AS(broken.slice<host::device_sms>(d, std::array{2U, 1U, 1U}), std::runtime_error);
     CHECK(broken.slices(d) == std::vector{share::whole()});
-    CHECK(broken.slice(d, sms, halves) == errc::none);
+    CHECK(broken.slice<host::device_sms>(d, halves) == errc::none);
     CHECK(broken.slices(d) == std::vector{50_pct, 50_pct});
 }

@@ -126,8 +126,9 @@ public:
     }
 
     /// Asks the ranks to end every collective, now and later, on all channels, with this error. Doesn't wait. Ranks that wait
-    /// or work for long see it within a tenth of a millisecond, others at the end of their collective, which may still end
-    /// well, as may the first launch of a graph that was captured before. What is submitted from now on doesn't begin.
+    /// for others look every 256 turns (a fraction of a millisecond), all-reduces of either kind once for each MiB of a block,
+    /// and all at their end: what runs may still end well, as may the first launch of a graph that was captured before. What
+    /// is submitted from now on doesn't begin.
     void abort(std::uint32_t rank = 0, errc why = errc::aborted) const noexcept {
         for (std::uint32_t c = 0; c < channels(); ++c) {
             const member first(state_->views[std::size_t{c} * size()], state_->tuning, 0);

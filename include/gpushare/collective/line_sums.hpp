@@ -187,13 +187,12 @@ template <class T, class Op>
 /// Combines so many lines of T, rank by rank from 0 on. `by`: at least least_for_lines.
 template <class T, class Op>
 void combine_lines(vector_width by, const Op&, const line_ends& ends, std::size_t lines, line_stores stores) noexcept {
-    using A = lane_t<T, Op>;
     if constexpr (is_fp8<T>) {
         combine_small_floats<T, Op>(ends, lines, stores);
     } else {
         if constexpr (most_for_lines<T, Op> == vector_width::avx512)
-            if (by == vector_width::avx512) return combine_by_avx512<line_of<T, A, 64>, Op>(ends, lines, stores);
-        combine_by_avx2<line_of<T, A, 32>, Op>(ends, lines, stores);
+            if (by == vector_width::avx512) return combine_by_avx512<line_of<T, Op, 64>, Op>(ends, lines, stores);
+        combine_by_avx2<line_of<T, Op, 32>, Op>(ends, lines, stores);
     }
 }
 

@@ -180,6 +180,11 @@ template <class T>
     return {begin, begin + (range.end - begin) / of_line * of_line};
 }
 
+template <class T, class Op>
+[[nodiscard]] bool lines_pay(std::uint32_t ranks) noexcept {
+    return widest_vectors() >= least_for_lines && ranks <= most_ranks_for_lines<T, Op>;
+}
+
 /// The same by whole lines of the first rank's output, as far as there are any.
 GPUSHARE_EXEC_CHECK_DISABLE
 template <class T, class Context, class Op>
@@ -194,7 +199,7 @@ GPUSHARE_HD void reduce_by_lines(team<Context>& t, const Op& op, element_range r
             whole =
                 whole &&
                 reinterpret_cast<std::uintptr_t>(static_cast<const T*>(told[r].out) + lines.begin) % cache_line == 0;
-        if (lines.size() != 0 && (whole || !streaming) && widest_vectors() >= least_for_lines) {
+        if (lines.size() != 0 && (whole || !streaming) && lines_pay<T, Op>(t.ranks())) {
             reduce_from_told<T>(t, op, {range.begin, lines.begin}, false);
             const std::size_t first = lines.begin * sizeof(T);
             combine_lines<T>(widest_vectors(), op, line_ends{told, t.ranks(), first, first, plan.ahead, plan.places},
@@ -218,7 +223,7 @@ GPUSHARE_HD void reduce_to_one(team<Context>& t, const Op& op, std::size_t first
     };
     if constexpr (is_one_thread<Context> && combines_lines<T, Op>) {
         const element_range lines = whole_lines<T>(out, range);
-        if (lines.size() != 0 && widest_vectors() >= least_for_lines) {
+        if (lines.size() != 0 && lines_pay<T, Op>(t.ranks())) {
             line_ends ends{&t.told_by(0), t.ranks(), (first + lines.begin) * sizeof(T), lines.begin * sizeof(T)};
             ends.only = out;
             one_by_one({range.begin, lines.begin});

@@ -54,14 +54,15 @@ struct smaller_word {
 GPUSHARE_EXEC_CHECK_DISABLE
 [[gnu::noinline]] GPUSHARE_HD inline void close_gates(channel_view view, std::uint64_t why) noexcept {
     if (atomic_ref{view.own(0, 0).claims}.fetch_add_acq_rel(1) != 0) return;
+    // First, for whoever finds a gate closed may end its kernel, and the host looks here then. The gates release it.
+    for (std::uint32_t r = 0; view.reports != nullptr && r < view.ranks; ++r)
+        atomic_ref{view.reports[r].verdict}.store_release(why);
     for (std::uint32_t r = 0; r < view.ranks; ++r)
         for (std::uint32_t l = 0; l < view.lanes; ++l) {
             // Released by the gate, and by itself for who loses the race above.
             atomic_ref{view.own(r, l).verdict}.store_release(why);
             (void)atomic_ref{view.own(r, l).gate}.fetch_add_acq_rel(gate_closed);
         }
-    for (std::uint32_t r = 0; view.reports != nullptr && r < view.ranks; ++r)
-        atomic_ref{view.reports[r].verdict}.store_release(why);
 }
 
 }  // namespace detail
@@ -104,7 +105,10 @@ public:
     /// Aborts if the host had asked for it when it launched this: a packed fault, or 0. Before `enter`.
     GPUSHARE_EXEC_CHECK_DISABLE
     GPUSHARE_HD void heed(std::uint64_t asked) const noexcept {
-        if (asked != 0 && ctx_.thread_rank() == 0) close(view_, collective_fault::unpacked(asked));
+        if (asked == 0 || ctx_.thread_rank() != 0) return;
+        close(view_, collective_fault::unpacked(asked));
+        // Whoever was first is at it, and runs: until it has been here this lane would find its gate open.
+        for (std::uint32_t turn = 0; !closed(); ++turn) ctx_.backoff(turn);
     }
 
     /// False if the group is aborted, or this rank's previous collective isn't done: nothing happened then.

@@ -18,7 +18,7 @@
 
 namespace gpushare::inline GPUSHARE_ABI {
 
-/// The one whose device time is promised least.
+/// The one with the most device time left to promise.
 inline constexpr std::uint32_t any_slice = ~0U;
 
 /// Bytes are totals over all devices of the tenant, and split equally; `compute` is a share of each of them.

@@ -7,7 +7,7 @@
 //   std::jthread dispatcher([&](std::stop_token stop) { shared.dispatch(device_id{0}, stop); });
 //
 // Weighted shares are the default; another policy, or any_policy, is the second template argument. Where neighbours should not
-// share SMs either, shared.slice(device_id{0}, cuda::device_sms{node, device_id{0}}, weights) comes before the first tenant.
+// share SMs either, shared.slice<cuda::device_sms>(device_id{0}, weights) comes before the first tenant.
 #pragma once
 
 #include <algorithm>
@@ -63,8 +63,8 @@ public:
 
     explicit tenancy(Node& shared, tenancy_options options = {})
         : tenancy(shared, std::move(options), [](device_id) { return Policy{}; }) {}
-    /// `make_policy(d)` gives the policy of each device, and of each slice of it. limiter_of(d).set_policy replaces one while
-    /// tenants are there.
+    /// `make_policy(d)` gives the policy of each device, and of each slice of it: it stays as long as the tenancy.
+    /// limiter_of(d).set_policy replaces a policy while tenants are there.
     template <class F>
     requires(std::is_invocable_r_v<Policy, F&, device_id>&& std::copy_constructible<F>)
         tenancy(Node& shared, tenancy_options options, F make_policy)
@@ -97,8 +97,9 @@ public:
         for (auto& s : shared_.stuck) (void)s.release();  // work may still use the memory
     }
 
-    /// Admits a tenant or throws operation_error, which names it, and then nothing is taken: invalid_specification (no
-    /// name, no memory, no share), duplicate_name, share_exceeded, no_device, and the errors of equal_split.
+    /// Admits a tenant or throws operation_error, which names it, and then nothing is taken: invalid_specification (no name,
+    /// no memory, no share, a slice that isn't there), duplicate_name, share_exceeded (permille of a device, in one of its slices),
+    /// no_device, and the errors of equal_split.
     [[nodiscard]] tenant admit(tenant_spec spec) {
         if (spec.name.empty()) refuse(errc::invalid_specification, {}, "a tenant needs a name");
         if (spec.compute == share{}) refuse(errc::invalid_specification, spec.name, "needs a share of device time");
@@ -134,22 +135,24 @@ public:
 
     /// Splits a device's SMs into slices, in proportion to `weights`: tenants of different slices don't run on each other's SMs
     /// and never wait for each other; those of one share its time, by a limiter of its own. A tenant's `compute` is still a
-    /// share of the device, and must fit into one slice. Memory isn't sliced, and neither are its bandwidth and caches.
+    /// share of the device, and must fit into one slice, whose size is that of its SMs in whole permille: see slices(). Memory
+    /// isn't sliced, and neither are its bandwidth and caches. Sms: the backend's device_sms.
     ///
     /// errc::not_supported or too_few_sms: the device can't be split, or not so finely. It stays whole then, and its tenants share
-    /// its time. Throws operation_error: no_device; invalid_specification (no weights, one that is 0; the device has tenants, or
-    /// slices already); too_few_sms (others have partitions there). Not while other threads use the tenancy.
+    /// its time. Throws operation_error: no_device; invalid_specification (no weights, one that is 0; the device has tenants, whose
+    /// handles are there, or slices already); too_few_sms (others have partitions there). Not while other threads use the tenancy.
     template <sm_partitionable Sms>
-    requires(std::copy_constructible<Sms>&& std::same_as<typename Sms::stream, typename Node::stream>) errc
-        slice(device_id d, Sms sms, std::span<const std::uint32_t> weights) {
+    requires(std::constructible_from<Sms, Node&, device_id>&& std::copy_constructible<Sms>&&
+                 std::same_as<typename Sms::stream, typename Node::stream>) [[nodiscard]] errc
+        slice(device_id d, std::span<const std::uint32_t> weights) {
         check(d);
+        reap();
         auto& device = shared_.devices[d.index];
-        const std::lock_guard lock(shared_.mutex);
-        if (device.strays || device.slices.front().promised != 0)
+        if (device.strays || device.parts.load(std::memory_order_relaxed) != 0)
             throw operation_error(errc::invalid_specification, {}, "slices of a device that has tenants, or slices");
+        Sms sms(*node_, d);
         const sm_split can = detail::split_of(sms);
-        if (can.units == 0) return errc::not_supported;
-        if (weights.size() > can.units) return errc::too_few_sms;
+        if (weights.size() > can.units) return can.units == 0 ? errc::not_supported : errc::too_few_sms;
         const auto counts = weighted_sms(can, weights);
         const auto all = std::accumulate(counts.begin(), counts.end(), std::uint64_t{0});
         const auto parts = std::make_shared<decltype(sms.partition(counts))>(sms.partition(counts));
@@ -325,11 +328,16 @@ private:
         const auto room = [&](std::uint32_t i) {
             return device_room{{i}, 0, draws[i].left(), shared_.devices[i].overhead.available()};
         };
+        const auto lacks_slice = [&](const device_room& r) {
+            return shared_.devices[r.device.index].slice_for(spec.slice) == nullptr;
+        };
         std::vector<device_room> fit;
         if (spec.on.empty()) {
             std::vector<device_room> all;
             for (std::uint32_t i = 0; i < draws.size(); ++i)
                 if (!lost[i]) all.push_back(room(i));
+            if (!all.empty() && std::all_of(all.begin(), all.end(), lacks_slice))
+                refuse(errc::invalid_specification, spec.name, "names a slice that no device has");
             for (const auto& r : all)
                 if (asked <= left_on(r.device.index, spec)) fit.push_back(r);
             if (fit.size() < spec.devices && all.size() >= spec.devices) refuse_share(spec, all);
@@ -341,9 +349,7 @@ private:
             }
             if (spec.on.size() != spec.devices && spec.devices != 1)
                 refuse(errc::invalid_specification, spec.name, "names another number of devices than it asks for");
-            if (std::any_of(fit.begin(), fit.end(), [&](const device_room& r) {
-                    return shared_.devices[r.device.index].slice_for(spec.slice) == nullptr;
-                }))
+            if (std::any_of(fit.begin(), fit.end(), lacks_slice))
                 refuse(errc::invalid_specification, spec.name, "names a slice that its device hasn't");
             if (std::any_of(fit.begin(), fit.end(),
                             [&](const device_room& r) { return asked > left_on(r.device.index, spec); }))

@@ -85,6 +85,7 @@ struct shared_node {
         quota memory;
         std::deque<slice> slices;                            // one or more
         std::function<std::vector<std::uint32_t>()> strays;  // tags of streams in no partition, where there are some
+        std::atomic<std::uint32_t> parts{0};                 // of tenants, closed or not; relaxed: a count alone
     };
 
     shared_node(event_sink sink, ns timeout, trace_function capture)
@@ -111,10 +112,15 @@ struct tenant_part {
           slice(on.slices[on.slice_for(spec.slice)->index]),
           memory(on.memory, whole.memory(d), spec.name, d, bytes{}, bytes{}, all.events, all.trace),
           stream(slice.open ? slice.open(spec.level, tag) : whole.make_stream(d, spec.level, tag)),
-          client(slice.compute.add(settings_of(spec, tag, slice.size))) {}
+          client(slice.compute.add(settings_of(spec, tag, slice.size))) {
+        on.parts.fetch_add(1, std::memory_order_relaxed);
+    }
     tenant_part(const tenant_part&) = delete;
     tenant_part& operator=(const tenant_part&) = delete;
-    ~tenant_part() { slice.compute.close(client, instant::min()); }
+    ~tenant_part() {
+        slice.compute.close(client, instant::min());
+        on.parts.fetch_sub(1, std::memory_order_relaxed);
+    }
 
     device_id device;
     typename shared::device& on;
