@@ -229,7 +229,7 @@ struct half_moves {
     }
 };
 
-/// Integers of up to 32 bits as floats, or doubles, that hold the sum of most_exact_ranks of them exactly. Their average rounded
+/// Integers of up to 32 bits as floats, or doubles, that hold the sum of most_ranks_for_lines of them exactly. Their average rounded
 /// towards zero is the quotient without what follows the point: one that isn't whole is further from the next whole number than
 /// rounding moves it.
 template <class T>
