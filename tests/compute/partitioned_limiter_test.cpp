@@ -21,6 +21,7 @@
 
 #include "support/catch.hpp"
 #include "support/code_of.hpp"
+#include "support/told_policy.hpp"
 
 using namespace gpushare;
 using namespace std::chrono_literals;
@@ -47,19 +48,12 @@ std::map<std::uint32_t, std::set<std::uint32_t>> sms_by_tag(host::node& node) {
     return had;
 }
 
-/// Says what it was told, and refuses small clients that become bigger.
+/// Refuses small clients that become bigger.
 share refuse_above = share::whole();
-struct spy : weighted_fair {
-    std::vector<client_settings>* told = nullptr;
-
-    failure add(client_id c, const client_settings& s) {
-        told->push_back(s);
-        return weighted_fair::add(c, s);
-    }
+struct spy : support::told_policy {
     failure change(client_id c, const client_settings& s) {
         if (s.weight > refuse_above && s.weight < 20_pct) return {errc::share_exceeded};
-        told->push_back(s);
-        return weighted_fair::change(c, s);
+        return told_policy::change(c, s);
     }
 };
 static_assert(compute_policy<spy>);
@@ -198,7 +192,7 @@ TEST_CASE("weights and caps are told to the policies as those of the part, a pol
     int made = 0;
     const auto make = [&] {
         ++made;
-        return spy{{}, &told};
+        return spy{{{}, &told}};
     };
     partitioned_limiter shared{host::device_sms{node, d}, std::span<const client_settings>(clients),
                                node.get_clock(),          limiter_options{},

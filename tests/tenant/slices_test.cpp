@@ -21,6 +21,7 @@
 
 #include "support/catch.hpp"
 #include "support/code_of.hpp"
+#include "support/told_policy.hpp"
 
 using namespace gpushare;
 using namespace gpushare::literals;
@@ -43,20 +44,6 @@ struct whole_sms : host::device_sms {
     [[nodiscard]] static sm_split split() { throw operation_error(errc::not_supported, {}, "no such thing"); }
 };
 static_assert(sm_partitionable<whole_sms>);
-
-/// Remembers what it is told.
-struct spy : weighted_fair {
-    std::vector<client_settings>* told = nullptr;
-    failure add(client_id c, const client_settings& s) {
-        told->push_back(s);
-        return weighted_fair::add(c, s);
-    }
-    failure change(client_id c, const client_settings& s) {
-        told->push_back(s);
-        return weighted_fair::change(c, s);
-    }
-};
-static_assert(compute_policy<spy>);
 
 }  // namespace
 
@@ -157,7 +144,7 @@ TEST_CASE("weights and caps are told to a slice's policy as those of the slice, 
     host::node node{{.memory = 1_MiB, .sms = 4}};
     std::vector<client_settings> told;
     tenancy shared{node, {}, [&](device_id) {
-                       spy policy;
+                       support::told_policy policy;
                        policy.told = &told;
                        return policy;
                    }};
