@@ -1,8 +1,8 @@
 // SPDX-License-Identifier: Apache-2.0
-// What a benchmark program was asked: `PROGRAM [OUT.json [PART]]`, or --help anywhere.
+// What a benchmark program was asked: `PROGRAM [OUT.json [PART]]`, an option that it has, or --help anywhere.
 //
-//   const bench::arguments asked(argc, argv, {"two", "four"});
-//   if (asked.wants("two")) two(r);
+//   const bench::arguments asked(argc, argv, {"two", "four"}, {"--cold", "with cold caches"});
+//   if (asked.wants("two")) two(r, asked.has_option());
 //   r.write(asked.json());
 #pragma once
 
@@ -17,20 +17,28 @@
 
 namespace bench {
 
+/// An option that a program has, if it has one: `--name`, and what that does.
+struct option {
+    std::string_view name, what;
+};
+
 class arguments {
 public:
     /// Prints how the program is used and ends it, if that is asked. Throws std::invalid_argument for a part that isn't there.
-    arguments(int argc, char** argv, std::vector<std::string_view> parts = {}) : parts_(std::move(parts)) {
-        const std::vector<std::string_view> given(argv + 1, argv + argc);
+    arguments(int argc, char** argv, std::vector<std::string_view> parts = {}, option o = {})
+        : parts_(std::move(parts)), option_(o) {
+        std::vector<std::string_view> given(argv + 1, argv + argc);
         if (std::ranges::any_of(given, [](std::string_view a) { return a == "--help" || a == "-h"; })) {
             std::printf(
-                "usage: %s [OUT.json%s]\nPrints figures, and writes them with all their repeats to OUT.json.\n%s",
-                argv[0], parts_.empty() ? "" : " [PART]", names().c_str());
+                "usage: %s [OUT.json%s]%s\nPrints figures, and writes them with all their repeats to OUT.json.\n%s%s",
+                argv[0], parts_.empty() ? "" : " [PART]", has_one() ? (" [" + name() + "]").c_str() : "",
+                names().c_str(), has_one() ? (name() + ": " + std::string(option_.what) + "\n").c_str() : "");
             std::exit(0);
         }
+        if (has_one()) has_option_ = std::erase(given, option_.name) > 0;
         if (given.size() > (parts_.empty() ? 1 : 2))
             throw std::invalid_argument("too many arguments; --help says which there are");
-        if (!given.empty()) json_ = argv[1];
+        if (!given.empty()) json_ = given[0].data();  // one of argv: ends with a null
         if (given.size() < 2) return;
         part_ = given[1];
         if (std::ranges::find(parts_, part_) == parts_.end())
@@ -42,8 +50,11 @@ public:
     /// Whether this part was asked for, or no part alone.
     [[nodiscard]] bool wants(std::string_view part) const noexcept { return part_.empty() || part_ == part; }
     [[nodiscard]] bool wants_only(std::string_view part) const noexcept { return part_ == part; }
+    [[nodiscard]] bool has_option() const noexcept { return has_option_; }
 
 private:
+    [[nodiscard]] bool has_one() const noexcept { return !option_.name.empty(); }
+    [[nodiscard]] std::string name() const { return std::string(option_.name); }
     [[nodiscard]] std::string names() const {
         if (parts_.empty()) return {};
         std::string text = "Parts:";
@@ -52,6 +63,8 @@ private:
     }
 
     std::vector<std::string_view> parts_;
+    option option_;
+    bool has_option_ = false;
     const char* json_ = nullptr;
     std::string_view part_;
 };

@@ -112,6 +112,12 @@ public:
 
     /// How often it found fewer waiting than it takes to be backlogged, after the start.
     [[nodiscard]] std::uint64_t gaps() const noexcept { return gaps_.load(std::memory_order_relaxed); }
+    /// Ends it: what it was charged in all. Nothing without a limiter.
+    ns end() {
+        thread_.request_stop();
+        thread_.join();
+        return account_.device_time;
+    }
 
 private:
     void run(limiter& l, gpushare::client_id c, std::size_t ahead, const std::stop_token& stop) {
@@ -127,7 +133,7 @@ private:
             while (!out.empty() && out.front().done()) out.pop_front();
             if (out.size() <= configuration.depth) gaps_.fetch_add(1, std::memory_order_relaxed);
         }
-        l.close(c);  // what waits refers to this
+        l.close(c, gpushare::never, {}, &account_);  // what waits refers to this
     }
     void run(std::size_t ahead, const std::stop_token& stop) {
         std::deque<gpushare::host::point> out;
@@ -148,6 +154,7 @@ private:
     mixture mixture_;
     buffers buffers_;
     std::atomic<std::uint64_t> gaps_{0};
+    gpushare::client_usage account_{};
     std::jthread thread_;
 };
 

@@ -71,6 +71,8 @@ inline constexpr instant never = instant::max();
 [[nodiscard]] constexpr instant saturating_add(instant t, ns d) noexcept {
     return d.count() > 0 && t > never - d ? never : t + d;
 }
+/// The same of lengths, of which the second isn't negative.
+[[nodiscard]] constexpr ns saturating_add(ns a, ns b) noexcept { return a > ns::max() - b ? ns::max() : a + b; }
 
 /// A share of device time in steps of 0.1 %. `share::of_permille(1000)` is the whole device.
 /// Throws std::out_of_range above the whole.

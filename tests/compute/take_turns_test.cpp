@@ -103,6 +103,30 @@ TEST_CASE("a stream waits for the client before it and not for all that were bef
     for (const auto* ticket : {&a1, &b1, &b2, &c1, &a2}) CHECK(ticket->status() == errc::none);
 }
 
+TEST_CASE("a thread that was held up while another client had its turn changes nothing", "[compute]") {
+    three_clients t{{.depth = 8, .take_turns = true}};
+    const auto submit = [&](ns enqueuing, ns length) {
+        const auto work = [&t, enqueuing, length](joining_stream& on) {
+            t.clock.advance(enqueuing);
+            on.enqueue(length);
+        };
+        return t.compute.submit(t.b, t.streams[1], work).value();
+    };
+    for (int i = 0; i < 5; ++i) {
+        const auto usual = submit(5us, 1ms);
+        t.streams[1].finish_one();
+        t.compute.poll();
+        REQUIRE(usual.device_time() == 1ms);
+    }
+    const auto work = [](joining_stream& on) { on.enqueue(4ms); };
+    const auto before = t.compute.submit(t.a, t.streams[0], work, {.cost = 4ms}).value();
+    const auto held_up = submit(3ms, 2ms);
+    for (auto& s : t.streams) s.finish_one();
+    t.compute.poll();
+    CHECK(before.done());
+    CHECK(held_up.device_time() == 2ms);
+}
+
 TEST_CASE("unless asked for, and across levels, nobody waits", "[compute]") {
     three_clients t{{.depth = 8}};
     const auto a1 = t.submit(t.a, 0), b1 = t.submit(t.b, 1);

@@ -130,6 +130,15 @@ struct batch {
     [[nodiscard]] instant due() const noexcept { return known ? saturating_add(busy_until, more) : instant::min(); }
     [[nodiscard]] bool is_due(instant now) const noexcept { return now >= due(); }
 
+    /// Whether the device hasn't reached its end, once that is recorded. Asking costs as much as another point where points
+    /// are dear: there, as far as is known.
+    [[nodiscard]] bool is_to_come(instant now) const noexcept {
+        if constexpr (shares)
+            return !known || now < busy_until;
+        else
+            return !end.reached();
+    }
+
     void clear() noexcept {
         at = state::free;
         known = doubtful = contended = beside_others = trouble = end_wanted = overtaken = ends_soon = false;

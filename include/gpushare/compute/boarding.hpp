@@ -74,6 +74,7 @@ public:
         std::size_t last = none;
         bool elsewhere = false;
         bool beside = false;                  // others', not in turn
+        ns in_front{};                        // what all of these take that don't run beside it, as predicted
         instant busy_until = instant::min();  // with others', in turn, as far as that can be relied on
     };
     /// Batches of two clients on two streams would run into each other, and their points would tell nothing of either:
@@ -243,16 +244,19 @@ private:
             const auto at = i++;
             if (b.at == batch::state::free) continue;
             if (b.is_on(s)) {
+                n.in_front = saturating_add(n.in_front, b.predicted);
                 if (b.order > order) n.last = at;
                 order = std::max(order, b.order);
                 continue;
             }
             n.elsewhere = b.contended = true;
             if (b.client == g.client) continue;
-            if (turns_ && b.level == g.level)
+            if (turns_ && b.level == g.level) {
+                n.in_front = saturating_add(n.in_front, b.predicted);
                 n.busy_until = std::max(n.busy_until, std::min(b.busy_until, saturating_add(now, quantum_)));
-            else
+            } else {
                 n.beside = true;
+            }
             if (b.at == batch::state::ended) continue;
             b.end_wanted = true;
             want_ends();
@@ -267,33 +271,34 @@ private:
         if (batch::shares && latest_ != none && g.may_share && batches_[latest_].is_on(s) &&
             batches_[latest_].takes(g, quantum_))
             return enter(f, latest_, now);
-        const auto [last, elsewhere, beside, others_until] = mark_gathered(g, s, now);
-        const bool share = batch::shares && g.may_share && !beside;
-        if (last != none && share && batches_[last].takes(g, quantum_)) {
-            latest_ = last;
-            return enter(f, last, now);
+        const auto n = mark_gathered(g, s, now);
+        const bool share = batch::shares && g.may_share && !n.beside;
+        if (n.last != none && share && batches_[n.last].takes(g, quantum_)) {
+            latest_ = n.last;
+            return enter(f, n.last, now);
         }
         f.in = free_batch();
         batch& b = batches_[f.in];
         b.begin_with(g, s, ++boarded_);
-        b.contended = elsewhere;
-        b.beside_others = beside;
-        b.more = beside ? stretched(g.predicted) - g.predicted : ns{0};
-        const auto from = std::max(now, others_until);
+        b.contended = n.elsewhere;
+        b.beside_others = n.beside;
+        b.more = n.beside ? stretched(g.predicted) - g.predicted : ns{0};
+        const auto from = std::max(now, n.busy_until);
         b.busy_until = saturating_add(from, g.predicted);
+        f.in_front = n.in_front;
         f.needs_begin = true;
         f.may_stay_open = share && b.stay_open(s);
         f.needs_end = !f.may_stay_open;
-        if (last == none) return;
-        batch& before = batches_[last];
-        if (before.at == batch::state::ended && (!before.known || now < before.busy_until)) {
-            b.begin = before.end;  // still to come, and so as good a begin as a point of its own
+        if (n.last == none) return;
+        batch& before = batches_[n.last];
+        if (before.at == batch::state::ended && before.is_to_come(now)) {
+            b.begin = before.end;  // as good a begin as a point of its own
             b.begun = true;
             f.needs_begin = false;
         } else if (before.can_end()) {
             before.at = batch::state::ending;
             before.doubtful |= now > before.busy_until;
-            f.ends = last;
+            f.ends = n.last;
         } else if (before.at == batch::state::open && static_cast<bool>(before.handle) && !before.ends_soon) {
             // Somebody enters it, and its end can only be recorded later.
             before.end_wanted = before.overtaken = true;

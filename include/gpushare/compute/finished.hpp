@@ -8,6 +8,7 @@
 #include <cstddef>
 
 #include <gpushare/compute/grant.hpp>
+#include <gpushare/compute/held_up.hpp>
 #include <gpushare/compute/submission.hpp>
 #include <gpushare/concepts.hpp>
 #include <gpushare/config.hpp>
@@ -23,6 +24,7 @@ struct finished {
     std::uint32_t times = 1;              // so many are alike, and went well
     const typename Stream::point& end;    // of its batch
     ns span{}, after{};                   // its part of the batch, which ends so long before that end
+    enqueue_time enqueued{};              // where it had points of its own
     submission<Stream>* owner = nullptr;  // null: a permit
     errc code = errc::none;
     ns cost{};

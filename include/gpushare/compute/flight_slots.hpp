@@ -47,8 +47,12 @@ struct flight {
     // Set for its holder when it boards: the points to be recorded around the work, and whether an end that can't be recorded
     // now may be later.
     bool needs_begin = false, needs_end = false, may_stay_open = false;
+    ns in_front{};  // what the device is predicted to have to do before it gets there
+    // Of work between points of its own, where somebody looks at the clock: when its submitter began, and had it enqueued.
+    instant boarded{};
     // The holder's until it lands.
     errc code = errc::none;
+    instant landed{};
     Stream* stream = nullptr;  // where it has no batch yet
     std::optional<point> begin{}, end{};
 };
@@ -79,6 +83,7 @@ public:
         f.times = 1;
         f.in = f.ends = flight::none;
         f.code = errc::none;
+        f.boarded = f.landed = {};
         f.next = std::exchange(free_, &f);
     }
 

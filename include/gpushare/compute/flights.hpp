@@ -22,6 +22,7 @@
 #include <gpushare/compute/boarding.hpp>
 #include <gpushare/compute/finished.hpp>
 #include <gpushare/compute/grant.hpp>
+#include <gpushare/compute/held_up.hpp>
 #include <gpushare/compute/questions.hpp>
 #include <gpushare/compute/span_meter.hpp>
 #include <gpushare/compute/submission.hpp>
@@ -290,6 +291,8 @@ private:
         const bool written_off = b.written_off;
         flight* next = b.first;
         const bool split = next->next != nullptr || next->times > 1;
+        const auto enqueued =
+            shared ? enqueue_time{} : enqueue_time::between(next->boarded, next->landed, next->in_front);
         const proportion cost_of(left, b.predicted, split), span_of(length, b.predicted, split);
         const point end = std::exchange(b.end, {});
         b.clear();
@@ -308,6 +311,7 @@ private:
                                      .end = end,
                                      .span = span,
                                      .after = length,
+                                     .enqueued = enqueued,
                                      .owner = f.owner,
                                      .code = code,
                                      .cost = part,

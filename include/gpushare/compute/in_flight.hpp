@@ -86,14 +86,14 @@ public:
                 if (l.level <= own.level) continue;
                 in_flight += l.in_flight;
                 unknown += l.unknown;
-                counted = saturating_sum(counted, l.counted);
-                probably = saturating_sum(probably, l.predicted);
+                counted = saturating_add(counted, l.counted);
+                probably = saturating_add(probably, l.predicted);
             }
         }
         if (in_flight < own.depth) return true;
         if (longest <= ns{0} || unknown != 0 || in_flight >= most_in_flight) return false;
-        if (saturating_sum(counted, longest) > own.horizon) return false;
-        return alone || in_flight < depth_ || saturating_sum(probably, predicted) <= own.horizon / 4;
+        if (saturating_add(counted, longest) > own.horizon) return false;
+        return alone || in_flight < depth_ || saturating_add(probably, predicted) <= own.horizon / 4;
     }
 
     /// For so many of this length there is room, at least, while their client is alone; 0 where that takes a closer look
@@ -112,8 +112,8 @@ public:
         l.in_flight += n;
         if (first && l.clients == 0) update();
         if (of_request) l.of_requests += n;
-        l.counted = saturating_sum(l.counted, times(longest, n));
-        l.predicted = saturating_sum(l.predicted, predicted);
+        l.counted = saturating_add(l.counted, times(longest, n));
+        l.predicted = saturating_add(l.predicted, predicted);
         if (longest <= ns{0}) l.unknown += n;
     }
     void leave(std::uint32_t level, ns longest, ns predicted, bool of_request, std::uint32_t n = 1) noexcept {
@@ -174,7 +174,6 @@ public:
 
 private:
     [[nodiscard]] static bool in_use(const level_state& l) noexcept { return l.in_flight != 0 || l.clients != 0; }
-    [[nodiscard]] static ns saturating_sum(ns a, ns b) noexcept { return a > ns::max() - b ? ns::max() : a + b; }
     [[nodiscard]] static ns less(ns sum, ns part) noexcept { return sum == ns::max() ? sum : sum - part; }
     [[nodiscard]] static ns times(ns a, std::uint32_t n) noexcept {
         return n == 1 ? a : a > ns::max() / static_cast<ns::rep>(n) ? ns::max() : a * static_cast<ns::rep>(n);
@@ -203,7 +202,7 @@ private:
             if (l.level > level.level || !in_use(l)) continue;
             auto& to = l.level == level.level ? own : sum;
             const ns each = l.longest > ns{0} ? l.longest : any;
-            to = saturating_sum(to, std::max(times(each, l.depth), l.horizon));
+            to = saturating_add(to, std::max(times(each, l.depth), l.horizon));
         }
         return sum > ns{0} ? sum : own;
     }

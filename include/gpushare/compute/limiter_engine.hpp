@@ -46,7 +46,6 @@ protected:
     using typename base::point;
     using flight = typename flight_list::flight;
 
-    using base::batch_time;
     using base::cancel_faulty;
     using base::clear_up;
     using base::clients_;
@@ -131,9 +130,11 @@ protected:
             n.error = std::current_exception();
             return fail(f, n, errc::submission_failed);
         }
-        flights_.board(f, *n.stream, batch_time());
+        f.boarded = clock_.now();
+        flights_.board(f, *n.stream, flight_list::batch::shares ? f.boarded : instant{});
         lock.unlock();
         const auto came = n.run();
+        f.landed = clock_.now();
         lock.lock();
         if (came == node::came::to_its_end || (came == node::came::without_end && f.may_stay_open)) {
             flights_.put(f, n.code, &n);

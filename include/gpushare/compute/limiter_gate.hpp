@@ -71,6 +71,7 @@ protected:
             this->advance(lock, this->policy_time(), look::if_due);
             now = this->batch_time();
         }
+        f.boarded = now;
         flights_.board(f, s, now);
         if (more == others::may_follow) lend(f, s);
     }
@@ -79,6 +80,7 @@ protected:
         flights_.unboard(f);
     }
     void land(flight& f, errc code) noexcept {
+        if (shares_points && f.needs_end) f.landed = this->batch_time();
         if (flights_.land(f, code) || code == errc::device_lost) return landed(code);
         if (code != errc::none) const hold recalled(mutex_);  // nobody follows it on a lease
     }

@@ -77,7 +77,12 @@ protected:
         if (!flights_.any_ended()) return;
         flights_.settle(
             batch_time(), how == look::now,
-            [this](const auto& f) {
+            [this](const typename flight_list::finished& seen) {
+                auto f = seen;
+                if (clients_[f.what.client.index].enqueuing.is_held_up(f.enqueued)) {
+                    f.cost = enqueuing::without_gap(f.cost, f.what.predicted, f.enqueued);
+                    f.from = outcome::source::doubt;
+                }
                 const auto now = f.what.of_request || log_.on() ? clock_.now() : instant{};
                 if (f.written_off) {
                     core_.complete_late(f.what, f.cost, f.times);

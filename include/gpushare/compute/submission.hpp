@@ -19,6 +19,7 @@
 #include <vector>
 
 #include <gpushare/compute/flight_slots.hpp>
+#include <gpushare/compute/held_up.hpp>
 #include <gpushare/compute/policy.hpp>
 #include <gpushare/concepts.hpp>
 #include <gpushare/config.hpp>
@@ -139,6 +140,7 @@ struct client_queue {
     priority own_level{};              // without its requests
     std::vector<priority> raised{};    // to these, by requests under way
     std::uint32_t waits_for_room = 0;  // threads
+    detail::enqueuing enqueuing;       // how long it usually takes
 
     /// Another client has this index from now on.
     void begin(priority level) noexcept {
@@ -147,6 +149,7 @@ struct client_queue {
         requests = 0;
         own_level = level;
         raised.clear();
+        enqueuing = {};
     }
 
     /// Its level if its own were this one.
