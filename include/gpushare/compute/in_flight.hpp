@@ -39,6 +39,7 @@ public:
         ns served{};                    // what all that ended has taken
         std::uint32_t unknown = 0;      // of these
         instant hold_until{};           // until then a request of this level is expected to go on
+        bool enqueuing = false;         // a callable of its clients is being run
         // What follows from all of this, and is asked for by every submission.
         std::uint32_t depth = 0;  // how many are in flight however long they take
         ns horizon{}, bound{};
@@ -79,6 +80,7 @@ public:
     /// anything waiting or in flight.
     [[nodiscard]] bool has_room(std::uint32_t level, ns longest, ns predicted, bool alone) const noexcept {
         const auto& own = levels_[level];
+        if (own.enqueuing) return false;
         std::uint32_t in_flight = own.in_flight, unknown = own.unknown;
         ns counted = own.counted, probably = own.predicted;
         if (only_ != level) {

@@ -17,11 +17,18 @@
 
 namespace gpushare::inline GPUSHARE_ABI::detail {
 
+/// What is behind the head of a line, where nobody says more of it.
+struct nothing_known {
+    instant now{};
+    [[nodiscard]] line_head operator()(client_id) const noexcept { return {.arrival = now}; }
+};
+
 struct limiter_client {
     client_settings settings{};
     std::uint32_t generation = 0, level = 0;  // the level's index in the book
     bool present = false, quarantined = false;
-    bool closing = false;  // takes no more
+    bool closing = false;    // takes no more
+    bool enqueuing = false;  // its callable is being run
     std::uint32_t failures_in_row = 0, turns = 0;
     cost_estimate costs{};  // of all its submissions
     line_head head{};       // while something waits

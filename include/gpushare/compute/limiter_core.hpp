@@ -97,12 +97,6 @@ public:
         return c.index < clients_.size() && clients_[c.index].present && clients_[c.index].generation == c.generation;
     }
 
-    /// What is behind the head of a line, where nobody says more of it.
-    struct nothing_known {
-        instant now{};
-        [[nodiscard]] line_head operator()(client_id) const noexcept { return {.arrival = now}; }
-    };
-
     /// One more submission of `c` waits. `head`, if given, says what is known of it.
     void arrive(client_id c, instant now, const line_head* head = nullptr) noexcept {
         auto& client = clients_[c.index];
@@ -123,14 +117,14 @@ public:
             tell(c, now, &first);
         }
     }
-    void withdraw(client_id c, instant now = {}) noexcept { withdraw(c, now, nothing_known{now}); }
+    void withdraw(client_id c, instant now = {}) noexcept { withdraw(c, now, detail::nothing_known{now}); }
 
     /// arrive() and next() in one, for whoever may be the only one that waits: whether it was let in. A policy's short way is
     /// taken where nobody else does. `head` as for arrive().
     [[nodiscard]] bool pass(grant& g, client_id c, instant now, const line_head* head) noexcept {
         if (num_waiting_ == 0 && pass_alone(g, c, now, head)) return true;
         arrive(c, now, head);
-        return num_waiting_ == 1 && next(g, now, nothing_known{now});
+        return num_waiting_ == 1 && next(g, now, detail::nothing_known{now});
     }
 
     /// How many submissions of `c`, all of this kind and with nothing else known of them, could be let in without a look at
@@ -170,7 +164,7 @@ public:
         }
         auto& client = clients_[c->index];
         describe(g, *c, client, client.head);
-        if (!book_.has_room(g.level_index, g.longest, g.predicted, num_active_ == 1)) return false;
+        if (client.enqueuing || !book_.has_room(g.level_index, g.longest, g.predicted, num_active_ == 1)) return false;
         if (const auto hold = book_.held(g.level_index, now); hold.held) {
             resume_at_ = hold.until;
             return false;
@@ -187,7 +181,13 @@ public:
     }
     template <class Grant = grant>
     [[nodiscard]] std::optional<Grant> next(instant now) noexcept {
-        return next(now, nothing_known{now});
+        return next(now, detail::nothing_known{now});
+    }
+
+    /// A callable is being run that enqueues it, or no longer: meanwhile nothing of its client or its level is let in. So a
+    /// client's work is enqueued in its order, a level's one after the other, and no level waits for another's callables.
+    void set_enqueuing(const grant& g, bool on) noexcept {
+        clients_[g.client.index].enqueuing = book_.of(g.level_index).enqueuing = on;
     }
 
     /// After next() let nothing in: when to call it again though nothing else happened, as a policy holds work back; or `never`.

@@ -82,25 +82,23 @@ protected:
         return [=, this](client_id c) noexcept { return clients_[c.index].head(second); };
     }
 
-    // Notes what is done and lets in what can go. One thread at a time: another's submissions are seen by the one that
-    // is at it, which keeps the order of enqueuing that of letting in.
+    // Notes what is done and lets in what can go. Of one level, one thread at a time enqueues: another's submissions are seen
+    // by the one that is at it, which keeps the order of enqueuing that of letting in.
     void advance(hold& lock, instant now, look how) noexcept {
         retire(how);
         if (how == look::now) write_off_stuck();
         if (faulty_) cancel_faulty(lock);
-        if (!exchange(advancing_, true)) {
-            while (node* const n = let_in(now)) {
-                if (n->work) {
-                    enqueue(lock, *n->slot, *n);
-                    retire(look::if_due);
-                    if (faulty_) cancel_faulty(lock);
-                    now = policy_time();
-                } else {
-                    n->at.store(phase::let_in, std::memory_order_relaxed);
-                    sleepers_.wake(*n);
-                }
+        while (node* const n = let_in(now)) {
+            if (n->work) {
+                core_.set_enqueuing(n->slot->what, true);
+                enqueue(lock, *n->slot, *n);
+                retire(look::if_due);
+                if (faulty_) cancel_faulty(lock);
+                now = policy_time();
+            } else {
+                n->at.store(phase::let_in, std::memory_order_relaxed);
+                sleepers_.wake(*n);
             }
-            advancing_ = false;
         }
         // Who waits for room, or wants to know now, needs a point to watch.
         end_batches(lock, nullptr, how == look::now || core_.num_waiting() > 0);
@@ -127,6 +125,7 @@ protected:
         try {
             await_turn(lock, f, *n.stream);
         } catch (...) {
+            core_.set_enqueuing(f.what, false);
             n.error = std::current_exception();
             return fail(f, n, errc::submission_failed);
         }
@@ -136,6 +135,7 @@ protected:
         const auto came = n.run();
         f.landed = clock_.now();
         lock.lock();
+        core_.set_enqueuing(f.what, false);
         if (came == node::came::to_its_end || (came == node::came::without_end && f.may_stay_open)) {
             flights_.put(f, n.code, &n);
         } else {
@@ -207,8 +207,7 @@ protected:
             if (now >= deadline) why = errc::deadline_exceeded;
             if (why != errc::none) break;
             if (end_batches(lock, waits_for, true)) continue;
-            // While another thread is at it, it will ask the policy again by itself.
-            const auto resume = advancing_ ? never : core_.resume_at();
+            const auto resume = core_.resume_at();
             if (now >= resume) {
                 advance(lock, now, look::now);
                 continue;
@@ -278,7 +277,7 @@ protected:
     }
 
     watch_slice slice_;
-    bool advancing_ = false, watched_ = false;
+    bool watched_ = false;
 };
 
 }  // namespace gpushare::inline GPUSHARE_ABI::detail

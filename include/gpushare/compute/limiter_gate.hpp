@@ -45,7 +45,7 @@ protected:
         return pass(c, now, &facts);
     }
     [[nodiscard]] flight* pass(client_id c, instant now, const line_head* head) noexcept {
-        flight* const slot = this->advancing_ || this->faulty_ || !this->left_.empty() ? nullptr : flights_.free_slot();
+        flight* const slot = this->faulty_ || !this->left_.empty() ? nullptr : flights_.free_slot();
         if (slot == nullptr) core_.arrive(c, now, head);
         if (slot == nullptr || !core_.pass(slot->what, c, now, head)) return nullptr;
         flights_.take(*slot);
