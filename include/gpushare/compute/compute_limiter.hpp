@@ -13,9 +13,10 @@
 // never waits gives run() a thread of its own. A thread that waits for each submission of its client leaves the others
 // asleep; what ends that nobody expected to have to look at is seen within a millisecond.
 //
-// A client is charged the device time between the points recorded around its work (span_meter says how). Where points
-// cost something, short submissions of a client that alone uses the device share theirs (batch.hpp): then tickets are
-// done together, when the batch ends, and whoever waits or polls ends it.
+// A client is charged the device time between the points recorded around its work (span_meter says how), but for the time
+// that its thread was held up between them (held_up.hpp). Where points cost something, short submissions of a client that
+// alone uses the device share theirs (batch.hpp): then tickets are done together, when the batch ends, and whoever waits or
+// polls ends it.
 #pragma once
 
 #include <algorithm>
@@ -46,8 +47,9 @@ namespace gpushare::inline GPUSHARE_ABI {
 
 /// Thread-safe; neither copied nor moved. It is destroyed once every call, a permit's too, has returned, and ends all its
 /// tickets with errc::closed then. Streams, and everything submitted, must outlive their use. Callables run on whichever
-/// thread drives, one at a time and in the order in which they were let in, under no lock; one that waits for this limiter
-/// never returns.
+/// thread drives, under no lock, those of one level and of one client one at a time and in the order in which they were let
+/// in; those of several levels don't wait for each other, and use a stream that they share from several threads. One that
+/// waits for this limiter never returns.
 ///
 /// Faults: a callable that throws and work that fails end their own ticket with that error (of short submissions that
 /// are timed together, each of these). A client that fails `quarantine_after` times in a row is refused until it is
