@@ -26,16 +26,20 @@ class arguments {
 public:
     /// Prints how the program is used and ends it, if that is asked. Throws std::invalid_argument for a part that isn't there.
     arguments(int argc, char** argv, std::vector<std::string_view> parts = {}, option o = {})
-        : parts_(std::move(parts)), option_(o) {
+        : parts_(std::move(parts)) {
         std::vector<std::string_view> given(argv + 1, argv + argc);
         if (std::ranges::any_of(given, [](std::string_view a) { return a == "--help" || a == "-h"; })) {
+            std::string usage = parts_.empty() ? "]" : " [PART]]", about = names();
+            if (!o.name.empty()) {
+                usage.append(" [").append(o.name).append("]");
+                about.append(o.name).append(": ").append(o.what).append("\n");
+            }
             std::printf(
-                "usage: %s [OUT.json%s]%s\nPrints figures, and writes them with all their repeats to OUT.json.\n%s%s",
-                argv[0], parts_.empty() ? "" : " [PART]", has_one() ? (" [" + name() + "]").c_str() : "",
-                names().c_str(), has_one() ? (name() + ": " + std::string(option_.what) + "\n").c_str() : "");
+                "usage: %s [OUT.json%s\nPrints figures, and writes them with all their repeats to OUT.json.\n%s",
+                argv[0], usage.c_str(), about.c_str());
             std::exit(0);
         }
-        if (has_one()) has_option_ = std::erase(given, option_.name) > 0;
+        if (!o.name.empty()) has_option_ = std::erase(given, o.name) > 0;
         if (given.size() > (parts_.empty() ? 1 : 2))
             throw std::invalid_argument("too many arguments; --help says which there are");
         if (!given.empty()) json_ = given[0].data();  // one of argv: ends with a null
@@ -53,8 +57,6 @@ public:
     [[nodiscard]] bool has_option() const noexcept { return has_option_; }
 
 private:
-    [[nodiscard]] bool has_one() const noexcept { return !option_.name.empty(); }
-    [[nodiscard]] std::string name() const { return std::string(option_.name); }
     [[nodiscard]] std::string names() const {
         if (parts_.empty()) return {};
         std::string text = "Parts:";
@@ -63,7 +65,6 @@ private:
     }
 
     std::vector<std::string_view> parts_;
-    option option_;
     bool has_option_ = false;
     const char* json_ = nullptr;
     std::string_view part_;

@@ -13,11 +13,11 @@ int main(int argc, char** argv) {
     try {
         const bench::arguments asked(argc, argv, {"decisions", "shares", "latency"},
                                      {"--ordinary", "take turns with other programs' threads, as any program does"});
-        const char* const turns = asked.has_option()                           ? "as asked for"
-                                  : bench::compute::go_before_other_programs() ? nullptr
-                                                                               : "as nothing else is permitted";
-        std::printf("# threads %s%s\n", turns == nullptr ? "go before other programs' (SCHED_RR)" : "ordinary, ",
-                    turns == nullptr ? "" : turns);
+        const char* const threads = asked.has_option() ? "ordinary, as asked for"
+                                    : bench::compute::go_before_other_programs()
+                                        ? "before other programs' (SCHED_RR)"
+                                        : "ordinary, as nothing else is permitted";
+        std::printf("# threads: %s\n", threads);
         bench::start_a_second_thread();
         bench::report r(bench::compute::configuration_text);
         bench::compute::machine_noise(r);

@@ -110,11 +110,11 @@ double request_p99(beside who, chain how, std::uint64_t seed) {
 }
 
 struct waits {
-    std::vector<double> us;       // of each submission, until its kernel started: a worker of the node ran it
-    std::vector<double> ledger;   // until the device gave it an SM, by the node's own book
-    std::vector<double> bound;    // published before it
-    std::vector<double> control;  // of those on the device without a neighbour; and until it gave them an SM
-    std::vector<double> control_ledger;
+    std::vector<double> us;      // of each submission, until its kernel started: a worker of the node ran it
+    std::vector<double> ledger;  // until the device gave it an SM, by the node's own book
+    std::vector<double> bound;   // published before it
+    // The first two of those on the device without a neighbour.
+    std::vector<double> control, control_ledger;
     std::vector<double> stolen;  // of the machine's cores, while it waited
 };
 
@@ -198,7 +198,7 @@ void latency(report& r) {
     }
     auto idle_node = single_submissions(beside::nobody), ours = single_submissions(beside::gated);
     // What the machine adds isn't waiting: what it took of its cores meanwhile, and then as much as anything waited that had
-    // nothing to wait for, on an idle node before or on an idle device of this one meanwhile. Uncorrected: only the second.
+    // nothing to wait for, on an idle node before or on an idle device of this one meanwhile. Uncorrected: by the longest of the idle node alone.
     struct judged {
         double sure = 0, uncorrected = 0;
     };

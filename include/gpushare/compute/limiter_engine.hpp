@@ -25,7 +25,6 @@
 #include <gpushare/compute/turns.hpp>
 #include <gpushare/concepts.hpp>
 #include <gpushare/config.hpp>
-#include <gpushare/detail/exchange.hpp>
 #include <gpushare/detail/intrusive.hpp>
 #include <gpushare/error.hpp>
 #include <gpushare/units.hpp>
@@ -90,7 +89,6 @@ protected:
         if (faulty_) cancel_faulty(lock);
         while (node* const n = let_in(now)) {
             if (n->work) {
-                core_.set_enqueuing(n->slot->what, true);
                 enqueue(lock, *n->slot, *n);
                 retire(look::if_due);
                 if (faulty_) cancel_faulty(lock);
@@ -120,6 +118,7 @@ protected:
     }
 
     void enqueue(hold& lock, flight& f, node& n) noexcept {
+        core_.set_enqueuing(f.what, true);
         n.at.store(phase::let_in, std::memory_order_relaxed);
         keep_watch();  // over what is in flight already: the callable may take its time
         try {
@@ -133,7 +132,7 @@ protected:
         flights_.board(f, *n.stream, flight_list::batch::shares ? f.boarded : instant{});
         lock.unlock();
         const auto came = n.run();
-        f.landed = clock_.now();
+        if (f.needs_end) f.landed = clock_.now();
         lock.lock();
         core_.set_enqueuing(f.what, false);
         if (came == node::came::to_its_end || (came == node::came::without_end && f.may_stay_open)) {

@@ -77,8 +77,7 @@ protected:
         if (!flights_.any_ended()) return;
         flights_.settle(
             batch_time(), how == look::now,
-            [this](const typename flight_list::finished& seen) {
-                auto f = seen;
+            [this](typename flight_list::finished f) {
                 if (clients_[f.what.client.index].enqueuing.is_held_up(f.enqueued)) {
                     f.cost = enqueuing::without_gap(f.cost, f.what.predicted, f.enqueued);
                     f.from = outcome::source::doubt;
