@@ -15,10 +15,10 @@
 #include <utility>
 #include <vector>
 
-#include <gpushare/partition/fragmentation.hpp>
-#include <gpushare/partition/placement_policies.hpp>
-#include <gpushare/partition/value_descent.hpp>
-#include <gpushare/partition/workload.hpp>
+#include <gpushare/placement/fragmentation.hpp>
+#include <gpushare/placement/placement_policies.hpp>
+#include <gpushare/placement/value_descent.hpp>
+#include <gpushare/placement/workload.hpp>
 
 #include "harness.hpp"
 #include "partition/chart.hpp"

@@ -11,12 +11,12 @@
 
 #include <gpushare/backend/host/clock.hpp>
 #include <gpushare/backend/sim/sim.hpp>
-#include <gpushare/compute/capped.hpp>
-#include <gpushare/compute/caps.hpp>
-#include <gpushare/compute/earliest_deadline.hpp>
-#include <gpushare/compute/policy_tree.hpp>
-#include <gpushare/compute/shortest_remaining.hpp>
-#include <gpushare/compute/weighted_fair.hpp>
+#include <gpushare/compute/policies/capped.hpp>
+#include <gpushare/compute/policies/caps.hpp>
+#include <gpushare/compute/policies/earliest_deadline.hpp>
+#include <gpushare/compute/policies/policy_tree.hpp>
+#include <gpushare/compute/policies/shortest_remaining.hpp>
+#include <gpushare/compute/policies/weighted_fair.hpp>
 
 #include "compute/measurements.hpp"
 #include "compute/rig.hpp"

@@ -14,10 +14,10 @@
 #include <utility>
 #include <vector>
 
-#include <gpushare/partition/defragment.hpp>
-#include <gpushare/partition/indexed_cluster.hpp>
-#include <gpushare/partition/placement.hpp>
-#include <gpushare/partition/placement_policy.hpp>
+#include <gpushare/placement/defragment.hpp>
+#include <gpushare/placement/indexed_cluster.hpp>
+#include <gpushare/placement/placement.hpp>
+#include <gpushare/placement/placement_policy.hpp>
 
 #include "partition/trace.hpp"
 

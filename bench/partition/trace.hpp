@@ -10,8 +10,8 @@
 #include <string>
 #include <vector>
 
-#include <gpushare/partition/cluster.hpp>
-#include <gpushare/partition/placement.hpp>
+#include <gpushare/placement/cluster.hpp>
+#include <gpushare/placement/placement.hpp>
 
 namespace bench {
 

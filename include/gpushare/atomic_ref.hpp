@@ -15,7 +15,8 @@
 
 #include <gpushare/config.hpp>
 
-namespace gpushare::inline GPUSHARE_ABI {
+namespace gpushare {
+inline namespace GPUSHARE_ABI {
 
 /// Who an atomic operation is ordered against on a device. On the host it is always everyone.
 enum class atomic_scope : std::uint8_t {
@@ -106,4 +107,5 @@ private:
 template <std::integral T>
 using device_atomic_ref = atomic_ref<T, atomic_scope::device>;
 
-}  // namespace gpushare::inline GPUSHARE_ABI
+}  // namespace GPUSHARE_ABI
+}  // namespace gpushare

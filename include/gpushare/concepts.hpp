@@ -14,7 +14,8 @@
 #include <gpushare/error.hpp>
 #include <gpushare/units.hpp>
 
-namespace gpushare::inline GPUSHARE_ABI {
+namespace gpushare {
+inline namespace GPUSHARE_ABI {
 
 // Version 14 would break compound requirements apart:
 // clang-format off
@@ -280,4 +281,5 @@ struct immediate_point {
 };
 static_assert(timeline_point<immediate_point>);
 
-}  // namespace gpushare::inline GPUSHARE_ABI
+}  // namespace GPUSHARE_ABI
+}  // namespace gpushare

@@ -3,7 +3,7 @@
 // that let one function body serve g++ and nvcc. They depend on the compiler alone, never on which other
 // headers were found, so every translation unit sees the same definitions.
 //
-//   namespace gpushare::inline GPUSHARE_ABI { ... }   // gpushare::v0_1_0, written as gpushare::
+//   namespace gpushare { inline namespace GPUSHARE_ABI { ... } }   // gpushare::v0_1_0, written as gpushare::
 #pragma once
 
 #define GPUSHARE_VERSION_MAJOR 0

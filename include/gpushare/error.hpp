@@ -22,7 +22,8 @@
 #include <gpushare/config.hpp>
 #include <gpushare/units.hpp>
 
-namespace gpushare::inline GPUSHARE_ABI {
+namespace gpushare {
+inline namespace GPUSHARE_ABI {
 
 enum class errc : std::uint8_t {
     none,
@@ -266,4 +267,5 @@ private:
     failure failure_;
 };
 
-}  // namespace gpushare::inline GPUSHARE_ABI
+}  // namespace GPUSHARE_ABI
+}  // namespace gpushare

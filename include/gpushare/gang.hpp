@@ -16,7 +16,8 @@
 #include <gpushare/concepts.hpp>
 #include <gpushare/error.hpp>
 
-namespace gpushare::inline GPUSHARE_ABI {
+namespace gpushare {
+inline namespace GPUSHARE_ABI {
 
 /// One lock per device, always taken in ascending order. Safe from any thread; a thread that holds a guard must
 /// not enter again.
@@ -88,4 +89,5 @@ private:
 using device_order_lock = basic_device_order_lock<>;
 static_assert(gang_order<device_order_lock>);
 
-}  // namespace gpushare::inline GPUSHARE_ABI
+}  // namespace GPUSHARE_ABI
+}  // namespace gpushare

@@ -20,7 +20,8 @@
 #include <gpushare/config.hpp>
 #include <gpushare/gang.hpp>
 
-namespace gpushare::inline GPUSHARE_ABI {
+namespace gpushare {
+inline namespace GPUSHARE_ABI {
 
 /// Safe from any thread, as device_order_lock. Whoever is in the list only waits for who was there before, and all
 /// of a gang's devices are locked when it enters: no circle can form. And the gangs that may run beside each other on a device
@@ -97,4 +98,5 @@ concept room_making_order = gang_order<G> && copier<S> &&
     { G::part_of(std::uint32_t{}, std::uint32_t{}) } -> std::same_as<std::uint64_t>;
 };
 
-}  // namespace gpushare::inline GPUSHARE_ABI
+}  // namespace GPUSHARE_ABI
+}  // namespace gpushare

@@ -11,11 +11,11 @@
 #include <gpushare/compute/compute_limiter.hpp>
 #include <gpushare/compute/limiter_core.hpp>
 #include <gpushare/compute/permit.hpp>
+#include <gpushare/compute/policies/weighted_fair.hpp>
 #include <gpushare/compute/policy.hpp>
 #include <gpushare/compute/span_meter.hpp>
 #include <gpushare/compute/submission.hpp>
 #include <gpushare/compute/ticket.hpp>
-#include <gpushare/compute/weighted_fair.hpp>
 #include <gpushare/concepts.hpp>
 #include <gpushare/config.hpp>
 #include <gpushare/error.hpp>
@@ -32,6 +32,5 @@
 #include <gpushare/tenant/tenancy.hpp>
 #include <gpushare/tenant/tenant.hpp>
 #include <gpushare/tenant/tenant_memory.hpp>
-#include <gpushare/tenant/tenant_state.hpp>
 #include <gpushare/units.hpp>
 #include <gpushare/version.hpp>

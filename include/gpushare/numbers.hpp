@@ -15,7 +15,8 @@
 
 #include <gpushare/config.hpp>
 
-namespace gpushare::inline GPUSHARE_ABI {
+namespace gpushare {
+inline namespace GPUSHARE_ABI {
 
 namespace detail {
 
@@ -167,4 +168,5 @@ using fp8_e5m2 = stored_number<5, 2>;
 static_assert(sizeof(float16) == 2 && sizeof(bfloat16) == 2 && sizeof(fp8_e4m3) == 1 && sizeof(fp8_e5m2) == 1);
 static_assert(std::is_trivial_v<float16> && std::is_trivial_v<fp8_e4m3>);
 
-}  // namespace gpushare::inline GPUSHARE_ABI
+}  // namespace GPUSHARE_ABI
+}  // namespace gpushare

@@ -12,7 +12,8 @@
 
 #include <gpushare/config.hpp>
 
-namespace gpushare::inline GPUSHARE_ABI {
+namespace gpushare {
+inline namespace GPUSHARE_ABI {
 
 template <class T>
 requires(std::is_trivially_copyable_v<T> && 16 % sizeof(T) == 0) struct alignas(16) packed {
@@ -57,4 +58,5 @@ GPUSHARE_HD void store_packed(T* to, const packed<T>& from) noexcept {
 #endif
 }
 
-}  // namespace gpushare::inline GPUSHARE_ABI
+}  // namespace GPUSHARE_ABI
+}  // namespace gpushare

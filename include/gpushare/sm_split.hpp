@@ -16,7 +16,8 @@
 #include <gpushare/config.hpp>
 #include <gpushare/error.hpp>
 
-namespace gpushare::inline GPUSHARE_ABI {
+namespace gpushare {
+inline namespace GPUSHARE_ABI {
 
 /// Throws operation_error: errc::not_whole if one of `sms` isn't a multiple of the unit (figures: asked, the multiple
 /// below, the unit), errc::too_few_sms if the sum is more than there is, or than `units_left` of it.
@@ -72,4 +73,5 @@ template <class = void>
     return units;
 }
 
-}  // namespace gpushare::inline GPUSHARE_ABI
+}  // namespace GPUSHARE_ABI
+}  // namespace gpushare

@@ -14,7 +14,8 @@
 
 #include <gpushare/config.hpp>
 
-namespace gpushare::inline GPUSHARE_ABI {
+namespace gpushare {
+inline namespace GPUSHARE_ABI {
 
 /// An amount of memory. 64 bits whatever the platform; arithmetic saturates at `max()`, so a sum that
 /// overflows is "too much" and never "nearly nothing".
@@ -132,4 +133,5 @@ consteval share operator""_pct(long double n) {
 
 }  // namespace literals
 
-}  // namespace gpushare::inline GPUSHARE_ABI
+}  // namespace GPUSHARE_ABI
+}  // namespace gpushare

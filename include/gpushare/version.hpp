@@ -8,7 +8,8 @@
 
 #include <gpushare/config.hpp>
 
-namespace gpushare::inline GPUSHARE_ABI {
+namespace gpushare {
+inline namespace GPUSHARE_ABI {
 
 struct version_number {
     int major_ = 0, minor_ = 0, patch_ = 0;  // trailing underscore: <sys/types.h> may define major and minor
@@ -19,4 +20,5 @@ struct version_number {
 
 inline constexpr version_number version{GPUSHARE_VERSION_MAJOR, GPUSHARE_VERSION_MINOR, GPUSHARE_VERSION_PATCH};
 
-}  // namespace gpushare::inline GPUSHARE_ABI
+}  // namespace GPUSHARE_ABI
+}  // namespace gpushare

@@ -1,7 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 // Lines combined by every vector width that the processor has: the bits of single numbers combined one by one, at any address
 // that is allowed, and nothing touched beside the lines.
-#include <gpushare/collective/line_sums.hpp>
+#include <gpushare/collective/detail/line_sums.hpp>
 
 #include <cstddef>
 #include <cstdint>
@@ -10,7 +10,7 @@
 #include <type_traits>
 #include <vector>
 
-#include <gpushare/collective/bundle.hpp>
+#include <gpushare/collective/detail/bundle.hpp>
 #include <gpushare/collective/epoch.hpp>
 
 #include "support/catch.hpp"

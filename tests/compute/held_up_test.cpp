@@ -8,7 +8,7 @@
 #include <utility>
 
 #include <gpushare/compute/compute_limiter.hpp>
-#include <gpushare/compute/held_up.hpp>
+#include <gpushare/compute/detail/held_up.hpp>
 #include <gpushare/units.hpp>
 
 #include "support/catch.hpp"

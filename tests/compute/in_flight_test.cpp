@@ -6,7 +6,7 @@
 #include <cstdint>
 #include <vector>
 
-#include <gpushare/compute/in_flight.hpp>
+#include <gpushare/compute/detail/in_flight.hpp>
 #include <gpushare/units.hpp>
 
 #include "support/catch.hpp"

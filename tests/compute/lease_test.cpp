@@ -16,9 +16,9 @@
 #include <vector>
 
 #include <gpushare/compute/compute_limiter.hpp>
-#include <gpushare/compute/lease.hpp>
+#include <gpushare/compute/detail/lease.hpp>
 #include <gpushare/compute/limiter_core.hpp>
-#include <gpushare/compute/weighted_fair.hpp>
+#include <gpushare/compute/policies/weighted_fair.hpp>
 
 #include "support/catch.hpp"
 #include "support/manual_timeline.hpp"

@@ -17,7 +17,7 @@
 
 #include <gpushare/backend/host/host.hpp>
 #include <gpushare/backend/sim/sim.hpp>
-#include <gpushare/compute/weighted_fair.hpp>
+#include <gpushare/compute/policies/weighted_fair.hpp>
 
 #include "support/catch.hpp"
 #include "support/code_of.hpp"

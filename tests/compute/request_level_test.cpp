@@ -5,9 +5,9 @@
 #include <utility>
 #include <vector>
 
-#include <gpushare/compute/any_policy.hpp>
-#include <gpushare/compute/caps.hpp>
 #include <gpushare/compute/compute_limiter.hpp>
+#include <gpushare/compute/policies/any_policy.hpp>
+#include <gpushare/compute/policies/caps.hpp>
 #include <gpushare/compute/request.hpp>
 #include <gpushare/units.hpp>
 

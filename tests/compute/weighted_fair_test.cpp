@@ -7,13 +7,13 @@
 #include <utility>
 #include <vector>
 
-#include <gpushare/compute/any_policy.hpp>
-#include <gpushare/compute/capped.hpp>
 #include <gpushare/compute/limiter_core.hpp>
-#include <gpushare/compute/policy_tree.hpp>
-#include <gpushare/compute/preemptive_fair.hpp>
-#include <gpushare/compute/strict_priority.hpp>
-#include <gpushare/compute/weighted_fair.hpp>
+#include <gpushare/compute/policies/any_policy.hpp>
+#include <gpushare/compute/policies/capped.hpp>
+#include <gpushare/compute/policies/policy_tree.hpp>
+#include <gpushare/compute/policies/preemptive_fair.hpp>
+#include <gpushare/compute/policies/strict_priority.hpp>
+#include <gpushare/compute/policies/weighted_fair.hpp>
 #include <gpushare/units.hpp>
 
 #include "conformance/compute_policy_suite.hpp"

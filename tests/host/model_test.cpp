@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
 // The model of a node in virtual time: no thread, no clock, every figure exact.
-#include <gpushare/backend/host/model.hpp>
+#include <gpushare/backend/host/detail/model.hpp>
 
 #include <chrono>
 #include <cstdint>

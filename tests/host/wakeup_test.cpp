@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-#include <gpushare/backend/host/wakeup.hpp>
+#include <gpushare/backend/host/detail/wakeup.hpp>
 
 #include <atomic>
 #include <chrono>

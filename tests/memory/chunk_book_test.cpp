@@ -7,7 +7,7 @@
 #include <set>
 #include <vector>
 
-#include <gpushare/memory/chunk_book.hpp>
+#include <gpushare/memory/detail/chunk_book.hpp>
 
 #include "support/catch.hpp"
 #include "support/random.hpp"

@@ -5,7 +5,7 @@
 
 #include <gpushare/error.hpp>
 #include <gpushare/memory/booked_resource.hpp>
-#include <gpushare/memory/owner_of.hpp>
+#include <gpushare/memory/detail/owner_of.hpp>
 #include <gpushare/memory/pool_resource.hpp>
 #include <gpushare/memory/private_pool.hpp>
 #include <gpushare/memory/quota.hpp>

@@ -8,9 +8,9 @@
 #include <map>
 #include <vector>
 
-#include <gpushare/memory/pool_block.hpp>
-#include <gpushare/memory/pool_fit.hpp>
-#include <gpushare/memory/size_classes.hpp>
+#include <gpushare/memory/detail/pool_block.hpp>
+#include <gpushare/memory/detail/pool_fit.hpp>
+#include <gpushare/memory/detail/size_classes.hpp>
 
 #include "support/catch.hpp"
 #include "support/random.hpp"

@@ -11,8 +11,8 @@
 #include <vector>
 
 #include <gpushare/error.hpp>
-#include <gpushare/memory/pool_block.hpp>
-#include <gpushare/memory/pool_index.hpp>
+#include <gpushare/memory/detail/pool_block.hpp>
+#include <gpushare/memory/detail/pool_index.hpp>
 
 #include "support/catch.hpp"
 #include "support/random.hpp"

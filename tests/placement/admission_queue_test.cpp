@@ -7,8 +7,8 @@
 #include <utility>
 #include <vector>
 
-#include <gpushare/partition/admission_queue.hpp>
-#include <gpushare/partition/placement_policies.hpp>
+#include <gpushare/placement/admission_queue.hpp>
+#include <gpushare/placement/placement_policies.hpp>
 
 #include "support/catch.hpp"
 #include "support/random.hpp"

@@ -5,8 +5,8 @@
 #include <cstdint>
 #include <vector>
 
-#include <gpushare/partition/capacity_calendar.hpp>
-#include <gpushare/partition/placement_policies.hpp>
+#include <gpushare/placement/capacity_calendar.hpp>
+#include <gpushare/placement/placement_policies.hpp>
 
 #include "support/catch.hpp"
 #include "support/random.hpp"

@@ -7,8 +7,8 @@
 #include <vector>
 
 #include <gpushare/error.hpp>
-#include <gpushare/partition/cluster.hpp>
-#include <gpushare/partition/placement.hpp>
+#include <gpushare/placement/cluster.hpp>
+#include <gpushare/placement/placement.hpp>
 #include <gpushare/units.hpp>
 
 #include "placement/random_cluster.hpp"

@@ -3,8 +3,8 @@
 #include <cstdint>
 #include <vector>
 
-#include <gpushare/partition/gang_plan.hpp>
-#include <gpushare/partition/placement_policies.hpp>
+#include <gpushare/placement/gang_plan.hpp>
+#include <gpushare/placement/placement_policies.hpp>
 
 #include "support/catch.hpp"
 #include "support/random.hpp"

@@ -5,8 +5,8 @@
 #include <cstdint>
 #include <vector>
 
-#include <gpushare/partition/placement_policies.hpp>
-#include <gpushare/partition/preemption.hpp>
+#include <gpushare/placement/placement_policies.hpp>
+#include <gpushare/placement/preemption.hpp>
 
 #include "support/catch.hpp"
 #include "support/random.hpp"

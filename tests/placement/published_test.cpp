@@ -10,13 +10,13 @@
 #include <utility>
 #include <vector>
 
-#include <gpushare/partition/cluster.hpp>
-#include <gpushare/partition/fragmentation.hpp>
-#include <gpushare/partition/indexed_cluster.hpp>
-#include <gpushare/partition/placement.hpp>
-#include <gpushare/partition/placement_policies.hpp>
-#include <gpushare/partition/value_descent.hpp>
-#include <gpushare/partition/workload.hpp>
+#include <gpushare/placement/cluster.hpp>
+#include <gpushare/placement/fragmentation.hpp>
+#include <gpushare/placement/indexed_cluster.hpp>
+#include <gpushare/placement/placement.hpp>
+#include <gpushare/placement/placement_policies.hpp>
+#include <gpushare/placement/value_descent.hpp>
+#include <gpushare/placement/workload.hpp>
 #include <gpushare/units.hpp>
 
 #include "support/catch.hpp"

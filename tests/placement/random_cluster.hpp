@@ -8,9 +8,9 @@
 #include <cstdint>
 #include <vector>
 
-#include <gpushare/partition/cluster.hpp>
-#include <gpushare/partition/placement.hpp>
-#include <gpushare/partition/workload.hpp>
+#include <gpushare/placement/cluster.hpp>
+#include <gpushare/placement/placement.hpp>
+#include <gpushare/placement/workload.hpp>
 
 #include "support/random.hpp"
 

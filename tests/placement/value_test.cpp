@@ -6,15 +6,15 @@
 #include <span>
 #include <vector>
 
-#include <gpushare/partition/bid_prices.hpp>
-#include <gpushare/partition/cluster.hpp>
-#include <gpushare/partition/device_filling.hpp>
-#include <gpushare/partition/fragmentation.hpp>
-#include <gpushare/partition/node_value.hpp>
-#include <gpushare/partition/placement.hpp>
-#include <gpushare/partition/placement_policies.hpp>
-#include <gpushare/partition/value_descent.hpp>
-#include <gpushare/partition/workload.hpp>
+#include <gpushare/placement/cluster.hpp>
+#include <gpushare/placement/detail/bid_prices.hpp>
+#include <gpushare/placement/detail/device_filling.hpp>
+#include <gpushare/placement/detail/node_value.hpp>
+#include <gpushare/placement/fragmentation.hpp>
+#include <gpushare/placement/placement.hpp>
+#include <gpushare/placement/placement_policies.hpp>
+#include <gpushare/placement/value_descent.hpp>
+#include <gpushare/placement/workload.hpp>
 #include <gpushare/units.hpp>
 
 #include "placement/random_cluster.hpp"

@@ -6,16 +6,16 @@
 #include <utility>
 #include <vector>
 
-#include <gpushare/compute/any_policy.hpp>
-#include <gpushare/compute/capped.hpp>
-#include <gpushare/compute/caps.hpp>
-#include <gpushare/compute/earliest_deadline.hpp>
 #include <gpushare/compute/limiter_core.hpp>
-#include <gpushare/compute/native.hpp>
-#include <gpushare/compute/policy_tree.hpp>
-#include <gpushare/compute/preemptive_fair.hpp>
-#include <gpushare/compute/shortest_remaining.hpp>
-#include <gpushare/compute/strict_priority.hpp>
+#include <gpushare/compute/policies/any_policy.hpp>
+#include <gpushare/compute/policies/capped.hpp>
+#include <gpushare/compute/policies/caps.hpp>
+#include <gpushare/compute/policies/earliest_deadline.hpp>
+#include <gpushare/compute/policies/native.hpp>
+#include <gpushare/compute/policies/policy_tree.hpp>
+#include <gpushare/compute/policies/preemptive_fair.hpp>
+#include <gpushare/compute/policies/shortest_remaining.hpp>
+#include <gpushare/compute/policies/strict_priority.hpp>
 #include <gpushare/units.hpp>
 
 #include "support/catch.hpp"

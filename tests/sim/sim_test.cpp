@@ -6,8 +6,8 @@
 #include <vector>
 
 #include <gpushare/backend/sim/sim.hpp>
-#include <gpushare/compute/caps.hpp>
 #include <gpushare/compute/compute_limiter.hpp>
+#include <gpushare/compute/policies/caps.hpp>
 #include <gpushare/units.hpp>
 
 #include "conformance/clock_suite.hpp"

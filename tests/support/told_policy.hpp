@@ -7,8 +7,8 @@
 
 #include <vector>
 
+#include <gpushare/compute/policies/weighted_fair.hpp>
 #include <gpushare/compute/policy.hpp>
-#include <gpushare/compute/weighted_fair.hpp>
 #include <gpushare/error.hpp>
 
 namespace support {

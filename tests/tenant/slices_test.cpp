@@ -15,7 +15,7 @@
 #include <vector>
 
 #include <gpushare/backend/host/host.hpp>
-#include <gpushare/compute/weighted_fair.hpp>
+#include <gpushare/compute/policies/weighted_fair.hpp>
 #include <gpushare/tenant/tenancy.hpp>
 #include <gpushare/units.hpp>
 

@@ -8,12 +8,12 @@
 #include <vector>
 
 #include <gpushare/backend/host/host.hpp>
-#include <gpushare/compute/any_policy.hpp>
-#include <gpushare/compute/capped.hpp>
-#include <gpushare/compute/caps.hpp>
-#include <gpushare/compute/earliest_deadline.hpp>
-#include <gpushare/compute/policy_tree.hpp>
-#include <gpushare/compute/preemptive_fair.hpp>
+#include <gpushare/compute/policies/any_policy.hpp>
+#include <gpushare/compute/policies/capped.hpp>
+#include <gpushare/compute/policies/caps.hpp>
+#include <gpushare/compute/policies/earliest_deadline.hpp>
+#include <gpushare/compute/policies/policy_tree.hpp>
+#include <gpushare/compute/policies/preemptive_fair.hpp>
 #include <gpushare/tenant/tenancy.hpp>
 #include <gpushare/units.hpp>
 

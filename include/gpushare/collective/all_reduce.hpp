@@ -14,20 +14,21 @@
 #include <type_traits>
 
 #include <gpushare/atomic_ref.hpp>
-#include <gpushare/collective/bundle.hpp>
 #include <gpushare/collective/communicator.hpp>
+#include <gpushare/collective/detail/bundle.hpp>
+#include <gpushare/collective/detail/flagged_words.hpp>
+#include <gpushare/collective/detail/reduction.hpp>
+#include <gpushare/collective/detail/ring.hpp>
 #include <gpushare/collective/fault.hpp>
-#include <gpushare/collective/flagged_words.hpp>
 #include <gpushare/collective/reduce_ops.hpp>
-#include <gpushare/collective/reduction.hpp>
-#include <gpushare/collective/ring.hpp>
 #include <gpushare/collective/team.hpp>
 #include <gpushare/collective/thread_context.hpp>
 #include <gpushare/collective/tuning.hpp>
 #include <gpushare/config.hpp>
 #include <gpushare/units.hpp>
 
-namespace gpushare::inline GPUSHARE_ABI {
+namespace gpushare {
+inline namespace GPUSHARE_ABI {
 
 namespace detail {
 
@@ -128,4 +129,5 @@ void all_reduce(const member& me, std::span<const std::type_identity_t<T>> in, s
     raise_fault(try_all_reduce(me, in, out, op, deadline));
 }
 
-}  // namespace gpushare::inline GPUSHARE_ABI
+}  // namespace GPUSHARE_ABI
+}  // namespace gpushare

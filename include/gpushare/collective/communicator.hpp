@@ -31,7 +31,8 @@
 #include <gpushare/error.hpp>
 #include <gpushare/units.hpp>
 
-namespace gpushare::inline GPUSHARE_ABI {
+namespace gpushare {
+inline namespace GPUSHARE_ABI {
 
 struct communicator_options {
     std::uint32_t channels = 1;  // collectives that a rank can have in flight at once
@@ -225,4 +226,5 @@ private:
     std::unique_ptr<shared_state> shared_;
 };
 
-}  // namespace gpushare::inline GPUSHARE_ABI
+}  // namespace GPUSHARE_ABI
+}  // namespace gpushare

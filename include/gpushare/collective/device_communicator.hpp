@@ -22,14 +22,15 @@
 #include <gpushare/atomic_ref.hpp>
 #include <gpushare/collective/channel.hpp>
 #include <gpushare/collective/communicator.hpp>
+#include <gpushare/collective/detail/ring.hpp>
 #include <gpushare/collective/fault.hpp>
-#include <gpushare/collective/ring.hpp>
 #include <gpushare/concepts.hpp>
 #include <gpushare/config.hpp>
 #include <gpushare/error.hpp>
 #include <gpushare/units.hpp>
 
-namespace gpushare::inline GPUSHARE_ABI {
+namespace gpushare {
+inline namespace GPUSHARE_ABI {
 
 /// Where the ranks' workspaces are.
 ///   on_devices   each on its rank's device: all devices reach each other's memory
@@ -202,4 +203,5 @@ private:
     std::unique_ptr<state> state_;
 };
 
-}  // namespace gpushare::inline GPUSHARE_ABI
+}  // namespace GPUSHARE_ABI
+}  // namespace gpushare

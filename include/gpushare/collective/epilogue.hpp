@@ -32,7 +32,8 @@
 #include <gpushare/concepts.hpp>
 #include <gpushare/config.hpp>
 
-namespace gpushare::inline GPUSHARE_ABI {
+namespace gpushare {
+inline namespace GPUSHARE_ABI {
 
 /// Where a few elements are: `count` columns of one row, from `column` on.
 struct place {
@@ -200,4 +201,5 @@ template <detail::epilogue_part A, detail::epilogue_part B>
     return detail::joined(detail::as_epilogue(a), detail::as_epilogue(b));
 }
 
-}  // namespace gpushare::inline GPUSHARE_ABI
+}  // namespace GPUSHARE_ABI
+}  // namespace gpushare

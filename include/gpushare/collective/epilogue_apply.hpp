@@ -24,7 +24,8 @@
 #include <gpushare/concepts.hpp>
 #include <gpushare/config.hpp>
 
-namespace gpushare::inline GPUSHARE_ABI {
+namespace gpushare {
+inline namespace GPUSHARE_ABI {
 
 /// Sharing stages write to this rank's arrays only.
 struct own_outputs {};
@@ -361,4 +362,5 @@ GPUSHARE_HD void apply_elements(Context& ctx, const epilogue<Stages...>& mine, c
     if (range.streams) finish_streaming();
 }
 
-}  // namespace gpushare::inline GPUSHARE_ABI
+}  // namespace GPUSHARE_ABI
+}  // namespace gpushare

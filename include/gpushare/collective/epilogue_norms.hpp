@@ -17,7 +17,8 @@
 #include <gpushare/config.hpp>
 #include <gpushare/detail/square_root.hpp>
 
-namespace gpushare::inline GPUSHARE_ABI {
+namespace gpushare {
+inline namespace GPUSHARE_ABI {
 
 /// See rms_norm().
 template <movable_number T>
@@ -109,4 +110,5 @@ template <class W, class O>
     return {nullptr, nullptr, epsilon};
 }
 
-}  // namespace gpushare::inline GPUSHARE_ABI
+}  // namespace GPUSHARE_ABI
+}  // namespace gpushare

@@ -25,7 +25,8 @@
 #include <gpushare/config.hpp>
 #include <gpushare/numbers.hpp>
 
-namespace gpushare::inline GPUSHARE_ABI {
+namespace gpushare {
+inline namespace GPUSHARE_ABI {
 
 /// What can be quantised to.
 template <class T>
@@ -192,4 +193,5 @@ requires(!std::is_arithmetic_v<std::remove_cvref_t<R>>) [[nodiscard]] constexpr 
     return row_fitting<Q, decltype(detail::as_matrix(scales))::is_shard>{{m.data}};
 }
 
-}  // namespace gpushare::inline GPUSHARE_ABI
+}  // namespace GPUSHARE_ABI
+}  // namespace gpushare

@@ -21,7 +21,8 @@
 #include <gpushare/collective/floats.hpp>
 #include <gpushare/config.hpp>
 
-namespace gpushare::inline GPUSHARE_ABI {
+namespace gpushare {
+inline namespace GPUSHARE_ABI {
 
 /// A matrix of T: all rows, or a rank's shard of them. `pitch` is the number of elements from a row to the next, 0: as many as
 /// the result has columns.
@@ -216,4 +217,5 @@ static_assert(element_stage<scaling> && element_stage<sigmoid_weighting> && elem
 static_assert(sink_stage<storing<matrix<bfloat16, false>>> && sharing_stage<storing<matrix<bfloat16, false>>>);
 static_assert(sink_stage<storing<matrix<bfloat16, true>>> && !sharing_stage<storing<matrix<bfloat16, true>>>);
 
-}  // namespace gpushare::inline GPUSHARE_ABI
+}  // namespace GPUSHARE_ABI
+}  // namespace gpushare

@@ -10,7 +10,8 @@
 
 #include <gpushare/config.hpp>
 
-namespace gpushare::inline GPUSHARE_ABI {
+namespace gpushare {
+inline namespace GPUSHARE_ABI {
 
 /// Whether `flag` is at `epoch` or beyond. Ranks are at most two epochs apart, so the sign of the difference decides
 /// even where the count has wrapped around.
@@ -45,4 +46,5 @@ struct element_range {
     return {r.begin > lead ? r.begin - lead : 0, r.end > lead ? r.end - lead : 0};
 }
 
-}  // namespace gpushare::inline GPUSHARE_ABI
+}  // namespace GPUSHARE_ABI
+}  // namespace gpushare

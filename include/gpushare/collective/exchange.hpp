@@ -16,14 +16,15 @@
 
 #include <gpushare/collective/all_reduce.hpp>
 #include <gpushare/collective/communicator.hpp>
+#include <gpushare/collective/detail/reduction.hpp>
 #include <gpushare/collective/fault.hpp>
 #include <gpushare/collective/reduce_ops.hpp>
-#include <gpushare/collective/reduction.hpp>
 #include <gpushare/collective/team.hpp>
 #include <gpushare/config.hpp>
 #include <gpushare/units.hpp>
 
-namespace gpushare::inline GPUSHARE_ABI {
+namespace gpushare {
+inline namespace GPUSHARE_ABI {
 
 namespace detail {
 
@@ -222,4 +223,5 @@ void all_to_all(const member& me, std::span<const std::type_identity_t<T>> in, s
     raise_fault(try_all_to_all(me, in, out, deadline));
 }
 
-}  // namespace gpushare::inline GPUSHARE_ABI
+}  // namespace GPUSHARE_ABI
+}  // namespace gpushare

@@ -18,7 +18,8 @@
 #include <gpushare/error.hpp>
 #include <gpushare/units.hpp>
 
-namespace gpushare::inline GPUSHARE_ABI {
+namespace gpushare {
+inline namespace GPUSHARE_ABI {
 
 enum class collective_kind : std::uint8_t {
     none,
@@ -148,4 +149,5 @@ private:
     std::vector<rank_progress> seen_;
 };
 
-}  // namespace gpushare::inline GPUSHARE_ABI
+}  // namespace GPUSHARE_ABI
+}  // namespace gpushare

@@ -10,7 +10,8 @@
 #include <gpushare/collective/floats.hpp>
 #include <gpushare/config.hpp>
 
-namespace gpushare::inline GPUSHARE_ABI {
+namespace gpushare {
+inline namespace GPUSHARE_ABI {
 
 namespace detail {
 
@@ -50,4 +51,5 @@ template <std::uint32_t N, std::uint32_t W>
     return floats<N, W>::map(detail::exp_lanes{}, x);
 }
 
-}  // namespace gpushare::inline GPUSHARE_ABI
+}  // namespace GPUSHARE_ABI
+}  // namespace gpushare

@@ -16,13 +16,14 @@
 #include <emmintrin.h>
 #endif
 
+#include <gpushare/collective/detail/lane_conversions.hpp>
 #include <gpushare/collective/floats.hpp>
-#include <gpushare/collective/lane_conversions.hpp>
 #include <gpushare/collective/simd.hpp>
 #include <gpushare/config.hpp>
 #include <gpushare/numbers.hpp>
 
-namespace gpushare::inline GPUSHARE_ABI {
+namespace gpushare {
+inline namespace GPUSHARE_ABI {
 
 namespace detail {
 
@@ -280,4 +281,5 @@ template <movable_number T, std::uint32_t N, std::uint32_t W>
     }
 }
 
-}  // namespace gpushare::inline GPUSHARE_ABI
+}  // namespace GPUSHARE_ABI
+}  // namespace gpushare

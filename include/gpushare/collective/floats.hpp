@@ -14,7 +14,8 @@
 #include <gpushare/collective/simd.hpp>
 #include <gpushare/config.hpp>
 
-namespace gpushare::inline GPUSHARE_ABI {
+namespace gpushare {
+inline namespace GPUSHARE_ABI {
 
 /// N floats, N a power of two from Width, in registers of Width: 4, or 8 on a host that has such. Neither stored nor passed
 /// between host and device, whose layouts differ. Operations go lane by lane, and the width changes no bit of what they give.
@@ -291,4 +292,5 @@ template <std::uint32_t N, std::uint32_t W>
     return floats<N, W>::map(detail::magnitude_lanes{}, a);
 }
 
-}  // namespace gpushare::inline GPUSHARE_ABI
+}  // namespace GPUSHARE_ABI
+}  // namespace gpushare

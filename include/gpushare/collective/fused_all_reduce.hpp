@@ -18,6 +18,7 @@
 #include <gpushare/collective/all_reduce.hpp>
 #include <gpushare/collective/channel.hpp>
 #include <gpushare/collective/communicator.hpp>
+#include <gpushare/collective/detail/reduction.hpp>
 #include <gpushare/collective/epilogue.hpp>
 #include <gpushare/collective/epilogue_apply.hpp>
 #include <gpushare/collective/epilogue_norms.hpp>
@@ -26,12 +27,12 @@
 #include <gpushare/collective/epoch.hpp>
 #include <gpushare/collective/fault.hpp>
 #include <gpushare/collective/reduce_ops.hpp>
-#include <gpushare/collective/reduction.hpp>
 #include <gpushare/collective/team.hpp>
 #include <gpushare/config.hpp>
 #include <gpushare/units.hpp>
 
-namespace gpushare::inline GPUSHARE_ABI {
+namespace gpushare {
+inline namespace GPUSHARE_ABI {
 
 namespace detail {
 
@@ -223,4 +224,5 @@ void run_sharded(const member& me, const pipeline<T, Op, Stages...>& p,
     raise_fault(try_run_sharded(me, p, out, deadline));
 }
 
-}  // namespace gpushare::inline GPUSHARE_ABI
+}  // namespace GPUSHARE_ABI
+}  // namespace gpushare

@@ -13,7 +13,8 @@
 #include <gpushare/config.hpp>
 #include <gpushare/numbers.hpp>
 
-namespace gpushare::inline GPUSHARE_ABI {
+namespace gpushare {
+inline namespace GPUSHARE_ABI {
 
 /// What can be reduced: float and double, the library's 8- and 16-bit numbers, integers of 8 to 64 bits.
 template <class T>
@@ -191,4 +192,5 @@ struct accumulator<T, Op> {
 template <class T, class Op>
 using accumulator_t = typename detail::accumulator<T, Op>::type;
 
-}  // namespace gpushare::inline GPUSHARE_ABI
+}  // namespace GPUSHARE_ABI
+}  // namespace gpushare

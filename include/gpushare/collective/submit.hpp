@@ -35,7 +35,8 @@
 #include <gpushare/gang_residents.hpp>
 #include <gpushare/units.hpp>
 
-namespace gpushare::inline GPUSHARE_ABI {
+namespace gpushare {
+inline namespace GPUSHARE_ABI {
 
 struct launch_options {
     std::uint32_t blocks = 1;                // of each rank, at most the communicator's lanes
@@ -189,4 +190,5 @@ template <reducible T, gang_order Gangs, launcher Stream, class Op = sum>
     return detail::submit_each(gangs, devices, streams, members, body_of, options);
 }
 
-}  // namespace gpushare::inline GPUSHARE_ABI
+}  // namespace GPUSHARE_ABI
+}  // namespace gpushare

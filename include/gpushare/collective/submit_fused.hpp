@@ -18,7 +18,8 @@
 #include <gpushare/config.hpp>
 #include <gpushare/error.hpp>
 
-namespace gpushare::inline GPUSHARE_ABI {
+namespace gpushare {
+inline namespace GPUSHARE_ABI {
 
 namespace detail {
 
@@ -92,4 +93,5 @@ template <gang_order Gangs, launcher Stream, class T, class Op, class... Stages>
     });
 }
 
-}  // namespace gpushare::inline GPUSHARE_ABI
+}  // namespace GPUSHARE_ABI
+}  // namespace gpushare

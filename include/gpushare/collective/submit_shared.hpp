@@ -22,7 +22,8 @@
 #include <gpushare/config.hpp>
 #include <gpushare/error.hpp>
 
-namespace gpushare::inline GPUSHARE_ABI {
+namespace gpushare {
+inline namespace GPUSHARE_ABI {
 
 /// Ranks that one device can have: all bodies travel in the launch's arguments, so that a captured launch needs no memory.
 inline constexpr std::uint32_t max_shared_ranks = 16;
@@ -108,4 +109,5 @@ template <reducible T, gang_order Gangs, launcher Stream, class Op = sum>
     return detail::submit_shared_each(gangs, device, stream, members, body_of, options);
 }
 
-}  // namespace gpushare::inline GPUSHARE_ABI
+}  // namespace GPUSHARE_ABI
+}  // namespace gpushare

@@ -11,7 +11,8 @@
 #include <gpushare/concepts.hpp>
 #include <gpushare/config.hpp>
 
-namespace gpushare::inline GPUSHARE_ABI {
+namespace gpushare {
+inline namespace GPUSHARE_ABI {
 
 /// Belongs to the calling thread.
 class thread_context {
@@ -48,4 +49,5 @@ private:
 };
 static_assert(kernel_context<thread_context>);
 
-}  // namespace gpushare::inline GPUSHARE_ABI
+}  // namespace GPUSHARE_ABI
+}  // namespace gpushare

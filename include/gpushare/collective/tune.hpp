@@ -23,16 +23,17 @@
 
 #include <gpushare/collective/all_reduce.hpp>
 #include <gpushare/collective/communicator.hpp>
+#include <gpushare/collective/detail/ring.hpp>
 #include <gpushare/collective/exchange.hpp>
 #include <gpushare/collective/fault.hpp>
 #include <gpushare/collective/reduce_ops.hpp>
-#include <gpushare/collective/ring.hpp>
 #include <gpushare/collective/team.hpp>
 #include <gpushare/collective/tuning.hpp>
 #include <gpushare/config.hpp>
 #include <gpushare/units.hpp>
 
-namespace gpushare::inline GPUSHARE_ABI {
+namespace gpushare {
+inline namespace GPUSHARE_ABI {
 
 struct tune_options {
     bytes smallest{64};
@@ -232,4 +233,5 @@ template <std::invocable<const collective_plan&, bytes> Took>
     });
 }
 
-}  // namespace gpushare::inline GPUSHARE_ABI
+}  // namespace GPUSHARE_ABI
+}  // namespace gpushare

@@ -22,7 +22,8 @@
 #include <gpushare/config.hpp>
 #include <gpushare/error.hpp>
 
-namespace gpushare::inline GPUSHARE_ABI {
+namespace gpushare {
+inline namespace GPUSHARE_ABI {
 
 /// How an all-reduce goes. S bytes a rank, R ranks:
 ///   flag_in_data   every four bytes travel with the epoch in one word: no flags, no second look; twice the bytes
@@ -180,4 +181,5 @@ private:
     std::vector<row> rows_;
 };
 
-}  // namespace gpushare::inline GPUSHARE_ABI
+}  // namespace GPUSHARE_ABI
+}  // namespace gpushare

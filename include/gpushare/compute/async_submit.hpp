@@ -16,7 +16,8 @@
 #include <gpushare/error.hpp>
 #include <gpushare/units.hpp>
 
-namespace gpushare::inline GPUSHARE_ABI {
+namespace gpushare {
+inline namespace GPUSHARE_ABI {
 
 /// What async_submit gives. Awaited once, at once.
 template <class Limiter>
@@ -71,4 +72,5 @@ async_submission<Limiter> async_submit(Limiter& limiter, client_id c, typename L
     return {limiter, c, s, std::move(work), options};
 }
 
-}  // namespace gpushare::inline GPUSHARE_ABI
+}  // namespace GPUSHARE_ABI
+}  // namespace gpushare

@@ -25,7 +25,8 @@
 #include <gpushare/error.hpp>
 #include <gpushare/units.hpp>
 
-namespace gpushare::inline GPUSHARE_ABI {
+namespace gpushare {
+inline namespace GPUSHARE_ABI {
 
 namespace detail {
 
@@ -124,4 +125,5 @@ template <class Limiter, std::invocable<typename Limiter::stream&, std::size_t> 
     return chunked_ticket<Limiter>(state, std::move(tickets));
 }
 
-}  // namespace gpushare::inline GPUSHARE_ABI
+}  // namespace GPUSHARE_ABI
+}  // namespace gpushare

@@ -29,21 +29,22 @@
 #include <stop_token>
 #include <utility>
 
+#include <gpushare/compute/detail/limiter_gate.hpp>
 #include <gpushare/compute/limiter_core.hpp>
 #include <gpushare/compute/limiter_event.hpp>
-#include <gpushare/compute/limiter_gate.hpp>
 #include <gpushare/compute/permit.hpp>
+#include <gpushare/compute/policies/weighted_fair.hpp>
 #include <gpushare/compute/policy.hpp>
 #include <gpushare/compute/submission.hpp>
 #include <gpushare/compute/submission_log.hpp>
 #include <gpushare/compute/ticket.hpp>
-#include <gpushare/compute/weighted_fair.hpp>
 #include <gpushare/concepts.hpp>
 #include <gpushare/config.hpp>
 #include <gpushare/error.hpp>
 #include <gpushare/units.hpp>
 
-namespace gpushare::inline GPUSHARE_ABI {
+namespace gpushare {
+inline namespace GPUSHARE_ABI {
 
 /// Thread-safe; neither copied nor moved. It is destroyed once every call, a permit's too, has returned, and ends all its
 /// tickets with errc::closed then. Streams, and everything submitted, must outlive their use. Callables run on whichever
@@ -369,4 +370,5 @@ private:
     }
 };
 
-}  // namespace gpushare::inline GPUSHARE_ABI
+}  // namespace GPUSHARE_ABI
+}  // namespace gpushare

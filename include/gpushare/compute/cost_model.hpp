@@ -17,7 +17,8 @@
 #include <gpushare/config.hpp>
 #include <gpushare/units.hpp>
 
-namespace gpushare::inline GPUSHARE_ABI {
+namespace gpushare {
+inline namespace GPUSHARE_ABI {
 
 /// The longest of the latest 512 to 1024: what was long once, and never again, is forgotten.
 class recent_longest {
@@ -146,4 +147,5 @@ private:
 };
 using cost_model = basic_cost_model<>;
 
-}  // namespace gpushare::inline GPUSHARE_ABI
+}  // namespace GPUSHARE_ABI
+}  // namespace gpushare

@@ -28,7 +28,8 @@
 #include <gpushare/error.hpp>
 #include <gpushare/units.hpp>
 
-namespace gpushare::inline GPUSHARE_ABI {
+namespace gpushare {
+inline namespace GPUSHARE_ABI {
 
 /// Movable; one owner. What isn't used is given back.
 template <class Limiter>
@@ -138,4 +139,5 @@ enqueue_in_pieces(std::span<const typename gang_permit<Limiter>::member> members
     return errc::none;
 }
 
-}  // namespace gpushare::inline GPUSHARE_ABI
+}  // namespace GPUSHARE_ABI
+}  // namespace gpushare

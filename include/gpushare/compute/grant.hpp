@@ -13,7 +13,8 @@
 #include <gpushare/config.hpp>
 #include <gpushare/units.hpp>
 
-namespace gpushare::inline GPUSHARE_ABI {
+namespace gpushare {
+inline namespace GPUSHARE_ABI {
 
 /// One configuration for all clients.
 struct limiter_options {
@@ -83,4 +84,5 @@ struct client_usage {
     std::uint32_t waiting = 0, in_flight = 0;
 };
 
-}  // namespace gpushare::inline GPUSHARE_ABI
+}  // namespace GPUSHARE_ABI
+}  // namespace gpushare

@@ -17,18 +17,18 @@
 #include <vector>
 
 #include <gpushare/compute/cost_model.hpp>
+#include <gpushare/compute/detail/in_flight.hpp>
+#include <gpushare/compute/detail/limiter_client.hpp>
 #include <gpushare/compute/grant.hpp>
-#include <gpushare/compute/in_flight.hpp>
-#include <gpushare/compute/limiter_client.hpp>
 #include <gpushare/compute/limiter_event.hpp>
+#include <gpushare/compute/policies/weighted_fair.hpp>
 #include <gpushare/compute/policy.hpp>
-#include <gpushare/compute/weighted_fair.hpp>
 #include <gpushare/config.hpp>
 #include <gpushare/error.hpp>
 #include <gpushare/units.hpp>
 
-namespace gpushare::inline GPUSHARE_ABI {
-
+namespace gpushare {
+inline namespace GPUSHARE_ABI {
 /// A value; not thread-safe. Allocates in `add` and `change` alone.
 template <compute_policy Policy = weighted_fair>
 class limiter_core {
@@ -396,4 +396,5 @@ private:
     instant resume_at_ = never;
 };
 
-}  // namespace gpushare::inline GPUSHARE_ABI
+}  // namespace GPUSHARE_ABI
+}  // namespace gpushare

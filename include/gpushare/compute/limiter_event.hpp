@@ -14,7 +14,8 @@
 #include <gpushare/config.hpp>
 #include <gpushare/units.hpp>
 
-namespace gpushare::inline GPUSHARE_ABI {
+namespace gpushare {
+inline namespace GPUSHARE_ABI {
 
 struct limiter_event {
     enum class kind : std::uint8_t {
@@ -78,4 +79,5 @@ using event_queue = basic_event_queue<>;
 
 }  // namespace detail
 
-}  // namespace gpushare::inline GPUSHARE_ABI
+}  // namespace GPUSHARE_ABI
+}  // namespace gpushare

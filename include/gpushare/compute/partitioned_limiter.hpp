@@ -26,16 +26,17 @@
 #include <vector>
 
 #include <gpushare/compute/compute_limiter.hpp>
+#include <gpushare/compute/policies/weighted_fair.hpp>
 #include <gpushare/compute/policy.hpp>
 #include <gpushare/compute/sm_plan.hpp>
 #include <gpushare/compute/submission.hpp>
-#include <gpushare/compute/weighted_fair.hpp>
 #include <gpushare/concepts.hpp>
 #include <gpushare/config.hpp>
 #include <gpushare/error.hpp>
 #include <gpushare/units.hpp>
 
-namespace gpushare::inline GPUSHARE_ABI {
+namespace gpushare {
+inline namespace GPUSHARE_ABI {
 
 /// How SMs are divided: by the clients' weights, or equally.
 enum class sm_sharing : std::uint8_t { weighted, equal };
@@ -203,4 +204,5 @@ template <stream_source Device, clock Clock, class F>
 partitioned_limiter(Device, std::span<const client_settings>, Clock, limiter_options, sm_sharing, F)
     -> partitioned_limiter<Device, Clock, std::invoke_result_t<F&>>;
 
-}  // namespace gpushare::inline GPUSHARE_ABI
+}  // namespace GPUSHARE_ABI
+}  // namespace gpushare

@@ -14,7 +14,8 @@
 #include <gpushare/error.hpp>
 #include <gpushare/units.hpp>
 
-namespace gpushare::inline GPUSHARE_ABI {
+namespace gpushare {
+inline namespace GPUSHARE_ABI {
 
 /// A client of a limiter: dense indices that are used again, told apart by their generation.
 struct client_id {
@@ -124,4 +125,5 @@ template <compute_policy P>
 
 }  // namespace detail
 
-}  // namespace gpushare::inline GPUSHARE_ABI
+}  // namespace GPUSHARE_ABI
+}  // namespace gpushare

@@ -22,7 +22,8 @@
 #include <gpushare/sm_split.hpp>
 #include <gpushare/units.hpp>
 
-namespace gpushare::inline GPUSHARE_ABI {
+namespace gpushare {
+inline namespace GPUSHARE_ABI {
 
 /// Where the clients of a device run. A value.
 struct sm_plan {
@@ -153,4 +154,5 @@ inline void refuse_strays(std::span<const std::uint32_t> tags) {
     return plan;
 }
 
-}  // namespace gpushare::inline GPUSHARE_ABI
+}  // namespace GPUSHARE_ABI
+}  // namespace gpushare

@@ -24,7 +24,8 @@
 #include <gpushare/config.hpp>
 #include <gpushare/units.hpp>
 
-namespace gpushare::inline GPUSHARE_ABI {
+namespace gpushare {
+inline namespace GPUSHARE_ABI {
 
 /// A value; not thread-safe. The sum of all charges, less what is given back, is the union of the spans, in whatever
 /// order they come. Remembers at least the latest 64 stretches of time, busy or not: nothing before them changes any more.
@@ -166,4 +167,5 @@ private:
     std::size_t num_ = 0;
 };
 
-}  // namespace gpushare::inline GPUSHARE_ABI
+}  // namespace GPUSHARE_ABI
+}  // namespace gpushare

@@ -18,8 +18,8 @@
 #include <utility>
 #include <vector>
 
-#include <gpushare/compute/flight_slots.hpp>
-#include <gpushare/compute/held_up.hpp>
+#include <gpushare/compute/detail/flight_slots.hpp>
+#include <gpushare/compute/detail/held_up.hpp>
 #include <gpushare/compute/policy.hpp>
 #include <gpushare/concepts.hpp>
 #include <gpushare/config.hpp>
@@ -28,7 +28,8 @@
 #include <gpushare/error.hpp>
 #include <gpushare/units.hpp>
 
-namespace gpushare::inline GPUSHARE_ABI {
+namespace gpushare {
+inline namespace GPUSHARE_ABI {
 
 /// What enqueues the work of one submission. Stored in place: a callable of up to 128 bytes.
 template <timeline Stream>
@@ -193,4 +194,5 @@ private:
 
 }  // namespace detail
 
-}  // namespace gpushare::inline GPUSHARE_ABI
+}  // namespace GPUSHARE_ABI
+}  // namespace gpushare

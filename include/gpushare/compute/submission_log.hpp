@@ -16,14 +16,15 @@
 #include <span>
 #include <vector>
 
-#include <gpushare/compute/in_flight.hpp>
+#include <gpushare/compute/detail/in_flight.hpp>
 #include <gpushare/compute/policy.hpp>
 #include <gpushare/concepts.hpp>
 #include <gpushare/config.hpp>
 #include <gpushare/error.hpp>
 #include <gpushare/units.hpp>
 
-namespace gpushare::inline GPUSHARE_ABI {
+namespace gpushare {
+inline namespace GPUSHARE_ABI {
 
 /// A submission that ran. Times are on the limiter's clock; `ended` is where the point behind its work lies there, as near
 /// as can be told: never before it was let in, and late by no more than the limiter once took to notice an end. From
@@ -149,4 +150,5 @@ private:
 
 }  // namespace detail
 
-}  // namespace gpushare::inline GPUSHARE_ABI
+}  // namespace GPUSHARE_ABI
+}  // namespace gpushare

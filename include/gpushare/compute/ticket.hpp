@@ -19,7 +19,8 @@
 #include <gpushare/error.hpp>
 #include <gpushare/units.hpp>
 
-namespace gpushare::inline GPUSHARE_ABI {
+namespace gpushare {
+inline namespace GPUSHARE_ABI {
 
 /// Movable; one owner. Safe from any thread; from several at once only what is const.
 template <class Limiter>
@@ -83,4 +84,5 @@ private:
     detail::submission<stream>* submission_;
 };
 
-}  // namespace gpushare::inline GPUSHARE_ABI
+}  // namespace GPUSHARE_ABI
+}  // namespace gpushare

@@ -13,7 +13,9 @@
 
 #include <gpushare/config.hpp>
 
-namespace gpushare::inline GPUSHARE_ABI::detail {
+namespace gpushare {
+inline namespace GPUSHARE_ABI {
+namespace detail {
 
 /// No element.
 inline constexpr std::uint32_t no_index = std::numeric_limits<std::uint32_t>::max();
@@ -50,4 +52,6 @@ private:
     std::size_t size_ = 0;
 };
 
-}  // namespace gpushare::inline GPUSHARE_ABI::detail
+}  // namespace detail
+}  // namespace GPUSHARE_ABI
+}  // namespace gpushare

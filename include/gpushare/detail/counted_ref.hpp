@@ -14,7 +14,9 @@
 #include <gpushare/config.hpp>
 #include <gpushare/detail/exchange.hpp>
 
-namespace gpushare::inline GPUSHARE_ABI::detail {
+namespace gpushare {
+inline namespace GPUSHARE_ABI {
+namespace detail {
 
 // clang-format off
 template <class S>
@@ -63,4 +65,6 @@ private:
     State* state_ = nullptr;
 };
 
-}  // namespace gpushare::inline GPUSHARE_ABI::detail
+}  // namespace detail
+}  // namespace GPUSHARE_ABI
+}  // namespace gpushare

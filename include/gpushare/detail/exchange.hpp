@@ -8,7 +8,9 @@
 
 #include <gpushare/config.hpp>
 
-namespace gpushare::inline GPUSHARE_ABI::detail {
+namespace gpushare {
+inline namespace GPUSHARE_ABI {
+namespace detail {
 
 template <class T>
 [[nodiscard]] constexpr T* exchange(T*& p, std::type_identity_t<T>* to) noexcept {
@@ -23,4 +25,6 @@ template <class T>
     return was;
 }
 
-}  // namespace gpushare::inline GPUSHARE_ABI::detail
+}  // namespace detail
+}  // namespace GPUSHARE_ABI
+}  // namespace gpushare

@@ -14,7 +14,9 @@
 #include <gpushare/config.hpp>
 #include <gpushare/detail/exchange.hpp>
 
-namespace gpushare::inline GPUSHARE_ABI::detail {
+namespace gpushare {
+inline namespace GPUSHARE_ABI {
+namespace detail {
 
 /// True if an inplace_function of `Capacity` bytes takes an `F`.
 template <class F, std::size_t Capacity>
@@ -91,4 +93,6 @@ private:
     alignas(std::max_align_t) std::byte storage_[Capacity];
 };
 
-}  // namespace gpushare::inline GPUSHARE_ABI::detail
+}  // namespace detail
+}  // namespace GPUSHARE_ABI
+}  // namespace gpushare

@@ -11,7 +11,9 @@
 
 #include <gpushare/config.hpp>
 
-namespace gpushare::inline GPUSHARE_ABI::detail {
+namespace gpushare {
+inline namespace GPUSHARE_ABI {
+namespace detail {
 
 enum class parse_code : std::uint8_t { ok, no_number, overflow };
 
@@ -68,4 +70,6 @@ struct text_unit {
     return {whole.value * 10 + tenths.value, parse_code::ok};
 }
 
-}  // namespace gpushare::inline GPUSHARE_ABI::detail
+}  // namespace detail
+}  // namespace GPUSHARE_ABI
+}  // namespace gpushare

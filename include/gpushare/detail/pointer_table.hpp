@@ -13,7 +13,9 @@
 
 #include <gpushare/config.hpp>
 
-namespace gpushare::inline GPUSHARE_ABI::detail {
+namespace gpushare {
+inline namespace GPUSHARE_ABI {
+namespace detail {
 
 /// Not thread-safe. The null pointer is no key: it is never found.
 template <class T>
@@ -97,4 +99,6 @@ private:
     std::size_t size_ = 0;
 };
 
-}  // namespace gpushare::inline GPUSHARE_ABI::detail
+}  // namespace detail
+}  // namespace GPUSHARE_ABI
+}  // namespace gpushare

@@ -6,7 +6,9 @@
 
 #include <gpushare/config.hpp>
 
-namespace gpushare::inline GPUSHARE_ABI::detail {
+namespace gpushare {
+inline namespace GPUSHARE_ABI {
+namespace detail {
 
 [[nodiscard]] GPUSHARE_HD inline float square_root(float x) noexcept {
 #ifdef __CUDA_ARCH__
@@ -18,4 +20,6 @@ namespace gpushare::inline GPUSHARE_ABI::detail {
 #endif
 }
 
-}  // namespace gpushare::inline GPUSHARE_ABI::detail
+}  // namespace detail
+}  // namespace GPUSHARE_ABI
+}  // namespace gpushare

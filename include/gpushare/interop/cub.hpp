@@ -15,7 +15,8 @@
 #include <gpushare/interop/scratch_memory.hpp>
 #include <gpushare/interop/stream_resource.hpp>
 
-namespace gpushare::inline GPUSHARE_ABI {
+namespace gpushare {
+inline namespace GPUSHARE_ABI {
 
 /// An algorithm in CUB's two phases: with null it writes the size that it needs; with that many bytes it enqueues itself.
 /// It returns a status whose zero, as cudaSuccess, means that it went well.
@@ -46,4 +47,5 @@ auto with_temporary_storage(Memory& memory_of, Stream& on, Algorithm&& algorithm
     return with_temporary_storage(ordered, algorithm);
 }
 
-}  // namespace gpushare::inline GPUSHARE_ABI
+}  // namespace GPUSHARE_ABI
+}  // namespace gpushare

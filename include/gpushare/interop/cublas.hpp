@@ -22,7 +22,8 @@
 #include <gpushare/interop/scratch_memory.hpp>
 #include <gpushare/units.hpp>
 
-namespace gpushare::inline GPUSHARE_ABI {
+namespace gpushare {
+inline namespace GPUSHARE_ABI {
 
 /// Bytes that cuBLAS's documentation recommends for a compute capability's major number. With less than 16 KiB some
 /// routines fail; between that and this they are slower.
@@ -67,6 +68,7 @@ private:
     scratch_memory<Resource> block_;
 };
 
-}  // namespace gpushare::inline GPUSHARE_ABI
+}  // namespace GPUSHARE_ABI
+}  // namespace gpushare
 
 #endif

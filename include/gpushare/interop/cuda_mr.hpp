@@ -18,7 +18,8 @@
 #include <gpushare/error.hpp>
 #include <gpushare/interop/stream_resource.hpp>
 
-namespace gpushare::inline GPUSHARE_ABI {
+namespace gpushare {
+inline namespace GPUSHARE_ABI {
 
 /// A reference to a stream, such as ::cuda::stream_ref, that a node can take for a while.
 template <class S, class Node>
@@ -96,4 +97,5 @@ template <class... Properties, class Memory, class Node>
     return {memory_of, on};
 }
 
-}  // namespace gpushare::inline GPUSHARE_ABI
+}  // namespace GPUSHARE_ABI
+}  // namespace gpushare

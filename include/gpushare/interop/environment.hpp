@@ -39,7 +39,8 @@
 #include <gpushare/tenant/specification.hpp>
 #include <gpushare/units.hpp>
 
-namespace gpushare::inline GPUSHARE_ABI {
+namespace gpushare {
+inline namespace GPUSHARE_ABI {
 
 namespace detail {
 
@@ -207,4 +208,5 @@ template <key_values Pairs>
     return read_environment(pairs, std::move(defaults));
 }
 
-}  // namespace gpushare::inline GPUSHARE_ABI
+}  // namespace GPUSHARE_ABI
+}  // namespace gpushare

@@ -26,7 +26,8 @@
 #include <gpushare/tenant/specification.hpp>
 #include <gpushare/units.hpp>
 
-namespace gpushare::inline GPUSHARE_ABI {
+namespace gpushare {
+inline namespace GPUSHARE_ABI {
 
 namespace detail {
 
@@ -101,4 +102,5 @@ template <key_values Pairs>
     return f.finish(std::move(defaults));
 }
 
-}  // namespace gpushare::inline GPUSHARE_ABI
+}  // namespace GPUSHARE_ABI
+}  // namespace gpushare

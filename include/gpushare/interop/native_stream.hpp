@@ -10,7 +10,8 @@
 #include <gpushare/config.hpp>
 #include <gpushare/units.hpp>
 
-namespace gpushare::inline GPUSHARE_ABI {
+namespace gpushare {
+inline namespace GPUSHARE_ABI {
 
 /// The point after what is enqueued so far on a stream that somebody else owns. `d` is the device whose default stream is
 /// meant by a null handle. Where a node knows no handles, as that of the host, a handle is the address of one of its
@@ -26,4 +27,5 @@ template <node Node, class Handle>
     }
 }
 
-}  // namespace gpushare::inline GPUSHARE_ABI
+}  // namespace GPUSHARE_ABI
+}  // namespace gpushare

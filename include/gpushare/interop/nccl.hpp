@@ -36,7 +36,8 @@
 #include <gpushare/numbers.hpp>
 #include <gpushare/units.hpp>
 
-namespace gpushare::inline GPUSHARE_ABI {
+namespace gpushare {
+inline namespace GPUSHARE_ABI {
 
 [[nodiscard]] constexpr errc to_errc(ncclResult_t code) noexcept {
     switch (code) {
@@ -213,6 +214,7 @@ template <nccl_number T, gang_order Gangs, timeline Stream, nccl_operator Op = s
                         });
 }
 
-}  // namespace gpushare::inline GPUSHARE_ABI
+}  // namespace GPUSHARE_ABI
+}  // namespace gpushare
 
 #endif

@@ -16,7 +16,8 @@
 #include <gpushare/config.hpp>
 #include <gpushare/interop/sizeless_memory.hpp>
 
-namespace gpushare::inline GPUSHARE_ABI {
+namespace gpushare {
+inline namespace GPUSHARE_ABI {
 
 /// Refers to `Memory` and the memory info, which must outlive it; ONNX Runtime demands that it outlives what was
 /// allocated. Thread-safe if the memory is. Null for 0 bytes. Throws where there is no memory, as ONNX Runtime's own
@@ -56,4 +57,5 @@ private:
     const void* info_;
 };
 
-}  // namespace gpushare::inline GPUSHARE_ABI
+}  // namespace GPUSHARE_ABI
+}  // namespace gpushare

@@ -30,7 +30,8 @@
 #include <gpushare/interop/stream_resource.hpp>
 #include <gpushare/units.hpp>
 
-namespace gpushare::inline GPUSHARE_ABI {
+namespace gpushare {
+inline namespace GPUSHARE_ABI {
 
 /// One tenant's memory on the devices that PyTorch sees. Refers to the node and the memories, which must outlive it.
 /// Thread-safe if the memories are, once all devices are added. `Stream` is a pointer to PyTorch's streams: the target of
@@ -166,4 +167,5 @@ private:
     std::atomic<std::uint64_t> unfreed_{0};
 };
 
-}  // namespace gpushare::inline GPUSHARE_ABI
+}  // namespace GPUSHARE_ABI
+}  // namespace gpushare

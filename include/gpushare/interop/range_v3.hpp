@@ -18,7 +18,9 @@
 #include <gpushare/error.hpp>
 #include <gpushare/partition/data_partition.hpp>
 
-namespace gpushare::inline GPUSHARE_ABI::views {
+namespace gpushare {
+inline namespace GPUSHARE_ABI {
+namespace views {
 
 /// 0 to p.ranks() - 1.
 template <data_partition P>
@@ -53,4 +55,6 @@ template <class T, run_partition P>
            });
 }
 
-}  // namespace gpushare::inline GPUSHARE_ABI::views
+}  // namespace views
+}  // namespace GPUSHARE_ABI
+}  // namespace gpushare

@@ -14,7 +14,8 @@
 #include <gpushare/concepts.hpp>
 #include <gpushare/config.hpp>
 
-namespace gpushare::inline GPUSHARE_ABI {
+namespace gpushare {
+inline namespace GPUSHARE_ABI {
 
 /// A block of `Resource`, which must outlive it; goes back when it is destroyed. Movable, one owner; not safe from
 /// several threads. What uses it should be on one stream, the one whose order the resource's frees are in, if they are.
@@ -65,4 +66,5 @@ private:
     std::size_t size_, alignment_;
 };
 
-}  // namespace gpushare::inline GPUSHARE_ABI
+}  // namespace GPUSHARE_ABI
+}  // namespace gpushare

@@ -18,7 +18,8 @@
 #include <gpushare/interop/stream_resource.hpp>
 #include <gpushare/memory/ask_upstream.hpp>
 
-namespace gpushare::inline GPUSHARE_ABI {
+namespace gpushare {
+inline namespace GPUSHARE_ABI {
 
 /// Refers to `Memory`, which must outlive it. Thread-safe if that is: one mutex, held for a look into a hash table. What
 /// is still out when it is destroyed stays the memory's, whose tenant reports it.
@@ -105,4 +106,5 @@ private:
     detail::pointer_table<extent> out_;
 };
 
-}  // namespace gpushare::inline GPUSHARE_ABI
+}  // namespace GPUSHARE_ABI
+}  // namespace gpushare

@@ -22,7 +22,8 @@
 #include <gpushare/tenant/specification.hpp>
 #include <gpushare/units.hpp>
 
-namespace gpushare::inline GPUSHARE_ABI {
+namespace gpushare {
+inline namespace GPUSHARE_ABI {
 
 /// A specification that can't be read. The code is size_overflow for `overflow`, else invalid_specification.
 class specification_error final : public std::runtime_error, public error {
@@ -186,4 +187,5 @@ private:
 
 }  // namespace detail
 
-}  // namespace gpushare::inline GPUSHARE_ABI
+}  // namespace GPUSHARE_ABI
+}  // namespace gpushare

@@ -29,7 +29,8 @@
 #include <gpushare/tenant/specification.hpp>
 #include <gpushare/units.hpp>
 
-namespace gpushare::inline GPUSHARE_ABI {
+namespace gpushare {
+inline namespace GPUSHARE_ABI {
 
 namespace detail {
 
@@ -116,4 +117,5 @@ template <key_values Pairs>
     return f.finish(std::move(defaults));
 }
 
-}  // namespace gpushare::inline GPUSHARE_ABI
+}  // namespace GPUSHARE_ABI
+}  // namespace gpushare

@@ -14,7 +14,8 @@
 #include <gpushare/error.hpp>
 #include <gpushare/memory/ask_upstream.hpp>
 
-namespace gpushare::inline GPUSHARE_ABI {
+namespace gpushare {
+inline namespace GPUSHARE_ABI {
 
 /// Memory that is also given back in stream order, as that of tenants, pools and scrubbing_resource is: free for others,
 /// and credited, once the point is reached.
@@ -69,4 +70,5 @@ private:
     Stream* stream_;
 };
 
-}  // namespace gpushare::inline GPUSHARE_ABI
+}  // namespace GPUSHARE_ABI
+}  // namespace gpushare

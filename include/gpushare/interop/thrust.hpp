@@ -22,7 +22,8 @@
 #include <gpushare/concepts.hpp>
 #include <gpushare/config.hpp>
 
-namespace gpushare::inline GPUSHARE_ABI {
+namespace gpushare {
+inline namespace GPUSHARE_ABI {
 
 /// Refers to `Resource`, which must outlive it, its copies and what they allocated. Allocates whole objects at multiples
 /// of 256 bytes, as Thrust expects of temporary storage. Equal only where the resource is the same one, so that each
@@ -84,6 +85,7 @@ private:
     Resource* resource_;
 };
 
-}  // namespace gpushare::inline GPUSHARE_ABI
+}  // namespace GPUSHARE_ABI
+}  // namespace gpushare
 
 #endif

@@ -15,7 +15,8 @@
 #include <gpushare/config.hpp>
 #include <gpushare/error.hpp>
 
-namespace gpushare::inline GPUSHARE_ABI {
+namespace gpushare {
+inline namespace GPUSHARE_ABI {
 
 /// What is known of a refusal.
 struct upstream_refusal {
@@ -56,4 +57,5 @@ template <memory_resource Upstream>
     return ask_upstream(upstream, size, alignment, r);
 }
 
-}  // namespace gpushare::inline GPUSHARE_ABI
+}  // namespace GPUSHARE_ABI
+}  // namespace gpushare

@@ -26,7 +26,8 @@
 #include <gpushare/memory/tenant_tag.hpp>
 #include <gpushare/units.hpp>
 
-namespace gpushare::inline GPUSHARE_ABI {
+namespace gpushare {
+inline namespace GPUSHARE_ABI {
 
 /// Refers to a block as long as that is allocated, and to nothing ever after. A default-constructed one refers to none.
 /// Means something to the table that made it, and to no other.
@@ -176,4 +177,5 @@ private:
     Upstream* upstream_;
 };
 
-}  // namespace gpushare::inline GPUSHARE_ABI
+}  // namespace GPUSHARE_ABI
+}  // namespace gpushare

@@ -17,10 +17,11 @@
 #include <gpushare/config.hpp>
 #include <gpushare/detail/pointer_table.hpp>
 #include <gpushare/error.hpp>
-#include <gpushare/memory/trace_store.hpp>
+#include <gpushare/memory/detail/trace_store.hpp>
 #include <gpushare/units.hpp>
 
-namespace gpushare::inline GPUSHARE_ABI {
+namespace gpushare {
+inline namespace GPUSHARE_ABI {
 
 /// One allocation. The label is the caller's text and must outlive the block (a literal, usually).
 struct block {
@@ -101,4 +102,5 @@ private:
 };
 using block_table = basic_block_table<>;
 
-}  // namespace gpushare::inline GPUSHARE_ABI
+}  // namespace GPUSHARE_ABI
+}  // namespace gpushare

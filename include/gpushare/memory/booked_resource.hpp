@@ -25,11 +25,12 @@
 #include <gpushare/config.hpp>
 #include <gpushare/error.hpp>
 #include <gpushare/memory/block_table.hpp>
-#include <gpushare/memory/memory_book.hpp>
-#include <gpushare/memory/owner_of.hpp>
+#include <gpushare/memory/detail/memory_book.hpp>
+#include <gpushare/memory/detail/owner_of.hpp>
 #include <gpushare/units.hpp>
 
-namespace gpushare::inline GPUSHARE_ABI {
+namespace gpushare {
+inline namespace GPUSHARE_ABI {
 
 struct booking_options {
     trace_function trace = nullptr;              // capture_stack, from stack_trace.hpp, for who allocated what
@@ -153,4 +154,5 @@ struct booked_archetype {
 static_assert(memory_resource<booked_resource<detail::booked_archetype>>);
 static_assert(memory_resource<memory_scope<detail::booked_archetype>>);
 
-}  // namespace gpushare::inline GPUSHARE_ABI
+}  // namespace GPUSHARE_ABI
+}  // namespace gpushare

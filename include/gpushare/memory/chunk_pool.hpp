@@ -20,17 +20,17 @@
 #include <gpushare/concepts.hpp>
 #include <gpushare/config.hpp>
 #include <gpushare/error.hpp>
-#include <gpushare/memory/arena_space.hpp>
-#include <gpushare/memory/chunk_book.hpp>
-#include <gpushare/memory/chunk_supply.hpp>
+#include <gpushare/memory/detail/arena_space.hpp>
+#include <gpushare/memory/detail/chunk_book.hpp>
+#include <gpushare/memory/detail/chunk_supply.hpp>
 #include <gpushare/memory/quota.hpp>
 #include <gpushare/memory/quota_transfer.hpp>
 #include <gpushare/memory/scrub.hpp>
 #include <gpushare/memory/tenant_tag.hpp>
 #include <gpushare/units.hpp>
 
-namespace gpushare::inline GPUSHARE_ABI {
-
+namespace gpushare {
+inline namespace GPUSHARE_ABI {
 template <virtual_memory Memory, scrubber Stream>
 class virtual_arena;
 
@@ -396,4 +396,5 @@ private:
     std::size_t leaving_ = 0;
 };
 
-}  // namespace gpushare::inline GPUSHARE_ABI
+}  // namespace GPUSHARE_ABI
+}  // namespace gpushare

@@ -20,7 +20,8 @@
 #include <gpushare/config.hpp>
 #include <gpushare/units.hpp>
 
-namespace gpushare::inline GPUSHARE_ABI {
+namespace gpushare {
+inline namespace GPUSHARE_ABI {
 
 /// Refers to `Resource`, which must outlive it. Thread-safe; the resource is called, and points are destroyed, under no
 /// lock. Destroying it frees nothing that is still pending: drain() first.
@@ -127,4 +128,5 @@ private:
     std::atomic<std::uint64_t> returned_{0};  // of these, back in the resource
 };
 
-}  // namespace gpushare::inline GPUSHARE_ABI
+}  // namespace GPUSHARE_ABI
+}  // namespace gpushare

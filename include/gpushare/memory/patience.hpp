@@ -11,7 +11,8 @@
 #include <gpushare/config.hpp>
 #include <gpushare/units.hpp>
 
-namespace gpushare::inline GPUSHARE_ABI {
+namespace gpushare {
+inline namespace GPUSHARE_ABI {
 
 /// Until `deadline` by `time`, or until a stop is requested.
 template <clock Clock>
@@ -27,4 +28,5 @@ patience(Clock, instant) -> patience<Clock>;
 template <class Clock>
 patience(Clock, instant, std::stop_token) -> patience<Clock>;
 
-}  // namespace gpushare::inline GPUSHARE_ABI
+}  // namespace GPUSHARE_ABI
+}  // namespace gpushare

@@ -18,9 +18,10 @@
 #include <gpushare/concepts.hpp>
 #include <gpushare/config.hpp>
 #include <gpushare/error.hpp>
-#include <gpushare/memory/pool_store.hpp>
+#include <gpushare/memory/detail/pool_store.hpp>
 
-namespace gpushare::inline GPUSHARE_ABI {
+namespace gpushare {
+inline namespace GPUSHARE_ABI {
 
 /// The handle belongs to one worker: its calls must not overlap. The pool takes what it keeps back whenever another
 /// user of the pool would be refused or the pool would have to grow, also while the worker sleeps. Blocks may be
@@ -130,4 +131,5 @@ private:
     std::unique_ptr<pool_worker<point>> worker_;
 };
 
-}  // namespace gpushare::inline GPUSHARE_ABI
+}  // namespace GPUSHARE_ABI
+}  // namespace gpushare

@@ -25,13 +25,14 @@
 #include <gpushare/config.hpp>
 #include <gpushare/error.hpp>
 #include <gpushare/memory/ask_upstream.hpp>
-#include <gpushare/memory/owner_of.hpp>
+#include <gpushare/memory/detail/owner_of.hpp>
+#include <gpushare/memory/detail/pool_store.hpp>
 #include <gpushare/memory/pool_cache.hpp>
-#include <gpushare/memory/pool_store.hpp>
 #include <gpushare/memory/pool_usage.hpp>
 #include <gpushare/units.hpp>
 
-namespace gpushare::inline GPUSHARE_ABI {
+namespace gpushare {
+inline namespace GPUSHARE_ABI {
 
 struct pool_options {
     bytes segment = 32_MiB;  // what the upstream is asked for at once; bigger requests are asked for as they are
@@ -306,4 +307,5 @@ struct pool_archetype {
 }  // namespace detail
 static_assert(memory_resource<pool_resource<detail::pool_archetype>>);
 
-}  // namespace gpushare::inline GPUSHARE_ABI
+}  // namespace GPUSHARE_ABI
+}  // namespace gpushare

@@ -22,12 +22,14 @@
 #include <gpushare/concepts.hpp>
 #include <gpushare/config.hpp>
 #include <gpushare/error.hpp>
+#include <gpushare/memory/detail/pool_line.hpp>
+#include <gpushare/memory/detail/pool_store.hpp>
 #include <gpushare/memory/patience.hpp>
-#include <gpushare/memory/pool_line.hpp>
-#include <gpushare/memory/pool_store.hpp>
 #include <gpushare/units.hpp>
 
-namespace gpushare::inline GPUSHARE_ABI::detail {
+namespace gpushare {
+inline namespace GPUSHARE_ABI {
+namespace detail {
 
 /// A thread in the line of a pool.
 template <timeline_point Point>
@@ -84,4 +86,6 @@ private:
     pool_place place;
 };
 
-}  // namespace gpushare::inline GPUSHARE_ABI::detail
+}  // namespace detail
+}  // namespace GPUSHARE_ABI
+}  // namespace gpushare

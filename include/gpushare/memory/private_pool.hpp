@@ -22,10 +22,11 @@
 #include <gpushare/concepts.hpp>
 #include <gpushare/config.hpp>
 #include <gpushare/error.hpp>
-#include <gpushare/memory/pool_fit.hpp>
+#include <gpushare/memory/detail/pool_fit.hpp>
 #include <gpushare/units.hpp>
 
-namespace gpushare::inline GPUSHARE_ABI {
+namespace gpushare {
+inline namespace GPUSHARE_ABI {
 
 /// A pool that can give what it holds without asking anybody.
 template <class P>
@@ -140,4 +141,5 @@ private:
     std::uint64_t reserved_ = 0;
 };
 
-}  // namespace gpushare::inline GPUSHARE_ABI
+}  // namespace GPUSHARE_ABI
+}  // namespace gpushare

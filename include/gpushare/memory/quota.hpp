@@ -29,12 +29,13 @@
 
 #include <gpushare/config.hpp>
 #include <gpushare/error.hpp>
-#include <gpushare/memory/quota_cell.hpp>
-#include <gpushare/memory/quota_tree.hpp>
+#include <gpushare/memory/detail/quota_cell.hpp>
+#include <gpushare/memory/detail/quota_tree.hpp>
 #include <gpushare/memory/quota_usage.hpp>
 #include <gpushare/units.hpp>
 
-namespace gpushare::inline GPUSHARE_ABI {
+namespace gpushare {
+inline namespace GPUSHARE_ABI {
 
 /// Who holds bytes beyond its guarantee, and how many.
 struct burst_holder {
@@ -241,4 +242,5 @@ private:
     }
 };
 
-}  // namespace gpushare::inline GPUSHARE_ABI
+}  // namespace GPUSHARE_ABI
+}  // namespace gpushare

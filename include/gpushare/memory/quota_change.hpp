@@ -18,7 +18,8 @@
 #include <gpushare/memory/quota.hpp>
 #include <gpushare/units.hpp>
 
-namespace gpushare::inline GPUSHARE_ABI {
+namespace gpushare {
+inline namespace GPUSHARE_ABI {
 
 /// What both have in common. Changes of quotas under one root can't be prepared side by side: they would wait for each
 /// other. Prepare those of several roots in the order of their `resource()`, as partition/reservation.hpp does.
@@ -189,4 +190,5 @@ private:
 };
 static_assert(prepared_change<quota_resize>);
 
-}  // namespace gpushare::inline GPUSHARE_ABI
+}  // namespace GPUSHARE_ABI
+}  // namespace gpushare

@@ -28,11 +28,12 @@
 #include <gpushare/detail/exchange.hpp>
 #include <gpushare/detail/inplace_function.hpp>
 #include <gpushare/detail/intrusive.hpp>
+#include <gpushare/memory/detail/quota_tree.hpp>
 #include <gpushare/memory/quota.hpp>
-#include <gpushare/memory/quota_tree.hpp>
 #include <gpushare/units.hpp>
 
-namespace gpushare::inline GPUSHARE_ABI {
+namespace gpushare {
+inline namespace GPUSHARE_ABI {
 
 /// What a hook is asked for.
 struct reclaim_request {
@@ -247,4 +248,5 @@ template <class Frees>
     return most;
 }
 
-}  // namespace gpushare::inline GPUSHARE_ABI
+}  // namespace GPUSHARE_ABI
+}  // namespace gpushare

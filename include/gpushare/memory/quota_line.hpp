@@ -25,11 +25,12 @@
 #include <gpushare/config.hpp>
 #include <gpushare/detail/intrusive.hpp>
 #include <gpushare/error.hpp>
+#include <gpushare/memory/detail/quota_tree.hpp>
 #include <gpushare/memory/quota.hpp>
-#include <gpushare/memory/quota_tree.hpp>
 #include <gpushare/units.hpp>
 
-namespace gpushare::inline GPUSHARE_ABI {
+namespace gpushare {
+inline namespace GPUSHARE_ABI {
 
 /// refused: no release could make it fit, as its quota or one above is smaller than that.
 enum class claim_state : std::uint8_t { waiting, granted, refused };
@@ -150,4 +151,5 @@ private:
     bool taken_ = false;
 };
 
-}  // namespace gpushare::inline GPUSHARE_ABI
+}  // namespace GPUSHARE_ABI
+}  // namespace gpushare

@@ -19,11 +19,12 @@
 #include <gpushare/config.hpp>
 #include <gpushare/error.hpp>
 #include <gpushare/memory/ask_upstream.hpp>
-#include <gpushare/memory/owner_of.hpp>
+#include <gpushare/memory/detail/owner_of.hpp>
 #include <gpushare/memory/quota.hpp>
 #include <gpushare/units.hpp>
 
-namespace gpushare::inline GPUSHARE_ABI {
+namespace gpushare {
+inline namespace GPUSHARE_ABI {
 
 /// Bytes that `upstream` takes for a request: its own `charged` where it has one, else the size rounded up to the
 /// alignment. bytes::max() where rounding would wrap.
@@ -204,4 +205,5 @@ struct archetype_resource {
 }  // namespace detail
 static_assert(memory<quota_resource<detail::archetype_resource>>);
 
-}  // namespace gpushare::inline GPUSHARE_ABI
+}  // namespace GPUSHARE_ABI
+}  // namespace gpushare

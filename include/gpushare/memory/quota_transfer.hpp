@@ -9,7 +9,8 @@
 #include <gpushare/memory/quota.hpp>
 #include <gpushare/units.hpp>
 
-namespace gpushare::inline GPUSHARE_ABI {
+namespace gpushare {
+inline namespace GPUSHARE_ABI {
 
 struct transfer_result {
     errc why = errc::none;
@@ -32,4 +33,5 @@ struct transfer_result {
     return {.why = why, .kept = why != errc::none && from.try_charge(n) == errc::none};
 }
 
-}  // namespace gpushare::inline GPUSHARE_ABI
+}  // namespace GPUSHARE_ABI
+}  // namespace gpushare

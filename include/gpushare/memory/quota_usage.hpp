@@ -9,7 +9,8 @@
 #include <gpushare/config.hpp>
 #include <gpushare/units.hpp>
 
-namespace gpushare::inline GPUSHARE_ABI {
+namespace gpushare {
+inline namespace GPUSHARE_ABI {
 
 /// A reading of a quota. Bytes are consistent with each other; counts are exact while no call is under way and
 /// may lag by some dozens otherwise.
@@ -24,4 +25,5 @@ struct quota_usage {
     [[nodiscard]] constexpr bytes limit() const noexcept { return guaranteed + burst; }
 };
 
-}  // namespace gpushare::inline GPUSHARE_ABI
+}  // namespace GPUSHARE_ABI
+}  // namespace gpushare

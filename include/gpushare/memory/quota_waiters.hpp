@@ -26,7 +26,8 @@
 #include <gpushare/memory/quota_line.hpp>
 #include <gpushare/units.hpp>
 
-namespace gpushare::inline GPUSHARE_ABI {
+namespace gpushare {
+inline namespace GPUSHARE_ABI {
 
 namespace detail {
 
@@ -118,4 +119,5 @@ template <clock Clock>
     throw memory_error(why, tenant, m);
 }
 
-}  // namespace gpushare::inline GPUSHARE_ABI
+}  // namespace GPUSHARE_ABI
+}  // namespace gpushare

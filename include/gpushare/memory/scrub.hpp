@@ -13,7 +13,8 @@
 #include <gpushare/concepts.hpp>
 #include <gpushare/config.hpp>
 
-namespace gpushare::inline GPUSHARE_ABI {
+namespace gpushare {
+inline namespace GPUSHARE_ABI {
 
 /// When memory is overwritten with zeros.
 ///   on_hand_over   before somebody other than its last owner gets it
@@ -46,4 +47,5 @@ struct host_scrubber {
 };
 static_assert(scrubber<host_scrubber<immediate_point>>);
 
-}  // namespace gpushare::inline GPUSHARE_ABI
+}  // namespace GPUSHARE_ABI
+}  // namespace gpushare

@@ -15,13 +15,14 @@
 #include <gpushare/concepts.hpp>
 #include <gpushare/config.hpp>
 #include <gpushare/error.hpp>
-#include <gpushare/memory/ask_upstream.hpp>
 #include <gpushare/memory/deferred_frees.hpp>
+#include <gpushare/memory/ask_upstream.hpp>
 #include <gpushare/memory/quota_resource.hpp>
 #include <gpushare/memory/scrub.hpp>
 #include <gpushare/units.hpp>
 
-namespace gpushare::inline GPUSHARE_ABI {
+namespace gpushare {
+inline namespace GPUSHARE_ABI {
 
 namespace detail {
 
@@ -126,4 +127,5 @@ private:
 
 static_assert(memory_resource<scrubbing_resource<detail::archetype_resource, host_scrubber<immediate_point>>>);
 
-}  // namespace gpushare::inline GPUSHARE_ABI
+}  // namespace GPUSHARE_ABI
+}  // namespace gpushare

@@ -18,7 +18,8 @@
 #include <gpushare/error.hpp>
 #include <gpushare/units.hpp>
 
-namespace gpushare::inline GPUSHARE_ABI {
+namespace gpushare {
+inline namespace GPUSHARE_ABI {
 
 /// Refers to the stream and both resources, which must outlive it. `Host` is memory that the stream's device reaches:
 /// pinned, for speed. One thread at a time; neither copied nor moved.
@@ -114,4 +115,5 @@ private:
     bool leaving_ = false;
 };
 
-}  // namespace gpushare::inline GPUSHARE_ABI
+}  // namespace GPUSHARE_ABI
+}  // namespace gpushare

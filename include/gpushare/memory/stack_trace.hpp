@@ -18,7 +18,8 @@
 
 #include <gpushare/config.hpp>
 
-namespace gpushare::inline GPUSHARE_ABI {
+namespace gpushare {
+inline namespace GPUSHARE_ABI {
 
 /// A trace_function for memory_book. The first call of a process loads the unwinder, and allocates from the host's heap.
 [[gnu::noinline]] inline std::size_t capture_stack(std::span<void*> callers) noexcept {
@@ -35,4 +36,5 @@ namespace gpushare::inline GPUSHARE_ABI {
     return {lines.get(), lines.get() + trace.size()};
 }
 
-}  // namespace gpushare::inline GPUSHARE_ABI
+}  // namespace GPUSHARE_ABI
+}  // namespace gpushare

@@ -9,7 +9,8 @@
 
 #include <gpushare/config.hpp>
 
-namespace gpushare::inline GPUSHARE_ABI {
+namespace gpushare {
+inline namespace GPUSHARE_ABI {
 
 /// A number of the embedder's choosing, one per tenant, as in streams' tags. What one tenant left behind is shown to
 /// another one of the same tag, so don't use a tag again before all that its last bearer had is back.
@@ -20,4 +21,5 @@ struct tenant_tag {
     friend constexpr bool operator==(tenant_tag, tenant_tag) = default;
 };
 
-}  // namespace gpushare::inline GPUSHARE_ABI
+}  // namespace GPUSHARE_ABI
+}  // namespace gpushare

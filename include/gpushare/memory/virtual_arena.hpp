@@ -26,7 +26,8 @@
 #include <gpushare/memory/tenant_tag.hpp>
 #include <gpushare/units.hpp>
 
-namespace gpushare::inline GPUSHARE_ABI {
+namespace gpushare {
+inline namespace GPUSHARE_ABI {
 
 /// Offsets and sizes are multiples of the pool's chunk_size(). What is committed is charged to the quota, chunk by
 /// chunk, until it is unmapped; addresses that are only reserved cost nothing.
@@ -175,4 +176,5 @@ private:
     std::shared_ptr<typename pool_type::space> space_;
 };
 
-}  // namespace gpushare::inline GPUSHARE_ABI
+}  // namespace GPUSHARE_ABI
+}  // namespace gpushare

@@ -22,7 +22,8 @@
 #include <gpushare/observe/timeline_trace.hpp>
 #include <gpushare/units.hpp>
 
-namespace gpushare::inline GPUSHARE_ABI {
+namespace gpushare {
+inline namespace GPUSHARE_ABI {
 
 /// The limiter records while this lives. Not copied, not moved; one thread at a time, whoever uses the limiter and the trace
 /// beside it. Both must outlive it.
@@ -69,4 +70,5 @@ private:
     std::vector<std::pair<std::uint32_t, ns>> bounds_;  // of each tenant, as last drawn
 };
 
-}  // namespace gpushare::inline GPUSHARE_ABI
+}  // namespace GPUSHARE_ABI
+}  // namespace gpushare

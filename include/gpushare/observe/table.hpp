@@ -19,7 +19,8 @@
 
 #include <gpushare/config.hpp>
 
-namespace gpushare::inline GPUSHARE_ABI {
+namespace gpushare {
+inline namespace GPUSHARE_ABI {
 
 /// Text stands to the left, figures to the right.
 enum class align : std::uint8_t { left, right };
@@ -99,4 +100,5 @@ private:
     std::vector<std::vector<std::string>> rows_;
 };
 
-}  // namespace gpushare::inline GPUSHARE_ABI
+}  // namespace GPUSHARE_ABI
+}  // namespace gpushare

@@ -23,10 +23,11 @@
 #include <vector>
 
 #include <gpushare/config.hpp>
-#include <gpushare/observe/trace_ring.hpp>
+#include <gpushare/observe/detail/trace_ring.hpp>
 #include <gpushare/units.hpp>
 
-namespace gpushare::inline GPUSHARE_ABI {
+namespace gpushare {
+inline namespace GPUSHARE_ABI {
 
 /// Thread-safe, start() and stop() excepted: not beside other calls. Recording never allocates, locks or waits: it costs
 /// a load while the trace is off. Times are instants of one clock.
@@ -195,4 +196,5 @@ private:
     std::vector<named> devices_, tenants_;
 };
 
-}  // namespace gpushare::inline GPUSHARE_ABI
+}  // namespace GPUSHARE_ABI
+}  // namespace gpushare

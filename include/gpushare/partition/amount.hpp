@@ -15,7 +15,8 @@
 #include <gpushare/error.hpp>
 #include <gpushare/units.hpp>
 
-namespace gpushare::inline GPUSHARE_ABI {
+namespace gpushare {
+inline namespace GPUSHARE_ABI {
 
 /// A number of SMs, of one device or of several.
 struct sm_count {
@@ -100,4 +101,5 @@ concept splittable = detail::copyable<A> && detail::default_initializable<A> && 
 
 static_assert(splittable<bytes> && splittable<sm_count> && splittable<share>);
 
-}  // namespace gpushare::inline GPUSHARE_ABI
+}  // namespace GPUSHARE_ABI
+}  // namespace gpushare

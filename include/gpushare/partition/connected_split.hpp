@@ -15,7 +15,8 @@
 #include <gpushare/partition/topology.hpp>
 #include <gpushare/units.hpp>
 
-namespace gpushare::inline GPUSHARE_ABI {
+namespace gpushare {
+inline namespace GPUSHARE_ABI {
 
 /// As try_equal_split, but with the devices that best_connected chooses of those with room. `rooms` are of one node and
 /// counted as the topology counts. Codes as those of both.
@@ -51,4 +52,5 @@ template <device_rooms Rooms>
     return *std::move(p);
 }
 
-}  // namespace gpushare::inline GPUSHARE_ABI
+}  // namespace GPUSHARE_ABI
+}  // namespace gpushare

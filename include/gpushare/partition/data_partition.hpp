@@ -14,7 +14,8 @@
 #include <gpushare/config.hpp>
 #include <gpushare/error.hpp>
 
-namespace gpushare::inline GPUSHARE_ABI {
+namespace gpushare {
+inline namespace GPUSHARE_ABI {
 
 // Version 14 would break the compound requirements apart:
 // clang-format off
@@ -207,4 +208,5 @@ constexpr void for_each_run(const P& p, std::uint32_t rank, F f) {
     for (std::uint64_t j = 0, n = 0; (n = p.run(rank, j)) != 0; j += n) f(p.global_index(rank, j), j, n);
 }
 
-}  // namespace gpushare::inline GPUSHARE_ABI
+}  // namespace GPUSHARE_ABI
+}  // namespace gpushare

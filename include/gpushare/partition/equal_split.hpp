@@ -23,7 +23,8 @@
 #include <gpushare/partition/amount.hpp>
 #include <gpushare/units.hpp>
 
-namespace gpushare::inline GPUSHARE_ABI {
+namespace gpushare {
+inline namespace GPUSHARE_ABI {
 
 /// A device as a split sees it.
 template <splittable Amount>
@@ -209,4 +210,5 @@ template <device_rooms Rooms>
     return *std::move(p);
 }
 
-}  // namespace gpushare::inline GPUSHARE_ABI
+}  // namespace GPUSHARE_ABI
+}  // namespace gpushare

@@ -27,7 +27,8 @@
 #include <gpushare/error.hpp>
 #include <gpushare/partition/data_partition.hpp>
 
-namespace gpushare::inline GPUSHARE_ABI {
+namespace gpushare {
+inline namespace GPUSHARE_ABI {
 
 namespace detail {
 
@@ -185,4 +186,5 @@ private:
     std::vector<detail::owned_block<Resource>> blocks_;
 };
 
-}  // namespace gpushare::inline GPUSHARE_ABI
+}  // namespace GPUSHARE_ABI
+}  // namespace gpushare

@@ -21,7 +21,8 @@
 #include <gpushare/partition/topology.hpp>
 #include <gpushare/units.hpp>
 
-namespace gpushare::inline GPUSHARE_ABI {
+namespace gpushare {
+inline namespace GPUSHARE_ABI {
 
 /// Classes of nodes: `gpu_hpn` has the high-performance network, RDMA, between nodes.
 enum class compute_class : std::uint8_t { gpu, gpu_hpn };
@@ -84,4 +85,5 @@ inline constexpr std::array node_types{
     return t;
 }
 
-}  // namespace gpushare::inline GPUSHARE_ABI
+}  // namespace GPUSHARE_ABI
+}  // namespace gpushare

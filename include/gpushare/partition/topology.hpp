@@ -24,7 +24,8 @@
 #include <gpushare/error.hpp>
 #include <gpushare/units.hpp>
 
-namespace gpushare::inline GPUSHARE_ABI {
+namespace gpushare {
+inline namespace GPUSHARE_ABI {
 
 /// What the bytes between two devices pass through, worst first.
 enum class link_class : std::uint8_t {
@@ -279,4 +280,5 @@ requires std::same_as<std::ranges::range_value_t<Candidates>, device_id>
     return detail::exact_choice<topology>(t, count, sorted).best();
 }
 
-}  // namespace gpushare::inline GPUSHARE_ABI
+}  // namespace GPUSHARE_ABI
+}  // namespace gpushare

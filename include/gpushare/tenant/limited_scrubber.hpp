@@ -27,7 +27,8 @@
 #include <gpushare/memory/scrub.hpp>
 #include <gpushare/units.hpp>
 
-namespace gpushare::inline GPUSHARE_ABI {
+namespace gpushare {
+inline namespace GPUSHARE_ABI {
 
 /// Limiter and stream must outlive it and its points, until these are reached. Safe from any thread, but under no lock that
 /// submissions of others may want: fill() lets in whatever can go, so a chunk_pool must not call it. Somebody must drive
@@ -156,4 +157,5 @@ private:
     std::shared_ptr<const work> last_;            // that had fills
 };
 
-}  // namespace gpushare::inline GPUSHARE_ABI
+}  // namespace GPUSHARE_ABI
+}  // namespace gpushare

@@ -17,7 +17,8 @@
 #include <gpushare/memory/quota.hpp>
 #include <gpushare/units.hpp>
 
-namespace gpushare::inline GPUSHARE_ABI {
+namespace gpushare {
+inline namespace GPUSHARE_ABI {
 
 /// The overhead account of one device. Thread-safe.
 class device_overhead {
@@ -101,4 +102,5 @@ private:
     bytes size_{};
 };
 
-}  // namespace gpushare::inline GPUSHARE_ABI
+}  // namespace GPUSHARE_ABI
+}  // namespace gpushare

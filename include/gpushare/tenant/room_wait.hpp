@@ -25,7 +25,8 @@
 #include <gpushare/memory/quota_waiters.hpp>
 #include <gpushare/units.hpp>
 
-namespace gpushare::inline GPUSHARE_ABI {
+namespace gpushare {
+inline namespace GPUSHARE_ABI {
 
 /// For one request. `roots` are the quotas of the devices that it may be promised memory on; they must outlive it.
 template <clock Clock>
@@ -75,4 +76,5 @@ private:
     const patience<Clock>& until_;
 };
 
-}  // namespace gpushare::inline GPUSHARE_ABI
+}  // namespace GPUSHARE_ABI
+}  // namespace gpushare

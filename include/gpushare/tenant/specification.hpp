@@ -16,7 +16,8 @@
 #include <gpushare/error.hpp>
 #include <gpushare/units.hpp>
 
-namespace gpushare::inline GPUSHARE_ABI {
+namespace gpushare {
+inline namespace GPUSHARE_ABI {
 
 /// The one with the most device time left to promise.
 inline constexpr std::uint32_t any_slice = ~0U;
@@ -117,4 +118,5 @@ struct close_report {
     tenant_usage usage{};  // final, if complete
 };
 
-}  // namespace gpushare::inline GPUSHARE_ABI
+}  // namespace GPUSHARE_ABI
+}  // namespace gpushare

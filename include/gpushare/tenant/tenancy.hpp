@@ -27,9 +27,9 @@
 #include <vector>
 
 #include <gpushare/compute/compute_limiter.hpp>
+#include <gpushare/compute/policies/weighted_fair.hpp>
 #include <gpushare/compute/policy.hpp>
 #include <gpushare/compute/sm_plan.hpp>
-#include <gpushare/compute/weighted_fair.hpp>
 #include <gpushare/concepts.hpp>
 #include <gpushare/config.hpp>
 #include <gpushare/error.hpp>
@@ -43,8 +43,8 @@
 #include <gpushare/tenant/tenant.hpp>
 #include <gpushare/units.hpp>
 
-namespace gpushare::inline GPUSHARE_ABI {
-
+namespace gpushare {
+inline namespace GPUSHARE_ABI {
 struct tenancy_options {
     limiter_options limiter{};
     ns close_timeout = std::chrono::seconds(10);  // how long a tenant's destructor waits for its work
@@ -396,4 +396,5 @@ private:
 template <node Node, class F>
 tenancy(Node&, tenancy_options, F) -> tenancy<Node, std::invoke_result_t<F&, device_id>>;
 
-}  // namespace gpushare::inline GPUSHARE_ABI
+}  // namespace GPUSHARE_ABI
+}  // namespace gpushare

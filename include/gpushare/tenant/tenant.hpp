@@ -16,19 +16,20 @@
 #include <string>
 #include <utility>
 
+#include <gpushare/compute/policies/weighted_fair.hpp>
 #include <gpushare/compute/policy.hpp>
 #include <gpushare/compute/ticket.hpp>
-#include <gpushare/compute/weighted_fair.hpp>
 #include <gpushare/concepts.hpp>
 #include <gpushare/config.hpp>
 #include <gpushare/error.hpp>
+#include <gpushare/tenant/detail/tenant_state.hpp>
 #include <gpushare/tenant/overhead.hpp>
 #include <gpushare/tenant/room_wait.hpp>
 #include <gpushare/tenant/specification.hpp>
-#include <gpushare/tenant/tenant_state.hpp>
 #include <gpushare/units.hpp>
 
-namespace gpushare::inline GPUSHARE_ABI {
+namespace gpushare {
+inline namespace GPUSHARE_ABI {
 
 /// Movable; one owner. Safe from any thread, but for the destructor and assignment: calls that overlap a close, or come
 /// after it, are refused (errc::closed; allocations from a memory() got before: over_quota). `part` counts the
@@ -162,4 +163,5 @@ private:
     std::unique_ptr<state> state_;
 };
 
-}  // namespace gpushare::inline GPUSHARE_ABI
+}  // namespace GPUSHARE_ABI
+}  // namespace gpushare

@@ -24,7 +24,8 @@
 #include <gpushare/tenant/specification.hpp>
 #include <gpushare/units.hpp>
 
-namespace gpushare::inline GPUSHARE_ABI {
+namespace gpushare {
+inline namespace GPUSHARE_ABI {
 
 /// Thread-safe; neither copied nor moved. Alignments are powers of two; 256 is what device allocators give.
 template <memory Upstream, timeline_point Point>
@@ -167,4 +168,5 @@ private:
     std::atomic<std::uint64_t> refused_{0};
 };
 
-}  // namespace gpushare::inline GPUSHARE_ABI
+}  // namespace GPUSHARE_ABI
+}  // namespace gpushare

@@ -21,7 +21,9 @@
 
 #include "support/cuda_standin/standin.hpp"
 
-namespace gpushare::inline GPUSHARE_ABI::cuda {
+namespace gpushare {
+inline namespace GPUSHARE_ABI {
+namespace cuda {
 
 class device_context : public host::kernel_context {
 public:
@@ -107,4 +109,6 @@ void stream::enqueue(std::chrono::duration<Rep, Period> length) {
 
 static_assert(launcher<stream>);
 
-}  // namespace gpushare::inline GPUSHARE_ABI::cuda
+}  // namespace cuda
+}  // namespace GPUSHARE_ABI
+}  // namespace gpushare

@@ -22,7 +22,9 @@
 #include <gpushare/config.hpp>
 #include <gpushare/error.hpp>
 
-namespace gpushare::inline GPUSHARE_ABI::cuda {
+namespace gpushare {
+inline namespace GPUSHARE_ABI {
+namespace cuda {
 
 __device__ inline bool device_context::grid_sync() noexcept {
     const auto grid = cooperative_groups::this_grid();
@@ -70,4 +72,6 @@ errc stream::launch_cooperative(grid g, const K& kernel) {
 
 static_assert(launcher<stream>);
 
-}  // namespace gpushare::inline GPUSHARE_ABI::cuda
+}  // namespace cuda
+}  // namespace GPUSHARE_ABI
+}  // namespace gpushare

@@ -19,7 +19,9 @@
 #include <gpushare/config.hpp>
 #include <gpushare/units.hpp>
 
-namespace gpushare::inline GPUSHARE_ABI::cuda {
+namespace gpushare {
+inline namespace GPUSHARE_ABI {
+namespace cuda {
 
 /// What a device is like; never changes.
 struct device_properties {
@@ -166,4 +168,6 @@ private:
     return p;
 }
 
-}  // namespace gpushare::inline GPUSHARE_ABI::cuda
+}  // namespace cuda
+}  // namespace GPUSHARE_ABI
+}  // namespace gpushare

@@ -12,7 +12,9 @@
 #include <gpushare/backend/cuda/error.hpp>
 #include <gpushare/config.hpp>
 
-namespace gpushare::inline GPUSHARE_ABI::cuda {
+namespace gpushare {
+inline namespace GPUSHARE_ABI {
+namespace cuda {
 
 /// A driver function that may be missing.
 template <class Signature>
@@ -95,4 +97,6 @@ private:
     explicit driver(int version_of_driver) noexcept : served_version(version_of_driver) {}
 };
 
-}  // namespace gpushare::inline GPUSHARE_ABI::cuda
+}  // namespace cuda
+}  // namespace GPUSHARE_ABI
+}  // namespace gpushare

@@ -15,7 +15,9 @@
 #include <gpushare/config.hpp>
 #include <gpushare/error.hpp>
 
-namespace gpushare::inline GPUSHARE_ABI::cuda {
+namespace gpushare {
+inline namespace GPUSHARE_ABI {
+namespace cuda {
 
 /// True for an error that stays: every later call on the device's context answers with it, whoever makes it, until
 /// the process is restarted or the device reset.
@@ -114,4 +116,6 @@ inline cudaError_t handled(cudaError_t code) noexcept {
 
 }  // namespace detail
 
-}  // namespace gpushare::inline GPUSHARE_ABI::cuda
+}  // namespace cuda
+}  // namespace GPUSHARE_ABI
+}  // namespace gpushare

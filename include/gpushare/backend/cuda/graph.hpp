@@ -13,16 +13,18 @@
 #include <memory>
 #include <utility>
 
+#include <gpushare/backend/cuda/detail/device_state.hpp>
+#include <gpushare/backend/cuda/detail/owned.hpp>
 #include <gpushare/backend/cuda/device.hpp>
-#include <gpushare/backend/cuda/device_state.hpp>
 #include <gpushare/backend/cuda/driver.hpp>
 #include <gpushare/backend/cuda/error.hpp>
-#include <gpushare/backend/cuda/owned.hpp>
 #include <gpushare/backend/cuda/stream.hpp>
 #include <gpushare/config.hpp>
 #include <gpushare/error.hpp>
 
-namespace gpushare::inline GPUSHARE_ABI::cuda {
+namespace gpushare {
+inline namespace GPUSHARE_ABI {
+namespace cuda {
 
 namespace detail {
 struct graph_kind {
@@ -165,4 +167,6 @@ private:
     detail::owned<detail::graph_executable_kind> native_;
 };
 
-}  // namespace gpushare::inline GPUSHARE_ABI::cuda
+}  // namespace cuda
+}  // namespace GPUSHARE_ABI
+}  // namespace gpushare

@@ -15,7 +15,9 @@
 #include <gpushare/config.hpp>
 #include <gpushare/error.hpp>
 
-namespace gpushare::inline GPUSHARE_ABI::cuda {
+namespace gpushare {
+inline namespace GPUSHARE_ABI {
+namespace cuda {
 
 /// A call of the runtime or driver that failed. `call` is a literal. True if there was one.
 struct incident {
@@ -79,4 +81,6 @@ private:
     std::atomic<std::uint64_t> unreported_{0};
 };
 
-}  // namespace gpushare::inline GPUSHARE_ABI::cuda
+}  // namespace cuda
+}  // namespace GPUSHARE_ABI
+}  // namespace gpushare

@@ -23,7 +23,9 @@
 #include <gpushare/concepts.hpp>
 #include <gpushare/config.hpp>
 
-namespace gpushare::inline GPUSHARE_ABI::cuda {
+namespace gpushare {
+inline namespace GPUSHARE_ABI {
+namespace cuda {
 
 namespace detail {
 
@@ -104,4 +106,6 @@ public:
 static_assert(gpushare::kernel_context<device_context>);
 static_assert(kernel_for<gpushare::detail::empty_kernel, device_context>);
 
-}  // namespace gpushare::inline GPUSHARE_ABI::cuda
+}  // namespace cuda
+}  // namespace GPUSHARE_ABI
+}  // namespace gpushare

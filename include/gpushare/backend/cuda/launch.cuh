@@ -22,7 +22,9 @@
 #include <gpushare/config.hpp>
 #include <gpushare/units.hpp>
 
-namespace gpushare::inline GPUSHARE_ABI::cuda {
+namespace gpushare {
+inline namespace GPUSHARE_ABI {
+namespace cuda {
 
 namespace detail {
 
@@ -104,4 +106,6 @@ void stream::enqueue(std::chrono::duration<Rep, Period> length) {
     if (whole > ns{0}) launch({}, detail::spin{static_cast<std::uint64_t>(whole.count())});
 }
 
-}  // namespace gpushare::inline GPUSHARE_ABI::cuda
+}  // namespace cuda
+}  // namespace GPUSHARE_ABI
+}  // namespace gpushare

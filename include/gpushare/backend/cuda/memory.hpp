@@ -12,15 +12,17 @@
 #include <memory>
 #include <utility>
 
-#include <gpushare/backend/cuda/block_book.hpp>
+#include <gpushare/backend/cuda/detail/block_book.hpp>
+#include <gpushare/backend/cuda/detail/device_state.hpp>
 #include <gpushare/backend/cuda/device.hpp>
-#include <gpushare/backend/cuda/device_state.hpp>
 #include <gpushare/concepts.hpp>
 #include <gpushare/config.hpp>
 #include <gpushare/error.hpp>
 #include <gpushare/units.hpp>
 
-namespace gpushare::inline GPUSHARE_ABI::cuda {
+namespace gpushare {
+inline namespace GPUSHARE_ABI {
+namespace cuda {
 
 /// What cudaMalloc takes for a request, which CUDA doesn't tell: multiples of `step`, and of `page` from `paged_from`
 /// bytes on. The defaults are what current drivers are known for; `./dev gpu` checks them on a device. Where small
@@ -166,4 +168,6 @@ private:
 using device_memory = basic_device_memory<>;
 static_assert(memory<device_memory>);
 
-}  // namespace gpushare::inline GPUSHARE_ABI::cuda
+}  // namespace cuda
+}  // namespace GPUSHARE_ABI
+}  // namespace gpushare

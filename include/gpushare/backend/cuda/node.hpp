@@ -17,8 +17,8 @@
 #include <utility>
 #include <vector>
 
+#include <gpushare/backend/cuda/detail/device_state.hpp>
 #include <gpushare/backend/cuda/device.hpp>
-#include <gpushare/backend/cuda/device_state.hpp>
 #include <gpushare/backend/cuda/driver.hpp>
 #include <gpushare/backend/cuda/error.hpp>
 #include <gpushare/backend/cuda/health.hpp>
@@ -31,7 +31,9 @@
 #include <gpushare/gang_residents.hpp>
 #include <gpushare/units.hpp>
 
-namespace gpushare::inline GPUSHARE_ABI::cuda {
+namespace gpushare {
+inline namespace GPUSHARE_ABI {
+namespace cuda {
 
 namespace detail {
 
@@ -230,4 +232,6 @@ private:
 using node = basic_node<>;
 static_assert(gpushare::node<node>);
 
-}  // namespace gpushare::inline GPUSHARE_ABI::cuda
+}  // namespace cuda
+}  // namespace GPUSHARE_ABI
+}  // namespace gpushare

@@ -19,7 +19,9 @@
 #include <gpushare/config.hpp>
 #include <gpushare/units.hpp>
 
-namespace gpushare::inline GPUSHARE_ABI::cuda {
+namespace gpushare {
+inline namespace GPUSHARE_ABI {
+namespace cuda {
 
 /// Not thread-safe. Refers to the node's memory, which must outlive it. What other processes take or return during a
 /// step is put down to the step: CUDA can't tell them apart. Allocations from the device's memory aren't counted; those
@@ -63,4 +65,6 @@ private:
     std::vector<entry> entries_;
 };
 
-}  // namespace gpushare::inline GPUSHARE_ABI::cuda
+}  // namespace cuda
+}  // namespace GPUSHARE_ABI
+}  // namespace gpushare

@@ -11,7 +11,9 @@
 #include <gpushare/config.hpp>
 #include <gpushare/units.hpp>
 
-namespace gpushare::inline GPUSHARE_ABI::cuda {
+namespace gpushare {
+inline namespace GPUSHARE_ABI {
+namespace cuda {
 
 /// True if kernels on each of `devices` reach the memory of all of them from now on, for the whole process; where false, some
 /// pairs may. The same device may come several times. Throws as node::enable_peer_access.
@@ -23,4 +25,6 @@ namespace gpushare::inline GPUSHARE_ABI::cuda {
     return all;
 }
 
-}  // namespace gpushare::inline GPUSHARE_ABI::cuda
+}  // namespace cuda
+}  // namespace GPUSHARE_ABI
+}  // namespace gpushare

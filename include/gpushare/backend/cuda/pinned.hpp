@@ -13,16 +13,18 @@
 #include <cstdint>
 #include <memory>
 
-#include <gpushare/backend/cuda/block_book.hpp>
+#include <gpushare/backend/cuda/detail/block_book.hpp>
+#include <gpushare/backend/cuda/detail/device_state.hpp>
 #include <gpushare/backend/cuda/device.hpp>
-#include <gpushare/backend/cuda/device_state.hpp>
 #include <gpushare/backend/cuda/node.hpp>
 #include <gpushare/concepts.hpp>
 #include <gpushare/config.hpp>
 #include <gpushare/error.hpp>
 #include <gpushare/units.hpp>
 
-namespace gpushare::inline GPUSHARE_ABI::cuda {
+namespace gpushare {
+inline namespace GPUSHARE_ABI {
+namespace cuda {
 
 /// Models memory_resource; for all devices alike. Slow (each block is a system call and pins pages): meant for buffers
 /// that stay. Safe from any thread. Frees what is still out when it is destroyed.
@@ -111,4 +113,6 @@ private:
 using pinned_memory = basic_pinned_memory<>;
 static_assert(memory_resource<pinned_memory>);
 
-}  // namespace gpushare::inline GPUSHARE_ABI::cuda
+}  // namespace cuda
+}  // namespace GPUSHARE_ABI
+}  // namespace gpushare

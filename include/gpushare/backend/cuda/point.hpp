@@ -16,8 +16,8 @@
 #include <span>
 #include <thread>
 
+#include <gpushare/backend/cuda/detail/device_state.hpp>
 #include <gpushare/backend/cuda/device.hpp>
-#include <gpushare/backend/cuda/device_state.hpp>
 #include <gpushare/backend/host/clock.hpp>
 #include <gpushare/concepts.hpp>
 #include <gpushare/config.hpp>
@@ -25,7 +25,9 @@
 #include <gpushare/error.hpp>
 #include <gpushare/units.hpp>
 
-namespace gpushare::inline GPUSHARE_ABI::cuda {
+namespace gpushare {
+inline namespace GPUSHARE_ABI {
+namespace cuda {
 
 namespace detail {
 
@@ -180,4 +182,6 @@ private:
 };
 static_assert(timeline_point<point>);
 
-}  // namespace gpushare::inline GPUSHARE_ABI::cuda
+}  // namespace cuda
+}  // namespace GPUSHARE_ABI
+}  // namespace gpushare

@@ -17,7 +17,9 @@
 #include <gpushare/config.hpp>
 #include <gpushare/units.hpp>
 
-namespace gpushare::inline GPUSHARE_ABI::cuda {
+namespace gpushare {
+inline namespace GPUSHARE_ABI {
+namespace cuda {
 
 /// A handle: copies are the same SMs. Safe from any thread; the node must outlive it.
 class device_sms {
@@ -48,4 +50,6 @@ private:
 };
 static_assert(sm_partitionable<device_sms>);
 
-}  // namespace gpushare::inline GPUSHARE_ABI::cuda
+}  // namespace cuda
+}  // namespace GPUSHARE_ABI
+}  // namespace gpushare

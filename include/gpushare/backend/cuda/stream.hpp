@@ -18,7 +18,7 @@
 #include <memory>
 #include <utility>
 
-#include <gpushare/backend/cuda/device_state.hpp>
+#include <gpushare/backend/cuda/detail/device_state.hpp>
 #include <gpushare/backend/cuda/error.hpp>
 #include <gpushare/backend/cuda/point.hpp>
 #include <gpushare/concepts.hpp>
@@ -26,7 +26,9 @@
 #include <gpushare/error.hpp>
 #include <gpushare/units.hpp>
 
-namespace gpushare::inline GPUSHARE_ABI::cuda {
+namespace gpushare {
+inline namespace GPUSHARE_ABI {
+namespace cuda {
 
 class device_context;  // what a kernel sees: kernel_context.cuh
 
@@ -235,4 +237,6 @@ static_assert(queue<stream>);
 static_assert(copier<stream>);
 static_assert(shared_timeline<stream>);
 
-}  // namespace gpushare::inline GPUSHARE_ABI::cuda
+}  // namespace cuda
+}  // namespace GPUSHARE_ABI
+}  // namespace gpushare

@@ -19,7 +19,9 @@
 #include <gpushare/error.hpp>
 #include <gpushare/units.hpp>
 
-namespace gpushare::inline GPUSHARE_ABI::cuda {
+namespace gpushare {
+inline namespace GPUSHARE_ABI {
+namespace cuda {
 
 /// Best first. The runtime doesn't name links: peers with native atomics are on NVLink (PCIe has none between devices),
 /// other peers on PCIe, and the rest goes through the host's memory, across sockets if the devices' NUMA nodes differ.
@@ -85,4 +87,6 @@ struct node_topology {
     return t;
 }
 
-}  // namespace gpushare::inline GPUSHARE_ABI::cuda
+}  // namespace cuda
+}  // namespace GPUSHARE_ABI
+}  // namespace gpushare

@@ -20,19 +20,21 @@
 #include <utility>
 #include <vector>
 
+#include <gpushare/backend/cuda/detail/device_state.hpp>
+#include <gpushare/backend/cuda/detail/owned.hpp>
 #include <gpushare/backend/cuda/device.hpp>
-#include <gpushare/backend/cuda/device_state.hpp>
 #include <gpushare/backend/cuda/driver.hpp>
 #include <gpushare/backend/cuda/error.hpp>
 #include <gpushare/backend/cuda/node.hpp>
-#include <gpushare/backend/cuda/owned.hpp>
 #include <gpushare/backend/cuda/point.hpp>
 #include <gpushare/concepts.hpp>
 #include <gpushare/config.hpp>
 #include <gpushare/error.hpp>
 #include <gpushare/units.hpp>
 
-namespace gpushare::inline GPUSHARE_ABI::cuda {
+namespace gpushare {
+inline namespace GPUSHARE_ABI {
+namespace cuda {
 
 struct virtual_memory_options {
     bytes chunk{};                     // a power of two, from what the device can do on: the default, 2 MiB so far
@@ -242,4 +244,6 @@ private:
     std::size_t size_;
 };
 
-}  // namespace gpushare::inline GPUSHARE_ABI::cuda
+}  // namespace cuda
+}  // namespace GPUSHARE_ABI
+}  // namespace gpushare

@@ -11,7 +11,9 @@
 
 #include <gpushare/concepts.hpp>
 
-namespace gpushare::inline GPUSHARE_ABI::host {
+namespace gpushare {
+inline namespace GPUSHARE_ABI {
+namespace host {
 
 /// Real time that never goes back. The time of every host node, and of every wait for a host point.
 struct steady_clock {
@@ -50,4 +52,6 @@ private:
 };
 static_assert(clock<manual_clock>);
 
-}  // namespace gpushare::inline GPUSHARE_ABI::host
+}  // namespace host
+}  // namespace GPUSHARE_ABI
+}  // namespace gpushare

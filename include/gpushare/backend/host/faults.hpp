@@ -9,11 +9,13 @@
 #include <memory>
 #include <utility>
 
-#include <gpushare/backend/host/engine.hpp>
+#include <gpushare/backend/host/detail/engine.hpp>
 #include <gpushare/backend/host/stream.hpp>
 #include <gpushare/units.hpp>
 
-namespace gpushare::inline GPUSHARE_ABI::host {
+namespace gpushare {
+inline namespace GPUSHARE_ABI {
+namespace host {
 
 /// Safe from any thread.
 class fault_injector {
@@ -45,4 +47,6 @@ private:
     std::uint32_t device_;
 };
 
-}  // namespace gpushare::inline GPUSHARE_ABI::host
+}  // namespace host
+}  // namespace GPUSHARE_ABI
+}  // namespace gpushare

@@ -13,7 +13,9 @@
 
 #include <gpushare/concepts.hpp>
 
-namespace gpushare::inline GPUSHARE_ABI::host {
+namespace gpushare {
+inline namespace GPUSHARE_ABI {
+namespace host {
 
 namespace detail {
 
@@ -123,4 +125,6 @@ private:
 static_assert(gpushare::kernel_context<kernel_context>);
 static_assert(kernel_for<gpushare::detail::empty_kernel, kernel_context>);
 
-}  // namespace gpushare::inline GPUSHARE_ABI::host
+}  // namespace host
+}  // namespace GPUSHARE_ABI
+}  // namespace gpushare

@@ -18,7 +18,9 @@
 
 #include <gpushare/units.hpp>
 
-namespace gpushare::inline GPUSHARE_ABI::host {
+namespace gpushare {
+inline namespace GPUSHARE_ABI {
+namespace host {
 
 /// One block that ran. `tag` is that of its stream.
 struct block_record {
@@ -148,4 +150,6 @@ struct activity_edge {
     return busy;
 }
 
-}  // namespace gpushare::inline GPUSHARE_ABI::host
+}  // namespace host
+}  // namespace GPUSHARE_ABI
+}  // namespace gpushare

@@ -15,7 +15,7 @@
 #include <vector>
 
 #include <gpushare/backend/host/clock.hpp>
-#include <gpushare/backend/host/engine.hpp>
+#include <gpushare/backend/host/detail/engine.hpp>
 #include <gpushare/backend/host/faults.hpp>
 #include <gpushare/backend/host/ledger.hpp>
 #include <gpushare/backend/host/memory.hpp>
@@ -27,7 +27,9 @@
 #include <gpushare/gang_residents.hpp>
 #include <gpushare/units.hpp>
 
-namespace gpushare::inline GPUSHARE_ABI::host {
+namespace gpushare {
+inline namespace GPUSHARE_ABI {
+namespace host {
 
 /// The node *is* the hardware: its constructor starts one thread per SM, and its destructor, like pulling the plug,
 /// lets started blocks end, fails what is queued with errc::device_lost, reaches all points and joins the threads.
@@ -110,4 +112,6 @@ private:
 };
 static_assert(gpushare::node<node>);
 
-}  // namespace gpushare::inline GPUSHARE_ABI::host
+}  // namespace host
+}  // namespace GPUSHARE_ABI
+}  // namespace gpushare

@@ -9,7 +9,9 @@
 
 #include <gpushare/units.hpp>
 
-namespace gpushare::inline GPUSHARE_ABI::host {
+namespace gpushare {
+inline namespace GPUSHARE_ABI {
+namespace host {
 
 /// How long a block takes.
 ///   real       as long as it computes
@@ -31,4 +33,6 @@ struct node_options {
     std::size_t ledger_capacity = std::size_t{1} << 20;  // blocks per device that the ledger keeps until it is read
 };
 
-}  // namespace gpushare::inline GPUSHARE_ABI::host
+}  // namespace host
+}  // namespace GPUSHARE_ABI
+}  // namespace gpushare

@@ -20,13 +20,15 @@
 #include <vector>
 
 #include <gpushare/backend/host/clock.hpp>
-#include <gpushare/backend/host/wakeup.hpp>
+#include <gpushare/backend/host/detail/wakeup.hpp>
 #include <gpushare/concepts.hpp>
 #include <gpushare/detail/counted_ref.hpp>
 #include <gpushare/detail/intrusive.hpp>
 #include <gpushare/error.hpp>
 
-namespace gpushare::inline GPUSHARE_ABI::host {
+namespace gpushare {
+inline namespace GPUSHARE_ABI {
+namespace host {
 
 class point;
 
@@ -160,4 +162,6 @@ inline void detail::waiter::leave() noexcept {
 }
 static_assert(timeline_point<point>);
 
-}  // namespace gpushare::inline GPUSHARE_ABI::host
+}  // namespace host
+}  // namespace GPUSHARE_ABI
+}  // namespace gpushare

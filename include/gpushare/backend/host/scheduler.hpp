@@ -19,7 +19,9 @@
 
 #include <gpushare/units.hpp>
 
-namespace gpushare::inline GPUSHARE_ABI::host {
+namespace gpushare {
+inline namespace GPUSHARE_ABI {
+namespace host {
 
 /// The rules:
 ///   - a free SM takes blocks of the best head: the highest priority, among equals the one offered first;
@@ -195,4 +197,6 @@ private:
     std::uint64_t look_ = 0;
 };
 
-}  // namespace gpushare::inline GPUSHARE_ABI::host
+}  // namespace host
+}  // namespace GPUSHARE_ABI
+}  // namespace gpushare

@@ -13,13 +13,15 @@
 #include <utility>
 #include <vector>
 
-#include <gpushare/backend/host/engine.hpp>
+#include <gpushare/backend/host/detail/engine.hpp>
 #include <gpushare/backend/host/node.hpp>
 #include <gpushare/backend/host/stream.hpp>
 #include <gpushare/concepts.hpp>
 #include <gpushare/units.hpp>
 
-namespace gpushare::inline GPUSHARE_ABI::host {
+namespace gpushare {
+inline namespace GPUSHARE_ABI {
+namespace host {
 
 /// Movable; one owner; safe from any thread. Its SMs are everybody's again when this and its streams are gone.
 class sm_subset {
@@ -85,4 +87,6 @@ private:
 };
 static_assert(sm_partitionable<device_sms>);
 
-}  // namespace gpushare::inline GPUSHARE_ABI::host
+}  // namespace host
+}  // namespace GPUSHARE_ABI
+}  // namespace gpushare

@@ -15,7 +15,7 @@
 #include <memory>
 #include <utility>
 
-#include <gpushare/backend/host/engine.hpp>
+#include <gpushare/backend/host/detail/engine.hpp>
 #include <gpushare/backend/host/kernel_context.hpp>
 #include <gpushare/backend/host/point.hpp>
 #include <gpushare/concepts.hpp>
@@ -23,7 +23,9 @@
 #include <gpushare/error.hpp>
 #include <gpushare/units.hpp>
 
-namespace gpushare::inline GPUSHARE_ABI::host {
+namespace gpushare {
+inline namespace GPUSHARE_ABI {
+namespace host {
 
 class fault_injector;
 
@@ -201,4 +203,6 @@ private:
 static_assert(queue<stream>);
 static_assert(launcher<stream>);
 
-}  // namespace gpushare::inline GPUSHARE_ABI::host
+}  // namespace host
+}  // namespace GPUSHARE_ABI
+}  // namespace gpushare

@@ -24,7 +24,9 @@
 #include <gpushare/error.hpp>
 #include <gpushare/units.hpp>
 
-namespace gpushare::inline GPUSHARE_ABI::host {
+namespace gpushare {
+inline namespace GPUSHARE_ABI {
+namespace host {
 
 /// Models gpushare::virtual_memory; see there. Chunks are charged to the device's capacity, beside its allocations,
 /// and lost with the device; they cost memory of this process only once they are touched. What is mapped can be
@@ -178,4 +180,6 @@ private:
 };
 static_assert(gpushare::virtual_memory<virtual_memory>);
 
-}  // namespace gpushare::inline GPUSHARE_ABI::host
+}  // namespace host
+}  // namespace GPUSHARE_ABI
+}  // namespace gpushare

@@ -14,7 +14,9 @@
 #include <gpushare/config.hpp>
 #include <gpushare/units.hpp>
 
-namespace gpushare::inline GPUSHARE_ABI::sim {
+namespace gpushare {
+inline namespace GPUSHARE_ABI {
+namespace sim {
 
 /// A value; not thread-safe. Allocates while more events wait than ever did. A heap of four children a node, which is
 /// half as deep as a binary one.
@@ -71,4 +73,6 @@ private:
     std::uint64_t pushed_ = 0;
 };
 
-}  // namespace gpushare::inline GPUSHARE_ABI::sim
+}  // namespace sim
+}  // namespace GPUSHARE_ABI
+}  // namespace gpushare

@@ -10,7 +10,9 @@
 #include <gpushare/config.hpp>
 #include <gpushare/units.hpp>
 
-namespace gpushare::inline GPUSHARE_ABI::sim {
+namespace gpushare {
+inline namespace GPUSHARE_ABI {
+namespace sim {
 
 /// A value; not thread-safe. SplitMix64 (Steele, Lea, Flood, OOPSLA 2014).
 class random {
@@ -40,4 +42,6 @@ private:
     std::uint64_t state_;
 };
 
-}  // namespace gpushare::inline GPUSHARE_ABI::sim
+}  // namespace sim
+}  // namespace GPUSHARE_ABI
+}  // namespace gpushare

@@ -18,7 +18,9 @@
 #include <gpushare/error.hpp>
 #include <gpushare/units.hpp>
 
-namespace gpushare::inline GPUSHARE_ABI::sim {
+namespace gpushare {
+inline namespace GPUSHARE_ABI {
+namespace sim {
 
 /// Copies are the same point; a default-constructed one is reached. For the world's thread. A wait that can't end,
 /// because nothing is left to happen, is over: false.
@@ -100,4 +102,6 @@ private:
 };
 static_assert(stream_source<device> && !sm_partitionable<device>);
 
-}  // namespace gpushare::inline GPUSHARE_ABI::sim
+}  // namespace sim
+}  // namespace GPUSHARE_ABI
+}  // namespace gpushare

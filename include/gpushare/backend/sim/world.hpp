@@ -26,7 +26,9 @@
 #include <gpushare/detail/intrusive.hpp>
 #include <gpushare/units.hpp>
 
-namespace gpushare::inline GPUSHARE_ABI::sim {
+namespace gpushare {
+inline namespace GPUSHARE_ABI {
+namespace sim {
 
 class stream;
 class point;
@@ -243,4 +245,6 @@ private:
 };
 static_assert(clock<clock_of>);
 
-}  // namespace gpushare::inline GPUSHARE_ABI::sim
+}  // namespace sim
+}  // namespace GPUSHARE_ABI
+}  // namespace gpushare

@@ -1,0 +1,103 @@
+// SPDX-License-Identifier: Apache-2.0
+// Which blocks are out, and how they were asked for: what CUDA doesn't keep. Frees of anything else are found out
+// before CUDA sees them. A part of the backend's allocators.
+//
+//   detail::block_book book;   book.enter(p, {.size = 64, .alignment = 256, .base = p});
+//   detail::block b;           book.strike(p, 64, 256, b);     // errc::none, and b.base is what CUDA gave
+#pragma once
+
+#include <algorithm>
+#include <atomic>
+#include <bit>
+#include <cstddef>
+#include <cstdint>
+#include <limits>
+#include <mutex>
+#include <new>
+
+#include <gpushare/config.hpp>
+#include <gpushare/detail/pointer_table.hpp>
+#include <gpushare/error.hpp>
+#include <gpushare/units.hpp>
+
+namespace gpushare {
+inline namespace GPUSHARE_ABI {
+namespace cuda {
+namespace detail {
+
+struct block {
+    std::size_t size = 0, alignment = 0;  // as asked for
+    void* base = nullptr;                 // as CUDA knows it
+    bytes charge{};
+};
+
+/// What an allocator of CUDA's is to be asked for, so that `size` bytes at `alignment` lie in it. It aligns to `natural`
+/// itself. 0 if no device has that much.
+[[nodiscard]] constexpr std::uint64_t padded(std::size_t size, std::size_t alignment, std::size_t natural) noexcept {
+    constexpr std::uint64_t largest = std::numeric_limits<std::uint64_t>::max() / 4;
+    const std::uint64_t slack = alignment > natural ? alignment - natural : 0;
+    if (size > largest || slack > largest) return 0;
+    return std::max<std::uint64_t>(size, 1) + slack;
+}
+
+[[nodiscard]] inline void* aligned(void* base, std::size_t alignment) noexcept {
+    const auto at = reinterpret_cast<std::uintptr_t>(base);
+    return static_cast<std::byte*>(base) + ((alignment - at % alignment) & (alignment - 1));
+}
+
+/// Why such a request can't be granted by anybody; errc::none if it could.
+[[nodiscard]] constexpr errc impossible(std::size_t alignment, bytes charge) noexcept {
+    if (!std::has_single_bit(alignment)) return errc::bad_alignment;
+    return charge == bytes::max() ? errc::size_overflow : errc::none;
+}
+
+/// Safe from any thread.
+/// A template of nothing: where it is included and not used it costs little.
+template <class = void>
+class basic_block_book {
+public:
+    /// False if the host has no memory for the entry.
+    [[nodiscard]] bool enter(void* p, const block& b) noexcept {
+        try {
+            const std::lock_guard lock(mutex_);
+            blocks_.insert(p, b);
+        } catch (const std::bad_alloc&) {
+            return false;
+        }
+        charged_.fetch_add(b.charge.count(), std::memory_order_relaxed);
+        return true;
+    }
+
+    /// Takes the block out, if it was asked for like this; else errc::unknown_block or wrong_size, and nothing changes.
+    /// It stays charged until `settle`.
+    [[nodiscard]] errc strike(void* p, std::size_t size, std::size_t alignment, block& b) noexcept {
+        const std::lock_guard lock(mutex_);
+        const block* const found = blocks_.find(p);
+        if (found == nullptr) return errc::unknown_block;
+        if (found->size != size || found->alignment != alignment) return errc::wrong_size;
+        b = *found;
+        blocks_.erase(p);
+        return errc::none;
+    }
+    void settle(const block& b) noexcept { charged_.fetch_sub(b.charge.count(), std::memory_order_relaxed); }
+
+    /// Of all blocks that are out. Relaxed: a figure of one moment, from which nothing else is inferred.
+    [[nodiscard]] bytes charged() const noexcept { return bytes{charged_.load(std::memory_order_relaxed)}; }
+
+    /// Calls f(const block&) for each one that is out. Not while others use the book.
+    template <class F>
+    void for_each(F f) {
+        blocks_.for_each(f);
+    }
+
+private:
+    std::mutex mutex_;
+    gpushare::detail::pointer_table<block> blocks_;
+    std::atomic<std::uint64_t> charged_{0};
+};
+using block_book = basic_block_book<>;
+
+}  // namespace detail
+}  // namespace cuda
+}  // namespace GPUSHARE_ABI
+}  // namespace gpushare

@@ -1,0 +1,131 @@
+// SPDX-License-Identifier: Apache-2.0
+// What everything on one device shares, and keeps alive: what it is like, how it fares, and the pool of its events.
+// A part of the backend: nodes, streams and points hold it by shared_ptr, so that any of them may go first.
+#pragma once
+
+#include <cuda_runtime_api.h>
+
+#include <atomic>
+#include <cstdint>
+#include <memory>
+#include <mutex>
+#include <utility>
+
+#include <gpushare/backend/cuda/detail/sm_book.hpp>
+#include <gpushare/backend/cuda/device.hpp>
+#include <gpushare/backend/cuda/driver.hpp>
+#include <gpushare/backend/cuda/error.hpp>
+#include <gpushare/backend/cuda/health.hpp>
+#include <gpushare/config.hpp>
+#include <gpushare/detail/intrusive.hpp>
+#include <gpushare/error.hpp>
+
+namespace gpushare {
+inline namespace GPUSHARE_ABI {
+namespace cuda {
+namespace detail {
+
+class device_state;
+
+/// What the copies of a point share, in the pool of its device. The event is used again for the next point.
+struct point_state {
+    /// Of `outcome`: not known to be reached. Everything else is an errc.
+    static constexpr std::uint8_t pending = 0xff;
+
+    point_state() = default;
+    point_state(const point_state&) = delete;
+    point_state& operator=(const point_state&) = delete;
+    // Harmless after the driver is unloaded, and where the device is lost.
+    ~point_state() {
+        if (event != nullptr) (void)handled(cudaEventDestroy(event));
+    }
+
+    point_state* next = nullptr;
+    std::atomic<std::uint32_t> references{0};
+    // One word, so that threads that find out at once write the same.
+    std::atomic<std::uint8_t> outcome{pending};
+    cudaEvent_t event = nullptr;
+    std::shared_ptr<device_state> device;  // null while it lies in the pool
+};
+
+class device_state {
+public:
+    /// Makes the device's primary context. Throws operation_error: no_device, no_driver; memory_error.
+    template <class = void>  // whoever includes this and makes none doesn't compile it
+    device_state(std::shared_ptr<const driver> functions, int ordinal)
+        : api_(std::move(functions)), properties_(query_properties(*api_, ordinal)) {
+        check(cudaInitDevice(ordinal, 0, 0), "making a device's context");
+    }
+    device_state(const device_state&) = delete;
+    device_state& operator=(const device_state&) = delete;
+
+    [[nodiscard]] const driver& api() const noexcept { return *api_; }
+    [[nodiscard]] const device_properties& properties() const noexcept { return properties_; }
+    [[nodiscard]] int ordinal() const noexcept { return properties_.ordinal; }
+    [[nodiscard]] cuda::health& health() noexcept { return health_; }
+    [[nodiscard]] sm_book& sms() noexcept { return sms_; }
+
+    /// A pending point with an event of its own and one reference. Nothing is allocated once as many were out as
+    /// ever are. Throws std::bad_alloc and what making an event throws.
+    [[nodiscard]] point_state& acquire(const std::shared_ptr<device_state>& self) {
+        point_state& p = take();
+        if (p.event == nullptr) make_event(p);
+        p.outcome.store(point_state::pending, std::memory_order_relaxed);  // nobody else knows it yet
+        p.references.store(1, std::memory_order_relaxed);
+        p.device = self;
+        return p;
+    }
+
+    void release(point_state& p) noexcept {
+        const std::lock_guard lock(mutex_);
+        points_.release(p);
+    }
+
+    /// Events made so far, in use or not.
+    [[nodiscard]] std::size_t events() const noexcept {
+        const std::lock_guard lock(mutex_);
+        return points_.size();
+    }
+
+private:
+    [[nodiscard]] point_state& take() {
+        const std::lock_guard lock(mutex_);
+        return points_.acquire();
+    }
+
+    // In the device's primary context, to which its green contexts belong as well: the events of a device serve all
+    // its streams. On a lost device there are none, and recording them fails like everything else.
+    void make_event(point_state& p) {
+        const relaxed_capture relaxed;
+        cudaError_t code = cudaSuccess;
+        {
+            const device_guard on(*api_, ordinal(), device_guard::context::primary, code);
+            if (code == cudaSuccess) code = cudaEventCreateWithFlags(&p.event, cudaEventDefault);
+        }
+        if (code == cudaSuccess) return;
+        p.event = nullptr;
+        if (health_.note(code, "cudaEventCreateWithFlags") == errc::device_lost) return;
+        release(p);
+        fail(code, "making an event");
+    }
+
+    const std::shared_ptr<const driver> api_;
+    const device_properties properties_;
+    cuda::health health_;
+    sm_book sms_;
+    mutable std::mutex mutex_;
+    gpushare::detail::pool<point_state> points_;
+};
+
+/// Drops a reference; the last one puts the point back into its pool.
+inline void drop(point_state& p) noexcept {
+    // acq_rel: whoever uses the event again has seen the last use by everybody else.
+    if (p.references.fetch_sub(1, std::memory_order_acq_rel) != 1) return;
+    const std::shared_ptr<device_state> device = std::move(p.device);
+    device->release(p);
+}
+
+}  // namespace detail
+}  // namespace cuda
+}  // namespace GPUSHARE_ABI
+}  // namespace gpushare

@@ -1,0 +1,102 @@
+// SPDX-License-Identifier: Apache-2.0
+// Who has which SMs of a device: the units that partitions are made of, and the streams that are in no partition. A part
+// of device_state.
+//
+//   auto& book = device->sms();    book.enlist(stream.outside);    book.outside();
+#pragma once
+
+#include <cuda.h>
+
+#include <algorithm>
+#include <concepts>
+#include <cstddef>
+#include <cstdint>
+#include <mutex>
+#include <span>
+#include <utility>
+#include <vector>
+
+#include <gpushare/concepts.hpp>
+#include <gpushare/config.hpp>
+#include <gpushare/detail/intrusive.hpp>
+#include <gpushare/sm_split.hpp>
+
+namespace gpushare {
+inline namespace GPUSHARE_ABI {
+namespace cuda {
+namespace detail {
+
+/// A stream in no partition.
+struct outsider {
+    outsider* next = nullptr;
+    std::uint32_t tag = 0;
+};
+
+/// Safe from any thread.
+/// A template so that where it is included and not used it costs little.
+template <class Resource = CUdevResource, class Index = std::uint32_t, class Flag = bool>
+class basic_sm_book {
+public:
+    /// The smallest groups of SMs, which all come from one split: groups of one split may be put together again, of several
+    /// not. `ask()` says them, once. They never change.
+    template <std::invocable F>
+    [[nodiscard]] std::span<const Resource> units(F ask) {
+        const std::lock_guard lock(mutex_);
+        if (units_.empty()) {
+            auto told = ask();
+            taken_.resize(told.size());
+            units_ = std::move(told);
+        }
+        return {units_.data(), units_.size()};
+    }
+
+    /// For partitions of sms[i] SMs each, units that nobody has: `into[i]` gets their indices, and must have room for them.
+    /// All or none; throws as check_sms.
+    void take(const sm_split& can, std::span<const std::uint32_t> sms, std::span<std::vector<Index>*> into) {
+        const std::lock_guard lock(mutex_);
+        check_sms(can, sms, static_cast<std::uint32_t>(std::count(taken_.begin(), taken_.end(), false)));
+        std::uint32_t next = 0;
+        for (std::size_t i = 0; i < sms.size(); ++i)
+            for (std::uint32_t left = sms[i] / can.unit; left > 0; --left) {
+                while (taken_[next]) ++next;
+                taken_[next] = true;
+                into[i]->push_back(next);
+            }
+    }
+    void give_back(std::span<const std::uint32_t> units) noexcept {
+        const std::lock_guard lock(mutex_);
+        for (const std::uint32_t u : units) taken_[u] = false;
+    }
+
+    /// A stream in no partition begins, ends.
+    void enlist(outsider& s) noexcept {
+        const std::lock_guard lock(mutex_);
+        outside_.push(s);
+    }
+    void strike(outsider& s) noexcept {
+        const std::lock_guard lock(mutex_);
+        outside_.remove(s);
+    }
+    /// Their tags, in order.
+    [[nodiscard]] std::vector<Index> outside() const {
+        std::vector<Index> tags;
+        {
+            const std::lock_guard lock(mutex_);
+            for (const outsider* s = outside_.front(); s != nullptr; s = s->next) tags.push_back(s->tag);
+        }
+        std::sort(tags.begin(), tags.end());
+        return tags;
+    }
+
+private:
+    mutable std::mutex mutex_;
+    std::vector<Resource> units_;
+    std::vector<Flag> taken_;
+    gpushare::detail::fifo<outsider> outside_;
+};
+using sm_book = basic_sm_book<>;
+
+}  // namespace detail
+}  // namespace cuda
+}  // namespace GPUSHARE_ABI
+}  // namespace gpushare

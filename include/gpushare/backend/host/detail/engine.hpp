@@ -1,0 +1,281 @@
+// SPDX-License-Identifier: Apache-2.0
+// The machine behind a host node: the model, its lock, and what workers do. Nothing here starts a thread; the node
+// lends as many as there are SMs.
+//
+// One lock for the node: points and waits cross devices, and one order of events over all of them is what makes the
+// model exact; an event takes a fraction of a microsecond. Kernels, and the destructors of kernels and of their
+// exceptions, run unlocked.
+#pragma once
+
+#include <algorithm>
+#include <atomic>
+#include <cstddef>
+#include <cstdint>
+#include <exception>
+#include <memory>
+#include <mutex>
+#include <span>
+#include <utility>
+#include <vector>
+
+#include <gpushare/backend/host/clock.hpp>
+#include <gpushare/backend/host/detail/model.hpp>
+#include <gpushare/backend/host/detail/parking.hpp>
+#include <gpushare/backend/host/detail/work.hpp>
+#include <gpushare/backend/host/options.hpp>
+#include <gpushare/backend/host/point.hpp>
+#include <gpushare/concepts.hpp>
+#include <gpushare/sm_split.hpp>
+#include <gpushare/units.hpp>
+
+namespace gpushare {
+inline namespace GPUSHARE_ABI {
+namespace host {
+namespace detail {
+
+/// Public members are safe from any thread.
+class engine {
+public:
+    explicit engine(const node_options& options)
+        : options_(options),
+          hub_(std::make_shared<point_hub>()),
+          model_(options, hub_->points),
+          parking_(std::size_t{options.devices} * options.sms) {}
+    engine(const engine&) = delete;
+    engine& operator=(const engine&) = delete;
+
+    [[nodiscard]] const node_options& options() const noexcept { return options_; }
+    [[nodiscard]] device_state& device(std::uint32_t index) noexcept { return model_.devices()[index]; }
+    [[nodiscard]] const point_hub& hub() const noexcept { return *hub_; }
+
+    // --- streams
+
+    [[nodiscard]] stream_state& open_stream(std::uint32_t device, priority level, std::uint32_t tag,
+                                            std::uint32_t part = 0) {
+        const section locked{*this};
+        return model_.open_stream(device, level, tag, part);
+    }
+
+    /// What is queued still runs. Points of the stream stay valid.
+    void close_stream(stream_state& s) noexcept {
+        std::exception_ptr unread;  // out here: destroyed unlocked
+        const section locked{*this};
+        // relaxed: the last use of the handle; the lock orders it with all others.
+        if (operation* const spare = s.spare.exchange(nullptr, std::memory_order_relaxed))
+            model_.operations().release(*spare);
+        unread = model_.close_stream(s);
+    }
+
+    /// An operation to fill in, unlocked, and to submit or to hand back. Throws std::bad_alloc.
+    [[nodiscard]] operation& lease(stream_state& s) {
+        // acquire: sees the operation as whoever put it there left it.
+        if (operation* const spare = s.spare.exchange(nullptr, std::memory_order_acquire)) return *spare;
+        const std::lock_guard lock{hub_->mutex};
+        return model_.operations().acquire();
+    }
+    void hand_back(operation& op) noexcept {
+        op.body.reset();
+        const std::lock_guard lock{hub_->mutex};
+        model_.operations().release(op);
+    }
+
+    void submit(stream_state& s, operation& op) noexcept {
+        const section locked{*this};
+        model_.submit(s, op, locked.now());
+        // Only `lease` writes it without the lock, and only null. release: pairs with the acquire there.
+        if (s.spare.load(std::memory_order_relaxed) == nullptr)
+            s.spare.store(model_.operations().try_acquire(), std::memory_order_release);
+    }
+
+    /// Throws std::bad_alloc.
+    [[nodiscard]] point record(stream_state& s) {
+        const section locked{*this};
+        point_state& p = hub_->points.acquire();
+        p.reached.store(false, std::memory_order_relaxed);  // relaxed: nobody else knows the point yet
+        p.references.store(1, std::memory_order_relaxed);   // the model's
+        p.hub = hub_;
+        point made{p};
+        model_.record(s, p, locked.now());
+        return made;
+    }
+
+    // --- partitions
+
+    [[nodiscard]] sm_split split() const noexcept {
+        const std::uint32_t unit = options_.sm_unit;
+        return {.sms = options_.sms, .unit = unit, .units = options_.sms / unit};
+    }
+    /// All or none: see check_sms.
+    [[nodiscard]] std::vector<std::uint32_t> open_partitions(std::uint32_t device, std::span<const std::uint32_t> sms) {
+        std::vector<std::uint32_t> parts;
+        parts.reserve(sms.size());
+        const section locked{*this};
+        check_sms(split(), sms, model_.devices()[device].order.size_of(0) / options_.sm_unit);
+        try {
+            for (const std::uint32_t n : sms) parts.push_back(model_.open_partition(device, n));
+        } catch (...) {
+            for (const std::uint32_t p : parts) model_.leave_partition(model_.devices()[device], p);
+            throw;
+        }
+        return parts;
+    }
+    void leave_partition(std::uint32_t device, std::uint32_t part) noexcept {
+        const section locked{*this};
+        model_.leave_partition(model_.devices()[device], part);
+    }
+    /// Tags of the device's streams in no partition, in order.
+    [[nodiscard]] std::vector<std::uint32_t> outside_any_partition(std::uint32_t device) {
+        std::vector<std::uint32_t> tags;
+        {
+            const std::lock_guard lock{hub_->mutex};
+            for (const auto& s : model_.streams())
+                if (s->device == &model_.devices()[device] && s->part == 0) tags.push_back(s->tag);
+        }
+        std::ranges::sort(tags);
+        return tags;
+    }
+
+    // --- faults
+
+    void stall(stream_state& s) noexcept {
+        const section locked{*this};
+        model_.stall(s);
+    }
+    void resume(stream_state& s) noexcept {
+        const section locked{*this};
+        model_.resume(s, locked.now());
+    }
+    void lose(std::uint32_t device) noexcept {
+        const section locked{*this};
+        model_.lose(model_.devices()[device], locked.now());
+    }
+
+    // --- workers
+
+    /// The life of a worker: runs blocks until `shut_down`.
+    void work() {
+        parking::worker self;
+        std::exception_ptr thrown;  // out here, so that what the model doesn't keep is destroyed unlocked
+        wake_list woken;
+        std::unique_lock lock{hub_->mutex};
+        while (true) {
+            const instant now = steady_clock::now();
+            model_.advance(now);
+            sm_state* const sm = model_.take_claimed();
+            model_.wake_waiters(woken);
+            if (sm != nullptr) {
+                if (options_.timing == timing::real) sm->edges[0] = now;  // from here on the SM is theirs
+                parking_.call(model_.has_claimed(), model_.next_event(), woken);
+                release(lock, woken);
+                thrown = execute(*sm);
+                lock.lock();
+                model_.finish(*sm, thrown, steady_clock::now());
+            } else if (!model_.left().empty()) {
+                release(lock, woken);
+                lock.lock();
+            } else if (stopping_) {
+                release(lock, woken);
+                return;
+            } else {
+                parking_.park(lock, self, model_.next_event(), woken);
+            }
+        }
+    }
+
+    /// Loses all devices and sends the workers home, each after the block that it runs.
+    void shut_down() noexcept {
+        section locked{*this};
+        for (device_state& d : model_.devices()) model_.lose(d, locked.now());
+        stopping_ = true;
+        parking_.call_all(locked.woken());
+    }
+
+private:
+    /// The lock, with the model brought up to date at both ends.
+    class section {
+    public:
+        explicit section(engine& e) noexcept : engine_(e), lock_(e.hub_->mutex), now_(steady_clock::now()) {
+            engine_.model_.advance(now_);
+        }
+        section(const section&) = delete;
+        section& operator=(const section&) = delete;
+        ~section() {
+            engine_.model_.settle(now_);
+            engine_.model_.wake_waiters(woken_);
+            engine_.parking_.call(engine_.model_.has_claimed(), engine_.model_.next_event(), woken_);
+            engine_.release(lock_, woken_);
+        }
+        [[nodiscard]] instant now() const noexcept { return now_; }
+        [[nodiscard]] wake_list& woken() noexcept { return woken_; }
+
+    private:
+        engine& engine_;
+        std::unique_lock<std::mutex> lock_;
+        instant now_;
+        wake_list woken_;
+    };
+
+    /// Runs the claimed blocks, unlocked. Returns the first exception.
+    std::exception_ptr execute(sm_state& sm) noexcept {
+        operation& op = *sm.work;
+        device_state& d = *sm.device;
+        std::exception_ptr thrown;
+        {
+            const device_memory::opening opened{d.memory};
+            instant began = options_.timing == timing::real ? sm.edges[0] : steady_clock::now();
+            for (std::uint32_t i = 0; i < sm.count; ++i) {
+                kernel_context context{sm.first + i, op.blocks, sm.index, op.cooperative ? &op.barrier : nullptr,
+                                       d.lost};
+                try {
+                    op.body(context);
+                } catch (...) {
+                    if (thrown == nullptr) thrown = std::current_exception();
+                }
+                if (op.cooperative) op.barrier.leave();
+                const instant ended = steady_clock::now();
+                const ns hold = options_.timing == timing::real ? ns{0} : op.hold;
+                sm.edges[i + 1] = sm.edges[i] + std::max(hold, ended - began);
+                began = ended;
+            }
+        }
+        // acq_rel: whoever destroys the kernel does so after all other blocks' last use of it.
+        if (op.unexecuted.fetch_sub(sm.count, std::memory_order_acq_rel) == sm.count) op.body.reset();
+        return thrown;
+    }
+
+    /// Unlocks, wakes, and sweeps up.
+    void release(std::unique_lock<std::mutex>& lock, wake_list& woken) noexcept {
+        if (model_.left().empty()) {
+            lock.unlock();
+            woken.wake_all();
+            return;
+        }
+        leavings dirty{std::move(model_.left())}, clean;
+        lock.unlock();
+        woken.wake_all();
+        while (operation* const op = dirty.operations.pop()) {
+            op->body.reset();
+            op->exception = nullptr;
+            clean.operations.push(*op);
+        }
+        while (point_state* const p = dirty.points.pop()) {
+            p->exception = nullptr;
+            clean.points.push(*p);
+        }
+        lock.lock();
+        while (operation* const op = clean.operations.pop()) model_.operations().release(*op);
+        while (point_state* const p = clean.points.pop()) hub_->points.release(*p);
+        lock.unlock();
+    }
+
+    const node_options options_;
+    const std::shared_ptr<point_hub> hub_;
+    model model_;
+    parking parking_;
+    bool stopping_ = false;
+};
+
+}  // namespace detail
+}  // namespace host
+}  // namespace GPUSHARE_ABI
+}  // namespace gpushare

@@ -1,0 +1,354 @@
+// SPDX-License-Identifier: Apache-2.0
+// What happens on a host node, and when: streams, devices, and the blocks that occupy their SMs. Passive: it has no
+// thread, lock or clock, but is told the time and asked for blocks to run.
+//
+// Every block has a start and an end on its device's timeline. What ends is worked off in the order of these ends,
+// and what starts then starts at that instant, even if whoever drives the model is late: so lateness of the operating
+// system is never added up, and opaque work behaves as in a simulation with real submission times. Only submissions,
+// and kernels that compute for longer than their hold, bring real time in.
+#pragma once
+
+#include <algorithm>
+#include <atomic>
+#include <cstddef>
+#include <cstdint>
+#include <deque>
+#include <exception>
+#include <memory>
+#include <utility>
+#include <vector>
+
+#include <gpushare/backend/host/detail/work.hpp>
+#include <gpushare/backend/host/options.hpp>
+#include <gpushare/backend/host/point.hpp>
+#include <gpushare/detail/intrusive.hpp>
+#include <gpushare/error.hpp>
+#include <gpushare/units.hpp>
+
+namespace gpushare {
+inline namespace GPUSHARE_ABI {
+namespace host {
+namespace detail {
+
+/// What runs code of the user when it is destroyed: collected under the lock, emptied without it.
+struct leavings {
+    gpushare::detail::fifo<operation> operations;
+    gpushare::detail::fifo<point_state> points;
+
+    [[nodiscard]] bool empty() const noexcept { return operations.empty() && points.empty(); }
+};
+
+/// Times passed in never go back. After a change comes `settle`, which starts and ends what that lets start and end.
+class model {
+public:
+    model(const node_options& options, gpushare::detail::pool<point_state>& points)
+        : points_(points), events_(std::size_t{options.devices} * options.sms) {
+        for (std::uint32_t i = 0; i < options.devices; ++i) devices_.emplace_back(options);
+    }
+    model(const model&) = delete;
+    model& operator=(const model&) = delete;
+
+    [[nodiscard]] std::deque<device_state>& devices() noexcept { return devices_; }
+
+    // --- time
+
+    /// Works off what has ended by `now`. What ends at one instant ends before anything starts at it.
+    void advance(instant now) noexcept {
+        while (events_.next() <= now) {
+            const instant at = events_.next();
+            do retire(events_.pop());
+            while (events_.next() == at);
+            assign(at);
+        }
+    }
+
+    void settle(instant now) noexcept {
+        assign(now);
+        advance(now);
+    }
+    /// When the next block ends whose end is known; `never` if there is none.
+    [[nodiscard]] instant next_event() const noexcept { return events_.next(); }
+
+    /// Who waits for what was reached is to be woken. Before the lock is let go of: then they may be gone.
+    void wake_waiters(wake_list& woken) noexcept {
+        while (waiter* const w = woken_.pop()) woken.add(w->woken);
+    }
+
+    // --- blocks to run
+
+    [[nodiscard]] bool has_claimed() const noexcept { return !claimed_.empty(); }
+    /// An SM whose blocks are to be run by the caller, who then calls `finish`; null if there is none.
+    [[nodiscard]] sm_state* take_claimed() noexcept { return claimed_.pop(); }
+
+    /// The blocks of `sm` have been computed, and its edges say from when to when they occupy it.
+    void finish(sm_state& sm, std::exception_ptr& thrown, instant now) noexcept {
+        operation& op = *sm.work;
+        if (thrown != nullptr && op.status == errc::none) {
+            op.status = errc::kernel_failed;
+            op.exception = std::move(thrown);
+        }
+        events_.push(sm);
+        if (sm.device->lost.load(std::memory_order_relaxed)) events_.cut(*sm.device, now);
+    }
+
+    // --- streams
+
+    [[nodiscard]] stream_state& open_stream(std::uint32_t device, priority level, std::uint32_t tag,
+                                            std::uint32_t part = 0) {
+        device_state& d = devices_[device];
+        d.order.reserve(streams_.size() + 1);
+        streams_.push_back(std::make_unique<stream_state>());
+        stream_state& s = *streams_.back();
+        s.device = &d;
+        s.level = level;
+        s.tag = tag;
+        s.part = part;
+        s.sms = part == 0 ? d.order.sms() : d.order.size_of(part);
+        if (part != 0) ++d.users[part];
+        s.index = streams_.size() - 1;
+        return s;
+    }
+
+    /// The stream goes away once its queue is empty. Returns the failure that nobody will read.
+    std::exception_ptr close_stream(stream_state& s) noexcept {
+        std::exception_ptr unread = std::exchange(s.exception, nullptr);
+        s.closed = true;
+        start(s);
+        return unread;
+    }
+
+    /// `op` goes behind everything that the stream has.
+    void submit(stream_state& s, operation& op, instant now) noexcept {
+        op.stream = &s;
+        op.not_before = now;
+        op.wanted = op.blocks;
+        op.claimed = op.ended = 0;
+        op.ready = op.start = op.end = instant{};
+        op.status = errc::none;
+        op.unexecuted.store(op.blocks, std::memory_order_relaxed);  // relaxed: published by the lock
+        if (op.cooperative) op.barrier.reset(op.blocks);
+        s.queue.push(op);
+        start(s);
+    }
+
+    /// `p` is reached when everything that the stream has is done. Takes over one reference.
+    void record(stream_state& s, point_state& p, instant now) noexcept {
+        p.recorded = now;
+        if (operation* const last = s.queue.back())
+            last->points.push(p);
+        else
+            reach(s, p, now);
+    }
+
+    // --- partitions
+
+    /// Sets SMs apart, of which there are as many in no partition, for who calls leave_partition in the end.
+    [[nodiscard]] std::uint32_t open_partition(std::uint32_t device, std::uint32_t sms) {
+        device_state& d = devices_[device];
+        d.users.reserve(d.users.size() + 2);
+        const std::uint32_t part = d.order.set_apart(sms);
+        if (d.users.size() <= part) d.users.resize(part + std::size_t{1});
+        d.users[part] = 1;
+        return part;
+    }
+    /// One user less; the SMs are everybody's again when the last one goes.
+    void leave_partition(device_state& d, std::uint32_t part) noexcept {
+        if (part != 0 && --d.users[part] == 0) d.order.put_back(part);
+    }
+    [[nodiscard]] const std::vector<std::unique_ptr<stream_state>>& streams() const noexcept { return streams_; }
+
+    // --- faults
+
+    /// The head of `s` doesn't start, unless it has.
+    void stall(stream_state& s) noexcept {
+        s.stalled = true;
+        operation* const head = s.queue.front();
+        if (s.busy && head->awaited == nullptr && head->claimed == 0) {
+            s.device->order.withdraw(head);
+            s.busy = false;
+        }
+    }
+    void resume(stream_state& s, instant now) noexcept {
+        s.stalled = false;
+        if (operation* const head = s.queue.front(); head != nullptr && !s.busy) head->not_before = now;
+        start(s);
+    }
+    /// Everything on `d` that hasn't started fails, and so does what has; SMs are held no longer.
+    void lose(device_state& d, instant now) noexcept {
+        if (d.lost.exchange(true, std::memory_order_release)) return;  // release: pairs with the kernels' acquire
+        d.lost_since = now;
+        d.memory.lose();
+        events_.cut(d, now);
+        for (const auto& s : streams_)
+            if (s->device == &d && s->busy) give_up_head(*s);
+        // Only now, as this completes work, and streams of this device may wait for each other.
+        for (const auto& s : streams_)
+            if (s->device == &d && !s->busy) startable_.push(*s);
+        start_all();
+    }
+
+    // --- pools
+
+    [[nodiscard]] gpushare::detail::pool<operation>& operations() noexcept { return operations_; }
+    /// What was left for the caller to destroy without the lock.
+    [[nodiscard]] leavings& left() noexcept { return left_; }
+
+private:
+    /// Gives free SMs what their devices are to run next.
+    void assign(instant at) noexcept {
+        for (device_state& d : devices_) {
+            while (const auto claim = d.order.next()) {
+                operation& op = *claim->work;
+                sm_state& sm = d.sms[claim->sm];
+                if (op.cooperative && claim->first == 0) op.start = d.all_free_since(op.stream->part);
+                sm.work = &op;
+                sm.first = claim->first;
+                sm.count = claim->count;
+                sm.order = ++claims_;
+                op.claimed += claim->count;
+                sm.edges[0] = std::max({at, op.ready, op.start, sm.free_since});
+                for (std::uint32_t i = 0; i < sm.count; ++i) sm.edges[i + 1] = sm.edges[i] + op.hold;
+                if (op.body)
+                    claimed_.push(sm);
+                else
+                    events_.push(sm);
+            }
+        }
+    }
+
+    /// The blocks of an SM have ended.
+    void retire(sm_state& sm) noexcept {
+        operation& op = *std::exchange(sm.work, nullptr);
+        for (std::uint32_t i = 0; i < sm.count; ++i)
+            sm.device->book.record({op.stream->tag, sm.index, sm.edges[i], sm.edges[i + 1]});
+        sm.free_since = sm.end();
+        sm.device->order.release(sm.index);
+        op.ended += sm.count;
+        op.end = std::max(op.end, sm.end());
+        if (op.ended != op.wanted) return;
+        stream_state& s = *op.stream;
+        complete(op, op.end);
+        start(s);
+    }
+
+    /// Starts the head of `s` if it may, and whatever that lets other streams do. `s` may be gone afterwards.
+    void start(stream_state& s) noexcept {
+        if (s.busy) return;
+        startable_.push(s);
+        start_all();
+    }
+    void start_all() noexcept {
+        while (stream_state* const next = startable_.pop()) start_head(*next);
+    }
+
+    void start_head(stream_state& s) noexcept {
+        while (operation* const op = s.queue.front()) {
+            op->ready = std::max({s.last_end, op->not_before, op->end});
+            if (s.device->lost) {
+                if (op->status == errc::none) op->status = errc::device_lost;
+                complete(*op, std::max(op->ready, s.device->lost_since));
+            } else if (s.stalled) {
+                return;
+            } else if (op->awaited != nullptr) {
+                if (!op->awaited->reached.load(std::memory_order_relaxed)) {  // relaxed: written under the lock
+                    s.busy = true;
+                    op->awaited->streams.push(s);
+                    return;
+                }
+                complete(*op, std::max(op->ready, op->awaited->when));
+            } else if (op->blocks == 0) {
+                complete(*op, op->ready);
+            } else {
+                s.busy = true;
+                s.device->order.offer(op, s.level, op->blocks, op->cooperative, s.part);
+                return;
+            }
+        }
+        if (s.closed) {
+            leave_partition(*s.device, s.part);
+            const std::size_t at = s.index;  // `s` ends here
+            std::swap(streams_[at], streams_.back());
+            streams_[at]->index = at;
+            streams_.pop_back();
+        }
+    }
+
+    /// The head of its stream is done, at `at`.
+    void complete(operation& op, instant at) noexcept {
+        stream_state& s = *op.stream;
+        s.queue.pop();
+        s.busy = false;
+        s.last_end = std::max(s.last_end, at);
+        if (op.status != errc::none && s.status == errc::none) {
+            s.status = op.status;
+            if (!s.closed) s.exception = std::move(op.exception);
+        }
+        while (point_state* const p = op.points.pop()) reach(s, *p, at);
+        if (op.awaited != nullptr) drop_locked(*std::exchange(op.awaited, nullptr));
+        if (op.body || op.exception != nullptr)
+            left_.operations.push(op);
+        else
+            operations_.release(op);
+    }
+
+    void reach(stream_state& s, point_state& p, instant at) noexcept {
+        p.when = std::max(at, p.recorded);
+        p.status = std::exchange(s.status, errc::none);
+        p.exception = std::exchange(s.exception, nullptr);
+        // release: pairs with the acquire in point::reached.
+        p.reached.store(true, std::memory_order_release);
+        while (waiter_link* const link = p.waiters.pop()) {
+            waiter& w = *link->thread;
+            w.leave();
+            woken_.push(w);
+        }
+        while (stream_state* const waiting = p.streams.pop()) {
+            waiting->busy = false;
+            startable_.push(*waiting);
+        }
+        drop_locked(p);
+    }
+
+    /// Blocks that have started end; the others never start.
+    void give_up_head(stream_state& s) noexcept {
+        operation& op = *s.queue.front();
+        if (op.awaited != nullptr) {
+            op.awaited->streams.remove(s);
+            s.busy = false;
+            return;
+        }
+        if (op.status == errc::none) op.status = errc::device_lost;
+        if (!s.device->order.withdraw(&op)) return;
+        // The last worker destroys the kernel, unless it had ended before: then `complete` finds it.
+        op.unexecuted.fetch_sub(op.blocks - op.claimed, std::memory_order_acq_rel);
+        op.wanted = op.claimed;
+        if (op.ended == op.wanted) s.busy = false;
+    }
+
+    /// `drop`, but under the lock.
+    void drop_locked(point_state& p) noexcept {
+        // acq_rel: as in `drop`.
+        if (p.references.fetch_sub(1, std::memory_order_acq_rel) != 1) return;
+        p.hub.reset();  // not the last: whoever drives the model has one
+        if (p.exception != nullptr)
+            left_.points.push(p);
+        else
+            points_.release(p);
+    }
+
+    gpushare::detail::pool<point_state>& points_;
+    gpushare::detail::pool<operation> operations_;
+    std::deque<device_state> devices_;
+    std::vector<std::unique_ptr<stream_state>> streams_;
+    gpushare::detail::fifo<stream_state> startable_;  // empty between calls
+    gpushare::detail::fifo<sm_state> claimed_;        // SMs whose blocks wait to be run
+    gpushare::detail::fifo<waiter> woken_;            // whose points were reached
+    event_queue events_;
+    leavings left_;
+    std::uint64_t claims_ = 0;
+};
+
+}  // namespace detail
+}  // namespace host
+}  // namespace GPUSHARE_ABI
+}  // namespace gpushare

@@ -1,0 +1,102 @@
+// SPDX-License-Identifier: Apache-2.0
+// Where the workers of a node sleep, arranged for few wake-ups: one of them, the lookout, sleeps until the next
+// event of the model; the others until they are called, one at a time, the last to lie down first.
+//
+//   parking.call(work_is_waiting, next_event);     // whoever made work
+//   parking.park(lock, self, next_event);          // a worker that found none
+#pragma once
+
+#include <mutex>
+#include <vector>
+
+#include <gpushare/backend/host/detail/wakeup.hpp>
+#include <gpushare/units.hpp>
+
+namespace gpushare {
+inline namespace GPUSHARE_ABI {
+namespace host {
+namespace detail {
+
+/// Every member is called with the node's lock held.
+class parking {
+public:
+    class worker {
+    public:
+        worker() = default;
+
+    private:
+        friend parking;
+        wakeup called_;
+    };
+
+    explicit parking(std::size_t workers) { idle_.reserve(workers); }
+
+    /// Makes sure that somebody looks at work that waits, and is there at `next_event` (`never`: there is none).
+    /// Wakes at most one worker, and none while one is on its way: it looks at everything, and calls for more hands
+    /// if there is more than it can do.
+    void call(bool work_waits, instant next_event, wake_list& woken) noexcept {
+        if (on_their_way_ != 0) return;
+        if (next_event < lookout_until_ && lookout_ != nullptr)
+            wake(*lookout_, woken);  // it would sleep too long
+        else if (work_waits || next_event < lookout_until_)
+            wake_one(woken);
+    }
+
+    /// Sleeps until called, or until `next_event` if nobody else looks out for it. May return early.
+    void park(std::unique_lock<std::mutex>& lock, worker& self, instant next_event, wake_list& woken) {
+        const bool looks_out = next_event != never && lookout_ == nullptr;
+        if (looks_out) {
+            lookout_ = &self;
+            lookout_until_ = next_event;
+        } else {
+            if (next_event < lookout_until_ && lookout_ != nullptr) wake(*lookout_, woken);
+            idle_.push_back(&self);
+        }
+        lock.unlock();
+        woken.wake_all();
+        self.called_.wait(looks_out ? next_event : never);
+        lock.lock();
+        if (lookout_ == &self) dismiss_lookout();
+        if (!self.called_.raised()) return;
+        self.called_.lower();
+        --on_their_way_;
+    }
+
+    void call_all(wake_list& woken) noexcept {
+        if (lookout_ != nullptr) wake(*lookout_, woken);
+        while (!idle_.empty()) wake_one(woken);
+    }
+
+private:
+    void wake_one(wake_list& woken) noexcept {
+        if (!idle_.empty()) {
+            worker& w = *idle_.back();
+            idle_.pop_back();
+            wake(w, woken);
+        } else if (lookout_ != nullptr) {
+            wake(*lookout_, woken);
+        }
+        // else: all are awake, and look for work before they sleep
+    }
+
+    void wake(worker& w, wake_list& woken) noexcept {
+        if (lookout_ == &w) dismiss_lookout();
+        ++on_their_way_;
+        woken.add(w.called_);
+    }
+
+    void dismiss_lookout() noexcept {
+        lookout_ = nullptr;
+        lookout_until_ = never;
+    }
+
+    std::vector<worker*> idle_;
+    worker* lookout_ = nullptr;
+    instant lookout_until_ = never;
+    std::size_t on_their_way_ = 0;  // called, but not running yet
+};
+
+}  // namespace detail
+}  // namespace host
+}  // namespace GPUSHARE_ABI
+}  // namespace gpushare

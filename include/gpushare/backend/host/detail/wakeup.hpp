@@ -1,0 +1,87 @@
+// SPDX-License-Identifier: Apache-2.0
+// One thread's sleep, ended by another that holds a lock, but woken only once that is let go of: a thread that is woken
+// under the lock runs into it, and both cores change threads twice for nothing.
+//
+//   wakeup w;                                   // on the stack of who waits, known to others under the lock
+//   lock.unlock();  w.wait(deadline);           // true: somebody raised it
+//
+//   wake_list woken;                            // who has the lock
+//   woken.add(w);  lock.unlock();  woken.wake_all();
+#pragma once
+
+#include <linux/futex.h>
+#include <sys/syscall.h>
+#include <time.h>
+#include <unistd.h>
+
+#include <array>
+#include <atomic>
+#include <cerrno>
+#include <cstddef>
+#include <cstdint>
+
+#include <gpushare/config.hpp>
+#include <gpushare/units.hpp>
+
+namespace gpushare {
+inline namespace GPUSHARE_ABI {
+namespace host {
+namespace detail {
+
+/// For one thread that waits. May be destroyed as soon as it is raised: what wakes needs its address alone.
+class wakeup {
+public:
+    wakeup() = default;
+    wakeup(const wakeup&) = delete;
+    wakeup& operator=(const wakeup&) = delete;
+
+    /// Sleeps until it is raised or, on steady_clock, the deadline is over. Returns whether it was raised.
+    bool wait(instant deadline) noexcept {
+        const auto left = deadline.time_since_epoch();
+        const timespec at{.tv_sec = static_cast<time_t>(left.count() / nanoseconds_per_second),
+                          .tv_nsec = static_cast<long>(left.count() % nanoseconds_per_second)};
+        while (!raised()) {
+            // Absolute, on CLOCK_MONOTONIC. It may return for a signal, or for who slept at this address before.
+            const long result = ::syscall(SYS_futex, &raised_, FUTEX_WAIT_BITSET_PRIVATE, 0,
+                                          deadline == never ? nullptr : &at, nullptr, FUTEX_BITSET_MATCH_ANY);
+            if (result != 0 && errno != EAGAIN && errno != EINTR) return raised();
+        }
+        return true;
+    }
+    /// For the next wait; under the lock.
+    void lower() noexcept { raised_.store(0, std::memory_order_relaxed); }  // relaxed: the lock orders it
+
+    // acquire: whoever sees it raised sees what was done before.
+    [[nodiscard]] bool raised() const noexcept { return raised_.load(std::memory_order_acquire) != 0; }
+
+private:
+    friend class wake_list;
+    static constexpr std::int64_t nanoseconds_per_second = 1'000'000'000;
+
+    std::atomic<std::uint32_t> raised_{0};
+};
+
+/// Those to be woken once the lock is let go of; a few, beyond that they are woken at once.
+class wake_list {
+public:
+    /// Under the lock. `w` may be gone afterwards.
+    void add(wakeup& w) noexcept {
+        if (size_ == sleeping_.size()) wake_all();
+        sleeping_[size_++] = &w.raised_;
+        w.raised_.store(1, std::memory_order_release);  // pairs with raised()
+    }
+    /// Under no lock. An address at which nobody sleeps any more costs a system call, and wakes nobody or somebody who
+    /// looks again.
+    void wake_all() noexcept {
+        while (size_ > 0) ::syscall(SYS_futex, sleeping_[--size_], FUTEX_WAKE_PRIVATE, 1, nullptr, nullptr, 0);
+    }
+
+private:
+    std::array<const void*, 16> sleeping_;
+    std::size_t size_ = 0;
+};
+
+}  // namespace detail
+}  // namespace host
+}  // namespace GPUSHARE_ABI
+}  // namespace gpushare

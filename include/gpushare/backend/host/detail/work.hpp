@@ -1,0 +1,158 @@
+// SPDX-License-Identifier: Apache-2.0
+// The plain data of the engine: what streams queue, what an SM does, what a device is.
+#pragma once
+
+#include <algorithm>
+#include <array>
+#include <atomic>
+#include <cstdint>
+#include <exception>
+#include <vector>
+
+#include <gpushare/backend/host/kernel_context.hpp>
+#include <gpushare/backend/host/ledger.hpp>
+#include <gpushare/backend/host/memory.hpp>
+#include <gpushare/backend/host/options.hpp>
+#include <gpushare/backend/host/point.hpp>
+#include <gpushare/backend/host/scheduler.hpp>
+#include <gpushare/detail/inplace_function.hpp>
+#include <gpushare/detail/intrusive.hpp>
+#include <gpushare/units.hpp>
+
+namespace gpushare {
+inline namespace GPUSHARE_ABI {
+namespace host {
+namespace detail {
+
+/// Kernels up to this size travel inside the operation; bigger ones are allocated at each launch.
+inline constexpr std::size_t kernel_capacity = 256;
+
+/// Blocks that an SM claims at once, at most.
+inline constexpr std::uint32_t largest_batch = 16;
+
+/// One entry of a stream: a kernel, opaque work (a kernel without a body), or a wait for a point. Pooled.
+struct operation {
+    operation* next = nullptr;
+    stream_state* stream = nullptr;
+    // What is asked for: fixed once it is submitted.
+    gpushare::detail::inplace_function<void(kernel_context&), kernel_capacity> body;
+    point_state* awaited = nullptr;  // owns a reference
+    std::uint32_t blocks = 0;
+    bool cooperative = false;
+    ns hold{};
+    // How far it is: under the node's lock.
+    std::uint32_t wanted = 0;  // blocks that are to run: fewer than asked for once the device is lost
+    std::uint32_t claimed = 0, ended = 0;
+    instant not_before{};  // when it was submitted, or its stream resumed
+    instant ready{}, end{};
+    instant start{};  // of all blocks, if cooperative
+    errc status = errc::none;
+    std::exception_ptr exception;
+    gpushare::detail::fifo<point_state> points;  // reached when it is done; owns a reference to each
+    // Between the workers that run its blocks.
+    std::atomic<std::uint32_t> unexecuted{0};
+    grid_barrier barrier;
+};
+
+struct device_state;
+
+/// An SM and what it does. While it has work, its own worker alone writes `edges`.
+struct sm_state {
+    sm_state* next = nullptr;
+    device_state* device = nullptr;
+    std::uint32_t index = 0;
+    operation* work = nullptr;  // null: free
+    std::uint32_t first = 0, count = 0;
+    std::uint64_t order = 0;  // of claims: what ends at one instant ends in the order in which it started
+    instant free_since{};
+    std::array<instant, largest_batch + 1> edges{};  // block i of the claim runs from edges[i] to edges[i + 1]
+
+    [[nodiscard]] instant end() const noexcept { return edges[count]; }
+};
+
+struct stream_state {
+    stream_state* next = nullptr;  // while it waits for a point, or is about to start
+    device_state* device = nullptr;
+    priority level{};
+    std::uint32_t tag = 0;
+    std::uint32_t part = 0;  // the group of SMs that it is kept to; 0: it runs on all
+    std::uint32_t sms = 0;   // of these; never changes
+    std::size_t index = 0;   // among the engine's streams
+    gpushare::detail::fifo<operation> queue;
+    bool busy = false;     // the head is offered, running, or waits for a point
+    bool stalled = false;  // the head isn't to start
+    bool closed = false;   // no handle any more: goes away when the queue is empty
+    instant last_end{};
+    // The first failure since the last point.
+    errc status = errc::none;
+    std::exception_ptr exception;
+    // An operation at hand for the next launch, so that a launch takes the lock once.
+    std::atomic<operation*> spare{nullptr};
+};
+
+struct device_state {
+    explicit device_state(const node_options& o)
+        : order(o.sms, o.timing == timing::real ? largest_batch : 1),
+          sms(o.sms),
+          memory({.capacity = o.memory, .taken = o.taken, .granularity = o.granularity, .guarded = o.guarded}),
+          book(o.ledger_capacity) {
+        for (std::uint32_t i = 0; i < o.sms; ++i) {
+            sms[i].device = this;
+            sms[i].index = i;
+        }
+    }
+
+    /// From when on all free SMs for streams of `part` have been free.
+    [[nodiscard]] instant all_free_since(std::uint32_t part) const noexcept {
+        instant latest{};
+        for (const sm_state& sm : sms)
+            if (sm.work == nullptr && (part == 0 || order.group_of(sm.index) == part))
+                latest = std::max(latest, sm.free_since);
+        return latest;
+    }
+
+    scheduler<operation*> order;
+    std::vector<sm_state> sms;
+    std::vector<std::size_t> users;  // of each group of SMs that was set apart: its handle and its streams
+    device_memory memory;
+    ledger book;
+    std::atomic<bool> lost{false};  // written under the node's lock, read by kernels
+    instant lost_since{};
+};
+
+/// The blocks that occupy an SM until a known instant, soonest first.
+class event_queue {
+public:
+    explicit event_queue(std::size_t sms) { sms_.reserve(sms); }
+
+    /// `never` if there is none.
+    [[nodiscard]] instant next() const noexcept { return sms_.empty() ? never : sms_.front()->end(); }
+    void push(sm_state& sm) noexcept {
+        sms_.push_back(&sm);  // never beyond the number of SMs
+        std::ranges::push_heap(sms_, later);
+    }
+    [[nodiscard]] sm_state& pop() noexcept {
+        std::ranges::pop_heap(sms_, later);
+        sm_state& sm = *sms_.back();
+        sms_.pop_back();
+        return sm;
+    }
+    /// Ends at `at` what `device` would hold for longer.
+    void cut(const device_state& device, instant at) noexcept {
+        for (sm_state* sm : sms_)
+            if (sm->device == &device) sm->edges[sm->count] = std::min(sm->end(), at);
+        std::ranges::make_heap(sms_, later);
+    }
+
+private:
+    static bool later(const sm_state* a, const sm_state* b) noexcept {
+        return a->end() != b->end() ? a->end() > b->end() : a->order > b->order;
+    }
+
+    std::vector<sm_state*> sms_;
+};
+
+}  // namespace detail
+}  // namespace host
+}  // namespace GPUSHARE_ABI
+}  // namespace gpushare

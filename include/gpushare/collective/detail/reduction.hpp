@@ -1,0 +1,264 @@
+// SPDX-License-Identifier: Apache-2.0
+// The inner loops of the reducing collectives: the ranks of each element combined in their order, and handed to a sink that
+// stores them. Also copying, and the number by which ranks notice that they called different things.
+//
+//   reduce_elements<T>(ctx, op, ranks, {0, n}, [&](std::uint32_t r) { return input_of(r); }, single_output<T>{out});
+#pragma once
+
+#include <cstddef>
+#include <cstdint>
+#include <cstring>
+
+#include <gpushare/collective/detail/bundle.hpp>
+#include <gpushare/collective/detail/line_sums.hpp>
+#include <gpushare/collective/epoch.hpp>
+#include <gpushare/collective/fault.hpp>
+#include <gpushare/collective/float_moves.hpp>
+#include <gpushare/collective/reduce_ops.hpp>
+#include <gpushare/collective/team.hpp>
+#include <gpushare/collective/tuning.hpp>
+#include <gpushare/config.hpp>
+
+namespace gpushare {
+inline namespace GPUSHARE_ABI {
+namespace detail {
+
+/// Equal on all ranks that call the same: a mix of everything in which they must agree. Mostly known when compiling.
+[[nodiscard]] GPUSHARE_HD constexpr std::uint32_t call_signature(collective_kind kind, std::uint32_t type,
+                                                                 std::uint32_t op, std::size_t count,
+                                                                 std::uint32_t lanes, std::uint32_t root = 0) noexcept {
+    constexpr std::uint64_t odd = 0x9e37'79b9'7f4a'7c15U;  // of the golden ratio: spreads what differs over all bits
+    const std::uint64_t call = static_cast<std::uint64_t>(kind) << 40 | std::uint64_t{type} << 16 | op;
+    const std::uint64_t mix = (count ^ call * odd ^ std::uint64_t{lanes} << 48 ^ std::uint64_t{root} << 20) * odd;
+    return static_cast<std::uint32_t>(mix >> 32);
+}
+
+/// Bytes between two looks at whether the group was aborted.
+inline constexpr std::size_t look_every = std::size_t{1} << 20;
+
+/// Where results of one rank go.
+template <class T>
+struct single_output {
+    T* out;
+    GPUSHARE_EXEC_CHECK_DISABLE
+    template <class Bundle>
+    GPUSHARE_HD void put(std::size_t i, const Bundle& b) const noexcept {
+        b.store(out + i);
+    }
+    GPUSHARE_EXEC_CHECK_DISABLE
+    GPUSHARE_HD void put_one(std::size_t i, const T& x) const noexcept { out[i] = x; }
+};
+
+/// The threads of the context copy n elements; a plain memcpy where there is one thread.
+GPUSHARE_EXEC_CHECK_DISABLE
+template <class Context, class T>
+GPUSHARE_HD void copy_elements(Context& ctx, T* to, const T* from, std::size_t n) noexcept {
+    if (to == from || n == 0) return;
+    if constexpr (bundle_width<Context, T>() == 16 &&
+                  requires { typename std::bool_constant<Context::num_threads() == 1>; }) {
+        std::memcpy(static_cast<void*>(to), from, n * sizeof(T));
+    } else {
+        constexpr std::size_t width = packed<T>::width;
+        const std::size_t whole = n / width * width;
+        for (std::size_t i = ctx.thread_rank() * width; i < whole; i += ctx.num_threads() * width)
+            store_packed(to + i, load_packed(from + i));
+        for (std::size_t i = whole + ctx.thread_rank(); i < n; i += ctx.num_threads()) to[i] = from[i];
+    }
+}
+
+/// Combines the elements of `range`, rank by rank from 0 on. `from(r)` is where rank r's elements begin; `sink` takes them.
+/// `Ranks` is their number where it is known when compiling, else 0.
+GPUSHARE_EXEC_CHECK_DISABLE
+template <class T, std::uint32_t Ranks, class Context, class Op, class From, class Sink>
+GPUSHARE_HD void reduce_known(Context& ctx, const Op& op, std::uint32_t ranks, element_range range, const From& from,
+                              const Sink& sink) noexcept {
+    using A = accumulator_t<T, Op>;
+    constexpr std::size_t width = bundle_width<Context, T>();
+    using values = bundle<A, width>;
+    const std::uint32_t n = Ranks != 0 ? Ranks : ranks;
+    const std::size_t whole = range.begin + range.size() / width * width;
+    for (std::size_t i = range.begin + ctx.thread_rank() * width; i < whole; i += ctx.num_threads() * width) {
+        values x = values::load(from(0) + i);
+        for (std::uint32_t r = 1; r < n; ++r) x.combine(op, values::load(from(r) + i));
+        x.finish(op, n);
+        sink.put(i, x);
+    }
+    for (std::size_t i = whole + ctx.thread_rank(); i < range.end; i += ctx.num_threads()) {
+        A x = widened<A>(from(0)[i]);
+        for (std::uint32_t r = 1; r < n; ++r) x = op(x, widened<A>(from(r)[i]));
+        if constexpr (requires { op.finish(x, x); }) x = op.finish(x, static_cast<A>(n));
+        sink.put_one(i, narrowed<T>(x));
+    }
+}
+
+GPUSHARE_EXEC_CHECK_DISABLE
+template <class T, class Context, class Op, class From, class Sink>
+GPUSHARE_HD void reduce_elements(Context& ctx, const Op& op, std::uint32_t ranks, element_range range, const From& from,
+                                 const Sink& sink) noexcept {
+    if (ranks == 2) {
+        const T* const first = from(0);
+        const T* const second = from(1);
+        reduce_known<T, 2>(
+            ctx, op, ranks, range, [=](std::uint32_t r) { return r == 0 ? first : second; }, sink);
+    } else {
+        reduce_known<T, 0>(ctx, op, ranks, range, from, sink);
+    }
+}
+
+/// Every rank's output, by the pointers that `meet` brought.
+template <class T, class Context, bool Streaming>
+struct all_outputs {
+    const team<Context>& t;
+    GPUSHARE_EXEC_CHECK_DISABLE
+    template <class Bundle>
+    GPUSHARE_HD void put(std::size_t i, const Bundle& b) const noexcept {
+        for (std::uint32_t r = 0; r < t.ranks(); ++r) {
+            if constexpr (Streaming)
+                b.stream(static_cast<T*>(t.told_by(r).out) + i);
+            else
+                b.store(static_cast<T*>(t.told_by(r).out) + i);
+        }
+    }
+    GPUSHARE_EXEC_CHECK_DISABLE
+    GPUSHARE_HD void put_one(std::size_t i, const T& x) const noexcept {
+        for (std::uint32_t r = 0; r < t.ranks(); ++r) static_cast<T*>(t.told_by(r).out)[i] = x;
+    }
+};
+
+/// The same for two ranks, in registers.
+template <class T, bool Streaming>
+struct two_outputs {
+    T* first;
+    T* second;
+    GPUSHARE_EXEC_CHECK_DISABLE
+    template <class Bundle>
+    GPUSHARE_HD void put(std::size_t i, const Bundle& b) const noexcept {
+        if constexpr (Streaming) {
+            b.stream(first + i);
+            b.stream(second + i);
+        } else {
+            b.store(first + i);
+            b.store(second + i);
+        }
+    }
+    GPUSHARE_EXEC_CHECK_DISABLE
+    GPUSHARE_HD void put_one(std::size_t i, const T& x) const noexcept { first[i] = second[i] = x; }
+};
+
+/// Whether a context is one thread: its rank's elements are combined line by line.
+template <class Context>
+inline constexpr bool is_one_thread = requires {
+    typename std::bool_constant<Context::num_threads() == 1>;
+};
+
+/// Combines `range` of all inputs into all outputs, which begin at multiples of 16 if results are to go past the caches.
+GPUSHARE_EXEC_CHECK_DISABLE
+template <class T, class Context, class Op>
+GPUSHARE_HD void reduce_from_told(team<Context>& t, const Op& op, element_range range, bool streaming) noexcept {
+    const auto from = [&](std::uint32_t r) { return static_cast<const T*>(t.told_by(r).in); };
+    const auto to = [&](const auto& sink) { reduce_elements<T>(t.context(), op, t.ranks(), range, from, sink); };
+    if (t.ranks() == 2) {
+        T* const first = static_cast<T*>(t.told_by(0).out);
+        T* const second = static_cast<T*>(t.told_by(1).out);
+        if (streaming)
+            to(two_outputs<T, true>{first, second});
+        else
+            to(two_outputs<T, false>{first, second});
+    } else if (streaming) {
+        to(all_outputs<T, Context, true>{t});
+    } else {
+        to(all_outputs<T, Context, false>{t});
+    }
+}
+
+/// The elements of `range` that are whole cache lines of an array which begins at `first`; none if there isn't any.
+template <class T>
+[[nodiscard]] element_range whole_lines(const T* first, element_range range) noexcept {
+    const std::size_t misplaced = reinterpret_cast<std::uintptr_t>(first + range.begin) % cache_line;
+    const std::size_t head = misplaced == 0 ? 0 : (cache_line - misplaced) / sizeof(T);
+    if (range.size() < head) return {range.end, range.end};
+    constexpr std::size_t of_line = cache_line / sizeof(T);
+    const std::size_t begin = range.begin + head;
+    return {begin, begin + (range.end - begin) / of_line * of_line};
+}
+
+template <class T, class Op>
+[[nodiscard]] bool lines_pay(std::uint32_t ranks) noexcept {
+    return widest_vectors() >= least_for_lines && ranks <= most_ranks_for_lines<T, Op>;
+}
+
+/// The same by whole lines of the first rank's output, as far as there are any.
+GPUSHARE_EXEC_CHECK_DISABLE
+template <class T, class Context, class Op>
+GPUSHARE_HD void reduce_by_lines(team<Context>& t, const Op& op, element_range range,
+                                 const collective_plan& plan) noexcept {
+    const bool streaming = plan.streaming;
+    if constexpr (is_one_thread<Context> && combines_lines<T, Op>) {
+        const flag_line* const told = &t.told_by(0);
+        const element_range lines = whole_lines(static_cast<const T*>(told[0].out), range);
+        bool whole = true;
+        for (std::uint32_t r = 0; r < t.ranks(); ++r)
+            whole =
+                whole &&
+                reinterpret_cast<std::uintptr_t>(static_cast<const T*>(told[r].out) + lines.begin) % cache_line == 0;
+        if (lines.size() != 0 && (whole || !streaming) && lines_pay<T, Op>(t.ranks())) {
+            reduce_from_told<T>(t, op, {range.begin, lines.begin}, false);
+            const std::size_t first = lines.begin * sizeof(T);
+            combine_lines<T>(widest_vectors(), op, line_ends{told, t.ranks(), first, first, plan.ahead, plan.places},
+                             lines.size() * sizeof(T) / cache_line,
+                             streaming ? line_stores::past_caches : line_stores::cached);
+            return reduce_from_told<T>(t, op, {lines.end, range.end}, false);
+        }
+    }
+    reduce_from_told<T>(t, op, range, streaming);
+}
+
+/// Behind `meet`: combines `range` of all inputs, which begin `first` elements behind what the ranks told, into `out`.
+GPUSHARE_EXEC_CHECK_DISABLE
+template <class T, class Context, class Op>
+GPUSHARE_HD void reduce_to_one(team<Context>& t, const Op& op, std::size_t first, element_range range,
+                               T* out) noexcept {
+    const auto one_by_one = [&](element_range some) {
+        reduce_elements<T>(
+            t.context(), op, t.ranks(), some,
+            [&](std::uint32_t r) { return static_cast<const T*>(t.told_by(r).in) + first; }, single_output<T>{out});
+    };
+    if constexpr (is_one_thread<Context> && combines_lines<T, Op>) {
+        const element_range lines = whole_lines<T>(out, range);
+        if (lines.size() != 0 && lines_pay<T, Op>(t.ranks())) {
+            line_ends ends{&t.told_by(0), t.ranks(), (first + lines.begin) * sizeof(T), lines.begin * sizeof(T)};
+            ends.only = out;
+            one_by_one({range.begin, lines.begin});
+            combine_lines<T>(widest_vectors(), op, ends, lines.size() * sizeof(T) / cache_line, line_stores::cached);
+            return one_by_one({lines.end, range.end});
+        }
+    }
+    one_by_one(range);
+}
+
+/// Behind `meet`: combines `range` of all inputs into all outputs, and parts.
+GPUSHARE_EXEC_CHECK_DISABLE
+template <class T, class Context, class Op>
+GPUSHARE_HD collective_fault reduce_to_all(team<Context>& t, const Op& op, element_range range,
+                                           collective_plan plan) noexcept {
+    // In place, a line that is written has just been read: it is in the cache already, and nothing is saved.
+    for (std::uint32_t r = 0; r < t.ranks(); ++r)
+        plan.streaming = plan.streaming && reinterpret_cast<std::uintptr_t>(t.told_by(r).out) % 16 == 0 &&
+                         t.told_by(r).in != t.told_by(r).out;
+    constexpr std::size_t step = look_every / sizeof(T);
+    bool whole = true;
+    for (std::size_t begin = range.begin; begin < range.end && whole; begin += step) {
+        reduce_by_lines<T>(t, op, {begin, range.end - begin < step ? range.end : begin + step}, plan);
+        whole = t.goes_on();
+    }
+    if (plan.streaming) finish_streaming();
+    if (!t.agreed(whole)) {
+        t.fail(errc::aborted, t.rank());
+        return t.fault();
+    }
+    return t.part();
+}
+
+}  // namespace detail
+}  // namespace GPUSHARE_ABI
+}  // namespace gpushare

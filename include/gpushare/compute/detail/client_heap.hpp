@@ -1,0 +1,112 @@
+// SPDX-License-Identifier: Apache-2.0
+// The clients that wait, in the order in which a policy serves them: those of the highest level first, of these the one
+// with the smallest key. A part of the policies.
+//
+//   detail::client_heap line;      line.reserve(10'000);           // the only call that allocates
+//   line.put(index, priority{1}, key);    if (!line.empty()) serve(line.first());    line.drop(index);
+//
+// A heap of four children a node: half as deep as a binary one, and the four lie side by side, keys included. Clients
+// know their place, so that any of them moves or leaves in O(log waiting).
+#pragma once
+
+#include <cstddef>
+#include <cstdint>
+#include <limits>
+#include <vector>
+
+#include <gpushare/config.hpp>
+#include <gpushare/units.hpp>
+
+namespace gpushare {
+inline namespace GPUSHARE_ABI {
+namespace detail {
+
+/// A value; not thread-safe. Indices are below what was reserved. Equal keys go by index.
+template <class Index = std::uint32_t>
+class basic_client_heap {
+public:
+    /// For clients with indices below `clients`. Throws std::bad_alloc, and then nothing has changed.
+    void reserve(std::size_t clients) {
+        if (clients <= places_.size()) return;
+        if (heap_.capacity() < clients) heap_.reserve(clients + clients / 2);
+        places_.resize(clients, nowhere);
+    }
+
+    [[nodiscard]] bool empty() const noexcept { return heap_.empty(); }
+    [[nodiscard]] std::size_t size() const noexcept { return heap_.size(); }
+    [[nodiscard]] bool contains(std::uint32_t index) const noexcept { return places_[index] != nowhere; }
+    /// There must be one.
+    [[nodiscard]] std::uint32_t first() const noexcept { return heap_.front().index; }
+    [[nodiscard]] std::int64_t first_key() const noexcept { return heap_.front().key; }
+
+    /// Adds the client, or moves it to where it belongs now.
+    void put(std::uint32_t index, priority level, std::int64_t key) noexcept {
+        auto at = places_[index];
+        if (at == nowhere) {
+            at = static_cast<std::uint32_t>(heap_.size());
+            heap_.push_back({});  // within the reserve
+        }
+        if (heap_.size() == 1)
+            return set(0, {key, level.level, index});  // the usual case of a gate that isn't contended
+        settle(at, {key, level.level, index});
+    }
+
+    /// Nothing happens if it isn't there.
+    void drop(std::uint32_t index) noexcept {
+        const auto at = places_[index];
+        if (at == nowhere) return;
+        places_[index] = nowhere;
+        if (at + 1 == heap_.size()) return heap_.pop_back();
+        const entry last = heap_.back();
+        heap_.pop_back();
+        settle(at, last);
+    }
+
+private:
+    static constexpr std::uint32_t nowhere = std::numeric_limits<std::uint32_t>::max();
+    // Goes from hand to hand in two registers: written to memory in parts and read back as a whole at once, it stalls.
+    struct entry {
+        std::int64_t key = 0;
+        std::int32_t level = 0;
+        std::uint32_t index = 0;
+    };
+
+    [[nodiscard]] static bool before(const entry& a, const entry& b) noexcept {
+        if (a.level != b.level) return a.level > b.level;
+        return a.key != b.key ? a.key < b.key : a.index < b.index;
+    }
+
+    void set(std::size_t at, entry e) noexcept {
+        heap_[at] = e;
+        places_[e.index] = static_cast<std::uint32_t>(at);
+    }
+
+    // Puts `e` where it belongs, from the hole at `at`.
+    void settle(std::size_t at, entry e) noexcept {
+        while (at > 0 && before(e, heap_[(at - 1) / 4])) {
+            set(at, heap_[(at - 1) / 4]);
+            at = (at - 1) / 4;
+        }
+        const auto size = heap_.size();
+        for (;;) {
+            const auto child = 4 * at + 1;
+            if (child >= size) break;
+            auto first = child;
+            const auto end = child + 4 < size ? child + 4 : size;
+            for (auto other = child + 1; other < end; ++other)
+                if (before(heap_[other], heap_[first])) first = other;
+            if (!before(heap_[first], e)) break;
+            set(at, heap_[first]);
+            at = first;
+        }
+        set(at, e);
+    }
+
+    std::vector<entry> heap_;
+    std::vector<Index> places_;
+};
+using client_heap = basic_client_heap<>;
+
+}  // namespace detail
+}  // namespace GPUSHARE_ABI
+}  // namespace gpushare

@@ -1,0 +1,76 @@
+// SPDX-License-Identifier: Apache-2.0
+// Any compute policy behind one type, so that a limiter's policy can be another kind at run time.
+//
+//   gpushare::compute_limiter<stream, clock, gpushare::any_policy> limiter{{}, clock, gpushare::weighted_fair{}};
+//   limiter.set_policy(gpushare::fixed{});              // work goes on meanwhile
+#pragma once
+
+#include <concepts>
+#include <memory>
+#include <type_traits>
+#include <utility>
+
+#include <gpushare/compute/policies/weighted_fair.hpp>
+#include <gpushare/compute/policy.hpp>
+#include <gpushare/config.hpp>
+#include <gpushare/error.hpp>
+#include <gpushare/units.hpp>
+
+namespace gpushare {
+inline namespace GPUSHARE_ABI {
+
+/// Movable; what was moved from can only be assigned to or destroyed. A virtual call each; allocates when it is made.
+class any_policy {
+public:
+    any_policy() : any_policy(weighted_fair{}) {}
+
+    template <class P>
+    requires(!std::same_as<P, any_policy> && compute_policy<P>) any_policy(P policy)
+        : held_(std::make_unique<model<P>>(std::move(policy))) {}  // NOLINT: any policy is one
+
+    failure add(client_id c, const client_settings& s) { return held_->add(c, s); }
+    failure change(client_id c, const client_settings& s) { return held_->change(c, s); }
+    void remove(client_id c) noexcept { held_->remove(c); }
+    void wake(client_id c, const line_head& head, instant now) noexcept { held_->wake(c, head, now); }
+    void sleep(client_id c) noexcept { held_->sleep(c); }
+    [[nodiscard]] choice pick(instant now) noexcept { return held_->pick(now); }
+    void serve(client_id c, ns cost, instant now) noexcept { held_->serve(c, cost, now); }
+    void correct(client_id c, ns delta) noexcept { held_->correct(c, delta); }
+    void take_turns() noexcept { held_->take_turns(); }
+
+private:
+    struct interface {
+        virtual ~interface() = default;
+        virtual failure add(client_id, const client_settings&) = 0;
+        virtual failure change(client_id, const client_settings&) = 0;
+        virtual void remove(client_id) noexcept = 0;
+        virtual void wake(client_id, const line_head&, instant) noexcept = 0;
+        virtual void sleep(client_id) noexcept = 0;
+        virtual choice pick(instant) noexcept = 0;
+        virtual void serve(client_id, ns, instant) noexcept = 0;
+        virtual void correct(client_id, ns) noexcept = 0;
+        virtual void take_turns() noexcept = 0;
+    };
+
+    template <compute_policy P>
+    struct model final : interface {
+        explicit model(P p) : policy(std::move(p)) {}
+        failure add(client_id c, const client_settings& s) override { return policy.add(c, s); }
+        failure change(client_id c, const client_settings& s) override { return policy.change(c, s); }
+        void remove(client_id c) noexcept override { policy.remove(c); }
+        void wake(client_id c, const line_head& head, instant now) noexcept override { policy.wake(c, head, now); }
+        void sleep(client_id c) noexcept override { policy.sleep(c); }
+        choice pick(instant now) noexcept override { return policy.pick(now); }
+        void serve(client_id c, ns cost, instant now) noexcept override { policy.serve(c, cost, now); }
+        void correct(client_id c, ns delta) noexcept override { policy.correct(c, delta); }
+        void take_turns() noexcept override { (void)detail::in_turn(policy, true); }
+
+        P policy;
+    };
+
+    std::unique_ptr<interface> held_;
+};
+static_assert(compute_policy<any_policy>);
+
+}  // namespace GPUSHARE_ABI
+}  // namespace gpushare

@@ -1,0 +1,210 @@
+// SPDX-License-Identifier: Apache-2.0
+// Caps over any policy: who has had its cap doesn't wait for the policy inside until time has passed. A hard cap leaves
+// the device idle rather than be exceeded; a soft one holds only while others, within their caps, have work.
+//
+//   gpushare::capped<gpushare::weighted_fair> policy;
+//   policy.add(batch, {.weight = 50_pct, .cap = 30_pct});            // never more than 30 %
+//   policy.add(guest, {.cap = 10_pct, .soft_cap = true});            // more only where nobody else wants it
+//
+// caps.hpp has the policies that are nothing but caps: fixed, soft, fair_share.
+#pragma once
+
+#include <algorithm>
+#include <concepts>
+#include <cstddef>
+#include <cstdint>
+#include <utility>
+#include <vector>
+
+#include <gpushare/compute/detail/client_heap.hpp>
+#include <gpushare/compute/policies/pacer.hpp>
+#include <gpushare/compute/policy.hpp>
+#include <gpushare/config.hpp>
+#include <gpushare/error.hpp>
+#include <gpushare/units.hpp>
+
+namespace gpushare {
+inline namespace GPUSHARE_ABI {
+
+/// What a rule makes of a client's settings.
+struct cap_terms {
+    std::int64_t per_million = 1'000'000;
+    bool soft = false;
+    bool promised = false;  // the caps of a level are promises: together at most the whole
+};
+
+/// The rule of `capped` itself: what the settings say, and nothing is promised.
+struct cap_of_settings {
+    [[nodiscard]] cap_terms operator()(const client_settings& s) const noexcept {
+        return {.per_million = s.cap.permille() * std::int64_t{1000}, .soft = s.soft_cap};
+    }
+};
+
+/// A value; not thread-safe. The bound of a hard cap is the pacer's. Time lent to a client with a soft cap costs it
+/// nothing; those who borrow go in the order in which they come within their caps again. O(log waiting) and what
+/// `Inner` takes.
+template <compute_policy Inner, std::invocable<const client_settings&> Rule = cap_of_settings>
+class capped {
+public:
+    capped() = default;
+    template <std::same_as<Inner> I>  // nothing that converts: an any_policy would take this itself
+    explicit capped(I inner, Rule rule = {}) : inner_(std::move(inner)), rule_(std::move(rule)) {}
+
+    failure add(client_id c, const client_settings& s) {
+        const cap_terms terms = rule_(s);
+        auto& level = open_level(s.level);
+        if (const auto why = admits(level, terms, 0); why.code != errc::none) return why;
+        if (clients_.size() <= c.index) clients_.resize(c.index + std::size_t{1});
+        capped_out_.reserve(clients_.size());
+        borrowing_.reserve(clients_.size());
+        if (const auto why = inner_.add(c, s); why.code != errc::none) return why;
+        clients_[c.index] = {.id = c, .level = s.level, .terms = terms};
+        clients_[c.index].pace.per_million = terms.per_million;
+        if (terms.promised) level.promised += terms.per_million;
+        return {};
+    }
+
+    failure change(client_id c, const client_settings& s) {
+        auto& client = clients_[c.index];
+        const cap_terms terms = rule_(s);
+        (void)open_level(s.level);
+        auto &from = open_level(client.level), &to = open_level(s.level);
+        const auto old = client.terms.promised ? client.terms.per_million : 0;
+        if (const auto why = admits(to, terms, &from == &to ? old : 0); why.code != errc::none) return why;
+        if (const auto why = inner_.change(c, s); why.code != errc::none) return why;
+        from.promised -= old;
+        if (terms.promised) to.promised += terms.per_million;
+        // What it has had beyond its old cap it repays at the new rate: or else a client raised from 0.1 % would first
+        // sit out a thousand times its last kernel.
+        if (client.pace.from > now_) {
+            const auto ahead = static_cast<double>((client.pace.from - now_).count());
+            const auto ratio = static_cast<double>(std::max<std::int64_t>(client.terms.per_million, 1)) /
+                               static_cast<double>(std::max<std::int64_t>(terms.per_million, 1));
+            client.pace.from = saturating_add(now_, ns{static_cast<std::int64_t>(std::min(ahead * ratio, 4e18))});
+        }
+        client.level = s.level;
+        client.terms = terms;
+        client.pace.per_million = terms.per_million;
+        if (client.waits) place(client);
+        return {};
+    }
+
+    void take_turns() noexcept { (void)detail::in_turn(inner_, true); }
+
+    void remove(client_id c) noexcept {
+        sleep(c);
+        auto& client = clients_[c.index];
+        if (std::exchange(client.terms.promised, false)) find_level(client.level)->promised -= client.terms.per_million;
+        inner_.remove(c);
+    }
+
+    void wake(client_id c, const line_head& head, instant now) noexcept {
+        now_ = std::max(now_, now);
+        auto& client = clients_[c.index];
+        client.head = head;
+        if (!std::exchange(client.waits, true)) client.pace.begin(now_);
+        place(client);
+    }
+
+    void sleep(client_id c) noexcept {
+        clients_[c.index].waits = false;
+        capped_out_.drop(c.index);
+        borrowing_.drop(c.index);
+        inner_.sleep(c);
+    }
+
+    [[nodiscard]] choice pick(instant now) noexcept {
+        now_ = std::max(now_, now);
+        while (!capped_out_.empty() && capped_out_.first_key() <= count(now_)) {
+            auto& client = clients_[capped_out_.first()];
+            capped_out_.drop(client.id.index);
+            borrowing_.drop(client.id.index);
+            inner_.wake(client.id, client.head, now_);
+        }
+        const choice inside = inner_.pick(now_);
+        if (inside) return inside;
+        if (!borrowing_.empty()) return clients_[borrowing_.first()].id;
+        if (capped_out_.empty()) return inside;
+        return choice(std::min(inside.ask_again(), instant{ns{capped_out_.first_key()}}));
+    }
+
+    void serve(client_id c, ns cost, instant now) noexcept {
+        now_ = std::max(now_, now);
+        if (borrowing_.contains(c.index)) return;
+        clients_[c.index].pace.spend(cost, now_);
+        inner_.serve(c, cost, now_);
+    }
+
+    void correct(client_id c, ns delta) noexcept {
+        auto& client = clients_[c.index];
+        client.pace.adjust(delta);
+        inner_.correct(c, delta);
+        if (client.waits) place(client);
+    }
+
+private:
+    struct client_state {
+        client_id id{};
+        priority level{};
+        cap_terms terms{};
+        pacer pace{};
+        line_head head{};
+        bool waits = false;
+    };
+    struct level_state {
+        priority level{};
+        std::int64_t promised = 0;
+    };
+
+    [[nodiscard]] static std::int64_t count(instant t) noexcept { return t.time_since_epoch().count(); }
+
+    [[nodiscard]] level_state* find_level(priority p) noexcept {
+        for (auto& l : levels_)
+            if (l.level == p) return &l;
+        return nullptr;
+    }
+    [[nodiscard]] level_state& open_level(priority p) {
+        if (auto* const l = find_level(p)) return *l;
+        levels_.push_back({p, 0});
+        return levels_.back();
+    }
+
+    // In permille, as shares are written; what is left is rounded down.
+    [[nodiscard]] static failure admits(const level_state& level, const cap_terms& terms,
+                                        std::int64_t given_up) noexcept {
+        const auto left = 1'000'000 - (level.promised - given_up);
+        if (!terms.promised || terms.per_million <= left) return {};
+        return {.code = errc::share_exceeded,
+                .asked = static_cast<std::uint64_t>(terms.per_million / 1000),
+                .left = static_cast<std::uint64_t>(left / 1000),
+                .limit = 1000};
+    }
+
+    // Within its cap it waits for the policy inside, else for time to pass.
+    void place(client_state& client) noexcept {
+        const auto index = client.id.index;
+        if (client.terms.per_million >= 1'000'000 || client.pace.entitled(now_)) {
+            capped_out_.drop(index);
+            borrowing_.drop(index);
+            inner_.wake(client.id, client.head, now_);
+        } else {
+            inner_.sleep(client.id);
+            capped_out_.put(index, {}, count(client.pace.from));
+            if (client.terms.soft) {
+                borrowing_.put(index, client.level, count(client.pace.from));
+            } else {
+                borrowing_.drop(index);
+            }
+        }
+    }
+
+    Inner inner_{};
+    [[no_unique_address]] Rule rule_{};
+    std::vector<client_state> clients_;
+    std::vector<level_state> levels_;
+    detail::client_heap capped_out_, borrowing_;  // by when they are within their caps again; the soft ones in both
+    instant now_{};
+};
+
+}  // namespace GPUSHARE_ABI
+}  // namespace gpushare

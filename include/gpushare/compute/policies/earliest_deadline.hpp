@@ -1,0 +1,102 @@
+// SPDX-License-Identifier: Apache-2.0
+// Earliest deadline first under strict priority between levels. A deadline is the work's own, or its arrival and its
+// tenant's objective. A tenant that wants more than its weight of the device loses its deadlines first, not its
+// neighbours theirs.
+//
+//   gpushare::earliest_deadline policy;
+//   policy.add(chat, {.weight = 60_pct, .slo = 50ms});  policy.add(batch, {.weight = 40_pct});
+//
+// Work counts as due no earlier than its tenant's pace of weight x device time allows, as under a constant bandwidth
+// server (Abeni, Buttazzo, RTSS 1998): or else the late work of a tenant that floods its line would always be the most
+// urgent. Work without a deadline is due one second after its arrival, so that it doesn't starve.
+#pragma once
+
+#include <algorithm>
+#include <chrono>
+#include <cstddef>
+#include <cstdint>
+#include <utility>
+#include <vector>
+
+#include <gpushare/compute/detail/client_heap.hpp>
+#include <gpushare/compute/policies/pacer.hpp>
+#include <gpushare/compute/policy.hpp>
+#include <gpushare/config.hpp>
+#include <gpushare/error.hpp>
+#include <gpushare/units.hpp>
+
+namespace gpushare {
+inline namespace GPUSHARE_ABI {
+
+/// A value; not thread-safe. Looks at level, weight, arrivals and deadlines. Weights need not sum to the whole, but
+/// only as far as they do is everybody protected. A pick is O(1), the rest O(log waiting).
+class earliest_deadline {
+public:
+    earliest_deadline() = default;
+    /// `patience`: when work without a deadline is due, from its arrival.
+    explicit earliest_deadline(ns patience) : patience_(patience) {}
+
+    failure add(client_id c, const client_settings& s) {
+        if (clients_.size() <= c.index) clients_.resize(c.index + std::size_t{1});
+        waiting_.reserve(clients_.size());
+        clients_[c.index] = {.id = c};
+        return change(c, s);
+    }
+    failure change(client_id c, const client_settings& s) {
+        auto& client = clients_[c.index];
+        client.level = s.level;
+        client.pace.per_million = s.weight.permille() * std::int64_t{1000};
+        client.pace.from = std::min(client.pace.from, now_);  // what it has had is forgiven
+        if (client.waits) place(client);
+        return {};
+    }
+    void remove(client_id c) noexcept { sleep(c); }
+
+    void wake(client_id c, const line_head& head, instant now) noexcept {
+        now_ = std::max(now_, now);
+        auto& client = clients_[c.index];
+        if (!std::exchange(client.waits, true)) client.pace.begin(now_);
+        client.due = head.deadline != never ? head.deadline : saturating_add(head.arrival, patience_);
+        place(client);
+    }
+    void sleep(client_id c) noexcept {
+        clients_[c.index].waits = false;
+        waiting_.drop(c.index);
+    }
+
+    [[nodiscard]] choice pick(instant) const noexcept {
+        if (waiting_.empty()) return {};
+        return clients_[waiting_.first()].id;
+    }
+    void serve(client_id c, ns cost, instant now) noexcept {
+        now_ = std::max(now_, now);
+        clients_[c.index].pace.spend(cost, now_);
+    }
+    void correct(client_id c, ns delta) noexcept {
+        auto& client = clients_[c.index];
+        client.pace.adjust(delta);
+        if (client.waits) place(client);
+    }
+
+private:
+    struct client_state {
+        client_id id{};
+        priority level{};
+        pacer pace{};
+        instant due{};
+        bool waits = false;
+    };
+
+    void place(const client_state& c) noexcept {
+        waiting_.put(c.id.index, c.level, std::max(c.due, c.pace.from).time_since_epoch().count());
+    }
+
+    ns patience_ = std::chrono::seconds(1);
+    std::vector<client_state> clients_;
+    detail::client_heap waiting_;
+    instant now_{};
+};
+static_assert(compute_policy<earliest_deadline>);
+
+}  // namespace GPUSHARE_ABI
+}  // namespace gpushare

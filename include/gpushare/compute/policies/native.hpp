@@ -1,0 +1,68 @@
+// SPDX-License-Identifier: Apache-2.0
+// First come, first served under strict priority between levels: what the device would do by itself. Nobody is held to
+// a share; what is in flight stays bounded, and everything is metered.
+//
+//   gpushare::compute_limiter<stream, clock, gpushare::native> limiter{{}, clock};
+#pragma once
+
+#include <cstddef>
+#include <vector>
+
+#include <gpushare/compute/detail/client_heap.hpp>
+#include <gpushare/compute/policy.hpp>
+#include <gpushare/config.hpp>
+#include <gpushare/error.hpp>
+#include <gpushare/units.hpp>
+
+namespace gpushare {
+inline namespace GPUSHARE_ABI {
+
+/// A value; not thread-safe. Looks at the level and at arrivals. A pick is O(1), the rest O(log waiting).
+class native {
+public:
+    failure add(client_id c, const client_settings& s) {
+        if (clients_.size() <= c.index) clients_.resize(c.index + std::size_t{1});
+        waiting_.reserve(clients_.size());
+        clients_[c.index] = {.id = c, .level = s.level};
+        return {};
+    }
+    failure change(client_id c, const client_settings& s) {
+        auto& client = clients_[c.index];
+        client.level = s.level;
+        if (waiting_.contains(c.index)) place(client);
+        return {};
+    }
+    void remove(client_id c) noexcept { sleep(c); }
+
+    void wake(client_id c, const line_head& head, instant) noexcept {
+        auto& client = clients_[c.index];
+        client.arrival = head.arrival;
+        place(client);
+    }
+    void sleep(client_id c) noexcept { waiting_.drop(c.index); }
+
+    [[nodiscard]] choice pick(instant) const noexcept {
+        if (waiting_.empty()) return {};
+        return clients_[waiting_.first()].id;
+    }
+    void serve(client_id, ns, instant) noexcept {}
+    void correct(client_id, ns) noexcept {}
+
+private:
+    struct client_state {
+        client_id id{};
+        priority level{};
+        instant arrival{};
+    };
+
+    void place(const client_state& c) noexcept {
+        waiting_.put(c.id.index, c.level, c.arrival.time_since_epoch().count());
+    }
+
+    std::vector<client_state> clients_;
+    detail::client_heap waiting_;
+};
+static_assert(compute_policy<native>);
+
+}  // namespace GPUSHARE_ABI
+}  // namespace gpushare

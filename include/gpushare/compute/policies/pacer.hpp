@@ -1,0 +1,46 @@
+// SPDX-License-Identifier: Apache-2.0
+// When somebody who may have so much of a device's time is next entitled to some: a cap as a point in time.
+//
+//   gpushare::pacer p{.per_million = 300'000};          // 30 %
+//   if (p.entitled(now)) { p.spend(1ms, now); ... }     // not again for 3.3 ms
+#pragma once
+
+#include <algorithm>
+#include <cstdint>
+
+#include <gpushare/compute/policy.hpp>
+#include <gpushare/config.hpp>
+#include <gpushare/units.hpp>
+
+namespace gpushare {
+inline namespace GPUSHARE_ABI {
+
+/// A value. Over any span of time, what is spent is at most the rate times the span and `catch_up`, and the last one
+/// begun. The generic cell rate algorithm (ITU-T I.371): one point in time in place of a bucket.
+struct pacer {
+    /// What somebody who waited without being served may have later.
+    static constexpr ns catch_up{5'000'000};
+
+    std::int64_t per_million = 1'000'000;  // of the device's time; 0 counts as 1
+    instant from{};                        // entitled from here on
+
+    [[nodiscard]] bool entitled(instant now) const noexcept { return from <= now; }
+    /// Begins to want device time, after it wanted none: what it didn't take until now is not kept for it.
+    void begin(instant now) noexcept { from = std::max(from, now); }
+    void spend(ns cost, instant now) noexcept {
+        from = std::max(from, now - catch_up);
+        adjust(cost);
+    }
+    void adjust(ns delta) noexcept {
+        // An hour at once is beyond any kernel, and at a millionth still fits.
+        constexpr std::int64_t most = 3'600'000'000'000;
+        const auto cost = std::clamp(delta.count(), -most, most);
+        const auto rate = std::max<std::int64_t>(per_million, 1);
+        const auto whole = cost / rate * 1'000'000 + cost % rate * 1'000'000 / rate;
+        constexpr instant long_ago{ns::min() / 2};
+        from = whole < 0 ? std::max(from + ns{whole}, long_ago) : saturating_add(from, ns{whole});
+    }
+};
+
+}  // namespace GPUSHARE_ABI
+}  // namespace gpushare

@@ -1,0 +1,213 @@
+// SPDX-License-Identifier: Apache-2.0
+// Policies in a tree, class over tenant: the outer policy divides the device between classes, and in each class a policy
+// of its own divides the class's part between its clients.
+//
+//   gpushare::policy_tree<gpushare::weighted_fair, gpushare::preemptive_fair> policy;
+//   policy.set_class(0, {.weight = 70_pct});  policy.set_class(1, {.weight = 30_pct});
+//   policy.add(chat, {.group = 0});  policy.add(batch, {.group = 1});
+//
+// With any_policy inside, every class has the kind of policy that it wants.
+#pragma once
+
+#include <algorithm>
+#include <concepts>
+#include <cstddef>
+#include <cstdint>
+#include <limits>
+#include <utility>
+#include <vector>
+
+#include <gpushare/compute/detail/client_heap.hpp>
+#include <gpushare/compute/policy.hpp>
+#include <gpushare/config.hpp>
+#include <gpushare/error.hpp>
+#include <gpushare/units.hpp>
+
+namespace gpushare {
+inline namespace GPUSHARE_ABI {
+
+/// A value; not thread-safe. Clients name their class by `group`; one that was never set has default settings and a
+/// default policy. Levels order the clients within a class; between classes the settings of the classes do. A class is
+/// as urgent as the client that its policy would serve next. A decision costs what the two policies take.
+template <compute_policy Outer, compute_policy Inner>
+class policy_tree {
+public:
+    policy_tree() = default;
+    template <std::same_as<Outer> O>  // nothing that converts: an any_policy would take the tree itself
+    explicit policy_tree(O outer) : outer_(std::move(outer)) {}
+
+    /// Says what the class is entitled to, at any time. The outer policy may refuse.
+    failure set_class(std::uint32_t group, const client_settings& s) {
+        if (has(group)) return outer_.change(id_of(group), s);
+        return open(group, s, Inner{});
+    }
+    /// The same, and which policy it has inside. Before its first client.
+    failure set_class(std::uint32_t group, const client_settings& s, Inner inner) {
+        if (const auto why = set_class(group, s); why.code != errc::none) return why;
+        classes_[group].inside = std::move(detail::in_turn(inner, turns_));
+        return {};
+    }
+    /// Classes go several times in a row, and within its turn a class lets its clients do so, where their policies can.
+    void take_turns() noexcept {
+        turns_ = true;
+        (void)detail::in_turn(outer_, true);
+        for (auto& c : classes_) (void)detail::in_turn(c.inside, true);
+    }
+
+    failure add(client_id c, const client_settings& s) {
+        if (!has(s.group))
+            if (const auto why = open(s.group, {}, Inner{}); why.code != errc::none) return why;
+        if (clients_.size() <= c.index) clients_.resize(c.index + std::size_t{1});
+        auto& group = classes_[s.group];
+        if (group.unused == no_member) {
+            group.unused = static_cast<std::uint32_t>(group.members.size());
+            group.members.push_back({.next_unused = no_member});
+        }
+        const auto seat = group.unused;
+        if (const auto why = group.inside.add(id_of(seat), s); why.code != errc::none) return why;
+        group.unused = group.members[seat].next_unused;
+        group.members[seat].who = c;
+        clients_[c.index] = {.group = s.group, .seat = seat};
+        return {};
+    }
+
+    failure change(client_id c, const client_settings& s) {
+        auto& client = clients_[c.index];
+        if (s.group == client.group) {
+            if (const auto why = classes_[s.group].inside.change(id_of(client.seat), s); why.code != errc::none)
+                return why;
+            tell(client.group);
+            return {};
+        }
+        const auto old = client;
+        if (const auto why = add(c, s); why.code != errc::none) return why;
+        leave(old);
+        if (old.waits) wake(c, old.head, now_);
+        return {};
+    }
+
+    void remove(client_id c) noexcept { leave(std::exchange(clients_[c.index], {})); }
+
+    void wake(client_id c, const line_head& head, instant now) noexcept {
+        now_ = std::max(now_, now);
+        auto& client = clients_[c.index];
+        client.head = head;
+        auto& group = classes_[client.group];
+        if (!std::exchange(client.waits, true)) ++group.waiting;
+        group.inside.wake(id_of(client.seat), head, now_);
+        tell(client.group);
+    }
+
+    void sleep(client_id c) noexcept {
+        auto& client = clients_[c.index];
+        if (!std::exchange(client.waits, false)) return;
+        --classes_[client.group].waiting;
+        classes_[client.group].inside.sleep(id_of(client.seat));
+        tell(client.group);
+    }
+
+    [[nodiscard]] choice pick(instant now) noexcept {
+        now_ = std::max(now_, now);
+        while (!held_back_.empty() && held_back_.first_key() <= count(now_)) tell(held_back_.first());
+        for (;;) {
+            const choice group = outer_.pick(now_);
+            const auto others = held_back_.empty() ? never : instant{ns{held_back_.first_key()}};
+            if (!group) return choice(std::min(group.ask_again(), others));
+            auto& of = classes_[group->index];
+            if (const choice c = of.inside.pick(now_)) return of.members[c->index].who;
+            tell(group->index);  // time has passed since it was told, or this wouldn't have come up
+        }
+    }
+
+    void serve(client_id c, ns cost, instant now) noexcept {
+        now_ = std::max(now_, now);
+        const auto [group, seat] = place_of(c);
+        classes_[group].inside.serve(id_of(seat), cost, now_);
+        outer_.serve(id_of(group), cost, now_);
+    }
+
+    void correct(client_id c, ns delta) noexcept {
+        const auto [group, seat] = place_of(c);
+        classes_[group].inside.correct(id_of(seat), delta);
+        outer_.correct(id_of(group), delta);
+        tell(group);
+    }
+
+private:
+    static constexpr std::uint32_t no_member = std::numeric_limits<std::uint32_t>::max();
+
+    struct member {
+        client_id who{};
+        std::uint32_t next_unused = 0;
+    };
+    // Its policy knows the members by their seats, which are dense: it takes memory for them and not for all clients.
+    struct class_state {
+        Inner inside{};
+        std::vector<member> members;
+        std::uint32_t unused = no_member;  // the first of the seats that nobody has
+        bool open = false;
+        std::size_t waiting = 0;
+    };
+    struct place {
+        std::uint32_t group = 0, seat = 0;
+    };
+    struct alignas(64) client_state {  // one line of the cache: among many clients, that is what a decision costs
+        std::uint32_t group = 0, seat = 0;
+        bool waits = false;
+        line_head head{};
+    };
+
+    [[nodiscard]] place place_of(client_id c) const noexcept {
+        return {clients_[c.index].group, clients_[c.index].seat};
+    }
+    // Of a class for the outer policy, of a member for the inner one.
+    [[nodiscard]] static client_id id_of(std::uint32_t index) noexcept { return {index, 1}; }
+    [[nodiscard]] static std::int64_t count(instant t) noexcept { return t.time_since_epoch().count(); }
+    [[nodiscard]] bool has(std::uint32_t group) const noexcept {
+        return group < classes_.size() && classes_[group].open;
+    }
+
+    failure open(std::uint32_t group, const client_settings& s, Inner inside) {
+        if (classes_.size() <= group) classes_.resize(group + std::size_t{1});
+        held_back_.reserve(classes_.size());
+        if (const auto why = outer_.add(id_of(group), s); why.code != errc::none) return why;
+        classes_[group].inside = std::move(detail::in_turn(inside, turns_));
+        classes_[group].open = true;
+        return {};
+    }
+
+    void leave(const client_state& client) noexcept {
+        auto& group = classes_[client.group];
+        if (client.waits) --group.waiting;
+        group.inside.remove(id_of(client.seat));
+        group.members[client.seat].next_unused = std::exchange(group.unused, client.seat);
+        tell(client.group);
+    }
+
+    // Whether the class has somebody to serve now, later or not at all, and who that would be.
+    void tell(std::uint32_t group) noexcept {
+        auto& own = classes_[group];
+        const choice c = own.waiting != 0 ? own.inside.pick(now_) : choice{};
+        if (c) {
+            held_back_.drop(group);
+            outer_.wake(id_of(group), clients_[own.members[c->index].who.index].head, now_);
+            return;
+        }
+        outer_.sleep(id_of(group));
+        if (c.ask_again() != never) {
+            held_back_.put(group, {}, std::max(count(c.ask_again()), count(now_) + 1));
+        } else {
+            held_back_.drop(group);
+        }
+    }
+
+    Outer outer_{};
+    std::vector<class_state> classes_;
+    std::vector<client_state> clients_;
+    detail::client_heap held_back_;  // classes whose policy serves nobody before a time
+    instant now_{};
+    bool turns_ = false;
+};
+
+}  // namespace GPUSHARE_ABI
+}  // namespace gpushare

@@ -1,0 +1,175 @@
+// SPDX-License-Identifier: Apache-2.0
+// Shortest remaining first under strict priority between levels: of the waiting work, that whose request needs the least
+// device time until it is done, which keeps the mean time of a request lowest. With a guard: a client that is behind its
+// fair share by what it should have had in so much time goes before all others, however long its request is.
+//
+//   gpushare::shortest_remaining policy{50ms};
+//
+// The fair share is that of an ideal processor that serves all who wait at once by weight: its virtual time grows by
+// what is served over the weights of those who wait (Demers, Keshav, Shenker, SIGCOMM 1989).
+#pragma once
+
+#include <algorithm>
+#include <chrono>
+#include <cstddef>
+#include <cstdint>
+#include <utility>
+#include <vector>
+
+#include <gpushare/compute/detail/client_heap.hpp>
+#include <gpushare/compute/policy.hpp>
+#include <gpushare/config.hpp>
+#include <gpushare/error.hpp>
+#include <gpushare/units.hpp>
+
+namespace gpushare {
+inline namespace GPUSHARE_ABI {
+
+/// A value; not thread-safe. Looks at level, weight and what remains of the requests. A pick is O(1), the rest
+/// O(log waiting).
+class shortest_remaining {
+public:
+    static constexpr bool timeless = true;
+
+    shortest_remaining() = default;
+    /// `guard`: how far behind its fair share, and ahead of it, a client may be, as the time in which it should have had
+    /// that much; longer where the weights of those who wait sum over the whole. 0 is fair queueing.
+    explicit shortest_remaining(ns guard) : guard_(guard) {}
+
+    failure add(client_id c, const client_settings& s) {
+        if (clients_.size() <= c.index) clients_.resize(c.index + std::size_t{1});
+        shortest_.reserve(clients_.size());
+        furthest_behind_.reserve(clients_.size());
+        auto& level = open_level(s.level);
+        clients_[c.index] = {.id = c, .level = s.level, .weight = weight_of(s), .had = level.fair};
+        return {};
+    }
+
+    failure change(client_id c, const client_settings& s) {
+        (void)open_level(s.level);
+        auto& client = clients_[c.index];
+        const bool waits = client.waits;
+        sleep(c);
+        // Its lag, or lead, stays the same device time.
+        const auto lag = static_cast<double>(client.had - level_of(client).fair) * static_cast<double>(client.weight);
+        client.level = s.level;
+        client.weight = weight_of(s);
+        constexpr auto most = static_cast<double>(rebase_at / 2);
+        client.had = level_of(client).fair +
+                     static_cast<std::int64_t>(std::clamp(lag / static_cast<double>(client.weight), -most, most));
+        if (waits) begin(client);
+        return {};
+    }
+
+    void remove(client_id c) noexcept { sleep(c); }
+
+    void wake(client_id c, const line_head& head, instant) noexcept {
+        auto& client = clients_[c.index];
+        client.remaining = head.remaining;
+        if (client.waits) {
+            place(client);
+        } else {
+            client.had = std::max(client.had, level_of(client).fair);  // not owed what it didn't want
+            begin(client);
+        }
+    }
+
+    void sleep(client_id c) noexcept {
+        auto& client = clients_[c.index];
+        if (!std::exchange(client.waits, false)) return;
+        level_of(client).weights -= client.weight;
+        shortest_.drop(c.index);
+        furthest_behind_.drop(c.index);
+    }
+
+    [[nodiscard]] choice pick(instant) const noexcept {
+        if (shortest_.empty()) return {};
+        const auto& behind = clients_[furthest_behind_.first()];
+        if (furthest_behind_.first_key() < find_level(behind.level)->fair) return behind.id;
+        return clients_[shortest_.first()].id;
+    }
+
+    void serve(client_id c, ns cost, instant) noexcept { correct(c, cost); }
+
+    void correct(client_id c, ns delta) noexcept {
+        auto& client = clients_[c.index];
+        auto& level = level_of(client);
+        // Two weeks at once is beyond any kernel; without the bound a wild measurement could overflow.
+        const auto cost =
+            std::clamp<std::int64_t>(delta.count(), -(std::int64_t{1} << 50), std::int64_t{1} << 50) * 1000;
+        level.fair += cost / std::max(level.weights, client.weight);
+        // What it had beyond that was nobody else's loss, or the guard would have spoken: it isn't held against it.
+        const auto most = level.fair + std::clamp<std::int64_t>(guard_.count(), 0, rebase_at / 2);
+        client.had = std::clamp(client.had + cost / client.weight, -rebase_at, most);
+        if (std::max(level.fair, client.had) > rebase_at) {
+            rebase(level);
+        } else if (client.waits) {
+            place(client);
+        }
+    }
+
+private:
+    static constexpr std::int64_t rebase_at = std::int64_t{1} << 61;
+
+    struct client_state {
+        client_id id{};
+        priority level{};
+        std::int64_t weight = 1000;  // permille
+        std::int64_t had = 0;        // ns of device time over weight
+        ns remaining{};
+        bool waits = false;
+    };
+    struct level_state {
+        priority level{};
+        std::int64_t fair = 0;     // what each would have had under the ideal: ns over weight
+        std::int64_t weights = 0;  // of those who wait
+    };
+
+    [[nodiscard]] static std::int64_t weight_of(const client_settings& s) noexcept {
+        return std::max<std::int64_t>(s.weight.permille(), 1);
+    }
+
+    [[nodiscard]] const level_state* find_level(priority p) const noexcept {
+        for (const auto& l : levels_)
+            if (l.level == p) return &l;
+        return nullptr;
+    }
+    [[nodiscard]] level_state& level_of(const client_state& c) noexcept {
+        for (auto& l : levels_)
+            if (l.level == c.level) return l;
+        return levels_.front();  // unreachable: add() opened it
+    }
+    [[nodiscard]] level_state& open_level(priority p) {
+        if (find_level(p) == nullptr) levels_.push_back({.level = p});
+        return level_of({.level = p});
+    }
+
+    void begin(client_state& c) noexcept {
+        c.waits = true;
+        level_of(c).weights += c.weight;
+        place(c);
+    }
+
+    void place(const client_state& c) noexcept {
+        shortest_.put(c.id.index, c.level, c.remaining.count());
+        furthest_behind_.put(c.id.index, c.level, c.had + std::clamp<std::int64_t>(guard_.count(), 0, rebase_at / 2));
+    }
+
+    void rebase(level_state& level) noexcept {
+        const auto base = std::exchange(level.fair, 0);
+        for (auto& c : clients_) {
+            if (c.level != level.level) continue;
+            c.had = std::clamp(c.had - base, -rebase_at / 2, rebase_at / 2);
+            if (c.waits) place(c);
+        }
+    }
+
+    ns guard_ = std::chrono::milliseconds(50);
+    std::vector<client_state> clients_;
+    std::vector<level_state> levels_;
+    detail::client_heap shortest_, furthest_behind_;
+};
+static_assert(compute_policy<shortest_remaining>);
+
+}  // namespace GPUSHARE_ABI
+}  // namespace gpushare

@@ -1,0 +1,127 @@
+// SPDX-License-Identifier: Apache-2.0
+// Strict priority with a cap on the high class: its clients go first until together they have had the cap, then the
+// others do until time has passed. Where the others want nothing, the high class has the whole device.
+//
+//   gpushare::strict_priority<> policy{80_pct};                           // levels above 0 have at most 80 %
+//   gpushare::strict_priority<> reserved{80_pct, gpushare::priority{3}};  // levels 3 and above
+#pragma once
+
+#include <algorithm>
+#include <cstddef>
+#include <cstdint>
+#include <utility>
+#include <vector>
+
+#include <gpushare/compute/policies/pacer.hpp>
+#include <gpushare/compute/policies/weighted_fair.hpp>
+#include <gpushare/compute/policy.hpp>
+#include <gpushare/config.hpp>
+#include <gpushare/error.hpp>
+#include <gpushare/units.hpp>
+
+namespace gpushare {
+inline namespace GPUSHARE_ABI {
+
+/// A value; not thread-safe. Looks at the level, and at what `Inner` does, which decides within each class. The bound of
+/// the cap is the pacer's. With a cap of the whole it is strict priority, and low work may starve.
+template <compute_policy Inner = weighted_fair>
+class strict_priority {
+public:
+    strict_priority() : strict_priority(share::of_permille(900)) {}
+    explicit strict_priority(share cap, priority high = {1}, Inner inner = {})
+        : high_from_(high), high_(inner), low_(std::move(inner)) {
+        pace_.per_million = cap.permille() * std::int64_t{1000};
+    }
+
+    void take_turns() noexcept {
+        (void)detail::in_turn(high_, true);
+        (void)detail::in_turn(low_, true);
+    }
+
+    failure add(client_id c, const client_settings& s) {
+        if (clients_.size() <= c.index) clients_.resize(c.index + std::size_t{1});
+        if (const auto why = of(s.level).add(c, s); why.code != errc::none) return why;
+        clients_[c.index] = {.id = c, .level = s.level};
+        return {};
+    }
+
+    failure change(client_id c, const client_settings& s) {
+        auto& client = clients_[c.index];
+        if (is_high(s.level) == is_high(client.level)) {
+            if (const auto why = of(s.level).change(c, s); why.code != errc::none) return why;
+        } else {
+            if (const auto why = of(s.level).add(c, s); why.code != errc::none) return why;
+            const bool waits = client.waits;
+            remove(c);
+            client.waits = waits;
+            if (waits) of(s.level).wake(c, client.head, now_);
+            if (waits && is_high(s.level)) ++high_waiting_;
+        }
+        client.level = s.level;
+        return {};
+    }
+
+    void remove(client_id c) noexcept {
+        sleep(c);
+        of(clients_[c.index].level).remove(c);
+    }
+
+    void wake(client_id c, const line_head& head, instant now) noexcept {
+        now_ = std::max(now_, now);
+        auto& client = clients_[c.index];
+        client.head = head;
+        if (!std::exchange(client.waits, true) && is_high(client.level) && high_waiting_++ == 0) pace_.begin(now_);
+        of(client.level).wake(c, head, now_);
+    }
+
+    void sleep(client_id c) noexcept {
+        auto& client = clients_[c.index];
+        if (std::exchange(client.waits, false) && is_high(client.level)) --high_waiting_;
+        of(client.level).sleep(c);
+    }
+
+    [[nodiscard]] choice pick(instant now) noexcept {
+        now_ = std::max(now_, now);
+        const choice high = high_.pick(now_);
+        if (high && pace_.entitled(now_)) return high;
+        const choice low = low_.pick(now_);
+        if (low || high) return low ? low : high;
+        return choice(std::min(low.ask_again(), high.ask_again()));
+    }
+
+    void serve(client_id c, ns cost, instant now) noexcept {
+        now_ = std::max(now_, now);
+        const auto level = clients_[c.index].level;
+        // Beyond its cap it was let in because nobody else wanted the device: that costs the class nothing.
+        if (is_high(level) && pace_.entitled(now_)) pace_.spend(cost, now_);
+        of(level).serve(c, cost, now_);
+    }
+
+    void correct(client_id c, ns delta) noexcept {
+        const auto level = clients_[c.index].level;
+        if (is_high(level)) pace_.adjust(delta);
+        of(level).correct(c, delta);
+    }
+
+private:
+    struct client_state {
+        client_id id{};
+        priority level{};
+        line_head head{};
+        bool waits = false;
+    };
+
+    [[nodiscard]] bool is_high(priority p) const noexcept { return p >= high_from_; }
+    [[nodiscard]] Inner& of(priority p) noexcept { return is_high(p) ? high_ : low_; }
+
+    priority high_from_;
+    Inner high_, low_;
+    pacer pace_{};  // of the high class
+    std::size_t high_waiting_ = 0;
+    std::vector<client_state> clients_;
+    instant now_{};
+};
+static_assert(compute_policy<strict_priority<>>);
+
+}  // namespace GPUSHARE_ABI
+}  // namespace gpushare

@@ -1,0 +1,195 @@
+// SPDX-License-Identifier: Apache-2.0
+// Weighted fair sharing of device time, under strict priority between levels: of the waiting clients of the highest
+// level, the one that is furthest behind its share goes next.
+//
+//   gpushare::weighted_fair policy;
+//   policy.add(chat, {.weight = 70_pct});  policy.add(batch, {.weight = 30_pct});
+//
+// Start-time fair queueing (Goyal, Vin, Cheng, SIGCOMM 1996): a client's tag grows by cost / weight, the smallest tag
+// goes next, and a level's virtual time is the smallest tag that waits. A client that wakes up starts no earlier than
+// virtual time, so nobody is owed the time in which it wanted nothing. A pick is O(1), the rest O(log clients).
+//
+// Where clients take turns on the device, changing from one to another costs points and a wait there. So whoever is next has
+// a turn: kernels that are short beside it go several at a time, those that take as long go one by one. A turn, and one
+// kernel, is how far a client can get ahead of its share.
+#pragma once
+
+#include <algorithm>
+#include <cstddef>
+#include <cstdint>
+#include <utility>
+#include <vector>
+
+#include <gpushare/compute/detail/client_heap.hpp>
+#include <gpushare/compute/policy.hpp>
+#include <gpushare/config.hpp>
+#include <gpushare/error.hpp>
+#include <gpushare/units.hpp>
+
+namespace gpushare {
+inline namespace GPUSHARE_ABI {
+
+/// A value; not thread-safe. Memory grows with the largest index in use, in `add` alone. A template of nothing: whoever
+/// includes it and makes no limiter doesn't compile it.
+template <class = void>
+class basic_weighted_fair {
+public:
+    static constexpr bool timeless = true;
+    static constexpr ns usual_turn{100'000};
+
+    /// Without turns, but where limiter_options::take_turns asks for them.
+    basic_weighted_fair() noexcept : basic_weighted_fair(ns{-1}) {}
+    /// `turn`: device time, 0 for none.
+    explicit basic_weighted_fair(ns turn) noexcept : turn_(turn) {}
+
+    failure add(client_id c, const client_settings& s) {
+        if (clients_.size() <= c.index) clients_.resize(c.index + std::size_t{1});
+        waiting_.reserve(clients_.size());
+        open_level(s.level);
+        clients_[c.index] = client_state(c, s, virtual_time(s.level));
+        return {};
+    }
+
+    failure change(client_id c, const client_settings& s) {
+        open_level(s.level);
+        auto& client = clients_[c.index];
+        // The lead over the old level's virtual time, or the lag behind it, is kept as device time: or else a client
+        // raised from 0.1 % would first sit out a thousand times its last kernel.
+        const auto lead = static_cast<double>(client.tag - virtual_time(client.level)) *
+                          static_cast<double>(client.weight) / static_cast<double>(weight_of(s));
+        constexpr auto most = static_cast<double>(rebase_at / 2);
+        const auto tag = virtual_time(s.level) + static_cast<std::int64_t>(std::clamp(lead, -most, most));
+        client = client_state(client.id, s, tag);
+        if (waiting_.contains(c.index)) place(client);
+        return {};
+    }
+
+    void remove(client_id c) noexcept { sleep(c); }
+
+    void take_turns() noexcept {
+        if (turn_ < ns{0}) turn_ = usual_turn;
+    }
+
+    void wake(client_id c, const line_head&, instant) noexcept {
+        auto& client = clients_[c.index];
+        if (!waiting_.contains(c.index)) client.tag = std::max(client.tag, virtual_time(client.level));
+        place(client);
+    }
+
+    void sleep(client_id c) noexcept { waiting_.drop(c.index); }
+
+    [[nodiscard]] choice pick(instant) const noexcept {
+        if (waiting_.empty()) return {};
+        const auto& first = clients_[waiting_.first()];
+        const bool goes_on = left_ > ns{0} && waiting_.contains(latest_) && clients_[latest_].level == first.level;
+        return goes_on ? clients_[latest_].id : first.id;
+    }
+
+    void serve(client_id c, ns cost, instant) noexcept {
+        auto& client = clients_[c.index];
+        auto& time = virtual_time(client.level);
+        time = std::max(time, std::min(client.tag, tag_of_first(client)));
+        take_turn(c, cost);
+        charge(client, cost);  // wake() or sleep() follows: only then it has a place
+    }
+
+    using short_way_of = basic_weighted_fair;  // and of no policy that derives from it
+    /// wake(), pick(), serve() and sleep() of one that comes while nobody waits; `n` times, one after the other.
+    void serve_alone(client_id c, ns cost, std::uint32_t n) noexcept {
+        auto& client = clients_[c.index];
+        client.tag = std::max(client.tag, virtual_time(client.level));
+        if (n > 1) charge(client, cost * (n - 1));
+        virtual_time(client.level) = client.tag;
+        for (; n > 0; --n) take_turn(c, cost);
+        charge(client, cost);
+    }
+
+    void correct(client_id c, ns delta) noexcept {
+        auto& client = clients_[c.index];
+        charge(client, delta);
+        if (c.index == latest_ && left_ > ns{0} && delta > ns{0})
+            left_ -= std::min(left_, delta);  // the turn was longer
+        if (waiting_.contains(c.index)) place(client);
+    }
+
+private:
+    static constexpr std::int64_t rebase_at = std::int64_t{1} << 61;
+
+    struct client_state {
+        client_state() = default;
+        client_state(client_id c, const client_settings& s, std::int64_t t) noexcept
+            : tag(t), id(c), level(s.level), weight(weight_of(s)), rate(1000.0 / weight) {}
+
+        std::int64_t tag = 0;  // ns of device time over weight
+        client_id id;
+        priority level;
+        std::int32_t weight = 1000;
+        double rate = 1;  // what the tag grows by for a ns of device time: a division would cost more than the rest
+    };
+    struct level_state {
+        priority level;
+        std::int64_t time = 0;
+    };
+
+    [[nodiscard]] static std::int32_t weight_of(const client_settings& s) noexcept {
+        return std::max(static_cast<std::int32_t>(s.weight.permille()), 1);
+    }
+
+    // Null for a level that no client ever had. They are few.
+    [[nodiscard]] level_state* find_level(priority p) noexcept {
+        for (auto& l : levels_)
+            if (l.level == p) return &l;
+        return nullptr;
+    }
+
+    void open_level(priority p) {
+        if (find_level(p) == nullptr) levels_.push_back({p, 0});
+    }
+
+    [[nodiscard]] std::int64_t& virtual_time(priority p) noexcept { return find_level(p)->time; }  // add() opened it
+
+    void take_turn(client_id c, ns cost) noexcept {
+        constexpr ns least{1000};  // a turn is so many kernels at the most, whatever they are said to take
+        if (c.index != latest_ || left_ <= ns{0}) left_ = turn_;
+        latest_ = c.index;
+        left_ -= std::max(cost, least);
+    }
+
+    // Of its level.
+    [[nodiscard]] std::int64_t tag_of_first(const client_state& client) const noexcept {
+        if (waiting_.empty()) return client.tag;
+        const auto& first = clients_[waiting_.first()];
+        return first.level == client.level ? first.tag : client.tag;
+    }
+
+    void charge(client_state& client, ns delta) noexcept {
+        // Two weeks at once is beyond any kernel; without the bound a wild measurement could overflow the tag.
+        const auto cost = std::clamp<std::int64_t>(delta.count(), -(std::int64_t{1} << 50), std::int64_t{1} << 50);
+        const auto grows = static_cast<std::int64_t>(static_cast<double>(cost) * client.rate);
+        client.tag = std::max(client.tag + grows, -rebase_at);
+        if (client.tag > rebase_at) rebase(client.level);
+    }
+
+    // A tag reaches this after decades, or after months of one client alone at 0.1 %: then only differences matter.
+    void rebase(priority p) noexcept {
+        const auto base = std::exchange(virtual_time(p), 0);
+        for (auto& c : clients_) {
+            if (c.level != p) continue;
+            c.tag = std::clamp(c.tag - base, -rebase_at / 2, rebase_at / 2);
+            if (waiting_.contains(c.id.index)) place(c);
+        }
+    }
+
+    void place(const client_state& c) noexcept { waiting_.put(c.id.index, c.level, c.tag); }
+
+    std::vector<client_state> clients_;
+    std::vector<level_state> levels_;
+    detail::client_heap waiting_;
+    ns turn_, left_{};          // of the turn of
+    std::uint32_t latest_ = 0;  // who was served
+};
+using weighted_fair = basic_weighted_fair<>;
+static_assert(has_short_way<weighted_fair>);
+
+}  // namespace GPUSHARE_ABI
+}  // namespace gpushare

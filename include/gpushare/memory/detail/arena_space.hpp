@@ -1,0 +1,142 @@
+// SPDX-License-Identifier: Apache-2.0
+// The addresses of one arena, slot by slot: empty, mapped, or about to leave once a stream gets there. A plain state
+// machine; chunk_pool does what it decides, under its lock.
+//
+//   auto d = space.depart(last, slot_stage::mapped, ticket);    // d: those of `last` that were mapped are leaving now
+//   space.each_run(last.front(), [](std::size_t first, std::size_t count) { ... });
+#pragma once
+
+#include <algorithm>
+#include <concepts>
+#include <cstddef>
+#include <cstdint>
+#include <iterator>
+#include <list>
+#include <memory>
+#include <span>
+#include <utility>
+#include <vector>
+
+#include <gpushare/concepts.hpp>
+#include <gpushare/config.hpp>
+#include <gpushare/detail/chain.hpp>
+#include <gpushare/memory/detail/chunk_book.hpp>
+#include <gpushare/memory/quota.hpp>
+#include <gpushare/memory/tenant_tag.hpp>
+
+namespace gpushare {
+inline namespace GPUSHARE_ABI {
+namespace detail {
+
+/// `arriving` and on the way to be mapped: only within one critical section.
+enum class slot_stage : std::uint8_t { empty, arriving, mapped, leaving };
+
+struct arena_slot {
+    std::uint64_t ticket = 0;  // of the departure that it leaves with
+    std::uint32_t chunk = chunk_book::none;
+    slot_stage stage = slot_stage::empty;
+};
+
+template <virtual_memory Memory, timeline_point Point>
+struct arena_space;
+
+/// Slots that leave once the points are reached, those that weren't committed again meanwhile.
+template <virtual_memory Memory, timeline_point Point>
+struct departure {
+    std::shared_ptr<arena_space<Memory, Point>> from{};
+    std::uint64_t ticket = 0;
+    std::size_t first = 0, count = 0;
+    std::vector<Point> points{};
+    bool stuck = false;  // all is reached, but the memory didn't let go of it
+
+    [[nodiscard]] bool reached() const noexcept { return std::ranges::all_of(points, &Point::reached); }
+    /// Adds what it waits for: the points that aren't reached, or, if all are by now, one that is.
+    void add_points(std::vector<Point>& to) const {
+        if (stuck) return;
+        const auto before = to.size();
+        std::ranges::copy_if(points, std::back_inserter(to), [](const Point& p) { return !p.reached(); });
+        if (to.size() == before) to.emplace_back();
+    }
+};
+
+/// Lives as long as the arena or anything mapped in it. Positions and counts are in slots, and within the range.
+template <virtual_memory Memory, timeline_point Point>
+struct arena_space {
+    using departures = std::list<departure<Memory, Point>>;
+
+    arena_space(typename Memory::range r, std::size_t n, std::size_t size, tenant_tag t, quota& q)
+        : addresses(std::move(r)), chunk_bytes(size), tenant(t), limit(&q), slots(n), farewell(1) {
+        farewell.front().count = n;
+    }
+
+    [[nodiscard]] void* address(std::size_t i) const noexcept {
+        return static_cast<std::byte*>(addresses.data()) + i * chunk_bytes;
+    }
+    [[nodiscard]] auto part(std::size_t first, std::size_t count) noexcept {
+        return std::span(slots).subspan(first, count);
+    }
+    [[nodiscard]] bool all(std::size_t first, std::size_t count, slot_stage s) const noexcept {
+        return count_of(first, count, s) == count;
+    }
+    [[nodiscard]] std::size_t count_of(std::size_t first, std::size_t count, slot_stage s) const noexcept {
+        const auto some = std::span(slots).subspan(first, count);
+        return static_cast<std::size_t>(std::ranges::count(some, s, &arena_slot::stage));
+    }
+
+    void arrive(std::size_t i, std::uint32_t chunk) noexcept {
+        slots[i] = {.chunk = chunk, .stage = slot_stage::arriving};
+    }
+    /// Those that arrive have come to stay, and so have those that were about to leave. Returns how many of these.
+    std::size_t settle(std::size_t first, std::size_t count) noexcept {
+        const auto stayed = count_of(first, count, slot_stage::leaving);
+        for (arena_slot& x : part(first, count)) {
+            if (x.stage != slot_stage::mapped) ++mapped;
+            x.stage = slot_stage::mapped;
+        }
+        leaving -= stayed;
+        return stayed;
+    }
+    /// Those of `d` in stage `which` are about to leave. Returns how many.
+    std::size_t depart(const departure<Memory, Point>& d, slot_stage which) noexcept {
+        std::size_t n = 0;
+        for (arena_slot& x : part(d.first, d.count)) {
+            if (x.stage != which) continue;
+            x.stage = slot_stage::leaving;
+            x.ticket = d.ticket;
+            ++n;
+        }
+        leaving += n;
+        if (which == slot_stage::mapped) mapped -= n;
+        return n;
+    }
+    /// Calls `f(first, count)` for neighbours that leave with `d`.
+    template <std::invocable<std::size_t, std::size_t> F>
+    void each_run(const departure<Memory, Point>& d, F f) const {
+        const auto leaves = [&](std::size_t i) {
+            return slots[i].stage == slot_stage::leaving && slots[i].ticket == d.ticket;
+        };
+        for (std::size_t i = d.first; i < d.first + d.count; ++i) {
+            const std::size_t first = i;
+            while (i < d.first + d.count && leaves(i)) ++i;
+            if (i != first) f(first, i - first);
+        }
+    }
+    /// The slot is empty; its chunk, which nobody has mapped any more.
+    std::uint32_t vacate(std::size_t i) noexcept {
+        --(slots[i].stage == slot_stage::leaving ? leaving : mapped);
+        return std::exchange(slots[i], {}).chunk;
+    }
+
+    const typename Memory::range addresses;
+    const std::size_t chunk_bytes;
+    const tenant_tag tenant;
+    quota* const limit;
+    std::vector<arena_slot> slots;
+    std::size_t mapped = 0, leaving = 0;  // slots
+    departures farewell;                  // all slots: made beforehand, so that an arena ends without needing memory
+    bool open = true;                     // until it is closed
+};
+
+}  // namespace detail
+}  // namespace GPUSHARE_ABI
+}  // namespace gpushare

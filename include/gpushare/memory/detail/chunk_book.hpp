@@ -1,0 +1,215 @@
+// SPDX-License-Identifier: Apache-2.0
+// Which physical chunk goes to whom: the decisions behind chunk_pool, as a plain value without memory, streams or
+// locks. A chunk remembers who wrote to it last. It goes back to that tenant as it is, and to another one only after
+// it was scrubbed.
+//
+//   gpushare::chunk_book book{gpushare::scrub_policy::on_hand_over};
+//   book.open(chat);    book.add(/*zero=*/true);    auto c = book.take(chat);    book.give(c);
+//   book.take(code);                     // detail::no_index: `c` has to be scrubbed before
+#pragma once
+
+#include <cstddef>
+#include <cstdint>
+#include <optional>
+#include <unordered_map>
+#include <utility>
+#include <vector>
+
+#include <gpushare/config.hpp>
+#include <gpushare/detail/chain.hpp>
+#include <gpushare/memory/scrub.hpp>
+#include <gpushare/memory/tenant_tag.hpp>
+
+namespace gpushare {
+inline namespace GPUSHARE_ABI {
+
+/// Of one tenant.
+struct chunk_usage {
+    std::size_t out = 0;   // taken and not given back
+    std::size_t kept = 0;  // free, and to be had without scrubbing, by this tenant
+};
+
+/// Chunks are numbers from 0, reused after drop(). All calls take constant time, but for finding a chunk to scrub, which
+/// passes over the asking tenant's own. Not thread-safe. Throws std::bad_alloc from add() and open() only.
+class chunk_book {
+public:
+    using index = std::uint32_t;
+    static constexpr index none = detail::no_index;
+
+    explicit chunk_book(scrub_policy policy) : policy_(policy) {}
+
+    /// A tenant takes chunks between open() and close(), as often as it was opened.
+    void open(tenant_tag tenant) { ++tenants_[tenant.value].opened; }
+    /// After the last close, and when all chunks are back, the dirty ones become nobody's: the next tenant of that tag
+    /// may be another one.
+    void close(tenant_tag tenant) noexcept {
+        --of(tenant).opened;
+        forget_if_gone(tenant);
+    }
+
+    /// A new chunk, free at once. `zero`: nobody has ever written to it.
+    index add(bool zero) {
+        index i = none;
+        if (vacant_.empty()) {
+            i = static_cast<index>(cells_.size());
+            cells_.emplace_back();
+            ++count_[static_cast<std::size_t>(state::vacant)];
+        } else {
+            i = vacant_.front();
+            vacant_.erase(cells_, i);
+        }
+        if (zero || policy_ == scrub_policy::off)
+            make_clean(i);
+        else
+            make_dirty(i, std::nullopt);
+        return i;
+    }
+
+    /// A free chunk that can go for good, or `none`; dirty ones first. Not one that is being scrubbed.
+    index drop() noexcept {
+        const index i = dirty_.empty() ? clean_.front() : dirty_.front();
+        if (i == none) return none;
+        remove(i);
+        set(i, state::vacant);
+        vacant_.push_back(cells_, i);
+        return i;
+    }
+
+    /// A chunk that `tenant`, which is open, may see as it is, or `none`: its own before others, the one it gave last
+    /// first. It may write to it until give().
+    index take(tenant_tag tenant) noexcept {
+        auto& taker = of(tenant);
+        const index i = taker.dirty.empty() ? clean_.back() : taker.dirty.back();
+        if (i == none) return none;
+        remove(i);
+        set(i, state::out);
+        cells_[i].writer = tenant;
+        ++taker.out;
+        return i;
+    }
+    /// How many take() would give.
+    [[nodiscard]] std::size_t ready(tenant_tag tenant) const noexcept { return clean_.size() + usage(tenant).kept; }
+
+    /// A taken chunk is back.
+    void give(index i) noexcept {
+        const tenant_tag writer = leave(i);
+        if (policy_ == scrub_policy::off)
+            make_clean(i);
+        else
+            make_dirty(i, policy_ == scrub_policy::on_free ? std::nullopt : std::optional(writer));
+        forget_if_gone(writer);
+    }
+    /// A taken chunk is another tenant's now, without having been free.
+    void pass(index i, tenant_tag to) noexcept {
+        const tenant_tag from = leave(i);
+        cells_[i].writer = to;
+        ++of(to).out;
+        forget_if_gone(from);
+    }
+
+    /// A free chunk that has to be scrubbed before `tenant` gets it, longest free first, or `none`. Not free until
+    /// end_scrub().
+    index begin_scrub(tenant_tag tenant) noexcept {
+        index i = dirty_.front();
+        while (i != none && cells_[i].writer == tenant) i = cells_[i].age.next;
+        return begin(i);
+    }
+    /// The same whoever gets it.
+    index begin_scrub() noexcept { return begin(dirty_.front()); }
+    /// A taken chunk is back, and being scrubbed already.
+    void give_scrubbing(index i) noexcept {
+        const tenant_tag writer = leave(i);
+        set(i, state::scrubbing);
+        forget_if_gone(writer);
+    }
+    /// `done`: it holds zeros. If not, it's nobody's, and dirty.
+    void end_scrub(index i, bool done) noexcept {
+        if (done)
+            make_clean(i);
+        else
+            make_dirty(i, std::nullopt);
+    }
+
+    [[nodiscard]] chunk_usage usage(tenant_tag tenant) const noexcept {
+        const auto found = tenants_.find(tenant.value);
+        return found == tenants_.end() ? chunk_usage{} : chunk_usage{found->second.out, found->second.dirty.size()};
+    }
+    [[nodiscard]] bool is_out(index i) const noexcept { return cells_[i].state == state::out; }
+    [[nodiscard]] std::size_t total() const noexcept { return cells_.size() - vacant_.size(); }
+    [[nodiscard]] std::size_t clean() const noexcept { return clean_.size(); }
+    [[nodiscard]] std::size_t dirty() const noexcept { return dirty_.size(); }
+    [[nodiscard]] std::size_t scrubbing() const noexcept { return count_[static_cast<std::size_t>(state::scrubbing)]; }
+    [[nodiscard]] std::size_t out() const noexcept { return count_[static_cast<std::size_t>(state::out)]; }
+    /// Free, or free once scrubbed.
+    [[nodiscard]] std::size_t available() const noexcept { return clean() + dirty() + scrubbing(); }
+    [[nodiscard]] scrub_policy policy() const noexcept { return policy_; }
+
+private:
+    enum class state : std::uint8_t { vacant, clean, dirty, scrubbing, out };
+    struct cell {
+        detail::chain_link age{}, owner{};   // `age` for the one of clean_, dirty_ and vacant_ that it is in
+        std::optional<tenant_tag> writer{};  // of what is dirty or out; while that tenant is known
+        chunk_book::state state = state::vacant;
+    };
+    struct tenant_cells {
+        std::size_t opened = 0, out = 0;
+        detail::chain<cell, &cell::owner> dirty{};
+    };
+
+    void set(index i, state s) noexcept {
+        --count_[static_cast<std::size_t>(cells_[i].state)];
+        ++count_[static_cast<std::size_t>(s)];
+        cells_[i].state = s;
+    }
+    void make_clean(index i) noexcept {
+        set(i, state::clean);
+        clean_.push_back(cells_, i);
+    }
+    void make_dirty(index i, std::optional<tenant_tag> writer) noexcept {
+        set(i, state::dirty);
+        dirty_.push_back(cells_, i);
+        cells_[i].writer = writer;
+        if (writer) of(*writer).dirty.push_back(cells_, i);
+    }
+    [[nodiscard]] tenant_cells& of(tenant_tag tenant) noexcept { return tenants_.find(tenant.value)->second; }
+    // A taken chunk is no longer its tenant's, who is returned.
+    tenant_tag leave(index i) noexcept {
+        const tenant_tag writer = *std::exchange(cells_[i].writer, std::nullopt);
+        --of(writer).out;
+        return writer;
+    }
+    void forget_if_gone(tenant_tag tenant) noexcept {
+        auto& leaver = of(tenant);
+        if (leaver.opened != 0 || leaver.out != 0) return;
+        while (!leaver.dirty.empty()) disown(leaver, leaver.dirty.front());
+        tenants_.erase(tenant.value);
+    }
+    void disown(tenant_cells& owner, index i) noexcept {
+        owner.dirty.erase(cells_, i);
+        cells_[i].writer = std::nullopt;
+    }
+    // Out of the list of free chunks that it is in.
+    void remove(index i) noexcept {
+        if (cells_[i].state == state::clean) {
+            clean_.erase(cells_, i);
+            return;
+        }
+        dirty_.erase(cells_, i);
+        if (cells_[i].writer) disown(of(*cells_[i].writer), i);
+    }
+    index begin(index i) noexcept {
+        if (i == none) return none;
+        remove(i);
+        set(i, state::scrubbing);
+        return i;
+    }
+
+    scrub_policy policy_;
+    std::vector<cell> cells_;
+    detail::chain<cell, &cell::age> clean_, dirty_, vacant_;  // longest there first
+    std::unordered_map<std::uint32_t, tenant_cells> tenants_;
+    std::size_t count_[5]{};  // by state
+};
+
+}  // namespace GPUSHARE_ABI
+}  // namespace gpushare

@@ -1,0 +1,170 @@
+// SPDX-License-Identifier: Apache-2.0
+// The books of an allocator: what is out, the most that ever was, the total, counts and failures, for all of it and for
+// each scope, and who is to blame for what is left at the end. booked_resource.hpp keeps them.
+//
+//   gpushare::memory_book book;
+//   const auto prefill = book.open(book.whole, "prefill");
+//   book.enter(prefill, {p, 4096_B, 256, "kv-cache"});
+//   book.figures(prefill).peak;     book.leaks();
+#pragma once
+
+#include <algorithm>
+#include <cstddef>
+#include <cstdint>
+#include <limits>
+#include <mutex>
+#include <string>
+#include <string_view>
+#include <utility>
+#include <vector>
+
+#include <gpushare/config.hpp>
+#include <gpushare/detail/pointer_table.hpp>
+#include <gpushare/error.hpp>
+#include <gpushare/memory/block_table.hpp>
+#include <gpushare/memory/detail/trace_store.hpp>
+#include <gpushare/units.hpp>
+
+namespace gpushare {
+inline namespace GPUSHARE_ABI {
+
+/// Consistent with each other. A scope's count those of the scopes in it.
+struct memory_figures {
+    bytes current{};  // out now
+    bytes peak{};     // the most that was out at once
+    bytes total{};    // of all allocations so far
+    bytes largest{};  // the largest of them
+    std::uint64_t allocations = 0, frees = 0, failures = 0;
+    bytes largest_free{};  // filled in by who knows the memory: see booked_resource::figures
+};
+
+/// A scope of a book, while it is open or something that was allocated in it is out.
+struct scope_id {
+    std::uint32_t index = 0;
+};
+
+/// Thread-safe: one mutex, held for some entries of tables.
+class memory_book {
+public:
+    /// The scope of everything.
+    static constexpr scope_id whole{0};
+
+    /// With `capture`, each block is entered with who allocated it: some microseconds and 136 bytes each.
+    explicit memory_book(trace_function capture = nullptr) : capture_(capture), scopes_(1) {}
+
+    /// A scope within another one. Throws std::bad_alloc.
+    [[nodiscard]] scope_id open(scope_id in, std::string name) {
+        const std::lock_guard lock(mutex_);
+        if (vacant_ == none) {
+            scopes_.emplace_back();
+            vacant_ = static_cast<std::uint32_t>(scopes_.size() - 1);
+        }
+        const auto index = vacant_;
+        vacant_ = scopes_[index].parent;
+        scopes_[index] = {.parent = in.index, .name = std::move(name)};
+        ++scopes_[in.index].users;
+        return {index};
+    }
+    /// Nothing will be allocated in it any more. What is out still counts for the scopes around it.
+    void close(scope_id s) noexcept {
+        const std::lock_guard lock(mutex_);
+        leave(s.index);
+    }
+
+    /// A block is out. Throws std::bad_alloc if the host has no memory for the entry.
+    void enter(scope_id s, const block& b) {
+        const captured_trace callers(capture_);
+        const std::lock_guard lock(mutex_);
+        const auto trace = traces_.keep(callers);
+        try {
+            blocks_.insert(b.pointer, {b, s.index, trace});
+        } catch (...) {
+            traces_.drop(trace);
+            throw;
+        }
+        ++scopes_[s.index].users;
+        for_each_above(s.index, [&](memory_figures& f) {
+            f.current += b.size;
+            f.peak = std::max(f.peak, f.current);
+            f.total += b.size;
+            f.largest = std::max(f.largest, b.size);
+            ++f.allocations;
+        });
+    }
+    /// A block is back: errc::none, and the caller may free it. unknown_block or wrong_size, and nothing changes.
+    [[nodiscard]] errc strike(void* pointer, bytes size, std::size_t alignment) noexcept {
+        const std::lock_guard lock(mutex_);
+        const entry* const found = blocks_.find(pointer);
+        if (found == nullptr) return errc::unknown_block;
+        if (found->what.size != size || found->what.alignment != alignment) return errc::wrong_size;
+        const auto e = *found;
+        blocks_.erase(pointer);
+        traces_.drop(e.trace);
+        for_each_above(e.scope, [&](memory_figures& f) {
+            f.current -= size;
+            ++f.frees;
+        });
+        leave(e.scope);
+        return errc::none;
+    }
+    /// An allocation was refused.
+    void fail(scope_id s) noexcept {
+        const std::lock_guard lock(mutex_);
+        for_each_above(s.index, [](memory_figures& f) { ++f.failures; });
+    }
+
+    [[nodiscard]] memory_figures figures(scope_id s = whole) const noexcept {
+        const std::lock_guard lock(mutex_);
+        return scopes_[s.index].figures;
+    }
+    /// Every block that is out, the largest first.
+    [[nodiscard]] std::vector<leak> leaks() const {
+        std::vector<leak> all;
+        const std::lock_guard lock(mutex_);
+        all.reserve(blocks_.size());
+        blocks_.for_each([&](const entry& e) { all.push_back({e.what, path(e.scope), traces_.of(e.trace)}); });
+        std::sort(all.begin(), all.end(), [](const leak& a, const leak& b) { return a.what.size > b.what.size; });
+        return all;
+    }
+
+private:
+    static constexpr std::uint32_t none = std::numeric_limits<std::uint32_t>::max();
+    struct scope_entry {
+        std::uint32_t parent = none;  // of a vacant one: the next vacant one
+        std::uint32_t users = 1;      // itself while it is open, scopes in it, blocks that came from it
+        std::string name{};
+        memory_figures figures{};
+    };
+    struct entry {
+        block what{};
+        std::uint32_t scope = 0;
+        trace_store::id trace = trace_store::none;
+    };
+
+    template <class F>
+    void for_each_above(std::uint32_t scope, F f) noexcept {
+        for (auto s = scope; s != none; s = scopes_[s].parent) f(scopes_[s].figures);
+    }
+    void leave(std::uint32_t s) noexcept {
+        while (s != none && --scopes_[s].users == 0) {
+            const auto parent = std::exchange(scopes_[s].parent, vacant_);
+            vacant_ = std::exchange(s, parent);
+        }
+    }
+    [[nodiscard]] std::string path(std::uint32_t s) const {
+        std::string text;
+        for (; s != whole.index; s = scopes_[s].parent)
+            text.insert(0, text.empty() ? scopes_[s].name : scopes_[s].name + '/');
+        return text;
+    }
+
+    const trace_function capture_;
+    mutable std::mutex mutex_;
+    std::vector<scope_entry> scopes_;
+    std::uint32_t vacant_ = none;
+    detail::pointer_table<entry> blocks_;
+    trace_store traces_;
+};
+
+}  // namespace GPUSHARE_ABI
+}  // namespace gpushare

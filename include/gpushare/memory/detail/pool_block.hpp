@@ -1,0 +1,94 @@
+// SPDX-License-Identifier: Apache-2.0
+// What a pool knows about one block of device memory. It is kept on the host: device memory isn't the host's to read.
+#pragma once
+
+#include <algorithm>
+#include <atomic>
+#include <bit>
+#include <cstddef>
+#include <cstdint>
+#include <utility>
+
+#include <gpushare/config.hpp>
+#include <gpushare/error.hpp>
+
+namespace gpushare {
+inline namespace GPUSHARE_ABI {
+
+/// What pools count in: every block is a multiple of it, and begins at one. It is what device allocators align to.
+inline constexpr std::size_t pool_granule = 256;
+
+/// `size` rounded up to granules; at least one, so that blocks of 0 bytes have addresses of their own.
+[[nodiscard]] constexpr std::uint64_t whole_granules(std::uint64_t size) noexcept {
+    return (std::max<std::uint64_t>(size, 1) + pool_granule - 1) & ~std::uint64_t{pool_granule - 1};
+}
+
+/// A block that is out, in one word: what was asked for, and where it begins. 0 if the block isn't out. From bit 56 down:
+/// 1 bit live, 6 log2(alignment), 50 size xor address: what is known about a block may be used for another one while a
+/// wrong free looks at it, and must not match then. Nothing else is in it, so that who frees a block knows the whole word.
+struct pool_tag {
+    static constexpr unsigned size_bits = 50;
+    static constexpr std::uint64_t size_limit = std::uint64_t{1} << size_bits;
+
+    /// Why no pool has such a block: size_overflow from 512 TiB on, bad_alignment; errc::none otherwise.
+    [[nodiscard]] static constexpr errc check(std::uint64_t size, std::size_t alignment) noexcept {
+        if (!power_of_two(alignment)) return errc::bad_alignment;
+        return std::max<std::uint64_t>(size, alignment) >= size_limit / 2 ? errc::size_overflow : errc::none;
+    }
+    // std::has_single_bit counts all bits, which is a function call on machines that may lack the instruction.
+    [[nodiscard]] static constexpr bool power_of_two(std::size_t n) noexcept { return n != 0 && (n & (n - 1)) == 0; }
+
+    /// `size` < size_limit, `alignment` a power of two.
+    [[nodiscard]] static std::uint64_t live(const void* p, std::uint64_t size, std::size_t alignment) noexcept {
+        const auto log = static_cast<std::uint64_t>(std::countr_zero(alignment));
+        const auto address = std::uint64_t{reinterpret_cast<std::uintptr_t>(p)} / pool_granule % size_limit;
+        return (1 << 6 | log) << size_bits | (size ^ address);
+    }
+};
+
+/// A part of a range that the pool holds: free, on a worker's shelf, on its way through a stream, or out. On a cache line
+/// of its own, because workers on different cores free each other's blocks.
+struct alignas(64) pool_block {
+    std::byte* begin = nullptr;
+    std::atomic<std::uint64_t> tag{0};  // see pool_tag
+    std::uint32_t shelf = 0;            // of a cache, that it belongs on; fixed while the block isn't free
+
+    // Under the lock of the pool.
+    std::uint64_t size = 0;                           // bytes, whole granules; fixed while the block isn't free
+    pool_block *before = nullptr, *after = nullptr;   // neighbours in the range
+    pool_block *next = nullptr, *previous = nullptr;  // in a list of free blocks; `next` also in a pool_chain
+    bool free = false;
+
+    [[nodiscard]] bool whole_range() const noexcept { return before == nullptr && after == nullptr; }
+};
+
+/// Blocks that are out, linked through their `next`. The last one in is the first one out.
+class pool_chain {
+public:
+    [[nodiscard]] bool empty() const noexcept { return first_ == nullptr; }
+    void push(pool_block& b) noexcept { b.next = std::exchange(first_, &b); }
+    [[nodiscard]] pool_block& pop() noexcept { return *std::exchange(first_, first_->next); }
+    void append(pool_chain& other) noexcept {
+        while (!other.empty()) push(other.pop());
+    }
+    [[nodiscard]] pool_chain take_all() noexcept { return std::exchange(*this, {}); }
+
+    /// The first that has `least` bytes at a multiple of `alignment`, or null. Linear.
+    [[nodiscard]] pool_block* take(std::uint64_t least, std::size_t alignment) noexcept {
+        for (pool_block** at = &first_; *at != nullptr; at = &(*at)->next)
+            if ((*at)->size >= least && (reinterpret_cast<std::uintptr_t>((*at)->begin) & (alignment - 1)) == 0)
+                return std::exchange(*at, (*at)->next);
+        return nullptr;
+    }
+    [[nodiscard]] std::uint64_t bytes() const noexcept {
+        std::uint64_t total = 0;
+        for (const auto* b = first_; b != nullptr; b = b->next) total += b->size;
+        return total;
+    }
+
+private:
+    pool_block* first_ = nullptr;
+};
+
+}  // namespace GPUSHARE_ABI
+}  // namespace gpushare

@@ -1,0 +1,144 @@
+// SPDX-License-Identifier: Apache-2.0
+// From a pointer to the pool's block that begins there. Read without a lock, since every free starts here.
+//
+//   gpushare::pool_index index;
+//   index.reserve(1);    index.insert(block);
+//   if (auto freed = index.claim(p, size, alignment); freed.why == gpushare::errc::none) ...;    // mine to free, once
+#pragma once
+
+#include <atomic>
+#include <bit>
+#include <cstddef>
+#include <cstdint>
+#include <memory>
+#include <utility>
+#include <vector>
+
+#include <gpushare/config.hpp>
+#include <gpushare/error.hpp>
+#include <gpushare/memory/detail/pool_block.hpp>
+
+namespace gpushare {
+inline namespace GPUSHARE_ABI {
+
+/// A hash table: open addressing, linear probing, entries never move. One writer at a time (the lock of the pool) beside
+/// any number of readers, who find every block that was in before they began and hasn't left. When the table grows, or
+/// has gathered too many gaps, a new one takes its place: the old one has to stay until all who may read it have gone,
+/// which the owner knows: see drop_retired.
+class pool_index {
+public:
+    pool_index() { renew(16); }
+
+    /// Null if no block begins at `p`. Lock-free.
+    [[nodiscard]] pool_block* find(const void* p) const noexcept {
+        const auto key = reinterpret_cast<std::uintptr_t>(p);
+        if (key <= gap) return nullptr;
+        // Acquire, twice: who sees a table or a key sees what was stored before it was published.
+        const table& t = *table_.load(std::memory_order_acquire);
+        for (auto i = t.home(key);; i = (i + 1) & t.mask) {
+            const slot& s = t.slots[i];
+            const auto there = s.key.load(std::memory_order_acquire);
+            if (there == key) [[likely]]
+                return s.block.load(std::memory_order_relaxed);
+            if (there == empty) return nullptr;
+        }
+    }
+
+    struct claimed {
+        errc why = errc::none;
+        pool_block* block = nullptr;
+        std::uint32_t shelf = 0;
+    };
+
+    /// Ends the life of a block: of several frees of the same block, however they race, one is told `none`.
+    /// unknown_block or wrong_size, and nothing changes. Lock-free.
+    [[nodiscard]] claimed claim(const void* p, std::size_t size, std::size_t alignment) const noexcept {
+        pool_block* const block = find(p);
+        if (block == nullptr) [[unlikely]]
+            return {.why = errc::unknown_block};
+        // Not read first: another core may have written it, and its line would come twice, to be read and to be written.
+        // Relaxed: the caller has the pointer from whoever allocated it, and with it the tag; what the free publishes, it
+        // publishes with the lock of the list that the block goes to.
+        const bool possible = pool_tag::power_of_two(alignment) && size < pool_tag::size_limit;
+        auto tag = possible ? pool_tag::live(p, size, alignment) : impossible;
+        if (!block->tag.compare_exchange_strong(tag, 0, std::memory_order_relaxed)) [[unlikely]]
+            return {.why = tag == 0 ? errc::unknown_block : errc::wrong_size};
+        return {.block = block, .shelf = block->shelf};
+    }
+
+    /// Makes room for `more` insertions. Throws std::bad_alloc, and then nothing has changed.
+    void reserve(std::size_t more) {
+        // Three quarters of the slots stay empty, so that nearly every search ends where it begins.
+        if (4 * (used_ + more) > current().mask) renew(8 * (live_ + more));
+    }
+    void insert(pool_block& b) noexcept {
+        const auto key = reinterpret_cast<std::uintptr_t>(b.begin);
+        auto i = current().home(key);
+        while (at(i).key.load(std::memory_order_relaxed) > gap) ++i;
+        if (at(i).key.load(std::memory_order_relaxed) == empty) ++used_;
+        ++live_;
+        at(i).block.store(&b, std::memory_order_relaxed);
+        at(i).key.store(key, std::memory_order_release);
+    }
+    void erase(const pool_block& b) noexcept {
+        const auto key = reinterpret_cast<std::uintptr_t>(b.begin);
+        auto i = current().home(key);
+        while (at(i).key.load(std::memory_order_relaxed) != key) ++i;
+        --live_;
+        at(i).key.store(gap, std::memory_order_relaxed);
+        // Gaps with nothing behind them needn't be passed by anybody.
+        if (at(i + 1).key.load(std::memory_order_relaxed) != empty) return;
+        for (; at(i).key.load(std::memory_order_relaxed) == gap; --i, --used_)
+            at(i).key.store(empty, std::memory_order_relaxed);
+    }
+
+    /// Whether there are tables that nobody should read any more. Once all have gone who may have begun to read before
+    /// this was true, drop_retired() frees them.
+    [[nodiscard]] bool has_retired() const noexcept { return !retired_.empty(); }
+    void drop_retired() noexcept { retired_.clear(); }
+
+private:
+    static constexpr std::uintptr_t empty = 0, gap = 1;             // no block begins at either
+    static constexpr std::uint64_t impossible = ~std::uint64_t{0};  // no block's tag
+
+    struct slot {
+        std::atomic<std::uintptr_t> key{empty};
+        std::atomic<pool_block*> block{nullptr};
+    };
+    struct table {
+        explicit table(std::size_t size)
+            : mask(size - 1), shift(64 - std::countr_zero(size)), slots(std::make_unique<slot[]>(size)) {}
+
+        [[nodiscard]] std::size_t home(std::uintptr_t key) const noexcept {
+            return static_cast<std::size_t>(key / pool_granule * 0x9e3779b97f4a7c15 >> shift);  // Fibonacci hashing
+        }
+
+        std::size_t mask;
+        int shift;
+        std::unique_ptr<slot[]> slots;
+    };
+
+    [[nodiscard]] const table& current() const noexcept { return *owned_; }
+    [[nodiscard]] slot& at(std::size_t i) noexcept { return owned_->slots[i & owned_->mask]; }
+
+    // A table of at least `size` slots with all that is in.
+    void renew(std::size_t size) {
+        auto fresh = std::make_unique<table>(std::bit_ceil(size));
+        if (owned_ != nullptr) retired_.reserve(retired_.size() + 1);
+        auto old = std::exchange(owned_, std::move(fresh));
+        live_ = used_ = 0;
+        for (std::size_t i = 0; old != nullptr && i <= old->mask; ++i)
+            if (old->slots[i].key.load(std::memory_order_relaxed) > gap)
+                insert(*old->slots[i].block.load(std::memory_order_relaxed));
+        table_.store(owned_.get(), std::memory_order_release);
+        if (old != nullptr) retired_.push_back(std::move(old));
+    }
+
+    std::atomic<const table*> table_{nullptr};
+    std::unique_ptr<table> owned_;
+    std::vector<std::unique_ptr<table>> retired_;
+    std::size_t live_ = 0, used_ = 0;  // used: live, or a gap
+};
+
+}  // namespace GPUSHARE_ABI
+}  // namespace gpushare

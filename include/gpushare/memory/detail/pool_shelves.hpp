@@ -1,0 +1,261 @@
+// SPDX-License-Identifier: Apache-2.0
+// What a worker keeps of a pool for itself: freed blocks, sorted onto shelves by size, that the next allocation of the
+// same class takes without asking the pool. The pool can empty them at any time, also while the worker sleeps.
+//
+//   gpushare::pool_shelves mine;
+//   if (gpushare::pool_block* b = mine.take(granules, alignment, size)) return b->begin;
+//   if (auto freed = mine.put(index, p, size, alignment); freed.homeless != nullptr) ...;     // back to the pool
+#pragma once
+
+#include <algorithm>
+#include <array>
+#include <atomic>
+#include <bit>
+#include <chrono>
+#include <concepts>
+#include <cstddef>
+#include <cstdint>
+#include <memory>
+#include <mutex>
+#include <thread>
+
+#include <gpushare/config.hpp>
+#include <gpushare/error.hpp>
+#include <gpushare/memory/detail/pool_block.hpp>
+#include <gpushare/memory/detail/pool_index.hpp>
+#include <gpushare/memory/detail/shelf_layout.hpp>
+#include <gpushare/memory/detail/size_classes.hpp>
+#include <gpushare/units.hpp>
+
+namespace gpushare {
+inline namespace GPUSHARE_ABI {
+
+namespace detail {
+
+/// Tries for about as long as a short critical section takes: sleeping and being woken costs a hundred times that.
+template <std::predicate F>
+[[nodiscard]] bool soon(F try_it) noexcept {
+    for (unsigned tries = 0; tries < 200; ++tries)
+        if (try_it()) return true;
+    return false;
+}
+
+[[nodiscard]] inline std::unique_lock<std::mutex> lock_soon(std::mutex& mutex) noexcept {
+    std::unique_lock lock(mutex, std::try_to_lock);
+    if (!lock && !soon([&] { return lock.try_lock(); })) lock.lock();
+    return lock;
+}
+
+/// For a handful of instructions that two threads hardly ever want at once: half the cost of a mutex then. Who meets
+/// the other one gives way, in the end by sleeping, so that a holder of a lower priority gets on.
+class brief_lock {
+public:
+    void lock() noexcept {
+        if (!try_lock()) [[unlikely]]
+            give_way();
+    }
+    void unlock() noexcept { held_.store(false, std::memory_order_release); }
+
+private:
+    // Acquire and release, as for any lock: what the last holder did is seen by the next.
+    [[nodiscard]] bool try_lock() noexcept { return !held_.exchange(true, std::memory_order_acquire); }
+
+    [[gnu::noinline]] void give_way() noexcept {
+        const auto try_it = [this] { return !held_.load(std::memory_order_relaxed) && try_lock(); };
+        for (unsigned rounds = 0; !soon(try_it); ++rounds) {
+            if (rounds < 100)
+                std::this_thread::yield();
+            else
+                std::this_thread::sleep_for(std::chrono::microseconds{50});
+        }
+    }
+
+    std::atomic<bool> held_{false};
+};
+
+}  // namespace detail
+
+/// Shelves of one worker. All members may be called from any thread. Blocks on a shelf aren't out (their tags are 0),
+/// nor are they free for the pool.
+class pool_shelves {
+public:
+    using layout = shelf_layout;
+    using classes = layout::classes;
+    static constexpr std::uint64_t largest = layout::largest;
+    static constexpr std::uint32_t shelves = layout::shelves;
+    static constexpr std::uint32_t window = 4;  // shelves that a request looks at: it wastes less than half of its size
+
+    /// Throws std::bad_alloc.
+    pool_shelves() : kept_(std::make_unique_for_overwrite<pool_block*[]>(layout::places[shelves])) {}
+
+    /// A block of `granules` <= largest, for a request of `size` bytes: the last one put onto the first shelf that has one.
+    /// Null if no shelf has, or if it doesn't begin at a multiple of `alignment`.
+    [[nodiscard]] pool_block* take(std::uint64_t granules, std::size_t alignment, std::size_t size) noexcept {
+        const std::lock_guard lock(lock_);
+        const auto shelf = first_with(granules);
+        if (shelf == shelves) return nullptr;
+        pool_block* const block = last_on(shelf);
+        // Not looked at without need: the block may be far, and others may wait for the lock.
+        if (alignment > pool_granule && (reinterpret_cast<std::uintptr_t>(block->begin) & (alignment - 1)) != 0)
+            return nullptr;
+        drop_last(shelf);
+        requested_ += static_cast<std::int64_t>(size);
+        return block;
+    }
+
+    struct freed {
+        errc why = errc::none;
+        pool_block* homeless = nullptr;  // claimed, but its shelf is full or there is none: the caller's to keep
+        std::uint32_t shelf = 0;
+    };
+
+    /// Claims a block and keeps it. Reads the index under the lock, and so not while pass() returns.
+    [[nodiscard]] freed put(const pool_index& index, void* p, std::size_t size, std::size_t alignment) noexcept {
+        const std::lock_guard lock(lock_);
+        const auto [why, block, shelf] = index.claim(p, size, alignment);
+        if (why != errc::none) [[unlikely]]
+            return {.why = why};
+        if (shelf == shelves || full(shelf)) [[unlikely]]
+            return {.homeless = block, .shelf = shelf};
+        lay(*block, shelf);
+        requested_ -= static_cast<std::int64_t>(size);
+        return {};
+    }
+
+    /// Keeps a block that was never out. False, and it is the caller's, if its shelf is full or there is none.
+    [[nodiscard]] bool stock(pool_block& block) noexcept {
+        const auto shelf = layout::of(block.size / pool_granule);
+        const std::lock_guard lock(lock_);
+        if (shelf == shelves || full(shelf)) return false;
+        lay(block, shelf);
+        return true;
+    }
+
+    /// Hands some blocks for such requests on to `other`, which is never asked for any. Each is always here or there.
+    void share(std::uint64_t granules, pool_shelves& other) noexcept {
+        const std::lock_guard lock(lock_);
+        for (auto more = std::max(3U, depth_of(std::min(classes::covering(granules), shelves - 1)) / 16); more > 0;
+             --more) {
+            const auto shelf = first_with(granules);
+            if (shelf == shelves || !other.stock(*last_on(shelf))) return;
+            drop_last(shelf);
+        }
+    }
+
+    /// As many of `blocks` as there is room for. Returns the others.
+    [[nodiscard]] pool_chain stock(pool_chain blocks) noexcept {
+        pool_chain homeless;
+        const std::lock_guard lock(lock_);
+        while (!blocks.empty()) {
+            pool_block& b = blocks.pop();
+            const auto shelf = layout::of(b.size / pool_granule);
+            if (shelf == shelves || full(shelf))
+                homeless.push(b);
+            else
+                lay(b, shelf);
+        }
+        return homeless;
+    }
+
+    /// Whether what comes from now on is kept. If not, there is no room on any shelf; what lies there stays.
+    void keep(bool more) noexcept {
+        const std::lock_guard lock(lock_);
+        open_ = more;
+    }
+
+    /// Returns once nobody is in here who came before.
+    void pass() noexcept { const std::lock_guard lock(lock_); }
+
+    /// Takes out a block of at least that many granules, the smallest that is here; null if there is none.
+    [[nodiscard]] pool_block* take_bigger(std::uint64_t granules) noexcept {
+        if (granules > largest) return nullptr;
+        const std::lock_guard lock(lock_);
+        for (auto s = classes::covering(granules); s < shelves; ++s) {
+            pool_block* bigger = nullptr;
+            take_oldest(s, std::min<std::uint32_t>(counts_[s], 1), [&](pool_block& kept) { bigger = &kept; });
+            if (bigger != nullptr) return bigger;
+        }
+        return nullptr;
+    }
+
+    /// Empties all shelves, or one by half, the blocks that have lain longest: `receive` gets them, under the lock.
+    template <std::invocable<pool_block&> F>
+    void take_all(F receive) noexcept {
+        const std::lock_guard lock(lock_);
+        for (std::uint32_t s = 0; s < shelves; ++s) take_oldest(s, counts_[s], receive);
+    }
+    template <std::invocable<pool_block&> F>
+    void take_half(std::uint32_t shelf, F receive) noexcept {
+        const std::lock_guard lock(lock_);
+        take_oldest(shelf, (counts_[shelf] + 1U) / 2, receive);
+    }
+    /// Calls `look` for every block, under the lock.
+    template <std::invocable<pool_block&> F>
+    void for_each(F look) const noexcept {
+        const std::lock_guard lock(lock_);
+        for (std::uint32_t s = 0; s < shelves; ++s)
+            for (std::uint32_t i = 0; i < counts_[s]; ++i) look(*on(s)[i]);
+    }
+
+    /// What is kept, each block counted as the smallest of its shelf.
+    [[nodiscard]] bytes kept() const noexcept {
+        const std::lock_guard lock(lock_);
+        std::uint64_t granules = 0;
+        for (std::uint32_t s = 0; s < shelves; ++s) granules += counts_[s] * classes::smallest(s);
+        return bytes{granules * pool_granule};
+    }
+    /// Sizes given out less sizes taken back here, in bytes. Below 0 where a worker frees what others allocate.
+    [[nodiscard]] std::int64_t requested() const noexcept {
+        const std::lock_guard lock(lock_);
+        return requested_;
+    }
+
+private:
+    [[nodiscard]] pool_block** on(std::uint32_t shelf) const noexcept { return kept_.get() + layout::places[shelf]; }
+    [[nodiscard]] static std::uint32_t depth_of(std::uint32_t shelf) noexcept {
+        return layout::places[shelf + 1] - layout::places[shelf];
+    }
+    [[nodiscard]] bool full(std::uint32_t shelf) const noexcept { return !open_ || counts_[shelf] == depth_of(shelf); }
+
+    void lay(pool_block& block, std::uint32_t shelf) noexcept {
+        on(shelf)[counts_[shelf]++] = &block;
+        filled_[shelf / 64] |= std::uint64_t{1} << shelf % 64;
+    }
+
+    // The first shelf with a block of `granules`, of those that such a request looks at; `shelves` if there is none.
+    [[nodiscard]] std::uint32_t first_with(std::uint64_t granules) const noexcept {
+        const auto first = classes::covering(granules);
+        const auto filled = filled_from(first) & ((1U << window) - 1);
+        return filled == 0 ? shelves : first + static_cast<std::uint32_t>(std::countr_zero(filled));
+    }
+    [[nodiscard]] pool_block* last_on(std::uint32_t shelf) const noexcept { return on(shelf)[counts_[shelf] - 1U]; }
+    void drop_last(std::uint32_t shelf) noexcept {
+        filled_[shelf / 64] ^= std::uint64_t{--counts_[shelf] == 0} << shelf % 64;  // a branch could not be foreseen
+    }
+
+    // Bit i: whether there is something on shelf `first` + i.
+    [[nodiscard]] std::uint64_t filled_from(std::uint32_t first) const noexcept {
+        return filled_[first / 64] >> first % 64 | filled_[first / 64 + 1] << 1 << (63 - first % 64);
+    }
+
+    template <class F>
+    void take_oldest(std::uint32_t s, std::uint32_t n, F&& receive) noexcept {
+        if (n == 0) return;
+        pool_block** const kept = on(s);
+        for (std::uint32_t i = 0; i < n; ++i) receive(*kept[i]);
+        std::copy(kept + n, kept + counts_[s], kept);
+        counts_[s] = static_cast<std::uint16_t>(counts_[s] - n);
+        if (counts_[s] == 0) filled_[s / 64] &= ~(std::uint64_t{1} << s % 64);
+    }
+
+    // On cache lines of its own: workers' shelves don't share any.
+    alignas(64) mutable detail::brief_lock lock_;
+    bool open_ = true;  // or else no shelf has room
+    std::int64_t requested_ = 0;
+    std::unique_ptr<pool_block*[]> kept_;                   // see shelf_layout::places
+    std::array<std::uint64_t, shelves / 64 + 2> filled_{};  // a bit per shelf, and a word behind them to look into
+    std::array<std::uint16_t, shelves> counts_{};
+};
+
+}  // namespace GPUSHARE_ABI
+}  // namespace gpushare

@@ -1,0 +1,295 @@
+// SPDX-License-Identifier: Apache-2.0
+// What a quota keeps, and what it does under the mutex of its tree: lending, gathering what is lent and idle, changing.
+// quota.hpp is what users see, with the calls that need no mutex; quota_line.hpp is who waits.
+//
+//   const std::lock_guard lock(q.root_->mutex_);      // all members but tell_parents() and refuse() ask for it
+//   if (q.take(4096, nullptr) == errc::none) ...;
+#pragma once
+
+#include <algorithm>
+#include <atomic>
+#include <cstdint>
+#include <limits>
+#include <mutex>
+#include <string_view>
+#include <utility>
+
+#include <gpushare/config.hpp>
+#include <gpushare/detail/exchange.hpp>
+#include <gpushare/detail/intrusive.hpp>
+#include <gpushare/error.hpp>
+#include <gpushare/memory/detail/quota_cell.hpp>
+#include <gpushare/units.hpp>
+
+namespace gpushare {
+inline namespace GPUSHARE_ABI {
+namespace detail {
+
+struct quota_place;
+struct quota_node;
+class hook_registration;
+
+/// How far one request has come in asking the hooks of a tree; see quota_hook.hpp.
+struct hook_cursor {
+    instant until = instant::min();                                 // when it will be refused
+    std::int64_t order = std::numeric_limits<std::int64_t>::min();  // of the last that was asked
+    std::uint64_t number = 0;
+};
+using ask_function = bool (*)(quota_node&, hook_cursor&, std::uint64_t, bool) noexcept;
+
+/// Whether a charge comes after those who wait for the same bytes. Guarantees don't: burst is what they leave.
+enum class turn : bool { in_line, ahead };
+
+/// A quota, as its tree sees it. Nothing here is for users.
+struct alignas(64) quota_node {
+    quota_node(quota_node* parent, bytes guaranteed, bytes burst) noexcept
+        : parent_(parent), root_(parent == nullptr ? this : parent->root_), guaranteed_(guaranteed), burst_(burst) {}
+
+    errc refuse(errc why) noexcept {
+        refusals_.fetch_add(1, std::memory_order_relaxed);
+        return why;
+    }
+
+    // Tells those above that there may be idle loans below, after the release that made them. Relaxed suffices: whoever
+    // gathers clears the flag and then freezes. A freeze after our release finds the bytes. One before it was thawed
+    // before it, and having seen the thaw, we see the flag cleared and set it again. And a charge that doesn't see the
+    // flag yet is beside our call, and may take these bytes for charged still.
+    [[gnu::noinline]] void tell_parents() const noexcept {
+        for (const quota_node* q = parent_; q != nullptr; q = q->parent_)
+            if (!q->idle_below_.load(std::memory_order_relaxed)) q->idle_below_.store(true, std::memory_order_relaxed);
+    }
+
+    bool attach(quota_node& child) noexcept {
+        const std::lock_guard lock(root_->mutex_);
+        if (take(child.guaranteed_.count(), nullptr, turn::ahead) != errc::none) return false;
+        child.next_ = exchange(children_, &child);
+        note_borrower(child);
+        return true;
+    }
+
+    void detach(quota_node& child) noexcept {
+        const std::lock_guard lock(root_->mutex_);
+        for (quota_node** link = &children_; *link != nullptr; link = &(*link)->next_) {
+            if (*link != &child) continue;
+            *link = child.next_;
+            break;
+        }
+        if (child.may_borrow_) --borrowers_;
+        put(child.cell_.now().available());
+        serve_line();
+    }
+
+    // While the word is frozen, charges and releases take the mutex: its holder alone changes the word then, and what is
+    // held and borrowed with it. A quota over its limit stays frozen.
+    void freeze() const noexcept { cell_.freeze(); }
+    void thaw(quota_word word) const noexcept { cell_.publish(word.frozen_if(over_limit() || watched())); }
+    void hold(std::uint64_t held) const noexcept { cell_.hold(held, burst_ == bytes{} && borrowers_ == 0); }
+    [[nodiscard]] bool over_limit() const noexcept {
+        return borrowed_.load(std::memory_order_relaxed) > burst_.count();
+    }
+
+    // A child counts as a borrower from the first burst, or debt after a resize, to its end.
+    void note_borrower(quota_node& child) noexcept {
+        const bool borrows = child.burst_ != bytes{} || child.over_limit();
+        if (!borrows || exchange(child.may_borrow_, true)) return;
+        ++borrowers_;
+        freeze();
+        hold(cell_.held());
+        thaw(cell_.now());
+        auto& in_line = top().in_line_;
+        in_line += child.in_line_;
+        child.in_line_ = 0;
+        if (in_line != 0) top().watch();
+    }
+
+    // Charges `n` bytes. `asking`, a child on whose behalf that is, has nothing idle to gather.
+    errc take(std::uint64_t n, const quota_node* asking, turn when = turn::in_line) noexcept {
+        if (behind_ != errc::none && n != 0 && when == turn::in_line) return refuse(behind_);
+        freeze();
+        auto word = cell_.now();
+        if (n > word.available() || cell_.held() - word.available() + n > cell_.peak.load(std::memory_order_relaxed))
+            word = gather(asking);
+        const auto need = n - std::min(n, word.available());
+        if (const errc why = need == 0 ? errc::none : borrow(need, when); why != errc::none) {
+            give_back(word);
+            return refuse(why);
+        }
+        hold(cell_.held() + need);
+        word = word.plus(need).charged(n);
+        cell_.count_charge(word);
+        cell_.raise_peak(cell_.held() - word.available());
+        thaw(word);
+        return errc::none;
+    }
+
+    errc borrow(std::uint64_t need, turn when) noexcept {
+        const auto borrowed = borrowed_.load(std::memory_order_relaxed);
+        if (parent_ == nullptr || borrowed + need > burst_.count()) return errc::over_quota;
+        if (parent_->take(need, this, when) != errc::none) return errc::out_of_memory;
+        borrowed_.store(borrowed + need, std::memory_order_relaxed);
+        return errc::none;
+    }
+
+    // Bytes that the parent must be charged for such a guarantee. What was borrowed is charged there already.
+    [[nodiscard]] std::uint64_t growth(bytes guaranteed) const noexcept {
+        const auto grow = (guaranteed - guaranteed_).count();
+        return grow - std::min(grow, borrowed_.load(std::memory_order_relaxed));
+    }
+
+    // Nothing idle goes back before: between that and taking it again, somebody else could.
+    errc change(bytes guaranteed, bytes burst) noexcept {
+        const auto grow = (guaranteed - guaranteed_).count(), fresh = growth(guaranteed);
+        if (parent_ != nullptr && parent_->take(fresh, this, turn::ahead) != errc::none) {
+            tell_parents();  // what is idle here, the parent has passed over
+            return errc::no_room;
+        }
+        freeze();
+        const auto shrink = (guaranteed_ - guaranteed).count();
+        borrowed_.store(borrowed_.load(std::memory_order_relaxed) - (grow - fresh) + shrink, std::memory_order_relaxed);
+        guaranteed_ = guaranteed;
+        burst_ = burst;
+        settle(fresh);
+        if (parent_ != nullptr) parent_->note_borrower(*this);
+        return errc::none;
+    }
+
+    // Takes back `n` bytes that a child was lent.
+    void put(std::uint64_t n) const noexcept {
+        if (n == 0) return;
+        freeze();
+        give_back(cell_.released(cell_.now(), n));
+    }
+
+    // Publishes the word of a frozen quota that may have more left than before. Over the limit, nothing stays here.
+    void give_back(quota_word word) const noexcept {
+        if (over_limit()) {
+            cell_.publish(word);  // frozen still
+            settle();
+        } else {
+            thaw(word);
+            if (borrowed_.load(std::memory_order_relaxed) != 0) tell_parents();
+        }
+    }
+
+    // Takes in `fresh` bytes that the parent was charged, and returns to it what is borrowed and idle, here or below.
+    void settle(std::uint64_t fresh = 0) const noexcept {
+        freeze();
+        const auto word = gather(nullptr).plus(fresh);
+        hold(cell_.held() + fresh);
+        const auto back = thaw_without_idle(word);
+        if (parent_ != nullptr) parent_->put(back);
+    }
+
+    // Brings idle loans of the quotas below to this one, which is frozen, and returns its word. All are frozen at one
+    // moment, for which the answer is exact. Children that never borrow have nothing that is this quota's.
+    quota_word gather(const quota_node* asking) const noexcept {
+        auto word = cell_.now();
+        if (!idle_below_.load(std::memory_order_relaxed)) return word;
+        freeze_below(asking);
+        word = cell_.released(word, collect_below(asking));
+        cell_.publish(word);  // frozen still
+        return word;
+    }
+    void freeze_below(const quota_node* asking) const noexcept {
+        idle_below_.store(false, std::memory_order_relaxed);  // before the freeze, for tell_parents()
+        for (const quota_node* c = children_; c != nullptr; c = c->next_) {
+            if (c == asking || !c->may_borrow_) continue;
+            c->freeze();
+            c->freeze_below(nullptr);
+        }
+    }
+    std::uint64_t collect_below(const quota_node* asking) const noexcept {
+        std::uint64_t idle = 0;
+        for (const quota_node* c = children_; c != nullptr; c = c->next_) {
+            if (c == asking || !c->may_borrow_) continue;
+            const auto from_below = c->collect_below(nullptr);
+            idle += c->thaw_without_idle(c->cell_.released(c->cell_.now(), from_below));
+        }
+        return idle;
+    }
+
+    // Thaws the word without what is borrowed and idle, and returns how much that was.
+    std::uint64_t thaw_without_idle(quota_word word) const noexcept {
+        const auto borrowed = borrowed_.load(std::memory_order_relaxed);
+        const auto idle = std::min(borrowed, word.available());
+        hold(cell_.held() - idle);
+        borrowed_.store(borrowed - idle, std::memory_order_relaxed);
+        thaw(word.minus(idle));
+        return idle;
+    }
+
+    // What could be charged at one moment, here and as far up as it is frozen.
+    [[nodiscard]] bytes free_now(const quota_node* asking = nullptr, turn when = turn::in_line) const noexcept {
+        if (behind_ != errc::none && when == turn::in_line) return bytes{};
+        freeze();
+        const auto word = gather(asking);
+        bytes more{};
+        if (const bytes room = burst_ - bytes{borrowed_.load(std::memory_order_relaxed)}; parent_ != nullptr)
+            more = std::min(room, parent_->free_now(this, when));
+        give_back(word);
+        return bytes{word.available()} + more;
+    }
+
+    // Why so many bytes can never be charged here, or errc::none.
+    [[nodiscard]] errc unfit(std::uint64_t n) const noexcept {
+        if (bytes{n} > guaranteed_ + burst_) return n > quota_word::mask ? errc::size_overflow : errc::over_quota;
+        const bytes more = bytes{n} - guaranteed_;
+        return more == bytes{} || parent_->unfit(more.count()) == errc::none ? errc::none : errc::out_of_memory;
+    }
+
+    // ---- Who waits. Bytes come from a quota's top, the last that it can borrow from, and from all that borrow there.
+
+    [[nodiscard]] quota_node& top() noexcept { return const_cast<quota_node&>(std::as_const(*this).top()); }
+    [[nodiscard]] const quota_node& top() const noexcept {
+        const quota_node* q = this;
+        while (q->may_borrow_) q = q->parent_;
+        return *q;
+    }
+    [[nodiscard]] bool watched() const noexcept { return root_->waiting_ != 0 && top().in_line_ != 0; }
+
+    // Freezes all that bytes may come from. A release that was before may not have told yet that it left a loan idle, and
+    // won't come to the mutex: so loans are looked for whatever the flags say.
+    void watch() const noexcept {
+        freeze();
+        idle_below_.store(true, std::memory_order_relaxed);
+        for (const quota_node* c = children_; c != nullptr; c = c->next_)
+            if (c->may_borrow_) c->watch();
+    }
+    void unwatch() const noexcept {
+        for (const quota_node* c = children_; c != nullptr; c = c->next_)
+            if (c->may_borrow_) c->unwatch();
+        thaw(cell_.now());
+    }
+    // After whatever may have left more for somebody.
+    void serve_line() noexcept {
+        if (root_->waiting_ != 0) root_->serve_(*root_);
+    }
+
+    // What charges and releases touch lies on one cache line. Mutable: a reading takes idle loans back.
+    mutable quota_cell cell_;
+    mutable std::atomic<std::uint64_t> borrowed_{0};  // changes in a freeze
+    quota_node* const parent_;
+    quota_node* const root_;
+    alignas(64) mutable std::atomic<bool> idle_below_{false};  // a quota below may hold a loan that it doesn't use
+    std::atomic<std::uint64_t> refusals_{0};
+    mutable std::mutex mutex_;  // of the whole tree, in its root; what follows is under it
+    bytes guaranteed_, burst_;
+    quota_node *children_ = nullptr, *next_ = nullptr;
+    int borrowers_ = 0;  // children that may_borrow_
+    bool may_borrow_ = false;
+    errc behind_ = errc::none;  // what a charge is refused with while somebody waits for bytes from here
+    int in_line_ = 0;           // how many wait, in the top of what they may get bytes from
+    std::string_view name_{};   // whose it is
+    // In the root only.
+    int waiting_ = 0;                                // how many are in the line
+    fifo<quota_place> line_;                         // they, first come first
+    void (*serve_)(quota_node&) noexcept = nullptr;  // set by the first of them: who never waits doesn't pay for it
+    hook_registration* hooks_ = nullptr;             // in the order of asking
+    std::uint64_t hooks_made_ = 0;
+    std::atomic<ask_function> ask_next_{nullptr};  // set by the first of the hooks
+    bool polled_ = false;                          // somebody who waits looks after the hooks that can be waited for
+};
+
+}  // namespace detail
+}  // namespace GPUSHARE_ABI
+}  // namespace gpushare

@@ -1,0 +1,47 @@
+// SPDX-License-Identifier: Apache-2.0
+// Sizes sorted into classes that are a fixed fraction wide: how a free list for each of them covers every size from one
+// unit to the whole address space.
+//
+//   using classes = gpushare::size_classes<3>;           // 8 classes a doubling, each at most 1/8 wide
+//   classes::of(100);  classes::covering(100);  classes::smallest(c);
+#pragma once
+
+#include <bit>
+#include <cstdint>
+
+#include <gpushare/config.hpp>
+
+namespace gpushare {
+inline namespace GPUSHARE_ABI {
+
+/// 2^LogSteps classes per doubling, numbered from 0 without gaps; below 2^(LogSteps+1) every size has its own. Sizes are
+/// counts of any unit, below 2^63. The mapping is that of two-level segregated fit (Masmano et al., ECRTS 2004), with
+/// both levels in one number.
+template <unsigned LogSteps>
+struct size_classes {
+    static constexpr std::uint64_t steps = std::uint64_t{1} << LogSteps;
+
+    /// The class that `n` lies in.
+    [[nodiscard]] static constexpr std::uint32_t of(std::uint64_t n) noexcept {
+        const unsigned shift = shift_of(n);
+        return (shift << LogSteps) + static_cast<std::uint32_t>(n >> shift);
+    }
+    /// The first class in which nothing is smaller than `n`.
+    [[nodiscard]] static constexpr std::uint32_t covering(std::uint64_t n) noexcept {
+        return of(n + (std::uint64_t{1} << shift_of(n)) - 1);
+    }
+    /// The smallest size of a class: what `covering` rounds a size up to.
+    [[nodiscard]] static constexpr std::uint64_t smallest(std::uint32_t c) noexcept {
+        const unsigned shift = c < steps ? 0 : (c >> LogSteps) - 1;
+        return (c - (std::uint64_t{shift} << LogSteps)) << shift;
+    }
+
+private:
+    // How many low bits of `n` a class doesn't look at.
+    static constexpr unsigned shift_of(std::uint64_t n) noexcept {
+        return static_cast<unsigned>(std::bit_width(n | steps)) - 1 - LogSteps;
+    }
+};
+
+}  // namespace GPUSHARE_ABI
+}  // namespace gpushare

@@ -1,0 +1,214 @@
+// SPDX-License-Identifier: Apache-2.0
+// Admission with a queue: a request is placed at once, waits for its turn, or is refused with what it lacks. A state
+// machine without clock, thread or cluster of its own: time and cluster come in as arguments.
+//
+//   gpushare::admission_queue queue({.most_waiting = 100});
+//   auto a = queue.submit(now, policy, cluster, {.members = {request}, .level = {1}, .deadline = now + 30s});
+//   if (a.outcome == gpushare::admission::queued) ...      // a.id comes back from a later advance()
+//   cluster.release(p);
+//   for (auto& done : queue.advance(now, policy, cluster)) ...
+//
+// Who goes first: the higher level, within a level who came first. Whatever fits may overtake what doesn't, so that
+// capacity isn't left idle beside a large request; but each entry is overtaken at most `most_overtakes` times, and from
+// then on nobody behind it is placed before it, unless it waits for somebody to be near who isn't there. So small
+// requests don't starve a large one, nor the other way round.
+#pragma once
+
+#include <algorithm>
+#include <cstddef>
+#include <cstdint>
+#include <span>
+#include <utility>
+#include <vector>
+
+#include <gpushare/config.hpp>
+#include <gpushare/error.hpp>
+#include <gpushare/placement/cluster.hpp>
+#include <gpushare/placement/gang_plan.hpp>
+#include <gpushare/placement/placement.hpp>
+#include <gpushare/placement/placement_policy.hpp>
+#include <gpushare/units.hpp>
+
+namespace gpushare {
+inline namespace GPUSHARE_ABI {
+
+/// What is to be admitted: one request, or several that are placed together or not at all.
+struct admission_request {
+    std::vector<placement_request> members{};
+    priority level{};
+    instant deadline = never;  // to be placed by; `instant::min()` doesn't wait at all
+};
+
+/// What has become of it.
+struct admission {
+    enum result : std::uint8_t {
+        placed,     // `placements` are applied
+        queued,     // `why` is what it lacks now
+        refused,    // it waits for nothing: `code` says whether it can never fit, or the queue is full
+        expired,    // the deadline came first
+        withdrawn,  // by its owner
+    };
+    std::uint64_t id = 0;
+    result outcome = refused;
+    errc code = errc::none;  // of a refusal: no_room, too_few_devices and the like, queue_full, deadline_exceeded
+    std::vector<placement> placements{};
+    std::size_t member = 0;  // which one lacks it
+    refusal why{};
+};
+
+struct admission_queue_options {
+    std::size_t most_waiting = 1024;
+    std::uint32_t most_overtakes = 16;
+};
+
+/// A value. Every id that was queued comes back exactly once: from advance() or withdraw().
+class admission_queue {
+public:
+    explicit admission_queue(admission_queue_options options = {}) noexcept : options_(options) {}
+
+    /// Places, queues or refuses. What finds no place on the cluster even when nothing is placed there is refused at
+    /// once. Throws std::bad_alloc, and then nothing has happened.
+    template <class P>
+    requires placement_policy<P> admission submit(instant now, P&& policy, cluster& c, admission_request r) {
+        admission a{.id = ++last_id_};
+        const bool blocked =
+            std::ranges::any_of(waiting_, [&](const entry& e) { return !goes_before(r, e) && holds_up(c, e); });
+        if (!blocked && place(policy, c, r.members, a)) {
+            overtake(r);
+            return a;
+        }
+        if (blocked) note_shortage(policy, c, r.members, a);
+        if (const auto never_fits = impossible(policy, c, r.members); never_fits.why) {
+            a.member = never_fits.member;
+            a.why = never_fits.why;
+            return refuse(std::move(a), to_errc(a.why.missing));
+        }
+        if (r.deadline <= now) return refuse(std::move(a), errc::deadline_exceeded);
+        if (waiting_.size() >= options_.most_waiting) return refuse(std::move(a), errc::queue_full);
+        const auto behind = std::ranges::find_if(waiting_, [&](const entry& e) { return goes_before(r, e); });
+        waiting_.insert(behind, entry{a.id, std::move(r), 0});
+        a.outcome = admission::queued;
+        return a;
+    }
+
+    /// After something was released, and whenever a deadline may have passed: places whoever fits now, in order, and
+    /// returns those, and those whose deadline has passed.
+    template <class P>
+    requires placement_policy<P> std::vector<admission> advance(instant now, P&& policy, cluster& c) {
+        std::vector<admission> done;
+        done.reserve(waiting_.size());  // from here on, what was placed is not lost
+        std::erase_if(waiting_, [&](const entry& e) {
+            if (e.request.deadline > now) return false;
+            done.push_back({.id = e.id, .outcome = admission::expired, .code = errc::deadline_exceeded});
+            return true;
+        });
+        try {
+            while (place_next(policy, c, done)) {
+            }
+        } catch (...) {
+            if (done.empty()) throw;
+        }
+        return done;
+    }
+
+    /// False if it doesn't wait (any more).
+    bool withdraw(std::uint64_t id) noexcept {
+        return std::erase_if(waiting_, [&](const entry& e) { return e.id == id; }) != 0;
+    }
+
+    [[nodiscard]] std::size_t waiting() const noexcept { return waiting_.size(); }
+    /// When advance() has something to do even if nothing is released.
+    [[nodiscard]] instant next_deadline() const noexcept {
+        instant first = never;
+        for (const auto& e : waiting_) first = std::min(first, e.request.deadline);
+        return first;
+    }
+
+private:
+    struct entry {
+        std::uint64_t id = 0;
+        admission_request request{};
+        std::uint32_t overtaken = 0;
+    };
+
+    static bool goes_before(const admission_request& r, const entry& e) noexcept { return r.level > e.request.level; }
+
+    // Whether nobody may go before it any more. Not while it waits for somebody who isn't there: they may be behind it.
+    [[nodiscard]] bool holds_up(const cluster& c, const entry& e) const noexcept {
+        const std::span members(e.request.members);
+        return e.overtaken >= options_.most_overtakes && std::ranges::none_of(members, [&](const placement_request& r) {
+                   return r.near && !c.carries(r.near) && !carried_in(members, r.near);
+               });
+    }
+
+    static admission refuse(admission a, errc code) {
+        a.outcome = admission::refused;
+        a.code = code;
+        return a;
+    }
+
+    template <class P>
+    static bool place(P& policy, cluster& c, std::span<const placement_request> members, admission& a) {
+        auto plan = plan_gang(policy, c, members);
+        a.member = plan.member;
+        a.why = plan.why;
+        if (!plan) return false;
+        apply_gang(c, *plan.placements);
+        a.placements = *std::move(plan.placements);
+        a.outcome = admission::placed;
+        return true;
+    }
+
+    template <class P>
+    static void note_shortage(P& policy, const cluster& c, std::span<const placement_request> members, admission& a) {
+        const auto plan = plan_gang(policy, c, members);
+        a.member = plan.member;
+        a.why = plan.why;
+    }
+
+    // The first who fits, unless somebody before it has been overtaken too often.
+    template <class P>
+    bool place_next(P& policy, cluster& c, std::vector<admission>& done) {
+        for (std::size_t i = 0; i < waiting_.size(); ++i) {
+            admission a{.id = waiting_[i].id};
+            if (place(policy, c, waiting_[i].request.members, a)) {
+                for (std::size_t ahead = 0; ahead < i; ++ahead) ++waiting_[ahead].overtaken;
+                waiting_.erase(waiting_.begin() + static_cast<std::ptrdiff_t>(i));
+                done.push_back(std::move(a));
+                return true;
+            }
+            if (holds_up(c, waiting_[i])) return false;
+        }
+        return false;
+    }
+
+    // Which member finds no place even if all nodes are empty; whoever from outside it wants to be near may still come.
+    // A gang without a plan there would only hold up everybody behind it.
+    template <class P>
+    static gang_plan impossible(P& policy, const cluster& c, std::vector<placement_request> members) {
+        cluster empty;
+        for (std::uint32_t i = 0; i < c.size(); ++i) empty.add(c[{i}].whole);
+        for (std::size_t i = 0; i < members.size(); ++i) {
+            placement_request alone = members[i];
+            alone.group = alone.near = alone.apart = {};
+            if (const auto why = empty.why_not(alone)) return {.member = i, .why = why};
+        }
+        if (members.size() == 1) return {};
+        const auto among = members;
+        for (auto& m : members)
+            if (!carried_in(among, m.near)) m.near = {};
+        return plan_gang(policy, empty, members);
+    }
+
+    void overtake(const admission_request& r) noexcept {
+        for (auto& e : waiting_)
+            if (!goes_before(r, e)) ++e.overtaken;
+    }
+
+    admission_queue_options options_;
+    std::vector<entry> waiting_;  // in the order in which they go
+    std::uint64_t last_id_ = 0;
+};
+
+}  // namespace GPUSHARE_ABI
+}  // namespace gpushare

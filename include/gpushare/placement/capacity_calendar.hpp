@@ -1,0 +1,174 @@
+// SPDX-License-Identifier: Apache-2.0
+// Capacity promised ahead of time: bookings, each of them a placement from one instant to another. What is placed now is a
+// booking that has begun. A value; time comes in as an argument.
+//
+//   gpushare::capacity_calendar days(cluster_of_empty_nodes);
+//   auto night = days.try_book(policy, request, 22h, 30h);          // a result<booking>: an id, and where
+//   days.cancel(night->id);
+#pragma once
+
+#include <algorithm>
+#include <cstddef>
+#include <cstdint>
+#include <vector>
+
+#include <gpushare/config.hpp>
+#include <gpushare/error.hpp>
+#include <gpushare/placement/cluster.hpp>
+#include <gpushare/placement/placement.hpp>
+#include <gpushare/placement/placement_policy.hpp>
+#include <gpushare/units.hpp>
+
+namespace gpushare {
+inline namespace GPUSHARE_ABI {
+
+/// A placement during [begin, end).
+struct booking {
+    std::uint64_t id = 0;
+    instant begin{}, end = never;
+    placement where{};
+
+    friend bool operator==(const booking&, const booking&) = default;
+};
+
+class capacity_calendar {
+public:
+    /// `nodes`: as they are when nothing is placed on them; only their descriptions are used.
+    explicit capacity_calendar(const cluster& nodes) {
+        for (std::uint32_t i = 0; i < nodes.size(); ++i) empty_.add(nodes[{i}].whole);
+    }
+
+    /// What is free during all of [begin, end): on each device, and of each node's cores and memory, the least at any
+    /// moment of it. A request needs the same all the time, so it fits there exactly if it fits into this. Labels of
+    /// whatever overlaps count for the whole time: who wants to be near somebody may stay longer than they do.
+    [[nodiscard]] cluster free_during(instant begin, instant end) const { return free_without(nullptr, begin, end); }
+
+    /// Books where the policy puts it. The failure's code says what is missing, its figures how much: see why_not().
+    /// invalid_specification if the time is empty.
+    template <class P>
+    requires placement_policy<P>
+    [[nodiscard]] result<booking> try_book(P&& policy, const placement_request& r, instant begin, instant end) {
+        if (begin >= end) return errc::invalid_specification;
+        const cluster free = free_during(begin, end);
+        const auto p = choose(policy, free, r);
+        if (!p) return to_failure(free.why_not(r));
+        bookings_.push_back({++last_id_, begin, end, *p});
+        return bookings_.back();
+    }
+
+    /// Books that very placement. Codes as those of try_book, and invalid_specification for devices that the node
+    /// doesn't have or the request doesn't want.
+    [[nodiscard]] result<booking> try_book_at(const placement& p, instant begin, instant end) {
+        if (begin >= end) return errc::invalid_specification;
+        cluster free = free_during(begin, end);
+        if (const auto why = free.try_apply(p)) return to_failure(why);
+        bookings_.push_back({++last_id_, begin, end, p});
+        return bookings_.back();
+    }
+
+    /// Why no placement could be booked for that time; nothing if one could.
+    [[nodiscard]] refusal why_not(const placement_request& r, instant begin, instant end) const {
+        return free_during(begin, end).why_not(r);
+    }
+
+    /// The first instant from `from` on at which the request could be booked for `length`; `never` if there is none.
+    /// Free capacity grows only where bookings end, so those are the instants tried; for a request that wants to be near
+    /// somebody also those at which bookings begin.
+    [[nodiscard]] instant earliest(const placement_request& r, instant from, ns length) const {
+        std::vector<instant> starts{from};
+        for (const auto& b : bookings_) {
+            if (b.end > from && b.end != never) starts.push_back(b.end);
+            if (b.begin > from && r.near) starts.push_back(b.begin);
+        }
+        std::ranges::sort(starts);
+        for (const auto s : starts)
+            if (!why_not(r, s, saturating_add(s, length))) return s;
+        return never;
+    }
+
+    /// False if there is no such booking.
+    bool cancel(std::uint64_t id) noexcept {
+        return std::erase_if(bookings_, [&](const booking& b) { return b.id == id; }) != 0;
+    }
+    /// Another end: earlier always; later if nothing is in the way. False, and nothing changes, otherwise.
+    [[nodiscard]] bool try_extend(std::uint64_t id, instant end) {
+        const auto b = std::ranges::find(bookings_, id, &booking::id);
+        if (b == bookings_.end() || end <= b->begin) return false;
+        if (end > b->end && free_without(&*b, b->begin, end).try_apply(b->where)) return false;
+        b->end = end;
+        return true;
+    }
+    /// Forgets what ended by `now`, and returns how many those were.
+    std::size_t expire(instant now) noexcept {
+        return std::erase_if(bookings_, [&](const booking& b) { return b.end <= now; });
+    }
+
+    /// In the order in which they were made.
+    [[nodiscard]] const std::vector<booking>& bookings() const noexcept { return bookings_; }
+
+private:
+    static failure to_failure(const refusal& why) noexcept {
+        return {to_errc(why.missing), why.asked, why.left, why.asked};
+    }
+
+    // As if one of the bookings, if given, were not there.
+    [[nodiscard]] cluster free_without(const booking* one, instant begin, instant end) const {
+        cluster free = empty_;
+        for (std::uint32_t i = 0; i < empty_.size(); ++i) use_most(free, {i}, one, begin, end);
+        return free;
+    }
+
+    // Takes from node `id` of `free` the most that is booked there at any moment, resource by resource.
+    void use_most(cluster& free, node_id id, const booking* but, instant begin, instant end) const {
+        struct use {
+            std::uint64_t cpu_milli = 0;
+            bytes memory{};
+        };
+        std::vector<const booking*> here;
+        for (const auto& b : bookings_)
+            if (b.where.node == id && &b != but && b.begin < end && b.end > begin) here.push_back(&b);
+        if (here.empty()) return;
+        const node_description& whole = empty_[id].whole;
+        use most;
+        std::vector<free_device> most_of(whole.devices);
+        // Use is largest at the beginning of the window or of a booking.
+        for (const booking* at : here) {
+            const instant t = std::max(at->begin, begin);
+            use now;
+            std::vector<free_device> now_of(whole.devices);
+            for (const booking* b : here) {
+                if (b->begin > t || b->end <= t) continue;
+                const placement_request& r = b->where.request;
+                now.cpu_milli += r.cpu_milli;
+                now.memory += r.memory;
+                for (const auto d : b->where.devices) {
+                    now_of[d.index].permille += r.each.permille();
+                    now_of[d.index].memory += r.device_memory;
+                }
+            }
+            most.cpu_milli = std::max(most.cpu_milli, now.cpu_milli);
+            most.memory = std::max(most.memory, now.memory);
+            for (std::size_t d = 0; d < most_of.size(); ++d) {
+                most_of[d].permille = std::max(most_of[d].permille, now_of[d].permille);
+                most_of[d].memory = std::max(most_of[d].memory, now_of[d].memory);
+            }
+        }
+        free.apply({{.cpu_milli = most.cpu_milli, .memory = most.memory}, id, {}});
+        for (std::uint32_t d = 0; d < whole.devices; ++d)
+            free.apply(
+                {{.devices = 1, .each = share::of_permille(most_of[d].permille), .device_memory = most_of[d].memory},
+                 id,
+                 {device_id{d}}});
+        for (const booking* b : here) {  // who stays apart from whom may be here at another time
+            const placement_request& r = b->where.request;
+            if (r.group || r.apart) free.restore({{.group = r.group, .apart = r.apart}, id, {}});
+        }
+    }
+
+    cluster empty_;
+    std::vector<booking> bookings_;
+    std::uint64_t last_id_ = 0;
+};
+
+}  // namespace GPUSHARE_ABI
+}  // namespace gpushare

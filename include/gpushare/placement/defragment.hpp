@@ -1,0 +1,256 @@
+// SPDX-License-Identifier: Apache-2.0
+// Defragmentation: moves what is placed already, to make room for one request or so that more fits in general. The plan
+// comes first, as a value; nothing is changed until it is applied.
+//
+//   auto plan = gpushare::consolidate(cluster, placed, 100, 5.0);    // at most 100 moves, each worth 5 permille
+//   for (const auto& m : plan.moves) ...                             // tell the tenants
+//   gpushare::apply(cluster, plan);                                  // whole or not at all
+//
+// Placements with labels stay where they are: whether they fit elsewhere depends on the others.
+#pragma once
+
+#include <algorithm>
+#include <cstddef>
+#include <cstdint>
+#include <limits>
+#include <map>
+#include <numeric>
+#include <optional>
+#include <span>
+#include <utility>
+#include <vector>
+
+#include <gpushare/config.hpp>
+#include <gpushare/error.hpp>
+#include <gpushare/placement/cluster.hpp>
+#include <gpushare/placement/indexed_cluster.hpp>
+#include <gpushare/placement/placement.hpp>
+#include <gpushare/placement/placement_policy.hpp>
+
+namespace gpushare {
+inline namespace GPUSHARE_ABI {
+
+/// One placement that is to go elsewhere. `which` is its place in the list that the plan was made from.
+struct placement_move {
+    std::size_t which = 0;
+    placement from{}, to{};
+};
+
+/// Moves, each of another placement, and what fits once they are done. Every move has room when those before it are
+/// done, so that they can be carried out one at a time.
+struct rearrangement {
+    std::vector<placement_move> moves{};
+    std::optional<placement> added{};
+};
+
+/// Carries out the plan: all of it, or nothing if the cluster has changed in between; then says what is in the way.
+[[nodiscard]] inline refusal try_apply(cluster& c, const rearrangement& plan) {
+    cluster after = c;
+    for (const auto& m : plan.moves) {
+        if (!after.try_release(m.from)) return {shortage::devices, m.from.node, m.from.request.devices, 0};
+        if (const auto why = after.try_apply(m.to)) return why;
+    }
+    if (plan.added)
+        if (const auto why = after.try_apply(*plan.added)) return why;
+    c = std::move(after);
+    return {};
+}
+template <class Policy>
+[[nodiscard]] refusal try_apply(indexed_cluster<Policy>& c, const rearrangement& plan) {
+    cluster rehearsal = c.nodes();
+    if (const auto why = try_apply(rehearsal, plan)) return why;
+    for (const auto& m : plan.moves) {
+        c.release(m.from);
+        c.apply(m.to);
+    }
+    if (plan.added) c.apply(*plan.added);
+    return {};
+}
+/// As try_apply; throws operation_error.
+template <class Cluster>
+requires requires(Cluster& c, const rearrangement& plan) { try_apply(c, plan); }
+void apply(Cluster& c, const rearrangement& plan) {
+    if (const auto why = try_apply(c, plan)) throw operation_error(to_errc(why.missing), {}, describe(why).c_str());
+}
+
+namespace detail {
+
+/// Looks for one node on which the request fits once one or two of its placements have gone elsewhere.
+template <class Policy>
+class room_search {
+public:
+    room_search(const Policy& policy, const cluster& c, std::span<const placement> placed, const placement_request& r)
+        : policy_(policy), as_is_(c), cluster_(c), placed_(placed), request_(r) {}
+
+    std::optional<rearrangement> with(std::size_t moves) {
+        best_ = {};
+        std::vector<std::size_t> order(placed_.size());
+        std::iota(order.begin(), order.end(), std::size_t{0});
+        std::ranges::stable_sort(order, {}, [&](std::size_t i) { return placed_[i].node; });
+        for (auto first = order.begin(); first != order.end();) {
+            const auto id = placed_[*first].node;
+            const auto last = std::find_if(first, order.end(), [&](std::size_t i) { return placed_[i].node != id; });
+            try_node(id, {first, last}, moves);
+            first = last;
+        }
+        return best_.moved.empty() ? std::nullopt : plan();
+    }
+
+private:
+    struct candidate {
+        double cost = std::numeric_limits<double>::infinity();
+        std::vector<std::size_t> moved{};
+        node_id node{};
+    };
+
+    // Cost of the best place for the request as the cluster is; infinite if there is none.
+    double elsewhere(const placement_request& r) {
+        const auto [at, unknown] = elsewhere_.try_emplace(r, std::numeric_limits<double>::infinity());
+        if (unknown)
+            if (const auto p = choose(policy_, as_is_, r)) at->second = policy_.rate(as_is_[p->node], r).cost;
+        return at->second;
+    }
+
+    // Releases what is in `here`, up to `moves` of them, one after the other in all combinations.
+    void try_node(node_id id, std::span<const std::size_t> here, std::size_t moves, double cost = 0) {
+        for (std::size_t i = 0; i < here.size(); ++i) {
+            const placement& p = placed_[here[i]];
+            if (has_labels(p.request)) continue;
+            const double away = elsewhere(p.request);
+            if (away == std::numeric_limits<double>::infinity() || !cluster_.try_release(p)) continue;
+            moved_.push_back(here[i]);
+            // What the node loses with the request in place of this one, and what another node loses.
+            const double swap = cost + away - policy_.rate(cluster_[id], p.request).cost;
+            if (cluster_.fits(request_, id)) {
+                const double all = swap + policy_.rate(cluster_[id], request_).cost;
+                if (all < best_.cost) best_ = {all, moved_, id};
+            } else if (moves > 1) {
+                try_node(id, here.subspan(i + 1), moves - 1, swap);
+            }
+            moved_.pop_back();
+            cluster_.apply(p);
+        }
+    }
+
+    // Only now is it known whether the moved ones find places beside each other.
+    std::optional<rearrangement> plan() const {
+        cluster without = as_is_;
+        for (const auto i : best_.moved) without.release(placed_[i]);
+        rearrangement result;
+        result.added = {request_, best_.node, policy_.rate(without[best_.node], request_).devices};
+        // To keep the request's place free, it is taken while the others look for theirs.
+        cluster after = without;
+        after.apply(*result.added);
+        for (const auto i : best_.moved) {
+            const auto to = choose(policy_, after, placed_[i].request);
+            if (!to) return std::nullopt;
+            after.apply(*to);
+            result.moves.push_back({i, placed_[i], *to});
+        }
+        return result;
+    }
+
+    const Policy& policy_;
+    const cluster& as_is_;
+    cluster cluster_;  // with what is being tried
+    std::span<const placement> placed_;
+    placement_request request_;
+    std::map<placement_request, double> elsewhere_;
+    std::vector<std::size_t> moved_;
+    candidate best_;
+};
+
+/// Looks, again and again, for the move that gains most.
+template <class Policy>
+class gain_search {
+public:
+    gain_search(indexed_cluster<Policy> c, std::span<const placement> placed)
+        : cluster_(std::move(c)), placed_(placed), on_(cluster_.nodes().size()), gain_(placed.size()) {
+        for (std::size_t i = 0; i < placed.size(); ++i)
+            if (!has_labels(placed[i].request)) on_[placed[i].node.index].push_back(i);
+        for (std::uint32_t n = 0; n < on_.size(); ++n) rate_node({n});
+    }
+
+    rearrangement plan(std::size_t most_moves, double least_gain) {
+        rearrangement result;
+        while (result.moves.size() < most_moves) {
+            const auto m = best(least_gain);
+            if (!m) break;
+            cluster_.release(m->from);
+            cluster_.apply(m->to);
+            std::erase(on_[m->from.node.index], m->which);  // each is moved once: it isn't looked at again
+            rate_node(m->from.node);
+            rate_node(m->to.node);
+            result.moves.push_back(*m);
+        }
+        return result;
+    }
+
+private:
+    void rate_node(node_id id) {
+        for (const auto i : on_[id.index]) {
+            cluster_.release(placed_[i]);
+            gain_[i] = cluster_.policy().rate(cluster_.nodes()[id], placed_[i].request).cost;
+            cluster_.apply(placed_[i]);
+        }
+    }
+
+    std::optional<placement_move> best(double least_gain) {
+        std::vector<std::size_t> order;
+        for (const auto& here : on_) {
+            for (const auto i : here)
+                if (gain_[i] > least_gain) order.push_back(i);
+        }
+        std::ranges::sort(order, [&](std::size_t a, std::size_t b) {
+            return std::pair{-gain_[a], a} < std::pair{-gain_[b], b};
+        });
+        std::optional<placement_move> found;
+        for (const auto i : order) {
+            if (gain_[i] <= least_gain) break;  // what it costs elsewhere comes off that
+            const auto to = cluster_.choose(placed_[i].request);
+            if (!to || to->node == placed_[i].node) continue;
+            const double gain = gain_[i] - cluster_.policy().rate(cluster_.nodes()[to->node], to->request).cost;
+            if (gain <= least_gain) continue;
+            least_gain = gain;
+            found = {i, placed_[i], *to};
+        }
+        return found;
+    }
+
+    indexed_cluster<Policy> cluster_;
+    std::span<const placement> placed_;
+    std::vector<std::vector<std::size_t>> on_;  // of each node: what may be moved away
+    std::vector<double> gain_;                  // of each: what its node gains if it goes
+};
+
+}  // namespace detail
+
+/// A plan of at most `most_moves` moves, each of another placement, that gains the policy most step by step; a move that
+/// gains no more than `least_gain`, in the unit of the policy's costs, isn't worth the trouble. Empty if there is none.
+/// Sensible for policies whose cost is what a node loses (`value_descent`, in permille of device time). `placed` is what
+/// is on the cluster, or that part of it which may be moved.
+template <class Policy>
+requires stable_placement_policy<Policy>
+[[nodiscard]] rearrangement consolidate(const indexed_cluster<Policy>& c, std::span<const placement> placed,
+                                        std::size_t most_moves, double least_gain) {
+    return detail::gain_search<Policy>(c, placed).plan(most_moves, least_gain);
+}
+
+/// A plan with at most `most_moves` moves (1 or 2) after which the request fits; none if none was found, or if it fits
+/// as it is. `placed` is what is on the cluster, or that part of it which may be moved. Prefers the fewest moves, then
+/// those that cost the policy least. Looks at every placement, and for two moves at pairs of one node: milliseconds for
+/// thousands of placements.
+template <class Policy>
+requires stable_placement_policy<Policy>
+[[nodiscard]] std::optional<rearrangement> make_room(const Policy& policy, const cluster& c,
+                                                     std::span<const placement> placed, const placement_request& r,
+                                                     std::size_t most_moves) {
+    if (choose(policy, c, r)) return std::nullopt;
+    detail::room_search search(policy, c, placed, r);
+    for (std::size_t moves = 1; moves <= std::min<std::size_t>(most_moves, 2); ++moves)
+        if (auto plan = search.with(moves)) return plan;
+    return std::nullopt;
+}
+
+}  // namespace GPUSHARE_ABI
+}  // namespace gpushare

@@ -1,0 +1,181 @@
+// SPDX-License-Identifier: Apache-2.0
+// Fragmentation: the part of a node's free device time that an average next request could not use. And the policy that
+// descends it, after Weng et al., "Beware of Fragmentation: Scheduling GPU-Sharing Workloads with Fragmentation Gradient
+// Descent", USENIX ATC 2023.
+//
+//   gpushare::fragmentation_descent policy{gpushare::workload(history)};
+//   auto p = gpushare::choose(policy, cluster, request);
+#pragma once
+
+#include <algorithm>
+#include <array>
+#include <cmath>
+#include <cstddef>
+#include <cstdint>
+#include <span>
+#include <utility>
+#include <vector>
+
+#include <gpushare/config.hpp>
+#include <gpushare/placement/cluster.hpp>
+#include <gpushare/placement/placement.hpp>
+#include <gpushare/placement/placement_policy.hpp>
+#include <gpushare/placement/workload.hpp>
+
+namespace gpushare {
+inline namespace GPUSHARE_ABI {
+
+/// A node as it would be with `permille` less on each of the devices in `at`. Nothing is copied.
+struct reduced_node {
+    const node_view& node;
+    std::uint64_t cpu_milli = 0;
+    bytes memory{};
+    device_set at{};
+    std::uint32_t permille = 0;
+
+    /// The node as it is.
+    explicit reduced_node(const node_view& n) noexcept : node(n), cpu_milli(n.cpu_milli), memory(n.memory) {}
+    /// With the request on those devices. The request fits there.
+    reduced_node(const node_view& n, const placement_request& r, device_set devices) noexcept
+        : node(n),
+          cpu_milli(n.cpu_milli - r.cpu_milli),
+          memory(n.memory - r.memory),
+          at(devices),
+          permille(r.each.permille()) {}
+
+    [[nodiscard]] std::uint32_t free(std::uint32_t device) const noexcept {
+        return node.devices[device].permille - (at.contains({device}) ? permille : 0);
+    }
+};
+
+/// Sum over the kinds of `weight` times the free permille that a request of the kind can't use: all of it where the cpu,
+/// the model or the number of devices isn't there, otherwise what lies on devices with too little left. Kinds for one
+/// device are summed up beforehand, so that a node costs a few additions per device and not a look at every kind.
+class fragmentation {
+public:
+    explicit fragmentation(std::span<const request_kind> kinds) {
+        for (const auto& k : kinds) {
+            total_weight_ += k.weight;
+            if (k.request.devices == 0) continue;
+            if (k.request.devices > 1) {
+                many_.push_back(k);
+            } else {
+                cpus_.push_back(k.request.cpu_milli);
+                shares_.push_back(k.request.each.permille());
+            }
+        }
+        unique(shares_);
+        unique(cpus_);
+        for (std::uint32_t x = 0, rank = 0; x <= whole; ++x) {
+            while (rank < shares_.size() && shares_[rank] <= x) ++rank;
+            rank_of_[x] = static_cast<std::uint16_t>(rank);
+        }
+        for (std::size_t m = 0; m < device_model::count; ++m) fill(kinds, static_cast<std::uint8_t>(m));
+    }
+
+    [[nodiscard]] double operator()(const reduced_node& n) const noexcept {
+        const auto row = static_cast<std::size_t>(std::ranges::upper_bound(cpus_, n.cpu_milli) - cpus_.begin());
+        const auto& whole_node = n.node.whole;
+        const double* usable = tables_[table_of_[whole_node.model.index]].data() + row * (shares_.size() + 1);
+        std::uint32_t free = 0;
+        double used = 0;
+        for (std::uint32_t d = 0; d < whole_node.devices; ++d) {
+            const std::uint32_t x = n.free(d);
+            free += x;
+            used += x * usable[rank_of_[x]];
+        }
+        for (const auto& [r, weight] : many_) {
+            if (r.cpu_milli > n.cpu_milli || r.memory > n.memory || !r.models.allows(whole_node.model)) continue;
+            std::uint32_t devices = 0, sum = 0;
+            for (std::uint32_t d = 0; d < whole_node.devices; ++d) {
+                const std::uint32_t x = n.free(d);
+                devices += x >= r.each.permille() ? 1U : 0U;
+                sum += x >= r.each.permille() ? x : 0U;
+            }
+            if (devices >= r.devices) used += weight * sum;
+        }
+        return total_weight_ * free - used;
+    }
+
+private:
+    static constexpr std::uint32_t whole = 1000;
+
+    template <class T>
+    static void unique(std::vector<T>& v) {
+        std::ranges::sort(v);
+        v.erase(std::unique(v.begin(), v.end()), v.end());
+    }
+
+    // [cpu rank][share rank]: weight of the kinds for one device that find both enough.
+    void fill(std::span<const request_kind> kinds, std::uint8_t model) {
+        const auto columns = shares_.size() + 1;
+        std::vector<double> table((cpus_.size() + 1) * columns);
+        const auto rank = [](const auto& v, auto x) {
+            return static_cast<std::size_t>(std::ranges::lower_bound(v, x) - v.begin());
+        };
+        for (const auto& [r, weight] : kinds) {
+            if (r.devices != 1 || !r.models.allows({model})) continue;
+            for (auto row = rank(cpus_, r.cpu_milli) + 1; row <= cpus_.size(); ++row) {
+                for (auto c = rank(shares_, r.each.permille()) + 1; c < columns; ++c)
+                    table[row * columns + c] += weight;
+            }
+        }
+        const auto same = std::ranges::find(tables_, table);
+        table_of_[model] = static_cast<std::uint8_t>(same - tables_.begin());
+        if (same == tables_.end()) tables_.push_back(std::move(table));
+    }
+
+    double total_weight_ = 0;
+    std::vector<request_kind> many_;                  // for several devices
+    std::vector<std::uint64_t> cpus_;                 // of kinds for one device: distinct, ascending
+    std::vector<std::uint32_t> shares_;               // likewise
+    std::array<std::uint16_t, whole + 1> rank_of_{};  // how many of shares_ fit into so much
+    std::vector<std::vector<double>> tables_;
+    std::array<std::uint8_t, device_model::count> table_of_{};
+};
+
+/// The devices that a request could take and that differ in what is free: every one of them for one device, the tightest
+/// for several. Calls `use` with each choice.
+template <class Use>
+void for_each_choice(const node_view& n, const placement_request& r, Use use) {
+    if (r.devices != 1) return use(tightest_devices(n, r));
+    for (std::uint32_t d = 0; d < n.devices.size(); ++d) {
+        const auto earlier = n.devices.first(d);
+        if (fits(r, n.devices[d]) && std::ranges::find(earlier, n.devices[d]) == earlier.end()) use(device_set{{d}});
+    }
+}
+
+/// The published policy: least growth of fragmentation, weighed by frequency, in the hundred steps of the published
+/// score. Memory isn't looked at, as there.
+class fragmentation_descent {
+public:
+    explicit fragmentation_descent(const workload& expected) : measure_(expected.kinds()) {}
+
+    [[nodiscard]] rating rate(const node_view& n, const placement_request& r) const {
+        const double before = measure_(blind(reduced_node(n)));
+        rating best;
+        double least = 0;
+        for_each_choice(n, r, [&](device_set at) {
+            const double growth = measure_(blind(reduced_node(n, r, at))) - before;
+            if (best.devices.empty() || growth < least) {
+                least = growth;
+                best.devices = at;
+            }
+        });
+        best.cost = -std::floor(100 / (1 + std::exp(least / 1000)));
+        return best;
+    }
+
+private:
+    static reduced_node blind(reduced_node n) noexcept {
+        n.memory = bytes::max();
+        return n;
+    }
+
+    fragmentation measure_;
+};
+
+static_assert(stable_placement_policy<fragmentation_descent>);
+
+}  // namespace GPUSHARE_ABI
+}  // namespace gpushare

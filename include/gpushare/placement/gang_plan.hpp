@@ -1,0 +1,97 @@
+// SPDX-License-Identifier: Apache-2.0
+// Gang admission: several requests are placed all or none. The plan is a value, to be inspected before it is applied.
+//
+//   auto plan = gpushare::plan_gang(policy, cluster, workers);
+//   if (plan) gpushare::apply_gang(cluster, *plan.placements);
+//   else log(plan.member, gpushare::describe(plan.why));      // which of them, and what it lacks
+#pragma once
+
+#include <algorithm>
+#include <cstddef>
+#include <numeric>
+#include <optional>
+#include <span>
+#include <tuple>
+#include <utility>
+#include <vector>
+
+#include <gpushare/config.hpp>
+#include <gpushare/error.hpp>
+#include <gpushare/placement/cluster.hpp>
+#include <gpushare/placement/placement.hpp>
+#include <gpushare/placement/placement_policy.hpp>
+
+namespace gpushare {
+inline namespace GPUSHARE_ABI {
+
+/// A placement for each member, in the order of the requests; or the first member, in the order in which they were
+/// tried, that found no place beside those before it.
+struct gang_plan {
+    std::optional<std::vector<placement>> placements{};
+    std::size_t member = 0;
+    refusal why{};
+
+    [[nodiscard]] explicit operator bool() const noexcept { return placements.has_value(); }
+};
+
+/// Whether one of the members carries that label.
+[[nodiscard]] inline bool carried_in(std::span<const placement_request> members, label group) noexcept {
+    return std::ranges::find(members, group, &placement_request::group) != members.end();
+}
+
+/// Tries the largest members first: most devices, then most device time, then most of the host; equals in the order
+/// given; and behind all those the members that want to be near another one. Each goes where the policy puts it beside
+/// those before it. That finds a plan for most gangs that fit, not for all: packing is hard, and so is proving that
+/// there is none.
+template <class P>
+requires placement_policy<P>
+[[nodiscard]] gang_plan plan_gang(P&& policy, const cluster& c, std::span<const placement_request> members) {
+    std::vector<std::size_t> order(members.size());
+    std::iota(order.begin(), order.end(), std::size_t{0});
+    std::ranges::stable_sort(order, [&](std::size_t a, std::size_t b) {
+        const auto rank = [&](std::size_t i) {
+            const placement_request& r = members[i];
+            const bool leads = !r.near || r.near == r.group || !carried_in(members, r.near);
+            return std::tuple(leads, r.devices, device_permille(r), r.device_memory, r.cpu_milli, r.memory);
+        };
+        return rank(a) > rank(b);
+    });
+    cluster after = c;
+    gang_plan plan{.placements = std::vector<placement>(members.size())};
+    for (const auto i : order) {
+        const auto p = choose(policy, after, members[i]);
+        if (!p) return {.member = i, .why = after.why_not(members[i])};
+        after.apply(*p);
+        (*plan.placements)[i] = *p;
+    }
+    return plan;
+}
+
+/// Applies all or nothing, and says what is in the way if the cluster has changed since the plan was made.
+[[nodiscard]] inline refusal try_apply_gang(cluster& c, std::span<const placement> gang) {
+    // Labels can throw and members can be near each other: what is there is undone in the reverse order.
+    std::size_t done = 0;
+    const auto undo = [&] {
+        while (done != 0) (void)c.try_release(gang[--done]);
+    };
+    try {
+        for (; done < gang.size(); ++done) {
+            if (const auto why = c.try_apply(gang[done])) {
+                undo();
+                return why;
+            }
+        }
+    } catch (...) {
+        undo();
+        throw;
+    }
+    return {};
+}
+/// As try_apply_gang; throws operation_error.
+inline void apply_gang(cluster& c, std::span<const placement> gang) {
+    if (const auto why = try_apply_gang(c, gang))
+        throw operation_error(to_errc(why.missing), {}, describe(why).c_str());
+}
+
+}  // namespace GPUSHARE_ABI
+}  // namespace gpushare

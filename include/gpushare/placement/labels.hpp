@@ -1,0 +1,69 @@
+// SPDX-License-Identifier: Apache-2.0
+// Affinity: which labels are on a node, and who wants to be apart from whom. One object counts those of a node, another
+// those of the whole cluster.
+//
+//   counts.add(request);      if (counts[request.apart].carried == 0) ...      counts.remove(request);
+#pragma once
+
+#include <algorithm>
+#include <cstddef>
+#include <cstdint>
+#include <vector>
+
+#include <gpushare/config.hpp>
+#include <gpushare/placement/placement.hpp>
+
+namespace gpushare {
+inline namespace GPUSHARE_ABI {
+
+/// Counts the labels of placed requests. A value; equal contents compare equal.
+class label_counts {
+public:
+    /// Placed requests that carry the label, and those that want to be apart from it.
+    struct count {
+        label of{};
+        std::uint32_t carried = 0, avoided = 0;
+
+        friend bool operator==(const count&, const count&) = default;
+    };
+
+    [[nodiscard]] count operator[](label of) const noexcept {
+        const auto at = std::ranges::lower_bound(counts_, of, {}, &count::of);
+        return at != counts_.end() && at->of == of ? *at : count{of};
+    }
+
+    /// Takes note of a placed request; with room made by `reserve`, doesn't throw.
+    void add(const placement_request& r) {
+        reserve();
+        if (r.group) ++counter(r.group).carried;
+        if (r.apart) ++counter(r.apart).avoided;
+    }
+    /// The request's labels must have been added.
+    void remove(const placement_request& r) noexcept {
+        if (r.group) --counter(r.group).carried;
+        if (r.apart) --counter(r.apart).avoided;
+        std::erase_if(counts_, [](const count& c) { return c.carried == 0 && c.avoided == 0; });
+    }
+    [[nodiscard]] bool has(const placement_request& r) const noexcept {
+        return (!r.group || (*this)[r.group].carried != 0) && (!r.apart || (*this)[r.apart].avoided != 0);
+    }
+
+    void reserve() {
+        constexpr std::size_t labels_of_a_request = 2;
+        if (counts_.capacity() - counts_.size() < labels_of_a_request)
+            counts_.reserve(2 * counts_.size() + labels_of_a_request);
+    }
+
+    friend bool operator==(const label_counts&, const label_counts&) = default;
+
+private:
+    count& counter(label of) {
+        const auto at = std::ranges::lower_bound(counts_, of, {}, &count::of);
+        return at != counts_.end() && at->of == of ? *at : *counts_.insert(at, count{of});
+    }
+
+    std::vector<count> counts_;  // ascending
+};
+
+}  // namespace GPUSHARE_ABI
+}  // namespace gpushare

@@ -1,0 +1,251 @@
+// SPDX-License-Identifier: Apache-2.0
+// What is placed and where: a request, the placement that answers it, or the refusal that names what is missing. Plain
+// values: a placement can be looked at, stored or sent before `cluster::apply` makes it true.
+//
+//   gpushare::placement_request r{.cpu_milli = 4000, .memory = 16_GiB, .devices = 1, .each = 47_pct};
+//   if (auto p = gpushare::choose(policy, cluster, r)) cluster.apply(*p);
+//   else puts(gpushare::describe(cluster.why_not(r)).c_str());
+#pragma once
+
+#include <bit>
+#include <cassert>
+#include <compare>
+#include <cstddef>
+#include <cstdint>
+#include <initializer_list>
+#include <iterator>
+#include <string_view>
+
+#include <gpushare/config.hpp>
+#include <gpushare/error.hpp>
+#include <gpushare/units.hpp>
+
+namespace gpushare {
+inline namespace GPUSHARE_ABI {
+
+/// A node's place in its cluster, from 0.
+struct node_id {
+    std::uint32_t index = 0;
+
+    friend constexpr auto operator<=>(node_id, node_id) = default;
+    friend constexpr bool operator==(node_id, node_id) = default;
+};
+
+/// A kind of device, such as T4 or H200. The embedder numbers the kinds, from 0 to 63.
+struct device_model {
+    std::uint8_t index = 0;
+
+    static constexpr std::uint8_t count = 64;
+
+    friend constexpr auto operator<=>(device_model, device_model) = default;
+    friend constexpr bool operator==(device_model, device_model) = default;
+};
+
+/// The models that a request may run on; an empty set allows every model.
+class model_set {
+public:
+    constexpr model_set() noexcept = default;
+    constexpr model_set(std::initializer_list<device_model> models) noexcept {
+        for (const auto m : models) add(m);
+    }
+
+    constexpr void add(device_model m) noexcept {
+        assert(m.index < device_model::count);
+        bits_ |= std::uint64_t{1} << m.index;
+    }
+    [[nodiscard]] constexpr bool allows(device_model m) const noexcept {
+        return bits_ == 0 || (m.index < device_model::count && (bits_ >> m.index & 1) != 0);
+    }
+
+    friend constexpr auto operator<=>(model_set, model_set) = default;
+    friend constexpr bool operator==(model_set, model_set) = default;
+
+private:
+    std::uint64_t bits_ = 0;
+};
+
+/// Devices of one node, which has at most 64. A range of device_id in ascending order.
+class device_set {
+public:
+    static constexpr std::uint32_t capacity = 64;
+
+    class iterator {
+    public:
+        using value_type = device_id;
+        using difference_type = std::ptrdiff_t;
+
+        constexpr iterator() noexcept = default;
+        constexpr explicit iterator(std::uint64_t rest) noexcept : rest_(rest) {}
+        constexpr device_id operator*() const noexcept { return {static_cast<std::uint32_t>(std::countr_zero(rest_))}; }
+        constexpr iterator& operator++() noexcept {
+            rest_ &= rest_ - 1;
+            return *this;
+        }
+        constexpr iterator operator++(int) noexcept {
+            const auto before = *this;
+            ++*this;
+            return before;
+        }
+        friend constexpr bool operator==(iterator, iterator) = default;
+
+    private:
+        std::uint64_t rest_ = 0;
+    };
+
+    constexpr device_set() noexcept = default;
+    constexpr device_set(std::initializer_list<device_id> devices) noexcept {
+        for (const auto d : devices) add(d);
+    }
+
+    constexpr void add(device_id d) noexcept {
+        assert(d.index < capacity);
+        bits_ |= std::uint64_t{1} << d.index;
+    }
+    [[nodiscard]] constexpr bool contains(device_id d) const noexcept {
+        return d.index < capacity && (bits_ >> d.index & 1) != 0;
+    }
+    [[nodiscard]] constexpr std::uint32_t size() const noexcept {
+        return static_cast<std::uint32_t>(std::popcount(bits_));
+    }
+    [[nodiscard]] constexpr bool empty() const noexcept { return bits_ == 0; }
+    [[nodiscard]] constexpr iterator begin() const noexcept { return iterator{bits_}; }
+    [[nodiscard]] constexpr iterator end() const noexcept { return iterator{}; }
+
+    friend constexpr auto operator<=>(device_set, device_set) = default;
+    friend constexpr bool operator==(device_set, device_set) = default;
+
+private:
+    std::uint64_t bits_ = 0;
+};
+
+static_assert(std::forward_iterator<device_set::iterator>);
+
+/// A name for requests that want to be near one another or apart, numbered by the embedder. 0 is no label.
+struct label {
+    std::uint32_t id = 0;
+
+    [[nodiscard]] constexpr explicit operator bool() const noexcept { return id != 0; }
+    friend constexpr auto operator<=>(label, label) = default;
+    friend constexpr bool operator==(label, label) = default;
+};
+
+/// What one node has to give. A share on one device, an equal part of several, or whole ones (`each` = 100 %): always
+/// `devices` distinct devices of one node, each with the share and the memory asked for.
+struct placement_request {
+    std::uint64_t cpu_milli = 0;  // thousandths of a core
+    bytes memory{};               // of the host
+    std::uint32_t devices = 0;    // 0: needs none
+    share each{};                 // of device time, on each device
+    bytes device_memory{};        // on each device
+    model_set models{};           // allowed
+    label group{};                // what it carries onto its node
+    label near{};                 // only on a node with this group; the group's first member goes anywhere
+    label apart{};                // only on a node without this group, which stays away in turn
+
+    friend constexpr auto operator<=>(const placement_request&, const placement_request&) = default;
+    friend constexpr bool operator==(const placement_request&, const placement_request&) = default;
+};
+
+/// Whether it fits depends on what else is placed, and where.
+[[nodiscard]] constexpr bool has_labels(const placement_request& r) noexcept { return r.group || r.near || r.apart; }
+
+/// Device time that a request takes, in thousandths of a device.
+[[nodiscard]] constexpr std::uint64_t device_permille(const placement_request& r) noexcept {
+    return std::uint64_t{r.devices} * r.each.permille();
+}
+
+/// A request and the devices that are to serve it.
+struct placement {
+    placement_request request{};
+    node_id node{};
+    device_set devices{};  // request.devices of them
+
+    friend constexpr auto operator<=>(const placement&, const placement&) = default;
+    friend constexpr bool operator==(const placement&, const placement&) = default;
+};
+
+/// What a request lacks.
+enum class shortage : std::uint8_t {
+    none,
+    nodes,          // the cluster has no such node, or none at all
+    model,          // an allowed device model
+    affinity,       // a node with `near`, without `apart`, and on which nobody stays away from `group`
+    whole_devices,  // `asked` and `left` are devices
+    device_share,   // permille on each device
+    device_memory,  // bytes on each device
+    cpu,            // milli
+    memory,         // bytes
+    devices,        // the placement names other devices than the request asks for
+};
+
+[[nodiscard]] constexpr std::string_view to_string(shortage s) noexcept {
+    switch (s) {
+        case shortage::none: return "nothing";
+        case shortage::nodes: return "node";
+        case shortage::model: return "device model";
+        case shortage::affinity: return "affinity";
+        case shortage::whole_devices: return "whole devices";
+        case shortage::device_share: return "device share";
+        case shortage::device_memory: return "device memory";
+        case shortage::cpu: return "cpu";
+        case shortage::memory: return "memory";
+        case shortage::devices: return "devices of the placement";
+    }
+    return "unknown shortage";
+}
+
+/// Why a request can't be placed: what the closest node lacks most, how much was asked for and how much would have
+/// fitted, in the unit that `shortage` states.
+struct refusal {
+    shortage missing = shortage::none;
+    node_id node{};  // the closest
+    std::uint64_t asked = 0, left = 0;
+
+    /// Whether it is a refusal at all.
+    [[nodiscard]] constexpr explicit operator bool() const noexcept { return missing != shortage::none; }
+    friend constexpr bool operator==(const refusal&, const refusal&) = default;
+};
+
+[[nodiscard]] constexpr errc to_errc(shortage s) noexcept {
+    switch (s) {
+        case shortage::none: return errc::none;
+        case shortage::nodes:
+        case shortage::model:
+        case shortage::affinity: return errc::no_device;
+        case shortage::whole_devices: return errc::too_few_devices;
+        case shortage::device_share: return errc::share_exceeded;
+        case shortage::devices: return errc::invalid_specification;
+        case shortage::device_memory:
+        case shortage::cpu:
+        case shortage::memory: break;
+    }
+    return errc::no_room;
+}
+
+/// "device share: asked 810 permille, at most 470 on node 17"
+[[nodiscard]] inline detail::message describe(const refusal& r) noexcept {
+    detail::message m;
+    m.add(to_string(r.missing));
+    switch (r.missing) {
+        case shortage::none:
+        case shortage::nodes: break;
+        case shortage::model: m.add(": no node has an allowed one"); break;
+        case shortage::affinity: m.add(": no node satisfies it; the closest is node ", r.node.index); break;
+        case shortage::devices: m.add(": asked ", r.asked, ", named ", r.left, " of node ", r.node.index); break;
+        case shortage::device_memory:
+        case shortage::memory:
+            m.add(": asked ", bytes{r.asked}, ", at most ", bytes{r.left}, " on node ", r.node.index);
+            break;
+        case shortage::whole_devices:
+            m.add(": asked ", r.asked, ", at most ", r.left, " on node ", r.node.index);
+            break;
+        case shortage::device_share:
+            m.add(": asked ", r.asked, " permille, at most ", r.left, " on node ", r.node.index);
+            break;
+        case shortage::cpu: m.add(": asked ", r.asked, " milli, at most ", r.left, " on node ", r.node.index); break;
+    }
+    return m;
+}
+
+}  // namespace GPUSHARE_ABI
+}  // namespace gpushare

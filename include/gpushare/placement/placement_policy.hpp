@@ -1,0 +1,76 @@
+// SPDX-License-Identifier: Apache-2.0
+// What a placement policy is: a rating of one node for one request. `choose` asks it about every node on which the
+// request fits and takes the lowest cost; `placement_index` gives the same answers without asking about every node.
+//
+//   struct emptiest {
+//       gpushare::rating rate(const gpushare::node_view& n, const gpushare::placement_request& r) const {
+//           return {-double(n.permille()), gpushare::tightest_devices(n, r)};
+//       }
+//   };
+//   auto p = gpushare::choose(emptiest{}, cluster, request);
+#pragma once
+
+#include <concepts>
+#include <cstdint>
+#include <limits>
+#include <optional>
+
+#include <gpushare/config.hpp>
+#include <gpushare/placement/cluster.hpp>
+#include <gpushare/placement/placement.hpp>
+
+namespace gpushare {
+inline namespace GPUSHARE_ABI {
+
+/// How a policy likes a node, lower is better, and which of its devices it would take.
+struct rating {
+    double cost = std::numeric_limits<double>::infinity();
+    device_set devices{};
+};
+
+/// Rates a node on which the request is known to fit: a finite cost, and as many fitting devices as the request wants.
+/// Neither refuses nor looks at other nodes, so whatever fits somewhere is placed.
+template <class P>
+concept placement_policy = requires(P& policy, const node_view& n, const placement_request& r) {
+    { policy.rate(n, r) } -> std::same_as<rating>;
+};
+
+/// The rating depends on the node and the request alone: asked twice, it answers the same.
+template <class P>
+concept stable_placement_policy = placement_policy<const P>;
+
+/// The fitting devices with the least free share; ties by least free memory, then by lowest id.
+[[nodiscard]] inline device_set tightest_devices(const node_view& n, const placement_request& r) noexcept {
+    device_set taken;
+    for (std::uint32_t i = 0; i < r.devices; ++i) {
+        std::optional<device_id> best;
+        for (std::uint32_t d = 0; d < n.devices.size(); ++d) {
+            if (taken.contains({d}) || !fits(r, n.devices[d])) continue;
+            if (!best || n.devices[d] < n.devices[best->index]) best = device_id{d};
+        }
+        if (!best) break;
+        taken.add(*best);
+    }
+    return taken;
+}
+
+/// The placement with the lowest cost, of equals the one on the node with the lowest id; none if the request fits
+/// nowhere. Looks at every node.
+template <class P>
+requires placement_policy<P>
+[[nodiscard]] std::optional<placement> choose(P&& policy, const cluster& c, const placement_request& r) {
+    rating best;
+    std::optional<placement> chosen;
+    for (std::uint32_t i = 0; i < c.size(); ++i) {
+        const node_id id{i};
+        if (!c.fits(r, id)) continue;
+        const rating here = policy.rate(c[id], r);
+        if (chosen && here.cost >= best.cost) continue;
+        best = here;
+        chosen = placement{r, id, here.devices};
+    }
+    return chosen;
+}
+
+}  // namespace GPUSHARE_ABI
+}  // namespace gpushare

@@ -1,0 +1,180 @@
+// SPDX-License-Identifier: Apache-2.0
+// Preemption of lower priority, with notice: which tenants would have to go for a request, as a plan; and the course of
+// it: notice, then eviction of those that are still there when the notice has run out. Plain values; time comes in as an
+// argument, and nobody is evicted in here.
+//
+//   if (auto plan = gpushare::plan_preemption(policy, cluster, placed, request, priority{2})) {
+//       gpushare::preemption p(*plan, now, 30s);      // tell plan->victims
+//       p.left(victim);                               // one went by itself
+//       if (p.ready(now)) for (auto v : p.remaining()) evict(v);     // then apply plan->added
+//   }
+#pragma once
+
+#include <algorithm>
+#include <cstddef>
+#include <cstdint>
+#include <optional>
+#include <span>
+#include <tuple>
+#include <utility>
+#include <vector>
+
+#include <gpushare/config.hpp>
+#include <gpushare/placement/cluster.hpp>
+#include <gpushare/placement/placement.hpp>
+#include <gpushare/placement/placement_policy.hpp>
+#include <gpushare/units.hpp>
+
+namespace gpushare {
+inline namespace GPUSHARE_ABI {
+
+/// What is on the cluster, and how urgent it is.
+struct placed_tenant {
+    placement where{};
+    priority level{};
+};
+
+/// Tenants that would have to go, by their places in the list that the plan was made from, and what fits then.
+struct preemption_plan {
+    std::vector<std::size_t> victims{};
+    placement added{};
+};
+
+namespace detail {
+
+/// The least costly victims on one node: with the lowest highest level, then the fewest, then the least device time.
+class victim_search {
+public:
+    victim_search(const cluster& c, std::span<const placed_tenant> placed, const placement_request& r, priority level)
+        : cluster_(c), placed_(placed), request_(r), level_(level) {}
+
+    struct victims {
+        priority highest{};
+        std::size_t count = 0;
+        std::uint64_t device_time = 0;
+        std::vector<std::size_t> who{};
+
+        [[nodiscard]] bool costs_less_than(const victims& o) const noexcept {
+            return std::tie(highest, count, device_time) < std::tie(o.highest, o.count, o.device_time);
+        }
+    };
+
+    // Level by level from the lowest: all of them go, and then come back as far as the request lets them, the largest
+    // first. Exact in the level; of victims, no single one could stay.
+    std::optional<victims> on(node_id id) {
+        std::vector<std::size_t> here;
+        for (std::size_t i = 0; i < placed_.size(); ++i)
+            if (placed_[i].where.node == id && placed_[i].level < level_) here.push_back(i);
+        std::ranges::stable_sort(here, {}, [&](std::size_t i) { return placed_[i].level; });
+        std::vector<std::size_t> gone;
+        for (auto next = here.begin(); next != here.end() && !cluster_.fits(request_, id);) {
+            const priority level = placed_[*next].level;
+            for (; next != here.end() && placed_[*next].level == level; ++next)
+                if (release(*next, id)) gone.push_back(*next);
+        }
+        std::optional<victims> found;
+        if (cluster_.fits(request_, id) && !gone.empty()) {
+            keep_whom_possible(id, gone);
+            found = victims{.count = gone.size(), .who = gone};
+            found->highest = placed_[gone.front()].level;
+            for (const auto i : gone) {
+                found->highest = std::max(found->highest, placed_[i].level);
+                found->device_time += device_permille(placed_[i].where.request);
+            }
+        }
+        for (const auto i : gone) cluster_.restore(placed_[i].where);
+        return found;
+    }
+
+private:
+    // Not the last one whom the request wants to be near.
+    bool release(std::size_t i, node_id id) {
+        const placement_request near{.group = request_.group, .near = request_.near};
+        const bool was_near = cluster_.fits(near, id);
+        if (!cluster_.try_release(placed_[i].where)) return false;
+        const bool needed = was_near && !cluster_.fits(near, id);
+        if (needed) cluster_.restore(placed_[i].where);
+        return !needed;
+    }
+
+    void keep_whom_possible(node_id id, std::vector<std::size_t>& gone) {
+        auto order = gone;
+        std::ranges::stable_sort(order, [&](std::size_t a, std::size_t b) {
+            const auto rank = [&](std::size_t i) {
+                return std::pair(placed_[i].level, device_permille(placed_[i].where.request));
+            };
+            return rank(a) > rank(b);
+        });
+        for (const auto i : order) {
+            cluster_.restore(placed_[i].where);
+            if (cluster_.fits(request_, id))
+                std::erase(gone, i);
+            else
+                (void)cluster_.try_release(placed_[i].where);
+        }
+    }
+
+    cluster cluster_;
+    std::span<const placed_tenant> placed_;
+    placement_request request_;
+    priority level_;
+};
+
+}  // namespace detail
+
+/// Whom a request of that level may displace so that it fits: tenants of one node, all of lower levels; on the node
+/// where the highest of them is lowest, then fewest, then the least device time is lost. None if it fits as it is, or if
+/// no such victims are enough. Looks at every node with tenants on it.
+template <class P>
+requires placement_policy<P>
+[[nodiscard]] std::optional<preemption_plan> plan_preemption(P&& policy, const cluster& c,
+                                                             std::span<const placed_tenant> placed,
+                                                             const placement_request& r, priority level) {
+    if (choose(policy, c, r)) return std::nullopt;
+    std::vector<node_id> nodes;
+    for (const auto& t : placed) nodes.push_back(t.where.node);
+    std::ranges::sort(nodes);
+    nodes.erase(std::unique(nodes.begin(), nodes.end()), nodes.end());
+    detail::victim_search search(c, placed, r, level);
+    std::optional<detail::victim_search::victims> best;
+    node_id where{};
+    for (const auto id : nodes) {
+        auto found = search.on(id);
+        if (!found || (best && !found->costs_less_than(*best))) continue;
+        best = std::move(found);
+        where = id;
+    }
+    if (!best) return std::nullopt;
+    cluster after = c;
+    for (const auto i : best->who) after.release(placed[i].where);
+    return preemption_plan{std::move(best->who), {r, where, policy.rate(after[where], r).devices}};
+}
+
+/// One preemption under way. Ends by finish() once it is ready, or by being dropped: then nobody need go.
+class preemption {
+public:
+    /// Notice is given at `now`, and lasts for `notice`.
+    preemption(preemption_plan plan, instant now, ns notice)
+        : plan_(std::move(plan)), remaining_(plan_.victims), until_(saturating_add(now, notice)) {}
+
+    [[nodiscard]] const preemption_plan& plan() const noexcept { return plan_; }
+    [[nodiscard]] instant until() const noexcept { return until_; }
+    /// Victims that are still there. Once ready() they may be evicted; not before.
+    [[nodiscard]] std::span<const std::size_t> remaining() const noexcept { return remaining_; }
+    /// All have gone, or the notice has run out.
+    [[nodiscard]] bool ready(instant now) const noexcept { return remaining_.empty() || now >= until_; }
+
+    /// A victim has gone, whether by itself or evicted. False if it was no victim, or had gone already.
+    bool left(std::size_t victim) noexcept { return std::erase(remaining_, victim) != 0; }
+
+    /// Once everybody has gone: applies what the plan was for. What is in the way otherwise, and nothing happens.
+    [[nodiscard]] refusal finish(cluster& c) const { return c.try_apply(plan_.added); }
+
+private:
+    preemption_plan plan_;
+    std::vector<std::size_t> remaining_;
+    instant until_;
+};
+
+}  // namespace GPUSHARE_ABI
+}  // namespace gpushare
