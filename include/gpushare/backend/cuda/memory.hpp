@@ -12,7 +12,7 @@
 #include <memory>
 #include <utility>
 
-#include <gpushare/backend/cuda/detail/block_book.hpp>
+#include <gpushare/backend/cuda/detail/block_registry.hpp>
 #include <gpushare/backend/cuda/detail/device_state.hpp>
 #include <gpushare/backend/cuda/device.hpp>
 #include <gpushare/concepts.hpp>
@@ -42,20 +42,18 @@ struct allocation_model {
 
 /// Safe from any thread. What it handed out must be back before it is destroyed: it keeps the device's state alive, and
 /// frees what is still out.
-/// A template of nothing: where it is included and not used it costs little.
-template <class = void>
-class basic_device_memory {
+class device_memory {
 public:
     /// cudaMalloc aligns to that much. More is had by asking for more, and charged.
     static constexpr std::size_t natural_alignment = 256;
 
     /// For the node.
-    basic_device_memory(std::shared_ptr<detail::device_state> device, const allocation_model& model)
+    device_memory(std::shared_ptr<detail::device_state> device, const allocation_model& model)
         : device_(std::move(device)), model_(model), capacity_(figures().total) {}
-    basic_device_memory(const basic_device_memory&) = delete;
-    basic_device_memory& operator=(const basic_device_memory&) = delete;
-    ~basic_device_memory() {
-        book_.for_each([this](const detail::block& b) { (void)give_back(b); });
+    device_memory(const device_memory&) = delete;
+    device_memory& operator=(const device_memory&) = delete;
+    ~device_memory() {
+        blocks_.for_each([this](const detail::block& b) { (void)give_back(b); });
     }
 
     /// `size` bytes at a multiple of `alignment` (a power of two); a unique address for 0 bytes. Contents undefined.
@@ -77,9 +75,9 @@ public:
     errc deallocate(void* p, std::size_t size, std::size_t alignment) noexcept {
         if (p == nullptr) return errc::none;
         detail::block b;
-        if (const errc why = book_.strike(p, size, alignment, b); why != errc::none) return why;
+        if (const errc why = blocks_.remove(p, size, alignment, b); why != errc::none) return why;
         (void)give_back(b);  // what CUDA refuses to take back is nobody's to free again; the health says so
-        book_.settle(b);
+        blocks_.release(b);
         return errc::none;
     }
 
@@ -95,13 +93,13 @@ public:
     /// What neither is free nor was allocated here: contexts, modules, pools, chunks, other processes. All the rest of a
     /// lost device. A figure of one moment: it is read beside allocations that go on, and never less than nothing.
     [[nodiscard]] bytes taken_by_others() const noexcept {
-        const bytes ours = book_.charged();
+        const bytes ours = blocks_.charged();
         cudaError_t code = cudaSuccess;
         const bytes free = figures(code).free;
         return capacity_ - (code == cudaSuccess ? free : bytes{}) - ours;
     }
     /// Charged by allocations from here.
-    [[nodiscard]] bytes used() const noexcept { return book_.charged(); }
+    [[nodiscard]] bytes used() const noexcept { return blocks_.charged(); }
     [[nodiscard]] const allocation_model& model() const noexcept { return model_; }
 
 private:
@@ -139,7 +137,7 @@ private:
         const errc refused = device_->health().note(code, "cudaMalloc");
         if (refused == errc::none) {
             void* const p = detail::aligned(b.base, alignment);
-            if (book_.enter(p, b)) return p;
+            if (blocks_.add(p, b)) return p;
             (void)give_back(b);
         }
         if (why == nullptr) return nullptr;
@@ -163,9 +161,8 @@ private:
     const std::shared_ptr<detail::device_state> device_;
     const allocation_model model_;
     const bytes capacity_;
-    detail::block_book book_;
+    detail::block_registry blocks_;
 };
-using device_memory = basic_device_memory<>;
 static_assert(memory<device_memory>);
 
 }  // namespace cuda

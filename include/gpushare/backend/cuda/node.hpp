@@ -56,9 +56,7 @@ struct node_options {
 
 /// Makes the primary contexts of its devices, which stay when it is destroyed: the embedder and its libraries use them
 /// as well. Streams and points may outlive it; its memory doesn't. Starts no thread. Safe from any thread.
-/// A template of nothing, `node` for short: whoever includes it and makes none doesn't compile it.
-template <class = void>
-class basic_node {
+class node {
 public:
     using stream = cuda::stream;
     using memory_type = device_memory;
@@ -66,15 +64,15 @@ public:
 
     /// Throws operation_error: no_driver, no_device (none, or not that one), duplicate_device, invalid_specification
     /// (too many); memory_error where there is no room for a context.
-    explicit basic_node(const node_options& options = {})
+    explicit node(const node_options& options = {})
         : api_(std::make_shared<const driver>(driver::load())), gangs_(open(options)) {
         if (!options.peer_access) return;
         for (std::uint32_t from = 0; from < num_devices(); ++from)
             for (std::uint32_t to = 0; to < num_devices(); ++to)
                 if (from != to) (void)enable_peer_access(device_id{from}, device_id{to});
     }
-    basic_node(const basic_node&) = delete;
-    basic_node& operator=(const basic_node&) = delete;
+    node(const node&) = delete;
+    node& operator=(const node&) = delete;
 
     [[nodiscard]] std::uint32_t num_devices() const noexcept { return static_cast<std::uint32_t>(devices_.size()); }
     [[nodiscard]] host::steady_clock get_clock() const noexcept { return {}; }
@@ -101,7 +99,7 @@ public:
         }
         made->owned = true;
         check(cudaStreamGetPriority(made->native, &made->native_priority), "asking a stream for its priority");
-        made->enlist();
+        made->register_unpartitioned();
         return stream(std::move(made));
     }
 
@@ -109,7 +107,7 @@ public:
     /// invalid_specification for a default stream, no_device for one on a device that isn't the node's.
     [[nodiscard]] stream from_native_handle(cudaStream_t handle, std::uint32_t tag = 0) {
         auto adopted = look_at(handle, tag);
-        adopted->enlist();
+        adopted->register_unpartitioned();
         adopted->owned = true;
         return stream(std::move(adopted));
     }
@@ -117,7 +115,7 @@ public:
     /// captured is asked before each point: one call more.
     [[nodiscard]] stream borrow(cudaStream_t handle, std::uint32_t tag = 0) {
         auto borrowed = look_at(handle, tag);
-        borrowed->enlist();
+        borrowed->register_unpartitioned();
         borrowed->captured_unseen = true;
         return stream(std::move(borrowed));
     }
@@ -229,7 +227,6 @@ private:
     std::deque<entry> devices_;
     gang_residents<point> gangs_;
 };
-using node = basic_node<>;
 static_assert(gpushare::node<node>);
 
 }  // namespace cuda

@@ -13,7 +13,7 @@
 #include <cstdint>
 #include <memory>
 
-#include <gpushare/backend/cuda/detail/block_book.hpp>
+#include <gpushare/backend/cuda/detail/block_registry.hpp>
 #include <gpushare/backend/cuda/detail/device_state.hpp>
 #include <gpushare/backend/cuda/device.hpp>
 #include <gpushare/backend/cuda/node.hpp>
@@ -28,20 +28,18 @@ namespace cuda {
 
 /// Models memory_resource; for all devices alike. Slow (each block is a system call and pins pages): meant for buffers
 /// that stay. Safe from any thread. Frees what is still out when it is destroyed.
-/// A template of nothing: where it is included and not used it costs little.
-template <class = void>
-class basic_pinned_memory {
+class pinned_memory {
 public:
     static constexpr std::size_t natural_alignment = 256;
     /// Pages are pinned, so a block takes whole ones of the host's.
     static constexpr bytes page{4096};
 
     /// `d`: the device whose context does it. Throws operation_error: errc::no_device.
-    explicit basic_pinned_memory(node& on, device_id d = {}) : device_(on.state(d)) {}
-    basic_pinned_memory(const basic_pinned_memory&) = delete;
-    basic_pinned_memory& operator=(const basic_pinned_memory&) = delete;
-    ~basic_pinned_memory() {
-        book_.for_each([this](const detail::block& b) { give_back(b); });
+    explicit pinned_memory(node& on, device_id d = {}) : device_(on.state(d)) {}
+    pinned_memory(const pinned_memory&) = delete;
+    pinned_memory& operator=(const pinned_memory&) = delete;
+    ~pinned_memory() {
+        blocks_.for_each([this](const detail::block& b) { give_back(b); });
     }
 
     /// Throws memory_error: errc::out_of_memory (the host's, or what it lets pin), size_overflow, bad_alignment.
@@ -61,9 +59,9 @@ public:
     errc deallocate(void* p, std::size_t size, std::size_t alignment) noexcept {
         if (p == nullptr) return errc::none;
         detail::block b;
-        if (const errc why = book_.strike(p, size, alignment, b); why != errc::none) return why;
+        if (const errc why = blocks_.remove(p, size, alignment, b); why != errc::none) return why;
         give_back(b);
-        book_.settle(b);
+        blocks_.release(b);
         return errc::none;
     }
 
@@ -73,7 +71,7 @@ public:
         const auto asked = detail::padded(size, alignment, natural_alignment);
         return asked == 0 ? bytes::max() : page * ((asked + page.count() - 1) / page.count());
     }
-    [[nodiscard]] bytes used() const noexcept { return book_.charged(); }
+    [[nodiscard]] bytes used() const noexcept { return blocks_.charged(); }
 
 private:
     void* obtain(std::size_t size, std::size_t alignment, failure& why) noexcept {
@@ -92,7 +90,7 @@ private:
         why.code = refused == errc::device_lost ? refused : errc::out_of_memory;
         if (refused != errc::none) return nullptr;
         void* const p = detail::aligned(b.base, alignment);
-        if (book_.enter(p, b)) return p;
+        if (blocks_.add(p, b)) return p;
         give_back(b);
         return nullptr;
     }
@@ -108,9 +106,8 @@ private:
     }
 
     const std::shared_ptr<detail::device_state> device_;
-    detail::block_book book_;
+    detail::block_registry blocks_;
 };
-using pinned_memory = basic_pinned_memory<>;
 static_assert(memory_resource<pinned_memory>);
 
 }  // namespace cuda

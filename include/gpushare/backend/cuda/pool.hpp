@@ -14,7 +14,7 @@
 #include <string_view>
 #include <utility>
 
-#include <gpushare/backend/cuda/detail/block_book.hpp>
+#include <gpushare/backend/cuda/detail/block_registry.hpp>
 #include <gpushare/backend/cuda/detail/device_state.hpp>
 #include <gpushare/backend/cuda/detail/owned.hpp>
 #include <gpushare/backend/cuda/device.hpp>

@@ -41,7 +41,7 @@ public:
     /// Of the streams that came from the node, or through it, and are still there. Nobody knows what streams the embedder
     /// made without it.
     [[nodiscard]] std::vector<std::uint32_t> outside_any_partition() const {
-        return node_->state(device_)->sms().outside();
+        return node_->state(device_)->sms().unpartitioned();
     }
 
 private:

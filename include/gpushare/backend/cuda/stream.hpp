@@ -41,14 +41,14 @@ struct stream_state {
     stream_state& operator=(const stream_state&) = delete;
     ~stream_state() {
         if (owned) (void)device->health().keep(cudaStreamDestroy(native), "cudaStreamDestroy");
-        if (enlisted) device->sms().strike(outside);
+        if (registered) device->sms().remove(unpartitioned);
     }
     /// Whoever asks for streams in no partition is told of this one, unless it is in one.
-    void enlist() {
+    void register_unpartitioned() {
         if (partitioned) return;
-        outside.tag = tag;
-        device->sms().enlist(outside);
-        enlisted = true;
+        unpartitioned.tag = tag;
+        device->sms().add(unpartitioned);
+        registered = true;
     }
 
     // Where it lies tells it from all that there are, how many were made from those that lay there before.
@@ -61,8 +61,8 @@ struct stream_state {
     std::shared_ptr<device_state> device;
     std::shared_ptr<const void> keep_alive;  // our green context that it lives in: destroyed after the stream
     bool partitioned = false;                // lives in a green context, whoever made it
-    bool enlisted = false;                   // doesn't, and is counted among those
-    outsider outside{};
+    bool registered = false;                 // doesn't, and is counted among those
+    unpartitioned_stream unpartitioned{};
     cudaStream_t native = nullptr;
     bool owned = false;            // ours to destroy
     bool captured_unseen = false;  // somebody else has the handle, and may begin a capture on it

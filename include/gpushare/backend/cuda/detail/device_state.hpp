@@ -11,7 +11,7 @@
 #include <mutex>
 #include <utility>
 
-#include <gpushare/backend/cuda/detail/sm_book.hpp>
+#include <gpushare/backend/cuda/detail/sm_registry.hpp>
 #include <gpushare/backend/cuda/device.hpp>
 #include <gpushare/backend/cuda/driver.hpp>
 #include <gpushare/backend/cuda/error.hpp>
@@ -51,7 +51,6 @@ struct point_state {
 class device_state {
 public:
     /// Makes the device's primary context. Throws operation_error: no_device, no_driver; memory_error.
-    template <class = void>  // whoever includes this and makes none doesn't compile it
     device_state(std::shared_ptr<const driver> functions, int ordinal)
         : api_(std::move(functions)), properties_(query_properties(*api_, ordinal)) {
         check(cudaInitDevice(ordinal, 0, 0), "making a device's context");
@@ -63,7 +62,7 @@ public:
     [[nodiscard]] const device_properties& properties() const noexcept { return properties_; }
     [[nodiscard]] int ordinal() const noexcept { return properties_.ordinal; }
     [[nodiscard]] cuda::health& health() noexcept { return health_; }
-    [[nodiscard]] sm_book& sms() noexcept { return sms_; }
+    [[nodiscard]] sm_registry& sms() noexcept { return sms_; }
 
     /// A pending point with an event of its own and one reference. Nothing is allocated once as many were out as
     /// ever are. Throws std::bad_alloc and what making an event throws.
@@ -112,7 +111,7 @@ private:
     const std::shared_ptr<const driver> api_;
     const device_properties properties_;
     cuda::health health_;
-    sm_book sms_;
+    sm_registry sms_;
     mutable std::mutex mutex_;
     gpushare::detail::pool<point_state> points_;
 };

@@ -2,8 +2,8 @@
 // Which blocks are out, and how they were asked for: what CUDA doesn't keep. Frees of anything else are found out
 // before CUDA sees them. A part of the backend's allocators.
 //
-//   detail::block_book book;   book.enter(p, {.size = 64, .alignment = 256, .base = p});
-//   detail::block b;           book.strike(p, 64, 256, b);     // errc::none, and b.base is what CUDA gave
+//   detail::block_registry blocks;   blocks.add(p, {.size = 64, .alignment = 256, .base = p});
+//   detail::block b;                 blocks.remove(p, 64, 256, b);     // errc::none, and b.base is what CUDA gave
 #pragma once
 
 #include <algorithm>
@@ -52,12 +52,10 @@ struct block {
 }
 
 /// Safe from any thread.
-/// A template of nothing: where it is included and not used it costs little.
-template <class = void>
-class basic_block_book {
+class block_registry {
 public:
     /// False if the host has no memory for the entry.
-    [[nodiscard]] bool enter(void* p, const block& b) noexcept {
+    [[nodiscard]] bool add(void* p, const block& b) noexcept {
         try {
             const std::lock_guard lock(mutex_);
             blocks_.insert(p, b);
@@ -69,8 +67,8 @@ public:
     }
 
     /// Takes the block out, if it was asked for like this; else errc::unknown_block or wrong_size, and nothing changes.
-    /// It stays charged until `settle`.
-    [[nodiscard]] errc strike(void* p, std::size_t size, std::size_t alignment, block& b) noexcept {
+    /// It stays charged until `release`.
+    [[nodiscard]] errc remove(void* p, std::size_t size, std::size_t alignment, block& b) noexcept {
         const std::lock_guard lock(mutex_);
         const block* const found = blocks_.find(p);
         if (found == nullptr) return errc::unknown_block;
@@ -79,12 +77,12 @@ public:
         blocks_.erase(p);
         return errc::none;
     }
-    void settle(const block& b) noexcept { charged_.fetch_sub(b.charge.count(), std::memory_order_relaxed); }
+    void release(const block& b) noexcept { charged_.fetch_sub(b.charge.count(), std::memory_order_relaxed); }
 
     /// Of all blocks that are out. Relaxed: a figure of one moment, from which nothing else is inferred.
     [[nodiscard]] bytes charged() const noexcept { return bytes{charged_.load(std::memory_order_relaxed)}; }
 
-    /// Calls f(const block&) for each one that is out. Not while others use the book.
+    /// Calls f(const block&) for each one that is out. Not while others use the registry.
     template <class F>
     void for_each(F f) {
         blocks_.for_each(f);
@@ -95,7 +93,6 @@ private:
     gpushare::detail::pointer_table<block> blocks_;
     std::atomic<std::uint64_t> charged_{0};
 };
-using block_book = basic_block_book<>;
 
 }  // namespace detail
 }  // namespace cuda

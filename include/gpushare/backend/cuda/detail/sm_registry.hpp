@@ -2,7 +2,7 @@
 // Who has which SMs of a device: the units that partitions are made of, and the streams that are in no partition. A part
 // of device_state.
 //
-//   auto& book = device->sms();    book.enlist(stream.outside);    book.outside();
+//   auto& registry = device->sms();    registry.add(stream.unpartitioned);    registry.unpartitioned();
 #pragma once
 
 #include <cuda.h>
@@ -27,20 +27,18 @@ namespace cuda {
 namespace detail {
 
 /// A stream in no partition.
-struct outsider {
-    outsider* next = nullptr;
+struct unpartitioned_stream {
+    unpartitioned_stream* next = nullptr;
     std::uint32_t tag = 0;
 };
 
 /// Safe from any thread.
-/// A template so that where it is included and not used it costs little.
-template <class Resource = CUdevResource, class Index = std::uint32_t, class Flag = bool>
-class basic_sm_book {
+class sm_registry {
 public:
     /// The smallest groups of SMs, which all come from one split: groups of one split may be put together again, of several
     /// not. `ask()` says them, once. They never change.
     template <std::invocable F>
-    [[nodiscard]] std::span<const Resource> units(F ask) {
+    [[nodiscard]] std::span<const CUdevResource> units(F ask) {
         const std::lock_guard lock(mutex_);
         if (units_.empty()) {
             auto told = ask();
@@ -52,7 +50,7 @@ public:
 
     /// For partitions of sms[i] SMs each, units that nobody has: `into[i]` gets their indices, and must have room for them.
     /// All or none; throws as check_sms.
-    void take(const sm_split& can, std::span<const std::uint32_t> sms, std::span<std::vector<Index>*> into) {
+    void take(const sm_split& can, std::span<const std::uint32_t> sms, std::span<std::vector<std::uint32_t>*> into) {
         const std::lock_guard lock(mutex_);
         check_sms(can, sms, static_cast<std::uint32_t>(std::count(taken_.begin(), taken_.end(), false)));
         std::uint32_t next = 0;
@@ -69,20 +67,21 @@ public:
     }
 
     /// A stream in no partition begins, ends.
-    void enlist(outsider& s) noexcept {
+    void add(unpartitioned_stream& s) noexcept {
         const std::lock_guard lock(mutex_);
-        outside_.push(s);
+        unpartitioned_.push(s);
     }
-    void strike(outsider& s) noexcept {
+    void remove(unpartitioned_stream& s) noexcept {
         const std::lock_guard lock(mutex_);
-        outside_.remove(s);
+        unpartitioned_.remove(s);
     }
     /// Their tags, in order.
-    [[nodiscard]] std::vector<Index> outside() const {
-        std::vector<Index> tags;
+    [[nodiscard]] std::vector<std::uint32_t> unpartitioned() const {
+        std::vector<std::uint32_t> tags;
         {
             const std::lock_guard lock(mutex_);
-            for (const outsider* s = outside_.front(); s != nullptr; s = s->next) tags.push_back(s->tag);
+            for (const unpartitioned_stream* s = unpartitioned_.front(); s != nullptr; s = s->next)
+                tags.push_back(s->tag);
         }
         std::sort(tags.begin(), tags.end());
         return tags;
@@ -90,11 +89,10 @@ public:
 
 private:
     mutable std::mutex mutex_;
-    std::vector<Resource> units_;
-    std::vector<Flag> taken_;
-    gpushare::detail::fifo<outsider> outside_;
+    std::vector<CUdevResource> units_;
+    std::vector<bool> taken_;
+    gpushare::detail::fifo<unpartitioned_stream> unpartitioned_;
 };
-using sm_book = basic_sm_book<>;
 
 }  // namespace detail
 }  // namespace cuda
