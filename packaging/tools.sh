@@ -66,7 +66,7 @@ need_build_tools() {
 need_test_tools() {
     need_build_tools
     need_cuda_toolkit
-    need pkg-config
+    need pkg-config doxygen
     from_pypi cccl "its tests are left out" 'nvidia-cuda-cccl==13.3.*' || true
     from_pypi conan "the recipe isn't tested" 'conan==2.*' || true
     from_pypi onnxruntime "its own tensors aren't tested" 'onnxruntime==1.31.*' || true
