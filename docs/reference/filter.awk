@@ -4,35 +4,26 @@
 #
 # - The comment on top of the header, what it is for and its shortest use, becomes the page of the file.
 # - The inline namespace goes, so that names read as users write them, and its place opens the group of the area.
-# - A function that is defaulted needs no words of its own.
+# - A function that is defaulted needs no words of its own, and friendship with a class concerns nobody else.
 
-# The group of include/gpushare/AREA/...; of the headers on top: base, but for those that include all others.
-function area_of(path) {
+# The group of include/gpushare/AREA/..., AREA/PART/...; of the headers on top: base, but for those that include all others.
+function group_of(path) {
     sub(/^.*include\/gpushare\//, "", path)
-    if (path ~ /\//) {
-        sub(/\/.*$/, "", path)
-        return path
-    }
-    return path ~ /^gpushare\./ ? "umbrella" : "base"
+    if (path !~ /\//) return path ~ /^gpushare\./ ? "umbrella" : "base"
+    sub(/\/[^\/]*$/, "", path)
+    gsub(/\//, "_", path)
+    return path
 }
 
 # Text outside code: Doxygen takes ::name and #name for links.
 function prose(line) {
-    line = gensub_global(line, "::cuda::", "\\::cuda::")
+    gsub(/::cuda::/, "\\::cuda::", line)
     gsub(/#/, "\\#", line)
     return line
 }
 
-function gensub_global(line, from, to,    at, done) {
-    while ((at = index(line, from)) > 0) {
-        done = done substr(line, 1, at - 1) to
-        line = substr(line, at + length(from))
-    }
-    return done line
-}
-
 # The comment on top: lines indented by three are code, but for those that go on with an item of a list.
-function print_top(    i, in_code, in_item, code) {
+function print_top(    i, in_item, code) {
     print "/// @file"
     for (i = 1; i <= tops; i++) {
         if (top[i] ~ /^ *$/) {
@@ -48,12 +39,16 @@ function print_top(    i, in_code, in_item, code) {
         if (top[i] ~ /^ *$/ && code[i - 1] && top[i + 1] ~ /^   /) code[i] = 1
     }
     for (i = 1; i <= tops; i++) {
-        print "///" (code[i] ? (code[i - 1] ? "" : " @code{.cpp}") top[i] (code[i + 1] ? "" : " @endcode") : prose(top[i]))
+        if (code[i]) {
+            print "/// " (code[i - 1] ? "" : "@code{.cpp}") substr(top[i], 4) (code[i + 1] ? "" : " @endcode")
+        } else {
+            print "///" prose(top[i])
+        }
     }
 }
 
 FNR == 1 {
-    area = area_of(FILENAME)
+    group = group_of(FILENAME)
     on_top = 1
     tops = 0
     next
@@ -67,7 +62,7 @@ on_top {
     on_top = 0
 }
 /^inline namespace GPUSHARE_ABI \{/ {
-    print "/** @addtogroup " area " */ /** @{ */"
+    print "/** @addtogroup " group " */ /** @{ */"
     next
 }
 /^\} *\/\/ namespace GPUSHARE_ABI/ {
@@ -76,10 +71,13 @@ on_top {
 }
 /^ *\/\/\// {
     print prose($0)
+    has_words = 1
     next
 }
-/= default;$/ {
-    print $0 (/operator(==|<=>)/ ? "  ///< Compares member by member." : "  ///< Defaulted.")
-    next
+/= default;$/ && !has_words { $0 = $0 (/operator(==|<=>)/ ? "  ///< Compares member by member." : "  ///< Defaulted.") }
+/^ *friend (class|struct) .*;$/ && last !~ /^ *template/ { $0 = "" }
+{
+    print
+    has_words = 0
+    last = $0
 }
-{ print }
