@@ -12,7 +12,6 @@
 #include <gpushare/backend/host/clock.hpp>
 #include <gpushare/backend/sim/sim.hpp>
 #include <gpushare/compute/policies/capped.hpp>
-#include <gpushare/compute/policies/caps.hpp>
 #include <gpushare/compute/policies/earliest_deadline.hpp>
 #include <gpushare/compute/policies/policy_tree.hpp>
 #include <gpushare/compute/policies/shortest_remaining.hpp>
@@ -75,7 +74,7 @@ public:
     }
 
 private:
-    gpushare::line_head head() {
+    gpushare::queue_head head() {
         const auto cost = any_.between(100us, 1ms);
         return {.cost = cost,
                 .remaining = cost * static_cast<int>(1 + any_.below(20)),

@@ -49,15 +49,15 @@ struct long_way : gpushare::weighted_fair {};
 
 /// Tells how often the mutex was taken for what came in by the short way: for each, or once for several.
 struct counting : gpushare::weighted_fair {
-    using short_way_of = counting;
+    using fast_path_of = counting;
     void serve_alone(client_id c, ns cost, std::uint32_t n) noexcept {
         ++*served;
         gpushare::weighted_fair::serve_alone(c, cost, n);
     }
     int* served = nullptr;
 };
-static_assert(gpushare::has_short_way<counting>);
-static_assert(!gpushare::has_short_way<long_way>);
+static_assert(gpushare::has_fast_path<counting>);
+static_assert(!gpushare::has_fast_path<long_way>);
 
 void check_same(const gpushare::client_usage& a, const gpushare::client_usage& b) {
     CHECK(a.device_time == b.device_time);

@@ -7,7 +7,7 @@
 
 #include <gpushare/compute/compute_limiter.hpp>
 #include <gpushare/compute/policies/any_policy.hpp>
-#include <gpushare/compute/policies/caps.hpp>
+#include <gpushare/compute/policies/capped.hpp>
 #include <gpushare/compute/request.hpp>
 #include <gpushare/units.hpp>
 
@@ -118,7 +118,7 @@ TEST_CASE("of several requests the highest counts, and none lowers its client", 
 
 TEST_CASE("a level that the policy refuses is no request's", "[compute]") {
     setup t;
-    CHECK(t.compute.set_policy(gpushare::fair_share{2}) == errc::none);
+    CHECK(t.compute.set_policy(gpushare::equal_share{2}) == errc::none);
     const auto c = t.compute.add({.level = {1}}), d = t.compute.add({.level = {1}});
     CHECK(support::code_of([&] { (void)request(t.compute, t.a, {.level = priority{1}}); }) == errc::share_exceeded);
     t.submit(t.a, "a");

@@ -11,7 +11,6 @@
 #include <gpushare/compute/policies/any_policy.hpp>
 #include <gpushare/compute/policies/capped.hpp>
 #include <gpushare/compute/policies/policy_tree.hpp>
-#include <gpushare/compute/policies/preemptive_fair.hpp>
 #include <gpushare/compute/policies/strict_priority.hpp>
 #include <gpushare/compute/policies/weighted_fair.hpp>
 #include <gpushare/units.hpp>
@@ -141,7 +140,7 @@ TEST_CASE("short kernels go several at a time, long ones and those without a tur
 }
 
 TEMPLATE_TEST_CASE("where clients take turns on the device, the policy gives them turns, also one that takes over",
-                   "[compute]", weighted_fair, gpushare::preemptive_fair, gpushare::capped<weighted_fair>,
+                   "[compute]", weighted_fair, gpushare::fair, gpushare::capped<weighted_fair>,
                    gpushare::strict_priority<>, gpushare::any_policy,
                    (gpushare::policy_tree<weighted_fair, weighted_fair>)) {
     for (const bool turns : {false, true}) {
@@ -171,7 +170,7 @@ TEMPLATE_TEST_CASE("where clients take turns on the device, the policy gives the
 TEST_CASE("a turn counts what its kernels took, not what was said of them", "[compute]") {
     gpushare::limiter_core core{{.depth = 1, .take_turns = true}};
     const auto a = core.add({}), b = core.add({});
-    const gpushare::line_head said{.cost = 1ns};
+    const gpushare::queue_head said{.cost = 1ns};
     int longest = 0, run = 0;
     auto before = a;
     for (int i = 0; i < 200; ++i) {

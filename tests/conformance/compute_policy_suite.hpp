@@ -50,10 +50,10 @@ void random_calls(std::uint64_t seed, int steps) {
     };
     const auto head = [&] {
         const gpushare::ns cost{static_cast<std::int64_t>(any.below(1'000'000))};
-        return gpushare::line_head{.cost = cost,
-                                   .remaining = cost * static_cast<std::int64_t>(1 + any.below(9)),
-                                   .arrival = now,
-                                   .deadline = any.one_in(2) ? gpushare::never : now + 10 * cost};
+        return gpushare::queue_head{.cost = cost,
+                                    .remaining = cost * static_cast<std::int64_t>(1 + any.below(9)),
+                                    .arrival = now,
+                                    .deadline = any.one_in(2) ? gpushare::never : now + 10 * cost};
     };
     // At the first wrong answer this returns, so that a hundred thousand steps are a handful of assertions.
     for (int step = 0; step < steps; ++step) {

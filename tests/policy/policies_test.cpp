@@ -9,11 +9,9 @@
 #include <gpushare/compute/limiter_core.hpp>
 #include <gpushare/compute/policies/any_policy.hpp>
 #include <gpushare/compute/policies/capped.hpp>
-#include <gpushare/compute/policies/caps.hpp>
 #include <gpushare/compute/policies/earliest_deadline.hpp>
-#include <gpushare/compute/policies/native.hpp>
+#include <gpushare/compute/policies/fifo.hpp>
 #include <gpushare/compute/policies/policy_tree.hpp>
-#include <gpushare/compute/policies/preemptive_fair.hpp>
 #include <gpushare/compute/policies/shortest_remaining.hpp>
 #include <gpushare/compute/policies/strict_priority.hpp>
 #include <gpushare/units.hpp>
@@ -66,8 +64,8 @@ auto about(double part) { return Approx(part).margin(0.008); }
 
 }  // namespace
 
-TEST_CASE("native serves in the order of arrival", "[policy]") {
-    native p;
+TEST_CASE("fifo serves in the order of arrival", "[policy]") {
+    fifo p;
     for (const auto id : {a, b, c}) p.add(id, {});
     p.wake(a, {.arrival = start + 3ms}, start + 3ms);
     p.wake(b, {.arrival = start + 1ms}, start + 3ms);
@@ -80,8 +78,8 @@ TEST_CASE("native serves in the order of arrival", "[policy]") {
     CHECK(p.pick(start + 4ms) == a);
 }
 
-TEST_CASE("preemptive_fair divides by those present, whatever their weights", "[policy]") {
-    saturated<preemptive_fair> s;
+TEST_CASE("fair divides by those present, whatever their weights", "[policy]") {
+    saturated<fair> s;
     const auto x = s.add({.weight = 1_pct}), y = s.add({.weight = 90_pct}), z = s.add({.weight = 9_pct}, false);
     auto parts = s.next_second({x, y});
     CHECK(parts[0] == about(0.5));
@@ -91,8 +89,8 @@ TEST_CASE("preemptive_fair divides by those present, whatever their weights", "[
     for (const auto part : parts) CHECK(part == about(1 / 3.0));
 }
 
-TEST_CASE("fixed is a part of the device and never more", "[policy]") {
-    saturated<fixed> s;
+TEST_CASE("hard_share is a part of the device and never more", "[policy]") {
+    saturated<hard_share> s;
     const auto x = s.add({.weight = 30_pct}), y = s.add({.weight = 0.5_pct});
     auto parts = s.next_second({x, y});
     CHECK(parts[0] == about(0.3));
@@ -102,8 +100,8 @@ TEST_CASE("fixed is a part of the device and never more", "[policy]") {
     CHECK(s.next_second({y})[0] == Approx(0.005).margin(0.001));
 }
 
-TEST_CASE("fixed parts that sum over the whole are refused, and leave nothing behind", "[policy]") {
-    limiter_core<fixed> core;
+TEST_CASE("hard shares that sum over the whole are refused, and leave nothing behind", "[policy]") {
+    limiter_core<hard_share> core;
     const auto x = core.add({.weight = 70_pct}), y = core.add({.weight = 30_pct});
     const auto refused = [&](const client_settings& s) {
         try {
@@ -127,8 +125,8 @@ TEST_CASE("fixed parts that sum over the whole are refused, and leave nothing be
     CHECK_NOTHROW(core.add({.weight = 69.9_pct}));
 }
 
-TEST_CASE("fair_share is 1/N for N, alone or not, and the N+1st is refused", "[policy]") {
-    saturated<fair_share> s(fair_share(4));
+TEST_CASE("equal_share is 1/N for N, alone or not, and the N+1st is refused", "[policy]") {
+    saturated<equal_share> s(equal_share(4));
     const auto x = s.add({}), y = s.add({}, false), z = s.add({}, false);
     (void)s.add({}, false);
     CHECK(s.next_second({x})[0] == about(0.25));
@@ -139,7 +137,7 @@ TEST_CASE("fair_share is 1/N for N, alone or not, and the N+1st is refused", "[p
 }
 
 TEST_CASE("soft caps hold under contention, and only then", "[policy]") {
-    saturated<soft> s;
+    saturated<soft_share> s;
     const auto x = s.add({.weight = 30_pct}), y = s.add({.weight = 70_pct}, false);
     CHECK(s.next_second({x})[0] == about(1.0));
     s.begin(y);
@@ -165,7 +163,7 @@ TEST_CASE("a cap over weights: hard and soft side by side", "[policy]") {
 }
 
 TEST_CASE("who is raised from a small cap doesn't sit out its past", "[policy]") {
-    saturated<fixed> s;
+    saturated<hard_share> s;
     const auto x = s.add({.weight = 0.1_pct});
     (void)s.next_second({});
     REQUIRE(s.limiter.core().change(x, {.weight = 50_pct}) == errc::none);
@@ -253,7 +251,7 @@ TEST_CASE("shortest remaining first, until somebody is too far behind", "[policy
 }
 
 TEST_CASE("a tree divides between classes, then within them", "[policy]") {
-    using tree = policy_tree<weighted_fair, preemptive_fair>;
+    using tree = policy_tree<weighted_fair, fair>;
     tree p;
     REQUIRE(p.set_class(0, {.weight = 70_pct}).code == errc::none);
     REQUIRE(p.set_class(1, {.weight = 30_pct}).code == errc::none);
@@ -281,7 +279,7 @@ TEST_CASE("a tree gives its classes turns, and their clients, and the parts stay
         tree p;
         REQUIRE(p.set_class(0, {.weight = 70_pct}, any_policy(weighted_fair{})).code == errc::none);
         if (turns) p.take_turns();
-        REQUIRE(p.set_class(1, {.weight = 30_pct}, any_policy(preemptive_fair{})).code == errc::none);  // opened later
+        REQUIRE(p.set_class(1, {.weight = 30_pct}, any_policy(fair{})).code == errc::none);  // opened later
         const std::array<client_id, 4> all{{{0, 1}, {1, 1}, {2, 1}, {3, 1}}};
         for (const auto who : all) REQUIRE(p.add(who, {.group = who.index / 2}).code == errc::none);
         for (const auto who : all) p.wake(who, {}, start);
@@ -311,8 +309,8 @@ TEST_CASE("a tree gives its classes turns, and their clients, and the parts stay
 TEST_CASE("a class whose clients have had their caps leaves the device to the others, and comes back", "[policy]") {
     using tree = policy_tree<weighted_fair, any_policy>;
     tree p;
-    REQUIRE(p.set_class(0, {.weight = 90_pct}, any_policy(fixed{})).code == errc::none);
-    REQUIRE(p.set_class(1, {.weight = 10_pct}, any_policy(native{})).code == errc::none);
+    REQUIRE(p.set_class(0, {.weight = 90_pct}, any_policy(hard_share{})).code == errc::none);
+    REQUIRE(p.set_class(1, {.weight = 10_pct}, any_policy(fifo{})).code == errc::none);
     saturated<tree> s(std::move(p));
     const auto x = s.add({.weight = 20_pct, .group = 0}), y = s.add({.group = 1}, false);
     CHECK(s.next_second({x})[0] == about(0.2));
@@ -323,7 +321,7 @@ TEST_CASE("a class whose clients have had their caps leaves the device to the ot
 }
 
 TEST_CASE("the outer policy of a tree may refuse a class", "[policy]") {
-    policy_tree<fixed, weighted_fair> p;
+    policy_tree<hard_share, weighted_fair> p;
     CHECK(p.set_class(0, {.weight = 70_pct}).code == errc::none);
     CHECK(p.set_class(1, {.weight = 40_pct}).code == errc::share_exceeded);
     CHECK(p.set_class(1, {.weight = 30_pct}).code == errc::none);
@@ -342,14 +340,14 @@ TEST_CASE("the policy itself is replaced while work waits and is in flight", "[p
         s.limiter.pump();
         return why;
     };
-    CHECK(replace(fixed{}) == errc::none);
+    CHECK(replace(hard_share{}) == errc::none);
     parts = s.next_second({x, y});
     CHECK(parts[0] == about(0.3));
     CHECK(parts[1] == about(0.1));
-    CHECK(replace(fair_share{1}) == errc::share_exceeded);  // and fixed goes on
+    CHECK(replace(equal_share{1}) == errc::share_exceeded);  // and hard_share goes on
     parts = s.next_second({x, y});
     CHECK(parts[0] == about(0.3));
-    CHECK(replace(preemptive_fair{}) == errc::none);
+    CHECK(replace(fair{}) == errc::none);
     parts = s.next_second({x, y});
     CHECK(parts[0] == about(0.5));
     CHECK(parts[1] == about(0.5));
@@ -359,7 +357,7 @@ TEST_CASE("the policy itself is replaced while work waits and is in flight", "[p
 }
 
 TEST_CASE("a policy that says when to ask again is asked then", "[policy]") {
-    limiter_core<fixed> core;
+    limiter_core<hard_share> core;
     const auto x = core.add({.weight = 10_pct});
     core.arrive(x, start);
     core.arrive(x, start);

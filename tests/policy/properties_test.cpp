@@ -12,11 +12,9 @@
 #include <gpushare/backend/sim/sim.hpp>
 #include <gpushare/compute/policies/any_policy.hpp>
 #include <gpushare/compute/policies/capped.hpp>
-#include <gpushare/compute/policies/caps.hpp>
 #include <gpushare/compute/policies/earliest_deadline.hpp>
-#include <gpushare/compute/policies/native.hpp>
+#include <gpushare/compute/policies/fifo.hpp>
 #include <gpushare/compute/policies/policy_tree.hpp>
-#include <gpushare/compute/policies/preemptive_fair.hpp>
 #include <gpushare/compute/policies/shortest_remaining.hpp>
 #include <gpushare/compute/policies/strict_priority.hpp>
 #include <gpushare/compute/policies/weighted_fair.hpp>
@@ -214,7 +212,7 @@ bool cap_holds(std::uint64_t seed, CapOf cap_of, Policy p = {}) {
     for (const auto& t : s.tenants) {
         for (const ns window : {50ms, 200ms, 1000ms}) {
             const auto most =
-                ns{std::llround(cap_of(t.settings) * static_cast<double>((window + pacer::catch_up).count()))} +
+                ns{std::llround(cap_of(t.settings) * static_cast<double>((window + detail::pacer::catch_up).count()))} +
                 (depth + 1) * longest;
             ns sum{};
             for (std::size_t from = 0, to = 0; to < t.ends.size(); ++to) {
@@ -267,8 +265,8 @@ bool owes_nothing(std::uint64_t seed, double off = 0.03) {
 // ---- policies with a bug
 
 /// Serves whoever was there first, always.
-struct unfair : native {
-    void wake(client_id c, const line_head&, instant now) noexcept { native::wake(c, {}, now); }
+struct unfair : fifo {
+    void wake(client_id c, const queue_head&, instant now) noexcept { fifo::wake(c, {}, now); }
 };
 /// Waits a moment now and then, for nothing.
 struct hesitant : weighted_fair {
@@ -285,9 +283,9 @@ struct deaf : weighted_fair {
     failure change(client_id, const client_settings&) { return {}; }
 };
 /// Takes half of what it is told for true.
-struct generous : fixed {
-    void serve(client_id c, ns cost, instant now) noexcept { fixed::serve(c, cost / 2, now); }
-    void correct(client_id c, ns delta) noexcept { fixed::correct(c, delta / 2); }
+struct generous : hard_share {
+    void serve(client_id c, ns cost, instant now) noexcept { hard_share::serve(c, cost / 2, now); }
+    void correct(client_id c, ns delta) noexcept { hard_share::correct(c, delta / 2); }
 };
 /// Remembers who had less, for ever.
 class grudging {
@@ -299,7 +297,7 @@ public:
     }
     failure change(client_id, const client_settings&) { return {}; }
     void remove(client_id c) noexcept { sleep(c); }
-    void wake(client_id c, const line_head&, instant) noexcept { all_[c.index].waits = true; }
+    void wake(client_id c, const queue_head&, instant) noexcept { all_[c.index].waits = true; }
     void sleep(client_id c) noexcept { all_[c.index].waits = false; }
     [[nodiscard]] choice pick(instant) const noexcept {
         const entry* first = nullptr;
@@ -332,10 +330,9 @@ void check_for_seeds(F holds) {
 
 }  // namespace
 
-TEMPLATE_TEST_CASE("nobody starves", "[policy][property]", native, preemptive_fair, weighted_fair,
-                   capped<weighted_fair>, fixed, soft, capped<preemptive_fair>, earliest_deadline, shortest_remaining,
-                   any_policy, (policy_tree<weighted_fair, preemptive_fair>),
-                   (policy_tree<weighted_fair, earliest_deadline>)) {
+TEMPLATE_TEST_CASE("nobody starves", "[policy][property]", fifo, fair, weighted_fair, capped<weighted_fair>, hard_share,
+                   soft_share, capped<fair>, earliest_deadline, shortest_remaining, any_policy,
+                   (policy_tree<weighted_fair, fair>), (policy_tree<weighted_fair, earliest_deadline>)) {
     check_for_seeds([](auto seed) { return nobody_starves<TestType>(seed); });
 }
 
@@ -355,34 +352,33 @@ TEST_CASE("a policy that starves somebody is found out", "[policy][property]") {
 }
 
 TEMPLATE_TEST_CASE("the device never idles while somebody waits, unless there are hard caps", "[policy][property]",
-                   native, preemptive_fair, weighted_fair, soft, strict_priority<>, earliest_deadline,
-                   shortest_remaining, (policy_tree<weighted_fair, preemptive_fair>),
-                   (policy_tree<weighted_fair, soft>)) {
+                   fifo, fair, weighted_fair, soft_share, strict_priority<>, earliest_deadline, shortest_remaining,
+                   (policy_tree<weighted_fair, fair>), (policy_tree<weighted_fair, soft_share>)) {
     check_for_seeds([](auto seed) { return conserves_work<TestType>(seed); });
     CHECK_FALSE(conserves_work<hesitant>(support::seed(0)));
-    CHECK_FALSE(conserves_work<fixed>(support::seed(0)));
+    CHECK_FALSE(conserves_work<hard_share>(support::seed(0)));
 }
 
 TEMPLATE_TEST_CASE("shares hold between any two moments, but for the kernels in flight", "[policy][property]",
                    weighted_fair, any_policy) {
     check_for_seeds([](auto seed) { return lag_is_bounded<TestType>(seed); });
-    CHECK_FALSE(lag_is_bounded<native>(support::seed(0)));
-    CHECK_FALSE(lag_is_bounded<preemptive_fair>(support::seed(0)));
+    CHECK_FALSE(lag_is_bounded<fifo>(support::seed(0)));
+    CHECK_FALSE(lag_is_bounded<fair>(support::seed(0)));
 }
 
 TEST_CASE("a hard cap is never exceeded", "[policy][property]") {
     const auto by_weight = [](const client_settings& s) { return s.weight.fraction(); };
     const auto by_cap = [](const client_settings& s) { return s.cap.fraction(); };
-    check_for_seeds([&](auto seed) { return cap_holds<fixed>(seed, by_weight); });
+    check_for_seeds([&](auto seed) { return cap_holds<hard_share>(seed, by_weight); });
     check_for_seeds([&](auto seed) { return cap_holds<capped<weighted_fair>>(seed, by_cap); });
     check_for_seeds([&](auto seed) { return cap_holds<capped<shortest_remaining>>(seed, by_cap); });
     check_for_seeds([&](auto seed) {
         return cap_holds(
-            seed, [](auto&) { return 1.0 / 12; }, fair_share(12));
+            seed, [](auto&) { return 1.0 / 12; }, equal_share(12));
     });
-    check_for_seeds([&](auto seed) { return cap_holds<policy_tree<weighted_fair, fixed>>(seed, by_weight); });
+    check_for_seeds([&](auto seed) { return cap_holds<policy_tree<weighted_fair, hard_share>>(seed, by_weight); });
     CHECK_FALSE(cap_holds<generous>(support::seed(0), by_weight));
-    CHECK_FALSE(cap_holds<soft>(support::seed(0), by_weight));
+    CHECK_FALSE(cap_holds<soft_share>(support::seed(0), by_weight));
 }
 
 TEMPLATE_TEST_CASE("a change of weights is in force within 100 ms", "[policy][property]", weighted_fair,
@@ -391,8 +387,8 @@ TEMPLATE_TEST_CASE("a change of weights is in force within 100 ms", "[policy][pr
     CHECK_FALSE(converges<deaf>(support::seed(0)));
 }
 
-TEMPLATE_TEST_CASE("who wakes up is owed nothing", "[policy][property]", weighted_fair, preemptive_fair, fixed, soft,
-                   capped<weighted_fair>, shortest_remaining, (policy_tree<weighted_fair, preemptive_fair>)) {
+TEMPLATE_TEST_CASE("who wakes up is owed nothing", "[policy][property]", weighted_fair, fair, hard_share, soft_share,
+                   capped<weighted_fair>, shortest_remaining, (policy_tree<weighted_fair, fair>)) {
     // Shortest remaining first lets anybody lead or lag by its guard: half of 100 ms, from one to the other.
     const double off = std::same_as<TestType, shortest_remaining> ? 0.3 : 0.03;
     check_for_seeds([off](auto seed) { return owes_nothing<TestType>(seed, off); });

@@ -7,7 +7,7 @@
 
 #include <gpushare/backend/sim/sim.hpp>
 #include <gpushare/compute/compute_limiter.hpp>
-#include <gpushare/compute/policies/caps.hpp>
+#include <gpushare/compute/policies/capped.hpp>
 #include <gpushare/units.hpp>
 
 #include "conformance/clock_suite.hpp"
@@ -163,9 +163,9 @@ TEST_CASE("a compute_limiter runs in virtual time as it is", "[sim]") {
 TEST_CASE("a limiter with hard caps is polled when it asks to be", "[sim]") {
     sim::world world;
     sim::stream s(world, {0});
-    compute_limiter<sim::stream, sim::clock_of, fixed> limiter{{.depth = 2}, sim::clock_of(world)};
+    compute_limiter<sim::stream, sim::clock_of, hard_share> limiter{{.depth = 2}, sim::clock_of(world)};
     const auto x = limiter.add({.weight = 10_pct, .longest = 1ms});
-    std::deque<compute_limiter<sim::stream, sim::clock_of, fixed>::ticket> tickets;
+    std::deque<compute_limiter<sim::stream, sim::clock_of, hard_share>::ticket> tickets;
     for (int i = 0; i < 50; ++i) tickets.push_back(limiter.submit(x, s, [](auto& q) { q.enqueue(1ms); }).value());
     while (!tickets.back().done()) {
         limiter.poll();

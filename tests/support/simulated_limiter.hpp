@@ -23,7 +23,7 @@ namespace support {
 
 struct simulated_work {
     gpushare::ns length{};
-    gpushare::line_head head{};
+    gpushare::queue_head head{};
 };
 
 /// What became of it.

@@ -10,10 +10,8 @@
 #include <gpushare/backend/host/host.hpp>
 #include <gpushare/compute/policies/any_policy.hpp>
 #include <gpushare/compute/policies/capped.hpp>
-#include <gpushare/compute/policies/caps.hpp>
 #include <gpushare/compute/policies/earliest_deadline.hpp>
 #include <gpushare/compute/policies/policy_tree.hpp>
-#include <gpushare/compute/policies/preemptive_fair.hpp>
 #include <gpushare/tenant/tenancy.hpp>
 #include <gpushare/units.hpp>
 
@@ -50,7 +48,7 @@ struct witness {
         return why.code != errc::none ? why : inside.change(c, s);
     }
     void remove(client_id c) noexcept { inside.remove(c); }
-    void wake(client_id c, const line_head& head, instant now) noexcept { inside.wake(c, head, now); }
+    void wake(client_id c, const queue_head& head, instant now) noexcept { inside.wake(c, head, now); }
     void sleep(client_id c) noexcept { inside.sleep(c); }
     [[nodiscard]] choice pick(instant now) noexcept { return inside.pick(now); }
     void serve(client_id c, ns cost, instant now) noexcept { inside.serve(c, cost, now); }
@@ -77,8 +75,8 @@ TEST_CASE("a tenancy has the policy that it is asked for", "[tenant]") {
     auto chat = urgent.admit({.name = "chat", .memory = 2_KiB, .devices = 2, .compute = 50_pct, .slo = 5ms});
     run_some(chat);
     CHECK(chat.spec().slo == 5ms);
-    tenancy equal{node, {}, [](device_id) { return fair_share{2}; }};
-    static_assert(std::is_same_v<decltype(equal), tenancy<host::node, fair_share>>);
+    tenancy equal{node, {}, [](device_id) { return equal_share{2}; }};
+    static_assert(std::is_same_v<decltype(equal), tenancy<host::node, equal_share>>);
     auto a = equal.admit({.name = "a", .memory = 1_KiB, .compute = 10_pct, .on = {device_id{0}}});
     auto b = equal.admit({.name = "b", .memory = 1_KiB, .compute = 10_pct, .on = {device_id{0}}});
     run_some(a);
@@ -143,8 +141,7 @@ TEST_CASE("what a tenant is entitled to reaches the policy, and so does what cha
 TEST_CASE("a tenancy's policies are replaced while tenants work, by any kind, trees too", "[tenant]") {
     host::node node{{.devices = 2, .memory = 1_MiB}};
     tenancy shared{node, {}, [](device_id d) {
-                       return d.index == 0 ? any_policy{fixed{}}
-                                           : any_policy{policy_tree<weighted_fair, preemptive_fair>{}};
+                       return d.index == 0 ? any_policy{hard_share{}} : any_policy{policy_tree<weighted_fair, fair>{}};
                    }};
     auto a = shared.admit({.name = "a", .memory = 1_KiB, .compute = 50_pct, .on = {device_id{0}}, .group = 0});
     auto b = shared.admit({.name = "b", .memory = 1_KiB, .compute = 50_pct, .on = {device_id{1}}, .group = 1});

@@ -78,9 +78,7 @@ struct cost_estimate {
 
 /// A value; not thread-safe. Remembers `capacity` kinds and of each four that fall together the ones used last: every
 /// call is constant time, and nothing is allocated after the constructor.
-/// A template of nothing: where it is included and not used it costs little.
-template <class = void>
-class basic_cost_model {
+class cost_model {
 public:
     static constexpr std::size_t capacity = 256;
 
@@ -145,7 +143,6 @@ private:
     cost_estimate unknown_{};
     std::vector<std::array<entry, ways>> sets_ = std::vector<std::array<entry, ways>>(capacity / ways);
 };
-using cost_model = basic_cost_model<>;
 
 }  // namespace GPUSHARE_ABI
 }  // namespace gpushare

@@ -98,11 +98,11 @@ public:
     }
 
     /// One more submission of `c` waits. `head`, if given, says what is known of it.
-    void arrive(client_id c, instant now, const line_head* head = nullptr) noexcept {
+    void arrive(client_id c, instant now, const queue_head* head = nullptr) noexcept {
         auto& client = clients_[c.index];
         if (counts_arrival(client)) tell(c, now, head);
     }
-    void arrive(client_id c, instant now, const line_head& head) noexcept { arrive(c, now, &head); }
+    void arrive(client_id c, instant now, const queue_head& head) noexcept { arrive(c, now, &head); }
 
     /// One submission of `c` no longer waits and was not let in. `head_of(c)` says what is first now, if anything is.
     template <std::invocable<client_id> F>
@@ -113,7 +113,7 @@ public:
             if (client.usage.in_flight == 0) --num_active_;
             policy_.sleep(c);
         } else {
-            const line_head first = head_of(c);
+            const queue_head first = head_of(c);
             tell(c, now, &first);
         }
     }
@@ -121,7 +121,7 @@ public:
 
     /// arrive() and next() in one, for whoever may be the only one that waits: whether it was let in. A policy's short way is
     /// taken where nobody else does. `head` as for arrive().
-    [[nodiscard]] bool pass(grant& g, client_id c, instant now, const line_head* head) noexcept {
+    [[nodiscard]] bool pass(grant& g, client_id c, instant now, const queue_head* head) noexcept {
         if (num_waiting_ == 0 && pass_alone(g, c, now, head)) return true;
         arrive(c, now, head);
         return num_waiting_ == 1 && next(g, now, detail::nothing_known{now});
@@ -131,17 +131,17 @@ public:
     /// anything, as long as nothing else is called; 0 where that isn't certain, as beside other clients. `g` describes each.
     /// Then have_passed() says how many were.
     [[nodiscard]] std::uint32_t may_pass(grant& g, client_id c, std::uint64_t key) const noexcept {
-        if constexpr (has_short_way<Policy>) {
+        if constexpr (has_fast_path<Policy>) {
             const auto& client = clients_[c.index];
             if (num_waiting_ != 0 || num_active_ != 1 || client.usage.in_flight == 0) return 0;
-            const line_head plain{.key = key};
+            const queue_head plain{.key = key};
             describe(g, c, client, client.complete(&plain, {}, c, costs_, options_.first_guess));
             if (g.may_share) return std::min(client.turns_to_share(), book_.room(g.level_index, g.longest));
         }
         return 0;
     }
     void have_passed(const grant& g, std::uint32_t n) noexcept {
-        if constexpr (has_short_way<Policy>) {
+        if constexpr (has_fast_path<Policy>) {
             if (n == 0) return;
             policy_.serve_alone(g.client, g.predicted, n);
             book_.enter(g.level_index, g.longest, g.predicted * n, g.of_request, n);
@@ -291,10 +291,10 @@ private:
     }
 
     // Where it doesn't come in, nothing has changed.
-    [[nodiscard]] bool pass_alone(grant& g, client_id c, instant now, const line_head* head) noexcept {
-        if constexpr (has_short_way<Policy>) {
+    [[nodiscard]] bool pass_alone(grant& g, client_id c, instant now, const queue_head* head) noexcept {
+        if constexpr (has_fast_path<Policy>) {
             auto& client = clients_[c.index];
-            const line_head first = client.complete(head, now, c, costs_, options_.first_guess);
+            const queue_head first = client.complete(head, now, c, costs_, options_.first_guess);
             describe(g, c, client, first);
             const bool idle = client.usage.in_flight == 0, alone = num_active_ == (idle ? 0 : 1);
             if (!book_.has_room(g.level_index, g.longest, g.predicted, alone)) return false;
@@ -307,7 +307,7 @@ private:
         return false;
     }
     // The first in the line of `c`, if it is let in.
-    void describe(grant& g, client_id c, const client_state& client, const line_head& first) const noexcept {
+    void describe(grant& g, client_id c, const client_state& client, const queue_head& first) const noexcept {
         const auto kind = costs_.next(c, first.key, client.costs);
         g.client = c;
         g.level = client.settings.level;
@@ -359,7 +359,7 @@ private:
     }
 
     // Tells the policy what is first in a client's line.
-    void tell(client_id c, instant now, const line_head* head) noexcept {
+    void tell(client_id c, instant now, const queue_head* head) noexcept {
         auto& client = clients_[c.index];
         client.head = client.complete(head, now, c, costs_, options_.first_guess);
         policy_.wake(c, client.head, now);

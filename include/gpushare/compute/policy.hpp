@@ -40,7 +40,7 @@ struct client_settings {
 };
 
 /// What is known of the submission at the head of a client's line.
-struct line_head {
+struct queue_head {
     ns cost{};                 // predicted device time; 0: unknown
     ns remaining{};            // the same of all that is left of its request, itself included
     instant arrival{};         // when it began to wait
@@ -89,12 +89,12 @@ inline constexpr bool is_timeless = requires {
 ///                         or sleep follows
 ///   correct(c, delta)     the truth about something served: the true cost less the predicted one
 /// One that never holds anybody back may have a short way, serve_alone(c, cost, n), for `n` submissions of this cost each that
-/// come and are let in one after the other while no client waits: what wake, pick, serve and sleep come to then. Its `short_way_of` names the policy, so that one
+/// come and are let in one after the other while no client waits: what wake, pick, serve and sleep come to then. Its `fast_path_of` names the policy, so that one
 /// which derives from it isn't taken for it. One that has take_turns() is told where clients run one after the other on the
 /// device (limiter_options::take_turns), and may then let one go several times in a row.
 // clang-format off
 template <class P>
-concept compute_policy = detail::movable<P> && requires(P& p, client_id c, const client_settings& s, const line_head& head,
+concept compute_policy = detail::movable<P> && requires(P& p, client_id c, const client_settings& s, const queue_head& head,
                                                      ns cost, instant now) {
     { p.add(c, s) } -> std::same_as<failure>;
     { p.change(c, s) } -> std::same_as<failure>;
@@ -107,8 +107,8 @@ concept compute_policy = detail::movable<P> && requires(P& p, client_id c, const
 };
 // clang-format on
 template <class P>
-concept has_short_way = compute_policy<P> && requires(P& p, client_id c, ns cost, std::uint32_t n) {
-    requires std::same_as<typename P::short_way_of, P>;
+concept has_fast_path = compute_policy<P> && requires(P& p, client_id c, ns cost, std::uint32_t n) {
+    requires std::same_as<typename P::fast_path_of, P>;
     { p.serve_alone(c, cost, n) }
     noexcept;
 };

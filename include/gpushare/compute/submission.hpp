@@ -57,7 +57,7 @@ struct submit_options {
 inline constexpr submit_options no_options{};
 
 /// The same as a policy sees it, of what came at `arrival` and was told this `bound`.
-[[nodiscard]] constexpr line_head head_of_line(const submit_options& o, instant arrival, ns bound) noexcept {
+[[nodiscard]] constexpr queue_head head_of_line(const submit_options& o, instant arrival, ns bound) noexcept {
     return {.cost = o.cost,
             .remaining = o.remaining,
             .arrival = arrival,
@@ -91,7 +91,7 @@ struct submission {
     submission_callback on_done;
     Stream* stream = nullptr;
     client_id client;
-    line_head facts{};
+    queue_head facts{};
     flight<Stream>* slot = nullptr;  // once it is let in
     // done is stored with release after the fields below are final, and loaded with acquire before they are read.
     std::atomic<phase> at{phase::waiting};
@@ -160,7 +160,7 @@ struct client_queue {
     }
 
     /// What is known of the first, or of the one behind it; it must be there.
-    [[nodiscard]] line_head head(bool second) const noexcept {
+    [[nodiscard]] queue_head head(bool second) const noexcept {
         return (second ? waiting.front()->next : waiting.front())->facts;
     }
 };

@@ -15,8 +15,8 @@
 #include <gpushare/concepts.hpp>
 #include <gpushare/config.hpp>
 #include <gpushare/error.hpp>
-#include <gpushare/memory/deferred_frees.hpp>
 #include <gpushare/memory/ask_upstream.hpp>
+#include <gpushare/memory/deferred_frees.hpp>
 #include <gpushare/memory/quota_resource.hpp>
 #include <gpushare/memory/scrub.hpp>
 #include <gpushare/units.hpp>

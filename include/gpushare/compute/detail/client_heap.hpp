@@ -22,8 +22,7 @@ inline namespace GPUSHARE_ABI {
 namespace detail {
 
 /// A value; not thread-safe. Indices are below what was reserved. Equal keys go by index.
-template <class Index = std::uint32_t>
-class basic_client_heap {
+class client_heap {
 public:
     /// For clients with indices below `clients`. Throws std::bad_alloc, and then nothing has changed.
     void reserve(std::size_t clients) {
@@ -103,9 +102,8 @@ private:
     }
 
     std::vector<entry> heap_;
-    std::vector<Index> places_;
+    std::vector<std::uint32_t> places_;
 };
-using client_heap = basic_client_heap<>;
 
 }  // namespace detail
 }  // namespace GPUSHARE_ABI

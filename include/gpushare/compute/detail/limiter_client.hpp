@@ -22,7 +22,7 @@ namespace detail {
 /// What is behind the head of a line, where nobody says more of it.
 struct nothing_known {
     instant now{};
-    [[nodiscard]] line_head operator()(client_id) const noexcept { return {.arrival = now}; }
+    [[nodiscard]] queue_head operator()(client_id) const noexcept { return {.arrival = now}; }
 };
 
 struct limiter_client {
@@ -33,16 +33,16 @@ struct limiter_client {
     bool enqueuing = false;  // its callable is being run
     std::uint32_t failures_in_row = 0, turns = 0;
     cost_estimate costs{};  // of all its submissions
-    line_head head{};       // while something waits
+    queue_head head{};      // while something waits
     client_usage usage{};
 
     /// The longest that it declared or lately showed; 0: unknown.
     [[nodiscard]] ns longest() const noexcept { return std::max(settings.longest, costs.longest.get()); }
 
     /// What comes at `now`, as `from` tells or with nothing known of it; filled in what its submitter didn't say.
-    [[nodiscard]] line_head complete(const line_head* from, instant now, client_id c, const cost_model& kinds,
-                                     ns first_guess) const noexcept {
-        line_head h{.arrival = now};
+    [[nodiscard]] queue_head complete(const queue_head* from, instant now, client_id c, const cost_model& kinds,
+                                      ns first_guess) const noexcept {
+        queue_head h{.arrival = now};
         if (from != nullptr) h = *from;
         if (h.cost <= ns{0}) h.cost = predict(h.key, c, kinds, first_guess);
         h.remaining = std::max(h.remaining, h.cost);

@@ -46,7 +46,7 @@ protected:
         const auto facts = head_of_line(o, now, core_.bound_of(c));
         return pass(c, now, &facts);
     }
-    [[nodiscard]] flight* pass(client_id c, instant now, const line_head* head) noexcept {
+    [[nodiscard]] flight* pass(client_id c, instant now, const queue_head* head) noexcept {
         flight* const slot = this->faulty_ || !this->left_.empty() ? nullptr : flights_.free_slot();
         if (slot == nullptr) core_.arrive(c, now, head);
         if (slot == nullptr || !core_.pass(slot->what, c, now, head)) return nullptr;

@@ -2,7 +2,7 @@
 // Any compute policy behind one type, so that a limiter's policy can be another kind at run time.
 //
 //   gpushare::compute_limiter<stream, clock, gpushare::any_policy> limiter{{}, clock, gpushare::weighted_fair{}};
-//   limiter.set_policy(gpushare::fixed{});              // work goes on meanwhile
+//   limiter.set_policy(gpushare::hard_share{});              // work goes on meanwhile
 #pragma once
 
 #include <concepts>
@@ -31,7 +31,7 @@ public:
     failure add(client_id c, const client_settings& s) { return held_->add(c, s); }
     failure change(client_id c, const client_settings& s) { return held_->change(c, s); }
     void remove(client_id c) noexcept { held_->remove(c); }
-    void wake(client_id c, const line_head& head, instant now) noexcept { held_->wake(c, head, now); }
+    void wake(client_id c, const queue_head& head, instant now) noexcept { held_->wake(c, head, now); }
     void sleep(client_id c) noexcept { held_->sleep(c); }
     [[nodiscard]] choice pick(instant now) noexcept { return held_->pick(now); }
     void serve(client_id c, ns cost, instant now) noexcept { held_->serve(c, cost, now); }
@@ -44,7 +44,7 @@ private:
         virtual failure add(client_id, const client_settings&) = 0;
         virtual failure change(client_id, const client_settings&) = 0;
         virtual void remove(client_id) noexcept = 0;
-        virtual void wake(client_id, const line_head&, instant) noexcept = 0;
+        virtual void wake(client_id, const queue_head&, instant) noexcept = 0;
         virtual void sleep(client_id) noexcept = 0;
         virtual choice pick(instant) noexcept = 0;
         virtual void serve(client_id, ns, instant) noexcept = 0;
@@ -58,7 +58,7 @@ private:
         failure add(client_id c, const client_settings& s) override { return policy.add(c, s); }
         failure change(client_id c, const client_settings& s) override { return policy.change(c, s); }
         void remove(client_id c) noexcept override { policy.remove(c); }
-        void wake(client_id c, const line_head& head, instant now) noexcept override { policy.wake(c, head, now); }
+        void wake(client_id c, const queue_head& head, instant now) noexcept override { policy.wake(c, head, now); }
         void sleep(client_id c) noexcept override { policy.sleep(c); }
         choice pick(instant now) noexcept override { return policy.pick(now); }
         void serve(client_id c, ns cost, instant now) noexcept override { policy.serve(c, cost, now); }

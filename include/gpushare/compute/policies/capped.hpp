@@ -6,7 +6,7 @@
 //   policy.add(batch, {.weight = 50_pct, .cap = 30_pct});            // never more than 30 %
 //   policy.add(guest, {.cap = 10_pct, .soft_cap = true});            // more only where nobody else wants it
 //
-// caps.hpp has the policies that are nothing but caps: fixed, soft, fair_share.
+// Below it, the policies that are nothing but caps: hard_share, soft_share, equal_share.
 #pragma once
 
 #include <algorithm>
@@ -17,7 +17,8 @@
 #include <vector>
 
 #include <gpushare/compute/detail/client_heap.hpp>
-#include <gpushare/compute/policies/pacer.hpp>
+#include <gpushare/compute/detail/pacer.hpp>
+#include <gpushare/compute/policies/weighted_fair.hpp>
 #include <gpushare/compute/policy.hpp>
 #include <gpushare/config.hpp>
 #include <gpushare/error.hpp>
@@ -49,6 +50,7 @@ public:
     capped() = default;
     template <std::same_as<Inner> I>  // nothing that converts: an any_policy would take this itself
     explicit capped(I inner, Rule rule = {}) : inner_(std::move(inner)), rule_(std::move(rule)) {}
+    explicit capped(Rule rule) : rule_(std::move(rule)) {}
 
     failure add(client_id c, const client_settings& s) {
         const cap_terms terms = rule_(s);
@@ -98,7 +100,7 @@ public:
         inner_.remove(c);
     }
 
-    void wake(client_id c, const line_head& head, instant now) noexcept {
+    void wake(client_id c, const queue_head& head, instant now) noexcept {
         now_ = std::max(now_, now);
         auto& client = clients_[c.index];
         client.head = head;
@@ -147,8 +149,8 @@ private:
         client_id id{};
         priority level{};
         cap_terms terms{};
-        pacer pace{};
-        line_head head{};
+        detail::pacer pace{};
+        queue_head head{};
         bool waits = false;
     };
     struct level_state {
@@ -205,6 +207,41 @@ private:
     detail::client_heap capped_out_, borrowing_;  // by when they are within their caps again; the soft ones in both
     instant now_{};
 };
+
+/// The weight is the cap, and a promise.
+template <bool Soft>
+struct cap_by_weight {
+    [[nodiscard]] cap_terms operator()(const client_settings& s) const noexcept {
+        return {.per_million = s.weight.permille() * std::int64_t{1000}, .soft = Soft, .promised = true};
+    }
+};
+
+/// The same part for everybody, for as many as it was made for.
+class equal_cap {
+public:
+    /// `most` clients of a level; 0 counts as 1.
+    constexpr equal_cap(std::uint32_t most = 8) noexcept : most_(std::max(most, 1U)) {}  // NOLINT: equal_share{8}
+
+    [[nodiscard]] cap_terms operator()(const client_settings&) const noexcept {
+        return {.per_million = 1'000'000 / most_, .promised = true};
+    }
+
+private:
+    std::uint32_t most_;
+};
+
+/// Each client has its weight of the device's time, and never more.
+using hard_share = capped<weighted_fair, cap_by_weight<false>>;
+static_assert(compute_policy<hard_share>);
+
+/// Each client is held to its weight while others have work within theirs, and to nothing otherwise.
+using soft_share = capped<weighted_fair, cap_by_weight<true>>;
+static_assert(compute_policy<soft_share>);
+
+/// Each client of a level has 1/N of the device's time, were it alone or not; one more than N is refused. Weights don't
+/// count. `equal_share{N}`; 8 by default.
+using equal_share = capped<fair, equal_cap>;
+static_assert(compute_policy<equal_share>);
 
 }  // namespace GPUSHARE_ABI
 }  // namespace gpushare

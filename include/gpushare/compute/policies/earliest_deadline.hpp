@@ -19,7 +19,7 @@
 #include <vector>
 
 #include <gpushare/compute/detail/client_heap.hpp>
-#include <gpushare/compute/policies/pacer.hpp>
+#include <gpushare/compute/detail/pacer.hpp>
 #include <gpushare/compute/policy.hpp>
 #include <gpushare/config.hpp>
 #include <gpushare/error.hpp>
@@ -52,7 +52,7 @@ public:
     }
     void remove(client_id c) noexcept { sleep(c); }
 
-    void wake(client_id c, const line_head& head, instant now) noexcept {
+    void wake(client_id c, const queue_head& head, instant now) noexcept {
         now_ = std::max(now_, now);
         auto& client = clients_[c.index];
         if (!std::exchange(client.waits, true)) client.pace.begin(now_);
@@ -82,7 +82,7 @@ private:
     struct client_state {
         client_id id{};
         priority level{};
-        pacer pace{};
+        detail::pacer pace{};
         instant due{};
         bool waits = false;
     };

@@ -2,7 +2,7 @@
 // Policies in a tree, class over tenant: the outer policy divides the device between classes, and in each class a policy
 // of its own divides the class's part between its clients.
 //
-//   gpushare::policy_tree<gpushare::weighted_fair, gpushare::preemptive_fair> policy;
+//   gpushare::policy_tree<gpushare::weighted_fair, gpushare::fair> policy;
 //   policy.set_class(0, {.weight = 70_pct});  policy.set_class(1, {.weight = 30_pct});
 //   policy.add(chat, {.group = 0});  policy.add(batch, {.group = 1});
 //
@@ -88,7 +88,7 @@ public:
 
     void remove(client_id c) noexcept { leave(std::exchange(clients_[c.index], {})); }
 
-    void wake(client_id c, const line_head& head, instant now) noexcept {
+    void wake(client_id c, const queue_head& head, instant now) noexcept {
         now_ = std::max(now_, now);
         auto& client = clients_[c.index];
         client.head = head;
@@ -154,7 +154,7 @@ private:
     struct alignas(64) client_state {  // one line of the cache: among many clients, that is what a decision costs
         std::uint32_t group = 0, seat = 0;
         bool waits = false;
-        line_head head{};
+        queue_head head{};
     };
 
     [[nodiscard]] place place_of(client_id c) const noexcept {

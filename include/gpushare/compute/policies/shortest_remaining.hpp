@@ -63,7 +63,7 @@ public:
 
     void remove(client_id c) noexcept { sleep(c); }
 
-    void wake(client_id c, const line_head& head, instant) noexcept {
+    void wake(client_id c, const queue_head& head, instant) noexcept {
         auto& client = clients_[c.index];
         client.remaining = head.remaining;
         if (client.waits) {

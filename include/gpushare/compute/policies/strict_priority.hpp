@@ -12,7 +12,7 @@
 #include <utility>
 #include <vector>
 
-#include <gpushare/compute/policies/pacer.hpp>
+#include <gpushare/compute/detail/pacer.hpp>
 #include <gpushare/compute/policies/weighted_fair.hpp>
 #include <gpushare/compute/policy.hpp>
 #include <gpushare/config.hpp>
@@ -66,7 +66,7 @@ public:
         of(clients_[c.index].level).remove(c);
     }
 
-    void wake(client_id c, const line_head& head, instant now) noexcept {
+    void wake(client_id c, const queue_head& head, instant now) noexcept {
         now_ = std::max(now_, now);
         auto& client = clients_[c.index];
         client.head = head;
@@ -107,7 +107,7 @@ private:
     struct client_state {
         client_id id{};
         priority level{};
-        line_head head{};
+        queue_head head{};
         bool waits = false;
     };
 
@@ -116,7 +116,7 @@ private:
 
     priority high_from_;
     Inner high_, low_;
-    pacer pace_{};  // of the high class
+    detail::pacer pace_{};  // of the high class
     std::size_t high_waiting_ = 0;
     std::vector<client_state> clients_;
     instant now_{};

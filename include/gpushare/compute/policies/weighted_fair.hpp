@@ -29,18 +29,16 @@
 namespace gpushare {
 inline namespace GPUSHARE_ABI {
 
-/// A value; not thread-safe. Memory grows with the largest index in use, in `add` alone. A template of nothing: whoever
-/// includes it and makes no limiter doesn't compile it.
-template <class = void>
-class basic_weighted_fair {
+/// A value; not thread-safe. Memory grows with the largest index in use, in `add` alone.
+class weighted_fair {
 public:
     static constexpr bool timeless = true;
     static constexpr ns usual_turn{100'000};
 
     /// Without turns, but where limiter_options::take_turns asks for them.
-    basic_weighted_fair() noexcept : basic_weighted_fair(ns{-1}) {}
+    weighted_fair() noexcept : weighted_fair(ns{-1}) {}
     /// `turn`: device time, 0 for none.
-    explicit basic_weighted_fair(ns turn) noexcept : turn_(turn) {}
+    explicit weighted_fair(ns turn) noexcept : turn_(turn) {}
 
     failure add(client_id c, const client_settings& s) {
         if (clients_.size() <= c.index) clients_.resize(c.index + std::size_t{1});
@@ -70,7 +68,7 @@ public:
         if (turn_ < ns{0}) turn_ = usual_turn;
     }
 
-    void wake(client_id c, const line_head&, instant) noexcept {
+    void wake(client_id c, const queue_head&, instant) noexcept {
         auto& client = clients_[c.index];
         if (!waiting_.contains(c.index)) client.tag = std::max(client.tag, virtual_time(client.level));
         place(client);
@@ -93,7 +91,7 @@ public:
         charge(client, cost);  // wake() or sleep() follows: only then it has a place
     }
 
-    using short_way_of = basic_weighted_fair;  // and of no policy that derives from it
+    using fast_path_of = weighted_fair;  // and of no policy that derives from it
     /// wake(), pick(), serve() and sleep() of one that comes while nobody waits; `n` times, one after the other.
     void serve_alone(client_id c, ns cost, std::uint32_t n) noexcept {
         auto& client = clients_[c.index];
@@ -188,8 +186,33 @@ private:
     ns turn_, left_{};          // of the turn of
     std::uint32_t latest_ = 0;  // who was served
 };
-using weighted_fair = basic_weighted_fair<>;
-static_assert(has_short_way<weighted_fair>);
+static_assert(has_fast_path<weighted_fair>);
+
+/// The same share for every client of a level that has work: 1/N of those present, whatever their weights. weighted_fair
+/// does the work.
+class fair {
+public:
+    static constexpr bool timeless = true;
+
+    failure add(client_id c, const client_settings& s) { return inner_.add(c, equal(s)); }
+    failure change(client_id c, const client_settings& s) { return inner_.change(c, equal(s)); }
+    void remove(client_id c) noexcept { inner_.remove(c); }
+    void wake(client_id c, const queue_head& head, instant now) noexcept { inner_.wake(c, head, now); }
+    void sleep(client_id c) noexcept { inner_.sleep(c); }
+    [[nodiscard]] choice pick(instant now) const noexcept { return inner_.pick(now); }
+    void serve(client_id c, ns cost, instant now) noexcept { inner_.serve(c, cost, now); }
+    void correct(client_id c, ns delta) noexcept { inner_.correct(c, delta); }
+    void take_turns() noexcept { inner_.take_turns(); }
+
+private:
+    [[nodiscard]] static client_settings equal(client_settings s) noexcept {
+        s.weight = share::whole();
+        return s;
+    }
+
+    weighted_fair inner_;
+};
+static_assert(compute_policy<fair>);
 
 }  // namespace GPUSHARE_ABI
 }  // namespace gpushare

@@ -1,19 +1,19 @@
 // SPDX-License-Identifier: Apache-2.0
 // When somebody who may have so much of a device's time is next entitled to some: a cap as a point in time.
 //
-//   gpushare::pacer p{.per_million = 300'000};          // 30 %
+//   gpushare::detail::pacer p{.per_million = 300'000};          // 30 %
 //   if (p.entitled(now)) { p.spend(1ms, now); ... }     // not again for 3.3 ms
 #pragma once
 
 #include <algorithm>
 #include <cstdint>
 
-#include <gpushare/compute/policy.hpp>
 #include <gpushare/config.hpp>
 #include <gpushare/units.hpp>
 
 namespace gpushare {
 inline namespace GPUSHARE_ABI {
+namespace detail {
 
 /// A value. Over any span of time, what is spent is at most the rate times the span and `catch_up`, and the last one
 /// begun. The generic cell rate algorithm (ITU-T I.371): one point in time in place of a bucket.
@@ -42,5 +42,6 @@ struct pacer {
     }
 };
 
+}  // namespace detail
 }  // namespace GPUSHARE_ABI
 }  // namespace gpushare

@@ -2,7 +2,7 @@
 // First come, first served under strict priority between levels: what the device would do by itself. Nobody is held to
 // a share; what is in flight stays bounded, and everything is metered.
 //
-//   gpushare::compute_limiter<stream, clock, gpushare::native> limiter{{}, clock};
+//   gpushare::compute_limiter<stream, clock, gpushare::fifo> limiter{{}, clock};
 #pragma once
 
 #include <cstddef>
@@ -18,7 +18,7 @@ namespace gpushare {
 inline namespace GPUSHARE_ABI {
 
 /// A value; not thread-safe. Looks at the level and at arrivals. A pick is O(1), the rest O(log waiting).
-class native {
+class fifo {
 public:
     failure add(client_id c, const client_settings& s) {
         if (clients_.size() <= c.index) clients_.resize(c.index + std::size_t{1});
@@ -34,7 +34,7 @@ public:
     }
     void remove(client_id c) noexcept { sleep(c); }
 
-    void wake(client_id c, const line_head& head, instant) noexcept {
+    void wake(client_id c, const queue_head& head, instant) noexcept {
         auto& client = clients_[c.index];
         client.arrival = head.arrival;
         place(client);
@@ -62,7 +62,7 @@ private:
     std::vector<client_state> clients_;
     detail::client_heap waiting_;
 };
-static_assert(compute_policy<native>);
+static_assert(compute_policy<fifo>);
 
 }  // namespace GPUSHARE_ABI
 }  // namespace gpushare
