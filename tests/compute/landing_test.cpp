@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
-// What a permit's holder enqueued comes back to its limiter without the mutex, alike submissions of a batch as one, and
-// who comes while nobody waits goes in by a short way: none of it may be told from the long ways.
+// What a permit's holder enqueued comes back to its limiter without the mutex, and alike submissions of a
+// batch as one: nobody can tell.
 #include <atomic>
 #include <chrono>
 #include <cstddef>
@@ -66,16 +66,6 @@ struct setup {
     sharing_stream stream;
     gpushare::compute_limiter<sharing_stream, manual_clock> compute;
 };
-
-/// weighted_fair without its short way, which isn't that of who derives from it.
-struct long_way : gpushare::weighted_fair {};
-static_assert(gpushare::compute_policy<long_way>);
-
-/// Never serves anybody.
-struct idler : gpushare::weighted_fair {
-    [[nodiscard]] static gpushare::choice pick(instant) noexcept { return {}; }
-};
-static_assert(gpushare::compute_policy<idler>);
 
 }  // namespace
 
@@ -209,64 +199,6 @@ TEST_CASE("several that are alike end in the core as they do one by one", "[comp
             if (a) CHECK(a->client == b->client);
         }
     }
-}
-
-TEST_CASE("the short way in decides and charges as the long one", "[compute]") {
-    for (std::uint64_t nth = 0; nth < 50; ++nth) {
-        const auto seed = support::seed(nth);
-        CAPTURE(seed);
-        support::random any(seed);
-        const gpushare::limiter_options options{.depth = static_cast<std::uint32_t>(1 + any.below(4))};
-        manual_clock clock;
-        gpushare::compute_limiter<support::manual_stream, manual_clock> shorter(options, clock);
-        gpushare::compute_limiter<support::manual_stream, manual_clock, long_way> longer(options, clock);
-        support::manual_stream a, b;
-        std::vector<client_id> clients;
-        for (int i = 0; i < 3; ++i) {
-            const gpushare::client_settings s{.weight = gpushare::share::of_permille(100 + any.below(200)),
-                                              .level = {static_cast<std::int32_t>(any.below(2))}};
-            clients.push_back(shorter.add(s));
-            REQUIRE(longer.add(s) == clients.back());
-        }
-        std::vector<int> order_a, order_b;
-        for (int step = 0; step < 300; ++step) {
-            const auto i = any.below(3);
-            const auto length = ns{1000} * static_cast<int>(1 + any.below(100));
-            const gpushare::submit_options o{.key = any.below(3), .of_request = any.below(8) == 0};
-            const auto into = [&](std::vector<int>& order) {
-                return [&order, i, length](support::manual_stream& s) {
-                    order.push_back(static_cast<int>(i));
-                    s.enqueue(length);
-                };
-            };
-            if (any.below(4) == 0) {
-                (void)shorter.submit(clients[i], a, into(order_a), o);
-                (void)longer.submit(clients[i], b, into(order_b), o);
-            } else {
-                const auto& options_of = any.below(2) == 0 ? o : gpushare::no_options;
-                CHECK(shorter.enqueue(clients[i], a, into(order_a), instant::min(), {}, options_of) ==
-                      longer.enqueue(clients[i], b, into(order_b), instant::min(), {}, options_of));
-            }
-            if (any.below(2) == 0) {
-                (void)a.reach_next();
-                (void)b.reach_next();
-            }
-            clock.advance(10us);
-        }
-        CHECK(order_a == order_b);
-        for (const auto c : clients) {
-            CHECK(shorter.usage(c).device_time == longer.usage(c).device_time);
-            CHECK(shorter.usage(c).completed == longer.usage(c).completed);
-            CHECK(shorter.usage(c).in_flight == longer.usage(c).in_flight);
-            CHECK(shorter.usage(c).waiting == longer.usage(c).waiting);
-        }
-    }
-}
-
-TEST_CASE("a policy that derives from one with a short way decides for itself", "[compute]") {
-    gpushare::compute_limiter<support::manual_stream, manual_clock, idler> compute;
-    const auto c = compute.add({});
-    CHECK(compute.try_acquire(c).code() == errc::deadline_exceeded);
 }
 
 TEST_CASE("permits that are used in another order than they were taken end in the order of the stream", "[compute]") {

@@ -63,50 +63,6 @@ struct crowd {
     std::vector<cuda::stream> streams;
 };
 
-/// weighted_fair without its short way, and so without leases.
-struct long_way : gpushare::weighted_fair {};
-
-struct outcome {
-    std::vector<gpushare::client_usage> used;
-    std::size_t refused = 0, records = 0, waits = 0;
-};
-
-/// Two clients on a stream each, who come to the gate in bursts of kernels that are alike.
-template <gpushare::compute_policy Policy>
-[[nodiscard]] outcome bursts_at_the_gate(std::uint64_t seed, bool turns) {
-    const standin::session gpu{{.time = standin::timing::manual}};
-    support::random any(seed);
-    cuda::node node;
-    gpushare::compute_limiter<cuda::stream, standin_clock, Policy> gate{{.take_turns = turns}};
-    std::vector<client_id> clients;
-    std::vector<cuda::stream> streams;
-    for (int i = 0; i < 2; ++i) {
-        clients.push_back(gate.add({.weight = 50_pct}));
-        streams.push_back(node.make_stream({0}));
-    }
-    outcome o;
-    for (int burst = 0; burst < 300; ++burst) {
-        const auto who = any.below(2);
-        const auto length = 5us * static_cast<ns::rep>(1 + any.below(3));
-        for (auto n = any.below(30); n > 0; --n) {
-            const auto work = [&](cuda::stream& s) { s.enqueue(length); };
-            const auto code = gate.enqueue(clients[who], streams[who], work, gpushare::instant::min());
-            o.refused += code == gpushare::errc::none ? 0 : 1;
-            if (any.one_in(3)) standin::advance(length);
-        }
-        if (any.one_in(2)) standin::advance(1us * static_cast<ns::rep>(any.below(400)));
-        if (any.one_in(5)) gate.poll();
-    }
-    for (const auto c : clients) {
-        gpushare::client_usage account;
-        while (!gate.close(c, gpushare::instant::min(), {}, &account)) standin::advance(1ms);
-        o.used.push_back(account);
-    }
-    o.records = standin::count("cudaEventRecord");
-    o.waits = standin::count("cudaStreamWaitEvent");
-    return o;
-}
-
 [[nodiscard]] std::size_t all_calls() {
     std::size_t n = 0;
     for (const auto* name : {"cudaEventRecord", "cudaEventQuery", "cudaEventElapsedTime", "cudaGetLastError",
@@ -296,24 +252,4 @@ TEST_CASE("gaps in a client's work aren't charged to it because another's was pr
     CHECK(charged >= 190us);
     CHECK(charged < 900us);
     two.close();
-}
-
-TEST_CASE("leases at the gate change neither accounts nor what is recorded and waited for", "[cuda]") {
-    const bool turns = GENERATE(false, true);
-    CAPTURE(turns);
-    for (std::uint64_t nth = 0; nth < 20; ++nth) {
-        const auto seed = support::seed(nth);
-        CAPTURE(seed);
-        const auto with = bursts_at_the_gate<gpushare::weighted_fair>(seed, turns);
-        const auto without = bursts_at_the_gate<long_way>(seed, turns);
-        for (std::size_t i = 0; i < 2; ++i) {
-            CHECK(with.used[i].device_time == without.used[i].device_time);
-            CHECK(with.used[i].completed == without.used[i].completed);
-            CHECK(with.used[i].longest == without.used[i].longest);
-        }
-        CHECK(with.refused == without.refused);
-        CHECK(with.records == without.records);
-        CHECK(with.waits == without.waits);
-        CHECK((with.waits > 0) == turns);
-    }
 }

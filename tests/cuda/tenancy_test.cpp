@@ -306,11 +306,11 @@ TEST_CASE("a gate takes nothing more from the launch on that says the device is 
     gpushare::compute_limiter<cuda::stream, gpushare::host::steady_clock> gate;
     const auto client = gate.add({.weight = 50_pct});
     auto s = f.node.make_stream({0});
-    const bool by_lease = GENERATE(false, true);
-    CAPTURE(by_lease);
+    const bool in_one_step = GENERATE(false, true);
+    CAPTURE(in_one_step);
     const auto launch = [&] {
         const auto work = [](cuda::stream& x) { x.enqueue(10us); };
-        if (by_lease) return gate.enqueue(client, s, work);
+        if (in_one_step) return gate.enqueue(client, s, work);
         auto p = gate.acquire(client);
         if (p) p->enqueue(s, work);
         return p.code();

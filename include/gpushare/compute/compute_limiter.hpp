@@ -136,8 +136,7 @@ public:
     /// A permit if there is one at once, else deadline_exceeded.
     [[nodiscard]] result<permit> try_acquire(client_id c) { return acquire(c, instant::min()); }
 
-    /// acquire(c)->enqueue(s, work) in one step: cheaper where streams share points, and without the mutex for most short
-    /// submissions of a client that alone uses the device. What `work` throws passes through. Codes are those of acquire,
+    /// acquire(c)->enqueue(s, work) in one step: cheaper where streams share points. What `work` throws passes through. Codes are those of acquire,
     /// and then `work` wasn't called.
     template <std::invocable<Stream&> F>
     errc enqueue(client_id c, Stream& s, F&& work, instant deadline = never, const std::stop_token& stop = {},
@@ -146,17 +145,15 @@ public:
             if constexpr (base::shares_points) {
                 if (!p) return p.code();
                 this->await_turn(*p->slot_, s);
-                this->board(*p->slot_, s, base::others::may_follow);
+                this->board(*p->slot_, s);
                 p->enqueue_boarded(s, work);
             } else if (p) {
                 p->enqueue(s, work);
             }
             return p.code();
         };
-        if (!base::shares_points) return go(acquire(c, deadline, stop, o));
+        if (!base::shares_points || core_.options().take_turns) return go(acquire(c, deadline, stop, o));
         const auto now = this->batch_time();
-        if (this->take_lease(c, s, o, now)) return this->enqueue_on_lease(s, work), errc::none;
-        if (core_.options().take_turns) return go(acquire(c, deadline, stop, o));
         const std::stop_callback on_stop(stop, [this] { this->wake_all(); });
         std::unique_lock lock(mutex_);
         if (flights_.any_due(now)) this->retire(look::if_due);
@@ -169,7 +166,6 @@ public:
         }
         permit p(*this, *slot, {});
         flights_.board(*slot, s, now);
-        this->lend(*slot, s);
         lock.unlock();
         p.enqueue_boarded(s, work);
         return errc::none;

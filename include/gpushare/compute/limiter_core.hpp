@@ -119,35 +119,11 @@ public:
     }
     void withdraw(client_id c, instant now = {}) noexcept { withdraw(c, now, detail::nothing_known{now}); }
 
-    /// arrive() and next() in one, for whoever may be the only one that waits: whether it was let in. A policy's short way is
-    /// taken where nobody else does. `head` as for arrive().
+    /// arrive() and next() in one, for whoever may be the only one that waits: whether it was let in. `head` as for
+    /// arrive().
     [[nodiscard]] bool pass(grant& g, client_id c, instant now, const queue_head* head) noexcept {
-        if (num_waiting_ == 0 && pass_alone(g, c, now, head)) return true;
         arrive(c, now, head);
         return num_waiting_ == 1 && next(g, now, detail::nothing_known{now});
-    }
-
-    /// How many submissions of `c`, all of this kind and with nothing else known of them, could be let in without a look at
-    /// anything, as long as nothing else is called; 0 where that isn't certain, as beside other clients. `g` describes each.
-    /// Then have_passed() says how many were.
-    [[nodiscard]] std::uint32_t may_pass(grant& g, client_id c, std::uint64_t key) const noexcept {
-        if constexpr (has_fast_path<Policy>) {
-            const auto& client = clients_[c.index];
-            if (num_waiting_ != 0 || num_active_ != 1 || client.usage.in_flight == 0) return 0;
-            const queue_head plain{.key = key};
-            describe(g, c, client, client.complete(&plain, {}, c, costs_, options_.first_guess));
-            if (g.may_share) return std::min(client.turns_to_share(), book_.room(g.level_index, g.longest));
-        }
-        return 0;
-    }
-    void have_passed(const grant& g, std::uint32_t n) noexcept {
-        if constexpr (has_fast_path<Policy>) {
-            if (n == 0) return;
-            policy_.serve_alone(g.client, g.predicted, n);
-            book_.enter(g.level_index, g.longest, g.predicted * n, g.of_request, n);
-            clients_[g.client.index].usage.in_flight += n;
-            clients_[g.client.index].turns += n;
-        }
     }
 
     /// Lets in the next submission, if one waits and there is room: what is in flight of its level and above leaves room
@@ -290,22 +266,6 @@ private:
             if (c.present && c.level == level) raise_longest(c);
     }
 
-    // Where it doesn't come in, nothing has changed.
-    [[nodiscard]] bool pass_alone(grant& g, client_id c, instant now, const queue_head* head) noexcept {
-        if constexpr (has_fast_path<Policy>) {
-            auto& client = clients_[c.index];
-            const queue_head first = client.complete(head, now, c, costs_, options_.first_guess);
-            describe(g, c, client, first);
-            const bool idle = client.usage.in_flight == 0, alone = num_active_ == (idle ? 0 : 1);
-            if (!book_.has_room(g.level_index, g.longest, g.predicted, alone)) return false;
-            if (book_.held(g.level_index, now).held) return false;
-            policy_.serve_alone(c, g.predicted, 1);
-            enter(g, client);
-            num_active_ += idle ? 1 : 0;
-            return true;
-        }
-        return false;
-    }
     // The first in the line of `c`, if it is let in.
     void describe(grant& g, client_id c, const client_state& client, const queue_head& first) const noexcept {
         const auto kind = costs_.next(c, first.key, client.costs);

@@ -88,9 +88,7 @@ inline constexpr bool is_timeless = requires {
 ///   serve(c, cost, now)   c was picked and let in; cost is a prediction of its device time. c still waits: wake
 ///                         or sleep follows
 ///   correct(c, delta)     the truth about something served: the true cost less the predicted one
-/// One that never holds anybody back may have a short way, serve_alone(c, cost, n), for `n` submissions of this cost each that
-/// come and are let in one after the other while no client waits: what wake, pick, serve and sleep come to then. Its `fast_path_of` names the policy, so that one
-/// which derives from it isn't taken for it. One that has take_turns() is told where clients run one after the other on the
+/// One that has take_turns() is told where clients run one after the other on the
 /// device (limiter_options::take_turns), and may then let one go several times in a row.
 // clang-format off
 template <class P>
@@ -106,13 +104,6 @@ concept compute_policy = detail::movable<P> && requires(P& p, client_id c, const
     { p.correct(c, cost) } noexcept;
 };
 // clang-format on
-template <class P>
-concept has_fast_path = compute_policy<P> && requires(P& p, client_id c, ns cost, std::uint32_t n) {
-    requires std::same_as<typename P::fast_path_of, P>;
-    { p.serve_alone(c, cost, n) }
-    noexcept;
-};
-
 namespace detail {
 
 /// With limiter_options::take_turns: a policy that can, lets a client go several times before it lets go another.

@@ -46,11 +46,6 @@ struct submit_options {
     instant deadline = never;          // when it is due, for policies that look at it
     bool of_request = false;           // set by a request: more follows soon
     instant room_by = instant::min();  // if the queue is full: how long to wait for room instead of refusing
-
-    /// Whether nothing but its kind is said of the work.
-    [[nodiscard]] constexpr bool tells_key_alone() const noexcept {
-        return cost == ns{} && remaining == ns{} && deadline == never && !of_request;
-    }
 };
 
 /// The default. By its address it is known without a look at each member.

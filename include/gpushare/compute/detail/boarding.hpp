@@ -1,7 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 // How submissions that were let in get on their way: which batch each goes in, the points that are to be recorded around
 // it, and what is known of it once it is enqueued. The first half of flights.hpp; under the limiter's mutex, but for
-// land() and what is done on a lease.
+// land().
 //
 //   detail::boarding<stream> gate(quantum, options.take_turns);
 //   auto* slot = gate.free_slot();  slot->what = grant;  gate.take(*slot);
@@ -24,12 +24,10 @@
 
 #include <gpushare/compute/detail/batch.hpp>
 #include <gpushare/compute/detail/flight_slots.hpp>
-#include <gpushare/compute/detail/lease.hpp>
 #include <gpushare/compute/grant.hpp>
 #include <gpushare/compute/submission.hpp>
 #include <gpushare/concepts.hpp>
 #include <gpushare/config.hpp>
-#include <gpushare/detail/exchange.hpp>
 #include <gpushare/error.hpp>
 #include <gpushare/units.hpp>
 
@@ -37,7 +35,7 @@ namespace gpushare {
 inline namespace GPUSHARE_ABI {
 namespace detail {
 
-/// Not thread-safe but for land(), and for taking and giving back a lease. Allocates while more are in flight than ever before.
+/// Not thread-safe but for land(). Allocates while more are in flight than ever before.
 template <timeline Stream>
 class boarding {
 public:
@@ -125,58 +123,6 @@ public:
         slots_.release(f);
     }
 
-    /// May be taken by anybody, under no lock.
-    [[nodiscard]] lease& leave_in_advance() noexcept { return lease_; }
-    /// What was taken is enqueued. As land().
-    [[nodiscard]] bool give_back_lease() noexcept {
-        lease_.give_back();
-        return slots_.awaited();
-    }
-    /// While nobody takes the mutex, up to `most` like `each` may enter this batch on `s`. Not if they differ from its latest
-    /// member, are looked at one by one, or somebody waits for what lands.
-    void lend(std::size_t in, const grant& each, const Stream& s, std::uint32_t most) noexcept {
-        const batch& b = batches_[in];
-        if (b.last == nullptr || !is_like(*b.last, each) || apart_ || outstanding_ > 0 || slots_.awaited()) return;
-        most = std::min(most, b.room_for(each, quantum_));
-        if (most == 0) return;
-        instant until = never;
-        for (const auto& other : in_use())
-            if (other.at == batch::state::ended) until = std::min(until, other.due());
-        lent_ = each;
-        lent_in_ = in;
-        like_ = b.last;
-        const lease::terms t{.client = each.client,
-                             .timeline = timeline_of(s),
-                             .key = each.key,
-                             .each = each.predicted,
-                             .busy_until = b.busy_until,
-                             .until = until};
-        lease_.open(t, most);
-    }
-    /// How many entered since, like the grant `lent()`, which are in flight from now on.
-    [[nodiscard]] std::uint32_t recall() noexcept {
-        if (!lease_.is_open()) return 0;
-        const auto n = lease_.recall();
-        batches_[lent_in_].entering += n;
-        batches_[lent_in_].predicted += lent_.predicted * n;
-        outstanding_ += n;
-        return n;
-    }
-    [[nodiscard]] const grant& lent() const noexcept { return lent_; }
-    /// One of these, which hasn't been given back, couldn't be enqueued, or its device is lost. As land().
-    [[nodiscard]] bool lent_failed(errc code) noexcept {
-        gather();  // it failed after these
-        flight* const f = free_slot();
-        if (f == nullptr) return give_back_lease();  // no memory to tell it from the others
-        f->what = lent_;
-        f->needs_begin = f->needs_end = false;
-        f->in = lent_in_;
-        take(*f);
-        --outstanding_;
-        put(*f, code, nullptr);
-        return slots_.awaited();
-    }
-
     /// Whether members of a batch that are alike are kept apart, from now on, for somebody looks at each.
     void keep_apart(bool each) noexcept { apart_ = each; }
 
@@ -200,7 +146,6 @@ protected:
             if (f.in == none) board_gathered(f, *f.stream, {});
             join(f);
         });
-        if (outstanding_ > 0) collect();
     }
 
     // All that aren't free, and perhaps some that are.
@@ -212,7 +157,7 @@ protected:
     // An open batch is to end, and may have to wait for who enters it.
     void want_ends() noexcept {
         if constexpr (batch::shares)
-            if (!exchange(ends_wanted_, true)) slots_.await(true);
+            if (!std::exchange(ends_wanted_, true)) slots_.await(true);
     }
 
     // Beside others' work, what costs a certain time lasts longer: they take turns, or share it. By how much is learnt, so
@@ -352,18 +297,6 @@ private:
         (last == nullptr ? b.first : last->next) = &f;
         b.last = &f;
     }
-    // What entered by the lease is alike: more of the one that it was opened for.
-    void collect() noexcept {
-        const auto n = lease_.collect();
-        batch& b = batches_[lent_in_];
-        b.entering -= n;
-        b.num_members += n;
-        b.doubtful |= lease_.any_late();
-        b.busy_until = std::max(b.busy_until, lease_.busy_until());
-        like_->what.predicted += lent_.predicted * n;
-        like_->times += n;
-        outstanding_ -= n;
-    }
     // Of a permit, and went well.
     [[nodiscard]] static bool is_plain(const flight& f) noexcept { return f.owner == nullptr && f.code == errc::none; }
     // And was let in on these terms.
@@ -383,13 +316,6 @@ private:
     std::size_t latest_ = none;  // that was joined
     double stretch_ = 1;
     bool apart_ = false;
-    // The lease: what each is like, and of those that were taken, how many weren't collected; they join this member of this
-    // batch, which doesn't end before that.
-    lease lease_;
-    grant lent_{};
-    std::size_t lent_in_ = 0;
-    flight* like_ = nullptr;
-    std::uint32_t outstanding_ = 0;
 };
 
 }  // namespace detail

@@ -28,7 +28,6 @@
 #include <gpushare/compute/submission.hpp>
 #include <gpushare/concepts.hpp>
 #include <gpushare/config.hpp>
-#include <gpushare/detail/exchange.hpp>
 #include <gpushare/error.hpp>
 #include <gpushare/units.hpp>
 
@@ -103,7 +102,7 @@ public:
         gather();
         if constexpr (batch::shares) {
             quiet = quiet && !any_ended();
-            if (!quiet && owner == nullptr && !exchange(ends_wanted_, false)) return none;
+            if (!quiet && owner == nullptr && !std::exchange(ends_wanted_, false)) return none;
             for (std::size_t i = 0; i < in_use().size(); ++i) {
                 batch& b = batches_[i];
                 if (b.at != batch::state::open) continue;
@@ -163,7 +162,7 @@ public:
     /// Whether something that boarded since has ended without anybody looking at it.
     [[nodiscard]] bool end_watch() noexcept {
         known_ = all;
-        return exchange(missed_, false);
+        return std::exchange(missed_, false);
     }
 
     /// The end of this one's work, if there is a point for it.

@@ -100,15 +100,6 @@ public:
         return alone || in_flight < depth_ || saturating_add(probably, predicted) <= own.horizon / 4;
     }
 
-    /// For so many of this length there is room, at least, while their client is alone; 0 where that takes a closer look
-    /// each time.
-    [[nodiscard]] std::uint32_t room(std::uint32_t level, ns longest) const noexcept {
-        const auto& own = levels_[level];
-        if (only_ != level || longest <= ns{0} || own.unknown != 0 || own.in_flight >= most_in_flight) return 0;
-        const auto in_time = static_cast<std::uint64_t>(std::max(own.horizon - own.counted, ns{0}) / longest);
-        return static_cast<std::uint32_t>(std::min<std::uint64_t>(most_in_flight - own.in_flight, in_time));
-    }
-
     /// `n`: so many, all like this. `predicted`: of all of them.
     void enter(std::uint32_t level, ns longest, ns predicted, bool of_request, std::uint32_t n = 1) noexcept {
         auto& l = of(level);

@@ -80,8 +80,6 @@ struct limiter_client {
 
     /// Whether its next one may share points: the last of each sixty-four is timed by itself.
     [[nodiscard]] bool shares_turn() const noexcept { return turns % cycle != cycle - 1; }
-    /// So many may, from the next one on.
-    [[nodiscard]] std::uint32_t turns_to_share() const noexcept { return cycle - 1 - turns % cycle; }
 
 private:
     // Batches don't tell how long the longest is, nor whether there were gaps.

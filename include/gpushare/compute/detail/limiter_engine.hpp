@@ -235,7 +235,7 @@ protected:
                 patient_until = never;
             else if (now >= patient_until || patient_until == never)
                 patient_until = now + watch_slice::patience;
-            sleepers_.sleep(mutex_, waits_for, now, std::min(deadline, again), std::min(resume, patient_until));
+            sleepers_.sleep(lock, waits_for, now, std::min(deadline, again), std::min(resume, patient_until));
         }
         keep_watch();  // somebody else's turn
         return why;

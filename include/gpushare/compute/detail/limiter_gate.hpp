@@ -1,6 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-// The gate of a compute limiter from within: what happens between leave to enqueue and its end, for a permit and for what
-// enters by a lease. The part of compute_limiter.hpp that permit.hpp calls.
+// The gate of a compute limiter from within: what happens between leave to enqueue and its end, for a permit. The part of compute_limiter.hpp that permit.hpp calls.
 //
 //   board(*slot, s);   ...the points that it asks for, and the work, under no lock...   land(*slot, errc::none);
 #pragma once
@@ -63,10 +62,7 @@ protected:
         }
     }
 
-    /// Whether others like it may follow on a lease.
-    enum class others : bool { go_by_themselves, may_follow };
-
-    void board(flight& f, Stream& s, others more = others::go_by_themselves) noexcept {
+    void board(flight& f, Stream& s) noexcept {
         auto now = this->batch_time();
         hold lock(mutex_);
         if (flights_.any_due(now)) {
@@ -75,7 +71,6 @@ protected:
         }
         f.boarded = now;
         flights_.board(f, s, now);
-        if (more == others::may_follow) lend(f, s);
     }
     void unboard(flight& f) noexcept {
         const hold lock(mutex_);
@@ -83,8 +78,7 @@ protected:
     }
     void land(flight& f, errc code) noexcept {
         if (shares_points && f.needs_end) f.landed = this->batch_time();
-        if (flights_.land(f, code) || code == errc::device_lost) return landed(code);
-        if (code != errc::none) const hold recalled(mutex_);  // nobody follows it on a lease
+        if (flights_.land(f, code) || code == errc::device_lost) landed(code);
     }
     void give_back(flight& f) noexcept {
         hold lock(mutex_);
@@ -92,39 +86,7 @@ protected:
         this->advance(lock, this->policy_time(), look::now);
     }
 
-    /// Whether one more may be enqueued at once, without the mutex; then enqueue_on_lease() is called.
-    [[nodiscard]] bool take_lease(client_id c, const Stream& s, const submit_options& o, instant now) noexcept {
-        return shares_points && (&o == &no_options || o.tells_key_alone()) &&
-               flights_.leave_in_advance().take(c, timeline_of(s), o.key, now);
-    }
-    template <class F>
-    requires std::invocable<F&, Stream&>
-    void enqueue_on_lease(Stream& s, F& work) {
-        try {
-            work(s);
-        } catch (...) {
-            lease_failed(errc::submission_failed);
-            throw;
-        }
-        if (known_lost(s)) return lease_failed(errc::device_lost);
-        if (flights_.give_back_lease()) landed(errc::none);
-    }
-    /// Under the mutex: the submission in `f` has boarded, perhaps some time after it was let in. Others of its kind, of
-    /// which nothing else is known, may follow.
-    void lend(const flight& f, const Stream& s) noexcept {
-        if (this->no_entry(f.what.client) != errc::none) return;
-        grant each;
-        if (const auto most = core_.may_pass(each, f.what.client, f.what.key); most > 0)
-            flights_.lend(f.in, each, s, most);
-    }
-
 private:
-    void lease_failed(errc code) noexcept {
-        hold lock(mutex_);
-        const bool awaited = flights_.lent_failed(code);
-        lock.unlock();
-        if (awaited || code == errc::device_lost) landed(code);
-    }
     void landed(errc code) noexcept {
         hold lock(mutex_);
         this->end_batches(lock, nullptr, !sleepers_.empty());  // who sleeps needs a point to watch

@@ -14,7 +14,6 @@
 #include <thread>
 #include <utility>
 
-#include <gpushare/compute/detail/door.hpp>
 #include <gpushare/compute/detail/flights.hpp>
 #include <gpushare/compute/detail/sleepers.hpp>
 #include <gpushare/compute/grant.hpp>
@@ -25,7 +24,6 @@
 #include <gpushare/compute/submission_log.hpp>
 #include <gpushare/concepts.hpp>
 #include <gpushare/config.hpp>
-#include <gpushare/detail/exchange.hpp>
 #include <gpushare/detail/intrusive.hpp>
 #include <gpushare/error.hpp>
 #include <gpushare/units.hpp>
@@ -45,8 +43,7 @@ protected:
     using point = typename Stream::point;
     using node = submission<Stream>;
     using flight_list = flights<Stream>;
-    using mutex = door<limiter_outcomes>;
-    using hold = std::unique_lock<mutex>;
+    using hold = std::unique_lock<std::mutex>;
 
     /// Whether to look at the device though nothing is predicted to be done, and to have the end of what is open.
     enum class look : bool { if_due, now };
@@ -128,7 +125,7 @@ protected:
         flights_.each_client([this](client_id other) { tell_of_loss(other); });
     }
     void tell_of_loss(client_id c) noexcept {
-        if (exchange(clients_[c.index].told_of_loss, true)) return;
+        if (std::exchange(clients_[c.index].told_of_loss, true)) return;
         core_.events().push({.what = limiter_event::kind::device_lost, .client = c});
     }
 
@@ -152,7 +149,7 @@ protected:
 
     // One thread at a time, so that a callback that submits what is done at once isn't called from within itself.
     void clear_up(hold& lock) noexcept {
-        if (exchange(clearing_up_, true)) return;
+        if (std::exchange(clearing_up_, true)) return;
         while (node* n = left_.pop()) {
             lock.unlock();
             if (n->on_done) {
@@ -185,15 +182,8 @@ protected:
         }
     }
 
-    // Puts in the books what came in by a lease: whoever holds the mutex finds none.
-    void come_in() noexcept {
-        if (const auto n = flights_.recall(); n > 0) core_.have_passed(flights_.lent(), n);
-    }
-
-    friend mutex;
-
     Clock clock_;
-    mutable mutex mutex_{*this};
+    mutable std::mutex mutex_;
     limiter_core<Policy> core_;
     std::deque<client_queue<Stream>> clients_;  // stays put while a callable is destroyed under no lock
     flight_list flights_;

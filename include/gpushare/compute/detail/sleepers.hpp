@@ -3,13 +3,14 @@
 // what the limiter itself has to look after. A part of compute_limiter.hpp.
 //
 //   detail::sleepers<work> threads;
-//   threads.sleep(mutex, &work, now, deadline, resume_at);      // until woken, or one of the two times
+//   threads.sleep(lock, &work, now, deadline, resume_at);      // until woken, or one of the two times
 //   threads.wake(work);      threads.wake_all();      threads.call_one(by);
 #pragma once
 
 #include <algorithm>
 #include <chrono>
 #include <condition_variable>
+#include <mutex>
 #include <thread>
 
 #include <gpushare/config.hpp>
@@ -37,18 +38,18 @@ private:
     ns length_ = shortest;
 };
 
-/// Every call under one mutex, a door.
+/// Every call under one mutex.
 template <class Work>
 class sleepers {
 public:
     /// Returns once it is woken, at the deadline, or, in the one that has slept longest, at `resume_at`; at times before.
-    template <class Mutex>
-    void sleep(Mutex& mutex, const Work* waits_for, instant now, instant deadline, instant resume_at) {
+    void sleep(std::unique_lock<std::mutex>& lock, const Work* waits_for, instant now, instant deadline,
+               instant resume_at) {
         sleeper self{.waits_for = waits_for};
         threads_.push(self);
         self.until = std::min(deadline, saturating_add(now, std::chrono::minutes(1)));
         if (threads_.front() == &self) self.until = std::min(self.until, resume_at);
-        mutex.wait_for(self.woken, self.until - now);
+        self.woken.wait_for(lock, self.until - now);
         threads_.remove(self);
     }
 

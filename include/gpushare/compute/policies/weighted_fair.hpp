@@ -91,17 +91,6 @@ public:
         charge(client, cost);  // wake() or sleep() follows: only then it has a place
     }
 
-    using fast_path_of = weighted_fair;  // and of no policy that derives from it
-    /// wake(), pick(), serve() and sleep() of one that comes while nobody waits; `n` times, one after the other.
-    void serve_alone(client_id c, ns cost, std::uint32_t n) noexcept {
-        auto& client = clients_[c.index];
-        client.tag = std::max(client.tag, virtual_time(client.level));
-        if (n > 1) charge(client, cost * (n - 1));
-        virtual_time(client.level) = client.tag;
-        for (; n > 0; --n) take_turn(c, cost);
-        charge(client, cost);
-    }
-
     void correct(client_id c, ns delta) noexcept {
         auto& client = clients_[c.index];
         charge(client, delta);
@@ -186,7 +175,7 @@ private:
     ns turn_, left_{};          // of the turn of
     std::uint32_t latest_ = 0;  // who was served
 };
-static_assert(has_fast_path<weighted_fair>);
+static_assert(compute_policy<weighted_fair>);
 
 /// The same share for every client of a level that has work: 1/N of those present, whatever their weights. weighted_fair
 /// does the work.
