@@ -222,7 +222,7 @@ void types(bench::report& r) {
         return timed(group, 51, [&](const gs::member& me) {
             const auto own = me.rank();
             gs::run(me,
-                    gs::all_reduce(std::span<const T>(x[own]), width) | gs::add(residual[own]) |
+                    gs::reduced(std::span<const T>(x[own]), width) | gs::add(residual[own]) |
                         gs::rms_norm(weight, 1e-6F) | gs::cast<T>(),
                     std::span(y[own]));
         });
@@ -251,9 +251,7 @@ struct transformer_step {
             out.emplace_back(n);
         }
     }
-    [[nodiscard]] auto head(std::uint32_t r) const {
-        return gs::all_reduce(std::span<const float>(x[r].data, n), width);
-    }
+    [[nodiscard]] auto head(std::uint32_t r) const { return gs::reduced(std::span<const float>(x[r].data, n), width); }
     double fused() const {
         return timed(group, repeats(), [&](const gs::member& me) {
             const auto r = me.rank();
@@ -398,13 +396,13 @@ void aborts(bench::report& r) {
                                  ++waiting;
                                  if (gs::try_all_reduce(group.rank(rank), x, std::span(x)).code != gs::errc::aborted)
                                      std::abort();
-                                 const std::int64_t now = gs::detail::collective_now();
+                                 const std::int64_t now = gs::thread_context::now();
                                  for (auto seen = last.load(); seen < now && !last.compare_exchange_weak(seen, now);) {
                                  }
                              });
                          while (waiting < 3) std::this_thread::yield();
                          std::this_thread::sleep_for(1ms);
-                         begin = gs::detail::collective_now();
+                         begin = gs::thread_context::now();
                          group.abort(0);
                      }
                      return static_cast<double>(last.load() - begin) / 1e6;

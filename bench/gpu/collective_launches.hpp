@@ -92,7 +92,7 @@ gpushare::errc launch_fused(const rank_group& g, const transformer_step& step, c
     namespace gs = gpushare;
     const std::size_t n = step.of_rank();
     const auto steps_of = [&](std::size_t r) {
-        return gs::all_reduce(std::span(step.x + r * n, n), transformer_step::width) | gs::add(step.residual + r * n) |
+        return gs::reduced(std::span(step.x + r * n, n), transformer_step::width) | gs::add(step.residual + r * n) |
                gs::rms_norm(step.weight, 1e-6F) | gs::cast<gs::bfloat16>();
     };
     std::array<decltype(steps_of(0)), gs::max_shared_ranks> steps{};

@@ -27,8 +27,8 @@ namespace bench {
 namespace {
 
 using gpushare::algorithm;
+using gpushare::all_reduce_plan;
 using gpushare::bytes;
-using gpushare::collective_plan;
 using gpushare::never;
 
 constexpr std::size_t slot = 32768;     // of each block
@@ -85,9 +85,8 @@ double median(std::vector<double> values) {
     return values[values.size() / 2];
 }
 
-constexpr std::array plans{collective_plan{algorithm::flag_in_data}, collective_plan{algorithm::one_shot},
-                           collective_plan{algorithm::two_shot}, collective_plan{algorithm::two_shot, true},
-                           collective_plan{algorithm::ring}};
+constexpr std::array plans{all_reduce_plan{algorithm::one_shot}, all_reduce_plan{algorithm::two_shot},
+                           all_reduce_plan{algorithm::two_shot, true}, all_reduce_plan{algorithm::ring}};
 
 float element(std::uint32_t rank, std::size_t i) { return static_cast<float>((i * 7 + rank * 3) % 11) - 5; }
 
@@ -139,7 +138,7 @@ void collective_speed(report& r) {
 
         // The best of several numbers of blocks; they are part of what is submitted, not of the table.
         std::uint32_t blocks_of_best = 0;
-        const auto best = [&](const collective_plan& plan, bytes size) {
+        const auto best = [&](const all_reduce_plan& plan, bytes size) {
             group.use(gpushare::tuning_table::always(plan));
             double least = std::numeric_limits<double>::infinity();
             for (std::uint32_t blocks = 1; blocks <= most;
@@ -163,7 +162,7 @@ void collective_speed(report& r) {
         std::printf("# table:\n%s", table.save().c_str());
         const std::string name = "gpu.all_reduce_of_" + std::to_string(ranks) + "_ranks_";
         for (std::uint64_t size = 1024; size <= largest; size *= 4) {
-            const collective_plan plan = table.plan(ranks, size);
+            const all_reduce_plan plan = table.plan(ranks, size);
             const double us = best(plan, bytes{size});
             std::printf("# %u ranks, %llu bytes: %.1f us, %s%s, %u blocks a rank\n", ranks,
                         static_cast<unsigned long long>(size), us, std::string(to_string(plan.how)).c_str(),

@@ -110,6 +110,7 @@ struct grid {
 ///   for (auto i = ctx.thread_rank(); i < n; i += ctx.num_threads()) ...
 ///   sync()          all threads of the block
 ///   backoff(n)      call while waiting for another block, n = how often already: yields the SM's core
+///   now()           ns of the clock that deadlines inside kernels belong to: the steady clock, or a device's own
 template <class C>
 concept kernel_context = requires(C& c, const C& cc, std::uint32_t n) {
     { cc.block_rank() } noexcept -> std::same_as<std::uint32_t>;
@@ -118,6 +119,7 @@ concept kernel_context = requires(C& c, const C& cc, std::uint32_t n) {
     { cc.num_threads() } noexcept -> std::same_as<std::uint32_t>;
     { c.sync() } noexcept;
     { c.backoff(n) } noexcept;
+    { cc.now() } noexcept -> std::same_as<std::int64_t>;
 };
 
 /// A kernel: called once per thread with its context. Copied at the launch, so the arguments travel inside it.

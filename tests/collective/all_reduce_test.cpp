@@ -26,8 +26,7 @@ using gpushare::tuning_table;
 
 namespace {
 
-constexpr std::array every_algorithm{algorithm::flag_in_data, algorithm::one_shot, algorithm::two_shot,
-                                     algorithm::ring};
+constexpr std::array every_algorithm{algorithm::one_shot, algorithm::two_shot, algorithm::ring};
 
 template <class T>
 T number(double x) {
@@ -168,8 +167,7 @@ TEST_CASE("around every boundary of every algorithm", "[collective]") {
             const communicator group(ranks, {.slot = gpushare::bytes{slot}, .tuning = tuning_table::always(how)});
             const std::size_t boundaries[] = {16,                       // a vector
                                               64 * std::size_t{ranks},  // a grain for each rank
-                                              gpushare::channel_view::words_bytes(slot) / 8 - 1,  // flagged words
-                                              slot / of,                                          // a slot
+                                              slot / of,                // a slot
                                               ring,
                                               ring * gpushare::detail::ring_lag,
                                               ring * gpushare::detail::ring_depth,
@@ -232,7 +230,7 @@ TEST_CASE("any rank count from 1", "[collective]") {
 }
 
 TEST_CASE("however results are stored, they are the same, at any address and in place", "[collective]") {
-    using plan = gpushare::collective_plan;
+    using plan = gpushare::all_reduce_plan;
     for (const plan& how : {plan{algorithm::two_shot, true}, plan{algorithm::two_shot, true, 2, 16},
                             plan{algorithm::two_shot, false, 1, 16}, plan{algorithm::two_shot, false, 1, 255}})
         for (const unsigned ranks : {2U, 3U}) {

@@ -134,8 +134,7 @@ const std::vector<gs::device_id> all_on_one{{1}, {1}, {1}};
 
 TEST_CASE("a group on devices, with the workspaces there or in the host's memory", "[collective]") {
     const auto where = GENERATE(gs::workspaces::on_devices, gs::workspaces::on_host);
-    const auto how =
-        GENERATE(gs::algorithm::flag_in_data, gs::algorithm::one_shot, gs::algorithm::two_shot, gs::algorithm::ring);
+    const auto how = GENERATE(gs::algorithm::one_shot, gs::algorithm::two_shot, gs::algorithm::ring);
     for (const std::size_t n : {1U, 100U, 30'000U}) {
         machine m(one_each, n, {.lanes = 2, .tuning = gs::tuning_table::always(how)}, where);
         for (const std::uint32_t blocks : {2U, 1U}) {
@@ -237,7 +236,7 @@ TEST_CASE("an abort reaches what was captured before it, by the end of its first
     std::vector<gs::detail::rank_kernel<body>> captured;  // its bytes are what a graph keeps
     for (std::uint32_t r = 0; r < 3; ++r)
         captured.push_back({m.members[r].view(), r, gs::ns{10s}.count(), m.members[r].asked(),
-                            body{m.data[r], m.data[r], m.n, {}, {gs::algorithm::flag_in_data}}});
+                            body{m.data[r], m.data[r], m.n, {}, {gs::algorithm::one_shot}}});
     const auto launch = [&] {
         for (std::uint32_t r = 0; r < 3; ++r)
             REQUIRE(m.streams[r].launch_cooperative({.blocks = 1}, captured[r]) == gs::errc::none);

@@ -87,7 +87,7 @@ TEST_CASE("add, rms_norm, cast: as one after the other", "[collective]") {
                 for (std::size_t c = 0; c < width; ++c) want[r * width + c] *= norm * p.weight[c];
             }
             const auto steps = [&](unsigned rank, std::span<const float> residual, std::span<float>) {
-                return gs::all_reduce(p.in[rank], width) | gs::add(residual) | gs::rms_norm(p.weight, 1e-6F);
+                return gs::reduced(p.in[rank], width) | gs::add(residual) | gs::rms_norm(p.weight, 1e-6F);
             };
             both_ways<float>(p, steps, [&](const auto& got, const auto&, std::size_t row) {
                 for (std::size_t i = 0; i < got.size(); ++i)
@@ -121,7 +121,7 @@ TEST_CASE("elementwise stages have the bits of the single steps", "[collective]"
     both_ways<float>(
         p,
         [&](unsigned rank, auto, auto) {
-            return gs::all_reduce(p.in[rank], p.width) | gs::scale(0.3F) | gs::bias(p.shift) | gs::relu() |
+            return gs::reduced(p.in[rank], p.width) | gs::scale(0.3F) | gs::bias(p.shift) | gs::relu() |
                    gs::map([](float x) { return x * x + 1.0F; });
         },
         [&](const auto& got, const auto&, std::size_t row) {
@@ -148,7 +148,7 @@ TEST_CASE("layer_norm", "[collective]") {
         both_ways<float>(
             p,
             [&](unsigned rank, auto, auto) {
-                return gs::all_reduce(p.in[rank], width) | gs::layer_norm(p.weight, p.shift, 1e-5F);
+                return gs::reduced(p.in[rank], width) | gs::layer_norm(p.weight, p.shift, 1e-5F);
             },
             [&](const auto& got, const auto&, std::size_t row) {
                 for (std::size_t i = 0; i < got.size(); ++i)
@@ -166,7 +166,7 @@ TEMPLATE_TEST_CASE("quantised with a scale per row", "[collective]", std::int8_t
     both_ways<TestType>(
         p,
         [&](unsigned rank, auto, std::span<float> scales) {
-            return gs::all_reduce(p.in[rank], p.width) | gs::quantise<TestType>(scales);
+            return gs::reduced(p.in[rank], p.width) | gs::quantise<TestType>(scales);
         },
         [&](const auto& got, const auto& scales, std::size_t row) {
             for (std::size_t i = 0; i < got.size(); ++i) {
@@ -197,7 +197,7 @@ TEST_CASE("a residual is updated on every rank, and what follows sees it as it i
             std::vector<float> scales(p.rows);
             gs::run(
                 group.rank(rank),
-                gs::all_reduce(p.in[rank], width) | gs::add_to(residual) | gs::quantise<std::int8_t>(std::span(scales)),
+                gs::reduced(p.in[rank], width) | gs::add_to(residual) | gs::quantise<std::int8_t>(std::span(scales)),
                 out);
             for (std::size_t i = 0; i < x.size(); ++i) {
                 const gs::bfloat16 want{x[i] + static_cast<float>(before[i])};
@@ -215,17 +215,17 @@ TEST_CASE("quantised by one scale: to nearest even, and saturated", "[collective
     const gs::communicator group(1);
     const std::vector<float> in{0.5F, 1.5F, 2.5F, -0.5F, -1.5F, 126.5F, 127.5F, 1e9F, -1e9F};
     std::vector<std::int8_t> out(in.size());
-    gs::run(group.rank(0), gs::all_reduce(in, in.size()) | gs::quantise<std::int8_t>(1.0F), out);
+    gs::run(group.rank(0), gs::reduced(in, in.size()) | gs::quantise<std::int8_t>(1.0F), out);
     CHECK(out == std::vector<std::int8_t>{0, 2, 2, 0, -2, 126, 127, 127, -127});
 }
 
 TEST_CASE("shapes that don't fit are refused", "[collective]") {
     const gs::communicator group(1);
     std::vector<float> in(10), out(10);
-    CHECK(gs::try_run(group.rank(0), gs::all_reduce(in, 3), out).code == gs::errc::mismatch);
-    CHECK(gs::try_run(group.rank(0), gs::all_reduce(in, 0), out).code == gs::errc::mismatch);
-    CHECK(gs::try_run(group.rank(0), gs::all_reduce(in, 5), std::span(out).first(5)).code == gs::errc::mismatch);
-    CHECK_THROWS_AS(gs::run(group.rank(0), gs::all_reduce(in, 3), out), gs::operation_error);
+    CHECK(gs::try_run(group.rank(0), gs::reduced(in, 3), out).code == gs::errc::mismatch);
+    CHECK(gs::try_run(group.rank(0), gs::reduced(in, 0), out).code == gs::errc::mismatch);
+    CHECK(gs::try_run(group.rank(0), gs::reduced(in, 5), std::span(out).first(5)).code == gs::errc::mismatch);
+    CHECK_THROWS_AS(gs::run(group.rank(0), gs::reduced(in, 3), out), gs::operation_error);
 }
 
 TEST_CASE("a pipeline in blocks of several threads", "[collective]") {
@@ -233,7 +233,7 @@ TEST_CASE("a pipeline in blocks of several threads", "[collective]") {
     const gs::communicator group(2);
     std::vector<std::vector<float>> out(2, std::vector<float>(p.rows * p.width)), single = out;
     const auto steps = [&](unsigned rank) {
-        return gs::all_reduce(p.in[rank], p.width) | gs::add(p.residual) | gs::rms_norm(p.weight, 1e-6F);
+        return gs::reduced(p.in[rank], p.width) | gs::add(p.residual) | gs::rms_norm(p.weight, 1e-6F);
     };
     support::together(2, [&](unsigned rank) { gs::run(group.rank(rank), steps(rank), single[rank]); });
     using body = gs::detail::fused_body<float, gs::sum, false, gs::adding<gs::matrix<const float, false>>,

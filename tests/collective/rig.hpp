@@ -15,6 +15,7 @@
 
 #include <gpushare/collective/communicator.hpp>
 #include <gpushare/collective/team.hpp>
+#include <gpushare/collective/thread_context.hpp>
 #include <gpushare/concepts.hpp>
 
 #include "support/random.hpp"
@@ -45,6 +46,7 @@ public:
         return x;
     }
     void backoff(std::uint32_t) noexcept { std::this_thread::yield(); }
+    [[nodiscard]] std::int64_t now() const noexcept { return gpushare::thread_context::now(); }
 
 private:
     support::random any_;
@@ -90,6 +92,7 @@ public:
         return reduce(x, [](T a, T b) { return a + b; });
     }
     void backoff(std::uint32_t) noexcept { std::this_thread::yield(); }
+    [[nodiscard]] std::int64_t now() const noexcept { return gpushare::thread_context::now(); }
 
 private:
     block* block_;

@@ -66,7 +66,7 @@ TEST_CASE("submitting a collective doesn't allocate in steady state", "[collecti
     std::vector<const float*> in;
     std::vector<float*> out;
     const auto pipeline = [&](std::uint32_t r) {
-        return gs::all_reduce(std::span<const float>(x[r]), width) | gs::relu();
+        return gs::reduced(std::span<const float>(x[r]), width) | gs::relu();
     };
     std::vector<decltype(pipeline(0))> steps;
     for (std::uint32_t r = 0; r < ranks; ++r) {

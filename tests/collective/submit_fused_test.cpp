@@ -39,7 +39,7 @@ struct machine {
         }
     }
     [[nodiscard]] auto steps(std::uint32_t r) const {
-        return gs::all_reduce(in[r], width) | gs::rms_norm(weight, 1e-6F) | gs::cast<gs::bfloat16>();
+        return gs::reduced(in[r], width) | gs::rms_norm(weight, 1e-6F) | gs::cast<gs::bfloat16>();
     }
     template <bool Sharded>
     gs::errc submit(const gs::launch_options& options = {}) {

@@ -37,13 +37,13 @@ constexpr auto at(buffer_use u) { return static_cast<std::size_t>(u); }
 TEST_CASE("a plan is judged by where it is the furthest behind the best", "[collective]") {
     tuner::times took{};
     for (auto& t : took) t.fill(1000);
-    took[2] = {100, 300, 100};  // the best but for cold buffers, where it takes twice as long
-    took[4] = {150, 150, 100};  // never so far behind
+    took[1] = {100, 300, 100};  // the best but for cold buffers, where it takes twice as long
+    took[3] = {150, 150, 100};  // never so far behind
     took[0].fill(tuner::unusable);
     const auto worst = tuner::regrets(took);
-    CHECK(worst[2] == 2.0);
-    CHECK(worst[4] == 1.5);
-    CHECK(worst[1] == 10.0);
+    CHECK(worst[1] == 2.0);
+    CHECK(worst[3] == 1.5);
+    CHECK(worst[2] == 10.0);
     CHECK(worst[0] > 1e6);
 }
 
@@ -56,11 +56,11 @@ TEST_CASE("a plan has the times of the one that does the same, and none where it
         for (std::size_t p = 0; p < tuner::plans.size(); ++p) {
             const auto& plan = tuner::plans[p];
             CAPTURE(fits, to_string(plan.how), plan.streaming, plan.ahead);
-            const bool by_slot = plan.how == algorithm::flag_in_data || plan.how == algorithm::one_shot;
+            const bool by_slot = plan.how == algorithm::one_shot;
             for (const std::int64_t t : took[p]) CHECK((t == tuner::unusable) == (by_slot && !fits));
             if (!plan.streaming) continue;
-            CHECK(took[p][at(buffer_use::in_place)] == took[plan.ahead == 0 ? 2 : 3][at(buffer_use::in_place)]);
-            CHECK(took[p][at(buffer_use::cold)] == took[plan.places == 1 ? 4 : 5][at(buffer_use::cold)]);
+            CHECK(took[p][at(buffer_use::in_place)] == took[plan.ahead == 0 ? 1 : 2][at(buffer_use::in_place)]);
+            CHECK(took[p][at(buffer_use::cold)] == took[plan.places == 1 ? 3 : 4][at(buffer_use::cold)]);
         }
     }
 }
@@ -96,18 +96,17 @@ TEST_CASE("all ranks get the same table, which can be used", "[collective]") {
 
 TEST_CASE("what is submitted gets the plan that took the least, and changes it where that pays", "[collective]") {
     const double never = std::numeric_limits<double>::infinity();
-    const auto took = [&](const gpushare::collective_plan& plan, gpushare::bytes size) {
+    const auto took = [&](const gpushare::all_reduce_plan& plan, gpushare::bytes size) {
         const auto n = static_cast<double>(size.count());
         switch (plan.how) {
-            case algorithm::flag_in_data: return size.count() <= 128 ? 1.0 : never;
             case algorithm::one_shot: return 2 + n / 256;
             case algorithm::two_shot: return plan.streaming ? 3 + n / 1000 : 3 + n / 1024;  // the former never by 10 %
             default: return 100 + n / 4096;
         }
     };
     const auto table = gpushare::tune_submitted(4, took, quick);
-    CHECK(table.save() == "4 128 flag_in_data cached\n4 256 one_shot cached\n4 any two_shot cached\n");
-    const auto nothing = [&](const gpushare::collective_plan&, gpushare::bytes) { return never; };
+    CHECK(table.save() == "4 256 one_shot cached\n4 any two_shot cached\n");
+    const auto nothing = [&](const gpushare::all_reduce_plan&, gpushare::bytes) { return never; };
     CHECK(gpushare::tune_submitted(4, nothing, quick) == tuning_table{});
 }
 

@@ -46,11 +46,11 @@ void launch_fused(cu::stream& s, std::span<const gs::bfloat16> x, gs::bfloat16* 
                   float* scales) {
     constexpr std::size_t width = 4096;
     const auto normed = gs::rms_norm(weight, 1e-6F) | gs::cast<gs::bfloat16>();
-    launch<false>(s, gs::all_reduce(x, width) | gs::add_to(residual) | normed);
-    launch<true>(s, gs::all_reduce(x, width) | gs::add_to(gs::shard(residual)) | normed);
-    launch<false>(s, gs::all_reduce(x, width) | gs::bias(weight) | gs::gelu_tanh() |
+    launch<false>(s, gs::reduced(x, width) | gs::add_to(residual) | normed);
+    launch<true>(s, gs::reduced(x, width) | gs::add_to(gs::shard(residual)) | normed);
+    launch<false>(s, gs::reduced(x, width) | gs::bias(weight) | gs::gelu_tanh() |
                          gs::layer_norm(weight, weight, 1e-6F) | gs::quantise<gs::fp8_e4m3>(scales));
-    launch<true>(s, gs::all_reduce(x, width, gs::average{}) | gs::silu() | gs::row_maxima(gs::shard(scales)) |
+    launch<true>(s, gs::reduced(x, width, gs::average{}) | gs::silu() | gs::row_maxima(gs::shard(scales)) |
                         gs::quantise<std::int8_t>(gs::shard(scales)));
 }
 

@@ -16,7 +16,6 @@
 #include <gpushare/atomic_ref.hpp>
 #include <gpushare/collective/communicator.hpp>
 #include <gpushare/collective/detail/bundle.hpp>
-#include <gpushare/collective/detail/flagged_words.hpp>
 #include <gpushare/collective/detail/reduction.hpp>
 #include <gpushare/collective/detail/ring.hpp>
 #include <gpushare/collective/fault.hpp>
@@ -39,7 +38,7 @@ struct all_reduce_body {
     T* out;
     std::size_t count;
     Op op;
-    collective_plan plan;
+    all_reduce_plan plan;
 
     static constexpr auto kind = collective_kind::all_reduce;
     static constexpr bool through_slots = true;  // where ranks don't reach each other's buffers
@@ -49,9 +48,6 @@ struct all_reduce_body {
     GPUSHARE_HD collective_fault operator()(team<Context>& t, std::uint32_t lanes) const {
         const element_range mine = part_of(count, t.lane(), lanes);
         switch (plan.how) {
-            case algorithm::flag_in_data:
-                if (!fits_flagged_words<T>(t, mine.size())) break;
-                return by_flagged_words(t, signature(lanes), in + mine.begin, out + mine.begin, mine.size(), op);
             case algorithm::one_shot:
                 if (mine.size() * sizeof(T) > t.view().slot) break;
                 return one_shot(t, lanes, mine);
@@ -118,7 +114,7 @@ template <reducible T, class Op = sum>
 [[nodiscard]] collective_fault try_all_reduce(const member& me, std::span<const std::type_identity_t<T>> in,
                                               std::span<T> out, Op op = {}, instant deadline = never) {
     if (in.size() != out.size()) return {errc::mismatch, collective_kind::all_reduce, me.rank(), 0};
-    const collective_plan plan = me.tuning().plan(me.size(), in.size_bytes());
+    const all_reduce_plan plan = me.tuning().plan(me.size(), in.size_bytes());
     return detail::call(me, detail::all_reduce_body<T, Op>{in.data(), out.data(), in.size(), op, plan}, deadline);
 }
 

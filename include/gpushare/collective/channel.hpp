@@ -3,7 +3,7 @@
 // and never reset. Plain pointers, so that it travels into kernels, and stays the same under graph capture.
 //
 //   area of a rank = [own line of each lane][flags of each lane from each rank, two by turns]
-//                    [slots of each lane, two by turns][flagged words of each lane, two by turns]
+//                    [slots of each lane, two by turns]
 //
 // A lane is a block of a kernel, or the one thread of a rank: lane i of all ranks work together and touch nothing of
 // other lanes, so each lane counts its own epochs, and the number of lanes may change from one launch to the next.
@@ -74,7 +74,7 @@ struct channel_view {
 
     [[nodiscard]] GPUSHARE_HD static constexpr std::size_t area_bytes(std::uint32_t ranks, std::uint32_t lanes,
                                                                       std::size_t slot) noexcept {
-        return lanes * (sizeof(detail::own_line) + 2 * (ranks * sizeof(detail::flag_line) + slot + words_bytes(slot)));
+        return lanes * (sizeof(detail::own_line) + 2 * (ranks * sizeof(detail::flag_line) + slot));
     }
     [[nodiscard]] GPUSHARE_HD detail::own_line& own(std::uint32_t rank, std::uint32_t lane) const noexcept {
         return reinterpret_cast<detail::own_line*>(areas[rank])[lane];
@@ -92,14 +92,6 @@ struct channel_view {
         std::byte* const at = areas[rank] + lanes * (sizeof(detail::own_line) + 2 * ranks * sizeof(detail::flag_line));
         return at + (std::size_t{lane} * 2 + (epoch & 1U)) * slot;
     }
-    /// Where `rank` leaves words that carry their epoch with them. Apart from the slot: data there could look like an epoch.
-    [[nodiscard]] GPUSHARE_HD std::uint64_t* words_of(std::uint32_t rank, std::uint32_t lane,
-                                                      std::uint32_t epoch) const noexcept {
-        std::byte* const at =
-            areas[rank] + lanes * (sizeof(detail::own_line) + 2 * (ranks * sizeof(detail::flag_line) + slot));
-        return reinterpret_cast<std::uint64_t*>(at + (std::size_t{lane} * 2 + (epoch & 1U)) * words_bytes(slot));
-    }
-    [[nodiscard]] GPUSHARE_HD static constexpr std::size_t words_bytes(std::size_t slot) noexcept { return slot / 4; }
     /// Makes fresh memory ready; all flags stand at `first_epoch` then. Before anybody uses it.
     void prepare(std::uint32_t first_epoch) const noexcept {
         for (std::uint32_t r = 0; r < ranks; ++r) prepare_rank(r, first_epoch);

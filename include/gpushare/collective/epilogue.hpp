@@ -2,7 +2,7 @@
 // What is fused behind a collective: stages composed at compile time, applied to each piece of the result by the rank that
 // has just reduced it, while the piece is in registers and in the first cache.
 //
-//   gs::run(me, gs::all_reduce(x, width) | gs::add_to(residual) | gs::rms_norm(weight, 1e-6F) | gs::cast<gs::bfloat16>(), out);
+//   gs::run(me, gs::reduced(x, width) | gs::add_to(residual) | gs::rms_norm(weight, 1e-6F) | gs::cast<gs::bfloat16>(), out);
 //
 // Stages are in epilogue_stages.hpp, epilogue_norms.hpp and epilogue_quantise.hpp; what applies them, behind a collective or
 // alone, in epilogue_apply.hpp. A stage is any copyable functor that takes a few floats and where they are, and returns as many:

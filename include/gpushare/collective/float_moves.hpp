@@ -139,9 +139,14 @@ namespace detail {
 template <class V, class T>
 GPUSHARE_RARE GPUSHARE_HD V load_some(const T* from, std::uint32_t n) noexcept {
 #ifdef __CUDA_ARCH__
-    static_assert(V::lanes == 4);
-    return {n > 0 ? static_cast<float>(from[0]) : 0, n > 1 ? static_cast<float>(from[1]) : 0,
-            n > 2 ? static_cast<float>(from[2]) : 0, n > 3 ? static_cast<float>(from[3]) : 0};
+    // More than 4 only where nvcc looks at what the host's threads run.
+    if constexpr (V::lanes > 4) {
+        using half = floats<V::lanes / 2, V::width>;
+        constexpr std::uint32_t in_half = V::lanes / 2;
+        return {load_some<half>(from, n), load_some<half>(from + in_half, n > in_half ? n - in_half : 0)};
+    } else
+        return {n > 0 ? static_cast<float>(from[0]) : 0, n > 1 ? static_cast<float>(from[1]) : 0,
+                n > 2 ? static_cast<float>(from[2]) : 0, n > 3 ? static_cast<float>(from[3]) : 0};
 #else
     float all[V::lanes] = {};
     for (std::uint32_t i = 0; i < V::lanes && i < n; ++i) all[i] = static_cast<float>(from[i]);
@@ -201,11 +206,15 @@ namespace detail {
 template <class T, std::uint32_t N, std::uint32_t W>
 GPUSHARE_RARE GPUSHARE_HD void store_some(T* to, floats<N, W> x, std::uint32_t n) noexcept {
 #ifdef __CUDA_ARCH__
-    static_assert(N == 4);
-    if (n > 0) to[0] = narrow_lane<T>(x[0]);
-    if (n > 1) to[1] = narrow_lane<T>(x[1]);
-    if (n > 2) to[2] = narrow_lane<T>(x[2]);
-    if (n > 3) to[3] = narrow_lane<T>(x[3]);
+    if constexpr (N > 4) {
+        store_some(to, x.low(), n);
+        store_some(to + N / 2, x.high(), n > N / 2 ? n - N / 2 : 0);
+    } else {
+        if (n > 0) to[0] = narrow_lane<T>(x[0]);
+        if (n > 1) to[1] = narrow_lane<T>(x[1]);
+        if (n > 2) to[2] = narrow_lane<T>(x[2]);
+        if (n > 3) to[3] = narrow_lane<T>(x[3]);
+    }
 #else
     float all[N];
     store_floats(all, x);

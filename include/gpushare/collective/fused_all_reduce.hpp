@@ -3,7 +3,7 @@
 // at hand, and writes the finished rows to all ranks, or keeps them.
 //
 //   namespace gs = gpushare;
-//   gs::run(me, gs::all_reduce(x, width) | gs::add(residual) | gs::rms_norm(weight, 1e-6F) | gs::cast<gs::bfloat16>(), out);
+//   gs::run(me, gs::reduced(x, width) | gs::add(residual) | gs::rms_norm(weight, 1e-6F) | gs::cast<gs::bfloat16>(), out);
 //   gs::run_sharded(me, ..., own_rows);            // rank r keeps the rows of gs::shard_of(rows, r, ranks)
 #pragma once
 
@@ -28,6 +28,7 @@
 #include <gpushare/collective/fault.hpp>
 #include <gpushare/collective/reduce_ops.hpp>
 #include <gpushare/collective/team.hpp>
+#include <gpushare/collective/tuning.hpp>
 #include <gpushare/config.hpp>
 #include <gpushare/units.hpp>
 
@@ -74,10 +75,11 @@ private:
     }
 };
 
-/// The beginning of a pipeline. The elements are whole rows of `width`.
+/// The sum of what all ranks pass, or what `op` makes of it, as the beginning of a pipeline: nothing runs yet. The elements are whole
+/// rows of `width`.
 template <class R, class Op = sum>
 requires requires(const R& r) { std::span(r); }
-[[nodiscard]] constexpr auto all_reduce(const R& in, std::size_t width, Op op = {}) {
+[[nodiscard]] constexpr auto reduced(const R& in, std::size_t width, Op op = {}) {
     using T = std::remove_cvref_t<decltype(*std::data(in))>;
     static_assert(reducible<T>);
     return pipeline<T, Op>{std::data(in), std::size(in), width, op, {}};
@@ -132,7 +134,7 @@ struct fused_body {
 
     steps what;
     out_type* out;
-    bool streaming;
+    fused_plan plan;
     float* spare = nullptr;  // for a row, where slots are too small for one
     static constexpr auto kind = collective_kind::all_reduce;
 
@@ -164,7 +166,7 @@ struct fused_body {
         bool whole = true;
         for (std::size_t row = mine.begin; row < mine.end && whole; row += step) {
             const std::size_t n = mine.end - row < step ? mine.end - row : step;
-            const row_range range{row + to_kept, n, what.width, to_kept, streaming};
+            const row_range range{row + to_kept, n, what.width, to_kept, plan.streaming};
             if constexpr (Sharded)
                 apply_rows(t.context(), all, range, from, scratch);
             else
@@ -188,10 +190,10 @@ template <bool Sharded, class T, class Op, class... Stages>
     const std::size_t kept = Sharded ? shard_of(rows, me.rank(), me.size()).size() * p.width : p.count;
     if (p.width == 0 || rows * p.width != p.count || out.size() != kept)
         return {errc::mismatch, collective_kind::all_reduce, me.rank(), 0};
-    const bool streaming = me.tuning().plan(me.size(), p.count * sizeof(T)).streaming;
+    const fused_plan plan = me.tuning().fused(me.size(), p.count * sizeof(T));
     std::unique_ptr<float[]> spare;
     if (epilogue<Stages...>::whole_rows && p.width * sizeof(float) > me.view().slot) spare.reset(new float[p.width]);
-    return call(me, fused_body<T, Op, Sharded, Stages...>{p, out.data(), streaming, spare.get()}, deadline);
+    return call(me, fused_body<T, Op, Sharded, Stages...>{p, out.data(), plan, spare.get()}, deadline);
 }
 
 }  // namespace detail

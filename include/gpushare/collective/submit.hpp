@@ -58,7 +58,7 @@ struct rank_kernel {
     GPUSHARE_EXEC_CHECK_DISABLE
     template <kernel_context C>
     GPUSHARE_HD void operator()(C& ctx) const {
-        team<C> t(ctx, view, rank, ctx.block_rank(), Body::kind, collective_now() + patience);
+        team<C> t(ctx, view, rank, ctx.block_rank(), Body::kind, ctx.now() + patience);
         t.heed(aborted);
         if (t.enter()) (void)body(t, ctx.num_blocks());  // a fault stays in the channel: see fault_of
     }
@@ -183,7 +183,7 @@ template <reducible T, gang_order Gangs, launcher Stream, class Op = sum>
                                      const launch_options& options = {}) {
     if (ins.size() != members.size() || outs.size() != members.size() || members.empty())
         return errc::invalid_specification;
-    const collective_plan plan = members[0].tuning().plan(members[0].size(), count * sizeof(T));
+    const all_reduce_plan plan = members[0].tuning().plan(members[0].size(), count * sizeof(T));
     const auto body_of = [&](std::size_t r) {
         return detail::all_reduce_body<T, Op>{ins[r], outs[r], count, op, plan};
     };

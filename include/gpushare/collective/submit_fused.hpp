@@ -2,7 +2,7 @@
 // Fused all-reduces on the devices' streams: submit() of submit.hpp for the pipelines of fused_all_reduce.hpp, one of each
 // rank, which differ in the memory that they point to alone.
 //
-//   std::vector<decltype(finish(0))> steps;       // finish(r): gs::all_reduce(x[r], width) | gs::rms_norm(weight[r], 1e-6F)
+//   std::vector<decltype(finish(0))> steps;       // finish(r): gs::reduced(x[r], width) | gs::rms_norm(weight[r], 1e-6F)
 //   auto code = gpushare::submit_run(node.gangs(), devices, streams, members, std::span(std::as_const(steps)), outs);
 #pragma once
 
@@ -38,8 +38,8 @@ template <bool Sharded, class Submit, class T, class Op, class... Stages>
     }
     return submit([&](std::size_t r) {
         const auto& p = steps[r];
-        const bool streaming = members[0].tuning().plan(members[0].size(), p.count * sizeof(T)).streaming;
-        return fused_body<T, Op, Sharded, Stages...>{p, outs[r], streaming};
+        const fused_plan plan = members[0].tuning().fused(members[0].size(), p.count * sizeof(T));
+        return fused_body<T, Op, Sharded, Stages...>{p, outs[r], plan};
     });
 }
 

@@ -43,7 +43,7 @@ struct shared_device_kernel {
     GPUSHARE_HD void operator()(C& ctx) const {
         const std::uint32_t lanes = ctx.num_blocks() / view.ranks;
         const std::uint32_t rank = ctx.block_rank() / lanes;
-        team<C> t(ctx, view, rank, ctx.block_rank() % lanes, Body::kind, collective_now() + patience);
+        team<C> t(ctx, view, rank, ctx.block_rank() % lanes, Body::kind, ctx.now() + patience);
         t.heed(aborted);
         if (t.enter()) (void)bodies[rank](t, lanes);
     }
@@ -102,7 +102,7 @@ template <reducible T, gang_order Gangs, launcher Stream, class Op = sum>
                                             const launch_options& options = {}) {
     if (ins.size() != members.size() || outs.size() != members.size() || members.empty())
         return errc::invalid_specification;
-    const collective_plan plan = members[0].tuning().plan(members[0].size(), count * sizeof(T));
+    const all_reduce_plan plan = members[0].tuning().plan(members[0].size(), count * sizeof(T));
     const auto body_of = [&](std::size_t r) {
         return detail::all_reduce_body<T, Op>{ins[r], outs[r], count, op, plan};
     };

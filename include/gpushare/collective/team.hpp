@@ -16,7 +16,6 @@
 // others, and looks for the host's request while it waits, now and then in long work, and when it leaves.
 #pragma once
 
-#include <chrono>
 #include <cstddef>
 #include <cstdint>
 
@@ -32,18 +31,6 @@ namespace gpushare {
 inline namespace GPUSHARE_ABI {
 
 namespace detail {
-
-/// Nanoseconds of the clock that deadlines of collectives belong to: the steady clock, or a device's global timer.
-GPUSHARE_EXEC_CHECK_DISABLE
-[[nodiscard]] GPUSHARE_HD inline std::int64_t collective_now() noexcept {
-#ifdef __CUDA_ARCH__
-    std::int64_t t = 0;
-    asm volatile("mov.u64 %0, %%globaltimer;" : "=l"(t));
-    return t;
-#else
-    return std::chrono::duration_cast<ns>(std::chrono::steady_clock::now().time_since_epoch()).count();
-#endif
-}
 
 struct smaller_word {
     GPUSHARE_EXEC_CHECK_DISABLE
@@ -248,7 +235,7 @@ public:
             if (closed()) return false;
             if (turn % 256 == 255) {
                 heed_request();
-                if (detail::collective_now() >= deadline_) return false;
+                if (ctx_.now() >= deadline_) return false;
             }
             ctx_.backoff(turn);
         }

@@ -5,32 +5,35 @@
 //   gpushare::thread_context ctx{200};    body(ctx);
 #pragma once
 
+#include <chrono>
 #include <cstdint>
 #include <thread>
 
 #include <gpushare/concepts.hpp>
 #include <gpushare/config.hpp>
+#include <gpushare/units.hpp>
 
 namespace gpushare {
 inline namespace GPUSHARE_ABI {
 
-/// Belongs to the calling thread.
+/// Belongs to the calling thread. What could run anywhere is marked so: nvcc looks at what a rank's thread calls in its device
+/// pass, too.
 class thread_context {
 public:
     /// Looks `busy_turns` times before it gives its core away at each turn: 0 where ranks outnumber cores.
     constexpr explicit thread_context(std::uint32_t busy_turns = 0) noexcept : busy_turns_(busy_turns) {}
 
-    [[nodiscard]] static constexpr std::uint32_t block_rank() noexcept { return 0; }
-    [[nodiscard]] static constexpr std::uint32_t num_blocks() noexcept { return 1; }
-    [[nodiscard]] static constexpr std::uint32_t thread_rank() noexcept { return 0; }
-    [[nodiscard]] static constexpr std::uint32_t num_threads() noexcept { return 1; }
-    static constexpr void sync() noexcept {}
+    [[nodiscard]] GPUSHARE_HD static constexpr std::uint32_t block_rank() noexcept { return 0; }
+    [[nodiscard]] GPUSHARE_HD static constexpr std::uint32_t num_blocks() noexcept { return 1; }
+    [[nodiscard]] GPUSHARE_HD static constexpr std::uint32_t thread_rank() noexcept { return 0; }
+    [[nodiscard]] GPUSHARE_HD static constexpr std::uint32_t num_threads() noexcept { return 1; }
+    GPUSHARE_HD static constexpr void sync() noexcept {}
     template <class T, class Op>
-    [[nodiscard]] static constexpr T reduce(T x, Op) noexcept {
+    [[nodiscard]] GPUSHARE_HD static constexpr T reduce(T x, Op) noexcept {
         return x;
     }
     template <class T>
-    [[nodiscard]] static constexpr T reduce_add(T x) noexcept {
+    [[nodiscard]] GPUSHARE_HD static constexpr T reduce_add(T x) noexcept {
         return x;
     }
     void backoff(std::uint32_t turn) const noexcept {
@@ -42,6 +45,11 @@ public:
             __builtin_ia32_pause();
 #endif
         }
+    }
+
+    /// Nanoseconds of the steady clock.
+    [[nodiscard]] static std::int64_t now() noexcept {
+        return std::chrono::duration_cast<ns>(std::chrono::steady_clock::now().time_since_epoch()).count();
     }
 
 private:

@@ -27,7 +27,7 @@
 #include <gpushare/collective/exchange.hpp>
 #include <gpushare/collective/fault.hpp>
 #include <gpushare/collective/reduce_ops.hpp>
-#include <gpushare/collective/team.hpp>
+#include <gpushare/collective/thread_context.hpp>
 #include <gpushare/collective/tuning.hpp>
 #include <gpushare/config.hpp>
 #include <gpushare/units.hpp>
@@ -52,8 +52,7 @@ namespace detail {
 /// under a false name.
 [[nodiscard]] constexpr bool fits_slot(algorithm how, std::uint64_t of_lane, std::size_t slot) noexcept {
     if (how == algorithm::one_shot) return of_lane <= slot;
-    if (how == algorithm::ring) return slot >= smallest_ring_slot;
-    return how != algorithm::flag_in_data || 2 * of_lane + 256 <= channel_view::words_bytes(slot);
+    return how != algorithm::ring || slot >= smallest_ring_slot;
 }
 
 /// How the buffers of a call are used.
@@ -63,8 +62,7 @@ enum class buffer_use : std::uint8_t { warm, cold, in_place };
 class tuner {
 public:
     static constexpr std::size_t uses = 3, samples = 7;
-    static constexpr std::array<collective_plan, 9> plans{{{algorithm::flag_in_data},
-                                                           {algorithm::one_shot},
+    static constexpr std::array<all_reduce_plan, 8> plans{{{algorithm::one_shot},
                                                            {algorithm::two_shot},
                                                            {algorithm::two_shot, false, 1, 16},
                                                            {algorithm::two_shot, true, 1},
@@ -128,7 +126,7 @@ private:
     /// The plan that does the same as plan p where buffers are used so: nothing is streamed in place, and nothing asked for
     /// ahead where it is.
     [[nodiscard]] static std::size_t alike(std::size_t p, buffer_use use) noexcept {
-        collective_plan plan = plans[p];
+        all_reduce_plan plan = plans[p];
         if (!plan.streaming) return p;
         if (use == buffer_use::in_place)
             plan = {plan.how, false, 1, plan.ahead};
@@ -137,12 +135,12 @@ private:
         return static_cast<std::size_t>(std::find(plans.begin(), plans.end(), plan) - plans.begin());
     }
 
-    [[nodiscard]] bool fits(const collective_plan& plan, std::uint64_t size) const noexcept {
+    [[nodiscard]] bool fits(const all_reduce_plan& plan, std::uint64_t size) const noexcept {
         return fits_slot(plan.how, size, me_.view().slot);
     }
 
     /// Nanoseconds of one of so many calls. Every rank returns the same.
-    [[nodiscard]] std::int64_t sample(const collective_plan& plan, buffer_use use, std::uint64_t size,
+    [[nodiscard]] std::int64_t sample(const all_reduce_plan& plan, buffer_use use, std::uint64_t size,
                                       std::int64_t repeats) {
         const auto once = [&] {
             constexpr std::size_t page = 4096 / sizeof(float);
@@ -155,9 +153,9 @@ private:
         };
         if (use != buffer_use::cold) once();  // what was measured before it has used the caches
         barrier(me_, options_.deadline);
-        const std::int64_t begin = collective_now();
+        const std::int64_t begin = thread_context::now();
         for (std::int64_t i = 0; i < repeats; ++i) once();
-        std::int64_t each = (collective_now() - begin) / repeats;
+        std::int64_t each = (thread_context::now() - begin) / repeats;
         broadcast(me_, std::span<std::int64_t>(&each, 1), 0, options_.deadline);
         return each;
     }
@@ -184,7 +182,7 @@ inline void check_sizes(const tune_options& options) {
 /// below only where it gains 10 %: what differs by noise isn't a row.
 template <class Costs>
 [[nodiscard]] tuning_table cheapest(std::uint32_t ranks, const tune_options& options,
-                                    std::span<const collective_plan> plans, const Costs& costs) {
+                                    std::span<const all_reduce_plan> plans, const Costs& costs) {
     std::vector<tuning_table::row> rows;
     for (std::uint64_t size = options.smallest.count(); size <= options.largest.count(); size *= 2) {
         const auto cost = costs(size);
@@ -218,14 +216,11 @@ template <class Costs>
 /// The same for collectives that are submitted: took(plan, bytes) says what one takes that is submitted by this plan, in any
 /// unit, as seen by whoever times it (two points of a stream do), or infinity for a plan that can't be used. Of `options`, the
 /// sizes alone count.
-template <std::invocable<const collective_plan&, bytes> Took>
+template <std::invocable<const all_reduce_plan&, bytes> Took>
 [[nodiscard]] tuning_table tune_submitted(std::uint32_t ranks, const Took& took, const tune_options& options = {}) {
     detail::check_sizes(options);
-    static constexpr std::array<collective_plan, 5> plans{{{algorithm::flag_in_data},
-                                                           {algorithm::one_shot},
-                                                           {algorithm::two_shot},
-                                                           {algorithm::two_shot, true},
-                                                           {algorithm::ring}}};
+    static constexpr std::array<all_reduce_plan, 4> plans{
+        {{algorithm::one_shot}, {algorithm::two_shot}, {algorithm::two_shot, true}, {algorithm::ring}}};
     return detail::cheapest(ranks, options, plans, [&](std::uint64_t size) {
         std::array<double, plans.size()> cost{};
         for (std::size_t p = 0; p < plans.size(); ++p) cost[p] = static_cast<double>(took(plans[p], bytes{size}));

@@ -1,5 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
-// Which algorithm a size gets: a table that was measured, that a person can read and change, and that is saved as text.
+// Which algorithm an all-reduce of which size goes by, and how a fused one stores its results: a table that was measured, that
+// a person can read and change, and that is saved as text.
 //
 //   auto table = gpushare::tuning_table::load(text);      // "2 4096 one_shot cached\n2 any two_shot streaming places=2\n"
 //   gpushare::communicator group(4, {.tuning = table});
@@ -26,47 +27,60 @@ namespace gpushare {
 inline namespace GPUSHARE_ABI {
 
 /// How an all-reduce goes. S bytes a rank, R ranks:
-///   flag_in_data   every four bytes travel with the epoch in one word: no flags, no second look; twice the bytes
 ///   one_shot       each rank leaves its data in its slot and combines all of it itself: one wait, (R+2)RS bytes
 ///   two_shot       each rank combines a part straight from all inputs and writes it to all outputs: two waits, 2RS bytes
 ///   ring           parts go from rank to rank in chunks: each rank talks to its neighbours only
-enum class algorithm : std::uint8_t { flag_in_data, one_shot, two_shot, ring };
+enum class algorithm : std::uint8_t { one_shot, two_shot, ring };
 
 [[nodiscard]] constexpr std::string_view to_string(algorithm a) noexcept {
-    constexpr std::array<std::string_view, 4> names{"flag_in_data", "one_shot", "two_shot", "ring"};
+    constexpr std::array<std::string_view, 3> names{"one_shot", "two_shot", "ring"};
     return names[static_cast<std::size_t>(a)];
 }
 
-struct collective_plan {
-    algorithm how = algorithm::two_shot;
+/// How a plain all-reduce goes. The fields behind `how` are for the two-shot.
+struct all_reduce_plan {
+    algorithm how = algorithm::two_shot;  ///< see algorithm
     /// Results go past the caches: not in place, where they are in the caches already, nor to addresses that don't allow it.
     bool streaming = false;
-    /// At how many places of its part a thread stores past the caches by turns: 1 or 2.
+    /// At how many places of its share a thread stores past the caches by turns: 1 or 2.
     std::uint8_t places = 1;
     /// How many cache lines ahead of its work a thread asks for those that it reads and writes; 0 leaves that to the
     /// processor. Where results stay in the caches.
     std::uint8_t ahead = 0;
-    friend constexpr bool operator==(const collective_plan&, const collective_plan&) = default;
+    friend constexpr bool operator==(const all_reduce_plan&, const all_reduce_plan&) = default;
+};
+
+/// How a fused all-reduce goes: always by whole rows in two shots, so the one choice is how it stores. A type of its own, so that
+/// nobody writes down an algorithm that a fused call wouldn't follow.
+struct fused_plan {
+    bool streaming = false;  ///< results go past the caches
+    friend constexpr bool operator==(const fused_plan&, const fused_plan&) = default;
 };
 
 /// A value. Safe to read from any thread.
 class tuning_table {
 public:
-    struct row {
-        std::uint32_t ranks = 0;  // up to so many
-        std::uint64_t bytes = 0;  // a rank, up to so many
-        collective_plan plan{};
-        friend constexpr bool operator==(const row&, const row&) = default;
+    /// What calls of up to so many ranks and bytes a rank get.
+    template <class Plan>
+    struct row_of {
+        std::uint32_t ranks = 0;  ///< up to so many
+        std::uint64_t bytes = 0;  ///< a rank, up to so many
+        Plan plan{};              ///< what they get
+        friend constexpr bool operator==(const row_of&, const row_of&) = default;
     };
-    static constexpr std::uint32_t any_ranks = std::numeric_limits<std::uint32_t>::max();
-    static constexpr std::uint64_t any_bytes = std::numeric_limits<std::uint64_t>::max();
+    using row = row_of<all_reduce_plan>;   ///< of plain all-reduces
+    using fused_row = row_of<fused_plan>;  ///< of fused ones
 
+    static constexpr std::uint32_t any_ranks = std::numeric_limits<std::uint32_t>::max();  ///< a row without a limit
+    static constexpr std::uint64_t any_bytes = std::numeric_limits<std::uint64_t>::max();  ///< a row without a limit
+
+    /// Everything by two shots, cached.
     tuning_table() = default;
-    explicit tuning_table(std::vector<row> rows) : rows_(std::move(rows)) {
-        std::stable_sort(rows_.begin(), rows_.end(), [](const row& a, const row& b) {
-            return a.ranks != b.ranks ? a.ranks < b.ranks : a.bytes < b.bytes;
-        });
-    }
+    /// Rows in any order. Fused calls store past the caches where plain ones of the same size do.
+    explicit tuning_table(std::vector<row> rows) : rows_(sorted(std::move(rows))), fused_(like(rows_)) {}
+    /// With rows of their own for fused calls.
+    tuning_table(std::vector<row> rows, std::vector<fused_row> fused)
+        : rows_(sorted(std::move(rows))), fused_(sorted(std::move(fused))) {}
 
     /// What was found on a machine with a processor of this one's maker: good to begin with. What `tune` finds here is better.
     [[nodiscard]] static tuning_table measured() {
@@ -96,42 +110,45 @@ public:
                              {any_ranks, any_bytes, {two_shot, true}}});
     }
     /// Everything by one plan.
-    [[nodiscard]] static tuning_table always(const collective_plan& plan) {
+    [[nodiscard]] static tuning_table always(const all_reduce_plan& plan) {
         return tuning_table({{any_ranks, any_bytes, plan}});
     }
-    [[nodiscard]] static tuning_table always(algorithm how) { return always(collective_plan{how}); }
+    /// The same with the other fields of the plan as they begin.
+    [[nodiscard]] static tuning_table always(algorithm how) { return always(all_reduce_plan{how}); }
 
-    [[nodiscard]] std::span<const row> rows() const noexcept { return rows_; }
+    [[nodiscard]] std::span<const row> rows() const noexcept { return rows_; }               ///< the smallest first
+    [[nodiscard]] std::span<const fused_row> fused_rows() const noexcept { return fused_; }  ///< the smallest first
     friend bool operator==(const tuning_table&, const tuning_table&) = default;
 
-    /// The first row for at least so many ranks and bytes; the two-shot if there is none.
-    [[nodiscard]] collective_plan plan(std::uint32_t ranks, std::uint64_t bytes) const noexcept {
-        for (const row& r : rows_)
-            if (ranks <= r.ranks && bytes <= r.bytes) return r.plan;
-        return {};
+    /// What a plain all-reduce gets: the first row for at least so many ranks and bytes; the two-shot if there is none.
+    [[nodiscard]] all_reduce_plan plan(std::uint32_t ranks, std::uint64_t bytes) const noexcept {
+        return first(rows_, ranks, bytes);
+    }
+    /// What a fused all-reduce gets.
+    [[nodiscard]] fused_plan fused(std::uint32_t ranks, std::uint64_t bytes) const noexcept {
+        return first(fused_, ranks, bytes);
     }
 
     /// A line per row: ranks, bytes, algorithm, "cached" or "streaming", and "places=2" or "ahead=16" where they differ from
-    /// what they are otherwise; "any" for a row without a limit.
+    /// what they are otherwise; "any" for a row without a limit; "fused" for the algorithm in rows of fused calls, which are
+    /// written where they don't follow from the others.
     [[nodiscard]] std::string save() const {
         std::string text;
         for (const row& r : rows_) {
-            text += r.ranks == any_ranks ? "any" : std::to_string(r.ranks);
-            text += ' ';
-            text += r.bytes == any_bytes ? "any" : std::to_string(r.bytes);
-            text += ' ';
-            text += to_string(r.plan.how);
-            text += r.plan.streaming ? " streaming" : " cached";
-            if (r.plan.places != collective_plan{}.places) text += " places=" + std::to_string(r.plan.places);
-            if (r.plan.ahead != collective_plan{}.ahead) text += " ahead=" + std::to_string(r.plan.ahead);
+            text += limits(r) + std::string(to_string(r.plan.how)) + stores(r.plan.streaming);
+            if (r.plan.places != all_reduce_plan{}.places) text += " places=" + std::to_string(r.plan.places);
+            if (r.plan.ahead != all_reduce_plan{}.ahead) text += " ahead=" + std::to_string(r.plan.ahead);
             text += '\n';
         }
+        if (fused_ != like(rows_))
+            for (const fused_row& r : fused_) text += limits(r) + "fused" + stores(r.plan.streaming) + '\n';
         return text;
     }
 
     /// What `save` wrote. Throws operation_error: errc::invalid_specification, with the line in `asked`.
     [[nodiscard]] static tuning_table load(std::string_view text) {
         std::vector<row> rows;
+        std::vector<fused_row> fused;
         for (std::uint64_t line = 1; !text.empty(); ++line) {
             std::string_view rest = text.substr(0, text.find('\n'));
             text.remove_prefix(std::min(rest.size() + 1, text.size()));
@@ -146,13 +163,16 @@ public:
             const std::string_view how = word(), where = word();
             good = good && (where == "cached" || where == "streaming");
             r.plan.streaming = where == "streaming";
+            if (good && how == "fused" && rest.empty()) {
+                fused.push_back({r.ranks, r.bytes, {r.plan.streaming}});
+                continue;
+            }
             if (rest.starts_with("places="))
                 good = good && number(word().substr(7), r.plan.places) && (r.plan.places == 1 || r.plan.places == 2);
             if (rest.starts_with("ahead=")) good = good && number(word().substr(6), r.plan.ahead);
             good = good && rest.empty();
             bool known = false;
-            for (const algorithm a :
-                 {algorithm::flag_in_data, algorithm::one_shot, algorithm::two_shot, algorithm::ring})
+            for (const algorithm a : {algorithm::one_shot, algorithm::two_shot, algorithm::ring})
                 if (how == to_string(a)) {
                     r.plan.how = a;
                     known = true;
@@ -161,10 +181,40 @@ public:
                 raise({.code = errc::invalid_specification, .asked = line}, {}, "loading a tuning table");
             rows.push_back(r);
         }
-        return tuning_table(std::move(rows));
+        return fused.empty() ? tuning_table(std::move(rows)) : tuning_table(std::move(rows), std::move(fused));
     }
 
 private:
+    template <class Row>
+    static std::vector<Row> sorted(std::vector<Row> rows) {
+        std::stable_sort(rows.begin(), rows.end(), [](const Row& a, const Row& b) {
+            return a.ranks != b.ranks ? a.ranks < b.ranks : a.bytes < b.bytes;
+        });
+        return rows;
+    }
+    template <class Plan>
+    static Plan first(const std::vector<row_of<Plan>>& rows, std::uint32_t ranks, std::uint64_t bytes) noexcept {
+        for (const auto& r : rows)
+            if (ranks <= r.ranks && bytes <= r.bytes) return r.plan;
+        return {};
+    }
+    /// Fused rows that store as these do, without a new row where nothing changes.
+    static std::vector<fused_row> like(const std::vector<row>& rows) {
+        std::vector<fused_row> all;
+        for (const row& r : rows) {
+            if (all.empty() || all.back().ranks != r.ranks || all.back().plan.streaming != r.plan.streaming)
+                all.push_back({r.ranks, r.bytes, {r.plan.streaming}});
+            all.back().bytes = r.bytes;
+        }
+        return all;
+    }
+    template <class Row>
+    static std::string limits(const Row& r) {
+        return (r.ranks == any_ranks ? "any" : std::to_string(r.ranks)) + ' ' +
+               (r.bytes == any_bytes ? "any" : std::to_string(r.bytes)) + ' ';
+    }
+    static const char* stores(bool streaming) noexcept { return streaming ? " streaming" : " cached"; }
+
     template <class N>
     static bool limit(std::string_view word, N& n) noexcept {
         if (word != "any") return number(word, n);
@@ -179,6 +229,7 @@ private:
     }
 
     std::vector<row> rows_;
+    std::vector<fused_row> fused_;
 };
 
 }  // namespace GPUSHARE_ABI

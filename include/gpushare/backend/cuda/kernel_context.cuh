@@ -100,6 +100,13 @@ public:
     /// To be called while waiting for another block, with the number of calls before: sleeps some 50 to 500 ns.
     __device__ void backoff(std::uint32_t turn) noexcept { __nanosleep(turn < 16 ? 50 : 500); }
 
+    /// Nanoseconds of the device's global timer, which all its kernels share; its zero is not the host's.
+    [[nodiscard]] __device__ std::int64_t now() const noexcept {
+        std::int64_t t = 0;
+        asm volatile("mov.u64 %0, %%globaltimer;" : "=l"(t));
+        return t;
+    }
+
     /// False: the kernels of a device that is lost are ended, and can't ask.
     [[nodiscard]] __device__ bool device_lost() const noexcept { return false; }
 };

@@ -12,6 +12,7 @@
 #include <thread>
 
 #include <gpushare/concepts.hpp>
+#include <gpushare/units.hpp>
 
 namespace gpushare {
 inline namespace GPUSHARE_ABI {
@@ -113,6 +114,11 @@ public:
 
     /// To be called while waiting for another block, with the number of calls before.
     void backoff(std::uint32_t turn) noexcept { detail::back_off(turn); }
+
+    /// Nanoseconds of the steady clock.
+    [[nodiscard]] static std::int64_t now() noexcept {
+        return std::chrono::duration_cast<ns>(std::chrono::steady_clock::now().time_since_epoch()).count();
+    }
 
     /// True once the device is lost: a block that waits for another one should return.
     [[nodiscard]] bool device_lost() const noexcept { return lost_->load(std::memory_order_acquire); }

@@ -28,7 +28,7 @@ namespace gpushare {
 inline namespace GPUSHARE_ABI {
 namespace detail {
 
-/// Where lines are: `in` and `out` bytes behind what each rank told. `ahead` and `places` as in a collective_plan. `only`: where
+/// Where lines are: `in` and `out` bytes behind what each rank told. `ahead` and `places` as in a all_reduce_plan. `only`: where
 /// results go if not to all ranks, `out` bytes behind it.
 struct line_ends {
     const flag_line* told;

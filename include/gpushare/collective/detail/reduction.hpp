@@ -191,7 +191,7 @@ template <class T, class Op>
 GPUSHARE_EXEC_CHECK_DISABLE
 template <class T, class Context, class Op>
 GPUSHARE_HD void reduce_by_lines(team<Context>& t, const Op& op, element_range range,
-                                 const collective_plan& plan) noexcept {
+                                 const all_reduce_plan& plan) noexcept {
     const bool streaming = plan.streaming;
     if constexpr (is_one_thread<Context> && combines_lines<T, Op>) {
         const flag_line* const told = &t.told_by(0);
@@ -240,7 +240,7 @@ GPUSHARE_HD void reduce_to_one(team<Context>& t, const Op& op, std::size_t first
 GPUSHARE_EXEC_CHECK_DISABLE
 template <class T, class Context, class Op>
 GPUSHARE_HD collective_fault reduce_to_all(team<Context>& t, const Op& op, element_range range,
-                                           collective_plan plan) noexcept {
+                                           all_reduce_plan plan) noexcept {
     // In place, a line that is written has just been read: it is in the cache already, and nothing is saved.
     for (std::uint32_t r = 0; r < t.ranks(); ++r)
         plan.streaming = plan.streaming && reinterpret_cast<std::uintptr_t>(t.told_by(r).out) % 16 == 0 &&
