@@ -1,7 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 // must fail: class template argument deduction failed|no matching function
 // A deadline means nothing without its clock.
-#include <gpushare/memory/quota_waiters.hpp>
+#include <gpushare/memory/quota_wait.hpp>
 
 gpushare::failure wait(gpushare::quota& q) {
     return gpushare::charge_until(q, gpushare::bytes{1}, gpushare::patience{gpushare::never});

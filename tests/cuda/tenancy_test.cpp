@@ -16,7 +16,7 @@
 #include <gpushare/memory/deferred_frees.hpp>
 #include <gpushare/memory/quota.hpp>
 #include <gpushare/memory/quota_resource.hpp>
-#include <gpushare/memory/quota_waiters.hpp>
+#include <gpushare/memory/quota_wait.hpp>
 #include <gpushare/tenant/tenancy.hpp>
 
 #include "conformance/memory_resource_suite.hpp"

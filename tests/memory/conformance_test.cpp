@@ -2,9 +2,9 @@
 // The library's resources do what every memory_resource has to do.
 #include <memory_resource>
 
-#include <gpushare/memory/booked_resource.hpp>
 #include <gpushare/memory/quota.hpp>
 #include <gpushare/memory/quota_resource.hpp>
+#include <gpushare/memory/statistics_resource.hpp>
 #include <gpushare/tenant/tenant_memory.hpp>
 #include <gpushare/units.hpp>
 
@@ -57,13 +57,13 @@ TEST_CASE("tenant_memory is a memory_resource and a memory", "[memory][conforman
     CHECK(device.usage().current == 0_B);
 }
 
-TEST_CASE("booked_resource and its scopes are memory_resources", "[memory][conformance]") {
+TEST_CASE("statistics_resource and its scopes are memory_resources", "[memory][conformance]") {
     fault_resource upstream;
-    gpushare::booked_resource booked{upstream};
-    gpushare::memory_scope scope{booked, "prefill"};
-    conformance::check_memory_resource(booked);
+    gpushare::statistics_resource counted{upstream};
+    gpushare::memory_scope scope{counted, "prefill"};
+    conformance::check_memory_resource(counted);
     conformance::check_memory_resource(scope);
-    CHECK(booked.figures().current == 0_B);
+    CHECK(counted.statistics().current == 0_B);
     CHECK(upstream.blocks() == 0);
     CHECK(upstream.wrong_frees() == 0);
 }

@@ -4,12 +4,12 @@
 #include <cstdint>
 
 #include <gpushare/error.hpp>
-#include <gpushare/memory/booked_resource.hpp>
 #include <gpushare/memory/detail/owner_of.hpp>
 #include <gpushare/memory/pool_resource.hpp>
 #include <gpushare/memory/private_pool.hpp>
 #include <gpushare/memory/quota.hpp>
 #include <gpushare/memory/quota_resource.hpp>
+#include <gpushare/memory/statistics_resource.hpp>
 #include <gpushare/units.hpp>
 
 #include "support/capped_pool.hpp"
@@ -18,7 +18,6 @@
 #include "support/manual_timeline.hpp"
 
 using namespace gpushare::literals;
-using gpushare::booked_resource;
 using gpushare::bytes;
 using gpushare::errc;
 using gpushare::largest_free_in;
@@ -26,6 +25,7 @@ using gpushare::owner_of;
 using gpushare::pool_resource;
 using gpushare::quota;
 using gpushare::quota_resource;
+using gpushare::statistics_resource;
 using support::fault_resource;
 
 namespace {
@@ -73,8 +73,8 @@ TEST_CASE("the owner of memory is known through what stands on it", "[memory][ow
     fault_resource upstream;
     quota limit{8_MiB};
     quota_resource mine{limit, upstream, "chat"};
-    booked_resource booked{mine};
-    pool_resource pool{booked};
+    statistics_resource counted{mine};
+    pool_resource pool{counted};
     CHECK(owner_of(mine) == "chat");
     CHECK(owner_of(pool) == "chat");
     CHECK(owner_of(upstream).empty());
@@ -99,38 +99,38 @@ TEST_CASE("the largest block that a quota leaves is one that can be had, and no 
 TEST_CASE("the largest block of a pool is free there, or with its upstream", "[memory][pool][owner]") {
     support::capped_pool<> c(8_MiB, {.segment = 4_MiB});
     auto& pool = c.pool;
-    booked_resource booked{pool};
-    gpushare::memory_scope scope{booked, "prefill"};
+    statistics_resource counted{pool};
+    gpushare::memory_scope scope{counted, "prefill"};
     CHECK(pool.largest_free() == 8_MiB);
     void* const p = scope.allocate(3 * MiB, 256);
     CHECK(pool.largest_free() == 4_MiB);  // 1 here, 4 of the quota
     void* const q = scope.allocate(4 * MiB, 256);
     CHECK(pool.largest_free() == 1_MiB);
-    CHECK(booked.figures().largest_free == 1_MiB);
-    CHECK(scope.figures().largest_free == 1_MiB);
-    CHECK(booked.deallocate(p, 3 * MiB, 256) == errc::none);
-    CHECK(scope.figures().largest_free == 4_MiB);
+    CHECK(counted.statistics().largest_free == 1_MiB);
+    CHECK(scope.statistics().largest_free == 1_MiB);
+    CHECK(counted.deallocate(p, 3 * MiB, 256) == errc::none);
+    CHECK(scope.statistics().largest_free == 4_MiB);
     {
         gpushare::private_pool graph{pool, 1_MiB};
         CHECK(graph.largest_free() == 1_MiB);
-        CHECK(scope.figures().largest_free == 3_MiB);
+        CHECK(scope.statistics().largest_free == 3_MiB);
     }
-    CHECK(booked.deallocate(q, 4 * MiB, 256) == errc::none);
-    CHECK(booked_resource{c.upstream}.figures().largest_free == bytes::max());
+    CHECK(counted.deallocate(q, 4 * MiB, 256) == errc::none);
+    CHECK(statistics_resource{c.upstream}.statistics().largest_free == bytes::max());
 }
 
-TEST_CASE("books over a pool free in stream order, too", "[memory][pool][books]") {
+TEST_CASE("statistics over a pool free in stream order, too", "[memory][pool][statistics]") {
     fault_resource upstream;
     pool_resource<fault_resource, support::manual_point> pool{upstream};
-    booked_resource booked{pool};
+    statistics_resource counted{pool};
     support::manual_stream stream;
-    void* const p = booked.allocate(4096, 256);
+    void* const p = counted.allocate(4096, 256);
     const auto used = stream.record();
-    CHECK(booked.deallocate_after(used, p, 4097, 256) == errc::wrong_size);
-    CHECK(booked.deallocate_after(used, p, 4096, 256) == errc::none);
-    CHECK(booked.deallocate_after(used, p, 4096, 256) == errc::unknown_block);
-    CHECK(booked.deallocate_after(used, nullptr, 4096, 256) == errc::none);
-    CHECK(booked.figures().current == 0_B);
+    CHECK(counted.deallocate_after(used, p, 4097, 256) == errc::wrong_size);
+    CHECK(counted.deallocate_after(used, p, 4096, 256) == errc::none);
+    CHECK(counted.deallocate_after(used, p, 4096, 256) == errc::unknown_block);
+    CHECK(counted.deallocate_after(used, nullptr, 4096, 256) == errc::none);
+    CHECK(counted.statistics().current == 0_B);
     CHECK(pool.usage().pending == 4_KiB);
     auto cache = pool.make_cache();
     void* const q = cache.allocate(4096, 256);

@@ -15,9 +15,9 @@
 #include "support/catch.hpp"
 #include "support/random.hpp"
 
-using gpushare::pool_block;
-using gpushare::pool_fit;
-using gpushare::pool_granule;
+using gpushare::detail::pool_block;
+using gpushare::detail::pool_fit;
+using gpushare::detail::pool_granule;
 
 namespace {
 
@@ -25,7 +25,7 @@ std::byte* address(std::uint64_t n) { return reinterpret_cast<std::byte*>(n); }
 
 template <unsigned LogSteps>
 void check_classes() {
-    using classes = gpushare::size_classes<LogSteps>;
+    using classes = gpushare::detail::size_classes<LogSteps>;
     CAPTURE(LogSteps);
     std::vector<std::uint64_t> sizes;
     for (std::uint64_t n = 0; n < 5'000; ++n) sizes.push_back(n);

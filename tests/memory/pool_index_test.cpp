@@ -19,17 +19,17 @@
 #include "support/threads.hpp"
 
 using gpushare::errc;
-using gpushare::pool_block;
-using gpushare::pool_granule;
-using gpushare::pool_index;
-using gpushare::pool_tag;
+using gpushare::detail::pool_block;
+using gpushare::detail::pool_granule;
+using gpushare::detail::pool_index;
+using gpushare::detail::pool_tag;
 
 namespace {
 
 std::byte* address(std::uint64_t n) { return reinterpret_cast<std::byte*>(n); }
 
 /// An index and the blocks that it refers to.
-struct books {
+struct entries {
     pool_index index;
     std::deque<pool_block> blocks;
 
@@ -65,7 +65,7 @@ TEST_CASE("a tag tells sizes, alignments and where the block begins apart", "[me
 }
 
 TEST_CASE("a pointer that isn't a block's is unknown, wherever it points", "[memory][pool]") {
-    books b;
+    entries b;
     (void)b.add(1 << 20);
     for (const std::uint64_t at :
          {std::uint64_t{0}, std::uint64_t{1}, std::uint64_t{2}, std::uint64_t{pool_granule}, std::uint64_t{1} << 20 | 1,
@@ -89,7 +89,7 @@ TEST_CASE("random blocks come and go, and the index knows just those that are th
         const auto seed = support::seed(run);
         CAPTURE(seed);
         support::random any(seed);
-        books b;
+        entries b;
         std::map<std::uint64_t, pool_block*> in;
         std::vector<std::uint64_t> places(10 + any.below(5'000));  // all over, so that some share their slots
         for (auto& place : places) place = (1 + any.below(std::uint64_t{1} << 40)) * pool_granule;
@@ -111,7 +111,7 @@ TEST_CASE("random blocks come and go, and the index knows just those that are th
 
 TEST_CASE("readers find what they know while others come and go, and tables are renewed under them",
           "[memory][pool][threads]") {
-    books b;
+    entries b;
     constexpr std::uint64_t known = 64;
     for (std::uint64_t i = 1; i <= known; ++i) (void)b.add(i << 30);
     std::atomic<std::uint64_t> lost{0};
@@ -136,7 +136,7 @@ TEST_CASE("readers find what they know while others come and go, and tables are 
 }
 
 TEST_CASE("of frees that race for one block one succeeds", "[memory][pool][threads]") {
-    books b;
+    entries b;
     // For a while: on cores that others use, two threads seldom run at once, and every meeting takes its time.
     constexpr std::uint64_t most = 20'000;
     const auto end = std::chrono::steady_clock::now() + std::chrono::seconds(5);

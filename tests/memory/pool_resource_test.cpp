@@ -178,7 +178,7 @@ TEST_CASE("every alignment is kept, by the pool, by caches and of blocks used ag
     CHECK(c.upstream.wrong_frees() == 0);
 }
 
-TEST_CASE("freed while the books still know it, used by another: no list keeps a block that is out (rmm 1966)",
+TEST_CASE("freed while the entries still know it, used by another: no list keeps a block that is out (rmm 1966)",
           "[memory][pool]") {
     capped c(64_MiB, {.segment = 1_MiB});
     auto cache = c.pool.make_cache();
@@ -315,7 +315,7 @@ TEST_CASE("a cache that overflows gives back, and what is too big for it goes st
     for (auto* p : blocks) CHECK(cache.deallocate(p, size, 256) == errc::none);
     const auto u = c.pool.usage();
     CHECK(u.used == 0_B);
-    const auto depth = gpushare::shelf_layout::depth_of(gpushare::shelf_layout::of(each.count() / 256));
+    const auto depth = gpushare::detail::bin_layout::depth_of(gpushare::detail::bin_layout::of(each.count() / 256));
     CHECK(u.cached <= 2 * each * depth);  // here, and where others may find it
     CHECK(u.cached >= each * depth / 2);
     CHECK(depth == (size == 1 ? 256U : size == 4 * KiB ? 64U : 16U));

@@ -11,7 +11,7 @@
 #include <vector>
 
 #include <gpushare/backend/host/host.hpp>
-#include <gpushare/memory/quota_waiters.hpp>
+#include <gpushare/memory/quota_wait.hpp>
 #include <gpushare/tenant/tenancy.hpp>
 
 #include "support/catch.hpp"

@@ -17,39 +17,23 @@
 #include <gpushare/config.hpp>
 #include <gpushare/detail/pointer_table.hpp>
 #include <gpushare/error.hpp>
+#include <gpushare/memory/block.hpp>
 #include <gpushare/memory/detail/trace_store.hpp>
 #include <gpushare/units.hpp>
 
 namespace gpushare {
 inline namespace GPUSHARE_ABI {
 
-/// One allocation. The label is the caller's text and must outlive the block (a literal, usually).
-struct block {
-    void* pointer = nullptr;
-    bytes size{};
-    std::size_t alignment = 0;
-    std::string_view label{};
-};
-
-/// A block that is out, with all that is known of where it came from.
-struct leak {
-    block what{};
-    std::string scope{};         // "engine/prefill": empty for the whole, and where there are no scopes
-    std::vector<void*> trace{};  // return addresses, where they were asked for
-};
-
 /// Thread-safe: one mutex, held for a hash-table operation.
-/// A template of nothing: where it is included and not used it costs little.
-template <class = void>
-class basic_block_table {
+class block_table {
 public:
     /// With `capture`, each block is entered with who allocated it: some microseconds each.
-    explicit basic_block_table(trace_function capture = nullptr) noexcept : capture_(capture) {}
+    explicit block_table(trace_function capture = nullptr) noexcept : capture_(capture) {}
 
     /// Throws std::bad_alloc if the host has no memory for the entry. Pointers are unique while they are
     /// out, and none is null.
     void insert(const block& b) {
-        const captured_trace callers(capture_);
+        const detail::captured_trace callers(capture_);
         const std::lock_guard lock(mutex_);
         const auto trace = traces_.keep(callers);
         try {
@@ -92,15 +76,14 @@ public:
 private:
     struct entry {
         block what{};
-        trace_store::id trace = trace_store::none;
+        detail::trace_store::id trace = detail::trace_store::none;
     };
 
     const trace_function capture_;
     mutable std::mutex mutex_;
     detail::pointer_table<entry> blocks_;
-    trace_store traces_;
+    detail::trace_store traces_;
 };
-using block_table = basic_block_table<>;
 
 }  // namespace GPUSHARE_ABI
 }  // namespace gpushare

@@ -21,10 +21,9 @@
 #include <gpushare/config.hpp>
 #include <gpushare/error.hpp>
 #include <gpushare/memory/detail/arena_space.hpp>
-#include <gpushare/memory/detail/chunk_book.hpp>
 #include <gpushare/memory/detail/chunk_supply.hpp>
 #include <gpushare/memory/quota.hpp>
-#include <gpushare/memory/quota_transfer.hpp>
+#include <gpushare/memory/quota_change.hpp>
 #include <gpushare/memory/scrub.hpp>
 #include <gpushare/memory/tenant_tag.hpp>
 #include <gpushare/units.hpp>
@@ -61,13 +60,14 @@ public:
 
     [[nodiscard]] chunk_pool_usage usage() const noexcept {
         const std::lock_guard lock(mutex_);
-        const auto& book = supply_.book();
-        return {supply_.capacity(), book.total(), book.out(), leaving_, book.clean(), book.dirty(), book.scrubbing()};
+        const auto& chunks = supply_.registry();
+        return {supply_.capacity(), chunks.total(), chunks.out(),      leaving_,
+                chunks.clean(),     chunks.dirty(), chunks.scrubbing()};
     }
     /// What one tenant has of it.
     [[nodiscard]] chunk_usage usage(tenant_tag tenant) const noexcept {
         const std::lock_guard lock(mutex_);
-        return supply_.book().usage(tenant);
+        return supply_.registry().usage(tenant);
     }
 
     /// Takes back what was given up and is reached, and what was scrubbed. True if there was any. Never blocks on a
@@ -112,7 +112,7 @@ public:
 private:
     friend virtual_arena<Memory, Stream>;
 
-    using index = chunk_book::index;
+    using index = detail::chunk_registry::index;
     using stage = detail::slot_stage;
     using space = detail::arena_space<Memory, point>;
     using departures = typename space::departures;
@@ -133,7 +133,7 @@ private:
         auto made = std::make_shared<space>(memory_->reserve(slots * size).value({}, "reserving addresses"), slots,
                                             size, tenant, limit);
         const std::lock_guard lock(mutex_);
-        supply_.book().open(tenant);
+        supply_.registry().open(tenant);
         return made;
     }
 
@@ -144,7 +144,7 @@ private:
         if (!std::exchange(s->open, false)) return errc::closed;
         s->farewell.front().points = std::move(points);
         depart(s, s->farewell, stage::mapped);
-        supply_.book().close(s->tenant);
+        supply_.registry().close(s->tenant);
         collect(gone);
         return errc::none;
     }
@@ -221,7 +221,7 @@ private:
         }
 
         errc why = errc::none;
-        if (supply_.book().policy() != scrub_policy::off && from.tenant != to->tenant)
+        if (supply_.registry().policy() != scrub_policy::off && from.tenant != to->tenant)
             why = scrub(moving, lock, deadline, gone);
         if (why == errc::none) why = vacant(*to, to_first, count);  // the lock was let go while it waited
         std::size_t done = 0;
@@ -390,7 +390,7 @@ private:
 
     Memory* memory_;
     mutable std::mutex mutex_;
-    chunk_supply<Memory, Stream> supply_;
+    detail::chunk_supply<Memory, Stream> supply_;
     departures departures_;  // oldest first
     std::uint64_t tickets_ = 0;
     std::size_t leaving_ = 0;

@@ -46,13 +46,13 @@ public:
 
     /// See pool_resource::allocate.
     [[nodiscard]] void* allocate(std::size_t size, std::size_t alignment = alignof(std::max_align_t)) {
-        void* const p = from_shelf(size, alignment);
+        void* const p = from_bin(size, alignment);
         return p != nullptr ? p : pool_->obtain_or_throw(size, alignment, worker_.get());
     }
     /// See pool_resource::try_allocate.
     [[nodiscard]] void* try_allocate(std::size_t size, std::size_t alignment = alignof(std::max_align_t),
                                      failure* why = nullptr) noexcept {
-        if (void* const p = from_shelf(size, alignment)) return p;
+        if (void* const p = from_bin(size, alignment)) return p;
         typename Pool::refusal r;
         void* const p = pool_->obtain(size, alignment, r, worker_.get());
         if (p == nullptr && why != nullptr) *why = r.why;
@@ -61,14 +61,14 @@ public:
     /// See pool_resource::allocate_until.
     template <class Patience>
     [[nodiscard]] void* allocate_until(std::size_t size, std::size_t alignment, const Patience& until) {
-        void* const p = from_shelf(size, alignment);
+        void* const p = from_bin(size, alignment);
         return p != nullptr ? p : pool_->obtain_until_or_throw(size, alignment, until, worker_.get());
     }
     /// See pool_resource::try_allocate_until.
     template <class Patience>
     [[nodiscard]] void* try_allocate_until(std::size_t size, std::size_t alignment, const Patience& until,
                                            failure* why = nullptr) noexcept {
-        if (void* const p = from_shelf(size, alignment)) return p;
+        if (void* const p = from_bin(size, alignment)) return p;
         typename Pool::refusal r;
         void* const p = pool_->obtain_until(size, alignment, until, r, worker_.get());
         if (p == nullptr && why != nullptr) *why = r.why;
@@ -77,9 +77,9 @@ public:
     /// See pool_resource::deallocate. On a stream: free here at once, elsewhere in stream order.
     errc deallocate(void* p, std::size_t size, std::size_t alignment = alignof(std::max_align_t)) noexcept {
         if (p == nullptr) return errc::none;
-        const auto freed = worker_->shelves.put(pool_->store_.index(), p, size, alignment);
+        const auto freed = worker_->bins.put(pool_->store_.index(), p, size, alignment);
         if (freed.homeless != nullptr) [[unlikely]]
-            pool_->store_.give_from(*worker_, freed.shelf, *freed.homeless, size);
+            pool_->store_.give_from(*worker_, freed.bin, *freed.homeless, size);
         return freed.why;
     }
 
@@ -106,29 +106,34 @@ public:
 
 private:
     friend Pool;
-    using classes = pool_shelves::classes;
+    using classes = detail::pool_bins::classes;
 
     explicit pool_cache(Pool& pool, void* stream = nullptr, point (*record)(void*) = nullptr)
-        : pool_(&pool), worker_(std::make_unique<pool_worker<point>>(stream, record)) {
+        : pool_(&pool), worker_(std::make_unique<detail::pool_worker<point>>(stream, record)) {
         pool.store_.join(*worker_);
     }
 
-    /// What a request of `size` bytes, whole granules, takes: as much as its shelf, if there is one.
+    /// What a request of `size` bytes, whole granules, takes: as much as its bin, if there is one.
     [[nodiscard]] static constexpr std::uint64_t rounded(std::uint64_t size) noexcept {
-        const auto granules = size / pool_granule;
-        return granules > pool_shelves::largest ? size : classes::smallest(classes::covering(granules)) * pool_granule;
+        const auto granules = size / detail::pool_granule;
+        return granules > detail::pool_bins::largest
+                   ? size
+                   : classes::smallest(classes::covering(granules)) * detail::pool_granule;
     }
 
-    [[nodiscard]] void* from_shelf(std::size_t size, std::size_t alignment) noexcept {
-        if (size > pool_shelves::largest * pool_granule || !pool_tag::power_of_two(alignment)) return nullptr;
-        pool_block* const b = worker_->shelves.take(whole_granules(size) / pool_granule, alignment, size);
+    [[nodiscard]] void* from_bin(std::size_t size, std::size_t alignment) noexcept {
+        if (size > detail::pool_bins::largest * detail::pool_granule || !detail::pool_tag::power_of_two(alignment))
+            return nullptr;
+        detail::pool_block* const b =
+            worker_->bins.take(detail::whole_granules(size) / detail::pool_granule, alignment, size);
         if (b == nullptr) return nullptr;
-        b->tag.store(pool_tag::live(b->begin, size, alignment), std::memory_order_relaxed);  // see pool_resource::out
+        b->tag.store(detail::pool_tag::live(b->begin, size, alignment),
+                     std::memory_order_relaxed);  // see pool_resource::out
         return b->begin;
     }
 
     Pool* pool_;
-    std::unique_ptr<pool_worker<point>> worker_;
+    std::unique_ptr<detail::pool_worker<point>> worker_;
 };
 
 }  // namespace GPUSHARE_ABI

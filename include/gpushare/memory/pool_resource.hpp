@@ -7,7 +7,7 @@
 //   auto cache = pool.make_cache();                           // one worker: faster
 //   auto ordered = pool.make_cache(stream);                   // one worker's stream: frees in stream order
 //   pool.deallocate(p, 1 << 20, 256);    pool.trim(0_B);
-//   void* q = pool.allocate_until(1 << 20, 256, until);       // waits in line: include pool_waiters.hpp
+//   void* q = pool.allocate_until(1 << 20, 256, until);       // waits: include pool_wait.hpp
 //
 // Before a request is refused, all workers' caches are emptied, what streams have reached is collected, segments in
 // which nothing is go back to the upstream, and the upstream is asked again for exactly what is needed. It grows by
@@ -40,7 +40,7 @@ struct pool_options {
 };
 
 /// Refers to `Upstream`, which must outlive it and must not allocate from the pool; it is called under no lock. All
-/// members are safe from any thread. `Point` is what the streams of its caches record. The books are kept on the host:
+/// members are safe from any thread. `Point` is what the streams of its caches record. What it knows of its blocks is kept on the host:
 /// about 200 bytes a block, free ones included.
 template <memory_resource Upstream, timeline_point Point = immediate_point>
 class pool_resource {
@@ -65,7 +65,7 @@ public:
     }
 
     /// `size` bytes at a multiple of `alignment`, a power of two; a unique address for 0 bytes. Contents undefined.
-    /// Throws memory_error: out_of_memory (also while others wait in line), over_quota and the like from the upstream,
+    /// Throws memory_error: out_of_memory (also while others wait), over_quota and the like from the upstream,
     /// size_overflow, bad_alignment. What the upstream throws passes through.
     [[nodiscard]] void* allocate(std::size_t size, std::size_t alignment = alignof(std::max_align_t)) {
         return obtain_or_throw(size, alignment);
@@ -79,7 +79,7 @@ public:
         return p;
     }
     /// As allocate, but waits for memory as long as `until` has it, first come first served: a patience, see
-    /// pool_waiters.hpp. deadline_exceeded or stopped then, with the figures of the last refusal. A request that the
+    /// pool_wait.hpp. deadline_exceeded or stopped then, with the figures of the last refusal. A request that the
     /// upstream's limit rules out, and what isn't for want of memory, is refused at once.
     template <class Patience>
     [[nodiscard]] void* allocate_until(std::size_t size, std::size_t alignment, const Patience& until) {
@@ -97,8 +97,8 @@ public:
     /// As try_allocate, but only what the pool holds and nobody caches: calls neither the upstream nor a stream. For
     /// code that must not, such as one that is being captured.
     [[nodiscard]] void* try_allocate_held(std::size_t size, std::size_t alignment) noexcept {
-        if (pool_tag::check(size, alignment) != errc::none || waiting() != 0) return nullptr;
-        const auto whole = whole_granules(size);
+        if (detail::pool_tag::check(size, alignment) != errc::none || waiting() != 0) return nullptr;
+        const auto whole = detail::whole_granules(size);
         return out(store_.take({whole, whole, alignment, size}), size, alignment);
     }
 
@@ -137,15 +137,17 @@ public:
     /// be a larger one when caches and segments are emptied.
     [[nodiscard]] bytes largest_free() const noexcept {
         const bytes above = largest_free_in(*upstream_);
-        return std::max(usage().largest_free, above == bytes::max() ? bytes{} : above - above % bytes{pool_granule});
+        return std::max(usage().largest_free,
+                        above == bytes::max() ? bytes{} : above - above % bytes{detail::pool_granule});
     }
-    /// Threads in line.
+    /// Threads that wait.
     [[nodiscard]] std::size_t waiting() const noexcept { return store_.waiting(); }
     [[nodiscard]] Upstream& upstream() const noexcept { return *upstream_; }
 
     /// What a request takes of the pool, bytes::max() if none can. A cache may take an eighth more.
     [[nodiscard]] static constexpr bytes charged(std::size_t size, std::size_t alignment) noexcept {
-        return pool_tag::check(size, alignment) == errc::none ? bytes{whole_granules(size)} : bytes::max();
+        return detail::pool_tag::check(size, alignment) == errc::none ? bytes{detail::whole_granules(size)}
+                                                                      : bytes::max();
     }
     // The tenant's view of the memory, where the upstream has one.
     [[nodiscard]] bytes capacity() const noexcept requires memory<Upstream> { return upstream_->capacity(); }
@@ -155,7 +157,7 @@ public:
 
 private:
     friend cache;
-    using worker = pool_worker<Point>;
+    using worker = detail::pool_worker<Point>;
 
     using refusal = upstream_refusal;  // `final`: nothing that may be freed could change it
 
@@ -186,22 +188,22 @@ private:
         throw memory_error(r.why, tenant, m);
     }
 
-    // What a worker gets is rounded to its shelves, unless that is what it would be refused for. While somebody is in
-    // line, only who has the first place gets anything.
+    // What a worker gets is rounded to its bins, unless that is what it would be refused for. While somebody
+    // waits, only who came first gets anything.
     [[nodiscard]] void* obtain(std::size_t size, std::size_t alignment, refusal& r, worker* own,
-                               bool in_line = false) noexcept {
-        if (const errc why = pool_tag::check(size, alignment); why != errc::none) {
+                               bool waits = false) noexcept {
+        if (const errc why = detail::pool_tag::check(size, alignment); why != errc::none) {
             r.why = {.code = why, .asked = size};
             r.final = true;
             return nullptr;
         }
-        const auto least = whole_granules(size);
-        const pool_request request{own == nullptr ? least : cache::rounded(least), least, alignment, size};
-        if (waiting() != 0 && !in_line) [[unlikely]] {
+        const auto least = detail::whole_granules(size);
+        const detail::pool_request request{own == nullptr ? least : cache::rounded(least), least, alignment, size};
+        if (waiting() != 0 && !waits) [[unlikely]] {
             r.why = explain(request);
             return nullptr;
         }
-        pool_block* b = own == nullptr ? nullptr : store_.take_from_depot(request, *own);
+        detail::pool_block* b = own == nullptr ? nullptr : store_.take_from_depot(request, *own);
         if (b == nullptr) b = store_.take(request);
         if (b == nullptr) b = obtain_slowly(request, r, own);
         return out(b, size, alignment);
@@ -210,8 +212,8 @@ private:
     [[nodiscard]] void* obtain_until(std::size_t size, std::size_t alignment, const Patience& until, refusal& r,
                                      worker* own) noexcept {
         if (void* const p = obtain(size, alignment, r, own); p != nullptr || r.final) return p;
-        for (detail::pool_waiter<Point> in_line(store_);;) {
-            const errc over = in_line.wait(until);
+        for (detail::pool_waiter<Point> waiter(store_);;) {
+            const errc over = waiter.wait(until);
             if (over != errc::none) {
                 r.thrown = nullptr;
                 r.why.code = over;
@@ -221,30 +223,31 @@ private:
             if (void* const p = obtain(size, alignment, r, own, true); p != nullptr || r.final) return p;
         }
     }
-    [[nodiscard]] static void* out(pool_block* b, std::size_t size, std::size_t alignment) noexcept {
+    [[nodiscard]] static void* out(detail::pool_block* b, std::size_t size, std::size_t alignment) noexcept {
         if (b == nullptr) return nullptr;
-        b->shelf = shelf_layout::of(b->size / pool_granule);
+        b->bin = detail::bin_layout::of(b->size / detail::pool_granule);
         // Relaxed: whoever frees the block has had the pointer handed over from here.
-        b->tag.store(pool_tag::live(b->begin, size, alignment), std::memory_order_relaxed);
+        b->tag.store(detail::pool_tag::live(b->begin, size, alignment), std::memory_order_relaxed);
         return b->begin;
     }
 
-    [[gnu::noinline]] pool_block* obtain_slowly(const pool_request& request, refusal& r, worker* own) noexcept {
-        const auto segment = whole_granules(options_.segment.count());
+    [[gnu::noinline]] detail::pool_block* obtain_slowly(const detail::pool_request& request, refusal& r,
+                                                        worker* own) noexcept {
+        const auto segment = detail::whole_granules(options_.segment.count());
         const auto grow_by_segment = [&] {
             return segment > request.size ? grow(segment, request.size, request, r) : nullptr;
         };
         for (;;) {
             auto seen = store_.changes();
-            if (pool_block* const b = store_.collect_and_take(request, own)) return b;
+            if (detail::pool_block* const b = store_.collect_and_take(request, own)) return b;
             const bool early = store_.caches_keep_less(options_.kept);
             if (early)
-                if (pool_block* const b = grow_by_segment()) return b;
-            if (pool_block* const b = store_.reclaim_and_take(request, own)) return b;
+                if (detail::pool_block* const b = grow_by_segment()) return b;
+            if (detail::pool_block* const b = store_.reclaim_and_take(request, own)) return b;
             if (!early)
-                if (pool_block* const b = grow_by_segment()) return b;
+                if (detail::pool_block* const b = grow_by_segment()) return b;
             seen += return_empty(0);
-            if (pool_block* const b = grow(request.least, request.least, request, r)) return b;
+            if (detail::pool_block* const b = grow(request.least, request.least, request, r)) return b;
             // Each further round means that another thread has got memory from the upstream or given it some.
             if (const auto [b, again] = store_.settle_and_take(request, own, seen); b != nullptr || !again) {
                 if (b == nullptr && r.why.code == errc::none) r.why = explain(request);
@@ -252,24 +255,24 @@ private:
             }
         }
     }
-    [[nodiscard]] failure explain(const pool_request& request) const noexcept {
+    [[nodiscard]] failure explain(const detail::pool_request& request) const noexcept {
         const auto u = usage();
         return {errc::out_of_memory, request.least, u.free().count(), u.reserved.count()};
     }
 
     // `range` bytes from the upstream, or as many as it takes for these, and of them a block.
-    [[nodiscard]] pool_block* grow(std::uint64_t range, std::uint64_t size, const pool_request& request,
-                                   refusal& r) noexcept {
-        const auto alignment = std::max(request.alignment, pool_granule);
+    [[nodiscard]] detail::pool_block* grow(std::uint64_t range, std::uint64_t size, const detail::pool_request& request,
+                                           refusal& r) noexcept {
+        const auto alignment = std::max(request.alignment, detail::pool_granule);
         if constexpr (requires { upstream_->charged(range, alignment); })
             if (const bytes takes = upstream_->charged(range, alignment); takes != bytes::max())
-                range = std::max(range, takes.count() & ~std::uint64_t{pool_granule - 1});
+                range = std::max(range, takes.count() & ~std::uint64_t{detail::pool_granule - 1});
         store_.begin_move();
-        pool_block* b = nullptr;
+        detail::pool_block* b = nullptr;
         if (void* const p = from_upstream(range, alignment, r)) {
             try {
                 b = &store_.add({static_cast<std::byte*>(p), range, alignment}, size, request);
-            } catch (...) {  // the host has no memory for the books
+            } catch (...) {  // the host has no memory for the bookkeeping
                 upstream_->deallocate(p, range, alignment);
             }
         }
@@ -296,7 +299,7 @@ private:
 
     Upstream* upstream_;
     pool_options options_;
-    pool_store<Point> store_;
+    detail::pool_store<Point> store_;
 };
 
 namespace detail {

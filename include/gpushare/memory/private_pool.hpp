@@ -43,10 +43,10 @@ class private_pool {
 public:
     /// Sets `reserve` aside, rounded up to 256 bytes, before the capture. Throws what the pool throws.
     private_pool(Pool& pool, bytes reserve) : pool_(&pool) {
-        if (const errc why = pool_tag::check(reserve.count(), 1); why != errc::none)
+        if (const errc why = detail::pool_tag::check(reserve.count(), 1); why != errc::none)
             raise({.code = why, .asked = reserve.count()}, {}, "set aside memory for a captured graph");
-        const auto size = static_cast<std::size_t>(whole_granules(reserve.count()));
-        add(pool.allocate(size, pool_granule), size, pool_granule);
+        const auto size = static_cast<std::size_t>(detail::whole_granules(reserve.count()));
+        add(pool.allocate(size, detail::pool_granule), size, detail::pool_granule);
     }
     private_pool(const private_pool&) = delete;
     private_pool& operator=(const private_pool&) = delete;
@@ -68,14 +68,15 @@ public:
                                      failure* why = nullptr) noexcept {
         const std::lock_guard lock(mutex_);
         fit_.index().drop_retired();  // nobody reads without the lock
-        const errc code = pool_tag::check(size, alignment);
-        pool_block* const b = code == errc::none ? obtain(whole_granules(size), alignment) : nullptr;
+        const errc code = detail::pool_tag::check(size, alignment);
+        detail::pool_block* const b = code == errc::none ? obtain(detail::whole_granules(size), alignment) : nullptr;
         if (b == nullptr) {
             if (why != nullptr)
                 *why = {code == errc::none ? errc::out_of_memory : code, size, fit_.free_bytes(), reserved_};
             return nullptr;
         }
-        b->tag.store(pool_tag::live(b->begin, size, alignment), std::memory_order_relaxed);  // read under the lock
+        b->tag.store(detail::pool_tag::live(b->begin, size, alignment),
+                     std::memory_order_relaxed);  // read under the lock
         return b->begin;
     }
     /// unknown_block or wrong_size, changing nothing, as pool_resource::deallocate. Null is ignored.
@@ -109,16 +110,16 @@ private:
         std::size_t size = 0, alignment = 0;
     };
 
-    [[nodiscard]] pool_block* obtain(std::uint64_t size, std::size_t alignment) noexcept {
+    [[nodiscard]] detail::pool_block* obtain(std::uint64_t size, std::size_t alignment) noexcept {
         try {
-            if (pool_block* const b = fit_.take(size, alignment)) return b;
-            if (pool_block* const b = fit_.take_any(size, alignment)) return b;
-            const auto unit = std::max(alignment, pool_granule);
+            if (detail::pool_block* const b = fit_.take(size, alignment)) return b;
+            if (detail::pool_block* const b = fit_.take_any(size, alignment)) return b;
+            const auto unit = std::max(alignment, detail::pool_granule);
             void* const p = pool_->try_allocate_held(size, unit);
             if (p == nullptr) return nullptr;
             add(p, size, unit);
             return fit_.take_any(size, alignment);
-        } catch (...) {  // the host has no memory for the books
+        } catch (...) {  // the host has no memory for the bookkeeping
             return nullptr;
         }
     }
@@ -136,7 +137,7 @@ private:
 
     Pool* pool_;
     mutable std::mutex mutex_;
-    pool_fit fit_;
+    detail::pool_fit fit_;
     std::vector<range> ranges_;
     std::uint64_t reserved_ = 0;
 };

@@ -16,9 +16,9 @@
 // nobody uses are gathered: all quotas below are frozen at one moment, and what each has idle goes back. So an idle
 // loan never makes a charge fail, and no figure counts it as used.
 //
-// Charges and resizes of several quotas at once are in quota_change.hpp. Waiting for bytes is in quota_line.hpp: while
-// somebody waits, the words that its bytes may come from stay frozen, so that who comes later comes to the mutex, and the
-// line. The same goes for a quota over its limit, after a resize below what is charged: what is released must go back.
+// Charges and resizes of several quotas at once are in quota_change.hpp. Waiting for bytes is in quota_wait.hpp: while
+// somebody waits, the words that its bytes may come from stay frozen, so that who comes later comes to the mutex and
+// the queue. The same goes for a quota over its limit, after a resize below what is charged: what is released must go back.
 #pragma once
 
 #include <algorithm>
@@ -124,7 +124,7 @@ public:
             return errc::invalid_specification;
         const std::lock_guard lock(root_->mutex_);
         const errc why = change(guaranteed, burst);
-        serve_line();
+        serve_waiters();
         return why;
     }
 
@@ -139,7 +139,7 @@ public:
         burst_ = burst;
         settle(charged.count());
         parent_->note_borrower(*this);
-        serve_line();
+        serve_waiters();
         return errc::none;
     }
 
@@ -172,7 +172,7 @@ public:
         if (parent_ == nullptr) return max_limit();
         const std::lock_guard lock(root_->mutex_);
         return guaranteed_ + bytes{borrowed_.load(std::memory_order_relaxed)} +
-               parent_->free_now(this, detail::turn::ahead);
+               parent_->free_now(this, detail::precedence::before_waiters);
     }
 
     /// Whose it is, for messages. The text must outlive the quota.
@@ -237,7 +237,7 @@ private:
         const auto word = cell_.now();
         const bool charged = n <= cell_.held() - word.available();
         give_back(charged ? cell_.released(word, n) : word);
-        serve_line();
+        serve_waiters();
         return charged;
     }
 };

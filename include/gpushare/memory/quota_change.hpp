@@ -7,6 +7,10 @@
 //
 // Between the steps the mutex of the quota's tree is held and its word is frozen, and so are its parents' as far as it
 // has to borrow: whoever asks meanwhile waits, and is never refused for bytes that are given back a moment later.
+//
+// Bytes that change hands, although the device may be full:
+//
+//   if (gpushare::try_transfer(chat, code, 2_MiB).why == gpushare::errc::none) ...;    // code's now
 #pragma once
 
 #include <algorithm>
@@ -37,8 +41,8 @@ protected:
     // fit.
     static failure hold(quota& q, std::uint64_t n) noexcept {
         q.root_->mutex_.lock();
-        const errc code =
-            n > quota::max_limit().count() ? errc::size_overflow : freeze_for(q, n, nullptr, detail::turn::in_line);
+        const errc code = n > quota::max_limit().count() ? errc::size_overflow
+                                                         : freeze_for(q, n, nullptr, detail::precedence::after_waiters);
         if (code == errc::none) return {};
         const failure why{q.refuse(code), n, q.free_now().count(), (q.guaranteed_ + q.burst_).count()};
         q.root_->mutex_.unlock();
@@ -46,14 +50,14 @@ protected:
     }
 
     static void charge_held(quota& q, std::uint64_t n) noexcept {
-        (void)q.take(n, nullptr, detail::turn::ahead);
+        (void)q.take(n, nullptr, detail::precedence::before_waiters);
         let_go(q);
     }
 
     static void let_go(quota& q) noexcept {
         for (detail::quota_node* frozen = &q; frozen != nullptr; frozen = frozen->parent_)
             if (const auto word = frozen->cell_.now(); word.frozen()) frozen->give_back(word);
-        q.serve_line();
+        q.serve_waiters();
         q.root_->mutex_.unlock();
     }
 
@@ -62,10 +66,12 @@ protected:
             return {errc::invalid_specification, (guaranteed + burst).count(), 0, quota::max_limit().count()};
         q.root_->mutex_.lock();
         const auto fresh = q.growth(guaranteed);
-        if (q.parent_ == nullptr || fresh == 0 || freeze_for(*q.parent_, fresh, &q, detail::turn::ahead) == errc::none)
+        if (q.parent_ == nullptr || fresh == 0 ||
+            freeze_for(*q.parent_, fresh, &q, detail::precedence::before_waiters) == errc::none)
             return {};
         q.tell_parents();  // what is idle here, the parent has passed over
-        const auto fits = guaranteed.count() - fresh + q.parent_->free_now(&q, detail::turn::ahead).count();
+        const auto fits =
+            guaranteed.count() - fresh + q.parent_->free_now(&q, detail::precedence::before_waiters).count();
         const auto limit = (q.parent_->guaranteed_ + q.parent_->burst_).count();
         q.root_->mutex_.unlock();
         return {errc::no_room, guaranteed.count(), fits, limit};
@@ -104,8 +110,8 @@ private:
 
     // Freezes q and, as far as it would have to borrow, those above it. Nothing stays frozen after a refusal.
     static errc freeze_for(detail::quota_node& q, std::uint64_t n, const detail::quota_node* asking,
-                           detail::turn when) noexcept {
-        if (q.behind_ != errc::none && n != 0 && when == detail::turn::in_line) return q.behind_;
+                           detail::precedence when) noexcept {
+        if (q.behind_ != errc::none && n != 0 && when == detail::precedence::after_waiters) return q.behind_;
         q.freeze();
         const auto word = q.gather(asking);
         const auto need = n - std::min(n, word.available());
@@ -189,6 +195,27 @@ private:
     bytes guaranteed_, burst_;
 };
 static_assert(prepared_change<quota_resize>);
+
+struct transfer_result {
+    errc why = errc::none;
+    bool kept = false;  // refused, and `from` is charged as before
+};
+
+/// Charges `n` bytes to `to` that are charged to `from`, and releases them there. over_quota: beyond `to`'s own limit.
+/// out_of_memory: burst that isn't there, even when `from` gives its bytes back. Only then can it be that somebody else
+/// charged them in that moment, and that `from` couldn't have them again: it has lost them (`kept` is false).
+[[nodiscard]] inline transfer_result try_transfer(quota& from, quota& to, bytes n) noexcept {
+    if (&from == &to) return {};
+    errc why = to.try_charge(n);
+    if (why == errc::none) {
+        from.release(n);
+        return {};
+    }
+    if (why == errc::over_quota) return {.why = why, .kept = true};
+    from.release(n);  // may be the very bytes that are missing above
+    why = to.try_charge(n);
+    return {.why = why, .kept = why != errc::none && from.try_charge(n) == errc::none};
+}
 
 }  // namespace GPUSHARE_ABI
 }  // namespace gpushare

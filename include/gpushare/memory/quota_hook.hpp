@@ -25,7 +25,6 @@
 #include <utility>
 
 #include <gpushare/config.hpp>
-#include <gpushare/detail/exchange.hpp>
 #include <gpushare/detail/inplace_function.hpp>
 #include <gpushare/detail/intrusive.hpp>
 #include <gpushare/memory/detail/quota_tree.hpp>
@@ -57,7 +56,7 @@ public:
         number_ = ++root.hooks_made_;
         hook_registration** at = &root.hooks_;
         while (*at != nullptr && (*at)->order_ <= order_) at = &(*at)->next_;
-        next_ = exchange(*at, this);
+        next_ = std::exchange(*at, this);
         // Release: who sees the function sees this header's data initialised.
         root.ask_next_.store(&ask_next, std::memory_order_release);
     }

@@ -67,7 +67,7 @@ public:
     }
 
     /// As allocate, but waits for bytes of the quota, first come first served, as long as `until` has it: a patience, from
-    /// quota_waiters.hpp. Throws memory_error with deadline_exceeded or stopped, too; it names who holds burst there.
+    /// quota_wait.hpp. Throws memory_error with deadline_exceeded or stopped, too; it names who holds burst there.
     template <class Patience>
     [[nodiscard]] void* allocate_until(std::size_t size, std::size_t alignment, const Patience& until) {
         refusal r;
@@ -166,7 +166,7 @@ private:
         }
     }
 
-    // What the upstream hasn't can be waited for only by asking for it: by hooks, and by another quota's line.
+    // What the upstream hasn't can be waited for only by asking for it: by hooks, and by another quota's queue.
     template <class Patience>
     void* obtain_until(std::size_t size, std::size_t alignment, const Patience& until, refusal& r) noexcept {
         const bytes takes = takes_for(size, alignment, r);

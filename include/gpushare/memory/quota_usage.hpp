@@ -20,10 +20,14 @@ struct quota_usage {
     bytes peak{};      // the most that was ever charged
     bytes borrowed{};  // held from the parent beyond the guarantee
     std::uint64_t charges = 0, releases = 0, refusals = 0;  // calls; children's loans and returns count too
-    std::uint32_t waiting = 0;                              // requests in line, in the whole tree
+    std::uint32_t waiting = 0;                              // requests that wait, in the whole tree
 
     [[nodiscard]] constexpr bytes limit() const noexcept { return guaranteed + burst; }
 };
+
+/// Of somebody who waits for bytes of a quota. refused: no release could make it fit, as its quota or one above is smaller
+/// than that.
+enum class claim_state : std::uint8_t { waiting, granted, refused };
 
 }  // namespace GPUSHARE_ABI
 }  // namespace gpushare

@@ -2,7 +2,7 @@
 // Who allocated a block: return addresses, taken when it is allocated and named only in a report. Needs glibc's
 // <execinfo.h>; nothing else of the library includes it.
 //
-//   gpushare::booked_resource booked{upstream, {.trace = gpushare::capture_stack}};
+//   gpushare::statistics_resource booked{upstream, {.trace = gpushare::capture_stack}};
 //   for (const auto& l : booked.leaks())
 //       for (const auto& line : gpushare::symbols_of(l.trace)) log(line);      // link with -rdynamic for names
 #pragma once
@@ -21,7 +21,7 @@
 namespace gpushare {
 inline namespace GPUSHARE_ABI {
 
-/// A trace_function for memory_book. The first call of a process loads the unwinder, and allocates from the host's heap.
+/// A trace_function for detail::scoped_statistics. The first call of a process loads the unwinder, and allocates from the host's heap.
 [[gnu::noinline]] inline std::size_t capture_stack(std::span<void*> callers) noexcept {
     const int depth = ::backtrace(callers.data(), static_cast<int>(callers.size()));
     return depth > 0 ? static_cast<std::size_t>(depth) : 0;

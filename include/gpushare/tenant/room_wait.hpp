@@ -1,7 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 // Waiting for memory that could be promised: those who have borrowed it are asked to give it back until a deadline.
 //
-//   gpushare::room_wait wait{devices, until};                    // until: a patience, see memory/quota_waiters.hpp
+//   gpushare::room_wait wait{devices, until};                    // until: a patience, see memory/quota_wait.hpp
 //   while (!try_it()) if (const errc why = wait.again(per_device); why != errc::none) return why;
 //
 // Guaranteed bytes are nobody's to give: only burst is asked for. The devices are tried again every two milliseconds, by
@@ -22,7 +22,7 @@
 #include <gpushare/error.hpp>
 #include <gpushare/memory/quota.hpp>
 #include <gpushare/memory/quota_hook.hpp>
-#include <gpushare/memory/quota_waiters.hpp>
+#include <gpushare/memory/quota_wait.hpp>
 #include <gpushare/units.hpp>
 
 namespace gpushare {

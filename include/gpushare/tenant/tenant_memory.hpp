@@ -75,7 +75,7 @@ public:
         return nullptr;
     }
 
-    /// As allocate, but waits as long as `until` has it, a patience (memory/quota_waiters.hpp): first come first served,
+    /// As allocate, but waits as long as `until` has it, a patience (memory/quota_wait.hpp): first come first served,
     /// for streams to reach frees as well. Throws memory_error with deadline_exceeded or stopped, too.
     template <class Patience>
     [[nodiscard]] void* allocate_until(std::size_t size, const Patience& until,

@@ -20,7 +20,7 @@
 #include <gpushare/concepts.hpp>
 #include <gpushare/config.hpp>
 #include <gpushare/detail/chain.hpp>
-#include <gpushare/memory/detail/chunk_book.hpp>
+#include <gpushare/memory/detail/chunk_registry.hpp>
 #include <gpushare/memory/quota.hpp>
 #include <gpushare/memory/tenant_tag.hpp>
 
@@ -33,7 +33,7 @@ enum class slot_stage : std::uint8_t { empty, arriving, mapped, leaving };
 
 struct arena_slot {
     std::uint64_t ticket = 0;  // of the departure that it leaves with
-    std::uint32_t chunk = chunk_book::none;
+    std::uint32_t chunk = chunk_registry::none;
     slot_stage stage = slot_stage::empty;
 };
 

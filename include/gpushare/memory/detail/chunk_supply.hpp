@@ -6,6 +6,7 @@
 //   if (supply.provide(chat, 3).code == errc::none) ... supply.take(chat) ... three times
 #pragma once
 
+#include <concepts>
 #include <cstddef>
 #include <cstdint>
 #include <optional>
@@ -15,31 +16,145 @@
 #include <gpushare/concepts.hpp>
 #include <gpushare/config.hpp>
 #include <gpushare/error.hpp>
-#include <gpushare/memory/detail/chunk_book.hpp>
-#include <gpushare/memory/detail/scrub_window.hpp>
+#include <gpushare/memory/chunk_usage.hpp>
+#include <gpushare/memory/detail/chunk_registry.hpp>
 #include <gpushare/memory/scrub.hpp>
 #include <gpushare/memory/tenant_tag.hpp>
 #include <gpushare/units.hpp>
 
 namespace gpushare {
 inline namespace GPUSHARE_ABI {
+namespace detail {
 
-struct chunk_pool_options {
-    std::size_t capacity = 0;  // chunks at the most
-    std::size_t initial = 0;   // of these, made at once; others are made when they are needed
-    scrub_policy scrub = scrub_policy::on_hand_over;
-    std::size_t window = 16;  // chunks that are scrubbed at a time, 1 or more
-};
+// Where free chunks are scrubbed: a few addresses of their own, so that a chunk is mapped for a tenant only once it
+// holds nothing of another one. The fills run on a stream; nobody waits for them here.
+//
+//   window.begin(7, chunk);    window.seal();
+//   window.finish([](std::uint32_t id, errc why) { ... });       // those whose point was reached
 
-/// A reading of a pool, in chunks; consistent.
-struct chunk_pool_usage {
-    std::size_t capacity = 0;
-    std::size_t made = 0;       // of the capacity
-    std::size_t mapped = 0;     // of these, in arenas, with those that wait for a stream before they leave
-    std::size_t leaving = 0;    // of the mapped ones, those that wait
-    std::size_t clean = 0;      // free, and anybody's at once
-    std::size_t dirty = 0;      // free, but to be scrubbed for all but the last owner, if that is still there
-    std::size_t scrubbing = 0;  // free once that is done
+/// Refers to the memory and the stream, which must outlive it. Not thread-safe. Nothing may be under way when it is
+/// destroyed.
+template <virtual_memory Memory, scrubber Stream>
+class scrub_window {
+public:
+    using point = typename Stream::point;
+
+    /// `slots` chunks are scrubbed at a time; the addresses are reserved when they are first needed.
+    scrub_window(Memory& memory, Stream& stream, std::size_t slots)
+        : memory_(&memory), stream_(&stream), chunk_size_(static_cast<std::size_t>(memory.granularity().count())) {
+        jobs_.resize(slots);
+    }
+
+    /// Enqueues scrubbing chunk `id`. no_room: all slots are in use; what the memory answers; submission_failed: the
+    /// stream took no more. Then nothing happened. seal() when the last one of a batch was begun.
+    errc begin(std::uint32_t id, const typename Memory::chunk& chunk) noexcept {
+        if (full()) return errc::no_room;
+        if (const errc why = reserve(); why != errc::none) return why;
+        std::size_t slot = 0;
+        while (jobs_[slot].stage != stage::vacant) ++slot;
+        void* const at = address(slot);
+        if (const errc why = memory_->map(at, chunk); why != errc::none) return why;
+        job& j = jobs_[slot];
+        j = {.stage = stage::filling, .id = id, .done = {}};
+        ++active_;
+        try {
+            stream_->fill(at, std::byte{0}, chunk_size_);
+            return errc::none;
+        } catch (...) {
+            // Nothing was enqueued, but the slot is free only if the memory lets go of the chunk.
+            if (memory_->unmap(at, chunk_size_) == errc::none) {
+                vacate(j);
+                return errc::submission_failed;
+            }
+            j.failed = true;
+            return errc::none;
+        }
+    }
+
+    /// Marks the end of what was begun. If the stream can't, finish() tries again.
+    void seal() noexcept {
+        if (!unsealed()) return;
+        try {
+            const point done = stream_->record();
+            for (job& j : jobs_)
+                if (j.stage == stage::filling) {
+                    j.done = done;
+                    j.stage = stage::sealed;
+                }
+        } catch (...) {
+        }
+    }
+
+    /// Calls `told(id, why)` for every chunk whose scrubbing has ended, after it left the window. errc::none: it holds
+    /// zeros. Returns how many.
+    template <std::invocable<std::uint32_t, errc> F>
+    std::size_t finish(F told) {
+        if (active_ == 0) return 0;
+        seal();
+        std::size_t finished = 0;
+        for (std::size_t slot = 0; slot < jobs_.size(); ++slot) {
+            job& j = jobs_[slot];
+            if (j.stage != stage::sealed || !j.done.reached()) continue;
+            const errc why = j.failed ? errc::submission_failed : j.done.status();
+            j.stuck = memory_->unmap(address(slot), chunk_size_) != errc::none;
+            if (j.stuck) continue;  // it stays here, until the memory lets go of it
+            const auto id = j.id;
+            vacate(j);
+            ++finished;
+            told(id, why);
+        }
+        return finished;
+    }
+
+    [[nodiscard]] bool holds(std::uint32_t id) const noexcept {
+        for (const job& j : jobs_)
+            if (j.stage != stage::vacant && j.id == id) return true;
+        return false;
+    }
+    [[nodiscard]] std::size_t active() const noexcept { return active_; }
+    [[nodiscard]] bool full() const noexcept { return active_ == jobs_.size(); }
+
+    /// Adds the points that finish() waits for; reached ones among them, if they are by now.
+    void add_points(std::vector<point>& to) const {
+        for (const job& j : jobs_)
+            if (j.stage == stage::sealed && !j.stuck) to.push_back(j.done);
+    }
+
+private:
+    enum class stage : std::uint8_t { vacant, filling, sealed };
+    struct job {
+        scrub_window::stage stage = stage::vacant;
+        std::uint32_t id = 0;
+        point done{};
+        bool failed = false, stuck = false;
+    };
+
+    errc reserve() noexcept {
+        if (range_) return errc::none;
+        auto reserved = memory_->reserve(jobs_.size() * chunk_size_);
+        if (!reserved) return reserved.code();
+        range_ = *std::move(reserved);
+        return errc::none;
+    }
+    [[nodiscard]] void* address(std::size_t slot) const noexcept {
+        return static_cast<std::byte*>(range_->data()) + slot * chunk_size_;
+    }
+    [[nodiscard]] bool unsealed() const noexcept {
+        for (const job& j : jobs_)
+            if (j.stage == stage::filling) return true;
+        return false;
+    }
+    void vacate(job& j) noexcept {
+        j = {};
+        --active_;
+    }
+
+    Memory* memory_;
+    Stream* stream_;
+    std::size_t chunk_size_;
+    std::optional<typename Memory::range> range_;
+    std::vector<job> jobs_;  // one per slot
+    std::size_t active_ = 0;
 };
 
 /// Refers to the memory and the stream, which must outlive it. Not thread-safe. All chunks must be back, and no
@@ -47,17 +162,20 @@ struct chunk_pool_usage {
 template <virtual_memory Memory, scrubber Stream>
 class chunk_supply {
 public:
-    using index = chunk_book::index;
+    using index = chunk_registry::index;
     using point = typename Stream::point;
 
     /// Throws memory_error (out_of_memory) without `initial` chunks, operation_error (invalid_specification).
     chunk_supply(Memory& memory, Stream& stream, const chunk_pool_options& options)
-        : memory_(&memory), options_(checked(options)), book_(options.scrub), window_(memory, stream, options.window) {
-        while (book_.total() < options.initial)
+        : memory_(&memory),
+          options_(checked(options)),
+          registry_(options.scrub),
+          window_(memory, stream, options.window) {
+        while (registry_.total() < options.initial)
             if (const errc why = create(); why != errc::none)
                 raise({.code = why,
                        .asked = (chunk_size() * options.initial).count(),
-                       .left = (chunk_size() * book_.total()).count(),
+                       .left = (chunk_size() * registry_.total()).count(),
                        .limit = (chunk_size() * options.capacity).count()},
                       {}, "making a chunk pool");
     }
@@ -68,39 +186,42 @@ public:
     [[nodiscard]] failure provide(tenant_tag tenant, std::size_t n) {
         // A chunk that is clean from the start is there at once; one that isn't is no better than those that are free.
         errc made = errc::none;
-        const auto enough = [&] { return (Memory::fresh_is_zero ? book_.ready(tenant) : book_.available()) >= n; };
+        const auto enough = [&] {
+            return (Memory::fresh_is_zero ? registry_.ready(tenant) : registry_.available()) >= n;
+        };
         while (!enough() && made == errc::none) made = create();
         const failure figures{.asked = (chunk_size() * n).count(),
-                              .left = (chunk_size() * book_.available()).count(),
+                              .left = (chunk_size() * registry_.available()).count(),
                               .limit = (chunk_size() * options_.capacity).count()};
         const auto because = [&](errc why) {
             failure f = figures;
             f.code = why;
             return f;
         };
-        if (book_.available() < n) return because(made == errc::device_lost ? made : errc::out_of_memory);
-        while (book_.ready(tenant) + book_.scrubbing() < n && !window_.full())
-            if (const errc why = scrub(book_.begin_scrub(tenant)); why != errc::none) return because(why);
+        if (registry_.available() < n) return because(made == errc::device_lost ? made : errc::out_of_memory);
+        while (registry_.ready(tenant) + registry_.scrubbing() < n && !window_.full())
+            if (const errc why = scrub(registry_.begin_scrub(tenant)); why != errc::none) return because(why);
         window_.seal();
-        return book_.ready(tenant) >= n ? failure{} : because(errc::deadline_exceeded);
+        return registry_.ready(tenant) >= n ? failure{} : because(errc::deadline_exceeded);
     }
 
     /// After provide().
-    index take(tenant_tag tenant) noexcept { return book_.take(tenant); }
+    index take(tenant_tag tenant) noexcept { return registry_.take(tenant); }
     [[nodiscard]] const typename Memory::chunk& physical(index i) const noexcept { return *chunks_[i]; }
     /// A chunk that is mapped nowhere any more, but in the scrub window perhaps.
     void give(index i) noexcept {
         if (window_.holds(i))
-            book_.give_scrubbing(i);
+            registry_.give_scrubbing(i);
         else
-            book_.give(i);
+            registry_.give(i);
     }
-    void pass(index i, tenant_tag to) noexcept { book_.pass(i, to); }
+    void pass(index i, tenant_tag to) noexcept { registry_.pass(i, to); }
 
     /// Begins to scrub free chunks, at most `most` of them, as far as the window has room. Returns how many.
     std::size_t scrub_ahead(std::size_t most) noexcept {
         std::size_t begun = 0;
-        while (begun < most && book_.dirty() != 0 && !window_.full() && scrub(book_.begin_scrub()) == errc::none)
+        while (begun < most && registry_.dirty() != 0 && !window_.full() &&
+               scrub(registry_.begin_scrub()) == errc::none)
             ++begun;
         window_.seal();
         return begun;
@@ -118,10 +239,10 @@ public:
                 ++failed_;
                 why_failed_ = why;
             }
-            if (!book_.is_out(i)) book_.end_scrub(i, why == errc::none);
+            if (!registry_.is_out(i)) registry_.end_scrub(i, why == errc::none);
         }) != 0;
         // What failed now isn't tried again before the next call: the device may be lost.
-        if (book_.policy() == scrub_policy::on_free && failed_ == failed) scrub_ahead(options_.window);
+        if (registry_.policy() == scrub_policy::on_free && failed_ == failed) scrub_ahead(options_.window);
         return any;
     }
     /// How often scrubbing has failed so far, and why the last time.
@@ -133,46 +254,47 @@ public:
     /// Gives free chunks back to the device until `keep` are left. Returns how many.
     std::size_t trim(std::size_t keep) noexcept {
         std::size_t gone = 0;
-        for (; book_.clean() + book_.dirty() > keep; ++gone) chunks_[book_.drop()].reset();
+        for (; registry_.clean() + registry_.dirty() > keep; ++gone) chunks_[registry_.drop()].reset();
         return gone;
     }
 
     [[nodiscard]] bytes chunk_size() const noexcept { return memory_->granularity(); }
     [[nodiscard]] std::size_t capacity() const noexcept { return options_.capacity; }
-    [[nodiscard]] chunk_book& book() noexcept { return book_; }
-    [[nodiscard]] const chunk_book& book() const noexcept { return book_; }
+    [[nodiscard]] chunk_registry& registry() noexcept { return registry_; }
+    [[nodiscard]] const chunk_registry& registry() const noexcept { return registry_; }
 
 private:
     static const chunk_pool_options& checked(const chunk_pool_options& o) {
-        if (o.initial > o.capacity || o.capacity >= chunk_book::none || o.window == 0)
+        if (o.initial > o.capacity || o.capacity >= chunk_registry::none || o.window == 0)
             raise({.code = errc::invalid_specification, .asked = o.initial, .limit = o.capacity}, {}, "chunk pool");
         return o;
     }
 
     errc create() {
-        if (book_.total() >= options_.capacity) return errc::out_of_memory;
-        if (book_.total() >= chunks_.size()) chunks_.emplace_back();  // before anything is made, since it may throw
+        if (registry_.total() >= options_.capacity) return errc::out_of_memory;
+        if (registry_.total() >= chunks_.size()) chunks_.emplace_back();  // before anything is made, since it may throw
         auto made = memory_->create();
         if (!made) return made.code();
-        chunks_[book_.add(Memory::fresh_is_zero)] = *std::move(made);
+        chunks_[registry_.add(Memory::fresh_is_zero)] = *std::move(made);
         return errc::none;
     }
 
-    // A chunk that book_ has begun to scrub.
+    // A chunk that registry_ has begun to scrub.
     errc scrub(index i) noexcept {
         const errc why = window_.begin(i, physical(i));
-        if (why != errc::none) book_.end_scrub(i, false);
+        if (why != errc::none) registry_.end_scrub(i, false);
         return why;
     }
 
     Memory* memory_;
     chunk_pool_options options_;
-    chunk_book book_;
+    chunk_registry registry_;
     std::vector<std::optional<typename Memory::chunk>> chunks_;
     scrub_window<Memory, Stream> window_;
     std::uint64_t failed_ = 0;
     errc why_failed_ = errc::none;
 };
 
+}  // namespace detail
 }  // namespace GPUSHARE_ABI
 }  // namespace gpushare

@@ -1,7 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 // Whose memory a resource is, and how much of it could be had in one piece: asked through whatever stands on it.
 //
-//   gpushare::pool_resource pool{tenant.memory()};    gpushare::booked_resource booked{pool};
+//   gpushare::pool_resource pool{tenant.memory()};    gpushare::statistics_resource booked{pool};
 //   gpushare::owner_of(booked);                       // "chat"
 //   gpushare::largest_free_in(booked);                // bytes
 #pragma once

@@ -14,6 +14,7 @@
 
 namespace gpushare {
 inline namespace GPUSHARE_ABI {
+namespace detail {
 
 /// What pools count in: every block is a multiple of it, and begins at one. It is what device allocators align to.
 inline constexpr std::size_t pool_granule = 256;
@@ -46,12 +47,12 @@ struct pool_tag {
     }
 };
 
-/// A part of a range that the pool holds: free, on a worker's shelf, on its way through a stream, or out. On a cache line
+/// A part of a range that the pool holds: free, in a worker's bin, on its way through a stream, or out. On a cache line
 /// of its own, because workers on different cores free each other's blocks.
 struct alignas(64) pool_block {
     std::byte* begin = nullptr;
     std::atomic<std::uint64_t> tag{0};  // see pool_tag
-    std::uint32_t shelf = 0;            // of a cache, that it belongs on; fixed while the block isn't free
+    std::uint32_t bin = 0;              // of a cache, that it belongs on; fixed while the block isn't free
 
     // Under the lock of the pool.
     std::uint64_t size = 0;                           // bytes, whole granules; fixed while the block isn't free
@@ -90,5 +91,12 @@ private:
     pool_block* first_ = nullptr;
 };
 
+/// What a request is: whole granules, `least` of which will do; `asked` is what the caller said. Bytes.
+struct pool_request {
+    std::uint64_t size = 0, least = 0;
+    std::size_t alignment = 1, asked = 0;
+};
+
+}  // namespace detail
 }  // namespace GPUSHARE_ABI
 }  // namespace gpushare

@@ -1,10 +1,10 @@
 // SPDX-License-Identifier: Apache-2.0
 // Cuts blocks out of ranges of memory and joins them again, in a bounded number of steps: a pool without its locks,
-// caches and upstream. It touches none of the memory.
+// caches and upstream. It touches none of the memory. And which of the ranges could go back to the upstream.
 //
-//   gpushare::pool_fit fit;
+//   gpushare::detail::pool_fit fit;
 //   fit.add(begin, 64 << 20);
-//   gpushare::pool_block* b = fit.take(4096, 256);   // b->begin, b->size; null if nothing fits
+//   gpushare::detail::pool_block* b = fit.take(4096, 256);   // b->begin, b->size; null if nothing fits
 //   fit.give(*b);
 #pragma once
 
@@ -14,6 +14,8 @@
 #include <concepts>
 #include <cstddef>
 #include <cstdint>
+#include <utility>
+#include <vector>
 
 #include <gpushare/config.hpp>
 #include <gpushare/detail/intrusive.hpp>
@@ -23,6 +25,7 @@
 
 namespace gpushare {
 inline namespace GPUSHARE_ABI {
+namespace detail {
 
 /// Two-level segregated fit (Masmano et al., ECRTS 2004): free lists by class, a bitmap of those that aren't empty. Not
 /// thread-safe, but for the index's readers. Begins, sizes and alignments are in bytes.
@@ -48,7 +51,7 @@ public:
 
     /// A block of `size` whole granules at a multiple of `alignment`, or null. Takes the first that surely fits, which
     /// wastes nothing but may overlook some that are not even one class (3%) bigger than needed.
-    /// Throws std::bad_alloc if the host has no memory for the books, and then nothing has changed.
+    /// Throws std::bad_alloc if the host has no memory for the bookkeeping, and then nothing has changed.
     [[nodiscard]] pool_block* take(std::uint64_t size, std::size_t alignment) {
         const auto slack = alignment > pool_granule ? alignment - pool_granule : 0;
         pool_block* const b = first_from(classes::covering((size + slack) / pool_granule));
@@ -204,8 +207,7 @@ private:
     std::uint64_t free_ = 0;     // bytes
 };
 
-namespace detail {
-/// The block that `take_one` gets. No memory for the books of a block is no memory for the block: null then.
+/// The block that `take_one` gets. No memory for what is known of a block is no memory for the block: null then.
 template <std::invocable F>
 [[nodiscard]] pool_block* quietly(F take_one) noexcept {
     try {
@@ -214,7 +216,70 @@ template <std::invocable F>
         return nullptr;
     }
 }
-}  // namespace detail
 
+/// As the upstream knows it.
+struct pool_segment {
+    std::byte* begin = nullptr;
+    std::uint64_t size = 0;
+    std::size_t alignment = 0;
+};
+
+/// Not thread-safe. Sizes are bytes.
+class pool_segments {
+public:
+    /// Throws std::bad_alloc, and then nothing has changed.
+    pool_block& add(pool_fit& fit, const pool_segment& s) {
+        all_.push_back({s, nullptr});
+        try {
+            all_.back().first = &fit.add(s.begin, s.size);
+        } catch (...) {
+            all_.pop_back();
+            throw;
+        }
+        held_ += s.size;
+        peak_ = std::max(peak_, held_);
+        return *all_.back().first;
+    }
+
+    /// One in which nothing is, if more than `target` bytes are held. Steps in proportion to the number of segments.
+    [[nodiscard]] pool_segment remove_empty(pool_fit& fit, std::uint64_t target) noexcept {
+        if (held_ <= target) return {};
+        const auto found =
+            std::ranges::find_if(all_, [](const entry& e) { return e.first->free && e.first->whole_range(); });
+        return found == all_.end() ? pool_segment{} : remove(fit, *found);
+    }
+    /// One that is free as a whole, by its first block.
+    pool_segment remove(pool_fit& fit, pool_block& whole) noexcept {
+        return remove(fit, *std::ranges::find(all_, &whole, &entry::first));
+    }
+    /// Any, whatever is in it: for the end.
+    [[nodiscard]] pool_segment remove_any() noexcept { return all_.empty() ? pool_segment{} : drop(all_.back()); }
+
+    [[nodiscard]] std::uint64_t held() const noexcept { return held_; }
+    [[nodiscard]] std::uint64_t peak() const noexcept { return peak_; }
+    [[nodiscard]] std::size_t count() const noexcept { return all_.size(); }
+
+private:
+    struct entry {
+        pool_segment segment;
+        pool_block* first = nullptr;
+    };
+
+    pool_segment remove(pool_fit& fit, entry& e) noexcept {
+        fit.remove(*e.first);
+        return drop(e);
+    }
+    pool_segment drop(entry& e) noexcept {
+        const pool_segment dropped = std::exchange(e, all_.back()).segment;
+        all_.pop_back();
+        held_ -= dropped.size;
+        return dropped;
+    }
+
+    std::vector<entry> all_;
+    std::uint64_t held_ = 0, peak_ = 0;
+};
+
+}  // namespace detail
 }  // namespace GPUSHARE_ABI
 }  // namespace gpushare

@@ -20,6 +20,7 @@
 
 namespace gpushare {
 inline namespace GPUSHARE_ABI {
+namespace detail {
 
 /// A hash table: open addressing, linear probing, entries never move. One writer at a time (the lock of the pool) beside
 /// any number of readers, who find every block that was in before they began and hasn't left. When the table grows, or
@@ -47,7 +48,7 @@ public:
     struct claimed {
         errc why = errc::none;
         pool_block* block = nullptr;
-        std::uint32_t shelf = 0;
+        std::uint32_t bin = 0;
     };
 
     /// Ends the life of a block: of several frees of the same block, however they race, one is told `none`.
@@ -63,7 +64,7 @@ public:
         auto tag = possible ? pool_tag::live(p, size, alignment) : impossible;
         if (!block->tag.compare_exchange_strong(tag, 0, std::memory_order_relaxed)) [[unlikely]]
             return {.why = tag == 0 ? errc::unknown_block : errc::wrong_size};
-        return {.block = block, .shelf = block->shelf};
+        return {.block = block, .bin = block->bin};
     }
 
     /// Makes room for `more` insertions. Throws std::bad_alloc, and then nothing has changed.
@@ -140,5 +141,6 @@ private:
     std::size_t live_ = 0, used_ = 0;  // used: live, or a gap
 };
 
+}  // namespace detail
 }  // namespace GPUSHARE_ABI
 }  // namespace gpushare

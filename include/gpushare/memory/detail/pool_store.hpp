@@ -4,6 +4,7 @@
 #pragma once
 
 #include <algorithm>
+#include <atomic>
 #include <concepts>
 #include <condition_variable>
 #include <cstddef>
@@ -14,24 +15,178 @@
 
 #include <gpushare/concepts.hpp>
 #include <gpushare/config.hpp>
+#include <gpushare/detail/intrusive.hpp>
+#include <gpushare/memory/detail/pool_bins.hpp>
 #include <gpushare/memory/detail/pool_block.hpp>
 #include <gpushare/memory/detail/pool_fit.hpp>
 #include <gpushare/memory/detail/pool_index.hpp>
-#include <gpushare/memory/detail/pool_line.hpp>
-#include <gpushare/memory/detail/pool_parts.hpp>
-#include <gpushare/memory/detail/pool_pending.hpp>
-#include <gpushare/memory/detail/pool_segments.hpp>
-#include <gpushare/memory/detail/pool_shelves.hpp>
 #include <gpushare/memory/pool_usage.hpp>
 #include <gpushare/units.hpp>
 
 namespace gpushare {
 inline namespace GPUSHARE_ABI {
-
 namespace detail {
+
+/// Blocks that were freed on streams which haven't got there: in batches, each behind one point. Not thread-safe. Calls no
+/// function of a point but reached().
+template <timeline_point Point>
+class pool_pending {
+public:
+    struct batch {
+        batch* next = nullptr;
+        Point point{};
+        pool_chain blocks;
+        const void* by = nullptr;  // whoever may use the blocks before the point is reached
+    };
+    using batches = detail::fifo<batch>;
+
+    /// Batches whose points were reached. Declared before the lock of the store is taken, so that points are destroyed
+    /// behind it.
+    template <class Store>
+    struct spent {
+        explicit spent(Store& s) noexcept : store(s) {}
+        spent(const spent&) = delete;
+        spent& operator=(const spent&) = delete;
+        ~spent() {
+            if (batches.empty()) return;
+            for (auto* b = batches.front(); b != nullptr; b = b->next) b->point = Point{};
+            const auto lock = store.locked();
+            while (auto* b = batches.pop()) store.pending_.drop(*b);
+        }
+
+        Store& store;
+        detail::fifo<batch> batches;
+    };
+
+    /// Null if the host has no memory for one.
+    [[nodiscard]] batch* make() noexcept {
+        try {
+            return &made_.acquire();
+        } catch (...) {
+            return nullptr;
+        }
+    }
+    void drop(batch& b) noexcept {
+        b.by = nullptr;
+        made_.release(b);
+    }
+
+    void add(batch& b) noexcept { open_.push(b); }
+
+    /// Gives the blocks of all batches whose points are reached to `fit`, and these batches to `reached`.
+    void collect(pool_fit& fit, batches& reached) noexcept {
+        batches open(std::move(open_));
+        while (batch* const b = open.pop()) {
+            if (!b->point.reached()) {
+                open_.push(*b);
+                continue;
+            }
+            while (!b->blocks.empty()) fit.give(b->blocks.pop());
+            reached.push(*b);
+        }
+    }
+
+    /// A block that `by` freed, reached or not; null if none fits. Linear.
+    [[nodiscard]] pool_block* take(const void* by, std::uint64_t least, std::size_t alignment) noexcept {
+        for (auto* b = open_.front(); b != nullptr; b = b->next)
+            if (b->by == by)
+                if (pool_block* const found = b->blocks.take(least, alignment)) return found;
+        return nullptr;
+    }
+    /// Nobody may any more.
+    void forget(const void* by) noexcept {
+        for (auto* b = open_.front(); b != nullptr; b = b->next)
+            if (b->by == by) b->by = nullptr;
+    }
+
+    [[nodiscard]] std::uint64_t bytes() const noexcept {
+        std::uint64_t total = 0;
+        for (const auto* b = open_.front(); b != nullptr; b = b->next) total += b->blocks.bytes();
+        return total;
+    }
+    /// A copy of the oldest point; a reached one if there is none.
+    [[nodiscard]] Point first() const { return open_.empty() ? Point{} : open_.front()->point; }
+    [[nodiscard]] bool empty() const noexcept { return open_.empty(); }
+
+private:
+    detail::pool<batch> made_;
+    batches open_;
+};
+
+/// One user of caches: its bins, and its stream if it has one.
+template <timeline_point Point>
+struct pool_worker {
+    explicit pool_worker(void* on = nullptr, Point (*point_of)(void* stream) = nullptr)
+        : stream(on), record(point_of) {}
+
+    /// Records on the stream. False, and no point, if that threw.
+    [[nodiscard]] bool try_record(Point& point) const noexcept {
+        try {
+            point = record(stream);
+            return true;
+        } catch (...) {
+            return false;
+        }
+    }
+
+    pool_bins bins;
+    void* const stream;
+    Point (*const record)(void* stream);
+
+    // Under the lock of the store.
+    pool_chain unrecorded;        // has left the bins; a point must be recorded behind it
+    unsigned recording = 0;       // threads that record on the stream right now
+    unsigned paused = 0;          // how many forbid it
+    std::uint64_t failed_in = 0;  // the last pass in which recording threw
+};
+
+/// Somebody who waits. Under the lock of the pool.
+struct pool_wait_entry {
+    pool_wait_entry* next = nullptr;
+    bool told = false;              // since it tried last
+    std::condition_variable woken;  // with the lock of the pool
+};
+
+/// Who waits for memory of a pool, first come first served; pool_wait.hpp has the wait. Only the first tries. Whoever
+/// frees tells it, and whoever leaves tells the next one. Under the lock of the pool, but for size().
+class pool_wait_queue {
+public:
+    [[nodiscard]] bool first(const pool_wait_entry& p) const noexcept { return waiters_.front() == &p; }
+
+    /// Relaxed: a hint for those who come later. Who hasn't seen a waiter came before it.
+    [[nodiscard]] std::size_t size() const noexcept { return size_.load(std::memory_order_relaxed); }
+
+    /// At the end. True if nobody waited before.
+    bool join(pool_wait_entry& p) noexcept {
+        const bool first = waiters_.empty();
+        waiters_.push(p);
+        size_.fetch_add(1, std::memory_order_relaxed);
+        if (first) tell();
+        return first;
+    }
+    /// True if nobody waits any more.
+    bool leave(pool_wait_entry& p) noexcept {
+        const bool was_first = first(p);
+        waiters_.remove(p);
+        size_.fetch_sub(1, std::memory_order_relaxed);
+        if (was_first) tell();
+        return waiters_.empty();
+    }
+
+    /// Memory has come, or may come of somebody's waiting for it.
+    void tell() noexcept {
+        if (waiters_.empty()) return;
+        waiters_.front()->told = true;
+        waiters_.front()->woken.notify_one();
+    }
+
+private:
+    detail::fifo<pool_wait_entry> waiters_;
+    std::atomic<std::size_t> size_{0};
+};
+
 template <timeline_point Point>
 struct pool_waiter;
-}
 
 /// Thread-safe. Points are recorded and destroyed under no lock.
 template <timeline_point Point>
@@ -49,19 +204,19 @@ public:
     void join(worker& w) {
         const auto lock = locked();
         workers_.push_back(&w);
-        w.shelves.keep(line_.size() == 0);
+        w.bins.keep(waiters_.size() == 0);
     }
-    /// Empties the worker's shelves. What can't be recorded on its stream stays out of use for as long as the store.
+    /// Empties the worker's bins. What can't be recorded on its stream stays out of use for as long as the store.
     void leave(worker& w) noexcept {
         flush(w);
         auto lock = locked();
         changed_.wait(lock, [&] { return w.recording == 0; });
         stranded_.append(w.unrecorded);
         pending_.forget(&w);
-        requested_ += w.shelves.requested();
+        requested_ += w.bins.requested();
         std::erase(workers_, &w);
     }
-    /// Empties the worker's shelves now.
+    /// Empties the worker's bins now.
     void flush(worker& w) noexcept {
         spent done(*this);
         auto lock = locked();
@@ -78,20 +233,20 @@ public:
     void resume(worker& w) noexcept {
         const auto lock = locked();
         --w.paused;
-        line_.tell();
+        waiters_.tell();
     }
 
-    // --- those who wait: see pool_waiters.hpp
+    // --- those who wait: see pool_wait.hpp
 
     /// Whoever comes later and doesn't wait goes without.
-    [[nodiscard]] std::size_t waiting() const noexcept { return line_.size(); }
-    void join(pool_place& p) noexcept {
+    [[nodiscard]] std::size_t waiting() const noexcept { return waiters_.size(); }
+    void join(pool_wait_entry& p) noexcept {
         const auto lock = locked();
-        if (line_.join(p)) keep(false);  // what is freed from now on is for those who wait
+        if (waiters_.join(p)) keep(false);  // what is freed from now on is for those who wait
     }
-    void leave(pool_place& p) noexcept {
+    void leave(pool_wait_entry& p) noexcept {
         const auto lock = locked();
-        if (line_.leave(p)) keep(true);
+        if (waiters_.leave(p)) keep(true);
     }
 
     // --- blocks
@@ -101,11 +256,11 @@ public:
         const auto lock = locked();
         return counted(detail::quietly([&] { return fit_.take(r.size, r.alignment); }), r);
     }
-    /// Of what other workers had too much of, or null; and some more onto the shelf of this one.
+    /// Of what other workers had too much of, or null; and some more into the bin of this one.
     [[nodiscard]] pool_block* take_from_depot(const pool_request& r, worker& own) noexcept {
-        if (r.size > pool_shelves::largest * pool_granule) return nullptr;
-        pool_block* const b = depot_.shelves.take(r.least / pool_granule, r.alignment, r.asked);
-        if (b != nullptr) depot_.shelves.share(r.least / pool_granule, own.shelves);
+        if (r.size > pool_bins::largest * pool_granule) return nullptr;
+        pool_block* const b = depot_.bins.take(r.least / pool_granule, r.alignment, r.asked);
+        if (b != nullptr) depot_.bins.share(r.least / pool_granule, own.bins);
         return b;
     }
 
@@ -129,7 +284,7 @@ public:
     [[nodiscard]] bool caches_keep_less(bytes each) const noexcept {
         const auto lock = locked();
         bytes kept;
-        for (const worker* const w : workers_) kept += w->shelves.kept();
+        for (const worker* const w : workers_) kept += w->bins.kept();
         return kept < each * (workers_.size() - 1);
     }
 
@@ -149,11 +304,11 @@ public:
     /// Frees a block: unknown_block or wrong_size, changing nothing, if it isn't out like that.
     errc free(void* p, std::size_t size, std::size_t alignment) noexcept {
         const auto lock = locked();
-        const auto [why, block, shelf] = fit_.index().claim(p, size, alignment);
+        const auto [why, block, bin] = fit_.index().claim(p, size, alignment);
         if (why != errc::none) return why;
         uncount(size);
         fit_.give(*block);
-        line_.tell();
+        waiters_.tell();
         return errc::none;
     }
     /// As free, but once `point` is reached. Waits for it if the host has no memory to remember it.
@@ -161,7 +316,7 @@ public:
         if (!point.reached()) {
             const auto lock = locked();
             if (auto* const b = pending_.make()) {
-                const auto [why, block, shelf] = fit_.index().claim(p, size, alignment);
+                const auto [why, block, bin] = fit_.index().claim(p, size, alignment);
                 if (why != errc::none) {
                     pending_.drop(*b);
                     return why;
@@ -170,23 +325,23 @@ public:
                 b->blocks.push(*block);
                 pending_.add(*b);
                 uncount(size);
-                line_.tell();  // to wait for the point
+                waiters_.tell();  // to wait for the point
                 return errc::none;
             }
         }
         point.wait(never);
         return free(p, size, alignment);
     }
-    /// Takes a block for which its worker's shelf has no room. Makes some, for the next ones.
-    void give_from(worker& w, std::uint32_t shelf, pool_block& block, std::size_t size) noexcept {
-        const auto lock = locked();  // whoever empties all shelves must not miss what is between two of them
+    /// Takes a block for which its worker's bin has no room. Makes some, for the next ones.
+    void give_from(worker& w, std::uint32_t bin, pool_block& block, std::size_t size) noexcept {
+        const auto lock = locked();  // whoever empties all bins must not miss what is between two of them
         uncount(size);
         pool_chain out;
         out.push(block);
-        if (shelf < pool_shelves::shelves) w.shelves.take_half(shelf, [&](pool_block& kept) { out.push(kept); });
-        if (w.record == nullptr) out = depot_.shelves.stock(out);
+        if (bin < pool_bins::bins) w.bins.take_half(bin, [&](pool_block& kept) { out.push(kept); });
+        if (w.record == nullptr) out = depot_.bins.stock(out);
         while (!out.empty()) release(w, out.pop());
-        line_.tell();
+        waiters_.tell();
     }
 
     // --- ranges, and their ways from and to the upstream. Between begin_move and end_move the memory is neither here
@@ -205,7 +360,7 @@ public:
         --moving_;
         changes_ += changed ? 1 : 0;
         changed_.notify_all();
-        if (changed) line_.tell();
+        if (changed) waiters_.tell();
     }
 
     /// Takes in a range, and a block of `size` bytes of it, so that nobody else gets there first.
@@ -235,7 +390,7 @@ public:
         return segments_.remove_any();
     }
 
-    /// Empties all shelves and takes back what streams have reached.
+    /// Empties all bins and takes back what streams have reached.
     void reclaim() noexcept {
         spent done(*this);
         auto lock = locked();
@@ -262,8 +417,8 @@ public:
         std::uint64_t cached = 0, pending = pending_.bytes() + stranded_.bytes() + recorded_now_;
         auto requested = requested_;
         for (const worker* const w : workers_) {
-            w->shelves.for_each([&](const pool_block& kept) { cached += kept.size; });
-            requested += w->shelves.requested();
+            w->bins.for_each([&](const pool_block& kept) { cached += kept.size; });
+            requested += w->bins.requested();
             pending += w->unrecorded.bytes();
         }
         return {.reserved = bytes{segments_.held()},
@@ -283,10 +438,10 @@ private:
 
     [[nodiscard]] std::unique_lock<std::mutex> locked() const noexcept { return detail::lock_soon(mutex_); }
 
-    // Cutting a block may have renewed the index. Caches read it under the locks of their shelves.
+    // Cutting a block may have renewed the index. Caches read it under the locks of their bins.
     [[nodiscard]] pool_block* counted(pool_block* b, const pool_request& r) noexcept {
         if (fit_.index().has_retired()) {
-            for (worker* const w : workers_) w->shelves.pass();
+            for (worker* const w : workers_) w->bins.pass();
             fit_.index().drop_retired();
         }
         if (b != nullptr) requested_ += static_cast<std::int64_t>(r.asked);
@@ -305,12 +460,12 @@ private:
         return b != nullptr ? b : pending_.take(own, r.least, r.alignment);
     }
 
-    // Out of one block that is on a shelf: what spares the workers the loss of all.
+    // Out of one block that is in a bin: what spares the workers the loss of all.
     [[nodiscard]] pool_block* take_kept(const pool_request& r) noexcept {
         const auto slack = std::max(r.alignment, pool_granule) - pool_granule;
         for (worker* const w : workers_) {
             if (w->record != nullptr) continue;
-            if (pool_block* const kept = w->shelves.take_bigger((r.size + slack) / pool_granule)) {
+            if (pool_block* const kept = w->bins.take_bigger((r.size + slack) / pool_granule)) {
                 fit_.give(*kept);
                 return detail::quietly([&] { return fit_.take(r.size, r.alignment); });
             }
@@ -325,17 +480,17 @@ private:
             w.unrecorded.push(b);
     }
     void gather(worker& w) noexcept {
-        w.shelves.take_all([&](pool_block& kept) {
+        w.bins.take_all([&](pool_block& kept) {
             release(w, kept);
-            line_.tell();
+            waiters_.tell();
         });
     }
     void collect(spent& done) noexcept {
         pending_.collect(fit_, done.batches);
-        if (!done.batches.empty()) line_.tell();
+        if (!done.batches.empty()) waiters_.tell();
     }
     void keep(bool more) noexcept {
-        for (worker* const w : workers_) w->shelves.keep(more);
+        for (worker* const w : workers_) w->bins.keep(more);
     }
 
     void reclaim(std::unique_lock<std::mutex>& lock, spent& done) noexcept {
@@ -372,7 +527,7 @@ private:
             changed_.notify_all();
             if (recorded) {
                 pending_.add(*b);
-                line_.tell();
+                waiters_.tell();
             } else {
                 w.unrecorded.append(b->blocks);
                 w.failed_in = std::max(w.failed_in, pass);
@@ -380,12 +535,12 @@ private:
             }
         }
     }
-    mutable std::mutex mutex_;         // before the lock of any shelves
+    mutable std::mutex mutex_;         // before the lock of any bins
     std::condition_variable changed_;  // moving_ or a worker's `recording` went down
     pool_fit fit_;
     pool_pending<Point> pending_;
     pool_segments segments_;
-    pool_line line_;
+    pool_wait_queue waiters_;
     std::vector<worker*> workers_;
     worker depot_;                    // for all: what a worker has too much of, as others may have too little
     pool_chain stranded_;             // freed on streams that could not be recorded before they were gone
@@ -396,5 +551,6 @@ private:
     std::uint64_t passes_ = 0;
 };
 
+}  // namespace detail
 }  // namespace GPUSHARE_ABI
 }  // namespace gpushare

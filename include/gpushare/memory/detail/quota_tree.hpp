@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
 // What a quota keeps, and what it does under the mutex of its tree: lending, gathering what is lent and idle, changing.
-// quota.hpp is what users see, with the calls that need no mutex; quota_line.hpp is who waits.
+// quota.hpp is what users see, with the calls that need no mutex; quota_wait_queue.hpp is who waits.
 //
 //   const std::lock_guard lock(q.root_->mutex_);      // all members but tell_parents() and refuse() ask for it
 //   if (q.take(4096, nullptr) == errc::none) ...;
@@ -15,7 +15,6 @@
 #include <utility>
 
 #include <gpushare/config.hpp>
-#include <gpushare/detail/exchange.hpp>
 #include <gpushare/detail/intrusive.hpp>
 #include <gpushare/error.hpp>
 #include <gpushare/memory/detail/quota_cell.hpp>
@@ -25,7 +24,7 @@ namespace gpushare {
 inline namespace GPUSHARE_ABI {
 namespace detail {
 
-struct quota_place;
+struct quota_wait_entry;
 struct quota_node;
 class hook_registration;
 
@@ -38,7 +37,7 @@ struct hook_cursor {
 using ask_function = bool (*)(quota_node&, hook_cursor&, std::uint64_t, bool) noexcept;
 
 /// Whether a charge comes after those who wait for the same bytes. Guarantees don't: burst is what they leave.
-enum class turn : bool { in_line, ahead };
+enum class precedence : bool { after_waiters, before_waiters };
 
 /// A quota, as its tree sees it. Nothing here is for users.
 struct alignas(64) quota_node {
@@ -61,8 +60,8 @@ struct alignas(64) quota_node {
 
     bool attach(quota_node& child) noexcept {
         const std::lock_guard lock(root_->mutex_);
-        if (take(child.guaranteed_.count(), nullptr, turn::ahead) != errc::none) return false;
-        child.next_ = exchange(children_, &child);
+        if (take(child.guaranteed_.count(), nullptr, precedence::before_waiters) != errc::none) return false;
+        child.next_ = std::exchange(children_, &child);
         note_borrower(child);
         return true;
     }
@@ -76,7 +75,7 @@ struct alignas(64) quota_node {
         }
         if (child.may_borrow_) --borrowers_;
         put(child.cell_.now().available());
-        serve_line();
+        serve_waiters();
     }
 
     // While the word is frozen, charges and releases take the mutex: its holder alone changes the word then, and what is
@@ -91,20 +90,20 @@ struct alignas(64) quota_node {
     // A child counts as a borrower from the first burst, or debt after a resize, to its end.
     void note_borrower(quota_node& child) noexcept {
         const bool borrows = child.burst_ != bytes{} || child.over_limit();
-        if (!borrows || exchange(child.may_borrow_, true)) return;
+        if (!borrows || std::exchange(child.may_borrow_, true)) return;
         ++borrowers_;
         freeze();
         hold(cell_.held());
         thaw(cell_.now());
-        auto& in_line = top().in_line_;
-        in_line += child.in_line_;
-        child.in_line_ = 0;
+        auto& in_line = top().waiting_here_;
+        in_line += child.waiting_here_;
+        child.waiting_here_ = 0;
         if (in_line != 0) top().watch();
     }
 
     // Charges `n` bytes. `asking`, a child on whose behalf that is, has nothing idle to gather.
-    errc take(std::uint64_t n, const quota_node* asking, turn when = turn::in_line) noexcept {
-        if (behind_ != errc::none && n != 0 && when == turn::in_line) return refuse(behind_);
+    errc take(std::uint64_t n, const quota_node* asking, precedence when = precedence::after_waiters) noexcept {
+        if (behind_ != errc::none && n != 0 && when == precedence::after_waiters) return refuse(behind_);
         freeze();
         auto word = cell_.now();
         if (n > word.available() || cell_.held() - word.available() + n > cell_.peak.load(std::memory_order_relaxed))
@@ -122,7 +121,7 @@ struct alignas(64) quota_node {
         return errc::none;
     }
 
-    errc borrow(std::uint64_t need, turn when) noexcept {
+    errc borrow(std::uint64_t need, precedence when) noexcept {
         const auto borrowed = borrowed_.load(std::memory_order_relaxed);
         if (parent_ == nullptr || borrowed + need > burst_.count()) return errc::over_quota;
         if (parent_->take(need, this, when) != errc::none) return errc::out_of_memory;
@@ -139,7 +138,7 @@ struct alignas(64) quota_node {
     // Nothing idle goes back before: between that and taking it again, somebody else could.
     errc change(bytes guaranteed, bytes burst) noexcept {
         const auto grow = (guaranteed - guaranteed_).count(), fresh = growth(guaranteed);
-        if (parent_ != nullptr && parent_->take(fresh, this, turn::ahead) != errc::none) {
+        if (parent_ != nullptr && parent_->take(fresh, this, precedence::before_waiters) != errc::none) {
             tell_parents();  // what is idle here, the parent has passed over
             return errc::no_room;
         }
@@ -219,8 +218,9 @@ struct alignas(64) quota_node {
     }
 
     // What could be charged at one moment, here and as far up as it is frozen.
-    [[nodiscard]] bytes free_now(const quota_node* asking = nullptr, turn when = turn::in_line) const noexcept {
-        if (behind_ != errc::none && when == turn::in_line) return bytes{};
+    [[nodiscard]] bytes free_now(const quota_node* asking = nullptr,
+                                 precedence when = precedence::after_waiters) const noexcept {
+        if (behind_ != errc::none && when == precedence::after_waiters) return bytes{};
         freeze();
         const auto word = gather(asking);
         bytes more{};
@@ -245,7 +245,7 @@ struct alignas(64) quota_node {
         while (q->may_borrow_) q = q->parent_;
         return *q;
     }
-    [[nodiscard]] bool watched() const noexcept { return root_->waiting_ != 0 && top().in_line_ != 0; }
+    [[nodiscard]] bool watched() const noexcept { return root_->waiting_ != 0 && top().waiting_here_ != 0; }
 
     // Freezes all that bytes may come from. A release that was before may not have told yet that it left a loan idle, and
     // won't come to the mutex: so loans are looked for whatever the flags say.
@@ -261,7 +261,7 @@ struct alignas(64) quota_node {
         thaw(cell_.now());
     }
     // After whatever may have left more for somebody.
-    void serve_line() noexcept {
+    void serve_waiters() noexcept {
         if (root_->waiting_ != 0) root_->serve_(*root_);
     }
 
@@ -278,11 +278,11 @@ struct alignas(64) quota_node {
     int borrowers_ = 0;  // children that may_borrow_
     bool may_borrow_ = false;
     errc behind_ = errc::none;  // what a charge is refused with while somebody waits for bytes from here
-    int in_line_ = 0;           // how many wait, in the top of what they may get bytes from
+    int waiting_here_ = 0;      // how many wait, in the top of what they may get bytes from
     std::string_view name_{};   // whose it is
     // In the root only.
-    int waiting_ = 0;                                // how many are in the line
-    fifo<quota_place> line_;                         // they, first come first
+    int waiting_ = 0;                                // how many wait
+    fifo<quota_wait_entry> waiters_;                 // they, first come first
     void (*serve_)(quota_node&) noexcept = nullptr;  // set by the first of them: who never waits doesn't pay for it
     hook_registration* hooks_ = nullptr;             // in the order of asking
     std::uint64_t hooks_made_ = 0;

@@ -13,6 +13,7 @@
 
 namespace gpushare {
 inline namespace GPUSHARE_ABI {
+namespace detail {
 
 /// 2^LogSteps classes per doubling, numbered from 0 without gaps; below 2^(LogSteps+1) every size has its own. Sizes are
 /// counts of any unit, below 2^63. The mapping is that of two-level segregated fit (Masmano et al., ECRTS 2004), with
@@ -43,5 +44,6 @@ private:
     }
 };
 
+}  // namespace detail
 }  // namespace GPUSHARE_ABI
 }  // namespace gpushare

@@ -2,8 +2,8 @@
 // Who allocated what: return addresses, taken where a block is allocated and kept until it is freed. Which function takes
 // them is the embedder's choice; stack_trace.hpp has one.
 //
-//   gpushare::trace_store traces;
-//   const auto id = traces.keep(gpushare::captured_trace(gpushare::capture_stack));
+//   gpushare::detail::trace_store traces;
+//   const auto id = traces.keep(gpushare::detail::captured_trace(gpushare::capture_stack));
 //   for (void* caller : traces.of(id)) ...;        traces.drop(id);
 #pragma once
 
@@ -15,43 +15,38 @@
 #include <vector>
 
 #include <gpushare/config.hpp>
+#include <gpushare/memory/block.hpp>
 
 namespace gpushare {
 inline namespace GPUSHARE_ABI {
+namespace detail {
 
-/// Writes the return addresses of its callers, the nearest first, and returns how many.
-using trace_function = std::size_t (*)(std::span<void*>) noexcept;
-
-/// What such a function finds here; nothing, at no cost, without one.
-template <class Pointer = void*>
-class basic_captured_trace {
+/// The return addresses that a trace_function finds here; none, at no cost, without one.
+class captured_trace {
 public:
     static constexpr std::size_t longest = 16;
 
-    basic_captured_trace() = default;
-    explicit basic_captured_trace(trace_function capture) noexcept
+    captured_trace() = default;
+    explicit captured_trace(trace_function capture) noexcept
         : depth_(capture != nullptr ? capture({callers_.data(), longest}) : 0) {}
 
     [[nodiscard]] bool empty() const noexcept { return depth_ == 0; }
     /// Throws std::bad_alloc.
-    [[nodiscard]] std::vector<Pointer> callers() const { return {callers_.data(), callers_.data() + depth_}; }
+    [[nodiscard]] std::vector<void*> callers() const { return {callers_.data(), callers_.data() + depth_}; }
 
 private:
-    std::array<Pointer, longest> callers_{};
+    std::array<void*, longest> callers_{};
     std::size_t depth_ = 0;
 };
-using captured_trace = basic_captured_trace<>;
 
 /// Not thread-safe. 136 bytes for each trace that was ever kept at once; nothing for blocks without one.
-/// A template so that where it is included and not used it costs little.
-template <class Trace = captured_trace, class Id = std::uint32_t>
-class basic_trace_store {
+class trace_store {
 public:
-    using id = Id;
+    using id = std::uint32_t;
     static constexpr id none = std::numeric_limits<id>::max();
 
     /// `none` for an empty one. Throws std::bad_alloc.
-    [[nodiscard]] id keep(const Trace& t) {
+    [[nodiscard]] id keep(const captured_trace& t) {
         if (t.empty()) return none;
         if (vacant_.empty()) {
             traces_.emplace_back();
@@ -68,14 +63,14 @@ public:
     }
     /// Empty for `none`. Throws std::bad_alloc.
     [[nodiscard]] std::vector<void*> of(id kept) const {
-        return kept == none ? Trace().callers() : traces_[kept].callers();
+        return kept == none ? captured_trace().callers() : traces_[kept].callers();
     }
 
 private:
-    std::vector<Trace> traces_;
+    std::vector<captured_trace> traces_;
     std::vector<id> vacant_;
 };
-using trace_store = basic_trace_store<>;
 
+}  // namespace detail
 }  // namespace GPUSHARE_ABI
 }  // namespace gpushare

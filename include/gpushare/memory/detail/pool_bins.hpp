@@ -1,8 +1,8 @@
 // SPDX-License-Identifier: Apache-2.0
-// What a worker keeps of a pool for itself: freed blocks, sorted onto shelves by size, that the next allocation of the
+// What a worker keeps of a pool for itself: freed blocks, sorted onto bins by size, that the next allocation of the
 // same class takes without asking the pool. The pool can empty them at any time, also while the worker sleeps.
 //
-//   gpushare::pool_shelves mine;
+//   gpushare::pool_bins mine;
 //   if (gpushare::pool_block* b = mine.take(granules, alignment, size)) return b->begin;
 //   if (auto freed = mine.put(index, p, size, alignment); freed.homeless != nullptr) ...;     // back to the pool
 #pragma once
@@ -23,14 +23,40 @@
 #include <gpushare/error.hpp>
 #include <gpushare/memory/detail/pool_block.hpp>
 #include <gpushare/memory/detail/pool_index.hpp>
-#include <gpushare/memory/detail/shelf_layout.hpp>
 #include <gpushare/memory/detail/size_classes.hpp>
 #include <gpushare/units.hpp>
 
 namespace gpushare {
 inline namespace GPUSHARE_ABI {
-
 namespace detail {
+
+struct bin_sizes {
+    using classes = size_classes<3>;  // a block is at most an eighth bigger than what was asked for
+    static constexpr std::uint64_t largest = (8 << 20) / pool_granule;  // granules; bigger blocks aren't kept
+    static constexpr std::uint32_t bins = classes::of(largest) + 1;
+
+    /// The bin for a block of that many granules; `bins` for those that aren't kept.
+    [[nodiscard]] static constexpr std::uint32_t of(std::uint64_t granules) noexcept {
+        return std::min(classes::of(granules), bins);
+    }
+
+    /// Blocks in a bin: 256 KiB, but 16 blocks at least and 256 at most. Programs free small blocks by the hundred, and
+    /// what has no place here costs the lock of the pool, and to be cut out again.
+    [[nodiscard]] static constexpr std::uint32_t depth_of(std::uint32_t bin) noexcept {
+        const auto size = std::max<std::uint64_t>(classes::smallest(bin), 1) * pool_granule;
+        return static_cast<std::uint32_t>(std::clamp<std::uint64_t>((256 << 10) / size, 16, 256));
+    }
+};
+
+struct bin_layout : detail::bin_sizes {
+    /// Where each bin begins, of places for blocks that lie side by side; the last entry is how many there are.
+    static constexpr std::array<std::uint32_t, bins + 1> places = [] {
+        std::array<std::uint32_t, bins + 1> begins{};
+        for (std::uint32_t s = 0; s < bins; ++s) begins[s + 1] = begins[s] + depth_of(s);
+        return begins;
+    }();
+};
+static_assert(bin_layout::places.back() * sizeof(void*) <= (36 << 10), "what a worker costs the host");
 
 /// Tries for about as long as a short critical section takes: sleeping and being woken costs a hundred times that.
 template <std::predicate F>
@@ -73,72 +99,70 @@ private:
     std::atomic<bool> held_{false};
 };
 
-}  // namespace detail
-
-/// Shelves of one worker. All members may be called from any thread. Blocks on a shelf aren't out (their tags are 0),
+/// Bins of one worker. All members may be called from any thread. Blocks in a bin aren't out (their tags are 0),
 /// nor are they free for the pool.
-class pool_shelves {
+class pool_bins {
 public:
-    using layout = shelf_layout;
+    using layout = bin_layout;
     using classes = layout::classes;
     static constexpr std::uint64_t largest = layout::largest;
-    static constexpr std::uint32_t shelves = layout::shelves;
-    static constexpr std::uint32_t window = 4;  // shelves that a request looks at: it wastes less than half of its size
+    static constexpr std::uint32_t bins = layout::bins;
+    static constexpr std::uint32_t window = 4;  // bins that a request looks at: it wastes less than half of its size
 
     /// Throws std::bad_alloc.
-    pool_shelves() : kept_(std::make_unique_for_overwrite<pool_block*[]>(layout::places[shelves])) {}
+    pool_bins() : kept_(std::make_unique_for_overwrite<pool_block*[]>(layout::places[bins])) {}
 
-    /// A block of `granules` <= largest, for a request of `size` bytes: the last one put onto the first shelf that has one.
-    /// Null if no shelf has, or if it doesn't begin at a multiple of `alignment`.
+    /// A block of `granules` <= largest, for a request of `size` bytes: the last one put into the first bin that has one.
+    /// Null if no bin has, or if it doesn't begin at a multiple of `alignment`.
     [[nodiscard]] pool_block* take(std::uint64_t granules, std::size_t alignment, std::size_t size) noexcept {
         const std::lock_guard lock(lock_);
-        const auto shelf = first_with(granules);
-        if (shelf == shelves) return nullptr;
-        pool_block* const block = last_on(shelf);
+        const auto bin = first_with(granules);
+        if (bin == bins) return nullptr;
+        pool_block* const block = last_on(bin);
         // Not looked at without need: the block may be far, and others may wait for the lock.
         if (alignment > pool_granule && (reinterpret_cast<std::uintptr_t>(block->begin) & (alignment - 1)) != 0)
             return nullptr;
-        drop_last(shelf);
+        drop_last(bin);
         requested_ += static_cast<std::int64_t>(size);
         return block;
     }
 
     struct freed {
         errc why = errc::none;
-        pool_block* homeless = nullptr;  // claimed, but its shelf is full or there is none: the caller's to keep
-        std::uint32_t shelf = 0;
+        pool_block* homeless = nullptr;  // claimed, but its bin is full or there is none: the caller's to keep
+        std::uint32_t bin = 0;
     };
 
     /// Claims a block and keeps it. Reads the index under the lock, and so not while pass() returns.
     [[nodiscard]] freed put(const pool_index& index, void* p, std::size_t size, std::size_t alignment) noexcept {
         const std::lock_guard lock(lock_);
-        const auto [why, block, shelf] = index.claim(p, size, alignment);
+        const auto [why, block, bin] = index.claim(p, size, alignment);
         if (why != errc::none) [[unlikely]]
             return {.why = why};
-        if (shelf == shelves || full(shelf)) [[unlikely]]
-            return {.homeless = block, .shelf = shelf};
-        lay(*block, shelf);
+        if (bin == bins || full(bin)) [[unlikely]]
+            return {.homeless = block, .bin = bin};
+        lay(*block, bin);
         requested_ -= static_cast<std::int64_t>(size);
         return {};
     }
 
-    /// Keeps a block that was never out. False, and it is the caller's, if its shelf is full or there is none.
+    /// Keeps a block that was never out. False, and it is the caller's, if its bin is full or there is none.
     [[nodiscard]] bool stock(pool_block& block) noexcept {
-        const auto shelf = layout::of(block.size / pool_granule);
+        const auto bin = layout::of(block.size / pool_granule);
         const std::lock_guard lock(lock_);
-        if (shelf == shelves || full(shelf)) return false;
-        lay(block, shelf);
+        if (bin == bins || full(bin)) return false;
+        lay(block, bin);
         return true;
     }
 
     /// Hands some blocks for such requests on to `other`, which is never asked for any. Each is always here or there.
-    void share(std::uint64_t granules, pool_shelves& other) noexcept {
+    void share(std::uint64_t granules, pool_bins& other) noexcept {
         const std::lock_guard lock(lock_);
-        for (auto more = std::max(3U, depth_of(std::min(classes::covering(granules), shelves - 1)) / 16); more > 0;
+        for (auto more = std::max(3U, depth_of(std::min(classes::covering(granules), bins - 1)) / 16); more > 0;
              --more) {
-            const auto shelf = first_with(granules);
-            if (shelf == shelves || !other.stock(*last_on(shelf))) return;
-            drop_last(shelf);
+            const auto bin = first_with(granules);
+            if (bin == bins || !other.stock(*last_on(bin))) return;
+            drop_last(bin);
         }
     }
 
@@ -148,16 +172,16 @@ public:
         const std::lock_guard lock(lock_);
         while (!blocks.empty()) {
             pool_block& b = blocks.pop();
-            const auto shelf = layout::of(b.size / pool_granule);
-            if (shelf == shelves || full(shelf))
+            const auto bin = layout::of(b.size / pool_granule);
+            if (bin == bins || full(bin))
                 homeless.push(b);
             else
-                lay(b, shelf);
+                lay(b, bin);
         }
         return homeless;
     }
 
-    /// Whether what comes from now on is kept. If not, there is no room on any shelf; what lies there stays.
+    /// Whether what comes from now on is kept. If not, there is no room in any bin; what lies there stays.
     void keep(bool more) noexcept {
         const std::lock_guard lock(lock_);
         open_ = more;
@@ -170,7 +194,7 @@ public:
     [[nodiscard]] pool_block* take_bigger(std::uint64_t granules) noexcept {
         if (granules > largest) return nullptr;
         const std::lock_guard lock(lock_);
-        for (auto s = classes::covering(granules); s < shelves; ++s) {
+        for (auto s = classes::covering(granules); s < bins; ++s) {
             pool_block* bigger = nullptr;
             take_oldest(s, std::min<std::uint32_t>(counts_[s], 1), [&](pool_block& kept) { bigger = &kept; });
             if (bigger != nullptr) return bigger;
@@ -178,30 +202,30 @@ public:
         return nullptr;
     }
 
-    /// Empties all shelves, or one by half, the blocks that have lain longest: `receive` gets them, under the lock.
+    /// Empties all bins, or one by half, the blocks that have lain longest: `receive` gets them, under the lock.
     template <std::invocable<pool_block&> F>
     void take_all(F receive) noexcept {
         const std::lock_guard lock(lock_);
-        for (std::uint32_t s = 0; s < shelves; ++s) take_oldest(s, counts_[s], receive);
+        for (std::uint32_t s = 0; s < bins; ++s) take_oldest(s, counts_[s], receive);
     }
     template <std::invocable<pool_block&> F>
-    void take_half(std::uint32_t shelf, F receive) noexcept {
+    void take_half(std::uint32_t bin, F receive) noexcept {
         const std::lock_guard lock(lock_);
-        take_oldest(shelf, (counts_[shelf] + 1U) / 2, receive);
+        take_oldest(bin, (counts_[bin] + 1U) / 2, receive);
     }
     /// Calls `look` for every block, under the lock.
     template <std::invocable<pool_block&> F>
     void for_each(F look) const noexcept {
         const std::lock_guard lock(lock_);
-        for (std::uint32_t s = 0; s < shelves; ++s)
+        for (std::uint32_t s = 0; s < bins; ++s)
             for (std::uint32_t i = 0; i < counts_[s]; ++i) look(*on(s)[i]);
     }
 
-    /// What is kept, each block counted as the smallest of its shelf.
+    /// What is kept, each block counted as the smallest of its bin.
     [[nodiscard]] bytes kept() const noexcept {
         const std::lock_guard lock(lock_);
         std::uint64_t granules = 0;
-        for (std::uint32_t s = 0; s < shelves; ++s) granules += counts_[s] * classes::smallest(s);
+        for (std::uint32_t s = 0; s < bins; ++s) granules += counts_[s] * classes::smallest(s);
         return bytes{granules * pool_granule};
     }
     /// Sizes given out less sizes taken back here, in bytes. Below 0 where a worker frees what others allocate.
@@ -211,29 +235,29 @@ public:
     }
 
 private:
-    [[nodiscard]] pool_block** on(std::uint32_t shelf) const noexcept { return kept_.get() + layout::places[shelf]; }
-    [[nodiscard]] static std::uint32_t depth_of(std::uint32_t shelf) noexcept {
-        return layout::places[shelf + 1] - layout::places[shelf];
+    [[nodiscard]] pool_block** on(std::uint32_t bin) const noexcept { return kept_.get() + layout::places[bin]; }
+    [[nodiscard]] static std::uint32_t depth_of(std::uint32_t bin) noexcept {
+        return layout::places[bin + 1] - layout::places[bin];
     }
-    [[nodiscard]] bool full(std::uint32_t shelf) const noexcept { return !open_ || counts_[shelf] == depth_of(shelf); }
+    [[nodiscard]] bool full(std::uint32_t bin) const noexcept { return !open_ || counts_[bin] == depth_of(bin); }
 
-    void lay(pool_block& block, std::uint32_t shelf) noexcept {
-        on(shelf)[counts_[shelf]++] = &block;
-        filled_[shelf / 64] |= std::uint64_t{1} << shelf % 64;
+    void lay(pool_block& block, std::uint32_t bin) noexcept {
+        on(bin)[counts_[bin]++] = &block;
+        filled_[bin / 64] |= std::uint64_t{1} << bin % 64;
     }
 
-    // The first shelf with a block of `granules`, of those that such a request looks at; `shelves` if there is none.
+    // The first bin with a block of `granules`, of those that such a request looks at; `bins` if there is none.
     [[nodiscard]] std::uint32_t first_with(std::uint64_t granules) const noexcept {
         const auto first = classes::covering(granules);
         const auto filled = filled_from(first) & ((1U << window) - 1);
-        return filled == 0 ? shelves : first + static_cast<std::uint32_t>(std::countr_zero(filled));
+        return filled == 0 ? bins : first + static_cast<std::uint32_t>(std::countr_zero(filled));
     }
-    [[nodiscard]] pool_block* last_on(std::uint32_t shelf) const noexcept { return on(shelf)[counts_[shelf] - 1U]; }
-    void drop_last(std::uint32_t shelf) noexcept {
-        filled_[shelf / 64] ^= std::uint64_t{--counts_[shelf] == 0} << shelf % 64;  // a branch could not be foreseen
+    [[nodiscard]] pool_block* last_on(std::uint32_t bin) const noexcept { return on(bin)[counts_[bin] - 1U]; }
+    void drop_last(std::uint32_t bin) noexcept {
+        filled_[bin / 64] ^= std::uint64_t{--counts_[bin] == 0} << bin % 64;  // a branch could not be foreseen
     }
 
-    // Bit i: whether there is something on shelf `first` + i.
+    // Bit i: whether there is something on bin `first` + i.
     [[nodiscard]] std::uint64_t filled_from(std::uint32_t first) const noexcept {
         return filled_[first / 64] >> first % 64 | filled_[first / 64 + 1] << 1 << (63 - first % 64);
     }
@@ -248,14 +272,15 @@ private:
         if (counts_[s] == 0) filled_[s / 64] &= ~(std::uint64_t{1} << s % 64);
     }
 
-    // On cache lines of its own: workers' shelves don't share any.
+    // On cache lines of its own: workers' bins don't share any.
     alignas(64) mutable detail::brief_lock lock_;
-    bool open_ = true;  // or else no shelf has room
+    bool open_ = true;  // or else no bin has room
     std::int64_t requested_ = 0;
-    std::unique_ptr<pool_block*[]> kept_;                   // see shelf_layout::places
-    std::array<std::uint64_t, shelves / 64 + 2> filled_{};  // a bit per shelf, and a word behind them to look into
-    std::array<std::uint16_t, shelves> counts_{};
+    std::unique_ptr<pool_block*[]> kept_;                // see bin_layout::places
+    std::array<std::uint64_t, bins / 64 + 2> filled_{};  // a bit per bin, and a word behind them to look into
+    std::array<std::uint16_t, bins> counts_{};
 };
 
+}  // namespace detail
 }  // namespace GPUSHARE_ABI
 }  // namespace gpushare

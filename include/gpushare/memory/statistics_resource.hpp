@@ -1,15 +1,15 @@
 // SPDX-License-Identifier: Apache-2.0
-// An allocator that keeps books: figures for all of it and for each scope, wrong frees noticed, leaks reported with
+// An allocator that counts: statistics of all of it and of each scope, wrong frees noticed, leaks reported with
 // their labels, scopes and, when asked, stack traces.
 //
-//   gpushare::booked_resource booked{upstream};
+//   gpushare::statistics_resource mine{upstream};
 //   {
-//       gpushare::memory_scope prefill{booked, "prefill"};            // an allocator, too; scopes nest
+//       gpushare::memory_scope prefill{mine, "prefill"};            // an allocator, too; scopes nest
 //       void* p = prefill.allocate(4096, 256, "kv-cache");
-//       prefill.deallocate(p, 4096, 256);                             // or booked.deallocate: any of them
-//       log(prefill.figures().peak);
+//       prefill.deallocate(p, 4096, 256);                             // or mine.deallocate: any of them
+//       log(prefill.statistics().peak);
 //   }
-//   for (const auto& l : booked.leaks()) log(l.scope, l.what.label, l.what.size);
+//   for (const auto& l : mine.leaks()) log(l.scope, l.what.label, l.what.size);
 //
 // Scopes are handles that are passed along, nothing of a thread's: work that moves between threads keeps its own.
 #pragma once
@@ -25,31 +25,32 @@
 #include <gpushare/config.hpp>
 #include <gpushare/error.hpp>
 #include <gpushare/memory/block_table.hpp>
-#include <gpushare/memory/detail/memory_book.hpp>
 #include <gpushare/memory/detail/owner_of.hpp>
+#include <gpushare/memory/detail/scoped_statistics.hpp>
 #include <gpushare/units.hpp>
 
 namespace gpushare {
 inline namespace GPUSHARE_ABI {
 
-struct booking_options {
+/// Options of a statistics_resource.
+struct statistics_options {
     trace_function trace = nullptr;              // capture_stack, from stack_trace.hpp, for who allocated what
     std::function<void(const leak&)> on_leak{};  // called by the destructor for each block that is out still
 };
 
 /// Refers to `Upstream`, which must outlive it. Thread-safe if the upstream is; neither copied nor moved.
 template <memory_resource Upstream>
-class booked_resource {
+class statistics_resource {
 public:
-    explicit booked_resource(Upstream& upstream, booking_options options = {})
-        : upstream_(&upstream), on_leak_(std::move(options.on_leak)), book_(options.trace) {}
-    booked_resource(const booked_resource&) = delete;
-    booked_resource& operator=(const booked_resource&) = delete;
+    explicit statistics_resource(Upstream& upstream, statistics_options options = {})
+        : upstream_(&upstream), on_leak_(std::move(options.on_leak)), statistics_(options.trace) {}
+    statistics_resource(const statistics_resource&) = delete;
+    statistics_resource& operator=(const statistics_resource&) = delete;
     /// Reports what is out, and leaves it: somebody may use it still. take_back() first frees it.
-    ~booked_resource() {
+    ~statistics_resource() {
         if (!on_leak_) return;
         try {
-            for (const auto& l : book_.leaks()) on_leak_(l);
+            for (const auto& l : statistics_.leaks()) on_leak_(l);
         } catch (...) {  // there is nobody to catch it
         }
     }
@@ -57,7 +58,7 @@ public:
     /// As the upstream's; std::bad_alloc too if the host has no memory for the entry. `label` must outlive the block.
     [[nodiscard]] void* allocate(std::size_t size, std::size_t alignment = alignof(std::max_align_t),
                                  std::string_view label = {}) {
-        return allocate_in(memory_book::whole, size, alignment, label);
+        return allocate_in(detail::scoped_statistics::whole, size, alignment, label);
     }
     /// As deallocate, but for a block that work before `used` may still use, over memory that is freed in stream order.
     template <timeline_point Point>
@@ -65,23 +66,25 @@ public:
     errc deallocate_after(const Point& used, void* p, std::size_t size,
                           std::size_t alignment = alignof(std::max_align_t)) noexcept {
         if (p == nullptr) return errc::none;
-        if (const errc why = book_.strike(p, bytes{size}, alignment); why != errc::none) return why;
+        if (const errc why = statistics_.strike(p, bytes{size}, alignment); why != errc::none) return why;
         return upstream_->deallocate_after(used, p, size, alignment);
     }
     /// Back to the upstream, whatever scope it came from. unknown_block, wrong_size, and nothing happened. Null is ignored.
     errc deallocate(void* p, std::size_t size, std::size_t alignment = alignof(std::max_align_t)) noexcept {
         if (p == nullptr) return errc::none;
-        if (const errc why = book_.strike(p, bytes{size}, alignment); why != errc::none) return why;
+        if (const errc why = statistics_.strike(p, bytes{size}, alignment); why != errc::none) return why;
         upstream_->deallocate(p, size, alignment);
         return errc::none;
     }
 
     /// With the largest block that the upstream could give now; bytes::max() where it doesn't say (largest_free_in).
-    [[nodiscard]] memory_figures figures() const noexcept { return figures_of(memory_book::whole); }
-    [[nodiscard]] std::vector<leak> leaks() const { return book_.leaks(); }
+    [[nodiscard]] memory_statistics statistics() const noexcept {
+        return statistics_of(detail::scoped_statistics::whole);
+    }
+    [[nodiscard]] std::vector<leak> leaks() const { return statistics_.leaks(); }
     /// Frees every block that is out, and returns what they were. Nothing may use them any more.
     std::vector<leak> take_back() {
-        auto all = book_.leaks();
+        auto all = statistics_.leaks();
         for (const auto& l : all)
             (void)deallocate(l.what.pointer, static_cast<std::size_t>(l.what.size.count()), l.what.alignment);
         return all;
@@ -92,43 +95,44 @@ private:
     template <memory_resource>
     friend class memory_scope;
 
-    void* allocate_in(scope_id s, std::size_t size, std::size_t alignment, std::string_view label) {
+    void* allocate_in(detail::scope_id s, std::size_t size, std::size_t alignment, std::string_view label) {
         void* p = nullptr;
         try {
             p = upstream_->allocate(size, alignment);
-            if (p != nullptr) book_.enter(s, {p, bytes{size}, alignment, label});
+            if (p != nullptr) statistics_.enter(s, {p, bytes{size}, alignment, label});
         } catch (...) {
             if (p != nullptr) upstream_->deallocate(p, size, alignment);
-            book_.fail(s);
+            statistics_.fail(s);
             throw;
         }
-        if (p == nullptr) book_.fail(s);
+        if (p == nullptr) statistics_.fail(s);
         return p;
     }
 
-    memory_figures figures_of(scope_id s) const noexcept {
-        auto f = book_.figures(s);
+    memory_statistics statistics_of(detail::scope_id s) const noexcept {
+        auto f = statistics_.figures(s);
         f.largest_free = largest_free_in(*upstream_);
         return f;
     }
 
     Upstream* upstream_;
     std::function<void(const leak&)> on_leak_;
-    memory_book book_;
+    detail::scoped_statistics statistics_;
 };
 
-/// A part of a booked_resource with figures of its own, which count for those around it as well. An allocator like it; what
+/// A part of a statistics_resource with figures of its own, which count for those around it as well. An allocator like it; what
 /// came from one scope can be freed by another. Thread-safe, neither copied nor moved. What it is in must outlive it;
 /// its blocks may outlive it.
 template <memory_resource Upstream>
 class memory_scope {
 public:
-    memory_scope(booked_resource<Upstream>& in, std::string name)
-        : in_(&in), id_(in.book_.open(memory_book::whole, std::move(name))) {}
-    memory_scope(memory_scope& in, std::string name) : in_(in.in_), id_(in_->book_.open(in.id_, std::move(name))) {}
+    memory_scope(statistics_resource<Upstream>& in, std::string name)
+        : in_(&in), id_(in.statistics_.open(detail::scoped_statistics::whole, std::move(name))) {}
+    memory_scope(memory_scope& in, std::string name)
+        : in_(in.in_), id_(in_->statistics_.open(in.id_, std::move(name))) {}
     memory_scope(const memory_scope&) = delete;
     memory_scope& operator=(const memory_scope&) = delete;
-    ~memory_scope() { in_->book_.close(id_); }
+    ~memory_scope() { in_->statistics_.close(id_); }
 
     [[nodiscard]] void* allocate(std::size_t size, std::size_t alignment = alignof(std::max_align_t),
                                  std::string_view label = {}) {
@@ -138,11 +142,11 @@ public:
         return in_->deallocate(p, size, alignment);
     }
     /// largest_free is that of the memory which all scopes share.
-    [[nodiscard]] memory_figures figures() const noexcept { return in_->figures_of(id_); }
+    [[nodiscard]] memory_statistics statistics() const noexcept { return in_->statistics_of(id_); }
 
 private:
-    booked_resource<Upstream>* in_;
-    scope_id id_;
+    statistics_resource<Upstream>* in_;
+    detail::scope_id id_;
 };
 
 namespace detail {
@@ -151,7 +155,7 @@ struct booked_archetype {
     void deallocate(void*, std::size_t, std::size_t) {}
 };
 }  // namespace detail
-static_assert(memory_resource<booked_resource<detail::booked_archetype>>);
+static_assert(memory_resource<statistics_resource<detail::booked_archetype>>);
 static_assert(memory_resource<memory_scope<detail::booked_archetype>>);
 
 }  // namespace GPUSHARE_ABI

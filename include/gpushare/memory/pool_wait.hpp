@@ -6,10 +6,10 @@
 //   void* q = cache.try_allocate_until(4096, 256, until, &why);
 //
 // Whoever waits is told of blocks that are freed, by any worker: while somebody waits, caches keep nothing, and who comes
-// later and doesn't wait is refused, so that a big request isn't starved by small ones. The first in line waits for the
+// later and doesn't wait is refused, so that a big request isn't starved by small ones. The first of them waits for the
 // streams on which blocks were freed, and asks the upstream again every two milliseconds, which tells nobody when it
 // has got memory back: each time counts as a refusal there, and asks the hooks of a quota below (quota_hook.hpp). It has
-// no place in that quota's line. There is no thread but those that wait.
+// no place in that quota's queue. There is no thread but those that wait.
 #pragma once
 
 #include <algorithm>
@@ -22,7 +22,6 @@
 #include <gpushare/concepts.hpp>
 #include <gpushare/config.hpp>
 #include <gpushare/error.hpp>
-#include <gpushare/memory/detail/pool_line.hpp>
 #include <gpushare/memory/detail/pool_store.hpp>
 #include <gpushare/memory/patience.hpp>
 #include <gpushare/units.hpp>
@@ -31,10 +30,10 @@ namespace gpushare {
 inline namespace GPUSHARE_ABI {
 namespace detail {
 
-/// A thread in the line of a pool.
+/// A thread that waits for memory of a pool.
 template <timeline_point Point>
 struct pool_waiter {
-    explicit pool_waiter(pool_store<Point>& of) noexcept : store(of) { store.join(place); }
+    explicit pool_waiter(detail::pool_store<Point>& of) noexcept : store(of) { store.join(place); }
     pool_waiter(const pool_waiter&) = delete;
     pool_waiter& operator=(const pool_waiter&) = delete;
     ~pool_waiter() { store.leave(place); }
@@ -53,7 +52,7 @@ struct pool_waiter {
             const auto now = until.time.now();
             if (now >= until.deadline) return errc::deadline_exceeded;
             if (std::exchange(place.told, false)) return errc::none;
-            const bool first = store.line_.first(place);
+            const bool first = store.waiters_.first(place);
             if (first && now >= look_again) return errc::none;
             if (first && !store.pending_.empty()) {
                 if (wait_for_stream(lock, look_again)) return errc::none;
@@ -82,8 +81,8 @@ private:
         return reached;
     }
 
-    pool_store<Point>& store;
-    pool_place place;
+    detail::pool_store<Point>& store;
+    detail::pool_wait_entry place;
 };
 
 }  // namespace detail

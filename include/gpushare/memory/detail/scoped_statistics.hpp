@@ -1,11 +1,11 @@
 // SPDX-License-Identifier: Apache-2.0
-// The books of an allocator: what is out, the most that ever was, the total, counts and failures, for all of it and for
-// each scope, and who is to blame for what is left at the end. booked_resource.hpp keeps them.
+// What an allocator counts: what is out, the most that ever was, the total, counts and failures, for all of it and for
+// each scope, and who is to blame for what is left at the end. statistics_resource.hpp keeps them.
 //
-//   gpushare::memory_book book;
-//   const auto prefill = book.open(book.whole, "prefill");
-//   book.enter(prefill, {p, 4096_B, 256, "kv-cache"});
-//   book.figures(prefill).peak;     book.leaks();
+//   gpushare::detail::scoped_statistics all;
+//   const auto prefill = all.open(all.whole, "prefill");
+//   all.enter(prefill, {p, 4096_B, 256, "kv-cache"});
+//   all.figures(prefill).peak;     all.leaks();
 #pragma once
 
 #include <algorithm>
@@ -21,36 +21,28 @@
 #include <gpushare/config.hpp>
 #include <gpushare/detail/pointer_table.hpp>
 #include <gpushare/error.hpp>
-#include <gpushare/memory/block_table.hpp>
+#include <gpushare/memory/block.hpp>
 #include <gpushare/memory/detail/trace_store.hpp>
+#include <gpushare/memory/memory_statistics.hpp>
 #include <gpushare/units.hpp>
 
 namespace gpushare {
 inline namespace GPUSHARE_ABI {
+namespace detail {
 
-/// Consistent with each other. A scope's count those of the scopes in it.
-struct memory_figures {
-    bytes current{};  // out now
-    bytes peak{};     // the most that was out at once
-    bytes total{};    // of all allocations so far
-    bytes largest{};  // the largest of them
-    std::uint64_t allocations = 0, frees = 0, failures = 0;
-    bytes largest_free{};  // filled in by who knows the memory: see booked_resource::figures
-};
-
-/// A scope of a book, while it is open or something that was allocated in it is out.
+/// A scope, while it is open or something that was allocated in it is out.
 struct scope_id {
     std::uint32_t index = 0;
 };
 
 /// Thread-safe: one mutex, held for some entries of tables.
-class memory_book {
+class scoped_statistics {
 public:
     /// The scope of everything.
     static constexpr scope_id whole{0};
 
     /// With `capture`, each block is entered with who allocated it: some microseconds and 136 bytes each.
-    explicit memory_book(trace_function capture = nullptr) : capture_(capture), scopes_(1) {}
+    explicit scoped_statistics(trace_function capture = nullptr) : capture_(capture), scopes_(1) {}
 
     /// A scope within another one. Throws std::bad_alloc.
     [[nodiscard]] scope_id open(scope_id in, std::string name) {
@@ -83,7 +75,7 @@ public:
             throw;
         }
         ++scopes_[s.index].users;
-        for_each_above(s.index, [&](memory_figures& f) {
+        for_each_above(s.index, [&](memory_statistics& f) {
             f.current += b.size;
             f.peak = std::max(f.peak, f.current);
             f.total += b.size;
@@ -100,7 +92,7 @@ public:
         const auto e = *found;
         blocks_.erase(pointer);
         traces_.drop(e.trace);
-        for_each_above(e.scope, [&](memory_figures& f) {
+        for_each_above(e.scope, [&](memory_statistics& f) {
             f.current -= size;
             ++f.frees;
         });
@@ -110,10 +102,10 @@ public:
     /// An allocation was refused.
     void fail(scope_id s) noexcept {
         const std::lock_guard lock(mutex_);
-        for_each_above(s.index, [](memory_figures& f) { ++f.failures; });
+        for_each_above(s.index, [](memory_statistics& f) { ++f.failures; });
     }
 
-    [[nodiscard]] memory_figures figures(scope_id s = whole) const noexcept {
+    [[nodiscard]] memory_statistics figures(scope_id s = whole) const noexcept {
         const std::lock_guard lock(mutex_);
         return scopes_[s.index].figures;
     }
@@ -133,7 +125,7 @@ private:
         std::uint32_t parent = none;  // of a vacant one: the next vacant one
         std::uint32_t users = 1;      // itself while it is open, scopes in it, blocks that came from it
         std::string name{};
-        memory_figures figures{};
+        memory_statistics figures{};
     };
     struct entry {
         block what{};
@@ -166,5 +158,6 @@ private:
     trace_store traces_;
 };
 
+}  // namespace detail
 }  // namespace GPUSHARE_ABI
 }  // namespace gpushare

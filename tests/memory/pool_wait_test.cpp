@@ -18,7 +18,7 @@
 #include <gpushare/backend/host/clock.hpp>
 #include <gpushare/error.hpp>
 #include <gpushare/memory/pool_resource.hpp>
-#include <gpushare/memory/pool_waiters.hpp>
+#include <gpushare/memory/pool_wait.hpp>
 #include <gpushare/memory/quota.hpp>
 #include <gpushare/memory/quota_hook.hpp>
 #include <gpushare/memory/quota_resource.hpp>
@@ -234,7 +234,7 @@ TEST_CASE("a wait for a pool ends when a block is freed, whichever way", "[memor
     auto plain = f.pool.make_cache();
     auto ordered = f.pool.make_cache(f.stream);
     f.let_go();
-    // On a shelf of a cache there is room for it, but while somebody waits, nothing stays there.
+    // On a bin of a cache there is room for it, but while somebody waits, nothing stays there.
     const std::size_t size = 4 * MiB;
     f.all = how == 3 ? ordered.allocate(size, 256) : plain.allocate(size, 256);
     std::atomic<unsigned> served{0};

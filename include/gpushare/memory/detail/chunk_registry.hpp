@@ -3,9 +3,9 @@
 // locks. A chunk remembers who wrote to it last. It goes back to that tenant as it is, and to another one only after
 // it was scrubbed.
 //
-//   gpushare::chunk_book book{gpushare::scrub_policy::on_hand_over};
-//   book.open(chat);    book.add(/*zero=*/true);    auto c = book.take(chat);    book.give(c);
-//   book.take(code);                     // detail::no_index: `c` has to be scrubbed before
+//   gpushare::detail::chunk_registry chunks{gpushare::scrub_policy::on_hand_over};
+//   chunks.open(chat);    chunks.add(/*zero=*/true);    auto c = chunks.take(chat);    chunks.give(c);
+//   chunks.take(code);                   // detail::no_index: `c` has to be scrubbed before
 #pragma once
 
 #include <cstddef>
@@ -17,26 +17,22 @@
 
 #include <gpushare/config.hpp>
 #include <gpushare/detail/chain.hpp>
+#include <gpushare/memory/chunk_usage.hpp>
 #include <gpushare/memory/scrub.hpp>
 #include <gpushare/memory/tenant_tag.hpp>
 
 namespace gpushare {
 inline namespace GPUSHARE_ABI {
-
-/// Of one tenant.
-struct chunk_usage {
-    std::size_t out = 0;   // taken and not given back
-    std::size_t kept = 0;  // free, and to be had without scrubbing, by this tenant
-};
+namespace detail {
 
 /// Chunks are numbers from 0, reused after drop(). All calls take constant time, but for finding a chunk to scrub, which
 /// passes over the asking tenant's own. Not thread-safe. Throws std::bad_alloc from add() and open() only.
-class chunk_book {
+class chunk_registry {
 public:
     using index = std::uint32_t;
     static constexpr index none = detail::no_index;
 
-    explicit chunk_book(scrub_policy policy) : policy_(policy) {}
+    explicit chunk_registry(scrub_policy policy) : policy_(policy) {}
 
     /// A tenant takes chunks between open() and close(), as often as it was opened.
     void open(tenant_tag tenant) { ++tenants_[tenant.value].opened; }
@@ -149,7 +145,7 @@ private:
     struct cell {
         detail::chain_link age{}, owner{};   // `age` for the one of clean_, dirty_ and vacant_ that it is in
         std::optional<tenant_tag> writer{};  // of what is dirty or out; while that tenant is known
-        chunk_book::state state = state::vacant;
+        chunk_registry::state state = state::vacant;
     };
     struct tenant_cells {
         std::size_t opened = 0, out = 0;
@@ -211,5 +207,6 @@ private:
     std::size_t count_[5]{};  // by state
 };
 
+}  // namespace detail
 }  // namespace GPUSHARE_ABI
 }  // namespace gpushare

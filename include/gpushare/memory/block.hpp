@@ -1,0 +1,38 @@
+// SPDX-License-Identifier: Apache-2.0
+// What is known of an allocation: where it is, how big, whose label; and who made it, where stack traces are asked for.
+//
+//   blocks.insert(gpushare::block{p, 4096_B, 256, "kv-cache"});      // see block_table.hpp, statistics_resource.hpp
+#pragma once
+
+#include <cstddef>
+#include <span>
+#include <string>
+#include <string_view>
+#include <vector>
+
+#include <gpushare/config.hpp>
+#include <gpushare/units.hpp>
+
+namespace gpushare {
+inline namespace GPUSHARE_ABI {
+
+/// Writes the return addresses of its callers, the nearest first, and returns how many.
+using trace_function = std::size_t (*)(std::span<void*>) noexcept;
+
+/// One allocation. The label is the caller's text and must outlive the block (a literal, usually).
+struct block {
+    void* pointer = nullptr;
+    bytes size{};
+    std::size_t alignment = 0;
+    std::string_view label{};
+};
+
+/// A block that is out, with all that is known of where it came from.
+struct leak {
+    block what{};
+    std::string scope{};         // "engine/prefill": empty for the whole, and where there are no scopes
+    std::vector<void*> trace{};  // return addresses, where they were asked for
+};
+
+}  // namespace GPUSHARE_ABI
+}  // namespace gpushare

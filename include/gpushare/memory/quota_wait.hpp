@@ -1,0 +1,108 @@
+// SPDX-License-Identifier: Apache-2.0
+// Waiting for bytes of a quota: first come first served, until a deadline or a stop request.
+//
+//   const gpushare::patience until{node.get_clock(), node.get_clock().now() + 50ms, stop};
+//   void* p = mine.allocate_until(512_MiB, 256, until);      // throws memory_error: deadline_exceeded, stopped, ...
+//   if (gpushare::charge_until(chat, 1_MiB, until).code == gpushare::errc::none) ...
+//
+// Whoever waits asks the hooks of the tree first (quota_hook.hpp), tells them the deadline, and then joins the queue
+// (first come first served). One of those who wait looks after the frees that streams have yet to reach: there is no thread but
+// theirs.
+//
+// Who has no thread to wait with takes a claim, which waits for nothing by itself:
+//
+//   gpushare::quota_claim claim{chat, 512_MiB};            // in the queue, unless the bytes are there now
+//   if (claim.state() == gpushare::claim_state::granted) claim.take();        // ... later: chat.release(512_MiB)
+#pragma once
+
+#include <algorithm>
+#include <chrono>
+#include <condition_variable>
+#include <cstdint>
+#include <mutex>
+#include <stop_token>
+#include <string_view>
+
+#include <gpushare/concepts.hpp>
+#include <gpushare/config.hpp>
+#include <gpushare/detail/intrusive.hpp>
+#include <gpushare/error.hpp>
+#include <gpushare/memory/detail/quota_tree.hpp>
+#include <gpushare/memory/detail/quota_wait_queue.hpp>
+#include <gpushare/memory/patience.hpp>
+#include <gpushare/memory/quota.hpp>
+#include <gpushare/memory/quota_hook.hpp>
+#include <gpushare/units.hpp>
+
+namespace gpushare {
+inline namespace GPUSHARE_ABI {
+
+/// See the top of the file. Neither copied nor moved; the quota must outlive it. Safe beside any other use of the quota,
+/// by one thread at a time.
+class quota_claim {
+public:
+    quota_claim(quota& of, bytes size) noexcept : of_(&of) {
+        place_.at = &of;
+        place_.size = size.count();
+        const std::lock_guard lock(place_.at->root_->mutex_);
+        detail::quota_wait_queue::join(place_);
+    }
+    quota_claim(const quota_claim&) = delete;
+    quota_claim& operator=(const quota_claim&) = delete;
+    /// Leaves the queue, or gives back what was granted and not taken.
+    ~quota_claim() {
+        if (leave() == claim_state::granted && !taken_) of_->release(size());
+    }
+
+    [[nodiscard]] claim_state state() const noexcept {
+        const std::lock_guard lock(place_.at->root_->mutex_);
+        return place_.state;
+    }
+    /// Why it wasn't granted when somebody last looked.
+    [[nodiscard]] errc why() const noexcept {
+        const std::lock_guard lock(place_.at->root_->mutex_);
+        return place_.why;
+    }
+    /// Only if granted: from now on the bytes are the caller's to release.
+    void take() noexcept { taken_ = true; }
+    [[nodiscard]] bytes size() const noexcept { return bytes{place_.size}; }
+
+private:
+    claim_state leave() noexcept {
+        const std::lock_guard lock(place_.at->root_->mutex_);
+        if (place_.state == claim_state::waiting) detail::quota_wait_queue::leave(place_);
+        return place_.state;
+    }
+
+    quota* of_;
+    detail::quota_wait_entry place_{};
+    bool taken_ = false;
+};
+
+/// Charges `n` bytes, or waits for them. deadline_exceeded or stopped, with the figures of the last refusal; over_quota or
+/// out_of_memory, at once, where no release could ever make it fit; size_overflow. Throws nothing.
+template <clock Clock>
+[[nodiscard]] failure charge_until(quota& q, bytes n, const patience<Clock>& until) noexcept {
+    errc why = q.try_charge(n);
+    for (detail::hook_cursor asked{.until = until.deadline}; why != errc::none && q.ask_next(asked, n);)
+        why = q.try_charge(n);
+    if (why != errc::none) why = detail::quota_waiter(q, n).wait(until);
+    return why == errc::none ? failure{} : q.explain(why, n);
+}
+
+/// Throws what a refused wait for `why.asked` bytes calls for, a std::bad_alloc in any case. Names who holds burst there.
+[[noreturn]] inline void raise_waited(const quota& q, const failure& why, std::string_view tenant) {
+    if (is_memory_refusal(why.code)) raise(why, tenant, "allocate");
+    detail::message m;
+    if (!tenant.empty()) m.add("tenant '", tenant.substr(0, detail::longest_name), "': ");
+    m.add("allocate: asked ", bytes{why.asked}, ", ", bytes{why.left}, " of ", bytes{why.limit}, " left (",
+          to_string(why.code), ")");
+    if (const auto holder = holder_of_burst(q, bytes{why.asked}); holder.borrowed != bytes{}) {
+        m.add("; ", holder.borrowed, " lent to ");
+        holder.name.empty() ? m.add("another") : m.add("'", holder.name.substr(0, detail::longest_name), "'");
+    }
+    throw memory_error(why, tenant, m);
+}
+
+}  // namespace GPUSHARE_ABI
+}  // namespace gpushare
