@@ -20,27 +20,6 @@ inline namespace GPUSHARE_ABI {
 // Version 14 would break compound requirements apart:
 // clang-format off
 
-namespace detail {
-
-// What std::movable, std::copyable and std::default_initializable ask for, said directly. Those go through dozens of class
-// templates for each type (common references, swaps, traits), which whoever includes a model of a concept would wait for.
-template <class T>
-concept movable = !std::same_as<T, T&> && !std::same_as<T, T&&> && requires(T& to, T&& from) {
-    T(static_cast<T&&>(from));
-    { to = static_cast<T&&>(from) } -> std::same_as<T&>;
-};
-
-template <class T>
-concept copyable = movable<T> && requires(T& to, const T& from) {
-    T(from);
-    { to = from } -> std::same_as<T&>;
-};
-
-template <class T>
-concept default_initializable = requires { T(); };
-
-}  // namespace detail
-
 /// Tells the time: real, thread-CPU or virtual. `now()` never goes back and is safe from any thread.
 template <class C>
 concept clock = requires(const C& c) {
@@ -55,7 +34,7 @@ concept clock = requires(const C& c) {
 ///   status()           once reached: errc::none, or why the work since the previous point of its stream failed
 ///   elapsed(a, b)      device time from a to b, both reached (and on one device); negative if b came first
 template <class P>
-concept timeline_point = detail::copyable<P> && detail::default_initializable<P> &&
+concept timeline_point = std::copyable<P> && std::default_initializable<P> &&
                          requires(const P& p, std::span<const P> points, instant deadline) {
                              { p.reached() } noexcept -> std::same_as<bool>;
                              { p.wait(deadline) } -> std::same_as<bool>;
@@ -80,7 +59,7 @@ concept timeline = requires(S& s) {
 ///   timeline()  names the timeline: no other has this name while anything is in flight on it, the stream gone or not
 template <class S>
 concept shared_timeline = timeline<S> && requires(const S& s, const typename S::handle& h) {
-    requires detail::copyable<typename S::handle> && detail::default_initializable<typename S::handle>;
+    requires std::copyable<typename S::handle> && std::default_initializable<typename S::handle>;
     { s.share() } noexcept -> std::same_as<typename S::handle>;
     { h.record() } -> std::same_as<typename S::point>;
     { s.timeline() } noexcept -> std::same_as<std::uint64_t>;
@@ -93,7 +72,7 @@ concept joining_timeline = timeline<S> && requires(S& s, const typename S::point
 
 /// A stream that takes opaque work of a known length at a fixed priority, in order.
 template <class S>
-concept queue = timeline<S> && detail::movable<S> && requires(S& s, const S& cs, ns length) {
+concept queue = timeline<S> && std::movable<S> && requires(S& s, const S& cs, ns length) {
     s.enqueue(length);
     { cs.level() } noexcept -> std::same_as<priority>;
 };
@@ -182,7 +161,7 @@ concept memory = memory_resource<M> && requires(M& m, const M& c, std::size_t si
 template <class V>
 concept virtual_memory = requires(V& v, const V& cv, const typename V::range& r, const typename V::chunk& c, void* at,
                                   std::size_t size) {
-    requires detail::movable<typename V::range> && detail::movable<typename V::chunk>;
+    requires std::movable<typename V::range> && std::movable<typename V::chunk>;
     { r.data() } noexcept -> std::same_as<void*>;
     { cv.granularity() } noexcept -> std::same_as<bytes>;
     { V::fresh_is_zero } -> std::convertible_to<bool>;
@@ -208,7 +187,7 @@ concept copier = timeline<S> && requires(S& s, void* to, const void* from, std::
 ///   commit(), abandon()   after a successful prepare, from the same thread: makes the change, or doesn't; waiters go on
 ///   resource()  whose change it is: changes of one resource can't be prepared side by side
 template <class C>
-concept prepared_change = detail::movable<C> && requires(C& c, const C& cc) {
+concept prepared_change = std::movable<C> && requires(C& c, const C& cc) {
     { c.prepare() } noexcept -> std::same_as<failure>;
     { c.commit() } noexcept;
     { c.abandon() } noexcept;
@@ -219,7 +198,7 @@ concept prepared_change = detail::movable<C> && requires(C& c, const C& cc) {
 /// a common device would overlap, one waits. So two gangs are never enqueued in different orders.
 template <class G>
 concept gang_order = requires(G& g, std::span<const device_id> devices) {
-    { g.enter(devices) } -> detail::movable;
+    { g.enter(devices) } -> std::movable;
 };
 
 /// How the SMs of a device can be split: partitions are made of `units` groups of `unit` SMs. See sm_split.hpp.

@@ -37,8 +37,7 @@ inline void check_sms(const sm_split& can, std::span<const std::uint32_t> sms) {
 /// The same number of SMs for each of `parts`, as many as possible; what is left over, less than a unit for each, is
 /// nobody's. Throws operation_error: errc::too_few_sms (in units) if there isn't one unit for each;
 /// errc::invalid_specification for no parts.
-template <class = void>
-[[nodiscard]] std::vector<std::uint32_t> equal_sms(const sm_split& can, std::uint32_t parts) {
+[[nodiscard]] inline std::vector<std::uint32_t> equal_sms(const sm_split& can, std::uint32_t parts) {
     if (parts == 0) throw operation_error(errc::invalid_specification, {}, "a device is split into one part or more");
     if (parts > can.units) raise({errc::too_few_sms, parts, can.units, can.units}, {}, "units of SMs");
     return std::vector<std::uint32_t>(parts, can.units / parts * can.unit);
@@ -47,8 +46,8 @@ template <class = void>
 /// SMs in proportion to the weights, all of them given out, by largest remainder: a unit for each part, then one by one to
 /// whoever is furthest below its due (ties: the earlier one), so that nobody is off by a whole unit unless the minimum
 /// forces it. Throws as equal_sms, and errc::invalid_specification for a weight of 0.
-template <class = void>
-[[nodiscard]] std::vector<std::uint32_t> weighted_sms(const sm_split& can, std::span<const std::uint32_t> weights) {
+[[nodiscard]] inline std::vector<std::uint32_t> weighted_sms(const sm_split& can,
+                                                             std::span<const std::uint32_t> weights) {
     const auto parts = static_cast<std::uint32_t>(weights.size());
     (void)equal_sms(can, parts);
     std::uint64_t total = 0;

@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-#include <gpushare/backend/host/scheduler.hpp>
+#include <gpushare/backend/host/detail/scheduler.hpp>
 
 #include <algorithm>
 #include <cstdint>
@@ -10,7 +10,7 @@
 #include "support/catch.hpp"
 
 using namespace gpushare;
-using host::scheduler;
+using host::detail::scheduler;
 
 namespace {
 

@@ -25,10 +25,10 @@ using namespace gpushare::literals;
 using gpushare::cluster;
 using gpushare::node_view;
 using gpushare::placement_request;
-using gpushare::reduced_node;
 using gpushare::request_kind;
 using gpushare::share;
 using gpushare::workload;
+using gpushare::detail::reduced_node;
 
 namespace {
 
@@ -148,7 +148,7 @@ TEST_CASE("an average request costs the device time that it takes; what fits now
         const cluster c = random_cluster(any, 6);
         const auto requests = random_requests(any, 15, 200);
         const workload w(requests);
-        const auto price = gpushare::bid_prices(c, w);
+        const auto price = gpushare::detail::bid_prices(c, w);
         double cost = 0;
         bool any_fits = false;
         for (std::size_t i = 0; i < price.size(); ++i) {
@@ -158,7 +158,7 @@ TEST_CASE("an average request costs the device time that it takes; what fits now
             if (device_permille(r) == 0) continue;
             cost += w.kinds()[i].weight * price[i];
             bool fits = false;
-            for (std::uint32_t n = 0; n < c.size(); ++n) fits = fits || fits_empty(r, c[{n}].whole);
+            for (std::uint32_t n = 0; n < c.size(); ++n) fits = fits || gpushare::detail::fits_empty(r, c[{n}].whole);
             REQUIRE((price[i] > 0) == fits);
             any_fits = any_fits || fits;
         }
@@ -175,7 +175,7 @@ TEST_CASE("where cores are scarce, requests pay for them; where they abound, the
     const auto ratio = [&](std::uint64_t cpu_milli) {
         cluster c;
         c.add({.cpu_milli = cpu_milli, .devices = 8});
-        const auto price = gpushare::bid_prices(c, w, 600);
+        const auto price = gpushare::detail::bid_prices(c, w, 600);
         return price_of(w, price, heavy) / price_of(w, price, light);
     };
     CHECK(ratio(32'000) > 2);
@@ -188,7 +188,7 @@ TEST_CASE("free time that nobody asks for is worth nothing", "[placement]") {
     auto all = several(9, {.cpu_milli = 1'000, .devices = 1, .each = 81_pct});
     all.push_back({.cpu_milli = 1'000, .devices = 1, .each = 50_pct});
     const workload w(all);
-    const gpushare::node_value value(c, w);
+    const gpushare::detail::node_value value(c, w);
     const double full = value(reduced_node(c[{0}]));
     CHECK(full > 600);
     CHECK(full <= 1000);
@@ -200,7 +200,7 @@ TEST_CASE("devices without the cores to use them are worth little", "[placement]
     cluster c;
     c.add({.cpu_milli = 64'000, .devices = 8});
     const workload w(several(1, {.cpu_milli = 8'000, .devices = 1, .each = 100_pct}));
-    const gpushare::node_value value(w, std::vector<double>{1000.0});
+    const gpushare::detail::node_value value(w, std::vector<double>{1000.0});
     CHECK(value(reduced_node(c[{0}])) == Approx(8000).epsilon(0.01));
     c.apply({{.cpu_milli = 56'000}, {0}, {}});  // cores for one device
     CHECK(value(reduced_node(c[{0}])) == Approx(1000).epsilon(0.1));
@@ -215,7 +215,7 @@ TEST_CASE("more left is never worth less", "[placement]") {
         support::random any(seed);
         cluster c = random_cluster(any, 3);
         const auto requests = random_requests(any, 12, 100);
-        const gpushare::node_value value(c, workload(requests));
+        const gpushare::detail::node_value value(c, workload(requests));
         for (const auto& r : requests) {
             const auto p = choose(gpushare::spreading{}, c, r);
             if (!p) continue;

@@ -20,9 +20,9 @@
 using namespace gpushare::literals;
 using namespace std::chrono_literals;
 using gpushare::bytes;
-using gpushare::device_overhead;
 using gpushare::errc;
 using gpushare::tenant_event;
+using gpushare::detail::device_overhead;
 
 namespace host = gpushare::host;
 using tenancy = gpushare::tenancy<host::node>;

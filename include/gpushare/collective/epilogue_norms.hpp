@@ -6,6 +6,7 @@
 // Weights and biases have one number a column; without them the row is normalised only.
 #pragma once
 
+#include <cmath>
 #include <cstddef>
 #include <cstdint>
 #include <type_traits>
@@ -15,7 +16,6 @@
 #include <gpushare/collective/float_moves.hpp>
 #include <gpushare/collective/floats.hpp>
 #include <gpushare/config.hpp>
-#include <gpushare/detail/square_root.hpp>
 
 namespace gpushare {
 inline namespace GPUSHARE_ABI {
@@ -38,7 +38,7 @@ struct rms_normalising {
     }
     GPUSHARE_HD void learn(std::uint32_t, float squares, const place& at, learnt& known) const noexcept {
         const float mean = detail::quotient_of(squares, static_cast<float>(at.width));
-        known.inverse = detail::quotient_of(1.0F, detail::square_root(mean + epsilon));
+        known.inverse = detail::quotient_of(1.0F, std::sqrt(mean + epsilon));
     }
     template <class V>
     [[nodiscard]] GPUSHARE_FLAT GPUSHARE_HD V apply(const V& x, const place& at, const learnt& known) const noexcept {
@@ -85,7 +85,7 @@ struct layer_normalising {
         if (look == 0)
             known.mean = mean;
         else
-            known.inverse = detail::quotient_of(1.0F, detail::square_root(mean + epsilon));
+            known.inverse = detail::quotient_of(1.0F, std::sqrt(mean + epsilon));
     }
     template <class V>
     [[nodiscard]] GPUSHARE_FLAT GPUSHARE_HD V apply(const V& x, const place& at, const learnt& known) const noexcept {

@@ -8,7 +8,7 @@
 // Lane i is block i of each rank. The launches wait for each other on the devices, so all must become resident: what a
 // device can't hold at once is refused. A group that would fit alone, but not beside the groups that were submitted to its
 // devices before, waits for them on the devices, and so does the next collective of a channel on other streams. (A node's own
-// gang order knows these: see gang_residents.hpp. It doesn't know what others have a captured graph launch.)
+// gang order knows these: see detail/gang_residents.hpp. It doesn't know what others have a captured graph launch.)
 //
 // submit_shared.hpp is for several ranks on one device, submit_fused.hpp for epilogues.
 #pragma once
@@ -31,8 +31,8 @@
 #include <gpushare/collective/team.hpp>
 #include <gpushare/concepts.hpp>
 #include <gpushare/config.hpp>
+#include <gpushare/detail/gang_residents.hpp>
 #include <gpushare/error.hpp>
-#include <gpushare/gang_residents.hpp>
 #include <gpushare/units.hpp>
 
 namespace gpushare {
@@ -79,12 +79,12 @@ public:
 
     /// For blocks that are `part` of a device in all, of this gang.
     void make_room(device_id d, std::uint64_t part, Stream& stream) {
-        if constexpr (room_making_order<Gangs, Stream>)
+        if constexpr (detail::room_making_order<Gangs, Stream>)
             if (!captured(stream)) entered_.make_room(d, part, channel_, stream);
     }
     /// Behind the launch of a part of them.
     void launched(device_id d, std::uint64_t part, Stream& stream) {
-        if constexpr (room_making_order<Gangs, Stream>)
+        if constexpr (detail::room_making_order<Gangs, Stream>)
             if (!captured(stream)) entered_.add(d, part, channel_, stream.record());
     }
 
@@ -101,7 +101,7 @@ private:
     const void* channel_;
 };
 
-using device_parts = gang_residents<immediate_point>;  // for its arithmetic
+using device_parts = detail::gang_residents<immediate_point>;  // for its arithmetic
 
 /// Ranks up to which a submission needs no memory.
 inline constexpr std::size_t ranks_in_place = 32;

@@ -92,7 +92,7 @@ inline constexpr bool is_timeless = requires {
 /// device (limiter_options::take_turns), and may then let one go several times in a row.
 // clang-format off
 template <class P>
-concept compute_policy = detail::movable<P> && requires(P& p, client_id c, const client_settings& s, const queue_head& head,
+concept compute_policy = std::movable<P> && requires(P& p, client_id c, const client_settings& s, const queue_head& head,
                                                      ns cost, instant now) {
     { p.add(c, s) } -> std::same_as<failure>;
     { p.change(c, s) } -> std::same_as<failure>;

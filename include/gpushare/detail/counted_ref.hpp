@@ -10,9 +10,9 @@
 #include <atomic>
 #include <concepts>
 #include <cstdint>
+#include <utility>
 
 #include <gpushare/config.hpp>
-#include <gpushare/detail/exchange.hpp>
 
 namespace gpushare {
 inline namespace GPUSHARE_ABI {
@@ -42,9 +42,9 @@ public:
 
     counted_ref(const counted_ref& other) noexcept
         : counted_ref(other.state_ == nullptr ? counted_ref() : share(*other.state_)) {}
-    counted_ref(counted_ref&& other) noexcept : state_(exchange(other.state_, nullptr)) {}
+    counted_ref(counted_ref&& other) noexcept : state_(std::exchange(other.state_, nullptr)) {}
     counted_ref& operator=(counted_ref other) noexcept {
-        other.state_ = exchange(state_, other.state_);
+        other.state_ = std::exchange(state_, other.state_);
         return *this;
     }
     ~counted_ref() {

@@ -12,7 +12,6 @@
 #include <utility>
 
 #include <gpushare/config.hpp>
-#include <gpushare/detail/exchange.hpp>
 
 namespace gpushare {
 inline namespace GPUSHARE_ABI {
@@ -63,7 +62,7 @@ public:
 
     /// Destroys the callable.
     void reset() noexcept {
-        if (actions_ != nullptr) exchange(actions_, nullptr)->destroy(storage_);
+        if (actions_ != nullptr) std::exchange(actions_, nullptr)->destroy(storage_);
     }
 
 private:
@@ -86,7 +85,7 @@ private:
     void take(inplace_function& other) noexcept {
         if (other.actions_ == nullptr) return;
         other.actions_->relocate(other.storage_, storage_);
-        actions_ = exchange(other.actions_, nullptr);
+        actions_ = std::exchange(other.actions_, nullptr);
     }
 
     const actions* actions_ = nullptr;

@@ -34,8 +34,9 @@
 
 #include <gpushare/config.hpp>
 #include <gpushare/detail/parse.hpp>
+#include <gpushare/interop/detail/specification_fields.hpp>
 #include <gpushare/interop/kubernetes.hpp>
-#include <gpushare/interop/specification_fields.hpp>
+#include <gpushare/interop/specification_error.hpp>
 #include <gpushare/tenant/specification.hpp>
 #include <gpushare/units.hpp>
 

@@ -31,8 +31,8 @@
 #include <gpushare/collective/submit.hpp>
 #include <gpushare/concepts.hpp>
 #include <gpushare/config.hpp>
+#include <gpushare/detail/gang_residents.hpp>
 #include <gpushare/error.hpp>
-#include <gpushare/gang_residents.hpp>
 #include <gpushare/numbers.hpp>
 #include <gpushare/units.hpp>
 

@@ -26,7 +26,7 @@
 #include <gpushare/concepts.hpp>
 #include <gpushare/config.hpp>
 #include <gpushare/error.hpp>
-#include <gpushare/interop/native_stream.hpp>
+#include <gpushare/interop/detail/native_stream.hpp>
 #include <gpushare/interop/stream_resource.hpp>
 #include <gpushare/units.hpp>
 
@@ -136,11 +136,11 @@ private:
     // The point after everything that may use the block.
     template <class Stream>
     typename Node::stream::point last_use(part& on, void* p, Stream* stream) {
-        auto used = point_after(*node_, on.device, stream);
+        auto used = detail::point_after(*node_, on.device, stream);
         while (void* const other = take_recorded(p)) {
             // In order on a stream that has nothing else to do: each wait is behind the one before.
             on.joined.wait(used);
-            on.joined.wait(point_after(*node_, on.device, static_cast<Stream*>(other)));
+            on.joined.wait(detail::point_after(*node_, on.device, static_cast<Stream*>(other)));
             used = on.joined.record();
         }
         return used;

@@ -15,7 +15,7 @@
 #include <gpushare/concepts.hpp>
 #include <gpushare/config.hpp>
 #include <gpushare/error.hpp>
-#include <gpushare/interop/native_stream.hpp>
+#include <gpushare/interop/detail/native_stream.hpp>
 #include <gpushare/interop/sizeless_memory.hpp>
 #include <gpushare/interop/stream_resource.hpp>
 #include <gpushare/units.hpp>
@@ -70,7 +70,7 @@ public:
     bool deallocateAsync(void* p, stream_handle stream) noexcept {
         if (p == nullptr) return true;
         try {
-            return blocks_.deallocate_after(point_after(*node_, device_, stream), p) == errc::none;
+            return blocks_.deallocate_after(detail::point_after(*node_, device_, stream), p) == errc::none;
         } catch (...) {  // to free it now could be too early
             return false;
         }

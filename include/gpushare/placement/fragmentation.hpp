@@ -18,35 +18,13 @@
 
 #include <gpushare/config.hpp>
 #include <gpushare/placement/cluster.hpp>
+#include <gpushare/placement/detail/reduced_node.hpp>
 #include <gpushare/placement/placement.hpp>
 #include <gpushare/placement/placement_policy.hpp>
 #include <gpushare/placement/workload.hpp>
 
 namespace gpushare {
 inline namespace GPUSHARE_ABI {
-
-/// A node as it would be with `permille` less on each of the devices in `at`. Nothing is copied.
-struct reduced_node {
-    const node_view& node;
-    std::uint64_t cpu_milli = 0;
-    bytes memory{};
-    device_set at{};
-    std::uint32_t permille = 0;
-
-    /// The node as it is.
-    explicit reduced_node(const node_view& n) noexcept : node(n), cpu_milli(n.cpu_milli), memory(n.memory) {}
-    /// With the request on those devices. The request fits there.
-    reduced_node(const node_view& n, const placement_request& r, device_set devices) noexcept
-        : node(n),
-          cpu_milli(n.cpu_milli - r.cpu_milli),
-          memory(n.memory - r.memory),
-          at(devices),
-          permille(r.each.permille()) {}
-
-    [[nodiscard]] std::uint32_t free(std::uint32_t device) const noexcept {
-        return node.devices[device].permille - (at.contains({device}) ? permille : 0);
-    }
-};
 
 /// Sum over the kinds of `weight` times the free permille that a request of the kind can't use: all of it where the cpu,
 /// the model or the number of devices isn't there, otherwise what lies on devices with too little left. Kinds for one
@@ -73,7 +51,10 @@ public:
         for (std::size_t m = 0; m < device_model::count; ++m) fill(kinds, static_cast<std::uint8_t>(m));
     }
 
-    [[nodiscard]] double operator()(const reduced_node& n) const noexcept {
+    /// Of a node as it is, in permille of device time.
+    [[nodiscard]] double operator()(const node_view& n) const noexcept { return (*this)(detail::reduced_node(n)); }
+    /// Of a node as it would be with a request on it.
+    [[nodiscard]] double operator()(const detail::reduced_node& n) const noexcept {
         const auto row = static_cast<std::size_t>(std::ranges::upper_bound(cpus_, n.cpu_milli) - cpus_.begin());
         const auto& whole_node = n.node.whole;
         const double* usable = tables_[table_of_[whole_node.model.index]].data() + row * (shares_.size() + 1);
@@ -134,17 +115,6 @@ private:
     std::array<std::uint8_t, device_model::count> table_of_{};
 };
 
-/// The devices that a request could take and that differ in what is free: every one of them for one device, the tightest
-/// for several. Calls `use` with each choice.
-template <class Use>
-void for_each_choice(const node_view& n, const placement_request& r, Use use) {
-    if (r.devices != 1) return use(tightest_devices(n, r));
-    for (std::uint32_t d = 0; d < n.devices.size(); ++d) {
-        const auto earlier = n.devices.first(d);
-        if (fits(r, n.devices[d]) && std::ranges::find(earlier, n.devices[d]) == earlier.end()) use(device_set{{d}});
-    }
-}
-
 /// The published policy: least growth of fragmentation, weighed by frequency, in the hundred steps of the published
 /// score. Memory isn't looked at, as there.
 class fragmentation_descent {
@@ -152,11 +122,11 @@ public:
     explicit fragmentation_descent(const workload& expected) : measure_(expected.kinds()) {}
 
     [[nodiscard]] rating rate(const node_view& n, const placement_request& r) const {
-        const double before = measure_(blind(reduced_node(n)));
+        const double before = measure_(blind(detail::reduced_node(n)));
         rating best;
         double least = 0;
-        for_each_choice(n, r, [&](device_set at) {
-            const double growth = measure_(blind(reduced_node(n, r, at))) - before;
+        detail::for_each_choice(n, r, [&](device_set at) {
+            const double growth = measure_(blind(detail::reduced_node(n, r, at))) - before;
             if (best.devices.empty() || growth < least) {
                 least = growth;
                 best.devices = at;
@@ -167,7 +137,7 @@ public:
     }
 
 private:
-    static reduced_node blind(reduced_node n) noexcept {
+    static detail::reduced_node blind(detail::reduced_node n) noexcept {
         n.memory = bytes::max();
         return n;
     }

@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
 // What a placement policy is: a rating of one node for one request. `choose` asks it about every node on which the
-// request fits and takes the lowest cost; `placement_index` gives the same answers without asking about every node.
+// request fits and takes the lowest cost; `indexed_cluster` gives the same answers without asking about every node.
 //
 //   struct emptiest {
 //       gpushare::rating rate(const gpushare::node_view& n, const gpushare::placement_request& r) const {

@@ -22,6 +22,8 @@
 namespace gpushare {
 inline namespace GPUSHARE_ABI {
 
+namespace detail {
+
 /// How sought-after the places for a kind of request are: requests that a full cluster is expected to see, over those it
 /// can hold if it holds nothing else. At most 1; kinds that fit nowhere have 0.
 [[nodiscard]] inline std::vector<request_kind> scarcity(const cluster& c, const workload& expected) {
@@ -45,20 +47,22 @@ inline namespace GPUSHARE_ABI {
     return kinds;
 }
 
-/// The cost of a placement is what the node can earn less at bid prices (`node_value`): the first-order term, exact as
+}  // namespace detail
+
+/// The cost of a placement is what the node can earn less at bid prices (detail/node_value.hpp): the first-order term, exact as
 /// long as the requests that fill it up do come. That they may not is the second-order term: fragmentation, each kind
 /// weighed by how scarce its places are, so that the few nodes which can hold the largest requests stay whole while
 /// others will do. The memory of devices limits where a request fits, and has no price.
 class value_descent {
 public:
     value_descent(const cluster& c, const workload& expected)
-        : value_(c, expected), fragmentation_(scarcity(c, expected)) {}
+        : value_(c, expected), fragmentation_(detail::scarcity(c, expected)) {}
 
     [[nodiscard]] rating rate(const node_view& n, const placement_request& r) const {
-        const double before = worth(reduced_node(n));
+        const double before = worth(detail::reduced_node(n));
         rating best;
-        for_each_choice(n, r, [&](device_set at) {
-            const double cost = before - worth(reduced_node(n, r, at));
+        detail::for_each_choice(n, r, [&](device_set at) {
+            const double cost = before - worth(detail::reduced_node(n, r, at));
             if (cost < best.cost) best = {cost, at};
         });
         return best;
@@ -69,11 +73,11 @@ private:
     // the same; without it, ties between equally valued nodes break up the ones that large requests need.
     static constexpr double second_order = 1.0 / 16;
 
-    [[nodiscard]] double worth(const reduced_node& n) const noexcept {
+    [[nodiscard]] double worth(const detail::reduced_node& n) const noexcept {
         return value_(n) - second_order * fragmentation_(n);
     }
 
-    node_value value_;
+    detail::node_value value_;
     fragmentation fragmentation_;
 };
 

@@ -65,7 +65,8 @@ struct tenant_usage {
     bytes largest_free{};     // the largest block that it could have now, on the device with the largest
     ns device_time{};
     std::uint64_t completed = 0, failed = 0, waiting = 0, in_flight = 0;  // submissions
-    std::uint64_t refused = 0;                                            // allocations
+    bytes total{};                                                        // of all allocations so far
+    std::uint64_t allocations = 0, frees = 0, refused = 0;                // of memory(), so far
 };
 
 /// Something that no caller can be told by a return value. Texts and traces are valid during the call of the
@@ -110,12 +111,14 @@ inline void tell(const event_sink& sink, const tenant_event& e) noexcept {
 }
 }  // namespace detail
 
-/// How a close went. Complete means that everything was returned; else call close again.
+/// How a close went. Complete means that everything was returned, and nothing is charged; else call close again, once the
+/// work has ended, or what is still charged was given back.
 struct close_report {
-    bool complete = false;
-    std::uint64_t leaked_blocks = 0;
-    bytes leaked{};
-    tenant_usage usage{};  // final, if complete
+    bool complete = false;            ///< all is returned
+    std::uint64_t leaked_blocks = 0;  ///< blocks of memory() that were out, and were taken back
+    bytes leaked{};                   ///< their sizes
+    bytes still_charged{};  ///< to the tenant's quotas, by what must go first: arenas, workspaces, pending frees
+    tenant_usage usage{};   ///< final, if complete
 };
 
 }  // namespace GPUSHARE_ABI

@@ -38,7 +38,11 @@
 #include <gpushare/partition/equal_split.hpp>
 #include <gpushare/partition/reservation.hpp>
 #include <gpushare/sm_split.hpp>
-#include <gpushare/tenant/room_wait.hpp>
+#include <gpushare/tenant/detail/admission.hpp>
+#include <gpushare/tenant/detail/room_wait.hpp>
+#include <gpushare/tenant/detail/shared_node.hpp>
+#include <gpushare/tenant/detail/tenant_claim.hpp>
+#include <gpushare/tenant/detail/tenant_state.hpp>
 #include <gpushare/tenant/specification.hpp>
 #include <gpushare/tenant/tenant.hpp>
 #include <gpushare/units.hpp>
@@ -101,14 +105,15 @@ public:
     /// no memory, no share, a slice that isn't there), duplicate_name, share_exceeded (permille of a device, in one of its slices),
     /// no_device, and the errors of equal_split.
     [[nodiscard]] tenant admit(tenant_spec spec) {
-        if (spec.name.empty()) refuse(errc::invalid_specification, {}, "a tenant needs a name");
-        if (spec.compute == share{}) refuse(errc::invalid_specification, spec.name, "needs a share of device time");
+        if (spec.name.empty()) detail::refuse_admission({errc::invalid_specification}, {}, "a tenant needs a name");
+        if (spec.compute == share{})
+            detail::refuse_admission({errc::invalid_specification}, spec.name, "needs a share of device time");
         const std::string name = spec.name;
         try {
             return admit_named(std::move(spec));
         } catch (const operation_error& e) {
             if (!e.tenant().empty()) throw;
-            refuse(e.figures(), name, e.what());  // of a split, which knows no tenants
+            detail::refuse_admission(e.figures(), name, e.what());  // of a split, which knows no tenants
         }
     }
 
@@ -121,7 +126,7 @@ public:
         for (std::uint32_t i = 0; i < shared_.devices.size(); ++i)
             if (spec.on.empty() || std::find(spec.on.begin(), spec.on.end(), device_id{i}) != spec.on.end())
                 roots.push_back(&shared_.devices[i].memory);
-        room_wait wait{std::move(roots), until};
+        detail::room_wait wait{std::move(roots), until};
         const bytes per_device =
             spec.memory / std::max<std::uint64_t>(std::max<std::uint64_t>(spec.on.size(), spec.devices), 1);
         for (;;) try {
@@ -213,7 +218,8 @@ public:
     bytes remeasure() noexcept {
         bytes over{};
         for (std::uint32_t i = 0; i < shared_.devices.size(); ++i) {
-            if (is_lost({i})) continue;  // all of it is taken, and none of that comes back by refusing somebody
+            if (detail::is_lost(*node_, {i}))
+                continue;  // all of it is taken, and none of that comes back by refusing somebody
             auto& d = shared_.devices[i];
             {
                 const std::lock_guard lock(shared_.mutex);  // of two measurements, the later one stands
@@ -259,111 +265,20 @@ private:
         slices.emplace_back(static_cast<std::uint32_t>(slices.size()), limits_, node_->get_clock(), make_policy_(d));
     }
 
-    [[noreturn]] static void refuse(const failure& f, std::string_view name, std::string_view why) {
-        detail::message m;
-        m.add("tenant '", name.substr(0, detail::longest_name), "': ", why);
-        throw operation_error(f, name, m);
-    }
-    [[noreturn]] static void refuse(errc code, std::string_view name, std::string_view why) {
-        refuse(failure{code}, name, why);
-    }
-
     tenant admit_named(tenant_spec spec) {
         reap();
         (void)remeasure();
-        auto state =
-            std::make_unique<detail::tenant_state<Node, Policy>>(*node_, shared_);  // outlives the lock: see open()
-        const std::lock_guard lock(shared_.mutex);
-        if (std::find(shared_.names.begin(), shared_.names.end(), spec.name) != shared_.names.end())
-            refuse(errc::duplicate_name, spec.name, "the name is taken");
-        auto taken = reserve(spec);
-        state->open(*node_, std::move(spec), ++last_tag_, taken);
+        auto state = std::make_unique<detail::tenant_state<Node, Policy>>(*node_, shared_);
+        auto claim = this->claim(std::move(spec));
+        state->open(*node_, claim);
         return tenant(std::move(state));
     }
-
-    // Chooses the devices and takes their memory, all at once: bursts of other tenants, which come and go under no mutex
-    // of ours, wait in between. So the choice is one that fits, and a refusal is right for one instant of all devices.
-    reservation<quota_draw> reserve(tenant_spec& spec) {
-        std::vector<quota_draw> draws;
-        std::vector<bool> lost;
-        for (std::uint32_t i = 0; i < shared_.devices.size(); ++i) {
-            draws.emplace_back(shared_.devices[i].memory);
-            lost.push_back(is_lost({i}));
-        }
-        prepared_together held(draws);
-        const auto rooms = rooms_for(spec, draws, lost);
-        const auto chosen = !spec.on.empty()   ? equal_split_over(spec.memory, rooms, spec.unit)
-                            : connected_split_ ? connected_split_(spec, rooms)
-                                               : equal_split(spec.memory, spec.devices, rooms, spec.unit);
-        if (const bytes step = spec.unit * chosen.devices.size(); spec.burst % step != bytes{})
-            refuse(errc::not_whole, spec.name, "burst does not divide into whole units over the devices");
-        const bytes most = chosen.per_device + spec.burst / chosen.devices.size();
-        if (most > quota::max_limit())
-            raise({errc::invalid_specification, most.count(), 0, quota::max_limit().count()}, spec.name, "burst");
-        spec.devices = static_cast<std::uint32_t>(chosen.devices.size());
-        spec.on = chosen.devices;
-        for (const auto d : chosen.devices) draws[d.index].take(chosen.per_device);
-        held.commit();
-        return reservation(std::move(draws));
-    }
-
-    // Where the node can tell.
-    [[nodiscard]] bool is_lost(device_id d) const {
-        if constexpr (requires { static_cast<bool>(std::as_const(*node_).lost(d)); })
-            return std::as_const(*node_).lost(d);
-        else
-            return false;
-    }
-
-    // Permille of a device that a tenant could have.
-    [[nodiscard]] std::uint32_t left_on(std::uint32_t device, const tenant_spec& spec) const noexcept {
-        const auto* const slice = shared_.devices[device].slice_for(spec.slice);
-        return slice != nullptr ? slice->left() : 0;
-    }
-
-    // The devices that the tenant may go to: those it named, or those with enough device time left.
-    std::vector<device_room> rooms_for(const tenant_spec& spec, const std::vector<quota_draw>& draws,
-                                       const std::vector<bool>& lost) const {
-        const auto asked = spec.compute.permille();
-        const auto room = [&](std::uint32_t i) {
-            return device_room{{i}, 0, draws[i].left(), shared_.devices[i].overhead.available()};
-        };
-        const auto lacks_slice = [&](const device_room& r) {
-            return shared_.devices[r.device.index].slice_for(spec.slice) == nullptr;
-        };
-        std::vector<device_room> fit;
-        if (spec.on.empty()) {
-            std::vector<device_room> all;
-            for (std::uint32_t i = 0; i < draws.size(); ++i)
-                if (!lost[i]) all.push_back(room(i));
-            if (!all.empty() && std::all_of(all.begin(), all.end(), lacks_slice))
-                refuse(errc::invalid_specification, spec.name, "names a slice that no device has");
-            for (const auto& r : all)
-                if (asked <= left_on(r.device.index, spec)) fit.push_back(r);
-            if (fit.size() < spec.devices && all.size() >= spec.devices) refuse_share(spec, all);
-        } else {
-            for (const auto d : spec.on) {
-                if (d.index >= draws.size()) refuse(errc::no_device, spec.name, "no such device");
-                if (lost[d.index]) refuse(errc::device_lost, spec.name, "a device that it names is lost");
-                fit.push_back(room(d.index));
-            }
-            if (spec.on.size() != spec.devices && spec.devices != 1)
-                refuse(errc::invalid_specification, spec.name, "names another number of devices than it asks for");
-            if (std::any_of(fit.begin(), fit.end(), lacks_slice))
-                refuse(errc::invalid_specification, spec.name, "names a slice that its device hasn't");
-            if (std::any_of(fit.begin(), fit.end(),
-                            [&](const device_room& r) { return asked > left_on(r.device.index, spec); }))
-                refuse_share(spec, fit);
-        }
-        return fit;
-    }
-
-    [[noreturn]] void refuse_share(const tenant_spec& spec, const std::vector<device_room>& rooms) const {
-        std::vector<std::uint32_t> left;
-        for (const auto& r : rooms) left.push_back(left_on(r.device.index, spec));
-        std::sort(left.begin(), left.end(), [](std::uint32_t a, std::uint32_t b) { return a > b; });
-        const auto fits = left[std::min<std::size_t>(std::max(spec.devices, 1U), left.size()) - 1];
-        raise({errc::share_exceeded, spec.compute.permille(), fits, 1000}, spec.name, "admission, in permille");
+    detail::tenant_claim<Node, Policy> claim(tenant_spec spec) {
+        const std::lock_guard lock(shared_.mutex);
+        if (std::find(shared_.names.begin(), shared_.names.end(), spec.name) != shared_.names.end())
+            detail::refuse_admission({errc::duplicate_name}, spec.name, "the name is taken");
+        auto memory = detail::admission(*node_, shared_, connected_split_).reserve(spec);
+        return {shared_, std::move(spec), std::move(memory), ++last_tag_};
     }
 
     // Tenants whose destructor could not wait any longer are gone as soon as their work is. Not under the mutex: what
@@ -389,8 +304,8 @@ private:
     detail::shared_node<Node, Policy> shared_;
     limiter_options limits_;
     std::function<Policy(device_id)> make_policy_;
-    std::function<partition(const tenant_spec&, const std::vector<device_room>&)> connected_split_;
-    std::uint32_t last_tag_ = 0;  // under the mutex
+    detail::split_function connected_split_;  // of a topology, where one was given
+    std::uint32_t last_tag_ = 0;              // under the mutex
 };
 
 template <node Node, class F>

@@ -22,10 +22,10 @@
 #include <gpushare/concepts.hpp>
 #include <gpushare/config.hpp>
 #include <gpushare/error.hpp>
+#include <gpushare/tenant/detail/room_wait.hpp>
 #include <gpushare/tenant/detail/tenant_state.hpp>
-#include <gpushare/tenant/overhead.hpp>
-#include <gpushare/tenant/room_wait.hpp>
 #include <gpushare/tenant/specification.hpp>
+#include <gpushare/tenant/workspace.hpp>
 #include <gpushare/units.hpp>
 
 namespace gpushare {
@@ -118,7 +118,7 @@ public:
     void resize_until(const tenant_change& change, const patience<Clock>& until) {
         std::vector<quota*> roots;
         for (auto& p : state_->parts()) roots.push_back(&p.on.memory);
-        room_wait wait{std::move(roots), until};
+        detail::room_wait wait{std::move(roots), until};
         for (;;) try {
                 return resize(change);
             } catch (const operation_error& e) {

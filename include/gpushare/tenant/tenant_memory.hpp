@@ -11,7 +11,9 @@
 #include <cstdint>
 #include <string>
 #include <string_view>
+#include <thread>
 #include <utility>
+#include <vector>
 
 #include <gpushare/concepts.hpp>
 #include <gpushare/config.hpp>
@@ -27,10 +29,20 @@
 namespace gpushare {
 inline namespace GPUSHARE_ABI {
 
-/// Thread-safe; neither copied nor moved. Alignments are powers of two; 256 is what device allocators give.
+/// How often a tenant's memory was asked, since the admission.
+struct allocation_counts {
+    bytes total{};                  ///< of all allocations together, as asked for
+    std::uint64_t allocations = 0;  ///< that succeeded
+    std::uint64_t frees = 0;        ///< those at a close too
+    std::uint64_t refused = 0;      ///< allocations that were refused
+};
+
+/// Thread-safe; neither copied nor moved. Sizes and alignments are in bytes; alignments are powers of two; 256 is what
+/// device allocators give.
 template <memory Upstream, timeline_point Point>
 class tenant_memory {
 public:
+    /// As of cudaMalloc.
     static constexpr std::size_t default_alignment = 256;
 
     /// Takes `guaranteed` bytes from `device` at once; throws operation_error (no_room) if they aren't there. All that
@@ -50,29 +62,30 @@ public:
     tenant_memory(const tenant_memory&) = delete;
     tenant_memory& operator=(const tenant_memory&) = delete;
 
-    /// As quota_resource::allocate, after frees that were reached have been collected, neighbours' too. `label` must outlive the block.
+    /// As quota_resource::allocate, after frees that were reached have been collected, neighbours' too. Throws memory_error,
+    /// with errc::closed once the tenant is closed. `label` must outlive the block.
     [[nodiscard]] void* allocate(std::size_t size, std::size_t alignment = default_alignment,
                                  std::string_view label = {}) {
         failure why;
         void* p = try_allocate(size, alignment, label, &why);
-        if (p == nullptr) raise(why, tenant_, "allocate");
+        if (p == nullptr) throw memory_error(why, tenant_, "allocate");
         return p;
     }
-
+    /// Null where allocate would throw; `why`, if given, gets the reason with its figures.
     [[nodiscard]] void* try_allocate(std::size_t size, std::size_t alignment = default_alignment,
                                      std::string_view label = {}, failure* why = nullptr) noexcept {
-        auto seen = frees_.returned();
-        void* p = resource_.try_allocate(size, alignment, why);
-        while (p == nullptr && frees_.settle(seen)) p = resource_.try_allocate(size, alignment, why);
-        if (p != nullptr) {
-            try {
-                return enter({p, bytes{size}, alignment, label});
-            } catch (...) {  // the host has no memory for the entry
-                if (why != nullptr) *why = {.code = errc::out_of_memory, .asked = size};
-            }
+        const visit inside(underway_);
+        failure refusal;
+        if (!closed()) {
+            auto seen = frees_.returned();
+            void* p = resource_.try_allocate(size, alignment, why);
+            while (p == nullptr && frees_.settle(seen)) p = resource_.try_allocate(size, alignment, why);
+            if (p == nullptr && !closed()) return refused();
+            if (p != nullptr && enter({p, bytes{size}, alignment, label}, refusal)) return p;
         }
-        refused_.fetch_add(1, std::memory_order_relaxed);  // a count and no more
-        return nullptr;
+        if (closed()) refusal = {.code = errc::closed};
+        if (why != nullptr) *why = refusal;
+        return refused();
     }
 
     /// As allocate, but waits as long as `until` has it, a patience (memory/quota_wait.hpp): first come first served,
@@ -80,30 +93,37 @@ public:
     template <class Patience>
     [[nodiscard]] void* allocate_until(std::size_t size, const Patience& until,
                                        std::size_t alignment = default_alignment, std::string_view label = {}) {
+        failure refusal{.code = errc::closed};
         try {
-            void* const p = resource_.allocate_until(size, alignment, until);
-            return enter({p, bytes{size}, alignment, label});
+            if (!closed()) {
+                void* const p = resource_.allocate_until(size, alignment, until);
+                const visit inside(underway_);
+                if (enter({p, bytes{size}, alignment, label}, refusal)) return p;
+            }
         } catch (...) {
-            refused_.fetch_add(1, std::memory_order_relaxed);
-            throw;
+            (void)refused();
+            if (!closed()) throw;
+            refusal = {.code = errc::closed};
         }
+        (void)refused();
+        throw memory_error(refusal, tenant_, "allocate");
     }
 
     /// No work may use the block any more. unknown_block or wrong_size, an event, and nothing else, if it isn't out.
     /// Null is ignored.
     errc deallocate(void* p, std::size_t size, std::size_t alignment = default_alignment) noexcept {
         if (p == nullptr) return errc::none;
-        const errc wrong = forget(p, size, alignment);
-        return wrong != errc::none ? wrong : resource_.deallocate(p, size, alignment);
+        return strike(p, size, alignment, [&] { return resource_.deallocate(p, size, alignment); });
     }
 
     /// As deallocate, but for a block that work before `point` may still use: credited once the point is reached.
     errc deallocate_after(const Point& point, void* p, std::size_t size,
                           std::size_t alignment = default_alignment) noexcept {
         if (p == nullptr) return errc::none;
-        const errc wrong = forget(p, size, alignment);
-        if (wrong == errc::none) frees_.add(point, p, size, alignment);
-        return wrong;
+        return strike(p, size, alignment, [&] {
+            frees_.add(point, p, size, alignment);
+            return errc::none;
+        });
     }
 
     /// Frees what was freed in stream order and is reached by now.
@@ -111,49 +131,128 @@ public:
     /// Waits for all of it. False at the deadline.
     bool drain(instant deadline) { return frees_.drain(deadline); }
 
-    /// Takes back every block that is out, with an event each. Nothing may use them any more.
-    void take_back(close_report& report) {
-        for (const auto& [b, scope, trace] : blocks_.take_all()) {
+    /// From now on every allocation is refused with errc::closed, here and by what stands on it, and what is freed goes to
+    /// the device's other tenants. What is out stays valid until take_back().
+    void close() noexcept {
+        closed_.store(true, std::memory_order_release);
+        (void)quota_.resize({}, {});
+    }
+    /// Acquire: who sees it closed sees what was done before.
+    [[nodiscard]] bool closed() const noexcept { return closed_.load(std::memory_order_acquire); }
+
+    /// After close(): takes back every block that is out, with an event each. Nothing may use the blocks any more. True: no
+    /// call that overlaps is left between the books and the device, so that only frees in stream order are still to be
+    /// drained; false: one is held up, in a hook for example; what it frees is seen by another take_back(). Throws
+    /// std::bad_alloc, and then nothing was taken back.
+    bool take_back(close_report& report) {
+        (void)settle();  // so that allocations which began before the close are in the books, or were refused
+        std::vector<leak> leaks;
+        {
+            const visit inside(underway_);
+            leaks = blocks_.take_all();
+            for (const auto& l : leaks) give_back(l.what);
+        }
+        for (const auto& [b, scope, trace] : leaks) {
             ++report.leaked_blocks;
             report.leaked += b.size;
             detail::tell(
                 *sink_,
                 {tenant_event::kind::leak, tenant_, id_, errc::none, b.size, b.label, {trace.data(), trace.size()}});
-            resource_.deallocate(b.pointer, static_cast<std::size_t>(b.size.count()), b.alignment);
         }
+        return settle();  // frees that found their block before it was taken back
     }
 
+    /// What an allocation takes of the quota; bytes::max() if none can have it.
     [[nodiscard]] bytes charged(std::size_t size, std::size_t alignment) const noexcept {
         return resource_.charged(size, alignment);
     }
-    /// The tenant's device: its limit, what it may still allocate, and of the limit, what others hold now.
+    /// The tenant's device: its limit.
     [[nodiscard]] bytes capacity() const noexcept { return resource_.capacity(); }
+    /// What it may still allocate.
     [[nodiscard]] bytes free() const noexcept { return resource_.free(); }
+    /// Of the limit, what others hold now.
     [[nodiscard]] bytes taken_by_others() const noexcept { return resource_.taken_by_others(); }
     /// The largest block that it could have now; see quota_resource::largest_free.
     [[nodiscard]] bytes largest_free() const noexcept { return resource_.largest_free(); }
     /// The tenant's name.
     [[nodiscard]] std::string_view owner() const noexcept { return tenant_; }
+    /// Freed in stream order, and still charged.
     [[nodiscard]] bytes pending() const noexcept { return frees_.pending(); }
-    /// Allocations that were refused. The quota counts more: it is asked again after frees were collected.
-    [[nodiscard]] std::uint64_t refused() const noexcept { return refused_.load(std::memory_order_relaxed); }
+    /// Totals and counts. The quota counts more refusals: it is asked again after frees were collected.
+    [[nodiscard]] allocation_counts counts() const noexcept {
+        return {.total = bytes{total_.load(std::memory_order_relaxed)},
+                .allocations = allocations_.load(std::memory_order_relaxed),
+                .frees = frees_count_.load(std::memory_order_relaxed),
+                .refused = refused_.load(std::memory_order_relaxed)};
+    }
+    /// The quota that everything here is charged to; what is charged past it, for an arena or a workspace, too.
     [[nodiscard]] quota& limit() noexcept { return quota_; }
 
 private:
-    void* enter(const block& b) {
+    // A call between the books and the device. Acquire and release: settle() reads the count by a read-modify-write, so a
+    // call that it doesn't see comes after it, and sees the memory closed and the quota without a limit to charge.
+    class visit {
+    public:
+        explicit visit(std::atomic<std::uint32_t>& count) noexcept : count_(&count) {
+            count.fetch_add(1, std::memory_order_acquire);
+        }
+        visit(const visit&) = delete;
+        visit& operator=(const visit&) = delete;
+        ~visit() { count_->fetch_sub(1, std::memory_order_release); }
+
+    private:
+        std::atomic<std::uint32_t>* count_;
+    };
+    // Hooks of the embedder's run within a visit, and may take long: then it gives up.
+    bool settle() noexcept {
+        for (int yields = 0; underway_.fetch_add(0, std::memory_order_acq_rel) != 0; ++yields) {
+            if (yields == 100'000) return false;  // tens of milliseconds
+            std::this_thread::yield();
+        }
+        return true;
+    }
+
+    void give_back(const block& b) noexcept {
+        frees_count_.fetch_add(1, std::memory_order_relaxed);
+        (void)resource_.deallocate(b.pointer, static_cast<std::size_t>(b.size.count()), b.alignment);
+    }
+
+    void* refused() noexcept {
+        refused_.fetch_add(1, std::memory_order_relaxed);  // a count and no more, as the others
+        return nullptr;
+    }
+
+    // False, with the reason, and the memory is back: the host has none for the entry, or the tenant was closed meanwhile.
+    bool enter(const block& b, failure& refusal) noexcept {
         try {
             blocks_.insert(b);
         } catch (...) {
+            refusal = {.code = errc::out_of_memory, .asked = b.size.count()};
             resource_.deallocate(b.pointer, static_cast<std::size_t>(b.size.count()), b.alignment);
-            throw;
+            return false;
         }
-        return b.pointer;
+        allocations_.fetch_add(1, std::memory_order_relaxed);
+        total_.fetch_add(b.size.count(), std::memory_order_relaxed);
+        if (!closed()) return true;
+        // Whoever closes takes what it finds in the books, and this what it doesn't.
+        if (blocks_.remove(b.pointer, b.size, b.alignment) == errc::none) give_back(b);
+        refusal = {.code = errc::closed};
+        return false;
     }
 
-    errc forget(void* p, std::size_t size, std::size_t alignment) noexcept {
-        const errc wrong = blocks_.remove(p, bytes{size}, alignment);
-        if (wrong != errc::none)
-            detail::tell(*sink_, {tenant_event::kind::wrong_free, tenant_, id_, wrong, bytes{size}, {}, {}});
+    // Out of the books, then `free`; or an event, under no lock and in no visit.
+    template <class Free>
+    errc strike(void* p, std::size_t size, std::size_t alignment, Free free) noexcept {
+        errc wrong = errc::none;
+        {
+            const visit inside(underway_);
+            wrong = blocks_.remove(p, bytes{size}, alignment);
+            if (wrong == errc::none) {
+                frees_count_.fetch_add(1, std::memory_order_relaxed);
+                return free();
+            }
+        }
+        detail::tell(*sink_, {tenant_event::kind::wrong_free, tenant_, id_, wrong, bytes{size}, {}, {}});
         return wrong;
     }
 
@@ -165,7 +264,9 @@ private:
     block_table blocks_;
     deferred_frees<Point, quota_resource<Upstream>> frees_;
     quota_hook collects_;
-    std::atomic<std::uint64_t> refused_{0};
+    std::atomic<bool> closed_{false};
+    std::atomic<std::uint32_t> underway_{0};
+    std::atomic<std::uint64_t> total_{0}, allocations_{0}, frees_count_{0}, refused_{0};
 };
 
 }  // namespace GPUSHARE_ABI

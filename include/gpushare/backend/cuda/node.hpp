@@ -27,8 +27,8 @@
 #include <gpushare/backend/host/clock.hpp>
 #include <gpushare/concepts.hpp>
 #include <gpushare/config.hpp>
+#include <gpushare/detail/gang_residents.hpp>
 #include <gpushare/error.hpp>
-#include <gpushare/gang_residents.hpp>
 #include <gpushare/units.hpp>
 
 namespace gpushare {
@@ -76,7 +76,7 @@ public:
 
     [[nodiscard]] std::uint32_t num_devices() const noexcept { return static_cast<std::uint32_t>(devices_.size()); }
     [[nodiscard]] host::steady_clock get_clock() const noexcept { return {}; }
-    [[nodiscard]] gang_residents<point>& gangs() noexcept { return gangs_; }
+    [[nodiscard]] gpushare::detail::gang_residents<point>& gangs() noexcept { return gangs_; }
     [[nodiscard]] const driver& api() const noexcept { return *api_; }
 
     // The following throw operation_error (errc::no_device) for a device that isn't there.
@@ -225,7 +225,7 @@ private:
 
     const std::shared_ptr<const driver> api_;
     std::deque<entry> devices_;
-    gang_residents<point> gangs_;
+    gpushare::detail::gang_residents<point> gangs_;
 };
 static_assert(gpushare::node<node>);
 

@@ -22,9 +22,9 @@
 #include <gpushare/backend/host/options.hpp>
 #include <gpushare/backend/host/stream.hpp>
 #include <gpushare/concepts.hpp>
+#include <gpushare/detail/gang_residents.hpp>
 #include <gpushare/error.hpp>
 #include <gpushare/gang.hpp>
-#include <gpushare/gang_residents.hpp>
 #include <gpushare/units.hpp>
 
 namespace gpushare {
@@ -51,7 +51,7 @@ public:
     [[nodiscard]] std::uint32_t num_devices() const noexcept { return options().devices; }
     [[nodiscard]] const node_options& options() const noexcept { return engine_->options(); }
     [[nodiscard]] steady_clock get_clock() const noexcept { return {}; }
-    [[nodiscard]] gang_residents<point>& gangs() noexcept { return gangs_; }
+    [[nodiscard]] gpushare::detail::gang_residents<point>& gangs() noexcept { return gangs_; }
 
     // The following throw operation_error (errc::no_device) for a device that isn't there.
 
@@ -107,7 +107,7 @@ private:
     [[nodiscard]] detail::device_state& at(device_id d) const { return engine_->device(checked(d)); }
 
     const std::shared_ptr<detail::engine> engine_;
-    gang_residents<point> gangs_;
+    gpushare::detail::gang_residents<point> gangs_;
     crew crew_;
 };
 static_assert(gpushare::node<node>);

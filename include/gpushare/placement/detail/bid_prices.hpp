@@ -2,7 +2,7 @@
 // Bid prices: what each kind of request costs a cluster, in permille of device time, all scarce things included. A
 // request for half a device and half the node's cores costs more than one for half a device.
 //
-//   const auto price = gpushare::bid_prices(cluster, gpushare::workload(history));   // one per kind
+//   const auto price = gpushare::detail::bid_prices(cluster, gpushare::workload(history));   // one per kind
 #pragma once
 
 #include <algorithm>
@@ -20,6 +20,7 @@
 
 namespace gpushare {
 inline namespace GPUSHARE_ABI {
+namespace detail {
 
 /// What a milli of cpu and a MiB of host memory cost on a node, in permille of device time.
 struct host_prices {
@@ -36,8 +37,6 @@ struct host_prices {
     return r.cpu_milli <= n.cpu_milli && r.memory <= n.memory && r.devices <= n.devices &&
            (r.devices == 0 || (r.models.allows(n.model) && r.device_memory <= n.device_memory));
 }
-
-namespace detail {
 
 /// Finds the prices at which the stream of requests, spread over the cluster's nodes by profit, is served evenly: the
 /// dual of a linear program that serves as many average streams as the empty cluster holds. (Talluri and van Ryzin, "An
@@ -212,16 +211,15 @@ private:
     double idle_taken_ = 0;
 };
 
-}  // namespace detail
-
 /// The price of each of `expected.kinds()`, in permille of device time, scaled so that an average request costs what it
 /// takes. Kinds that fit on no node cost nothing. Looks at the nodes as if they were empty. Takes a tenth of a second for
 /// 150 kinds of requests with shares in steps of 1 %, on 15 kinds of nodes; seconds for thousands of kinds, or for steps of
 /// 0.1 %.
 [[nodiscard]] inline std::vector<double> bid_prices(const cluster& c, const workload& expected,
                                                     std::size_t rounds = 150) {
-    return detail::price_search(c, expected).after(rounds);
+    return price_search(c, expected).after(rounds);
 }
 
+}  // namespace detail
 }  // namespace GPUSHARE_ABI
 }  // namespace gpushare

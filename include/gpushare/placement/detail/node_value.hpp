@@ -3,8 +3,8 @@
 // the memory that are left. A device with 190 permille free is worth nothing where nobody asks for so little; eight free
 // devices beside two free cores are worth little more than one.
 //
-//   gpushare::node_value value(cluster, workload);
-//   double cost = value(gpushare::reduced_node(n)) - value(gpushare::reduced_node(n, request, devices));
+//   gpushare::detail::node_value value(cluster, workload);
+//   double cost = value(gpushare::detail::reduced_node(n)) - value(gpushare::detail::reduced_node(n, request, devices));
 #pragma once
 
 #include <algorithm>
@@ -20,12 +20,13 @@
 #include <gpushare/placement/cluster.hpp>
 #include <gpushare/placement/detail/bid_prices.hpp>
 #include <gpushare/placement/detail/device_filling.hpp>
-#include <gpushare/placement/fragmentation.hpp>
+#include <gpushare/placement/detail/reduced_node.hpp>
 #include <gpushare/placement/placement.hpp>
 #include <gpushare/placement/workload.hpp>
 
 namespace gpushare {
 inline namespace GPUSHARE_ABI {
+namespace detail {
 
 /// An upper bound on the best filling, by Lagrangian relaxation: cores and memory get a price of the node's own, the
 /// cheapest that explains their scarcity there. min over host prices q of q * (what is left) + sum over devices of the
@@ -37,7 +38,7 @@ public:
     /// With prices of one's own, one per kind, in permille.
     node_value(const workload& expected, std::span<const double> price) {
         const auto kinds = expected.kinds();
-        detail::device_filling device(kinds);
+        device_filling device(kinds);
         unit_ = device.unit();
         lay_grid(kinds, price);
         for (std::size_t i = 0; i < kinds.size(); ++i) {
@@ -88,7 +89,7 @@ public:
     }
 
 private:
-    static constexpr std::uint32_t whole = detail::device_filling::whole;
+    static constexpr std::uint32_t whole = device_filling::whole;
     static constexpr std::size_t cpu_points = 24, memory_points = 4, points = cpu_points * memory_points;
 
     // Four floats that are added at once, whatever the compiler's flags.
@@ -146,7 +147,7 @@ private:
     }
 
     std::vector<row> table(std::span<const request_kind> kinds, std::span<const double> price,
-                           std::span<const char> allowed, detail::device_filling& device) {
+                           std::span<const char> allowed, device_filling& device) {
         std::vector<row> rows(whole / unit_ + 1);
         for (std::size_t q = 0; q < points; ++q) {
             device.clear();
@@ -169,5 +170,6 @@ private:
     std::array<std::uint8_t, device_model::count> table_of_{};
 };
 
+}  // namespace detail
 }  // namespace GPUSHARE_ABI
 }  // namespace gpushare

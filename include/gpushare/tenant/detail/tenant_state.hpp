@@ -2,7 +2,7 @@
 // What stands behind a tenant's handle: its parts on the devices, what it was granted, and the order in which it ends.
 // tenant.hpp is the handle, tenancy.hpp admits.
 //
-//   auto state = std::make_unique<detail::tenant_state<Node>>(node, shared);   state->open(node, spec, tag);
+//   auto state = std::make_unique<detail::tenant_state<Node, Policy>>(node, shared);   state->open(node, claim);
 #pragma once
 
 #include <algorithm>
@@ -11,23 +11,20 @@
 #include <cstddef>
 #include <cstdint>
 #include <deque>
-#include <functional>
-#include <list>
-#include <memory>
 #include <mutex>
 #include <string>
-#include <type_traits>
 #include <utility>
 #include <vector>
 
 #include <gpushare/compute/compute_limiter.hpp>
+#include <gpushare/compute/policy.hpp>
 #include <gpushare/concepts.hpp>
 #include <gpushare/config.hpp>
 #include <gpushare/error.hpp>
-#include <gpushare/memory/quota.hpp>
 #include <gpushare/memory/quota_change.hpp>
 #include <gpushare/partition/reservation.hpp>
-#include <gpushare/tenant/overhead.hpp>
+#include <gpushare/tenant/detail/shared_node.hpp>
+#include <gpushare/tenant/detail/tenant_claim.hpp>
 #include <gpushare/tenant/specification.hpp>
 #include <gpushare/tenant/tenant_memory.hpp>
 #include <gpushare/units.hpp>
@@ -36,82 +33,17 @@ namespace gpushare {
 inline namespace GPUSHARE_ABI {
 namespace detail {
 
-template <node Node, compute_policy Policy>
-class tenant_state;
-
-/// What a tenant's client is entitled to, of what is `size` permille of a device.
-[[nodiscard]] inline client_settings settings_of(const tenant_spec& spec, std::uint32_t tag,
-                                                 std::uint32_t size) noexcept {
-    const auto of_it = [&](share s) {
-        return share::of_permille(std::min<std::uint64_t>(std::uint64_t{s.permille()} * 1000 / size, 1000));
-    };
-    return {.weight = of_it(spec.compute),
-            .level = spec.level,
-            .longest = spec.longest,
-            .cap = of_it(spec.cap),
-            .soft_cap = spec.soft_cap,
-            .slo = spec.slo,
-            .group = spec.group,
-            .tag = tag};
-}
-
-/// What the tenants of a node share.
-template <node Node, compute_policy Policy>
-struct shared_node {
-    using clock_type = std::remove_cvref_t<decltype(std::declval<const Node&>().get_clock())>;
-    using limiter = compute_limiter<typename Node::stream, clock_type, Policy>;
-
-    /// SMs with a limiter of their own: all of a device, or some.
-    struct slice {
-        slice(std::uint32_t place, const limiter_options& options, clock_type time, Policy policy)
-            : index(place), compute(options, std::move(time), std::move(policy)) {}
-        [[nodiscard]] std::uint32_t left() const noexcept { return size - promised; }
-
-        const std::uint32_t index;
-        limiter compute;
-        std::uint32_t size = 1000;                                           // permille of the device
-        std::uint32_t promised = 0;                                          // of those; under the mutex
-        std::function<typename Node::stream(priority, std::uint32_t)> open;  // a stream in it, where it is a partition
-    };
-    struct device {
-        explicit device(const typename Node::memory_type& all) : overhead(all), memory(overhead.available()) {}
-
-        /// Which one a tenant would be in: the one it names, or the one with the most left. Null if it isn't there.
-        [[nodiscard]] const slice* slice_for(std::uint32_t wanted) const noexcept {
-            if (wanted != any_slice) return wanted < slices.size() ? &slices[wanted] : nullptr;
-            return &*std::max_element(slices.begin(), slices.end(),
-                                      [](const slice& a, const slice& b) { return a.left() < b.left(); });
-        }
-
-        device_overhead overhead;
-        quota memory;
-        std::deque<slice> slices;                            // one or more
-        std::function<std::vector<std::uint32_t>()> strays;  // tags of streams in no partition, where there are some
-        std::atomic<std::uint32_t> parts{0};                 // of tenants, closed or not; relaxed: a count alone
-    };
-
-    shared_node(event_sink sink, ns timeout, trace_function capture)
-        : events(std::move(sink)), close_timeout(timeout), trace(capture) {}
-
-    mutable std::mutex mutex;
-    std::deque<device> devices;
-    std::vector<std::string> names;                                // under the mutex
-    std::list<std::unique_ptr<tenant_state<Node, Policy>>> stuck;  // under the mutex
-    const event_sink events;
-    const ns close_timeout;
-    const trace_function trace;
-};
-
 /// A tenant's part of one device.
 template <node Node, compute_policy Policy>
 struct tenant_part {
     using shared = shared_node<Node, Policy>;
 
     // Without any memory: that comes when all parts are there.
-    tenant_part(Node& whole, shared& all, const tenant_spec& spec, device_id d, std::uint32_t tag)
+    tenant_part(Node& whole, shared& all, const tenant_spec& spec, device_id d, typename shared::slice& s,
+                std::uint32_t tag)
         : device(d),
           on(all.devices[d.index]),
-          slice(on.slices[on.slice_for(spec.slice)->index]),
+          slice(s),
           memory(on.memory, whole.memory(d), spec.name, d, bytes{}, bytes{}, all.events, all.trace),
           stream(slice.open ? slice.open(spec.level, tag) : whole.make_stream(d, spec.level, tag)),
           client(slice.compute.add(settings_of(spec, tag, slice.size))) {
@@ -146,20 +78,19 @@ public:
     ~tenant_state() {
         close_report late;  // what calls that overlapped the close have left behind
         if (closed())
-            for (auto& p : parts_) p.memory.take_back(late);
+            for (auto& p : parts_) (void)p.memory.take_back(late);
     }
 
-    // Under the mutex of `all`, with the memory `taken` for it on its devices. When it throws, nothing is
-    // promised, and the parts go with the state: its destructor must not run under the mutex, for a limiter that a client
-    // leaves may let in somebody's work.
-    void open(Node& whole, tenant_spec spec, std::uint32_t tag, reservation<quota_draw>& taken) {
-        spec_ = std::move(spec);
-        tag_ = tag;
-        for (const auto d : spec_.on) parts_.emplace_back(whole, *all_, spec_, d, tag);
-        all_->names.push_back(spec_.name);
-        promise(spec_.compute);
+    // Makes the streams and takes over what was claimed; under no lock: drivers are slow, and a limiter that a client leaves
+    // after a failure may let in somebody's work. When it throws, the claim still has everything.
+    void open(Node& whole, tenant_claim<Node, Policy>& claim) {
+        spec_ = claim.spec;
+        tag_ = claim.tag;
+        for (std::size_t i = 0; i < spec_.on.size(); ++i)
+            parts_.emplace_back(whole, *all_, spec_, spec_.on[i], *claim.slices[i], tag_);
         for (auto& p : parts_) (void)p.memory.limit().adopt(spec_.memory / spec_.devices, spec_.burst / spec_.devices);
-        taken.dismiss();
+        promised_ = spec_.compute;
+        claim.keep();
     }
 
     [[nodiscard]] const std::string& name() const noexcept { return spec_.name; }  // never changes
@@ -185,7 +116,11 @@ public:
             sum.peak += held.peak;
             sum.pending += p.memory.pending();
             sum.largest_free = std::max(sum.largest_free, p.memory.largest_free());
-            sum.refused += p.memory.refused();
+            const auto counts = p.memory.counts();
+            sum.total += counts.total;
+            sum.allocations += counts.allocations;
+            sum.frees += counts.frees;
+            sum.refused += counts.refused;
             add(sum, p.slice.compute.usage(p.client));  // nothing, once the client is closed
             const std::lock_guard lock(all_->mutex);
             add(sum, p.account);
@@ -194,9 +129,11 @@ public:
     }
 
     // The order of closing: (1) nothing new is let in and what waits is cancelled, on all devices; (2) permits that are
-    // out and work in flight end; (3) frees in stream order are collected; (4) blocks that are still out are reported
-    // and taken back; (5) quota, share and name return. A deadline can end it before (4), never within. The parts stay
-    // until the handle goes, so that a call that overlaps is refused and not lost.
+    // out and work in flight end; (3) frees in stream order are collected; (4) memory is refused, on all devices; (5)
+    // blocks that are still out are reported and taken back; (6) frees that came beside all this are collected; (7) share
+    // and name return, once nothing is charged any more. A deadline can end it before (4) or in (6), never in between: what
+    // was taken back is never handed out. The parts stay until the handle goes, so that a call that overlaps is refused
+    // and not lost.
     close_report finish(instant deadline) {
         close_report report;
         for (auto& p : parts_) end_client(p, instant::min());
@@ -207,12 +144,15 @@ public:
         {
             const std::lock_guard lock(all_->mutex);  // of two closes and a resize, none undoes the other
             closed_.store(true, std::memory_order_release);
-            // Refuses whatever comes now, and gives the device what is freed.
-            for (auto& p : parts_) (void)p.memory.limit().resize({}, {});
+            for (auto& p : parts_) p.memory.close();
         }
-        for (auto& p : parts_) p.memory.take_back(report);
-        report.complete = true;
+        bool returned = true;
+        for (auto& p : parts_) returned &= p.memory.take_back(report);
+        for (auto& p : parts_) returned &= p.memory.drain(deadline);
         report.usage = usage();
+        for (auto& p : parts_) report.still_charged += p.memory.limit().usage().current;
+        report.complete = returned && report.still_charged == bytes{};
+        if (!report.complete) return report;
         const std::lock_guard lock(all_->mutex);
         if (promised_ != share{}) {  // else another close was first, and the name may be somebody else's by now
             promise({});

@@ -9,12 +9,12 @@
 #include <exception>
 #include <vector>
 
+#include <gpushare/backend/host/detail/scheduler.hpp>
 #include <gpushare/backend/host/kernel_context.hpp>
 #include <gpushare/backend/host/ledger.hpp>
 #include <gpushare/backend/host/memory.hpp>
 #include <gpushare/backend/host/options.hpp>
 #include <gpushare/backend/host/point.hpp>
-#include <gpushare/backend/host/scheduler.hpp>
 #include <gpushare/detail/inplace_function.hpp>
 #include <gpushare/detail/intrusive.hpp>
 #include <gpushare/units.hpp>

@@ -1,16 +1,13 @@
 // SPDX-License-Identifier: Apache-2.0
-// What the readers of specifications from outside have in common: the error that names the key, and the collection of
-// values under one or several names into a tenant_spec.
+// What the readers of specifications from outside have in common: they collect values, each under the key that gave it,
+// into a tenant_spec.
 //
-//   try { auto spec = gpushare::parse_specification(text); }
-//   catch (const gpushare::specification_error& e) { log(e.what()); mark(e.key()); }
+//   specification_fields f;     f.set(f.memory, 12_GiB, "memory");     tenant_spec spec = f.finish({});
 #pragma once
 
 #include <cstddef>
 #include <cstdint>
 #include <optional>
-#include <ranges>
-#include <stdexcept>
 #include <string>
 #include <string_view>
 #include <utility>
@@ -18,54 +15,12 @@
 
 #include <gpushare/config.hpp>
 #include <gpushare/detail/parse.hpp>
-#include <gpushare/error.hpp>
+#include <gpushare/interop/specification_error.hpp>
 #include <gpushare/tenant/specification.hpp>
 #include <gpushare/units.hpp>
 
 namespace gpushare {
 inline namespace GPUSHARE_ABI {
-
-/// A specification that can't be read. The code is size_overflow for `overflow`, else invalid_specification.
-class specification_error final : public std::runtime_error, public error {
-public:
-    enum class kind : std::uint8_t {
-        unknown_key,    // in a place where all keys are known
-        bad_value,      // not of the form, or out of the range, that is allowed
-        overflow,       // a number that doesn't fit
-        duplicate,      // the same key twice
-        contradiction,  // keys that can't both be meant
-    };
-
-    /// `text` is a sentence about the key, which goes before it.
-    specification_error(kind why, std::string_view key, std::string_view text)
-        : std::runtime_error(printable(std::string(key).append(": ").append(text))),
-          error(failure{why == kind::overflow ? errc::size_overflow : errc::invalid_specification}, {}),
-          why_(why),
-          key_(key) {}
-
-    [[nodiscard]] kind why() const noexcept { return why_; }
-    [[nodiscard]] const std::string& key() const noexcept { return key_; }
-    [[nodiscard]] const char* what() const noexcept override { return std::runtime_error::what(); }
-
-private:
-    // Keys and values come from anywhere, and errors go to logs and terminals.
-    static std::string printable(std::string text) {
-        for (char& c : text)
-            if (static_cast<unsigned char>(c) < ' ' || c == 0x7f) c = '?';
-        return text;
-    }
-
-    kind why_;
-    std::string key_;
-};
-
-/// Keys with their values: a map of strings, an array of pairs of string views.
-template <class R>
-concept key_values = std::ranges::input_range<R> && requires(std::ranges::range_reference_t<R> pair) {
-    std::string_view(pair.first);
-    std::string_view(pair.second);
-};
-
 namespace detail {
 
 /// The values so far, each with the key that gave it.
@@ -186,6 +141,5 @@ private:
 }
 
 }  // namespace detail
-
 }  // namespace GPUSHARE_ABI
 }  // namespace gpushare

@@ -3,7 +3,7 @@
 // resident at once, and devices don't start gangs in the order in which they were enqueued. A gang that doesn't fit beside
 // those before it waits for them, on the devices.
 //
-//   gpushare::gang_residents<stream::point> gangs{node.num_devices()};
+//   gpushare::detail::gang_residents<stream::point> gangs{node.num_devices()};
 //   auto entered = gangs.enter(devices);
 //   for (auto& s : streams) entered.make_room(s.device, gangs.part_of(2, s.max_cooperative_blocks(kernel, 256)), channel, s);
 //   for (auto& s : streams) { s.launch_cooperative(shape, kernel);  entered.add(s.device, part, channel, s.record()); }
@@ -22,6 +22,7 @@
 
 namespace gpushare {
 inline namespace GPUSHARE_ABI {
+namespace detail {
 
 /// Safe from any thread, as device_order_lock. Whoever is in the list only waits for who was there before, and all
 /// of a gang's devices are locked when it enters: no circle can form. And the gangs that may run beside each other on a device
@@ -98,5 +99,6 @@ concept room_making_order = gang_order<G> && copier<S> &&
     { G::part_of(std::uint32_t{}, std::uint32_t{}) } -> std::same_as<std::uint64_t>;
 };
 
+}  // namespace detail
 }  // namespace GPUSHARE_ABI
 }  // namespace gpushare

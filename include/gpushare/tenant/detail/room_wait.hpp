@@ -1,7 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 // Waiting for memory that could be promised: those who have borrowed it are asked to give it back until a deadline.
 //
-//   gpushare::room_wait wait{devices, until};                    // until: a patience, see memory/quota_wait.hpp
+//   gpushare::detail::room_wait wait{devices, until};            // until: a patience, see memory/quota_wait.hpp
 //   while (!try_it()) if (const errc why = wait.again(per_device); why != errc::none) return why;
 //
 // Guaranteed bytes are nobody's to give: only burst is asked for. The devices are tried again every two milliseconds, by
@@ -27,15 +27,14 @@
 
 namespace gpushare {
 inline namespace GPUSHARE_ABI {
+namespace detail {
 
 /// For one request. `roots` are the quotas of the devices that it may be promised memory on; they must outlive it.
 template <clock Clock>
 class room_wait {
 public:
     room_wait(std::vector<quota*> roots, const patience<Clock>& until)
-        : roots_(std::move(roots)),
-          asked_(roots_.size(), detail::hook_cursor{.until = until.deadline}),
-          until_(until) {}
+        : roots_(std::move(roots)), asked_(roots_.size(), hook_cursor{.until = until.deadline}), until_(until) {}
 
     /// After a refusal for want of `per_device` bytes: errc::none if it is worth another try; deadline_exceeded; stopped.
     [[nodiscard]] errc again(bytes per_device) {
@@ -62,19 +61,20 @@ public:
 
     /// Throws what `code`, from again(), calls for, with the figures of the last refusal.
     [[noreturn]] void refuse(errc code, const failure& last, std::string_view tenant, bytes per_device) const {
-        detail::message m;
-        m.add("tenant '", tenant.substr(0, detail::longest_name), "': asked ", bytes{last.asked}, ", ",
-              bytes{last.left}, " of ", bytes{last.limit}, " left (", to_string(code), ")");
+        message m;
+        m.add("tenant '", tenant.substr(0, longest_name), "': asked ", bytes{last.asked}, ", ", bytes{last.left},
+              " of ", bytes{last.limit}, " left (", to_string(code), ")");
         if (const auto who = holder(per_device); who.borrowed != bytes{})
-            m.add("; ", who.borrowed, " lent to '", who.name.substr(0, detail::longest_name), "'");
+            m.add("; ", who.borrowed, " lent to '", who.name.substr(0, longest_name), "'");
         throw operation_error(failure{code, last.asked, last.left, last.limit}, tenant, m);
     }
 
 private:
     std::vector<quota*> roots_;
-    std::vector<detail::hook_cursor> asked_;
+    std::vector<hook_cursor> asked_;
     const patience<Clock>& until_;
 };
 
+}  // namespace detail
 }  // namespace GPUSHARE_ABI
 }  // namespace gpushare

@@ -2,7 +2,7 @@
 // What a device runs next: the decision alone, without threads, clocks or work, so that it can be tested step by
 // step. The engine offers the heads of streams, asks for claims, and gives SMs back.
 //
-//   host::scheduler<int> device{4};
+//   host::detail::scheduler<int> device{4};
 //   device.offer(7, priority{1}, 8, false);
 //   while (auto c = device.next()) start(c->work, c->first, c->count, c->sm);
 #pragma once
@@ -22,6 +22,7 @@
 namespace gpushare {
 inline namespace GPUSHARE_ABI {
 namespace host {
+namespace detail {
 
 /// The rules:
 ///   - a free SM takes blocks of the best head: the highest priority, among equals the one offered first;
@@ -197,6 +198,7 @@ private:
     std::uint64_t look_ = 0;
 };
 
+}  // namespace detail
 }  // namespace host
 }  // namespace GPUSHARE_ABI
 }  // namespace gpushare

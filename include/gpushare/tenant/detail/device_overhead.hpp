@@ -1,10 +1,9 @@
 // SPDX-License-Identifier: Apache-2.0
-// What a device's memory is taken by that no tenant allocated: contexts, modules, libraries' workspaces, other processes.
-// It is measured and set aside, so that quotas that sum to the rest don't fail later. A library's workspace that is
-// declared is charged to the tenant it works for, instead.
+// The overhead account of a device: what its memory is taken by that no tenant allocated, such as contexts, modules,
+// libraries' workspaces and other processes. It is measured and set aside, so that quotas that sum to the rest don't
+// fail later.
 //
-//   shared.remeasure();                                              // each admission does it, too
-//   auto blas = chat.declare_workspace(32_MiB);                      // after the library took it; see tenant.hpp
+//   device_overhead account{node.memory(d)};     account.measure(node.memory(d));     // each admission measures
 #pragma once
 
 #include <algorithm>
@@ -14,11 +13,11 @@
 
 #include <gpushare/concepts.hpp>
 #include <gpushare/config.hpp>
-#include <gpushare/memory/quota.hpp>
 #include <gpushare/units.hpp>
 
 namespace gpushare {
 inline namespace GPUSHARE_ABI {
+namespace detail {
 
 /// The overhead account of one device. Thread-safe.
 class device_overhead {
@@ -46,61 +45,24 @@ public:
     /// All of the rest.
     [[nodiscard]] bytes set_aside() const noexcept { return capacity_ - available(); }
 
-private:
-    friend class workspace;
-
+    /// `n` bytes of what is taken are charged to a tenant, and not to be set aside once more.
     void declare(bytes n) noexcept {
         const std::lock_guard lock(mutex_);
         declared_ += n;
     }
+    /// As many no longer.
     void withdraw(bytes n) noexcept {
         const std::lock_guard lock(mutex_);
         declared_ -= n;
     }
 
+private:
     const bytes capacity_;
     std::mutex mutex_;
     bytes declared_{};
     std::atomic<std::uint64_t> available_{0};  // a figure of one moment, alone
 };
 
-/// Bytes that a library took of a device for a tenant, past the tenant's allocator. Charged as long as it lives; movable.
-class workspace {
-public:
-    workspace() noexcept = default;
-    /// `charged` bytes of `from` that are charged already. Both must outlive it.
-    workspace(quota& from, device_overhead& on, bytes charged) noexcept : from_(&from), on_(&on), size_(charged) {
-        on.declare(charged);
-    }
-    workspace(workspace&& other) noexcept : from_(other.from_), on_(other.on_), size_(other.size_) { other.forget(); }
-    workspace& operator=(workspace&& other) noexcept {
-        if (this == &other) return *this;
-        give_back();
-        from_ = other.from_;
-        on_ = other.on_;
-        size_ = other.size_;
-        other.forget();
-        return *this;
-    }
-    ~workspace() { give_back(); }
-
-    [[nodiscard]] bytes size() const noexcept { return size_; }
-
-private:
-    void forget() noexcept {
-        from_ = nullptr;
-        size_ = {};
-    }
-    void give_back() noexcept {
-        if (from_ == nullptr) return;
-        on_->withdraw(size_);
-        from_->release(size_);
-    }
-
-    quota* from_ = nullptr;
-    device_overhead* on_ = nullptr;
-    bytes size_{};
-};
-
+}  // namespace detail
 }  // namespace GPUSHARE_ABI
 }  // namespace gpushare

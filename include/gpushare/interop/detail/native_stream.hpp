@@ -2,7 +2,7 @@
 // Points on streams that other programs name by a native handle (a cudaStream_t), the default stream included: PyTorch
 // and TensorRT say with each free which stream may still use the block.
 //
-//   auto used = gpushare::point_after(node, device_id{0}, stream);           // stream: a cudaStream_t
+//   auto used = gpushare::detail::point_after(node, device_id{0}, stream);           // stream: a cudaStream_t
 //   tenant.memory().deallocate_after(used, p, size);
 #pragma once
 
@@ -12,6 +12,7 @@
 
 namespace gpushare {
 inline namespace GPUSHARE_ABI {
+namespace detail {
 
 /// The point after what is enqueued so far on a stream that somebody else owns. `d` is the device whose default stream is
 /// meant by a null handle. Where a node knows no handles, as that of the host, a handle is the address of one of its
@@ -27,5 +28,6 @@ template <node Node, class Handle>
     }
 }
 
+}  // namespace detail
 }  // namespace GPUSHARE_ABI
 }  // namespace gpushare

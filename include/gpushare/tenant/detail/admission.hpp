@@ -1,0 +1,143 @@
+// SPDX-License-Identifier: Apache-2.0
+// The choice behind an admission: which devices a tenant gets, and their memory, taken on all of them at once.
+//
+//   auto memory = detail::admission(node, shared, split).reserve(spec);      // under the mutex of `shared`; spec.on is set
+#pragma once
+
+#include <algorithm>
+#include <cstddef>
+#include <cstdint>
+#include <functional>
+#include <string_view>
+#include <utility>
+#include <vector>
+
+#include <gpushare/compute/policy.hpp>
+#include <gpushare/concepts.hpp>
+#include <gpushare/config.hpp>
+#include <gpushare/error.hpp>
+#include <gpushare/memory/quota.hpp>
+#include <gpushare/memory/quota_change.hpp>
+#include <gpushare/partition/equal_split.hpp>
+#include <gpushare/partition/reservation.hpp>
+#include <gpushare/tenant/detail/shared_node.hpp>
+#include <gpushare/tenant/specification.hpp>
+#include <gpushare/units.hpp>
+
+namespace gpushare {
+inline namespace GPUSHARE_ABI {
+namespace detail {
+
+/// Chooses devices for a tenant by more than their room.
+using split_function = std::function<partition(const tenant_spec&, const std::vector<device_room>&)>;
+
+/// Throws operation_error: "tenant 'chat': the name is taken".
+[[noreturn]] inline void refuse_admission(const failure& f, std::string_view name, std::string_view why) {
+    message m;
+    m.add("tenant '", name.substr(0, longest_name), "': ", why);
+    throw operation_error(f, name, m);
+}
+
+/// Whether the device is lost, where the node can tell.
+template <node Node>
+[[nodiscard]] bool is_lost(const Node& of, device_id d) {
+    if constexpr (requires { static_cast<bool>(of.lost(d)); })
+        return of.lost(d);
+    else
+        return false;
+}
+
+/// For one request. Refers to all of its arguments.
+template <node Node, compute_policy Policy>
+class admission {
+public:
+    admission(const Node& of, shared_node<Node, Policy>& all, const split_function& split) noexcept
+        : node_(&of), all_(&all), split_(&split) {}
+
+    // Chooses the devices and takes their memory, all at once: bursts of other tenants, which come and go under no mutex
+    // of ours, wait in between. So the choice is one that fits, and a refusal is right for one instant of all devices.
+    reservation<quota_draw> reserve(tenant_spec& spec) {
+        std::vector<quota_draw> draws;
+        std::vector<bool> lost;
+        for (std::uint32_t i = 0; i < all_->devices.size(); ++i) {
+            draws.emplace_back(all_->devices[i].memory);
+            lost.push_back(is_lost(*node_, {i}));
+        }
+        prepared_together held(draws);
+        const auto rooms = rooms_for(spec, draws, lost);
+        const auto chosen = !spec.on.empty() ? equal_split_over(spec.memory, rooms, spec.unit)
+                            : *split_        ? (*split_)(spec, rooms)
+                                             : equal_split(spec.memory, spec.devices, rooms, spec.unit);
+        if (const bytes step = spec.unit * chosen.devices.size(); spec.burst % step != bytes{})
+            refuse_admission({errc::not_whole}, spec.name, "burst does not divide into whole units over the devices");
+        const bytes most = chosen.per_device + spec.burst / chosen.devices.size();
+        if (most > quota::max_limit())
+            raise({errc::invalid_specification, most.count(), 0, quota::max_limit().count()}, spec.name, "burst");
+        spec.devices = static_cast<std::uint32_t>(chosen.devices.size());
+        spec.on = chosen.devices;
+        for (const auto d : chosen.devices) draws[d.index].take(chosen.per_device);
+        held.commit();
+        return reservation(std::move(draws));
+    }
+
+private:
+    // Permille of a device that a tenant could have.
+    [[nodiscard]] std::uint32_t left_on(std::uint32_t device, const tenant_spec& spec) const noexcept {
+        const auto* const slice = all_->devices[device].slice_for(spec.slice);
+        return slice != nullptr ? slice->left() : 0;
+    }
+
+    // The devices that the tenant may go to: those it named, or those with enough device time left.
+    std::vector<device_room> rooms_for(const tenant_spec& spec, const std::vector<quota_draw>& draws,
+                                       const std::vector<bool>& lost) const {
+        const auto asked = spec.compute.permille();
+        const auto room = [&](std::uint32_t i) {
+            return device_room{{i}, 0, draws[i].left(), all_->devices[i].overhead.available()};
+        };
+        const auto lacks_slice = [&](const device_room& r) {
+            return all_->devices[r.device.index].slice_for(spec.slice) == nullptr;
+        };
+        std::vector<device_room> fit;
+        if (spec.on.empty()) {
+            std::vector<device_room> all;
+            for (std::uint32_t i = 0; i < draws.size(); ++i)
+                if (!lost[i]) all.push_back(room(i));
+            if (!all.empty() && std::all_of(all.begin(), all.end(), lacks_slice))
+                refuse_admission({errc::invalid_specification}, spec.name, "names a slice that no device has");
+            for (const auto& r : all)
+                if (asked <= left_on(r.device.index, spec)) fit.push_back(r);
+            if (fit.size() < spec.devices && all.size() >= spec.devices) refuse_share(spec, all);
+        } else {
+            for (const auto d : spec.on) {
+                if (d.index >= draws.size()) refuse_admission({errc::no_device}, spec.name, "no such device");
+                if (lost[d.index]) refuse_admission({errc::device_lost}, spec.name, "a device that it names is lost");
+                fit.push_back(room(d.index));
+            }
+            if (spec.on.size() != spec.devices && spec.devices != 1)
+                refuse_admission({errc::invalid_specification}, spec.name,
+                                 "names another number of devices than it asks for");
+            if (std::any_of(fit.begin(), fit.end(), lacks_slice))
+                refuse_admission({errc::invalid_specification}, spec.name, "names a slice that its device hasn't");
+            if (std::any_of(fit.begin(), fit.end(),
+                            [&](const device_room& r) { return asked > left_on(r.device.index, spec); }))
+                refuse_share(spec, fit);
+        }
+        return fit;
+    }
+
+    [[noreturn]] void refuse_share(const tenant_spec& spec, const std::vector<device_room>& rooms) const {
+        std::vector<std::uint32_t> left;
+        for (const auto& r : rooms) left.push_back(left_on(r.device.index, spec));
+        std::sort(left.begin(), left.end(), [](std::uint32_t a, std::uint32_t b) { return a > b; });
+        const auto fits = left[std::min<std::size_t>(std::max(spec.devices, 1U), left.size()) - 1];
+        raise({errc::share_exceeded, spec.compute.permille(), fits, 1000}, spec.name, "admission, in permille");
+    }
+
+    const Node* node_;
+    shared_node<Node, Policy>* all_;
+    const split_function* split_;
+};
+
+}  // namespace detail
+}  // namespace GPUSHARE_ABI
+}  // namespace gpushare

@@ -1,0 +1,107 @@
+// SPDX-License-Identifier: Apache-2.0
+// What the tenants of a node share: for each device its overhead account, the quota above all tenants' quotas, and the
+// limiters of its slices; and the names that are taken.
+//
+//   detail::shared_node<Node, Policy> all{events, 10s, nullptr};
+//   all.devices.emplace_back(node.memory(d));     all.devices[d.index].slices.emplace_back(0, options, clock, policy);
+#pragma once
+
+#include <algorithm>
+#include <atomic>
+#include <cstdint>
+#include <deque>
+#include <functional>
+#include <list>
+#include <memory>
+#include <mutex>
+#include <string>
+#include <type_traits>
+#include <utility>
+#include <vector>
+
+#include <gpushare/compute/compute_limiter.hpp>
+#include <gpushare/compute/policy.hpp>
+#include <gpushare/concepts.hpp>
+#include <gpushare/config.hpp>
+#include <gpushare/memory/block_table.hpp>
+#include <gpushare/memory/quota.hpp>
+#include <gpushare/tenant/detail/device_overhead.hpp>
+#include <gpushare/tenant/specification.hpp>
+#include <gpushare/units.hpp>
+
+namespace gpushare {
+inline namespace GPUSHARE_ABI {
+namespace detail {
+
+template <node Node, compute_policy Policy>
+class tenant_state;
+
+/// What a tenant's client is entitled to, of what is `size` permille of a device.
+[[nodiscard]] inline client_settings settings_of(const tenant_spec& spec, std::uint32_t tag,
+                                                 std::uint32_t size) noexcept {
+    const auto of_it = [&](share s) {
+        return share::of_permille(std::min<std::uint64_t>(std::uint64_t{s.permille()} * 1000 / size, 1000));
+    };
+    return {.weight = of_it(spec.compute),
+            .level = spec.level,
+            .longest = spec.longest,
+            .cap = of_it(spec.cap),
+            .soft_cap = spec.soft_cap,
+            .slo = spec.slo,
+            .group = spec.group,
+            .tag = tag};
+}
+
+/// What the tenants of a node share.
+template <node Node, compute_policy Policy>
+struct shared_node {
+    using clock_type = std::remove_cvref_t<decltype(std::declval<const Node&>().get_clock())>;
+    using limiter = compute_limiter<typename Node::stream, clock_type, Policy>;
+
+    /// SMs with a limiter of their own: all of a device, or some.
+    struct slice {
+        slice(std::uint32_t place, const limiter_options& options, clock_type time, Policy policy)
+            : index(place), compute(options, std::move(time), std::move(policy)) {}
+        [[nodiscard]] std::uint32_t left() const noexcept { return size - promised; }
+
+        const std::uint32_t index;
+        limiter compute;
+        std::uint32_t size = 1000;                                           // permille of the device
+        std::uint32_t promised = 0;                                          // of those; under the mutex
+        std::function<typename Node::stream(priority, std::uint32_t)> open;  // a stream in it, where it is a partition
+    };
+    struct device {
+        explicit device(const typename Node::memory_type& all) : overhead(all), memory(overhead.available()) {}
+
+        /// Which one a tenant would be in: the one it names, or the one with the most left. Null if it isn't there.
+        [[nodiscard]] slice* slice_for(std::uint32_t wanted) noexcept {
+            if (wanted != any_slice) return wanted < slices.size() ? &slices[wanted] : nullptr;
+            return &*std::max_element(slices.begin(), slices.end(),
+                                      [](const slice& a, const slice& b) { return a.left() < b.left(); });
+        }
+        [[nodiscard]] const slice* slice_for(std::uint32_t wanted) const noexcept {
+            return const_cast<device*>(this)->slice_for(wanted);  // NOLINT: changes nothing
+        }
+
+        device_overhead overhead;
+        quota memory;
+        std::deque<slice> slices;                            // one or more
+        std::function<std::vector<std::uint32_t>()> strays;  // tags of streams in no partition, where there are some
+        std::atomic<std::uint32_t> parts{0};                 // of tenants, closed or not; relaxed: a count alone
+    };
+
+    shared_node(event_sink sink, ns timeout, trace_function capture)
+        : events(std::move(sink)), close_timeout(timeout), trace(capture) {}
+
+    mutable std::mutex mutex;
+    std::deque<device> devices;
+    std::vector<std::string> names;                                // under the mutex
+    std::list<std::unique_ptr<tenant_state<Node, Policy>>> stuck;  // under the mutex
+    const event_sink events;
+    const ns close_timeout;
+    const trace_function trace;
+};
+
+}  // namespace detail
+}  // namespace GPUSHARE_ABI
+}  // namespace gpushare

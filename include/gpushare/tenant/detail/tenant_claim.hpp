@@ -1,0 +1,68 @@
+// SPDX-License-Identifier: Apache-2.0
+// What an admission takes before the tenant is there: memory, shares and the name. It is taken under the tenancy's mutex;
+// streams are made after that, under no lock, since a driver may take milliseconds for one. Given back unless it is kept.
+//
+//   detail::tenant_claim claim(shared, spec, std::move(memory), tag);      // under the mutex of `shared`
+//   make_streams();     claim.keep();                                      // under none
+#pragma once
+
+#include <cstdint>
+#include <mutex>
+#include <string>
+#include <utility>
+#include <vector>
+
+#include <gpushare/compute/policy.hpp>
+#include <gpushare/concepts.hpp>
+#include <gpushare/config.hpp>
+#include <gpushare/memory/quota_change.hpp>
+#include <gpushare/partition/reservation.hpp>
+#include <gpushare/tenant/detail/shared_node.hpp>
+#include <gpushare/tenant/specification.hpp>
+
+namespace gpushare {
+inline namespace GPUSHARE_ABI {
+namespace detail {
+
+/// One owner, one thread. While it lives, its name and shares are taken for others.
+template <node Node, compute_policy Policy>
+class tenant_claim {
+public:
+    using shared = shared_node<Node, Policy>;
+
+    /// Under the mutex, with devices and their memory chosen. Throws std::bad_alloc, and then nothing is taken.
+    tenant_claim(shared& all, tenant_spec chosen, reservation<quota_draw> memory, std::uint32_t tag)
+        : spec(std::move(chosen)), tag(tag), memory_(std::move(memory)) {
+        for (const auto d : spec.on) slices.push_back(all.devices[d.index].slice_for(spec.slice));
+        all.names.push_back(spec.name);
+        for (auto* const s : slices) s->promised += spec.compute.permille();
+        all_ = &all;
+    }
+    tenant_claim(const tenant_claim&) = delete;
+    tenant_claim& operator=(const tenant_claim&) = delete;
+    /// Not under the mutex.
+    ~tenant_claim() {
+        if (all_ == nullptr) return;
+        const std::lock_guard lock(all_->mutex);
+        for (auto* const s : slices) s->promised -= spec.compute.permille();
+        std::erase(all_->names, spec.name);
+    }
+
+    /// The tenant has it all from now on, the memory as its quotas' guarantees.
+    void keep() noexcept {
+        memory_.dismiss();
+        all_ = nullptr;
+    }
+
+    tenant_spec spec;
+    const std::uint32_t tag;
+    std::vector<typename shared::slice*> slices;  // one on each of spec.on
+
+private:
+    reservation<quota_draw> memory_;
+    shared* all_ = nullptr;
+};
+
+}  // namespace detail
+}  // namespace GPUSHARE_ABI
+}  // namespace gpushare
