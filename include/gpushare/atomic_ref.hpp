@@ -20,8 +20,8 @@ inline namespace GPUSHARE_ABI {
 
 /// Who an atomic operation is ordered against on a device. On the host it is always everyone.
 enum class atomic_scope : std::uint8_t {
-    system,  // every device and the host: ranks on several devices
-    device,  // blocks of one device; cheaper
+    system,  ///< every device and the host: ranks on several devices
+    device,  ///< blocks of one device; cheaper
 };
 
 /// Refers to an integer of 4 or 8 bytes at its natural alignment, which must outlive it. While any of these exists,
@@ -29,8 +29,10 @@ enum class atomic_scope : std::uint8_t {
 template <std::integral T, atomic_scope Scope = atomic_scope::system>
 requires(sizeof(T) == 4 || sizeof(T) == 8) class atomic_ref {
 public:
+    /// Refers to `object`.
     GPUSHARE_HD explicit atomic_ref(T& object) noexcept : object_(&object) {}
 
+    /// The value; orders nothing.
     [[nodiscard]] GPUSHARE_HD T load_relaxed() const noexcept {
 #ifdef __CUDA_ARCH__
         if constexpr (on_system)
@@ -53,6 +55,7 @@ public:
 #endif
     }
 
+    /// Sets the value; orders nothing.
     GPUSHARE_HD void store_relaxed(T value) const noexcept {
 #ifdef __CUDA_ARCH__
         if constexpr (on_system)
@@ -63,6 +66,7 @@ public:
         std::atomic_ref{*object_}.store(value, std::memory_order_relaxed);
 #endif
     }
+    /// Sets the value; what was written before is seen by whoever reads it with acquire.
     GPUSHARE_HD void store_release(T value) const noexcept {
 #ifdef __CUDA_ARCH__
         if constexpr (on_system)

@@ -79,9 +79,9 @@ concept queue = timeline<S> && std::movable<S> && requires(S& s, const S& cs, ns
 
 /// How a kernel is spread over a device.
 struct grid {
-    std::uint32_t blocks = 1;
-    std::uint32_t threads = 1;  // per block; the host backend always runs one
-    ns hold{};                  // how long a block occupies its SM where time is modelled; ignored elsewhere
+    std::uint32_t blocks = 1;  ///< in the whole grid
+    std::uint32_t threads = 1;  ///< per block; the host backend always runs one
+    ns hold{};                  ///< how long a block occupies its SM where time is modelled; ignored elsewhere
 };
 
 /// What a kernel's first argument offers. Kernels are written once, as thread-strided loops that are right for
@@ -203,9 +203,9 @@ concept gang_order = requires(G& g, std::span<const device_id> devices) {
 
 /// How the SMs of a device can be split: partitions are made of `units` groups of `unit` SMs. See sm_split.hpp.
 struct sm_split {
-    std::uint32_t sms = 0;  // of the device; those beyond unit * units can be in no partition
-    std::uint32_t unit = 0;
-    std::uint32_t units = 0;
+    std::uint32_t sms = 0;  ///< of the device; those beyond unit * units can be in no partition
+    std::uint32_t unit = 0;  ///< SMs come in groups of so many
+    std::uint32_t units = 0;  ///< how many groups
 };
 
 /// Some SMs of a device: kernels of its streams run on them and on no others. Stays until its streams are gone.
@@ -254,10 +254,15 @@ concept node = requires(N& n, const N& c, device_id d, priority p, std::uint32_t
 
 /// The points of a clock-less timeline for tests and for work that completes at once: always reached.
 struct immediate_point {
+    /// Always.
     [[nodiscard]] static constexpr bool reached() noexcept { return true; }
+    /// Doesn't.
     static constexpr bool wait(instant) noexcept { return true; }
+    /// Doesn't.
     static constexpr bool wait_any(std::span<const immediate_point>, instant) noexcept { return true; }
+    /// None.
     [[nodiscard]] static constexpr errc status() noexcept { return errc::none; }
+    /// None.
     friend constexpr ns elapsed(const immediate_point&, const immediate_point&) noexcept { return ns{0}; }
 };
 static_assert(timeline_point<immediate_point>);

@@ -25,48 +25,50 @@
 namespace gpushare {
 inline namespace GPUSHARE_ABI {
 
+/// What went wrong.
 enum class errc : std::uint8_t {
-    none,
+    none,  ///< nothing
     // memory
-    over_quota,     // the tenant's own limit
-    out_of_memory,  // the device, or whatever lies below the quota
-    size_overflow,  // a size that no device has, or that wraps when it is rounded up
-    bad_alignment,  // zero or not a power of two
-    unknown_block,  // a free of something never allocated here, or freed already
-    wrong_size,     // a free with another size or alignment than the allocation's
+    over_quota,     ///< the tenant's own limit
+    out_of_memory,  ///< the device, or whatever lies below the quota
+    size_overflow,  ///< a size that no device has, or that wraps when it is rounded up
+    bad_alignment,  ///< zero or not a power of two
+    unknown_block,  ///< a free of something never allocated here, or freed already
+    wrong_size,     ///< a free with another size or alignment than the allocation's
     // admission and partitions
-    invalid_specification,
-    duplicate_name,
-    not_whole,         // N doesn't divide into M parts of whole units
-    too_few_devices,   // fewer devices than asked for
-    duplicate_device,  // the same device twice in one partition
-    different_nodes,   // devices of several nodes in one partition
-    no_room,           // not enough unpromised memory
-    share_exceeded,    // promised shares would sum over the whole device
-    too_few_sms,       // fewer SMs than asked for
+    invalid_specification,  ///< what was asked for makes no sense
+    duplicate_name,         ///< a tenant has that name
+    not_whole,              ///< N doesn't divide into M parts of whole units
+    too_few_devices,        ///< fewer devices than asked for
+    duplicate_device,       ///< the same device twice in one partition
+    different_nodes,        ///< devices of several nodes in one partition
+    no_room,                ///< not enough unpromised memory
+    share_exceeded,         ///< promised shares would sum over the whole device
+    too_few_sms,            ///< fewer SMs than asked for
     // compute
-    deadline_exceeded,
-    stopped,            // a stop was requested while waiting
-    closed,             // the tenant or limiter is closing
-    queue_full,         // the tenant's queue limit
-    quarantined,        // the tenant failed too often in a row
-    too_many_blocks,    // a cooperative launch that can't be resident at once
-    submission_failed,  // the callable that enqueues work threw
-    kernel_failed,      // the work itself failed on the device
-    stuck,              // the work doesn't end
-    device_lost,        // the device is gone: everything on it failed
+    deadline_exceeded,  ///< it took longer than the caller would wait
+    stopped,            ///< a stop was requested while waiting
+    closed,             ///< the tenant or limiter is closing
+    queue_full,         ///< the tenant's queue limit
+    quarantined,        ///< the tenant failed too often in a row
+    too_many_blocks,    ///< a cooperative launch that can't be resident at once
+    submission_failed,  ///< the callable that enqueues work threw
+    kernel_failed,      ///< the work itself failed on the device
+    stuck,              ///< the work doesn't end
+    device_lost,        ///< the device is gone: everything on it failed
     // backends
-    no_driver,       // the machine has no driver, or one that doesn't fit
-    not_supported,   // the driver or device can't do that
-    capturing,       // not while work is captured into a graph
-    backend_failed,  // the device's runtime refused a call for another reason
-    no_device,
+    no_driver,       ///< the machine has no driver, or one that doesn't fit
+    not_supported,   ///< the driver or device can't do that
+    capturing,       ///< not while work is captured into a graph
+    backend_failed,  ///< the device's runtime refused a call for another reason
+    no_device,       ///< there is no such device
     // collectives
-    in_flight,  // this rank's previous collective on the channel isn't done
-    mismatch,   // ranks called different collectives, or with different sizes
-    aborted,    // a rank, or the embedder, gave up the collective
+    in_flight,  ///< this rank's previous collective on the channel isn't done
+    mismatch,   ///< ranks called different collectives, or with different sizes
+    aborted,    ///< a rank, or the embedder, gave up the collective
 };
 
+/// In English, without a full stop.
 [[nodiscard]] constexpr std::string_view to_string(errc code) noexcept {
     switch (code) {
         case errc::none: return "no error";
@@ -107,6 +109,7 @@ enum class errc : std::uint8_t {
     return "unknown error";
 }
 
+/// Whether raise() throws a memory_error for it.
 [[nodiscard]] constexpr bool is_memory_refusal(errc code) noexcept {
     return code == errc::over_quota || code == errc::out_of_memory || code == errc::size_overflow ||
            code == errc::bad_alignment;
@@ -115,8 +118,10 @@ enum class errc : std::uint8_t {
 /// Why something was refused, with the figures of the refusal in the unit that the code implies (bytes for
 /// memory, permille for shares, a count for devices, blocks and queues). Trivial: costs nothing to return.
 struct failure {
-    errc code = errc::none;
-    std::uint64_t asked = 0, left = 0, limit = 0;
+    errc code = errc::none;   ///< what went wrong; none: nothing did
+    std::uint64_t asked = 0;  ///< how much was asked for
+    std::uint64_t left = 0;   ///< how much there was
+    std::uint64_t limit = 0;  ///< of how much
 };
 
 namespace detail {
@@ -185,13 +190,17 @@ inline constexpr std::size_t longest_name = 63;
 /// std::exception bases would slip through `catch (const std::exception&)`.
 class error {
 public:
+    /// What went wrong.
     [[nodiscard]] errc code() const noexcept { return failure_.code; }
+    /// With the figures of it.
     [[nodiscard]] const failure& figures() const noexcept { return failure_; }
     /// Empty where no tenant is concerned. Cut at 63 characters.
     [[nodiscard]] std::string_view tenant() const noexcept { return tenant_.data(); }
+    /// A sentence for people: who was refused what, and why.
     [[nodiscard]] virtual const char* what() const noexcept = 0;
 
 protected:
+    /// Keeps a copy of the name.
     error(const failure& f, std::string_view tenant) noexcept : failure_(f) {
         tenant.copy(tenant_.data(), detail::longest_name);
     }
@@ -207,12 +216,14 @@ private:
 /// A refusal of memory. Containers treat it as the std::bad_alloc that it is.
 class memory_error final : public std::bad_alloc, public error {
 public:
+    /// `what` was attempted, such as "allocate".
     memory_error(const failure& f, std::string_view tenant, std::string_view what) noexcept
         : error(f, tenant), text_(detail::describe(f, tenant, what)) {}
     /// With a text of its own.
     template <std::same_as<detail::message> Text>  // so that {} is no text of its own
     memory_error(const failure& f, std::string_view tenant, const Text& text) noexcept
         : error(f, tenant), text_(text) {}
+    /// A sentence for people.
     [[nodiscard]] const char* what() const noexcept override { return text_.c_str(); }
 
 private:
@@ -222,14 +233,17 @@ private:
 /// Every other failure.
 class operation_error final : public std::runtime_error, public error {
 public:
+    /// `what` was attempted, such as "admission".
     operation_error(const failure& f, std::string_view tenant, std::string_view what)
         : std::runtime_error(detail::describe(f, tenant, what).c_str()), error(f, tenant) {}
+    /// `text` is the whole sentence.
     operation_error(errc code, std::string_view tenant, const char* text)
         : std::runtime_error(text), error(failure{code}, tenant) {}
     /// With a text of its own, and the figures beside it.
     template <std::same_as<detail::message> Text>
     operation_error(const failure& f, std::string_view tenant, const Text& text)
         : std::runtime_error(text.c_str()), error(f, tenant) {}
+    /// A sentence for people.
     [[nodiscard]] const char* what() const noexcept override { return std::runtime_error::what(); }
 };
 
@@ -243,18 +257,28 @@ public:
 template <class T>
 class [[nodiscard]] result {
 public:
-    result(T value) : value_(std::move(value)) {}                    // NOLINT: implicit, as in std::expected
-    result(const failure& why) noexcept : failure_(why) {}           // NOLINT
+    /// A value.
+    result(T value) : value_(std::move(value)) {}  // NOLINT: implicit, as in std::expected
+    /// The reason why there is none.
+    result(const failure& why) noexcept : failure_(why) {}  // NOLINT
+    /// The reason without figures.
     result(errc code) noexcept : failure_(failure{.code = code}) {}  // NOLINT
 
+    /// Whether there is a value.
     [[nodiscard]] explicit operator bool() const noexcept { return value_.has_value(); }
+    /// The value, which must be there.
     [[nodiscard]] T& operator*() & noexcept { return *value_; }
+    /// The value, which must be there.
     [[nodiscard]] const T& operator*() const& noexcept { return *value_; }
+    /// The value, which must be there.
     [[nodiscard]] T&& operator*() && noexcept { return *std::move(value_); }
+    /// The value, which must be there.
     [[nodiscard]] T* operator->() noexcept { return &*value_; }
+    /// The value, which must be there.
     [[nodiscard]] const T* operator->() const noexcept { return &*value_; }
     /// errc::none when there is a value.
     [[nodiscard]] const failure& why() const noexcept { return failure_; }
+    /// errc::none when there is a value.
     [[nodiscard]] errc code() const noexcept { return failure_.code; }
     /// The value, or the exception that `why()` calls for.
     [[nodiscard]] T value(std::string_view tenant = {}, std::string_view what = {}) && {

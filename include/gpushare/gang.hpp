@@ -11,6 +11,7 @@
 #include <cstdint>
 #include <mutex>
 #include <span>
+#include <utility>
 #include <vector>
 
 #include <gpushare/concepts.hpp>
@@ -21,9 +22,7 @@ inline namespace GPUSHARE_ABI {
 
 /// One lock per device, always taken in ascending order. Safe from any thread; a thread that holds a guard must
 /// not enter again.
-/// A template so that where it is included and not used it costs little.
-template <class Mutex = std::mutex>
-class basic_device_order_lock {
+class device_order_lock {
 public:
     /// The most devices of a node; a guard stores one bit each instead of allocating.
     static constexpr std::uint32_t max_devices = 1024;
@@ -31,15 +30,12 @@ public:
     /// Holds the devices that were entered until it is destroyed. Must not outlive the lock.
     class [[nodiscard]] guard {
     public:
-        guard(guard&& other) noexcept : lock_(other.lock_), held_(other.held_) { other.lock_ = nullptr; }
+        /// Takes over what `other` holds.
+        guard(guard&& other) noexcept : lock_(std::exchange(other.lock_, nullptr)), held_(other.held_) {}
+        /// Exchanges what the two hold.
         guard& operator=(guard&& other) noexcept {
-            // Not by std::swap, which asks fifty traits of whoever includes this.
-            auto* const lock = lock_;
-            const auto held = held_;
-            lock_ = other.lock_;
-            held_ = other.held_;
-            other.lock_ = lock;
-            other.held_ = held;
+            std::swap(lock_, other.lock_);
+            std::swap(held_, other.held_);
             return *this;
         }
         ~guard() {
@@ -49,15 +45,15 @@ public:
         }
 
     private:
-        friend basic_device_order_lock;
-        explicit guard(basic_device_order_lock& lock) noexcept : lock_(&lock) {}
+        friend device_order_lock;
+        explicit guard(device_order_lock& lock) noexcept : lock_(&lock) {}
 
-        basic_device_order_lock* lock_;
+        device_order_lock* lock_;
         std::bitset<max_devices> held_;
     };
 
     /// Throws operation_error: errc::invalid_specification above `max_devices`.
-    explicit basic_device_order_lock(std::uint32_t devices) : devices_(checked(devices)) {}
+    explicit device_order_lock(std::uint32_t devices) : devices_(checked(devices)) {}
 
     /// Waits until no other guard holds any of `devices` (order and duplicates don't matter).
     /// Throws operation_error: errc::no_device for one that the node doesn't have, and then holds nothing.
@@ -84,9 +80,8 @@ private:
         return devices;
     }
 
-    std::vector<Mutex> devices_;
+    std::vector<std::mutex> devices_;
 };
-using device_order_lock = basic_device_order_lock<>;
 static_assert(gang_order<device_order_lock>);
 
 }  // namespace GPUSHARE_ABI

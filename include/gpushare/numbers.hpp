@@ -94,6 +94,7 @@ class stored_number {
     using format = detail::number_format<ExponentBits, MantissaBits>;
 
 public:
+    /// An unsigned number of its size.
     using bits_type = std::conditional_t<format::bits == 8, std::uint8_t, std::uint16_t>;
 
     stored_number() = default;  // leaves the bits unset: a __shared__ array of these must need no constructor
@@ -101,12 +102,15 @@ public:
     template <std::same_as<float> F>
     GPUSHARE_HD constexpr explicit stored_number(F value) noexcept : bits_(narrow(value)) {}
 
+    /// The number with those bits.
     [[nodiscard]] GPUSHARE_HD static constexpr stored_number from_bits(bits_type bits) noexcept {
         stored_number n{};
         n.bits_ = bits;
         return n;
     }
+    /// Its bits.
     [[nodiscard]] GPUSHARE_HD constexpr bits_type bits() const noexcept { return bits_; }
+    /// Exact.
     [[nodiscard]] GPUSHARE_HD constexpr explicit operator float() const noexcept { return widen(bits_); }
     /// As numbers: a NaN equals nothing, the two zeros each other.
     [[nodiscard]] GPUSHARE_HD friend constexpr bool operator==(stored_number a, stored_number b) noexcept {
@@ -160,9 +164,13 @@ template <class T>
 inline constexpr bool is_fp8 = is_stored_number<T> && sizeof(T) == 1;
 }  // namespace detail
 
+/// IEEE 754 binary16.
 using float16 = stored_number<5, 10>;
+/// The upper half of binary32.
 using bfloat16 = stored_number<8, 7>;
+/// OFP8 E4M3: no infinity, one NaN, up to 448.
 using fp8_e4m3 = stored_number<4, 3>;
+/// OFP8 E5M2: up to 57344.
 using fp8_e5m2 = stored_number<5, 2>;
 
 static_assert(sizeof(float16) == 2 && sizeof(bfloat16) == 2 && sizeof(fp8_e4m3) == 1 && sizeof(fp8_e5m2) == 1);

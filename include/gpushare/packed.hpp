@@ -15,12 +15,16 @@
 namespace gpushare {
 inline namespace GPUSHARE_ABI {
 
+/// As many T as 16 bytes hold. An aggregate.
 template <class T>
 requires(std::is_trivially_copyable_v<T> && 16 % sizeof(T) == 0) struct alignas(16) packed {
+    /// Elements in it.
     static constexpr std::uint32_t width = 16 / sizeof(T);
-    T lane[width];
+    T lane[width];  ///< in the order of memory
 
+    /// Element `i`, below width.
     GPUSHARE_HD constexpr T& operator[](std::uint32_t i) noexcept { return lane[i]; }
+    /// Element `i`, below width.
     GPUSHARE_HD constexpr const T& operator[](std::uint32_t i) const noexcept { return lane[i]; }
 };
 
@@ -45,6 +49,7 @@ template <class T>
     return to;
 }
 
+/// Writes to `to` and on, which needs T's own alignment only.
 template <class T>
 GPUSHARE_HD void store_packed(T* to, const packed<T>& from) noexcept {
 #ifdef __CUDA_ARCH__

@@ -32,6 +32,7 @@ inline void check_sms(const sm_split& can, std::span<const std::uint32_t> sms, s
     const std::uint64_t most = std::uint64_t{can.unit} * units_left;
     if (sum > most) raise({errc::too_few_sms, sum, most, can.sms}, {}, "partitions of a device");
 }
+/// The same where nobody has any yet.
 inline void check_sms(const sm_split& can, std::span<const std::uint32_t> sms) { check_sms(can, sms, can.units); }
 
 /// The same number of SMs for each of `parts`, as many as possible; what is left over, less than a unit for each, is

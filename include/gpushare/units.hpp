@@ -22,14 +22,18 @@ inline namespace GPUSHARE_ABI {
 class bytes {
 public:
     constexpr bytes() noexcept = default;
+    /// `count` bytes.
     constexpr explicit bytes(std::uint64_t count) noexcept : count_(count) {}
 
+    /// As a plain number.
     [[nodiscard]] constexpr std::uint64_t count() const noexcept { return count_; }
+    /// What an overflow becomes: more than any device has.
     [[nodiscard]] static constexpr bytes max() noexcept { return bytes{std::numeric_limits<std::uint64_t>::max()}; }
 
     // Equality is written out beside every <=>: nvcc 13 forgets to define the one that comes with it.
     friend constexpr auto operator<=>(bytes, bytes) = default;
     friend constexpr bool operator==(bytes, bytes) = default;
+    /// Saturates at max().
     friend constexpr bytes operator+(bytes a, bytes b) noexcept {
         return a.count_ > max().count_ - b.count_ ? max() : bytes{a.count_ + b.count_};
     }
@@ -37,14 +41,21 @@ public:
     friend constexpr bytes operator-(bytes a, bytes b) noexcept {
         return a.count_ < b.count_ ? bytes{} : bytes{a.count_ - b.count_};
     }
+    /// Saturates at max().
     friend constexpr bytes operator*(bytes a, std::uint64_t n) noexcept {
         return n != 0 && a.count_ > max().count_ / n ? max() : bytes{a.count_ * n};
     }
+    /// Saturates at max().
     friend constexpr bytes operator*(std::uint64_t n, bytes a) noexcept { return a * n; }
+    /// How often `b` goes into `a`. `b` isn't 0.
     friend constexpr std::uint64_t operator/(bytes a, bytes b) noexcept { return a.count_ / b.count_; }
+    /// Rounds down. `n` isn't 0.
     friend constexpr bytes operator/(bytes a, std::uint64_t n) noexcept { return bytes{a.count_ / n}; }
+    /// What operator/ leaves over. `n` isn't 0.
     friend constexpr bytes operator%(bytes a, bytes b) noexcept { return bytes{a.count_ % b.count_}; }
+    /// Saturates at max().
     constexpr bytes& operator+=(bytes b) noexcept { return *this = *this + b; }
+    /// Saturates at zero.
     constexpr bytes& operator-=(bytes b) noexcept { return *this = *this - b; }
 
 private:
@@ -57,15 +68,20 @@ using ns = std::chrono::nanoseconds;
 /// The clock that an `instant` belongs to: whichever clock the embedder drives the library with. Its epoch
 /// means nothing; instants of one clock are compared with each other only.
 struct any_clock {
+    /// As std::chrono wants it.
     using rep = ns::rep;
+    /// As std::chrono wants it.
     using period = ns::period;
+    /// As std::chrono wants it.
     using duration = ns;
+    /// As std::chrono wants it.
     using time_point = std::chrono::time_point<any_clock, ns>;
-    static constexpr bool is_steady = true;
+    static constexpr bool is_steady = true;  ///< It never goes back.
 };
 
 /// A point in time, 1 ns resolution. Deadlines are instants; `never` is one that doesn't come.
 using instant = any_clock::time_point;
+/// The instant that doesn't come: a deadline of who waits for as long as it takes.
 inline constexpr instant never = instant::max();
 
 /// `t + d`, but `never` instead of an overflow.
@@ -80,14 +96,18 @@ inline constexpr instant never = instant::max();
 class share {
 public:
     constexpr share() noexcept = default;
+    /// `permille` thousandths of a device's time.
     [[nodiscard]] static constexpr share of_permille(unsigned long long permille) {
         if (permille > 1000) throw std::out_of_range("gpushare::share: more than 1000 permille of a device");
         share s;
         s.permille_ = static_cast<std::uint16_t>(permille);
         return s;
     }
+    /// All of it.
     [[nodiscard]] static constexpr share whole() noexcept { return of_permille(1000); }
+    /// In thousandths of a device's time.
     [[nodiscard]] constexpr std::uint32_t permille() const noexcept { return permille_; }
+    /// From 0 to 1.
     [[nodiscard]] constexpr double fraction() const noexcept { return permille_ / 1000.0; }
 
     friend constexpr auto operator<=>(share, share) = default;
@@ -100,7 +120,7 @@ private:
 /// How urgent work is: a higher level goes first, 0 is ordinary. Backends map levels onto their own range
 /// (CUDA counts the other way and has few of them).
 struct priority {
-    std::int32_t level = 0;
+    std::int32_t level = 0;  ///< higher goes first
 
     friend constexpr auto operator<=>(priority, priority) = default;
     friend constexpr bool operator==(priority, priority) = default;
@@ -108,7 +128,7 @@ struct priority {
 
 /// A device's place in its node, from 0.
 struct device_id {
-    std::uint32_t index = 0;
+    std::uint32_t index = 0;  ///< from 0
 
     friend constexpr auto operator<=>(device_id, device_id) = default;
     friend constexpr bool operator==(device_id, device_id) = default;
@@ -116,14 +136,20 @@ struct device_id {
 
 inline namespace literals {
 
+/// Bytes.
 consteval bytes operator""_B(unsigned long long n) { return bytes{n}; }
+/// Of 1024 bytes.
 consteval bytes operator""_KiB(unsigned long long n) { return bytes{1ULL << 10} * n; }
+/// Of 1024 KiB.
 consteval bytes operator""_MiB(unsigned long long n) { return bytes{1ULL << 20} * n; }
+/// Of 1024 MiB.
 consteval bytes operator""_GiB(unsigned long long n) { return bytes{1ULL << 30} * n; }
+/// Of 1024 GiB.
 consteval bytes operator""_TiB(unsigned long long n) { return bytes{1ULL << 40} * n; }
 
 /// `30_pct`, `0.5_pct`: a share of device time; more than a whole device, or finer than 0.1 %, doesn't compile.
 consteval share operator""_pct(unsigned long long n) { return share::of_permille(n > 100 ? 1001 : n * 10); }
+/// A share in percent, such as 12.5_pct; in steps of 0.1.
 consteval share operator""_pct(long double n) {
     const auto permille = static_cast<unsigned long long>(n * 10 + 0.5L);
     const long double off = n * 10 - static_cast<long double>(permille);

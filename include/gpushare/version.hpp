@@ -11,13 +11,18 @@
 namespace gpushare {
 inline namespace GPUSHARE_ABI {
 
+/// Compares as versions do: by major, then minor, then patch.
 struct version_number {
-    int major_ = 0, minor_ = 0, patch_ = 0;  // trailing underscore: <sys/types.h> may define major and minor
+    // Trailing underscores: <sys/types.h> may define major and minor.
+    int major_ = 0;  ///< changes what programs may rely on
+    int minor_ = 0;  ///< adds to it
+    int patch_ = 0;  ///< changes nothing of it
 
     friend constexpr auto operator<=>(version_number, version_number) = default;
     friend constexpr bool operator==(version_number, version_number) = default;
 };
 
+/// Of these headers.
 inline constexpr version_number version{GPUSHARE_VERSION_MAJOR, GPUSHARE_VERSION_MINOR, GPUSHARE_VERSION_PATCH};
 
 }  // namespace GPUSHARE_ABI

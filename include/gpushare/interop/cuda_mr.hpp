@@ -34,6 +34,7 @@ template <class Memory, class Node, class... Properties>
 requires stream_ordered_memory<Memory, typename Node::stream::point>
 class cuda_mr_resource {
 public:
+    /// `on` is the node that the memory is on.
     cuda_mr_resource(Memory& memory_of, Node& on) noexcept : memory_(&memory_of), node_(&on) {}
 
     /// Throws memory_error, a std::bad_alloc.
@@ -44,9 +45,11 @@ public:
     void deallocate(void* p, std::size_t size, std::size_t alignment = default_alignment) noexcept {
         memory_->deallocate(p, size, alignment);
     }
+    /// As allocate.
     [[nodiscard]] void* allocate_sync(std::size_t size, std::size_t alignment = default_alignment) {
         return allocate(size, alignment);
     }
+    /// As deallocate without a stream.
     void deallocate_sync(void* p, std::size_t size, std::size_t alignment = default_alignment) noexcept {
         deallocate(p, size, alignment);
     }
@@ -69,18 +72,22 @@ public:
         } catch (...) {  // to free it now could be too early
         }
     }
+    /// As allocate for a stream, in the spelling of CCCL 3.0.
     template <borrowable_stream<Node> Stream>
     [[nodiscard]] void* allocate_async(std::size_t size, std::size_t alignment, Stream stream) {
         return allocate(stream, size, alignment);
     }
+    /// As deallocate for a stream, in the spelling of CCCL 3.0.
     template <borrowable_stream<Node> Stream>
     void deallocate_async(void* p, std::size_t size, std::size_t alignment, Stream stream) noexcept {
         deallocate(stream, p, size, alignment);
     }
 
+    /// Blocks of the one can be freed by the other.
     friend bool operator==(const cuda_mr_resource& a, const cuda_mr_resource& b) noexcept {
         return a.memory_ == b.memory_;
     }
+    /// Has the properties that it was made with.
     template <class Property>
     requires(std::same_as<Property, Properties> || ...) friend constexpr void get_property(const cuda_mr_resource&,
                                                                                            Property) noexcept {}
@@ -92,6 +99,7 @@ private:
     Node* node_;
 };
 
+/// A cuda_mr_resource with those properties.
 template <class... Properties, class Memory, class Node>
 [[nodiscard]] cuda_mr_resource<Memory, Node, Properties...> as_cuda_mr(Memory& memory_of, Node& on) noexcept {
     return {memory_of, on};

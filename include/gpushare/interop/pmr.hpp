@@ -30,8 +30,10 @@ static_assert(memory_resource<std::pmr::memory_resource>);
 template <memory_resource Resource>
 class pmr_adaptor final : public std::pmr::memory_resource {
 public:
+    /// Refers to `of`.
     explicit pmr_adaptor(Resource& of) noexcept : resource_(&of) {}
 
+    /// What it stands on.
     [[nodiscard]] Resource& resource() const noexcept { return *resource_; }
 
 private:

@@ -20,6 +20,7 @@
 
 namespace gpushare {
 inline namespace GPUSHARE_ABI {
+/// Views of parts, for pipelines of range-v3.
 namespace views {
 
 /// 0 to p.ranks() - 1.

@@ -22,7 +22,7 @@ inline namespace GPUSHARE_ABI {
 template <memory_resource Resource>
 class scratch_memory {
 public:
-    static constexpr std::size_t default_alignment = 256;  // cuBLAS refuses less
+    static constexpr std::size_t default_alignment = 256;  ///</< cuBLAS refuses less
 
     /// Sizes and alignments in bytes. Of 0 bytes: takes none, data() is null. Throws what the resource throws.
     explicit scratch_memory(Resource& from, std::size_t size = 0, std::size_t alignment = default_alignment)
@@ -30,11 +30,13 @@ public:
           data_(size == 0 ? nullptr : from.allocate(size, alignment)),
           size_(size),
           alignment_(alignment) {}
+    /// Takes over the block.
     scratch_memory(scratch_memory&& other) noexcept
         : from_(other.from_),
           data_(std::exchange(other.data_, nullptr)),
           size_(std::exchange(other.size_, 0)),
           alignment_(other.alignment_) {}
+    /// Gives its own block back.
     scratch_memory& operator=(scratch_memory other) noexcept {
         swap(other);
         return *this;
@@ -43,7 +45,9 @@ public:
         if (data_ != nullptr) (void)from_->deallocate(data_, size_, alignment_);
     }
 
+    /// Null for 0 bytes.
     [[nodiscard]] void* data() const noexcept { return data_; }
+    /// In bytes.
     [[nodiscard]] std::size_t size() const noexcept { return size_; }
 
     /// Grows to `size` bytes if it has fewer, without keeping what is in it, and returns data(). Throws what the resource

@@ -26,6 +26,7 @@ inline namespace GPUSHARE_ABI {
 template <memory_resource Memory>
 class sizeless_memory {
 public:
+    /// Refers to `of`.
     explicit sizeless_memory(Memory& of) noexcept : memory_(&of) {}
     sizeless_memory(const sizeless_memory&) = delete;
     sizeless_memory& operator=(const sizeless_memory&) = delete;

@@ -20,12 +20,13 @@ inline namespace GPUSHARE_ABI {
 /// A specification that can't be read. The code is size_overflow for `overflow`, else invalid_specification.
 class specification_error final : public std::runtime_error, public error {
 public:
+    /// What is wrong with a key.
     enum class kind : std::uint8_t {
-        unknown_key,    // in a place where all keys are known
-        bad_value,      // not of the form, or out of the range, that is allowed
-        overflow,       // a number that doesn't fit
-        duplicate,      // the same key twice
-        contradiction,  // keys that can't both be meant
+        unknown_key,    ///< in a place where all keys are known
+        bad_value,      ///< not of the form, or out of the range, that is allowed
+        overflow,       ///< a number that doesn't fit
+        duplicate,      ///< the same key twice
+        contradiction,  ///< keys that can't both be meant
     };
 
     /// `text` is a sentence about the key, which goes before it.
@@ -35,8 +36,11 @@ public:
           why_(why),
           key_(key) {}
 
+    /// What is wrong.
     [[nodiscard]] kind why() const noexcept { return why_; }
+    /// The key that is to blame.
     [[nodiscard]] const std::string& key() const noexcept { return key_; }
+    /// A sentence for people; control characters of the input are replaced.
     [[nodiscard]] const char* what() const noexcept override { return std::runtime_error::what(); }
 
 private:

@@ -33,8 +33,9 @@ template <class Memory, timeline Stream>
 requires stream_ordered_memory<Memory, typename Stream::point>
 class stream_resource {
 public:
-    static constexpr std::size_t default_alignment = 256;  // as device allocators
+    static constexpr std::size_t default_alignment = 256;  ///< as device allocators
 
+    /// Frees are in the order of `order`.
     stream_resource(Memory& memory_of, Stream& order) noexcept : memory_(&memory_of), stream_(&order) {}
 
     /// For any stream, at once. Throws what the memory throws: a std::bad_alloc.
@@ -61,6 +62,7 @@ public:
         }
     }
 
+    /// Of the same memory and the same stream.
     friend bool operator==(const stream_resource& a, const stream_resource& b) noexcept {
         return a.memory_ == b.memory_ && a.stream_ == b.stream_;
     }

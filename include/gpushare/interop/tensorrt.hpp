@@ -42,8 +42,10 @@ template <class Interface, class Memory, node Node>
 requires stream_ordered_memory<Memory, typename Node::stream::point>
 class tensorrt_allocator : public Interface {
 public:
+    /// As the interface names streams.
     using stream_handle = typename detail::stream_named_by<decltype(&Interface::deallocateAsync)>::type;
 
+    /// `d` is the device that the memory is on; its default stream is meant where none is named.
     tensorrt_allocator(Memory& memory_of, Node& on, device_id d) : blocks_(memory_of), node_(&on), device_(d) {}
     tensorrt_allocator(const tensorrt_allocator&) = delete;
     tensorrt_allocator& operator=(const tensorrt_allocator&) = delete;
@@ -56,6 +58,7 @@ public:
         if (size == 0) return nullptr;
         return blocks_.try_allocate(size, alignment == 0 ? any_alignment : alignment);
     }
+    /// As allocateAsync.
     void* allocate(std::uint64_t size, std::uint64_t alignment, std::uint32_t flags) noexcept {
         return allocateAsync(size, alignment, flags, nullptr);
     }
@@ -75,6 +78,7 @@ public:
             return false;
         }
     }
+    /// As deallocateAsync on the default stream.
     bool deallocate(void* p) noexcept { return deallocateAsync(p, nullptr); }
 
 private:

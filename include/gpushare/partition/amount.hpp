@@ -20,7 +20,7 @@ inline namespace GPUSHARE_ABI {
 
 /// A number of SMs, of one device or of several.
 struct sm_count {
-    std::uint64_t count = 0;
+    std::uint64_t count = 0;  ///< of SMs
 
     friend constexpr auto operator<=>(sm_count, sm_count) = default;
     friend constexpr bool operator==(sm_count, sm_count) = default;
@@ -28,11 +28,12 @@ struct sm_count {
 
 /// Device time of several devices together, in permille of one: 2500 are two and a half devices.
 struct share_sum {
-    std::uint64_t permille = 0;
+    std::uint64_t permille = 0;  ///< of one device
 
     friend constexpr auto operator<=>(share_sum, share_sum) = default;
     friend constexpr bool operator==(share_sum, share_sum) = default;
 };
+/// That share of each of them.
 [[nodiscard]] constexpr share_sum operator*(share each, std::uint32_t devices) noexcept {
     return {std::uint64_t{each.permille()} * devices};
 }
@@ -46,34 +47,53 @@ struct share_sum {
 template <class Amount>
 struct amount_traits;
 
+/// Memory.
 template <>
 struct amount_traits<bytes> {
+    /// A sum over devices.
     using total_type = bytes;
-    static constexpr errc too_little = errc::no_room;
+    static constexpr errc too_little = errc::no_room;  ///< where there isn't enough
+    /// Bytes.
     static constexpr std::uint64_t count(bytes b) noexcept { return b.count(); }
+    /// Of one device.
     static constexpr bytes amount(std::uint64_t n) noexcept { return bytes{n}; }
+    /// Of several devices.
     static constexpr bytes total(std::uint64_t n) noexcept { return bytes{n}; }
+    /// For messages.
     static void print(detail::message& m, std::uint64_t n) noexcept { m.add(bytes{n}); }
 };
 
+/// SMs.
 template <>
 struct amount_traits<sm_count> {
+    /// A sum over devices.
     using total_type = sm_count;
-    static constexpr errc too_little = errc::too_few_sms;
+    static constexpr errc too_little = errc::too_few_sms;  ///< where there isn't enough
+    /// SMs.
     static constexpr std::uint64_t count(sm_count s) noexcept { return s.count; }
+    /// Of one device.
     static constexpr sm_count amount(std::uint64_t n) noexcept { return {n}; }
+    /// Of several devices.
     static constexpr sm_count total(std::uint64_t n) noexcept { return {n}; }
+    /// For messages.
     static void print(detail::message& m, std::uint64_t n) noexcept { m.add(n, n == 1 ? " SM" : " SMs"); }
 };
 
+/// Device time.
 template <>
 struct amount_traits<share> {
+    /// A sum over devices.
     using total_type = share_sum;
-    static constexpr errc too_little = errc::share_exceeded;
+    static constexpr errc too_little = errc::share_exceeded;  ///< where there isn't enough
+    /// Permille of one device.
     static constexpr std::uint64_t count(share s) noexcept { return s.permille(); }
+    /// Permille of one device.
     static constexpr std::uint64_t count(share_sum s) noexcept { return s.permille; }
-    static constexpr share amount(std::uint64_t n) { return share::of_permille(n); }  // throws above a whole device
+    /// Of one device. Throws std::out_of_range above a whole one.
+    static constexpr share amount(std::uint64_t n) { return share::of_permille(n); }
+    /// Of several devices.
     static constexpr share_sum total(std::uint64_t n) noexcept { return {n}; }
+    /// For messages.
     static void print(detail::message& m, std::uint64_t n) noexcept {
         m.add(n / 10);
         if (n % 10 != 0) m.add(".", n % 10);

@@ -71,15 +71,19 @@ struct partition_shape {
 template <class Derived>
 class run_arithmetic {
 public:
+    /// How many elements the rank has.
     [[nodiscard]] GPUSHARE_HD constexpr std::uint64_t extent(std::uint32_t rank) const noexcept {
         return self().begin(rank + 1) - self().begin(rank);
     }
+    /// The number of element `i` on its rank.
     [[nodiscard]] GPUSHARE_HD constexpr std::uint64_t local_index(std::uint64_t i) const noexcept {
         return i - self().begin(self().rank_of(i));
     }
+    /// The element that is number `j` of the rank.
     [[nodiscard]] GPUSHARE_HD constexpr std::uint64_t global_index(std::uint32_t rank, std::uint64_t j) const noexcept {
         return self().begin(rank) + j;
     }
+    /// How many elements from there on are neighbours, on the rank and in the whole.
     [[nodiscard]] GPUSHARE_HD constexpr std::uint64_t run(std::uint32_t rank, std::uint64_t j) const noexcept {
         return extent(rank) - j;
     }
@@ -96,14 +100,19 @@ private:
 /// ranks have the more, and the last block may be cut short. Boundaries are multiples of `align`, or the end.
 class contiguous_partition : public detail::run_arithmetic<contiguous_partition> {
 public:
+    /// `align`: each boundary is a multiple of it. Throws operation_error (invalid_specification) for no ranks or an `align` of 0.
     constexpr contiguous_partition(std::uint64_t size, std::uint32_t ranks, std::uint64_t align = 1)
         : shape_(size, ranks, align), each_(shape_.blocks() / ranks), more_(shape_.blocks() % ranks) {}
 
+    /// Elements in all.
     [[nodiscard]] GPUSHARE_HD constexpr std::uint64_t size() const noexcept { return shape_.size; }
+    /// How many ranks.
     [[nodiscard]] GPUSHARE_HD constexpr std::uint32_t ranks() const noexcept { return shape_.ranks; }
+    /// The first element of the rank; of ranks(): size().
     [[nodiscard]] GPUSHARE_HD constexpr std::uint64_t begin(std::uint32_t rank) const noexcept {
         return shape_.begin_of(rank * each_ + (rank < more_ ? rank : more_));
     }
+    /// Whose element `i` is.
     [[nodiscard]] GPUSHARE_HD constexpr std::uint32_t rank_of(std::uint64_t i) const noexcept {
         const auto block = i / shape_.block, of_more = more_ * (each_ + 1);
         return static_cast<std::uint32_t>(block < of_more ? block / (each_ + 1) : more_ + (block - of_more) / each_);
@@ -118,26 +127,35 @@ static_assert(run_partition<contiguous_partition>);
 /// Blocks of `block` elements dealt out in turn: block k is on rank k % M. The last block may be cut short.
 class block_cyclic_partition {
 public:
+    /// `block` elements go to each rank in turn. Throws operation_error (invalid_specification) for no ranks or a `block` of 0.
     constexpr block_cyclic_partition(std::uint64_t size, std::uint32_t ranks, std::uint64_t block)
         : shape_(size, ranks, block) {}
 
+    /// Elements in all.
     [[nodiscard]] GPUSHARE_HD constexpr std::uint64_t size() const noexcept { return shape_.size; }
+    /// How many ranks.
     [[nodiscard]] GPUSHARE_HD constexpr std::uint32_t ranks() const noexcept { return shape_.ranks; }
+    /// Elements dealt out at once.
     [[nodiscard]] constexpr std::uint64_t block() const noexcept { return shape_.block; }
+    /// How many elements the rank has.
     [[nodiscard]] GPUSHARE_HD constexpr std::uint64_t extent(std::uint32_t rank) const noexcept {
         const auto full = shape_.size / shape_.block;  // blocks that aren't cut short
         const auto mine = full / shape_.ranks + (rank < full % shape_.ranks ? 1 : 0);
         return mine * shape_.block + (rank == full % shape_.ranks ? shape_.size % shape_.block : 0);
     }
+    /// Whose element `i` is.
     [[nodiscard]] GPUSHARE_HD constexpr std::uint32_t rank_of(std::uint64_t i) const noexcept {
         return static_cast<std::uint32_t>(i / shape_.block % shape_.ranks);
     }
+    /// The number of element `i` on its rank.
     [[nodiscard]] GPUSHARE_HD constexpr std::uint64_t local_index(std::uint64_t i) const noexcept {
         return i / shape_.block / shape_.ranks * shape_.block + i % shape_.block;
     }
+    /// The element that is number `j` of the rank.
     [[nodiscard]] GPUSHARE_HD constexpr std::uint64_t global_index(std::uint32_t rank, std::uint64_t j) const noexcept {
         return (j / shape_.block * shape_.ranks + rank) * shape_.block + j % shape_.block;
     }
+    /// How many elements from there on are neighbours, on the rank and in the whole.
     [[nodiscard]] GPUSHARE_HD constexpr std::uint64_t run(std::uint32_t rank, std::uint64_t j) const noexcept {
         const auto rest_of_block = shape_.block - j % shape_.block, rest = extent(rank) - j;
         return rest < rest_of_block ? rest : rest_of_block;
@@ -178,9 +196,13 @@ public:
         begins_[ranks_] = size;
     }
 
+    /// Elements in all.
     [[nodiscard]] GPUSHARE_HD constexpr std::uint64_t size() const noexcept { return begins_[ranks_]; }
+    /// How many ranks.
     [[nodiscard]] GPUSHARE_HD constexpr std::uint32_t ranks() const noexcept { return ranks_; }
+    /// The first element of the rank; of ranks(): size().
     [[nodiscard]] GPUSHARE_HD constexpr std::uint64_t begin(std::uint32_t rank) const noexcept { return begins_[rank]; }
+    /// Whose element `i` is.
     [[nodiscard]] GPUSHARE_HD constexpr std::uint32_t rank_of(std::uint64_t i) const noexcept {
         std::uint32_t low = 0, high = ranks_;  // begins_[low] <= i < begins_[high]
         while (high - low > 1) {

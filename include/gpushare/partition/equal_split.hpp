@@ -29,30 +29,37 @@ inline namespace GPUSHARE_ABI {
 /// A device as a split sees it.
 template <splittable Amount>
 struct room_of {
-    device_id device{};
-    std::uint32_t node = 0;
-    Amount free{};   // what may still be promised there
-    Amount whole{};  // what there is altogether, for the figures of a refusal; may be left out
+    device_id device{};      ///< on that node
+    std::uint32_t node = 0;  ///< all of a split must be on one
+    Amount free{};           ///< what may still be promised there
+    Amount whole{};          ///< what there is altogether, for the figures of a refusal; may be left out
 };
+/// Of memory.
 using device_room = room_of<bytes>;
+/// Of SMs.
 using sm_room = room_of<sm_count>;
+/// Of device time.
 using share_room = room_of<share>;
 
 /// N over M devices: `per_device` on each. The devices are in ascending order of the order given, or, where the split
 /// chose them, of their ids.
 template <splittable Amount>
 struct partition_of {
-    Amount per_device{};
-    std::uint32_t node = 0;
-    std::vector<device_id> devices{};
+    Amount per_device{};               ///< on each of them
+    std::uint32_t node = 0;            ///< that they are on
+    std::vector<device_id> devices{};  ///< chosen, in the order of the rooms
 
+    /// Of all devices together.
     [[nodiscard]] typename amount_traits<Amount>::total_type total() const {
         using traits = amount_traits<Amount>;
         return traits::total(traits::count(per_device) * devices.size());  // it came from a total that fitted
     }
 };
+/// Of memory.
 using partition = partition_of<bytes>;
+/// Of SMs.
 using sm_partition = partition_of<sm_count>;
+/// Of device time.
 using share_partition = partition_of<share>;
 
 /// A description of devices: a vector, a span, a view.
@@ -63,6 +70,7 @@ concept device_rooms = std::ranges::forward_range<R> &&
 /// What is free on the devices of such a description, and what several of them have together.
 template <device_rooms Rooms>
 using amount_in = decltype(std::ranges::range_value_t<Rooms>::free);
+/// How a sum of those amounts is counted.
 template <device_rooms Rooms>
 using total_in = typename amount_traits<amount_in<Rooms>>::total_type;
 
@@ -200,6 +208,7 @@ template <device_rooms Rooms>
     return *std::move(p);
 }
 
+/// `total` over `count` of the devices, those with most room. Throws what the code of try_equal_split calls for.
 template <device_rooms Rooms>
 [[nodiscard]] partition_of<amount_in<Rooms>> equal_split(total_in<Rooms> total, std::uint32_t count,
                                                          const Rooms& devices,

@@ -75,6 +75,7 @@ template <class T, data_partition Partition, memory_resource Resource>
 requires std::is_trivially_copyable_v<T>
 class multi_buffer {
 public:
+    /// of each block
     static constexpr std::size_t alignment = std::max<std::size_t>(256, alignof(T));
 
     /// Allocates on each rank its elements and `halo` more on either side, from the resource of the same rank; all or
@@ -91,13 +92,16 @@ public:
         for (Resource* resource : of_ranks) blocks_.emplace_back(*resource, size_of(rank++), alignment);
     }
 
+    /// How the elements lie.
     [[nodiscard]] const Partition& shape() const noexcept { return shape_; }
+    /// Elements of either neighbour.
     [[nodiscard]] std::uint64_t halo() const noexcept { return halo_; }
     /// The rank's own elements; the halo lies right before and behind them. Where nothing of both is, null.
     [[nodiscard]] T* data(std::uint32_t rank) const noexcept {
         auto* begin = reinterpret_cast<T*>(blocks_[rank].data());
         return begin == nullptr ? begin : begin + halo_;
     }
+    /// The rank's elements, in its memory.
     [[nodiscard]] std::span<T> own(std::uint32_t rank) const noexcept {
         return {data(rank), static_cast<std::size_t>(shape_.extent(rank))};
     }

@@ -25,25 +25,31 @@ namespace gpushare {
 inline namespace GPUSHARE_ABI {
 
 /// Classes of nodes: `gpu_hpn` has the high-performance network, RDMA, between nodes.
-enum class compute_class : std::uint8_t { gpu, gpu_hpn };
+enum class compute_class : std::uint8_t {
+    gpu,      ///< an ordinary network between nodes
+    gpu_hpn,  ///< RDMA
+};
 
 /// The link between two devices on different nodes of a class.
 [[nodiscard]] constexpr device_link link_between_nodes(compute_class c) noexcept {
     return {c == compute_class::gpu_hpn ? link_class::rdma : link_class::network, 1, false};
 }
 
+/// A type of node: what it offers at the most.
 struct node_type {
-    std::string_view name{};
-    bytes device_memory{};
-    std::array<std::uint8_t, 5> counts{};  // numbers of devices on offer, ascending, then zeros
-    std::uint32_t most_vcpus = 0;          // 0 where the source doesn't say
-    bytes most_memory{};                   // of the host; 0 likewise
+    std::string_view name{};               ///< the provider's, of the model series
+    bytes device_memory{};                 ///< of each device
+    std::array<std::uint8_t, 5> counts{};  ///< numbers of devices on offer, ascending, then zeros
+    std::uint32_t most_vcpus = 0;          ///< 0 where the source doesn't say
+    bytes most_memory{};                   ///< of the host; 0 likewise
 
+    /// The largest number on offer.
     [[nodiscard]] constexpr std::uint32_t most_devices() const noexcept {
         std::uint32_t most = 0;
         for (const auto n : counts) most = n > most ? n : most;
         return most;
     }
+    /// Whether that number is on offer.
     [[nodiscard]] constexpr bool offers(std::uint32_t devices) const noexcept {
         for (const auto n : counts)
             if (n == devices && n != 0) return true;
@@ -51,6 +57,7 @@ struct node_type {
     }
 };
 
+/// All of them.
 inline constexpr std::array node_types{
     node_type{"T4", 16_GiB, {1, 2}, 48, 180_GiB},
     node_type{"A10", 24_GiB, {1, 2, 4, 8}, 128, 480_GiB},

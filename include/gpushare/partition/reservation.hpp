@@ -63,7 +63,9 @@ public:
         for (Change* c = begin_; c != end_; ++c) c->abandon();
     }
 
+    /// Whether all are prepared.
     [[nodiscard]] explicit operator bool() const noexcept { return held_; }
+    /// Why one could not be.
     [[nodiscard]] const failure& why() const noexcept { return why_; }
     /// The change that could not be prepared, or null.
     [[nodiscard]] const Change* refused() const noexcept { return refused_; }
@@ -98,6 +100,7 @@ private:
     failure why_{};
     bool held_ = false;
 };
+/// Of the changes in a range.
 template <class Changes>
 prepared_together(Changes&&) -> prepared_together<detail::change_in<Changes>>;
 
@@ -140,13 +143,16 @@ public:
     /// Takes on changes that were committed elsewhere.
     explicit reservation(std::vector<Change> committed) noexcept : changes_(std::move(committed)) {}
 
+    /// Takes over the changes.
     reservation(reservation&& other) noexcept : changes_(std::exchange(other.changes_, {})) {}
+    /// Undoes what this was.
     reservation& operator=(reservation&& other) noexcept {
         reservation(std::move(other)).changes_.swap(changes_);
         return *this;
     }
     ~reservation() { (void)release(); }
 
+    /// In the order in which they were given.
     [[nodiscard]] std::span<const Change> changes() const noexcept { return changes_; }
 
     /// Undoes everything now, last change first. False if one of them was gone: somebody released what isn't theirs.

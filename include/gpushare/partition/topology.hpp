@@ -29,16 +29,17 @@ inline namespace GPUSHARE_ABI {
 
 /// What the bytes between two devices pass through, worst first.
 enum class link_class : std::uint8_t {
-    none,          // nobody said
-    network,       // to another node, through the hosts
-    rdma,          // to another node, past the hosts' processors
-    inter_socket,  // between the sockets of a node
-    host_bridge,   // through the processor, or nobody said which way on the PCIe
-    pcie_switch,   // below the processor
-    nvlink,
-    same_device,
+    none,          ///< nobody said
+    network,       ///< to another node, through the hosts
+    rdma,          ///< to another node, past the hosts' processors
+    inter_socket,  ///< between the sockets of a node
+    host_bridge,   ///< through the processor, or nobody said which way on the PCIe
+    pcie_switch,   ///< below the processor
+    nvlink,        ///< the devices' own links
+    same_device,   ///< no way at all
 };
 
+/// In English.
 [[nodiscard]] constexpr std::string_view to_string(link_class c) noexcept {
     switch (c) {
         case link_class::none: return "unknown";
@@ -55,9 +56,9 @@ enum class link_class : std::uint8_t {
 
 /// Links compare by class, then by width, then by peer access: greater is better.
 struct device_link {
-    link_class path = link_class::none;
-    std::uint8_t width = 1;    // of how many alike: NVLinks side by side
-    bool peer_access = false;  // loads and stores of one reach the memory of the other
+    link_class path = link_class::none;  ///< the worst part of the way
+    std::uint8_t width = 1;              ///< of how many alike: NVLinks side by side
+    bool peer_access = false;            ///< loads and stores of one reach the memory of the other
 
     friend constexpr auto operator<=>(const device_link&, const device_link&) = default;
     friend constexpr bool operator==(const device_link&, const device_link&) = default;
@@ -67,11 +68,12 @@ struct device_link {
     }
 };
 
+/// A device as a topology knows it.
 struct device_description {
-    bytes memory{};
-    std::uint32_t sms = 0;
-    std::uint32_t node = 0;
-    std::int32_t socket = -1;  // of the node; -1 where nobody said
+    bytes memory{};            ///< that it has
+    std::uint32_t sms = 0;     ///< that it has; 0 where nobody said
+    std::uint32_t node = 0;    ///< that it is on
+    std::int32_t socket = -1;  ///< of the node; -1 where nobody said
 
     friend bool operator==(const device_description&, const device_description&) = default;
 };
@@ -87,11 +89,14 @@ public:
             links_[i * devices_.size() + i] = {link_class::same_device, 1, true};
     }
 
+    /// Devices.
     [[nodiscard]] std::uint32_t size() const noexcept { return static_cast<std::uint32_t>(devices_.size()); }
 
     // The following throw operation_error (no_device) for a device that isn't there.
 
+    /// Throws operation_error (no_device), as between().
     [[nodiscard]] const device_description& device(device_id d) const { return devices_[checked(d)]; }
+    /// The same in both directions.
     [[nodiscard]] const device_link& between(device_id a, device_id b) const {
         return links_[checked(a) * devices_.size() + checked(b)];
     }
@@ -101,6 +106,7 @@ public:
         if (from == to) return;
         links_[from * devices_.size() + to] = links_[to * devices_.size() + from] = by;
     }
+    /// Every two devices, by such a link.
     void connect_all(device_link by) {
         for (std::uint32_t a = 0; a < size(); ++a)
             for (std::uint32_t b = a + 1; b < size(); ++b) connect({a}, {b}, by);
@@ -143,6 +149,7 @@ concept found_topology = requires(const D& d, device_id i) {
 };
 // clang-format on
 
+/// Of what a backend has found.
 template <found_topology D>
 [[nodiscard]] topology describe(const D& found) {
     std::vector<device_description> devices;
@@ -162,8 +169,8 @@ template <found_topology D>
 
 /// How well a choice of devices is connected: by its worst link first, then by the sum of all. Greater is better.
 struct connection {
-    std::uint32_t worst = 0;
-    std::uint64_t sum = 0;
+    std::uint32_t worst = 0;  ///< of the worst link
+    std::uint64_t sum = 0;    ///< over all links
 
     friend constexpr auto operator<=>(const connection&, const connection&) = default;
     friend constexpr bool operator==(const connection&, const connection&) = default;

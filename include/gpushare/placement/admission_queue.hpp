@@ -34,36 +34,39 @@ inline namespace GPUSHARE_ABI {
 
 /// What is to be admitted: one request, or several that are placed together or not at all.
 struct admission_request {
-    std::vector<placement_request> members{};
-    priority level{};
-    instant deadline = never;  // to be placed by; `instant::min()` doesn't wait at all
+    std::vector<placement_request> members{};  ///< all of them or none
+    priority level{};                          ///< a higher one goes first
+    instant deadline = never;                  ///< to be placed by; `instant::min()` doesn't wait at all
 };
 
 /// What has become of it.
 struct admission {
+    /// How it went.
     enum result : std::uint8_t {
-        placed,     // `placements` are applied
-        queued,     // `why` is what it lacks now
-        refused,    // it waits for nothing: `code` says whether it can never fit, or the queue is full
-        expired,    // the deadline came first
-        withdrawn,  // by its owner
+        placed,     ///< `placements` are applied
+        queued,     ///< `why` is what it lacks now
+        refused,    ///< it waits for nothing: `code` says whether it can never fit, or the queue is full
+        expired,    ///< the deadline came first
+        withdrawn,  ///< by its owner
     };
-    std::uint64_t id = 0;
-    result outcome = refused;
-    errc code = errc::none;  // of a refusal: no_room, too_few_devices and the like, queue_full, deadline_exceeded
-    std::vector<placement> placements{};
-    std::size_t member = 0;  // which one lacks it
-    refusal why{};
+    std::uint64_t id = 0;      ///< of the request, in the queue
+    result outcome = refused;  ///< how it went
+    errc code = errc::none;    ///< of a refusal: no_room, too_few_devices and the like, queue_full, deadline_exceeded
+    std::vector<placement> placements{};  ///< one for each member, applied
+    std::size_t member = 0;               ///< which one lacks it
+    refusal why{};                        ///< what that member lacks
 };
 
+/// Bounds of a queue.
 struct admission_queue_options {
-    std::size_t most_waiting = 1024;
-    std::uint32_t most_overtakes = 16;
+    std::size_t most_waiting = 1024;    ///< more are refused
+    std::uint32_t most_overtakes = 16;  ///< of each request, by those behind it
 };
 
 /// A value. Every id that was queued comes back exactly once: from advance() or withdraw().
 class admission_queue {
 public:
+    /// An empty queue.
     explicit admission_queue(admission_queue_options options = {}) noexcept : options_(options) {}
 
     /// Places, queues or refuses. What finds no place on the cluster even when nothing is placed there is refused at
@@ -116,6 +119,7 @@ public:
         return std::erase_if(waiting_, [&](const entry& e) { return e.id == id; }) != 0;
     }
 
+    /// How many wait.
     [[nodiscard]] std::size_t waiting() const noexcept { return waiting_.size(); }
     /// When advance() has something to do even if nothing is released.
     [[nodiscard]] instant next_deadline() const noexcept {

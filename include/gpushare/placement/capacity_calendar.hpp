@@ -24,13 +24,15 @@ inline namespace GPUSHARE_ABI {
 
 /// A placement during [begin, end).
 struct booking {
-    std::uint64_t id = 0;
-    instant begin{}, end = never;
-    placement where{};
+    std::uint64_t id = 0;  ///< for cancel() and try_extend()
+    instant begin{};       ///< from then on
+    instant end = never;   ///< until just before then
+    placement where{};     ///< all that time
 
     friend bool operator==(const booking&, const booking&) = default;
 };
 
+/// Bookings on the nodes of a cluster. Not thread-safe; std::bad_alloc changes nothing.
 class capacity_calendar {
 public:
     /// `nodes`: as they are when nothing is placed on them; only their descriptions are used.

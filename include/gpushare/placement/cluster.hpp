@@ -25,19 +25,19 @@ inline namespace GPUSHARE_ABI {
 
 /// A node as it is when nothing is placed on it.
 struct node_description {
-    std::uint64_t cpu_milli = 0;  // thousandths of a core
-    bytes memory{};               // of the host
-    std::uint32_t devices = 0;    // at most device_set::capacity
-    device_model model{};
-    bytes device_memory{};  // of each device
+    std::uint64_t cpu_milli = 0;  ///< thousandths of a core
+    bytes memory{};               ///< of the host
+    std::uint32_t devices = 0;    ///< at most device_set::capacity
+    device_model model{};         ///< of all its devices
+    bytes device_memory{};        ///< of each device
 
     friend constexpr bool operator==(const node_description&, const node_description&) = default;
 };
 
 /// What is free on one device.
 struct free_device {
-    std::uint32_t permille = 0;  // of device time
-    bytes memory{};
+    std::uint32_t permille = 0;  ///< of device time
+    bytes memory{};              ///< of the device
 
     friend constexpr auto operator<=>(const free_device&, const free_device&) = default;
     friend constexpr bool operator==(const free_device&, const free_device&) = default;
@@ -45,12 +45,13 @@ struct free_device {
 
 /// What is free on one node. A view: valid until the cluster changes.
 struct node_view {
-    node_id id{};
-    const node_description& whole;
-    std::uint64_t cpu_milli = 0;
-    bytes memory{};
-    std::span<const free_device> devices{};
+    node_id id{};                            ///< in its cluster
+    const node_description& whole;           ///< as it is when it is empty
+    std::uint64_t cpu_milli = 0;             ///< free thousandths of a core
+    bytes memory{};                          ///< free, of the host
+    std::span<const free_device> devices{};  ///< what is free on each
 
+    /// Free device time, of all devices.
     [[nodiscard]] std::uint64_t permille() const noexcept {
         std::uint64_t sum = 0;
         for (const auto& d : devices) sum += d.permille;
@@ -63,6 +64,7 @@ struct node_view {
     return d.permille >= r.each.permille() && d.memory >= r.device_memory;
 }
 
+/// Nodes, and what is free on them. A value; not thread-safe.
 class cluster {
 public:
     /// Throws operation_error (invalid_specification) for more than 64 devices or a model above 63.
@@ -82,10 +84,13 @@ public:
         return {static_cast<std::uint32_t>(nodes_.size() - 1)};
     }
 
+    /// Nodes.
     [[nodiscard]] std::size_t size() const noexcept { return nodes_.size(); }
+    /// Of all nodes.
     [[nodiscard]] std::size_t devices() const noexcept { return devices_.size(); }
     /// Device time of all nodes, in thousandths of a device.
     [[nodiscard]] std::uint64_t capacity_permille() const noexcept { return capacity_permille_; }
+    /// Device time that is placed.
     [[nodiscard]] std::uint64_t placed_permille() const noexcept { return placed_permille_; }
 
     /// Whether anybody on any node carries the label.

@@ -32,15 +32,16 @@ inline namespace GPUSHARE_ABI {
 
 /// One placement that is to go elsewhere. `which` is its place in the list that the plan was made from.
 struct placement_move {
-    std::size_t which = 0;
-    placement from{}, to{};
+    std::size_t which = 0;  ///< its place in the list
+    placement from{};       ///< where it is
+    placement to{};         ///< where it goes
 };
 
 /// Moves, each of another placement, and what fits once they are done. Every move has room when those before it are
 /// done, so that they can be carried out one at a time.
 struct rearrangement {
-    std::vector<placement_move> moves{};
-    std::optional<placement> added{};
+    std::vector<placement_move> moves{};  ///< one at a time, in this order
+    std::optional<placement> added{};     ///< what fits then: the request that room was made for
 };
 
 /// Carries out the plan: all of it, or nothing if the cluster has changed in between; then says what is in the way.
@@ -55,6 +56,7 @@ struct rearrangement {
     c = std::move(after);
     return {};
 }
+/// The same on an indexed cluster.
 template <class Policy>
 [[nodiscard]] refusal try_apply(indexed_cluster<Policy>& c, const rearrangement& plan) {
     cluster rehearsal = c.nodes();

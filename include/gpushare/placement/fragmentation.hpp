@@ -31,6 +31,7 @@ inline namespace GPUSHARE_ABI {
 /// device are summed up beforehand, so that a node costs a few additions per device and not a look at every kind.
 class fragmentation {
 public:
+    /// Of what a workload's kinds are.
     explicit fragmentation(std::span<const request_kind> kinds) {
         for (const auto& k : kinds) {
             total_weight_ += k.weight;
@@ -119,8 +120,10 @@ private:
 /// score. Memory isn't looked at, as there.
 class fragmentation_descent {
 public:
+    /// `expected`: what will arrive.
     explicit fragmentation_descent(const workload& expected) : measure_(expected.kinds()) {}
 
+    /// By the growth of fragmentation.
     [[nodiscard]] rating rate(const node_view& n, const placement_request& r) const {
         const double before = measure_(blind(detail::reduced_node(n)));
         rating best;

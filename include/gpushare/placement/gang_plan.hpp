@@ -27,10 +27,11 @@ inline namespace GPUSHARE_ABI {
 /// A placement for each member, in the order of the requests; or the first member, in the order in which they were
 /// tried, that found no place beside those before it.
 struct gang_plan {
-    std::optional<std::vector<placement>> placements{};
-    std::size_t member = 0;
-    refusal why{};
+    std::optional<std::vector<placement>> placements{};  ///< one for each member; none if one has no place
+    std::size_t member = 0;                              ///< who has no place
+    refusal why{};                                       ///< what it lacks
 
+    /// Whether all have a place.
     [[nodiscard]] explicit operator bool() const noexcept { return placements.has_value(); }
 };
 

@@ -68,6 +68,7 @@ template <class Policy>
 requires stable_placement_policy<Policy>
 class indexed_cluster {
 public:
+    /// Remembers the costs of the latest `most_requests` distinct requests.
     indexed_cluster(cluster nodes, Policy policy, std::size_t most_requests = 1024)
         : cluster_(std::move(nodes)),
           policy_(std::move(policy)),
@@ -75,7 +76,9 @@ public:
           changed_(std::max<std::size_t>(cluster_.size(), 1)),
           last_change_(cluster_.size(), 0) {}
 
+    /// What is free where.
     [[nodiscard]] const cluster& nodes() const noexcept { return cluster_; }
+    /// The one that chooses.
     [[nodiscard]] const Policy& policy() const noexcept { return policy_; }
 
     /// As `gpushare::choose`. Requests with labels are looked up node by node: whether they fit depends on more than the
@@ -96,15 +99,18 @@ public:
         if (!why) note_change(p.node);
         return why;
     }
+    /// As of cluster.
     void apply(const placement& p) {
         cluster_.apply(p);
         note_change(p.node);
     }
+    /// As of cluster.
     [[nodiscard]] bool try_release(const placement& p) noexcept {
         const bool done = cluster_.try_release(p);
         if (done) note_change(p.node);
         return done;
     }
+    /// As of cluster.
     void release(const placement& p) {
         cluster_.release(p);
         note_change(p.node);

@@ -21,12 +21,14 @@ class label_counts {
 public:
     /// Placed requests that carry the label, and those that want to be apart from it.
     struct count {
-        label of{};
-        std::uint32_t carried = 0, avoided = 0;
+        label of{};                 ///< the label
+        std::uint32_t carried = 0;  ///< placed requests that carry it
+        std::uint32_t avoided = 0;  ///< placed requests that want to be apart from it
 
         friend bool operator==(const count&, const count&) = default;
     };
 
+    /// Of one label.
     [[nodiscard]] count operator[](label of) const noexcept {
         const auto at = std::ranges::lower_bound(counts_, of, {}, &count::of);
         return at != counts_.end() && at->of == of ? *at : count{of};
@@ -44,10 +46,12 @@ public:
         if (r.apart) --counter(r.apart).avoided;
         std::erase_if(counts_, [](const count& c) { return c.carried == 0 && c.avoided == 0; });
     }
+    /// Whether remove() would find its labels.
     [[nodiscard]] bool has(const placement_request& r) const noexcept {
         return (!r.group || (*this)[r.group].carried != 0) && (!r.apart || (*this)[r.apart].avoided != 0);
     }
 
+    /// So that the next add() doesn't throw.
     void reserve() {
         constexpr std::size_t labels_of_a_request = 2;
         if (counts_.capacity() - counts_.size() < labels_of_a_request)

@@ -25,7 +25,7 @@ inline namespace GPUSHARE_ABI {
 
 /// A node's place in its cluster, from 0.
 struct node_id {
-    std::uint32_t index = 0;
+    std::uint32_t index = 0;  ///< from 0
 
     friend constexpr auto operator<=>(node_id, node_id) = default;
     friend constexpr bool operator==(node_id, node_id) = default;
@@ -33,9 +33,9 @@ struct node_id {
 
 /// A kind of device, such as T4 or H200. The embedder numbers the kinds, from 0 to 63.
 struct device_model {
-    std::uint8_t index = 0;
+    std::uint8_t index = 0;  ///< from 0
 
-    static constexpr std::uint8_t count = 64;
+    static constexpr std::uint8_t count = 64;  ///< how many there can be
 
     friend constexpr auto operator<=>(device_model, device_model) = default;
     friend constexpr bool operator==(device_model, device_model) = default;
@@ -45,14 +45,17 @@ struct device_model {
 class model_set {
 public:
     constexpr model_set() noexcept = default;
+    /// These.
     constexpr model_set(std::initializer_list<device_model> models) noexcept {
         for (const auto m : models) add(m);
     }
 
+    /// One more.
     constexpr void add(device_model m) noexcept {
         assert(m.index < device_model::count);
         bits_ |= std::uint64_t{1} << m.index;
     }
+    /// Whether it is one of them, or the set is empty.
     [[nodiscard]] constexpr bool allows(device_model m) const noexcept {
         return bits_ == 0 || (m.index < device_model::count && (bits_ >> m.index & 1) != 0);
     }
@@ -67,20 +70,27 @@ private:
 /// Devices of one node, which has at most 64. A range of device_id in ascending order.
 class device_set {
 public:
-    static constexpr std::uint32_t capacity = 64;
+    static constexpr std::uint32_t capacity = 64;  ///< devices of a node
 
+    /// Goes through the devices in ascending order.
     class iterator {
     public:
+        /// As iterators have it.
         using value_type = device_id;
+        /// As iterators have it.
         using difference_type = std::ptrdiff_t;
 
         constexpr iterator() noexcept = default;
+        /// Of the devices whose bits are set.
         constexpr explicit iterator(std::uint64_t rest) noexcept : rest_(rest) {}
+        /// The lowest that is left.
         constexpr device_id operator*() const noexcept { return {static_cast<std::uint32_t>(std::countr_zero(rest_))}; }
+        /// To the next.
         constexpr iterator& operator++() noexcept {
             rest_ &= rest_ - 1;
             return *this;
         }
+        /// To the next.
         constexpr iterator operator++(int) noexcept {
             const auto before = *this;
             ++*this;
@@ -93,22 +103,29 @@ public:
     };
 
     constexpr device_set() noexcept = default;
+    /// These.
     constexpr device_set(std::initializer_list<device_id> devices) noexcept {
         for (const auto d : devices) add(d);
     }
 
+    /// One more.
     constexpr void add(device_id d) noexcept {
         assert(d.index < capacity);
         bits_ |= std::uint64_t{1} << d.index;
     }
+    /// Whether it is one of them.
     [[nodiscard]] constexpr bool contains(device_id d) const noexcept {
         return d.index < capacity && (bits_ >> d.index & 1) != 0;
     }
+    /// How many.
     [[nodiscard]] constexpr std::uint32_t size() const noexcept {
         return static_cast<std::uint32_t>(std::popcount(bits_));
     }
+    /// Whether there is none.
     [[nodiscard]] constexpr bool empty() const noexcept { return bits_ == 0; }
+    /// The lowest.
     [[nodiscard]] constexpr iterator begin() const noexcept { return iterator{bits_}; }
+    /// Behind the highest.
     [[nodiscard]] constexpr iterator end() const noexcept { return iterator{}; }
 
     friend constexpr auto operator<=>(device_set, device_set) = default;
@@ -122,8 +139,9 @@ static_assert(std::forward_iterator<device_set::iterator>);
 
 /// A name for requests that want to be near one another or apart, numbered by the embedder. 0 is no label.
 struct label {
-    std::uint32_t id = 0;
+    std::uint32_t id = 0;  ///< 0 is no label
 
+    /// Whether it is one.
     [[nodiscard]] constexpr explicit operator bool() const noexcept { return id != 0; }
     friend constexpr auto operator<=>(label, label) = default;
     friend constexpr bool operator==(label, label) = default;
@@ -132,15 +150,15 @@ struct label {
 /// What one node has to give. A share on one device, an equal part of several, or whole ones (`each` = 100 %): always
 /// `devices` distinct devices of one node, each with the share and the memory asked for.
 struct placement_request {
-    std::uint64_t cpu_milli = 0;  // thousandths of a core
-    bytes memory{};               // of the host
-    std::uint32_t devices = 0;    // 0: needs none
-    share each{};                 // of device time, on each device
-    bytes device_memory{};        // on each device
-    model_set models{};           // allowed
-    label group{};                // what it carries onto its node
-    label near{};                 // only on a node with this group; the group's first member goes anywhere
-    label apart{};                // only on a node without this group, which stays away in turn
+    std::uint64_t cpu_milli = 0;  ///< thousandths of a core
+    bytes memory{};               ///< of the host
+    std::uint32_t devices = 0;    ///< 0: needs none
+    share each{};                 ///< of device time, on each device
+    bytes device_memory{};        ///< on each device
+    model_set models{};           ///< allowed
+    label group{};                ///< what it carries onto its node
+    label near{};                 ///< only on a node with this group; the group's first member goes anywhere
+    label apart{};                ///< only on a node without this group, which stays away in turn
 
     friend constexpr auto operator<=>(const placement_request&, const placement_request&) = default;
     friend constexpr bool operator==(const placement_request&, const placement_request&) = default;
@@ -156,9 +174,9 @@ struct placement_request {
 
 /// A request and the devices that are to serve it.
 struct placement {
-    placement_request request{};
-    node_id node{};
-    device_set devices{};  // request.devices of them
+    placement_request request{};  ///< what is placed
+    node_id node{};               ///< where
+    device_set devices{};         ///< request.devices of them
 
     friend constexpr auto operator<=>(const placement&, const placement&) = default;
     friend constexpr bool operator==(const placement&, const placement&) = default;
@@ -166,18 +184,19 @@ struct placement {
 
 /// What a request lacks.
 enum class shortage : std::uint8_t {
-    none,
-    nodes,          // the cluster has no such node, or none at all
-    model,          // an allowed device model
-    affinity,       // a node with `near`, without `apart`, and on which nobody stays away from `group`
-    whole_devices,  // `asked` and `left` are devices
-    device_share,   // permille on each device
-    device_memory,  // bytes on each device
-    cpu,            // milli
-    memory,         // bytes
-    devices,        // the placement names other devices than the request asks for
+    none,           ///< nothing
+    nodes,          ///< the cluster has no such node, or none at all
+    model,          ///< an allowed device model
+    affinity,       ///< a node with `near`, without `apart`, and on which nobody stays away from `group`
+    whole_devices,  ///< `asked` and `left` are devices
+    device_share,   ///< permille on each device
+    device_memory,  ///< bytes on each device
+    cpu,            ///< milli
+    memory,         ///< bytes
+    devices,        ///< the placement names other devices than the request asks for
 };
 
+/// In English.
 [[nodiscard]] constexpr std::string_view to_string(shortage s) noexcept {
     switch (s) {
         case shortage::none: return "nothing";
@@ -197,15 +216,17 @@ enum class shortage : std::uint8_t {
 /// Why a request can't be placed: what the closest node lacks most, how much was asked for and how much would have
 /// fitted, in the unit that `shortage` states.
 struct refusal {
-    shortage missing = shortage::none;
-    node_id node{};  // the closest
-    std::uint64_t asked = 0, left = 0;
+    shortage missing = shortage::none;  ///< what is missing first
+    node_id node{};                     ///< the closest
+    std::uint64_t asked = 0;            ///< in the unit of what is missing
+    std::uint64_t left = 0;             ///< the most that a node has
 
     /// Whether it is a refusal at all.
     [[nodiscard]] constexpr explicit operator bool() const noexcept { return missing != shortage::none; }
     friend constexpr bool operator==(const refusal&, const refusal&) = default;
 };
 
+/// The code that fits best.
 [[nodiscard]] constexpr errc to_errc(shortage s) noexcept {
     switch (s) {
         case shortage::none: return errc::none;

@@ -18,6 +18,7 @@ inline namespace GPUSHARE_ABI {
 
 /// The first node that has room.
 struct first_fit {
+    /// See the top of the class.
     [[nodiscard]] rating rate(const node_view& n, const placement_request& r) const {
         return {static_cast<double>(n.id.index), tightest_devices(n, r)};
     }
@@ -30,9 +31,10 @@ namespace detail {
 
 /// The node with the least left afterwards: cores and device time, each relative to the largest node, in a hundred steps.
 struct best_fit {
-    double most_cpu_milli = 128'000;  // of a node
-    double most_permille = 8'000;
+    double most_cpu_milli = 128'000;  ///< of a node
+    double most_permille = 8'000;     ///< of a node
 
+    /// See the top of the class.
     [[nodiscard]] rating rate(const node_view& n, const placement_request& r) const {
         const double cpu = static_cast<double>(n.cpu_milli - r.cpu_milli) / most_cpu_milli;
         const double devices = static_cast<double>(n.permille() - device_permille(r)) / most_permille;
@@ -42,6 +44,7 @@ struct best_fit {
 
 /// Used devices first, the fullest of them; then free devices of used nodes; untouched nodes last, the smallest first.
 struct bin_packing {
+    /// See the top of the class.
     [[nodiscard]] rating rate(const node_view& n, const placement_request& r) const {
         const auto at = tightest_devices(n, r);
         std::uint32_t opened = 0, left = 0;
@@ -61,6 +64,7 @@ struct bin_packing {
 
 /// The node with the most left, on its emptiest devices: least interference, most fragments.
 struct spreading {
+    /// See the top of the class.
     [[nodiscard]] rating rate(const node_view& n, const placement_request& r) const {
         device_set at;
         while (at.size() < r.devices) {
@@ -83,9 +87,10 @@ struct spreading {
 /// what is asked for, so that large leftovers stay. After Grandl et al., "Multi-resource packing for cluster schedulers"
 /// (Tetris), SIGCOMM 2014, in the form that the comparison of USENIX ATC 2023 uses.
 struct dot_product {
-    double most_cpu_milli = 128'000;
-    double most_permille = 8'000;
+    double most_cpu_milli = 128'000;  ///< of a node
+    double most_permille = 8'000;     ///< of a node
 
+    /// See the top of the class.
     [[nodiscard]] rating rate(const node_view& n, const placement_request& r) const {
         const double cpu =
             static_cast<double>(n.cpu_milli) / most_cpu_milli * (static_cast<double>(r.cpu_milli) / most_cpu_milli);
@@ -98,8 +103,10 @@ struct dot_product {
 /// Any node that has room, each with the same chance. Not stable: it draws a number for every node it is asked about.
 class random_fit {
 public:
+    /// The same seed, the same choices.
     explicit random_fit(std::uint64_t seed) noexcept : state_(seed) {}
 
+    /// See the top of the class.
     [[nodiscard]] rating rate(const node_view& n, const placement_request& r) {
         // splitmix64: Steele, Lea, Flood, "Fast splittable pseudorandom number generators", 2014
         auto z = state_ += 0x9E3779B97F4A7C15U;

@@ -24,8 +24,9 @@ inline namespace GPUSHARE_ABI {
 
 /// How a policy likes a node, lower is better, and which of its devices it would take.
 struct rating {
+    /// lower is better; any finite number
     double cost = std::numeric_limits<double>::infinity();
-    device_set devices{};
+    device_set devices{};  ///< as many as the request wants
 };
 
 /// Rates a node on which the request is known to fit: a finite cost, and as many fitting devices as the request wants.

@@ -30,14 +30,14 @@ inline namespace GPUSHARE_ABI {
 
 /// What is on the cluster, and how urgent it is.
 struct placed_tenant {
-    placement where{};
-    priority level{};
+    placement where{};  ///< what it has
+    priority level{};   ///< only lower ones have to go
 };
 
 /// Tenants that would have to go, by their places in the list that the plan was made from, and what fits then.
 struct preemption_plan {
-    std::vector<std::size_t> victims{};
-    placement added{};
+    std::vector<std::size_t> victims{};  ///< by their places in the list
+    placement added{};                   ///< what fits then
 };
 
 namespace detail {
@@ -157,7 +157,9 @@ public:
     preemption(preemption_plan plan, instant now, ns notice)
         : plan_(std::move(plan)), remaining_(plan_.victims), until_(saturating_add(now, notice)) {}
 
+    /// As it was given.
     [[nodiscard]] const preemption_plan& plan() const noexcept { return plan_; }
+    /// When the notice ends.
     [[nodiscard]] instant until() const noexcept { return until_; }
     /// Victims that are still there. Once ready() they may be evicted; not before.
     [[nodiscard]] std::span<const std::size_t> remaining() const noexcept { return remaining_; }

@@ -55,9 +55,11 @@ namespace detail {
 /// others will do. The memory of devices limits where a request fits, and has no price.
 class value_descent {
 public:
+    /// Learns prices from what is expected on those nodes, as if they were empty: some tenths of a second.
     value_descent(const cluster& c, const workload& expected)
         : value_(c, expected), fragmentation_(detail::scarcity(c, expected)) {}
 
+    /// By what the node can earn less.
     [[nodiscard]] rating rate(const node_view& n, const placement_request& r) const {
         const double before = worth(detail::reduced_node(n));
         rating best;

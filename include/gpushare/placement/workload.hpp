@@ -19,10 +19,11 @@ inline namespace GPUSHARE_ABI {
 
 /// A distinct request and how much it counts: its frequency, or whatever a measure weighs it by.
 struct request_kind {
-    placement_request request{};
-    double weight = 0;
+    placement_request request{};  ///< without labels
+    double weight = 0;            ///< parts of all requests
 };
 
+/// Kinds of requests, each with its frequency. A value.
 class workload {
 public:
     workload() = default;

@@ -63,10 +63,12 @@ public:
     class point {
     public:
         point() = default;
+        /// What a stream has recorded.
         point(native_point p) : native_(std::move(p)) {}  // NOLINT: kernels end with points of streams
 
         /// Drives nothing.
         [[nodiscard]] bool reached() const noexcept { return native_.reached() && (work_ == nullptr || work_->done()); }
+        /// False at the deadline. Drives the limiter.
         bool wait(instant deadline) const {
             return native_.wait(deadline) && (work_ == nullptr || work_->wait(deadline));
         }
@@ -75,6 +77,7 @@ public:
             return std::ranges::any_of(points, [](const point& p) { return p.reached(); }) ||
                    std::ranges::any_of(points, [&](const point& p) { return p.wait(deadline); });
         }
+        /// Of the first fill that failed.
         [[nodiscard]] errc status() const noexcept {
             if (work_ == nullptr) return native_.status();
             for (const auto& f : work_->fills)
@@ -124,6 +127,7 @@ public:
         after_.push_back(p.native_);
     }
 
+    /// Reached once all fills and waits so far are done.
     [[nodiscard]] point record() {
         auto made = std::make_shared<work>();
         made->of = this;

@@ -24,69 +24,76 @@ inline constexpr std::uint32_t any_slice = ~0U;
 
 /// Bytes are totals over all devices of the tenant, and split equally; `compute` is a share of each of them.
 struct tenant_spec {
-    std::string name{};
-    bytes memory{};             // guaranteed: set aside from the admission on
-    std::uint32_t devices = 1;  // how many, on one node
-    share compute{};            // of device time among the tenants of its level; the shares of a device sum to a whole
-    priority level{};           // tenants of a higher level go first, always
-    bytes burst{};              // further bytes while nobody was promised them
-    std::vector<device_id> on{};      // these devices; empty: those with the most room
-    bytes unit{1};                    // memory / devices and burst / devices must be whole in it
-    std::uint32_t slice = any_slice;  // of SMs, of each of its devices; see tenancy::slice
+    std::string name{};         ///< of the tenant, in messages and ledgers; unique while it is there
+    bytes memory{};             ///< guaranteed: set aside from the admission on
+    std::uint32_t devices = 1;  ///< how many, on one node
+    share compute{};   ///< of device time among the tenants of its level; the shares of a device sum to a whole
+    priority level{};  ///< tenants of a higher level go first, always
+    bytes burst{};     ///< further bytes while nobody was promised them
+    std::vector<device_id> on{};      ///< these devices; empty: those with the most room
+    bytes unit{1};                    ///< memory / devices and burst / devices must be whole in it
+    std::uint32_t slice = any_slice;  ///< of SMs, of each of its devices; see tenancy::slice
 
     // For policies of the tenancy that look at it; see client_settings.
-    share cap = share::whole();  // the most of each device's time
-    bool soft_cap = false;       // holds only while others want the device
-    ns slo{};                    // its work is due so long after its arrival; 0: it has no objective
-    std::uint32_t group = 0;     // its class, where the policy is a tree
-    ns longest{};                // its longest kernel, for the bound on others' waits; 0: learnt
+    share cap = share::whole();  ///< the most of each device's time
+    bool soft_cap = false;       ///< holds only while others want the device
+    ns slo{};                    ///< its work is due so long after its arrival; 0: it has no objective
+    std::uint32_t group = 0;     ///< its class, where the policy is a tree
+    ns longest{};                ///< its longest kernel, for the bound on others' waits; 0: learnt
 };
 
-/// What is to be different. What isn't set stays.
-/// A template so that where it is included and not used it costs little.
-template <template <class> class Optional = std::optional>
-struct basic_tenant_change {
-    Optional<bytes> memory{}, burst{};
-    Optional<share> compute{};
-    Optional<priority> level{};
-    Optional<share> cap{};
-    Optional<bool> soft_cap{};
-    Optional<ns> slo{};
-    Optional<std::uint32_t> group{};
-    Optional<ns> longest{};
+/// What is to be different of a tenant_spec. What isn't set stays.
+struct tenant_change {
+    std::optional<bytes> memory{};         ///< of all its devices together
+    std::optional<bytes> burst{};          ///< likewise
+    std::optional<share> compute{};        ///< of each of its devices
+    std::optional<priority> level{};       ///< from its next submission on
+    std::optional<share> cap{};            ///< as in tenant_spec
+    std::optional<bool> soft_cap{};        ///< as in tenant_spec
+    std::optional<ns> slo{};               ///< as in tenant_spec
+    std::optional<std::uint32_t> group{};  ///< as in tenant_spec
+    std::optional<ns> longest{};           ///< as in tenant_spec
 };
-using tenant_change = basic_tenant_change<>;
 
 /// Sums over the tenant's devices. device_time counts each device's time, of a device in slices that of the tenant's slice.
 struct tenant_usage {
-    bytes memory{}, burst{};  // as granted
-    bytes current{}, peak{};  // bytes charged; the peak sums each device's own
-    bytes pending{};          // freed, but the stream hasn't got there
-    bytes largest_free{};     // the largest block that it could have now, on the device with the largest
-    ns device_time{};
-    std::uint64_t completed = 0, failed = 0, waiting = 0, in_flight = 0;  // submissions
-    bytes total{};                                                        // of all allocations so far
-    std::uint64_t allocations = 0, frees = 0, refused = 0;                // of memory(), so far
+    bytes memory{};                 ///< guaranteed, as granted
+    bytes burst{};                  ///< beyond that, as granted
+    bytes current{};                ///< charged now
+    bytes peak{};                   ///< the most that was charged at once; sums each device's own
+    bytes pending{};                ///< freed in stream order, and still charged: the stream hasn't got there
+    bytes largest_free{};           ///< the largest block that it could have now, on the device with the largest
+    bytes total{};                  ///< of all allocations of memory() so far
+    std::uint64_t allocations = 0;  ///< of memory(), so far
+    std::uint64_t frees = 0;        ///< likewise
+    std::uint64_t refused = 0;      ///< allocations that were refused
+    ns device_time{};               ///< charged
+    std::uint64_t completed = 0;    ///< submissions that are over
+    std::uint64_t failed = 0;       ///< of these, those that failed
+    std::uint64_t waiting = 0;      ///< submissions that aren't let in yet
+    std::uint64_t in_flight = 0;    ///< submissions on the devices
 };
 
 /// Something that no caller can be told by a return value. Texts and traces are valid during the call of the
 /// sink.
 struct tenant_event {
+    /// What there is to report.
     enum class kind : std::uint8_t {
-        leak,           // a block that was still out at close; it was taken back
-        wrong_free,     // a free of something that isn't out, or isn't of that size; nothing was changed
-        overcommitted,  // others took of a device what was promised: `size` bytes too much; no tenant's doing
-        stuck,          // work was still on the device when closing gave up; the memory stays charged until it ends
+        leak,           ///< a block that was still out at close; it was taken back
+        wrong_free,     ///< a free of something that isn't out, or isn't of that size; nothing was changed
+        overcommitted,  ///< others took of a device what was promised: `size` bytes too much; no tenant's doing
+        stuck,          ///< work was still on the device when closing gave up; the memory stays charged until it ends
     };
-    kind what{};
-    std::string_view tenant{};
-    device_id device{};
-    errc code = errc::none;
-    bytes size{};
-    std::string_view label{};
-    std::span<void* const> trace{};  // of a leak, where the tenancy takes traces: who allocated it
+    kind what{};                     ///< what happened
+    std::string_view tenant{};       ///< whose it is; empty: nobody's
+    device_id device{};              ///< where
+    errc code = errc::none;          ///< why, where there is a reason
+    bytes size{};                    ///< of the block, or what is too much
+    std::string_view label{};        ///< of a leak: as it was allocated
+    std::span<void* const> trace{};  ///< of a leak, where the tenancy takes traces: who allocated it
 };
 
+/// In English.
 [[nodiscard]] constexpr std::string_view to_string(tenant_event::kind k) noexcept {
     switch (k) {
         case tenant_event::kind::leak: return "leak";

@@ -49,11 +49,12 @@
 
 namespace gpushare {
 inline namespace GPUSHARE_ABI {
+/// What the tenants of a node have in common.
 struct tenancy_options {
-    limiter_options limiter{};
-    ns close_timeout = std::chrono::seconds(10);  // how long a tenant's destructor waits for its work
-    event_sink events{};
-    trace_function trace = nullptr;  // capture_stack, from memory/stack_trace.hpp: leaks say who allocated them
+    limiter_options limiter{};                    ///< of each device, or of each slice of one
+    ns close_timeout = std::chrono::seconds(10);  ///< how long a tenant's destructor waits for its work
+    event_sink events{};                          ///< gets what no caller can be told
+    trace_function trace = nullptr;  ///< capture_stack, from memory/stack_trace.hpp: leaks say who allocated them
 };
 
 class topology;
@@ -62,9 +63,12 @@ class topology;
 template <node Node, compute_policy Policy = weighted_fair>
 class tenancy {
 public:
+    /// The handle that admit() returns.
     using tenant = gpushare::tenant<Node, Policy>;
+    /// Of a device, or of a slice of one.
     using limiter = typename tenant::limiter;
 
+    /// With one Policy{} for each device. Measures what the devices are taken by. Throws what the node's memory(d) throws.
     explicit tenancy(Node& shared, tenancy_options options = {})
         : tenancy(shared, std::move(options), [](device_id) { return Policy{}; }) {}
     /// `make_policy(d)` gives the policy of each device, and of each slice of it: it stays as long as the tenancy.
@@ -308,6 +312,7 @@ private:
     std::uint32_t last_tag_ = 0;              // under the mutex
 };
 
+/// The policy is what `make_policy` returns.
 template <node Node, class F>
 tenancy(Node&, tenancy_options, F) -> tenancy<Node, std::invoke_result_t<F&, device_id>>;
 

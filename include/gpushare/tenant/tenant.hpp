@@ -39,14 +39,21 @@ class tenant {
     using state = detail::tenant_state<Node, Policy>;
 
 public:
+    /// The node's.
     using stream = typename Node::stream;
+    /// Of a device, or of a slice of one.
     using limiter = typename detail::shared_node<Node, Policy>::limiter;
+    /// Of a queued submission.
     using ticket = typename limiter::ticket;
+    /// To enqueue one submission.
     using permit = typename limiter::permit;
+    /// What memory() is: a tenant_memory.
     using memory_type = decltype(state::part::memory);
 
+    /// For the tenancy.
     explicit tenant(std::unique_ptr<state> all) noexcept : state_(std::move(all)) {}
     tenant(tenant&&) noexcept = default;
+    /// Closes what this was, as the destructor does.
     tenant& operator=(tenant&& other) noexcept {
         tenant(std::move(other)).state_.swap(state_);
         return *this;
@@ -55,6 +62,7 @@ public:
         if (state_ != nullptr) abandon();
     }
 
+    /// As it was admitted.
     [[nodiscard]] const std::string& name() const noexcept { return state_->name(); }
     /// As granted, by the last resize too: with the devices that were chosen.
     [[nodiscard]] tenant_spec spec() const { return state_->spec(); }
@@ -85,6 +93,7 @@ public:
     ticket submit(submission_work<stream> work, std::size_t part = 0) {
         return try_submit(std::move(work), part).value(name(), "submit");
     }
+    /// As submit; the reason instead of an exception.
     [[nodiscard]] result<ticket> try_submit(submission_work<stream> work, std::size_t part = 0) {
         if (part >= state_->parts().size()) return missing();
         auto& p = state_->parts()[part];

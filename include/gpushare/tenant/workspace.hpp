@@ -24,7 +24,9 @@ public:
         : from_(&from), on_(&on), size_(charged) {
         on.declare(charged);
     }
+    /// Takes over the charge.
     workspace(workspace&& other) noexcept : from_(other.from_), on_(other.on_), size_(other.size_) { other.forget(); }
+    /// Gives back what this was, and takes over the charge.
     workspace& operator=(workspace&& other) noexcept {
         if (this == &other) return *this;
         give_back();
@@ -36,6 +38,7 @@ public:
     }
     ~workspace() { give_back(); }
 
+    /// What is charged.
     [[nodiscard]] bytes size() const noexcept { return size_; }
 
 private:

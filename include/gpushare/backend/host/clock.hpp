@@ -17,6 +17,7 @@ namespace host {
 
 /// Real time that never goes back. The time of every host node, and of every wait for a host point.
 struct steady_clock {
+    /// Since the start of the machine.
     [[nodiscard]] static instant now() noexcept {
         return instant{std::chrono::duration_cast<ns>(std::chrono::steady_clock::now().time_since_epoch())};
     }
@@ -25,6 +26,7 @@ static_assert(clock<steady_clock>);
 
 /// CPU time that the calling thread has used. Instants of different threads have nothing to do with each other.
 struct thread_cpu_clock {
+    /// What the calling thread has computed so far.
     [[nodiscard]] static instant now() noexcept {
         timespec t{};
         ::clock_gettime(CLOCK_THREAD_CPUTIME_ID, &t);
@@ -37,9 +39,11 @@ static_assert(clock<thread_cpu_clock>);
 class manual_clock {
 public:
     manual_clock() noexcept = default;
+    /// It is `start`.
     explicit manual_clock(instant start) noexcept : now_(start.time_since_epoch().count()) {}
 
     // Acquire and release: who sees the new time also sees what was done before the clock was moved.
+    /// As it was set last.
     [[nodiscard]] instant now() const noexcept { return instant{ns{now_.load(std::memory_order_acquire)}}; }
 
     /// Moves forward by `step`; a negative step is none.

@@ -30,6 +30,7 @@ public:
 
     /// The stream stops before its next operation: what has started ends, what is behind it waits for `resume`.
     void stall(stream& s) noexcept { s.engine_->stall(*s.state_); }
+    /// Ends a stall.
     void resume(stream& s) noexcept { s.engine_->resume(*s.state_); }
 
     /// The device is gone, for good: queued work fails with errc::device_lost, blocks that run end, their work fails

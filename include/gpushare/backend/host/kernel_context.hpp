@@ -80,13 +80,18 @@ inline constinit const std::atomic<bool> never_lost{false};
 class kernel_context {
 public:
     constexpr kernel_context() noexcept = default;
+    /// For the engine.
     constexpr kernel_context(std::uint32_t block, std::uint32_t blocks, std::uint32_t sm, detail::grid_barrier* barrier,
                              const std::atomic<bool>& lost) noexcept
         : block_(block), blocks_(blocks), sm_(sm), barrier_(barrier), lost_(&lost) {}
 
+    /// Of the block in its grid, from 0.
     [[nodiscard]] constexpr std::uint32_t block_rank() const noexcept { return block_; }
+    /// In the grid.
     [[nodiscard]] constexpr std::uint32_t num_blocks() const noexcept { return blocks_; }
+    /// 0: a block has one thread.
     [[nodiscard]] static constexpr std::uint32_t thread_rank() noexcept { return 0; }
+    /// 1.
     [[nodiscard]] static constexpr std::uint32_t num_threads() noexcept { return 1; }
     /// The SM that runs the block.
     [[nodiscard]] constexpr std::uint32_t sm() const noexcept { return sm_; }

@@ -24,8 +24,10 @@ namespace host {
 
 /// One block that ran. `tag` is that of its stream.
 struct block_record {
-    std::uint32_t tag = 0, sm = 0;
-    instant start{}, end{};
+    std::uint32_t tag = 0;  ///< of the stream
+    std::uint32_t sm = 0;   ///< where it ran
+    instant start{};        ///< when it got the SM
+    instant end{};          ///< when it left it
 
     friend bool operator==(const block_record&, const block_record&) = default;
 };
@@ -34,11 +36,13 @@ struct block_record {
 /// Safe from any thread.
 class ledger {
 public:
+    /// What a read returns.
     struct page {
-        std::vector<block_record> blocks;  // in the order of their ends, but for those that computed past their hold
-        std::uint64_t dropped = 0;         // blocks that ended while the ledger was full
+        std::vector<block_record> blocks;  ///< in the order of their ends, but for those that computed past their hold
+        std::uint64_t dropped = 0;         ///< blocks that ended while the ledger was full
     };
 
+    /// Keeps `capacity` blocks until they are read.
     explicit ledger(std::size_t capacity) : capacity_(capacity) { blocks_.reserve(capacity); }
 
     /// What was recorded since the last call. Takes a page now and then, or blocks are dropped.
@@ -49,6 +53,7 @@ public:
         return taken;
     }
 
+    /// For the engine: a block has ended.
     void record(const block_record& block) noexcept {
         const std::lock_guard lock{mutex_};
         if (blocks_.size() < capacity_)
@@ -66,8 +71,8 @@ private:
 
 /// Busy time of one tag.
 struct tag_time {
-    std::uint32_t tag = 0;
-    ns busy{};
+    std::uint32_t tag = 0;  ///< of streams
+    ns busy{};              ///< device time, summed over SMs
 
     friend bool operator==(const tag_time&, const tag_time&) = default;
 };

@@ -27,11 +27,12 @@ namespace gpushare {
 inline namespace GPUSHARE_ABI {
 namespace host {
 
+/// What a device's memory is like.
 struct memory_options {
-    bytes capacity = 1_GiB;
-    bytes taken{};           // of these, what the device's context and other processes have
-    bytes granularity{512};  // every allocation is charged in multiples of it; a power of two
-    bool guarded = false;    // see device_memory
+    bytes capacity = 1_GiB;  ///< of the device
+    bytes taken{};           ///< of these, what the device's context and other processes have
+    bytes granularity{512};  ///< every allocation is charged in multiples of it; a power of two
+    bool guarded = false;    ///< see device_memory
 };
 
 /// Safe from any thread. Charges are exact: an allocation is refused only if it doesn't fit beside what is charged
@@ -97,8 +98,10 @@ public:
         return bytes{(whole + unit - 1) & ~(unit - 1)};
     }
 
+    /// Of the device.
     [[nodiscard]] bytes capacity() const noexcept { return options_.capacity; }
-    // Relaxed: figures of one moment; nothing is inferred from them about other memory.
+    /// As the options or take_for_others() have it. Relaxed, as used(): figures of one moment; nothing is inferred from
+    /// them about other memory.
     [[nodiscard]] bytes taken_by_others() const noexcept { return bytes{taken_.load(std::memory_order_relaxed)}; }
     /// Charged by allocations from here.
     [[nodiscard]] bytes used() const noexcept { return bytes{used_.load(std::memory_order_relaxed)}; }
@@ -144,6 +147,7 @@ public:
     /// While one exists, guarded memory can be touched. Made around every block that runs.
     class [[nodiscard]] opening {
     public:
+        /// Opens guarded memory; nothing for any other.
         explicit opening(device_memory& memory) noexcept : memory_(memory) {
             if (memory_.options_.guarded) memory_.open();
         }

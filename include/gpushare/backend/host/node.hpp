@@ -36,8 +36,11 @@ namespace host {
 /// Streams and points may outlive it; its memory doesn't. Safe from any thread.
 class node {
 public:
+    /// Where work is enqueued.
     using stream = host::stream;
+    /// Of each device.
     using memory_type = device_memory;
+    /// Real time, in both timings.
     using clock_type = steady_clock;
 
     /// Throws operation_error (errc::invalid_specification) or std::system_error (too many threads).
@@ -48,16 +51,24 @@ public:
     node(const node&) = delete;
     node& operator=(const node&) = delete;
 
+    /// As asked for.
     [[nodiscard]] std::uint32_t num_devices() const noexcept { return options().devices; }
+    /// As it was made.
     [[nodiscard]] const node_options& options() const noexcept { return engine_->options(); }
+    /// Of deadlines and spans.
     [[nodiscard]] steady_clock get_clock() const noexcept { return {}; }
+    /// The order in which gangs are enqueued.
     [[nodiscard]] gpushare::detail::gang_residents<point>& gangs() noexcept { return gangs_; }
 
     // The following throw operation_error (errc::no_device) for a device that isn't there.
 
+    /// Throws operation_error (no_device), as all that takes a device.
     [[nodiscard]] device_memory& memory(device_id d) { return at(d).memory; }
+    /// What ran on the device.
     [[nodiscard]] host::ledger& ledger(device_id d) { return at(d).book; }
+    /// Makes the device fail, for tests.
     [[nodiscard]] fault_injector faults(device_id d) { return {engine_, checked(d)}; }
+    /// Whether the device is lost.
     [[nodiscard]] bool lost(device_id d) const { return at(d).lost.load(std::memory_order_acquire); }
     /// Everything on the stream has priority `level`, and `tag` in the ledger. It runs on all SMs, partitioned or not.
     [[nodiscard]] stream make_stream(device_id d, priority level = {}, std::uint32_t tag = 0) {

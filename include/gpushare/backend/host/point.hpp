@@ -91,10 +91,12 @@ class point {
 public:
     point() noexcept = default;
 
+    /// Never blocks.
     [[nodiscard]] bool reached() const noexcept {
         // acquire: what the work wrote, and the point's own fields, are visible once it is reached.
         return !state_ || state_->reached.load(std::memory_order_acquire);
     }
+    /// False at the deadline, by steady_clock.
     bool wait(instant deadline) const { return wait_any({this, 1}, deadline); }
 
     /// False at once if `points` is empty. The points may belong to several devices of one node.
@@ -110,12 +112,14 @@ public:
     /// it is reached.
     [[nodiscard]] instant when() const noexcept { return done() ? state_->when : instant{}; }
 
+    /// Device time from `a` to `b`.
     friend ns elapsed(const point& a, const point& b) noexcept {
         return a.done() && b.done() ? b.state_->when - a.state_->when : ns{0};
     }
 
     /// For the engine: shares `state`.
     explicit point(detail::point_state& state) noexcept : state_(reference::share(state)) {}
+    /// For the engine.
     [[nodiscard]] detail::point_state* state() const noexcept { return state_.get(); }
 
 private:

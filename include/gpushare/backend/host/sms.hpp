@@ -27,6 +27,7 @@ namespace host {
 class sm_subset {
 public:
     sm_subset(sm_subset&&) noexcept = default;
+    /// Gives back the SMs that this was.
     sm_subset& operator=(sm_subset other) noexcept {  // by value: what this was is given back now
         std::swap(engine_, other.engine_);
         std::swap(device_, other.device_);
@@ -38,6 +39,7 @@ public:
         if (engine_ != nullptr) engine_->leave_partition(device_, part_);
     }
 
+    /// How many.
     [[nodiscard]] std::uint32_t sms() const noexcept { return sms_; }
     /// A stream in the subset; see node::make_stream.
     [[nodiscard]] stream make_stream(priority level = {}, std::uint32_t tag = 0) {
@@ -56,12 +58,15 @@ private:
 /// A handle: copies are the same SMs. Safe from any thread; the node must outlive it.
 class device_sms {
 public:
+    /// Of the device.
     using stream = host::stream;
+    /// Some of its SMs.
     using partition_type = sm_subset;
 
     /// Throws operation_error (no_device).
     device_sms(node& on, device_id d) : node_(&on), device_(d) { (void)on.checked(d); }
 
+    /// In no partition: its kernels run on every SM.
     [[nodiscard]] stream make_stream(priority level = {}, std::uint32_t tag = 0) {
         return node_->make_stream(device_, level, tag);
     }

@@ -69,10 +69,13 @@ struct fill_kernel {
 /// many operations were in flight as ever will be.
 class stream {
 public:
+    /// What record() returns.
     using point = host::point;
+    /// What kernels get.
     using context = kernel_context;
 
     stream(stream&&) noexcept = default;
+    /// Closes what this was: what is queued there still runs.
     stream& operator=(stream other) noexcept {  // by value: what this was is closed now
         std::swap(engine_, other.engine_);
         std::swap(state_, other.state_);
@@ -139,11 +142,13 @@ public:
     /// The point after everything enqueued so far. On an idle stream it is reached at once.
     [[nodiscard]] point record() { return engine_->record(*state_); }
 
+    /// As it was made.
     [[nodiscard]] priority level() const noexcept { return state_->level; }
     /// Who it belongs to, in the ledger.
     [[nodiscard]] std::uint32_t tag() const noexcept { return state_->tag; }
     /// How many SMs its blocks run on: those of its partition, or all of the device.
     [[nodiscard]] std::uint32_t sms() const noexcept { return state_->sms; }
+    /// Whether it runs on a part of the SMs.
     [[nodiscard]] bool in_partition() const noexcept { return state_->part != 0; }
 
 private:

@@ -52,8 +52,10 @@ public:
     /// Addresses that nothing else gets. Touching one where nothing is mapped faults (SIGSEGV).
     class range {
     public:
+        /// Takes over the addresses.
         range(range&& other) noexcept
             : mapping_(std::exchange(other.mapping_, nullptr)), mapped_(other.mapped_), data_(other.data_) {}
+        /// Gives its own back.
         range& operator=(range other) noexcept {
             std::swap(mapping_, other.mapping_);
             std::swap(mapped_, other.mapped_);
@@ -63,6 +65,7 @@ public:
         ~range() {
             if (mapping_ != nullptr) ::munmap(mapping_, mapped_);
         }
+        /// Where it begins.
         [[nodiscard]] void* data() const noexcept { return data_; }
 
     private:
@@ -78,7 +81,9 @@ public:
     /// granularity() bytes of the device.
     class chunk {
     public:
+        /// Takes over the memory.
         chunk(chunk&& other) noexcept : memory_(std::exchange(other.memory_, nullptr)), home_(std::move(other.home_)) {}
+        /// Gives its own back.
         chunk& operator=(chunk other) noexcept {
             std::swap(memory_, other.memory_);
             std::swap(home_, other.home_);
@@ -96,6 +101,7 @@ public:
         range home_;  // where its pages are while they are mapped nowhere
     };
 
+    /// Of a chunk.
     [[nodiscard]] bytes granularity() const noexcept { return bytes{granularity_}; }
 
     /// not_whole: `size` is zero or no multiple of the granularity; size_overflow: no process has as many addresses;
