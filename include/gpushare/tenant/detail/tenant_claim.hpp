@@ -31,8 +31,8 @@ public:
     using shared = shared_node<Node, Policy>;
 
     /// Under the mutex, with devices and their memory chosen. Throws std::bad_alloc, and then nothing is taken.
-    tenant_claim(shared& all, tenant_spec chosen, reservation<quota_draw> memory, std::uint32_t tag)
-        : spec(std::move(chosen)), tag(tag), memory_(std::move(memory)) {
+    tenant_claim(shared& all, tenant_spec chosen, reservation<quota_draw> memory, std::uint32_t its_tag)
+        : spec(std::move(chosen)), tag(its_tag), memory_(std::move(memory)) {
         for (const auto d : spec.on) slices.push_back(all.devices[d.index].slice_for(spec.slice));
         all.names.push_back(spec.name);
         for (auto* const s : slices) s->promised += spec.compute.permille();
