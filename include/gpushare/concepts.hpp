@@ -139,7 +139,7 @@ concept memory_resource = requires(R& r, void* p, std::size_t size, std::size_t 
 ///   try_allocate(size, alignment)   null when it isn't there
 ///   charged(size, alignment)        bytes that such an allocation really takes; bytes::max() if none can
 ///   capacity()                      bytes of the device
-///   taken_by_others()               of these, bytes that no allocation from here accounts for
+///   taken_by_others()               of these, bytes that no allocation from here accounts for; beside traffic never too few
 template <class M>
 concept memory = memory_resource<M> && requires(M& m, const M& c, std::size_t size, std::size_t alignment) {
     { m.try_allocate(size, alignment) } noexcept -> std::same_as<void*>;

@@ -1,9 +1,12 @@
 // SPDX-License-Identifier: Apache-2.0
-// What a program needs that shares the devices of its node among tenants, with nothing but a C++20 compiler. Each header
-// below also works alone; this one adds nothing of its own. Chosen by including them: backends, such as
-// <gpushare/backend/host/host.hpp>; policies but weighted_fair, requests, coroutines, gangs (compute/); pools, arenas, books
-// (memory/); placement on many nodes, topologies, data partitions (partition/); collectives (collective/); reports and traces
-// (observe/); interop/.
+// What a program needs that shares the devices of its node among tenants, with nothing but a C++20 compiler: tenancy and
+// tenant, and what they hand out or take (quotas, blocks, permits, tickets, splits). Each header below also works alone; this
+// one adds nothing of its own.
+//
+// Included on demand, because a program chooses them or pays for them in compile time: a backend, such as
+// <gpushare/backend/host/host.hpp>; policies but weighted_fair, requests, coroutines, gangs (compute/); pools, arenas,
+// statistics (memory/); topologies, data partitions (partition/); placement on many nodes (placement/); collectives
+// (collective/); reports and traces (observe/); other libraries (interop/).
 //
 //   #include <gpushare/gpushare.hpp>
 #pragma once
@@ -32,5 +35,6 @@
 #include <gpushare/tenant/tenancy.hpp>
 #include <gpushare/tenant/tenant.hpp>
 #include <gpushare/tenant/tenant_memory.hpp>
+#include <gpushare/tenant/workspace.hpp>
 #include <gpushare/units.hpp>
 #include <gpushare/version.hpp>

@@ -113,15 +113,28 @@ TEST_CASE("A free by PyTorch that can't be ordered leaves the block charged, and
     void* const p = torch.allocate(2 * MiB, 0, f.handle);
     torch.deallocate(p, 2 * MiB, 0, cudaStreamPerThread);
     CHECK(torch.unfreed() == 1);
-    void* const q = torch.allocate(2 * MiB, 0, f.handle);
+    CHECK(f.charged() == 2 * MiB);
+    CHECK(f.chat.close().leaked_blocks == 1);
+}
+
+TEST_CASE("A free by PyTorch on a stream that is captured is kept until the graph is gone", "[cuda][interop]") {
+    fixture f;
+    gpushare::pytorch_allocator<memory, node> torch{f.devices};
+    torch.add(0, device_id{0}, f.chat.memory(0));
+    void* const p = torch.allocate(2 * MiB, 0, f.handle);
     const auto captured = raw::make_stream();
     REQUIRE(cudaStreamBeginCapture(captured, cudaStreamCaptureModeRelaxed) == cudaSuccess);
-    torch.deallocate(q, 2 * MiB, 0, captured);  // whatever replays the graph uses it
-    CHECK(torch.unfreed() == 2);
+    CHECK(torch.deallocate(p, 2 * MiB, 0, captured) == errc::capturing);  // whatever replays the graph uses it
+    CHECK(torch.unfreed() == 0);
+    CHECK(torch.captured() == 2_MiB);
+    CHECK(f.charged() == 2 * MiB);
     CHECK(cudaGraphDestroy(raw::end_capture(captured)) == cudaSuccess);
     raw::destroy(captured);
-    CHECK(f.charged() == 4 * MiB);
-    CHECK(f.chat.close().leaked_blocks == 2);
+    CHECK(torch.free_captured() == 1);
+    CHECK(torch.free_captured() == 0);
+    CHECK(torch.captured() == 0_B);
+    CHECK(f.charged() == 0);
+    CHECK(f.chat.close().leaked_blocks == 0);
 }
 
 TEST_CASE("TensorRT's frees on CUDA streams", "[cuda][interop]") {

@@ -4,7 +4,9 @@
 #include <gpushare/backend/cuda/node.hpp>
 #include <gpushare/backend/cuda/pinned.hpp>
 
+#include <algorithm>
 #include <array>
+#include <atomic>
 #include <cstddef>
 #include <cstdint>
 #include <cstring>
@@ -222,4 +224,21 @@ TEST_CASE_METHOD(fixture, "pinned memory is a memory_resource, and catches wrong
         CHECK(cudaPeekAtLastError() == cudaSuccess);
     }
     SECTION("what is still out goes back") { (void)pinned.allocate(1, 8192); }
+}
+
+TEST_CASE_METHOD(fixture, "what others have is never read as less, while memory comes and goes", "[cuda][memory]") {
+    void* const fixed = memory.allocate(4 << 20, 256);
+    const bytes others = memory.taken_by_others();
+    std::atomic<bool> done{false};
+    std::jthread traffic([&] {
+        while (!done)
+            if (void* const p = memory.try_allocate(10 << 20, 256)) (void)memory.deallocate(p, 10 << 20, 256);
+    });
+    bytes least = bytes::max();
+    for (int i = 0; i < 20'000; ++i) least = std::min(least, memory.taken_by_others());
+    done = true;
+    traffic.join();
+    CHECK(least == others);
+    CHECK(memory.taken_by_others() == others);
+    CHECK(memory.deallocate(fixed, 4 << 20, 256) == errc::none);
 }

@@ -34,6 +34,7 @@ public:
         find("start", start_);
         find("stop", stop_);
         find("chat_malloc", chat_malloc);
+        find("chat_try_malloc", chat_try_malloc);
         find("chat_free", chat_free);
         find("chat_record_stream", chat_record_stream);
         find("batch_malloc", batch_malloc);
@@ -56,7 +57,7 @@ public:
         dlclose(loaded_);
     }
 
-    decltype(&::chat_malloc) chat_malloc = nullptr, batch_malloc = nullptr;
+    decltype(&::chat_malloc) chat_malloc = nullptr, chat_try_malloc = nullptr, batch_malloc = nullptr;
     decltype(&::chat_free) chat_free = nullptr, batch_free = nullptr;
     decltype(&::chat_record_stream) chat_record_stream = nullptr;
     decltype(&::make_stream) make_stream = nullptr;
@@ -131,6 +132,24 @@ TEST_CASE("Out of memory is thrown at PyTorch, which doesn't check for null", "[
     }
     CHECK(torch.chat_charged(1) == 6 * MiB);
     torch.chat_free(p, 6 * MiB, 1, nullptr);
+    CHECK(torch.chat_charged(1) == 0);
+}
+
+TEST_CASE("Out of memory is null behind a MemPool, whose allocator frees its cache and asks again",
+          "[interop][pytorch]") {
+    plugin torch;
+    void* const cached = torch.chat_try_malloc(6 * MiB, 1, nullptr);
+    REQUIRE(cached != nullptr);
+    void* p = torch.chat_try_malloc(3 * MiB, 1, nullptr);
+    CHECK(p == nullptr);
+    torch.chat_free(cached, 6 * MiB, 1, nullptr);  // as PyTorch's caching allocator does on null, and on nothing else
+    p = torch.chat_try_malloc(3 * MiB, 1, nullptr);
+    CHECK(p != nullptr);
+    for (const ssize_t size : {ssize_t{-1}, std::numeric_limits<ssize_t>::min(), std::numeric_limits<ssize_t>::max()})
+        CHECK(torch.chat_try_malloc(size, 1, nullptr) == nullptr);
+    for (const int device : {-1, 2, 1000}) CHECK(torch.chat_try_malloc(1, device, nullptr) == nullptr);
+    CHECK(torch.chat_charged(1) == 3 * MiB);
+    torch.chat_free(p, 3 * MiB, 1, nullptr);
     CHECK(torch.chat_charged(1) == 0);
 }
 

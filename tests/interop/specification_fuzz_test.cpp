@@ -22,7 +22,16 @@ namespace {
 
 using pairs = std::vector<std::pair<std::string, std::string>>;
 
-constexpr std::array<std::string_view, 42> tokens{"name",
+constexpr std::array<std::string_view, 51> tokens{"slice",
+                                                  "cap",
+                                                  "soft_cap",
+                                                  "slo",
+                                                  "longest",
+                                                  "group",
+                                                  "ms",
+                                                  "yes",
+                                                  "any",
+                                                  "name",
                                                   "memory",
                                                   "burst",
                                                   "unit",

@@ -2,6 +2,7 @@
 // Specifications from text, Kubernetes labels and environment variables: what each says, and that everything else is an
 // error that names its key.
 #include <array>
+#include <chrono>
 #include <cstddef>
 #include <cstdint>
 #include <map>
@@ -79,6 +80,38 @@ TEST_CASE("plain text says all there is to say", "[interop][specification]") {
     CHECK(parse_specification("on=3").devices == 1);
 }
 
+TEST_CASE("every field of a tenant's specification has a key", "[interop][specification]") {
+    const auto spec = parse_specification(
+        "name=chat memory=12GiB burst=2GiB unit=1MiB devices=2 on=1,3 compute=30% priority=-2 slice=4 cap=45.5% "
+        "soft_cap=yes "
+        "slo=20ms longest=1500us group=7");
+    // By position: a field that is added to the type has to be added here, and needs a key.
+    const auto& [name, memory, devices, compute, level, burst, on, unit, slice, cap, soft_cap, slo, group, longest] =
+        spec;
+    CHECK(name == "chat");
+    CHECK(memory == 12_GiB);
+    CHECK(devices == 2);
+    CHECK(compute == 30_pct);
+    CHECK(level == gpushare::priority{-2});
+    CHECK(burst == 2_GiB);
+    CHECK(on == std::vector<gpushare::device_id>{{1}, {3}});
+    CHECK(unit == 1_MiB);
+    CHECK(slice == 4);
+    CHECK(cap == 45.5_pct);
+    CHECK(soft_cap);
+    CHECK(slo == std::chrono::milliseconds(20));
+    CHECK(group == 7);
+    CHECK(longest == std::chrono::microseconds(1500));
+
+    CHECK(parse_specification("slice=any", {.slice = 3}).slice == gpushare::any_slice);
+    CHECK_FALSE(parse_specification("soft_cap=no", {.soft_cap = true}).soft_cap);
+    CHECK(parse_specification("slo=0s", {.slo = gpushare::ns{5}}).slo == gpushare::ns{0});
+    for (const auto* wrong : {"slice=-1", "slice=4294967295", "slice=", "cap=0%", "cap=101%", "cap=20", "soft_cap=true",
+                              "soft_cap=", "slo=20", "slo=-1ms", "slo=1.5ms", "slo=10000000000s", "longest=1h",
+                              "group=x", "group=4294967295"})
+        CHECK_THROWS_AS(parse_specification(wrong), gpushare::specification_error);
+}
+
 TEST_CASE("what isn't said stays as it was", "[interop][specification]") {
     const gpushare::tenant_spec defaults{.name = "default", .memory = 8_GiB, .devices = 2, .compute = 10_pct};
     for (const auto* empty : {"", "  \n\t", "# nothing", "#\n#"}) {
@@ -145,8 +178,10 @@ TEST_CASE("an error says what is allowed", "[interop][specification]") {
     CHECK_THROWS_WITH(read_kubernetes(pairs{{"aliyun.com/gpu-core.percentage", "130"}}),
                       "aliyun.com/gpu-core.percentage: '130': must be a whole number of percent from 1 to 100");
     CHECK_THROWS_WITH(read_environment(pairs{{"CGPU_DISABLE", "yes"}}), "CGPU_DISABLE: must be true, false, 1 or 0");
-    CHECK_THROWS_WITH(parse_specification("a\x1b[2Jb=1"),
-                      "a?[2Jb: is none of name, memory, burst, unit, devices, on, compute, priority");
+    CHECK_THROWS_WITH(
+        parse_specification("a\x1b[2Jb=1"),
+        "a?[2Jb: is none of name, memory, burst, unit, devices, on, compute, priority, slice, cap, soft_cap, slo, "
+        "longest, group");
     // However long what came in is.
     CHECK(wrong_text("devices=" + std::string(100'000, '7')) == because(kind::overflow, "devices"));
     std::string long_key(100'000, 'k');

@@ -1,16 +1,19 @@
 // SPDX-License-Identifier: Apache-2.0
-// A tenant's memory for PyTorch: the functions behind torch.cuda.memory.CUDAPluggableAllocator, and so behind a
-// torch.cuda.MemPool for each tenant. PyTorch finds two C functions by their names in a shared object:
+// A tenant's memory for PyTorch: the functions behind torch.cuda.memory.CUDAPluggableAllocator. PyTorch finds two C
+// functions by their names in a shared object:
 //
 //   gpushare::pytorch_allocator<chat_memory, cuda::node>& chat();     // where the embedder keeps it
 //   extern "C" void* chat_malloc(ssize_t size, int device, cudaStream_t stream) {
-//       return chat().allocate(size, device, stream);
+//       return chat().try_allocate(size, device, stream);             // behind a torch.cuda.MemPool
 //   }
 //   extern "C" void chat_free(void* p, ssize_t size, int device, cudaStream_t stream) {
 //       chat().deallocate(p, size, device, stream);
 //   }
 //
-// PyTorch keeps no cache in front of them: with a pool_resource over the tenant's memory they are fast, with that alone
+// Two forms. Behind a torch.cuda.MemPool, one for each tenant, PyTorch's caching allocator stands in front of them: it
+// takes null for out of memory, frees its cache, asks again, and throws torch.OutOfMemoryError itself: try_allocate.
+// With torch.cuda.memory.change_current_allocator nothing stands in front, and null isn't checked: allocate, which
+// throws. There is no cache then, either: with a pool_resource over the tenant's memory they are fast, with that alone
 // each of them is a cudaMalloc.
 #pragma once
 
@@ -28,6 +31,7 @@
 #include <gpushare/error.hpp>
 #include <gpushare/interop/detail/native_stream.hpp>
 #include <gpushare/interop/stream_resource.hpp>
+#include <gpushare/memory/ask_upstream.hpp>
 #include <gpushare/units.hpp>
 
 namespace gpushare {
@@ -70,9 +74,17 @@ public:
         }
     }
 
+    /// As allocate, but null where that would throw, for a MemPool; the tenant's memory counts the refusal.
+    template <class Stream>
+    [[nodiscard]] void* try_allocate(std::ptrdiff_t size, int ordinal, Stream* /*stream*/) noexcept {
+        part* const on = find(ordinal);
+        return on == nullptr ? nullptr : ask_upstream(*on->memory, unsigned_size(size), alignment);
+    }
+
     /// Credited once `stream`, and all streams that were recorded for the block, have done what was enqueued so far.
     /// Never throws, since PyTorch calls it from destructors. What isn't out, or has another size, changes nothing: the
-    /// memory's answer is returned, and a tenant_memory has an event for it. Null is ignored.
+    /// memory's answer is returned, and a tenant_memory has an event for it. Null is ignored. On a stream that is captured
+    /// (errc::capturing) the block may be part of the graph: it is kept until free_captured().
     template <class Stream>
     errc deallocate(void* p, std::ptrdiff_t size, int ordinal, Stream* stream) noexcept {
         if (p == nullptr) return errc::none;
@@ -86,8 +98,28 @@ public:
             why = e.code();
         } catch (...) {
         }
+        if (why == errc::capturing && keep({p, unsigned_size(size), ordinal})) return why;
         unfreed_.fetch_add(1, std::memory_order_relaxed);  // to free it now could be too early
         return why;
+    }
+
+    /// Frees what was freed on streams that were captured, at once, and returns how many blocks those were. The graphs must
+    /// be gone, and nothing may use the blocks any more: call it after the last graph was reset and its stream synchronised.
+    std::size_t free_captured() noexcept {
+        std::vector<kept> blocks;
+        {
+            const std::lock_guard lock(mutex_);
+            blocks.swap(captured_);
+        }
+        for (const kept& k : blocks) (void)find(k.ordinal)->memory->deallocate(k.pointer, k.size, alignment);
+        return blocks.size();
+    }
+    /// What free_captured() would free.
+    [[nodiscard]] bytes captured() const noexcept {
+        const std::lock_guard lock(mutex_);
+        bytes sum;
+        for (const kept& k : captured_) sum += bytes{k.size};
+        return sum;
     }
 
     /// The block is used on `stream` as well, other than the one it was allocated on: for PyTorch's set_record_stream_fn.
@@ -100,8 +132,8 @@ public:
         if (std::find(recorded_.begin(), recorded_.end(), added) == recorded_.end()) recorded_.push_back(added);
     }
 
-    /// Frees that could not be ordered, because of the device, or because there is no point on the stream: it was captured,
-    /// is on no device of the node, or is a per-thread default stream. The blocks stay charged until the tenant closes.
+    /// Frees that could not be ordered, because of the device, or because there is no point on the stream: it is on no
+    /// device of the node, or a per-thread default stream. The blocks stay charged until the tenant closes.
     [[nodiscard]] std::uint64_t unfreed() const noexcept { return unfreed_.load(std::memory_order_relaxed); }
 
 private:
@@ -112,6 +144,11 @@ private:
         device_id device;
         Memory* memory;
         typename Node::stream joined;
+    };
+    struct kept {
+        void* pointer;
+        std::size_t size;
+        int ordinal;
     };
     struct use {
         void* pointer;
@@ -131,6 +168,17 @@ private:
         for (part& p : parts_)
             if (p.ordinal == ordinal) return &p;
         return nullptr;
+    }
+
+    // False if the host has no memory for the entry.
+    bool keep(const kept& k) noexcept {
+        try {
+            const std::lock_guard lock(mutex_);
+            captured_.push_back(k);
+            return true;
+        } catch (...) {
+            return false;
+        }
     }
 
     // The point after everything that may use the block.
@@ -162,8 +210,9 @@ private:
     Node* node_;
     std::string_view tenant_;
     std::vector<part> parts_;
-    std::mutex mutex_;
+    mutable std::mutex mutex_;
     std::vector<use> recorded_;
+    std::vector<kept> captured_;  // freed on streams that were captured
     std::atomic<std::uint64_t> unfreed_{0};
 };
 

@@ -13,6 +13,11 @@
 //   on         which: device numbers with commas between
 //   compute    of the time of each device: 0.1% to 100%, in steps of 0.1%
 //   priority   -1000 to 1000; 0 is ordinary
+//   slice      which slice of each device's SMs: a number from 0, or any
+//   cap        the most of the time of each device, as compute; soft_cap: no or yes, for while nobody else wants it
+//   slo        how long after its arrival work is due: a whole number of ns, us, ms or s; 0s: no objective
+//   longest    the longest kernel, likewise; 0s: learnt
+//   group      its class in a tree of policies: a number from 0
 #pragma once
 
 #include <algorithm>
@@ -58,31 +63,60 @@ inline constexpr std::array iec_units{text_unit{"B", 1}, text_unit{"KiB", 1ULL <
     return {negative ? -static_cast<std::int32_t>(n) : static_cast<std::int32_t>(n)};
 }
 
+inline constexpr std::array time_units{text_unit{"ns", 1}, text_unit{"us", 1'000}, text_unit{"ms", 1'000'000},
+                                       text_unit{"s", 1'000'000'000}};
+
+[[nodiscard]] inline ns checked_time(std::string_view key, std::string_view value) {
+    return ns{checked(parse_scaled(value, time_units), key, value, 0, std::numeric_limits<ns::rep>::max(),
+                      "a whole number of ns, us, ms or s, such as 20ms")};
+}
+
+// Below any_slice, which no number means.
+[[nodiscard]] inline std::uint32_t checked_index(std::string_view key, std::string_view value) {
+    return static_cast<std::uint32_t>(
+        checked(parse_whole(value), key, value, 0, any_slice - 1, "a whole number from 0 to 4294967294"));
+}
+
+[[nodiscard]] inline bool checked_flag(std::string_view key, std::string_view value) {
+    if (value == "yes" || value == "no") return value == "yes";
+    return checked({0, parse_code::no_number}, key, value, 0, 0, "yes or no") != 0;  // throws
+}
+
+[[nodiscard]] inline std::string checked_name(std::string_view key, std::string_view value) {
+    if (value.empty() || value.size() > longest_name)
+        throw specification_error(specification_error::kind::bad_value, key, "must be 1 to 63 characters");
+    return std::string(value);
+}
+
+struct plain_key {
+    std::string_view name;
+    void (*read)(specification_fields&, std::string_view key, std::string_view value);
+};
+/// Every field of a tenant_spec, in the order in which an error lists them.
+inline constexpr std::array plain_keys{
+    plain_key{"name", [](auto& f, auto key, auto value) { f.set(f.name, checked_name(key, value), key); }},
+    plain_key{"memory", [](auto& f, auto key, auto value) { f.set(f.memory, checked_bytes(key, value, 1), key); }},
+    plain_key{"burst", [](auto& f, auto key, auto value) { f.set(f.burst, checked_bytes(key, value, 0), key); }},
+    plain_key{"unit", [](auto& f, auto key, auto value) { f.set(f.unit, checked_bytes(key, value, 1), key); }},
+    plain_key{"devices", [](auto& f, auto key, auto value) { f.set(f.devices, checked_devices(key, value), key); }},
+    plain_key{"on", [](auto& f, auto key, auto value) { f.set(f.on, checked_ids(key, value), key); }},
+    plain_key{"compute", [](auto& f, auto key, auto value) { f.set(f.compute, checked_share(key, value), key); }},
+    plain_key{"priority", [](auto& f, auto key, auto value) { f.set(f.level, checked_priority(key, value), key); }},
+    plain_key{"slice", [](auto& f, auto key,
+                          auto value) { f.set(f.slice, value == "any" ? any_slice : checked_index(key, value), key); }},
+    plain_key{"cap", [](auto& f, auto key, auto value) { f.set(f.cap, checked_share(key, value), key); }},
+    plain_key{"soft_cap", [](auto& f, auto key, auto value) { f.set(f.soft_cap, checked_flag(key, value), key); }},
+    plain_key{"slo", [](auto& f, auto key, auto value) { f.set(f.slo, checked_time(key, value), key); }},
+    plain_key{"longest", [](auto& f, auto key, auto value) { f.set(f.longest, checked_time(key, value), key); }},
+    plain_key{"group", [](auto& f, auto key, auto value) { f.set(f.group, checked_index(key, value), key); }}};
+
 inline void read_plain(specification_fields& f, std::string_view key, std::string_view value) {
-    using kind = specification_error::kind;
     f.see(key);
-    if (key == "name") {
-        if (value.empty() || value.size() > longest_name)
-            throw specification_error(kind::bad_value, key, "must be 1 to 63 characters");
-        f.set(f.name, std::string(value), key);
-    } else if (key == "memory") {
-        f.set(f.memory, checked_bytes(key, value, 1), key);
-    } else if (key == "burst") {
-        f.set(f.burst, checked_bytes(key, value, 0), key);
-    } else if (key == "unit") {
-        f.set(f.unit, checked_bytes(key, value, 1), key);
-    } else if (key == "devices") {
-        f.set(f.devices, checked_devices(key, value), key);
-    } else if (key == "on") {
-        f.set(f.on, checked_ids(key, value), key);
-    } else if (key == "compute") {
-        f.set(f.compute, checked_share(key, value), key);
-    } else if (key == "priority") {
-        f.set(f.level, checked_priority(key, value), key);
-    } else {
-        throw specification_error(kind::unknown_key, key.substr(0, longest_name),
-                                  "is none of name, memory, burst, unit, devices, on, compute, priority");
-    }
+    for (const auto& k : plain_keys)
+        if (k.name == key) return k.read(f, key, value);
+    std::string known = "is none of ";
+    for (const auto& k : plain_keys) known.append(&k == plain_keys.data() ? "" : ", ").append(k.name);
+    throw specification_error(specification_error::kind::unknown_key, key.substr(0, longest_name), known);
 }
 
 }  // namespace detail

@@ -83,6 +83,7 @@ struct tenant_event {
         wrong_free,     ///< a free of something that isn't out, or isn't of that size; nothing was changed
         overcommitted,  ///< others took of a device what was promised: `size` bytes too much; no tenant's doing
         stuck,          ///< work was still on the device when closing gave up; the memory stays charged until it ends
+        charged,  ///< something that stands on a tenant was there when its handle went: `size` bytes stay charged until it goes
     };
     kind what{};                     ///< what happened
     std::string_view tenant{};       ///< whose it is; empty: nobody's
@@ -100,6 +101,7 @@ struct tenant_event {
         case tenant_event::kind::wrong_free: return "wrong free";
         case tenant_event::kind::overcommitted: return "overcommitted";
         case tenant_event::kind::stuck: return "stuck";
+        case tenant_event::kind::charged: return "still charged";
     }
     return "unknown event";
 }

@@ -154,13 +154,19 @@ private:
 
     void abandon() noexcept {
         auto& all = state_->all();
-        errc why = errc::deadline_exceeded;
+        tenant_event left{tenant_event::kind::stuck, name(), {}, errc::deadline_exceeded};
         try {
-            if (state_->finish(saturating_add(state_->now(), all.close_timeout)).complete) return;
+            const auto report = state_->finish(saturating_add(state_->now(), all.close_timeout));
+            if (report.complete) return;
+            if (report.still_charged != bytes{}) left.what = tenant_event::kind::charged;
         } catch (...) {
-            why = errc::out_of_memory;  // of the host's
+            left.code = errc::out_of_memory;  // of the host's
         }
-        for (auto& p : state_->parts()) detail::tell(all.events, {tenant_event::kind::stuck, name(), p.device, why});
+        for (auto& p : state_->parts()) {
+            left.device = p.device;
+            if (left.what == tenant_event::kind::charged) left.size = p.memory.limit().usage().current;
+            detail::tell(all.events, left);
+        }
         try {
             const std::lock_guard lock(all.mutex);
             all.stuck.push_back(std::move(state_));

@@ -55,6 +55,9 @@ extern "C" {
 void* chat_malloc(ssize_t size, int device, native_stream* stream) {
     return running->for_chat.allocate(size, device, stream);
 }
+void* chat_try_malloc(ssize_t size, int device, native_stream* stream) {
+    return running->for_chat.try_allocate(size, device, stream);
+}
 void chat_free(void* p, ssize_t size, int device, native_stream* stream) {
     running->for_chat.deallocate(p, size, device, stream);
 }

@@ -14,6 +14,7 @@ extern "C" {
 void* chat_malloc(ssize_t size, int device, native_stream* stream);
 void chat_free(void* p, ssize_t size, int device, native_stream* stream);
 void chat_record_stream(void* p, native_stream* stream);
+void* chat_try_malloc(ssize_t size, int device, native_stream* stream);  // for a MemPool
 void* batch_malloc(ssize_t size, int device, native_stream* stream);
 void batch_free(void* p, ssize_t size, int device, native_stream* stream);
 

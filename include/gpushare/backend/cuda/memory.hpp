@@ -91,12 +91,13 @@ public:
     /// All of the device, as cudaMemGetInfo counts it.
     [[nodiscard]] bytes capacity() const noexcept { return capacity_; }
     /// What neither is free nor was allocated here: contexts, modules, pools, chunks, other processes. All the rest of a
-    /// lost device. A figure of one moment: it is read beside allocations that go on, and never less than nothing.
+    /// lost device. Read beside allocations and frees that go on, it may be more than that for a moment, by what they
+    /// are about; it is never less.
     [[nodiscard]] bytes taken_by_others() const noexcept {
-        const bytes ours = blocks_.charged();
+        const auto entered = blocks_.entered();
         cudaError_t code = cudaSuccess;
         const bytes free = figures(code).free;
-        return capacity_ - (code == cudaSuccess ? free : bytes{}) - ours;
+        return capacity_ - (code == cudaSuccess ? free : bytes{}) - blocks_.out_since(entered);
     }
     /// Charged by allocations from here.
     [[nodiscard]] bytes used() const noexcept { return blocks_.charged(); }

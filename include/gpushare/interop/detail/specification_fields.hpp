@@ -55,6 +55,10 @@ public:
     field<share> compute;
     field<priority> level;
     field<std::vector<device_id>> on;
+    field<std::uint32_t> slice, group;
+    field<share> cap;
+    field<bool> soft_cap;
+    field<ns> slo, longest;
 
     /// What was given, and the defaults for the rest. Throws specification_error (contradiction, overflow).
     [[nodiscard]] tenant_spec finish(tenant_spec spec) const {
@@ -63,6 +67,12 @@ public:
         if (unit.value) spec.unit = *unit.value;
         if (compute.value) spec.compute = *compute.value;
         if (level.value) spec.level = *level.value;
+        if (slice.value) spec.slice = *slice.value;
+        if (group.value) spec.group = *group.value;
+        if (cap.value) spec.cap = *cap.value;
+        if (soft_cap.value) spec.soft_cap = *soft_cap.value;
+        if (slo.value) spec.slo = *slo.value;
+        if (longest.value) spec.longest = *longest.value;
         if (on.value) {
             spec.on = *on.value;
             spec.devices = static_cast<std::uint32_t>(spec.on.size());

@@ -27,8 +27,8 @@ public:
         measure(m);
     }
 
-    /// Looks what is taken now, and returns what that leaves to tenants. Allocations that go on beside it may be seen as
-    /// others' for a moment: the least of some readings counts.
+    /// Looks what is taken now, and returns what that leaves to tenants. No reading is too low (see `memory`); allocations
+    /// that go on beside it may be seen as others' for a moment, so the least of some readings counts.
     template <memory Memory>
     bytes measure(const Memory& m) noexcept {
         bytes taken = m.taken_by_others();

@@ -63,6 +63,7 @@ public:
             return false;
         }
         charged_.fetch_add(b.charge.count(), std::memory_order_relaxed);
+        entered_.fetch_add(b.charge.count(), std::memory_order_release);
         return true;
     }
 
@@ -75,12 +76,21 @@ public:
         if (found->size != size || found->alignment != alignment) return errc::wrong_size;
         b = *found;
         blocks_.erase(p);
+        left_.fetch_add(b.charge.count(), std::memory_order_release);
         return errc::none;
     }
     void release(const block& b) noexcept { charged_.fetch_sub(b.charge.count(), std::memory_order_relaxed); }
 
     /// Of all blocks that are out. Relaxed: a figure of one moment, from which nothing else is inferred.
     [[nodiscard]] bytes charged() const noexcept { return bytes{charged_.load(std::memory_order_relaxed)}; }
+
+    /// What entered so far: read it before the device's free memory...
+    [[nodiscard]] std::uint64_t entered() const noexcept { return entered_.load(std::memory_order_acquire); }
+    /// ... and this with what was read, after it: bytes that were out at that moment, no matter what came or went
+    /// meanwhile, and never more. A block enters after the device gave it, and leaves before the device gets it back.
+    [[nodiscard]] bytes out_since(std::uint64_t entered) const noexcept {
+        return bytes{entered} - bytes{left_.load(std::memory_order_acquire)};
+    }
 
     /// Calls f(const block&) for each one that is out. Not while others use the registry.
     template <class F>
@@ -92,6 +102,7 @@ private:
     std::mutex mutex_;
     gpushare::detail::pointer_table<block> blocks_;
     std::atomic<std::uint64_t> charged_{0};
+    std::atomic<std::uint64_t> entered_{0}, left_{0};  // bytes, ever
 };
 
 }  // namespace detail

@@ -1,0 +1,210 @@
+// SPDX-License-Identifier: Apache-2.0
+// Closing a tenant beside what stands on its memory and beside calls that overlap: nothing is lost, nothing is handed out of
+// what was taken back, and complete means that nothing is charged.
+#include <atomic>
+#include <chrono>
+#include <cstddef>
+#include <cstdint>
+#include <future>
+#include <new>
+#include <optional>
+#include <thread>
+#include <utility>
+#include <vector>
+
+#include <gpushare/backend/host/host.hpp>
+#include <gpushare/backend/host/virtual_memory.hpp>
+#include <gpushare/memory/chunk_pool.hpp>
+#include <gpushare/memory/virtual_arena.hpp>
+#include <gpushare/tenant/tenancy.hpp>
+
+#include "support/catch.hpp"
+
+using namespace gpushare::literals;
+using namespace std::chrono_literals;
+using gpushare::bytes;
+using gpushare::device_id;
+using gpushare::errc;
+using gpushare::failure;
+
+namespace host = gpushare::host;
+using tenancy = gpushare::tenancy<host::node>;
+
+namespace {
+
+host::node_options node_of(std::uint32_t devices) {
+    return {.devices = devices, .memory = 64_MiB, .sms = 1, .timing = host::timing::modelled};
+}
+gpushare::instant soon() { return host::steady_clock::now() + 10s; }
+
+using arena = gpushare::virtual_arena<host::virtual_memory, host::stream>;
+
+}  // namespace
+
+TEST_CASE("a close is not complete while an arena is charged", "[tenant][close]") {
+    host::node n(node_of(1));
+    tenancy shared(n);
+    host::virtual_memory pages(n.memory({0}));
+    auto scrubs = n.make_stream({0});
+    gpushare::chunk_pool chunks(pages, scrubs, {.capacity = 16});
+    auto a = shared.admit({.name = "a", .memory = 32_MiB, .compute = 50_pct});
+    std::optional<arena> cache(std::in_place, chunks, a.memory().limit(), gpushare::tenant_tag{a.tag()}, 32_MiB, "a");
+    cache->commit(0_B, 8_MiB);
+
+    const auto first = a.close(soon());
+    CHECK_FALSE(first.complete);
+    CHECK(first.still_charged == 8_MiB);
+    CHECK(shared.rooms()[0].free == 56_MiB);  // the rest is free again
+    CHECK(shared.unpromised({0}) == 50_pct);  // the name and the share aren't
+    CHECK_THROWS_AS(shared.admit({.name = "a", .memory = 1_MiB, .compute = 1_pct}), gpushare::operation_error);
+
+    cache.reset();
+    const auto second = a.close(soon());
+    CHECK(second.complete);
+    CHECK(second.still_charged == 0_B);
+    CHECK(second.usage.current == 0_B);
+    CHECK(shared.rooms()[0].free == 64_MiB);
+    CHECK(shared.unpromised({0}) == 100_pct);
+}
+
+TEST_CASE("a close is not complete while a workspace is charged", "[tenant][close]") {
+    host::node n(node_of(1));
+    tenancy shared(n);
+    auto a = shared.admit({.name = "a", .memory = 32_MiB, .compute = 50_pct});
+    std::optional library(a.declare_workspace(4_MiB));
+    const auto report = a.close(soon());
+    CHECK_FALSE(report.complete);
+    CHECK(report.still_charged == 4_MiB);
+    library.reset();
+    CHECK(a.close(soon()).complete);
+    CHECK(shared.rooms()[0].free == 64_MiB);
+}
+
+TEST_CASE("an arena that outlives its tenant's handle releases into a quota that is there", "[tenant][close]") {
+    host::node n(node_of(1));
+    bytes reported;
+    tenancy shared(n, {.events = [&](const gpushare::tenant_event& e) {
+                       if (e.what == gpushare::tenant_event::kind::charged) reported += e.size;
+                   }});
+    host::virtual_memory pages(n.memory({0}));
+    auto scrubs = n.make_stream({0});
+    gpushare::chunk_pool chunks(pages, scrubs, {.capacity = 16});
+    std::optional<arena> cache;
+    {
+        auto a = shared.admit({.name = "a", .memory = 32_MiB, .compute = 50_pct});
+        cache.emplace(chunks, a.memory().limit(), gpushare::tenant_tag{a.tag()}, 32_MiB, "a");
+        cache->commit(0_B, 8_MiB);
+    }
+    CHECK(reported == 8_MiB);
+    CHECK(shared.rooms()[0].free == 56_MiB);
+    cache.reset();
+    auto b = shared.admit({.name = "a", .memory = 64_MiB, .compute = 100_pct});  // the first is reaped by then
+    CHECK(b.spec().memory == 64_MiB);
+}
+
+TEST_CASE("a free on one device while another is awaited is neither lost nor unreported", "[tenant][close]") {
+    host::node n(node_of(2));
+    tenancy shared(n);
+    auto a = shared.admit({.name = "a", .memory = 32_MiB, .devices = 2, .compute = 50_pct});
+    auto& first = a.memory(0);
+    auto& second = a.memory(1);
+    auto slow = n.make_stream({0}), slower = n.make_stream({1});
+    n.faults({0}).stall(slow);
+    n.faults({1}).stall(slower);
+    slow.enqueue(1us);
+    slower.enqueue(1us);
+    void* const p = first.allocate(1 << 20);
+    void* const q = second.allocate(1 << 20);
+    REQUIRE(second.deallocate_after(slower.record(), q, 1 << 20) == errc::none);
+
+    auto closing = std::async(std::launch::async, [&] { return a.close(soon()); });
+    std::this_thread::sleep_for(30ms);  // the first device is drained, and the second one awaited
+    REQUIRE(first.deallocate_after(slow.record(), p, 1 << 20) == errc::none);
+    n.faults({1}).resume(slower);
+    CHECK(closing.wait_for(30ms) == std::future_status::timeout);  // it waits for this free, too
+    n.faults({0}).resume(slow);
+
+    const auto report = closing.get();
+    CHECK(report.complete);
+    CHECK(report.leaked_blocks == 0);
+    CHECK(report.usage.current == 0_B);
+    CHECK(report.usage.pending == 0_B);
+    CHECK(report.usage.allocations == 2);
+    CHECK(report.usage.frees == 2);
+    CHECK(n.memory({0}).used() == 0_B);
+    CHECK(n.memory({1}).used() == 0_B);
+}
+
+TEST_CASE("a free that is still pending at the deadline leaves the close incomplete", "[tenant][close]") {
+    host::node n(node_of(1));
+    tenancy shared(n);
+    auto a = shared.admit({.name = "a", .memory = 32_MiB, .compute = 50_pct});
+    auto slow = n.make_stream({0});
+    n.faults({0}).stall(slow);
+    slow.enqueue(1us);
+    void* const p = a.memory().allocate(1 << 20);
+    REQUIRE(a.memory().deallocate_after(slow.record(), p, 1 << 20) == errc::none);
+    CHECK_FALSE(a.close(host::steady_clock::now() + 10ms).complete);
+    n.faults({0}).resume(slow);
+    CHECK(a.close(soon()).complete);
+    CHECK(n.memory({0}).used() == 0_B);
+}
+
+TEST_CASE("after a close memory is refused as closed", "[tenant][close]") {
+    host::node n(node_of(1));
+    tenancy shared(n);
+    auto a = shared.admit({.name = "a", .memory = 32_MiB, .compute = 50_pct});
+    auto& memory = a.memory();
+    CHECK_FALSE(memory.closed());
+    REQUIRE(a.close(soon()).complete);
+    CHECK(memory.closed());
+    failure why;
+    CHECK(memory.try_allocate(1, 256, {}, &why) == nullptr);
+    CHECK(why.code == errc::closed);
+    try {
+        (void)memory.allocate(1 << 10);
+        FAIL("allocated of a closed tenant");
+    } catch (const std::bad_alloc&) {  // so containers take it for what it is
+        try {
+            throw;
+        } catch (const gpushare::error& e) {
+            CHECK(e.code() == errc::closed);
+            CHECK(e.tenant() == "a");
+        }
+    }
+    CHECK(a.usage().refused == 2);
+}
+
+TEST_CASE("frees that overlap a close, at once and in stream order, are all credited", "[tenant][close]") {
+    for (int round = 0; round < 20; ++round) {
+        host::node n(node_of(2));
+        tenancy shared(n);
+        auto a = shared.admit({.name = "a", .memory = 32_MiB, .devices = 2, .compute = 50_pct});
+        std::atomic<bool> go{false};
+        std::vector<std::jthread> threads;
+        for (std::size_t part = 0; part < 2; ++part)
+            threads.emplace_back([&, &memory = a.memory(part), part] {
+                auto stream = n.make_stream(device_id{static_cast<std::uint32_t>(part)});
+                while (!go) {
+                    void* const p = memory.try_allocate(1 << 12);
+                    void* const q = memory.try_allocate(1 << 12);
+                    stream.enqueue(1us);
+                    if (p != nullptr) (void)memory.deallocate_after(stream.record(), p, 1 << 12);
+                    if (q != nullptr) (void)memory.deallocate(q, 1 << 12);
+                }
+                stream.record().wait(gpushare::never);
+            });
+        std::this_thread::sleep_for(1ms);
+        auto report = a.close(soon());
+        go = true;
+        threads.clear();
+        if (!report.complete) report = a.close(soon());  // a thread was held up on its way
+        CHECK(report.complete);
+        const auto usage = a.usage();
+        CHECK(usage.current == 0_B);
+        CHECK(usage.frees == usage.allocations);
+        CHECK(usage.total == usage.allocations * bytes{1 << 12});
+        CHECK(n.memory({0}).used() == 0_B);
+        CHECK(n.memory({1}).used() == 0_B);
+    }
+}
