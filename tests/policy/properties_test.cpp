@@ -10,16 +10,9 @@
 #include <vector>
 
 #include <gpushare/backend/sim/sim.hpp>
-#include <gpushare/compute/policies/any_policy.hpp>
-#include <gpushare/compute/policies/capped.hpp>
-#include <gpushare/compute/policies/earliest_deadline.hpp>
-#include <gpushare/compute/policies/fifo.hpp>
-#include <gpushare/compute/policies/policy_tree.hpp>
-#include <gpushare/compute/policies/shortest_remaining.hpp>
-#include <gpushare/compute/policies/strict_priority.hpp>
-#include <gpushare/compute/policies/weighted_fair.hpp>
 #include <gpushare/units.hpp>
 
+#include "policy/policies.hpp"
 #include "support/catch.hpp"
 #include "support/random.hpp"
 #include "support/simulated_limiter.hpp"
@@ -330,9 +323,7 @@ void check_for_seeds(F holds) {
 
 }  // namespace
 
-TEMPLATE_TEST_CASE("nobody starves", "[policy][property]", fifo, fair, weighted_fair, capped<weighted_fair>, hard_share,
-                   soft_share, capped<fair>, earliest_deadline, shortest_remaining, any_policy,
-                   (policy_tree<weighted_fair, fair>), (policy_tree<weighted_fair, earliest_deadline>)) {
+TEMPLATE_LIST_TEST_CASE("nobody starves", "[policy][property]", policies::starving_nobody) {
     check_for_seeds([](auto seed) { return nobody_starves<TestType>(seed); });
 }
 
@@ -351,16 +342,15 @@ TEST_CASE("a policy that starves somebody is found out", "[policy][property]") {
     CHECK_FALSE(nobody_starves<unfair>(support::seed(0)));
 }
 
-TEMPLATE_TEST_CASE("the device never idles while somebody waits, unless there are hard caps", "[policy][property]",
-                   fifo, fair, weighted_fair, soft_share, strict_priority<>, earliest_deadline, shortest_remaining,
-                   (policy_tree<weighted_fair, fair>), (policy_tree<weighted_fair, soft_share>)) {
+TEMPLATE_LIST_TEST_CASE("the device never idles while somebody waits, unless there are hard caps", "[policy][property]",
+                        policies::work_conserving) {
     check_for_seeds([](auto seed) { return conserves_work<TestType>(seed); });
     CHECK_FALSE(conserves_work<hesitant>(support::seed(0)));
     CHECK_FALSE(conserves_work<hard_share>(support::seed(0)));
 }
 
-TEMPLATE_TEST_CASE("shares hold between any two moments, but for the kernels in flight", "[policy][property]",
-                   weighted_fair, any_policy) {
+TEMPLATE_LIST_TEST_CASE("shares hold between any two moments, but for the kernels in flight", "[policy][property]",
+                        policies::proportional) {
     check_for_seeds([](auto seed) { return lag_is_bounded<TestType>(seed); });
     CHECK_FALSE(lag_is_bounded<fifo>(support::seed(0)));
     CHECK_FALSE(lag_is_bounded<fair>(support::seed(0)));
@@ -381,14 +371,12 @@ TEST_CASE("a hard cap is never exceeded", "[policy][property]") {
     CHECK_FALSE(cap_holds<soft_share>(support::seed(0), by_weight));
 }
 
-TEMPLATE_TEST_CASE("a change of weights is in force within 100 ms", "[policy][property]", weighted_fair,
-                   capped<weighted_fair>, any_policy) {
+TEMPLATE_LIST_TEST_CASE("a change of weights is in force within 100 ms", "[policy][property]", policies::converging) {
     check_for_seeds([](auto seed) { return converges<TestType>(seed); });
     CHECK_FALSE(converges<deaf>(support::seed(0)));
 }
 
-TEMPLATE_TEST_CASE("who wakes up is owed nothing", "[policy][property]", weighted_fair, fair, hard_share, soft_share,
-                   capped<weighted_fair>, shortest_remaining, (policy_tree<weighted_fair, fair>)) {
+TEMPLATE_LIST_TEST_CASE("who wakes up is owed nothing", "[policy][property]", policies::owing_nothing) {
     // Shortest remaining first lets anybody lead or lag by its guard: half of 100 ms, from one to the other.
     const double off = std::same_as<TestType, shortest_remaining> ? 0.3 : 0.03;
     check_for_seeds([off](auto seed) { return owes_nothing<TestType>(seed, off); });

@@ -1,9 +1,11 @@
 // SPDX-License-Identifier: Apache-2.0
-// What a compute policy is: a plain value that decides which waiting client goes next and is told what everything
-// cost. It has no clock, thread or device: time comes in as an argument, so that every policy can be driven through
-// millions of steps of virtual time, and the same object runs in production.
+// What a compute policy is: a plain value that decides which waiting client's submission is admitted next, and is told
+// what each took. It has no clock, thread or device: time is an argument, so that a test drives a policy through millions
+// of steps of virtual time, and the same object runs in production. compute/policies/ has the policies that there are.
 //
+//   struct my_policy { ... };                                   // the members that compute_policy asks for
 //   static_assert(gpushare::compute_policy<my_policy>);
+//   gpushare::compute_limiter<stream, clock, my_policy> limiter{{}, clock};
 #pragma once
 
 #include <concepts>
@@ -17,50 +19,54 @@
 namespace gpushare {
 inline namespace GPUSHARE_ABI {
 
-/// A client of a limiter: dense indices that are used again, told apart by their generation.
+/// A client of a limiter. Indices are dense and used again after a client has ended: its generation tells a former owner
+/// of the index from the present one. So a policy keeps its clients in a vector, by index.
 struct client_id {
-    std::uint32_t index = 0;
-    std::uint32_t generation = 0;
+    std::uint32_t index = 0;       ///< place in a vector of clients
+    std::uint32_t generation = 0;  ///< how often the index had an owner
 
     friend constexpr bool operator==(client_id, client_id) = default;
 };
 
-/// What a client is entitled to. Each policy says which of these it looks at.
+/// What a client is entitled to. Each policy looks at some of these, and says at which.
 struct client_settings {
-    share weight = share::whole();  // of the device time of its level, relative to the others that have work there
-    priority level{};               // a higher level goes first, always
-    ns longest{};                   // its longest kernel, if known; 0: learnt
-    share cap = share::whole();     // the most of the device's time that it gets
-    bool soft_cap = false;          // the cap holds only while others, within theirs, have work
-    ns slo{};                       // its work is due so long after its arrival; 0: it has no objective
-    std::uint32_t group = 0;        // its class, from 0, where the policy is a tree
-    std::uint32_t tag = 0;          // what records of its submissions call it; no policy looks at it
+    share weight = share::whole();  ///< of the device time of its level, relative to the others with work there
+    priority level{};               ///< a higher level always goes first
+    ns longest{};                   ///< its longest kernel, if known; 0: learnt from what it submits
+    share cap = share::whole();     ///< the most of the device's time that it gets
+    bool soft_cap = false;          ///< the cap holds only while others, within theirs, have work
+    ns slo{};                       ///< its work is due so long after its arrival; 0: no objective
+    std::uint32_t group = 0;        ///< its class, from 0, where the policy is a policy_tree
+    std::uint32_t tag = 0;          ///< what records of its submissions call it; no policy looks at it
 
     friend constexpr bool operator==(const client_settings&, const client_settings&) = default;
 };
 
-/// What is known of the submission at the head of a client's line.
+/// What is known of the first submission in a client's queue.
 struct queue_head {
-    ns cost{};                 // predicted device time; 0: unknown
-    ns remaining{};            // the same of all that is left of its request, itself included
-    instant arrival{};         // when it began to wait
-    instant deadline = never;  // when it is due
-    std::uint64_t key = 0;     // its kind, for the cost model; 0: none
-    ns bound{};                // on its wait, as published when it came; 0: as it is when it is let in
-    bool of_request = false;   // more of its client may follow soon: what is below is held back meanwhile
+    ns cost{};                 ///< predicted device time; 0: unknown
+    ns remaining{};            ///< predicted device time of what is left of its request, itself included
+    instant arrival{};         ///< when it began to wait
+    instant deadline = never;  ///< when it is due
+    std::uint64_t key = 0;     ///< its kind, for the cost model; 0: none
+    ns bound{};                ///< on its wait, as published when it came; 0: as it is when it is admitted
+    bool of_request = false;   ///< more of its client may follow soon: lower levels are held back meanwhile
 };
 
-/// Whom to serve next: a client, nobody, or nobody before a time.
+/// A policy's answer: a client to serve next, nobody, or nobody before a time.
 class choice {
 public:
-    constexpr choice() noexcept = default;                                 // nobody, until a call changes that
+    constexpr choice() noexcept = default;  ///< Nobody, until another call changes that.
+    /// This client.
     constexpr choice(client_id c) noexcept : client_(c), is_one_(true) {}  // NOLINT: a client is an answer
-    constexpr explicit choice(instant ask_again) noexcept : ask_again_(ask_again) {}  // nobody before then
+    /// Nobody before `ask_again`.
+    constexpr explicit choice(instant ask_again) noexcept : ask_again_(ask_again) {}
 
+    /// Whether it is a client.
     [[nodiscard]] constexpr explicit operator bool() const noexcept { return is_one_; }
-    [[nodiscard]] constexpr client_id operator*() const noexcept { return client_; }
-    [[nodiscard]] constexpr const client_id* operator->() const noexcept { return &client_; }
-    /// Where nobody is chosen: the time at which to ask again though nothing happened. `never`: no need to.
+    [[nodiscard]] constexpr client_id operator*() const noexcept { return client_; }           ///< Which one, if any.
+    [[nodiscard]] constexpr const client_id* operator->() const noexcept { return &client_; }  ///< Which one, if any.
+    /// Where nobody is chosen: when to ask again though nothing else happened. `never`: no need to.
     [[nodiscard]] constexpr instant ask_again() const noexcept { return ask_again_; }
 
     friend constexpr bool operator==(const choice&, const choice&) = default;
@@ -71,25 +77,28 @@ private:
     instant ask_again_ = never;
 };
 
-/// Whether a policy looks at the times that it is given. One that doesn't says so with a member
-/// `static constexpr bool timeless = true`, and spares its users the reading of a clock.
+/// Whether a policy never looks at the times that it is given. It says so with a member
+/// `static constexpr bool timeless = true`, and its limiter needs not read a clock for it.
 template <class P>
 inline constexpr bool is_timeless = requires {
     requires P::timeless;
 };
 
 /// Decides among the clients with waiting work. Calls come from one thread at a time, with times that never go back.
-///   add, change           a client begins, gets other settings (in force at once). May refuse (errc::share_exceeded
-///                         where what is promised would sum over the whole) or run out of memory: nothing has changed
-///   remove(c)             a client ends
-///   wake(c, head, now)    c has waiting work, and this is the first of it: called when there was none, and again
-///                         whenever the first is another; sleep(c): none is left
-///   pick(now)             the waiting client to serve next, or when to ask again. Asked twice, answers the same
-///   serve(c, cost, now)   c was picked and let in; cost is a prediction of its device time. c still waits: wake
-///                         or sleep follows
-///   correct(c, delta)     the truth about something served: the true cost less the predicted one
-/// One that has take_turns() is told where clients run one after the other on the
-/// device (limiter_options::take_turns), and may then let one go several times in a row.
+/// Only `add` and `change` may allocate, and throw std::bad_alloc; then, and where they refuse, nothing has changed.
+///   add(c, settings)      a client begins, without work
+///   change(c, settings)   other settings, in force at once. Both may refuse: errc::share_exceeded where what is promised
+///                         would sum to more than the whole
+///   remove(c)             a client ends, whether it has work or not
+///   wake(c, head, now)    c has waiting work, of which `head` is the first. Called when it had none, and again whenever
+///                         another submission is the first
+///   sleep(c)              c has no waiting work any more
+///   pick(now)             the client to serve next, or when to ask again. Asked twice, answers the same
+///   serve(c, cost, now)   c, which was picked, had its first submission admitted; cost predicts its device time. wake or
+///                         sleep follows
+///   correct(c, delta)     something served is over: its true cost less the predicted one
+/// One more member is optional: `take_turns()` is called once, where clients of one level run one after the other
+/// (limiter_options::take_turns). The policy may then let a client go several times in a row.
 // clang-format off
 template <class P>
 concept compute_policy = std::movable<P> && requires(P& p, client_id c, const client_settings& s, const queue_head& head,
@@ -104,9 +113,10 @@ concept compute_policy = std::movable<P> && requires(P& p, client_id c, const cl
     { p.correct(c, cost) } noexcept;
 };
 // clang-format on
+
 namespace detail {
 
-/// With limiter_options::take_turns: a policy that can, lets a client go several times before it lets go another.
+/// Tells a policy that can, if `asked`, that clients take turns. Returns the policy.
 template <compute_policy P>
 [[nodiscard]] P& in_turn(P& p, bool asked) noexcept {
     if constexpr (requires { p.take_turns(); })

@@ -1,12 +1,12 @@
 // SPDX-License-Identifier: Apache-2.0
-// The clients that wait, in the order in which a policy serves them: those of the highest level first, of these the one
-// with the smallest key. A part of the policies.
+// The waiting clients in the order in which a policy serves them: the highest level first, and there the smallest key.
+// A part of the policies.
 //
-//   detail::client_heap line;      line.reserve(10'000);           // the only call that allocates
-//   line.put(index, priority{1}, key);    if (!line.empty()) serve(line.first());    line.drop(index);
+//   detail::client_heap waiting;      waiting.reserve(10'000);           // the only call that allocates
+//   waiting.put(index, priority{1}, key);    if (!waiting.empty()) serve(waiting.first());    waiting.drop(index);
 //
-// A heap of four children a node: half as deep as a binary one, and the four lie side by side, keys included. Clients
-// know their place, so that any of them moves or leaves in O(log waiting).
+// A heap with four children a node: half as deep as a binary one, and the four lie side by side, keys included. Each
+// client's place in it is known, so that any client moves or goes in O(log waiting).
 #pragma once
 
 #include <cstddef>
@@ -63,7 +63,7 @@ public:
 
 private:
     static constexpr std::uint32_t nowhere = std::numeric_limits<std::uint32_t>::max();
-    // Goes from hand to hand in two registers: written to memory in parts and read back as a whole at once, it stalls.
+    // Passed by value in two registers: if it were written to memory in parts and read back as a whole, the read would stall.
     struct entry {
         std::int64_t key = 0;
         std::int32_t level = 0;

@@ -1,7 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
-// When somebody who may have so much of a device's time is next entitled to some: a cap as a point in time.
+// A cap on device time as one point in time: when a client, or a group of them, may next have some.
 //
-//   gpushare::detail::pacer p{.per_million = 300'000};          // 30 %
+//   detail::pacer p{.per_million = 300'000};            // 30 %
 //   if (p.entitled(now)) { p.spend(1ms, now); ... }     // not again for 3.3 ms
 #pragma once
 
@@ -15,22 +15,24 @@ namespace gpushare {
 inline namespace GPUSHARE_ABI {
 namespace detail {
 
-/// A value. Over any span of time, what is spent is at most the rate times the span and `catch_up`, and the last one
-/// begun. The generic cell rate algorithm (ITU-T I.371): one point in time in place of a bucket.
+/// A value. Over any span of time, what is spent is at most the rate times the span and `catch_up`, and the last submission
+/// begun. The generic cell rate algorithm (ITU-T I.371), which needs one point in time where a token bucket needs two numbers.
 struct pacer {
-    /// What somebody who waited without being served may have later.
+    /// So much of the time in which it waited and wasn't served is kept for it.
     static constexpr ns catch_up{5'000'000};
 
     std::int64_t per_million = 1'000'000;  // of the device's time; 0 counts as 1
-    instant from{};                        // entitled from here on
+    instant from{};                        // entitled from then on
 
     [[nodiscard]] bool entitled(instant now) const noexcept { return from <= now; }
-    /// Begins to want device time, after it wanted none: what it didn't take until now is not kept for it.
+    /// It wants device time, after it wanted none: the time until now isn't kept for it.
     void begin(instant now) noexcept { from = std::max(from, now); }
+    /// It is served, and this is the prediction.
     void spend(ns cost, instant now) noexcept {
         from = std::max(from, now - catch_up);
         adjust(cost);
     }
+    /// The truth less the prediction.
     void adjust(ns delta) noexcept {
         // An hour at once is beyond any kernel, and at a millionth still fits.
         constexpr std::int64_t most = 3'600'000'000'000;

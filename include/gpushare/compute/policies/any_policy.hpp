@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-// Any compute policy behind one type, so that a limiter's policy can be another kind at run time.
+// Any compute policy behind one type, so that the kind of a limiter's policy is chosen, and replaced, at run time.
 //
 //   gpushare::compute_limiter<stream, clock, gpushare::any_policy> limiter{{}, clock, gpushare::weighted_fair{}};
 //   limiter.set_policy(gpushare::hard_share{});              // work goes on meanwhile
@@ -19,24 +19,29 @@
 namespace gpushare {
 inline namespace GPUSHARE_ABI {
 
-/// Movable; what was moved from can only be assigned to or destroyed. A virtual call each; allocates when it is made.
+/// Holds a policy of any type, weighted_fair by default. Movable; what was moved from can only be assigned to or destroyed.
+/// Each call is a virtual call; making one allocates. Not thread-safe. The members are those of compute_policy, and go to the
+/// policy that it holds.
 class any_policy {
 public:
-    any_policy() : any_policy(weighted_fair{}) {}
+    any_policy() : any_policy(weighted_fair{}) {}  ///< Holds a weighted_fair. Throws std::bad_alloc.
 
+    /// Holds `policy`. Throws std::bad_alloc.
     template <class P>
     requires(!std::same_as<P, any_policy> && compute_policy<P>) any_policy(P policy)
         : held_(std::make_unique<model<P>>(std::move(policy))) {}  // NOLINT: any policy is one
 
-    failure add(client_id c, const client_settings& s) { return held_->add(c, s); }
-    failure change(client_id c, const client_settings& s) { return held_->change(c, s); }
-    void remove(client_id c) noexcept { held_->remove(c); }
-    void wake(client_id c, const queue_head& head, instant now) noexcept { held_->wake(c, head, now); }
-    void sleep(client_id c) noexcept { held_->sleep(c); }
-    [[nodiscard]] choice pick(instant now) noexcept { return held_->pick(now); }
-    void serve(client_id c, ns cost, instant now) noexcept { held_->serve(c, cost, now); }
-    void correct(client_id c, ns delta) noexcept { held_->correct(c, delta); }
-    void take_turns() noexcept { held_->take_turns(); }
+    failure add(client_id c, const client_settings& s) { return held_->add(c, s); }        ///< A client begins.
+    failure change(client_id c, const client_settings& s) { return held_->change(c, s); }  ///< Other settings.
+    void remove(client_id c) noexcept { held_->remove(c); }                                ///< A client ends.
+    void wake(client_id c, const queue_head& head, instant now) noexcept { held_->wake(c, head, now); }  ///< It waits.
+    void sleep(client_id c) noexcept { held_->sleep(c); }                                   ///< It waits no more.
+    [[nodiscard]] choice pick(instant now) noexcept { return held_->pick(now); }            ///< Whom to serve.
+    void serve(client_id c, ns cost, instant now) noexcept { held_->serve(c, cost, now); }  ///< Charges a prediction.
+    void correct(client_id c, ns delta) noexcept {
+        held_->correct(c, delta);
+    }                                                    ///< Charges the difference to the truth.
+    void take_turns() noexcept { held_->take_turns(); }  ///< From now on a client may go several times in a row.
 
 private:
     struct interface {

@@ -1,12 +1,14 @@
 // SPDX-License-Identifier: Apache-2.0
-// Caps over any policy: who has had its cap doesn't wait for the policy inside until time has passed. A hard cap leaves
-// the device idle rather than be exceeded; a soft one holds only while others, within their caps, have work.
+// Caps on device time, over any policy: a client that has used up its cap isn't offered to the policy inside until time has
+// passed. A hard cap leaves the device idle rather than be exceeded; a soft one holds only while others, within their
+// caps, have work.
 //
 //   gpushare::capped<gpushare::weighted_fair> policy;
 //   policy.add(batch, {.weight = 50_pct, .cap = 30_pct});            // never more than 30 %
 //   policy.add(guest, {.cap = 10_pct, .soft_cap = true});            // more only where nobody else wants it
 //
-// Below it, the policies that are nothing but caps: hard_share, soft_share, equal_share.
+// At the end, three policies that are nothing but caps: hard_share, soft_share, equal_share. What these promise the clients
+// of a level never sums to more than the whole: who would exceed it is refused with errc::share_exceeded.
 #pragma once
 
 #include <algorithm>
@@ -27,31 +29,36 @@
 namespace gpushare {
 inline namespace GPUSHARE_ABI {
 
-/// What a rule makes of a client's settings.
+/// A client's cap.
 struct cap_terms {
-    std::int64_t per_million = 1'000'000;
-    bool soft = false;
-    bool promised = false;  // the caps of a level are promises: together at most the whole
+    std::int64_t per_million = 1'000'000;  ///< of the device's time; 0 counts as 1
+    bool soft = false;                     ///< holds only while others, within their caps, have work
+    bool promised = false;                 ///< the caps of a level are promises: together at most the whole
 };
 
-/// The rule of `capped` itself: what the settings say, and nothing is promised.
+/// The rule of `capped` by itself: a client's cap is what its settings say, and nothing is promised.
 struct cap_of_settings {
+    /// `cap` and `soft_cap`.
     [[nodiscard]] cap_terms operator()(const client_settings& s) const noexcept {
         return {.per_million = s.cap.permille() * std::int64_t{1000}, .soft = s.soft_cap};
     }
 };
 
-/// A value; not thread-safe. The bound of a hard cap is the pacer's. Time lent to a client with a soft cap costs it
-/// nothing; those who borrow go in the order in which they come within their caps again. O(log waiting) and what
-/// `Inner` takes.
+/// `Inner` decides among those within their caps; `Rule` says what a client's cap is. Over any span of time a client with a
+/// hard cap has at most its part of it and of 5 ms more, and the last submission begun. What is lent to a client with a soft cap
+/// costs it nothing; clients that borrow go in the order in which they will be within their caps again. A value; not thread-safe.
+/// A call is O(log waiting) and what `Inner` takes. The members are those of compute_policy.
 template <compute_policy Inner, std::invocable<const client_settings&> Rule = cap_of_settings>
 class capped {
 public:
-    capped() = default;
+    capped() = default;  ///< Default policy and rule.
+    /// Another policy inside.
     template <std::same_as<Inner> I>  // nothing that converts: an any_policy would take this itself
     explicit capped(I inner, Rule rule = {}) : inner_(std::move(inner)), rule_(std::move(rule)) {}
+    /// Another rule.
     explicit capped(Rule rule) : rule_(std::move(rule)) {}
 
+    /// A client begins. Refused: errc::share_exceeded, in permille, or what `Inner` says.
     failure add(client_id c, const client_settings& s) {
         const cap_terms terms = rule_(s);
         auto& level = open_level(s.level);
@@ -66,6 +73,7 @@ public:
         return {};
     }
 
+    /// Other settings; refused as `add`. What it has had beyond its old cap it repays at the new rate.
     failure change(client_id c, const client_settings& s) {
         auto& client = clients_[c.index];
         const cap_terms terms = rule_(s);
@@ -76,8 +84,7 @@ public:
         if (const auto why = inner_.change(c, s); why.code != errc::none) return why;
         from.promised -= old;
         if (terms.promised) to.promised += terms.per_million;
-        // What it has had beyond its old cap it repays at the new rate: or else a client raised from 0.1 % would first
-        // sit out a thousand times its last kernel.
+        // At the new rate: or else a client raised from 0.1 % would first sit out a thousand times its last kernel.
         if (client.pace.from > now_) {
             const auto ahead = static_cast<double>((client.pace.from - now_).count());
             const auto ratio = static_cast<double>(std::max<std::int64_t>(client.terms.per_million, 1)) /
@@ -91,8 +98,10 @@ public:
         return {};
     }
 
+    /// `Inner` is told, where it can.
     void take_turns() noexcept { (void)detail::in_turn(inner_, true); }
 
+    /// A client ends, and what it was promised is free.
     void remove(client_id c) noexcept {
         sleep(c);
         auto& client = clients_[c.index];
@@ -100,6 +109,7 @@ public:
         inner_.remove(c);
     }
 
+    /// It waits.
     void wake(client_id c, const queue_head& head, instant now) noexcept {
         now_ = std::max(now_, now);
         auto& client = clients_[c.index];
@@ -108,6 +118,7 @@ public:
         place(client);
     }
 
+    /// It waits no more.
     void sleep(client_id c) noexcept {
         clients_[c.index].waits = false;
         capped_out_.drop(c.index);
@@ -115,6 +126,7 @@ public:
         inner_.sleep(c);
     }
 
+    /// Whom `Inner` serves of those within their caps; else who borrows; else when somebody is within its cap.
     [[nodiscard]] choice pick(instant now) noexcept {
         now_ = std::max(now_, now);
         while (!capped_out_.empty() && capped_out_.first_key() <= count(now_)) {
@@ -130,6 +142,7 @@ public:
         return choice(std::min(inside.ask_again(), instant{ns{capped_out_.first_key()}}));
     }
 
+    /// Charges what it will probably take, unless it is lent.
     void serve(client_id c, ns cost, instant now) noexcept {
         now_ = std::max(now_, now);
         if (borrowing_.contains(c.index)) return;
@@ -137,6 +150,7 @@ public:
         inner_.serve(c, cost, now_);
     }
 
+    /// Charges the difference to what it took.
     void correct(client_id c, ns delta) noexcept {
         auto& client = clients_[c.index];
         client.pace.adjust(delta);
@@ -208,20 +222,22 @@ private:
     instant now_{};
 };
 
-/// The weight is the cap, and a promise.
+/// The rule of hard_share and soft_share: the weight is the cap, and promised.
 template <bool Soft>
 struct cap_by_weight {
+    /// `weight`.
     [[nodiscard]] cap_terms operator()(const client_settings& s) const noexcept {
         return {.per_million = s.weight.permille() * std::int64_t{1000}, .soft = Soft, .promised = true};
     }
 };
 
-/// The same part for everybody, for as many as it was made for.
+/// The rule of equal_share: the same cap for all clients of a level, promised.
 class equal_cap {
 public:
-    /// `most` clients of a level; 0 counts as 1.
+    /// For at most so many clients of a level; 0 counts as 1.
     constexpr equal_cap(std::uint32_t most = 8) noexcept : most_(std::max(most, 1U)) {}  // NOLINT: equal_share{8}
 
+    /// 1 / `most`, whatever the settings.
     [[nodiscard]] cap_terms operator()(const client_settings&) const noexcept {
         return {.per_million = 1'000'000 / most_, .promised = true};
     }
@@ -230,16 +246,16 @@ private:
     std::uint32_t most_;
 };
 
-/// Each client has its weight of the device's time, and never more.
+/// Each client has `weight` of the device's time, and never more, though it be alone.
 using hard_share = capped<weighted_fair, cap_by_weight<false>>;
 static_assert(compute_policy<hard_share>);
 
-/// Each client is held to its weight while others have work within theirs, and to nothing otherwise.
+/// Each client is held to `weight` of the device's time while others have work within theirs, and to nothing otherwise.
 using soft_share = capped<weighted_fair, cap_by_weight<true>>;
 static_assert(compute_policy<soft_share>);
 
-/// Each client of a level has 1/N of the device's time, were it alone or not; one more than N is refused. Weights don't
-/// count. `equal_share{N}`; 8 by default.
+/// Each client of a level has 1/N of the device's time, and never more, though it be alone; the one after N clients is
+/// refused. `equal_share{N}`; 8 by default.
 using equal_share = capped<fair, equal_cap>;
 static_assert(compute_policy<equal_share>);
 

@@ -1,13 +1,13 @@
 // SPDX-License-Identifier: Apache-2.0
-// Earliest deadline first under strict priority between levels. A deadline is the work's own, or its arrival and its
-// tenant's objective. A tenant that wants more than its weight of the device loses its deadlines first, not its
-// neighbours theirs.
+// Earliest deadline first, under strict priority between levels. A deadline is the submission's own, or else its arrival
+// and its client's objective (`slo`). A client that wants more device time than its weight misses its own deadlines first,
+// not its neighbours'.
 //
 //   gpushare::earliest_deadline policy;
 //   policy.add(chat, {.weight = 60_pct, .slo = 50ms});  policy.add(batch, {.weight = 40_pct});
 //
-// Work counts as due no earlier than its tenant's pace of weight x device time allows, as under a constant bandwidth
-// server (Abeni, Buttazzo, RTSS 1998): or else the late work of a tenant that floods its line would always be the most
+// Work counts as due no earlier than its client's pace of weight x device time allows, as under a constant bandwidth
+// server (Abeni, Buttazzo, RTSS 1998): or else the late work of a client that floods its queue would always be the most
 // urgent. Work without a deadline is due one second after its arrival, so that it doesn't starve.
 #pragma once
 
@@ -28,30 +28,35 @@
 namespace gpushare {
 inline namespace GPUSHARE_ABI {
 
-/// A value; not thread-safe. Looks at level, weight, arrivals and deadlines. Weights need not sum to the whole, but
-/// only as far as they do is everybody protected. A pick is O(1), the rest O(log waiting).
+/// Serves what is due first. Looks at `level`, `weight`, arrivals and deadlines; the limiter has put `slo` into these.
+/// Refuses nothing: weights may sum to more than the whole, but then nobody is protected from the others. A value; not
+/// thread-safe. `pick` is O(1), the rest O(log waiting). The members are those of compute_policy.
 class earliest_deadline {
 public:
-    earliest_deadline() = default;
+    earliest_deadline() = default;  ///< A patience of a second.
     /// `patience`: when work without a deadline is due, from its arrival.
     explicit earliest_deadline(ns patience) : patience_(patience) {}
 
+    /// A client begins.
     failure add(client_id c, const client_settings& s) {
         if (clients_.size() <= c.index) clients_.resize(c.index + std::size_t{1});
         waiting_.reserve(clients_.size());
         clients_[c.index] = {.id = c};
         return change(c, s);
     }
+    /// Other settings; what it has had beyond its weight is forgiven.
     failure change(client_id c, const client_settings& s) {
         auto& client = clients_[c.index];
         client.level = s.level;
         client.pace.per_million = s.weight.permille() * std::int64_t{1000};
-        client.pace.from = std::min(client.pace.from, now_);  // what it has had is forgiven
+        client.pace.from = std::min(client.pace.from, now_);
         if (client.waits) place(client);
         return {};
     }
+    /// A client ends.
     void remove(client_id c) noexcept { sleep(c); }
 
+    /// It waits, with the arrival and the deadline in `head`.
     void wake(client_id c, const queue_head& head, instant now) noexcept {
         now_ = std::max(now_, now);
         auto& client = clients_[c.index];
@@ -59,19 +64,23 @@ public:
         client.due = head.deadline != never ? head.deadline : saturating_add(head.arrival, patience_);
         place(client);
     }
+    /// It waits no more.
     void sleep(client_id c) noexcept {
         clients_[c.index].waits = false;
         waiting_.drop(c.index);
     }
 
+    /// Of the highest level, whose work is due first.
     [[nodiscard]] choice pick(instant) const noexcept {
         if (waiting_.empty()) return {};
         return clients_[waiting_.first()].id;
     }
+    /// Sets its pace back by what it will probably take.
     void serve(client_id c, ns cost, instant now) noexcept {
         now_ = std::max(now_, now);
         clients_[c.index].pace.spend(cost, now_);
     }
+    /// Sets its pace back by the difference to what it took.
     void correct(client_id c, ns delta) noexcept {
         auto& client = clients_[c.index];
         client.pace.adjust(delta);
@@ -93,7 +102,7 @@ private:
 
     ns patience_ = std::chrono::seconds(1);
     std::vector<client_state> clients_;
-    detail::client_heap waiting_;
+    detail::client_heap waiting_;  // by when their work counts as due
     instant now_{};
 };
 static_assert(compute_policy<earliest_deadline>);

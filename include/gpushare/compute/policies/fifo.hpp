@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
-// First come, first served under strict priority between levels: what the device would do by itself. Nobody is held to
-// a share; what is in flight stays bounded, and everything is metered.
+// First come, first served, under strict priority between levels: what the device would do by itself. Nobody is held to
+// a share. What is in flight stays bounded, and all device time is metered.
 //
 //   gpushare::compute_limiter<stream, clock, gpushare::fifo> limiter{{}, clock};
 #pragma once
@@ -17,36 +17,43 @@
 namespace gpushare {
 inline namespace GPUSHARE_ABI {
 
-/// A value; not thread-safe. Looks at the level and at arrivals. A pick is O(1), the rest O(log waiting).
+/// Serves in the order of arrival. Looks at `level` and at arrivals; refuses nothing. A value; not thread-safe. `pick` is
+/// O(1), the rest O(log waiting). The members are those of compute_policy.
 class fifo {
 public:
+    /// A client begins.
     failure add(client_id c, const client_settings& s) {
         if (clients_.size() <= c.index) clients_.resize(c.index + std::size_t{1});
         waiting_.reserve(clients_.size());
         clients_[c.index] = {.id = c, .level = s.level};
         return {};
     }
+    /// Another level.
     failure change(client_id c, const client_settings& s) {
         auto& client = clients_[c.index];
         client.level = s.level;
         if (waiting_.contains(c.index)) place(client);
         return {};
     }
+    /// A client ends.
     void remove(client_id c) noexcept { sleep(c); }
 
+    /// It waits, with the arrival in `head`.
     void wake(client_id c, const queue_head& head, instant) noexcept {
         auto& client = clients_[c.index];
         client.arrival = head.arrival;
         place(client);
     }
+    /// It waits no more.
     void sleep(client_id c) noexcept { waiting_.drop(c.index); }
 
+    /// Of the highest level, who came first.
     [[nodiscard]] choice pick(instant) const noexcept {
         if (waiting_.empty()) return {};
         return clients_[waiting_.first()].id;
     }
-    void serve(client_id, ns, instant) noexcept {}
-    void correct(client_id, ns) noexcept {}
+    void serve(client_id, ns, instant) noexcept {}  ///< Costs don't matter.
+    void correct(client_id, ns) noexcept {}         ///< Costs don't matter.
 
 private:
     struct client_state {
@@ -60,7 +67,7 @@ private:
     }
 
     std::vector<client_state> clients_;
-    detail::client_heap waiting_;
+    detail::client_heap waiting_;  // by arrival
 };
 static_assert(compute_policy<fifo>);
 

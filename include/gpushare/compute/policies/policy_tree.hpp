@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
-// Policies in a tree, class over tenant: the outer policy divides the device between classes, and in each class a policy
-// of its own divides the class's part between its clients.
+// Two policies, one above the other: the outer one divides the device between classes of clients, and in each class a
+// policy of its own divides the class's part between its clients.
 //
 //   gpushare::policy_tree<gpushare::weighted_fair, gpushare::fair> policy;
 //   policy.set_class(0, {.weight = 70_pct});  policy.set_class(1, {.weight = 30_pct});
@@ -26,34 +26,37 @@
 namespace gpushare {
 inline namespace GPUSHARE_ABI {
 
-/// A value; not thread-safe. Clients name their class by `group`; one that was never set has default settings and a
-/// default policy. Levels order the clients within a class; between classes the settings of the classes do. A class is
-/// as urgent as the client that its policy would serve next. A decision costs what the two policies take.
+/// `Outer` decides between classes, an `Inner` for each class between its clients. A client's `group` names its class; a class
+/// that was never set has default settings and a default policy. `level` orders the clients within a class; between classes the
+/// classes' settings do. A class is as urgent as the client that its policy would serve next. A value; not thread-safe. A
+/// call costs what the two policies' do. The members but set_class are those of compute_policy.
 template <compute_policy Outer, compute_policy Inner>
 class policy_tree {
 public:
-    policy_tree() = default;
+    policy_tree() = default;  ///< A default outer policy, no class yet.
+    /// Another outer policy.
     template <std::same_as<Outer> O>  // nothing that converts: an any_policy would take the tree itself
     explicit policy_tree(O outer) : outer_(std::move(outer)) {}
 
-    /// Says what the class is entitled to, at any time. The outer policy may refuse.
+    /// What a class is entitled to, at any time. The outer policy may refuse: then nothing has changed.
     failure set_class(std::uint32_t group, const client_settings& s) {
         if (has(group)) return outer_.change(id_of(group), s);
         return open(group, s, Inner{});
     }
-    /// The same, and which policy it has inside. Before its first client.
+    /// The same, and which policy it has inside. Before the first client of the class.
     failure set_class(std::uint32_t group, const client_settings& s, Inner inner) {
         if (const auto why = set_class(group, s); why.code != errc::none) return why;
         classes_[group].inside = std::move(detail::in_turn(inner, turns_));
         return {};
     }
-    /// Classes go several times in a row, and within its turn a class lets its clients do so, where their policies can.
+    /// All policies are told, those of later classes too, where they can.
     void take_turns() noexcept {
         turns_ = true;
         (void)detail::in_turn(outer_, true);
         for (auto& c : classes_) (void)detail::in_turn(c.inside, true);
     }
 
+    /// A client of class `group` begins. Either policy may refuse.
     failure add(client_id c, const client_settings& s) {
         if (!has(s.group))
             if (const auto why = open(s.group, {}, Inner{}); why.code != errc::none) return why;
@@ -71,6 +74,7 @@ public:
         return {};
     }
 
+    /// Other settings, of another class too. Either policy may refuse.
     failure change(client_id c, const client_settings& s) {
         auto& client = clients_[c.index];
         if (s.group == client.group) {
@@ -86,8 +90,10 @@ public:
         return {};
     }
 
+    /// A client ends.
     void remove(client_id c) noexcept { leave(std::exchange(clients_[c.index], {})); }
 
+    /// It waits.
     void wake(client_id c, const queue_head& head, instant now) noexcept {
         now_ = std::max(now_, now);
         auto& client = clients_[c.index];
@@ -98,6 +104,7 @@ public:
         tell(client.group);
     }
 
+    /// It waits no more.
     void sleep(client_id c) noexcept {
         auto& client = clients_[c.index];
         if (!std::exchange(client.waits, false)) return;
@@ -106,6 +113,7 @@ public:
         tell(client.group);
     }
 
+    /// Whom the policy of the class serves that the outer policy serves.
     [[nodiscard]] choice pick(instant now) noexcept {
         now_ = std::max(now_, now);
         while (!held_back_.empty() && held_back_.first_key() <= count(now_)) tell(held_back_.first());
@@ -119,6 +127,7 @@ public:
         }
     }
 
+    /// Charges the client and its class what it will probably take.
     void serve(client_id c, ns cost, instant now) noexcept {
         now_ = std::max(now_, now);
         const auto [group, seat] = place_of(c);
@@ -126,6 +135,7 @@ public:
         outer_.serve(id_of(group), cost, now_);
     }
 
+    /// Charges both the difference to what it took.
     void correct(client_id c, ns delta) noexcept {
         const auto [group, seat] = place_of(c);
         classes_[group].inside.correct(id_of(seat), delta);

@@ -1,11 +1,11 @@
 // SPDX-License-Identifier: Apache-2.0
-// Shortest remaining first under strict priority between levels: of the waiting work, that whose request needs the least
-// device time until it is done, which keeps the mean time of a request lowest. With a guard: a client that is behind its
-// fair share by what it should have had in so much time goes before all others, however long its request is.
+// Shortest remaining first, under strict priority between levels: the submission goes next whose request needs the least
+// device time until it is done, which keeps the mean time of a request lowest. With a guard, so that long requests don't
+// starve: a client that is too far behind its fair share goes before all others.
 //
-//   gpushare::shortest_remaining policy{50ms};
+//   gpushare::shortest_remaining policy{50ms};          // behind by what it should have had in 50 ms
 //
-// The fair share is that of an ideal processor that serves all who wait at once by weight: its virtual time grows by
+// The fair share is that of an ideal processor that serves all who wait at once, by weight: its virtual time grows by
 // what is served over the weights of those who wait (Demers, Keshav, Shenker, SIGCOMM 1989).
 #pragma once
 
@@ -25,17 +25,18 @@
 namespace gpushare {
 inline namespace GPUSHARE_ABI {
 
-/// A value; not thread-safe. Looks at level, weight and what remains of the requests. A pick is O(1), the rest
-/// O(log waiting).
+/// Serves the request that is nearest to its end. Looks at `level`, `weight` and what remains of the requests; refuses
+/// nothing. A value; not thread-safe. `pick` is O(1), the rest O(log waiting). The members are those of compute_policy.
 class shortest_remaining {
 public:
-    static constexpr bool timeless = true;
+    static constexpr bool timeless = true;  ///< See is_timeless.
 
-    shortest_remaining() = default;
+    shortest_remaining() = default;  ///< A guard of 50 ms.
     /// `guard`: how far behind its fair share, and ahead of it, a client may be, as the time in which it should have had
     /// that much; longer where the weights of those who wait sum over the whole. 0 is fair queueing.
     explicit shortest_remaining(ns guard) : guard_(guard) {}
 
+    /// A client begins, neither ahead of its share nor behind it.
     failure add(client_id c, const client_settings& s) {
         if (clients_.size() <= c.index) clients_.resize(c.index + std::size_t{1});
         shortest_.reserve(clients_.size());
@@ -45,12 +46,12 @@ public:
         return {};
     }
 
+    /// Other settings; what it is ahead or behind stays the same device time.
     failure change(client_id c, const client_settings& s) {
         (void)open_level(s.level);
         auto& client = clients_[c.index];
         const bool waits = client.waits;
         sleep(c);
-        // Its lag, or lead, stays the same device time.
         const auto lag = static_cast<double>(client.had - level_of(client).fair) * static_cast<double>(client.weight);
         client.level = s.level;
         client.weight = weight_of(s);
@@ -61,8 +62,10 @@ public:
         return {};
     }
 
+    /// A client ends.
     void remove(client_id c) noexcept { sleep(c); }
 
+    /// It waits, with what remains in `head`. The time in which it didn't isn't owed to it.
     void wake(client_id c, const queue_head& head, instant) noexcept {
         auto& client = clients_[c.index];
         client.remaining = head.remaining;
@@ -74,6 +77,7 @@ public:
         }
     }
 
+    /// It waits no more.
     void sleep(client_id c) noexcept {
         auto& client = clients_[c.index];
         if (!std::exchange(client.waits, false)) return;
@@ -82,6 +86,7 @@ public:
         furthest_behind_.drop(c.index);
     }
 
+    /// Of the highest level, who is behind beyond the guard, or else whose request is nearest to its end.
     [[nodiscard]] choice pick(instant) const noexcept {
         if (shortest_.empty()) return {};
         const auto& behind = clients_[furthest_behind_.first()];
@@ -89,8 +94,10 @@ public:
         return clients_[shortest_.first()].id;
     }
 
+    /// Charges what it will probably take.
     void serve(client_id c, ns cost, instant) noexcept { correct(c, cost); }
 
+    /// Charges the difference to what it took.
     void correct(client_id c, ns delta) noexcept {
         auto& client = clients_[c.index];
         auto& level = level_of(client);
@@ -167,7 +174,7 @@ private:
     ns guard_ = std::chrono::milliseconds(50);
     std::vector<client_state> clients_;
     std::vector<level_state> levels_;
-    detail::client_heap shortest_, furthest_behind_;
+    detail::client_heap shortest_, furthest_behind_;  // by what remains; by what they have had and the guard
 };
 static_assert(compute_policy<shortest_remaining>);
 

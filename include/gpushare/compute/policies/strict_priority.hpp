@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
-// Strict priority with a cap on the high class: its clients go first until together they have had the cap, then the
-// others do until time has passed. Where the others want nothing, the high class has the whole device.
+// Strict priority with a cap on the high levels: their clients go first until together they have had the cap, then the
+// others do for a while, so that low work doesn't starve. Where the others want nothing, the high levels have the device.
 //
 //   gpushare::strict_priority<> policy{80_pct};                           // levels above 0 have at most 80 %
 //   gpushare::strict_priority<> reserved{80_pct, gpushare::priority{3}};  // levels 3 and above
@@ -22,22 +22,28 @@
 namespace gpushare {
 inline namespace GPUSHARE_ABI {
 
-/// A value; not thread-safe. Looks at the level, and at what `Inner` does, which decides within each class. The bound of
-/// the cap is the pacer's. With a cap of the whole it is strict priority, and low work may starve.
+/// High levels first, up to a cap. Looks at `level`, and at what `Inner` looks at, which decides among the high levels and
+/// among the others, and may refuse. With a cap of the whole, low work may starve. Over any span of time the high levels have
+/// at most the cap's part of it and of 5 ms more, and the last submission begun; beyond it only what nobody else wanted. A value;
+/// not thread-safe. A call costs what `Inner`'s does. The members are those of compute_policy.
 template <compute_policy Inner = weighted_fair>
 class strict_priority {
 public:
+    /// Levels above 0 have at most 90 %.
     strict_priority() : strict_priority(share::of_permille(900)) {}
+    /// Levels of `high` and above have at most `cap`.
     explicit strict_priority(share cap, priority high = {1}, Inner inner = {})
         : high_from_(high), high_(inner), low_(std::move(inner)) {
         pace_.per_million = cap.permille() * std::int64_t{1000};
     }
 
+    /// Both sides' policies are told, where they can.
     void take_turns() noexcept {
         (void)detail::in_turn(high_, true);
         (void)detail::in_turn(low_, true);
     }
 
+    /// A client begins.
     failure add(client_id c, const client_settings& s) {
         if (clients_.size() <= c.index) clients_.resize(c.index + std::size_t{1});
         if (const auto why = of(s.level).add(c, s); why.code != errc::none) return why;
@@ -45,6 +51,7 @@ public:
         return {};
     }
 
+    /// Other settings, or the refusal of `Inner`.
     failure change(client_id c, const client_settings& s) {
         auto& client = clients_[c.index];
         if (is_high(s.level) == is_high(client.level)) {
@@ -61,11 +68,13 @@ public:
         return {};
     }
 
+    /// A client ends.
     void remove(client_id c) noexcept {
         sleep(c);
         of(clients_[c.index].level).remove(c);
     }
 
+    /// It waits.
     void wake(client_id c, const queue_head& head, instant now) noexcept {
         now_ = std::max(now_, now);
         auto& client = clients_[c.index];
@@ -74,12 +83,14 @@ public:
         of(client.level).wake(c, head, now_);
     }
 
+    /// It waits no more.
     void sleep(client_id c) noexcept {
         auto& client = clients_[c.index];
         if (std::exchange(client.waits, false) && is_high(client.level)) --high_waiting_;
         of(client.level).sleep(c);
     }
 
+    /// A high client while the cap isn't used up, or while no other waits.
     [[nodiscard]] choice pick(instant now) noexcept {
         now_ = std::max(now_, now);
         const choice high = high_.pick(now_);
@@ -89,14 +100,16 @@ public:
         return choice(std::min(low.ask_again(), high.ask_again()));
     }
 
+    /// Charges what it will probably take, to its side and, within the cap, to the cap.
     void serve(client_id c, ns cost, instant now) noexcept {
         now_ = std::max(now_, now);
         const auto level = clients_[c.index].level;
-        // Beyond its cap it was let in because nobody else wanted the device: that costs the class nothing.
+        // Beyond its cap it was let in because nobody else wanted the device: that costs the cap nothing.
         if (is_high(level) && pace_.entitled(now_)) pace_.spend(cost, now_);
         of(level).serve(c, cost, now_);
     }
 
+    /// Charges the difference to what it took.
     void correct(client_id c, ns delta) noexcept {
         const auto level = clients_[c.index].level;
         if (is_high(level)) pace_.adjust(delta);
@@ -116,7 +129,7 @@ private:
 
     priority high_from_;
     Inner high_, low_;
-    detail::pacer pace_{};  // of the high class
+    detail::pacer pace_{};  // of the high levels
     std::size_t high_waiting_ = 0;
     std::vector<client_state> clients_;
     instant now_{};

@@ -1,17 +1,19 @@
 // SPDX-License-Identifier: Apache-2.0
 // Weighted fair sharing of device time, under strict priority between levels: of the waiting clients of the highest
-// level, the one that is furthest behind its share goes next.
+// level, the one that is furthest behind its share goes next. The default policy.
 //
 //   gpushare::weighted_fair policy;
 //   policy.add(chat, {.weight = 70_pct});  policy.add(batch, {.weight = 30_pct});
 //
+// `fair`, below it, gives everybody the same share.
+//
 // Start-time fair queueing (Goyal, Vin, Cheng, SIGCOMM 1996): a client's tag grows by cost / weight, the smallest tag
 // goes next, and a level's virtual time is the smallest tag that waits. A client that wakes up starts no earlier than
-// virtual time, so nobody is owed the time in which it wanted nothing. A pick is O(1), the rest O(log clients).
+// virtual time, so nobody is owed the time in which it wanted nothing.
 //
-// Where clients take turns on the device, changing from one to another costs points and a wait there. So whoever is next has
-// a turn: kernels that are short beside it go several at a time, those that take as long go one by one. A turn, and one
-// kernel, is how far a client can get ahead of its share.
+// Where clients of one level run one after the other (limiter_options::take_turns), a change from one client to another
+// costs time on the device. There a client keeps its turn for a while: short submissions go several at a time, and one
+// that is as long as a turn goes alone. A client gets ahead of its share by a turn and one submission at most.
 #pragma once
 
 #include <algorithm>
@@ -29,17 +31,20 @@
 namespace gpushare {
 inline namespace GPUSHARE_ABI {
 
-/// A value; not thread-safe. Memory grows with the largest index in use, in `add` alone.
+/// Device time of a level in proportion to `weight`. Looks at `level` and `weight`; a weight of 0 counts as 0.1 %. Refuses
+/// nothing. A value; not thread-safe. Memory grows with the largest index in use. `pick` is O(1), the rest O(log waiting).
+/// The members are those of compute_policy.
 class weighted_fair {
 public:
-    static constexpr bool timeless = true;
-    static constexpr ns usual_turn{100'000};
+    static constexpr bool timeless = true;    ///< See is_timeless.
+    static constexpr ns usual_turn{100'000};  ///< What a turn is where take_turns() finds none set.
 
-    /// Without turns, but where limiter_options::take_turns asks for them.
+    /// Turns of usual_turn if take_turns() is called, none otherwise.
     weighted_fair() noexcept : weighted_fair(ns{-1}) {}
-    /// `turn`: device time, 0 for none.
+    /// Turns of this much device time in any case; 0: none.
     explicit weighted_fair(ns turn) noexcept : turn_(turn) {}
 
+    /// A client begins, neither ahead of its share nor behind it.
     failure add(client_id c, const client_settings& s) {
         if (clients_.size() <= c.index) clients_.resize(c.index + std::size_t{1});
         waiting_.reserve(clients_.size());
@@ -48,11 +53,12 @@ public:
         return {};
     }
 
+    /// Other settings; what it is ahead or behind stays the same device time.
     failure change(client_id c, const client_settings& s) {
         open_level(s.level);
         auto& client = clients_[c.index];
-        // The lead over the old level's virtual time, or the lag behind it, is kept as device time: or else a client
-        // raised from 0.1 % would first sit out a thousand times its last kernel.
+        // As device time, and not as a tag: or else a client raised from 0.1 % would first sit out a thousand times its
+        // last kernel.
         const auto lead = static_cast<double>(client.tag - virtual_time(client.level)) *
                           static_cast<double>(client.weight) / static_cast<double>(weight_of(s));
         constexpr auto most = static_cast<double>(rebase_at / 2);
@@ -62,20 +68,25 @@ public:
         return {};
     }
 
+    /// A client ends.
     void remove(client_id c) noexcept { sleep(c); }
 
+    /// From now on a client may go several times in a row.
     void take_turns() noexcept {
         if (turn_ < ns{0}) turn_ = usual_turn;
     }
 
+    /// It waits. The time in which it didn't isn't owed to it.
     void wake(client_id c, const queue_head&, instant) noexcept {
         auto& client = clients_[c.index];
         if (!waiting_.contains(c.index)) client.tag = std::max(client.tag, virtual_time(client.level));
         place(client);
     }
 
+    /// It waits no more.
     void sleep(client_id c) noexcept { waiting_.drop(c.index); }
 
+    /// Of the highest level, who is furthest behind its share, or whose turn it still is.
     [[nodiscard]] choice pick(instant) const noexcept {
         if (waiting_.empty()) return {};
         const auto& first = clients_[waiting_.first()];
@@ -83,6 +94,7 @@ public:
         return goes_on ? clients_[latest_].id : first.id;
     }
 
+    /// Charges what it will probably take.
     void serve(client_id c, ns cost, instant) noexcept {
         auto& client = clients_[c.index];
         auto& time = virtual_time(client.level);
@@ -91,6 +103,7 @@ public:
         charge(client, cost);  // wake() or sleep() follows: only then it has a place
     }
 
+    /// Charges the difference to what it took.
     void correct(client_id c, ns delta) noexcept {
         auto& client = clients_[c.index];
         charge(client, delta);
@@ -101,6 +114,8 @@ public:
 
 private:
     static constexpr std::int64_t rebase_at = std::int64_t{1} << 61;
+    // Two weeks are beyond any kernel; without a limit a wild measurement could overflow a tag.
+    static constexpr ns most_at_once{std::int64_t{1} << 50};
 
     struct client_state {
         client_state() = default;
@@ -142,7 +157,7 @@ private:
         left_ -= std::max(cost, least);
     }
 
-    // Of its level.
+    // The smallest tag that waits on the client's level, or else its own.
     [[nodiscard]] std::int64_t tag_of_first(const client_state& client) const noexcept {
         if (waiting_.empty()) return client.tag;
         const auto& first = clients_[waiting_.first()];
@@ -150,8 +165,7 @@ private:
     }
 
     void charge(client_state& client, ns delta) noexcept {
-        // Two weeks at once is beyond any kernel; without the bound a wild measurement could overflow the tag.
-        const auto cost = std::clamp<std::int64_t>(delta.count(), -(std::int64_t{1} << 50), std::int64_t{1} << 50);
+        const auto cost = std::clamp(delta, -most_at_once, most_at_once).count();
         const auto grows = static_cast<std::int64_t>(static_cast<double>(cost) * client.rate);
         client.tag = std::max(client.tag + grows, -rebase_at);
         if (client.tag > rebase_at) rebase(client.level);
@@ -171,27 +185,32 @@ private:
 
     std::vector<client_state> clients_;
     std::vector<level_state> levels_;
-    detail::client_heap waiting_;
-    ns turn_, left_{};          // of the turn of
-    std::uint32_t latest_ = 0;  // who was served
+    detail::client_heap waiting_;  // by tag
+    ns turn_;                      // how long a turn is: 0 or less, none
+    ns left_{};                    // of the present turn
+    std::uint32_t latest_ = 0;     // whose turn it is: who was served last
 };
 static_assert(compute_policy<weighted_fair>);
 
-/// The same share for every client of a level that has work: 1/N of those present, whatever their weights. weighted_fair
-/// does the work.
+/// The same share for every client of a level that has work: 1/N of the N present, whatever their weights. Looks at `level`.
+/// Otherwise weighted_fair, which does the work. A value; not thread-safe.
 class fair {
 public:
-    static constexpr bool timeless = true;
+    static constexpr bool timeless = true;  ///< See is_timeless.
 
+    /// A client begins.
     failure add(client_id c, const client_settings& s) { return inner_.add(c, equal(s)); }
+    /// Another level.
     failure change(client_id c, const client_settings& s) { return inner_.change(c, equal(s)); }
-    void remove(client_id c) noexcept { inner_.remove(c); }
-    void wake(client_id c, const queue_head& head, instant now) noexcept { inner_.wake(c, head, now); }
-    void sleep(client_id c) noexcept { inner_.sleep(c); }
-    [[nodiscard]] choice pick(instant now) const noexcept { return inner_.pick(now); }
-    void serve(client_id c, ns cost, instant now) noexcept { inner_.serve(c, cost, now); }
-    void correct(client_id c, ns delta) noexcept { inner_.correct(c, delta); }
-    void take_turns() noexcept { inner_.take_turns(); }
+    void remove(client_id c) noexcept { inner_.remove(c); }                                              ///< It ends.
+    void wake(client_id c, const queue_head& head, instant now) noexcept { inner_.wake(c, head, now); }  ///< It waits.
+    void sleep(client_id c) noexcept { inner_.sleep(c); }                                   ///< It waits no more.
+    [[nodiscard]] choice pick(instant now) const noexcept { return inner_.pick(now); }      ///< Who had least.
+    void serve(client_id c, ns cost, instant now) noexcept { inner_.serve(c, cost, now); }  ///< Charges a prediction.
+    void correct(client_id c, ns delta) noexcept {
+        inner_.correct(c, delta);
+    }                                                    ///< Charges the difference to the truth.
+    void take_turns() noexcept { inner_.take_turns(); }  ///< From now on a client may go several times in a row.
 
 private:
     [[nodiscard]] static client_settings equal(client_settings s) noexcept {
