@@ -174,7 +174,7 @@ TEST_CASE("fewer units than clients: time, by the same calls", "[partitioned]") 
     host::node node{{.sms = 4, .sm_unit = 2}};
     limiter_type shared{{node, d}, with_shares({40_pct, 30_pct, 30_pct}), {}, {}, sm_sharing::equal};
     CHECK(shared.why_gated() == errc::too_few_sms);
-    CHECK(shared.limiter_of_part(0).bound_of(shared.id_of(2)) == 0ns);
+    CHECK(shared.limiter_of_partition(0).bound_of(shared.id_of(2)) == 0ns);
     for (std::size_t i = 0; i < 3; ++i) {
         CHECK_FALSE(shared.stream_of(i).in_partition());
         shared.acquire(i)->enqueue(shared.stream_of(i), [](auto& s) { s.launch({}, [](auto&) {}); });

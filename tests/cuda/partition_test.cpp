@@ -43,7 +43,7 @@ TEST_CASE("clients' streams are in the partitions of the plan", "[cuda][partitio
     std::set<std::uint32_t> seen;
     for (std::size_t i = 0; i < shared.size(); ++i) {
         auto own = standin::sms_of(shared.stream_of(i).native_handle());
-        CHECK(own.size() == shared.plan().sms[shared.plan().clients[i].part]);
+        CHECK(own.size() == shared.plan().sms[shared.plan().clients[i].partition]);
         seen.merge(own);
         CHECK(own.empty() == (i < 2));
     }

@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
-// Waits for a submission in a coroutine, which holds no thread meanwhile. It goes on on the thread that drives the
-// limiter: the dispatcher's, or whoever waits or polls.
+// Waits for a submission in a coroutine, which holds no thread meanwhile. It resumes on the thread that drives the limiter:
+// the dispatcher's, or that of whoever waits or polls.
 //
 //   auto done = co_await gpushare::async_submit(limiter, chat, stream, [&](auto& s) { s.launch(shape, kernel); });
 //   if (done.status != gpushare::errc::none) ...
@@ -19,21 +19,24 @@
 namespace gpushare {
 inline namespace GPUSHARE_ABI {
 
-/// What async_submit gives. Awaited once, at once.
+/// What async_submit returns: to be awaited once, in the expression that made it. The limiter and the stream outlive the wait.
 template <class Limiter>
 class [[nodiscard]] async_submission {
 public:
-    using stream = typename Limiter::stream;
+    using stream = typename Limiter::stream;  ///< What the work is enqueued on.
 
+    /// For async_submit.
     async_submission(Limiter& limiter, client_id c, stream& s, submission_work<stream> work,
                      const submit_options& options) noexcept
         : limiter_(limiter), client_(c), stream_(s), work_(std::move(work)), options_(options) {}
-    async_submission(const async_submission&) = delete;
-    async_submission& operator=(const async_submission&) = delete;
+    async_submission(const async_submission&) = delete;             ///< Not copied.
+    async_submission& operator=(const async_submission&) = delete;  ///< Not copied.
 
+    /// Never: the work isn't queued yet.
     [[nodiscard]] static bool await_ready() noexcept { return false; }
 
-    /// False, and the coroutine goes on at once, if it was done or refused within the call.
+    /// Queues the work. False, and the coroutine goes on at once, if the work was done or refused within the call. Throws
+    /// std::bad_alloc.
     bool await_suspend(std::coroutine_handle<> waiting) {
         const auto ticket =
             limiter_.submit(client_, stream_, std::move(work_), options_, [this, waiting](const auto& c) {
@@ -47,7 +50,7 @@ public:
         return !arrived();
     }
 
-    /// How it went, with what the callable threw in `error`. Refused: the code of submit as the status.
+    /// How it went, with what the callable threw in `error`. If it was refused, the status is the code of submit.
     [[nodiscard]] completion await_resume() noexcept { return std::move(completion_); }
 
 private:
@@ -64,7 +67,7 @@ private:
     std::atomic<bool> first_has_come_{false};
 };
 
-/// Queues `work` as limiter.submit does, when it is awaited.
+/// Queues `work` for client `c` as limiter.submit does, once the result is awaited; the result of that is the completion.
 template <class Limiter>
 async_submission<Limiter> async_submit(Limiter& limiter, client_id c, typename Limiter::stream& s,
                                        submission_work<typename Limiter::stream> work,

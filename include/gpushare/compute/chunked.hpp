@@ -1,13 +1,14 @@
 // SPDX-License-Identifier: Apache-2.0
-// Long work in pieces that a higher tenant gets in between: submissions can't be preempted, but nobody has to make long
-// ones. For kernels, copies and scrubbing that can be cut; not for collectives, of which no rank may be held back.
+// Long work in pieces, between which a higher tenant gets in: a submission can't be preempted, but nobody has to make long
+// ones. For kernels, copies and scrubbing that can be cut. Collectives are cut by enqueue_in_pieces (gang_permit.hpp), since
+// no rank may be held back alone.
 //
 //   auto done = gpushare::submit_chunked(limiter, batch, stream, 64, [=](auto& s, std::size_t i) {
 //       s.copy(to + i * size, from + i * size, size);
 //   });
 //   done->wait();
 //
-// The wait of others is then bounded by pieces (limiter_core::wait_bound), the whole goes at the client's share.
+// Others wait for a piece at most (limiter_core::wait_bound); the whole goes at the client's share.
 #pragma once
 
 #include <algorithm>
@@ -42,11 +43,12 @@ struct chunk_state : chunk_control {
 
 }  // namespace detail
 
-/// What submit_chunked gives: a ticket of all pieces. Movable; one owner. Dropping it changes nothing about the work. From
-/// several threads at once only what is const, and cancel().
+/// What submit_chunked returns: a ticket of all pieces. Movable; one owner. Destroying it changes nothing about the work. Const
+/// members and cancel() may be called from several threads at once.
 template <class Limiter>
 class [[nodiscard]] chunked_ticket {
 public:
+    /// For submit_chunked.
     chunked_ticket(std::shared_ptr<detail::chunk_control> control,
                    std::vector<typename Limiter::ticket> pieces) noexcept
         : control_(std::move(control)), pieces_(std::move(pieces)) {}
@@ -59,7 +61,7 @@ public:
     bool wait(instant deadline = never, const std::stop_token& stop = {}) const {
         return std::ranges::all_of(pieces_, [&](const auto& t) { return t.wait(deadline, stop); });
     }
-    /// No piece is enqueued from now on; those that are, run. From any thread.
+    /// No piece is enqueued from now on; those that were, run. From any thread.
     void cancel() noexcept { control_->ended.store(true, std::memory_order_relaxed); }
 
     /// Once done: errc::none, or the status of the first piece that failed; nothing of the later ones is enqueued once that
@@ -70,8 +72,9 @@ public:
     }
     /// Pieces that were enqueued so far: after a cancel, or a failure, fewer than there are.
     [[nodiscard]] std::size_t enqueued() const noexcept { return control_->passed.load(std::memory_order_relaxed); }
+    /// All pieces.
     [[nodiscard]] std::size_t size() const noexcept { return pieces_.size(); }
-    /// Once done: the device time that the client was charged.
+    /// Once done: the device time that the client was charged for all pieces.
     [[nodiscard]] ns device_time() const noexcept {
         ns sum{};
         for (const auto& t : pieces_) sum += t.device_time();
@@ -83,10 +86,9 @@ private:
     std::vector<typename Limiter::ticket> pieces_;
 };
 
-/// Queues `pieces` submissions, each of which calls `enqueue(s, i)` when its turn comes, i from 0 in order. They are of one
-/// kind, `o.key`, and go like any submissions of the client's; what it submits later waits behind all of them, so that a
-/// client of its own suits best. Codes: those of Limiter::submit; then no piece is enqueued that wasn't by then.
-/// Throws std::bad_alloc: as well.
+/// Queues `pieces` submissions of client `c`, each of which calls `enqueue(s, i)` when it is admitted, i from 0 in order. All are
+/// of one kind, `o.key`. What the client submits later waits behind all of them, so that a client of its own suits best. Refused
+/// with the codes of Limiter::submit, or throws std::bad_alloc: no further piece is enqueued then.
 template <class Limiter, std::invocable<typename Limiter::stream&, std::size_t> F>
 [[nodiscard]] result<chunked_ticket<Limiter>> submit_chunked(Limiter& limiter, client_id c, typename Limiter::stream& s,
                                                              std::size_t pieces, F enqueue,

@@ -1,6 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
-// What a submission will probably take, by what earlier ones of its kind took. The kind is a 64-bit key that the client
-// gives, such as a kernel's or graph's id with a class of sizes; without one, all of a client's submissions are one kind.
+// Predicts what a submission will take from what earlier ones of its kind took. The kind is a 64-bit key that the client
+// gives, such as the id of a kernel or graph together with a class of sizes. Without a key, all of a client's submissions
+// are one kind.
 //
 //   gpushare::cost_model costs;
 //   ns guess = costs.find(chat, key).typical;        // before it runs; 0: never seen
@@ -20,9 +21,10 @@
 namespace gpushare {
 inline namespace GPUSHARE_ABI {
 
-/// The longest of the latest 512 to 1024: what was long once, and never again, is forgotten.
+/// The longest of the latest 512 to 1024 measurements: what was long once, and never again, is forgotten. A value.
 class recent_longest {
 public:
+    /// One more measurement.
     void learn(ns took) noexcept {
         now_ = std::max(now_, took);
         if (++seen_ < window) return;
@@ -30,24 +32,25 @@ public:
         now_ = {};
         seen_ = 0;
     }
+    /// The longest; 0 before the first.
     [[nodiscard]] ns get() const noexcept { return std::max(now_, before_); }
 
-    static constexpr std::uint32_t window = 512;
+    static constexpr std::uint32_t window = 512;  ///< So many are remembered at least.
 
 private:
     ns now_{}, before_{};
     std::uint32_t seen_ = 0;
 };
 
-/// What is known of one kind of submissions.
+/// What is known of the device time of one kind of submissions. A value; not thread-safe.
 struct cost_estimate {
-    ns typical{};              // smoothed mean of what they took; 0: none was seen
-    recent_longest longest{};  // that any took
-    ns shortest_alone{};       // that any took with the device to itself; 0: not known
-    std::uint32_t seen = 0;    // up to 8, which is what the mean is smoothed over
-    std::uint32_t seen_alone = 0;
+    ns typical{};                  ///< smoothed mean of what they took; 0: none was seen
+    recent_longest longest{};      ///< the longest that any took
+    ns shortest_alone{};           ///< the shortest that any took with the device to itself; 0: not known
+    std::uint32_t seen = 0;        ///< how many were seen, up to 8, over which the mean is smoothed
+    std::uint32_t seen_alone = 0;  ///< how many of them had the device to themselves, up to 64
 
-    /// One more took this long.
+    /// One more took this long; `alone`: with the device to itself.
     void learn(ns took, bool alone) noexcept {
         learn_mean(took);
         longest.learn(took);
@@ -55,16 +58,17 @@ struct cost_estimate {
         shortest_alone = seen_alone > 0 ? std::min(shortest_alone, took) : took;
         seen_alone += seen_alone < enough_of_a_mixture ? 1 : 0;
     }
-    /// What one more takes at least; 0: not known. Of kernels that are alike the first few tell. In a `mixture` of all
-    /// lengths the next may be shorter than all before: the few that a busy client ever ran alone tell nothing.
+    /// What one more takes at least; 0: not known. If all are of one kind, one that was seen is enough to tell. In a `mixture`
+    /// of kinds the next may be shorter than all before, and it takes 64.
     [[nodiscard]] ns at_least(bool mixture) const noexcept {
         return seen_alone >= (mixture ? enough_of_a_mixture : 1) ? shortest_alone : ns{0};
     }
-    /// The same of so many that were measured together.
+    /// `times` more took this long together: enters the mean alone.
     void learn_mean(ns took, std::uint32_t times) noexcept {
         if (times > 1) took /= static_cast<ns::rep>(times);
         while (times-- > 0) learn_mean(took);
     }
+    /// One more took this long: enters the mean alone.
     void learn_mean(ns took) noexcept {
         // The mean of all up to the eighth, then of the latest eight or so: mixed kernels predict their mean.
         if (seen < 8)
@@ -73,17 +77,17 @@ struct cost_estimate {
             typical += (took - typical) / 8;
     }
 
-    static constexpr std::uint32_t enough_of_a_mixture = 64;
+    static constexpr std::uint32_t enough_of_a_mixture = 64;  ///< So many tell what the next takes at least.
 };
 
-/// A value; not thread-safe. Remembers `capacity` kinds and of each four that fall together the ones used last: every
-/// call is constant time, and nothing is allocated after the constructor.
+/// Remembers up to `capacity` kinds: those used last, in sets of four by a hash. Every call is constant time, and nothing is
+/// allocated after the constructor, which throws std::bad_alloc. A value; not thread-safe.
 class cost_model {
 public:
-    static constexpr std::size_t capacity = 256;
+    static constexpr std::size_t capacity = 256;  ///< Kinds that are remembered.
 
-    /// Nothing is known of key 0, nor of what is new or long forgotten: seen is 0. Valid until the next call of another
-    /// function.
+    /// What is known of this kind of a client. Of key 0, and of what is new or forgotten, nothing: `seen` is 0. Valid until
+    /// the next call of a function that isn't const.
     [[nodiscard]] const cost_estimate& find(client_id c, std::uint64_t key) const noexcept {
         if (key != 0)
             for (const auto& e : sets_[set_of(c, key)])
@@ -91,12 +95,13 @@ public:
         return unknown_;
     }
 
-    /// What is known of the next of this kind of a client, of all of whose submissions `all` tells.
+    /// What the next submission may take.
     struct outlook {
-        ns at_least{};  // 0: unknown
-        ns longest{};   // 0: as of all
-        bool known = false;
+        ns at_least{};       ///< 0: unknown
+        ns longest{};        ///< 0: as long as any of its client
+        bool known = false;  ///< whether enough were seen to say anything
     };
+    /// What the next submission of this kind of a client may take; `all` tells of all of the client's submissions.
     [[nodiscard]] outlook next(client_id c, std::uint64_t key, const cost_estimate& all) const noexcept {
         if (key == 0)  // whatever the client submits
             return {.at_least = all.at_least(true), .known = all.seen >= seen_enough};
@@ -106,7 +111,8 @@ public:
         return {kind.at_least(false), kind.seen >= 8 ? kind.longest.get() : ns{0}, true};
     }
 
-    /// To be told the truth about one of this kind, at once. Null for key 0.
+    /// Where to write what one of this kind took; it may take the place of the kind that was used longest ago. Valid until
+    /// the next call. Null for key 0.
     [[nodiscard]] cost_estimate* find_or_add(client_id c, std::uint64_t key) noexcept {
         if (key == 0) return nullptr;
         auto& set = sets_[set_of(c, key)];
@@ -119,7 +125,7 @@ public:
         return &set[0].estimate;
     }
 
-    /// One of this kind took this long.
+    /// One of this kind took this long; `alone`: with the device to itself.
     void learn(client_id c, std::uint64_t key, ns took, bool alone = false) noexcept {
         if (auto* const e = find_or_add(c, key)) e->learn(took, alone);
     }

@@ -1,12 +1,13 @@
 // SPDX-License-Identifier: Apache-2.0
-// Leave to enqueue on several devices: all or none. For work whose parts wait for each other, such as a collective.
+// The right to enqueue on several devices at once: on all or on none. For work whose ranks wait for each other, such as a
+// collective.
 //
 //   auto g = gpushare::gang_permit<limiter>::acquire({{&on_0, a, {0}}, {&on_1, b, {1}}}, deadline);
 //   if (g) g->enqueue(node.gangs(), streams, [&](std::size_t rank, auto& s) { s.launch(shape, part[rank]); });
-//   if (g) g->enqueue(streams, [&] { return submit_all_reduce(node.gangs(), ...); });     // what knows the order itself
+//   if (g) g->enqueue(streams, [&] { return submit_all_reduce(node.gangs(), ...); });     // what enters the order itself
 //
 // No two gangs wait for each other for ever: permits are taken in the order of the devices (ordered resources, Havender
-// 1968), all of them before anything is enqueued, and what is enqueued goes under the node's gang order.
+// 1968), all of them before anything is enqueued, and the work is enqueued within the node's gang order.
 #pragma once
 
 #include <algorithm>
@@ -31,23 +32,24 @@
 namespace gpushare {
 inline namespace GPUSHARE_ABI {
 
-/// Movable; one owner. What isn't used is given back.
+/// The permits of a gang: one for each member, or none. Movable; one owner; for one thread at a time. What isn't used is given
+/// back.
 template <class Limiter>
 class [[nodiscard]] gang_permit {
 public:
-    using stream = typename Limiter::stream;
-    using permit = typename Limiter::permit;
+    using stream = typename Limiter::stream;  ///< What members enqueue on.
+    using permit = typename Limiter::permit;  ///< What it has of each limiter.
 
     /// One rank: a client of the limiter of one device.
     struct member {
-        Limiter* limiter = nullptr;
-        client_id client{};
-        device_id device{};
+        Limiter* limiter = nullptr;  ///< of the device; outlives the permit
+        client_id client{};          ///< of that limiter
+        device_id device{};          ///< no other member has it
     };
 
     /// Waits for a permit of every member, at most until `deadline`; without all of them it holds none. The codes of
-    /// Limiter::acquire, duplicate_device, invalid_specification (no member). Whoever holds a permit or another gang of
-    /// one of these limiters may wait for himself: don't.
+    /// Limiter::acquire, duplicate_device, invalid_specification (no member). A thread that holds a permit or another gang of
+    /// one of these limiters may wait for itself for ever: don't.
     [[nodiscard]] static result<gang_permit> acquire(std::span<const member> members, instant deadline = never,
                                                      const std::stop_token& stop = {}, const submit_options& o = {}) {
         if (members.empty()) return errc::invalid_specification;
@@ -65,14 +67,15 @@ public:
         }
         return g;
     }
+    /// The same.
     [[nodiscard]] static result<gang_permit> acquire(std::initializer_list<member> members, instant deadline = never,
                                                      const std::stop_token& stop = {}, const submit_options& o = {}) {
         return acquire(std::span<const member>(members.begin(), members.size()), deadline, stop, o);
     }
 
-    /// Calls `enqueue_part(rank, stream)` for each member, whose stream is `streams[rank]`, with no other gang between.
+    /// Calls `enqueue_part(rank, stream)` for each member, in the order of the devices, whose stream is `streams[rank]`, with no other gang between.
     /// Once only. What it throws passes through, and then the later devices have got nothing: the parts that were enqueued
-    /// must not wait for them without end.
+    /// must not wait for these without end.
     template <gang_order Order, std::invocable<std::size_t, stream&> F>
     void enqueue(Order& order, std::span<stream* const> streams, F enqueue_part) {
         std::vector<device_id> devices;
@@ -92,6 +95,7 @@ public:
         return nest(std::span(parts), streams, enqueue_all);
     }
 
+    /// Members whose permits weren't used yet.
     [[nodiscard]] std::size_t size() const noexcept { return parts_.size(); }
 
 private:
@@ -122,10 +126,10 @@ private:
     std::vector<part> parts_;
 };
 
-/// Long work over several devices in pieces, such as a collective over a range of its elements after the other: calls
+/// Enqueues long work over several devices in pieces, such as a collective over one range of its elements after the other: calls
 /// `enqueue_piece(i)` for each, i from 0, inside a gang of its own. Between two pieces higher tenants get in, and all ranks
-/// yield or none, for a piece is admitted on all devices before anything of it is enqueued. Returns the first errc that isn't
-/// none, of acquiring a gang or of a piece (that of `deadline`, too, for all pieces): none of the later ones is enqueued then.
+/// yield or none, since a piece is admitted on all devices before anything of it is enqueued. `deadline` is that of all pieces.
+/// Returns the first errc that isn't none, of acquiring a gang or of a piece: no later piece is enqueued then.
 template <class Limiter, class F>
 requires std::is_invocable_r_v<errc, F&, std::size_t> errc
 enqueue_in_pieces(std::span<const typename gang_permit<Limiter>::member> members,

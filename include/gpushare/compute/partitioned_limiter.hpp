@@ -1,16 +1,16 @@
 // SPDX-License-Identifier: Apache-2.0
 // Shares of a device by SMs: clients get partitions of their own, with streams inside, as far as SMs come in small enough
-// units; the others share a partition, or the device where it has none, by a limiter. The same calls either way.
+// units. The others share a partition, or the device if it can't be split, by time. The same calls either way.
 //
 //   const std::array<gpushare::client_settings, 2> clients{{{.weight = 75_pct, .tag = 1}, {.weight = 25_pct, .tag = 2}}};
 //   gpushare::partitioned_limiter shared{host::device_sms{node, d}, clients, node.get_clock()};
 //   shared.plan().sms;                                     // 3 and 1, of 4
 //   auto done = shared.submit(0, [](auto& s) { s.launch(shape, kernel); });
-//   shared.verify();                                       // throws if somebody runs on the SMs of all
+//   shared.verify();                                       // throws if a stream runs on everybody's SMs
 //
-// Every part has a limiter of its own, for what is in flight on other SMs is no reason to wait: clients of different parts
-// are never held back for each other, whatever their levels, and charged the time of their own part. Only SMs are split:
-// memory bandwidth and caches aren't.
+// Every partition has a limiter of its own, since what is in flight on other SMs is no reason to wait: clients of different
+// partitions are never held back for each other, whatever their levels, and each is charged its own partition's time. Only
+// SMs are split: memory bandwidth and caches aren't.
 #pragma once
 
 #include <algorithm>
@@ -38,29 +38,33 @@
 namespace gpushare {
 inline namespace GPUSHARE_ABI {
 
-/// How SMs are divided: by the clients' weights, or equally.
-enum class sm_sharing : std::uint8_t { weighted, equal };
+/// How SMs are divided between clients.
+enum class sm_sharing : std::uint8_t {
+    weighted,  ///< in proportion to their weights
+    equal      ///< the same number for each
+};
 
-/// Clients are counted from 0, in the order in which they were given. Thread-safe as compute_limiter is, but for change();
-/// neither copied nor moved. Destroying it ends all tickets with errc::closed; its streams end what they have.
+/// One limiter for each partition of a device, behind one set of calls. Clients are counted from 0, in the order in which they were
+/// given. Thread-safe as compute_limiter is, but for change(); neither copied nor moved. Destroying it ends all tickets with
+/// errc::closed; its streams finish what they have.
 ///
-/// A split is not changed while it is in use: no device moves SMs under running streams. Another one is made when this is
-/// gone (the SMs are free again then). What can change live, because no SM moves, change() does.
+/// A split isn't changed while it is in use, since no device moves SMs under running streams: another one is made once this is
+/// destroyed and the SMs are free again. change() changes what doesn't move SMs.
 template <stream_source Device, clock Clock, compute_policy Policy = weighted_fair>
 class partitioned_limiter {
 public:
-    using stream = typename Device::stream;
-    using limiter = compute_limiter<stream, Clock, Policy>;
-    using ticket = typename limiter::ticket;
-    using permit = typename limiter::permit;
+    using stream = typename Device::stream;                  ///< Of each client, in its partition.
+    using limiter = compute_limiter<stream, Clock, Policy>;  ///< Of each partition.
+    using ticket = typename limiter::ticket;                 ///< What submit returns.
+    using permit = typename limiter::permit;                 ///< What acquire returns.
 
-    /// `clients[i].weight` is a share of the device, as is its cap; its tag is that of its stream. Throws operation_error:
-    /// invalid_specification, share_exceeded (see plan_sms, and what the policy refuses), too_few_sms (there are other
-    /// partitions on the device).
+    /// Partitions `device` for `clients`: `weight` and `cap` of each are shares of the device, and `tag` is that of its stream.
+    /// `options` are those of each limiter. Throws operation_error: invalid_specification, share_exceeded (see plan_sms, and what
+    /// the policy refuses), too_few_sms (there are other partitions on the device).
     partitioned_limiter(Device device, std::span<const client_settings> clients, Clock time = {},
                         const limiter_options& options = {}, sm_sharing how = sm_sharing::weighted)
         : partitioned_limiter(std::move(device), clients, std::move(time), options, how, [] { return Policy{}; }) {}
-    /// `make_policy()` gives the policy of each part.
+    /// The same, where `make_policy()` gives the policy of each partition.
     template <class F>
     requires std::is_invocable_r_v<Policy, F&> partitioned_limiter(Device device,
                                                                    std::span<const client_settings> clients, Clock time,
@@ -74,52 +78,61 @@ public:
         if constexpr (sm_partitionable<Device>)
             if (plan_.partitioned()) partitions_ = device_.partition(plan_.sms);
         for (std::size_t i = 0; i < settings_.size(); ++i) streams_.push_back(open_stream(i));
-        for (std::uint32_t p = 0; p < plan_.parts(); ++p)
+        for (std::uint32_t p = 0; p < plan_.num_partitions(); ++p)
             limiters_.push_back(std::make_unique<limiter>(options, time, make_policy()));
         for (std::size_t i = 0; i < settings_.size(); ++i)
             ids_.push_back(limiter_of(i).add(inside(settings_[i], i, plan_)));
     }
 
+    /// Clients.
     [[nodiscard]] std::size_t size() const noexcept { return settings_.size(); }
     /// Who got SMs, and who shares.
     [[nodiscard]] const sm_plan& plan() const noexcept { return plan_; }
-    /// Why the device isn't partitioned: not_supported, it can't be; too_few_sms, nobody would have been alone. errc::none if
-    /// it is.
+    /// Why the device isn't partitioned: not_supported if it can't be, too_few_sms if all clients would share one partition;
+    /// errc::none if it is.
     [[nodiscard]] errc why_gated() const noexcept {
         return plan_.partitioned() ? errc::none : can_.units == 0 ? errc::not_supported : errc::too_few_sms;
     }
 
-    /// With these three, all of compute/ works: requests, gangs, coroutines, chunks.
-    [[nodiscard]] limiter& limiter_of(std::size_t client) noexcept { return *limiters_[plan_.clients[client].part]; }
+    /// The limiter of a client's partition. With it, id_of and stream_of, all of compute/ works: requests, gangs, coroutines.
+    [[nodiscard]] limiter& limiter_of(std::size_t client) noexcept {
+        return *limiters_[plan_.clients[client].partition];
+    }
+    /// What the client is to its limiter.
     [[nodiscard]] client_id id_of(std::size_t client) const noexcept { return ids_[client]; }
+    /// The client's stream, in its partition.
     [[nodiscard]] stream& stream_of(std::size_t client) noexcept { return streams_[client]; }
-    /// Of part 0 to plan().parts() - 1: each needs a dispatcher of its own, where nobody waits.
-    [[nodiscard]] limiter& limiter_of_part(std::uint32_t part) noexcept { return *limiters_[part]; }
+    /// Of partition 0 to plan().num_partitions() - 1. Each needs a dispatcher of its own, where nobody waits.
+    [[nodiscard]] limiter& limiter_of_partition(std::uint32_t partition) noexcept { return *limiters_[partition]; }
 
-    /// See compute_limiter.
+    /// As compute_limiter::submit, on the client's stream.
     [[nodiscard]] result<ticket> submit(std::size_t client, submission_work<stream> work,
                                         const submit_options& o = no_options, submission_callback on_done = {}) {
         return limiter_of(client).submit(ids_[client], streams_[client], std::move(work), o, std::move(on_done));
     }
+    /// As compute_limiter::acquire.
     [[nodiscard]] result<permit> acquire(std::size_t client, instant deadline = never,
                                          const std::stop_token& stop = {}) {
         return limiter_of(client).acquire(ids_[client], deadline, stop);
     }
+    /// As compute_limiter::usage.
     [[nodiscard]] client_usage usage(std::size_t client) { return limiter_of(client).usage(ids_[client]); }
-    /// Of all parts.
+    /// As compute_limiter::poll, of all partitions.
     void poll() {
         for (const auto& l : limiters_) l->poll();
     }
 
-    /// Live, while work is in flight: other settings for a client. Throws operation_error: not_supported where SMs would have
-    /// to move; as the constructor. Then nothing has changed. One thread at a time.
+    /// Other settings for a client, while work is in flight. Throws operation_error as the constructor, and not_supported if SMs
+    /// would have to move; then nothing has changed. For one thread at a time.
     void change(std::size_t client, const client_settings& s) {
         auto wanted = settings_;
         wanted[client] = s;
         const sm_plan then = make_plan(wanted);
-        const auto same_part = [](const sm_plan::place& a, const sm_plan::place& b) { return a.part == b.part; };
+        const auto same_partition = [](const sm_plan::place& a, const sm_plan::place& b) {
+            return a.partition == b.partition;
+        };
         if (then.sms != plan_.sms ||
-            !std::equal(then.clients.begin(), then.clients.end(), plan_.clients.begin(), same_part))
+            !std::equal(then.clients.begin(), then.clients.end(), plan_.clients.begin(), same_partition))
             throw operation_error(errc::not_supported, {},
                                   "SMs can't move from one partition to another while streams are there");
         // Those whose weight goes down first: no policy ever sees a sum over the whole.
@@ -140,7 +153,8 @@ public:
     }
 
     /// Throws operation_error (invalid_specification, with the tags in its text, the first one and how many in its figures) if
-    /// streams of the device are in no partition: their kernels run on everybody's SMs. Whatever shares time alone is fine.
+    /// streams of the device are in no partition, since their kernels run on everybody's SMs. Does nothing where the device isn't
+    /// partitioned.
     void verify() const {
         if constexpr (sm_partitionable<Device>) {
             if (!plan_.partitioned()) return;
@@ -174,17 +188,17 @@ private:
     [[nodiscard]] stream open_stream(std::size_t i) {
         const auto& s = settings_[i];
         if constexpr (sm_partitionable<Device>)
-            if (plan_.partitioned()) return partitions_[plan_.clients[i].part].make_stream(s.level, s.tag);
+            if (plan_.partitioned()) return partitions_[plan_.clients[i].partition].make_stream(s.level, s.tag);
         return device_.make_stream(s.level, s.tag);
     }
 
-    // What a client's settings for the device are for the limiter of its part.
+    // What a client's settings for the device are for the limiter of its partition.
     [[nodiscard]] static client_settings inside(client_settings s, std::size_t i, const sm_plan& plan) {
         s.weight = plan.clients[i].weight;
         if (plan.partitioned()) {
             const auto all = std::accumulate(plan.sms.begin(), plan.sms.end(), std::uint64_t{0});
             s.cap = share::of_permille(
-                std::min<std::uint64_t>(s.cap.permille() * all / plan.sms[plan.clients[i].part], 1000));
+                std::min<std::uint64_t>(s.cap.permille() * all / plan.sms[plan.clients[i].partition], 1000));
         }
         return s;
     }
@@ -200,6 +214,7 @@ private:
     std::vector<client_id> ids_;
 };
 
+/// The policy is what `make_policy` gives.
 template <stream_source Device, clock Clock, class F>
 partitioned_limiter(Device, std::span<const client_settings>, Clock, limiter_options, sm_sharing, F)
     -> partitioned_limiter<Device, Clock, std::invoke_result_t<F&>>;

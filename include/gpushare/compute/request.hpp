@@ -1,7 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
-// A request: submissions of one client that belong together, one after the other, with a time by which they are to be
-// done and a priority. While it is under way, and for a bounded moment between two of its submissions, work of lower levels is held
-// back, so that a chain of kernels pays for a neighbour's work once and not once per kernel.
+// A request: submissions of one client that belong together, one after the other, such as the layers of an inference, with a
+// deadline and a priority. While it is under way, and for a bounded time between two of its submissions, work of lower
+// levels is held back. So a chain of kernels waits for a neighbour's work once, and not once per kernel.
 //
 //   gpushare::request r(limiter, chat, {.deadline = clock.now() + 50ms, .level = gpushare::priority{1}});
 //   for (auto& layer : layers) r.submit(stream, [&](auto& s) { s.launch(shape, layer); })->wait();
@@ -19,45 +19,48 @@
 namespace gpushare {
 inline namespace GPUSHARE_ABI {
 
+/// What a request says of itself.
 struct request_options {
-    instant deadline = never;      // for policies that look at it, of each submission
-    ns cost{};                     // of all of it, if known, for policies that look at what remains
-    priority level = no_priority;  // its own, if that is above its client's
+    instant deadline = never;      ///< when it is to be done, for policies that look at it
+    ns cost{};                     ///< device time of all of it, if known, for policies that look at what remains
+    priority level = no_priority;  ///< its own, which counts if it is above its client's
 };
 
-/// Between its first submission and its end, nothing of the levels below its client's is let in while one of its
+/// Between its first submission and its end, nothing of the levels below its client's is admitted while one of its
 /// submissions is in flight, nor until limiter_options::anticipation after the latest was seen to be done.
-/// A request's own level lifts its client with all that it has waiting, for those in front of it in line must go first; the
-/// highest of its requests under way counts. The
-/// priority of a stream is another matter: use one of that level.
-/// Not copied, not moved; one thread at a time, though others may wait for its tickets. Must not outlive its limiter.
+/// A request's own level lifts its client with all that it has waiting, since what is in front of it in the client's queue must
+/// go first; the highest level among the client's requests counts. The priority of a stream is another matter: use a stream of
+/// that level. Neither copied nor moved; for one thread at a time, though others may wait for its tickets. Must not outlive its
+/// limiter.
 template <class Limiter>
 class [[nodiscard]] request {
 public:
-    using stream = typename Limiter::stream;
+    using stream = typename Limiter::stream;  ///< What its submissions are enqueued on.
 
-    /// Throws operation_error (share_exceeded) where the policy refuses the level, and std::bad_alloc.
+    /// Begins. Throws operation_error (share_exceeded) where the policy refuses the level, and std::bad_alloc.
     request(Limiter& limiter, client_id client, request_options options = {})
         : limiter_(limiter), client_(client), options_(options) {
         const auto why = limiter_.begin_request(client_, options_.level);
         if (why != errc::none && why != errc::closed) raise(failure{why}, {}, "request");
     }
-    request(const request&) = delete;
-    request& operator=(const request&) = delete;
+    request(const request&) = delete;             ///< Not copied.
+    request& operator=(const request&) = delete;  ///< Not copied.
+    /// Ends. What was submitted goes on.
     ~request() { limiter_.end_request(client_, options_.level); }
 
-    /// As limiter.submit. `key`: its kind, `cost`: what it takes, if known.
+    /// As limiter.submit. `key` is its kind, 0 for none; `cost` its device time, if known.
     [[nodiscard]] result<typename Limiter::ticket> submit(stream& s, submission_work<stream> work,
                                                           std::uint64_t key = 0, ns cost = {},
                                                           submission_callback on_done = {}) {
         return limiter_.submit(client_, s, std::move(work), describe(key, cost), std::move(on_done));
     }
-    /// As limiter.acquire: waits until the deadline of the request.
+    /// As limiter.acquire; waits until the deadline of the request.
     [[nodiscard]] result<typename Limiter::permit> acquire(std::uint64_t key = 0, ns cost = {},
                                                            const std::stop_token& stop = {}) {
         return limiter_.acquire(client_, options_.deadline, stop, describe(key, cost));
     }
 
+    /// When it is to be done.
     [[nodiscard]] instant deadline() const noexcept { return options_.deadline; }
 
 private:

@@ -1,11 +1,12 @@
 // SPDX-License-Identifier: Apache-2.0
-// Who gets SMs of his own: the shares of a device's clients as partitions, as far as SMs come in small enough units, and
-// as a share of a partition's time for those for whom they don't. Arithmetic alone; partitioned_limiter.hpp applies it.
+// Who gets SMs of its own: turns the shares of a device's clients into partitions of SMs, as far as SMs come in small enough
+// units, and into shares of a partition's time for the clients for whom they don't. Arithmetic alone; partitioned_limiter.hpp
+// applies it.
 //
 //   const auto p = gpushare::plan_sms(can, std::array{60_pct, 35_pct, 5_pct});      // of 8 units
 //   p.sms              // 5 units, 3 units
-//   p.clients[0]       // part 0, alone
-//   p.clients[2]       // part 1, an eighth of its time: 5 % of the device are less than a unit
+//   p.clients[0]       // partition 0, alone
+//   p.clients[2]       // partition 1, an eighth of its time: 5 % of the device are less than a unit
 #pragma once
 
 #include <algorithm>
@@ -25,21 +26,25 @@
 namespace gpushare {
 inline namespace GPUSHARE_ABI {
 
-/// Where the clients of a device run. A value.
+/// Where the clients of a device run: which partition is whose, and who shares one. A value.
 struct sm_plan {
+    /// Of one client.
     struct place {
-        std::uint32_t part = 0;
-        share weight = share::whole();  // of its part's time, in proportion to the others of the part
-        bool alone = true;              // the part is its own: nobody has to be held back for it
+        std::uint32_t partition = 0;    ///< which, from 0; 0 where the device isn't partitioned
+        share weight = share::whole();  ///< of the partition's time, in proportion to the others in it
+        bool alone = true;              ///< nobody else is in the partition: no one is held back for it
 
         friend bool operator==(const place&, const place&) = default;
     };
 
-    std::vector<std::uint32_t> sms;  // of each part; empty: one part, which is the device, and all is by shares of time
-    std::vector<place> clients;      // in the order in which they were given
+    std::vector<std::uint32_t>
+        sms;                     ///< SMs of each partition; empty: the device isn't partitioned, and all share its time
+    std::vector<place> clients;  ///< in the order in which they were given
 
+    /// Whether the device is partitioned.
     [[nodiscard]] bool partitioned() const noexcept { return !sms.empty(); }
-    [[nodiscard]] std::uint32_t parts() const noexcept {
+    /// How many partitions; 1 where the device isn't partitioned.
+    [[nodiscard]] std::uint32_t num_partitions() const noexcept {
         return std::max<std::uint32_t>(static_cast<std::uint32_t>(sms.size()), 1);
     }
 
@@ -78,15 +83,15 @@ inline void refuse_strays(std::span<const std::uint32_t> tags) {
     throw operation_error(failure{errc::invalid_specification, tags.front(), tags.size()}, {}, text);
 }
 
-/// All by shares of the device's time.
+/// Not partitioned: everybody has a share of the device's time.
 [[nodiscard]] inline sm_plan gated_plan(std::span<const share> shares) {
     sm_plan plan;
-    for (const share s : shares) plan.clients.push_back({.part = 0, .weight = s, .alone = shares.size() == 1});
+    for (const share s : shares) plan.clients.push_back({.partition = 0, .weight = s, .alone = shares.size() == 1});
     return plan;
 }
 
-/// The group of each client: together until none of them is due less than a unit. The two smallest first (ties: the
-/// earlier), so that as many as possible stay alone.
+/// The clients of each partition: the two smallest are put together (ties: the earlier) until none is due less than a unit,
+/// so that as many clients as possible stay alone.
 [[nodiscard]] inline std::vector<std::vector<std::size_t>> sm_groups(std::span<const share> shares,
                                                                      std::uint32_t units) {
     struct group {
@@ -112,14 +117,15 @@ inline void refuse_strays(std::span<const std::uint32_t> tags) {
         std::sort(g.clients.begin(), g.clients.end());
         clients.push_back(std::move(g.clients));
     }
-    std::sort(clients.begin(), clients.end());  // parts in the order of their first clients
+    std::sort(clients.begin(), clients.end());  // partitions in the order of their first clients
     return clients;
 }
 
 }  // namespace detail
 
 /// SMs in proportion to the shares, all of them given out (weighted_sms: nobody is off by a unit). Clients that are due less
-/// than a unit share a part: with one another, or else with whoever is due least. One part for all isn't a partition.
+/// than a unit share a partition: with one another, or else with whoever is due least. If all would share one, the device isn't
+/// partitioned.
 /// Throws operation_error: invalid_specification (no client, or one without a share), share_exceeded.
 [[nodiscard]] inline sm_plan plan_sms(const sm_split& can, std::span<const share> shares) {
     detail::check_shares(shares);
@@ -132,7 +138,7 @@ inline void refuse_strays(std::span<const std::uint32_t> tags) {
         std::uint32_t sum = 0;
         for (const std::size_t i : clients) sum += shares[i].permille();
         for (const std::size_t i : clients)
-            plan.clients[i] = {.part = static_cast<std::uint32_t>(weights.size()),
+            plan.clients[i] = {.partition = static_cast<std::uint32_t>(weights.size()),
                                .weight = share::of_permille(std::uint64_t{shares[i].permille()} * 1000 / sum),
                                .alone = clients.size() == 1};
         weights.push_back(sum);
@@ -141,8 +147,8 @@ inline void refuse_strays(std::span<const std::uint32_t> tags) {
     return plan;
 }
 
-/// The same number of SMs for each of the clients, and what is left over for nobody; by equal shares of time where there
-/// isn't a unit for each. Throws operation_error: invalid_specification (no client, or more than a thousand).
+/// The same number of SMs for each of the clients, the rest for nobody; equal shares of the device's time where there isn't a
+/// unit for each. Throws operation_error: invalid_specification (no client, or more than a thousand).
 [[nodiscard]] inline sm_plan plan_equal_sms(const sm_split& can, std::size_t clients) {
     const std::vector<share> shares(
         clients, clients > 1000 ? share{} : share::of_permille(1000 / std::max<std::size_t>(clients, 1)));
@@ -150,7 +156,7 @@ inline void refuse_strays(std::span<const std::uint32_t> tags) {
     sm_plan plan = detail::gated_plan(shares);
     if (clients == 1 || clients > can.units) return plan;
     plan.sms = equal_sms(can, static_cast<std::uint32_t>(clients));
-    for (std::uint32_t i = 0; i < clients; ++i) plan.clients[i] = {.part = i};
+    for (std::uint32_t i = 0; i < clients; ++i) plan.clients[i] = {.partition = i};
     return plan;
 }
 

@@ -1,7 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
-// Draws what a limiter does in a timeline trace: of each submission its wait, its permit and its work on the device, of
-// each tenant the bound on its waits and where that was broken. Tenants go by the tag of their client's settings; that of
-// a tenant of a tenancy is tenant::tag().
+// Draws what a limiter does in a timeline trace: each submission's wait, permit and work on the device, each tenant's bound
+// on its waits, and where that was broken. A tenant goes by the tag in its client's settings; that of a tenant of a tenancy
+// is tenant::tag().
 //
 //   gpushare::timeline_trace trace;    trace.start();    trace.name_tenant(chat.tag(), "chat");
 //   gpushare::limiter_trace drawn(trace, shared.limiter_of({0}), {0});
@@ -25,29 +25,30 @@
 namespace gpushare {
 inline namespace GPUSHARE_ABI {
 
-/// The limiter records while this lives. Not copied, not moved; one thread at a time, whoever uses the limiter and the trace
-/// beside it. Both must outlive it.
+/// Moves a limiter's records into a trace. The limiter keeps records while this exists. Neither copied nor moved; for one thread at a
+/// time, while others use the limiter and the trace. Both must outlive it.
 template <class Limiter>
 class limiter_trace {
 public:
-    /// `most`: submissions that may end between two calls of collect() (144 bytes each); of more, the latest are drawn.
-    /// Throws std::bad_alloc.
+    /// Records the limiter `from` of device `d`. `most`: submissions that may end between two calls of collect() (144 bytes each);
+    /// of more, the latest are drawn. Throws std::bad_alloc.
     limiter_trace(timeline_trace& to, Limiter& from, device_id d, std::size_t most = 16384)
         : to_(to), from_(from), device_(d) {
         from_.record(most);
     }
-    limiter_trace(const limiter_trace&) = delete;
-    limiter_trace& operator=(const limiter_trace&) = delete;
+    limiter_trace(const limiter_trace&) = delete;             ///< Not copied.
+    limiter_trace& operator=(const limiter_trace&) = delete;  ///< Not copied.
+    /// The limiter records nothing more; what wasn't collected is lost.
     ~limiter_trace() { from_.record(0); }
 
-    /// Draws what has ended since the last call. Throws std::bad_alloc for a tenant seen for the first time.
+    /// Draws the submissions that have ended since the last call. Throws std::bad_alloc where a tenant is seen for the first time.
     void collect() {
         std::array<submission_record, 64> some;
         for (auto n = from_.take_records(some); n != 0; n = from_.take_records(some))
             for (const auto& r : std::span(some).first(n)) draw(r);
     }
 
-    /// Submissions that ended and aren't drawn.
+    /// Submissions that ended and won't be drawn, because `most` was too small.
     [[nodiscard]] std::uint64_t lost() const noexcept { return from_.records_lost(); }
 
 private:

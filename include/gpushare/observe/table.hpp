@@ -22,18 +22,24 @@
 namespace gpushare {
 inline namespace GPUSHARE_ABI {
 
-/// Text stands to the left, figures to the right.
-enum class align : std::uint8_t { left, right };
+/// On which side of its column a cell stands.
+enum class align : std::uint8_t {
+    left,  ///< for text
+    right  ///< for figures
+};
 
-/// Rows of text under a header. A plain value; not for use from several threads at once.
+/// Rows of text under a header. Cells are UTF-8, each code point as wide as any other. A value; not thread-safe.
 class table {
 public:
+    /// Of one column.
     struct column {
-        std::string header;
-        align side = align::left;
+        std::string header;        ///< its first line
+        align side = align::left;  ///< of all its cells
     };
 
+    /// A table without rows.
     table(std::initializer_list<column> columns) : table(std::vector<column>(columns)) {}
+    /// A table without rows.
     explicit table(std::vector<column> columns) : columns_(std::move(columns)) {
         for (column& c : columns_) {
             flatten(c.header);
@@ -41,7 +47,7 @@ public:
         }
     }
 
-    /// Line breaks within a cell become spaces. Throws std::invalid_argument unless there is one cell for each
+    /// Adds a row; tabs and line breaks in its cells become spaces. Throws std::invalid_argument unless there is one cell for each
     /// column, and then adds nothing.
     void add_row(std::vector<std::string> cells) {
         if (cells.size() != columns_.size()) {
@@ -53,10 +59,12 @@ public:
         for (std::size_t i = 0; i < columns_.size(); ++i) widths_[i] = std::max(widths_[i], width(rows_.back()[i]));
     }
 
+    /// Columns.
     [[nodiscard]] std::size_t num_columns() const noexcept { return columns_.size(); }
+    /// Rows, without the header.
     [[nodiscard]] std::size_t num_rows() const noexcept { return rows_.size(); }
 
-    /// Header, rule and rows, two spaces between columns, each line ended by '\n' and none by a space.
+    /// The text: header, rule and rows, two spaces between columns, each line ended by '\n' and none by a space.
     [[nodiscard]] std::string str() const {
         std::string out, rule;
         for (std::size_t i = 0; i < columns_.size(); ++i) rule.append(i == 0 ? 0 : 2, ' ').append(widths_[i], '-');

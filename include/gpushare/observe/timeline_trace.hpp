@@ -1,15 +1,15 @@
 // SPDX-License-Identifier: Apache-2.0
-// A timeline of who waited, who was let in and what ran, per tenant and device, as a file that Perfetto and
-// chrome://tracing open. Off until it is started; bounded memory; the latest records are kept.
+// A timeline of who waited, who was admitted and what ran, per tenant and device, as a file that Perfetto and
+// chrome://tracing open. Off until it is started. Memory is bounded: the latest records are kept.
 //
 //   gpushare::timeline_trace trace;
 //   trace.start(65536);    trace.name_device({0}, "left GPU");    trace.name_tenant(chat, "chat");
-//   trace.wait({0}, chat, arrived, let_in);      trace.permit({0}, chat, let_in, done);
+//   trace.wait({0}, chat, arrived, admitted);    trace.permit({0}, chat, admitted, done);
 //   trace.kernel({0}, chat, began, ended);       trace.bound({0}, chat, now, limiter.wait_bound());
 //   std::ofstream("trace.json") << trace.json();
 //
-// Tenants are numbers of the embedder's choice; the tags of its streams will do. Every device is a process of the trace,
-// with one row of kernels per tenant, and waits and permits above each other where they overlap.
+// Tenants are numbers of the embedder's choice; the tags of its streams will do. In the file every device is a process with
+// one row of kernels per tenant; waits and permits stand above each other where they overlap.
 #pragma once
 
 #include <atomic>
@@ -29,48 +29,50 @@
 namespace gpushare {
 inline namespace GPUSHARE_ABI {
 
-/// Thread-safe, start() and stop() excepted: not beside other calls. Recording never allocates, locks or waits: it costs
-/// a load while the trace is off. Times are instants of one clock.
+/// A record of what happened when, and its text. Thread-safe, but for start(), which must not overlap other calls. Recording never
+/// allocates, locks or waits, and costs a load while the trace is off. All times are of one clock.
 class timeline_trace {
 public:
-    /// Takes memory for so many records (48 bytes each) and begins anew.
+    /// Begins anew, with memory for so many records (48 bytes each). Throws std::bad_alloc.
     void start(std::size_t records = 65536) {
         ring_.reserve(records);
         on_.store(true, std::memory_order_relaxed);
     }
-    /// Records nothing more; what there is stays.
+    /// Records nothing more; what was recorded stays.
     void stop() noexcept { on_.store(false, std::memory_order_relaxed); }
+    /// Whether it records.
     [[nodiscard]] bool on() const noexcept { return on_.load(std::memory_order_relaxed); }
 
-    /// Names are for people; any bytes will do. Without one it is called by its number.
+    /// The device's name in the text, of any bytes; without one it is called by its number. Throws std::bad_alloc.
     void name_device(device_id d, std::string_view name) { set_name(devices_, d.index, name); }
+    /// The tenant's name in the text, likewise.
     void name_tenant(std::uint32_t tenant, std::string_view name) { set_name(tenants_, tenant, name); }
 
-    /// A submission waited from its arrival until it was let in.
-    void wait(device_id d, std::uint32_t tenant, instant arrived, instant let_in) noexcept {
-        record(detail::trace_kind::wait, d, tenant, arrived, let_in);
+    /// A submission waited from its arrival until it was admitted.
+    void wait(device_id d, std::uint32_t tenant, instant arrived, instant admitted) noexcept {
+        record(detail::trace_kind::wait, d, tenant, arrived, admitted);
     }
-    /// A submission was in flight: let in, until the limiter saw it done.
-    void permit(device_id d, std::uint32_t tenant, instant let_in, instant done) noexcept {
-        record(detail::trace_kind::permit, d, tenant, let_in, done);
+    /// A submission was in flight, from its admission until the limiter saw that it was done.
+    void permit(device_id d, std::uint32_t tenant, instant admitted, instant done) noexcept {
+        record(detail::trace_kind::permit, d, tenant, admitted, done);
     }
-    /// Work ran on the device.
+    /// Work ran on the device, from the one time to the other.
     void kernel(device_id d, std::uint32_t tenant, instant began, instant ended) noexcept {
         record(detail::trace_kind::kernel, d, tenant, began, ended);
     }
-    /// The longest wait that was promised to the tenant, from then on.
+    /// The longest wait that is promised to the tenant from `at` on.
     void bound(device_id d, std::uint32_t tenant, instant at, ns longest_wait) noexcept {
         record(detail::trace_kind::bound, d, tenant, at, instant{longest_wait});
     }
-    /// A wait was so much longer than promised.
+    /// A wait that ended at `at` was longer than promised, by `beyond`.
     void violation(device_id d, std::uint32_t tenant, instant at, ns beyond) noexcept {
         record(detail::trace_kind::violation, d, tenant, at, instant{beyond});
     }
 
-    /// Records that made room for later ones.
+    /// Records that are gone: they made room for later ones.
     [[nodiscard]] std::uint64_t lost() const noexcept { return ring_.lost(); }
 
-    /// The trace event format, version "JSON object".
+    /// The records as text, in the trace event format (the variant "JSON object"). Throws std::bad_alloc.
     [[nodiscard]] std::string json() {
         const std::lock_guard lock(mutex_);
         std::string out = "{\"displayTimeUnit\": \"ns\", \"traceEvents\": [";
@@ -153,12 +155,13 @@ private:
         return "\"pid\": " + std::to_string(device) + ", \"tid\": " + std::to_string(tenant);
     }
 
-    // The format counts in microseconds.
-    [[nodiscard]] static std::string micros(std::int64_t t) {
+    // From the one time to the other, in microseconds as the format has it. Unsigned: the distance may not fit into ns.
+    [[nodiscard]] static std::string micros(std::int64_t to, std::int64_t from = 0) {
         char text[32];
-        const auto size = t < 0 ? 0 - static_cast<std::uint64_t>(t) : static_cast<std::uint64_t>(t);
-        std::snprintf(text, sizeof text, "%s%llu.%03u", t < 0 ? "-" : "", static_cast<unsigned long long>(size / 1000),
-                      static_cast<unsigned>(size % 1000));
+        const auto distance = static_cast<std::uint64_t>(to) - static_cast<std::uint64_t>(from);
+        const auto size = to < from ? 0 - distance : distance;
+        std::snprintf(text, sizeof text, "%s%llu.%03u", to < from ? "-" : "",
+                      static_cast<unsigned long long>(size / 1000), static_cast<unsigned>(size % 1000));
         return text;
     }
 
@@ -166,7 +169,7 @@ private:
         const auto at = place(r.device, r.tenant) + ", \"ts\": " + micros(r.begin);
         switch (r.kind) {
             case detail::trace_kind::kernel:
-                out += "{\"ph\": \"X\", \"name\": \"kernel\", " + at + ", \"dur\": " + micros(r.end - r.begin) + "}";
+                out += "{\"ph\": \"X\", \"name\": \"kernel\", " + at + ", \"dur\": " + micros(r.end, r.begin) + "}";
                 return;
             case detail::trace_kind::wait: append_span(out, r, "wait", at, number); return;
             case detail::trace_kind::permit: append_span(out, r, "permit", at, number); return;

@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-// Events in the order of their times, and of their coming where times are equal: what makes a simulation the same on
+// Events in the order of their times, and of their arrival where times are equal, which makes a simulation the same on
 // every run.
 //
 //   gpushare::sim::event_queue<int> events;    events.push(t, 7);
@@ -18,16 +18,19 @@ namespace gpushare {
 inline namespace GPUSHARE_ABI {
 namespace sim {
 
-/// A value; not thread-safe. Allocates while more events wait than ever did. A heap of four children a node, which is
-/// half as deep as a binary one.
+/// Events, first the earliest, and of equal times the one pushed first. Allocates while more events wait than ever did. A heap
+/// with four children a node, which is half as deep as a binary one. A value; not thread-safe.
 template <class Event>
 class event_queue {
 public:
+    /// Whether no event waits.
     [[nodiscard]] bool empty() const noexcept { return heap_.empty(); }
+    /// Events that wait.
     [[nodiscard]] std::size_t size() const noexcept { return heap_.size(); }
-    /// There must be one.
+    /// When the first event happens. There must be one.
     [[nodiscard]] instant first_time() const noexcept { return heap_.front().time; }
 
+    /// Adds an event. Throws std::bad_alloc.
     void push(instant time, Event event) {
         entry e{time, pushed_++, std::move(event)};
         auto at = heap_.size();
@@ -36,7 +39,7 @@ public:
         heap_[at] = std::move(e);
     }
 
-    /// The first one. There must be one.
+    /// Takes the first event out. There must be one.
     Event pop() {
         Event first = std::move(heap_.front().event);
         entry last = std::move(heap_.back());

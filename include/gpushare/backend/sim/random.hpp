@@ -14,11 +14,13 @@ namespace gpushare {
 inline namespace GPUSHARE_ABI {
 namespace sim {
 
-/// A value; not thread-safe. SplitMix64 (Steele, Lea, Flood, OOPSLA 2014).
+/// A generator of 64-bit numbers: SplitMix64 (Steele, Lea, Flood, OOPSLA 2014). A value; not thread-safe.
 class random {
 public:
+    /// The same seed gives the same sequence.
     explicit random(std::uint64_t seed = 0) noexcept : state_(seed) {}
 
+    /// Any number of 64 bits.
     [[nodiscard]] std::uint64_t next() noexcept {
         std::uint64_t z = state_ += 0x9e3779b97f4a7c15U;
         z = (z ^ (z >> 30U)) * 0xbf58476d1ce4e5b9U;
@@ -29,13 +31,17 @@ public:
     [[nodiscard]] std::uint64_t below(std::uint64_t n) noexcept { return next() % n; }
     /// In [0, 1).
     [[nodiscard]] double fraction() noexcept { return static_cast<double>(next() >> 11U) * 0x1.0p-53; }
-    /// Uniform, both ends included; `to` is not before `from`.
+    /// Uniform, both ends included. `to` is not less than `from`.
     [[nodiscard]] ns between(ns from, ns to) noexcept {
-        return from + ns{static_cast<std::int64_t>(below(static_cast<std::uint64_t>((to - from).count()) + 1))};
+        // Unsigned: the distance may not fit into ns.
+        const auto first = static_cast<std::uint64_t>(from.count());
+        const auto distance = static_cast<std::uint64_t>(to.count()) - first;
+        return ns{static_cast<std::int64_t>(first + (distance + 1 == 0 ? next() : below(distance + 1)))};
     }
-    /// Between arrivals of a Poisson process, so many apart on average.
+    /// Time between two arrivals of a Poisson process whose arrivals are `mean` apart on average; ns::max() at the most.
     [[nodiscard]] ns exponential(ns mean) noexcept {
-        return ns{std::llround(-std::log1p(-fraction()) * static_cast<double>(mean.count()))};
+        const double drawn = -std::log1p(-fraction()) * static_cast<double>(mean.count());
+        return drawn < 0x1p63 ? ns{std::llround(drawn)} : ns::max();
     }
 
 private:

@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
-// Streams of simulated devices, and their points. Whoever waits for a point lets the world's events happen until it is
-// reached, so that code written for real devices runs unchanged in virtual time.
+// Streams of simulated devices, and their points. A wait for a point lets the world's events happen until it is reached,
+// so that code written for real devices runs unchanged in virtual time.
 //
 //   gpushare::sim::stream s{world, {0}, gpushare::priority{1}};
 //   s.enqueue(200us);    auto done = s.record();    done.wait(gpushare::never);     // 200 us later, at once
@@ -22,14 +22,17 @@ namespace gpushare {
 inline namespace GPUSHARE_ABI {
 namespace sim {
 
-/// Copies are the same point; a default-constructed one is reached. For the world's thread. A wait that can't end,
-/// because nothing is left to happen, is over: false.
+/// A point on a simulated stream. Copies are the same point; a default-constructed one is reached. For the world's thread. A wait
+/// lets the world's events happen; where nothing is left to happen it returns false.
 class point {
 public:
-    point() = default;
+    point() = default;  ///< Reached.
 
+    /// Whether all before it is done.
     [[nodiscard]] bool reached() const noexcept { return !mark_ || mark_->reached; }
+    /// True once it is reached; false at the deadline, which it is then.
     bool wait(instant deadline) const { return wait_any(std::span(this, 1), deadline); }
+    /// The same for the first of several.
     static bool wait_any(std::span<const point> points, instant deadline) {
         const auto any = [&] { return std::any_of(points.begin(), points.end(), [](auto& p) { return p.reached(); }); };
         if (points.empty() || any()) return !points.empty();
@@ -41,8 +44,9 @@ public:
         if (deadline != never) w.now_ = std::max(w.now_, deadline);
         return false;
     }
-    /// Kernels don't fail here.
+    /// errc::none: kernels don't fail here.
     [[nodiscard]] static errc status() noexcept { return errc::none; }
+    /// Virtual time from `a` to `b`; both are reached.
     friend ns elapsed(const point& a, const point& b) noexcept { return b.at() - a.at(); }
 
 private:
@@ -55,19 +59,20 @@ private:
 };
 static_assert(timeline_point<point>);
 
-/// A handle; what was enqueued runs though the handle is gone. For the world's thread.
+/// An in-order stream of a simulated device. A handle: what was enqueued runs though the handle is gone. For the world's thread.
 class stream {
 public:
-    using point = sim::point;
+    using point = sim::point;  ///< What record() returns.
 
-    /// `tag` says in a kernel_span whose stream it is.
+    /// A stream of device `d`; `tag` says in a kernel_span whose it is. Throws std::bad_alloc.
     stream(world& w, device_id d, priority level = {}, std::uint32_t tag = 0)
         : world_(&w), index_(w.open_stream(d, level, tag)), level_(level) {}
-    stream(stream&&) noexcept = default;
-    stream& operator=(stream&&) noexcept = default;
+    stream(stream&&) noexcept = default;             ///< Moved.
+    stream& operator=(stream&&) noexcept = default;  ///< Moved.
 
-    /// A kernel that takes the whole device for so long. A negative length is none.
+    /// Enqueues a kernel that takes the whole device for `length`; a negative one counts as 0.
     void enqueue(ns length) { world_->push(index_, std::max(length, ns{0}), nullptr, {}); }
+    /// A point behind what was enqueued so far.
     [[nodiscard]] point record() {
         auto m = std::make_shared<world::mark>();
         world_->push(index_, ns{-1}, m, {});
@@ -78,7 +83,9 @@ public:
 
     /// Nothing more of this stream begins until let_go().
     void hold() { world_->hold(index_, true); }
+    /// Ends a hold().
     void let_go() { world_->hold(index_, false); }
+    /// Its priority.
     [[nodiscard]] priority level() const noexcept { return level_; }
 
 private:
@@ -91,9 +98,11 @@ static_assert(queue<stream>);
 /// One device of a world, as a place where streams come from. It has no SMs: a kernel takes all of it.
 class device {
 public:
-    using stream = sim::stream;
+    using stream = sim::stream;  ///< What make_stream() returns.
 
+    /// Device `d` of the world, which must outlive it.
     device(world& w, device_id d) noexcept : world_(&w), id_(d) {}
+    /// A stream of this device; see sim::stream.
     [[nodiscard]] stream make_stream(priority level = {}, std::uint32_t tag = 0) { return {*world_, id_, level, tag}; }
 
 private:

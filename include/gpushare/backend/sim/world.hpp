@@ -38,26 +38,33 @@ using task = gpushare::detail::inplace_function<void(), 48>;
 
 /// A kernel that a device has run.
 struct kernel_span {
-    device_id device{};
-    std::uint32_t tag = 0;  // of its stream
-    instant begin{}, end{};
+    device_id device{};     ///< which
+    std::uint32_t tag = 0;  ///< of its stream
+    instant begin{};        ///< when it started
+    instant end{};          ///< when it was over
 };
 
+/// What a world is made of.
 struct world_options {
-    std::uint32_t devices = 1;
+    std::uint32_t devices = 1;  ///< how many
 };
 
-/// For one thread: whoever steps it calls everything. Neither copied nor moved; its streams and points refer to it.
+/// Virtual time, devices and what happens to them. Time begins at instant{} and passes only within step(), run() and run_until(), or
+/// in a wait for a point. For one thread: the one that steps it makes all calls. Neither copied nor moved, since streams and
+/// points refer to it.
 class world {
 public:
+    /// Throws std::bad_alloc.
     explicit world(world_options o = {}) : devices_(o.devices) {}
-    world(const world&) = delete;
-    world& operator=(const world&) = delete;
+    world(const world&) = delete;             ///< Not copied.
+    world& operator=(const world&) = delete;  ///< Not copied.
 
+    /// The virtual time.
     [[nodiscard]] instant now() const noexcept { return now_; }
+    /// Devices, counted from 0.
     [[nodiscard]] std::uint32_t num_devices() const noexcept { return static_cast<std::uint32_t>(devices_.size()); }
 
-    /// `f()` is called at `t`, or next if that is over.
+    /// Has `f()` called at `t`, or next if that is past. Throws std::bad_alloc.
     void at(instant t, task f) {
         std::uint32_t slot = 0;
         if (free_tasks_.empty()) {
@@ -87,24 +94,24 @@ public:
         return true;
     }
 
-    /// All that happens until then, `t` included; then it is `t`.
+    /// Lets all happen that happens until `t`, that time included; then it is `t`.
     void run_until(instant t) {
         while (!events_.empty() && events_.first_time() <= t) step();
         now_ = std::max(now_, t);
     }
 
-    /// Until nothing is left to happen.
+    /// Lets all happen, until nothing is left.
     void run() {
         while (step()) {
         }
     }
 
-    /// Called with every kernel when it is over: the truth for those who meter.
+    /// Has `f` called with every kernel when it is over: what meters are checked against.
     void on_kernel(gpushare::detail::inplace_function<void(const kernel_span&), 48> f) { on_kernel_ = std::move(f); }
 
-    /// Events so far.
+    /// Events that have happened.
     [[nodiscard]] std::uint64_t happened() const noexcept { return happened_; }
-    /// How long the device has run kernels: those that are over.
+    /// How long the device has run those kernels that are over.
     [[nodiscard]] ns device_time(device_id d) const noexcept { return devices_[d.index].busy; }
 
 private:
@@ -234,10 +241,12 @@ private:
     gpushare::detail::inplace_function<void(const kernel_span&), 48> on_kernel_;
 };
 
-/// The world's time.
+/// A clock that tells a world's time. Copies tell the same; the world must outlive them. For the world's thread.
 class clock_of {
 public:
+    /// Of this world.
     explicit clock_of(const world& w) noexcept : world_(&w) {}
+    /// The virtual time.
     [[nodiscard]] instant now() const noexcept { return world_->now(); }
 
 private:
