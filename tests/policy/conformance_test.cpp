@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
 #include "conformance/compute_policy_suite.hpp"
-#include "policy/policies.hpp"
+#include "policy/every_policy.hpp"
 #include "support/catch.hpp"
 
 TEMPLATE_LIST_TEST_CASE("every policy serves who waits, and nobody else", "[policy][conformance]", policies::all) {

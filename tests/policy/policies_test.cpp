@@ -7,15 +7,9 @@
 #include <vector>
 
 #include <gpushare/compute/limiter_core.hpp>
-#include <gpushare/compute/policies/any_policy.hpp>
-#include <gpushare/compute/policies/capped.hpp>
-#include <gpushare/compute/policies/earliest_deadline.hpp>
-#include <gpushare/compute/policies/fifo.hpp>
-#include <gpushare/compute/policies/policy_tree.hpp>
-#include <gpushare/compute/policies/shortest_remaining.hpp>
-#include <gpushare/compute/policies/strict_priority.hpp>
 #include <gpushare/units.hpp>
 
+#include "policy/every_policy.hpp"
 #include "support/catch.hpp"
 #include "support/simulated_limiter.hpp"
 

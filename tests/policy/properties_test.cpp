@@ -12,7 +12,7 @@
 #include <gpushare/backend/sim/sim.hpp>
 #include <gpushare/units.hpp>
 
-#include "policy/policies.hpp"
+#include "policy/every_policy.hpp"
 #include "support/catch.hpp"
 #include "support/random.hpp"
 #include "support/simulated_limiter.hpp"

@@ -38,6 +38,7 @@ public:
     }
     limiter_trace(const limiter_trace&) = delete;             ///< Not copied.
     limiter_trace& operator=(const limiter_trace&) = delete;  ///< Not copied.
+
     /// The limiter records nothing more; what wasn't collected is lost.
     ~limiter_trace() { from_.record(0); }
 
