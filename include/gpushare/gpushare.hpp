@@ -16,7 +16,6 @@
 #include <gpushare/compute/permit.hpp>
 #include <gpushare/compute/policies/weighted_fair.hpp>
 #include <gpushare/compute/policy.hpp>
-#include <gpushare/compute/span_meter.hpp>
 #include <gpushare/compute/submission.hpp>
 #include <gpushare/compute/ticket.hpp>
 #include <gpushare/concepts.hpp>

@@ -8,7 +8,7 @@
 #include <utility>
 
 #include <gpushare/compute/compute_limiter.hpp>
-#include <gpushare/compute/detail/held_up.hpp>
+#include <gpushare/compute/detail/charging.hpp>
 #include <gpushare/units.hpp>
 
 #include "support/catch.hpp"
@@ -20,7 +20,7 @@ using gpushare::client_id;
 using gpushare::instant;
 using gpushare::ns;
 using gpushare::detail::enqueue_time;
-using gpushare::detail::enqueuing;
+using gpushare::detail::usual_enqueue_time;
 using support::manual_clock;
 using support::manual_stream;
 using support::sharing_stream;
@@ -81,7 +81,7 @@ struct setup {
 }  // namespace
 
 TEST_CASE("a thread is held up where enqueuing takes far longer than it usually does", "[compute]") {
-    enqueuing usual;
+    usual_enqueue_time usual;
     CHECK_FALSE(usual.is_held_up({}));
     CHECK_FALSE(usual.is_held_up({.took = 5us, .idle = 5us}));  // the first says what is usual
     for (int i = 0; i < 20; ++i) CHECK_FALSE(usual.is_held_up({.took = 5us, .idle = 5us}));
@@ -99,7 +99,7 @@ TEST_CASE("a thread is held up where enqueuing takes far longer than it usually 
 
 TEST_CASE("work whose thread was held up took what was predicted, as far as that can be", "[compute]") {
     const auto took = [](ns span, ns predicted, ns idle) {
-        return enqueuing::without_gap(span, predicted, {.took = 9ms, .idle = idle});
+        return usual_enqueue_time::without_gap(span, predicted, {.took = 9ms, .idle = idle});
     };
     CHECK(took(5ms, 1ms, 4500us) == 1ms);
     CHECK(took(5ms, 1ms, 2ms) == 3ms);     // at least what the device wasn't idle

@@ -6,7 +6,7 @@
 #include <cstdint>
 #include <vector>
 
-#include <gpushare/compute/detail/in_flight.hpp>
+#include <gpushare/compute/detail/in_flight_budget.hpp>
 #include <gpushare/units.hpp>
 
 #include "support/catch.hpp"
@@ -16,7 +16,7 @@ using namespace std::chrono_literals;
 using gpushare::instant;
 using gpushare::ns;
 using gpushare::priority;
-using gpushare::detail::in_flight_book;
+using gpushare::detail::in_flight_budget;
 
 namespace {
 
@@ -86,7 +86,7 @@ TEST_CASE("what the book of what is in flight keeps ready is what its rules say"
         CAPTURE(seed);
         support::random any(seed);
         rules rule{static_cast<std::uint32_t>(1 + any.below(5)), any.one_in(2) ? 1ms : 300us, {}};
-        in_flight_book book(rule.depth, rule.horizon);
+        in_flight_budget book(rule.depth, rule.horizon);
         for (int step = 0; step < 400; ++step) {
             if (rule.levels.empty() || (rule.levels.size() < 4 && any.one_in(50))) {
                 const int height = static_cast<int>(any.below(7)) - 3;
@@ -146,7 +146,7 @@ TEST_CASE("what the book of what is in flight keeps ready is what its rules say"
 }
 
 TEST_CASE("what is unknown or endless never overflows the book", "[compute]") {
-    in_flight_book book(3, 1ms);
+    in_flight_budget book(3, 1ms);
     const auto low = book.open(priority{0}), high = book.open(priority{1});
     book.add_client(low);
     book.add_client(high);

@@ -165,7 +165,7 @@ TEST_CASE("several that are alike end in the core as they do one by one", "[comp
             const auto n = static_cast<std::uint32_t>(1 + any.below(10));
             const auto c = clients[any.below(3)];
             const gpushare::queue_head head{.key = any.below(3)};
-            std::vector<gpushare::grant> granted;
+            std::vector<gpushare::admission> granted;
             for (std::uint32_t i = 0; i < n; ++i) {
                 one_by_one.arrive(c, {}, head);
                 at_once.arrive(c, {}, head);
@@ -180,9 +180,9 @@ TEST_CASE("several that are alike end in the core as they do one by one", "[comp
             auto sum = granted.front();
             for (std::uint32_t i = 1; i < n; ++i) sum.predicted += granted[i].predicted;
             for (const auto& g : granted)
-                (void)one_by_one.complete(g, {.took = each, .from = gpushare::outcome::source::shared});
+                (void)one_by_one.complete(g, {.took = each, .from = gpushare::charge::source::shared});
             (void)at_once.complete(
-                sum, {.took = each * static_cast<int>(n), .from = gpushare::outcome::source::shared, .times = n});
+                sum, {.took = each * static_cast<int>(n), .from = gpushare::charge::source::shared, .times = n});
             CHECK(one_by_one.usage(c).device_time == at_once.usage(c).device_time);
             CHECK(one_by_one.usage(c).completed == at_once.usage(c).completed);
             CHECK(at_once.usage(c).in_flight == 0);

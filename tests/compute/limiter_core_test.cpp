@@ -16,8 +16,8 @@
 
 using namespace gpushare::literals;
 using namespace std::chrono_literals;
+using gpushare::admission;
 using gpushare::client_id;
-using gpushare::grant;
 using gpushare::instant;
 using gpushare::limiter_core;
 using gpushare::ns;
@@ -28,8 +28,8 @@ namespace {
 constexpr instant now{};
 
 /// Lets in all that can go.
-std::vector<grant> drain(limiter_core<>& core) {
-    std::vector<grant> in;
+std::vector<admission> drain(limiter_core<>& core) {
+    std::vector<admission> in;
     while (const auto g = core.next(now)) in.push_back(*g);
     return in;
 }
@@ -104,16 +104,16 @@ TEST_CASE("a lower level never fills the room of a higher one", "[compute]") {
     arrive(core, middle, 10);
     auto in = drain(core);
     CHECK(in.size() == 2);
-    CHECK(std::ranges::all_of(in, [&](const grant& g) { return g.client == middle; }));
+    CHECK(std::ranges::all_of(in, [&](const admission& g) { return g.client == middle; }));
     arrive(core, high, 10);
     in = drain(core);
     CHECK(in.size() == 3);
-    CHECK(std::ranges::all_of(in, [&](const grant& g) { return g.client == high; }));
+    CHECK(std::ranges::all_of(in, [&](const admission& g) { return g.client == high; }));
     SECTION("and gets in again only when those above leave room") {
         for (const auto& g : in) core.complete(g, 1ms);
         in = drain(core);
         CHECK(in.size() == 3);
-        CHECK(std::ranges::all_of(in, [&](const grant& g) { return g.client == high; }));
+        CHECK(std::ranges::all_of(in, [&](const admission& g) { return g.client == high; }));
     }
 }
 
@@ -332,7 +332,7 @@ public:
 
 private:
     struct running {
-        grant what;
+        admission what;
         ns cost;
         instant let_in{}, begin{}, end{};
     };

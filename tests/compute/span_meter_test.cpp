@@ -10,7 +10,9 @@
 #include <utility>
 #include <vector>
 
-#include <gpushare/compute/span_meter.hpp>
+#include <gpushare/compute/detail/charging.hpp>
+#include <gpushare/compute/detail/observer.hpp>
+#include <gpushare/compute/policy.hpp>
 #include <gpushare/units.hpp>
 
 #include "support/catch.hpp"
@@ -38,8 +40,24 @@ struct span {
     std::int64_t begin, end;
 };
 
+/// Charges spans between points, placed as an observer places them.
+struct point_meter {
+    ns charge(moment begin, moment end) {
+        return charge(begin, end, {}, ns{0}, [](gpushare::client_id, ns) {});
+    }
+    template <class F>
+    ns charge(moment begin, moment end, gpushare::client_id who, ns at_least, F give_back) {
+        const auto between = [](moment a, moment b) { return elapsed(a, b); };
+        const auto when = axis.place(begin, end, elapsed(begin, end), between);
+        axis.follow(when, end);
+        return meter.charge(when, who, at_least, give_back);
+    }
+    gpushare::detail::device_axis<moment> axis;
+    gpushare::detail::span_meter meter;
+};
+
 std::vector<std::int64_t> charges(const std::vector<span>& spans) {
-    gpushare::span_meter<moment> meter;
+    point_meter meter;
     std::vector<std::int64_t> result;
     for (const auto& s : spans) result.push_back(meter.charge({s.begin}, {s.end}).count());
     return result;
@@ -89,7 +107,7 @@ TEST_CASE("the charges sum to the union of the spans, in whatever order they com
         }
         if (in_order) std::ranges::sort(spans, {}, &span::end);
         std::bitset<1100> busy;
-        gpushare::span_meter<moment> meter;
+        point_meter meter;
         for (const auto& s : spans) {
             std::int64_t fresh = 0;
             for (auto t = static_cast<std::size_t>(s.begin); t < static_cast<std::size_t>(s.end); ++t)
@@ -108,7 +126,7 @@ TEST_CASE("the charges sum to the union of the spans, in whatever order they com
 }
 
 TEST_CASE("a span that began before very many gaps is never charged for what others were", "[compute]") {
-    gpushare::span_meter<moment> meter;
+    point_meter meter;
     std::int64_t sum = 0;
     for (std::int64_t i = 0; i < 1000; ++i) sum += meter.charge({10 + i * 10}, {13 + i * 10}).count();
     CHECK(sum == 3000);
@@ -125,13 +143,11 @@ using gpushare::client_id;
 /// A meter, and what each of its clients was charged in the end.
 struct account {
     void run(std::uint32_t who, span s, std::int64_t at_least) {
-        const auto between = [](moment a, moment b) { return elapsed(a, b); };
-        const auto when = meter.place({s.begin}, {s.end}, ns{s.end - s.begin}, between);
-        const auto cost =
-            meter.charge(when, {s.end}, {who, 1}, ns{at_least}, [&](client_id c, ns t) { of[c.index] -= t.count(); });
+        const auto cost = meter.charge({s.begin}, {s.end}, {who, 1}, ns{at_least},
+                                       [&](client_id c, ns t) { of[c.index] -= t.count(); });
         of[who] += cost.count();
     }
-    gpushare::span_meter<moment> meter;
+    point_meter meter;
     std::array<std::int64_t, 8> of{};
 };
 
@@ -223,7 +239,7 @@ TEST_CASE("shared or not, the charges less what was given back sum to the union 
 }
 
 TEST_CASE("a meter runs for centuries", "[compute]") {
-    gpushare::span_meter<moment> meter;
+    point_meter meter;
     const std::int64_t year = 31'557'600'000'000'000;
     for (std::int64_t y = 0; y < 290; ++y) CHECK(meter.charge({y * year}, {y * year + year / 2}).count() == year / 2);
 }

@@ -8,7 +8,7 @@
 
 #include <gpushare/backend/sim/sim.hpp>
 #include <gpushare/compute/compute_limiter.hpp>
-#include <gpushare/compute/submission_log.hpp>
+#include <gpushare/compute/submission.hpp>
 #include <gpushare/units.hpp>
 
 #include "support/catch.hpp"

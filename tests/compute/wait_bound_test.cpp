@@ -15,7 +15,7 @@
 
 using namespace gpushare::literals;
 using namespace std::chrono_literals;
-using gpushare::grant;
+using gpushare::admission;
 using gpushare::instant;
 using gpushare::limiter_core;
 using gpushare::limiter_event;
@@ -36,7 +36,7 @@ struct two_levels {
     gpushare::client_id low = core.add({.weight = 50_pct, .longest = 1ms, .tag = 1});
     gpushare::client_id high = core.add({.weight = 50_pct, .level = {1}, .longest = 100us, .tag = 2});
 
-    grant let_in(gpushare::client_id c, instant at = start) {
+    admission let_in(gpushare::client_id c, instant at = start) {
         core.arrive(c, at);
         return core.next(at).value();
     }

@@ -84,7 +84,7 @@ public:
     void pump() {
         const auto now = world_->now();
         const auto behind = [this](gpushare::client_id c) noexcept { return clients_[c.index].line[1].head; };
-        for (gpushare::grant g; core_.next(g, now, behind);) {
+        for (gpushare::admission g; core_.next(g, now, behind);) {
             auto& client = clients_[g.client.index];
             const auto w = client.line.front();
             client.line.pop_front();
@@ -101,7 +101,7 @@ public:
 
 private:
     struct in_flight {
-        gpushare::grant what{};
+        gpushare::admission what{};
         simulated_end how{};
     };
 

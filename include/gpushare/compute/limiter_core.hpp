@@ -1,11 +1,11 @@
 // SPDX-License-Identifier: Apache-2.0
-// The decisions of a compute limiter, as a plain value: whose submission is let in next, what it is charged before its
+// The decisions of a compute limiter, as a plain value: whose submission is admitted next, what it is charged before its
 // true cost is known, and how much may be in flight. Shells (compute_limiter, a simulator, a test) bring the time.
 //
 //   gpushare::limiter_core core{{.depth = 4}};
 //   auto chat = core.add({.weight = 70_pct});
 //   core.arrive(chat, now);                          // a submission waits
-//   if (auto g = core.next(now)) { ...enqueue...; core.complete(*g, measured_device_time); }
+//   if (auto a = core.next(now)) { ...enqueue...; core.complete(*a, measured_device_time); }
 #pragma once
 
 #include <algorithm>
@@ -16,10 +16,10 @@
 #include <utility>
 #include <vector>
 
+#include <gpushare/compute/admission.hpp>
 #include <gpushare/compute/cost_model.hpp>
-#include <gpushare/compute/detail/in_flight.hpp>
+#include <gpushare/compute/detail/in_flight_budget.hpp>
 #include <gpushare/compute/detail/limiter_client.hpp>
-#include <gpushare/compute/grant.hpp>
 #include <gpushare/compute/limiter_event.hpp>
 #include <gpushare/compute/policies/weighted_fair.hpp>
 #include <gpushare/compute/policy.hpp>
@@ -33,37 +33,38 @@ inline namespace GPUSHARE_ABI {
 template <compute_policy Policy = weighted_fair>
 class limiter_core {
 public:
+    /// `policy` decides among the clients, of which it has none yet.
     explicit limiter_core(limiter_options options = {}, Policy policy = {})
         : options_(detail::usable(options)), policy_(std::move(detail::in_turn(policy, options.take_turns))) {}
 
-    /// Throws operation_error where the policy refuses, and std::bad_alloc: then nothing has changed.
+    /// A new client. Throws operation_error where the policy refuses, and std::bad_alloc: then nothing has changed.
     [[nodiscard]] client_id add(const client_settings& s) {
         std::uint32_t index = 0;
         while (index < clients_.size() && clients_[index].present) ++index;
         if (index == clients_.size()) clients_.emplace_back();
         auto& client = clients_[index];
         const client_id id{index, client.generation + 1};
-        const auto level = book_.open(s.level);
+        const auto level = budget_.open(s.level);
         if (const auto why = policy_.add(id, s); why.code != errc::none) raise(why, {}, "limiter");
         client = {};
         client.settings = s;
         client.generation = id.generation;
         client.level = level;
         client.present = true;
-        book_.add_client(level);
+        budget_.add_client(level);
         raise_longest(client);
         return id;
     }
 
-    /// In force for what is let in from now on; what is in flight stays charged as it was.
+    /// In force for what is admitted from now on; what is in flight stays charged as it was.
     /// Where the policy refuses, nothing has changed.
     errc change(client_id c, const client_settings& s) {
-        const auto to = book_.open(s.level);
+        const auto to = budget_.open(s.level);
         if (const auto why = policy_.change(c, s); why.code != errc::none) return why.code;
         clients_[c.index].settings = s;
         const auto from = std::exchange(clients_[c.index].level, to);
-        book_.remove_client(from);
-        book_.add_client(to);
+        budget_.remove_client(from);
+        budget_.add_client(to);
         find_longest(from);
         find_longest(to);
         return errc::none;
@@ -88,11 +89,12 @@ public:
     void remove(client_id c) noexcept {
         auto& client = clients_[c.index];
         policy_.remove(c);
-        book_.remove_client(client.level);
+        budget_.remove_client(client.level);
         client.present = false;
         find_longest(client.level);
     }
 
+    /// Whether there is such a client.
     [[nodiscard]] bool contains(client_id c) const noexcept {
         return c.index < clients_.size() && clients_[c.index].present && clients_[c.index].generation == c.generation;
     }
@@ -100,11 +102,15 @@ public:
     /// One more submission of `c` waits. `head`, if given, says what is known of it.
     void arrive(client_id c, instant now, const queue_head* head = nullptr) noexcept {
         auto& client = clients_[c.index];
-        if (counts_arrival(client)) tell(c, now, head);
+        ++num_waiting_;
+        if (client.usage.waiting++ != 0) return;
+        if (client.usage.in_flight == 0) ++num_active_;
+        tell(c, now, head);
     }
+    /// The same.
     void arrive(client_id c, instant now, const queue_head& head) noexcept { arrive(c, now, &head); }
 
-    /// One submission of `c` no longer waits and was not let in. `head_of(c)` says what is first now, if anything is.
+    /// One submission of `c` no longer waits and was not admitted. `head_of(c)` says what is first now, if anything is.
     template <std::invocable<client_id> F>
     void withdraw(client_id c, instant now, F head_of) noexcept {
         auto& client = clients_[c.index];
@@ -117,20 +123,20 @@ public:
             tell(c, now, &first);
         }
     }
+    /// The same, where nothing is known of what waits behind.
     void withdraw(client_id c, instant now = {}) noexcept { withdraw(c, now, detail::nothing_known{now}); }
 
-    /// arrive() and next() in one, for whoever may be the only one that waits: whether it was let in. `head` as for
+    /// arrive() and next() in one, for whoever may be the only one that waits: whether it was admitted. `head` as for
     /// arrive().
-    [[nodiscard]] bool pass(grant& g, client_id c, instant now, const queue_head* head) noexcept {
+    [[nodiscard]] bool pass(admission& g, client_id c, instant now, const queue_head* head) noexcept {
         arrive(c, now, head);
         return num_waiting_ == 1 && next(g, now, detail::nothing_known{now});
     }
 
-    /// Lets in the next submission, if one waits and there is room: what is in flight of its level and above leaves room
-    /// for it (in_flight.hpp), so lower levels never fill the room of a higher one; and no request of a higher level is
-    /// under way. `head_of(c)` says what is first in the client's line after that, if anything is.
-    template <std::invocable<client_id> F>
-    [[nodiscard]] bool next(grant& g, instant now, F head_of) noexcept {
+    /// Whether the next submission can be admitted now, and what is known of it: one waits and there is room, as what is in
+    /// flight of its level and above leaves room for it (detail/in_flight_budget.hpp), so lower levels never fill the room of
+    /// a higher one; and no request of a higher level is under way. Asked twice, it answers the same.
+    [[nodiscard]] bool is_ready(admission& a, instant now) noexcept {
         resume_at_ = never;
         if (num_waiting_ == 0) return false;
         const auto c = policy_.pick(now);
@@ -138,76 +144,104 @@ public:
             resume_at_ = std::max(c.ask_again(), saturating_add(now, ns{1}));  // time must pass
             return false;
         }
-        auto& client = clients_[c->index];
-        describe(g, *c, client, client.head);
-        if (client.enqueuing || !book_.has_room(g.level_index, g.longest, g.predicted, num_active_ == 1)) return false;
-        if (const auto hold = book_.held(g.level_index, now); hold.held) {
-            resume_at_ = hold.until;
+        const auto& client = clients_[c->index];
+        const auto kind = costs_.next(*c, client.head.key, client.costs);
+        a.client = *c;
+        a.level = client.settings.level;
+        a.level_index = client.level;
+        a.predicted = client.head.cost;
+        a.key = client.head.key;
+        a.policy = policies_;
+        a.of_request = client.head.of_request;
+        a.at_least = kind.at_least;
+        a.bound = client.head.bound > ns{0} ? client.head.bound : budget_.bound(a.level_index);
+        a.known = kind.known;
+        a.longest = kind.longest > ns{0} ? kind.longest : client.longest();
+        a.may_share = a.known && a.predicted <= quantum() / 2 && client.next_may_share();
+        if (client.enqueuing || !budget_.has_room(a.level_index, a.longest, a.predicted, num_active_ == 1))
             return false;
-        }
-        policy_.serve(*c, g.predicted, now);
-        enter(g, client);
-        withdraw(*c, now, head_of);
+        const auto hold = budget_.held(a.level_index, now);
+        if (hold.held) resume_at_ = hold.until;
+        return !hold.held;
+    }
+    /// Admits the one that is_ready() described just now. `head_of(c)` says what waits first of the client after that, if
+    /// anything does.
+    template <std::invocable<client_id> F>
+    void admit(admission& a, instant now, F head_of) noexcept {
+        policy_.serve(a.client, a.predicted, now);
+        a.served_before = budget_.served_from(a.level_index);
+        budget_.enter(a.level_index, a.longest, a.predicted, a.of_request);
+        auto& client = clients_[a.client.index];
+        ++client.usage.in_flight;
+        ++client.admitted;
+        withdraw(a.client, now, head_of);
+    }
+    /// Both in one: admits the next submission, if it can be.
+    template <std::invocable<client_id> F>
+    [[nodiscard]] bool next(admission& a, instant now, F head_of) noexcept {
+        if (!is_ready(a, now)) return false;
+        admit(a, now, head_of);
         return true;
     }
-    template <std::invocable<client_id> F, class Grant = grant>
-    [[nodiscard]] std::optional<Grant> next(instant now, F head_of) noexcept {
-        Grant g;
-        return next(g, now, head_of) ? std::optional(g) : std::nullopt;
+    /// The same. `head_of` as for admit().
+    template <std::invocable<client_id> F>
+    [[nodiscard]] std::optional<admission> next(instant now, F head_of) noexcept {
+        admission a;
+        return next(a, now, head_of) ? std::optional(a) : std::nullopt;
     }
-    template <class Grant = grant>
-    [[nodiscard]] std::optional<Grant> next(instant now) noexcept {
-        return next(now, detail::nothing_known{now});
-    }
+    /// The same, where nothing is known of what waits behind.
+    [[nodiscard]] std::optional<admission> next(instant now) noexcept { return next(now, detail::nothing_known{now}); }
 
-    /// A callable is being run that enqueues it, or no longer: meanwhile nothing of its client or its level is let in. So a
+    /// A callable is being run that enqueues it, or no longer: meanwhile nothing of its client or its level is admitted. So a
     /// client's work is enqueued in its order, a level's one after the other, and no level waits for another's callables.
-    void set_enqueuing(const grant& g, bool on) noexcept {
-        clients_[g.client.index].enqueuing = book_.of(g.level_index).enqueuing = on;
+    void set_enqueuing(const admission& g, bool on) noexcept {
+        clients_[g.client.index].enqueuing = budget_.of(g.level_index).enqueuing = on;
     }
 
-    /// After next() let nothing in: when to call it again though nothing else happened, as a policy holds work back; or `never`.
+    /// After next() admitted nothing: when to call it again though nothing else happened, as a policy holds work back; or `never`.
     [[nodiscard]] instant resume_at() const noexcept { return resume_at_; }
 
     /// The submission is over. `now` matters while requests are under way. Returns by how much its wait was longer than
     /// the bound that was published for it.
-    ns complete(const grant& g, const outcome& o, instant now = {}) noexcept {
-        auto& client = leave(g, o.times);
+    ns complete(const admission& g, const charge& o, instant now = {}) noexcept {
+        auto& client = remove_from_flight(g, o.times);
         const ns beyond = judge(g, o);
-        book_.of(g.level_index).served += o.took;
+        budget_.of(g.level_index).served += o.took;
         correct(g, o.took - g.predicted);
         learn(g, o, client);
         client.usage.device_time += o.took;
         client.usage.completed += o.times;
-        if (g.of_request) book_.of(g.level_index).hold_until = saturating_add(now, options_.anticipation);
+        if (g.of_request) budget_.of(g.level_index).hold_until = saturating_add(now, options_.anticipation);
         if (client.ended(o.failed, options_.quarantine_after))
             events_.push(
                 {.what = limiter_event::kind::quarantined, .client = g.client, .failures = client.failures_in_row});
         return beyond;
     }
-    ns complete(const grant& g, ns device_time, bool failed = false) noexcept {
+    /// The same for one that was measured by itself.
+    ns complete(const admission& g, ns device_time, bool failed = false) noexcept {
         return complete(g, {.took = device_time, .failed = failed});
     }
 
-    /// The submission was let in but nothing was enqueued: it costs nothing.
-    void cancel(const grant& g) noexcept {
-        leave(g);
+    /// The submission was admitted but nothing was enqueued: it costs nothing.
+    void cancel(const admission& g) noexcept {
+        remove_from_flight(g);
         correct(g, -g.predicted);
     }
 
     /// The submission doesn't end: its room is given to others and its client gets no more. Should it ever end, it is
     /// charged by complete_late(). `times`: so many that are alike, with the sum of what was predicted.
-    void write_off(const grant& g, std::uint32_t times = 1) noexcept {
-        auto& client = leave(g, times);
+    void write_off(const admission& g, std::uint32_t times = 1) noexcept {
+        auto& client = remove_from_flight(g, times);
         client.usage.failed += times;
         client.quarantined = true;
         while (times-- > 0) events_.push({.what = limiter_event::kind::stuck, .client = g.client});
     }
-    void complete_late(const grant& g, ns device_time, std::uint32_t times = 1) noexcept {
+    /// It ended after all. Nothing happens if its client is gone.
+    void complete_late(const admission& g, ns device_time, std::uint32_t times = 1) noexcept {
         if (!contains(g.client)) return;
         correct(g, device_time - g.predicted);
         clients_[g.client.index].usage.device_time += device_time;
-        book_.of(g.level_index).served += device_time;
+        budget_.of(g.level_index).served += device_time;
         clients_[g.client.index].usage.completed += times;
     }
 
@@ -219,75 +253,64 @@ public:
     }
 
     /// No request of this level goes on: nothing is held back for it any longer.
-    void end_request(client_id c) noexcept { book_.of(clients_[c.index].level).hold_until = {}; }
+    void end_request(client_id c) noexcept { budget_.of(clients_[c.index].level).hold_until = {}; }
     /// Whether next() and complete() need the time though the policy doesn't.
-    [[nodiscard]] bool holds_back() const noexcept { return book_.any_hold(); }
+    [[nodiscard]] bool holds_back() const noexcept { return budget_.any_hold(); }
     /// Whether work is held back until `t`, for a request.
-    [[nodiscard]] bool is_held_until(instant t) const noexcept { return book_.is_held_until(t); }
+    [[nodiscard]] bool is_held_until(instant t) const noexcept { return budget_.is_held_until(t); }
 
-    /// Nothing more of `c` is let in, until it is removed.
+    /// Nothing more of `c` is to come, until it is removed.
     void close(client_id c) noexcept { clients_[c.index].closing = true; }
+    /// Whether that was said.
     [[nodiscard]] bool closing(client_id c) const noexcept { return clients_[c.index].closing; }
-    /// Whether nothing is let in of `c`, because its work failed too often in a row; until it is pardoned.
+    /// Whether nothing is admitted of `c`, because its work failed too often in a row; until it is pardoned.
     [[nodiscard]] bool quarantined(client_id c) const noexcept { return clients_[c.index].quarantined; }
+    /// Ends its quarantine.
     void pardon(client_id c) noexcept { clients_[c.index].pardon(); }
     /// What happened that nobody asked for.
     [[nodiscard]] detail::event_queue& events() noexcept { return events_; }
+    /// The same.
     [[nodiscard]] const detail::event_queue& events() const noexcept { return events_; }
 
     /// The longest that a submission of the highest level waits for work of the levels below: all of it that may be in
     /// flight at once (each level fills its own room), each as long as the longest that a client of its level declared or
     /// lately showed. With one level in use: what a submission waits for those of its own level that are in flight. What
     /// takes longer than was known breaks that bound, and is an event.
-    [[nodiscard]] ns wait_bound() const noexcept { return book_.bound(); }
-    /// The same for a submission of `c` that comes now, from the moment when it is let in: what it waits for work of the
+    [[nodiscard]] ns wait_bound() const noexcept { return budget_.bound(); }
+    /// The same for a submission of `c` that comes now, from the moment when it is admitted: what it waits for work of the
     /// levels below its own; where none is below, for what of its own is in flight. It waits for levels above without a
     /// bound, and for its turn within its own by its share. What is broken is an event.
-    [[nodiscard]] ns bound_of(client_id c) const noexcept { return book_.bound(clients_[c.index].level); }
+    [[nodiscard]] ns bound_of(client_id c) const noexcept { return budget_.bound(clients_[c.index].level); }
 
     /// Submissions that wait, of all clients.
     [[nodiscard]] std::uint64_t num_waiting() const noexcept { return num_waiting_; }
     /// Indices of clients so far: `add` gives one of these, or this one.
     [[nodiscard]] std::size_t num_indices() const noexcept { return clients_.size(); }
+    /// The account of `c`.
     [[nodiscard]] const client_usage& usage(client_id c) const noexcept { return clients_[c.index].usage; }
+    /// The settings of `c` that are in force.
     [[nodiscard]] const client_settings& settings(client_id c) const noexcept { return clients_[c.index].settings; }
     /// How long submissions that are timed together may take, all of them: as long as half of what may be in flight.
     [[nodiscard]] ns quantum() const noexcept { return options_.horizon / 2; }
+    /// As given, where they can be used.
     [[nodiscard]] const limiter_options& options() const noexcept { return options_; }
 
 private:
     struct client_state : detail::limiter_client {};
 
-    void raise_longest(const client_state& c) noexcept { book_.raise_longest(c.level, c.longest()); }
+    void raise_longest(const client_state& c) noexcept { budget_.raise_longest(c.level, c.longest()); }
     // Linear: when clients leave a level, and now and then, as what was long long ago is forgotten.
     void find_longest(std::uint32_t level) noexcept {
-        book_.forget_longest(level);
+        budget_.forget_longest(level);
         for (const auto& c : clients_)
             if (c.present && c.level == level) raise_longest(c);
     }
 
-    // The first in the line of `c`, if it is let in.
-    void describe(grant& g, client_id c, const client_state& client, const queue_head& first) const noexcept {
-        const auto kind = costs_.next(c, first.key, client.costs);
-        g.client = c;
-        g.level = client.settings.level;
-        g.level_index = client.level;
-        g.predicted = first.cost;
-        g.key = first.key;
-        g.policy = policies_;
-        g.of_request = first.of_request;
-        g.at_least = kind.at_least;
-        g.bound = first.bound > ns{0} ? first.bound : book_.bound(g.level_index);
-        g.known = kind.known;
-        g.longest = kind.longest > ns{0} ? kind.longest : client.longest();
-        g.may_share = g.known && g.predicted <= quantum() / 2 && client.shares_turn();
-    }
-
-    void learn(const grant& g, const outcome& o, client_state& client) noexcept {
+    void learn(const admission& g, const charge& o, client_state& client) noexcept {
         auto* const kind = costs_.find_or_add(g.client, g.key);
-        if (o.from == outcome::source::doubt) return;
+        if (o.from == charge::source::doubt) return;
         client.learn(o, kind);
-        if (o.from == outcome::source::shared) return;
+        if (o.from == charge::source::shared) return;
         raise_longest(client);
         if (++learnt_ > std::max<std::uint64_t>(recent_longest::window, clients_.size())) {
             learnt_ = 0;
@@ -298,46 +321,31 @@ private:
 
     // Of the time in flight, what neither its own length nor work of its level and above explains is its wait for others.
     // Its own length counts as the longest of its kind: only what is certain is a violation.
-    [[nodiscard]] ns judge(const grant& g, const outcome& o) noexcept {
+    [[nodiscard]] ns judge(const admission& g, const charge& o) noexcept {
         if (o.in_flight <= ns{0} || g.bound <= ns{0} || g.longest <= ns{0}) return ns{0};
-        const ns of_own_level = book_.served_from(g.level_index) - g.served_before;
+        const ns of_own_level = budget_.served_from(g.level_index) - g.served_before;
         const ns waited = o.in_flight - std::max(o.took, g.longest) - of_own_level;
         if (waited <= g.bound) return ns{0};
         note(limiter_event::kind::waited_beyond_bound, g, waited, g.bound);
         return waited - g.bound;
     }
-    void note(limiter_event::kind what, const grant& g, ns took, ns bound) noexcept {
+    void note(limiter_event::kind what, const admission& g, ns took, ns bound) noexcept {
         events_.push({.what = what, .client = g.client, .took = took, .bound = bound, .key = g.key});
     }
 
-    // Whether it is the first in its line.
-    [[nodiscard]] bool counts_arrival(client_state& client) noexcept {
-        ++num_waiting_;
-        if (client.usage.waiting++ != 0) return false;
-        if (client.usage.in_flight == 0) ++num_active_;
-        return true;
-    }
-
-    // Tells the policy what is first in a client's line.
+    // Tells the policy what waits first of a client.
     void tell(client_id c, instant now, const queue_head* head) noexcept {
         auto& client = clients_[c.index];
         client.head = client.complete(head, now, c, costs_, options_.first_guess);
         policy_.wake(c, client.head, now);
     }
-    // What an earlier policy let in is none of this one's concern.
-    void correct(const grant& g, ns delta) noexcept {
+    // What an earlier policy admitted is none of this one's concern.
+    void correct(const admission& g, ns delta) noexcept {
         if (g.policy == policies_) policy_.correct(g.client, delta);
     }
 
-    void enter(grant& g, client_state& client) noexcept {
-        g.served_before = book_.served_from(g.level_index);
-        book_.enter(g.level_index, g.longest, g.predicted, g.of_request);
-        ++client.usage.in_flight;
-        ++client.turns;
-    }
-
-    client_state& leave(const grant& g, std::uint32_t times = 1) noexcept {
-        book_.leave(g.level_index, g.longest, g.predicted, g.of_request, times);
+    client_state& remove_from_flight(const admission& g, std::uint32_t times = 1) noexcept {
+        budget_.leave(g.level_index, g.longest, g.predicted, g.of_request, times);
         auto& client = clients_[g.client.index];
         if ((client.usage.in_flight -= times) == 0 && client.usage.waiting == 0) --num_active_;
         return client;
@@ -346,7 +354,7 @@ private:
     limiter_options options_;
     Policy policy_;
     std::vector<client_state> clients_;
-    detail::in_flight_book book_{options_.depth, options_.horizon};
+    detail::in_flight_budget budget_{options_.depth, options_.horizon};
     cost_model costs_;
     detail::event_queue events_;
     std::uint32_t policies_ = 0;  // how often another one took over

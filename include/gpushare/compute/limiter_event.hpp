@@ -17,22 +17,26 @@
 namespace gpushare {
 inline namespace GPUSHARE_ABI {
 
+/// What happened that nobody asked for.
 struct limiter_event {
+    /// What it was.
     enum class kind : std::uint8_t {
-        overran,  // a submission took longer than its kind was counted with: others may wait beyond the bound
-        waited_beyond_bound,  // a submission waited longer for work of lower levels than was published when it came
-        quarantined,          // too many failures in a row: nothing of the client is let in until it is pardoned
-        stuck,                // work of the client doesn't end; it is quarantined as well
-        device_lost,          // the device became unusable while the client had work in flight
+        overran,  ///< a submission took longer than its kind was counted with: others may wait beyond the bound
+        waited_beyond_bound,  ///< a submission waited longer for work of lower levels than was published when it came
+        quarantined,          ///< too many failures in a row: nothing of the client is admitted until it is pardoned
+        stuck,                ///< work of the client doesn't end; it is quarantined as well
+        device_lost,          ///< the device became unusable while the client had work in flight
     };
 
-    kind what{};
-    client_id client{};
-    ns took{}, bound{};          // of overran: the submission; of waited_beyond_bound: its wait
-    std::uint64_t key = 0;       // of both: the kind of submission, if it has one
-    std::uint32_t failures = 0;  // of quarantined
+    kind what{};                 ///< what it was
+    client_id client{};          ///< whose submission
+    ns took{};                   ///< of overran: the submission; of waited_beyond_bound: its wait
+    ns bound{};                  ///< of both: what it should have been at most
+    std::uint64_t key = 0;       ///< of both: the kind of submission, if it has one
+    std::uint32_t failures = 0;  ///< of quarantined: so many in a row
 };
 
+/// In words.
 [[nodiscard]] constexpr std::string_view to_string(limiter_event::kind k) noexcept {
     switch (k) {
         case limiter_event::kind::overran: return "overran";
@@ -47,12 +51,11 @@ struct limiter_event {
 namespace detail {
 
 /// The latest events that nobody has taken; the oldest make room. A value.
-template <class Event = limiter_event>
-class basic_event_queue {
+class event_queue {
 public:
     static constexpr std::size_t capacity = 64;
 
-    void push(const Event& e) noexcept {
+    void push(const limiter_event& e) noexcept {
         events_[(first_ + size_) % capacity] = e;
         if (size_ < capacity) {
             ++size_;
@@ -61,7 +64,7 @@ public:
             ++dropped_;
         }
     }
-    std::optional<Event> take() noexcept {
+    std::optional<limiter_event> take() noexcept {
         if (size_ == 0) return std::nullopt;
         const auto e = events_[first_];
         first_ = (first_ + 1) % capacity;
@@ -71,11 +74,10 @@ public:
     [[nodiscard]] std::uint64_t dropped() const noexcept { return dropped_; }
 
 private:
-    std::array<Event, capacity> events_{};
+    std::array<limiter_event, capacity> events_{};
     std::size_t first_ = 0, size_ = 0;
     std::uint64_t dropped_ = 0;
 };
-using event_queue = basic_event_queue<>;
 
 }  // namespace detail
 

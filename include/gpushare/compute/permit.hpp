@@ -1,13 +1,11 @@
 // SPDX-License-Identifier: Apache-2.0
-// A permit: leave to enqueue one submission, taken at a limiter's gate. The work holds it until the device is done.
+// A permit: the right to enqueue one submission, taken at a limiter's gate. Its work is in flight until the device is done.
 //
 //   auto p = limiter.acquire(chat, deadline);            // result<permit>
 //   if (p) p->enqueue(stream, [&](auto& s) { s.launch(shape, kernel); });
 #pragma once
 
 #include <concepts>
-#include <cstddef>
-#include <optional>
 #include <utility>
 
 #include <gpushare/config.hpp>
@@ -28,27 +26,28 @@ template <class Stream>
 }
 }  // namespace detail
 
-/// Movable; one owner. Unused, it is given back when it is destroyed. Must not outlive its limiter.
+/// Movable; one owner, one thread at a time. Unused, it is given back when it is destroyed. Must not outlive its limiter.
 template <class Limiter>
 class permit {
 public:
-    using stream = typename Limiter::stream;
+    using stream = typename Limiter::stream;  ///< what the work is enqueued on
 
+    /// `other` is empty afterwards.
     permit(permit&& other) noexcept
-        : limiter_(std::exchange(other.limiter_, nullptr)), slot_(other.slot_), bound_(other.bound_) {}
+        : engine_(std::exchange(other.engine_, nullptr)), submission_(other.submission_), bound_(other.bound_) {}
     permit& operator=(permit&&) = delete;
     ~permit() {
-        if (limiter_ != nullptr) limiter_->give_back(*slot_);
+        if (engine_ != nullptr) engine_->give_back(*submission_);
     }
 
     /// Runs `enqueue_work(s)`, which enqueues onto `s`. Once only. What it throws passes through, after what it had
     /// enqueued until then is accounted for.
     template <std::invocable<stream&> F>
     void enqueue(stream& s, F&& enqueue_work) {
-        limiter_->await_turn(*slot_, s);
-        if constexpr (Limiter::shares_points) {
-            limiter_->board(*slot_, s);
-            enqueue_boarded(s, enqueue_work);
+        engine_->await_turn(*submission_, s);
+        if constexpr (engine::shares_points) {
+            engine_->place(*submission_, s);
+            enqueue_in_batch(s, enqueue_work);
         } else {
             enqueue_between_points(s, enqueue_work);
         }
@@ -59,54 +58,57 @@ public:
 
 private:
     friend Limiter;
-    permit(Limiter& limiter, typename Limiter::flight& slot, ns bound) noexcept
-        : limiter_(&limiter), slot_(&slot), bound_(bound) {}
+    using engine = typename Limiter::engine;
+    permit(engine& e, typename engine::submission& s, ns bound) noexcept
+        : engine_(&e), submission_(&s), bound_(bound) {}
 
+    // Where points cost nothing: which batch it is in is seen to later.
     template <class F>
     void enqueue_between_points(stream& s, F& enqueue_work) {
-        slot_->stream = &s;
-        slot_->begin = s.record();
+        submission_->stream = &s;
+        submission_->begin = s.record();
         try {
             enqueue_work(s);
         } catch (...) {
-            slot_->end = s.record();
-            used()->land(*slot_, errc::submission_failed);
+            submission_->end = s.record();
+            used()->enqueued_by_holder(*submission_, errc::submission_failed);
             throw;
         }
-        slot_->end = s.record();
-        used()->land(*slot_, errc::none);
+        submission_->end = s.record();
+        used()->enqueued_by_holder(*submission_, errc::none);
     }
 
+    // With the points that its batch asks for.
     template <class F>
-    void enqueue_boarded(stream& s, F& enqueue_work) {
+    void enqueue_in_batch(stream& s, F& enqueue_work) {
         bool enqueued = false;
         try {
-            if (slot_->needs_begin) slot_->begin = s.record();
-            enqueued = slot_->may_stay_open;
+            if (submission_->needs_begin) submission_->begin = s.record();
+            enqueued = submission_->may_stay_open;
             try {
                 enqueue_work(s);
             } catch (...) {
-                if (slot_->needs_end) slot_->end = s.record();
-                used()->land(*slot_, errc::submission_failed);
+                if (submission_->needs_end) submission_->end = s.record();
+                used()->enqueued_by_holder(*submission_, errc::submission_failed);
                 throw;
             }
-            if (slot_->needs_end) slot_->end = s.record();
+            if (submission_->needs_end) submission_->end = s.record();
         } catch (...) {
-            if (limiter_ == nullptr) throw;  // accounted for
+            if (engine_ == nullptr) throw;  // accounted for
             if (enqueued)
-                used()->land(*slot_, errc::submission_failed);
+                used()->enqueued_by_holder(*submission_, errc::submission_failed);
             else
-                limiter_->unboard(*slot_);
+                engine_->take_back(*submission_);
             throw;
         }
         // Its work may share a point that is recorded dozens of launches later.
-        used()->land(*slot_, detail::known_lost(s) ? errc::device_lost : errc::none);
+        used()->enqueued_by_holder(*submission_, detail::known_lost(s) ? errc::device_lost : errc::none);
     }
 
-    Limiter* used() noexcept { return std::exchange(limiter_, nullptr); }
+    engine* used() noexcept { return std::exchange(engine_, nullptr); }
 
-    Limiter* limiter_;
-    typename Limiter::flight* slot_;
+    engine* engine_;
+    typename engine::submission* submission_;
     ns bound_;
 };
 

@@ -7,13 +7,12 @@
 #pragma once
 
 #include <atomic>
-#include <cstddef>
 #include <exception>
 #include <memory>
 #include <stop_token>
 #include <utility>
 
-#include <gpushare/compute/submission.hpp>
+#include <gpushare/compute/detail/submission.hpp>
 #include <gpushare/concepts.hpp>
 #include <gpushare/config.hpp>
 #include <gpushare/error.hpp>
@@ -26,15 +25,14 @@ inline namespace GPUSHARE_ABI {
 template <class Limiter>
 class ticket {
 public:
-    using stream = typename Limiter::stream;
+    using stream = typename Limiter::stream;  ///< what the work is enqueued on
 
-    ticket(Limiter& limiter, std::shared_ptr<detail::submission_pool<stream>> pool,
-           detail::submission<stream>& submission) noexcept
-        : limiter_(&limiter), pool_(std::move(pool)), submission_(&submission) {}
+    /// `other` is empty afterwards, and can only be assigned to or destroyed.
     ticket(ticket&& other) noexcept
-        : limiter_(other.limiter_),
+        : engine_(other.engine_),
           pool_(std::move(other.pool_)),
           submission_(std::exchange(other.submission_, nullptr)) {}
+    /// As the constructor.
     ticket& operator=(ticket&& other) noexcept {
         ticket(std::move(other)).swap(*this);
         return *this;
@@ -45,21 +43,21 @@ public:
 
     /// True once the limiter has seen the work finish, fail or be cancelled. Never blocks and drives nothing.
     [[nodiscard]] bool done() const noexcept {
-        return submission_->at.load(std::memory_order_acquire) == detail::phase::done;
+        return submission_->at.load(std::memory_order_acquire) == detail::stage::done;
     }
 
     /// Waits, and drives the limiter meanwhile. False at the deadline or on a stop request. The limiter must still
     /// exist unless done().
     bool wait(instant deadline = never, const std::stop_token& stop = {}) const {
-        return done() || limiter_->wait_for(*submission_, deadline, stop);
+        return done() || engine_->wait_for(*submission_, deadline, stop);
     }
 
     /// The longest that it waits for work of lower levels, as known when it came; see compute_limiter::bound_of.
     [[nodiscard]] ns bound() const noexcept { return submission_->facts.bound; }
 
     /// Once done: errc::none, submission_failed (the callable threw), kernel_failed, device_lost, or closed (it was
-    /// cancelled before it was let in).
-    [[nodiscard]] errc status() const noexcept { return submission_->code; }
+    /// cancelled before it was admitted).
+    [[nodiscard]] errc status() const noexcept { return submission_->status; }
 
     /// Once done and failed: throws what the callable threw, else operation_error with status().
     [[noreturn]] void rethrow() const {
@@ -73,13 +71,19 @@ public:
     [[nodiscard]] ns device_time() const noexcept { return submission_->device_time; }
 
 private:
+    friend Limiter;
+    using engine = typename Limiter::engine;
+    ticket(engine& e, std::shared_ptr<detail::submission_pool<stream>> pool,
+           detail::submission<stream>& submission) noexcept
+        : engine_(&e), pool_(std::move(pool)), submission_(&submission) {}
+
     void swap(ticket& other) noexcept {
-        std::swap(limiter_, other.limiter_);
+        std::swap(engine_, other.engine_);
         std::swap(pool_, other.pool_);
         std::swap(submission_, other.submission_);
     }
 
-    Limiter* limiter_;
+    engine* engine_;
     std::shared_ptr<detail::submission_pool<stream>> pool_;
     detail::submission<stream>* submission_;
 };

@@ -17,7 +17,7 @@
 #include <utility>
 #include <vector>
 
-#include <gpushare/compute/submission_log.hpp>
+#include <gpushare/compute/submission.hpp>
 #include <gpushare/config.hpp>
 #include <gpushare/observe/timeline_trace.hpp>
 #include <gpushare/units.hpp>

@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-// What a compute limiter knows of one client: what it asked for, what waits first in its line, and its account. A part of
+// What a compute limiter knows of one client: what it asked for, what waits first of it, and its account. A part of
 // limiter_core.hpp.
 //
 //   client.head = client.complete(nullptr, now, id, kinds, first_guess);    // what comes next, as predicted
@@ -9,8 +9,8 @@
 #include <algorithm>
 #include <cstdint>
 
+#include <gpushare/compute/admission.hpp>
 #include <gpushare/compute/cost_model.hpp>
-#include <gpushare/compute/grant.hpp>
 #include <gpushare/compute/policy.hpp>
 #include <gpushare/config.hpp>
 #include <gpushare/units.hpp>
@@ -19,7 +19,7 @@ namespace gpushare {
 inline namespace GPUSHARE_ABI {
 namespace detail {
 
-/// What is behind the head of a line, where nobody says more of it.
+/// What waits behind the first of a client, where nobody says more of it.
 struct nothing_known {
     instant now{};
     [[nodiscard]] queue_head operator()(client_id) const noexcept { return {.arrival = now}; }
@@ -27,11 +27,11 @@ struct nothing_known {
 
 struct limiter_client {
     client_settings settings{};
-    std::uint32_t generation = 0, level = 0;  // the level's index in the book
+    std::uint32_t generation = 0, level = 0;  // the level's index in the budget
     bool present = false, quarantined = false;
     bool closing = false;    // takes no more
     bool enqueuing = false;  // its callable is being run
-    std::uint32_t failures_in_row = 0, turns = 0;
+    std::uint32_t failures_in_row = 0, admitted = 0;
     cost_estimate costs{};  // of all its submissions
     queue_head head{};      // while something waits
     client_usage usage{};
@@ -51,14 +51,14 @@ struct limiter_client {
     }
 
     /// What a measured one took, or several together. `kind`: of its kind, if that is known.
-    void learn(const outcome& o, cost_estimate* kind) noexcept {
-        if (o.from == outcome::source::shared) {
+    void learn(const charge& o, cost_estimate* kind) noexcept {
+        if (o.from == charge::source::shared) {
             costs.learn_mean(o.took, o.times);
             if (kind != nullptr) kind->learn_mean(o.took, o.times);
             return;
         }
-        costs.learn(o.took, o.from == outcome::source::alone);
-        if (kind != nullptr) kind->learn(o.took, o.from == outcome::source::alone);
+        costs.learn(o.took, o.from == charge::source::alone);
+        if (kind != nullptr) kind->learn(o.took, o.from == charge::source::alone);
         usage.longest = std::max(usage.longest, o.took);
     }
 
@@ -79,7 +79,7 @@ struct limiter_client {
     }
 
     /// Whether its next one may share points: the last of each sixty-four is timed by itself.
-    [[nodiscard]] bool shares_turn() const noexcept { return turns % cycle != cycle - 1; }
+    [[nodiscard]] bool next_may_share() const noexcept { return admitted % cycle != cycle - 1; }
 
 private:
     // Batches don't tell how long the longest is, nor whether there were gaps.

@@ -1,14 +1,24 @@
 // SPDX-License-Identifier: Apache-2.0
-// What turns in a compute limiter while its threads come by: lets in, enqueues, takes note of what is done, and waits.
-// The part of compute_limiter.hpp that nobody calls by name.
+// A submission's life in a compute limiter, in the order of the functions below:
 //
-//   std::unique_lock lock(mutex_);   advance(lock, policy_time(), look_now);
+//   arrive and admit   admissions.hpp, limiter_core.hpp     whose submission goes next, and whether there is room
+//   batch              batches.hpp                          which points are to be recorded around it
+//   enqueue            submission.hpp, permit.hpp           under no lock: the callable, or the permit's holder
+//   observe            observer.hpp                         which ends are reached, and when the work ran
+//   charge             charging.hpp                         what each is charged
+//   tell               here                                 tickets, callbacks, threads that sleep
+//
+// There is no thread in here. drive() does all of that for everybody, on the thread of whoever calls; wait() sleeps or
+// watches the device in between. One mutex guards everything: functions that take a `lock` let go of it while they run code
+// of the user's or of the device; the others hold it throughout.
 #pragma once
 
 #include <algorithm>
 #include <concepts>
 #include <cstddef>
+#include <cstdint>
 #include <exception>
+#include <memory>
 #include <mutex>
 #include <optional>
 #include <span>
@@ -16,10 +26,14 @@
 #include <thread>
 #include <utility>
 
-#include <gpushare/compute/detail/flights.hpp>
-#include <gpushare/compute/detail/limiter_outcomes.hpp>
+#include <gpushare/compute/admission.hpp>
+#include <gpushare/compute/detail/admissions.hpp>
+#include <gpushare/compute/detail/batches.hpp>
+#include <gpushare/compute/detail/charging.hpp>
+#include <gpushare/compute/detail/observer.hpp>
 #include <gpushare/compute/detail/sleepers.hpp>
-#include <gpushare/compute/detail/turns.hpp>
+#include <gpushare/compute/detail/submission.hpp>
+#include <gpushare/compute/detail/submission_log.hpp>
 #include <gpushare/compute/limiter_core.hpp>
 #include <gpushare/compute/policy.hpp>
 #include <gpushare/compute/submission.hpp>
@@ -33,160 +47,375 @@ namespace gpushare {
 inline namespace GPUSHARE_ABI {
 namespace detail {
 
-/// Every function that takes a lock may let go of it meanwhile; the others hold it throughout.
+/// Whether to look at the device though nothing is predicted to be done, and to have the end of what is open.
+enum class look : bool { if_due, now };
+
+/// Beyond what it came for, a thread runs callables of others for so long at the most, and the one that it is at then.
+inline constexpr ns beyond_need{100'000};
+
+/// What a thread came for. It drives for others while it isn't `met()`, and after that for `beyond` at the most: what is
+/// left is for a thread that sleeps in the limiter or, if none does, for the next that comes. So nobody is kept for work
+/// that there always is more of.
+template <class Met, class Submission>
+struct need {
+    Met met;
+    const Submission* own = nullptr;  // its own submission: it runs that callable whenever it is its turn
+    ns beyond = beyond_need;
+    instant since = never;  // it has been running callables of others alone
+};
+
+/// Not thread-safe but for what says that it takes the mutex.
 template <timeline Stream, clock Clock, compute_policy Policy>
-class limiter_engine : public limiter_outcomes<Stream, Clock, Policy> {
-    using base = limiter_outcomes<Stream, Clock, Policy>;
+class limiter_engine {
+public:
+    using point = typename Stream::point;
+    using submission = detail::submission<Stream>;
+    using lock_type = std::unique_lock<std::mutex>;
+    static constexpr bool shares_points = batch<Stream>::shares;
 
-protected:
-    using base::base;
-    using typename base::flight_list;
-    using typename base::hold;
-    using typename base::look;
-    using typename base::node;
-    using typename base::point;
-    using flight = typename flight_list::flight;
-
-    using base::cancel_faulty;
-    using base::clear_up;
-    using base::clients_;
-    using base::clock_;
-    using base::core_;
-    using base::faulty_;
-    using base::finish;
-    using base::flights_;
-    using base::left_;
-    using base::log_;
-    using base::mutex_;
-    using base::policy_time;
-    using base::refusal;
-    using base::retire;
-    using base::sleepers_;
-    using base::write_off_stuck;
-
-    errc enter(node& n, client_id c, instant now, const submit_options& o) noexcept {
-        if (const auto why = no_entry(c); why != errc::none) return why;
-        line_up(n, c, now, o);
-        core_.arrive(c, now, n.facts);
-        return errc::none;
-    }
-    void line_up(node& n, client_id c, instant now, const submit_options& o) noexcept {
-        n.client = c;
-        n.facts = head_of_line(o, now, core_.bound_of(c));
-        clients_[c.index].waiting.push(n);
-    }
-    [[nodiscard]] errc no_entry(client_id c) const noexcept {
-        if (const auto why = refusal(c); why != errc::none) return why;
-        return core_.usage(c).waiting >= core_.options().queue_limit ? errc::queue_full : errc::none;
-    }
-    [[nodiscard]] auto head_of(bool second = false) const noexcept {
-        return [=, this](client_id c) noexcept { return clients_[c.index].head(second); };
+    limiter_engine(limiter_options options, Clock time, Policy policy)
+        : clock_(std::move(time)),
+          clients_(options, std::move(policy)),
+          batches_(clients_.core().quantum(), options.take_turns) {}
+    limiter_engine(const limiter_engine&) = delete;
+    limiter_engine& operator=(const limiter_engine&) = delete;
+    ~limiter_engine() {
+        lock_type lock(mutex_);
+        for (auto& q : clients_.queues()) cancel_waiting(lock, q, errc::closed);
+        for (auto& b : batches_.all())
+            for (auto* s = b.first; s != nullptr; s = s->next_member)
+                if (s->queued && !s->told) complete(*s, errc::closed);
+        auto stay = came_for([] { return false; });
+        tell(lock, stay);
     }
 
-    // Notes what is done and lets in what can go. Of one level, one thread at a time enqueues: another's submissions are seen
-    // by the one that is at it, which keeps the order of enqueuing that of letting in.
-    void advance(hold& lock, instant now, look how) noexcept {
-        retire(how);
-        if (how == look::now) write_off_stuck();
+    [[nodiscard]] std::mutex& mutex() const noexcept { return mutex_; }
+    [[nodiscard]] limiter_core<Policy>& core() noexcept { return clients_.core(); }
+    [[nodiscard]] const limiter_core<Policy>& core() const noexcept { return clients_.core(); }
+    [[nodiscard]] admissions<Stream, Policy>& clients() noexcept { return clients_; }
+    [[nodiscard]] submission_log<Stream>& log() noexcept { return log_; }
+    [[nodiscard]] const submission_log<Stream>& log() const noexcept { return log_; }
+    [[nodiscard]] const std::shared_ptr<submission_pool<Stream>>& pool() const noexcept { return pool_; }
+
+    /// The time for a policy, where one is needed: reading a clock costs as much as the rest of a permit.
+    [[nodiscard]] instant policy_time() const noexcept {
+        return !is_timeless<Policy> || core().holds_back() || log_.on() ? clock_.now() : instant{};
+    }
+    /// The time that batches are placed with.
+    [[nodiscard]] instant batch_time() const noexcept { return shares_points ? clock_.now() : instant{}; }
+
+    // ---- the gate: who enqueues by itself
+
+    /// The record of one that was admitted, or `admitted` is false and it waits. Throws std::bad_alloc.
+    struct entry {
+        submission& what;
+        bool admitted;
+    };
+    /// There is entry.
+    [[nodiscard]] entry arrive_at_gate(client_id c, const submit_options& o, instant now) {
+        auto& s = batches_.record_for_gate();
+        // All else that drive() would do is done when it is placed in a batch, by the one reading of the clock then.
+        if (faulty_ || !told_.empty() || !batches_.has_slot()) {
+            (void)clients_.arrive(s, c, o, now);
+            return {s, false};
+        }
+        if (!clients_.arrive_and_pass(s, c, o, now)) return {s, false};
+        take_slot(s);
+        return {s, true};
+    }
+    /// Of one that waits: until it is admitted. Else it is gone.
+    errc wait_at_gate(lock_type& lock, submission& s, instant now, instant deadline, const std::stop_token& stop) {
+        const auto admitted = [&] { return s.at.load(std::memory_order_relaxed) != stage::waiting; };
+        auto stay = waits_for(admitted, &s, deadline, stop);
+        drive(lock, now, look::if_due, stay);
+        auto why = wait(lock, admitted, &s, deadline, stop);
+        if (why != errc::none)
+            clients_.withdraw(s, policy_time());
+        else
+            why = s.status;
+        if (why != errc::none) batches_.give_back(s);
+        return why;
+    }
+    /// Whether something that was enqueued may be done by now.
+    [[nodiscard]] bool any_due(instant now) noexcept { return batches_.any_due(now); }
+    void place(submission& s, Stream& stream, instant now) noexcept {
+        s.enqueue_began = now;
+        batches_.place(s, stream, now);
+    }
+    /// The same after a while. Takes the mutex.
+    void place(submission& s, Stream& stream) noexcept {
+        auto now = batch_time();
+        lock_type lock(mutex_);
+        if (batches_.any_due(now)) {
+            auto stay = came_for([] { return true; });
+            stay.beyond = ns{0};  // its own work comes first
+            drive(lock, policy_time(), look::if_due, stay);
+            now = batch_time();
+        }
+        place(s, stream, now);
+    }
+    /// Makes `stream` wait for others' work, if it isn't to run beside it. Takes the mutex. What throws is the stream's.
+    void await_turn(const submission& s, Stream& stream) {
+        if constexpr (joining_timeline<Stream>) {
+            if (!core().options().take_turns) return;  // never changes
+            lock_type lock(mutex_);
+            await_turn(lock, s.admitted, stream);
+        }
+    }
+    /// A permit's holder has enqueued it. Takes the mutex only if somebody waits for that.
+    void enqueued_by_holder(submission& s, errc status) noexcept {
+        s.status = status;
+        if (shares_points && s.needs_end) s.enqueue_ended = batch_time();
+        if (!batches_.announce_enqueued(s) && status != errc::device_lost) return;
+        lock_type lock(mutex_);
+        end_batches(lock, nullptr, !sleepers_.empty());  // who sleeps needs a point to watch
+        if (status == errc::device_lost) drive(lock, look::now);
+        keep_watch();
+        batches_.keep_awaiting(!sleepers_.empty());
+    }
+    /// It couldn't enqueue it, and may try again. Takes the mutex.
+    void take_back(submission& s) noexcept {
+        const std::lock_guard lock(mutex_);
+        batches_.take_back(s);
+    }
+    /// It wasn't used. Takes the mutex.
+    void give_back(submission& s) noexcept {
+        lock_type lock(mutex_);
+        cancel(s);
+        drive(lock, look::now);
+    }
+
+    // ---- who drives
+
+    template <std::predicate Met>
+    [[nodiscard]] static need<Met, submission> came_for(Met met, const submission* own = nullptr) noexcept {
+        return {.met = std::move(met), .own = own};
+    }
+    /// Until `done`, the deadline or a stop request. All of these must outlast it.
+    template <std::predicate Done>
+    [[nodiscard]] auto waits_for(const Done& done, const submission* own, const instant& deadline,
+                                 const std::stop_token& stop) const noexcept {
+        return came_for(
+            [&] { return done() || stop.stop_requested() || (deadline != never && clock_.now() >= deadline); }, own);
+    }
+    /// Notes what is done and admits what can go, for who came for nothing else.
+    void drive(lock_type& lock, look how) noexcept {
+        auto stay = came_for([] { return true; });
+        drive(lock, policy_time(), how, stay);
+    }
+    /// The same, staying as `stay` says. Of one level, one thread at a time enqueues: another's submissions are seen by the one
+    /// that is at it, which keeps the order of enqueuing that of admission.
+    template <class Need>
+    void drive(lock_type& lock, instant now, look how, Need& stay) noexcept {
+        ready_left_ = false;
+        observe(how);
+        if (how == look::now) give_up_stuck();
         if (faulty_) cancel_faulty(lock);
-        while (node* const n = let_in(now)) {
-            if (n->work) {
-                enqueue(lock, *n->slot, *n);
-                retire(look::if_due);
-                if (faulty_) cancel_faulty(lock);
-                now = policy_time();
-            } else {
-                n->at.store(phase::let_in, std::memory_order_relaxed);
-                sleepers_.wake(*n);
+        for (admission a; batches_.has_slot() && clients_.is_ready(a, now);) {
+            if (leaves(clients_.first_of(a.client), stay)) {
+                ready_left_ = true;
+                break;
             }
+            submission& s = clients_.admit(a, now);
+            take_slot(s);
+            if (clients_.queue(a.client).waits_for_room > 0) sleepers_.wake_all();
+            s.at.store(stage::admitted, std::memory_order_relaxed);
+            if (!s.queued) {
+                sleepers_.wake(s);
+                continue;
+            }
+            enqueue(lock, s);
+            observe(look::if_due);
+            if (faulty_) cancel_faulty(lock);
+            now = policy_time();
         }
         // Who waits for room, or wants to know now, needs a point to watch.
-        end_batches(lock, nullptr, how == look::now || core_.num_waiting() > 0);
+        end_batches(lock, nullptr, how == look::now || core().num_waiting() > 0);
         keep_watch();
-        if (!left_.empty()) clear_up(lock);
+        if (!told_.empty()) tell(lock, stay);
     }
 
-    // The next one, with a slot; null if there is none to be let in.
-    node* let_in(instant now) noexcept {
-        flight* const slot = flights_.free_slot();
-        if (slot == nullptr || !core_.next(slot->what, now, head_of(true))) return nullptr;
-        auto& client = clients_[slot->what.client.index];
-        node* const n = client.waiting.pop();
-        n->slot = slot;
-        flights_.take(*slot);
-        if (client.waits_for_room > 0) sleepers_.wake_all();
-        if (log_.on()) log_.let_in(slot->number, n->facts.arrival, clock_.now());
-        return n;
+    /// Takes note of what the device has done, and charges it.
+    void observe(look how) noexcept {
+        if (!batches_.any_ended()) return;
+        typename observer<Stream>::questions ask;
+        const auto now = batch_time();
+        while (auto* const b = observer_.next_done(batches_, now, how == look::now, ask)) settle(*b);
     }
 
-    void enqueue(hold& lock, flight& f, node& n) noexcept {
-        core_.set_enqueuing(f.what, true);
-        n.at.store(phase::let_in, std::memory_order_relaxed);
+    /// Waits for `done`, and drives meanwhile: watches the device while nobody else does. Wakes up for `own`, if that isn't
+    /// null, and for the watch.
+    template <std::predicate Done>
+    errc wait(lock_type& lock, Done done, submission* own, instant deadline, const std::stop_token& stop) {
+        errc why = errc::none;
+        const auto me = std::this_thread::get_id();
+        const auto stay = waits_for(done, own, deadline, stop);
+        const auto drive_on = [&](instant now) {
+            auto anew = stay;
+            drive(lock, now, look::now, anew);
+        };
+        instant patient_until = never;  // then it watches what others were expected to
+        while (!done()) {
+            const auto now = clock_.now();
+            if (stop.stop_requested()) why = errc::stopped;
+            if (now >= deadline) why = errc::deadline_exceeded;
+            if (why != errc::none) break;
+            if (end_batches(lock, own, true)) continue;
+            const auto resume = core().resume_at();
+            if (ready_left_ || now >= resume) {
+                drive_on(now);
+                continue;
+            }
+            // An end that couldn't be recorded is tried again.
+            const auto again = batches_.any_open() ? now + slice_.length() : never;
+            const auto until = std::min({deadline, resume, now + slice_.length()});
+            const auto end = observer_.end_of(batches_, own);
+            if (!watched_ && any_unwatched(now >= patient_until, own, me)) {
+                watched_ = true;
+                // Its own are among them.
+                look_at(lock, observer_.begin_watch(batches_), end ? own : nullptr, until, drive_on);
+                slice_.learn(observer_.end_watch());
+                watched_ = false;
+                patient_until = never;
+                continue;
+            }
+            if (end) {
+                look_at(lock, {&*end, 1}, own, until, drive_on);
+                continue;
+            }
+            batches_.await_enqueued();
+            if (!watched_ && any_unwatched(now >= patient_until, own, me)) continue;  // just enqueued
+            if (watched_ || !batches_.any_ended())
+                patient_until = never;
+            else if (now >= patient_until || patient_until == never)
+                patient_until = now + watch_slice::patience;
+            sleepers_.sleep(lock, own, now, std::min(deadline, again), std::min(resume, patient_until));
+        }
+        keep_watch();  // somebody else's turn
+        return why;
+    }
+    /// For who waits with a stop token. Takes the mutex.
+    void wake_all() noexcept {
+        const std::lock_guard lock(mutex_);
+        sleepers_.wake_all();
+    }
+    /// For a ticket: until `s` is done. Takes the mutex.
+    bool wait_for(submission& s, instant deadline, const std::stop_token& stop) {
+        const std::stop_callback on_stop(stop, [this] { wake_all(); });
+        lock_type lock(mutex_);
+        const auto done = [&] { return s.at.load(std::memory_order_acquire) == stage::done; };
+        auto stay = waits_for(done, &s, deadline, stop);
+        drive(lock, policy_time(), look::now, stay);
+        return wait(lock, done, &s, deadline, stop) == errc::none;
+    }
+
+    // ---- faults and records
+
+    /// `c` takes nothing more, and what waits of it is cancelled.
+    void close(lock_type& lock, client_id c) noexcept {
+        core().close(c);
+        cancel_waiting(lock, clients_.queue(c), errc::closed);
+    }
+    void record(std::size_t most) {
+        log_.start(most, clock_.now());
+        batches_.keep_apart(log_.on());
+    }
+
+private:
+    // ---- admission
+
+    void take_slot(submission& s) noexcept {
+        batches_.take_slot();
+        if (log_.on()) log_.admitted(s, clock_.now());
+    }
+    // Nothing was enqueued after all.
+    void cancel(submission& s) noexcept {
+        const auto c = s.admitted.client;
+        core().cancel(s.admitted);
+        if (core().closing(c)) sleepers_.wake_all();
+        batches_.release(s);
+    }
+
+    // ---- enqueue
+
+    void enqueue(lock_type& lock, submission& s) noexcept {
+        core().set_enqueuing(s.admitted, true);
         keep_watch();  // over what is in flight already: the callable may take its time
         try {
-            await_turn(lock, f, *n.stream);
+            if constexpr (joining_timeline<Stream>)
+                if (core().options().take_turns) await_turn(lock, s.admitted, *s.stream);
         } catch (...) {
-            core_.set_enqueuing(f.what, false);
-            n.error = std::current_exception();
-            return fail(f, n, errc::submission_failed);
+            core().set_enqueuing(s.admitted, false);
+            s.error = std::current_exception();
+            cancel(s);
+            return complete(s, errc::submission_failed);
         }
-        f.boarded = clock_.now();
-        flights_.board(f, *n.stream, flight_list::batch::shares ? f.boarded : instant{});
+        s.enqueue_began = clock_.now();
+        batches_.place(s, *s.stream, shares_points ? s.enqueue_began : instant{});
         lock.unlock();
-        const auto came = n.run();
-        if (f.needs_end) f.landed = clock_.now();
+        const auto so_far = s.enqueue();
+        if (s.needs_end) s.enqueue_ended = clock_.now();
         lock.lock();
-        core_.set_enqueuing(f.what, false);
-        if (came == node::came::to_its_end || (came == node::came::without_end && f.may_stay_open)) {
-            flights_.put(f, n.code, &n);
-        } else {
-            flights_.unboard(f);
-            fail(f, n, n.code);
-        }
-    }
-    void fail(flight& f, node& n, errc why) noexcept {
-        leave(f);
-        finish(n, why);
+        core().set_enqueuing(s.admitted, false);
+        if (so_far == enqueued_part::all || (so_far == enqueued_part::work && s.may_stay_open))
+            return batches_.enqueued(s);
+        batches_.take_back(s);
+        cancel(s);
+        complete(s, s.status);
     }
 
-    // Makes `s` wait for others' work, if it isn't to run beside it. What throws is the stream's.
-    void await_turn(hold& lock, const flight& f, Stream& s) {
-        if constexpr (joining_timeline<Stream>) {
-            if (!core_.options().take_turns) return;
-            flights_.mark_others(f.what, s);
-            end_batches(lock, nullptr, false);
-            take_turn(lock, flights_, f.what, s);
+    void await_turn(lock_type& lock, const admission& a, Stream& stream) {
+        batches_.mark_others(a, stream);
+        end_batches(lock, nullptr, false);
+        std::uint64_t after = 0;  // once round, though others do the same
+        while (auto* const b = turn_before<Stream>(batches_.all(), after, a, stream)) {
+            after = b->order;
+            // An end that was recorded; or, where somebody is just enqueuing more, one that is to be.
+            std::optional<point> end;
+            if (b->at == batch<Stream>::state::ended) end = b->end;
+            auto open = b->handle;  // none where it has ended
+            lock.unlock();
+            try {
+                if constexpr (shares_points)
+                    if (!end) end = recorded(open);
+                if (end) stream.wait(*end);
+            } catch (...) {
+                open = {};
+                lock.lock();
+                for (auto& other : batches_.all())
+                    if (other.followed_on == &stream) other.followed_on = nullptr;  // it doesn't wait after all
+                throw;
+            }
+            open = {};  // perhaps the last of its stream: not under the lock
+            lock.lock();
         }
     }
-
-    // Nothing was enqueued after all.
-    void leave(flight& f) noexcept {
-        core_.cancel(f.what);
-        log_.leave(f.number);
-        if (core_.closing(f.what.client)) sleepers_.wake_all();
-        flights_.leave(f);
+    // None where it can't be now: the stream is captured, say. It is tried again by who comes later.
+    template <class Handle>
+    [[nodiscard]] static std::optional<point> recorded(const Handle& open) noexcept {
+        try {
+            return open.record();
+        } catch (...) {
+            return std::nullopt;
+        }
     }
 
     // Records the ends of batches that somebody wants. Returns whether there were any.
-    bool end_batches(hold& lock, const node* wanted, bool quiet) noexcept {
+    bool end_batches(lock_type& lock, const submission* wanted, bool quiet) noexcept {
         bool any = false;
-        if constexpr (flight_list::batch::shares) {
+        if constexpr (shares_points) {
             const auto now = [this] { return clock_.now(); };
-            for (auto i = flights_.next_to_end(wanted, quiet, now); i != flight_list::none;
-                 i = flights_.next_to_end(wanted, quiet, now)) {
-                auto handle = flights_.handle(i);
-                std::optional<point> end;
+            for (auto i = batches_.next_to_end(wanted, quiet, now); i != batches_.none;
+                 i = batches_.next_to_end(wanted, quiet, now)) {
+                auto handle = batches_.handle(i);
                 lock.unlock();
-                try {
-                    end = handle.record();
-                } catch (...) {  // it is captured, say: again later
-                }
+                auto end = recorded(handle);
                 lock.lock();
                 if (!end) {
-                    flights_.not_ended(i);
+                    batches_.not_ended(i);
                     return any;
                 }
-                flights_.ended(i, *std::move(end));
+                batches_.ended(i, *std::move(end));
                 any = true;
                 lock.unlock();
                 handle = {};  // perhaps the last of its stream
@@ -196,89 +425,214 @@ protected:
         return any;
     }
 
-    // Waits for `done`, watching the device while nobody else does. Wakes up for `waits_for` and for the watch.
-    template <class Done>
-    errc wait(hold& lock, Done done, node* waits_for, instant deadline, const std::stop_token& stop) {
-        errc why = errc::none;
-        const auto me = std::this_thread::get_id();
-        instant patient_until = never;  // then it watches what others were expected to
-        while (!done()) {
-            const auto now = clock_.now();
-            if (stop.stop_requested()) why = errc::stopped;
-            if (now >= deadline) why = errc::deadline_exceeded;
-            if (why != errc::none) break;
-            if (end_batches(lock, waits_for, true)) continue;
-            const auto resume = core_.resume_at();
-            if (now >= resume) {
-                advance(lock, now, look::now);
+    // ---- charge, tell
+
+    // The end of `b` is reached: its members are charged, and who waits for them is told.
+    void settle(batch<Stream>& b) noexcept {
+        const auto seen = observer_.observe(batches_, b);
+        auto& client = clients_.queue(b.client);
+        auto charged = charge_for(seen, meter_, client.enqueue_time,
+                                  [this](client_id c, ns shared) { core().give_back(c, shared); });
+        const end_of_batch how{b.end.status(), charged.from(), b.written_off, std::exchange(b.end, {})};
+        for (auto* next = batches_.take_members(b); next != nullptr;) {
+            submission& s = *std::exchange(next, next->next_member);
+            const auto code = s.status != errc::none ? s.status : how.status;
+            // Failures in a row are counted: those of one record, one by one.
+            for (; code != errc::none && s.times > 1; --s.times) {
+                admission one = s.admitted;
+                one.predicted /= static_cast<ns::rep>(s.times);
+                s.admitted.predicted -= one.predicted;
+                charge_one(s, one, 1, charged.next(one.predicted, false), code, how);
+            }
+            const auto part = charged.next(s.admitted.predicted, next == nullptr);
+            charge_one(s, s.admitted, s.times, part, code, how);
+            batches_.release(s);
+            if (how.written_off) {
+                if (s.queued) pool_->drop(s);
                 continue;
             }
-            // An end that couldn't be recorded is tried again.
-            const auto again = flights_.any_open() ? now + slice_.length() : never;
-            const auto until = std::min({deadline, resume, now + slice_.length()});
-            const auto own = flights_.end_of(waits_for);
-            if (!watched_ && any_unwatched(now >= patient_until, waits_for, me)) {
-                watched_ = true;
-                look_at(lock, flights_.watch(), own ? waits_for : nullptr, until);  // its own are among them
-                slice_.learn(flights_.end_watch());
-                watched_ = false;
-                patient_until = never;
-                continue;
-            }
-            if (own) {
-                look_at(lock, {&*own, 1}, waits_for, until);
-                continue;
-            }
-            flights_.await();
-            if (!watched_ && any_unwatched(now >= patient_until, waits_for, me)) continue;  // just landed
-            if (watched_ || !flights_.any_ended())
-                patient_until = never;
-            else if (now >= patient_until || patient_until == never)
-                patient_until = now + watch_slice::patience;
-            sleepers_.sleep(lock, waits_for, now, std::min(deadline, again), std::min(resume, patient_until));
+            const bool attended = s.queued && s.looked_at > 0;
+            client.attendant = attended ? s.looker : std::thread::id{};
+            if (s.queued) complete(s, code, part.took);
+            if (core().closing(seen.client)) sleepers_.wake_all();
         }
-        keep_watch();  // somebody else's turn
-        return why;
+    }
+    struct end_of_batch {
+        errc status;
+        charge::source from;
+        bool written_off;  // its members have been told already
+        point end;
+    };
+    // `what`: so many submissions that are alike, of this record.
+    void charge_one(const submission& s, const admission& what, std::uint32_t times, const charges::part& part,
+                    errc code, const end_of_batch& how) noexcept {
+        const auto now = what.of_request || log_.on() ? clock_.now() : instant{};
+        ns beyond{};
+        if (how.written_off) {
+            core().complete_late(what, part.took, times);
+        } else {
+            const bool failed = code != errc::none;
+            const bool timed = how.from == charge::source::own || how.from == charge::source::alone;
+            beyond = core().complete(what, {part.took, timed ? part.span : ns{0}, failed, how.from, times}, now);
+            if (failed) note_failure(what.client, code);
+        }
+        if (!log_.on()) return;
+        const auto tag = core().contains(what.client) ? core().settings(what.client).tag : 0;
+        log_.completed(s, code, tag, part, beyond, how.end, now);
     }
 
-    // `own`: among what the points are the ends of.
-    void look_at(hold& lock, std::span<const point> points, node* own, instant until) noexcept {
+    void complete(submission& s, errc status, ns device_time = {}) noexcept {
+        s.status = status;
+        s.device_time = device_time;
+        s.finished_at = clock_.now();
+        s.at.store(stage::done, std::memory_order_release);
+        sleepers_.wake(s);
+        if (!s.error && !s.on_done) return pool_->drop(s);
+        told_.push(s);  // the user's code, or its destructor: not under the lock
+    }
+
+    // Calls back. One thread at a time, so that a callback that submits what is done at once isn't called from within itself.
+    template <class Need>
+    void tell(lock_type& lock, Need& stay) noexcept {
+        if (std::exchange(telling_, true)) return;
+        while (submission* const s = told_.pop()) {
+            lock.unlock();
+            if (s->on_done) {
+                s->on_done({s->status, s->device_time, s->finished_at, s->error});
+                s->on_done.reset();
+            }
+            pool_->drop(*s);
+            lock.lock();
+            if (told_.empty() || sleepers_.empty() || !stay.met() || is_short(stay)) continue;
+            ready_left_ = true;
+            sleepers_.call_one(instant::min());
+            break;
+        }
+        telling_ = false;
+    }
+
+    // ---- how long a thread stays
+
+    // Whether the calling thread leaves this one, which is next, to another.
+    template <class Need>
+    [[nodiscard]] bool leaves(const submission& next, Need& stay) noexcept {
+        if (!next.queued || &next == stay.own || !stay.met()) return false;
+        // A callable that is known to take long is for a thread that waits in here, if there is one.
+        if (!sleepers_.empty() && clients_.queue(next.client).enqueue_time.get() > beyond_need) return true;
+        return !is_short(stay);
+    }
+    template <class Need>
+    [[nodiscard]] bool is_short(Need& stay) const noexcept {
+        if (stay.beyond <= ns{0}) return false;
+        const auto now = clock_.now();
+        stay.since = std::min(stay.since, now);
+        return now - stay.since < stay.beyond;
+    }
+
+    // ---- watch
+
+    // `own`: among what the points are the ends of. Then drives.
+    template <std::invocable<instant> Drive>
+    void look_at(lock_type& lock, std::span<const point> points, submission* own, instant until,
+                 Drive drive_on) noexcept {
         if (own != nullptr) ++own->looked_at, own->looker = std::this_thread::get_id();
         lock.unlock();
         try {
-            (void)point::wait_any(points, until);  // retire() sees which
+            (void)point::wait_any(points, until);  // observe() sees which
         } catch (...) {  // a device that can't be asked: again in a slice, its points may be reached then
             std::this_thread::sleep_for(watch_slice::shortest);
         }
         lock.lock();
-        advance(lock, policy_time(), look::now);
+        drive_on(policy_time());
         if (own != nullptr) --own->looked_at;
     }
-
     // Whether there is something to watch. Of work whose client's latest was waited for by a thread that isn't in here now,
     // it is expected that the same one comes and waits again, unless that is `me`; `all`: that, too.
-    [[nodiscard]] bool any_unwatched(bool all, const node* mine = nullptr, std::thread::id me = {}) noexcept {
-        return flights_.any_unwatched(mine, [&](client_id c) {
-            const auto attendant = clients_[c.index].attendant;
+    [[nodiscard]] bool any_unwatched(bool all, const submission* mine = nullptr, std::thread::id me = {}) noexcept {
+        return observer_.any_unwatched(batches_, mine, [&](client_id c) {
+            const auto attendant = clients_.queue(c).attendant;
             return !all && attendant != std::thread::id{} && attendant != me && !sleepers_.contains(attendant);
         });
     }
     // Who leaves, or brings work, calls one of those that sleep, if it doesn't wake up in time by itself.
     void keep_watch() noexcept {
-        if (watched_ || sleepers_.empty()) return;
+        if (sleepers_.empty()) return;
+        if (ready_left_) return sleepers_.call_one(instant::min());
+        if (watched_) return;
         if (any_unwatched(false)) return sleepers_.call_one(instant::min());
-        const auto resume = core_.resume_at();
-        const auto by = core_.is_held_until(resume) ? saturating_add(resume, watch_slice::patience) : resume;
+        const auto resume = core().resume_at();
+        const auto by = core().is_held_until(resume) ? saturating_add(resume, watch_slice::patience) : resume;
         sleepers_.call_one(any_unwatched(true) ? std::min(by, clock_.now() + watch_slice::patience) : by);
     }
 
-    void wake_all() noexcept {
-        const std::lock_guard lock(mutex_);
-        sleepers_.wake_all();
+    // ---- faults
+
+    void give_up_stuck() noexcept {
+        if (core().options().stuck_after <= ns{0}) return;
+        observer_.find_stuck(batches_, clock_.now(), core().options().stuck_after, [this](submission& s) {
+            core().write_off(s.admitted, s.times);
+            faulty_ = true;
+            if (s.queued) {
+                s.told = true;
+                s.owners.fetch_add(
+                    1, std::memory_order_relaxed);  // its batch keeps it; it is ours, so nobody drops the last
+                complete(s, errc::stuck);
+            }
+            if (core().closing(s.admitted.client)) sleepers_.wake_all();
+        });
+    }
+    void note_failure(client_id c, errc code) noexcept {
+        faulty_ |= core().quarantined(c);
+        if (code != errc::device_lost) return;
+        faulty_ = true;
+        clients_.lose_device();
+        clients_.tell_of_loss(c);
+        for (const auto& b : batches_.all())
+            if (b.num_members > 0) clients_.tell_of_loss(b.client);
+    }
+    // What waits of those whose work isn't admitted any more.
+    void cancel_faulty(lock_type& lock) noexcept {
+        faulty_ = false;
+        auto& queues = clients_.queues();
+        for (std::size_t i = 0; i < queues.size(); ++i)  // there may be more of them after each
+            if (const submission* const first = queues[i].waiting.front())
+                if (const auto why = clients_.refusal(first->client); why != errc::none)
+                    cancel_waiting(lock, queues[i], why);
+    }
+    void cancel_waiting(lock_type& lock, client_queue<Stream>& client, errc why) noexcept {
+        fifo<submission> cancelled;
+        while (submission* const s = clients_.withdraw_first(client)) {
+            if (s->queued) {
+                cancelled.push(*s);
+            } else {  // at the gate: its thread gives the record back
+                s->status = why;
+                s->at.store(stage::done, std::memory_order_release);
+                sleepers_.wake(*s);
+            }
+        }
+        while (submission* const s = cancelled.pop()) {
+            lock.unlock();  // the callable is the user's, its destructor too
+            s->work.reset();
+            lock.lock();
+            complete(*s, why);
+        }
     }
 
+    mutable std::mutex mutex_;
+    Clock clock_;
+    admissions<Stream, Policy> clients_;
+    batches<Stream> batches_;
+    observer<Stream> observer_;
+    span_meter meter_;
+    submission_log<Stream> log_;
+    sleepers<submission> sleepers_;
     watch_slice slice_;
-    bool watched_ = false;
+    bool watched_ = false;     // a thread looks at the device for all
+    bool ready_left_ = false;  // a thread left something that can go, or be told, to another
+    fifo<submission> told_;    // done, with something of the user's to call or to destroy under no lock
+    bool telling_ = false;     // a thread is at it
+    bool faulty_ = false;      // somebody's work isn't admitted any more, and may wait
+    std::shared_ptr<submission_pool<Stream>> pool_ = std::make_shared<submission_pool<Stream>>();
 };
 
 }  // namespace detail

@@ -1,9 +1,9 @@
 // SPDX-License-Identifier: Apache-2.0
 // How much may be in flight, level by level, and how long that can take: the bound on a wait. A part of limiter_core.
 //
-//   detail::in_flight_book book{depth, horizon};
-//   const auto level = book.open(priority{1});                         // levels have indices, and stay
-//   if (book.has_room(level, longest, predicted, alone)) book.enter(level, longest, predicted, false);   // ... leave()
+//   detail::in_flight_budget budget{depth, horizon};
+//   const auto level = budget.open(priority{1});                        // levels have indices, and stay
+//   if (budget.has_room(level, longest, predicted, alone)) budget.enter(level, longest, predicted, false);  // ... leave()
 //
 // Few submissions keep a device full if they are long, many are needed if they are short. So there is room for `depth` of
 // them, or for as many as take no longer than the horizon, each counted with the longest that its kind lately took: that
@@ -27,9 +27,7 @@ namespace detail {
 inline constexpr std::uint32_t most_in_flight = 128;
 
 /// A value. Allocates in `open` alone.
-/// A template of nothing: where it is included and not used it costs little.
-template <class = void>
-class basic_in_flight_book {
+class in_flight_budget {
 public:
     struct level_state {
         priority level{};
@@ -47,7 +45,7 @@ public:
         ns horizon{}, bound{};
     };
 
-    basic_in_flight_book(std::uint32_t depth, ns horizon) noexcept : depth_(depth), horizon_(horizon) {}
+    in_flight_budget(std::uint32_t depth, ns horizon) noexcept : depth_(depth), horizon_(horizon) {}
 
     /// Of this level, from now on: what the other calls name it by.
     [[nodiscard]] std::uint32_t open(priority p) {
@@ -147,7 +145,7 @@ public:
         return false;
     }
 
-    /// The longest that what is let in at this level waits for those below, if nothing takes longer than the longest of its
+    /// The longest that what is admitted at this level waits for those below, if nothing takes longer than the longest of its
     /// level; with none below in use, that it waits for those of its own level that are in flight. 0: nothing is known.
     [[nodiscard]] ns bound(std::uint32_t level) const noexcept { return levels_[level].bound; }
     /// The same of the highest level in use.
@@ -209,7 +207,6 @@ private:
     ns horizon_;
     std::vector<level_state> levels_;
 };
-using in_flight_book = basic_in_flight_book<>;
 
 }  // namespace detail
 }  // namespace GPUSHARE_ABI

@@ -1,0 +1,211 @@
+// SPDX-License-Identifier: Apache-2.0
+// Who comes in: each client's queue of submissions that wait, and the core that says which of them is admitted next. Under
+// the limiter's mutex.
+//
+//   admissions.arrive(submission, c, options, now);
+//   if (admission a; admissions.is_ready(a, now)) admissions.admit(a, now);      // the first of a.client
+#pragma once
+
+#include <algorithm>
+#include <cstddef>
+#include <cstdint>
+#include <deque>
+#include <new>
+#include <thread>
+#include <utility>
+#include <vector>
+
+#include <gpushare/compute/admission.hpp>
+#include <gpushare/compute/detail/charging.hpp>
+#include <gpushare/compute/detail/submission.hpp>
+#include <gpushare/compute/limiter_core.hpp>
+#include <gpushare/compute/limiter_event.hpp>
+#include <gpushare/compute/policy.hpp>
+#include <gpushare/compute/submission.hpp>
+#include <gpushare/concepts.hpp>
+#include <gpushare/config.hpp>
+#include <gpushare/detail/intrusive.hpp>
+#include <gpushare/error.hpp>
+#include <gpushare/units.hpp>
+
+namespace gpushare {
+inline namespace GPUSHARE_ABI {
+namespace detail {
+
+/// What waits of one client, in the order in which it came, and what the threads of the limiter know of it.
+template <timeline Stream>
+struct client_queue {
+    fifo<submission<Stream>> waiting;
+    usual_enqueue_time enqueue_time;
+    std::thread::id attendant{};       // the thread that waited for the latest to end and looked at it, if one did
+    std::uint32_t waits_for_room = 0;  // threads
+    std::uint32_t requests = 0;        // under way
+    priority own_level{};              // without its requests
+    std::vector<priority> raised{};    // to these, by requests under way
+    bool told_of_loss = false;
+
+    /// Another client has this index from now on.
+    void begin(priority level) noexcept {
+        enqueue_time = {};
+        attendant = {};
+        requests = 0;
+        own_level = level;
+        raised.clear();
+        told_of_loss = false;
+    }
+    /// Its level if its own were this one.
+    [[nodiscard]] priority level_with(priority own) const noexcept {
+        for (const auto p : raised) own = std::max(own, p);
+        return own;
+    }
+};
+
+template <timeline Stream, compute_policy Policy>
+class admissions {
+public:
+    using submission = detail::submission<Stream>;
+
+    admissions(limiter_options options, Policy policy) : core_(options, std::move(policy)) {}
+
+    [[nodiscard]] limiter_core<Policy>& core() noexcept { return core_; }
+    [[nodiscard]] const limiter_core<Policy>& core() const noexcept { return core_; }
+    [[nodiscard]] client_queue<Stream>& queue(client_id c) noexcept { return queues_[c.index]; }
+    [[nodiscard]] std::deque<client_queue<Stream>>& queues() noexcept { return queues_; }
+
+    // ---- clients and their levels
+
+    [[nodiscard]] client_id add(const client_settings& s) {
+        if (queues_.size() <= core_.num_indices()) queues_.resize(core_.num_indices() + std::size_t{1});
+        const auto c = core_.add(s);
+        queue(c).begin(s.level);
+        return c;
+    }
+    errc change(client_id c, const client_settings& s) {
+        if (!core_.contains(c)) return errc::closed;
+        auto& q = queue(c);
+        const auto why = core_.change(c, at_level(s, q.level_with(s.level)));
+        if (why == errc::none) q.own_level = s.level;
+        return why;
+    }
+    /// A request lifts its client to `level`, if that isn't no_priority and above.
+    errc begin_request(client_id c, priority level) {
+        if (!core_.contains(c)) return errc::closed;
+        auto& q = queue(c);
+        if (level != no_priority) {
+            q.raised.reserve(q.raised.size() + 1);
+            const auto& now = core_.settings(c);
+            if (level > now.level)
+                if (const auto why = core_.change(c, at_level(now, level)); why != errc::none) return why;
+            q.raised.push_back(level);
+        }
+        ++q.requests;
+        return errc::none;
+    }
+    void end_request(client_id c, priority level) noexcept {
+        auto& q = queue(c);
+        const auto raised = std::ranges::find(q.raised, level);
+        if (raised != q.raised.end()) q.raised.erase(raised);
+        const auto then = q.level_with(q.own_level);
+        const auto& now = core_.settings(c);
+        if (--q.requests == 0 || then != now.level) core_.end_request(c);
+        if (then != now.level) try {
+                (void)core_.change(c, at_level(now, then));  // which it had: nothing to refuse
+            } catch (const std::bad_alloc&) {                // stays where it is until the next request ends
+            }
+    }
+
+    // ---- arrival
+
+    /// Why nothing of `c` is admitted; errc::none if it is.
+    [[nodiscard]] errc refusal(client_id c) const noexcept {
+        if (!core_.contains(c) || core_.closing(c)) return errc::closed;
+        if (lost_) return errc::device_lost;
+        return core_.quarantined(c) ? errc::quarantined : errc::none;
+    }
+    /// Why one more of `c` can't wait.
+    [[nodiscard]] errc no_entry(client_id c) const noexcept {
+        if (const auto why = refusal(c); why != errc::none) return why;
+        return core_.usage(c).waiting >= core_.options().queue_limit ? errc::queue_full : errc::none;
+    }
+    /// `s` waits behind the others of its client, unless there is no entry.
+    errc arrive(submission& s, client_id c, const submit_options& o, instant now) noexcept {
+        if (const auto why = no_entry(c); why != errc::none) return why;
+        describe(s, c, o, now);
+        core_.arrive(c, now, s.facts);
+        queue(c).waiting.push(s);
+        return errc::none;
+    }
+    /// The same for who comes to the gate. There is entry. True: nobody else waits and there is room, so it is admitted.
+    [[nodiscard]] bool arrive_and_pass(submission& s, client_id c, const submit_options& o, instant now) noexcept {
+        const bool plain = &o == &no_options;
+        if (!plain) describe(s, c, o, now);
+        if (core_.pass(s.admitted, c, now, plain ? nullptr : &s.facts)) {
+            if (plain) s.facts.arrival = now;
+            return true;
+        }
+        if (plain) describe(s, c, o, now);
+        queue(c).waiting.push(s);
+        return false;
+    }
+    /// It waits no longer, and wasn't admitted.
+    void withdraw(submission& s, instant now) noexcept {
+        queue(s.client).waiting.remove(s);
+        core_.withdraw(s.client, now, first_facts());
+    }
+    /// Of all that wait of this client, the first; null where none is left.
+    [[nodiscard]] submission* withdraw_first(client_queue<Stream>& q) noexcept {
+        submission* const s = q.waiting.pop();
+        if (s != nullptr) core_.withdraw(s->client);
+        return s;
+    }
+
+    // ---- admission
+
+    /// Whether one can be admitted now: then the first that waits of `a.client`.
+    [[nodiscard]] bool is_ready(admission& a, instant now) noexcept { return core_.is_ready(a, now); }
+    [[nodiscard]] submission& first_of(client_id c) noexcept { return *queue(c).waiting.front(); }
+    /// That one is admitted.
+    submission& admit(const admission& a, instant now) noexcept {
+        submission& s = *queue(a.client).waiting.pop();
+        s.admitted = a;
+        core_.admit(s.admitted, now, first_facts());
+        return s;
+    }
+
+    // ---- faults
+
+    /// Nothing is admitted any more.
+    void lose_device() noexcept { lost_ = true; }
+    /// Says once of each client that it had work in flight when the device was lost.
+    void tell_of_loss(client_id c) noexcept {
+        if (!std::exchange(queue(c).told_of_loss, true))
+            core_.events().push({.what = limiter_event::kind::device_lost, .client = c});
+    }
+
+private:
+    [[nodiscard]] static client_settings at_level(client_settings s, priority level) noexcept {
+        s.level = level;
+        return s;
+    }
+    void describe(submission& s, client_id c, const submit_options& o, instant now) noexcept {
+        s.client = c;
+        s.facts = {.cost = o.cost,
+                   .remaining = o.remaining,
+                   .arrival = now,
+                   .deadline = o.deadline,
+                   .key = o.key,
+                   .bound = core_.bound_of(c),
+                   .of_request = o.of_request};
+    }
+    [[nodiscard]] auto first_facts() noexcept {
+        return [this](client_id c) noexcept { return first_of(c).facts; };
+    }
+
+    limiter_core<Policy> core_;
+    std::deque<client_queue<Stream>> queues_;  // stays put while a callable is destroyed under no lock
+    bool lost_ = false;
+};
+
+}  // namespace detail
+}  // namespace GPUSHARE_ABI
+}  // namespace gpushare

@@ -1,0 +1,628 @@
+// SPDX-License-Identifier: Apache-2.0
+// Which batch each admitted submission goes in, and which points are to be recorded around it.
+//
+//   detail::batches<stream> batches(quantum, options.take_turns);
+//   if (batches.has_slot()) batches.take_slot();
+//   batches.place(submission, s, now);       // then, under no lock, the points that it asks for, and the work
+//   batches.enqueued(submission);            // or, by a permit's holder, under no lock: announce_enqueued()
+//
+// A point costs as much as a short kernel does. So short submissions of one client on one stream share a batch, which ends
+// at one point: when it is predicted to take as long as the limiter's quantum, when somebody wants to know, or when other
+// work follows on its stream. Members that nothing tells apart become one record with a count: then admitting them costs
+// something each time, and completing them once a batch. What ends later than the device is predicted to be busy, or was
+// joined later, may have had gaps: its span is doubtful.
+#pragma once
+
+#include <algorithm>
+#include <atomic>
+#include <concepts>
+#include <cstddef>
+#include <cstdint>
+#include <new>
+#include <optional>
+#include <span>
+#include <utility>
+#include <vector>
+
+#include <gpushare/compute/admission.hpp>
+#include <gpushare/compute/detail/charging.hpp>
+#include <gpushare/compute/detail/in_flight_budget.hpp>
+#include <gpushare/compute/detail/submission.hpp>
+#include <gpushare/compute/policy.hpp>
+#include <gpushare/concepts.hpp>
+#include <gpushare/config.hpp>
+#include <gpushare/detail/intrusive.hpp>
+#include <gpushare/error.hpp>
+#include <gpushare/units.hpp>
+
+namespace gpushare {
+inline namespace GPUSHARE_ABI {
+namespace detail {
+
+/// What to record the end of a batch with: nothing where streams don't share their timelines.
+template <timeline Stream>
+struct timeline_handle {
+    struct type {
+        [[nodiscard]] explicit operator bool() const noexcept { return false; }
+    };
+};
+template <shared_timeline Stream>
+struct timeline_handle<Stream> {
+    using type = typename Stream::handle;
+};
+
+/// Names the timeline of `s`: by itself where it has a name, or else by where the stream object is.
+template <timeline Stream>
+[[nodiscard]] std::uint64_t timeline_of(const Stream& s) noexcept {
+    if constexpr (shared_timeline<Stream>)
+        return s.timeline();
+    else
+        return reinterpret_cast<std::uintptr_t>(&s);
+}
+
+/// Submissions that share one point at their end: of one client on one stream, one after the other.
+template <timeline Stream>
+struct batch {
+    static constexpr bool shares = shared_timeline<Stream>;
+    static constexpr std::uint32_t most_members = 63;
+    using submission = detail::submission<Stream>;
+    using handle_type = typename timeline_handle<Stream>::type;
+    using point = typename Stream::point;
+
+    enum class state : std::uint8_t { free, open, ending, ended };
+
+    state at = state::free;
+    bool known = false;          // how long it takes, as far as predictions go
+    bool doubtful = false;       // its span may have gaps
+    bool contended = false;      // something was in flight on another stream meanwhile
+    bool beside_others = false;  // from the begin on, and of another client
+    bool trouble = false;        // a member failed to be enqueued
+    bool end_wanted = false;     // nobody else joins
+    bool overtaken = false;      // another began behind it before it could end: its span holds that, too
+    bool ends_soon = false;      // nor now: the latest to enter records the end
+    bool written_off = false;    // it doesn't end: its members have been told
+    bool begun = false;          // `begin` is known
+    client_id client{};
+    priority level{};
+    std::uint64_t timeline = 0;
+    const Stream* followed_on = nullptr;  // this one waits for the end, on behalf of `follower`
+    client_id follower{};
+    handle_type handle{};  // while open
+    std::uint64_t order = 0;
+    std::uint32_t num_members = 0, entering = 0;   // enqueued, being enqueued
+    submission *first = nullptr, *last = nullptr;  // members
+    ns predicted{};                                // of all of them
+    instant busy_until{};                          // as predicted of its own work
+    ns more{};                                     // and so much later it ends, as others' runs beside it
+    instant head_since = never;                    // first on its stream, for write_off()
+    point begin{}, end{};
+    bool placed = false, found = false;  // `when` is known from its begin on; to its end
+    interval when{};
+
+    void begin_with(const admission& a, const Stream& s, std::uint64_t nth) noexcept {
+        at = state::open;
+        known = shares && a.known;
+        client = a.client;
+        level = a.level;
+        timeline = timeline_of(s);
+        followed_on = nullptr;
+        order = nth;
+        entering = 1;
+        predicted = a.predicted;
+    }
+
+    /// False where the stream can't be marked once it is gone.
+    [[nodiscard]] bool stay_open(const Stream& s) noexcept {
+        if constexpr (shares) handle = s.share();
+        return static_cast<bool>(handle);
+    }
+
+    [[nodiscard]] bool is_on(const Stream& s) const noexcept { return timeline == timeline_of(s); }
+
+    [[nodiscard]] bool takes(const admission& a, ns quantum) const noexcept {
+        return at == state::open && static_cast<bool>(handle) && client == a.client && level == a.level &&
+               !end_wanted && !ends_soon && !trouble && num_members + entering < most_members &&
+               predicted + a.predicted <= quantum;
+    }
+
+    void enter(const admission& a, instant now) noexcept {
+        ++entering;
+        doubtful |= now > busy_until;
+        predicted += a.predicted;
+        busy_until = saturating_add(std::max(now, busy_until), a.predicted);
+    }
+
+    /// No room for another one like the latest.
+    [[nodiscard]] bool is_full(const admission& latest, ns quantum) const noexcept {
+        return num_members + entering >= most_members || predicted + latest.predicted > quantum;
+    }
+
+    /// When it may be done, as far as is known.
+    [[nodiscard]] instant due() const noexcept { return known ? saturating_add(busy_until, more) : instant::min(); }
+    [[nodiscard]] bool is_due(instant now) const noexcept { return now >= due(); }
+
+    /// Whether the device hasn't reached its end, once that is recorded. Asking costs as much as another point where points
+    /// are dear: there, as far as is known.
+    [[nodiscard]] bool is_to_come(instant now) const noexcept {
+        if constexpr (shares)
+            return !known || now < busy_until;
+        else
+            return !end.reached();
+    }
+
+    [[nodiscard]] bool can_end() const noexcept {
+        return at == state::open && static_cast<bool>(handle) && entering == 0 && num_members > 0;
+    }
+
+    [[nodiscard]] bool holds(const submission* s) const noexcept {
+        for (const auto* m = first; m != nullptr; m = m->next_member)
+            if (m == s) return true;
+        return false;
+    }
+    /// By a thread that waits for one of its members.
+    [[nodiscard]] bool is_looked_at() const noexcept {
+        for (const auto* m = first; m != nullptr; m = m->next_member)
+            if (m->looked_at > 0) return true;
+        return false;
+    }
+
+    void clear() noexcept {
+        at = state::free;
+        known = doubtful = contended = beside_others = trouble = end_wanted = overtaken = ends_soon = false;
+        written_off = begun = false;
+        handle = {};
+        num_members = entering = 0;
+        first = last = nullptr;
+        head_since = never;
+        begin = {};
+        end = {};
+        placed = found = false;
+    }
+};
+
+/// Submissions that permits' holders have enqueued. Anybody adds, under no lock; who holds the limiter's mutex takes all at
+/// once (Treiber, IBM RJ 5118, 1986): nothing is taken out of the middle, so it doesn't matter that records are used again.
+template <timeline Stream>
+class enqueued_list {
+public:
+    using submission = detail::submission<Stream>;
+
+    /// True if somebody waits for that and is to be told under the mutex.
+    [[nodiscard]] bool push(submission& s) noexcept {
+        s.next = latest_.load(std::memory_order_relaxed);
+        // Releases what the holder wrote. seq_cst: either who enqueued sees that somebody waits, or who is about to wait,
+        // having said so, sees what was enqueued.
+        while (!latest_.compare_exchange_weak(s.next, &s, std::memory_order_seq_cst, std::memory_order_relaxed)) {
+        }
+        return is_awaited();
+    }
+
+    /// Calls `f(submission)` for each since the last call, in the order in which they were enqueued.
+    template <std::invocable<submission&> F>
+    void take_all(F f) noexcept {
+        if (latest_.load(std::memory_order_seq_cst) == nullptr) return;
+        submission* latest = latest_.exchange(nullptr, std::memory_order_acquire);
+        submission* first = nullptr;
+        while (latest != nullptr) {  // turned round
+            submission* const before = std::exchange(latest->next, first);
+            first = std::exchange(latest, before);
+        }
+        while (first != nullptr) f(*std::exchange(first, first->next));
+    }
+
+    /// Whether who adds from now on is told to say so. What was added before is there to be taken.
+    void await(bool on) noexcept { awaited_.store(on, std::memory_order_seq_cst); }
+    [[nodiscard]] bool is_awaited() const noexcept { return awaited_.load(std::memory_order_seq_cst); }
+
+private:
+    std::atomic<submission*> latest_{nullptr};  // then the ones before it
+    std::atomic<bool> awaited_{false};
+};
+
+/// What is in flight, in batches. Under the limiter's mutex, but for announce_enqueued(). Allocates while more are in flight
+/// than ever before.
+template <timeline Stream>
+class batches {
+public:
+    using point = typename Stream::point;
+    using batch = detail::batch<Stream>;
+    using submission = detail::submission<Stream>;
+    static constexpr std::size_t none = submission::no_batch;
+
+    /// `quantum`: how long a batch may be predicted to take. `turns`: streams of different clients wait for each other,
+    /// where they can.
+    batches(ns quantum, bool turns) : quantum_(quantum), turns_(joining_timeline<Stream> && turns) {
+        // With room for one, running out of memory delays what waits and never strands it; with this, nothing is
+        // allocated later unless there are many levels.
+        batches_.reserve(most_in_flight);
+    }
+
+    // ---- slots: each submission in flight has one, for a batch of its own
+
+    /// False when memory runs out, and then others are in flight.
+    [[nodiscard]] bool has_slot() noexcept {
+        if (slots_taken_ == batches_.capacity()) try {
+                batches_.reserve(slots_taken_ * 2);
+            } catch (const std::bad_alloc&) {
+            }
+        return slots_taken_ < batches_.capacity();
+    }
+    void take_slot() noexcept { ++slots_taken_; }
+
+    /// A record for a submission at the gate, for give_back(). Throws std::bad_alloc.
+    [[nodiscard]] submission& record_for_gate() {
+        auto& s = at_gate_.acquire();
+        s.reset(false);
+        return s;
+    }
+    /// That one wasn't admitted.
+    void give_back(submission& s) noexcept { at_gate_.release(s); }
+    /// This one is no longer in flight. At the gate its record is free.
+    void release(submission& s) noexcept {
+        --slots_taken_;
+        s.begin.reset();
+        if (!s.queued) give_back(s);
+    }
+
+    // ---- batch: which one
+
+    /// `s` is about to be enqueued on `stream`, with the points around it that it says then.
+    void place(submission& s, Stream& stream, instant now) noexcept {
+        collect();
+        place_collected(s, stream, now);
+    }
+    /// Batches of two clients on two streams would run into each other, and their points would tell nothing of either:
+    /// while others are in flight elsewhere, everything has points of its own. Where they take turns, a batch ends with
+    /// the turn.
+    void mark_others(const admission& a, const Stream& s) noexcept {
+        collect();
+        (void)look_around(a, s, instant::min());
+    }
+    /// Whether members of a batch that are alike are kept apart, from now on, for somebody looks at each.
+    void keep_apart(bool each) noexcept { apart_ = each; }
+
+    // ---- enqueue: how that went
+
+    /// `s` is on its stream.
+    void enqueued(submission& s) noexcept {
+        collect();
+        join(s);
+    }
+    /// The same for a permit, by the thread that holds it, under no lock. True if somebody waits for it: then lock, and
+    /// keep_awaiting() says when not to any longer.
+    [[nodiscard]] bool announce_enqueued(submission& s) noexcept { return enqueued_.push(s); }
+    /// Who enqueues from now on is to tell; what was enqueued before shows itself to the next question.
+    void await_enqueued() noexcept { enqueued_.await(true); }
+    /// Unless `wanted`, nobody waits any more for what is enqueued.
+    void keep_awaiting(bool wanted) noexcept { enqueued_.await(wanted || ends_wanted_); }
+
+    /// The work of this one won't come; it still has its slot.
+    void take_back(submission& s) noexcept {
+        batch& b = batches_[s.batch];
+        if (s.ends != none) s.begin ? ended(s.ends, *std::move(s.begin)) : not_ended(s.ends);
+        s.ends = none;
+        s.begin.reset();
+        if (s.needs_end) b.ends_soon = false;
+        b.predicted -= s.admitted.predicted;
+        if (--b.entering == 0 && b.num_members == 0) b.clear();
+    }
+
+    // ---- ends: which points are still to be recorded
+
+    /// Open batches whose end is wanted: that of `wanted`; where nothing else is to be watched, if `quiet`; and those that
+    /// were marked. The caller records a point on `handle(i)` under no lock and says so with ended() or not_ended().
+    /// `now()` is asked only where there is one.
+    template <std::invocable F>
+    [[nodiscard]] std::size_t next_to_end(const submission* wanted, bool quiet, F now) noexcept {
+        collect();
+        if constexpr (batch::shares) {
+            quiet = quiet && num_ended_ == 0;
+            if (!quiet && wanted == nullptr && !std::exchange(ends_wanted_, false)) return none;
+            for (std::size_t i = 0; i < in_use_; ++i) {
+                batch& b = batches_[i];
+                if (b.at != batch::state::open) continue;
+                b.end_wanted |= quiet || (wanted != nullptr && b.holds(wanted));
+                if (b.end_wanted) want_ends();  // also of those behind this one
+                if (!b.end_wanted || !b.can_end()) continue;
+                b.at = batch::state::ending;
+                b.doubtful |= now() > b.busy_until;
+                return i;
+            }
+        }
+        return none;
+    }
+    [[nodiscard]] const typename batch::handle_type& handle(std::size_t i) const noexcept { return batches_[i].handle; }
+    /// A point was recorded behind the members of this open batch; or it couldn't be.
+    void ended(std::size_t i, point end) noexcept {
+        batches_[i].end = std::move(end);
+        batches_[i].at = batch::state::ended;
+        batches_[i].handle = {};
+        batches_[i].followed_on = nullptr;  // who waits for what was enqueued when it came waits for this, too
+        ++num_ended_;
+    }
+    void not_ended(std::size_t i) noexcept {
+        batches_[i].at = batch::state::open;
+        if (batches_[i].end_wanted) want_ends();
+    }
+
+    // ---- for who observes and waits
+
+    /// All that are in flight, and perhaps some that are free.
+    [[nodiscard]] std::span<batch> all() noexcept {
+        collect();
+        return in_use();
+    }
+    /// The same, without those that permits' holders have enqueued since.
+    [[nodiscard]] std::span<batch> in_use() noexcept { return {batches_.data(), in_use_}; }
+    /// Whether there is a point to look at.
+    [[nodiscard]] bool any_ended() noexcept {
+        collect();
+        return num_ended_ > 0;
+    }
+    /// Whether it may be reached by now.
+    [[nodiscard]] bool any_due(instant now) noexcept {
+        if (!any_ended()) return false;
+        const auto due = [now](const batch& b) { return b.at == batch::state::ended && b.is_due(now); };
+        return std::ranges::any_of(in_use(), due);
+    }
+    /// Whether anything is enqueued and waits for its batch to end.
+    [[nodiscard]] bool any_open() noexcept {
+        const auto open = [](const batch& b) { return b.at == batch::state::open && b.num_members > 0; };
+        return std::ranges::any_of(all(), open);
+    }
+    /// Of its stream, the one that was enqueued first. `written_off`: those don't count.
+    [[nodiscard]] bool is_oldest(const batch& b, bool but_written_off = false) noexcept {
+        return in_use_ == 1 || std::ranges::none_of(in_use(), [&](const batch& other) {
+                   return other.num_members > 0 && other.timeline == b.timeline && other.order < b.order &&
+                          !(but_written_off && other.written_off);
+               });
+    }
+    /// The first that began behind `b` on its stream; null if none did.
+    [[nodiscard]] const batch* next_on_stream(const batch& b) noexcept {
+        const batch* next = nullptr;
+        for (const auto& other : in_use())
+            if (other.at != batch::state::free && other.timeline == b.timeline && other.order > b.order &&
+                (next == nullptr || other.order < next->order))
+                next = &other;
+        return next;
+    }
+    /// Batches so far: the order of the latest.
+    [[nodiscard]] std::uint64_t latest_order() const noexcept { return order_; }
+
+    // ---- completion
+
+    /// Its end was observed: it is free, and its members are the caller's, each to be given to release().
+    [[nodiscard]] submission* take_members(batch& b) noexcept {
+        submission* const first = b.first;
+        b.clear();
+        --num_ended_;
+        while (in_use_ > 0 && batches_[in_use_ - 1].at == batch::state::free) --in_use_;
+        return first;
+    }
+
+    /// Predictions err, and each rests on the one before it. A question that came too early makes us later by much, one
+    /// that came in time, perhaps late, earlier by little: so few come too early, as each costs as much as a launch.
+    void end_was_asked_for_too_early(const batch& b, instant now) noexcept {
+        if (b.known) shift_ends(b, now - b.busy_until + b.predicted / 2);
+    }
+    void end_was_seen(const batch& b, instant now) noexcept {
+        if constexpr (batch::shares) {  // nobody else predicts ends
+            if (turns_ && now < b.busy_until)
+                shift_ends(b, now - b.busy_until);  // nobody is busy with it until then
+            else if (b.known)
+                shift_ends(b, -b.predicted / 64);
+        }
+        // Beside others' work, what costs a certain time lasts longer: they take turns, or share it. By how much is learnt,
+        // so that few ends are asked for too early.
+        if (!b.beside_others || b.predicted <= ns{0}) return;
+        const auto seen = static_cast<double>(b.when.length().count()) / static_cast<double>(b.predicted.count());
+        stretch_ += (std::clamp(seen, 1.0, most_stretch) - stretch_) / 8;
+    }
+
+private:
+    static constexpr double most_stretch = 16;
+
+    // Takes note of what permits' holders have enqueued.
+    void collect() noexcept {
+        enqueued_.take_all([this](submission& s) {
+            if (s.batch == none) place_collected(s, *s.stream, {});
+            join(s);
+        });
+    }
+
+    // An open batch is to end, and may have to wait for who enters it.
+    void want_ends() noexcept {
+        if constexpr (batch::shares)
+            if (!std::exchange(ends_wanted_, true)) enqueued_.await(true);
+    }
+
+    [[nodiscard]] ns stretched(ns cost) const noexcept {
+        constexpr double almost_for_ever = 9e18;
+        return ns{static_cast<ns::rep>(std::min(static_cast<double>(cost.count()) * stretch_, almost_for_ever))};
+    }
+
+    void shift_ends(const batch& from, ns by) noexcept {
+        for (auto& b : in_use())
+            if (b.at != batch::state::free && b.order >= from.order &&
+                (b.timeline == from.timeline || (turns_ && b.level == from.level)))
+                b.busy_until = saturating_add(b.busy_until, by);
+    }
+
+    // What is in flight on other streams, and the last batch on this one.
+    struct surroundings {
+        std::size_t last = none;
+        bool elsewhere = false;
+        bool beside = false;                  // others', not in turn
+        ns in_front{};                        // what all of these take that don't run beside it, as predicted
+        instant busy_until = instant::min();  // with others', in turn, as far as that can be relied on
+    };
+    surroundings look_around(const admission& a, const Stream& s, instant now) noexcept {
+        surroundings n;
+        std::uint64_t order = 0;
+        for (std::size_t i = 0; batch & b : in_use()) {
+            const auto at = i++;
+            if (b.at == batch::state::free) continue;
+            if (b.is_on(s)) {
+                n.in_front = saturating_add(n.in_front, b.predicted);
+                if (b.order > order) n.last = at;
+                order = std::max(order, b.order);
+                continue;
+            }
+            n.elsewhere = b.contended = true;
+            if (b.client == a.client) continue;
+            if (turns_ && b.level == a.level) {
+                n.in_front = saturating_add(n.in_front, b.predicted);
+                n.busy_until = std::max(n.busy_until, std::min(b.busy_until, saturating_add(now, quantum_)));
+            } else {
+                n.beside = true;
+            }
+            if (b.at == batch::state::ended) continue;
+            b.end_wanted = true;
+            want_ends();
+        }
+        return n;
+    }
+
+    void place_collected(submission& s, Stream& stream, instant now) noexcept {
+        const admission& a = s.admitted;
+        // The usual case: another one for the batch that was joined before. It takes nobody once another begins behind it, or
+        // another client's elsewhere.
+        if (batch::shares && latest_ != none && a.may_share && batches_[latest_].is_on(stream) &&
+            batches_[latest_].takes(a, quantum_))
+            return enter(s, latest_, now);
+        const auto n = look_around(a, stream, now);
+        const bool share = batch::shares && a.may_share && !n.beside;
+        if (n.last != none && share && batches_[n.last].takes(a, quantum_)) {
+            latest_ = n.last;
+            return enter(s, n.last, now);
+        }
+        s.batch = free_batch();
+        batch& b = batches_[s.batch];
+        b.begin_with(a, stream, ++order_);
+        b.contended = n.elsewhere;
+        b.beside_others = n.beside;
+        b.more = n.beside ? stretched(a.predicted) - a.predicted : ns{0};
+        const auto from = std::max(now, n.busy_until);
+        b.busy_until = saturating_add(from, a.predicted);
+        s.in_front = n.in_front;
+        s.needs_begin = true;
+        s.may_stay_open = share && b.stay_open(stream);
+        s.needs_end = !s.may_stay_open;
+        if (n.last != none) begin_behind(batches_[n.last], n.last, s, now, from);
+    }
+    // The point at its begin may be the end of the batch before it.
+    void begin_behind(batch& before, std::size_t index, submission& s, instant now, instant from) noexcept {
+        batch& b = batches_[s.batch];
+        if (before.at == batch::state::ended && before.is_to_come(now)) {
+            b.begin = before.end;  // as good a begin as a point of its own
+            b.begun = true;
+            s.needs_begin = false;
+        } else if (before.can_end()) {
+            before.at = batch::state::ending;
+            before.doubtful |= now > before.busy_until;
+            s.ends = index;
+        } else if (before.at == batch::state::open && static_cast<bool>(before.handle) && !before.ends_soon) {
+            // Somebody enters it, and its end can only be recorded later.
+            before.end_wanted = before.overtaken = true;
+            want_ends();
+        }
+        b.busy_until = saturating_add(std::max(from, before.busy_until), s.admitted.predicted);
+    }
+
+    void enter(submission& s, std::size_t into, instant now) noexcept {
+        batch& b = batches_[into];
+        b.enter(s.admitted, now);
+        s.batch = into;
+        s.needs_begin = false;
+        s.needs_end = b.ends_soon = b.entering == 1 && b.is_full(s.admitted, quantum_);
+        s.may_stay_open = true;
+    }
+
+    // It is enqueued: among the members of its batch, and one with the latest of these where nothing tells them apart.
+    void join(submission& s) noexcept {
+        batch& b = batches_[s.batch];
+        --b.entering;
+        b.trouble |= s.status != errc::none;
+        if (s.status == errc::device_lost) {
+            b.end_wanted = true;
+            want_ends();
+        }
+        if (s.begin) {
+            if (s.ends != none) ended(s.ends, *s.begin);
+            b.begin = *std::move(s.begin);
+            b.begun = true;
+            s.begin.reset();
+        }
+        if (s.end) {
+            ended(s.batch, *std::move(s.end));
+            s.end.reset();
+        } else if (s.needs_end) {  // it couldn't: somebody has to, whatever began behind it
+            b.ends_soon = false;
+            b.end_wanted = true;
+            want_ends();
+        }
+        s.next_member = nullptr;
+        submission* const last = b.last;
+        if (b.num_members++ != 0 && !apart_ && are_alike(*last, s)) {
+            last->admitted.predicted += s.admitted.predicted;
+            ++last->times;
+            return release(s);
+        }
+        (last == nullptr ? b.first : last->next_member) = &s;
+        b.last = &s;
+    }
+    // Permits' on the same terms, that went well.
+    [[nodiscard]] static bool are_alike(const submission& a, const submission& b) noexcept {
+        const auto is_plain = [](const submission& s) { return !s.queued && s.status == errc::none; };
+        return is_plain(a) && is_plain(b) && a.admitted.key == b.admitted.key &&
+               a.admitted.longest == b.admitted.longest && a.admitted.policy == b.admitted.policy &&
+               a.admitted.of_request == b.admitted.of_request;
+    }
+
+    [[nodiscard]] std::size_t free_batch() noexcept {
+        for (std::size_t i = 0; i < in_use_; ++i)
+            if (batches_[i].at == batch::state::free) return i;
+        if (in_use_ == batches_.size()) batches_.emplace_back();  // within what has_slot() reserved
+        return in_use_++;
+    }
+
+    std::vector<batch> batches_;
+    std::size_t in_use_ = 0;     // of these, the first ones
+    std::size_t num_ended_ = 0;  // batches that are ended
+    std::size_t slots_taken_ = 0;
+    std::size_t latest_ = none;  // that was joined
+    bool ends_wanted_ = false;   // an open one may be marked
+    bool apart_ = false;
+    std::uint64_t order_ = 0;
+    double stretch_ = 1;  // of a batch beside others' work: its length against what it costs
+    ns quantum_;
+    bool turns_;
+    enqueued_list<Stream> enqueued_;
+    pool<submission> at_gate_;
+};
+
+/// The first of the batches behind the one numbered `after` whose end `s` is to wait for before `a` is enqueued there
+/// (limiter_options::take_turns); it counts as waited for from then on, an open one until it ends. What another thread is
+/// about to enqueue isn't among them, nor what was written off. One wait for each change of clients is enough where each
+/// client has one stream: what the client before waits for needn't be waited for again.
+template <timeline Stream>
+[[nodiscard]] batch<Stream>* turn_before(std::span<batch<Stream>> in_flight, std::uint64_t after, const admission& a,
+                                         const Stream& s) noexcept {
+    batch<Stream>* first = nullptr;
+    for (auto& b : in_flight) {
+        const bool ended = b.at == batch<Stream>::state::ended;
+        if (!ended && (b.num_members == 0 || !static_cast<bool>(b.handle) || b.is_on(s))) continue;
+        if (b.order <= after || b.client == a.client || b.level != a.level || b.written_off) continue;
+        // This stream waits for it already; or that of another client does, which is waited for here.
+        if (b.followed_on != nullptr && (b.followed_on == &s || b.follower != a.client)) continue;
+        if (first == nullptr || b.order < first->order) first = &b;
+    }
+    if (first == nullptr) return nullptr;
+    first->followed_on = &s;
+    first->follower = a.client;
+    return first;
+}
+
+}  // namespace detail
+}  // namespace GPUSHARE_ABI
+}  // namespace gpushare

@@ -1,0 +1,272 @@
+// SPDX-License-Identifier: Apache-2.0
+// What submissions are charged: one function from an observation of a batch to the charges of its members. It asks no
+// device and no clock; what it remembers between two batches comes in as an argument.
+//
+//   detail::span_meter meter;   detail::usual_enqueue_time usual;
+//   auto all = detail::charge_for({.client = c, .span = {{begin, end}}, .predicted = 80us}, meter, usual, give_back);
+//   const auto one = all.next(20us, false);          // each member's part, in order
+//
+// The points around work say too much in four ways, each with a rule of its own below:
+//   others' work lies between them        every instant of the device is charged once (span_meter)
+//   the device may have been idle         a doubtful span: at most what was predicted
+//   its thread was held up while enqueuing: the span less the gap, and at least what was predicted (usual_enqueue_time)
+//   another began before its end          an overtaken batch: up to where that began, and at least what was predicted
+#pragma once
+
+#include <algorithm>
+#include <array>
+#include <concepts>
+#include <cstddef>
+#include <cstdint>
+#include <limits>
+#include <optional>
+
+#include <gpushare/compute/admission.hpp>
+#include <gpushare/compute/policy.hpp>
+#include <gpushare/config.hpp>
+#include <gpushare/units.hpp>
+
+namespace gpushare {
+inline namespace GPUSHARE_ABI {
+namespace detail {
+
+/// On the device's time, in ns from some moment on.
+struct interval {
+    ns::rep begin = 0, end = 0;
+    [[nodiscard]] constexpr ns length() const noexcept { return ns{end - begin}; }
+};
+
+/// Turns spans on one device into device time, so that every instant is charged once: the sum of all charges, less what is
+/// given back, is the union of the spans, in whatever order they come.
+///
+/// Where two spans overlap, either the kernels ran at once, and each is to have half of that time; or the later one only
+/// waited. Points don't tell which. What does is how long the later one takes at least: it ran for that long before its
+/// end, so far the overlap is proven and split equally. The rest goes to the span that ended first, which is exact where
+/// kernels fill the device and so run one after the other.
+///
+/// A value; not thread-safe. Remembers at least the latest 64 stretches of time, busy or not: nothing before them changes
+/// any more.
+class span_meter {
+public:
+    /// What work of `who` between these moments is charged, which takes `at_least` on the device: what no earlier charge
+    /// covers, and its part of what is proven to be shared. Calls `give_back(client, time)` for what others were charged
+    /// alone and share with it.
+    template <std::invocable<client_id, ns> F>
+    [[nodiscard]] ns charge(interval span, client_id who, ns at_least, F give_back) {
+        if (num_ == 0) {
+            remember({.when = {long_ago, 0}});  // idle since ever
+            charged_to_ = 0;
+        }
+        if (span.end <= span.begin) return ns{0};
+        const auto proven_from = std::max(span.begin, span.end - std::max<ns::rep>(at_least.count(), 0));
+        ns::rep cost = 0;
+        const auto tail = first_after(span.begin);
+        if (changes_any(tail, span, who, proven_from)) cost += rewrite(tail, span, who, proven_from, give_back);
+        if (span.end > charged_to_) {
+            const auto from = std::max(span.begin, charged_to_);
+            cost += span.end - from;
+            remember({.when = {charged_to_, from}});  // idle
+            remember({{from, span.end}, 1, {who}});
+            charged_to_ = span.end;
+        }
+        return ns{cost};
+    }
+
+private:
+    static constexpr std::size_t most_stretches = 128;  // half are forgotten at once
+    static constexpr std::uint32_t most_owners = 4;     // more in one instant share no further
+    static constexpr ns::rep long_ago = std::numeric_limits<ns::rep>::min();
+
+    struct stretch {
+        interval when{};
+        std::uint32_t num_owners = 0;  // none: idle
+        std::array<client_id, most_owners> owners{};
+
+        [[nodiscard]] bool is_of(client_id c) const noexcept {
+            return std::find(owners.begin(), owners.begin() + num_owners, c) != owners.begin() + num_owners;
+        }
+        [[nodiscard]] bool takes(client_id c) const noexcept { return num_owners < most_owners && !is_of(c); }
+    };
+
+    [[nodiscard]] std::size_t first_after(ns::rep t) const noexcept {
+        auto i = num_;
+        while (i > 0 && stretches_[i - 1].when.end > t) --i;
+        return i;
+    }
+
+    [[nodiscard]] bool changes_any(std::size_t tail, interval span, client_id who, ns::rep proven_from) const noexcept {
+        for (auto i = tail; i < num_ && stretches_[i].when.begin < span.end; ++i)
+            if (stretches_[i].num_owners == 0 || (stretches_[i].when.end > proven_from && stretches_[i].takes(who)))
+                return true;
+        return false;
+    }
+
+    // Gives `who` its part of the stretches from `tail` on that lie in `span`.
+    template <class F>
+    ns::rep rewrite(std::size_t tail, interval span, client_id who, ns::rep proven_from, F& give_back) {
+        const auto before = stretches_;
+        const auto num_before = num_;
+        num_ = tail;
+        ns::rep cost = 0;
+        for (auto i = tail; i < num_before; ++i) {
+            const stretch& s = before[i];
+            // Idle time is the span's from its begin on, others' from where it is proven.
+            const interval common{std::max(s.when.begin, s.num_owners == 0 ? span.begin : proven_from),
+                                  std::min(s.when.end, span.end)};
+            if (common.begin >= common.end || !s.takes(who)) {
+                remember(s);
+                continue;
+            }
+            stretch shared = s;
+            shared.when = common;
+            shared.owners[shared.num_owners++] = who;
+            // Each had 1/n of it and keeps 1/(n+1): rounded alike on both sides, so that nothing is lost.
+            const auto n = static_cast<ns::rep>(s.num_owners);
+            const auto length = common.end - common.begin;
+            if (n == 0) cost += length;
+            for (std::uint32_t o = 0; o < s.num_owners; ++o) {
+                const auto part = length / (n * (n + 1));
+                cost += part;
+                give_back(s.owners[o], ns{part});
+            }
+            remember({{s.when.begin, common.begin}, s.num_owners, s.owners});
+            remember(shared);
+            remember({{common.end, s.when.end}, s.num_owners, s.owners});
+        }
+        return cost;
+    }
+
+    void remember(const stretch& s) noexcept {
+        if (s.when.begin >= s.when.end) return;
+        if (num_ > 0 && stretches_[num_ - 1].when.end == s.when.begin &&
+            stretches_[num_ - 1].num_owners == s.num_owners && stretches_[num_ - 1].owners == s.owners) {
+            stretches_[num_ - 1].when.end = s.when.end;
+            return;
+        }
+        if (num_ == most_stretches) {
+            std::copy(stretches_.end() - most_stretches / 2, stretches_.end(), stretches_.begin());
+            num_ = most_stretches / 2;
+        }
+        stretches_[num_++] = s;
+    }
+
+    ns::rep charged_to_ = long_ago;                    // the latest end so far
+    std::array<stretch, most_stretches> stretches_{};  // in order of time, without holes, up to charged_to_
+    std::size_t num_ = 0;
+};
+
+/// How long it took to enqueue a submission, and how much of that the device may have waited for it. 0: not known.
+struct enqueue_time {
+    ns took{}, idle{};
+
+    /// From the begin of enqueuing to its end. `in_front`: what the device had to do until it got to that work, as predicted.
+    [[nodiscard]] static constexpr enqueue_time between(instant begin, instant end, ns in_front) noexcept {
+        if (end <= begin) return {};
+        return {end - begin, std::max(end - begin - in_front, ns{0})};
+    }
+};
+
+/// How long one client usually takes to enqueue. Between the point in front of the work and the work itself a host thread
+/// may lose its core for milliseconds; the device stands idle, and the points tell nothing of that. Where a call always
+/// takes long, as an engine's of hundreds of launches does, the span is all that is known, and the device was kept for the
+/// client meanwhile. A value; not thread-safe.
+class usual_enqueue_time {
+public:
+    /// Whether a thread was held up: `t.took` is far longer than usual, and the device may have been idle. Learns what is usual.
+    [[nodiscard]] bool is_held_up(const enqueue_time& t) noexcept {
+        if (t.took <= ns{0}) return false;
+        if (usual_ <= ns{0}) usual_ = t.took;
+        const ns most = 4 * usual_ + allowance;
+        usual_ += (std::min(t.took, most) - usual_) / 8;  // what is always long becomes usual
+        return t.took > most && t.idle > ns{0};
+    }
+    /// What work took whose thread was held up: the span less what the device may have been idle at least, the span at most,
+    /// and in between what was predicted.
+    [[nodiscard]] static constexpr ns without_gap(ns span, ns predicted, const enqueue_time& t) noexcept {
+        return std::max(std::min(span, predicted), span - t.idle);
+    }
+    /// Smoothed; 0: none was seen.
+    [[nodiscard]] ns get() const noexcept { return usual_; }
+
+private:
+    static constexpr ns allowance{20'000};  // launches and points alone take some microseconds
+
+    ns usual_{};
+};
+
+/// What was seen of a batch when its end was reached.
+struct observation {
+    client_id client{};
+    std::optional<interval> span{};  // on the device: of an overtaken one, up to where the next began, if that is known
+    ns length{};                     // between its points, whatever lies there
+    ns predicted{};                  // of all its members
+    ns at_least{};                   // of one alone: what it takes even with the device to itself
+    enqueue_time enqueued{};         // of one alone, with points of its own
+    std::uint32_t members = 1;
+    bool overtaken = false;  // another began behind it before its end was recorded
+    bool doubtful = false;   // the device may have been idle in between
+    bool contended = false;  // something was in flight on another stream meanwhile
+};
+
+/// What the members of a batch are charged.
+class charges {
+public:
+    struct part {
+        ns took{}, span{};  // charged, and of the length of the batch
+        ns after{};         // so long before the end of the batch it ended
+    };
+
+    charges(const observation& seen, ns took, charge::source from) noexcept
+        : from_(from),
+          took_left_(took),
+          span_left_(seen.length),
+          took_rate_(seen.members > 1 ? rate(took, seen.predicted) : 0),
+          span_rate_(seen.members > 1 ? rate(seen.length, seen.predicted) : 0) {}
+
+    [[nodiscard]] charge::source from() const noexcept { return from_; }
+    /// Of the next member, or of several that are alike: in proportion to what was `predicted`; the last one has the rest.
+    [[nodiscard]] part next(ns predicted, bool is_last) noexcept {
+        const auto of = [=](double rate, ns& left) {
+            const ns mine =
+                is_last ? left
+                        : std::min(ns{static_cast<ns::rep>(static_cast<double>(predicted.count()) * rate)}, left);
+            left -= mine;
+            return mine;
+        };
+        const ns took = of(took_rate_, took_left_), span = of(span_rate_, span_left_);
+        return {took, span, span_left_};
+    }
+
+private:
+    [[nodiscard]] static double rate(ns total, ns predicted) noexcept {
+        return predicted > ns{0} ? static_cast<double>(total.count()) / static_cast<double>(predicted.count()) : 0;
+    }
+
+    charge::source from_;
+    ns took_left_, span_left_;
+    double took_rate_, span_rate_;
+};
+
+/// What was `seen` of a batch -> what its members are charged. `meter`: of the device; `usual`: of the batch's client. Calls
+/// `give_back(client, time)` for what others were charged earlier and share with it, as it turns out.
+template <std::invocable<client_id, ns> F>
+[[nodiscard]] charges charge_for(const observation& seen, span_meter& meter, usual_enqueue_time& usual, F give_back) {
+    const bool alone = seen.members == 1;
+    const ns at_least = alone && !seen.overtaken ? seen.at_least : ns{0};
+    ns took = seen.span ? meter.charge(*seen.span, seen.client, at_least, give_back) : ns{0};
+    if (seen.overtaken) took = std::max(took, seen.predicted);
+    if (seen.doubtful) took = std::min(took, seen.predicted);
+    auto from = seen.doubtful || seen.overtaken ? charge::source::doubt
+                : !alone                        ? charge::source::shared
+                : seen.contended                ? charge::source::own
+                                                : charge::source::alone;
+    if (alone && usual.is_held_up(seen.enqueued)) {
+        took = usual_enqueue_time::without_gap(took, seen.predicted, seen.enqueued);
+        from = charge::source::doubt;
+    }
+    return {seen, took, from};
+}
+
+}  // namespace detail
+}  // namespace GPUSHARE_ABI
+}  // namespace gpushare

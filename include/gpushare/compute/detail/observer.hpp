@@ -1,0 +1,226 @@
+// SPDX-License-Identifier: Apache-2.0
+// What the device has done of what is in flight: which batch's end is reached, when its work was on the device, and which
+// points are to be watched. It asks the device as little as it can: a question may cost as much as a launch.
+//
+//   detail::observer<stream> device;
+//   for (typename point_questions<point>::type ask; auto* b = device.next_done(batches, now, true, ask);)
+//       charge_for(device.observe(batches, *b), ...);
+#pragma once
+
+#include <algorithm>
+#include <concepts>
+#include <cstddef>
+#include <cstdint>
+#include <new>
+#include <optional>
+#include <span>
+#include <utility>
+#include <vector>
+
+#include <gpushare/compute/detail/batches.hpp>
+#include <gpushare/compute/detail/charging.hpp>
+#include <gpushare/compute/detail/in_flight_budget.hpp>
+#include <gpushare/compute/detail/submission.hpp>
+#include <gpushare/concepts.hpp>
+#include <gpushare/config.hpp>
+#include <gpushare/units.hpp>
+
+namespace gpushare {
+inline namespace GPUSHARE_ABI {
+namespace detail {
+
+/// Asks points one by one. Where a backend has a cheaper way for several, its point names it: `questions`, with the same
+/// members.
+template <timeline_point Point>
+struct one_by_one {
+    /// The device time between the two if `end` is reached. `begin` comes before it on the same device.
+    [[nodiscard]] static std::optional<ns> span(const Point& begin, const Point& end) noexcept {
+        if (!end.reached()) return std::nullopt;
+        return elapsed(begin, end);
+    }
+    /// The device time from one to the other, both reached; negative if `b` comes first.
+    [[nodiscard]] static ns between(const Point& a, const Point& b) noexcept { return elapsed(a, b); }
+};
+template <timeline_point Point>
+struct point_questions {
+    using type = one_by_one<Point>;
+};
+template <timeline_point Point>
+requires requires { typename Point::questions; }
+struct point_questions<Point> {
+    using type = typename Point::questions;
+};
+
+/// Places the spans between points of one device on one axis, which begins with the first span. A value.
+template <timeline_point Point>
+class device_axis {
+public:
+    /// When that was: a span of `length`. Asking the device for a time isn't free: `between(point, point)` is asked at most
+    /// once, and not for what begins where the latest span ended that follow() was told of.
+    template <std::invocable<const Point&, const Point&> F>
+    [[nodiscard]] interval place(const Point& begin, const Point& end, ns length, F between) {
+        if (!known_) {
+            latest_ = begin;
+            known_ = true;
+        }
+        if constexpr (std::equality_comparable<Point>)
+            if (begin == latest_) return {at_, at_ + length.count()};
+        const auto to = at_ + between(latest_, end).count();
+        return {to - length.count(), to};
+    }
+    /// `span` ends with this point. What comes later is placed by the latest end of all.
+    void follow(interval span, const Point& end) {
+        if (span.end <= span.begin || span.end <= at_) return;
+        latest_ = end;
+        at_ = span.end;
+    }
+
+private:
+    Point latest_{};
+    ns::rep at_ = 0;  // where that is
+    bool known_ = false;
+};
+
+/// Under the limiter's mutex.
+template <timeline Stream>
+class observer {
+public:
+    using point = typename Stream::point;
+    using batch = detail::batch<Stream>;
+    using submission = detail::submission<Stream>;
+    using questions = typename point_questions<point>::type;
+
+    observer() { watched_.reserve(most_in_flight); }
+
+    /// Of the batches whose end is reached, the one that ended first; null if there is none. Never blocks. Of each stream
+    /// only the oldest is asked for. Unless it is to look `anyway`, it asks for nothing that is predicted to take longer.
+    [[nodiscard]] batch* next_done(batches<Stream>& all, instant now, bool anyway, questions& ask) noexcept {
+        batch* first = nullptr;
+        for (auto& b : all.in_use()) {
+            if (b.at != batch::state::ended || !(anyway || b.is_due(now)) || !all.is_oldest(b)) continue;
+            if (!b.found && !find(all, b, ask)) {
+                if (b.is_due(now)) all.end_was_asked_for_too_early(b, now);
+                continue;
+            }
+            if (first == nullptr || b.when.end < first->when.end) first = &b;
+        }
+        if (first != nullptr) all.end_was_seen(*first, now);
+        return first;
+    }
+
+    /// What was seen of a batch that next_done() gave.
+    [[nodiscard]] observation observe(batches<Stream>& all, const batch& b) noexcept {
+        missed_ |= b.order > known_ && !b.is_looked_at();
+        observation seen{.client = b.client,
+                         .span = b.when,
+                         .length = b.when.length(),
+                         .predicted = b.predicted,
+                         .at_least = b.first->admitted.at_least,
+                         .members = b.num_members,
+                         .overtaken = b.overtaken,
+                         .doubtful = b.doubtful,
+                         .contended = b.contended};
+        if (b.num_members == 1)
+            seen.enqueued = enqueue_time::between(b.first->enqueue_began, b.first->enqueue_ended, b.first->in_front);
+        if (b.overtaken)
+            seen.span = span_up_to_next(all, b);
+        else
+            axis_.follow(b.when, b.end);
+        return seen;
+    }
+
+    /// Calls `f(submission)` for what has been first on its stream for longer than `limit`, once.
+    template <std::invocable<submission&> F>
+    void find_stuck(batches<Stream>& all, instant now, ns limit, F f) noexcept {
+        for (auto& b : all.all()) {
+            if (b.at != batch::state::ended || b.written_off || !all.is_oldest(b, true)) continue;
+            b.head_since = std::min(b.head_since, now);
+            if (now - b.head_since < limit) continue;
+            b.written_off = true;
+            for (auto* s = b.first; s != nullptr; s = s->next_member) f(*s);
+        }
+    }
+
+    // ---- the watch: which points to look at, for one thread at a time
+
+    /// The ends of what was enqueued and no thread looks at that waits for it: they stay until the next call. Without memory
+    /// for all, some of them.
+    [[nodiscard]] std::span<const point> begin_watch(batches<Stream>& all) noexcept {
+        const auto in_flight = all.all();
+        known_ = all.latest_order();
+        watched_.clear();
+        try {
+            for (const auto& b : in_flight)
+                if (b.at == batch::state::ended && !b.is_looked_at()) watched_.push_back(b.end);
+        } catch (const std::bad_alloc&) {  // the first fitted
+        }
+        return watched_;
+    }
+    /// Whether something that began since has ended without anybody looking at it.
+    [[nodiscard]] bool end_watch() noexcept {
+        known_ = everything;
+        return std::exchange(missed_, false);
+    }
+    /// Whether there is a point that no thread looks at which waits for it, other than of `mine` and of clients whose work
+    /// `is_expected` to be waited for soon.
+    template <std::predicate<client_id> F>
+    [[nodiscard]] static bool any_unwatched(batches<Stream>& all, const submission* mine, F is_expected) noexcept {
+        return all.any_ended() && std::ranges::any_of(all.in_use(), [&](const batch& b) {
+                   return b.at == batch::state::ended && !b.is_looked_at() && !is_expected(b.client) &&
+                          (mine == nullptr || !b.holds(mine));
+               });
+    }
+    /// The end of this one's batch, if there is a point for it.
+    [[nodiscard]] static std::optional<point> end_of(batches<Stream>& all, const submission* s) noexcept {
+        if (s != nullptr)
+            for (const auto& b : all.all())
+                if (b.at == batch::state::ended && b.holds(s)) return b.end;
+        return std::nullopt;
+    }
+
+private:
+    static constexpr std::uint64_t everything = ~std::uint64_t{0};
+
+    // Whether its end is reached; then, when its work was on the device. What begins where it ends is placed with it.
+    [[nodiscard]] bool find(batches<Stream>& all, batch& b, questions& ask) noexcept {
+        const auto length = ask.span(b.begin, b.end);
+        if (!length) return false;
+        const auto between = [&](const point& x, const point& y) { return ask.between(x, y); };
+        b.when = b.placed ? interval{b.when.begin, b.when.begin + length->count()}
+                          : axis_.place(b.begin, b.end, *length, between);
+        b.found = true;
+        if constexpr (std::equality_comparable<point>)
+            if (all.in_use().size() > 1)
+                for (auto& next : all.in_use())
+                    if (next.timeline == b.timeline && next.order > b.order && next.begin == b.end) {
+                        next.when.begin = b.when.end;
+                        next.placed = true;
+                    }
+        return true;
+    }
+
+    // Of one that was overtaken: up to the begin of what came behind it, as far as that is known.
+    [[nodiscard]] std::optional<interval> span_up_to_next(batches<Stream>& all, const batch& b) noexcept {
+        const batch* const next = all.next_on_stream(b);
+        // Whoever is behind it may not have said yet where; or it never came.
+        if (next != nullptr && !next->begun) return std::nullopt;
+        // Or it began behind the end all the same, on another thread.
+        if (next == nullptr || !next->begin.reached() || elapsed(next->begin, b.end) < ns{0}) {
+            axis_.follow(b.when, b.end);
+            return b.when;
+        }
+        const auto between = [](const point& x, const point& y) { return elapsed(x, y); };
+        const auto span = axis_.place(b.begin, next->begin, elapsed(b.begin, next->begin), between);
+        axis_.follow(span, next->begin);
+        return span;
+    }
+
+    device_axis<point> axis_;
+    std::vector<point> watched_;
+    std::uint64_t known_ = everything;  // to the watch, up to this batch
+    bool missed_ = false;               // by it, of the others
+};
+
+}  // namespace detail
+}  // namespace GPUSHARE_ABI
+}  // namespace gpushare

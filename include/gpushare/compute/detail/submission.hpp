@@ -1,0 +1,155 @@
+// SPDX-License-Identifier: Apache-2.0
+// The one record of a submission inside a limiter, from its arrival to its completion. Each stage fills in its own part and
+// reads the parts before it.
+//
+//   auto& s = pool.acquire();   s.work = ...;       // arrive
+//   core.next(s.admitted, ...);                     // admit
+//   batches.place(s, stream, now);                  // batch: which points are to be recorded around it
+//   s.enqueue();                                    // enqueue, under no lock
+//   s.status, s.device_time                         // completion
+#pragma once
+
+#include <atomic>
+#include <cstddef>
+#include <cstdint>
+#include <exception>
+#include <mutex>
+#include <optional>
+#include <thread>
+
+#include <gpushare/compute/admission.hpp>
+#include <gpushare/compute/policy.hpp>
+#include <gpushare/compute/submission.hpp>
+#include <gpushare/concepts.hpp>
+#include <gpushare/config.hpp>
+#include <gpushare/detail/intrusive.hpp>
+#include <gpushare/error.hpp>
+#include <gpushare/units.hpp>
+
+namespace gpushare {
+inline namespace GPUSHARE_ABI {
+namespace detail {
+
+enum class stage : std::uint8_t { waiting, admitted, done };
+
+/// How far enqueuing came: nothing is on the stream; the work is, without the point at its end; all of it is.
+enum class enqueued_part : std::uint8_t { nothing, work, all };
+
+/// Under its limiter's mutex, but for two times. While work is enqueued, who does that has to itself what is filled in by
+/// enqueuing. Once `at` says that it is done, `status`, `error`, `finished_at` and `device_time` are final, and the ticket's
+/// holder reads them.
+template <timeline Stream>
+struct submission {
+    using point = typename Stream::point;
+    static constexpr std::size_t no_batch = static_cast<std::size_t>(-1);
+
+    submission* next = nullptr;         // in a queue: free, waiting, just enqueued, or to be told
+    submission* next_member = nullptr;  // in its batch
+
+    // Arrival. A queued one has a callable and a ticket; at the gate a thread enqueues by itself.
+    bool queued = false;
+    client_id client{};
+    queue_head facts{};
+    submission_work<Stream> work;
+    submission_callback on_done;
+    Stream* stream = nullptr;
+
+    // Admission. Of submissions of a batch that are alike, one record stands for all: so many, with the sum of what was
+    // predicted.
+    admission admitted{};
+    std::uint32_t times = 1;
+    std::uint32_t log_number = 0;  // of the log that was kept when it was admitted; 0: none
+    instant admitted_at{};         // if it was
+
+    // Its batch: which one, the batch that `begin` is the end of, and the points that are to be recorded around the work.
+    // `may_stay_open`: an end that can't be recorded now may be later.
+    std::size_t batch = no_batch, ends = no_batch;
+    bool needs_begin = false, needs_end = false, may_stay_open = false;
+    ns in_front{};  // what the device is predicted to have to do before it gets there
+
+    // Enqueuing. The two times are those of work between points of its own, where somebody looks at the clock.
+    std::optional<point> begin{}, end{};
+    instant enqueue_began{}, enqueue_ended{};
+
+    // Completion. Until then `status` is what is known to have failed already.
+    std::atomic<stage> at{stage::waiting};
+    bool told = false;  // given up as stuck: what comes of it is only charged
+    errc status = errc::none;
+    std::exception_ptr error;
+    instant finished_at{};
+    ns device_time{};
+
+    // Who cares: threads that wait for it and look at the device, the latest of them; and who keeps the record.
+    std::uint32_t looked_at = 0;
+    std::thread::id looker{};
+    std::atomic<int> owners{0};  // limiter and ticket; acq_rel when it falls, so that the last one sees all
+
+    /// As new, but for what arrival and admission write anyway.
+    void reset(bool is_queued) noexcept {
+        queued = is_queued;
+        times = 1;
+        log_number = 0;
+        batch = ends = no_batch;
+        enqueue_began = enqueue_ended = {};
+        at.store(stage::waiting, std::memory_order_relaxed);  // nobody else has it yet
+        told = false;
+        status = errc::none;
+    }
+
+    /// Runs the callable, with the points around it that its batch asks for. Sets `status` and `error` if something threw.
+    /// Runs code of the user's: under no lock.
+    enqueued_part enqueue() noexcept {
+        const auto failed = [this] {
+            status = errc::submission_failed;
+            error = std::current_exception();
+        };
+        auto so_far = enqueued_part::nothing;
+        try {
+            if (needs_begin) begin = stream->record();
+            so_far = enqueued_part::work;
+            try {
+                work(*stream);
+            } catch (...) {  // what it had enqueued before it threw is charged like the rest
+                failed();
+            }
+            if (needs_end) end = stream->record();
+            so_far = enqueued_part::all;
+        } catch (...) {
+            failed();
+        }
+        work.reset();
+        return so_far;
+    }
+};
+
+/// Queued submissions. They outlive their limiter where somebody still holds a ticket. Thread-safe.
+template <timeline Stream>
+class submission_pool {
+public:
+    /// Throws std::bad_alloc.
+    [[nodiscard]] submission<Stream>& acquire() {
+        const std::lock_guard lock(mutex_);
+        auto& s = pool_.acquire();
+        s.reset(true);
+        s.owners.store(2, std::memory_order_relaxed);
+        return s;
+    }
+
+    /// One of its owners is done with it.
+    void drop(submission<Stream>& s) noexcept {
+        if (s.owners.fetch_sub(1, std::memory_order_acq_rel) != 1) return;
+        s.work.reset();
+        s.on_done.reset();
+        s.error = nullptr;
+        const std::lock_guard lock(mutex_);
+        pool_.release(s);
+    }
+
+private:
+    std::mutex mutex_;
+    pool<submission<Stream>> pool_;
+};
+
+}  // namespace detail
+}  // namespace GPUSHARE_ABI
+}  // namespace gpushare

@@ -1,0 +1,124 @@
+// SPDX-License-Identifier: Apache-2.0
+// What a limiter remembers of each submission once it is over, if it is asked to: when it came, was admitted, ran and was
+// seen to be done. Off until then; bounded memory; the latest are kept until somebody takes them.
+//
+//   log.start(4096, now);   log.admitted(submission, now);   log.completed(submission, ...);   log.take(into);
+#pragma once
+
+#include <algorithm>
+#include <cstddef>
+#include <cstdint>
+#include <span>
+#include <vector>
+
+#include <gpushare/compute/detail/charging.hpp>
+#include <gpushare/compute/detail/submission.hpp>
+#include <gpushare/compute/submission.hpp>
+#include <gpushare/concepts.hpp>
+#include <gpushare/config.hpp>
+#include <gpushare/error.hpp>
+#include <gpushare/units.hpp>
+
+namespace gpushare {
+inline namespace GPUSHARE_ABI {
+namespace detail {
+
+/// Where the points of one device lie on the host's clock. A point is seen to be reached some time after it is, so the
+/// least such delay so far gives the offset between the two, and every later point is as exact. Clocks drift apart:
+/// a point never lies after it was seen nor before its work was admitted. A value.
+template <timeline_point Point>
+class point_clock {
+public:
+    /// `p`, which is reached, of work that was admitted at `admitted`. Points that follow each other give the best result.
+    [[nodiscard]] instant place(const Point& p, instant admitted, instant seen) {
+        const auto at = known_ ? std::min(at_ + elapsed(latest_, p), seen) : seen;
+        latest_ = p;
+        known_ = true;
+        return at_ = std::max(at, admitted);
+    }
+
+private:
+    Point latest_{};
+    instant at_{};
+    bool known_ = false;
+};
+
+/// Under its limiter's mutex. Costs a load while it is off.
+template <timeline Stream>
+class submission_log {
+public:
+    using submission = detail::submission<Stream>;
+
+    /// Forgets what is there. Throws std::bad_alloc, and then is as before.
+    void start(std::size_t records, instant now) {
+        std::vector<submission_record> ring(records);
+        ring_.swap(ring);
+        first_ = size_ = 0;
+        lost_ = 0;
+        since_ = now;
+        clock_ = {};
+        ++number_;  // of what was admitted before it isn't known when
+    }
+    [[nodiscard]] bool on() const noexcept { return !ring_.empty(); }
+
+    void admitted(submission& s, instant now) noexcept {
+        s.log_number = number_;
+        s.admitted_at = now;
+    }
+
+    /// It is over: keeps what is known of it, if it was admitted while this log was on. `arrived`: when it came, unless
+    /// the log was off. `end`: of its batch, and the part of that which was its own.
+    void completed(const submission& s, errc status, std::uint32_t tag, const charges::part& part, ns beyond,
+                   const typename Stream::point& end, instant now) noexcept {
+        if (s.log_number != number_) return;
+        submission_record r{.client = s.admitted.client,
+                            .tag = tag,
+                            .key = s.admitted.key,
+                            .arrived = std::max(s.facts.arrival, since_),
+                            .let_in = s.admitted_at,
+                            .noticed = now,
+                            .device_time = part.took,
+                            .bound = s.admitted.bound,
+                            .beyond = beyond,
+                            .status = status};
+        try {
+            r.ended = std::max(clock_.place(end, r.let_in, now) - part.after, r.let_in);
+        } catch (...) {  // copying a point may need memory
+            r.ended = now;
+        }
+        // A stream that was idle reaches the point before the work at once: what it was charged says when the device came.
+        r.began = std::max(r.ended - (part.took > ns{0} ? std::min(part.took, part.span) : part.span), r.let_in);
+        push(r);
+    }
+
+    [[nodiscard]] std::size_t take(std::span<submission_record> into) noexcept {
+        const auto n = std::min(into.size(), size_);
+        for (std::size_t i = 0; i < n; ++i) into[i] = ring_[(first_ + i) % ring_.size()];
+        size_ -= n;
+        if (n != 0) first_ = (first_ + n) % ring_.size();
+        return n;
+    }
+    [[nodiscard]] std::uint64_t lost() const noexcept { return lost_; }
+
+private:
+    void push(const submission_record& r) noexcept {
+        ring_[(first_ + size_) % ring_.size()] = r;
+        if (size_ < ring_.size()) {
+            ++size_;
+        } else {
+            first_ = (first_ + 1) % ring_.size();
+            ++lost_;
+        }
+    }
+
+    std::vector<submission_record> ring_;  // empty: off
+    std::size_t first_ = 0, size_ = 0;
+    std::uint64_t lost_ = 0;
+    std::uint32_t number_ = 0;
+    instant since_{};
+    point_clock<typename Stream::point> clock_;
+};
+
+}  // namespace detail
+}  // namespace GPUSHARE_ABI
+}  // namespace gpushare

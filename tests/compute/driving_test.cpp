@@ -1,0 +1,334 @@
+// SPDX-License-Identifier: Apache-2.0
+// Nobody drives beyond their own need: a thread that comes to submit or wait isn't kept for others' callables, however
+// many there are and however long they take, and what it leaves is done by whoever waits in the limiter.
+#include <algorithm>
+#include <chrono>
+#include <functional>
+#include <optional>
+#include <stop_token>
+#include <thread>
+#include <vector>
+
+#include <gpushare/compute/compute_limiter.hpp>
+#include <gpushare/compute/request.hpp>
+#include <gpushare/units.hpp>
+
+#include "support/catch.hpp"
+#include "support/manual_timeline.hpp"
+#include "support/sharing_stream.hpp"
+#include "support/threads.hpp"
+#include "support/timed_device.hpp"
+
+using namespace gpushare::literals;
+using namespace std::chrono_literals;
+using gpushare::client_id;
+using gpushare::errc;
+using gpushare::instant;
+using gpushare::ns;
+using gpushare::priority;
+using support::manual_clock;
+using support::manual_stream;
+using support::sharing_stream;
+using support::steady;
+using support::timed_device;
+
+namespace {
+
+constexpr ns host_time = 3ms;  // that each callable takes of its thread
+
+manual_stream& line_of(manual_stream& s) { return s; }
+manual_stream& line_of(sharing_stream& s) { return s.line(); }
+
+/// On a clock that callables move: each takes its thread 3 ms, and there is always room for the next.
+template <class Stream>
+struct slow_callables {
+    using limiter = gpushare::compute_limiter<Stream, manual_clock>;
+
+    typename limiter::ticket submit(client_id c, ns takes = host_time) {
+        return compute
+            .submit(c, stream,
+                    [this, takes](Stream& s) {
+                        clock.advance(takes);
+                        if (device_runs) line_of(s).reach_all();  // what came before
+                        s.enqueue(10us);
+                        ++run;
+                    })
+            .value();
+    }
+    /// So many of `c` wait until what is in flight is done: who comes then could be kept for all of them.
+    void fill(client_id c, int n) {
+        device_runs = false;
+        for (int i = 0; i < 2 + n; ++i) waiting.push_back(submit(c));
+        device_runs = true;
+        run = 0;
+    }
+    /// How long the limiter's clock went on meanwhile.
+    template <class F>
+    ns stay(F call) {
+        const auto before = clock.now();
+        call();
+        return clock.now() - before;
+    }
+
+    manual_clock clock;
+    Stream stream;
+    limiter compute{{.depth = 2}, clock};
+    client_id a = compute.add({.weight = 50_pct}), b = compute.add({.weight = 50_pct});
+    std::vector<typename limiter::ticket> waiting;
+    bool device_runs = true;
+    int run = 0;
+};
+
+}  // namespace
+
+TEMPLATE_TEST_CASE("a submitter is kept for one callable of others at the most", "[compute]", manual_stream,
+                   sharing_stream) {
+    slow_callables<TestType> t;
+    t.fill(t.b, 50);
+    line_of(t.stream).reach_all();
+    CHECK(t.stay([&] { (void)t.submit(t.a); }) <= 2 * host_time);  // its own among them, perhaps
+    CHECK(t.run <= 2);
+    CHECK(t.run >= 1);
+    // Though nobody ever waits, each who comes does its part: all of it is enqueued.
+    for (int i = 0; i < 60; ++i) {
+        line_of(t.stream).reach_all();
+        CHECK(t.stay([&] { t.compute.poll(); }) <= host_time);
+    }
+    CHECK(t.run == 51);
+}
+
+TEMPLATE_TEST_CASE("who asks for something is kept for one callable of others at the most", "[compute]", manual_stream,
+                   sharing_stream) {
+    slow_callables<TestType> t;
+    t.fill(t.b, 50);
+    line_of(t.stream).reach_all();
+    CHECK(t.stay([&] { t.compute.poll(); }) <= host_time);
+    line_of(t.stream).reach_all();
+    CHECK(t.stay([&] { (void)t.compute.usage(t.a); }) <= host_time);
+    CHECK(t.stay([&] { (void)t.compute.change(t.a, {.weight = 40_pct}); }) <= host_time);
+    CHECK(t.stay([&] { (void)t.compute.set_policy({}); }) <= host_time);
+    CHECK(t.stay([&] { CHECK(t.compute.close(t.a)); }) <= 2 * host_time);  // looks, and waits
+    CHECK(t.stay([&] { gpushare::request<typename decltype(t)::limiter> r(t.compute, t.b, {.level = {1}}); }) <=
+          2 * host_time);
+    CHECK(t.run <= 8);
+}
+
+TEMPLATE_TEST_CASE("a waiter leaves once its work is done, though there is always something to admit", "[compute]",
+                   manual_stream, sharing_stream) {
+    slow_callables<TestType> t;
+    const auto mine = t.submit(t.a);  // on the device
+    t.fill(t.b, 50);
+    line_of(t.stream).reach_all();
+    CHECK(t.stay([&] { CHECK(mine.wait()); }) <= host_time);
+    CHECK(t.run <= 1);
+}
+
+TEMPLATE_TEST_CASE("a waiter drives until its own work is done, and no further", "[compute]", manual_stream,
+                   sharing_stream) {
+    slow_callables<TestType> t;
+    t.fill(t.b, 3);
+    const auto mine = t.submit(t.a);
+    t.fill(t.b, 50);
+    line_of(t.stream).on_wait([&] { line_of(t.stream).reach_all(); });
+    CHECK(mine.wait());
+    CHECK(t.run <= 10);  // a's turn comes soon, with half of the device
+}
+
+TEST_CASE("a waiter's deadline and stop request hold though there is always something to admit", "[compute]") {
+    slow_callables<manual_stream> t;
+    t.fill(t.b, 50);
+    const auto last = t.submit(t.b);
+    line_of(t.stream).on_wait([&] { t.stream.reach_all(); });
+    SECTION("the deadline") {
+        CHECK(t.stay([&] { CHECK_FALSE(last.wait(t.clock.now() + 10ms)); }) <= 10ms + 2 * host_time);
+    }
+    SECTION("a stop request") {
+        std::stop_source stop;
+        stop.request_stop();
+        CHECK(t.stay([&] { CHECK_FALSE(last.wait(gpushare::never, stop.get_token())); }) <= 2 * host_time);
+    }
+    CHECK(last.wait());
+}
+
+TEMPLATE_TEST_CASE("a permit's holder runs nobody's callables before its own work", "[compute]", manual_stream,
+                   sharing_stream) {
+    slow_callables<TestType> t;
+    auto held = t.compute.acquire(t.a).value();
+    t.fill(t.b, 50);
+    line_of(t.stream).reach_all();
+    const auto before = t.run;
+    CHECK(t.stay([&] { held.enqueue(t.stream, [](TestType& s) { s.enqueue(10us); }); }) == 0ns);
+    CHECK(t.run == before);
+}
+
+TEST_CASE("callables that take no time are all run by who comes", "[compute]") {
+    slow_callables<manual_stream> t;
+    (void)t.compute.submit(t.a, t.stream, [&](manual_stream&) {
+        for (int i = 0; i < 50; ++i) t.waiting.push_back(t.submit(t.b, 0us));
+    });
+    CHECK(t.run >= 1);
+    t.stream.reach_all();
+    t.compute.poll();
+    CHECK(t.run == 50);
+}
+
+TEST_CASE("callbacks that take long and submit more are all called", "[compute]") {
+    slow_callables<manual_stream> t;
+    int left = 50;
+    std::function<void()> again = [&] {
+        (void)t.compute.submit(
+            t.a, t.stream, [](manual_stream& s) { s.enqueue(10us); }, {},
+            [&](const gpushare::completion&) {
+                t.clock.advance(host_time);
+                if (--left > 0) again();
+            });
+    };
+    again();
+    for (int i = 0; i < 50; ++i) {  // nobody else waits: each who comes calls what is to be called
+        t.stream.reach_all();
+        t.compute.poll();
+    }
+    CHECK(left == 0);
+}
+
+namespace {
+
+void spin_for(ns d) {
+    for (const auto until = steady::now() + d; steady::now() < until;) {
+    }
+}
+
+/// Two or three clients that keep the limiter busy with callables of 3 ms of their thread and 1 ms of the device, three
+/// at a time each; who waits, waits for the oldest.
+struct server {
+    using stream = timed_device::stream;
+    using limiter = gpushare::compute_limiter<stream, steady>;
+    static constexpr ns callable = 3ms;
+
+    struct figures {
+        int run = 0;
+        ns longest_submit{}, longest_wait{};
+    };
+
+    void client(client_id c, figures& f, ns for_so_long, bool as_requests = false) {
+        stream s(device);
+        std::vector<limiter::ticket> out;
+        std::optional<gpushare::request<limiter>> r;
+        const auto end = steady::now() + for_so_long;
+        while (steady::now() < end) {
+            const auto began = steady::now();
+            while (out.size() >= 3) {
+                (void)out.front().wait();
+                out.erase(out.begin());
+            }
+            const auto waited = steady::now();
+            if (as_requests && (!r || f.run % 5 == 0)) r.emplace(compute, c);
+            out.push_back(compute
+                              .submit(c, s,
+                                      [&f](stream& on) {
+                                          spin_for(callable);
+                                          on.enqueue(1ms);
+                                          ++f.run;
+                                      })
+                              .value());
+            f.longest_wait = std::max(f.longest_wait, waited - began);
+            f.longest_submit = std::max(f.longest_submit, steady::now() - waited);
+        }
+        for (auto& t : out) (void)t.wait();
+    }
+
+    timed_device device;
+    limiter compute;
+};
+
+}  // namespace
+
+TEST_CASE("clients whose callables take their threads long share the device, and nobody is captured",
+          "[compute][threads]") {
+    const bool dispatched = GENERATE(false, true);
+    const bool requests = GENERATE(false, true);
+    CAPTURE(dispatched, requests);
+    server t;
+    const auto a = t.compute.add({.weight = 50_pct}), b = t.compute.add({.weight = 50_pct});
+    server::figures of_a, of_b;
+    {
+        std::jthread dispatcher;
+        if (dispatched) dispatcher = std::jthread([&](const std::stop_token& stop) { t.compute.run(stop); });
+        support::together(2, [&](unsigned rank) {
+            if (rank == 0)
+                t.client(a, of_a, 600ms, requests);
+            else
+                t.client(b, of_b, 600ms);
+        });
+    }
+    CAPTURE(of_a.run, of_b.run, of_a.longest_submit.count(), of_b.longest_submit.count(), of_a.longest_wait.count(),
+            of_b.longest_wait.count());
+    // Captured, one had a single submission and stayed inside for all of the 600 ms. A busy machine adds some.
+    CHECK(of_a.run > 15);
+    CHECK(of_b.run > 15);
+    CHECK(std::max(of_a.longest_submit, of_b.longest_submit) < 200ms);
+    CHECK(std::max(of_a.longest_wait, of_b.longest_wait) < 300ms);
+}
+
+TEST_CASE("an urgent client's threads aren't kept for the callables of those below", "[compute][threads]") {
+    const bool dispatched = GENERATE(false, true);
+    CAPTURE(dispatched);
+    server t;
+    const auto urgent = t.compute.add({.weight = 20_pct, .level = {1}});
+    const auto b = t.compute.add({.weight = 40_pct}), c = t.compute.add({.weight = 40_pct});
+    server::figures of_b, of_c;
+    ns longest{};
+    int rounds = 0;
+    {
+        std::jthread dispatcher;
+        if (dispatched) dispatcher = std::jthread([&](const std::stop_token& stop) { t.compute.run(stop); });
+        support::together(3, [&](unsigned rank) {
+            if (rank == 1) t.client(b, of_b, 600ms);
+            if (rank == 2) t.client(c, of_c, 600ms);
+            if (rank != 0) return;
+            server::stream s(t.device);
+            for (const auto end = steady::now() + 600ms; steady::now() < end; ++rounds) {
+                std::this_thread::sleep_for(5ms);
+                const auto began = steady::now();
+                const auto work = [](server::stream& on) { on.enqueue(100us); };
+                (void)t.compute.submit(urgent, s, work).value().wait();
+                (void)t.compute.enqueue(urgent, s, work);
+                longest = std::max(longest, steady::now() - began);
+            }
+        });
+    }
+    CAPTURE(rounds, longest.count(), of_b.run, of_c.run);
+    CHECK(rounds > 3);
+    CHECK(of_b.run > 10);
+    CHECK(of_c.run > 10);
+    CHECK(longest < 200ms);
+}
+
+TEST_CASE("what a thread leaves is done by one that sleeps in the limiter", "[compute][threads]") {
+    timed_device device;
+    gpushare::compute_limiter<timed_device::stream, steady> compute{{.depth = 1}};
+    const auto a = compute.add({.weight = 50_pct}), b = compute.add({.weight = 50_pct});
+    timed_device::stream s(device);
+    // A thread that waits for the last of many slow ones of b drives; a's own come and go beside it.
+    std::vector<decltype(compute)::ticket> slow;
+    for (int i = 0; i < 30; ++i)
+        slow.push_back(compute
+                           .submit(b, s,
+                                   [](timed_device::stream& on) {
+                                       spin_for(1ms);
+                                       on.enqueue(10us);
+                                   })
+                           .value());
+    std::jthread waiter([&] { (void)slow.back().wait(); });
+    ns longest{};
+    for (int i = 0; i < 10; ++i) {
+        const auto began = steady::now();
+        (void)compute.submit(a, s, [](timed_device::stream& on) { on.enqueue(10us); }).value();
+        longest = std::max(longest, steady::now() - began);
+    }
+    waiter.join();
+    CHECK(slow.back().done());  // nobody else was asked
+    CHECK(longest < 25ms);      // all of them would be 30 ms and more
+    CHECK(compute.close(a, steady::now() + 20s));
+    CHECK(compute.close(b, steady::now() + 20s));
+}
