@@ -9,6 +9,7 @@
 #include <cstddef>
 #include <cstdint>
 #include <span>
+#include <string_view>
 
 #include <gpushare/config.hpp>
 #include <gpushare/error.hpp>
@@ -135,15 +136,61 @@ concept memory_resource = requires(R& r, void* p, std::size_t size, std::size_t 
     r.deallocate(p, size, alignment);
 };
 
-/// The memory of a device. Safe from any thread.
+class close_token;  // closing.hpp
+
+/// What adaptors ask of the memory below them, and what each of them answers to those above: every allocator of this
+/// library models it, and so does every backend's memory. A plain memory_resource becomes one by as_upstream().
+///   try_allocate(size, alignment, why)   null instead of an exception; `why`, unless it is null, gets the reason
+///   deallocate(p, size, alignment)       errc::none; or why nothing happened: unknown_block, wrong_size, closed
+///   charged(size, alignment)   bytes that such an allocation really takes; bytes::max() if there can be none
+///   refuses(size, alignment)   why it can never be granted, whatever is freed (size_overflow, bad_alignment, over_quota,
+///                              out_of_memory, closed); errc::none if it could be. Takes locks: not for a hot path
+///   largest_free()             the largest block that could be had now at a multiple of 256 bytes; bytes::max() of memory
+///                              that doesn't say
+///   owner()                    the tenant that the memory is charged to; empty where nobody says
+///   closing()                  closed before the memory goes (closing.hpp); empty of memory that never closes. From then
+///                              on it refuses with errc::closed, and whoever keeps some of it registers a
+///                              close_callback there, to give it back first
+template <class R>
+concept upstream = memory_resource<R> && requires(R& r, const R& c, void* p, std::size_t size, std::size_t alignment,
+                                                  failure* why) {
+    { r.try_allocate(size, alignment, why) } noexcept -> std::same_as<void*>;
+    { r.deallocate(p, size, alignment) } noexcept -> std::same_as<errc>;
+    { c.charged(size, alignment) } noexcept -> std::same_as<bytes>;
+    { c.refuses(size, alignment) } noexcept -> std::same_as<failure>;
+    { c.largest_free() } noexcept -> std::same_as<bytes>;
+    { c.owner() } noexcept -> std::convertible_to<std::string_view>;
+    { c.closing() } noexcept -> std::same_as<close_token>;
+};
+
+/// Told once a block is back where it came from: `tell(to, size)`, on any thread and under no lock. Nothing if `tell` is
+/// null.
+struct when_back {
+    void (*tell)(void* to, bytes size) noexcept = nullptr;
+    void* to = nullptr;
+    bytes size{};
+};
+
+/// An upstream that has blocks back later than deallocate() returns, as it scrubs them first. Until then they count as
+/// charged: a quota above it is credited by the note.
+///   deallocate_then(p, size, alignment, note)   as deallocate; the note is told once the block is back, unless it failed
+///   returned()     how many blocks have come back so far
+///   settle(seen)   collects what can be had back now; true, and `seen` is up to date, if any has come since returned()
+///                  was `seen`: worth another try
+template <class R>
+concept deferring_upstream = upstream<R> && requires(R& r, void* p, std::size_t size, when_back note, std::uint64_t& seen) {
+    { r.deallocate_then(p, size, size, note) } noexcept -> std::same_as<errc>;
+    { r.returned() } noexcept -> std::same_as<std::uint64_t>;
+    { r.settle(seen) } noexcept -> std::same_as<bool>;
+};
+
+/// The memory of a device, or a part of one that looks like it. Safe from any thread.
 ///   try_allocate(size, alignment)   null when it isn't there
-///   charged(size, alignment)        bytes that such an allocation really takes; bytes::max() if none can
 ///   capacity()                      bytes of the device
 ///   taken_by_others()               of these, bytes that no allocation from here accounts for; beside traffic never too few
 template <class M>
-concept memory = memory_resource<M> && requires(M& m, const M& c, std::size_t size, std::size_t alignment) {
+concept memory = upstream<M> && requires(M& m, const M& c, std::size_t size, std::size_t alignment) {
     { m.try_allocate(size, alignment) } noexcept -> std::same_as<void*>;
-    { c.charged(size, alignment) } noexcept -> std::same_as<bytes>;
     { c.capacity() } noexcept -> std::same_as<bytes>;
     { c.taken_by_others() } noexcept -> std::same_as<bytes>;
 };

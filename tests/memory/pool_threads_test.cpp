@@ -27,6 +27,7 @@
 #include "support/manual_timeline.hpp"
 #include "support/random.hpp"
 #include "support/threads.hpp"
+#include "support/upstream_answers.hpp"
 
 using namespace gpushare::literals;
 using gpushare::bytes;
@@ -164,17 +165,23 @@ void stress(int steps) {
 }
 
 /// Lets its first caller wait, with the memory in its hands.
-struct slow_upstream {
+struct slow_upstream : support::upstream_answers {
+    explicit slow_upstream(quota_resource<fault_resource>& below) : from(below) {}
     quota_resource<fault_resource>& from;
     std::atomic<bool> asked{false};
 
-    void* try_allocate(std::size_t size, std::size_t alignment) noexcept {
-        void* const p = from.try_allocate(size, alignment);
+    void* try_allocate(std::size_t size, std::size_t alignment, gpushare::failure* why) noexcept {
+        void* const p = from.try_allocate(size, alignment, why);
         if (!asked.exchange(true)) std::this_thread::sleep_for(std::chrono::milliseconds{30});
         return p;
     }
     void* allocate(std::size_t size, std::size_t alignment) { return from.allocate(size, alignment); }
-    void deallocate(void* p, std::size_t size, std::size_t alignment) noexcept { from.deallocate(p, size, alignment); }
+    errc deallocate(void* p, std::size_t size, std::size_t alignment) noexcept {
+        return from.deallocate(p, size, alignment);
+    }
+    [[nodiscard]] gpushare::bytes charged(std::size_t size, std::size_t alignment) const noexcept {
+        return from.charged(size, alignment);
+    }
 };
 
 /// Asks for what fits over and over. Returns how often it was refused.

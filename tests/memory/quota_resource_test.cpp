@@ -18,6 +18,7 @@
 #include "support/catch.hpp"
 #include "support/fault_resource.hpp"
 #include "support/threads.hpp"
+#include "support/upstream_answers.hpp"
 
 using namespace gpushare::literals;
 using gpushare::bytes;
@@ -30,12 +31,13 @@ using support::fault_resource;
 namespace {
 
 /// Takes whole granules, says so, and refuses wrong frees with a code, as a device's memory does.
-class granular_resource {
+class granular_resource : public support::upstream_answers {
 public:
     static constexpr std::size_t granule = 512;
 
     void* allocate(std::size_t size, std::size_t alignment) { return below_.allocate(size, alignment); }
-    void* try_allocate(std::size_t size, std::size_t alignment) noexcept {
+    void* try_allocate(std::size_t size, std::size_t alignment, failure* why) noexcept {
+        if (full && why != nullptr) *why = {.code = errc::out_of_memory, .asked = size};
         if (full) return nullptr;
         return below_.allocate(size, alignment);
     }

@@ -9,14 +9,13 @@
 #include <cstddef>
 #include <mutex>
 #include <new>
-#include <type_traits>
 
 #include <gpushare/concepts.hpp>
 #include <gpushare/config.hpp>
 #include <gpushare/detail/pointer_table.hpp>
 #include <gpushare/error.hpp>
 #include <gpushare/interop/stream_resource.hpp>
-#include <gpushare/memory/ask_upstream.hpp>
+#include <gpushare/memory/as_upstream.hpp>
 
 namespace gpushare {
 inline namespace GPUSHARE_ABI {
@@ -39,7 +38,7 @@ public:
     }
     /// Null if they aren't there.
     [[nodiscard]] void* try_allocate(std::size_t size, std::size_t alignment) noexcept {
-        void* const p = ask_upstream(*memory_, size, alignment);
+        void* const p = as_upstream(*memory_).try_allocate(size, alignment, nullptr);
         return p != nullptr && remember(p, {size, alignment}) ? p : nullptr;
     }
 
@@ -78,14 +77,7 @@ private:
         }
     }
 
-    errc give(void* p, const extent& e) noexcept {
-        if constexpr (std::is_same_v<decltype(memory_->deallocate(p, e.size, e.alignment)), errc>) {
-            return memory_->deallocate(p, e.size, e.alignment);
-        } else {
-            memory_->deallocate(p, e.size, e.alignment);
-            return errc::none;
-        }
-    }
+    errc give(void* p, const extent& e) noexcept { return as_upstream(*memory_).deallocate(p, e.size, e.alignment); }
 
     // Forgotten first: as soon as it is free, the address may be handed out again.
     template <class Free>

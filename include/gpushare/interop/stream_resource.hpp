@@ -8,11 +8,13 @@
 
 #include <concepts>
 #include <cstddef>
+#include <string_view>
 
+#include <gpushare/closing.hpp>
 #include <gpushare/concepts.hpp>
 #include <gpushare/config.hpp>
 #include <gpushare/error.hpp>
-#include <gpushare/memory/ask_upstream.hpp>
+#include <gpushare/memory/as_upstream.hpp>
 
 namespace gpushare {
 inline namespace GPUSHARE_ABI {
@@ -43,9 +45,27 @@ public:
         return memory_->allocate(size, alignment);
     }
     /// Null where allocate would throw.
-    [[nodiscard]] void* try_allocate(std::size_t size, std::size_t alignment = default_alignment) noexcept {
-        return ask_upstream(*memory_, size, alignment);
+    [[nodiscard]] void* try_allocate(std::size_t size, std::size_t alignment = default_alignment,
+                                     failure* why = nullptr) noexcept {
+        return as_upstream(*memory_).try_allocate(size, alignment, why);
     }
+    /// The memory's answers; see concepts.hpp.
+    [[nodiscard]] bytes charged(std::size_t size, std::size_t alignment) const noexcept {
+        return as_upstream(*memory_).charged(size, alignment);
+    }
+    /// As the memory's.
+    [[nodiscard]] failure refuses(std::size_t size, std::size_t alignment) const noexcept {
+        return as_upstream(*memory_).refuses(size, alignment);
+    }
+    [[nodiscard]] bytes largest_free() const noexcept {
+        return as_upstream(*memory_).largest_free();
+    }  ///< As the memory's.
+    [[nodiscard]] std::string_view owner() const noexcept {
+        return as_upstream(*memory_).owner();
+    }  ///< As the memory's.
+    [[nodiscard]] close_token closing() const noexcept {
+        return as_upstream(*memory_).closing();
+    }  ///< As the memory's.
 
     /// Credited once the stream has done what was enqueued so far. What the memory says of wrong frees, which change
     /// nothing. Null is ignored. If there can be no point on the stream, because it is captured, its device is lost or

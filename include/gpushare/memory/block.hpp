@@ -21,17 +21,17 @@ using trace_function = std::size_t (*)(std::span<void*>) noexcept;
 
 /// One allocation. The label is the caller's text and must outlive the block (a literal, usually).
 struct block {
-    void* pointer = nullptr;
-    bytes size{};
-    std::size_t alignment = 0;
-    std::string_view label{};
+    void* pointer = nullptr;    ///< where it begins
+    bytes size{};               ///< as it was asked for
+    std::size_t alignment = 0;  ///< as it was asked for, bytes
+    std::string_view label{};   ///< what for
 };
 
 /// A block that is out, with all that is known of where it came from.
 struct leak {
-    block what{};
-    std::string scope{};         // "engine/prefill": empty for the whole, and where there are no scopes
-    std::vector<void*> trace{};  // return addresses, where they were asked for
+    block what{};                ///< the block
+    std::string scope{};         ///< "engine/prefill": empty for the whole, and where there are no scopes
+    std::vector<void*> trace{};  ///< return addresses, where they were asked for
 };
 
 }  // namespace GPUSHARE_ABI

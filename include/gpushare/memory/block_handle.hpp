@@ -22,7 +22,8 @@
 #include <gpushare/concepts.hpp>
 #include <gpushare/config.hpp>
 #include <gpushare/error.hpp>
-#include <gpushare/memory/block_table.hpp>
+#include <gpushare/memory/as_upstream.hpp>
+#include <gpushare/memory/block.hpp>
 #include <gpushare/memory/tenant_tag.hpp>
 #include <gpushare/units.hpp>
 
@@ -32,8 +33,8 @@ inline namespace GPUSHARE_ABI {
 /// Refers to a block as long as that is allocated, and to nothing ever after. A default-constructed one refers to none.
 /// Means something to the table that made it, and to no other.
 struct block_handle {
-    std::uint32_t slot = std::numeric_limits<std::uint32_t>::max();
-    std::uint32_t generation = 0;
+    std::uint32_t slot = std::numeric_limits<std::uint32_t>::max();  ///< its place in the table
+    std::uint32_t generation = 0;                                    ///< which of the blocks that had it
 
     friend constexpr auto operator<=>(block_handle, block_handle) = default;
     friend constexpr bool operator==(block_handle, block_handle) = default;
@@ -61,8 +62,7 @@ public:
         return {slot, e.generation};
     }
 
-    // unknown_block, from the following, for a handle that isn't good, be it stale or another tenant's.
-
+    /// The block. unknown_block, as from the following, for a handle that isn't good, be it stale or another tenant's.
     [[nodiscard]] result<block> find(tenant_tag owner, block_handle h) const noexcept {
         const std::lock_guard lock(mutex_);
         if (!good(owner, h)) return errc::unknown_block;
@@ -73,17 +73,24 @@ public:
         const std::lock_guard lock(mutex_);
         if (!good(owner, h)) return errc::unknown_block;
         entry& e = entries_[h.slot];
+        if (e.moving) return errc::in_flight;
         e.live = false;
         --size_;
         if (++e.generation != std::numeric_limits<std::uint32_t>::max()) e.next_vacant = std::exchange(vacant_, h.slot);
         return e.what;
     }
-    /// The handle refers to `now` if it still refers to a block at `before`.
-    errc replace(tenant_tag owner, block_handle h, const void* before, const block& now) noexcept {
+    /// The block, which its owner moves: until move_to() it can neither be freed nor moved by another thread (in_flight).
+    result<block> begin_move(tenant_tag owner, block_handle h) noexcept {
         const std::lock_guard lock(mutex_);
-        if (!good(owner, h) || entries_[h.slot].what.pointer != before) return errc::unknown_block;
+        if (!good(owner, h)) return errc::unknown_block;
+        if (std::exchange(entries_[h.slot].moving, true)) return errc::in_flight;
+        return entries_[h.slot].what;
+    }
+    /// After begin_move(): the handle refers to `now`.
+    void move_to(block_handle h, const block& now) noexcept {
+        const std::lock_guard lock(mutex_);
         entries_[h.slot].what = now;
-        return errc::none;
+        entries_[h.slot].moving = false;
     }
 
     /// Handles that are good.
@@ -99,7 +106,7 @@ private:
         tenant_tag owner{};
         std::uint32_t generation = 0;
         std::uint32_t next_vacant = none;
-        bool live = false;
+        bool live = false, moving = false;
     };
 
     [[nodiscard]] bool good(tenant_tag owner, block_handle h) const noexcept {
@@ -119,13 +126,14 @@ private:
 template <memory_resource Upstream>
 class handle_resource {
 public:
+    /// Of `tenant`, with memory of `upstream`.
     handle_resource(handle_table& table, tenant_tag tenant, Upstream& upstream) noexcept
-        : table_(&table), tenant_(tenant), upstream_(&upstream) {}
+        : table_(&table), tenant_(tenant), upstream_(upstream) {}
 
     /// Throws what the upstream throws, std::bad_alloc if the host has no memory for the entry. `label` must outlive the
     /// block.
     [[nodiscard]] block_handle allocate(std::size_t size, std::size_t alignment, std::string_view label = {}) {
-        obtained b{*upstream_, {upstream_->allocate(size, alignment), bytes{size}, alignment, label}};
+        obtained b{upstream_, {upstream_.allocate(size, alignment), bytes{size}, alignment, label}};
         const block_handle h = table_->insert(tenant_, b.what);
         b.what.pointer = nullptr;
         return h;
@@ -136,45 +144,52 @@ public:
         const auto found = table_->find(tenant_, h);
         return found ? found->pointer : nullptr;
     }
-    /// unknown_block, and nothing happened, for a handle that isn't good.
+    /// unknown_block, and nothing happened, for a handle that isn't good; else what the upstream says.
     errc deallocate(block_handle h) noexcept {
         const auto removed = table_->remove(tenant_, h);
         if (!removed) return removed.code();
-        give(*upstream_, *removed);
-        return errc::none;
+        return give(upstream_, *removed);
     }
     /// Makes the block `size` bytes big, with the same alignment: gets a new one, calls `copy(to, from, bytes)` for what
     /// both have in common, and frees the old one. The handle stays the same, the address doesn't. Throws what
-    /// allocate() and `copy` throw, and then nothing has happened. unknown_block as in deallocate().
+    /// allocate() and `copy` throw, and then nothing has happened. unknown_block as in deallocate(). Meanwhile the block can
+    /// neither be freed nor resized by another thread: in_flight.
     template <std::invocable<void*, const void*, std::size_t> Copy>
     errc resize(block_handle h, std::size_t size, Copy copy) {
-        const auto old = table_->find(tenant_, h);
+        const auto old = table_->begin_move(tenant_, h);
         if (!old) return old.code();
-        obtained fresh{*upstream_,
-                       {upstream_->allocate(size, old->alignment), bytes{size}, old->alignment, old->label}};
+        // Whatever is thrown, the handle refers to a block that is there.
+        struct moved {
+            handle_table& table;
+            block_handle h;
+            block now;
+            ~moved() { table.move_to(h, now); }
+        };
+        obtained fresh{upstream_, {}};  // goes back unless it takes the old one's place, and then that does
+        moved end{*table_, h, *old};
+        fresh.what = {upstream_.allocate(size, old->alignment), bytes{size}, old->alignment, old->label};
         copy(fresh.what.pointer, static_cast<const void*>(old->pointer),
              static_cast<std::size_t>(std::min(old->size, bytes{size}).count()));
-        if (const errc why = table_->replace(tenant_, h, old->pointer, fresh.what); why != errc::none) return why;
-        fresh.what = *old;  // goes back in place of the new one
+        std::swap(fresh.what, end.now);
         return errc::none;
     }
 
 private:
-    static void give(Upstream& to, const block& b) noexcept {
-        to.deallocate(b.pointer, static_cast<std::size_t>(b.size.count()), b.alignment);
+    static errc give(const upstream_ref<Upstream>& to, const block& b) noexcept {
+        return to.deallocate(b.pointer, static_cast<std::size_t>(b.size.count()), b.alignment);
     }
     /// Gives its block back, unless that is null.
     struct obtained {
-        Upstream& from;
+        upstream_ref<Upstream> from;
         block what;
         ~obtained() {
-            if (what.pointer != nullptr) give(from, what);
+            if (what.pointer != nullptr) (void)give(from, what);
         }
     };
 
     handle_table* table_;
     tenant_tag tenant_;
-    Upstream* upstream_;
+    upstream_ref<Upstream> upstream_;
 };
 
 }  // namespace GPUSHARE_ABI

@@ -68,6 +68,7 @@ public:
         return all;
     }
 
+    /// Blocks that are out.
     [[nodiscard]] std::size_t size() const noexcept {
         const std::lock_guard lock(mutex_);
         return blocks_.size();

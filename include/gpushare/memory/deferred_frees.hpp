@@ -18,6 +18,7 @@
 
 #include <gpushare/concepts.hpp>
 #include <gpushare/config.hpp>
+#include <gpushare/detail/intrusive.hpp>
 #include <gpushare/units.hpp>
 
 namespace gpushare {
@@ -28,31 +29,60 @@ inline namespace GPUSHARE_ABI {
 template <timeline_point Point, memory_resource Resource>
 class deferred_frees {
 public:
+    /// Frees into `resource`.
     explicit deferred_frees(Resource& resource) noexcept : resource_(&resource) {}
 
-    /// Frees the block once `point` is reached. If the host has no memory to remember it, waits for the point instead.
-    void add(const Point& point, void* p, std::size_t size, std::size_t alignment) noexcept {
+    /// Frees the block once `point` is reached, and tells `note` then. If the host has no memory to remember it, waits for the
+    /// point instead.
+    void add(const Point& point, void* p, std::size_t size, std::size_t alignment,
+             const when_back& note = {}) noexcept {
         if (!point.reached()) {
             try {
                 const std::lock_guard lock(mutex_);
-                pending_.push_back({point, p, size, alignment});
+                entry& e = made_.acquire();
+                e.point = point;
+                e.pointer = p;
+                e.size = size;
+                e.alignment = alignment;
+                e.note = note;
+                pending_.push(e);
                 bytes_ += bytes{size};
                 return;
             } catch (...) {
                 point.wait(never);
             }
         }
-        resource_->deallocate(p, size, alignment);
+        give_back(p, size, alignment, note);
     }
 
-    /// Frees what has been reached, and returns how many blocks that were. Never blocks on a stream.
+    /// Frees what has been reached, and returns how many blocks that were. Never blocks on a stream. Asks every pending
+    /// point once, however many are reached.
     std::size_t collect() noexcept {
-        std::size_t freed = 0;
-        for (; const auto e = take_reached(); ++freed) {
-            resource_->deallocate(e->pointer, e->size, e->alignment);
+        detail::fifo<entry> reached;
+        std::uint64_t count = 0;
+        {
+            const std::lock_guard lock(mutex_);
+            detail::fifo<entry> open(std::move(pending_));
+            while (entry* const e = open.pop()) {
+                if (!e->point.reached()) {
+                    pending_.push(*e);
+                    continue;
+                }
+                bytes_ -= bytes{e->size};
+                reached.push(*e);
+                ++count;
+            }
+            taken_.fetch_add(count, std::memory_order_relaxed);
+        }
+        if (count == 0) return 0;
+        for (entry* e = reached.front(); e != nullptr; e = e->next) {
+            give_back(e->pointer, e->size, e->alignment, e->note);
+            e->point = Point{};
             returned_.fetch_add(1, std::memory_order_release);  // who sees the count sees the block back
         }
-        return freed;
+        const std::lock_guard lock(mutex_);
+        while (entry* const e = reached.pop()) made_.release(*e);
+        return static_cast<std::size_t>(count);
     }
 
     /// How many blocks collecting has given back so far.
@@ -82,47 +112,51 @@ public:
         }
     }
 
-    /// Waits for the oldest pending free until `deadline`; collects nothing. False, at once, if none is pending.
-    bool wait_oldest(instant deadline) const {
-        const auto next = front();
-        if (next) (void)next->wait(deadline);
-        return next.has_value();
+    /// Waits until one of the pending frees is reached, or until `deadline`; collects nothing. False, at once, if none is
+    /// pending. Throws std::bad_alloc, and what waiting for the points throws.
+    bool wait_any(instant deadline) const {
+        std::vector<Point> open;
+        {
+            const std::lock_guard lock(mutex_);
+            for (const entry* e = pending_.front(); e != nullptr && open.size() < most_awaited; e = e->next)
+                open.push_back(e->point);
+        }
+        if (open.empty()) return false;
+        (void)Point::wait_any(open, deadline);
+        return true;
     }
 
+    /// Bytes that were freed and aren't reached.
     [[nodiscard]] bytes pending() const noexcept {
         const std::lock_guard lock(mutex_);
         return bytes_;
     }
 
 private:
+    static constexpr std::size_t most_awaited = 64;  // at a time: whoever waits comes back
+
     struct entry {
-        Point point;
+        entry* next = nullptr;
+        Point point{};
         void* pointer = nullptr;
         std::size_t size = 0, alignment = 0;
+        when_back note{};
     };
 
-    std::optional<entry> take_reached() noexcept {
-        const std::lock_guard lock(mutex_);
-        for (auto& e : pending_) {
-            if (!e.point.reached()) continue;
-            std::optional taken(std::move(e));
-            if (&e != &pending_.back()) e = std::move(pending_.back());
-            pending_.pop_back();
-            bytes_ -= bytes{taken->size};
-            taken_.fetch_add(1, std::memory_order_relaxed);
-            return taken;
-        }
-        return std::nullopt;
+    void give_back(void* p, std::size_t size, std::size_t alignment, const when_back& note) noexcept {
+        resource_->deallocate(p, size, alignment);
+        if (note.tell != nullptr) note.tell(note.to, note.size);
     }
 
     std::optional<Point> front() const {
         const std::lock_guard lock(mutex_);
-        return pending_.empty() ? std::nullopt : std::optional(pending_.front().point);
+        return pending_.empty() ? std::nullopt : std::optional(pending_.front()->point);
     }
 
     Resource* resource_;
     mutable std::mutex mutex_;
-    std::vector<entry> pending_;
+    detail::pool<entry> made_;
+    detail::fifo<entry> pending_;
     bytes bytes_;
     std::atomic<std::uint64_t> taken_{0};     // by collectors; written under the mutex
     std::atomic<std::uint64_t> returned_{0};  // of these, back in the resource

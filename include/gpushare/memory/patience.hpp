@@ -17,14 +17,17 @@ inline namespace GPUSHARE_ABI {
 /// Until `deadline` by `time`, or until a stop is requested.
 template <clock Clock>
 struct patience {
-    Clock time{};
-    instant deadline = never;
-    std::stop_token stop{};
+    Clock time{};              ///< whose time the deadline is in
+    instant deadline = never;  ///< when to give up
+    std::stop_token stop{};    ///< gives up when a stop is requested
 };
+/// For as long as it takes.
 template <class Clock>
 patience(Clock) -> patience<Clock>;
+/// Until a deadline.
 template <class Clock>
 patience(Clock, instant) -> patience<Clock>;
+/// Until a deadline or a stop.
 template <class Clock>
 patience(Clock, instant, std::stop_token) -> patience<Clock>;
 

@@ -13,8 +13,10 @@
 #include <cstddef>
 #include <cstdint>
 #include <memory>
+#include <string_view>
 #include <utility>
 
+#include <gpushare/closing.hpp>
 #include <gpushare/concepts.hpp>
 #include <gpushare/config.hpp>
 #include <gpushare/error.hpp>
@@ -32,9 +34,10 @@ inline namespace GPUSHARE_ABI {
 template <class Pool>
 class pool_cache {
 public:
-    using point = typename Pool::point;
+    using point = typename Pool::point;  ///< of its stream
 
     pool_cache(pool_cache&&) noexcept = default;
+    /// What this one kept goes back with the other.
     pool_cache& operator=(pool_cache&& other) noexcept {
         std::swap(pool_, other.pool_);
         std::swap(worker_, other.worker_);
@@ -79,7 +82,7 @@ public:
         if (p == nullptr) return errc::none;
         const auto freed = worker_->bins.put(pool_->store_.index(), p, size, alignment);
         if (freed.homeless != nullptr) [[unlikely]]
-            pool_->store_.give_from(*worker_, freed.bin, *freed.homeless, size);
+            return pool_->store_.give_from(*worker_, freed.bin, *freed.homeless, size);
         return freed.why;
     }
 
@@ -89,12 +92,25 @@ public:
         return pool_->deallocate_after(used, p, size, alignment);
     }
 
+    /// The pool's answers; see pool_resource.
+    [[nodiscard]] static constexpr bytes charged(std::size_t size, std::size_t alignment) noexcept {
+        return Pool::charged(size, alignment);
+    }
+    /// See pool_resource::refuses.
+    [[nodiscard]] failure refuses(std::size_t size, std::size_t alignment) const noexcept {
+        return pool_->refuses(size, alignment);
+    }
+    [[nodiscard]] bytes largest_free() const noexcept { return pool_->largest_free(); }  ///< See pool_resource.
+    [[nodiscard]] std::string_view owner() const noexcept { return pool_->owner(); }     ///< See pool_resource.
+    [[nodiscard]] close_token closing() const noexcept { return pool_->closing(); }      ///< The pool's.
+
     /// Gives all that is kept here back to the pool, on a stream behind one point recorded now.
     void flush() noexcept { pool_->store_.flush(*worker_); }
 
     /// While one exists, no point is recorded on the stream, because it is being captured. Memory freed here waits.
     class [[nodiscard]] pause {
     public:
+        /// Waits for those who record.
         explicit pause(pool_cache& cache) noexcept : cache_(cache) { cache.pool_->store_.pause(*cache.worker_); }
         pause(const pause&) = delete;
         pause& operator=(const pause&) = delete;

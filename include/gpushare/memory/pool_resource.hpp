@@ -16,16 +16,19 @@
 #pragma once
 
 #include <algorithm>
+#include <atomic>
 #include <cstddef>
 #include <cstdint>
 #include <exception>
+#include <optional>
+#include <string_view>
 #include <type_traits>
 
+#include <gpushare/closing.hpp>
 #include <gpushare/concepts.hpp>
 #include <gpushare/config.hpp>
 #include <gpushare/error.hpp>
-#include <gpushare/memory/ask_upstream.hpp>
-#include <gpushare/memory/detail/owner_of.hpp>
+#include <gpushare/memory/as_upstream.hpp>
 #include <gpushare/memory/detail/pool_store.hpp>
 #include <gpushare/memory/pool_cache.hpp>
 #include <gpushare/memory/pool_usage.hpp>
@@ -34,9 +37,10 @@
 namespace gpushare {
 inline namespace GPUSHARE_ABI {
 
+/// Options of a pool_resource.
 struct pool_options {
-    bytes segment = 32_MiB;  // what the upstream is asked for at once; bigger requests are asked for as they are
-    bytes kept = 128_MiB;    // the pool grows rather than empty caches that keep less each: what speed may cost
+    bytes segment = 32_MiB;  ///< what the upstream is asked for at once; bigger requests are asked for as they are
+    bytes kept = 128_MiB;    ///< the pool grows rather than empty caches that keep less each: what speed may cost
 };
 
 /// Refers to `Upstream`, which must outlive it and must not allocate from the pool; it is called under no lock. All
@@ -45,23 +49,28 @@ struct pool_options {
 template <memory_resource Upstream, timeline_point Point = immediate_point>
 class pool_resource {
 public:
-    using point = Point;
-    using cache = pool_cache<pool_resource>;
+    using point = Point;                      ///< of the streams of its caches
+    using cache = pool_cache<pool_resource>;  ///< see make_cache()
 
+    /// Takes nothing yet. Throws std::bad_alloc.
     explicit pool_resource(Upstream& upstream, const pool_options& options = {})
-        : upstream_(&upstream), options_(options) {}
+        : upstream_(upstream), options_(options) {
+        closes_.emplace(upstream_.closing(), [this](instant deadline) { return close(deadline); });
+    }
     pool_resource(const pool_resource&) = delete;
     pool_resource& operator=(const pool_resource&) = delete;
     /// Waits for what was freed on streams (drain() first bounds that), then gives everything back, blocks that are
     /// still out included. Its caches must be gone.
     ~pool_resource() {
+        closes_.reset();
+        if (detached_.load(std::memory_order_relaxed)) return;  // by the close that has just been waited for
         try {
             store_.drain(never);
         } catch (
             ...) {  // nobody can tell when the work is done: the upstream's frees are in order behind it, or nothing is
         }
         for (auto s = store_.remove_any(); s.begin != nullptr; s = store_.remove_any())
-            upstream_->deallocate(s.begin, s.size, s.alignment);
+            upstream_.deallocate(s.begin, s.size, s.alignment);
     }
 
     /// `size` bytes at a multiple of `alignment`, a power of two; a unique address for 0 bytes. Contents undefined.
@@ -132,34 +141,61 @@ public:
     /// Waits until `deadline` for what was freed on streams. False if some of it is left.
     bool drain(instant deadline) { return store_.drain(deadline); }
 
+    /// From now on everything is refused with errc::closed; what is free goes back to the upstream, what streams use first.
+    /// False if they haven't got there at the deadline: call it again. What is out then stays the upstream's, which is
+    /// closing: the pool doesn't touch it any more. Called when the upstream closes; private pools close before.
+    bool close(instant deadline) {
+        const bool above = closing_.close(deadline);
+        store_.close();
+        if (!store_.drain(deadline) || !above) return false;
+        return_empty(0);
+        store_.abandon();
+        detached_.store(true, std::memory_order_relaxed);
+        return true;
+    }
+    /// For what keeps memory of the pool.
+    [[nodiscard]] close_token closing() const noexcept { return closing_.token(); }
+
+    /// A reading; see pool_usage.
     [[nodiscard]] pool_usage usage() const noexcept { return store_.usage(); }
     /// The largest block, at a multiple of 256 bytes, that is free here or, where it can tell, with the upstream. There may
     /// be a larger one when caches and segments are emptied.
     [[nodiscard]] bytes largest_free() const noexcept {
-        const bytes above = largest_free_in(*upstream_);
+        const bytes above = upstream_.largest_free();
         return std::max(usage().largest_free,
                         above == bytes::max() ? bytes{} : above - above % bytes{detail::pool_granule});
     }
     /// Threads that wait.
     [[nodiscard]] std::size_t waiting() const noexcept { return store_.waiting(); }
-    [[nodiscard]] Upstream& upstream() const noexcept { return *upstream_; }
+    /// What it was made over.
+    [[nodiscard]] Upstream& upstream() const noexcept { return upstream_.resource(); }
+    /// Whoever the upstream says that the memory is charged to.
+    [[nodiscard]] std::string_view owner() const noexcept { return upstream_.owner(); }
+    /// Why such a block can never be had, whatever is freed; errc::none if it could be.
+    [[nodiscard]] failure refuses(std::size_t size, std::size_t alignment) const noexcept {
+        if (const errc why = detail::pool_tag::check(size, alignment); why != errc::none)
+            return {.code = why, .asked = size};
+        const auto least = detail::whole_granules(size);
+        return impossible({least, least, alignment, size});
+    }
 
     /// What a request takes of the pool, bytes::max() if none can. A cache may take an eighth more.
     [[nodiscard]] static constexpr bytes charged(std::size_t size, std::size_t alignment) noexcept {
         return detail::pool_tag::check(size, alignment) == errc::none ? bytes{detail::whole_granules(size)}
                                                                       : bytes::max();
     }
-    // The tenant's view of the memory, where the upstream has one.
-    [[nodiscard]] bytes capacity() const noexcept requires memory<Upstream> { return upstream_->capacity(); }
+    /// The tenant's view of the memory, where the upstream has one.
+    [[nodiscard]] bytes capacity() const noexcept requires memory<Upstream> { return upstream_.resource().capacity(); }
+    /// The same.
     [[nodiscard]] bytes taken_by_others() const noexcept requires memory<Upstream> {
-        return upstream_->taken_by_others();
+        return upstream_.resource().taken_by_others();
     }
 
 private:
     friend cache;
     using worker = detail::pool_worker<Point>;
 
-    using refusal = upstream_refusal;  // `final`: nothing that may be freed could change it
+    using refusal = gpushare::refusal;  // `final`: nothing that may be freed could change it
 
     void* obtain_or_throw(std::size_t size, std::size_t alignment, worker* own = nullptr) {
         refusal r;
@@ -177,7 +213,8 @@ private:
     // In the name of whoever the upstream says that the memory is charged to.
     [[noreturn]] void refuse(const refusal& r) const {
         if (r.thrown) std::rethrow_exception(r.thrown);
-        const auto tenant = owner_of(*upstream_);
+        if (r.why.code == errc::closed) throw memory_error(r.why, {}, "allocate from a pool");
+        const auto tenant = upstream_.owner();
         const auto held = usage();
         detail::message m;
         if (!tenant.empty()) m.add("tenant '", tenant.substr(0, detail::longest_name), "': ");
@@ -233,6 +270,11 @@ private:
 
     [[gnu::noinline]] detail::pool_block* obtain_slowly(const detail::pool_request& request, refusal& r,
                                                         worker* own) noexcept {
+        // What could never be granted must not cost the others their caches and segments.
+        if (r.why = impossible(request); r.why.code != errc::none) {
+            r.final = true;
+            return nullptr;
+        }
         const auto segment = detail::whole_granules(options_.segment.count());
         const auto grow_by_segment = [&] {
             return segment > request.size ? grow(segment, request.size, request, r) : nullptr;
@@ -255,6 +297,12 @@ private:
             }
         }
     }
+    // Neither the upstream nor what is held could ever give it.
+    [[nodiscard]] failure impossible(const detail::pool_request& request) const noexcept {
+        if (store_.closed()) return {.code = errc::closed, .asked = request.asked};
+        if (store_.could_hold(request)) return {};
+        return upstream_.refuses(request.least, std::max(request.alignment, detail::pool_granule));
+    }
     [[nodiscard]] failure explain(const detail::pool_request& request) const noexcept {
         const auto u = usage();
         return {errc::out_of_memory, request.least, u.free().count(), u.reserved.count()};
@@ -264,24 +312,23 @@ private:
     [[nodiscard]] detail::pool_block* grow(std::uint64_t range, std::uint64_t size, const detail::pool_request& request,
                                            refusal& r) noexcept {
         const auto alignment = std::max(request.alignment, detail::pool_granule);
-        if constexpr (requires { upstream_->charged(range, alignment); })
-            if (const bytes takes = upstream_->charged(range, alignment); takes != bytes::max())
-                range = std::max(range, takes.count() & ~std::uint64_t{detail::pool_granule - 1});
+        if (const bytes takes = upstream_.charged(range, alignment); takes != bytes::max())
+            range = std::max(range, takes.count() & ~std::uint64_t{detail::pool_granule - 1});
         store_.begin_move();
         detail::pool_block* b = nullptr;
         if (void* const p = from_upstream(range, alignment, r)) {
             try {
-                b = &store_.add({static_cast<std::byte*>(p), range, alignment}, size, request);
+                b = store_.add({static_cast<std::byte*>(p), range, alignment}, size, request);
             } catch (...) {  // the host has no memory for the bookkeeping
-                upstream_->deallocate(p, range, alignment);
             }
+            if (b == nullptr) upstream_.deallocate(p, range, alignment);
         }
         store_.end_move(b != nullptr);
         return b;
     }
     [[nodiscard]] void* from_upstream(std::size_t size, std::size_t alignment, refusal& r) noexcept {
         r = {};
-        void* const p = ask_upstream(*upstream_, size, alignment, r);
+        void* const p = upstream_.ask(size, alignment, r);
         // What is over a whole quota won't fit whatever is freed.
         if (r.why.code == errc::size_overflow || (r.why.code == errc::over_quota && r.why.asked > r.why.limit))
             r.final = true;
@@ -291,24 +338,22 @@ private:
     std::uint64_t return_empty(std::uint64_t target) noexcept {
         std::uint64_t returned = 0;
         for (auto s = store_.remove_empty(target); s.begin != nullptr; s = store_.remove_empty(target), ++returned) {
-            upstream_->deallocate(s.begin, s.size, s.alignment);
+            upstream_.deallocate(s.begin, s.size, s.alignment);
             store_.end_move(true);
         }
         return returned;
     }
 
-    Upstream* upstream_;
+    upstream_ref<Upstream> upstream_;
     pool_options options_;
     detail::pool_store<Point> store_;
+    close_source closing_;
+    std::optional<close_callback> closes_;
+    std::atomic<bool> detached_{false};  // the upstream is not to be touched any more
 };
 
-namespace detail {
-struct pool_archetype {
-    void* allocate(std::size_t, std::size_t) { return nullptr; }
-    void deallocate(void*, std::size_t, std::size_t) {}
-};
-}  // namespace detail
-static_assert(memory_resource<pool_resource<detail::pool_archetype>>);
+static_assert(upstream<pool_resource<detail::plain_resource>>);
+static_assert(upstream<pool_resource<detail::plain_resource>::cache>);
 
 }  // namespace GPUSHARE_ABI
 }  // namespace gpushare

@@ -15,14 +15,14 @@ inline namespace GPUSHARE_ABI {
 
 /// A reading of a pool. `requested` is exact while no call is under way, the rest always.
 struct pool_usage {
-    bytes reserved{};       // held from the upstream: what a quota below the pool counts
-    bytes used{};           // in blocks that are out
-    bytes requested{};      // what these were asked for: the rest of `used` is rounding
-    bytes cached{};         // freed, with workers who may use it again
-    bytes pending{};        // freed on streams that haven't got there
-    bytes largest_free{};   // the largest block that can be had without emptying a cache or asking the upstream
-    bytes peak_reserved{};  // the most that was ever held
-    std::size_t segments = 0;
+    bytes reserved{};          ///< held from the upstream: what a quota below the pool counts
+    bytes used{};              ///< in blocks that are out
+    bytes requested{};         ///< what these were asked for: the rest of `used` is rounding
+    bytes cached{};            ///< freed, with workers who may use it again
+    bytes pending{};           ///< freed on streams that haven't got there
+    bytes largest_free{};      ///< the largest block that can be had without emptying a cache or asking the upstream
+    bytes peak_reserved{};     ///< the most that was ever held
+    std::size_t segments = 0;  ///< ranges that are held
 
     /// In no block, no cache and on no stream.
     [[nodiscard]] constexpr bytes free() const noexcept { return reserved - used - cached - pending; }

@@ -17,8 +17,11 @@
 #include <cstddef>
 #include <cstdint>
 #include <mutex>
+#include <optional>
+#include <string_view>
 #include <vector>
 
+#include <gpushare/closing.hpp>
 #include <gpushare/concepts.hpp>
 #include <gpushare/config.hpp>
 #include <gpushare/error.hpp>
@@ -30,7 +33,7 @@ inline namespace GPUSHARE_ABI {
 
 /// A pool that can give what it holds without asking anybody.
 template <class P>
-concept holding_resource = memory_resource<P> && requires(P& p, std::size_t size, std::size_t alignment) {
+concept holding_resource = upstream<P> && requires(P& p, std::size_t size, std::size_t alignment) {
     // clang-format off
     { p.try_allocate_held(size, alignment) } noexcept -> std::same_as<void*>;
     // clang-format on
@@ -47,12 +50,17 @@ public:
             raise({.code = why, .asked = reserve.count()}, {}, "set aside memory for a captured graph");
         const auto size = static_cast<std::size_t>(detail::whole_granules(reserve.count()));
         add(pool.allocate(size, detail::pool_granule), size, detail::pool_granule);
+        closes_.emplace(pool.closing(), [this](instant) {
+            close();
+            return true;
+        });
     }
     private_pool(const private_pool&) = delete;
     private_pool& operator=(const private_pool&) = delete;
     /// Everything goes back to the pool, blocks that are still out included: the graph is gone.
     ~private_pool() {
-        for (const auto& r : ranges_) pool_->deallocate(r.begin, r.size, r.alignment);
+        closes_.reset();
+        close();
     }
 
     /// Throws memory_error: out_of_memory if neither what was set aside nor what the pool holds suffices, size_overflow,
@@ -60,7 +68,7 @@ public:
     [[nodiscard]] void* allocate(std::size_t size, std::size_t alignment = alignof(std::max_align_t)) {
         failure why;
         void* const p = try_allocate(size, alignment, &why);
-        if (p == nullptr) raise(why, {}, "allocate for a captured graph");
+        if (p == nullptr) throw memory_error(why, {}, "allocate for a captured graph");
         return p;
     }
     /// Null where `allocate` would throw. Asks neither the device nor a stream.
@@ -68,7 +76,7 @@ public:
                                      failure* why = nullptr) noexcept {
         const std::lock_guard lock(mutex_);
         fit_.index().drop_retired();  // nobody reads without the lock
-        const errc code = detail::pool_tag::check(size, alignment);
+        const errc code = closed_ ? errc::closed : detail::pool_tag::check(size, alignment);
         detail::pool_block* const b = code == errc::none ? obtain(detail::whole_granules(size), alignment) : nullptr;
         if (b == nullptr) {
             if (why != nullptr)
@@ -83,10 +91,31 @@ public:
     errc deallocate(void* p, std::size_t size, std::size_t alignment = alignof(std::max_align_t)) noexcept {
         if (p == nullptr) return errc::none;
         const std::lock_guard lock(mutex_);
+        if (closed_) return errc::closed;
         const auto freed = fit_.index().claim(p, size, alignment);
         if (freed.why == errc::none) fit_.give(*freed.block);
         return freed.why;
     }
+
+    /// From now on everything is refused with errc::closed, and all goes back to the pool, blocks that are out included.
+    /// Called when the pool closes: no graph that uses them may be launched any more.
+    void close() noexcept {
+        const std::lock_guard lock(mutex_);
+        closed_ = true;
+        give_back();
+        ranges_.clear();
+    }
+
+    /// The pool's answers; see pool_resource.
+    [[nodiscard]] bytes charged(std::size_t size, std::size_t alignment) const noexcept {
+        return pool_->charged(size, alignment);
+    }
+    /// See pool_resource::refuses.
+    [[nodiscard]] failure refuses(std::size_t size, std::size_t alignment) const noexcept {
+        return pool_->refuses(size, alignment);
+    }
+    [[nodiscard]] std::string_view owner() const noexcept { return pool_->owner(); }  ///< See pool_resource.
+    [[nodiscard]] close_token closing() const noexcept { return pool_->closing(); }   ///< The pool's.
 
     /// Set aside, used or not.
     [[nodiscard]] bytes reserved() const noexcept {
@@ -123,6 +152,9 @@ private:
             return nullptr;
         }
     }
+    void give_back() noexcept {
+        for (const auto& r : ranges_) (void)pool_->deallocate(r.begin, r.size, r.alignment);
+    }
     void add(void* p, std::size_t size, std::size_t alignment) {
         try {
             ranges_.reserve(ranges_.size() + 1);
@@ -140,6 +172,8 @@ private:
     detail::pool_fit fit_;
     std::vector<range> ranges_;
     std::uint64_t reserved_ = 0;
+    bool closed_ = false;
+    std::optional<close_callback> closes_;
 };
 
 }  // namespace GPUSHARE_ABI

@@ -27,6 +27,7 @@
 #include <mutex>
 #include <string_view>
 
+#include <gpushare/closing.hpp>
 #include <gpushare/config.hpp>
 #include <gpushare/error.hpp>
 #include <gpushare/memory/detail/quota_cell.hpp>
@@ -39,15 +40,16 @@ inline namespace GPUSHARE_ABI {
 
 /// Who holds bytes beyond its guarantee, and how many.
 struct burst_holder {
-    std::string_view name{};
-    bytes borrowed{};
+    std::string_view name{};  ///< as quota::name() has it
+    bytes borrowed{};         ///< beyond its guarantee
 };
 
 namespace detail {
 struct quota_waiter;
-}
+class quota_change;
+}  // namespace detail
 
-/// See the top of the file. All members are safe from any thread; none allocates. The parent must outlive it.
+/// See the top of the file. All members are safe from any thread; none allocates but the constructors. The parent must outlive it.
 class quota : private detail::quota_node {
 public:
     /// The largest quota: 256 TiB less one byte.
@@ -65,7 +67,10 @@ public:
 
     /// Gives back to the parent what isn't charged. Bytes still charged stay charged there: they are in use.
     ~quota() {
-        if (parent_ != nullptr) parent_->detach(*this);
+        if (parent_ != nullptr)
+            parent_->detach(*this);
+        else if (orphan_hooks_ != nullptr)
+            orphan_hooks_(*this);
     }
 
     /// Charges `n` bytes or none. over_quota: beyond this quota's own limit; out_of_memory: burst that the parent
@@ -175,11 +180,35 @@ public:
                parent_->free_now(this, detail::precedence::before_waiters);
     }
 
+    /// Why `n` bytes could never be charged here, whatever is released: over_quota, out_of_memory (a quota above is too
+    /// small), size_overflow, closed, with the figures. errc::none if they could.
+    [[nodiscard]] failure refuses(bytes n) const noexcept {
+        if (closed()) return {.code = errc::closed, .asked = n.count()};
+        const errc why = [&] {
+            const std::lock_guard lock(root_->mutex_);
+            return unfit(n.count());
+        }();
+        return why == errc::none ? failure{} : explain(why, n);
+    }
+
+    /// Ends it: guarantee and burst become 0, so that nothing more is charged, and what is released goes to the parent; and
+    /// all that registered with closing() gives back what it keeps. True once that is done, false if some is in use at the
+    /// deadline: call it again. What is still charged then is of blocks that are out.
+    bool close(instant deadline) noexcept {
+        (void)resize({}, {});
+        return closing_.close(deadline);
+    }
+    /// Whether close() has been called.
+    [[nodiscard]] bool closed() const noexcept { return closing_.closed(); }
+    /// For what keeps memory that is charged here: told when the quota closes. See closing.hpp.
+    [[nodiscard]] close_token closing() const noexcept { return closing_.token(); }
+
     /// Whose it is, for messages. The text must outlive the quota.
     void name(std::string_view owner) noexcept {
         const std::lock_guard lock(root_->mutex_);
         name_ = owner;
     }
+    /// As it was named.
     [[nodiscard]] std::string_view name() const noexcept {
         const std::lock_guard lock(root_->mutex_);
         return name_;
@@ -199,7 +228,7 @@ public:
     }
 
 private:
-    friend class quota_change;
+    friend class detail::quota_change;
     friend class quota_claim;
     friend class quota_hook;
     friend struct detail::quota_waiter;
@@ -240,6 +269,8 @@ private:
         serve_waiters();
         return charged;
     }
+
+    close_source closing_;
 };
 
 }  // namespace GPUSHARE_ABI

@@ -25,13 +25,16 @@
 namespace gpushare {
 inline namespace GPUSHARE_ABI {
 
-/// What both have in common. Changes of quotas under one root can't be prepared side by side: they would wait for each
+namespace detail {
+
+/// What they have in common. Changes of quotas under one root can't be prepared side by side: they would wait for each
 /// other. Prepare those of several roots in the order of their `resource()`, as partition/reservation.hpp does.
 class quota_change {
 public:
     /// The root above the quota.
     [[nodiscard]] const void* resource() const noexcept { return of_->root_; }
 
+    /// Whose change it is.
     [[nodiscard]] quota& of() const noexcept { return *of_; }
 
 protected:
@@ -127,18 +130,24 @@ private:
     quota* of_;
 };
 
+}  // namespace detail
+
 /// `size` bytes charged to a quota, which must outlive it.
-class quota_charge : public quota_change {
+class quota_charge : public detail::quota_change {
 public:
-    quota_charge(quota& from, bytes size) noexcept : quota_change(from), size_(size) {}
+    /// Not prepared yet.
+    quota_charge(quota& from, bytes size) noexcept : detail::quota_change(from), size_(size) {}
 
     /// over_quota, out_of_memory, size_overflow; `left` is the largest charge that would have been granted.
     [[nodiscard]] failure prepare() noexcept { return hold(of(), size_.count()); }
+    /// Only after prepare(): makes the change.
     void commit() noexcept { charge_held(of(), size_.count()); }
+    /// Only after prepare(): nothing has happened.
     void abandon() noexcept { let_go(of()); }
     /// After a commit. False if the bytes aren't charged any more.
     bool undo() noexcept { return of().release(size_); }
 
+    /// As it was made for.
     [[nodiscard]] bytes size() const noexcept { return size_; }
 
 private:
@@ -148,11 +157,12 @@ static_assert(prepared_change<quota_charge>);
 
 /// Bytes of a root whose number is decided while they are held: what is left of all that are prepared together is read at
 /// one moment, and stands still until some of it is charged. Everything below the root waits meanwhile.
-class quota_draw : public quota_change {
+class quota_draw : public detail::quota_change {
 public:
     /// `from` must be a root.
-    explicit quota_draw(quota& from) noexcept : quota_change(from) {}
+    explicit quota_draw(quota& from) noexcept : detail::quota_change(from) {}
 
+    /// Holds the root and all below it; always errc::none.
     [[nodiscard]] failure prepare() noexcept {
         hold_all(of());
         return {};
@@ -161,6 +171,7 @@ public:
     [[nodiscard]] bytes left() const noexcept { return held_left(of()); }
     /// Only while prepared: charges `n` bytes, at most left(), with the commit. Nothing if it isn't called.
     void take(bytes n) noexcept { size_ = n; }
+    /// Only after prepare(): makes the change.
     void commit() noexcept {
         gather_held(of());
         if (size_ == bytes{})
@@ -168,10 +179,12 @@ public:
         else
             charge_held(of(), size_.count());
     }
+    /// Only after prepare(): nothing has happened.
     void abandon() noexcept {
         gather_held(of());
         let_go(of());
     }
+    /// After a commit. False if the bytes aren't charged any more.
     bool undo() noexcept { return size_ == bytes{} || of().release(size_); }
 
 private:
@@ -180,15 +193,18 @@ private:
 static_assert(prepared_change<quota_draw>);
 
 /// Another guarantee and burst for a quota, which must outlive it; see quota::resize.
-class quota_resize : public quota_change {
+class quota_resize : public detail::quota_change {
 public:
+    /// Not prepared yet.
     quota_resize(quota& of, bytes guaranteed, bytes burst) noexcept
-        : quota_change(of), guaranteed_(guaranteed), burst_(burst) {}
+        : detail::quota_change(of), guaranteed_(guaranteed), burst_(burst) {}
 
     /// no_room (`left` is the largest guarantee that would have been granted, `limit` the parent's), or
     /// invalid_specification.
     [[nodiscard]] failure prepare() noexcept { return hold_resize(of(), guaranteed_, burst_); }
+    /// Only after prepare(): makes the change.
     void commit() noexcept { resize_held(of(), guaranteed_, burst_); }
+    /// Only after prepare(): nothing has happened.
     void abandon() noexcept { let_go(of()); }
 
 private:
@@ -196,9 +212,10 @@ private:
 };
 static_assert(prepared_change<quota_resize>);
 
+/// What became of a transfer.
 struct transfer_result {
-    errc why = errc::none;
-    bool kept = false;  // refused, and `from` is charged as before
+    errc why = errc::none;  ///< errc::none: done
+    bool kept = false;      ///< refused, and `from` is charged as before
 };
 
 /// Charges `n` bytes to `to` that are charged to `from`, and releases them there. over_quota: beyond `to`'s own limit.

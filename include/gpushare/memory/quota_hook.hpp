@@ -36,9 +36,10 @@ inline namespace GPUSHARE_ABI {
 
 /// What a hook is asked for.
 struct reclaim_request {
-    bytes missing{};                 // at most; of a borrower at most what it has borrowed
-    instant until = instant::min();  // the request's deadline, of its own clock; min(): now or not at all
-    bool own = true;                 // for the hook's own quota or one below; else a neighbour calls burst back
+    bytes missing{};                 ///< at most; of a borrower at most what it has borrowed
+    instant until = instant::min();  ///< the request's deadline, of its own clock; min(): now or not at all
+    bool own = true;                 ///< for the hook's own quota or one below; else a neighbour calls burst back
+    bool below = false;              ///< not a quota lacks them, but the memory behind it
 };
 
 namespace detail {
@@ -59,10 +60,14 @@ public:
         next_ = std::exchange(*at, this);
         // Release: who sees the function sees this header's data initialised.
         root.ask_next_.store(&ask_next, std::memory_order_release);
+        root.orphan_hooks_ = [](quota_node& gone) noexcept {
+            for (auto* h = gone.hooks_; h != nullptr; h = h->next_) h->of_ = nullptr;
+        };
     }
     hook_registration(const hook_registration&) = delete;
     hook_registration& operator=(const hook_registration&) = delete;
     ~hook_registration() {
+        if (of_ == nullptr) return;
         std::condition_variable left;
         std::unique_lock lock(of_->root_->mutex_);
         hook_registration** at = &of_->root_->hooks_;
@@ -76,9 +81,9 @@ public:
     static bool ask_next(quota_node& q, hook_cursor& asked, std::uint64_t n, bool below) noexcept {
         std::unique_lock lock(q.root_->mutex_);
         if (q.unfit(n) != errc::none || inside(*q.root_)) return false;
-        const auto [level, missing] = shortage_of(q, n, below);
+        const auto [level, missing] = below ? shortage{q.root_, n} : shortage_of(q, n, false);
         for (hook_registration* h = q.root_->hooks_; h != nullptr;) {
-            reclaim_request request{bytes{missing}, asked.until};
+            reclaim_request request{.missing = bytes{missing}, .until = asked.until, .below = below};
             if (!h->is_after(asked) || !h->concerned(q, *level, request)) {
                 h = h->next_;
                 continue;
@@ -93,30 +98,34 @@ public:
         return false;
     }
 
-    /// Lets every hook that can be waited for free what has come, and waits for the first that has something to come, or
-    /// until `until`. False if none had. `lock` holds the mutex of the tree; it doesn't while it waits.
+    /// Lets every hook that can be waited for, and can do something for somebody who waits, free what has come; and waits for
+    /// the first that has something to come, or until `until`. False if none had. `lock` holds the mutex of the tree; it doesn't while it waits.
     static bool poll(quota_node& root, std::unique_lock<std::mutex>& lock, instant until) noexcept {
         bool waited = false;
         hook_cursor at;
         for (hook_registration* h = root.hooks_; h != nullptr;) {
-            if (!h->wait_ || !h->is_after(at)) {
+            reclaim_request request{.until = until};
+            if (!h->wait_ || !h->is_after(at) || !h->wanted(root, request)) {
                 h = h->next_;
                 continue;
             }
             at.order = h->order_;
             at.number = h->number_;
             h->call(lock, [&] {
-                (void)h->free_({bytes::max(), until, false});
+                (void)h->free_(request);
                 if (!waited) waited = h->wait_(until);
             });
             h = root.hooks_;
         }
         return waited;
     }
-    /// True if there is a hook that can be waited for.
+    /// The quota that it belongs to; null once the root of the tree is gone.
+    [[nodiscard]] const quota_node* of() const noexcept { return of_; }
+    /// True if there is a hook that can be waited for, and can do something for somebody who waits.
     static bool any_to_poll(const quota_node& root) noexcept {
+        reclaim_request unused;
         for (const hook_registration* h = root.hooks_; h != nullptr; h = h->next_)
-            if (h->wait_) return true;
+            if (h->wait_ && h->wanted(root, unused)) return true;
         return false;
     }
 
@@ -156,19 +165,32 @@ private:
         return false;
     }
 
-    // The quota that refuses `n` bytes for q, and how many are missing there.
-    static shortage shortage_of(const quota_node& q, std::uint64_t n, bool below) noexcept {
-        if (below) return {q.root_, n};
+    // The quota that refuses `n` bytes for q, and how many are missing there. `served`: for somebody who waits, from whom
+    // nothing is held back.
+    static shortage shortage_of(const quota_node& q, std::uint64_t n, bool served) noexcept {
         const quota_node* level = &q;
         for (auto need = n;; level = level->parent_) {
-            if (level->behind_ == errc::none) need -= std::min(need, level->cell_.now().available());
+            const bool held_back = !served && level->behind_ != errc::none;
+            if (!held_back) need -= std::min(need, level->cell_.now().available());
             const auto burst = level->burst_ - bytes{level->borrowed_.load(std::memory_order_relaxed)};
             const bool obstacle = level->parent_ == nullptr || bytes{need} > burst;
             if (need == 0) return {level, n};  // it would fit by now
-            if (obstacle || level->behind_ != errc::none)
+            if (obstacle || held_back)
                 return {level,
                         level->parent_ == nullptr ? need : std::max((bytes{need} - burst).count(), std::uint64_t{1})};
         }
+    }
+
+    // Whether it can do something for somebody who waits: the first of each quota, since the others come after. `request`
+    // is what that one misses.
+    [[nodiscard]] bool wanted(const quota_node& root, reclaim_request& request) const noexcept {
+        for (const quota_node* q = root.waiting_quotas_; q != nullptr; q = q->next_waiting_) {
+            const auto [level, missing] = shortage_of(*q, q->queue_.front()->size, true);
+            request.missing = bytes{missing};
+            request.own = true;
+            if (concerned(*q, *level, request)) return true;
+        }
+        return false;
     }
 
     // Whether it can do something for q, which `level` refuses; `request` has what is missing there.
@@ -210,8 +232,23 @@ public:
     /// deadline. False, at once, if nothing is to come. Called, as `free` is, by whoever waits for bytes, again and again.
     using wait_function = detail::hook_registration::wait_function;
 
+    /// Asked for requests of `of`, in the order of `order`.
     quota_hook(quota& of, int order, free_function free, wait_function wait = {})
         : registration_(of, order, std::move(free), std::move(wait)) {}
+
+    /// For the root of the tree that `of` is in: asked whenever a quota or the memory behind all of them lacks bytes for any
+    /// of the tree. May outlive that tree.
+    enum class root_tag : bool {};
+    static constexpr root_tag at_root{};  ///< see root_tag
+    /// See root_tag.
+    quota_hook(root_tag, const quota& of, int order, free_function free, wait_function wait = {})
+        : registration_(*of.root_, order, std::move(free), std::move(wait)) {}
+    /// Whether it is asked for requests of that quota's tree.
+    [[nodiscard]] bool in_tree_of(const quota& q) const noexcept {
+        return registration_.of() != nullptr && registration_.of()->root_ == q.root_;
+    }
+    /// Whether the tree is gone.
+    [[nodiscard]] bool orphaned() const noexcept { return registration_.of() == nullptr; }
 
 private:
     detail::hook_registration registration_;
@@ -226,7 +263,7 @@ template <class Frees>
         [&frees](const reclaim_request&) {
             return bytes{frees.collect()};
         },  // blocks: that there are any is what counts
-        [&frees](instant deadline) { return frees.wait_oldest(deadline); });
+        [&frees](instant deadline) { return frees.wait_any(deadline); });
 }
 
 /// Who has borrowed most where a request of `asking` for `n` bytes is refused. Nobody, if that is its own limit.

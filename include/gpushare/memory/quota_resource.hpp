@@ -13,30 +13,17 @@
 #include <cstdint>
 #include <exception>
 #include <string_view>
-#include <type_traits>
 
+#include <gpushare/closing.hpp>
 #include <gpushare/concepts.hpp>
 #include <gpushare/config.hpp>
 #include <gpushare/error.hpp>
-#include <gpushare/memory/ask_upstream.hpp>
-#include <gpushare/memory/detail/owner_of.hpp>
+#include <gpushare/memory/as_upstream.hpp>
 #include <gpushare/memory/quota.hpp>
 #include <gpushare/units.hpp>
 
 namespace gpushare {
 inline namespace GPUSHARE_ABI {
-
-/// Bytes that `upstream` takes for a request: its own `charged` where it has one, else the size rounded up to the
-/// alignment. bytes::max() where rounding would wrap.
-template <memory_resource Upstream>
-[[nodiscard]] constexpr bytes charged_by(const Upstream& upstream, std::size_t size, std::size_t alignment) noexcept {
-    if constexpr (requires { upstream.charged(size, alignment); }) {
-        return upstream.charged(size, alignment);
-    } else {
-        const bytes padded = bytes{size} + bytes{alignment - 1};
-        return padded == bytes::max() ? padded : bytes{padded.count() & ~(alignment - std::uint64_t{1})};
-    }
-}
 
 /// Refers to a quota and an upstream, both of which must outlive it; copies share them. Thread-safe if the upstream is.
 /// Models `memory`, whatever the upstream models.
@@ -45,21 +32,21 @@ class quota_resource {
 public:
     /// `owner` names the tenant in error messages; the text must outlive the resource.
     quota_resource(quota& limit, Upstream& upstream, std::string_view owner = {}) noexcept
-        : quota_(&limit), upstream_(&upstream), owner_(owner) {}
+        : quota_(&limit), upstream_(upstream), owner_(owner) {}
 
     /// `size` bytes at a multiple of `alignment` (a power of two). Throws memory_error: over_quota, out_of_memory
     /// (upstream or burst), size_overflow, bad_alignment. What the upstream throws passes through, uncharged.
     [[nodiscard]] void* allocate(std::size_t size, std::size_t alignment = alignof(std::max_align_t)) {
-        refusal r;
+        answer r;
         if (void* const p = obtain(size, alignment, r)) return p;
         if (r.thrown) std::rethrow_exception(r.thrown);
-        raise(r.why, owner_, "allocate");
+        throw memory_error(r.why, owner_, "allocate");
     }
 
     /// As allocate, but null instead of an exception; `why`, if given, gets the reason with its figures.
     [[nodiscard]] void* try_allocate(std::size_t size, std::size_t alignment = alignof(std::max_align_t),
                                      failure* why = nullptr) noexcept {
-        refusal r;
+        answer r;
         r.explained = why != nullptr;
         void* const p = obtain(size, alignment, r);
         if (p == nullptr && why != nullptr) *why = r.why;
@@ -70,7 +57,7 @@ public:
     /// quota_wait.hpp. Throws memory_error with deadline_exceeded or stopped, too; it names who holds burst there.
     template <class Patience>
     [[nodiscard]] void* allocate_until(std::size_t size, std::size_t alignment, const Patience& until) {
-        refusal r;
+        answer r;
         if (void* const p = obtain_until(size, alignment, until, r)) return p;
         if (r.thrown) std::rethrow_exception(r.thrown);
         raise_waited(*quota_, r.why, owner_);
@@ -79,34 +66,52 @@ public:
     template <class Patience>
     [[nodiscard]] void* try_allocate_until(std::size_t size, std::size_t alignment, const Patience& until,
                                            failure* why = nullptr) noexcept {
-        refusal r;
+        answer r;
         void* const p = obtain_until(size, alignment, until, r);
         if (p == nullptr && why != nullptr) *why = r.why;
         return p;
     }
 
     /// Back to the upstream, then credited, so that nobody is granted bytes that the upstream still holds.
-    /// wrong_size, and nothing credited, if the quota never charged that much. Null is ignored. An upstream that can't
+    /// wrong_size, and nothing credited, if the quota never charged that much. Null is ignored. Over a deferring_upstream
+    /// the credit comes when that has the block back. An upstream that can't
     /// tell wrong frees makes them the caller's: block_table can (tenant_memory has one).
     errc deallocate(void* p, std::size_t size, std::size_t alignment = alignof(std::max_align_t)) noexcept {
         if (p == nullptr) return errc::none;  // the upstream may agree, and nothing was charged for it
-        if constexpr (std::is_same_v<decltype(upstream_->deallocate(p, size, alignment)), errc>) {
-            if (const errc why = upstream_->deallocate(p, size, alignment); why != errc::none) return why;
-        } else {
-            upstream_->deallocate(p, size, alignment);
+        if constexpr (deferring_upstream<Upstream>) {
+            const when_back credit{[](void* to, bytes n) noexcept { (void)static_cast<quota*>(to)->release(n); },
+                                   quota_, charged(size, alignment)};
+            return upstream_.resource().deallocate_then(p, size, alignment, credit);
         }
+        if (const errc why = upstream_.deallocate(p, size, alignment); why != errc::none) return why;
         return quota_->release(charged(size, alignment)) ? errc::none : errc::wrong_size;
     }
 
+    /// What the upstream really takes for such a request; bytes::max() if there can be none.
     [[nodiscard]] bytes charged(std::size_t size, std::size_t alignment) const noexcept {
-        return charged_by(*upstream_, size, alignment);
+        return upstream_.charged(size, alignment);
     }
+    /// Why it can never be granted, by the quota or by the upstream; errc::none if it could be.
+    [[nodiscard]] failure refuses(std::size_t size, std::size_t alignment) const noexcept {
+        answer r;
+        const bytes takes = takes_for(size, alignment, r);
+        if (takes == bytes::max()) return r.why;
+        const failure why = quota_->refuses(takes);
+        return why.code != errc::none ? why : upstream_.refuses(size, alignment);
+    }
+    /// The upstream's where that can close, else the quota's.
+    [[nodiscard]] close_token closing() const noexcept {
+        const close_token below = upstream_.closing();
+        return below ? below : quota_->closing();
+    }
+    /// The quota's limit.
     [[nodiscard]] bytes capacity() const noexcept { return quota_->usage().limit(); }
+    /// The largest charge that the quota would grant now.
     [[nodiscard]] bytes free() const noexcept { return quota_->free(); }
     /// The largest block that could be had now at a multiple of 256 bytes, as far as the quota, the upstream's rounding and,
     /// where it can tell, the upstream's own free blocks go.
     [[nodiscard]] bytes largest_free() const noexcept {
-        const bytes most = std::min(free(), largest_free_in(*upstream_));
+        const bytes most = std::min(free(), upstream_.largest_free());
         std::uint64_t fits = 0, beyond = most.count() + 1;  // found by halving: charges may be in steps of any size
         while (beyond - fits > 1) {
             const auto n = fits + (beyond - fits) / 2;
@@ -119,12 +124,16 @@ public:
         const auto usage = quota_->usage();
         return usage.limit() - usage.current - quota_->free();
     }
+    /// Its quota.
     [[nodiscard]] quota& limit() const noexcept { return *quota_; }
+    /// As it was named.
     [[nodiscard]] std::string_view owner() const noexcept { return owner_; }
-    [[nodiscard]] Upstream& upstream() const noexcept { return *upstream_; }
+    /// What it was made over.
+    [[nodiscard]] Upstream& upstream() const noexcept { return upstream_.resource(); }
 
+    /// Whether they share quota and upstream: one frees what the other gave.
     friend bool operator==(const quota_resource& a, const quota_resource& b) noexcept {
-        return a.quota_ == b.quota_ && a.upstream_ == b.upstream_;
+        return a.quota_ == b.quota_ && &a.upstream() == &b.upstream();
     }
 
 private:
@@ -137,28 +146,29 @@ private:
         }
     };
 
-    struct refusal : upstream_refusal {
+    struct answer : refusal {
         bool explained = true;  // whether anybody wants the figures
     };
 
-    void* refuse(errc code, bytes size, refusal& r) const noexcept {
-        if (r.explained) r.why = quota_->explain(code, size);
+    void* refuse(errc code, bytes size, answer& r) const noexcept {
+        if (r.explained) r.why = quota_->explain(quota_->closed() ? errc::closed : code, size);
         return nullptr;
     }
     // What a request takes; bytes::max(), with the reason, if there can be none.
-    bytes takes_for(std::size_t size, std::size_t alignment, refusal& r) const noexcept {
+    bytes takes_for(std::size_t size, std::size_t alignment, answer& r) const noexcept {
         const bool aligned = std::has_single_bit(alignment);
         const bytes takes = aligned ? charged(size, alignment) : bytes::max();
         if (takes == bytes::max()) refuse(aligned ? errc::size_overflow : errc::bad_alignment, bytes{size}, r);
         return takes;
     }
 
-    void* obtain(std::size_t size, std::size_t alignment, refusal& r) noexcept {
+    void* obtain(std::size_t size, std::size_t alignment, answer& r) noexcept {
         const bytes takes = takes_for(size, alignment, r);
         if (takes == bytes::max()) return nullptr;
+        auto seen = returned();
         for (detail::hook_cursor asked;;) {
             if (const errc code = quota_->try_charge(takes); code != errc::none) {
-                if (quota_->ask_next(asked, takes)) continue;
+                if (settle(seen) || quota_->ask_next(asked, takes)) continue;
                 return refuse(code, takes, r);
             }
             if (void* const p = charged_from_upstream(size, alignment, takes, r)) return p;
@@ -168,42 +178,56 @@ private:
 
     // What the upstream hasn't can be waited for only by asking for it: by hooks, and by another quota's queue.
     template <class Patience>
-    void* obtain_until(std::size_t size, std::size_t alignment, const Patience& until, refusal& r) noexcept {
+    void* obtain_until(std::size_t size, std::size_t alignment, const Patience& until, answer& r) noexcept {
         const bytes takes = takes_for(size, alignment, r);
         if (takes == bytes::max()) return nullptr;
+        // While it waits, what the upstream has still to report is collected.
+        const auto collects = [&] {
+            if constexpr (deferring_upstream<Upstream>)
+                return collecting_hook(*quota_, upstream_.resource());
+            else
+                return 0;
+        }();
+        (void)collects;
         for (detail::hook_cursor asked{.until = until.deadline};;) {
             r.why = charge_until(*quota_, takes, until);
-            if (r.why.code != errc::none) return nullptr;
+            if (r.why.code != errc::none) {
+                if (quota_->closed()) r.why.code = errc::closed;
+                return nullptr;
+            }
             if (void* const p = charged_from_upstream(size, alignment, takes, r)) return p;
             if (r.final || !quota_->ask_next(asked, takes, true)) return nullptr;
         }
     }
 
+    // Of an upstream that has blocks back later: whether some came since.
+    [[nodiscard]] std::uint64_t returned() const noexcept {
+        if constexpr (deferring_upstream<Upstream>) return upstream_.resource().returned();
+        return 0;
+    }
+    [[nodiscard]] bool settle(std::uint64_t& seen) const noexcept {
+        if constexpr (deferring_upstream<Upstream>) return upstream_.resource().settle(seen);
+        return false;
+    }
+
     // The charge is back before anybody is asked for memory.
-    void* charged_from_upstream(std::size_t size, std::size_t alignment, bytes takes, refusal& r) noexcept {
+    void* charged_from_upstream(std::size_t size, std::size_t alignment, bytes takes, answer& r) noexcept {
         charge taken{quota_, takes};
         r.why = {.code = errc::out_of_memory, .asked = takes.count()};
-        void* const p = ask_upstream(*upstream_, size, alignment, r);
+        void* const p = upstream_.ask(size, alignment, r);
         if (p != nullptr)
             taken.from = nullptr;
-        else
-            r.why.code =
-                errc::out_of_memory;  // figures are the upstream's own: the quota's would say that there is room
+        else if (r.why.code != errc::closed)
+            r.why.code = errc::out_of_memory;  // the figures are the upstream's own: by the quota's there is room
         return p;
     }
 
     quota* quota_;
-    Upstream* upstream_;
+    upstream_ref<Upstream> upstream_;
     std::string_view owner_;
 };
 
-namespace detail {
-struct archetype_resource {
-    void* allocate(std::size_t, std::size_t) { return nullptr; }
-    void deallocate(void*, std::size_t, std::size_t) {}
-};
-}  // namespace detail
-static_assert(memory<quota_resource<detail::archetype_resource>>);
+static_assert(memory<quota_resource<detail::plain_resource>>);
 
 }  // namespace GPUSHARE_ABI
 }  // namespace gpushare

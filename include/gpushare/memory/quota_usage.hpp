@@ -15,19 +15,26 @@ inline namespace GPUSHARE_ABI {
 /// A reading of a quota. Bytes are consistent with each other; counts are exact while no call is under way and
 /// may lag by some dozens otherwise.
 struct quota_usage {
-    bytes guaranteed{}, burst{};
-    bytes current{};   // charged now; above guaranteed + burst only after a resize below it
-    bytes peak{};      // the most that was ever charged
-    bytes borrowed{};  // held from the parent beyond the guarantee
-    std::uint64_t charges = 0, releases = 0, refusals = 0;  // calls; children's loans and returns count too
-    std::uint32_t waiting = 0;                              // requests that wait, in the whole tree
+    bytes guaranteed{};          ///< set aside
+    bytes burst{};               ///< lent by the parent, at most
+    bytes current{};             ///< charged now; above guaranteed + burst only after a resize below it
+    bytes peak{};                ///< the most that was ever charged
+    bytes borrowed{};            ///< held from the parent beyond the guarantee
+    std::uint64_t charges = 0;   ///< calls; children's loans count too
+    std::uint64_t releases = 0;  ///< calls; children's returns count too
+    std::uint64_t refusals = 0;  ///< of charges, those that were tried again for who waits included
+    std::uint32_t waiting = 0;   ///< requests that wait, in the whole tree
 
+    /// The most that may be charged.
     [[nodiscard]] constexpr bytes limit() const noexcept { return guaranteed + burst; }
 };
 
-/// Of somebody who waits for bytes of a quota. refused: no release could make it fit, as its quota or one above is smaller
-/// than that.
-enum class claim_state : std::uint8_t { waiting, granted, refused };
+/// Of somebody who waits for bytes of a quota.
+enum class claim_state : std::uint8_t {
+    waiting,  ///< in the queue
+    granted,  ///< the bytes are charged
+    refused   ///< no release could make it fit: its quota or one above is smaller than that
+};
 
 }  // namespace GPUSHARE_ABI
 }  // namespace gpushare

@@ -41,6 +41,7 @@ inline namespace GPUSHARE_ABI {
 /// by one thread at a time.
 class quota_claim {
 public:
+    /// In the queue, or granted at once.
     quota_claim(quota& of, bytes size) noexcept : of_(&of) {
         place_.at = &of;
         place_.size = size.count();
@@ -54,6 +55,7 @@ public:
         if (leave() == claim_state::granted && !taken_) of_->release(size());
     }
 
+    /// As it is now.
     [[nodiscard]] claim_state state() const noexcept {
         const std::lock_guard lock(place_.at->root_->mutex_);
         return place_.state;
@@ -65,6 +67,7 @@ public:
     }
     /// Only if granted: from now on the bytes are the caller's to release.
     void take() noexcept { taken_ = true; }
+    /// As it was made for.
     [[nodiscard]] bytes size() const noexcept { return bytes{place_.size}; }
 
 private:

@@ -17,10 +17,11 @@ namespace gpushare {
 inline namespace GPUSHARE_ABI {
 
 /// When memory is overwritten with zeros.
-///   on_hand_over   before somebody other than its last owner gets it
-///   on_free        as soon as it is free, so that an owner's own data doesn't stay behind either
-///   off            tenants trust each other
-enum class scrub_policy : std::uint8_t { on_hand_over, on_free, off };
+enum class scrub_policy : std::uint8_t {
+    on_hand_over,  ///< before somebody other than its last owner gets it
+    on_free,       ///< as soon as it is free, so that an owner's own data doesn't stay behind either
+    off            ///< tenants trust each other
+};
 
 /// A stream that overwrites memory.
 ///   fill(p, value, size)   enqueues setting `size` bytes
@@ -37,12 +38,15 @@ concept scrubber = timeline<S> && requires(S& s, const typename S::point& p, voi
 /// of the streams which use the memory. Safe from any thread.
 template <timeline_point Point>
 struct host_scrubber {
-    using point = Point;
+    using point = Point;  ///< of the streams that use the memory
 
+    /// Overwrites `size` bytes; returns when it is done.
     static void fill(void* at, std::byte value, std::size_t size) noexcept {
         std::memset(at, std::to_integer<int>(value), size);
     }
+    /// Waits for it, however long.
     static void wait(const point& p) { p.wait(never); }
+    /// A point that is reached.
     [[nodiscard]] static point record() { return {}; }
 };
 static_assert(scrubber<host_scrubber<immediate_point>>);

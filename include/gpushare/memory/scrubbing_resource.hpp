@@ -9,15 +9,19 @@
 
 #include <algorithm>
 #include <cstddef>
-#include <new>
+#include <cstdint>
+#include <exception>
+#include <optional>
 #include <span>
+#include <string_view>
 
+#include <gpushare/closing.hpp>
 #include <gpushare/concepts.hpp>
 #include <gpushare/config.hpp>
 #include <gpushare/error.hpp>
-#include <gpushare/memory/ask_upstream.hpp>
+#include <gpushare/memory/as_upstream.hpp>
 #include <gpushare/memory/deferred_frees.hpp>
-#include <gpushare/memory/quota_resource.hpp>
+#include <gpushare/memory/detail/call_gate.hpp>
 #include <gpushare/memory/scrub.hpp>
 #include <gpushare/units.hpp>
 
@@ -51,81 +55,130 @@ static_assert(timeline_point<scrubbed_point<immediate_point>>);
 /// Refers to an upstream and a stream, which must outlive it. Blocks carry no mark of who had them, so scrub_policy::
 /// on_hand_over means on_free here: whoever is next may be another tenant. The upstream isn't asked whether a free is
 /// right before the block is overwritten: put this below what checks (tenant_memory, handle_resource).
+/// A quota above it is credited once the block is back in the upstream, so that nobody takes the place of what is scrubbed
+/// still out of what is guaranteed to others.
 /// Thread-safe if upstream and stream are. drain() before it is destroyed: what is pending then isn't given back.
 template <memory_resource Upstream, scrubber Stream>
 class scrubbing_resource {
 public:
+    /// What `Stream` records.
     using point = typename Stream::point;
 
-    scrubbing_resource(Upstream& upstream, Stream& stream, scrub_policy policy = scrub_policy::on_free) noexcept
-        : upstream_(&upstream), stream_(&stream), policy_(policy), frees_(upstream) {}
+    /// Over `upstream`; `stream` overwrites.
+    scrubbing_resource(Upstream& upstream, Stream& stream, scrub_policy policy = scrub_policy::on_free)
+        : upstream_(upstream), stream_(&stream), policy_(policy), frees_(upstream) {
+        closes_.emplace(upstream_.closing(), [this](instant deadline) { return close(deadline); });
+    }
+    scrubbing_resource(const scrubbing_resource&) = delete;
+    scrubbing_resource& operator=(const scrubbing_resource&) = delete;
 
     /// From the upstream. If it refuses, again whenever blocks that were scrubbed are back there.
     [[nodiscard]] void* allocate(std::size_t size, std::size_t alignment = alignof(std::max_align_t)) {
-        for (auto seen = frees_.returned();;) {
-            try {
-                return upstream_->allocate(size, alignment);
-            } catch (const std::bad_alloc&) {
-                if (!frees_.settle(seen)) throw;
-            }
-        }
+        refusal r{.why = {.code = errc::out_of_memory, .asked = size}};
+        if (void* const p = obtain(size, alignment, r)) return p;
+        if (r.thrown) std::rethrow_exception(r.thrown);
+        throw memory_error(r.why, owner(), "allocate");
     }
-
-    /// The same, null instead of an exception.
-    [[nodiscard]] void* try_allocate(std::size_t size, std::size_t alignment = alignof(std::max_align_t)) noexcept {
-        for (auto seen = frees_.returned();;) {
-            void* const p = ask_upstream(*upstream_, size, alignment);
-            if (p != nullptr || !frees_.settle(seen)) return p;
-        }
+    /// The same, null instead of an exception; `why`, unless it is null, gets the reason.
+    [[nodiscard]] void* try_allocate(std::size_t size, std::size_t alignment = alignof(std::max_align_t),
+                                     failure* why = nullptr) noexcept {
+        refusal r{.why = {.code = errc::out_of_memory, .asked = size}};
+        void* const p = obtain(size, alignment, r);
+        if (p == nullptr && why != nullptr) *why = r.why;
+        return p;
     }
 
     /// No work may use the block any more. It is back in the upstream once it is scrubbed. Null is ignored.
     /// submission_failed if the stream takes no work. Then, and where the scrubbing fails later, the block is lost to all
-    /// rather than shown to somebody.
+    /// rather than shown to somebody. closed: nothing happened.
     errc deallocate(void* p, std::size_t size, std::size_t alignment = alignof(std::max_align_t)) noexcept {
-        return free_after(nullptr, p, size, alignment);
+        return free_after(nullptr, p, size, alignment, {});
     }
     /// The same for a block that work before `used` may still use.
     errc deallocate_after(const point& used, void* p, std::size_t size,
                           std::size_t alignment = alignof(std::max_align_t)) noexcept {
-        return free_after(&used, p, size, alignment);
+        return free_after(&used, p, size, alignment, {});
+    }
+    /// As deallocate; `note` is told once the block is back in the upstream.
+    errc deallocate_then(void* p, std::size_t size, std::size_t alignment, const when_back& note) noexcept {
+        return free_after(nullptr, p, size, alignment, note);
     }
 
-    /// Gives back what is scrubbed by now. Never blocks on the stream.
-    void collect() noexcept { frees_.collect(); }
+    /// Gives back what is scrubbed by now, and returns how many blocks that were. Never blocks on the stream.
+    std::size_t collect() noexcept { return frees_.collect(); }
     /// Waits for all of it. False at the deadline, or if some couldn't be scrubbed.
     bool drain(instant deadline) { return frees_.drain(deadline); }
+    /// See deferred_frees: how many blocks are back, and whether more have come; to wait for the next.
+    [[nodiscard]] std::uint64_t returned() const noexcept { return frees_.returned(); }
+    /// See deferring_upstream.
+    bool settle(std::uint64_t& seen) noexcept { return frees_.settle(seen); }
+    /// Until something that is pending is scrubbed, or until `deadline`; false, at once, if nothing is.
+    bool wait_any(instant deadline) const { return frees_.wait_any(deadline); }
 
-    [[nodiscard]] bytes charged(std::size_t size, std::size_t alignment) const noexcept {
-        return charged_by(*upstream_, size, alignment);
+    /// From now on everything is refused with errc::closed. True once all that was freed is scrubbed and back. Called when
+    /// the upstream closes.
+    bool close(instant deadline) {
+        gate_.shut();
+        return drain(deadline);
     }
+
+    /// What the upstream takes for such a request, bytes.
+    [[nodiscard]] bytes charged(std::size_t size, std::size_t alignment) const noexcept {
+        return upstream_.charged(size, alignment);
+    }
+    /// As the upstream's; see concepts.hpp.
+    [[nodiscard]] failure refuses(std::size_t size, std::size_t alignment) const noexcept {
+        return upstream_.refuses(size, alignment);
+    }
+    [[nodiscard]] bytes largest_free() const noexcept { return upstream_.largest_free(); }  ///< As the upstream's.
+    [[nodiscard]] std::string_view owner() const noexcept { return upstream_.owner(); }     ///< As the upstream's.
+    [[nodiscard]] close_token closing() const noexcept { return upstream_.closing(); }      ///< As the upstream's.
+    /// Freed, and not back in the upstream.
     [[nodiscard]] bytes pending() const noexcept { return frees_.pending(); }
-    [[nodiscard]] Upstream& upstream() const noexcept { return *upstream_; }
+    /// What it was made over.
+    [[nodiscard]] Upstream& upstream() const noexcept { return upstream_.resource(); }
 
 private:
-    errc free_after(const point* used, void* p, std::size_t size, std::size_t alignment) noexcept {
+    void* obtain(std::size_t size, std::size_t alignment, refusal& r) noexcept {
+        const detail::call_gate::pass in(gate_);
+        if (!in) {
+            r.why.code = errc::closed;
+            return nullptr;
+        }
+        for (auto seen = frees_.returned();;) {
+            void* const p = upstream_.ask(size, alignment, r);
+            if (p != nullptr || r.final || !frees_.settle(seen)) return p;
+        }
+    }
+
+    errc free_after(const point* used, void* p, std::size_t size, std::size_t alignment,
+                    const when_back& note) noexcept {
         if (p == nullptr) return errc::none;
+        const detail::call_gate::pass in(gate_);
+        if (!in) return errc::closed;
         try {
             if (policy_ == scrub_policy::off) {
-                frees_.add({.end = used != nullptr ? *used : point{}}, p, size, alignment);
+                frees_.add({.end = used != nullptr ? *used : point{}}, p, size, alignment, note);
                 return errc::none;
             }
             if (used != nullptr) stream_->wait(*used);
             if (size != 0) stream_->fill(p, std::byte{0}, size);
-            frees_.add({.end = stream_->record(), .scrubs = true}, p, size, alignment);
+            frees_.add({.end = stream_->record(), .scrubs = true}, p, size, alignment, note);
             return errc::none;
         } catch (...) {
             return errc::submission_failed;
         }
     }
 
-    Upstream* upstream_;
+    upstream_ref<Upstream> upstream_;
     Stream* stream_;
     scrub_policy policy_;
     deferred_frees<detail::scrubbed_point<point>, Upstream> frees_;
+    detail::call_gate gate_;
+    std::optional<close_callback> closes_;  // last: nothing else is gone while it is called
 };
 
-static_assert(memory_resource<scrubbing_resource<detail::archetype_resource, host_scrubber<immediate_point>>>);
+static_assert(deferring_upstream<scrubbing_resource<detail::plain_resource, host_scrubber<immediate_point>>>);
 
 }  // namespace GPUSHARE_ABI
 }  // namespace gpushare

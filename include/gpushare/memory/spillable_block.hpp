@@ -45,6 +45,7 @@ public:
 
     /// Where it is on the device; null while it is on the host. Not to be used from the call of spill() on.
     [[nodiscard]] void* data() const noexcept { return leaving_ ? nullptr : data_; }
+    /// As it was made with.
     [[nodiscard]] bytes size() const noexcept { return size_; }
 
     /// Copies it to the host behind what the stream was given so far, waits for that, and frees it on the device. All

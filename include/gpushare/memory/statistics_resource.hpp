@@ -21,12 +21,14 @@
 #include <utility>
 #include <vector>
 
+#include <gpushare/closing.hpp>
 #include <gpushare/concepts.hpp>
 #include <gpushare/config.hpp>
 #include <gpushare/error.hpp>
-#include <gpushare/memory/block_table.hpp>
-#include <gpushare/memory/detail/owner_of.hpp>
+#include <gpushare/memory/as_upstream.hpp>
+#include <gpushare/memory/block.hpp>
 #include <gpushare/memory/detail/scoped_statistics.hpp>
+#include <gpushare/memory/memory_statistics.hpp>
 #include <gpushare/units.hpp>
 
 namespace gpushare {
@@ -34,16 +36,17 @@ inline namespace GPUSHARE_ABI {
 
 /// Options of a statistics_resource.
 struct statistics_options {
-    trace_function trace = nullptr;              // capture_stack, from stack_trace.hpp, for who allocated what
-    std::function<void(const leak&)> on_leak{};  // called by the destructor for each block that is out still
+    trace_function trace = nullptr;              ///< capture_stack, from stack_trace.hpp, for who allocated what
+    std::function<void(const leak&)> on_leak{};  ///< called by the destructor for each block that is out still
 };
 
 /// Refers to `Upstream`, which must outlive it. Thread-safe if the upstream is; neither copied nor moved.
 template <memory_resource Upstream>
 class statistics_resource {
 public:
+    /// Over `upstream`.
     explicit statistics_resource(Upstream& upstream, statistics_options options = {})
-        : upstream_(&upstream), on_leak_(std::move(options.on_leak)), statistics_(options.trace) {}
+        : upstream_(upstream), on_leak_(std::move(options.on_leak)), statistics_(options.trace) {}
     statistics_resource(const statistics_resource&) = delete;
     statistics_resource& operator=(const statistics_resource&) = delete;
     /// Reports what is out, and leaves it: somebody may use it still. take_back() first frees it.
@@ -60,6 +63,11 @@ public:
                                  std::string_view label = {}) {
         return allocate_in(detail::scoped_statistics::whole, size, alignment, label);
     }
+    /// Null where allocate() would throw; `why`, unless it is null, gets the reason.
+    [[nodiscard]] void* try_allocate(std::size_t size, std::size_t alignment = alignof(std::max_align_t),
+                                     failure* why = nullptr) noexcept {
+        return try_allocate_in(detail::scoped_statistics::whole, size, alignment, why);
+    }
     /// As deallocate, but for a block that work before `used` may still use, over memory that is freed in stream order.
     template <timeline_point Point>
     requires requires(Upstream& u, const Point& used, void* p) { u.deallocate_after(used, p, 1, 1); }
@@ -67,20 +75,21 @@ public:
                           std::size_t alignment = alignof(std::max_align_t)) noexcept {
         if (p == nullptr) return errc::none;
         if (const errc why = statistics_.strike(p, bytes{size}, alignment); why != errc::none) return why;
-        return upstream_->deallocate_after(used, p, size, alignment);
+        return upstream_.resource().deallocate_after(used, p, size, alignment);
     }
-    /// Back to the upstream, whatever scope it came from. unknown_block, wrong_size, and nothing happened. Null is ignored.
+    /// Back to the upstream, whatever scope it came from. unknown_block, wrong_size, and nothing happened; else what the
+    /// upstream says. Null is ignored.
     errc deallocate(void* p, std::size_t size, std::size_t alignment = alignof(std::max_align_t)) noexcept {
         if (p == nullptr) return errc::none;
         if (const errc why = statistics_.strike(p, bytes{size}, alignment); why != errc::none) return why;
-        upstream_->deallocate(p, size, alignment);
-        return errc::none;
+        return upstream_.deallocate(p, size, alignment);
     }
 
-    /// With the largest block that the upstream could give now; bytes::max() where it doesn't say (largest_free_in).
+    /// With the largest block that the upstream could give now; bytes::max() where it doesn't say.
     [[nodiscard]] memory_statistics statistics() const noexcept {
         return statistics_of(detail::scoped_statistics::whole);
     }
+    /// What is out, the largest block first. Throws std::bad_alloc.
     [[nodiscard]] std::vector<leak> leaks() const { return statistics_.leaks(); }
     /// Frees every block that is out, and returns what they were. Nothing may use them any more.
     std::vector<leak> take_back() {
@@ -89,7 +98,20 @@ public:
             (void)deallocate(l.what.pointer, static_cast<std::size_t>(l.what.size.count()), l.what.alignment);
         return all;
     }
-    [[nodiscard]] Upstream& upstream() const noexcept { return *upstream_; }
+    /// What it was made over.
+    [[nodiscard]] Upstream& upstream() const noexcept { return upstream_.resource(); }
+
+    /// The upstream's answers; see concepts.hpp. What is out when it closes stays in leaks().
+    [[nodiscard]] bytes charged(std::size_t size, std::size_t alignment) const noexcept {
+        return upstream_.charged(size, alignment);
+    }
+    /// As the upstream's.
+    [[nodiscard]] failure refuses(std::size_t size, std::size_t alignment) const noexcept {
+        return upstream_.refuses(size, alignment);
+    }
+    [[nodiscard]] bytes largest_free() const noexcept { return upstream_.largest_free(); }  ///< As the upstream's.
+    [[nodiscard]] std::string_view owner() const noexcept { return upstream_.owner(); }     ///< As the upstream's.
+    [[nodiscard]] close_token closing() const noexcept { return upstream_.closing(); }      ///< As the upstream's.
 
 private:
     template <memory_resource>
@@ -98,10 +120,10 @@ private:
     void* allocate_in(detail::scope_id s, std::size_t size, std::size_t alignment, std::string_view label) {
         void* p = nullptr;
         try {
-            p = upstream_->allocate(size, alignment);
+            p = upstream_.allocate(size, alignment);
             if (p != nullptr) statistics_.enter(s, {p, bytes{size}, alignment, label});
         } catch (...) {
-            if (p != nullptr) upstream_->deallocate(p, size, alignment);
+            if (p != nullptr) (void)upstream_.deallocate(p, size, alignment);
             statistics_.fail(s);
             throw;
         }
@@ -109,13 +131,26 @@ private:
         return p;
     }
 
+    void* try_allocate_in(detail::scope_id s, std::size_t size, std::size_t alignment, failure* why) noexcept {
+        void* const p = upstream_.try_allocate(size, alignment, why);
+        if (p != nullptr) try {
+                statistics_.enter(s, {p, bytes{size}, alignment, {}});
+                return p;
+            } catch (...) {  // the host has no memory for the entry
+                (void)upstream_.deallocate(p, size, alignment);
+                if (why != nullptr) *why = {.code = errc::out_of_memory, .asked = size};
+            }
+        statistics_.fail(s);
+        return nullptr;
+    }
+
     memory_statistics statistics_of(detail::scope_id s) const noexcept {
         auto f = statistics_.figures(s);
-        f.largest_free = largest_free_in(*upstream_);
+        f.largest_free = upstream_.largest_free();
         return f;
     }
 
-    Upstream* upstream_;
+    upstream_ref<Upstream> upstream_;
     std::function<void(const leak&)> on_leak_;
     detail::scoped_statistics statistics_;
 };
@@ -126,21 +161,41 @@ private:
 template <memory_resource Upstream>
 class memory_scope {
 public:
+    /// A part of the whole. Throws std::bad_alloc.
     memory_scope(statistics_resource<Upstream>& in, std::string name)
         : in_(&in), id_(in.statistics_.open(detail::scoped_statistics::whole, std::move(name))) {}
+    /// A part of another one. Throws std::bad_alloc.
     memory_scope(memory_scope& in, std::string name)
         : in_(in.in_), id_(in_->statistics_.open(in.id_, std::move(name))) {}
     memory_scope(const memory_scope&) = delete;
     memory_scope& operator=(const memory_scope&) = delete;
     ~memory_scope() { in_->statistics_.close(id_); }
 
+    /// As of the whole; counted here, too.
     [[nodiscard]] void* allocate(std::size_t size, std::size_t alignment = alignof(std::max_align_t),
                                  std::string_view label = {}) {
         return in_->allocate_in(id_, size, alignment, label);
     }
+    /// Whatever scope it came from.
     errc deallocate(void* p, std::size_t size, std::size_t alignment = alignof(std::max_align_t)) noexcept {
         return in_->deallocate(p, size, alignment);
     }
+    /// Null where allocate() would throw; `why`, unless it is null, gets the reason.
+    [[nodiscard]] void* try_allocate(std::size_t size, std::size_t alignment = alignof(std::max_align_t),
+                                     failure* why = nullptr) noexcept {
+        return in_->try_allocate_in(id_, size, alignment, why);
+    }
+    /// As of the resource that it is a part of; see concepts.hpp.
+    [[nodiscard]] bytes charged(std::size_t size, std::size_t alignment) const noexcept {
+        return in_->charged(size, alignment);
+    }
+    /// As of the whole.
+    [[nodiscard]] failure refuses(std::size_t size, std::size_t alignment) const noexcept {
+        return in_->refuses(size, alignment);
+    }
+    [[nodiscard]] bytes largest_free() const noexcept { return in_->largest_free(); }  ///< As of the whole.
+    [[nodiscard]] std::string_view owner() const noexcept { return in_->owner(); }     ///< As of the whole.
+    [[nodiscard]] close_token closing() const noexcept { return in_->closing(); }      ///< As of the whole.
     /// largest_free is that of the memory which all scopes share.
     [[nodiscard]] memory_statistics statistics() const noexcept { return in_->statistics_of(id_); }
 
@@ -149,14 +204,8 @@ private:
     detail::scope_id id_;
 };
 
-namespace detail {
-struct booked_archetype {
-    void* allocate(std::size_t, std::size_t) { return nullptr; }
-    void deallocate(void*, std::size_t, std::size_t) {}
-};
-}  // namespace detail
-static_assert(memory_resource<statistics_resource<detail::booked_archetype>>);
-static_assert(memory_resource<memory_scope<detail::booked_archetype>>);
+static_assert(upstream<statistics_resource<detail::plain_resource>>);
+static_assert(upstream<memory_scope<detail::plain_resource>>);
 
 }  // namespace GPUSHARE_ABI
 }  // namespace gpushare

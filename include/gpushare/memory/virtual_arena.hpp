@@ -38,15 +38,16 @@ inline namespace GPUSHARE_ABI {
 template <virtual_memory Memory, scrubber Stream>
 class virtual_arena {
 public:
-    using pool_type = chunk_pool<Memory, Stream>;
-    using point = typename pool_type::point;
+    using pool_type = chunk_pool<Memory, Stream>;  ///< what its chunks come from
+    using point = typename pool_type::point;       ///< of the streams that use it
 
     /// Reserves `reserve` bytes of addresses. The pool must outlive the arena, the quota all that is charged to it (see
     /// close()); `owner` names the tenant in error messages and must outlive the arena.
     /// Throws what Memory::reserve answers: operation_error (not_whole), memory_error.
     virtual_arena(pool_type& pool, quota& limit, tenant_tag tenant, bytes reserve, std::string_view owner = {})
-        : pool_(&pool), owner_(owner), space_(pool.open(tenant, limit, checked(pool, reserve))) {}
+        : pool_(&pool), owner_(owner), space_(pool.chunks_.open(tenant, limit, checked(pool, reserve))) {}
     virtual_arena(virtual_arena&&) noexcept = default;
+    /// What this one had is closed.
     virtual_arena& operator=(virtual_arena&& other) noexcept {
         virtual_arena mine(std::move(other));
         std::swap(pool_, mine.pool_);
@@ -57,16 +58,17 @@ public:
     /// As close(), with no points: nothing may use the arena any more but what waits for the points of decommit_after()
     /// or close().
     ~virtual_arena() {
-        if (space_ != nullptr) (void)pool_->close(space_, {});
+        if (space_ != nullptr) (void)pool_->chunks_.close(space_, {});
     }
 
     /// The first address, the same for life.
     [[nodiscard]] void* data() const noexcept { return space_->addresses.data(); }
+    /// Bytes of addresses.
     [[nodiscard]] bytes reserved() const noexcept { return chunks(space_->slots.size()); }
     /// Bytes that can be used.
-    [[nodiscard]] bytes committed() const noexcept { return chunks(pool_->mapped(*space_)); }
+    [[nodiscard]] bytes committed() const noexcept { return chunks(pool_->chunks_.mapped(*space_)); }
     /// Bytes that were given up, are still mapped and charged, and must not be used.
-    [[nodiscard]] bytes leaving() const noexcept { return chunks(pool_->leaving(*space_)); }
+    [[nodiscard]] bytes leaving() const noexcept { return chunks(pool_->chunks_.leaving(*space_)); }
 
     /// Puts memory behind [offset, offset + size): all that is missing, or nothing. What is there stays as it is, also
     /// what was about to leave. New memory holds what this tenant once left there, or zeros, or anything where nothing
@@ -77,9 +79,10 @@ public:
     /// scrubbing).
     failure try_commit(bytes offset, bytes size, instant deadline = {}) noexcept {
         return within(offset, size, [&](std::size_t first, std::size_t count) {
-            return pool_->commit(space_, first, count, deadline);
+            return pool_->chunks_.commit(space_, first, count, deadline);
         });
     }
+    /// Throws where try_commit() answers.
     void commit(bytes offset, bytes size, instant deadline = {}) {
         check(try_commit(offset, size, deadline), "commit");
     }
@@ -89,9 +92,10 @@ public:
     /// is committed; device_lost and the like where it can't be unmapped.
     failure try_decommit(bytes offset, bytes size, std::span<const point> points, instant deadline = never) noexcept {
         return within(offset, size, [&](std::size_t first, std::size_t count) {
-            return pool_->decommit(*space_, first, count, points, deadline);
+            return pool_->chunks_.decommit(*space_, first, count, points, deadline);
         });
     }
+    /// Throws where try_decommit() answers.
     void decommit(bytes offset, bytes size, std::span<const point> points, instant deadline = never) {
         check(try_decommit(offset, size, points, deadline), "decommit");
     }
@@ -100,9 +104,10 @@ public:
     /// when the points are reached and somebody commits, or calls collect() of the pool.
     failure try_decommit_after(bytes offset, bytes size, std::span<const point> points) noexcept {
         return within(offset, size, [&](std::size_t first, std::size_t count) {
-            return pool_->decommit_after(space_, first, count, points);
+            return pool_->chunks_.decommit_after(space_, first, count, points);
         });
     }
+    /// Throws where try_decommit_after() answers.
     void decommit_after(bytes offset, bytes size, std::span<const point> points) {
         check(try_decommit_after(offset, size, points), "decommit");
     }
@@ -119,20 +124,21 @@ public:
         if (to.pool_ != pool_) return {errc::invalid_specification};
         return within(offset, size, [&](std::size_t first, std::size_t count) {
             return to.within(to_offset, size, [&](std::size_t to_first, std::size_t) {
-                return pool_->hand_over(*space_, first, to.space_, to_first, count, points, deadline);
+                return pool_->chunks_.hand_over(*space_, first, to.space_, to_first, count, points, deadline);
             });
         });
     }
+    /// Throws where try_hand_over() answers.
     void hand_over(bytes offset, bytes size, virtual_arena& to, bytes to_offset, std::span<const point> points,
                    instant deadline = never) {
         check(try_hand_over(offset, size, to, to_offset, points, deadline), "hand over");
     }
 
     /// Gives everything up once the points are reached, for good; never blocks. errc::closed from the second time on.
-    /// The quota may go when leaving() and committed() are zero.
+    /// The quota may go when leaving() and committed() are zero. An arena closes by itself when its quota does.
     failure close(std::span<const point> points = {}) noexcept {
         try {
-            return {pool_->close(space_, {points.begin(), points.end()})};
+            return {pool_->chunks_.close(space_, {points.begin(), points.end()})};
         } catch (const std::bad_alloc&) {
             return {errc::out_of_memory};
         }
@@ -173,7 +179,7 @@ private:
 
     pool_type* pool_;
     std::string_view owner_;
-    std::shared_ptr<typename pool_type::space> space_;
+    std::shared_ptr<typename detail::arena_chunks<Memory, Stream>::space> space_;
 };
 
 }  // namespace GPUSHARE_ABI

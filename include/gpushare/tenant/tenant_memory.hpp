@@ -15,6 +15,7 @@
 #include <utility>
 #include <vector>
 
+#include <gpushare/closing.hpp>
 #include <gpushare/concepts.hpp>
 #include <gpushare/config.hpp>
 #include <gpushare/error.hpp>
@@ -86,6 +87,11 @@ public:
         if (closed()) refusal = {.code = errc::closed};
         if (why != nullptr) *why = refusal;
         return refused();
+    }
+
+    /// The same without a label.
+    [[nodiscard]] void* try_allocate(std::size_t size, std::size_t alignment, failure* why) noexcept {
+        return try_allocate(size, alignment, std::string_view{}, why);
     }
 
     /// As allocate, but waits as long as `until` has it, a patience (memory/quota_wait.hpp): first come first served,
@@ -166,6 +172,12 @@ public:
     [[nodiscard]] bytes charged(std::size_t size, std::size_t alignment) const noexcept {
         return resource_.charged(size, alignment);
     }
+    /// Why such a block can never be had, whatever is freed; errc::none if it could be.
+    [[nodiscard]] failure refuses(std::size_t size, std::size_t alignment) const noexcept {
+        return resource_.refuses(size, alignment);
+    }
+    /// For what keeps memory of the tenant: told when it closes. See closing.hpp.
+    [[nodiscard]] close_token closing() const noexcept { return quota_.closing(); }
     /// The tenant's device: its limit.
     [[nodiscard]] bytes capacity() const noexcept { return resource_.capacity(); }
     /// What it may still allocate.

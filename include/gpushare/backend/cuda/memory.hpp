@@ -10,11 +10,13 @@
 #include <cstddef>
 #include <cstdint>
 #include <memory>
+#include <string_view>
 #include <utility>
 
 #include <gpushare/backend/cuda/detail/block_registry.hpp>
 #include <gpushare/backend/cuda/detail/device_state.hpp>
 #include <gpushare/backend/cuda/device.hpp>
+#include <gpushare/closing.hpp>
 #include <gpushare/concepts.hpp>
 #include <gpushare/config.hpp>
 #include <gpushare/error.hpp>
@@ -65,9 +67,9 @@ public:
         return p;
     }
 
-    /// Null where `allocate` would throw.
-    [[nodiscard]] void* try_allocate(std::size_t size, std::size_t alignment) noexcept {
-        return obtain(size, alignment, nullptr);
+    /// Null where `allocate` would throw; `why`, unless it is null, gets the reason.
+    [[nodiscard]] void* try_allocate(std::size_t size, std::size_t alignment, failure* why = nullptr) noexcept {
+        return obtain(size, alignment, why);
     }
 
     /// errc::unknown_block or errc::wrong_size, changing nothing, if `p` isn't what an allocation of that size and
@@ -100,6 +102,18 @@ public:
         return capacity_ - (code == cudaSuccess ? free : bytes{}) - blocks_.out_since(entered);
     }
     /// Charged by allocations from here.
+    /// Why it can never be granted: more than the device has, too large an alignment; errc::none if it could be.
+    [[nodiscard]] failure refuses(std::size_t size, std::size_t alignment) const noexcept {
+        const bytes takes = charged(size, alignment);
+        if (takes <= capacity_) return {};
+        const errc why = takes != bytes::max()            ? errc::out_of_memory
+                         : std::has_single_bit(alignment) ? errc::size_overflow
+                                                          : errc::bad_alignment;
+        return {.code = why, .asked = size, .limit = capacity_.count()};
+    }
+    [[nodiscard]] static constexpr bytes largest_free() noexcept { return bytes::max(); }  ///< It doesn't say.
+    [[nodiscard]] static constexpr std::string_view owner() noexcept { return {}; }        ///< Nobody's: all tenants'.
+    [[nodiscard]] static close_token closing() noexcept { return {}; }                     ///< It never closes.
     [[nodiscard]] bytes used() const noexcept { return blocks_.charged(); }
     [[nodiscard]] const allocation_model& model() const noexcept { return model_; }
 

@@ -12,11 +12,13 @@
 #include <cstddef>
 #include <cstdint>
 #include <memory>
+#include <string_view>
 
 #include <gpushare/backend/cuda/detail/block_registry.hpp>
 #include <gpushare/backend/cuda/detail/device_state.hpp>
 #include <gpushare/backend/cuda/device.hpp>
 #include <gpushare/backend/cuda/node.hpp>
+#include <gpushare/closing.hpp>
 #include <gpushare/concepts.hpp>
 #include <gpushare/config.hpp>
 #include <gpushare/error.hpp>
@@ -49,10 +51,10 @@ public:
         if (p == nullptr) throw memory_error(why, {}, "allocating pinned host memory");
         return p;
     }
-    /// Null where `allocate` would throw.
-    [[nodiscard]] void* try_allocate(std::size_t size, std::size_t alignment) noexcept {
-        failure why;
-        return obtain(size, alignment, why);
+    /// Null where `allocate` would throw; `why`, unless it is null, gets the reason.
+    [[nodiscard]] void* try_allocate(std::size_t size, std::size_t alignment, failure* why = nullptr) noexcept {
+        failure unused;
+        return obtain(size, alignment, why != nullptr ? *why : unused);
     }
 
     /// errc::unknown_block or errc::wrong_size, changing nothing. Null is ignored. Work that uses it must be done.
@@ -71,6 +73,14 @@ public:
         const auto asked = detail::padded(size, alignment, natural_alignment);
         return asked == 0 ? bytes::max() : page * ((asked + page.count() - 1) / page.count());
     }
+    /// Why it can never be granted: too big for any host, a bad alignment; errc::none if it could be.
+    [[nodiscard]] static failure refuses(std::size_t size, std::size_t alignment) noexcept {
+        if (charged(size, alignment) != bytes::max()) return {};
+        return {.code = std::has_single_bit(alignment) ? errc::size_overflow : errc::bad_alignment, .asked = size};
+    }
+    [[nodiscard]] static constexpr bytes largest_free() noexcept { return bytes::max(); }  ///< It doesn't say.
+    [[nodiscard]] static constexpr std::string_view owner() noexcept { return {}; }        ///< Nobody's: all tenants'.
+    [[nodiscard]] static close_token closing() noexcept { return {}; }                     ///< It never closes.
     [[nodiscard]] bytes used() const noexcept { return blocks_.charged(); }
 
 private:
@@ -108,7 +118,7 @@ private:
     const std::shared_ptr<detail::device_state> device_;
     detail::block_registry blocks_;
 };
-static_assert(memory_resource<pinned_memory>);
+static_assert(upstream<pinned_memory>);
 
 }  // namespace cuda
 }  // namespace GPUSHARE_ABI

@@ -22,6 +22,7 @@
 #include <gpushare/backend/cuda/error.hpp>
 #include <gpushare/backend/cuda/node.hpp>
 #include <gpushare/backend/cuda/stream.hpp>
+#include <gpushare/closing.hpp>
 #include <gpushare/concepts.hpp>
 #include <gpushare/config.hpp>
 #include <gpushare/error.hpp>
@@ -94,10 +95,11 @@ public:
         if (p == nullptr) raise(why, {}, "allocating from a memory pool");
         return p;
     }
-    /// Null where `allocate` would throw.
-    [[nodiscard]] void* try_allocate(stream& s, std::size_t size, std::size_t alignment = natural_alignment) noexcept {
-        failure why;
-        return obtain(s, size, alignment, why);
+    /// Null where `allocate` would throw; `why`, unless it is null, gets the reason.
+    [[nodiscard]] void* try_allocate(stream& s, std::size_t size, std::size_t alignment = natural_alignment,
+                                     failure* why = nullptr) noexcept {
+        failure unused;
+        return obtain(s, size, alignment, why != nullptr ? *why : unused);
     }
 
     /// Frees once `s` has got there; other streams that used it must have been waited for on `s`. Null is ignored.
@@ -184,8 +186,9 @@ public:
     [[nodiscard]] void* allocate(std::size_t size, std::size_t alignment) {
         return pool_->allocate(*stream_, size, alignment);
     }
-    [[nodiscard]] void* try_allocate(std::size_t size, std::size_t alignment) noexcept {
-        return pool_->try_allocate(*stream_, size, alignment);
+    /// Null where `allocate` would throw; `why`, unless it is null, gets the reason.
+    [[nodiscard]] void* try_allocate(std::size_t size, std::size_t alignment, failure* why = nullptr) noexcept {
+        return pool_->try_allocate(*stream_, size, alignment, why);
     }
     errc deallocate(void* p, std::size_t /*size*/, std::size_t /*alignment*/) noexcept {
         return pool_->deallocate(*stream_, p);
@@ -193,12 +196,21 @@ public:
     [[nodiscard]] static constexpr bytes charged(std::size_t size, std::size_t alignment) noexcept {
         return memory_pool::charged(size, alignment);
     }
+    /// Why it can never be granted: too big for any device, a bad alignment; errc::none if it could be.
+    [[nodiscard]] static failure refuses(std::size_t size, std::size_t alignment) noexcept {
+        if (charged(size, alignment) != bytes::max()) return {};
+        const bool aligned = std::has_single_bit(alignment) && alignment <= memory_pool::natural_alignment;
+        return {.code = aligned ? errc::size_overflow : errc::bad_alignment, .asked = size};
+    }
+    [[nodiscard]] static constexpr bytes largest_free() noexcept { return bytes::max(); }  ///< It doesn't say.
+    [[nodiscard]] static constexpr std::string_view owner() noexcept { return {}; }        ///< Nobody's: all tenants'.
+    [[nodiscard]] static close_token closing() noexcept { return {}; }                     ///< It never closes.
 
 private:
     memory_pool* pool_;
     stream* stream_;
 };
-static_assert(memory_resource<stream_memory>);
+static_assert(upstream<stream_memory>);
 
 }  // namespace cuda
 }  // namespace GPUSHARE_ABI

@@ -16,9 +16,11 @@
 #include <limits>
 #include <mutex>
 #include <new>
+#include <string_view>
 #include <unordered_map>
 #include <utility>
 
+#include <gpushare/closing.hpp>
 #include <gpushare/concepts.hpp>
 #include <gpushare/error.hpp>
 #include <gpushare/units.hpp>
@@ -66,10 +68,10 @@ public:
         return p;
     }
 
-    /// Null where `allocate` would throw.
-    [[nodiscard]] void* try_allocate(std::size_t size, std::size_t alignment) noexcept {
-        failure why;
-        return acquire(size, alignment, why);
+    /// Null where `allocate` would throw; `why`, unless it is null, gets the reason.
+    [[nodiscard]] void* try_allocate(std::size_t size, std::size_t alignment, failure* why = nullptr) noexcept {
+        failure unused;
+        return acquire(size, alignment, why != nullptr ? *why : unused);
     }
 
     /// errc::unknown_block or errc::wrong_size, changing nothing, if `p` isn't what an allocation of that size and
@@ -104,6 +106,18 @@ public:
     /// them about other memory.
     [[nodiscard]] bytes taken_by_others() const noexcept { return bytes{taken_.load(std::memory_order_relaxed)}; }
     /// Charged by allocations from here.
+    /// Why it can never be granted: more than the device has, too large an alignment; errc::none if it could be.
+    [[nodiscard]] failure refuses(std::size_t size, std::size_t alignment) const noexcept {
+        const bytes takes = charged(size, alignment);
+        if (takes <= options_.capacity) return {};
+        const errc why = takes != bytes::max()            ? errc::out_of_memory
+                         : std::has_single_bit(alignment) ? errc::size_overflow
+                                                          : errc::bad_alignment;
+        return {.code = why, .asked = size, .limit = options_.capacity.count()};
+    }
+    [[nodiscard]] static constexpr bytes largest_free() noexcept { return bytes::max(); }  ///< It doesn't say.
+    [[nodiscard]] static constexpr std::string_view owner() noexcept { return {}; }        ///< Nobody's: all tenants'.
+    [[nodiscard]] static close_token closing() noexcept { return {}; }                     ///< It never closes.
     [[nodiscard]] bytes used() const noexcept { return bytes{used_.load(std::memory_order_relaxed)}; }
 
     /// Charges `n` bytes that another allocator of this device hands out (virtual_memory is one). out_of_memory,

@@ -13,10 +13,12 @@
 #include <iterator>
 #include <list>
 #include <memory>
+#include <optional>
 #include <span>
 #include <utility>
 #include <vector>
 
+#include <gpushare/closing.hpp>
 #include <gpushare/concepts.hpp>
 #include <gpushare/config.hpp>
 #include <gpushare/detail/chain.hpp>
@@ -132,9 +134,11 @@ struct arena_space {
     const tenant_tag tenant;
     quota* const limit;
     std::vector<arena_slot> slots;
-    std::size_t mapped = 0, leaving = 0;  // slots
-    departures farewell;                  // all slots: made beforehand, so that an arena ends without needing memory
-    bool open = true;                     // until it is closed
+    std::size_t mapped = 0, leaving = 0;   // slots
+    std::optional<close_callback> closes;  // when the quota does
+    departures farewell;                   // all slots: made beforehand, so that an arena ends without needing memory
+    std::size_t pledged = 0;               // calls that have charged the quota, and don't hold the lock
+    bool open = true;                      // until it is closed
 };
 
 }  // namespace detail

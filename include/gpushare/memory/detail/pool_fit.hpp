@@ -255,6 +255,12 @@ public:
     /// Any, whatever is in it: for the end.
     [[nodiscard]] pool_segment remove_any() noexcept { return all_.empty() ? pool_segment{} : drop(all_.back()); }
 
+    /// Of the largest one. Steps in proportion to the number of segments.
+    [[nodiscard]] std::uint64_t largest() const noexcept {
+        std::uint64_t most = 0;
+        for (const entry& e : all_) most = std::max(most, e.segment.size);
+        return most;
+    }
     [[nodiscard]] std::uint64_t held() const noexcept { return held_; }
     [[nodiscard]] std::uint64_t peak() const noexcept { return peak_; }
     [[nodiscard]] std::size_t count() const noexcept { return all_.size(); }

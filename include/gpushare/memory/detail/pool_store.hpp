@@ -180,6 +180,14 @@ public:
         waiters_.front()->woken.notify_one();
     }
 
+    /// All of them: nothing will come.
+    void tell_all() noexcept {
+        for (auto* p = waiters_.front(); p != nullptr; p = p->next) {
+            p->told = true;
+            p->woken.notify_one();
+        }
+    }
+
 private:
     detail::fifo<pool_wait_entry> waiters_;
     std::atomic<std::size_t> size_{0};
@@ -204,7 +212,7 @@ public:
     void join(worker& w) {
         const auto lock = locked();
         workers_.push_back(&w);
-        w.bins.keep(waiters_.size() == 0);
+        w.bins.keep(waiters_.size() == 0 && !closed_);
     }
     /// Empties the worker's bins. What can't be recorded on its stream stays out of use for as long as the store.
     void leave(worker& w) noexcept {
@@ -246,7 +254,30 @@ public:
     }
     void leave(pool_wait_entry& p) noexcept {
         const auto lock = locked();
-        if (waiters_.leave(p)) keep(true);
+        if (waiters_.leave(p)) keep(!closed_);
+    }
+
+    // --- the end
+
+    /// From now on nothing is handed out: all bins are empty and stay so. Returns once no memory is on its way between pool
+    /// and upstream, and what was freed on streams is recorded.
+    void close() noexcept {
+        spent done(*this);
+        auto lock = locked();
+        closed_ = true;
+        keep(false);
+        waiters_.tell_all();
+        reclaim(lock, done);
+        changed_.wait(lock, [&] { return moving_ == 0; });
+    }
+    [[nodiscard]] bool closed() const noexcept {
+        const auto lock = locked();
+        return closed_;
+    }
+    /// Forgets the ranges in which there is something: they are somebody else's to give back.
+    void abandon() noexcept {
+        while (remove_any().begin != nullptr) {
+        }
     }
 
     // --- blocks
@@ -254,6 +285,8 @@ public:
     /// `size` bytes in a bounded number of steps, or null.
     [[nodiscard]] pool_block* take(const pool_request& r) noexcept {
         const auto lock = locked();
+        if (closed_) [[unlikely]]
+            return nullptr;
         return counted(detail::quietly([&] { return fit_.take(r.size, r.alignment); }), r);
     }
     /// Of what other workers had too much of, or null; and some more into the bin of this one.
@@ -270,15 +303,16 @@ public:
         spent done(*this);
         const auto lock = locked();
         collect(done);
-        return counted(take_any(r, own), r);
+        return closed_ ? nullptr : counted(take_any(r, own), r);
     }
     /// Of one block that a cache keeps, or else of what comes together when all caches are emptied.
     [[nodiscard]] pool_block* reclaim_and_take(const pool_request& r, worker* own) noexcept {
         spent done(*this);
         auto lock = locked();
+        if (closed_) return nullptr;
         if (pool_block* const b = take_kept(r)) return counted(b, r);
         reclaim(lock, done);
-        return counted(take_any(r, own), r);
+        return closed_ ? nullptr : counted(take_any(r, own), r);
     }
     /// Whether caches keep less than `each` on average.
     [[nodiscard]] bool caches_keep_less(bytes each) const noexcept {
@@ -295,6 +329,7 @@ public:
         spent done(*this);
         auto lock = locked();
         changed_.wait(lock, [&] { return moving_ == 0; });
+        if (closed_) return {nullptr, false};
         for (worker* const w : workers_) gather(*w);
         collect(done);
         pool_block* const b = counted(take_any(r, own), r);
@@ -304,6 +339,7 @@ public:
     /// Frees a block: unknown_block or wrong_size, changing nothing, if it isn't out like that.
     errc free(void* p, std::size_t size, std::size_t alignment) noexcept {
         const auto lock = locked();
+        if (closed_) return errc::closed;
         const auto [why, block, bin] = fit_.index().claim(p, size, alignment);
         if (why != errc::none) return why;
         uncount(size);
@@ -315,6 +351,7 @@ public:
     errc free_after(const Point& point, void* p, std::size_t size, std::size_t alignment) noexcept {
         if (!point.reached()) {
             const auto lock = locked();
+            if (closed_) return errc::closed;
             if (auto* const b = pending_.make()) {
                 const auto [why, block, bin] = fit_.index().claim(p, size, alignment);
                 if (why != errc::none) {
@@ -333,8 +370,10 @@ public:
         return free(p, size, alignment);
     }
     /// Takes a block for which its worker's bin has no room. Makes some, for the next ones.
-    void give_from(worker& w, std::uint32_t bin, pool_block& block, std::size_t size) noexcept {
+    /// errc::closed if the pool is.
+    errc give_from(worker& w, std::uint32_t bin, pool_block& block, std::size_t size) noexcept {
         const auto lock = locked();  // whoever empties all bins must not miss what is between two of them
+        if (closed_) return errc::closed;
         uncount(size);
         pool_chain out;
         out.push(block);
@@ -342,6 +381,7 @@ public:
         if (w.record == nullptr) out = depot_.bins.stock(out);
         while (!out.empty()) release(w, out.pop());
         waiters_.tell();
+        return errc::none;
     }
 
     // --- ranges, and their ways from and to the upstream. Between begin_move and end_move the memory is neither here
@@ -363,13 +403,14 @@ public:
         if (changed) waiters_.tell();
     }
 
-    /// Takes in a range, and a block of `size` bytes of it, so that nobody else gets there first.
-    /// Throws std::bad_alloc, and then nothing has changed.
-    [[nodiscard]] pool_block& add(const pool_segment& s, std::uint64_t size, const pool_request& r) {
+    /// Takes in a range, and a block of `size` bytes of it, so that nobody else gets there first. Null, and nothing has
+    /// changed, if the pool was closed meanwhile. Throws std::bad_alloc, and then nothing has changed, either.
+    [[nodiscard]] pool_block* add(const pool_segment& s, std::uint64_t size, const pool_request& r) {
         const auto lock = locked();
+        if (closed_) return nullptr;
         pool_block& whole = segments_.add(fit_, s);
         try {
-            return *counted(&fit_.carve(whole, size, r.alignment), r);
+            return counted(&fit_.carve(whole, size, r.alignment), r);
         } catch (...) {
             (void)segments_.remove(fit_, whole);
             throw;
@@ -383,6 +424,11 @@ public:
         const pool_segment s = segments_.remove_empty(fit_, target);
         if (s.begin != nullptr) ++moving_;
         return s;
+    }
+    /// Whether a range is held of which such a block could be a part.
+    [[nodiscard]] bool could_hold(const pool_request& r) const noexcept {
+        const auto lock = locked();
+        return segments_.largest() >= r.least;
     }
     /// Any range, whatever is in it: for the end of the pool. An empty segment when there are no more.
     [[nodiscard]] pool_segment remove_any() noexcept {
@@ -414,6 +460,7 @@ public:
 
     [[nodiscard]] pool_usage usage() const noexcept {
         const auto lock = locked();
+        if (closed_ && segments_.count() == 0) return {.peak_reserved = bytes{segments_.peak()}};
         std::uint64_t cached = 0, pending = pending_.bytes() + stranded_.bytes() + recorded_now_;
         auto requested = requested_;
         for (const worker* const w : workers_) {
@@ -549,6 +596,7 @@ private:
     unsigned moving_ = 0;             // moves between here and the upstream, and batches being recorded
     std::uint64_t changes_ = 0;       // moves that moved something
     std::uint64_t passes_ = 0;
+    bool closed_ = false;
 };
 
 }  // namespace detail

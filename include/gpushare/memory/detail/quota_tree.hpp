@@ -18,13 +18,13 @@
 #include <gpushare/detail/intrusive.hpp>
 #include <gpushare/error.hpp>
 #include <gpushare/memory/detail/quota_cell.hpp>
+#include <gpushare/memory/quota_usage.hpp>
 #include <gpushare/units.hpp>
 
 namespace gpushare {
 inline namespace GPUSHARE_ABI {
 namespace detail {
 
-struct quota_wait_entry;
 struct quota_node;
 class hook_registration;
 
@@ -38,6 +38,44 @@ using ask_function = bool (*)(quota_node&, hook_cursor&, std::uint64_t, bool) no
 
 /// Whether a charge comes after those who wait for the same bytes. Guarantees don't: burst is what they leave.
 enum class precedence : bool { after_waiters, before_waiters };
+
+struct quota_wait_entry;
+
+/// Where an entry is in one of its lists.
+struct wait_link {
+    quota_wait_entry *previous = nullptr, *next = nullptr;
+};
+
+/// Somebody who waits. All under the mutex of the tree.
+struct quota_wait_entry {
+    wait_link of_quota{}, of_threads{};
+    quota_node* at = nullptr;
+    std::uint64_t size = 0;
+    std::uint64_t ticket = 0;  // who came first has the smaller one
+    claim_state state = claim_state::waiting;
+    errc why = errc::none;                               // of the last refusal
+    void (*wake)(quota_wait_entry&) noexcept = nullptr;  // of a thread, once it waits no more; under the mutex
+};
+
+/// First come, first; whoever is in it leaves from anywhere at once.
+template <wait_link quota_wait_entry::*Link>
+class wait_list {
+public:
+    [[nodiscard]] quota_wait_entry* front() const noexcept { return first_; }
+    void push(quota_wait_entry& e) noexcept {
+        e.*Link = {.previous = last_};
+        (last_ != nullptr ? (last_->*Link).next : first_) = &e;
+        last_ = &e;
+    }
+    void remove(quota_wait_entry& e) noexcept {
+        const wait_link at = e.*Link;
+        (at.previous != nullptr ? (at.previous->*Link).next : first_) = at.next;
+        (at.next != nullptr ? (at.next->*Link).previous : last_) = at.previous;
+    }
+
+private:
+    quota_wait_entry *first_ = nullptr, *last_ = nullptr;
+};
 
 /// A quota, as its tree sees it. Nothing here is for users.
 struct alignas(64) quota_node {
@@ -147,6 +185,7 @@ struct alignas(64) quota_node {
         borrowed_.store(borrowed_.load(std::memory_order_relaxed) - (grow - fresh) + shrink, std::memory_order_relaxed);
         guaranteed_ = guaranteed;
         burst_ = burst;
+        root_->limits_changed_ = true;
         settle(fresh);
         if (parent_ != nullptr) parent_->note_borrower(*this);
         return errc::none;
@@ -278,16 +317,22 @@ struct alignas(64) quota_node {
     int borrowers_ = 0;  // children that may_borrow_
     bool may_borrow_ = false;
     errc behind_ = errc::none;  // what a charge is refused with while somebody waits for bytes from here
-    int waiting_here_ = 0;      // how many wait, in the top of what they may get bytes from
-    std::string_view name_{};   // whose it is
+    wait_list<&quota_wait_entry::of_quota> queue_;  // who waits for bytes of this one
+    quota_node* next_waiting_ = nullptr;            // in waiting_quotas_
+    int waiting_here_ = 0;                          // how many wait, in the top of what they may get bytes from
+    std::string_view name_{};                       // whose it is
     // In the root only.
-    int waiting_ = 0;                                // how many wait
-    fifo<quota_wait_entry> waiters_;                 // they, first come first
+    int waiting_ = 0;                                   // how many wait
+    quota_node* waiting_quotas_ = nullptr;              // those with a queue, by the ticket of the first in it
+    wait_list<&quota_wait_entry::of_threads> threads_;  // who waits with a thread
+    std::uint64_t tickets_ = 0;
+    bool limits_changed_ = false;  // since the queues were looked through for who can't be served any more
     void (*serve_)(quota_node&) noexcept = nullptr;  // set by the first of them: who never waits doesn't pay for it
     hook_registration* hooks_ = nullptr;             // in the order of asking
     std::uint64_t hooks_made_ = 0;
-    std::atomic<ask_function> ask_next_{nullptr};  // set by the first of the hooks
-    bool polled_ = false;                          // somebody who waits looks after the hooks that can be waited for
+    void (*orphan_hooks_)(quota_node&) noexcept = nullptr;  // set by the first of them, for the end of the tree
+    std::atomic<ask_function> ask_next_{nullptr};           // set by the first of the hooks
+    bool polled_ = false;  // somebody who waits looks after the hooks that can be waited for
 };
 
 }  // namespace detail

@@ -20,6 +20,7 @@
 #include <cstdint>
 #include <mutex>
 #include <stop_token>
+#include <utility>
 
 #include <gpushare/concepts.hpp>
 #include <gpushare/config.hpp>
@@ -37,49 +38,54 @@ inline namespace GPUSHARE_ABI {
 
 namespace detail {
 
-/// Somebody who waits. All under the mutex of the tree.
-struct quota_wait_entry {
-    quota_wait_entry* next = nullptr;
-    quota_node* at = nullptr;
-    std::uint64_t size = 0;
-    claim_state state = claim_state::waiting;
-    errc why = errc::none;                               // of the last refusal
-    void (*wake)(quota_wait_entry&) noexcept = nullptr;  // once it waits no more; under the mutex
-};
-
 /// The wait queue of a tree: a state machine without a clock or a thread. All under the mutex of the tree.
 struct quota_wait_queue {
+    /// Refused at once, and in no queue, if it could never be served.
     static void join(quota_wait_entry& p) noexcept {
         auto& root = *p.at->root_;
+        p.why = p.at->unfit(p.size);
+        if (p.why != errc::none) {
+            p.state = claim_state::refused;
+            return;
+        }
         auto& top = p.at->top();
         root.serve_ = &serve;
-        root.waiters_.push(p);
+        p.ticket = ++root.tickets_;
+        if (p.at->queue_.front() == nullptr) insert(root, *p.at, p.ticket);
+        p.at->queue_.push(p);
+        if (p.wake != nullptr) root.threads_.push(p);
         ++root.waiting_;
         if (++top.waiting_here_ == 1) top.watch();  // before anybody looks
         serve(root);
+        if (p.state == claim_state::waiting && p.why == errc::none) p.why = p.at->behind_;
     }
 
     static void leave(quota_wait_entry& p) noexcept {
-        unmark(p);
+        unmark(*p.at);
         remove(p);
         p.at->serve_waiters();
     }
 
-    /// Serves everybody whom it can, first come first.
+    /// Serves everybody whom it can, first come first. Only the first of each quota is tried: while that one waits, what it
+    /// may get bytes from is refused to the others there. So the steps don't grow with how many wait.
     static void serve(quota_node& root) noexcept {
-        for (const auto* p = root.waiters_.front(); p != nullptr; p = p->next) unmark(*p);
-        for (quota_wait_entry *p = root.waiters_.front(), *next = nullptr; p != nullptr; p = next) {
-            next = p->next;
-            p->why = p->at->unfit(p->size);
-            const bool hopeless = p->why != errc::none;
-            if (!hopeless) p->why = p->at->take(p->size, nullptr);
-            if (!hopeless && p->why != errc::none) {
-                mark(*p);
+        for (auto* q = root.waiting_quotas_; q != nullptr; q = q->next_waiting_) unmark(*q);
+        if (std::exchange(root.limits_changed_, false)) refuse_hopeless(root);
+        for (quota_node *q = root.waiting_quotas_, *next = nullptr; q != nullptr; q = next) {
+            auto& p = *q->queue_.front();
+            p.why = q->take(p.size, nullptr);
+            if (p.why != errc::none) {
+                mark(p);
+                next = q->next_waiting_;
                 continue;
             }
-            p->state = hopeless ? claim_state::refused : claim_state::granted;
-            remove(*p);
-            if (p->wake != nullptr) p->wake(*p);
+            // The next one of this quota came later: its place in the order is further on, or here.
+            auto* const behind = q->next_waiting_;
+            end(p, claim_state::granted);
+            next = behind;
+            if (auto* const then = q->queue_.front();
+                then != nullptr && (behind == nullptr || comes_before(*q, *behind)))
+                next = q;
         }
     }
 
@@ -95,14 +101,51 @@ private:
             if (obstacle) break;
         }
     }
-    static void unmark(const quota_wait_entry& p) noexcept {
-        for (auto* q = p.at; q != nullptr; q = q->may_borrow_ ? q->parent_ : nullptr) q->behind_ = errc::none;
+    static void unmark(quota_node& from) noexcept {
+        for (auto* q = &from; q != nullptr; q = q->may_borrow_ ? q->parent_ : nullptr) q->behind_ = errc::none;
     }
 
+    [[nodiscard]] static bool comes_before(const quota_node& a, const quota_node& b) noexcept {
+        return a.queue_.front()->ticket < b.queue_.front()->ticket;
+    }
+    static void insert(quota_node& root, quota_node& q, std::uint64_t ticket) noexcept {
+        quota_node** at = &root.waiting_quotas_;
+        while (*at != nullptr && (*at)->queue_.front()->ticket < ticket) at = &(*at)->next_waiting_;
+        q.next_waiting_ = std::exchange(*at, &q);
+    }
+    static void take_out(quota_node& root, quota_node& q) noexcept {
+        quota_node** at = &root.waiting_quotas_;
+        while (*at != &q) at = &(*at)->next_waiting_;
+        *at = q.next_waiting_;
+    }
+
+    // After a change of limits: those that can't be served any more.
+    static void refuse_hopeless(quota_node& root) noexcept {
+        for (quota_node *q = root.waiting_quotas_, *after = nullptr; q != nullptr; q = after) {
+            after = q->next_waiting_;
+            for (quota_wait_entry *p = q->queue_.front(), *next = nullptr; p != nullptr; p = next) {
+                next = p->of_quota.next;
+                p->why = q->unfit(p->size);
+                if (p->why != errc::none) end(*p, claim_state::refused);
+            }
+        }
+    }
+
+    static void end(quota_wait_entry& p, claim_state how) noexcept {
+        p.state = how;
+        remove(p);
+        if (p.wake != nullptr) p.wake(p);
+    }
     static void remove(quota_wait_entry& p) noexcept {
-        auto& top = p.at->top();
-        p.at->root_->waiters_.remove(p);
-        --p.at->root_->waiting_;
+        auto& q = *p.at;
+        auto& root = *q.root_;
+        const bool first = q.queue_.front() == &p;
+        if (first) take_out(root, q);
+        q.queue_.remove(p);
+        if (first && q.queue_.front() != nullptr) insert(root, q, q.queue_.front()->ticket);
+        if (p.wake != nullptr) root.threads_.remove(p);
+        --root.waiting_;
+        auto& top = q.top();
         if (--top.waiting_here_ == 0) top.unwatch();
     }
 };
@@ -158,11 +201,7 @@ private:
     void pass_on() noexcept {
         auto& root = *at->root_;
         if (root.polled_) return;
-        for (auto* p = root.waiters_.front(); p != nullptr; p = p->next) {
-            if (p->wake == nullptr) continue;  // no thread waits there
-            p->wake(*p);
-            break;
-        }
+        if (auto* const p = root.threads_.front(); p != nullptr) p->wake(*p);
     }
 
     std::condition_variable woken;

@@ -4,7 +4,7 @@
 #include <cstdint>
 
 #include <gpushare/error.hpp>
-#include <gpushare/memory/detail/owner_of.hpp>
+#include <gpushare/memory/as_upstream.hpp>
 #include <gpushare/memory/pool_resource.hpp>
 #include <gpushare/memory/private_pool.hpp>
 #include <gpushare/memory/quota.hpp>
@@ -16,12 +16,12 @@
 #include "support/catch.hpp"
 #include "support/fault_resource.hpp"
 #include "support/manual_timeline.hpp"
+#include "support/upstream_answers.hpp"
 
 using namespace gpushare::literals;
 using gpushare::bytes;
 using gpushare::errc;
-using gpushare::largest_free_in;
-using gpushare::owner_of;
+using gpushare::as_upstream;
 using gpushare::pool_resource;
 using gpushare::quota;
 using gpushare::quota_resource;
@@ -33,11 +33,20 @@ namespace {
 constexpr std::size_t KiB = 1024, MiB = 1024 * KiB;
 
 /// Takes memory in steps, as a driver does.
-struct granular : fault_resource {
+struct granular : support::upstream_answers {
+    void* allocate(std::size_t size, std::size_t alignment) { return below.allocate(size, alignment); }
+    void* try_allocate(std::size_t size, std::size_t alignment, gpushare::failure* /*why*/) noexcept {
+        return below.allocate(size, alignment);
+    }
+    errc deallocate(void* p, std::size_t size, std::size_t alignment) noexcept {
+        below.deallocate(p, size, alignment);
+        return errc::none;
+    }
     [[nodiscard]] gpushare::bytes charged(std::size_t size, std::size_t) const noexcept {
         return gpushare::bytes{(size + step - 1) / step * step};
     }
     std::size_t step = 2 * MiB;
+    fault_resource below;
 };
 
 }  // namespace
@@ -75,10 +84,10 @@ TEST_CASE("the owner of memory is known through what stands on it", "[memory][ow
     quota_resource mine{limit, upstream, "chat"};
     statistics_resource counted{mine};
     pool_resource pool{counted};
-    CHECK(owner_of(mine) == "chat");
-    CHECK(owner_of(pool) == "chat");
-    CHECK(owner_of(upstream).empty());
-    CHECK(owner_of(pool_resource{upstream}).empty());
+    CHECK(as_upstream(mine).owner() == "chat");
+    CHECK(as_upstream(pool).owner() == "chat");
+    CHECK(as_upstream(upstream).owner().empty());
+    CHECK(pool_resource{upstream}.owner().empty());
 }
 
 TEST_CASE("the largest block that a quota leaves is one that can be had, and no more", "[memory][owner]") {
@@ -93,7 +102,7 @@ TEST_CASE("the largest block that a quota leaves is one that can be had, and no 
     REQUIRE(p != nullptr);
     CHECK(mine.largest_free() < bytes{upstream.step});
     CHECK(mine.deallocate(p, largest, 256) == errc::none);
-    CHECK(largest_free_in(upstream) == bytes::max());  // doesn't say
+    CHECK(as_upstream(upstream).largest_free() == bytes::max());  // doesn't say
 }
 
 TEST_CASE("the largest block of a pool is free there, or with its upstream", "[memory][pool][owner]") {

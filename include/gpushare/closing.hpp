@@ -1,0 +1,167 @@
+// SPDX-License-Identifier: Apache-2.0
+// How what stands on a resource learns that the resource closes: pools, arenas and others that keep memory give it back
+// first, and hand nothing out any more. Like std::stop_source, stop_token and stop_callback, but the callbacks are
+// told a deadline and answer whether they are done.
+//
+//   gpushare::close_source closing;                                     // of the resource that will close
+//   gpushare::close_callback gives_back{closing.token(), [&](gpushare::instant deadline) { return pool.drain(deadline); }};
+//   if (closing.close(deadline)) ...;                                   // all that stood on it has given up its memory
+#pragma once
+
+#include <atomic>
+#include <condition_variable>
+#include <cstdint>
+#include <memory>
+#include <mutex>
+#include <thread>
+#include <utility>
+
+#include <gpushare/config.hpp>
+#include <gpushare/detail/inplace_function.hpp>
+#include <gpushare/units.hpp>
+
+namespace gpushare {
+inline namespace GPUSHARE_ABI {
+
+class close_callback;
+
+namespace detail {
+
+/// What a source, its tokens and their callbacks share.
+struct close_state {
+    std::mutex mutex;
+    std::condition_variable returned;  // a callback, or a close
+    std::atomic<bool> closed{false};   // written under the mutex
+    close_callback* newest = nullptr;
+    bool calling = false;  // one close at a time
+    std::uint64_t passes = 0;
+};
+
+}  // namespace detail
+
+/// What a resource gives to those that stand on it, so that they can ask whether it is closed, and register to be told.
+/// Copies refer to the same source, which they may outlive. Safe from any thread.
+class close_token {
+public:
+    /// Of a resource that never closes.
+    close_token() noexcept = default;
+
+    /// Whether there is a source that can close.
+    [[nodiscard]] explicit operator bool() const noexcept { return state_ != nullptr; }
+    /// Whether the close has begun: acquire, so that whoever sees it sees what was done before.
+    [[nodiscard]] bool closed() const noexcept {
+        return state_ != nullptr && state_->closed.load(std::memory_order_acquire);
+    }
+
+private:
+    friend class close_source;
+    friend class close_callback;
+    explicit close_token(std::shared_ptr<detail::close_state> state) noexcept : state_(std::move(state)) {}
+
+    std::shared_ptr<detail::close_state> state_;
+};
+
+/// Registered as long as it lives, or until it has said that it is done. The last one made is called first: what stands
+/// on another resource closes before it. Neither copied nor moved.
+class close_callback {
+public:
+    /// At most 48 bytes of captures. Called with the deadline of the close, by the thread that closes and under no lock of
+    /// the source. From then on the owner refuses with errc::closed. Once it returns true the owner keeps no memory of the
+    /// resource and doesn't touch it any more. False: some is still in use; it is called again by the next close.
+    using function = detail::inplace_function<bool(instant), 48>;
+
+    /// Does nothing for an empty token. A source that is closed already tells it at its next close().
+    close_callback(const close_token& token, function call) noexcept : state_(token.state_), call_(std::move(call)) {
+        if (state_ == nullptr) return;
+        const std::lock_guard lock(state_->mutex);
+        older_ = std::exchange(state_->newest, this);
+        if (older_ != nullptr) older_->newer_ = this;
+    }
+    close_callback(const close_callback&) = delete;
+    close_callback& operator=(const close_callback&) = delete;
+    /// Waits for a call that another thread is in. May be destroyed from within its own call.
+    ~close_callback() {
+        if (state_ == nullptr) return;
+        std::unique_lock lock(state_->mutex);
+        if (gone_ != nullptr && caller_ == std::this_thread::get_id())
+            *gone_ = true;
+        else
+            state_->returned.wait(lock, [this] { return gone_ == nullptr; });
+        unlink();
+    }
+
+private:
+    friend class close_source;
+
+    void unlink() noexcept {
+        if (!linked_) return;
+        linked_ = false;
+        (newer_ != nullptr ? newer_->older_ : state_->newest) = older_;
+        if (older_ != nullptr) older_->newer_ = newer_;
+    }
+
+    std::shared_ptr<detail::close_state> state_;
+    function call_;
+    // Under the mutex of the state.
+    close_callback *older_ = nullptr, *newer_ = nullptr;
+    bool linked_ = true;
+    bool* gone_ = nullptr;  // while it is called: the closing thread's note whether it is still there
+    std::thread::id caller_{};
+    std::uint64_t asked_in_ = 0;  // the last pass that called it
+};
+
+/// Of a resource that can close. Neither copied nor moved. Safe from any thread.
+class close_source {
+public:
+    /// Throws std::bad_alloc.
+    close_source() : state_(std::make_shared<detail::close_state>()) {}
+    close_source(const close_source&) = delete;
+    close_source& operator=(const close_source&) = delete;
+
+    /// For those that stand on the resource.
+    [[nodiscard]] close_token token() const noexcept { return close_token(state_); }
+    /// See close_token::closed.
+    [[nodiscard]] bool closed() const noexcept { return state_->closed.load(std::memory_order_acquire); }
+
+    /// Tells every callback, the last one made first. True once all have given up what they kept; false if one couldn't by
+    /// `deadline`: call it again. Nothing reopens. A second call that overlaps waits for the first one.
+    bool close(instant deadline) noexcept {
+        auto& s = *state_;
+        std::unique_lock lock(s.mutex);
+        s.closed.store(true, std::memory_order_release);
+        s.returned.wait(lock, [&] { return !s.calling; });
+        s.calling = true;
+        const auto pass = ++s.passes;
+        bool all = true;
+        for (;;) {
+            close_callback* c = s.newest;
+            while (c != nullptr && c->asked_in_ == pass) c = c->older_;
+            if (c == nullptr) break;
+            bool gone = false;
+            c->asked_in_ = pass;
+            c->caller_ = std::this_thread::get_id();
+            c->gone_ = &gone;
+            lock.unlock();
+            bool done = false;
+            try {
+                done = c->call_(deadline);
+            } catch (...) {  // as if some were still in use
+            }
+            lock.lock();
+            if (gone) continue;
+            c->gone_ = nullptr;
+            if (done) c->unlink();
+            all = all && done;
+            s.returned.notify_all();
+        }
+        s.calling = false;
+        s.returned.notify_all();
+        return all;
+    }
+
+private:
+    std::shared_ptr<detail::close_state> state_;
+};
+
+}  // namespace GPUSHARE_ABI
+}  // namespace gpushare

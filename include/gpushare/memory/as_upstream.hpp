@@ -1,0 +1,155 @@
+// SPDX-License-Identifier: Apache-2.0
+// Any memory resource as an upstream (concepts.hpp): what adaptors refer to the memory below them by. Of one that models
+// `upstream` it is a reference; a plain one, such as a std::pmr::memory_resource, gets the answers that it lacks.
+//
+//   auto memory = gpushare::as_upstream(*std::pmr::new_delete_resource());
+//   void* p = memory.try_allocate(4096, 256, &why);      // null instead of what it throws
+#pragma once
+
+#include <cstddef>
+#include <cstdint>
+#include <exception>
+#include <new>
+#include <string_view>
+#include <type_traits>
+#include <utility>
+
+#include <gpushare/closing.hpp>
+#include <gpushare/concepts.hpp>
+#include <gpushare/config.hpp>
+#include <gpushare/error.hpp>
+#include <gpushare/units.hpp>
+
+namespace gpushare {
+inline namespace GPUSHARE_ABI {
+
+/// Why there was no memory, as far as it is known.
+struct refusal {
+    failure why{};                ///< with figures, where the resource has any
+    std::exception_ptr thrown{};  ///< what a resource threw that can't say no otherwise
+    bool final = false;           ///< not for want of memory: asking again is no use
+};
+
+/// A plain resource, which must outlive it: copies refer to the same. Thread-safe if the resource is. It is asked by
+/// allocate() alone; bytes are counted as multiples of the alignment; it never closes and belongs to nobody.
+template <memory_resource R>
+class upstream_ref {
+public:
+    /// Refers to `of`.
+    explicit upstream_ref(R& of) noexcept : resource_(&of) {}
+
+    /// Throws what the resource throws.
+    [[nodiscard]] void* allocate(std::size_t size, std::size_t alignment) const {
+        return resource_->allocate(size, alignment);
+    }
+    /// Null where it would throw; `why`, unless it is null, gets out_of_memory.
+    [[nodiscard]] void* try_allocate(std::size_t size, std::size_t alignment, failure* why) const noexcept {
+        refusal r;
+        void* const p = ask(size, alignment, r);
+        if (p == nullptr && why != nullptr) *why = {.code = errc::out_of_memory, .asked = size};
+        return p;
+    }
+    /// Null where it would throw, and `r` has what was thrown; `r.why` stays as it is.
+    [[nodiscard]] void* ask(std::size_t size, std::size_t alignment, refusal& r) const noexcept {
+        r.thrown = nullptr;
+        try {
+            return resource_->allocate(size, alignment);
+        } catch (const std::bad_alloc&) {
+            r.thrown = std::current_exception();
+        } catch (...) {
+            r.thrown = std::current_exception();
+            r.final = true;
+        }
+        return nullptr;
+    }
+    /// errc::none, or what the resource says where it says anything.
+    errc deallocate(void* p, std::size_t size, std::size_t alignment) const noexcept {
+        if constexpr (std::is_same_v<decltype(resource_->deallocate(p, size, alignment)), errc>) {
+            return resource_->deallocate(p, size, alignment);
+        } else {
+            resource_->deallocate(p, size, alignment);
+            return errc::none;
+        }
+    }
+    /// The size rounded up to the alignment; bytes::max() where that would wrap.
+    [[nodiscard]] static constexpr bytes charged(std::size_t size, std::size_t alignment) noexcept {
+        const bytes padded = bytes{size} + bytes{alignment - 1};
+        return padded == bytes::max() ? padded : bytes{padded.count() & ~(alignment - std::uint64_t{1})};
+    }
+    /// Nothing that could be known.
+    [[nodiscard]] static constexpr failure refuses(std::size_t /*size*/, std::size_t /*alignment*/) noexcept {
+        return {};
+    }
+    [[nodiscard]] static constexpr bytes largest_free() noexcept { return bytes::max(); }  ///< it doesn't say
+    [[nodiscard]] static constexpr std::string_view owner() noexcept { return {}; }        ///< nobody
+    [[nodiscard]] static close_token closing() noexcept { return {}; }                     ///< never
+
+    /// What it refers to.
+    [[nodiscard]] R& resource() const noexcept { return *resource_; }
+
+private:
+    R* resource_;
+};
+
+/// A resource that models `upstream` already, which must outlive it: asks it, and adds nothing.
+template <upstream R>
+class upstream_ref<R> {
+public:
+    /// Refers to `of`.
+    explicit upstream_ref(R& of) noexcept : resource_(&of) {}
+
+    /// Each as the resource's; see concepts.hpp.
+    [[nodiscard]] void* allocate(std::size_t size, std::size_t alignment) const {
+        return resource_->allocate(size, alignment);
+    }
+    /// As the resource's.
+    [[nodiscard]] void* try_allocate(std::size_t size, std::size_t alignment, failure* why) const noexcept {
+        return resource_->try_allocate(size, alignment, why);
+    }
+    /// The same with the reason in `r`. Final, if the resource is closed.
+    [[nodiscard]] void* ask(std::size_t size, std::size_t alignment, refusal& r) const noexcept {
+        void* const p = resource_->try_allocate(size, alignment, &r.why);
+        if (p == nullptr) r.final = r.why.code == errc::closed;
+        return p;
+    }
+    /// As the resource's.
+    errc deallocate(void* p, std::size_t size, std::size_t alignment) const noexcept {
+        return resource_->deallocate(p, size, alignment);
+    }
+    /// As the resource's, bytes.
+    [[nodiscard]] bytes charged(std::size_t size, std::size_t alignment) const noexcept {
+        return std::as_const(*resource_).charged(size, alignment);
+    }
+    /// As the resource's.
+    [[nodiscard]] failure refuses(std::size_t size, std::size_t alignment) const noexcept {
+        return std::as_const(*resource_).refuses(size, alignment);
+    }
+    [[nodiscard]] bytes largest_free() const noexcept { return std::as_const(*resource_).largest_free(); }  ///< bytes
+    [[nodiscard]] std::string_view owner() const noexcept { return std::as_const(*resource_).owner(); }     ///< its
+    [[nodiscard]] close_token closing() const noexcept { return std::as_const(*resource_).closing(); }      ///< its
+
+    /// What it refers to.
+    [[nodiscard]] R& resource() const noexcept { return *resource_; }
+
+private:
+    R* resource_;
+};
+
+/// `of`, which must outlive it, as an upstream.
+template <memory_resource R>
+[[nodiscard]] upstream_ref<R> as_upstream(R& of) noexcept {
+    return upstream_ref<R>(of);
+}
+
+namespace detail {
+/// The least that an upstream can be made of, for concept checks.
+struct plain_resource {
+    void* allocate(std::size_t, std::size_t) { return nullptr; }
+    void deallocate(void*, std::size_t, std::size_t) {}
+};
+}  // namespace detail
+static_assert(upstream<upstream_ref<detail::plain_resource>>);
+static_assert(upstream<upstream_ref<upstream_ref<detail::plain_resource>>>);
+
+}  // namespace GPUSHARE_ABI
+}  // namespace gpushare

@@ -1,0 +1,457 @@
+// SPDX-License-Identifier: Apache-2.0
+// How chunks come and go under the addresses of arenas: what chunk_pool.hpp and virtual_arena.hpp are made of. One mutex
+// around the addresses (arena_space.hpp) and the chunks (chunk_supply.hpp).
+//
+//   auto space = chunks.open(tenant, quota, 512);     chunks.commit(space, 0, 16, deadline);
+#pragma once
+
+#include <algorithm>
+#include <cstddef>
+#include <cstdint>
+#include <limits>
+#include <memory>
+#include <mutex>
+#include <span>
+#include <utility>
+#include <vector>
+
+#include <gpushare/concepts.hpp>
+#include <gpushare/config.hpp>
+#include <gpushare/error.hpp>
+#include <gpushare/memory/chunk_usage.hpp>
+#include <gpushare/memory/detail/arena_space.hpp>
+#include <gpushare/memory/detail/chunk_supply.hpp>
+#include <gpushare/memory/quota.hpp>
+#include <gpushare/memory/quota_change.hpp>
+#include <gpushare/memory/quota_hook.hpp>
+#include <gpushare/memory/scrub.hpp>
+#include <gpushare/memory/tenant_tag.hpp>
+#include <gpushare/units.hpp>
+
+namespace gpushare {
+inline namespace GPUSHARE_ABI {
+namespace detail {
+
+/// Hooks on the roots of quotas: chunks that are free and charged to nobody go back to the device when somebody within its
+/// quota lacks memory there.
+class reclaim_hooks {
+public:
+    /// Sees to it that the tree of `q` asks `chunks`. Throws std::bad_alloc.
+    template <class Chunks>
+    void watch(const quota& q, Chunks& chunks) {
+        const std::lock_guard lock(mutex_);
+        for (const auto& h : hooks_)
+            if (h->in_tree_of(q)) return;
+        std::erase_if(hooks_, [](const auto& h) { return h->orphaned(); });
+        hooks_.push_back(std::make_unique<quota_hook>(
+            quota_hook::at_root, q, std::numeric_limits<int>::min(),
+            [&chunks](const reclaim_request& r) { return r.below ? chunks.reclaim(r.missing) : bytes{}; }));
+    }
+
+private:
+    std::mutex mutex_;
+    std::vector<std::unique_ptr<quota_hook>> hooks_;
+};
+
+/// Thread-safe. One lock, held while chunks are mapped and unmapped, never while anybody waits for a stream. `stream`
+/// scrubs; its points are those of the streams that use the arenas. Memory and stream must outlive the pool, and the
+/// pool the arenas; a quota must live until all that was charged to it is back.
+template <virtual_memory Memory, scrubber Stream>
+class arena_chunks {
+public:
+    using point = typename Stream::point;
+
+    /// Throws memory_error (out_of_memory) without `options.initial` chunks, operation_error (invalid_specification)
+    /// for options that contradict each other.
+    arena_chunks(Memory& memory, Stream& stream, const chunk_pool_options& options)
+        : memory_(&memory), supply_(memory, stream, options) {}
+    arena_chunks(const arena_chunks&) = delete;
+    arena_chunks& operator=(const arena_chunks&) = delete;
+    /// Waits for what is still pending, however long: to give memory back under a running kernel would be worse.
+    /// drain() first to bound it.
+    ~arena_chunks() {
+        try {
+            drain(never);
+        } catch (...) {  // the host has no memory for the wait; what is pending stays with the process
+        }
+    }
+
+    [[nodiscard]] bytes chunk_size() const noexcept { return supply_.chunk_size(); }
+
+    [[nodiscard]] chunk_pool_usage usage() const noexcept {
+        const std::lock_guard lock(mutex_);
+        const auto& chunks = supply_.registry();
+        return {supply_.capacity(), chunks.total(), chunks.out(),      leaving_,
+                chunks.clean(),     chunks.dirty(), chunks.scrubbing()};
+    }
+    /// What one tenant has of it.
+    [[nodiscard]] chunk_usage usage(tenant_tag tenant) const noexcept {
+        const std::lock_guard lock(mutex_);
+        return supply_.registry().usage(tenant);
+    }
+
+    /// Takes back what was given up and is reached, and what was scrubbed. True if there was any. Never blocks on a
+    /// stream.
+    bool collect() noexcept {
+        departures gone;  // points end unlocked
+        const std::lock_guard lock(mutex_);
+        return collect(gone);
+    }
+
+    /// Waits for all that leaves and all that is being scrubbed. False if some is left at the deadline, or can't be
+    /// unmapped (a lost device).
+    bool drain(instant deadline) {
+        for (std::vector<point> open;; open.clear()) {
+            {
+                departures gone;
+                const std::lock_guard lock(mutex_);
+                collect(gone);
+                if (departures_.empty() && !supply_.scrubbing()) return true;
+                add_points(open);
+                supply_.add_points(open);
+            }
+            if (open.empty()) return false;
+            for (const point& p : open)
+                if (!p.wait(deadline)) return false;
+        }
+    }
+
+    /// Begins to scrub up to `most` free chunks before anybody asks for them; as many as the window has room for are
+    /// begun, and returned. Call it when the device is idle, and collect() later.
+    std::size_t scrub_ahead(std::size_t most) noexcept {
+        const std::lock_guard lock(mutex_);
+        return supply_.scrub_ahead(most);
+    }
+
+    /// Gives free chunks back to the device until `keep` are left free. Returns how many.
+    std::size_t trim(std::size_t keep) noexcept {
+        const std::lock_guard lock(mutex_);
+        return supply_.trim(keep);
+    }
+
+    using index = chunk_registry::index;
+    using stage = slot_stage;
+    using space = arena_space<Memory, point>;
+    using departures = typename space::departures;
+
+    // ---- for virtual_arena; positions and counts are in slots, and within the range
+
+    [[nodiscard]] std::size_t mapped(const space& s) const noexcept {
+        const std::lock_guard lock(mutex_);
+        return s.mapped;
+    }
+    [[nodiscard]] std::size_t leaving(const space& s) const noexcept {
+        const std::lock_guard lock(mutex_);
+        return s.leaving;
+    }
+
+    std::shared_ptr<space> open(tenant_tag tenant, quota& limit, std::size_t slots) {
+        const auto size = static_cast<std::size_t>(chunk_size().count());
+        auto made = std::make_shared<space>(memory_->reserve(slots * size).value({}, "reserving addresses"), slots,
+                                            size, tenant, limit);
+        made->closes.emplace(limit.closing(), [this, weak = std::weak_ptr<space>(made)](instant deadline) {
+            return close_for(weak.lock(), deadline);
+        });
+        reclaims_.watch(limit, *this);
+        const std::lock_guard lock(mutex_);
+        supply_.registry().open(tenant);
+        return made;
+    }
+
+    /// The quota of an arena closes: so does the arena, and nothing of it is charged there any more. False if a stream still
+    /// uses some at the deadline.
+    bool close_for(const std::shared_ptr<space>& s, instant deadline) {
+        if (s == nullptr) return true;
+        (void)close(s, {});
+        for (std::vector<point> open;; open.clear()) {
+            {
+                departures gone;
+                const std::lock_guard lock(mutex_);
+                collect(gone);
+                if (s->mapped == 0 && s->leaving == 0 && s->pledged == 0) return true;
+                for (const auto& d : departures_)
+                    if (d.from == s) d.add_points(open);
+            }
+            if (open.empty()) return false;
+            for (const point& p : open)
+                if (!p.wait(deadline)) return false;
+        }
+    }
+
+    /// Gives the device as many free chunks as `missing` bytes need, those first that have just left. Returns their bytes.
+    bytes reclaim(bytes missing) noexcept {
+        departures gone;
+        const std::lock_guard lock(mutex_);
+        collect(gone);
+        const auto wanted = (missing.count() + chunk_size().count() - 1) / chunk_size().count();
+        const auto free = supply_.registry().clean() + supply_.registry().dirty();
+        return chunk_size() * supply_.trim(free - std::min<std::size_t>(free, wanted));
+    }
+
+    /// All leaves once the points are reached; commits are refused from now on. errc::closed if it was before.
+    errc close(const std::shared_ptr<space>& s, std::vector<point> points) noexcept {
+        departures gone;
+        const std::lock_guard lock(mutex_);
+        if (!std::exchange(s->open, false)) return errc::closed;
+        s->farewell.front().points = std::move(points);
+        depart(s, s->farewell, stage::mapped);
+        supply_.registry().close(s->tenant);
+        collect(gone);
+        return errc::none;
+    }
+
+    /// Maps what isn't yet. See virtual_arena::try_commit.
+    failure commit(const std::shared_ptr<space>& s, std::size_t first, std::size_t count, instant deadline) {
+        departures gone, undo;
+        undo.push_back({.first = first, .count = count});
+        std::vector<point> awaited;
+        std::unique_lock lock(mutex_);
+        const auto failed = supply_.failed();
+        for (bool expired = false;;) {
+            const failure why = attempt(s, first, count, undo);
+            const bool any = why.code != errc::none && collect(gone);
+            if (why.code == errc::none || undo.empty()) return why;  // undone: trying again wouldn't help
+            if (supply_.failed() != failed) return {.code = supply_.why_failed()};
+            if (any) continue;
+            if (expired) return why;
+            awaited.clear();
+            // Scrubbing is waited for where it is all that is missing; else what leaves may help.
+            if (why.code == errc::deadline_exceeded)
+                supply_.add_points(awaited);
+            else
+                add_points(awaited);
+            if (awaited.empty()) return why.code == errc::deadline_exceeded ? failure{errc::submission_failed} : why;
+            lock.unlock();
+            expired = !point::wait_any(awaited, deadline);
+            lock.lock();
+        }
+    }
+
+    /// Unmaps once the points are reached; all or nothing.
+    failure decommit(space& s, std::size_t first, std::size_t count, std::span<const point> points, instant deadline) {
+        if (const errc why = await_departure(s, first, count, points, deadline); why != errc::none) return {why};
+        const std::lock_guard lock(mutex_);
+        if (!s.all(first, count, stage::mapped)) return {errc::unknown_block};
+        if (const errc why = unmap(s, first, count); why != errc::none) return {why};
+        supply_.collect();
+        return {};
+    }
+
+    /// The same, later.
+    failure decommit_after(const std::shared_ptr<space>& s, std::size_t first, std::size_t count,
+                           std::span<const point> points) {
+        departures gone, made;
+        made.push_back({.first = first, .count = count, .points = {points.begin(), points.end()}});
+        const std::lock_guard lock(mutex_);
+        if (!s->all(first, count, stage::mapped)) return {errc::unknown_block};
+        depart(s, made, stage::mapped);
+        collect(gone);
+        return {};
+    }
+
+    /// Moves the very chunks. See virtual_arena::try_hand_over.
+    failure hand_over(space& from, std::size_t first, const std::shared_ptr<space>& to, std::size_t to_first,
+                      std::size_t count, std::span<const point> points, instant deadline) {
+        if (const errc why = await_departure(from, first, count, points, deadline); why != errc::none) return {why};
+        departures gone, undo;
+        undo.push_back({.first = to_first, .count = count});
+        std::vector<index> moving(count);
+        const bytes size = chunk_size() * count;
+        std::unique_lock lock(mutex_);
+        if (!from.all(first, count, stage::mapped)) return {errc::unknown_block};
+        if (const errc why = vacant(*to, to_first, count); why != errc::none) return {why};
+        if (const errc why = memory_->unmap(from.address(first), count * from.chunk_bytes); why != errc::none)
+            return {why};
+        for (std::size_t i = 0; i < count; ++i) moving[i] = from.vacate(first + i);
+        if (const auto paid = try_transfer(*from.limit, *to->limit, size); paid.why != errc::none) {
+            if (paid.kept)
+                put_back(from, first, moving);
+            else
+                for (const index i : moving) supply_.give(i);
+            return to->limit->explain(paid.why, size);
+        }
+
+        errc why = errc::none;
+        if (supply_.registry().policy() != scrub_policy::off && from.tenant != to->tenant) {
+            ++to->pledged;  // charged there, and not mapped yet
+            why = scrub(moving, lock, deadline, gone);
+            --to->pledged;
+        }
+        if (why == errc::none) why = vacant(*to, to_first, count);  // the lock was let go while it waited
+        std::size_t done = 0;
+        for (; why == errc::none && done < count; done += why == errc::none ? 1 : 0) {
+            why = map(*to, to_first + done, moving[done]);
+            if (why == errc::none) supply_.pass(moving[done], to->tenant);
+        }
+        if (why == errc::none) {
+            leaving_ -= to->settle(to_first, count);
+            return {};
+        }
+        for (std::size_t i = done; i < count; ++i) supply_.give(moving[i]);
+        to->limit->release(chunk_size() * (count - done));
+        depart(to, undo, stage::arriving);
+        collect(gone);
+        return {why};
+    }
+
+    /// Chunks that were just unmapped there, with what they hold. What can't be mapped any more is the supply's.
+    void put_back(space& s, std::size_t first, const std::vector<index>& chunks) noexcept {
+        for (std::size_t i = 0; i < chunks.size(); ++i) {
+            if (map(s, first + i, chunks[i]) == errc::none) continue;
+            supply_.give(chunks[i]);
+            s.limit->release(chunk_size());
+        }
+        for (std::size_t i = first; i < first + chunks.size(); ++i)
+            if (s.slots[i].stage == stage::arriving) s.settle(i, 1);
+    }
+
+    /// Why nothing can be put there: closed, invalid_specification (something is there already).
+    static errc vacant(const space& s, std::size_t first, std::size_t count) noexcept {
+        if (!s.open) return errc::closed;
+        return s.all(first, count, stage::empty) ? errc::none : errc::invalid_specification;
+    }
+
+private:
+    // ---- under the mutex
+
+    /// One try at commit: everything that is missing, or nothing.
+    failure attempt(const std::shared_ptr<space>& s, std::size_t first, std::size_t count, departures& undo) {
+        if (!s->open) return {errc::closed};
+        const auto missing = s->count_of(first, count, stage::empty);
+        const bytes size = chunk_size() * missing;
+        if (missing != 0) {
+            // Whether it fits is asked before chunks are made or scrubbed for it, and the charge is made once they are
+            // there, so that nobody is refused because of an attempt that fails.
+            if (s->limit->free() < size) {
+                if (const errc why = s->limit->try_charge(size); why != errc::none) return s->limit->explain(why, size);
+                s->limit->release(size);
+            }
+            if (const failure why = supply_.provide(s->tenant, missing); why.code != errc::none) return why;
+            if (const errc why = s->limit->try_charge(size); why != errc::none) return s->limit->explain(why, size);
+        }
+        std::size_t arrived = 0;
+        for (std::size_t i = first; i < first + count; ++i) {
+            if (s->slots[i].stage != stage::empty) continue;
+            const index chunk = supply_.take(s->tenant);
+            if (const errc why = map(*s, i, chunk); why != errc::none) {
+                supply_.give(chunk);
+                s->limit->release(chunk_size() * (missing - arrived));
+                depart(s, undo, stage::arriving);
+                return {.code = why, .asked = size.count()};
+            }
+            ++arrived;
+        }
+        leaving_ -= s->settle(first, count);
+        return {};
+    }
+
+    errc map(space& s, std::size_t i, index chunk) noexcept {
+        const errc why = memory_->map(s.address(i), supply_.physical(chunk));
+        if (why == errc::none) s.arrive(i, chunk);
+        return why;
+    }
+
+    /// `last` is a list of one: those of its slots that are in stage `which` leave with it.
+    void depart(const std::shared_ptr<space>& s, departures& last, stage which) noexcept {
+        last.front().from = s;
+        last.front().ticket = ++tickets_;
+        leaving_ += s->depart(last.front(), which);
+        departures_.splice(departures_.end(), last);
+    }
+
+    /// Finishes what can be finished. What is done with goes to `gone`, to end unlocked.
+    bool collect(departures& gone) noexcept {
+        bool any = supply_.collect();
+        for (auto i = departures_.begin(); i != departures_.end();) {
+            const auto d = i++;
+            if (!d->reached()) continue;
+            d->stuck = !finish(*d);
+            if (d->stuck) continue;
+            gone.splice(gone.end(), departures_, d);
+            any = true;
+        }
+        return any;
+    }
+
+    /// Unmaps what still leaves with this departure: some may have been committed again. False if the memory doesn't
+    /// let go of some; those are asked again.
+    bool finish(const departure<Memory, point>& d) noexcept {
+        space& s = *d.from;
+        bool all = true;
+        s.each_run(d, [&](std::size_t first, std::size_t count) {
+            if (unmap(s, first, count) == errc::none)
+                leaving_ -= count;
+            else
+                all = false;
+        });
+        return all;
+    }
+
+    /// Neighbours go back to the supply, and their bytes to the quota; or nothing happens.
+    errc unmap(space& s, std::size_t first, std::size_t count) noexcept {
+        if (const errc why = memory_->unmap(s.address(first), count * s.chunk_bytes); why != errc::none) return why;
+        for (std::size_t i = first; i < first + count; ++i) supply_.give(s.vacate(i));
+        s.limit->release(chunk_size() * count);
+        return errc::none;
+    }
+
+    /// Scrubs chunks that nobody has mapped; unlocks while it waits.
+    errc scrub(const std::vector<index>& chunks, std::unique_lock<std::mutex>& lock, instant deadline,
+               departures& gone) noexcept try {
+        std::vector<point> awaited;
+        const auto failed = supply_.failed();
+        for (std::size_t begun = 0;;) {
+            errc why = errc::none;
+            while (begun < chunks.size() && why == errc::none) {
+                why = supply_.scrub_taken(chunks[begun]);
+                if (why == errc::none) ++begun;
+            }
+            supply_.seal();
+            if (why != errc::none && why != errc::no_room) return why;  // no_room: the rest with the next batch
+            const bool any = collect(gone);
+            if (supply_.failed() != failed) return supply_.why_failed();
+            if (begun == chunks.size() && std::ranges::none_of(chunks, [&](index i) { return supply_.scrubs(i); }))
+                return errc::none;
+            if (any) continue;
+            awaited.clear();
+            supply_.add_points(awaited);
+            if (awaited.empty()) return errc::submission_failed;
+            lock.unlock();
+            const bool reached = point::wait_any(awaited, deadline);
+            lock.lock();
+            if (!reached) return errc::deadline_exceeded;
+        }
+    } catch (...) {  // the host has no memory to wait with
+        if (!lock.owns_lock()) lock.lock();
+        return errc::out_of_memory;
+    }
+
+    void add_points(std::vector<point>& to) const {
+        for (const auto& d : departures_) d.add_points(to);
+    }
+
+    // ---- not under the mutex
+
+    /// unknown_block at once, or deadline_exceeded.
+    errc await_departure(const space& s, std::size_t first, std::size_t count, std::span<const point> points,
+                         instant deadline) const {
+        {
+            const std::lock_guard lock(mutex_);
+            if (!s.all(first, count, stage::mapped)) return errc::unknown_block;
+        }
+        const bool reached = std::ranges::all_of(points, [&](const point& p) { return p.wait(deadline); });
+        return reached ? errc::none : errc::deadline_exceeded;
+    }
+
+    Memory* memory_;
+    mutable std::mutex mutex_;
+    chunk_supply<Memory, Stream> supply_;
+    departures departures_;  // oldest first
+    std::uint64_t tickets_ = 0;
+    std::size_t leaving_ = 0;
+    reclaim_hooks reclaims_;  // last: nothing else is gone while one is called
+};
+
+}  // namespace detail
+}  // namespace GPUSHARE_ABI
+}  // namespace gpushare

@@ -1,0 +1,62 @@
+// SPDX-License-Identifier: Apache-2.0
+// Who is inside an object, so that it can be shut: from then on nobody comes in, and those inside have left.
+//
+//   if (const detail::call_gate::pass in(gate_)) ...;     // in, until it is destroyed
+//   gate_.shut();
+#pragma once
+
+#include <condition_variable>
+#include <cstddef>
+#include <mutex>
+
+#include <gpushare/config.hpp>
+
+namespace gpushare {
+inline namespace GPUSHARE_ABI {
+namespace detail {
+
+/// Thread-safe. A mutex each way: for calls that cost more than that.
+class call_gate {
+public:
+    /// Somebody inside, unless the gate is shut.
+    class [[nodiscard]] pass {
+    public:
+        explicit pass(call_gate& gate) noexcept : gate_(&gate), in_(gate.enter()) {}
+        pass(const pass&) = delete;
+        pass& operator=(const pass&) = delete;
+        ~pass() {
+            if (in_) gate_->leave();
+        }
+        [[nodiscard]] explicit operator bool() const noexcept { return in_; }
+
+    private:
+        call_gate* gate_;
+        bool in_;
+    };
+
+    void shut() noexcept {
+        std::unique_lock lock(mutex_);
+        shut_ = true;
+        left_.wait(lock, [this] { return inside_ == 0; });
+    }
+
+private:
+    bool enter() noexcept {
+        const std::lock_guard lock(mutex_);
+        if (!shut_) ++inside_;
+        return !shut_;
+    }
+    void leave() noexcept {
+        const std::lock_guard lock(mutex_);
+        if (--inside_ == 0) left_.notify_all();
+    }
+
+    std::mutex mutex_;
+    std::condition_variable left_;
+    std::size_t inside_ = 0;
+    bool shut_ = false;
+};
+
+}  // namespace detail
+}  // namespace GPUSHARE_ABI
+}  // namespace gpushare

@@ -1,0 +1,214 @@
+// SPDX-License-Identifier: Apache-2.0
+// What stands on memory that closes gives back what it keeps, and hands nothing out of what was taken back.
+#include <array>
+#include <atomic>
+#include <cstddef>
+#include <cstdint>
+#include <memory>
+#include <optional>
+#include <vector>
+
+#include <gpushare/closing.hpp>
+#include <gpushare/error.hpp>
+#include <gpushare/memory/pool_resource.hpp>
+#include <gpushare/memory/private_pool.hpp>
+#include <gpushare/memory/quota.hpp>
+#include <gpushare/memory/quota_resource.hpp>
+#include <gpushare/memory/scrubbing_resource.hpp>
+#include <gpushare/memory/statistics_resource.hpp>
+#include <gpushare/units.hpp>
+
+#include "support/arena_rig.hpp"
+#include "support/capped_pool.hpp"
+#include "support/catch.hpp"
+#include "support/fault_resource.hpp"
+#include "support/manual_scrubber.hpp"
+#include "support/manual_timeline.hpp"
+#include "support/threads.hpp"
+
+using namespace gpushare::literals;
+using gpushare::bytes;
+using gpushare::close_callback;
+using gpushare::close_source;
+using gpushare::errc;
+using gpushare::failure;
+using gpushare::instant;
+using gpushare::never;
+using gpushare::pool_resource;
+using gpushare::private_pool;
+using gpushare::quota;
+using gpushare::quota_resource;
+using gpushare::scrubbing_resource;
+using support::fault_resource;
+
+namespace {
+constexpr std::size_t KiB = 1024, MiB = 1024 * KiB;
+constexpr instant now{};
+}  // namespace
+
+TEST_CASE("callbacks are told last made first, again until they are done, and not once they are gone",
+          "[memory][closing]") {
+    close_source closing;
+    std::vector<int> told;
+    bool ready = false;
+    close_callback below(closing.token(), [&](instant) { return told.push_back(1), true; });
+    std::optional<close_callback> between(std::in_place, closing.token(),
+                                          [&](instant) { return told.push_back(2), true; });
+    close_callback above(closing.token(), [&](instant) { return told.push_back(3), ready; });
+    std::unique_ptr<close_callback> itself;
+    itself = std::make_unique<close_callback>(closing.token(), [&](instant) {
+        told.push_back(4);
+        itself.reset();  // as the last owner of something may
+        return true;
+    });
+    between.reset();
+    CHECK_FALSE(closing.closed());
+    CHECK_FALSE(closing.close(now));
+    CHECK(closing.closed());
+    CHECK(told == std::vector{4, 3, 1});
+    ready = true;
+    CHECK(closing.close(now));
+    CHECK(told == std::vector{4, 3, 1, 3});
+    CHECK(closing.close(now));
+    CHECK(told.size() == 4);
+}
+
+TEST_CASE("a pool over closed memory hands nothing out of what was taken back", "[memory][closing][pool]") {
+    fault_resource device;
+    quota limit{32_MiB};
+    quota_resource mine{limit, device, "chat"};
+    pool_resource pool{mine, {.segment = 1_MiB}};
+    auto cache = pool.make_cache();
+    void* const out = pool.allocate(1000, 256);
+    void* const big = pool.allocate(2 * MiB, 256);
+    void* const kept = cache.allocate(5000, 256);
+    CHECK(cache.deallocate(kept, 5000, 256) == errc::none);  // in a bin
+    CHECK(pool.deallocate(big, 2 * MiB, 256) == errc::none);
+
+    CHECK(limit.close(now));
+    CHECK(device.blocks() == 1);  // the segment in which a block is out: whose memory it is takes it back
+    failure why;
+    CHECK(pool.try_allocate(1000, 256, &why) == nullptr);
+    CHECK(why.code == errc::closed);
+    CHECK(cache.try_allocate(5000, 256, &why) == nullptr);
+    CHECK(why.code == errc::closed);
+    CHECK(mine.try_allocate(1000, 256, &why) == nullptr);
+    CHECK(why.code == errc::closed);
+    CHECK_THROWS_AS((void)pool.allocate(1000, 256), gpushare::memory_error);
+    CHECK(pool.deallocate(out, 1000, 256) == errc::closed);
+    CHECK(cache.deallocate(out, 1000, 256) == errc::closed);
+    CHECK(pool.usage().reserved == 0_B);
+}
+
+TEST_CASE("a pool may outlive the memory that it stood on", "[memory][closing][pool]") {
+    fault_resource device;
+    auto limit = std::make_unique<quota>(8_MiB);
+    auto mine = std::make_unique<quota_resource<fault_resource>>(*limit, device, "chat");
+    pool_resource pool{*mine, {.segment = 1_MiB}};
+    (void)pool.allocate(1000, 256);
+    CHECK(limit->close(now));
+    mine.reset();
+    limit.reset();
+    CHECK(pool.try_allocate(1000, 256) == nullptr);
+}
+
+TEST_CASE("a pool gives back what streams use once they have got there", "[memory][closing][pool]") {
+    support::manual_stream stream;
+    support::capped_pool<support::manual_point> c(8_MiB, {.segment = 1_MiB});
+    auto cache = c.pool.make_cache(stream);
+    void* const p = cache.allocate(1000, 256);
+    stream.enqueue(gpushare::ns{1});
+    CHECK(cache.deallocate(p, 1000, 256) == errc::none);
+    CHECK_FALSE(c.limit.close(now));
+    CHECK(c.limit.usage().current == 1_MiB);
+    CHECK(c.pool.try_allocate(1000, 256) == nullptr);
+    stream.reach_all();
+    CHECK(c.limit.close(now));
+    CHECK(c.limit.usage().current == 0_B);
+    CHECK(c.upstream.blocks() == 0);
+}
+
+TEST_CASE("memory of a captured graph goes back with its pool", "[memory][closing][pool]") {
+    support::capped_pool<> c(8_MiB, {.segment = 1_MiB});
+    private_pool graph{c.pool, 64_KiB};
+    void* const p = graph.allocate(4096, 256);
+    CHECK(c.limit.close(now));
+    CHECK(c.limit.usage().current == 0_B);
+    failure why;
+    CHECK(graph.try_allocate(4096, 256, &why) == nullptr);
+    CHECK(why.code == errc::closed);
+    CHECK(graph.deallocate(p, 4096, 256) == errc::closed);
+}
+
+TEST_CASE("an arena closes with its quota, which it may outlive", "[memory][closing][arena]") {
+    support::arena_rig rig;
+    rig.work_by_itself();
+    auto limit = std::make_unique<quota>(16 * rig.chunk);
+    auto arena = rig.arena(*limit, 7);
+    arena.commit(0_B, rig.chunks(4));
+    CHECK(limit->usage().current == rig.chunks(4));
+    CHECK(limit->close(never));
+    CHECK(limit->usage().current == 0_B);
+    CHECK(arena.committed() == 0_B);
+    limit.reset();
+    CHECK(arena.try_commit(0_B, rig.chunks(1)).code == errc::closed);
+    CHECK(arena.close().code == errc::closed);
+}
+
+TEST_CASE("what is being scrubbed is back before its memory closes", "[memory][closing][scrub]") {
+    fault_resource device;
+    quota limit{1_MiB};
+    quota_resource mine{limit, device};
+    support::manual_scrubber scrubber;
+    scrubbing_resource scrubbed{mine, scrubber};
+    void* const p = scrubbed.allocate(4096, 256);
+    CHECK(scrubbed.deallocate(p, 4096, 256) == errc::none);
+    CHECK_FALSE(limit.close(now));
+    CHECK(scrubbed.try_allocate(4096, 256) == nullptr);
+    CHECK(device.blocks() == 1);
+    while (scrubber.reach_next()) {
+    }
+    CHECK(limit.close(now));
+    CHECK(device.blocks() == 0);
+    CHECK(limit.usage().current == 0_B);
+    CHECK(scrubbed.deallocate(&device, 4096, 256) == errc::closed);
+}
+
+TEST_CASE("a close beside traffic loses no byte and hands none out afterwards", "[memory][closing][pool][threads]") {
+    for (int round = 0; round < 20; ++round) {
+        fault_resource device;
+        quota limit{32_MiB};
+        quota_resource mine{limit, device};
+        pool_resource pool{mine, {.segment = 256_KiB}};
+        std::atomic<bool> closed{false};
+        std::atomic<std::uint64_t> late{0};
+        support::together(3, [&](unsigned rank) {
+            if (rank == 0) {
+                support::spin(20'000);
+                closed.store(limit.close(never));
+                return;
+            }
+            auto cache = pool.make_cache();
+            for (int i = 0; i < 3'000; ++i) {
+                const std::size_t size = 256 + 512 * static_cast<std::size_t>(i % 40);
+                const bool before = closed.load();
+                void* const p = i % 3 == 0 ? pool.try_allocate(size, 256) : cache.try_allocate(size, 256);
+                if (p != nullptr && before) late.fetch_add(1);
+                if (p != nullptr) (void)cache.deallocate(p, size, 256);
+            }
+        });
+        CHECK(closed);
+        CHECK(late == 0);
+        // What was out at that moment stays charged, with the device, whose owner takes it back: nothing drifts.
+        CHECK(limit.usage().current.count() == device.bytes());
+        CHECK(device.wrong_frees() == 0);
+    }
+}
+
+TEST_CASE("statistics pass on what the upstream says of a free", "[memory][statistics][closing]") {
+    support::capped_pool<> c(8_MiB, {.segment = 1_MiB});
+    gpushare::statistics_resource counted{c.pool};
+    void* const p = counted.allocate(4096, 256);
+    CHECK(c.limit.close(now));
+    CHECK(counted.deallocate(p, 4096, 256) == errc::closed);
+}
