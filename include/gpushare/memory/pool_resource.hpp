@@ -304,6 +304,7 @@ private:
         return upstream_.refuses(request.least, std::max(request.alignment, detail::pool_granule));
     }
     [[nodiscard]] failure explain(const detail::pool_request& request) const noexcept {
+        if (store_.closed()) return {.code = errc::closed, .asked = request.asked};
         const auto u = usage();
         return {errc::out_of_memory, request.least, u.free().count(), u.reserved.count()};
     }
