@@ -146,6 +146,9 @@ public:
             closed_.store(true, std::memory_order_release);
             for (auto& p : parts_) p.memory.close();
         }
+        // Pools, arenas and others that keep memory of the tenant give back what nobody uses, and hand nothing out any more.
+        for (auto& p : parts_)
+            if (!p.memory.limit().close(deadline)) return report;
         bool returned = true;
         for (auto& p : parts_) returned &= p.memory.take_back(report);
         for (auto& p : parts_) returned &= p.memory.drain(deadline);
