@@ -24,7 +24,7 @@ namespace gpushare {
 inline namespace GPUSHARE_ABI {
 
 /// Why there was no memory, as far as it is known.
-struct refusal {
+struct upstream_refusal {
     failure why{};                ///< with figures, where the resource has any
     std::exception_ptr thrown{};  ///< what a resource threw that can't say no otherwise
     bool final = false;           ///< not for want of memory: asking again is no use
@@ -44,13 +44,13 @@ public:
     }
     /// Null where it would throw; `why`, unless it is null, gets out_of_memory.
     [[nodiscard]] void* try_allocate(std::size_t size, std::size_t alignment, failure* why) const noexcept {
-        refusal r;
+        upstream_refusal r;
         void* const p = ask(size, alignment, r);
         if (p == nullptr && why != nullptr) *why = {.code = errc::out_of_memory, .asked = size};
         return p;
     }
     /// Null where it would throw, and `r` has what was thrown; `r.why` stays as it is.
-    [[nodiscard]] void* ask(std::size_t size, std::size_t alignment, refusal& r) const noexcept {
+    [[nodiscard]] void* ask(std::size_t size, std::size_t alignment, upstream_refusal& r) const noexcept {
         r.thrown = nullptr;
         try {
             return resource_->allocate(size, alignment);
@@ -107,7 +107,7 @@ public:
         return resource_->try_allocate(size, alignment, why);
     }
     /// The same with the reason in `r`. Final, if the resource is closed.
-    [[nodiscard]] void* ask(std::size_t size, std::size_t alignment, refusal& r) const noexcept {
+    [[nodiscard]] void* ask(std::size_t size, std::size_t alignment, upstream_refusal& r) const noexcept {
         void* const p = resource_->try_allocate(size, alignment, &r.why);
         if (p == nullptr) r.final = r.why.code == errc::closed;
         return p;

@@ -195,7 +195,7 @@ private:
     friend cache;
     using worker = detail::pool_worker<Point>;
 
-    using refusal = gpushare::refusal;  // `final`: nothing that may be freed could change it
+    using refusal = upstream_refusal;  // `final`: nothing that may be freed could change it
 
     void* obtain_or_throw(std::size_t size, std::size_t alignment, worker* own = nullptr) {
         refusal r;

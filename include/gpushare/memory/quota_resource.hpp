@@ -146,7 +146,7 @@ private:
         }
     };
 
-    struct answer : refusal {
+    struct answer : upstream_refusal {
         bool explained = true;  // whether anybody wants the figures
     };
 

@@ -74,7 +74,7 @@ public:
 
     /// From the upstream. If it refuses, again whenever blocks that were scrubbed are back there.
     [[nodiscard]] void* allocate(std::size_t size, std::size_t alignment = alignof(std::max_align_t)) {
-        refusal r{.why = {.code = errc::out_of_memory, .asked = size}};
+        upstream_refusal r{.why = {.code = errc::out_of_memory, .asked = size}};
         if (void* const p = obtain(size, alignment, r)) return p;
         if (r.thrown) std::rethrow_exception(r.thrown);
         throw memory_error(r.why, owner(), "allocate");
@@ -82,7 +82,7 @@ public:
     /// The same, null instead of an exception; `why`, unless it is null, gets the reason.
     [[nodiscard]] void* try_allocate(std::size_t size, std::size_t alignment = alignof(std::max_align_t),
                                      failure* why = nullptr) noexcept {
-        refusal r{.why = {.code = errc::out_of_memory, .asked = size}};
+        upstream_refusal r{.why = {.code = errc::out_of_memory, .asked = size}};
         void* const p = obtain(size, alignment, r);
         if (p == nullptr && why != nullptr) *why = r.why;
         return p;
@@ -139,7 +139,7 @@ public:
     [[nodiscard]] Upstream& upstream() const noexcept { return upstream_.resource(); }
 
 private:
-    void* obtain(std::size_t size, std::size_t alignment, refusal& r) noexcept {
+    void* obtain(std::size_t size, std::size_t alignment, upstream_refusal& r) noexcept {
         const detail::call_gate::pass in(gate_);
         if (!in) {
             r.why.code = errc::closed;
