@@ -104,7 +104,7 @@ TEST_CASE("an allocation isn't refused while another thread gives back what was 
     });
     void* q = t.mine.try_allocate(1'000, 8);
     CHECK(q != nullptr);
-    CHECK(t.mine.refused() == 0);
+    CHECK(t.mine.counts().refused == 0);
     if (q != nullptr) CHECK(t.mine.deallocate(q, 1'000, 8) == errc::none);
     CHECK(t.events == 0);
 }
@@ -117,12 +117,12 @@ TEST_CASE("only allocations that end without memory count as refused", "[memory]
         REQUIRE(t.mine.deallocate_after(s.record(), p, 1'000, 8) == errc::none);
         s.reach_next();
     }
-    CHECK(t.mine.refused() == 0);
+    CHECK(t.mine.counts().refused == 0);
     void* p = t.mine.allocate(1'000, 8);
     CHECK(t.mine.try_allocate(1'000, 8) == nullptr);
     t.upstream.null_next();
     CHECK(t.mine.try_allocate(1, 8) == nullptr);
-    CHECK(t.mine.refused() == 2);
+    CHECK(t.mine.counts().refused == 2);
     CHECK(t.mine.deallocate(p, 1'000, 8) == errc::none);
 }
 
