@@ -15,6 +15,7 @@
 #include <gpushare/backend/host/host.hpp>
 #include <gpushare/backend/host/virtual_memory.hpp>
 #include <gpushare/memory/chunk_pool.hpp>
+#include <gpushare/memory/pool_resource.hpp>
 #include <gpushare/memory/virtual_arena.hpp>
 #include <gpushare/tenant/tenancy.hpp>
 
@@ -41,30 +42,48 @@ using arena = gpushare::virtual_arena<host::virtual_memory, host::stream>;
 
 }  // namespace
 
-TEST_CASE("a close is not complete while an arena is charged", "[tenant][close]") {
+TEST_CASE("an arena closes with its tenant", "[tenant][close]") {
     host::node n(node_of(1));
     tenancy shared(n);
     host::virtual_memory pages(n.memory({0}));
     auto scrubs = n.make_stream({0});
     gpushare::chunk_pool chunks(pages, scrubs, {.capacity = 16});
-    auto a = shared.admit({.name = "a", .memory = 32_MiB, .compute = 50_pct});
-    std::optional<arena> cache(std::in_place, chunks, a.memory().limit(), gpushare::tenant_tag{a.tag()}, 32_MiB, "a");
-    cache->commit(0_B, 8_MiB);
-
-    const auto first = a.close(soon());
-    CHECK_FALSE(first.complete);
-    CHECK(first.still_charged == 8_MiB);
-    CHECK(shared.rooms()[0].free == 56_MiB);  // the rest is free again
-    CHECK(shared.unpromised({0}) == 50_pct);  // the name and the share aren't
-    CHECK_THROWS_AS(shared.admit({.name = "a", .memory = 1_MiB, .compute = 1_pct}), gpushare::operation_error);
-
-    cache.reset();
-    const auto second = a.close(soon());
-    CHECK(second.complete);
-    CHECK(second.still_charged == 0_B);
-    CHECK(second.usage.current == 0_B);
+    std::optional<arena> cache;
+    {
+        auto a = shared.admit({.name = "a", .memory = 32_MiB, .compute = 50_pct});
+        cache.emplace(chunks, a.memory().limit(), gpushare::tenant_tag{a.tag()}, 32_MiB, "a");
+        cache->commit(0_B, 8_MiB);
+        const auto report = a.close(soon());
+        CHECK(report.complete);
+        CHECK(report.still_charged == 0_B);
+        CHECK(report.usage.current == 0_B);
+        CHECK(cache->try_commit(8_MiB, 8_MiB, soon()).code == errc::closed);
+        CHECK(shared.rooms()[0].free == 64_MiB);
+        CHECK(shared.unpromised({0}) == 100_pct);
+    }
+    cache.reset();  // outlives the tenant's handle, and touches nothing of it
     CHECK(shared.rooms()[0].free == 64_MiB);
-    CHECK(shared.unpromised({0}) == 100_pct);
+}
+
+TEST_CASE("a pool over a closed tenant hands nothing out, not even what it had", "[tenant][close]") {
+    host::node n(node_of(1));
+    tenancy shared(n);
+    auto a = shared.admit({.name = "a", .memory = 32_MiB, .compute = 50_pct});
+    gpushare::pool_resource pool(a.memory(), {.segment = 1_MiB});
+    auto cache = pool.make_cache();
+    void* const kept = pool.allocate(1000);
+    void* const freed = cache.allocate(1000);
+    cache.deallocate(freed, 1000);
+    const auto report = a.close(soon());
+    CHECK(report.complete);
+    CHECK(report.usage.current == 0_B);
+    CHECK(n.memory({0}).used() == 0_B);
+    failure why;
+    CHECK(pool.try_allocate(1000, 256, &why) == nullptr);
+    CHECK(why.code == errc::closed);
+    CHECK(cache.try_allocate(1000) == nullptr);
+    CHECK(pool.deallocate(kept, 1000) == errc::closed);  // it was taken back
+    CHECK(pool.usage().reserved == 0_B);
 }
 
 TEST_CASE("a close is not complete while a workspace is charged", "[tenant][close]") {
@@ -80,24 +99,21 @@ TEST_CASE("a close is not complete while a workspace is charged", "[tenant][clos
     CHECK(shared.rooms()[0].free == 64_MiB);
 }
 
-TEST_CASE("an arena that outlives its tenant's handle releases into a quota that is there", "[tenant][close]") {
+TEST_CASE("a workspace that outlives its tenant's handle is reported, and released into a quota that is there",
+          "[tenant][close]") {
     host::node n(node_of(1));
     bytes reported;
     tenancy shared(n, {.events = [&](const gpushare::tenant_event& e) {
                        if (e.what == gpushare::tenant_event::kind::charged) reported += e.size;
                    }});
-    host::virtual_memory pages(n.memory({0}));
-    auto scrubs = n.make_stream({0});
-    gpushare::chunk_pool chunks(pages, scrubs, {.capacity = 16});
-    std::optional<arena> cache;
+    std::optional<gpushare::workspace> library;
     {
         auto a = shared.admit({.name = "a", .memory = 32_MiB, .compute = 50_pct});
-        cache.emplace(chunks, a.memory().limit(), gpushare::tenant_tag{a.tag()}, 32_MiB, "a");
-        cache->commit(0_B, 8_MiB);
+        library.emplace(a.declare_workspace(8_MiB));
     }
     CHECK(reported == 8_MiB);
     CHECK(shared.rooms()[0].free == 56_MiB);
-    cache.reset();
+    library.reset();
     auto b = shared.admit({.name = "a", .memory = 64_MiB, .compute = 100_pct});  // the first is reaped by then
     CHECK(b.spec().memory == 64_MiB);
 }

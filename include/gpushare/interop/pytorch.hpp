@@ -31,7 +31,7 @@
 #include <gpushare/error.hpp>
 #include <gpushare/interop/detail/native_stream.hpp>
 #include <gpushare/interop/stream_resource.hpp>
-#include <gpushare/memory/ask_upstream.hpp>
+#include <gpushare/memory/as_upstream.hpp>
 #include <gpushare/units.hpp>
 
 namespace gpushare {
@@ -78,7 +78,7 @@ public:
     template <class Stream>
     [[nodiscard]] void* try_allocate(std::ptrdiff_t size, int ordinal, Stream* /*stream*/) noexcept {
         part* const on = find(ordinal);
-        return on == nullptr ? nullptr : ask_upstream(*on->memory, unsigned_size(size), alignment);
+        return on == nullptr ? nullptr : as_upstream(*on->memory).try_allocate(unsigned_size(size), alignment, nullptr);
     }
 
     /// Credited once `stream`, and all streams that were recorded for the block, have done what was enqueued so far.

@@ -32,7 +32,7 @@ namespace gpushare {
 inline namespace GPUSHARE_ABI {
 
 /// Movable; one owner. Safe from any thread, but for the destructor and assignment: calls that overlap a close, or come
-/// after it, are refused (errc::closed; allocations from a memory() got before: over_quota). `part` counts the
+/// after it, are refused (errc::closed). `part` counts the
 /// tenant's devices from 0. The destructor closes; what could not be closed in time stays charged and is reported.
 template <node Node, compute_policy Policy = weighted_fair>
 class tenant {

@@ -137,8 +137,8 @@ public:
     /// Waits for all of it. False at the deadline.
     bool drain(instant deadline) { return frees_.drain(deadline); }
 
-    /// From now on every allocation is refused with errc::closed, here and by what stands on it, and what is freed goes to
-    /// the device's other tenants. What is out stays valid until take_back().
+    /// From now on every allocation is refused with errc::closed, and what is freed goes to the device's other tenants. What
+    /// is out stays valid until take_back(). What stands on it is told by limit().close(deadline), under no lock.
     void close() noexcept {
         closed_.store(true, std::memory_order_release);
         (void)quota_.resize({}, {});

@@ -129,11 +129,11 @@ public:
     }
 
     // The order of closing: (1) nothing new is let in and what waits is cancelled, on all devices; (2) permits that are
-    // out and work in flight end; (3) frees in stream order are collected; (4) memory is refused, on all devices; (5)
-    // blocks that are still out are reported and taken back; (6) frees that came beside all this are collected; (7) share
-    // and name return, once nothing is charged any more. A deadline can end it before (4) or in (6), never in between: what
-    // was taken back is never handed out. The parts stay until the handle goes, so that a call that overlaps is refused
-    // and not lost.
+    // out and work in flight end; (3) frees in stream order are collected; (4) memory is refused, on all devices; (5) what
+    // keeps memory of the tenant, pools and arenas, gives it back; (6) blocks that are still out are reported and taken
+    // back; (7) frees that came beside all this are collected; (8) share and name return, once nothing is charged any more.
+    // A deadline can end it in (2), (3), (5) or (7): what was taken back is never handed out. The parts stay until the
+    // handle goes, so that a call that overlaps is refused and not lost.
     close_report finish(instant deadline) {
         close_report report;
         for (auto& p : parts_) end_client(p, instant::min());
@@ -146,12 +146,12 @@ public:
             closed_.store(true, std::memory_order_release);
             for (auto& p : parts_) p.memory.close();
         }
-        // Pools, arenas and others that keep memory of the tenant give back what nobody uses, and hand nothing out any more.
-        for (auto& p : parts_)
-            if (!p.memory.limit().close(deadline)) return report;
         bool returned = true;
-        for (auto& p : parts_) returned &= p.memory.take_back(report);
-        for (auto& p : parts_) returned &= p.memory.drain(deadline);
+        for (auto& p : parts_) returned &= p.memory.limit().close(deadline);
+        if (returned) {  // else pools still touch their blocks
+            for (auto& p : parts_) returned &= p.memory.take_back(report);
+            for (auto& p : parts_) returned &= p.memory.drain(deadline);
+        }
         report.usage = usage();
         for (auto& p : parts_) report.still_charged += p.memory.limit().usage().current;
         report.complete = returned && report.still_charged == bytes{};
