@@ -96,7 +96,7 @@ TEST_CASE("Memory that isn't there is a null pointer for TensorRT, never an exce
         CHECK(f.trt.allocateAsync(1, alignment, 0, f.on) == nullptr);
         CHECK(f.trt.allocate(1, alignment, 0) == nullptr);
     }
-    CHECK(f.chat.memory().refused() == 8);
+    CHECK(f.chat.memory().counts().refused == 8);
     CHECK(f.charged(f.chat.memory()) == 0);
 
     void* const any = f.trt.allocateAsync(1, 0, 0, f.on);  // any alignment will do
