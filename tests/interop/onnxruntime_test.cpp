@@ -181,7 +181,7 @@ TEST_CASE("The tensors of ONNX Runtime itself are charged to their tenant", "[in
     std::string why;
     CHECK(ort.allocate(&mine, 8 * MiB, why) == nullptr);
     CHECK(why == refusal);
-    CHECK(f.chat.memory().refused() == 2);
+    CHECK(f.chat.memory().counts().refused == 2);
     CHECK(f.charged(f.chat.memory()) == 4 * MiB);
 
     ort.release_value(tensor);
