@@ -13,7 +13,7 @@ for document in "$@"; do
     folder=$(dirname "$document")
     while read -r path; do
         [[ $path != build/* ]] || continue
-        for place in "$folder" "$root" "$root"/include/gpushare/{,*/,*/detail/} "$root"/tests/*/; do
+        for place in "$folder" "$root" "$root"/include/gpushare/{,*/,*/*/} "$root"/tests/*/; do
             [[ ! -e $place/$path ]] || continue 2
         done
         echo "$document: there is no $path" >&2
