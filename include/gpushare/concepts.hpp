@@ -166,9 +166,9 @@ concept upstream = memory_resource<R> && requires(R& r, const R& c, void* p, std
 /// Told once a block is back where it came from: `tell(to, size)`, on any thread and under no lock. Nothing if `tell` is
 /// null.
 struct when_back {
-    void (*tell)(void* to, bytes size) noexcept = nullptr;
-    void* to = nullptr;
-    bytes size{};
+    void (*tell)(void* to, bytes size) noexcept = nullptr;  ///< What is called.
+    void* to = nullptr;                                     ///< Passed on.
+    bytes size{};                                           ///< Passed on: what the block took.
 };
 
 /// An upstream that has blocks back later than deallocate() returns, as it scrubs them first. Until then they count as

@@ -118,6 +118,7 @@ public:
     [[nodiscard]] static constexpr bytes largest_free() noexcept { return bytes::max(); }  ///< It doesn't say.
     [[nodiscard]] static constexpr std::string_view owner() noexcept { return {}; }        ///< Nobody's: all tenants'.
     [[nodiscard]] static close_token closing() noexcept { return {}; }                     ///< It never closes.
+    /// Bytes that are allocated or charged now.
     [[nodiscard]] bytes used() const noexcept { return bytes{used_.load(std::memory_order_relaxed)}; }
 
     /// Charges `n` bytes that another allocator of this device hands out (virtual_memory is one). out_of_memory,
