@@ -55,3 +55,16 @@ function(gpushare_compile_cuda name source)
     set(${name}_report ${directory}/report.txt PARENT_SCOPE)
     set(${name}_ptx ${ptx} PARENT_SCOPE)
 endfunction()
+
+# gpushare_run_as_compiled(TARGET PTX...): links the program, which has the objects of these PTX files in it, to run their
+# kernels on the CPU, one architecture of each. sm_90 where there is a choice: others differ in dialect only.
+function(gpushare_run_as_compiled target)
+    set(text "extern const char* const ptx_files[];\nconst char* const ptx_files[] = {")
+    foreach(file IN LISTS ARGN)
+        string(APPEND text "\n    \"${file}\",")
+    endforeach()
+    string(APPEND text "\n    nullptr};\n")
+    file(CONFIGURE OUTPUT ${target}_ptx.cpp CONTENT "${text}" @ONLY)
+    target_sources(${target} PRIVATE ${CMAKE_CURRENT_BINARY_DIR}/${target}_ptx.cpp)
+    target_link_libraries(${target} PRIVATE ptx_runtime)
+endfunction()

@@ -12,6 +12,13 @@ if(IS_DIRECTORY ${shared_data})
     target_compile_definitions(gpushare_development INTERFACE GPUSHARE_SHARED_DATA="${shared_data}")
 endif()
 
+# An executor of PTX, for tests: kernels run on the CPU as nvcc compiled them.
+file(GLOB sources CONFIGURE_DEPENDS ${CMAKE_CURRENT_SOURCE_DIR}/tests/support/ptx/*.cpp)
+list(FILTER sources EXCLUDE REGEX "/runtime.cpp$")
+add_library(ptx_executor STATIC EXCLUDE_FROM_ALL ${sources})
+target_link_libraries(ptx_executor PUBLIC gpushare_development)
+target_include_directories(ptx_executor PUBLIC ${CMAKE_CURRENT_SOURCE_DIR}/tests)
+
 # The toolkit that gpushare::cuda_runtime comes from: its nvcc, for which no language is enabled (cmake/cuda.cmake calls
 # it), and a stand-in for its libcudart, with which code on CUDA runs where there is no device.
 if(TARGET gpushare::cuda_runtime)
@@ -27,4 +34,8 @@ if(TARGET gpushare::cuda_runtime)
         get_target_property(directories ${part} INTERFACE_INCLUDE_DIRECTORIES)
         target_include_directories(cuda_standin SYSTEM PUBLIC ${directories})
     endforeach()
+
+    # The executor behind the stand-in, for programs with kernels in them: see gpushare_run_as_compiled.
+    add_library(ptx_runtime STATIC EXCLUDE_FROM_ALL ${CMAKE_CURRENT_SOURCE_DIR}/tests/support/ptx/runtime.cpp)
+    target_link_libraries(ptx_runtime PUBLIC cuda_standin ptx_executor)
 endif()

@@ -7,6 +7,7 @@
 #include <algorithm>
 #include <atomic>
 #include <cstdlib>
+#include <exception>
 
 namespace standin::detail {
 
@@ -30,7 +31,10 @@ machine& the_machine() {
     return *the_one();
 }
 
-void restart(const options& o) { the_one() = std::make_unique<machine>(o); }
+void restart(const options& o) {
+    the_one() = std::make_unique<machine>(o);
+    if (the_engine() != nullptr) the_engine()->reset();
+}
 
 machine::machine(const options& o) : chosen(o), generation(++generations), devices(o.devices) {
     for (int d = 0; has_device(d); ++d) {
@@ -68,6 +72,19 @@ void machine::enqueue(stream& on, operation op) {
     on.queue.push_back(std::move(op));
 }
 
+/// Some of it. A kernel that went wrong counts as over: its device is lost.
+bool machine::run_kernel(stream& s) {
+    try {
+        if (!s.runs) s.runs = s.queue.front().starts(s.in->device, s.in->sms);
+        if (!s.runs()) return false;
+    } catch (const std::exception& e) {
+        find(e.what());
+        poison(s.in->device, cudaErrorIllegalAddress);
+    }
+    s.runs = nullptr;
+    return true;
+}
+
 bool machine::step(stream& s, ns until) {
     if (s.held || s.queue.empty() || device(s.in->device).sticky != cudaSuccess) return false;
     const operation& first = s.queue.front();
@@ -75,6 +92,10 @@ bool machine::step(stream& s, ns until) {
     ns begin = std::max(s.idle_since, first.enqueued);
     if (first.awaited != nullptr) begin = std::max(begin, first.awaited->at);
     if (begin + first.length > until) return false;
+    if (s.queue.front().starts) {
+        if (!run_kernel(s)) return false;
+        begin = std::max(begin, now());
+    }
 
     const operation done = std::move(s.queue.front());
     s.queue.pop_front();

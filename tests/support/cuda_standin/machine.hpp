@@ -152,6 +152,7 @@ struct machine {
 
 private:
     [[nodiscard]] bool step(stream& s, ns until);
+    [[nodiscard]] bool run_kernel(stream& s);
     [[nodiscard]] ns next_end() const;
     void wait_for_change(ns end);
 };

@@ -99,11 +99,15 @@ void* machine::take(block b) {
         if (p == MAP_FAILED) p = nullptr;
         b.mapped = b.size;
     }
-    if (p != nullptr) blocks.emplace(reinterpret_cast<std::uintptr_t>(p), std::move(b));
+    if (p == nullptr) return nullptr;
+    const auto at = reinterpret_cast<std::uintptr_t>(p);
+    if (the_engine() != nullptr) the_engine()->added(at, b.size, b.device < 0);
+    blocks.emplace(at, std::move(b));
     return p;
 }
 
 void machine::give_back(std::uintptr_t at) {
+    if (the_engine() != nullptr) the_engine()->removed(at);
     const auto node = blocks.extract(at);
     const block& b = node.mapped();
     if (b.from != nullptr) {

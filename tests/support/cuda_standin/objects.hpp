@@ -17,6 +17,7 @@
 #include <utility>
 #include <vector>
 
+#include "support/cuda_standin/engine.hpp"
 #include "support/cuda_standin/standin.hpp"
 
 namespace standin::detail {
@@ -58,6 +59,7 @@ struct range {
 struct operation {
     ns length{}, enqueued{};
     std::function<void()> effect{};  // at its end
+    kernel_start starts{};           // takes as long as it computes
     std::shared_ptr<mark> awaited{}, reaches{};
     range writes{}, reads{};  // of copies: so that unmapping under them is found out
 };
@@ -75,6 +77,7 @@ struct stream {
     std::shared_ptr<context> in{};
     int priority = 0;
     std::deque<operation> queue{};
+    running_kernel runs{};  // the first of these
     ns idle_since{};
     bool held = false;
 

@@ -48,9 +48,17 @@ bool captures(machine& m, stream& s, const char* who) {
 
 range range_of(const void* p, std::size_t size) { return {reinterpret_cast<std::uintptr_t>(p), size}; }
 
+/// Kernels that come later find something there.
+void note_written(const void* p, std::size_t size) {
+    if (the_engine() != nullptr) the_engine()->written(reinterpret_cast<std::uintptr_t>(p), size);
+}
+
 operation copying(void* to, const void* from, std::size_t size) {
-    return {
-        .effect = [=] { std::memmove(to, from, size); }, .writes = range_of(to, size), .reads = range_of(from, size)};
+    const auto copy = [=] {
+        std::memmove(to, from, size);
+        note_written(to, size);
+    };
+    return {.effect = copy, .writes = range_of(to, size), .reads = range_of(from, size)};
 }
 
 /// Whether the event's last recording lies in a capture, which such a call invalidates.
@@ -235,7 +243,11 @@ cudaError_t cudaMemcpyAsync(void* to, const void* from, std::size_t size, cudaMe
 cudaError_t cudaMemsetAsync(void* to, int value, std::size_t size, cudaStream_t handle) {
     return on_stream({"cudaMemsetAsync"}, handle, [&](machine& m, stream& on) {
         if (size != 0 && to == nullptr) return cudaErrorInvalidValue;
-        m.enqueue(on, {.effect = [=] { std::memset(to, value, size); }, .writes = range_of(to, size)});
+        const auto set = [=] {
+            std::memset(to, value, size);
+            note_written(to, size);
+        };
+        m.enqueue(on, {.effect = set, .writes = range_of(to, size)});
         return cudaSuccess;
     });
 }

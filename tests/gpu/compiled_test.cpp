@@ -1,0 +1,153 @@
+// SPDX-License-Identifier: Apache-2.0
+// Collectives as nvcc compiled them, on the executor: back to back on a stream without the host between, under several orders of
+// threads and blocks, and in random shapes.
+#include <array>
+#include <chrono>
+#include <cstddef>
+#include <cstdint>
+#include <exception>
+#include <string>
+#include <vector>
+
+#include <gpushare/backend/cuda/node.hpp>
+#include <gpushare/backend/cuda/pinned.hpp>
+#include <gpushare/collective/device_communicator.hpp>
+#include <gpushare/collective/tuning.hpp>
+
+#include "gpu/collective_kernels.hpp"
+#include "support/catch.hpp"
+#include "support/cuda_standin/standin.hpp"
+#include "support/ptx/runtime.hpp"
+#include "support/random.hpp"
+
+namespace {
+
+namespace cu = gpushare::cuda;
+using gpushare::algorithm;
+using gpushare::all_reduce_plan;
+
+/// For the suites in this program that know of no stand-in, as many devices and as much memory as they ask for.
+const standin::options roomy{.devices = 4, .memory = gpushare::bytes{12ULL << 30}};
+const bool started = (standin::reset(roomy), true);
+
+/// Some all-reduces of all ranks on one device, each of what the one before left.
+struct workload {
+    std::uint32_t ranks = 2;
+    all_reduce_plan plan{};
+    std::size_t count = 0;  // floats a rank
+    std::uint32_t blocks = 2, threads = 64;
+    int rounds = 3;
+    ptx::turns who = ptx::turns::fair;
+    std::uint64_t seed = 1;
+};
+
+/// Sums that floats hold exactly, whatever the order.
+float element(std::uint32_t rank, std::size_t i) { return static_cast<float>((i * 7 + rank * 3) % 11) - 5; }
+
+/// Runs it; what is wrong with the results.
+std::string run_rounds(const workload& w) {
+    const gpushare::device_id device{0};
+    cu::node node{{.devices = {0}}};
+    cu::pinned_memory visible(node);
+    const std::vector<gpushare::device_id> devices(w.ranks, device);
+    gpushare::device_communicator group(node, visible, devices, {.lanes = w.blocks, .slot = gpushare::bytes{4096}});
+    group.set_tuning(gpushare::tuning_table::always(w.plan));
+    std::vector<gpushare::member> members;
+    for (std::uint32_t r = 0; r < w.ranks; ++r) members.push_back(group.rank(r));
+    auto stream = node.make_stream(device, gpushare::priority{});
+    const bench::rank_group all{node, device, stream, members};
+
+    const std::size_t total = w.ranks * w.count, bytes = total * sizeof(float);
+    std::array<float*, 2> arrays{};
+    for (float*& a : arrays) a = static_cast<float*>(node.memory(device).allocate(bytes, 256));
+    std::vector<float> values(total);
+    for (std::size_t i = 0; i < total; ++i) values[i] = element(static_cast<std::uint32_t>(i / w.count), i % w.count);
+    stream.copy(arrays[0], values.data(), bytes);
+    std::string wrong;
+    for (int round = 0; round < w.rounds && wrong.empty(); ++round) {
+        const auto code = bench::launch_all_reduce(
+            all, arrays[round % 2], arrays[(round + 1) % 2], w.count,
+            {.blocks = w.blocks, .threads = w.threads, .patience = std::chrono::milliseconds(20)});
+        if (code != gpushare::errc::none) wrong = "refused: " + std::string(gpushare::to_string(code));
+    }
+    std::vector<float> result(total);
+    stream.copy(result.data(), arrays[w.rounds % 2], bytes);
+    (void)stream.record().wait(gpushare::never);
+    if (const auto fault = gpushare::fault_of(members[0]); fault.code != gpushare::errc::none)
+        wrong = "fault: " + std::string(gpushare::to_string(fault.code));
+    std::size_t off = 0;
+    for (std::size_t i = 0; i < total; ++i) {
+        float sum = 0;
+        for (std::uint32_t r = 0; r < w.ranks; ++r) sum += element(r, i % w.count);
+        for (int round = 1; round < w.rounds; ++round) sum *= static_cast<float>(w.ranks);
+        off += result[i] == sum ? 0 : 1;
+    }
+    if (off != 0 && wrong.empty()) wrong = std::to_string(off) + " of " + std::to_string(total) + " sums are wrong";
+    for (float* const a : arrays) (void)node.memory(device).deallocate(a, bytes, 256);
+    return wrong;
+}
+
+/// Everything that is wrong with it: results, errors, and what the executor and the stand-in found.
+std::string trouble(const workload& w) {
+    ptx::runtime::options().seed = w.seed;
+    ptx::runtime::options().who = w.who;
+    standin::reset({.devices = 1, .memory = gpushare::bytes{1 << 30}});
+    std::string wrong;
+    try {
+        wrong = run_rounds(w);
+    } catch (const std::exception& e) {
+        wrong = e.what();
+    }
+    wrong += standin::take_findings();
+    standin::reset(roomy);
+    return wrong;
+}
+
+constexpr std::array plans{all_reduce_plan{algorithm::one_shot}, all_reduce_plan{algorithm::two_shot},
+                           all_reduce_plan{algorithm::two_shot, true}, all_reduce_plan{algorithm::ring}};
+
+std::vector<workload> workloads() {
+    std::vector<workload> all;
+    std::uint64_t seed = 0;
+    for (const std::uint32_t ranks : {2U, 3U, 8U})
+        for (const auto& plan : plans)
+            for (const std::size_t count : {std::size_t{1}, std::size_t{777}, std::size_t{2048}})
+                for (const auto who : {ptx::turns::fair, ptx::turns::shuffled, ptx::turns::adversarial})
+                    all.push_back({.ranks = ranks, .plan = plan, .count = count, .who = who, .seed = ++seed});
+    return all;
+}
+
+}  // namespace
+
+TEST_CASE("collectives back to back are right as compiled, and without a race", "[compiled]") {
+    for (const workload& w : workloads()) {
+        CAPTURE(w.ranks, to_string(w.plan.how), w.count, static_cast<int>(w.who), w.seed);
+        CHECK(trouble(w) == "");
+    }
+}
+
+// ---- any shape
+
+namespace {
+
+void check_random_workloads(std::size_t cases) {
+    for (std::size_t n = 0; n < cases; ++n) {
+        const auto seed = support::seed(n);
+        support::random any(seed);
+        workload w{.ranks = static_cast<std::uint32_t>(1 + any.below(8)),
+                   .plan = any.of(plans),
+                   .count = 1 + any.below(any.one_in(4) ? 6000 : 600),
+                   .blocks = static_cast<std::uint32_t>(1 + any.below(3)),
+                   .threads = static_cast<std::uint32_t>(1 + any.below(130)),
+                   .rounds = static_cast<int>(1 + any.below(3)),
+                   .who = any.one_in(2) ? ptx::turns::shuffled : ptx::turns::adversarial,
+                   .seed = seed};
+        CAPTURE(seed, w.ranks, to_string(w.plan.how), w.count, w.blocks, w.threads, w.rounds, static_cast<int>(w.who));
+        CHECK(trouble(w) == "");
+    }
+}
+
+}  // namespace
+
+TEST_CASE("all-reduces of any shape are right as compiled", "[compiled]") { check_random_workloads(40); }
+TEST_CASE("many all-reduces of any shape are right as compiled", "[.long]") { check_random_workloads(2000); }

@@ -1,0 +1,246 @@
+// SPDX-License-Identifier: Apache-2.0
+// What the executor knows, refuses and finds, on kernels of a few lines.
+#include <algorithm>
+#include <cstdint>
+#include <stdexcept>
+#include <string>
+
+#include "kernel.hpp"
+#include "support/catch.hpp"
+
+using ptx_test::small_kernel;
+
+namespace {
+
+/// The error of a kernel with this line in it.
+ptx::error error_of(const std::string& line) {
+    try {
+        small_kernel k(line);
+    } catch (const ptx::error& e) {
+        return e;
+    }
+    FAIL("'" << line << "' was taken");
+    throw std::logic_error("not reached");
+}
+
+/// words[thread] = %r9
+const std::string keep = "mul.wide.u32 %rd7, %r1, 4;\nadd.s64 %rd7, %rd1, %rd7;\nst.global.u32 [%rd7], %r9;";
+
+}  // namespace
+
+TEST_CASE("what isn't known is an error with its line and its kernel", "[ptx]") {
+    for (const char* line :
+         {"tex.2d.v4.f32 %r3, %r4;", "add.sat.s32 %r3, %r4, %r5;", "ld.global.nc.u32 %r3, [%rd1];",
+          "ld.acquire.u32 %r3, [%rd1];", "ld.release.gpu.u32 %r3, [%rd1];", "ld.weak.gpu.u32 %r3, [%rd1];",
+          "st.acquire.gpu.u32 [%rd1], %r3;", "fence.proxy.async;", "atom.inc.u32 %r3, [%rd1], 1;",
+          "vote.sync.any.pred %p1, %p2, -1;", "bar.arrive 0, 64;", "cvt.rn.f16x2.f32 %r3, %f1, %f2;",
+          "shfl.down.b32 %r3, %r1, 1, 31;", "red.global.add.u32 [%rd1], 1;"}) {
+        const ptx::error e = error_of(line);
+        INFO(line << ": " << e.what());
+        CHECK(e.code() == ptx::problem::unknown_instruction);
+        CHECK(e.line() == 15);
+        CHECK(e.kernel() == "test");
+    }
+    CHECK(error_of("mov.u32 %r3, %clock;").code() == ptx::problem::unknown_name);
+    CHECK(error_of("mov.u32 %r3, %r99;").code() == ptx::problem::unknown_name);
+    CHECK(error_of("bra NOWHERE;").code() == ptx::problem::unknown_name);
+    CHECK(error_of(".branchtargets A, B;").code() == ptx::problem::unknown_directive);
+    CHECK(error_of("add.s32 %r3, %r4;").code() == ptx::problem::syntax);
+    CHECK(error_of("bar.sync 0, 32;").code() == ptx::problem::unsupported_operand);
+    CHECK(error_of("add.s32 3, %r4, %r5;").code() == ptx::problem::unsupported_operand);
+}
+
+TEST_CASE("threads know who they are", "[ptx]") {
+    small_kernel k(
+        "mov.u32 %r3, %ntid.x;\nmad.lo.s32 %r4, %r2, %r3, %r1;\nmov.u32 %r9, %nctaid.x;\nmul.lo.s32 %r9, %r9, %r4;\n"
+        "mul.wide.u32 %rd7, %r4, 4;\nadd.s64 %rd7, %rd1, %rd7;\nst.global.u32 [%rd7], %r9;");
+    k.run({.blocks = {4, 1, 1}, .threads = {16, 1, 1}});
+    for (std::uint32_t i = 0; i < 64; ++i) CHECK(k.words[i] == 4 * i);
+}
+
+TEST_CASE("guards, loops and calls", "[ptx]") {
+    small_kernel k(
+        "mov.u32 %r9, 0;\nmov.u32 %r3, 0;\n"
+        "AGAIN: setp.gt.u32 %p1, %r3, %r1;\n@%p1 bra OUT;\nadd.s32 %r9, %r9, %r3;\nadd.s32 %r3, %r3, 1;\nbra.uni "
+        "AGAIN;\n"
+        "OUT: setp.eq.s32 %p2, %r1, 7;\n@!%p2 add.s32 %r9, %r9, 100;\n" +
+        keep);
+    k.run({.threads = {32, 1, 1}});
+    for (std::uint32_t t = 0; t < 32; ++t) CHECK(k.words[t] == t * (t + 1) / 2 + (t == 7 ? 0 : 100));
+
+    const std::string text =
+        ".version 9.0\n.target sm_90\n.address_size 64\n"
+        ".func (.param .b32 out) twice(.param .b32 a, .param .align 8 .b8 b[16])\n{\n.reg .b32 %r<4>;\n"
+        "ld.param.u32 %r1, [a];\nld.param.u32 %r2, [b+8];\nadd.s32 %r3, %r1, %r2;\nst.param.b32 [out], %r3;\nret;\n}\n"
+        ".visible .entry test(.param .u64 words)\n{\n.reg .b32 %r<4>;\n.reg .b64 %rd<2>;\nld.param.u64 %rd1, [words];\n"
+        "mov.u32 %r1, 30;\nmov.u32 %r2, 12;\n{\n.param .b32 p0;\nst.param.b32 [p0], %r1;\n.param .align 8 .b8 p1[16];\n"
+        "st.param.b32 [p1+8], %r2;\n.param .b32 back;\ncall.uni (back), twice, (p0, p1);\nld.param.b32 %r3, "
+        "[back];\n}\n"
+        "st.global.u32 [%rd1], %r3;\nret;\n}\n";
+    const ptx::program p = ptx::decode(ptx::text::parse(text));
+    ptx::machine m;
+    std::uint32_t word = 0;
+    const auto where = reinterpret_cast<std::uintptr_t>(&word);
+    m.memory().add(where, sizeof word, ptx::contents::written);
+    ptx::launch l{.of = &p, .kernel = p.find("test")};
+    l.arguments.resize(8);
+    std::memcpy(l.arguments.data(), &where, 8);
+    const auto g = m.start(l);
+    while (!g->over()) m.run(100);
+    CHECK(word == 42);
+}
+
+TEST_CASE("registers come in parts", "[ptx]") {
+    small_kernel k("mov.u32 %r3, 0x12345678;\nmov.b32 {%rs1, %rs2}, %r3;\nmov.b32 %r9, {%rs2, %rs1};\n" + keep);
+    k.run();
+    CHECK(k.words[0] == 0x56781234);
+    small_kernel v(
+        "mov.u32 %r3, 1;\nmov.u32 %r4, 2;\nst.global.v4.u32 [%rd1+16], {%r3, %r4, %r4, %r3};\n"
+        "ld.global.v2.u32 {%r5, %r6}, [%rd1+24];\nsub.s32 %r9, %r5, %r6;\n" +
+        keep);
+    v.run();
+    CHECK(v.words[4] == 1);
+    CHECK(v.words[7] == 1);
+    CHECK(v.words[0] == 1);
+    small_kernel s("mov.u32 %r3, 0xff80;\nst.global.u16 [%rd1+8], %r3;\nld.global.s8 %r9, [%rd1+8];\n" + keep);
+    s.run();
+    CHECK(s.words[0] == 0xffff'ff80);
+}
+
+TEST_CASE("shuffles of every kind, with full and partial masks", "[ptx]") {
+    const auto shuffle = [](const std::string& line, std::uint32_t threads) {
+        small_kernel k(line + keep);
+        k.run({.threads = {threads, 1, 1}});
+        CHECK(k.found() == "");
+        return k.words;
+    };
+    const auto down = shuffle("shfl.sync.down.b32 %r9|%p1, %r1, 4, 31, -1;\n@!%p1 add.s32 %r9, %r9, 100;\n", 32);
+    const auto up = shuffle("shfl.sync.up.b32 %r9, %r1, 4, 0, -1;\n", 32);
+    const auto across = shuffle("shfl.sync.bfly.b32 %r9, %r1, 5, 31, -1;\n", 32);
+    const auto from = shuffle("shfl.sync.idx.b32 %r9, %r1, 3, 0x181f, -1;\n", 32);  // of each eight
+    const auto part = shuffle("shfl.sync.down.b32 %r9, %r1, 1, 31, 0x1fff;\n", 13);
+    for (std::uint32_t t = 0; t < 32; ++t) {
+        CHECK(down[t] == (t + 4 < 32 ? t + 4 : t + 100));
+        CHECK(up[t] == (t >= 4 ? t - 4 : t));
+        CHECK(across[t] == (t ^ 5));
+        CHECK(from[t] == (t & ~7U) + 3);
+        if (t < 12) CHECK(part[t] == t + 1);
+    }
+    small_kernel alone("setp.gt.u32 %p1, %r1, 3;\n@%p1 bra DONE;\nshfl.sync.down.b32 %r9, %r1, 1, 31, -1;\nDONE:");
+    CHECK_THROWS_WITH(alone.run({.threads = {32, 1, 1}}),
+                      Catch::Contains("mask is over") || Catch::Contains("deadlock"));
+    small_kernel other("shfl.sync.down.b32 %r9, %r1, 1, 31, 0xfffe;");
+    CHECK_THROWS_WITH(other.run({.threads = {32, 1, 1}}), Catch::Contains("not a member of its own mask"));
+}
+
+TEST_CASE("addresses are checked against memory that is there", "[ptx]") {
+    const auto fault_of = [](const std::string& line) {
+        small_kernel k(line);
+        try {
+            k.run();
+        } catch (const ptx::fault& f) {
+            return std::string(f.what());
+        }
+        return std::string();
+    };
+    CHECK_THAT(fault_of("st.global.u32 [%rd1+256], %r1;"),
+               Catch::Contains("out of bounds") && Catch::Contains("PTX line 15"));
+    CHECK_THAT(fault_of("ld.global.v4.u32 {%r3, %r4, %r5, %r6}, [%rd1+248];"), Catch::Contains("misaligned"));
+    CHECK_THAT(fault_of("ld.global.u64 %rd2, [%rd1+252];"), Catch::Contains("misaligned"));
+    CHECK_THAT(fault_of("ld.u32 %r3, [%rd1+-4];"), Catch::Contains("out of bounds"));
+    CHECK_THAT(fault_of("st.shared.u32 [shared_words+256], %r1;"), Catch::Contains("shared memory"));
+    CHECK_THAT(fault_of("mov.u32 %r3, 0;\nst.shared.u32 [%r3], %r1;"), Catch::Contains("shared memory"));
+    CHECK_THAT(fault_of("mov.u64 %rd2, words;\nst.u64 [%rd2], %rd1;"), Catch::Contains("out of bounds"));
+    CHECK_THAT(fault_of("trap;"), Catch::Contains("trap"));
+    CHECK(fault_of("mov.b64 %rd2, words;\nld.param.u64 %rd3, [%rd2];\nst.global.u32 [%rd3+252], %r1;") == "");
+}
+
+TEST_CASE("reading what nobody wrote is found", "[ptx]") {
+    small_kernel k("ld.global.u32 %r3, [%rd1+8];", {}, ptx::contents::unknown);
+    k.run();
+    CHECK_THAT(k.found(), Catch::Contains("unknown contents"));
+    small_kernel written("st.global.u16 [%rd1+8], %r1;\nst.global.u16 [%rd1+10], %r1;\nld.global.u32 %r3, [%rd1+8];",
+                         {}, ptx::contents::unknown);
+    written.run();
+    CHECK(written.found() == "");
+    small_kernel shared("ld.shared.u32 %r3, [shared_words+4];");
+    shared.run();
+    CHECK_THAT(shared.found(), Catch::Contains("unknown contents"));
+}
+
+TEST_CASE("divergent barriers are found", "[ptx]") {
+    small_kernel left("setp.gt.u32 %p1, %r1, 40;\n@%p1 bra DONE;\nbar.sync 0;\nDONE:");
+    left.run({.threads = {64, 1, 1}});
+    CHECK_THAT(left.found(), Catch::Contains("divergent barrier: a thread that is over"));
+    const auto two = [](const std::string& barrier) {
+        small_kernel k("setp.gt.u32 %p1, %r1, 20;\n@%p1 bra B;\n" + barrier + "\nbra DONE;\nB: " + barrier +
+                       "\nDONE: " + barrier);
+        k.run({.threads = {32, 1, 1}});
+        return k.found();
+    };
+    CHECK_THAT(two("bar.sync 0;"), Catch::Contains("its warp is at another one"));
+    CHECK(two("barrier.sync 0;") == "");
+    small_kernel numbers("setp.gt.u32 %p1, %r1, 31;\n@%p1 bra B;\nbar.sync 1;\nbra DONE;\nB: bar.sync 2;\nDONE:");
+    CHECK_THROWS_WITH(numbers.run({.threads = {64, 1, 1}}), Catch::Contains("deadlock") &&
+                                                                Catch::Contains("at a barrier in test, PTX line 17") &&
+                                                                Catch::Contains(": 32"));
+}
+
+TEST_CASE("only resident blocks run", "[ptx]") {
+    // The block with the highest number raises the flag that all others wait for.
+    const std::string wait =
+        "mov.u32 %r3, %nctaid.x;\nsub.u32 %r3, %r3, 1;\nsetp.ne.s32 %p1, %r2, %r3;\n@%p1 bra WAIT;\n"
+        "st.release.gpu.u32 [%rd1], 1;\nWAIT: ld.acquire.gpu.u32 %r4, [%rd1];\nsetp.eq.s32 %p2, %r4, 0;\n"
+        "@!%p2 bra DONE;\nnanosleep.u32 100;\nmov.u64 %rd2, %globaltimer;\nsetp.lt.u64 %p3, %rd2, 1000000;\n"
+        "@%p3 bra WAIT;\nst.release.gpu.u32 [%rd1+4], 1;\nDONE:";
+    small_kernel fits(wait, {.blocks_per_sm = 2});
+    fits.run({.blocks = {4, 1, 1}, .sms = {0, 1}});
+    CHECK(fits.words[1] == 0);
+    small_kernel too_many(wait, {.blocks_per_sm = 2});
+    too_many.run({.blocks = {5, 1, 1}, .sms = {0, 1}});
+    CHECK(too_many.words[1] == 1);  // they gave up, after a millisecond of virtual time
+    CHECK_THROWS_AS(too_many.start({.blocks = {5, 1, 1}, .cooperative = true, .sms = {0, 1}}), std::invalid_argument);
+    CHECK_THROWS_AS(too_many.start({.threads = {1025, 1, 1}}), std::invalid_argument);
+    CHECK(too_many.machine().resident_blocks(1024) == 2);
+    CHECK(too_many.machine().resident_blocks(1) == 2);
+}
+
+TEST_CASE("the same seed is the same run, and another one another", "[ptx]") {
+    // Which thread adds when.
+    const std::string body = "atom.add.relaxed.gpu.u32 %r9, [%rd1+252], 1;\n" + keep;
+    const auto order = [&](std::uint64_t seed, ptx::turns who) {
+        small_kernel k(body, {.seed = seed, .who = who});
+        k.run({.threads = {48, 1, 1}});
+        CHECK(k.words[63] == 48);
+        return k.words;
+    };
+    CHECK(order(1, ptx::turns::shuffled) == order(1, ptx::turns::shuffled));
+    CHECK(order(1, ptx::turns::shuffled) != order(2, ptx::turns::shuffled));
+    CHECK(order(3, ptx::turns::adversarial) == order(3, ptx::turns::adversarial));
+    CHECK(order(1, ptx::turns::fair) == order(2, ptx::turns::fair));
+}
+
+TEST_CASE("time passes while all sleep", "[ptx]") {
+    small_kernel k(
+        "mov.u64 %rd2, %globaltimer;\nnanosleep.u32 5000;\nmov.u64 %rd3, %globaltimer;\nsub.s64 %rd3, %rd3, %rd2;\n"
+        "cvt.u32.u64 %r9, %rd3;\n" +
+        keep);
+    k.run();
+    CHECK(k.words[0] >= 5000);
+    CHECK(k.words[0] < 5100);
+    CHECK(k.machine().done().sleeps == 1);
+}
+
+TEST_CASE("a report names the source line where the text has it", "[ptx]") {
+    small_kernel k(".loc 1 35 7\nst.global.u32 [%rd1], %r1;");
+    k.run({.threads = {2, 1, 1}});
+    CHECK_THAT(k.found(), Catch::Contains("race"));
+    const std::string text =
+        ".version 9.0\n.target sm_90\n.address_size 64\n.visible .entry test()\n{\n.loc 1 35 7\ntrap;\n}\n"
+        ".file 1 \"somewhere.cu\"\n";
+    const ptx::program p = ptx::decode(ptx::text::parse(text));
+    ptx::machine m;
+    const auto g = m.start({.of = &p, .kernel = p.find("test")});
+    CHECK_THROWS_WITH(m.run(10), Catch::Contains("PTX line 7 (somewhere.cu:35)"));
+    CHECK(g->stopped());
+}

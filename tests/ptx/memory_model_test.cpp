@@ -1,0 +1,212 @@
+// SPDX-License-Identifier: Apache-2.0
+// The memory model by its litmus tests: who may see what somebody else wrote (PTX ISA, chapter 8). In each of them block 0 writes
+// words[0] and raises a flag, words[16], and block 1 waits for the flag and reads words[0]. What is right has no race under any seed;
+// what is one modifier short of it has.
+#include <string>
+
+#include "kernel.hpp"
+#include "support/catch.hpp"
+
+namespace {
+
+using ptx_test::small_kernel;
+
+struct message {
+    std::string store = "st.release.gpu.u32 [%rd1+64], %r5;", load = "ld.acquire.gpu.u32 %r6, [%rd1+64];";
+    std::string before_store{}, after_load{};
+};
+
+/// Threads 0 of two blocks.
+std::string pass(const message& m) {
+    return "setp.ne.s32 %p1, %r1, 0;\n@%p1 bra DONE;\n"
+           "mov.u32 %r5, 1;\nsetp.ne.s32 %p2, %r2, 0;\n@%p2 bra RECEIVE;\n"
+           "mov.u32 %r4, 42;\nst.global.u32 [%rd1], %r4;\n" +
+           m.before_store + "\n" + m.store + "\nbra DONE;\n" + "RECEIVE: " + m.load +
+           "\nsetp.eq.s32 %p3, %r6, 0;\n@%p3 bra RECEIVE;\n" + m.after_load +
+           "\nld.global.u32 %r7, [%rd1];\nst.global.u32 [%rd1+128], %r7;\nDONE:";
+}
+
+/// What is found over some seeds.
+std::string races(const std::string& body) {
+    std::string found;
+    for (std::uint64_t seed = 1; seed <= 8; ++seed) {
+        small_kernel k(body, {.seed = seed, .who = ptx::turns::adversarial});
+        k.run({.blocks = {2, 1, 1}});
+        if (!k.found().empty()) found = k.found();
+        CHECK(k.words[32] == 42);  // the executor itself runs in one order: only the detector tells
+    }
+    return found;
+}
+
+}  // namespace
+
+TEST_CASE("what is released is seen by who acquires it", "[ptx]") {
+    CHECK(races(pass({})) == "");
+    CHECK(races(pass({.store = "st.release.sys.u32 [%rd1+64], %r5;"})) == "");
+    CHECK(races(pass({.store = "atom.add.release.gpu.u32 %r8, [%rd1+64], %r5;"})) == "");
+    CHECK(races(pass({.load = "atom.add.acquire.gpu.u32 %r6, [%rd1+64], 0;"})) == "");
+    CHECK(races(pass({.store = "atom.exch.acq_rel.sys.b32 %r8, [%rd1+64], %r5;"})) == "");
+}
+
+TEST_CASE("a weakened side is a race, and the report says where", "[ptx]") {
+    const std::string relaxed_store = races(pass({.store = "st.relaxed.gpu.u32 [%rd1+64], %r5;"}));
+    CHECK_THAT(relaxed_store, Catch::Contains("race: with a write by block 0") &&
+                                  Catch::Contains("in test, PTX line 21") &&
+                                  Catch::Contains("read by: block 1, thread 0, in test, PTX line"));
+    CHECK(races(pass({.load = "ld.relaxed.gpu.u32 %r6, [%rd1+64];"})) != "");
+    CHECK(races(pass({.store = "atom.add.relaxed.gpu.u32 %r8, [%rd1+64], %r5;"})) != "");
+}
+
+TEST_CASE("a flag that isn't atomic is a race itself", "[ptx]") {
+    CHECK(races(pass({.store = "st.global.u32 [%rd1+64], %r5;"})) != "");
+}
+
+TEST_CASE("a scope must include the other thread", "[ptx]") {
+    CHECK(races(pass({.store = "st.release.cta.u32 [%rd1+64], %r5;"})) != "");
+    CHECK(races(pass({.load = "ld.acquire.cta.u32 %r6, [%rd1+64];"})) != "");
+}
+
+TEST_CASE("fences make a release of later stores and an acquire of earlier loads", "[ptx]") {
+    message m{.store = "st.relaxed.gpu.u32 [%rd1+64], %r5;",
+              .load = "ld.relaxed.gpu.u32 %r6, [%rd1+64];",
+              .before_store = "fence.acq_rel.gpu;",
+              .after_load = "fence.acq_rel.gpu;"};
+    CHECK(races(pass(m)) == "");
+    m.before_store = "membar.gl;";
+    CHECK(races(pass(m)) == "");
+    m.before_store = "fence.acq_rel.cta;";
+    CHECK(races(pass(m)) != "");
+    m.before_store = "fence.sc.sys;";
+    m.after_load = "";
+    CHECK(races(pass(m)) != "");
+}
+
+namespace {
+
+/// Block 0 passes the message to block 1, and that to block 2, by a flag of its own: words[16] and words[17].
+std::string relay(const std::string& on) {
+    return "setp.ne.s32 %p1, %r1, 0;\n@%p1 bra DONE;\nmov.u32 %r5, 1;\n"
+           "setp.eq.s32 %p2, %r2, 1;\n@%p2 bra MIDDLE;\nsetp.eq.s32 %p2, %r2, 2;\n@%p2 bra LAST;\n"
+           "mov.u32 %r4, 42;\nst.global.u32 [%rd1], %r4;\nst.release.gpu.u32 [%rd1+64], %r5;\nbra DONE;\n"
+           "MIDDLE: ld.acquire.gpu.u32 %r6, [%rd1+64];\nsetp.eq.s32 %p3, %r6, 0;\n@%p3 bra MIDDLE;\n" +
+           on +
+           "\nbra DONE;\n"
+           "LAST: ld.acquire.gpu.u32 %r6, [%rd1+68];\nsetp.eq.s32 %p3, %r6, 0;\n@%p3 bra LAST;\n"
+           "ld.global.u32 %r7, [%rd1];\nDONE:";
+}
+
+std::string races_of_three(const std::string& body, std::uint32_t threads = 1) {
+    std::string found;
+    for (std::uint64_t seed = 1; seed <= 8; ++seed) {
+        small_kernel k(body, {.seed = seed, .who = ptx::turns::shuffled});
+        k.run({.blocks = {3, 1, 1}, .threads = {threads, 1, 1}});
+        if (!k.found().empty()) found = k.found();
+    }
+    return found;
+}
+
+}  // namespace
+
+TEST_CASE("who releases passes on what was acquired", "[ptx]") {
+    CHECK(races_of_three(relay("st.release.gpu.u32 [%rd1+68], %r5;")) == "");
+    CHECK(races_of_three(relay("st.relaxed.gpu.u32 [%rd1+68], %r5;")) != "");
+}
+
+TEST_CASE("read-modify-writes pass a release on, stores end it", "[ptx]") {
+    // Block 1 adds to the flag that block 0 released, and block 2 waits for the sum.
+    const auto counted = [](const std::string& middle) {
+        return "setp.ne.s32 %p1, %r1, 0;\n@%p1 bra DONE;\nmov.u32 %r5, 1;\n"
+               "setp.eq.s32 %p2, %r2, 1;\n@%p2 bra MIDDLE;\nsetp.eq.s32 %p2, %r2, 2;\n@%p2 bra LAST;\n"
+               "mov.u32 %r4, 42;\nst.global.u32 [%rd1], %r4;\natom.add.release.gpu.u32 %r8, [%rd1+64], %r5;\nbra "
+               "DONE;\n"
+               "MIDDLE: ld.relaxed.gpu.u32 %r6, [%rd1+64];\nsetp.eq.s32 %p3, %r6, 0;\n@%p3 bra MIDDLE;\n" +
+               middle +
+               "\nbra DONE;\n"
+               "LAST: ld.acquire.gpu.u32 %r6, [%rd1+64];\nsetp.lt.u32 %p3, %r6, 2;\n@%p3 bra LAST;\n"
+               "ld.global.u32 %r7, [%rd1];\nDONE:";
+    };
+    CHECK(races_of_three(counted("atom.add.relaxed.gpu.u32 %r8, [%rd1+64], %r5;")) == "");
+    CHECK(races_of_three(counted("mov.u32 %r9, 2;\nst.relaxed.gpu.u32 [%rd1+64], %r9;")) != "");
+}
+
+TEST_CASE("threads of a block see each other's writes behind a barrier, and not before", "[ptx]") {
+    // Each of 64 threads writes a word of shared memory and reads its neighbour's.
+    const auto neighbours = [](const std::string& between) {
+        return "mov.u32 %r3, shared_words;\nshl.b32 %r4, %r1, 2;\nadd.u32 %r4, %r4, %r3;\nst.shared.u32 [%r4], %r1;\n" +
+               between +
+               "\nadd.u32 %r5, %r1, 1;\nand.b32 %r5, %r5, 63;\nshl.b32 %r5, %r5, 2;\nadd.u32 %r5, %r5, %r3;\n"
+               "ld.shared.u32 %r6, [%r5];\nshl.b32 %r7, %r1, 2;\ncvt.u64.u32 %rd2, %r7;\nadd.s64 %rd2, %rd1, %rd2;\n"
+               "st.global.u32 [%rd2], %r6;";
+    };
+    small_kernel with(neighbours("bar.sync 0;"));
+    with.run({.threads = {64, 1, 1}});
+    CHECK(with.found() == "");
+    for (std::uint32_t t = 0; t < 64; ++t) CHECK(with.words[t] == (t + 1) % 64);
+    small_kernel without(neighbours(""));
+    without.run({.threads = {64, 1, 1}});
+    CHECK_THAT(without.found(), Catch::Contains("race"));
+}
+
+TEST_CASE("a barrier and a release make what a whole block wrote visible to another block", "[ptx]") {
+    // 32 threads of block 0 write; thread 0 releases behind the barrier; thread 5 of block 1 reads what thread 7 wrote.
+    const auto cumulative = [](const std::string& barrier) {
+        return "setp.ne.s32 %p2, %r2, 0;\n@%p2 bra RECEIVE;\nshl.b32 %r4, %r1, 2;\ncvt.u64.u32 %rd2, %r4;\n"
+               "add.s64 %rd2, %rd1, %rd2;\nst.global.u16 [%rd2], %r1;\n" +
+               barrier +
+               "\nsetp.ne.s32 %p1, %r1, 0;\n@%p1 bra DONE;\nmov.u32 %r5, 1;\nst.release.gpu.u32 [%rd1+192], %r5;\nbra "
+               "DONE;\n"
+               "RECEIVE: setp.ne.s32 %p1, %r1, 0;\n@%p1 bra MEET;\nWAIT: ld.acquire.gpu.u32 %r6, [%rd1+192];\n"
+               "setp.eq.s32 %p3, %r6, 0;\n@%p3 bra WAIT;\nMEET: bar.sync 0;\nld.global.u16 %rs1, [%rd1+28];\nDONE:";
+    };
+    CHECK(races_of_three(cumulative("bar.sync 0;"), 32) == "");
+    CHECK(races_of_three(cumulative(""), 32) != "");
+}
+
+TEST_CASE("shuffles order nothing, bar.warp.sync does", "[ptx]") {
+    const auto by = [](const std::string& meeting) {
+        return "mov.u32 %r3, shared_words;\nsetp.ne.s32 %p1, %r1, 0;\n@%p1 bra MEET;\nst.shared.u32 [%r3], "
+               "%r1;\nMEET: " +
+               meeting + "\nld.shared.u32 %r6, [%r3];";
+    };
+    small_kernel shuffled(by("shfl.sync.down.b32 %r5, %r1, 1, 31, -1;"));
+    shuffled.run({.threads = {32, 1, 1}});
+    CHECK_THAT(shuffled.found(), Catch::Contains("race"));
+    small_kernel met(by("bar.warp.sync 0xffffffff;"));
+    met.run({.threads = {32, 1, 1}});
+    CHECK(met.found() == "");
+}
+
+TEST_CASE("kernels that run at the same time race, those one after the other don't", "[ptx]") {
+    const std::string write = "st.global.u32 [%rd1], %r1;";
+    small_kernel after(write);
+    after.run();
+    after.run();
+    CHECK(after.found() == "");
+    small_kernel together(write);
+    together.start();
+    together.run();
+    CHECK_THAT(together.found(), Catch::Contains("race"));
+}
+
+TEST_CASE("devices are beyond the scope .gpu", "[ptx]") {
+    // Both add to one counter: fine by .sys, a race by .gpu.
+    for (const bool far : {false, true})
+        for (const std::string scope : {"gpu", "sys"}) {
+            small_kernel k("atom.add.relaxed." + scope + ".u32 %r3, [%rd1], 1;");
+            k.start({.device = 0});
+            k.run({.device = far ? 1 : 0});
+            CHECK(k.words[0] == 2);
+            CHECK((k.found() == "") == (!far || scope == "sys"));
+        }
+}
+
+TEST_CASE("bytes of one word belong to different threads", "[ptx]") {
+    small_kernel k("cvt.u64.u32 %rd2, %r1;\nadd.s64 %rd2, %rd1, %rd2;\nst.global.u8 [%rd2], %r1;");
+    k.run({.threads = {64, 1, 1}});
+    CHECK(k.found() == "");
+    CHECK(k.words[1] == 0x07060504);
+    small_kernel same(
+        "shr.u32 %r3, %r1, 1;\ncvt.u64.u32 %rd2, %r3;\nadd.s64 %rd2, %rd1, %rd2;\nst.global.u8 [%rd2], %r1;");
+    same.run({.threads = {64, 1, 1}});
+    CHECK_THAT(same.found(), Catch::Contains("race"));
+}

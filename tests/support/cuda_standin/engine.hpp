@@ -1,0 +1,38 @@
+// SPDX-License-Identifier: Apache-2.0
+// What runs compiled kernels over the stand-in, if a program has such a thing: tests/support/ptx/runtime.cpp.
+//
+// All calls come under the machine's mutex.
+#pragma once
+
+#include <cuda_runtime_api.h>
+
+#include <cstddef>
+#include <cstdint>
+#include <functional>
+#include <set>
+
+namespace standin::detail {
+
+/// Is told what happens to memory that kernels may touch.
+struct engine {
+    virtual ~engine() = default;
+    virtual void added(std::uintptr_t begin, std::size_t size, bool of_host) = 0;
+    virtual void removed(std::uintptr_t begin) = 0;
+    /// By a copy or a memset, in the order of its stream.
+    virtual void written(std::uintptr_t begin, std::size_t size) = 0;
+    /// Nothing exists any more.
+    virtual void reset() = 0;
+};
+/// Null: kernels run on the host, see launch.hpp.
+[[nodiscard]] engine*& the_engine();
+
+/// Asked again and again once it has begun: goes on for a while, and says whether it is over. Throws if it went wrong: an
+/// illegal access.
+using running_kernel = std::function<bool()>;
+/// Begins on these SMs of that device.
+using kernel_start = std::function<running_kernel(int device, const std::set<std::uint32_t>& sms)>;
+
+/// Enqueues a kernel that takes as long as it computes; counts as a call of cudaLaunchKernelExC.
+cudaError_t launch(cudaStream_t stream, kernel_start start);
+
+}  // namespace standin::detail

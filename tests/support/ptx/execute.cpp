@@ -1,0 +1,368 @@
+// SPDX-License-Identifier: Apache-2.0
+// What each instruction does to its thread, its block and memory. Sections are those of the PTX ISA 9.0.
+#include <algorithm>
+#include <bit>
+#include <cstring>
+
+#include "support/ptx/thread.hpp"
+
+namespace ptx {
+
+namespace {
+
+word mask_of(std::size_t bytes) { return bytes == 8 ? ~word{0} : (word{1} << 8 * bytes) - 1; }
+
+/// A value as it comes from memory: narrower than a register, it is extended.
+word extended(word value, const instruction& i) {
+    if (!i.sign) return value;
+    const unsigned unused = 64 - 8U * i.bytes;
+    return static_cast<word>(static_cast<std::int64_t>(value << unused) >> unused);
+}
+
+/// The host may be at the same address: strong accesses are atomic there, too.
+word load_atomically(const std::byte* from, std::size_t bytes) {
+    switch (bytes) {
+        case 1: return __atomic_load_n(reinterpret_cast<const std::uint8_t*>(from), __ATOMIC_SEQ_CST);
+        case 2: return __atomic_load_n(reinterpret_cast<const std::uint16_t*>(from), __ATOMIC_SEQ_CST);
+        case 4: return __atomic_load_n(reinterpret_cast<const std::uint32_t*>(from), __ATOMIC_SEQ_CST);
+        default: return __atomic_load_n(reinterpret_cast<const std::uint64_t*>(from), __ATOMIC_SEQ_CST);
+    }
+}
+void store_atomically(std::byte* to, word value, std::size_t bytes) {
+    switch (bytes) {
+        case 1:
+            __atomic_store_n(reinterpret_cast<std::uint8_t*>(to), static_cast<std::uint8_t>(value), __ATOMIC_SEQ_CST);
+            break;
+        case 2:
+            __atomic_store_n(reinterpret_cast<std::uint16_t*>(to), static_cast<std::uint16_t>(value), __ATOMIC_SEQ_CST);
+            break;
+        case 4:
+            __atomic_store_n(reinterpret_cast<std::uint32_t*>(to), static_cast<std::uint32_t>(value), __ATOMIC_SEQ_CST);
+            break;
+        default: __atomic_store_n(reinterpret_cast<std::uint64_t*>(to), value, __ATOMIC_SEQ_CST); break;
+    }
+}
+template <class T>
+word combine_atomically(std::byte* at, word operand, word (*f)(word, word, word)) {
+    auto* const p = reinterpret_cast<T*>(at);
+    T old = __atomic_load_n(p, __ATOMIC_SEQ_CST);
+    // exch is a mov of its operand, and the others don't mind in which order theirs come.
+    while (!__atomic_compare_exchange_n(p, &old, static_cast<T>(f(operand, old, 0)), false, __ATOMIC_SEQ_CST,
+                                        __ATOMIC_SEQ_CST)) {
+    }
+    return old;
+}
+
+}  // namespace
+
+// ---- threads
+
+void machine::start_thread(block& b, std::uint32_t index) {
+    const grid& g = *b.of;
+    const launch& l = g.what();
+    thread& t = b.threads[index];
+    t.of = &b;
+    t.index = index;
+    t.order = {.id = b.clock.number << threads_bits | index, .block = &b.clock, .seen = g.start_};
+    frame f{.in = l.kernel};
+    f.locals.resize(l.kernel->local_bytes);
+    f.parameters = const_cast<std::byte*>(l.arguments.data());  // loads only: decode.cpp knows no store to them
+    t.frames.push_back(std::move(f));
+    t.frames.back().slots = make_slots(t);
+    b.ready.push_back(index);
+}
+
+std::unique_ptr<word[]> machine::make_slots(const thread& t) {
+    const frame& f = t.frames.back();
+    const block& b = *t.of;
+    const grid& g = *b.of;
+    const launch& l = g.what();
+    auto slots = std::make_unique<word[]>(f.in->slots);
+    std::ranges::copy(f.in->constants, slots.get());
+    const auto of = [](std::uint32_t index, const std::array<std::uint32_t, 3>& extent, unsigned axis) -> word {
+        return axis == 0   ? index % extent[0]
+               : axis == 1 ? index / extent[0] % extent[1]
+                           : index / extent[0] / extent[1];
+    };
+    const auto workspace = l.cooperative ? reinterpret_cast<std::uintptr_t>(g.workspace_.data()) : 0;
+    for (const own_slot& o : f.in->own) {
+        word& value = slots[o.at];
+        switch (o.what) {
+            case own::tid_x: value = of(t.index, l.threads, 0); break;
+            case own::tid_y: value = of(t.index, l.threads, 1); break;
+            case own::tid_z: value = of(t.index, l.threads, 2); break;
+            case own::ntid_x: value = l.threads[0]; break;
+            case own::ntid_y: value = l.threads[1]; break;
+            case own::ntid_z: value = l.threads[2]; break;
+            case own::ctaid_x: value = of(b.index, l.blocks, 0); break;
+            case own::ctaid_y: value = of(b.index, l.blocks, 1); break;
+            case own::ctaid_z: value = of(b.index, l.blocks, 2); break;
+            case own::nctaid_x: value = l.blocks[0]; break;
+            case own::nctaid_y: value = l.blocks[1]; break;
+            case own::nctaid_z: value = l.blocks[2]; break;
+            case own::laneid: value = t.lane(); break;
+            case own::warpid: value = t.index / warp_size; break;
+            case own::smid: value = b.sm; break;
+            case own::nsmid: value = l.sms.size(); break;
+            case own::envreg1: value = workspace >> 32; break;
+            case own::envreg2: value = workspace & 0xffff'ffff; break;
+            case own::parameters: value = reinterpret_cast<word>(f.parameters) + o.offset; break;
+            case own::locals: value = reinterpret_cast<word>(f.locals.data()) + o.offset; break;
+        }
+    }
+    return slots;
+}
+
+void machine::run_thread(thread& t, std::uint32_t instructions) {
+    std::uint64_t ran = 0;
+    turn_of_ = &t;
+    while (ran < instructions && t.is == state::ready) {
+        frame& f = t.frames.back();
+        word* const r = f.slots.get();
+        const instruction* const code = f.in->code.data();
+        const instruction& i = code[f.next++];
+        ++ran;
+        if ((r[i.guard] != 0) == i.negated) continue;  // 9.3: predicated execution
+        switch (i.what) {
+            case operation::compute: r[i.at[0]] = i.compute(r[i.at[1]], r[i.at[2]], r[i.at[3]]); break;
+            case operation::branch: f.next = i.target; break;
+            case operation::load:
+            case operation::store:
+            case operation::atomic: execute_access(t, i, r); break;
+            case operation::pack: {
+                word whole = 0;
+                for (unsigned e = i.count; e-- > 0;) whole = whole << 8 * i.bytes | (r[i.at[e]] & mask_of(i.bytes));
+                r[i.at[4]] = whole;
+                break;
+            }
+            case operation::unpack: {
+                const word whole = r[i.at[4]];
+                for (unsigned e = 0; e < i.count; ++e) r[i.at[e]] = whole >> 8 * i.bytes * e & mask_of(i.bytes);
+                break;
+            }
+            case operation::clock: r[i.at[0]] = now_; break;
+            case operation::sleep:  // 9.7.19.4: up to twice the time
+                t.is = state::asleep;
+                t.wakes = now_ + (r[i.at[0]] & 0xffff'ffff);
+                t.of->wakes = std::min(t.of->wakes, t.wakes);
+                t.of->asleep.push_back(t.index);
+                ++done_.sleeps;
+                break;
+            case operation::fence: after_fence(t.order, i.ordering, i.reach); break;
+            case operation::barrier: arrive(t, i, static_cast<std::uint32_t>(r[i.at[0]])); break;
+            case operation::warp_barrier:
+            case operation::shuffle: meet_warp(t, i); break;
+            case operation::call: call(t, f.in->calls[i.target]); break;
+            case operation::leave: leave(t); break;
+            case operation::trap: fail(t, i, "trap");
+        }
+    }
+    done_.instructions += ran;
+}
+
+// ---- 9.7.12.5 and 9.7.12.6: calls
+
+void machine::call(thread& t, const ptx::call& c) {
+    frame f{.in = c.callee};
+    f.own_parameters.resize(c.callee->parameter_bytes);
+    f.locals.resize(c.callee->local_bytes);
+    for (const auto& copy : c.arguments)
+        std::memcpy(f.own_parameters.data() + copy.to, t.frames.back().locals.data() + copy.from, copy.bytes);
+    f.parameters = f.own_parameters.data();
+    t.frames.push_back(std::move(f));
+    t.frames.back().slots = make_slots(t);
+}
+
+void machine::leave(thread& t) {
+    block& b = *t.of;
+    if (t.frames.size() > 1) {
+        const frame callee = std::move(t.frames.back());
+        t.frames.pop_back();
+        frame& f = t.frames.back();
+        for (const auto& copy : f.in->calls[f.in->code[f.next - 1].target].results)
+            std::memcpy(f.locals.data() + copy.to, callee.own_parameters.data() + copy.from, copy.bytes);
+        return;
+    }
+    t.is = state::over;
+    t.frames.back().slots.reset();
+    ++b.over;
+    for (std::uint32_t n = 0; n < b.arrived.size(); ++n)
+        if (b.arrived[n] != 0 && b.arrived[n] + b.over == b.threads.size()) complete_barrier(b, n);
+}
+
+// ---- 9.7.13.1: barriers of a block
+
+void machine::arrive(thread& t, const instruction& i, std::uint32_t barrier) {
+    block& b = *t.of;
+    if (barrier >= b.arrived.size()) fail(t, i, "a block has 16 barriers");
+    t.is = state::at_barrier;
+    t.barrier = barrier;
+    t.at = &i;
+    if (++b.arrived[barrier] + b.over == b.threads.size()) complete_barrier(b, barrier);
+}
+
+/// Everybody is there who can still come.
+void machine::complete_barrier(block& b, std::uint32_t barrier) {
+    std::vector<actor*> all;
+    const thread* first_of_warp = nullptr;
+    for (thread& t : b.threads) {
+        if (t.lane() == 0) first_of_warp = nullptr;
+        if (t.is != state::at_barrier || t.barrier != barrier) continue;
+        // With .aligned it must be the same instruction for the whole warp, and CUDA wants every thread of the block.
+        if (first_of_warp == nullptr) first_of_warp = &t;
+        if (t.at->aligned && t.at != first_of_warp->at) find(t, *t.at, "divergent barrier: its warp is at another one");
+        if (b.over != 0) find(t, *t.at, "divergent barrier: a thread that is over never comes");
+        all.push_back(&t.order);
+    }
+    meet_block(all, b.clock);
+    b.arrived[barrier] = 0;
+    for (thread& t : b.threads) {
+        if (t.is != state::at_barrier || t.barrier != barrier) continue;
+        t.is = state::ready;
+        t.at = nullptr;
+        if (&t != turn_of_) b.ready.push_back(t.index);  // which goes on as it was
+    }
+}
+
+// ---- 9.7.9.6 and 9.7.13.3: what threads of a warp do together
+
+void machine::meet_warp(thread& t, const instruction& i) {
+    block& b = *t.of;
+    const auto members = static_cast<std::uint32_t>(t.frames.back().slots[i.at[4]]);
+    if ((members >> t.lane() & 1) == 0) fail(t, i, "not a member of its own mask");
+    t.is = state::at_shuffle;
+    t.at = &i;
+    const std::uint32_t first = t.index - t.lane();
+    std::vector<thread*> all;
+    for (std::uint32_t lane = 0; lane < warp_size; ++lane) {
+        if ((members >> lane & 1) == 0) continue;
+        if (first + lane >= b.threads.size()) fail(t, i, "a lane of the mask that the block doesn't have");
+        thread& other = b.threads[first + lane];
+        if (other.is == state::over) fail(t, i, "a lane of the mask is over");
+        if (other.is != state::at_shuffle || other.at != &i) return;  // the last one to come goes on from here
+        if (static_cast<std::uint32_t>(other.frames.back().slots[i.at[4]]) != members) fail(t, i, "masks differ");
+        all.push_back(&other);
+    }
+    if (i.what == operation::shuffle) {
+        shuffle(all, i);
+    } else {
+        std::vector<actor*> actors;
+        for (thread* each : all) actors.push_back(&each->order);
+        meet(actors);
+    }
+    for (thread* each : all) {
+        each->is = state::ready;
+        each->at = nullptr;
+        if (each != turn_of_) b.ready.push_back(each->index);  // t is taking its turn
+    }
+}
+
+void machine::shuffle(const std::vector<thread*>& all, const instruction& i) {
+    constexpr word of_nobody = 0xdead'beef;  // undefined: of a lane that isn't in the mask
+    std::array<word, warp_size> values;
+    values.fill(of_nobody);
+    for (const thread* t : all) values[t->lane()] = t->frames.back().slots[i.at[1]] & 0xffff'ffff;
+    for (thread* t : all) {
+        word* const r = t->frames.back().slots.get();
+        const auto lane = t->lane();
+        const auto by = static_cast<std::uint32_t>(r[i.at[2]]) & 31, packed = static_cast<std::uint32_t>(r[i.at[3]]);
+        const std::uint32_t clamp = packed & 31, segment = packed >> 8 & 31;
+        const std::uint32_t highest = (lane & segment) | (clamp & ~segment), lowest = lane & segment;
+        std::uint32_t from = lane;
+        bool inside = false;
+        switch (i.mode) {
+            case shuffle_mode::up: inside = lane >= by && lane - by >= highest, from = lane - by; break;
+            case shuffle_mode::down: inside = lane + by <= highest, from = lane + by; break;
+            case shuffle_mode::butterfly: from = lane ^ by, inside = from <= highest; break;
+            case shuffle_mode::indexed: from = lowest | (by & ~segment), inside = from <= highest; break;
+        }
+        r[i.at[0]] = values[inside ? from : lane];
+        if (i.second_result) r[i.at[5]] = inside ? 1 : 0;
+    }
+}
+
+// ---- 9.7.9.8 to 9.7.9.12 and 9.7.13.5: accesses
+
+machine::reached machine::reach(thread& t, const instruction& i, word address, std::size_t bytes) {
+    const bool writes = i.what != operation::load;
+    if (i.where == space::shared) {
+        block& b = *t.of;
+        const auto offset = static_cast<std::uint32_t>(address) - shared_begin;
+        if (address % bytes != 0) fail(t, i, "misaligned address in shared memory");
+        if (static_cast<std::uint32_t>(address) < shared_begin || offset + bytes > b.shared.size())
+            fail(t, i, "out of bounds of shared memory");
+        return {b.shared.data() + offset, b.shared_area.get(), offset};
+    }
+    if (address % bytes != 0) fail(t, i, "misaligned address");
+    if (i.where == space::generic)
+        if (area* const in = memory_.find(address, bytes); in != nullptr)
+            return {reinterpret_cast<std::byte*>(address), in, address - in->begin()};
+    // Parameters have generic addresses, too: a kernel's are constants of the grid, and those of calls the thread's own.
+    const auto inside = [&](const std::byte* begin, std::size_t size) {
+        const auto first = reinterpret_cast<word>(begin);
+        return address >= first && address - first + bytes <= size;
+    };
+    const frame& f = t.frames.back();
+    const bool of_kernel = !writes && inside(t.frames.front().parameters, t.of->of->what().arguments.size());
+    if (of_kernel || inside(f.own_parameters.data(), f.own_parameters.size()) ||
+        inside(f.locals.data(), f.locals.size()))
+        return {reinterpret_cast<std::byte*>(address), nullptr, 0};
+    fail(t, i, "out of bounds, or of memory that was freed");
+}
+
+void machine::check(thread& t, const instruction& i, const reached& to, std::size_t bytes) {
+    const bool reads = i.what != operation::store;
+    if (reads && options_.check_contents && !to.in->known(to.offset, bytes))
+        find(t, i, "unknown contents: nobody has written here");
+    const std::uint32_t where = number_of(t, i);
+    const auto c = to.in->touch(to.offset, bytes, {t.order, i.what != operation::load, i.reach, where}, ended_);
+    if (!c || !options_.check_races) return;
+    find(t, i,
+         std::string("race: ") + (c->wrote ? "with a write by " : "with a read by ") +
+             describe(c->with.who, c->with.where) + "; " +
+             (reads ? i.what == operation::load ? "read" : "updated" : "written") + " by");
+}
+
+void machine::execute_access(thread& t, const instruction& i, word* r) {
+    const std::size_t bytes = std::size_t{i.bytes} * i.count;
+    const word address =
+        (i.where == space::shared ? r[i.at[4]] & 0xffff'ffff : r[i.at[4]]) + static_cast<word>(i.offset);
+    const reached to = reach(t, i, address, bytes);
+    const bool strong = i.ordering != order::weak;
+    if (to.in != nullptr) {
+        check(t, i, to, bytes);
+        if (i.where != space::shared) (i.what == operation::load ? done_.loaded : done_.stored) += bytes;
+    }
+    if (i.what == operation::load) {
+        if (strong) {
+            r[i.at[0]] = extended(load_atomically(to.at, i.bytes), i);
+            const releases_of* const from = to.in != nullptr ? to.in->find_releases(to.offset) : nullptr;
+            if (from != nullptr) after_load(t.order, *from, i.ordering, i.reach);
+            return;
+        }
+        for (unsigned e = 0; e < i.count; ++e) {
+            word value = 0;
+            std::memcpy(&value, to.at + std::size_t{e} * i.bytes, i.bytes);
+            r[i.at[e]] = extended(value, i);
+        }
+        return;
+    }
+    if (i.what == operation::store && !strong) {
+        for (unsigned e = 0; e < i.count; ++e) std::memcpy(to.at + std::size_t{e} * i.bytes, &r[i.at[e]], i.bytes);
+        return;
+    }
+    if (to.in == nullptr) fail(t, i, "a strong access to parameters");
+    releases_of& carried = to.in->releases_at(to.offset);
+    if (i.what == operation::atomic) {
+        ++done_.atomics;
+        const word operand = r[i.at[1]];
+        after_load(t.order, carried, i.ordering, i.reach);
+        r[i.at[0]] = i.bytes == 4 ? combine_atomically<std::uint32_t>(to.at, operand, i.compute)
+                                  : combine_atomically<std::uint64_t>(to.at, operand, i.compute);
+    } else {
+        store_atomically(to.at, r[i.at[0]], i.bytes);
+    }
+    after_store(t.order, carried, i.ordering, i.reach, i.what == operation::atomic);
+}
+
+}  // namespace ptx

@@ -1,0 +1,275 @@
+// SPDX-License-Identifier: Apache-2.0
+// Where blocks run, and when.
+#include "support/ptx/machine.hpp"
+
+#include <algorithm>
+#include <utility>
+
+#include "support/ptx/thread.hpp"
+
+namespace ptx {
+
+namespace {
+
+constexpr std::uint32_t most_threads = 1024;
+constexpr std::uint32_t instructions_per_ns = 16;  // of the whole machine: an SM or two that are well used
+
+}  // namespace
+
+machine::machine(machine_options o) : options_(o), random_(o.seed), numbers_(1) { ended_.begin(0, -1); }
+machine::~machine() = default;
+
+grid::grid(machine& on, launch l) : on_(on), what_(std::move(l)) {
+    workspace_[0] = static_cast<std::uint32_t>(workspace_.size() * sizeof(std::uint32_t));
+    if (what_.cooperative)
+        on_.memory_.add(reinterpret_cast<std::uintptr_t>(workspace_.data()), sizeof workspace_, contents::written);
+}
+
+grid::~grid() {
+    if (what_.cooperative) on_.memory_.remove(reinterpret_cast<std::uintptr_t>(workspace_.data()));
+}
+
+std::uint32_t machine::resident_blocks(std::uint32_t threads) const {
+    if (threads == 0 || threads > most_threads) return 0;
+    const std::uint32_t whole_warps = (threads + warp_size - 1) / warp_size * warp_size;
+    return std::min(options_.blocks_per_sm, options_.threads_per_sm / whole_warps);
+}
+
+std::shared_ptr<grid> machine::start(launch l) {
+    auto g = std::make_shared<grid>(*this, std::move(l));
+    const launch& what = g->what();
+    if (what.kernel == nullptr || !what.kernel->entry) throw std::invalid_argument("a kernel is needed");
+    if (what.arguments.size() < what.kernel->parameter_bytes) throw std::invalid_argument("arguments are missing");
+    const std::uint32_t threads = g->threads(), at_once = resident_blocks(threads);
+    if (g->blocks() == 0 || at_once == 0 || (what.kernel->most_threads != 0 && threads > what.kernel->most_threads))
+        throw std::invalid_argument("a grid that no device can hold");
+    if (what.cooperative && g->blocks() > at_once * what.sms.size())
+        throw std::invalid_argument("a cooperative grid that doesn't fit at once");
+    // Everything that ended by now happened before it: it is started by somebody who saw that.
+    g->start_ = std::make_shared<view>(view{.finished = ended_count_});
+    grids_.push_back(g);
+    return g;
+}
+
+// ---- places
+
+/// Some more of its blocks, as far as there is room; with `all`, only if they all fit.
+bool machine::place(grid& g, bool all) {
+    std::vector<std::uint32_t> free;  // SMs, one for each block that fits
+    const std::uint32_t wanted = g.blocks() - g.next_;
+    const std::uint32_t threads = (g.threads() + warp_size - 1) / warp_size * warp_size;
+    std::map<std::uint32_t, std::pair<std::uint32_t, std::uint32_t>> load;
+    for (const std::uint32_t sm : g.what().sms) load[sm] = taken_[{g.what().device, sm}];
+    for (bool found = true; found && free.size() < wanted;) {
+        found = false;
+        for (auto& [sm, used] : load) {
+            if (free.size() == wanted) break;
+            if (used.first + 1 > options_.blocks_per_sm || used.second + threads > options_.threads_per_sm) continue;
+            ++used.first;
+            used.second += threads;
+            free.push_back(sm);
+            found = true;
+        }
+    }
+    if (free.empty() || (all && free.size() < wanted)) return false;
+    for (const std::uint32_t sm : free) {
+        auto& used = taken_[{g.what().device, sm}];
+        ++used.first;
+        used.second += threads;
+        auto b = std::make_unique<block>();
+        b->of = &g;
+        b->index = g.next_++;
+        b->sm = sm;
+        b->clock = {.number = ++blocks_started_, .device = g.what().device};
+        numbers_.push_back(b->index);
+        g.numbers_.push_back(b->clock.number);
+        ended_.begin(b->clock.number, g.what().device);
+        const std::size_t shared = g.what().kernel->shared_bytes + g.what().dynamic_shared;
+        b->shared.resize(shared);
+        b->shared_area = std::make_unique<area>(0, std::max<std::size_t>(shared, 1), contents::unknown);
+        b->threads.resize(g.threads());
+        for (std::uint32_t t = 0; t < g.threads(); ++t) start_thread(*b, t);
+        running_.push_back(b.get());
+        g.resident_.push_back(std::move(b));
+    }
+    return true;
+}
+
+/// In the order of the launches: a later grid of a device waits for room as an earlier one does.
+void machine::place_grids() {
+    std::set<int> full;
+    for (const auto& g : grids_) {
+        if (g->next_ == g->blocks() || full.contains(g->what().device)) continue;
+        (void)place(*g, g->what().cooperative);
+        if (g->next_ < g->blocks()) full.insert(g->what().device);
+    }
+}
+
+void machine::end_block(block& b) {
+    grid& g = *b.of;
+    auto& used = taken_[{g.what().device, b.sm}];
+    --used.first;
+    used.second -= (g.threads() + warp_size - 1) / warp_size * warp_size;
+    std::erase(running_, &b);
+    g.over_ = ++g.ended_ == g.blocks();
+    // Before the whole grid is over nobody outside can know that a block of it is.
+    if (g.over_) {
+        ++ended_count_;
+        for (const std::uint32_t number : g.numbers_) ended_.end(number, ended_count_, g.what().device);
+    }
+    std::erase_if(g.resident_, [&](const auto& r) { return r.get() == &b; });
+    std::erase_if(grids_, [](const auto& other) { return other->over_; });
+}
+
+void machine::stop() {
+    ++ended_count_;
+    for (const auto& g : grids_) {
+        for (const std::uint32_t number : g->numbers_) ended_.end(number, ended_count_, g->what().device);
+        g->resident_.clear();
+        g->over_ = g->stopped_ = true;
+    }
+    grids_.clear();
+    running_.clear();
+    taken_.clear();
+}
+
+// ---- turns
+
+void machine::wake(block& b) {
+    if (b.wakes > now_) return;
+    b.wakes = ~std::uint64_t{0};
+    std::erase_if(b.asleep, [&](std::uint32_t index) {
+        thread& t = b.threads[index];
+        if (t.wakes > now_) {
+            b.wakes = std::min(b.wakes, t.wakes);
+            return false;
+        }
+        t.is = state::ready;
+        b.ready.push_back(index);
+        return true;
+    });
+}
+
+/// Time passes at once where nobody does anything.
+void machine::jump_to_next_wake() {
+    std::uint64_t next = ~std::uint64_t{0};
+    for (const block* b : running_) next = std::min(next, b->wakes);
+    if (next != ~std::uint64_t{0}) {
+        now_ = std::max(now_, next);
+        return;
+    }
+    const std::string where = who_waits();
+    stop();
+    throw fault("deadlock: nobody can go on.\n" + where);
+}
+
+void machine::run_block(block& b, std::uint64_t& budget) {
+    constexpr std::uint32_t fair_turn = 256;
+    const bool fair = options_.who == turns::fair;
+    std::vector<std::uint32_t> now = std::exchange(b.ready, {});
+    if (!fair) std::ranges::shuffle(now, random_);
+    for (std::size_t n = 0; n < now.size(); ++n) {
+        thread& t = b.threads[now[n]];
+        const std::uint32_t turn = fair ? fair_turn : 1U << random_() % 9;
+        const std::uint64_t before = done_.instructions;
+        run_thread(t, turn);
+        const std::uint64_t ran = done_.instructions - before;
+        budget -= std::min(budget, ran);
+        since_tick_ += ran;
+        now_ += since_tick_ / instructions_per_ns;
+        since_tick_ %= instructions_per_ns;
+        if (t.is == state::ready) b.ready.push_back(now[n]);
+        if (budget == 0 || b.over == b.threads.size()) {
+            b.ready.insert(b.ready.end(), now.begin() + static_cast<std::ptrdiff_t>(n) + 1, now.end());
+            break;
+        }
+    }
+}
+
+void machine::run(std::uint64_t instructions) {
+    std::uint64_t budget = instructions;
+    try {
+        while (budget > 0 && !grids_.empty()) {
+            place_grids();
+            bool any = false;
+            auto round = running_;
+            if (options_.who != turns::fair) std::ranges::shuffle(round, random_);
+            for (block* b : round) {
+                wake(*b);
+                if (b->ready.empty()) continue;
+                any = true;
+                if (options_.who == turns::adversarial) {
+                    constexpr std::array<std::uint32_t, 4> choices{64, 64, 8, 1};
+                    if (random_() % 256 == 0) b->eagerness = choices[random_() % choices.size()];
+                    if (random_() % 64 >= b->eagerness) continue;
+                }
+                run_block(*b, budget);
+                if (b->over == b->threads.size()) end_block(*b);
+                if (budget == 0) break;
+            }
+            if (!any && !running_.empty()) jump_to_next_wake();
+        }
+    } catch (...) {
+        stop();
+        throw;
+    }
+}
+
+// ---- what is told
+
+std::string machine::describe(const function& f, const program& p, const instruction& i) {
+    std::string text = f.name + ", PTX line " + std::to_string(i.line);
+    if (i.source.line != 0 && i.source.file < p.files.size())
+        text += " (" + p.files[i.source.file] + ":" + std::to_string(i.source.line) + ")";
+    return text;
+}
+
+std::uint32_t machine::number_of(const thread& t, const instruction& i) {
+    const auto [at, added] = place_numbers_.emplace(&i, static_cast<std::uint32_t>(places_.size()));
+    if (added) places_.push_back({t.of->of->what().of, t.frames.back().in, &i});
+    return at->second;
+}
+
+std::string machine::describe(agent a, std::uint32_t where) const {
+    const code_place& p = places_[where];
+    return "block " + std::to_string(numbers_[block_of(a)]) + " (of all " + std::to_string(block_of(a)) + "), thread " +
+           std::to_string(thread_of(a)) + ", in " + describe(*p.in, *p.of, *p.at);
+}
+
+void machine::fail(const thread& t, const instruction& i, const std::string& what) const {
+    throw fault(what + ": block " + std::to_string(t.of->index) + ", thread " + std::to_string(t.index) + ", in " +
+                describe(*t.frames.back().in, *t.of->of->what().of, i));
+}
+
+void machine::find(const thread& t, const instruction& i, const std::string& what) {
+    const std::string place = describe(*t.frames.back().in, *t.of->of->what().of, i);
+    constexpr std::size_t enough = 100;
+    if (told_.size() == enough || !told_.insert(what.substr(0, what.find(':')) + place).second) return;
+    findings_.push_back(what + ": block " + std::to_string(t.of->index) + ", thread " + std::to_string(t.index) +
+                        ", in " + place);
+}
+
+std::string machine::who_waits() const {
+    std::map<std::string, std::uint32_t> where;
+    for (const auto& g : grids_) {
+        const launch& l = g->what();
+        if (g->next_ < g->blocks()) where[l.kernel->name + ": blocks that aren't resident"] += g->blocks() - g->next_;
+        for (const auto& b : g->resident_)
+            for (const thread& t : b->threads) {
+                if (t.is == state::over) continue;
+                const frame& f = t.frames.back();
+                const char* const how = t.is == state::at_barrier   ? "at a barrier"
+                                        : t.is == state::at_shuffle ? "at a shuffle"
+                                        : t.is == state::asleep     ? "asleep"
+                                                                    : "running";
+                const instruction& i = t.at != nullptr ? *t.at : f.in->code[f.next];
+                ++where["block " + std::to_string(b->index) + " " + how + " in " + describe(*f.in, *l.of, i) +
+                        ": threads"];
+            }
+    }
+    std::string text;
+    for (const auto& [what, count] : where) text += "  " + what + ": " + std::to_string(count) + "\n";
+    return text;
+}
+
+}  // namespace ptx

@@ -1,0 +1,189 @@
+// SPDX-License-Identifier: Apache-2.0
+// Devices that run decoded kernels: grids of blocks of threads, which take turns as a seed says, in virtual time.
+//
+//   ptx::machine m({.seed = 7, .turns = ptx::turns::adversarial});
+//   m.memory().add(address, size, ptx::contents::written);
+//   auto grid = m.start({.kernel = p.find("scale"), .blocks = {4}, .threads = {256}, .arguments = bytes});
+//   while (!grid->over()) m.run(100'000);               // throws ptx::fault
+//   m.findings();                                       // races, unknown contents, divergent barriers
+//
+// Forward progress is what CUDA promises and no more: a block that isn't resident doesn't run, the blocks of a cooperative grid become
+// resident together, and threads of resident blocks all get their turns, however rarely. One thread calls a machine at a time.
+#pragma once
+
+#include <array>
+#include <cstddef>
+#include <cstdint>
+#include <map>
+#include <memory>
+#include <random>
+#include <set>
+#include <stdexcept>
+#include <string>
+#include <utility>
+#include <vector>
+
+#include "support/ptx/happens_before.hpp"
+#include "support/ptx/memory.hpp"
+#include "support/ptx/program.hpp"
+
+namespace ptx {
+
+/// A kernel did what ends it: an illegal address, a trap. The device is lost then.
+class fault : public std::runtime_error {
+public:
+    using std::runtime_error::runtime_error;
+};
+
+/// Who goes next.
+///   fair          all blocks in turn, all threads in turn
+///   shuffled      in any order, for any time
+///   adversarial   the same, and for a while some blocks get next to nothing
+enum class turns : std::uint8_t { fair, shuffled, adversarial };
+
+struct machine_options {
+    std::uint64_t seed = 1;
+    turns who = turns::fair;
+    std::uint32_t blocks_per_sm = 32, threads_per_sm = 2048;
+    bool check_races = true, check_contents = true;
+};
+
+struct launch {
+    const program* of = nullptr;
+    const function* kernel = nullptr;
+    std::array<std::uint32_t, 3> blocks{1, 1, 1}, threads{1, 1, 1};
+    std::vector<std::byte> arguments{};
+    std::uint32_t dynamic_shared = 0;
+    bool cooperative = false;
+    int device = 0;
+    std::set<std::uint32_t> sms{0};  // of the partition that it runs in
+};
+
+/// What was executed, by all grids together.
+struct work_done {
+    std::uint64_t instructions = 0, loaded = 0, stored = 0;  // bytes of global memory
+    std::uint64_t atomics = 0, sleeps = 0;
+};
+
+class grid;
+
+class machine {
+public:
+    explicit machine(machine_options o = {});
+    machine(const machine&) = delete;
+    machine& operator=(const machine&) = delete;
+    ~machine();
+
+    [[nodiscard]] ptx::memory& memory() { return memory_; }
+
+    /// Queues the grid behind those that wait for room. Throws std::invalid_argument for what no device could hold.
+    std::shared_ptr<grid> start(launch l);
+    /// How many blocks of so many threads an SM holds at once.
+    [[nodiscard]] std::uint32_t resident_blocks(std::uint32_t threads) const;
+
+    /// Some `instructions` of whatever runs. Throws fault: for the grid that it is about it is over, and all others of its device.
+    void run(std::uint64_t instructions);
+    [[nodiscard]] bool busy() const { return !grids_.empty(); }
+    /// Ends everything where it is.
+    void stop();
+
+    [[nodiscard]] const work_done& done() const { return done_; }
+    [[nodiscard]] std::uint64_t now() const { return now_; }  // ns
+    [[nodiscard]] const std::vector<std::string>& findings() const { return findings_; }
+    std::vector<std::string> take_findings() { return std::exchange(findings_, {}); }
+    /// Where every thread that isn't through waits.
+    [[nodiscard]] std::string who_waits() const;
+
+private:
+    friend class grid;
+    struct thread;
+    struct block;
+    struct frame;
+
+    // the grids' places (machine.cpp)
+    void place_grids();
+    [[nodiscard]] bool place(grid& g, bool all);
+    void end_block(block& b);
+    void wake(block& b);
+    void jump_to_next_wake();
+    void run_block(block& b, std::uint64_t& budget);
+
+    // instructions (execute.cpp)
+    void start_thread(block& b, std::uint32_t index);
+    [[nodiscard]] static std::unique_ptr<word[]> make_slots(const thread& t);
+    void run_thread(thread& t, std::uint32_t instructions);
+    void execute_access(thread& t, const instruction& i, word* r);
+    void arrive(thread& t, const instruction& i, std::uint32_t barrier);
+    void complete_barrier(block& b, std::uint32_t barrier);
+    void shuffle(const std::vector<thread*>& all, const instruction& i);
+    void meet_warp(thread& t, const instruction& i);
+    void call(thread& t, const ptx::call& c);
+    void leave(thread& t);
+    struct reached {
+        std::byte* at = nullptr;
+        area* in = nullptr;
+        std::size_t offset = 0;
+    };
+    [[nodiscard]] reached reach(thread& t, const instruction& i, word address, std::size_t bytes);
+    void check(thread& t, const instruction& i, const reached& to, std::size_t bytes);
+
+    // what is told
+    [[noreturn]] void fail(const thread& t, const instruction& i, const std::string& what) const;
+    void find(const thread& t, const instruction& i, const std::string& what);
+    [[nodiscard]] static std::string describe(const function& f, const program& p, const instruction& i);
+    [[nodiscard]] std::string describe(agent a, std::uint32_t where) const;
+    [[nodiscard]] std::uint32_t number_of(const thread& t, const instruction& i);
+
+    machine_options options_;
+    std::mt19937_64 random_;
+    ptx::memory memory_;
+    std::vector<std::shared_ptr<grid>> grids_;  // in the order of their launches, those that aren't over
+    std::vector<block*> running_;
+    const thread* turn_of_ = nullptr;
+    std::map<std::pair<int, std::uint32_t>, std::pair<std::uint32_t, std::uint32_t>> taken_;  // SM: blocks, threads
+    ended_blocks ended_;
+    std::uint32_t blocks_started_ = 0;
+    std::uint64_t ended_count_ = 0, now_ = 1000, since_tick_ = 0;
+    work_done done_;
+    std::vector<std::string> findings_;
+    std::set<std::string> told_;
+    std::vector<std::uint32_t> numbers_;  // of all blocks that ever ran: which of its grid
+    struct code_place {
+        const program* of;
+        const function* in;
+        const instruction* at;
+    };
+    std::vector<code_place> places_;
+    std::map<const instruction*, std::uint32_t> place_numbers_;
+};
+
+/// One launch, from its start to its end.
+class grid {
+public:
+    grid(machine& on, launch l);
+    grid(const grid&) = delete;
+    grid& operator=(const grid&) = delete;
+    ~grid();
+
+    [[nodiscard]] bool over() const { return over_; }
+    /// Over, but not because it came to its end.
+    [[nodiscard]] bool stopped() const { return stopped_; }
+    [[nodiscard]] const launch& what() const { return what_; }
+    [[nodiscard]] std::uint32_t blocks() const { return what_.blocks[0] * what_.blocks[1] * what_.blocks[2]; }
+    [[nodiscard]] std::uint32_t threads() const { return what_.threads[0] * what_.threads[1] * what_.threads[2]; }
+
+private:
+    friend class machine;
+
+    machine& on_;
+    launch what_;
+    std::vector<std::unique_ptr<machine::block>> resident_;
+    std::vector<std::uint32_t> numbers_;  // of its blocks, among all
+    std::uint32_t next_ = 0, ended_ = 0;
+    bool over_ = false, stopped_ = false;
+    view_pointer start_{};
+    /// What the driver gives a cooperative launch for its barrier (%envreg1 and 2).
+    alignas(16) std::array<std::uint32_t, 64> workspace_{};
+};
+
+}  // namespace ptx

@@ -1,0 +1,164 @@
+// SPDX-License-Identifier: Apache-2.0
+#include "support/ptx/memory.hpp"
+
+#include <algorithm>
+
+namespace ptx {
+
+namespace {
+
+bool happened_before(const event& e, const actor& me, const ended_blocks& ended) {
+    if (e.who == 0 || e.who == me.id) return true;
+    const std::uint32_t block = block_of(e.who);
+    if (block == me.block->number && e.clock <= me.block->floor) return true;
+    if (const auto when = ended.when(block); when != 0 && when <= me.seen->finished) return true;
+    return me.seen->covers(e.who, e.clock);
+}
+
+/// Both are strong, and each one's scope includes the other.
+bool morally_strong(const event& e, const access& a, const ended_blocks& ended) {
+    const std::uint32_t block = block_of(e.who), mine = a.by.block->number;
+    const int device = ended.device(block), my_device = a.by.block->device;
+    return includes(e.reach, block, device, mine, my_device) && includes(a.reach, mine, my_device, block, device);
+}
+
+bool conflicts(const event& e, const access& a, const ended_blocks& ended) {
+    return !happened_before(e, a.by, ended) && !morally_strong(e, a, ended);
+}
+
+}  // namespace
+
+area::granule& area::at(std::size_t offset) {
+    auto& p = pages_[offset / page];
+    if (p == nullptr) {
+        p = std::make_unique<granules>();
+        if (fill_[offset / page] == contents::written)
+            for (granule& g : *p) g.known = 0xf;
+    }
+    return (*p)[offset % page / unit];
+}
+
+void area::forget(granule& g) {
+    g.whole = {};
+    g.split = 0;
+    if (g.released != 0) releases_[g.released - 1].clear();
+}
+
+void area::written(std::size_t offset, std::size_t bytes) {
+    for (const std::size_t end = std::min(offset + bytes, size_); offset < end;) {
+        if (offset % page == 0 && (end - offset >= page || end == size_)) {  // a page that nothing is known of but this
+            pages_[offset / page] = nullptr;
+            fill_[offset / page] = contents::written;
+            offset += page;
+            continue;
+        }
+        granule& g = at(offset);
+        if (offset % unit == 0) forget(g);
+        g.known = static_cast<std::uint8_t>(g.known | 1U << offset % unit);
+        ++offset;
+    }
+}
+
+bool area::known(std::size_t offset, std::size_t bytes) const {
+    for (std::size_t o = offset; o < offset + bytes; ++o) {
+        const auto& p = pages_[o / page];
+        if (p == nullptr ? fill_[o / page] == contents::unknown : ((*p)[o % page / unit].known >> o % unit & 1) == 0)
+            return false;
+    }
+    return true;
+}
+
+std::optional<conflict> area::touch(cell& c, const access& a, const ended_blocks& ended) {
+    std::optional<conflict> found;
+    const event now{a.by.id, a.by.clock, a.where, a.reach};
+    if (conflicts(c.wrote, a, ended)) found = conflict{c.wrote, true};
+    if (a.writes) {
+        if (!found && conflicts(c.read, a, ended)) found = conflict{c.read, false};
+        if (c.more_readers != 0) {
+            for (const event& e : readers_[c.more_readers - 1])
+                if (!found && conflicts(e, a, ended)) found = conflict{e, false};
+            readers_[c.more_readers - 1].clear();
+        }
+        c.wrote = now;
+        c.read = {};
+        return found;
+    }
+    if (!happened_before(c.read, a.by, ended)) {  // two readers at once: the other one is kept, too
+        if (c.more_readers == 0) {
+            readers_.emplace_back();
+            c.more_readers = static_cast<std::uint32_t>(readers_.size());
+        }
+        auto& others = readers_[c.more_readers - 1];
+        if (others.size() == many) others.erase(others.begin());
+        others.push_back(c.read);
+    }
+    c.read = now;
+    return found;
+}
+
+std::optional<conflict> area::touch(std::size_t offset, std::size_t bytes, const access& a, const ended_blocks& ended) {
+    std::optional<conflict> found;
+    for (const std::size_t end = offset + bytes; offset < end;) {
+        granule& g = at(offset);
+        const std::size_t first = offset % unit, count = std::min(unit - first, end - offset);
+        if (count == unit && g.split == 0) {
+            if (const auto c = touch(g.whole, a, ended); c && !found) found = c;
+        } else {
+            if (g.split == 0) {
+                splits_.emplace_back().fill(g.whole);
+                for (cell& part : splits_.back()) part.more_readers = 0;
+                g.split = static_cast<std::uint32_t>(splits_.size());
+            }
+            for (std::size_t b = first; b < first + count; ++b)
+                if (const auto c = touch(splits_[g.split - 1][b], a, ended); c && !found) found = c;
+        }
+        if (a.writes) {
+            g.known = static_cast<std::uint8_t>(g.known | ((1U << count) - 1) << first);
+            // Who acquires from here finds nothing any more, unless the access itself is a release, see releases_at.
+            if (a.reach == scope::thread && g.released != 0) releases_[g.released - 1].clear();
+        }
+        offset += count;
+    }
+    return found;
+}
+
+releases_of& area::releases_at(std::size_t offset) {
+    granule& g = at(offset);
+    if (g.released == 0) {
+        releases_.emplace_back();
+        g.released = static_cast<std::uint32_t>(releases_.size());
+    }
+    return releases_[g.released - 1];
+}
+
+const releases_of* area::find_releases(std::size_t offset) const {
+    const auto& p = pages_[offset / page];
+    if (p == nullptr) return nullptr;
+    const granule& g = (*p)[offset % page / unit];
+    return g.released == 0 ? nullptr : &releases_[g.released - 1];
+}
+
+void memory::add(std::uintptr_t begin, std::size_t size, contents c) {
+    areas_[begin] = std::make_unique<area>(begin, size, c);
+    last_ = nullptr;
+}
+
+void memory::remove(std::uintptr_t begin) {
+    areas_.erase(begin);
+    last_ = nullptr;
+}
+
+void memory::written(std::uintptr_t begin, std::size_t size) {
+    if (size == 0) return;
+    if (area* const a = find(begin, size)) a->written(begin - a->begin(), size);
+}
+
+area* memory::find(std::uintptr_t begin, std::size_t size) {
+    const auto inside = [&](const area& a) { return begin >= a.begin() && begin - a.begin() + size <= a.size(); };
+    if (last_ != nullptr && inside(*last_)) return last_;
+    auto at = areas_.upper_bound(begin);
+    if (at == areas_.begin() || !inside(*(--at)->second)) return nullptr;
+    return last_ = at->second.get();
+}
+
+}  // namespace ptx

@@ -1,0 +1,133 @@
+// SPDX-License-Identifier: Apache-2.0
+// The memory that kernels may touch, and for each four bytes of it who read and wrote them last.
+//
+//   memory m;
+//   m.add(begin, size, contents::unknown);
+//   area* a = m.find(address, bytes);                   // null: not inside one piece of memory
+//   a->touch(offset, bytes, ...)                        // what conflicts with it, if something does
+//
+// Races are found as FastTrack finds them (Flanagan and Freund, PLDI 2009): an access conflicts with the last write, and a write
+// with the reads since, unless these happened before it. Two strong accesses whose scopes include each other don't conflict (8.7).
+#pragma once
+
+#include <array>
+#include <cstddef>
+#include <cstdint>
+#include <map>
+#include <memory>
+#include <optional>
+#include <vector>
+
+#include "support/ptx/happens_before.hpp"
+
+namespace ptx {
+
+/// An access in the past.
+struct event {
+    agent who = 0;  // 0: none yet
+    std::uint32_t clock = 0;
+    std::uint32_t where = 0;  // an instruction, by a number that its owner gives it
+    scope reach = scope::thread;
+};
+
+/// An access now.
+struct access {
+    const actor& by;
+    bool writes = false;
+    scope reach = scope::thread;  // of a strong one
+    std::uint32_t where = 0;
+};
+
+struct conflict {
+    event with{};
+    bool wrote = false;
+};
+
+/// Says for events of blocks that ended when that was: 0 while they run.
+class ended_blocks {
+public:
+    void end(std::uint32_t block, std::uint64_t when, int device) { set(block, {when, device}); }
+    void begin(std::uint32_t block, int device) { set(block, {0, device}); }
+    [[nodiscard]] std::uint64_t when(std::uint32_t block) const { return all_[block].ended; }
+    [[nodiscard]] int device(std::uint32_t block) const { return all_[block].device; }
+
+private:
+    struct fate {
+        std::uint64_t ended = 0;
+        int device = 0;
+    };
+    void set(std::uint32_t block, fate f) {
+        if (all_.size() <= block) all_.resize(block + std::size_t{1});
+        all_[block] = f;
+    }
+    std::vector<fate> all_;
+};
+
+enum class contents : std::uint8_t { unknown, written };
+
+/// One piece of memory.
+class area {
+public:
+    area(std::uintptr_t begin, std::size_t size, contents c)
+        : begin_(begin), size_(size), pages_((size + page - 1) / page) {
+        fill_.assign(pages_.size(), c);
+    }
+
+    [[nodiscard]] std::uintptr_t begin() const { return begin_; }
+    [[nodiscard]] std::size_t size() const { return size_; }
+
+    /// Somebody else wrote it, before whatever comes now: a copy, or the host.
+    void written(std::size_t offset, std::size_t bytes);
+    /// Whether all of it was ever written.
+    [[nodiscard]] bool known(std::size_t offset, std::size_t bytes) const;
+    /// Notes the access down.
+    std::optional<conflict> touch(std::size_t offset, std::size_t bytes, const access& a, const ended_blocks& ended);
+    /// What a strong access finds at its address; made if there is none.
+    [[nodiscard]] releases_of& releases_at(std::size_t offset);
+    [[nodiscard]] const releases_of* find_releases(std::size_t offset) const;
+
+private:
+    static constexpr std::size_t page = 4096, unit = 4, units = page / unit;
+    static constexpr std::size_t many = 8;  // readers at once that are remembered; the oldest is forgotten
+
+    /// Who touched it last. While no two have read it at once there is one reader, and no more to look at.
+    struct cell {
+        event wrote{}, read{};
+        std::uint32_t more_readers = 0;  // an index + 1
+    };
+    /// Four bytes, as one until somebody touches only some of them.
+    struct granule {
+        cell whole{};
+        std::uint32_t split = 0, released = 0;  // indices + 1
+        std::uint8_t known = 0;                 // a bit for each byte
+    };
+    using granules = std::array<granule, units>;
+
+    [[nodiscard]] granule& at(std::size_t offset);
+    [[nodiscard]] std::optional<conflict> touch(cell& c, const access& a, const ended_blocks& ended);
+    void forget(granule& g);
+
+    std::uintptr_t begin_;
+    std::size_t size_;
+    std::vector<std::unique_ptr<granules>> pages_;  // null: nobody touched it, and it is as `fill_` says
+    std::vector<contents> fill_;
+    std::vector<std::array<cell, unit>> splits_;
+    std::vector<std::vector<event>> readers_;
+    std::vector<releases_of> releases_;
+};
+
+class memory {
+public:
+    void add(std::uintptr_t begin, std::size_t size, contents c);
+    void remove(std::uintptr_t begin);
+    void written(std::uintptr_t begin, std::size_t size);
+    /// The area that has all of it.
+    [[nodiscard]] area* find(std::uintptr_t begin, std::size_t size);
+    void clear() { areas_.clear(), last_ = nullptr; }
+
+private:
+    std::map<std::uintptr_t, std::unique_ptr<area>> areas_;
+    area* last_ = nullptr;
+};
+
+}  // namespace ptx

@@ -1,0 +1,200 @@
+// SPDX-License-Identifier: Apache-2.0
+#include "support/ptx/runtime.hpp"
+
+#include <cuda_runtime_api.h>
+
+#include <chrono>
+#include <cstdio>
+#include <cstdlib>
+#include <cstring>
+#include <fstream>
+#include <iterator>
+#include <map>
+#include <memory>
+#include <optional>
+#include <utility>
+
+#include "support/cuda_standin/machine.hpp"
+#include "support/cuda_standin/standin.hpp"
+
+namespace ptx::runtime {
+
+namespace {
+
+/// One file, with the text that the decoded program was made of.
+struct loaded {
+    std::string text{};
+    program decoded{};
+};
+
+/// Calls come under the stand-in's mutex, registration before main.
+class engine : public standin::detail::engine {
+public:
+    machine_options options{};
+    std::map<const void*, std::string> names{};  // of kernels, by the function that stands for them on the host
+
+    void added(std::uintptr_t begin, std::size_t size, bool of_host) override {
+        // What the host can write, it may have written.
+        machine().memory().add(begin, size, of_host ? contents::written : contents::unknown);
+    }
+    void removed(std::uintptr_t begin) override { machine().memory().remove(begin); }
+    void written(std::uintptr_t begin, std::size_t size) override { machine().memory().written(begin, size); }
+    void reset() override {
+        keep_count();
+        machine_.reset();
+    }
+
+    void replace(std::size_t file, std::string text) {
+        load();
+        auto fresh = std::make_unique<loaded>(loaded{std::move(text), {}});
+        fresh->decoded = decode(text::parse(fresh->text));
+        retired_.push_back(std::exchange(files_[file], std::move(fresh)));
+    }
+
+    struct found {
+        const program* of = nullptr;
+        const function* kernel = nullptr;
+    };
+    found find(const void* host_function) {
+        load();
+        const auto name = names.find(host_function);
+        if (name == names.end()) return {};
+        for (const auto& f : files_)
+            if (const function* const k = f->decoded.find(name->second)) return {&f->decoded, k};
+        return {};
+    }
+
+    standin::detail::running_kernel start(launch l) {
+        ++tally_.launches;
+        tally_.executed.insert(l.kernel->name);
+        const auto running = machine().start(std::move(l));
+        return [this, running] {
+            const auto begin = std::chrono::steady_clock::now();
+            constexpr std::uint64_t at_once = 50'000;
+            if (!running->over()) machine().run(at_once);
+            tally_.seconds += std::chrono::duration<double>(std::chrono::steady_clock::now() - begin).count();
+            for (std::string& what : machine().take_findings()) {
+                ++tally_.findings;
+                standin::detail::the_machine().find(std::move(what));
+            }
+            if (running->stopped()) throw fault("stopped, because another kernel went wrong");
+            return running->over();
+        };
+    }
+
+    [[nodiscard]] tally total() {
+        load();
+        tally all = tally_;
+        if (machine_ != nullptr) add(all.work, machine_->done());
+        for (const auto& f : files_)
+            for (const auto& k : f->decoded.functions)
+                if (k->entry) all.compiled.insert(k->name);
+        return all;
+    }
+
+private:
+    static void add(work_done& to, const work_done& some) {
+        to.instructions += some.instructions;
+        to.loaded += some.loaded;
+        to.stored += some.stored;
+        to.atomics += some.atomics;
+        to.sleeps += some.sleeps;
+    }
+    void keep_count() {
+        if (machine_ != nullptr) add(tally_.work, machine_->done());
+    }
+    ptx::machine& machine() {
+        if (machine_ == nullptr) {
+            machine_options o = options;
+            o.blocks_per_sm = standin::detail::the_machine().chosen.blocks_per_sm;
+            machine_ = std::make_unique<ptx::machine>(o);
+        }
+        return *machine_;
+    }
+    void load() {
+        if (!files_.empty()) return;
+        for (const char* const* path = ptx_files; *path != nullptr; ++path) {
+            std::ifstream in(*path);
+            auto f = std::make_unique<loaded>(loaded{{std::istreambuf_iterator<char>(in), {}}, {}});
+            try {
+                if (!in) throw std::runtime_error("can't be read");
+                f->decoded = decode(text::parse(f->text));
+            } catch (const std::exception& e) {
+                std::fprintf(stderr, "%s: %s\n", *path, e.what());
+                std::exit(EXIT_FAILURE);
+            }
+            files_.push_back(std::move(f));
+        }
+    }
+
+    std::vector<std::unique_ptr<loaded>> files_{}, retired_{};
+    std::unique_ptr<ptx::machine> machine_{};
+    tally tally_{};
+};
+
+engine& the_engine() {
+    static auto* const one = [] {
+        auto* const made = new engine;  // never destroyed: the stand-in calls until the end
+        standin::detail::the_engine() = made;
+        return made;
+    }();
+    return *one;
+}
+
+std::array<std::uint32_t, 3> extent(dim3 d) { return {d.x, d.y, d.z}; }
+
+}  // namespace
+
+machine_options& options() { return the_engine().options; }
+tally total() { return the_engine().total(); }
+void replace(std::size_t file, std::string text) { the_engine().replace(file, std::move(text)); }
+
+extern "C" {
+
+cudaError_t cudaLaunchKernelExC(const cudaLaunchConfig_t* config, const void* host_function, void** arguments) {
+    const auto [of, kernel] = the_engine().find(host_function);
+    if (kernel == nullptr) return cudaErrorInvalidDeviceFunction;
+    launch l{.of = of,
+             .kernel = kernel,
+             .blocks = extent(config->gridDim),
+             .threads = extent(config->blockDim),
+             .dynamic_shared = static_cast<std::uint32_t>(config->dynamicSmemBytes)};
+    for (unsigned i = 0; i < config->numAttrs; ++i)
+        if (config->attrs[i].id == cudaLaunchAttributeCooperative)
+            l.cooperative = config->attrs[i].val.cooperative != 0;
+    l.arguments.resize(kernel->parameter_bytes);
+    for (std::size_t p = 0; p < kernel->parameters.size(); ++p)
+        std::memcpy(l.arguments.data() + kernel->parameters[p].offset, arguments[p], kernel->parameters[p].bytes);
+    return standin::detail::launch(config->stream, [l](int device, const std::set<std::uint32_t>& sms) {
+        launch here = l;
+        here.device = device;
+        here.sms = sms;
+        return the_engine().start(std::move(here));
+    });
+}
+
+cudaError_t cudaOccupancyMaxActiveBlocksPerMultiprocessor(int* blocks, const void*, int threads, std::size_t) {
+    machine_options o = the_engine().options;
+    o.blocks_per_sm = standin::detail::current_options().blocks_per_sm;
+    *blocks = threads < 0 ? 0 : static_cast<int>(machine(o).resident_blocks(static_cast<std::uint32_t>(threads)));
+    return cudaSuccess;
+}
+
+// Called by what nvcc generates.
+void** __cudaRegisterFatBinary(void*) {
+    static void* handle = nullptr;
+    return &handle;
+}
+void __cudaRegisterFatBinaryEnd(void**) {}
+void __cudaUnregisterFatBinary(void**) {}
+void __cudaRegisterFunction(void**, const char* host_function, char*, const char* name, int, void*, void*, void*, void*,
+                            int*) {
+    the_engine().names[host_function] = name;
+}
+cudaError_t __cudaGetKernel(void**, const void*) { return cudaSuccess; }
+cudaError_t __cudaLaunchKernel(void*, dim3, dim3, void**, std::size_t, cudaStream_t) { return cudaErrorNotSupported; }
+cudaError_t __cudaPopCallConfiguration(dim3*, dim3*, std::size_t*, void*) { return cudaErrorNotSupported; }
+
+}  // extern "C"
+
+}  // namespace ptx::runtime

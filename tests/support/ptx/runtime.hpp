@@ -1,0 +1,39 @@
+// SPDX-License-Identifier: Apache-2.0
+// The executor behind the stand-in for the CUDA runtime: a program of nvcc's objects, linked with both instead of libcudart, runs its
+// kernels as they were compiled.
+//
+//   extern const char* const ptx_files[] = {"kernels.compute_90.ptx", nullptr};     // cmake: gpushare_run_as_compiled()
+//   ptx::runtime::options().seed = 7;                                               // for what starts after the next reset
+//   standin::session gpu{{.devices = 2}};
+//
+// What the executor finds (races, unknown contents, divergent barriers) are findings of the stand-in, which fail the program.
+#pragma once
+
+#include <cstdint>
+#include <set>
+#include <string>
+#include <vector>
+
+#include "support/ptx/machine.hpp"
+
+/// The PTX of the objects in the program; null behind the last. Each program defines it.
+extern const char* const ptx_files[];
+
+namespace ptx::runtime {
+
+/// For the next machine, which a reset of the stand-in makes. blocks_per_sm is the stand-in's.
+[[nodiscard]] machine_options& options();
+
+/// Since the program began, over all machines.
+struct tally {
+    work_done work{};
+    std::set<std::string> compiled{}, executed{};  // kernels, by name
+    std::uint64_t launches = 0, findings = 0;
+    double seconds = 0;  // inside the executor
+};
+[[nodiscard]] tally total();
+
+/// Another text for this file from the next launch on, for tests that break kernels on purpose.
+void replace(std::size_t file, std::string text);
+
+}  // namespace ptx::runtime
