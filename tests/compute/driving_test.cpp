@@ -2,6 +2,7 @@
 // Nobody drives beyond their own need: a thread that comes to submit or wait isn't kept for others' callables, however
 // many there are and however long they take, and what it leaves is done by whoever waits in the limiter.
 #include <algorithm>
+#include <atomic>
 #include <chrono>
 #include <functional>
 #include <optional>
@@ -206,7 +207,7 @@ struct server {
     static constexpr ns callable = 3ms;
 
     struct figures {
-        int run = 0;
+        std::atomic<int> run{0};  // callables, on whichever thread
         ns longest_submit{}, longest_wait{};
     };
 
@@ -261,8 +262,8 @@ TEST_CASE("clients whose callables take their threads long share the device, and
                 t.client(b, of_b, 600ms);
         });
     }
-    CAPTURE(of_a.run, of_b.run, of_a.longest_submit.count(), of_b.longest_submit.count(), of_a.longest_wait.count(),
-            of_b.longest_wait.count());
+    CAPTURE(of_a.run.load(), of_b.run.load(), of_a.longest_submit.count(), of_b.longest_submit.count(),
+            of_a.longest_wait.count(), of_b.longest_wait.count());
     // Captured, one had a single submission and stayed inside for all of the 600 ms. A busy machine adds some.
     CHECK(of_a.run > 15);
     CHECK(of_b.run > 15);
@@ -297,7 +298,7 @@ TEST_CASE("an urgent client's threads aren't kept for the callables of those bel
             }
         });
     }
-    CAPTURE(rounds, longest.count(), of_b.run, of_c.run);
+    CAPTURE(rounds, longest.count(), of_b.run.load(), of_c.run.load());
     CHECK(rounds > 3);
     CHECK(of_b.run > 10);
     CHECK(of_c.run > 10);
