@@ -40,7 +40,7 @@ struct admission_request {
 };
 
 /// What has become of it.
-struct admission {
+struct admission_result {
     /// How it went.
     enum result : std::uint8_t {
         placed,     ///< `placements` are applied
@@ -72,8 +72,8 @@ public:
     /// Places, queues or refuses. What finds no place on the cluster even when nothing is placed there is refused at
     /// once. Throws std::bad_alloc, and then nothing has happened.
     template <class P>
-    requires placement_policy<P> admission submit(instant now, P&& policy, cluster& c, admission_request r) {
-        admission a{.id = ++last_id_};
+    requires placement_policy<P> admission_result submit(instant now, P&& policy, cluster& c, admission_request r) {
+        admission_result a{.id = ++last_id_};
         const bool blocked =
             std::ranges::any_of(waiting_, [&](const entry& e) { return !goes_before(r, e) && holds_up(c, e); });
         if (!blocked && place(policy, c, r.members, a)) {
@@ -90,19 +90,19 @@ public:
         if (waiting_.size() >= options_.most_waiting) return refuse(std::move(a), errc::queue_full);
         const auto behind = std::ranges::find_if(waiting_, [&](const entry& e) { return goes_before(r, e); });
         waiting_.insert(behind, entry{a.id, std::move(r), 0});
-        a.outcome = admission::queued;
+        a.outcome = admission_result::queued;
         return a;
     }
 
     /// After something was released, and whenever a deadline may have passed: places whoever fits now, in order, and
     /// returns those, and those whose deadline has passed.
     template <class P>
-    requires placement_policy<P> std::vector<admission> advance(instant now, P&& policy, cluster& c) {
-        std::vector<admission> done;
+    requires placement_policy<P> std::vector<admission_result> advance(instant now, P&& policy, cluster& c) {
+        std::vector<admission_result> done;
         done.reserve(waiting_.size());  // from here on, what was placed is not lost
         std::erase_if(waiting_, [&](const entry& e) {
             if (e.request.deadline > now) return false;
-            done.push_back({.id = e.id, .outcome = admission::expired, .code = errc::deadline_exceeded});
+            done.push_back({.id = e.id, .outcome = admission_result::expired, .code = errc::deadline_exceeded});
             return true;
         });
         try {
@@ -145,26 +145,27 @@ private:
                });
     }
 
-    static admission refuse(admission a, errc code) {
-        a.outcome = admission::refused;
+    static admission_result refuse(admission_result a, errc code) {
+        a.outcome = admission_result::refused;
         a.code = code;
         return a;
     }
 
     template <class P>
-    static bool place(P& policy, cluster& c, std::span<const placement_request> members, admission& a) {
+    static bool place(P& policy, cluster& c, std::span<const placement_request> members, admission_result& a) {
         auto plan = plan_gang(policy, c, members);
         a.member = plan.member;
         a.why = plan.why;
         if (!plan) return false;
         apply_gang(c, *plan.placements);
         a.placements = *std::move(plan.placements);
-        a.outcome = admission::placed;
+        a.outcome = admission_result::placed;
         return true;
     }
 
     template <class P>
-    static void note_shortage(P& policy, const cluster& c, std::span<const placement_request> members, admission& a) {
+    static void note_shortage(P& policy, const cluster& c, std::span<const placement_request> members,
+                              admission_result& a) {
         const auto plan = plan_gang(policy, c, members);
         a.member = plan.member;
         a.why = plan.why;
@@ -172,9 +173,9 @@ private:
 
     // The first who fits, unless somebody before it has been overtaken too often.
     template <class P>
-    bool place_next(P& policy, cluster& c, std::vector<admission>& done) {
+    bool place_next(P& policy, cluster& c, std::vector<admission_result>& done) {
         for (std::size_t i = 0; i < waiting_.size(); ++i) {
-            admission a{.id = waiting_[i].id};
+            admission_result a{.id = waiting_[i].id};
             if (place(policy, c, waiting_[i].request.members, a)) {
                 for (std::size_t ahead = 0; ahead < i; ++ahead) ++waiting_[ahead].overtaken;
                 waiting_.erase(waiting_.begin() + static_cast<std::ptrdiff_t>(i));

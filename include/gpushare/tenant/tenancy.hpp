@@ -38,9 +38,9 @@
 #include <gpushare/partition/equal_split.hpp>
 #include <gpushare/partition/reservation.hpp>
 #include <gpushare/sm_split.hpp>
-#include <gpushare/tenant/detail/admission.hpp>
 #include <gpushare/tenant/detail/room_wait.hpp>
 #include <gpushare/tenant/detail/shared_node.hpp>
+#include <gpushare/tenant/detail/tenant_admission.hpp>
 #include <gpushare/tenant/detail/tenant_claim.hpp>
 #include <gpushare/tenant/detail/tenant_state.hpp>
 #include <gpushare/tenant/specification.hpp>
@@ -281,7 +281,7 @@ private:
         const std::lock_guard lock(shared_.mutex);
         if (std::find(shared_.names.begin(), shared_.names.end(), spec.name) != shared_.names.end())
             detail::refuse_admission({errc::duplicate_name}, spec.name, "the name is taken");
-        auto memory = detail::admission(*node_, shared_, connected_split_).reserve(spec);
+        auto memory = detail::tenant_admission(*node_, shared_, connected_split_).reserve(spec);
         return {shared_, std::move(spec), std::move(memory), ++last_tag_};
     }
 

@@ -49,9 +49,9 @@ template <node Node>
 
 /// For one request. Refers to all of its arguments.
 template <node Node, compute_policy Policy>
-class admission {
+class tenant_admission {
 public:
-    admission(const Node& of, shared_node<Node, Policy>& all, const split_function& split) noexcept
+    tenant_admission(const Node& of, shared_node<Node, Policy>& all, const split_function& split) noexcept
         : node_(&of), all_(&all), split_(&split) {}
 
     // Chooses the devices and takes their memory, all at once: bursts of other tenants, which come and go under no mutex
