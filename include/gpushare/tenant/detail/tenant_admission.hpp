@@ -1,7 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 // The choice behind an admission: which devices a tenant gets, and their memory, taken on all of them at once.
 //
-//   auto memory = detail::admission(node, shared, split).reserve(spec);      // under the mutex of `shared`; spec.on is set
+//   auto memory = detail::tenant_admission(node, shared, split).reserve(spec);      // under the mutex of `shared`; spec.on is set
 #pragma once
 
 #include <algorithm>
