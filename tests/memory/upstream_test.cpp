@@ -19,9 +19,9 @@
 #include "support/upstream_answers.hpp"
 
 using namespace gpushare::literals;
+using gpushare::as_upstream;
 using gpushare::bytes;
 using gpushare::errc;
-using gpushare::as_upstream;
 using gpushare::pool_resource;
 using gpushare::quota;
 using gpushare::quota_resource;
