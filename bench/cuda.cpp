@@ -101,11 +101,11 @@ class same_calls {
 public:
     explicit same_calls(const call_counts& counts) {
         for (const auto& [name, n] : counts) {
-            owed* const calls = name == "cudaEventRecord"                       ? &records_
-                                : name == "cudaEventQuery"                      ? &queries_
-                                : name == "cudaEventElapsedTime"                ? &spans_
-                                : name == "cudaThreadExchangeStreamCaptureMode" ? &modes_
-                                                                                : nullptr;
+            owed* const calls = name == "cudaEventRecord"                     ? &records_
+                                : name == "cuEventQuery"                      ? &queries_
+                                : name == "cudaEventElapsedTime"              ? &spans_
+                                : name == "cuThreadExchangeStreamCaptureMode" ? &modes_
+                                                                              : nullptr;
             if (calls == nullptr) throw std::runtime_error("cuda.permit_submit_ns: don't know how to call " + name);
             calls->each_time = n;
         }
@@ -119,11 +119,12 @@ public:
     }
 
     void operator()(stream& s) {
-        auto mode = cudaStreamCaptureModeRelaxed;
+        const auto& api = s.state().device->api();
+        auto mode = CU_STREAM_CAPTURE_MODE_RELAXED;
         float ms = 0;
         while (records_.due()) (void)cudaEventRecord(events_[0], s.native_handle());
-        while (queries_.due()) (void)cudaEventQuery(events_[0]);
-        while (modes_.due()) (void)cudaThreadExchangeStreamCaptureMode(&mode);
+        while (queries_.due()) (void)api.event_query(events_[0]);
+        while (modes_.due()) (void)api.exchange_capture_mode(&mode);
         while (spans_.due()) (void)cudaEventElapsedTime(&ms, events_[0], events_[0]);
         bench::keep(ms);
     }

@@ -65,8 +65,8 @@ struct crowd {
 
 [[nodiscard]] std::size_t all_calls() {
     std::size_t n = 0;
-    for (const auto* name : {"cudaEventRecord", "cudaEventQuery", "cudaEventElapsedTime", "cudaGetLastError",
-                             "cudaThreadExchangeStreamCaptureMode", "cudaEventCreateWithFlags", "cudaStreamWaitEvent"})
+    for (const auto* name : {"cudaEventRecord", "cuEventQuery", "cudaEventElapsedTime", "cudaGetLastError",
+                             "cuThreadExchangeStreamCaptureMode", "cudaEventCreateWithFlags", "cudaStreamWaitEvent"})
         n += standin::count(name);
     return n;
 }

@@ -222,7 +222,7 @@ TEST_CASE_METHOD(fixture, "a query that CUDA answers with an error ends the poin
     standin::hold(s.native_handle());
     s.enqueue(1us);
     const auto p = s.record();
-    standin::inject({.call = "cudaEventQuery", .code = cudaErrorInvalidResourceHandle});
+    standin::inject({.call = "cuEventQuery", .code = cudaErrorInvalidResourceHandle});
     CHECK(p.reached());
     CHECK(p.status() == errc::backend_failed);
     CHECK_FALSE(node.lost(d));

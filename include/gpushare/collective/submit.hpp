@@ -46,6 +46,12 @@ struct launch_options {
 
 namespace detail {
 
+/// In nanoseconds, and little enough not to overflow when it is added to a device's clock.
+[[nodiscard]] constexpr std::int64_t bounded(ns patience) noexcept {
+    constexpr ns century = ns::max() / 2;
+    return (patience < century ? patience : century).count();
+}
+
 /// A rank's kernel: each block is a lane.
 template <class Body>
 struct rank_kernel {
@@ -70,6 +76,40 @@ inline constexpr bool works_through_slots = requires {
     requires Body::through_slots;
 };
 
+/// Ranks up to which a submission needs no memory.
+inline constexpr std::size_t ranks_in_place = 32;
+
+/// Of backends whose separate cooperative launches run side by side on a device wherever they fit.
+template <class Stream>
+inline constexpr bool launches_run_together = !requires {
+    requires !Stream::launches_run_together;
+};
+
+/// Points that are still to be recorded, of backends whose streams have them; else nothing.
+template <class Stream>
+class point_reserve {
+public:
+    void reserve(std::span<Stream>) noexcept {}
+    [[nodiscard]] auto record(std::size_t, Stream& stream) { return stream.record(); }
+};
+template <class Stream>
+requires requires(Stream& s) { s.record(s.reserve()); }
+class point_reserve<Stream> {
+public:
+    void reserve(std::span<Stream> streams) {
+        if (streams.size() > few_.size()) many_.resize(streams.size());
+        for (std::size_t r = 0; r < streams.size(); ++r) at(r) = streams[r].reserve();
+    }
+    [[nodiscard]] auto record(std::size_t r, Stream& stream) { return stream.record(std::move(at(r))); }
+
+private:
+    using reserved = decltype(std::declval<Stream&>().reserve());
+    [[nodiscard]] reserved& at(std::size_t r) { return many_.empty() ? few_[r] : many_[r]; }
+
+    std::array<reserved, ranks_in_place> few_{};
+    std::vector<reserved> many_;
+};
+
 /// A launch of collectives on some devices, all or none: the order in which they are enqueued, and room for them.
 template <class Gangs, class Stream>
 class gang_launch {
@@ -77,34 +117,45 @@ public:
     gang_launch(Gangs& gangs, std::span<const device_id> devices, const void* channel)
         : entered_(gangs.enter(devices)), channel_(channel) {}
 
+    /// Before the first launch: whatever may fail, or wait for the device, and needn't come later. errc::capturing where some of
+    /// the streams are captured, by whomever, and others aren't: some ranks would wait for the graph to be launched.
+    [[nodiscard]] errc prepare(std::span<Stream> streams) {
+        std::size_t captured = 0;
+        for (const Stream& s : streams) captured += is_captured(s) ? 1 : 0;
+        captured_ = captured != 0;
+        if (captured_) return captured == streams.size() ? errc::none : errc::capturing;
+        if constexpr (detail::room_making_order<Gangs, Stream>) points_.reserve(streams);
+        return errc::none;
+    }
+    /// What is captured runs when its graph is launched: nobody can wait for it here.
+    [[nodiscard]] bool captured() const noexcept { return captured_; }
+
     /// For blocks that are `part` of a device in all, of this gang.
     void make_room(device_id d, std::uint64_t part, Stream& stream) {
         if constexpr (detail::room_making_order<Gangs, Stream>)
-            if (!captured(stream)) entered_.make_room(d, part, channel_, stream);
+            if (!captured_) entered_.make_room(d, part, channel_, stream);
     }
-    /// Behind the launch of a part of them.
-    void launched(device_id d, std::uint64_t part, Stream& stream) {
+    /// Behind the launch of a part of them: on `stream`, the one with number `r`.
+    void launched(device_id d, std::uint64_t part, std::size_t r, Stream& stream) {
         if constexpr (detail::room_making_order<Gangs, Stream>)
-            if (!captured(stream)) entered_.add(d, part, channel_, stream.record());
+            if (!captured_) entered_.add(d, part, channel_, points_.record(r, stream));
     }
 
 private:
-    /// What is captured runs when its graph is launched: nobody can wait for it here.
-    [[nodiscard]] static bool captured(const Stream& stream) noexcept {
-        if constexpr (requires { stream.capturing(); })
-            return stream.capturing();
+    [[nodiscard]] static bool is_captured(const Stream& stream) {
+        if constexpr (requires { stream.captured(); })
+            return stream.captured();
         else
             return false;
     }
 
     decltype(std::declval<Gangs&>().enter(std::span<const device_id>{})) entered_;
     const void* channel_;
+    bool captured_ = false;
+    [[no_unique_address]] point_reserve<Stream> points_;
 };
 
 using device_parts = detail::gang_residents<immediate_point>;  // for its arithmetic
-
-/// Ranks up to which a submission needs no memory.
-inline constexpr std::size_t ranks_in_place = 32;
 
 /// As submit() below, with `body_of(r)` for the body of rank r: made when it is launched, so they aren't kept anywhere.
 template <gang_order Gangs, launcher Stream, class BodyOf>
@@ -117,8 +168,12 @@ requires std::invocable<const BodyOf&, std::size_t>
         options.blocks == 0 || options.blocks > members[0].view().lanes)
         return errc::invalid_specification;
     if (!members[0].view().direct && !works_through_slots<body>) return errc::not_supported;
+    if constexpr (!launches_run_together<Stream>)
+        for (std::size_t r = 1; r < ranks; ++r)
+            for (std::size_t other = 0; other < r; ++other)
+                if (devices[r] == devices[other]) return errc::duplicate_device;
     const auto kernel = [&](std::size_t r) {
-        return rank_kernel<body>{members[r].view(), members[r].rank(), options.patience.count(), members[r].asked(),
+        return rank_kernel<body>{members[r].view(), members[r].rank(), bounded(options.patience), members[r].asked(),
                                  body_of(r)};
     };
     std::array<std::uint64_t, ranks_in_place> few;
@@ -135,18 +190,21 @@ requires std::invocable<const BodyOf&, std::size_t>
         if (on_device_of(r) > device_parts::whole_device) return errc::too_many_blocks;
 
     gang_launch<Gangs, Stream> gang(gangs, devices, members[0].channel());
+    if (const errc why = gang.prepare(streams); why != errc::none) return why;
     for (std::size_t r = 0; r < ranks; ++r) gang.make_room(devices[r], on_device_of(r), streams[r]);
     const grid g{.blocks = options.blocks, .threads = options.threads, .hold = {}};
     std::size_t r = 0;
+    bool any = false;  // runs, and waits for the others
     const auto give_up = [&](errc why) {
-        members[0].close({why, body::kind, static_cast<std::uint32_t>(r), 0});
+        if (any) members[0].close({why, body::kind, static_cast<std::uint32_t>(r), 0});
         return why;
     };
     try {
         for (; r < ranks; ++r) {
             const errc code = streams[r].launch_cooperative(g, kernel(r));
-            if (code != errc::none) return r == 0 ? code : give_up(code);
-            gang.launched(devices[r], parts[r], streams[r]);
+            if (code != errc::none) return give_up(code);
+            any = !gang.captured();
+            gang.launched(devices[r], parts[r], r, streams[r]);
         }
     } catch (...) {
         (void)give_up(errc::submission_failed);
@@ -164,6 +222,8 @@ requires std::invocable<const BodyOf&, std::size_t>
 ///   too_many_blocks         a device can't hold so many blocks at once
 ///   invalid_specification   the sizes of the spans differ, or more blocks than the communicator has lanes
 ///   not_supported           the ranks' devices don't reach each other's memory, which this collective needs
+///   duplicate_device        several ranks are on one device, whose launches needn't run side by side: see submit_shared.hpp
+///   capturing               some of the streams are captured, and others aren't. Where all are, the graph gets the collective
 /// Throws what the streams throw; if that happens between two launches, the group is aborted, so nobody hangs. Up to 32 ranks
 /// it allocates nothing besides what the streams and the gang order do.
 template <gang_order Gangs, launcher Stream, class Body>

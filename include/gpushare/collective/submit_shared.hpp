@@ -67,7 +67,7 @@ requires std::invocable<const BodyOf&, std::size_t>
     const auto some = [&](std::size_t r) -> decltype(auto) { return body_of(r < ranks ? r : 0); };
     const shared_device_kernel<body> kernel{
         members[0].view(),
-        options.patience.count(),
+        bounded(options.patience),
         members[0].asked(),
         {some(0), some(1), some(2), some(3), some(4), some(5), some(6), some(7), some(8), some(9), some(10), some(11),
          some(12), some(13), some(14), some(15)}};
@@ -76,9 +76,10 @@ requires std::invocable<const BodyOf&, std::size_t>
     if (part > device_parts::whole_device) return errc::too_many_blocks;
 
     gang_launch<Gangs, Stream> gang(gangs, std::span<const device_id>(&device, 1), members[0].channel());
+    if (const errc why = gang.prepare(std::span<Stream>(&stream, 1)); why != errc::none) return why;
     gang.make_room(device, part, stream);
     const errc code = stream.launch_cooperative({.blocks = blocks, .threads = options.threads, .hold = {}}, kernel);
-    if (code == errc::none) gang.launched(device, part, stream);
+    if (code == errc::none) gang.launched(device, part, 0, stream);
     return code;
 }
 

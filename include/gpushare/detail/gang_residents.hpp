@@ -9,6 +9,8 @@
 //   for (auto& s : streams) { s.launch_cooperative(shape, kernel);  entered.add(s.device, part, channel, s.record()); }
 #pragma once
 
+#include <algorithm>
+#include <atomic>
 #include <concepts>
 #include <cstddef>
 #include <cstdint>
@@ -27,12 +29,25 @@ namespace detail {
 /// Safe from any thread, as device_order_lock. Whoever is in the list only waits for who was there before, and all
 /// of a gang's devices are locked when it enters: no circle can form. And the gangs that may run beside each other on a device
 /// at any moment fit there: the last of them waits for the others until it does.
+///
+/// However many gangs are in flight, one costs each of its devices a wait, a question and the point of its own; where the
+/// gangs of several channels don't fit beside each other, three more for each of the others.
 template <timeline_point Point>
 class gang_residents {
+    // Gangs of a channel run one after the other: there is one entry for the last of them.
     struct resident {
         Point done;
         std::uint64_t part;
         const void* channel;
+        std::uint64_t gang;
+        // The one before it, and what it takes of the device until it is done: it may still run.
+        Point before_done{};
+        std::uint64_t before_part = 0;
+
+        [[nodiscard]] std::uint64_t takes() const noexcept { return part > before_part ? part : before_part; }
+        void look_at_before() {
+            if (before_part != 0 && before_done.reached()) before_part = 0;
+        }
     };
 
 public:
@@ -55,38 +70,64 @@ public:
         requires std::same_as<typename S::point, Point>
         void make_room(device_id d, std::uint64_t part, const void* channel, S& stream) {
             auto& there = of_->residents_[d.index];
-            std::erase_if(there, [](const resident& r) { return r.done.reached(); });
             std::uint64_t sum = part;
-            for (const resident& r : there)
-                if (r.channel != channel) sum += r.part;
+            for (const resident& r : there) {
+                if (r.channel != channel)
+                    sum += r.takes();
+                else if (r.gang != gang_)
+                    stream.wait(r.done);
+            }
+            if (sum <= whole_device) return;
+            std::erase_if(there, [&](const resident& r) { return r.channel != channel && r.done.reached(); });
+            sum = part;
+            for (resident& r : there) {
+                if (r.channel == channel) continue;
+                r.look_at_before();
+                sum += r.takes();
+            }
             for (const resident& r : there) {  // the oldest first
-                if (r.channel != channel) {
-                    if (sum <= whole_device) continue;
-                    sum -= r.part;
-                }
+                if (sum <= whole_device) return;
+                if (r.channel == channel) continue;
+                sum -= r.takes();
                 stream.wait(r.done);
             }
         }
         /// What has just been launched on `d` is there until `done`.
         void add(device_id d, std::uint64_t part, const void* channel, Point done) {
-            of_->residents_[d.index].push_back({std::move(done), part, channel});
+            auto& there = of_->residents_[d.index];
+            resident r{.done = std::move(done), .part = part, .channel = channel, .gang = gang_};
+            const auto before = std::find_if(there.begin(), there.end(), [&](const resident& other) {
+                return other.channel == channel && other.gang != gang_;
+            });
+            if (before != there.end()) {
+                before->look_at_before();
+                r.before_part = before->takes();
+                r.before_done = std::move(before->done);
+                there.erase(before);
+            }
+            there.push_back(std::move(r));
         }
 
     private:
         friend gang_residents;
-        guard(gang_residents& of, device_order_lock::guard lock) noexcept : of_(&of), lock_(std::move(lock)) {}
+        guard(gang_residents& of, device_order_lock::guard lock) noexcept
+            // Only to tell gangs apart: relaxed.
+            : of_(&of), lock_(std::move(lock)), gang_(of.gangs_.fetch_add(1, std::memory_order_relaxed)) {}
 
         gang_residents* of_;
         device_order_lock::guard lock_;
+        std::uint64_t gang_;
     };
 
     /// As device_order_lock.
     explicit gang_residents(std::uint32_t devices) : order_(devices), residents_(devices) {}
+    /// As device_order_lock::enter.
     [[nodiscard]] guard enter(std::span<const device_id> devices) { return guard(*this, order_.enter(devices)); }
 
 private:
     device_order_lock order_;
     std::vector<std::vector<resident>> residents_;  // of each device, in the order in which they came; under its lock
+    std::atomic<std::uint64_t> gangs_{0};
 };
 static_assert(gang_order<gang_residents<immediate_point>>);
 

@@ -134,7 +134,8 @@ public:
 
     /// Calls each(rank, comm, stream) for every rank between ncclGroupStart and ncclGroupEnd: for any of NCCL's collectives.
     /// Alone on the devices: what was submitted there before comes first. errc::aborted after an abort; invalid_specification
-    /// where the sizes of the spans differ; else what NCCL says.
+    /// where the sizes of the spans differ; capturing where some of the streams are captured and others aren't; else what NCCL
+    /// says. Where all of them are captured, by whomever, the graph gets the collective.
     template <gang_order Gangs, timeline Stream, class Each>
     requires std::is_invocable_r_v<ncclResult_t, const Each&, std::uint32_t, ncclComm_t, cudaStream_t>
     [[nodiscard]] errc submit(Gangs& gangs, std::span<const device_id> devices, std::span<Stream> streams,
@@ -144,6 +145,7 @@ public:
             if (rank == nullptr) return errc::aborted;
         constexpr std::uint64_t all = detail::device_parts::whole_device;
         detail::gang_launch<Gangs, Stream> gang(gangs, devices, this);
+        if (const errc why = gang.prepare(streams); why != errc::none) return why;
         for (std::uint32_t r = 0; r < size(); ++r) gang.make_room(devices[r], all, streams[r]);
         ++calls_;
         last_ = what;
@@ -152,7 +154,7 @@ public:
         for (std::uint32_t r = 0; r < size() && code == ncclSuccess; ++r)
             code = each(r, ranks_[r], streams[r].native_handle());
         const ncclResult_t end = ncclGroupEnd();  // also after an error: it ends the group
-        for (std::uint32_t r = 0; r < size(); ++r) gang.launched(devices[r], all, streams[r]);
+        for (std::uint32_t r = 0; r < size(); ++r) gang.launched(devices[r], all, r, streams[r]);
         return to_errc(code != ncclSuccess ? code : end);
     }
 

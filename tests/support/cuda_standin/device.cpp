@@ -18,7 +18,8 @@ constexpr int capability_major = 9, capability_minor = 0;
 /// body(machine&) for a call that names a device instead of meaning the current one.
 template <class Body>
 cudaError_t about(const char* name, int device, Body body) {
-    return enter({name}, nullptr, [&](machine& m) { return m.has_device(device) ? body(m) : cudaErrorInvalidDevice; });
+    return enter({.name = name, .bare = true}, nullptr,
+                 [&](machine& m) { return m.has_device(device) ? body(m) : cudaErrorInvalidDevice; });
 }
 
 }  // namespace
@@ -28,24 +29,24 @@ extern "C" {
 // ---- versions and errors
 
 cudaError_t cudaDriverGetVersion(int* version) {
-    return enter({.name = "cudaDriverGetVersion", .always = true}, nullptr, [&](machine& m) {
+    return enter({.name = "cudaDriverGetVersion", .always = true, .bare = true}, nullptr, [&](machine& m) {
         *version = m.chosen.driver_version;
         return cudaSuccess;
     });
 }
 
 cudaError_t cudaPeekAtLastError() {
-    return enter({.name = "cudaPeekAtLastError", .always = true, .silent = true}, nullptr,
+    return enter({.name = "cudaPeekAtLastError", .always = true, .silent = true, .bare = true}, nullptr,
                  [](machine& m) { return m.thread().last_error; });
 }
 
 cudaError_t cudaGetLastError() {
-    return enter({.name = "cudaGetLastError", .always = true, .silent = true}, nullptr, [](machine& m) {
+    return enter({.name = "cudaGetLastError", .always = true, .silent = true, .bare = true}, nullptr, [](machine& m) {
         auto& t = m.thread();
         const auto last = std::exchange(t.last_error, cudaSuccess);
         // What sticks stays, whether the thread has met it or not.
         const int d = t.contexts.empty() ? 0 : t.contexts.back()->device;
-        return m.has_device(d) && m.device(d).sticky != cudaSuccess ? m.device(d).sticky : last;
+        return m.has_device(d) && m.device(d).told ? m.device(d).sticky : last;
     });
 }
 
@@ -65,6 +66,7 @@ const char* cudaGetErrorName(cudaError_t e) {
         case cudaErrorIllegalAddress: return "cudaErrorIllegalAddress";
         case cudaErrorLaunchTimeout: return "cudaErrorLaunchTimeout";
         case cudaErrorLaunchFailure: return "cudaErrorLaunchFailure";
+        case cudaErrorContextIsDestroyed: return "cudaErrorContextIsDestroyed";
         case cudaErrorCooperativeLaunchTooLarge: return "cudaErrorCooperativeLaunchTooLarge";
         case cudaErrorNotSupported: return "cudaErrorNotSupported";
         case cudaErrorStreamCaptureUnsupported: return "cudaErrorStreamCaptureUnsupported";
@@ -81,14 +83,14 @@ const char* cudaGetErrorString(cudaError_t e) { return cudaGetErrorName(e); }
 
 cudaError_t cudaGetDeviceCount(int* count) {
     *count = 0;
-    return enter({"cudaGetDeviceCount"}, nullptr, [&](machine& m) {
+    return enter({.name = "cudaGetDeviceCount", .bare = true}, nullptr, [&](machine& m) {
         *count = static_cast<int>(m.devices.size());
         return cudaSuccess;
     });
 }
 
 cudaError_t cudaGetDevice(int* device) {
-    return enter({"cudaGetDevice"}, nullptr, [&](machine& m) {
+    return enter({.name = "cudaGetDevice", .bare = true}, nullptr, [&](machine& m) {
         const auto& contexts = m.thread().contexts;
         *device = contexts.empty() ? 0 : contexts.back()->device;
         return cudaSuccess;
@@ -148,6 +150,17 @@ cudaError_t cudaDeviceGetStreamPriorityRange(int* least, int* greatest) {
     return on_device({"cudaDeviceGetStreamPriorityRange"}, [&](machine& m, int) {
         *least = m.chosen.least_priority;
         *greatest = m.chosen.greatest_priority;
+        return cudaSuccess;
+    });
+}
+
+// ---- kernels
+
+cudaError_t cudaOccupancyMaxActiveBlocksPerMultiprocessor(int* blocks, const void* kernel, int threads, std::size_t) {
+    constexpr call_info info{"cudaOccupancyMaxActiveBlocksPerMultiprocessor"};
+    return on_device(info, [&](machine& m, int device) {
+        m.load(device, kernel, info.name);
+        *blocks = threads <= 0 || threads > max_threads ? 0 : static_cast<int>(m.chosen.blocks_per_sm);
         return cudaSuccess;
     });
 }

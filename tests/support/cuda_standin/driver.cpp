@@ -63,6 +63,38 @@ CUresult push_current(CUcontext handle) {
     }));
 }
 
+CUresult retain_primary(CUcontext* out, CUdevice device) {
+    return driver(enter({"cuDevicePrimaryCtxRetain"}, nullptr, [&](machine& m) {
+        if (!m.has_device(device)) return cudaErrorInvalidDevice;
+        *out = handle_of(m.primary(device));
+        ++m.device(device).retained;
+        return m.device(device).told ? m.device(device).sticky : cudaSuccess;
+    }));
+}
+
+CUresult release_primary(CUdevice device) {
+    return driver(enter({.name = "cuDevicePrimaryCtxRelease", .returns = true}, nullptr, [&](machine& m) {
+        if (!m.has_device(device) || m.device(device).retained == 0) return invalid_context;
+        --m.device(device).retained;  // the runtime keeps the context
+        return cudaSuccess;
+    }));
+}
+
+// Of these the driver's manual names no error for a thread without a context: they don't need one.
+CUresult event_query(CUevent e) { return driver(query("cuEventQuery", e)); }
+CUresult stream_is_capturing(CUstream s, CUstreamCaptureStatus* status) {
+    auto told = cudaStreamCaptureStatusNone;
+    const CUresult result = driver(is_capturing("cuStreamIsCapturing", s, &told));
+    *status = static_cast<CUstreamCaptureStatus>(told);
+    return result;
+}
+CUresult exchange_capture_mode(CUstreamCaptureMode* mode) {
+    auto theirs = static_cast<cudaStreamCaptureMode>(*mode);
+    const CUresult result = driver(exchange_mode("cuThreadExchangeStreamCaptureMode", &theirs));
+    *mode = static_cast<CUstreamCaptureMode>(theirs);
+    return result;
+}
+
 CUresult pop_current(CUcontext* out) {
     return driver(enter({.name = "cuCtxPopCurrent", .returns = true}, nullptr, [&](machine& m) {
         auto& t = m.thread();
@@ -84,6 +116,12 @@ std::span<const entry_point> detail::context_functions() {
         point<decltype(cuCtxSetCurrent)>("cuCtxSetCurrent", 4000, set_current),
         point<decltype(cuCtxPushCurrent)>("cuCtxPushCurrent", 4000, push_current),
         point<decltype(cuCtxPopCurrent)>("cuCtxPopCurrent", 4000, pop_current),
+        point<decltype(cuDevicePrimaryCtxRetain)>("cuDevicePrimaryCtxRetain", 7000, retain_primary),
+        point<decltype(cuDevicePrimaryCtxRelease)>("cuDevicePrimaryCtxRelease", 11000, release_primary),
+        point<decltype(cuEventQuery)>("cuEventQuery", 2000, event_query),
+        point<decltype(cuStreamIsCapturing)>("cuStreamIsCapturing", 10000, stream_is_capturing),
+        point<decltype(cuThreadExchangeStreamCaptureMode)>("cuThreadExchangeStreamCaptureMode", 10010,
+                                                           exchange_capture_mode),
     };
     return all;
 }
@@ -91,7 +129,7 @@ std::span<const entry_point> detail::context_functions() {
 extern "C" cudaError_t cudaGetDriverEntryPointByVersion(const char* symbol, void** out, unsigned version,
                                                         unsigned long long, cudaDriverEntryPointQueryResult* status) {
     *out = nullptr;
-    return enter({"cudaGetDriverEntryPointByVersion"}, nullptr, [&](machine& m) {
+    return enter({.name = "cudaGetDriverEntryPointByVersion", .bare = true}, nullptr, [&](machine& m) {
         auto result = cudaDriverEntryPointSymbolNotFound;
         for (const auto part : {context_functions(), virtual_memory_functions(), green_context_functions()}) {
             const auto found = std::ranges::find(part, std::string_view(symbol), &entry_point::name);

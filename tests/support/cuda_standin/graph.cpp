@@ -63,13 +63,24 @@ std::vector<operation> dissolve(machine& m, const std::shared_ptr<capture>& c) {
 
 }  // namespace
 
-extern "C" {
-
-cudaError_t cudaThreadExchangeStreamCaptureMode(cudaStreamCaptureMode* mode) {
-    return enter({.name = "cudaThreadExchangeStreamCaptureMode", .always = true}, nullptr, [&](machine& m) {
+cudaError_t detail::exchange_mode(const char* name, cudaStreamCaptureMode* mode) {
+    return enter({.name = name, .always = true}, nullptr, [&](machine& m) {
         std::swap(m.thread().mode, *mode);
         return cudaSuccess;
     });
+}
+
+cudaError_t detail::is_capturing(const char* name, cudaStream_t handle, cudaStreamCaptureStatus* status) {
+    return on_stream({name}, handle, [&](machine&, stream& on) {
+        *status = status_of(on);
+        return cudaSuccess;
+    });
+}
+
+extern "C" {
+
+cudaError_t cudaThreadExchangeStreamCaptureMode(cudaStreamCaptureMode* mode) {
+    return exchange_mode("cudaThreadExchangeStreamCaptureMode", mode);
 }
 
 cudaError_t cudaStreamBeginCapture(cudaStream_t handle, cudaStreamCaptureMode mode) {
@@ -101,10 +112,7 @@ cudaError_t cudaStreamEndCapture(cudaStream_t handle, cudaGraph_t* out) {
 }
 
 cudaError_t cudaStreamIsCapturing(cudaStream_t handle, cudaStreamCaptureStatus* status) {
-    return on_stream({"cudaStreamIsCapturing"}, handle, [&](machine&, stream& on) {
-        *status = status_of(on);
-        return cudaSuccess;
-    });
+    return is_capturing("cudaStreamIsCapturing", handle, status);
 }
 
 // ---- graphs
@@ -148,6 +156,12 @@ cudaError_t cudaGraphLaunch(cudaGraphExec_t exec, cudaStream_t handle) {
         const auto e = m.executables.find(exec);
         if (e == nullptr) return cudaErrorInvalidValue;
         if (on.recording == nullptr && e->running != nullptr) m.enqueue(on, {.awaited = e->running});
+        // A node runs on the SMs of the context that it was captured in, not on those of the stream of the launch.
+        for (const operation& node : e->nodes)
+            if (node.in != nullptr && node.in->sms != on.in->sms) {
+                m.find("a graph that was captured in one partition was launched in another one");
+                break;
+            }
         for (const operation& node : e->nodes) m.enqueue(on, node);
         if (on.recording == nullptr) {
             e->running = std::make_shared<mark>(mark{.device = on.in->device});

@@ -91,6 +91,11 @@ CUresult create_green(CUgreenCtx* out, CUdevResourceDesc what, CUdevice device, 
         if (found == m.descriptions.end() || flags != CU_GREEN_CTX_DEFAULT_STREAM) return invalid_value;
         if (!m.has_device(device) || found->second.first != device) return cudaErrorInvalidDevice;
         (void)m.primary(device);
+        m.find_spinning(device, "cuGreenCtxCreate");
+        for (const auto& s : m.busy)
+            if (s->in->green && s->in->destroyed && s->in->device == device &&
+                std::ranges::any_of(s->in->sms, [&](auto sm) { return found->second.second.contains(sm); }))
+                m.find("SMs were handed out while work of a destroyed partition is still on them");
         const auto c = std::make_shared<context>(context{.device = device, .sms = found->second.second, .green = true});
         *out = reinterpret_cast<CUgreenCtx>(c.get());
         m.green_contexts.add(*out, c);
@@ -113,13 +118,14 @@ CUresult destroy_green(CUgreenCtx handle) {
         if (c->streams != 0) m.find("a green context was destroyed before its streams");
         const auto& mine = m.thread().contexts;
         if (std::ranges::find(mine, c) != mine.end()) m.find("a green context was destroyed while it was current");
+        c->destroyed = true;
         m.green_contexts.remove(handle);
         return cudaSuccess;
     });
 }
 
 CUresult green_stream(CUstream* out, CUgreenCtx handle, unsigned flags, int priority) {
-    return on_green({"cuGreenCtxStreamCreate"}, handle, [&](machine& m, const auto& c) {
+    return on_green({.name = "cuGreenCtxStreamCreate", .makes = true}, handle, [&](machine& m, const auto& c) {
         if (flags != CU_STREAM_NON_BLOCKING) return invalid_value;
         *out = m.open_stream(c, priority);
         return cudaSuccess;

@@ -64,19 +64,25 @@ void run_together(const K& kernel, std::uint32_t blocks, std::uint32_t sms) {
     if (thrown != nullptr) std::rethrow_exception(thrown);
 }
 
+/// What names the kernel.
+template <class K>
+[[nodiscard]] const void* entry_of() noexcept {
+    return reinterpret_cast<const void*>(&run_blocks<K>);
+}
+
 template <class K>
 void launch_on_standin(stream& on, grid g, const K& kernel, bool cooperative) {
     static_assert(kernel_for<K, device_context>, "a kernel is called with a context: operator()(C& ctx) const");
     static_assert(std::is_trivially_copyable_v<K>, "a kernel travels to a device byte by byte");
     if (g.blocks == 0) return;
     const std::uint32_t at_once = on.max_cooperative_blocks(kernel, g.threads);
+    const auto run = cooperative ? &run_together<K> : &run_blocks<K>;
     on.enqueued_on_device(
         [&] {
             if (at_once == 0) return cudaErrorInvalidConfiguration;
             const ns length = g.hold * ((g.blocks + at_once - 1) / at_once);
-            return standin::detail::launch(on.native_handle(), length, [=, sms = on.sms()] {
-                cooperative ? run_together(kernel, g.blocks, sms) : run_blocks(kernel, g.blocks, sms);
-            });
+            return standin::detail::launch(on.native_handle(), entry_of<K>(), cooperative, length,
+                                           [=, sms = on.sms()] { run(kernel, g.blocks, sms); });
         },
         "launching a kernel");
 }
@@ -97,8 +103,7 @@ errc stream::launch_cooperative(grid g, const K& kernel) {
 
 template <class K>
 std::uint32_t stream::max_cooperative_blocks(const K&, std::uint32_t threads) const noexcept {
-    if (threads == 0 || threads > properties().threads_per_block) return 0;
-    return standin::detail::current_options().blocks_per_sm * sms();
+    return detail::cooperative_blocks(state(), detail::entry_of<K>(), threads);
 }
 
 template <class Rep, class Period>

@@ -8,6 +8,7 @@
 #include <atomic>
 #include <cstdlib>
 #include <exception>
+#include <utility>
 
 namespace standin::detail {
 
@@ -60,11 +61,13 @@ ns machine::now() const {
 
 void machine::enqueue(stream& on, operation op) {
     if (on.recording != nullptr) {
+        if (op.in == nullptr) op.in = on.in;
         on.recording->origin->recorded.push_back(std::move(op));
         ++on.seen[on.id];
         return;
     }
     op.enqueued = now();
+    op.order = ++last_id;
     if (on.queue.empty()) {
         const auto self = streams.find(on.handle);
         busy.push_back(self != nullptr ? self : device(on.in->device).default_stream);
@@ -85,21 +88,39 @@ bool machine::run_kernel(stream& s) {
     return true;
 }
 
-bool machine::step(stream& s, ns until) {
-    if (s.held || s.queue.empty() || device(s.in->device).sticky != cudaSuccess) return false;
+/// When what is first in the stream's queue begins; none while it can't.
+std::optional<ns> machine::begin_of(stream& s) {
     const operation& first = s.queue.front();
-    if (first.awaited != nullptr && !first.awaited->reached) return false;
+    if (first.begun) return first.begun;
+    if (s.held || (first.awaited != nullptr && !first.awaited->reached)) return std::nullopt;
     ns begin = std::max(s.idle_since, first.enqueued);
     if (first.awaited != nullptr) begin = std::max(begin, first.awaited->at);
-    if (begin + first.length > until) return false;
+    for (const auto& other : busy) {
+        if (other.get() == &s || other->connection != s.connection || other->in->device != s.in->device) continue;
+        const auto before = [&](const operation& op) { return op.order < first.order; };
+        if (other->queue.empty() || !before(other->queue.front())) continue;
+        if (!other->queue.front().begun) return std::nullopt;
+        begin = std::max(begin, *other->queue.front().begun);
+        if (other->queue.size() > 1 && before(other->queue[1])) return std::nullopt;
+    }
+    return begin;
+}
+
+bool machine::step(stream& s, ns until) {
+    if (s.queue.empty() || device(s.in->device).sticky != cudaSuccess) return false;
+    auto begin = begin_of(s);
+    if (!begin || *begin > until) return false;
+    news_ |= !s.queue.front().begun;
+    s.queue.front().begun = *begin;
+    if (*begin + s.queue.front().length > until) return false;
     if (s.queue.front().starts) {
         if (!run_kernel(s)) return false;
-        begin = std::max(begin, now());
+        begin = std::max(*begin, now());
     }
 
     const operation done = std::move(s.queue.front());
     s.queue.pop_front();
-    s.idle_since = begin + done.length;
+    s.idle_since = *begin + done.length;
     if (done.effect) {
         try {
             done.effect();
@@ -122,20 +143,17 @@ void machine::run() {
         any = false;
         for (const auto& s : busy)
             while (step(*s, until)) any = true;
+        any |= std::exchange(news_, false);
     }
     std::erase_if(busy, [](const auto& s) { return s->queue.empty(); });
 }
 
 /// When the next work that isn't held up ends.
-ns machine::next_end() const {
+ns machine::next_end() {
     ns next = ns::max();
     if (chosen.time == timing::manual) return next;
     for (const auto& s : busy) {
-        const operation& first = s->queue.front();
-        if (s->held || (first.awaited != nullptr && !first.awaited->reached)) continue;
-        ns begin = std::max(s->idle_since, first.enqueued);
-        if (first.awaited != nullptr) begin = std::max(begin, first.awaited->at);
-        next = std::min(next, begin + first.length);
+        if (const auto begin = begin_of(*s)) next = std::min(next, *begin + s->queue.front().length);
     }
     return next;
 }
@@ -167,6 +185,19 @@ void machine::poison(int d, cudaError_t code) {
     changed.notify_all();
 }
 
+void machine::find_spinning(int d, const char* who) {
+    if (chosen.creation_beside_spinning) return;
+    for (const auto& s : busy) {
+        if (s->in->device != d || !(s->held || chosen.time == timing::manual)) continue;
+        if (std::ranges::any_of(s->queue, &operation::spins))
+            return find(std::string(who) + " beside a kernel that waits for others, which it may have to wait for");
+    }
+}
+
+void machine::load(int d, const void* kernel, const char* who) {
+    if (kernel != nullptr && device(d).loaded.insert(kernel).second && !chosen.eager_loading) find_spinning(d, who);
+}
+
 machine::blow machine::strike(const call_info& info) {
     for (auto f = faults.begin(); f != faults.end(); ++f) {
         if (f->call.empty() ? info.always : f->call != info.name) continue;
@@ -175,7 +206,10 @@ machine::blow machine::strike(const call_info& info) {
             continue;
         }
         const blow struck{static_cast<cudaError_t>(f->code), f->call.empty() && info.returns};
-        if (f->sticky) poison(current()->device, struck.code);
+        if (f->sticky) {
+            poison(current()->device, struck.code);
+            device(current()->device).told = true;
+        }
         if (--f->times == 0) faults.erase(f);
         return struck;
     }

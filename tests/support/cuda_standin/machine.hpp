@@ -16,6 +16,7 @@
 #include <map>
 #include <memory>
 #include <mutex>
+#include <optional>
 #include <set>
 #include <string>
 #include <string_view>
@@ -44,6 +45,9 @@ struct call_info {
     bool unsafe = false;   // "potentially unsafe": forbidden during some captures
     bool returns = false;  // gives something back, so it is done even where an error sticks
     bool silent = false;   // leaves nothing for cudaGetLastError
+    bool bare = false;     // of the runtime, but makes no context current
+    bool looks = false;    // says what went wrong on the device meanwhile
+    bool makes = false;    // may wait for the device: see options::creation_beside_spinning
 };
 
 /// Everything happens under the mutex, the effects of work included: they mustn't call CUDA. Work is done by whoever
@@ -69,6 +73,10 @@ struct machine {
         bool works = true;
     };
     [[nodiscard]] blow strike(const call_info& info);
+    /// A finding if kernels of the device wait for what may never come while `who` waits for them.
+    void find_spinning(int device, const char* who);
+    /// The kernel is loaded, which may wait for what runs.
+    void load(int device, const void* kernel, const char* who);
     void log(const char* call, const void* stream, int result);
     void find(std::string what);
 
@@ -153,8 +161,11 @@ struct machine {
 private:
     [[nodiscard]] bool step(stream& s, ns until);
     [[nodiscard]] bool run_kernel(stream& s);
-    [[nodiscard]] ns next_end() const;
+    [[nodiscard]] std::optional<ns> begin_of(stream& s);
+    [[nodiscard]] ns next_end();
     void wait_for_change(ns end);
+
+    bool news_ = false;  // something has begun
 };
 
 /// The first call of the process makes it.
@@ -196,6 +207,8 @@ cudaError_t enter(const call_info& info, const void* stream, Body body) {
     const auto struck = result == cudaSuccess ? m.strike(info) : machine::blow{result, false};
     result = struck.code;
     if (struck.works) {
+        // The runtime makes a context current for a thread that has none: that of device 0, unless it chose another one.
+        if (!info.bare && !m.devices.empty() && std::string_view(info.name).starts_with("cuda")) (void)m.current();
         if (!m.busy.empty()) m.run();
         const cudaError_t own = body(m);
         if (result == cudaSuccess) result = own;
@@ -210,8 +223,11 @@ cudaError_t enter(const call_info& info, const void* stream, Body body) {
 /// A call that concerns a device: fails where an error sticks, and where a capture forbids it.
 template <class Body>
 cudaError_t concerning(machine& m, int device, const call_info& info, Body body) {
-    const cudaError_t stuck = m.device(device).sticky;
+    auto& d = m.device(device);
+    d.told |= d.sticky != cudaSuccess && (info.looks || m.chosen.prompt_errors);
+    const cudaError_t stuck = d.told ? d.sticky : cudaSuccess;
     if (stuck != cudaSuccess && !info.returns) return stuck;
+    if (info.makes) m.find_spinning(device, info.name);
     if (stuck == cudaSuccess && info.unsafe && m.capture_forbids(info.name)) return cudaErrorStreamCaptureUnsupported;
     const cudaError_t result = body();
     return stuck != cudaSuccess ? stuck : result;
@@ -232,9 +248,15 @@ cudaError_t on_stream(const call_info& info, cudaStream_t handle, Body body) {
     return enter(info, handle, [&](machine& m) {
         const auto on = m.find_stream(info.name, handle);
         if (on == nullptr) return cudaErrorInvalidResourceHandle;
+        if (on->in->destroyed && !info.returns) return cudaErrorContextIsDestroyed;
         return concerning(m, on->in->device, info, [&] { return body(m, *on); });
     });
 }
+
+/// What the runtime's and the driver's function of that purpose do, under the name of either.
+cudaError_t query(const char* name, cudaEvent_t handle);                                      // stream.cpp
+cudaError_t is_capturing(const char* name, cudaStream_t s, cudaStreamCaptureStatus* status);  // graph.cpp
+cudaError_t exchange_mode(const char* name, cudaStreamCaptureMode* mode);                     // graph.cpp
 
 /// body(machine&, event&)
 template <class Body>

@@ -40,7 +40,7 @@ void grow(pool& p, std::uint64_t used, std::uint64_t step) {
 }
 
 /// Room for `charge` bytes more. What was freed earlier in the same stream can be had again without waiting for it.
-bool make_room(machine& m, pool& p, std::uint64_t charge, const stream& on) {
+bool make_room(machine& m, pool& p, std::uint64_t charge, stream& on) {
     const std::uint64_t step = m.chosen.pool_step.count();
     const auto fits = [&] {
         const std::uint64_t whole = std::max(p.reserved, round_up(p.used + charge, step));
@@ -52,6 +52,16 @@ bool make_room(machine& m, pool& p, std::uint64_t charge, const stream& on) {
         b.settled = true;
         p.used -= b.charge;
     }
+    // Or in another stream, for which this one then waits: two that share a pool come to wait for each other's work.
+    const auto couples = p.switches.find(cudaMemPoolReuseAllowInternalDependencies);
+    if (couples == p.switches.end() || couples->second != 0)
+        for (auto& [at, b] : m.blocks) {
+            if (fits()) break;
+            if (b.from.get() != &p || b.freed_on == 0 || b.settled) continue;
+            b.settled = true;
+            p.used -= b.charge;
+            m.enqueue(on, {.awaited = b.freed});
+        }
     if (!fits()) return false;
     const std::uint64_t before = p.reserved;
     grow(p, p.used + charge, step);
@@ -141,7 +151,7 @@ extern "C" {
 // ---- device memory
 
 cudaError_t cudaMemGetInfo(std::size_t* free, std::size_t* total) {
-    return on_device({"cudaMemGetInfo"}, [&](machine& m, int device) {
+    return on_device({.name = "cudaMemGetInfo", .looks = true}, [&](machine& m, int device) {
         *free = static_cast<std::size_t>(m.free_memory(device));
         *total = static_cast<std::size_t>(m.chosen.memory.count());
         return cudaSuccess;
@@ -149,7 +159,7 @@ cudaError_t cudaMemGetInfo(std::size_t* free, std::size_t* total) {
 }
 
 cudaError_t cudaMalloc(void** out, std::size_t size) {
-    return on_device({.name = "cudaMalloc", .unsafe = true}, [&](machine& m, int device) {
+    return on_device({.name = "cudaMalloc", .unsafe = true, .looks = true, .makes = true}, [&](machine& m, int device) {
         *out = nullptr;
         if (size == 0) return cudaSuccess;
         if (size > m.chosen.memory.count()) return cudaErrorMemoryAllocation;
@@ -164,7 +174,7 @@ cudaError_t cudaMalloc(void** out, std::size_t size) {
 }
 
 cudaError_t cudaFree(void* p) {
-    constexpr call_info info{.name = "cudaFree", .unsafe = true, .returns = true};
+    constexpr call_info info{.name = "cudaFree", .unsafe = true, .returns = true, .looks = true};
     return on_device(info, [&](machine& m, int) {
         if (p == nullptr) return cudaSuccess;
         const block* b = begins(m, p);
@@ -202,7 +212,7 @@ cudaError_t cudaPointerGetAttributes(cudaPointerAttributes* out, const void* p) 
 // ---- host memory
 
 cudaError_t cudaHostAlloc(void** out, std::size_t size, unsigned) {
-    return on_device({.name = "cudaHostAlloc", .unsafe = true}, [&](machine& m, int) {
+    return on_device({.name = "cudaHostAlloc", .unsafe = true, .looks = true, .makes = true}, [&](machine& m, int) {
         *out = size == 0 ? nullptr : m.take({.size = size});
         return *out == nullptr && size != 0 ? cudaErrorMemoryAllocation : cudaSuccess;
     });
@@ -316,7 +326,9 @@ cudaError_t cudaFreeAsync(void* p, cudaStream_t stream_handle) {
         if (b == nullptr || b->device < 0) return cudaErrorInvalidValue;
         if (on.recording != nullptr) return cudaErrorNotSupported;
         b->freed_on = on.id;
-        m.enqueue(on, {.effect = [&m, at = reinterpret_cast<std::uintptr_t>(p)] { m.give_back(at); }});
+        b->freed = std::make_shared<mark>(mark{.device = b->device});
+        m.enqueue(on,
+                  {.effect = [&m, at = reinterpret_cast<std::uintptr_t>(p)] { m.give_back(at); }, .reaches = b->freed});
         return cudaSuccess;
     });
 }

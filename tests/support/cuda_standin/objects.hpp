@@ -11,6 +11,7 @@
 #include <functional>
 #include <map>
 #include <memory>
+#include <optional>
 #include <set>
 #include <thread>
 #include <type_traits>
@@ -23,6 +24,7 @@
 namespace standin::detail {
 
 struct stream;
+struct context;
 
 /// Work that is recorded instead of done.
 struct capture {
@@ -61,13 +63,18 @@ struct operation {
     std::function<void()> effect{};  // at its end
     kernel_start starts{};           // takes as long as it computes
     std::shared_ptr<mark> awaited{}, reaches{};
-    range writes{}, reads{};  // of copies: so that unmapping under them is found out
+    range writes{}, reads{};        // of copies: so that unmapping under them is found out
+    std::shared_ptr<context> in{};  // of nodes of graphs: where they were captured, whose SMs they keep
+    bool spins = false;             // a kernel that may wait for others
+    std::uint64_t order = 0;        // among all that was enqueued
+    std::optional<ns> begun{};
 };
 
 struct context {
     int device = 0;
     std::set<std::uint32_t> sms{};  // the numbers of those that its work runs on
     bool green = false;
+    bool destroyed = false;   // while streams of it were left
     std::size_t streams = 0;  // that exist in it
 };
 
@@ -79,6 +86,7 @@ struct stream {
     std::deque<operation> queue{};
     running_kernel runs{};  // the first of these
     ns idle_since{};
+    std::uint32_t connection = 0;  // which of its device's
     bool held = false;
 
     std::shared_ptr<capture> recording{};
@@ -115,8 +123,9 @@ struct block {
     std::uint64_t charge = 0;
     int device = -1;  // -1: the host's
     std::shared_ptr<pool> from{};
-    std::uint64_t freed_on = 0;  // the id of the stream that the free is queued in
-    bool settled = false;        // and the room already went to an allocation behind that
+    std::uint64_t freed_on = 0;     // the id of the stream that the free is queued in
+    std::shared_ptr<mark> freed{};  // once that has got there
+    bool settled = false;           // and the room already went to an allocation behind that
 };
 
 /// Memory that can be mapped into reserved addresses. Lives on while it is mapped.
@@ -133,6 +142,7 @@ struct mapping {
 
 struct device_state {
     cudaError_t sticky = cudaSuccess;
+    bool told = false;        // somebody has been told
     bool active = false;      // its primary context exists
     std::uint64_t used = 0;   // whole pages
     std::uint64_t small = 0;  // by blocks that share pages
@@ -140,6 +150,9 @@ struct device_state {
     std::shared_ptr<stream> default_stream{};  // once somebody makes the mistake to use it
     cudaMemPool_t default_pool = nullptr;
     std::set<int> peers{};
+    std::set<const void*> loaded{};  // kernels
+    std::uint32_t streams_made = 0;
+    std::size_t retained = 0;  // how often its primary context was, by the driver
 };
 
 /// Objects by handle. Handles are numbers that are never used twice, so a stale one is always found out.

@@ -59,6 +59,8 @@ inline std::uint64_t attribute(cudaMemPool_t pool, cudaMemPoolAttr what) {
 /// The driver's functions that these tests call.
 struct driver {
     decltype(&cuCtxPushCurrent) push = nullptr;
+    decltype(&cuCtxSetCurrent) set_current = nullptr;
+    decltype(&cuCtxGetCurrent) get_current = nullptr;
     decltype(&cuMemAddressReserve) reserve = nullptr;
     decltype(&cuMemAddressFree) free_range = nullptr;
     decltype(&cuMemCreate) create = nullptr;
@@ -85,6 +87,8 @@ inline driver load_driver() {
     };
     driver d;
     load("cuCtxPushCurrent", d.push);
+    load("cuCtxSetCurrent", d.set_current);
+    load("cuCtxGetCurrent", d.get_current);
     load("cuMemAddressReserve", d.reserve);
     load("cuMemAddressFree", d.free_range);
     load("cuMemCreate", d.create);

@@ -146,6 +146,19 @@ inventory existing() {
     });
 }
 
+bool has_context(int device) {
+    return locked([&](auto& m) { return m.device(device).active; });
+}
+
+void destroy_context_of(cudaStream_t stream) {
+    locked([&](auto& m) {
+        const auto s = m.streams.find(stream);
+        if (s == nullptr || !s->in->green) return;
+        s->in->destroyed = true;
+        m.green_contexts.remove(s->in.get());
+    });
+}
+
 std::set<std::uint32_t> sms_of(cudaStream_t stream) {
     return locked([&](auto& m) {
         const auto s = m.streams.find(stream);

@@ -10,6 +10,8 @@
 // What it models: order within a stream and across events, capture with its three modes, pools with a maximum size,
 // virtual memory, green contexts, errors that stick to a context. What it doesn't: how fast a device is, contention for
 // SMs (streams never slow each other down), the synchronising default stream, and memory nodes in graphs.
+//
+// Where CUDA doesn't guarantee something, the stand-in doesn't grant it unless an option says so: see `options`.
 #pragma once
 
 #include <cuda_runtime_api.h>
@@ -22,6 +24,7 @@
 #include <string>
 #include <string_view>
 #include <thread>
+#include <utility>
 #include <vector>
 
 #include <gpushare/units.hpp>
@@ -52,10 +55,27 @@ struct options {
     int least_priority = 0, greatest_priority = -5;
     int driver_version = 13000;  // 0: cudaErrorInsufficientDriver
     bool peers = true;           // every device reaches every other one ...
-    bool peer_atomics = true;    // ... with atomics too
+    bool peer_atomics = false;  // ... with atomics too: not over PCIe (Programming Guide, "Peer-to-Peer Memory Access")
     timing time = timing::automatic;
     poison_scope scope = poison_scope::device;
     std::size_t log_capacity = 4096;  // calls
+
+    // What CUDA doesn't guarantee, and what happens to be so on some machines.
+
+    /// cudaEventElapsedTime says that a fault has happened. (Runtime API, cudaEventElapsedTime: it may only say that an event
+    /// isn't complete.)
+    bool elapsed_reports_faults = false;
+    /// Launches, copies and records say that an earlier kernel has failed before somebody has waited or asked for the end of
+    /// it. (Runtime API, "Error Handling": asynchronous errors may be reported by any later call.)
+    bool prompt_errors = false;
+    /// Events, streams and memory are made beside kernels that wait for others without waiting for them.
+    bool creation_beside_spinning = false;
+    /// Kernels are loaded before their first use. (Programming Guide, "Lazy Loading", "Concurrent Execution": loading one may
+    /// wait for those that run.)
+    bool eager_loading = false;
+    /// Hardware queues of a device, which its streams share: what waits in one holds up what was enqueued there later, by
+    /// other streams too. (Programming Guide, CUDA_DEVICE_MAX_CONNECTIONS: 8 by default.)
+    std::uint32_t connections = 8;
 };
 
 /// Starts from nothing: whatever exists is gone. Findings that nobody took make the program fail at its end. No other
@@ -113,6 +133,11 @@ struct inventory {
     friend bool operator==(const inventory&, const inventory&) = default;
 };
 [[nodiscard]] inventory existing();
+/// Whether the device's primary context exists.
+[[nodiscard]] bool has_context(int device);
+/// The green context that the stream lives in is destroyed, by somebody who doesn't ask: what concerns its streams answers
+/// cudaErrorContextIsDestroyed from then on.
+void destroy_context_of(cudaStream_t stream);
 /// The numbers of the SMs that the stream's work runs on; none for a stream that doesn't exist.
 [[nodiscard]] std::set<std::uint32_t> sms_of(cudaStream_t stream);
 /// Of the device's memory, what cudaMalloc, pools and physical blocks took: whole pages.
@@ -129,7 +154,12 @@ std::string take_findings();
 namespace detail {
 /// Enqueues `body`, which takes `length` on the device; counts as a call of cudaLaunchKernelExC. A body that throws
 /// is an illegal access.
-cudaError_t launch(cudaStream_t stream, ns length, std::function<void()> body);
+/// `kernel` names it, and is loaded the first time; `together` for a cooperative launch, whose blocks may wait for others.
+cudaError_t launch(cudaStream_t stream, const void* kernel, bool together, ns length, std::function<void()> body);
+/// Of a kernel that is loaded, and waits for nobody.
+inline cudaError_t launch(cudaStream_t stream, ns length, std::function<void()> body) {
+    return launch(stream, nullptr, false, length, std::move(body));
+}
 [[nodiscard]] options current_options();
 }  // namespace detail
 

@@ -16,6 +16,7 @@ cudaStream_t machine::open_stream(const std::shared_ptr<context>& in, int priori
     s->handle = new_handle<cudaStream_t>();
     s->id = ++last_id;
     s->in = in;
+    s->connection = device(in->device).streams_made++ % std::max(1U, chosen.connections);
     // Outside of the range is nearest in it, as the runtime has it.
     s->priority = std::clamp(priority, chosen.greatest_priority, chosen.least_priority);
     ++in->streams;
@@ -70,10 +71,20 @@ bool captured(machine& m, const event& e, const char* who) {
 
 }  // namespace
 
-cudaError_t detail::launch(cudaStream_t handle, ns length, std::function<void()> body) {
-    return on_stream({"cudaLaunchKernelExC"}, handle, [&](machine& m, stream& on) {
+cudaError_t detail::query(const char* name, cudaEvent_t handle) {
+    return on_event({.name = name, .unsafe = true, .looks = true}, handle, [&](machine& m, event& e) {
+        if (captured(m, e, name)) return cudaErrorCapturedEvent;
+        return e.last == nullptr || e.last->reached ? cudaSuccess : cudaErrorNotReady;
+    });
+}
+
+cudaError_t detail::launch(cudaStream_t handle, const void* kernel, bool together, ns length,
+                           std::function<void()> body) {
+    constexpr call_info info{"cudaLaunchKernelExC"};
+    return on_stream(info, handle, [&](machine& m, stream& on) {
         if (m.current()->device != on.in->device) return cudaErrorInvalidResourceHandle;
-        m.enqueue(on, {.length = length, .effect = std::move(body)});
+        m.load(on.in->device, kernel, info.name);
+        m.enqueue(on, {.length = length, .effect = std::move(body), .spins = together});
         return cudaSuccess;
     });
 }
@@ -83,7 +94,7 @@ extern "C" {
 // ---- streams
 
 cudaError_t cudaStreamCreateWithPriority(cudaStream_t* out, unsigned flags, int priority) {
-    return on_device({"cudaStreamCreateWithPriority"}, [&](machine& m, int) {
+    return on_device({.name = "cudaStreamCreateWithPriority", .makes = true}, [&](machine& m, int) {
         if (flags != cudaStreamNonBlocking) m.find("a stream that synchronises with the default stream was created");
         *out = m.open_stream(m.current(), priority);
         return cudaSuccess;
@@ -114,7 +125,7 @@ cudaError_t cudaStreamGetDevice(cudaStream_t handle, int* device) {
 }
 
 cudaError_t cudaStreamQuery(cudaStream_t handle) {
-    constexpr call_info info{.name = "cudaStreamQuery", .unsafe = true};
+    constexpr call_info info{.name = "cudaStreamQuery", .unsafe = true, .looks = true};
     return on_stream(info, handle, [&](machine& m, stream& on) {
         if (captures(m, on, info.name)) return cudaErrorStreamCaptureUnsupported;
         return m.has_work(on) ? cudaErrorNotReady : cudaSuccess;
@@ -122,7 +133,7 @@ cudaError_t cudaStreamQuery(cudaStream_t handle) {
 }
 
 cudaError_t cudaStreamSynchronize(cudaStream_t handle) {
-    constexpr call_info info{.name = "cudaStreamSynchronize", .unsafe = true};
+    constexpr call_info info{.name = "cudaStreamSynchronize", .unsafe = true, .looks = true};
     return on_stream(info, handle, [&](machine& m, stream& on) {
         if (captures(m, on, info.name)) return cudaErrorStreamCaptureUnsupported;
         const auto& device = m.device(on.in->device);
@@ -162,7 +173,7 @@ cudaError_t cudaStreamWaitEvent(cudaStream_t handle, cudaEvent_t event_handle, u
 // ---- events
 
 cudaError_t cudaEventCreateWithFlags(cudaEvent_t* out, unsigned flags) {
-    return on_device({"cudaEventCreateWithFlags"}, [&](machine& m, int) {
+    return on_device({.name = "cudaEventCreateWithFlags", .makes = true}, [&](machine& m, int) {
         *out = m.new_handle<cudaEvent_t>();
         m.events.add(*out, std::make_shared<event>(event{.in = m.current(), .flags = flags}));
         return cudaSuccess;
@@ -196,16 +207,10 @@ cudaError_t cudaEventRecord(cudaEvent_t handle, cudaStream_t stream_handle) {
     });
 }
 
-cudaError_t cudaEventQuery(cudaEvent_t handle) {
-    constexpr call_info info{.name = "cudaEventQuery", .unsafe = true};
-    return on_event(info, handle, [&](machine& m, event& e) {
-        if (captured(m, e, info.name)) return cudaErrorCapturedEvent;
-        return e.last == nullptr || e.last->reached ? cudaSuccess : cudaErrorNotReady;
-    });
-}
+cudaError_t cudaEventQuery(cudaEvent_t handle) { return query("cudaEventQuery", handle); }
 
 cudaError_t cudaEventSynchronize(cudaEvent_t handle) {
-    constexpr call_info info{.name = "cudaEventSynchronize", .unsafe = true};
+    constexpr call_info info{.name = "cudaEventSynchronize", .unsafe = true, .looks = true};
     return on_event(info, handle, [&](machine& m, event& e) {
         if (captured(m, e, info.name)) return cudaErrorCapturedEvent;
         if (e.last == nullptr) return cudaSuccess;
@@ -218,12 +223,17 @@ cudaError_t cudaEventSynchronize(cudaEvent_t handle) {
 
 cudaError_t cudaEventElapsedTime(float* ms, cudaEvent_t from, cudaEvent_t to) {
     constexpr call_info info{.name = "cudaEventElapsedTime"};
-    return on_event(info, from, [&](machine& m, event& a) {
+    return enter(info, nullptr, [&](machine& m) {
+        const auto found = m.events.find(from);
+        if (found == nullptr) return cudaErrorInvalidResourceHandle;
+        const event& a = *found;
         const auto b = m.events.find(to);
         if (b == nullptr || a.in->device != b->in->device) return cudaErrorInvalidResourceHandle;
         if (((a.flags | b->flags) & cudaEventDisableTiming) != 0) return cudaErrorInvalidResourceHandle;
         if (a.last == nullptr || b->last == nullptr) return cudaErrorInvalidResourceHandle;
         if (captured(m, a, info.name) || captured(m, *b, info.name)) return cudaErrorCapturedEvent;
+        if (m.device(a.in->device).sticky != cudaSuccess)
+            return m.chosen.elapsed_reports_faults ? m.device(a.in->device).sticky : cudaErrorNotReady;
         if (!a.last->reached || !b->last->reached) return cudaErrorNotReady;
         *ms = std::chrono::duration<float, std::milli>(b->last->at - a.last->at).count();
         return cudaSuccess;

@@ -39,17 +39,7 @@ __device__ inline bool device_context::grid_sync() noexcept {
 
 template <class K>
 std::uint32_t stream::max_cooperative_blocks(const K&, std::uint32_t threads) const noexcept {
-    if (!properties().cooperative_launch || threads == 0 || threads > properties().threads_per_block) return 0;
-    auto code = cudaSuccess;
-    int of_sm = 0;
-    {
-        const device_guard on(state().device->api(), properties().ordinal, device_guard::context::any, code);
-        if (code == cudaSuccess)
-            code = cudaOccupancyMaxActiveBlocksPerMultiprocessor(&of_sm, detail::entry_of<K>(),
-                                                                 static_cast<int>(threads), 0);
-    }
-    if (state().device->health().keep(code, "cudaOccupancyMaxActiveBlocksPerMultiprocessor") != errc::none) return 0;
-    return static_cast<std::uint32_t>(of_sm) * sms();
+    return detail::cooperative_blocks(state(), detail::entry_of<K>(), threads);
 }
 
 template <class K>

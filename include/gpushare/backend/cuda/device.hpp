@@ -2,7 +2,8 @@
 // A device: what it is like, and making it current for a call and putting back what was current before.
 //
 //   const cuda::device_properties p = cuda::query_properties(0);      // p.name, p.sms, p.memory
-//   { const cuda::device_guard on{driver, 0};  cudaMalloc(&q, n); }
+//   const cuda::primary_context context{driver, 0};
+//   { const cuda::device_guard on{context};  cudaMalloc(&q, n); }
 #pragma once
 
 #include <cuda.h>
@@ -25,22 +26,22 @@ namespace cuda {
 
 /// What a device is like; never changes.
 struct device_properties {
-    std::array<char, 256> name{};
-    std::array<char, 16> pci_bus_id{};    // "0000:3b:00.0", as the operating system spells it
-    int ordinal = 0;                      // CUDA's number, which CUDA_VISIBLE_DEVICES changes
-    std::uint32_t capability = 0;         // compute capability: 90 for 9.0
-    std::uint32_t sms = 0;                // streaming multiprocessors
-    std::uint32_t threads_per_sm = 0;     // resident at once
-    std::uint32_t threads_per_block = 0;  // at most
-    std::uint32_t copy_engines = 0;       // copies that run beside kernels
-    bytes memory{};                       // as the device reports it; see device_memory::capacity
-    bytes l2_cache{};                     // second-level cache
-    std::int32_t host_numa_node = -1;     // the nearest; -1 where the system has none
-    int least_priority = 0;               // CUDA's range, which counts down: 0 ...
-    int greatest_priority = 0;            // ... to -5
-    bool cooperative_launch = false;      // all blocks of a launch can wait for each other
-    bool memory_pools = false;            // stream-ordered allocation
-    bool integrated = false;              // its memory is the host's
+    std::array<char, 256> name{};         ///< as CUDA calls it
+    std::array<char, 16> pci_bus_id{};    ///< "0000:3b:00.0", as the operating system spells it
+    int ordinal = 0;                      ///< CUDA's number, which CUDA_VISIBLE_DEVICES changes
+    std::uint32_t capability = 0;         ///< compute capability: 90 for 9.0
+    std::uint32_t sms = 0;                ///< streaming multiprocessors
+    std::uint32_t threads_per_sm = 0;     ///< resident at once
+    std::uint32_t threads_per_block = 0;  ///< at most
+    std::uint32_t copy_engines = 0;       ///< copies that run beside kernels
+    bytes memory{};                       ///< as the device reports it; see device_memory::capacity
+    bytes l2_cache{};                     ///< second-level cache
+    std::int32_t host_numa_node = -1;     ///< the nearest; -1 where the system has none
+    int least_priority = 0;               ///< CUDA's range, which counts down: 0 ...
+    int greatest_priority = 0;            ///< ... to -5
+    bool cooperative_launch = false;      ///< all blocks of a launch can wait for each other
+    bool memory_pools = false;            ///< stream-ordered allocation
+    bool integrated = false;              ///< its memory is the host's
 
     /// CUDA's priority for `wanted`, clamped to its range. Ours counts up from 0, which is CUDA's lowest.
     [[nodiscard]] constexpr int native_priority(priority wanted) const noexcept {
@@ -51,82 +52,130 @@ struct device_properties {
     [[nodiscard]] constexpr priority level_of(int native) const noexcept { return {least_priority - native}; }
 };
 
-/// Makes a device current for this thread and, when it ends, whatever was current before. Costs one call where it is
-/// current already.
+/// A device's primary context, which the runtime, the embedder and its libraries use as well; here for as long as this is.
+class primary_context {
+public:
+    /// Makes it where there is none yet. Throws operation_error: no_device, no_driver, device_lost; memory_error.
+    /// `beside_device_0`: that of CUDA's device 0 is used by the same node.
+    primary_context(const driver& api, int ordinal, bool beside_device_0 = false)
+        : api_(&api), ordinal_(ordinal), beside_device_0_(beside_device_0 || ordinal == 0) {
+        check(api.device_get(&device_, ordinal), "making a device's context");
+        check(api.primary_ctx_retain(&native_, device_), "making a device's context");
+    }
+    primary_context(const primary_context&) = delete;
+    primary_context& operator=(const primary_context&) = delete;
+    ~primary_context() { (void)api_->primary_ctx_release(device_); }  // harmless after the driver is unloaded
+
+    /// The functions that it was made with.
+    [[nodiscard]] const driver& api() const noexcept { return *api_; }
+    /// CUDA's number of the device.
+    [[nodiscard]] int ordinal() const noexcept { return ordinal_; }
+    /// Whether it does no harm when the runtime makes the context of device 0 current, as it does for threads that have none.
+    [[nodiscard]] bool beside_device_0() const noexcept { return beside_device_0_; }
+    /// The context.
+    [[nodiscard]] CUcontext native_handle() const noexcept { return native_; }
+
+private:
+    const driver* api_;
+    int ordinal_;
+    bool beside_device_0_;
+    CUdevice device_ = 0;
+    CUcontext native_ = nullptr;
+};
+
+/// Makes a device current for this thread and, when it ends, whatever was current before, be it no context at all. Costs one
+/// call where it is current already.
+///
+/// By pushing and popping a context, not by cudaSetDevice: that would also choose the device of a thread that has no context
+/// yet, and couldn't be taken back without making one. (Runtime API, "Interactions with the CUDA Driver API".)
 class device_guard {
 public:
-    /// any: some context of the device, such as a green one that the thread has made current; primary: that one.
-    enum class context : bool { any, primary };
+    /// Which context of the device it is to be.
+    enum class context : bool {
+        any,     ///< one that is current already, such as a green one; else the primary one
+        primary  ///< that one
+    };
 
     /// Throws operation_error: no_device, no_driver, device_lost.
-    device_guard(const driver& api, int ordinal, context wanted = context::any) : api_(api) {
-        check(enter(ordinal, wanted), "making a device current");
+    explicit device_guard(const primary_context& of, context wanted = context::any) : of_(of) {
+        check(enter(wanted), "making a device current");
     }
     /// For functions that must not throw: says in `code` how it went.
-    device_guard(const driver& api, int ordinal, context wanted, cudaError_t& code) noexcept : api_(api) {
-        code = detail::handled(enter(ordinal, wanted));
+    device_guard(const primary_context& of, context wanted, cudaError_t& code) noexcept : of_(of) {
+        code = to_runtime(enter(wanted));
     }
     device_guard(const device_guard&) = delete;
     device_guard& operator=(const device_guard&) = delete;
     ~device_guard() {
-        if (!entered_) return;
-        // A thread that had no context gets none: that of its device would take hundreds of MiB.
-        if (context_ != nullptr || !active(device_))
-            (void)api_.ctx_set_current(context_);
-        else
-            (void)detail::handled(cudaSetDevice(device_));
+        CUcontext ours = nullptr;
+        if (entered_) (void)of_.api().ctx_pop_current(&ours);
     }
 
 private:
-    cudaError_t enter(int ordinal, context wanted) noexcept {
-        if (const auto code = cudaGetDevice(&device_); code != cudaSuccess) return code;
-        if (device_ == ordinal && wanted == context::any) return cudaSuccess;
-        if (api_.ctx_get_current(&context_) != CUDA_SUCCESS) context_ = nullptr;
-        const auto code = cudaSetDevice(ordinal);
-        entered_ = code == cudaSuccess && (device_ != ordinal || context_ != nullptr);
+    CUresult enter(context wanted) noexcept {
+        CUcontext now = nullptr;
+        if (const auto code = of_.api().ctx_get_current(&now); code != CUDA_SUCCESS) return code;
+        if (now == of_.native_handle()) return CUDA_SUCCESS;
+        int device = -1;
+        if (now != nullptr && wanted == context::any && cudaGetDevice(&device) == cudaSuccess &&
+            device == of_.ordinal())
+            return CUDA_SUCCESS;
+        const CUresult code = of_.api().ctx_push_current(of_.native_handle());
+        entered_ = code == CUDA_SUCCESS;
         return code;
     }
 
-    [[nodiscard]] bool active(int ordinal) const noexcept {
-        CUdevice device = 0;
-        unsigned flags = 0;
-        int is_active = 0;
-        return api_.device_get(&device, ordinal) == CUDA_SUCCESS &&
-               api_.primary_ctx_get_state(device, &flags, &is_active) == CUDA_SUCCESS && is_active != 0;
-    }
-
-    const driver& api_;
-    CUcontext context_ = nullptr;
-    int device_ = 0;
+    const primary_context& of_;
     bool entered_ = false;
 };
 
 namespace detail {
 
+/// Gives a thread that has no context this one, for calls that name a stream, an event or a pool, and so don't mind which
+/// context is current: the runtime would make that of device 0, which takes hundreds of MiB and may be somebody else's.
+class context_guard {
+public:
+    /// Costs nothing where device 0 is of the same node.
+    explicit context_guard(const primary_context& of) noexcept : of_(of) {
+        if (of.beside_device_0()) return;
+        CUcontext now = nullptr;
+        if (of.api().ctx_get_current(&now) == CUDA_SUCCESS && now == nullptr)
+            entered_ = of.api().ctx_push_current(of.native_handle()) == CUDA_SUCCESS;
+    }
+    context_guard(const context_guard&) = delete;
+    context_guard& operator=(const context_guard&) = delete;
+    ~context_guard() {
+        CUcontext ours = nullptr;
+        if (entered_) (void)of_.api().ctx_pop_current(&ours);
+    }
+
+private:
+    const primary_context& of_;
+    bool entered_ = false;
+};
+
 /// This thread's calls don't end captures that other threads have under way: asking an event and allocating are
 /// forbidden beside a capture unless the thread says that it knows what it does.
 class relaxed_capture {
 public:
-    enum class from : bool { now, later };
-
-    explicit relaxed_capture(from when = from::now) noexcept {
-        if (when == from::now) begin();
-    }
+    explicit relaxed_capture(const driver& api) noexcept { begin(api); }
+    /// Begins later, or never.
+    relaxed_capture() noexcept = default;
     relaxed_capture(const relaxed_capture&) = delete;
     relaxed_capture& operator=(const relaxed_capture&) = delete;
     ~relaxed_capture() {
-        if (begun_) (void)cudaThreadExchangeStreamCaptureMode(&mode_);
+        if (api_ != nullptr) (void)api_->exchange_capture_mode(&mode_);
     }
     /// Does nothing the second time.
-    void begin() noexcept {
-        if (begun_) return;
-        (void)cudaThreadExchangeStreamCaptureMode(&mode_);
-        begun_ = true;
+    void begin(const driver& api) noexcept {
+        if (api_ != nullptr) return;
+        api_ = &api;
+        (void)api.exchange_capture_mode(&mode_);
     }
 
 private:
-    bool begun_ = false;
-    cudaStreamCaptureMode mode_ = cudaStreamCaptureModeRelaxed;  // then, what it was before
+    const driver* api_ = nullptr;
+    CUstreamCaptureMode mode_ = CU_STREAM_CAPTURE_MODE_RELAXED;  // then, what it was before
 };
 
 }  // namespace detail
@@ -140,7 +189,7 @@ private:
     return static_cast<std::uint32_t>(count);
 }
 
-/// `driver` is only for making the device current. Throws operation_error: no_device, no_driver.
+/// Makes the device's context, if there is none. Throws operation_error: no_device, no_driver.
 [[nodiscard]] inline device_properties query_properties(const driver& api, int ordinal) {
     cudaDeviceProp native{};
     check(cudaGetDeviceProperties(&native, ordinal), "asking a device for its properties");
@@ -162,7 +211,8 @@ private:
     p.cooperative_launch = native.cooperativeLaunch != 0;
     p.memory_pools = native.memoryPoolsSupported != 0;
     p.integrated = native.integrated != 0;
-    const device_guard on(api, ordinal);
+    const primary_context context(api, ordinal);
+    const device_guard on(context);
     check(cudaDeviceGetStreamPriorityRange(&p.least_priority, &p.greatest_priority),
           "asking a device for its stream priorities");
     return p;

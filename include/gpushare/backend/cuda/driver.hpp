@@ -20,6 +20,7 @@ namespace cuda {
 template <class Signature>
 class entry_point;
 
+/// One that takes Args.
 template <class... Args>
 class entry_point<CUresult(Args...)> {
 public:
@@ -34,7 +35,9 @@ public:
             function_ = reinterpret_cast<CUresult(CUDAAPI*)(Args...)>(found);
     }
 
+    /// Whether the driver has it.
     [[nodiscard]] explicit operator bool() const noexcept { return function_ != nullptr; }
+    /// CUDA_ERROR_NOT_SUPPORTED where it hasn't.
     CUresult operator()(Args... args) const noexcept {
         return function_ != nullptr ? function_(args...) : CUDA_ERROR_NOT_SUPPORTED;
     }
@@ -43,7 +46,7 @@ private:
     CUresult(CUDAAPI* function_)(Args...) = nullptr;
 };
 
-/// Immutable; safe from any thread.
+/// The functions by purpose; each is named as in the driver's manual, without its prefix. Immutable; safe from any thread.
 class driver {
 public:
     /// Throws operation_error: errc::no_driver where there is none.
@@ -58,29 +61,64 @@ public:
     int served_version;
 
     // devices and contexts
+    /// cuDeviceGet.
     entry_point<decltype(::cuDeviceGet)> device_get{"cuDeviceGet", 2000};
+    /// cuCtxGetCurrent.
     entry_point<decltype(::cuCtxGetCurrent)> ctx_get_current{"cuCtxGetCurrent", 4000};
-    entry_point<decltype(::cuCtxSetCurrent)> ctx_set_current{"cuCtxSetCurrent", 4000};
-    entry_point<decltype(::cuDevicePrimaryCtxGetState)> primary_ctx_get_state{"cuDevicePrimaryCtxGetState", 7000};
+    /// cuCtxPushCurrent.
+    entry_point<decltype(::cuCtxPushCurrent)> ctx_push_current{"cuCtxPushCurrent", 4000};
+    /// cuCtxPopCurrent.
+    entry_point<decltype(::cuCtxPopCurrent)> ctx_pop_current{"cuCtxPopCurrent", 4000};
+    /// cuDevicePrimaryCtxRetain.
+    entry_point<decltype(::cuDevicePrimaryCtxRetain)> primary_ctx_retain{"cuDevicePrimaryCtxRetain", 7000};
+    /// cuDevicePrimaryCtxRelease.
+    entry_point<decltype(::cuDevicePrimaryCtxRelease)> primary_ctx_release{"cuDevicePrimaryCtxRelease", 11000};
+
+    // questions, asked often. The runtime has equals, but these leave alone what cudaGetLastError() says, and need no context:
+    // of these the manual (Driver API, Event Management and Stream Management) names no error for a thread without one, and
+    // the runtime would give it that of device 0.
+    /// cuEventQuery.
+    entry_point<decltype(::cuEventQuery)> event_query{"cuEventQuery", 2000};
+    /// cuStreamIsCapturing.
+    entry_point<decltype(::cuStreamIsCapturing)> stream_is_capturing{"cuStreamIsCapturing", 10000};
+    /// cuThreadExchangeStreamCaptureMode.
+    entry_point<decltype(::cuThreadExchangeStreamCaptureMode)> exchange_capture_mode{
+        "cuThreadExchangeStreamCaptureMode", 10010};
 
     // virtual memory
+    /// cuMemGetAllocationGranularity.
     entry_point<decltype(::cuMemGetAllocationGranularity)> mem_get_granularity{"cuMemGetAllocationGranularity", 10020};
+    /// cuMemAddressReserve.
     entry_point<decltype(::cuMemAddressReserve)> mem_address_reserve{"cuMemAddressReserve", 10020};
+    /// cuMemAddressFree.
     entry_point<decltype(::cuMemAddressFree)> mem_address_free{"cuMemAddressFree", 10020};
+    /// cuMemCreate.
     entry_point<decltype(::cuMemCreate)> mem_create{"cuMemCreate", 10020};
+    /// cuMemRelease.
     entry_point<decltype(::cuMemRelease)> mem_release{"cuMemRelease", 10020};
+    /// cuMemMap.
     entry_point<decltype(::cuMemMap)> mem_map{"cuMemMap", 10020};
+    /// cuMemUnmap.
     entry_point<decltype(::cuMemUnmap)> mem_unmap{"cuMemUnmap", 10020};
+    /// cuMemSetAccess.
     entry_point<decltype(::cuMemSetAccess)> mem_set_access{"cuMemSetAccess", 10020};
 
     // green contexts
+    /// cuDeviceGetDevResource.
     entry_point<decltype(::cuDeviceGetDevResource)> device_get_resource{"cuDeviceGetDevResource", 12040};
+    /// cuDevSmResourceSplitByCount.
     entry_point<decltype(::cuDevSmResourceSplitByCount)> sm_resource_split{"cuDevSmResourceSplitByCount", 12040};
+    /// cuDevResourceGenerateDesc.
     entry_point<decltype(::cuDevResourceGenerateDesc)> resource_describe{"cuDevResourceGenerateDesc", 12040};
+    /// cuGreenCtxCreate.
     entry_point<decltype(::cuGreenCtxCreate)> green_create{"cuGreenCtxCreate", 12040};
+    /// cuGreenCtxDestroy.
     entry_point<decltype(::cuGreenCtxDestroy)> green_destroy{"cuGreenCtxDestroy", 12040};
+    /// cuGreenCtxGetDevResource.
     entry_point<decltype(::cuGreenCtxGetDevResource)> green_get_resource{"cuGreenCtxGetDevResource", 12040};
+    /// cuGreenCtxStreamCreate.
     entry_point<decltype(::cuGreenCtxStreamCreate)> green_stream_create{"cuGreenCtxStreamCreate", 12050};
+    /// cuStreamGetGreenCtx.
     entry_point<decltype(::cuStreamGetGreenCtx)> stream_get_green{"cuStreamGetGreenCtx", 12040};
 
     /// Whole features: with one function missing, above all one that gives things back, none of it is begun.
@@ -88,6 +126,7 @@ public:
         return mem_get_granularity && mem_address_reserve && mem_address_free && mem_create && mem_release && mem_map &&
                mem_unmap && mem_set_access;
     }
+    /// As above, of green contexts.
     [[nodiscard]] bool has_green_contexts() const noexcept {
         return device_get && device_get_resource && sm_resource_split && resource_describe && green_create &&
                green_destroy && green_get_resource && green_stream_create;

@@ -19,8 +19,9 @@ namespace gpushare {
 inline namespace GPUSHARE_ABI {
 namespace cuda {
 
-/// True for an error that stays: every later call on the device's context answers with it, whoever makes it, until
-/// the process is restarted or the device reset.
+/// True for an error that stays: every later call on the device answers with it, whoever makes it, until the process is
+/// restarted or the device reset. Not cudaErrorContextIsDestroyed: the context that is gone may be a green one, which only
+/// its own streams miss. (Runtime API, cudaError: "leaves the process in an inconsistent state" stands by the codes here.)
 [[nodiscard]] constexpr bool is_sticky(cudaError_t code) noexcept {
     switch (code) {
         case cudaErrorECCUncorrectable:
@@ -28,7 +29,6 @@ namespace cuda {
         case cudaErrorContained:
         case cudaErrorIllegalAddress:
         case cudaErrorLaunchTimeout:
-        case cudaErrorContextIsDestroyed:
         case cudaErrorAssert:
         case cudaErrorHardwareStackError:
         case cudaErrorIllegalInstruction:
@@ -43,6 +43,7 @@ namespace cuda {
     }
 }
 
+/// What the library calls such an error. errc::backend_failed for what has no name of its own.
 [[nodiscard]] constexpr errc to_errc(cudaError_t code) noexcept {
     if (is_sticky(code)) return errc::device_lost;
     switch (code) {
@@ -101,6 +102,7 @@ inline void check(cudaError_t code, std::string_view what) {
     (void)cudaGetLastError();
     fail(code, what);
 }
+/// The driver's functions leave nothing for cudaGetLastError().
 inline void check(CUresult code, std::string_view what) {
     if (code != CUDA_SUCCESS) fail(to_runtime(code), what);
 }

@@ -6,6 +6,7 @@
 //   auto ticket = chat.submit([&](auto& s) { run.launch(s); });      // the permit is for the launch
 #pragma once
 
+#include <cuda.h>
 #include <cuda_runtime_api.h>
 
 #include <concepts>
@@ -15,6 +16,7 @@
 
 #include <gpushare/backend/cuda/detail/device_state.hpp>
 #include <gpushare/backend/cuda/detail/owned.hpp>
+#include <gpushare/backend/cuda/detail/partition_state.hpp>
 #include <gpushare/backend/cuda/device.hpp>
 #include <gpushare/backend/cuda/driver.hpp>
 #include <gpushare/backend/cuda/error.hpp>
@@ -37,17 +39,29 @@ struct graph_executable_kind {
     static constexpr const char* destroys = "cudaGraphExecDestroy";
     static cudaError_t destroy(const driver&, cudaGraphExec_t g) noexcept { return cudaGraphExecDestroy(g); }
 };
+
+/// Where a graph was captured: its kernels run there, wherever it is launched. Keeps a partition of ours.
+class captured_place {
+public:
+    explicit captured_place(const stream_state& s) noexcept : green_(s.green), partition_(s.partition) {}
+    [[nodiscard]] bool is_of(const stream_state& s) const noexcept { return s.green == green_; }
+    friend bool operator==(const captured_place& a, const captured_place& b) noexcept { return a.green_ == b.green_; }
+
+private:
+    CUgreenCtx green_;
+    std::shared_ptr<partition_state> partition_;
+};
 }  // namespace detail
 
 /// What was recorded. Movable; one owner. Not safe from several threads at once, as CUDA's graphs aren't.
 class graph {
 public:
-    /// Takes over a graph of the embedder's, to be launched on streams of the same device as `s`.
-    [[nodiscard]] static graph from_native_handle(const stream& s, cudaGraph_t handle) {
-        return {s.state().device, handle};
-    }
+    /// Takes over a graph of the embedder's, whose kernels were captured, or added, in the partition of `s`, or outside of all
+    /// if `s` is; to be launched there.
+    [[nodiscard]] static graph from_native_handle(const stream& s, cudaGraph_t handle) { return {s, handle}; }
     static graph from_native_handle(const stream&, std::nullptr_t) = delete;
     static graph from_native_handle(const stream&, int) = delete;
+    /// Still owned by this.
     [[nodiscard]] cudaGraph_t native_handle() const noexcept { return native_.get(); }
     /// The caller's to destroy from now on.
     [[nodiscard]] cudaGraph_t release() noexcept { return native_.release(); }
@@ -55,6 +69,7 @@ public:
     /// Of its own; those of graphs inside it count as one.
     [[nodiscard]] std::size_t num_nodes() const {
         std::size_t count = 0;
+        const detail::context_guard any(native_.device()->context());
         check(cudaGraphGetNodes(native_.get(), nullptr, &count), "counting the nodes of a graph");
         return count;
     }
@@ -62,10 +77,10 @@ public:
 private:
     friend class graph_capture;
     friend class graph_executable;
-    graph(std::shared_ptr<detail::device_state> device, cudaGraph_t native) noexcept
-        : native_(std::move(device), native) {}
+    graph(const stream& s, cudaGraph_t native) noexcept : native_(s.state().device, native), place_(s.state()) {}
 
     detail::owned<detail::graph_kind> native_;
+    detail::captured_place place_;
 };
 
 /// While it exists, what is enqueued on the stream is recorded instead of run. It must begin and end in one thread;
@@ -75,8 +90,9 @@ class graph_capture {
 public:
     /// Throws operation_error: errc::capturing if the stream is captured already.
     explicit graph_capture(stream& s) : stream_(&s) {
-        if (s.capturing()) throw operation_error(errc::capturing, {}, "the stream is being captured already");
+        if (s.captured()) throw operation_error(errc::capturing, {}, "the stream is being captured already");
         // Thread-local: unsafe calls are forbidden to this thread, and other threads go on as they like.
+        const detail::context_guard any(s.state().device->context());
         check(cudaStreamBeginCapture(s.native_handle(), cudaStreamCaptureModeThreadLocal), "beginning a capture");
         s.state().capturing.store(true, std::memory_order_relaxed);
     }
@@ -84,6 +100,7 @@ public:
     graph_capture& operator=(const graph_capture&) = delete;
     ~graph_capture() {
         if (stream_ == nullptr) return;
+        const detail::context_guard any(stream_->state().device->context());
         cudaGraph_t unfinished = nullptr;
         (void)detail::handled(end(unfinished));  // what ended it early has been reported
         if (unfinished != nullptr) (void)detail::handled(cudaGraphDestroy(unfinished));
@@ -93,11 +110,12 @@ public:
     /// work of other streams that wasn't joined again.
     [[nodiscard]] graph finish() {
         cudaGraph_t native = nullptr;
-        const std::shared_ptr<detail::device_state> device = stream_->state().device;
+        const stream& s = *stream_;
+        const detail::context_guard any(s.state().device->context());
         const auto code = end(native);
         if (code != cudaSuccess && native != nullptr) (void)detail::handled(cudaGraphDestroy(native));
         check(code, "ending a capture");
-        return {device, native};
+        return {s, native};
     }
 
 private:
@@ -125,26 +143,36 @@ template <std::invocable<stream&> F>
 class graph_executable {
 public:
     /// Throws operation_error, and memory_error where the device has no room for it.
-    explicit graph_executable(const graph& g) : native_(g.native_.device(), instantiate(g)) {}
+    explicit graph_executable(const graph& g) : native_(g.native_.device(), instantiate(g)), place_(g.place_) {}
 
-    /// Takes over one of the embedder's, to be launched on streams of the same device as `s`.
+    /// Takes over one of the embedder's; see graph::from_native_handle.
     [[nodiscard]] static graph_executable from_native_handle(const stream& s, cudaGraphExec_t handle) {
-        return {s.state().device, handle};
+        return {s, handle};
     }
     static graph_executable from_native_handle(const stream&, std::nullptr_t) = delete;
     static graph_executable from_native_handle(const stream&, int) = delete;
+    /// Still owned by this.
     [[nodiscard]] cudaGraphExec_t native_handle() const noexcept { return native_.get(); }
     /// The caller's to destroy from now on.
     [[nodiscard]] cudaGraphExec_t release() noexcept { return native_.release(); }
 
     /// Enqueues all of it, as one operation of the stream. Into a capture it goes as one node.
+    /// Throws operation_error: errc::invalid_specification for a stream of another partition than it was captured in. Its
+    /// kernels would run on the SMs of that one all the same. (Driver API, CUDA_KERNEL_NODE_PARAMS: a node has a context of
+    /// its own, from its capture on.)
     void launch(stream& s) {
+        if (!place_.is_of(s.state()))
+            throw operation_error(
+                errc::invalid_specification, {},
+                "a graph keeps the SMs that it was captured on: launch it on a stream of that partition");
         s.enqueued_on_device([&] { return cudaGraphLaunch(native_.get(), s.native_handle()); }, "cudaGraphLaunch");
     }
 
-    /// Takes on the arguments of `g`, which must be of the same shape; far cheaper than a new one. False, and nothing
+    /// Takes on the arguments of `g`, which must be of the same shape and partition; far cheaper than a new one. False, and nothing
     /// has changed, if it isn't: make a new one. Launches before this keep the old arguments.
     [[nodiscard]] bool update(const graph& g) {
+        if (!(g.place_ == place_)) return false;
+        const detail::context_guard any(native_.device()->context());
         cudaGraphExecUpdateResultInfo info{};
         const auto code = detail::handled(cudaGraphExecUpdate(native_.get(), g.native_.get(), &info));
         if (code == cudaErrorGraphExecUpdateFailure) return false;
@@ -153,18 +181,19 @@ public:
     }
 
 private:
-    graph_executable(std::shared_ptr<detail::device_state> device, cudaGraphExec_t native) noexcept
-        : native_(std::move(device), native) {}
+    graph_executable(const stream& s, cudaGraphExec_t native) noexcept
+        : native_(s.state().device, native), place_(s.state()) {}
 
     static cudaGraphExec_t instantiate(const graph& g) {
         const detail::device_state& device = *g.native_.device();
-        const device_guard on(device.api(), device.ordinal());
+        const device_guard on(device.context());
         cudaGraphExec_t made = nullptr;
         check(cudaGraphInstantiate(&made, g.native_.get(), 0), "making a graph executable");
         return made;
     }
 
     detail::owned<detail::graph_executable_kind> native_;
+    detail::captured_place place_;
 };
 
 }  // namespace cuda

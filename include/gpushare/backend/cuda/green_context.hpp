@@ -24,6 +24,7 @@
 #include <vector>
 
 #include <gpushare/backend/cuda/detail/device_state.hpp>
+#include <gpushare/backend/cuda/detail/partition_state.hpp>
 #include <gpushare/backend/cuda/device.hpp>
 #include <gpushare/backend/cuda/error.hpp>
 #include <gpushare/backend/cuda/node.hpp>
@@ -65,60 +66,45 @@ namespace detail {
             .units = static_cast<std::uint32_t>(units.size())};
 }
 
-struct green_state {
-    green_state() = default;
-    green_state(const green_state&) = delete;
-    green_state& operator=(const green_state&) = delete;
-    ~green_state() {
-        if (native != nullptr && owned)
-            (void)device->health().keep(to_runtime(device->api().green_destroy(native)), "cuGreenCtxDestroy");
-        if (!units.empty()) device->sms().give_back(units);
-    }
-
-    std::shared_ptr<device_state> device;
-    CUgreenCtx native = nullptr;
-    bool owned = true;  // ours to destroy
-    std::uint32_t sms = 0;
-    std::vector<std::uint32_t> units;  // of its device, which nobody else has; none of one that was taken over
-    std::mutex mutex;                  // the driver wants one thread at a time for a green context
-};
-
 }  // namespace detail
 
 /// How the device can be split. Throws operation_error: errc::not_supported, no_device.
 [[nodiscard]] inline sm_split query_sm_split(const node& on, device_id d) { return detail::split_of(*on.state(d)); }
 
-/// A partition. Movable; one owner; safe from any thread. It stays until the last of its streams is gone, so they may
-/// outlive this. All partitions use the memory of the device's primary context, and its events.
+/// A partition. Movable; one owner; safe from any thread. It stays until the last of its streams is gone and what they have
+/// enqueued is done, so they may outlive this. All partitions use the memory of the device's primary context, and its events.
 class green_context {
 public:
     /// SMs that its kernels run on.
     [[nodiscard]] std::uint32_t sms() const noexcept { return state_->sms; }
-    [[nodiscard]] CUgreenCtx native_handle() const noexcept { return state_->native; }
+    /// Still owned by this.
+    [[nodiscard]] CUgreenCtx native_handle() const noexcept { return state_->own->native; }
     /// The handle, which is the caller's to destroy from now on: after the streams that were made of this. When they and this
     /// are gone, its SMs count as free.
     [[nodiscard]] CUgreenCtx release() noexcept {
-        state_->owned = false;
-        return state_->native;
+        state_->own->owned = false;
+        return state_->own->native;
     }
 
     /// A stream in the partition; see node::make_stream.
     [[nodiscard]] stream make_stream(priority level = {}, std::uint32_t tag = 0) {
         auto made = std::make_shared<detail::stream_state>();
         made->device = state_->device;
-        made->keep_alive = state_;
+        made->partition = state_;
+        made->green = state_->own->native;
         made->level = level;
         made->tag = tag;
         made->sms = state_->sms;
-        made->partitioned = true;
         const auto& properties = state_->device->properties();
         {
             const std::lock_guard lock(state_->mutex);
-            check(state_->device->api().green_stream_create(&made->native, state_->native, CU_STREAM_NON_BLOCKING,
+            made->end = &state_->new_end();
+            check(state_->device->api().green_stream_create(&made->native, state_->own->native, CU_STREAM_NON_BLOCKING,
                                                             properties.native_priority(level)),
                   "making a stream of a partition");
         }
         made->owned = true;
+        const detail::context_guard any(state_->device->context());
         check(cudaStreamGetPriority(made->native, &made->native_priority), "asking a stream for its priority");
         return stream(std::move(made));
     }
@@ -136,22 +122,21 @@ public:
 private:
     friend std::vector<green_context> make_green_contexts(const node&, device_id, std::span<const std::uint32_t>);
 
-    explicit green_context(std::shared_ptr<detail::green_state> state) noexcept : state_(std::move(state)) {}
+    explicit green_context(std::shared_ptr<detail::partition_state> state) noexcept : state_(std::move(state)) {}
 
     static green_context adopt(const std::shared_ptr<detail::device_state>& device, CUgreenCtx handle,
                                std::uint32_t sms) {
-        auto state = std::make_shared<detail::green_state>();
-        state->device = device;
-        state->native = handle;
+        auto state = std::make_shared<detail::partition_state>(device);
+        state->own->native = handle;
         state->sms = sms;
         return green_context(std::move(state));
     }
 
-    std::shared_ptr<detail::green_state> state_;
+    std::shared_ptr<detail::partition_state> state_;
 };
 
 /// Partitions of so many SMs each, which share none with each other or with those that were made before and are still
-/// there; what is left over is in none. All of them or none.
+/// there, or have work left that was enqueued before they went; what is left over is in none. All of them or none.
 /// Throws operation_error: errc::not_whole if one isn't a multiple of the unit, too_few_sms, not_supported, no_device.
 [[nodiscard]] inline std::vector<green_context> make_green_contexts(const node& on, device_id d,
                                                                     std::span<const std::uint32_t> sms) {
@@ -166,17 +151,18 @@ private:
     std::vector<std::vector<std::uint32_t>*> theirs;
     for (const std::uint32_t wanted : sms) {
         parts.push_back(green_context::adopt(device, nullptr, wanted));
-        theirs.push_back(&parts.back().state_->units);
+        theirs.push_back(&parts.back().state_->own->units);
         theirs.back()->reserve(wanted / can.unit);
     }
+    device->collect_partitions();
     device->sms().take(can, sms, theirs);
     for (auto& part : parts) {
         std::vector<CUdevResource> own;
-        for (const std::uint32_t u : part.state_->units) own.push_back(units[u]);
+        for (const std::uint32_t u : part.state_->own->units) own.push_back(units[u]);
         CUdevResourceDesc described = nullptr;
         check(on.api().resource_describe(&described, own.data(), static_cast<unsigned>(own.size())),
               "describing a partition");
-        check(on.api().green_create(&part.state_->native, described, native_device, CU_GREEN_CTX_DEFAULT_STREAM),
+        check(on.api().green_create(&part.state_->own->native, described, native_device, CU_GREEN_CTX_DEFAULT_STREAM),
               "making a partition");
     }
     return parts;
@@ -184,7 +170,7 @@ private:
 
 /// Whether the driver says that the stream's kernels stay in some partition.
 [[nodiscard]] inline bool stream_inside_partition(const node& on, cudaStream_t s) noexcept {
-    return detail::green_sms(on.api(), s) != 0;
+    return detail::green_place_of(on.api(), s).sms != 0;
 }
 
 /// Throws operation_error, errc::invalid_specification with the stream's tag, for the first stream whose kernels would

@@ -21,8 +21,9 @@ namespace cuda {
 
 /// A call of the runtime or driver that failed. `call` is a literal. True if there was one.
 struct incident {
-    cudaError_t code = cudaSuccess;
-    const char* call = "";
+    cudaError_t code = cudaSuccess;  ///< what CUDA answered
+    const char* call = "";           ///< the function's name
+    /// Whether there was one.
     [[nodiscard]] explicit constexpr operator bool() const noexcept { return code != cudaSuccess; }
 };
 
@@ -51,23 +52,28 @@ public:
     // --- what the backend tells
 
     /// Looks at the answer of a call whose failure is somebody else's to report. Returns what it stands for.
-    errc note(cudaError_t code, const char* call) noexcept {
-        if (code == cudaSuccess) return errc::none;
-        (void)detail::handled(code);
+    errc note(cudaError_t code, const char* call) noexcept { return look_at(detail::handled(code), call); }
+    /// The same for a function of the driver's, which leaves nothing for cudaGetLastError(): what the embedder finds there
+    /// stays.
+    errc note(CUresult code, const char* call) noexcept { return look_at(to_runtime(code), call); }
+    /// The same where nobody reports it: it is kept.
+    errc keep(cudaError_t code, const char* call) noexcept { return put_away(detail::handled(code), call); }
+    /// The same for a function of the driver's.
+    errc keep(CUresult code, const char* call) noexcept { return put_away(to_runtime(code), call); }
+
+private:
+    errc look_at(cudaError_t code, const char* call) noexcept {
         if (is_sticky(code)) declare_lost(code, call);
         return to_errc(code);
     }
-    /// The same where nobody reports it: it is kept.
-    errc keep(cudaError_t code, const char* call) noexcept {
+    errc put_away(cudaError_t code, const char* call) noexcept {
         if (code == cudaSuccess) return errc::none;
-        const errc why = note(code, call);
+        const errc why = look_at(code, call);
         const std::lock_guard lock(mutex_);
         last_ = {code, call};
         unreported_.fetch_add(1, std::memory_order_relaxed);
         return why;
     }
-
-private:
     void declare_lost(cudaError_t code, const char* call) noexcept {
         const std::lock_guard lock(mutex_);
         if (fatal_) return;  // who reads it needs no lock: it is written once

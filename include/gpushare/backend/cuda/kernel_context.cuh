@@ -47,10 +47,13 @@ __device__ T shuffle_down(std::uint32_t mask, T x, std::uint32_t offset) noexcep
 /// The first argument of a kernel, made by the launch; belongs to its thread. Grids and blocks have one dimension.
 class device_context {
 public:
+    /// Its block's, in the grid.
     [[nodiscard]] __device__ std::uint32_t block_rank() const noexcept { return blockIdx.x; }
+    /// Of the grid.
     [[nodiscard]] __device__ std::uint32_t num_blocks() const noexcept { return gridDim.x; }
     /// In its block.
     [[nodiscard]] __device__ std::uint32_t thread_rank() const noexcept { return threadIdx.x; }
+    /// Of its block.
     [[nodiscard]] __device__ std::uint32_t num_threads() const noexcept { return blockDim.x; }
     /// The SM that runs the block.
     [[nodiscard]] __device__ std::uint32_t sm() const noexcept {
@@ -87,6 +90,7 @@ public:
         sync();  // before the next call writes
         return x;
     }
+    /// The sum; see reduce().
     template <class T>
     [[nodiscard]] __device__ T reduce_add(T x) noexcept {
         return reduce(x, [](T a, T b) { return a + b; });

@@ -30,9 +30,9 @@ namespace cuda {
 /// bytes on. The defaults are what current drivers are known for; `./dev gpu` checks them on a device. Where small
 /// blocks don't fill the page that they share, the rest shows as taken by others: nothing is lost between the two.
 struct allocation_model {
-    bytes step{512};
-    bytes page{2 << 20};
-    bytes paged_from{1 << 20};
+    bytes step{512};            ///< what small blocks take multiples of
+    bytes page{2 << 20};        ///< what others do
+    bytes paged_from{1 << 20};  ///< the size from which blocks take whole pages
 
     /// bytes::max() where rounding would wrap.
     [[nodiscard]] constexpr bytes charged(std::uint64_t size) const noexcept {
@@ -115,6 +115,7 @@ public:
     [[nodiscard]] static constexpr std::string_view owner() noexcept { return {}; }        ///< Nobody's: all tenants'.
     [[nodiscard]] static close_token closing() noexcept { return {}; }                     ///< It never closes.
     [[nodiscard]] bytes used() const noexcept { return blocks_.charged(); }
+    /// As it was made with.
     [[nodiscard]] const allocation_model& model() const noexcept { return model_; }
 
 private:
@@ -124,7 +125,7 @@ private:
 
     [[nodiscard]] memory_figures figures(cudaError_t& code) const noexcept {
         std::size_t free = 0, total = 0;
-        const device_guard on(device_->api(), device_->ordinal(), device_guard::context::any, code);
+        const device_guard on(device_->context(), device_guard::context::any, code);
         if (code == cudaSuccess) code = cudaMemGetInfo(&free, &total);
         (void)device_->health().note(code, "cudaMemGetInfo");
         return {bytes{free}, bytes{total}};
@@ -145,8 +146,8 @@ private:
         const auto asked = static_cast<std::size_t>(detail::padded(size, alignment, natural_alignment));
         cudaError_t code = cudaSuccess;
         {
-            const detail::relaxed_capture relaxed;
-            const device_guard on(device_->api(), device_->ordinal(), device_guard::context::any, code);
+            const device_guard on(device_->context(), device_guard::context::any, code);
+            const detail::relaxed_capture relaxed(device_->api());
             if (code == cudaSuccess) code = cudaMalloc(&b.base, asked);
         }
         const errc refused = device_->health().note(code, "cudaMalloc");
@@ -165,9 +166,9 @@ private:
 
     errc give_back(const detail::block& b) noexcept {
         cudaError_t code = cudaSuccess;
-        const detail::relaxed_capture relaxed;
         {
-            const device_guard on(device_->api(), device_->ordinal(), device_guard::context::any, code);
+            const device_guard on(device_->context(), device_guard::context::any, code);
+            const detail::relaxed_capture relaxed(device_->api());
             if (code == cudaSuccess) code = cudaFree(b.base);
         }
         return device_->health().keep(code, "cudaFree");

@@ -37,30 +37,35 @@ namespace cuda {
 
 namespace detail {
 
-/// How many SMs the stream's green context has; 0 if it isn't in one.
-[[nodiscard]] inline std::uint32_t green_sms(const driver& api, cudaStream_t stream) noexcept {
+/// The green context that a stream lives in, and how many SMs that has; none if it isn't in one.
+struct green_place {
+    CUgreenCtx context = nullptr;
+    std::uint32_t sms = 0;
+};
+[[nodiscard]] inline green_place green_place_of(const driver& api, cudaStream_t stream) noexcept {
     CUgreenCtx green = nullptr;
     CUdevResource has{};
-    if (api.stream_get_green(stream, &green) != CUDA_SUCCESS || green == nullptr) return 0;
-    if (api.green_get_resource(green, &has, CU_DEV_RESOURCE_TYPE_SM) != CUDA_SUCCESS) return 0;
-    return has.sm.smCount;
+    if (api.stream_get_green(stream, &green) != CUDA_SUCCESS || green == nullptr) return {};
+    if (api.green_get_resource(green, &has, CU_DEV_RESOURCE_TYPE_SM) != CUDA_SUCCESS) return {};
+    return {green, has.sm.smCount};
 }
 
 }  // namespace detail
 
+/// What a node is made of.
 struct node_options {
-    std::vector<int> devices{};  // CUDA's numbers, in the node's order; empty: all that CUDA shows
-    allocation_model memory{};
-    bool peer_access = true;  // devices reach each other's memory, where they can
+    std::vector<int> devices{};  ///< CUDA's numbers, in the node's order; empty: all that CUDA shows
+    allocation_model memory{};   ///< what cudaMalloc takes for a request
+    bool peer_access = true;     ///< devices reach each other's memory, where they can
 };
 
 /// Makes the primary contexts of its devices, which stay when it is destroyed: the embedder and its libraries use them
 /// as well. Streams and points may outlive it; its memory doesn't. Starts no thread. Safe from any thread.
 class node {
 public:
-    using stream = cuda::stream;
-    using memory_type = device_memory;
-    using clock_type = host::steady_clock;
+    using stream = cuda::stream;            ///< its streams
+    using memory_type = device_memory;      ///< its devices' memory
+    using clock_type = host::steady_clock;  ///< for deadlines
 
     /// Throws operation_error: no_driver, no_device (none, or not that one), duplicate_device, invalid_specification
     /// (too many); memory_error where there is no room for a context.
@@ -74,16 +79,22 @@ public:
     node(const node&) = delete;
     node& operator=(const node&) = delete;
 
+    /// At least one.
     [[nodiscard]] std::uint32_t num_devices() const noexcept { return static_cast<std::uint32_t>(devices_.size()); }
+    /// For deadlines.
     [[nodiscard]] host::steady_clock get_clock() const noexcept { return {}; }
+    /// The order in which gangs are enqueued on its devices, and which are there.
     [[nodiscard]] gpushare::detail::gang_residents<point>& gangs() noexcept { return gangs_; }
+    /// The driver's functions.
     [[nodiscard]] const driver& api() const noexcept { return *api_; }
 
-    // The following throw operation_error (errc::no_device) for a device that isn't there.
-
+    /// The device's memory. Throws operation_error (no_device), as do the next three.
     [[nodiscard]] device_memory& memory(device_id d) { return at(d).memory; }
+    /// What the device is like.
     [[nodiscard]] const device_properties& properties(device_id d) const { return state(d)->properties(); }
+    /// What went wrong on it so far.
     [[nodiscard]] cuda::health& health(device_id d) const { return state(d)->health(); }
+    /// Whether it was seen to be unusable.
     [[nodiscard]] bool lost(device_id d) const { return health(d).lost(); }
 
     /// A stream in the device's primary context: its kernels run on all SMs, partitioned or not. `level` is clamped to
@@ -92,13 +103,13 @@ public:
         auto made = describe(state(d), tag);
         made->level = level;
         {
-            const device_guard on(*api_, made->device->ordinal(), device_guard::context::primary);
+            const device_guard on(made->device->context(), device_guard::context::primary);
             check(cudaStreamCreateWithPriority(&made->native, cudaStreamNonBlocking,
                                                made->device->properties().native_priority(level)),
                   "making a stream");
+            made->owned = true;
+            check(cudaStreamGetPriority(made->native, &made->native_priority), "asking a stream for its priority");
         }
-        made->owned = true;
-        check(cudaStreamGetPriority(made->native, &made->native_priority), "asking a stream for its priority");
         made->register_unpartitioned();
         return stream(std::move(made));
     }
@@ -136,7 +147,7 @@ public:
         auto by_default = describe(state(d), 0);
         by_default->native = cudaStreamLegacy;
         by_default->captured_unseen = true;
-        const device_guard on(*api_, by_default->device->ordinal(), device_guard::context::primary);
+        const device_guard on(by_default->device->context(), device_guard::context::primary);
         return stream(std::move(by_default)).record();
     }
 
@@ -148,7 +159,7 @@ public:
         int possible = 0;
         check(cudaDeviceCanAccessPeer(&possible, near, far), "asking whether devices reach each other");
         if (possible == 0) return false;
-        const device_guard on(*api_, near);
+        const device_guard on(state(from)->context());
         const auto code = detail::handled(cudaDeviceEnablePeerAccess(far, 0));
         if (code == cudaErrorTooManyPeers || code == cudaErrorPeerAccessUnsupported) return false;
         if (code != cudaErrorPeerAccessAlreadyEnabled) check(code, "letting a device reach another one's memory");
@@ -167,8 +178,9 @@ private:
         std::shared_ptr<detail::device_state> state;
         device_memory memory;
 
-        entry(const std::shared_ptr<const driver>& api, int ordinal, const allocation_model& model)
-            : state(std::make_shared<detail::device_state>(api, ordinal)), memory(state, model) {}
+        entry(const std::shared_ptr<const driver>& api, int ordinal, bool beside_device_0,
+              const allocation_model& model)
+            : state(std::make_shared<detail::device_state>(api, ordinal, beside_device_0)), memory(state, model) {}
     };
 
     std::uint32_t open(const node_options& options) {
@@ -182,7 +194,7 @@ private:
                       "opening a CUDA node");
             if (std::find(wanted.begin(), i, *i) != i)
                 throw operation_error(errc::duplicate_device, {}, "opening a CUDA node: the same device twice");
-            devices_.emplace_back(api_, *i, options.memory);
+            devices_.emplace_back(api_, *i, std::find(wanted.begin(), wanted.end(), 0) != wanted.end(), options.memory);
         }
         return num_devices();
     }
@@ -205,6 +217,7 @@ private:
         if (handle == nullptr || handle == cudaStreamLegacy || handle == cudaStreamPerThread)
             throw operation_error(errc::invalid_specification, {},
                                   "a default stream can't be shared: it waits for all others");
+        const detail::context_guard any(devices_.front().state->context());
         int ordinal = 0, native_priority = 0;
         check(cudaStreamGetDevice(handle, &ordinal), "asking a stream for its device");
         check(cudaStreamGetPriority(handle, &native_priority), "asking a stream for its priority");
@@ -216,9 +229,9 @@ private:
         s->native = handle;
         s->native_priority = native_priority;
         s->level = s->device->properties().level_of(native_priority);
-        if (const auto sms = detail::green_sms(*api_, handle); sms != 0) {
-            s->partitioned = true;
-            s->sms = sms;
+        if (const auto place = detail::green_place_of(*api_, handle); place.sms != 0) {
+            s->green = place.context;
+            s->sms = place.sms;
         }
         return s;
     }

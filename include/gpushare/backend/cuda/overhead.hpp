@@ -28,9 +28,10 @@ namespace cuda {
 /// of pools and virtual memory are.
 class overhead_account {
 public:
+    /// What a step took.
     struct entry {
-        std::string label{};
-        std::int64_t size = 0;  // bytes; negative where memory came back
+        std::string label{};    ///< the step's
+        std::int64_t size = 0;  ///< bytes; negative where memory came back
     };
 
     /// Throws operation_error: errc::no_device.

@@ -32,6 +32,7 @@ namespace cuda {
 /// that stay. Safe from any thread. Frees what is still out when it is destroyed.
 class pinned_memory {
 public:
+    /// In bytes, what every block is aligned to. More is had by asking for more, and charged.
     static constexpr std::size_t natural_alignment = 256;
     /// Pages are pinned, so a block takes whole ones of the host's.
     static constexpr bytes page{4096};
@@ -81,6 +82,7 @@ public:
     [[nodiscard]] static constexpr bytes largest_free() noexcept { return bytes::max(); }  ///< It doesn't say.
     [[nodiscard]] static constexpr std::string_view owner() noexcept { return {}; }        ///< Nobody's: all tenants'.
     [[nodiscard]] static close_token closing() noexcept { return {}; }                     ///< It never closes.
+    /// Charged by what is out.
     [[nodiscard]] bytes used() const noexcept { return blocks_.charged(); }
 
 private:
@@ -90,8 +92,8 @@ private:
         if (why.code != errc::none) return nullptr;
         cudaError_t code = cudaSuccess;
         {
-            const detail::relaxed_capture relaxed;
-            const device_guard on(device_->api(), device_->ordinal(), device_guard::context::any, code);
+            const device_guard on(device_->context(), device_guard::context::any, code);
+            const detail::relaxed_capture relaxed(device_->api());
             const auto asked = static_cast<std::size_t>(detail::padded(size, alignment, natural_alignment));
             // Portable: pinned for every device, not only for the current one.
             if (code == cudaSuccess) code = cudaHostAlloc(&b.base, asked, cudaHostAllocPortable);
@@ -107,9 +109,9 @@ private:
 
     void give_back(const detail::block& b) noexcept {
         cudaError_t code = cudaSuccess;
-        const detail::relaxed_capture relaxed;
         {
-            const device_guard on(device_->api(), device_->ordinal(), device_guard::context::any, code);
+            const device_guard on(device_->context(), device_guard::context::any, code);
+            const detail::relaxed_capture relaxed(device_->api());
             if (code == cudaSuccess) code = cudaFreeHost(b.base);
         }
         (void)device_->health().keep(code, "cudaFreeHost");

@@ -38,13 +38,10 @@ namespace detail {
     health& fate = p.device->health();
     errc outcome = errc::device_lost;
     if (!fate.lost()) {
-        const cudaError_t code = cudaEventQuery(p.event);
+        const CUresult code = p.device->api().event_query(p.event);
         // A capture of this thread's own that is under way forbids the question: not an answer.
-        if (code == cudaErrorNotReady || code == cudaErrorStreamCaptureUnsupported) {
-            (void)handled(code);
-            return false;
-        }
-        outcome = fate.note(code, "cudaEventQuery");
+        if (code == CUDA_ERROR_NOT_READY || code == CUDA_ERROR_STREAM_CAPTURE_UNSUPPORTED) return false;
+        outcome = fate.note(code, "cuEventQuery");
     }
     p.outcome.store(static_cast<std::uint8_t>(outcome), std::memory_order_release);
     return true;
@@ -69,16 +66,19 @@ inline void pause(std::uint32_t turn, ns left) noexcept {
 /// tell which work had been done before. `elapsed` has the resolution of events, about 0.5 us, and 24 bits of a ms.
 class point {
 public:
+    /// Reached, and of no stream.
     point() noexcept = default;
 
+    /// Whether the work before it is done, well or not. Costs a call of the driver's until it is.
     [[nodiscard]] bool reached() const noexcept {
         if (known()) return true;
-        const detail::relaxed_capture relaxed;
+        const detail::relaxed_capture relaxed(state_->device->api());
         return detail::ask(*state_);
     }
+    /// As wait_any() of this one.
     bool wait(instant deadline) const { return wait_any(this, 1, deadline); }
 
-    /// False at once if `points` is empty. The points may belong to any devices and nodes.
+    /// Until one of them is reached; false at the deadline. False at once if `points` is empty. The points may belong to any devices and nodes.
     static bool wait_any(std::span<const point> points, instant deadline) {
         return wait_any(points.data(), points.size(), deadline);
     }
@@ -88,7 +88,7 @@ public:
         return state_ && reached() ? static_cast<errc>(state_->outcome.load(std::memory_order_relaxed)) : errc::none;
     }
 
-    /// Zero as well where one of them failed, or belongs to another device.
+    /// The device time from `a` to `b`, negative if `b` comes first; zero until both are reached. Zero as well where one of them failed, or belongs to another device.
     friend ns elapsed(const point& a, const point& b) noexcept {
         if (a.state_ == b.state_ || !a.reached() || !b.reached()) return ns{0};
         questions ask;
@@ -97,40 +97,30 @@ public:
     /// Whether they are the same point, not whether they are reached at the same time.
     friend bool operator==(const point&, const point&) noexcept = default;
 
-    /// Asks about several points with one change of this thread's capture mode: the call that tells the time between two
-    /// points also tells whether they are reached. For one thread, within one function.
+    /// Asks about several points with one change of this thread's capture mode. For one thread, within one function.
     class questions {
     public:
         /// The device time between the two if `end` is reached, zero where that isn't known. `begin` comes before it.
         template <class Answer = std::optional<ns>>  // so that including this costs no more than it must
         [[nodiscard]] Answer span(const point& begin, const point& end) noexcept {
             if (end.known()) return elapsed(begin, end);
-            relaxed_.begin();
             detail::point_state& to = *end.state_;
-            const bool one_device = begin.state_ && begin.state_->device == to.device;
-            if (!one_device || begin.state_->event == nullptr || to.device->health().lost()) {
-                if (!detail::ask(to)) return std::nullopt;
-                return elapsed(begin, end);
-            }
-            float ms = 0;
-            const auto code = cudaEventElapsedTime(&ms, begin.state_->event, to.event);
-            // As in ask(): a capture of this thread's own forbids the question.
-            if (code == cudaErrorNotReady || code == cudaErrorStreamCaptureUnsupported) {
-                (void)detail::handled(code);
-                return std::nullopt;
-            }
-            const errc outcome = to.device->health().note(code, "cudaEventElapsedTime");
-            to.outcome.store(static_cast<std::uint8_t>(outcome), std::memory_order_release);
-            if (outcome != errc::none) return ns{0};
-            if (!begin.known())
+            relaxed_.begin(to.device->api());
+            // The time between the two isn't asked for until they are reached: of a kernel that has failed, that call may say
+            // for ever that it isn't done. (Runtime API: cudaEventQuery returns errors of earlier launches,
+            // cudaEventElapsedTime need only return cudaErrorNotReady.)
+            if (!detail::ask(to)) return std::nullopt;
+            // What comes before what is reached is reached.
+            if (end.known_well() && begin.state_ && begin.state_->device == to.device && !begin.known())
                 begin.state_->outcome.store(static_cast<std::uint8_t>(errc::none), std::memory_order_release);
-            return to_ns(ms);
+            return between(begin, end);
         }
         /// As elapsed(), of two that span() has found reached, or that were before.
         [[nodiscard]] ns between(const point& a, const point& b) noexcept {
             if (a.state_ == b.state_ || !a.known_well() || !b.known_well()) return ns{0};
             if (a.state_->device != b.state_->device) return ns{0};
-            relaxed_.begin();
+            relaxed_.begin(a.state_->device->api());
+            const detail::context_guard any(a.state_->device->context());
             float ms = 0;
             const auto code = cudaEventElapsedTime(&ms, a.state_->event, b.state_->event);
             if (a.state_->device->health().note(code, "cudaEventElapsedTime") != errc::none) return ns{0};
@@ -138,11 +128,15 @@ public:
         }
 
     private:
-        detail::relaxed_capture relaxed_{detail::relaxed_capture::from::later};
+        detail::relaxed_capture relaxed_;
     };
 
     /// For streams: takes over the reference that `state` was acquired with.
     explicit point(detail::point_state& state) noexcept : state_(reference::adopt(state)) {}
+    /// For streams: it is reached, and this is its status.
+    void end_as(errc why) const noexcept {
+        if (state_) state_->outcome.store(static_cast<std::uint8_t>(why), std::memory_order_release);
+    }
     /// The event behind it, to make other work wait for it; null for a default-constructed point. Owned by the pool.
     [[nodiscard]] cudaEvent_t native_handle() const noexcept { return state_ ? state_->event : nullptr; }
     /// Whether it is known to be reached, without asking.
@@ -172,7 +166,7 @@ private:
     static bool any_reached(const point* points, std::size_t n) noexcept {
         for (std::size_t i = 0; i < n; ++i)
             if (points[i].known()) return true;
-        const detail::relaxed_capture relaxed;
+        const detail::relaxed_capture relaxed(points[0].state_->device->api());
         for (std::size_t i = 0; i < n; ++i)
             if (detail::ask(*points[i].state_)) return true;
         return false;

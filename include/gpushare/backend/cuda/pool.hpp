@@ -32,17 +32,20 @@ namespace gpushare {
 inline namespace GPUSHARE_ABI {
 namespace cuda {
 
+/// How a pool is made.
 struct memory_pool_options {
-    bytes max_size{};           // CUDA's maxSize; nothing: no maximum of its own. CUDA may round it up
-    bytes keep = bytes::max();  // reserved memory that the pool doesn't return to the device at a sync
+    bytes max_size{};           ///< CUDA's maxSize; nothing: no maximum of its own. CUDA may round it up
+    bytes keep = bytes::max();  ///< reserved memory that the pool doesn't return to the device at a sync
 };
 
 /// What a pool holds. `reserved` is what it took from the device, in big pieces; `used` is what is out of that. A
 /// maximum limits `reserved`, rounded up: a pool for 1 KiB was seen to reserve 32 MiB. So a quota in front of it counts
 /// `used`, and the account of the device counts `reserved`.
 struct memory_pool_usage {
-    bytes reserved{}, used{};
-    bytes reserved_peak{}, used_peak{};
+    bytes reserved{};       ///< taken from the device
+    bytes used{};           ///< of that, out
+    bytes reserved_peak{};  ///< the most so far
+    bytes used_peak{};      ///< the most so far
 };
 
 namespace detail {
@@ -62,6 +65,8 @@ public:
     static constexpr bytes step{512};
 
     /// Throws operation_error: errc::no_device, not_supported.
+    /// Streams that share it don't come to wait for each other: what was freed is had again in the same stream, behind points
+    /// that were waited for, or once it is done.
     memory_pool(node& on, device_id d, const memory_pool_options& options = {}) : native_(on.state(d), nullptr) {
         if (!device().properties().memory_pools)
             throw operation_error(errc::not_supported, {}, "the device has no stream-ordered memory pools");
@@ -69,11 +74,17 @@ public:
         wanted.allocType = cudaMemAllocationTypePinned;
         wanted.location = {cudaMemLocationTypeDevice, device().ordinal()};
         wanted.maxSize = static_cast<std::size_t>(options.max_size.count());
+        const detail::context_guard any(device().context());
         cudaMemPool_t made = nullptr;
         check(cudaMemPoolCreate(&made, &wanted), "making a memory pool");
         native_ = {native_.device(), made};
         cuuint64_t keep = options.keep.count();
         check(cudaMemPoolSetAttribute(made, cudaMemPoolAttrReleaseThreshold, &keep), "setting up a memory pool");
+        // Or an allocation of one tenant would wait on the device for another one's work to free something. (Runtime API,
+        // cudaMemPoolReuseAllowInternalDependencies: on by default.)
+        int couple = 0;
+        check(cudaMemPoolSetAttribute(made, cudaMemPoolReuseAllowInternalDependencies, &couple),
+              "setting up a memory pool");
     }
 
     /// Takes over a pool of the embedder's, on that device.
@@ -82,6 +93,7 @@ public:
     }
     static memory_pool from_native_handle(node&, device_id, std::nullptr_t) = delete;
     static memory_pool from_native_handle(node&, device_id, int) = delete;
+    /// Still owned by this.
     [[nodiscard]] cudaMemPool_t native_handle() const noexcept { return native_.get(); }
     /// The caller's to destroy from now on.
     [[nodiscard]] cudaMemPool_t release() noexcept { return native_.release(); }
@@ -108,6 +120,7 @@ public:
     errc deallocate(stream& s, void* p) noexcept {
         if (p == nullptr) return errc::none;
         if (s.capturing()) return errc::capturing;
+        const detail::context_guard any(device().context());
         const auto code = cudaFreeAsync(p, s.native_handle());
         const errc why = device().health().note(code, "cudaFreeAsync");
         return code == cudaErrorInvalidValue || code == cudaErrorInvalidDevicePointer ? errc::unknown_block : why;
@@ -130,6 +143,7 @@ public:
 
     /// Returns reserved memory that isn't used to the device, but for `keep`.
     void trim(bytes keep = {}) {
+        const detail::context_guard any(device().context());
         check(cudaMemPoolTrimTo(native_.get(), static_cast<std::size_t>(keep.count())), "trimming a memory pool");
     }
 
@@ -143,6 +157,7 @@ public:
         if (access.location.id != device().ordinal())
             check(cudaDeviceCanAccessPeer(&reach, access.location.id, device().ordinal()), "opening a memory pool");
         if (reach == 0) fail(cudaErrorPeerAccessUnsupported, "opening a memory pool to another device");
+        const detail::context_guard any(device().context());
         check(cudaMemPoolSetAccess(native_.get(), &access, 1), "opening a memory pool to another device");
     }
 
@@ -162,6 +177,7 @@ private:
             why.code = errc::capturing;  // it would become a part of the graph, and live as long as that
         if (why.code != errc::none) return nullptr;
 
+        const detail::context_guard any(device().context());
         void* p = nullptr;
         const auto code =
             cudaMallocFromPoolAsync(&p, static_cast<std::size_t>(charge.count()), native_.get(), s.native_handle());
@@ -171,6 +187,7 @@ private:
 
     [[nodiscard]] bytes ask(cudaMemPoolAttr what) const {
         cuuint64_t figure = 0;
+        const detail::context_guard any(device().context());
         check(cudaMemPoolGetAttribute(native_.get(), what, &figure), "asking a memory pool");
         return bytes{figure};
     }
@@ -181,8 +198,10 @@ private:
 /// A pool and a stream as one memory_resource: what it hands out belongs to the stream's order. Refers to both.
 class stream_memory {
 public:
+    /// Both must outlive it.
     stream_memory(memory_pool& pool, stream& s) noexcept : pool_(&pool), stream_(&s) {}
 
+    /// As the pool's, on the stream; so are the others.
     [[nodiscard]] void* allocate(std::size_t size, std::size_t alignment) {
         return pool_->allocate(*stream_, size, alignment);
     }
@@ -190,9 +209,11 @@ public:
     [[nodiscard]] void* try_allocate(std::size_t size, std::size_t alignment, failure* why = nullptr) noexcept {
         return pool_->try_allocate(*stream_, size, alignment, why);
     }
+    /// See memory_pool::deallocate.
     errc deallocate(void* p, std::size_t /*size*/, std::size_t /*alignment*/) noexcept {
         return pool_->deallocate(*stream_, p);
     }
+    /// See memory_pool::charged.
     [[nodiscard]] static constexpr bytes charged(std::size_t size, std::size_t alignment) noexcept {
         return memory_pool::charged(size, alignment);
     }

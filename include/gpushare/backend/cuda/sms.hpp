@@ -24,22 +24,24 @@ namespace cuda {
 /// A handle: copies are the same SMs. Safe from any thread; the node must outlive it.
 class device_sms {
 public:
-    using stream = cuda::stream;
-    using partition_type = green_context;
+    using stream = cuda::stream;           ///< inside and outside of partitions
+    using partition_type = green_context;  ///< what SMs are split into
 
     /// Throws operation_error (no_device).
     device_sms(node& on, device_id d) : node_(&on), device_(d) { (void)on.state(d); }
 
+    /// See node::make_stream.
     [[nodiscard]] stream make_stream(priority level = {}, std::uint32_t tag = 0) {
         return node_->make_stream(device_, level, tag);
     }
-    /// Throws operation_error (not_supported).
+    /// How they can be split. Throws operation_error (not_supported).
     [[nodiscard]] sm_split split() const { return query_sm_split(*node_, device_); }
+    /// See make_green_contexts.
     [[nodiscard]] std::vector<green_context> partition(std::span<const std::uint32_t> sms) {
         return make_green_contexts(*node_, device_, sms);
     }
-    /// Of the streams that came from the node, or through it, and are still there. Nobody knows what streams the embedder
-    /// made without it.
+    /// Tags of streams whose kernels run on all SMs: of those that came from the node, or through it, and are still there.
+    /// Nobody knows what streams the embedder made without it.
     [[nodiscard]] std::vector<std::uint32_t> outside_any_partition() const {
         return node_->state(device_)->sms().unpartitioned();
     }

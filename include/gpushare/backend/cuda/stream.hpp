@@ -8,6 +8,7 @@
 //   s.record().wait(never);
 #pragma once
 
+#include <cuda.h>
 #include <cuda_runtime_api.h>
 
 #include <atomic>
@@ -19,6 +20,8 @@
 #include <utility>
 
 #include <gpushare/backend/cuda/detail/device_state.hpp>
+#include <gpushare/backend/cuda/detail/partition_state.hpp>
+#include <gpushare/backend/cuda/device.hpp>
 #include <gpushare/backend/cuda/error.hpp>
 #include <gpushare/backend/cuda/point.hpp>
 #include <gpushare/concepts.hpp>
@@ -40,12 +43,20 @@ struct stream_state {
     stream_state(const stream_state&) = delete;
     stream_state& operator=(const stream_state&) = delete;
     ~stream_state() {
+        const context_guard any(device->context());
+        if (end != nullptr) {
+            // What is enqueued still runs, on SMs that nobody else may get until it is done. (Runtime API, cudaStreamDestroy:
+            // it returns at once.)
+            if (owned && !capturing.load(std::memory_order_relaxed) && end->event != nullptr)
+                (void)device->health().keep(cudaEventRecord(end->event, native), "cudaEventRecord");
+            partition->stream_gone(*end);
+        }
         if (owned) (void)device->health().keep(cudaStreamDestroy(native), "cudaStreamDestroy");
         if (registered) device->sms().remove(unpartitioned);
     }
     /// Whoever asks for streams in no partition is told of this one, unless it is in one.
     void register_unpartitioned() {
-        if (partitioned) return;
+        if (green != nullptr) return;
         unpartitioned.tag = tag;
         device->sms().add(unpartitioned);
         registered = true;
@@ -59,9 +70,10 @@ struct stream_state {
 
     const std::uint64_t name = name_of(this);
     std::shared_ptr<device_state> device;
-    std::shared_ptr<const void> keep_alive;  // our green context that it lives in: destroyed after the stream
-    bool partitioned = false;                // lives in a green context, whoever made it
-    bool registered = false;                 // doesn't, and is counted among those
+    std::shared_ptr<partition_state> partition;  // ours that it lives in: destroyed after the stream
+    point_state* end = nullptr;                  // of a stream of such a partition: where its last work ends
+    CUgreenCtx green = nullptr;                  // the green context that it lives in, whoever made it
+    bool registered = false;                     // doesn't, and is counted among those
     unpartitioned_stream unpartitioned{};
     cudaStream_t native = nullptr;
     bool owned = false;            // ours to destroy
@@ -75,6 +87,28 @@ struct stream_state {
 
 }  // namespace detail
 
+namespace detail {
+
+/// The most blocks of a kernel that can be resident at once on the stream's SMs; 0 if the device can't do that.
+[[nodiscard]] inline std::uint32_t cooperative_blocks(const stream_state& s, const void* entry,
+                                                      std::uint32_t threads) noexcept {
+    device_state& d = *s.device;
+    if (!d.properties().cooperative_launch || threads == 0 || threads > d.properties().threads_per_block) return 0;
+    if (const auto known = d.occupancy().find(entry, threads)) return *known * s.sms;
+    auto code = cudaSuccess;
+    int of_sm = 0;
+    {
+        const device_guard on(d.context(), device_guard::context::any, code);
+        if (code == cudaSuccess)
+            code = cudaOccupancyMaxActiveBlocksPerMultiprocessor(&of_sm, entry, static_cast<int>(threads), 0);
+    }
+    if (d.health().keep(code, "cudaOccupancyMaxActiveBlocksPerMultiprocessor") != errc::none) return 0;
+    d.occupancy().add(entry, threads, static_cast<std::uint32_t>(of_sm));
+    return static_cast<std::uint32_t>(of_sm) * s.sms;
+}
+
+}  // namespace detail
+
 /// Movable; one owner. Safe from any thread; what one thread enqueues stays in its order.
 ///
 /// On a device that is lost, enqueuing does nothing, and the next point's `status()` says errc::device_lost. What else
@@ -82,13 +116,15 @@ struct stream_state {
 /// What was enqueued still runs when the stream is destroyed.
 class stream {
 public:
-    using point = cuda::point;
-    using context = device_context;
+    using point = cuda::point;       ///< on its timeline
+    using context = device_context;  ///< what its kernels see
 
     /// Keeps the native stream, and marks its timeline when the stream object may be gone. Safe from any thread.
     class handle {
     public:
+        /// Of no stream.
         handle() noexcept = default;
+        /// Whether it is of a stream.
         [[nodiscard]] explicit operator bool() const noexcept { return state_ != nullptr; }
         /// As the stream's.
         [[nodiscard]] point record() const { return record_on(*state_); }
@@ -128,6 +164,7 @@ public:
     /// one reaches. From or to pageable host memory it waits, as CUDA does; pinned_memory doesn't.
     void copy(void* to, const void* from, std::size_t size) {
         if (size == 0) return;
+        const detail::context_guard any(state_->device->context());
         enqueued(cudaMemcpyAsync(to, from, size, cudaMemcpyDefault, state_->native), "cudaMemcpyAsync");
     }
 
@@ -141,9 +178,12 @@ public:
     /// What is enqueued from now on waits until `p`, a point of any stream of this process, is reached.
     /// Throws operation_error: errc::capturing if this stream is captured and `p` is still to come.
     void wait(const point& p) {
-        if (p.known() || (capturing() && p.reached())) return;
-        if (capturing())
+        if (p.known()) return;
+        if (captured()) {
+            if (p.reached()) return;
             throw operation_error(errc::capturing, {}, "a capture can't wait for a point from outside of it");
+        }
+        const detail::context_guard any(state_->device->context());
         enqueued(cudaStreamWaitEvent(state_->native, p.native_handle(), cudaEventWaitDefault), "cudaStreamWaitEvent");
     }
 
@@ -151,6 +191,26 @@ public:
     /// Throws operation_error: errc::capturing while the stream is captured, because nothing happens then. (A capture
     /// that others begin on a stream of ours, by its handle, goes unnoticed unless the stream is borrowed.)
     [[nodiscard]] point record() { return record_on(*state_); }
+
+    /// A point that is still to be recorded, with its event: recording it makes none. While a kernel waits for others on the
+    /// device, making an event may wait for the kernel.
+    class reserved_point {
+    public:
+        /// None.
+        reserved_point() noexcept = default;
+
+    private:
+        friend stream;
+        explicit reserved_point(point p) noexcept : point_(std::move(p)) {}
+        point point_;
+    };
+    /// Throws as record(), but for captures.
+    [[nodiscard]] reserved_point reserve() { return reserved_point(point(state_->device->acquire(state_->device))); }
+    /// As record(), of a point that was reserved on a stream of the same device.
+    [[nodiscard]] point record(reserved_point&& reserved) {
+        refuse_captured(*state_);
+        return record_as(*state_, std::exchange(reserved.point_, {}));
+    }
 
     /// For whoever records later. Empty where the native stream is somebody else's, and may be gone by then.
     [[nodiscard]] handle share() const noexcept {
@@ -169,12 +229,19 @@ public:
     /// How many SMs its kernels run on: those of its green context, or all of the device.
     [[nodiscard]] std::uint32_t sms() const noexcept { return state_->sms; }
     /// Lives in a green context, its own SMs.
-    [[nodiscard]] bool in_partition() const noexcept { return state_->partitioned; }
+    [[nodiscard]] bool in_partition() const noexcept { return state_->green != nullptr; }
+    /// Its device's.
     [[nodiscard]] const device_properties& properties() const noexcept { return state_->device->properties(); }
     /// Whether its device was seen to be unusable, by any call. Asks nothing.
     [[nodiscard]] bool lost() const noexcept { return state_->device->health().lost(); }
     /// Between the begin and the end of a graph_capture.
     [[nodiscard]] bool capturing() const noexcept { return state_->capturing.load(std::memory_order_relaxed); }
+    /// Whether what is enqueued is recorded into a graph: between the begin and the end of a graph_capture, or, of a borrowed
+    /// stream, of any capture. Asks the driver about borrowed streams only. Throws operation_error where it doesn't answer.
+    [[nodiscard]] bool captured() const { return capturing() || (state_->captured_unseen && is_captured(*state_)); }
+    /// Separate cooperative launches needn't run side by side on a device, though they fit: one that waits for another may
+    /// wait for ever. (Programming Guide, "Concurrent Kernel Execution": kernels may run concurrently, none must.)
+    static constexpr bool launches_run_together = false;
 
     /// Still owned, or borrowed, by this.
     [[nodiscard]] cudaStream_t native_handle() const noexcept { return state_->native; }
@@ -201,34 +268,45 @@ public:
     void enqueued_on_device(F&& call, const char* name) {
         cudaError_t code = cudaSuccess;
         {
-            const device_guard on(state_->device->api(), state_->device->ordinal(), device_guard::context::any, code);
+            const device_guard on(state_->device->context(), device_guard::context::any, code);
             if (code == cudaSuccess) code = call();
         }
         enqueued(code, name);
     }
+    /// What it is made of, for the backend.
     [[nodiscard]] detail::stream_state& state() const noexcept { return *state_; }
+    /// For the backend.
     explicit stream(std::shared_ptr<detail::stream_state> state) noexcept : state_(std::move(state)) {}
 
 private:
     [[nodiscard]] static point record_on(detail::stream_state& s) {
+        refuse_captured(s);
+        return record_as(s, point(s.device->acquire(s.device)));
+    }
+    static void refuse_captured(const detail::stream_state& s) {
         if (s.capturing.load(std::memory_order_relaxed) || (s.captured_unseen && is_captured(s)))
             throw operation_error(errc::capturing, {},
                                   "a stream has no points while it is captured: launch the graph, then record");
-        detail::point_state& p = s.device->acquire(s.device);
-        point made(p);
-        const auto code = p.event != nullptr ? cudaEventRecord(p.event, s.native) : cudaErrorContextIsDestroyed;
+    }
+    [[nodiscard]] static point record_as(detail::stream_state& s, point made) {
+        const cudaEvent_t event = made.native_handle();
+        if (event == nullptr) {  // the device is lost
+            made.end_as(errc::device_lost);
+            return made;
+        }
+        const detail::context_guard any(s.device->context());
+        const auto code = cudaEventRecord(event, s.native);
         if (code == cudaSuccess) return made;
-        // Reached at once, for its kind has no event to ask.
         const errc why = s.device->health().note(code, "cudaEventRecord");
-        p.outcome.store(static_cast<std::uint8_t>(why), std::memory_order_release);
+        made.end_as(why);  // reached at once: there is nothing to ask about
         if (why != errc::device_lost) fail(code, "recording a point");
         return made;
     }
 
     [[nodiscard]] static bool is_captured(const detail::stream_state& s) {
-        auto status = cudaStreamCaptureStatusNone;
-        check(cudaStreamIsCapturing(s.native, &status), "asking a stream whether it is captured");
-        return status != cudaStreamCaptureStatusNone;
+        auto status = CU_STREAM_CAPTURE_STATUS_NONE;
+        check(s.device->api().stream_is_capturing(s.native, &status), "asking a stream whether it is captured");
+        return status != CU_STREAM_CAPTURE_STATUS_NONE;
     }
 
     std::shared_ptr<detail::stream_state> state_;  // shared with handles, which don't use what the stream may change

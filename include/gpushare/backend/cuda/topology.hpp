@@ -25,8 +25,15 @@ namespace cuda {
 
 /// Best first. The runtime doesn't name links: peers with native atomics are on NVLink (PCIe has none between devices),
 /// other peers on PCIe, and the rest goes through the host's memory, across sockets if the devices' NUMA nodes differ.
-enum class link_kind : std::uint8_t { same_device, nvlink, pcie, host, across_sockets };
+enum class link_kind : std::uint8_t {
+    same_device,    ///< no link
+    nvlink,         ///< peers with native atomics
+    pcie,           ///< other peers
+    host,           ///< through the host's memory
+    across_sockets  ///< and from one of its processors to another
+};
 
+/// Its name in texts.
 [[nodiscard]] constexpr std::string_view to_string(link_kind k) noexcept {
     switch (k) {
         case link_kind::same_device: return "same device";
@@ -38,18 +45,20 @@ enum class link_kind : std::uint8_t { same_device, nvlink, pcie, host, across_so
     return "unknown link";
 }
 
+/// From one device to another.
 struct peer_link {
-    link_kind kind = link_kind::same_device;
-    bool access = true;          // loads and stores reach the other's memory
-    bool native_atomics = true;  // and so do atomics
-    int performance_rank = 0;    // CUDA's: 0 is the best link of the machine, comparable within it only
+    link_kind kind = link_kind::same_device;  ///< what it seems to be
+    bool access = true;                       ///< loads and stores reach the other's memory
+    bool native_atomics = true;               ///< and so do atomics
+    int performance_rank = 0;                 ///< CUDA's: 0 is the best link of the machine, comparable within it only
 };
 
 /// A plain value: all devices, and a link for each ordered pair.
 struct node_topology {
-    std::vector<device_properties> devices{};
-    std::vector<peer_link> links{};  // by row: from * devices.size() + to
+    std::vector<device_properties> devices{};  ///< in the node's order
+    std::vector<peer_link> links{};            ///< by row: from * devices.size() + to
 
+    /// Throws std::out_of_range for a device that isn't there.
     [[nodiscard]] const peer_link& between(device_id from, device_id to) const {
         return links.at(std::size_t{from.index} * devices.size() + to.index);
     }

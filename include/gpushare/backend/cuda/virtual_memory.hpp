@@ -36,9 +36,10 @@ namespace gpushare {
 inline namespace GPUSHARE_ABI {
 namespace cuda {
 
+/// How virtual memory is used.
 struct virtual_memory_options {
-    bytes chunk{};                     // a power of two, from what the device can do on: the default, 2 MiB so far
-    std::vector<device_id> open_to{};  // other devices whose kernels may use what is mapped
+    bytes chunk{};                     ///< a power of two, from what the device can do on: the default, 2 MiB so far
+    std::vector<device_id> open_to{};  ///< other devices whose kernels may use what is mapped
 };
 
 namespace detail {
@@ -74,8 +75,10 @@ public:
     /// Addresses that nothing else gets; null once it was moved from. Nothing may be mapped when it goes.
     class range {
     public:
+        /// Leaves nothing behind.
         range(range&& other) noexcept
             : device_(std::move(other.device_)), at_(std::exchange(other.at_, 0)), size_(other.size_) {}
+        /// What it had goes.
         range& operator=(range other) noexcept {
             device_.swap(other.device_);
             std::swap(at_, other.at_);
@@ -85,9 +88,11 @@ public:
         ~range() {
             if (at_ == 0) return;
             const auto code = device_->api().mem_address_free(at_, size_);
-            (void)device_->health().keep(to_runtime(code), "cuMemAddressFree");
+            (void)device_->health().keep(code, "cuMemAddressFree");
         }
+        /// The first address.
         [[nodiscard]] void* data() const noexcept { return reinterpret_cast<void*>(at_); }
+        /// Bytes.
         [[nodiscard]] std::size_t size() const noexcept { return size_; }
 
     private:
@@ -103,6 +108,7 @@ public:
     /// granularity() bytes of the device. What is still mapped keeps its memory until it is unmapped.
     class chunk {
     public:
+        /// Still owned by this.
         [[nodiscard]] CUmemGenericAllocationHandle native_handle() const noexcept { return native_.get(); }
         /// The caller's to release from now on.
         [[nodiscard]] CUmemGenericAllocationHandle release() noexcept { return native_.release(); }
@@ -115,6 +121,7 @@ public:
         detail::owned<detail::memory_chunk_kind> native_;
     };
 
+    /// Of a chunk.
     [[nodiscard]] bytes granularity() const noexcept { return bytes{chunk_size_}; }
 
     /// not_whole: `size` is zero or no multiple of the granularity; size_overflow: no process has as many addresses;
@@ -142,20 +149,19 @@ public:
     /// there already, or `at` is in no range; device_lost.
     errc map(void* at, const chunk& c) noexcept {
         const auto address = reinterpret_cast<CUdeviceptr>(at);
-        const detail::relaxed_capture relaxed;
+        const detail::relaxed_capture relaxed(api());
         if (const errc why = answer(api().mem_map(address, chunk_size_, 0, c.native_.get(), 0), "cuMemMap");
             why != errc::none)
             return why;
         const errc why =
             answer(api().mem_set_access(address, chunk_size_, access_.data(), access_.size()), "cuMemSetAccess");
-        if (why != errc::none)
-            (void)device_->health().keep(to_runtime(api().mem_unmap(address, chunk_size_)), "cuMemUnmap");
+        if (why != errc::none) (void)device_->health().keep(api().mem_unmap(address, chunk_size_), "cuMemUnmap");
         return why;
     }
 
     /// For one or several whole chunks side by side. Not ordered with any stream: no work may use them any more.
     errc unmap(void* at, std::size_t size) noexcept {
-        const detail::relaxed_capture relaxed;
+        const detail::relaxed_capture relaxed(api());
         return answer(api().mem_unmap(reinterpret_cast<CUdeviceptr>(at), size), "cuMemUnmap");
     }
     /// The same, once all of `users` are reached: the last points of every stream that used them.
@@ -170,7 +176,7 @@ private:
     [[nodiscard]] const driver& api() const noexcept { return device_->api(); }
 
     errc answer(CUresult code, const char* call) noexcept {
-        return code == CUDA_SUCCESS ? errc::none : device_->health().note(to_runtime(code), call);
+        return code == CUDA_SUCCESS ? errc::none : device_->health().note(code, call);
     }
 
     static CUmemAllocationProp properties(const detail::device_state& device) noexcept {
@@ -217,8 +223,10 @@ public:
         if (const errc why = in.map(at, c); why != errc::none)
             raise({.code = why, .asked = size_, .limit = size_}, {}, "mapping a chunk");
     }
+    /// Leaves nothing behind.
     mapping(mapping&& other) noexcept
         : memory_(other.memory_), at_(std::exchange(other.at_, nullptr)), size_(other.size_) {}
+    /// What it had is unmapped.
     mapping& operator=(mapping other) noexcept {
         std::swap(memory_, other.memory_);
         std::swap(at_, other.at_);
@@ -229,6 +237,7 @@ public:
         if (at_ != nullptr) (void)memory_->unmap(at_, size_);
     }
 
+    /// Where it is; null once it is unmapped.
     [[nodiscard]] void* data() const noexcept { return at_; }
     /// Unmaps once all of `users` are reached. On an error it stays mapped: errc::deadline_exceeded, say.
     errc close(std::span<const point> users, instant deadline) noexcept {

@@ -3,6 +3,7 @@
 // A part of the backend: nodes, streams and points hold it by shared_ptr, so that any of them may go first.
 #pragma once
 
+#include <cuda.h>
 #include <cuda_runtime_api.h>
 
 #include <atomic>
@@ -10,7 +11,9 @@
 #include <memory>
 #include <mutex>
 #include <utility>
+#include <vector>
 
+#include <gpushare/backend/cuda/detail/occupancy_cache.hpp>
 #include <gpushare/backend/cuda/detail/sm_registry.hpp>
 #include <gpushare/backend/cuda/device.hpp>
 #include <gpushare/backend/cuda/driver.hpp>
@@ -37,7 +40,9 @@ struct point_state {
     point_state& operator=(const point_state&) = delete;
     // Harmless after the driver is unloaded, and where the device is lost.
     ~point_state() {
-        if (event != nullptr) (void)handled(cudaEventDestroy(event));
+        if (event == nullptr) return;
+        const context_guard any(*home);
+        (void)handled(cudaEventDestroy(event));
     }
 
     point_state* next = nullptr;
@@ -45,39 +50,83 @@ struct point_state {
     // One word, so that threads that find out at once write the same.
     std::atomic<std::uint8_t> outcome{pending};
     cudaEvent_t event = nullptr;
-    std::shared_ptr<device_state> device;  // null while it lies in the pool
+    const primary_context* home = nullptr;  // where it was made
+    std::shared_ptr<device_state> device;   // null while it lies in the pool
+};
+
+/// A green context that nobody uses any more but what its streams have enqueued.
+struct retired_partition {
+    retired_partition* next = nullptr;
+    CUgreenCtx native = nullptr;
+    bool owned = true;                 // ours to destroy
+    std::vector<std::uint32_t> units;  // of its device, which nobody else has; none of one that was taken over
+    std::vector<point_state*> ends;    // of its streams
 };
 
 class device_state {
 public:
     /// Makes the device's primary context. Throws operation_error: no_device, no_driver; memory_error.
-    device_state(std::shared_ptr<const driver> functions, int ordinal)
-        : api_(std::move(functions)), properties_(query_properties(*api_, ordinal)) {
-        check(cudaInitDevice(ordinal, 0, 0), "making a device's context");
-    }
+    device_state(std::shared_ptr<const driver> functions, int ordinal, bool beside_device_0)
+        : api_(std::move(functions)),
+          properties_(query_properties(*api_, ordinal)),
+          context_(initialised(*api_, ordinal), ordinal, beside_device_0) {}
     device_state(const device_state&) = delete;
     device_state& operator=(const device_state&) = delete;
+    ~device_state() {
+        while (retired_partition* const p = retired_.pop()) destroy(p);  // whatever still runs there
+    }
 
     [[nodiscard]] const driver& api() const noexcept { return *api_; }
     [[nodiscard]] const device_properties& properties() const noexcept { return properties_; }
     [[nodiscard]] int ordinal() const noexcept { return properties_.ordinal; }
     [[nodiscard]] cuda::health& health() noexcept { return health_; }
+    [[nodiscard]] const primary_context& context() const noexcept { return context_; }
     [[nodiscard]] sm_registry& sms() noexcept { return sms_; }
+    [[nodiscard]] occupancy_cache& occupancy() noexcept { return occupancy_; }
 
     /// A pending point with an event of its own and one reference. Nothing is allocated once as many were out as
     /// ever are. Throws std::bad_alloc and what making an event throws.
     [[nodiscard]] point_state& acquire(const std::shared_ptr<device_state>& self) {
+        point_state& p = acquire();
+        p.references.store(1, std::memory_order_relaxed);
+        p.device = self;
+        return p;
+    }
+    /// The same for the device's own use: it doesn't keep the device, and goes back by release().
+    [[nodiscard]] point_state& acquire() {
         point_state& p = take();
         if (p.event == nullptr) make_event(p);
         p.outcome.store(point_state::pending, std::memory_order_relaxed);  // nobody else knows it yet
-        p.references.store(1, std::memory_order_relaxed);
-        p.device = self;
         return p;
     }
 
     void release(point_state& p) noexcept {
         const std::lock_guard lock(mutex_);
         points_.release(p);
+    }
+
+    /// Destroys the partition, and gives its SMs back, once what its streams have enqueued is done: cudaStreamDestroy and
+    /// cuGreenCtxDestroy don't wait for that. It is looked at now, and before new partitions are made.
+    void retire(std::unique_ptr<retired_partition> p) noexcept {
+        {
+            const std::lock_guard lock(mutex_);
+            retired_.push(*p.release());
+        }
+        collect_partitions();
+    }
+    void collect_partitions() noexcept {
+        auto all = [this] {
+            const std::lock_guard lock(mutex_);
+            return gpushare::detail::fifo<retired_partition>(std::move(retired_));
+        }();
+        while (retired_partition* const p = all.pop()) {
+            if (ended(*p)) {
+                destroy(p);
+                continue;
+            }
+            const std::lock_guard lock(mutex_);
+            retired_.push(*p);
+        }
     }
 
     /// Events made so far, in use or not.
@@ -95,24 +144,50 @@ private:
     // In the device's primary context, to which its green contexts belong as well: the events of a device serve all
     // its streams. On a lost device there are none, and recording them fails like everything else.
     void make_event(point_state& p) {
-        const relaxed_capture relaxed;
         cudaError_t code = cudaSuccess;
         {
-            const device_guard on(*api_, ordinal(), device_guard::context::primary, code);
-            if (code == cudaSuccess) code = cudaEventCreateWithFlags(&p.event, cudaEventDefault);
+            const device_guard on(context_, device_guard::context::primary, code);
+            const relaxed_capture relaxed(*api_);
+            if (code == cudaSuccess) code = handled(cudaEventCreateWithFlags(&p.event, cudaEventDefault));
         }
+        p.home = &context_;
         if (code == cudaSuccess) return;
         p.event = nullptr;
-        if (health_.note(code, "cudaEventCreateWithFlags") == errc::device_lost) return;
+        if (health_.note(static_cast<CUresult>(code), "cudaEventCreateWithFlags") == errc::device_lost) return;
         release(p);
         fail(code, "making an event");
     }
 
+    // The runtime's way to make it, so that the runtime keeps it for the embedder.
+    static const driver& initialised(const driver& api, int ordinal) {
+        check(cudaInitDevice(ordinal, 0, 0), "making a device's context");
+        return api;
+    }
+
+    [[nodiscard]] bool ended(const retired_partition& p) noexcept {
+        for (const point_state* end : p.ends) {
+            if (end->event == nullptr || health_.lost()) continue;
+            const CUresult code = api_->event_query(end->event);
+            if (code == CUDA_ERROR_NOT_READY) return false;
+            (void)health_.note(code, "cuEventQuery");
+        }
+        return true;
+    }
+    void destroy(retired_partition* p) noexcept {
+        if (p->native != nullptr && p->owned) (void)health_.keep(api_->green_destroy(p->native), "cuGreenCtxDestroy");
+        if (!p->units.empty()) sms_.give_back(p->units);
+        for (point_state* end : p->ends) release(*end);
+        delete p;
+    }
+
     const std::shared_ptr<const driver> api_;
     const device_properties properties_;
+    const primary_context context_;
     cuda::health health_;
     sm_registry sms_;
+    occupancy_cache occupancy_;
     mutable std::mutex mutex_;
+    gpushare::detail::fifo<retired_partition> retired_;
     gpushare::detail::pool<point_state> points_;
 };
 

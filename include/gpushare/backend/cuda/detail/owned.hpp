@@ -16,6 +16,7 @@
 #include <utility>
 
 #include <gpushare/backend/cuda/detail/device_state.hpp>
+#include <gpushare/backend/cuda/device.hpp>
 #include <gpushare/backend/cuda/driver.hpp>
 #include <gpushare/config.hpp>
 
@@ -63,6 +64,7 @@ public:
 private:
     void reset() noexcept {
         if (native_ == native_type{}) return;
+        const context_guard any(device_->context());
         (void)device_->health().keep(Kind::destroy(device_->api(), release()), Kind::destroys);
     }
 

@@ -1,0 +1,51 @@
+// SPDX-License-Identifier: Apache-2.0
+// What a partition and its streams share: a green context and the SMs that it has. It is retired when the last of them is
+// gone: its SMs are somebody else's once their work is done.
+//
+//   stream_state s;     s.partition = partition;     s.end = partition->new_end();
+#pragma once
+
+#include <cuda.h>
+
+#include <cstdint>
+#include <memory>
+#include <mutex>
+#include <utility>
+
+#include <gpushare/backend/cuda/detail/device_state.hpp>
+#include <gpushare/config.hpp>
+
+namespace gpushare {
+inline namespace GPUSHARE_ABI {
+namespace cuda {
+namespace detail {
+
+struct partition_state {
+    explicit partition_state(std::shared_ptr<device_state> on)
+        : device(std::move(on)), own(std::make_unique<retired_partition>()) {}
+    partition_state(const partition_state&) = delete;
+    partition_state& operator=(const partition_state&) = delete;
+    ~partition_state() { device->retire(std::move(own)); }
+
+    /// An event for the end of one more stream, and room for it, so that its destructor needs nothing more. Under `mutex`.
+    [[nodiscard]] point_state& new_end() {
+        own->ends.reserve(++streams);
+        return device->acquire();
+    }
+    /// What the stream has enqueued ends where `end` is reached.
+    void stream_gone(point_state& end) noexcept {
+        const std::lock_guard lock(mutex);
+        own->ends.push_back(&end);
+    }
+
+    const std::shared_ptr<device_state> device;
+    std::unique_ptr<retired_partition> own;
+    std::uint32_t sms = 0;
+    std::size_t streams = 0;  // made so far
+    std::mutex mutex;         // the driver wants one thread at a time for a green context
+};
+
+}  // namespace detail
+}  // namespace cuda
+}  // namespace GPUSHARE_ABI
+}  // namespace gpushare
