@@ -10,6 +10,7 @@
 #include <cstdint>
 #include <span>
 #include <string>
+#include <thread>
 #include <utility>
 #include <vector>
 
@@ -181,6 +182,39 @@ TEST_CASE_METHOD(fixture, "a rank that fails is named, and nothing is submitted 
     CHECK(gs::fault_of(group).code == errc::aborted);
     CHECK(all_reduce(group) == errc::aborted);
     CHECK(fake().calls.size() == 2);
+}
+
+TEST_CASE("making an NCCL communicator leaves the thread as it was", "[cuda][nccl]") {
+    fake() = {};
+    const standin::session gpu{{.devices = 3}};
+    std::thread([] {
+        const cuda::node node{{.devices = {2, 1}}};
+        const std::vector<gs::device_id> devices{{0}, {1}};
+        const gs::nccl_communicator group{node, devices};
+        int device = -1;
+        CHECK(cudaGetDevice(&device) == cudaSuccess);
+        CHECK(device == 0);
+        CHECK_FALSE(standin::has_context(0));  // which the node hasn't
+    }).join();
+}
+
+TEST_CASE_METHOD(fixture, "into a capture NCCL is asked for all ranks, or not at all", "[cuda][nccl]") {
+    gs::nccl_communicator group{node, devices};
+    const cudaStream_t theirs[] = {streams[0].native_handle(), streams[1].native_handle()};
+    std::vector<cuda::stream> own = std::move(streams);
+    streams.clear();
+    for (const auto s : theirs) streams.push_back(node.borrow(s));
+    for (const std::size_t captured : {0, 1}) {
+        REQUIRE(cudaStreamBeginCapture(theirs[captured], cudaStreamCaptureModeThreadLocal) == cudaSuccess);
+        const auto calls = fake().calls.size();
+        CHECK(all_reduce(group) == (captured == 0 ? errc::capturing : errc::none));
+        CHECK(fake().calls.size() == calls + 2 * captured);
+    }
+    for (const auto s : theirs) {
+        cudaGraph_t graph = nullptr;
+        CHECK(cudaStreamEndCapture(s, &graph) == cudaSuccess);
+        CHECK(cudaGraphDestroy(graph) == cudaSuccess);
+    }
 }
 
 TEST_CASE_METHOD(fixture, "NCCL's kernels and ours queue up on the devices that they share", "[cuda][nccl]") {

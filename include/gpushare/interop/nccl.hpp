@@ -94,6 +94,7 @@ public:
     template <node Node>
     requires requires(const Node& n, device_id d) {
         { n.properties(d).ordinal } -> std::convertible_to<int>;
+        n.make_current(d);
     }
     nccl_communicator(const Node& on, std::span<const device_id> devices) : ranks_(devices.size()) {
         std::vector<int> ordinals;
@@ -105,10 +106,10 @@ public:
             ordinals.push_back(ordinal);
         }
         if (devices.empty()) raise({.code = errc::invalid_specification}, {}, "making an NCCL communicator");
-        int before = -1;
-        const cudaError_t known = cudaGetDevice(&before);
+        // NCCL leaves another device current.
+        const auto current = on.make_current(devices.front());
         const ncclResult_t code = ncclCommInitAll(ranks_.data(), static_cast<int>(ordinals.size()), ordinals.data());
-        if (known == cudaSuccess) (void)cudaSetDevice(before);  // NCCL leaves another one current
+        (void)cudaSetDevice(ordinals.front());
         if (code != ncclSuccess) {
             ranks_.clear();
             fail(code, "ncclCommInitAll");

@@ -24,19 +24,19 @@ CUresult get_device(CUdevice* out, int ordinal) {
     }));
 }
 
-CUresult primary_state(CUdevice device, unsigned* flags, int* active) {
-    return driver(enter({"cuDevicePrimaryCtxGetState"}, nullptr, [&](machine& m) {
-        if (!m.has_device(device)) return cudaErrorInvalidDevice;
-        *flags = 0;
-        *active = m.device(device).active ? 1 : 0;
-        return cudaSuccess;
-    }));
-}
-
 CUresult get_current(CUcontext* out) {
     return driver(enter({"cuCtxGetCurrent"}, nullptr, [&](machine& m) {
         const auto& contexts = m.thread().contexts;
         *out = contexts.empty() ? nullptr : handle_of(contexts.back());
+        return cudaSuccess;
+    }));
+}
+
+CUresult current_device(CUdevice* out) {
+    return driver(enter({"cuCtxGetDevice"}, nullptr, [&](machine& m) {
+        const auto& contexts = m.thread().contexts;
+        if (contexts.empty()) return invalid_context;
+        *out = contexts.back()->device;
         return cudaSuccess;
     }));
 }
@@ -111,8 +111,8 @@ CUresult pop_current(CUcontext* out) {
 std::span<const entry_point> detail::context_functions() {
     static const std::array all{
         point<decltype(cuDeviceGet)>("cuDeviceGet", 2000, get_device),
-        point<decltype(cuDevicePrimaryCtxGetState)>("cuDevicePrimaryCtxGetState", 7000, primary_state),
         point<decltype(cuCtxGetCurrent)>("cuCtxGetCurrent", 4000, get_current),
+        point<decltype(cuCtxGetDevice)>("cuCtxGetDevice", 2000, current_device),
         point<decltype(cuCtxSetCurrent)>("cuCtxSetCurrent", 4000, set_current),
         point<decltype(cuCtxPushCurrent)>("cuCtxPushCurrent", 4000, push_current),
         point<decltype(cuCtxPopCurrent)>("cuCtxPopCurrent", 4000, pop_current),

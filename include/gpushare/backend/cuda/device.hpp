@@ -70,6 +70,8 @@ public:
     [[nodiscard]] const driver& api() const noexcept { return *api_; }
     /// CUDA's number of the device.
     [[nodiscard]] int ordinal() const noexcept { return ordinal_; }
+    /// The driver's handle of the device.
+    [[nodiscard]] CUdevice device() const noexcept { return device_; }
     /// Whether it does no harm when the runtime makes the context of device 0 current, as it does for threads that have none.
     [[nodiscard]] bool beside_device_0() const noexcept { return beside_device_0_; }
     /// The context.
@@ -116,9 +118,9 @@ private:
         CUcontext now = nullptr;
         if (const auto code = of_.api().ctx_get_current(&now); code != CUDA_SUCCESS) return code;
         if (now == of_.native_handle()) return CUDA_SUCCESS;
-        int device = -1;
-        if (now != nullptr && wanted == context::any && cudaGetDevice(&device) == cudaSuccess &&
-            device == of_.ordinal())
+        CUdevice device = 0;
+        if (now != nullptr && wanted == context::any && of_.api().ctx_get_device(&device) == CUDA_SUCCESS &&
+            device == of_.device())
             return CUDA_SUCCESS;
         const CUresult code = of_.api().ctx_push_current(of_.native_handle());
         entered_ = code == CUDA_SUCCESS;

@@ -65,6 +65,8 @@ public:
     entry_point<decltype(::cuDeviceGet)> device_get{"cuDeviceGet", 2000};
     /// cuCtxGetCurrent.
     entry_point<decltype(::cuCtxGetCurrent)> ctx_get_current{"cuCtxGetCurrent", 4000};
+    /// cuCtxGetDevice.
+    entry_point<decltype(::cuCtxGetDevice)> ctx_get_device{"cuCtxGetDevice", 2000};
     /// cuCtxPushCurrent.
     entry_point<decltype(::cuCtxPushCurrent)> ctx_push_current{"cuCtxPushCurrent", 4000};
     /// cuCtxPopCurrent.

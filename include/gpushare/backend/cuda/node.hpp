@@ -166,6 +166,11 @@ public:
         return true;
     }
 
+    /// Makes the device's primary context current for this thread until what is returned goes; then, what was before.
+    [[nodiscard]] device_guard make_current(device_id d) const {
+        return device_guard(state(d)->context(), device_guard::context::primary);
+    }
+
     /// For what is built on a device: pools, virtual memory, green contexts.
     [[nodiscard]] const std::shared_ptr<detail::device_state>& state(device_id d) const {
         if (d.index >= num_devices())

@@ -78,7 +78,8 @@ public:
     /// As wait_any() of this one.
     bool wait(instant deadline) const { return wait_any(this, 1, deadline); }
 
-    /// Until one of them is reached; false at the deadline. False at once if `points` is empty. The points may belong to any devices and nodes.
+    /// Until one of them is reached; false at the deadline. False at once if `points` is empty. The points may belong to any
+    /// devices and nodes.
     static bool wait_any(std::span<const point> points, instant deadline) {
         return wait_any(points.data(), points.size(), deadline);
     }
@@ -88,7 +89,8 @@ public:
         return state_ && reached() ? static_cast<errc>(state_->outcome.load(std::memory_order_relaxed)) : errc::none;
     }
 
-    /// The device time from `a` to `b`, negative if `b` comes first; zero until both are reached. Zero as well where one of them failed, or belongs to another device.
+    /// The device time from `a` to `b`, negative if `b` comes first; zero until both are reached. Zero as well
+    /// where one of them failed, or belongs to another device.
     friend ns elapsed(const point& a, const point& b) noexcept {
         if (a.state_ == b.state_ || !a.reached() || !b.reached()) return ns{0};
         questions ask;

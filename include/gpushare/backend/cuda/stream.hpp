@@ -253,7 +253,23 @@ public:
         return state_->native;
     }
 
-    // --- for what enqueues: launch.cuh, graphs, pools
+    // --- for what enqueues: launch.cuh, graphs, pools, limiters
+
+    /// What this thread's launches by <<<>>> left for cudaGetLastError() since this was made: they have no other way to say that
+    /// they failed. It stays there for the embedder, and so does what was there before.
+    class launch_errors {
+    public:
+        /// From now on.
+        launch_errors() noexcept : before_(cudaPeekAtLastError()) {}
+        /// errc::none, or what the last of them stands for. One with the number of an error that was there before goes unnoticed.
+        [[nodiscard]] errc found() const noexcept {
+            const cudaError_t now = cudaPeekAtLastError();
+            return now == before_ ? errc::none : to_errc(now);
+        }
+
+    private:
+        cudaError_t before_;
+    };
 
     /// Takes note of how a call that enqueued something went; throws what isn't left to the next point.
     void enqueued(cudaError_t code, const char* call) {
