@@ -154,17 +154,6 @@ cudaError_t cudaDeviceGetStreamPriorityRange(int* least, int* greatest) {
     });
 }
 
-// ---- kernels
-
-cudaError_t cudaOccupancyMaxActiveBlocksPerMultiprocessor(int* blocks, const void* kernel, int threads, std::size_t) {
-    constexpr call_info info{"cudaOccupancyMaxActiveBlocksPerMultiprocessor"};
-    return on_device(info, [&](machine& m, int device) {
-        m.load(device, kernel, info.name);
-        *blocks = threads <= 0 || threads > max_threads ? 0 : static_cast<int>(m.chosen.blocks_per_sm);
-        return cudaSuccess;
-    });
-}
-
 // ---- peers
 
 cudaError_t cudaDeviceCanAccessPeer(int* can, int device, int peer) {

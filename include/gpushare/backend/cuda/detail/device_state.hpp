@@ -114,13 +114,22 @@ public:
         }
         collect_partitions();
     }
+    void drop_ended(std::vector<point_state*>& ends) noexcept {
+        const relaxed_capture relaxed(*api_);
+        std::erase_if(ends, [this](point_state* end) {
+            if (!ended(*end)) return false;
+            release(*end);
+            return true;
+        });
+    }
     void collect_partitions() noexcept {
         auto all = [this] {
             const std::lock_guard lock(mutex_);
             return gpushare::detail::fifo<retired_partition>(std::move(retired_));
         }();
         while (retired_partition* const p = all.pop()) {
-            if (ended(*p)) {
+            drop_ended(p->ends);
+            if (p->ends.empty()) {
                 destroy(p);
                 continue;
             }
@@ -164,13 +173,11 @@ private:
         return api;
     }
 
-    [[nodiscard]] bool ended(const retired_partition& p) noexcept {
-        for (const point_state* end : p.ends) {
-            if (end->event == nullptr || health_.lost()) continue;
-            const CUresult code = api_->event_query(end->event);
-            if (code == CUDA_ERROR_NOT_READY) return false;
-            (void)health_.note(code, "cuEventQuery");
-        }
+    [[nodiscard]] bool ended(const point_state& end) noexcept {
+        if (end.event == nullptr || health_.lost()) return true;
+        const CUresult code = api_->event_query(end.event);
+        if (code == CUDA_ERROR_NOT_READY) return false;
+        (void)health_.note(code, "cuEventQuery");
         return true;
     }
     void destroy(retired_partition* p) noexcept {

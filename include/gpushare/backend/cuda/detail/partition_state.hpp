@@ -29,19 +29,23 @@ struct partition_state {
 
     /// An event for the end of one more stream, and room for it, so that its destructor needs nothing more. Under `mutex`.
     [[nodiscard]] point_state& new_end() {
-        own->ends.reserve(++streams);
-        return device->acquire();
+        device->drop_ended(own->ends);
+        own->ends.reserve(own->ends.size() + streams + 1);
+        point_state& end = device->acquire();
+        ++streams;
+        return end;
     }
     /// What the stream has enqueued ends where `end` is reached.
     void stream_gone(point_state& end) noexcept {
         const std::lock_guard lock(mutex);
         own->ends.push_back(&end);
+        --streams;
     }
 
     const std::shared_ptr<device_state> device;
     std::unique_ptr<retired_partition> own;
     std::uint32_t sms = 0;
-    std::size_t streams = 0;  // made so far
+    std::size_t streams = 0;  // that are there
     std::mutex mutex;         // the driver wants one thread at a time for a green context
 };
 
