@@ -103,7 +103,7 @@ public:
         for (const auto& [name, n] : counts) {
             owed* const calls = name == "cudaEventRecord"                     ? &records_
                                 : name == "cuEventQuery"                      ? &queries_
-                                : name == "cudaEventElapsedTime"              ? &spans_
+                                : name == "cuEventElapsedTime"                ? &spans_
                                 : name == "cuThreadExchangeStreamCaptureMode" ? &modes_
                                                                               : nullptr;
             if (calls == nullptr) throw std::runtime_error("cuda.permit_submit_ns: don't know how to call " + name);
@@ -125,7 +125,7 @@ public:
         while (records_.due()) (void)cudaEventRecord(events_[0], s.native_handle());
         while (queries_.due()) (void)api.event_query(events_[0]);
         while (modes_.due()) (void)api.exchange_capture_mode(&mode);
-        while (spans_.due()) (void)cudaEventElapsedTime(&ms, events_[0], events_[0]);
+        while (spans_.due()) (void)api.event_elapsed_time(&ms, events_[0], events_[0]);
         bench::keep(ms);
     }
 

@@ -65,7 +65,7 @@ struct crowd {
 
 [[nodiscard]] std::size_t all_calls() {
     std::size_t n = 0;
-    for (const auto* name : {"cudaEventRecord", "cuEventQuery", "cudaEventElapsedTime", "cudaGetLastError",
+    for (const auto* name : {"cudaEventRecord", "cuEventQuery", "cuEventElapsedTime", "cudaGetLastError",
                              "cuThreadExchangeStreamCaptureMode", "cudaEventCreateWithFlags", "cudaStreamWaitEvent"})
         n += standin::count(name);
     return n;

@@ -82,6 +82,10 @@ CUresult release_primary(CUdevice device) {
 
 // Of these the driver's manual names no error for a thread without a context: they don't need one.
 CUresult event_query(CUevent e) { return driver(query("cuEventQuery", e)); }
+// This one's does.
+CUresult event_elapsed_time(float* ms, CUevent from, CUevent to) {
+    return driver(elapsed_time("cuEventElapsedTime", ms, from, to));
+}
 CUresult stream_is_capturing(CUstream s, CUstreamCaptureStatus* status) {
     auto told = cudaStreamCaptureStatusNone;
     const CUresult result = driver(is_capturing("cuStreamIsCapturing", s, &told));
@@ -118,6 +122,7 @@ std::span<const entry_point> detail::context_functions() {
         point<decltype(cuCtxPopCurrent)>("cuCtxPopCurrent", 4000, pop_current),
         point<decltype(cuDevicePrimaryCtxRetain)>("cuDevicePrimaryCtxRetain", 7000, retain_primary),
         point<decltype(cuDevicePrimaryCtxRelease)>("cuDevicePrimaryCtxRelease", 11000, release_primary),
+        point<decltype(cuEventElapsedTime)>("cuEventElapsedTime", 2000, event_elapsed_time),
         point<decltype(cuEventQuery)>("cuEventQuery", 2000, event_query),
         point<decltype(cuStreamIsCapturing)>("cuStreamIsCapturing", 10000, stream_is_capturing),
         point<decltype(cuThreadExchangeStreamCaptureMode)>("cuThreadExchangeStreamCaptureMode", 10010,

@@ -91,8 +91,9 @@ bool machine::run_kernel(stream& s) {
 /// When what is first in the stream's queue begins; none while it can't.
 std::optional<ns> machine::begin_of(stream& s) {
     const operation& first = s.queue.front();
+    if (s.held) return std::nullopt;
     if (first.begun) return first.begun;
-    if (s.held || (first.awaited != nullptr && !first.awaited->reached)) return std::nullopt;
+    if (first.awaited != nullptr && !first.awaited->reached) return std::nullopt;
     ns begin = std::max(s.idle_since, first.enqueued);
     if (first.awaited != nullptr) begin = std::max(begin, first.awaited->at);
     for (const auto& other : busy) {

@@ -255,6 +255,7 @@ cudaError_t on_stream(const call_info& info, cudaStream_t handle, Body body) {
 
 /// What the runtime's and the driver's function of that purpose do, under the name of either.
 cudaError_t query(const char* name, cudaEvent_t handle);                                      // stream.cpp
+cudaError_t elapsed_time(const char* name, float* ms, cudaEvent_t from, cudaEvent_t to);      // stream.cpp
 cudaError_t is_capturing(const char* name, cudaStream_t s, cudaStreamCaptureStatus* status);  // graph.cpp
 cudaError_t exchange_mode(const char* name, cudaStreamCaptureMode* mode);                     // graph.cpp
 

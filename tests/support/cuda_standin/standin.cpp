@@ -60,7 +60,10 @@ void advance(ns step) {
 void hold(cudaStream_t stream) {
     locked([&](auto& m) {
         m.run();  // what is due has happened
-        if (const auto s = m.streams.find(stream)) s->held = true;
+        const auto s = m.streams.find(stream);
+        if (s == nullptr) return;
+        s->held = true;
+        if (!s->queue.empty()) s->queue.front().begun.reset();  // it begins anew
     });
 }
 

@@ -78,6 +78,26 @@ cudaError_t detail::query(const char* name, cudaEvent_t handle) {
     });
 }
 
+cudaError_t detail::elapsed_time(const char* name, float* ms, cudaEvent_t from, cudaEvent_t to) {
+    return enter({.name = name}, nullptr, [&](machine& m) {
+        // The runtime has made one current.
+        if (m.thread().contexts.empty()) return static_cast<cudaError_t>(CUDA_ERROR_INVALID_CONTEXT);
+        const auto found = m.events.find(from);
+        if (found == nullptr) return cudaErrorInvalidResourceHandle;
+        const event& a = *found;
+        const auto b = m.events.find(to);
+        if (b == nullptr || a.in->device != b->in->device) return cudaErrorInvalidResourceHandle;
+        if (((a.flags | b->flags) & cudaEventDisableTiming) != 0) return cudaErrorInvalidResourceHandle;
+        if (a.last == nullptr || b->last == nullptr) return cudaErrorInvalidResourceHandle;
+        if (captured(m, a, name) || captured(m, *b, name)) return cudaErrorCapturedEvent;
+        if (m.device(a.in->device).sticky != cudaSuccess)
+            return m.chosen.elapsed_reports_faults ? m.device(a.in->device).sticky : cudaErrorNotReady;
+        if (!a.last->reached || !b->last->reached) return cudaErrorNotReady;
+        *ms = std::chrono::duration<float, std::milli>(b->last->at - a.last->at).count();
+        return cudaSuccess;
+    });
+}
+
 cudaError_t detail::launch(cudaStream_t handle, const void* kernel, bool together, ns length,
                            std::function<void()> body) {
     constexpr call_info info{"cudaLaunchKernelExC"};
@@ -222,22 +242,7 @@ cudaError_t cudaEventSynchronize(cudaEvent_t handle) {
 }
 
 cudaError_t cudaEventElapsedTime(float* ms, cudaEvent_t from, cudaEvent_t to) {
-    constexpr call_info info{.name = "cudaEventElapsedTime"};
-    return enter(info, nullptr, [&](machine& m) {
-        const auto found = m.events.find(from);
-        if (found == nullptr) return cudaErrorInvalidResourceHandle;
-        const event& a = *found;
-        const auto b = m.events.find(to);
-        if (b == nullptr || a.in->device != b->in->device) return cudaErrorInvalidResourceHandle;
-        if (((a.flags | b->flags) & cudaEventDisableTiming) != 0) return cudaErrorInvalidResourceHandle;
-        if (a.last == nullptr || b->last == nullptr) return cudaErrorInvalidResourceHandle;
-        if (captured(m, a, info.name) || captured(m, *b, info.name)) return cudaErrorCapturedEvent;
-        if (m.device(a.in->device).sticky != cudaSuccess)
-            return m.chosen.elapsed_reports_faults ? m.device(a.in->device).sticky : cudaErrorNotReady;
-        if (!a.last->reached || !b->last->reached) return cudaErrorNotReady;
-        *ms = std::chrono::duration<float, std::milli>(b->last->at - a.last->at).count();
-        return cudaSuccess;
-    });
+    return elapsed_time("cudaEventElapsedTime", ms, from, to);
 }
 
 // ---- copies

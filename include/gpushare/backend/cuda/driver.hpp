@@ -79,6 +79,8 @@ public:
     // questions, asked often. The runtime has equals, but these leave alone what cudaGetLastError() says, and need no context:
     // of these the manual (Driver API, Event Management and Stream Management) names no error for a thread without one, and
     // the runtime would give it that of device 0.
+    /// cuEventElapsedTime; the exception, which may answer CUDA_ERROR_INVALID_CONTEXT.
+    entry_point<decltype(::cuEventElapsedTime)> event_elapsed_time{"cuEventElapsedTime", 2000};
     /// cuEventQuery.
     entry_point<decltype(::cuEventQuery)> event_query{"cuEventQuery", 2000};
     /// cuStreamIsCapturing.

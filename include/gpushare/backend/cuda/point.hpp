@@ -47,6 +47,16 @@ namespace detail {
     return true;
 }
 
+/// The driver's answer. Of events of one device.
+[[nodiscard]] inline CUresult time_between(point_state& a, point_state& b, float& ms) noexcept {
+    const primary_context& context = a.device->context();
+    const CUresult code = context.api().event_elapsed_time(&ms, a.event, b.event);
+    if (code != CUDA_ERROR_INVALID_CONTEXT) return code;  // the thread has some context
+    auto entered = cudaSuccess;
+    const device_guard on(context, device_guard::context::any, entered);
+    return entered == cudaSuccess ? context.api().event_elapsed_time(&ms, a.event, b.event) : code;
+}
+
 /// One turn of waiting: CUDA can wake a thread for one event, not for any of several nor at a deadline, so we look,
 /// at first without a pause and in the end every 100 us.
 inline void pause(std::uint32_t turn, ns left) noexcept {
@@ -108,24 +118,28 @@ public:
             if (end.known()) return elapsed(begin, end);
             detail::point_state& to = *end.state_;
             relaxed_.begin(to.device->api());
-            // The time between the two isn't asked for until they are reached: of a kernel that has failed, that call may say
-            // for ever that it isn't done. (Runtime API: cudaEventQuery returns errors of earlier launches,
+            // Where both are reached this tells, and how far they are apart. If it says that they aren't, the event is asked: of a
+            // kernel that has failed it may say so for ever. (Runtime API: cudaEventQuery returns errors of earlier launches,
             // cudaEventElapsedTime need only return cudaErrorNotReady.)
+            const bool comparable = begin.state_ && begin.state_->event != nullptr && to.event != nullptr &&
+                                    begin.state_->device == to.device && !to.device->health().lost();
+            float ms = 0;
+            if (comparable && detail::time_between(*begin.state_, to, ms) == CUDA_SUCCESS) {
+                to.outcome.store(static_cast<std::uint8_t>(errc::none), std::memory_order_release);
+                if (!begin.known()) begin.end_as(errc::none);
+                return to_ns(ms);
+            }
             if (!detail::ask(to)) return std::nullopt;
-            // What comes before what is reached is reached.
-            if (end.known_well() && begin.state_ && begin.state_->device == to.device && !begin.known())
-                begin.state_->outcome.store(static_cast<std::uint8_t>(errc::none), std::memory_order_release);
-            return between(begin, end);
+            return elapsed(begin, end);
         }
         /// As elapsed(), of two that span() has found reached, or that were before.
         [[nodiscard]] ns between(const point& a, const point& b) noexcept {
             if (a.state_ == b.state_ || !a.known_well() || !b.known_well()) return ns{0};
             if (a.state_->device != b.state_->device) return ns{0};
             relaxed_.begin(a.state_->device->api());
-            const detail::context_guard any(a.state_->device->context());
             float ms = 0;
-            const auto code = cudaEventElapsedTime(&ms, a.state_->event, b.state_->event);
-            if (a.state_->device->health().note(code, "cudaEventElapsedTime") != errc::none) return ns{0};
+            const CUresult code = detail::time_between(*a.state_, *b.state_, ms);
+            if (a.state_->device->health().note(code, "cuEventElapsedTime") != errc::none) return ns{0};
             return to_ns(ms);
         }
 
