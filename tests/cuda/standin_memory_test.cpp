@@ -92,6 +92,8 @@ TEST_CASE("what is freed in a stream can be had again there at once, elsewhere o
     const standin::session gpu{{.memory = bytes{64 << 20}, .time = manual}};
     const auto s = make_stream(), t = make_stream();
     const auto pool = raw::make_pool(0, 32 << 20);
+    int coupled = 0;  // else the other stream would be made to wait for this one, and have it at once
+    CHECK(cudaMemPoolSetAttribute(pool, cudaMemPoolReuseAllowInternalDependencies, &coupled) == cudaSuccess);
     void *p = nullptr, *q = nullptr, *r = nullptr;
     CHECK(cudaMallocFromPoolAsync(&p, 32 << 20, pool, s) == cudaSuccess);
     CHECK(standin::detail::launch(s, 1ms, {}) == cudaSuccess);

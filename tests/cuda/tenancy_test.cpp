@@ -42,7 +42,10 @@ constexpr gpushare::bytes page = 2_MiB;
 gpushare::instant soon() { return gpushare::host::steady_clock::now() + 20s; }
 
 struct fixture {
-    const standin::session gpu{{.devices = 2, .memory = 64_MiB + context}};
+    explicit fixture(bool prompt_errors = false)
+        : gpu{{.devices = 2, .memory = 64_MiB + context, .prompt_errors = prompt_errors}} {}
+
+    const standin::session gpu;
     cuda::node node;
     std::vector<tenant_event> events;
     tenancy shared{node, {.close_timeout = 1ms, .events = [this](const tenant_event& e) { events.push_back(e); }}};
@@ -302,7 +305,7 @@ TEST_CASE("an illegal access loses its device for every tenant there, and no oth
 }
 
 TEST_CASE("a gate takes nothing more from the launch on that says the device is lost", "[cuda]") {
-    fixture f;
+    fixture f{true};
     gpushare::compute_limiter<cuda::stream, gpushare::host::steady_clock> gate;
     const auto client = gate.add({.weight = 50_pct});
     auto s = f.node.make_stream({0});

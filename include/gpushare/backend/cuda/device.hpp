@@ -115,6 +115,7 @@ public:
 
 private:
     CUresult enter(context wanted) noexcept {
+        if (!of_.api().ctx_pop_current) return CUDA_ERROR_NOT_FOUND;  // what can't be taken back isn't begun
         CUcontext now = nullptr;
         if (const auto code = of_.api().ctx_get_current(&now); code != CUDA_SUCCESS) return code;
         if (now == of_.native_handle()) return CUDA_SUCCESS;
@@ -139,7 +140,7 @@ class context_guard {
 public:
     /// Costs nothing where device 0 is of the same node.
     explicit context_guard(const primary_context& of) noexcept : of_(of) {
-        if (of.beside_device_0()) return;
+        if (of.beside_device_0() || !of.api().ctx_pop_current) return;
         CUcontext now = nullptr;
         if (of.api().ctx_get_current(&now) == CUDA_SUCCESS && now == nullptr)
             entered_ = of.api().ctx_push_current(of.native_handle()) == CUDA_SUCCESS;
