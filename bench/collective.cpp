@@ -1,7 +1,8 @@
 // SPDX-License-Identifier: Apache-2.0
 // All-reduce against OpenMPI, Gloo and a copy of the same bytes; pipelines against their steps one after the other; streams
 // against rank threads; how fast an abort is.
-#include <gpushare/collective/exchange.hpp>
+#include <gpushare/collective/all_reduce.hpp>
+#include <gpushare/collective/collectives.hpp>
 #include <gpushare/collective/fused_all_reduce.hpp>
 #include <gpushare/collective/submit.hpp>
 #include <gpushare/collective/tune.hpp>
@@ -271,7 +272,7 @@ struct transformer_step {
             const auto r = me.rank();
             gs::all_reduce(me, std::span<const float>(x[r].data, n), std::span(a[r].data, n));
             gs::run(alone[r].rank(0),
-                    gs::all_reduce(std::span<const float>(a[r].data, n), width) | gs::add(residual_of(r)) |
+                    gs::reduced(std::span<const float>(a[r].data, n), width) | gs::add(residual_of(r)) |
                         gs::rms_norm(weight, 1e-6F) | gs::cast<gs::bfloat16>(),
                     out[r]);
         });
@@ -297,7 +298,7 @@ private:
     [[nodiscard]] std::span<const float> residual_of(std::uint32_t r) const { return {residual[r].data, n}; }
     /// Each step a pass over memory, in the same vectorised loops as the fused ones.
     void steps(const gs::member& self, std::uint32_t r, std::size_t count, std::span<const float> more) const {
-        const auto pass = [&](const float* from) { return gs::all_reduce(std::span(from, count), width); };
+        const auto pass = [&](const float* from) { return gs::reduced(std::span(from, count), width); };
         gs::run(self, pass(a[r].data) | gs::add(more), std::span(b[r].data, count));
         gs::run(self, pass(b[r].data) | gs::rms_norm(weight, 1e-6F), std::span(c[r].data, count));
         gs::run(self, pass(c[r].data) | gs::cast<gs::bfloat16>(), std::span(out[r]).first(count));
@@ -396,13 +397,13 @@ void aborts(bench::report& r) {
                                  ++waiting;
                                  if (gs::try_all_reduce(group.rank(rank), x, std::span(x)).code != gs::errc::aborted)
                                      std::abort();
-                                 const std::int64_t now = gs::thread_context::now();
+                                 const std::int64_t now = gs::detail::thread_context::now();
                                  for (auto seen = last.load(); seen < now && !last.compare_exchange_weak(seen, now);) {
                                  }
                              });
                          while (waiting < 3) std::this_thread::yield();
                          std::this_thread::sleep_for(1ms);
-                         begin = gs::thread_context::now();
+                         begin = gs::detail::thread_context::now();
                          group.abort(0);
                      }
                      return static_cast<double>(last.load() - begin) / 1e6;

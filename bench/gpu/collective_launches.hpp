@@ -11,8 +11,7 @@
 
 #include <gpushare/collective/epilogue_apply.hpp>
 #include <gpushare/collective/fused_all_reduce.hpp>
-#include <gpushare/collective/submit_fused.hpp>
-#include <gpushare/collective/submit_shared.hpp>
+#include <gpushare/collective/submit.hpp>
 
 #include "gpu/collective_kernels.hpp"
 
@@ -49,7 +48,7 @@ struct pass {
     GPUSHARE_HD void operator()(Context& ctx) const {
         constexpr std::size_t width = transformer_step::width;
         const std::uint32_t lanes = ctx.num_blocks() / ranks, rank = ctx.block_rank() / lanes;
-        const auto rows = gpushare::part_of(tokens, ctx.block_rank() % lanes, lanes, 1);
+        const auto rows = gpushare::shard_of(tokens, ctx.block_rank() % lanes, lanes);
         gpushare::apply_rows(ctx, of[rank], {.first = rows.begin, .rows = rows.size(), .width = width},
                              gpushare::from_rows(from + rank * tokens * width), scratch + ctx.block_rank() * width);
     }

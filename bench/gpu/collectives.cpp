@@ -41,7 +41,7 @@ public:
         : device_(&device),
           visible_(device.node),
           devices_(ranks, device.device),
-          group_(device.node, visible_, devices_, {.lanes = lanes, .slot = bytes{slot}}),
+          group_(device.node, visible_, devices_, {.blocks = lanes, .slot = bytes{slot}}),
           stream_(device.stream()) {
         for (std::uint32_t r = 0; r < ranks; ++r) members_.push_back(group_.rank(r));
     }

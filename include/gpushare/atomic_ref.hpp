@@ -78,6 +78,41 @@ public:
 #endif
     }
 
+    /// Sequentially consistent: of two threads that each store one word and then load the other's, at least one sees what the other
+    /// has stored.
+    [[nodiscard]] GPUSHARE_HD T load_seq_cst() const noexcept {
+#ifdef __CUDA_ARCH__
+        if constexpr (on_system)
+            return __nv_atomic_load_n(object_, __NV_ATOMIC_SEQ_CST, __NV_THREAD_SCOPE_SYSTEM);
+        else
+            return __nv_atomic_load_n(object_, __NV_ATOMIC_SEQ_CST, __NV_THREAD_SCOPE_DEVICE);
+#else
+        return std::atomic_ref{*object_}.load(std::memory_order_seq_cst);
+#endif
+    }
+    /// The same for the store.
+    GPUSHARE_HD void store_seq_cst(T value) const noexcept {
+#ifdef __CUDA_ARCH__
+        if constexpr (on_system)
+            __nv_atomic_store_n(object_, value, __NV_ATOMIC_SEQ_CST, __NV_THREAD_SCOPE_SYSTEM);
+        else
+            __nv_atomic_store_n(object_, value, __NV_ATOMIC_SEQ_CST, __NV_THREAD_SCOPE_DEVICE);
+#else
+        std::atomic_ref{*object_}.store(value, std::memory_order_seq_cst);
+#endif
+    }
+    /// The same, and returns the value before.
+    GPUSHARE_HD T exchange_seq_cst(T value) const noexcept {
+#ifdef __CUDA_ARCH__
+        if constexpr (on_system)
+            return __nv_atomic_exchange_n(object_, value, __NV_ATOMIC_SEQ_CST, __NV_THREAD_SCOPE_SYSTEM);
+        else
+            return __nv_atomic_exchange_n(object_, value, __NV_ATOMIC_SEQ_CST, __NV_THREAD_SCOPE_DEVICE);
+#else
+        return std::atomic_ref{*object_}.exchange(value, std::memory_order_seq_cst);
+#endif
+    }
+
     /// Adds, wrapping around, and returns the value before. For counters that order nothing.
     GPUSHARE_HD T fetch_add_relaxed(T value) const noexcept {
 #ifdef __CUDA_ARCH__

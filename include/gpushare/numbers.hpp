@@ -97,7 +97,7 @@ public:
     /// An unsigned number of its size.
     using bits_type = std::conditional_t<format::bits == 8, std::uint8_t, std::uint16_t>;
 
-    stored_number() = default;  // leaves the bits unset: a __shared__ array of these must need no constructor
+    stored_number() = default;  ///< leaves the bits unset: a __shared__ array of these must need no constructor
     /// From float alone: a double would be rounded twice, an integer perhaps as well.
     template <std::same_as<float> F>
     GPUSHARE_HD constexpr explicit stored_number(F value) noexcept : bits_(narrow(value)) {}

@@ -365,7 +365,7 @@ TEMPLATE_TEST_CASE("delayed and shuffled, with several lanes", "[collective]", f
     const auto seed = support::seed(2);
     CAPTURE(seed);
     support::random any(seed);
-    const communicator group(ranks, {.lanes = 3});
+    const communicator group(ranks, {.blocks = 3});
     for (unsigned round = 0; round < rounds; ++round) {
         const algorithm how = any.of(every_algorithm);
         const auto lanes = static_cast<std::uint32_t>(1 + any.below(3));  // changes from one launch to the next

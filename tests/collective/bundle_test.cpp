@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
 // Vector conversions have the bits of the single ones, for every number and at every point where rounding is decided.
-#include <gpushare/collective/detail/bundle.hpp>
+#include <gpushare/collective/detail/simd/bundle.hpp>
 
 #include <bit>
 #include <cstdint>

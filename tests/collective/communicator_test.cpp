@@ -69,6 +69,57 @@ TEST_CASE("a rank that doesn't come is named, to all that came", "[collective]")
     }
 }
 
+TEST_CASE("a rank that dies inside holds up nobody for long beyond the deadline", "[collective]") {
+    const communicator group(3);
+    const auto dead = group.rank(2);
+    gpushare::detail::thread_context ctx{0};
+    gpushare::detail::session<gpushare::detail::thread_context> dying(
+        ctx, dead.view(), 2, 0, collective_kind::all_reduce, gpushare::detail::no_deadline);
+    REQUIRE(dying.enter());  // and never leaves
+    std::vector<collective_fault> faults(2);
+    const auto begin = std::chrono::steady_clock::now();
+    support::together(2, [&](unsigned rank) { faults[rank] = reduce(group.rank(rank), 100, in(20ms)); });
+    const auto took = std::chrono::steady_clock::now() - begin;
+    CHECK(took < 10s);  // for ever before
+    for (const auto& f : faults) {
+        CHECK(f.code == errc::deadline_exceeded);
+        CHECK(f.rank == 2);
+        CHECK(f.buffers_in_use);
+    }
+    CHECK(faults[0] == faults[1]);
+    CHECK(std::string(gpushare::describe(faults[0]).c_str()) ==
+          "all_reduce, epoch 1: rank 2 (deadline exceeded), its buffers may still be in use");
+    CHECK(collective_fault::unpacked(faults[0].packed()) == faults[0]);
+    // What comes later doesn't wait again.
+    CHECK(reduce(group.rank(0), 100) == faults[0]);
+    // A rank that was only slow finds the group closed, and what it takes as the fault is the same.
+    dying.fail(errc::deadline_exceeded, 0);
+    CHECK(dying.fault().code == faults[0].code);
+    CHECK(dying.fault().rank == faults[0].rank);
+    CHECK_FALSE(dying.fault().buffers_in_use);
+}
+
+TEST_CASE("ranks that give up at the same time for different reasons return the same one", "[collective]") {
+    for (unsigned round = 0; round < 200; ++round) {
+        const communicator group(4, {.blocks = 2});
+        std::vector<collective_fault> faults(8);
+        support::together(8, [&](unsigned i) {
+            const std::uint32_t rank = i % 4, block = i / 4;
+            collective_test::delaying_context ctx(round * 8 + i);
+            gpushare::detail::session<collective_test::delaying_context> s(
+                ctx, group.rank(rank).view(), rank, block, collective_kind::barrier, gpushare::detail::no_deadline);
+            ctx.sync();
+            if (s.enter()) s.fail(errc::kernel_failed, i);  // each blames another
+            faults[i] = s.fault();
+        });
+        for (const auto& f : faults) {
+            REQUIRE(f.code == errc::kernel_failed);
+            REQUIRE(f == faults[0]);
+        }
+        REQUIRE(group.rank(3).fault() == faults[0]);
+    }
+}
+
 TEST_CASE("the throwing call carries the fault", "[collective]") {
     const communicator group(2);
     std::vector<float> x(4);
@@ -191,8 +242,8 @@ TEST_CASE("epochs wrap around", "[collective]") {
             CHECK(wrong == 0);
             CHECK(group.progress()[0].epoch == first + 20);
         }
-    CHECK(gpushare::epoch_reached(3, 0xffff'ffffU));
-    CHECK_FALSE(gpushare::epoch_reached(0xffff'ffffU, 0));
+    CHECK(gpushare::detail::epoch_reached(3, 0xffff'ffffU));
+    CHECK_FALSE(gpushare::detail::epoch_reached(0xffff'ffffU, 0));
 }
 
 TEST_CASE("every split of a group works at once with the group and with others that overlap", "[collective]") {
@@ -312,9 +363,9 @@ TEST_CASE("a watchdog over a group that hangs, and the abort that ends it", "[co
 
 TEST_CASE("workspaces stay where they are", "[collective]") {
     communicator group(2);
-    const auto before = group.rank(1).view().areas[1];
+    const auto before = group.rank(1).view().workspaces[1];
     communicator moved = std::move(group);
     for (unsigned i = 0; i < 3; ++i)
         support::together(2, [&](unsigned rank) { (void)reduce(moved.rank(rank), 10U << (i * 8)); });
-    CHECK(moved.rank(1).view().areas[1] == before);
+    CHECK(moved.rank(1).view().workspaces[1] == before);
 }

@@ -16,12 +16,10 @@
 
 #include <gpushare/backend/host/host.hpp>
 #include <gpushare/collective/all_reduce.hpp>
-#include <gpushare/collective/channel.hpp>
-#include <gpushare/collective/exchange.hpp>
+#include <gpushare/collective/collectives.hpp>
+#include <gpushare/collective/detail/session.hpp>
+#include <gpushare/collective/detail/workspace.hpp>
 #include <gpushare/collective/submit.hpp>
-#include <gpushare/collective/submit_shared.hpp>
-#include <gpushare/collective/team.hpp>
-#include <gpushare/collective/thread_context.hpp>
 
 #include "support/catch.hpp"
 
@@ -47,7 +45,7 @@ using group_type = gs::device_communicator<gs::host::node, visible_memory>;
 
 /// Ranks on devices, each with elements on its own.
 struct machine {
-    machine(std::vector<gs::device_id> of_ranks, std::size_t n_, gs::communicator_options options = {.lanes = 2},
+    machine(std::vector<gs::device_id> of_ranks, std::size_t n_, gs::communicator_options options = {.blocks = 2},
             gs::workspaces where = gs::workspaces::on_devices)
         : n(n_),
           devices(std::move(of_ranks)),
@@ -107,13 +105,13 @@ struct machine {
 
 /// A rank that the host sees through a report alone.
 struct lone_rank {
-    explicit lone_rank(std::uint32_t lanes)
-        : area(gs::channel_view::area_bytes(1, lanes, 1024) + gs::detail::line_bytes) {
+    explicit lone_rank(std::uint32_t blocks)
+        : area(gs::detail::workspace_view::bytes_of_rank(1, blocks, 1024) + gs::detail::interference_bytes) {
         void* at = area.data();
         std::size_t room = area.size();
-        begin =
-            static_cast<std::byte*>(std::align(gs::detail::line_bytes, area.size() - gs::detail::line_bytes, at, room));
-        view = {.areas = &begin, .ranks = 1, .lanes = lanes, .slot = 1024, .reports = &report};
+        begin = static_cast<std::byte*>(
+            std::align(gs::detail::interference_bytes, area.size() - gs::detail::interference_bytes, at, room));
+        view = {.workspaces = &begin, .ranks = 1, .blocks = blocks, .slot = 1024, .reports = &report};
         view.prepare(0);
     }
     lone_rank(const lone_rank&) = delete;
@@ -121,10 +119,10 @@ struct lone_rank {
 
     std::vector<std::byte> area;
     std::byte* begin = nullptr;
-    gs::detail::report_line report{};
-    gs::channel_view view;
+    gs::detail::host_report report{};
+    gs::detail::workspace_view view;
 };
-using team = gs::team<gs::thread_context>;
+using session = gs::detail::session<gs::detail::thread_context>;
 constexpr gs::collective_fault asked{gs::errc::aborted, gs::collective_kind::barrier, 0, 1};
 
 const std::vector<gs::device_id> one_each{{0}, {1}, {2}};
@@ -136,7 +134,7 @@ TEST_CASE("a group on devices, with the workspaces there or in the host's memory
     const auto where = GENERATE(gs::workspaces::on_devices, gs::workspaces::on_host);
     const auto how = GENERATE(gs::algorithm::one_shot, gs::algorithm::two_shot, gs::algorithm::ring);
     for (const std::size_t n : {1U, 100U, 30'000U}) {
-        machine m(one_each, n, {.lanes = 2, .tuning = gs::tuning_table::always(how)}, where);
+        machine m(one_each, n, {.blocks = 2, .tuning = gs::tuning_table::always(how)}, where);
         for (const std::uint32_t blocks : {2U, 1U}) {
             m.fill();
             CAPTURE(n, blocks, to_string(how));
@@ -175,7 +173,7 @@ TEST_CASE("where devices don't reach each other, what reads others' buffers is r
 }
 
 TEST_CASE("the host names who hangs, and its abort reaches blocks that fill the device", "[collective]") {
-    machine m(one_each, 100, {.lanes = 4});
+    machine m(one_each, 100, {.blocks = 4});
     auto faults = m.node.faults({1});
     faults.stall(m.streams[1]);
     REQUIRE(m.all_reduce({.blocks = 4}) == gs::errc::none);
@@ -253,50 +251,48 @@ TEST_CASE("an abort reaches what was captured before it, by the end of its first
 TEST_CASE("nothing crosses the bus between entering and telling", "[collective]") {
     // What the host sees and asks for stands still until the others are told: a trip there takes longer than what follows.
     lone_rank rank(1);
-    const gs::channel_view& view = rank.view;
-    gs::detail::report_line& report = rank.report;
-    gs::thread_context ctx{0};
+    const gs::detail::workspace_view& view = rank.view;
+    gs::detail::host_report& report = rank.report;
+    gs::detail::thread_context ctx{0};
     report.request = asked.packed();
     {
-        team t(ctx, view, 0, 0, gs::collective_kind::barrier, gs::never.time_since_epoch().count());
+        session t(ctx, view, 0, 0, gs::collective_kind::barrier, gs::never.time_since_epoch().count());
         REQUIRE(t.enter());
         CHECK(report.epoch == 0);
         CHECK(report.progress == 0);
         CHECK(report.verdict == 0);
         REQUIRE(t.meet(1));
         CHECK(report.epoch == 1);
-        CHECK_FALSE(t.part());
+        CHECK_FALSE(t.finish());
     }
-    CHECK(report.verdict == asked.packed());  // heeded on the way out
-    team t(ctx, view, 0, 0, gs::collective_kind::barrier, gs::never.time_since_epoch().count());
+    CHECK(report.heeded == 1);  // on the way out
+    CHECK(report.verdict == 0);
+    session t(ctx, view, 0, 0, gs::collective_kind::barrier, gs::never.time_since_epoch().count());
     CHECK_FALSE(t.enter());
     CHECK(t.fault() == asked);
 }
 
-TEST_CASE("who finds a gate closed finds the reason where the host looks", "[collective]") {
-    for (unsigned round = 0; round < 20; ++round) {
-        lone_rank rank(4096);
-        std::jthread closer([&] { team::close(rank.view, asked); });
-        while (gs::atomic_ref{rank.view.own(0, 0).gate}.load_acquire() == 0) {
-        }
-        REQUIRE(gs::atomic_ref{rank.report.verdict}.load_acquire() == asked.packed());
-    }
+TEST_CASE("a rank that ends with a fault has told the host before it says so to others", "[collective]") {
+    lone_rank rank(64);
+    rank.report.request = asked.packed();
+    gs::detail::thread_context ctx{0};
+    session s(ctx, rank.view, 0, 63, gs::collective_kind::barrier, gs::detail::no_deadline);
+    s.abort_if(asked.packed());
+    CHECK(rank.report.verdict == 0);  // nothing is settled until all have left
+    CHECK_FALSE(s.enter());
+    CHECK(s.fault() == asked);
+    CHECK(rank.report.verdict == asked.packed());
 }
 
-TEST_CASE("a lane that isn't the first to close the gates waits until its own is", "[collective]") {
-    lone_rank rank(2);
-    gs::detail::own_line& own = rank.view.own(0, 1);
-    rank.view.own(0, 0).claims = 1;  // the first, who is at it
-    std::jthread first([&] {
-        std::this_thread::sleep_for(3ms);
-        gs::atomic_ref{own.verdict}.store_release(asked.packed());
-        (void)gs::atomic_ref{own.gate}.fetch_add_acq_rel(gs::detail::gate_closed);
-    });
-    gs::thread_context ctx{0};
-    team t(ctx, rank.view, 0, 1, gs::collective_kind::barrier, gs::never.time_since_epoch().count());
-    t.heed(asked.packed());
-    CHECK_FALSE(t.enter());
-    CHECK(t.fault() == asked);
+TEST_CASE("a block that finds the group closed in part closes the rest", "[collective]") {
+    lone_rank rank(3);
+    gs::atomic_ref{rank.view.state(0, 2).proposal}.store_release(asked.packed());
+    gs::atomic_ref{rank.view.state(0, 1).closed}.store_seq_cst(1);  // and then whoever began was gone
+    gs::detail::thread_context ctx{0};
+    session s(ctx, rank.view, 0, 1, gs::collective_kind::barrier, gs::detail::no_deadline);
+    CHECK_FALSE(s.enter());
+    CHECK(s.fault() == asked);
+    for (std::uint32_t b = 0; b < 3; ++b) CHECK(rank.view.state(0, b).closed == 1);
 }
 
 TEST_CASE("all memory of a group on devices comes back, also where there isn't enough", "[collective]") {
@@ -314,7 +310,7 @@ TEST_CASE("all memory of a group on devices comes back, also where there isn't e
     void* const hog = node.memory({1}).allocate(1 << 19, 64);
     CHECK_THROWS_AS(group_type(node, visible, devices, {.slot = gs::bytes{1 << 18}}), gs::memory_error);
     CHECK_THROWS_AS(group_type(node, visible, {}), gs::operation_error);
-    CHECK_THROWS_AS(group_type(node, visible, devices, {.lanes = 0}), gs::operation_error);
+    CHECK_THROWS_AS(group_type(node, visible, devices, {.blocks = 0}), gs::operation_error);
     CHECK(visible.used == 0);
     CHECK(node.memory({0}).used() == gs::bytes{0});
     (void)node.memory({1}).deallocate(hog, 1 << 19, 64);

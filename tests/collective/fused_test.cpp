@@ -236,8 +236,8 @@ TEST_CASE("a pipeline in blocks of several threads", "[collective]") {
         return gs::reduced(p.in[rank], p.width) | gs::add(p.residual) | gs::rms_norm(p.weight, 1e-6F);
     };
     support::together(2, [&](unsigned rank) { gs::run(group.rank(rank), steps(rank), single[rank]); });
-    using body = gs::detail::fused_body<float, gs::sum, false, gs::adding<gs::matrix<const float, false>>,
-                                        gs::rms_normalising<float>>;
+    using body = gs::detail::fused_body<float, gs::sum, false, gs::detail::adding<gs::matrix<const float, false>>,
+                                        gs::detail::rms_normalising<float>>;
     CHECK(!collective_test::run_blocks(group, 3, gs::collective_kind::all_reduce, [&](auto& t) {
         return body{steps(t.rank()), out[t.rank()].data(), false}(t, 1);
     }));

@@ -78,7 +78,7 @@ struct machine {
     [[nodiscard]] gs::client_usage usage(std::uint32_t r) { return limiters[r].usage(clients[r]); }
 
     gs::host::node node{{.devices = ranks, .memory = 1_MiB, .sms = 2}};
-    gs::communicator group{ranks, {.lanes = 2}};
+    gs::communicator group{ranks, {.blocks = 2}};
     std::vector<gs::device_id> devices;
     std::vector<gs::host::stream> streams;
     std::vector<gs::member> members;

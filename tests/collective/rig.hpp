@@ -1,7 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 // Contexts that the tests run collective bodies in, besides the library's own.
 //
-//   run_blocks<collective_test::delaying_context>(group, lanes, [&](auto& t) { return body(t, lanes); });
+//   run_blocks<collective_test::delaying_context>(group, blocks, [&](auto& t) { return body(t, blocks); });
 #pragma once
 
 #include <barrier>
@@ -14,8 +14,7 @@
 #include <vector>
 
 #include <gpushare/collective/communicator.hpp>
-#include <gpushare/collective/team.hpp>
-#include <gpushare/collective/thread_context.hpp>
+#include <gpushare/collective/detail/session.hpp>
 #include <gpushare/concepts.hpp>
 
 #include "support/random.hpp"
@@ -46,7 +45,7 @@ public:
         return x;
     }
     void backoff(std::uint32_t) noexcept { std::this_thread::yield(); }
-    [[nodiscard]] std::int64_t now() const noexcept { return gpushare::thread_context::now(); }
+    [[nodiscard]] std::int64_t now() const noexcept { return gpushare::detail::thread_context::now(); }
 
 private:
     support::random any_;
@@ -92,7 +91,7 @@ public:
         return reduce(x, [](T a, T b) { return a + b; });
     }
     void backoff(std::uint32_t) noexcept { std::this_thread::yield(); }
-    [[nodiscard]] std::int64_t now() const noexcept { return gpushare::thread_context::now(); }
+    [[nodiscard]] std::int64_t now() const noexcept { return gpushare::detail::thread_context::now(); }
 
 private:
     block* block_;
@@ -103,19 +102,19 @@ static_assert(gpushare::kernel_context<block_context>);
 /// Calls body(team) for every rank and lane at once, in a delaying context each; which of them comes first is shuffled. Returns
 /// one fault, if there is any.
 template <class Body>
-gpushare::collective_fault run_delayed(const gpushare::communicator& group, std::uint32_t lanes, std::uint64_t seed,
+gpushare::collective_fault run_delayed(const gpushare::communicator& group, std::uint32_t blocks, std::uint64_t seed,
                                        gpushare::collective_kind kind, const Body& body) {
-    std::vector<gpushare::collective_fault> faults(group.size() * lanes);
+    std::vector<gpushare::collective_fault> faults(group.size() * blocks);
     std::vector<unsigned> order(faults.size());
     std::iota(order.begin(), order.end(), 0U);
     support::random any(seed);
     for (std::size_t k = order.size(); k > 1; --k) std::swap(order[k - 1], order[any.below(k)]);
-    support::together(group.size() * lanes, [&](unsigned k) {
+    support::together(group.size() * blocks, [&](unsigned k) {
         const unsigned i = order[k];
         delaying_context ctx(seed + i);
         for (unsigned before = 0; before < k; ++before) ctx.sync();
-        gpushare::team<delaying_context> t(ctx, group.rank(i / lanes).view(), i / lanes, i % lanes, kind,
-                                           gpushare::never.time_since_epoch().count());
+        gpushare::detail::session<delaying_context> t(ctx, group.rank(i / blocks).view(), i / blocks, i % blocks, kind,
+                                                      gpushare::never.time_since_epoch().count());
         faults[i] = t.enter() ? body(t) : t.fault();
     });
     for (const auto& f : faults)
@@ -132,8 +131,8 @@ gpushare::collective_fault run_blocks(const gpushare::communicator& group, std::
     std::vector<gpushare::collective_fault> faults(group.size() * threads);
     support::together(group.size() * threads, [&](unsigned i) {
         block_context ctx(*blocks[i / threads], i % threads);
-        gpushare::team<block_context> t(ctx, group.rank(i / threads).view(), i / threads, 0, kind,
-                                        gpushare::never.time_since_epoch().count());
+        gpushare::detail::session<block_context> t(ctx, group.rank(i / threads).view(), i / threads, 0, kind,
+                                                   gpushare::never.time_since_epoch().count());
         faults[i] = t.enter() ? body(t) : t.fault();
     });
     for (const auto& f : faults)

@@ -21,7 +21,7 @@ constexpr std::uint32_t ranks = 2;
 
 /// A group whose ranks have a stream each in a subset of their device.
 struct group_in_subsets {
-    group_in_subsets(gs::host::node& n, std::uint32_t sms, std::uint32_t tag) : node(n), group(ranks, {.lanes = 4}) {
+    group_in_subsets(gs::host::node& n, std::uint32_t sms, std::uint32_t tag) : node(n), group(ranks, {.blocks = 4}) {
         for (std::uint32_t r = 0; r < ranks; ++r) {
             auto parts = gs::host::device_sms{node, {r}}.partition(std::array{sms});
             streams.push_back(parts[0].make_stream({}, tag));

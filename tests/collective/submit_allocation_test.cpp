@@ -1,8 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
 // Submitting a collective doesn't allocate, once the streams and the gang order have seen as much in flight.
 #include <gpushare/collective/submit.hpp>
-#include <gpushare/collective/submit_fused.hpp>
-#include <gpushare/collective/submit_shared.hpp>
 
 #include <cstddef>
 #include <cstdint>

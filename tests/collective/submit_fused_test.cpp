@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
 // Fused all-reduces on streams give the bits that rank threads get from the same pipelines.
-#include <gpushare/collective/submit_fused.hpp>
+#include <gpushare/collective/submit.hpp>
 
 #include <cstdint>
 #include <cstring>
@@ -9,6 +9,7 @@
 #include <vector>
 
 #include <gpushare/backend/host/host.hpp>
+#include <gpushare/collective/fused_all_reduce.hpp>
 
 #include "support/catch.hpp"
 #include "support/threads.hpp"
@@ -27,7 +28,7 @@ struct machine {
     machine(std::size_t rows, std::size_t width_, gs::bytes slot = gs::bytes{32768})
         : width(width_),
           node({.devices = ranks, .sms = 4}),
-          group(ranks, {.lanes = 4, .slot = slot}),
+          group(ranks, {.blocks = 4, .slot = slot}),
           weight(width, 0.5F) {
         for (std::uint32_t r = 0; r < ranks; ++r) {
             devices.push_back({r});

@@ -1,7 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
 // Collectives as launches on the streams of the host backend's devices: the bodies that rank threads call, block by block.
 #include <gpushare/collective/submit.hpp>
-#include <gpushare/collective/submit_shared.hpp>
 
 #include <chrono>
 #include <cstdint>
@@ -21,7 +20,7 @@ namespace {
 
 /// A node with a stream per device, and buffers of all ranks.
 struct machine {
-    machine(std::uint32_t ranks, std::uint32_t sms, std::size_t n, gs::communicator_options options = {.lanes = 4})
+    machine(std::uint32_t ranks, std::uint32_t sms, std::size_t n, gs::communicator_options options = {.blocks = 4})
         : node({.devices = ranks, .sms = sms}), group(ranks, options) {
         for (std::uint32_t r = 0; r < ranks; ++r) {
             devices.push_back({r});
@@ -200,7 +199,7 @@ TEST_CASE("several ranks on one device, in one launch", "[collective]") {
     constexpr std::uint32_t ranks = 3, lanes = 2;
     gs::host::node node({.devices = 1, .sms = ranks * lanes});
     auto stream = node.make_stream({0});
-    const gs::communicator group(ranks, {.lanes = lanes + 1});
+    const gs::communicator group(ranks, {.blocks = lanes + 1});
     const std::vector<gs::member> members{group.rank(0), group.rank(1), group.rank(2)};
     std::vector<std::vector<float>> data(ranks, std::vector<float>(500, 2));
     const std::vector<const float*> in{data[0].data(), data[1].data(), data[2].data()};
@@ -222,7 +221,7 @@ TEST_CASE("ranks on one device that don't fit there together are refused, launch
     gs::host::node node({.devices = 1, .sms = 3});
     std::vector<gs::host::stream> streams;
     for (unsigned r = 0; r < 2; ++r) streams.push_back(node.make_stream({0}));
-    const gs::communicator group(2, {.lanes = 2});
+    const gs::communicator group(2, {.blocks = 2});
     const std::vector<gs::member> members{group.rank(0), group.rank(1)};
     const std::vector<gs::device_id> devices{{0}, {0}};
     const std::vector<gs::detail::barrier_body> bodies(2);

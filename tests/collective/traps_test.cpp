@@ -16,7 +16,7 @@
 
 #include <gpushare/backend/host/host.hpp>
 #include <gpushare/collective/all_reduce.hpp>
-#include <gpushare/collective/exchange.hpp>
+#include <gpushare/collective/collectives.hpp>
 #include <gpushare/collective/submit.hpp>
 
 #include "collective/rig.hpp"
@@ -56,8 +56,8 @@ bool all_rounds(const communicator& group, std::uint32_t rounds, gs::collective_
     support::together(group.size(), [&](unsigned rank) {
         collective_test::delaying_context ctx(seed + rank);
         for (std::uint32_t i = 0; i < rounds && wrong == 0; ++i) {
-            gs::team<collective_test::delaying_context> t(ctx, group.rank(rank).view(), rank, 0, kind,
-                                                          in(20s).time_since_epoch().count());
+            gs::detail::session<collective_test::delaying_context> t(ctx, group.rank(rank).view(), rank, 0, kind,
+                                                                     in(20s).time_since_epoch().count());
             if (!t.enter() || !round(t, i)) ++wrong;
         }
     });
@@ -92,27 +92,28 @@ TEST_CASE("trap: a flag is reset while a peer is already at the next barrier", "
     // Nobody has ever taken a flag back.
     for (std::uint32_t to = 0; to < ranks; ++to)
         for (std::uint32_t from = 0; from < ranks; ++from) {
-            CHECK(group.rank(0).view().flag(to, from, 0, rounds).ready == rounds);
-            CHECK(group.rank(0).view().flag(to, from, 0, rounds - 1).ready == rounds - 1);
+            CHECK(group.rank(0).view().signal(to, from, 0, rounds).ready == rounds);
+            CHECK(group.rank(0).view().signal(to, from, 0, rounds - 1).ready == rounds - 1);
         }
 }
 
 TEST_CASE("trap: byte flags share a word", "[collective][trap]") {
-    const communicator group(3, {.channels = 2, .lanes = 2});
+    const communicator group(3, {.channels = 2, .blocks = 2});
     std::vector<std::uintptr_t> written;  // by different writers, or at different times
     for (std::uint32_t channel = 0; channel < 2; ++channel) {
-        const gs::channel_view& view = group.rank(0, channel).view();
+        const gs::detail::workspace_view& view = group.rank(0, channel).view();
         for (std::uint32_t to = 0; to < 3; ++to)
             for (std::uint32_t lane = 0; lane < 2; ++lane) {
-                written.push_back(reinterpret_cast<std::uintptr_t>(&view.own(to, lane)));
+                written.push_back(reinterpret_cast<std::uintptr_t>(&view.state(to, lane)));
                 for (std::uint32_t from = 0; from < 3; ++from)
                     for (const std::uint32_t turn : {0U, 1U})
-                        written.push_back(reinterpret_cast<std::uintptr_t>(&view.flag(to, from, lane, turn)));
+                        written.push_back(reinterpret_cast<std::uintptr_t>(&view.signal(to, from, lane, turn)));
             }
     }
     std::sort(written.begin(), written.end());
-    for (std::size_t i = 1; i < written.size(); ++i) CHECK(written[i] - written[i - 1] >= gs::detail::line_bytes);
-    static_assert(sizeof(gs::detail::flag_line::ready) == 4 && sizeof(gs::detail::flag_line::done) == 4);
+    for (std::size_t i = 1; i < written.size(); ++i)
+        CHECK(written[i] - written[i - 1] >= gs::detail::interference_bytes);
+    static_assert(sizeof(gs::detail::peer_signal::ready) == 4 && sizeof(gs::detail::peer_signal::done) == 4);
 }
 
 TEST_CASE("trap: a release or an acquire is missing", "[collective][trap]") {
@@ -126,7 +127,7 @@ TEST_CASE("trap: a release or an acquire is missing", "[collective][trap]") {
         bool good = !gs::detail::barrier_body{}(t, 1);
         for (const auto& page : pages) good = good && page[63] == static_cast<int>(i);
         // Nobody writes the next round's before all have read this one's.
-        gs::team<collective_test::delaying_context> again(
+        gs::detail::session<collective_test::delaying_context> again(
             t.context(), t.view(), t.rank(), 0, gs::collective_kind::barrier, in(20s).time_since_epoch().count());
         return good && again.enter() && !gs::detail::barrier_body{}(again, 1);
     }));
@@ -137,45 +138,45 @@ TEST_CASE("trap: a release or an acquire is missing", "[collective][trap]") {
 
 TEST_CASE("trap: one counter is shared by two kernels", "[collective][trap]") {
     // Lane 0 and lane 1 as two kernels that know nothing of each other: the one does ten times as much.
-    const communicator group(2, {.lanes = 2});
+    const communicator group(2, {.blocks = 2});
     std::atomic<unsigned> wrong{0};
     support::together(4, [&](unsigned i) {
         const std::uint32_t rank = i % 2, lane = i / 2, rounds = lane == 0 ? 200 : 20;
         collective_test::delaying_context ctx(i);
         for (std::uint32_t k = 0; k < rounds; ++k) {
-            gs::team<collective_test::delaying_context> t(ctx, group.rank(rank).view(), rank, lane,
-                                                          gs::collective_kind::barrier,
-                                                          in(20s).time_since_epoch().count());
+            gs::detail::session<collective_test::delaying_context> t(ctx, group.rank(rank).view(), rank, lane,
+                                                                     gs::collective_kind::barrier,
+                                                                     in(20s).time_since_epoch().count());
             if (!t.enter() || gs::detail::barrier_body{}(t, 1)) ++wrong;
         }
-        if (group.rank(0).view().own(rank, lane).epoch != rounds) ++wrong;
+        if (group.rank(0).view().state(rank, lane).epoch != rounds) ++wrong;
     });
     CHECK(wrong == 0);
 }
 
 TEST_CASE("trap: the grid changes between two launches", "[collective][trap]") {
     constexpr std::uint32_t ranks = 2;
-    const communicator group(ranks, {.lanes = 4});
+    const communicator group(ranks, {.blocks = 4});
     for (std::uint32_t round = 0; round < 4 * every_algorithm.size(); ++round) {
-        const std::uint32_t lanes = std::array{1U, 4U, 2U, 3U}[round % 4];
+        const std::uint32_t blocks = std::array{1U, 4U, 2U, 3U}[round % 4];
         const algorithm how = every_algorithm[round / 4];
         constexpr std::size_t n = 777;
         std::vector<std::vector<float>> x(ranks, std::vector<float>(n));
         for (std::uint32_t r = 0; r < ranks; ++r)
             for (std::size_t i = 0; i < n; ++i) x[r][i] = element(r, i, round);
-        CHECK_FALSE(collective_test::run_delayed(group, lanes, round, gs::collective_kind::all_reduce, [&](auto& t) {
-            return sum_body<float>{x[t.rank()].data(), x[t.rank()].data(), n, {}, {how, false}}(t, lanes);
+        CHECK_FALSE(collective_test::run_delayed(group, blocks, round, gs::collective_kind::all_reduce, [&](auto& t) {
+            return sum_body<float>{x[t.rank()].data(), x[t.rank()].data(), n, {}, {how, false}}(t, blocks);
         }));
         for (std::size_t i = 0; i < n; ++i) {
             const float sum = element(0, i, round) + element(1, i, round);
-            if (x[0][i] != sum || x[1][i] != sum) FAIL(to_string(how) << " with " << lanes << " lanes at " << i);
+            if (x[0][i] != sum || x[1][i] != sum) FAIL(to_string(how) << " with " << blocks << " blocks at " << i);
         }
     }
 }
 
 TEST_CASE("trap: a two-shot grid is larger than what is resident", "[collective][trap]") {
     gs::host::node node({.devices = 2, .sms = 2});
-    const communicator group(2, {.lanes = 8});
+    const communicator group(2, {.blocks = 8});
     const std::vector<gs::member> members{group.rank(0), group.rank(1)};
     std::vector<std::vector<float>> x(2, std::vector<float>(1000, 1));
     const std::vector<const float*> from{x[0].data(), x[1].data()};
@@ -234,7 +235,7 @@ TEST_CASE("trap: overlapping groups share slots", "[collective][trap]") {
         groups.push_back(whole.subgroup(ranks));
     std::vector<std::byte*> areas;
     for (const communicator& g : groups)
-        for (std::uint32_t r = 0; r < g.size(); ++r) areas.push_back(g.rank(0).view().areas[r]);
+        for (std::uint32_t r = 0; r < g.size(); ++r) areas.push_back(g.rank(0).view().workspaces[r]);
     std::sort(areas.begin(), areas.end());
     CHECK(std::adjacent_find(areas.begin(), areas.end()) == areas.end());
     std::atomic<unsigned> wrong{0};
@@ -245,9 +246,9 @@ TEST_CASE("trap: overlapping groups share slots", "[collective][trap]") {
         collective_test::delaying_context ctx(g * 10 + i);
         support::random any(g);  // the same for all ranks of a group
         for (std::uint32_t round = 0; round < 60; ++round) {
-            gs::team<collective_test::delaying_context> t(ctx, groups[g].rank(i).view(), i, 0,
-                                                          gs::collective_kind::all_reduce,
-                                                          in(20s).time_since_epoch().count());
+            gs::detail::session<collective_test::delaying_context> t(ctx, groups[g].rank(i).view(), i, 0,
+                                                                     gs::collective_kind::all_reduce,
+                                                                     in(20s).time_since_epoch().count());
             const algorithm how = every_algorithm[any.below(every_algorithm.size())];
             if (!t.enter() || !sum_right(t, round * 10 + g, how, 300, false)) ++wrong;
         }
@@ -261,10 +262,10 @@ TEST_CASE("trap: the counter wraps around", "[collective][trap]") {
             const communicator group(3, {.slot = gs::bytes{1024}, .first_epoch = first});
             if (how == algorithm::ring)  // which counts chunks, too
                 for (std::uint32_t r = 0; r < 3; ++r) {
-                    const gs::channel_view& view = group.rank(r).view();
-                    view.own(r, 0).chunks = first;
+                    const gs::detail::workspace_view& view = group.rank(r).view();
+                    view.state(r, 0).chunks = first;
                     for (std::uint32_t from = 0; from < 3; ++from) {
-                        auto& line = view.flag(r, from, 0, 0);
+                        auto& line = view.signal(r, from, 0, 0);
                         line.partial_ready = line.result_ready = line.partial_taken = line.result_taken = first;
                     }
                 }
@@ -306,14 +307,14 @@ TEST_CASE("trap: int32 overflows", "[collective][trap]") {
     constexpr std::size_t count = (std::size_t{1} << 32) + 4096;
     std::size_t at = 0;
     for (std::uint32_t part = 0; part < 3; ++part) {
-        const auto range = gs::part_of(count, part, 3);
+        const auto range = gs::shard_of(count, part, 3, gs::detail::vector_grain);
         CHECK(range.begin == at);
         at = range.end;
     }
     CHECK(at == count);
 
-    // Memory of which only what is touched exists: lanes are so many that lane 0 has 64 elements.
-    constexpr std::uint32_t lanes = 1U << 26;
+    // Memory of which only what is touched exists: blocks are so many that lane 0 has 64 elements.
+    constexpr std::uint32_t blocks = 1U << 26;
     struct unmap {
         std::size_t size;
         void operator()(std::int8_t* p) const { (void)munmap(p, size); }
@@ -328,7 +329,7 @@ TEST_CASE("trap: int32 overflows", "[collective][trap]") {
     for (const auto& p : ins) REQUIRE(p != nullptr);
     for (const auto& p : outs) REQUIRE(p != nullptr);
     const auto run = [&](gs::collective_kind kind, const auto& body_of) {
-        return collective_test::run_delayed(group, 1, 5, kind, [&](auto& t) { return body_of(t.rank())(t, lanes); });
+        return collective_test::run_delayed(group, 1, 5, kind, [&](auto& t) { return body_of(t.rank())(t, blocks); });
     };
     for (std::uint32_t r = 0; r < 2; ++r) {
         ins[r].get()[0] = static_cast<std::int8_t>(10 + r);
@@ -394,9 +395,9 @@ TEST_CASE("trap: the order changes with the size, the bucket or the run", "[coll
                 };
                 bool good = part(first, 0);
                 for (std::size_t at = bucket; at < n && good; at += bucket) {
-                    gs::team<collective_test::delaying_context> t(first.context(), first.view(), first.rank(), 0,
-                                                                  gs::collective_kind::all_reduce,
-                                                                  in(20s).time_since_epoch().count());
+                    gs::detail::session<collective_test::delaying_context> t(
+                        first.context(), first.view(), first.rank(), 0, gs::collective_kind::all_reduce,
+                        in(20s).time_since_epoch().count());
                     good = t.enter() && part(t, at);
                 }
                 return good && std::memcmp(y.data(), want.data(), n * sizeof(float)) == 0;

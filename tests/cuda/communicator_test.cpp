@@ -12,7 +12,7 @@
 #include <vector>
 
 #include <gpushare/collective/device_communicator.hpp>
-#include <gpushare/collective/submit_shared.hpp>
+#include <gpushare/collective/submit.hpp>
 
 #include "support/catch.hpp"
 #include "support/cuda_standin/launch.hpp"
@@ -33,7 +33,7 @@ struct fixture {
     cuda::node node;
     cuda::pinned_memory visible{node};
     const std::vector<gs::device_id> devices = std::vector<gs::device_id>(ranks, gs::device_id{1});
-    gs::device_communicator<cuda::node, cuda::pinned_memory> group{node, visible, devices, {.lanes = 3}};
+    gs::device_communicator<cuda::node, cuda::pinned_memory> group{node, visible, devices, {.blocks = 3}};
     cuda::stream stream = node.make_stream(gs::device_id{1});
     std::vector<gs::member> members;
     std::vector<std::vector<float>> data{ranks, std::vector<float>(n)};

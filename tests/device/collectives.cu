@@ -7,10 +7,10 @@
 #include <gpushare/backend/cuda/pinned.hpp>
 
 #include <gpushare/collective/all_reduce.hpp>
+#include <gpushare/collective/collectives.hpp>
 #include <gpushare/collective/device_communicator.hpp>
-#include <gpushare/collective/exchange.hpp>
-#include <gpushare/collective/submit_fused.hpp>
-#include <gpushare/collective/submit_shared.hpp>
+#include <gpushare/collective/fused_all_reduce.hpp>
+#include <gpushare/collective/submit.hpp>
 #include <gpushare/numbers.hpp>
 
 namespace cu = gpushare::cuda;
@@ -59,7 +59,7 @@ gs::errc all_reduce(cu::node& node, std::span<const gs::device_id> devices, std:
                     std::span<const gs::bfloat16* const> in, std::span<gs::bfloat16* const> out, std::size_t n) {
     cu::pinned_memory visible(node);
     const auto where = cu::connect(node, devices) ? gs::workspaces::on_devices : gs::workspaces::on_host;
-    const gs::device_communicator group(node, visible, devices, {.lanes = 8}, where);
+    const gs::device_communicator group(node, visible, devices, {.blocks = 8}, where);
     std::vector<gs::member> members;
     for (std::uint32_t r = 0; r < group.size(); ++r) members.push_back(group.rank(r));
     const std::span<const gs::member> ranks(members);

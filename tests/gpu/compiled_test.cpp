@@ -50,7 +50,7 @@ std::string run_rounds(const workload& w) {
     cu::node node{{.devices = {0}}};
     cu::pinned_memory visible(node);
     const std::vector<gpushare::device_id> devices(w.ranks, device);
-    gpushare::device_communicator group(node, visible, devices, {.lanes = w.blocks, .slot = gpushare::bytes{4096}});
+    gpushare::device_communicator group(node, visible, devices, {.blocks = w.blocks, .slot = gpushare::bytes{4096}});
     group.set_tuning(gpushare::tuning_table::always(w.plan));
     std::vector<gpushare::member> members;
     for (std::uint32_t r = 0; r < w.ranks; ++r) members.push_back(group.rank(r));

@@ -47,7 +47,7 @@ endfunction()
 # the room that a header in detail/ belongs to, and nobody else may enter.
 function(room_of path result)
     set(room "")
-    if(path MATCHES "^(.+)/detail/[^/]+$")
+    if(path MATCHES "^(.+)/detail/.+$")
         set(room ${CMAKE_MATCH_1})
     endif()
     set(${result} "${room}" PARENT_SCOPE)

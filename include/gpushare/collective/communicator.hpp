@@ -16,15 +16,15 @@
 #include <new>
 #include <numeric>
 #include <span>
+#include <string_view>
 #include <thread>
 #include <utility>
 #include <vector>
 
 #include <gpushare/atomic_ref.hpp>
-#include <gpushare/collective/channel.hpp>
+#include <gpushare/collective/detail/session.hpp>
+#include <gpushare/collective/detail/workspace.hpp>
 #include <gpushare/collective/fault.hpp>
-#include <gpushare/collective/team.hpp>
-#include <gpushare/collective/thread_context.hpp>
 #include <gpushare/collective/tuning.hpp>
 #include <gpushare/concepts.hpp>
 #include <gpushare/config.hpp>
@@ -34,45 +34,68 @@
 namespace gpushare {
 inline namespace GPUSHARE_ABI {
 
+/// The shape of a group's memory.
 struct communicator_options {
-    std::uint32_t channels = 1;  // collectives that a rank can have in flight at once
-    std::uint32_t lanes = 1;     // blocks of a rank's kernel, at most
-    bytes slot{32768};           // what a lane of a rank can leave for the others; larger data goes another way
-    tuning_table tuning = tuning_table::measured();
-    std::uint32_t first_epoch = 0;  // for tests of what happens when the count wraps around
+    std::uint32_t channels = 1;  ///< collectives that a rank can have in flight at once
+    std::uint32_t blocks = 1;    ///< of a rank's kernel, at most
+    bytes slot{32768};           ///< what a block can leave for the other ranks; larger data goes another way
+    tuning_table tuning = tuning_table::measured();  ///< which algorithm for which size
+    std::uint32_t first_epoch = 0;                   ///< for tests of what happens when the count wraps around
 };
 
 /// A rank's handle of one channel. Copied freely; one thread, or one stream, uses a rank's channel at a time (else
 /// errc::in_flight). Must not outlive the communicator.
 class member {
 public:
-    [[nodiscard]] std::uint32_t rank() const noexcept { return rank_; }
-    [[nodiscard]] std::uint32_t size() const noexcept { return view_->ranks; }
-    [[nodiscard]] const channel_view& view() const noexcept { return *view_; }
+    [[nodiscard]] std::uint32_t rank() const noexcept { return rank_; }         ///< from 0
+    [[nodiscard]] std::uint32_t size() const noexcept { return view_->ranks; }  ///< ranks of the group
+    /// The group's memory, for what submits collectives.
+    [[nodiscard]] const detail::workspace_view& view() const noexcept { return *view_; }
+    /// Which algorithm for which size: the same for all ranks.
     [[nodiscard]] const tuning_table& tuning() const noexcept { return *tuning_; }
     /// The same for all ranks of a channel, and for nobody else.
     [[nodiscard]] const void* channel() const noexcept {
-        return view_->reports != nullptr ? static_cast<const void*>(view_->reports) : view_->areas;
+        return view_->reports != nullptr ? static_cast<const void*>(view_->reports) : view_->workspaces;
     }
-    /// Ends the channel's collectives with `why`, unless something has before. Doesn't wait.
+    /// Ends the channel's collectives with `why`, unless something has before. Doesn't wait. From any thread.
     void close(const collective_fault& why) const noexcept {
-        if (view_->reports == nullptr) return team<thread_context>::close(*view_, why);
-        detail::report_line& line = view_->reports[0];
-        if (atomic_ref{line.claims}.fetch_add_acq_rel(1) == 0) atomic_ref{line.request}.store_release(why.packed());
+        if (view_->reports != nullptr) {
+            detail::host_report& report = view_->reports[0];
+            // acq_rel: the host's threads alone claim, and only the first of them stores.
+            if (atomic_ref{report.claims}.fetch_add_acq_rel(1) == 0)
+                atomic_ref{report.request}.store_release(why.packed());
+        } else {
+            detail::block_state& first = view_->state(0, 0);
+            if (atomic_ref{first.host_claims}.fetch_add_acq_rel(1) != 0) return;
+            atomic_ref{first.host_proposal}.store_release(why.packed());
+            detail::close_group(*view_);
+        }
     }
     /// What close() has asked the devices for so far: a packed fault, or 0.
     [[nodiscard]] std::uint64_t asked() const noexcept {
         return view_->reports == nullptr ? 0 : atomic_ref{view_->reports[0].request}.load_acquire();
     }
-    /// Why the channel's collectives fail, if they do: none until one has failed, then the same for ever.
+    /// Why the channel's collectives fail, if they do: none until one has failed. Final once all ranks have returned.
     [[nodiscard]] collective_fault fault() const noexcept {
-        std::uint64_t& verdict =
-            view_->reports != nullptr ? view_->reports[rank_].verdict : view_->own(rank_, 0).verdict;
-        return collective_fault::unpacked(atomic_ref{verdict}.load_acquire());
+        if (view_->reports != nullptr) {
+            for (std::uint32_t i = 0; i < size(); ++i) {  // this rank's first; one that never ran has told nothing
+                const std::uint32_t r = rank_ + i < size() ? rank_ + i : rank_ + i - size();
+                const std::uint64_t word = atomic_ref{view_->reports[r].verdict}.load_acquire();
+                if (word != 0) return collective_fault::unpacked(word);
+            }
+            for (std::uint32_t r = 0; r < size(); ++r)
+                if (atomic_ref{view_->reports[r].heeded}.load_acquire() != 0)
+                    return collective_fault::unpacked(asked());
+            return {};
+        }
+        detail::block_state& own = view_->state(rank_, 0);
+        if (atomic_ref{own.closed}.load_acquire() == 0) return {};
+        const std::uint64_t verdict = atomic_ref{own.verdict}.load_acquire();
+        return collective_fault::unpacked(verdict != 0 ? verdict : detail::chosen_proposal(*view_));
     }
-    /// How far the rank is (its first lane), for a hang_watch. Not ordered with anything.
+    /// How far the rank is (its first block), for a hang_watch. Not ordered with anything.
     [[nodiscard]] rank_progress progress() const noexcept {
-        detail::own_line* const own = view_->reports != nullptr ? nullptr : &view_->own(rank_, 0);
+        detail::block_state* const own = view_->reports != nullptr ? nullptr : &view_->state(rank_, 0);
         const std::uint32_t word =
             atomic_ref{own != nullptr ? own->progress : view_->reports[rank_].progress}.load_relaxed();
         return {atomic_ref{own != nullptr ? own->epoch : view_->reports[rank_].epoch}.load_relaxed(),
@@ -83,10 +106,10 @@ private:
     friend class communicator;
     template <class, class>
     friend class device_communicator;
-    member(const channel_view& view, const tuning_table& tuning, std::uint32_t rank) noexcept
+    member(const detail::workspace_view& view, const tuning_table& tuning, std::uint32_t rank) noexcept
         : view_(&view), tuning_(&tuning), rank_(rank) {}
 
-    const channel_view* view_;
+    const detail::workspace_view* view_;
     const tuning_table* tuning_;
     std::uint32_t rank_;
 };
@@ -95,15 +118,17 @@ private:
 class communicator {
 public:
     /// Memory from operator new. Throws std::bad_alloc, or operation_error (errc::invalid_specification) for 0 ranks,
-    /// channels or lanes.
+    /// channels or blocks.
     explicit communicator(std::uint32_t ranks, communicator_options options = {})
         : communicator(numbered(ranks), std::move(options)) {}
 
     communicator(communicator&&) noexcept = default;
     communicator& operator=(communicator&&) noexcept = default;
 
+    /// How many ranks there are.
     [[nodiscard]] std::uint32_t size() const noexcept { return static_cast<std::uint32_t>(parents_.size()); }
-    [[nodiscard]] std::uint32_t channels() const noexcept { return options_.channels; }
+    [[nodiscard]] std::uint32_t channels() const noexcept { return options_.channels; }  ///< of each rank
+    /// Which algorithm for which size.
     [[nodiscard]] const tuning_table& tuning() const noexcept { return shared_->tuning; }
     /// While no collective runs: all ranks must see the same table.
     void set_tuning(tuning_table table) noexcept { shared_->tuning = std::move(table); }
@@ -158,14 +183,14 @@ public:
     /// Ends every collective, now and later, on all channels: each rank's call returns this error, unless one came first.
     /// `rank` is who is to blame. Doesn't wait.
     void abort(std::uint32_t rank = 0, errc why = errc::aborted) const noexcept {
-        for (const channel_view& v : shared_->views) {
+        for (const detail::workspace_view& v : shared_->views) {
             const member first(v, shared_->tuning, 0);
             const rank_progress at = first.progress();
             first.close({why, at.what, rank, at.epoch});
         }
     }
 
-    /// How far each rank is on one channel (its first lane), for a hang_watch. A snapshot without order.
+    /// How far each rank is on one channel (its first block), for a hang_watch. A snapshot without order.
     [[nodiscard]] std::vector<rank_progress> progress(std::uint32_t channel = 0) const {
         check(channel < channels(), channel, channels(), "channel of a communicator");
         std::vector<rank_progress> all(size());
@@ -175,33 +200,35 @@ public:
 
 private:
     struct aligned_delete {
-        void operator()(std::byte* p) const noexcept { ::operator delete (p, std::align_val_t{detail::line_bytes}); }
+        void operator()(std::byte* p) const noexcept {
+            ::operator delete (p, std::align_val_t{detail::interference_bytes});
+        }
     };
     /// At a fixed address, so that members stay valid when the communicator moves.
     struct shared_state {
         tuning_table tuning;
         std::unique_ptr<std::byte, aligned_delete> memory;
-        std::vector<std::byte*> areas;  // of all ranks, channel by channel
-        std::vector<channel_view> views;
+        std::vector<std::byte*> workspaces;  // of all ranks, channel by channel
+        std::vector<detail::workspace_view> views;
     };
 
     communicator(std::vector<std::uint32_t> parents, communicator_options options)
         : parents_(std::move(parents)), options_(std::move(options)), shared_(std::make_unique<shared_state>()) {
-        check(size() != 0 && options_.channels != 0 && options_.lanes != 0, size(), 0, "making a communicator");
+        check(size() != 0 && options_.channels != 0 && options_.blocks != 0, size(), 0, "making a communicator");
         shared_->tuning = options_.tuning;
-        constexpr std::size_t unit = 4 * detail::line_bytes;
+        constexpr std::size_t unit = 4 * detail::interference_bytes;
         const std::size_t slot = (options_.slot.count() + unit - 1) / unit * unit;
-        const std::size_t area = channel_view::area_bytes(size(), options_.lanes, slot);
+        const std::size_t area = detail::workspace_view::bytes_of_rank(size(), options_.blocks, slot);
         const std::size_t areas = std::size_t{size()} * options_.channels;
         shared_->memory.reset(
-            static_cast<std::byte*>(::operator new (area* areas, std::align_val_t{detail::line_bytes})));
-        shared_->areas.resize(areas);
-        for (std::size_t i = 0; i < areas; ++i) shared_->areas[i] = shared_->memory.get() + i * area;
+            static_cast<std::byte*>(::operator new (area* areas, std::align_val_t{detail::interference_bytes})));
+        shared_->workspaces.resize(areas);
+        for (std::size_t i = 0; i < areas; ++i) shared_->workspaces[i] = shared_->memory.get() + i * area;
         // Who waits for a rank that has no core only keeps it from getting one.
         const std::uint32_t turns = size() > std::thread::hardware_concurrency() ? 0 : 2000;
         for (std::uint32_t c = 0; c < options_.channels; ++c) {
-            const channel_view view{shared_->areas.data() + std::size_t{c} * size(), size(), options_.lanes, slot,
-                                    turns};
+            const detail::workspace_view view{shared_->workspaces.data() + std::size_t{c} * size(), size(),
+                                              options_.blocks, slot, turns};
             view.prepare(options_.first_epoch);
             shared_->views.push_back(view);
         }
@@ -225,6 +252,19 @@ private:
     communicator_options options_;
     std::unique_ptr<shared_state> shared_;
 };
+
+namespace detail {
+
+/// Runs a collective's body in the calling thread.
+template <class Body>
+[[nodiscard]] collective_fault run_in_thread(const member& me, const Body& body, instant deadline) {
+    thread_context ctx{me.view().busy_turns};
+    session<thread_context> s(ctx, me.view(), me.rank(), 0, Body::kind, deadline.time_since_epoch().count());
+    if (!s.enter()) return s.fault();
+    return body(s, 1);
+}
+
+}  // namespace detail
 
 }  // namespace GPUSHARE_ABI
 }  // namespace gpushare

@@ -1,10 +1,10 @@
 // SPDX-License-Identifier: Apache-2.0
 // A group whose workspaces lie on the devices of its ranks, for collectives that are submitted to streams. The host never
-// touches them: it sees the ranks through lines in memory that both reach, and asks for an abort there.
+// touches them: it sees the ranks through reports in memory that both reach, and asks for an abort there.
 //
 //   gpushare::cuda::pinned_memory visible(node);
 //   const bool peers = gpushare::cuda::connect(node, devices);
-//   gpushare::device_communicator group(node, visible, devices, {.lanes = 8},
+//   gpushare::device_communicator group(node, visible, devices, {.blocks = 8},
 //                                       peers ? gpushare::workspaces::on_devices : gpushare::workspaces::on_host);
 //
 // Several ranks may be on one device. All memory is allocated by the constructor, so captured launches stay valid.
@@ -20,9 +20,9 @@
 #include <vector>
 
 #include <gpushare/atomic_ref.hpp>
-#include <gpushare/collective/channel.hpp>
 #include <gpushare/collective/communicator.hpp>
 #include <gpushare/collective/detail/ring.hpp>
+#include <gpushare/collective/detail/workspace.hpp>
 #include <gpushare/collective/fault.hpp>
 #include <gpushare/concepts.hpp>
 #include <gpushare/config.hpp>
@@ -36,7 +36,10 @@ inline namespace GPUSHARE_ABI {
 ///   on_devices   each on its rank's device: all devices reach each other's memory
 ///   on_host      in memory of the host: they don't. Only all_reduce and barrier work then: what else reads the other ranks'
 ///                buffers fails with errc::not_supported.
-enum class workspaces : std::uint8_t { on_devices, on_host };
+enum class workspaces : std::uint8_t {
+    on_devices,  ///< each on its rank's device
+    on_host,     ///< in memory of the host
+};
 
 /// Made and destroyed by one thread while no collective runs; the const members are safe from any thread. `Visible` is memory
 /// at whose addresses the host and all devices read and write, 8 bytes in one piece.
@@ -48,46 +51,46 @@ class device_communicator {
 public:
     /// Rank r is on devices[r]. Takes memory of the devices and of `visible`, which must last as long as this, and waits until
     /// it is prepared. Throws memory_error; operation_error: errc::no_device, errc::invalid_specification for no ranks, channels
-    /// or lanes, or what a device says that can't prepare its memory.
+    /// or blocks, or what a device says that can't prepare its memory.
     device_communicator(Node& on, Visible& visible, std::span<const device_id> devices,
                         communicator_options options = {}, workspaces where = workspaces::on_devices)
         : options_(std::move(options)), state_(std::make_unique<state>(on, visible)) {
         state& s = *state_;
         s.devices.assign(devices.begin(), devices.end());
         s.tuning = options_.tuning;
-        if (size() == 0 || options_.channels == 0 || options_.lanes == 0)
+        if (size() == 0 || options_.channels == 0 || options_.blocks == 0)
             raise({.code = errc::invalid_specification, .asked = size()}, {}, "making a communicator");
-        constexpr std::size_t unit = 4 * detail::line_bytes;
+        constexpr std::size_t unit = 4 * detail::interference_bytes;
         const std::size_t least = std::max<std::size_t>(options_.slot.count(), detail::smallest_ring_slot);
         const std::size_t slot = (least + unit - 1) / unit * unit;
-        const std::size_t area = channel_view::area_bytes(size(), options_.lanes, slot);
+        const std::size_t area = detail::workspace_view::bytes_of_rank(size(), options_.blocks, slot);
         s.views.resize(std::size_t{size()} * channels());
 
-        // One rank's area as it begins, for the devices to copy; behind it the table of where all areas are.
-        std::vector<std::byte> image(area + table_bytes() + detail::line_bytes);
+        // One rank's workspace as it begins, for the devices to copy; behind it the table of where all workspaces are.
+        std::vector<std::byte> image(area + table_bytes() + detail::interference_bytes);
         void* start = image.data();
         std::size_t space = image.size();
-        auto* const first = static_cast<std::byte*>(std::align(detail::line_bytes, area, start, space));
-        const channel_view alone{&first, size(), options_.lanes, slot, 0, true, nullptr};
+        auto* const first = static_cast<std::byte*>(std::align(detail::interference_bytes, area, start, space));
+        const detail::workspace_view alone{&first, size(), options_.blocks, slot, 0, true, nullptr};
         alone.prepare_rank(0, options_.first_epoch);
 
         for (std::uint32_t c = 0; c < channels(); ++c) {
-            std::vector<std::byte*> areas(size());
+            std::vector<std::byte*> workspaces(size());
             for (std::uint32_t r = 0; r < size(); ++r)
-                areas[r] =
+                workspaces[r] =
                     static_cast<std::byte*>(where == workspaces::on_host ? s.take_visible(area + table_bytes())
                                                                          : s.take(s.devices[r], area + table_bytes()));
             auto* const reports =
-                static_cast<detail::report_line*>(s.take_visible(size() * sizeof(detail::report_line)));
-            std::copy_n(areas.data(), size(), reinterpret_cast<std::byte**>(first + area));
-            std::memset(static_cast<void*>(reports), 0, size() * sizeof(detail::report_line));
+                static_cast<detail::host_report*>(s.take_visible(size() * sizeof(detail::host_report)));
+            std::copy_n(workspaces.data(), size(), reinterpret_cast<std::byte**>(first + area));
+            std::memset(static_cast<void*>(reports), 0, size() * sizeof(detail::host_report));
             for (std::uint32_t r = 0; r < size(); ++r) {
                 reports[r].epoch = options_.first_epoch;
-                write(r, areas[r], first, area + table_bytes());
+                write(r, workspaces[r], first, area + table_bytes());
                 // 0 turns: for threads, of which there are none here.
-                s.views[std::size_t{c} * size() + r] = {reinterpret_cast<std::byte* const*>(areas[r] + area),
+                s.views[std::size_t{c} * size() + r] = {reinterpret_cast<std::byte* const*>(workspaces[r] + area),
                                                         size(),
-                                                        options_.lanes,
+                                                        options_.blocks,
                                                         slot,
                                                         0,
                                                         where == workspaces::on_devices,
@@ -99,9 +102,10 @@ public:
     device_communicator(device_communicator&&) noexcept = default;
     device_communicator& operator=(device_communicator&&) noexcept = default;
 
+    /// How many ranks there are.
     [[nodiscard]] std::uint32_t size() const noexcept { return static_cast<std::uint32_t>(state_->devices.size()); }
-    [[nodiscard]] std::uint32_t channels() const noexcept { return options_.channels; }
-    [[nodiscard]] std::span<const device_id> devices() const noexcept { return state_->devices; }
+    [[nodiscard]] std::uint32_t channels() const noexcept { return options_.channels; }            ///< of each rank
+    [[nodiscard]] std::span<const device_id> devices() const noexcept { return state_->devices; }  ///< of each rank
 
     /// Throws operation_error (errc::invalid_specification) for a rank or channel that isn't there.
     [[nodiscard]] member rank(std::uint32_t r, std::uint32_t channel = 0) const {
@@ -110,6 +114,7 @@ public:
         return {state_->views[std::size_t{channel} * size() + r], state_->tuning, r};
     }
 
+    /// Which algorithm for which size.
     [[nodiscard]] const tuning_table& tuning() const noexcept { return state_->tuning; }
     /// For what is submitted from now on. Not while anything is.
     void set_tuning(tuning_table table) noexcept { state_->tuning = std::move(table); }
@@ -160,19 +165,19 @@ private:
         ~state() {
             for (const block& b : blocks)
                 if (b.visible)
-                    (void)visible.deallocate(b.at, b.size, detail::line_bytes);
+                    (void)visible.deallocate(b.at, b.size, detail::interference_bytes);
                 else
-                    (void)node.memory(b.device).deallocate(b.at, b.size, detail::line_bytes);
+                    (void)node.memory(b.device).deallocate(b.at, b.size, detail::interference_bytes);
         }
         [[nodiscard]] void* take(device_id d, std::size_t n) {
             blocks.reserve(blocks.size() + 1);
-            void* const p = node.memory(d).allocate(n, detail::line_bytes);
+            void* const p = node.memory(d).allocate(n, detail::interference_bytes);
             blocks.push_back({p, n, false, d});
             return p;
         }
         [[nodiscard]] void* take_visible(std::size_t n) {
             blocks.reserve(blocks.size() + 1);
-            void* const p = visible.allocate(n, detail::line_bytes);
+            void* const p = visible.allocate(n, detail::interference_bytes);
             blocks.push_back({p, n, true, {}});
             return p;
         }
@@ -181,13 +186,14 @@ private:
         Visible& visible;
         tuning_table tuning;
         std::vector<device_id> devices;
-        std::vector<channel_view> views;  // of each rank, channel by channel: each has its own table of areas
+        std::vector<detail::workspace_view>
+            views;  // of each rank, channel by channel: each has its own table of workspaces
         std::vector<block> blocks;
     };
 
     [[nodiscard]] std::size_t table_bytes() const noexcept {
         const std::size_t n = size() * sizeof(std::byte*);
-        return (n + detail::line_bytes - 1) / detail::line_bytes * detail::line_bytes;
+        return (n + detail::interference_bytes - 1) / detail::interference_bytes * detail::interference_bytes;
     }
 
     void write(std::uint32_t rank, void* to, const void* from, std::size_t n) {

@@ -39,10 +39,10 @@ inline namespace GPUSHARE_ABI {
 struct place {
     std::size_t row = 0;        ///< of the whole result
     std::size_t shard_row = 0;  ///< of the rows that this rank reduces
-    std::size_t column = 0;
-    std::size_t width = 0;    ///< columns of a row
-    std::uint32_t count = 0;  ///< elements that count; the other lanes hold anything
-    bool streams = false;     ///< sinks had better store past the caches
+    std::size_t column = 0;     ///< the first
+    std::size_t width = 0;      ///< columns of a row
+    std::uint32_t count = 0;    ///< elements that count; the others hold anything
+    bool streams = false;       ///< sinks had better store past the caches
 };
 
 /// What one call works on.
@@ -54,9 +54,10 @@ struct row_range {
     bool streams = false;         ///< see place
 };
 
-/// Adds up a row. Each lane of each thread adds its columns in rising order, then lanes and threads are added as trees.
+/// Adds up a row. Each of 16 partial sums of each thread adds its columns in rising order, then these and threads are added as trees.
 struct row_sum {
-    static constexpr float none = 0;
+    static constexpr float none = 0;  ///< changes no sum
+    /// Their sum.
     template <class R>
     GPUSHARE_HD R operator()(const R& a, const R& b) const noexcept {
         return a + b;
@@ -64,7 +65,8 @@ struct row_sum {
 };
 /// The largest of a row, NaN if there is one. Of numbers that aren't negative.
 struct row_max {
-    static constexpr float none = 0;
+    static constexpr float none = 0;  ///< changes no maximum
+    /// The larger.
     template <class R>
     GPUSHARE_HD R operator()(const R& a, const R& b) const noexcept {
         return detail::larger_lanes{}(a, b);
@@ -116,26 +118,30 @@ concept sharing_stage = requires(const S& s, void* p) {
     { s.with(p) } -> std::same_as<S>;
 };
 
+/// Any stage.
 template <class S>
 concept epilogue_stage = element_stage<S> || sink_stage<S> || row_stage<S>;
 
 /// Stages, the first of them first. A plain value: copied into a kernel's arguments with all its stages.
 template <class... Stages>
 struct epilogue {
-    static constexpr std::uint32_t size = 0, sharing = 0;
-    static constexpr bool whole_rows = false;
+    static constexpr std::uint32_t size = 0;     ///< stages
+    static constexpr std::uint32_t sharing = 0;  ///< stages that write to all ranks
+    static constexpr bool whole_rows = false;    ///< whether it can be applied to whole rows only
+    /// Where this rank's arrays are that all ranks write to: none.
     GPUSHARE_HD void collect(void**) const noexcept {}
 };
+/// A stage, and those behind it.
 template <class First, class... Rest>
 struct epilogue<First, Rest...> {
-    static constexpr std::uint32_t size = 1 + sizeof...(Rest);
+    static constexpr std::uint32_t size = 1 + sizeof...(Rest);  ///< stages
     /// Whether it can be applied to whole rows only.
     static constexpr bool whole_rows = row_stage<First> || epilogue<Rest...>::whole_rows;
     /// How many stages write to all ranks.
     static constexpr std::uint32_t sharing = (sharing_stage<First> ? 1 : 0) + epilogue<Rest...>::sharing;
 
-    First stage;
-    epilogue<Rest...> rest;
+    First stage;             ///< the first
+    epilogue<Rest...> rest;  ///< the others
 
     /// Where this rank's arrays are that such stages write to, in their order: `sharing` of them.
     GPUSHARE_HD void collect(void** to) const noexcept {
@@ -200,6 +206,10 @@ template <detail::epilogue_part A, detail::epilogue_part B>
 [[nodiscard]] GPUSHARE_HD constexpr auto operator|(const A& a, const B& b) noexcept {
     return detail::joined(detail::as_epilogue(a), detail::as_epilogue(b));
 }
+
+namespace detail {
+using gpushare::operator|;  // found from the stages, which are here
+}  // namespace detail
 
 }  // namespace GPUSHARE_ABI
 }  // namespace gpushare

@@ -12,12 +12,10 @@
 // Each row is gone over once, and once more for each look that a row stage takes; in between it lies in `scratch`.
 #pragma once
 
-#include <concepts>
 #include <cstddef>
 #include <cstdint>
-#include <type_traits>
-#include <utility>
 
+#include <gpushare/collective/detail/epilogue_run.hpp>
 #include <gpushare/collective/epilogue.hpp>
 #include <gpushare/collective/float_moves.hpp>
 #include <gpushare/collective/floats.hpp>
@@ -27,298 +25,38 @@
 namespace gpushare {
 inline namespace GPUSHARE_ABI {
 
-/// Sharing stages write to this rank's arrays only.
-struct own_outputs {};
-
-/// Where the arrays are that sharing stages write to: `of(rank, k)` of the kth such stage. A table with a line for each rank,
+/// Where the arrays are that sharing stages write to: `of(rank, k)` of the kth such stage. A table with a row for each rank,
 /// as epilogue::collect fills it; a collective has a type of its own with the same members.
 struct shared_outputs {
-    void* const* arrays;
-    std::uint32_t of_ranks;
-    std::uint32_t in_line;
+    void* const* arrays;      ///< the table
+    std::uint32_t of_ranks;   ///< rows of the table
+    std::uint32_t of_stages;  ///< arrays in a row
 
+    /// How many ranks have arrays.
     [[nodiscard]] GPUSHARE_HD std::uint32_t ranks() const noexcept { return of_ranks; }
+    /// The array of a rank.
     [[nodiscard]] GPUSHARE_HD void* of(std::uint32_t rank, std::uint32_t k) const noexcept {
-        return arrays[rank * in_line + k];
+        return arrays[rank * of_stages + k];
     }
 };
 
 /// Elements that lie in memory row by row. `pitch` is the number of elements from one row to the next.
 template <movable_number T>
 struct row_source {
-    const T* data;
+    const T* data;      ///< row 0
     std::size_t pitch;  ///< 0: the width
 
+    /// The elements of `at`.
     template <class V>
     [[nodiscard]] GPUSHARE_FLAT GPUSHARE_HD V load(const place& at) const noexcept {
         return load_floats<V>(data + at.row * (pitch == 0 ? at.width : pitch) + at.column, at.count);
     }
 };
+/// Elements from `data` on.
 template <movable_number T>
 [[nodiscard]] GPUSHARE_HD constexpr row_source<T> from_rows(const T* data, std::size_t pitch = 0) noexcept {
     return {data, pitch};
 }
-
-namespace detail {
-
-struct nothing_learnt {};
-template <class S>
-struct learnt_by {
-    using type = nothing_learnt;
-};
-template <row_stage S>
-struct learnt_by<S> {
-    using type = typename S::learnt;
-};
-
-/// What the row stages know of the row that is being worked on.
-template <class... Stages>
-struct known_of {};
-template <class First, class... Rest>
-struct known_of<First, Rest...> {
-    typename learnt_by<First>::type first{};
-    known_of<Rest...> rest{};
-};
-template <std::uint32_t I, class First, class... Rest>
-[[nodiscard]] GPUSHARE_HD auto& known_at(known_of<First, Rest...>& k) noexcept {
-    if constexpr (I == 0)
-        return k.first;
-    else
-        return known_at<I - 1>(k.rest);
-}
-template <std::uint32_t I, class First, class... Rest>
-[[nodiscard]] GPUSHARE_HD const auto& known_at(const known_of<First, Rest...>& k) noexcept {
-    if constexpr (I == 0)
-        return k.first;
-    else
-        return known_at<I - 1>(k.rest);
-}
-
-/// Elements that a thread takes at once: a cache line where it is alone, else what one access moves, so that neighbouring
-/// threads take neighbouring bytes.
-template <class Context>
-[[nodiscard]] GPUSHARE_HD constexpr std::uint32_t lanes_for() noexcept {
-    if constexpr (requires { typename std::bool_constant<Context::num_threads() == 1>; })
-        return Context::num_threads() == 1 ? 16 : 4;
-    else
-        return 4;
-}
-
-/// Rounding that the sink behind it, the last one, does anyway.
-template <class S, class Next>
-inline constexpr bool is_repeated = false;
-template <class S, class Next>
-requires requires {
-    typename S::rounded_type;
-    typename Next::stored_type;
-}
-inline constexpr bool is_repeated<S, Next> = std::same_as<typename S::rounded_type, typename Next::stored_type>;
-
-/// Works on one row at a time. It holds copies of all that it reads again and again: what sinks write may alias anything else,
-/// and would have it read from memory each time.
-template <std::uint32_t Width, class Context, class Source, class Outputs, class... Stages>
-class epilogue_run {
-    using whole = epilogue<Stages...>;
-    template <std::uint32_t I>
-    using stage_type = std::remove_cvref_t<decltype(stage_of<I>(std::declval<const whole&>()))>;
-    using known_stages = known_of<Stages...>;
-    static constexpr std::uint32_t size = whole::size;
-    static constexpr std::uint32_t lanes = lanes_for<Context>();
-    using values = floats<lanes, Width>;
-
-public:
-    GPUSHARE_HD epilogue_run(Context& ctx, const whole& mine, const Source& source, float* scratch,
-                             const Outputs& outputs) noexcept
-        : ctx_(ctx), mine_(mine), source_(source), scratch_(scratch), outputs_(outputs) {}
-
-    /// Columns [at.column, end) of one row.
-    GPUSHARE_HD void operator()(const place& at, std::size_t end) noexcept {
-        known_stages known;
-        run<0, false>(at, end, known, source_);
-    }
-
-private:
-    /// The first row stage from I on.
-    template <std::uint32_t I>
-    [[nodiscard]] GPUSHARE_HD static constexpr std::uint32_t next_row_stage() noexcept {
-        if constexpr (I >= size)
-            return size;
-        else if constexpr (row_stage<stage_type<I>>)
-            return I;
-        else
-            return next_row_stage<I + 1>();
-    }
-
-    /// Some of the stages, for a few elements.
-    struct stages {
-        whole mine;
-        Outputs outputs;
-        known_stages known;
-
-        /// Stages [I, End).
-        template <std::uint32_t I, std::uint32_t End>
-        [[nodiscard]] GPUSHARE_FLAT GPUSHARE_HD values through(const values& x, const place& at) const noexcept {
-            if constexpr (I == End) {
-                return x;
-            } else {
-                using stage = stage_type<I>;
-                if constexpr (I + 2 == size && is_repeated<stage, stage_type<(I + 1) % size>>) {
-                    return through<I + 1, End>(x, at);
-                } else if constexpr (row_stage<stage>) {
-                    return through<I + 1, End>(stage_of<I>(mine).apply(x, at, known_at<I>(known)), at);
-                } else if constexpr (element_stage<stage>) {
-                    return through<I + 1, End>(stage_of<I>(mine)(x, at), at);
-                } else {
-                    on_ranks<I>(mine, outputs, [&](const auto& sink) { sink.store(x, at); });
-                    return through<I + 1, End>(x, at);
-                }
-            }
-        }
-    };
-
-    /// What happens to a few elements in the last pass over a row.
-    template <std::uint32_t Begin, class Load>
-    struct last_pass {
-        stages of;
-        Load from;
-
-        GPUSHARE_FLAT GPUSHARE_HD void operator()(const place& at) noexcept {
-            (void)of.template through<Begin, size>(from.template load<values>(at), at);
-        }
-    };
-
-    /// And in a pass in which the row stage `Stop` looks at them, behind the stages from Begin on.
-    template <std::uint32_t Begin, std::uint32_t Stop, std::uint32_t Look, class Load>
-    struct looking_pass {
-        using combine = typename stage_type<Stop>::combine;
-
-        stages of;
-        Load from;
-        float* scratch;
-        values all{combine::none};
-
-        GPUSHARE_FLAT GPUSHARE_HD void operator()(const place& at) noexcept {
-            values x = from.template load<values>(at);
-            if constexpr (Look == 0) {
-                x = of.template through<Begin, Stop>(x, at);
-                store_floats(scratch + at.column, x, at.count);
-            }
-            x = stage_of<Stop>(of.mine).template measure<Look>(x, at, known_at<Stop>(of.known));
-            if (at.count != lanes) x = x.first(at.count, combine::none);
-            all = values::map(combine{}, all, x);
-        }
-    };
-
-    struct scratch_source {
-        const float* scratch;
-        template <class V>
-        [[nodiscard]] GPUSHARE_FLAT GPUSHARE_HD V load(const place& at) const noexcept {
-            return load_floats<V>(scratch + at.column, at.count);
-        }
-    };
-
-    /// The stages from Begin on, for elements from `from`. `Ready`: Begin is a row stage that has learnt all it needs.
-    template <std::uint32_t Begin, bool Ready, class Load>
-    GPUSHARE_HD void run(const place& row, std::size_t end, known_stages& known, const Load& from) noexcept {
-        constexpr std::uint32_t stop = next_row_stage<Begin + (Ready ? 1 : 0)>();
-        if constexpr (stop == size) {
-            (void)each_piece(row, end, last_pass<Begin, Load>{with(known), from});
-        } else {
-            look<Begin, stop, 0>(row, end, known, from);
-            if constexpr (publishing_stage<stage_type<stop>>) {
-                if (ctx_.thread_rank() == 0)
-                    on_ranks<stop>(mine_, outputs_, [&](const auto& s) { s.publish(row, known_at<stop>(known)); });
-            }
-            run<stop, true>(row, end, known, scratch_source{scratch_});
-        }
-    }
-
-    /// All looks of a row stage from Look on.
-    template <std::uint32_t Begin, std::uint32_t Stop, std::uint32_t Look, class Load>
-    GPUSHARE_HD void look(const place& row, std::size_t end, known_stages& known, const Load& from) noexcept {
-        using combine = typename stage_type<Stop>::combine;
-        const auto pass = each_piece(row, end, looking_pass<Begin, Stop, Look, Load>{with(known), from, scratch_});
-        const float total = ctx_.reduce(pass.all.folded(combine{}), combine{});
-        stage_of<Stop>(mine_).learn(Look, total, row, known_at<Stop>(known));
-        if constexpr (Look + 1 < stage_type<Stop>::looks)
-            look<Begin, Stop, Look + 1>(row, end, known, scratch_source{scratch_});
-    }
-
-    /// Calls `f` with stage I as it writes for each rank, or with the stage itself.
-    template <std::uint32_t I, class F>
-    GPUSHARE_FLAT GPUSHARE_HD static void on_ranks(const whole& mine, const Outputs& outputs, const F& f) noexcept {
-        const auto& stage = stage_of<I>(mine);
-        if constexpr (sharing_stage<stage_type<I>> && !std::same_as<Outputs, own_outputs>) {
-            constexpr std::uint32_t k = sharing_before<I>(static_cast<const whole*>(nullptr));
-            for (std::uint32_t r = 0; r < outputs.ranks(); ++r) f(stage.with(outputs.of(r, k)));
-        } else {
-            f(stage);
-        }
-    }
-
-    [[nodiscard]] GPUSHARE_HD stages with(const known_stages& known) const noexcept { return {mine_, outputs_, known}; }
-
-    /// Calls `pass` with each few columns of [row.column, end) that are this thread's, in rising order.
-    template <class Pass>
-    [[nodiscard]] GPUSHARE_HD Pass each_piece(const place& row, std::size_t end, const Pass& pass) const noexcept {
-#if defined(__x86_64__) && !defined(__CUDA_ARCH__)
-        if constexpr (Width == 8) return pieces_by_avx2(row, end, pass);
-#endif
-        return pieces(row, end, pass);
-    }
-    // Flattened: stages work in registers only where they are inlined, a user's as well.
-    template <class Pass>
-    [[nodiscard, gnu::flatten]] GPUSHARE_HD Pass pieces(const place& row, std::size_t end, Pass pass) const noexcept {
-        return all_pieces(row, end, pass);
-    }
-#if defined(__x86_64__) && !defined(__CUDA_ARCH__)
-    template <class Pass>
-    [[nodiscard, gnu::flatten, gnu::target("avx2,f16c")]] Pass pieces_by_avx2(const place& row, std::size_t end,
-                                                                              Pass pass) const noexcept {
-        return all_pieces(row, end, pass);
-    }
-#endif
-    template <class Pass>
-    [[nodiscard]] GPUSHARE_FLAT GPUSHARE_HD Pass all_pieces(const place& row, std::size_t end,
-                                                            Pass pass) const noexcept {
-        const std::size_t step = std::size_t{ctx_.num_threads()} * lanes;
-        std::size_t column = row.column + std::size_t{ctx_.thread_rank()} * lanes;
-        for (; column + lanes <= end; column += step)
-            pass(place{row.row, row.shard_row, column, row.width, lanes, row.streams});
-        if (column < end) {
-            Pass last = pass;  // a copy, so that the other one's address is never needed
-            last_piece(last,
-                       {row.row, row.shard_row, column, row.width, static_cast<std::uint32_t>(end - column), false});
-            return last;
-        }
-        return pass;
-    }
-    template <class Pass>
-    GPUSHARE_RARE GPUSHARE_HD static void last_piece(Pass& pass, const place& at) noexcept {
-        pass(at);
-    }
-
-    Context& ctx_;
-    const whole& mine_;
-    const Source& source_;
-    float* const scratch_;
-    const Outputs& outputs_;
-};
-
-/// Calls `f` with the run of the widest registers that the processor has: wide ones where a thread is alone.
-template <class Context, class... Stages, class Source, class Outputs, class F>
-GPUSHARE_HD void run_widest(Context& ctx, const epilogue<Stages...>& mine, const Source& source, float* scratch,
-                            const Outputs& outputs, const F& f) noexcept {
-#if defined(__x86_64__) && !defined(__CUDA_ARCH__)
-    if constexpr (lanes_for<Context>() >= 8) {
-        if (widest_vectors() >= vector_width::avx2)
-            return f(epilogue_run<8, Context, Source, Outputs, Stages...>(ctx, mine, source, scratch, outputs));
-    }
-#endif
-    f(epilogue_run<4, Context, Source, Outputs, Stages...>(ctx, mine, source, scratch, outputs));
-}
-
-}  // namespace detail
 
 /// Applies an epilogue to whole rows; called by all threads of a block, which go through the rows together.
 ///
@@ -327,17 +65,7 @@ GPUSHARE_HD void run_widest(Context& ctx, const epilogue<Stages...>& mine, const
 template <kernel_context Context, class... Stages, class Source, class Outputs = own_outputs>
 GPUSHARE_HD void apply_rows(Context& ctx, const epilogue<Stages...>& mine, const row_range& range, const Source& source,
                             float* scratch = nullptr, const Outputs& outputs = {}) noexcept {
-    detail::run_widest(ctx, mine, source, scratch, outputs, [&](auto&& run) {
-        place at;
-        at.width = range.width;
-        at.streams = range.streams;
-        for (std::size_t i = 0; i < range.rows; ++i) {
-            at.row = range.first + i;
-            at.shard_row = at.row - range.shard_first;
-            run(at, range.width);
-        }
-    });
-    if (range.streams) finish_streaming();
+    detail::run_rows(ctx, mine, range, source, scratch, outputs);
 }
 
 /// Applies an epilogue without row stages to `count` elements from element `first` of the whole result on: they may begin

@@ -20,6 +20,7 @@
 namespace gpushare {
 inline namespace GPUSHARE_ABI {
 
+namespace detail {
 /// See rms_norm().
 template <movable_number T>
 struct rms_normalising {
@@ -47,16 +48,18 @@ struct rms_normalising {
     }
 };
 static_assert(row_stage<rms_normalising<float>>);
+}  // namespace detail
 
 /// x / sqrt(mean of the row's x^2 + epsilon) * weight[column] (Zhang and Sennrich, arXiv 1910.07467).
 template <class R>
 [[nodiscard]] constexpr auto rms_norm(const R& weight, float epsilon) noexcept {
     const auto* const p = detail::as_pointer(weight);
-    return rms_normalising<std::remove_cvref_t<decltype(*p)>>{p, epsilon};
+    return detail::rms_normalising<std::remove_cvref_t<decltype(*p)>>{p, epsilon};
 }
 /// The same without weights.
-[[nodiscard]] constexpr rms_normalising<float> rms_norm(float epsilon) noexcept { return {nullptr, epsilon}; }
+[[nodiscard]] constexpr detail::rms_normalising<float> rms_norm(float epsilon) noexcept { return {nullptr, epsilon}; }
 
+namespace detail {
 /// See layer_norm().
 template <movable_number W, movable_number O>
 struct layer_normalising {
@@ -96,6 +99,7 @@ struct layer_normalising {
     }
 };
 static_assert(row_stage<layer_normalising<float, float>>);
+}  // namespace detail
 
 /// (x - mean) / sqrt(variance + epsilon) * weight[column] + offset[column], mean and variance of the row (Ba, Kiros and
 /// Hinton, arXiv 1607.06450).
@@ -103,10 +107,11 @@ template <class W, class O>
 [[nodiscard]] constexpr auto layer_norm(const W& weight, const O& offset, float epsilon) noexcept {
     const auto* const w = detail::as_pointer(weight);
     const auto* const o = detail::as_pointer(offset);
-    return layer_normalising<std::remove_cvref_t<decltype(*w)>, std::remove_cvref_t<decltype(*o)>>{w, o, epsilon};
+    return detail::layer_normalising<std::remove_cvref_t<decltype(*w)>, std::remove_cvref_t<decltype(*o)>>{w, o,
+                                                                                                           epsilon};
 }
 /// The same without weights and offsets.
-[[nodiscard]] constexpr layer_normalising<float, float> layer_norm(float epsilon) noexcept {
+[[nodiscard]] constexpr detail::layer_normalising<float, float> layer_norm(float epsilon) noexcept {
     return {nullptr, nullptr, epsilon};
 }
 

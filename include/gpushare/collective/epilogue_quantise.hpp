@@ -41,6 +41,7 @@ template <quantised_number T>
         return static_cast<float>(T::max());
 }
 
+namespace detail {
 /// A number for each row: of all rows, or of a shard's.
 template <class T, bool Shard>
 struct of_rows {
@@ -48,6 +49,7 @@ struct of_rows {
     T* data;
     [[nodiscard]] GPUSHARE_HD T& at(const place& p) const noexcept { return data[Shard ? p.shard_row : p.row]; }
 };
+}  // namespace detail
 
 namespace detail {
 
@@ -70,6 +72,7 @@ template <class Q, std::uint32_t N, std::uint32_t W>
 
 }  // namespace detail
 
+namespace detail {
 /// Divides by one scale.
 template <quantised_number Q>
 struct scaling_down {
@@ -81,7 +84,9 @@ struct scaling_down {
         return detail::cut<Q>(x * inverse);
     }
 };
+}  // namespace detail
 
+namespace detail {
 /// Divides by the scale of each row.
 template <quantised_number Q, bool Shard>
 struct row_scaling {
@@ -93,7 +98,9 @@ struct row_scaling {
         return detail::cut<Q>(x * detail::quotient_of(1.0F, scales.at(at)));
     }
 };
+}  // namespace detail
 
+namespace detail {
 /// Finds the scale of each row, tells the ranks and divides by it.
 template <quantised_number Q, bool Shard>
 struct row_fitting {
@@ -125,7 +132,9 @@ struct row_fitting {
     }
 };
 static_assert(publishing_stage<row_fitting<std::int8_t, false>>);
+}  // namespace detail
 
+namespace detail {
 /// Notes the largest magnitude of each row; changes nothing.
 template <bool Shard>
 struct maxima_noting {
@@ -155,34 +164,37 @@ struct maxima_noting {
     }
 };
 static_assert(publishing_stage<maxima_noting<false>> && sharing_stage<maxima_noting<false>>);
+}  // namespace detail
 
 /// Notes the largest magnitude of each row in `out`, one float a row, for every rank that keeps the row; with shard(out) for
 /// its own.
 template <class R>
 [[nodiscard]] constexpr auto row_maxima(R&& out) noexcept {
     const auto m = detail::as_matrix(out);
-    return maxima_noting<decltype(detail::as_matrix(out))::is_shard>{{m.data}};
+    return detail::maxima_noting<decltype(detail::as_matrix(out))::is_shard>{{m.data}};
 }
 
+namespace detail {
 template <bool Shard>
 struct given_row_scales {
     of_rows<const float, Shard> of;
 };
+}  // namespace detail
 /// A positive scale for each row.
 template <class R>
 [[nodiscard]] constexpr auto given_scales(const R& of_row) noexcept {
     const auto m = detail::as_const_matrix(of_row);
-    return given_row_scales<decltype(detail::as_const_matrix(of_row))::is_shard>{{m.data}};
+    return detail::given_row_scales<decltype(detail::as_const_matrix(of_row))::is_shard>{{m.data}};
 }
 
 /// By one scale for all, known beforehand.
 template <quantised_number Q>
-[[nodiscard]] constexpr scaling_down<Q> quantise(float by) noexcept {
+[[nodiscard]] constexpr detail::scaling_down<Q> quantise(float by) noexcept {
     return {1.0F / by};
 }
 /// By a scale for each row, known beforehand.
 template <quantised_number Q, bool Shard>
-[[nodiscard]] constexpr row_scaling<Q, Shard> quantise(given_row_scales<Shard> scales) noexcept {
+[[nodiscard]] constexpr detail::row_scaling<Q, Shard> quantise(detail::given_row_scales<Shard> scales) noexcept {
     return {scales.of};
 }
 /// By each row's own scale, which is written to `scales`, one float a row, for every rank that keeps the row; with
@@ -190,7 +202,7 @@ template <quantised_number Q, bool Shard>
 template <quantised_number Q, class R>
 requires(!std::is_arithmetic_v<std::remove_cvref_t<R>>) [[nodiscard]] constexpr auto quantise(R&& scales) noexcept {
     const auto m = detail::as_matrix(scales);
-    return row_fitting<Q, decltype(detail::as_matrix(scales))::is_shard>{{m.data}};
+    return detail::row_fitting<Q, decltype(detail::as_matrix(scales))::is_shard>{{m.data}};
 }
 
 }  // namespace GPUSHARE_ABI

@@ -28,20 +28,23 @@ inline namespace GPUSHARE_ABI {
 /// the result has columns.
 template <class T, bool Shard>
 struct matrix {
-    using value_type = std::remove_const_t<T>;
-    static constexpr bool is_shard = Shard;
+    using value_type = std::remove_const_t<T>;  ///< of an element
+    static constexpr bool is_shard = Shard;     ///< whether it has the rows of one rank only
 
-    T* data;
-    std::size_t pitch;
+    T* data;            ///< row 0
+    std::size_t pitch;  ///< elements from a row to the next
 
+    /// Where the elements of `p` are.
     [[nodiscard]] GPUSHARE_HD T* at(const place& p) const noexcept {
         return data + (Shard ? p.shard_row : p.row) * (pitch == 0 ? p.width : pitch) + p.column;
     }
 };
+/// All rows, from `data` on.
 template <class T>
 [[nodiscard]] GPUSHARE_HD constexpr matrix<T, false> rows(T* data, std::size_t pitch = 0) noexcept {
     return {data, pitch};
 }
+/// The rows of this rank, from `data` on.
 template <class T>
 [[nodiscard]] GPUSHARE_HD constexpr matrix<T, true> shard(T* data, std::size_t pitch = 0) noexcept {
     return {data, pitch};
@@ -77,6 +80,7 @@ template <class R>
 
 }  // namespace detail
 
+namespace detail {
 template <class M>
 struct adding {
     M other;
@@ -86,12 +90,14 @@ struct adding {
         return x + load_floats<V>(other.at(at), at.count);
     }
 };
+}  // namespace detail
 /// x + residual: the same elements of another array.
 template <class R>
 [[nodiscard]] constexpr auto add(const R& residual) noexcept {
-    return adding<decltype(detail::as_const_matrix(residual))>{detail::as_const_matrix(residual)};
+    return detail::adding<decltype(detail::as_const_matrix(residual))>{detail::as_const_matrix(residual)};
 }
 
+namespace detail {
 template <movable_number T>
 struct biasing {
     const T* of_column;
@@ -101,13 +107,15 @@ struct biasing {
         return x + load_floats<V>(of_column + at.column, at.count);
     }
 };
+}  // namespace detail
 /// x + of_column[column].
 template <class R>
 [[nodiscard]] constexpr auto bias(const R& of_column) noexcept {
     const auto* const p = detail::as_pointer(of_column);
-    return biasing<std::remove_cvref_t<decltype(*p)>>{p};
+    return detail::biasing<std::remove_cvref_t<decltype(*p)>>{p};
 }
 
+namespace detail {
 struct scaling {
     float factor;
 
@@ -116,29 +124,35 @@ struct scaling {
         return x * factor;
     }
 };
+}  // namespace detail
 /// x * factor.
-[[nodiscard]] constexpr scaling scale(float factor) noexcept { return {factor}; }
+[[nodiscard]] constexpr detail::scaling scale(float factor) noexcept { return {factor}; }
 
+namespace detail {
 struct rectifying {
     template <class V>
     [[nodiscard]] GPUSHARE_FLAT GPUSHARE_HD V operator()(const V& x, const place&) const noexcept {
         return max(x, 0.0F);
     }
 };
+}  // namespace detail
 
 /// max(x, 0); NaN stays.
-[[nodiscard]] constexpr rectifying relu() noexcept { return {}; }
+[[nodiscard]] constexpr detail::rectifying relu() noexcept { return {}; }
 
+namespace detail {
 struct sigmoid_weighting {
     template <class V>
     [[nodiscard]] GPUSHARE_FLAT GPUSHARE_HD V operator()(const V& x, const place&) const noexcept {
         return x / (exp(x * -1.0F) + 1.0F);
     }
 };
+}  // namespace detail
 
 /// x / (1 + e^-x).
-[[nodiscard]] constexpr sigmoid_weighting silu() noexcept { return {}; }
+[[nodiscard]] constexpr detail::sigmoid_weighting silu() noexcept { return {}; }
 
+namespace detail {
 struct gaussian_gating {
     template <class V>
     [[nodiscard]] GPUSHARE_FLAT GPUSHARE_HD V operator()(const V& x, const place&) const noexcept {
@@ -147,11 +161,13 @@ struct gaussian_gating {
         return x / (exp(u * -1.59576912F) + 1.0F);
     }
 };
+}  // namespace detail
 
 /// x (1 + tanh(u)) / 2 with u = sqrt(2 / pi) (x + 0.044715 x^3): the usual approximation of the Gaussian error linear unit
 /// (Hendrycks and Gimpel, arXiv 1606.08415).
-[[nodiscard]] constexpr gaussian_gating gelu_tanh() noexcept { return {}; }
+[[nodiscard]] constexpr detail::gaussian_gating gelu_tanh() noexcept { return {}; }
 
+namespace detail {
 template <class F>
 struct mapping {
     F f;
@@ -161,11 +177,13 @@ struct mapping {
         return x.each(f);
     }
 };
+}  // namespace detail
 /// f(x) of each element, one by one: for functions that can't be written on gpushare::floats. On a device, a functor.
 template <class F>
 requires std::is_invocable_r_v<float, const F&, float>
-[[nodiscard]] constexpr mapping<F> map(F f) noexcept { return {f}; }
+[[nodiscard]] constexpr detail::mapping<F> map(F f) noexcept { return {f}; }
 
+namespace detail {
 template <movable_number T>
 struct rounding {
     using rounded_type = T;
@@ -176,12 +194,14 @@ struct rounding {
         return rounded_to<T>(x);
     }
 };
+}  // namespace detail
 /// x rounded to T, for the stages behind it; and the result of the collective is stored as T.
 template <movable_number T>
-[[nodiscard]] constexpr rounding<T> cast() noexcept {
+[[nodiscard]] constexpr detail::rounding<T> cast() noexcept {
     return {};
 }
 
+namespace detail {
 template <class M>
 struct storing {
     using stored_type = typename M::value_type;
@@ -200,10 +220,11 @@ struct storing {
         return {{static_cast<stored_type*>(data), to.pitch}};
     }
 };
+}  // namespace detail
 /// Writes x, rounded to what `out` consists of; x itself goes on as it was. Anywhere in an epilogue, as often as one likes.
 template <class R>
 [[nodiscard]] constexpr auto into(R&& out) noexcept {
-    return storing<decltype(detail::as_matrix(out))>{detail::as_matrix(out)};
+    return detail::storing<decltype(detail::as_matrix(out))>{detail::as_matrix(out)};
 }
 
 /// Adds an array, and stores the sum in it. What follows sees the sum as it is stored. (The residual stream of a transformer.)
@@ -213,9 +234,12 @@ template <class R>
     return add(m) | cast<typename decltype(detail::as_matrix(residual))::value_type>() | into(m);
 }
 
-static_assert(element_stage<scaling> && element_stage<sigmoid_weighting> && element_stage<rounding<bfloat16>>);
-static_assert(sink_stage<storing<matrix<bfloat16, false>>> && sharing_stage<storing<matrix<bfloat16, false>>>);
-static_assert(sink_stage<storing<matrix<bfloat16, true>>> && !sharing_stage<storing<matrix<bfloat16, true>>>);
+static_assert(element_stage<detail::scaling> && element_stage<detail::sigmoid_weighting> &&
+              element_stage<detail::rounding<bfloat16>>);
+static_assert(sink_stage<detail::storing<matrix<bfloat16, false>>> &&
+              sharing_stage<detail::storing<matrix<bfloat16, false>>>);
+static_assert(sink_stage<detail::storing<matrix<bfloat16, true>>> &&
+              !sharing_stage<detail::storing<matrix<bfloat16, true>>>);
 
 }  // namespace GPUSHARE_ABI
 }  // namespace gpushare

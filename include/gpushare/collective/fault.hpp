@@ -13,7 +13,6 @@
 #include <string_view>
 #include <vector>
 
-#include <gpushare/collective/epoch.hpp>
 #include <gpushare/config.hpp>
 #include <gpushare/error.hpp>
 #include <gpushare/units.hpp>
@@ -21,17 +20,19 @@
 namespace gpushare {
 inline namespace GPUSHARE_ABI {
 
+/// Which collective.
 enum class collective_kind : std::uint8_t {
-    none,
-    barrier,
-    all_reduce,
-    reduce_scatter,
-    all_gather,
-    broadcast,
-    reduce,
-    all_to_all,
+    none,            ///< not in any
+    barrier,         ///< barrier()
+    all_reduce,      ///< all_reduce(), plain or fused
+    reduce_scatter,  ///< reduce_scatter()
+    all_gather,      ///< all_gather()
+    broadcast,       ///< broadcast()
+    reduce,          ///< reduce()
+    all_to_all,      ///< all_to_all()
 };
 
+/// Its name.
 [[nodiscard]] constexpr std::string_view to_string(collective_kind kind) noexcept {
     switch (kind) {
         case collective_kind::none: return "no collective";
@@ -46,26 +47,32 @@ enum class collective_kind : std::uint8_t {
     return "unknown collective";
 }
 
-/// Why a collective failed; true if it did. Every rank of the group gets the same one.
+/// Why a collective failed; true if it did. Every rank of the group gets the same one, but for the last field.
 struct collective_fault {
-    errc code = errc::none;
-    collective_kind what = collective_kind::none;
-    std::uint32_t rank = 0;   // who didn't come in time, called something else, or aborted
-    std::uint32_t epoch = 0;  // the how manieth collective of its channel
+    errc code = errc::none;                        ///< none if it went well
+    collective_kind what = collective_kind::none;  ///< which collective
+    std::uint32_t rank = 0;                        ///< who didn't come in time, called something else, or aborted
+    std::uint32_t epoch = 0;                       ///< the how manieth collective of its channel
+    /// A rank was still inside when this one stopped waiting for it, 0.2 s beyond its deadline: it may touch this rank's buffers
+    /// until it is known to have ended.
+    bool buffers_in_use = false;
 
+    /// Whether it failed.
     [[nodiscard]] GPUSHARE_HD constexpr explicit operator bool() const noexcept { return code != errc::none; }
     friend constexpr bool operator==(const collective_fault&, const collective_fault&) = default;
 
     /// As one word, which ranks hand to each other in one store. Never 0 where there is a fault. Ranks from 65535 on
     /// share a name.
     [[nodiscard]] GPUSHARE_HD constexpr std::uint64_t packed() const noexcept {
-        return std::uint64_t{static_cast<std::uint8_t>(code)} << 56 |
+        return std::uint64_t{buffers_in_use} << 63 | std::uint64_t{static_cast<std::uint8_t>(code)} << 56 |
                std::uint64_t{static_cast<std::uint8_t>(what)} << 48 |
                std::uint64_t{rank < 0xffff ? rank : 0xffff} << 32 | epoch;
     }
+    /// What was packed.
     [[nodiscard]] GPUSHARE_HD static constexpr collective_fault unpacked(std::uint64_t word) noexcept {
         collective_fault f;
-        f.code = static_cast<errc>(static_cast<std::uint8_t>(word >> 56));
+        f.buffers_in_use = word >> 63 != 0;
+        f.code = static_cast<errc>(static_cast<std::uint8_t>(word >> 56) & 0x7fU);
         f.what = static_cast<collective_kind>(static_cast<std::uint8_t>(word >> 48));
         f.rank = static_cast<std::uint32_t>(word >> 32) & 0xffffU;
         f.epoch = static_cast<std::uint32_t>(word);
@@ -78,6 +85,7 @@ struct collective_fault {
     detail::message m;
     m.add(to_string(f.what), ", epoch ", std::uint64_t{f.epoch}, ": rank ", std::uint64_t{f.rank}, " (",
           to_string(f.code), ")");
+    if (f.buffers_in_use) m.add(", its buffers may still be in use");
     return m;
 }
 
@@ -89,23 +97,27 @@ inline void raise_fault(const collective_fault& f) {
 
 /// How far a rank is.
 enum class collective_stage : std::uint8_t {
-    outside,  // of any collective; `epoch` is its last one
-    waiting,  // for the others to come
-    working,  // on its part of the data
-    leaving,  // waits for the others to be done
+    outside,  ///< of any collective; `epoch` is its last one
+    waiting,  ///< for the others to come
+    working,  ///< on its share of the data
+    leaving,  ///< waits for the others to be done
 };
 
+/// How far a rank is in which collective.
 struct rank_progress {
-    std::uint32_t epoch = 0;
-    collective_kind what = collective_kind::none;
-    collective_stage stage = collective_stage::outside;
+    std::uint32_t epoch = 0;                             ///< of its last collective
+    collective_kind what = collective_kind::none;        ///< which one
+    collective_stage stage = collective_stage::outside;  ///< how far in it
     friend constexpr bool operator==(const rank_progress&, const rank_progress&) = default;
 };
 
 /// The rank that the others wait for, if any of them waits: the one that is furthest behind. Ranks are told apart by
 /// epoch, then by stage; a rank that is outside with the newest epoch is done with it.
 [[nodiscard]] inline std::optional<collective_fault> laggard(std::span<const rank_progress> ranks) noexcept {
-    const rank_progress* front = nullptr;  // the furthest of those inside
+    const rank_progress* front = nullptr;                                   // the furthest of those inside
+    const auto epoch_reached = [](std::uint32_t at, std::uint32_t epoch) {  // also where the count has wrapped around
+        return static_cast<std::int32_t>(at - epoch) >= 0;
+    };
     for (const rank_progress& r : ranks)
         if (r.stage != collective_stage::outside && (front == nullptr || epoch_reached(r.epoch, front->epoch)))
             front = &r;
@@ -124,8 +136,10 @@ struct rank_progress {
 /// rank is inside a collective. A plain value that is told the time.
 class hang_watch {
 public:
+    /// With how long nothing may move.
     explicit hang_watch(ns patience) noexcept : patience_(patience) {}
 
+    /// The laggard, if it is time to name it. Called again and again.
     [[nodiscard]] std::optional<collective_fault> look(std::span<const rank_progress> ranks, instant now) {
         const auto late = laggard(ranks);
         const bool same = seen_.size() == ranks.size() && equal(ranks);

@@ -46,6 +46,7 @@ struct exp_lanes {
 
 }  // namespace detail
 
+/// e to the power of each: within 2 units in the last place.
 template <std::uint32_t N, std::uint32_t W>
 [[nodiscard]] GPUSHARE_FLAT GPUSHARE_HD floats<N, W> exp(const floats<N, W>& x) noexcept {
     return floats<N, W>::map(detail::exp_lanes{}, x);

@@ -16,9 +16,9 @@
 #include <emmintrin.h>
 #endif
 
-#include <gpushare/collective/detail/lane_conversions.hpp>
+#include <gpushare/collective/detail/simd/conversions.hpp>
+#include <gpushare/collective/detail/simd/registers.hpp>
 #include <gpushare/collective/floats.hpp>
-#include <gpushare/collective/simd.hpp>
 #include <gpushare/config.hpp>
 #include <gpushare/numbers.hpp>
 
@@ -128,6 +128,7 @@ requires detail::is_floats<V>
 #endif
     }
 }
+/// The same by their number.
 template <std::uint32_t N, movable_number T>
 [[nodiscard]] GPUSHARE_HD floats<N> load_floats(const T* from) noexcept {
     return load_floats<floats<N>>(from);
@@ -164,6 +165,7 @@ requires detail::is_floats<V>
         return load_floats<V>(from);
     return detail::load_some<V>(from, n);
 }
+/// The same by their number.
 template <std::uint32_t N, movable_number T>
 [[nodiscard]] GPUSHARE_HD floats<N> load_floats(const T* from, std::uint32_t n) noexcept {
     return load_floats<floats<N>>(from, n);

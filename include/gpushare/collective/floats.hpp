@@ -11,7 +11,7 @@
 #include <cstdint>
 #include <type_traits>
 
-#include <gpushare/collective/simd.hpp>
+#include <gpushare/collective/detail/simd/registers.hpp>
 #include <gpushare/config.hpp>
 
 namespace gpushare {
@@ -25,18 +25,21 @@ class floats {
     using half = floats<N / 2, Width>;
 
 public:
-    static constexpr std::uint32_t lanes = N, width = Width;
+    static constexpr std::uint32_t lanes = N;      ///< how many they are
+    static constexpr std::uint32_t width = Width;  ///< of a register
 
     floats() = default;
     /// From narrower registers.
     template <std::uint32_t Narrow>
     requires(Narrow < Width) floats(const floats<N, Narrow>& x)
     noexcept : low_(x.low()), high_(x.high()) {}
+    /// All of them the same.
     GPUSHARE_HD floats(float all) noexcept : low_(all), high_(all) {}
+    /// Of two halves.
     GPUSHARE_HD floats(const half& low, const half& high) noexcept : low_(low), high_(high) {}
 
-    [[nodiscard]] GPUSHARE_HD const half& low() const noexcept { return low_; }
-    [[nodiscard]] GPUSHARE_HD const half& high() const noexcept { return high_; }
+    [[nodiscard]] GPUSHARE_HD const half& low() const noexcept { return low_; }    ///< the first half
+    [[nodiscard]] GPUSHARE_HD const half& high() const noexcept { return high_; }  ///< the second half
 
     /// `f` of the lanes of several, as many at once as the machine takes: called with floats, or with vectors of them that have
     /// their operators and go into gpushare::select() where one float would go into `?:`.
@@ -128,15 +131,19 @@ private:
 
 #else
 
+/// One register of them: see floats<N, Width>, whose members it has.
 template <std::uint32_t W>
 class floats<W, W> {
     using vector = detail::simd<float, W>;
 
 public:
-    static constexpr std::uint32_t lanes = W, width = W;
+    static constexpr std::uint32_t lanes = W;  ///< how many they are
+    static constexpr std::uint32_t width = W;  ///< of a register
 
     floats() = default;
+    /// All of them the same.
     floats(float all) noexcept : vector_(all) {}
+    /// What is in a register.
     floats(const vector& v) noexcept : vector_(v) {}
     /// From narrower registers.
     template <std::uint32_t Narrow>
@@ -147,26 +154,31 @@ public:
             vector_.raw[i + Narrow] = x.high()[i];
         }
     }
+    /// One of them.
     [[nodiscard]] float operator[](std::uint32_t i) const noexcept { return vector_.raw[i]; }
     /// The register.
     [[nodiscard]] const detail::simd<float, W>& in_register() const noexcept { return vector_; }
 
+    /// See floats.
     template <class F, class... More>
     [[nodiscard]] GPUSHARE_FLAT static floats map(const F& f, const floats& x, const More&... more) noexcept {
         return floats(f(x.vector_, more.vector_...));
     }
+    /// See floats.
     template <class F>
     [[nodiscard]] floats each(const F& f) const noexcept {
         floats y;
         for (std::uint32_t i = 0; i < W; ++i) y.vector_.raw[i] = f((*this)[i]);
         return y;
     }
+    /// See floats.
     template <class F>
     [[nodiscard]] GPUSHARE_FLAT static floats zip(const F& f, const floats& x, const floats& y) noexcept {
         floats z;
         for (std::uint32_t i = 0; i < W; ++i) z.vector_.raw[i] = f(x[i], y[i]);
         return z;
     }
+    /// See floats.
     template <class Op>
     [[nodiscard]] GPUSHARE_FLAT static floats combined(const Op& op, const floats& x, const floats& y) noexcept {
         if constexpr (requires(typename vector::raw_type & a) { Op::into(a, a); }) {
@@ -177,6 +189,7 @@ public:
             return zip(op, x, y);
         }
     }
+    /// See floats.
     template <class Op>
     [[nodiscard]] floats finished(const Op& op, float ranks) const noexcept {
         if constexpr (requires(typename vector::raw_type & a) { Op::finish_into(a, ranks); }) {
@@ -187,6 +200,7 @@ public:
             return each([&](float x) { return op.finish(x, ranks); });
         }
     }
+    /// See floats.
     template <class Op>
     [[nodiscard]] float folded(const Op& op) const noexcept {
         float x[W];
@@ -195,6 +209,7 @@ public:
             for (std::uint32_t i = 0; i < half; ++i) x[i] = op(x[i], x[i + half]);
         return x[0];
     }
+    /// See floats.
     [[nodiscard]] floats first(std::uint32_t n, float rest) const noexcept {
         floats y(rest);
         for (std::uint32_t i = 0; i < W && i < n; ++i) y.vector_.raw[i] = (*this)[i];
@@ -255,21 +270,25 @@ struct magnitude_lanes {
 
 }  // namespace detail
 
+/// Each with each.
 template <std::uint32_t N, std::uint32_t W>
 [[nodiscard]] GPUSHARE_FLAT GPUSHARE_HD floats<N, W> operator+(const floats<N, W>& a,
                                                                const std::type_identity_t<floats<N, W>>& b) noexcept {
     return floats<N, W>::map(detail::plus_lanes{}, a, b);
 }
+/// Each from each.
 template <std::uint32_t N, std::uint32_t W>
 [[nodiscard]] GPUSHARE_FLAT GPUSHARE_HD floats<N, W> operator-(const floats<N, W>& a,
                                                                const std::type_identity_t<floats<N, W>>& b) noexcept {
     return floats<N, W>::map(detail::minus_lanes{}, a, b);
 }
+/// Each with each.
 template <std::uint32_t N, std::uint32_t W>
 [[nodiscard]] GPUSHARE_FLAT GPUSHARE_HD floats<N, W> operator*(const floats<N, W>& a,
                                                                const std::type_identity_t<floats<N, W>>& b) noexcept {
     return floats<N, W>::map(detail::product_lanes{}, a, b);
 }
+/// Each by each.
 template <std::uint32_t N, std::uint32_t W>
 [[nodiscard]] GPUSHARE_FLAT GPUSHARE_HD floats<N, W> operator/(const floats<N, W>& a,
                                                                const std::type_identity_t<floats<N, W>>& b) noexcept {
@@ -287,6 +306,7 @@ template <std::uint32_t N, std::uint32_t W>
                                                          const std::type_identity_t<floats<N, W>>& b) noexcept {
     return floats<N, W>::map(detail::smaller_lanes{}, a, b);
 }
+/// The magnitude of each.
 template <std::uint32_t N, std::uint32_t W>
 [[nodiscard]] GPUSHARE_FLAT GPUSHARE_HD floats<N, W> abs(const floats<N, W>& a) noexcept {
     return floats<N, W>::map(detail::magnitude_lanes{}, a);

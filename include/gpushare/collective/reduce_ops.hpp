@@ -41,18 +41,22 @@ template <class A, std::integral N>
 
 }  // namespace detail
 
-// `lanewise` operators work on vectors as they do on single numbers; `into` does so where the first one lies, for vectors that
+// `elementwise` operators work on vectors as they do on single numbers; `into` does so where the first one lies, for vectors that
 // are too wide to be passed. `wraps`: signed integers are computed as unsigned ones, which gives the same bits without undefined
 // overflow. `widest`: integers are computed in twice their size or more, so that no sum overflows. `selects`: one of the two is the
 // result, so that small integers needn't be widened.
 
+/// Their sum.
 struct sum {
-    static constexpr bool lanewise = true, wraps = true;
-    static constexpr std::uint32_t id = 1;
+    static constexpr bool elementwise = true;  ///< works on vectors as on numbers
+    static constexpr bool wraps = true;        ///< signed integers are computed as unsigned ones
+    static constexpr std::uint32_t id = 1;     ///< tells calls with different operators apart
+    /// Combines where `a` lies.
     template <class A>
     [[gnu::always_inline]] GPUSHARE_HD static constexpr void into(A& a, const A& b) noexcept {
         a = a + b;
     }
+    /// Two combined.
     template <class A>
     GPUSHARE_HD constexpr A operator()(const A& a, const A& b) const noexcept {
         A both = a;
@@ -61,13 +65,17 @@ struct sum {
     }
 };
 
+/// Their product.
 struct product {
-    static constexpr bool lanewise = true, wraps = true;
-    static constexpr std::uint32_t id = 2;
+    static constexpr bool elementwise = true;  ///< works on vectors as on numbers
+    static constexpr bool wraps = true;        ///< signed integers are computed as unsigned ones
+    static constexpr std::uint32_t id = 2;     ///< tells calls with different operators apart
+    /// Combines where `a` lies.
     template <class A>
     [[gnu::always_inline]] GPUSHARE_HD static constexpr void into(A& a, const A& b) noexcept {
         a = a * b;
     }
+    /// Two combined.
     template <class A>
     GPUSHARE_HD constexpr A operator()(const A& a, const A& b) const noexcept {
         A both = a;
@@ -76,14 +84,17 @@ struct product {
     }
 };
 
-/// A NaN of any rank is the result.
+/// The smallest; a NaN of any rank is the result.
 struct minimum {
-    static constexpr bool lanewise = true, selects = true;
-    static constexpr std::uint32_t id = 3;
+    static constexpr bool elementwise = true;  ///< works on vectors as on numbers
+    static constexpr bool selects = true;      ///< one of the two is the result
+    static constexpr std::uint32_t id = 3;     ///< tells calls with different operators apart
+    /// Combines where `a` lies.
     template <class A>
     [[gnu::always_inline]] GPUSHARE_HD static constexpr void into(A& a, const A& b) noexcept {
         a = ((b < a) | (b != b)) ? b : a;
     }
+    /// Two combined.
     template <class A>
     GPUSHARE_HD constexpr A operator()(const A& a, const A& b) const noexcept {
         A both = a;
@@ -92,14 +103,17 @@ struct minimum {
     }
 };
 
-/// A NaN of any rank is the result.
+/// The largest; a NaN of any rank is the result.
 struct maximum {
-    static constexpr bool lanewise = true, selects = true;
-    static constexpr std::uint32_t id = 4;
+    static constexpr bool elementwise = true;  ///< works on vectors as on numbers
+    static constexpr bool selects = true;      ///< one of the two is the result
+    static constexpr std::uint32_t id = 4;     ///< tells calls with different operators apart
+    /// Combines where `a` lies.
     template <class A>
     [[gnu::always_inline]] GPUSHARE_HD static constexpr void into(A& a, const A& b) noexcept {
         a = ((a < b) | (b != b)) ? b : a;
     }
+    /// Two combined.
     template <class A>
     GPUSHARE_HD constexpr A operator()(const A& a, const A& b) const noexcept {
         A both = a;
@@ -110,12 +124,15 @@ struct maximum {
 
 /// The sum divided by the number of ranks. Integers round towards zero, and their sum must fit into 64 bits.
 struct average {
-    static constexpr bool lanewise = true, widest = true;
-    static constexpr std::uint32_t id = 5;
+    static constexpr bool elementwise = true;  ///< works on vectors as on numbers
+    static constexpr bool widest = true;       ///< integers are computed in twice their size
+    static constexpr std::uint32_t id = 5;     ///< tells calls with different operators apart
+    /// Combines where `a` lies.
     template <class A>
     [[gnu::always_inline]] GPUSHARE_HD static constexpr void into(A& a, const A& b) noexcept {
         a = a + b;
     }
+    /// What is left to do once all ranks are combined, where `a` lies.
     template <class A, class N>
     [[gnu::always_inline]] GPUSHARE_HD static constexpr void finish_into(A& a, N n) noexcept {
         if constexpr (std::integral<N>)
@@ -123,6 +140,7 @@ struct average {
         else
             a = a / n;
     }
+    /// Two combined.
     template <class A>
     GPUSHARE_HD constexpr A operator()(const A& a, const A& b) const noexcept {
         A both = a;
@@ -141,7 +159,7 @@ struct average {
 namespace detail {
 
 template <class Op>
-concept lanewise_op = Op::lanewise;
+concept elementwise_op = Op::elementwise;
 template <class Op>
 concept wrapping_op = Op::wraps;
 template <class Op>

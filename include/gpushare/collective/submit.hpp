@@ -5,224 +5,45 @@
 //   auto code = gpushare::submit_all_reduce(node.gangs(), devices, streams, members, ins, outs, gpushare::sum{}, {.blocks = 2});
 //   streams[0].record().wait(never);   auto fault = gpushare::fault_of(members[0]);
 //
-// Lane i is block i of each rank. The launches wait for each other on the devices, so all must become resident: what a
+// The launches wait for each other on the devices, so all must become resident: what a
 // device can't hold at once is refused. A group that would fit alone, but not beside the groups that were submitted to its
 // devices before, waits for them on the devices, and so does the next collective of a channel on other streams. (A node's own
 // gang order knows these: see detail/gang_residents.hpp. It doesn't know what others have a captured graph launch.)
 //
-// submit_shared.hpp is for several ranks on one device, submit_fused.hpp for epilogues.
+//   submit, submit_all_reduce, submit_run, submit_run_sharded            each rank on a stream of its own
+//   submit_shared, submit_shared_all_reduce, submit_shared_run, ...      ranks that share a device: one launch for all of them
+//
+// The `run` forms take the pipelines of pipeline.hpp, one of each rank, which differ in the memory that they point to alone:
+//
+//   std::vector<decltype(finish(0))> steps;       // finish(r): gs::reduced(x[r], width) | gs::rms_norm(weight[r], 1e-6F)
+//   auto code = gpushare::submit_run(node.gangs(), devices, streams, members, std::span(std::as_const(steps)), outs);
 #pragma once
 
-#include <array>
-#include <concepts>
 #include <cstddef>
-#include <cstdint>
 #include <span>
-#include <type_traits>
-#include <utility>
-#include <vector>
 
-#include <gpushare/collective/all_reduce.hpp>
-#include <gpushare/collective/channel.hpp>
 #include <gpushare/collective/communicator.hpp>
-#include <gpushare/collective/exchange.hpp>
+#include <gpushare/collective/detail/all_reduce.hpp>
+#include <gpushare/collective/detail/collectives.hpp>
+#include <gpushare/collective/detail/submit.hpp>
 #include <gpushare/collective/fault.hpp>
+#include <gpushare/collective/pipeline.hpp>
 #include <gpushare/collective/reduce_ops.hpp>
-#include <gpushare/collective/team.hpp>
+#include <gpushare/collective/tuning.hpp>
 #include <gpushare/concepts.hpp>
-#include <gpushare/config.hpp>
-#include <gpushare/detail/gang_residents.hpp>
 #include <gpushare/error.hpp>
-#include <gpushare/units.hpp>
 
 namespace gpushare {
 inline namespace GPUSHARE_ABI {
 
-struct launch_options {
-    std::uint32_t blocks = 1;                // of each rank, at most the communicator's lanes
-    std::uint32_t threads = 256;             // of a block, where a device has more than one
-    ns patience = std::chrono::seconds{10};  // how long a rank waits for the others once it runs
-};
-
-namespace detail {
-
-/// In nanoseconds, and little enough not to overflow when it is added to a device's clock.
-[[nodiscard]] constexpr std::int64_t bounded(ns patience) noexcept {
-    constexpr ns century = ns::max() / 2;
-    return (patience < century ? patience : century).count();
-}
-
-/// A rank's kernel: each block is a lane.
-template <class Body>
-struct rank_kernel {
-    channel_view view;
-    std::uint32_t rank;
-    std::int64_t patience;  // ns
-    std::uint64_t aborted;  // what the host has asked for so far: the kernel needn't fetch it before it begins
-    Body body;
-
-    GPUSHARE_EXEC_CHECK_DISABLE
-    template <kernel_context C>
-    GPUSHARE_HD void operator()(C& ctx) const {
-        team<C> t(ctx, view, rank, ctx.block_rank(), Body::kind, ctx.now() + patience);
-        t.heed(aborted);
-        if (t.enter()) (void)body(t, ctx.num_blocks());  // a fault stays in the channel: see fault_of
-    }
-};
-
-/// Whether a collective works where ranks reach each other's areas only.
-template <class Body>
-inline constexpr bool works_through_slots = requires {
-    requires Body::through_slots;
-};
-
-/// Ranks up to which a submission needs no memory.
-inline constexpr std::size_t ranks_in_place = 32;
-
-/// Of backends whose separate cooperative launches run side by side on a device wherever they fit.
-template <class Stream>
-inline constexpr bool launches_run_together = !requires {
-    requires !Stream::launches_run_together;
-};
-
-/// Points that are still to be recorded, of backends whose streams have them; else nothing.
-template <class Stream>
-class point_reserve {
-public:
-    void reserve(std::span<Stream>) noexcept {}
-    [[nodiscard]] auto record(std::size_t, Stream& stream) { return stream.record(); }
-};
-template <class Stream>
-requires requires(Stream& s) { s.record(s.reserve()); }
-class point_reserve<Stream> {
-public:
-    void reserve(std::span<Stream> streams) {
-        if (streams.size() > few_.size()) many_.resize(streams.size());
-        for (std::size_t r = 0; r < streams.size(); ++r) at(r) = streams[r].reserve();
-    }
-    [[nodiscard]] auto record(std::size_t r, Stream& stream) { return stream.record(std::move(at(r))); }
-
-private:
-    using reserved = decltype(std::declval<Stream&>().reserve());
-    [[nodiscard]] reserved& at(std::size_t r) { return many_.empty() ? few_[r] : many_[r]; }
-
-    std::array<reserved, ranks_in_place> few_{};
-    std::vector<reserved> many_;
-};
-
-/// A launch of collectives on some devices, all or none: the order in which they are enqueued, and room for them.
-template <class Gangs, class Stream>
-class gang_launch {
-public:
-    gang_launch(Gangs& gangs, std::span<const device_id> devices, const void* channel)
-        : entered_(gangs.enter(devices)), channel_(channel) {}
-
-    /// Before the first launch: whatever may fail, or wait for the device, and needn't come later. errc::capturing where some of
-    /// the streams are captured, by whomever, and others aren't: some ranks would wait for the graph to be launched.
-    [[nodiscard]] errc prepare(std::span<Stream> streams) {
-        std::size_t captured = 0;
-        for (const Stream& s : streams) captured += is_captured(s) ? 1 : 0;
-        captured_ = captured != 0;
-        if (captured_) return captured == streams.size() ? errc::none : errc::capturing;
-        if constexpr (detail::room_making_order<Gangs, Stream>) points_.reserve(streams);
-        return errc::none;
-    }
-    /// What is captured runs when its graph is launched: nobody can wait for it here.
-    [[nodiscard]] bool captured() const noexcept { return captured_; }
-
-    /// For blocks that are `part` of a device in all, of this gang.
-    void make_room(device_id d, std::uint64_t part, Stream& stream) {
-        if constexpr (detail::room_making_order<Gangs, Stream>)
-            if (!captured_) entered_.make_room(d, part, channel_, stream);
-    }
-    /// Behind the launch of a part of them: on `stream`, the one with number `r`.
-    void launched(device_id d, std::uint64_t part, std::size_t r, Stream& stream) {
-        if constexpr (detail::room_making_order<Gangs, Stream>)
-            if (!captured_) entered_.add(d, part, channel_, points_.record(r, stream));
-    }
-
-private:
-    [[nodiscard]] static bool is_captured(const Stream& stream) {
-        if constexpr (requires { stream.captured(); })
-            return stream.captured();
-        else
-            return false;
-    }
-
-    decltype(std::declval<Gangs&>().enter(std::span<const device_id>{})) entered_;
-    const void* channel_;
-    bool captured_ = false;
-    [[no_unique_address]] point_reserve<Stream> points_;
-};
-
-using device_parts = detail::gang_residents<immediate_point>;  // for its arithmetic
-
-/// As submit() below, with `body_of(r)` for the body of rank r: made when it is launched, so they aren't kept anywhere.
-template <gang_order Gangs, launcher Stream, class BodyOf>
-requires std::invocable<const BodyOf&, std::size_t>
-[[nodiscard]] errc submit_each(Gangs& gangs, std::span<const device_id> devices, std::span<Stream> streams,
-                               std::span<const member> members, const BodyOf& body_of, const launch_options& options) {
-    using body = std::remove_cvref_t<std::invoke_result_t<const BodyOf&, std::size_t>>;
-    const std::size_t ranks = members.size();
-    if (ranks == 0 || devices.size() != ranks || streams.size() != ranks || ranks != members[0].size() ||
-        options.blocks == 0 || options.blocks > members[0].view().lanes)
-        return errc::invalid_specification;
-    if (!members[0].view().direct && !works_through_slots<body>) return errc::not_supported;
-    if constexpr (!launches_run_together<Stream>)
-        for (std::size_t r = 1; r < ranks; ++r)
-            for (std::size_t other = 0; other < r; ++other)
-                if (devices[r] == devices[other]) return errc::duplicate_device;
-    const auto kernel = [&](std::size_t r) {
-        return rank_kernel<body>{members[r].view(), members[r].rank(), bounded(options.patience), members[r].asked(),
-                                 body_of(r)};
-    };
-    std::array<std::uint64_t, ranks_in_place> few;
-    std::vector<std::uint64_t> many(ranks > few.size() ? ranks : 0);
-    const std::span<std::uint64_t> parts = many.empty() ? std::span(few).first(ranks) : std::span(many);
-    for (std::size_t r = 0; r < ranks; ++r)
-        parts[r] = device_parts::part_of(options.blocks, streams[r].max_cooperative_blocks(kernel(r), options.threads));
-    const auto on_device_of = [&](std::size_t rank) {  // several ranks may be on one
-        std::uint64_t sum = 0;
-        for (std::size_t r = 0; r < ranks; ++r) sum += devices[r] == devices[rank] ? parts[r] : 0;
-        return sum;
-    };
-    for (std::size_t r = 0; r < ranks; ++r)
-        if (on_device_of(r) > device_parts::whole_device) return errc::too_many_blocks;
-
-    gang_launch<Gangs, Stream> gang(gangs, devices, members[0].channel());
-    if (const errc why = gang.prepare(streams); why != errc::none) return why;
-    for (std::size_t r = 0; r < ranks; ++r) gang.make_room(devices[r], on_device_of(r), streams[r]);
-    const grid g{.blocks = options.blocks, .threads = options.threads, .hold = {}};
-    std::size_t r = 0;
-    bool any = false;  // runs, and waits for the others
-    const auto give_up = [&](errc why) {
-        if (any) members[0].close({why, body::kind, static_cast<std::uint32_t>(r), 0});
-        return why;
-    };
-    try {
-        for (; r < ranks; ++r) {
-            const errc code = streams[r].launch_cooperative(g, kernel(r));
-            if (code != errc::none) return give_up(code);
-            any = !gang.captured();
-            gang.launched(devices[r], parts[r], r, streams[r]);
-        }
-    } catch (...) {
-        (void)give_up(errc::submission_failed);
-        throw;
-    }
-    return errc::none;
-}
-
-}  // namespace detail
-
-/// Why the group's collectives fail, if they do: none until one has failed, then the same for ever.
+/// Why the group's collectives fail, if they do: none until one has failed. Final once all ranks have returned.
 [[nodiscard]] inline collective_fault fault_of(const member& me) noexcept { return me.fault(); }
 
 /// Launches body[r] for rank r on streams[r], which is a stream of devices[r]: all of them, or none and an errc.
 ///   too_many_blocks         a device can't hold so many blocks at once
-///   invalid_specification   the sizes of the spans differ, or more blocks than the communicator has lanes
+///   invalid_specification   the sizes of the spans differ, or more blocks than the communicator has
 ///   not_supported           the ranks' devices don't reach each other's memory, which this collective needs
-///   duplicate_device        several ranks are on one device, whose launches needn't run side by side: see submit_shared.hpp
+///   duplicate_device        several ranks are on one device, whose launches needn't run side by side: see submit_shared
 ///   capturing               some of the streams are captured, and others aren't. Where all are, the graph gets the collective
 /// Throws what the streams throw; if that happens between two launches, the group is aborted, so nobody hangs. Up to 32 ranks
 /// it allocates nothing besides what the streams and the gang order do.
@@ -248,6 +69,79 @@ template <reducible T, gang_order Gangs, launcher Stream, class Op = sum>
         return detail::all_reduce_body<T, Op>{ins[r], outs[r], count, op, plan};
     };
     return detail::submit_each(gangs, devices, streams, members, body_of, options);
+}
+
+/// Launches bodies[r] for rank r, all on `stream` of `device`; `options.blocks` is of each rank. Errors as submit(), and
+/// invalid_specification for more than max_shared_ranks.
+template <gang_order Gangs, launcher Stream, class Body>
+[[nodiscard]] errc submit_shared(Gangs& gangs, device_id device, Stream& stream, std::span<const member> members,
+                                 std::span<const Body> bodies, const launch_options& options = {}) {
+    if (bodies.size() != members.size()) return errc::invalid_specification;
+    return detail::submit_shared_each(
+        gangs, device, stream, members, [&](std::size_t r) -> const Body& { return bodies[r]; }, options);
+}
+
+/// An all-reduce of ins[r] into outs[r].
+template <reducible T, gang_order Gangs, launcher Stream, class Op = sum>
+[[nodiscard]] errc submit_shared_all_reduce(Gangs& gangs, device_id device, Stream& stream,
+                                            std::span<const member> members, std::span<const T* const> ins,
+                                            std::span<T* const> outs, std::size_t count, Op op = {},
+                                            const launch_options& options = {}) {
+    if (ins.size() != members.size() || outs.size() != members.size() || members.empty())
+        return errc::invalid_specification;
+    const all_reduce_plan plan = members[0].tuning().plan(members[0].size(), count * sizeof(T));
+    const auto body_of = [&](std::size_t r) {
+        return detail::all_reduce_body<T, Op>{ins[r], outs[r], count, op, plan};
+    };
+    return detail::submit_shared_each(gangs, device, stream, members, body_of, options);
+}
+
+/// Launches steps[r] for rank r on streams[r], with the whole result to outs[r]. As submit() in all else, and besides:
+///   invalid_specification   elements that aren't whole rows; a stage that needs whole rows, of more floats than fit into a slot
+///                           of the communicator
+template <gang_order Gangs, launcher Stream, class T, class Op, class... Stages>
+[[nodiscard]] errc submit_run(Gangs& gangs, std::span<const device_id> devices, std::span<Stream> streams,
+                              std::span<const member> members, std::span<const pipeline<T, Op, Stages...>> steps,
+                              std::span<typename pipeline<T, Op, Stages...>::out_type* const> outs,
+                              const launch_options& options = {}) {
+    return detail::submit_pipelines<false>(members, steps, outs, [&](const auto& body_of) {
+        return detail::submit_each(gangs, devices, streams, members, body_of, options);
+    });
+}
+
+/// The same where rank r keeps its own rows (`shard_of`) in outs[r].
+template <gang_order Gangs, launcher Stream, class T, class Op, class... Stages>
+[[nodiscard]] errc submit_run_sharded(Gangs& gangs, std::span<const device_id> devices, std::span<Stream> streams,
+                                      std::span<const member> members,
+                                      std::span<const pipeline<T, Op, Stages...>> steps,
+                                      std::span<typename pipeline<T, Op, Stages...>::out_type* const> outs,
+                                      const launch_options& options = {}) {
+    return detail::submit_pipelines<true>(members, steps, outs, [&](const auto& body_of) {
+        return detail::submit_each(gangs, devices, streams, members, body_of, options);
+    });
+}
+
+/// The same for ranks that share `device`: one launch on `stream` for all of them. As submit_shared() in all else.
+template <gang_order Gangs, launcher Stream, class T, class Op, class... Stages>
+[[nodiscard]] errc submit_shared_run(Gangs& gangs, device_id device, Stream& stream, std::span<const member> members,
+                                     std::span<const pipeline<T, Op, Stages...>> steps,
+                                     std::span<typename pipeline<T, Op, Stages...>::out_type* const> outs,
+                                     const launch_options& options = {}) {
+    return detail::submit_pipelines<false>(members, steps, outs, [&](const auto& body_of) {
+        return detail::submit_shared_each(gangs, device, stream, members, body_of, options);
+    });
+}
+
+/// The same where rank r keeps its own rows (`shard_of`) in outs[r].
+template <gang_order Gangs, launcher Stream, class T, class Op, class... Stages>
+[[nodiscard]] errc submit_shared_run_sharded(Gangs& gangs, device_id device, Stream& stream,
+                                             std::span<const member> members,
+                                             std::span<const pipeline<T, Op, Stages...>> steps,
+                                             std::span<typename pipeline<T, Op, Stages...>::out_type* const> outs,
+                                             const launch_options& options = {}) {
+    return detail::submit_pipelines<true>(members, steps, outs, [&](const auto& body_of) {
+        return detail::submit_shared_each(gangs, device, stream, members, body_of, options);
+    });
 }
 
 }  // namespace GPUSHARE_ABI

@@ -30,8 +30,13 @@ inline namespace GPUSHARE_ABI {
 ///   one_shot       each rank leaves its data in its slot and combines all of it itself: one wait, (R+2)RS bytes
 ///   two_shot       each rank combines a part straight from all inputs and writes it to all outputs: two waits, 2RS bytes
 ///   ring           parts go from rank to rank in chunks: each rank talks to its neighbours only
-enum class algorithm : std::uint8_t { one_shot, two_shot, ring };
+enum class algorithm : std::uint8_t {
+    one_shot,  ///< for the smallest sizes
+    two_shot,  ///< the least traffic
+    ring,      ///< where ranks reach their neighbours only
+};
 
+/// Its name.
 [[nodiscard]] constexpr std::string_view to_string(algorithm a) noexcept {
     constexpr std::array<std::string_view, 3> names{"one_shot", "two_shot", "ring"};
     return names[static_cast<std::size_t>(a)];

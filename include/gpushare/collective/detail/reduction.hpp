@@ -9,13 +9,13 @@
 #include <cstdint>
 #include <cstring>
 
-#include <gpushare/collective/detail/bundle.hpp>
-#include <gpushare/collective/detail/line_sums.hpp>
-#include <gpushare/collective/epoch.hpp>
+#include <gpushare/collective/detail/session.hpp>
+#include <gpushare/collective/detail/simd/bundle.hpp>
+#include <gpushare/collective/detail/simd/cache_line.hpp>
 #include <gpushare/collective/fault.hpp>
 #include <gpushare/collective/float_moves.hpp>
 #include <gpushare/collective/reduce_ops.hpp>
-#include <gpushare/collective/team.hpp>
+#include <gpushare/collective/shard.hpp>
 #include <gpushare/collective/tuning.hpp>
 #include <gpushare/config.hpp>
 
@@ -26,15 +26,28 @@ namespace detail {
 /// Equal on all ranks that call the same: a mix of everything in which they must agree. Mostly known when compiling.
 [[nodiscard]] GPUSHARE_HD constexpr std::uint32_t call_signature(collective_kind kind, std::uint32_t type,
                                                                  std::uint32_t op, std::size_t count,
-                                                                 std::uint32_t lanes, std::uint32_t root = 0) noexcept {
+                                                                 std::uint32_t blocks,
+                                                                 std::uint32_t root = 0) noexcept {
     constexpr std::uint64_t odd = 0x9e37'79b9'7f4a'7c15U;  // of the golden ratio: spreads what differs over all bits
     const std::uint64_t call = static_cast<std::uint64_t>(kind) << 40 | std::uint64_t{type} << 16 | op;
-    const std::uint64_t mix = (count ^ call * odd ^ std::uint64_t{lanes} << 48 ^ std::uint64_t{root} << 20) * odd;
+    const std::uint64_t mix = (count ^ call * odd ^ std::uint64_t{blocks} << 48 ^ std::uint64_t{root} << 20) * odd;
     return static_cast<std::uint32_t>(mix >> 32);
 }
 
 /// Bytes between two looks at whether the group was aborted.
 inline constexpr std::size_t look_every = std::size_t{1} << 20;
+
+/// Elements at whose multiples blocks are cut, so that two of them never write to one cache line and vectors stay whole.
+inline constexpr std::size_t vector_grain = 64;
+
+/// A shard where element 0 lies `lead` elements behind a place at which may be cut: where ranks write to each other's buffers,
+/// that is a cache line's begin, and few buffers begin there.
+[[nodiscard]] GPUSHARE_HD constexpr element_range shard_of_shifted(std::size_t count, std::size_t lead,
+                                                                   std::uint32_t index, std::uint32_t shards,
+                                                                   std::size_t grain) noexcept {
+    const element_range r = shard_of(count + lead, index, shards, grain);
+    return {r.begin > lead ? r.begin - lead : 0, r.end > lead ? r.end - lead : 0};
+}
 
 /// Where results of one rank go.
 template <class T>
@@ -108,20 +121,20 @@ GPUSHARE_HD void reduce_elements(Context& ctx, const Op& op, std::uint32_t ranks
 /// Every rank's output, by the pointers that `meet` brought.
 template <class T, class Context, bool Streaming>
 struct all_outputs {
-    const team<Context>& t;
+    const session<Context>& t;
     GPUSHARE_EXEC_CHECK_DISABLE
     template <class Bundle>
     GPUSHARE_HD void put(std::size_t i, const Bundle& b) const noexcept {
         for (std::uint32_t r = 0; r < t.ranks(); ++r) {
             if constexpr (Streaming)
-                b.stream(static_cast<T*>(t.told_by(r).out) + i);
+                b.stream(static_cast<T*>(t.signal_from(r).out) + i);
             else
-                b.store(static_cast<T*>(t.told_by(r).out) + i);
+                b.store(static_cast<T*>(t.signal_from(r).out) + i);
         }
     }
     GPUSHARE_EXEC_CHECK_DISABLE
     GPUSHARE_HD void put_one(std::size_t i, const T& x) const noexcept {
-        for (std::uint32_t r = 0; r < t.ranks(); ++r) static_cast<T*>(t.told_by(r).out)[i] = x;
+        for (std::uint32_t r = 0; r < t.ranks(); ++r) static_cast<T*>(t.signal_from(r).out)[i] = x;
     }
 };
 
@@ -145,21 +158,15 @@ struct two_outputs {
     GPUSHARE_HD void put_one(std::size_t i, const T& x) const noexcept { first[i] = second[i] = x; }
 };
 
-/// Whether a context is one thread: its rank's elements are combined line by line.
-template <class Context>
-inline constexpr bool is_one_thread = requires {
-    typename std::bool_constant<Context::num_threads() == 1>;
-};
-
 /// Combines `range` of all inputs into all outputs, which begin at multiples of 16 if results are to go past the caches.
 GPUSHARE_EXEC_CHECK_DISABLE
 template <class T, class Context, class Op>
-GPUSHARE_HD void reduce_from_told(team<Context>& t, const Op& op, element_range range, bool streaming) noexcept {
-    const auto from = [&](std::uint32_t r) { return static_cast<const T*>(t.told_by(r).in); };
+GPUSHARE_HD void reduce_from_told(session<Context>& t, const Op& op, element_range range, bool streaming) noexcept {
+    const auto from = [&](std::uint32_t r) { return static_cast<const T*>(t.signal_from(r).in); };
     const auto to = [&](const auto& sink) { reduce_elements<T>(t.context(), op, t.ranks(), range, from, sink); };
     if (t.ranks() == 2) {
-        T* const first = static_cast<T*>(t.told_by(0).out);
-        T* const second = static_cast<T*>(t.told_by(1).out);
+        T* const first = static_cast<T*>(t.signal_from(0).out);
+        T* const second = static_cast<T*>(t.signal_from(1).out);
         if (streaming)
             to(two_outputs<T, true>{first, second});
         else
@@ -174,10 +181,10 @@ GPUSHARE_HD void reduce_from_told(team<Context>& t, const Op& op, element_range 
 /// The elements of `range` that are whole cache lines of an array which begins at `first`; none if there isn't any.
 template <class T>
 [[nodiscard]] element_range whole_lines(const T* first, element_range range) noexcept {
-    const std::size_t misplaced = reinterpret_cast<std::uintptr_t>(first + range.begin) % cache_line;
-    const std::size_t head = misplaced == 0 ? 0 : (cache_line - misplaced) / sizeof(T);
+    const std::size_t misplaced = reinterpret_cast<std::uintptr_t>(first + range.begin) % cache_line_bytes;
+    const std::size_t head = misplaced == 0 ? 0 : (cache_line_bytes - misplaced) / sizeof(T);
     if (range.size() < head) return {range.end, range.end};
-    constexpr std::size_t of_line = cache_line / sizeof(T);
+    constexpr std::size_t of_line = cache_line_bytes / sizeof(T);
     const std::size_t begin = range.begin + head;
     return {begin, begin + (range.end - begin) / of_line * of_line};
 }
@@ -190,22 +197,22 @@ template <class T, class Op>
 /// The same by whole lines of the first rank's output, as far as there are any.
 GPUSHARE_EXEC_CHECK_DISABLE
 template <class T, class Context, class Op>
-GPUSHARE_HD void reduce_by_lines(team<Context>& t, const Op& op, element_range range,
+GPUSHARE_HD void reduce_by_lines(session<Context>& t, const Op& op, element_range range,
                                  const all_reduce_plan& plan) noexcept {
     const bool streaming = plan.streaming;
     if constexpr (is_one_thread<Context> && combines_lines<T, Op>) {
-        const flag_line* const told = &t.told_by(0);
-        const element_range lines = whole_lines(static_cast<const T*>(told[0].out), range);
+        const peer_signal* const signals = &t.signal_from(0);
+        const element_range lines = whole_lines(static_cast<const T*>(signals[0].out), range);
         bool whole = true;
         for (std::uint32_t r = 0; r < t.ranks(); ++r)
-            whole =
-                whole &&
-                reinterpret_cast<std::uintptr_t>(static_cast<const T*>(told[r].out) + lines.begin) % cache_line == 0;
+            whole = whole && reinterpret_cast<std::uintptr_t>(static_cast<const T*>(signals[r].out) + lines.begin) %
+                                     cache_line_bytes ==
+                                 0;
         if (lines.size() != 0 && (whole || !streaming) && lines_pay<T, Op>(t.ranks())) {
             reduce_from_told<T>(t, op, {range.begin, lines.begin}, false);
             const std::size_t first = lines.begin * sizeof(T);
-            combine_lines<T>(widest_vectors(), op, line_ends{told, t.ranks(), first, first, plan.ahead, plan.places},
-                             lines.size() * sizeof(T) / cache_line,
+            combine_lines<T>(widest_vectors(), op, line_ends{signals, t.ranks(), first, first, plan.ahead, plan.places},
+                             lines.size() * sizeof(T) / cache_line_bytes,
                              streaming ? line_stores::past_caches : line_stores::cached);
             return reduce_from_told<T>(t, op, {lines.end, range.end}, false);
         }
@@ -216,20 +223,21 @@ GPUSHARE_HD void reduce_by_lines(team<Context>& t, const Op& op, element_range r
 /// Behind `meet`: combines `range` of all inputs, which begin `first` elements behind what the ranks told, into `out`.
 GPUSHARE_EXEC_CHECK_DISABLE
 template <class T, class Context, class Op>
-GPUSHARE_HD void reduce_to_one(team<Context>& t, const Op& op, std::size_t first, element_range range,
+GPUSHARE_HD void reduce_to_one(session<Context>& t, const Op& op, std::size_t first, element_range range,
                                T* out) noexcept {
     const auto one_by_one = [&](element_range some) {
         reduce_elements<T>(
             t.context(), op, t.ranks(), some,
-            [&](std::uint32_t r) { return static_cast<const T*>(t.told_by(r).in) + first; }, single_output<T>{out});
+            [&](std::uint32_t r) { return static_cast<const T*>(t.signal_from(r).in) + first; }, single_output<T>{out});
     };
     if constexpr (is_one_thread<Context> && combines_lines<T, Op>) {
         const element_range lines = whole_lines<T>(out, range);
         if (lines.size() != 0 && lines_pay<T, Op>(t.ranks())) {
-            line_ends ends{&t.told_by(0), t.ranks(), (first + lines.begin) * sizeof(T), lines.begin * sizeof(T)};
+            line_ends ends{&t.signal_from(0), t.ranks(), (first + lines.begin) * sizeof(T), lines.begin * sizeof(T)};
             ends.only = out;
             one_by_one({range.begin, lines.begin});
-            combine_lines<T>(widest_vectors(), op, ends, lines.size() * sizeof(T) / cache_line, line_stores::cached);
+            combine_lines<T>(widest_vectors(), op, ends, lines.size() * sizeof(T) / cache_line_bytes,
+                             line_stores::cached);
             return one_by_one({lines.end, range.end});
         }
     }
@@ -239,24 +247,24 @@ GPUSHARE_HD void reduce_to_one(team<Context>& t, const Op& op, std::size_t first
 /// Behind `meet`: combines `range` of all inputs into all outputs, and parts.
 GPUSHARE_EXEC_CHECK_DISABLE
 template <class T, class Context, class Op>
-GPUSHARE_HD collective_fault reduce_to_all(team<Context>& t, const Op& op, element_range range,
+GPUSHARE_HD collective_fault reduce_to_all(session<Context>& t, const Op& op, element_range range,
                                            all_reduce_plan plan) noexcept {
     // In place, a line that is written has just been read: it is in the cache already, and nothing is saved.
     for (std::uint32_t r = 0; r < t.ranks(); ++r)
-        plan.streaming = plan.streaming && reinterpret_cast<std::uintptr_t>(t.told_by(r).out) % 16 == 0 &&
-                         t.told_by(r).in != t.told_by(r).out;
+        plan.streaming = plan.streaming && reinterpret_cast<std::uintptr_t>(t.signal_from(r).out) % 16 == 0 &&
+                         t.signal_from(r).in != t.signal_from(r).out;
     constexpr std::size_t step = look_every / sizeof(T);
     bool whole = true;
     for (std::size_t begin = range.begin; begin < range.end && whole; begin += step) {
         reduce_by_lines<T>(t, op, {begin, range.end - begin < step ? range.end : begin + step}, plan);
-        whole = t.goes_on();
+        whole = t.still_open();
     }
     if (plan.streaming) finish_streaming();
-    if (!t.agreed(whole)) {
+    if (!t.all_agree(whole)) {
         t.fail(errc::aborted, t.rank());
         return t.fault();
     }
-    return t.part();
+    return t.finish();
 }
 
 }  // namespace detail

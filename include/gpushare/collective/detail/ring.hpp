@@ -13,7 +13,7 @@
 
 #include <gpushare/atomic_ref.hpp>
 #include <gpushare/collective/detail/reduction.hpp>
-#include <gpushare/collective/team.hpp>
+#include <gpushare/collective/detail/session.hpp>
 #include <gpushare/config.hpp>
 
 namespace gpushare {
@@ -29,13 +29,13 @@ class ring_walk {
 
 public:
     GPUSHARE_EXEC_CHECK_DISABLE
-    GPUSHARE_HD ring_walk(team<Context>& t, const T* in, T* out, std::size_t n, const Op& op) noexcept
-        : t_(t), in_(in), out_(out), n_(n), op_(op) {
+    GPUSHARE_HD ring_walk(session<Context>& t, const T* in, T* out, std::size_t n, const Op& op) noexcept
+        : session_(t), in_(in), out_(out), n_(n), op_(op) {
         chunk_ = t.view().slot / (2 * ring_depth) / sizeof(A);
         chunks_ = (n + chunk_ - 1) / chunk_;
         next_ = t.rank() + 1 == t.ranks() ? 0 : t.rank() + 1;
         before_ = t.rank() == 0 ? t.ranks() - 1 : t.rank() - 1;
-        base_ = t.view().own(t.rank(), t.lane()).chunks;
+        base_ = t.view().state(t.rank(), t.block()).chunks;
     }
 
     /// False if a neighbour didn't come: `late` is which.
@@ -46,9 +46,10 @@ public:
             if (s < chunks_) combine(s);
             if (s >= ring_lag && late_ == none && !last()) take(s - ring_lag);
         }
-        t_.context().sync();  // all threads have read the count
-        if (late_ == none && t_.context().thread_rank() == 0)
-            t_.view().own(t_.rank(), t_.lane()).chunks = base_ + static_cast<std::uint32_t>(chunks_);
+        session_.context().sync();  // all threads have read the count
+        if (late_ == none && session_.context().thread_rank() == 0)
+            session_.view().state(session_.rank(), session_.block()).chunks =
+                base_ + static_cast<std::uint32_t>(chunks_);
         late = late_;
         return late_ == none;
     }
@@ -57,7 +58,7 @@ private:
     static constexpr std::uint32_t none = ~0U;
 
     GPUSHARE_EXEC_CHECK_DISABLE
-    [[nodiscard]] GPUSHARE_HD bool last() const noexcept { return t_.rank() + 1 == t_.ranks(); }
+    [[nodiscard]] GPUSHARE_HD bool last() const noexcept { return session_.rank() + 1 == session_.ranks(); }
     GPUSHARE_EXEC_CHECK_DISABLE
     [[nodiscard]] GPUSHARE_HD element_range range(std::size_t c) const noexcept {
         const std::size_t begin = c * chunk_;
@@ -65,35 +66,35 @@ private:
     }
     GPUSHARE_EXEC_CHECK_DISABLE
     [[nodiscard]] GPUSHARE_HD A* partial(std::uint32_t rank, std::size_t c) const noexcept {
-        return reinterpret_cast<A*>(t_.slot_of(rank)) + c % ring_depth * chunk_;
+        return reinterpret_cast<A*>(session_.slot_of(rank)) + c % ring_depth * chunk_;
     }
     GPUSHARE_EXEC_CHECK_DISABLE
     [[nodiscard]] GPUSHARE_HD T* result(std::uint32_t rank, std::size_t c) const noexcept {
-        return reinterpret_cast<T*>(t_.slot_of(rank) + t_.view().slot / 2) + c % ring_depth * chunk_;
+        return reinterpret_cast<T*>(session_.slot_of(rank) + session_.view().slot / 2) + c % ring_depth * chunk_;
     }
     GPUSHARE_EXEC_CHECK_DISABLE
     [[nodiscard]] GPUSHARE_HD std::uint32_t count_of(std::size_t c) const noexcept {
         return base_ + static_cast<std::uint32_t>(c) + 1;
     }
     GPUSHARE_EXEC_CHECK_DISABLE
-    [[nodiscard]] GPUSHARE_HD flag_line& line(std::uint32_t to, std::uint32_t from) const noexcept {
-        return t_.view().flag(to, from, t_.lane(), 0);
+    [[nodiscard]] GPUSHARE_HD peer_signal& signal(std::uint32_t to, std::uint32_t from) const noexcept {
+        return session_.view().signal(to, from, session_.block(), 0);
     }
     /// Waits until the count of `from` has passed `c`, minus what may be under way. All threads agree on the outcome.
     GPUSHARE_EXEC_CHECK_DISABLE
     GPUSHARE_HD bool await(std::uint32_t from, std::uint32_t& count, std::uint32_t wanted) noexcept {
         bool came = true;
-        if (t_.context().thread_rank() == 0)
-            came = t_.wait_until([&] { return epoch_reached(atomic_ref{count}.load_acquire(), wanted); });
-        if (t_.agreed(came)) return true;
+        if (session_.context().thread_rank() == 0)
+            came = session_.wait_until([&] { return epoch_reached(atomic_ref{count}.load_acquire(), wanted); });
+        if (session_.all_agree(came)) return true;
         late_ = from;
         return false;
     }
     /// Behind everything that all threads have read and written.
     GPUSHARE_EXEC_CHECK_DISABLE
     GPUSHARE_HD void publish(std::uint32_t& count, std::uint32_t value) noexcept {
-        t_.context().sync();
-        if (t_.context().thread_rank() == 0) atomic_ref{count}.store_release(value);
+        session_.context().sync();
+        if (session_.context().thread_rank() == 0) atomic_ref{count}.store_release(value);
     }
     /// The slot's chunk is free again once the next rank has taken what was there before.
     GPUSHARE_EXEC_CHECK_DISABLE
@@ -105,19 +106,19 @@ private:
     GPUSHARE_EXEC_CHECK_DISABLE
     GPUSHARE_HD void combine(std::size_t c) noexcept {
         const element_range mine = range(c);
-        Context& ctx = t_.context();
-        flag_line& from_before = line(t_.rank(), before_);
-        flag_line& from_next = line(t_.rank(), next_);
-        if (t_.rank() != 0 && !await(before_, from_before.partial_ready, count_of(c))) return;
-        const A* const had = t_.rank() != 0 ? partial(before_, c) : nullptr;
-        const bool alone = t_.ranks() == 1;
+        Context& ctx = session_.context();
+        peer_signal& from_before = signal(session_.rank(), before_);
+        peer_signal& from_next = signal(session_.rank(), next_);
+        if (session_.rank() != 0 && !await(before_, from_before.partial_ready, count_of(c))) return;
+        const A* const had = session_.rank() != 0 ? partial(before_, c) : nullptr;
+        const bool alone = session_.ranks() == 1;
         if (!last()) {
             if (!free(from_next.partial_taken, c)) return;
         } else if (!alone && !free(from_next.result_taken, c)) {
             return;
         }
-        A* const to = last() ? nullptr : partial(t_.rank(), c);
-        T* const done = last() && !alone ? result(t_.rank(), c) : nullptr;
+        A* const to = last() ? nullptr : partial(session_.rank(), c);
+        T* const done = last() && !alone ? result(session_.rank(), c) : nullptr;
         for (std::size_t i = ctx.thread_rank(); i < mine.size(); i += ctx.num_threads()) {
             A x = widened<A>(in_[mine.begin + i]);
             if (had != nullptr) x = op_(had[i], x);
@@ -125,34 +126,35 @@ private:
                 to[i] = x;
                 continue;
             }
-            if constexpr (requires { op_.finish(x, x); }) x = op_.finish(x, static_cast<A>(t_.ranks()));
+            if constexpr (requires { op_.finish(x, x); }) x = op_.finish(x, static_cast<A>(session_.ranks()));
             const T y = narrowed<T>(x);
             out_[mine.begin + i] = y;
             if (done != nullptr) done[i] = y;
         }
         if (alone) return;
-        publish(last() ? line(next_, t_.rank()).result_ready : line(next_, t_.rank()).partial_ready, count_of(c));
-        if (t_.rank() != 0) publish(line(before_, t_.rank()).partial_taken, count_of(c));
+        publish(last() ? signal(next_, session_.rank()).result_ready : signal(next_, session_.rank()).partial_ready,
+                count_of(c));
+        if (session_.rank() != 0) publish(signal(before_, session_.rank()).partial_taken, count_of(c));
     }
 
     /// Takes a result from the rank before, and hands it on unless the next rank made it.
     GPUSHARE_EXEC_CHECK_DISABLE
     GPUSHARE_HD void take(std::size_t c) noexcept {
         const element_range mine = range(c);
-        Context& ctx = t_.context();
-        if (!await(before_, line(t_.rank(), before_).result_ready, count_of(c))) return;
-        const bool hand_on = next_ + 1 != t_.ranks();
-        if (hand_on && !free(line(t_.rank(), next_).result_taken, c)) return;
+        Context& ctx = session_.context();
+        if (!await(before_, signal(session_.rank(), before_).result_ready, count_of(c))) return;
+        const bool hand_on = next_ + 1 != session_.ranks();
+        if (hand_on && !free(signal(session_.rank(), next_).result_taken, c)) return;
         const T* const from = result(before_, c);
         copy_elements(ctx, out_ + mine.begin, from, mine.size());
         if (hand_on) {
-            copy_elements(ctx, result(t_.rank(), c), from, mine.size());
-            publish(line(next_, t_.rank()).result_ready, count_of(c));
+            copy_elements(ctx, result(session_.rank(), c), from, mine.size());
+            publish(signal(next_, session_.rank()).result_ready, count_of(c));
         }
-        publish(line(before_, t_.rank()).result_taken, count_of(c));
+        publish(signal(before_, session_.rank()).result_taken, count_of(c));
     }
 
-    team<Context>& t_;
+    session<Context>& session_;
     const T* in_;
     T* out_;
     std::size_t n_;
@@ -163,7 +165,7 @@ private:
 
 GPUSHARE_EXEC_CHECK_DISABLE
 template <class T, class Context, class Op>
-GPUSHARE_HD collective_fault by_ring(team<Context>& t, std::uint32_t signature, const T* in, T* out, std::size_t n,
+GPUSHARE_HD collective_fault by_ring(session<Context>& t, std::uint32_t signature, const T* in, T* out, std::size_t n,
                                      const Op& op) noexcept {
     if (!t.meet(signature)) return t.fault();
     ring_walk<T, Context, Op> walk(t, in, out, n, op);

@@ -5,7 +5,7 @@
 //   using values = gpushare::detail::bundle<float, 16>;
 //   auto x = values::load(a + i);    x.combine(gpushare::sum{}, values::load(b + i));    x.store(out + i);
 //
-// Vectors of 16 bytes are what every x86-64 and AArch64 has. Wider ones, for whole cache lines, are in lines.hpp.
+// Vectors of 16 bytes are what every x86-64 and AArch64 has. Wider ones, for whole cache lines, are in cache_line.hpp.
 #pragma once
 
 #include <concepts>
@@ -18,10 +18,10 @@
 #include <emmintrin.h>
 #endif
 
-#include <gpushare/collective/detail/lane_conversions.hpp>
+#include <gpushare/collective/detail/simd/conversions.hpp>
+#include <gpushare/collective/detail/simd/registers.hpp>
 #include <gpushare/collective/float_moves.hpp>
 #include <gpushare/collective/reduce_ops.hpp>
-#include <gpushare/collective/simd.hpp>
 #include <gpushare/config.hpp>
 #include <gpushare/numbers.hpp>
 #include <gpushare/packed.hpp>
@@ -207,7 +207,7 @@ private:
     }
     template <class Op>
     [[gnu::always_inline]] void combine(const Op& op, const bundle& other) noexcept {
-        if constexpr (lanewise_op<Op>) {
+        if constexpr (elementwise_op<Op>) {
             unrolled<vectors>([&](std::uint32_t i)
                                   __attribute__((always_inline)) { part_[i] = op(part_[i], other.part_[i]); });
         } else {

@@ -17,7 +17,7 @@
 #include <emmintrin.h>
 #endif
 
-#include <gpushare/collective/simd.hpp>
+#include <gpushare/collective/detail/simd/registers.hpp>
 #include <gpushare/config.hpp>
 #include <gpushare/numbers.hpp>
 

@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
 // The collectives besides all-reduce, each against what it is defined to give.
-#include <gpushare/collective/exchange.hpp>
+#include <gpushare/collective/collectives.hpp>
 
 #include <algorithm>
 #include <atomic>
@@ -8,6 +8,8 @@
 #include <numeric>
 #include <span>
 #include <vector>
+
+#include <gpushare/collective/all_reduce.hpp>
 
 #include "collective/rig.hpp"
 #include "support/catch.hpp"
@@ -70,7 +72,7 @@ TEST_CASE("every collective at many sizes and rank counts", "[collective]") {
 
 TEST_CASE("every collective at every size from 0 to 260 and around the copies' boundaries", "[collective]") {
     constexpr unsigned ranks = 3;
-    const communicator group(ranks, {.lanes = 2});
+    const communicator group(ranks, {.blocks = 2});
     std::vector<std::size_t> sizes(261);
     std::iota(sizes.begin(), sizes.end(), std::size_t{0});
     for (const std::size_t boundary : {1024U, 4096U, 16'384U, 65'536U})

@@ -1,7 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 // Lines combined by every vector width that the processor has: the bits of single numbers combined one by one, at any address
 // that is allowed, and nothing touched beside the lines.
-#include <gpushare/collective/detail/line_sums.hpp>
+#include <gpushare/collective/detail/simd/cache_line.hpp>
 
 #include <cstddef>
 #include <cstdint>
@@ -10,8 +10,8 @@
 #include <type_traits>
 #include <vector>
 
-#include <gpushare/collective/detail/bundle.hpp>
-#include <gpushare/collective/epoch.hpp>
+#include <gpushare/collective/detail/reduction.hpp>
+#include <gpushare/collective/shard.hpp>
 
 #include "support/catch.hpp"
 #include "support/random.hpp"
@@ -23,7 +23,7 @@ namespace {
 namespace detail = gpushare::detail;
 using detail::vector_width;
 
-constexpr std::size_t line = detail::cache_line;
+constexpr std::size_t line = detail::cache_line_bytes;
 
 /// Bytes of which `at(i)` begins at a line and `at(i) + shift` doesn't, and a border that nobody may write to.
 struct guarded {
@@ -58,7 +58,7 @@ void check(vector_width by, std::uint32_t ranks, std::size_t lines, std::size_t 
     constexpr std::size_t each = line / sizeof(T);
     support::random any(lines * 31 + ranks);
     std::vector<guarded> in, out;
-    std::vector<detail::flag_line> told(ranks);
+    std::vector<detail::peer_signal> told(ranks);
     for (std::uint32_t r = 0; r < ranks; ++r) {
         in.emplace_back(lines * line + 2 * line);
         out.emplace_back(lines * line + 2 * line);
@@ -166,7 +166,7 @@ TEST_CASE("parts are cut where lines begin", "[collective]") {
             for (const std::uint32_t parts : {1U, 2U, 3U, 8U}) {
                 std::size_t at = 0;
                 for (std::uint32_t p = 0; p < parts; ++p) {
-                    const auto r = gpushare::part_of_shifted(count, lead, p, parts, grain);
+                    const auto r = gpushare::detail::shard_of_shifted(count, lead, p, parts, grain);
                     CHECK(r.begin == at);
                     CHECK((r.end == count || (r.end + lead) % grain == 0));
                     at = r.end;

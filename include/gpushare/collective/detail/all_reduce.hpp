@@ -1,0 +1,91 @@
+// SPDX-License-Identifier: Apache-2.0
+// The algorithms of a plain all-reduce, as a body that rank threads, blocks of the host backend and blocks of a device run alike.
+//
+//   all_reduce_body<float, sum>{in, out, n, {}, {algorithm::one_shot}}(session, blocks)
+//
+// Each plan falls back to one that always works where the elements don't fit. The ring is in ring.hpp.
+#pragma once
+
+#include <cstddef>
+#include <cstdint>
+
+#include <gpushare/collective/detail/reduction.hpp>
+#include <gpushare/collective/detail/ring.hpp>
+#include <gpushare/collective/detail/session.hpp>
+#include <gpushare/collective/fault.hpp>
+#include <gpushare/collective/reduce_ops.hpp>
+#include <gpushare/collective/shard.hpp>
+#include <gpushare/collective/tuning.hpp>
+#include <gpushare/config.hpp>
+
+namespace gpushare {
+inline namespace GPUSHARE_ABI {
+namespace detail {
+
+/// What a rank does in an all-reduce, block by block: the same body for a thread, a block of the host, a block of a device.
+template <class T, class Op>
+struct all_reduce_body {
+    const T* in;
+    T* out;
+    std::size_t count;
+    Op op;
+    all_reduce_plan plan;
+
+    static constexpr auto kind = collective_kind::all_reduce;
+    static constexpr bool through_slots = true;  // where ranks don't reach each other's buffers
+
+    GPUSHARE_EXEC_CHECK_DISABLE
+    template <class Context>
+    GPUSHARE_HD collective_fault operator()(session<Context>& t, std::uint32_t blocks) const {
+        const element_range mine = shard_of(count, t.block(), blocks, vector_grain);
+        switch (plan.how) {
+            case algorithm::one_shot:
+                if (mine.size() * sizeof(T) > t.view().slot) break;
+                return one_shot(t, blocks, mine);
+            case algorithm::ring:
+                if (t.view().slot < smallest_ring_slot) break;
+                return by_ring(t, signature(blocks), in + mine.begin, out + mine.begin, mine.size(), op);
+            case algorithm::two_shot: break;
+        }
+        if (!t.view().direct) return by_ring(t, signature(blocks), in + mine.begin, out + mine.begin, mine.size(), op);
+        return two_shot(t, blocks, mine);
+    }
+
+    GPUSHARE_EXEC_CHECK_DISABLE
+    [[nodiscard]] GPUSHARE_HD std::uint32_t signature(std::uint32_t blocks) const {
+        return call_signature(kind, type_id<T>(), op_id<Op>(), count, blocks);
+    }
+
+private:
+    /// Everybody's elements are in the slots: one wait, and nobody reads a user's buffer but its own rank.
+    GPUSHARE_EXEC_CHECK_DISABLE
+    template <class Context>
+    GPUSHARE_HD collective_fault one_shot(session<Context>& t, std::uint32_t blocks, element_range mine) const {
+        T* const slot = reinterpret_cast<T*>(t.slot_of(t.rank()));
+        copy_elements(t.context(), slot, in + mine.begin, mine.size());
+        if (!t.meet(signature(blocks))) return t.fault();
+        reduce_elements<T>(
+            t.context(), op, t.ranks(), {0, mine.size()},
+            [&](std::uint32_t r) { return reinterpret_cast<const T*>(t.slot_of(r)); },
+            single_output<T>{out + mine.begin});
+        return t.leave();
+    }
+
+    /// A part of the elements straight from all inputs to all outputs: the least traffic there is, 2RS bytes. Within the
+    /// block's own elements, because other blocks may go another way.
+    GPUSHARE_EXEC_CHECK_DISABLE
+    template <class Context>
+    GPUSHARE_HD collective_fault two_shot(session<Context>& t, std::uint32_t blocks, element_range of_block) const {
+        if (!t.meet(signature(blocks), in, out)) return t.fault();
+        // All ranks cut at the cache lines of rank 0's output, which are mostly those of the others' too: nobody writes to a
+        // line that another rank writes to.
+        constexpr std::size_t grain = cache_line_bytes / sizeof(T);
+        const std::size_t first = reinterpret_cast<std::uintptr_t>(t.signal_from(0).out) / sizeof(T) + of_block.begin;
+        const element_range part = shard_of_shifted(of_block.size(), first % grain, t.rank(), t.ranks(), grain);
+        return reduce_to_all<T>(t, op, {of_block.begin + part.begin, of_block.begin + part.end}, plan);
+    }
+};
+
+}  // namespace detail
+}  // namespace GPUSHARE_ABI
+}  // namespace gpushare

@@ -1,0 +1,134 @@
+// SPDX-License-Identifier: Apache-2.0
+// The collectives besides all-reduce, as bodies that rank threads, blocks of the host backend and blocks of a device run alike:
+// all ranks meet, each moves its share straight from the senders' buffers to the receivers', all finish.
+//
+//   broadcast_body<float>{data, n, root}(session, blocks)
+#pragma once
+
+#include <cstddef>
+#include <cstdint>
+
+#include <gpushare/collective/detail/reduction.hpp>
+#include <gpushare/collective/detail/session.hpp>
+#include <gpushare/collective/fault.hpp>
+#include <gpushare/collective/reduce_ops.hpp>
+#include <gpushare/collective/shard.hpp>
+#include <gpushare/config.hpp>
+
+namespace gpushare {
+inline namespace GPUSHARE_ABI {
+namespace detail {
+
+struct barrier_body {
+    static constexpr auto kind = collective_kind::barrier;
+    static constexpr bool through_slots = true;
+    GPUSHARE_EXEC_CHECK_DISABLE
+    template <class Context>
+    GPUSHARE_HD collective_fault operator()(session<Context>& t, std::uint32_t blocks) const {
+        if (!t.meet(call_signature(kind, 0, 0, 0, blocks))) return t.fault();
+        return t.leave();
+    }
+};
+
+template <class T, class Op>
+struct reduce_scatter_body {
+    const T* in;
+    T* out;
+    std::size_t count;  // of one part
+    Op op;
+    static constexpr auto kind = collective_kind::reduce_scatter;
+
+    GPUSHARE_EXEC_CHECK_DISABLE
+    template <class Context>
+    GPUSHARE_HD collective_fault operator()(session<Context>& t, std::uint32_t blocks) const {
+        if (!t.meet(call_signature(kind, type_id<T>(), op_id<Op>(), count, blocks), in)) return t.fault();
+        reduce_to_one<T>(t, op, t.rank() * count, shard_of(count, t.block(), blocks, vector_grain), out);
+        return t.finish();
+    }
+};
+
+/// Everyone reads what the others have: writing would need a wait more where outputs are inputs.
+template <class T>
+struct all_gather_body {
+    const T* in;
+    T* out;
+    std::size_t count;
+    static constexpr auto kind = collective_kind::all_gather;
+
+    GPUSHARE_EXEC_CHECK_DISABLE
+    template <class Context>
+    GPUSHARE_HD collective_fault operator()(session<Context>& t, std::uint32_t blocks) const {
+        if (!t.meet(call_signature(kind, type_id<T>(), 0, count, blocks), in)) return t.fault();
+        const element_range mine = shard_of(count, t.block(), blocks, vector_grain);
+        for (std::uint32_t i = 0; i < t.ranks(); ++i) {
+            const std::uint32_t r = (t.rank() + i) % t.ranks();  // not all at the same rank's
+            copy_elements(t.context(), out + r * count + mine.begin,
+                          static_cast<const T*>(t.signal_from(r).in) + mine.begin, mine.size());
+        }
+        return t.finish();
+    }
+};
+
+template <class T>
+struct broadcast_body {
+    T* data;
+    std::size_t count;
+    std::uint32_t root;
+    static constexpr auto kind = collective_kind::broadcast;
+
+    GPUSHARE_EXEC_CHECK_DISABLE
+    template <class Context>
+    GPUSHARE_HD collective_fault operator()(session<Context>& t, std::uint32_t blocks) const {
+        if (!t.meet(call_signature(kind, type_id<T>(), 0, count, blocks, root), data)) return t.fault();
+        const element_range mine = shard_of(count, t.block(), blocks, vector_grain);
+        if (t.rank() != root)
+            copy_elements(t.context(), data + mine.begin, static_cast<const T*>(t.signal_from(root).in) + mine.begin,
+                          mine.size());
+        return t.finish();
+    }
+};
+
+/// All ranks work, each on a part of the root's result.
+template <class T, class Op>
+struct reduce_body {
+    const T* in;
+    T* out;  // of the root
+    std::size_t count;
+    Op op;
+    std::uint32_t root;
+    static constexpr auto kind = collective_kind::reduce;
+
+    GPUSHARE_EXEC_CHECK_DISABLE
+    template <class Context>
+    GPUSHARE_HD collective_fault operator()(session<Context>& t, std::uint32_t blocks) const {
+        if (!t.meet(call_signature(kind, type_id<T>(), op_id<Op>(), count, blocks, root), in, out)) return t.fault();
+        reduce_to_one<T>(t, op, 0, shard_of(count, t.rank() * blocks + t.block(), t.ranks() * blocks, vector_grain),
+                         static_cast<T*>(t.signal_from(root).out));
+        return t.finish();
+    }
+};
+
+template <class T>
+struct all_to_all_body {
+    const T* in;
+    T* out;
+    std::size_t count;  // from one rank to one rank
+    static constexpr auto kind = collective_kind::all_to_all;
+
+    GPUSHARE_EXEC_CHECK_DISABLE
+    template <class Context>
+    GPUSHARE_HD collective_fault operator()(session<Context>& t, std::uint32_t blocks) const {
+        if (!t.meet(call_signature(kind, type_id<T>(), 0, count, blocks), in)) return t.fault();
+        const element_range mine = shard_of(count, t.block(), blocks, vector_grain);
+        for (std::uint32_t i = 0; i < t.ranks(); ++i) {
+            const std::uint32_t r = (t.rank() + i) % t.ranks();
+            const T* const from = static_cast<const T*>(t.signal_from(r).in) + t.rank() * count;
+            copy_elements(t.context(), out + r * count + mine.begin, from + mine.begin, mine.size());
+        }
+        return t.finish();
+    }
+};
+
+}  // namespace detail
+}  // namespace GPUSHARE_ABI
+}  // namespace gpushare

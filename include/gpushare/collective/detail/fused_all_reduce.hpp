@@ -1,0 +1,118 @@
+// SPDX-License-Identifier: Apache-2.0
+// A fused all-reduce as a body that rank threads, blocks of the host backend and blocks of a device run alike: each rank combines
+// its shard of the rows, runs the stages on them, and stores the finished rows to all ranks, or keeps them.
+//
+//   fused_body<float, sum, false, Stages...>{pipeline, out, plan}(session, blocks)
+#pragma once
+
+#include <cstddef>
+#include <cstdint>
+
+#include <gpushare/collective/detail/epilogue_run.hpp>
+#include <gpushare/collective/detail/reduction.hpp>
+#include <gpushare/collective/detail/session.hpp>
+#include <gpushare/collective/epilogue.hpp>
+#include <gpushare/collective/epilogue_stages.hpp>
+#include <gpushare/collective/fault.hpp>
+#include <gpushare/collective/pipeline.hpp>
+#include <gpushare/collective/reduce_ops.hpp>
+#include <gpushare/collective/shard.hpp>
+#include <gpushare/collective/tuning.hpp>
+#include <gpushare/config.hpp>
+
+namespace gpushare {
+inline namespace GPUSHARE_ABI {
+namespace detail {
+
+/// Reads and combines what all ranks brought, rank by rank from 0 on.
+template <class T, class Op>
+struct combined_rows {
+    const peer_signal* from_rank;
+    const T* first;   // rank 0's
+    const T* second;  // rank 1's, kept here since two ranks are what there is most often
+    std::uint32_t ranks;
+    std::size_t row;  // of the inputs, for row 0 of the result
+    Op op;
+
+    template <class V>
+    [[nodiscard]] GPUSHARE_FLAT GPUSHARE_HD V load(const place& at) const noexcept {
+        const std::size_t i = (at.row + row) * at.width + at.column;
+        V x = load_floats<V>(first + i, at.count);
+        if (ranks > 1) x = V::combined(op, x, load_floats<V>(second + i, at.count));
+        for (std::uint32_t r = 2; r < ranks; ++r)
+            x = V::combined(op, x, load_floats<V>(static_cast<const T*>(from_rank[r].in) + i, at.count));
+        if constexpr (requires { op.finish(float{}, float{}); }) x = x.finished(op, static_cast<float>(ranks));
+        return x;
+    }
+};
+
+/// The arrays that ranks have signalled; the result is the last.
+struct peer_outputs {
+    const peer_signal* from_rank;
+    std::uint32_t of_ranks;
+    std::uint32_t result;
+
+    [[nodiscard]] GPUSHARE_HD std::uint32_t ranks() const noexcept { return of_ranks; }
+    [[nodiscard]] GPUSHARE_HD void* of(std::uint32_t rank, std::uint32_t k) const noexcept {
+        return k == result ? from_rank[rank].out : from_rank[rank].other[k];
+    }
+};
+
+template <class T, class Op, bool Sharded, class... Stages>
+struct fused_body {
+    using steps = pipeline<T, Op, Stages...>;
+    using out_type = typename steps::out_type;
+
+    steps what;
+    out_type* out;
+    fused_plan plan;
+    float* spare = nullptr;  // for a row, where slots are too small for one
+    static constexpr auto kind = collective_kind::all_reduce;
+
+    GPUSHARE_EXEC_CHECK_DISABLE
+    template <class Context>
+    GPUSHARE_HD collective_fault operator()(session<Context>& t, std::uint32_t blocks) const {
+        const std::uint32_t signature = call_signature(kind, type_id<T>() << 8 | sizeof(out_type), op_id<Op>(),
+                                                       what.count, blocks, static_cast<std::uint32_t>(what.width));
+        constexpr std::uint32_t sharing = decltype(what.list)::sharing;
+        static_assert(sharing <= session<Context>::shared_pointers,
+                      "gpushare: too many stages that write to all ranks");
+        void* others[session<Context>::shared_pointers] = {};
+        what.list.collect(others);
+        if (!t.meet(signature, what.in, out, others)) return t.fault();
+        const std::size_t rows = what.count / what.width;
+        const element_range own = shard_of(rows, t.rank(), t.ranks());
+        const element_range mine = shard_of(own.size(), t.block(), blocks);
+        // A row lies in the rank's slot between passes: it is local, and stays in the first-level cache.
+        float* const scratch =
+            what.width * sizeof(float) <= t.view().slot ? reinterpret_cast<float*>(t.slot_of(t.rank())) : spare;
+        const peer_signal* const from_rank = &t.signal_from(0);
+        const T* const second = t.ranks() > 1 ? static_cast<const T*>(from_rank[1].in) : nullptr;
+        const combined_rows<T, Op> from{
+            from_rank, static_cast<const T*>(from_rank[0].in), second, t.ranks(), Sharded ? own.begin : 0, what.op};
+        const matrix<out_type, false> result{out, 0};
+        const auto all = joined(what.list, as_epilogue(storing<matrix<out_type, false>>{result}));
+        // Some rows at a time, and then a look at whether the group was aborted.
+        const std::size_t step = 1 + look_every / (what.width * sizeof(T));
+        const std::size_t to_kept = Sharded ? 0 : own.begin;
+        bool whole = true;
+        for (std::size_t row = mine.begin; row < mine.end && whole; row += step) {
+            const std::size_t n = mine.end - row < step ? mine.end - row : step;
+            const row_range range{row + to_kept, n, what.width, to_kept, plan.streaming};
+            if constexpr (Sharded)
+                run_rows(t.context(), all, range, from, scratch, own_outputs{});
+            else
+                run_rows(t.context(), all, range, from, scratch, peer_outputs{from_rank, t.ranks(), sharing});
+            whole = t.still_open();
+        }
+        if (!t.all_agree(whole)) {
+            t.fail(errc::aborted, t.rank());
+            return t.fault();
+        }
+        return t.finish();
+    }
+};
+
+}  // namespace detail
+}  // namespace GPUSHARE_ABI
+}  // namespace gpushare

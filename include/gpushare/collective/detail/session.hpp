@@ -1,0 +1,384 @@
+// SPDX-License-Identifier: Apache-2.0
+// What one block of a rank does in one collective: takes the next epoch, tells the other ranks, waits for them, and gets out
+// safely when one of them fails. The same code in a rank's own thread, in a block of the host backend and on a device.
+//
+//   session s(ctx, view, rank, block, collective_kind::barrier, deadline);
+//   if (!s.enter() || !s.meet(signature, in, out)) return s.fault();     // all are here
+//   ... read theirs, write theirs ...
+//   return s.finish();                                                     // all are done with mine
+//
+// Memory orders. Whatever a rank wrote before `meet` is visible to the others behind it: its release of `ready` pairs with
+// their acquire. The same for `done`. On a device the release comes from one thread after ctx.sync(), which orders it
+// behind the writes of the whole block, and an acquire by one thread holds for all behind the next sync.
+//
+// What crosses the bus to the host (see host_report) keeps off the way from entering to telling: a read takes a microsecond
+// there and back, and a release waits for what was written over it before. So a rank says where it is once it has told the
+// others, and looks for the host's request while it waits, now and then in long work, and when it leaves.
+#pragma once
+
+#include <chrono>
+#include <cstddef>
+#include <cstdint>
+#include <limits>
+#include <thread>
+#include <type_traits>
+
+#include <gpushare/atomic_ref.hpp>
+#include <gpushare/collective/detail/workspace.hpp>
+#include <gpushare/collective/fault.hpp>
+#include <gpushare/concepts.hpp>
+#include <gpushare/config.hpp>
+#include <gpushare/error.hpp>
+#include <gpushare/units.hpp>
+
+namespace gpushare {
+inline namespace GPUSHARE_ABI {
+namespace detail {
+
+/// The context of a kernel body that a rank's own thread calls: one block of one thread, and a way of waiting that suits as many
+/// threads as there are ranks. What could run anywhere is marked so: nvcc looks at it in its device pass, too.
+class thread_context {
+public:
+    /// Looks `busy_turns` times before it gives its core away at each turn: 0 where ranks outnumber cores.
+    constexpr explicit thread_context(std::uint32_t busy_turns = 0) noexcept : busy_turns_(busy_turns) {}
+
+    [[nodiscard]] GPUSHARE_HD static constexpr std::uint32_t block_rank() noexcept { return 0; }
+    [[nodiscard]] GPUSHARE_HD static constexpr std::uint32_t num_blocks() noexcept { return 1; }
+    [[nodiscard]] GPUSHARE_HD static constexpr std::uint32_t thread_rank() noexcept { return 0; }
+    [[nodiscard]] GPUSHARE_HD static constexpr std::uint32_t num_threads() noexcept { return 1; }
+    GPUSHARE_HD static constexpr void sync() noexcept {}
+    template <class T, class Op>
+    [[nodiscard]] GPUSHARE_HD static constexpr T reduce(T x, Op) noexcept {
+        return x;
+    }
+    template <class T>
+    [[nodiscard]] GPUSHARE_HD static constexpr T reduce_add(T x) noexcept {
+        return x;
+    }
+    void backoff(std::uint32_t turn) const noexcept {
+        if (turn >= busy_turns_) {
+            std::this_thread::yield();
+        } else {
+            // A flag that is looked at all the time comes later: who writes it has to take its cache line away from the readers.
+#if defined(__x86_64__)
+            __builtin_ia32_pause();
+#endif
+        }
+    }
+    /// Nanoseconds of the steady clock.
+    [[nodiscard]] static std::int64_t now() noexcept {
+        return std::chrono::duration_cast<ns>(std::chrono::steady_clock::now().time_since_epoch()).count();
+    }
+
+private:
+    std::uint32_t busy_turns_;
+};
+static_assert(kernel_context<thread_context>);
+
+/// Whether a context is known to be one thread: the host's are.
+template <class Context>
+inline constexpr bool is_one_thread = requires {
+    typename std::bool_constant<Context::num_threads() == 1>;
+};
+
+struct smaller_word {
+    GPUSHARE_EXEC_CHECK_DISABLE
+    GPUSHARE_HD std::uint32_t operator()(std::uint32_t a, std::uint32_t b) const noexcept { return a < b ? a : b; }
+};
+
+/// How long whoever gives up waits, beyond its deadline, for the others to leave its buffers: microseconds where they run.
+inline constexpr std::int64_t leaving_grace = 200'000'000;  // ns
+inline constexpr std::int64_t no_deadline = std::numeric_limits<std::int64_t>::max();
+
+template <class Context>
+class session {
+public:
+    /// `deadline` in nanoseconds of the context's clock; no_deadline is none.
+    GPUSHARE_EXEC_CHECK_DISABLE
+    GPUSHARE_HD session(Context& ctx, const workspace_view& view, std::uint32_t rank, std::uint32_t block,
+                        collective_kind what, std::int64_t deadline) noexcept
+        : ctx_(ctx), view_(view), rank_(rank), block_(block), what_(what), deadline_(deadline) {}
+    session(const session&) = delete;
+    session& operator=(const session&) = delete;
+
+    GPUSHARE_EXEC_CHECK_DISABLE
+    [[nodiscard]] GPUSHARE_HD Context& context() const noexcept { return ctx_; }
+    GPUSHARE_EXEC_CHECK_DISABLE
+    [[nodiscard]] GPUSHARE_HD std::uint32_t rank() const noexcept { return rank_; }
+    GPUSHARE_EXEC_CHECK_DISABLE
+    [[nodiscard]] GPUSHARE_HD std::uint32_t ranks() const noexcept { return view_.ranks; }
+    GPUSHARE_EXEC_CHECK_DISABLE
+    [[nodiscard]] GPUSHARE_HD std::uint32_t block() const noexcept { return block_; }
+    GPUSHARE_EXEC_CHECK_DISABLE
+    [[nodiscard]] GPUSHARE_HD std::uint32_t epoch() const noexcept { return epoch_; }
+    GPUSHARE_EXEC_CHECK_DISABLE
+    [[nodiscard]] GPUSHARE_HD const collective_fault& fault() const noexcept { return fault_; }
+    GPUSHARE_EXEC_CHECK_DISABLE
+    [[nodiscard]] GPUSHARE_HD const workspace_view& view() const noexcept { return view_; }
+    GPUSHARE_EXEC_CHECK_DISABLE
+    [[nodiscard]] GPUSHARE_HD std::byte* slot_of(std::uint32_t rank) const noexcept {
+        return view_.slot_of(rank, block_, epoch_);
+    }
+    /// What `from` told this rank: valid after `meet`. Those of all ranks lie one after the other.
+    GPUSHARE_EXEC_CHECK_DISABLE
+    [[nodiscard]] GPUSHARE_HD const peer_signal& signal_from(std::uint32_t from) const noexcept {
+        return view_.signal(rank_, from, block_, epoch_);
+    }
+
+    /// Closes the group if the host had asked for it when it launched this: a packed fault, or 0. Before `enter`.
+    GPUSHARE_EXEC_CHECK_DISABLE
+    GPUSHARE_HD void abort_if(std::uint64_t asked) const noexcept {
+        if (asked != 0 && ctx_.thread_rank() == 0) close_for_host();
+    }
+
+    /// False if the group is closed, or this rank's previous collective isn't done: nothing happened then.
+    ///
+    /// This block says that it is inside, and then looks whether it is closed; who gives up closes it, and then looks whether it
+    /// is inside. All four are sequentially consistent, so at least one sees the other: either this block turns back, or who
+    /// gives up waits for it to leave. Nobody touches a buffer of a rank that has returned.
+    GPUSHARE_EXEC_CHECK_DISABLE
+    [[nodiscard]] GPUSHARE_HD bool enter() noexcept {
+        constexpr std::uint64_t is_in = std::uint64_t{1} << 32, is_closed = std::uint64_t{2} << 32;
+        std::uint64_t came = 0;  // the epoch, and above it how it went; the other threads add nothing
+        if (ctx_.thread_rank() == 0 && say_inside()) {
+            if (atomic_ref{own().closed}.load_seq_cst() != 0) {
+                atomic_ref{own().inside}.store_release(0);
+                settle();
+                came = is_closed;
+            } else {
+                // relaxed: this block's own count, which others only look at.
+                const atomic_ref count{own().epoch};
+                const std::uint32_t next = count.load_relaxed() + 1;
+                count.store_relaxed(next);
+                came = is_in | next;
+                atomic_ref{own().progress}.store_relaxed(progress_word(collective_stage::waiting));
+            }
+        }
+        came = ctx_.reduce_add(came);
+        epoch_ = static_cast<std::uint32_t>(came);
+        if ((came & is_in) != 0) return true;
+        fault_ = came == is_closed ? verdict() : collective_fault{errc::in_flight, what_, rank_, 0};
+        return false;
+    }
+
+    /// As many as `others` points to, if to any.
+    static constexpr std::uint32_t shared_pointers = sizeof(peer_signal::other) / sizeof(void*);
+
+    /// Tells all ranks where this one's buffers are, and waits until all have done so. False: fault() says why, and this
+    /// rank has left.
+    GPUSHARE_EXEC_CHECK_DISABLE
+    [[nodiscard]] GPUSHARE_HD bool meet(std::uint32_t signature, const void* in = nullptr, void* out = nullptr,
+                                        void* const* others = nullptr) noexcept {
+        ctx_.sync();
+        for (std::uint32_t to = ctx_.thread_rank(); to < ranks(); to += ctx_.num_threads()) {
+            peer_signal& mine = view_.signal(to, rank_, block_, epoch_);
+            mine.signature = signature;
+            mine.in = in;
+            mine.out = out;
+            for (std::uint32_t i = 0; others != nullptr && i < shared_pointers; ++i) mine.other[i] = others[i];
+            atomic_ref{mine.ready}.store_release(epoch_);
+        }
+        report_waiting();
+        std::uint32_t bad = none;
+        for (std::uint32_t from = ctx_.thread_rank(); from < ranks() && bad == none; from += ctx_.num_threads()) {
+            if (!await(view_.signal(rank_, from, block_, epoch_).ready))
+                bad = from;
+            else if (signal_from(from).signature != signature)
+                bad = from | differs;
+        }
+        bad = ctx_.reduce(bad, smaller_word{});
+        if (bad != none) {
+            fail((bad & differs) != 0 ? errc::mismatch : errc::deadline_exceeded, bad & ~differs);
+            return false;
+        }
+        stage(collective_stage::working);
+        return true;
+    }
+
+    /// Says that this rank has left the others' buffers, waits until they have left its own, and leaves.
+    GPUSHARE_EXEC_CHECK_DISABLE
+    GPUSHARE_HD collective_fault finish() noexcept {
+        ctx_.sync();
+        for (std::uint32_t to = ctx_.thread_rank(); to < ranks(); to += ctx_.num_threads())
+            atomic_ref{view_.signal(to, rank_, block_, epoch_).done}.store_release(epoch_);
+        stage(collective_stage::leaving);
+        std::uint32_t bad = none;
+        for (std::uint32_t from = ctx_.thread_rank(); from < ranks() && bad == none; from += ctx_.num_threads())
+            if (!await(view_.signal(rank_, from, block_, epoch_).done)) bad = from;
+        bad = ctx_.reduce(bad, smaller_word{});
+        if (bad != none) {
+            fail(errc::deadline_exceeded, bad);
+            return fault_;
+        }
+        return leave();
+    }
+
+    /// Leaves without waiting: for collectives in which nobody touches another rank's buffers, only its slot.
+    GPUSHARE_EXEC_CHECK_DISABLE
+    GPUSHARE_HD collective_fault leave() noexcept {
+        ctx_.sync();
+        if (ctx_.thread_rank() == 0) {
+            // release: what this rank did inside is over for whoever finds it outside.
+            atomic_ref{own().inside}.store_release(0);
+            stage(collective_stage::outside);
+        }
+        // Beside it, by the thread that has nothing else to do.
+        if (block_ == 0 && ctx_.thread_rank() + 1 == ctx_.num_threads()) take_request();
+        return fault_;
+    }
+
+    /// Says to the host that this rank has told the others and waits for them. `meet` does it.
+    GPUSHARE_EXEC_CHECK_DISABLE
+    GPUSHARE_HD void report_waiting() noexcept {
+        if (!reports() || ctx_.thread_rank() != 0) return;
+        atomic_ref{view_.reports[rank_].epoch}.store_relaxed(epoch_);
+        atomic_ref{view_.reports[rank_].progress}.store_relaxed(progress_word(collective_stage::waiting));
+    }
+
+    /// To be asked now and then in long work: false if the group has been closed.
+    GPUSHARE_EXEC_CHECK_DISABLE
+    [[nodiscard]] GPUSHARE_HD bool still_open() const noexcept {
+        take_request();
+        return !closed();
+    }
+
+    /// Gives up: proposes this fault unless the group is closed already, closes it, leaves, and waits until no rank touches another
+    /// one's buffers, at most until the deadline or for leaving_grace, whichever is later.
+    GPUSHARE_EXEC_CHECK_DISABLE
+    GPUSHARE_HD void fail(errc code, std::uint32_t who) noexcept {
+        if (ctx_.thread_rank() == 0) {
+            propose(collective_fault{code, what_, who, epoch_}.packed());
+            stage(collective_stage::outside);
+            atomic_ref{own().inside}.store_release(0);
+            settle();
+        }
+        ctx_.sync();
+        fault_ = verdict();
+    }
+
+    /// Whether all threads of the block say so. A barrier.
+    GPUSHARE_EXEC_CHECK_DISABLE
+    [[nodiscard]] GPUSHARE_HD bool all_agree(bool yes) noexcept {
+        return ctx_.reduce(yes ? 1U : 0U, smaller_word{}) != 0;
+    }
+
+    /// Waits until `seen()`; false at the deadline, or when the group is closed.
+    GPUSHARE_EXEC_CHECK_DISABLE
+    template <class Seen>
+    [[nodiscard]] GPUSHARE_HD bool wait_until(const Seen& seen) noexcept {
+        for (std::uint32_t turn = 0; !seen(); ++turn) {
+            if (closed()) return false;
+            if (turn % 256 == 255) {
+                take_request();
+                if (ctx_.now() >= deadline_) return false;
+            }
+            ctx_.backoff(turn);
+        }
+        return true;
+    }
+
+private:
+    static constexpr std::uint32_t none = ~0U, differs = 1U << 31;
+
+    GPUSHARE_EXEC_CHECK_DISABLE
+    [[nodiscard]] GPUSHARE_HD block_state& own() const noexcept { return view_.state(rank_, block_); }
+    GPUSHARE_EXEC_CHECK_DISABLE
+    [[nodiscard]] GPUSHARE_HD bool closed() const noexcept { return atomic_ref{own().closed}.load_acquire() != 0; }
+
+    /// False if a collective is inside. Two of the host's threads may try at once, and the host's memory tells them apart; on a
+    /// device launches of one channel follow each other (see submit.hpp), and the word has one writer.
+    GPUSHARE_EXEC_CHECK_DISABLE
+    [[nodiscard]] GPUSHARE_HD bool say_inside() const noexcept {
+        const atomic_ref inside{own().inside};
+        if constexpr (is_one_thread<Context>) {
+            return inside.exchange_seq_cst(1) == 0;
+        } else {
+            if (inside.load_relaxed() != 0) return false;
+            inside.store_seq_cst(1);
+            return true;
+        }
+    }
+    GPUSHARE_EXEC_CHECK_DISABLE
+    [[nodiscard]] GPUSHARE_HD std::uint32_t progress_word(collective_stage s) const noexcept {
+        return static_cast<std::uint32_t>(what_) << 8 | static_cast<std::uint32_t>(s);
+    }
+    GPUSHARE_EXEC_CHECK_DISABLE
+    GPUSHARE_HD void stage(collective_stage s) noexcept {
+        if (ctx_.thread_rank() != 0) return;
+        const std::uint32_t word = progress_word(s);
+        atomic_ref{own().progress}.store_relaxed(word);  // relaxed: a snapshot for people
+        if (reports()) atomic_ref{view_.reports[rank_].progress}.store_relaxed(word);
+    }
+    GPUSHARE_EXEC_CHECK_DISABLE
+    [[nodiscard]] GPUSHARE_HD bool reports() const noexcept { return view_.reports != nullptr && block_ == 0; }
+    /// From inside: proposes, unless somebody has closed this block: then all that is missing is closed. release: whoever finds this block
+    /// closed or gone finds the proposal.
+    GPUSHARE_EXEC_CHECK_DISABLE
+    GPUSHARE_HD void propose(std::uint64_t fault) const noexcept {
+        if (!closed()) atomic_ref{own().proposal}.store_release(fault);
+        close_group(view_);
+    }
+    /// Closes the group if the host asks for it, which can't reach the workspaces itself. Reads the host's memory.
+    GPUSHARE_EXEC_CHECK_DISABLE
+    GPUSHARE_HD void take_request() const noexcept {
+        if (view_.reports == nullptr) return;
+        const std::uint64_t asked = atomic_ref{view_.reports[0].request}.load_acquire();
+        if (asked != 0 && !closed()) close_for_host();
+    }
+    /// Proposes nothing, for what the host asks for is where all ranks read it: so it may come from a block that is outside.
+    GPUSHARE_EXEC_CHECK_DISABLE
+    GPUSHARE_HD void close_for_host() const noexcept {
+        if (view_.reports != nullptr) atomic_ref{view_.reports[rank_].heeded}.store_release(1);
+        close_group(view_);
+    }
+    GPUSHARE_EXEC_CHECK_DISABLE
+    [[nodiscard]] GPUSHARE_HD bool await(std::uint32_t& flag) noexcept {
+        return wait_until([&] { return epoch_reached(atomic_ref{flag}.load_acquire(), epoch_); });
+    }
+
+    /// Behind the group's end, by one thread, outside: waits for the others, and notes the fault that all ranks take, for this
+    /// block and for the host. Not out of line: on devices a call of it took up to 16 registers more.
+    GPUSHARE_EXEC_CHECK_DISABLE
+    GPUSHARE_HD void settle() const noexcept {
+        if (atomic_ref{own().verdict}.load_relaxed() != 0) return;
+        close_group(view_);  // all of it, whatever became of who began
+        const bool in_use = !await_empty();
+        collective_fault why = collective_fault::unpacked(chosen_proposal(view_));
+        if (!why) why = {errc::aborted, what_, rank_, 0};
+        why.buffers_in_use = in_use;
+        // First, for the host looks here once the kernel has ended.
+        if (view_.reports != nullptr) atomic_ref{view_.reports[rank_].verdict}.store_release(why.packed());
+        atomic_ref{own().verdict}.store_release(why.packed());
+    }
+    GPUSHARE_EXEC_CHECK_DISABLE
+    [[nodiscard]] GPUSHARE_HD collective_fault verdict() const noexcept {
+        return collective_fault::unpacked(atomic_ref{own().verdict}.load_acquire());
+    }
+
+    /// Behind close_group. Blocks inside see that they are closed at their next step, which is microseconds away. False if one is
+    /// still inside when this one has waited long enough.
+    GPUSHARE_EXEC_CHECK_DISABLE
+    [[nodiscard]] GPUSHARE_HD bool await_empty() const noexcept {
+        const std::int64_t least = ctx_.now() + leaving_grace;
+        const std::int64_t until = deadline_ < least ? least : deadline_;
+        for (std::uint32_t r = 0; r < ranks(); ++r)
+            for (std::uint32_t b = 0; b < view_.blocks; ++b)
+                for (std::uint32_t turn = 0; atomic_ref{view_.state(r, b).inside}.load_seq_cst() != 0; ++turn) {
+                    if (turn % 16 == 15 && ctx_.now() >= until) return false;
+                    ctx_.backoff(turn);
+                }
+        return true;
+    }
+
+    Context& ctx_;
+    const workspace_view& view_;
+    const std::uint32_t rank_, block_;
+    const collective_kind what_;
+    const std::int64_t deadline_;
+    std::uint32_t epoch_ = 0;
+    collective_fault fault_;
+};
+
+}  // namespace detail
+}  // namespace GPUSHARE_ABI
+}  // namespace gpushare

@@ -1,0 +1,519 @@
+// SPDX-License-Identifier: Apache-2.0
+// A cache line of elements in the widest vectors that the processor has, whatever flags the file is compiled with: loaded,
+// combined with those of other ranks, stored. What is left of a two-shot all-reduce once the ranks have met.
+//
+//   line_ends ends{.signals = &s.signal_from(0), .ranks = 2, .in = first * sizeof(float), .out = first * sizeof(float)};
+//   combine_lines<float>(widest_vectors(), sum{}, ends, lines, line_stores::cached);
+//
+// A vector of a line's 64 bytes wins in two ways over four of 16: second-level caches give and take twice as much, and a
+// store past the caches holds a buffer for one instruction, not for four.
+//
+// Several lines of one array, then as many of the next: large arrays mostly begin at the same place of a page, and a line of
+// each in turn makes some processors (AMD's, whose first-level caches guess a line's place from a few bits of its address) take
+// two to three times as long.
+//
+// No lambdas: nvcc drops `always_inline` from them in the host code of .cu files, and what isn't inlined into a function that is
+// compiled for wide vectors doesn't compile.
+#pragma once
+
+#include <concepts>
+#include <cstddef>
+#include <cstdint>
+#include <limits>
+#include <type_traits>
+#include <utility>
+
+#include <gpushare/collective/detail/simd/registers.hpp>
+#include <gpushare/collective/detail/workspace.hpp>
+#include <gpushare/collective/float_moves.hpp>
+#include <gpushare/collective/floats.hpp>
+#include <gpushare/collective/reduce_ops.hpp>
+#include <gpushare/config.hpp>
+#include <gpushare/numbers.hpp>
+
+namespace gpushare {
+inline namespace GPUSHARE_ABI {
+namespace detail {
+
+inline constexpr std::size_t cache_line_bytes = 64;
+
+/// How results are stored. Past the caches is for what nobody reads soon, and needs lines that all begin at multiples of 64;
+/// finish_streaming() before the next release.
+enum class line_stores : std::uint8_t { cached, past_caches };
+
+/// The least that combining by lines takes: older processors go by elements, in vectors of 16 bytes.
+inline constexpr vector_width least_for_lines = vector_width::avx2;
+
+/// Where lines are: `in` and `out` bytes behind what each rank signals. `ahead` and `places` as in a all_reduce_plan. `only`: where
+/// results go if not to all ranks, `out` bytes behind it.
+struct line_ends {
+    const peer_signal* signals;
+    std::uint32_t ranks;
+    std::size_t in, out;
+    std::size_t ahead = 0;
+    std::size_t places = 1;
+    void* only = nullptr;
+
+    [[nodiscard, gnu::always_inline]] std::uint32_t outputs() const noexcept { return only != nullptr ? 1 : ranks; }
+    [[nodiscard, gnu::always_inline]] void* output(std::uint32_t r) const noexcept {
+        return only != nullptr ? only : signals[r].out;
+    }
+};
+
+#if defined(__x86_64__) && !defined(__CUDA_ARCH__)
+
+/// What lines of T are computed in: as accumulator_t says; or in integers as small as T, where the same bits come out.
+template <class T, class Op>
+struct line_number {
+    using type = accumulator_t<T, Op>;
+};
+template <std::integral T, class Op>
+requires(sizeof(T) < 4 && (wrapping_op<Op> || selecting_op<Op>)) struct line_number<T, Op> {
+    using type =
+        std::conditional_t<std::is_unsigned_v<T> || wrapping_op<Op>, std::make_unsigned_t<T>, std::make_signed_t<T>>;
+};
+template <class T, class Op>
+using line_number_t = typename line_number<T, Op>::type;
+
+/// Whether Op can work on vectors where they lie: one that is passed or returned by value would need the whole file compiled
+/// for its width.
+template <class A, class Op>
+concept works_in_place = requires(A& a, const A& b) {
+    Op::into(a, b);
+}
+&&(!requires(const Op& op, A a) { op.finish(a, a); } ||
+   (std::floating_point<A> && requires(A & a) { Op::finish_into(a, a); }));
+
+template <class T, class Op>
+inline constexpr bool averages_integers = std::same_as<Op, average>&& std::integral<T> && sizeof(T) <= 4;
+
+/// Elements that are computed in their own type, or in one with the same bits; small floats; and averages of integers.
+template <class T, class Op>
+inline constexpr bool combines_lines = averages_integers<T, Op> ||
+                                       (works_in_place<line_number_t<T, Op>, Op> &&
+                                        (std::same_as<T, line_number_t<T, Op>> || is_stored_number<T> ||
+                                         (std::integral<T> && sizeof(T) == sizeof(line_number_t<T, Op>))));
+
+/// Of how many ranks at most: of integers, sums must be exact in what they are computed in.
+template <class T, class Op>
+inline constexpr std::uint32_t most_ranks_for_lines = averages_integers<T, Op> ? 256 : ~0U;
+
+/// The most that pays. Vectors of 64 bytes have no operations on small integers before AVX-512BW, g++ 12 takes comparisons of
+/// floats in them apart, element by element, and what float_moves.hpp converts is in vectors of 32.
+template <class T, class Op>
+inline constexpr vector_width most_for_lines =
+    sizeof(line_number_t<T, Op>) < 4 || is_fp8<T> || averages_integers<T, Op> ||
+            (selecting_op<Op> && std::floating_point<line_number_t<T, Op>>)
+        ? vector_width::avx2
+        : vector_width::avx512;
+
+/// Stores a vector to a multiple of its size. Not by intrinsics: their header takes longer to compile than all of this library's.
+template <std::size_t Bytes, class Vector>
+[[gnu::always_inline]] inline void store_past_caches(const Vector& v, std::byte* to) noexcept {
+    Vector& at = *reinterpret_cast<Vector*>(to);
+#if defined(__clang__)
+    __builtin_nontemporal_store(v, &at);
+#else
+    if constexpr (Bytes == 16)
+        asm("movntdq %1, %0" : "=m"(at) : "x"(v));
+    else
+        asm("vmovntdq %1, %0" : "=m"(at) : "v"(v));
+#endif
+}
+
+/// Numbers that are computed with as they lie in memory, in registers of so many bytes. A model of what a cache_line moves by:
+/// `wide`, a vector of `number`, in which it computes; `narrow`, as that lies in memory; and what makes one of the other.
+template <class A, std::size_t Bytes>
+struct plain_moves {
+    using number = A;
+    using wide = typename vector_of<A, Bytes>::type;
+    using narrow = wide;
+
+    [[gnu::always_inline]] static void load(const std::byte* from, wide& to) noexcept {
+        to = __builtin_bit_cast(wide, *reinterpret_cast<const typename in_memory<Bytes>::type*>(from));
+    }
+    [[gnu::always_inline]] static void store(const wide& from, narrow& to) noexcept { to = from; }
+};
+
+/// Halves in registers of so many bytes. Rounds as number_format::narrow: to nearest even, every NaN the same.
+///
+/// The conversions of float16 are in every processor with AVX2, and in AVX-512. g++ has no word for any of these in a file that
+/// isn't compiled for them, and takes several instructions for what one does.
+template <class T, std::size_t Bytes>
+struct half_moves {
+    using number = float;
+    using wide = typename vector_of<float, Bytes>::type;
+    using narrow = typename vector_of<std::uint16_t, Bytes / 2>::type;
+    using words = typename vector_of<std::uint32_t, Bytes>::type;
+#if defined(__clang__)
+    using float16s = typename vector_of<_Float16, Bytes / 2>::type;
+#endif
+
+    [[gnu::always_inline]] static void load(const std::byte* from, wide& to) noexcept {
+        const narrow h = __builtin_bit_cast(narrow, *reinterpret_cast<const in_memory<Bytes / 2>::type*>(from));
+        if constexpr (std::same_as<T, bfloat16>) {
+            words upper;
+#if defined(__clang__)
+            upper = __builtin_convertvector(h, words);
+#else
+            asm("vpmovzxwd %1, %0" : "=v"(upper) : "vm"(h));
+#endif
+            to = __builtin_bit_cast(wide, upper << 16);
+        } else {
+#if defined(__clang__)
+            to = __builtin_convertvector(__builtin_bit_cast(float16s, h), wide);
+#else
+            asm("vcvtph2ps %1, %0" : "=v"(to) : "vm"(h));
+#endif
+        }
+    }
+    [[gnu::always_inline]] static void store(const wide& from, narrow& to) noexcept {
+        const words bits = __builtin_bit_cast(words, from);
+        const auto is_nan = from != from;
+        if constexpr (std::same_as<T, bfloat16>) {
+            const words rounded = bits + 0x7fffU + ((bits >> 16) & 1U);
+            const words upper = is_nan ? words{} + 0x7fffU : rounded >> 16;
+#if !defined(__clang__)
+            if constexpr (Bytes == 64)
+                asm("vpmovdw %1, %0" : "=v"(to) : "v"(upper));
+            else
+#endif
+                to = __builtin_convertvector(upper, narrow);
+        } else {
+            // The one NaN, which keeps the upper ten bits of this one's.
+            const words safe = is_nan ? words{} + 0x7fff'e000U : bits;
+#if defined(__clang__)
+            to = __builtin_bit_cast(narrow, __builtin_convertvector(__builtin_bit_cast(wide, safe), float16s));
+#else
+            asm("vcvtps2ph $0, %1, %0" : "=v"(to) : "v"(safe));
+#endif
+        }
+    }
+};
+
+/// Integers of up to 32 bits as floats, or doubles, that hold the sum of most_ranks_for_lines of them exactly. Their average rounded
+/// towards zero is the quotient without what follows the point: one that isn't whole is further from the next whole number than
+/// rounding moves it.
+template <class T>
+struct integer_moves {
+    static constexpr bool of_words = sizeof(T) == 4;
+    using number = std::conditional_t<of_words, double, float>;
+    static constexpr std::size_t count = 32 / sizeof(number);
+    using wide = typename vector_of<number, 32>::type;
+    using words = typename vector_of<std::int32_t, count * 4>::type;
+    using narrow = typename vector_of<T, count * sizeof(T)>::type;
+    // Conversions are of signed words only.
+    static constexpr number shift = of_words && std::is_unsigned_v<T> ? 0x1p31F : 0;
+
+    [[gnu::always_inline]] static void load(const std::byte* from, wide& to) noexcept {
+        using memory = typename in_memory<sizeof(narrow)>::type;
+        const memory& n = *reinterpret_cast<const memory*>(from);
+        words w;
+#if defined(__clang__)
+        w = __builtin_convertvector(__builtin_bit_cast(narrow, n), words);
+#else
+        if constexpr (of_words)
+            w = __builtin_bit_cast(words, n);
+        else if constexpr (sizeof(T) == 2 && std::is_signed_v<T>)
+            asm("vpmovsxwd %1, %0" : "=x"(w) : "m"(n));
+        else if constexpr (sizeof(T) == 2)
+            asm("vpmovzxwd %1, %0" : "=x"(w) : "m"(n));
+        else if constexpr (std::is_signed_v<T>)
+            asm("vpmovsxbd %1, %0" : "=x"(w) : "m"(n));
+        else
+            asm("vpmovzxbd %1, %0" : "=x"(w) : "m"(n));
+#endif
+        if constexpr (shift != 0) w ^= std::numeric_limits<std::int32_t>::min();
+        to = __builtin_convertvector(w, wide);
+        if constexpr (shift != 0) to = to + shift;
+    }
+    [[gnu::always_inline]] static void store(const wide& from, narrow& to) noexcept {
+        if constexpr (shift != 0) {
+            wide least = from - shift;  // which may be below zero: down is towards zero for what was shifted
+#if defined(__clang__)
+            least = __builtin_elementwise_floor(least);
+#else
+            asm("vroundpd $1, %0, %0" : "+x"(least));
+#endif
+            const words w = __builtin_convertvector(least, words);
+            to = __builtin_bit_cast(narrow, w ^ std::numeric_limits<std::int32_t>::min());
+        } else if constexpr (of_words) {
+            to = __builtin_bit_cast(narrow, __builtin_convertvector(from, words));
+        } else {
+            const words w = __builtin_convertvector(from, words);
+#if defined(__clang__)
+            to = __builtin_convertvector(w, narrow);
+#else
+            if constexpr (sizeof(T) == 2) {
+                to = __builtin_convertvector(w, narrow);
+            } else {
+                typename vector_of<std::int64_t, 16>::type all;  // the first eight bytes are the result
+                asm("vextracti128 $1, %1, %0\n\tvpackssdw %0, %x1, %0" : "=&x"(all) : "x"(w));
+                if constexpr (std::is_signed_v<T>)
+                    asm("vpacksswb %0, %0, %0" : "+x"(all));
+                else
+                    asm("vpackuswb %0, %0, %0" : "+x"(all));
+                to = __builtin_bit_cast(narrow, all[0]);
+            }
+#endif
+        }
+    }
+};
+
+/// A line in registers. Its functions take and return no vectors, and are inlined into one that may use them.
+template <class Moves>
+class cache_line {
+    using wide = typename Moves::wide;
+    using narrow = typename Moves::narrow;
+    using number = typename Moves::number;
+    static constexpr std::size_t step = sizeof(narrow);
+    using memory = typename in_memory<step>::type;
+
+public:
+    static constexpr std::uint32_t vectors = cache_line_bytes / step;
+
+    [[gnu::always_inline]] void load(const std::byte* from) noexcept { load_parts(from, all{}); }
+    template <class Op>
+    [[gnu::always_inline]] void combine(const std::byte* from) noexcept {
+        combine_parts<Op>(from, all{});
+    }
+    template <class Op>
+    [[gnu::always_inline]] void finish([[maybe_unused]] std::uint32_t ranks) noexcept {
+        if constexpr (requires(number a) { Op::finish_into(a, a); })
+            finish_parts<Op>(static_cast<number>(ranks), all{});
+    }
+    template <line_stores Stores>
+    [[gnu::always_inline]] void store(std::byte* to) const noexcept {
+        store_parts<Stores>(to, all{});
+    }
+
+private:
+    // By constants, not in loops: what is indexed by a constant stays in registers.
+    using all = std::make_index_sequence<vectors>;
+
+    template <std::size_t... I>
+    [[gnu::always_inline]] void load_parts(const std::byte* from, std::index_sequence<I...>) noexcept {
+        (Moves::load(from + I * step, part_[I]), ...);
+    }
+    template <class Op, std::size_t... I>
+    [[gnu::always_inline]] void combine_parts(const std::byte* from, std::index_sequence<I...>) noexcept {
+        (combine_part<Op>(from + I * step, part_[I]), ...);
+    }
+    template <class Op>
+    [[gnu::always_inline]] static void combine_part(const std::byte* from, wide& part) noexcept {
+        wide more;
+        Moves::load(from, more);
+        Op::into(part, more);
+    }
+    template <class Op, std::size_t... I>
+    [[gnu::always_inline]] void finish_parts(number ranks, std::index_sequence<I...>) noexcept {
+        (Op::finish_into(part_[I], ranks), ...);
+    }
+    template <line_stores Stores, std::size_t... I>
+    [[gnu::always_inline]] void store_parts(std::byte* to, std::index_sequence<I...>) const noexcept {
+        (store_part<Stores>(part_[I], to + I * step), ...);
+    }
+    template <line_stores Stores>
+    [[gnu::always_inline]] static void store_part(const wide& part, std::byte* to) noexcept {
+        narrow n;
+        Moves::store(part, n);
+        if constexpr (Stores == line_stores::cached || step < 16)  // no store of 8 bytes goes past them
+            *reinterpret_cast<memory*>(to) = __builtin_bit_cast(memory, n);
+        else
+            store_past_caches<step>(n, to);
+    }
+
+    wide part_[vectors];
+};
+
+template <class T, class Op, std::size_t Bytes>
+struct line_type {
+    using type = cache_line<plain_moves<line_number_t<T, Op>, Bytes>>;
+};
+template <class T, class Op, std::size_t Bytes>
+requires is_half<T>
+struct line_type<T, Op, Bytes> {
+    using type = cache_line<half_moves<T, Bytes>>;
+};
+template <class T, class Op>
+requires averages_integers<T, Op>
+struct line_type<T, Op, 32> {
+    using type = cache_line<integer_moves<T>>;
+};
+template <class T, class Op, std::size_t Bytes>
+using line_of = typename line_type<T, Op, Bytes>::type;
+
+/// As many lines as take a quarter of the registers, or half of them.
+template <class Line>
+inline constexpr std::uint32_t lines_at_once = 8 / Line::vectors;
+
+/// Where the lines of two ranks are, which is known in registers; or of any number of them.
+struct ends_of_two {
+    static constexpr bool is_two = true;
+    const std::byte *in0, *in1;
+    std::byte *out0, *out1;
+    [[gnu::always_inline]] explicit ends_of_two(const line_ends& e) noexcept
+        : in0(static_cast<const std::byte*>(e.signals[0].in) + e.in),
+          in1(static_cast<const std::byte*>(e.signals[1].in) + e.in),
+          out0(static_cast<std::byte*>(e.signals[0].out) + e.out),
+          out1(static_cast<std::byte*>(e.signals[1].out) + e.out) {}
+    [[gnu::always_inline]] static constexpr std::uint32_t ranks() noexcept { return 2; }
+    [[gnu::always_inline]] static constexpr std::uint32_t outputs() noexcept { return 2; }
+    [[gnu::always_inline]] const std::byte* in(std::uint32_t r) const noexcept { return r == 0 ? in0 : in1; }
+    [[gnu::always_inline]] std::byte* out(std::uint32_t r) const noexcept { return r == 0 ? out0 : out1; }
+};
+struct ends_of_all {
+    static constexpr bool is_two = false;
+    line_ends e;
+    [[gnu::always_inline]] explicit ends_of_all(const line_ends& ends) noexcept : e(ends) {}
+    [[gnu::always_inline]] std::uint32_t ranks() const noexcept { return e.ranks; }
+    [[gnu::always_inline]] std::uint32_t outputs() const noexcept { return e.outputs(); }
+    [[gnu::always_inline]] const std::byte* in(std::uint32_t r) const noexcept {
+        return static_cast<const std::byte*>(e.signals[r].in) + e.in;
+    }
+    [[gnu::always_inline]] std::byte* out(std::uint32_t r) const noexcept {
+        return static_cast<std::byte*>(e.output(r)) + e.out;
+    }
+};
+
+/// As many lines as I are, `at` bytes behind the first.
+template <class Line, class Op, line_stores Stores, class Ends, std::size_t... I>
+[[gnu::always_inline]] inline void combine_at(std::size_t at, const Ends& ends, std::index_sequence<I...>) noexcept {
+    Line x[sizeof...(I)];
+    (x[I].load(ends.in(0) + at + I * cache_line_bytes), ...);
+    if constexpr (Ends::is_two) {
+        (x[I].template combine<Op>(ends.in(1) + at + I * cache_line_bytes), ...);
+    } else {
+        for (std::uint32_t r = 1; r < ends.ranks(); ++r)
+            (x[I].template combine<Op>(ends.in(r) + at + I * cache_line_bytes), ...);
+    }
+    (x[I].template finish<Op>(ends.ranks()), ...);
+    if constexpr (Ends::is_two) {
+        (x[I].template store<Stores>(ends.out(0) + at + I * cache_line_bytes), ...);
+        (x[I].template store<Stores>(ends.out(1) + at + I * cache_line_bytes), ...);
+    } else {
+        for (std::uint32_t r = 0; r < ends.outputs(); ++r)
+            (x[I].template store<Stores>(ends.out(r) + at + I * cache_line_bytes), ...);
+    }
+}
+template <class Line, class Op, line_stores Stores, std::uint32_t N, class Ends>
+[[gnu::always_inline]] inline void combine_at(std::size_t at, const Ends& ends) noexcept {
+    combine_at<Line, Op, Stores>(at, ends, std::make_index_sequence<N>{});
+}
+
+/// From one place, or from both halves by turns.
+template <class Line, class Op, class Ends>
+[[gnu::always_inline]] inline void combine_past_caches(const Ends& ends, std::size_t lines, bool by_halves) noexcept {
+    constexpr auto stores = line_stores::past_caches;
+    const std::size_t half = by_halves ? lines / 2 * cache_line_bytes : 0;
+    for (std::size_t at = 0; at < half; at += cache_line_bytes) {
+        combine_at<Line, Op, stores, 1>(at, ends);
+        combine_at<Line, Op, stores, 1>(half + at, ends);
+    }
+    for (std::size_t at = 2 * half; at < lines * cache_line_bytes; at += cache_line_bytes)
+        combine_at<Line, Op, stores, 1>(at, ends);
+}
+
+/// Asks for the lines from `from` to `to`, within the first `end` bytes: another rank writes behind these.
+template <class Ends>
+[[gnu::always_inline]] inline void prefetch(const Ends& ends, std::size_t from, std::size_t to,
+                                            std::size_t end) noexcept {
+    for (std::size_t at = from; at < to && at < end; at += cache_line_bytes) {
+        if constexpr (Ends::is_two) {
+            __builtin_prefetch(ends.in0 + at);
+            __builtin_prefetch(ends.in1 + at);
+            __builtin_prefetch(ends.out0 + at, 1);
+            __builtin_prefetch(ends.out1 + at, 1);
+        } else {
+            for (std::uint32_t r = 0; r < ends.ranks(); ++r) __builtin_prefetch(ends.in(r) + at);
+            for (std::uint32_t r = 0; r < ends.outputs(); ++r) __builtin_prefetch(ends.out(r) + at, 1);
+        }
+    }
+}
+
+template <class Line, class Op, class Ends>
+[[gnu::always_inline]] inline void combine_cached(const Ends& ends, std::size_t lines, std::size_t ahead) noexcept {
+    constexpr std::size_t step = lines_at_once<Line> * cache_line_bytes;
+    const std::size_t end = lines * cache_line_bytes;
+    prefetch(ends, 0, ahead * cache_line_bytes, end);
+    std::size_t at = 0;
+    for (; at + step <= end; at += step) {
+        if (ahead != 0) prefetch(ends, at + ahead * cache_line_bytes, at + ahead * cache_line_bytes + step, end);
+        combine_at<Line, Op, line_stores::cached, lines_at_once<Line>>(at, ends);
+    }
+    for (; at < end; at += cache_line_bytes) combine_at<Line, Op, line_stores::cached, 1>(at, ends);
+}
+
+template <class Line, class Op, class Ends>
+[[gnu::always_inline]] inline void combine_in_lines(const Ends& where, const line_ends& ends, std::size_t lines,
+                                                    line_stores stores) noexcept {
+    if (stores == line_stores::cached)
+        combine_cached<Line, Op>(where, lines, ends.ahead);
+    else
+        combine_past_caches<Line, Op>(where, lines, ends.places > 1);
+}
+template <class Line, class Op>
+[[gnu::always_inline]] inline void combine_in_lines(const line_ends& ends, std::size_t lines,
+                                                    line_stores stores) noexcept {
+    if (ends.ranks == 2 && ends.only == nullptr)
+        combine_in_lines<Line, Op>(ends_of_two(ends), ends, lines, stores);
+    else
+        combine_in_lines<Line, Op>(ends_of_all(ends), ends, lines, stores);
+}
+
+// Of lines and not of elements: signed and unsigned ones mostly share them.
+template <class Line, class Op>
+[[gnu::target("avx512f,prfchw"), gnu::noinline]] void combine_by_avx512(const line_ends& ends, std::size_t lines,
+                                                                        line_stores stores) noexcept {
+    combine_in_lines<Line, Op>(ends, lines, stores);
+}
+template <class Line, class Op>
+[[gnu::target("avx2,f16c,prfchw"), gnu::noinline]] void combine_by_avx2(const line_ends& ends, std::size_t lines,
+                                                                        line_stores stores) noexcept {
+    combine_in_lines<Line, Op>(ends, lines, stores);
+}
+/// Of 8-bit floats, whose conversions take longer than memory does. In plain loops: g++ 12 makes narrow vectors of wide ones where it
+/// inlines before it flattens.
+template <class T, class Op>
+[[gnu::target("avx2,f16c"), gnu::noinline, gnu::flatten]] void combine_small_floats(const line_ends& ends,
+                                                                                    std::size_t lines,
+                                                                                    line_stores stores) noexcept {
+    using values = floats<16, 8>;
+    const auto in = [&](std::uint32_t r) { return static_cast<const T*>(ends.signals[r].in) + ends.in; };
+    for (std::size_t i = 0; i < lines * cache_line_bytes; i += values::lanes) {
+        values x = load_floats<values>(in(0) + i);
+        for (std::uint32_t r = 1; r < ends.ranks; ++r) x = values::combined(Op{}, x, load_floats<values>(in(r) + i));
+        if constexpr (requires(const Op& op, float a) { op.finish(a, a); })
+            x = x.finished(Op{}, static_cast<float>(ends.ranks));
+        for (std::uint32_t r = 0; r < ends.outputs(); ++r) {
+            T* const out = static_cast<T*>(ends.output(r)) + ends.out + i;
+            if (stores == line_stores::past_caches)
+                stream_floats(out, x);
+            else
+                store_floats(out, x);
+        }
+    }
+}
+
+/// Combines so many lines of T, rank by rank from 0 on. `by`: at least least_for_lines.
+template <class T, class Op>
+void combine_lines(vector_width by, const Op&, const line_ends& ends, std::size_t lines, line_stores stores) noexcept {
+    if constexpr (is_fp8<T>) {
+        combine_small_floats<T, Op>(ends, lines, stores);
+    } else {
+        if constexpr (most_for_lines<T, Op> == vector_width::avx512)
+            if (by == vector_width::avx512) return combine_by_avx512<line_of<T, Op, 64>, Op>(ends, lines, stores);
+        combine_by_avx2<line_of<T, Op, 32>, Op>(ends, lines, stores);
+    }
+}
+
+#else
+
+template <class T, class Op>
+inline constexpr bool combines_lines = false;
+
+#endif
+
+}  // namespace detail
+}  // namespace GPUSHARE_ABI
+}  // namespace gpushare

@@ -1,0 +1,285 @@
+// SPDX-License-Identifier: Apache-2.0
+// The kernels of submitted collectives and how they are launched: a cooperative launch for each rank, together or not at all, or
+// one for all ranks that share a device. What submit.hpp offers by name.
+//
+//   submit_each(gangs, devices, streams, members, [&](std::size_t r) { return body_of_rank(r); }, options)
+#pragma once
+
+#include <array>
+#include <chrono>
+#include <concepts>
+#include <cstddef>
+#include <cstdint>
+#include <span>
+#include <type_traits>
+#include <utility>
+#include <vector>
+
+#include <gpushare/collective/communicator.hpp>
+#include <gpushare/collective/detail/fused_all_reduce.hpp>
+#include <gpushare/collective/detail/session.hpp>
+#include <gpushare/collective/detail/workspace.hpp>
+#include <gpushare/collective/pipeline.hpp>
+#include <gpushare/collective/tuning.hpp>
+#include <gpushare/concepts.hpp>
+#include <gpushare/config.hpp>
+#include <gpushare/detail/gang_residents.hpp>
+#include <gpushare/error.hpp>
+#include <gpushare/units.hpp>
+
+namespace gpushare {
+inline namespace GPUSHARE_ABI {
+
+/// How a rank's kernel is launched, and how long it waits.
+struct launch_options {
+    std::uint32_t blocks = 1;                ///< of each rank, at most as many as the communicator has
+    std::uint32_t threads = 256;             ///< of a block, where a device has more than one
+    ns patience = std::chrono::seconds{10};  ///< how long a rank waits for the others once it runs
+};
+
+/// Ranks that one device can have: all bodies travel in the launch's arguments, so that a captured launch needs no memory.
+inline constexpr std::uint32_t max_shared_ranks = 16;
+
+namespace detail {
+
+/// In nanoseconds, and little enough not to overflow when it is added to a device's clock.
+[[nodiscard]] constexpr std::int64_t bounded(ns patience) noexcept {
+    constexpr ns century = ns::max() / 2;
+    return (patience < century ? patience : century).count();
+}
+
+/// A rank's kernel.
+template <class Body>
+struct rank_kernel {
+    workspace_view view;
+    std::uint32_t rank;
+    std::int64_t patience;  // ns
+    std::uint64_t aborted;  // what the host has asked for so far: the kernel needn't fetch it before it begins
+    Body body;
+
+    GPUSHARE_EXEC_CHECK_DISABLE
+    template <kernel_context C>
+    GPUSHARE_HD void operator()(C& ctx) const {
+        session<C> s(ctx, view, rank, ctx.block_rank(), Body::kind, ctx.now() + patience);
+        s.abort_if(aborted);
+        if (s.enter()) (void)body(s, ctx.num_blocks());  // a fault stays in the workspace: see fault_of
+    }
+};
+
+/// Whether a collective works where ranks reach each other's areas only.
+template <class Body>
+inline constexpr bool works_through_slots = requires {
+    requires Body::through_slots;
+};
+
+/// Ranks up to which a submission needs no memory.
+inline constexpr std::size_t ranks_in_place = 32;
+
+/// Of backends whose separate cooperative launches run side by side on a device wherever they fit.
+template <class Stream>
+inline constexpr bool launches_run_together = !requires {
+    requires !Stream::launches_run_together;
+};
+
+/// Points that are still to be recorded, of backends whose streams have them; else nothing.
+template <class Stream>
+class point_reserve {
+public:
+    void reserve(std::span<Stream>) noexcept {}
+    [[nodiscard]] auto record(std::size_t, Stream& stream) { return stream.record(); }
+};
+template <class Stream>
+requires requires(Stream& s) { s.record(s.reserve()); }
+class point_reserve<Stream> {
+public:
+    void reserve(std::span<Stream> streams) {
+        if (streams.size() > few_.size()) many_.resize(streams.size());
+        for (std::size_t r = 0; r < streams.size(); ++r) at(r) = streams[r].reserve();
+    }
+    [[nodiscard]] auto record(std::size_t r, Stream& stream) { return stream.record(std::move(at(r))); }
+
+private:
+    using reserved = decltype(std::declval<Stream&>().reserve());
+    [[nodiscard]] reserved& at(std::size_t r) { return many_.empty() ? few_[r] : many_[r]; }
+
+    std::array<reserved, ranks_in_place> few_{};
+    std::vector<reserved> many_;
+};
+
+/// A launch of collectives on some devices, all or none: the order in which they are enqueued, and room for them.
+template <class Gangs, class Stream>
+class gang_launch {
+public:
+    gang_launch(Gangs& gangs, std::span<const device_id> devices, const void* channel)
+        : entered_(gangs.enter(devices)), channel_(channel) {}
+
+    /// Before the first launch: whatever may fail, or wait for the device, and needn't come later. errc::capturing where some of
+    /// the streams are captured, by whomever, and others aren't: some ranks would wait for the graph to be launched.
+    [[nodiscard]] errc prepare(std::span<Stream> streams) {
+        std::size_t captured = 0;
+        for (const Stream& s : streams) captured += is_captured(s) ? 1 : 0;
+        captured_ = captured != 0;
+        if (captured_) return captured == streams.size() ? errc::none : errc::capturing;
+        if constexpr (room_making_order<Gangs, Stream>) points_.reserve(streams);
+        return errc::none;
+    }
+    /// What is captured runs when its graph is launched: nobody can wait for it here.
+    [[nodiscard]] bool captured() const noexcept { return captured_; }
+
+    /// For blocks that are `part` of a device in all, of this gang.
+    void make_room(device_id d, std::uint64_t part, Stream& stream) {
+        if constexpr (room_making_order<Gangs, Stream>)
+            if (!captured_) entered_.make_room(d, part, channel_, stream);
+    }
+    /// Behind the launch of a part of them: on `stream`, the one with number `r`.
+    void launched(device_id d, std::uint64_t part, std::size_t r, Stream& stream) {
+        if constexpr (room_making_order<Gangs, Stream>)
+            if (!captured_) entered_.add(d, part, channel_, points_.record(r, stream));
+    }
+
+private:
+    [[nodiscard]] static bool is_captured(const Stream& stream) {
+        if constexpr (requires { stream.captured(); })
+            return stream.captured();
+        else
+            return false;
+    }
+
+    decltype(std::declval<Gangs&>().enter(std::span<const device_id>{})) entered_;
+    const void* channel_;
+    bool captured_ = false;
+    [[no_unique_address]] point_reserve<Stream> points_;
+};
+
+using device_parts = gang_residents<immediate_point>;  // for its arithmetic
+
+/// As submit() below, with `body_of(r)` for the body of rank r: made when it is launched, so they aren't kept anywhere.
+template <gang_order Gangs, launcher Stream, class BodyOf>
+requires std::invocable<const BodyOf&, std::size_t>
+[[nodiscard]] errc submit_each(Gangs& gangs, std::span<const device_id> devices, std::span<Stream> streams,
+                               std::span<const member> members, const BodyOf& body_of, const launch_options& options) {
+    using body = std::remove_cvref_t<std::invoke_result_t<const BodyOf&, std::size_t>>;
+    const std::size_t ranks = members.size();
+    if (ranks == 0 || devices.size() != ranks || streams.size() != ranks || ranks != members[0].size() ||
+        options.blocks == 0 || options.blocks > members[0].view().blocks)
+        return errc::invalid_specification;
+    if (!members[0].view().direct && !works_through_slots<body>) return errc::not_supported;
+    if constexpr (!launches_run_together<Stream>)
+        for (std::size_t r = 1; r < ranks; ++r)
+            for (std::size_t other = 0; other < r; ++other)
+                if (devices[r] == devices[other]) return errc::duplicate_device;
+    const auto kernel = [&](std::size_t r) {
+        return rank_kernel<body>{members[r].view(), members[r].rank(), bounded(options.patience), members[r].asked(),
+                                 body_of(r)};
+    };
+    std::array<std::uint64_t, ranks_in_place> few;
+    std::vector<std::uint64_t> many(ranks > few.size() ? ranks : 0);
+    const std::span<std::uint64_t> parts = many.empty() ? std::span(few).first(ranks) : std::span(many);
+    for (std::size_t r = 0; r < ranks; ++r)
+        parts[r] = device_parts::part_of(options.blocks, streams[r].max_cooperative_blocks(kernel(r), options.threads));
+    const auto on_device_of = [&](std::size_t rank) {  // several ranks may be on one
+        std::uint64_t sum = 0;
+        for (std::size_t r = 0; r < ranks; ++r) sum += devices[r] == devices[rank] ? parts[r] : 0;
+        return sum;
+    };
+    for (std::size_t r = 0; r < ranks; ++r)
+        if (on_device_of(r) > device_parts::whole_device) return errc::too_many_blocks;
+
+    gang_launch<Gangs, Stream> gang(gangs, devices, members[0].channel());
+    if (const errc why = gang.prepare(streams); why != errc::none) return why;
+    for (std::size_t r = 0; r < ranks; ++r) gang.make_room(devices[r], on_device_of(r), streams[r]);
+    const grid g{.blocks = options.blocks, .threads = options.threads, .hold = {}};
+    std::size_t r = 0;
+    bool any = false;  // runs, and waits for the others
+    const auto give_up = [&](errc why) {
+        if (any) members[0].close({why, body::kind, static_cast<std::uint32_t>(r), 0});
+        return why;
+    };
+    try {
+        for (; r < ranks; ++r) {
+            const errc code = streams[r].launch_cooperative(g, kernel(r));
+            if (code != errc::none) return give_up(code);
+            any = !gang.captured();
+            gang.launched(devices[r], parts[r], r, streams[r]);
+        }
+    } catch (...) {
+        (void)give_up(errc::submission_failed);
+        throw;
+    }
+    return errc::none;
+}
+
+/// The blocks of rank r follow those of rank r - 1.
+template <class Body>
+struct shared_device_kernel {
+    workspace_view view;
+    std::int64_t patience;  // ns
+    std::uint64_t aborted;  // as in a rank_kernel
+    Body bodies[max_shared_ranks];
+
+    GPUSHARE_EXEC_CHECK_DISABLE
+    ///   duplicate_device        several ranks are on one device, whose launches needn't run side by side: see submit_shared.hpp
+    ///   capturing               some of the streams are captured, and others aren't. Where all are, the graph gets the collective
+    template <kernel_context C>
+    GPUSHARE_HD void operator()(C& ctx) const {
+        const std::uint32_t blocks = ctx.num_blocks() / view.ranks;
+        const std::uint32_t rank = ctx.block_rank() / blocks;
+        session<C> s(ctx, view, rank, ctx.block_rank() % blocks, Body::kind, ctx.now() + patience);
+        s.abort_if(aborted);
+        if (s.enter()) (void)bodies[rank](s, blocks);
+    }
+};
+
+/// As submit_shared() below, with `body_of(r)` for the body of rank r.
+template <gang_order Gangs, launcher Stream, class BodyOf>
+requires std::invocable<const BodyOf&, std::size_t>
+[[nodiscard]] errc submit_shared_each(Gangs& gangs, device_id device, Stream& stream, std::span<const member> members,
+                                      const BodyOf& body_of, const launch_options& options) {
+    using body = std::remove_cvref_t<std::invoke_result_t<const BodyOf&, std::size_t>>;
+    const std::size_t ranks = members.size();
+    if (ranks == 0 || ranks > max_shared_ranks || ranks != members[0].size() || options.blocks == 0 ||
+        options.blocks > members[0].view().blocks)
+        return errc::invalid_specification;
+    if (!members[0].view().direct && !works_through_slots<body>) return errc::not_supported;
+    const auto some = [&](std::size_t r) -> decltype(auto) { return body_of(r < ranks ? r : 0); };
+    const shared_device_kernel<body> kernel{
+        members[0].view(),
+        bounded(options.patience),
+        members[0].asked(),
+        {some(0), some(1), some(2), some(3), some(4), some(5), some(6), some(7), some(8), some(9), some(10), some(11),
+         some(12), some(13), some(14), some(15)}};
+    const auto blocks = static_cast<std::uint32_t>(ranks) * options.blocks;
+    const std::uint64_t part = device_parts::part_of(blocks, stream.max_cooperative_blocks(kernel, options.threads));
+    if (part > device_parts::whole_device) return errc::too_many_blocks;
+
+    gang_launch<Gangs, Stream> gang(gangs, std::span<const device_id>(&device, 1), members[0].channel());
+    if (const errc why = gang.prepare(std::span<Stream>(&stream, 1)); why != errc::none) return why;
+    gang.make_room(device, part, stream);
+    const errc code = stream.launch_cooperative({.blocks = blocks, .threads = options.threads, .hold = {}}, kernel);
+    if (code == errc::none) gang.launched(device, part, 0, stream);
+    return code;
+}
+
+/// Hands `submit` a function that makes the body of each rank.
+template <bool Sharded, class Submit, class T, class Op, class... Stages>
+[[nodiscard]] errc submit_pipelines(std::span<const member> members, std::span<const pipeline<T, Op, Stages...>> steps,
+                                    std::span<typename pipeline<T, Op, Stages...>::out_type* const> outs,
+                                    const Submit& submit) {
+    static_assert(!std::integral<T> && !std::same_as<T, double>, "gpushare: epilogues compute in float");
+    if (members.empty() || steps.size() != members.size() || outs.size() != members.size())
+        return errc::invalid_specification;
+    const std::size_t slot = members[0].view().slot;
+    for (const auto& p : steps) {
+        if (p.width == 0 || p.count % p.width != 0) return errc::invalid_specification;
+        if (epilogue<Stages...>::whole_rows && p.width * sizeof(float) > slot) return errc::invalid_specification;
+    }
+    return submit([&](std::size_t r) {
+        const auto& p = steps[r];
+        const fused_plan plan = members[0].tuning().fused(members[0].size(), p.count * sizeof(T));
+        return fused_body<T, Op, Sharded, Stages...>{p, outs[r], plan};
+    });
+}
+
+}  // namespace detail
+}  // namespace GPUSHARE_ABI
+}  // namespace gpushare

@@ -1,0 +1,200 @@
+// SPDX-License-Identifier: Apache-2.0
+// How plans of an all-reduce are measured and compared: what tune() and tune_submitted() are made of.
+//
+//   tuner measuring(me, options);    auto worst = tuner::regrets(measuring.measure(size));
+#pragma once
+
+#include <algorithm>
+#include <array>
+#include <cstddef>
+#include <cstdint>
+#include <limits>
+#include <span>
+#include <utility>
+#include <vector>
+
+#include <gpushare/collective/collectives.hpp>
+#include <gpushare/collective/communicator.hpp>
+#include <gpushare/collective/detail/all_reduce.hpp>
+#include <gpushare/collective/detail/session.hpp>
+#include <gpushare/collective/fault.hpp>
+#include <gpushare/collective/reduce_ops.hpp>
+#include <gpushare/collective/tuning.hpp>
+#include <gpushare/config.hpp>
+#include <gpushare/error.hpp>
+#include <gpushare/units.hpp>
+
+namespace gpushare {
+inline namespace GPUSHARE_ABI {
+
+/// What to measure.
+struct tune_options {
+    bytes smallest{64};      ///< of a rank
+    bytes largest = 64_MiB;  ///< of a rank
+    /// What cold buffers are taken from by turns: more than the caches hold. It, or `largest`, is allocated twice by each rank.
+    bytes arena = 64_MiB;
+    ns per_plan{5'000'000};  ///< how long to measure one plan in one way at one size, about
+    /// Whether each rank reads its results in what is measured, as most programs do: they may have gone past the caches.
+    bool results_are_read = true;
+    instant deadline = never;  ///< of all of it
+};
+
+namespace detail {
+
+/// Whether so many bytes of a block go by `how` where a slot has `slot`: what doesn't fit goes another way, and would be timed
+/// under a false name.
+[[nodiscard]] constexpr bool fits_slot(algorithm how, std::uint64_t of_block, std::size_t slot) noexcept {
+    if (how == algorithm::one_shot) return of_block <= slot;
+    return how != algorithm::ring || slot >= smallest_ring_slot;
+}
+
+/// How the buffers of a call are used.
+enum class buffer_use : std::uint8_t { warm, cold, in_place };
+
+/// One rank's part in measuring all candidates.
+class tuner {
+public:
+    static constexpr std::size_t uses = 3, samples = 7;
+    static constexpr std::array<all_reduce_plan, 8> plans{{{algorithm::one_shot},
+                                                           {algorithm::two_shot},
+                                                           {algorithm::two_shot, false, 1, 16},
+                                                           {algorithm::two_shot, true, 1},
+                                                           {algorithm::two_shot, true, 2},
+                                                           {algorithm::two_shot, true, 1, 16},
+                                                           {algorithm::two_shot, true, 2, 16},
+                                                           {algorithm::ring}}};
+    /// Nanoseconds of a call by each plan, for each use.
+    using times = std::array<std::array<std::int64_t, uses>, plans.size()>;
+
+    tuner(const member& me, const tune_options& options)
+        : me_(me),
+          options_(options),
+          // Zeros: a sum in place of anything else would leave their range.
+          in_(std::max(options.largest, options.arena).count() / sizeof(float)),
+          out_(in_.size()) {}
+
+    /// All candidates take turns, sample by sample: what the machine does meanwhile happens to all of them. Every rank
+    /// returns the same.
+    [[nodiscard]] times measure(std::uint64_t size) {
+        std::array<std::array<std::array<std::int64_t, samples>, uses>, plans.size()> took{};
+        std::array<std::array<std::int64_t, uses>, plans.size()> repeats{};
+        for (std::size_t s = 0; s <= samples; ++s)
+            for (std::size_t u = 0; u < uses; ++u)
+                for (std::size_t p = 0; p < plans.size(); ++p) {
+                    if (!fits(plans[p], size) || alike(p, buffer_use(u)) != p) continue;
+                    // The first sample only tells how many calls the others take.
+                    const auto each = sample(plans[p], buffer_use(u), size, std::max<std::int64_t>(repeats[p][u], 1));
+                    if (s == 0)
+                        repeats[p][u] = std::clamp<std::int64_t>(
+                            options_.per_plan.count() / std::int64_t{samples} / std::max<std::int64_t>(each, 1), 1,
+                            10'000);
+                    else
+                        took[p][u][s - 1] = each;
+                }
+        times medians{};
+        for (std::size_t p = 0; p < plans.size(); ++p)
+            for (std::size_t u = 0; u < uses; ++u) {
+                auto t = took[alike(p, buffer_use(u))][u];
+                std::nth_element(t.begin(), t.begin() + samples / 2, t.end());
+                medians[p][u] = fits(plans[p], size) ? std::max<std::int64_t>(t[samples / 2], 1) : unusable;
+            }
+        return medians;
+    }
+
+    /// The worst ratio of each plan to the best one.
+    [[nodiscard]] static std::array<double, plans.size()> regrets(const times& took) noexcept {
+        std::array<double, plans.size()> worst{};
+        for (std::size_t u = 0; u < uses; ++u) {
+            std::int64_t best = unusable;
+            for (const auto& t : took) best = std::min(best, t[u]);
+            for (std::size_t p = 0; p < plans.size(); ++p)
+                worst[p] = std::max(worst[p], static_cast<double>(took[p][u]) / static_cast<double>(best));
+        }
+        return worst;
+    }
+
+    static constexpr std::int64_t unusable = std::numeric_limits<std::int64_t>::max() / 64;
+
+private:
+    /// The plan that does the same as plan p where buffers are used so: nothing is streamed in place, and nothing asked for
+    /// ahead where it is.
+    [[nodiscard]] static std::size_t alike(std::size_t p, buffer_use use) noexcept {
+        all_reduce_plan plan = plans[p];
+        if (!plan.streaming) return p;
+        if (use == buffer_use::in_place)
+            plan = {plan.how, false, 1, plan.ahead};
+        else
+            plan.ahead = 0;
+        return static_cast<std::size_t>(std::find(plans.begin(), plans.end(), plan) - plans.begin());
+    }
+
+    [[nodiscard]] bool fits(const all_reduce_plan& plan, std::uint64_t size) const noexcept {
+        return fits_slot(plan.how, size, me_.view().slot);
+    }
+
+    /// Nanoseconds of one of so many calls. Every rank returns the same.
+    [[nodiscard]] std::int64_t sample(const all_reduce_plan& plan, buffer_use use, std::uint64_t size,
+                                      std::int64_t repeats) {
+        const auto once = [&] {
+            constexpr std::size_t page = 4096 / sizeof(float);
+            const std::size_t n = size / sizeof(float), step = std::max(n, page);
+            if (use == buffer_use::cold) at_ = at_ + 2 * step <= in_.size() ? at_ + step : 0;
+            const std::size_t at = use == buffer_use::cold ? at_ : 0;
+            float* const out = (use == buffer_use::in_place ? in_ : out_).data() + at;
+            raise_fault(
+                run_in_thread(me_, all_reduce_body<float, sum>{in_.data() + at, out, n, {}, plan}, options_.deadline));
+            if (options_.results_are_read) read(out, n);
+        };
+        if (use != buffer_use::cold) once();  // what was measured before it has used the caches
+        barrier(me_, options_.deadline);
+        const std::int64_t begin = thread_context::now();
+        for (std::int64_t i = 0; i < repeats; ++i) once();
+        std::int64_t each = (thread_context::now() - begin) / repeats;
+        broadcast(me_, std::span<std::int64_t>(&each, 1), 0, options_.deadline);
+        return each;
+    }
+
+    static void read(const float* from, std::size_t n) noexcept {
+        const volatile float* const seen = from;
+        for (std::size_t i = 0; i < n; i += cache_line_bytes / sizeof(float)) (void)seen[i];
+    }
+
+    const member& me_;
+    const tune_options& options_;
+    std::vector<float> in_, out_;
+    std::size_t at_ = 0;  // where the latest cold buffers are
+};
+
+/// Sizes that double come to an end, and hold a float.
+inline void check_sizes(const tune_options& options) {
+    const std::uint64_t largest = std::max(options.largest, options.arena).count();
+    if (options.smallest < bytes{sizeof(float)} || largest > std::uint64_t{1} << 62)
+        raise({.code = errc::invalid_specification, .asked = options.smallest.count(), .limit = largest}, {}, "tune");
+}
+
+/// The table that gives each size the plan with the least of `costs(size)`. A size goes to a plan other than that of the size
+/// below only where it gains 10 %: what differs by noise isn't a row.
+template <class Costs>
+[[nodiscard]] tuning_table cheapest(std::uint32_t ranks, const tune_options& options,
+                                    std::span<const all_reduce_plan> plans, const Costs& costs) {
+    std::vector<tuning_table::row> rows;
+    for (std::uint64_t size = options.smallest.count(); size <= options.largest.count(); size *= 2) {
+        const auto cost = costs(size);
+        const auto best = static_cast<std::size_t>(std::min_element(cost.begin(), cost.end()) - cost.begin());
+        if (!(cost[best] < std::numeric_limits<double>::infinity())) continue;
+        if (!rows.empty()) {
+            const auto last = std::find(plans.begin(), plans.end(), rows.back().plan) - plans.begin();
+            if (cost[static_cast<std::size_t>(last)] <= cost[best] * 1.1) {
+                rows.back().bytes = size;
+                continue;
+            }
+        }
+        rows.push_back({ranks, size, plans[best]});
+    }
+    if (!rows.empty()) rows.back().bytes = tuning_table::any_bytes;
+    return tuning_table(std::move(rows));
+}
+
+}  // namespace detail
+}  // namespace GPUSHARE_ABI
+}  // namespace gpushare

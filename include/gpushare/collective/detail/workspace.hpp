@@ -1,0 +1,154 @@
+// SPDX-License-Identifier: Apache-2.0
+// The memory through which the ranks of a group talk, and its layout: one workspace a rank, allocated up front, zeroed once
+// and never reset. Plain pointers, so that it travels into kernels and stays the same under graph capture.
+//
+//   workspace of a rank = [state of each block][signals to each block from each rank, two by turns]
+//                         [slots of each block, two by turns]
+//
+// A block is one of a rank's kernel, or the rank's one thread. Block i of all ranks work together and touch nothing of other
+// blocks, so each counts its own epochs, and the number of blocks may change from one launch to the next.
+//
+// **No word is changed by read-modify-write across ranks.** Over PCIe, and in pinned memory, such an operation of one device is
+// not atomic for another one. So each word has one writer, or all its writers store the same value.
+#pragma once
+
+#include <cstddef>
+#include <cstdint>
+#include <cstring>
+
+#include <gpushare/atomic_ref.hpp>
+#include <gpushare/collective/fault.hpp>
+#include <gpushare/config.hpp>
+
+namespace gpushare {
+inline namespace GPUSHARE_ABI {
+namespace detail {
+
+/// How far apart words of different writers are: two cache lines, because processors fetch them in pairs.
+inline constexpr std::size_t interference_bytes = 128;
+
+/// Whether `flag` is at `epoch` or beyond. Epochs are never reset, so that no flag has to be cleared while a fast peer is already
+/// one collective ahead. Ranks are at most two epochs apart, so the sign of the difference decides even where the count has
+/// wrapped around.
+[[nodiscard]] GPUSHARE_HD constexpr bool epoch_reached(std::uint32_t flag, std::uint32_t epoch) noexcept {
+    return static_cast<std::int32_t>(flag - epoch) >= 0;
+}
+
+/// How far one block of a rank is.
+struct alignas(interference_bytes) block_state {
+    // Written by the block itself.
+    std::uint32_t inside;    // 1 while it is in a collective
+    std::uint32_t epoch;     // of its last collective
+    std::uint32_t progress;  // kind and stage, for the watchdog
+    std::uint32_t chunks;    // that went around the ring so far
+    std::uint64_t proposal;  // the packed fault for which it has closed the group; 0 if it hasn't
+    std::uint64_t verdict;   // the packed fault that it took as the group's, once it knew that; 0 before
+    // Written with 1 by whoever closes the group, and never taken back.
+    std::uint32_t closed;
+    // Of block 0 of rank 0, among the host's threads, where these reach workspaces.
+    std::uint32_t host_claims;    // the first to add here proposes
+    std::uint64_t host_proposal;  // a packed fault
+};
+
+/// What one rank tells another one in a collective. Written by the one.
+struct alignas(interference_bytes) peer_signal {
+    std::uint32_t ready;      // epoch at which what stands below is valid
+    std::uint32_t done;       // epoch at which the writer has left the reader's buffers
+    std::uint32_t signature;  // of the call, to notice that ranks disagree
+    std::uint32_t unused;
+    const void* in;
+    void* out;
+    void* other[4];  // what an epilogue shares besides
+    // Counts of the ring, in the first of the two signals: chunks of partial results and of results that the writer has left
+    // in its slot, and chunks that it has taken from the reader's.
+    std::uint32_t partial_ready, result_ready, partial_taken, result_taken;
+};
+
+/// What the host sees of a rank where it can't read the rank's workspace, and what it asks for: in memory that both reach.
+struct alignas(interference_bytes) host_report {
+    std::uint64_t verdict;   // by the rank, before it returns it: a packed fault
+    std::uint32_t epoch;     // by the rank's first block, as is what follows
+    std::uint32_t progress;  // kind and stage
+    std::uint32_t heeded;    // by the rank: 1 once it has closed the group for the request
+    std::uint64_t request;   // of rank 0's report, by the host: a packed fault to abort with
+    std::uint32_t claims;    // of rank 0's report, among the host's threads: the first to add here asks
+};
+
+/// A group's memory as kernels see it. Copied freely.
+struct workspace_view {
+    std::byte* const* workspaces = nullptr;  // one of each rank
+    std::uint32_t ranks = 0;
+    std::uint32_t blocks = 0;        // of a rank, at most
+    std::size_t slot = 0;            // bytes of one slot, a multiple of 4 * interference_bytes
+    std::uint32_t busy_turns = 0;    // how often a waiting thread looks before it yields its core
+    bool direct = true;              // ranks reach each other's buffers, not only each other's workspaces
+    host_report* reports = nullptr;  // one of each rank, where the host can't read the workspaces
+
+    [[nodiscard]] GPUSHARE_HD static constexpr std::size_t bytes_of_rank(std::uint32_t ranks, std::uint32_t blocks,
+                                                                         std::size_t slot) noexcept {
+        return blocks * (sizeof(block_state) + 2 * (ranks * sizeof(peer_signal) + slot));
+    }
+    [[nodiscard]] GPUSHARE_HD block_state& state(std::uint32_t rank, std::uint32_t block) const noexcept {
+        return reinterpret_cast<block_state*>(workspaces[rank])[block];
+    }
+    /// What `from` tells `rank` at `epoch`. Two signals by turns, and two slots below: whoever is one epoch ahead doesn't write
+    /// to what others still read, and nobody gets two ahead, because every collective waits for all ranks to come.
+    [[nodiscard]] GPUSHARE_HD peer_signal& signal(std::uint32_t rank, std::uint32_t from, std::uint32_t block,
+                                                  std::uint32_t epoch) const noexcept {
+        std::byte* const at = workspaces[rank] + blocks * sizeof(block_state);
+        return reinterpret_cast<peer_signal*>(at)[(std::size_t{block} * 2 + (epoch & 1U)) * ranks + from];
+    }
+    /// Where `rank` leaves data for the others at `epoch`.
+    [[nodiscard]] GPUSHARE_HD std::byte* slot_of(std::uint32_t rank, std::uint32_t block,
+                                                 std::uint32_t epoch) const noexcept {
+        std::byte* const at = workspaces[rank] + blocks * (sizeof(block_state) + 2 * ranks * sizeof(peer_signal));
+        return at + (std::size_t{block} * 2 + (epoch & 1U)) * slot;
+    }
+    /// Makes fresh memory ready; all flags stand at `first_epoch` then. Before anybody uses it.
+    void prepare(std::uint32_t first_epoch) const noexcept {
+        for (std::uint32_t r = 0; r < ranks; ++r) prepare_rank(r, first_epoch);
+    }
+    /// The workspace of one rank; those of all ranks begin alike.
+    void prepare_rank(std::uint32_t r, std::uint32_t first_epoch) const noexcept {
+        std::memset(workspaces[r], 0, bytes_of_rank(ranks, blocks, slot));
+        for (std::uint32_t b = 0; b < blocks; ++b) {
+            state(r, b).epoch = first_epoch;
+            for (std::uint32_t from = 0; from < ranks; ++from)
+                for (std::uint32_t turn = 0; turn < 2; ++turn) {
+                    signal(r, from, b, turn).ready = first_epoch;
+                    signal(r, from, b, turn).done = first_epoch;
+                }
+        }
+    }
+};
+
+// ---- how a group ends
+//
+// A block that gives up while it is inside writes a proposal where it alone writes, then closes all blocks and leaves. Blocks that
+// find themselves closed leave, and propose nothing. So once nobody is inside, all proposals that there will ever be are there,
+// and everyone chooses the same one. The host's request comes last: it may be made at any time.
+
+/// Out of line, also on a device (by value: what is referred to would lie in local memory): there are many places from which a
+/// kernel gives up, and this loop in each was a third of it. Sequentially consistent: see session::enter.
+GPUSHARE_EXEC_CHECK_DISABLE
+[[gnu::noinline]] GPUSHARE_HD inline void close_group(workspace_view view) noexcept {
+    for (std::uint32_t r = 0; r < view.ranks; ++r)
+        for (std::uint32_t b = 0; b < view.blocks; ++b) atomic_ref{view.state(r, b).closed}.store_seq_cst(1);
+}
+
+/// The proposal that stands: of the first rank that has made one, and its first block; the host's where no rank has. 0 if there is
+/// none. Acquire: who finds a rank closed or gone finds what it has proposed before.
+GPUSHARE_EXEC_CHECK_DISABLE
+[[nodiscard, gnu::noinline]] GPUSHARE_HD inline std::uint64_t chosen_proposal(workspace_view view) noexcept {
+    for (std::uint32_t r = 0; r < view.ranks; ++r)
+        for (std::uint32_t b = 0; b < view.blocks; ++b) {
+            const std::uint64_t word = atomic_ref{view.state(r, b).proposal}.load_acquire();
+            if (word != 0) return word;
+        }
+    if (view.reports != nullptr) return atomic_ref{view.reports[0].request}.load_acquire();
+    return atomic_ref{view.state(0, 0).host_proposal}.load_acquire();
+}
+
+}  // namespace detail
+}  // namespace GPUSHARE_ABI
+}  // namespace gpushare

@@ -1,0 +1,72 @@
+// SPDX-License-Identifier: Apache-2.0
+// What a fused all-reduce is to do, as a value: the elements, how ranks are combined, and the stages behind it.
+//
+//   auto p = gpushare::reduced(x, width) | gpushare::add(residual) | gpushare::rms_norm(weight, 1e-6F);    // nothing runs yet
+//
+// fused_all_reduce.hpp runs it by rank threads, submit.hpp on the devices' streams.
+#pragma once
+
+#include <cstddef>
+#include <span>
+#include <type_traits>
+
+#include <gpushare/collective/epilogue.hpp>
+#include <gpushare/collective/reduce_ops.hpp>
+#include <gpushare/config.hpp>
+
+namespace gpushare {
+inline namespace GPUSHARE_ABI {
+
+namespace detail {
+
+/// What the last stage that says so makes of the elements; else T.
+template <class T, class... Stages>
+struct result_of_stages {
+    using type = T;
+};
+template <class T, class First, class... Rest>
+struct result_of_stages<T, First, Rest...> : result_of_stages<T, Rest...> {};
+template <class T, class First, class... Rest>
+requires requires { typename First::result_type; }
+struct result_of_stages<T, First, Rest...> : result_of_stages<typename First::result_type, Rest...> {};
+
+}  // namespace detail
+
+/// An all-reduce of `count` elements in rows of `width`, and what follows it. A value; points to what it works on. `out_type`
+/// is that of the result: as the last cast() or quantise() says, else T.
+template <class T, class Op, class... Stages>
+struct pipeline {
+    /// Of an element of the result.
+    using out_type = typename detail::result_of_stages<T, Stages...>::type;
+
+    const T* in = nullptr;       ///< what this rank brings
+    std::size_t count = 0;       ///< elements
+    std::size_t width = 1;       ///< elements of a row
+    Op op{};                     ///< how ranks are combined
+    epilogue<Stages...> list{};  ///< what follows
+
+    /// Adds stages.
+    template <detail::epilogue_part S>
+    [[nodiscard]] friend constexpr auto operator|(const pipeline& p, const S& more) {
+        return p.with(detail::joined(p.list, detail::as_epilogue(more)));
+    }
+
+private:
+    template <class... All>
+    [[nodiscard]] constexpr pipeline<T, Op, All...> with(const epilogue<All...>& all) const {
+        return {in, count, width, op, all};
+    }
+};
+
+/// The sum of what all ranks pass, or what `op` makes of it, as the beginning of a pipeline: nothing runs yet. The elements are whole
+/// rows of `width`.
+template <class R, class Op = sum>
+requires requires(const R& r) { std::span(r); }
+[[nodiscard]] constexpr auto reduced(const R& in, std::size_t width, Op op = {}) {
+    using T = std::remove_cvref_t<decltype(*std::data(in))>;
+    static_assert(reducible<T>);
+    return pipeline<T, Op>{std::data(in), std::size(in), width, op, {}};
+}
+
+}  // namespace GPUSHARE_ABI
+}  // namespace gpushare
