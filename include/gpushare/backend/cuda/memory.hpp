@@ -114,6 +114,7 @@ public:
     [[nodiscard]] static constexpr bytes largest_free() noexcept { return bytes::max(); }  ///< It doesn't say.
     [[nodiscard]] static constexpr std::string_view owner() noexcept { return {}; }        ///< Nobody's: all tenants'.
     [[nodiscard]] static close_token closing() noexcept { return {}; }                     ///< It never closes.
+    /// What its blocks take, in bytes.
     [[nodiscard]] bytes used() const noexcept { return blocks_.charged(); }
     /// As it was made with.
     [[nodiscard]] const allocation_model& model() const noexcept { return model_; }
