@@ -98,6 +98,7 @@ void fault_beside_other_context(report& r) {
     rig device;
     const cu::driver& api = device.node.api();
     const cu::entry_point<decltype(::cuCtxCreate)> ctx_create{"cuCtxCreate", 13000};
+    const cu::entry_point<decltype(::cuCtxSetCurrent)> ctx_set_current{"cuCtxSetCurrent", 4000};
     CUdevice native = 0;
     CUcontext primary = nullptr, other = nullptr;
     cu::check(api.device_get(&native, device.properties().ordinal), "asking for a device");
@@ -110,9 +111,9 @@ void fault_beside_other_context(report& r) {
     cu::check(cudaStreamCreateWithFlags(&handle, cudaStreamNonBlocking), "making a stream of another context");
     cu::stream innocent = device.node.from_native_handle(handle);
     answer(r, "other_context_before", try_launch(innocent));
-    cu::check(api.ctx_set_current(primary), "making the primary context current");
+    cu::check(ctx_set_current(primary), "making the primary context current");
     break_it(r, "fault_beside_context", guilty);
-    cu::check(api.ctx_set_current(other), "making another context current");
+    cu::check(ctx_set_current(other), "making another context current");
     answer(r, "fault_beside_context_its_stream", cudaStreamQuery(innocent.native_handle()));
     answer(r, "fault_beside_context_its_malloc", try_malloc());
     answer(r, "fault_beside_context_its_launch", try_launch(innocent));

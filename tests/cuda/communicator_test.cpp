@@ -82,7 +82,7 @@ TEST_CASE_METHOD(fixture, "what the SMs of the stream's partition don't hold at 
     REQUIRE(half.max_cooperative_blocks() < 3 * ranks);
     REQUIRE(stream.max_cooperative_blocks() >= 3 * ranks);
     CHECK(all_reduce(half, 3) == errc::too_many_blocks);
-    CHECK(all_reduce(half, 4) == errc::invalid_specification);  // more than lanes
+    CHECK(all_reduce(half, 4) == errc::invalid_specification);  // more than the group has
     CHECK(group.progress()[0].epoch == 0);
     CHECK(all_reduce(half, 2) == errc::none);
     CHECK(all_reduce(stream, 3) == errc::none);  // behind the other one: the same channel

@@ -20,7 +20,6 @@
 
 #include <gpushare/collective/device_communicator.hpp>
 #include <gpushare/collective/submit.hpp>
-#include <gpushare/collective/submit_shared.hpp>
 
 #include "support/catch.hpp"
 #include "support/code_of.hpp"
