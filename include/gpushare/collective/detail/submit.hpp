@@ -218,7 +218,7 @@ struct shared_device_kernel {
     Body bodies[max_shared_ranks];
 
     GPUSHARE_EXEC_CHECK_DISABLE
-    ///   duplicate_device        several ranks are on one device, whose launches needn't run side by side: see submit_shared.hpp
+    ///   duplicate_device        several ranks are on one device, whose launches needn't run side by side: see submit_shared()
     ///   capturing               some of the streams are captured, and others aren't. Where all are, the graph gets the collective
     template <kernel_context C>
     GPUSHARE_HD void operator()(C& ctx) const {
