@@ -103,7 +103,7 @@ public:
     /// The client's stream, in its partition.
     [[nodiscard]] stream& stream_of(std::size_t client) noexcept { return streams_[client]; }
     /// Of partition 0 to plan().num_partitions() - 1. Each needs a dispatcher of its own, where nobody waits.
-    [[nodiscard]] limiter& limiter_of_partition(std::uint32_t partition) noexcept { return *limiters_[partition]; }
+    [[nodiscard]] limiter& limiter_of_partition(std::uint32_t index) noexcept { return *limiters_[index]; }
 
     /// As compute_limiter::submit, on the client's stream.
     [[nodiscard]] result<ticket> submit(std::size_t client, submission_work<stream> work,

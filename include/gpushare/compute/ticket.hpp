@@ -43,7 +43,7 @@ public:
 
     /// True once the limiter has seen the work finish, fail or be cancelled. Never blocks and drives nothing.
     [[nodiscard]] bool done() const noexcept {
-        return submission_->at.load(std::memory_order_acquire) == detail::stage::done;
+        return submission_->at.load(std::memory_order_acquire) == detail::submission_stage::done;
     }
 
     /// Waits, and drives the limiter meanwhile. False at the deadline or on a stop request. The limiter must still

@@ -125,7 +125,7 @@ public:
     }
     /// Of one that waits: until it is admitted. Else it is gone.
     errc wait_at_gate(lock_type& lock, submission& s, instant now, instant deadline, const std::stop_token& stop) {
-        const auto admitted = [&] { return s.at.load(std::memory_order_relaxed) != stage::waiting; };
+        const auto admitted = [&] { return s.at.load(std::memory_order_relaxed) != submission_stage::waiting; };
         auto stay = waits_for(admitted, &s, deadline, stop);
         drive(lock, now, look::if_due, stay);
         auto why = wait(lock, admitted, &s, deadline, stop);
@@ -219,7 +219,7 @@ public:
             submission& s = clients_.admit(a, now);
             take_slot(s);
             if (clients_.queue(a.client).waits_for_room > 0) sleepers_.wake_all();
-            s.at.store(stage::admitted, std::memory_order_relaxed);
+            s.at.store(submission_stage::admitted, std::memory_order_relaxed);
             if (!s.queued) {
                 sleepers_.wake(s);
                 continue;
@@ -303,7 +303,7 @@ public:
     bool wait_for(submission& s, instant deadline, const std::stop_token& stop) {
         const std::stop_callback on_stop(stop, [this] { wake_all(); });
         lock_type lock(mutex_);
-        const auto done = [&] { return s.at.load(std::memory_order_acquire) == stage::done; };
+        const auto done = [&] { return s.at.load(std::memory_order_acquire) == submission_stage::done; };
         auto stay = waits_for(done, &s, deadline, stop);
         drive(lock, policy_time(), look::now, stay);
         return wait(lock, done, &s, deadline, stop) == errc::none;
@@ -485,7 +485,7 @@ private:
         s.status = status;
         s.device_time = device_time;
         s.finished_at = clock_.now();
-        s.at.store(stage::done, std::memory_order_release);
+        s.at.store(submission_stage::done, std::memory_order_release);
         sleepers_.wake(s);
         if (!s.error && !s.on_done) return pool_->drop(s);
         told_.push(s);  // the user's code, or its destructor: not under the lock
@@ -606,7 +606,7 @@ private:
                 cancelled.push(*s);
             } else {  // at the gate: its thread gives the record back
                 s->status = why;
-                s->at.store(stage::done, std::memory_order_release);
+                s->at.store(submission_stage::done, std::memory_order_release);
                 sleepers_.wake(*s);
             }
         }

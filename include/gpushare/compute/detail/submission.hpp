@@ -30,7 +30,7 @@ namespace gpushare {
 inline namespace GPUSHARE_ABI {
 namespace detail {
 
-enum class stage : std::uint8_t { waiting, admitted, done };
+enum class submission_stage : std::uint8_t { waiting, admitted, done };
 
 /// How far enqueuing came: nothing is on the stream; the work is, without the point at its end; all of it is.
 enum class enqueued_part : std::uint8_t { nothing, work, all };
@@ -72,7 +72,7 @@ struct submission {
     instant enqueue_began{}, enqueue_ended{};
 
     // Completion. Until then `status` is what is known to have failed already.
-    std::atomic<stage> at{stage::waiting};
+    std::atomic<submission_stage> at{submission_stage::waiting};
     bool told = false;  // given up as stuck: what comes of it is only charged
     errc status = errc::none;
     std::exception_ptr error;
@@ -91,7 +91,7 @@ struct submission {
         log_number = 0;
         batch = ends = no_batch;
         enqueue_began = enqueue_ended = {};
-        at.store(stage::waiting, std::memory_order_relaxed);  // nobody else has it yet
+        at.store(submission_stage::waiting, std::memory_order_relaxed);  // nobody else has it yet
         told = false;
         status = errc::none;
     }
