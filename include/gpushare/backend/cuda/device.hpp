@@ -139,22 +139,21 @@ namespace detail {
 class context_guard {
 public:
     /// Costs nothing where device 0 is of the same node.
-    explicit context_guard(const primary_context& of) noexcept : of_(of) {
+    explicit context_guard(const primary_context& of) noexcept {
         if (of.beside_device_0() || !of.api().ctx_pop_current) return;
         CUcontext now = nullptr;
         if (of.api().ctx_get_current(&now) == CUDA_SUCCESS && now == nullptr)
-            entered_ = of.api().ctx_push_current(of.native_handle()) == CUDA_SUCCESS;
+            if (of.api().ctx_push_current(of.native_handle()) == CUDA_SUCCESS) entered_ = &of;
     }
     context_guard(const context_guard&) = delete;
     context_guard& operator=(const context_guard&) = delete;
     ~context_guard() {
         CUcontext ours = nullptr;
-        if (entered_) (void)of_.api().ctx_pop_current(&ours);
+        if (entered_ != nullptr) (void)entered_->api().ctx_pop_current(&ours);
     }
 
 private:
-    const primary_context& of_;
-    bool entered_ = false;
+    const primary_context* entered_ = nullptr;
 };
 
 /// This thread's calls don't end captures that other threads have under way: asking an event and allocating are
