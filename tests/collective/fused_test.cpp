@@ -239,7 +239,7 @@ TEST_CASE("a pipeline in blocks of several threads", "[collective]") {
     using body = gs::detail::fused_body<float, gs::sum, false, gs::detail::adding<gs::matrix<const float, false>>,
                                         gs::detail::rms_normalising<float>>;
     CHECK(!collective_test::run_blocks(group, 3, gs::collective_kind::all_reduce, [&](auto& t) {
-        return body{steps(t.rank()), out[t.rank()].data(), false}(t, 1);
+        return body{steps(t.rank()), out[t.rank()].data(), {false}}(t, 1);
     }));
     for (std::size_t i = 0; i < out[0].size(); ++i) REQUIRE(near(out[1][i], single[1][i]));
 }
