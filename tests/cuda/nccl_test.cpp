@@ -204,7 +204,7 @@ TEST_CASE_METHOD(fixture, "into a capture NCCL is asked for all ranks, or not at
     std::vector<cuda::stream> own = std::move(streams);
     streams.clear();
     for (const auto s : theirs) streams.push_back(node.borrow(s));
-    for (const std::size_t captured : {0, 1}) {
+    for (const std::size_t captured : {std::size_t{0}, std::size_t{1}}) {
         REQUIRE(cudaStreamBeginCapture(theirs[captured], cudaStreamCaptureModeThreadLocal) == cudaSuccess);
         const auto calls = fake().calls.size();
         CHECK(all_reduce(group) == (captured == 0 ? errc::capturing : errc::none));
