@@ -1,6 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
-// Number types of 8 and 16 bits for storage: compute in float, round once when storing. They have the bits, size and
-// alignment of the CUDA toolkit's __half, __nv_bfloat16, __nv_fp8_e4m3 and __nv_fp8_e5m2, and need no toolkit.
+// Number types of 8 and 16 bits for storage: compute in float, and round once when storing. They have the bits, size
+// and alignment of the CUDA toolkit's __half, __nv_bfloat16, __nv_fp8_e4m3 and __nv_fp8_e5m2, but don't need the
+// toolkit.
 //
 //   out[i] = gpushare::bfloat16{float{a[i]} + float{b[i]}};
 //   auto theirs = std::bit_cast<__nv_bfloat16>(out[i]);

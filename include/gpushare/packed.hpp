@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-// 16 bytes of elements, moved by one instruction on a device where the address allows it.
+// Moves 16 bytes of elements, on a device by one instruction if the address is aligned for it.
 //
 //   constexpr auto width = gpushare::packed<bfloat16>::width;         // 8
 //   for (auto i = ctx.thread_rank() * width; i + width <= n; i += ctx.num_threads() * width)

@@ -114,7 +114,7 @@ TEMPLATE_TEST_CASE("every type, operator and algorithm is exact", "[collective]"
             for (const std::size_t n : {1U, 63U, 257U, 1500U}) {
                 CAPTURE(to_string(how), ranks, n);
                 CHECK(right<TestType>(group, n, gpushare::sum{}, n % 2 == 0));
-                // Every operator with a few types: what the others add is in bundle_test.cpp.
+                // Every operator with a few types: what the others add is in values_test.cpp.
                 if constexpr (std::is_same_v<TestType, float> || std::is_same_v<TestType, std::int32_t> ||
                               std::is_same_v<TestType, bfloat16>) {
                     CHECK(right<TestType>(group, n, gpushare::minimum{}, true));

@@ -1,11 +1,12 @@
 // SPDX-License-Identifier: Apache-2.0
-// All-reduce: every rank gets the combination of all ranks' elements, with the same bits on every rank, at every run, by
-// every algorithm, because the ranks of an element are always combined in their order, in float or wider.
+// All-reduce: every rank gets the combination of all ranks' elements. The bits are the same on every rank, at every
+// run, by every algorithm, because the ranks of an element are always combined in rank order, in float or wider.
 //
-//   gpushare::all_reduce(me, std::span<const float>(in), std::span(out));                 // a sum, out of place
-//   gpushare::all_reduce(me, in, in, gpushare::average{}, deadline);                      // in place
+//   const std::span<float> x(array);       // `me` is this rank: see communicator.hpp
+//   gpushare::all_reduce(me, x, std::span(out));                                // a sum, out of place
+//   gpushare::all_reduce(me, x, x, gpushare::average{}, deadline);              // in place
 //
-// Called by one thread per rank. Any length, any alignment that T allows, any number of ranks from 1.
+// One thread per rank calls it. Any length, any alignment that T allows, any number of ranks from 1.
 #pragma once
 
 #include <span>
@@ -21,10 +22,10 @@
 namespace gpushare {
 inline namespace GPUSHARE_ABI {
 
-/// Combines `in` of all ranks into `out` of all ranks, which have the same size everywhere and are the same memory or don't
-/// overlap. Waits for the other ranks until `deadline` (of the steady clock). The fault, if any, is the same on every rank
-/// that was in the collective; what `out` holds then is unspecified.
-/// Throws operation_error (errc::mismatch) if the spans differ in size.
+/// Combines the `in` of all ranks into the `out` of every rank. All have the same size on all ranks; a rank's `in` and
+/// `out` are the same memory or don't overlap. Waits for the other ranks until `deadline` (of the steady clock).
+/// Returns the fault, if any, which is the same on every rank that was in the collective; the contents of `out` are
+/// unspecified then. Returns errc::mismatch at once if the spans differ in size.
 template <reducible T, class Op = sum>
 [[nodiscard]] collective_fault try_all_reduce(const member& me, std::span<const std::type_identity_t<T>> in,
                                               std::span<T> out, Op op = {}, instant deadline = never) {

@@ -1,12 +1,13 @@
 // SPDX-License-Identifier: Apache-2.0
-// The other collectives: reduce_scatter, all_gather, broadcast, reduce, all_to_all, barrier. Data goes straight from the
-// senders' buffers to the receivers', once: all ranks meet, each does its share, all finish.
+// The other collectives: reduce_scatter, all_gather, broadcast, reduce, all_to_all, barrier. Data goes once, straight
+// from the senders' buffers to the receivers': all ranks meet, each does its part, all finish.
 //
+//   // in, out and data are spans
 //   gpushare::reduce_scatter(me, in, out);         // in: size() * out.size() elements; rank r gets part r
 //   gpushare::all_gather(me, in, out);             // out: size() * in.size() elements
 //   gpushare::broadcast(me, data, 0);
 //
-// All take a deadline, return the fault (`try_` calls) or throw it, and combine as deterministically as all_reduce.
+// All take a deadline, return the fault (`try_` calls) or throw it, and combine in rank order as all_reduce does.
 #pragma once
 
 #include <cstdint>
@@ -62,7 +63,7 @@ requires std::is_trivially_copyable_v<T>
     return detail::run_in_thread(me, detail::broadcast_body<T>{data.data(), data.size(), root}, deadline);
 }
 
-/// `root` gets the combination of all inputs in its `out`, which may be its `in`; nobody else's `out` is used.
+/// `root` gets the combination of all inputs in its `out`, which may be its `in`; the other ranks' `out` isn't used.
 template <reducible T, class Op = sum>
 [[nodiscard]] collective_fault try_reduce(const member& me, std::span<const std::type_identity_t<T>> in,
                                           std::span<T> out, std::uint32_t root, Op op = {}, instant deadline = never) {

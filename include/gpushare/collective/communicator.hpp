@@ -1,12 +1,12 @@
 // SPDX-License-Identifier: Apache-2.0
-// A group of ranks that do collectives together, inside one process: its memory, who is in it, how it ends.
+// A group of ranks in one process that do collectives together: its memory, its ranks, and how it is aborted.
 //
 //   gpushare::communicator group(4);
-//   // thread r of four:
+//   // thread r of four; in and out are spans:
 //   gpushare::member me = group.rank(r);
 //   gpushare::all_reduce(me, in, out);
 //
-// All memory is allocated here, once. Nothing is shared between groups, so overlapping groups work at the same time.
+// The constructor allocates all memory. Groups share nothing, so overlapping groups work at the same time.
 #pragma once
 
 #include <algorithm>
@@ -37,14 +37,14 @@ inline namespace GPUSHARE_ABI {
 /// The shape of a group's memory.
 struct communicator_options {
     std::uint32_t channels = 1;  ///< collectives that a rank can have in flight at once
-    std::uint32_t blocks = 1;    ///< of a rank's kernel, at most
-    bytes slot{32768};           ///< what a block can leave for the other ranks; larger data goes another way
+    std::uint32_t blocks = 1;    ///< the most that a rank's kernel may have
+    bytes slot{32768};           ///< what a block can leave for the other ranks; larger data isn't sent through it
     tuning_table tuning = tuning_table::measured();  ///< which algorithm for which size
     std::uint32_t first_epoch = 0;                   ///< for tests of what happens when the count wraps around
 };
 
-/// A rank's handle of one channel. Copied freely; one thread, or one stream, uses a rank's channel at a time (else
-/// errc::in_flight). Must not outlive the communicator.
+/// One rank of a group, on one channel. Freely copied; only one thread, or one stream, may use a rank's channel at a
+/// time (else errc::in_flight). Must not outlive the communicator.
 class member {
 public:
     [[nodiscard]] std::uint32_t rank() const noexcept { return rank_; }         ///< from 0
@@ -53,7 +53,7 @@ public:
     [[nodiscard]] const detail::workspace_view& view() const noexcept { return *view_; }
     /// Which algorithm for which size: the same for all ranks.
     [[nodiscard]] const tuning_table& tuning() const noexcept { return *tuning_; }
-    /// The same for all ranks of a channel, and for nobody else.
+    /// An address that identifies the channel: the same for all its ranks.
     [[nodiscard]] const void* channel() const noexcept {
         return view_->reports != nullptr ? static_cast<const void*>(view_->reports) : view_->workspaces;
     }
@@ -71,7 +71,7 @@ public:
             detail::close_group(*view_);
         }
     }
-    /// What close() has asked the devices for so far: a packed fault, or 0.
+    /// The fault that close() has asked the devices to end with, packed; 0 if none.
     [[nodiscard]] std::uint64_t asked() const noexcept {
         return view_->reports == nullptr ? 0 : atomic_ref{view_->reports[0].request}.load_acquire();
     }
@@ -114,7 +114,8 @@ private:
     std::uint32_t rank_;
 };
 
-/// Made and destroyed by one thread while no collective runs; the const members are safe from any thread.
+/// A group of ranks that are threads of this process. Made and destroyed by one thread while no collective runs; const
+/// members are safe from any thread.
 class communicator {
 public:
     /// Memory from operator new. Throws std::bad_alloc, or operation_error (errc::invalid_specification) for 0 ranks,
@@ -130,7 +131,7 @@ public:
     [[nodiscard]] std::uint32_t channels() const noexcept { return options_.channels; }  ///< of each rank
     /// Which algorithm for which size.
     [[nodiscard]] const tuning_table& tuning() const noexcept { return shared_->tuning; }
-    /// While no collective runs: all ranks must see the same table.
+    /// Sets the table. Only while no collective runs, since all ranks must see the same one.
     void set_tuning(tuning_table table) noexcept { shared_->tuning = std::move(table); }
 
     /// Throws operation_error (errc::invalid_specification) for a rank or channel that isn't there.
@@ -172,7 +173,7 @@ public:
         return groups;
     }
 
-    /// The group without `dead` ranks: those that live go on with it, after this one was aborted.
+    /// A group of the ranks that aren't in `dead`, to go on with after this one was aborted.
     [[nodiscard]] communicator shrink(std::span<const std::uint32_t> dead) const {
         std::vector<std::uint32_t> live;
         for (std::uint32_t r = 0; r < size(); ++r)
@@ -180,8 +181,8 @@ public:
         return subgroup(live);
     }
 
-    /// Ends every collective, now and later, on all channels: each rank's call returns this error, unless one came first.
-    /// `rank` is who is to blame. Doesn't wait.
+    /// Ends every collective, now and later, on all channels: each rank's call returns this error, unless one came
+    /// first. `rank` is named in the fault. Doesn't wait.
     void abort(std::uint32_t rank = 0, errc why = errc::aborted) const noexcept {
         for (const detail::workspace_view& v : shared_->views) {
             const member first(v, shared_->tuning, 0);

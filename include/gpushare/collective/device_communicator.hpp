@@ -1,6 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
-// A group whose workspaces lie on the devices of its ranks, for collectives that are submitted to streams. The host never
-// touches them: it sees the ranks through reports in memory that both reach, and asks for an abort there.
+// A group whose workspaces lie on the devices of its ranks, for collectives that are submitted to streams. The host
+// never touches the workspaces. It sees the ranks' progress, and asks for aborts, in memory that the host and all
+// devices reach.
 //
 //   gpushare::cuda::pinned_memory visible(node);
 //   const bool peers = gpushare::cuda::connect(node, devices);
@@ -41,17 +42,18 @@ enum class workspaces : std::uint8_t {
     on_host,     ///< in memory of the host
 };
 
-/// Made and destroyed by one thread while no collective runs; the const members are safe from any thread. `Visible` is memory
-/// at whose addresses the host and all devices read and write, 8 bytes in one piece.
+/// A group of ranks on devices. Made and destroyed by one thread while no collective runs; const members are safe from
+/// any thread. `Visible` is memory that the host and all devices read and write at the same addresses, with single-copy
+/// atomic accesses of 8 bytes.
 template <class Node, class Visible>
 class device_communicator {
     static_assert(node<Node> && copier<typename Node::stream>);
     static_assert(memory_resource<Visible>);
 
 public:
-    /// Rank r is on devices[r]. Takes memory of the devices and of `visible`, which must last as long as this, and waits until
-    /// it is prepared. Throws memory_error; operation_error: errc::no_device, errc::invalid_specification for no ranks, channels
-    /// or blocks, or what a device says that can't prepare its memory.
+    /// Rank r is on devices[r]. Allocates from the devices and from `visible`, both of which must outlive it, and waits
+    /// until the memory is initialised. Throws memory_error; operation_error: errc::no_device,
+    /// errc::invalid_specification for no ranks, channels or blocks, or a device's error in initialising its memory.
     device_communicator(Node& on, Visible& visible, std::span<const device_id> devices,
                         communicator_options options = {}, workspaces where = workspaces::on_devices)
         : options_(std::move(options)), state_(std::make_unique<state>(on, visible)) {
@@ -116,11 +118,12 @@ public:
 
     /// Which algorithm for which size.
     [[nodiscard]] const tuning_table& tuning() const noexcept { return state_->tuning; }
-    /// For what is submitted from now on. Not while anything is.
+    /// Sets the table. Only while no collective is submitted or runs.
     void set_tuning(tuning_table table) noexcept { state_->tuning = std::move(table); }
 
-    /// A group of some of the ranks, in the order given, with memory of its own: of those that live, once this one was
-    /// aborted, or beside it. Throws as the constructor, and errc::invalid_specification for a rank that isn't there.
+    /// A group of some of the ranks, in the order given, with memory of its own: to go on with after this one was
+    /// aborted, or to use beside it. Throws as the constructor, and errc::invalid_specification for a rank that isn't
+    /// there.
     [[nodiscard]] device_communicator subgroup(std::span<const std::uint32_t> ranks) const {
         std::vector<device_id> of;
         for (const std::uint32_t r : ranks) of.push_back((void(rank(r)), state_->devices[r]));
@@ -131,10 +134,10 @@ public:
                 direct ? workspaces::on_devices : workspaces::on_host};
     }
 
-    /// Asks the ranks to end every collective, now and later, on all channels, with this error. Doesn't wait. Ranks that wait
-    /// for others look every 256 turns (a fraction of a millisecond), all-reduces of either kind once for each MiB of a block,
-    /// and all at their end: what runs may still end well, as may the first launch of a graph that was captured before. What
-    /// is submitted from now on doesn't begin.
+    /// Asks the ranks to end every collective, now and later, on all channels, with this error. Doesn't wait. A rank
+    /// notices it while it waits for others (every 256 polls, a fraction of a millisecond), in an all-reduce once for
+    /// each MiB of a block, and at the end. So collectives that run may still succeed, as may the first launch of a
+    /// graph that was captured before. Collectives submitted from now on don't begin.
     void abort(std::uint32_t rank = 0, errc why = errc::aborted) const noexcept {
         for (std::uint32_t c = 0; c < channels(); ++c) {
             const member first(state_->views[std::size_t{c} * size()], state_->tuning, 0);

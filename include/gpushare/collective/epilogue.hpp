@@ -1,25 +1,29 @@
 // SPDX-License-Identifier: Apache-2.0
-// What is fused behind a collective: stages composed at compile time, applied to each piece of the result by the rank that
-// has just reduced it, while the piece is in registers and in the first cache.
+// Epilogues: stages, composed at compile time, that are fused behind a collective. The rank that has reduced a piece of
+// the result applies them at once, while the piece is in registers and in the first-level cache.
 //
-//   gs::run(me, gs::reduced(x, width) | gs::add_to(residual) | gs::rms_norm(weight, 1e-6F) | gs::cast<gs::bfloat16>(), out);
+//   namespace gs = gpushare;
+//   const auto finish = gs::add_to(residual) | gs::rms_norm(weight, 1e-6F) | gs::cast<gs::bfloat16>();
+//   gs::run(me, gs::reduced(x, width) | finish, out);
 //
-// Stages are in epilogue_stages.hpp, epilogue_norms.hpp and epilogue_quantise.hpp; what applies them, behind a collective or
-// alone, in epilogue_apply.hpp. A stage is any copyable functor that takes a few floats and where they are, and returns as many:
+// Stages are in epilogue_stages.hpp, epilogue_norms.hpp and epilogue_quantise.hpp; epilogue_apply.hpp applies them,
+// behind a collective or alone. A stage is any copyable functor that takes a few floats and their place, and returns as
+// many floats:
 //
-//   struct square { template <class V> GPUSHARE_HD V operator()(const V& x, const gpushare::place&) const { return x * x; } };
+//   struct square {
+//       template <class V> GPUSHARE_HD V operator()(const V& x, const gpushare::place&) const { return x * x; }
+//   };
 //
-// It reads arrays of its own by load_floats<V>(array + at.column, at.count), and may be called with floats of more than one width: 16
-// at once in the host's threads, in registers of 4 or of 8, and 4 on a device.
-// It is called for a row's elements in rising order of their columns, by several threads for different ones. Two kinds
-// are different:
-//   a sink       `template <class V> void store(const V& x, const place& at) const` instead: writes, and lets x pass
-//                as it is.
+// A stage reads arrays of its own by load_floats<V>(array + at.column, at.count). It may be called with V of several
+// widths: 16 floats at once in the host's threads, in registers of 4 or of 8, and 4 on a device. A row's elements come
+// in ascending order of columns, from several threads for different elements. Two kinds of stages differ from that:
+//   a sink       has `template <class V> void store(const V& x, const place& at) const` instead: it writes x, and x
+//                goes on unchanged.
 //   a row stage  needs to have seen the whole row, once or several times: see row_stage.
-// Sinks, and row stages with publish(), that write to all ranks are sharing_stages, too.
+// A sink, or a row stage with publish(), that writes to all ranks is a sharing_stage, too.
 //
-// The result depends on the elements alone: not on the number of ranks, on who reduces what, or on what is fused with what.
-// Sums over a row have a fixed order (see row_sum), which depends on the number of threads of a block.
+// The result depends on the elements alone: not on the number of ranks, on which rank reduces what, or on what is fused
+// with what. Sums over a row have a fixed order (see row_sum), which depends on the number of threads of a block.
 #pragma once
 
 #include <concepts>
@@ -41,11 +45,11 @@ struct place {
     std::size_t shard_row = 0;  ///< of the rows that this rank reduces
     std::size_t column = 0;     ///< the first
     std::size_t width = 0;      ///< columns of a row
-    std::uint32_t count = 0;    ///< elements that count; the others hold anything
-    bool streams = false;       ///< sinks had better store past the caches
+    std::uint32_t count = 0;    ///< how many elements are valid; the others hold anything
+    bool streams = false;       ///< hint to sinks: store past the caches
 };
 
-/// What one call works on.
+/// The rows that one call works on.
 struct row_range {
     std::size_t first = 0;        ///< row of the whole result
     std::size_t rows = 0;         ///< how many
@@ -54,7 +58,8 @@ struct row_range {
     bool streams = false;         ///< see place
 };
 
-/// Adds up a row. Each of 16 partial sums of each thread adds its columns in rising order, then these and threads are added as trees.
+/// Sums a row. Each thread has 16 partial sums, each over its columns in ascending order; these, and then the threads'
+/// sums, are added as trees.
 struct row_sum {
     static constexpr float none = 0;  ///< changes no sum
     /// Their sum.
@@ -63,7 +68,7 @@ struct row_sum {
         return a + b;
     }
 };
-/// The largest of a row, NaN if there is one. Of numbers that aren't negative.
+/// The largest number of a row, NaN if there is one. For numbers that aren't negative.
 struct row_max {
     static constexpr float none = 0;  ///< changes no maximum
     /// The larger.
@@ -86,13 +91,13 @@ concept sink_stage = std::copyable<S> && requires(const S& s, const floats<4>& x
 };
 
 /// A stage that looks at a whole row, once or several times, before it changes it:
-///   looks                         how often
+///   looks                         how often it looks
 ///   combine                       row_sum or row_max
-///   learnt                        what it knows of the row: trivially copyable
-///   measure<Look>(x, at, known)   what is combined over the row in this look, for a few elements
-///   learn(look, total, at, known) adds what a look has told to `known`
+///   learnt                        type of what it knows of the row: trivially copyable
+///   measure<Look>(x, at, known)   maps a few elements to what this look combines over the row
+///   learn(look, total, at, known) updates `known` with the result of a look
 ///   apply(x, at, known)           the new elements
-///   publish(at, known)            if there: called once a row by one thread
+///   publish(at, known)            optional: called once a row by one thread
 template <class S>
 concept row_stage = std::copyable<S> && std::is_trivially_copyable_v<typename S::learnt> &&
     requires(const S& s, const floats<4>& x, const place& at, typename S::learnt& known) {
@@ -110,8 +115,8 @@ concept publishing_stage = row_stage<S> && requires(const S& s, const place& at,
     { s.publish(at, known) } -> std::same_as<void>;
 };
 
-/// A stage that writes to an array of each rank, all of them alike: shares() is where this rank's is, and with(p) the stage
-/// that writes to p instead. An epilogue behind a collective has at most four.
+/// A stage that writes the same to one array of every rank: shares() is this rank's array, and with(p) is the stage
+/// that writes to p instead. An epilogue behind a collective has at most four of them.
 template <class S>
 concept sharing_stage = requires(const S& s, void* p) {
     { s.shares() } -> std::same_as<void*>;
@@ -128,7 +133,7 @@ struct epilogue {
     static constexpr std::uint32_t size = 0;     ///< stages
     static constexpr std::uint32_t sharing = 0;  ///< stages that write to all ranks
     static constexpr bool whole_rows = false;    ///< whether it can be applied to whole rows only
-    /// Where this rank's arrays are that all ranks write to: none.
+    /// Puts the addresses of this rank's arrays that all ranks write to into a list: none.
     GPUSHARE_HD void collect(void**) const noexcept {}
 };
 /// A stage, and those behind it.
@@ -143,7 +148,8 @@ struct epilogue<First, Rest...> {
     First stage;             ///< the first
     epilogue<Rest...> rest;  ///< the others
 
-    /// Where this rank's arrays are that such stages write to, in their order: `sharing` of them.
+    /// Puts the addresses of this rank's arrays that sharing stages write to into `to`, in their order: `sharing` of
+    /// them.
     GPUSHARE_HD void collect(void** to) const noexcept {
         if constexpr (sharing_stage<First>) *to++ = stage.shares();
         rest.collect(to);
@@ -201,7 +207,7 @@ concept epilogue_part = is_epilogue<S> || epilogue_stage<S>;
 
 }  // namespace detail
 
-/// One after the other. At least one of the two belongs to this library: begin with `epilogue<>{} |` where neither does.
+/// Joins stages or epilogues. At least one of the two must be a type of this library: else begin with `epilogue<>{} |`.
 template <detail::epilogue_part A, detail::epilogue_part B>
 [[nodiscard]] GPUSHARE_HD constexpr auto operator|(const A& a, const B& b) noexcept {
     return detail::joined(detail::as_epilogue(a), detail::as_epilogue(b));

@@ -1,15 +1,16 @@
 // SPDX-License-Identifier: Apache-2.0
-// Applies an epilogue: what a collective calls behind its reduction, and what can be called alone.
+// Applies an epilogue to rows of elements. Collectives call it behind their reduction; it can be called alone, too.
 //
 //   float scratch[4096];
 //   gpushare::apply_rows(ctx, finish, {.rows = n, .width = 4096}, gpushare::from_rows(sums), scratch);
 //
-// A collective passes a source that reduces what the ranks brought, and where the ranks' arrays are:
+// A collective passes a source that reduces the ranks' elements, and a table of the ranks' arrays:
 //
-//   struct reduced { template <class V> GPUSHARE_HD V load(const gpushare::place& at) const; };    // V: a gpushare::floats
-//   gpushare::apply_rows(ctx, finish, range, reduced{...}, scratch, gpushare::shared_outputs{arrays, ranks, finish.sharing});
+//   struct reduced { template <class V> GPUSHARE_HD V load(const gpushare::place& at) const; };    // V: floats<N>
+//   const gpushare::shared_outputs outputs{arrays, ranks, finish.sharing};
+//   gpushare::apply_rows(ctx, finish, range, reduced{...}, scratch, outputs);
 //
-// Each row is gone over once, and once more for each look that a row stage takes; in between it lies in `scratch`.
+// It passes over each row once, and once more for each look of a row stage; in between the row lies in `scratch`.
 #pragma once
 
 #include <cstddef>
@@ -25,8 +26,8 @@
 namespace gpushare {
 inline namespace GPUSHARE_ABI {
 
-/// Where the arrays are that sharing stages write to: `of(rank, k)` of the kth such stage. A table with a row for each rank,
-/// as epilogue::collect fills it; a collective has a type of its own with the same members.
+/// The arrays that sharing stages write to: `of(rank, k)` is that of the kth such stage. A table with a row for each
+/// rank, as epilogue::collect fills it; a collective has its own type with the same members.
 struct shared_outputs {
     void* const* arrays;      ///< the table
     std::uint32_t of_ranks;   ///< rows of the table
@@ -60,8 +61,8 @@ template <movable_number T>
 
 /// Applies an epilogue to whole rows; called by all threads of a block, which go through the rows together.
 ///
-/// `scratch` is the block's own: `range.width` floats if there is a row stage, else nothing. What was streamed is ordered
-/// before whatever the calling thread releases next.
+/// `scratch` belongs to the block: `range.width` floats if there is a row stage, else null. Stores past the caches are
+/// ordered before the calling thread's next release.
 template <kernel_context Context, class... Stages, class Source, class Outputs = own_outputs>
 GPUSHARE_HD void apply_rows(Context& ctx, const epilogue<Stages...>& mine, const row_range& range, const Source& source,
                             float* scratch = nullptr, const Outputs& outputs = {}) noexcept {

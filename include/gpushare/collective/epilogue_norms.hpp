@@ -1,9 +1,9 @@
 // SPDX-License-Identifier: Apache-2.0
-// Normalisation of whole rows in an epilogue.
+// Epilogue stages that normalise whole rows: rms_norm and layer_norm.
 //
 //   gpushare::add_to(residual) | gpushare::rms_norm(weight, 1e-6F) | gpushare::cast<gpushare::bfloat16>()
 //
-// Weights and biases have one number a column; without them the row is normalised only.
+// Weights and biases have one number a column; without them the row is only normalised.
 #pragma once
 
 #include <cmath>

@@ -1,16 +1,17 @@
 // SPDX-License-Identifier: Apache-2.0
-// Quantises in an epilogue, to int8_t, fp8_e4m3 or fp8_e5m2: an element is stored as q with x close to q * scale.
+// Epilogue stages that quantise to int8_t, fp8_e4m3 or fp8_e5m2: an element x is stored as q, with x close to q *
+// scale.
 //
-//   finish | gpushare::quantise<std::int8_t>(0.02F)                                one scale, given
-//   finish | gpushare::quantise<std::int8_t>(gpushare::given_scales(of_row))       one for each row, given
-//   finish | gpushare::quantise<std::int8_t>(of_row)                               one for each row, computed and written there
+//   finish | gpushare::quantise<std::int8_t>(0.02F)                               // one scale, given
+//   finish | gpushare::quantise<std::int8_t>(gpushare::given_scales(of_row))      // one for each row, given
+//   finish | gpushare::quantise<std::int8_t>(of_row)      // one for each row, computed and written to of_row
 //
-// A scale for the whole tensor can't be had before the last row is reduced. As training does it, row_maxima(largest) notes
-// the largest magnitude of each row, for a scale of the next step.
+// A scale of the whole tensor isn't known before the last row is reduced. So, as in training, row_maxima(largest)
+// writes the largest magnitude of each row, from which the scale of the next step is computed.
 //
-// Computed: scale = max(largest magnitude of the row / largest q, smallest normal float), so that a row of zeros has one, too.
-// q is x times the scale's reciprocal, rounded to nearest even and cut to -largest q and largest q. A NaN in a row makes its
-// scale NaN.
+// A computed scale is max(largest magnitude of the row / largest q, smallest normal float), so that a row of zeros has
+// one, too. q is x times the scale's reciprocal, rounded to nearest even and clamped to +-largest q. A NaN in a row
+// makes its scale NaN.
 #pragma once
 
 #include <concepts>
@@ -28,7 +29,7 @@
 namespace gpushare {
 inline namespace GPUSHARE_ABI {
 
-/// What can be quantised to.
+/// The types to quantise to.
 template <class T>
 concept quantised_number = std::same_as<T, std::int8_t> || std::same_as<T, fp8_e4m3> || std::same_as<T, fp8_e5m2>;
 
@@ -166,8 +167,8 @@ struct maxima_noting {
 static_assert(publishing_stage<maxima_noting<false>> && sharing_stage<maxima_noting<false>>);
 }  // namespace detail
 
-/// Notes the largest magnitude of each row in `out`, one float a row, for every rank that keeps the row; with shard(out) for
-/// its own.
+/// Writes the largest magnitude of each row to `out`, one float a row, of every rank that keeps the row; with
+/// shard(out), of this rank's own rows.
 template <class R>
 [[nodiscard]] constexpr auto row_maxima(R&& out) noexcept {
     const auto m = detail::as_matrix(out);
@@ -187,18 +188,18 @@ template <class R>
     return detail::given_row_scales<decltype(detail::as_const_matrix(of_row))::is_shard>{{m.data}};
 }
 
-/// By one scale for all, known beforehand.
+/// Quantises by one given scale.
 template <quantised_number Q>
 [[nodiscard]] constexpr detail::scaling_down<Q> quantise(float by) noexcept {
     return {1.0F / by};
 }
-/// By a scale for each row, known beforehand.
+/// Quantises by a given scale for each row.
 template <quantised_number Q, bool Shard>
 [[nodiscard]] constexpr detail::row_scaling<Q, Shard> quantise(detail::given_row_scales<Shard> scales) noexcept {
     return {scales.of};
 }
-/// By each row's own scale, which is written to `scales`, one float a row, for every rank that keeps the row; with
-/// shard(scales) for its own.
+/// Quantises by a scale computed for each row and written to `scales`, one float a row, of every rank that keeps the
+/// row; with shard(scales), of this rank's own rows.
 template <quantised_number Q, class R>
 requires(!std::is_arithmetic_v<std::remove_cvref_t<R>>) [[nodiscard]] constexpr auto quantise(R&& scales) noexcept {
     const auto m = detail::as_matrix(scales);

@@ -1,12 +1,12 @@
 // SPDX-License-Identifier: Apache-2.0
-// The stages of an epilogue that take elements one by one, and what writes them.
+// The element-wise stages of an epilogue, and the sinks that write elements to an array.
 //
 //   gpushare::add_to(residual) | gpushare::silu() | gpushare::into(copy) | gpushare::cast<gpushare::bfloat16>()
 //
-// Arrays are given as vectors, spans or anything with std::data, or, where rows lie apart, as rows(p, pitch). Their rows are
-// those that a rank keeps of the result: all, or its own ones where the result is sharded. What is written goes to every
-// rank that keeps the row. shard(p) has only the rows that its rank reduces, counted from the first of them, and what is
-// written stays with that rank, though others keep the row, too. Arrays must last until the collective is done.
+// Arrays are vectors, spans or anything with std::data; where rows don't lie one right after the other, rows(p, pitch).
+// An array has the rows of the result that its rank keeps: all, or, of a sharded result, the rank's own. A sink writes
+// to every rank that keeps the row. shard(p), in contrast, has only the rows that its rank reduces, counted from the
+// first of them, and is written by that rank alone. Arrays must last until the collective is done.
 #pragma once
 
 #include <concepts>
@@ -44,7 +44,7 @@ template <class T>
 [[nodiscard]] GPUSHARE_HD constexpr matrix<T, false> rows(T* data, std::size_t pitch = 0) noexcept {
     return {data, pitch};
 }
-/// The rows of this rank, from `data` on.
+/// The rows that this rank reduces, from `data` on.
 template <class T>
 [[nodiscard]] GPUSHARE_HD constexpr matrix<T, true> shard(T* data, std::size_t pitch = 0) noexcept {
     return {data, pitch};
@@ -195,7 +195,7 @@ struct rounding {
     }
 };
 }  // namespace detail
-/// x rounded to T, for the stages behind it; and the result of the collective is stored as T.
+/// Rounds x to T, for the stages behind it; the result of the collective is stored as T.
 template <movable_number T>
 [[nodiscard]] constexpr detail::rounding<T> cast() noexcept {
     return {};
@@ -221,13 +221,15 @@ struct storing {
     }
 };
 }  // namespace detail
-/// Writes x, rounded to what `out` consists of; x itself goes on as it was. Anywhere in an epilogue, as often as one likes.
+/// Writes x to `out`, rounded to its element type; x itself goes on unchanged. May be anywhere in an epilogue, any
+/// number of times.
 template <class R>
 [[nodiscard]] constexpr auto into(R&& out) noexcept {
     return detail::storing<decltype(detail::as_matrix(out))>{detail::as_matrix(out)};
 }
 
-/// Adds an array, and stores the sum in it. What follows sees the sum as it is stored. (The residual stream of a transformer.)
+/// Adds an array, such as the residual stream of a transformer, and stores the sum in it. Later stages see the sum as
+/// stored.
 template <class R>
 [[nodiscard]] constexpr auto add_to(R&& residual) noexcept {
     const auto m = detail::as_matrix(residual);

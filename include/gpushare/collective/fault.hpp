@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
-// What went wrong in a collective, with names: which rank, in which collective, at which epoch. And the decision which
-// rank hangs, taken from a snapshot of all of them.
+// Faults of collectives: which rank, in which collective, at which epoch. Also finds out which rank hangs, from a
+// snapshot of all ranks' progress.
 //
 //   if (auto f = gpushare::try_all_reduce(me, in, out)) log(gpushare::describe(f).c_str());
 //   // "all_reduce, epoch 17: rank 3 (deadline exceeded)"
@@ -20,7 +20,7 @@
 namespace gpushare {
 inline namespace GPUSHARE_ABI {
 
-/// Which collective.
+/// The collectives.
 enum class collective_kind : std::uint8_t {
     none,            ///< not in any
     barrier,         ///< barrier()
@@ -47,28 +47,28 @@ enum class collective_kind : std::uint8_t {
     return "unknown collective";
 }
 
-/// Why a collective failed; true if it did. Every rank of the group gets the same one, but for the last field.
+/// Why a collective failed; true if it did. Every rank of the group gets the same, except for `buffers_in_use`.
 struct collective_fault {
     errc code = errc::none;                        ///< none if it went well
     collective_kind what = collective_kind::none;  ///< which collective
-    std::uint32_t rank = 0;                        ///< who didn't come in time, called something else, or aborted
-    std::uint32_t epoch = 0;                       ///< the how manieth collective of its channel
-    /// A rank was still inside when this one stopped waiting for it, 0.2 s beyond its deadline: it may touch this rank's buffers
-    /// until it is known to have ended.
+    std::uint32_t rank = 0;                        ///< the rank that was late, called something else, or aborted
+    std::uint32_t epoch = 0;                       ///< the number of the collective on its channel
+    /// Another rank was still inside when this one gave up waiting, 0.2 s beyond its deadline. It may touch this rank's
+    /// buffers until it is known to have ended.
     bool buffers_in_use = false;
 
     /// Whether it failed.
     [[nodiscard]] GPUSHARE_HD constexpr explicit operator bool() const noexcept { return code != errc::none; }
     friend constexpr bool operator==(const collective_fault&, const collective_fault&) = default;
 
-    /// As one word, which ranks hand to each other in one store. Never 0 where there is a fault. Ranks from 65535 on
-    /// share a name.
+    /// The fault as one word, which ranks pass on in one store. Never 0 for a fault. All ranks from 65535 on are packed
+    /// as 65535.
     [[nodiscard]] GPUSHARE_HD constexpr std::uint64_t packed() const noexcept {
         return std::uint64_t{buffers_in_use} << 63 | std::uint64_t{static_cast<std::uint8_t>(code)} << 56 |
                std::uint64_t{static_cast<std::uint8_t>(what)} << 48 |
                std::uint64_t{rank < 0xffff ? rank : 0xffff} << 32 | epoch;
     }
-    /// What was packed.
+    /// The fault that was packed.
     [[nodiscard]] GPUSHARE_HD static constexpr collective_fault unpacked(std::uint64_t word) noexcept {
         collective_fault f;
         f.buffers_in_use = word >> 63 != 0;
@@ -111,8 +111,8 @@ struct rank_progress {
     friend constexpr bool operator==(const rank_progress&, const rank_progress&) = default;
 };
 
-/// The rank that the others wait for, if any of them waits: the one that is furthest behind. Ranks are told apart by
-/// epoch, then by stage; a rank that is outside with the newest epoch is done with it.
+/// The rank that the others wait for, if any of them waits: the one furthest behind, by epoch and then by stage. A rank
+/// that is outside with the newest epoch is done with it.
 [[nodiscard]] inline std::optional<collective_fault> laggard(std::span<const rank_progress> ranks) noexcept {
     const rank_progress* front = nullptr;                                   // the furthest of those inside
     const auto epoch_reached = [](std::uint32_t at, std::uint32_t epoch) {  // also where the count has wrapped around
@@ -132,11 +132,11 @@ struct rank_progress {
     return collective_fault{errc::deadline_exceeded, front->what, static_cast<std::uint32_t>(last), front->epoch};
 }
 
-/// Notices that a group hangs: fed with snapshots, it names the laggard once nothing has moved for `patience` although a
-/// rank is inside a collective. A plain value that is told the time.
+/// Notices that a group hangs. It is given snapshots, and names the laggard once no rank has moved for `patience`
+/// although one is inside a collective. A plain value; time is an argument.
 class hang_watch {
 public:
-    /// With how long nothing may move.
+    /// `patience`: for how long no rank may move.
     explicit hang_watch(ns patience) noexcept : patience_(patience) {}
 
     /// The laggard, if it is time to name it. Called again and again.

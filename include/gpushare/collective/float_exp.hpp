@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
-// e to the power of a few floats, with the same bits on every machine: no library function, which would differ between a
-// host and a device, and none that works one by one.
+// e to the power of a few floats, with the same bits on every machine. It calls no library function, since those of
+// host and device differ, and it works on all the floats at once.
 //
 //   V y = x / (exp(x * -1.0F) + 1.0F);     // x of type gpushare::floats<N>
 #pragma once

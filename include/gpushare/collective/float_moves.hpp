@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
-// Moves a few floats from and to memory, converting from and to what is stored there: float, bfloat16, float16, the 8-bit
-// formats and int8_t. Rounds as stored_number does, to the bit, many at a time.
+// Loads and stores a few floats at once, and converts them from and to the type in memory: float, bfloat16, float16, the 8-bit
+// formats or int8_t. Results have the same bits as conversions of single numbers (stored_number).
 //
 //   const V y = gpushare::load_floats<V>(bf16_pointer);    gpushare::store_floats(int8_pointer, x + y);    // x of type V
 //

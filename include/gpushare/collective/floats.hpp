@@ -1,11 +1,11 @@
 // SPDX-License-Identifier: Apache-2.0
-// A few floats that a thread works on at once: vector registers on a CPU, as wide as it has them, whatever the compiler's flags,
-// and a thread's registers on a device. What an epilogue's stage takes and returns.
+// The few floats that an epilogue's stage takes and returns at once. On a CPU they lie in vector registers, the widest that the
+// processor has, whatever flags the file is compiled with; on a device in a thread's registers.
 //
 //   template <class V> GPUSHARE_HD V operator()(const V& x, const gpushare::place&) const { return max(x * 0.1F, x); }
 //
-// Each operation rounds once, the same on every machine: a product and a sum are never contracted into one operation with
-// one rounding, which compilers otherwise do or don't as the code around happens to be.
+// Each operation rounds once, on every machine alike. Compilers otherwise may contract a product and a sum into one operation with
+// one rounding, depending on the code around.
 #pragma once
 
 #include <cstdint>
@@ -17,8 +17,9 @@
 namespace gpushare {
 inline namespace GPUSHARE_ABI {
 
-/// N floats, N a power of two from Width, in registers of Width: 4, or 8 on a host that has such. Neither stored nor passed
-/// between host and device, whose layouts differ. Operations go lane by lane, and the width changes no bit of what they give.
+/// N floats in registers of Width floats each. N is a power of two, at least Width; Width is 4, or 8 on a host with such registers.
+/// Don't store one, nor pass it between host and device: their layouts differ. Operations go lane by lane, and their results
+/// don't depend on Width.
 template <std::uint32_t N, std::uint32_t Width = 4>
 class floats {
     static_assert(N > Width && (N & (N - 1)) == 0 && (Width == 4 || Width == 8));

@@ -1,10 +1,11 @@
 // SPDX-License-Identifier: Apache-2.0
-// All-reduce with epilogues, in one pass over memory: each rank combines some rows, runs the stages on them while they are
-// at hand, and writes the finished rows to all ranks, or keeps them.
+// All-reduce fused with an epilogue, in one pass over memory: each rank combines some of the rows, runs the stages on
+// them while they are in the caches, and writes the finished rows to all ranks, or keeps them.
 //
 //   namespace gs = gpushare;
-//   gs::run(me, gs::reduced(x, width) | gs::add(residual) | gs::rms_norm(weight, 1e-6F) | gs::cast<gs::bfloat16>(), out);
-//   gs::run_sharded(me, ..., own_rows);            // rank r keeps the rows of gs::shard_of(rows, r, ranks)
+//   const auto p = gs::reduced(x, width) | gs::add(residual) | gs::rms_norm(weight, 1e-6F) | gs::cast<gs::bfloat16>();
+//   gs::run(me, p, out);
+//   gs::run_sharded(me, p, own_rows);            // rank r keeps the rows of gs::shard_of(rows, r, ranks)
 #pragma once
 
 #include <concepts>
@@ -46,9 +47,9 @@ template <bool Sharded, class T, class Op, class... Stages>
 
 }  // namespace detail
 
-/// Runs the pipeline; every rank gets the whole result. All ranks pass their own copies of what stages add, with equal
-/// contents. As try_all_reduce in all else; `out` may be `in` where the types are the same. Rows that are larger than a slot
-/// of the communicator take memory of the heap if a stage needs whole ones, and throw std::bad_alloc without it.
+/// Runs the pipeline; every rank gets the whole result. Each rank passes its own copy of the arrays that stages read,
+/// with equal contents. `out` may be the input if the types are the same. In all else as try_all_reduce. If a stage
+/// needs whole rows and they are larger than a slot of the communicator, allocates a row and may throw std::bad_alloc.
 template <class T, class Op, class... Stages>
 [[nodiscard]] collective_fault try_run(const member& me, const pipeline<T, Op, Stages...>& p,
                                        std::span<typename pipeline<T, Op, Stages...>::out_type> out,
@@ -62,7 +63,8 @@ void run(const member& me, const pipeline<T, Op, Stages...>& p,
     raise_fault(try_run(me, p, out, deadline));
 }
 
-/// Each rank keeps its own rows (`shard_of`) of the result; arrays of stages are those of these rows.
+/// As try_run, but each rank keeps its own rows of the result (`shard_of`), and the arrays of its stages have these
+/// rows only.
 template <class T, class Op, class... Stages>
 [[nodiscard]] collective_fault try_run_sharded(const member& me, const pipeline<T, Op, Stages...>& p,
                                                std::span<typename pipeline<T, Op, Stages...>::out_type> out,

@@ -1,9 +1,9 @@
 // SPDX-License-Identifier: Apache-2.0
-// What a fused all-reduce is to do, as a value: the elements, how ranks are combined, and the stages behind it.
+// A pipeline: a fused all-reduce as a value. It has the elements, the operator that combines ranks, and the stages.
 //
-//   auto p = gpushare::reduced(x, width) | gpushare::add(residual) | gpushare::rms_norm(weight, 1e-6F);    // nothing runs yet
+//   auto p = gpushare::reduced(x, width) | gpushare::add(residual) | gpushare::rms_norm(weight, 1e-6F);
 //
-// fused_all_reduce.hpp runs it by rank threads, submit.hpp on the devices' streams.
+// Nothing has run yet: fused_all_reduce.hpp runs it in the ranks' threads, submit.hpp on the devices' streams.
 #pragma once
 
 #include <cstddef>
@@ -32,8 +32,8 @@ struct result_of_stages<T, First, Rest...> : result_of_stages<typename First::re
 
 }  // namespace detail
 
-/// An all-reduce of `count` elements in rows of `width`, and what follows it. A value; points to what it works on. `out_type`
-/// is that of the result: as the last cast() or quantise() says, else T.
+/// An all-reduce of `count` elements in rows of `width`, and the stages behind it. A value that points to its arrays.
+/// `out_type` is the type of the result: that of the last cast() or quantise(), else T.
 template <class T, class Op, class... Stages>
 struct pipeline {
     /// Of an element of the result.
@@ -58,8 +58,8 @@ private:
     }
 };
 
-/// The sum of what all ranks pass, or what `op` makes of it, as the beginning of a pipeline: nothing runs yet. The elements are whole
-/// rows of `width`.
+/// The beginning of a pipeline: the sum of all ranks' elements, or their combination by `op`. Nothing runs yet. The
+/// elements are whole rows of `width`.
 template <class R, class Op = sum>
 requires requires(const R& r) { std::span(r); }
 [[nodiscard]] constexpr auto reduced(const R& in, std::size_t width, Op op = {}) {

@@ -1,8 +1,10 @@
 // SPDX-License-Identifier: Apache-2.0
-// What ranks combine by, and what the combination is computed in: never in 16 bits.
+// The operators that combine ranks, and the types that they compute in: never 16 bits.
 //
 //   gpushare::all_reduce(me, in, out, gpushare::maximum{});
-//   struct loudest { template <class A> GPUSHARE_HD A operator()(A a, A b) const { return std::abs(a) < std::abs(b) ? b : a; } };
+//   struct loudest {
+//       template <class A> GPUSHARE_HD A operator()(A a, A b) const { return std::abs(a) < std::abs(b) ? b : a; }
+//   };
 //   gpushare::all_reduce(me, in, out, loudest{});              // a user's: called with float, double or integers
 #pragma once
 
@@ -56,7 +58,7 @@ struct sum {
     [[gnu::always_inline]] GPUSHARE_HD static constexpr void into(A& a, const A& b) noexcept {
         a = a + b;
     }
-    /// Two combined.
+    /// Combines two.
     template <class A>
     GPUSHARE_HD constexpr A operator()(const A& a, const A& b) const noexcept {
         A both = a;
@@ -75,7 +77,7 @@ struct product {
     [[gnu::always_inline]] GPUSHARE_HD static constexpr void into(A& a, const A& b) noexcept {
         a = a * b;
     }
-    /// Two combined.
+    /// Combines two.
     template <class A>
     GPUSHARE_HD constexpr A operator()(const A& a, const A& b) const noexcept {
         A both = a;
@@ -84,7 +86,7 @@ struct product {
     }
 };
 
-/// The smallest; a NaN of any rank is the result.
+/// The smallest; NaN if a rank has one.
 struct minimum {
     static constexpr bool elementwise = true;  ///< works on vectors as on numbers
     static constexpr bool selects = true;      ///< one of the two is the result
@@ -94,7 +96,7 @@ struct minimum {
     [[gnu::always_inline]] GPUSHARE_HD static constexpr void into(A& a, const A& b) noexcept {
         a = ((b < a) | (b != b)) ? b : a;
     }
-    /// Two combined.
+    /// Combines two.
     template <class A>
     GPUSHARE_HD constexpr A operator()(const A& a, const A& b) const noexcept {
         A both = a;
@@ -103,7 +105,7 @@ struct minimum {
     }
 };
 
-/// The largest; a NaN of any rank is the result.
+/// The largest; NaN if a rank has one.
 struct maximum {
     static constexpr bool elementwise = true;  ///< works on vectors as on numbers
     static constexpr bool selects = true;      ///< one of the two is the result
@@ -113,7 +115,7 @@ struct maximum {
     [[gnu::always_inline]] GPUSHARE_HD static constexpr void into(A& a, const A& b) noexcept {
         a = ((a < b) | (b != b)) ? b : a;
     }
-    /// Two combined.
+    /// Combines two.
     template <class A>
     GPUSHARE_HD constexpr A operator()(const A& a, const A& b) const noexcept {
         A both = a;
@@ -132,7 +134,7 @@ struct average {
     [[gnu::always_inline]] GPUSHARE_HD static constexpr void into(A& a, const A& b) noexcept {
         a = a + b;
     }
-    /// What is left to do once all ranks are combined, where `a` lies.
+    /// Divides the sum in `a` by the number of ranks, once all are combined.
     template <class A, class N>
     [[gnu::always_inline]] GPUSHARE_HD static constexpr void finish_into(A& a, N n) noexcept {
         if constexpr (std::integral<N>)
@@ -140,7 +142,7 @@ struct average {
         else
             a = a / n;
     }
-    /// Two combined.
+    /// Combines two.
     template <class A>
     GPUSHARE_HD constexpr A operator()(const A& a, const A& b) const noexcept {
         A both = a;

@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-// How ranks, and the blocks of a rank, divide elements or rows among themselves.
+// Divides elements or rows among ranks, and among the blocks of a rank.
 //
 //   const auto mine = gpushare::shard_of(rows, me.rank(), me.size());     // rows [mine.begin, mine.end)
 #pragma once
@@ -20,8 +20,9 @@ struct element_range {
     [[nodiscard]] GPUSHARE_HD constexpr std::size_t size() const noexcept { return end - begin; }
 };
 
-/// What number `index` of `shards` gets of `count` elements or rows: consecutive ones, cut at multiples of `grain`. All shards are of
-/// one size, or a grain apart; the last may be empty. Where a result is sharded among ranks, rank r keeps shard r of its rows.
+/// Shard `index` of `shards` consecutive parts of `count` elements or rows, cut at multiples of `grain`. Sizes differ
+/// by a grain at most, and the last shard may be smaller still or empty. Of a sharded result, rank r keeps shard r of
+/// the rows.
 [[nodiscard]] GPUSHARE_HD constexpr element_range shard_of(std::size_t count, std::uint32_t index, std::uint32_t shards,
                                                            std::size_t grain = 1) noexcept {
     const std::size_t grains = count / grain + (count % grain != 0 ? 1 : 0);

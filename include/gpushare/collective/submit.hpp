@@ -1,29 +1,29 @@
 // SPDX-License-Identifier: Apache-2.0
-// Collectives on the devices' streams: one cooperative launch per device, submitted together or not at all, with the same
-// body that rank threads call.
+// Collectives on the devices' streams: one cooperative launch per device, all of them or none, with the same body that
+// rank threads call.
 //
-//   auto code = gpushare::submit_all_reduce(node.gangs(), devices, streams, members, ins, outs, gpushare::sum{}, {.blocks = 2});
+//   auto code = gpushare::submit_all_reduce<float>(node.gangs(), devices, std::span(streams), members, ins, outs, n);
 //   streams[0].record().wait(never);   auto fault = gpushare::fault_of(members[0]);
 //
-// The launches wait for each other on the devices, so all must become resident: what a
-// device can't hold at once is refused. A group that would fit alone, but not beside the groups that were submitted to its
-// devices before, waits for them on the devices, and so does the next collective of a channel on other streams. (A node's own
-// gang order knows these: see detail/gang_residents.hpp. It doesn't know what others have a captured graph launch.)
+// The launches wait for each other on the devices, so all blocks must be resident at once: what a device can't hold is
+// refused. A group that would fit alone, but not beside the groups submitted to its devices before, waits for them on
+// the devices. So does the next collective of a channel on other streams. (The node's gang order,
+// detail/gang_residents.hpp, knows these groups. It doesn't know collectives in captured graphs that others launch.)
 //
 //   submit, submit_all_reduce, submit_run, submit_run_sharded            each rank on a stream of its own
-//   submit_shared, submit_shared_all_reduce, submit_shared_run, ...      ranks that share a device: one launch for all of them
+//   submit_shared, submit_shared_all_reduce, submit_shared_run, ...      ranks that share a device, in one launch
 //
-// The `run` forms take the pipelines of pipeline.hpp, one of each rank, which differ in the memory that they point to alone:
+// The `run` forms take pipelines (pipeline.hpp), one for each rank, which differ only in the memory that they point to:
 //
-//   std::vector<decltype(finish(0))> steps;       // finish(r): gs::reduced(x[r], width) | gs::rms_norm(weight[r], 1e-6F)
-//   auto code = gpushare::submit_run(node.gangs(), devices, streams, members, std::span(std::as_const(steps)), outs);
+//   std::vector<decltype(finish(0))> steps;     // finish(r): gs::reduced(x[r], width) | gs::rms_norm(weight[r], 1e-6F)
+//   auto code = gpushare::submit_run(node.gangs(), devices, std::span(streams), members,
+//                                    std::span(std::as_const(steps)), outs);
 #pragma once
 
 #include <cstddef>
 #include <span>
 
 #include <gpushare/collective/communicator.hpp>
-#include <gpushare/collective/detail/all_reduce.hpp>
 #include <gpushare/collective/detail/collectives.hpp>
 #include <gpushare/collective/detail/submit.hpp>
 #include <gpushare/collective/fault.hpp>
@@ -43,10 +43,10 @@ inline namespace GPUSHARE_ABI {
 ///   too_many_blocks         a device can't hold so many blocks at once
 ///   invalid_specification   the sizes of the spans differ, or more blocks than the communicator has
 ///   not_supported           the ranks' devices don't reach each other's memory, which this collective needs
-///   duplicate_device        several ranks are on one device, whose launches needn't run side by side: see submit_shared
-///   capturing               some of the streams are captured, and others aren't. Where all are, the graph gets the collective
-/// Throws what the streams throw; if that happens between two launches, the group is aborted, so nobody hangs. Up to 32 ranks
-/// it allocates nothing besides what the streams and the gang order do.
+///   duplicate_device        several ranks are on one device, whose launches may not run at once: see submit_shared
+///   capturing               only some of the streams are being captured; if all are, the graph gets the collective
+/// Throws what the streams throw; if that happens between two launches, the group is aborted, so that no rank hangs. Up
+/// to 32 ranks, only the streams and the gang order allocate.
 template <gang_order Gangs, launcher Stream, class Body>
 [[nodiscard]] errc submit(Gangs& gangs, std::span<const device_id> devices, std::span<Stream> streams,
                           std::span<const member> members, std::span<const Body> bodies,
@@ -56,19 +56,15 @@ template <gang_order Gangs, launcher Stream, class Body>
         gangs, devices, streams, members, [&](std::size_t r) -> const Body& { return bodies[r]; }, options);
 }
 
-/// An all-reduce of ins[r] into outs[r] on every device.
+/// An all-reduce of `count` elements from ins[r] to outs[r] on every device. In all else as submit().
 template <reducible T, gang_order Gangs, launcher Stream, class Op = sum>
 [[nodiscard]] errc submit_all_reduce(Gangs& gangs, std::span<const device_id> devices, std::span<Stream> streams,
                                      std::span<const member> members, std::span<const T* const> ins,
                                      std::span<T* const> outs, std::size_t count, Op op = {},
                                      const launch_options& options = {}) {
-    if (ins.size() != members.size() || outs.size() != members.size() || members.empty())
-        return errc::invalid_specification;
-    const all_reduce_plan plan = members[0].tuning().plan(members[0].size(), count * sizeof(T));
-    const auto body_of = [&](std::size_t r) {
-        return detail::all_reduce_body<T, Op>{ins[r], outs[r], count, op, plan};
-    };
-    return detail::submit_each(gangs, devices, streams, members, body_of, options);
+    return detail::submit_all_reduces(members, ins, outs, count, op, [&](const auto& body_of) {
+        return detail::submit_each(gangs, devices, streams, members, body_of, options);
+    });
 }
 
 /// Launches bodies[r] for rank r, all on `stream` of `device`; `options.blocks` is of each rank. Errors as submit(), and
@@ -81,19 +77,15 @@ template <gang_order Gangs, launcher Stream, class Body>
         gangs, device, stream, members, [&](std::size_t r) -> const Body& { return bodies[r]; }, options);
 }
 
-/// An all-reduce of ins[r] into outs[r].
+/// An all-reduce of `count` elements from ins[r] to outs[r]. In all else as submit_shared().
 template <reducible T, gang_order Gangs, launcher Stream, class Op = sum>
 [[nodiscard]] errc submit_shared_all_reduce(Gangs& gangs, device_id device, Stream& stream,
                                             std::span<const member> members, std::span<const T* const> ins,
                                             std::span<T* const> outs, std::size_t count, Op op = {},
                                             const launch_options& options = {}) {
-    if (ins.size() != members.size() || outs.size() != members.size() || members.empty())
-        return errc::invalid_specification;
-    const all_reduce_plan plan = members[0].tuning().plan(members[0].size(), count * sizeof(T));
-    const auto body_of = [&](std::size_t r) {
-        return detail::all_reduce_body<T, Op>{ins[r], outs[r], count, op, plan};
-    };
-    return detail::submit_shared_each(gangs, device, stream, members, body_of, options);
+    return detail::submit_all_reduces(members, ins, outs, count, op, [&](const auto& body_of) {
+        return detail::submit_shared_each(gangs, device, stream, members, body_of, options);
+    });
 }
 
 /// Launches steps[r] for rank r on streams[r], with the whole result to outs[r]. As submit() in all else, and besides:

@@ -1,15 +1,15 @@
 // SPDX-License-Identifier: Apache-2.0
-// Measures which algorithm is the fastest at which size, on this machine and with these ranks.
+// Measures which algorithm is the fastest for each size, on this machine and with these ranks.
 //
 //   // every rank's thread:
 //   auto table = gpushare::tune(me);
 //   // then one of them, when all are done:
 //   group.set_tuning(table);                      // and table.save() for the next run
 //
-// For what is submitted to streams, whoever submits and times it calls tune_submitted().
+// For collectives on streams, time them yourself and pass the function to tune_submitted().
 //
-// A size is used in three ways: again and again in the same buffers (warm), in buffers that no cache holds (cold), and in place.
-// It gets the plan that is never far behind the best one: whose worst ratio to the best, of the three, is the least.
+// Each size is measured in three ways: again and again in the same buffers (warm), in buffers that no cache holds
+// (cold), and in place. It gets the plan whose worst ratio to the best one, over the three ways, is the smallest.
 #pragma once
 
 #include <array>
@@ -25,9 +25,9 @@
 namespace gpushare {
 inline namespace GPUSHARE_ABI {
 
-/// A table for groups of this size, from sums of floats: takes some seconds. Called by every rank; every rank gets the same.
-/// Throws std::bad_alloc, operation_error (errc::invalid_specification) if the smallest size is less than a float, and what goes
-/// wrong in a collective.
+/// Measures sums of floats and returns a table for groups of this size. Takes some seconds. Every rank calls it, and
+/// gets the same table. Throws std::bad_alloc, operation_error (errc::invalid_specification) if the smallest size is
+/// less than a float, and faults of its collectives.
 [[nodiscard]] inline tuning_table tune(const member& me, const tune_options& options = {}) {
     detail::check_sizes(options);
     detail::tuner measuring(me, options);
@@ -35,9 +35,9 @@ inline namespace GPUSHARE_ABI {
                             [&](std::uint64_t size) { return detail::tuner::regrets(measuring.measure(size)); });
 }
 
-/// The same for collectives that are submitted: took(plan, bytes) says what one takes that is submitted by this plan, in any
-/// unit, as seen by whoever times it (two points of a stream do), or infinity for a plan that can't be used. Of `options`, the
-/// sizes alone count.
+/// The same for submitted collectives. took(plan, bytes) submits one by this plan and returns its time in any unit, for
+/// example between two points of the stream, or infinity if the plan can't be used. Only the sizes in `options` are
+/// used.
 template <std::invocable<const all_reduce_plan&, bytes> Took>
 [[nodiscard]] tuning_table tune_submitted(std::uint32_t ranks, const Took& took, const tune_options& options = {}) {
     detail::check_sizes(options);

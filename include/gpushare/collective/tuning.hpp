@@ -1,11 +1,11 @@
 // SPDX-License-Identifier: Apache-2.0
-// Which algorithm an all-reduce of which size goes by, and how a fused one stores its results: a table that was measured, that
-// a person can read and change, and that is saved as text.
+// A tuning table: which algorithm an all-reduce of each size goes by, and how a fused one stores its results. It is
+// measured, can be read and changed by a person, and is saved as text.
 //
-//   auto table = gpushare::tuning_table::load(text);      // "2 4096 one_shot cached\n2 any two_shot streaming places=2\n"
+//   auto table = gpushare::tuning_table::load("2 4096 one_shot cached\n2 any two_shot streaming places=2\n");
 //   gpushare::communicator group(4, {.tuning = table});
 //
-// Whatever it says, the result has the same bits: every algorithm combines the ranks of an element in their order.
+// The table never changes the result's bits: every algorithm combines the ranks of an element in rank order.
 #pragma once
 
 #include <algorithm>
@@ -26,7 +26,7 @@
 namespace gpushare {
 inline namespace GPUSHARE_ABI {
 
-/// How an all-reduce goes. S bytes a rank, R ranks:
+/// The algorithms of an all-reduce, with their waits and traffic for S bytes a rank and R ranks:
 ///   one_shot       each rank leaves its data in its slot and combines all of it itself: one wait, (R+2)RS bytes
 ///   two_shot       each rank combines a part straight from all inputs and writes it to all outputs: two waits, 2RS bytes
 ///   ring           parts go from rank to rank in chunks: each rank talks to its neighbours only
@@ -42,35 +42,36 @@ enum class algorithm : std::uint8_t {
     return names[static_cast<std::size_t>(a)];
 }
 
-/// How a plain all-reduce goes. The fields behind `how` are for the two-shot.
+/// The plan of a plain all-reduce. The fields after `how` are for the two-shot.
 struct all_reduce_plan {
     algorithm how = algorithm::two_shot;  ///< see algorithm
-    /// Results go past the caches: not in place, where they are in the caches already, nor to addresses that don't allow it.
+    /// Stores results past the caches, except in place, where the lines are in the caches already, and at addresses
+    /// that don't allow it.
     bool streaming = false;
-    /// At how many places of its share a thread stores past the caches by turns: 1 or 2.
+    /// With `streaming`: how many places of its part a thread writes alternately, 1 or 2.
     std::uint8_t places = 1;
-    /// How many cache lines ahead of its work a thread asks for those that it reads and writes; 0 leaves that to the
-    /// processor. Where results stay in the caches.
+    /// Where results are stored through the caches, in place with `streaming` too: how many cache lines ahead of its
+    /// work a thread prefetches; 0 leaves that to the processor.
     std::uint8_t ahead = 0;
     friend constexpr bool operator==(const all_reduce_plan&, const all_reduce_plan&) = default;
 };
 
-/// How a fused all-reduce goes: always by whole rows in two shots, so the one choice is how it stores. A type of its own, so that
-/// nobody writes down an algorithm that a fused call wouldn't follow.
+/// The plan of a fused all-reduce. It always goes by whole rows in two shots, so the only choice is how it stores. A
+/// type of its own, so that a table can't name an algorithm that a fused call wouldn't follow.
 struct fused_plan {
     bool streaming = false;  ///< results go past the caches
     friend constexpr bool operator==(const fused_plan&, const fused_plan&) = default;
 };
 
-/// A value. Safe to read from any thread.
+/// Plans by number of ranks and bytes. A value; safe to read from any thread.
 class tuning_table {
 public:
-    /// What calls of up to so many ranks and bytes a rank get.
+    /// One row of a table: the plan for up to `ranks` ranks and up to `bytes` bytes a rank.
     template <class Plan>
     struct row_of {
-        std::uint32_t ranks = 0;  ///< up to so many
-        std::uint64_t bytes = 0;  ///< a rank, up to so many
-        Plan plan{};              ///< what they get
+        std::uint32_t ranks = 0;  ///< at most
+        std::uint64_t bytes = 0;  ///< of each rank, at most
+        Plan plan{};              ///< the plan for these
         friend constexpr bool operator==(const row_of&, const row_of&) = default;
     };
     using row = row_of<all_reduce_plan>;   ///< of plain all-reduces
@@ -79,7 +80,7 @@ public:
     static constexpr std::uint32_t any_ranks = std::numeric_limits<std::uint32_t>::max();  ///< a row without a limit
     static constexpr std::uint64_t any_bytes = std::numeric_limits<std::uint64_t>::max();  ///< a row without a limit
 
-    /// Everything by two shots, cached.
+    /// Every call by the two-shot, with results stored through the caches.
     tuning_table() = default;
     /// Rows in any order. Fused calls store past the caches where plain ones of the same size do.
     explicit tuning_table(std::vector<row> rows) : rows_(sorted(std::move(rows))), fused_(like(rows_)) {}
@@ -87,14 +88,16 @@ public:
     tuning_table(std::vector<row> rows, std::vector<fused_row> fused)
         : rows_(sorted(std::move(rows))), fused_(sorted(std::move(fused))) {}
 
-    /// What was found on a machine with a processor of this one's maker: good to begin with. What `tune` finds here is better.
+    /// The table measured on a machine with a processor of the same vendor as this one. It is a start; tune() finds a
+    /// better one.
     [[nodiscard]] static tuning_table measured() {
 #if defined(__x86_64__)
         if (__builtin_cpu_is("amd")) return measured_on_epyc();
 #endif
         return measured_on_xeon();
     }
-    /// With 2 and 4 ranks on 2 cores of a Xeon (AVX-512, 2 MiB of second-level cache each), where nobody reads the results.
+    /// Measured with 2 and 4 ranks on 2 cores of a Xeon (AVX-512, 2 MiB of second-level cache each), where nobody reads
+    /// the results.
     [[nodiscard]] static tuning_table measured_on_xeon() {
         using enum algorithm;
         return tuning_table({{2, 512, {one_shot}},
@@ -104,7 +107,8 @@ public:
                              {any_ranks, std::uint64_t{1} << 20, {two_shot, false, 1, 16}},
                              {any_ranks, any_bytes, {two_shot, true, 1, 16}}});
     }
-    /// With 2 and 4 ranks on 2 cores of an EPYC (AVX-512, 32 MiB of third-level cache), where each rank reads its results.
+    /// Measured with 2 and 4 ranks on 2 cores of an EPYC (AVX-512, 32 MiB of third-level cache), where each rank reads
+    /// its results.
     [[nodiscard]] static tuning_table measured_on_epyc() {
         using enum algorithm;
         return tuning_table({{2, 512, {one_shot}},
@@ -114,11 +118,11 @@ public:
                              {any_ranks, std::uint64_t{2} << 20, {two_shot}},
                              {any_ranks, any_bytes, {two_shot, true}}});
     }
-    /// Everything by one plan.
+    /// Every call by one plan.
     [[nodiscard]] static tuning_table always(const all_reduce_plan& plan) {
         return tuning_table({{any_ranks, any_bytes, plan}});
     }
-    /// The same with the other fields of the plan as they begin.
+    /// The same, with defaults for the plan's other fields.
     [[nodiscard]] static tuning_table always(algorithm how) { return always(all_reduce_plan{how}); }
 
     [[nodiscard]] std::span<const row> rows() const noexcept { return rows_; }               ///< the smallest first
@@ -134,9 +138,9 @@ public:
         return first(fused_, ranks, bytes);
     }
 
-    /// A line per row: ranks, bytes, algorithm, "cached" or "streaming", and "places=2" or "ahead=16" where they differ from
-    /// what they are otherwise; "any" for a row without a limit; "fused" for the algorithm in rows of fused calls, which are
-    /// written where they don't follow from the others.
+    /// One line per row: ranks, bytes, algorithm, "cached" or "streaming", then "places=2" or "ahead=16" if not the
+    /// default. A row without a limit has "any". Rows of fused calls have "fused" for the algorithm; they are left out
+    /// if they follow from the others.
     [[nodiscard]] std::string save() const {
         std::string text;
         for (const row& r : rows_) {

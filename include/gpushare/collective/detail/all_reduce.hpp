@@ -1,9 +1,10 @@
 // SPDX-License-Identifier: Apache-2.0
-// The algorithms of a plain all-reduce, as a body that rank threads, blocks of the host backend and blocks of a device run alike.
+// The algorithms of a plain all-reduce, as one body that rank threads, blocks of the host backend and blocks of a
+// device run.
 //
 //   all_reduce_body<float, sum>{in, out, n, {}, {algorithm::one_shot}}(session, blocks)
 //
-// Each plan falls back to one that always works where the elements don't fit. The ring is in ring.hpp.
+// If the elements don't fit the plan's algorithm, it falls back to one that always works. The ring is in ring.hpp.
 #pragma once
 
 #include <cstddef>

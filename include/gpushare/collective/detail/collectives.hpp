@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
-// The collectives besides all-reduce, as bodies that rank threads, blocks of the host backend and blocks of a device run alike:
-// all ranks meet, each moves its share straight from the senders' buffers to the receivers', all finish.
+// The other collectives, as bodies that rank threads, blocks of the host backend and blocks of a device run: all ranks
+// meet, each moves its part straight from the senders' buffers to the receivers', all finish.
 //
 //   broadcast_body<float>{data, n, root}(session, blocks)
 #pragma once
@@ -47,7 +47,20 @@ struct reduce_scatter_body {
     }
 };
 
-/// Everyone reads what the others have: writing would need a wait more where outputs are inputs.
+/// Behind `meet`: reads this block's shard of `count` elements from each rank, `skip` elements behind where it told, into `out`, rank
+/// after rank. Everyone reads what the others have: writing would need a wait more where outputs are inputs.
+GPUSHARE_EXEC_CHECK_DISABLE
+template <class T, class Context>
+GPUSHARE_HD void gather_parts(session<Context>& t, T* out, std::size_t count, std::size_t skip,
+                              std::uint32_t blocks) noexcept {
+    const element_range mine = shard_of(count, t.block(), blocks, vector_grain);
+    for (std::uint32_t i = 0; i < t.ranks(); ++i) {
+        const std::uint32_t r = (t.rank() + i) % t.ranks();  // not all at the same rank's
+        const T* const from = static_cast<const T*>(t.signal_from(r).in) + skip;
+        copy_elements(t.context(), out + r * count + mine.begin, from + mine.begin, mine.size());
+    }
+}
+
 template <class T>
 struct all_gather_body {
     const T* in;
@@ -59,12 +72,7 @@ struct all_gather_body {
     template <class Context>
     GPUSHARE_HD collective_fault operator()(session<Context>& t, std::uint32_t blocks) const {
         if (!t.meet(call_signature(kind, type_id<T>(), 0, count, blocks), in)) return t.fault();
-        const element_range mine = shard_of(count, t.block(), blocks, vector_grain);
-        for (std::uint32_t i = 0; i < t.ranks(); ++i) {
-            const std::uint32_t r = (t.rank() + i) % t.ranks();  // not all at the same rank's
-            copy_elements(t.context(), out + r * count + mine.begin,
-                          static_cast<const T*>(t.signal_from(r).in) + mine.begin, mine.size());
-        }
+        gather_parts(t, out, count, 0, blocks);
         return t.finish();
     }
 };
@@ -119,12 +127,7 @@ struct all_to_all_body {
     template <class Context>
     GPUSHARE_HD collective_fault operator()(session<Context>& t, std::uint32_t blocks) const {
         if (!t.meet(call_signature(kind, type_id<T>(), 0, count, blocks), in)) return t.fault();
-        const element_range mine = shard_of(count, t.block(), blocks, vector_grain);
-        for (std::uint32_t i = 0; i < t.ranks(); ++i) {
-            const std::uint32_t r = (t.rank() + i) % t.ranks();
-            const T* const from = static_cast<const T*>(t.signal_from(r).in) + t.rank() * count;
-            copy_elements(t.context(), out + r * count + mine.begin, from + mine.begin, mine.size());
-        }
+        gather_parts(t, out, count, t.rank() * count, blocks);
         return t.finish();
     }
 };

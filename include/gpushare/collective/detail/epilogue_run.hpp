@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
-// How the stages of an epilogue are run over a row: a few elements at a time through all stages, in registers; once more over
-// the row for each look that a row stage takes.
+// Runs the stages of an epilogue over a row: a few elements at a time go through all stages in registers. Each look of
+// a row stage needs one more pass over the row.
 //
 //   run_widest(ctx, epilogue, source, scratch, outputs, [&](auto&& run) { run(place{...}, end); });
 #pragma once

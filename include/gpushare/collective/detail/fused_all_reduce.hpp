@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
-// A fused all-reduce as a body that rank threads, blocks of the host backend and blocks of a device run alike: each rank combines
-// its shard of the rows, runs the stages on them, and stores the finished rows to all ranks, or keeps them.
+// A fused all-reduce as a body that rank threads, blocks of the host backend and blocks of a device run: each rank
+// combines its shard of the rows, runs the stages on them, and stores the finished rows to all ranks, or keeps them.
 //
 //   fused_body<float, sum, false, Stages...>{pipeline, out, plan}(session, blocks)
 #pragma once
@@ -105,11 +105,7 @@ struct fused_body {
                 run_rows(t.context(), all, range, from, scratch, peer_outputs{from_rank, t.ranks(), sharing});
             whole = t.still_open();
         }
-        if (!t.all_agree(whole)) {
-            t.fail(errc::aborted, t.rank());
-            return t.fault();
-        }
-        return t.finish();
+        return t.finish_if(whole);
     }
 };
 

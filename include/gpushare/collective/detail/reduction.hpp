@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
-// The inner loops of the reducing collectives: the ranks of each element combined in their order, and handed to a sink that
-// stores them. Also copying, and the number by which ranks notice that they called different things.
+// The inner loops of the reducing collectives: they combine each element of all ranks, in the order of ranks, and hand the result
+// to a sink that stores it. Also copies, and call_signature(), by which ranks notice that their calls don't match.
 //
 //   reduce_elements<T>(ctx, op, ranks, {0, n}, [&](std::uint32_t r) { return input_of(r); }, single_output<T>{out});
 #pragma once
@@ -10,14 +10,15 @@
 #include <cstring>
 
 #include <gpushare/collective/detail/session.hpp>
-#include <gpushare/collective/detail/simd/bundle.hpp>
 #include <gpushare/collective/detail/simd/cache_line.hpp>
+#include <gpushare/collective/detail/values.hpp>
 #include <gpushare/collective/fault.hpp>
 #include <gpushare/collective/float_moves.hpp>
 #include <gpushare/collective/reduce_ops.hpp>
 #include <gpushare/collective/shard.hpp>
 #include <gpushare/collective/tuning.hpp>
 #include <gpushare/config.hpp>
+#include <gpushare/packed.hpp>
 
 namespace gpushare {
 inline namespace GPUSHARE_ABI {
@@ -54,9 +55,9 @@ template <class T>
 struct single_output {
     T* out;
     GPUSHARE_EXEC_CHECK_DISABLE
-    template <class Bundle>
-    GPUSHARE_HD void put(std::size_t i, const Bundle& b) const noexcept {
-        b.store(out + i);
+    template <class Values>
+    GPUSHARE_HD void put(std::size_t i, const Values& v) const noexcept {
+        v.store(out + i);
     }
     GPUSHARE_EXEC_CHECK_DISABLE
     GPUSHARE_HD void put_one(std::size_t i, const T& x) const noexcept { out[i] = x; }
@@ -67,8 +68,7 @@ GPUSHARE_EXEC_CHECK_DISABLE
 template <class Context, class T>
 GPUSHARE_HD void copy_elements(Context& ctx, T* to, const T* from, std::size_t n) noexcept {
     if (to == from || n == 0) return;
-    if constexpr (bundle_width<Context, T>() == 16 &&
-                  requires { typename std::bool_constant<Context::num_threads() == 1>; }) {
+    if constexpr (is_one_thread<Context>) {
         std::memcpy(static_cast<void*>(to), from, n * sizeof(T));
     } else {
         constexpr std::size_t width = packed<T>::width;
@@ -86,8 +86,8 @@ template <class T, std::uint32_t Ranks, class Context, class Op, class From, cla
 GPUSHARE_HD void reduce_known(Context& ctx, const Op& op, std::uint32_t ranks, element_range range, const From& from,
                               const Sink& sink) noexcept {
     using A = accumulator_t<T, Op>;
-    constexpr std::size_t width = bundle_width<Context, T>();
-    using values = bundle<A, width>;
+    using values = values_of<Context, T, Op>;
+    constexpr std::size_t width = values::width;
     const std::uint32_t n = Ranks != 0 ? Ranks : ranks;
     const std::size_t whole = range.begin + range.size() / width * width;
     for (std::size_t i = range.begin + ctx.thread_rank() * width; i < whole; i += ctx.num_threads() * width) {
@@ -123,13 +123,13 @@ template <class T, class Context, bool Streaming>
 struct all_outputs {
     const session<Context>& t;
     GPUSHARE_EXEC_CHECK_DISABLE
-    template <class Bundle>
-    GPUSHARE_HD void put(std::size_t i, const Bundle& b) const noexcept {
+    template <class Values>
+    GPUSHARE_HD void put(std::size_t i, const Values& v) const noexcept {
         for (std::uint32_t r = 0; r < t.ranks(); ++r) {
             if constexpr (Streaming)
-                b.stream(static_cast<T*>(t.signal_from(r).out) + i);
+                v.stream(static_cast<T*>(t.signal_from(r).out) + i);
             else
-                b.store(static_cast<T*>(t.signal_from(r).out) + i);
+                v.store(static_cast<T*>(t.signal_from(r).out) + i);
         }
     }
     GPUSHARE_EXEC_CHECK_DISABLE
@@ -144,14 +144,14 @@ struct two_outputs {
     T* first;
     T* second;
     GPUSHARE_EXEC_CHECK_DISABLE
-    template <class Bundle>
-    GPUSHARE_HD void put(std::size_t i, const Bundle& b) const noexcept {
+    template <class Values>
+    GPUSHARE_HD void put(std::size_t i, const Values& v) const noexcept {
         if constexpr (Streaming) {
-            b.stream(first + i);
-            b.stream(second + i);
+            v.stream(first + i);
+            v.stream(second + i);
         } else {
-            b.store(first + i);
-            b.store(second + i);
+            v.store(first + i);
+            v.store(second + i);
         }
     }
     GPUSHARE_EXEC_CHECK_DISABLE
@@ -260,11 +260,7 @@ GPUSHARE_HD collective_fault reduce_to_all(session<Context>& t, const Op& op, el
         whole = t.still_open();
     }
     if (plan.streaming) finish_streaming();
-    if (!t.all_agree(whole)) {
-        t.fail(errc::aborted, t.rank());
-        return t.fault();
-    }
-    return t.finish();
+    return t.finish_if(whole);
 }
 
 }  // namespace detail

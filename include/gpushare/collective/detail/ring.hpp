@@ -1,11 +1,11 @@
 // SPDX-License-Identifier: Apache-2.0
-// The all-reduce in which each rank talks to its neighbours only: partial results go from rank 0 up to the last, which hands
-// the results on around the ring, chunk by chunk. As much traffic per link as the usual ring with its parts that start at
-// different ranks, but every element is combined in the order of the ranks, so the bits are those of the other algorithms;
-// partial results travel in the type they are computed in for the same reason.
+// The ring all-reduce, in which each rank talks to its neighbours only. Partial results go from rank 0 up to the last
+// rank, which passes the results on around the ring, chunk by chunk. The traffic per link is that of the usual ring,
+// whose parts start at different ranks. But here every element is combined in rank order, so the bits are those of the
+// other algorithms; for the same reason partial results travel in the type that they are computed in.
 //
-// A rank at step s combines chunk s, then takes the result of chunk s - lag. Each wait is for something at an earlier step,
-// or at the same step for the rank before: there is no circle, as long as lag < depth.
+// At step s a rank combines chunk s, then takes the result of chunk s - lag. It waits only for something of an earlier
+// step, or for the rank before it at the same step. So waits form no cycle, as long as lag < depth.
 #pragma once
 
 #include <cstddef>

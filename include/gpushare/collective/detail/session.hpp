@@ -1,19 +1,19 @@
 // SPDX-License-Identifier: Apache-2.0
-// What one block of a rank does in one collective: takes the next epoch, tells the other ranks, waits for them, and gets out
-// safely when one of them fails. The same code in a rank's own thread, in a block of the host backend and on a device.
+// One block's part in one collective: it takes the next epoch, tells the other ranks, waits for them, and gets out
+// safely if one of them fails. The same code runs in a rank's thread, in a block of the host backend and on a device.
 //
 //   session s(ctx, view, rank, block, collective_kind::barrier, deadline);
 //   if (!s.enter() || !s.meet(signature, in, out)) return s.fault();     // all are here
 //   ... read theirs, write theirs ...
 //   return s.finish();                                                     // all are done with mine
 //
-// Memory orders. Whatever a rank wrote before `meet` is visible to the others behind it: its release of `ready` pairs with
-// their acquire. The same for `done`. On a device the release comes from one thread after ctx.sync(), which orders it
-// behind the writes of the whole block, and an acquire by one thread holds for all behind the next sync.
+// Memory orders. What a rank wrote before `meet` is visible to the others after it: the rank's release of `ready` pairs
+// with their acquire. The same holds for `done`. On a device one thread does the release, after ctx.sync(), which
+// orders it after the writes of the whole block; one thread's acquire holds for all threads after the next sync.
 //
-// What crosses the bus to the host (see host_report) keeps off the way from entering to telling: a read takes a microsecond
-// there and back, and a release waits for what was written over it before. So a rank says where it is once it has told the
-// others, and looks for the host's request while it waits, now and then in long work, and when it leaves.
+// Accesses to host memory over the bus (see host_report) are kept off the path from entering to telling: a read there
+// takes a microsecond, and a release waits for earlier writes over the bus. So a rank reports where it is after it has
+// told the others, and looks for the host's request while it waits, now and then in long work, and when it leaves.
 #pragma once
 
 #include <chrono>
@@ -211,6 +211,15 @@ public:
             return fault_;
         }
         return leave();
+    }
+
+    /// The end of work that was looked up from: finishes if all threads of the block did the whole of it, else gives up, for the
+    /// group has been closed.
+    GPUSHARE_EXEC_CHECK_DISABLE
+    GPUSHARE_HD collective_fault finish_if(bool whole) noexcept {
+        if (all_agree(whole)) return finish();
+        fail(errc::aborted, rank_);
+        return fault_;
     }
 
     /// Leaves without waiting: for collectives in which nobody touches another rank's buffers, only its slot.

@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
-// The kernels of submitted collectives and how they are launched: a cooperative launch for each rank, together or not at all, or
-// one for all ranks that share a device. What submit.hpp offers by name.
+// The kernels of submitted collectives and their launch: a cooperative launch for each rank, all of them or none, or
+// one launch for all ranks that share a device. submit.hpp is the public part.
 //
 //   submit_each(gangs, devices, streams, members, [&](std::size_t r) { return body_of_rank(r); }, options)
 #pragma once
@@ -16,6 +16,7 @@
 #include <vector>
 
 #include <gpushare/collective/communicator.hpp>
+#include <gpushare/collective/detail/all_reduce.hpp>
 #include <gpushare/collective/detail/fused_all_reduce.hpp>
 #include <gpushare/collective/detail/session.hpp>
 #include <gpushare/collective/detail/workspace.hpp>
@@ -153,6 +154,15 @@ private:
 
 using device_parts = gang_residents<immediate_point>;  // for its arithmetic
 
+/// What both forms of submitting refuse: members that aren't a whole group, more blocks than it has, and what its devices can't reach.
+template <class Body>
+[[nodiscard]] errc check_members(std::span<const member> members, const launch_options& options) noexcept {
+    if (members.empty() || members.size() != members[0].size() || options.blocks == 0 ||
+        options.blocks > members[0].view().blocks)
+        return errc::invalid_specification;
+    return members[0].view().direct || works_through_slots<Body> ? errc::none : errc::not_supported;
+}
+
 /// As submit() below, with `body_of(r)` for the body of rank r: made when it is launched, so they aren't kept anywhere.
 template <gang_order Gangs, launcher Stream, class BodyOf>
 requires std::invocable<const BodyOf&, std::size_t>
@@ -160,10 +170,8 @@ requires std::invocable<const BodyOf&, std::size_t>
                                std::span<const member> members, const BodyOf& body_of, const launch_options& options) {
     using body = std::remove_cvref_t<std::invoke_result_t<const BodyOf&, std::size_t>>;
     const std::size_t ranks = members.size();
-    if (ranks == 0 || devices.size() != ranks || streams.size() != ranks || ranks != members[0].size() ||
-        options.blocks == 0 || options.blocks > members[0].view().blocks)
-        return errc::invalid_specification;
-    if (!members[0].view().direct && !works_through_slots<body>) return errc::not_supported;
+    if (devices.size() != ranks || streams.size() != ranks) return errc::invalid_specification;
+    if (const errc why = check_members<body>(members, options); why != errc::none) return why;
     if constexpr (!launches_run_together<Stream>)
         for (std::size_t r = 1; r < ranks; ++r)
             for (std::size_t other = 0; other < r; ++other)
@@ -218,8 +226,6 @@ struct shared_device_kernel {
     Body bodies[max_shared_ranks];
 
     GPUSHARE_EXEC_CHECK_DISABLE
-    ///   duplicate_device        several ranks are on one device, whose launches needn't run side by side: see submit_shared()
-    ///   capturing               some of the streams are captured, and others aren't. Where all are, the graph gets the collective
     template <kernel_context C>
     GPUSHARE_HD void operator()(C& ctx) const {
         const std::uint32_t blocks = ctx.num_blocks() / view.ranks;
@@ -237,10 +243,8 @@ requires std::invocable<const BodyOf&, std::size_t>
                                       const BodyOf& body_of, const launch_options& options) {
     using body = std::remove_cvref_t<std::invoke_result_t<const BodyOf&, std::size_t>>;
     const std::size_t ranks = members.size();
-    if (ranks == 0 || ranks > max_shared_ranks || ranks != members[0].size() || options.blocks == 0 ||
-        options.blocks > members[0].view().blocks)
-        return errc::invalid_specification;
-    if (!members[0].view().direct && !works_through_slots<body>) return errc::not_supported;
+    if (ranks > max_shared_ranks) return errc::invalid_specification;
+    if (const errc why = check_members<body>(members, options); why != errc::none) return why;
     const auto some = [&](std::size_t r) -> decltype(auto) { return body_of(r < ranks ? r : 0); };
     const shared_device_kernel<body> kernel{
         members[0].view(),
@@ -260,7 +264,17 @@ requires std::invocable<const BodyOf&, std::size_t>
     return code;
 }
 
-/// Hands `submit` a function that makes the body of each rank.
+/// Hands `submit` a function that makes each rank's body of an all-reduce.
+template <class T, class Op, class Submit>
+[[nodiscard]] errc submit_all_reduces(std::span<const member> members, std::span<const T* const> ins,
+                                      std::span<T* const> outs, std::size_t count, Op op, const Submit& submit) {
+    if (ins.size() != members.size() || outs.size() != members.size() || members.empty())
+        return errc::invalid_specification;
+    const all_reduce_plan plan = members[0].tuning().plan(members[0].size(), count * sizeof(T));
+    return submit([&](std::size_t r) { return all_reduce_body<T, Op>{ins[r], outs[r], count, op, plan}; });
+}
+
+/// The same of a pipeline.
 template <bool Sharded, class Submit, class T, class Op, class... Stages>
 [[nodiscard]] errc submit_pipelines(std::span<const member> members, std::span<const pipeline<T, Op, Stages...>> steps,
                                     std::span<typename pipeline<T, Op, Stages...>::out_type* const> outs,

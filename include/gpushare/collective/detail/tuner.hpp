@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-// How plans of an all-reduce are measured and compared: what tune() and tune_submitted() are made of.
+// Measures and compares plans of an all-reduce, for tune() and tune_submitted().
 //
 //   tuner measuring(me, options);    auto worst = tuner::regrets(measuring.measure(size));
 #pragma once
@@ -31,10 +31,12 @@ inline namespace GPUSHARE_ABI {
 struct tune_options {
     bytes smallest{64};      ///< of a rank
     bytes largest = 64_MiB;  ///< of a rank
-    /// What cold buffers are taken from by turns: more than the caches hold. It, or `largest`, is allocated twice by each rank.
+    /// The memory that cold buffers are taken from in turn: more than the caches hold. Each rank allocates twice that,
+    /// or twice `largest` if that is more.
     bytes arena = 64_MiB;
-    ns per_plan{5'000'000};  ///< how long to measure one plan in one way at one size, about
-    /// Whether each rank reads its results in what is measured, as most programs do: they may have gone past the caches.
+    ns per_plan{5'000'000};  ///< roughly how long to measure one plan in one way at one size
+    /// Whether each rank reads its results within the measured time, as most programs do. Results stored past the
+    /// caches are slower to read.
     bool results_are_read = true;
     instant deadline = never;  ///< of all of it
 };

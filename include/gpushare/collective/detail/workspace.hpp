@@ -1,15 +1,17 @@
 // SPDX-License-Identifier: Apache-2.0
-// The memory through which the ranks of a group talk, and its layout: one workspace a rank, allocated up front, zeroed once
-// and never reset. Plain pointers, so that it travels into kernels and stays the same under graph capture.
+// The memory through which the ranks of a group talk, and its layout: one workspace per rank, allocated up front,
+// zeroed once and never reset. It holds plain pointers, so that it can be passed to kernels and stays valid in captured
+// graphs.
 //
 //   workspace of a rank = [state of each block][signals to each block from each rank, two by turns]
 //                         [slots of each block, two by turns]
 //
-// A block is one of a rank's kernel, or the rank's one thread. Block i of all ranks work together and touch nothing of other
-// blocks, so each counts its own epochs, and the number of blocks may change from one launch to the next.
+// A block is a thread block of a rank's kernel, or the rank's one thread. The blocks i of all ranks work together and
+// touch nothing of other blocks. So each block counts its own epochs, and the number of blocks may change between
+// launches.
 //
-// **No word is changed by read-modify-write across ranks.** Over PCIe, and in pinned memory, such an operation of one device is
-// not atomic for another one. So each word has one writer, or all its writers store the same value.
+// **No word is changed by read-modify-write across ranks.** Over PCIe, and in pinned memory, such an operation of one
+// device isn't atomic for another one. So each word has one writer, or all its writers store the same value.
 #pragma once
 
 #include <cstddef>

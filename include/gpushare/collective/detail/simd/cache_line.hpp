@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
-// A cache line of elements in the widest vectors that the processor has, whatever flags the file is compiled with: loaded,
-// combined with those of other ranks, stored. What is left of a two-shot all-reduce once the ranks have met.
+// Loads a cache line of elements, combines it with those of the other ranks and stores it, in the widest vectors that the processor
+// has, whatever flags the file is compiled with. It is the inner loop of an all-reduce on a CPU.
 //
 //   line_ends ends{.signals = &s.signal_from(0), .ranks = 2, .in = first * sizeof(float), .out = first * sizeof(float)};
 //   combine_lines<float>(widest_vectors(), sum{}, ends, lines, line_stores::cached);

@@ -2,8 +2,9 @@
 // Conversions between floats and what is stored in fewer bits, one by one or a register at once: bfloat16, float16, the 8-bit
 // formats and int8_t. Rounds as stored_number does, to the bit.
 //
-//   auto words = gpushare::detail::narrow_lanes<number_format<8, 7>>{}(x);    // a float, or a simd of them
-//   auto y = gpushare::detail::widen_lanes<number_format<8, 7>>{}(words);
+//   using bfloat16_format = gpushare::detail::number_format<8, 7>;
+//   auto words = gpushare::detail::narrow_lanes<bfloat16_format>{}(x);    // x: a float, or a simd of them
+//   auto y = gpushare::detail::widen_lanes<bfloat16_format>{}(words);
 //
 // To integers: to the nearest, ties to even; what is too large becomes the largest or smallest; NaN becomes 0.
 #pragma once

@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
-// A few numbers in one vector register of the host, of 16 or 32 bytes; what is written on them reads as it does for one number,
-// and so a device, whose threads have one each, runs the same text.
+// `simd`: 4 or 8 floats or integers in one vector register of the host. Code for them reads as it does for a single number, so a
+// device, whose threads have one number each, runs the same code.
 //
 //   template <class R> R operator()(const R& x) const { return gpushare::select(x < 0.0F, x * 0.1F, x); }    // float or simd
 //

@@ -1,0 +1,93 @@
+// SPDX-License-Identifier: Apache-2.0
+// What a thread combines at once: vectors convert to the bits of single numbers, for every number and at every point where rounding
+// is decided; and vectors, arrays and single numbers combine to the same bits.
+#include <gpushare/collective/detail/values.hpp>
+
+#include <bit>
+#include <cstdint>
+#include <vector>
+
+#include "support/catch.hpp"
+#include "support/number_inputs.hpp"
+
+using gpushare::detail::float_values;
+using gpushare::detail::number_values;
+
+namespace {
+
+constexpr std::uint32_t width = 16;
+
+std::uint32_t bits(float x) { return std::bit_cast<std::uint32_t>(x); }
+
+template <class T>
+void check_all(std::vector<float> from) {
+    from.resize((from.size() + width - 1) / width * width);
+    std::size_t wrong = 0;
+    for (std::size_t i = 0; i < from.size(); i += width) {
+        T narrow[width];
+        float back[width];
+        float_values<width>::load(from.data() + i).store(narrow);
+        float_values<width>::load(narrow).store(back);
+        for (std::uint32_t j = 0; j < width; ++j) {
+            wrong += narrow[j].bits() != T{from[i + j]}.bits();
+            wrong += bits(back[j]) != bits(static_cast<float>(narrow[j]));
+        }
+    }
+    CHECK(wrong == 0);
+}
+
+}  // namespace
+
+TEMPLATE_TEST_CASE("values convert as single numbers do", "[collective]", gpushare::float16, gpushare::bfloat16,
+                   gpushare::fp8_e4m3, gpushare::fp8_e5m2) {
+    std::vector<float> decisive;
+    support::for_each_decisive_float<TestType>([&](float f) { decisive.push_back(f); });
+    for (const std::uint32_t nan : {0x7fc0'0000U, 0xffc0'0001U, 0x7f80'0001U, 0x7fff'ffffU})
+        decisive.push_back(std::bit_cast<float>(nan));
+    check_all<TestType>(decisive);
+    // Every pattern of the type, NaNs included.
+    std::size_t wrong = 0;
+    for (std::uint32_t p = 0; p < 1U << (8 * sizeof(TestType)); p += width) {
+        TestType all[width];
+        float wide[width];
+        for (std::uint32_t i = 0; i < width; ++i)
+            all[i] = TestType::from_bits(static_cast<typename TestType::bits_type>(p + i));
+        float_values<width>::load(all).store(wide);
+        for (std::uint32_t i = 0; i < width; ++i) wrong += bits(wide[i]) != bits(static_cast<float>(all[i]));
+    }
+    CHECK(wrong == 0);
+}
+
+TEMPLATE_TEST_CASE("vectors and arrays of floats combine to the same bits", "[collective]", gpushare::sum,
+                   gpushare::product, gpushare::minimum, gpushare::maximum, gpushare::average) {
+    constexpr std::uint32_t ranks = 3;
+    std::vector<float> some;
+    support::for_each_decisive_float<gpushare::float16>([&](float f) { some.push_back(f); });
+    some.resize(some.size() / (ranks * width) * (ranks * width));
+    std::size_t wrong = 0;
+    for (std::size_t i = 0; i < some.size(); i += ranks * width) {
+        const float* const at = some.data() + i;
+        const auto combined = [&](auto v, float* to) {
+            v = v.load(at);
+            for (std::uint32_t r = 1; r < ranks; ++r) v.combine(TestType{}, v.load(at + r * width));
+            v.finish(TestType{}, ranks);
+            v.store(to);
+        };
+        float vectors[width], array[width];
+        combined(float_values<width>{}, vectors);
+        combined(number_values<float, width>{}, array);
+        for (std::uint32_t j = 0; j < width; ++j) {
+            float one = at[j];
+            for (std::uint32_t r = 1; r < ranks; ++r) one = TestType{}(one, at[j + r * width]);
+            if constexpr (requires { TestType{}.finish(one, one); }) one = TestType{}.finish(one, float{ranks});
+            // Which of two NaNs a sum keeps is the processor's choice, by the order of its operands.
+            if (one != one) {
+                wrong += vectors[j] == vectors[j] || array[j] == array[j];
+                continue;
+            }
+            wrong += bits(vectors[j]) != bits(one);
+            wrong += bits(array[j]) != bits(one);
+        }
+    }
+    CHECK(wrong == 0);
+}
