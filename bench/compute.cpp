@@ -3,6 +3,7 @@
 // device time is the host device's own ledger.
 #include <cstdio>
 #include <exception>
+#include <stdexcept>
 
 #include "arguments.hpp"
 #include "compute/measurements.hpp"
@@ -11,18 +12,17 @@
 
 int main(int argc, char** argv) {
     try {
-        const bench::arguments asked(argc, argv, {"decisions", "shares", "latency"},
-                                     {"--ordinary", "take turns with other programs' threads, as any program does"});
-        const char* const threads = asked.has_option() ? "ordinary, as asked for"
-                                    : bench::compute::go_before_other_programs()
-                                        ? "before other programs' (SCHED_RR)"
-                                        : "ordinary, as nothing else is permitted";
-        std::printf("# threads: %s\n", threads);
+        const bench::arguments asked(argc, argv, {"decisions", "shares", "engines", "latency"},
+                                     {"--privileged", "threads go before those of other programs: figures end in it"});
+        const bool privileged = asked.has_option();
+        if (privileged && !bench::compute::go_before_other_programs())
+            throw std::runtime_error("not permitted to go before other programs");
         bench::start_a_second_thread();
-        bench::report r(bench::compute::configuration_text);
+        bench::report r(bench::compute::configuration_text, privileged ? "_privileged" : "");
         bench::compute::machine_noise(r);
         if (asked.wants("decisions")) bench::compute::decisions(r);
         if (asked.wants("shares")) bench::compute::shares(r);
+        if (asked.wants("engines")) bench::compute::engines(r);
         if (asked.wants("latency")) bench::compute::latency(r);
         r.write(asked.json());
     } catch (const std::exception& e) {

@@ -15,6 +15,8 @@ namespace bench::compute {
 void machine_noise(report& r);
 /// Shares against the device's ledger, metering, lent time, convergence, cost of throughput.
 void shares(report& r);
+/// Opaque calls of engines: shares, metering, idle SMs while somebody waits; how long a thread is kept for others' calls.
+void engines(report& r);
 /// Requests beside best-effort work, and the published bound.
 void latency(report& r);
 /// What a decision costs, and the simulator.

@@ -29,9 +29,9 @@ using gpushare::ns;
 using limiter = gpushare::compute_limiter<gpushare::host::stream, gpushare::host::steady_clock>;
 
 /// The configuration of every figure.
-inline constexpr gpushare::limiter_options configuration{.take_turns = true};
+inline constexpr gpushare::limiter_options configuration{};
 inline constexpr const char* configuration_text =
-    "limiter: default options (depth 3) but take_turns, weighted_fair, one per device; kernels log-uniform 100 us to 1 "
+    "limiter: default options (depth 3), weighted_fair, one per device; kernels log-uniform 100 us to 1 "
     "ms; of a "
     "client's submissions 1 in 10 is a sequence of four kernels in one permit and 1 in 10 a copy of 256 KiB; a thread "
     "per "
@@ -158,14 +158,15 @@ private:
     std::jthread thread_;
 };
 
-/// Device time by tag within [from, to), and its sum.
+/// Device time (SM time over the SMs) by tag within [from, to), and its sum.
 struct device_seconds {
     std::vector<double> of;  // by tag
     double all = 0;
 
-    device_seconds(const std::vector<gpushare::host::block_record>& blocks, instant from, instant to, std::size_t tags)
+    device_seconds(const std::vector<gpushare::host::block_record>& blocks, instant from, instant to, std::size_t tags,
+                   std::uint32_t sms)
         : of(tags) {
-        for (const auto& [tag, busy] : gpushare::host::busy_by_tag(blocks, from, to)) {
+        for (const auto& [tag, busy] : gpushare::host::sm_time_by_tag(blocks, from, to, sms)) {
             if (tag < tags) of[tag] = std::chrono::duration<double>(busy).count();
             all += std::chrono::duration<double>(busy).count();
         }

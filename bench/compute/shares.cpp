@@ -79,7 +79,7 @@ errors shares_hold(const std::vector<unsigned>& permille, std::uint32_t devices,
         };
         for (int w = 0; w < windows; ++w) {
             const device_seconds truth(book.blocks, at[static_cast<std::size_t>(w)],
-                                       at[static_cast<std::size_t>(w) + 1], permille.size());
+                                       at[static_cast<std::size_t>(w) + 1], permille.size(), sms);
             for (std::size_t t = 0; t < permille.size(); ++t) {
                 const double wanted = permille[t] / 1000.0, off = std::abs(truth.of[t] / truth.all - wanted);
                 worst.pp = std::max(worst.pp, 100 * off);
@@ -90,8 +90,8 @@ errors shares_hold(const std::vector<unsigned>& permille, std::uint32_t devices,
         }
         // From the first submission to the last; and cut on both sides, where a submission that was under way counts when it
         // is over by the meter, and before and after the cut by the ledger: up to 1 ms, of 60 that 2 % have in three seconds.
-        const device_seconds all(book.blocks, instant{}, instant::max(), permille.size());
-        const device_seconds cut(book.blocks, at.front(), at.back(), permille.size());
+        const device_seconds all(book.blocks, instant{}, instant::max(), permille.size(), sms);
+        const device_seconds cut(book.blocks, at.front(), at.back(), permille.size(), sms);
         const auto off = [](double charged, double truth) { return 100 * std::abs(charged - truth) / truth; };
         for (std::size_t t = 0; t < permille.size(); ++t) {
             worst.metering = std::max(worst.metering, off(in_all[d][t], all.of[t]));
@@ -197,7 +197,7 @@ double converge_ms(std::uint64_t seed) {
     const auto book = node.ledger(device_id{0}).take();
     double converged = 0;
     for (ns since{}; since <= 450ms; since += 5ms) {
-        const device_seconds truth(book.blocks, changed + since, changed + since + 200ms, 2);
+        const device_seconds truth(book.blocks, changed + since, changed + since + 200ms, 2, 2);
         if (std::abs(truth.of[0] / truth.all - 0.3) > 0.02)
             converged = std::chrono::duration<double, std::milli>(since + 5ms).count();
     }

@@ -1,8 +1,8 @@
 // SPDX-License-Identifier: Apache-2.0
-// How many SMs each partition of a device gets: plain arithmetic on what the device says about itself.
+// How many SMs each partition of a device gets: plain arithmetic on the numbers that the device reports.
 //
 //   const gpushare::sm_split can = device.split();          // an H100: {.sms = 132, .unit = 8, .units = 16}
-//   gpushare::equal_sms(can, 3);                            // 40, 40, 40; the other 12 are nobody's
+//   gpushare::equal_sms(can, 3);                            // 40, 40, 40; the other 12 stay unused
 //   gpushare::weighted_sms(can, std::array{3U, 1U});        // 96, 32
 //   auto parts = device.partition(gpushare::equal_sms(can, 2));
 #pragma once
@@ -18,6 +18,27 @@
 
 namespace gpushare {
 inline namespace GPUSHARE_ABI {
+
+/// How a device can be split; no units where it can't be. Throws what `device.split()` throws but for errc::not_supported.
+template <sm_partitionable Device>
+[[nodiscard]] sm_split split_of(const Device& device) {
+    try {
+        return device.split();
+    } catch (const operation_error& e) {
+        if (e.code() != errc::not_supported) throw;
+        return {};
+    }
+}
+
+/// Throws operation_error (invalid_specification, with the tags in its text, the first one and how many in its figures) if there
+/// are streams of a partitioned device in no partition: `tags` is what its outside_any_partition() says.
+inline void refuse_strays(std::span<const std::uint32_t> tags) {
+    if (tags.empty()) return;
+    detail::message text;
+    text.add("streams in no partition, whose kernels run on the SMs of all, have the tags");
+    for (std::size_t i = 0; i < tags.size(); ++i) text.add(i == 0 ? " " : ", ", std::uint64_t{tags[i]});
+    throw operation_error(failure{errc::invalid_specification, tags.front(), tags.size()}, {}, text);
+}
 
 /// Throws operation_error: errc::not_whole if one of `sms` isn't a multiple of the unit (figures: asked, the multiple
 /// below, the unit), errc::too_few_sms if the sum is more than there is, or than `units_left` of it.
@@ -35,18 +56,18 @@ inline void check_sms(const sm_split& can, std::span<const std::uint32_t> sms, s
 /// The same where nobody has any yet.
 inline void check_sms(const sm_split& can, std::span<const std::uint32_t> sms) { check_sms(can, sms, can.units); }
 
-/// The same number of SMs for each of `parts`, as many as possible; what is left over, less than a unit for each, is
-/// nobody's. Throws operation_error: errc::too_few_sms (in units) if there isn't one unit for each;
-/// errc::invalid_specification for no parts.
+/// The same number of SMs for each of `parts`, as many as possible; the rest, less than a unit for each, stays unused.
+/// Throws operation_error: errc::too_few_sms (in units) if there isn't one unit for each; errc::invalid_specification
+/// for no parts.
 [[nodiscard]] inline std::vector<std::uint32_t> equal_sms(const sm_split& can, std::uint32_t parts) {
     if (parts == 0) throw operation_error(errc::invalid_specification, {}, "a device is split into one part or more");
     if (parts > can.units) raise({errc::too_few_sms, parts, can.units, can.units}, {}, "units of SMs");
     return std::vector<std::uint32_t>(parts, can.units / parts * can.unit);
 }
 
-/// SMs in proportion to the weights, all of them given out, by largest remainder: a unit for each part, then one by one to
-/// whoever is furthest below its due (ties: the earlier one), so that nobody is off by a whole unit unless the minimum
-/// forces it. Throws as equal_sms, and errc::invalid_specification for a weight of 0.
+/// All units in proportion to the weights, by largest remainder: one unit for each part, then one by one to the part
+/// that is furthest below its due (ties: the earlier one). So no part is off by a whole unit unless the minimum forces
+/// it. Throws as equal_sms, and errc::invalid_specification for a weight of 0.
 [[nodiscard]] inline std::vector<std::uint32_t> weighted_sms(const sm_split& can,
                                                              std::span<const std::uint32_t> weights) {
     const auto parts = static_cast<std::uint32_t>(weights.size());

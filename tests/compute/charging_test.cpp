@@ -58,6 +58,44 @@ struct charged {
 
 }  // namespace
 
+TEST_CASE("a charge is duration times width", "[compute][width]") {
+    span_meter meter;
+    usual_enqueue_time usual;
+    ns given_back{};
+    const auto cost = [&](client_id c, interval span, double width) {
+        const observation seen{.client = c,
+                               .span = span,
+                               .length = span.length(),
+                               .predicted = span.length(),
+                               .at_least = span.length(),
+                               .width = width};
+        auto all = charge_for(seen, meter, usual, [&](client_id, ns t) { given_back += t; });
+        return all.next(seen.predicted, true).took;
+    };
+    CHECK(cost(mine, at(0us, 100us), 0.5) == 50us);
+    CHECK(cost(other, at(0us, 100us), 0.5) == 50us);  // fits beside it
+    CHECK(given_back == 0us);
+    CHECK(cost({2, 1}, at(0us, 100us), 1) == 50us);  // twice what there is: each keeps half of its width
+    CHECK(given_back == 50us);
+    CHECK(cost(mine, at(100us, 200us), 0.25) == 25us);
+    CHECK(cost(mine, at(150us, 250us), 0.25) == 25us);  // on another of its streams
+}
+
+TEST_CASE("what a device tells that was used is what is charged", "[compute][width]") {
+    span_meter meter;
+    usual_enqueue_time usual = usually_10us();
+    const observation seen{.client = mine,
+                           .span = at(0us, 900us),
+                           .length = 900us,
+                           .predicted = 50us,
+                           .used = gpushare::sm_use{.time = 60us, .width = gpushare::sm_width(0.25)},
+                           .enqueued = {.took = 4900us, .idle = 4900us},
+                           .doubtful = true};
+    auto all = charge_for(seen, meter, usual, [](client_id, ns) {});
+    CHECK(all.from() == source::alone);
+    CHECK(all.next(50us, true).took == 60us);
+}
+
 TEST_CASE("an observation and what it costs", "[compute]") {
     struct row {
         std::string what;

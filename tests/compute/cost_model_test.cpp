@@ -17,15 +17,15 @@ using gpushare::ns;
 
 TEST_CASE("an estimate is the mean at first, then follows what comes", "[compute]") {
     cost_estimate e;
-    e.learn(100us, false);
+    e.learn(100us, 100us, false);
     CHECK(e.typical == 100us);
-    e.learn(300us, false);
+    e.learn(300us, 300us, false);
     CHECK(e.typical == 200us);
     CHECK(e.longest.get() == 300us);
-    for (int i = 0; i < 100; ++i) e.learn(1ms, false);
+    for (int i = 0; i < 100; ++i) e.learn(1ms, 1ms, false);
     CHECK(e.typical > 999us);
     CHECK(e.typical <= 1ms);
-    for (int i = 0; i < 100; ++i) e.learn(10us, false);
+    for (int i = 0; i < 100; ++i) e.learn(10us, 10us, false);
     CHECK(e.typical < 11us);
     CHECK(e.longest.get() == 1ms);
 }
@@ -45,23 +45,23 @@ TEST_CASE("what was long once is forgotten, what is long now and then isn't", "[
 
 TEST_CASE("only what ran alone tells what a kernel takes at least", "[compute]") {
     cost_estimate e;
-    e.learn(50us, false);
+    e.learn(50us, 50us, false);
     CHECK(e.shortest_alone == 0ns);
-    e.learn(90us, true);
-    e.learn(80us, true);
-    e.learn(20us, false);
-    e.learn(95us, true);
-    e.learn(0us, true);  // shorter than can be measured: tells nothing
+    e.learn(90us, 90us, true);
+    e.learn(80us, 80us, true);
+    e.learn(20us, 20us, false);
+    e.learn(95us, 95us, true);
+    e.learn(0us, 0us, true);  // shorter than can be measured: tells nothing
     CHECK(e.shortest_alone == 80us);
     CHECK(e.at_least(false) == 80us);
 }
 
 TEST_CASE("the few of a mixture that ran alone don't tell what the next takes at least", "[compute]") {
     cost_estimate e;
-    for (int i = 0; i < 63; ++i) e.learn(900us, true);
+    for (int i = 0; i < 63; ++i) e.learn(900us, 900us, true);
     CHECK(e.at_least(false) == 900us);
     CHECK(e.at_least(true) == 0ns);
-    e.learn(950us, true);
+    e.learn(950us, 950us, true);
     CHECK(e.at_least(true) == 900us);
 }
 

@@ -333,3 +333,43 @@ TEST_CASE("what a thread leaves is done by one that sleeps in the limiter", "[co
     CHECK(compute.close(a, steady::now() + 20s));
     CHECK(compute.close(b, steady::now() + 20s));
 }
+
+TEST_CASE("a close returns when the client's callbacks have been called, whoever calls them", "[compute][threads]") {
+    timed_device device;
+    gpushare::compute_limiter<timed_device::stream, steady> compute;
+    const auto c = compute.add({});
+    timed_device::stream s{device};
+    std::atomic<bool> inside{false}, go_on{false};
+    std::atomic<int> called{0};
+    const auto callback = [&](const gpushare::completion&) {
+        inside = true;
+        while (!go_on) std::this_thread::yield();
+        ++called;
+    };
+    for (int i = 0; i < 3; ++i)
+        REQUIRE(compute.submit(
+            c, s, [](timed_device::stream& to) { to.enqueue(1us); }, {}, callback));
+    std::jthread caller([&] {
+        while (called == 0) compute.poll();
+    });
+    while (!inside) std::this_thread::yield();
+    CHECK_FALSE(compute.close(c, steady::now() + 20ms));
+    CHECK(called == 0);
+    go_on = true;
+    CHECK(compute.close(c, steady::now() + 20s));
+    CHECK(called == 3);
+}
+
+TEST_CASE("a callback may close its own client", "[compute]") {
+    timed_device device;
+    gpushare::compute_limiter<timed_device::stream, steady> compute;
+    const auto c = compute.add({});
+    timed_device::stream s{device};
+    bool closed = false;
+    const auto close = [&](const gpushare::completion&) { closed = compute.close(c, steady::now() + 20s); };
+    const auto last = compute.submit(
+        c, s, [](timed_device::stream& to) { to.enqueue(1us); }, {}, close);
+    REQUIRE(last);
+    while (!closed && last->wait(steady::now() + 20s)) compute.poll();
+    CHECK(closed);
+}

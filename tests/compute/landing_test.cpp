@@ -164,11 +164,11 @@ TEST_CASE("several that are alike end in the core as they do one by one", "[comp
         for (int step = 0; step < 100; ++step) {
             const auto n = static_cast<std::uint32_t>(1 + any.below(10));
             const auto c = clients[any.below(3)];
-            const gpushare::queue_head head{.key = any.below(3)};
+            const gpushare::submission_facts facts{.head = {.key = any.below(3)}};
             std::vector<gpushare::admission> granted;
             for (std::uint32_t i = 0; i < n; ++i) {
-                one_by_one.arrive(c, {}, head);
-                at_once.arrive(c, {}, head);
+                one_by_one.arrive(c, {}, facts);
+                at_once.arrive(c, {}, facts);
                 const auto a = one_by_one.next({}), b = at_once.next({});
                 REQUIRE(a);
                 REQUIRE(b);

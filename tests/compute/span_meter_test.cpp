@@ -125,6 +125,48 @@ TEST_CASE("the charges sum to the union of the spans, in whatever order they com
     SUCCEED("2000 random sets of 30 spans");
 }
 
+TEST_CASE("at each instant widths are charged up to the whole device, and split in proportion beyond",
+          "[compute][width]") {
+    constexpr std::size_t clients = 6;
+    constexpr std::int64_t end = 10'000;
+    for (std::uint64_t nth = 0; nth < 300; ++nth) {
+        const auto seed = support::seed(nth);
+        CAPTURE(seed);
+        support::random any(seed);
+        struct part {
+            span when{};
+            double width = 1, charged = 0, due = 0;
+        };
+        std::array<part, clients> all;
+        for (auto& p : all) {
+            p.when.begin = static_cast<std::int64_t>(any.below(end));
+            p.when.end = p.when.begin + 1 + static_cast<std::int64_t>(any.below(end / 2));
+            p.width = 1.0 / static_cast<double>(1U << any.below(4));
+        }
+        for (std::int64_t t = 0; t < 2 * end; ++t) {
+            double sum = 0;
+            for (const auto& p : all) sum += p.when.begin <= t && t < p.when.end ? p.width : 0;
+            for (auto& p : all)
+                if (p.when.begin <= t && t < p.when.end) p.due += p.width / std::max(sum, 1.0);
+        }
+        gpushare::detail::span_meter meter;
+        for (std::uint32_t i = 0; i < clients; ++i) {
+            auto& p = all[i];
+            const ns length{p.when.end - p.when.begin};  // all of it is known to have run
+            p.charged += static_cast<double>(
+                meter
+                    .charge(
+                        {p.when.begin, p.when.end}, {i, 1}, length,
+                        [&](gpushare::client_id c, ns t) { all[c.index].charged -= static_cast<double>(t.count()); },
+                        p.width)
+                    .count());
+        }
+        bool same = true;
+        for (const auto& p : all) same &= std::abs(p.charged - p.due) <= 100;  // each stretch rounds
+        CHECK(same);
+    }
+}
+
 TEST_CASE("a span that began before very many gaps is never charged for what others were", "[compute]") {
     point_meter meter;
     std::int64_t sum = 0;

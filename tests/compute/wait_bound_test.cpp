@@ -5,9 +5,9 @@
 #include <optional>
 #include <utility>
 
+#include <gpushare/compute/admission.hpp>
 #include <gpushare/compute/compute_limiter.hpp>
 #include <gpushare/compute/limiter_core.hpp>
-#include <gpushare/compute/limiter_event.hpp>
 #include <gpushare/units.hpp>
 
 #include "support/catch.hpp"
@@ -75,7 +75,7 @@ TEST_CASE("a wait within the bound is no event", "[compute]") {
 TEST_CASE("a wait beyond the bound is an event with figures", "[compute]") {
     two_levels t;
     (void)t.let_in(t.low);
-    t.core.arrive(t.high, start, {.arrival = start, .key = 7});
+    t.core.arrive(t.high, start, {.head = {.arrival = start, .key = 7}});
     const auto g = t.core.next(start).value();
     CHECK(t.core.complete(g, {.took = 100us, .in_flight = 2600us}) == 500us);
     const auto e = t.core.events().take();
@@ -91,7 +91,7 @@ TEST_CASE("a wait beyond the bound is an event with figures", "[compute]") {
 
 TEST_CASE("what is judged is the bound that was published when the submission came", "[compute]") {
     two_levels t;
-    t.core.arrive(t.high, start, {.arrival = start, .bound = t.core.bound_of(t.high)});
+    t.core.arrive(t.high, start, {.head = {.arrival = start}, .bound = t.core.bound_of(t.high)});
     t.core.change(t.low, {.weight = 50_pct, .longest = 5ms});  // 10 ms for who comes from now on
     CHECK(t.core.bound_of(t.high) == 10ms);
     CHECK(t.core.complete(t.core.next(start).value(), {.took = 100us, .in_flight = 3100us}) == 1ms);

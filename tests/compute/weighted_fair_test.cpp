@@ -144,7 +144,7 @@ TEMPLATE_TEST_CASE("where clients take turns on the device, the policy gives the
                    gpushare::strict_priority<>, gpushare::any_policy,
                    (gpushare::policy_tree<weighted_fair, weighted_fair>)) {
     for (const bool turns : {false, true}) {
-        gpushare::limiter_core<TestType> core{{.depth = 1, .take_turns = turns}};
+        gpushare::limiter_core<TestType> core({.depth = 1}, {}, turns);
         const auto a = core.add({}), b = core.add({});
         instant at{};
         for (int policy = 0; policy < 2; ++policy) {
@@ -168,9 +168,9 @@ TEMPLATE_TEST_CASE("where clients take turns on the device, the policy gives the
 }
 
 TEST_CASE("a turn counts what its kernels took, not what was said of them", "[compute]") {
-    gpushare::limiter_core core{{.depth = 1, .take_turns = true}};
+    gpushare::limiter_core<> core({.depth = 1}, {}, true);
     const auto a = core.add({}), b = core.add({});
-    const gpushare::queue_head said{.cost = 1ns};
+    const gpushare::submission_facts said{.head = {.cost = 1ns}};
     int longest = 0, run = 0;
     auto before = a;
     for (int i = 0; i < 200; ++i) {

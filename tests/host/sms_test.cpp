@@ -17,6 +17,8 @@
 #include "support/catch.hpp"
 #include "support/code_of.hpp"
 
+namespace sms_test {
+
 using namespace gpushare;
 using namespace std::chrono_literals;
 using host::timing;
@@ -173,3 +175,5 @@ TEST_CASE("a device that is lost takes the work of subsets along", "[host][sms][
         CHECK(p.status() == errc::device_lost);
     }
 }
+
+}  // namespace sms_test

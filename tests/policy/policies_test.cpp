@@ -143,6 +143,51 @@ TEST_CASE("soft caps hold under contention, and only then", "[policy]") {
     CHECK(s.next_second({x})[0] == about(1.0));
 }
 
+namespace {
+
+/// What `borrower` has of 100 ms in which another has work too, after it has had half a second of the device alone. Each of its
+/// submissions is predicted to take 1 us, and takes 1 ms.
+template <compute_policy Policy>
+double part_after_borrowing(Policy policy, const client_settings& borrower, const client_settings& other) {
+    limiter_core<Policy> core({.depth = 1}, std::move(policy));
+    const std::array ids{core.add(borrower), core.add(other)};
+    std::array<int, 2> served{};
+    instant now{};
+    const auto run = [&](std::size_t clients, ns length) {
+        served = {};
+        const auto arrive = [&](client_id who) { core.arrive(who, now, {.head = {.cost = 1us, .arrival = now}}); };
+        for (std::size_t i = 0; i < 2 * clients; ++i) arrive(ids[i / 2]);  // one waits whenever one is served
+        for (const auto end = now + length; now < end;) {
+            const auto admitted = core.next(now);
+            if (!admitted) {
+                now = std::min(core.resume_at(), end);
+                continue;
+            }
+            arrive(admitted->client);
+            core.complete(*admitted, 1ms);
+            now += 1ms;
+            ++served[admitted->client == ids[0] ? 0 : 1];
+        }
+        for (std::size_t i = 0; i < 2 * clients; ++i) core.withdraw(ids[i / 2], now);
+    };
+    run(1, 500ms);
+    CHECK(served[0] >= 499);  // lent to it
+    run(2, 100ms);
+    return served[0] / 100.0;
+}
+
+}  // namespace
+
+TEST_CASE("what is lent costs nothing, though it takes longer than was predicted", "[policy][promises]") {
+    const client_settings borrower{.weight = 30_pct, .level = {1}}, other{.weight = 70_pct, .level = {1}};
+    const auto third = Approx(0.3).margin(0.03);
+    CHECK(part_after_borrowing(soft_share{}, borrower, other) == third);
+    CHECK(part_after_borrowing(any_policy(soft_share{}), borrower, other) == third);
+    CHECK(part_after_borrowing(policy_tree<weighted_fair, soft_share>{}, borrower, other) == third);
+    CHECK(part_after_borrowing(strict_priority<soft_share>(share::whole()), borrower, other) == third);
+    CHECK(part_after_borrowing(strict_priority<>(80_pct), borrower, {}) == Approx(0.8).margin(0.07));
+}
+
 TEST_CASE("a cap over weights: hard and soft side by side", "[policy]") {
     saturated<capped<weighted_fair>> s;
     const auto hard = s.add({.weight = 50_pct, .cap = 20_pct}), easy = s.add({.cap = 10_pct, .soft_cap = true});
@@ -203,7 +248,7 @@ TEST_CASE("earliest deadline first, by objective and by the work's own deadline"
     core.arrive(none, start + 51ms);  // behind one that is due after a second
     core.arrive(quick, start + 95ms);
     CHECK(next() == slow);
-    core.arrive(slow, start + 95ms, {.arrival = start + 95ms, .deadline = start + 96ms});
+    core.arrive(slow, start + 95ms, {.head = {.arrival = start + 95ms, .deadline = start + 96ms}});
     CHECK(next() == slow);
     CHECK(next() == quick);
     CHECK(next() == none);

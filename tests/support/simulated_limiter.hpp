@@ -64,7 +64,7 @@ public:
     void submit(gpushare::client_id c, simulated_work w) {
         if (w.head.arrival == gpushare::instant{}) w.head.arrival = world_->now();
         clients_[c.index].line.push_back(w);
-        core_.arrive(c, world_->now(), w.head);
+        core_.arrive(c, world_->now(), {.head = w.head});
         pump();
     }
 
@@ -72,7 +72,9 @@ public:
     void withdraw(gpushare::client_id c) {
         for (auto& line = clients_[c.index].line; !line.empty();) {
             line.pop_front();
-            core_.withdraw(c, world_->now(), [&](gpushare::client_id) noexcept { return line.front().head; });
+            core_.withdraw(c, world_->now(), [&](gpushare::client_id) noexcept {
+                return gpushare::submission_facts{.head = line.front().head};
+            });
         }
     }
 
@@ -83,7 +85,9 @@ public:
     /// Lets in what can go.
     void pump() {
         const auto now = world_->now();
-        const auto behind = [this](gpushare::client_id c) noexcept { return clients_[c.index].line[1].head; };
+        const auto behind = [this](gpushare::client_id c) noexcept {
+            return gpushare::submission_facts{.head = clients_[c.index].line[1].head};
+        };
         for (gpushare::admission g; core_.next(g, now, behind);) {
             auto& client = clients_[g.client.index];
             const auto w = client.line.front();

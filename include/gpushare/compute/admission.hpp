@@ -1,13 +1,18 @@
 // SPDX-License-Identifier: Apache-2.0
-// What goes in and out of a limiter's core: its options, the submissions that it admits, what each is charged, and a
-// client's account.
+// The types that a limiter's core takes and returns: options, admitted submissions, what each is charged, a client's
+// account, and events, which report broken bounds and faults.
 //
 //   gpushare::limiter_core core{{.depth = 4, .anticipation = 100us}};
 //   core.complete(admission, {.took = measured});
+//   while (auto e = limiter.take_event()) log(to_string(e->what), e->client, e->took, e->bound);
 #pragma once
 
 #include <algorithm>
+#include <array>
+#include <cstddef>
 #include <cstdint>
+#include <optional>
+#include <string_view>
 
 #include <gpushare/compute/policy.hpp>
 #include <gpushare/config.hpp>
@@ -16,27 +21,24 @@
 namespace gpushare {
 inline namespace GPUSHARE_ABI {
 
-/// One configuration for all clients.
+/// Options of a limiter, the same for all its clients.
 struct limiter_options {
-    /// Submissions in flight of one level and those above: more hides the latency of enqueuing, fewer shorten a newcomer's
-    /// wait.
+    /// How many submissions of one level and those above may be in flight. More of them hide the latency of enqueuing,
+    /// fewer shorten a newcomer's wait.
     std::uint32_t depth = 3;
-    /// Cost of a client's first submission, before anything is known about it.
+    /// Predicted cost of a client's first submission, of which nothing is known yet.
     ns first_guess = ns{100'000};
-    /// Submissions of one client that may wait.
+    /// How many submissions of one client may wait.
     std::uint32_t queue_limit = 65536;
     /// More than `depth` may be in flight while all of it takes no longer than this, a quarter of it with clients on a level
     /// above; of several clients, while it is predicted to take no longer than a quarter of that.
     ns horizon = ns{1'000'000};
     /// How long work of lower levels is held back between two submissions of a request.
     ns anticipation = ns{200'000};
-    /// So many failures in a row quarantine a client; 0: never.
+    /// How many failures in a row quarantine a client; 0: never.
     std::uint32_t quarantine_after = 32;
-    /// Clients of one level don't run beside each other: one at a time has the device, all kernels of a graph or an engine's
-    /// call included. Then shares and metering are exact where points alone can't tell whose kernel ran when; kernels that
-    /// don't fill the device share it no longer. No client's work may wait for what another submits later.
-    bool take_turns = false;
-    /// A submission that is first on its stream for longer than this fails as errc::stuck, and its room is free; 0: never.
+    /// A submission that is first on its stream for longer than this fails with errc::stuck and no longer counts as in
+    /// flight; 0: never.
     ns stuck_after{};
 };
 
@@ -49,19 +51,33 @@ namespace detail {
 }
 }  // namespace detail
 
-/// A submission that was admitted, as it was predicted then.
+/// What is known of a submission that waits: what policies look at, and what says whether there is room for it.
+struct submission_facts {
+    queue_head head{};        ///< for the policy
+    ns bound{};               ///< on its wait, as published when it came; 0: as it is when it is admitted
+    sm_width width{};         ///< the part of the SMs that it can fill, if it was declared
+    std::uint64_t lane = 0;   ///< its stream, by a name; 0: not known, and all such of a client go to one
+    bool of_request = false;  ///< more of its client may follow soon: lower levels are held back meanwhile
+};
+
+/// A submission that was admitted, with what was predicted of it.
 struct admission {
     client_id client{};             ///< whose
     priority level{};               ///< the client's level then
-    ns predicted{};                 ///< device time that was charged in advance
-    ns longest{};                   ///< what it may take: the longest that its kind was declared or seen to; 0: unknown
-    ns at_least{};                  ///< what it takes even with the device to itself; 0: unknown
+    ns predicted{};                 ///< device time (duration times width) that was charged in advance
+    ns length{};                    ///< how long it takes, as predicted
+    sm_width width{};               ///< the part of the SMs that it can fill; not known of a kind's first ones
+    std::uint64_t lane = 0;         ///< work of one lane runs one after the other: its stream, as far as it is known
+    ns longest{};                   ///< the longest that its kind was declared or seen to take; 0: unknown
+    ns at_least{};                  ///< what it takes with the device to itself; 0: unknown
     ns bound{};                     ///< on its wait for work of lower levels; 0: unknown
     ns served_before{};             ///< what work of its level and above had taken when it was admitted
     std::uint64_t key = 0;          ///< its kind
     std::uint32_t level_index = 0;  ///< the level, as the core counts them
     std::uint32_t policy = 0;       ///< which of the policies so far admitted it
-    bool known = false;             ///< the prediction rests on some of its kind
+    std::uint32_t lent = 0;         ///< what that policy said of it when it served it
+    bool known = false;             ///< submissions of its kind were measured before
+    bool declared = false;          ///< the width was given with it
     bool may_share = false;         ///< is short enough to be timed together with others
     bool of_request = false;        ///< more of its request may follow soon
 };
@@ -71,15 +87,16 @@ struct charge {
     /// Where the time comes from.
     enum class source : std::uint8_t {
         own,     ///< measured by itself
-        alone,   ///< and nothing else was on the device meanwhile
-        shared,  ///< its part of what it took together with others
+        alone,   ///< measured by itself, with nothing else on the device
+        shared,  ///< its part of a batch's measured time
         doubt,   ///< no more than a prediction
     };
-    ns took{};                  ///< device time
+    ns took{};                  ///< device time: duration times width
     ns in_flight{};             ///< from its admission to its end on the device, as far as known; 0: unknown
     bool failed = false;        ///< whether it ended with an error
     source from = source::own;  ///< where `took` comes from
-    std::uint32_t times = 1;    ///< so many submissions that are alike, which took this together
+    std::uint32_t times = 1;    ///< how many like submissions took this together
+    sm_width width{};           ///< the part of the SMs that it was seen to fill, where the device tells
 };
 
 /// A client's account. device_time is charged time: see compute_limiter for how it is measured.
@@ -91,6 +108,70 @@ struct client_usage {
     std::uint32_t waiting = 0;    ///< submissions that wait
     std::uint32_t in_flight = 0;  ///< submissions that were admitted and haven't completed
 };
+
+/// An event: a fault, or work that broke a bound.
+struct limiter_event {
+    /// What it was.
+    enum class kind : std::uint8_t {
+        overran,  ///< a submission took longer than its kind was counted for: others may wait beyond the bound
+        waited_beyond_bound,  ///< a submission waited for lower levels longer than the bound published on its arrival
+        quarantined,          ///< too many failures in a row: nothing of the client is admitted until it is pardoned
+        stuck,                ///< work of the client doesn't end; it is quarantined as well
+        device_lost,          ///< the device became unusable while the client had work in flight
+    };
+
+    kind what{};                 ///< what it was
+    client_id client{};          ///< whose submission
+    ns took{};                   ///< of overran: the submission; of waited_beyond_bound: its wait
+    ns bound{};                  ///< of both: what it should have been at most
+    std::uint64_t key = 0;       ///< of both: the kind of submission, if it has one
+    std::uint32_t failures = 0;  ///< of quarantined: how many in a row
+};
+
+/// In words.
+[[nodiscard]] constexpr std::string_view to_string(limiter_event::kind k) noexcept {
+    switch (k) {
+        case limiter_event::kind::overran: return "overran";
+        case limiter_event::kind::waited_beyond_bound: return "waited beyond bound";
+        case limiter_event::kind::quarantined: return "quarantined";
+        case limiter_event::kind::stuck: return "stuck";
+        case limiter_event::kind::device_lost: return "device lost";
+    }
+    return "unknown event";
+}
+
+namespace detail {
+
+/// The latest events that nobody has taken; the oldest make room. A value.
+class event_queue {
+public:
+    static constexpr std::size_t capacity = 64;
+
+    void push(const limiter_event& e) noexcept {
+        events_[(first_ + size_) % capacity] = e;
+        if (size_ < capacity) {
+            ++size_;
+        } else {
+            first_ = (first_ + 1) % capacity;
+            ++dropped_;
+        }
+    }
+    std::optional<limiter_event> take() noexcept {
+        if (size_ == 0) return std::nullopt;
+        const auto e = events_[first_];
+        first_ = (first_ + 1) % capacity;
+        --size_;
+        return e;
+    }
+    [[nodiscard]] std::uint64_t dropped() const noexcept { return dropped_; }
+
+private:
+    std::array<limiter_event, capacity> events_{};
+    std::size_t first_ = 0, size_ = 0;
+    std::uint64_t dropped_ = 0;
+};
+
+}  // namespace detail
 
 }  // namespace GPUSHARE_ABI
 }  // namespace gpushare

@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
-// Waits for a submission in a coroutine, which holds no thread meanwhile. It resumes on the thread that drives the limiter:
-// the dispatcher's, or that of whoever waits or polls.
+// Waits for a submission in a coroutine, without keeping a thread. The coroutine resumes on the thread that drives the
+// limiter: the dispatcher, or a thread that waits or polls.
 //
 //   auto done = co_await gpushare::async_submit(limiter, chat, stream, [&](auto& s) { s.launch(shape, kernel); });
 //   if (done.status != gpushare::errc::none) ...
@@ -19,7 +19,8 @@
 namespace gpushare {
 inline namespace GPUSHARE_ABI {
 
-/// What async_submit returns: to be awaited once, in the expression that made it. The limiter and the stream outlive the wait.
+/// What async_submit returns. Await it once, in the expression that made it. The limiter and the stream must outlive
+/// the wait.
 template <class Limiter>
 class [[nodiscard]] async_submission {
 public:
@@ -67,7 +68,7 @@ private:
     std::atomic<bool> first_has_come_{false};
 };
 
-/// Queues `work` for client `c` as limiter.submit does, once the result is awaited; the result of that is the completion.
+/// Returns an awaitable that queues `work` for client `c` as limiter.submit does. Awaiting it gives the completion.
 template <class Limiter>
 async_submission<Limiter> async_submit(Limiter& limiter, client_id c, typename Limiter::stream& s,
                                        submission_work<typename Limiter::stream> work,

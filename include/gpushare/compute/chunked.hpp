@@ -1,14 +1,14 @@
 // SPDX-License-Identifier: Apache-2.0
-// Long work in pieces, between which a higher tenant gets in: a submission can't be preempted, but nobody has to make long
-// ones. For kernels, copies and scrubbing that can be cut. Collectives are cut by enqueue_in_pieces (gang_permit.hpp), since
-// no rank may be held back alone.
+// Splits long work into pieces, so that a client of a higher level gets in between them, since a submission can't be
+// preempted. For kernels, copies and scrubbing. For collectives use enqueue_in_pieces (gang_permit.hpp), which never
+// holds back one rank alone.
 //
 //   auto done = gpushare::submit_chunked(limiter, batch, stream, 64, [=](auto& s, std::size_t i) {
 //       s.copy(to + i * size, from + i * size, size);
 //   });
 //   done->wait();
 //
-// Others wait for a piece at most (limiter_core::wait_bound); the whole goes at the client's share.
+// Others wait for at most one piece (limiter_core::wait_bound); the whole work goes at the client's share.
 #pragma once
 
 #include <algorithm>
@@ -43,8 +43,8 @@ struct chunk_state : chunk_control {
 
 }  // namespace detail
 
-/// What submit_chunked returns: a ticket of all pieces. Movable; one owner. Destroying it changes nothing about the work. Const
-/// members and cancel() may be called from several threads at once.
+/// A ticket for all pieces of submit_chunked. Movable; one owner. Destroying it doesn't affect the work. Const members
+/// and cancel() may be called from several threads at once.
 template <class Limiter>
 class [[nodiscard]] chunked_ticket {
 public:
@@ -61,18 +61,18 @@ public:
     bool wait(instant deadline = never, const std::stop_token& stop = {}) const {
         return std::ranges::all_of(pieces_, [&](const auto& t) { return t.wait(deadline, stop); });
     }
-    /// No piece is enqueued from now on; those that were, run. From any thread.
+    /// Enqueues no further piece; those that are enqueued run. From any thread.
     void cancel() noexcept { control_->ended.store(true, std::memory_order_relaxed); }
 
-    /// Once done: errc::none, or the status of the first piece that failed; nothing of the later ones is enqueued once that
-    /// is seen.
+    /// Once done: errc::none, or the status of the first piece that failed. No piece is enqueued after a failure has
+    /// been seen.
     [[nodiscard]] errc status() const noexcept {
         const auto failed = std::ranges::find_if(pieces_, [](const auto& t) { return t.status() != errc::none; });
         return failed == pieces_.end() ? errc::none : failed->status();
     }
-    /// Pieces that were enqueued so far: after a cancel, or a failure, fewer than there are.
+    /// How many pieces were enqueued so far: after a cancel or a failure, fewer than size().
     [[nodiscard]] std::size_t enqueued() const noexcept { return control_->passed.load(std::memory_order_relaxed); }
-    /// All pieces.
+    /// How many pieces there are.
     [[nodiscard]] std::size_t size() const noexcept { return pieces_.size(); }
     /// Once done: the device time that the client was charged for all pieces.
     [[nodiscard]] ns device_time() const noexcept {
@@ -86,9 +86,9 @@ private:
     std::vector<typename Limiter::ticket> pieces_;
 };
 
-/// Queues `pieces` submissions of client `c`, each of which calls `enqueue(s, i)` when it is admitted, i from 0 in order. All are
-/// of one kind, `o.key`. What the client submits later waits behind all of them, so that a client of its own suits best. Refused
-/// with the codes of Limiter::submit, or throws std::bad_alloc: no further piece is enqueued then.
+/// Queues `pieces` submissions of client `c`, each of which calls `enqueue(s, i)` when it is admitted, i from 0 in
+/// order. All are of one kind, `o.key`. Later submissions of the client wait behind all of them, so use a client of its
+/// own. Fails with the codes of Limiter::submit or std::bad_alloc, and then no further piece is enqueued.
 template <class Limiter, std::invocable<typename Limiter::stream&, std::size_t> F>
 [[nodiscard]] result<chunked_ticket<Limiter>> submit_chunked(Limiter& limiter, client_id c, typename Limiter::stream& s,
                                                              std::size_t pieces, F enqueue,

@@ -1,26 +1,26 @@
 // SPDX-License-Identifier: Apache-2.0
-// A compute limiter: shares one device's time among clients, by holding submissions back and admitting them one by one, a
-// few in flight. A gate (enqueue, acquire) lets the calling thread enqueue; a queue (submit) takes a callable and enqueues
-// it when it is admitted.
+// A compute limiter: shares one device's time among clients by holding submissions back and admitting them one by one,
+// a few in flight. At the gate (enqueue, acquire) the calling thread waits and enqueues; the queue (submit) takes a
+// callable and enqueues it when it is admitted.
 //
 //   gpushare::compute_limiter<stream, clock> limiter{{.depth = 3}, clock};
 //   auto chat = limiter.add({.weight = 70_pct, .level = {1}});
 //   limiter.enqueue(chat, s, [&](auto& s) { s.launch(shape, kernel); });               // the gate
 //   auto ticket = limiter.submit(chat, s, [&](auto& s) { s.launch(shape, kernel); });  // the queue
 //
-// There is no thread in here. Whoever calls drives: a submitter admits what can go at once; whoever waits (at the gate, for
-// a ticket, in run()) watches the device for the others too, one thread at a time. A server that only submits and never
-// waits gives run() a thread of its own. Nobody drives beyond what it came for: once its own submission is enqueued, or what
-// it waits for is done, a thread goes on with others' callables for 100 us at the most and the one that it is at then; the
-// rest is for a thread that waits in here or, if there is none, for the next that comes.
+// The limiter has no thread: calling threads drive it. A thread that submits admits what can go at once. Of the threads
+// that wait (at the gate, for a ticket, in run()) one at a time watches the device for all. A server that only submits
+// and never waits gives run() a thread of its own. A thread whose own submission is enqueued, or whose wait is over,
+// goes on with others' callables for 100 us at most, plus the one that it is in. The rest is left to a thread that
+// waits in the limiter or, if there is none, to the next call.
 //
-// A thread that waits for each submission of its client leaves the others asleep; what ends that nobody expected to have to
-// look at is seen within a millisecond.
+// A thread that waits for each submission of its client doesn't wake the other waiting threads. An end that no thread
+// expected to have to look at is seen within a millisecond.
 //
 // A client is charged the device time between the points recorded around its work; detail/charging.hpp says how. Where
-// points cost something, short submissions of a client that alone uses the device share theirs (detail/batches.hpp): then
-// tickets are done together, when the batch ends, and whoever waits or polls ends it. detail/limiter_engine.hpp shows the
-// life of a submission.
+// points cost something, short submissions of a client that alone uses the device share a pair (detail/batches.hpp).
+// Their tickets are done together when the batch ends, and a thread that waits or polls ends it.
+// detail/limiter_engine.hpp shows the life of a submission.
 #pragma once
 
 #include <concepts>
@@ -34,7 +34,6 @@
 
 #include <gpushare/compute/admission.hpp>
 #include <gpushare/compute/detail/limiter_engine.hpp>
-#include <gpushare/compute/limiter_event.hpp>
 #include <gpushare/compute/permit.hpp>
 #include <gpushare/compute/policies/weighted_fair.hpp>
 #include <gpushare/compute/policy.hpp>
@@ -48,17 +47,17 @@
 namespace gpushare {
 inline namespace GPUSHARE_ABI {
 
-/// Thread-safe; neither copied nor moved. It is destroyed once every call, a permit's too, has returned, and ends all its
-/// tickets with errc::closed then. Streams, and everything submitted, must outlive their use. Callables run on whichever
-/// thread drives, under no lock, those of one level and of one client one at a time and in the order in which they were
-/// admitted; those of several levels don't wait for each other, and use a stream that they share from several threads. One that
-/// waits for this limiter never returns.
+/// Shares one device's time among clients. Thread-safe; neither copied nor moved. Destroy it only after every call, a
+/// permit's too, has returned; its tickets end with errc::closed then. Streams, and everything submitted, must outlive
+/// their use. Callables run on the thread that drives, under no lock. Those of one level, and those of one client, run
+/// one at a time in the order of admission. Those of different levels may run at once, so a stream that they share is
+/// used from several threads. A callable must not wait for this limiter: it would never return.
 ///
 /// Faults: a callable that throws and work that fails end their own ticket with that error (of short submissions that
 /// are timed together, each of these). A client that fails `quarantine_after` times in a row is refused until it is
-/// pardoned: errc::quarantined. Once the device is lost, so is everything in flight and waiting, and everything that
-/// comes: errc::device_lost; take_event() names who was in flight. Recovery is another limiter on another node, or in
-/// another process: close() and the destructor return, and accounts can still be read.
+/// pardoned: errc::quarantined. Once the device is lost, all work that is in flight, waits or comes later ends with
+/// errc::device_lost; take_event() names the clients that had work in flight. To recover, make a limiter on another
+/// node or in another process. close() and the destructor still return, and accounts can be read.
 template <timeline Stream, clock Clock, compute_policy Policy = weighted_fair>
 class compute_limiter {
 public:
@@ -67,7 +66,7 @@ public:
     using ticket = gpushare::ticket<compute_limiter>;  ///< what submit() gives
     using permit = gpushare::permit<compute_limiter>;  ///< what acquire() gives
 
-    /// `time` is the clock of all times that go in and out.
+    /// `time` is the clock of all times that it takes and returns.
     explicit compute_limiter(limiter_options options = {}, Clock time = {}, Policy policy = {})
         : engine_(options, std::move(time), std::move(policy)) {}
 
@@ -77,7 +76,8 @@ public:
         return engine_.clients().add(s);
     }
 
-    /// Live: in force for what is admitted from now on. errc::closed: no such client; share_exceeded: the policy refuses.
+    /// Changes a client's settings while work is in flight, for what is admitted from now on. errc::closed: no such
+    /// client; share_exceeded: the policy refuses.
     errc change(client_id c, const client_settings& s) {
         std::unique_lock lock(engine_.mutex());
         const auto why = engine_.clients().change(c, s);
@@ -85,7 +85,8 @@ public:
         return why;
     }
 
-    /// Live: `p`, which has no clients yet, decides from now on; nobody is owed the past. share_exceeded: it refuses.
+    /// Replaces the policy while work is in flight. `p`, which has no clients yet, decides from now on and doesn't know
+    /// what clients had before. share_exceeded: it refuses.
     errc set_policy(Policy p) {
         std::unique_lock lock(engine_.mutex());
         const auto why = engine_.core().set_policy(p, engine_.policy_time());
@@ -93,8 +94,9 @@ public:
         return why;
     }
 
-    /// Takes no more submissions of `c`, cancels those that wait, waits until `deadline` for those in flight, held permits
-    /// included, and forgets the client, leaving in `account`, if given, what it has used. False at the deadline: call again.
+    /// Takes no more submissions of `c`, cancels those that wait, waits until `deadline` for those in flight, held
+    /// permits included, and until their callbacks have been called (not for that, if it is called from a callback). Then
+    /// removes the client. `account`, if given, gets what the client has used. False at the deadline: call again.
     bool close(client_id c, instant deadline = never, const std::stop_token& stop = {},
                client_usage* account = nullptr) {
         const std::stop_callback on_stop(stop, [this] { engine_.wake_all(); });
@@ -103,7 +105,7 @@ public:
         if (!core.contains(c)) return true;
         engine_.close(lock, c);
         engine_.drive(lock, look::now);
-        const auto drained = [&] { return !core.contains(c) || core.usage(c).in_flight == 0; };
+        const auto drained = [&] { return !core.contains(c) || engine_.is_over(c); };
         if (engine_.wait(lock, drained, nullptr, deadline, stop) != errc::none) return false;
         if (!core.contains(c)) return true;
         if (account != nullptr) *account = core.usage(c);
@@ -131,7 +133,7 @@ public:
     template <std::invocable<Stream&> F>
     errc enqueue(client_id c, Stream& s, F&& work, instant deadline = never, const std::stop_token& stop = {},
                  const submit_options& o = no_options) {
-        if (!engine::shares_points || engine_.core().options().take_turns) {  // which never changes
+        if constexpr (!engine::shares_points) {
             auto p = acquire(c, deadline, stop, o);
             if (p) p->enqueue(s, work);
             return p.code();
@@ -143,17 +145,20 @@ public:
         bool waited = false;
         auto p = acquire(lock, c, now, deadline, stop, o, &waited);
         if (!p) return p.code();
-        if (!waited) engine_.place(*p->submission_, s, now);
+        const bool at_once = !waited && engine_.fits_beside(*p->submission_, s);
+        if (at_once) engine_.place(*p->submission_, s, now);
         lock.unlock();
-        if (waited) engine_.place(*p->submission_, s);
-        p->enqueue_in_batch(s, work);
+        if (at_once)
+            p->enqueue_in_batch(s, work);
+        else
+            p->enqueue(s, work);
         return errc::none;
     }
 
     /// Queues `work`, which enqueues onto `s` when it is admitted: in this call if that is now. `on_done`, if given, is
     /// called once it is done, failed or was cancelled. Codes: closed, queue_full (after waiting until `room_by`),
-    /// stopped, quarantined, device_lost, invalid_specification (no callable). Nothing is allocated once as many
-    /// submissions were out as ever are; throws std::bad_alloc.
+    /// stopped, quarantined, device_lost, invalid_specification (no callable). Allocates, and may throw std::bad_alloc,
+    /// only while more wait and are in flight than ever before.
     [[nodiscard]] result<ticket> submit(client_id c, Stream& s, submission_work<Stream> work,
                                         const submit_options& o = no_options, submission_callback on_done = {},
                                         const std::stop_token& stop = {}) {
@@ -178,7 +183,7 @@ public:
         return result<ticket>(std::move(t));  // nvcc doesn't move a local into another type by itself
     }
 
-    /// Admits what can go and takes note of what is done, without waiting.
+    /// Admits what can go and observes what is done, without waiting.
     void poll() {
         std::unique_lock lock(engine_.mutex());
         engine_.drive(lock, look::now);
@@ -201,46 +206,46 @@ public:
         return engine_.core().contains(c) ? engine_.core().usage(c) : client_usage{};
     }
 
-    /// When to poll() though nothing happened, if nobody waits or runs; see limiter_core.
+    /// When to call poll() even if nothing happens, where no thread waits or runs; see limiter_core.
     [[nodiscard]] instant resume_at() const {
         const std::lock_guard lock(engine_.mutex());
         return engine_.core().resume_at();
     }
-    /// The longest wait of the highest level; see limiter_core.
+    /// The bound on the wait of the highest level; see limiter_core.
     [[nodiscard]] ns wait_bound() const {
         const std::lock_guard lock(engine_.mutex());
         return engine_.core().wait_bound();
     }
-    /// On the wait of a submission of `c` that comes now; see limiter_core. Its ticket or permit says it, too. Zero for a
-    /// client that isn't there, and where no length is known.
+    /// The bound on the wait of a submission of `c` that comes now; see limiter_core. Its ticket or permit has it, too.
+    /// Zero for a client that isn't there, and where no length is known.
     [[nodiscard]] ns bound_of(client_id c) const {
         const std::lock_guard lock(engine_.mutex());
         return engine_.core().contains(c) ? engine_.core().bound_of(c) : ns{0};
     }
 
-    /// What happened that nobody asked for, oldest first; the latest 64 are kept.
+    /// Takes the oldest event; the latest 64 are kept.
     std::optional<limiter_event> take_event() {
         const std::lock_guard lock(engine_.mutex());
         return engine_.core().events().take();
     }
-    /// Events that made room for later ones.
+    /// How many events were dropped for later ones.
     [[nodiscard]] std::uint64_t events_dropped() const {
         const std::lock_guard lock(engine_.mutex());
         return engine_.core().events().dropped();
     }
 
-    /// Keeps a record of the latest `most` submissions that end and haven't been taken, from now on; 0: of none, as in the
-    /// beginning. Costs a few readings of the clock each. Forgets those there are. Throws std::bad_alloc.
+    /// From now on keeps records of submissions that end, the latest `most` until they are taken; 0, as in the
+    /// beginning: none. A record costs a few readings of the clock. Drops the records there are. Throws std::bad_alloc.
     void record(std::size_t most) {
         const std::lock_guard lock(engine_.mutex());
         engine_.record(most);
     }
-    /// Takes the oldest that fit, in the order in which the device finished them. Returns how many.
+    /// Takes the oldest records that fit into `into`, in the order in which the device finished them. Returns how many.
     std::size_t take_records(std::span<submission_record> into) noexcept {
         const std::lock_guard lock(engine_.mutex());
         return engine_.log().take(into);
     }
-    /// Records that made room for later ones.
+    /// How many records were dropped for later ones.
     [[nodiscard]] std::uint64_t records_lost() const noexcept {
         const std::lock_guard lock(engine_.mutex());
         return engine_.log().lost();
@@ -254,15 +259,15 @@ public:
         return errc::none;
     }
 
-    /// A request of `c` begins; see request.hpp, which says so by itself. `level`: the client goes at this level until it
-    /// ends, if that is above its own. closed: no such client; share_exceeded: the policy refuses the level.
+    /// Begins a request of `c`; the class in request.hpp calls it. Until the request ends the client goes at `level`,
+    /// if that is above its own. closed: no such client; share_exceeded: the policy refuses the level.
     errc begin_request(client_id c, priority level = no_priority) {
         std::unique_lock lock(engine_.mutex());
         const auto why = engine_.clients().begin_request(c, level);
         if (why == errc::none && level != no_priority) engine_.drive(lock, look::now);
         return why;
     }
-    /// The request ends that began with this `level`.
+    /// Ends a request that began with this `level`.
     void end_request(client_id c, priority level = no_priority) noexcept {
         std::unique_lock lock(engine_.mutex());
         if (!engine_.core().contains(c)) return;

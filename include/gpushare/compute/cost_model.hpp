@@ -21,7 +21,7 @@
 namespace gpushare {
 inline namespace GPUSHARE_ABI {
 
-/// The longest of the latest 512 to 1024 measurements: what was long once, and never again, is forgotten. A value.
+/// The longest of the latest 512 to 1024 measurements; a longer one before these is forgotten. A value.
 class recent_longest {
 public:
     /// One more measurement.
@@ -45,18 +45,24 @@ private:
 /// What is known of the device time of one kind of submissions. A value; not thread-safe.
 struct cost_estimate {
     ns typical{};                  ///< smoothed mean of what they took; 0: none was seen
-    recent_longest longest{};      ///< the longest that any took
-    ns shortest_alone{};           ///< the shortest that any took with the device to itself; 0: not known
+    recent_longest longest{};      ///< how long the longest of them lasted
+    ns shortest_alone{};           ///< how long the shortest lasted with the device to itself; 0: not known
+    sm_width width{};              ///< the part of the SMs that they were seen to fill, the most of late
     std::uint32_t seen = 0;        ///< how many were seen, up to 8, over which the mean is smoothed
     std::uint32_t seen_alone = 0;  ///< how many of them had the device to themselves, up to 64
 
-    /// One more took this long; `alone`: with the device to itself.
-    void learn(ns took, bool alone) noexcept {
+    /// One more took this much device time and lasted so long; `alone`: with the device to itself.
+    void learn(ns took, ns lasted, bool alone) noexcept {
         learn_mean(took);
-        longest.learn(took);
-        if (!alone || took <= ns{0}) return;
-        shortest_alone = seen_alone > 0 ? std::min(shortest_alone, took) : took;
+        longest.learn(lasted);
+        if (!alone || lasted <= ns{0}) return;
+        shortest_alone = seen_alone > 0 ? std::min(shortest_alone, lasted) : lasted;
         seen_alone += seen_alone < enough_of_a_mixture ? 1 : 0;
+    }
+    /// One more was seen to fill this part of the SMs: what is wider counts at once, what is narrower by and by.
+    void learn_width(sm_width seen_now) noexcept {
+        const double most = width.known() ? width.part() : 0, now = seen_now.part();
+        width = sm_width(now >= most ? now : now + (most - now) * 7 / 8);
     }
     /// What one more takes at least; 0: not known. If all are of one kind, one that was seen is enough to tell. In a `mixture`
     /// of kinds the next may be shorter than all before, and it takes 64.
@@ -100,15 +106,16 @@ public:
         ns at_least{};       ///< 0: unknown
         ns longest{};        ///< 0: as long as any of its client
         bool known = false;  ///< whether enough were seen to say anything
+        sm_width width{};    ///< that it can fill
     };
     /// What the next submission of this kind of a client may take; `all` tells of all of the client's submissions.
     [[nodiscard]] outlook next(client_id c, std::uint64_t key, const cost_estimate& all) const noexcept {
         if (key == 0)  // whatever the client submits
-            return {.at_least = all.at_least(true), .known = all.seen >= seen_enough};
+            return {.at_least = all.at_least(true), .known = all.seen >= seen_enough, .width = all.width};
         const auto& kind = find(c, key);
-        if (kind.seen < seen_enough) return {};
+        if (kind.seen < seen_enough) return {.width = kind.width};
         // A kind that was seen a few times only may be as long as anything of its client.
-        return {kind.at_least(false), kind.seen >= 8 ? kind.longest.get() : ns{0}, true};
+        return {kind.at_least(false), kind.seen >= 8 ? kind.longest.get() : ns{0}, true, kind.width};
     }
 
     /// Where to write what one of this kind took; it may take the place of the kind that was used longest ago. Valid until
@@ -127,7 +134,7 @@ public:
 
     /// One of this kind took this long; `alone`: with the device to itself.
     void learn(client_id c, std::uint64_t key, ns took, bool alone = false) noexcept {
-        if (auto* const e = find_or_add(c, key)) e->learn(took, alone);
+        if (auto* const e = find_or_add(c, key)) e->learn(took, took, alone);
     }
 
 private:

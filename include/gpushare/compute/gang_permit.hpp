@@ -1,10 +1,12 @@
 // SPDX-License-Identifier: Apache-2.0
-// The right to enqueue on several devices at once: on all or on none. For work whose ranks wait for each other, such as a
+// Permits on several devices at once, on all or on none, for work whose ranks wait for each other, such as a
 // collective.
 //
 //   auto g = gpushare::gang_permit<limiter>::acquire({{&on_0, a, {0}}, {&on_1, b, {1}}}, deadline);
+//   const std::array streams{&stream_0, &stream_1};
 //   if (g) g->enqueue(node.gangs(), streams, [&](std::size_t rank, auto& s) { s.launch(shape, part[rank]); });
-//   if (g) g->enqueue(streams, [&] { return submit_all_reduce(node.gangs(), ...); });     // what enters the order itself
+//   // or, for a call that enters the gang order by itself:
+//   if (g) g->enqueue(streams, [&] { return submit_all_reduce(node.gangs(), ...); });
 //
 // No two gangs wait for each other for ever: permits are taken in the order of the devices (ordered resources, Havender
 // 1968), all of them before anything is enqueued, and the work is enqueued within the node's gang order.
@@ -32,8 +34,8 @@
 namespace gpushare {
 inline namespace GPUSHARE_ABI {
 
-/// The permits of a gang: one for each member, or none. Movable; one owner; for one thread at a time. What isn't used is given
-/// back.
+/// The permits of a gang: one for each member, or none. Movable; one owner; for one thread at a time. The destructor
+/// gives unused permits back.
 template <class Limiter>
 class [[nodiscard]] gang_permit {
 public:
@@ -48,8 +50,8 @@ public:
     };
 
     /// Waits for a permit of every member, at most until `deadline`; without all of them it holds none. The codes of
-    /// Limiter::acquire, duplicate_device, invalid_specification (no member). A thread that holds a permit or another gang of
-    /// one of these limiters may wait for itself for ever: don't.
+    /// Limiter::acquire, duplicate_device, invalid_specification (no member). A thread must not call it while it holds
+    /// a permit of one of these limiters: it might wait for itself for ever.
     [[nodiscard]] static result<gang_permit> acquire(std::span<const member> members, instant deadline = never,
                                                      const std::stop_token& stop = {}, const submit_options& o = {}) {
         if (members.empty()) return errc::invalid_specification;
@@ -67,15 +69,15 @@ public:
         }
         return g;
     }
-    /// The same.
+    /// The same for a list of members.
     [[nodiscard]] static result<gang_permit> acquire(std::initializer_list<member> members, instant deadline = never,
                                                      const std::stop_token& stop = {}, const submit_options& o = {}) {
         return acquire(std::span<const member>(members.begin(), members.size()), deadline, stop, o);
     }
 
-    /// Calls `enqueue_part(rank, stream)` for each member, in the order of the devices, whose stream is `streams[rank]`, with no other gang between.
-    /// Once only. What it throws passes through, and then the later devices have got nothing: the parts that were enqueued
-    /// must not wait for these without end.
+    /// Calls `enqueue_part(rank, *streams[rank])` for each member, in the order of the devices, with no other gang
+    /// between. Once only. What it throws passes through. Later devices have got nothing then, so a part that was
+    /// enqueued must not wait for theirs without a deadline.
     template <gang_order Order, std::invocable<std::size_t, stream&> F>
     void enqueue(Order& order, std::span<stream* const> streams, F enqueue_part) {
         std::vector<device_id> devices;
@@ -86,16 +88,16 @@ public:
         for (auto& p : parts) p.leave.enqueue(*streams[p.rank], [&](stream& s) { enqueue_part(p.rank, s); });
     }
 
-    /// Calls `enqueue_all()` once, which enqueues on all the streams, in the node's gang order, as collectives do: charged to
-    /// each member with what its stream takes. Returns what it returns. Once only. What it throws passes through, after what
-    /// it had enqueued until then is accounted for.
+    /// Calls `enqueue_all()` once, which enqueues on all the streams and enters the node's gang order itself, as
+    /// submitted collectives do. Each member is charged what its stream takes. Returns what `enqueue_all` returns. Once
+    /// only. What it throws passes through, after what it had enqueued until then is accounted for.
     template <std::invocable<> F>
     std::invoke_result_t<F&> enqueue(std::span<stream* const> streams, F enqueue_all) {
         auto parts = std::move(parts_);
         return nest(std::span(parts), streams, enqueue_all);
     }
 
-    /// Members whose permits weren't used yet.
+    /// How many members' permits haven't been used yet.
     [[nodiscard]] std::size_t size() const noexcept { return parts_.size(); }
 
 private:
@@ -126,10 +128,10 @@ private:
     std::vector<part> parts_;
 };
 
-/// Enqueues long work over several devices in pieces, such as a collective over one range of its elements after the other: calls
-/// `enqueue_piece(i)` for each, i from 0, inside a gang of its own. Between two pieces higher tenants get in, and all ranks
-/// yield or none, since a piece is admitted on all devices before anything of it is enqueued. `deadline` is that of all pieces.
-/// Returns the first errc that isn't none, of acquiring a gang or of a piece: no later piece is enqueued then.
+/// Enqueues long work over several devices in pieces, for example a collective as one call per range of its elements.
+/// Calls `enqueue_piece(i)` for i from 0, each in a gang of its own. Higher levels get in between two pieces. All ranks
+/// yield or none, since a piece is admitted on all devices before it is enqueued on any. `deadline` is that of all
+/// pieces. Returns the first error of acquiring a gang or of a piece, and then no later piece is enqueued.
 template <class Limiter, class F>
 requires std::is_invocable_r_v<errc, F&, std::size_t> errc
 enqueue_in_pieces(std::span<const typename gang_permit<Limiter>::member> members,

@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
 // The decisions of a compute limiter, as a plain value: whose submission is admitted next, what it is charged before its
-// true cost is known, and how much may be in flight. Shells (compute_limiter, a simulator, a test) bring the time.
+// true cost is known, and how much may be in flight. It has no clock: compute_limiter, a simulator, a test pass the time.
 //
 //   gpushare::limiter_core core{{.depth = 4}};
 //   auto chat = core.add({.weight = 70_pct});
@@ -20,7 +20,6 @@
 #include <gpushare/compute/cost_model.hpp>
 #include <gpushare/compute/detail/in_flight_budget.hpp>
 #include <gpushare/compute/detail/limiter_client.hpp>
-#include <gpushare/compute/limiter_event.hpp>
 #include <gpushare/compute/policies/weighted_fair.hpp>
 #include <gpushare/compute/policy.hpp>
 #include <gpushare/config.hpp>
@@ -33,9 +32,10 @@ inline namespace GPUSHARE_ABI {
 template <compute_policy Policy = weighted_fair>
 class limiter_core {
 public:
-    /// `policy` decides among the clients, of which it has none yet.
-    explicit limiter_core(limiter_options options = {}, Policy policy = {})
-        : options_(detail::usable(options)), policy_(std::move(detail::in_turn(policy, options.take_turns))) {}
+    /// `policy` decides among the clients, of which it has none yet. `turns`: on this device, work that fills it waits for other
+    /// clients' work before it runs; such a wait costs time, so the policy may let a client go several times in a row.
+    explicit limiter_core(limiter_options options = {}, Policy policy = {}, bool turns = false)
+        : options_(detail::usable(options)), turns_(turns), policy_(std::move(detail::in_turn(policy, turns))) {}
 
     /// A new client. Throws operation_error where the policy refuses, and std::bad_alloc: then nothing has changed.
     [[nodiscard]] client_id add(const client_settings& s) {
@@ -45,8 +45,11 @@ public:
         auto& client = clients_[index];
         const client_id id{index, client.generation + 1};
         const auto level = budget_.open(s.level);
+        blocked_.reserve(clients_.size());
         if (const auto why = policy_.add(id, s); why.code != errc::none) raise(why, {}, "limiter");
+        const bool listed = client.listed;
         client = {};
+        client.listed = listed;
         client.settings = s;
         client.generation = id.generation;
         client.level = level;
@@ -78,10 +81,10 @@ public:
             const auto why = p.add({i, clients_[i].generation}, clients_[i].settings);
             if (why.code != errc::none) return why.code;
         }
-        std::swap(policy_, detail::in_turn(p, options_.take_turns));
+        std::swap(policy_, detail::in_turn(p, turns_));
         ++policies_;
         for (std::uint32_t i = 0; i < clients_.size(); ++i)
-            if (clients_[i].usage.waiting != 0) tell({i, clients_[i].generation}, now, &clients_[i].head);
+            if (clients_[i].usage.waiting != 0) tell({i, clients_[i].generation}, now, &clients_[i].next);
         return errc::none;
     }
 
@@ -99,101 +102,111 @@ public:
         return c.index < clients_.size() && clients_[c.index].present && clients_[c.index].generation == c.generation;
     }
 
-    /// One more submission of `c` waits. `head`, if given, says what is known of it.
-    void arrive(client_id c, instant now, const queue_head* head = nullptr) noexcept {
+    /// One more submission of `c` waits. `facts`, if given, say what is known of it.
+    void arrive(client_id c, instant now, const submission_facts* facts = nullptr) noexcept {
         auto& client = clients_[c.index];
         ++num_waiting_;
-        if (client.usage.waiting++ != 0) return;
+        if (client.usage.waiting++ != 0) {
+            if (std::exchange(client.blocked, false)) policy_.wake(c, client.next.head, now);  // it may go elsewhere
+            return;
+        }
         if (client.usage.in_flight == 0) ++num_active_;
-        tell(c, now, head);
+        tell(c, now, facts);
     }
-    /// The same.
-    void arrive(client_id c, instant now, const queue_head& head) noexcept { arrive(c, now, &head); }
+    /// The same, where something is known of it.
+    void arrive(client_id c, instant now, const submission_facts& facts) noexcept { arrive(c, now, &facts); }
 
-    /// One submission of `c` no longer waits and was not admitted. `head_of(c)` says what is first now, if anything is.
+    /// One submission of `c` no longer waits and was not admitted. `facts_of(c)` says what is first now, if anything is.
     template <std::invocable<client_id> F>
-    void withdraw(client_id c, instant now, F head_of) noexcept {
+    void withdraw(client_id c, instant now, F facts_of) noexcept {
         auto& client = clients_[c.index];
         --num_waiting_;
         if (--client.usage.waiting == 0) {
             if (client.usage.in_flight == 0) --num_active_;
+            client.blocked = false;
             policy_.sleep(c);
         } else {
-            const queue_head first = head_of(c);
+            const submission_facts first = facts_of(c);
             tell(c, now, &first);
         }
     }
     /// The same, where nothing is known of what waits behind.
     void withdraw(client_id c, instant now = {}) noexcept { withdraw(c, now, detail::nothing_known{now}); }
 
-    /// arrive() and next() in one, for whoever may be the only one that waits: whether it was admitted. `head` as for
-    /// arrive().
-    [[nodiscard]] bool pass(admission& g, client_id c, instant now, const queue_head* head) noexcept {
-        arrive(c, now, head);
+    /// arrive() and next() in one, for whoever may be the only one that waits: whether it was admitted.
+    [[nodiscard]] bool pass(admission& g, client_id c, instant now, const submission_facts* facts) noexcept {
+        arrive(c, now, facts);
         return num_waiting_ == 1 && next(g, now, detail::nothing_known{now});
     }
 
     /// Whether the next submission can be admitted now, and what is known of it: one waits and there is room, as what is in
     /// flight of its level and above leaves room for it (detail/in_flight_budget.hpp), so lower levels never fill the room of
-    /// a higher one; and no request of a higher level is under way. Asked twice, it answers the same.
-    [[nodiscard]] bool is_ready(admission& a, instant now) noexcept {
+    /// a higher one; and no request of a higher level is under way. Asked twice, it answers the same. `other_lane(c)` is asked
+    /// where what waits first of `c` is for a stream that has enough: whoever keeps the queues may move one forward that is for
+    /// a stream with nothing in flight, call replace_first() and return true. By default a client's go strictly in order.
+    template <std::predicate<client_id> F = detail::strict_order>
+    [[nodiscard]] bool is_ready(admission& a, instant now, F other_lane = {}) noexcept {
         resume_at_ = never;
-        if (num_waiting_ == 0) return false;
-        const auto c = policy_.pick(now);
-        if (!c) {
-            resume_at_ = std::max(c.ask_again(), saturating_add(now, ns{1}));  // time must pass
-            return false;
+        now_ = std::max(now_, now);
+        for (;;) {
+            if (num_waiting_ == 0) return false;
+            const auto c = policy_.pick(now);
+            if (!c) {
+                resume_at_ = c.ask_again() == never ? never : std::max(c.ask_again(), saturating_add(now, ns{1}));
+                return false;
+            }
+            auto& client = clients_[c->index];
+            client.describe(a, *c, costs_, quantum());
+            a.policy = policies_;
+            a.bound = client.next.bound > ns{0} ? client.next.bound : budget_.bound(a.level_index);
+            if (client.enqueuing) return false;
+            const auto room = budget_.room_for(a, num_active_ == 1);
+            if (room == budget::room::no) return false;
+            if (room == budget::room::yes) break;
+            if (other_lane(*c)) continue;
+            client.blocked = true;  // others may find room meanwhile
+            if (!std::exchange(client.listed, true)) blocked_.push_back(c->index);
+            detail::hold(policy_, *c);
         }
-        const auto& client = clients_[c->index];
-        const auto kind = costs_.next(*c, client.head.key, client.costs);
-        a.client = *c;
-        a.level = client.settings.level;
-        a.level_index = client.level;
-        a.predicted = client.head.cost;
-        a.key = client.head.key;
-        a.policy = policies_;
-        a.of_request = client.head.of_request;
-        a.at_least = kind.at_least;
-        a.bound = client.head.bound > ns{0} ? client.head.bound : budget_.bound(a.level_index);
-        a.known = kind.known;
-        a.longest = kind.longest > ns{0} ? kind.longest : client.longest();
-        a.may_share = a.known && a.predicted <= quantum() / 2 && client.next_may_share();
-        if (client.enqueuing || !budget_.has_room(a.level_index, a.longest, a.predicted, num_active_ == 1))
-            return false;
         const auto hold = budget_.held(a.level_index, now);
         if (hold.held) resume_at_ = hold.until;
         return !hold.held;
     }
-    /// Admits the one that is_ready() described just now. `head_of(c)` says what waits first of the client after that, if
-    /// anything does.
+    /// Whether nothing is in flight on a stream: `lane` as in submission_facts.
+    [[nodiscard]] bool is_idle(std::uint64_t lane, client_id c) const noexcept {
+        return !budget_.is_busy(detail::lane_of(lane, c), clients_[c.index].level);
+    }
+    /// Another submission of `c` waits first from now on.
+    void replace_first(client_id c, instant now, const submission_facts& facts) noexcept { tell(c, now, &facts); }
+    /// Admits the one that is_ready() described just now. `facts_of(c)` says what waits first of the client after that.
     template <std::invocable<client_id> F>
-    void admit(admission& a, instant now, F head_of) noexcept {
-        policy_.serve(a.client, a.predicted, now);
+    void admit(admission& a, instant now, F facts_of) noexcept {
+        a.lent = detail::serve(policy_, a.client, a.predicted, now);
         a.served_before = budget_.served_from(a.level_index);
-        budget_.enter(a.level_index, a.longest, a.predicted, a.of_request);
+        budget_.enter(a);
         auto& client = clients_[a.client.index];
         ++client.usage.in_flight;
         ++client.admitted;
-        withdraw(a.client, now, head_of);
+        withdraw(a.client, now, facts_of);
     }
     /// Both in one: admits the next submission, if it can be.
     template <std::invocable<client_id> F>
-    [[nodiscard]] bool next(admission& a, instant now, F head_of) noexcept {
+    [[nodiscard]] bool next(admission& a, instant now, F facts_of) noexcept {
         if (!is_ready(a, now)) return false;
-        admit(a, now, head_of);
+        admit(a, now, facts_of);
         return true;
     }
-    /// The same. `head_of` as for admit().
+    /// The same, by value; empty if nothing was admitted.
     template <std::invocable<client_id> F>
-    [[nodiscard]] std::optional<admission> next(instant now, F head_of) noexcept {
+    [[nodiscard]] std::optional<admission> next(instant now, F facts_of) noexcept {
         admission a;
-        return next(a, now, head_of) ? std::optional(a) : std::nullopt;
+        return next(a, now, facts_of) ? std::optional(a) : std::nullopt;
     }
     /// The same, where nothing is known of what waits behind.
     [[nodiscard]] std::optional<admission> next(instant now) noexcept { return next(now, detail::nothing_known{now}); }
 
     /// A callable is being run that enqueues it, or no longer: meanwhile nothing of its client or its level is admitted. So a
-    /// client's work is enqueued in its order, a level's one after the other, and no level waits for another's callables.
+    /// client's work is enqueued in order on each stream, a level's one by one, and no level waits for another's callables.
     void set_enqueuing(const admission& g, bool on) noexcept {
         clients_[g.client.index].enqueuing = budget_.of(g.level_index).enqueuing = on;
     }
@@ -205,16 +218,19 @@ public:
     /// the bound that was published for it.
     ns complete(const admission& g, const charge& o, instant now = {}) noexcept {
         auto& client = remove_from_flight(g, o.times);
-        const ns beyond = judge(g, o);
-        budget_.of(g.level_index).served += o.took;
+        auto* const kind = costs_.find_or_add(g.client, g.key);
+        if (o.width.known()) client.learn_width(o.width, kind);
+        const ns lasted = client.lasted(o, g.declared ? g.width : sm_width{}, kind);
+        const ns beyond = judge(g, o, lasted);
+        budget_.of(g.level_index).served += lasted;
         correct(g, o.took - g.predicted);
-        learn(g, o, client);
+        learn(g, o, lasted, client, kind);
         client.usage.device_time += o.took;
         client.usage.completed += o.times;
         if (g.of_request) budget_.of(g.level_index).hold_until = saturating_add(now, options_.anticipation);
-        if (client.ended(o.failed, options_.quarantine_after))
+        if (client.ended(o.failed, o.times, options_.quarantine_after))
             events_.push(
-                {.what = limiter_event::kind::quarantined, .client = g.client, .failures = client.failures_in_row});
+                {.what = limiter_event::kind::quarantined, .client = g.client, .failures = options_.quarantine_after});
         return beyond;
     }
     /// The same for one that was measured by itself.
@@ -296,7 +312,8 @@ public:
     [[nodiscard]] const limiter_options& options() const noexcept { return options_; }
 
 private:
-    struct client_state : detail::limiter_client {};
+    using budget = detail::in_flight_budget;
+    using client_state = detail::limiter_client;
 
     void raise_longest(const client_state& c) noexcept { budget_.raise_longest(c.level, c.longest()); }
     // Linear: when clients leave a level, and now and then, as what was long long ago is forgotten.
@@ -306,25 +323,24 @@ private:
             if (c.present && c.level == level) raise_longest(c);
     }
 
-    void learn(const admission& g, const charge& o, client_state& client) noexcept {
-        auto* const kind = costs_.find_or_add(g.client, g.key);
+    void learn(const admission& g, const charge& o, ns lasted, client_state& client, cost_estimate* kind) noexcept {
         if (o.from == charge::source::doubt) return;
-        client.learn(o, kind);
+        client.learn(o, lasted, kind);
         if (o.from == charge::source::shared) return;
         raise_longest(client);
         if (++learnt_ > std::max<std::uint64_t>(recent_longest::window, clients_.size())) {
             learnt_ = 0;
             find_longest(g.level_index);
         }
-        if (g.longest > ns{0} && o.took > g.longest) note(limiter_event::kind::overran, g, o.took, g.longest);
+        if (g.longest > ns{0} && lasted > g.longest) note(limiter_event::kind::overran, g, lasted, g.longest);
     }
 
     // Of the time in flight, what neither its own length nor work of its level and above explains is its wait for others.
     // Its own length counts as the longest of its kind: only what is certain is a violation.
-    [[nodiscard]] ns judge(const admission& g, const charge& o) noexcept {
+    [[nodiscard]] ns judge(const admission& g, const charge& o, ns lasted) noexcept {
         if (o.in_flight <= ns{0} || g.bound <= ns{0} || g.longest <= ns{0}) return ns{0};
         const ns of_own_level = budget_.served_from(g.level_index) - g.served_before;
-        const ns waited = o.in_flight - std::max(o.took, g.longest) - of_own_level;
+        const ns waited = o.in_flight - std::max(lasted, g.longest) - of_own_level;
         if (waited <= g.bound) return ns{0};
         note(limiter_event::kind::waited_beyond_bound, g, waited, g.bound);
         return waited - g.bound;
@@ -334,27 +350,42 @@ private:
     }
 
     // Tells the policy what waits first of a client.
-    void tell(client_id c, instant now, const queue_head* head) noexcept {
+    void tell(client_id c, instant now, const submission_facts* facts) noexcept {
         auto& client = clients_[c.index];
-        client.head = client.complete(head, now, c, costs_, options_.first_guess);
-        policy_.wake(c, client.head, now);
+        client.learn_next(facts, now, c, costs_, options_.first_guess);
+        client.blocked = false;
+        policy_.wake(c, client.next.head, now);
     }
     // What an earlier policy admitted is none of this one's concern.
     void correct(const admission& g, ns delta) noexcept {
-        if (g.policy == policies_) policy_.correct(g.client, delta);
+        if (g.policy == policies_) detail::correct(policy_, g.client, delta, g.lent);
     }
 
     client_state& remove_from_flight(const admission& g, std::uint32_t times = 1) noexcept {
-        budget_.leave(g.level_index, g.longest, g.predicted, g.of_request, times);
+        budget_.leave(g, times);
         auto& client = clients_[g.client.index];
+        if (!blocked_.empty()) unblock(g.lane, g.client);
         if ((client.usage.in_flight -= times) == 0 && client.usage.waiting == 0) --num_active_;
         return client;
     }
 
+    // Something of this lane has ended, of client `c`: it may have others for it behind its first.
+    void unblock(std::uint64_t lane, client_id c) noexcept {
+        std::erase_if(blocked_, [&](std::uint32_t i) {
+            auto& client = clients_[i];
+            if (client.blocked && i != c.index && client.lane(i) != lane) return false;
+            client.listed = false;
+            if (std::exchange(client.blocked, false)) policy_.wake({i, client.generation}, client.next.head, now_);
+            return true;
+        });
+    }
+
     limiter_options options_;
+    bool turns_;
     Policy policy_;
     std::vector<client_state> clients_;
-    detail::in_flight_budget budget_{options_.depth, options_.horizon};
+    std::vector<std::uint32_t> blocked_;  // clients that are, and some that were
+    budget budget_{options_.depth, options_.horizon};
     cost_model costs_;
     detail::event_queue events_;
     std::uint32_t policies_ = 0;  // how often another one took over
@@ -362,6 +393,7 @@ private:
     std::uint32_t num_active_ = 0;  // clients with something waiting or in flight
     std::uint64_t learnt_ = 0;      // lengths, since the longest was last looked for
     instant resume_at_ = never;
+    instant now_{};  // the latest that it was told
 };
 
 }  // namespace GPUSHARE_ABI

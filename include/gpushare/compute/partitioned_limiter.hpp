@@ -1,16 +1,17 @@
 // SPDX-License-Identifier: Apache-2.0
-// Shares of a device by SMs: clients get partitions of their own, with streams inside, as far as SMs come in small enough
-// units. The others share a partition, or the device if it can't be split, by time. The same calls either way.
+// Shares of a device by SMs: clients get SM partitions of their own, with streams inside, as far as the device's SMs
+// come in small enough units. The other clients share a partition by time, or the whole device if it can't be split.
 //
-//   const std::array<gpushare::client_settings, 2> clients{{{.weight = 75_pct, .tag = 1}, {.weight = 25_pct, .tag = 2}}};
+//   const std::array clients{gpushare::client_settings{.weight = 75_pct, .tag = 1},
+//                            gpushare::client_settings{.weight = 25_pct, .tag = 2}};
 //   gpushare::partitioned_limiter shared{host::device_sms{node, d}, clients, node.get_clock()};
 //   shared.plan().sms;                                     // 3 and 1, of 4
-//   auto done = shared.submit(0, [](auto& s) { s.launch(shape, kernel); });
+//   auto done = shared.submit(0, [&](auto& s) { s.launch(shape, kernel); });
 //   shared.verify();                                       // throws if a stream runs on everybody's SMs
 //
-// Every partition has a limiter of its own, since what is in flight on other SMs is no reason to wait: clients of different
-// partitions are never held back for each other, whatever their levels, and each is charged its own partition's time. Only
-// SMs are split: memory bandwidth and caches aren't.
+// Every partition has a limiter of its own, since work in flight on other SMs is no reason to wait. So clients of
+// different partitions are never held back for each other, whatever their levels, and each is charged its own
+// partition's time. Only SMs are split: memory bandwidth and caches aren't.
 #pragma once
 
 #include <algorithm>
@@ -33,6 +34,7 @@
 #include <gpushare/concepts.hpp>
 #include <gpushare/config.hpp>
 #include <gpushare/error.hpp>
+#include <gpushare/sm_split.hpp>
 #include <gpushare/units.hpp>
 
 namespace gpushare {
@@ -44,12 +46,12 @@ enum class sm_sharing : std::uint8_t {
     equal      ///< the same number for each
 };
 
-/// One limiter for each partition of a device, behind one set of calls. Clients are counted from 0, in the order in which they were
-/// given. Thread-safe as compute_limiter is, but for change(); neither copied nor moved. Destroying it ends all tickets with
-/// errc::closed; its streams finish what they have.
+/// One limiter for each partition of a device, behind one set of calls. Clients are numbered from 0, in the order in
+/// which they were given. Thread-safe as compute_limiter is, except for change(); neither copied nor moved. The
+/// destructor ends all tickets with errc::closed; work that is enqueued goes on.
 ///
-/// A split isn't changed while it is in use, since no device moves SMs under running streams: another one is made once this is
-/// destroyed and the SMs are free again. change() changes what doesn't move SMs.
+/// The split can't be changed, since no device moves SMs under running streams. For another one, destroy this object
+/// first. change() changes the settings that move no SMs.
 template <stream_source Device, clock Clock, compute_policy Policy = weighted_fair>
 class partitioned_limiter {
 public:
@@ -84,9 +86,9 @@ public:
             ids_.push_back(limiter_of(i).add(inside(settings_[i], i, plan_)));
     }
 
-    /// Clients.
+    /// How many clients there are.
     [[nodiscard]] std::size_t size() const noexcept { return settings_.size(); }
-    /// Who got SMs, and who shares.
+    /// Which clients have SMs of their own, and which share.
     [[nodiscard]] const sm_plan& plan() const noexcept { return plan_; }
     /// Why the device isn't partitioned: not_supported if it can't be, too_few_sms if all clients would share one partition;
     /// errc::none if it is.
@@ -98,11 +100,12 @@ public:
     [[nodiscard]] limiter& limiter_of(std::size_t client) noexcept {
         return *limiters_[plan_.clients[client].partition];
     }
-    /// What the client is to its limiter.
+    /// The client's id in its limiter.
     [[nodiscard]] client_id id_of(std::size_t client) const noexcept { return ids_[client]; }
     /// The client's stream, in its partition.
     [[nodiscard]] stream& stream_of(std::size_t client) noexcept { return streams_[client]; }
-    /// Of partition 0 to plan().num_partitions() - 1. Each needs a dispatcher of its own, where nobody waits.
+    /// The limiter of partition 0 to plan().num_partitions() - 1. Each needs a dispatcher of its own if no thread waits
+    /// in it.
     [[nodiscard]] limiter& limiter_of_partition(std::uint32_t index) noexcept { return *limiters_[index]; }
 
     /// As compute_limiter::submit, on the client's stream.
@@ -158,7 +161,7 @@ public:
     void verify() const {
         if constexpr (sm_partitionable<Device>) {
             if (!plan_.partitioned()) return;
-            detail::refuse_strays(device_.outside_any_partition());
+            refuse_strays(device_.outside_any_partition());
         }
     }
 
@@ -174,7 +177,7 @@ private:
 
     // Nothing can be split where the device has no such thing.
     [[nodiscard]] sm_split ask_for_split() const {
-        if constexpr (sm_partitionable<Device>) return detail::split_of(device_);
+        if constexpr (sm_partitionable<Device>) return split_of(device_);
         return {};
     }
 

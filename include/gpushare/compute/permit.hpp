@@ -1,5 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
-// A permit: the right to enqueue one submission, taken at a limiter's gate. Its work is in flight until the device is done.
+// A permit: the right to enqueue one submission, taken at a limiter's gate. The work is in flight until the device has
+// done it.
 //
 //   auto p = limiter.acquire(chat, deadline);            // result<permit>
 //   if (p) p->enqueue(stream, [&](auto& s) { s.launch(shape, kernel); });
@@ -8,6 +9,7 @@
 #include <concepts>
 #include <utility>
 
+#include <gpushare/concepts.hpp>
 #include <gpushare/config.hpp>
 #include <gpushare/error.hpp>
 #include <gpushare/units.hpp>
@@ -24,9 +26,24 @@ template <class Stream>
     else
         return false;
 }
+
+/// Runs a submission's `work`. Throws what that throws, and operation_error if a launch past the stream (<<<>>>)
+/// failed, on a backend whose streams can tell. The error can still be read from the backend.
+template <timeline Stream, std::invocable<Stream&> F>
+void run_work(Stream& s, F& work) {
+    if constexpr (requires { typename Stream::launch_errors; }) {
+        const typename Stream::launch_errors launches;
+        work(s);
+        if (const errc why = launches.found(); why != errc::none)
+            raise(failure{why}, {}, "a launch within a submission");
+    } else {
+        work(s);
+    }
+}
 }  // namespace detail
 
-/// Movable; one owner, one thread at a time. Unused, it is given back when it is destroyed. Must not outlive its limiter.
+/// The right to enqueue one submission. Movable; one owner, one thread at a time. The destructor gives an unused permit
+/// back. Must not outlive its limiter.
 template <class Limiter>
 class permit {
 public:
@@ -40,8 +57,8 @@ public:
         if (engine_ != nullptr) engine_->give_back(*submission_);
     }
 
-    /// Runs `enqueue_work(s)`, which enqueues onto `s`. Once only. What it throws passes through, after what it had
-    /// enqueued until then is accounted for.
+    /// Calls `enqueue_work(s)`, which enqueues onto `s`. Once only. What it throws passes through; what it had enqueued
+    /// until then is charged. Throws operation_error if a <<<>>> launch in it fails.
     template <std::invocable<stream&> F>
     void enqueue(stream& s, F&& enqueue_work) {
         engine_->await_turn(*submission_, s);
@@ -53,7 +70,8 @@ public:
         }
     }
 
-    /// The longest that its work waits for work of lower levels, as known when it was asked for; see compute_limiter::bound_of.
+    /// The bound on its work's wait for lower levels, as known when the permit was asked for; see
+    /// compute_limiter::bound_of.
     [[nodiscard]] ns bound() const noexcept { return bound_; }
 
 private:
@@ -62,13 +80,13 @@ private:
     permit(engine& e, typename engine::submission& s, ns bound) noexcept
         : engine_(&e), submission_(&s), bound_(bound) {}
 
-    // Where points cost nothing: which batch it is in is seen to later.
+    // Where points cost nothing, its batch is chosen later.
     template <class F>
     void enqueue_between_points(stream& s, F& enqueue_work) {
         submission_->stream = &s;
         submission_->begin = s.record();
         try {
-            enqueue_work(s);
+            detail::run_work(s, enqueue_work);
         } catch (...) {
             submission_->end = s.record();
             used()->enqueued_by_holder(*submission_, errc::submission_failed);
@@ -86,7 +104,7 @@ private:
             if (submission_->needs_begin) submission_->begin = s.record();
             enqueued = submission_->may_stay_open;
             try {
-                enqueue_work(s);
+                detail::run_work(s, enqueue_work);
             } catch (...) {
                 if (submission_->needs_end) submission_->end = s.record();
                 used()->enqueued_by_holder(*submission_, errc::submission_failed);

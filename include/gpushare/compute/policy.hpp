@@ -1,7 +1,8 @@
 // SPDX-License-Identifier: Apache-2.0
-// What a compute policy is: a plain value that decides which waiting client's submission is admitted next, and is told
-// what each took. It has no clock, thread or device: time is an argument, so that a test drives a policy through millions
-// of steps of virtual time, and the same object runs in production. compute/policies/ has the policies that there are.
+// The concept of a compute policy: a plain value that decides which waiting client's submission is admitted next, and
+// is told what each took. It has no clock, thread or device: time is an argument. So a test drives a policy through
+// millions of steps of virtual time, and the same object runs in production. compute/policies/ has the library's
+// policies.
 //
 //   struct my_policy { ... };                                   // the members that compute_policy asks for
 //   static_assert(gpushare::compute_policy<my_policy>);
@@ -10,6 +11,7 @@
 
 #include <concepts>
 #include <cstdint>
+#include <type_traits>
 
 #include <gpushare/concepts.hpp>
 #include <gpushare/config.hpp>
@@ -19,8 +21,8 @@
 namespace gpushare {
 inline namespace GPUSHARE_ABI {
 
-/// A client of a limiter. Indices are dense and used again after a client has ended: its generation tells a former owner
-/// of the index from the present one. So a policy keeps its clients in a vector, by index.
+/// A client of a limiter. Indices are dense, so that a policy keeps its clients in a vector. An index is used again
+/// after its client has ended; the generation tells former owners of the index from the present one.
 struct client_id {
     std::uint32_t index = 0;       ///< place in a vector of clients
     std::uint32_t generation = 0;  ///< how often the index had an owner
@@ -28,29 +30,27 @@ struct client_id {
     friend constexpr bool operator==(client_id, client_id) = default;
 };
 
-/// What a client is entitled to. Each policy looks at some of these, and says at which.
+/// What a client asks for. Each policy looks at some of these; its comment says at which.
 struct client_settings {
     share weight = share::whole();  ///< of the device time of its level, relative to the others with work there
     priority level{};               ///< a higher level always goes first
     ns longest{};                   ///< its longest kernel, if known; 0: learnt from what it submits
     share cap = share::whole();     ///< the most of the device's time that it gets
     bool soft_cap = false;          ///< the cap holds only while others, within theirs, have work
-    ns slo{};                       ///< its work is due so long after its arrival; 0: no objective
+    ns slo{};                       ///< how long after its arrival its work is due; 0: no objective
     std::uint32_t group = 0;        ///< its class, from 0, where the policy is a policy_tree
-    std::uint32_t tag = 0;          ///< what records of its submissions call it; no policy looks at it
+    std::uint32_t tag = 0;          ///< its number in records of its submissions; no policy looks at it
 
     friend constexpr bool operator==(const client_settings&, const client_settings&) = default;
 };
 
-/// What is known of the first submission in a client's queue.
+/// The first submission in a client's queue, as far as it is known.
 struct queue_head {
     ns cost{};                 ///< predicted device time; 0: unknown
     ns remaining{};            ///< predicted device time of what is left of its request, itself included
     instant arrival{};         ///< when it began to wait
     instant deadline = never;  ///< when it is due
     std::uint64_t key = 0;     ///< its kind, for the cost model; 0: none
-    ns bound{};                ///< on its wait, as published when it came; 0: as it is when it is admitted
-    bool of_request = false;   ///< more of its client may follow soon: lower levels are held back meanwhile
 };
 
 /// A policy's answer: a client to serve next, nobody, or nobody before a time.
@@ -66,7 +66,7 @@ public:
     [[nodiscard]] constexpr explicit operator bool() const noexcept { return is_one_; }
     [[nodiscard]] constexpr client_id operator*() const noexcept { return client_; }           ///< Which one, if any.
     [[nodiscard]] constexpr const client_id* operator->() const noexcept { return &client_; }  ///< Which one, if any.
-    /// Where nobody is chosen: when to ask again though nothing else happened. `never`: no need to.
+    /// Where nobody is chosen: when to ask again even if nothing happens until then. `never`: no need to.
     [[nodiscard]] constexpr instant ask_again() const noexcept { return ask_again_; }
 
     friend constexpr bool operator==(const choice&, const choice&) = default;
@@ -97,8 +97,12 @@ inline constexpr bool is_timeless = requires {
 ///   serve(c, cost, now)   c, which was picked, had its first submission admitted; cost predicts its device time. wake or
 ///                         sleep follows
 ///   correct(c, delta)     something served is over: its true cost less the predicted one
-/// One more member is optional: `take_turns()` is called once, where clients of one level run one after the other
-/// (limiter_options::take_turns). The policy may then let a client go several times in a row.
+/// A policy that lends device time may return an std::uint32_t from serve, and then takes it as the third argument of
+/// correct; 0 where there is none. Two more members are optional. `take_turns()` is called once where different
+/// clients' work that fills the device runs in turn, which costs a wait on the device at each change of clients; the
+/// policy may then let a client go several times in a row. `hold(c)` is called in place of sleep(c) while c's first
+/// submission is still behind others on its stream, until wake(c, ...); the policy may owe c the share that it misses
+/// meanwhile, within bounds.
 // clang-format off
 template <class P>
 concept compute_policy = std::movable<P> && requires(P& p, client_id c, const client_settings& s, const queue_head& head,
@@ -115,6 +119,34 @@ concept compute_policy = std::movable<P> && requires(P& p, client_id c, const cl
 // clang-format on
 
 namespace detail {
+
+/// What `p` says of it, or 0.
+template <compute_policy P>
+[[nodiscard]] std::uint32_t serve(P& p, client_id c, ns cost, instant now) noexcept {
+    if constexpr (std::is_void_v<decltype(p.serve(c, cost, now))>) {
+        p.serve(c, cost, now);
+        return 0;
+    } else {
+        return p.serve(c, cost, now);
+    }
+}
+/// `lent`: what serve said of it.
+template <compute_policy P>
+void correct(P& p, client_id c, ns delta, std::uint32_t lent) noexcept {
+    if constexpr (requires { p.correct(c, delta, lent); })
+        p.correct(c, delta, lent);
+    else
+        p.correct(c, delta);
+}
+
+/// Tells a policy that can.
+template <compute_policy P>
+void hold(P& p, client_id c) noexcept {
+    if constexpr (requires { p.hold(c); })
+        p.hold(c);
+    else
+        p.sleep(c);
+}
 
 /// Tells a policy that can, if `asked`, that clients take turns. Returns the policy.
 template <compute_policy P>

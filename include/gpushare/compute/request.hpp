@@ -1,7 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
-// A request: submissions of one client that belong together, one after the other, such as the layers of an inference, with a
-// deadline and a priority. While it is under way, and for a bounded time between two of its submissions, work of lower
-// levels is held back. So a chain of kernels waits for a neighbour's work once, and not once per kernel.
+// A request: submissions of one client that belong together, one after the other, such as the layers of an inference,
+// with a deadline and a priority. While it is under way, and for a bounded time between two of its submissions, work of
+// lower levels is held back. So a chain of kernels waits for a neighbour's work once, not once per kernel.
 //
 //   gpushare::request r(limiter, chat, {.deadline = clock.now() + 50ms, .level = gpushare::priority{1}});
 //   for (auto& layer : layers) r.submit(stream, [&](auto& s) { s.launch(shape, layer); })->wait();
@@ -19,19 +19,19 @@
 namespace gpushare {
 inline namespace GPUSHARE_ABI {
 
-/// What a request says of itself.
+/// What is known of a request beforehand.
 struct request_options {
     instant deadline = never;      ///< when it is to be done, for policies that look at it
     ns cost{};                     ///< device time of all of it, if known, for policies that look at what remains
     priority level = no_priority;  ///< its own, which counts if it is above its client's
 };
 
-/// Between its first submission and its end, nothing of the levels below its client's is admitted while one of its
-/// submissions is in flight, nor until limiter_options::anticipation after the latest was seen to be done.
-/// A request's own level lifts its client with all that it has waiting, since what is in front of it in the client's queue must
-/// go first; the highest level among the client's requests counts. The priority of a stream is another matter: use a stream of
-/// that level. Neither copied nor moved; for one thread at a time, though others may wait for its tickets. Must not outlive its
-/// limiter.
+/// Submissions of a client that belong together. While one of them is in flight, and for limiter_options::anticipation
+/// after the latest was seen to be done, no work of levels below its client's is admitted. That ends when the request
+/// ends. A request's own level applies to all waiting submissions of its client, since those in front of it in the
+/// queue must go first; the highest level among the client's requests counts. It doesn't change the priority of a
+/// stream: use a stream of that level. Neither copied nor moved; for one thread at a time, though others may wait for
+/// its tickets. Must not outlive its limiter.
 template <class Limiter>
 class [[nodiscard]] request {
 public:
@@ -45,7 +45,7 @@ public:
     }
     request(const request&) = delete;             ///< Not copied.
     request& operator=(const request&) = delete;  ///< Not copied.
-    /// Ends. What was submitted goes on.
+    /// Ends the request. Its submissions go on.
     ~request() { limiter_.end_request(client_, options_.level); }
 
     /// As limiter.submit. `key` is its kind, 0 for none; `cost` its device time, if known.

@@ -1,7 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
-// Who gets SMs of its own: turns the shares of a device's clients into partitions of SMs, as far as SMs come in small enough
-// units, and into shares of a partition's time for the clients for whom they don't. Arithmetic alone; partitioned_limiter.hpp
-// applies it.
+// Decides which clients get SMs of their own: turns the shares of a device's clients into SM partitions, as far as SMs
+// come in small enough units, and into shares of a partition's time for the other clients. Arithmetic alone;
+// partitioned_limiter.hpp applies it.
 //
 //   const auto p = gpushare::plan_sms(can, std::array{60_pct, 35_pct, 5_pct});      // of 8 units
 //   p.sms              // 5 units, 3 units
@@ -26,13 +26,13 @@
 namespace gpushare {
 inline namespace GPUSHARE_ABI {
 
-/// Where the clients of a device run: which partition is whose, and who shares one. A value.
+/// Which partition each client of a device runs in, and which clients share one. A value.
 struct sm_plan {
     /// Of one client.
     struct place {
         std::uint32_t partition = 0;    ///< which, from 0; 0 where the device isn't partitioned
         share weight = share::whole();  ///< of the partition's time, in proportion to the others in it
-        bool alone = true;              ///< nobody else is in the partition: no one is held back for it
+        bool alone = true;              ///< no other client is in the partition
 
         friend bool operator==(const place&, const place&) = default;
     };
@@ -60,27 +60,6 @@ inline void check_shares(std::span<const share> shares) {
         throw operation_error(errc::invalid_specification, {},
                               "a split of SMs needs clients, and each of them a share");
     if (sum > 1000) raise({errc::share_exceeded, sum, 1000, 1000}, {}, "a split of SMs, in permille");
-}
-
-/// No units where the device can't be split.
-template <sm_partitionable Device>
-[[nodiscard]] sm_split split_of(const Device& device) {
-    try {
-        return device.split();
-    } catch (const operation_error& e) {
-        if (e.code() != errc::not_supported) throw;
-        return {};
-    }
-}
-
-/// Throws operation_error (invalid_specification, with the tags in its text, the first one and how many in its figures) if there
-/// are any.
-inline void refuse_strays(std::span<const std::uint32_t> tags) {
-    if (tags.empty()) return;
-    message text;
-    text.add("streams in no partition, whose kernels run on the SMs of all, have the tags");
-    for (std::size_t i = 0; i < tags.size(); ++i) text.add(i == 0 ? " " : ", ", std::uint64_t{tags[i]});
-    throw operation_error(failure{errc::invalid_specification, tags.front(), tags.size()}, {}, text);
 }
 
 /// Not partitioned: everybody has a share of the device's time.
@@ -123,10 +102,10 @@ inline void refuse_strays(std::span<const std::uint32_t> tags) {
 
 }  // namespace detail
 
-/// SMs in proportion to the shares, all of them given out (weighted_sms: nobody is off by a unit). Clients that are due less
-/// than a unit share a partition: with one another, or else with whoever is due least. If all would share one, the device isn't
-/// partitioned.
-/// Throws operation_error: invalid_specification (no client, or one without a share), share_exceeded.
+/// Gives out all SMs in proportion to the shares (see weighted_sms: no client is off by a unit). Clients that are due
+/// less than a unit share a partition with one another, or else with the client that is due least. If all would share
+/// one, the device isn't partitioned. Throws operation_error: invalid_specification (no client, or one without a
+/// share), share_exceeded.
 [[nodiscard]] inline sm_plan plan_sms(const sm_split& can, std::span<const share> shares) {
     detail::check_shares(shares);
     const auto groups = detail::sm_groups(shares, can.units);
@@ -147,8 +126,8 @@ inline void refuse_strays(std::span<const std::uint32_t> tags) {
     return plan;
 }
 
-/// The same number of SMs for each of the clients, the rest for nobody; equal shares of the device's time where there isn't a
-/// unit for each. Throws operation_error: invalid_specification (no client, or more than a thousand).
+/// Gives each client the same number of SMs and leaves the rest unused; equal shares of the device's time if there
+/// isn't a unit for each. Throws operation_error: invalid_specification (no client, or more than a thousand).
 [[nodiscard]] inline sm_plan plan_equal_sms(const sm_split& can, std::size_t clients) {
     const std::vector<share> shares(
         clients, clients > 1000 ? share{} : share::of_permille(1000 / std::max<std::size_t>(clients, 1)));

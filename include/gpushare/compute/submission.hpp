@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
-// What a limiter's user says of a submission and hears of it: the work, what is known of it beforehand, whom to tell when it
-// is done, and what a record of it says.
+// The types of a submission at a limiter's interface: the work, what is known of it beforehand, the callback at its
+// end, and the record that is kept of it.
 //
 //   limiter.submit(chat, stream, work, {.key = kernel_id, .deadline = now + 5ms},
 //                  [](const gpushare::completion& c) { if (c.status != gpushare::errc::none) ... });
@@ -29,15 +29,17 @@ inline constexpr priority no_priority{std::numeric_limits<std::int32_t>::min()};
 
 /// What is known of one submission beforehand. Everything may be left out.
 struct submit_options {
-    std::uint64_t key = 0;     ///< its kind, such as a kernel's id and a class of sizes: predicted from its like
-    ns cost{};                 ///< device time that it takes, if the caller knows; 0: predicted
+    std::uint64_t key = 0;     ///< its kind, such as a kernel's id and a class of sizes: predicts its cost
+    ns cost{};                 ///< device time that it takes (duration times width), if the caller knows; 0: predicted
     ns remaining{};            ///< the same for all that is left of its request, itself included
     instant deadline = never;  ///< when it is due, for policies that look at it
     bool of_request = false;   ///< set by a request: more follows soon
+    sm_width
+        width{};  ///< the part of the SMs that it can fill; not known: learnt where the device tells, else all of them
     instant room_by = instant::min();  ///< if the queue is full: how long to wait for room instead of refusing
 };
 
-/// The default. By its address it is known without a look at each member.
+/// The default, which is recognised by its address.
 inline constexpr submit_options no_options{};
 
 /// How a submission went.
@@ -48,13 +50,14 @@ struct completion {
     std::exception_ptr error;  ///< what the callable threw
 };
 
-/// Called once on whichever thread drives the limiter when it notices, under no lock; the limiter may be used from in
-/// there, but not waited for. Must not throw. Stored in place: a callable of up to 64 bytes.
+/// Called once when the limiter notices the end, on the thread that drives it, under no lock. May use the limiter, but
+/// not wait for it. Must not throw. Stored in place: a callable of up to 64 bytes.
 using submission_callback = detail::inplace_function<void(const completion&), 64>;
 
-/// A submission that ran. Times are on the limiter's clock; `ended` is where the point behind its work lies there, as near
-/// as can be told: never before it was admitted, and late by no more than the limiter once took to notice an end. From
-/// `began` on is what it was charged; of short submissions that were timed together each has its part of the whole.
+/// A submission that ran. Times are on the limiter's clock. `ended` is when its last point was reached, as near as can
+/// be told: never before the admission, and late by at most the shortest delay with which the limiter has noticed an
+/// end so far. `began` lies before that by what it was charged, at most by its span. Each member of a batch has its
+/// part of the batch.
 struct submission_record {
     client_id client{};        ///< whose
     std::uint32_t tag = 0;     ///< client_settings::tag

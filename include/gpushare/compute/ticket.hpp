@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
-// A ticket: what a client holds of a submission that it queued. It tells when the work is done and whether it failed,
-// and can be waited for. Dropping it changes nothing about the work.
+// A ticket: the handle of a queued submission. It tells when the work is done and whether it failed, and can be waited
+// for. Destroying it doesn't affect the work.
 //
 //   auto t = limiter.submit(chat, stream, [&](auto& s) { s.launch(shape, kernel); });
 //   t->wait();  if (t->status() != gpushare::errc::none) t->rethrow();
@@ -21,7 +21,8 @@
 namespace gpushare {
 inline namespace GPUSHARE_ABI {
 
-/// Movable; one owner. Safe from any thread; from several at once only what is const.
+/// The handle of a queued submission. Movable; one owner. Safe from any thread; only const members from several at
+/// once.
 template <class Limiter>
 class ticket {
 public:
@@ -52,7 +53,7 @@ public:
         return done() || engine_->wait_for(*submission_, deadline, stop);
     }
 
-    /// The longest that it waits for work of lower levels, as known when it came; see compute_limiter::bound_of.
+    /// The bound on its wait for work of lower levels, as known when it came; see compute_limiter::bound_of.
     [[nodiscard]] ns bound() const noexcept { return submission_->facts.bound; }
 
     /// Once done: errc::none, submission_failed (the callable threw), kernel_failed, device_lost, or closed (it was

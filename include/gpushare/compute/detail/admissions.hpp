@@ -1,9 +1,9 @@
 // SPDX-License-Identifier: Apache-2.0
-// Who comes in: each client's queue of submissions that wait, and the core that says which of them is admitted next. Under
-// the limiter's mutex.
+// The queues of waiting submissions, one per client, and the core that decides which is admitted next. Used under the
+// limiter's mutex.
 //
 //   admissions.arrive(submission, c, options, now);
-//   if (admission a; admissions.is_ready(a, now)) admissions.admit(a, now);      // the first of a.client
+//   if (admission a; admissions.core().is_ready(a, now)) admissions.admit(a, now);      // the first of a.client
 #pragma once
 
 #include <algorithm>
@@ -19,7 +19,6 @@
 #include <gpushare/compute/detail/charging.hpp>
 #include <gpushare/compute/detail/submission.hpp>
 #include <gpushare/compute/limiter_core.hpp>
-#include <gpushare/compute/limiter_event.hpp>
 #include <gpushare/compute/policy.hpp>
 #include <gpushare/compute/submission.hpp>
 #include <gpushare/concepts.hpp>
@@ -40,6 +39,7 @@ struct client_queue {
     std::thread::id attendant{};       // the thread that waited for the latest to end and looked at it, if one did
     std::uint32_t waits_for_room = 0;  // threads
     std::uint32_t requests = 0;        // under way
+    std::uint32_t untold = 0;          // callbacks that are to be called, or under way
     priority own_level{};              // without its requests
     std::vector<priority> raised{};    // to these, by requests under way
     bool told_of_loss = false;
@@ -65,7 +65,7 @@ class admissions {
 public:
     using submission = detail::submission<Stream>;
 
-    admissions(limiter_options options, Policy policy) : core_(options, std::move(policy)) {}
+    admissions(limiter_options options, Policy policy, bool turns) : core_(options, std::move(policy), turns) {}
 
     [[nodiscard]] limiter_core<Policy>& core() noexcept { return core_; }
     [[nodiscard]] const limiter_core<Policy>& core() const noexcept { return core_; }
@@ -140,7 +140,7 @@ public:
         const bool plain = &o == &no_options;
         if (!plain) describe(s, c, o, now);
         if (core_.pass(s.admitted, c, now, plain ? nullptr : &s.facts)) {
-            if (plain) s.facts.arrival = now;
+            if (plain) s.facts.head.arrival = now;
             return true;
         }
         if (plain) describe(s, c, o, now);
@@ -161,10 +161,24 @@ public:
 
     // ---- admission
 
-    /// Whether one can be admitted now: then the first that waits of `a.client`.
-    [[nodiscard]] bool is_ready(admission& a, instant now) noexcept { return core_.is_ready(a, now); }
     [[nodiscard]] submission& first_of(client_id c) noexcept { return *queue(c).waiting.front(); }
-    /// That one is admitted.
+    /// Of what waits of `c`, the first one for a stream with nothing in flight goes before the others, which keep their order: on each
+    /// stream it stays as it came. False if there is none among the first ones.
+    bool bring_forward(client_id c, instant now) noexcept {
+        constexpr int most = 64;
+        auto& waiting = queue(c).waiting;
+        submission* const first = waiting.front();
+        submission* s = first->next;
+        for (int i = 0; s != nullptr && i < most; s = s->next, ++i) {
+            if (s->facts.lane == first->facts.lane || !core_.is_idle(s->facts.lane, c)) continue;
+            waiting.remove(*s);
+            waiting.push_front(*s);
+            core_.replace_first(c, now, s->facts);
+            return true;
+        }
+        return false;
+    }
+    /// The first that waits of `a.client`, which core().is_ready() has described, is admitted.
     submission& admit(const admission& a, instant now) noexcept {
         submission& s = *queue(a.client).waiting.pop();
         s.admitted = a;
@@ -189,13 +203,12 @@ private:
     }
     void describe(submission& s, client_id c, const submit_options& o, instant now) noexcept {
         s.client = c;
-        s.facts = {.cost = o.cost,
-                   .remaining = o.remaining,
-                   .arrival = now,
-                   .deadline = o.deadline,
-                   .key = o.key,
-                   .bound = core_.bound_of(c),
-                   .of_request = o.of_request};
+        s.facts = {
+            .head = {.cost = o.cost, .remaining = o.remaining, .arrival = now, .deadline = o.deadline, .key = o.key},
+            .bound = core_.bound_of(c),
+            .width = o.width,
+            .lane = s.queued ? timeline_of(*s.stream) : 0,
+            .of_request = o.of_request};
     }
     [[nodiscard]] auto first_facts() noexcept {
         return [this](client_id c) noexcept { return first_of(c).facts; };

@@ -1,16 +1,16 @@
 // SPDX-License-Identifier: Apache-2.0
-// Which batch each admitted submission goes in, and which points are to be recorded around it.
+// Puts each admitted submission in a batch, and says which points are to be recorded around it.
 //
-//   detail::batches<stream> batches(quantum, options.take_turns);
+//   detail::batches<stream> batches(quantum);
 //   if (batches.has_slot()) batches.take_slot();
 //   batches.place(submission, s, now);       // then, under no lock, the points that it asks for, and the work
 //   batches.enqueued(submission);            // or, by a permit's holder, under no lock: announce_enqueued()
 //
-// A point costs as much as a short kernel does. So short submissions of one client on one stream share a batch, which ends
-// at one point: when it is predicted to take as long as the limiter's quantum, when somebody wants to know, or when other
-// work follows on its stream. Members that nothing tells apart become one record with a count: then admitting them costs
-// something each time, and completing them once a batch. What ends later than the device is predicted to be busy, or was
-// joined later, may have had gaps: its span is doubtful.
+// A point costs as much as a short kernel does. So short submissions of one client on one stream share a batch, which
+// ends at one point. It ends when it is predicted to take as long as the limiter's quantum, when a thread waits for a
+// member, or when other work follows on its stream. Members with equal facts are one record with a count, so that
+// admitting costs something for each of them and completing only once a batch. The device may have idled within a batch
+// that ends later than predicted, or that was joined after its predicted end: its span is doubtful.
 #pragma once
 
 #include <algorithm>
@@ -27,6 +27,7 @@
 #include <gpushare/compute/admission.hpp>
 #include <gpushare/compute/detail/charging.hpp>
 #include <gpushare/compute/detail/in_flight_budget.hpp>
+#include <gpushare/compute/detail/limiter_client.hpp>
 #include <gpushare/compute/detail/submission.hpp>
 #include <gpushare/compute/policy.hpp>
 #include <gpushare/concepts.hpp>
@@ -50,15 +51,6 @@ template <shared_timeline Stream>
 struct timeline_handle<Stream> {
     using type = typename Stream::handle;
 };
-
-/// Names the timeline of `s`: by itself where it has a name, or else by where the stream object is.
-template <timeline Stream>
-[[nodiscard]] std::uint64_t timeline_of(const Stream& s) noexcept {
-    if constexpr (shared_timeline<Stream>)
-        return s.timeline();
-    else
-        return reinterpret_cast<std::uintptr_t>(&s);
-}
 
 /// Submissions that share one point at their end: of one client on one stream, one after the other.
 template <timeline Stream>
@@ -84,6 +76,7 @@ struct batch {
     bool begun = false;          // `begin` is known
     client_id client{};
     priority level{};
+    sm_width width{};
     std::uint64_t timeline = 0;
     const Stream* followed_on = nullptr;  // this one waits for the end, on behalf of `follower`
     client_id follower{};
@@ -104,6 +97,7 @@ struct batch {
         known = shares && a.known;
         client = a.client;
         level = a.level;
+        width = a.width;
         timeline = timeline_of(s);
         followed_on = nullptr;
         order = nth;
@@ -121,7 +115,7 @@ struct batch {
 
     [[nodiscard]] bool takes(const admission& a, ns quantum) const noexcept {
         return at == state::open && static_cast<bool>(handle) && client == a.client && level == a.level &&
-               !end_wanted && !ends_soon && !trouble && num_members + entering < most_members &&
+               width == a.width && !end_wanted && !ends_soon && !trouble && num_members + entering < most_members &&
                predicted + a.predicted <= quantum;
     }
 
@@ -129,7 +123,7 @@ struct batch {
         ++entering;
         doubtful |= now > busy_until;
         predicted += a.predicted;
-        busy_until = saturating_add(std::max(now, busy_until), a.predicted);
+        busy_until = saturating_add(std::max(now, busy_until), a.length);
     }
 
     /// No room for another one like the latest.
@@ -229,9 +223,12 @@ public:
     using submission = detail::submission<Stream>;
     static constexpr std::size_t none = submission::no_batch;
 
-    /// `quantum`: how long a batch may be predicted to take. `turns`: streams of different clients wait for each other,
-    /// where they can.
-    batches(ns quantum, bool turns) : quantum_(quantum), turns_(joining_timeline<Stream> && turns) {
+    /// Whether streams of different clients wait for each other, where their work doesn't fit side by side: its points tell
+    /// nothing otherwise. Not on a device that tells what each used.
+    static constexpr bool turns = joining_timeline<Stream> && !sm_timeline<Stream>;
+
+    /// `quantum`: how long a batch may be predicted to take.
+    explicit batches(ns quantum) : quantum_(quantum) {
         // With room for one, running out of memory delays what waits and never strands it; with this, nothing is
         // allocated later unless there are many levels.
         batches_.reserve(most_in_flight);
@@ -266,10 +263,33 @@ public:
 
     // ---- batch: which one
 
-    /// `s` is about to be enqueued on `stream`, with the points around it that it says then.
+    /// `s` is about to be enqueued on `stream`, with the points around it that it says then. After collect().
     void place(submission& s, Stream& stream, instant now) noexcept {
-        collect();
-        place_collected(s, stream, now);
+        const admission& a = s.admitted;
+        // The usual case: another one for the batch that was joined before. It takes nobody once another begins behind it, or
+        // another client's elsewhere.
+        if (batch::shares && latest_ != none && a.may_share && batches_[latest_].is_on(stream) &&
+            batches_[latest_].takes(a, quantum_))
+            return enter(s, latest_, now);
+        const auto n = look_around(a, stream, now);
+        const bool share = batch::shares && a.may_share && !n.beside;
+        if (n.last != none && share && batches_[n.last].takes(a, quantum_)) {
+            latest_ = n.last;
+            return enter(s, n.last, now);
+        }
+        s.batch = free_batch();
+        batch& b = batches_[s.batch];
+        b.begin_with(a, stream, ++order_);
+        b.contended = n.elsewhere;
+        b.beside_others = n.beside;
+        b.more = n.beside ? stretched(a.length) - a.length : ns{0};
+        const auto from = std::max(now, n.busy_until);
+        b.busy_until = saturating_add(from, a.length);
+        s.in_front = n.in_front;
+        s.needs_begin = true;
+        s.may_stay_open = share && b.stay_open(stream);
+        s.needs_end = !s.may_stay_open;
+        if (n.last != none) begin_behind(batches_[n.last], n.last, s, now, from);
     }
     /// Batches of two clients on two streams would run into each other, and their points would tell nothing of either:
     /// while others are in flight elsewhere, everything has points of its own. Where they take turns, a batch ends with
@@ -278,15 +298,66 @@ public:
         collect();
         (void)look_around(a, s, instant::min());
     }
+    /// Whether `a` on this stream fits side by side with all that is in flight of its level on others.
+    [[nodiscard]] bool fits_beside(const admission& a, const Stream& s) const noexcept {
+        double beside = a.width.part();
+        for (std::size_t i = 0; i < in_use_; ++i) {
+            const batch& b = batches_[i];
+            // Of each stream once: its work runs one after the other.
+            if (b.at == batch::state::free || b.level != a.level || b.is_on(s)) continue;
+            const bool again =
+                std::any_of(batches_.begin(), batches_.begin() + static_cast<std::ptrdiff_t>(i),
+                            [&](const batch& o) { return o.at != batch::state::free && o.timeline == b.timeline; });
+            if (!again) beside += b.width.part();
+        }
+        return beside <= 1.01;  // widths are learnt to a percent
+    }
     /// Whether members of a batch that are alike are kept apart, from now on, for somebody looks at each.
     void keep_apart(bool each) noexcept { apart_ = each; }
 
     // ---- enqueue: how that went
 
-    /// `s` is on its stream.
+    /// `s` is on its stream: among the members of its batch, and one with the latest of these where nothing tells them apart.
+    /// After collect().
     void enqueued(submission& s) noexcept {
-        collect();
-        join(s);
+        batch& b = batches_[s.batch];
+        --b.entering;
+        b.trouble |= s.status != errc::none;
+        if (s.status == errc::device_lost) {
+            b.end_wanted = true;
+            want_ends();
+        }
+        if (s.begin) {
+            if (s.ends != none) ended(s.ends, *s.begin);
+            b.begin = *std::move(s.begin);
+            b.begun = true;
+            s.begin.reset();
+        }
+        if (s.end) {
+            ended(s.batch, *std::move(s.end));
+            s.end.reset();
+        } else if (s.needs_end) {  // it couldn't: somebody has to, whatever began behind it
+            b.ends_soon = false;
+            b.end_wanted = true;
+            want_ends();
+        }
+        s.next_member = nullptr;
+        submission* const last = b.last;
+        if (b.num_members++ != 0 && !apart_ && are_alike(*last, s)) {
+            last->admitted.predicted += s.admitted.predicted;
+            last->admitted.length += s.admitted.length;
+            ++last->times;
+            return release(s);
+        }
+        (last == nullptr ? b.first : last->next_member) = &s;
+        b.last = &s;
+    }
+    /// Takes note of what permits' holders have enqueued.
+    void collect() noexcept {
+        enqueued_.take_all([this](submission& s) {
+            if (s.batch == none) place(s, *s.stream, {});
+            enqueued(s);
+        });
     }
     /// The same for a permit, by the thread that holds it, under no lock. True if somebody waits for it: then lock, and
     /// keep_awaiting() says when not to any longer.
@@ -403,32 +474,25 @@ public:
     /// Predictions err, and each rests on the one before it. A question that came too early makes us later by much, one
     /// that came in time, perhaps late, earlier by little: so few come too early, as each costs as much as a launch.
     void end_was_asked_for_too_early(const batch& b, instant now) noexcept {
-        if (b.known) shift_ends(b, now - b.busy_until + b.predicted / 2);
+        if (b.known) shift_ends(b, now - b.busy_until + lasting(b.predicted, b.width) / 2);
     }
     void end_was_seen(const batch& b, instant now) noexcept {
         if constexpr (batch::shares) {  // nobody else predicts ends
-            if (turns_ && now < b.busy_until)
+            if (turns && now < b.busy_until)
                 shift_ends(b, now - b.busy_until);  // nobody is busy with it until then
             else if (b.known)
-                shift_ends(b, -b.predicted / 64);
+                shift_ends(b, -lasting(b.predicted, b.width) / 64);
         }
         // Beside others' work, what costs a certain time lasts longer: they take turns, or share it. By how much is learnt,
         // so that few ends are asked for too early.
         if (!b.beside_others || b.predicted <= ns{0}) return;
-        const auto seen = static_cast<double>(b.when.length().count()) / static_cast<double>(b.predicted.count());
+        const auto seen =
+            static_cast<double>(b.when.length().count()) / static_cast<double>(lasting(b.predicted, b.width).count());
         stretch_ += (std::clamp(seen, 1.0, most_stretch) - stretch_) / 8;
     }
 
 private:
     static constexpr double most_stretch = 16;
-
-    // Takes note of what permits' holders have enqueued.
-    void collect() noexcept {
-        enqueued_.take_all([this](submission& s) {
-            if (s.batch == none) place_collected(s, *s.stream, {});
-            join(s);
-        });
-    }
 
     // An open batch is to end, and may have to wait for who enters it.
     void want_ends() noexcept {
@@ -444,7 +508,7 @@ private:
     void shift_ends(const batch& from, ns by) noexcept {
         for (auto& b : in_use())
             if (b.at != batch::state::free && b.order >= from.order &&
-                (b.timeline == from.timeline || (turns_ && b.level == from.level)))
+                (b.timeline == from.timeline || (turns && b.level == from.level)))
                 b.busy_until = saturating_add(b.busy_until, by);
     }
 
@@ -458,6 +522,7 @@ private:
     };
     surroundings look_around(const admission& a, const Stream& s, instant now) noexcept {
         surroundings n;
+        const bool in_turn = turns && !fits_beside(a, s);
         std::uint64_t order = 0;
         for (std::size_t i = 0; batch & b : in_use()) {
             const auto at = i++;
@@ -470,7 +535,7 @@ private:
             }
             n.elsewhere = b.contended = true;
             if (b.client == a.client) continue;
-            if (turns_ && b.level == a.level) {
+            if (in_turn && b.level == a.level) {
                 n.in_front = saturating_add(n.in_front, b.predicted);
                 n.busy_until = std::max(n.busy_until, std::min(b.busy_until, saturating_add(now, quantum_)));
             } else {
@@ -483,33 +548,6 @@ private:
         return n;
     }
 
-    void place_collected(submission& s, Stream& stream, instant now) noexcept {
-        const admission& a = s.admitted;
-        // The usual case: another one for the batch that was joined before. It takes nobody once another begins behind it, or
-        // another client's elsewhere.
-        if (batch::shares && latest_ != none && a.may_share && batches_[latest_].is_on(stream) &&
-            batches_[latest_].takes(a, quantum_))
-            return enter(s, latest_, now);
-        const auto n = look_around(a, stream, now);
-        const bool share = batch::shares && a.may_share && !n.beside;
-        if (n.last != none && share && batches_[n.last].takes(a, quantum_)) {
-            latest_ = n.last;
-            return enter(s, n.last, now);
-        }
-        s.batch = free_batch();
-        batch& b = batches_[s.batch];
-        b.begin_with(a, stream, ++order_);
-        b.contended = n.elsewhere;
-        b.beside_others = n.beside;
-        b.more = n.beside ? stretched(a.predicted) - a.predicted : ns{0};
-        const auto from = std::max(now, n.busy_until);
-        b.busy_until = saturating_add(from, a.predicted);
-        s.in_front = n.in_front;
-        s.needs_begin = true;
-        s.may_stay_open = share && b.stay_open(stream);
-        s.needs_end = !s.may_stay_open;
-        if (n.last != none) begin_behind(batches_[n.last], n.last, s, now, from);
-    }
     // The point at its begin may be the end of the batch before it.
     void begin_behind(batch& before, std::size_t index, submission& s, instant now, instant from) noexcept {
         batch& b = batches_[s.batch];
@@ -526,7 +564,7 @@ private:
             before.end_wanted = before.overtaken = true;
             want_ends();
         }
-        b.busy_until = saturating_add(std::max(from, before.busy_until), s.admitted.predicted);
+        b.busy_until = saturating_add(std::max(from, before.busy_until), s.admitted.length);
     }
 
     void enter(submission& s, std::size_t into, instant now) noexcept {
@@ -538,45 +576,13 @@ private:
         s.may_stay_open = true;
     }
 
-    // It is enqueued: among the members of its batch, and one with the latest of these where nothing tells them apart.
-    void join(submission& s) noexcept {
-        batch& b = batches_[s.batch];
-        --b.entering;
-        b.trouble |= s.status != errc::none;
-        if (s.status == errc::device_lost) {
-            b.end_wanted = true;
-            want_ends();
-        }
-        if (s.begin) {
-            if (s.ends != none) ended(s.ends, *s.begin);
-            b.begin = *std::move(s.begin);
-            b.begun = true;
-            s.begin.reset();
-        }
-        if (s.end) {
-            ended(s.batch, *std::move(s.end));
-            s.end.reset();
-        } else if (s.needs_end) {  // it couldn't: somebody has to, whatever began behind it
-            b.ends_soon = false;
-            b.end_wanted = true;
-            want_ends();
-        }
-        s.next_member = nullptr;
-        submission* const last = b.last;
-        if (b.num_members++ != 0 && !apart_ && are_alike(*last, s)) {
-            last->admitted.predicted += s.admitted.predicted;
-            ++last->times;
-            return release(s);
-        }
-        (last == nullptr ? b.first : last->next_member) = &s;
-        b.last = &s;
-    }
     // Permits' on the same terms, that went well.
     [[nodiscard]] static bool are_alike(const submission& a, const submission& b) noexcept {
         const auto is_plain = [](const submission& s) { return !s.queued && s.status == errc::none; };
         return is_plain(a) && is_plain(b) && a.admitted.key == b.admitted.key &&
                a.admitted.longest == b.admitted.longest && a.admitted.policy == b.admitted.policy &&
-               a.admitted.of_request == b.admitted.of_request;
+               a.admitted.lent == b.admitted.lent && a.admitted.lane == b.admitted.lane &&
+               a.admitted.width == b.admitted.width && a.admitted.of_request == b.admitted.of_request;
     }
 
     [[nodiscard]] std::size_t free_batch() noexcept {
@@ -596,13 +602,12 @@ private:
     std::uint64_t order_ = 0;
     double stretch_ = 1;  // of a batch beside others' work: its length against what it costs
     ns quantum_;
-    bool turns_;
     enqueued_list<Stream> enqueued_;
     pool<submission> at_gate_;
 };
 
 /// The first of the batches behind the one numbered `after` whose end `s` is to wait for before `a` is enqueued there
-/// (limiter_options::take_turns); it counts as waited for from then on, an open one until it ends. What another thread is
+/// (batches::turns); it counts as waited for from then on, an open one until it ends. What another thread is
 /// about to enqueue isn't among them, nor what was written off. One wait for each change of clients is enough where each
 /// client has one stream: what the client before waits for needn't be waited for again.
 template <timeline Stream>

@@ -1,16 +1,18 @@
 // SPDX-License-Identifier: Apache-2.0
-// What submissions are charged: one function from an observation of a batch to the charges of its members. It asks no
-// device and no clock; what it remembers between two batches comes in as an argument.
+// Computes what submissions are charged: one function from an observation of a batch to the charges of its members. It
+// asks no device and no clock; its memory of earlier batches is an argument.
 //
 //   detail::span_meter meter;   detail::usual_enqueue_time usual;
 //   auto all = detail::charge_for({.client = c, .span = {{begin, end}}, .predicted = 80us}, meter, usual, give_back);
 //   const auto one = all.next(20us, false);          // each member's part, in order
 //
-// The points around work say too much in four ways, each with a rule of its own below:
-//   others' work lies between them        every instant of the device is charged once (span_meter)
+// A submission is charged its duration times its width, the part of the device that it can fill. Where the device tells
+// how much of it a stream used, that is the charge. Elsewhere the span between the points is too long in four cases,
+// each with a rule of its own below:
+//   others' work lies within it           every instant of the device is charged once (span_meter)
 //   the device may have been idle         a doubtful span: at most what was predicted
-//   its thread was held up while enqueuing: the span less the gap, and at least what was predicted (usual_enqueue_time)
-//   another began before its end          an overtaken batch: up to where that began, and at least what was predicted
+//   its thread was held up in enqueuing   the span less the gap, at least what was predicted (usual_enqueue_time)
+//   another began before its end          an overtaken batch: up to where that began, at least what was predicted
 #pragma once
 
 #include <algorithm>
@@ -23,6 +25,7 @@
 
 #include <gpushare/compute/admission.hpp>
 #include <gpushare/compute/policy.hpp>
+#include <gpushare/concepts.hpp>
 #include <gpushare/config.hpp>
 #include <gpushare/units.hpp>
 
@@ -36,10 +39,11 @@ struct interval {
     [[nodiscard]] constexpr ns length() const noexcept { return ns{end - begin}; }
 };
 
-/// Turns spans on one device into device time, so that every instant is charged once: the sum of all charges, less what is
-/// given back, is the union of the spans, in whatever order they come.
+/// Turns spans on one device into device time, so that no instant is charged more than once: the sum of all charges, less what is
+/// given back, is the union of the spans, in whatever order they come, if each fills the device; and otherwise the sum of the
+/// widths at each instant, 1 at the most.
 ///
-/// Where two spans overlap, either the kernels ran at once, and each is to have half of that time; or the later one only
+/// Spans whose widths fit beside each other ran at once. Where others overlap, either the kernels ran at once, and each is to have half of that time; or the later one only
 /// waited. Points don't tell which. What does is how long the later one takes at least: it ran for that long before its
 /// end, so far the overlap is proven and split equally. The rest goes to the span that ended first, which is exact where
 /// kernels fill the device and so run one after the other.
@@ -48,11 +52,11 @@ struct interval {
 /// any more.
 class span_meter {
 public:
-    /// What work of `who` between these moments is charged, which takes `at_least` on the device: what no earlier charge
-    /// covers, and its part of what is proven to be shared. Calls `give_back(client, time)` for what others were charged
-    /// alone and share with it.
+    /// What work of `who` between these moments is charged, which takes `at_least` on the device and fills the part `width` of
+    /// it: what no earlier charge covers, and its part of what is proven to be shared. Calls `give_back(client, time)` for
+    /// what others were charged alone and share with it.
     template <std::invocable<client_id, ns> F>
-    [[nodiscard]] ns charge(interval span, client_id who, ns at_least, F give_back) {
+    [[nodiscard]] ns charge(interval span, client_id who, ns at_least, F give_back, double width = 1) {
         if (num_ == 0) {
             remember({.when = {long_ago, 0}});  // idle since ever
             charged_to_ = 0;
@@ -61,12 +65,13 @@ public:
         const auto proven_from = std::max(span.begin, span.end - std::max<ns::rep>(at_least.count(), 0));
         ns::rep cost = 0;
         const auto tail = first_after(span.begin);
-        if (changes_any(tail, span, who, proven_from)) cost += rewrite(tail, span, who, proven_from, give_back);
+        const owner mine{who, static_cast<float>(width)};
+        if (changes_any(tail, span, mine, proven_from)) cost += rewrite(tail, span, mine, proven_from, give_back);
         if (span.end > charged_to_) {
             const auto from = std::max(span.begin, charged_to_);
-            cost += span.end - from;
+            cost += part_of(span.end - from, mine.width);
             remember({.when = {charged_to_, from}});  // idle
-            remember({{from, span.end}, 1, {who}});
+            remember({{from, span.end}, 1, {mine}});
             charged_to_ = span.end;
         }
         return ns{cost};
@@ -74,19 +79,39 @@ public:
 
 private:
     static constexpr std::size_t most_stretches = 128;  // half are forgotten at once
-    static constexpr std::uint32_t most_owners = 4;     // more in one instant share no further
+    static constexpr std::uint32_t most_owners = 8;     // more in one instant share no further
     static constexpr ns::rep long_ago = std::numeric_limits<ns::rep>::min();
 
+    struct owner {
+        client_id who{};
+        float width = 1;
+        friend bool operator==(const owner&, const owner&) = default;
+    };
     struct stretch {
         interval when{};
         std::uint32_t num_owners = 0;  // none: idle
-        std::array<client_id, most_owners> owners{};
+        std::array<owner, most_owners> owners{};
 
-        [[nodiscard]] bool is_of(client_id c) const noexcept {
-            return std::find(owners.begin(), owners.begin() + num_owners, c) != owners.begin() + num_owners;
+        [[nodiscard]] double width() const noexcept {
+            double sum = 0;
+            for (std::uint32_t i = 0; i < num_owners; ++i) sum += static_cast<double>(owners[i].width);
+            return sum;
         }
-        [[nodiscard]] bool takes(client_id c) const noexcept { return num_owners < most_owners && !is_of(c); }
+        // Both ran at once, whatever the lengths.
+        [[nodiscard]] bool fits(const owner& o) const noexcept {
+            return width() + static_cast<double>(o.width) <= 1.001;
+        }
+        [[nodiscard]] bool is_of(client_id c) const noexcept {
+            return std::any_of(owners.begin(), owners.begin() + num_owners, [=](const owner& o) { return o.who == c; });
+        }
+        [[nodiscard]] bool takes(const owner& o) const noexcept {
+            return num_owners < most_owners && (!is_of(o.who) || fits(o));
+        }
     };
+
+    [[nodiscard]] static ns::rep part_of(ns::rep length, double part) noexcept {
+        return static_cast<ns::rep>(static_cast<double>(length) * part);
+    }
 
     [[nodiscard]] std::size_t first_after(ns::rep t) const noexcept {
         auto i = num_;
@@ -94,40 +119,43 @@ private:
         return i;
     }
 
-    [[nodiscard]] bool changes_any(std::size_t tail, interval span, client_id who, ns::rep proven_from) const noexcept {
+    [[nodiscard]] bool changes_any(std::size_t tail, interval span, const owner& mine,
+                                   ns::rep proven_from) const noexcept {
         for (auto i = tail; i < num_ && stretches_[i].when.begin < span.end; ++i)
-            if (stretches_[i].num_owners == 0 || (stretches_[i].when.end > proven_from && stretches_[i].takes(who)))
+            if ((stretches_[i].when.end > proven_from || stretches_[i].fits(mine)) && stretches_[i].takes(mine))
                 return true;
         return false;
     }
 
-    // Gives `who` its part of the stretches from `tail` on that lie in `span`.
+    // Gives `mine` its part of the stretches from `tail` on that lie in `span`.
     template <class F>
-    ns::rep rewrite(std::size_t tail, interval span, client_id who, ns::rep proven_from, F& give_back) {
+    ns::rep rewrite(std::size_t tail, interval span, const owner& mine, ns::rep proven_from, F& give_back) {
         const auto before = stretches_;
         const auto num_before = num_;
         num_ = tail;
         ns::rep cost = 0;
         for (auto i = tail; i < num_before; ++i) {
             const stretch& s = before[i];
-            // Idle time is the span's from its begin on, others' from where it is proven.
-            const interval common{std::max(s.when.begin, s.num_owners == 0 ? span.begin : proven_from),
+            // Where there was room beside the others, time is the span's from its begin on, else from where it is proven.
+            const interval common{std::max(s.when.begin, s.fits(mine) ? span.begin : proven_from),
                                   std::min(s.when.end, span.end)};
-            if (common.begin >= common.end || !s.takes(who)) {
+            if (common.begin >= common.end || !s.takes(mine)) {
                 remember(s);
                 continue;
             }
             stretch shared = s;
             shared.when = common;
-            shared.owners[shared.num_owners++] = who;
-            // Each had 1/n of it and keeps 1/(n+1): rounded alike on both sides, so that nothing is lost.
-            const auto n = static_cast<ns::rep>(s.num_owners);
+            shared.owners[shared.num_owners++] = mine;
+            // What was idle of the device, as far as it goes; the rest is given by those who had it, in proportion to their
+            // widths: rounded alike on both sides, so that nothing is lost.
+            const double before_it = s.width(), with_it = before_it + static_cast<double>(mine.width);
             const auto length = common.end - common.begin;
-            if (n == 0) cost += length;
-            for (std::uint32_t o = 0; o < s.num_owners; ++o) {
-                const auto part = length / (n * (n + 1));
+            cost += part_of(length, std::min(with_it, 1.0) - std::min(before_it, 1.0));
+            const double had = std::max(before_it, 1.0), has = std::max(with_it, 1.0);
+            for (std::uint32_t o = 0; o < s.num_owners && has > had; ++o) {
+                const auto part = part_of(length, static_cast<double>(s.owners[o].width) * (has - had) / (had * has));
                 cost += part;
-                give_back(s.owners[o], ns{part});
+                give_back(s.owners[o].who, ns{part});
             }
             remember({{s.when.begin, common.begin}, s.num_owners, s.owners});
             remember(shared);
@@ -200,7 +228,9 @@ struct observation {
     std::optional<interval> span{};  // on the device: of an overtaken one, up to where the next began, if that is known
     ns length{};                     // between its points, whatever lies there
     ns predicted{};                  // of all its members
-    ns at_least{};                   // of one alone: what it takes even with the device to itself
+    ns at_least{};                   // of one alone: how long it takes even with the device to itself
+    double width = 1;                // the part of the device that it can fill
+    std::optional<sm_use> used{};    // of a device that tells
     enqueue_time enqueued{};         // of one alone, with points of its own
     std::uint32_t members = 1;
     bool overtaken = false;  // another began behind it before its end was recorded
@@ -252,8 +282,13 @@ private:
 template <std::invocable<client_id, ns> F>
 [[nodiscard]] charges charge_for(const observation& seen, span_meter& meter, usual_enqueue_time& usual, F give_back) {
     const bool alone = seen.members == 1;
+    if (seen.used && !seen.overtaken)
+        return {seen, seen.used->time,
+                !alone           ? charge::source::shared
+                : seen.contended ? charge::source::own
+                                 : charge::source::alone};
     const ns at_least = alone && !seen.overtaken ? seen.at_least : ns{0};
-    ns took = seen.span ? meter.charge(*seen.span, seen.client, at_least, give_back) : ns{0};
+    ns took = seen.span ? meter.charge(*seen.span, seen.client, at_least, give_back, seen.width) : ns{0};
     if (seen.overtaken) took = std::max(took, seen.predicted);
     if (seen.doubtful) took = std::min(took, seen.predicted);
     auto from = seen.doubtful || seen.overtaken ? charge::source::doubt

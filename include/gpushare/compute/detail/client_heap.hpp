@@ -1,12 +1,12 @@
 // SPDX-License-Identifier: Apache-2.0
-// The waiting clients in the order in which a policy serves them: the highest level first, and there the smallest key.
-// A part of the policies.
+// The waiting clients in the order in which a policy serves them: the highest level first, and within it the smallest
+// key. A part of the policies.
 //
 //   detail::client_heap waiting;      waiting.reserve(10'000);           // the only call that allocates
 //   waiting.put(index, priority{1}, key);    if (!waiting.empty()) serve(waiting.first());    waiting.drop(index);
 //
-// A heap with four children a node: half as deep as a binary one, and the four lie side by side, keys included. Each
-// client's place in it is known, so that any client moves or goes in O(log waiting).
+// A heap with four children a node: half as deep as a binary one, and the four lie side by side, keys included. It
+// knows each client's place, so that any client is moved or removed in O(log waiting).
 #pragma once
 
 #include <cstddef>

@@ -3,19 +3,22 @@
 //
 //   detail::in_flight_budget budget{depth, horizon};
 //   const auto level = budget.open(priority{1});                        // levels have indices, and stay
-//   if (budget.has_room(level, longest, predicted, alone)) budget.enter(level, longest, predicted, false);  // ... leave()
+//   if (budget.room_for(admission, alone) == budget.room::yes) budget.enter(admission);    // ... budget.leave(admission, 1);
 //
-// Few submissions keep a device full if they are long, many are needed if they are short. So there is room for `depth` of
-// them, or for as many as take no longer than the horizon, each counted with the longest that its kind lately took: that
-// bounds a wait. With several clients, what is in flight is out of the policy's hands: then they are as many as are
-// predicted to take a quarter of that, which hides the latency of noticing an end. With somebody above, who would wait for
-// all of it, the horizon is a quarter, and more than two are in flight only within it.
+// A few long submissions keep a device full; of short ones it takes many. So there is always room for `depth` submissions, and
+// for more of them while all together take no longer than the horizon. There each counts with the longest that its kind
+// lately took, which is what bounds a wait. Three cases get less:
+//   several clients   the policy no longer orders what is in flight. Beyond `depth`, a quarter of the horizon as predicted
+//                     is enough to hide how late an end is noticed.
+//   a level above     its work would wait for all of this. The horizon is a quarter, and the depth at most two.
+//   narrow work       what doesn't fill the device is let in as it fits side by side, and a little ahead.
 #pragma once
 
 #include <algorithm>
 #include <cstdint>
 #include <vector>
 
+#include <gpushare/compute/admission.hpp>
 #include <gpushare/config.hpp>
 #include <gpushare/units.hpp>
 
@@ -51,7 +54,10 @@ public:
     [[nodiscard]] std::uint32_t open(priority p) {
         std::uint32_t i = 0;
         while (i < levels_.size() && levels_[i].level != p) ++i;  // they are few
-        if (i == levels_.size()) levels_.push_back({.level = p});
+        if (i == levels_.size()) {
+            lanes_.reserve((levels_.size() + 1) * std::clamp(depth_, most_in_flight, 8 * most_in_flight));
+            levels_.push_back({.level = p});
+        }
         update();
         return i;
     }
@@ -76,8 +82,22 @@ public:
     }
     [[nodiscard]] level_state& of(std::uint32_t level) noexcept { return levels_[level]; }
 
-    /// `longest`: what this one may take; 0: unknown. `predicted`: what it probably takes. `alone`: no other client has
-    /// anything waiting or in flight.
+    /// Whether there is room for one more, or not before another of its lane ends, though there may be for others.
+    enum class room : std::uint8_t { yes, no, not_on_lane };
+    /// For this one. `alone`: no other client has anything waiting or in flight.
+    [[nodiscard]] room room_for(const admission& a, bool alone) const noexcept {
+        if (levels_[a.level_index].enqueuing || (lanes_.size() == lanes_.capacity() && !has_lane(a))) return room::no;
+        if (num_narrow_ > 0 || a.width.part() < 1) return room_beside(a);
+        return has_room(a.level_index, a.longest, a.predicted, alone) ? room::yes : room::no;
+    }
+
+    /// Whether something of this level is in flight on a lane.
+    [[nodiscard]] bool is_busy(std::uint64_t name, std::uint32_t level) const noexcept {
+        return std::ranges::any_of(lanes_, [&](const lane& l) { return l.name == name && l.level == level; });
+    }
+
+    /// Of what fills the device. `longest`: what this one may take; 0: unknown. `predicted`: what it probably takes. `alone`: no
+    /// other client has anything waiting or in flight.
     [[nodiscard]] bool has_room(std::uint32_t level, ns longest, ns predicted, bool alone) const noexcept {
         const auto& own = levels_[level];
         if (own.enqueuing) return false;
@@ -96,6 +116,29 @@ public:
         if (longest <= ns{0} || unknown != 0 || in_flight >= most_in_flight) return false;
         if (saturating_add(counted, longest) > own.horizon) return false;
         return alone || in_flight < depth_ || saturating_add(probably, predicted) <= own.horizon / 4;
+    }
+
+    /// `times`: so many, all like this, with the sum of what was predicted.
+    void enter(const admission& a) noexcept {
+        enter(a.level_index, a.longest, a.predicted, a.of_request);
+        if (a.width.part() < 1) ++num_narrow_;
+        auto* l = find_lane(a);
+        if (l == nullptr) l = &lanes_.emplace_back(lane{.name = a.lane, .level = a.level_index});  // within the reserve
+        ++l->in_flight;
+        if (a.width.known()) l->width = std::max(l->width, a.width.part());
+        l->length = saturating_add(l->length, counted(a));
+    }
+    void leave(const admission& a, std::uint32_t times) noexcept {
+        leave(a.level_index, a.longest, a.predicted, a.of_request, times);
+        if (a.width.part() < 1) num_narrow_ -= times;
+        auto* const l = find_lane(a);
+        if ((l->in_flight -= times) == 0) {
+            if (l != &lanes_.back())
+                *l = lanes_.back();  // often the one that was just written: a copy would wait for it
+            lanes_.pop_back();
+        } else {
+            l->length -= std::min(l->length, counted(a));
+        }
     }
 
     /// `n`: so many, all like this. `predicted`: of all of them.
@@ -166,6 +209,58 @@ public:
     }
 
 private:
+    // Work that runs one after the other.
+    struct lane {
+        std::uint64_t name = 0;
+        std::uint32_t level = 0, in_flight = 0;
+        double width = 0;  // of the widest; of those whose width is a guess, nothing
+        ns length{};       // of all, as predicted
+    };
+    [[nodiscard]] lane* find_lane(const admission& a) noexcept {
+        for (auto& l : lanes_)
+            if (is_of(l, a)) return &l;
+        return nullptr;
+    }
+    [[nodiscard]] bool has_lane(const admission& a) const noexcept {
+        return std::ranges::any_of(lanes_, [&](const lane& l) { return is_of(l, a); });
+    }
+    // What ends within this isn't long: so much goes on a lane ahead of its end.
+    [[nodiscard]] ns soon(std::uint32_t level) const noexcept { return levels_[level].horizon / 2; }
+    // What may take any time counts as long.
+    [[nodiscard]] ns counted(const admission& a) const noexcept { return a.longest > ns{0} ? a.length : horizon_; }
+    [[nodiscard]] static bool is_of(const lane& l, const admission& a) noexcept {
+        return l.name == a.lane && l.level == a.level_index;
+    }
+
+    // Among work that doesn't fill the device. What takes long has its SMs, and the rest is for what ends soon and for whoever comes
+    // next, which goes as long as some of it is free, though it may want more than that; and as much again ahead of it, or behind
+    // work of its own lane, since an SM would else stand idle until an end is noticed. The first ones of a kind may fill the
+    // device or a part of it: nobody waits for that part, and only `depth` are in flight with such a one among them.
+    [[nodiscard]] room room_beside(const admission& a) const noexcept {
+        constexpr double uncertain = 0.01;  // widths are learnt to a percent
+        const auto& own = levels_[a.level_index];
+        const auto counts = [&](const lane& l) { return levels_[l.level].level >= own.level; };
+        std::uint32_t in_flight = 0;
+        double left = 1, ends_soon = 0;
+        for (const auto& l : lanes_) {
+            if (!counts(l)) continue;
+            in_flight += l.in_flight;
+            if (l.length <= soon(a.level_index)) continue;
+            if (is_of(l, a)) return room::not_on_lane;
+            left -= l.width;
+        }
+        if (!a.width.known()) return in_flight < own.depth ? room::yes : room::no;
+        if (in_flight >= most_in_flight || left <= uncertain) return room::no;
+        double behind = 0;
+        for (const auto& l : lanes_)
+            if (counts(l) && l.length <= soon(a.level_index))
+                (is_of(l, a) ? behind : ends_soon) += std::min(l.width, left);
+        // What takes long needn't be there ahead: who gets the SM is decided when it is free.
+        const double ahead = counted(a) > soon(a.level_index) ? 0 : left;
+        const double most = left + ahead + (behind > 0 ? uncertain : -uncertain);
+        return ends_soon + behind < most ? room::yes : room::no;
+    }
+
     [[nodiscard]] static bool in_use(const level_state& l) noexcept { return l.in_flight != 0 || l.clients != 0; }
     [[nodiscard]] static ns less(ns sum, ns part) noexcept { return sum == ns::max() ? sum : sum - part; }
     [[nodiscard]] static ns times(ns a, std::uint32_t n) noexcept {
@@ -206,6 +301,8 @@ private:
     std::uint32_t only_ = none;  // level in use, if it is one: the usual case
     ns horizon_;
     std::vector<level_state> levels_;
+    std::vector<lane> lanes_;       // with something in flight
+    std::uint32_t num_narrow_ = 0;  // in flight, of less than the whole width
 };
 
 }  // namespace detail

@@ -1,13 +1,14 @@
 // SPDX-License-Identifier: Apache-2.0
-// What a compute limiter knows of one client: what it asked for, what waits first of it, and its account. A part of
+// What a limiter's core knows of one client: its settings, the head of its queue, and its account. A part of
 // limiter_core.hpp.
 //
-//   client.head = client.complete(nullptr, now, id, kinds, first_guess);    // what comes next, as predicted
-//   if (client.ended(failed, 32)) ...                                                 // so many in a row are too many
+//   client.learn_next(nullptr, now, id, kinds, first_guess);    // what waits first, as predicted
+//   if (client.ended(failed, 1, 32)) ...                        // quarantined after 32 failures in a row
 #pragma once
 
 #include <algorithm>
 #include <cstdint>
+#include <utility>
 
 #include <gpushare/compute/admission.hpp>
 #include <gpushare/compute/cost_model.hpp>
@@ -22,8 +23,24 @@ namespace detail {
 /// What waits behind the first of a client, where nobody says more of it.
 struct nothing_known {
     instant now{};
-    [[nodiscard]] queue_head operator()(client_id) const noexcept { return {.arrival = now}; }
+    [[nodiscard]] submission_facts operator()(client_id) const noexcept { return {.head = {.arrival = now}}; }
 };
+
+/// For a client whose submissions don't go by one another, whatever streams they are for.
+struct strict_order {
+    [[nodiscard]] bool operator()(client_id) const noexcept { return false; }
+};
+
+/// How long work lasts that takes so much device time.
+[[nodiscard]] inline ns lasting(ns took, sm_width width) noexcept {
+    if (width.part() >= 1) return took;
+    return ns{static_cast<ns::rep>(std::min(static_cast<double>(took.count()) / width.part(), 9e18))};
+}
+
+/// The lane of a submission: its stream, or if that isn't known, one for all such of its client.
+[[nodiscard]] constexpr std::uint64_t lane_of(std::uint64_t told, client_id c) noexcept {
+    return told != 0 ? told : ~std::uint64_t{c.index};
+}
 
 struct limiter_client {
     client_settings settings{};
@@ -31,45 +48,81 @@ struct limiter_client {
     bool present = false, quarantined = false;
     bool closing = false;    // takes no more
     bool enqueuing = false;  // its callable is being run
+    bool blocked = false;    // what waits first goes to a lane that has enough: the policy isn't to pick it
+    bool listed = false;     // among those that are, or were
     std::uint32_t failures_in_row = 0, admitted = 0;
-    cost_estimate costs{};  // of all its submissions
-    queue_head head{};      // while something waits
+    cost_estimate costs{};    // of all its submissions
+    submission_facts next{};  // while something waits: of what waits first
     client_usage usage{};
 
+    /// The lane of what waits first: `index` is the client's.
+    [[nodiscard]] std::uint64_t lane(std::uint32_t index) const noexcept { return lane_of(next.lane, {index}); }
     /// The longest that it declared or lately showed; 0: unknown.
     [[nodiscard]] ns longest() const noexcept { return std::max(settings.longest, costs.longest.get()); }
 
-    /// What comes at `now`, as `from` tells or with nothing known of it; filled in what its submitter didn't say.
-    [[nodiscard]] queue_head complete(const queue_head* from, instant now, client_id c, const cost_model& kinds,
-                                      ns first_guess) const noexcept {
-        queue_head h{.arrival = now};
-        if (from != nullptr) h = *from;
+    /// What waits first came at `now`, and is as `from` tells, or nothing is known of it: then `next` says so, with what its
+    /// submitter didn't say filled in.
+    void learn_next(const submission_facts* from, instant now, client_id c, const cost_model& kinds,
+                    ns first_guess) noexcept {
+        static constexpr submission_facts nothing{};
+        next = from != nullptr ? *from : nothing;
+        auto& h = next.head;
+        if (from == nullptr) h.arrival = now;
         if (h.cost <= ns{0}) h.cost = predict(h.key, c, kinds, first_guess);
         h.remaining = std::max(h.remaining, h.cost);
         if (settings.slo > ns{0}) h.deadline = std::min(h.deadline, saturating_add(h.arrival, settings.slo));
-        return h;
     }
 
+    /// What is known of its first, beside the policy and the bound. `quantum`: how long what is timed together may take.
+    void describe(admission& a, client_id c, const cost_model& kinds, ns quantum) const noexcept {
+        const auto kind = kinds.next(c, next.head.key, costs);
+        a.client = c;
+        a.level = settings.level;
+        a.level_index = level;
+        a.predicted = next.head.cost;
+        a.known = kind.known;
+        a.declared = next.width.known();
+        a.width = a.declared ? next.width : usual_width(kind);
+        a.length = lasting(a.predicted, a.width);
+        a.lane = lane(c.index);
+        a.key = next.head.key;
+        a.of_request = next.of_request;
+        a.at_least = kind.at_least;
+        a.longest = kind.longest > ns{0} ? kind.longest : longest();
+        a.may_share = a.known && a.length <= quantum / 2 && next_may_share();
+    }
+    /// How long it lasted that took this: no longer than it was in flight. `declared`: its width, if that is.
+    [[nodiscard]] ns lasted(const charge& o, sm_width declared, const cost_estimate* kind) const noexcept {
+        const sm_width width = declared.known() ? declared : kind != nullptr ? kind->width : costs.width;
+        const ns length = lasting(o.took, width);
+        return o.in_flight > ns{0} ? std::min(o.in_flight, length) : length;
+    }
     /// What a measured one took, or several together. `kind`: of its kind, if that is known.
-    void learn(const charge& o, cost_estimate* kind) noexcept {
+    void learn(const charge& o, ns lasted, cost_estimate* kind) noexcept {
         if (o.from == charge::source::shared) {
             costs.learn_mean(o.took, o.times);
             if (kind != nullptr) kind->learn_mean(o.took, o.times);
             return;
         }
-        costs.learn(o.took, o.from == charge::source::alone);
-        if (kind != nullptr) kind->learn(o.took, o.from == charge::source::alone);
-        usage.longest = std::max(usage.longest, o.took);
+        costs.learn(o.took, lasted, o.from == charge::source::alone);
+        if (kind != nullptr) kind->learn(o.took, lasted, o.from == charge::source::alone);
+        usage.longest = std::max(usage.longest, lasted);
     }
 
-    /// One more that ended. Whether it is quarantined from now on, after so many failures in a row.
-    [[nodiscard]] bool ended(bool failed, std::uint32_t quarantine_after) noexcept {
+    /// One was seen to fill this part of the SMs. `kind` as for learn().
+    void learn_width(sm_width seen, cost_estimate* kind) noexcept {
+        costs.learn_width(seen);
+        if (kind != nullptr) kind->learn_width(seen);
+    }
+    /// So many more ended alike. Whether it is quarantined from now on, after so many failures in a row.
+    [[nodiscard]] bool ended(bool failed, std::uint32_t times, std::uint32_t quarantine_after) noexcept {
         if (!failed) {
             failures_in_row = 0;
             return false;
         }
-        ++usage.failed;
-        if (++failures_in_row != quarantine_after) return false;
+        usage.failed += times;
+        const auto before = std::exchange(failures_in_row, failures_in_row + times);
+        if (before >= quarantine_after || failures_in_row < quarantine_after) return false;
         return quarantined = true;
     }
 
@@ -85,6 +138,12 @@ private:
     // Batches don't tell how long the longest is, nor whether there were gaps.
     static constexpr std::uint32_t cycle = 64;
 
+    // The whole where no device tells, and not known of the first ones of a kind.
+    [[nodiscard]] static sm_width usual_width(const cost_model::outlook& kind) noexcept {
+        constexpr double almost_all = 0.9;  // of kernels that fill the device, and a copy now and then
+        if (kind.width.part() < almost_all) return kind.width;
+        return kind.width.known() || kind.known ? sm_width(1) : sm_width{};
+    }
     [[nodiscard]] ns predict(std::uint64_t key, client_id c, const cost_model& kinds, ns first_guess) const noexcept {
         if (key != 0)
             if (const auto& kind = kinds.find(c, key); kind.seen != 0) return kind.typical;

@@ -8,9 +8,9 @@
 //   charge             charging.hpp                         what each is charged
 //   tell               here                                 tickets, callbacks, threads that sleep
 //
-// There is no thread in here. drive() does all of that for everybody, on the thread of whoever calls; wait() sleeps or
-// watches the device in between. One mutex guards everything: functions that take a `lock` let go of it while they run code
-// of the user's or of the device; the others hold it throughout.
+// The engine has no thread. drive() does all of that for all clients, on the calling thread; wait() sleeps or watches
+// the device in between. One mutex guards everything: functions that take a `lock` release it while they run code of
+// the user or of the device; the others hold it throughout.
 #pragma once
 
 #include <algorithm>
@@ -75,8 +75,8 @@ public:
 
     limiter_engine(limiter_options options, Clock time, Policy policy)
         : clock_(std::move(time)),
-          clients_(options, std::move(policy)),
-          batches_(clients_.core().quantum(), options.take_turns) {}
+          clients_(options, std::move(policy), batches<Stream>::turns),
+          batches_(clients_.core().quantum()) {}
     limiter_engine(const limiter_engine&) = delete;
     limiter_engine& operator=(const limiter_engine&) = delete;
     ~limiter_engine() {
@@ -138,8 +138,13 @@ public:
     }
     /// Whether something that was enqueued may be done by now.
     [[nodiscard]] bool any_due(instant now) noexcept { return batches_.any_due(now); }
+    /// Whether it needn't wait for others' work.
+    [[nodiscard]] bool fits_beside(const submission& s, const Stream& stream) const noexcept {
+        return !batches<Stream>::turns || batches_.fits_beside(s.admitted, stream);
+    }
     void place(submission& s, Stream& stream, instant now) noexcept {
         s.enqueue_began = now;
+        batches_.collect();
         batches_.place(s, stream, now);
     }
     /// The same after a while. Takes the mutex.
@@ -156,8 +161,7 @@ public:
     }
     /// Makes `stream` wait for others' work, if it isn't to run beside it. Takes the mutex. What throws is the stream's.
     void await_turn(const submission& s, Stream& stream) {
-        if constexpr (joining_timeline<Stream>) {
-            if (!core().options().take_turns) return;  // never changes
+        if constexpr (batches<Stream>::turns) {
             lock_type lock(mutex_);
             await_turn(lock, s.admitted, stream);
         }
@@ -211,7 +215,8 @@ public:
         observe(how);
         if (how == look::now) give_up_stuck();
         if (faulty_) cancel_faulty(lock);
-        for (admission a; batches_.has_slot() && clients_.is_ready(a, now);) {
+        const auto other_lane = [&](client_id c) { return clients_.bring_forward(c, now); };
+        for (admission a; batches_.has_slot() && core().is_ready(a, now, other_lane);) {
             if (leaves(clients_.first_of(a.client), stay)) {
                 ready_left_ = true;
                 break;
@@ -240,7 +245,8 @@ public:
         if (!batches_.any_ended()) return;
         typename observer<Stream>::questions ask;
         const auto now = batch_time();
-        while (auto* const b = observer_.next_done(batches_, now, how == look::now, ask)) settle(*b);
+        while (auto* const done = observer_.next_done(batches_, now, how == look::now, ask))
+            settle(*done, observer_.seen());
     }
 
     /// Waits for `done`, and drives meanwhile: watches the device while nobody else does. Wakes up for `own`, if that isn't
@@ -311,6 +317,12 @@ public:
 
     // ---- faults and records
 
+    /// Whether nothing of `c` is in flight, and all its callbacks have been called; but for those that wait for the one
+    /// from which this is asked.
+    [[nodiscard]] bool is_over(client_id c) noexcept {
+        return core().usage(c).in_flight == 0 &&
+               (clients_.queue(c).untold == 0 || teller_ == std::this_thread::get_id());
+    }
     /// `c` takes nothing more, and what waits of it is cancelled.
     void close(lock_type& lock, client_id c) noexcept {
         core().close(c);
@@ -342,8 +354,7 @@ private:
         core().set_enqueuing(s.admitted, true);
         keep_watch();  // over what is in flight already: the callable may take its time
         try {
-            if constexpr (joining_timeline<Stream>)
-                if (core().options().take_turns) await_turn(lock, s.admitted, *s.stream);
+            if constexpr (batches<Stream>::turns) await_turn(lock, s.admitted, *s.stream);
         } catch (...) {
             core().set_enqueuing(s.admitted, false);
             s.error = std::current_exception();
@@ -351,12 +362,14 @@ private:
             return complete(s, errc::submission_failed);
         }
         s.enqueue_began = clock_.now();
+        batches_.collect();
         batches_.place(s, *s.stream, shares_points ? s.enqueue_began : instant{});
         lock.unlock();
         const auto so_far = s.enqueue();
         if (s.needs_end) s.enqueue_ended = clock_.now();
         lock.lock();
         core().set_enqueuing(s.admitted, false);
+        batches_.collect();
         if (so_far == enqueued_part::all || (so_far == enqueued_part::work && s.may_stay_open))
             return batches_.enqueued(s);
         batches_.take_back(s);
@@ -366,6 +379,7 @@ private:
 
     void await_turn(lock_type& lock, const admission& a, Stream& stream) {
         batches_.mark_others(a, stream);
+        if (batches_.fits_beside(a, stream)) return;
         end_batches(lock, nullptr, false);
         std::uint64_t after = 0;  // once round, though others do the same
         while (auto* const b = turn_before<Stream>(batches_.all(), after, a, stream)) {
@@ -428,26 +442,33 @@ private:
     // ---- charge, tell
 
     // The end of `b` is reached: its members are charged, and who waits for them is told.
-    void settle(batch<Stream>& b) noexcept {
-        const auto seen = observer_.observe(batches_, b);
+    void settle(batch<Stream>& b, const observation& seen) noexcept {
         auto& client = clients_.queue(b.client);
         auto charged = charge_for(seen, meter_, client.enqueue_time,
                                   [this](client_id c, ns shared) { core().give_back(c, shared); });
-        const end_of_batch how{b.end.status(), charged.from(), b.written_off, std::exchange(b.end, {})};
+        const auto end = std::exchange(b.end, {});
+        const errc status = end.status();
+        const bool written_off = b.written_off;  // its members have been told already
+        const bool timed = charged.from() == charge::source::own || charged.from() == charge::source::alone;
+        const auto width = seen.used ? seen.used->width : sm_width{};
+        const auto tag = log_.on() && core().contains(seen.client) ? core().settings(seen.client).tag : 0;
         for (auto* next = batches_.take_members(b); next != nullptr;) {
             submission& s = *std::exchange(next, next->next_member);
-            const auto code = s.status != errc::none ? s.status : how.status;
-            // Failures in a row are counted: those of one record, one by one.
-            for (; code != errc::none && s.times > 1; --s.times) {
-                admission one = s.admitted;
-                one.predicted /= static_cast<ns::rep>(s.times);
-                s.admitted.predicted -= one.predicted;
-                charge_one(s, one, 1, charged.next(one.predicted, false), code, how);
-            }
+            const auto code = s.status != errc::none ? s.status : status;
             const auto part = charged.next(s.admitted.predicted, next == nullptr);
-            charge_one(s, s.admitted, s.times, part, code, how);
+            const auto now = s.admitted.of_request || log_.on() ? clock_.now() : instant{};
+            ns beyond{};
+            if (written_off) {
+                core().complete_late(s.admitted, part.took, s.times);
+            } else {
+                const bool failed = code != errc::none;
+                beyond = core().complete(
+                    s.admitted, {part.took, timed ? part.span : ns{0}, failed, charged.from(), s.times, width}, now);
+                if (failed) note_failure(seen.client, code);
+            }
+            if (log_.on()) log_.completed(s, code, tag, part, beyond, end, now);
             batches_.release(s);
-            if (how.written_off) {
+            if (written_off) {
                 if (s.queued) pool_->drop(s);
                 continue;
             }
@@ -457,30 +478,6 @@ private:
             if (core().closing(seen.client)) sleepers_.wake_all();
         }
     }
-    struct end_of_batch {
-        errc status;
-        charge::source from;
-        bool written_off;  // its members have been told already
-        point end;
-    };
-    // `what`: so many submissions that are alike, of this record.
-    void charge_one(const submission& s, const admission& what, std::uint32_t times, const charges::part& part,
-                    errc code, const end_of_batch& how) noexcept {
-        const auto now = what.of_request || log_.on() ? clock_.now() : instant{};
-        ns beyond{};
-        if (how.written_off) {
-            core().complete_late(what, part.took, times);
-        } else {
-            const bool failed = code != errc::none;
-            const bool timed = how.from == charge::source::own || how.from == charge::source::alone;
-            beyond = core().complete(what, {part.took, timed ? part.span : ns{0}, failed, how.from, times}, now);
-            if (failed) note_failure(what.client, code);
-        }
-        if (!log_.on()) return;
-        const auto tag = core().contains(what.client) ? core().settings(what.client).tag : 0;
-        log_.completed(s, code, tag, part, beyond, how.end, now);
-    }
-
     void complete(submission& s, errc status, ns device_time = {}) noexcept {
         s.status = status;
         s.device_time = device_time;
@@ -488,6 +485,7 @@ private:
         s.at.store(submission_stage::done, std::memory_order_release);
         sleepers_.wake(s);
         if (!s.error && !s.on_done) return pool_->drop(s);
+        ++clients_.queue(s.client).untold;
         told_.push(s);  // the user's code, or its destructor: not under the lock
     }
 
@@ -495,7 +493,9 @@ private:
     template <class Need>
     void tell(lock_type& lock, Need& stay) noexcept {
         if (std::exchange(telling_, true)) return;
+        teller_ = std::this_thread::get_id();
         while (submission* const s = told_.pop()) {
+            const auto c = s->client;
             lock.unlock();
             if (s->on_done) {
                 s->on_done({s->status, s->device_time, s->finished_at, s->error});
@@ -503,12 +503,15 @@ private:
             }
             pool_->drop(*s);
             lock.lock();
+            --clients_.queue(c).untold;
+            if (core().closing(c)) sleepers_.wake_all();
             if (told_.empty() || sleepers_.empty() || !stay.met() || is_short(stay)) continue;
             ready_left_ = true;
             sleepers_.call_one(instant::min());
             break;
         }
         telling_ = false;
+        teller_ = {};
     }
 
     // ---- how long a thread stays
@@ -631,7 +634,8 @@ private:
     bool ready_left_ = false;  // a thread left something that can go, or be told, to another
     fifo<submission> told_;    // done, with something of the user's to call or to destroy under no lock
     bool telling_ = false;     // a thread is at it
-    bool faulty_ = false;      // somebody's work isn't admitted any more, and may wait
+    std::thread::id teller_{};
+    bool faulty_ = false;  // somebody's work isn't admitted any more, and may wait
     std::shared_ptr<submission_pool<Stream>> pool_ = std::make_shared<submission_pool<Stream>>();
 };
 

@@ -1,10 +1,10 @@
 // SPDX-License-Identifier: Apache-2.0
-// What the device has done of what is in flight: which batch's end is reached, when its work was on the device, and which
-// points are to be watched. It asks the device as little as it can: a question may cost as much as a launch.
+// Observes the work in flight: which batch's end is reached, when its work was on the device, and which points are to
+// be watched. It asks the device as little as it can, since a query may cost as much as a launch.
 //
 //   detail::observer<stream> device;
-//   for (typename point_questions<point>::type ask; auto* b = device.next_done(batches, now, true, ask);)
-//       charge_for(device.observe(batches, *b), ...);
+//   for (typename point_questions<point>::type ask; auto* const b = device.next_done(batches, now, true, ask);)
+//       charge_for(device.seen(), ...);
 #pragma once
 
 #include <algorithm>
@@ -92,8 +92,8 @@ public:
 
     observer() { watched_.reserve(most_in_flight); }
 
-    /// Of the batches whose end is reached, the one that ended first; null if there is none. Never blocks. Of each stream
-    /// only the oldest is asked for. Unless it is to look `anyway`, it asks for nothing that is predicted to take longer.
+    /// Of the batches whose end is reached, the one that ended first; null if there is none. Never blocks. Of each stream only
+    /// the oldest is asked for. Unless it is to look `anyway`, it asks for nothing that is predicted to take longer.
     [[nodiscard]] batch* next_done(batches<Stream>& all, instant now, bool anyway, questions& ask) noexcept {
         batch* first = nullptr;
         for (auto& b : all.in_use()) {
@@ -104,30 +104,34 @@ public:
             }
             if (first == nullptr || b.when.end < first->when.end) first = &b;
         }
-        if (first != nullptr) all.end_was_seen(*first, now);
-        return first;
-    }
-
-    /// What was seen of a batch that next_done() gave.
-    [[nodiscard]] observation observe(batches<Stream>& all, const batch& b) noexcept {
+        if (first == nullptr) return nullptr;
+        batch& b = *first;
+        all.end_was_seen(b, now);
         missed_ |= b.order > known_ && !b.is_looked_at();
-        observation seen{.client = b.client,
-                         .span = b.when,
-                         .length = b.when.length(),
-                         .predicted = b.predicted,
-                         .at_least = b.first->admitted.at_least,
-                         .members = b.num_members,
-                         .overtaken = b.overtaken,
-                         .doubtful = b.doubtful,
-                         .contended = b.contended};
-        if (b.num_members == 1)
-            seen.enqueued = enqueue_time::between(b.first->enqueue_began, b.first->enqueue_ended, b.first->in_front);
+        auto& seen = seen_;
+        seen.client = b.client;
+        seen.span = b.when;
+        seen.length = b.when.length();
+        seen.predicted = b.predicted;
+        seen.at_least = b.first->admitted.at_least;
+        seen.width = b.first->admitted.width.part();
+        seen.members = b.num_members;
+        seen.overtaken = b.overtaken;
+        seen.doubtful = b.doubtful;
+        seen.contended = b.contended;
+        if constexpr (sm_timeline<Stream>) seen.used = used_between(b.begin, b.end);
+        seen.enqueued = b.num_members == 1
+                            ? enqueue_time::between(b.first->enqueue_began, b.first->enqueue_ended, b.first->in_front)
+                            : enqueue_time{};
         if (b.overtaken)
             seen.span = span_up_to_next(all, b);
         else
             axis_.follow(b.when, b.end);
-        return seen;
+        return first;
     }
+
+    /// What was seen of the batch that next_done() gave last.
+    [[nodiscard]] const observation& seen() const noexcept { return seen_; }
 
     /// Calls `f(submission)` for what has been first on its stream for longer than `limit`, once.
     template <std::invocable<submission&> F>
@@ -216,6 +220,7 @@ private:
     }
 
     device_axis<point> axis_;
+    observation seen_;  // here and not on the stack: to clear and copy it cost as much as all else of the charge
     std::vector<point> watched_;
     std::uint64_t known_ = everything;  // to the watch, up to this batch
     bool missed_ = false;               // by it, of the others

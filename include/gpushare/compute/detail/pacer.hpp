@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-// A cap on device time as one point in time: when a client, or a group of them, may next have some.
+// A cap on device time, kept as one point in time: when a client, or a group of clients, may next have some.
 //
 //   detail::pacer p{.per_million = 300'000};            // 30 %
 //   if (p.entitled(now)) { p.spend(1ms, now); ... }     // not again for 3.3 ms

@@ -1,6 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
-// The threads that wait inside a compute limiter: each for one submission, and one of them, if nobody is at it yet, for
-// what the limiter itself has to look after. A part of compute_limiter.hpp.
+// The threads that sleep inside a compute limiter, each until its submission is done. If no thread watches the device,
+// the one that has slept longest also wakes up when the limiter itself has something to do. A part of
+// compute_limiter.hpp.
 //
 //   detail::sleepers<work> threads;
 //   threads.sleep(lock, &work, now, deadline, resume_at);      // until woken, or one of the two times

@@ -18,6 +18,7 @@
 #include <thread>
 
 #include <gpushare/compute/admission.hpp>
+#include <gpushare/compute/permit.hpp>
 #include <gpushare/compute/policy.hpp>
 #include <gpushare/compute/submission.hpp>
 #include <gpushare/concepts.hpp>
@@ -29,6 +30,15 @@
 namespace gpushare {
 inline namespace GPUSHARE_ABI {
 namespace detail {
+
+/// Names the timeline of `s`: by itself where it has a name, or else by where the stream object is.
+template <timeline Stream>
+[[nodiscard]] std::uint64_t timeline_of(const Stream& s) noexcept {
+    if constexpr (shared_timeline<Stream>)
+        return s.timeline();
+    else
+        return reinterpret_cast<std::uintptr_t>(&s);
+}
 
 enum class submission_stage : std::uint8_t { waiting, admitted, done };
 
@@ -49,7 +59,7 @@ struct submission {
     // Arrival. A queued one has a callable and a ticket; at the gate a thread enqueues by itself.
     bool queued = false;
     client_id client{};
-    queue_head facts{};
+    submission_facts facts{};
     submission_work<Stream> work;
     submission_callback on_done;
     Stream* stream = nullptr;
@@ -108,7 +118,7 @@ struct submission {
             if (needs_begin) begin = stream->record();
             so_far = enqueued_part::work;
             try {
-                work(*stream);
+                run_work(*stream, work);
             } catch (...) {  // what it had enqueued before it threw is charged like the rest
                 failed();
             }

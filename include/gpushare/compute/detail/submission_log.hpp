@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
-// What a limiter remembers of each submission once it is over, if it is asked to: when it came, was admitted, ran and was
-// seen to be done. Off until then; bounded memory; the latest are kept until somebody takes them.
+// Records of submissions that are over, if asked for: when each arrived, was admitted, ran and was seen to be done. Off
+// at first. Memory is bounded: the latest records are kept until they are taken.
 //
 //   log.start(4096, now);   log.admitted(submission, now);   log.completed(submission, ...);   log.take(into);
 #pragma once
@@ -74,7 +74,7 @@ public:
         submission_record r{.client = s.admitted.client,
                             .tag = tag,
                             .key = s.admitted.key,
-                            .arrived = std::max(s.facts.arrival, since_),
+                            .arrived = std::max(s.facts.head.arrival, since_),
                             .let_in = s.admitted_at,
                             .noticed = now,
                             .device_time = part.took,

@@ -1,11 +1,12 @@
 // SPDX-License-Identifier: Apache-2.0
-// Any compute policy behind one type, so that the kind of a limiter's policy is chosen, and replaced, at run time.
+// Any compute policy behind one type (type erasure), so that a limiter's policy is chosen, and replaced, at run time.
 //
 //   gpushare::compute_limiter<stream, clock, gpushare::any_policy> limiter{{}, clock, gpushare::weighted_fair{}};
 //   limiter.set_policy(gpushare::hard_share{});              // work goes on meanwhile
 #pragma once
 
 #include <concepts>
+#include <cstdint>
 #include <memory>
 #include <type_traits>
 #include <utility>
@@ -35,11 +36,14 @@ public:
     failure change(client_id c, const client_settings& s) { return held_->change(c, s); }  ///< Other settings.
     void remove(client_id c) noexcept { held_->remove(c); }                                ///< A client ends.
     void wake(client_id c, const queue_head& head, instant now) noexcept { held_->wake(c, head, now); }  ///< It waits.
-    void sleep(client_id c) noexcept { held_->sleep(c); }                                   ///< It waits no more.
-    [[nodiscard]] choice pick(instant now) noexcept { return held_->pick(now); }            ///< Whom to serve.
-    void serve(client_id c, ns cost, instant now) noexcept { held_->serve(c, cost, now); }  ///< Charges a prediction.
-    void correct(client_id c, ns delta) noexcept {
-        held_->correct(c, delta);
+    void sleep(client_id c) noexcept { held_->sleep(c); }                         ///< It waits no more.
+    void hold(client_id c) noexcept { held_->hold(c); }                           ///< It isn't to be picked.
+    [[nodiscard]] choice pick(instant now) noexcept { return held_->pick(now); }  ///< The client to serve.
+    std::uint32_t serve(client_id c, ns cost, instant now) noexcept {
+        return held_->serve(c, cost, now);
+    }  ///< Charges a prediction.
+    void correct(client_id c, ns delta, std::uint32_t lent = 0) noexcept {
+        held_->correct(c, delta, lent);
     }                                                    ///< Charges the difference to the truth.
     void take_turns() noexcept { held_->take_turns(); }  ///< From now on a client may go several times in a row.
 
@@ -51,9 +55,10 @@ private:
         virtual void remove(client_id) noexcept = 0;
         virtual void wake(client_id, const queue_head&, instant) noexcept = 0;
         virtual void sleep(client_id) noexcept = 0;
+        virtual void hold(client_id) noexcept = 0;
         virtual choice pick(instant) noexcept = 0;
-        virtual void serve(client_id, ns, instant) noexcept = 0;
-        virtual void correct(client_id, ns) noexcept = 0;
+        virtual std::uint32_t serve(client_id, ns, instant) noexcept = 0;
+        virtual void correct(client_id, ns, std::uint32_t) noexcept = 0;
         virtual void take_turns() noexcept = 0;
     };
 
@@ -65,9 +70,14 @@ private:
         void remove(client_id c) noexcept override { policy.remove(c); }
         void wake(client_id c, const queue_head& head, instant now) noexcept override { policy.wake(c, head, now); }
         void sleep(client_id c) noexcept override { policy.sleep(c); }
+        void hold(client_id c) noexcept override { detail::hold(policy, c); }
         choice pick(instant now) noexcept override { return policy.pick(now); }
-        void serve(client_id c, ns cost, instant now) noexcept override { policy.serve(c, cost, now); }
-        void correct(client_id c, ns delta) noexcept override { policy.correct(c, delta); }
+        std::uint32_t serve(client_id c, ns cost, instant now) noexcept override {
+            return detail::serve(policy, c, cost, now);
+        }
+        void correct(client_id c, ns delta, std::uint32_t lent) noexcept override {
+            detail::correct(policy, c, delta, lent);
+        }
         void take_turns() noexcept override { (void)detail::in_turn(policy, true); }
 
         P policy;

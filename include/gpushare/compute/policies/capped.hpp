@@ -1,14 +1,14 @@
 // SPDX-License-Identifier: Apache-2.0
-// Caps on device time, over any policy: a client that has used up its cap isn't offered to the policy inside until time has
-// passed. A hard cap leaves the device idle rather than be exceeded; a soft one holds only while others, within their
-// caps, have work.
+// Caps on device time, over any policy. A client that has used up its cap isn't offered to the inner policy until time
+// has passed. A hard cap holds even if the device idles; a soft one holds only while other clients, within their caps,
+// have work.
 //
 //   gpushare::capped<gpushare::weighted_fair> policy;
 //   policy.add(batch, {.weight = 50_pct, .cap = 30_pct});            // never more than 30 %
 //   policy.add(guest, {.cap = 10_pct, .soft_cap = true});            // more only where nobody else wants it
 //
-// At the end, three policies that are nothing but caps: hard_share, soft_share, equal_share. What these promise the clients
-// of a level never sums to more than the whole: who would exceed it is refused with errc::share_exceeded.
+// At the end, three policies that only cap: hard_share, soft_share, equal_share. What they promise the clients of a
+// level never sums to more than the whole: a client that would exceed it is refused with errc::share_exceeded.
 #pragma once
 
 #include <algorithm>
@@ -44,10 +44,10 @@ struct cap_of_settings {
     }
 };
 
-/// `Inner` decides among those within their caps; `Rule` says what a client's cap is. Over any span of time a client with a
-/// hard cap has at most its part of it and of 5 ms more, and the last submission begun. What is lent to a client with a soft cap
-/// costs it nothing; clients that borrow go in the order in which they will be within their caps again. A value; not thread-safe.
-/// A call is O(log waiting) and what `Inner` takes. The members are those of compute_policy.
+/// `Inner` decides among the clients within their caps; `Rule` says what a client's cap is. Over a time t, a client
+/// with a hard cap gets at most its cap times (t + 5 ms), plus the submission begun last. A client with a soft cap
+/// isn't charged for what it borrows; borrowers go in the order in which they will be within their caps again. A value;
+/// not thread-safe. A call is O(log waiting) and what `Inner` takes. The members are those of compute_policy.
 template <compute_policy Inner, std::invocable<const client_settings&> Rule = cap_of_settings>
 class capped {
 public:
@@ -73,7 +73,7 @@ public:
         return {};
     }
 
-    /// Other settings; refused as `add`. What it has had beyond its old cap it repays at the new rate.
+    /// Other settings; refused as in `add`. What the client had beyond its old cap, it repays at the new rate.
     failure change(client_id c, const client_settings& s) {
         auto& client = clients_[c.index];
         const cap_terms terms = rule_(s);
@@ -98,7 +98,7 @@ public:
         return {};
     }
 
-    /// `Inner` is told, where it can.
+    /// Passes it on to `Inner`, if that has it.
     void take_turns() noexcept { (void)detail::in_turn(inner_, true); }
 
     /// A client ends, and what it was promised is free.
@@ -114,6 +114,7 @@ public:
         now_ = std::max(now_, now);
         auto& client = clients_[c.index];
         client.head = head;
+        client.held = false;
         if (!std::exchange(client.waits, true)) client.pace.begin(now_);
         place(client);
     }
@@ -126,7 +127,16 @@ public:
         inner_.sleep(c);
     }
 
-    /// Whom `Inner` serves of those within their caps; else who borrows; else when somebody is within its cap.
+    /// It waits, and isn't to be picked until wake().
+    void hold(client_id c) noexcept {
+        capped_out_.drop(c.index);
+        borrowing_.drop(c.index);
+        clients_[c.index].held = true;
+        detail::hold(inner_, c);
+    }
+
+    /// The client that `Inner` picks among those within their caps; else a borrower; else the time when a client will
+    /// be within its cap.
     [[nodiscard]] choice pick(instant now) noexcept {
         now_ = std::max(now_, now);
         while (!capped_out_.empty() && capped_out_.first_key() <= count(now_)) {
@@ -142,30 +152,33 @@ public:
         return choice(std::min(inside.ask_again(), instant{ns{capped_out_.first_key()}}));
     }
 
-    /// Charges what it will probably take, unless it is lent.
-    void serve(client_id c, ns cost, instant now) noexcept {
+    /// Charges the prediction, unless it is lent. Returns which, for correct().
+    std::uint32_t serve(client_id c, ns cost, instant now) noexcept {
         now_ = std::max(now_, now);
-        if (borrowing_.contains(c.index)) return;
+        if (borrowing_.contains(c.index)) return is_lent;
         clients_[c.index].pace.spend(cost, now_);
-        inner_.serve(c, cost, now_);
+        return detail::serve(inner_, c, cost, now_) << 1;
     }
 
-    /// Charges the difference to what it took.
-    void correct(client_id c, ns delta) noexcept {
+    /// Charges the difference to the true cost, unless that was lent.
+    void correct(client_id c, ns delta, std::uint32_t lent = 0) noexcept {
+        if ((lent & is_lent) != 0) return;
         auto& client = clients_[c.index];
         client.pace.adjust(delta);
-        inner_.correct(c, delta);
+        detail::correct(inner_, c, delta, lent >> 1);
         if (client.waits) place(client);
     }
 
 private:
+    static constexpr std::uint32_t is_lent = 1;
+
     struct client_state {
         client_id id{};
         priority level{};
         cap_terms terms{};
         detail::pacer pace{};
         queue_head head{};
-        bool waits = false;
+        bool waits = false, held = false;
     };
     struct level_state {
         priority level{};
@@ -199,6 +212,7 @@ private:
     // Within its cap it waits for the policy inside, else for time to pass.
     void place(client_state& client) noexcept {
         const auto index = client.id.index;
+        if (client.held) return;
         if (client.terms.per_million >= 1'000'000 || client.pace.entitled(now_)) {
             capped_out_.drop(index);
             borrowing_.drop(index);
@@ -246,16 +260,17 @@ private:
     std::uint32_t most_;
 };
 
-/// Each client has `weight` of the device's time, and never more, though it be alone.
+/// Each client gets `weight` of the device's time and never more, even if it is alone.
 using hard_share = capped<weighted_fair, cap_by_weight<false>>;
 static_assert(compute_policy<hard_share>);
 
-/// Each client is held to `weight` of the device's time while others have work within theirs, and to nothing otherwise.
+/// Each client is held to `weight` of the device's time while others have work within theirs; otherwise it isn't
+/// limited.
 using soft_share = capped<weighted_fair, cap_by_weight<true>>;
 static_assert(compute_policy<soft_share>);
 
-/// Each client of a level has 1/N of the device's time, and never more, though it be alone; the one after N clients is
-/// refused. `equal_share{N}`; 8 by default.
+/// Each client of a level gets 1/N of the device's time and never more, even if it is alone; client N + 1 is refused.
+/// `equal_share{N}`; 8 by default.
 using equal_share = capped<fair, equal_cap>;
 static_assert(compute_policy<equal_share>);
 

@@ -1,14 +1,14 @@
 // SPDX-License-Identifier: Apache-2.0
-// Earliest deadline first, under strict priority between levels. A deadline is the submission's own, or else its arrival
-// and its client's objective (`slo`). A client that wants more device time than its weight misses its own deadlines first,
-// not its neighbours'.
+// Earliest deadline first, under strict priority between levels. The deadline is the submission's own, or else its
+// arrival plus its client's objective (`slo`). A client that wants more device time than its weight misses its own
+// deadlines first, not its neighbours'.
 //
 //   gpushare::earliest_deadline policy;
 //   policy.add(chat, {.weight = 60_pct, .slo = 50ms});  policy.add(batch, {.weight = 40_pct});
 //
 // Work counts as due no earlier than its client's pace of weight x device time allows, as under a constant bandwidth
-// server (Abeni, Buttazzo, RTSS 1998): or else the late work of a client that floods its queue would always be the most
-// urgent. Work without a deadline is due one second after its arrival, so that it doesn't starve.
+// server (Abeni, Buttazzo, RTSS 1998). Otherwise the late work of a client that floods its queue would always be the
+// most urgent. Work without a deadline is due one second after its arrival, so that it doesn't starve.
 #pragma once
 
 #include <algorithm>
@@ -28,9 +28,9 @@
 namespace gpushare {
 inline namespace GPUSHARE_ABI {
 
-/// Serves what is due first. Looks at `level`, `weight`, arrivals and deadlines; the limiter has put `slo` into these.
-/// Refuses nothing: weights may sum to more than the whole, but then nobody is protected from the others. A value; not
-/// thread-safe. `pick` is O(1), the rest O(log waiting). The members are those of compute_policy.
+/// Serves the submission that is due first. Looks at `level`, `weight`, arrivals and deadlines; the limiter has put
+/// `slo` into these. Refuses nothing: weights may sum to more than the whole, but then nobody is protected from the
+/// others. A value; not thread-safe. `pick` is O(1), the rest O(log waiting). The members are those of compute_policy.
 class earliest_deadline {
 public:
     earliest_deadline() = default;  ///< A patience of a second.
@@ -44,7 +44,7 @@ public:
         clients_[c.index] = {.id = c};
         return change(c, s);
     }
-    /// Other settings; what it has had beyond its weight is forgiven.
+    /// Other settings; what the client had beyond its weight is forgiven.
     failure change(client_id c, const client_settings& s) {
         auto& client = clients_[c.index];
         client.level = s.level;
@@ -70,17 +70,17 @@ public:
         waiting_.drop(c.index);
     }
 
-    /// Of the highest level, whose work is due first.
+    /// The client of the highest level whose work is due first.
     [[nodiscard]] choice pick(instant) const noexcept {
         if (waiting_.empty()) return {};
         return clients_[waiting_.first()].id;
     }
-    /// Sets its pace back by what it will probably take.
+    /// Delays the client's pace by the prediction.
     void serve(client_id c, ns cost, instant now) noexcept {
         now_ = std::max(now_, now);
         clients_[c.index].pace.spend(cost, now_);
     }
-    /// Sets its pace back by the difference to what it took.
+    /// Delays the client's pace by the difference to the true cost.
     void correct(client_id c, ns delta) noexcept {
         auto& client = clients_[c.index];
         client.pace.adjust(delta);

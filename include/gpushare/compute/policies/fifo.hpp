@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
-// First come, first served, under strict priority between levels: what the device would do by itself. Nobody is held to
-// a share. What is in flight stays bounded, and all device time is metered.
+// First come, first served, under strict priority between levels: what the device would do by itself. No client is held
+// to a share. Work in flight stays bounded, and all device time is metered.
 //
 //   gpushare::compute_limiter<stream, clock, gpushare::fifo> limiter{{}, clock};
 #pragma once
@@ -47,7 +47,7 @@ public:
     /// It waits no more.
     void sleep(client_id c) noexcept { waiting_.drop(c.index); }
 
-    /// Of the highest level, who came first.
+    /// The client of the highest level whose first submission came first.
     [[nodiscard]] choice pick(instant) const noexcept {
         if (waiting_.empty()) return {};
         return clients_[waiting_.first()].id;

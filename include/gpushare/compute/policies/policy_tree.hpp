@@ -49,7 +49,7 @@ public:
         classes_[group].inside = std::move(detail::in_turn(inner, turns_));
         return {};
     }
-    /// All policies are told, those of later classes too, where they can.
+    /// Calls take_turns() of the outer policy and of every class's, present and future, that has it.
     void take_turns() noexcept {
         turns_ = true;
         (void)detail::in_turn(outer_, true);
@@ -113,6 +113,15 @@ public:
         tell(client.group);
     }
 
+    /// It waits, and isn't to be picked until wake().
+    void hold(client_id c) noexcept {
+        auto& client = clients_[c.index];
+        if (!std::exchange(client.waits, false)) return;
+        --classes_[client.group].waiting;
+        detail::hold(classes_[client.group].inside, id_of(client.seat));
+        tell(client.group);
+    }
+
     /// Whom the policy of the class serves that the outer policy serves.
     [[nodiscard]] choice pick(instant now) noexcept {
         now_ = std::max(now_, now);
@@ -128,18 +137,19 @@ public:
     }
 
     /// Charges the client and its class what it will probably take.
-    void serve(client_id c, ns cost, instant now) noexcept {
+    /// Returns what both say, for correct.
+    std::uint32_t serve(client_id c, ns cost, instant now) noexcept {
         now_ = std::max(now_, now);
         const auto [group, seat] = place_of(c);
-        classes_[group].inside.serve(id_of(seat), cost, now_);
-        outer_.serve(id_of(group), cost, now_);
+        const auto inside = detail::serve(classes_[group].inside, id_of(seat), cost, now_);
+        return inside << 16 | detail::serve(outer_, id_of(group), cost, now_);
     }
 
     /// Charges both the difference to what it took.
-    void correct(client_id c, ns delta) noexcept {
+    void correct(client_id c, ns delta, std::uint32_t lent = 0) noexcept {
         const auto [group, seat] = place_of(c);
-        classes_[group].inside.correct(id_of(seat), delta);
-        outer_.correct(id_of(group), delta);
+        detail::correct(classes_[group].inside, id_of(seat), delta, lent >> 16);
+        detail::correct(outer_, id_of(group), delta, lent & 0xffff);
         tell(group);
     }
 

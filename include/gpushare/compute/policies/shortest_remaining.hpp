@@ -1,12 +1,12 @@
 // SPDX-License-Identifier: Apache-2.0
-// Shortest remaining first, under strict priority between levels: the submission goes next whose request needs the least
-// device time until it is done, which keeps the mean time of a request lowest. With a guard, so that long requests don't
-// starve: a client that is too far behind its fair share goes before all others.
+// Shortest remaining first, under strict priority between levels: the next submission is that of the request which
+// needs the least device time until it is done, which keeps the mean time of a request lowest. A guard keeps long
+// requests from starving: a client that is too far behind its fair share goes before all others.
 //
 //   gpushare::shortest_remaining policy{50ms};          // behind by what it should have had in 50 ms
 //
-// The fair share is that of an ideal processor that serves all who wait at once, by weight: its virtual time grows by
-// what is served over the weights of those who wait (Demers, Keshav, Shenker, SIGCOMM 1989).
+// The fair share is that of an ideal processor that serves all waiting clients at once, by weight: its virtual time
+// grows by the device time served over the sum of their weights (Demers, Keshav, Shenker, SIGCOMM 1989).
 #pragma once
 
 #include <algorithm>
@@ -32,8 +32,8 @@ public:
     static constexpr bool timeless = true;  ///< See is_timeless.
 
     shortest_remaining() = default;  ///< A guard of 50 ms.
-    /// `guard`: how far behind its fair share, and ahead of it, a client may be, as the time in which it should have had
-    /// that much; longer where the weights of those who wait sum over the whole. 0 is fair queueing.
+    /// `guard`: how far behind or ahead of its fair share a client may be, as the time in which it should have had that
+    /// much; longer where the weights of the waiting clients sum to more than the whole. 0 is fair queueing.
     explicit shortest_remaining(ns guard) : guard_(guard) {}
 
     /// A client begins, neither ahead of its share nor behind it.
@@ -65,7 +65,7 @@ public:
     /// A client ends.
     void remove(client_id c) noexcept { sleep(c); }
 
-    /// It waits, with what remains in `head`. The time in which it didn't isn't owed to it.
+    /// It waits; `head` says what remains of its request. It isn't owed the time in which it had no work.
     void wake(client_id c, const queue_head& head, instant) noexcept {
         auto& client = clients_[c.index];
         client.remaining = head.remaining;
@@ -86,7 +86,8 @@ public:
         furthest_behind_.drop(c.index);
     }
 
-    /// Of the highest level, who is behind beyond the guard, or else whose request is nearest to its end.
+    /// The client of the highest level that is behind by more than the guard, else the one whose request is nearest to
+    /// its end.
     [[nodiscard]] choice pick(instant) const noexcept {
         if (shortest_.empty()) return {};
         const auto& behind = clients_[furthest_behind_.first()];
@@ -94,10 +95,10 @@ public:
         return clients_[shortest_.first()].id;
     }
 
-    /// Charges what it will probably take.
+    /// Charges the prediction.
     void serve(client_id c, ns cost, instant) noexcept { correct(c, cost); }
 
-    /// Charges the difference to what it took.
+    /// Charges the difference to the true cost.
     void correct(client_id c, ns delta) noexcept {
         auto& client = clients_[c.index];
         auto& level = level_of(client);

@@ -1,6 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
-// Strict priority with a cap on the high levels: their clients go first until together they have had the cap, then the
-// others do for a while, so that low work doesn't starve. Where the others want nothing, the high levels have the device.
+// Strict priority with a cap on the high levels. Their clients go first until together they have used up the cap; then
+// the other levels go for a while, so that low work doesn't starve. While the others have no work, the high levels
+// aren't capped.
 //
 //   gpushare::strict_priority<> policy{80_pct};                           // levels above 0 have at most 80 %
 //   gpushare::strict_priority<> reserved{80_pct, gpushare::priority{3}};  // levels 3 and above
@@ -22,10 +23,10 @@
 namespace gpushare {
 inline namespace GPUSHARE_ABI {
 
-/// High levels first, up to a cap. Looks at `level`, and at what `Inner` looks at, which decides among the high levels and
-/// among the others, and may refuse. With a cap of the whole, low work may starve. Over any span of time the high levels have
-/// at most the cap's part of it and of 5 ms more, and the last submission begun; beyond it only what nobody else wanted. A value;
-/// not thread-safe. A call costs what `Inner`'s does. The members are those of compute_policy.
+/// High levels first, up to a cap. Looks at `level` and at what `Inner` looks at. One `Inner` decides among the high
+/// levels, another among the low ones; either may refuse. With a cap of the whole, low work may starve. While low
+/// levels have work, the high ones get in a time t at most the cap times (t + 5 ms), plus the submission begun last. A
+/// value; not thread-safe. A call costs what `Inner`'s does. The members are those of compute_policy.
 template <compute_policy Inner = weighted_fair>
 class strict_priority {
 public:
@@ -37,7 +38,7 @@ public:
         pace_.per_million = cap.permille() * std::int64_t{1000};
     }
 
-    /// Both sides' policies are told, where they can.
+    /// Passes it on to both inner policies, if they have it.
     void take_turns() noexcept {
         (void)detail::in_turn(high_, true);
         (void)detail::in_turn(low_, true);
@@ -90,6 +91,9 @@ public:
         of(client.level).sleep(c);
     }
 
+    /// It waits, and isn't to be picked until wake().
+    void hold(client_id c) noexcept { detail::hold(of(clients_[c.index].level), c); }
+
     /// A high client while the cap isn't used up, or while no other waits.
     [[nodiscard]] choice pick(instant now) noexcept {
         now_ = std::max(now_, now);
@@ -100,23 +104,27 @@ public:
         return choice(std::min(low.ask_again(), high.ask_again()));
     }
 
-    /// Charges what it will probably take, to its side and, within the cap, to the cap.
-    void serve(client_id c, ns cost, instant now) noexcept {
+    /// Charges the prediction to its inner policy and, if it is within the cap, to the cap. Returns whether it is, for
+    /// correct().
+    std::uint32_t serve(client_id c, ns cost, instant now) noexcept {
         now_ = std::max(now_, now);
         const auto level = clients_[c.index].level;
         // Beyond its cap it was let in because nobody else wanted the device: that costs the cap nothing.
-        if (is_high(level) && pace_.entitled(now_)) pace_.spend(cost, now_);
-        of(level).serve(c, cost, now_);
+        const bool lent = is_high(level) && !pace_.entitled(now_);
+        if (is_high(level) && !lent) pace_.spend(cost, now_);
+        return detail::serve(of(level), c, cost, now_) << 1 | (lent ? is_lent : 0U);
     }
 
-    /// Charges the difference to what it took.
-    void correct(client_id c, ns delta) noexcept {
+    /// Charges the difference to the true cost likewise.
+    void correct(client_id c, ns delta, std::uint32_t lent = 0) noexcept {
         const auto level = clients_[c.index].level;
-        if (is_high(level)) pace_.adjust(delta);
-        of(level).correct(c, delta);
+        if (is_high(level) && (lent & is_lent) == 0) pace_.adjust(delta);
+        detail::correct(of(level), c, delta, lent >> 1);
     }
 
 private:
+    static constexpr std::uint32_t is_lent = 1;
+
     struct client_state {
         client_id id{};
         priority level{};

@@ -5,15 +5,15 @@
 //   gpushare::weighted_fair policy;
 //   policy.add(chat, {.weight = 70_pct});  policy.add(batch, {.weight = 30_pct});
 //
-// `fair`, below it, gives everybody the same share.
+// `fair`, below it, gives each client the same share.
 //
-// Start-time fair queueing (Goyal, Vin, Cheng, SIGCOMM 1996): a client's tag grows by cost / weight, the smallest tag
-// goes next, and a level's virtual time is the smallest tag that waits. A client that wakes up starts no earlier than
-// virtual time, so nobody is owed the time in which it wanted nothing.
+// The method is start-time fair queueing (Goyal, Vin, Cheng, SIGCOMM 1996): a client's tag grows by cost / weight, the
+// smallest tag goes next, and a level's virtual time is the smallest waiting tag. A client that wakes up starts no
+// earlier than virtual time, so it isn't owed the time in which it wanted nothing.
 //
-// Where clients of one level run one after the other (limiter_options::take_turns), a change from one client to another
-// costs time on the device. There a client keeps its turn for a while: short submissions go several at a time, and one
-// that is as long as a turn goes alone. A client gets ahead of its share by a turn and one submission at most.
+// Where work that fills the device runs in turn (take_turns()), a change from one client to another costs device time.
+// So a client keeps its turn for a while: several short submissions go together, and one that is as long as a turn goes
+// alone. A client gets ahead of its share by a turn and one submission at most.
 #pragma once
 
 #include <algorithm>
@@ -31,9 +31,9 @@
 namespace gpushare {
 inline namespace GPUSHARE_ABI {
 
-/// Device time of a level in proportion to `weight`. Looks at `level` and `weight`; a weight of 0 counts as 0.1 %. Refuses
-/// nothing. A value; not thread-safe. Memory grows with the largest index in use. `pick` is O(1), the rest O(log waiting).
-/// The members are those of compute_policy.
+/// Shares a level's device time in proportion to `weight`. Looks at `level` and `weight`; a weight of 0 counts as 0.1
+/// %. Refuses nothing. A value; not thread-safe. Memory grows with the largest index in use. `pick` is O(1), the rest
+/// O(log waiting). The members are those of compute_policy.
 class weighted_fair {
 public:
     static constexpr bool timeless = true;    ///< See is_timeless.
@@ -76,17 +76,29 @@ public:
         if (turn_ < ns{0}) turn_ = usual_turn;
     }
 
-    /// It waits. The time in which it didn't isn't owed to it.
+    /// It waits. It isn't owed the time in which it didn't, except up to most_owed if it was held.
     void wake(client_id c, const queue_head&, instant) noexcept {
         auto& client = clients_[c.index];
-        if (!waiting_.contains(c.index)) client.tag = std::max(client.tag, virtual_time(client.level));
+        if (!waiting_.contains(c.index)) {
+            const double owed = std::exchange(client.held, false) ? most_owed * client.rate : 0;
+            client.tag = std::max(client.tag, virtual_time(client.level) - static_cast<std::int64_t>(owed));
+        }
         place(client);
     }
 
     /// It waits no more.
-    void sleep(client_id c) noexcept { waiting_.drop(c.index); }
+    void sleep(client_id c) noexcept {
+        clients_[c.index].held = false;
+        waiting_.drop(c.index);
+    }
 
-    /// Of the highest level, who is furthest behind its share, or whose turn it still is.
+    /// It waits, and isn't to be picked until wake().
+    void hold(client_id c) noexcept {
+        clients_[c.index].held = true;
+        waiting_.drop(c.index);
+    }
+
+    /// The client of the highest level whose turn it still is, else the one furthest behind its share.
     [[nodiscard]] choice pick(instant) const noexcept {
         if (waiting_.empty()) return {};
         const auto& first = clients_[waiting_.first()];
@@ -94,7 +106,7 @@ public:
         return goes_on ? clients_[latest_].id : first.id;
     }
 
-    /// Charges what it will probably take.
+    /// Charges the prediction.
     void serve(client_id c, ns cost, instant) noexcept {
         auto& client = clients_[c.index];
         auto& time = virtual_time(client.level);
@@ -103,7 +115,7 @@ public:
         charge(client, cost);  // wake() or sleep() follows: only then it has a place
     }
 
-    /// Charges the difference to what it took.
+    /// Charges the difference to the true cost.
     void correct(client_id c, ns delta) noexcept {
         auto& client = clients_[c.index];
         charge(client, delta);
@@ -113,6 +125,8 @@ public:
     }
 
 private:
+    // Of device time, in ns: to a client that is held time and again because its streams take no more. Several long calls.
+    static constexpr double most_owed = 250e6;
     static constexpr std::int64_t rebase_at = std::int64_t{1} << 61;
     // Two weeks are beyond any kernel; without a limit a wild measurement could overflow a tag.
     static constexpr ns most_at_once{std::int64_t{1} << 50};
@@ -126,6 +140,7 @@ private:
         client_id id;
         priority level;
         std::int32_t weight = 1000;
+        bool held = false;
         double rate = 1;  // what the tag grows by for a ns of device time: a division would cost more than the rest
     };
     struct level_state {
@@ -192,8 +207,8 @@ private:
 };
 static_assert(compute_policy<weighted_fair>);
 
-/// The same share for every client of a level that has work: 1/N of the N present, whatever their weights. Looks at `level`.
-/// Otherwise weighted_fair, which does the work. A value; not thread-safe.
+/// Gives each of the N clients of a level that have work 1/N, whatever their weights. Looks at `level`. Otherwise as
+/// weighted_fair, which it is made of. A value; not thread-safe.
 class fair {
 public:
     static constexpr bool timeless = true;  ///< See is_timeless.
@@ -205,7 +220,8 @@ public:
     void remove(client_id c) noexcept { inner_.remove(c); }                                              ///< It ends.
     void wake(client_id c, const queue_head& head, instant now) noexcept { inner_.wake(c, head, now); }  ///< It waits.
     void sleep(client_id c) noexcept { inner_.sleep(c); }                                   ///< It waits no more.
-    [[nodiscard]] choice pick(instant now) const noexcept { return inner_.pick(now); }      ///< Who had least.
+    void hold(client_id c) noexcept { inner_.hold(c); }                                     ///< It isn't to be picked.
+    [[nodiscard]] choice pick(instant now) const noexcept { return inner_.pick(now); }      ///< The one that had least.
     void serve(client_id c, ns cost, instant now) noexcept { inner_.serve(c, cost, now); }  ///< Charges a prediction.
     void correct(client_id c, ns delta) noexcept {
         inner_.correct(c, delta);

@@ -1,5 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
-// limiter_options::take_turns: clients of a level don't run beside each other, whatever their work consists of.
+// Turns: on a device that doesn't tell what each used, clients of a level whose work doesn't fit side by side run one after the
+// other, whatever it consists of.
 #include <algorithm>
 #include <chrono>
 #include <cstddef>
@@ -10,13 +11,11 @@
 #include <utility>
 #include <vector>
 
-#include <gpushare/backend/host/host.hpp>
 #include <gpushare/compute/compute_limiter.hpp>
 #include <gpushare/units.hpp>
 
 #include "support/catch.hpp"
 #include "support/manual_timeline.hpp"
-#include "support/random.hpp"
 
 using namespace std::chrono_literals;
 using gpushare::client_id;
@@ -56,7 +55,6 @@ private:
     point last_;
 };
 static_assert(gpushare::joining_timeline<joining_stream>);
-static_assert(gpushare::joining_timeline<gpushare::host::stream>);
 static_assert(!gpushare::joining_timeline<support::manual_stream>);
 
 using limiter = gpushare::compute_limiter<joining_stream, manual_clock>;
@@ -82,7 +80,7 @@ struct three_clients {
 }  // namespace
 
 TEST_CASE("a stream waits for the client before it and not for all that were before that one", "[compute]") {
-    three_clients t{{.depth = 8, .take_turns = true}};
+    three_clients t{{.depth = 8}};
     const auto a1 = t.submit(t.a, 0);
     CHECK(t.log.empty());
     const auto b1 = t.submit(t.b, 1);
@@ -104,7 +102,7 @@ TEST_CASE("a stream waits for the client before it and not for all that were bef
 }
 
 TEST_CASE("a thread that was held up while another client had its turn changes nothing", "[compute]") {
-    three_clients t{{.depth = 8, .take_turns = true}};
+    three_clients t{{.depth = 8}};
     const auto submit = [&](ns enqueuing, ns length) {
         const auto work = [&t, enqueuing, length](joining_stream& on) {
             t.clock.advance(enqueuing);
@@ -127,18 +125,29 @@ TEST_CASE("a thread that was held up while another client had its turn changes n
     CHECK(held_up.device_time() == 2ms);
 }
 
-TEST_CASE("unless asked for, and across levels, nobody waits", "[compute]") {
+TEST_CASE("what fits side by side doesn't wait, nor does one level for another", "[compute]") {
     three_clients t{{.depth = 8}};
-    const auto a1 = t.submit(t.a, 0), b1 = t.submit(t.b, 1);
+    const auto half = [&](client_id who, std::size_t s) {
+        return t.compute
+            .submit(who, t.streams[s], [](joining_stream& on) { on.enqueue(1ms); }, {.width = gpushare::sm_width(0.5)})
+            .value();
+    };
+    const auto a1 = half(t.a, 0), b1 = half(t.b, 1);
     CHECK(t.log.empty());
-    three_clients u{{.depth = 8, .take_turns = true}};
+    const auto c1 = t.submit(t.c, 2);  // all of it
+    CHECK(std::ranges::count(t.log, "C>A") == 1);
+    CHECK(std::ranges::count(t.log, "C>B") == 1);
+    three_clients u{{.depth = 8}};
     const auto high = u.compute.add({.level = priority{1}});
     const auto low_one = u.submit(u.a, 0), high_one = u.submit(high, 1);
     CHECK(u.log.empty());
+    for (auto* all : {&t, &u})
+        for (auto& s : all->streams)
+            for (int i = 0; i < 2; ++i) s.finish_one();
 }
 
 TEST_CASE("a stream that can't wait fails its own submission alone", "[compute]") {
-    three_clients t{{.depth = 8, .take_turns = true}};
+    three_clients t{{.depth = 8}};
     const auto a1 = t.submit(t.a, 0);
     t.streams[1].fail_next_wait = true;
     const auto b1 = t.submit(t.b, 1);
@@ -156,62 +165,4 @@ TEST_CASE("a stream that can't wait fails its own submission alone", "[compute]"
     CHECK(c1.status() == errc::none);
     CHECK(t.compute.usage(t.b).in_flight == 0);
     CHECK(t.compute.usage(t.c).in_flight == 0);
-}
-
-namespace {
-
-struct beside {
-    std::size_t pairs = 0;   // of blocks of different tags that ran at once
-    std::size_t blocks = 0;  // in all
-};
-
-/// Two clients with sequences of one to four kernels, each on one of the four SMs; both are there from the start.
-beside run_two(bool take_turns, std::uint64_t seed) {
-    support::random any(seed);
-    gpushare::host::node node{
-        {.memory = gpushare::bytes{1 << 20}, .sms = 4, .timing = gpushare::host::timing::modelled}};
-    gpushare::compute_limiter<gpushare::host::stream, gpushare::host::steady_clock> compute{
-        {.depth = 6, .take_turns = take_turns}};
-    std::deque<gpushare::host::stream> streams;
-    std::vector<client_id> clients;
-    for (std::uint32_t tag = 0; tag < 2; ++tag) {
-        streams.push_back(node.make_stream(gpushare::device_id{0}, priority{}, tag));
-        clients.push_back(compute.add({}));
-        node.faults(gpushare::device_id{0}).stall(streams.back());
-    }
-    std::vector<decltype(compute)::ticket> out;
-    for (std::size_t i = 0; i < 24; ++i) {
-        const auto kernels = 1 + any.below(4);
-        const ns hold{200'000 + static_cast<ns::rep>(any.below(300'000))};
-        auto work = [kernels, hold](gpushare::host::stream& s) {
-            for (std::uint64_t k = 0; k < kernels; ++k) s.launch({.blocks = 1, .hold = hold}, [](auto&) {});
-        };
-        if (i % 3 == 0) {  // by the gate
-            if (auto p = compute.try_acquire(clients[i % 2])) p->enqueue(streams[i % 2], work);
-        } else {
-            out.push_back(compute.submit(clients[i % 2], streams[i % 2], work).value());
-        }
-    }
-    for (auto& s : streams) node.faults(gpushare::device_id{0}).resume(s);
-    for (auto& t : out) (void)t.wait();
-    beside result;
-    for (const auto c : clients) compute.close(c);
-    const auto blocks = node.ledger(gpushare::device_id{0}).take().blocks;
-    result.blocks = blocks.size();
-    for (const auto& x : blocks)
-        for (const auto& y : blocks) result.pairs += x.tag < y.tag && x.start < y.end && y.start < x.end ? 1U : 0U;
-    return result;
-}
-
-}  // namespace
-
-TEST_CASE("the ledger of the device: no two clients' kernels at once, though there are SMs for both", "[compute]") {
-    for (std::uint64_t nth = 0; nth < 5; ++nth) {
-        const auto seed = support::seed(nth);
-        CAPTURE(seed);
-        const auto with = run_two(true, seed);
-        CHECK(with.blocks >= 24);
-        CHECK(with.pairs == 0);
-        CHECK(run_two(false, seed).pairs > 0);
-    }
 }

@@ -1,0 +1,189 @@
+// SPDX-License-Identifier: Apache-2.0
+// Engines behind a limiter: opaque calls of one block, 0.3, 25 and 75 ms long, and calls that keep their thread for longer than the
+// device. At the defaults.
+#include <algorithm>
+#include <atomic>
+#include <chrono>
+#include <cmath>
+#include <cstdint>
+#include <cstdio>
+#include <deque>
+#include <stop_token>
+#include <string>
+#include <thread>
+#include <utility>
+#include <vector>
+
+#include "compute/measurements.hpp"
+#include "compute/rig.hpp"
+
+namespace bench::compute {
+
+namespace {
+
+using gpushare::device_id;
+using gpushare::share;
+using gpushare::host::timing;
+
+struct engine {
+    ns length{};
+    std::uint32_t blocks = 1;
+    unsigned permille = 0;
+    std::uint32_t threads = 1;
+};
+
+/// A tenant: each of its threads has a stream and keeps four calls handed over.
+class tenant {
+public:
+    tenant(limiter& l, gpushare::host::node& node, std::uint32_t tag, const engine& e)
+        : limiter_(&l), id_(l.add({.weight = share::of_permille(e.permille)})), what(e) {
+        for (std::uint32_t i = 0; i < e.threads; ++i) {
+            auto& s = streams_.emplace_back(node.make_stream(device_id{0}, gpushare::priority{}, tag));
+            threads_.emplace_back([this, &s](const std::stop_token& stop) { run(s, stop); });
+        }
+    }
+    /// Ends it: what it was charged in all.
+    ns end() {
+        for (auto& t : threads_) t.request_stop();
+        threads_.clear();
+        gpushare::client_usage account;
+        limiter_->close(id_, gpushare::never, {}, &account);
+        return account.device_time;
+    }
+
+private:
+    void run(gpushare::host::stream& s, const std::stop_token& stop) {
+        std::deque<limiter::ticket> out;
+        const auto work = [e = what](gpushare::host::stream& to) {
+            to.launch({.blocks = e.blocks, .hold = e.length}, gpushare::detail::empty_kernel{});
+        };
+        while (!stop.stop_requested()) {
+            while (out.size() < 4) {
+                auto t = limiter_->submit(id_, s, work);
+                if (!t) return;
+                out.push_back(*std::move(t));
+            }
+            (void)out.front().wait(gpushare::never, stop);
+            while (!out.empty() && out.front().done()) out.pop_front();
+        }
+        for (const auto& t : out) (void)t.wait();
+    }
+
+    limiter* limiter_;
+    gpushare::client_id id_;
+    engine what;
+    std::deque<gpushare::host::stream> streams_;
+    std::deque<std::jthread> threads_;
+};
+
+struct measured {
+    double share_pp = 0, metering = 0, idle = 0;
+};
+
+/// Ten seconds of these, and a second before.
+measured run(std::uint32_t sms, const std::vector<engine>& engines) {
+    gpushare::host::node node{{.memory = gpushare::bytes{1 << 20}, .sms = sms, .timing = timing::modelled}};
+    limiter l{configuration};
+    std::deque<tenant> tenants;
+    for (std::uint32_t i = 0; i < engines.size(); ++i) tenants.emplace_back(l, node, i, engines[i]);
+    const auto from = now() + 1s, to = from + 10s;
+    sleep_until(to);
+    std::vector<double> charged;
+    for (auto& t : tenants) charged.push_back(std::chrono::duration<double>(t.end()).count());
+    const auto book = node.ledger(device_id{0}).take();
+    const device_seconds window(book.blocks, from, to, engines.size(), sms);
+    const device_seconds all(book.blocks, instant{}, instant::max(), engines.size(), sms);
+    measured worst;
+    worst.idle = 100 * (1 - window.all / std::chrono::duration<double>(to - from).count());
+    for (std::size_t i = 0; i < engines.size(); ++i) {
+        worst.share_pp =
+            std::max(worst.share_pp, std::abs(100 * window.of[i] / window.all - engines[i].permille / 10.0));
+        worst.metering = std::max(worst.metering, 100 * std::abs(charged[i] - all.of[i]) / all.of[i]);
+    }
+    return worst;
+}
+
+/// What a thread has run of its own callables.
+thread_local ns own_callables{};
+
+/// Callables that take `host_time` of their thread and launch a third of that, two clients, each with three handed over: the
+/// longest that one was in submit(), less its own callable if that ran in there, or in wait() after its work was seen to be done.
+double captured_ms(bool dispatcher, ns host_time) {
+    gpushare::host::node node{{.memory = gpushare::bytes{1 << 20}, .sms = 1, .timing = timing::modelled}};
+    limiter l{configuration};
+    std::atomic<ns::rep> longest{0};
+    const auto note = [&](ns t) {
+        for (auto before = longest.load(); before < t.count() && !longest.compare_exchange_weak(before, t.count());) {
+        }
+    };
+    std::jthread driver;
+    if (dispatcher) driver = std::jthread([&](const std::stop_token& stop) { l.run(stop); });
+    std::deque<gpushare::host::stream> streams;
+    std::deque<std::jthread> clients;
+    for (std::uint32_t tag = 0; tag < 2; ++tag) {
+        const auto c = l.add({.weight = share::of_permille(500)});
+        auto& s = streams.emplace_back(node.make_stream(device_id{0}, gpushare::priority{}, tag));
+        clients.emplace_back([&, c](const std::stop_token& stop) {
+            std::deque<limiter::ticket> out;
+            while (!stop.stop_requested()) {
+                for (; out.size() >= 3; out.pop_front()) {
+                    (void)out.front().wait();
+                    note(now() - out.front().finished_at());
+                }
+                const auto own_before = own_callables;
+                const auto began = now();
+                auto t = l.submit(c, s, [me = std::this_thread::get_id(), host_time](gpushare::host::stream& to) {
+                    const auto end = now() + host_time;
+                    while (now() < end) {
+                    }
+                    to.launch({.hold = host_time / 3}, gpushare::detail::empty_kernel{});
+                    if (std::this_thread::get_id() == me) own_callables += host_time;
+                });
+                note(now() - began - (own_callables - own_before));
+                out.push_back(*std::move(t));
+            }
+            for (auto& t : out) (void)t.wait();
+        });
+    }
+    std::this_thread::sleep_for(3s);
+    clients.clear();
+    return std::chrono::duration<double, std::milli>(ns{longest.load()}).count();
+}
+
+}  // namespace
+
+void engines(report& r) {
+    measured worst;
+    for (const std::uint32_t sms : {2U, 4U}) {
+        const std::vector<std::vector<engine>> cases{
+            {{75ms, 1, 300, sms}, {25ms, 1, 700, sms}},
+            {{25ms, 1, 300, sms}, {300us, 1, 700, sms}},
+            {{75ms, 1, 300, sms}, {25ms, 1, 500, sms}, {300us, 1, 200, sms}},
+            {{300us, 1, 300, sms}, {300us, 2, 400, 2}, {300us, sms, 300, 2}},
+        };
+        std::printf("# engines, %u SMs: worst tenant of ten seconds\n", sms);
+        for (const auto& c : cases) {
+            const auto m = run(sms, c);
+            std::string name;
+            for (const auto& e : c)
+                name += (name.empty() ? "" : ", ") + std::to_string(e.length / 100us) + "00 us x " +
+                        std::to_string(e.blocks);
+            std::printf("#   %-36s %5.2f pp, metering %4.2f %%, idle %4.2f %%\n", name.c_str(), m.share_pp, m.metering,
+                        m.idle);
+            std::fflush(stdout);
+            worst.share_pp = std::max(worst.share_pp, m.share_pp);
+            worst.metering = std::max(worst.metering, m.metering);
+            worst.idle = std::max(worst.idle, m.idle);
+        }
+    }
+    r.figure("compute.engines_share_error_pp", {worst.share_pp}, "pp");
+    r.figure("compute.engines_metering_error_pct", {worst.metering}, "%");
+    r.figure("compute.idle_while_waiting_pct", {worst.idle}, "%_of_the_device");
+    constexpr ns host_time = 3ms;
+    std::vector<double> captured;
+    for (int i = 0; i < 5; ++i)
+        captured.push_back(std::max(captured_ms(false, host_time), captured_ms(true, host_time)));
+    r.figure("compute.captured_ms_max", captured, "ms");
+}
+
+}  // namespace bench::compute
