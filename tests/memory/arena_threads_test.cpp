@@ -19,6 +19,8 @@
 #include "support/random.hpp"
 #include "support/threads.hpp"
 
+namespace arena_threads_test {
+
 using namespace gpushare;
 using support::advanced;
 
@@ -137,3 +139,5 @@ TEST_CASE("of tenants that wait for the last chunks, each gets them in the end",
     });
     CHECK(served.load() == 60);
 }
+
+}  // namespace arena_threads_test

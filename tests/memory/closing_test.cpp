@@ -26,6 +26,8 @@
 #include "support/manual_timeline.hpp"
 #include "support/threads.hpp"
 
+namespace closing_test {
+
 using namespace gpushare::literals;
 using gpushare::bytes;
 using gpushare::close_callback;
@@ -212,3 +214,5 @@ TEST_CASE("statistics pass on what the upstream says of a free", "[memory][stati
     CHECK(c.limit.close(now));
     CHECK(counted.deallocate(p, 4096, 256) == errc::closed);
 }
+
+}  // namespace closing_test

@@ -32,6 +32,8 @@
 #include "support/fault_resource.hpp"
 #include "support/manual_scrubber.hpp"
 
+namespace composition_test {
+
 using namespace gpushare::literals;
 using namespace std::chrono_literals;
 using gpushare::bytes;
@@ -267,3 +269,5 @@ TEST_CASE("a block that is resized can't be freed meanwhile", "[memory][composit
     CHECK(mine.deallocate(h) == errc::none);
     CHECK(upstream.blocks() == 0);
 }
+
+}  // namespace composition_test

@@ -46,12 +46,32 @@ TEST_CASE("tenant_memory is a memory_resource and a memory", "[memory][conforman
     const gpushare::event_sink sink = [&](const gpushare::tenant_event&) { ++events; };
     {
         gpushare::tenant_memory<quota_resource<fault_resource>, support::manual_point> mine(
-            device, node, "chat", gpushare::device_id{0}, 1_MiB, 3_MiB, sink);
+            device, node, "chat", gpushare::device_id{0}, 1_MiB, 3_MiB, sink, nullptr, gpushare::memory_stack::direct);
         conformance::check_memory_resource(mine);
         conformance::check_memory_view(mine);
         CHECK(mine.limit().usage().current == 0_B);
     }
     CHECK(upstream.blocks() == 0);
+    CHECK(events == 0);
+    CHECK(whole.usage().current == 0_B);
+    CHECK(device.usage().current == 0_B);
+}
+
+TEST_CASE("tenant_memory is a memory_resource out of a pool, too", "[memory][conformance]") {
+    quota device{16_MiB};
+    fault_resource upstream;
+    quota whole{16_MiB};
+    quota_resource node{whole, upstream};
+    int events = 0;
+    const gpushare::event_sink sink = [&](const gpushare::tenant_event&) { ++events; };
+    {
+        gpushare::tenant_memory<quota_resource<fault_resource>, support::manual_point> mine(
+            device, node, "chat", gpushare::device_id{0}, 1_MiB, 3_MiB, sink);
+        conformance::check_memory_resource(mine);
+        CHECK(mine.limit().usage().current == mine.idle());
+    }
+    CHECK(upstream.blocks() == 0);
+    CHECK(upstream.wrong_frees() == 0);
     CHECK(events == 0);
     CHECK(whole.usage().current == 0_B);
     CHECK(device.usage().current == 0_B);

@@ -23,6 +23,8 @@
 #include "support/fault_resource.hpp"
 #include "support/random.hpp"
 
+namespace pool_resource_test {
+
 using namespace gpushare::literals;
 using gpushare::bytes;
 using gpushare::errc;
@@ -480,3 +482,5 @@ TEST_CASE("random calls never overlap, every figure is right, and all comes back
 }
 
 TEST_CASE("random calls never overlap, for millions of steps", "[.long]") { compare(500, 5'000); }
+
+}  // namespace pool_resource_test

@@ -26,6 +26,8 @@
 #include "support/manual_timeline.hpp"
 #include "support/random.hpp"
 
+namespace pool_stream_test {
+
 using namespace gpushare::literals;
 using gpushare::bytes;
 using gpushare::errc;
@@ -408,3 +410,5 @@ TEST_CASE("a private pool that can't have its reserve holds nothing", "[memory][
     CHECK_THROWS_AS(private_pool(t.pool, bytes::max()), gpushare::memory_error);
     CHECK(t.pool.usage().used == 0_B);
 }
+
+}  // namespace pool_stream_test

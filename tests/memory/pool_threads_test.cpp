@@ -29,6 +29,8 @@
 #include "support/threads.hpp"
 #include "support/upstream_answers.hpp"
 
+namespace pool_threads_test {
+
 using namespace gpushare::literals;
 using gpushare::bytes;
 using gpushare::errc;
@@ -374,3 +376,5 @@ TEST_CASE("32 streams allocate and free while somebody holds the pool's lock (rm
     CHECK(done == 3'200);
     CHECK(pool.usage().used == 0_B);
 }
+
+}  // namespace pool_threads_test

@@ -32,6 +32,8 @@
 #include "support/threads.hpp"
 #include "support/waiting.hpp"
 
+namespace pool_wait_test {
+
 using namespace gpushare::literals;
 using namespace std::chrono_literals;
 using gpushare::errc;
@@ -365,3 +367,5 @@ TEST_CASE("threads that wait for a pool and give up at random are all served, an
 }
 
 TEST_CASE("threads that wait for a pool and give up at random, for long", "[.long]") { queue_up(8, 10'000); }
+
+}  // namespace pool_wait_test

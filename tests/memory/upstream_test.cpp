@@ -18,6 +18,8 @@
 #include "support/manual_timeline.hpp"
 #include "support/upstream_answers.hpp"
 
+namespace upstream_test {
+
 using namespace gpushare::literals;
 using gpushare::as_upstream;
 using gpushare::bytes;
@@ -148,3 +150,5 @@ TEST_CASE("statistics over a pool free in stream order, too", "[memory][pool][st
     stream.reach_all();
     CHECK(pool.trim(0_B) == 0_B);
 }
+
+}  // namespace upstream_test

@@ -1,9 +1,10 @@
 // SPDX-License-Identifier: Apache-2.0
-// Any memory resource as an upstream (concepts.hpp): what adaptors refer to the memory below them by. Of one that models
-// `upstream` it is a reference; a plain one, such as a std::pmr::memory_resource, gets the answers that it lacks.
+// Any memory resource as an `upstream` (concepts.hpp), so that an adaptor can also be built on a plain one such as a
+// std::pmr::memory_resource, which gets the members that it lacks. A resource that models `upstream` is only referred
+// to.
 //
 //   auto memory = gpushare::as_upstream(*std::pmr::new_delete_resource());
-//   void* p = memory.try_allocate(4096, 256, &why);      // null instead of what it throws
+//   gpushare::failure why;    void* p = memory.try_allocate(4096, 256, &why);      // null where allocate() would throw
 #pragma once
 
 #include <cstddef>
@@ -26,12 +27,13 @@ inline namespace GPUSHARE_ABI {
 /// Why there was no memory, as far as it is known.
 struct upstream_refusal {
     failure why{};                ///< with figures, where the resource has any
-    std::exception_ptr thrown{};  ///< what a resource threw that can't say no otherwise
-    bool final = false;           ///< not for want of memory: asking again is no use
+    std::exception_ptr thrown{};  ///< what a resource without try_allocate() threw
+    bool final = false;           ///< not for lack of memory: asking again can't help
 };
 
-/// A plain resource, which must outlive it: copies refer to the same. Thread-safe if the resource is. It is asked by
-/// allocate() alone; bytes are counted as multiples of the alignment; it never closes and belongs to nobody.
+/// Refers to a plain resource, which must outlive it; copies refer to the same one. Thread-safe if the resource is.
+/// Only the resource's allocate() and deallocate() are called. Sizes are charged as multiples of the alignment; the
+/// resource never closes and has no owner.
 template <memory_resource R>
 class upstream_ref {
 public:
@@ -76,7 +78,7 @@ public:
         const bytes padded = bytes{size} + bytes{alignment - 1};
         return padded == bytes::max() ? padded : bytes{padded.count() & ~(alignment - std::uint64_t{1})};
     }
-    /// Nothing that could be known.
+    /// errc::none: a plain resource doesn't say what it can never grant.
     [[nodiscard]] static constexpr failure refuses(std::size_t /*size*/, std::size_t /*alignment*/) noexcept {
         return {};
     }
@@ -98,7 +100,7 @@ public:
     /// Refers to `of`.
     explicit upstream_ref(R& of) noexcept : resource_(&of) {}
 
-    /// Each as the resource's; see concepts.hpp.
+    /// Calls the resource's allocate(); see concepts.hpp.
     [[nodiscard]] void* allocate(std::size_t size, std::size_t alignment) const {
         return resource_->allocate(size, alignment);
     }
@@ -106,7 +108,7 @@ public:
     [[nodiscard]] void* try_allocate(std::size_t size, std::size_t alignment, failure* why) const noexcept {
         return resource_->try_allocate(size, alignment, why);
     }
-    /// The same with the reason in `r`. Final, if the resource is closed.
+    /// As try_allocate(), with the reason in `r`; `r.final` if the resource is closed.
     [[nodiscard]] void* ask(std::size_t size, std::size_t alignment, upstream_refusal& r) const noexcept {
         void* const p = resource_->try_allocate(size, alignment, &r.why);
         if (p == nullptr) r.final = r.why.code == errc::closed;
@@ -135,7 +137,7 @@ private:
     R* resource_;
 };
 
-/// `of`, which must outlive it, as an upstream.
+/// Makes an upstream of `of`, which must outlive it.
 template <memory_resource R>
 [[nodiscard]] upstream_ref<R> as_upstream(R& of) noexcept {
     return upstream_ref<R>(of);

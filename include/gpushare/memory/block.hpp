@@ -1,5 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
-// What is known of an allocation: where it is, how big, whose label; and who made it, where stack traces are asked for.
+// What is known of an allocation: its address, size, alignment and label; and who made it, where stack traces are asked
+// for.
 //
 //   blocks.insert(gpushare::block{p, 4096_B, 256, "kv-cache"});      // see block_table.hpp, statistics_resource.hpp
 #pragma once
@@ -27,7 +28,7 @@ struct block {
     std::string_view label{};   ///< what for
 };
 
-/// A block that is out, with all that is known of where it came from.
+/// A block that hasn't been freed, and where it came from.
 struct leak {
     block what{};                ///< the block
     std::string scope{};         ///< "engine/prefill": empty for the whole, and where there are no scopes

@@ -1,9 +1,9 @@
 // SPDX-License-Identifier: Apache-2.0
-// Handles instead of pointers for tenants that don't trust each other, or themselves: a handle that was freed stays
-// invalid although its address is used again, and a block answers to its owner only.
+// Handles instead of pointers, against use after free and against tenants that don't trust each other: the handle of a
+// freed block stays invalid even when its address is used again, and a block is accessible to its owner only.
 //
 //   gpushare::handle_table blocks;                                           // one per device, for all tenants
-//   gpushare::handle_resource mine{blocks, tenant_tag{1}, upstream};
+//   gpushare::handle_resource mine{blocks, gpushare::tenant_tag{1}, upstream};
 //   gpushare::block_handle h = mine.allocate(1 << 20, 256);
 //   void* p = mine.pointer(h);    mine.deallocate(h);                        // a second time: errc::unknown_block
 #pragma once
@@ -30,8 +30,8 @@
 namespace gpushare {
 inline namespace GPUSHARE_ABI {
 
-/// Refers to a block as long as that is allocated, and to nothing ever after. A default-constructed one refers to none.
-/// Means something to the table that made it, and to no other.
+/// Refers to a block until that is freed, and to nothing from then on. A default-constructed handle refers to none. A
+/// handle is valid in the table that made it only.
 struct block_handle {
     std::uint32_t slot = std::numeric_limits<std::uint32_t>::max();  ///< its place in the table
     std::uint32_t generation = 0;                                    ///< which of the blocks that had it
@@ -40,8 +40,8 @@ struct block_handle {
     friend constexpr bool operator==(block_handle, block_handle) = default;
 };
 
-/// Which handles are good, for what and for whom. Thread-safe: one mutex, held for a look at one entry. Allocates only
-/// while more blocks are out than ever before. Every slot serves 2^32 - 1 blocks and is then given up, so that no
+/// Which handles are valid, for which block and which tenant. Thread-safe: one mutex, held for one look-up. Allocates
+/// only when more blocks are out than ever before. Every slot serves 2^32 - 1 blocks and is then given up, so that no
 /// generation comes twice.
 class handle_table {
 public:
@@ -62,13 +62,14 @@ public:
         return {slot, e.generation};
     }
 
-    /// The block. unknown_block, as from the following, for a handle that isn't good, be it stale or another tenant's.
+    /// The block of a handle. unknown_block for an invalid handle: a freed block's or another tenant's. The members
+    /// below answer likewise.
     [[nodiscard]] result<block> find(tenant_tag owner, block_handle h) const noexcept {
         const std::lock_guard lock(mutex_);
         if (!good(owner, h)) return errc::unknown_block;
         return entries_[h.slot].what;
     }
-    /// The handle is good no more. Returns the block, for the caller to free.
+    /// Makes the handle invalid and returns the block, for the caller to free.
     result<block> remove(tenant_tag owner, block_handle h) noexcept {
         const std::lock_guard lock(mutex_);
         if (!good(owner, h)) return errc::unknown_block;
@@ -79,7 +80,7 @@ public:
         if (++e.generation != std::numeric_limits<std::uint32_t>::max()) e.next_vacant = std::exchange(vacant_, h.slot);
         return e.what;
     }
-    /// The block, which its owner moves: until move_to() it can neither be freed nor moved by another thread (in_flight).
+    /// Begins to move the block and returns it. Until move_to(), no other thread can free or move it (in_flight).
     result<block> begin_move(tenant_tag owner, block_handle h) noexcept {
         const std::lock_guard lock(mutex_);
         if (!good(owner, h)) return errc::unknown_block;
@@ -93,7 +94,7 @@ public:
         entries_[h.slot].moving = false;
     }
 
-    /// Handles that are good.
+    /// How many handles are valid.
     [[nodiscard]] std::size_t size() const noexcept {
         const std::lock_guard lock(mutex_);
         return size_;
@@ -121,12 +122,12 @@ private:
     std::size_t size_ = 0;
 };
 
-/// One tenant's view of an upstream through handles. Refers to both, which must outlive it. Thread-safe if the upstream
-/// is.
+/// One tenant's allocator of handles. Refers to the table and the upstream, which must outlive it. Thread-safe if the
+/// upstream is.
 template <memory_resource Upstream>
 class handle_resource {
 public:
-    /// Of `tenant`, with memory of `upstream`.
+    /// For `tenant`, with memory of `upstream`.
     handle_resource(handle_table& table, tenant_tag tenant, Upstream& upstream) noexcept
         : table_(&table), tenant_(tenant), upstream_(upstream) {}
 
@@ -139,21 +140,21 @@ public:
         return h;
     }
 
-    /// The block's address; null for a handle that isn't this tenant's, or not good any more.
+    /// The block's address; null if the handle is another tenant's or its block was freed.
     [[nodiscard]] void* pointer(block_handle h) const noexcept {
         const auto found = table_->find(tenant_, h);
         return found ? found->pointer : nullptr;
     }
-    /// unknown_block, and nothing happened, for a handle that isn't good; else what the upstream says.
+    /// Frees the block and returns what the upstream says. unknown_block, and nothing happened, for an invalid handle.
     errc deallocate(block_handle h) noexcept {
         const auto removed = table_->remove(tenant_, h);
         if (!removed) return removed.code();
         return give(upstream_, *removed);
     }
-    /// Makes the block `size` bytes big, with the same alignment: gets a new one, calls `copy(to, from, bytes)` for what
-    /// both have in common, and frees the old one. The handle stays the same, the address doesn't. Throws what
-    /// allocate() and `copy` throw, and then nothing has happened. unknown_block as in deallocate(). Meanwhile the block can
-    /// neither be freed nor resized by another thread: in_flight.
+    /// Resizes the block to `size` bytes, with the same alignment: allocates a new one, calls `copy(to, from, bytes)`
+    /// for the bytes that both have, and frees the old one. The handle stays the same, the address doesn't. Throws what
+    /// allocate() and `copy` throw, and then nothing has happened. unknown_block as in deallocate(). A thread that
+    /// frees or resizes the block meanwhile gets in_flight.
     template <std::invocable<void*, const void*, std::size_t> Copy>
     errc resize(block_handle h, std::size_t size, Copy copy) {
         const auto old = table_->begin_move(tenant_, h);

@@ -1,10 +1,10 @@
 // SPDX-License-Identifier: Apache-2.0
-// Which blocks are out, with size, alignment and label: what tells a right free from a foreign, double or
-// wrong-size one, and what a leak report is made of, stack traces included when asked. Kept outside the blocks, since device memory isn't the host's
-// to read.
+// Which blocks are out, with size, alignment and label: it tells a right free from a foreign, double or wrong-size one,
+// and makes leak reports, with stack traces where asked. The entries lie in host memory, since the host can't read
+// device memory.
 //
 //   gpushare::block_table blocks;
-//   blocks.insert(p, {4096_B, 256, "kv-cache"});
+//   blocks.insert({p, 4096_B, 256, "kv-cache"});
 //   if (blocks.remove(p, 4096_B, 256) == gpushare::errc::none) upstream.deallocate(p, 4096, 256);
 #pragma once
 
@@ -24,14 +24,14 @@
 namespace gpushare {
 inline namespace GPUSHARE_ABI {
 
-/// Thread-safe: one mutex, held for a hash-table operation.
+/// The blocks that are out. Thread-safe: one mutex, held for a hash-table operation.
 class block_table {
 public:
-    /// With `capture`, each block is entered with who allocated it: some microseconds each.
+    /// With `capture`, each block's entry has the stack trace of its allocation, which costs some microseconds.
     explicit block_table(trace_function capture = nullptr) noexcept : capture_(capture) {}
 
-    /// Throws std::bad_alloc if the host has no memory for the entry. Pointers are unique while they are
-    /// out, and none is null.
+    /// Enters a block, whose pointer is neither null nor in the table. Throws std::bad_alloc if the host has no memory
+    /// for the entry.
     void insert(const block& b) {
         const detail::captured_trace callers(capture_);
         const std::lock_guard lock(mutex_);
@@ -56,8 +56,8 @@ public:
         return errc::none;
     }
 
-    /// Forgets all blocks and returns them: what has leaked, once nobody should hold any. Throws std::bad_alloc, and then
-    /// nothing has changed.
+    /// Removes all entries and returns them: the leaks, when every block should have been freed. Throws std::bad_alloc,
+    /// and then nothing has changed.
     [[nodiscard]] std::vector<leak> take_all() {
         const std::lock_guard lock(mutex_);
         std::vector<leak> all;
@@ -68,7 +68,7 @@ public:
         return all;
     }
 
-    /// Blocks that are out.
+    /// How many blocks are out.
     [[nodiscard]] std::size_t size() const noexcept {
         const std::lock_guard lock(mutex_);
         return blocks_.size();

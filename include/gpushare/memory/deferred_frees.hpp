@@ -1,8 +1,8 @@
 // SPDX-License-Identifier: Apache-2.0
-// Frees in stream order: a block freed while kernels may still use it goes back to its resource, and its bytes to the
-// quota, once the stream has reached the point of the free, and not before.
+// Frees in stream order: while kernels may still use a freed block, it stays charged and isn't handed out again. It
+// goes back to its resource once the stream has reached the point that was recorded for the free.
 //
-//   gpushare::deferred_frees<stream::point, resource> frees{mine};
+//   gpushare::deferred_frees<stream::point, resource> frees{mine};      // mine: a resource
 //   frees.add(stream.record(), p, 4096, 256);
 //   frees.collect();      // before an allocation is refused, and whenever convenient: never blocks
 #pragma once
@@ -24,16 +24,16 @@
 namespace gpushare {
 inline namespace GPUSHARE_ABI {
 
-/// Refers to `Resource`, which must outlive it. Thread-safe; the resource is called, and points are destroyed, under no
-/// lock. Destroying it frees nothing that is still pending: drain() first.
+/// Frees that wait for streams. Refers to `Resource`, which must outlive it. Thread-safe; the resource is called, and
+/// points are destroyed, under no lock. The destructor doesn't free pending blocks: drain() first.
 template <timeline_point Point, memory_resource Resource>
 class deferred_frees {
 public:
     /// Frees into `resource`.
     explicit deferred_frees(Resource& resource) noexcept : resource_(&resource) {}
 
-    /// Frees the block once `point` is reached, and tells `note` then. If the host has no memory to remember it, waits for the
-    /// point instead.
+    /// Frees the block once `point` is reached, and calls `note` then. If the host has no memory to remember the block,
+    /// waits for the point instead.
     void add(const Point& point, void* p, std::size_t size, std::size_t alignment,
              const when_back& note = {}) noexcept {
         if (!point.reached()) {
@@ -55,7 +55,7 @@ public:
         give_back(p, size, alignment, note);
     }
 
-    /// Frees what has been reached, and returns how many blocks that were. Never blocks on a stream. Asks every pending
+    /// Frees the blocks whose points are reached, and returns how many. Never blocks on a stream. Asks every pending
     /// point once, however many are reached.
     std::size_t collect() noexcept {
         detail::fifo<entry> reached;
@@ -85,12 +85,13 @@ public:
         return static_cast<std::size_t>(count);
     }
 
-    /// How many blocks collecting has given back so far.
+    /// How many blocks have been given back so far.
     [[nodiscard]] std::uint64_t returned() const noexcept { return returned_.load(std::memory_order_acquire); }
 
-    /// Collects, and if nothing has come back since `returned()` was `seen`, waits for a block that another thread has
-    /// taken and not given back yet. True, and `seen` is up to date, if something has: worth another try. False: all
-    /// that is reached is back. Not to be called from within the resource.
+    /// For a thread whose allocation was refused. Collects; and if `returned()` is still `seen`, waits for a block that
+    /// another thread is giving back just now. True if blocks have come back since `seen`, which is brought up to date:
+    /// allocate again. False if all blocks whose points are reached are back. Not to be called from within the
+    /// resource.
     bool settle(std::uint64_t& seen) noexcept {
         collect();
         while (returned() == seen) {
@@ -126,7 +127,7 @@ public:
         return true;
     }
 
-    /// Bytes that were freed and aren't reached.
+    /// Bytes of blocks that were freed and whose points aren't reached.
     [[nodiscard]] bytes pending() const noexcept {
         const std::lock_guard lock(mutex_);
         return bytes_;

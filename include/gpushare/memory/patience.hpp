@@ -21,7 +21,7 @@ struct patience {
     instant deadline = never;  ///< when to give up
     std::stop_token stop{};    ///< gives up when a stop is requested
 };
-/// For as long as it takes.
+/// Waits without limit.
 template <class Clock>
 patience(Clock) -> patience<Clock>;
 /// Until a deadline.

@@ -1,12 +1,12 @@
 // SPDX-License-Identifier: Apache-2.0
-// One worker's handle to a pool: allocates and frees without the pool's lock as long as what it has freed fits what it
-// asks for. Made by the pool; may be made for a stream, and then frees in stream order.
+// One worker's cache of a pool. It allocates and frees without the pool's lock as long as blocks that were freed here
+// fit the requests. A pool makes it; made for a stream, it frees in stream order.
 //
 //   auto cache = pool.make_cache(stream);
 //   void* p = cache.allocate(4096, 256);
 //   launch(stream, p);
 //   cache.deallocate(p, 4096, 256);            // at once; the next allocation here may be the same block
-//   void* q = cache.allocate(4096, 256);       // no point was recorded for that
+//   void* q = cache.allocate(4096, 256);       // no point had to be recorded
 #pragma once
 
 #include <atomic>
@@ -25,19 +25,20 @@
 namespace gpushare {
 inline namespace GPUSHARE_ABI {
 
-/// The handle belongs to one worker: its calls must not overlap. The pool takes what it keeps back whenever another
-/// user of the pool would be refused or the pool would have to grow, also while the worker sleeps. Blocks may be
-/// allocated and freed through different handles, and through the pool. The pool must outlive it.
+/// A worker's cache of a pool. Belongs to one worker: calls that overlap wait for each other, and on a stream they must
+/// not overlap. Whenever the pool would refuse another user or have to grow, it takes back the blocks that are kept here,
+/// also while the worker sleeps. A block may be freed through another cache than it was allocated from, or through the
+/// pool. The pool must outlive the cache.
 ///
-/// On a stream, what is freed here is recorded late: when somebody else needs it, one point for all. It becomes free
-/// elsewhere when the stream has done what was enqueued up to then; flush() records at once.
+/// On a stream, a free records no point. One point is recorded for all blocks kept here when another user needs them,
+/// and they are free elsewhere once the stream has reached it; flush() records it at once.
 template <class Pool>
 class pool_cache {
 public:
     using point = typename Pool::point;  ///< of its stream
 
     pool_cache(pool_cache&&) noexcept = default;
-    /// What this one kept goes back with the other.
+    /// Blocks that this cache kept go back to the pool with `other`.
     pool_cache& operator=(pool_cache&& other) noexcept {
         std::swap(pool_, other.pool_);
         std::swap(worker_, other.worker_);
@@ -54,10 +55,10 @@ public:
     }
     /// See pool_resource::try_allocate.
     [[nodiscard]] void* try_allocate(std::size_t size, std::size_t alignment = alignof(std::max_align_t),
-                                     failure* why = nullptr) noexcept {
-        if (void* const p = from_bin(size, alignment)) return p;
+                                     failure* why = nullptr, std::string_view label = {}) noexcept {
+        if (void* const p = from_bin(size, alignment, label)) return p;
         typename Pool::refusal r;
-        void* const p = pool_->obtain(size, alignment, r, worker_.get());
+        void* const p = pool_->obtain(size, alignment, r, worker_.get(), label);
         if (p == nullptr && why != nullptr) *why = r.why;
         return p;
     }
@@ -70,14 +71,14 @@ public:
     /// See pool_resource::try_allocate_until.
     template <class Patience>
     [[nodiscard]] void* try_allocate_until(std::size_t size, std::size_t alignment, const Patience& until,
-                                           failure* why = nullptr) noexcept {
-        if (void* const p = from_bin(size, alignment)) return p;
+                                           failure* why = nullptr, std::string_view label = {}) noexcept {
+        if (void* const p = from_bin(size, alignment, label)) return p;
         typename Pool::refusal r;
-        void* const p = pool_->obtain_until(size, alignment, until, r, worker_.get());
+        void* const p = pool_->obtain_until(size, alignment, until, r, worker_.get(), label);
         if (p == nullptr && why != nullptr) *why = r.why;
         return p;
     }
-    /// See pool_resource::deallocate. On a stream: free here at once, elsewhere in stream order.
+    /// See pool_resource::deallocate. On a stream the block is free here at once, elsewhere in stream order.
     errc deallocate(void* p, std::size_t size, std::size_t alignment = alignof(std::max_align_t)) noexcept {
         if (p == nullptr) return errc::none;
         const auto freed = worker_->bins.put(pool_->store_.index(), p, size, alignment);
@@ -86,7 +87,7 @@ public:
         return freed.why;
     }
 
-    /// See pool_resource::deallocate_after: nothing of this cache's stream.
+    /// See pool_resource::deallocate_after: this cache's stream plays no part.
     errc deallocate_after(const point& used, void* p, std::size_t size,
                           std::size_t alignment = alignof(std::max_align_t)) noexcept {
         return pool_->deallocate_after(used, p, size, alignment);
@@ -104,13 +105,14 @@ public:
     [[nodiscard]] std::string_view owner() const noexcept { return pool_->owner(); }     ///< See pool_resource.
     [[nodiscard]] close_token closing() const noexcept { return pool_->closing(); }      ///< The pool's.
 
-    /// Gives all that is kept here back to the pool, on a stream behind one point recorded now.
+    /// Gives all blocks that are kept here back to the pool; on a stream, one point is recorded for them now.
     void flush() noexcept { pool_->store_.flush(*worker_); }
 
-    /// While one exists, no point is recorded on the stream, because it is being captured. Memory freed here waits.
+    /// While a pause exists, no point is recorded on the stream, because it is being captured. Blocks freed here stay
+    /// here meanwhile.
     class [[nodiscard]] pause {
     public:
-        /// Waits for those who record.
+        /// Waits until no thread is recording a point.
         explicit pause(pool_cache& cache) noexcept : cache_(cache) { cache.pool_->store_.pause(*cache.worker_); }
         pause(const pause&) = delete;
         pause& operator=(const pause&) = delete;
@@ -119,6 +121,12 @@ public:
     private:
         pool_cache& cache_;
     };
+
+    /// As try_allocate, but only what is kept here.
+    [[nodiscard]] void* try_allocate_kept(std::size_t size, std::size_t alignment,
+                                          std::string_view label = {}) noexcept {
+        return from_bin(size, alignment, label);
+    }
 
 private:
     friend Pool;
@@ -137,15 +145,12 @@ private:
                    : classes::smallest(classes::covering(granules)) * detail::pool_granule;
     }
 
-    [[nodiscard]] void* from_bin(std::size_t size, std::size_t alignment) noexcept {
+    [[nodiscard]] void* from_bin(std::size_t size, std::size_t alignment, std::string_view label = {}) noexcept {
         if (size > detail::pool_bins::largest * detail::pool_granule || !detail::pool_tag::power_of_two(alignment))
             return nullptr;
         detail::pool_block* const b =
             worker_->bins.take(detail::whole_granules(size) / detail::pool_granule, alignment, size);
-        if (b == nullptr) return nullptr;
-        b->tag.store(detail::pool_tag::live(b->begin, size, alignment),
-                     std::memory_order_relaxed);  // see pool_resource::out
-        return b->begin;
+        return b == nullptr ? nullptr : b->hand_out(size, alignment, label);
     }
 
     Pool* pool_;

@@ -2,17 +2,17 @@
 // A pool over any upstream: takes memory in segments and hands it out in blocks of any size, in constant time and
 // without touching it. Over a quota_resource the quota counts what the pool holds.
 //
-//   gpushare::pool_resource pool{mine};                       // mine: a quota_resource
+//   gpushare::pool_resource<resource, stream::point> pool{mine};    // or pool_resource pool{mine}, without streams
 //   void* p = pool.allocate(1 << 20, 256);                    // any thread
 //   auto cache = pool.make_cache();                           // one worker: faster
 //   auto ordered = pool.make_cache(stream);                   // one worker's stream: frees in stream order
 //   pool.deallocate(p, 1 << 20, 256);    pool.trim(0_B);
 //   void* q = pool.allocate_until(1 << 20, 256, until);       // waits: include pool_wait.hpp
 //
-// Before a request is refused, all workers' caches are emptied, what streams have reached is collected, segments in
-// which nothing is go back to the upstream, and the upstream is asked again for exactly what is needed. It grows by
-// segments, never by a factor, and only if neither what is free nor what streams have reached suffices, nor what caches
-// keep beyond pool_options::kept.
+// Before the pool refuses a request, it empties all workers' caches, collects the frees that streams have reached,
+// gives empty segments back to the upstream, and asks the upstream for exactly what is needed. It grows by one segment
+// at a time. It grows only when free blocks, frees that streams have reached, and what caches keep beyond
+// pool_options::kept don't suffice.
 #pragma once
 
 #include <algorithm>
@@ -23,12 +23,14 @@
 #include <optional>
 #include <string_view>
 #include <type_traits>
+#include <vector>
 
 #include <gpushare/closing.hpp>
 #include <gpushare/concepts.hpp>
 #include <gpushare/config.hpp>
 #include <gpushare/error.hpp>
 #include <gpushare/memory/as_upstream.hpp>
+#include <gpushare/memory/block.hpp>
 #include <gpushare/memory/detail/pool_store.hpp>
 #include <gpushare/memory/pool_cache.hpp>
 #include <gpushare/memory/pool_usage.hpp>
@@ -39,17 +41,18 @@ inline namespace GPUSHARE_ABI {
 
 /// Options of a pool_resource.
 struct pool_options {
-    bytes segment = 32_MiB;  ///< what the upstream is asked for at once; bigger requests are asked for as they are
-    bytes kept = 128_MiB;    ///< the pool grows rather than empty caches that keep less each: what speed may cost
+    bytes segment = 32_MiB;  ///< bytes asked of the upstream at a time; for a bigger request, its own size
+    bytes kept = 128_MiB;    ///< a cache keeping less than this isn't emptied while the pool can grow
+    std::uint32_t part = 0;  ///< a segment is at most one part in so many of what the upstream has left; 0: as above
 };
 
-/// Refers to `Upstream`, which must outlive it and must not allocate from the pool; it is called under no lock. All
-/// members are safe from any thread. `Point` is what the streams of its caches record. What it knows of its blocks is kept on the host:
-/// about 200 bytes a block, free ones included.
+/// A pool over an upstream. Refers to `Upstream`, which must outlive it and must not allocate from the pool; it is
+/// called under no lock. All members are safe from any thread. `Point` is what the streams of its caches record. Its
+/// bookkeeping takes about 200 bytes of host memory a block, free ones included.
 template <memory_resource Upstream, timeline_point Point = immediate_point>
 class pool_resource {
 public:
-    using point = Point;                      ///< of the streams of its caches
+    using point = Point;                      ///< what its caches' streams record
     using cache = pool_cache<pool_resource>;  ///< see make_cache()
 
     /// Takes nothing yet. Throws std::bad_alloc.
@@ -59,8 +62,8 @@ public:
     }
     pool_resource(const pool_resource&) = delete;
     pool_resource& operator=(const pool_resource&) = delete;
-    /// Waits for what was freed on streams (drain() first bounds that), then gives everything back, blocks that are
-    /// still out included. Its caches must be gone.
+    /// Waits until streams have reached all frees, then gives everything back, blocks that are still out included. Call
+    /// drain() first to bound the wait. Its caches must be gone.
     ~pool_resource() {
         closes_.reset();
         if (detached_.load(std::memory_order_relaxed)) return;  // by the close that has just been waited for
@@ -79,17 +82,19 @@ public:
     [[nodiscard]] void* allocate(std::size_t size, std::size_t alignment = alignof(std::max_align_t)) {
         return obtain_or_throw(size, alignment);
     }
-    /// Null where `allocate` would throw; `why`, if given, gets the reason with its figures.
+    /// Null where `allocate` would throw; `why`, if given, gets the reason with its figures. `label` is for take_back(), and
+    /// must outlive the block.
     [[nodiscard]] void* try_allocate(std::size_t size, std::size_t alignment = alignof(std::max_align_t),
-                                     failure* why = nullptr) noexcept {
+                                     failure* why = nullptr, std::string_view label = {}) noexcept {
         refusal r;
-        void* const p = obtain(size, alignment, r, nullptr);
+        void* const p = obtain(size, alignment, r, nullptr, label);
         if (p == nullptr && why != nullptr) *why = r.why;
         return p;
     }
-    /// As allocate, but waits for memory as long as `until` has it, first come first served: a patience, see
-    /// pool_wait.hpp. deadline_exceeded or stopped then, with the figures of the last refusal. A request that the
-    /// upstream's limit rules out, and what isn't for want of memory, is refused at once.
+    /// As allocate, but waits for memory, first come first served, until the deadline or stop request of `until`, a
+    /// patience (include pool_wait.hpp). Then it throws deadline_exceeded or stopped, with the figures of the last
+    /// refusal. Throws at once if the request is beyond the upstream's limit, or is refused for another reason than
+    /// lack of memory.
     template <class Patience>
     [[nodiscard]] void* allocate_until(std::size_t size, std::size_t alignment, const Patience& until) {
         return obtain_until_or_throw(size, alignment, until);
@@ -97,26 +102,27 @@ public:
     /// Null where allocate_until would throw.
     template <class Patience>
     [[nodiscard]] void* try_allocate_until(std::size_t size, std::size_t alignment, const Patience& until,
-                                           failure* why = nullptr) noexcept {
+                                           failure* why = nullptr, std::string_view label = {}) noexcept {
         refusal r;
-        void* const p = obtain_until(size, alignment, until, r, nullptr);
+        void* const p = obtain_until(size, alignment, until, r, nullptr, label);
         if (p == nullptr && why != nullptr) *why = r.why;
         return p;
     }
-    /// As try_allocate, but only what the pool holds and nobody caches: calls neither the upstream nor a stream. For
-    /// code that must not, such as one that is being captured.
+    /// As try_allocate, but takes only from what the pool holds outside of caches, and calls neither the upstream nor a
+    /// stream. For code that must not call them, as while a stream is being captured.
     [[nodiscard]] void* try_allocate_held(std::size_t size, std::size_t alignment) noexcept {
         if (detail::pool_tag::check(size, alignment) != errc::none || waiting() != 0) return nullptr;
         const auto whole = detail::whole_granules(size);
-        return out(store_.take({whole, whole, alignment, size}), size, alignment);
+        auto* const b = store_.take({whole, whole, alignment, size});
+        return b == nullptr ? nullptr : out(*b, size, alignment, {});
     }
 
-    /// Free for everybody at once: all work that uses the block is done. unknown_block or wrong_size, changing nothing,
-    /// if the block isn't out or was allocated otherwise. Null is ignored.
+    /// Frees the block for everybody at once: all work that uses it must be done. unknown_block or wrong_size, changing
+    /// nothing, if the block isn't out or has another size or alignment. Null is ignored.
     errc deallocate(void* p, std::size_t size, std::size_t alignment = alignof(std::max_align_t)) noexcept {
         return p == nullptr ? errc::none : store_.free(p, size, alignment);
     }
-    /// As deallocate, but for a block that work before `used` may still use: free once that is reached.
+    /// As deallocate, but work before `used` may still use the block: it is free once that point is reached.
     errc deallocate_after(const Point& used, void* p, std::size_t size,
                           std::size_t alignment = alignof(std::max_align_t)) noexcept {
         return p == nullptr ? errc::none : store_.free_after(used, p, size, alignment);
@@ -124,26 +130,39 @@ public:
 
     /// A cache for one worker. Throws std::bad_alloc.
     [[nodiscard]] cache make_cache() { return cache(*this); }
-    /// A cache for one stream: what is freed there can be had there again at once, and elsewhere when the stream has
-    /// got there. `stream` must outlive it, and record() must be safe from any thread. Throws std::bad_alloc.
+    /// A cache for one stream: a block freed there can be allocated there again at once, and elsewhere once the stream
+    /// has reached the free. `stream` must outlive the cache, and record() must be safe from any thread. Throws
+    /// std::bad_alloc.
     template <timeline Stream>
     requires std::is_same_v<typename Stream::point, Point>
     [[nodiscard]] cache make_cache(Stream& stream) {
         return cache(*this, &stream, [](void* s) { return static_cast<Stream*>(s)->record(); });
     }
 
-    /// Empties all caches and gives back segments in which nothing is, until at most `target` is held. Returns what is.
+    /// Empties all caches and gives back empty segments until the pool holds at most `target`. Returns what it holds
+    /// then.
     bytes trim(bytes target) noexcept {
         store_.reclaim();
         return_empty(target.count());
         return usage().reserved;
     }
-    /// Waits until `deadline` for what was freed on streams. False if some of it is left.
+    /// Collects what streams have reached, empties all caches and gives back segments in which nothing is, until `wanted` bytes are
+    /// back or there are no more. Returns how many are.
+    bytes give_back(bytes wanted) noexcept {
+        store_.reclaim();
+        return return_empty((bytes{store_.held()} - wanted).count()).size;
+    }
+    /// Takes back what streams have reached.
+    void collect() noexcept { store_.collect(); }
+    /// Until something that was freed on a stream is reached, or until `deadline`; false, at once, if nothing was.
+    bool wait_any(instant deadline) { return store_.wait_any(deadline); }
+    /// Waits until streams have reached all frees. False if some are left at `deadline`.
     bool drain(instant deadline) { return store_.drain(deadline); }
 
-    /// From now on everything is refused with errc::closed; what is free goes back to the upstream, what streams use first.
-    /// False if they haven't got there at the deadline: call it again. What is out then stays the upstream's, which is
-    /// closing: the pool doesn't touch it any more. Called when the upstream closes; private pools close before.
+    /// From now on everything is refused with errc::closed. Waits for blocks that were freed on streams, and gives what
+    /// is free back to the upstream. False if a stream hasn't reached a free by the deadline: call it again. Blocks
+    /// that are still out are left to the upstream; the pool doesn't touch them any more. Called when the upstream
+    /// closes. Private pools over it close first.
     bool close(instant deadline) {
         const bool above = closing_.close(deadline);
         store_.close();
@@ -153,25 +172,34 @@ public:
         detached_.store(true, std::memory_order_relaxed);
         return true;
     }
-    /// For what keeps memory of the pool.
+    /// From now on every allocation is refused with errc::closed; what is out is freed as before.
+    void stop() noexcept { store_.stop(); }
+    /// After stop(): takes back what is out, and enters it into `found`. Nothing may use it any more. False: a call overlaps, and
+    /// what it holds is seen by another take_back(). Throws std::bad_alloc, and then nothing was taken back.
+    [[nodiscard]] bool take_back(std::vector<leak>& found) { return store_.take_back(found); }
+    /// For resources that keep memory of the pool: tells them when it closes.
     [[nodiscard]] close_token closing() const noexcept { return closing_.token(); }
 
     /// A reading; see pool_usage.
     [[nodiscard]] pool_usage usage() const noexcept { return store_.usage(); }
-    /// The largest block, at a multiple of 256 bytes, that is free here or, where it can tell, with the upstream. There may
-    /// be a larger one when caches and segments are emptied.
+    /// In segments in which nothing is: what trim() gives back without emptying a cache.
+    [[nodiscard]] bytes empty() const noexcept { return bytes{store_.empty_bytes()}; }
+    /// Freed on streams that haven't got there.
+    [[nodiscard]] bytes pending() const noexcept { return bytes{store_.pending()}; }
+    /// The largest free block at a multiple of 256 bytes, here or, where it can tell, in the upstream. Emptying caches
+    /// and segments may make a larger one.
     [[nodiscard]] bytes largest_free() const noexcept {
         const bytes above = upstream_.largest_free();
         return std::max(usage().largest_free,
                         above == bytes::max() ? bytes{} : above - above % bytes{detail::pool_granule});
     }
-    /// Threads that wait.
+    /// How many threads wait for memory.
     [[nodiscard]] std::size_t waiting() const noexcept { return store_.waiting(); }
-    /// What it was made over.
+    /// The resource that the pool is over.
     [[nodiscard]] Upstream& upstream() const noexcept { return upstream_.resource(); }
-    /// Whoever the upstream says that the memory is charged to.
+    /// The upstream's owner: whom the memory is charged to.
     [[nodiscard]] std::string_view owner() const noexcept { return upstream_.owner(); }
-    /// Why such a block can never be had, whatever is freed; errc::none if it could be.
+    /// Why such a request can never be granted, whatever is freed; errc::none if it could be.
     [[nodiscard]] failure refuses(std::size_t size, std::size_t alignment) const noexcept {
         if (const errc why = detail::pool_tag::check(size, alignment); why != errc::none)
             return {.code = why, .asked = size};
@@ -179,14 +207,14 @@ public:
         return impossible({least, least, alignment, size});
     }
 
-    /// What a request takes of the pool, bytes::max() if none can. A cache may take an eighth more.
+    /// Bytes of the pool that a request takes; bytes::max() if it can't be granted. A cache may take an eighth more.
     [[nodiscard]] static constexpr bytes charged(std::size_t size, std::size_t alignment) noexcept {
         return detail::pool_tag::check(size, alignment) == errc::none ? bytes{detail::whole_granules(size)}
                                                                       : bytes::max();
     }
     /// The tenant's view of the memory, where the upstream has one.
     [[nodiscard]] bytes capacity() const noexcept requires memory<Upstream> { return upstream_.resource().capacity(); }
-    /// The same.
+    /// The upstream's.
     [[nodiscard]] bytes taken_by_others() const noexcept requires memory<Upstream> {
         return upstream_.resource().taken_by_others();
     }
@@ -228,7 +256,7 @@ private:
     // What a worker gets is rounded to its bins, unless that is what it would be refused for. While somebody
     // waits, only who came first gets anything.
     [[nodiscard]] void* obtain(std::size_t size, std::size_t alignment, refusal& r, worker* own,
-                               bool waits = false) noexcept {
+                               std::string_view label = {}, bool waits = false) noexcept {
         if (const errc why = detail::pool_tag::check(size, alignment); why != errc::none) {
             r.why = {.code = why, .asked = size};
             r.final = true;
@@ -243,12 +271,12 @@ private:
         detail::pool_block* b = own == nullptr ? nullptr : store_.take_from_depot(request, *own);
         if (b == nullptr) b = store_.take(request);
         if (b == nullptr) b = obtain_slowly(request, r, own);
-        return out(b, size, alignment);
+        return b == nullptr ? nullptr : out(*b, size, alignment, label);
     }
     template <class Patience>
     [[nodiscard]] void* obtain_until(std::size_t size, std::size_t alignment, const Patience& until, refusal& r,
-                                     worker* own) noexcept {
-        if (void* const p = obtain(size, alignment, r, own); p != nullptr || r.final) return p;
+                                     worker* own, std::string_view label = {}) noexcept {
+        if (void* const p = obtain(size, alignment, r, own, label); p != nullptr || r.final) return p;
         for (detail::pool_waiter<Point> waiter(store_);;) {
             const errc over = waiter.wait(until);
             if (over != errc::none) {
@@ -257,15 +285,13 @@ private:
                 r.why.asked = size;
                 return nullptr;
             }
-            if (void* const p = obtain(size, alignment, r, own, true); p != nullptr || r.final) return p;
+            if (void* const p = obtain(size, alignment, r, own, label, true); p != nullptr || r.final) return p;
         }
     }
-    [[nodiscard]] static void* out(detail::pool_block* b, std::size_t size, std::size_t alignment) noexcept {
-        if (b == nullptr) return nullptr;
-        b->bin = detail::bin_layout::of(b->size / detail::pool_granule);
-        // Relaxed: whoever frees the block has had the pointer handed over from here.
-        b->tag.store(detail::pool_tag::live(b->begin, size, alignment), std::memory_order_relaxed);
-        return b->begin;
+    [[nodiscard]] static void* out(detail::pool_block& b, std::size_t size, std::size_t alignment,
+                                   std::string_view label) noexcept {
+        b.bin = static_cast<std::uint16_t>(detail::bin_layout::of(b.size / detail::pool_granule));
+        return b.hand_out(size, alignment, label);
     }
 
     [[gnu::noinline]] detail::pool_block* obtain_slowly(const detail::pool_request& request, refusal& r,
@@ -275,8 +301,8 @@ private:
             r.final = true;
             return nullptr;
         }
-        const auto segment = detail::whole_granules(options_.segment.count());
-        const auto grow_by_segment = [&] {
+        const auto grow_by_segment = [&]() -> detail::pool_block* {
+            const auto segment = segment_size();
             return segment > request.size ? grow(segment, request.size, request, r) : nullptr;
         };
         for (;;) {
@@ -288,7 +314,7 @@ private:
             if (detail::pool_block* const b = store_.reclaim_and_take(request, own)) return b;
             if (!early)
                 if (detail::pool_block* const b = grow_by_segment()) return b;
-            seen += return_empty(0);
+            seen += return_empty(0).count;
             if (detail::pool_block* const b = grow(request.least, request.least, request, r)) return b;
             // Each further round means that another thread has got memory from the upstream or given it some.
             if (const auto [b, again] = store_.settle_and_take(request, own, seen); b != nullptr || !again) {
@@ -297,14 +323,19 @@ private:
             }
         }
     }
+    [[nodiscard]] std::uint64_t segment_size() const noexcept {
+        bytes size = options_.segment;
+        if (options_.part != 0) size = std::min(size, upstream_.largest_free() / options_.part);
+        return detail::whole_granules(size.count());
+    }
     // Neither the upstream nor what is held could ever give it.
     [[nodiscard]] failure impossible(const detail::pool_request& request) const noexcept {
-        if (store_.closed()) return {.code = errc::closed, .asked = request.asked};
+        if (store_.stopped()) return {.code = errc::closed, .asked = request.asked};
         if (store_.could_hold(request)) return {};
         return upstream_.refuses(request.least, std::max(request.alignment, detail::pool_granule));
     }
     [[nodiscard]] failure explain(const detail::pool_request& request) const noexcept {
-        if (store_.closed()) return {.code = errc::closed, .asked = request.asked};
+        if (store_.stopped()) return {.code = errc::closed, .asked = request.asked};
         const auto u = usage();
         return {errc::out_of_memory, request.least, u.free().count(), u.reserved.count()};
     }
@@ -315,7 +346,8 @@ private:
         const auto alignment = std::max(request.alignment, detail::pool_granule);
         if (const bytes takes = upstream_.charged(range, alignment); takes != bytes::max())
             range = std::max(range, takes.count() & ~std::uint64_t{detail::pool_granule - 1});
-        store_.begin_move();
+        detail::pool_move move;
+        store_.begin_move(move);
         detail::pool_block* b = nullptr;
         if (void* const p = from_upstream(range, alignment, r)) {
             try {
@@ -324,7 +356,7 @@ private:
             }
             if (b == nullptr) upstream_.deallocate(p, range, alignment);
         }
-        store_.end_move(b != nullptr);
+        store_.end_move(move, b != nullptr);
         return b;
     }
     [[nodiscard]] void* from_upstream(std::size_t size, std::size_t alignment, refusal& r) noexcept {
@@ -335,14 +367,21 @@ private:
             r.final = true;
         return p;
     }
-    // Gives back segments in which nothing is while more than `target` bytes are held. Returns how many.
-    std::uint64_t return_empty(std::uint64_t target) noexcept {
-        std::uint64_t returned = 0;
-        for (auto s = store_.remove_empty(target); s.begin != nullptr; s = store_.remove_empty(target), ++returned) {
+    struct returned {
+        std::uint64_t count = 0;
+        bytes size{};
+    };
+    // Gives back segments in which nothing is while more than `target` bytes are held.
+    returned return_empty(std::uint64_t target) noexcept {
+        returned all;
+        detail::pool_move move;
+        for (auto s = store_.remove_empty(move, target); s.begin != nullptr; s = store_.remove_empty(move, target)) {
             upstream_.deallocate(s.begin, s.size, s.alignment);
-            store_.end_move(true);
+            store_.end_move(move, true);
+            ++all.count;
+            all.size += bytes{s.size};
         }
-        return returned;
+        return all;
     }
 
     upstream_ref<Upstream> upstream_;

@@ -6,6 +6,7 @@
 #pragma once
 
 #include <cstddef>
+#include <cstdint>
 
 #include <gpushare/config.hpp>
 #include <gpushare/units.hpp>
@@ -13,22 +14,26 @@
 namespace gpushare {
 inline namespace GPUSHARE_ABI {
 
-/// A reading of a pool. `requested` is exact while no call is under way, the rest always.
+/// A reading of a pool. `requested` and the counts are exact while no call is under way, the rest always.
 struct pool_usage {
     bytes reserved{};          ///< held from the upstream: what a quota below the pool counts
     bytes used{};              ///< in blocks that are out
-    bytes requested{};         ///< what these were asked for: the rest of `used` is rounding
-    bytes cached{};            ///< freed, with workers who may use it again
-    bytes pending{};           ///< freed on streams that haven't got there
+    bytes requested{};         ///< of these, what the callers asked for; the rest is rounding
+    bytes cached{};            ///< freed, and kept in caches
+    bytes pending{};           ///< freed on streams that haven't reached the free
     bytes largest_free{};      ///< the largest block that can be had without emptying a cache or asking the upstream
     bytes peak_reserved{};     ///< the most that was ever held
     std::size_t segments = 0;  ///< ranges that are held
 
-    /// In no block, no cache and on no stream.
+    bytes allocated{};              ///< of all allocations so far, as asked for
+    std::uint64_t allocations = 0;  ///< so far
+    std::uint64_t frees = 0;        ///< so far
+
+    /// Held, but in no block, in no cache, and not waiting for a stream.
     [[nodiscard]] constexpr bytes free() const noexcept { return reserved - used - cached - pending; }
-    /// Part of what is used that nobody asked for, 0 to 1.
+    /// The part of `used` that is rounding, 0 to 1.
     [[nodiscard]] constexpr double internal_fragmentation() const noexcept { return missing(requested, used); }
-    /// Part of what is free that the largest request can't have, 0 to 1.
+    /// The part of free() that lies outside of the largest free block, 0 to 1.
     [[nodiscard]] constexpr double external_fragmentation() const noexcept { return missing(largest_free, free()); }
 
 private:

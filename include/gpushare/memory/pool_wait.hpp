@@ -3,13 +3,13 @@
 //
 //   const gpushare::patience until{node.get_clock(), node.get_clock().now() + 50ms, stop};
 //   void* p = pool.allocate_until(512 << 20, 256, until);     // throws memory_error: deadline_exceeded, stopped, ...
-//   void* q = cache.try_allocate_until(4096, 256, until, &why);
+//   gpushare::failure why;    void* q = cache.try_allocate_until(4096, 256, until, &why);
 //
-// Whoever waits is told of blocks that are freed, by any worker: while somebody waits, caches keep nothing, and who comes
-// later and doesn't wait is refused, so that a big request isn't starved by small ones. The first of them waits for the
-// streams on which blocks were freed, and asks the upstream again every two milliseconds, which tells nobody when it
-// has got memory back: each time counts as a refusal there, and asks the hooks of a quota below (quota_hook.hpp). It has
-// no place in that quota's queue. There is no thread but those that wait.
+// While a thread waits, caches keep nothing, every free wakes the first in line, and a later request that doesn't wait
+// is refused. So small requests don't starve a big one. The first in line also waits for the streams on which blocks
+// were freed, and asks the upstream again every two milliseconds, because an upstream doesn't tell when it has memory
+// again. Each time counts as a refusal there, and asks the hooks of a quota below (quota_hook.hpp). The pool's waiters
+// have no place in the quota's own queue. No thread is made for any of this.
 #pragma once
 
 #include <algorithm>

@@ -1,6 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
-// Memory for a captured graph. While a stream is captured nothing may be asked of the device, and what the graph uses
-// must stay its own for as long as it may be launched: so it is set aside before, and goes back when the graph is gone.
+// Memory for a captured graph. A capturing stream must not ask the device for memory, and what the graph uses must stay
+// its own as long as the graph may be launched. So the memory is set aside before the capture and goes back after the
+// graph.
 //
 //   gpushare::private_pool graph_memory{pool, 64_MiB};
 //   {
@@ -31,7 +32,7 @@
 namespace gpushare {
 inline namespace GPUSHARE_ABI {
 
-/// A pool that can give what it holds without asking anybody.
+/// A pool with try_allocate_held(), which asks neither an upstream nor a stream.
 template <class P>
 concept holding_resource = upstream<P> && requires(P& p, std::size_t size, std::size_t alignment) {
     // clang-format off
@@ -39,8 +40,8 @@ concept holding_resource = upstream<P> && requires(P& p, std::size_t size, std::
     // clang-format on
 };
 
-/// Refers to `Pool`, which must outlive it. Thread-safe. A free is in the order of the capture: the block may be the
-/// next allocation here.
+/// Memory of a pool that is set aside for a captured graph. Refers to `Pool`, which must outlive it. Thread-safe. Frees
+/// are in the order of the captured work: the next allocation here may return the freed block.
 template <holding_resource Pool>
 class private_pool {
 public:
@@ -57,7 +58,7 @@ public:
     }
     private_pool(const private_pool&) = delete;
     private_pool& operator=(const private_pool&) = delete;
-    /// Everything goes back to the pool, blocks that are still out included: the graph is gone.
+    /// Gives everything back to the pool, blocks that are still out included. The graph must be gone.
     ~private_pool() {
         closes_.reset();
         close();
@@ -83,9 +84,7 @@ public:
                 *why = {code == errc::none ? errc::out_of_memory : code, size, fit_.free_bytes(), reserved_};
             return nullptr;
         }
-        b->tag.store(detail::pool_tag::live(b->begin, size, alignment),
-                     std::memory_order_relaxed);  // read under the lock
-        return b->begin;
+        return b->hand_out(size, alignment, {});
     }
     /// unknown_block or wrong_size, changing nothing, as pool_resource::deallocate. Null is ignored.
     errc deallocate(void* p, std::size_t size, std::size_t alignment = alignof(std::max_align_t)) noexcept {
@@ -97,8 +96,8 @@ public:
         return freed.why;
     }
 
-    /// From now on everything is refused with errc::closed, and all goes back to the pool, blocks that are out included.
-    /// Called when the pool closes: no graph that uses them may be launched any more.
+    /// From now on everything is refused with errc::closed. All memory goes back to the pool, blocks that are out
+    /// included, so no graph that uses them may be launched any more. Called when the pool closes.
     void close() noexcept {
         const std::lock_guard lock(mutex_);
         closed_ = true;
@@ -117,17 +116,17 @@ public:
     [[nodiscard]] std::string_view owner() const noexcept { return pool_->owner(); }  ///< See pool_resource.
     [[nodiscard]] close_token closing() const noexcept { return pool_->closing(); }   ///< The pool's.
 
-    /// Set aside, used or not.
+    /// Bytes that are set aside, used or not.
     [[nodiscard]] bytes reserved() const noexcept {
         const std::lock_guard lock(mutex_);
         return bytes{reserved_};
     }
-    /// In blocks that are out.
+    /// Bytes in blocks that are out.
     [[nodiscard]] bytes used() const noexcept {
         const std::lock_guard lock(mutex_);
         return bytes{reserved_ - fit_.free_bytes()};
     }
-    /// The largest block, at a multiple of 256 bytes, of what was set aside.
+    /// The largest free block, at a multiple of 256 bytes, in what was set aside.
     [[nodiscard]] bytes largest_free() const noexcept {
         const std::lock_guard lock(mutex_);
         return bytes{fit_.largest_free()};

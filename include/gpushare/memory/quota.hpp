@@ -1,24 +1,25 @@
 // SPDX-License-Identifier: Apache-2.0
-// A quota: how many bytes may be in use at once, exact to the byte under any concurrency. Quotas form a tree: a
-// child's guaranteed bytes are set aside in its parent when it is made, its burst is lent by the parent while it is
-// needed. It counts bytes and knows no memory; quota_resource ties it to an allocator.
+// A quota: how many bytes may be in use at once, exact to the byte under any concurrency. Quotas form a tree. A child's
+// guaranteed bytes are set aside in its parent when the child is made; its burst is lent by the parent while the parent
+// has it free. A quota only counts; quota_resource ties it to an allocator.
 //
 //   gpushare::quota device{80_GiB};
 //   gpushare::quota chat{device, 20_GiB, 4_GiB};        // 20 GiB whatever others do, 4 more while they are free
 //   if (chat.try_charge(512_MiB) == gpushare::errc::none) { ...; chat.release(512_MiB); }
 //
-// How it is exact. What is still free, not what is used, lies in one atomic word, so a single compare-and-swap
-// decides a charge, even beside a resize. Only when the word holds too little does a charge take the mutex of the tree,
-// freeze the word and ask the parent for the difference.
+// Why it is exact. One atomic word holds what is still free, not what is used, so a single compare-and-swap decides a
+// charge, even beside a resize. Only when the word holds too little does a charge take the mutex of the tree, freeze
+// the word and ask the parent for the difference.
 //
-// How it is fast at any depth. A loan stays with the child when its bytes are released, so the next charge there is
-// one compare-and-swap again, however many levels lie above. Before anybody is refused or a peak is raised, loans that
-// nobody uses are gathered: all quotas below are frozen at one moment, and what each has idle goes back. So an idle
-// loan never makes a charge fail, and no figure counts it as used.
+// Why it is fast at any depth. A loan stays with the child when its bytes are released, so the next charge there is one
+// compare-and-swap again, however many levels lie above. Before a quota refuses a charge or raises its peak, it freezes
+// all quotas below it at one moment and takes back the loans that they don't use. So an idle loan never makes a charge
+// fail, and no figure counts it as used.
 //
-// Charges and resizes of several quotas at once are in quota_change.hpp. Waiting for bytes is in quota_wait.hpp: while
-// somebody waits, the words that its bytes may come from stay frozen, so that who comes later comes to the mutex and
-// the queue. The same goes for a quota over its limit, after a resize below what is charged: what is released must go back.
+// quota_change.hpp charges and resizes several quotas at once. quota_wait.hpp waits for bytes: while somebody waits,
+// the words that its bytes may come from stay frozen, which sends every later charge to the mutex and the queue. A
+// quota over its limit, after a resize below what is charged, stays frozen likewise, so that what is released goes back
+// to the parent.
 #pragma once
 
 #include <algorithm>
@@ -38,7 +39,7 @@
 namespace gpushare {
 inline namespace GPUSHARE_ABI {
 
-/// Who holds bytes beyond its guarantee, and how many.
+/// A quota that holds bytes beyond its guarantee, and how many.
 struct burst_holder {
     std::string_view name{};  ///< as quota::name() has it
     bytes borrowed{};         ///< beyond its guarantee
@@ -49,7 +50,8 @@ struct quota_waiter;
 class quota_change;
 }  // namespace detail
 
-/// See the top of the file. All members are safe from any thread; none allocates but the constructors. The parent must outlive it.
+/// A limit on bytes in use, in a tree of such; see the top of the file. All members are safe from any thread; only the
+/// constructors allocate. The parent must outlive it.
 class quota : private detail::quota_node {
 public:
     /// The largest quota: 256 TiB less one byte.
@@ -58,14 +60,15 @@ public:
     /// A root. Throws operation_error (invalid_specification) above max_limit().
     explicit quota(bytes limit) : quota(nullptr, limit, bytes{}) {}
 
-    /// A child with `guaranteed` bytes taken from `parent` now and up to `burst` more while it uses them.
-    /// Throws operation_error: no_room if the parent can't guarantee them, invalid_specification above max_limit().
+    /// A child with `guaranteed` bytes taken from `parent` now, and up to `burst` more that the parent lends while it
+    /// has them. Throws operation_error: no_room if the parent can't guarantee them, invalid_specification above
+    /// max_limit().
     quota(quota& parent, bytes guaranteed, bytes burst = {}) : quota(&parent, guaranteed, burst) {}
 
     quota(const quota&) = delete;
     quota& operator=(const quota&) = delete;
 
-    /// Gives back to the parent what isn't charged. Bytes still charged stay charged there: they are in use.
+    /// Gives what isn't charged back to the parent. Bytes that are still charged here stay charged to the parent.
     ~quota() {
         if (parent_ != nullptr)
             parent_->detach(*this);
@@ -73,9 +76,9 @@ public:
             orphan_hooks_(*this);
     }
 
-    /// Charges `n` bytes or none. over_quota: beyond this quota's own limit; out_of_memory: burst that the parent
-    /// doesn't have now; size_overflow: more than any quota can hold. One compare-and-swap unless it must borrow, and no
-    /// lock for a refusal either where nothing is lent.
+    /// Charges `n` bytes or none. over_quota: beyond this quota's own limit; out_of_memory: the parent hasn't got the
+    /// burst now; size_overflow: more than any quota can hold. Takes no lock unless it must borrow, or refuses while
+    /// something is lent.
     [[nodiscard]] errc try_charge(bytes n) noexcept {
         for (;;) {
             auto [word, total] = cell_.read();
@@ -148,7 +151,18 @@ public:
         return errc::none;
     }
 
-    /// Takes the mutex of the tree, as the other readings do: not for a hot path.
+    /// Whether the quick way is barred: it is over its limit, somebody waits for bytes that may come from here, or a change is under
+    /// way. One load, for what keeps charged memory to look at when it hands out or takes back a part of it: it should give back what
+    /// nobody uses then.
+    [[nodiscard]] bool pressed() const noexcept { return cell_.now().frozen(); }
+    /// Whether more is charged than it may have, after a resize: nothing is granted until that fits.
+    [[nodiscard]] bool over() const noexcept {
+        const std::lock_guard lock(root_->mutex_);
+        settle();
+        return over_limit();
+    }
+
+    /// A reading; see quota_usage. Takes the mutex of the tree, as the readings below do: not for a hot path.
     [[nodiscard]] quota_usage usage() const noexcept {
         const std::lock_guard lock(root_->mutex_);
         settle();
@@ -166,7 +180,8 @@ public:
                 .waiting = static_cast<std::uint32_t>(root_->waiting_)};
     }
 
-    /// The largest charge that would succeed now: what the owner sees as free memory. Nothing that somebody waits for.
+    /// The largest charge that would succeed now: what the owner sees as free memory. Bytes that somebody waits for
+    /// don't count.
     [[nodiscard]] bytes free() const noexcept {
         const std::lock_guard lock(root_->mutex_);
         return free_now();
@@ -191,16 +206,16 @@ public:
         return why == errc::none ? failure{} : explain(why, n);
     }
 
-    /// Ends it: guarantee and burst become 0, so that nothing more is charged, and what is released goes to the parent; and
-    /// all that registered with closing() gives back what it keeps. True once that is done, false if some is in use at the
-    /// deadline: call it again. What is still charged then is of blocks that are out.
+    /// Ends the quota: guarantee and burst become 0, so that nothing more can be charged and what is released goes to
+    /// the parent. Resources that registered with closing() give back what they keep. True once they have, false if
+    /// some is in use at the deadline: call it again. What is still charged after that belongs to blocks that are out.
     bool close(instant deadline) noexcept {
         (void)resize({}, {});
         return closing_.close(deadline);
     }
     /// Whether close() has been called.
     [[nodiscard]] bool closed() const noexcept { return closing_.closed(); }
-    /// For what keeps memory that is charged here: told when the quota closes. See closing.hpp.
+    /// For resources that keep memory charged here: tells them when the quota closes. See closing.hpp.
     [[nodiscard]] close_token closing() const noexcept { return closing_.token(); }
 
     /// Whose it is, for messages. The text must outlive the quota.
@@ -214,9 +229,9 @@ public:
         return name_;
     }
 
-    /// After a refusal of `n` bytes: asks the next hooks (quota_hook.hpp) that could free or give back some, until one has.
-    /// True: worth another try. False: all have been asked. `below`: not the quota lacked them, but the memory behind it.
-    /// Runs user code, under no lock. Each request begins with a cursor of its own.
+    /// After a refusal of `n` bytes: asks hooks (quota_hook.hpp), from `asked` on, until one has freed some. True: try
+    /// the charge again. False: all have been asked. `below`: the quota had the bytes, but the memory below it hadn't.
+    /// Runs user code, under no lock. Each request begins with a new cursor.
     [[nodiscard]] bool ask_next(detail::hook_cursor& asked, bytes n, bool below = false) noexcept {
         const auto ask = root_->ask_next_.load(std::memory_order_acquire);  // with what the hook's maker has written
         return ask != nullptr && ask(*this, asked, n.count(), below);
@@ -231,6 +246,7 @@ private:
     friend class detail::quota_change;
     friend class quota_claim;
     friend class quota_hook;
+    friend class quota_pressure;
     friend struct detail::quota_waiter;
     friend burst_holder holder_of_burst(const quota&, bytes) noexcept;
 

@@ -1,16 +1,17 @@
 // SPDX-License-Identifier: Apache-2.0
-// A charge or a resize of a quota in two steps: first it is prepared, then committed or abandoned. So several quotas,
-// one on each device, are charged together or not at all; see partition/reservation.hpp.
+// A charge or a resize of a quota in two steps: it is prepared, then committed or abandoned. So the quotas of several
+// devices are charged together or not at all; partition/reservation.hpp does it for any number.
 //
 //   std::array both{gpushare::quota_charge{first, 1_GiB}, gpushare::quota_charge{second, 1_GiB}};
 //   if (const auto why = gpushare::try_commit_together(both); why.code == gpushare::errc::none) ...;
 //
-// Between the steps the mutex of the quota's tree is held and its word is frozen, and so are its parents' as far as it
-// has to borrow: whoever asks meanwhile waits, and is never refused for bytes that are given back a moment later.
+// Between the steps the mutex of the quota's tree is held, and the word of the quota is frozen, as are those of the
+// parents that it borrows from. So another charge waits meanwhile, and is never refused for bytes that come back a
+// moment later.
 //
-// Bytes that change hands, although the device may be full:
+// Moving a charge from one quota to another, even if the device is full:
 //
-//   if (gpushare::try_transfer(chat, code, 2_MiB).why == gpushare::errc::none) ...;    // code's now
+//   if (gpushare::try_transfer(chat, code, 2_MiB).why == gpushare::errc::none) ...;    // now charged to `code`
 #pragma once
 
 #include <algorithm>
@@ -27,8 +28,9 @@ inline namespace GPUSHARE_ABI {
 
 namespace detail {
 
-/// What they have in common. Changes of quotas under one root can't be prepared side by side: they would wait for each
-/// other. Prepare those of several roots in the order of their `resource()`, as partition/reservation.hpp does.
+/// What all changes have in common. Two changes of quotas under one root can't be prepared at once: the second would
+/// wait for the first. Prepare those of several roots in the order of their `resource()`, as partition/reservation.hpp
+/// does.
 class quota_change {
 public:
     /// The root above the quota.
@@ -147,7 +149,7 @@ public:
     /// After a commit. False if the bytes aren't charged any more.
     bool undo() noexcept { return of().release(size_); }
 
-    /// As it was made for.
+    /// The bytes that it was made for.
     [[nodiscard]] bytes size() const noexcept { return size_; }
 
 private:
@@ -155,8 +157,8 @@ private:
 };
 static_assert(prepared_change<quota_charge>);
 
-/// Bytes of a root whose number is decided while they are held: what is left of all that are prepared together is read at
-/// one moment, and stands still until some of it is charged. Everything below the root waits meanwhile.
+/// A charge to a root whose size is decided between prepare() and commit(). Once several are prepared, left() of all of
+/// them is as of one moment and doesn't change until they commit. Charges below the root wait meanwhile.
 class quota_draw : public detail::quota_change {
 public:
     /// `from` must be a root.
@@ -167,9 +169,9 @@ public:
         hold_all(of());
         return {};
     }
-    /// Only while prepared, all of them: bytes that can be charged.
+    /// Only while prepared: how many bytes can be charged.
     [[nodiscard]] bytes left() const noexcept { return held_left(of()); }
-    /// Only while prepared: charges `n` bytes, at most left(), with the commit. Nothing if it isn't called.
+    /// Only while prepared: commit() will charge `n` bytes, at most left(). Without a call it charges nothing.
     void take(bytes n) noexcept { size_ = n; }
     /// Only after prepare(): makes the change.
     void commit() noexcept {
@@ -215,12 +217,12 @@ static_assert(prepared_change<quota_resize>);
 /// What became of a transfer.
 struct transfer_result {
     errc why = errc::none;  ///< errc::none: done
-    bool kept = false;      ///< refused, and `from` is charged as before
+    bool kept = false;      ///< where refused: `from` is charged as before
 };
 
-/// Charges `n` bytes to `to` that are charged to `from`, and releases them there. over_quota: beyond `to`'s own limit.
-/// out_of_memory: burst that isn't there, even when `from` gives its bytes back. Only then can it be that somebody else
-/// charged them in that moment, and that `from` couldn't have them again: it has lost them (`kept` is false).
+/// Moves a charge of `n` bytes from `from` to `to`. over_quota: beyond `to`'s own limit. out_of_memory: `to` needs
+/// burst that isn't there, even with the bytes that `from` gives back. Only then may somebody else have charged those
+/// bytes in between, so that `from` has lost them: `kept` is false.
 [[nodiscard]] inline transfer_result try_transfer(quota& from, quota& to, bytes n) noexcept {
     if (&from == &to) return {};
     errc why = to.try_charge(n);

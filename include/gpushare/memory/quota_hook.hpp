@@ -1,18 +1,20 @@
 // SPDX-License-Identifier: Apache-2.0
-// Hooks that make room before a request is refused: spill to the host, drop a cache, give burst back to a neighbour.
+// Hooks that make room before a request is refused: they spill to the host, drop a cache, or give burst back to a
+// neighbour.
 //
 //   gpushare::quota_hook spill{chat, 10, [&](const gpushare::reclaim_request& r) { return cache.evict(r.missing); }};
-//   void* p = mine.allocate(512_MiB, 256);      // mine: a quota_resource over chat. Asks, and tries again
+//   void* p = mine.allocate(512 << 20, 256);    // mine: a quota_resource over chat. Asks the hook, and tries again
 //
-// Who is asked for what. A request that its own quota refuses asks the hooks of that quota: to free memory of their own
-// tenant. One that a quota above refuses asks those on the way there as well, and whoever has borrowed from them, for at most what
-// it has borrowed: burst is lent, and called back like this; nobody's guaranteed bytes are asked for. A hook is told how
-// many bytes are missing and until when the request can wait, frees what it can, now or until then, and returns how
-// much it has freed already. Whatever it says, nothing is taken away: the request is tried again, and refused in the end.
+// Which hooks are asked. If a request's own quota refuses it, the hooks of that quota are asked, to free memory of
+// their own tenant. If a quota above refuses it, the hooks on the way up are asked as well, and those of quotas that
+// have borrowed from there, each for at most what it has borrowed: burst is lent, and this is how it is called back.
+// Guaranteed bytes are never asked for. A hook is told how many bytes are missing and until when the request can wait.
+// It frees what it can, now or until then, and returns how much it has freed already. The request is then tried again,
+// and refused if that fails.
 //
-// Hooks are called in their order, lowest first, by the thread that asks, under no lock, several at once if need be.
-// What they throw counts as nothing freed. What a hook allocates itself is granted or refused without asking any hook of that
-// tree, so none is ever inside itself.
+// Hooks are called in ascending order by the thread that asks, under no lock, several at once where several threads
+// ask. An exception counts as nothing freed. An allocation inside a hook asks no hook of that tree, so a hook never
+// calls itself.
 #pragma once
 
 #include <algorithm>
@@ -36,15 +38,15 @@ inline namespace GPUSHARE_ABI {
 
 /// What a hook is asked for.
 struct reclaim_request {
-    bytes missing{};                 ///< at most; of a borrower at most what it has borrowed
+    bytes missing{};                 ///< how many to free at most; for a borrower, at most what it has borrowed
     instant until = instant::min();  ///< the request's deadline, of its own clock; min(): now or not at all
-    bool own = true;                 ///< for the hook's own quota or one below; else a neighbour calls burst back
-    bool below = false;              ///< not a quota lacks them, but the memory behind it
+    bool own = true;                 ///< a request of its own quota or one below; false: a neighbour's
+    bool below = false;              ///< the quota has the bytes, but the memory below it hasn't
 };
 
 namespace detail {
 
-/// A hook in its tree's list, and who is inside it. All under the mutex of the tree, except for the calls.
+/// A hook in its tree's list, and the threads inside it. All under the mutex of the tree, except for the calls.
 class hook_registration {
 public:
     using free_function = inplace_function<bytes(const reclaim_request&), 48>;
@@ -88,6 +90,7 @@ public:
                 h = h->next_;
                 continue;
             }
+            if (h->order_ > asked.last) return false;
             asked.order = h->order_;
             asked.number = h->number_;
             bytes freed{};
@@ -98,8 +101,9 @@ public:
         return false;
     }
 
-    /// Lets every hook that can be waited for, and can do something for somebody who waits, free what has come; and waits for
-    /// the first that has something to come, or until `until`. False if none had. `lock` holds the mutex of the tree; it doesn't while it waits.
+    /// Calls every hook that has a wait function and could help a waiter, so that it frees what it can; then waits in
+    /// the first one that has more to come, or until `until`. False if none has. `lock` holds the mutex of the tree,
+    /// except during the calls.
     static bool poll(quota_node& root, std::unique_lock<std::mutex>& lock, instant until) noexcept {
         bool waited = false;
         hook_cursor at;
@@ -121,7 +125,7 @@ public:
     }
     /// The quota that it belongs to; null once the root of the tree is gone.
     [[nodiscard]] const quota_node* of() const noexcept { return of_; }
-    /// True if there is a hook that can be waited for, and can do something for somebody who waits.
+    /// True if there is a hook that has a wait function and could help a waiter.
     static bool any_to_poll(const quota_node& root) noexcept {
         reclaim_request unused;
         for (const hook_registration* h = root.hooks_; h != nullptr; h = h->next_)
@@ -222,28 +226,28 @@ private:
 
 }  // namespace detail
 
-/// Registered as long as it lives. Neither copied nor moved; the quota must outlive it. Its destructor waits for calls that
-/// other threads are in; not to be destroyed from inside itself.
+/// A hook, registered as long as it lives. Neither copied nor moved; the quota must outlive it. The destructor waits
+/// until no other thread is in a call of it; the hook must not destroy itself.
 class quota_hook {
 public:
     /// At most 48 bytes of captures; capture a pointer to more. Returns the bytes that it has freed already.
     using free_function = detail::hook_registration::free_function;
-    /// Waits until there may be something to free without anybody's doing, as when a stream gets somewhere, or until the
-    /// deadline. False, at once, if nothing is to come. Called, as `free` is, by whoever waits for bytes, again and again.
+    /// Waits until something may have become free by itself, as when a stream reaches a point, or until the deadline.
+    /// False, at once, if nothing will. A thread that waits for bytes calls it, and `free`, again and again.
     using wait_function = detail::hook_registration::wait_function;
 
-    /// Asked for requests of `of`, in the order of `order`.
+    /// Asked for requests of `of`; hooks with a lower `order` are asked first.
     quota_hook(quota& of, int order, free_function free, wait_function wait = {})
         : registration_(of, order, std::move(free), std::move(wait)) {}
 
-    /// For the root of the tree that `of` is in: asked whenever a quota or the memory behind all of them lacks bytes for any
-    /// of the tree. May outlive that tree.
+    /// Registers at the root of the tree that `of` is in: asked whenever any request in the tree lacks bytes, of a
+    /// quota or of the memory below. Such a hook may outlive the tree.
     enum class root_tag : bool {};
     static constexpr root_tag at_root{};  ///< see root_tag
     /// See root_tag.
     quota_hook(root_tag, const quota& of, int order, free_function free, wait_function wait = {})
         : registration_(*of.root_, order, std::move(free), std::move(wait)) {}
-    /// Whether it is asked for requests of that quota's tree.
+    /// Whether it is asked for requests of the tree of `q`.
     [[nodiscard]] bool in_tree_of(const quota& q) const noexcept {
         return registration_.of() != nullptr && registration_.of()->root_ == q.root_;
     }
@@ -254,8 +258,9 @@ private:
     detail::hook_registration registration_;
 };
 
-/// A hook that collects frees in stream order (deferred_frees.hpp), before any other is asked, and lets those who wait for
-/// bytes wait for the streams. Also for neighbours: what a stream has reached is nobody's any more.
+/// A hook that collects frees in stream order (deferred_frees.hpp) before any other hook is asked, and lets threads
+/// that wait for bytes wait for the streams. It serves neighbours' requests too, since a block whose point is reached
+/// is in nobody's use.
 template <class Frees>
 [[nodiscard]] quota_hook collecting_hook(quota& of, Frees& frees) {
     return quota_hook(
@@ -266,7 +271,7 @@ template <class Frees>
         [&frees](instant deadline) { return frees.wait_any(deadline); });
 }
 
-/// Who has borrowed most where a request of `asking` for `n` bytes is refused. Nobody, if that is its own limit.
+/// The largest borrower from the quota that refuses `n` bytes to `asking`. Empty if `asking`'s own limit refuses them.
 [[nodiscard]] inline burst_holder holder_of_burst(const quota& asking, bytes n) noexcept {
     const detail::quota_node& q = asking;
     const std::lock_guard lock(q.root_->mutex_);

@@ -1,6 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
-// An allocator with a quota in front: every byte that the upstream really takes is charged before it is asked for
-// and credited after it is back. The tenant sees the quota as its device: `capacity()` and `free()` are its own.
+// An allocator with a quota in front: the bytes that the upstream really takes for a block are charged before the block
+// is asked for and credited after it is back. The tenant sees the quota as its device: `capacity()` and `free()` are
+// the quota's.
 //
 //   gpushare::quota_resource mine{chat, node.memory(device_id{0})};     // chat: a gpushare::quota
 //   void* p = mine.allocate(1 << 20, 256);                              // throws memory_error, a std::bad_alloc
@@ -25,8 +26,8 @@
 namespace gpushare {
 inline namespace GPUSHARE_ABI {
 
-/// Refers to a quota and an upstream, both of which must outlive it; copies share them. Thread-safe if the upstream is.
-/// Models `memory`, whatever the upstream models.
+/// An allocator that charges a quota. Refers to a quota and an upstream, both of which must outlive it; copies share
+/// them. Thread-safe if the upstream is. Models `memory`, whatever the upstream models.
 template <memory_resource Upstream>
 class quota_resource {
 public:
@@ -53,8 +54,9 @@ public:
         return p;
     }
 
-    /// As allocate, but waits for bytes of the quota, first come first served, as long as `until` has it: a patience, from
-    /// quota_wait.hpp. Throws memory_error with deadline_exceeded or stopped, too; it names who holds burst there.
+    /// As allocate, but waits for bytes of the quota, first come first served, until the deadline or stop request of
+    /// `until`, a patience (include quota_wait.hpp). Then it throws memory_error with deadline_exceeded or stopped,
+    /// which names the largest borrower of burst.
     template <class Patience>
     [[nodiscard]] void* allocate_until(std::size_t size, std::size_t alignment, const Patience& until) {
         answer r;
@@ -72,10 +74,19 @@ public:
         return p;
     }
 
-    /// Back to the upstream, then credited, so that nobody is granted bytes that the upstream still holds.
-    /// wrong_size, and nothing credited, if the quota never charged that much. Null is ignored. Over a deferring_upstream
-    /// the credit comes when that has the block back. An upstream that can't
-    /// tell wrong frees makes them the caller's: block_table can (tenant_memory has one).
+    /// As try_allocate, of bytes that are charged already: charged(size, alignment) of them, as by a quota_claim. They are the
+    /// block's from now on; or null, and they are released.
+    [[nodiscard]] void* try_allocate_charged(std::size_t size, std::size_t alignment, failure* why = nullptr) noexcept {
+        answer r;
+        void* const p = charged_from_upstream(size, alignment, charged(size, alignment), r);
+        if (p == nullptr && why != nullptr) *why = r.why;
+        return p;
+    }
+
+    /// Gives the block back to the upstream, then credits the quota, so that nobody is granted bytes that the upstream
+    /// still holds. wrong_size, and nothing credited, if fewer bytes are charged. Null is ignored. Over a
+    /// deferring_upstream the quota is credited once that has the block back. Where the upstream doesn't notice wrong
+    /// frees, the caller must avoid them, or check with a block_table as a direct tenant_memory does.
     errc deallocate(void* p, std::size_t size, std::size_t alignment = alignof(std::max_align_t)) noexcept {
         if (p == nullptr) return errc::none;  // the upstream may agree, and nothing was charged for it
         if constexpr (deferring_upstream<Upstream>) {
@@ -87,11 +98,11 @@ public:
         return quota_->release(charged(size, alignment)) ? errc::none : errc::wrong_size;
     }
 
-    /// What the upstream really takes for such a request; bytes::max() if there can be none.
+    /// What the upstream really takes for such a request; bytes::max() if it can't be granted.
     [[nodiscard]] bytes charged(std::size_t size, std::size_t alignment) const noexcept {
         return upstream_.charged(size, alignment);
     }
-    /// Why it can never be granted, by the quota or by the upstream; errc::none if it could be.
+    /// Why the quota or the upstream can never grant such a request; errc::none if they could.
     [[nodiscard]] failure refuses(std::size_t size, std::size_t alignment) const noexcept {
         answer r;
         const bytes takes = takes_for(size, alignment, r);
@@ -108,10 +119,10 @@ public:
     [[nodiscard]] bytes capacity() const noexcept { return quota_->usage().limit(); }
     /// The largest charge that the quota would grant now.
     [[nodiscard]] bytes free() const noexcept { return quota_->free(); }
-    /// The largest block that could be had now at a multiple of 256 bytes, as far as the quota, the upstream's rounding and,
-    /// where it can tell, the upstream's own free blocks go.
-    [[nodiscard]] bytes largest_free() const noexcept {
-        const bytes most = std::min(free(), upstream_.largest_free());
+    /// The largest block at a multiple of 256 bytes that could be allocated now, given the quota, the upstream's
+    /// rounding and, where it can tell, the upstream's own free blocks; if `idle` charged bytes were released before.
+    [[nodiscard]] bytes largest_free(bytes idle = {}) const noexcept {
+        const bytes most = std::min(free() + idle, upstream_.largest_free());
         std::uint64_t fits = 0, beyond = most.count() + 1;  // found by halving: charges may be in steps of any size
         while (beyond - fits > 1) {
             const auto n = fits + (beyond - fits) / 2;
@@ -119,16 +130,16 @@ public:
         }
         return bytes{fits};
     }
-    /// Of capacity(), what is neither free nor charged here: burst that others use now.
+    /// The part of capacity() that is neither free nor charged here: burst that others use now.
     [[nodiscard]] bytes taken_by_others() const noexcept {
         const auto usage = quota_->usage();
         return usage.limit() - usage.current - quota_->free();
     }
     /// Its quota.
     [[nodiscard]] quota& limit() const noexcept { return *quota_; }
-    /// As it was named.
+    /// The owner's name, as given to the constructor.
     [[nodiscard]] std::string_view owner() const noexcept { return owner_; }
-    /// What it was made over.
+    /// The resource that the quota is in front of.
     [[nodiscard]] Upstream& upstream() const noexcept { return upstream_.resource(); }
 
     /// Whether they share quota and upstream: one frees what the other gave.

@@ -1,7 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
-// What a quota says of itself.
+// The figures of a quota, as of one moment.
 //
-//   const gpushare::quota_usage u = chat.usage();      // u.current of u.limit(), at most u.peak so far
+//   const gpushare::quota_usage u = chat.usage();      // u.current of u.limit(), u.peak so far
 #pragma once
 
 #include <cstdint>
@@ -22,14 +22,14 @@ struct quota_usage {
     bytes borrowed{};            ///< held from the parent beyond the guarantee
     std::uint64_t charges = 0;   ///< calls; children's loans count too
     std::uint64_t releases = 0;  ///< calls; children's returns count too
-    std::uint64_t refusals = 0;  ///< of charges, those that were tried again for who waits included
+    std::uint64_t refusals = 0;  ///< of charges, new tries for waiters included
     std::uint32_t waiting = 0;   ///< requests that wait, in the whole tree
 
     /// The most that may be charged.
     [[nodiscard]] constexpr bytes limit() const noexcept { return guaranteed + burst; }
 };
 
-/// Of somebody who waits for bytes of a quota.
+/// How a wait for bytes of a quota stands.
 enum class claim_state : std::uint8_t {
     waiting,  ///< in the queue
     granted,  ///< the bytes are charged

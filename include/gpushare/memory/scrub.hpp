@@ -1,8 +1,8 @@
 // SPDX-License-Identifier: Apache-2.0
-// Scrubbing: memory that changes hands is overwritten, so that nobody reads what a neighbour left in it.
+// Scrubbing: memory is overwritten before another tenant gets it, so that nobody reads what a neighbour left there.
 //
 //   gpushare::chunk_pool pool{memory, stream, {.capacity = 512, .scrub = gpushare::scrub_policy::on_hand_over}};
-//   gpushare::host_scrubber<gpushare::host::point> by_the_caller;      // where no stream is to be kept busy with it
+//   gpushare::host_scrubber<gpushare::host::point> by_the_caller;      // in the calling thread, without a stream
 #pragma once
 
 #include <concepts>
@@ -34,8 +34,8 @@ concept scrubber = timeline<S> && requires(S& s, const typename S::point& p, voi
 };
 // clang-format on
 
-/// Scrubs with the host's own hands, where the host reaches the memory: fill() returns when it is done. `Point` is that
-/// of the streams which use the memory. Safe from any thread.
+/// Scrubs in the calling thread, for memory that the host reaches: fill() returns when it is done. `Point` is that of
+/// the streams which use the memory. Safe from any thread.
 template <timeline_point Point>
 struct host_scrubber {
     using point = Point;  ///< of the streams that use the memory

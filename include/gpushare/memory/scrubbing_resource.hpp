@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
-// A resource whose blocks are overwritten before they go back to its upstream: what a tenant frees can be given to the
-// next one as it is. In stream order, and nobody waits.
+// A resource that overwrites freed blocks before they go back to its upstream, so that the next tenant can have them as
+// they are. The overwriting is in stream order; no thread waits for it.
 //
 //   gpushare::scrubbing_resource mine{pool, stream};     // pool: shared by tenants; stream: fills with zeros
 //   void* p = mine.allocate(1 << 20, 256);
@@ -52,12 +52,12 @@ static_assert(timeline_point<scrubbed_point<immediate_point>>);
 
 }  // namespace detail
 
-/// Refers to an upstream and a stream, which must outlive it. Blocks carry no mark of who had them, so scrub_policy::
-/// on_hand_over means on_free here: whoever is next may be another tenant. The upstream isn't asked whether a free is
-/// right before the block is overwritten: put this below what checks (tenant_memory, handle_resource).
-/// A quota above it is credited once the block is back in the upstream, so that nobody takes the place of what is scrubbed
-/// still out of what is guaranteed to others.
-/// Thread-safe if upstream and stream are. drain() before it is destroyed: what is pending then isn't given back.
+/// An allocator that overwrites freed blocks. Refers to an upstream and a stream, which must outlive it. It doesn't
+/// know who had a block, so scrub_policy::on_hand_over means on_free here: the next owner may be another tenant. It
+/// overwrites a block before anybody checks the free, so put it below a resource that checks (tenant_memory,
+/// handle_resource). A quota above it is credited once the block is back in the upstream, so that a block that is still
+/// being scrubbed never takes room that is guaranteed to others. Thread-safe if upstream and stream are. drain() before
+/// it is destroyed: what is pending then isn't given back.
 template <memory_resource Upstream, scrubber Stream>
 class scrubbing_resource {
 public:
@@ -72,7 +72,7 @@ public:
     scrubbing_resource(const scrubbing_resource&) = delete;
     scrubbing_resource& operator=(const scrubbing_resource&) = delete;
 
-    /// From the upstream. If it refuses, again whenever blocks that were scrubbed are back there.
+    /// Allocates from the upstream. If that refuses, tries again as scrubbed blocks come back to it.
     [[nodiscard]] void* allocate(std::size_t size, std::size_t alignment = alignof(std::max_align_t)) {
         upstream_refusal r{.why = {.code = errc::out_of_memory, .asked = size}};
         if (void* const p = obtain(size, alignment, r)) return p;
@@ -88,9 +88,9 @@ public:
         return p;
     }
 
-    /// No work may use the block any more. It is back in the upstream once it is scrubbed. Null is ignored.
-    /// submission_failed if the stream takes no work. Then, and where the scrubbing fails later, the block is lost to all
-    /// rather than shown to somebody. closed: nothing happened.
+    /// Frees a block that no work uses any more. It is back in the upstream once it is scrubbed. Null is ignored.
+    /// submission_failed if the stream takes no work. Then, and where the scrubbing fails later, the block is lost, so
+    /// that nobody sees its contents. closed: nothing happened.
     errc deallocate(void* p, std::size_t size, std::size_t alignment = alignof(std::max_align_t)) noexcept {
         return free_after(nullptr, p, size, alignment, {});
     }
@@ -106,13 +106,13 @@ public:
 
     /// Gives back what is scrubbed by now, and returns how many blocks that were. Never blocks on the stream.
     std::size_t collect() noexcept { return frees_.collect(); }
-    /// Waits for all of it. False at the deadline, or if some couldn't be scrubbed.
+    /// Waits until all freed blocks are scrubbed and back. False at the deadline, or if one couldn't be scrubbed.
     bool drain(instant deadline) { return frees_.drain(deadline); }
-    /// See deferred_frees: how many blocks are back, and whether more have come; to wait for the next.
+    /// How many blocks are back so far; see deferred_frees.
     [[nodiscard]] std::uint64_t returned() const noexcept { return frees_.returned(); }
     /// See deferring_upstream.
     bool settle(std::uint64_t& seen) noexcept { return frees_.settle(seen); }
-    /// Until something that is pending is scrubbed, or until `deadline`; false, at once, if nothing is.
+    /// Waits until a pending block is scrubbed, or until `deadline`; false, at once, if none is pending.
     bool wait_any(instant deadline) const { return frees_.wait_any(deadline); }
 
     /// From now on everything is refused with errc::closed. True once all that was freed is scrubbed and back. Called when
@@ -133,9 +133,9 @@ public:
     [[nodiscard]] bytes largest_free() const noexcept { return upstream_.largest_free(); }  ///< As the upstream's.
     [[nodiscard]] std::string_view owner() const noexcept { return upstream_.owner(); }     ///< As the upstream's.
     [[nodiscard]] close_token closing() const noexcept { return upstream_.closing(); }      ///< As the upstream's.
-    /// Freed, and not back in the upstream.
+    /// Bytes that were freed and aren't back in the upstream.
     [[nodiscard]] bytes pending() const noexcept { return frees_.pending(); }
-    /// What it was made over.
+    /// The resource below.
     [[nodiscard]] Upstream& upstream() const noexcept { return upstream_.resource(); }
 
 private:

@@ -1,13 +1,13 @@
 // SPDX-License-Identifier: Apache-2.0
-// A block that can be moved to host memory and back, by copies on a stream: what a spill hook is made of.
+// A block that can be moved to host memory and back by copies on a stream, for spill hooks.
 //
 //   gpushare::spillable_block weights{stream, mine, pinned, 1_GiB};         // on the device, in mine
 //   gpushare::quota_hook spill{chat, 10, [&](const gpushare::reclaim_request& r) {
 //       return weights.spill(now() + 1s) == errc::none ? weights.size() : 0_B; }};
 //   if (weights.restore() == errc::none) use(weights.data());               // in the order of that stream
 //
-// What it doesn't decide is when: a hook may be called by several threads, and while work is in flight, so the caller
-// guards the block, and says that it is idle by calling.
+// The caller decides when to spill. A hook may be called by several threads, and while work is in flight, so the caller
+// guards the block with a lock, and calls spill() only when no work uses it.
 #pragma once
 
 #include <cstddef>
@@ -21,8 +21,9 @@
 namespace gpushare {
 inline namespace GPUSHARE_ABI {
 
-/// Refers to the stream and both resources, which must outlive it. `Host` is memory that the stream's device reaches:
-/// pinned, for speed. One thread at a time; neither copied nor moved.
+/// A block on a device that can be moved to the host and back. Refers to the stream and both resources, which must
+/// outlive it. `Host` is memory that the stream's device reaches: pinned, for speed. One thread at a time; neither
+/// copied nor moved.
 template <copier Stream, memory_resource Device, memory_resource Host>
 class spillable_block {
 public:
@@ -33,7 +34,7 @@ public:
     }
     spillable_block(const spillable_block&) = delete;
     spillable_block& operator=(const spillable_block&) = delete;
-    /// Waits for a copy that is on its way: both ends are in use until then.
+    /// Waits for a copy that is under way.
     ~spillable_block() {
         try {
             (void)moved_.wait(never);
@@ -48,10 +49,10 @@ public:
     /// As it was made with.
     [[nodiscard]] bytes size() const noexcept { return size_; }
 
-    /// Copies it to the host behind what the stream was given so far, waits for that, and frees it on the device. All
-    /// work that uses it must be done by then, or on that stream. errc::none: it is on the host. deadline_exceeded: it
-    /// still takes its place; call again, or restore() to keep it. out_of_memory: the host has none. Else what became of
-    /// the copy, and it is where it was.
+    /// Copies the block to the host, behind what is enqueued on the stream, waits for the copy, and frees the block on
+    /// the device. Other streams' work on it must be done before. errc::none: it is on the host. deadline_exceeded: it
+    /// still takes device memory; call again, or restore() to keep it there. out_of_memory: the host has no room. Else
+    /// the copy's error, and the block stays on the device.
     [[nodiscard]] errc spill(instant deadline) noexcept try {
         if (data_ == nullptr) return errc::none;
         if (!moved_.wait(deadline)) return errc::deadline_exceeded;
@@ -72,8 +73,8 @@ public:
         return errc::backend_failed;
     }
 
-    /// Brings it back: errc::none, and work behind this call on the stream finds it at data(). out_of_memory: the device
-    /// has no room, and it stays on the host.
+    /// Copies the block back to the device. errc::none: work enqueued on the stream after this call finds it at data().
+    /// out_of_memory: the device has no room, and the block stays on the host.
     [[nodiscard]] errc restore() noexcept {
         leaving_ = false;  // reading it did no harm
         if (data_ != nullptr) return errc::none;

@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
-// Who allocated a block: return addresses, taken when it is allocated and named only in a report. Needs glibc's
-// <execinfo.h>; nothing else of the library includes it.
+// Stack traces of allocations: return addresses are taken when a block is allocated, and turned into names only in a
+// report. Needs glibc's <execinfo.h>, which no other header of the library includes.
 //
 //   gpushare::statistics_resource booked{upstream, {.trace = gpushare::capture_stack}};
 //   for (const auto& l : booked.leaks())
@@ -21,7 +21,8 @@
 namespace gpushare {
 inline namespace GPUSHARE_ABI {
 
-/// A trace_function for detail::scoped_statistics. The first call of a process loads the unwinder, and allocates from the host's heap.
+/// A trace_function, as in statistics_options::trace. The first call of a process loads the unwinder, and allocates
+/// from the host's heap.
 [[gnu::noinline]] inline std::size_t capture_stack(std::span<void*> callers) noexcept {
     const int depth = ::backtrace(callers.data(), static_cast<int>(callers.size()));
     return depth > 0 ? static_cast<std::size_t>(depth) : 0;

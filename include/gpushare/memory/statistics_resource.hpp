@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
-// An allocator that counts: statistics of all of it and of each scope, wrong frees noticed, leaks reported with
-// their labels, scopes and, when asked, stack traces.
+// An allocator that counts. It has statistics of the whole and of each scope, notices wrong frees, and reports leaks
+// with their labels, scopes and, where asked, stack traces.
 //
 //   gpushare::statistics_resource mine{upstream};
 //   {
@@ -11,7 +11,8 @@
 //   }
 //   for (const auto& l : mine.leaks()) log(l.scope, l.what.label, l.what.size);
 //
-// Scopes are handles that are passed along, nothing of a thread's: work that moves between threads keeps its own.
+// A scope is an object that is passed along, not a property of a thread: work that moves between threads keeps its
+// scope.
 #pragma once
 
 #include <cstddef>
@@ -36,11 +37,12 @@ inline namespace GPUSHARE_ABI {
 
 /// Options of a statistics_resource.
 struct statistics_options {
-    trace_function trace = nullptr;              ///< capture_stack, from stack_trace.hpp, for who allocated what
+    trace_function trace = nullptr;              ///< capture_stack, from stack_trace.hpp: traces of allocations
     std::function<void(const leak&)> on_leak{};  ///< called by the destructor for each block that is out still
 };
 
-/// Refers to `Upstream`, which must outlive it. Thread-safe if the upstream is; neither copied nor moved.
+/// An allocator that counts. Refers to `Upstream`, which must outlive it. Thread-safe if the upstream is; neither
+/// copied nor moved.
 template <memory_resource Upstream>
 class statistics_resource {
 public:
@@ -49,7 +51,8 @@ public:
         : upstream_(upstream), on_leak_(std::move(options.on_leak)), statistics_(options.trace) {}
     statistics_resource(const statistics_resource&) = delete;
     statistics_resource& operator=(const statistics_resource&) = delete;
-    /// Reports what is out, and leaves it: somebody may use it still. take_back() first frees it.
+    /// Reports the blocks that are out, and doesn't free them, since they may still be in use. To free them, call
+    /// take_back() first.
     ~statistics_resource() {
         if (!on_leak_) return;
         try {
@@ -77,28 +80,29 @@ public:
         if (const errc why = statistics_.strike(p, bytes{size}, alignment); why != errc::none) return why;
         return upstream_.resource().deallocate_after(used, p, size, alignment);
     }
-    /// Back to the upstream, whatever scope it came from. unknown_block, wrong_size, and nothing happened; else what the
-    /// upstream says. Null is ignored.
+    /// Gives a block of any scope back to the upstream and returns what that says. unknown_block or wrong_size, and
+    /// nothing happened, for a wrong free. Null is ignored.
     errc deallocate(void* p, std::size_t size, std::size_t alignment = alignof(std::max_align_t)) noexcept {
         if (p == nullptr) return errc::none;
         if (const errc why = statistics_.strike(p, bytes{size}, alignment); why != errc::none) return why;
         return upstream_.deallocate(p, size, alignment);
     }
 
-    /// With the largest block that the upstream could give now; bytes::max() where it doesn't say.
+    /// The figures. `largest_free` is the largest block that the upstream could give now; bytes::max() where it doesn't
+    /// say.
     [[nodiscard]] memory_statistics statistics() const noexcept {
         return statistics_of(detail::scoped_statistics::whole);
     }
-    /// What is out, the largest block first. Throws std::bad_alloc.
+    /// The blocks that are out, the largest first. Throws std::bad_alloc.
     [[nodiscard]] std::vector<leak> leaks() const { return statistics_.leaks(); }
-    /// Frees every block that is out, and returns what they were. Nothing may use them any more.
+    /// Frees every block that is out, and returns a record of each. Nothing may use them any more.
     std::vector<leak> take_back() {
         auto all = statistics_.leaks();
         for (const auto& l : all)
             (void)deallocate(l.what.pointer, static_cast<std::size_t>(l.what.size.count()), l.what.alignment);
         return all;
     }
-    /// What it was made over.
+    /// The resource below.
     [[nodiscard]] Upstream& upstream() const noexcept { return upstream_.resource(); }
 
     /// The upstream's answers; see concepts.hpp. What is out when it closes stays in leaks().
@@ -155,9 +159,9 @@ private:
     detail::scoped_statistics statistics_;
 };
 
-/// A part of a statistics_resource with figures of its own, which count for those around it as well. An allocator like it; what
-/// came from one scope can be freed by another. Thread-safe, neither copied nor moved. What it is in must outlive it;
-/// its blocks may outlive it.
+/// A part of a statistics_resource with figures of its own, which also count in the scopes around it. An allocator,
+/// too; a block of one scope can be freed through another. Thread-safe, neither copied nor moved. The resource or scope
+/// that it is in must outlive it; its blocks may outlive it.
 template <memory_resource Upstream>
 class memory_scope {
 public:
@@ -171,12 +175,12 @@ public:
     memory_scope& operator=(const memory_scope&) = delete;
     ~memory_scope() { in_->statistics_.close(id_); }
 
-    /// As of the whole; counted here, too.
+    /// Allocates from the whole, and counts the block here, too.
     [[nodiscard]] void* allocate(std::size_t size, std::size_t alignment = alignof(std::max_align_t),
                                  std::string_view label = {}) {
         return in_->allocate_in(id_, size, alignment, label);
     }
-    /// Whatever scope it came from.
+    /// Frees a block of any scope; see statistics_resource::deallocate.
     errc deallocate(void* p, std::size_t size, std::size_t alignment = alignof(std::max_align_t)) noexcept {
         return in_->deallocate(p, size, alignment);
     }
@@ -185,7 +189,7 @@ public:
                                      failure* why = nullptr) noexcept {
         return in_->try_allocate_in(id_, size, alignment, why);
     }
-    /// As of the resource that it is a part of; see concepts.hpp.
+    /// The resource's answer; see concepts.hpp.
     [[nodiscard]] bytes charged(std::size_t size, std::size_t alignment) const noexcept {
         return in_->charged(size, alignment);
     }

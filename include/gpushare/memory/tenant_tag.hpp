@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-// Who memory belongs to, for all that keeps tenants' memory apart.
+// The number by which resources know whose memory is whose.
 //
 //   gpushare::tenant_tag chat{1}, code{2};
 #pragma once
@@ -12,8 +12,8 @@
 namespace gpushare {
 inline namespace GPUSHARE_ABI {
 
-/// A number of the embedder's choosing, one per tenant, as in streams' tags. What one tenant left behind is shown to
-/// another one of the same tag, so don't use a tag again before all that its last bearer had is back.
+/// A number that the embedder chooses, one per tenant, as the tag of its streams. A tenant may see what an earlier one
+/// of the same tag left in memory, so don't reuse a tag before all memory of the last one is back.
 struct tenant_tag {
     std::uint32_t value = 0;  ///< the number
 

@@ -1,10 +1,10 @@
 // SPDX-License-Identifier: Apache-2.0
-// A tenant's memory at addresses that never change: a range is reserved once, and physical chunks come and go under
-// it. Growing moves no pointer; what is given up goes to another tenant without a copy and without fragmentation.
+// A tenant's memory at addresses that never change: an address range is reserved once, and physical chunks are mapped
+// into it and taken out again. Growing moves no pointer; chunks that are given up go to another tenant without a copy.
 //
 //   gpushare::chunk_pool pool{memory, stream, {.capacity = 512}};      // one per device
-//   gpushare::virtual_arena cache{pool, chat_quota, tenant_tag{1}, 64_GiB, "chat"};
-//   cache.commit(0_B, 256_MiB);                                        // cache.data() is good for 256 MiB now
+//   gpushare::virtual_arena cache{pool, chat_quota, gpushare::tenant_tag{1}, 64_GiB, "chat"};
+//   cache.commit(0_B, 256_MiB);                                        // 256 MiB at cache.data() can be used
 //   cache.decommit(128_MiB, 128_MiB, std::array{stream.record()}, deadline);
 #pragma once
 
@@ -29,12 +29,14 @@
 namespace gpushare {
 inline namespace GPUSHARE_ABI {
 
-/// Offsets and sizes are multiples of the pool's chunk_size(). What is committed is charged to the quota, chunk by
-/// chunk, until it is unmapped; addresses that are only reserved cost nothing.
+/// A tenant's reserved address range, with chunks mapped into parts of it. Offsets and sizes are multiples of the
+/// pool's chunk_size(). What is committed is charged to the quota, chunk by chunk, until it is unmapped; addresses that
+/// are only reserved cost nothing.
 ///
-/// All calls are safe from any thread. The `try_` ones tell why they failed, with errc::none for success, and never
-/// throw; the others throw what gpushare::raise throws for it. Besides what they say: not_whole for offsets and sizes
-/// that aren't whole chunks, size_overflow beyond the range, out_of_memory if the host has none for the bookkeeping.
+/// All calls are safe from any thread. The `try_` calls return why they failed, errc::none for success, and never
+/// throw; the others throw that by gpushare::raise. Besides the errors listed at each: not_whole for offsets and sizes
+/// that aren't whole chunks, size_overflow beyond the range, out_of_memory if the host has no memory for the
+/// bookkeeping.
 template <virtual_memory Memory, scrubber Stream>
 class virtual_arena {
 public:
@@ -47,7 +49,7 @@ public:
     virtual_arena(pool_type& pool, quota& limit, tenant_tag tenant, bytes reserve, std::string_view owner = {})
         : pool_(&pool), owner_(owner), space_(pool.chunks_.open(tenant, limit, checked(pool, reserve))) {}
     virtual_arena(virtual_arena&&) noexcept = default;
-    /// What this one had is closed.
+    /// Closes what this arena had.
     virtual_arena& operator=(virtual_arena&& other) noexcept {
         virtual_arena mine(std::move(other));
         std::swap(pool_, mine.pool_);
@@ -55,13 +57,13 @@ public:
         std::swap(space_, mine.space_);
         return *this;
     }
-    /// As close(), with no points: nothing may use the arena any more but what waits for the points of decommit_after()
-    /// or close().
+    /// As close() without points: the only work that may still use the arena is that before the points given to
+    /// decommit_after() or close().
     ~virtual_arena() {
         if (space_ != nullptr) (void)pool_->chunks_.close(space_, {});
     }
 
-    /// The first address, the same for life.
+    /// The first address, which never changes.
     [[nodiscard]] void* data() const noexcept { return space_->addresses.data(); }
     /// Bytes of addresses.
     [[nodiscard]] bytes reserved() const noexcept { return chunks(space_->slots.size()); }
@@ -70,55 +72,53 @@ public:
     /// Bytes that were given up, are still mapped and charged, and must not be used.
     [[nodiscard]] bytes leaving() const noexcept { return chunks(pool_->chunks_.leaving(*space_)); }
 
-    /// Puts memory behind [offset, offset + size): all that is missing, or nothing. What is there stays as it is, also
-    /// what was about to leave. New memory holds what this tenant once left there, or zeros, or anything where nothing
-    /// is scrubbed: never what another tenant wrote.
-    /// If memory is being scrubbed or about to leave, waits for it until `deadline`; by default it doesn't.
-    /// over_quota, out_of_memory (the pool, the device, or burst of the quota); deadline_exceeded (enough is free, but
-    /// not scrubbed yet: goes on meanwhile, ask again); closed; kernel_failed, device_lost or submission_failed (the
-    /// scrubbing).
+    /// Maps memory to [offset, offset + size): all that is missing, or nothing. Chunks that are there stay, also those
+    /// that were leaving. New memory holds zeros or what this tenant once wrote to it, and never what another tenant
+    /// wrote unless scrubbing is off. Waits until `deadline` for memory that is being scrubbed or leaving; by default
+    /// it doesn't. over_quota, out_of_memory (the pool, the device, or burst of the quota); deadline_exceeded (enough
+    /// is free, but not scrubbed yet: the scrubbing goes on, ask again); closed; kernel_failed, device_lost or
+    /// submission_failed (the scrubbing).
     failure try_commit(bytes offset, bytes size, instant deadline = {}) noexcept {
         return within(offset, size, [&](std::size_t first, std::size_t count) {
             return pool_->chunks_.commit(space_, first, count, deadline);
         });
     }
-    /// Throws where try_commit() answers.
+    /// Throws what try_commit() returns.
     void commit(bytes offset, bytes size, instant deadline = {}) {
         check(try_commit(offset, size, deadline), "commit");
     }
 
-    /// Takes the memory away from [offset, offset + size), once every point is reached: those of all streams that use
-    /// it. deadline_exceeded, and nothing has happened, if they aren't by the deadline; unknown_block if not all of it
-    /// is committed; device_lost and the like where it can't be unmapped.
+    /// Unmaps [offset, offset + size) once all `points` are reached, one for each stream that uses it.
+    /// deadline_exceeded, and nothing has happened, if they aren't reached by the deadline; unknown_block if not all of
+    /// it is committed; device_lost and the like where it can't be unmapped.
     failure try_decommit(bytes offset, bytes size, std::span<const point> points, instant deadline = never) noexcept {
         return within(offset, size, [&](std::size_t first, std::size_t count) {
             return pool_->chunks_.decommit(*space_, first, count, points, deadline);
         });
     }
-    /// Throws where try_decommit() answers.
+    /// Throws what try_decommit() returns.
     void decommit(bytes offset, bytes size, std::span<const point> points, instant deadline = never) {
         check(try_decommit(offset, size, points, deadline), "decommit");
     }
 
-    /// The same without waiting: nothing but the work before the points may use it any more. It leaves, and is credited,
-    /// when the points are reached and somebody commits, or calls collect() of the pool.
+    /// As try_decommit(), without waiting: only work before the points may still use the memory. It is unmapped and
+    /// credited when the points are reached and somebody commits or calls the pool's collect().
     failure try_decommit_after(bytes offset, bytes size, std::span<const point> points) noexcept {
         return within(offset, size, [&](std::size_t first, std::size_t count) {
             return pool_->chunks_.decommit_after(space_, first, count, points);
         });
     }
-    /// Throws where try_decommit_after() answers.
+    /// Throws what try_decommit_after() returns.
     void decommit_after(bytes offset, bytes size, std::span<const point> points) {
         check(try_decommit_after(offset, size, points), "decommit");
     }
 
-    /// Gives `size` bytes at `offset` to another arena of the same pool, to stand at `to_offset`: waits for the points,
-    /// has them scrubbed if they change hands (by the pool's policy), and maps them there. Contents arrive where
-    /// nothing is scrubbed: between arenas of one tenant, or under scrub_policy::off.
-    /// deadline_exceeded before the points are reached, unknown_block, the refusals of the other's quota, and
-    /// invalid_specification if something is at its place already, or for another pool: nothing has happened. If it
-    /// fails later (the deadline comes while it is scrubbed; closed; a lost device; somebody else takes burst that was
-    /// to change hands), the bytes are free in the pool.
+    /// Moves `size` bytes at `offset` to `to_offset` of another arena of the same pool: waits for the points, scrubs
+    /// the chunks if the tenant changes (by the pool's policy), and maps them there. Contents are kept between arenas
+    /// of one tenant, or under scrub_policy::off. Nothing has happened on deadline_exceeded before the points are
+    /// reached, on unknown_block, on refusals of the other arena's quota, and on invalid_specification (memory is
+    /// mapped there already, or another pool). If it fails later (the deadline comes during scrubbing; closed; a lost
+    /// device; somebody else takes the burst meanwhile), the chunks are free in the pool.
     failure try_hand_over(bytes offset, bytes size, virtual_arena& to, bytes to_offset, std::span<const point> points,
                           instant deadline = never) noexcept {
         if (to.pool_ != pool_) return {errc::invalid_specification};
@@ -128,14 +128,15 @@ public:
             });
         });
     }
-    /// Throws where try_hand_over() answers.
+    /// Throws what try_hand_over() returns.
     void hand_over(bytes offset, bytes size, virtual_arena& to, bytes to_offset, std::span<const point> points,
                    instant deadline = never) {
         check(try_hand_over(offset, size, to, to_offset, points, deadline), "hand over");
     }
 
-    /// Gives everything up once the points are reached, for good; never blocks. errc::closed from the second time on.
-    /// The quota may go when leaving() and committed() are zero. An arena closes by itself when its quota does.
+    /// Gives everything up for good once the points are reached; never blocks. errc::closed from the second time on.
+    /// The quota may be destroyed when leaving() and committed() are zero. An arena closes by itself when its quota
+    /// does.
     failure close(std::span<const point> points = {}) noexcept {
         try {
             return {pool_->chunks_.close(space_, {points.begin(), points.end()})};

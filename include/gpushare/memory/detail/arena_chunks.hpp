@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
-// How chunks come and go under the addresses of arenas: what chunk_pool.hpp and virtual_arena.hpp are made of. One mutex
-// around the addresses (arena_space.hpp) and the chunks (chunk_supply.hpp).
+// Maps chunks into the address ranges of arenas and takes them out again: the implementation of chunk_pool.hpp and
+// virtual_arena.hpp. One mutex guards the addresses (arena_space.hpp) and the chunks (chunk_supply.hpp).
 //
 //   auto space = chunks.open(tenant, quota, 512);     chunks.commit(space, 0, 16, deadline);
 #pragma once

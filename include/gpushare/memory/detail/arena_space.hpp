@@ -1,9 +1,9 @@
 // SPDX-License-Identifier: Apache-2.0
-// The addresses of one arena, slot by slot: empty, mapped, or about to leave once a stream gets there. A plain state
-// machine; chunk_pool does what it decides, under its lock.
+// The addresses of one arena, slot by slot: each is empty, mapped, or leaving once a stream has reached a point. A
+// plain state machine; arena_chunks.hpp does what it decides, under its lock.
 //
-//   auto d = space.depart(last, slot_stage::mapped, ticket);    // d: those of `last` that were mapped are leaving now
-//   space.each_run(last.front(), [](std::size_t first, std::size_t count) { ... });
+//   space.depart(last, slot_stage::mapped);      // last: a departure. Its mapped slots are leaving now
+//   space.each_run(last, [](std::size_t first, std::size_t count) { ... });
 #pragma once
 
 #include <algorithm>

@@ -1,5 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
-// Who is inside an object, so that it can be shut: from then on nobody comes in, and those inside have left.
+// Counts the threads inside an object, so that it can be shut: shut() lets nobody in any more, and returns once those
+// inside have left.
 //
 //   if (const detail::call_gate::pass in(gate_)) ...;     // in, until it is destroyed
 //   gate_.shut();

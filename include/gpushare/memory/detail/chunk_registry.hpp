@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
-// Which physical chunk goes to whom: the decisions behind chunk_pool, as a plain value without memory, streams or
-// locks. A chunk remembers who wrote to it last. It goes back to that tenant as it is, and to another one only after
+// Which physical chunk goes to which tenant: the decisions behind chunk_pool, as a plain value without memory, streams
+// or locks. A chunk remembers which tenant wrote to it last. That tenant gets it back as it is, another one only after
 // it was scrubbed.
 //
 //   gpushare::detail::chunk_registry chunks{gpushare::scrub_policy::on_hand_over};

@@ -1,8 +1,8 @@
 // SPDX-License-Identifier: Apache-2.0
-// The physical chunks of a device: made when they are needed, handed out ready to be seen by who takes them, scrubbed
-// in between. chunk_pool puts a lock, quotas and address ranges around it.
+// The physical chunks of a device: made when they are needed, scrubbed where they change tenants, and handed out.
+// arena_chunks.hpp puts a lock, quotas and address ranges around it.
 //
-//   gpushare::chunk_supply supply{memory, stream, {.capacity = 512}};
+//   gpushare::detail::chunk_supply supply{memory, stream, {.capacity = 512}};
 //   if (supply.provide(chat, 3).code == errc::none) ... supply.take(chat) ... three times
 #pragma once
 

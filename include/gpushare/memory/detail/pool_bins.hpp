@@ -1,9 +1,9 @@
 // SPDX-License-Identifier: Apache-2.0
-// What a worker keeps of a pool for itself: freed blocks, sorted onto bins by size, that the next allocation of the
-// same class takes without asking the pool. The pool can empty them at any time, also while the worker sleeps.
+// One worker's cache of a pool: freed blocks, sorted into bins by size class. The next allocation of the same class
+// takes one without asking the pool. The pool can empty the bins at any time, also while the worker sleeps.
 //
-//   gpushare::pool_bins mine;
-//   if (gpushare::pool_block* b = mine.take(granules, alignment, size)) return b->begin;
+//   gpushare::detail::pool_bins mine;
+//   if (gpushare::detail::pool_block* b = mine.take(granules, alignment, size)) return b->begin;
 //   if (auto freed = mine.put(index, p, size, alignment); freed.homeless != nullptr) ...;     // back to the pool
 #pragma once
 
@@ -18,6 +18,7 @@
 #include <memory>
 #include <mutex>
 #include <thread>
+#include <utility>
 
 #include <gpushare/config.hpp>
 #include <gpushare/error.hpp>
@@ -99,6 +100,50 @@ private:
     std::atomic<bool> held_{false};
 };
 
+/// What was handed out and came back: how often, and bytes as they were asked for.
+struct pool_traffic {
+    std::uint64_t allocations = 0, allocated = 0, frees = 0, freed = 0;
+
+    void out(std::uint64_t size) noexcept {
+        ++allocations;
+        allocated += size;
+    }
+    void back(std::uint64_t size) noexcept {
+        ++frees;
+        freed += size;
+    }
+    pool_traffic& operator+=(const pool_traffic& more) noexcept {
+        allocations += more.allocations;
+        allocated += more.allocated;
+        frees += more.frees;
+        freed += more.freed;
+        return *this;
+    }
+    /// What is out. Not below 0, where calls are under way that are counted in part.
+    [[nodiscard]] std::uint64_t requested() const noexcept { return allocated - std::min(allocated, freed); }
+};
+
+/// How often, and how many bytes, of calls for less than 16 MiB each: one addition. From bit 40 up: how often.
+class call_count {
+public:
+    void add(std::uint64_t size) noexcept {
+        recent_ += (std::uint64_t{1} << shift) + size;
+        if (recent_ >> (shift + 16) != 0) [[unlikely]] {
+            calls_ += recent_ >> shift;
+            bytes_ += recent_ & mask;
+            recent_ = 0;
+        }
+    }
+    [[nodiscard]] std::uint64_t calls() const noexcept { return calls_ + (recent_ >> shift); }
+    [[nodiscard]] std::uint64_t bytes() const noexcept { return bytes_ + (recent_ & mask); }
+
+private:
+    static constexpr unsigned shift = 40;
+    static constexpr std::uint64_t mask = (std::uint64_t{1} << shift) - 1;
+
+    std::uint64_t recent_ = 0, calls_ = 0, bytes_ = 0;
+};
+
 /// Bins of one worker. All members may be called from any thread. Blocks in a bin aren't out (their tags are 0),
 /// nor are they free for the pool.
 class pool_bins {
@@ -116,6 +161,11 @@ public:
     /// Null if no bin has, or if it doesn't begin at a multiple of `alignment`.
     [[nodiscard]] pool_block* take(std::uint64_t granules, std::size_t alignment, std::size_t size) noexcept {
         const std::lock_guard lock(lock_);
+        // Many a program frees one block and asks for it again: for that one nothing is looked up.
+        if (latest_ != nullptr && latest_bin_ - classes::covering(granules) < window && alignment <= pool_granule) {
+            out_.add(size);
+            return std::exchange(latest_, nullptr);
+        }
         const auto bin = first_with(granules);
         if (bin == bins) return nullptr;
         pool_block* const block = last_on(bin);
@@ -123,7 +173,7 @@ public:
         if (alignment > pool_granule && (reinterpret_cast<std::uintptr_t>(block->begin) & (alignment - 1)) != 0)
             return nullptr;
         drop_last(bin);
-        requested_ += static_cast<std::int64_t>(size);
+        out_.add(size);
         return block;
     }
 
@@ -139,10 +189,15 @@ public:
         const auto [why, block, bin] = index.claim(p, size, alignment);
         if (why != errc::none) [[unlikely]]
             return {.why = why};
-        if (bin == bins || full(bin)) [[unlikely]]
-            return {.homeless = block, .bin = bin};
-        lay(*block, bin);
-        requested_ -= static_cast<std::int64_t>(size);
+        if (latest_ == nullptr && bin < bins && open_) {
+            latest_ = block;
+            latest_bin_ = bin;
+        } else {
+            if (bin == bins || full(bin)) [[unlikely]]
+                return {.homeless = block, .bin = bin};
+            lay(*block, bin);
+        }
+        back_.add(size);
         return {};
     }
 
@@ -194,6 +249,7 @@ public:
     [[nodiscard]] pool_block* take_bigger(std::uint64_t granules) noexcept {
         if (granules > largest) return nullptr;
         const std::lock_guard lock(lock_);
+        if (latest_ != nullptr && latest_->size >= granules * pool_granule) return std::exchange(latest_, nullptr);
         for (auto s = classes::covering(granules); s < bins; ++s) {
             pool_block* bigger = nullptr;
             take_oldest(s, std::min<std::uint32_t>(counts_[s], 1), [&](pool_block& kept) { bigger = &kept; });
@@ -207,6 +263,7 @@ public:
     void take_all(F receive) noexcept {
         const std::lock_guard lock(lock_);
         for (std::uint32_t s = 0; s < bins; ++s) take_oldest(s, counts_[s], receive);
+        if (latest_ != nullptr) receive(*std::exchange(latest_, nullptr));
     }
     template <std::invocable<pool_block&> F>
     void take_half(std::uint32_t bin, F receive) noexcept {
@@ -219,19 +276,20 @@ public:
         const std::lock_guard lock(lock_);
         for (std::uint32_t s = 0; s < bins; ++s)
             for (std::uint32_t i = 0; i < counts_[s]; ++i) look(*on(s)[i]);
+        if (latest_ != nullptr) look(*latest_);
     }
 
     /// What is kept, each block counted as the smallest of its bin.
     [[nodiscard]] bytes kept() const noexcept {
         const std::lock_guard lock(lock_);
-        std::uint64_t granules = 0;
+        std::uint64_t granules = latest_ == nullptr ? 0 : classes::smallest(latest_bin_);
         for (std::uint32_t s = 0; s < bins; ++s) granules += counts_[s] * classes::smallest(s);
         return bytes{granules * pool_granule};
     }
-    /// Sizes given out less sizes taken back here, in bytes. Below 0 where a worker frees what others allocate.
-    [[nodiscard]] std::int64_t requested() const noexcept {
+    /// Through here. More may have come back than was handed out, where a worker frees what others allocate.
+    [[nodiscard]] pool_traffic traffic() const noexcept {
         const std::lock_guard lock(lock_);
-        return requested_;
+        return {out_.calls(), out_.bytes(), back_.calls(), back_.bytes()};
     }
 
 private:
@@ -274,8 +332,10 @@ private:
 
     // On cache lines of its own: workers' bins don't share any.
     alignas(64) mutable detail::brief_lock lock_;
-    bool open_ = true;  // or else no bin has room
-    std::int64_t requested_ = 0;
+    bool open_ = true;              // or else no bin has room
+    std::uint32_t latest_bin_ = 0;  // of latest_
+    pool_block* latest_ = nullptr;  // freed when there was none, and on no bin
+    call_count out_, back_;
     std::unique_ptr<pool_block*[]> kept_;                // see bin_layout::places
     std::array<std::uint64_t, bins / 64 + 2> filled_{};  // a bit per bin, and a word behind them to look into
     std::array<std::uint16_t, bins> counts_{};

@@ -1,5 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
-// What a pool knows about one block of device memory. It is kept on the host: device memory isn't the host's to read.
+// What a pool knows about one block of device memory. It is kept in host memory, since the host can't read device
+// memory.
 #pragma once
 
 #include <algorithm>
@@ -7,6 +8,7 @@
 #include <bit>
 #include <cstddef>
 #include <cstdint>
+#include <string_view>
 #include <utility>
 
 #include <gpushare/config.hpp>
@@ -45,6 +47,15 @@ struct pool_tag {
         const auto address = std::uint64_t{reinterpret_cast<std::uintptr_t>(p)} / pool_granule % size_limit;
         return (1 << 6 | log) << size_bits | (size ^ address);
     }
+    /// What the tag of the block at `p` says: as it was asked for.
+    struct request {
+        std::uint64_t size;
+        std::size_t alignment;
+    };
+    [[nodiscard]] static request asked(std::uint64_t tag, const void* p) noexcept {
+        const auto address = std::uint64_t{reinterpret_cast<std::uintptr_t>(p)} / pool_granule % size_limit;
+        return {(tag % size_limit) ^ address, std::size_t{1} << (tag >> size_bits & 0x3f)};
+    }
 };
 
 /// A part of a range that the pool holds: free, in a worker's bin, on its way through a stream, or out. On a cache line
@@ -52,16 +63,31 @@ struct pool_tag {
 struct alignas(64) pool_block {
     std::byte* begin = nullptr;
     std::atomic<std::uint64_t> tag{0};  // see pool_tag
-    std::uint32_t bin = 0;              // of a cache, that it belongs on; fixed while the block isn't free
+    std::uint32_t label_size = 0;       // of `label`
+    std::uint16_t bin = 0;              // of a cache, that it belongs on; fixed while the block isn't free
 
     // Under the lock of the pool.
-    std::uint64_t size = 0;                           // bytes, whole granules; fixed while the block isn't free
-    pool_block *before = nullptr, *after = nullptr;   // neighbours in the range
-    pool_block *next = nullptr, *previous = nullptr;  // in a list of free blocks; `next` also in a pool_chain
     bool free = false;
+    std::uint64_t size = 0;                          // bytes, whole granules; fixed while the block isn't free
+    pool_block *before = nullptr, *after = nullptr;  // neighbours in the range
+    pool_block* next = nullptr;                      // in a list of free blocks, or in a pool_chain
+    union {
+        pool_block* previous = nullptr;  // in a list of free blocks
+        const char* label;               // while it is out: whoever holds it writes it, before the tag
+    };
 
     [[nodiscard]] bool whole_range() const noexcept { return before == nullptr && after == nullptr; }
+
+    /// Out, for whoever took it. Release: who takes back what is out (pool_store::take_back) reads the label behind the tag;
+    /// whoever frees the block has had the pointer handed over from here.
+    [[nodiscard]] void* hand_out(std::uint64_t asked, std::size_t alignment, std::string_view text) noexcept {
+        label = text.data();
+        label_size = static_cast<std::uint32_t>(std::min<std::size_t>(text.size(), ~std::uint32_t{0}));
+        tag.store(pool_tag::live(begin, asked, alignment), std::memory_order_release);
+        return begin;
+    }
 };
+static_assert(sizeof(pool_block) == 64);
 
 /// Blocks that are out, linked through their `next`. The last one in is the first one out.
 class pool_chain {

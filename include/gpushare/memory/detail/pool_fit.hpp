@@ -1,6 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 // Cuts blocks out of ranges of memory and joins them again, in a bounded number of steps: a pool without its locks,
-// caches and upstream. It touches none of the memory. And which of the ranges could go back to the upstream.
+// caches and upstream. It never touches the memory. pool_segments, below, knows which ranges are empty and could go
+// back to the upstream.
 //
 //   gpushare::detail::pool_fit fit;
 //   fit.add(begin, 64 << 20);
@@ -260,6 +261,19 @@ public:
         std::uint64_t most = 0;
         for (const entry& e : all_) most = std::max(most, e.segment.size);
         return most;
+    }
+    /// In those in which nothing is.
+    [[nodiscard]] std::uint64_t empty_bytes() const noexcept {
+        std::uint64_t empty = 0;
+        for (const entry& e : all_)
+            if (e.first->free && e.first->whole_range()) empty += e.segment.size;
+        return empty;
+    }
+    /// Calls `look` for every block of all ranges, free or not.
+    template <std::invocable<pool_block&> F>
+    void for_each_block(F look) const noexcept(noexcept(look(std::declval<pool_block&>()))) {
+        for (const entry& e : all_)
+            for (pool_block* b = e.first; b != nullptr; b = b->after) look(*b);
     }
     [[nodiscard]] std::uint64_t held() const noexcept { return held_; }
     [[nodiscard]] std::uint64_t peak() const noexcept { return peak_; }

@@ -1,9 +1,9 @@
 // SPDX-License-Identifier: Apache-2.0
-// From a pointer to the pool's block that begins there. Read without a lock, since every free starts here.
+// Finds the pool's block that begins at a pointer. Every free does so, hence look-ups take no lock.
 //
-//   gpushare::pool_index index;
+//   gpushare::detail::pool_index index;
 //   index.reserve(1);    index.insert(block);
-//   if (auto freed = index.claim(p, size, alignment); freed.why == gpushare::errc::none) ...;    // mine to free, once
+//   if (auto freed = index.claim(p, size, alignment); freed.why == gpushare::errc::none) ...;    // to be freed here
 #pragma once
 
 #include <atomic>

@@ -1,21 +1,25 @@
 // SPDX-License-Identifier: Apache-2.0
-// All of a pool but its upstream: the ranges it holds, the workers that keep blocks of them, and what was freed on
-// streams that haven't got there. pool_resource is made of it; use that.
+// A pool without its upstream: the ranges that it holds, the workers' caches, and the blocks that were freed on streams
+// which haven't reached the free. Use pool_resource, which is made of it.
 #pragma once
 
 #include <algorithm>
+#include <array>
 #include <atomic>
 #include <concepts>
 #include <condition_variable>
 #include <cstddef>
 #include <cstdint>
 #include <mutex>
+#include <span>
+#include <thread>
 #include <utility>
 #include <vector>
 
 #include <gpushare/concepts.hpp>
 #include <gpushare/config.hpp>
 #include <gpushare/detail/intrusive.hpp>
+#include <gpushare/memory/block.hpp>
 #include <gpushare/memory/detail/pool_bins.hpp>
 #include <gpushare/memory/detail/pool_block.hpp>
 #include <gpushare/memory/detail/pool_fit.hpp>
@@ -104,6 +108,12 @@ public:
         for (const auto* b = open_.front(); b != nullptr; b = b->next) total += b->blocks.bytes();
         return total;
     }
+    /// Copies as many of the oldest points as there is room for. Returns how many.
+    [[nodiscard]] std::size_t oldest(std::span<Point> into) const {
+        std::size_t n = 0;
+        for (const auto* b = open_.front(); b != nullptr && n < into.size(); b = b->next) into[n++] = b->point;
+        return n;
+    }
     /// A copy of the oldest point; a reached one if there is none.
     [[nodiscard]] Point first() const { return open_.empty() ? Point{} : open_.front()->point; }
     [[nodiscard]] bool empty() const noexcept { return open_.empty(); }
@@ -138,6 +148,13 @@ struct pool_worker {
     unsigned recording = 0;       // threads that record on the stream right now
     unsigned paused = 0;          // how many forbid it
     std::uint64_t failed_in = 0;  // the last pass in which recording threw
+};
+
+/// A range on its way between the pool and its upstream. On the stack of the thread that moves it, under the lock of the
+/// pool.
+struct pool_move {
+    pool_move* next = nullptr;
+    std::thread::id by = std::this_thread::get_id();
 };
 
 /// Somebody who waits. Under the lock of the pool.
@@ -212,7 +229,7 @@ public:
     void join(worker& w) {
         const auto lock = locked();
         workers_.push_back(&w);
-        w.bins.keep(waiters_.size() == 0 && !closed_);
+        w.bins.keep(waiters_.size() == 0 && !stopped_);
     }
     /// Empties the worker's bins. What can't be recorded on its stream stays out of use for as long as the store.
     void leave(worker& w) noexcept {
@@ -221,7 +238,7 @@ public:
         changed_.wait(lock, [&] { return w.recording == 0; });
         stranded_.append(w.unrecorded);
         pending_.forget(&w);
-        requested_ += w.bins.requested();
+        traffic_ += w.bins.traffic();
         std::erase(workers_, &w);
     }
     /// Empties the worker's bins now.
@@ -254,25 +271,56 @@ public:
     }
     void leave(pool_wait_entry& p) noexcept {
         const auto lock = locked();
-        if (waiters_.leave(p)) keep(!closed_);
+        if (waiters_.leave(p)) keep(!stopped_);
     }
 
     // --- the end
 
-    /// From now on nothing is handed out: all bins are empty and stay so. Returns once no memory is on its way between pool
-    /// and upstream, and what was freed on streams is recorded.
+    /// From now on nothing is handed out: all bins are empty and stay so. What is out is freed as before.
+    void stop() noexcept {
+        spent done(*this);
+        auto lock = locked();
+        stop(lock, done);
+    }
+    /// The same, and nothing is freed any more. Returns once no memory is on its way between pool and upstream, and what was
+    /// freed on streams is recorded.
     void close() noexcept {
         spent done(*this);
         auto lock = locked();
         closed_ = true;
-        keep(false);
-        waiters_.tell_all();
-        reclaim(lock, done);
-        changed_.wait(lock, [&] { return moving_ == 0; });
+        stop(lock, done);
+        changed_.wait(lock, [&] { return moves_.empty() && recordings_ == 0; });
     }
-    [[nodiscard]] bool closed() const noexcept {
+    [[nodiscard]] bool stopped() const noexcept {
         const auto lock = locked();
-        return closed_;
+        return stopped_;
+    }
+
+    /// After stop(): takes back what is out, and enters it into `found`. False: some call is between this and its caller, with
+    /// a block that it has taken or is about to give back; what it leaves is seen by another take_back(). Throws std::bad_alloc,
+    /// and then nothing was taken back.
+    [[nodiscard]] bool take_back(std::vector<leak>& found) {
+        const auto lock = locked();
+        std::size_t out = 0;
+        segments_.for_each_block([&](const pool_block& b) { out += b.tag.load(std::memory_order_relaxed) != 0; });
+        found.reserve(found.size() + out);
+        pool_chain taken;
+        std::uint64_t elsewhere = 0;  // bytes that are neither out nor free
+        segments_.for_each_block([&](pool_block& b) {
+            auto tag = b.tag.load(std::memory_order_relaxed);
+            // Acquire: the label. A block may come out beside this, but for those no place was made.
+            if (tag == 0 || found.size() == found.capacity() ||
+                !b.tag.compare_exchange_strong(tag, 0, std::memory_order_acquire)) {
+                elsewhere += b.free ? 0 : b.size;
+                return;
+            }
+            const auto [size, alignment] = pool_tag::asked(tag, b.begin);
+            found.push_back({{b.begin, bytes{size}, alignment, {b.label, b.label_size}}, {}, {}});
+            traffic_.back(size);
+            taken.push(b);
+        });
+        while (!taken.empty()) fit_.give(taken.pop());
+        return moves_.empty() && elsewhere == pending_bytes();
     }
     /// Forgets the ranges in which there is something: they are somebody else's to give back.
     void abandon() noexcept {
@@ -285,7 +333,7 @@ public:
     /// `size` bytes in a bounded number of steps, or null.
     [[nodiscard]] pool_block* take(const pool_request& r) noexcept {
         const auto lock = locked();
-        if (closed_) [[unlikely]]
+        if (stopped_) [[unlikely]]
             return nullptr;
         return counted(detail::quietly([&] { return fit_.take(r.size, r.alignment); }), r);
     }
@@ -303,16 +351,16 @@ public:
         spent done(*this);
         const auto lock = locked();
         collect(done);
-        return closed_ ? nullptr : counted(take_any(r, own), r);
+        return stopped_ ? nullptr : counted(take_any(r, own), r);
     }
     /// Of one block that a cache keeps, or else of what comes together when all caches are emptied.
     [[nodiscard]] pool_block* reclaim_and_take(const pool_request& r, worker* own) noexcept {
         spent done(*this);
         auto lock = locked();
-        if (closed_) return nullptr;
+        if (stopped_) return nullptr;
         if (pool_block* const b = take_kept(r)) return counted(b, r);
         reclaim(lock, done);
-        return closed_ ? nullptr : counted(take_any(r, own), r);
+        return stopped_ ? nullptr : counted(take_any(r, own), r);
     }
     /// Whether caches keep less than `each` on average.
     [[nodiscard]] bool caches_keep_less(bytes each) const noexcept {
@@ -322,14 +370,15 @@ public:
         return kept < each * (workers_.size() - 1);
     }
 
-    /// The last word, once no memory is on its way between pool and upstream. `seen` is what changes() was before the
-    /// upstream was asked. Null and false: it doesn't fit; null and true: something has come in between, try again.
+    /// The last word, once no memory is on its way between pool and upstream: but for a thread that is called from there itself,
+    /// by a hook of a quota, since others may wait for it. `seen` is what changes() was before the upstream was asked. Null and
+    /// false: it doesn't fit; null and true: something has come in between, try again.
     [[nodiscard]] std::pair<pool_block*, bool> settle_and_take(const pool_request& r, worker* own,
                                                                std::uint64_t seen) noexcept {
         spent done(*this);
         auto lock = locked();
-        changed_.wait(lock, [&] { return moving_ == 0; });
-        if (closed_) return {nullptr, false};
+        changed_.wait(lock, [&] { return (moves_.empty() && recordings_ == 0) || inside_move(); });
+        if (stopped_) return {nullptr, false};
         for (worker* const w : workers_) gather(*w);
         collect(done);
         pool_block* const b = counted(take_any(r, own), r);
@@ -384,6 +433,25 @@ public:
         return errc::none;
     }
 
+    /// Takes back what streams have reached, and leaves the caches alone.
+    void collect() noexcept {
+        spent done(*this);
+        const auto lock = locked();
+        collect(done);
+    }
+    /// Waits until one of the points behind which blocks were freed is reached, or until `deadline`. False, at once, if there is
+    /// none. Throws what waiting for the points throws.
+    bool wait_any(instant deadline) {
+        std::array<Point, 64> open{};  // at a time: whoever waits comes back
+        std::size_t n = 0;
+        {
+            const auto lock = locked();
+            n = pending_.oldest(open);
+        }
+        if (n != 0) (void)Point::wait_any(std::span<const Point>(open.data(), n), deadline);
+        return n != 0;
+    }
+
     // --- ranges, and their ways from and to the upstream. Between begin_move and end_move the memory is neither here
     // --- nor there, and nobody is refused for want of it.
 
@@ -391,13 +459,13 @@ public:
         const auto lock = locked();
         return changes_;
     }
-    void begin_move() noexcept {
+    void begin_move(pool_move& m) noexcept {
         const auto lock = locked();
-        ++moving_;
+        moves_.push(m);
     }
-    void end_move(bool changed) noexcept {
+    void end_move(pool_move& m, bool changed) noexcept {
         const auto lock = locked();
-        --moving_;
+        moves_.remove(m);
         changes_ += changed ? 1 : 0;
         changed_.notify_all();
         if (changed) waiters_.tell();
@@ -407,7 +475,7 @@ public:
     /// changed, if the pool was closed meanwhile. Throws std::bad_alloc, and then nothing has changed, either.
     [[nodiscard]] pool_block* add(const pool_segment& s, std::uint64_t size, const pool_request& r) {
         const auto lock = locked();
-        if (closed_) return nullptr;
+        if (stopped_) return nullptr;
         pool_block& whole = segments_.add(fit_, s);
         try {
             return counted(&fit_.carve(whole, size, r.alignment), r);
@@ -419,11 +487,20 @@ public:
 
     /// Takes out a range in which nothing is, and begins its move, if more than `target` bytes are held. An empty
     /// segment otherwise.
-    [[nodiscard]] pool_segment remove_empty(std::uint64_t target) noexcept {
+    [[nodiscard]] pool_segment remove_empty(pool_move& m, std::uint64_t target) noexcept {
         const auto lock = locked();
         const pool_segment s = segments_.remove_empty(fit_, target);
-        if (s.begin != nullptr) ++moving_;
+        if (s.begin != nullptr) moves_.push(m);
         return s;
+    }
+    /// In ranges in which nothing is.
+    [[nodiscard]] std::uint64_t empty_bytes() const noexcept {
+        const auto lock = locked();
+        return segments_.empty_bytes();
+    }
+    [[nodiscard]] std::uint64_t held() const noexcept {
+        const auto lock = locked();
+        return segments_.held();
     }
     /// Whether a range is held of which such a block could be a part.
     [[nodiscard]] bool could_hold(const pool_request& r) const noexcept {
@@ -461,21 +538,36 @@ public:
     [[nodiscard]] pool_usage usage() const noexcept {
         const auto lock = locked();
         if (closed_ && segments_.count() == 0) return {.peak_reserved = bytes{segments_.peak()}};
-        std::uint64_t cached = 0, pending = pending_.bytes() + stranded_.bytes() + recorded_now_;
-        auto requested = requested_;
+        std::uint64_t cached = 0;
+        const auto pending = pending_bytes();
+        auto traffic = traffic_;
         for (const worker* const w : workers_) {
             w->bins.for_each([&](const pool_block& kept) { cached += kept.size; });
-            requested += w->bins.requested();
-            pending += w->unrecorded.bytes();
+            traffic += w->bins.traffic();
         }
         return {.reserved = bytes{segments_.held()},
                 .used = bytes{segments_.held() - fit_.free_bytes() - cached - pending},
-                .requested = bytes{static_cast<std::uint64_t>(std::max<std::int64_t>(requested, 0))},
+                .requested = bytes{traffic.requested()},
                 .cached = bytes{cached},
                 .pending = bytes{pending},
                 .largest_free = bytes{fit_.largest_free()},
                 .peak_reserved = bytes{segments_.peak()},
-                .segments = segments_.count()};
+                .segments = segments_.count(),
+                .allocated = bytes{traffic.allocated},
+                .allocations = traffic.allocations,
+                .frees = traffic.frees};
+    }
+    /// What went through the pool.
+    [[nodiscard]] pool_traffic traffic() const noexcept {
+        const auto lock = locked();
+        auto all = traffic_;
+        for (const worker* const w : workers_) all += w->bins.traffic();
+        return all;
+    }
+    /// Freed on streams that haven't got there.
+    [[nodiscard]] std::uint64_t pending() const noexcept {
+        const auto lock = locked();
+        return pending_bytes();
     }
 
 private:
@@ -491,10 +583,28 @@ private:
             for (worker* const w : workers_) w->bins.pass();
             fit_.index().drop_retired();
         }
-        if (b != nullptr) requested_ += static_cast<std::int64_t>(r.asked);
+        if (b != nullptr) traffic_.out(r.asked);
         return b;
     }
-    void uncount(std::size_t asked) noexcept { requested_ -= static_cast<std::int64_t>(asked); }
+    void uncount(std::size_t asked) noexcept { traffic_.back(asked); }
+
+    void stop(std::unique_lock<std::mutex>& lock, spent& done) noexcept {
+        stopped_ = true;
+        keep(false);
+        waiters_.tell_all();
+        reclaim(lock, done);
+    }
+    [[nodiscard]] std::uint64_t pending_bytes() const noexcept {
+        auto all = pending_.bytes() + stranded_.bytes() + recorded_now_;
+        for (const worker* const w : workers_) all += w->unrecorded.bytes();
+        return all;
+    }
+    // Whether this thread moves a range, and was called from there.
+    [[nodiscard]] bool inside_move() const noexcept {
+        for (const auto* m = moves_.front(); m != nullptr; m = m->next)
+            if (m->by == std::this_thread::get_id()) return true;
+        return false;
+    }
 
     [[nodiscard]] pool_block* take_any(const pool_request& r, worker* own) noexcept {
         pool_block* const b = detail::quietly([&] { return fit_.take_any(r.least, r.alignment); });
@@ -564,13 +674,13 @@ private:
             const auto size = b->blocks.bytes();
             recorded_now_ += size;
             ++w.recording;
-            ++moving_;
+            ++recordings_;
             lock.unlock();
             const bool recorded = w.try_record(b->point);
             lock.lock();
             recorded_now_ -= size;
             --w.recording;
-            --moving_;
+            --recordings_;
             changed_.notify_all();
             if (recorded) {
                 pending_.add(*b);
@@ -583,7 +693,7 @@ private:
         }
     }
     mutable std::mutex mutex_;         // before the lock of any bins
-    std::condition_variable changed_;  // moving_ or a worker's `recording` went down
+    std::condition_variable changed_;  // a move has ended, or a worker's `recording` went down
     pool_fit fit_;
     pool_pending<Point> pending_;
     pool_segments segments_;
@@ -592,11 +702,13 @@ private:
     worker depot_;                    // for all: what a worker has too much of, as others may have too little
     pool_chain stranded_;             // freed on streams that could not be recorded before they were gone
     std::uint64_t recorded_now_ = 0;  // bytes in batches that are being recorded
-    std::int64_t requested_ = 0;      // but for what workers count
-    unsigned moving_ = 0;             // moves between here and the upstream, and batches being recorded
+    pool_traffic traffic_;            // but for what workers count
+    fifo<pool_move> moves_;           // between here and the upstream
+    unsigned recordings_ = 0;         // batches being recorded
     std::uint64_t changes_ = 0;       // moves that moved something
     std::uint64_t passes_ = 0;
-    bool closed_ = false;
+    bool stopped_ = false;  // nothing is handed out
+    bool closed_ = false;   // and nothing comes back
 };
 
 }  // namespace detail

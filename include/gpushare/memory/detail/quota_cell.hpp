@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
-// What one quota keeps in atomics, and the two words that decide: what is available, and what there is in all. A charge
-// or a release is one compare-and-swap of the first; the counts ride along in it. quota.hpp makes a tree of these.
+// The atomics of one quota. Two words decide: what is available, and what there is in all. A charge or a release is one
+// compare-and-swap of the first, which also holds the counts of calls. quota.hpp makes a tree of these.
 //
 //   for (auto [word, total] = cell.read();;) {
 //       if (word.frozen() || word.available() < n) ...            // the slow way

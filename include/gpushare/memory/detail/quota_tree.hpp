@@ -1,8 +1,8 @@
 // SPDX-License-Identifier: Apache-2.0
-// What a quota keeps, and what it does under the mutex of its tree: lending, gathering what is lent and idle, changing.
-// quota.hpp is what users see, with the calls that need no mutex; quota_wait_queue.hpp is who waits.
+// The state of a quota, and what it does under the mutex of its tree: lending, gathering idle loans, changing.
+// quota.hpp is the public part, with the calls that need no mutex; quota_wait_queue.hpp is the queue of waiters.
 //
-//   const std::lock_guard lock(q.root_->mutex_);      // all members but tell_parents() and refuse() ask for it
+//   const std::lock_guard lock(q.root_->mutex_);      // required by all members but tell_parents() and refuse()
 //   if (q.take(4096, nullptr) == errc::none) ...;
 #pragma once
 
@@ -33,6 +33,7 @@ struct hook_cursor {
     instant until = instant::min();                                 // when it will be refused
     std::int64_t order = std::numeric_limits<std::int64_t>::min();  // of the last that was asked
     std::uint64_t number = 0;
+    std::int64_t last = std::numeric_limits<std::int64_t>::max();  // which hooks may be asked: none of a higher order
 };
 using ask_function = bool (*)(quota_node&, hook_cursor&, std::uint64_t, bool) noexcept;
 

@@ -1,17 +1,17 @@
 // SPDX-License-Identifier: Apache-2.0
-// Who waits for bytes of a quota, first come first served. quota_wait.hpp is what users see.
+// The queue of waiters for bytes of a quota, first come first served. quota_wait.hpp is the public part.
 //
-// Who waits keeps its place in the queue: bytes that it waits for are refused to whoever comes later, however little that asks
-// for, so a big claim isn't starved by small ones. Only bytes that it could be served from are held back: its own
-// quota's, and if that isn't the obstacle, what its parent lends, and so on up to the quota whose limit is the obstacle.
-// Guarantees stay untouched: nobody's guaranteed bytes are held back for others, and new guarantees go ahead of
-// those who wait. Every resize, release and end of a quota looks whom it serves, under the mutex of the tree that it has anyway.
+// A waiter keeps its place: bytes that it waits for are refused to every later request, however small, so that small
+// requests don't starve a big one. Only bytes that could serve the waiter are held back: those of its own quota and, if
+// that isn't the obstacle, those that its parent lends, and so on up to the quota whose limit is the obstacle.
+// Guaranteed bytes are never held back for others, and new guarantees go ahead of waiters. Every resize, release and
+// end of a quota serves the waiters that it can, under the mutex of the tree, which it holds anyway.
 //
-// How no wake-up is lost. A release is one compare-and-swap of a word, and so is what asks for the mutex instead: the
-// frozen bit of the same word. Whoever joins the queue freezes all words that its bytes may come from, and then looks.
-// A release before the freeze is in the word that it looks at; one after it fails to swap, sees the bit, comes to
-// the mutex and serves those who wait. There is no second flag that the two could miss each other by, and while nobody
-// waits a release pays nothing.
+// Why no wake-up is lost. A release is one compare-and-swap of a word, and the frozen bit, which sends a release to the
+// mutex, lies in the same word. A thread that joins the queue freezes all words that its bytes may come from, and then
+// looks. A release before the freeze is in the word that it looks at; a release after it fails to swap, sees the bit,
+// takes the mutex and serves the waiters. There is no second flag that the two could miss, and while nobody waits a
+// release pays nothing.
 #pragma once
 
 #include <algorithm>
@@ -58,6 +58,18 @@ struct quota_wait_queue {
         if (++top.waiting_here_ == 1) top.watch();  // before anybody looks
         serve(root);
         if (p.state == claim_state::waiting && p.why == errc::none) p.why = p.at->behind_;
+    }
+
+    /// While a root is pressed, what is freed below goes back to it at once, as if somebody waited; but nothing is held back from
+    /// anybody. Each press ends with a release_pressure.
+    static void press(quota_node& root) noexcept {
+        root.serve_ = &serve;
+        ++root.waiting_;
+        if (++root.waiting_here_ == 1) root.watch();
+    }
+    static void release_pressure(quota_node& root) noexcept {
+        --root.waiting_;
+        if (--root.waiting_here_ == 0) root.unwatch();
     }
 
     static void leave(quota_wait_entry& p) noexcept {

@@ -1,6 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
-// What an allocator counts: what is out, the most that ever was, the total, counts and failures, for all of it and for
-// each scope, and who is to blame for what is left at the end. statistics_resource.hpp keeps them.
+// What an allocator counts, for the whole and for each scope: the bytes that are out, their peak and total, and the
+// counts of calls and failures. It also remembers who allocated each block that is out. statistics_resource.hpp has
+// one.
 //
 //   gpushare::detail::scoped_statistics all;
 //   const auto prefill = all.open(all.whole, "prefill");

@@ -1,8 +1,8 @@
 // SPDX-License-Identifier: Apache-2.0
-// Sizes sorted into classes that are a fixed fraction wide: how a free list for each of them covers every size from one
-// unit to the whole address space.
+// Sorts sizes into classes whose widths are a fixed fraction of the size, so that one free list per class covers every
+// size from one unit to the whole address space.
 //
-//   using classes = gpushare::size_classes<3>;           // 8 classes a doubling, each at most 1/8 wide
+//   using classes = gpushare::detail::size_classes<3>;   // 8 classes a doubling, each at most 1/8 of its size wide
 //   classes::of(100);  classes::covering(100);  classes::smallest(c);
 #pragma once
 

@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
-// Who allocated what: return addresses, taken where a block is allocated and kept until it is freed. Which function takes
-// them is the embedder's choice; stack_trace.hpp has one.
+// Stack traces of blocks: return addresses, taken when a block is allocated and kept until it is freed. The embedder
+// chooses the function that takes them; stack_trace.hpp has one.
 //
 //   gpushare::detail::trace_store traces;
 //   const auto id = traces.keep(gpushare::detail::captured_trace(gpushare::capture_stack));
