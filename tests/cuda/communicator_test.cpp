@@ -18,6 +18,8 @@
 #include "support/cuda_standin/launch.hpp"
 #include "support/cuda_standin/session.hpp"
 
+namespace communicator_test {
+
 namespace gs = gpushare;
 namespace cuda = gpushare::cuda;
 using gs::errc;
@@ -126,3 +128,5 @@ TEST_CASE("workspaces lie on the devices where they reach each other, else in pi
         CHECK(group.rank(1).view().direct == peers);
     }
 }
+
+}  // namespace communicator_test

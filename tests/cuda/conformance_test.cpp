@@ -22,6 +22,8 @@
 #include "support/cuda_standin/launch.hpp"
 #include "support/cuda_standin/session.hpp"
 
+namespace conformance_test {
+
 using namespace gpushare;
 
 namespace {
@@ -91,3 +93,5 @@ TEST_CASE("clock of a node", "[cuda][conformance]") {
     cuda_backend backend;
     conformance::check_clock(backend.node().get_clock(), true);
 }
+
+}  // namespace conformance_test

@@ -20,12 +20,15 @@
 
 #include <gpushare/collective/device_communicator.hpp>
 #include <gpushare/collective/submit.hpp>
+#include <gpushare/compute/compute_limiter.hpp>
 
 #include "support/catch.hpp"
 #include "support/code_of.hpp"
 #include "support/cuda_standin/launch.hpp"
 #include "support/cuda_standin/raw.hpp"
 #include "support/cuda_standin/session.hpp"
+
+namespace faults_test {
 
 using namespace gpushare::literals;
 using namespace std::chrono_literals;
@@ -432,6 +435,34 @@ TEST_CASE("a launch of the embedder's own that fails is noticed, and its error l
     CHECK(cudaGetLastError() == cudaErrorInvalidConfiguration);
 }
 
+TEST_CASE("a launch past the stream that fails in a submission is told to its owner", "[cuda][promises]") {
+    const standin::session gpu;
+    cuda::node node;
+    auto s = node.make_stream(first);
+    gs::compute_limiter<cuda::stream, decltype(node.get_clock())> limiter({}, node.get_clock());
+    const auto c = limiter.add({});
+    REQUIRE(cudaSetDevice(0) == cudaSuccess);
+    const auto launch_badly = [](cuda::stream& on) {
+        standin::inject({.call = "cudaLaunchKernelExC", .code = cudaErrorInvalidConfiguration});
+        (void)standin::detail::launch(on.native_handle(), 1us, [] {});  // <<<>>> returns nothing
+    };
+    CHECK(cudaMemcpyAsync(nullptr, nullptr, 1, cudaMemcpyDefault, s.native_handle()) == cudaErrorInvalidValue);
+    limiter.acquire(c)->enqueue(s, [](auto& on) { on.enqueue(1us); });  // what was there before is the embedder's
+    CHECK(cudaGetLastError() == cudaErrorInvalidValue);
+    using support::code_of;
+    CHECK(code_of([&] { limiter.acquire(c)->enqueue(s, launch_badly); }) == errc::backend_failed);
+    CHECK(cudaGetLastError() == cudaErrorInvalidConfiguration);
+    CHECK(code_of([&] { (void)limiter.enqueue(c, s, launch_badly); }) == errc::backend_failed);
+    CHECK(cudaGetLastError() == cudaErrorInvalidConfiguration);
+    const auto queued = limiter.submit(c, s, launch_badly);
+    REQUIRE(queued);
+    CHECK(queued->wait());
+    CHECK(queued->status() == errc::submission_failed);
+    CHECK(code_of([&] { queued->rethrow(); }) == errc::backend_failed);
+    CHECK(cudaGetLastError() == cudaErrorInvalidConfiguration);
+    CHECK(limiter.close(c));
+}
+
 TEST_CASE("the longest patience doesn't end at once", "[cuda][promises][collective]") {
     const std::int64_t now = 1'900'000'000'000'000'000;  // of a device's clock, in 2030
     const std::int64_t patience = gs::detail::bounded(gs::ns::max());
@@ -477,3 +508,5 @@ TEST_CASE("what is made, or loaded, beside a kernel that waits for others is fou
     raw::destroy(e);
     (void)standin::take_findings();
 }
+
+}  // namespace faults_test

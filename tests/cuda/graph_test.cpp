@@ -28,6 +28,8 @@
 #include "support/cuda_standin/raw.hpp"
 #include "support/cuda_standin/session.hpp"
 
+namespace graph_test {
+
 using namespace gpushare::literals;
 using namespace std::chrono_literals;
 using Catch::Matchers::Contains;
@@ -318,3 +320,5 @@ TEST_CASE("nothing is begun that couldn't be given back: a driver without one fu
         CHECK(code_of([&] { const cuda::virtual_memory none(node, d); }) == errc::not_supported);
     }
 }
+
+}  // namespace graph_test

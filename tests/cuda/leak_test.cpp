@@ -21,6 +21,8 @@
 #include "support/cuda_standin/launch.hpp"
 #include "support/cuda_standin/session.hpp"
 
+namespace leak_test {
+
 using namespace gpushare::literals;
 using namespace std::chrono_literals;
 using gpushare::device_id;
@@ -194,3 +196,5 @@ TEST_CASE("whichever CUDA call fails, nothing leaks in silence and what is throw
     }
     CHECK(nth > 10);
 }
+
+}  // namespace leak_test

@@ -21,6 +21,8 @@
 #include "support/cuda_standin/session.hpp"
 #include "support/random.hpp"
 
+namespace memory_test {
+
 using namespace gpushare::literals;
 using gpushare::bytes;
 using gpushare::device_id;
@@ -242,3 +244,5 @@ TEST_CASE_METHOD(fixture, "what others have is never read as less, while memory 
     CHECK(memory.taken_by_others() == others);
     CHECK(memory.deallocate(fixed, 4 << 20, 256) == errc::none);
 }
+
+}  // namespace memory_test

@@ -22,6 +22,8 @@
 #include "support/cuda_standin/raw.hpp"
 #include "support/cuda_standin/session.hpp"
 
+namespace node_test {
+
 using namespace gpushare::literals;
 using Catch::Matchers::Contains;
 using gpushare::device_id;
@@ -368,3 +370,5 @@ TEST_CASE("the overhead account says who took what, and what nobody said", "[cud
     CHECK(account.unexplained() == -(2 << 20));
     CHECK(node.memory(first).deallocate(tenant, 8 << 20, 256) == errc::none);
 }
+
+}  // namespace node_test

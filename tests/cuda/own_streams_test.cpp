@@ -15,6 +15,8 @@
 #include "support/cuda_standin/standin.hpp"
 #include "support/random.hpp"
 
+namespace own_streams_test {
+
 namespace {
 
 using namespace gpushare::literals;
@@ -27,9 +29,11 @@ struct standin_clock {
     [[nodiscard]] static gpushare::instant now() noexcept { return gpushare::instant{standin::now()}; }
 };
 
-/// Clients that always have something waiting, each on its stream, on a device that runs all streams at once.
+/// Clients that always have something waiting, each on its stream, on a device that runs all streams at once. Of this width, or
+/// else each fills the device, and they take turns.
 struct crowd {
-    explicit crowd(std::size_t n, gpushare::limiter_options o = {}) : gate(o) {
+    explicit crowd(std::size_t n, gpushare::limiter_options o = {}, gpushare::sm_width each = {})
+        : gate(o), width(each) {
         for (std::size_t i = 0; i < n; ++i) {
             clients.push_back(gate.add({.weight = gpushare::share::of_permille(1000 / n)}));
             streams.push_back(node.make_stream({0}));
@@ -37,7 +41,8 @@ struct crowd {
     }
 
     void submit(std::size_t i, ns length) {
-        (void)gate.submit(clients[i], streams[i], [length](cuda::stream& s) { s.enqueue(length); });
+        const auto work = [length](cuda::stream& s) { s.enqueue(length); };
+        (void)gate.submit(clients[i], streams[i], work, {.width = width});
     }
     // usage() looks at everything that is in flight, and so costs calls.
     [[nodiscard]] gpushare::client_usage total() {
@@ -59,6 +64,7 @@ struct crowd {
     standin::session gpu{{.time = standin::timing::manual}};
     cuda::node node;
     gpushare::compute_limiter<cuda::stream, standin_clock> gate;
+    gpushare::sm_width width;
     std::vector<client_id> clients;
     std::vector<cuda::stream> streams;
 };
@@ -78,7 +84,8 @@ TEST_CASE("an account of clients on several streams asks for each end once, and 
         const auto seed = support::seed(nth);
         CAPTURE(seed);
         support::random any(seed);
-        crowd all(2 + any.below(3));
+        const auto n = 2 + any.below(3);
+        crowd all(n, {}, gpushare::sm_width(1.0 / static_cast<double>(n)));  // side by side
         const ns length = 1us * (10 + any.below(100));
         CAPTURE(all.clients.size(), length.count());
         const auto step = [&] {
@@ -130,7 +137,7 @@ TEST_CASE("clients that take turns share points by turn, and each is charged wha
         const auto seed = support::seed(nth);
         CAPTURE(seed);
         support::random any(seed);
-        crowd all(2 + any.below(3), {.take_turns = true});
+        crowd all(2 + any.below(3));
         std::vector<ns> length;
         for (std::size_t i = 0; i < all.clients.size(); ++i) length.push_back(1us * (3 + any.below(10)));
         CAPTURE(length);
@@ -163,7 +170,7 @@ TEST_CASE("clients that take turns share points by turn, and each is charged wha
 
 TEST_CASE("of short kernels that take turns, each costs less than one call", "[cuda]") {
     for (const auto length : {5us, 10us}) {
-        crowd all(2, {.take_turns = true});
+        crowd all(2);
         std::size_t turn = 0;
         const auto step = [&] {
             all.submit(turn++ % 2, length);
@@ -182,7 +189,7 @@ namespace {
 
 /// Two clients that take turns and of whose kernels it is known that they take 10 us.
 struct two_in_turn : crowd {
-    explicit two_in_turn() : crowd(2, {.depth = 8, .take_turns = true}) {
+    explicit two_in_turn() : crowd(2, {.depth = 8}) {
         for (int known = 0; known < 8; ++known) {
             submit(0, 10us);
             submit(1, 10us);
@@ -253,3 +260,5 @@ TEST_CASE("gaps in a client's work aren't charged to it because another's was pr
     CHECK(charged < 900us);
     two.close();
 }
+
+}  // namespace own_streams_test

@@ -19,6 +19,8 @@
 #include "support/cuda_standin/raw.hpp"
 #include "support/cuda_standin/session.hpp"
 
+namespace partition_test {
+
 using namespace gpushare;
 using namespace gpushare::literals;
 using namespace std::chrono_literals;
@@ -119,3 +121,5 @@ TEST_CASE("what fails while partitions are made gives the SMs back", "[cuda][par
     }
     CHECK(limiter_type{sms, two, {}}.plan().partitioned());
 }
+
+}  // namespace partition_test

@@ -22,6 +22,8 @@
 #include "support/cuda_standin/raw.hpp"
 #include "support/cuda_standin/session.hpp"
 
+namespace pool_test {
+
 using namespace gpushare::literals;
 using namespace std::chrono_literals;
 using gpushare::bytes;
@@ -259,3 +261,5 @@ TEST_CASE("ranges and chunks outlive what made them", "[cuda][virtual_memory]") 
     CHECK(standin::existing().address_ranges == 1);
     CHECK(standin::existing().physical_blocks == 1);
 }
+
+}  // namespace pool_test

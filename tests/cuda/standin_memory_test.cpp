@@ -10,6 +10,8 @@
 #include "support/cuda_standin/session.hpp"
 #include "support/cuda_standin/standin.hpp"
 
+namespace standin_memory_test {
+
 using namespace std::chrono_literals;
 using gpushare::bytes;
 using raw::make_event;
@@ -188,3 +190,5 @@ TEST_CASE("entry points depend on the version that is asked for, and that there 
     standin::hide_entry_point("cuMemCreate");
     CHECK(ask("cuMemCreate", 13000) == cudaDriverEntryPointSymbolNotFound);
 }
+
+}  // namespace standin_memory_test

@@ -20,6 +20,8 @@
 #include "support/cuda_standin/standin.hpp"
 #include "support/threads.hpp"
 
+namespace standin_test {
+
 using namespace std::chrono_literals;
 using Catch::Matchers::Contains;
 using gpushare::bytes;
@@ -504,3 +506,5 @@ TEST_CASE("the log keeps the last calls, with stream and thread", "[cuda][standi
     standin::forget_calls();
     CHECK(standin::count_all() == 0);
 }
+
+}  // namespace standin_test

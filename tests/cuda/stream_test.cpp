@@ -24,6 +24,8 @@
 #include "support/cuda_standin/session.hpp"
 #include "support/threads.hpp"
 
+namespace stream_test {
+
 using namespace gpushare::literals;
 using namespace std::chrono_literals;
 using gpushare::device_id;
@@ -275,3 +277,5 @@ TEST_CASE_METHOD(fixture, "a captured stream has no points", "[cuda][stream][cap
     }
     CHECK(s.record().wait(never));
 }
+
+}  // namespace stream_test

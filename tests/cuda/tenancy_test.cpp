@@ -24,6 +24,8 @@
 #include "support/cuda_standin/launch.hpp"
 #include "support/cuda_standin/session.hpp"
 
+namespace tenancy_test {
+
 using namespace gpushare::literals;
 using namespace std::chrono_literals;
 using gpushare::device_id;
@@ -63,6 +65,34 @@ struct illegal_access {
 };
 
 }  // namespace
+
+TEST_CASE_METHOD(fixture, "a tenant's blocks come out of a pool: no call of CUDA but for its segments",
+                 "[cuda][stack]") {
+    auto a = shared.admit({.name = "a", .memory = 32_MiB, .compute = 50_pct});
+    void* const first = a.memory().allocate(4096);
+    standin::forget_calls();
+    for (int i = 0; i < 100; ++i) {
+        void* const p = a.memory().allocate(4096 + 64 * static_cast<std::size_t>(i));
+        CHECK(a.memory().deallocate(p, 4096 + 64 * static_cast<std::size_t>(i)) == errc::none);
+    }
+    CHECK(standin::calls().empty());
+    auto& stream = a.work_stream();
+    hold(stream);
+    stream.launch({.blocks = 1}, [](auto&) {});
+    CHECK(a.memory().deallocate_after(stream.record(), first, 4096) == errc::none);
+    CHECK(a.memory().deallocate(first, 4096) == errc::unknown_block);
+    CHECK(a.usage().pending == 4_KiB);
+    let_go(stream);
+    CHECK(a.memory().drain(soon()));
+    CHECK(a.usage().pending == 0_B);
+    void* const all = a.memory().try_allocate(32 << 20);  // what is idle goes back first
+    CHECK(all != nullptr);
+    CHECK(a.memory().try_allocate(1) == nullptr);
+    const auto report = a.close(soon());
+    CHECK(report.complete);
+    CHECK(report.leaked == 32_MiB);
+    CHECK(events.size() == 2);  // the free that was wrong, and the leak
+}
 
 TEST_CASE("quota_resource over CUDA memory is a memory_resource, and exact", "[cuda]") {
     const standin::session gpu;
@@ -152,7 +182,8 @@ TEST_CASE("a tenant waits for memory until its neighbour's stream gets there", "
 
 TEST_CASE("a freed block is credited when its stream gets there", "[cuda]") {
     fixture f;
-    auto a = f.shared.admit({.name = "a", .memory = 16_MiB, .compute = 50_pct});
+    auto a =
+        f.shared.admit({.name = "a", .memory = 16_MiB, .compute = 50_pct, .stack = gpushare::memory_stack::direct});
     void* p = a.memory().allocate(16 << 20);
     auto& s = a.work_stream();
     hold(s);
@@ -228,9 +259,10 @@ TEST_CASE("a permit is out until its point is reached", "[cuda]") {
     CHECK(limiter.close(client, soon()));
 }
 
-TEST_CASE("clients that take turns wait for each other's streams on the device, once for each change", "[cuda]") {
+TEST_CASE("clients whose work fills the device wait for each other's streams on the device, once for each change",
+          "[cuda]") {
     fixture f;
-    gpushare::compute_limiter<cuda::stream, gpushare::host::steady_clock> limiter({.depth = 4, .take_turns = true});
+    gpushare::compute_limiter<cuda::stream, gpushare::host::steady_clock> limiter({.depth = 4});
     const auto a = limiter.add({.weight = 50_pct}), b = limiter.add({.weight = 50_pct});
     auto first = f.node.make_stream({0}), second = f.node.make_stream({0});
     std::atomic<int> ran{0};
@@ -275,9 +307,11 @@ TEST_CASE("an illegal access loses its device for every tenant there, and no oth
     auto a = f.shared.admit({.name = "a", .memory = 32_MiB, .devices = 2, .compute = 50_pct});
     auto b = f.shared.admit({.name = "b", .memory = 16_MiB, .compute = 50_pct, .on = {{0}}});
     (void)a.memory(0).allocate(1 << 20);
+    hold(a.work_stream(0));
     hold(b.work_stream());
-    auto neighbour = b.submit([](cuda::stream& s) { s.enqueue(1us); });
     auto culprit = a.submit([](cuda::stream& s) { s.launch({}, illegal_access{}); }, 0);
+    auto neighbour = b.submit([](cuda::stream& s) { s.enqueue(1us); });
+    let_go(a.work_stream(0));
     auto elsewhere = a.submit([](cuda::stream& s) { s.enqueue(1us); }, 1);
     for (auto* t : {&culprit, &neighbour, &elsewhere}) REQUIRE(t->wait(soon()));
     CHECK(culprit.status() == errc::device_lost);
@@ -353,7 +387,8 @@ TEST_CASE("a tenant dropped with stuck work keeps its memory until the work ends
     fixture f;
     cudaStream_t stuck = nullptr;
     {
-        auto a = f.shared.admit({.name = "a", .memory = 64_MiB, .compute = 50_pct, .on = {{0}}});
+        auto a = f.shared.admit(
+            {.name = "a", .memory = 64_MiB, .compute = 50_pct, .on = {{0}}, .stack = gpushare::memory_stack::direct});
         stuck = a.work_stream().native_handle();
         standin::hold(stuck);
         (void)a.memory().allocate(1 << 20);
@@ -375,3 +410,5 @@ TEST_CASE("a tenant dropped with stuck work keeps its memory until the work ends
     CHECK(f.events.back().what == tenant_event::kind::leak);
     CHECK(f.node.memory({0}).used() == 0_B);
 }
+
+}  // namespace tenancy_test

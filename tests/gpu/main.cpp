@@ -1,15 +1,14 @@
 // SPDX-License-Identifier: Apache-2.0
 // Catch2 with a setting that has to be made before CUDA starts, and one answer instead of many where there is no device:
 // exit code 3.
-#define CATCH_CONFIG_RUNNER
-#include "support/catch.hpp"
-
 #include <gpushare/backend/cuda/device.hpp>
 #include <gpushare/backend/cuda/driver.hpp>
 #include <gpushare/error.hpp>
 
 #include <cstdio>
 #include <cstdlib>
+
+#include "support/run_catch.hpp"
 
 int main(int argc, char** argv) {
     // Loading a kernel at its first launch would wait for the kernel that waits for us.
@@ -21,5 +20,5 @@ int main(int argc, char** argv) {
         std::fprintf(stderr, "test_gpu: %s\n", e.what());
         return 3;
     }
-    return Catch::Session().run(argc, argv);
+    return support::run_catch(argc, argv);
 }

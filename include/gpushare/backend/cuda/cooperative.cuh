@@ -1,9 +1,10 @@
 // SPDX-License-Identifier: Apache-2.0
-// Launches whose blocks may wait for each other: all are resident at once, or the launch is refused.
+// Cooperative launches, whose blocks may wait for each other: all blocks are resident at once, or the launch is
+// refused.
 //
 //   if (stream.launch_cooperative({.blocks = stream.max_cooperative_blocks(k, 256), .threads = 256}, k) != errc::none) ...
 //
-// Apart from launch.cuh because of what <cooperative_groups.h> costs to compile.
+// Not in launch.cuh because <cooperative_groups.h> takes long to compile.
 #pragma once
 
 #ifndef __CUDACC__

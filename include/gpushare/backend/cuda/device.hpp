@@ -1,7 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
-// A device: what it is like, and making it current for a call and putting back what was current before.
+// The properties of a device, and a guard that makes a device current and restores the previous one.
 //
-//   const cuda::device_properties p = cuda::query_properties(0);      // p.name, p.sms, p.memory
+//   const cuda::device_properties p = cuda::query_properties(driver, 0);      // p.name, p.sms, p.memory
 //   const cuda::primary_context context{driver, 0};
 //   { const cuda::device_guard on{context};  cudaMalloc(&q, n); }
 #pragma once

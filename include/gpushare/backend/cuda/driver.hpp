@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
-// The driver functions that the runtime has no equal for. They are looked up in whatever driver there is, one by one:
-// libcuda is never linked, and what an older driver lacks answers CUDA_ERROR_NOT_SUPPORTED.
+// The driver functions that have no equivalent in the runtime. They are looked up one by one in the driver that is
+// installed: libcuda is never linked, and a function that an older driver lacks returns CUDA_ERROR_NOT_SUPPORTED.
 //
 //   const cuda::driver driver = cuda::driver::load();
 //   cuda::check(driver.mem_unmap(at, size), "unmapping");

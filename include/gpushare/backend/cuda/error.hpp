@@ -1,9 +1,9 @@
 // SPDX-License-Identifier: Apache-2.0
-// What the CUDA runtime answers, in the library's terms.
+// Translates the CUDA runtime's errors into the library's.
 //
-//   cuda::check(cudaStreamQuery(s), "asking a stream");     // throws what the code calls for
+//   cuda::check(cudaStreamQuery(s), "asking a stream");     // throws the exception for the error
 //
-// Driver entry points answer with the same numbers (a CUresult), so they share all of this.
+// A driver function returns a CUresult with the same numbers, so it is translated the same way.
 #pragma once
 
 #include <cuda.h>

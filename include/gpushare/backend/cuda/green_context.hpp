@@ -1,12 +1,12 @@
 // SPDX-License-Identifier: Apache-2.0
-// Green contexts: SM partitions of a device. The kernels of a partition's streams run on its SMs only. Those of other
-// streams run on all SMs, so that every tenant must be in some partition, or none is protected.
+// Green contexts: SM partitions of a device. The kernels of a partition's streams run on its SMs only. Kernels of other
+// streams run on all SMs, so tenants are protected from each other only if every tenant is in a partition.
 //
 //   const auto can = cuda::query_sm_split(node, d);                   // 16 units of 8 SMs
 //   auto parts = cuda::make_green_contexts(node, d, gpushare::equal_sms(can, 2));
 //   cuda::stream s = parts[0].make_stream(priority{1});
 //
-// By the driver, since CUDA 12.4 (streams: 12.5); errc::not_supported where it is older.
+// Needs a driver of CUDA 12.4 (streams: 12.5); errc::not_supported where it is older.
 #pragma once
 
 #include <cuda.h>

@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
-// What went wrong on a device where nobody could be told: the error that made it unusable, once, and what destructors
-// had to swallow.
+// Errors of a device that no caller could be told of: the first one that made the device unusable, and those that
+// destructors had to ignore.
 //
 //   if (auto why = node.health(d).fatal()) log(why->call, cudaGetErrorName(why->code));
 #pragma once

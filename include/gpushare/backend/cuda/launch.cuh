@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-// Launching kernels on CUDA streams: what cuda::stream declares and only nvcc can define.
+// Kernel launches on CUDA streams: the members that cuda::stream declares and only nvcc can compile.
 //
 //   #include <gpushare/backend/cuda/launch.cuh>
 //   stream.launch({.blocks = 64, .threads = 256}, scale{x, n});

@@ -67,6 +67,8 @@ public:
         return p;
     }
 
+    /// Whether the device is: nothing is allocated any more. Acquire, as health::lost().
+    [[nodiscard]] bool lost() const noexcept { return device_->health().lost(); }
     /// Null where `allocate` would throw; `why`, unless it is null, gets the reason.
     [[nodiscard]] void* try_allocate(std::size_t size, std::size_t alignment, failure* why = nullptr) noexcept {
         return obtain(size, alignment, why);

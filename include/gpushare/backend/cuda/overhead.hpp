@@ -1,8 +1,8 @@
 // SPDX-License-Identifier: Apache-2.0
-// The overhead account of a device: who takes the memory that no tenant has. CUDA tells only how much is free, so the
-// account looks before and after each step that takes some.
+// The overhead account of a device: what takes the memory that no tenant has. CUDA only tells how much memory is free,
+// so the account measures before and after each step that takes some.
 //
-//   cuda::overhead_account account{node, d};                    // contexts, and what other processes have by now
+//   cuda::overhead_account account{node, d};                    // so far: contexts and other processes
 //   account.measure("modules", [&] { load_kernels(); });
 //   account.measure("vendor workspaces", [&] { make_blas_handles(); });
 //   for (const auto& e : account.entries()) log(e.label, e.size);

@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
-// Lets devices reach each other's memory, all of them or, where the machine can't, says so. Compiled and tested over the
-// stand-in; not yet seen on several devices.
+// Enables peer access among all the devices given, or returns false if the machine can't. Compiled and tested over the
+// stand-in for the runtime; not yet seen on several devices.
 //
 //   const bool peers = cuda::connect(node, devices);
 #pragma once

@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
-// Memory of the host that devices reach directly: copies from and to it don't make the host wait, and run at the speed
-// of the link.
+// Pinned host memory, which devices reach directly: copies from and to it don't block the host, and run at the speed of
+// the link.
 //
 //   cuda::pinned_memory staging{node};
 //   void* p = staging.allocate(1 << 20, 64);        // readable by the host, and by kernels at the same address

@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
-// Points on the timelines of CUDA streams: what `record()` returns. A point is an event out of a pool; it stays valid
-// when its stream and its node are gone.
+// Timeline points of CUDA streams, which `record()` returns. A point is an event from a pool; it stays valid when its
+// stream and its node are gone.
 //
 //   cuda::point done = stream.record();
 //   if (!done.wait(clock.now() + 5ms)) ...          // false at the deadline

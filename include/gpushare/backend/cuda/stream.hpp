@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
-// A stream of a CUDA device: work on it runs in order, work on different streams may overlap. Non-blocking: it has
-// nothing to do with the default stream.
+// A stream of a CUDA device: work on it runs in order, work on different streams may overlap. It is non-blocking: it
+// doesn't synchronise with the default stream.
 //
 //   cuda::stream s = node.make_stream(device_id{0}, priority{1});
 //   s.copy(to, from, size);

@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
-// Virtual memory of a CUDA device: address ranges and physical chunks apart, so that a chunk can move from one owner's
-// addresses to another's without a copy.
+// Virtual memory of a CUDA device: address ranges and physical chunks are separate, so that a chunk can move from one
+// owner's addresses to another's without a copy.
 //
 //   cuda::virtual_memory memory{node, device_id{0}};
 //   auto range = *memory.reserve(64 << 20);    auto chunk = *memory.create();

@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-// The clocks of the host: real time, the CPU time of a thread, and one that stands still until it is told.
+// The host's clocks: real time, the CPU time of a thread, and a clock that is advanced by hand.
 //
 //   gpushare::host::steady_clock clock;    const gpushare::instant deadline = clock.now() + 5ms;
 #pragma once

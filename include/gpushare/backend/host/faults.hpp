@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
-// Faults of a host device on demand, for tests of what is built on it. The fault of a kernel needs nothing from
-// here: let it throw.
+// Injects faults into a host device, for tests of code that runs on it. A kernel's fault needs nothing from here: let
+// the kernel throw.
 //
 //   node.faults(device_id{0}).fail_allocations(10, 1);     // the 11th fails
 #pragma once

@@ -1,9 +1,9 @@
 // SPDX-License-Identifier: Apache-2.0
-// The device's own book: who ran on which SM, from when to when. It knows nothing of limiters and meters, so it
-// is the truth that they are checked against.
+// A host device's ledger: which stream's blocks ran on which SM, from when to when. It is independent of limiters and
+// meters, so these are checked against it.
 //
 //   auto book = node.ledger(device_id{0}).take();
-//   for (auto [tag, busy] : host::busy_by_tag(book.blocks, from, to)) ...
+//   for (auto [tag, busy] : host::sm_time_by_tag(book.blocks, from, to, node.options().sms)) ...
 #pragma once
 
 #include <algorithm>
@@ -72,7 +72,7 @@ private:
 /// Busy time of one tag.
 struct tag_time {
     std::uint32_t tag = 0;  ///< of streams
-    ns busy{};              ///< device time, summed over SMs
+    ns busy{};              ///< device time: SM time over the SMs
 
     friend bool operator==(const tag_time&, const tag_time&) = default;
 };
@@ -111,34 +111,17 @@ struct activity_edge {
 
 }  // namespace detail
 
-/// Device time of each tag within [from, to), sorted by tag: where tags overlap, the time is split equally among
-/// those active at each instant, however many SMs each has. The sum is the busy time of the device, to the ns.
-///
-/// The sweep keeps one virtual clock that runs at 1/n while n tags are active: a tag's time is how far that clock
-/// moved while the tag was active. O(n log n).
-[[nodiscard]] inline std::vector<tag_time> busy_by_tag(std::span<const block_record> blocks, instant from, instant to) {
-    struct account {
-        double since = 0, busy = 0;
-    };
-    std::map<std::uint32_t, account> accounts;
-    double virtual_now = 0;
-    std::size_t active = 0;
-    instant last = from;
-    for (const auto& edge : detail::activity(blocks, from, to)) {
-        if (active != 0) virtual_now += static_cast<double>((edge.at - last).count()) / static_cast<double>(active);
-        last = edge.at;
-        account& a = accounts[edge.tag];
-        if (edge.begins) {
-            a.since = virtual_now;
-            ++active;
-        } else {
-            a.busy += virtual_now - a.since;
-            --active;
-        }
-    }
+/// Device time of each tag within [from, to), sorted by tag: the SM time of its blocks over the device's SMs. What fills half of the
+/// SMs for 2 ms has used 1 ms. The sum is what was used of the device.
+[[nodiscard]] inline std::vector<tag_time> sm_time_by_tag(std::span<const block_record> blocks, instant from,
+                                                          instant to, std::uint32_t sms) {
+    std::map<std::uint32_t, ns> used;
+    for (const block_record& b : blocks)
+        if (const instant start = std::max(b.start, from), end = std::min(b.end, to); start < end)
+            used[b.tag] += end - start;
     std::vector<tag_time> times;
-    times.reserve(accounts.size());
-    for (const auto& [tag, a] : accounts) times.push_back({tag, ns{std::llround(a.busy)}});
+    times.reserve(used.size());
+    for (const auto& [tag, time] : used) times.push_back({tag, time / static_cast<ns::rep>(sms)});
     return times;
 }
 

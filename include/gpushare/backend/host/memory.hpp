@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
-// The memory of a host device: real memory of this process, counted exactly against a capacity. Big blocks are
-// mapped, so that a capacity costs nothing until it is touched.
+// The memory of a host device: real memory of this process, counted exactly against a capacity. Big blocks are mapped
+// pages, which cost the host nothing until they are touched.
 //
 //   void* p = node.memory(device_id{0}).allocate(64 << 20, 256);    // memory_error when it isn't there
 #pragma once
@@ -156,8 +156,10 @@ public:
     /// No allocation succeeds any more. Blocks stay valid until they are freed.
     void lose() noexcept {
         const std::lock_guard lock{mutex_};
-        lost_ = true;
+        lost_.store(true, std::memory_order_relaxed);
     }
+    /// Whether it is. Relaxed: what was had from it before is there still.
+    [[nodiscard]] bool lost() const noexcept { return lost_.load(std::memory_order_relaxed); }
 
     /// While one exists, guarded memory can be touched. Made around every block that runs.
     class [[nodiscard]] opening {
@@ -225,7 +227,7 @@ private:
 
     // Under the mutex: why `charge` bytes can't be had now; errc::none if they can.
     failure refusal(bytes charge) noexcept {
-        if (lost_) return {.code = errc::device_lost};
+        if (lost()) return {.code = errc::device_lost};
         const failure full = exhausted(charge);
         return charge.count() > full.left || fault_strikes() ? full : failure{};
     }
@@ -288,8 +290,8 @@ private:
     std::unordered_map<void*, block> blocks_;
     std::atomic<std::uint64_t> used_{0}, taken_;  // written under the mutex, read anywhere
     std::uint64_t succeed_first_ = 0, then_fail_ = 0;
-    std::uint64_t openings_ = 0;  // blocks that run
-    bool lost_ = false;
+    std::uint64_t openings_ = 0;     // blocks that run
+    std::atomic<bool> lost_{false};  // written under the mutex
 };
 static_assert(memory<device_memory>);
 

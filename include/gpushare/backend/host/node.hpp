@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
-// A software node: N devices with memory, SMs and streams, in this process. It behaves like hardware where that
-// matters to a scheduler (order, priorities, occupancy, capacity, failures), and keeps a ledger of who ran when.
+// A software node: N devices with memory, SMs and streams, in this process. It behaves like hardware where that matters
+// to a scheduler (order, priorities, occupancy, capacity, failures), and keeps a ledger of what ran when.
 //
 //   host::node node{{.devices = 2, .memory = 8_GiB, .sms = 4, .timing = host::timing::modelled}};
 //   host::stream s = node.make_stream(device_id{0}, priority{1}, /*tag=*/7);

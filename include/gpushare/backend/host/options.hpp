@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-// What a host node is made of.
+// The options of a host node: how many devices, their memory and SMs, and how time passes.
 //
 //   host::node node{{.devices = 2, .memory = 8_GiB, .sms = 4, .timing = host::timing::modelled}};
 #pragma once

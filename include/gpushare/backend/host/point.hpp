@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-// Points on the timelines of a host node: what `record()` returns. A point stays valid when its stream and its node
+// Timeline points of a host node's streams, which `record()` returns. A point stays valid when its stream and its node
 // are gone.
 //
 //   host::point done = stream.record();
@@ -61,6 +61,8 @@ struct point_state {
     std::atomic<bool> reached{false};
     errc status = errc::none;
     instant recorded{}, when{};
+    ns used{};        // by its stream until then: SM time, over the stream's SMs
+    double wide = 0;  // the same, each kernel's times the part of the SMs that it could fill
     std::exception_ptr exception;
     gpushare::detail::fifo<waiter_link> waiters;
     gpushare::detail::fifo<stream_state> streams;  // streams that wait for it
@@ -115,6 +117,14 @@ public:
     /// Device time from `a` to `b`.
     friend ns elapsed(const point& a, const point& b) noexcept {
         return a.done() && b.done() ? b.state_->when - a.state_->when : ns{0};
+    }
+
+    /// What the stream of both used from `a` to `b`.
+    friend sm_use used_between(const point& a, const point& b) noexcept {
+        if (!a.done() || !b.done()) return {};
+        const ns time = b.state_->used - a.state_->used;
+        if (time <= ns{0}) return {};
+        return {time, sm_width((b.state_->wide - a.state_->wide) / static_cast<double>(time.count()))};
     }
 
     /// For the engine: shares `state`.

@@ -1,6 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
-// The SMs of a host device, and subsets of them: blocks of a subset's streams get its SMs and no others, as the ledger
-// shows. Streams of the node itself run on all SMs, so that every tenant must be in some subset, or none is protected.
+// SM partitions of a host device: the blocks of a partition's streams run on its SMs only, as the ledger shows. Streams
+// made by the node itself run on all SMs, so tenants are protected from each other only if every tenant is in a
+// partition.
 //
 //   host::device_sms sms{node, device_id{0}};
 //   auto parts = sms.partition(gpushare::equal_sms(sms.split(), 2));

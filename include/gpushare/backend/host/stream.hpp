@@ -207,6 +207,7 @@ private:
 };
 static_assert(queue<stream>);
 static_assert(launcher<stream>);
+static_assert(sm_timeline<stream>);
 
 }  // namespace host
 }  // namespace GPUSHARE_ABI

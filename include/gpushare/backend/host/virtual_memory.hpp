@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
-// Virtual memory of a host device: address ranges and physical chunks apart. Mapping a chunk moves its pages from where
-// they are kept to the range, page tables and all: nothing is copied, and nobody has to fault them in again.
+// Virtual memory of a host device: address ranges and physical chunks are separate. Mapping a chunk moves its pages,
+// with their page table entries, to the range: nothing is copied, and no page is faulted in again.
 //
 //   host::virtual_memory memory{node.memory(device_id{0})};
 //   auto range = *memory.reserve(64 << 20);    auto chunk = *memory.create();

@@ -1,9 +1,9 @@
 // SPDX-License-Identifier: Apache-2.0
-// Events in the order of their times, and of their arrival where times are equal, which makes a simulation the same on
+// Events in the order of their times, and in order of arrival at equal times, which makes a simulation the same on
 // every run.
 //
 //   gpushare::sim::event_queue<int> events;    events.push(t, 7);
-//   while (!events.empty()) handle(events.first_time(), events.pop());
+//   while (!events.empty()) { const auto now = events.first_time();  handle(now, events.pop()); }
 #pragma once
 
 #include <cstddef>

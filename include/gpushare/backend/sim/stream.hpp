@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
-// Streams of simulated devices, and their points. A wait for a point lets the world's events happen until it is reached,
-// so that code written for real devices runs unchanged in virtual time.
+// Streams of simulated devices, and their points. A wait for a point runs the world's events until the point is
+// reached, so that code written for real devices runs unchanged in virtual time.
 //
 //   gpushare::sim::stream s{world, {0}, gpushare::priority{1}};
 //   s.enqueue(200us);    auto done = s.record();    done.wait(gpushare::never);     // 200 us later, at once

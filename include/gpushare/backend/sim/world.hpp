@@ -1,14 +1,14 @@
 // SPDX-License-Identifier: Apache-2.0
-// A simulated world: virtual time, devices, and events in it. Nothing computes and nobody waits: a day of a thousand
-// devices passes as fast as its events can be counted, and the same way on every run.
+// A simulated world: virtual time, devices, and events. Nothing is computed and no thread waits, so a day of a thousand
+// devices takes only as long as processing its events, and is the same on every run.
 //
 //   gpushare::sim::world world{{.devices = 8}};
 //   world.at(instant{} + 1s, [&] { ... });              // something happens at a time
 //   gpushare::sim::stream s{world, {0}};  s.enqueue(200us);  s.call([&] { ... });   // or once this work is done
 //   world.run_until(instant{} + 10s);
 //
-// A device runs one kernel at a time, as if each filled it: the first of the ready stream with the highest priority, in
-// the order in which they became ready. A kernel that has started runs to its end.
+// A device runs one kernel at a time, as if each filled the device: the first kernel of the stream with the highest
+// priority, and among equals of the stream that became ready first. A kernel that has started runs to its end.
 #pragma once
 
 #include <algorithm>

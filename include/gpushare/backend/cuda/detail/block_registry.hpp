@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
-// Which blocks are out, and how they were asked for: what CUDA doesn't keep. Frees of anything else are found out
-// before CUDA sees them. A part of the backend's allocators.
+// Which blocks are out, with size and alignment, which CUDA doesn't tell. Wrong frees are found here before CUDA sees
+// them. A part of the backend's allocators.
 //
 //   detail::block_registry blocks;   blocks.add(p, {.size = 64, .alignment = 256, .base = p});
 //   detail::block b;                 blocks.remove(p, 64, 256, b);     // errc::none, and b.base is what CUDA gave

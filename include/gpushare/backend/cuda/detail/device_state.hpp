@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
-// What everything on one device shares, and keeps alive: what it is like, how it fares, and the pool of its events.
-// A part of the backend: nodes, streams and points hold it by shared_ptr, so that any of them may go first.
+// The state shared by all objects of one device: its properties, its health, and the pool of its events. Nodes, streams
+// and points hold it by shared_ptr, so that any of them may be destroyed first. A part of the backend.
 #pragma once
 
 #include <cuda.h>

@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
-// How many blocks of a kernel an SM holds: asked once for each kernel and number of threads, for the answer never changes. A
-// part of device_state.
+// How many blocks of a kernel an SM holds. CUDA is asked once for each kernel and number of threads, since the answer
+// never changes. A part of device_state.
 //
 //   if (auto known = device->occupancy().find(entry, 256)) ...      device->occupancy().add(entry, 256, blocks);
 #pragma once

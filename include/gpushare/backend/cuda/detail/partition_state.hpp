@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
-// What a partition and its streams share: a green context and the SMs that it has. It is retired when the last of them is
-// gone: its SMs are somebody else's once their work is done.
+// The state shared by an SM partition and its streams: a green context and its SMs. It is retired when the last of them
+// is destroyed; the SMs are free for others once the partition's work is done.
 //
 //   stream_state s;     s.partition = partition;     s.end = partition->new_end();
 #pragma once

@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
-// Who has which SMs of a device: the units that partitions are made of, and the streams that are in no partition. A part
-// of device_state.
+// Which SMs of a device belong to which partition, in units, and which streams are in no partition. A part of
+// device_state.
 //
 //   auto& registry = device->sms();    registry.add(stream.unpartitioned);    registry.unpartitioned();
 #pragma once

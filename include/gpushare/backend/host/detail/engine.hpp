@@ -1,10 +1,10 @@
 // SPDX-License-Identifier: Apache-2.0
-// The machine behind a host node: the model, its lock, and what workers do. Nothing here starts a thread; the node
-// lends as many as there are SMs.
+// The engine of a host node: the model, its lock, and the loop that worker threads run. The node makes the threads, one
+// for each SM.
 //
-// One lock for the node: points and waits cross devices, and one order of events over all of them is what makes the
-// model exact; an event takes a fraction of a microsecond. Kernels, and the destructors of kernels and of their
-// exceptions, run unlocked.
+// There is one lock for the node, because points and waits cross devices, and only one order of events over all devices
+// makes the model exact. An event takes a fraction of a microsecond. Kernels, and the destructors of kernels and of
+// their exceptions, run unlocked.
 #pragma once
 
 #include <algorithm>

@@ -1,11 +1,11 @@
 // SPDX-License-Identifier: Apache-2.0
-// What happens on a host node, and when: streams, devices, and the blocks that occupy their SMs. Passive: it has no
-// thread, lock or clock, but is told the time and asked for blocks to run.
+// The model of a host node: streams, devices, the blocks that occupy their SMs, and when each event happens. It has no
+// thread, lock or clock: it is told the time and asked for blocks to run.
 //
-// Every block has a start and an end on its device's timeline. What ends is worked off in the order of these ends,
-// and what starts then starts at that instant, even if whoever drives the model is late: so lateness of the operating
-// system is never added up, and opaque work behaves as in a simulation with real submission times. Only submissions,
-// and kernels that compute for longer than their hold, bring real time in.
+// Every block has a start and an end on its device's timeline. Ends are processed in the order of their times, and what
+// an end lets start starts at that time, even if the driving thread is late. So delays of the operating system don't
+// add up, and opaque work behaves as in a simulation with real submission times. Real time comes in only by
+// submissions, and by kernels that compute for longer than their hold.
 #pragma once
 
 #include <algorithm>
@@ -221,6 +221,9 @@ private:
         operation& op = *std::exchange(sm.work, nullptr);
         for (std::uint32_t i = 0; i < sm.count; ++i)
             sm.device->book.record({op.stream->tag, sm.index, sm.edges[i], sm.edges[i + 1]});
+        const ns used = sm.end() - sm.edges[0];
+        op.stream->used += used;
+        op.stream->wide += static_cast<double>(used.count()) * std::min(op.blocks, op.stream->sms) / op.stream->sms;
         sm.free_since = sm.end();
         sm.device->order.release(sm.index);
         op.ended += sm.count;
@@ -293,6 +296,8 @@ private:
 
     void reach(stream_state& s, point_state& p, instant at) noexcept {
         p.when = std::max(at, p.recorded);
+        p.used = s.used / static_cast<ns::rep>(s.sms);
+        p.wide = s.wide / s.sms;
         p.status = std::exchange(s.status, errc::none);
         p.exception = std::exchange(s.exception, nullptr);
         // release: pairs with the acquire in point::reached.

@@ -1,9 +1,9 @@
 // SPDX-License-Identifier: Apache-2.0
-// Where the workers of a node sleep, arranged for few wake-ups: one of them, the lookout, sleeps until the next
-// event of the model; the others until they are called, one at a time, the last to lie down first.
+// Where a node's worker threads sleep, arranged for few wake-ups. One of them, the lookout, sleeps until the next event
+// of the model. The others sleep until they are called, one at a time, the last to lie down first.
 //
-//   parking.call(work_is_waiting, next_event);     // whoever made work
-//   parking.park(lock, self, next_event);          // a worker that found none
+//   parking.call(work_is_waiting, next_event, woken);     // by a thread that made work; woken: a wake_list
+//   parking.park(lock, self, next_event, woken);          // by a worker that found none
 #pragma once
 
 #include <mutex>

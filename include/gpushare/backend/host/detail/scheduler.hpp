@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
-// What a device runs next: the decision alone, without threads, clocks or work, so that it can be tested step by
-// step. The engine offers the heads of streams, asks for claims, and gives SMs back.
+// Decides what a device runs next, without threads, clocks or work, so that it can be tested step by step. The engine
+// offers the heads of streams, asks for claims, and gives SMs back.
 //
 //   host::detail::scheduler<int> device{4};
 //   device.offer(7, priority{1}, 8, false);

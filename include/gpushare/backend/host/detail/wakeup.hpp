@@ -1,11 +1,11 @@
 // SPDX-License-Identifier: Apache-2.0
-// One thread's sleep, ended by another that holds a lock, but woken only once that is let go of: a thread that is woken
-// under the lock runs into it, and both cores change threads twice for nothing.
+// Lets a thread that holds a lock wake another one only after it has released the lock. A thread that is woken under
+// the lock runs into it, and both cores switch threads twice for nothing.
 //
-//   wakeup w;                                   // on the stack of who waits, known to others under the lock
+//   wakeup w;                                   // on the waiting thread's stack, known to others under the lock
 //   lock.unlock();  w.wait(deadline);           // true: somebody raised it
 //
-//   wake_list woken;                            // who has the lock
+//   wake_list woken;                            // of the thread that has the lock
 //   woken.add(w);  lock.unlock();  woken.wake_all();
 #pragma once
 

@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-// The plain data of the engine: what streams queue, what an SM does, what a device is.
+// The plain data of the host node's engine: what a stream's queue holds, what an SM is doing, and a device's state.
 #pragma once
 
 #include <algorithm>
@@ -83,6 +83,8 @@ struct stream_state {
     bool stalled = false;  // the head isn't to start
     bool closed = false;   // no handle any more: goes away when the queue is empty
     instant last_end{};
+    ns used{};        // SM time of all its blocks that have ended
+    double wide = 0;  // the same, each times the part of the SMs that its kernel could fill
     // The first failure since the last point.
     errc status = errc::none;
     std::exception_ptr exception;
