@@ -277,7 +277,7 @@ TEST_CASE("An algorithm that can't say what it needs isn't run, and one that nee
 // ---- frees without a size
 
 TEST_CASE("Blocks are freed by their address, once, where they came from", "[interop][sizeless]") {
-    two_tenants f;
+    two_tenants f{gpushare::memory_stack::direct};
     gpushare::sizeless_memory blocks{f.chat.memory()}, others{f.batch.memory()};
     void* const p = blocks.try_allocate(1000, 256);
     void* const q = blocks.try_allocate(0, 1);

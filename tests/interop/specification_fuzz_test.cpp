@@ -1,5 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
 // The readers of specifications against random input: they answer or refuse, and what they accept is what was written.
+#include <algorithm>
 #include <array>
 #include <cstddef>
 #include <cstdint>
@@ -165,7 +166,7 @@ void try_to(tally& seen, const Read& read) {
 }
 
 void fuzz(std::uint64_t runs) {
-    tally text, labels, variables;
+    tally text, several, labels, variables;
     for (std::uint64_t run = 0; run < runs; ++run) {
         const auto seed = support::seed(run);
         CAPTURE(seed);
@@ -173,6 +174,14 @@ void fuzz(std::uint64_t runs) {
         const auto plain = noise(any, 30);
         CAPTURE(plain);
         try_to(text, [&] { return gpushare::parse_specification(plain); });
+        try_to(several, [&] {
+            const auto all = gpushare::parse_specifications(plain);
+            for (const auto& one : all) {
+                check_sane(one);
+                REQUIRE(std::ranges::count(all, one.name, &tenant_spec::name) == 1);
+            }
+            return all.empty() ? tenant_spec{} : all.back();
+        });
         pairs some;
         for (auto n = any.below(6); n > 0; --n)
             some.emplace_back(any.one_in(8) ? noise(any, 4) : std::string(any.of(keys)),
@@ -180,7 +189,7 @@ void fuzz(std::uint64_t runs) {
         try_to(labels, [&] { return gpushare::read_kubernetes(some, {}, gpushare::bytes{any.below(1ULL << 40)}); });
         try_to(variables, [&] { return gpushare::read_environment(some); });
     }
-    for (const auto& seen : {text, labels, variables}) {
+    for (const auto& seen : {text, several, labels, variables}) {
         CHECK(seen.accepted > 0);
         CHECK(seen.refused > 0);
     }

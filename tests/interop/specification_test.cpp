@@ -82,12 +82,13 @@ TEST_CASE("plain text says all there is to say", "[interop][specification]") {
 
 TEST_CASE("every field of a tenant's specification has a key", "[interop][specification]") {
     const auto spec = parse_specification(
-        "name=chat memory=12GiB burst=2GiB unit=1MiB devices=2 on=1,3 compute=30% priority=-2 slice=4 cap=45.5% "
+        "name=chat memory=12GiB burst=2GiB unit=1MiB devices=2 on=1,3 compute=30% priority=-2 slice=4 stack=direct "
+        "cap=45.5% "
         "soft_cap=yes "
         "slo=20ms longest=1500us group=7");
     // By position: a field that is added to the type has to be added here, and needs a key.
-    const auto& [name, memory, devices, compute, level, burst, on, unit, slice, cap, soft_cap, slo, group, longest] =
-        spec;
+    const auto& [name, memory, devices, compute, level, burst, on, unit, slice, stack, cap, soft_cap, slo, group,
+                 longest] = spec;
     CHECK(name == "chat");
     CHECK(memory == 12_GiB);
     CHECK(devices == 2);
@@ -97,6 +98,7 @@ TEST_CASE("every field of a tenant's specification has a key", "[interop][specif
     CHECK(on == std::vector<gpushare::device_id>{{1}, {3}});
     CHECK(unit == 1_MiB);
     CHECK(slice == 4);
+    CHECK(stack == gpushare::memory_stack::direct);
     CHECK(cap == 45.5_pct);
     CHECK(soft_cap);
     CHECK(slo == std::chrono::milliseconds(20));
@@ -106,9 +108,11 @@ TEST_CASE("every field of a tenant's specification has a key", "[interop][specif
     CHECK(parse_specification("slice=any", {.slice = 3}).slice == gpushare::any_slice);
     CHECK_FALSE(parse_specification("soft_cap=no", {.soft_cap = true}).soft_cap);
     CHECK(parse_specification("slo=0s", {.slo = gpushare::ns{5}}).slo == gpushare::ns{0});
-    for (const auto* wrong : {"slice=-1", "slice=4294967295", "slice=", "cap=0%", "cap=101%", "cap=20", "soft_cap=true",
-                              "soft_cap=", "slo=20", "slo=-1ms", "slo=1.5ms", "slo=10000000000s", "longest=1h",
-                              "group=x", "group=4294967295"})
+    CHECK(parse_specification("stack=pool").stack == gpushare::memory_stack::pool);
+    CHECK_FALSE(parse_specification("").stack.has_value());
+    for (const auto* wrong : {"slice=-1", "stack=", "stack=arena", "slice=4294967295", "slice=", "cap=0%", "cap=101%",
+                              "cap=20", "soft_cap=true", "soft_cap=", "slo=20", "slo=-1ms", "slo=1.5ms",
+                              "slo=10000000000s", "longest=1h", "group=x", "group=4294967295"})
         CHECK_THROWS_AS(parse_specification(wrong), gpushare::specification_error);
 }
 
@@ -180,13 +184,54 @@ TEST_CASE("an error says what is allowed", "[interop][specification]") {
     CHECK_THROWS_WITH(read_environment(pairs{{"CGPU_DISABLE", "yes"}}), "CGPU_DISABLE: must be true, false, 1 or 0");
     CHECK_THROWS_WITH(
         parse_specification("a\x1b[2Jb=1"),
-        "a?[2Jb: is none of name, memory, burst, unit, devices, on, compute, priority, slice, cap, soft_cap, slo, "
-        "longest, group");
+        "a?[2Jb: is none of name, memory, burst, unit, devices, on, compute, priority, slice, stack, cap, soft_cap, "
+        "slo, longest, group");
     // However long what came in is.
     CHECK(wrong_text("devices=" + std::string(100'000, '7')) == because(kind::overflow, "devices"));
     std::string long_key(100'000, 'k');
     long_key += "=1";
     CHECK(wrong_text(long_key).value().second.size() == 63);
+}
+
+TEST_CASE("one text has several tenants, each from its name on", "[interop][specification]") {
+    const auto all = gpushare::parse_specifications(
+        "# for all\n"
+        "unit=1MiB devices=2\n"
+        "name=chat memory=24GiB compute=60% priority=1\n"
+        "name=batch # on one\n"
+        "  memory=8GiB compute=40% devices=1\n");
+    REQUIRE(all.size() == 2);
+    CHECK(all[0].name == "chat");
+    CHECK(all[0].devices == 2);
+    CHECK(all[0].memory == 24_GiB);
+    CHECK(all[0].unit == 1_MiB);
+    CHECK(all[1].name == "batch");
+    CHECK(all[1].devices == 1);
+    CHECK(all[1].unit == 1_MiB);
+    CHECK(all[1].level == gpushare::priority{});
+    CHECK(gpushare::parse_specifications("").empty());
+    CHECK(gpushare::parse_specifications("memory=1GiB").empty());
+}
+
+TEST_CASE("an error in a text of several tenants says where", "[interop][specification]") {
+    const auto text_of = [](const char* text) {
+        try {
+            (void)gpushare::parse_specifications(text);
+        } catch (const specification_error& e) {
+            return e.key() + "|" + e.what();
+        }
+        return std::string("none");
+    };
+    CHECK(
+        text_of("name=a memory=1GiB\nname=b\nmemory=2GB") ==
+        "memory|memory: '2GB': must be a whole number of B, KiB, MiB, GiB or TiB, such as 12GiB (line 3, tenant 'b')");
+    CHECK(text_of("unit=1MiB\n\nnonsense") ==
+          "nonsense|nonsense: must be a key, '=' and a value, without blanks (line 3)");
+    CHECK(text_of("name=a\nname=b\nname=a") == "name|name: 'a' is the name of a tenant above (line 3, tenant 'b')");
+    CHECK(text_of("name=a\nname=a") == "name|name: 'a' is the name of a tenant above (line 2, tenant 'a')");
+    CHECK(text_of("name=a memory=1GiB memory=2GiB") == "memory|memory: is given twice (line 1, tenant 'a')");
+    CHECK(text_of("\nname=a\ndevices=2\nmemory=3B\nname=b") ==
+          "memory|memory: 3 B over 2 devices is not whole in units of 1 B (line 2, tenant 'a')");
 }
 
 TEST_CASE("labels of shared GPU scheduling become a specification", "[interop][specification]") {

@@ -23,6 +23,8 @@ struct two_tenants {
 
     static constexpr std::size_t MiB = std::size_t{1} << 20;
 
+    explicit two_tenants(gpushare::memory_stack made_of = gpushare::memory_stack::pool) : stack(made_of) {}
+
     /// Work is on the stream until let_go().
     void hold() {
         stream.launch({}, held.kernel());
@@ -42,6 +44,7 @@ struct two_tenants {
         return (m.capacity() - m.free()).count();
     }
 
+    const gpushare::memory_stack stack;
     gate held;
     mutable std::mutex mutex;
     std::vector<gpushare::errc> reported;
@@ -58,6 +61,7 @@ private:
         return shared.admit({.name = name,
                              .memory = gpushare::bytes{16 * MiB},
                              .devices = 2,
-                             .compute = gpushare::share::of_permille(400)});
+                             .compute = gpushare::share::of_permille(400),
+                             .stack = stack});
     }
 };

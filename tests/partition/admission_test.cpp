@@ -19,6 +19,8 @@
 #include "support/catch.hpp"
 #include "support/threads.hpp"
 
+namespace admission_test {
+
 using namespace gpushare::literals;
 using gpushare::errc;
 
@@ -38,7 +40,7 @@ host::node_options devices(std::uint32_t count) {
 
 TEST_CASE("each device shows the tenant a total of N/M and its own free bytes", "[partition][tenant]") {
     node n(devices(4));
-    tenancy shared(n);
+    tenancy shared(n, {.stack = gpushare::memory_stack::direct});  // what is asked for is what is charged
     auto other = shared.admit({.name = "other", .memory = 20_MiB, .compute = 10_pct, .on = {{1}}});
     auto chat = shared.admit({.name = "chat", .memory = 96_MiB, .devices = 4, .compute = 60_pct, .unit = 1_MiB});
     for (std::size_t part = 0; part < 4; ++part) {
@@ -208,3 +210,5 @@ TEST_CASE("nobody is admitted to a lost device", "[partition][tenant]") {
     }
     CHECK(shared.rooms()[0].free == 63_MiB);
 }
+
+}  // namespace admission_test

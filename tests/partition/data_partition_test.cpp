@@ -15,6 +15,8 @@
 #include "support/catch.hpp"
 #include "support/random.hpp"
 
+namespace data_partition_test {
+
 using gpushare::block_cyclic_partition;
 using gpushare::contiguous_partition;
 using gpushare::data_partition;
@@ -219,3 +221,5 @@ TEST_CASE("partitions that can't be are refused", "[partition][data]") {
     CHECK(code_of([] { (void)weighted_partition<>(10, {}); }) == errc::invalid_specification);
     CHECK(code_of([&] { (void)weighted_partition<1>(10, one_to_three); }) == errc::invalid_specification);
 }
+
+}  // namespace data_partition_test

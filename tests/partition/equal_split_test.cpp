@@ -16,6 +16,8 @@
 #include "support/catch.hpp"
 #include "support/random.hpp"
 
+namespace equal_split_test {
+
 using namespace gpushare::literals;
 using gpushare::bytes;
 using gpushare::device_id;
@@ -290,3 +292,5 @@ TEST_CASE("devices may be described by a view that makes them up as it goes", "[
     CHECK(refused.left == (5_GiB).count());
     CHECK(equal_split(18_GiB, 2, node, 1_GiB).devices == ids({0, 2}));
 }
+
+}  // namespace equal_split_test

@@ -22,6 +22,8 @@
 #include "support/fault_resource.hpp"
 #include "support/random.hpp"
 
+namespace multi_buffer_test {
+
 using namespace gpushare::literals;
 using namespace std::chrono_literals;
 using gpushare::block_cyclic_partition;
@@ -224,3 +226,5 @@ TEST_CASE("a buffer is refused for sizes that can't be and for the wrong number 
     CHECK_THROWS_AS(b.exchange_halo(std::span{m.streams}.first(1)), gpushare::operation_error);
     CHECK(m.used() > 0_B);
 }
+
+}  // namespace multi_buffer_test

@@ -20,6 +20,8 @@
 #include "support/random.hpp"
 #include "support/threads.hpp"
 
+namespace reservation_test {
+
 using namespace gpushare::literals;
 using gpushare::bytes;
 using gpushare::errc;
@@ -561,3 +563,5 @@ TEST_CASE("a million contended reservations with failures injected exceed nothin
     CHECK(seen.wrong.load() == 0);
     CHECK(seen.reserved.load() + seen.refused.load() + seen.lost.load() == 1'000'000);
 }
+
+}  // namespace reservation_test

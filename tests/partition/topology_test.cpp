@@ -19,6 +19,8 @@
 #include "support/catch.hpp"
 #include "support/random.hpp"
 
+namespace topology_test {
+
 using namespace gpushare::literals;
 using gpushare::best_connected;
 using gpushare::connection_of;
@@ -246,3 +248,5 @@ TEST_CASE("the catalogue has nodes of 11 to 141 GiB with 1 to 16 devices", "[par
     CHECK(link_between_nodes(gpushare::compute_class::gpu_hpn).path == link_class::rdma);
     CHECK(link_between_nodes(gpushare::compute_class::gpu).path == link_class::network);
 }
+
+}  // namespace topology_test

@@ -13,6 +13,8 @@
 #include "support/catch.hpp"
 #include "support/code_of.hpp"
 
+namespace admission_test {
+
 using namespace gpushare::literals;
 using namespace std::chrono_literals;
 using gpushare::device_id;
@@ -71,3 +73,5 @@ TEST_CASE("an admission whose streams can't be made takes nothing", "[tenant][ad
     auto a = shared.admit({.name = "a", .memory = 64_MiB, .compute = 100_pct});
     CHECK(a.spec().memory == 64_MiB);
 }
+
+}  // namespace admission_test

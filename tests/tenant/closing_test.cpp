@@ -21,6 +21,8 @@
 
 #include "support/catch.hpp"
 
+namespace closing_test {
+
 using namespace gpushare::literals;
 using namespace std::chrono_literals;
 using gpushare::bytes;
@@ -224,3 +226,5 @@ TEST_CASE("frees that overlap a close, at once and in stream order, are all cred
         CHECK(n.memory({1}).used() == 0_B);
     }
 }
+
+}  // namespace closing_test

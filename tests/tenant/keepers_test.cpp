@@ -14,6 +14,8 @@
 
 #include "support/catch.hpp"
 
+namespace keepers_test {
+
 using namespace gpushare::literals;
 using gpushare::errc;
 namespace gs = gpushare;
@@ -77,3 +79,5 @@ TEST_CASE("free chunks of an arena don't stand in the way of a tenant's guarante
     CHECK(p != nullptr);
     CHECK(ocr.memory().deallocate(p, 60 << 20, 256) == errc::none);
 }
+
+}  // namespace keepers_test

@@ -22,6 +22,8 @@
 #include "support/manual_timeline.hpp"
 #include "support/one_block.hpp"
 
+namespace limited_scrubber_test {
+
 using namespace gpushare::literals;
 using namespace std::chrono_literals;
 using gpushare::errc;
@@ -185,3 +187,5 @@ TEST_CASE("chunks are scrubbed ahead one by one as pieces of a submission", "[te
     CHECK(rig.pool.collect());
     CHECK(rig.pool.usage().clean == 3);
 }
+
+}  // namespace limited_scrubber_test

@@ -17,6 +17,8 @@
 #include "support/catch.hpp"
 #include "support/code_of.hpp"
 
+namespace overhead_test {
+
 using namespace gpushare::literals;
 using namespace std::chrono_literals;
 using gpushare::bytes;
@@ -140,7 +142,8 @@ TEST_CASE("a lost device isn't taken for a full one", "[tenant][overhead]") {
 TEST_CASE("a tenant waits for its memory: for its streams, its neighbours' burst, and no longer than it says",
           "[tenant][waiters]") {
     host::node n(small_node());
-    tenancy shared(n);
+    const auto stack = GENERATE(gpushare::memory_stack::pool, gpushare::memory_stack::direct);
+    tenancy shared(n, {.stack = stack});
     auto chat = shared.admit({.name = "chat", .memory = 8_MiB, .compute = 30_pct, .burst = 56_MiB});
     auto code = shared.admit({.name = "code", .memory = 8_MiB, .compute = 30_pct, .burst = 56_MiB});
     void* p = code.memory().allocate(56 << 20);
@@ -232,3 +235,5 @@ TEST_CASE("an admission calls burst back, and names who doesn't give it", "[tena
         }
     }
 }
+
+}  // namespace overhead_test

@@ -23,6 +23,8 @@
 #include "support/code_of.hpp"
 #include "support/told_policy.hpp"
 
+namespace slices_test {
+
 using namespace gpushare;
 using namespace gpushare::literals;
 using namespace std::chrono_literals;
@@ -233,3 +235,5 @@ TEST_CASE("slices that are refused change nothing", "[tenant]") {
     CHECK(broken.slice<host::device_sms>(d, halves) == errc::none);
     CHECK(broken.slices(d) == std::vector{50_pct, 50_pct});
 }
+
+}  // namespace slices_test

@@ -13,6 +13,8 @@
 #include "support/catch.hpp"
 #include "support/threads.hpp"
 
+namespace tenancy_edge_test {
+
 using namespace gpushare::literals;
 using namespace std::chrono_literals;
 using gpushare::errc;
@@ -177,3 +179,5 @@ TEST_CASE("a resize beside a close takes nothing back", "[tenant]") {
         CHECK(shared.unpromised({0}) == gpushare::share::whole());
     }
 }
+
+}  // namespace tenancy_edge_test

@@ -18,6 +18,8 @@
 #include "support/catch.hpp"
 #include "support/code_of.hpp"
 
+namespace tenancy_policy_test {
+
 using namespace gpushare;
 using namespace gpushare::literals;
 using namespace std::chrono_literals;
@@ -166,3 +168,5 @@ TEST_CASE("a tenant's hard cap holds on the device", "[tenant]") {
     // 20 ms of work at a tenth of the device: the pacer lets 5 ms of it be caught up, and the last one be begun.
     CHECK(node.get_clock().now() - begin >= 140ms);
 }
+
+}  // namespace tenancy_policy_test

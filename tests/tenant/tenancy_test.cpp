@@ -17,6 +17,8 @@
 #include "support/catch.hpp"
 #include "support/code_of.hpp"
 
+namespace tenancy_test {
+
 using namespace gpushare::literals;
 using namespace std::chrono_literals;
 using gpushare::device_id;
@@ -132,7 +134,7 @@ TEST_CASE("the devices with the most room are chosen, among those with device ti
 
 TEST_CASE("a neighbour's memory pressure is never visible", "[tenant]") {
     node n(small_node(1));
-    tenancy shared(n);
+    tenancy shared(n, {.stack = gpushare::memory_stack::direct});
     auto loud = shared.admit({.name = "loud", .memory = 32_MiB, .compute = 50_pct});
     auto quiet = shared.admit({.name = "quiet", .memory = 32_MiB, .compute = 50_pct});
 
@@ -202,7 +204,8 @@ TEST_CASE("a refusal names the tenant and the figures", "[tenant]") {
 TEST_CASE("wrong frees change nothing and are reported", "[tenant]") {
     node n(small_node(1));
     std::vector<tenant_event> events;
-    tenancy shared(n, {.events = [&](const tenant_event& e) { events.push_back(e); }});
+    tenancy shared(
+        n, {.events = [&](const tenant_event& e) { events.push_back(e); }, .stack = gpushare::memory_stack::direct});
     auto a = shared.admit({.name = "a", .memory = 16_MiB, .compute = 10_pct});
     auto b = shared.admit({.name = "b", .memory = 16_MiB, .compute = 10_pct});
     void* p = a.memory().allocate(1 << 20);
@@ -252,7 +255,8 @@ TEST_CASE("work runs, is charged, and its failures are the tenant's own", "[tena
     // The ledger is the truth, and the charge follows it.
     const auto book = n.ledger({0}).take();
     gpushare::ns truth{};
-    for (const auto& [tag, busy] : host::busy_by_tag(book.blocks, gpushare::instant{}, host::steady_clock::now() + 1h))
+    for (const auto& [tag, busy] :
+         host::sm_time_by_tag(book.blocks, gpushare::instant{}, gpushare::never, n.options().sms))
         if (tag == good.tag()) truth = busy;
     CHECK(good.usage().device_time >= truth / 2);
     // How much more than the ledger has depends on the machine's other work; no instant is charged twice, though.
@@ -417,7 +421,9 @@ TEST_CASE("a pool over a tenant's memory is refused in the tenant's name, with i
 TEST_CASE("closing gives up at its deadline and can be repeated", "[tenant]") {
     node n(small_node(1));
     std::vector<tenant_event::kind> events;
-    tenancy shared(n, {.close_timeout = 1ms, .events = [&](const tenant_event& e) { events.push_back(e.what); }});
+    tenancy shared(n, {.close_timeout = 1ms,
+                       .events = [&](const tenant_event& e) { events.push_back(e.what); },
+                       .stack = gpushare::memory_stack::direct});
     auto a = shared.admit({.name = "a", .memory = 16_MiB, .compute = 50_pct});
     n.faults({0}).stall(a.work_stream());
     (void)a.memory().allocate(1 << 20);
@@ -494,7 +500,7 @@ TEST_CASE("shares hold between backlogged tenants, by the device's own ledger", 
     while (a.usage().waiting > 100) std::this_thread::sleep_for(1ms);
     const auto end = host::steady_clock::now();
     REQUIRE(b.usage().waiting > 0);
-    const auto busy = host::busy_by_tag(n.ledger({0}).take().blocks, start, end);
+    const auto busy = host::sm_time_by_tag(n.ledger({0}).take().blocks, start, end, n.options().sms);
     REQUIRE(busy.size() == 2);
     const double share =
         static_cast<double>(busy[0].busy.count()) / static_cast<double>((busy[0].busy + busy[1].busy).count());
@@ -527,7 +533,7 @@ TEST_CASE("tenants come and go while others work", "[tenant]") {
 
 TEST_CASE("what was in flight at the close is in the final account", "[tenant]") {
     node n(small_node(1));
-    tenancy shared(n);
+    tenancy shared(n, {.stack = gpushare::memory_stack::direct});
     auto a = shared.admit({.name = "a", .memory = 16_MiB, .compute = 50_pct});
     void* p = a.memory().allocate(1 << 20);
     a.memory().deallocate(p, 1 << 20);
@@ -579,3 +585,5 @@ TEST_CASE("calls that overlap a close are refused, and nothing is lost", "[tenan
         CHECK(n.memory({1}).used() == 0_B);
     }
 }
+
+}  // namespace tenancy_test

@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
-// Temporary storage for CUB out of a tenant's memory. A device-wide algorithm of CUB is called twice, once to ask how many
-// bytes it needs and once to run; this does both, and frees the bytes once the stream is through with them.
+// Temporary storage for CUB from a tenant's memory. A device-wide algorithm of CUB is called twice: to ask how many
+// bytes it needs, and to run. This makes both calls, and frees the bytes in the order of the stream.
 //
 //   gpushare::with_temporary_storage(tenant.memory(), stream, [&](void* temporary, std::size_t& size) {
 //       return cub::DeviceReduce::Sum(temporary, size, in, out, n, stream.native_handle());

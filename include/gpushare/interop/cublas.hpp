@@ -1,13 +1,13 @@
 // SPDX-License-Identifier: Apache-2.0
-// The workspace of a cuBLAS handle out of a tenant's memory, where it is charged to the tenant's quota, instead of out of
-// cuBLAS's own pool, where it is charged to nobody.
+// A cuBLAS handle's workspace from a tenant's memory, so that it is charged to the tenant's quota. cuBLAS's own
+// workspace would be charged to nobody.
 //
 //   gpushare::stream_resource ordered{tenant.memory(), stream};
 //   gpushare::cublas_workspace mine{handle, stream.native_handle(), ordered, gpushare::cublas_workspace_size(9)};
 //   cublasSgemm(handle, ...);
 //   mine.restore();                     // after a cublasSetStream by others, which drops the workspace
 //
-// Empty where cuBLAS isn't found.
+// This header is empty where cuBLAS isn't found.
 #pragma once
 
 #if __has_include(<cublas_v2.h>)

@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
-// A tenant's memory as a resource of libcu++ (cuda::mr), for what takes one: cuda::mr::resource_ref, device containers,
-// CUB. Its frees are in the order of the stream that they name.
+// A tenant's memory as a memory resource of libcu++ (cuda::mr), for cuda::mr::resource_ref, device containers and CUB.
+// Frees are in the order of the stream that they name.
 //
 //   auto mr = gpushare::as_cuda_mr<::cuda::mr::device_accessible>(tenant.memory(), node);
 //   ::cuda::mr::resource_ref<::cuda::mr::device_accessible> ref{mr};         // CCCL 3.0: async_resource_ref

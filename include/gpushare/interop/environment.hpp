@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
-// The environment variables with which containers are told their part of the GPUs, as tenant specifications. Nothing here
-// looks at the environment unless it is handed over.
+// Makes a tenant specification of the environment variables that tell a container its part of the GPUs. It reads only
+// the environment that the caller passes.
 //
 //   extern char** environ;
 //   auto spec = gpushare::read_environment(environ, {.name = "this process"});

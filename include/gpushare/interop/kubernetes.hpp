@@ -1,5 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
-// The resources and labels with which pods ask for parts of GPUs, as tenant specifications. Other labels are passed over.
+// Makes a tenant specification of the resources and labels by which a pod asks for parts of GPUs. Other labels are
+// ignored.
 //
 //   std::map<std::string, std::string> labels{{"aliyun.com/gpu-mem", "8"}, {"aliyun.com/gpu-count", "2"}};
 //   auto spec = gpushare::read_kubernetes(labels, {.name = pod});          // 4 GiB on each of two devices

@@ -1,15 +1,16 @@
 // SPDX-License-Identifier: Apache-2.0
-// NCCL as the engine of collectives over the devices of a node, with the call shape of collective/submit.hpp: for what crosses
-// links that NCCL knows better. Link with -lnccl.
+// Collectives over a node's devices by NCCL, called as those of collective/submit.hpp: for links that NCCL uses better.
+// Link with -lnccl.
 //
 //   gpushare::nccl_communicator group{node, devices};
-//   auto code = gpushare::submit_all_reduce<float>(node.gangs(), devices, streams, group, ins, outs, n);
+//   auto code = gpushare::submit_all_reduce<float>(node.gangs(), devices, std::span(streams), group, ins, outs, n);
 //   streams[0].record().wait(never);   auto fault = gpushare::fault_of(group);
 //
-// Two promises are NCCL's to make, not ours: the bits may depend on the algorithm that it takes for a size, and 16-bit numbers
-// may be rounded after each addition. There is no deadline: a watchdog aborts. Not yet seen on several devices.
+// Two promises of this library's collectives don't hold: with NCCL the bits may depend on the algorithm that it takes
+// for a size, and 16-bit numbers may be rounded after each addition. There is no deadline: a watchdog aborts. Not yet
+// seen on several devices.
 //
-// Empty where NCCL isn't found.
+// This header is empty where NCCL isn't found.
 #pragma once
 
 #if __has_include(<nccl.h>)

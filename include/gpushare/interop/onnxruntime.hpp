@@ -1,12 +1,12 @@
 // SPDX-License-Identifier: Apache-2.0
 // A tenant's memory as an OrtAllocator, for sessions and tensors of ONNX Runtime.
 //
-//   gpushare::stream_resource ordered{tenant.memory(), stream};      // the stream that is the provider's, too
+//   gpushare::stream_resource ordered{tenant.memory(), stream};      // the execution provider's stream
 //   gpushare::onnxruntime_allocator<OrtAllocator, decltype(ordered)> mine{ordered, memory_info, ORT_API_VERSION};
 //   api->RegisterAllocator(env, &mine);         // sessions take it with "session.use_env_allocators" = "1"
 //
-// The struct is a template argument, so that this needs no header of ONNX Runtime and fits each version's, which only ever
-// grow at their end.
+// The struct is a template argument, so that this needs no header of ONNX Runtime and fits every version: the struct
+// only grows at its end.
 #pragma once
 
 #include <cstddef>

@@ -1,12 +1,12 @@
 // SPDX-License-Identifier: Apache-2.0
-// Any memory resource as a std::pmr::memory_resource, for containers whose elements the host reaches: those of pinned
-// memory and of the host backend. (Memory that only a device reaches crashes the first container that writes to it.)
+// Any memory resource as a std::pmr::memory_resource, for containers in memory that the host reaches: pinned memory and
+// the host backend's. (In memory that only a device reaches, a container crashes at its first write.)
 //
 //   gpushare::pmr_adaptor mine{resource};                  // resource: a quota_resource, a pool_resource ...
 //   std::pmr::vector<float> v(&mine);
 //
-// The other way needs no adaptor: a std::pmr::memory_resource is a gpushare::memory_resource, so that a quota or a pool
-// stands on one as it is:
+// The other direction needs no adaptor: a std::pmr::memory_resource models gpushare::memory_resource, so that a quota
+// or a pool can use it directly:
 //
 //   gpushare::quota_resource limited{quota, *std::pmr::new_delete_resource(), "chat"};
 #pragma once
@@ -33,7 +33,7 @@ public:
     /// Refers to `of`.
     explicit pmr_adaptor(Resource& of) noexcept : resource_(&of) {}
 
-    /// What it stands on.
+    /// The resource below.
     [[nodiscard]] Resource& resource() const noexcept { return *resource_; }
 
 private:

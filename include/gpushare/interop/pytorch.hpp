@@ -10,11 +10,11 @@
 //       chat().deallocate(p, size, device, stream);
 //   }
 //
-// Two forms. Behind a torch.cuda.MemPool, one for each tenant, PyTorch's caching allocator stands in front of them: it
-// takes null for out of memory, frees its cache, asks again, and throws torch.OutOfMemoryError itself: try_allocate.
-// With torch.cuda.memory.change_current_allocator nothing stands in front, and null isn't checked: allocate, which
-// throws. There is no cache then, either: with a pool_resource over the tenant's memory they are fast, with that alone
-// each of them is a cudaMalloc.
+// There are two ways to use it. Behind a torch.cuda.MemPool, one for each tenant, PyTorch's caching allocator calls
+// these functions. It takes null for out of memory, frees its cache, asks again, and throws torch.OutOfMemoryError
+// itself: so call try_allocate. With torch.cuda.memory.change_current_allocator PyTorch neither caches nor checks for
+// null: so call allocate, which throws, and put a pool_resource over the tenant's memory, or every call is a
+// cudaMalloc.
 #pragma once
 
 #include <algorithm>

@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
-// Scratch memory that a library of the vendor asks its caller for (cuBLAS, cuBLASLt, cuDNN, cuFFT, CUB), out of a tenant's
-// memory, kept for as long as it is used.
+// Scratch memory from a tenant's memory, for vendors' libraries that ask their caller for it (cuBLAS, cuBLASLt, cuDNN,
+// cuFFT, CUB). It is kept as long as work may use it.
 //
 //   gpushare::stream_resource ordered{tenant.memory(), stream};
 //   gpushare::scratch_memory scratch{ordered, 4 << 20};

@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
-// Memory that is freed by its address alone, as TensorRT, ONNX Runtime and C programs do it: sizes and alignments are
-// remembered, beside the blocks.
+// Memory that is freed by its address alone, for TensorRT, ONNX Runtime and C programs. It remembers sizes and
+// alignments, outside the blocks.
 //
 //   gpushare::sizeless_memory blocks{tenant.memory()};
 //   void* p = blocks.try_allocate(1000, 256);     blocks.deallocate(p);      // errc::unknown_block the second time

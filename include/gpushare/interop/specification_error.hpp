@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-// What readers of tenant specifications throw, and what they read: keys with their values.
+// The exception of the readers of tenant specifications, and their input: keys with values.
 //
 //   try { auto spec = gpushare::parse_specification(text); }
 //   catch (const gpushare::specification_error& e) { log(e.what()); mark(e.key()); }

@@ -2,6 +2,7 @@
 // Tenant specifications as plain text, for configuration files and command lines.
 //
 //   auto chat = gpushare::parse_specification("name=chat memory=12GiB devices=4 compute=30% priority=2");
+//   for (auto& spec : gpushare::parse_specifications(text_of_a_file)) ...
 //
 // Pairs of key=value, with blanks or line ends between; where a # stands instead of a key, the rest of the line is a
 // comment. Keys:
@@ -14,6 +15,7 @@
 //   compute    of the time of each device: 0.1% to 100%, in steps of 0.1%
 //   priority   -1000 to 1000; 0 is ordinary
 //   slice      which slice of each device's SMs: a number from 0, or any
+//   stack      what its memory is made of: pool or direct
 //   cap        the most of the time of each device, as compute; soft_cap: no or yes, for while nobody else wants it
 //   slo        how long after its arrival work is due: a whole number of ns, us, ms or s; 0s: no objective
 //   longest    the longest kernel, likewise; 0s: learnt
@@ -22,11 +24,13 @@
 
 #include <algorithm>
 #include <array>
+#include <cstddef>
 #include <cstdint>
 #include <limits>
 #include <string>
 #include <string_view>
 #include <utility>
+#include <vector>
 
 #include <gpushare/config.hpp>
 #include <gpushare/detail/parse.hpp>
@@ -82,6 +86,13 @@ inline constexpr std::array time_units{text_unit{"ns", 1}, text_unit{"us", 1'000
     return checked({0, parse_code::no_number}, key, value, 0, 0, "yes or no") != 0;  // throws
 }
 
+[[nodiscard]] inline memory_stack checked_stack(std::string_view key, std::string_view value) {
+    for (const auto s : {memory_stack::pool, memory_stack::direct})
+        if (to_string(s) == value) return s;
+    return static_cast<memory_stack>(
+        checked({0, parse_code::no_number}, key, value, 0, 0, "pool or direct"));  // throws
+}
+
 [[nodiscard]] inline std::string checked_name(std::string_view key, std::string_view value) {
     if (value.empty() || value.size() > longest_name)
         throw specification_error(specification_error::kind::bad_value, key, "must be 1 to 63 characters");
@@ -104,6 +115,7 @@ inline constexpr std::array plain_keys{
     plain_key{"priority", [](auto& f, auto key, auto value) { f.set(f.level, checked_priority(key, value), key); }},
     plain_key{"slice", [](auto& f, auto key,
                           auto value) { f.set(f.slice, value == "any" ? any_slice : checked_index(key, value), key); }},
+    plain_key{"stack", [](auto& f, auto key, auto value) { f.set(f.stack, checked_stack(key, value), key); }},
     plain_key{"cap", [](auto& f, auto key, auto value) { f.set(f.cap, checked_share(key, value), key); }},
     plain_key{"soft_cap", [](auto& f, auto key, auto value) { f.set(f.soft_cap, checked_flag(key, value), key); }},
     plain_key{"slo", [](auto& f, auto key, auto value) { f.set(f.slo, checked_time(key, value), key); }},
@@ -129,27 +141,104 @@ template <key_values Pairs>
     return f.finish(std::move(defaults));
 }
 
-/// The same from text. A word without `=` is an unknown key.
-[[nodiscard]] inline tenant_spec parse_specification(std::string_view text, tenant_spec defaults = {}) {
+namespace detail {
+
+/// Calls `read(key, value, line)` for each pair of the text; lines count from 1. Throws specification_error (unknown_key) for a
+/// word without `=`, by way of `fail(error, line)`, as for what `read` throws.
+template <class Read, class Fail>
+void for_each_pair(std::string_view text, Read read, Fail fail) {
     constexpr std::string_view blanks = " \t\r\n";
-    detail::specification_fields f;
-    while (!text.empty()) {
+    std::size_t line = 1;
+    const auto skip = [&](std::size_t length) {
+        line += static_cast<std::size_t>(std::ranges::count(text.substr(0, length), '\n'));
+        text.remove_prefix(length);
+    };
+    for (;;) {
         const auto begin = text.find_first_not_of(blanks);
-        if (begin == std::string_view::npos) break;
-        text.remove_prefix(begin);
+        if (begin == std::string_view::npos) return;
+        skip(begin);
         if (text.front() == '#') {
-            text.remove_prefix(std::min(text.find('\n'), text.size()));
+            skip(std::min(text.find('\n'), text.size()));
             continue;
         }
         const auto word = text.substr(0, text.find_first_of(blanks));
-        text.remove_prefix(word.size());
         const auto equals = word.find('=');
-        if (equals == std::string_view::npos)
-            throw specification_error(specification_error::kind::unknown_key, word.substr(0, detail::longest_name),
-                                      "must be a key, '=' and a value, without blanks");
-        detail::read_plain(f, word.substr(0, equals), word.substr(equals + 1));
+        try {
+            if (equals == std::string_view::npos)
+                throw specification_error(specification_error::kind::unknown_key, word.substr(0, longest_name),
+                                          "must be a key, '=' and a value, without blanks");
+            read(word.substr(0, equals), word.substr(equals + 1), line);
+        } catch (const specification_error& e) {
+            fail(e, line);
+        }
+        skip(word.size());
     }
+}
+
+/// The same error, with the place in the file.
+[[noreturn]] inline void fail_at(const specification_error& e, std::string_view tenant, std::size_t line) {
+    const std::string_view what(e.what());
+    std::string text(what.substr(std::min(what.size(), e.key().size() + 2)));  // without the key
+    text.append(" (line ").append(std::to_string(line));
+    if (!tenant.empty()) text.append(", tenant '").append(tenant).append("'");
+    throw specification_error(e.why(), e.key(), text.append(")"));
+}
+
+}  // namespace detail
+
+/// The same from text. A word without `=` is an unknown key.
+[[nodiscard]] inline tenant_spec parse_specification(std::string_view text, tenant_spec defaults = {}) {
+    detail::specification_fields f;
+    detail::for_each_pair(
+        text, [&](std::string_view key, std::string_view value, std::size_t) { detail::read_plain(f, key, value); },
+        [](const specification_error& e, std::size_t) { throw e; });
     return f.finish(std::move(defaults));
+}
+
+/// Several tenants from one text, in its order: each begins with its name. What stands before the first name holds for all
+/// that don't say otherwise. Throws specification_error, whose text has the line and the tenant: all as parse_specification, and
+/// duplicate for a name that is there twice.
+///
+///   unit=1MiB devices=2
+///   name=chat  memory=24GiB compute=60% priority=1
+///   name=batch memory=8GiB  compute=40%
+[[nodiscard]] inline std::vector<tenant_spec> parse_specifications(std::string_view text, tenant_spec defaults = {}) {
+    using detail::specification_fields;
+    std::vector<tenant_spec> all;
+    specification_fields f;
+    bool named = false;
+    std::size_t begins = 1;  // the line of the tenant that is read
+    bool ends = false;       // what is wrong is so with all of that tenant, not with one of its pairs
+    const auto name = [&] { return f.name.value ? std::string_view(*f.name.value) : std::string_view(); };
+    const auto finish = [&] {
+        ends = true;
+        auto spec = f.finish(defaults);
+        ends = false;
+        (named ? all.emplace_back() : defaults) = std::move(spec);
+        f = {};
+    };
+    const auto read = [&](std::string_view key, std::string_view value, std::size_t line) {
+        if (key == "name") {
+            const std::string next = detail::checked_name(key, value);
+            if (std::ranges::find(all, next, &tenant_spec::name) != all.end() || name() == next)
+                throw specification_error(specification_error::kind::duplicate, key,
+                                          "'" + next + "' is the name of a tenant above");
+            finish();
+            named = true;
+            begins = line;
+        }
+        detail::read_plain(f, key, value);
+    };
+    const auto fail = [&](const specification_error& e, std::size_t line) {
+        detail::fail_at(e, name(), ends ? begins : line);
+    };
+    detail::for_each_pair(text, read, fail);
+    try {
+        finish();
+    } catch (const specification_error& e) {
+        fail(e, begins);
+    }
+    return all;
 }
 
 }  // namespace GPUSHARE_ABI

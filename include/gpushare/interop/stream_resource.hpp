@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
-// Memory whose frees are in the order of one stream: what is freed may still be used by the work that was enqueued
-// there, and is anybody's once the stream has done it. For containers and libraries that free without naming a stream.
+// Memory whose frees are in the order of one stream, for containers and libraries that free without naming a stream.
+// Work that is enqueued on the stream may still use a freed block; the block is free for others once that work is done.
 //
 //   gpushare::stream_resource ordered{tenant.memory(), stream};
 //   void* p = ordered.allocate(1 << 20);     stream.launch(...);     ordered.deallocate(p, 1 << 20);    // at once

@@ -1,12 +1,13 @@
 // SPDX-License-Identifier: Apache-2.0
-// Scrubbing that is a client of a limiter like any other: in pieces, between which a higher tenant gets in, at a share and
-// a price of its own. For scrubbing_resource, in place of a stream.
+// A scrubber that is a client of a limiter like any other: it scrubs in pieces, at a weight and a level of its own, and
+// higher levels get in between two pieces. For scrubbing_resource, in place of a stream.
 //
 //   const auto cleaner = limiter.add({.weight = 5_pct, .level = {-1}});
 //   gpushare::limited_scrubber scrubs{limiter, cleaner, stream};
 //   gpushare::scrubbing_resource blocks{node.memory(d), scrubs};        // below what tenants allocate from
 //
-// A chunk_pool needs none: it scrubs chunk by chunk, as one likes, on a stream that it is given. With that stream:
+// A chunk_pool needs none, since it scrubs chunk by chunk on a stream that it is given. To limit it, submit with that
+// stream:
 //   gpushare::submit_chunked(limiter, cleaner, stream, n, [&](auto&, std::size_t) { pool.scrub_ahead(1); });
 #pragma once
 
@@ -30,9 +31,9 @@
 namespace gpushare {
 inline namespace GPUSHARE_ABI {
 
-/// Limiter and stream must outlive it and its points, until these are reached. Safe from any thread, but under no lock that
-/// submissions of others may want: fill() lets in whatever can go, so a chunk_pool must not call it. Somebody must drive
-/// the limiter; who waits for a point does.
+/// Scrubs as a client of a limiter. Limiter and stream must outlive it, and its points until they are reached. Safe
+/// from any thread. fill() drives the limiter, so call it under no lock that others' callables take; a chunk_pool must
+/// not call it. Some thread must drive the limiter; a wait for a point does.
 template <class Limiter>
 requires scrubber<typename Limiter::stream>
 class limited_scrubber {
@@ -59,16 +60,16 @@ class limited_scrubber {
     };
 
 public:
-    /// Of the scrubber, or of a stream, whose points become one by themselves.
+    /// A point of the scrubber. A stream's point converts to one.
     class point {
     public:
         point() = default;
-        /// What a stream has recorded.
+        /// A point that a stream has recorded.
         point(native_point p) : native_(std::move(p)) {}  // NOLINT: kernels end with points of streams
 
-        /// Drives nothing.
+        /// Whether it is reached. Doesn't drive the limiter.
         [[nodiscard]] bool reached() const noexcept { return native_.reached() && (work_ == nullptr || work_->done()); }
-        /// False at the deadline. Drives the limiter.
+        /// Waits, and drives the limiter meanwhile. False at the deadline.
         bool wait(instant deadline) const {
             return native_.wait(deadline) && (work_ == nullptr || work_->wait(deadline));
         }
@@ -84,7 +85,8 @@ public:
                 if (const errc why = f.status(); why != errc::none) return why;
             return errc::none;
         }
-        /// Of two points of streams, as theirs. Else what the scrubbing before `b` was charged, since the point before it.
+        /// For two points of streams, their elapsed(). Else the device time charged for scrubbing between `b` and the
+        /// point before it.
         friend ns elapsed(const point& a, const point& b) noexcept {
             if (b.work_ == nullptr) return elapsed(a.native_, b.native_);
             ns sum{};
@@ -100,11 +102,11 @@ public:
         std::shared_ptr<const work> work_;
     };
 
-    /// Pieces of `piece` bytes: so long does a higher tenant wait for scrubbing.
+    /// Scrubs in pieces of `piece` bytes; a higher level waits for at most one.
     limited_scrubber(Limiter& limiter, client_id c, stream& s, bytes piece = 16_MiB, const submit_options& o = {})
         : limiter_(&limiter), stream_(&s), client_(c), options_(o), piece_(std::max(piece, bytes{1})) {}
 
-    /// Queues the pieces. Throws operation_error with the limiter's code where it takes them not or not all; std::bad_alloc.
+    /// Queues the pieces. Throws operation_error with the limiter's code if it refuses one of them; std::bad_alloc.
     void fill(void* at, std::byte value, std::size_t size) {
         const std::size_t each = std::min(static_cast<std::size_t>(piece_.count()), std::max<std::size_t>(size, 1));
         const auto enqueue = [at = static_cast<std::byte*>(at), value, size, each, after = awaited()](stream& s,
@@ -119,7 +121,7 @@ public:
         fills_.push_back(*std::move(queued));
     }
 
-    /// What is enqueued from now on starts after `p`. One of another scrubber is waited for on the spot.
+    /// Work enqueued from now on starts after `p`. Blocks the thread if `p` is another scrubber's.
     void wait(const point& p) {
         if (p.work_ != nullptr && p.work_->of != this) (void)p.wait(never);  // its own are earlier in the client's line
         if (p.native_.reached()) return;

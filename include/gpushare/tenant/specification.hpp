@@ -1,5 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
-// What a tenant asks for, what it has used, and what is reported about it: the plain values of the tenant layer.
+// The plain values of the tenant layer: what a tenant asks for (tenant_spec), what it has used, and the events and
+// reports about it.
 //
 //   gpushare::tenant_spec chat{.name = "chat", .memory = 24_GiB, .devices = 2, .compute = 60_pct, .level = {1}};
 #pragma once
@@ -19,30 +20,55 @@
 namespace gpushare {
 inline namespace GPUSHARE_ABI {
 
-/// The one with the most device time left to promise.
+/// For tenant_spec::slice: the slice with the most device time left to promise.
 inline constexpr std::uint32_t any_slice = ~0U;
 
-/// Bytes are totals over all devices of the tenant, and split equally; `compute` is a share of each of them.
+/// What a tenant's memory() is made of, above its quota.
+enum class memory_stack : std::uint8_t {
+    direct,  ///< each block is one of the device's: what is freed is everybody's at once, and each call is the driver's
+    pool,    ///< blocks out of segments that the tenant keeps: no driver call while they suffice
+};
+
+/// In English.
+[[nodiscard]] constexpr std::string_view to_string(memory_stack s) noexcept {
+    switch (s) {
+        case memory_stack::direct: return "direct";
+        case memory_stack::pool: return "pool";
+    }
+    return "unknown stack";
+}
+
+/// What a tenant asks for. Bytes are totals over all its devices, and are split equally; `compute` is a share of each
+/// device.
 struct tenant_spec {
     std::string name{};         ///< of the tenant, in messages and ledgers; unique while it is there
     bytes memory{};             ///< guaranteed: set aside from the admission on
     std::uint32_t devices = 1;  ///< how many, on one node
     share compute{};   ///< of device time among the tenants of its level; the shares of a device sum to a whole
     priority level{};  ///< tenants of a higher level go first, always
-    bytes burst{};     ///< further bytes while nobody was promised them
-    std::vector<device_id> on{};      ///< these devices; empty: those with the most room
-    bytes unit{1};                    ///< memory / devices and burst / devices must be whole in it
-    std::uint32_t slice = any_slice;  ///< of SMs, of each of its devices; see tenancy::slice
+    bytes burst{};     ///< further bytes, lent while nobody with a guarantee needs them
+    std::vector<device_id> on{};          ///< these devices; empty: those with the most room
+    bytes unit{1};                        ///< memory / devices and burst / devices must be multiples of it
+    std::uint32_t slice = any_slice;      ///< of SMs, of each of its devices; see tenancy::slice
+    std::optional<memory_stack> stack{};  ///< what memory() is made of; none: as tenancy_options has it
 
     // For policies of the tenancy that look at it; see client_settings.
     share cap = share::whole();  ///< the most of each device's time
     bool soft_cap = false;       ///< holds only while others want the device
-    ns slo{};                    ///< its work is due so long after its arrival; 0: it has no objective
+    ns slo{};                    ///< how long after its arrival its work is due; 0: no objective
     std::uint32_t group = 0;     ///< its class, where the policy is a tree
     ns longest{};                ///< its longest kernel, for the bound on others' waits; 0: learnt
 };
 
-/// What is to be different of a tenant_spec. What isn't set stays.
+/// Counts of a tenant's calls since its admission.
+struct allocation_counts {
+    bytes total{};                  ///< of all allocations together, as asked for
+    std::uint64_t allocations = 0;  ///< that succeeded
+    std::uint64_t frees = 0;        ///< those at a close too
+    std::uint64_t refused = 0;      ///< allocations that were refused
+};
+
+/// Changes to a tenant_spec. Fields that aren't set stay as they are.
 struct tenant_change {
     std::optional<bytes> memory{};         ///< of all its devices together
     std::optional<bytes> burst{};          ///< likewise
@@ -55,15 +81,17 @@ struct tenant_change {
     std::optional<ns> longest{};           ///< as in tenant_spec
 };
 
-/// Sums over the tenant's devices. device_time counts each device's time, of a device in slices that of the tenant's slice.
+/// What a tenant uses and has used, summed over its devices. device_time is that of each device or, on a sliced one, of
+/// the tenant's slice.
 struct tenant_usage {
-    bytes memory{};                 ///< guaranteed, as granted
-    bytes burst{};                  ///< beyond that, as granted
-    bytes current{};                ///< charged now
-    bytes peak{};                   ///< the most that was charged at once; sums each device's own
-    bytes pending{};                ///< freed in stream order, and still charged: the stream hasn't got there
-    bytes largest_free{};           ///< the largest block that it could have now, on the device with the largest
-    bytes total{};                  ///< of all allocations of memory() so far
+    bytes memory{};        ///< guaranteed, as granted
+    bytes burst{};         ///< beyond that, as granted
+    bytes current{};       ///< charged now
+    bytes idle{};          ///< of that, kept by pools for the next allocation: back as soon as somebody lacks it
+    bytes peak{};          ///< the most that was charged at once; sums each device's own
+    bytes pending{};       ///< freed in stream order, and still charged: the stream hasn't reached the free
+    bytes largest_free{};  ///< the largest block that it could have now, on the device with the largest
+    bytes total{};         ///< of all allocations of memory() so far
     std::uint64_t allocations = 0;  ///< of memory(), so far
     std::uint64_t frees = 0;        ///< likewise
     std::uint64_t refused = 0;      ///< allocations that were refused
@@ -74,16 +102,15 @@ struct tenant_usage {
     std::uint64_t in_flight = 0;    ///< submissions on the devices
 };
 
-/// Something that no caller can be told by a return value. Texts and traces are valid during the call of the
-/// sink.
+/// Something to report that no return value can tell. Texts and traces are valid during the call of the sink.
 struct tenant_event {
     /// What there is to report.
     enum class kind : std::uint8_t {
         leak,           ///< a block that was still out at close; it was taken back
         wrong_free,     ///< a free of something that isn't out, or isn't of that size; nothing was changed
-        overcommitted,  ///< others took of a device what was promised: `size` bytes too much; no tenant's doing
+        overcommitted,  ///< others than tenants took memory that was promised, `size` bytes of it
         stuck,          ///< work was still on the device when closing gave up; the memory stays charged until it ends
-        charged,  ///< something that stands on a tenant was there when its handle went: `size` bytes stay charged until it goes
+        charged,  ///< the handle was destroyed before a resource built on it: `size` bytes stay charged until that goes
     };
     kind what{};                     ///< what happened
     std::string_view tenant{};       ///< whose it is; empty: nobody's
@@ -91,7 +118,7 @@ struct tenant_event {
     errc code = errc::none;          ///< why, where there is a reason
     bytes size{};                    ///< of the block, or what is too much
     std::string_view label{};        ///< of a leak: as it was allocated
-    std::span<void* const> trace{};  ///< of a leak, where the tenancy takes traces: who allocated it
+    std::span<void* const> trace{};  ///< of a leak, where the tenancy takes traces: of its allocation
 };
 
 /// In English.
@@ -106,8 +133,7 @@ struct tenant_event {
     return "unknown event";
 }
 
-/// Called by whichever thread finds out, several at once if need be, under no lock. What it throws is ignored: there is
-/// nobody to catch it.
+/// Called under no lock by the thread that finds out, possibly by several at once. What it throws is ignored.
 using event_sink = std::function<void(const tenant_event&)>;
 
 namespace detail {
@@ -120,13 +146,13 @@ inline void tell(const event_sink& sink, const tenant_event& e) noexcept {
 }
 }  // namespace detail
 
-/// How a close went. Complete means that everything was returned, and nothing is charged; else call close again, once the
-/// work has ended, or what is still charged was given back.
+/// How a close went. Complete: everything was returned and nothing is charged. Else call close again once the work has
+/// ended and what is still charged was given back.
 struct close_report {
     bool complete = false;            ///< all is returned
     std::uint64_t leaked_blocks = 0;  ///< blocks of memory() that were out, and were taken back
     bytes leaked{};                   ///< their sizes
-    bytes still_charged{};  ///< to the tenant's quotas, by what must go first: arenas, workspaces, pending frees
+    bytes still_charged{};  ///< to the tenant's quotas, by arenas, workspaces and pending frees, which must end first
     tenant_usage usage{};   ///< final, if complete
 };
 

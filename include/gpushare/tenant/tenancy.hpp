@@ -1,13 +1,13 @@
 // SPDX-License-Identifier: Apache-2.0
-// A tenancy: one node, shared by tenants. It promises each tenant memory and device time on equal parts of some
-// devices, never more than there is, all or nothing.
+// A tenancy: one node, shared by tenants. It promises each tenant memory and device time, in equal parts on some of the
+// devices, never more than there is, and all or nothing.
 //
 //   gpushare::tenancy shared{node};
 //   auto chat = shared.admit({.name = "chat", .memory = 24_GiB, .devices = 2, .compute = 60_pct});
 //   std::jthread dispatcher([&](std::stop_token stop) { shared.dispatch(device_id{0}, stop); });
 //
-// Weighted shares are the default; another policy, or any_policy, is the second template argument. Where neighbours should not
-// share SMs either, shared.slice<cuda::device_sms>(device_id{0}, weights) comes before the first tenant.
+// Weighted shares are the default; the second template argument is another policy, or any_policy. If tenants must not
+// share SMs either, call shared.slice<cuda::device_sms>(device_id{0}, weights) before the first admission.
 #pragma once
 
 #include <algorithm>
@@ -29,7 +29,6 @@
 #include <gpushare/compute/compute_limiter.hpp>
 #include <gpushare/compute/policies/weighted_fair.hpp>
 #include <gpushare/compute/policy.hpp>
-#include <gpushare/compute/sm_plan.hpp>
 #include <gpushare/concepts.hpp>
 #include <gpushare/config.hpp>
 #include <gpushare/error.hpp>
@@ -43,32 +42,36 @@
 #include <gpushare/tenant/detail/tenant_admission.hpp>
 #include <gpushare/tenant/detail/tenant_claim.hpp>
 #include <gpushare/tenant/detail/tenant_state.hpp>
+#include <gpushare/tenant/device_choice.hpp>
 #include <gpushare/tenant/specification.hpp>
 #include <gpushare/tenant/tenant.hpp>
 #include <gpushare/units.hpp>
 
 namespace gpushare {
 inline namespace GPUSHARE_ABI {
-/// What the tenants of a node have in common.
+/// Options of a tenancy.
 struct tenancy_options {
     limiter_options limiter{};                    ///< of each device, or of each slice of one
     ns close_timeout = std::chrono::seconds(10);  ///< how long a tenant's destructor waits for its work
-    event_sink events{};                          ///< gets what no caller can be told
-    trace_function trace = nullptr;  ///< capture_stack, from memory/stack_trace.hpp: leaks say who allocated them
+    event_sink events{};                          ///< gets what no return value can tell
+    memory_stack stack = memory_stack::pool;      ///< of tenants whose specification names none
+    trace_function trace = nullptr;               ///< capture_stack, from memory/stack_trace.hpp: stack traces of leaks
 };
 
 class topology;
 
-/// Thread-safe; neither copied nor moved. The node must outlive it, and it must outlive its tenants.
+/// A node that tenants share. Thread-safe; neither copied nor moved. The node must outlive it, and it must outlive its
+/// tenants.
 template <node Node, compute_policy Policy = weighted_fair>
 class tenancy {
 public:
     /// The handle that admit() returns.
     using tenant = gpushare::tenant<Node, Policy>;
-    /// Of a device, or of a slice of one.
+    /// The limiter of a device, or of a slice of one.
     using limiter = typename tenant::limiter;
 
-    /// With one Policy{} for each device. Measures what the devices are taken by. Throws what the node's memory(d) throws.
+    /// One Policy{} for each device. Measures the devices' overhead, see remeasure(). Throws what the node's memory(d)
+    /// throws.
     explicit tenancy(Node& shared, tenancy_options options = {})
         : tenancy(shared, std::move(options), [](device_id) { return Policy{}; }) {}
     /// `make_policy(d)` gives the policy of each device, and of each slice of it: it stays as long as the tenancy.
@@ -77,7 +80,7 @@ public:
     requires(std::is_invocable_r_v<Policy, F&, device_id>&& std::copy_constructible<F>)
         tenancy(Node& shared, tenancy_options options, F make_policy)
         : node_(&shared),
-          shared_(std::move(options.events), options.close_timeout, options.trace),
+          shared_(std::move(options.events), options.close_timeout, options.trace, options.stack),
           limits_(options.limiter),
           make_policy_(std::move(make_policy)) {
         for (std::uint32_t i = 0; i < shared.num_devices(); ++i) {
@@ -86,14 +89,15 @@ public:
             add_slice(d);
         }
     }
-    /// Tenants get the best connected devices of those with room: `links` are those of the node's devices, and
-    /// <gpushare/partition/connected_split.hpp> must be included. Throws operation_error (invalid_specification) if they
-    /// are those of another number of devices.
+    /// Tenants get the best connected of the devices with room, where `links` is the node's topology. Include
+    /// <gpushare/partition/connected_split.hpp>. Throws operation_error (invalid_specification) if it has another
+    /// number of devices.
     template <std::same_as<topology> Topology>
     tenancy(Node& shared, Topology links, tenancy_options options = {}) : tenancy(shared, std::move(options)) {
         if (links.size() != shared.num_devices())
             raise({errc::invalid_specification, links.size(), 0, shared.num_devices()}, {}, "links of a node");
-        connected_split_ = [links = std::move(links)](const tenant_spec& spec, const std::vector<device_room>& rooms) {
+        choice_ = [links = std::move(links)](const tenant_spec& spec, const std::vector<device_room>& rooms,
+                                             const node_view&) {
             return connected_split(spec.memory, spec.devices, rooms, links, spec.unit);
         };
     }
@@ -113,26 +117,23 @@ public:
         if (spec.compute == share{})
             detail::refuse_admission({errc::invalid_specification}, spec.name, "needs a share of device time");
         const std::string name = spec.name;
-        try {
-            return admit_named(std::move(spec));
-        } catch (const operation_error& e) {
-            if (!e.tenant().empty()) throw;
-            detail::refuse_admission(e.figures(), name, e.what());  // of a split, which knows no tenants
-        }
+        for (detail::idle_room idle{roots_for(spec)};;) try {
+                return admit_named(spec);
+            } catch (const operation_error& e) {
+                if (e.code() == errc::no_room && idle.gather(per_device_of(spec))) continue;
+                if (!e.tenant().empty()) throw;
+                detail::refuse_admission(e.figures(), name, e.what());  // of a split, which knows no tenants
+            }
     }
 
-    /// As admit, but where burst that is lent stands in the way (no_room), asks those who borrowed it, by their hooks
-    /// (memory/quota_hook.hpp), and waits as long as `until` has it, a patience. deadline_exceeded or stopped then, with the
-    /// figures of the last refusal and the name of who holds most. Nobody's guaranteed memory is touched.
+    /// As admit, but where lent burst is in the way (no_room), asks the borrowers' hooks (memory/quota_hook.hpp) to
+    /// give it back, and waits until the deadline or stop request of `until`, a patience. Then throws deadline_exceeded
+    /// or stopped, with the figures of the last refusal and the name of the largest borrower. Guaranteed memory is
+    /// never asked for.
     template <clock Clock>
     [[nodiscard]] tenant admit_until(const tenant_spec& spec, const patience<Clock>& until) {
-        std::vector<quota*> roots;
-        for (std::uint32_t i = 0; i < shared_.devices.size(); ++i)
-            if (spec.on.empty() || std::find(spec.on.begin(), spec.on.end(), device_id{i}) != spec.on.end())
-                roots.push_back(&shared_.devices[i].memory);
-        detail::room_wait wait{std::move(roots), until};
-        const bytes per_device =
-            spec.memory / std::max<std::uint64_t>(std::max<std::uint64_t>(spec.on.size(), spec.devices), 1);
+        detail::room_wait wait{roots_for(spec), until};
+        const bytes per_device = per_device_of(spec);
         for (;;) try {
                 return admit(spec);
             } catch (const operation_error& e) {
@@ -142,14 +143,22 @@ public:
             }
     }
 
-    /// Splits a device's SMs into slices, in proportion to `weights`: tenants of different slices don't run on each other's SMs
-    /// and never wait for each other; those of one share its time, by a limiter of its own. A tenant's `compute` is still a
-    /// share of the device, and must fit into one slice, whose size is that of its SMs in whole permille: see slices(). Memory
-    /// isn't sliced, and neither are its bandwidth and caches. Sms: the backend's device_sms.
+    /// From now on `choice` chooses the devices of tenants that don't name them; with an empty one, they get those with
+    /// the most memory left. admit() passes on what it throws, and refuses an invalid choice.
+    void choose_devices(device_choice choice) {
+        const std::lock_guard lock(shared_.mutex);
+        choice_ = std::move(choice);
+    }
+
+    /// Splits a device's SMs into slices, in proportion to `weights`. Tenants of different slices don't run on each
+    /// other's SMs and never wait for each other; those of one slice share its time by a limiter of its own. A tenant's
+    /// `compute` is still a share of the device, and must fit into one slice; slices() tells their sizes. Memory, its
+    /// bandwidth and the caches aren't sliced. `Sms` is the backend's device_sms.
     ///
-    /// errc::not_supported or too_few_sms: the device can't be split, or not so finely. It stays whole then, and its tenants share
-    /// its time. Throws operation_error: no_device; invalid_specification (no weights, one that is 0; the device has tenants, whose
-    /// handles are there, or slices already); too_few_sms (others have partitions there). Not while other threads use the tenancy.
+    /// Returns errc::not_supported or too_few_sms if the device can't be split, or not so finely; it stays whole then,
+    /// and its tenants share its time. Throws operation_error: no_device; invalid_specification (no weights, one that
+    /// is 0; the device has tenants, whose handles are there, or slices already); too_few_sms (others have partitions
+    /// there). Not while other threads use the tenancy.
     template <sm_partitionable Sms>
     requires(std::constructible_from<Sms, Node&, device_id>&& std::copy_constructible<Sms>&&
                  std::same_as<typename Sms::stream, typename Node::stream>) [[nodiscard]] errc
@@ -160,7 +169,7 @@ public:
         if (device.strays || device.parts.load(std::memory_order_relaxed) != 0)
             throw operation_error(errc::invalid_specification, {}, "slices of a device that has tenants, or slices");
         Sms sms(*node_, d);
-        const sm_split can = detail::split_of(sms);
+        const sm_split can = split_of(sms);
         if (weights.size() > can.units) return can.units == 0 ? errc::not_supported : errc::too_few_sms;
         const auto counts = weighted_sms(can, weights);
         const auto all = std::accumulate(counts.begin(), counts.end(), std::uint64_t{0});
@@ -183,23 +192,24 @@ public:
         device.strays = std::move(strays);
         return errc::none;
     }
-    /// What each slice of a device is of it: the whole, where it has none. Throws operation_error (no_device).
+    /// The size of each slice as a share of the device; the whole if it isn't sliced. Throws operation_error
+    /// (no_device).
     [[nodiscard]] std::vector<share> slices(device_id d) const {
         check(d);
         std::vector<share> sizes;
         for (const auto& s : shared_.devices[d.index].slices) sizes.push_back(share::of_permille(s.size));
         return sizes;
     }
-    /// Throws operation_error (invalid_specification, with the tags of the streams in its text) if there are streams of the device
-    /// in no slice: their kernels run on everybody's SMs. Fine where a device is whole.
+    /// Throws operation_error (invalid_specification, with the tags of the streams in its text) if streams of the
+    /// device are in no slice, since their kernels run on everybody's SMs. Does nothing for a whole device.
     void verify(device_id d) const {
         check(d);
         const auto& strays = shared_.devices[d.index].strays;
-        if (strays) detail::refuse_strays(strays());
+        if (strays) refuse_strays(strays());
     }
 
-    /// Drives the limiter of a device until a stop is requested; the dispatcher, on a thread of the embedder's. Not
-    /// needed where clients wait for their work themselves. Each slice has one of its own. Throws as limiter_of.
+    /// The dispatcher: drives the limiter of a device until a stop is requested, on a thread of the embedder's. Not
+    /// needed if tenants' threads wait for their work. Each slice has a limiter of its own. Throws as limiter_of.
     void dispatch(device_id d, const std::stop_token& stop, std::uint32_t slice = 0) { limiter_of(d, slice).run(stop); }
 
     /// Throws operation_error (no_device; invalid_specification for a slice that isn't there).
@@ -208,7 +218,7 @@ public:
         return shared_.devices[d.index].slices[slice].compute;
     }
 
-    /// What could still be promised on each device.
+    /// The memory that could still be promised on each device.
     [[nodiscard]] std::vector<device_room> rooms() const {
         std::vector<device_room> all;
         for (std::uint32_t i = 0; i < shared_.devices.size(); ++i)
@@ -216,9 +226,10 @@ public:
         return all;
     }
 
-    /// Measures again what contexts, modules, libraries and other processes take of each device, and sets it aside. Where
-    /// less is left than is promised and in use, nothing is taken from anybody: nothing new is granted until it fits, an
-    /// event says by how much it is over, and the sum of that is returned. Every admission does it first.
+    /// Measures again what contexts, modules, libraries and other processes take of each device, and sets it aside. If
+    /// less is left than is promised and in use, nothing is taken from tenants: nothing new is granted until it fits,
+    /// an event for each device says by how many bytes it is over, and their sum is returned. Every admission measures
+    /// first.
     bytes remeasure() noexcept {
         bytes over{};
         for (std::uint32_t i = 0; i < shared_.devices.size(); ++i) {
@@ -247,7 +258,7 @@ public:
         for (const auto& s : shared_.devices[d.index].slices) left += s.left();
         return share::of_permille(left);
     }
-    /// In one slice; also a share of the device. Throws as limiter_of.
+    /// The same for one slice, also as a share of the device. Throws as limiter_of.
     [[nodiscard]] share unpromised(device_id d, std::uint32_t slice) const {
         check(d, slice);
         const std::lock_guard lock(shared_.mutex);
@@ -269,6 +280,18 @@ private:
         slices.emplace_back(static_cast<std::uint32_t>(slices.size()), limits_, node_->get_clock(), make_policy_(d));
     }
 
+    // Of the devices that it may go to.
+    [[nodiscard]] std::vector<quota*> roots_for(const tenant_spec& spec) {
+        std::vector<quota*> roots;
+        for (std::uint32_t i = 0; i < shared_.devices.size(); ++i)
+            if (spec.on.empty() || std::find(spec.on.begin(), spec.on.end(), device_id{i}) != spec.on.end())
+                roots.push_back(&shared_.devices[i].memory);
+        return roots;
+    }
+    [[nodiscard]] static bytes per_device_of(const tenant_spec& spec) noexcept {
+        return spec.memory / std::max<std::uint64_t>(std::max<std::uint64_t>(spec.on.size(), spec.devices), 1);
+    }
+
     tenant admit_named(tenant_spec spec) {
         reap();
         (void)remeasure();
@@ -281,7 +304,7 @@ private:
         const std::lock_guard lock(shared_.mutex);
         if (std::find(shared_.names.begin(), shared_.names.end(), spec.name) != shared_.names.end())
             detail::refuse_admission({errc::duplicate_name}, spec.name, "the name is taken");
-        auto memory = detail::tenant_admission(*node_, shared_, connected_split_).reserve(spec);
+        auto memory = detail::tenant_admission(*node_, shared_, choice_).reserve(spec);
         return {shared_, std::move(spec), std::move(memory), ++last_tag_};
     }
 
@@ -308,8 +331,8 @@ private:
     detail::shared_node<Node, Policy> shared_;
     limiter_options limits_;
     std::function<Policy(device_id)> make_policy_;
-    detail::split_function connected_split_;  // of a topology, where one was given
-    std::uint32_t last_tag_ = 0;              // under the mutex
+    device_choice choice_;        // under the mutex; none: those with the most room
+    std::uint32_t last_tag_ = 0;  // under the mutex
 };
 
 /// The policy is what `make_policy` returns.

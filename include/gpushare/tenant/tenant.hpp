@@ -15,13 +15,16 @@
 #include <stop_token>
 #include <string>
 #include <utility>
+#include <vector>
 
 #include <gpushare/compute/policies/weighted_fair.hpp>
 #include <gpushare/compute/policy.hpp>
+#include <gpushare/compute/submission.hpp>
 #include <gpushare/compute/ticket.hpp>
 #include <gpushare/concepts.hpp>
 #include <gpushare/config.hpp>
 #include <gpushare/error.hpp>
+#include <gpushare/memory/quota.hpp>
 #include <gpushare/tenant/detail/room_wait.hpp>
 #include <gpushare/tenant/detail/tenant_state.hpp>
 #include <gpushare/tenant/specification.hpp>
@@ -31,29 +34,29 @@
 namespace gpushare {
 inline namespace GPUSHARE_ABI {
 
-/// Movable; one owner. Safe from any thread, but for the destructor and assignment: calls that overlap a close, or come
-/// after it, are refused (errc::closed). `part` counts the
-/// tenant's devices from 0. The destructor closes; what could not be closed in time stays charged and is reported.
+/// The handle of a tenant. Movable; one owner. Safe from any thread, except the destructor and assignment. Calls that
+/// overlap a close, or come after it, are refused (errc::closed). `part` counts the tenant's devices from 0. The
+/// destructor closes; memory that could not be given back in time stays charged and is reported.
 template <node Node, compute_policy Policy = weighted_fair>
 class tenant {
     using state = detail::tenant_state<Node, Policy>;
 
 public:
-    /// The node's.
+    /// The node's stream type.
     using stream = typename Node::stream;
-    /// Of a device, or of a slice of one.
+    /// The limiter of a device, or of a slice of one.
     using limiter = typename detail::shared_node<Node, Policy>::limiter;
-    /// Of a queued submission.
+    /// The handle of a queued submission.
     using ticket = typename limiter::ticket;
-    /// To enqueue one submission.
+    /// The right to enqueue one submission.
     using permit = typename limiter::permit;
     /// What memory() is: a tenant_memory.
     using memory_type = decltype(state::part::memory);
 
-    /// For the tenancy.
+    /// Called by the tenancy.
     explicit tenant(std::unique_ptr<state> all) noexcept : state_(std::move(all)) {}
     tenant(tenant&&) noexcept = default;
-    /// Closes what this was, as the destructor does.
+    /// Closes this tenant, as the destructor does, and takes over `other`.
     tenant& operator=(tenant&& other) noexcept {
         tenant(std::move(other)).state_.swap(state_);
         return *this;
@@ -64,28 +67,30 @@ public:
 
     /// As it was admitted.
     [[nodiscard]] const std::string& name() const noexcept { return state_->name(); }
-    /// As granted, by the last resize too: with the devices that were chosen.
+    /// What is granted now, after resizes too, with the devices that were chosen.
     [[nodiscard]] tenant_spec spec() const { return state_->spec(); }
 
-    /// What the tenant's streams are marked with, in the ledgers and traces of the node. Never used twice.
+    /// The number of the tenant's streams in the node's ledgers and traces. Never used twice.
     [[nodiscard]] std::uint32_t tag() const noexcept { return state_->tag(); }
 
     /// Throws operation_error: closed, or no_device if the tenant hasn't that many.
     [[nodiscard]] memory_type& memory(std::size_t part = 0) { return at(part).memory; }
-    /// The stream that the tenant's submissions go to. What is enqueued past the limiter is charged to nobody.
+    /// The stream that the tenant's submissions go to. Work enqueued on it directly, past the limiter, is charged to
+    /// nobody.
     [[nodiscard]] stream& work_stream(std::size_t part = 0) { return at(part).stream; }
 
     /// The slice of the device's SMs that it is in; 0 on a whole device. Its limiter is tenancy::limiter_of(device, slice).
     [[nodiscard]] std::uint32_t slice(std::size_t part = 0) { return at(part).slice.index; }
 
-    /// Charges bytes that a library took of the device for this tenant, past its memory(): a vendor's workspace. Measuring
-    /// the device then doesn't set them aside once more. Throws memory_error as an allocation would. What it returns must
-    /// go before the tenant.
+    /// Charges bytes that a vendor's library took of the device for this tenant, past its memory(). So measuring the
+    /// device doesn't set them aside as overhead. Throws memory_error as an allocation would. Destroy the result before
+    /// the tenant.
     [[nodiscard]] workspace declare_workspace(bytes size, std::size_t part = 0) {
         auto& p = at(part);
         auto& from = p.memory.limit();
-        if (const errc why = from.try_charge(size); why != errc::none)
-            raise(from.explain(why, size), name(), "declare a workspace");
+        errc why = from.try_charge(size);
+        for (detail::hook_cursor asked; why != errc::none && from.ask_next(asked, size);) why = from.try_charge(size);
+        if (why != errc::none) raise(from.explain(why, size), name(), "declare a workspace");
         return {from, p.on.overhead, size};
     }
 
@@ -93,11 +98,21 @@ public:
     ticket submit(submission_work<stream> work, std::size_t part = 0) {
         return try_submit(std::move(work), part).value(name(), "submit");
     }
+    /// The same with what is known beforehand, such as kind, width and deadline, and with a callback at the end.
+    ticket submit(submission_work<stream> work, const submit_options& o, submission_callback on_done = {},
+                  std::size_t part = 0) {
+        return try_submit(std::move(work), o, std::move(on_done), part).value(name(), "submit");
+    }
     /// As submit; the reason instead of an exception.
     [[nodiscard]] result<ticket> try_submit(submission_work<stream> work, std::size_t part = 0) {
+        return try_submit(std::move(work), no_options, {}, part);
+    }
+    /// As submit; the reason instead of an exception.
+    [[nodiscard]] result<ticket> try_submit(submission_work<stream> work, const submit_options& o,
+                                            submission_callback on_done = {}, std::size_t part = 0) {
         if (part >= state_->parts().size()) return missing();
         auto& p = state_->parts()[part];
-        return p.slice.compute.submit(p.client, p.stream, std::move(work));
+        return p.slice.compute.submit(p.client, p.stream, std::move(work), o, std::move(on_done));
     }
     /// Waits at the gate; see compute_limiter::acquire.
     [[nodiscard]] result<permit> acquire(std::size_t part = 0, instant deadline = never,
@@ -107,13 +122,16 @@ public:
         return p.slice.compute.acquire(p.client, deadline, stop);
     }
 
-    /// As far as it is known now; after close, for good.
+    /// What the tenant uses and has used, as known now; final after close().
     [[nodiscard]] tenant_usage usage() { return state_->usage(); }
 
-    /// Live, all or nothing. Throws operation_error: no_room (its figures are bytes on one device), share_exceeded
-    /// (permille), not_whole, invalid_specification, closed; and std::bad_alloc.
+    /// Changes what is granted, while work is in flight, all or nothing. Throws operation_error: no_room (its figures
+    /// are bytes on one device), share_exceeded (permille), not_whole, invalid_specification, closed; and
+    /// std::bad_alloc.
     void resize(const tenant_change& change) {
-        const auto why = state_->change(change);
+        detail::idle_room idle{roots()};
+        auto why = state_->change(change);
+        while (why.code == errc::no_room && idle.gather(growth(why))) why = state_->change(change);
         if (why.code == errc::none) return;
         raise(why, name(),
               why.code == errc::no_room          ? "resize, on one device"
@@ -121,31 +139,41 @@ public:
                                                  : "resize");
     }
 
-    /// As resize, but where burst that is lent stands in the way (no_room), asks those who borrowed it and waits as long as
-    /// `until` has it; see tenancy::admit_until.
+    /// As resize, but where lent burst is in the way (no_room), asks the borrowers to give it back and waits; see
+    /// tenancy::admit_until.
     template <clock Clock>
     void resize_until(const tenant_change& change, const patience<Clock>& until) {
-        std::vector<quota*> roots;
-        for (auto& p : state_->parts()) roots.push_back(&p.on.memory);
-        detail::room_wait wait{std::move(roots), until};
+        detail::room_wait wait{roots(), until};
         for (;;) try {
                 return resize(change);
             } catch (const operation_error& e) {
                 if (e.code() != errc::no_room) throw;
-                const bytes more{e.figures().asked -
-                                 std::min(e.figures().asked, (spec().memory / spec().devices).count())};
+                const bytes more = growth(e.figures());
                 if (const errc why = wait.again(more); why != errc::none) wait.refuse(why, e.figures(), name(), more);
             }
     }
 
-    /// Ends the tenant: cancels what waits, waits for what runs, takes back what leaked, returns the rest. Incomplete at
-    /// the deadline: nothing was taken from running work; call again.
+    /// Ends the tenant: cancels waiting submissions, waits for those in flight, takes back leaked blocks, and returns
+    /// quota, share and name. If the report is incomplete at the deadline, nothing was taken from running work; call
+    /// again.
     close_report close(instant deadline = never) { return state_->finish(deadline); }
 
 private:
+    // Of its devices.
+    [[nodiscard]] std::vector<quota*> roots() {
+        std::vector<quota*> all;
+        for (auto& p : state_->parts()) all.push_back(&p.on.memory);
+        return all;
+    }
+    // What a refused resize lacks on one device.
+    [[nodiscard]] bytes growth(const failure& refused) const {
+        return bytes{refused.asked} - (spec().memory / spec().devices);
+    }
     typename state::part& at(std::size_t part) {
-        if (part >= state_->parts().size() || state_->closed()) raise(missing(), name());
-        return state_->parts()[part];
+        auto* const found = state_->find(part);
+        if (found == nullptr || state_->closed()) [[unlikely]]
+            raise(missing(), name());
+        return *found;
     }
 
     [[nodiscard]] failure missing() const noexcept {

@@ -1,17 +1,18 @@
 // SPDX-License-Identifier: Apache-2.0
-// A tenant's memory on one device: a quota, an allocator that keeps to it, the blocks that are out, and the frees that
-// wait for their stream. Models `memory`, so containers and other resources can stand on it.
+// A tenant's memory on one device: a quota, an allocator that keeps to it, the table of blocks that are out, and the
+// frees that wait for their stream. It models `memory`, so that containers and other resources can use it. What
+// it is made of is the tenant's memory_stack: a pool of its own, or each block from the device.
 //
 //   void* p = tenant.memory().allocate(1 << 20, 256);      // throws memory_error, naming the tenant
-//   tenant.memory().deallocate(p, 1 << 20, 256);           // errc::wrong_size, unknown_block: nothing happened
+//   tenant.memory().deallocate(p, 1 << 20, 256);           // on errc::wrong_size or unknown_block nothing happened
 #pragma once
 
 #include <atomic>
 #include <cstddef>
 #include <cstdint>
+#include <optional>
 #include <string>
 #include <string_view>
-#include <thread>
 #include <utility>
 #include <vector>
 
@@ -19,54 +20,50 @@
 #include <gpushare/concepts.hpp>
 #include <gpushare/config.hpp>
 #include <gpushare/error.hpp>
-#include <gpushare/memory/block_table.hpp>
-#include <gpushare/memory/deferred_frees.hpp>
+#include <gpushare/memory/block.hpp>
 #include <gpushare/memory/quota.hpp>
-#include <gpushare/memory/quota_hook.hpp>
 #include <gpushare/memory/quota_resource.hpp>
+#include <gpushare/tenant/detail/direct_memory.hpp>
+#include <gpushare/tenant/detail/pooled_memory.hpp>
 #include <gpushare/tenant/specification.hpp>
 #include <gpushare/units.hpp>
 
 namespace gpushare {
 inline namespace GPUSHARE_ABI {
 
-/// How often a tenant's memory was asked, since the admission.
-struct allocation_counts {
-    bytes total{};                  ///< of all allocations together, as asked for
-    std::uint64_t allocations = 0;  ///< that succeeded
-    std::uint64_t frees = 0;        ///< those at a close too
-    std::uint64_t refused = 0;      ///< allocations that were refused
-};
-
-/// Thread-safe; neither copied nor moved. Sizes and alignments are in bytes; alignments are powers of two; 256 is what
-/// device allocators give.
+/// A tenant's allocator on one device. Thread-safe; neither copied nor moved. Sizes and alignments are in bytes;
+/// alignments are powers of two.
 template <memory Upstream, timeline_point Point>
 class tenant_memory {
 public:
-    /// As of cudaMalloc.
+    /// As cudaMalloc's.
     static constexpr std::size_t default_alignment = 256;
 
-    /// Takes `guaranteed` bytes from `device` at once; throws operation_error (no_room) if they aren't there. All that
-    /// is referred to, the sink too, must outlive it. With `trace`, leaks are reported with who allocated them.
+    /// Takes `guaranteed` bytes from `device` at once; throws operation_error (no_room) if they aren't there. All
+    /// arguments by reference, the sink too, must outlive it. With `trace`, leak reports have stack traces of the
+    /// allocations. Throws std::bad_alloc.
     tenant_memory(quota& device, Upstream& upstream, std::string tenant, device_id id, bytes guaranteed, bytes burst,
-                  const event_sink& sink, trace_function trace = nullptr)
+                  const event_sink& sink, trace_function trace = nullptr, memory_stack stack = memory_stack::pool)
         : tenant_(std::move(tenant)),
           id_(id),
           sink_(&sink),
           quota_(device, guaranteed, burst),
-          resource_(quota_, upstream, tenant_),
-          blocks_(trace),
-          frees_(resource_),
-          collects_(collecting_hook(quota_, frees_)) {
+          resource_(quota_, upstream, tenant_) {
+        if (stack == memory_stack::pool)
+            pool_.emplace(resource_, trace);
+        else
+            direct_.emplace(resource_, trace);
         quota_.name(tenant_);
     }
     tenant_memory(const tenant_memory&) = delete;
     tenant_memory& operator=(const tenant_memory&) = delete;
 
-    /// As quota_resource::allocate, after frees that were reached have been collected, neighbours' too. Throws memory_error,
-    /// with errc::closed once the tenant is closed. `label` must outlive the block.
+    /// As quota_resource::allocate, but first collects frees that streams have reached, neighbours' too. Throws
+    /// memory_error, with errc::closed once the tenant is closed. `label` must outlive the block.
     [[nodiscard]] void* allocate(std::size_t size, std::size_t alignment = default_alignment,
                                  std::string_view label = {}) {
+        if (pool_) [[likely]]
+            if (void* const kept = pool_->try_allocate_kept(size, alignment, label)) return kept;
         failure why;
         void* p = try_allocate(size, alignment, label, &why);
         if (p == nullptr) throw memory_error(why, tenant_, "allocate");
@@ -75,17 +72,14 @@ public:
     /// Null where allocate would throw; `why`, if given, gets the reason with its figures.
     [[nodiscard]] void* try_allocate(std::size_t size, std::size_t alignment = default_alignment,
                                      std::string_view label = {}, failure* why = nullptr) noexcept {
-        const visit inside(underway_);
+        if (pool_) [[likely]]
+            if (void* const kept = pool_->try_allocate_kept(size, alignment, label)) return kept;
         failure refusal;
-        if (!closed()) {
-            auto seen = frees_.returned();
-            void* p = resource_.try_allocate(size, alignment, why);
-            while (p == nullptr && frees_.settle(seen)) p = resource_.try_allocate(size, alignment, why);
-            if (p == nullptr && !closed()) return refused();
-            if (p != nullptr && enter({p, bytes{size}, alignment, label}, refusal)) return p;
-        }
-        if (closed()) refusal = {.code = errc::closed};
-        if (why != nullptr) *why = refusal;
+        void* const p = pool_ ? pool_->try_allocate(size, alignment, label, refusal)
+                              : direct_->try_allocate(size, alignment, label, refusal);
+        if (p != nullptr) [[likely]]
+            return p;
+        if (why != nullptr) *why = closed() ? failure{.code = errc::closed} : refusal;
         return refused();
     }
 
@@ -94,17 +88,17 @@ public:
         return try_allocate(size, alignment, std::string_view{}, why);
     }
 
-    /// As allocate, but waits as long as `until` has it, a patience (memory/quota_wait.hpp): first come first served,
-    /// for streams to reach frees as well. Throws memory_error with deadline_exceeded or stopped, too.
+    /// As allocate, but waits for bytes, first come first served, until the deadline or stop request of `until`, a
+    /// patience (include memory/quota_wait.hpp). Then throws memory_error with deadline_exceeded or stopped.
     template <class Patience>
     [[nodiscard]] void* allocate_until(std::size_t size, const Patience& until,
                                        std::size_t alignment = default_alignment, std::string_view label = {}) {
         failure refusal{.code = errc::closed};
         try {
             if (!closed()) {
-                void* const p = resource_.allocate_until(size, alignment, until);
-                const visit inside(underway_);
-                if (enter({p, bytes{size}, alignment, label}, refusal)) return p;
+                void* const p =
+                    stack([&](auto& s) { return s.allocate_until(size, alignment, until, label, refusal); });
+                if (p != nullptr) return p;
             }
         } catch (...) {
             (void)refused();
@@ -115,49 +109,49 @@ public:
         throw memory_error(refusal, tenant_, "allocate");
     }
 
-    /// No work may use the block any more. unknown_block or wrong_size, an event, and nothing else, if it isn't out.
-    /// Null is ignored.
+    /// Frees a block that no work uses any more. If it isn't out, or has another size: unknown_block or wrong_size, an
+    /// event, and nothing is freed. Null is ignored.
     errc deallocate(void* p, std::size_t size, std::size_t alignment = default_alignment) noexcept {
         if (p == nullptr) return errc::none;
-        return strike(p, size, alignment, [&] { return resource_.deallocate(p, size, alignment); });
+        const errc wrong = pool_ ? pool_->deallocate(p, size, alignment) : direct_->deallocate(p, size, alignment);
+        return wrong == errc::none ? wrong : wrong_free(wrong, size);
     }
 
-    /// As deallocate, but for a block that work before `point` may still use: credited once the point is reached.
+    /// As deallocate, but work before `point` may still use the block: it is credited once the point is reached.
     errc deallocate_after(const Point& point, void* p, std::size_t size,
                           std::size_t alignment = default_alignment) noexcept {
         if (p == nullptr) return errc::none;
-        return strike(p, size, alignment, [&] {
-            frees_.add(point, p, size, alignment);
-            return errc::none;
-        });
+        const errc wrong = stack([&](auto& s) { return s.deallocate_after(point, p, size, alignment); });
+        return wrong == errc::none ? wrong : wrong_free(wrong, size);
     }
 
-    /// Frees what was freed in stream order and is reached by now.
-    void collect() noexcept { frees_.collect(); }
-    /// Waits for all of it. False at the deadline.
-    bool drain(instant deadline) { return frees_.drain(deadline); }
+    /// Collects the frees that streams have reached by now.
+    void collect() noexcept {
+        stack([](auto& s) { s.collect(); });
+    }
+    /// Waits until streams have reached all frees. False at the deadline.
+    bool drain(instant deadline) {
+        return stack([&](auto& s) { return s.drain(deadline); });
+    }
 
-    /// From now on every allocation is refused with errc::closed, and what is freed goes to the device's other tenants. What
-    /// is out stays valid until take_back(). What stands on it is told by limit().close(deadline), under no lock.
+    /// From now on every allocation is refused with errc::closed, and freed bytes go to the device's other tenants.
+    /// Blocks that are out stay valid until take_back(). To tell resources built on it, call limit().close(deadline),
+    /// under no lock.
     void close() noexcept {
-        closed_.store(true, std::memory_order_release);
-        (void)quota_.resize({}, {});
+        stack([](auto& s) { s.close(); });
     }
-    /// Acquire: who sees it closed sees what was done before.
-    [[nodiscard]] bool closed() const noexcept { return closed_.load(std::memory_order_acquire); }
+    /// Whether close() was called. Acquire: a thread that sees it closed sees what was done before.
+    [[nodiscard]] bool closed() const noexcept {
+        return stack([](const auto& s) { return s.closed(); });
+    }
 
-    /// After close(): takes back every block that is out, with an event each. Nothing may use the blocks any more. True: no
-    /// call that overlaps is left between the books and the device, so that only frees in stream order are still to be
-    /// drained; false: one is held up, in a hook for example; what it frees is seen by another take_back(). Throws
-    /// std::bad_alloc, and then nothing was taken back.
+    /// After close(): frees every block that is out, with an event each. Nothing may use the blocks any more. True if
+    /// no overlapping call is still on its way to the device, so that only frees in stream order are left to drain.
+    /// False if one is held up, in a hook for example: call it again. Throws std::bad_alloc, and then nothing was taken
+    /// back.
     bool take_back(close_report& report) {
-        (void)settle();  // so that allocations which began before the close are in the books, or were refused
         std::vector<leak> leaks;
-        {
-            const visit inside(underway_);
-            leaks = blocks_.take_all();
-            for (const auto& l : leaks) give_back(l.what);
-        }
+        const bool all = stack([&](auto& s) { return s.take_back(leaks); });
         for (const auto& [b, scope, trace] : leaks) {
             ++report.leaked_blocks;
             report.leaked += b.size;
@@ -165,105 +159,69 @@ public:
                 *sink_,
                 {tenant_event::kind::leak, tenant_, id_, errc::none, b.size, b.label, {trace.data(), trace.size()}});
         }
-        return settle();  // frees that found their block before it was taken back
+        return all;
     }
 
-    /// What an allocation takes of the quota; bytes::max() if none can have it.
+    /// What an allocation takes of the quota; bytes::max() if it can't be granted.
     [[nodiscard]] bytes charged(std::size_t size, std::size_t alignment) const noexcept {
-        return resource_.charged(size, alignment);
+        return stack([&](const auto& s) { return s.charged(size, alignment); });
     }
-    /// Why such a block can never be had, whatever is freed; errc::none if it could be.
+    /// Why such a request can never be granted, whatever is freed; errc::none if it could be.
     [[nodiscard]] failure refuses(std::size_t size, std::size_t alignment) const noexcept {
-        return resource_.refuses(size, alignment);
+        return stack([&](const auto& s) { return s.refuses(size, alignment); });
     }
-    /// For what keeps memory of the tenant: told when it closes. See closing.hpp.
+    /// For resources that keep memory of the tenant: tells them when it closes. See closing.hpp.
     [[nodiscard]] close_token closing() const noexcept { return quota_.closing(); }
-    /// The tenant's device: its limit.
+    /// What it is made of.
+    [[nodiscard]] memory_stack made_of() const noexcept { return pool_ ? memory_stack::pool : memory_stack::direct; }
+    /// The quota's limit, which the tenant sees as its device's size.
     [[nodiscard]] bytes capacity() const noexcept { return resource_.capacity(); }
     /// What it may still allocate.
-    [[nodiscard]] bytes free() const noexcept { return resource_.free(); }
-    /// Of the limit, what others hold now.
+    [[nodiscard]] bytes free() const noexcept {
+        return stack([](const auto& s) { return s.free(); });
+    }
+    /// The part of the limit that is burst others use now.
     [[nodiscard]] bytes taken_by_others() const noexcept { return resource_.taken_by_others(); }
-    /// The largest block that it could have now; see quota_resource::largest_free.
-    [[nodiscard]] bytes largest_free() const noexcept { return resource_.largest_free(); }
+    /// The largest block that it could have now; see quota_resource::largest_free. Empties the caches of a pool: not for a hot path.
+    [[nodiscard]] bytes largest_free() const noexcept {
+        return stack([](const auto& s) { return s.largest_free(); });
+    }
+    /// Charged, and in no block: kept by the pool for the next allocation, and given back as soon as somebody lacks it.
+    [[nodiscard]] bytes idle() const noexcept {
+        return stack([](const auto& s) { return s.idle(); });
+    }
     /// The tenant's name.
     [[nodiscard]] std::string_view owner() const noexcept { return tenant_; }
-    /// Freed in stream order, and still charged.
-    [[nodiscard]] bytes pending() const noexcept { return frees_.pending(); }
+    /// Bytes that were freed in stream order and are still charged.
+    [[nodiscard]] bytes pending() const noexcept {
+        return stack([](const auto& s) { return s.pending(); });
+    }
     /// Totals and counts. The quota counts more refusals: it is asked again after frees were collected.
     [[nodiscard]] allocation_counts counts() const noexcept {
-        return {.total = bytes{total_.load(std::memory_order_relaxed)},
-                .allocations = allocations_.load(std::memory_order_relaxed),
-                .frees = frees_count_.load(std::memory_order_relaxed),
-                .refused = refused_.load(std::memory_order_relaxed)};
+        auto all = stack([](const auto& s) { return s.counts(); });
+        all.refused = refused_.load(std::memory_order_relaxed);
+        return all;
     }
-    /// The quota that everything here is charged to; what is charged past it, for an arena or a workspace, too.
+    /// The quota that this memory is charged to; an arena's or workspace's bytes can be charged to it, too.
     [[nodiscard]] quota& limit() noexcept { return quota_; }
 
 private:
-    // A call between the books and the device. Acquire and release: settle() reads the count by a read-modify-write, so a
-    // call that it doesn't see comes after it, and sees the memory closed and the quota without a limit to charge.
-    class visit {
-    public:
-        explicit visit(std::atomic<std::uint32_t>& count) noexcept : count_(&count) {
-            count.fetch_add(1, std::memory_order_acquire);
-        }
-        visit(const visit&) = delete;
-        visit& operator=(const visit&) = delete;
-        ~visit() { count_->fetch_sub(1, std::memory_order_release); }
-
-    private:
-        std::atomic<std::uint32_t>* count_;
-    };
-    // Hooks of the embedder's run within a visit, and may take long: then it gives up.
-    bool settle() noexcept {
-        for (int yields = 0; underway_.fetch_add(0, std::memory_order_acq_rel) != 0; ++yields) {
-            if (yields == 100'000) return false;  // tens of milliseconds
-            std::this_thread::yield();
-        }
-        return true;
+    // What `f` says of whichever it is.
+    template <class F>
+    decltype(auto) stack(F f) {
+        return pool_ ? f(*pool_) : f(*direct_);
     }
-
-    void give_back(const block& b) noexcept {
-        frees_count_.fetch_add(1, std::memory_order_relaxed);
-        (void)resource_.deallocate(b.pointer, static_cast<std::size_t>(b.size.count()), b.alignment);
+    template <class F>
+    decltype(auto) stack(F f) const {
+        return pool_ ? f(*pool_) : f(*direct_);
     }
 
     void* refused() noexcept {
         refused_.fetch_add(1, std::memory_order_relaxed);  // a count and no more, as the others
         return nullptr;
     }
-
-    // False, with the reason, and the memory is back: the host has none for the entry, or the tenant was closed meanwhile.
-    bool enter(const block& b, failure& refusal) noexcept {
-        try {
-            blocks_.insert(b);
-        } catch (...) {
-            refusal = {.code = errc::out_of_memory, .asked = b.size.count()};
-            resource_.deallocate(b.pointer, static_cast<std::size_t>(b.size.count()), b.alignment);
-            return false;
-        }
-        allocations_.fetch_add(1, std::memory_order_relaxed);
-        total_.fetch_add(b.size.count(), std::memory_order_relaxed);
-        if (!closed()) return true;
-        // Whoever closes takes what it finds in the books, and this what it doesn't.
-        if (blocks_.remove(b.pointer, b.size, b.alignment) == errc::none) give_back(b);
-        refusal = {.code = errc::closed};
-        return false;
-    }
-
-    // Out of the books, then `free`; or an event, under no lock and in no visit.
-    template <class Free>
-    errc strike(void* p, std::size_t size, std::size_t alignment, Free free) noexcept {
-        errc wrong = errc::none;
-        {
-            const visit inside(underway_);
-            wrong = blocks_.remove(p, bytes{size}, alignment);
-            if (wrong == errc::none) {
-                frees_count_.fetch_add(1, std::memory_order_relaxed);
-                return free();
-            }
-        }
+    // An event, under no lock.
+    [[gnu::noinline]] errc wrong_free(errc wrong, std::size_t size) noexcept {
         detail::tell(*sink_, {tenant_event::kind::wrong_free, tenant_, id_, wrong, bytes{size}, {}, {}});
         return wrong;
     }
@@ -273,12 +231,9 @@ private:
     const event_sink* sink_;
     quota quota_;
     quota_resource<Upstream> resource_;
-    block_table blocks_;
-    deferred_frees<Point, quota_resource<Upstream>> frees_;
-    quota_hook collects_;
-    std::atomic<bool> closed_{false};
-    std::atomic<std::uint32_t> underway_{0};
-    std::atomic<std::uint64_t> total_{0}, allocations_{0}, frees_count_{0}, refused_{0};
+    std::optional<detail::pooled_memory<quota_resource<Upstream>, Point>> pool_;
+    std::optional<detail::direct_memory<quota_resource<Upstream>, Point>> direct_;  // if there is no pool
+    std::atomic<std::uint64_t> refused_{0};
 };
 
 }  // namespace GPUSHARE_ABI

@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
-// Memory that a vendor's library takes of a device by itself, past a tenant's allocator: its workspaces. Declared, it is
-// charged to the tenant that the library works for, instead of being set aside as overhead of the device.
+// A workspace: device memory that a vendor's library takes for a tenant by itself, past the tenant's allocator.
+// Declared, it is charged to that tenant instead of being set aside as overhead of the device.
 //
 //   auto blas = chat.declare_workspace(32_MiB);      // after the library took it; charged as long as `blas` lives
 #pragma once
@@ -26,7 +26,7 @@ public:
     }
     /// Takes over the charge.
     workspace(workspace&& other) noexcept : from_(other.from_), on_(other.on_), size_(other.size_) { other.forget(); }
-    /// Gives back what this was, and takes over the charge.
+    /// Gives back its own charge, and takes over `other`'s.
     workspace& operator=(workspace&& other) noexcept {
         if (this == &other) return *this;
         give_back();
@@ -38,7 +38,7 @@ public:
     }
     ~workspace() { give_back(); }
 
-    /// What is charged.
+    /// Bytes that are charged.
     [[nodiscard]] bytes size() const noexcept { return size_; }
 
 private:

@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
-// Points on streams that other programs name by a native handle (a cudaStream_t), the default stream included: PyTorch
-// and TensorRT say with each free which stream may still use the block.
+// Points on streams that other libraries name by a native handle (a cudaStream_t), the default stream included. PyTorch
+// and TensorRT name with each free the stream that may still use the block.
 //
 //   auto used = gpushare::detail::point_after(node, device_id{0}, stream);           // stream: a cudaStream_t
 //   tenant.memory().deallocate_after(used, p, size);

@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
-// What the readers of specifications from outside have in common: they collect values, each under the key that gave it,
-// into a tenant_spec.
+// The common part of the readers of tenant specifications: it collects values, each with the key that gave it, into a
+// tenant_spec.
 //
 //   specification_fields f;     f.set(f.memory, 12_GiB, "memory");     tenant_spec spec = f.finish({});
 #pragma once
@@ -56,6 +56,7 @@ public:
     field<priority> level;
     field<std::vector<device_id>> on;
     field<std::uint32_t> slice, group;
+    field<memory_stack> stack;
     field<share> cap;
     field<bool> soft_cap;
     field<ns> slo, longest;
@@ -68,6 +69,7 @@ public:
         if (compute.value) spec.compute = *compute.value;
         if (level.value) spec.level = *level.value;
         if (slice.value) spec.slice = *slice.value;
+        if (stack.value) spec.stack = stack.value;
         if (group.value) spec.group = *group.value;
         if (cap.value) spec.cap = *cap.value;
         if (soft_cap.value) spec.soft_cap = *soft_cap.value;

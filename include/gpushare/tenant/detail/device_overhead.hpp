@@ -1,7 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
-// The overhead account of a device: what its memory is taken by that no tenant allocated, such as contexts, modules,
-// libraries' workspaces and other processes. It is measured and set aside, so that quotas that sum to the rest don't
-// fail later.
+// The overhead account of a device: the memory that is taken there and that no tenant allocated, such as contexts,
+// modules, libraries' workspaces and other processes' memory. It is measured and set aside, so that the sum of all
+// quotas is really there.
 //
 //   device_overhead account{node.memory(d)};     account.measure(node.memory(d));     // each admission measures
 #pragma once

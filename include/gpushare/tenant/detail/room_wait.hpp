@@ -1,16 +1,19 @@
 // SPDX-License-Identifier: Apache-2.0
-// Waiting for memory that could be promised: those who have borrowed it are asked to give it back until a deadline.
+// Waits for memory to promise to a tenant: asks the tenants that have borrowed it as burst to give it back, until a
+// deadline.
 //
-//   gpushare::detail::room_wait wait{devices, until};            // until: a patience, see memory/quota_wait.hpp
+//   gpushare::detail::room_wait wait{devices, until};            // until: a patience, see memory/patience.hpp
 //   while (!try_it()) if (const errc why = wait.again(per_device); why != errc::none) return why;
 //
-// Guaranteed bytes are nobody's to give: only burst is asked for. The devices are tried again every two milliseconds, by
-// the thread that waits.
+// Guaranteed bytes are never asked for. The waiting thread tries the devices again every two milliseconds.
 #pragma once
 
 #include <algorithm>
 #include <chrono>
 #include <condition_variable>
+#include <cstddef>
+#include <deque>
+#include <limits>
 #include <mutex>
 #include <stop_token>
 #include <string_view>
@@ -29,6 +32,32 @@ namespace gpushare {
 inline namespace GPUSHARE_ABI {
 namespace detail {
 
+/// After a refusal for want of `per_device` bytes: has those who borrowed from `roots` give back what nobody uses, pools and frees
+/// whose stream has got there. True: worth another try. Asks none of the embedder's hooks.
+///
+/// From the first refusal on nobody keeps anything that was lent, so once all have been asked, a refusal is right for the moment of
+/// its try: a block that was freed on one device by then is free there, and in nobody's pool.
+class idle_room {
+public:
+    explicit idle_room(std::vector<quota*> roots)
+        : roots_(std::move(roots)), asked_(roots_.size(), hook_cursor{.last = std::numeric_limits<int>::min()}) {}
+
+    [[nodiscard]] bool gather(bytes per_device) {
+        const bool first = pressed_.empty();
+        if (first)
+            for (quota* root : roots_) pressed_.emplace_back(*root);
+        bool more = first;
+        for (std::size_t i = 0; i < roots_.size(); ++i)
+            while (roots_[i]->ask_next(asked_[i], per_device)) more = true;
+        return more;
+    }
+
+private:
+    std::vector<quota*> roots_;
+    std::vector<hook_cursor> asked_;
+    std::deque<quota_pressure> pressed_;  // which isn't moved
+};
+
 /// For one request. `roots` are the quotas of the devices that it may be promised memory on; they must outlive it.
 template <clock Clock>
 class room_wait {
@@ -36,7 +65,8 @@ public:
     room_wait(std::vector<quota*> roots, const patience<Clock>& until)
         : roots_(std::move(roots)), asked_(roots_.size(), hook_cursor{.until = until.deadline}), until_(until) {}
 
-    /// After a refusal for want of `per_device` bytes: errc::none if it is worth another try; deadline_exceeded; stopped.
+    /// After a refusal for lack of `per_device` bytes: errc::none if it is worth another try; deadline_exceeded;
+    /// stopped.
     [[nodiscard]] errc again(bytes per_device) {
         for (std::size_t i = 0; i < roots_.size(); ++i)
             if (roots_[i]->free() < per_device && roots_[i]->ask_next(asked_[i], per_device)) return errc::none;

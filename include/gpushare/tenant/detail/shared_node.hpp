@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
-// What the tenants of a node share: for each device its overhead account, the quota above all tenants' quotas, and the
-// limiters of its slices; and the names that are taken.
+// What the tenants of a node share: for each device its overhead account, the quota above all tenants' quotas, and one
+// limiter for each slice; and the set of names in use.
 //
 //   detail::shared_node<Node, Policy> all{events, 10s, nullptr};
 //   all.devices.emplace_back(node.memory(d));     all.devices[d.index].slices.emplace_back(0, options, clock, policy);
@@ -90,8 +90,8 @@ struct shared_node {
         std::atomic<std::uint32_t> parts{0};                 // of tenants, closed or not; relaxed: a count alone
     };
 
-    shared_node(event_sink sink, ns timeout, trace_function capture)
-        : events(std::move(sink)), close_timeout(timeout), trace(capture) {}
+    shared_node(event_sink sink, ns timeout, trace_function capture, memory_stack made_of)
+        : events(std::move(sink)), close_timeout(timeout), trace(capture), stack(made_of) {}
 
     mutable std::mutex mutex;
     std::deque<device> devices;
@@ -100,6 +100,7 @@ struct shared_node {
     const event_sink events;
     const ns close_timeout;
     const trace_function trace;
+    const memory_stack stack;  // of tenants that don't say
 };
 
 }  // namespace detail

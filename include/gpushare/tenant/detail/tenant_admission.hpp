@@ -1,13 +1,12 @@
 // SPDX-License-Identifier: Apache-2.0
-// The choice behind an admission: which devices a tenant gets, and their memory, taken on all of them at once.
+// Chooses the devices of a tenant and reserves their memory, on all of them or none.
 //
-//   auto memory = detail::tenant_admission(node, shared, split).reserve(spec);      // under the mutex of `shared`; spec.on is set
+//   auto memory = detail::tenant_admission(node, shared, choice).reserve(spec);  // under shared's mutex; sets spec.on
 #pragma once
 
 #include <algorithm>
 #include <cstddef>
 #include <cstdint>
-#include <functional>
 #include <string_view>
 #include <utility>
 #include <vector>
@@ -20,16 +19,15 @@
 #include <gpushare/memory/quota_change.hpp>
 #include <gpushare/partition/equal_split.hpp>
 #include <gpushare/partition/reservation.hpp>
+#include <gpushare/placement/cluster.hpp>
 #include <gpushare/tenant/detail/shared_node.hpp>
+#include <gpushare/tenant/device_choice.hpp>
 #include <gpushare/tenant/specification.hpp>
 #include <gpushare/units.hpp>
 
 namespace gpushare {
 inline namespace GPUSHARE_ABI {
 namespace detail {
-
-/// Chooses devices for a tenant by more than their room.
-using split_function = std::function<partition(const tenant_spec&, const std::vector<device_room>&)>;
 
 /// Throws operation_error: "tenant 'chat': the name is taken".
 [[noreturn]] inline void refuse_admission(const failure& f, std::string_view name, std::string_view why) {
@@ -51,8 +49,8 @@ template <node Node>
 template <node Node, compute_policy Policy>
 class tenant_admission {
 public:
-    tenant_admission(const Node& of, shared_node<Node, Policy>& all, const split_function& split) noexcept
-        : node_(&of), all_(&all), split_(&split) {}
+    tenant_admission(const Node& of, shared_node<Node, Policy>& all, const device_choice& choice) noexcept
+        : node_(&of), all_(&all), choice_(&choice) {}
 
     // Chooses the devices and takes their memory, all at once: bursts of other tenants, which come and go under no mutex
     // of ours, wait in between. So the choice is one that fits, and a refusal is right for one instant of all devices.
@@ -66,7 +64,7 @@ public:
         prepared_together held(draws);
         const auto rooms = rooms_for(spec, draws, lost);
         const auto chosen = !spec.on.empty() ? equal_split_over(spec.memory, rooms, spec.unit)
-                            : *split_        ? (*split_)(spec, rooms)
+                            : *choice_       ? choose(spec, rooms, draws, lost)
                                              : equal_split(spec.memory, spec.devices, rooms, spec.unit);
         if (const bytes step = spec.unit * chosen.devices.size(); spec.burst % step != bytes{})
             refuse_admission({errc::not_whole}, spec.name, "burst does not divide into whole units over the devices");
@@ -81,6 +79,26 @@ public:
     }
 
 private:
+    // By a function of somebody else's, which sees all devices.
+    [[nodiscard]] partition choose(const tenant_spec& spec, const std::vector<device_room>& rooms,
+                                   const std::vector<quota_draw>& draws, const std::vector<bool>& lost) const {
+        node_description whole{.devices = static_cast<std::uint32_t>(draws.size())};
+        std::vector<free_device> left(draws.size());
+        for (std::uint32_t i = 0; i < draws.size(); ++i) {
+            whole.device_memory = std::max(whole.device_memory, all_->devices[i].overhead.available());
+            if (!lost[i]) left[i] = {left_on(i, spec), draws[i].left()};
+        }
+        auto chosen = (*choice_)(spec, rooms, {.whole = whole, .devices = left});
+        for (const auto d : chosen.devices)  // it is the embedder's: what it says is checked
+            if (std::ranges::none_of(rooms, [&](const device_room& r) { return r.device == d; }) ||
+                draws[d.index].left() < chosen.per_device || std::ranges::count(chosen.devices, d) != 1)
+                refuse_admission({errc::no_room, chosen.per_device.count(), 0, 0}, spec.name,
+                                 "the choice of devices took one without room, or twice");
+        if (chosen.devices.empty() || chosen.total() != spec.memory)
+            refuse_admission({errc::not_whole, spec.memory.count(), chosen.total().count(), 0}, spec.name,
+                             "the choice of devices split another amount of memory");
+        return chosen;
+    }
     // Permille of a device that a tenant could have.
     [[nodiscard]] std::uint32_t left_on(std::uint32_t device, const tenant_spec& spec) const noexcept {
         const auto* const slice = all_->devices[device].slice_for(spec.slice);
@@ -135,7 +153,7 @@ private:
 
     const Node* node_;
     shared_node<Node, Policy>* all_;
-    const split_function* split_;
+    const device_choice* choice_;
 };
 
 }  // namespace detail

@@ -1,6 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
-// What an admission takes before the tenant is there: memory, shares and the name. It is taken under the tenancy's mutex;
-// streams are made after that, under no lock, since a driver may take milliseconds for one. Given back unless it is kept.
+// What an admission holds before the tenant exists: memory, shares and the name. It is taken under the tenancy's mutex.
+// Streams are made after that, under no lock, since a driver may take milliseconds for one. The destructor gives all
+// back unless keep() was called.
 //
 //   detail::tenant_claim claim(shared, spec, std::move(memory), tag);      // under the mutex of `shared`
 //   make_streams();     claim.keep();                                      // under none

@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
-// What stands behind a tenant's handle: its parts on the devices, what it was granted, and the order in which it ends.
-// tenant.hpp is the handle, tenancy.hpp admits.
+// The state behind a tenant's handle: its parts on the devices, what it was granted, and the order of its close.
+// tenant.hpp is the handle; tenancy.hpp admits.
 //
 //   auto state = std::make_unique<detail::tenant_state<Node, Policy>>(node, shared);   state->open(node, claim);
 #pragma once
@@ -44,7 +44,7 @@ struct tenant_part {
         : device(d),
           on(all.devices[d.index]),
           slice(s),
-          memory(on.memory, whole.memory(d), spec.name, d, bytes{}, bytes{}, all.events, all.trace),
+          memory(on.memory, whole.memory(d), spec.name, d, bytes{}, bytes{}, all.events, all.trace, *spec.stack),
           stream(slice.open ? slice.open(spec.level, tag) : whole.make_stream(d, spec.level, tag)),
           client(slice.compute.add(settings_of(spec, tag, slice.size))) {
         on.parts.fetch_add(1, std::memory_order_relaxed);
@@ -85,9 +85,11 @@ public:
     // after a failure may let in somebody's work. When it throws, the claim still has everything.
     void open(Node& whole, tenant_claim<Node, Policy>& claim) {
         spec_ = claim.spec;
+        if (!spec_.stack) spec_.stack = all_->stack;
         tag_ = claim.tag;
         for (std::size_t i = 0; i < spec_.on.size(); ++i)
             parts_.emplace_back(whole, *all_, spec_, spec_.on[i], *claim.slices[i], tag_);
+        for (auto& p : parts_) by_number_.push_back(&p);
         for (auto& p : parts_) (void)p.memory.limit().adopt(spec_.memory / spec_.devices, spec_.burst / spec_.devices);
         promised_ = spec_.compute;
         claim.keep();
@@ -100,6 +102,10 @@ public:
     }
     [[nodiscard]] std::uint32_t tag() const noexcept { return tag_; }
     [[nodiscard]] std::deque<part>& parts() noexcept { return parts_; }
+    /// Null if there are not so many.
+    [[nodiscard]] part* find(std::size_t number) const noexcept {
+        return number < by_number_.size() ? by_number_[number] : nullptr;
+    }
     [[nodiscard]] shared& all() const noexcept { return *all_; }
     [[nodiscard]] instant now() const noexcept { return clock_.now(); }
 
@@ -114,6 +120,7 @@ public:
             const auto held = p.memory.limit().usage();
             sum.current += held.current;
             sum.peak += held.peak;
+            sum.idle += p.memory.idle();
             sum.pending += p.memory.pending();
             sum.largest_free = std::max(sum.largest_free, p.memory.largest_free());
             const auto counts = p.memory.counts();
@@ -284,6 +291,7 @@ private:
     share promised_{};
     std::atomic<bool> closed_{false};
     std::deque<part> parts_;
+    std::vector<part*> by_number_;  // a deque divides to find one
 };
 
 }  // namespace detail

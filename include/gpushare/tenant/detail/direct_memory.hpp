@@ -1,0 +1,180 @@
+// SPDX-License-Identifier: Apache-2.0
+// A tenant's memory where every block is one of the device's: a table of the blocks that are out, and the frees that wait for
+// their stream. tenant_memory is made of it, or of pooled_memory.
+//
+//   detail::direct_memory<quota_resource<device>, point> blocks{resource, trace};
+//   void* p = blocks.try_allocate(4096, 256, "weights", why);      blocks.deallocate(p, 4096, 256);
+#pragma once
+
+#include <atomic>
+#include <cstddef>
+#include <cstdint>
+#include <string_view>
+#include <thread>
+#include <vector>
+
+#include <gpushare/concepts.hpp>
+#include <gpushare/config.hpp>
+#include <gpushare/error.hpp>
+#include <gpushare/memory/block_table.hpp>
+#include <gpushare/memory/deferred_frees.hpp>
+#include <gpushare/memory/quota.hpp>
+#include <gpushare/memory/quota_hook.hpp>
+#include <gpushare/tenant/specification.hpp>
+#include <gpushare/units.hpp>
+
+namespace gpushare {
+inline namespace GPUSHARE_ABI {
+namespace detail {
+
+/// Thread-safe. `Resource` is a quota_resource, which must outlive it.
+template <class Resource, timeline_point Point>
+class direct_memory {
+public:
+    direct_memory(Resource& resource, trace_function trace)
+        : resource_(&resource),
+          blocks_(trace),
+          frees_(resource),
+          collects_(collecting_hook(resource.limit(), frees_)) {}
+
+    /// Null, and the reason.
+    [[nodiscard]] void* try_allocate(std::size_t size, std::size_t alignment, std::string_view label,
+                                     failure& why) noexcept {
+        const visit inside(underway_);
+        if (!closed()) {
+            auto seen = frees_.returned();
+            void* p = resource_->try_allocate(size, alignment, &why);
+            while (p == nullptr && frees_.settle(seen)) p = resource_->try_allocate(size, alignment, &why);
+            if (p == nullptr && !closed()) return nullptr;
+            if (p != nullptr && enter({p, bytes{size}, alignment, label}, why)) return p;
+        }
+        if (closed()) why = {.code = errc::closed};
+        return nullptr;
+    }
+
+    /// Throws what quota_resource::allocate_until does; null, and the reason, if the host has no memory for the entry or it
+    /// was closed meanwhile.
+    template <class Patience>
+    [[nodiscard]] void* allocate_until(std::size_t size, std::size_t alignment, const Patience& until,
+                                       std::string_view label, failure& why) {
+        void* const p = resource_->allocate_until(size, alignment, until);
+        const visit inside(underway_);
+        return enter({p, bytes{size}, alignment, label}, why) ? p : nullptr;
+    }
+
+    errc deallocate(void* p, std::size_t size, std::size_t alignment) noexcept {
+        return strike(p, size, alignment, [&] { return resource_->deallocate(p, size, alignment); });
+    }
+    errc deallocate_after(const Point& point, void* p, std::size_t size, std::size_t alignment) noexcept {
+        return strike(p, size, alignment, [&] {
+            frees_.add(point, p, size, alignment);
+            return errc::none;
+        });
+    }
+
+    void collect() noexcept { frees_.collect(); }
+    bool drain(instant deadline) { return frees_.drain(deadline); }
+
+    /// From now on nothing is handed out; the quota has no limit to charge any more.
+    void close() noexcept {
+        closed_.store(true, std::memory_order_release);
+        (void)resource_->limit().resize({}, {});
+    }
+    [[nodiscard]] bool closed() const noexcept { return closed_.load(std::memory_order_acquire); }
+
+    /// Takes back what is out, and enters it into `leaks`. See tenant_memory::take_back.
+    bool take_back(std::vector<leak>& leaks) {
+        (void)settle();  // so that allocations which began before the close are in the books, or were refused
+        {
+            const visit inside(underway_);
+            leaks = blocks_.take_all();
+            for (const auto& l : leaks) give_back(l.what);
+        }
+        return settle();  // frees that found their block before it was taken back
+    }
+
+    [[nodiscard]] bytes charged(std::size_t size, std::size_t alignment) const noexcept {
+        return resource_->charged(size, alignment);
+    }
+    [[nodiscard]] failure refuses(std::size_t size, std::size_t alignment) const noexcept {
+        return resource_->refuses(size, alignment);
+    }
+    [[nodiscard]] bytes free() const noexcept { return resource_->free(); }
+    [[nodiscard]] bytes largest_free() const noexcept { return resource_->largest_free(); }
+    [[nodiscard]] bytes idle() const noexcept { return {}; }
+    [[nodiscard]] bytes pending() const noexcept { return frees_.pending(); }
+    [[nodiscard]] allocation_counts counts() const noexcept {
+        return {.total = bytes{total_.load(std::memory_order_relaxed)},
+                .allocations = allocations_.load(std::memory_order_relaxed),
+                .frees = frees_count_.load(std::memory_order_relaxed)};
+    }
+
+private:
+    // A call between the books and the device. Acquire and release: settle() reads the count by a read-modify-write, so a
+    // call that it doesn't see comes after it, and sees the memory closed and the quota without a limit to charge.
+    class visit {
+    public:
+        explicit visit(std::atomic<std::uint32_t>& count) noexcept : count_(&count) {
+            count.fetch_add(1, std::memory_order_acquire);
+        }
+        visit(const visit&) = delete;
+        visit& operator=(const visit&) = delete;
+        ~visit() { count_->fetch_sub(1, std::memory_order_release); }
+
+    private:
+        std::atomic<std::uint32_t>* count_;
+    };
+    // Hooks of the embedder's run within a visit, and may take long: then it gives up.
+    bool settle() noexcept {
+        for (int yields = 0; underway_.fetch_add(0, std::memory_order_acq_rel) != 0; ++yields) {
+            if (yields == 100'000) return false;  // tens of milliseconds
+            std::this_thread::yield();
+        }
+        return true;
+    }
+
+    void give_back(const block& b) noexcept {
+        frees_count_.fetch_add(1, std::memory_order_relaxed);
+        (void)resource_->deallocate(b.pointer, static_cast<std::size_t>(b.size.count()), b.alignment);
+    }
+
+    // False, with the reason, and the memory is back: the host has none for the entry, or it was closed meanwhile.
+    bool enter(const block& b, failure& refusal) noexcept {
+        try {
+            blocks_.insert(b);
+        } catch (...) {
+            refusal = {.code = errc::out_of_memory, .asked = b.size.count()};
+            resource_->deallocate(b.pointer, static_cast<std::size_t>(b.size.count()), b.alignment);
+            return false;
+        }
+        allocations_.fetch_add(1, std::memory_order_relaxed);
+        total_.fetch_add(b.size.count(), std::memory_order_relaxed);
+        if (!closed()) return true;
+        // Whoever closes takes what it finds in the books, and this what it doesn't.
+        if (blocks_.remove(b.pointer, b.size, b.alignment) == errc::none) give_back(b);
+        refusal = {.code = errc::closed};
+        return false;
+    }
+
+    // Out of the books, then `free`.
+    template <class Free>
+    errc strike(void* p, std::size_t size, std::size_t alignment, Free free) noexcept {
+        const visit inside(underway_);
+        const errc wrong = blocks_.remove(p, bytes{size}, alignment);
+        if (wrong != errc::none) return wrong;
+        frees_count_.fetch_add(1, std::memory_order_relaxed);
+        return free();
+    }
+
+    Resource* resource_;
+    block_table blocks_;
+    deferred_frees<Point, Resource> frees_;
+    quota_hook collects_;
+    std::atomic<bool> closed_{false};
+    std::atomic<std::uint32_t> underway_{0};
+    std::atomic<std::uint64_t> total_{0}, allocations_{0}, frees_count_{0};
+};
+
+}  // namespace detail
+}  // namespace GPUSHARE_ABI
+}  // namespace gpushare

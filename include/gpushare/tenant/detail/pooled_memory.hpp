@@ -1,0 +1,297 @@
+// SPDX-License-Identifier: Apache-2.0
+// A tenant's memory out of a pool of its own: an allocation is one operation of the pool, which is the table of what is out, too,
+// and keeps what waits for its stream. The quota counts what the pool holds, and the pool gives back what nobody uses as soon
+// as somebody lacks it: this tenant, a neighbour who was promised it, or nobody, where the quota has become smaller.
+//
+//   detail::pooled_memory<quota_resource<device>, point> blocks{resource, trace};
+//   void* p = blocks.try_allocate(4096, 256, "weights", why);      blocks.deallocate(p, 4096, 256);
+#pragma once
+
+#include <algorithm>
+#include <atomic>
+#include <cstddef>
+#include <functional>
+#include <limits>
+#include <mutex>
+#include <optional>
+#include <string_view>
+#include <thread>
+#include <utility>
+#include <vector>
+
+#include <gpushare/closing.hpp>
+#include <gpushare/concepts.hpp>
+#include <gpushare/config.hpp>
+#include <gpushare/detail/intrusive.hpp>
+#include <gpushare/error.hpp>
+#include <gpushare/memory/block_table.hpp>
+#include <gpushare/memory/pool_resource.hpp>
+#include <gpushare/memory/pool_wait.hpp>
+#include <gpushare/memory/quota.hpp>
+#include <gpushare/memory/quota_hook.hpp>
+#include <gpushare/memory/quota_wait.hpp>
+#include <gpushare/tenant/specification.hpp>
+#include <gpushare/units.hpp>
+
+namespace gpushare {
+inline namespace GPUSHARE_ABI {
+namespace detail {
+
+/// Thread-safe. `Resource` is a quota_resource, which must outlive it.
+template <class Resource, timeline_point Point>
+class pooled_memory {
+public:
+    pooled_memory(Resource& resource, trace_function trace)
+        : quota_(&resource.limit()),
+          resource_(resource),
+          pool_(resource_, {.part = part}),
+          cache_(pool_.make_cache()),
+          gives_back_(
+              *quota_, std::numeric_limits<int>::min(),
+              [this](const reclaim_request& r) { return pool_.give_back(somebody_waits() ? bytes::max() : r.missing); },
+              [this](instant deadline) { return pool_.wait_any(deadline); }) {
+        if (trace != nullptr) traced_.emplace(trace);
+    }
+
+    /// Out of what was freed before, or null: then ask try_allocate. Who closes finds the block out, or it isn't had.
+    [[nodiscard]] void* try_allocate_kept(std::size_t size, std::size_t alignment, std::string_view label) noexcept {
+        return traced_ || quota_->pressed() || lost() ? nullptr : cache_.try_allocate_kept(size, alignment, label);
+    }
+    /// Null, and the reason.
+    [[nodiscard]] void* try_allocate(std::size_t size, std::size_t alignment, std::string_view label,
+                                     failure& why) noexcept {
+        if (lost() || (quota_->pressed() && !fits(size, alignment, why))) [[unlikely]] {
+            if (lost()) why = {.code = errc::device_lost, .asked = size};
+            return nullptr;
+        }
+        void* const p = cache_.try_allocate(size, alignment, &why, label);
+        if (p == nullptr || !traced_) return p;
+        return enter({p, bytes{size}, alignment, label}, why) ? p : nullptr;
+    }
+
+    /// The same, but waits: for blocks of the pool, and in the quota's queue for as many bytes of its own. Throws where it gives up;
+    /// null, and the reason, if the host has no memory to remember who took it.
+    template <class Patience>
+    [[nodiscard]] void* allocate_until(std::size_t size, std::size_t alignment, const Patience& until,
+                                       std::string_view label, failure& why) {
+        void* p = try_allocate(size, alignment, label, why);
+        if (p != nullptr || (why.code != errc::over_quota && why.code != errc::out_of_memory))
+            return p != nullptr ? p : refuse(why);
+        if (const auto never = refuses(size, alignment); never.code != errc::none) return refuse(never);
+        if (quota_->over()) {
+            const bytes n = charged(size, alignment);
+            why = charge_until(*quota_, n, until);
+            if (why.code != errc::none) return refuse(why);
+            (void)quota_->release(n);  // it is within its limit again
+        }
+        p = wait_for(size, alignment, until, label, why);
+        // With the figures of somebody who doesn't stand in line himself any more.
+        if (p == nullptr)
+            return refuse(is_memory_refusal(why.code) ? why : quota_->explain(why.code, bytes{why.asked}));
+        return !traced_ || enter({p, bytes{size}, alignment, label}, why) ? p : nullptr;
+    }
+
+    errc deallocate(void* p, std::size_t size, std::size_t alignment) noexcept {
+        if (const errc wrong = strike(p, size, alignment); wrong != errc::none) [[unlikely]]
+            return wrong;
+        const errc wrong = cache_.deallocate(p, size, alignment);
+        if (quota_->pressed()) [[unlikely]]
+            relieve();
+        return wrong;
+    }
+    errc deallocate_after(const Point& point, void* p, std::size_t size, std::size_t alignment) noexcept {
+        if (const errc wrong = strike(p, size, alignment); wrong != errc::none) return wrong;
+        const errc wrong = pool_.deallocate_after(point, p, size, alignment);
+        if (quota_->pressed()) relieve();
+        return wrong;
+    }
+
+    void collect() noexcept {
+        pool_.collect();
+        if (quota_->pressed()) relieve();
+    }
+    bool drain(instant deadline) {
+        const bool all = pool_.drain(deadline);
+        if (closed()) (void)pool_.give_back(bytes::max());
+        return all;
+    }
+
+    /// From now on nothing is handed out, and what is freed goes to the device's other tenants.
+    void close() noexcept {
+        closed_.store(true, std::memory_order_release);
+        (void)quota_->resize({}, {});
+        pool_.stop();
+        (void)pool_.give_back(bytes::max());
+    }
+    [[nodiscard]] bool closed() const noexcept { return closed_.load(std::memory_order_acquire); }
+
+    /// Takes back what is out, and enters it into `leaks`. See tenant_memory::take_back.
+    bool take_back(std::vector<leak>& leaks) {
+        const bool all = take_back_blocks(leaks);
+        if (traced_ && !leaks.empty()) add_traces(leaks);
+        return all;
+    }
+
+    [[nodiscard]] bytes charged(std::size_t size, std::size_t alignment) const noexcept {
+        return pool_.charged(size, alignment);
+    }
+    [[nodiscard]] failure refuses(std::size_t size, std::size_t alignment) const noexcept {
+        return pool_.refuses(size, alignment);
+    }
+    /// Of the quota, and in no block.
+    [[nodiscard]] bytes free() const noexcept {
+        const bytes left = quota_->free();
+        return left == bytes{} && (closed() || quota_->over()) ? bytes{} : left + idle();
+    }
+    /// With what is charged for segments in which nothing is, once the caches are empty.
+    [[nodiscard]] bytes largest_free() const noexcept {
+        (void)pool_.give_back({});
+        return std::max(pool_.usage().largest_free, resource_.largest_free(pool_.empty()));
+    }
+    [[nodiscard]] bytes idle() const noexcept {
+        const auto held = pool_.usage();
+        return held.free() + held.cached;
+    }
+    [[nodiscard]] bytes pending() const noexcept { return pool_.pending(); }
+    [[nodiscard]] allocation_counts counts() const noexcept {
+        const auto all = pool_.usage();
+        return {.total = all.allocated, .allocations = all.allocations, .frees = all.frees};
+    }
+
+private:
+    // The pool grows by an eighth of what is left to charge, at most: so it presses nobody for more than a request needs, and there
+    // is room for big blocks.
+    static constexpr std::uint32_t part = 8;
+
+    // A thread's place in the queue of the quota, while it waits for the pool. The list is under the mutex of open_resource.
+    struct place {
+        place* next = nullptr;
+        quota_claim* claim = nullptr;  // until it is used
+        std::thread::id by = std::this_thread::get_id();
+    };
+
+    // What the pool takes its segments from. The tenant closes its pool, and in its order: not the quota. A thread that waits
+    // takes what it has been granted in the queue.
+    struct open_resource : Resource {
+        explicit open_resource(const Resource& of) noexcept : Resource(of) {}
+        [[nodiscard]] static close_token closing() noexcept { return {}; }
+
+        [[nodiscard]] void* try_allocate(std::size_t size, std::size_t alignment, failure* why = nullptr) noexcept {
+            const bytes takes = this->charged(size, alignment);
+            if (const bytes granted = take_granted(takes); granted != bytes{}) {
+                (void)this->limit().release(granted - takes);
+                return this->try_allocate_charged(size, alignment, why);
+            }
+            return Resource::try_allocate(size, alignment, why);
+        }
+        // What this thread has been granted, if that is enough; it is charged.
+        [[nodiscard]] bytes take_granted(bytes takes) noexcept {
+            place* const mine = place_of_this_thread();
+            if (mine == nullptr || mine->claim == nullptr || takes > mine->claim->size() ||
+                mine->claim->poll() != claim_state::granted)
+                return {};
+            auto& used = *std::exchange(mine->claim, nullptr);
+            used.take();
+            return used.size();
+        }
+        [[nodiscard]] place* place_of_this_thread() noexcept {
+            const std::lock_guard lock(mutex);
+            place* at = places.front();
+            while (at != nullptr && at->by != std::this_thread::get_id()) at = at->next;
+            return at;
+        }
+
+        std::mutex mutex;
+        fifo<place> places;
+    };
+
+    template <class Patience>
+    void* wait_for(std::size_t size, std::size_t alignment, const Patience& until, std::string_view label,
+                   failure& why) noexcept {
+        quota_claim claim(*quota_, resource_.charged(static_cast<std::size_t>(whole_granules(size)),
+                                                     std::max(alignment, pool_granule)));
+        place here{.claim = &claim};
+        {
+            const std::lock_guard lock(resource_.mutex);
+            resource_.places.push(here);
+        }
+        void* const p = cache_.try_allocate_until(size, alignment, until, &why, label);
+        const std::lock_guard lock(resource_.mutex);
+        resource_.places.remove(here);
+        return p;
+    }
+    [[noreturn]] void* refuse(const failure& why) const { raise_waited(*quota_, why, resource_.owner()); }
+
+    // What is kept of a lost device is no memory any more, where the device can tell.
+    [[nodiscard]] bool lost() const noexcept {
+        if constexpr (requires { static_cast<bool>(resource_.upstream().lost()); })
+            return resource_.upstream().lost();
+        else
+            return false;
+    }
+    // While the quota is over its limit nothing is handed out of what it is charged.
+    bool fits(std::size_t size, std::size_t alignment, failure& why) noexcept {
+        if (!quota_->over()) return true;
+        (void)pool_.give_back(bytes::max());
+        if (!quota_->over()) return true;
+        why = quota_->explain(closed() ? errc::closed : errc::over_quota, charged(size, alignment));
+        return false;
+    }
+    // Somebody waits for what the quota lends, or it is over its limit.
+    void relieve() noexcept {
+        if (quota_->over() || somebody_waits()) (void)pool_.give_back(bytes::max());
+    }
+    [[nodiscard]] bool somebody_waits() const noexcept { return quota_->usage().waiting != 0; }
+
+    // False, with the reason, and the block is back: the host has no memory to remember who took it.
+    bool enter(const block& b, failure& refusal) noexcept {
+        try {
+            traced_->insert(b);
+            return true;
+        } catch (...) {
+            refusal = {.code = errc::out_of_memory, .asked = b.size.count()};
+            (void)cache_.deallocate(b.pointer, static_cast<std::size_t>(b.size.count()), b.alignment);
+            return false;
+        }
+    }
+    [[nodiscard]] errc strike(void* p, std::size_t size, std::size_t alignment) noexcept {
+        return traced_ ? traced_->remove(p, bytes{size}, alignment) : errc::none;
+    }
+
+    // Until no call that overlaps is left with a block, but for those that are held up: in a hook of the embedder's.
+    bool take_back_blocks(std::vector<leak>& leaks) {
+        for (int yields = 0;; ++yields) {
+            bool all = false;
+            try {
+                all = pool_.take_back(leaks);
+            } catch (...) {
+                if (leaks.empty()) throw;
+                return false;
+            }
+            (void)pool_.give_back(bytes::max());
+            if (all || yields == 10'000) return all;
+            std::this_thread::yield();
+        }
+    }
+    void add_traces(std::vector<leak>& leaks) {
+        auto traced = traced_->take_all();
+        std::ranges::sort(traced, {}, [](const leak& l) { return l.what.pointer; });
+        for (auto& l : leaks) {
+            const auto at = std::ranges::lower_bound(traced, l.what.pointer, std::less<>{},
+                                                     [](const leak& t) { return t.what.pointer; });
+            if (at != traced.end() && at->what.pointer == l.what.pointer) l.trace = std::move(at->trace);
+        }
+    }
+
+    quota* quota_;
+    open_resource resource_;
+    mutable pool_resource<open_resource, Point> pool_;           // a reading empties the caches
+    typename pool_resource<open_resource, Point>::cache cache_;  // of all threads
+    std::optional<block_table> traced_;                          // who allocated what, where that is asked for
+    quota_hook gives_back_;
+    std::atomic<bool> closed_{false};
+};
+
+}  // namespace detail
+}  // namespace GPUSHARE_ABI
+}  // namespace gpushare

@@ -1,0 +1,222 @@
+// SPDX-License-Identifier: Apache-2.0
+// The tenants of a server by name, as a file lists them. Reload the file, and new tenants are admitted, changed ones
+// are changed while their work goes on, and those that are gone from it are closed.
+//
+//   gpushare::tenant_directory tenants{shared};                                   // shared: a tenancy
+//   for (auto& o : tenants.apply(gpushare::parse_specifications(text))) log(o);    // at the start, and at each reload
+//   if (auto chat = tenants.find("chat")) chat->submit(work);
+#pragma once
+
+#include <algorithm>
+#include <cstdint>
+#include <functional>
+#include <map>
+#include <memory>
+#include <mutex>
+#include <optional>
+#include <span>
+#include <string>
+#include <string_view>
+#include <utility>
+#include <vector>
+
+#include <gpushare/compute/policy.hpp>
+#include <gpushare/concepts.hpp>
+#include <gpushare/config.hpp>
+#include <gpushare/error.hpp>
+#include <gpushare/tenant/specification.hpp>
+#include <gpushare/tenant/tenancy.hpp>
+#include <gpushare/tenant/tenant.hpp>
+#include <gpushare/units.hpp>
+
+namespace gpushare {
+inline namespace GPUSHARE_ABI {
+
+/// The change that turns `granted` into `wanted`; fields that don't differ aren't set. Throws operation_error
+/// (invalid_specification), with the tenant's name and the field, for fields that can't change while the tenant is
+/// there: devices, unit, and, where `wanted` names them, on, slice and stack.
+[[nodiscard]] inline tenant_change change_between(const tenant_spec& granted, const tenant_spec& wanted) {
+    const auto fixed = [&](bool same, const char* field) {
+        if (!same)
+            raise({errc::invalid_specification}, wanted.name,
+                  std::string(field).append(" can't be changed while the tenant is there").c_str());
+    };
+    fixed(wanted.on.empty() || std::ranges::is_permutation(wanted.on, granted.on), "on");
+    fixed((wanted.on.empty() ? wanted.devices : wanted.on.size()) == granted.devices, "devices");
+    fixed(wanted.unit == granted.unit, "unit");
+    fixed(wanted.slice == any_slice || wanted.slice == granted.slice, "slice");
+    fixed(!wanted.stack || wanted.stack == granted.stack, "stack");
+    tenant_change c;
+    const auto compare = [](const auto& from, const auto& to, auto& set) {
+        if (from != to) set = to;
+    };
+    compare(granted.memory, wanted.memory, c.memory);
+    compare(granted.burst, wanted.burst, c.burst);
+    compare(granted.compute, wanted.compute, c.compute);
+    compare(granted.level, wanted.level, c.level);
+    compare(granted.cap, wanted.cap, c.cap);
+    compare(granted.soft_cap, wanted.soft_cap, c.soft_cap);
+    compare(granted.slo, wanted.slo, c.slo);
+    compare(granted.group, wanted.group, c.group);
+    compare(granted.longest, wanted.longest, c.longest);
+    return c;
+}
+
+/// Whether nothing is set.
+[[nodiscard]] inline bool is_empty(const tenant_change& c) noexcept {
+    return !c.memory && !c.burst && !c.compute && !c.level && !c.cap && !c.soft_cap && !c.slo && !c.group && !c.longest;
+}
+
+/// What became of one tenant when a list was applied.
+struct directory_outcome {
+    /// In the order in which it is done.
+    enum class kind : std::uint8_t {
+        unchanged,  ///< it is there as the list has it
+        closed,     ///< the list hasn't got it any more
+        closing,    ///< the same, but its work or users of its memory aren't done: the next apply() goes on
+        changed,    ///< it has what the list says
+        admitted,   ///< it is new
+        refused,    ///< it stays as it was, or isn't admitted: see `why`; the next apply() tries again
+    };
+    std::string tenant{};    ///< its name
+    kind what{};             ///< what became of it
+    errc code = errc::none;  ///< where it was refused: as what
+    std::string why{};       ///< where it was refused: a sentence with figures
+};
+
+/// In English.
+[[nodiscard]] constexpr std::string_view to_string(directory_outcome::kind k) noexcept {
+    switch (k) {
+        case directory_outcome::kind::unchanged: return "unchanged";
+        case directory_outcome::kind::closed: return "closed";
+        case directory_outcome::kind::closing: return "closing";
+        case directory_outcome::kind::changed: return "changed";
+        case directory_outcome::kind::admitted: return "admitted";
+        case directory_outcome::kind::refused: return "refused";
+    }
+    return "unknown";
+}
+
+/// A server's tenants by name. Safe from any thread; the tenancy must outlive it. A tenant that find() returned may be
+/// kept: once the directory has closed it, its calls are refused (errc::closed).
+template <node Node, compute_policy Policy = weighted_fair>
+class tenant_directory {
+public:
+    /// Of the tenancy.
+    using tenant = gpushare::tenant<Node, Policy>;
+
+    /// An empty directory of tenants of `shared`.
+    explicit tenant_directory(tenancy<Node, Policy>& shared) : shared_(&shared) {}
+
+    /// The tenant of that name; null if there is none or it is being closed.
+    [[nodiscard]] std::shared_ptr<tenant> find(std::string_view name) const {
+        const std::lock_guard lock(mutex_);
+        const auto at = tenants_.find(name);
+        return at == tenants_.end() ? nullptr : at->second;
+    }
+
+    /// All tenants in the order of their names.
+    [[nodiscard]] std::vector<std::shared_ptr<tenant>> all() const {
+        const std::lock_guard lock(mutex_);
+        std::vector<std::shared_ptr<tenant>> found;
+        for (const auto& [name, t] : tenants_) found.push_back(t);
+        return found;
+    }
+
+    /// Makes the tenants those of the list. An invalid list changes nothing: throws operation_error
+    /// (invalid_specification: no name, or a field that can't be changed; duplicate_name). Otherwise first closes,
+    /// until `close_deadline`, the tenants that aren't in the list, then shrinks, then grows, then admits, each in the
+    /// list's order. A tenant that finds no room is refused and stays as it was, without harm to the others: apply the
+    /// same list again when there is room.
+    std::vector<directory_outcome> apply(std::span<const tenant_spec> wanted, instant close_deadline = never) {
+        const std::lock_guard applying(applying_);
+        auto plan = this->plan(wanted);
+        std::vector<directory_outcome> outcomes;
+        close_gone(wanted, close_deadline, outcomes);
+        std::ranges::stable_partition(plan, [](const step& s) { return s.shrinks(); });
+        for (auto& s : plan) {
+            if (s.there == nullptr) continue;
+            if (is_empty(s.change))
+                outcomes.push_back({s.there->name(), kind::unchanged});
+            else
+                attempt(s.there->name(), kind::changed, outcomes, [&] { s.there->resize(s.change); });
+        }
+        for (const auto& spec : wanted) {
+            if (find(spec.name)) continue;
+            attempt(spec.name, kind::admitted, outcomes, [&] {
+                auto t = std::make_shared<tenant>(shared_->admit(spec));
+                const std::lock_guard lock(mutex_);
+                tenants_.emplace(spec.name, std::move(t));
+            });
+        }
+        return outcomes;
+    }
+
+private:
+    using kind = directory_outcome::kind;
+
+    struct step {
+        std::shared_ptr<tenant> there;
+        tenant_change change;
+        tenant_spec granted;
+
+        [[nodiscard]] bool shrinks() const {
+            return change.memory.value_or(granted.memory) <= granted.memory &&
+                   change.burst.value_or(granted.burst) <= granted.burst &&
+                   change.compute.value_or(granted.compute) <= granted.compute;
+        }
+    };
+
+    [[nodiscard]] std::vector<step> plan(std::span<const tenant_spec> wanted) const {
+        std::vector<step> steps;
+        for (auto spec = wanted.begin(); spec != wanted.end(); ++spec) {
+            if (spec->name.empty()) raise({errc::invalid_specification}, {}, "a tenant of the list has no name");
+            if (std::ranges::find(wanted.begin(), spec, spec->name, &tenant_spec::name) != spec)
+                raise({errc::duplicate_name}, spec->name, "a list of tenants");
+            if (auto t = find(spec->name)) {
+                auto granted = t->spec();
+                auto change = change_between(granted, *spec);
+                steps.push_back({std::move(t), change, std::move(granted)});
+            }
+        }
+        return steps;
+    }
+
+    void close_gone(std::span<const tenant_spec> wanted, instant deadline, std::vector<directory_outcome>& outcomes) {
+        {
+            const std::lock_guard lock(mutex_);
+            for (auto at = tenants_.begin(); at != tenants_.end();) {
+                if (std::ranges::find(wanted, at->first, &tenant_spec::name) != wanted.end()) {
+                    ++at;
+                    continue;
+                }
+                closing_.push_back(at->second);
+                at = tenants_.erase(at);
+            }
+        }
+        std::erase_if(closing_, [&](const std::shared_ptr<tenant>& t) {
+            const bool complete = t->close(deadline).complete;
+            outcomes.push_back({t->name(), complete ? kind::closed : kind::closing});
+            return complete;
+        });
+    }
+
+    template <class F>
+    static void attempt(const std::string& name, kind done, std::vector<directory_outcome>& outcomes, F f) {
+        try {
+            f();
+            outcomes.push_back({name, done});
+        } catch (const error& e) {
+            outcomes.push_back({name, kind::refused, e.code(), e.what()});
+        }
+    }
+
+    tenancy<Node, Policy>* shared_;
+    std::mutex applying_;  // one list at a time
+    mutable std::mutex mutex_;
+    std::map<std::string, std::shared_ptr<tenant>, std::less<>> tenants_;  // under mutex_
+    std::vector<std::shared_ptr<tenant>> closing_;                         // under applying_
+};
+
+}  // namespace GPUSHARE_ABI
+}  // namespace gpushare

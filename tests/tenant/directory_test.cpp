@@ -1,0 +1,185 @@
+// SPDX-License-Identifier: Apache-2.0
+// Tenants from a list that changes: who comes, stays, changes and goes; a bad list changes nothing, a full device refuses
+// one and costs the others nothing.
+#include <chrono>
+#include <string>
+#include <thread>
+#include <vector>
+
+#include <gpushare/backend/host/host.hpp>
+#include <gpushare/interop/specification_text.hpp>
+#include <gpushare/tenant/tenant_directory.hpp>
+
+#include "support/catch.hpp"
+
+using namespace gpushare::literals;
+using namespace std::chrono_literals;
+using gpushare::errc;
+using gpushare::parse_specifications;
+using gpushare::tenant_spec;
+
+namespace host = gpushare::host;
+using kind = gpushare::directory_outcome::kind;
+
+namespace {
+
+struct server {
+    host::node node{{.devices = 2, .memory = 64_MiB, .sms = 2, .timing = host::timing::modelled}};
+    gpushare::tenancy<host::node> shared{node};
+    gpushare::tenant_directory<host::node> tenants{shared};
+
+    /// "a admitted, b refused"
+    std::string apply(const char* text, gpushare::instant deadline = gpushare::never) {
+        std::string told;
+        for (const auto& o : tenants.apply(parse_specifications(text), deadline)) {
+            told.append(told.empty() ? "" : ", ").append(o.tenant).append(" ").append(to_string(o.what));
+            CHECK((o.what == kind::refused) == (o.code != errc::none));
+            CHECK((o.what == kind::refused) == !o.why.empty());
+        }
+        return told;
+    }
+    tenant_spec spec(const char* name) { return tenants.find(name)->spec(); }
+};
+
+}  // namespace
+
+TEST_CASE("a list is applied, and applied again changes nothing", "[tenant]") {
+    server s;
+    const char* list = "unit=1MiB  name=a memory=8MiB compute=60%  name=b memory=16MiB compute=40% burst=4MiB";
+    CHECK(s.apply(list) == "a admitted, b admitted");
+    CHECK(s.apply(list) == "a unchanged, b unchanged");
+    CHECK(s.tenants.all().size() == 2);
+    CHECK(s.spec("b").burst == 4_MiB);
+    CHECK(s.tenants.find("c") == nullptr);
+}
+
+TEST_CASE("every field that can change does so live", "[tenant]") {
+    server s;
+    CHECK(s.apply("name=a memory=8MiB compute=60%") == "a admitted");
+    const auto a = s.tenants.find("a");
+    void* const held = a->memory().allocate(1 << 20);
+    CHECK(
+        s.apply(
+            "name=a memory=9MiB burst=1MiB compute=50% priority=1 cap=70% soft_cap=yes slo=5ms group=2 longest=1ms") ==
+        "a changed");
+    const auto now = a->spec();
+    CHECK(now.memory == 9_MiB);
+    CHECK(now.burst == 1_MiB);
+    CHECK(now.compute == 50_pct);
+    CHECK(now.level == gpushare::priority{1});
+    CHECK(now.cap == 70_pct);
+    CHECK(now.soft_cap);
+    CHECK(now.slo == 5ms);
+    CHECK(now.group == 2);
+    CHECK(now.longest == 1ms);
+    CHECK(s.tenants.find("a") == a);
+    a->memory().deallocate(held, 1 << 20);
+}
+
+TEST_CASE("who is gone from the list is closed, and makes room", "[tenant]") {
+    server s;
+    CHECK(s.apply("name=a memory=60MiB compute=100% on=0") == "a admitted");
+    const auto kept = s.tenants.find("a");
+    CHECK(s.apply("name=b memory=60MiB compute=100% on=0") == "a closed, b admitted");
+    CHECK(s.tenants.find("a") == nullptr);
+    try {
+        (void)kept->memory();
+        FAIL("a closed tenant gave memory");
+    } catch (const gpushare::error& e) {
+        CHECK(e.code() == errc::closed);
+    }
+}
+
+TEST_CASE("whose work isn't over at the deadline is closing until a later list", "[tenant]") {
+    server s;
+    CHECK(s.apply("name=a memory=8MiB compute=50% on=0") == "a admitted");
+    {
+        const auto a = s.tenants.find("a");
+        auto holds = a->acquire();
+        REQUIRE(holds);
+        CHECK(s.apply("name=b memory=8MiB compute=50% on=0", gpushare::instant::min()) == "a closing, b admitted");
+        CHECK(s.tenants.find("a") == nullptr);
+        CHECK(s.apply("name=b memory=8MiB compute=50% on=0  name=a memory=8MiB compute=50% on=0",
+                      gpushare::instant::min()) == "a closing, b unchanged, a refused");
+    }
+    CHECK(s.apply("name=b memory=8MiB compute=50% on=0  name=a memory=8MiB compute=50% on=0") ==
+          "a closed, b unchanged, a admitted");
+}
+
+TEST_CASE("who shrinks makes room for who grows", "[tenant]") {
+    server s;
+    CHECK(s.apply("name=a memory=20MiB compute=30% on=0  name=b memory=40MiB compute=70% on=0") ==
+          "a admitted, b admitted");
+    CHECK(s.apply("name=a memory=40MiB compute=70% on=0  name=b memory=20MiB compute=30% on=0") ==
+          "b changed, a changed");
+}
+
+TEST_CASE("who finds no room is refused with figures, and the others have theirs", "[tenant]") {
+    server s;
+    CHECK(s.apply("name=a memory=20MiB compute=30% on=0  name=b memory=20MiB compute=30% on=0") ==
+          "a admitted, b admitted");
+    const auto list = parse_specifications(
+        "name=a memory=21MiB compute=30% on=0  name=b memory=60MiB compute=30% on=0  name=c memory=50MiB compute=10% "
+        "on=0 "
+        "name=d memory=1MiB compute=10% on=0");
+    const auto told = s.tenants.apply(list);
+    REQUIRE(told.size() == 4);
+    CHECK(told[0].what == kind::changed);
+    CHECK(told[1].what == kind::refused);
+    CHECK(told[1].code == errc::no_room);
+    CHECK(told[1].why.find("'b'") != std::string::npos);
+    CHECK(told[2].what == kind::refused);
+    CHECK(told[3].what == kind::admitted);
+    CHECK(s.spec("a").memory == 21_MiB);
+    CHECK(s.spec("b").memory == 20_MiB);
+    CHECK(s.tenants.find("c") == nullptr);
+    CHECK(s.apply("name=a memory=1MiB compute=30% on=0  name=c memory=50MiB compute=10% on=0") ==
+          "b closed, d closed, a changed, c admitted");
+}
+
+TEST_CASE("a list that can't be meant changes nothing", "[tenant]") {
+    server s;
+    CHECK(s.apply("name=a memory=20MiB compute=30% on=0  name=b memory=20MiB compute=30% on=0") ==
+          "a admitted, b admitted");
+    const auto refuse = [&](const char* list, errc code, const char* says) {
+        try {
+            (void)s.tenants.apply(parse_specifications(list));
+            FAIL(list);
+        } catch (const gpushare::error& e) {
+            CHECK(e.code() == code);
+            CHECK(std::string(e.what()).find(says) != std::string::npos);
+        }
+        CHECK(s.spec("a").memory == 20_MiB);
+        CHECK(s.spec("b").compute == 30_pct);
+    };
+    refuse("name=a memory=1MiB compute=30%  name=b memory=20MiB compute=30% on=1", errc::invalid_specification, "on");
+    refuse("name=a memory=2MiB compute=30% devices=2", errc::invalid_specification, "devices");
+    refuse("name=a memory=2MiB compute=30% unit=2MiB", errc::invalid_specification, "unit");
+    refuse("name=a memory=2MiB compute=30% slice=1", errc::invalid_specification, "slice");
+    refuse("name=a memory=1MiB compute=30%  name=b memory=lots", errc::invalid_specification, "line 1, tenant 'b'");
+    std::vector<tenant_spec> twice(2, {.name = "c", .memory = 1_MiB, .compute = 1_pct});
+    CHECK_THROWS_AS(s.tenants.apply(twice), gpushare::operation_error);
+    CHECK_THROWS_AS(s.tenants.apply(std::vector<tenant_spec>{{.memory = 1_MiB}}), gpushare::operation_error);
+    CHECK(s.tenants.all().size() == 2);
+}
+
+TEST_CASE("requests find their tenants while lists are applied", "[tenant]") {
+    server s;
+    const auto with = parse_specifications("name=a memory=8MiB compute=50%  name=b memory=8MiB compute=50%");
+    const auto without = parse_specifications("name=b memory=9MiB compute=50%");
+    (void)s.tenants.apply(with);
+    std::jthread requests([&](const std::stop_token& stop) {
+        while (!stop.stop_requested()) {
+            CHECK(s.tenants.find("b") != nullptr);
+            const auto a = s.tenants.find("a");
+            if (!a) continue;
+            try {
+                void* const p = a->memory().allocate(4096);
+                a->memory().deallocate(p, 4096);
+            } catch (const gpushare::error& e) {
+                CHECK(e.code() == errc::closed);
+            }
+        }
+    });
+    for (int i = 0; i < 50; ++i) (void)s.tenants.apply(i % 2 == 0 ? without : with);
+}

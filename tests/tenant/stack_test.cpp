@@ -1,0 +1,558 @@
+// SPDX-License-Identifier: Apache-2.0
+// What a tenant's memory() is made of: whichever it is, quotas are exact, frees are checked, neighbours have what they were
+// promised, and a close takes everything back.
+#include <algorithm>
+#include <atomic>
+#include <chrono>
+#include <cstddef>
+#include <cstdint>
+#include <mutex>
+#include <optional>
+#include <string>
+#include <thread>
+#include <vector>
+
+#include <gpushare/backend/host/host.hpp>
+#include <gpushare/interop/specification_text.hpp>
+#include <gpushare/memory/pool_resource.hpp>
+#include <gpushare/memory/quota_hook.hpp>
+#include <gpushare/memory/quota_wait.hpp>
+#include <gpushare/memory/stack_trace.hpp>
+#include <gpushare/tenant/tenancy.hpp>
+#include <gpushare/tenant/tenant_directory.hpp>
+
+#include "support/catch.hpp"
+#include "support/threads.hpp"
+
+namespace stack_test {
+
+using namespace gpushare::literals;
+using namespace std::chrono_literals;
+using gpushare::bytes;
+using gpushare::errc;
+using gpushare::failure;
+using gpushare::memory_stack;
+using gpushare::tenant_event;
+
+namespace host = gpushare::host;
+using tenancy = gpushare::tenancy<host::node>;
+
+namespace {
+
+host::node_options small_node() { return {.devices = 1, .memory = 64_MiB, .sms = 1, .timing = host::timing::modelled}; }
+gpushare::instant soon() { return host::steady_clock::now() + 10s; }
+constexpr std::size_t mib = 1 << 20;
+
+/// What is in blocks, by the tenant's own account.
+bytes in_use(tenancy::tenant& t) {
+    const auto u = t.usage();
+    return u.current - u.idle;
+}
+
+}  // namespace
+
+TEST_CASE("a pool is what tenants get, and may refuse for each or for all", "[tenant][stack]") {
+    host::node n(small_node());
+    {
+        tenancy shared(n);
+        auto a = shared.admit({.name = "a", .memory = 8_MiB, .compute = 10_pct});
+        auto b = shared.admit({.name = "b", .memory = 8_MiB, .compute = 10_pct, .stack = memory_stack::direct});
+        CHECK(a.memory().made_of() == memory_stack::pool);
+        CHECK(a.spec().stack == memory_stack::pool);
+        CHECK(b.memory().made_of() == memory_stack::direct);
+        CHECK(b.spec().stack == memory_stack::direct);
+    }
+    tenancy shared(n, {.stack = memory_stack::direct});
+    auto a = shared.admit({.name = "a", .memory = 8_MiB, .compute = 10_pct});
+    auto b = shared.admit({.name = "b", .memory = 8_MiB, .compute = 10_pct, .stack = memory_stack::pool});
+    CHECK(a.memory().made_of() == memory_stack::direct);
+    CHECK(b.memory().made_of() == memory_stack::pool);
+}
+
+TEST_CASE("a file says what a tenant's memory is made of, and can't change it live", "[tenant][stack]") {
+    const auto direct = gpushare::parse_specification("name=a memory=8MiB compute=10% stack=direct");
+    CHECK(direct.stack == memory_stack::direct);
+    CHECK(gpushare::parse_specification("name=a stack=pool").stack == memory_stack::pool);
+    CHECK_FALSE(gpushare::parse_specification("name=a").stack.has_value());
+    CHECK_THROWS_AS((void)gpushare::parse_specification("name=a stack=arena"), gpushare::specification_error);
+    auto pool = direct;
+    pool.stack = memory_stack::pool;
+    CHECK_THROWS_AS((void)gpushare::change_between(direct, pool), gpushare::operation_error);
+    pool.stack.reset();
+    CHECK(gpushare::is_empty(gpushare::change_between(direct, pool)));
+}
+
+TEST_CASE("blocks out of a pool cost the device nothing more", "[tenant][stack]") {
+    host::node n(small_node());
+    tenancy shared(n);
+    auto a = shared.admit({.name = "a", .memory = 32_MiB, .compute = 10_pct});
+    void* p = a.memory().allocate(4096);
+    const auto held = n.memory({0}).used();
+    CHECK(held == a.usage().current);
+    for (int i = 0; i < 100; ++i) {
+        void* const q = a.memory().allocate(4096);
+        CHECK(a.memory().deallocate(q, 4096) == errc::none);
+    }
+    CHECK(n.memory({0}).used() == held);
+    CHECK(in_use(a) == 4_KiB);
+    CHECK(a.memory().deallocate(p, 4096) == errc::none);
+    const auto u = a.usage();
+    CHECK(u.current == held);
+    CHECK(u.idle == held);
+    CHECK(u.allocations == 101);
+    CHECK(u.frees == 101);
+    CHECK(u.total == 101 * 4_KiB);
+    CHECK(a.memory().free() == 32_MiB);
+    CHECK(a.memory().largest_free() == 32_MiB);
+    p = a.memory().allocate(32 * mib);  // what is idle is no reason to refuse
+    CHECK(a.usage().current == 32_MiB);
+    CHECK(a.memory().deallocate(p, 32 * mib) == errc::none);
+    CHECK(a.close(soon()).complete);
+    CHECK(n.memory({0}).used() == 0_B);
+}
+
+TEST_CASE("quotas are exact whatever memory is made of", "[tenant][stack][threads]") {
+    const auto stack = GENERATE(memory_stack::direct, memory_stack::pool);
+    host::node n(small_node());
+    tenancy shared(n, {.stack = stack});
+    auto loud = shared.admit({.name = "loud", .memory = 16_MiB, .compute = 30_pct, .burst = 16_MiB});
+    auto quiet = shared.admit({.name = "quiet", .memory = 32_MiB, .compute = 30_pct});
+    std::atomic<bool> stop{false};
+    std::vector<std::jthread> attackers;
+    for (unsigned i = 0; i < 2; ++i)
+        attackers.emplace_back([&, i] {
+            std::vector<std::pair<void*, std::size_t>> held;
+            for (std::size_t round = i; !stop.load(); ++round) {
+                const std::size_t size = 1 + round * 7919 % (3 * mib);
+                if (void* p = loud.memory().try_allocate(size)) held.emplace_back(p, size);
+                (void)loud.memory().try_allocate(33 * mib);  // never fits
+                if (held.size() > 6 + i || round % 3 == 0) {
+                    for (auto [p, s] : held) loud.memory().deallocate(p, s);
+                    held.clear();
+                }
+            }
+            for (auto [p, s] : held) loud.memory().deallocate(p, s);
+        });
+    while (loud.usage().refused < 10) std::this_thread::yield();  // the attack is under way
+    std::size_t refused = 0, over = 0;
+    for (int round = 0; round < 500; ++round) {
+        void* const all = quiet.memory().try_allocate(32 * mib);  // its guarantee, to the byte
+        refused += all == nullptr;
+        const auto u = loud.memory().limit().usage();
+        over += u.current > u.limit() || n.memory({0}).used() > 64_MiB;
+        if (all == nullptr) continue;
+        void* const small = quiet.memory().try_allocate(1);
+        over += small != nullptr;
+        quiet.memory().deallocate(all, 32 * mib);
+    }
+    stop = true;
+    attackers.clear();
+    CHECK(refused == 0);
+    CHECK(over == 0);
+    CHECK(loud.usage().peak <= 32_MiB);
+    CHECK(in_use(loud) == 0_B);
+    CHECK(in_use(quiet) == 0_B);
+    // What is left, in one block, though the pool has it in pieces.
+    void* const rest = loud.memory().try_allocate(32 * mib);
+    CHECK(rest != nullptr);
+    CHECK(loud.memory().deallocate(rest, 32 * mib) == errc::none);
+    const auto report = loud.close(soon());
+    CHECK(report.complete);
+    CHECK(report.leaked_blocks == 0);
+    CHECK(report.usage.current == 0_B);
+    CHECK(report.usage.allocations == report.usage.frees);
+}
+
+TEST_CASE("two threads take turns at exactly what fits, and neither is refused", "[tenant][stack][threads]") {
+    const auto stack = GENERATE(memory_stack::direct, memory_stack::pool);
+    host::node n(small_node());
+    tenancy shared(n, {.stack = stack});
+    auto a = shared.admit({.name = "a", .memory = 16_MiB, .compute = 30_pct});
+    std::atomic<int> refused{0};
+    support::together(2, [&](unsigned rank) {
+        for (std::size_t i = 0; i < 2'000; ++i) {
+            // Small ones first, which leave segments behind; then half of the quota at once.
+            for (std::size_t s = 0; s < 3; ++s) {
+                void* const p = a.memory().try_allocate(1000 + s * 3000);
+                refused += p == nullptr;
+                a.memory().deallocate(p, 1000 + s * 3000);
+            }
+            if (i % 16 != rank) continue;
+            const std::size_t half = 7 * mib;
+            void* const p = a.memory().try_allocate(half);
+            refused += p == nullptr;
+            a.memory().deallocate(p, half);
+        }
+    });
+    CHECK(refused.load() == 0);
+    CHECK(a.usage().refused == 0);
+    CHECK(in_use(a) == 0_B);
+}
+
+TEST_CASE("what a pool keeps and nobody uses is a neighbour's, whoever asks", "[tenant][stack]") {
+    host::node n(small_node());
+    tenancy shared(n);
+    auto a = shared.admit({.name = "a", .memory = 8_MiB, .compute = 20_pct, .burst = 56_MiB});
+    std::vector<void*> blocks;
+    for (int i = 0; i < 54; ++i) blocks.push_back(a.memory().allocate(mib - 4096));
+    REQUIRE(a.memory().limit().usage().borrowed > 45_MiB);
+    SECTION("frees, and then an admission") {
+        for (void* p : blocks) CHECK(a.memory().deallocate(p, mib - 4096) == errc::none);
+        auto b = shared.admit({.name = "b", .memory = 56_MiB, .compute = 20_pct});
+        void* const p = b.memory().try_allocate(56 * mib);
+        CHECK(p != nullptr);
+        CHECK(b.memory().deallocate(p, 56 * mib) == errc::none);
+    }
+    SECTION("frees in stream order, and then an admission") {
+        auto& stream = a.work_stream();
+        for (void* p : blocks) CHECK(a.memory().deallocate_after(stream.record(), p, mib - 4096) == errc::none);
+        REQUIRE(stream.record().wait(soon()));
+        auto b = shared.admit({.name = "b", .memory = 56_MiB, .compute = 20_pct});
+        CHECK(b.memory().free() == 56_MiB);
+    }
+    SECTION("frees, and then a neighbour that grows") {
+        for (void* p : blocks) CHECK(a.memory().deallocate(p, mib - 4096) == errc::none);
+        auto b = shared.admit({.name = "b", .memory = 1_MiB, .compute = 20_pct});
+        b.resize({.memory = 56_MiB});
+        CHECK(b.memory().free() == 56_MiB);
+    }
+    SECTION("frees, and then a neighbour's burst") {
+        for (void* p : blocks) CHECK(a.memory().deallocate(p, mib - 4096) == errc::none);
+        auto b = shared.admit({.name = "b", .memory = 1_MiB, .compute = 20_pct, .burst = 55_MiB});
+        void* const p = b.memory().try_allocate(50 * mib);
+        CHECK(p != nullptr);
+        CHECK(b.memory().deallocate(p, 50 * mib) == errc::none);
+    }
+    SECTION("a neighbour that waits is told of a free") {
+        while (blocks.size() > 50) {
+            CHECK(a.memory().deallocate(blocks.back(), mib - 4096) == errc::none);
+            blocks.pop_back();
+        }
+        auto b = shared.admit(
+            {.name = "b", .memory = 1_MiB, .compute = 20_pct, .burst = 55_MiB, .stack = memory_stack::direct});
+        std::jthread frees([&] {
+            while (b.memory().limit().usage().waiting == 0) std::this_thread::yield();
+            for (void* p : blocks) a.memory().deallocate(p, mib - 4096);
+        });
+        void* const p = b.memory().allocate_until(40 * mib, gpushare::patience{host::steady_clock{}, soon()});
+        frees.join();
+        CHECK(b.memory().deallocate(p, 40 * mib) == errc::none);
+    }
+    SECTION("a library's workspace of the same tenant") {
+        for (void* p : blocks) CHECK(a.memory().deallocate(p, mib - 4096) == errc::none);
+        const auto workspace = a.declare_workspace(64_MiB);
+        CHECK(a.usage().idle == 0_B);
+    }
+}
+
+TEST_CASE("wrong, double and foreign frees of any stack change nothing and are reported", "[tenant][stack]") {
+    const auto stack = GENERATE(memory_stack::direct, memory_stack::pool);
+    const bool traced = GENERATE(false, true);
+    host::node n(small_node());
+    std::vector<tenant_event> events;
+    tenancy shared(n, {.events = [&](const tenant_event& e) { events.push_back(e); },
+                       .stack = stack,
+                       .trace = traced ? gpushare::capture_stack : nullptr});
+    auto a = shared.admit({.name = "a", .memory = 16_MiB, .compute = 10_pct});
+    auto b = shared.admit({.name = "b", .memory = 16_MiB, .compute = 10_pct});
+    auto* const p = static_cast<std::byte*>(a.memory().allocate(mib));
+    auto* const q = static_cast<std::byte*>(a.memory().allocate(5000));
+    int local = 0;
+    CHECK(a.memory().deallocate(&local, 4) == errc::unknown_block);
+    CHECK(a.memory().deallocate(p + 256, 1000) == errc::unknown_block);
+    CHECK(a.memory().deallocate(p, 2 * mib) == errc::wrong_size);
+    CHECK(a.memory().deallocate(q, 4999) == errc::wrong_size);
+    CHECK(a.memory().deallocate(p, mib, 512) == errc::wrong_size);
+    CHECK(b.memory().deallocate(p, mib) == errc::unknown_block);  // another tenant's
+    CHECK(a.memory().deallocate_after(a.work_stream().record(), q, 4999) == errc::wrong_size);
+    CHECK(in_use(a) >= 1_MiB + 5000_B);
+    CHECK(a.memory().deallocate(p, mib) == errc::none);
+    CHECK(a.memory().deallocate(p, mib) == errc::unknown_block);  // twice
+    CHECK(a.memory().deallocate(q, 5000) == errc::none);
+    CHECK(a.memory().deallocate(q, 5000) == errc::unknown_block);
+    CHECK(a.memory().deallocate_after(a.work_stream().record(), q, 5000) == errc::unknown_block);
+    CHECK(a.memory().deallocate(nullptr, 5000) == errc::none);
+    CHECK(in_use(a) == 0_B);
+    CHECK(a.usage().frees == 2);
+    REQUIRE(events.size() == 10);
+    for (const auto& e : events) CHECK(e.what == tenant_event::kind::wrong_free);
+}
+
+TEST_CASE("one of several frees of a block is right, however they race", "[tenant][stack][threads]") {
+    const auto stack = GENERATE(memory_stack::direct, memory_stack::pool);
+    host::node n(small_node());
+    std::atomic<int> events{0};
+    tenancy shared(n, {.events = [&](const tenant_event&) { ++events; }, .stack = stack});
+    auto a = shared.admit({.name = "a", .memory = 16_MiB, .compute = 10_pct});
+    std::vector<void*> blocks(500);
+    for (auto& p : blocks) p = a.memory().allocate(3000);
+    std::atomic<int> right{0};
+    support::together(2, [&](unsigned) {
+        for (void* p : blocks) right += a.memory().deallocate(p, 3000) == errc::none;
+    });
+    CHECK(right.load() == 500);
+    CHECK(events.load() == 500);
+    CHECK(in_use(a) == 0_B);
+}
+
+TEST_CASE("a free in stream order stays charged until the stream is there, whatever the stack", "[tenant][stack]") {
+    const auto stack = GENERATE(memory_stack::direct, memory_stack::pool);
+    host::node n(small_node());
+    tenancy shared(n, {.stack = stack});
+    auto a = shared.admit({.name = "a", .memory = 16_MiB, .compute = 10_pct});
+    auto s = n.make_stream({0});
+    n.faults({0}).stall(s);
+    s.enqueue(1us);
+    void* const p = a.memory().allocate(16 * mib);
+    CHECK(a.memory().deallocate_after(s.record(), p, 16 * mib) == errc::none);
+    CHECK(a.memory().pending() == 16_MiB);
+    CHECK(a.usage().pending == 16_MiB);
+    CHECK(in_use(a) == 16_MiB);
+    CHECK(a.memory().try_allocate(4096) == nullptr);
+    CHECK(a.memory().free() == 0_B);
+    CHECK_FALSE(a.memory().drain(host::steady_clock::now() + 1ms));
+    n.faults({0}).resume(s);
+    REQUIRE(s.record().wait(soon()));
+    void* const q = a.memory().try_allocate(16 * mib);  // collects
+    CHECK(q != nullptr);
+    CHECK(a.memory().deallocate(q, 16 * mib) == errc::none);
+    CHECK(a.memory().pending() == 0_B);
+}
+
+TEST_CASE("a tenant that shrinks hands nothing out before it fits, and keeps nothing for later", "[tenant][stack]") {
+    const auto stack = GENERATE(memory_stack::direct, memory_stack::pool);
+    host::node n(small_node());
+    tenancy shared(n, {.stack = stack});
+    auto a = shared.admit({.name = "a", .memory = 48_MiB, .compute = 10_pct});
+    std::vector<void*> blocks;
+    for (int i = 0; i < 40; ++i) blocks.push_back(a.memory().allocate(mib));
+    a.resize({.memory = 8_MiB});
+    failure why;
+    CHECK(a.memory().try_allocate(4096, 256, &why) == nullptr);
+    CHECK(why.code == errc::over_quota);
+    CHECK(a.memory().free() == 0_B);
+    while (blocks.size() > 8) {
+        CHECK(a.memory().deallocate(blocks.back(), mib) == errc::none);
+        blocks.pop_back();
+        if (blocks.size() > 32) CHECK(a.memory().try_allocate(4096) == nullptr);
+    }
+    for (void* p : blocks) CHECK(a.memory().deallocate(p, mib) == errc::none);
+    CHECK(a.memory().limit().usage().current <= 8_MiB);
+    auto b = shared.admit({.name = "b", .memory = 56_MiB, .compute = 10_pct});
+    void* p = a.memory().allocate(8 * mib);
+    CHECK(a.memory().try_allocate(1) == nullptr);
+    CHECK(a.memory().deallocate(p, 8 * mib) == errc::none);
+    CHECK(b.close(soon()).complete);
+    a.resize({.memory = 64_MiB});
+    p = a.memory().allocate(64 * mib);
+    CHECK(a.memory().deallocate(p, 64 * mib) == errc::none);
+    CHECK(a.close(soon()).complete);
+}
+
+TEST_CASE("a close beside traffic takes everything back, and hands nothing out of it", "[tenant][stack][threads]") {
+    const auto stack = GENERATE(memory_stack::direct, memory_stack::pool);
+    const bool traced = GENERATE(false, true);
+    for (int round = 0; round < 20; ++round) {
+        host::node n(small_node());
+        std::atomic<std::uint64_t> leaks{0}, leaked{0};
+        tenancy shared(n, {.events =
+                               [&](const tenant_event& e) {
+                                   if (e.what != tenant_event::kind::leak) return;
+                                   ++leaks;
+                                   leaked += e.size.count();
+                               },
+                           .stack = stack,
+                           .trace = traced ? gpushare::capture_stack : nullptr});
+        auto a = shared.admit({.name = "a", .memory = 32_MiB, .compute = 10_pct});
+        auto& memory = a.memory();
+        auto& stream = a.work_stream();
+        std::atomic<bool> closed{false};
+        std::atomic<std::uint64_t> had{0}, freed{0}, late{0};
+        std::vector<std::jthread> traffic;
+        for (std::size_t i = 0; i < 2; ++i)
+            traffic.emplace_back([&, i] {
+                std::vector<std::pair<void*, std::size_t>> held;
+                for (std::size_t k = i;; ++k) {
+                    const bool after = closed.load();
+                    const std::size_t size = 100 + k * 977 % 100'000;
+                    failure why;
+                    void* const p = memory.try_allocate(size, 256, "traffic", &why);
+                    if (p != nullptr) {
+                        ++had;
+                        held.emplace_back(p, size);
+                        late += after;
+                    } else if (why.code == errc::closed) {
+                        break;
+                    }
+                    if (held.size() < 20 && p != nullptr) continue;
+                    for (auto [b, s] : held)
+                        freed += (k % 2 == 0 ? memory.deallocate(b, s)
+                                             : memory.deallocate_after(stream.record(), b, s)) == errc::none;
+                    held.clear();
+                }
+                for (auto [b, s] : held) freed += memory.deallocate(b, s) == errc::none;
+            });
+        while (had.load() < 50) std::this_thread::yield();
+        auto report = a.close(soon());
+        closed = true;
+        traffic.clear();
+        const auto first = report;
+        for (int again = 0; !report.complete && again < 3; ++again) {
+            report = a.close(soon());
+            report.leaked_blocks += first.leaked_blocks;
+        }
+        CHECK(report.complete);
+        CHECK(late.load() == 0);
+        CHECK(had.load() == freed.load() + report.leaked_blocks);
+        CHECK(leaks.load() == report.leaked_blocks);
+        CHECK(a.usage().current == 0_B);
+        CHECK(a.usage().allocations == a.usage().frees);
+        CHECK(n.memory({0}).used() == 0_B);
+    }
+}
+
+TEST_CASE("leaks of any stack are reported with their label, size and trace", "[tenant][stack]") {
+    const auto stack = GENERATE(memory_stack::direct, memory_stack::pool);
+    const bool traced = GENERATE(false, true);
+    host::node n(small_node());
+    std::vector<std::string> labels;
+    bytes sizes;
+    std::size_t frames = 0;
+    tenancy shared(n, {.events =
+                           [&](const tenant_event& e) {
+                               if (e.what != tenant_event::kind::leak) return;
+                               labels.emplace_back(e.label);
+                               sizes += e.size;
+                               frames += e.trace.empty() ? 0 : 1;
+                           },
+                       .stack = stack,
+                       .trace = traced ? gpushare::capture_stack : nullptr});
+    auto a = shared.admit({.name = "a", .memory = 32_MiB, .compute = 10_pct});
+    (void)a.memory().allocate(5000, 512, "weights");
+    void* const reused = a.memory().allocate(777, 256, "activations");
+    a.memory().deallocate(reused, 777);
+    (void)a.memory().allocate(777);  // the same block, without a label
+    (void)a.memory().allocate(20 * mib, 256, "cache");
+    const auto report = a.close(soon());
+    CHECK(report.complete);
+    CHECK(report.leaked_blocks == 3);
+    CHECK(report.leaked == 20_MiB + 5777_B);
+    CHECK(sizes == report.leaked);
+    std::ranges::sort(labels);
+    CHECK(labels == std::vector<std::string>{"", "cache", "weights"});
+    CHECK(frames == (traced ? 3U : 0U));
+    CHECK(a.usage().frees == 4);
+}
+
+TEST_CASE("blocks may be freed after the close until they are taken back", "[tenant][stack]") {
+    const auto stack = GENERATE(memory_stack::direct, memory_stack::pool);
+    host::node n(small_node());
+    tenancy shared(n, {.stack = stack});
+    auto a = shared.admit({.name = "a", .memory = 32_MiB, .compute = 10_pct});
+    auto& memory = a.memory();
+    void* const p = memory.allocate(3 * mib);
+    void* const q = memory.allocate(4000);
+    memory.close();
+    CHECK(memory.try_allocate(4000) == nullptr);
+    CHECK(memory.deallocate(p, 3 * mib) == errc::none);
+    CHECK(memory.deallocate(q, 4000) == errc::none);
+    CHECK(n.memory({0}).used() == 0_B);  // at once the others'
+    CHECK(a.close(soon()).leaked_blocks == 0);
+}
+
+TEST_CASE("a hook of a pooled tenant may allocate and free there", "[tenant][stack]") {
+    host::node n(small_node());
+    tenancy shared(n);
+    auto a = shared.admit({.name = "a", .memory = 16_MiB, .compute = 10_pct});
+    void* cached = a.memory().allocate(12 * mib);
+    int asked = 0;
+    const gpushare::quota_hook evict{a.memory().limit(), 0, [&](const gpushare::reclaim_request&) {
+                                         ++asked;
+                                         (void)a.memory().try_allocate(15 * mib);  // refused, and doesn't hang
+                                         if (cached == nullptr) return 0_B;
+                                         a.memory().deallocate(cached, 12 * mib);
+                                         cached = nullptr;
+                                         return 12_MiB;
+                                     }};
+    void* const p = a.memory().try_allocate(10 * mib);
+    CHECK(p != nullptr);
+    CHECK(asked == 1);
+    CHECK(cached == nullptr);
+    CHECK(a.memory().deallocate(p, 10 * mib) == errc::none);
+    // What fits without anybody's help asks nobody.
+    for (std::size_t size = 1000; size < mib; size *= 2)
+        CHECK(a.memory().deallocate(a.memory().allocate(size), size) == errc::none);
+    CHECK(asked == 1);
+}
+
+TEST_CASE("a pooled tenant waits for its own frees, its streams and its neighbours", "[tenant][stack][waiters]") {
+    host::node n(small_node());
+    tenancy shared(n);
+    auto a = shared.admit({.name = "a", .memory = 8_MiB, .compute = 10_pct, .burst = 56_MiB});
+    auto b = shared.admit({.name = "b", .memory = 8_MiB, .compute = 10_pct, .burst = 48_MiB});
+    const gpushare::patience briefly{host::steady_clock{}, host::steady_clock::now() + 3ms};
+    const gpushare::patience long_enough{host::steady_clock{}, soon()};
+    void* p = b.memory().allocate(56 * mib);
+    try {
+        (void)a.memory().allocate_until(16 * mib, briefly);
+        FAIL("there is no room");
+    } catch (const gpushare::memory_error& e) {
+        CHECK(e.code() == errc::deadline_exceeded);
+        CHECK(e.tenant() == "a");
+    }
+    std::jthread frees([&] {
+        std::this_thread::sleep_for(5ms);
+        b.memory().deallocate(p, 56 * mib);
+    });
+    p = a.memory().allocate_until(16 * mib, long_enough);
+    frees.join();
+    void* const rest = a.memory().allocate(40 * mib);
+    auto& stream = a.work_stream();
+    stream.enqueue(5ms);
+    CHECK(a.memory().deallocate_after(stream.record(), p, 16 * mib) == errc::none);
+    p = a.memory().allocate_until(16 * mib, long_enough);
+    CHECK(a.memory().deallocate(p, 16 * mib) == errc::none);
+    CHECK(a.memory().deallocate(rest, 40 * mib) == errc::none);
+    CHECK_THROWS_AS((void)a.memory().allocate_until(65 * mib, long_enough), gpushare::memory_error);  // at once
+    CHECK(a.close(soon()).complete);
+    try {
+        (void)a.memory().allocate_until(4096, long_enough);
+        FAIL("closed");
+    } catch (const gpushare::error& e) {
+        CHECK(e.code() == errc::closed);
+    }
+}
+
+TEST_CASE("nothing is handed out of a lost device's pool", "[tenant][stack]") {
+    host::node n(small_node());
+    tenancy shared(n);
+    auto a = shared.admit({.name = "a", .memory = 32_MiB, .compute = 50_pct});
+    void* const p = a.memory().allocate(4096);
+    CHECK(a.memory().deallocate(p, 4096) == errc::none);
+    void* const q = a.memory().allocate(4096);
+    n.faults({0}).lose_device();
+    failure why;
+    CHECK(a.memory().try_allocate(4096, 256, &why) == nullptr);
+    CHECK(why.code == errc::device_lost);
+    CHECK(a.memory().deallocate(q, 4096) == errc::none);
+    CHECK(a.memory().try_allocate(4096) == nullptr);
+    CHECK(a.close(soon()).complete);
+}
+
+TEST_CASE("a pool and a sub-quota stand on a pooled tenant as on any memory", "[tenant][stack][close]") {
+    const auto stack = GENERATE(memory_stack::direct, memory_stack::pool);
+    host::node n(small_node());
+    tenancy shared(n, {.stack = stack});
+    auto a = shared.admit({.name = "a", .memory = 32_MiB, .compute = 50_pct});
+    gpushare::pool_resource pool{a.memory(), {.segment = 1_MiB}};
+    void* const out = pool.allocate(1000, 256);
+    void* const freed = pool.allocate(3 * mib, 256);
+    CHECK(pool.deallocate(freed, 3 * mib, 256) == errc::none);
+    const auto report = a.close(soon());
+    CHECK(report.complete);
+    CHECK(report.leaked_blocks == 1);  // the segment in which a block is out
+    CHECK(pool.deallocate(out, 1000, 256) == errc::closed);
+    CHECK(n.memory({0}).used() == 0_B);
+}
+
+}  // namespace stack_test
