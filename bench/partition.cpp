@@ -24,6 +24,7 @@
 #include "partition/chart.hpp"
 #include "partition/experiment.hpp"
 #include "partition/reserve.hpp"
+#include "partition/robustness.hpp"
 #include "partition/trace.hpp"
 
 namespace {
@@ -33,12 +34,41 @@ constexpr double last_demand = bench::last_level / 100.0;
 struct options {
     std::filesystem::path json, pods, nodes;
     std::uint64_t seeds = 10;
+    std::string_view part;  // empty: all but the sweep
+
+    [[nodiscard]] bool wants(std::string_view name) const { return part.empty() ? name != "sweep" : part == name; }
 };
+
+constexpr std::string_view parts[] = {"published", "others", "sweep", "growth", "reserve"};
+
+void print_usage(const char* program) {
+    std::printf(
+        "usage: %s [OUT.json [PART]] [--pods FILE --nodes FILE] [--seeds N]\n"
+        "Prints figures, and writes them with all their repeats to OUT.json.\n"
+        "Parts:\n"
+        "  published  the experiment as it was published\n"
+        "  others     the same on lists that the policies weren't made on\n"
+        "  growth     what a decision costs on a larger cluster\n"
+        "  reserve    reservations across devices\n"
+        "  sweep      what each constant of value_descent is worth; only where it is asked for\n"
+        "Lists as those of cluster-trace-gpu-v2023, or --seeds orders of arrival, 10 by default.\n",
+        program);
+}
 
 options read_options(int argc, char** argv) {
     options o;
     int i = 1;
-    if (argc > 1 && !std::string_view(argv[1]).starts_with("--")) o.json = argv[i++];
+    for (int at = 1; at < argc; ++at) {
+        if (std::string_view(argv[at]) != "--help" && std::string_view(argv[at]) != "-h") continue;
+        print_usage(argv[0]);
+        std::exit(0);
+    }
+    if (i < argc && !std::string_view(argv[i]).starts_with("--")) o.json = argv[i++];
+    if (i < argc && !std::string_view(argv[i]).starts_with("--")) {
+        o.part = argv[i++];
+        if (std::ranges::find(parts, o.part) == std::end(parts))
+            throw std::invalid_argument("there is no part '" + std::string(o.part) + "'; --help lists them");
+    }
     for (; i < argc; i += 2) {
         const std::string_view name = argv[i];
         if (i + 1 == argc) throw std::invalid_argument(std::string(name) + " needs a value");
@@ -121,7 +151,7 @@ void placement_figures(bench::report& r, const bench::placement_trace& trace, co
         {"random", {}},    {"spreading", {}}, {"dot product", {}},          {"bin packing", {}},     {"best fit", {}},
         {"first fit", {}}, {"FGD", {}},       {"value descent (ours)", {}}, {"ours, with moves", {}}};
     enum { random, spreading, dot_product, bin_packing, best_fit, first_fit, descent, own, own_moves };
-    std::vector<double> bounds, decision;
+    std::vector<double> bounds, decision, slowest, learning;
     std::vector<double> bound_means(bench::last_level - bench::first_level + 1);
     for (std::uint64_t seed = 1; seed <= o.seeds; ++seed) {
         const auto order = bench::arrivals(trace, seed, last_demand);
@@ -138,6 +168,13 @@ void placement_figures(bench::report& r, const bench::placement_trace& trace, co
         run(own, ours);
         all[own_moves].runs.push_back(bench::replay_with_moves(trace, order, ours));
         decision.push_back(all[own].runs.back().us_per_decision);
+        auto times = bench::decision_times(trace, order, ours);
+        const auto p99 = times.begin() + static_cast<std::ptrdiff_t>(times.size() * 99 / 100);
+        std::ranges::nth_element(times, p99);
+        slowest.push_back(*p99);
+        const double begin = bench::thread_cpu_us();
+        bench::keep(gpushare::value_descent(trace.nodes, usual));
+        learning.push_back((bench::thread_cpu_us() - begin) / 1000);
 
         bench::allocation asked(trace.nodes.capacity_permille());  // for the levels at which it is how much
         std::size_t arrived = 0;
@@ -153,13 +190,21 @@ void placement_figures(bench::report& r, const bench::placement_trace& trace, co
     std::vector<double> worst;
     for (int level = bench::first_level; level <= bench::last_level; ++level)
         worst.push_back(all[own].mean(level) - all[descent].mean(level));
-    r.figure("partition.bestfit_pct_at_100", all[best_fit].at(100), "%");
-    r.figure("partition.fgd_pct_at_100", all[descent].at(100), "%");
-    r.figure("partition.alloc_bound_pct", bounds, "%");
-    r.figure("partition.alloc_pct_at_100", all[own].at(100), "%");
-    r.figure("partition.alloc_pct_at_100_moves", all[own_moves].at(100), "%");
-    r.figure("partition.worst_vs_fgd_pp", {std::ranges::min(worst)}, "pp");
-    r.figure("partition.decision_us", decision, "us");
+    using enum bench::statistic;
+    r.figure("partition.random_pct_at_100", all[random].at(100), "%", mean);
+    r.figure("partition.spreading_pct_at_100", all[spreading].at(100), "%", mean);
+    r.figure("partition.dotproduct_pct_at_100", all[dot_product].at(100), "%", mean);
+    r.figure("partition.binpacking_pct_at_100", all[bin_packing].at(100), "%", mean);
+    r.figure("partition.firstfit_pct_at_100", all[first_fit].at(100), "%", mean);
+    r.figure("partition.bestfit_pct_at_100", all[best_fit].at(100), "%", mean);
+    r.figure("partition.fgd_pct_at_100", all[descent].at(100), "%", mean);
+    r.figure("partition.alloc_bound_pct", bounds, "%", mean);
+    r.figure("partition.alloc_pct_at_100", all[own].at(100), "%", mean);
+    r.figure("partition.alloc_pct_at_100_moves", all[own_moves].at(100), "%", mean);
+    r.figure("partition.worst_vs_fgd_pp", worst, "pp", least);
+    r.figure("partition.decision_us", decision, "us", mean);
+    r.figure("partition.decision_p99_us", slowest, "us", most);
+    r.figure("partition.learn_ms", learning, "ms");
 
     if (o.json.empty()) return;
     const auto svg = std::filesystem::path(o.json).replace_extension(".svg");
@@ -204,9 +249,11 @@ int main(int argc, char** argv) {
         bench::report r(trace.name + ": " + std::to_string(trace.nodes.size()) + " nodes, " +
                         std::to_string(trace.nodes.devices()) + " GPUs, " + std::to_string(trace.pods.size()) +
                         " pods, " + std::to_string(o.seeds) + " seeds");
-        placement_figures(r, trace, o);
-        growth_figure(r, trace);
-        bench::bench_reservations(r);
+        if (o.wants("published")) placement_figures(r, trace, o);
+        if (o.wants("others")) bench::bench_other_lists(r, trace, o.seeds);
+        if (o.wants("growth")) growth_figure(r, trace);
+        if (o.wants("reserve")) bench::bench_reservations(r);
+        if (o.wants("sweep")) bench::sweep_constants(trace, o.seeds);
         r.write(o.json.empty() ? nullptr : o.json.c_str());
     } catch (const std::exception& e) {
         std::fprintf(stderr, "bench_partition: %s\n", e.what());

@@ -72,6 +72,22 @@ private:
 /// CPU time of the calling thread: what else the machine does doesn't count.
 [[nodiscard]] double thread_cpu_us();
 
+/// CPU time of each decision, choosing and applying, in us and in the order of arrival.
+template <gpushare::stable_placement_policy Policy>
+[[nodiscard]] std::vector<double> decision_times(const placement_trace& trace,
+                                                 std::span<const gpushare::placement_request> order,
+                                                 const Policy& policy) {
+    gpushare::indexed_cluster<Policy> c(trace.nodes, policy);
+    std::vector<double> times;
+    times.reserve(order.size());
+    for (const auto& r : order) {
+        const double begin = thread_cpu_us();
+        if (const auto p = c.choose(r)) c.apply(*p);
+        times.push_back(thread_cpu_us() - begin);
+    }
+    return times;
+}
+
 template <class Cluster>
 [[nodiscard]] allocation replay_on(Cluster c, std::span<const gpushare::placement_request> order) {
     allocation a(c.nodes().capacity_permille());

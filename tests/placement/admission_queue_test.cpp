@@ -13,6 +13,8 @@
 #include "support/catch.hpp"
 #include "support/random.hpp"
 
+namespace admission_queue_test {
+
 using namespace gpushare;
 using namespace gpushare::literals;
 using namespace std::chrono_literals;
@@ -273,3 +275,5 @@ TEST_CASE("random arrivals and departures lose and duplicate nobody", "[placemen
         CHECK(q.waiting() == 0);
     }
 }
+
+}  // namespace admission_queue_test

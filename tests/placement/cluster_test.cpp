@@ -15,6 +15,8 @@
 #include "support/catch.hpp"
 #include "support/random.hpp"
 
+namespace cluster_test {
+
 using namespace gpushare::literals;
 using gpushare::bytes;
 using gpushare::cluster;
@@ -277,3 +279,5 @@ TEST_CASE("affinity: the first of a group goes anywhere, the others follow, stra
     c.release({loner, {2}, {}});
     CHECK(c.fits({.group = label{5}}, {2}));
 }
+
+}  // namespace cluster_test

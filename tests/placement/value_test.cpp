@@ -188,7 +188,7 @@ TEST_CASE("free time that nobody asks for is worth nothing", "[placement]") {
     auto all = several(9, {.cpu_milli = 1'000, .devices = 1, .each = 81_pct});
     all.push_back({.cpu_milli = 1'000, .devices = 1, .each = 50_pct});
     const workload w(all);
-    const gpushare::detail::node_value value(c, w);
+    const gpushare::detail::node_value value(w, gpushare::detail::bid_prices(c, w));
     const double full = value(reduced_node(c[{0}]));
     CHECK(full > 600);
     CHECK(full <= 1000);
@@ -215,7 +215,8 @@ TEST_CASE("more left is never worth less", "[placement]") {
         support::random any(seed);
         cluster c = random_cluster(any, 3);
         const auto requests = random_requests(any, 12, 100);
-        const gpushare::detail::node_value value(c, workload(requests));
+        const workload w(requests);
+        const gpushare::detail::node_value value(w, gpushare::detail::bid_prices(c, w));
         for (const auto& r : requests) {
             const auto p = choose(gpushare::spreading{}, c, r);
             if (!p) continue;

@@ -1,17 +1,17 @@
 // SPDX-License-Identifier: Apache-2.0
 // Admission with a queue: a request is placed at once, waits for its turn, or is refused with what it lacks. A state
-// machine without clock, thread or cluster of its own: time and cluster come in as arguments.
+// machine without a clock, thread or cluster of its own: time and cluster are arguments.
 //
 //   gpushare::admission_queue queue({.most_waiting = 100});
 //   auto a = queue.submit(now, policy, cluster, {.members = {request}, .level = {1}, .deadline = now + 30s});
-//   if (a.outcome == gpushare::admission::queued) ...      // a.id comes back from a later advance()
+//   if (a.outcome == gpushare::admission_result::queued) ...      // a.id comes back from a later advance()
 //   cluster.release(p);
 //   for (auto& done : queue.advance(now, policy, cluster)) ...
 //
-// Who goes first: the higher level, within a level who came first. Whatever fits may overtake what doesn't, so that
-// capacity isn't left idle beside a large request; but each entry is overtaken at most `most_overtakes` times, and from
-// then on nobody behind it is placed before it, unless it waits for somebody to be near who isn't there. So small
-// requests don't starve a large one, nor the other way round.
+// The higher level goes first, and within a level the earlier arrival. A request that fits may overtake one that
+// doesn't, so that capacity isn't left idle beside a large request. But each entry is overtaken at most
+// `most_overtakes` times. After that no later entry is placed before it, unless the entry waits to be near a label that
+// is on no node. So small requests don't starve large ones, nor the other way round.
 #pragma once
 
 #include <algorithm>
@@ -32,20 +32,20 @@
 namespace gpushare {
 inline namespace GPUSHARE_ABI {
 
-/// What is to be admitted: one request, or several that are placed together or not at all.
+/// A request for admission: one placement request, or several that are placed together or not at all.
 struct admission_request {
     std::vector<placement_request> members{};  ///< all of them or none
     priority level{};                          ///< a higher one goes first
     instant deadline = never;                  ///< to be placed by; `instant::min()` doesn't wait at all
 };
 
-/// What has become of it.
+/// The outcome of a request for admission.
 struct admission_result {
     /// How it went.
     enum result : std::uint8_t {
         placed,     ///< `placements` are applied
         queued,     ///< `why` is what it lacks now
-        refused,    ///< it waits for nothing: `code` says whether it can never fit, or the queue is full
+        refused,    ///< not queued: it can never fit, or the queue is full; see `code`
         expired,    ///< the deadline came first
         withdrawn,  ///< by its owner
     };
@@ -63,14 +63,15 @@ struct admission_queue_options {
     std::uint32_t most_overtakes = 16;  ///< of each request, by those behind it
 };
 
-/// A value. Every id that was queued comes back exactly once: from advance() or withdraw().
+/// Requests that wait to be placed. A value. Every id that was queued comes back exactly once: from advance() or
+/// withdraw().
 class admission_queue {
 public:
     /// An empty queue.
     explicit admission_queue(admission_queue_options options = {}) noexcept : options_(options) {}
 
-    /// Places, queues or refuses. What finds no place on the cluster even when nothing is placed there is refused at
-    /// once. Throws std::bad_alloc, and then nothing has happened.
+    /// Places, queues or refuses the request. One that wouldn't fit even on the empty cluster is refused at once.
+    /// Throws std::bad_alloc, and then nothing has happened.
     template <class P>
     requires placement_policy<P> admission_result submit(instant now, P&& policy, cluster& c, admission_request r) {
         admission_result a{.id = ++last_id_};
@@ -94,8 +95,8 @@ public:
         return a;
     }
 
-    /// After something was released, and whenever a deadline may have passed: places whoever fits now, in order, and
-    /// returns those, and those whose deadline has passed.
+    /// Places the waiting requests that fit now, in order, and returns these and those whose deadline has passed. Call
+    /// it after a release, and when a deadline may have passed.
     template <class P>
     requires placement_policy<P> std::vector<admission_result> advance(instant now, P&& policy, cluster& c) {
         std::vector<admission_result> done;
@@ -114,12 +115,12 @@ public:
         return done;
     }
 
-    /// False if it doesn't wait (any more).
+    /// Removes a request from the queue. False if it isn't waiting there.
     bool withdraw(std::uint64_t id) noexcept {
         return std::erase_if(waiting_, [&](const entry& e) { return e.id == id; }) != 0;
     }
 
-    /// How many wait.
+    /// How many requests wait.
     [[nodiscard]] std::size_t waiting() const noexcept { return waiting_.size(); }
     /// When advance() has something to do even if nothing is released.
     [[nodiscard]] instant next_deadline() const noexcept {

@@ -1,9 +1,9 @@
 // SPDX-License-Identifier: Apache-2.0
-// Capacity promised ahead of time: bookings, each of them a placement from one instant to another. What is placed now is a
-// booking that has begun. A value; time comes in as an argument.
+// Capacity promised ahead of time: bookings, each a placement from one instant to another. A placement that exists now
+// is a booking that has begun. A plain value; time is an argument.
 //
 //   gpushare::capacity_calendar days(cluster_of_empty_nodes);
-//   auto night = days.try_book(policy, request, 22h, 30h);          // a result<booking>: an id, and where
+//   auto night = days.try_book(policy, request, instant{} + 22h, instant{} + 30h);    // a result<booking>
 //   days.cancel(night->id);
 #pragma once
 
@@ -40,13 +40,13 @@ public:
         for (std::uint32_t i = 0; i < nodes.size(); ++i) empty_.add(nodes[{i}].whole);
     }
 
-    /// What is free during all of [begin, end): on each device, and of each node's cores and memory, the least at any
-    /// moment of it. A request needs the same all the time, so it fits there exactly if it fits into this. Labels of
-    /// whatever overlaps count for the whole time: who wants to be near somebody may stay longer than they do.
+    /// What is free during all of [begin, end): for each device, and each node's cores and memory, the minimum over
+    /// that time. So a request fits there exactly if it fits into the result. Labels of a booking that overlaps count
+    /// for the whole time, so a request to be near it may stay longer than it does.
     [[nodiscard]] cluster free_during(instant begin, instant end) const { return free_without(nullptr, begin, end); }
 
-    /// Books where the policy puts it. The failure's code says what is missing, its figures how much: see why_not().
-    /// invalid_specification if the time is empty.
+    /// Books a placement that the policy chooses. The failure's code says what is missing, its figures how much: see
+    /// why_not(). invalid_specification if `end` isn't after `begin`.
     template <class P>
     requires placement_policy<P>
     [[nodiscard]] result<booking> try_book(P&& policy, const placement_request& r, instant begin, instant end) {
@@ -58,7 +58,7 @@ public:
         return bookings_.back();
     }
 
-    /// Books that very placement. Codes as those of try_book, and invalid_specification for devices that the node
+    /// Books the given placement. Codes as those of try_book, and invalid_specification for devices that the node
     /// doesn't have or the request doesn't want.
     [[nodiscard]] result<booking> try_book_at(const placement& p, instant begin, instant end) {
         if (begin >= end) return errc::invalid_specification;
@@ -92,7 +92,8 @@ public:
     bool cancel(std::uint64_t id) noexcept {
         return std::erase_if(bookings_, [&](const booking& b) { return b.id == id; }) != 0;
     }
-    /// Another end: earlier always; later if nothing is in the way. False, and nothing changes, otherwise.
+    /// Moves the end of a booking: earlier always, later if nothing is in the way. Otherwise false, and nothing
+    /// changes.
     [[nodiscard]] bool try_extend(std::uint64_t id, instant end) {
         const auto b = std::ranges::find(bookings_, id, &booking::id);
         if (b == bookings_.end() || end <= b->begin) return false;
@@ -100,12 +101,12 @@ public:
         b->end = end;
         return true;
     }
-    /// Forgets what ended by `now`, and returns how many those were.
+    /// Removes bookings that ended by `now`. Returns how many.
     std::size_t expire(instant now) noexcept {
         return std::erase_if(bookings_, [&](const booking& b) { return b.end <= now; });
     }
 
-    /// In the order in which they were made.
+    /// All bookings, in the order in which they were made.
     [[nodiscard]] const std::vector<booking>& bookings() const noexcept { return bookings_; }
 
 private:

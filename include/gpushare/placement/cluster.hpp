@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
-// What is free where: nodes with cores, memory and devices, and what has been placed on them. A value, with no clock and
-// no lock of its own: copy it to plan, compare it to check. The devices of one process are a cluster of one node.
+// A cluster: nodes with cores, memory and devices, and what is free on them after all placements. A plain value, with
+// no clock and no lock: copy it to plan, compare it to check. The devices of one process are a cluster of one node.
 //
 //   gpushare::cluster c;
 //   c.add({.cpu_milli = 96'000, .memory = 384_GiB, .devices = 8, .device_memory = 80_GiB});
@@ -67,7 +67,7 @@ struct node_view {
 /// Nodes, and what is free on them. A value; not thread-safe.
 class cluster {
 public:
-    /// Throws operation_error (invalid_specification) for more than 64 devices or a model above 63.
+    /// Adds an empty node. Throws operation_error (invalid_specification) for more than 64 devices or a model above 63.
     node_id add(const node_description& d) {
         if (d.devices > device_set::capacity || d.model.index >= device_model::count)
             raise({errc::invalid_specification, d.devices, device_set::capacity, device_set::capacity}, {},
@@ -84,19 +84,19 @@ public:
         return {static_cast<std::uint32_t>(nodes_.size() - 1)};
     }
 
-    /// Nodes.
+    /// How many nodes there are.
     [[nodiscard]] std::size_t size() const noexcept { return nodes_.size(); }
-    /// Of all nodes.
+    /// How many devices all nodes have.
     [[nodiscard]] std::size_t devices() const noexcept { return devices_.size(); }
     /// Device time of all nodes, in thousandths of a device.
     [[nodiscard]] std::uint64_t capacity_permille() const noexcept { return capacity_permille_; }
     /// Device time that is placed.
     [[nodiscard]] std::uint64_t placed_permille() const noexcept { return placed_permille_; }
 
-    /// Whether anybody on any node carries the label.
+    /// Whether a placed request on any node carries the label.
     [[nodiscard]] bool carries(label group) const noexcept { return all_labels_[group].carried != 0; }
 
-    /// The node must be one of the cluster's.
+    /// What is free on a node, which must be one of the cluster's.
     [[nodiscard]] node_view operator[](node_id id) const noexcept {
         const state& n = nodes_[id.index];
         return {id, n.whole, n.cpu_milli, n.memory, {devices_.data() + n.first_device, n.whole.devices}};
@@ -133,16 +133,16 @@ public:
         if (const auto why = try_apply(p)) throw operation_error(to_errc(why.missing), {}, describe(why).c_str());
     }
 
-    /// As apply, but whoever is near or apart is let in: to put back in any order what was released, and to plan with
-    /// what isn't there at the same time.
+    /// As apply, but doesn't check `near` and `apart`: to put released placements back in any order, and to plan with
+    /// placements that don't exist at the same time.
     void restore(const placement& p) {
         if (const auto why = check(p, false)) throw operation_error(to_errc(why.missing), {}, describe(why).c_str());
         take(p);
     }
 
-    /// Gives back what `apply` took: the cluster is then equal to what it was. False, and nothing happens, if the node
-    /// would have more than it has: the placement wasn't applied here. A placement is not remembered as such, so that
-    /// releasing one twice is noticed only where it would overflow.
+    /// Gives back what `apply` took: the cluster then equals what it was before. False, and nothing happens, if the
+    /// node would have more free than it has, since then the placement wasn't applied here. The cluster doesn't
+    /// remember single placements, so it notices a second release only if it would overflow.
     [[nodiscard]] bool try_release(const placement& p) noexcept {
         if (p.node.index >= nodes_.size() || p.devices.size() != p.request.devices) return false;
         state& n = nodes_[p.node.index];

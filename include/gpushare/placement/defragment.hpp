@@ -1,12 +1,12 @@
 // SPDX-License-Identifier: Apache-2.0
-// Defragmentation: moves what is placed already, to make room for one request or so that more fits in general. The plan
-// comes first, as a value; nothing is changed until it is applied.
+// Defragmentation: moves placements that exist, to make room for one request or so that more requests fit in general.
+// The plan is a value; nothing changes until it is applied.
 //
 //   auto plan = gpushare::consolidate(cluster, placed, 100, 5.0);    // at most 100 moves, each worth 5 permille
 //   for (const auto& m : plan.moves) ...                             // tell the tenants
-//   gpushare::apply(cluster, plan);                                  // whole or not at all
+//   gpushare::apply(cluster, plan);       // whole or not at all; cluster: an indexed_cluster
 //
-// Placements with labels stay where they are: whether they fit elsewhere depends on the others.
+// Placements with labels aren't moved, since whether they fit elsewhere depends on the others.
 #pragma once
 
 #include <algorithm>
@@ -30,15 +30,15 @@
 namespace gpushare {
 inline namespace GPUSHARE_ABI {
 
-/// One placement that is to go elsewhere. `which` is its place in the list that the plan was made from.
+/// A placement that is to move. `which` is its index in the list that the plan was made from.
 struct placement_move {
-    std::size_t which = 0;  ///< its place in the list
+    std::size_t which = 0;  ///< its index in the list
     placement from{};       ///< where it is
     placement to{};         ///< where it goes
 };
 
-/// Moves, each of another placement, and what fits once they are done. Every move has room when those before it are
-/// done, so that they can be carried out one at a time.
+/// Moves, each of a different placement, and what fits once they are done. Every move has room when those before it are
+/// done, so they can be carried out one at a time.
 struct rearrangement {
     std::vector<placement_move> moves{};  ///< one at a time, in this order
     std::optional<placement> added{};     ///< what fits then: the request that room was made for
@@ -227,10 +227,10 @@ private:
 
 }  // namespace detail
 
-/// A plan of at most `most_moves` moves, each of another placement, that gains the policy most step by step; a move that
-/// gains no more than `least_gain`, in the unit of the policy's costs, isn't worth the trouble. Empty if there is none.
-/// Sensible for policies whose cost is what a node loses (`value_descent`, in permille of device time). `placed` is what
-/// is on the cluster, or that part of it which may be moved.
+/// Makes a plan of at most `most_moves` moves, each of a different placement, and each the one that lowers the policy's
+/// cost most at that step by more than `least_gain`. Empty if there is none. For policies whose cost is what a node
+/// loses (`value_descent`, in permille of device time). `placed` are the placements on the cluster, or those that may
+/// be moved.
 template <class Policy>
 requires stable_placement_policy<Policy>
 [[nodiscard]] rearrangement consolidate(const indexed_cluster<Policy>& c, std::span<const placement> placed,
@@ -238,10 +238,10 @@ requires stable_placement_policy<Policy>
     return detail::gain_search<Policy>(c, placed).plan(most_moves, least_gain);
 }
 
-/// A plan with at most `most_moves` moves (1 or 2) after which the request fits; none if none was found, or if it fits
-/// as it is. `placed` is what is on the cluster, or that part of it which may be moved. Prefers the fewest moves, then
-/// those that cost the policy least. Looks at every placement, and for two moves at pairs of one node: milliseconds for
-/// thousands of placements.
+/// Makes a plan of at most `most_moves` moves (1 or 2) after which the request fits; none if none was found, or if it
+/// fits without moves. `placed` are the placements on the cluster, or those that may be moved. Prefers the fewest
+/// moves, then the lowest cost by the policy. Looks at every placement, and for two moves at pairs of one node:
+/// milliseconds for thousands of placements.
 template <class Policy>
 requires stable_placement_policy<Policy>
 [[nodiscard]] std::optional<rearrangement> make_room(const Policy& policy, const cluster& c,

@@ -1,7 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
-// Fragmentation: the part of a node's free device time that an average next request could not use. And the policy that
-// descends it, after Weng et al., "Beware of Fragmentation: Scheduling GPU-Sharing Workloads with Fragmentation Gradient
-// Descent", USENIX ATC 2023.
+// Fragmentation: the part of a node's free device time that an average next request could not use. And a placement
+// policy that keeps it low, after Weng et al., "Beware of Fragmentation: Scheduling GPU-Sharing Workloads with
+// Fragmentation Gradient Descent", USENIX ATC 2023.
 //
 //   gpushare::fragmentation_descent policy{gpushare::workload(history)};
 //   auto p = gpushare::choose(policy, cluster, request);
@@ -26,12 +26,13 @@
 namespace gpushare {
 inline namespace GPUSHARE_ABI {
 
-/// Sum over the kinds of `weight` times the free permille that a request of the kind can't use: all of it where the cpu,
-/// the model or the number of devices isn't there, otherwise what lies on devices with too little left. Kinds for one
-/// device are summed up beforehand, so that a node costs a few additions per device and not a look at every kind.
+/// A node's fragmentation: the sum over the kinds of `weight` times the free permille that a request of the kind can't
+/// use. That is all of it if cores, model or number of devices don't suffice, otherwise what lies on devices with too
+/// little left. Kinds that need one device are summed beforehand, so that a node costs a few additions per device
+/// instead of one per kind.
 class fragmentation {
 public:
-    /// Of what a workload's kinds are.
+    /// For the kinds of a workload.
     explicit fragmentation(std::span<const request_kind> kinds) {
         for (const auto& k : kinds) {
             total_weight_ += k.weight;
@@ -116,8 +117,8 @@ private:
     std::array<std::uint8_t, device_model::count> table_of_{};
 };
 
-/// The published policy: least growth of fragmentation, weighed by frequency, in the hundred steps of the published
-/// score. Memory isn't looked at, as there.
+/// The published policy: places where fragmentation, weighted by frequency, grows least, in the published score's
+/// hundred steps. As published, it doesn't look at memory.
 class fragmentation_descent {
 public:
     /// `expected`: what will arrive.

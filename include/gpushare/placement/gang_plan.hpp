@@ -1,5 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
-// Gang admission: several requests are placed all or none. The plan is a value, to be inspected before it is applied.
+// Gang admission: several requests are placed together or not at all. The plan is a value, to be inspected before it is
+// applied.
 //
 //   auto plan = gpushare::plan_gang(policy, cluster, workers);
 //   if (plan) gpushare::apply_gang(cluster, *plan.placements);
@@ -28,7 +29,7 @@ inline namespace GPUSHARE_ABI {
 /// tried, that found no place beside those before it.
 struct gang_plan {
     std::optional<std::vector<placement>> placements{};  ///< one for each member; none if one has no place
-    std::size_t member = 0;                              ///< who has no place
+    std::size_t member = 0;                              ///< the one that has no place
     refusal why{};                                       ///< what it lacks
 
     /// Whether all have a place.
@@ -40,10 +41,9 @@ struct gang_plan {
     return std::ranges::find(members, group, &placement_request::group) != members.end();
 }
 
-/// Tries the largest members first: most devices, then most device time, then most of the host; equals in the order
-/// given; and behind all those the members that want to be near another one. Each goes where the policy puts it beside
-/// those before it. That finds a plan for most gangs that fit, not for all: packing is hard, and so is proving that
-/// there is none.
+/// Plans the largest members first: most devices, then most device time, then most of the host; equal ones in the order
+/// given; after them the members that want to be near another one. The policy places each beside those before it. This
+/// greedy order finds a plan for most gangs that fit, not for all.
 template <class P>
 requires placement_policy<P>
 [[nodiscard]] gang_plan plan_gang(P&& policy, const cluster& c, std::span<const placement_request> members) {

@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
-// A cluster with a policy that finds the node without asking about each one: the same answers as `choose`, node by node
-// and device by device, in a time that hardly grows with the cluster.
+// A cluster with a policy whose ratings it keeps, so that a decision doesn't rate every node: the same answers as
+// `choose`, in a time that hardly grows with the cluster.
 //
 //   gpushare::indexed_cluster c(nodes, gpushare::value_descent(nodes, usual));
 //   if (auto p = c.choose(request)) c.apply(*p);
@@ -59,11 +59,10 @@ private:
 
 }  // namespace detail
 
-/// Keeps the cost of every node for each distinct request it is asked about. A change of a node is written down; the
-/// next decision about a request rates the nodes that have changed since the last one about it. Requests that come often
-/// find few changes, rare ones many but rarely: on average a decision rates at most as many nodes as there are distinct
-/// requests, however large the cluster. Memory: 8 bytes per node and distinct request, for at most `most_requests` of
-/// them (those asked about longest ago are dropped). Not thread-safe.
+/// Keeps the cost of every node for each distinct request that it was asked about. It also keeps a list of changed
+/// nodes; a decision rates only the nodes that have changed since the last decision about the same request. On average
+/// these are at most as many as there are distinct requests, however large the cluster. Memory: 8 bytes per node and
+/// distinct request, for at most `most_requests` of them (the least recently used are dropped). Not thread-safe.
 template <class Policy>
 requires stable_placement_policy<Policy>
 class indexed_cluster {
@@ -78,11 +77,11 @@ public:
 
     /// What is free where.
     [[nodiscard]] const cluster& nodes() const noexcept { return cluster_; }
-    /// The one that chooses.
+    /// The policy.
     [[nodiscard]] const Policy& policy() const noexcept { return policy_; }
 
-    /// As `gpushare::choose`. Requests with labels are looked up node by node: whether they fit depends on more than the
-    /// node.
+    /// As `gpushare::choose`. For requests with labels it rates every node, since whether they fit depends on more than
+    /// the node.
     [[nodiscard]] std::optional<placement> choose(const placement_request& r) {
         if (has_labels(r)) return gpushare::choose(policy_, cluster_, r);
         known& k = look_up(r);

@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
-// Affinity: which labels are on a node, and who wants to be apart from whom. One object counts those of a node, another
-// those of the whole cluster.
+// Labels, for affinity: which labels are carried on a node, and which are avoided there. One label_counts counts those
+// of a node, another those of the whole cluster.
 //
 //   counts.add(request);      if (counts[request.apart].carried == 0) ...      counts.remove(request);
 #pragma once

@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
-// What is placed and where: a request, the placement that answers it, or the refusal that names what is missing. Plain
-// values: a placement can be looked at, stored or sent before `cluster::apply` makes it true.
+// The vocabulary of placement: a request, the placement that answers it, or the refusal that says what is missing.
+// Plain values: a placement can be looked at, stored or sent before `cluster::apply` takes its capacity.
 //
 //   gpushare::placement_request r{.cpu_milli = 4000, .memory = 16_GiB, .devices = 1, .each = 47_pct};
 //   if (auto p = gpushare::choose(policy, cluster, r)) cluster.apply(*p);
@@ -45,17 +45,17 @@ struct device_model {
 class model_set {
 public:
     constexpr model_set() noexcept = default;
-    /// These.
+    /// The set of these models.
     constexpr model_set(std::initializer_list<device_model> models) noexcept {
         for (const auto m : models) add(m);
     }
 
-    /// One more.
+    /// Adds a model.
     constexpr void add(device_model m) noexcept {
         assert(m.index < device_model::count);
         bits_ |= std::uint64_t{1} << m.index;
     }
-    /// Whether it is one of them, or the set is empty.
+    /// Whether the set has the model, or is empty.
     [[nodiscard]] constexpr bool allows(device_model m) const noexcept {
         return bits_ == 0 || (m.index < device_model::count && (bits_ >> m.index & 1) != 0);
     }
@@ -103,27 +103,27 @@ public:
     };
 
     constexpr device_set() noexcept = default;
-    /// These.
+    /// The set of these devices.
     constexpr device_set(std::initializer_list<device_id> devices) noexcept {
         for (const auto d : devices) add(d);
     }
 
-    /// One more.
+    /// Adds a device.
     constexpr void add(device_id d) noexcept {
         assert(d.index < capacity);
         bits_ |= std::uint64_t{1} << d.index;
     }
-    /// Whether it is one of them.
+    /// Whether the set has the device.
     [[nodiscard]] constexpr bool contains(device_id d) const noexcept {
         return d.index < capacity && (bits_ >> d.index & 1) != 0;
     }
-    /// How many.
+    /// How many devices it has.
     [[nodiscard]] constexpr std::uint32_t size() const noexcept {
         return static_cast<std::uint32_t>(std::popcount(bits_));
     }
-    /// Whether there is none.
+    /// Whether it has none.
     [[nodiscard]] constexpr bool empty() const noexcept { return bits_ == 0; }
-    /// The lowest.
+    /// The lowest device.
     [[nodiscard]] constexpr iterator begin() const noexcept { return iterator{bits_}; }
     /// Behind the highest.
     [[nodiscard]] constexpr iterator end() const noexcept { return iterator{}; }
@@ -147,24 +147,24 @@ struct label {
     friend constexpr bool operator==(label, label) = default;
 };
 
-/// What one node has to give. A share on one device, an equal part of several, or whole ones (`each` = 100 %): always
-/// `devices` distinct devices of one node, each with the share and the memory asked for.
+/// A request for capacity of one node: `devices` distinct devices of it, each with the share `each` (100 % for whole
+/// devices) and `device_memory`, besides cores and host memory.
 struct placement_request {
     std::uint64_t cpu_milli = 0;  ///< thousandths of a core
     bytes memory{};               ///< of the host
-    std::uint32_t devices = 0;    ///< 0: needs none
+    std::uint32_t devices = 0;    ///< how many; 0: none
     share each{};                 ///< of device time, on each device
     bytes device_memory{};        ///< on each device
     model_set models{};           ///< allowed
-    label group{};                ///< what it carries onto its node
-    label near{};                 ///< only on a node with this group; the group's first member goes anywhere
-    label apart{};                ///< only on a node without this group, which stays away in turn
+    label group{};                ///< the label that it carries
+    label near{};                 ///< only on a node with this label; its first member goes anywhere
+    label apart{};                ///< only on a node without this label, and the other way round
 
     friend constexpr auto operator<=>(const placement_request&, const placement_request&) = default;
     friend constexpr bool operator==(const placement_request&, const placement_request&) = default;
 };
 
-/// Whether it fits depends on what else is placed, and where.
+/// Whether it has labels: then whether it fits depends on what else is placed, and where.
 [[nodiscard]] constexpr bool has_labels(const placement_request& r) noexcept { return r.group || r.near || r.apart; }
 
 /// Device time that a request takes, in thousandths of a device.
@@ -187,11 +187,11 @@ enum class shortage : std::uint8_t {
     none,           ///< nothing
     nodes,          ///< the cluster has no such node, or none at all
     model,          ///< an allowed device model
-    affinity,       ///< a node with `near`, without `apart`, and on which nobody stays away from `group`
+    affinity,       ///< a node with `near`, without `apart`, where no request is apart from `group`
     whole_devices,  ///< `asked` and `left` are devices
     device_share,   ///< permille on each device
     device_memory,  ///< bytes on each device
-    cpu,            ///< milli
+    cpu,            ///< thousandths of a core
     memory,         ///< bytes
     devices,        ///< the placement names other devices than the request asks for
 };
@@ -213,8 +213,8 @@ enum class shortage : std::uint8_t {
     return "unknown shortage";
 }
 
-/// Why a request can't be placed: what the closest node lacks most, how much was asked for and how much would have
-/// fitted, in the unit that `shortage` states.
+/// Why a request can't be placed: what the node lacks that comes closest, how much was asked for and how much would
+/// fit, in the unit that `shortage` states.
 struct refusal {
     shortage missing = shortage::none;  ///< what is missing first
     node_id node{};                     ///< the closest

@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-// The classic placement policies. None needs to know what will arrive.
+// The classic placement policies, for comparison with value_descent. None needs to know what will arrive.
 //
 //   auto p = gpushare::choose(gpushare::best_fit{}, cluster, request);
 #pragma once

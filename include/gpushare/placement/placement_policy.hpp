@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-// What a placement policy is: a rating of one node for one request. `choose` asks it about every node on which the
+// The concept of a placement policy: it rates one node for one request. `choose` asks it about every node on which the
 // request fits and takes the lowest cost; `indexed_cluster` gives the same answers without asking about every node.
 //
 //   struct emptiest {
@@ -22,15 +22,15 @@
 namespace gpushare {
 inline namespace GPUSHARE_ABI {
 
-/// How a policy likes a node, lower is better, and which of its devices it would take.
+/// A policy's rating of a node: its cost, and the devices that the policy would take.
 struct rating {
     /// lower is better; any finite number
     double cost = std::numeric_limits<double>::infinity();
     device_set devices{};  ///< as many as the request wants
 };
 
-/// Rates a node on which the request is known to fit: a finite cost, and as many fitting devices as the request wants.
-/// Neither refuses nor looks at other nodes, so whatever fits somewhere is placed.
+/// Rates a node on which the request fits, with a finite cost and as many fitting devices as the request wants. It
+/// can't refuse and doesn't see other nodes, so a request that fits somewhere is placed.
 template <class P>
 concept placement_policy = requires(P& policy, const node_view& n, const placement_request& r) {
     { policy.rate(n, r) } -> std::same_as<rating>;
@@ -55,8 +55,8 @@ concept stable_placement_policy = placement_policy<const P>;
     return taken;
 }
 
-/// The placement with the lowest cost, of equals the one on the node with the lowest id; none if the request fits
-/// nowhere. Looks at every node.
+/// The placement with the lowest cost (ties: the lowest node id); none if the request fits nowhere. Looks at every
+/// node.
 template <class P>
 requires placement_policy<P>
 [[nodiscard]] std::optional<placement> choose(P&& policy, const cluster& c, const placement_request& r) {

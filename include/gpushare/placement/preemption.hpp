@@ -1,7 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
-// Preemption of lower priority, with notice: which tenants would have to go for a request, as a plan; and the course of
-// it: notice, then eviction of those that are still there when the notice has run out. Plain values; time comes in as an
-// argument, and nobody is evicted in here.
+// Preemption of lower levels, with notice. A plan says which tenants would have to go for a request. A preemption
+// follows its course: notice, then eviction of the victims that are still there when the notice has run out. Plain
+// values: time is an argument, and the caller evicts.
 //
 //   if (auto plan = gpushare::plan_preemption(policy, cluster, placed, request, priority{2})) {
 //       gpushare::preemption p(*plan, now, 30s);      // tell plan->victims
@@ -28,7 +28,7 @@
 namespace gpushare {
 inline namespace GPUSHARE_ABI {
 
-/// What is on the cluster, and how urgent it is.
+/// A placement on the cluster, and its level.
 struct placed_tenant {
     placement where{};  ///< what it has
     priority level{};   ///< only lower ones have to go
@@ -122,9 +122,10 @@ private:
 
 }  // namespace detail
 
-/// Whom a request of that level may displace so that it fits: tenants of one node, all of lower levels; on the node
-/// where the highest of them is lowest, then fewest, then the least device time is lost. None if it fits as it is, or if
-/// no such victims are enough. Looks at every node with tenants on it.
+/// Chooses the victims whose going lets a request of that level fit: tenants of one node, all of lower levels. Of all
+/// nodes it takes the one where the victims' highest level is lowest, then where they are fewest, then where the least
+/// device time is lost. None if the request fits without victims, or if no victims suffice. Looks at every node with
+/// tenants on it.
 template <class P>
 requires placement_policy<P>
 [[nodiscard]] std::optional<preemption_plan> plan_preemption(P&& policy, const cluster& c,
@@ -150,7 +151,7 @@ requires placement_policy<P>
     return preemption_plan{std::move(best->who), {r, where, policy.rate(after[where], r).devices}};
 }
 
-/// One preemption under way. Ends by finish() once it is ready, or by being dropped: then nobody need go.
+/// One preemption under way. It ends by finish() once it is ready, or by being destroyed, and then nobody has to go.
 class preemption {
 public:
     /// Notice is given at `now`, and lasts for `notice`.
@@ -166,10 +167,11 @@ public:
     /// All have gone, or the notice has run out.
     [[nodiscard]] bool ready(instant now) const noexcept { return remaining_.empty() || now >= until_; }
 
-    /// A victim has gone, whether by itself or evicted. False if it was no victim, or had gone already.
+    /// Notes that a victim has gone, by itself or evicted. False if it was no victim, or had gone already.
     bool left(std::size_t victim) noexcept { return std::erase(remaining_, victim) != 0; }
 
-    /// Once everybody has gone: applies what the plan was for. What is in the way otherwise, and nothing happens.
+    /// Once all victims have gone: applies the placement that the plan was for. Otherwise returns what is in the way,
+    /// and nothing happens.
     [[nodiscard]] refusal finish(cluster& c) const { return c.try_apply(plan_.added); }
 
 private:

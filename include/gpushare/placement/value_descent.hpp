@@ -1,5 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
-// The library's own placement policy: put each request where the value of what is left falls least.
+// The library's own placement policy. It gives each node a value, what the node can still earn from expected requests,
+// and places a request where that value falls least.
 //
 //   gpushare::value_descent policy(cluster, gpushare::workload(history));
 //   if (auto p = gpushare::choose(policy, cluster, request)) cluster.apply(*p);
@@ -24,8 +25,8 @@ inline namespace GPUSHARE_ABI {
 
 namespace detail {
 
-/// How sought-after the places for a kind of request are: requests that a full cluster is expected to see, over those it
-/// can hold if it holds nothing else. At most 1; kinds that fit nowhere have 0.
+/// The scarcity of places for each kind of request: the number of requests of the kind that a full cluster is expected
+/// to see, over the number that it could hold of that kind alone. At most 1; 0 for kinds that fit nowhere.
 [[nodiscard]] inline std::vector<request_kind> scarcity(const cluster& c, const workload& expected) {
     const double requests =
         expected.mean_permille() > 0 ? static_cast<double>(c.capacity_permille()) / expected.mean_permille() : 0;
@@ -49,17 +50,31 @@ namespace detail {
 
 }  // namespace detail
 
-/// The cost of a placement is what the node can earn less at bid prices (detail/node_value.hpp): the first-order term, exact as
-/// long as the requests that fill it up do come. That they may not is the second-order term: fragmentation, each kind
-/// weighed by how scarce its places are, so that the few nodes which can hold the largest requests stay whole while
-/// others will do. The memory of devices limits where a request fits, and has no price.
+/// What `value_descent` was tuned to. Half or twice of each changes little on lists that it wasn't tuned on
+/// (docs/placement.md), so there is seldom a reason to set one.
+struct value_descent_options {
+    /// How much a permille of expected fragmentation counts against one of value. With 0, ties between equally valued
+    /// nodes may break up the nodes that large requests need.
+    double fragmentation_weight = 1.0 / 16;
+    /// Rounds of the search for prices: more take longer and find more exact prices.
+    std::size_t rounds = 150;
+    /// The fraction by which prices change in the first round; later rounds change them less.
+    double first_step = 0.5;
+};
+
+/// The cost of a placement has two terms. The first is the node's loss of value: how much less it can still earn at bid
+/// prices (detail/node_value.hpp). It is exact if the requests that fill the node do come. Since they may not, the
+/// second term is fragmentation, each kind weighted by the scarcity of its places; it keeps the few nodes that can hold
+/// the largest requests whole while others will do. Device memory limits where a request fits, and has no price.
 class value_descent {
 public:
     /// Learns prices from what is expected on those nodes, as if they were empty: some tenths of a second.
-    value_descent(const cluster& c, const workload& expected)
-        : value_(c, expected), fragmentation_(detail::scarcity(c, expected)) {}
+    value_descent(const cluster& c, const workload& expected, const value_descent_options& o = {})
+        : value_(expected, detail::bid_prices(c, expected, o.rounds, o.first_step)),
+          fragmentation_(detail::scarcity(c, expected)),
+          fragmentation_weight_(o.fragmentation_weight) {}
 
-    /// By what the node can earn less.
+    /// Rates by the two terms.
     [[nodiscard]] rating rate(const node_view& n, const placement_request& r) const {
         const double before = worth(detail::reduced_node(n));
         rating best;
@@ -71,16 +86,13 @@ public:
     }
 
 private:
-    // How much a permille of expected fragmentation counts beside one of value. Any weight from 1/64 to 1/8 gives much
-    // the same; without it, ties between equally valued nodes break up the ones that large requests need.
-    static constexpr double second_order = 1.0 / 16;
-
     [[nodiscard]] double worth(const detail::reduced_node& n) const noexcept {
-        return value_(n) - second_order * fragmentation_(n);
+        return value_(n) - fragmentation_weight_ * fragmentation_(n);
     }
 
     detail::node_value value_;
     fragmentation fragmentation_;
+    double fragmentation_weight_;
 };
 
 static_assert(stable_placement_policy<value_descent>);

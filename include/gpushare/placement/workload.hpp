@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-// What is expected to arrive: the distinct requests and how often each comes, as a list of past requests shows.
+// The expected workload: the distinct requests and how often each comes, counted in a list of past requests.
 //
 //   gpushare::workload usual(history);     // any range of placement_request
 //   for (const auto& [request, weight] : usual.kinds()) ...
@@ -17,7 +17,7 @@
 namespace gpushare {
 inline namespace GPUSHARE_ABI {
 
-/// A distinct request and how much it counts: its frequency, or whatever a measure weighs it by.
+/// A distinct request with its weight: its frequency, or another measure's weight.
 struct request_kind {
     placement_request request{};  ///< without labels
     double weight = 0;            ///< parts of all requests

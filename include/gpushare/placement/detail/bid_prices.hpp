@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
-// Bid prices: what each kind of request costs a cluster, in permille of device time, all scarce things included. A
-// request for half a device and half the node's cores costs more than one for half a device.
+// Bid prices: what each kind of request costs a cluster, in permille of device time, with all its scarce resources
+// counted. A request for half a device and half the node's cores costs more than one for half a device.
 //
 //   const auto price = gpushare::detail::bid_prices(cluster, gpushare::workload(history));   // one per kind
 #pragma once
@@ -76,11 +76,11 @@ public:
         normalise();
     }
 
-    [[nodiscard]] std::vector<double> after(std::size_t rounds) {
+    [[nodiscard]] std::vector<double> after(std::size_t rounds, double first_step) {
         std::vector<double> sum(price_.size());
         double idle_sum = 0;
         for (std::size_t round = 0; round < rounds; ++round) {
-            step(0.5 / std::sqrt(1.0 + static_cast<double>(round)));
+            step(first_step / std::sqrt(1.0 + static_cast<double>(round)));
             if (2 * round < rounds) continue;  // the average of the later rounds is the answer
             for (std::size_t i = 0; i < sum.size(); ++i) sum[i] += price_[i];
             idle_sum += idle_cpu_;
@@ -216,8 +216,8 @@ private:
 /// 150 kinds of requests with shares in steps of 1 %, on 15 kinds of nodes; seconds for thousands of kinds, or for steps of
 /// 0.1 %.
 [[nodiscard]] inline std::vector<double> bid_prices(const cluster& c, const workload& expected,
-                                                    std::size_t rounds = 150) {
-    return price_search(c, expected).after(rounds);
+                                                    std::size_t rounds = 150, double first_step = 0.5) {
+    return price_search(c, expected).after(rounds, first_step);
 }
 
 }  // namespace detail

@@ -1,5 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
-// What a device can be filled with, and what that brings: the small problem inside bid prices and node values.
+// The best filling of one device with requests, and its value at given prices: a knapsack problem inside bid prices and
+// node values.
 //
 //   gpushare::detail::device_filling device(kinds);
 //   device.clear();

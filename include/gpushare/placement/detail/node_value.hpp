@@ -1,10 +1,11 @@
 // SPDX-License-Identifier: Apache-2.0
-// What a node can still earn: the most that a filling of its free devices brings at given bid prices, with the cores and
-// the memory that are left. A device with 190 permille free is worth nothing where nobody asks for so little; eight free
-// devices beside two free cores are worth little more than one.
+// The value of a node: the most that filling its free devices can earn at given bid prices, with the cores and memory
+// that are left. A device with 190 permille free is worth nothing if nobody asks for so little; eight free devices
+// beside two free cores are worth little more than one.
 //
-//   gpushare::detail::node_value value(cluster, workload);
-//   double cost = value(gpushare::detail::reduced_node(n)) - value(gpushare::detail::reduced_node(n, request, devices));
+//   gpushare::detail::node_value value(workload, gpushare::detail::bid_prices(cluster, workload));
+//   const gpushare::detail::reduced_node before(n), after(n, request, devices);
+//   double cost = value(before) - value(after);
 #pragma once
 
 #include <algorithm>
@@ -33,9 +34,7 @@ namespace detail {
 /// best filling of each at bid prices less q * (what it takes). For a grid of host prices, the second part is a table.
 class node_value {
 public:
-    node_value(const cluster& c, const workload& expected) : node_value(expected, bid_prices(c, expected)) {}
-
-    /// With prices of one's own, one per kind, in permille.
+    /// At these prices, one per kind, in permille.
     node_value(const workload& expected, std::span<const double> price) {
         const auto kinds = expected.kinds();
         device_filling device(kinds);
