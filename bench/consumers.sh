@@ -24,6 +24,6 @@ done
 echo "# of ${#expected[@]}"
 echo "figure cuda.consumers_passing $passed count"
 if [[ -n $json ]]; then
-    printf '{"cuda.consumers_passing": {"median": %d, "min": %d, "max": %d, "unit": "count", "repeats": 1, "of": %d}}\n' \
-        "$passed" "$passed" "$passed" "${#expected[@]}" >"$json"
+    printf '{"figures": {"cuda.consumers_passing": {"value": %d, "is": "median", "unit": "of %d", "least": %d, "most": %d, "repeats": [%d]}}}\n' \
+        "$passed" "${#expected[@]}" "$passed" "$passed" "$passed" >"$json"
 fi

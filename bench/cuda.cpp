@@ -41,8 +41,7 @@ template <class Clock>
 struct rig {
     using limiter = gpushare::compute_limiter<stream, Clock>;
 
-    explicit rig(standin::timing time, gpushare::limiter_options o = {})
-        : started((standin::reset({.devices = 1, .time = time}), true)), gate(o) {}
+    explicit rig(standin::timing time) : started((standin::reset({.devices = 1, .time = time}), true)) {}
 
     void launch() { s.launch({}, empty); }
     void launch_gated() {
@@ -229,11 +228,10 @@ void calls_per_submission(bench::report& r) {
     r.figure("cuda.standin_records_per_submission", {worst_records}, "calls");
 }
 
-/// The same for two clients on a stream each, which both always have work waiting: their kernels run beside each other, or
-/// they take turns.
-void calls_of_two_clients(bench::report& r, bool turns) {
+/// The same for two clients on a stream each, which both always have work waiting: it fills the device, so they take turns.
+void calls_of_two_clients(bench::report& r) {
     for (const auto length : {10us, 50us, 100us}) {
-        rig<standin_clock> device(standin::timing::manual, {.take_turns = turns});
+        rig<standin_clock> device(standin::timing::manual);
         stream another = device.node.make_stream({0});
         bool others_turn = false;
         const auto submit = [&] {
@@ -244,13 +242,12 @@ void calls_of_two_clients(bench::report& r, bool turns) {
         for (int waiting = 0; waiting < 100; ++waiting) submit();
         const auto gated = cuda_calls([&] {
             submit();
-            standin::advance(turns ? length : length / 2);
+            standin::advance(length);
         });
         const auto beyond = gated - cuda_calls([&] { device.launch(); });
         const std::string us = std::to_string(length.count()) + "us";
-        print(("two clients" + std::string(turns ? " in turn" : "") + ", kernels of " + us).c_str(), beyond);
-        r.figure((turns ? "cuda.standin_calls_in_turn_" : "cuda.standin_calls_of_two_clients_") + us, {sum(beyond)},
-                 "calls");
+        print(("two clients, kernels of " + us).c_str(), beyond);
+        r.figure("cuda.standin_calls_of_two_clients_" + us, {sum(beyond)}, "calls");
         close(device.gate, device.client);
         close(device.gate, device.other);
     }
@@ -265,7 +262,7 @@ int main(int argc, char** argv) {
         bench::report r("one thread, limiter depth 3, the stand-in for the CUDA runtime with 1 device");
         permit_submit(r);
         calls_per_submission(r);
-        for (const bool turns : {false, true}) calls_of_two_clients(r, turns);
+        calls_of_two_clients(r);
         r.write(asked.json());
     } catch (const std::exception& e) {
         std::fprintf(stderr, "bench_cuda: %s\n", e.what());

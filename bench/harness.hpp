@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-// Measures and reports: repeats a measurement, prints the median as a `figure` line, and keeps the spread for the JSON
+// Measures and reports: repeats a measurement, prints the median as a `figure` line, and keeps every repeat for the JSON
 // file. Ratios are taken repeat by repeat, ours and the other one in turn, so that a drift of the machine cancels out.
 //
 //   bench::report r("core");
@@ -12,11 +12,15 @@
 #include <concepts>
 #include <cstddef>
 #include <cstdio>
+#include <cstdlib>
+#include <numeric>
 #include <stdexcept>
 #include <string>
 #include <thread>
 #include <utility>
 #include <vector>
+
+#include "machine.hpp"
 
 namespace bench {
 
@@ -56,34 +60,77 @@ inline void start_a_second_thread() {
     std::jthread([] {});
 }
 
+/// What of the repeats a figure is. Its definition says which: the median unless something else is promised.
+enum class statistic { median, mean, least, most };
+
+[[nodiscard]] constexpr const char* name(statistic s) noexcept {
+    switch (s) {
+        case statistic::mean: return "mean";
+        case statistic::least: return "least";
+        case statistic::most: return "most";
+        case statistic::median: break;
+    }
+    return "median";
+}
+
+/// `values` aren't empty.
+[[nodiscard]] inline double value_of(statistic s, std::vector<double> values) {
+    std::ranges::sort(values);
+    switch (s) {
+        case statistic::mean:
+            return std::accumulate(values.begin(), values.end(), 0.0) / static_cast<double>(values.size());
+        case statistic::least: return values.front();
+        case statistic::most: return values.back();
+        case statistic::median: break;
+    }
+    const auto middle = values.size() / 2;
+    return values.size() % 2 != 0 ? values[middle] : (values[middle - 1] + values[middle]) / 2;
+}
+
+/// Prints figures as they are measured, and writes them with all that they depend on (bench/README.md, Results).
 class report {
 public:
-    explicit report(std::string configuration) : configuration_(std::move(configuration)) {
+    /// `suffix` is added to the names of all figures: what isn't the plain case says so in its name.
+    explicit report(std::string configuration, std::string suffix = {})
+        : configuration_(std::move(configuration)), suffix_(std::move(suffix)) {
         std::printf("# %s\n", configuration_.c_str());
     }
 
-    /// Prints the median. `values` are the repeats.
-    void figure(const std::string& name, std::vector<double> values, const std::string& unit) {
+    /// `values` are the repeats, in the order in which they were measured.
+    void figure(std::string name, std::vector<double> values, const std::string& unit,
+                statistic s = statistic::median) {
+        name += suffix_;
         if (values.empty()) throw std::invalid_argument("figure " + name + " was not measured");
-        std::ranges::sort(values);
-        std::printf("figure %s %.4g %s\n", name.c_str(), values[values.size() / 2], unit.c_str());
-        std::printf("#   %zu repeats, %.4g to %.4g\n", values.size(), values.front(), values.back());
+        const auto [least, most] = std::ranges::minmax(values);
+        const double value = value_of(s, values);
+        std::printf("figure %s %.4g %s\n", name.c_str(), value, unit.c_str());
+        std::printf("#   %s of %zu, %.4g to %.4g\n", bench::name(s), values.size(), least, most);
         std::fflush(stdout);
-        figures_.push_back({name, unit, std::move(values)});
+        figures_.push_back({std::move(name), unit, s, value, least, most, std::move(values)});
     }
 
-    /// Nothing without a path.
+    /// Nothing without a path. The commit is what GPUSHARE_BENCH_COMMIT says: ./dev bench sets it.
     void write(const char* path) const {
         if (path == nullptr) return;
         std::FILE* file = std::fopen(path, "w");
         if (file == nullptr) throw std::runtime_error(std::string("cannot write ") + path);
-        std::fprintf(file, "{\"configuration\": \"%s\",\n \"figures\": {", configuration_.c_str());
+        const char* commit = std::getenv("GPUSHARE_BENCH_COMMIT");
+        std::fprintf(file, "{\"configuration\": \"%s\",\n", configuration_.c_str());
+        std::fprintf(file, " \"commit\": \"%s\",\n \"date\": \"%s\",\n", commit == nullptr ? "unknown" : commit,
+                     today().c_str());
+        std::fprintf(file, " \"processor\": \"%s\",\n \"compiler\": \"%s\",\n \"flags\": \"%s\",\n",
+                     processor().c_str(), compiler().c_str(), GPUSHARE_BENCH_FLAGS);
+        std::fprintf(file,
+                     " \"load\": {\"average_before\": %.2f, \"others_percent\": %.1f, \"stolen_percent\": %.1f},\n",
+                     load_.average_before(), load_.others_percent(), load_.stolen_percent());
+        std::fprintf(file, " \"figures\": {");
         for (const char* separator = "\n"; const auto& f : figures_) {
             std::fprintf(file,
-                         "%s  \"%s\": {\"median\": %.6g, \"min\": %.6g, \"max\": %.6g, \"unit\": \"%s\", \"values\": [",
-                         std::exchange(separator, ",\n"), f.name.c_str(), f.sorted[f.sorted.size() / 2],
-                         f.sorted.front(), f.sorted.back(), f.unit.c_str());
-            for (const char* comma = ""; const double v : f.sorted)
+                         "%s  \"%s\": {\"value\": %.6g, \"is\": \"%s\", \"unit\": \"%s\", \"least\": %.6g, \"most\": "
+                         "%.6g, \"repeats\": [",
+                         std::exchange(separator, ",\n"), f.name.c_str(), f.value, bench::name(f.is), f.unit.c_str(),
+                         f.least, f.most);
+            for (const char* comma = ""; const double v : f.repeats)
                 std::fprintf(file, "%s%.6g", std::exchange(comma, ", "), v);
             std::fprintf(file, "]}");
         }
@@ -94,9 +141,12 @@ public:
 private:
     struct entry {
         std::string name, unit;
-        std::vector<double> sorted;
+        statistic is;
+        double value, least, most;
+        std::vector<double> repeats;
     };
-    std::string configuration_;
+    std::string configuration_, suffix_;
+    machine_load load_;
     std::vector<entry> figures_;
 };
 

@@ -52,18 +52,23 @@ measure() {  # SUFFIX HEADER...
     paste -d ' ' <(cut -d ' ' -f 1 "$scratch/times" | sort -n) <(cut -d ' ' -f 2 "$scratch/times" | sort -n) \
         <(awk '{ print $1 / $2 }' "$scratch/times" | sort -n) |
         awk '{ ours[NR] = $1; foreign[NR] = $2; ratio[NR] = $3 }
-             END { m = (NR + 1) / 2; printf "%d %d %.3f %.3f %.3f\n", ours[m], foreign[m], ours[m] / foreign[m], ratio[1], ratio[NR] }'
+             END {
+                 m = (NR + 1) / 2
+                 printf "%d %d %.3f %.3f %.3f ", ours[m], foreign[m], ours[m] / foreign[m], ratio[1], ratio[NR]
+                 for (i = 1; i <= NR; ++i) printf "%s%.3f", (i > 1 ? "," : ""), ratio[i]
+                 print ""
+             }'
 }
 
 # Measures as `measure` does and prints the figure; adds it to the array `json`.
 figure() {  # NAME SUFFIX HEADER...
-    local name=$1 ours foreign ratio least most
+    local name=$1 ours foreign ratio least most all
     shift
-    read -r ours foreign ratio least most <<<"$(measure "$@")"
+    read -r ours foreign ratio least most all <<<"$(measure "$@")"
     echo "# ${compiler[*]:0:3}: $((ours / 1000)) ms against $((foreign / 1000)) ms, medians of $repeats"
     echo "figure $name $ratio x"
-    json+=("$(printf '"%s": {"median": %s, "min": %s, "max": %s, "unit": "x", "repeats": %d}' \
-        "$name" "$ratio" "$least" "$most" "$repeats")")
+    json+=("$(printf '"%s": {"value": %s, "is": "median", "unit": "x", "least": %s, "most": %s, "repeats": [%s]}' \
+        "$name" "$ratio" "$least" "$most" "$all")")
 }
 
 verbose() {
@@ -74,7 +79,7 @@ verbose() {
             *.cuh) suffix=cu compiler=("${by_nvcc[@]}") ;;
             */cuda/* | */cuda_*) compiler=("${by_gcc_with_cuda[@]}") ;;
         esac
-        read -r ours foreign ratio _ _ <<<"$(measure "$suffix" "$header")"
+        read -r ours foreign ratio _ _ _ <<<"$(measure "$suffix" "$header")"
         printf '%-50s %6d ms %6d ms %6.2f\n' "$header" $((ours / 1000)) $((foreign / 1000)) "$ratio"
     done
 }
@@ -98,6 +103,6 @@ fi
 if [[ -n ${1-} ]]; then
     (
         IFS=,
-        echo "{${json[*]}}"
+        echo "{\"figures\": {${json[*]}}}"
     ) >"$1"
 fi

@@ -11,15 +11,15 @@
 
 int main(int argc, char** argv) {
     try {
-        const bench::arguments asked(argc, argv);
+        const bench::arguments asked(argc, argv, {"quotas", "pools", "workloads", "arena"});
         bench::make_room_for_jemalloc(argv);
         bench::start_a_second_thread();
         bench::report r(
             "quotas with current, peak and counts; pools with segments of 32 MiB and caches that may keep 128 MiB");
-        bench::quotas(r);
-        bench::pools(r);
-        bench::workloads(r);
-        bench::arena(r);
+        if (asked.wants("quotas")) bench::quotas(r);
+        if (asked.wants("pools")) bench::pools(r);
+        if (asked.wants("workloads")) bench::workloads(r);
+        if (asked.wants("arena")) bench::arena(r);
         r.write(asked.json());
     } catch (const std::exception& e) {
         std::fprintf(stderr, "bench_memory: %s\n", e.what());

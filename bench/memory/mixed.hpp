@@ -64,6 +64,9 @@ struct replacement {
     bool by_other = false;  // the old block is freed by the other thread
 };
 
+/// What 64 blocks of 256 B to 4 MiB hold on average, log-uniform: 64 (4 MiB - 256 B) / ln(4 MiB / 256 B).
+inline constexpr double mean_live_mib = 64 * (4.0 - 1.0 / 4096) / 9.704060527839234;
+
 /// Made before the clock runs.
 inline constexpr std::size_t replacements = 1 << 14;
 inline std::vector<replacement> make_replacements(std::uint64_t seed, bool share) {

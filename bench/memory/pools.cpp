@@ -87,9 +87,15 @@ void pools(report& r) {
             r.figure(name + "_" + p.name + "_ns", repeated(repeats, theirs), "ns");
             r.figure(name + "_vs_" + p.name, ratios(repeats, ours, theirs), "x");
         }
-        gpushare::pool_usage usage;
-        (void)pool_mixed(threads, cached, &usage);
-        r.figure(name + "_held_mib", {static_cast<double>(usage.peak_reserved.count() >> 20)}, "MiB");
+        std::vector<double> held, over_live;
+        for (std::size_t i = 0; i < repeats; ++i) {
+            gpushare::pool_usage usage;
+            (void)pool_mixed(threads, cached, &usage);
+            held.push_back(static_cast<double>(usage.peak_reserved.count()) / (1 << 20));
+            over_live.push_back(held.back() / (threads * mean_live_mib));
+        }
+        r.figure(name + "_held_mib", held, "MiB");
+        r.figure(name + "_held_over_live", over_live, "x", statistic::most);
     }
 }
 

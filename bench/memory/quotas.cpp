@@ -71,13 +71,57 @@ double pair(unsigned levels, bool burst) {
     });
 }
 
+/// Nanoseconds per pair where two threads are at it, mean of both.
+template <std::invocable<unsigned> F>
+double by_two_threads(F pair_of) {
+    std::atomic<unsigned> ready{0};
+    std::array<double, 2> took{};
+    const auto work = [&](unsigned rank) {
+        for (ready.fetch_add(1); ready.load() < 2;) std::this_thread::yield();
+        took[rank] = ns_per_call(calls / 4, [&] { pair_of(rank); });
+    };
+    {
+        std::jthread other(work, 1U);
+        work(0);
+    }
+    return (took[0] + took[1]) / 2;
+}
+
+double contested_floor() {
+    std::atomic<std::uint64_t> used{0};
+    return by_two_threads([&](unsigned) {
+        auto now = used.load(std::memory_order_relaxed);
+        while (now + 4096 <= (1ULL << 30) && !used.compare_exchange_weak(now, now + 4096)) {
+        }
+        used.fetch_sub(4096);
+    });
+}
+
+/// A root of 1 GiB and, below it, a line of `levels` - 1 quotas for each thread that has nothing guaranteed. Each asks for
+/// more than half, so that it is refused or has to fetch what the other one gave back. With one level both are at the root.
+double contested_pair(unsigned levels) {
+    quota root{1_GiB};
+    std::array<std::vector<std::unique_ptr<quota>>, 2> lines;
+    std::array<quota*, 2> leaf{&root, &root};
+    for (unsigned rank = 0; rank < 2; ++rank)
+        for (unsigned level = 1; level < levels; ++level)
+            leaf[rank] = lines[rank].emplace_back(std::make_unique<quota>(*leaf[rank], 0_B, 1_GiB)).get();
+    const double ns = by_two_threads([&](unsigned rank) {
+        if (leaf[rank]->try_charge(600_MiB) == errc::none) keep(leaf[rank]->release(600_MiB));
+    });
+    for (auto& line : lines)
+        while (!line.empty()) line.pop_back();  // children before parents
+    return ns;
+}
+
 void costs(report& r) {
     r.figure("memory.quota_pair_ns", repeated(repeats, [] { return pair(1, false); }), "ns");
     r.figure("memory.quota_pair_vs_cas",
              ratios(
                  repeats, [] { return pair(1, false); }, floor_pair),
              "x");
-    // What a further level adds, in floors: the worst of two and three levels, with guarantees and with burst only.
+    // What a further level adds, in floors: the worst of two and three levels, with guarantees and with burst only. The
+    // leaf keeps what it has borrowed, so neither asks its parent again.
     const auto added = [](unsigned levels, bool burst) {
         return ratios(
             repeats, [&] { return (pair(levels, burst) - pair(1, false)) / (levels - 1); }, floor_pair);
@@ -88,25 +132,20 @@ void costs(report& r) {
             auto here = added(levels, burst);
             r.figure("memory.quota_level_" + std::to_string(levels) + (burst ? "_burst" : "_guaranteed") + "_vs_cas",
                      here, "x");
-            const auto median = [](std::vector<double> v) { return std::ranges::sort(v), v[v.size() / 2]; };
-            if (worst.empty() || median(here) > median(worst)) worst = std::move(here);
+            if (worst.empty() || value_of(statistic::median, here) > value_of(statistic::median, worst))
+                worst = std::move(here);
         }
     r.figure("memory.quota_pair_vs_cas_per_level", worst, "x");
-    // Two children that take turns with the same lent bytes: each loan has to be fetched from the other one.
-    r.figure("memory.quota_pair_contested_burst_ns",
-             repeated(repeats,
-                      [] {
-                          quota device{1_GiB}, a{device, 0_B, 1_GiB}, b{device, 0_B, 1_GiB};
-                          return ns_per_call(calls / 10,
-                                             [&] {
-                                                 for (quota* q : {&a, &b}) {
-                                                     keep(q->try_charge(1_GiB));
-                                                     keep(q->release(1_GiB));
-                                                 }
-                                             }) /
-                                 2;
-                      }),
-             "ns");
+    // Two threads, each on a leaf of its own, that want the same bytes of the root: each loan has to be fetched.
+    worst.clear();
+    for (const unsigned levels : {2U, 3U}) {
+        auto here = ratios(
+            repeats, [&] { return (contested_pair(levels) - contested_pair(1)) / (levels - 1); }, contested_floor);
+        if (worst.empty() || value_of(statistic::median, here) > value_of(statistic::median, worst))
+            worst = std::move(here);
+    }
+    r.figure("memory.quota_pair_contested_ns", repeated(repeats, [] { return contested_pair(2); }), "ns");
+    r.figure("memory.quota_pair_vs_cas_per_level_contested", worst, "x");
 
     const auto refusal = [](auto refuse) {
         return [=] {
@@ -157,47 +196,49 @@ struct outcome {
     std::uint64_t operations = 0, false_refusals = 0, bytes_over = 0, drift = 0;
 };
 
-/// Two workers that keep within half of what their quota always has for them, so that each of their requests fits, and
-/// two attackers that ask for what can never be had. A worker with `scarce` bytes asks for more than that and may be
-/// refused: only the limit counts then.
+/// Two workers that hold at most half each, so that each of their requests fits: some bytes, then exactly what is left of
+/// the half, of which nothing is left over when both have theirs. Two attackers ask, until the last worker is done, for
+/// all there is, which is never free. A worker that is `scarce` wants more than its half and may be refused: only the
+/// limit counts then.
 outcome attack(std::vector<quota*> path, std::vector<quota*> ways, bytes limit, std::uint64_t operations, bool scarce) {
     shadow seen(limit);
     std::atomic<std::uint64_t> refused{0}, lost{0}, done{0};
-    const auto of_each = operations / 4;
+    std::atomic<unsigned> working{2};
     const auto worker = [&](unsigned rank) {
         std::mt19937_64 random(rank);
         quota& q = *ways[rank % ways.size()];
-        std::array<std::uint64_t, 8> held{};
-        const auto most = limit.count() / (scarce ? 4 : 4 * held.size());
-        for (std::uint64_t i = 0; i < of_each; ++i) {
-            auto& b = held[random() % held.size()];
-            if (b != 0) {
-                seen.remove(b);
-                lost += q.release(bytes{b}) ? 0 : 1;
-                b = 0;
-            } else if (const auto n = 1 + random() % most; q.try_charge(bytes{n}) == errc::none) {
-                b = n;
-                seen.add(n);
-            } else {
+        const auto mine = scarce ? limit.count() * 3 / 4 : (limit.count() - 1) / 2;
+        const auto charge = [&](std::uint64_t n) {
+            if (q.try_charge(bytes{n}) != errc::none) {
                 refused += scarce ? 0 : 1;
+                return false;
             }
+            seen.add(n);
+            return true;
+        };
+        const auto release = [&](std::uint64_t n) {
+            seen.remove(n);
+            lost += q.release(bytes{n}) ? 0 : 1;
+        };
+        for (std::uint64_t i = 0; i < operations / 8; ++i) {  // four operations, by each of two workers
+            const auto some = 1 + random() % (mine - 1);
+            const bool first = charge(some), rest = charge(mine - some);
+            if (first) release(some);
+            if (rest) release(mine - some);
         }
-        for (const auto b : held)
-            if (b != 0) {
-                seen.remove(b);
-                lost += q.release(bytes{b}) ? 0 : 1;
-            }
-        done.fetch_add(of_each);
+        done.fetch_add(operations / 2);
+        working.fetch_sub(1);
     };
     const auto attacker = [&](unsigned rank) {
         quota& q = *ways[rank % ways.size()];
-        for (std::uint64_t i = 0; i < of_each; ++i)
+        std::uint64_t tries = 0;
+        for (; working.load(std::memory_order_relaxed) != 0; ++tries)
             if (q.try_charge(limit) == errc::none) {  // what is set aside below makes it impossible
                 seen.add(limit.count());
                 seen.remove(limit.count());
                 lost += q.release(limit) ? 0 : 1;
             }
-        done.fetch_add(of_each);
+        done.fetch_add(tries);
     };
     if (ways[0]->try_charge(1_B) != errc::none) ++lost;
     seen.add(1);

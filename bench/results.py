@@ -1,0 +1,212 @@
+#!/usr/bin/env python3
+# SPDX-License-Identifier: Apache-2.0
+"""Results as data: keeps what ./dev bench measured, fills the tables of the documents from it, and compares two runs.
+
+  results.py keep BUILD_DIR AREA...     build/bench/AREA*.json become bench/results/MACHINE/AREA.json
+  results.py fill [--check]             writes the measured cells of all documents, or says which aren't up to date
+  results.py compare OLD NEW            what got better or worse beyond the spread: the middle halves of the repeats
+                                        lie apart. OLD and NEW: an AREA.json each, or folders of them; a figure that
+                                        several files of a folder have is compared by its values there, run by run
+
+A table whose head has a column "measured" is filled: its cells get the value of the figure named in the row, either in
+backticks or, where prose stands instead, in a comment: <!-- memory.refusal_ns -->. Above the table stands the machine:
+<!-- results: MACHINE -->; `none` leaves cells as they are. All figures of one table must come from one commit.
+"""
+import json
+import re
+import statistics
+import sys
+from pathlib import Path
+
+ROOT = Path(__file__).resolve().parent.parent
+RESULTS = ROOT / "bench" / "results"
+DOCUMENTS = ["README.md", "docs/placement.md", "docs/figures.md"]
+
+
+class Problem(Exception):
+    """Something the reader of the message can mend."""
+
+
+def load(path):
+    """One area's results: {"commit": ..., "figures": {...}}, with the files beside it that lack the rest merged in."""
+    try:
+        return json.loads(Path(path).read_text())
+    except (OSError, ValueError) as e:
+        raise Problem(f"{path}: {e}") from e
+
+
+def load_all(path):
+    """name -> (unit, repeats) of a file or of all files in a folder; the repeats are runs where there are several."""
+    path = Path(path)
+    files = sorted(path.glob("*.json")) if path.is_dir() else [path]
+    if not files:
+        raise Problem(f"{path}: no results")
+    runs = {}
+    for file in files:
+        for name, f in load(file)["figures"].items():
+            runs.setdefault(name, []).append(f)
+    return {name: (all_[0]["unit"], all_[0]["repeats"] if len(all_) == 1 else [f["value"] for f in all_])
+            for name, all_ in runs.items()}
+
+
+# ---- keep
+
+def machine_name(processor):
+    """ "AMD EPYC, family 25, model 1, 2 cores" -> "amd-epyc-25-1-2-cores" """
+    words = re.sub(r"\b(family|model|cpu|processor|\(r\)|\(tm\))(?=\W|$)", " ", processor.lower())
+    return re.sub(r"[^a-z0-9.]+", "-", words).strip("-")
+
+
+def keep(folder, areas):
+    for area in areas:
+        result = load(folder / f"{area}.json")
+        if result["commit"].endswith("-dirty"):
+            raise Problem(f"{area}: measured with uncommitted changes, so nobody could repeat it")
+        for part in sorted(folder.glob(f"{area}_*.json")):
+            result["figures"].update(load(part)["figures"])
+        machine = RESULTS / machine_name(result["processor"])
+        machine.mkdir(parents=True, exist_ok=True)
+        head = {k: v for k, v in result.items() if k != "figures"}
+        lines = [f" {json.dumps(k)}: {json.dumps(v)}" for k, v in head.items()]
+        rows = [f"  {json.dumps(k)}: {json.dumps(v)}" for k, v in sorted(result["figures"].items())]
+        text = "{" + ",\n".join(lines)[1:] + ',\n "figures": {\n' + ",\n".join(rows) + "\n }}\n"
+        (machine / f"{area}.json").write_text(text)
+        print(f"kept {(machine / area).relative_to(ROOT)}.json")
+
+
+# ---- fill
+
+def number(x):
+    if x == 0 or (abs(x) >= 100 and float(x).is_integer()):
+        return f"{x:.0f}"
+    return f"{x:.3g}" if abs(x) < 1000 else f"{x:.0f}"
+
+
+def cell(figure):
+    unit = {"x": "x", "%": " %"}.get(figure["unit"], "" if figure["unit"] == "count" else " " + figure["unit"])
+    if figure["least"] == figure["most"]:
+        return number(figure["value"]) + unit
+    return f"{number(figure['value'])}{unit} ({number(figure['least'])} to {number(figure['most'])})"
+
+
+def figure_of(row):
+    named = re.search(r"<!-- ([a-z_]+\.[a-z0-9_]+) -->", row) or re.search(r"`([a-z_]+\.[a-z0-9_]+)`", row)
+    return named[1] if named else None
+
+
+def split_row(line):
+    return [c.strip() for c in line.strip().strip("|").split("|")]
+
+
+def filled(document, text):
+    """The document with its measured cells as the results have them."""
+    lines, machine, column, commits = [], None, None, {}
+    for line in text.splitlines():
+        told = re.match(r"<!-- results: (\S+) -->", line)
+        if told:
+            machine = told[1] if told[1] != "none" else None
+            if machine and not (RESULTS / machine).is_dir():
+                raise Problem(f"{document}: there are no results of {machine}")
+        elif not line.startswith("|"):
+            column, commits = None, {}
+        elif column is None:
+            head = split_row(line)
+            column = head.index("measured") if machine and "measured" in head else -1
+        elif column >= 0 and not set(line) <= set("|-: "):
+            name, cells = figure_of(line), split_row(line)
+            if name is None:
+                raise Problem(f"{document}: no figure is named in the row: {line}")
+            area = load(RESULTS / machine / f"{name.split('.')[0]}.json")
+            if name not in area["figures"]:
+                raise Problem(f"{document}: {name} was not measured on {machine}")
+            commits[area["commit"]] = name
+            if len(commits) > 1:
+                raise Problem(f"{document}: {' and '.join(commits.values())} were measured at different commits")
+            comment = f"<!-- {name} --> " if f"<!-- {name} -->" in cells[column] else ""
+            cells[column] = comment + cell(area["figures"][name])
+            line = "| " + " | ".join(cells) + " |"
+        lines.append(line)
+    return "\n".join(lines) + "\n"
+
+
+def fill(check):
+    stale = []
+    for document in DOCUMENTS:
+        path = ROOT / document
+        text = path.read_text()
+        now = filled(document, text)
+        if now != text:
+            stale.append(document)
+            if not check:
+                path.write_text(now)
+                print(f"filled {document}")
+    if check and stale:
+        raise Problem(f"{', '.join(stale)}: figures differ from bench/results; run bench/results.py fill")
+
+
+# ---- compare
+
+def bars():
+    """What bench/README.md demands of a figure, by name: ("at most" or "at least", the bar)."""
+    found = {}
+    for line in (ROOT / "bench" / "README.md").read_text().splitlines():
+        cells = split_row(line) if line.startswith("|") else []
+        bar = re.match(r"(at most|at least) ([0-9.,]+)", cells[-1].replace(",", "")) if cells else None
+        for name in re.findall(r"`([a-z_]+\.[a-z0-9_]+)`", cells[0]) if bar else []:
+            found[name] = (bar[1], float(bar[2]))
+    return found
+
+
+def lower_is_better(name, unit, known):
+    """None where nothing says so."""
+    if name in known:
+        return known[name][0] == "at most"
+    return True if unit in ("ns", "us", "ms", "s") else None
+
+
+def middle_half(values):
+    """(first quartile, median, third quartile)"""
+    if len(values) == 1:
+        return values * 3
+    first, median, third = statistics.quantiles(values, n=4, method="inclusive")
+    return first, median, third
+
+
+def compare(old, new):
+    """Returns how many figures got worse."""
+    known, worse = bars(), 0
+    for name in sorted(old.keys() | new.keys()):
+        if name not in old or name not in new:
+            print(f"{name:46} only {'after' if name in new else 'before'}")
+            continue
+        unit = new[name][0]
+        low, before, high = middle_half(old[name][1])
+        least, after, most = middle_half(new[name][1])
+        lower, verdict = lower_is_better(name, unit, known), ""
+        if least > high or most < low:
+            verdict = "changed" if lower is None else "better" if (after < before) == lower else "WORSE"
+        worse += verdict == "WORSE"
+        change = f"{100 * (after / before - 1):+.1f} %" if before else ""
+        print(f"{name:46} {number(before):>8} -> {number(after):>8} {unit:6} {change:>10}  {verdict}")
+    return worse
+
+
+def main(arguments):
+    command, *rest = arguments or ["--help"]
+    if command in ("--help", "-h"):
+        print(__doc__)
+    elif command == "keep" and len(rest) > 1:
+        keep(Path(rest[0]), rest[1:])
+    elif command == "fill" and rest in ([], ["--check"]):
+        fill(check=bool(rest))
+    elif command == "compare" and len(rest) == 2:
+        sys.exit(1 if compare(load_all(rest[0]), load_all(rest[1])) else 0)
+    else:
+        raise Problem("what to do? --help says what there is")
+
+
+if __name__ == "__main__":
+    try:
+        main(sys.argv[1:])
+    except Problem as e:
+        sys.exit(f"results: {e}")

@@ -1,0 +1,132 @@
+#!/usr/bin/env python3
+# SPDX-License-Identifier: Apache-2.0
+"""Tests of bench/results.py: what it fills in, and what it refuses to say."""
+import contextlib
+import importlib.util
+import io
+import json
+import sys
+import tempfile
+import unittest
+from pathlib import Path
+
+sys.dont_write_bytecode = True
+spec = importlib.util.spec_from_file_location(
+    "results", Path(__file__).resolve().parent.parent.parent / "bench" / "results.py")
+results = importlib.util.module_from_spec(spec)
+spec.loader.exec_module(results)
+
+TABLE = """<!-- results: epyc -->
+
+| figure | measured | bar |
+|---|---|---|
+| `memory.refusal_ns` | 0 | at most 15 |
+| a charge <!-- not this --> | <!-- memory.pair --> 9 | |
+
+| measured by whom |
+|---|
+| others |
+"""
+
+
+def figure(*repeats, unit="ns"):
+    return {"value": repeats[len(repeats) // 2], "is": "median", "unit": unit, "least": min(repeats),
+            "most": max(repeats), "repeats": list(repeats)}
+
+
+class ResultsTest(unittest.TestCase):
+    def setUp(self):
+        folder = tempfile.TemporaryDirectory()
+        self.addCleanup(folder.cleanup)
+        results.ROOT = Path(folder.name)
+        results.RESULTS = results.ROOT / "bench" / "results"
+        (results.RESULTS / "epyc").mkdir(parents=True)
+        (results.ROOT / "bench" / "README.md").write_text(
+            "| figure | what | bar |\n|---|---|---|\n| `a.share` | x | at least 95.8 |\n| `a.cost` | x | at most 1,000 |\n")
+
+    def keep(self, area, commit="c0ffee", machine="epyc", **figures):
+        text = json.dumps({"commit": commit, "processor": "AMD EPYC, family 25, model 1, 2 cores",
+                           "figures": {f"{area}.{name}": f for name, f in figures.items()}})
+        (results.RESULTS / machine / f"{area}.json").write_text(text)
+
+    def compared(self, old, new):
+        out = io.StringIO()
+        with contextlib.redirect_stdout(out):
+            worse = results.compare(old, new)
+        return worse, out.getvalue()
+
+    def test_fills_measured_cells_and_nothing_else(self):
+        self.keep("memory", refusal_ns=figure(9, 10, 12), pair=figure(1.384, unit="x"))
+        text = results.filled("x.md", TABLE)
+        self.assertIn("| `memory.refusal_ns` | 10 ns (9 to 12) | at most 15 |", text)
+        self.assertIn("| a charge <!-- not this --> | <!-- memory.pair --> 1.38x |  |", text)
+        self.assertIn("| others |", text)
+        self.assertEqual(results.filled("x.md", text), text)
+
+    def test_a_table_that_is_out_of_date_fails_the_check(self):
+        self.keep("memory", refusal_ns=figure(9, 10, 12), pair=figure(1.384, unit="x"))
+        results.DOCUMENTS = ["x.md"]
+        (results.ROOT / "x.md").write_text(results.filled("x.md", TABLE))
+        results.fill(check=True)
+        self.keep("memory", refusal_ns=figure(9, 11, 12), pair=figure(1.384, unit="x"))
+        with self.assertRaisesRegex(results.Problem, "x.md"):
+            results.fill(check=True)
+
+    def test_a_table_never_mixes_commits(self):
+        self.keep("memory", refusal_ns=figure(10))
+        self.keep("compute", commit="decade", admit=figure(80))
+        table = "<!-- results: epyc -->\n\n| f | measured |\n|-|-|\n| `memory.refusal_ns` | |\n| `compute.admit` | |\n"
+        with self.assertRaisesRegex(results.Problem, "different commits"):
+            results.filled("x.md", table)
+
+    def test_what_was_not_measured_is_an_error(self):
+        self.keep("memory", refusal_ns=figure(10))
+        for row in ("`memory.pair`", "`core.pair`", "nothing"):
+            with self.assertRaises(results.Problem):
+                results.filled("x.md", f"<!-- results: epyc -->\n| f | measured |\n|-|-|\n| {row} | |\n")
+        with self.assertRaisesRegex(results.Problem, "no results of xeon"):
+            results.filled("x.md", "<!-- results: xeon -->\n")
+
+    def test_keeps_an_area_with_its_parts_by_machine(self):
+        build = results.ROOT / "build"
+        build.mkdir()
+        self.keep("core", pair=figure(1, 2, 3))
+        (results.RESULTS / "epyc" / "core.json").rename(build / "core.json")
+        (build / "core_include.json").write_text(json.dumps({"figures": {"core.include_ratio": figure(1.9)}}))
+        with contextlib.redirect_stdout(io.StringIO()):
+            results.keep(build, ["core"])
+        kept = json.loads((results.RESULTS / "amd-epyc-25-1-2-cores" / "core.json").read_text())
+        self.assertEqual(sorted(kept["figures"]), ["core.include_ratio", "core.pair"])
+        self.assertEqual(kept["commit"], "c0ffee")
+
+    def test_refuses_what_nobody_could_repeat(self):
+        build = results.ROOT / "build"
+        build.mkdir()
+        self.keep("core", commit="c0ffee-dirty", pair=figure(1))
+        (results.RESULTS / "epyc" / "core.json").rename(build / "core.json")
+        with self.assertRaisesRegex(results.Problem, "uncommitted"):
+            results.keep(build, ["core"])
+
+    def test_compares_by_the_middle_halves_and_the_bar_s_direction(self):
+        old = {"a.share": ("%", [95, 96, 97]), "a.cost": ("x", [10, 11, 12]), "a.t": ("ns", [10, 11, 30]), "a.x": ("x", [1])}
+        new = {"a.share": ("%", [90, 91, 92]), "a.cost": ("x", [1, 2, 3]), "a.t": ("ns", [11, 12, 10]), "a.x": ("x", [2])}
+        worse, text = self.compared(old, new)
+        self.assertEqual(worse, 1)
+        self.assertRegex(text, r"a\.share .*WORSE")
+        self.assertRegex(text, r"a\.cost .*better")
+        self.assertRegex(text, r"a\.x .*changed")
+        self.assertNotRegex(text, r"a\.t .*(WORSE|better|changed)")
+        self.assertEqual(self.compared(old, old)[0], 0)
+
+    def test_runs_of_a_folder_are_compared_by_their_values(self):
+        for run, value in enumerate((3, 1, 2)):
+            self.keep(f"core.{run}", machine="epyc", pair=figure(value))
+        for file in (results.RESULTS / "epyc").glob("*.json"):
+            text = json.loads(file.read_text())
+            text["figures"] = {"core.pair": next(iter(text["figures"].values()))}
+            file.write_text(json.dumps(text))
+        self.assertEqual(results.load_all(results.RESULTS / "epyc"), {"core.pair": ("ns", [3, 1, 2])})
+
+
+if __name__ == "__main__":
+    unittest.main()
