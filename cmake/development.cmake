@@ -39,3 +39,7 @@ if(TARGET gpushare::cuda_runtime)
     add_library(ptx_runtime STATIC EXCLUDE_FROM_ALL ${CMAKE_CURRENT_SOURCE_DIR}/tests/support/ptx/runtime.cpp)
     target_link_libraries(ptx_runtime PUBLIC cuda_standin ptx_executor)
 endif()
+
+# What benchmarks say that they were built with.
+string(TOUPPER "${CMAKE_BUILD_TYPE}" build_type)
+string(STRIP "${CMAKE_CXX_FLAGS} ${CMAKE_CXX_FLAGS_${build_type}}" GPUSHARE_BENCH_FLAGS)

@@ -232,7 +232,8 @@ private:
             const blocks_by_time blocks(book.blocks, start_, out.bin, bins);
             const auto busy_between = [&](instant from, instant to) {
                 std::vector<double> busy(out.tenants.size());
-                for (const auto& [tag, time] : host::busy_by_tag(blocks.within(from, to), from, to))
+                for (const auto& [tag, time] :
+                     host::sm_time_by_tag(blocks.within(from, to), from, to, node_.options().sms))
                     busy[tenant_of(tag)] = static_cast<double>(time.count());
                 return busy;
             };

@@ -1,12 +1,12 @@
 // SPDX-License-Identifier: Apache-2.0
-// Atomic access to an object of memory that kernels share: std::atomic_ref in every host pass, the compiler's own atomic
-// functions in device passes, one type with one layout in both. What ranks and blocks talk through.
+// Atomic access to an integer in memory that kernels share. One type with one layout: std::atomic_ref in host passes,
+// the compiler's atomic built-ins in device passes. Ranks and blocks talk through it.
 //
 //   gpushare::atomic_ref{*flag}.store_release(epoch);                       // what was written before is visible ...
-//   while (gpushare::atomic_ref{*flag}.load_acquire() != epoch) ctx.backoff(turn++);    // ... to who reads this
+//   while (gpushare::atomic_ref{*flag}.load_acquire() != epoch) ctx.backoff(turn++);    // ... once this reads `epoch`
 //
-// The order is part of the name: device compilers take it as a literal only, and a reader sees that it was chosen.
-// libcu++ has the same in <cuda/atomic>, which more than doubles the time to compile a small .cu file.
+// The memory order is part of the name: device compilers take it as a literal only, and each call shows which was
+// chosen. libcu++ has the same in <cuda/atomic>, which more than doubles the time to compile a small .cu file.
 #pragma once
 
 #include <atomic>
@@ -18,21 +18,21 @@
 namespace gpushare {
 inline namespace GPUSHARE_ABI {
 
-/// Who an atomic operation is ordered against on a device. On the host it is always everyone.
+/// The scope of an atomic operation on a device. On the host it is always the system.
 enum class atomic_scope : std::uint8_t {
     system,  ///< every device and the host: ranks on several devices
     device,  ///< blocks of one device; cheaper
 };
 
-/// Refers to an integer of 4 or 8 bytes at its natural alignment, which must outlive it. While any of these exists,
-/// the integer is accessed through them only.
+/// Refers to an integer of 4 or 8 bytes at its natural alignment, which must outlive it. While an atomic_ref to the
+/// integer exists, access it through atomic_refs only.
 template <std::integral T, atomic_scope Scope = atomic_scope::system>
 requires(sizeof(T) == 4 || sizeof(T) == 8) class atomic_ref {
 public:
     /// Refers to `object`.
     GPUSHARE_HD explicit atomic_ref(T& object) noexcept : object_(&object) {}
 
-    /// The value; orders nothing.
+    /// Reads the value; orders nothing.
     [[nodiscard]] GPUSHARE_HD T load_relaxed() const noexcept {
 #ifdef __CUDA_ARCH__
         if constexpr (on_system)
@@ -43,7 +43,7 @@ public:
         return std::atomic_ref{*object_}.load(std::memory_order_relaxed);
 #endif
     }
-    /// Whoever reads what a release wrote sees what was written before that release.
+    /// Reads the value. If a release wrote it, what was written before the release is visible after this.
     [[nodiscard]] GPUSHARE_HD T load_acquire() const noexcept {
 #ifdef __CUDA_ARCH__
         if constexpr (on_system)
@@ -66,7 +66,7 @@ public:
         std::atomic_ref{*object_}.store(value, std::memory_order_relaxed);
 #endif
     }
-    /// Sets the value; what was written before is seen by whoever reads it with acquire.
+    /// Sets the value. What was written before is visible after an acquire that reads it.
     GPUSHARE_HD void store_release(T value) const noexcept {
 #ifdef __CUDA_ARCH__
         if constexpr (on_system)
@@ -142,7 +142,7 @@ private:
     T* object_;
 };
 
-/// Among the blocks of one device.
+/// An atomic_ref among the blocks of one device.
 template <std::integral T>
 using device_atomic_ref = atomic_ref<T, atomic_scope::device>;
 

@@ -1,11 +1,11 @@
 // SPDX-License-Identifier: Apache-2.0
-// How what stands on a resource learns that the resource closes: pools, arenas and others that keep memory give it back
-// first, and hand nothing out any more. Like std::stop_source, stop_token and stop_callback, but the callbacks are
-// told a deadline and answer whether they are done.
+// Tells pools, arenas and other resources that the resource below them closes. They give back the memory that they
+// keep, and hand nothing out any more. Like std::stop_source, stop_token and stop_callback, but the callbacks get a
+// deadline and answer whether they are done.
 //
 //   gpushare::close_source closing;                                     // of the resource that will close
-//   gpushare::close_callback gives_back{closing.token(), [&](gpushare::instant deadline) { return pool.drain(deadline); }};
-//   if (closing.close(deadline)) ...;                                   // all that stood on it has given up its memory
+//   gpushare::close_callback gives_back{closing.token(), [&](gpushare::instant by) { return pool.drain(by); }};
+//   if (closing.close(deadline)) ...;                                   // all resources above have given up its memory
 #pragma once
 
 #include <atomic>
@@ -39,16 +39,16 @@ struct close_state {
 
 }  // namespace detail
 
-/// What a resource gives to those that stand on it, so that they can ask whether it is closed, and register to be told.
-/// Copies refer to the same source, which they may outlive. Safe from any thread.
+/// Lets resources that are built on another one ask whether that is closed, and register to be told. Copies refer to
+/// the same source, which they may outlive. Safe from any thread.
 class close_token {
 public:
-    /// Of a resource that never closes.
+    /// The token of a resource that never closes.
     close_token() noexcept = default;
 
     /// Whether there is a source that can close.
     [[nodiscard]] explicit operator bool() const noexcept { return state_ != nullptr; }
-    /// Whether the close has begun: acquire, so that whoever sees it sees what was done before.
+    /// Whether the close has begun. Acquire: a thread that sees it sees what was done before.
     [[nodiscard]] bool closed() const noexcept {
         return state_ != nullptr && state_->closed.load(std::memory_order_acquire);
     }
@@ -61,13 +61,13 @@ private:
     std::shared_ptr<detail::close_state> state_;
 };
 
-/// Registered as long as it lives, or until it has said that it is done. The last one made is called first: what stands
-/// on another resource closes before it. Neither copied nor moved.
+/// A callback, registered as long as it lives, or until it has answered that it is done. The newest is called first, so
+/// that a resource closes before the one below it. Neither copied nor moved.
 class close_callback {
 public:
-    /// At most 48 bytes of captures. Called with the deadline of the close, by the thread that closes and under no lock of
-    /// the source. From then on the owner refuses with errc::closed. Once it returns true the owner keeps no memory of the
-    /// resource and doesn't touch it any more. False: some is still in use; it is called again by the next close.
+    /// At most 48 bytes of captures. Called with the deadline of the close, by the thread that closes, under no lock of
+    /// the source. From then on the callback's owner must refuse with errc::closed. True: the owner keeps no memory of
+    /// the resource and doesn't touch it any more. False: some is still in use, and the next close calls it again.
     using function = detail::inplace_function<bool(instant), 48>;
 
     /// Does nothing for an empty token. A source that is closed already tells it at its next close().
@@ -79,7 +79,7 @@ public:
     }
     close_callback(const close_callback&) = delete;
     close_callback& operator=(const close_callback&) = delete;
-    /// Waits for a call that another thread is in. May be destroyed from within its own call.
+    /// Waits until no other thread is in a call of it. The callback may destroy itself.
     ~close_callback() {
         if (state_ == nullptr) return;
         std::unique_lock lock(state_->mutex);
@@ -110,7 +110,7 @@ private:
     std::uint64_t asked_in_ = 0;  // the last pass that called it
 };
 
-/// Of a resource that can close. Neither copied nor moved. Safe from any thread.
+/// The source of a resource that can close. Neither copied nor moved. Safe from any thread.
 class close_source {
 public:
     /// Throws std::bad_alloc.
@@ -118,13 +118,13 @@ public:
     close_source(const close_source&) = delete;
     close_source& operator=(const close_source&) = delete;
 
-    /// For those that stand on the resource.
+    /// The token for resources built on this one.
     [[nodiscard]] close_token token() const noexcept { return close_token(state_); }
     /// See close_token::closed.
     [[nodiscard]] bool closed() const noexcept { return state_->closed.load(std::memory_order_acquire); }
 
-    /// Tells every callback, the last one made first. True once all have given up what they kept; false if one couldn't by
-    /// `deadline`: call it again. Nothing reopens. A second call that overlaps waits for the first one.
+    /// Calls every callback, the newest first. True once all have given up what they kept; false if one couldn't by
+    /// `deadline`: call it again. A closed source stays closed. A second call that overlaps waits for the first.
     bool close(instant deadline) noexcept {
         auto& s = *state_;
         std::unique_lock lock(s.mutex);

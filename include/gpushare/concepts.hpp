@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
-// The small concepts through which primitives and backends meet: a primitive names a concept, a backend models
-// it and says so in a `static_assert`, and neither includes the other.
+// The concepts between primitives and backends. A primitive asks for a concept, a backend models it and says so in a
+// `static_assert`, and neither includes the other.
 //
 //   template <gpushare::timeline Stream> class my_scheduler { typename Stream::point last_; };
 #pragma once
@@ -53,11 +53,11 @@ concept timeline = requires(S& s) {
     { s.record() } -> std::same_as<typename S::point>;
 };
 
-/// A stream on which a point may be recorded later, even once the stream object is gone: where points cost something,
-/// one of them can then serve for several pieces of work.
+/// A stream on which a point may be recorded later, even once the stream object is gone. So where points cost
+/// something, one point can serve for several pieces of work.
 ///   share()     a handle that keeps the timeline alive; empty (false) where others may destroy it
 ///   record()    of a handle: as of the stream
-///   timeline()  names the timeline: no other has this name while anything is in flight on it, the stream gone or not
+///   timeline()  a number of the timeline, unique while anything is in flight on it, the stream gone or not
 template <class S>
 concept shared_timeline = timeline<S> && requires(const S& s, const typename S::handle& h) {
     requires std::copyable<typename S::handle> && std::default_initializable<typename S::handle>;
@@ -85,11 +85,11 @@ struct grid {
     ns hold{};                  ///< how long a block occupies its SM where time is modelled; ignored elsewhere
 };
 
-/// What a kernel's first argument offers. Kernels are written once, as thread-strided loops that are right for
-/// any `num_threads() >= 1`:
+/// The first argument of a kernel. Kernels are written once, as thread-strided loops that are correct for any
+/// `num_threads() >= 1`:
 ///   for (auto i = ctx.thread_rank(); i < n; i += ctx.num_threads()) ...
-///   sync()          all threads of the block
-///   backoff(n)      call while waiting for another block, n = how often already: yields the SM's core
+///   sync()          barrier of all threads of the block
+///   backoff(n)      call it while polling for another block, for the nth time: yields the SM's core
 ///   now()           ns of the clock that deadlines inside kernels belong to: the steady clock, or a device's own
 template <class C>
 concept kernel_context = requires(C& c, const C& cc, std::uint32_t n) {
@@ -138,18 +138,18 @@ concept memory_resource = requires(R& r, void* p, std::size_t size, std::size_t 
 
 class close_token;  // closing.hpp
 
-/// What adaptors ask of the memory below them, and what each of them answers to those above: every allocator of this
-/// library models it, and so does every backend's memory. A plain memory_resource becomes one by as_upstream().
+/// The interface between an adaptor and the memory below it. Every allocator of this library models it, and so does
+/// every backend's memory; as_upstream() makes one of a plain memory_resource.
 ///   try_allocate(size, alignment, why)   null instead of an exception; `why`, unless it is null, gets the reason
 ///   deallocate(p, size, alignment)       errc::none; or why nothing happened: unknown_block, wrong_size, closed
-///   charged(size, alignment)   bytes that such an allocation really takes; bytes::max() if there can be none
+///   charged(size, alignment)   bytes that such an allocation really takes; bytes::max() if it can never be granted
 ///   refuses(size, alignment)   why it can never be granted, whatever is freed (size_overflow, bad_alignment, over_quota,
 ///                              out_of_memory, closed); errc::none if it could be. Takes locks: not for a hot path
-///   largest_free()             the largest block that could be had now at a multiple of 256 bytes; bytes::max() of memory
+///   largest_free()             the largest block at a multiple of 256 bytes that is free now; bytes::max() of memory
 ///                              that doesn't say
-///   owner()                    the tenant that the memory is charged to; empty where nobody says
+///   owner()                    the tenant that the memory is charged to; empty if unknown
 ///   closing()                  closed before the memory goes (closing.hpp); empty of memory that never closes. From then
-///                              on it refuses with errc::closed, and whoever keeps some of it registers a
+///                              on it refuses with errc::closed. A resource that keeps some of it registers a
 ///                              close_callback there, to give it back first
 template <class R>
 concept upstream = memory_resource<R> && requires(R& r, const R& c, void* p, std::size_t size, std::size_t alignment,
@@ -163,20 +163,20 @@ concept upstream = memory_resource<R> && requires(R& r, const R& c, void* p, std
     { c.closing() } noexcept -> std::same_as<close_token>;
 };
 
-/// Told once a block is back where it came from: `tell(to, size)`, on any thread and under no lock. Nothing if `tell` is
-/// null.
+/// A note that a block is back in its upstream: `tell(to, size)` is called then, on any thread and under no lock.
+/// Nothing if `tell` is null.
 struct when_back {
     void (*tell)(void* to, bytes size) noexcept = nullptr;  ///< What is called.
     void* to = nullptr;                                     ///< Passed on.
     bytes size{};                                           ///< Passed on: what the block took.
 };
 
-/// An upstream that has blocks back later than deallocate() returns, as it scrubs them first. Until then they count as
-/// charged: a quota above it is credited by the note.
+/// An upstream that gets blocks back only some time after deallocate() returns, for example because it scrubs them
+/// first. Until then they stay charged: the note credits a quota above.
 ///   deallocate_then(p, size, alignment, note)   as deallocate; the note is told once the block is back, unless it failed
 ///   returned()     how many blocks have come back so far
-///   settle(seen)   collects what can be had back now; true, and `seen` is up to date, if any has come since returned()
-///                  was `seen`: worth another try
+///   settle(seen)   collects the blocks that can come back now; true, and `seen` is up to date, if any has come since
+///                  returned() was `seen`: allocate again
 template <class R>
 concept deferring_upstream = upstream<R> && requires(R& r, void* p, std::size_t size, when_back note, std::uint64_t& seen) {
     { r.deallocate_then(p, size, size, note) } noexcept -> std::same_as<errc>;
@@ -187,7 +187,7 @@ concept deferring_upstream = upstream<R> && requires(R& r, void* p, std::size_t 
 /// The memory of a device, or a part of one that looks like it. Safe from any thread.
 ///   try_allocate(size, alignment)   null when it isn't there
 ///   capacity()                      bytes of the device
-///   taken_by_others()               of these, bytes that no allocation from here accounts for; beside traffic never too few
+///   taken_by_others()               of these, bytes that no allocation from here accounts for; never too few
 template <class M>
 concept memory = upstream<M> && requires(M& m, const M& c, std::size_t size, std::size_t alignment) {
     { m.try_allocate(size, alignment) } noexcept -> std::same_as<void*>;
@@ -195,16 +195,15 @@ concept memory = upstream<M> && requires(M& m, const M& c, std::size_t size, std
     { c.taken_by_others() } noexcept -> std::same_as<bytes>;
 };
 
-/// Device memory whose addresses and physical chunks are had apart, so that a chunk moves from one address range to
-/// another without a copy. Safe from any thread. A `range` (addresses with nothing behind them) and a `chunk`
-/// (granularity() bytes without an address) go back when they are destroyed, by when nothing may be mapped in the one
-/// and the other not be mapped.
+/// Device memory with separate address ranges and physical chunks, so that a chunk moves from one range to another
+/// without a copy. Safe from any thread. A `range` (addresses without memory) and a `chunk` (granularity() bytes
+/// without an address) are freed by their destructors; before that, all that is mapped must be unmapped.
 ///   granularity()     bytes of a chunk; ranges begin at, and are as big as, a multiple of it
 ///   reserve(size)     a range of `size` bytes
 ///   create()          a chunk; `fresh_is_zero` says whether it holds nothing of earlier users
-///   map(at, chunk)    readable and writable from `at`, in a range, where nothing is mapped
-///   unmap(at, size)   nothing any more, for one or several whole chunks side by side. Not stream-ordered: no work may
-///                     use them any more. An error changes nothing.
+///   map(at, chunk)    maps the chunk to `at`, in a range, where nothing is mapped: readable and writable
+///   unmap(at, size)   unmaps one or several whole chunks side by side. Not stream-ordered: no work may use them any
+///                     more. An error changes nothing.
 template <class V>
 concept virtual_memory = requires(V& v, const V& cv, const typename V::range& r, const typename V::chunk& c, void* at,
                                   std::size_t size) {
@@ -219,7 +218,7 @@ concept virtual_memory = requires(V& v, const V& cv, const typename V::range& r,
 };
 
 /// A stream that moves bytes and waits for other streams of its node, all in its own order.
-///   copy(to, from, size)   both ends reachable from the stream's device, no overlap; they must last until it is done
+///   copy(to, from, size)   both reachable from the stream's device, without overlap; they must last until it is done
 ///   wait(point)            what is enqueued from now on starts after `point`
 template <class S>
 concept copier = timeline<S> && requires(S& s, void* to, const void* from, std::size_t size,
@@ -229,10 +228,10 @@ concept copier = timeline<S> && requires(S& s, void* to, const void* from, std::
 };
 
 /// A change to one counted resource that is made in two steps, so that several are made together or not at all.
-///   prepare()   errc::none: the change can be made, and whoever asks for the resource from now on waits; else nothing
-///               happened, and the figures say why
+///   prepare()   errc::none: the change can be made, and others' requests for the resource wait from now on; else
+///               nothing happened, and the figures say why
 ///   commit(), abandon()   after a successful prepare, from the same thread: makes the change, or doesn't; waiters go on
-///   resource()  whose change it is: changes of one resource can't be prepared side by side
+///   resource()  identifies the resource: two changes of one resource can't be prepared at once
 template <class C>
 concept prepared_change = std::movable<C> && requires(C& c, const C& cc) {
     { c.prepare() } noexcept -> std::same_as<failure>;
@@ -241,21 +240,22 @@ concept prepared_change = std::movable<C> && requires(C& c, const C& cc) {
     { cc.resource() } noexcept -> std::same_as<const void*>;
 };
 
-/// The order in which work for several devices is enqueued: `enter` returns a guard, and while two guards over
-/// a common device would overlap, one waits. So two gangs are never enqueued in different orders.
+/// The order in which work for several devices is enqueued: `enter` returns a guard, and waits while another guard
+/// holds a common device. So two gangs are never enqueued on their devices in different orders.
 template <class G>
 concept gang_order = requires(G& g, std::span<const device_id> devices) {
     { g.enter(devices) } -> std::movable;
 };
 
-/// How the SMs of a device can be split: partitions are made of `units` groups of `unit` SMs. See sm_split.hpp.
+/// How the SMs of a device can be split: into partitions made of units, where a unit is `unit` SMs. See sm_split.hpp.
 struct sm_split {
     std::uint32_t sms = 0;  ///< of the device; those beyond unit * units can be in no partition
-    std::uint32_t unit = 0;  ///< SMs come in groups of so many
-    std::uint32_t units = 0;  ///< how many groups
+    std::uint32_t unit = 0;  ///< SMs of a unit
+    std::uint32_t units = 0;  ///< how many units there are
 };
 
-/// Some SMs of a device: kernels of its streams run on them and on no others. Stays until its streams are gone.
+/// Some SMs of a device: kernels of the partition's streams run on them and on no others. It lasts until its streams
+/// are gone.
 template <class P, class Stream>
 concept sm_partition_for = std::movable<P> && requires(P& p, const P& c, priority level, std::uint32_t tag) {
     { c.sms() } noexcept -> std::same_as<std::uint32_t>;
@@ -270,8 +270,8 @@ concept stream_source = requires(D& d, priority level, std::uint32_t tag) {
 };
 
 /// A device whose SMs can be split. Safe from any thread.
-///   make_stream(level, tag)   in no partition: its kernels run on every SM, those of partitions too
-///   split()        how; throws operation_error (not_supported) where the driver can't
+///   make_stream(level, tag)   a stream in no partition: its kernels run on every SM, those of partitions too
+///   split()        how it can be split; throws operation_error (not_supported) where the driver can't
 ///   partition(n)   partitions of n[i] SMs, which share none with each other or with those that there are; all or none.
 ///                  Throws operation_error: not_whole if one isn't a multiple of the unit, too_few_sms, not_supported
 ///   outside_any_partition()   the tags of streams in no partition that this process made, in order
@@ -281,6 +281,18 @@ concept sm_partitionable = stream_source<D> && requires(D& d, const D& c, std::s
     { c.split() } -> std::same_as<sm_split>;
     { d.partition(sms)[0] } -> std::same_as<typename D::partition_type&>;
     { c.outside_any_partition()[0] } -> std::convertible_to<std::uint32_t>;
+};
+
+/// What the work of a stream used of its device, of the SMs that it may run on.
+struct sm_use {
+    ns time{};         ///< SM time over the SMs: filling half of them for 2 ms is 1 ms
+    sm_width width{};  ///< the part of them that it could fill, in the mean of that time; not known where nothing ran
+};
+
+/// A timeline that can tell what its work used of the device between two of its points that are reached.
+template <class S>
+concept sm_timeline = timeline<S> && requires(const typename S::point& a, const typename S::point& b) {
+    { used_between(a, b) } noexcept -> std::same_as<sm_use>;
 };
 
 /// A node: devices that one process reaches, with memory and streams each.
@@ -303,9 +315,9 @@ concept node = requires(N& n, const N& c, device_id d, priority p, std::uint32_t
 struct immediate_point {
     /// Always.
     [[nodiscard]] static constexpr bool reached() noexcept { return true; }
-    /// Doesn't.
+    /// Doesn't wait.
     static constexpr bool wait(instant) noexcept { return true; }
-    /// Doesn't.
+    /// Doesn't wait.
     static constexpr bool wait_any(std::span<const immediate_point>, instant) noexcept { return true; }
     /// None.
     [[nodiscard]] static constexpr errc status() noexcept { return errc::none; }

@@ -1,7 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
-// The only macros of the library: its version, the inline namespace that carries it, and the annotations
-// that let one function body serve g++ and nvcc. They depend on the compiler alone, never on which other
-// headers were found, so every translation unit sees the same definitions.
+// The library's macros, its only ones: its version, the inline namespace that carries the version, and annotations that
+// let one function body serve g++ and nvcc. They depend on the compiler alone, not on which other headers are found, so
+// every translation unit sees the same definitions.
 //
 //   namespace gpushare { inline namespace GPUSHARE_ABI { ... } }   // gpushare::v0_1_0, written as gpushare::
 #pragma once

@@ -1,10 +1,10 @@
 // SPDX-License-Identifier: Apache-2.0
-// What goes wrong, three ways: `errc` says what, `failure` adds the figures without text or allocation (for
-// `try_` calls), and exceptions add a sentence that a human reads without the source.
+// Errors, in three forms: `errc` is the code, `failure` adds figures without text or allocation (for `try_` calls), and
+// exceptions add a sentence for people.
 //
 //   try { ... } catch (const gpushare::error& e) { log(e.what()); if (e.code() == gpushare::errc::over_quota) ...; }
 //
-// Memory refusals are std::bad_alloc, everything else is std::runtime_error, and both are gpushare::error.
+// A refusal of memory is a std::bad_alloc, every other exception a std::runtime_error, and both are a gpushare::error.
 #pragma once
 
 #include <algorithm>

@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
-// The order in which work for several devices is enqueued. Two gangs over the same devices that are enqueued in
-// different orders can wait for each other for ever; with this lock they can't be.
+// A node's gang order: the lock under which work for several devices is enqueued. Without it, two gangs that are
+// enqueued on the same devices in different orders could wait for each other for ever.
 //
 //   gpushare::device_order_lock order{node.num_devices()};
 //   { auto guard = order.enter(devices);    for (auto d : devices) stream[d.index].launch(...); }

@@ -1,6 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-// What gpushare.hpp has, the CUDA backend as in backend/cuda/cuda.hpp, and what needs nvcc: launching kernels. For .cu
-// files.
+// gpushare.hpp, the CUDA backend as in backend/cuda/cuda.hpp, and kernel launches, which need nvcc. For .cu files.
 //
 //   #include <gpushare/gpushare.cuh>
 //   namespace cu = gpushare::cuda;      // with `using namespace gpushare`, cuda would also be the toolkit's ::cuda

@@ -1,12 +1,12 @@
 // SPDX-License-Identifier: Apache-2.0
-// What a program needs that shares the devices of its node among tenants, with nothing but a C++20 compiler: tenancy and
-// tenant, and what they hand out or take (quotas, blocks, permits, tickets, splits). Each header below also works alone; this
-// one adds nothing of its own.
+// The umbrella header for sharing a node's devices among tenants: tenancy and tenant, and the types in their interfaces
+// (quotas, blocks, permits, tickets, splits). It needs nothing but a C++20 compiler. Each header below also works
+// alone.
 //
-// Included on demand, because a program chooses them or pays for them in compile time: a backend, such as
-// <gpushare/backend/host/host.hpp>; policies but weighted_fair, requests, coroutines, gangs (compute/); pools, arenas,
-// statistics (memory/); topologies, data partitions (partition/); placement on many nodes (placement/); collectives
-// (collective/); reports and traces (observe/); other libraries (interop/).
+// What else a program uses it includes itself, to save compile time: a backend, such as
+// <gpushare/backend/host/host.hpp>; policies besides weighted_fair, requests, coroutines, gangs (compute/); pools,
+// arenas, statistics (memory/); topologies, data partitions (partition/); placement on many nodes (placement/);
+// collectives (collective/); reports and traces (observe/); other libraries (interop/).
 //
 //   #include <gpushare/gpushare.hpp>
 #pragma once

@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
-// Strong types for the quantities that the library trades in: bytes, points in time, shares of device time,
-// priorities, devices. A number without its unit doesn't compile where one of these is asked for.
+// Strong types for quantities: bytes, points in time, shares of device time, priorities, devices. A plain number
+// doesn't compile where one of these is asked for.
 //
 //   using namespace gpushare::literals;
 //   gpushare::bytes quota = 512_MiB;       gpushare::share part = 30_pct;       gpushare::priority urgent{2};
@@ -27,7 +27,7 @@ public:
 
     /// As a plain number.
     [[nodiscard]] constexpr std::uint64_t count() const noexcept { return count_; }
-    /// What an overflow becomes: more than any device has.
+    /// The result of an overflow: more than any device has.
     [[nodiscard]] static constexpr bytes max() noexcept { return bytes{std::numeric_limits<std::uint64_t>::max()}; }
 
     // Equality is written out beside every <=>: nvcc 13 forgets to define the one that comes with it.
@@ -65,8 +65,8 @@ private:
 /// Durations are nanoseconds everywhere.
 using ns = std::chrono::nanoseconds;
 
-/// The clock that an `instant` belongs to: whichever clock the embedder drives the library with. Its epoch
-/// means nothing; instants of one clock are compared with each other only.
+/// The clock that an `instant` belongs to: the one that the embedder drives the library with. Its epoch means nothing;
+/// compare only instants of one clock.
 struct any_clock {
     /// As std::chrono wants it.
     using rep = ns::rep;
@@ -81,15 +81,41 @@ struct any_clock {
 
 /// A point in time, 1 ns resolution. Deadlines are instants; `never` is one that doesn't come.
 using instant = any_clock::time_point;
-/// The instant that doesn't come: a deadline of who waits for as long as it takes.
+/// The instant that doesn't come: as a deadline, a wait without limit.
 inline constexpr instant never = instant::max();
 
-/// `t + d`, but `never` instead of an overflow.
+/// `t + d`, but `never` instead of an overflow, and the earliest instant instead of an underflow.
 [[nodiscard]] constexpr instant saturating_add(instant t, ns d) noexcept {
-    return d.count() > 0 && t > never - d ? never : t + d;
+    if (d.count() >= 0) return t > never - d ? never : t + d;
+    return t < instant::min() - d ? instant::min() : t + d;
 }
-/// The same of lengths, of which the second isn't negative.
-[[nodiscard]] constexpr ns saturating_add(ns a, ns b) noexcept { return a > ns::max() - b ? ns::max() : a + b; }
+/// The same of lengths, and the least instead of an underflow.
+[[nodiscard]] constexpr ns saturating_add(ns a, ns b) noexcept {
+    if (b.count() >= 0) return a > ns::max() - b ? ns::max() : a + b;
+    return a < ns::min() - b ? ns::min() : a + b;
+}
+
+/// The part of the SMs that a submission can fill, of the device or of its SM partition: on 4 SMs, one block of one SM
+/// fills a quarter. Submissions whose widths sum to at most 1 run side by side. Unknown unless given, and counts as 1
+/// then.
+class sm_width {
+public:
+    constexpr sm_width() noexcept = default;  ///< Not known.
+    /// Cut to what there is; 0 and less: not known.
+    constexpr explicit sm_width(double part) noexcept : part_(part > 1 ? 1 : part > 0 ? part : 0) {}
+    /// `n` of `all` SMs.
+    [[nodiscard]] static constexpr sm_width of_sms(std::uint32_t n, std::uint32_t all) noexcept {
+        return sm_width(all > 0 ? static_cast<double>(n) / all : 0);
+    }
+
+    [[nodiscard]] constexpr bool known() const noexcept { return part_ > 0; }             ///< Whether it was given.
+    [[nodiscard]] constexpr double part() const noexcept { return known() ? part_ : 1; }  ///< In (0, 1].
+
+    friend constexpr bool operator==(sm_width, sm_width) = default;
+
+private:
+    double part_ = 0;
+};
 
 /// A share of device time in steps of 0.1 %. `share::of_permille(1000)` is the whole device.
 /// Throws std::out_of_range above the whole.

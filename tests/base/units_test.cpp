@@ -70,6 +70,14 @@ static_assert(saturating_add(never - 1ns, 1ns) == never);
 static_assert(saturating_add(never - 1ns, 2ns) == never);
 static_assert(saturating_add(instant{1h}, ns::max()) == never);
 static_assert(saturating_add(instant::min(), ns::max()) < never);
+static_assert(saturating_add(instant::min(), -1ns) == instant::min());
+static_assert(saturating_add(never, -1ns) == never - 1ns);
+static_assert(gpushare::saturating_add(ns::max(), 1ns) == ns::max());
+static_assert(gpushare::saturating_add(ns::max(), -1ns) == ns::max() - 1ns);
+static_assert(gpushare::saturating_add(5ns, -7ns) == -2ns);
+static_assert(gpushare::saturating_add(ns::min(), -1ns) == ns::min());
+static_assert(gpushare::saturating_add(ns::min(), ns::max()) == -1ns);
+static_assert(gpushare::saturating_add(-1ns, ns::min()) == ns::min());
 
 static_assert(priority{2} > priority{} && device_id{0} < device_id{1});
 

@@ -1,9 +1,9 @@
 // SPDX-License-Identifier: Apache-2.0
-// A reference to something that counts its references and lies in a pool: what a handle is that may outlive whoever
-// made it, and costs no allocation.
+// A counted reference to an object in a pool. Handles that may outlive their maker use it, since it costs no
+// allocation.
 //
 //   struct state { std::atomic<std::uint32_t> references{0};  ... };
-//   void drop(state&) noexcept;                           // takes one away, and gives back what nobody refers to
+//   void drop(state&) noexcept;                           // counts down; gives the object back to its pool at 0
 //   auto mine = detail::counted_ref<state>::share(s);     // copies share it; the last one to go gives it back
 #pragma once
 

@@ -1,12 +1,14 @@
 // SPDX-License-Identifier: Apache-2.0
-// The gang order of a node that also knows which gangs are on its devices: blocks of a gang wait for each other, so all must be
-// resident at once, and devices don't start gangs in the order in which they were enqueued. A gang that doesn't fit beside
-// those before it waits for them, on the devices.
+// The gang order of a node that also knows which gangs are on its devices. Blocks of a gang wait for each other, so all
+// must be resident at once, and devices don't start gangs in the order of enqueuing. So a gang that doesn't fit beside
+// those before it waits for them on the devices.
 //
 //   gpushare::detail::gang_residents<stream::point> gangs{node.num_devices()};
 //   auto entered = gangs.enter(devices);
-//   for (auto& s : streams) entered.make_room(s.device, gangs.part_of(2, s.max_cooperative_blocks(kernel, 256)), channel, s);
-//   for (auto& s : streams) { s.launch_cooperative(shape, kernel);  entered.add(s.device, part, channel, s.record()); }
+//   // for each device d and its stream s:
+//   const auto part = gangs.part_of(2, s.max_cooperative_blocks(kernel, 256));      // what 2 blocks take of d
+//   entered.make_room(d, part, channel, s);
+//   s.launch_cooperative(shape, kernel);    entered.add(d, part, channel, s.record());
 #pragma once
 
 #include <algorithm>
@@ -26,12 +28,12 @@ namespace gpushare {
 inline namespace GPUSHARE_ABI {
 namespace detail {
 
-/// Safe from any thread, as device_order_lock. Whoever is in the list only waits for who was there before, and all
-/// of a gang's devices are locked when it enters: no circle can form. And the gangs that may run beside each other on a device
-/// at any moment fit there: the last of them waits for the others until it does.
+/// Safe from any thread, as device_order_lock. A gang waits only for gangs that were there before it, and all its
+/// devices are locked when it enters, so no cycle can form. The gangs that may run beside each other on a device always
+/// fit there, since the last of them waits for others until it fits.
 ///
-/// However many gangs are in flight, one costs each of its devices a wait, a question and the point of its own; where the
-/// gangs of several channels don't fit beside each other, three more for each of the others.
+/// However many gangs are in flight, a gang costs each of its devices a wait, a query and a point; where the gangs of
+/// several channels don't fit beside each other, three more operations for each other channel.
 template <timeline_point Point>
 class gang_residents {
     // Gangs of a channel run one after the other: there is one entry for the last of them.

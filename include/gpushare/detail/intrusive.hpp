@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
-// Queues and pools without allocation on the way: elements carry their own `next` pointer, and a pool keeps what
-// it once made.
+// Queues and pools that don't allocate in use: elements carry their own `next` pointer, and a pool keeps every element
+// that it has made.
 //
 //   struct node { node* next = nullptr; };
 //   detail::pool<node> nodes;    detail::fifo<node> queue;    queue.push(nodes.acquire());
@@ -40,6 +40,13 @@ public:
         element.next = nullptr;
         (tail_ != nullptr ? tail_->next : head_) = &element;
         tail_ = &element;
+    }
+
+    /// Before all others.
+    void push_front(T& element) noexcept {
+        element.next = head_;
+        head_ = &element;
+        if (tail_ == nullptr) tail_ = &element;
     }
 
     /// Null when empty.

@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
-// Numbers in text: whole ones, with a unit, in percent. All of the text must be the number; nothing is guessed, and what
-// doesn't fit is told apart from what is no number.
+// Parses numbers: whole ones, with a unit, in percent. All of the text must be the number; nothing is guessed, and a
+// number that is too large is told apart from text that is no number.
 #pragma once
 
 #include <cstddef>

@@ -1,7 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
-// Draws what a limiter does in a timeline trace: each submission's wait, permit and work on the device, each tenant's bound
-// on its waits, and where that was broken. A tenant goes by the tag in its client's settings; that of a tenant of a tenancy
-// is tenant::tag().
+// Draws what a limiter does in a timeline trace: each submission's wait, permit and work on the device, each tenant's
+// bound on its waits, and the waits that broke it. Tenants are identified by their clients' tags: client_settings::tag,
+// or tenant::tag() for a tenant of a tenancy.
 //
 //   gpushare::timeline_trace trace;    trace.start();    trace.name_tenant(chat.tag(), "chat");
 //   gpushare::limiter_trace drawn(trace, shared.limiter_of({0}), {0});

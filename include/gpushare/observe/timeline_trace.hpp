@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
-// A timeline of who waited, who was admitted and what ran, per tenant and device, as a file that Perfetto and
-// chrome://tracing open. Off until it is started. Memory is bounded: the latest records are kept.
+// A timeline of what waited, was admitted and ran, per tenant and device, as a file that Perfetto and chrome://tracing
+// open. Off until it is started. Memory is bounded: the latest records are kept.
 //
 //   gpushare::timeline_trace trace;
 //   trace.start(65536);    trace.name_device({0}, "left GPU");    trace.name_tenant(chat, "chat");
@@ -8,8 +8,8 @@
 //   trace.kernel({0}, chat, began, ended);       trace.bound({0}, chat, now, limiter.wait_bound());
 //   std::ofstream("trace.json") << trace.json();
 //
-// Tenants are numbers of the embedder's choice; the tags of its streams will do. In the file every device is a process with
-// one row of kernels per tenant; waits and permits stand above each other where they overlap.
+// Tenants are numbers that the embedder chooses, such as the tags of its streams. In the file every device is a process
+// with one row of kernels per tenant; waits and permits that overlap are stacked.
 #pragma once
 
 #include <atomic>

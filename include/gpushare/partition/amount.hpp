@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
-// What an equal split divides: bytes, SMs, or device time. Each is counted in whole numbers, and each has its own error
-// for "not enough of it".
+// The amounts that an equal split divides: bytes, SMs, or device time. Each is counted in whole numbers, and each has
+// its own error code for too little of it.
 //
 //   gpushare::equal_split(sm_count{64}, 4, sms, sm_count{8});          // 16 SMs on each of four, in groups of 8
 //   gpushare::equal_split(60_pct * 4, 4, shares);                      // 60 % of each of four
@@ -38,11 +38,11 @@ struct share_sum {
     return {std::uint64_t{each.permille()} * devices};
 }
 
-/// How an amount of one device is counted, and what a sum of such amounts is called. Specialise it to split more kinds.
+/// How an amount of one device is counted, and the type of a sum of such amounts. Specialise it to split other kinds.
 ///   total_type                what several devices have together
 ///   count(amount or total)    in the smallest unit there is
 ///   amount(count), total(count)
-///   too_little                the code of a refusal for want of it
+///   too_little                the code of a refusal for lack of it
 ///   print(message, count)
 template <class Amount>
 struct amount_traits;

@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-// An equal split over the devices that are connected best, among those that have room for their part.
+// An equal split over the best connected devices, of those that have room for their part.
 //
 //   auto p = gpushare::connected_split(48_GiB, 4, rooms, links, 1_GiB);     // links: a topology
 #pragma once
@@ -18,8 +18,8 @@
 namespace gpushare {
 inline namespace GPUSHARE_ABI {
 
-/// As try_equal_split, but with the devices that best_connected chooses of those with room. `rooms` are of one node and
-/// counted as the topology counts. Codes as those of both.
+/// As try_equal_split, but best_connected chooses among the devices with room. `rooms` are of one node, with the device
+/// ids of the topology. Codes as those of both.
 template <device_rooms Rooms>
 [[nodiscard]] result<partition_of<amount_in<Rooms>>> try_connected_split(
     total_in<Rooms> total, std::uint32_t count, const Rooms& rooms, const topology& links,
@@ -41,7 +41,7 @@ template <device_rooms Rooms>
     return try_equal_split_over(total, chosen, unit);
 }
 
-/// The same; throws operation_error with the rule, and what would fit, in its text, and the figures.
+/// As try_connected_split, but throws operation_error; its text names the rule and what would fit.
 template <device_rooms Rooms>
 [[nodiscard]] partition_of<amount_in<Rooms>> connected_split(
     total_in<Rooms> total, std::uint32_t count, const Rooms& rooms, const topology& links,

@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
-// How the elements [0, n) lie on M ranks: in one run each, in blocks dealt out in turn, or by weight. Every element is on
-// exactly one rank. Index arithmetic only, in 64 bits, for host and device code.
+// How the elements [0, n) lie on M ranks: contiguous, block-cyclic, or by weight. Every element is on exactly one rank.
+// Index arithmetic only, in 64 bits, for host and device code.
 //
 //   constexpr gpushare::contiguous_partition rows{1'000'000, 8, 64};       // boundaries at multiples of 64
 //   const auto r = rows.rank_of(i);     const auto j = rows.local_index(i);     i == rows.global_index(r, j);
@@ -22,10 +22,10 @@ inline namespace GPUSHARE_ABI {
 
 /// A partition of [0, size()) over ranks 0 to ranks()-1. Indices must be in range: nothing is checked but construction.
 ///   extent(rank)           elements of the rank, numbered from 0: its local indices
-///   rank_of(i)             whose element i is
+///   rank_of(i)             the rank that has element i
 ///   local_index(i)         its number there
 ///   global_index(rank, j)  the element with that number
-///   run(rank, j)           how many elements from there on are neighbours, on the rank and in the whole; 0 at the end
+///   run(rank, j)           how many elements from there on are contiguous, on the rank and in the whole; 0 at the end
 template <class P>
 concept data_partition = std::copyable<P> && requires(const P& p, std::uint32_t rank, std::uint64_t i) {
     { p.size() } noexcept -> std::same_as<std::uint64_t>;
@@ -37,7 +37,7 @@ concept data_partition = std::copyable<P> && requires(const P& p, std::uint32_t 
     { p.run(rank, i) } noexcept -> std::same_as<std::uint64_t>;
 };
 
-/// One in which each rank has one run of neighbours, [begin(rank), begin(rank + 1)), in the order of the ranks.
+/// A partition in which each rank has one contiguous run, [begin(rank), begin(rank + 1)), in rank order.
 template <class P>
 concept run_partition = data_partition<P> && requires(const P& p, std::uint32_t rank) {
     { p.begin(rank) } noexcept -> std::same_as<std::uint64_t>;  // rank <= ranks()
@@ -96,8 +96,9 @@ private:
 
 }  // namespace detail
 
-/// One run each, as equal as it can be in blocks of `align` elements: the numbers of blocks differ by at most one, lower
-/// ranks have the more, and the last block may be cut short. Boundaries are multiples of `align`, or the end.
+/// One contiguous run per rank, as equal as possible in blocks of `align` elements. The numbers of blocks differ by at
+/// most one, lower ranks have more, and the last block may be cut short. Boundaries are multiples of `align`, or the
+/// end.
 class contiguous_partition : public detail::run_arithmetic<contiguous_partition> {
 public:
     /// `align`: each boundary is a multiple of it. Throws operation_error (invalid_specification) for no ranks or an `align` of 0.
@@ -124,7 +125,7 @@ private:
 };
 static_assert(run_partition<contiguous_partition>);
 
-/// Blocks of `block` elements dealt out in turn: block k is on rank k % M. The last block may be cut short.
+/// Block-cyclic: block k of `block` elements is on rank k % M. The last block may be cut short.
 class block_cyclic_partition {
 public:
     /// `block` elements go to each rank in turn. Throws operation_error (invalid_specification) for no ranks or a `block` of 0.
@@ -166,9 +167,10 @@ private:
 };
 static_assert(data_partition<block_cyclic_partition>);
 
-/// One run each, in proportion to weights: every boundary is less than one `align` below its exact place, so an extent is
-/// less than one `align` off its share. Boundaries are multiples of `align`, or the end. A rank of weight 0 has nothing.
-/// Carries its boundaries, at most MaxRanks + 1 of them, so that a kernel can take it along.
+/// One contiguous run per rank, in proportion to weights. Every boundary is less than one `align` below its exact
+/// place, so an extent is less than one `align` off its share. Boundaries are multiples of `align`, or the end. A rank
+/// of weight 0 has nothing. It holds its boundaries, at most MaxRanks + 1, by value, so that it can be passed to a
+/// kernel.
 template <std::uint32_t MaxRanks = 16>
 class weighted_partition : public detail::run_arithmetic<weighted_partition<MaxRanks>> {
 public:
@@ -224,7 +226,7 @@ private:
 };
 static_assert(run_partition<weighted_partition<>>);
 
-/// Calls `f(global, local, count)` for each run of neighbours that `rank` has, in ascending order.
+/// Calls `f(global, local, count)` for each contiguous run of `rank`, in ascending order.
 template <data_partition P, std::invocable<std::uint64_t, std::uint64_t, std::uint64_t> F>
 constexpr void for_each_run(const P& p, std::uint32_t rank, F f) {
     for (std::uint64_t j = 0, n = 0; (n = p.run(rank, j)) != 0; j += n) f(p.global_index(rank, j), j, n);

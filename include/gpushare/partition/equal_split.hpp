@@ -1,12 +1,12 @@
 // SPDX-License-Identifier: Apache-2.0
-// An equal split: N bytes, SMs or shares of device time over M devices of one node, exactly N/M on each. Pure arithmetic
-// over a description of the devices; whoever holds the quotas applies the result.
+// An equal split: N bytes, SMs or shares of device time over M devices of one node, exactly N/M on each. Pure
+// arithmetic over a description of the devices; the caller applies the result to its quotas.
 //
 //   auto p = gpushare::equal_split(48_GiB, 4, devices, 1_GiB);     // 12 GiB on each of the four with most room
 //   for (auto d : p.devices) reserve(d, p.per_device);
 //
 // The rules are those of Alibaba Cloud's multi-GPU sharing: N/M is whole in the unit asked for, the M devices are
-// distinct and on one node. Each violated rule is an error of its own that says what would fit.
+// distinct and on one node. Each violated rule has an error code of its own; the error says what would fit.
 #pragma once
 
 #include <algorithm>
@@ -30,7 +30,7 @@ inline namespace GPUSHARE_ABI {
 template <splittable Amount>
 struct room_of {
     device_id device{};      ///< on that node
-    std::uint32_t node = 0;  ///< all of a split must be on one
+    std::uint32_t node = 0;  ///< its node; all devices of a split must be on one
     Amount free{};           ///< what may still be promised there
     Amount whole{};          ///< what there is altogether, for the figures of a refusal; may be left out
 };
@@ -41,8 +41,8 @@ using sm_room = room_of<sm_count>;
 /// Of device time.
 using share_room = room_of<share>;
 
-/// N over M devices: `per_device` on each. The devices are in ascending order of the order given, or, where the split
-/// chose them, of their ids.
+/// The result of a split: `per_device` on each of the devices. These are in the order given or, where the split chose
+/// them, in ascending order of ids.
 template <splittable Amount>
 struct partition_of {
     Amount per_device{};               ///< on each of them
@@ -163,8 +163,8 @@ template <device_rooms Rooms>
     return p;
 }
 
-/// Chooses `count` devices of one node with the most room (ties: lowest ids), then splits over them. Codes as above,
-/// and too_few_devices (`left` is how many the best node has).
+/// Chooses the `count` devices of one node with the most room (ties: lowest ids), then splits over them. Codes as
+/// above, and too_few_devices (`left` is how many the best node has).
 template <device_rooms Rooms>
 [[nodiscard]] result<partition_of<amount_in<Rooms>>> try_equal_split(
     total_in<Rooms> total, std::uint32_t count, const Rooms& devices,

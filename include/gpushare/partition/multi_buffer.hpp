@@ -1,14 +1,14 @@
 // SPDX-License-Identifier: Apache-2.0
-// One array spread over several devices: a block on each, as a data partition says, with copies in and out and between
-// neighbours.
+// One array spread over several devices: each device has its part by a data partition. Copies go from and to the host,
+// and between neighbours.
 //
 //   gpushare::multi_buffer<float, gpushare::contiguous_partition, memory> grid{rows, memories, /*halo=*/128};
-//   grid.scatter(host_rows, streams);               // streams[r] is on the device of rank r
-//   grid.exchange_halo(streams);                    // each rank now has 128 elements of either neighbour beside its own
+//   grid.scatter(host_rows, streams);               // from a float*; streams: a std::span, [r] on the device of rank r
+//   grid.exchange_halo(streams);                    // each rank gets 128 elements of either neighbour
 //   grid.gather(host_rows, streams);
 //
-// Copies are enqueued, not waited for: those of rank r on streams[r], in that stream's order. What they touch must last
-// until the streams have got there, the buffer included.
+// Calls enqueue copies and don't wait for them: those of rank r go to streams[r]. The host array and the buffer must
+// last until the streams have done them.
 #pragma once
 
 #include <algorithm>
@@ -36,7 +36,7 @@ namespace detail {
 template <memory_resource Resource>
 class owned_block {
 public:
-    /// Nothing of no bytes. Throws what the resource throws, std::bad_alloc if it answers null.
+    /// Allocates `size` bytes; nothing for 0. Throws what the resource throws, std::bad_alloc if it returns null.
     owned_block(Resource& from, std::size_t size, std::size_t alignment)
         : from_(&from),
           pointer_(size == 0 ? nullptr : from.allocate(size, alignment)),
@@ -70,7 +70,7 @@ private:
 
 }  // namespace detail
 
-/// Elements are bytes to it. Movable; one owner. Not thread-safe against itself.
+/// One array in parts on several devices. It copies elements as bytes. Movable; one owner. Not thread-safe.
 template <class T, data_partition Partition, memory_resource Resource>
 requires std::is_trivially_copyable_v<T>
 class multi_buffer {
@@ -96,7 +96,7 @@ public:
     [[nodiscard]] const Partition& shape() const noexcept { return shape_; }
     /// Elements of either neighbour.
     [[nodiscard]] std::uint64_t halo() const noexcept { return halo_; }
-    /// The rank's own elements; the halo lies right before and behind them. Where nothing of both is, null.
+    /// The rank's own elements, with the halo right before and behind them. Null if there are neither.
     [[nodiscard]] T* data(std::uint32_t rank) const noexcept {
         auto* begin = reinterpret_cast<T*>(blocks_[rank].data());
         return begin == nullptr ? begin : begin + halo_;
@@ -106,7 +106,7 @@ public:
         return {data(rank), static_cast<std::size_t>(shape_.extent(rank))};
     }
 
-    /// Enqueues copies of all elements from one array of shape().size(), a copy for each run of neighbours.
+    /// Enqueues copies of all elements from one array of shape().size(), one copy for each contiguous run.
     template <copier Stream>
     void scatter(const T* from, std::span<Stream> streams) const {
         check_count(streams.size());
@@ -116,7 +116,7 @@ public:
             });
     }
 
-    /// The same, back into one array.
+    /// Enqueues copies of all elements back into one array.
     template <copier Stream>
     void gather(T* to, std::span<Stream> streams) const {
         check_count(streams.size());
@@ -126,9 +126,9 @@ public:
             });
     }
 
-    /// Fills every halo with what its elements are now on the ranks that own them, wherever those are; beyond the ends of
-    /// the whole nothing is written. On each stream, what was enqueued before comes first, and what is enqueued behind may
-    /// overwrite what others have fetched.
+    /// Enqueues copies that fill every halo from the ranks that own its elements; beyond the ends of the whole array
+    /// nothing is written. The copies run after the work enqueued before on all the streams involved, and work enqueued
+    /// later may overwrite elements that others have fetched.
     template <copier Stream>
     requires run_partition<Partition>
     void exchange_halo(std::span<Stream> streams) const {

@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
-// Node types as ready descriptions: those of Alibaba Cloud's Container Compute Service (ACS), with what a device has and
-// how many of them there may be.
+// Ready descriptions of node types: those of Alibaba Cloud's Container Compute Service (ACS), with the memory of a
+// device and the numbers of devices on offer.
 //
 //   const auto* type = gpushare::find_node_type("P16EN");
 //   gpushare::topology t = gpushare::describe(*type, 16);

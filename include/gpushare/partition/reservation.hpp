@@ -1,14 +1,15 @@
 // SPDX-License-Identifier: Apache-2.0
 // One atomic reservation across devices: several changes of counted resources, one on each device, are made together or
-// not at all, and nobody ever sees some of them without the others.
+// not at all, and no other thread ever sees some of them without the others.
 //
 //   std::vector<gpushare::quota_charge> parts;                        // memory/quota_change.hpp
 //   for (const auto d : split.devices) parts.emplace_back(quota_of(d), split.per_device);
-//   auto r = gpushare::reservation<gpushare::quota_charge>::make(std::move(parts));      // returned when r goes
+//   auto r = gpushare::reservation<gpushare::quota_charge>::make(std::move(parts));      // r's destructor releases it
 //
-// All changes are prepared, in the order of their resources, so that two reservations never wait for each other in a
-// circle; then all are committed, which can't fail. If one can't be prepared, those before it are abandoned: nothing was
-// taken, so nothing has to be rolled back, and whoever asked for the same resources meanwhile has waited, not been refused.
+// First all changes are prepared, in the order of their resources, so that two reservations never wait for each other
+// in a cycle. Then all are committed, which can't fail. If one can't be prepared, those before it are abandoned.
+// Nothing was taken by then, so nothing is rolled back; other requests for the same resources have waited meanwhile and
+// not been refused.
 #pragma once
 
 #include <compare>
@@ -29,19 +30,19 @@ namespace gpushare {
 inline namespace GPUSHARE_ABI {
 
 namespace detail {
-/// What lies side by side in a vector, an array or a span.
+/// A contiguous range: a vector, an array or a span.
 template <class Changes>
 using change_in = std::remove_pointer_t<decltype(std::data(std::declval<Changes&>()))>;
 }  // namespace detail
 
-/// Changes that are all prepared, or none. While it lives, whoever asks for one of the resources waits: be brief, run
-/// nobody's code, and don't touch the resources but through the changes. For the devices of one node: finding the
-/// order takes time quadratic in their number, and no memory.
+/// Changes that are all prepared, or none. While it lives, other requests for the resources wait: so be brief, run no
+/// user code, and use the resources only through the changes. For the devices of one node: sorting takes time quadratic
+/// in their number, and no memory.
 template <prepared_change Change>
 class prepared_together {
 public:
-    /// `changes` must outlive it. Refused as the first change is, in the order of the resources, that can't be prepared;
-    /// or with duplicate_device if two are of one resource.
+    /// Prepares `changes`, which must outlive it. why() is the failure of the first change, in the order of the
+    /// resources, that can't be prepared, or duplicate_device if two are of one resource.
     template <class Changes>
     requires std::same_as<detail::change_in<Changes>, Change>
     explicit prepared_together(Changes&& changes) noexcept
@@ -104,7 +105,7 @@ private:
 template <class Changes>
 prepared_together(Changes&&) -> prepared_together<detail::change_in<Changes>>;
 
-/// Makes all changes or none; the code and figures of the one that refused. Safe beside any other use of the resources.
+/// Makes all changes or none; returns the failure of the one that refused. Safe beside any other use of the resources.
 template <class Changes>
 requires prepared_change<detail::change_in<Changes>>
 [[nodiscard]] failure try_commit_together(Changes&& changes) noexcept {
@@ -124,7 +125,7 @@ concept undoable_change = prepared_change<C> && requires(C& c) {
 
 // clang-format on
 
-/// Committed changes, undone when it goes. Movable; one owner.
+/// Committed changes, which its destructor undoes. Movable; one owner.
 template <undoable_change Change>
 class reservation {
 public:
@@ -145,7 +146,7 @@ public:
 
     /// Takes over the changes.
     reservation(reservation&& other) noexcept : changes_(std::exchange(other.changes_, {})) {}
-    /// Undoes what this was.
+    /// Undoes its own changes and takes over `other`'s.
     reservation& operator=(reservation&& other) noexcept {
         reservation(std::move(other)).changes_.swap(changes_);
         return *this;
@@ -155,14 +156,14 @@ public:
     /// In the order in which they were given.
     [[nodiscard]] std::span<const Change> changes() const noexcept { return changes_; }
 
-    /// Undoes everything now, last change first. False if one of them was gone: somebody released what isn't theirs.
+    /// Undoes everything now, last change first. False if one couldn't be undone, because somebody else released it.
     bool release() noexcept {
         bool all = true;
         for (; !changes_.empty(); changes_.pop_back()) all &= changes_.back().undo();
         return all;
     }
 
-    /// Leaves the changes to somebody else, who took them over.
+    /// Forgets the changes without undoing them: somebody else has taken them over.
     void dismiss() noexcept { changes_.clear(); }
 
 private:

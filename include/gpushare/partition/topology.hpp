@@ -1,10 +1,10 @@
 // SPDX-License-Identifier: Apache-2.0
-// How devices are connected, as a plain value that any backend or person fills in, and the choice of those that are
-// connected best.
+// How devices are connected, as a plain value that a backend or a person fills in; and the choice of the best connected
+// devices.
 //
 //   gpushare::topology t({{.memory = 80_GiB}, {.memory = 80_GiB}, {.memory = 80_GiB}});
-//   t.connect({0}, {2}, {link_class::nvlink, 4, true});
-//   auto two = gpushare::best_connected(t, 2, all);                                     // devices 0 and 2
+//   t.connect({0}, {2}, {gpushare::link_class::nvlink, 4, true});
+//   auto two = gpushare::best_connected(t, 2, all);                // devices 0 and 2; all: a range of device_id
 #pragma once
 
 #include <algorithm>
@@ -27,16 +27,16 @@
 namespace gpushare {
 inline namespace GPUSHARE_ABI {
 
-/// What the bytes between two devices pass through, worst first.
+/// The kind of the path between two devices, worst first.
 enum class link_class : std::uint8_t {
-    none,          ///< nobody said
+    none,          ///< unknown
     network,       ///< to another node, through the hosts
     rdma,          ///< to another node, past the hosts' processors
     inter_socket,  ///< between the sockets of a node
-    host_bridge,   ///< through the processor, or nobody said which way on the PCIe
-    pcie_switch,   ///< below the processor
+    host_bridge,   ///< through the processor, or by PCIe on an unknown path
+    pcie_switch,   ///< through PCIe switches only
     nvlink,        ///< the devices' own links
-    same_device,   ///< no way at all
+    same_device,   ///< the same device
 };
 
 /// In English.
@@ -56,8 +56,8 @@ enum class link_class : std::uint8_t {
 
 /// Links compare by class, then by width, then by peer access: greater is better.
 struct device_link {
-    link_class path = link_class::none;  ///< the worst part of the way
-    std::uint8_t width = 1;              ///< of how many alike: NVLinks side by side
+    link_class path = link_class::none;  ///< the worst part of the path
+    std::uint8_t width = 1;              ///< how many such links in parallel, as of NVLink
     bool peer_access = false;            ///< loads and stores of one reach the memory of the other
 
     friend constexpr auto operator<=>(const device_link&, const device_link&) = default;
@@ -71,9 +71,9 @@ struct device_link {
 /// A device as a topology knows it.
 struct device_description {
     bytes memory{};            ///< that it has
-    std::uint32_t sms = 0;     ///< that it has; 0 where nobody said
+    std::uint32_t sms = 0;     ///< that it has; 0: unknown
     std::uint32_t node = 0;    ///< that it is on
-    std::int32_t socket = -1;  ///< of the node; -1 where nobody said
+    std::int32_t socket = -1;  ///< of the node; -1: unknown
 
     friend bool operator==(const device_description&, const device_description&) = default;
 };
@@ -100,13 +100,13 @@ public:
     [[nodiscard]] const device_link& between(device_id a, device_id b) const {
         return links_[checked(a) * devices_.size() + checked(b)];
     }
-    /// A device and itself stay as they are.
+    /// Sets the link between two devices. The link of a device to itself doesn't change.
     void connect(device_id a, device_id b, device_link by) {
         const auto from = checked(a), to = checked(b);
         if (from == to) return;
         links_[from * devices_.size() + to] = links_[to * devices_.size() + from] = by;
     }
-    /// Every two devices, by such a link.
+    /// Connects every two devices by such a link.
     void connect_all(device_link by) {
         for (std::uint32_t a = 0; a < size(); ++a)
             for (std::uint32_t b = a + 1; b < size(); ++b) connect({a}, {b}, by);
@@ -124,8 +124,8 @@ private:
     std::vector<device_link> links_;  // by row
 };
 
-/// The devices of a node of which nobody knows more than how they are connected on the whole: the host node's, say, all
-/// in the memory of one process.
+/// The devices of a node that are all connected alike, such as a host node's, which are all in the memory of one
+/// process.
 template <node Node>
 [[nodiscard]] topology describe(Node& of, device_link each = {link_class::host_bridge, 1, true}) {
     std::vector<device_description> devices(of.num_devices());
@@ -268,8 +268,8 @@ template <std::same_as<topology> Topology>
 }
 
 /// The `count` best connected of the candidates, ascending: those whose worst link is best, and of these the ones with
-/// the greatest sum; ties go to the lowest ids. Exact up to 16 candidates, above that grown from every one of them.
-/// Codes: invalid_specification (count 0), too_few_devices, duplicate_device and no_device (`asked` is the id).
+/// the greatest sum; ties go to the lowest ids. Exact up to 16 candidates; above that greedy, from each of them in
+/// turn. Codes: invalid_specification (count 0), too_few_devices, duplicate_device and no_device (`asked` is the id).
 template <std::ranges::input_range Candidates>
 requires std::same_as<std::ranges::range_value_t<Candidates>, device_id>
 [[nodiscard]] result<std::vector<device_id>> best_connected(const topology& t, std::uint32_t count,

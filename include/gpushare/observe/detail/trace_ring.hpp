@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
-// The latest so many records of a trace, from any thread, in memory that is taken once: a record takes no lock, allocates
-// nothing and waits for nobody. A part of timeline_trace.hpp.
+// A ring of the latest records of a trace, written by any thread, in memory that is allocated once. Writing a record
+// takes no lock, allocates nothing and waits for nobody. A part of timeline_trace.hpp.
 //
 //   detail::trace_ring ring;    ring.reserve(65536);    ring.push({...});
 //   ring.for_each([](const detail::trace_record& r) { ... });                  // oldest first
