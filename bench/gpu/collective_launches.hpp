@@ -47,8 +47,8 @@ struct pass {
     template <class Context>
     GPUSHARE_HD void operator()(Context& ctx) const {
         constexpr std::size_t width = transformer_step::width;
-        const std::uint32_t lanes = ctx.num_blocks() / ranks, rank = ctx.block_rank() / lanes;
-        const auto rows = gpushare::shard_of(tokens, ctx.block_rank() % lanes, lanes);
+        const std::uint32_t blocks = ctx.num_blocks() / ranks, rank = ctx.block_rank() / blocks;
+        const auto rows = gpushare::shard_of(tokens, ctx.block_rank() % blocks, blocks);
         gpushare::apply_rows(ctx, of[rank], {.first = rows.begin, .rows = rows.size(), .width = width},
                              gpushare::from_rows(from + rank * tokens * width), scratch + ctx.block_rank() * width);
     }

@@ -37,11 +37,11 @@ constexpr std::uint32_t threads = 512;  // of a block: two are resident on an SM
 /// A group of ranks that share the device.
 class shared_ranks {
 public:
-    shared_ranks(rig& device, std::uint32_t ranks, std::uint32_t lanes)
+    shared_ranks(rig& device, std::uint32_t ranks, std::uint32_t blocks)
         : device_(&device),
           visible_(device.node),
           devices_(ranks, device.device),
-          group_(device.node, visible_, devices_, {.blocks = lanes, .slot = bytes{slot}}),
+          group_(device.node, visible_, devices_, {.blocks = blocks, .slot = bytes{slot}}),
           stream_(device.stream()) {
         for (std::uint32_t r = 0; r < ranks; ++r) members_.push_back(group_.rank(r));
     }

@@ -360,7 +360,7 @@ TEST_CASE("ranks may mix in place and out of place", "[collective]") {
     CHECK(wrong == 0);
 }
 
-TEMPLATE_TEST_CASE("delayed and shuffled, with several lanes", "[collective]", float) {
+TEMPLATE_TEST_CASE("delayed and shuffled, with several blocks", "[collective]", float) {
     constexpr unsigned ranks = 3, rounds = 12;
     const auto seed = support::seed(2);
     CAPTURE(seed);
@@ -368,17 +368,17 @@ TEMPLATE_TEST_CASE("delayed and shuffled, with several lanes", "[collective]", f
     const communicator group(ranks, {.blocks = 3});
     for (unsigned round = 0; round < rounds; ++round) {
         const algorithm how = any.of(every_algorithm);
-        const auto lanes = static_cast<std::uint32_t>(1 + any.below(3));  // changes from one launch to the next
+        const auto blocks = static_cast<std::uint32_t>(1 + any.below(3));  // changes from one launch to the next
         const std::size_t n = any.below(3000);
         std::vector<std::vector<TestType>> data(ranks, std::vector<TestType>(n));
         for (unsigned r = 0; r < ranks; ++r)
             for (std::size_t i = 0; i < n; ++i) data[r][i] = number<TestType>(input(r, i));
         const auto fault = collective_test::run_delayed(
-            group, lanes, any.below(1U << 30), gpushare::collective_kind::all_reduce, [&](auto& t) {
+            group, blocks, any.below(1U << 30), gpushare::collective_kind::all_reduce, [&](auto& t) {
                 TestType* const x = data[t.rank()].data();
-                return gpushare::detail::all_reduce_body<TestType, gpushare::sum>{x, x, n, {}, {how, false}}(t, lanes);
+                return gpushare::detail::all_reduce_body<TestType, gpushare::sum>{x, x, n, {}, {how, false}}(t, blocks);
             });
-        CAPTURE(round, to_string(how), lanes, n);
+        CAPTURE(round, to_string(how), blocks, n);
         REQUIRE(!fault);
         for (unsigned r = 0; r < ranks; ++r)
             for (std::size_t i = 0; i < n; ++i)

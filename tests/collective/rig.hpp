@@ -99,7 +99,7 @@ private:
 };
 static_assert(gpushare::kernel_context<block_context>);
 
-/// Calls body(team) for every rank and lane at once, in a delaying context each; which of them comes first is shuffled. Returns
+/// Calls body(team) for every rank and block at once, in a delaying context each; which of them comes first is shuffled. Returns
 /// one fault, if there is any.
 template <class Body>
 gpushare::collective_fault run_delayed(const gpushare::communicator& group, std::uint32_t blocks, std::uint64_t seed,
@@ -122,7 +122,7 @@ gpushare::collective_fault run_delayed(const gpushare::communicator& group, std:
     return {};
 }
 
-/// The same for blocks of `threads` threads, one lane a rank.
+/// The same for blocks of `threads` threads, one block a rank.
 template <class Body>
 gpushare::collective_fault run_blocks(const gpushare::communicator& group, std::uint32_t threads,
                                       gpushare::collective_kind kind, const Body& body) {

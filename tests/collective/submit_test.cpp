@@ -84,7 +84,7 @@ TEST_CASE("more blocks than a device holds at once are refused, before anything 
     machine m(2, 2, 100);
     m.fill();
     CHECK(m.all_reduce({.blocks = 3}) == gs::errc::too_many_blocks);
-    CHECK(m.all_reduce({.blocks = 5}) == gs::errc::invalid_specification);  // more than there are lanes
+    CHECK(m.all_reduce({.blocks = 5}) == gs::errc::invalid_specification);  // more than there are blocks
     CHECK(m.all_reduce({.blocks = 0}) == gs::errc::invalid_specification);
     REQUIRE(m.all_reduce({.blocks = 2}) == gs::errc::none);
     m.wait();
@@ -196,10 +196,10 @@ TEST_CASE("other collectives go the same way", "[collective]") {
 }
 
 TEST_CASE("several ranks on one device, in one launch", "[collective]") {
-    constexpr std::uint32_t ranks = 3, lanes = 2;
-    gs::host::node node({.devices = 1, .sms = ranks * lanes});
+    constexpr std::uint32_t ranks = 3, blocks = 2;
+    gs::host::node node({.devices = 1, .sms = ranks * blocks});
     auto stream = node.make_stream({0});
-    const gs::communicator group(ranks, {.blocks = lanes + 1});
+    const gs::communicator group(ranks, {.blocks = blocks + 1});
     const std::vector<gs::member> members{group.rank(0), group.rank(1), group.rank(2)};
     std::vector<std::vector<float>> data(ranks, std::vector<float>(500, 2));
     const std::vector<const float*> in{data[0].data(), data[1].data(), data[2].data()};
@@ -208,9 +208,9 @@ TEST_CASE("several ranks on one device, in one launch", "[collective]") {
         return gs::submit_shared_all_reduce<float>(node.gangs(), {0}, stream, members, in, out, 500, gs::sum{},
                                                    {.blocks = blocks});
     };
-    CHECK(all_reduce(lanes + 1) == gs::errc::too_many_blocks);
-    CHECK(all_reduce(lanes + 2) == gs::errc::invalid_specification);
-    REQUIRE(all_reduce(lanes) == gs::errc::none);
+    CHECK(all_reduce(blocks + 1) == gs::errc::too_many_blocks);
+    CHECK(all_reduce(blocks + 2) == gs::errc::invalid_specification);
+    REQUIRE(all_reduce(blocks) == gs::errc::none);
     stream.record().wait(gs::never);
     CHECK_FALSE(gs::fault_of(group.rank(0)));
     for (const auto& d : data) CHECK(d == std::vector<float>(500, 6));

@@ -46,7 +46,7 @@ gs::instant in(gs::ns d) {
     return gs::instant{std::chrono::duration_cast<gs::ns>(std::chrono::steady_clock::now().time_since_epoch())} + d;
 }
 
-/// Calls `round(team, number)` again and again on every rank's lane 0, ranks running ahead of each other at random: nothing but
+/// Calls `round(team, number)` again and again on every rank's block 0, ranks running ahead of each other at random: nothing but
 /// the collectives themselves holds them together. Whether all went well.
 template <class Round>
 bool all_rounds(const communicator& group, std::uint32_t rounds, gs::collective_kind kind, const Round& round) {
@@ -103,11 +103,11 @@ TEST_CASE("trap: byte flags share a word", "[collective][trap]") {
     for (std::uint32_t channel = 0; channel < 2; ++channel) {
         const gs::detail::workspace_view& view = group.rank(0, channel).view();
         for (std::uint32_t to = 0; to < 3; ++to)
-            for (std::uint32_t lane = 0; lane < 2; ++lane) {
-                written.push_back(reinterpret_cast<std::uintptr_t>(&view.state(to, lane)));
+            for (std::uint32_t block = 0; block < 2; ++block) {
+                written.push_back(reinterpret_cast<std::uintptr_t>(&view.state(to, block)));
                 for (std::uint32_t from = 0; from < 3; ++from)
                     for (const std::uint32_t turn : {0U, 1U})
-                        written.push_back(reinterpret_cast<std::uintptr_t>(&view.signal(to, from, lane, turn)));
+                        written.push_back(reinterpret_cast<std::uintptr_t>(&view.signal(to, from, block, turn)));
             }
     }
     std::sort(written.begin(), written.end());
@@ -137,19 +137,19 @@ TEST_CASE("trap: a release or an acquire is missing", "[collective][trap]") {
 }
 
 TEST_CASE("trap: one counter is shared by two kernels", "[collective][trap]") {
-    // Lane 0 and lane 1 as two kernels that know nothing of each other: the one does ten times as much.
+    // Block 0 and block 1 as two kernels that know nothing of each other: the one does ten times as much.
     const communicator group(2, {.blocks = 2});
     std::atomic<unsigned> wrong{0};
     support::together(4, [&](unsigned i) {
-        const std::uint32_t rank = i % 2, lane = i / 2, rounds = lane == 0 ? 200 : 20;
+        const std::uint32_t rank = i % 2, block = i / 2, rounds = block == 0 ? 200 : 20;
         collective_test::delaying_context ctx(i);
         for (std::uint32_t k = 0; k < rounds; ++k) {
-            gs::detail::session<collective_test::delaying_context> t(ctx, group.rank(rank).view(), rank, lane,
+            gs::detail::session<collective_test::delaying_context> t(ctx, group.rank(rank).view(), rank, block,
                                                                      gs::collective_kind::barrier,
                                                                      in(20s).time_since_epoch().count());
             if (!t.enter() || gs::detail::barrier_body{}(t, 1)) ++wrong;
         }
-        if (group.rank(0).view().state(rank, lane).epoch != rounds) ++wrong;
+        if (group.rank(0).view().state(rank, block).epoch != rounds) ++wrong;
     });
     CHECK(wrong == 0);
 }
@@ -313,7 +313,7 @@ TEST_CASE("trap: int32 overflows", "[collective][trap]") {
     }
     CHECK(at == count);
 
-    // Memory of which only what is touched exists: blocks are so many that lane 0 has 64 elements.
+    // Memory of which only what is touched exists: blocks are so many that block 0 has 64 elements.
     constexpr std::uint32_t blocks = 1U << 26;
     struct unmap {
         std::size_t size;

@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-// The book of what is in flight against its rules, worked out anew at every step: what it keeps ready must never be stale.
+// The budget of what is in flight against its rules, worked out anew at every step: what it keeps ready must never be stale.
 #include <algorithm>
 #include <chrono>
 #include <cstddef>
@@ -80,20 +80,20 @@ struct rules {
 
 }  // namespace
 
-TEST_CASE("what the book of what is in flight keeps ready is what its rules say", "[compute]") {
+TEST_CASE("what the budget of what is in flight keeps ready is what its rules say", "[compute]") {
     for (std::uint64_t nth = 0; nth < 50; ++nth) {
         const auto seed = support::seed(nth);
         CAPTURE(seed);
         support::random any(seed);
         rules rule{static_cast<std::uint32_t>(1 + any.below(5)), any.one_in(2) ? 1ms : 300us, {}};
-        in_flight_budget book(rule.depth, rule.horizon);
+        in_flight_budget budget(rule.depth, rule.horizon);
         for (int step = 0; step < 400; ++step) {
             if (rule.levels.empty() || (rule.levels.size() < 4 && any.one_in(50))) {
                 const int height = static_cast<int>(any.below(7)) - 3;
                 if (std::ranges::count(rule.levels, height, &rules::level::height) > 0) continue;
-                REQUIRE(book.open(priority{height}) == rule.levels.size());
+                REQUIRE(budget.open(priority{height}) == rule.levels.size());
                 rule.levels.push_back({height, 0, {}, {}});
-                REQUIRE(book.open(priority{height}) == rule.levels.size() - 1);  // it is there
+                REQUIRE(budget.open(priority{height}) == rule.levels.size() - 1);  // it is there
             }
             const auto i = static_cast<std::uint32_t>(any.below(rule.levels.size()));
             auto& l = rule.levels[i];
@@ -101,62 +101,62 @@ TEST_CASE("what the book of what is in flight keeps ready is what its rules say"
             const kernel one{length, ns{static_cast<ns::rep>(any.below(100'000))}};
             switch (any.below(8)) {
                 case 0:
-                    book.add_client(i);
+                    budget.add_client(i);
                     ++l.clients;
                     break;
                 case 1:
                     if (l.clients == 0) break;
-                    book.remove_client(i);
+                    budget.remove_client(i);
                     --l.clients;
                     break;
                 case 2:
-                    book.raise_longest(i, length);
+                    budget.raise_longest(i, length);
                     l.longest = std::max(l.longest, length);
                     break;
                 case 3:
                     if (!any.one_in(10)) break;
-                    book.forget_longest(i);
+                    budget.forget_longest(i);
                     l.longest = 0ns;
                     break;
                 case 4:
                 case 5:
-                    if (!book.has_room(i, length, one.predicted, false)) break;
+                    if (!budget.has_room(i, length, one.predicted, false)) break;
                     if (const auto n = static_cast<std::uint32_t>(1 + any.below(3));
                         any.one_in(2)) {  // several at once
-                        book.enter(i, length, one.predicted * n, false, n);
+                        budget.enter(i, length, one.predicted * n, false, n);
                         l.in_flight.insert(l.in_flight.end(), n, one);
                     } else {
-                        book.enter(i, length, one.predicted, false);
+                        budget.enter(i, length, one.predicted, false);
                         l.in_flight.push_back(one);
                     }
                     break;
                 default:
                     if (l.in_flight.empty()) break;
-                    book.leave(i, l.in_flight.back().longest, l.in_flight.back().predicted, false);
+                    budget.leave(i, l.in_flight.back().longest, l.in_flight.back().predicted, false);
                     l.in_flight.pop_back();
             }
             for (std::uint32_t k = 0; k < rule.levels.size(); ++k) {
-                REQUIRE(book.bound(k) == rule.bound(rule.levels[k]));
-                REQUIRE(book.has_room(k, length, one.predicted, true) == rule.has_room(rule.levels[k], one, true));
-                REQUIRE(book.has_room(k, length, one.predicted, false) == rule.has_room(rule.levels[k], one, false));
+                REQUIRE(budget.bound(k) == rule.bound(rule.levels[k]));
+                REQUIRE(budget.has_room(k, length, one.predicted, true) == rule.has_room(rule.levels[k], one, true));
+                REQUIRE(budget.has_room(k, length, one.predicted, false) == rule.has_room(rule.levels[k], one, false));
             }
-            REQUIRE(book.bound() == rule.bound());
+            REQUIRE(budget.bound() == rule.bound());
         }
     }
 }
 
-TEST_CASE("what is unknown or endless never overflows the book", "[compute]") {
-    in_flight_budget book(3, 1ms);
-    const auto low = book.open(priority{0}), high = book.open(priority{1});
-    book.add_client(low);
-    book.add_client(high);
-    book.raise_longest(low, ns::max());
-    CHECK(book.bound(high) == ns::max());
-    book.enter(low, ns::max(), ns::max(), false);
-    book.enter(low, ns::max(), ns::max(), false);
-    CHECK_FALSE(book.has_room(low, ns::max(), ns::max(), true));
-    CHECK(book.has_room(high, ns::max(), 1us, true));  // what is below takes none of its room
-    book.leave(low, ns::max(), ns::max(), false);
-    book.leave(low, ns::max(), ns::max(), false);
-    CHECK(book.has_room(low, 1us, 1us, false));
+TEST_CASE("what is unknown or endless never overflows the budget", "[compute]") {
+    in_flight_budget budget(3, 1ms);
+    const auto low = budget.open(priority{0}), high = budget.open(priority{1});
+    budget.add_client(low);
+    budget.add_client(high);
+    budget.raise_longest(low, ns::max());
+    CHECK(budget.bound(high) == ns::max());
+    budget.enter(low, ns::max(), ns::max(), false);
+    budget.enter(low, ns::max(), ns::max(), false);
+    CHECK_FALSE(budget.has_room(low, ns::max(), ns::max(), true));
+    CHECK(budget.has_room(high, ns::max(), 1us, true));  // what is below takes none of its room
+    budget.leave(low, ns::max(), ns::max(), false);
+    budget.leave(low, ns::max(), ns::max(), false);
+    CHECK(budget.has_room(low, 1us, 1us, false));
 }

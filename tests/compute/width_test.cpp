@@ -33,7 +33,7 @@ namespace {
 
 /// A submission of a quarter of the device, which lasts `length`, on a stream.
 gpushare::submission_facts quarter(ns length, std::uint64_t stream) {
-    return {.head = {.cost = length / 4}, .width = sm_width(0.25), .lane = stream};
+    return {.head = {.cost = length / 4}, .width = sm_width(0.25), .timeline = stream};
 }
 
 std::size_t let_in(limiter_core<>& core, std::vector<admission>* all = nullptr) {
@@ -70,7 +70,7 @@ TEST_CASE("what fills the device goes when some of it is free, and then nothing 
     limiter_core<> core;
     const auto a = core.add({}), b = core.add({}), c = core.add({});
     core.arrive(a, instant{}, quarter(25ms, 1));
-    core.arrive(b, instant{}, {.head = {.cost = 25ms}, .width = sm_width(1), .lane = 2});
+    core.arrive(b, instant{}, {.head = {.cost = 25ms}, .width = sm_width(1), .timeline = 2});
     CHECK(let_in(core) == 2);
     core.arrive(c, instant{}, quarter(25ms, 3));
     CHECK(let_in(core) == 0);
@@ -80,11 +80,12 @@ TEST_CASE("the first of a kind may fill the device or a block of it: others go b
           "[compute][width]") {
     limiter_core<> core({.depth = 3});
     const auto a = core.add({}), b = core.add({});
-    core.arrive(a, instant{}, {.head = {.cost = 25ms}, .lane = 1});
+    core.arrive(a, instant{}, {.head = {.cost = 25ms}, .timeline = 1});
     CHECK(let_in(core) == 1);
     core.arrive(b, instant{}, quarter(25ms, 2));
     CHECK(let_in(core) == 1);
-    for (std::uint64_t i = 0; i < 4; ++i) core.arrive(core.add({}), instant{}, {.head = {.cost = 25ms}, .lane = i + 3});
+    for (std::uint64_t i = 0; i < 4; ++i)
+        core.arrive(core.add({}), instant{}, {.head = {.cost = 25ms}, .timeline = i + 3});
     CHECK(let_in(core) == 1);  // three are in flight
 }
 
@@ -151,8 +152,8 @@ TEST_CASE("lower levels don't fill the room of a higher one, whatever their widt
     limiter_core<> core;
     const auto low = core.add({}), high = core.add({.level = {1}});
     for (std::uint64_t i = 0; i < 6; ++i) core.arrive(low, instant{}, quarter(25ms, 1));
-    std::uint64_t lane = 0;
-    const auto next_low = [&](client_id) { return quarter(25ms, ++lane + 1); };
+    std::uint64_t stream = 0;
+    const auto next_low = [&](client_id) { return quarter(25ms, ++stream + 1); };
     std::size_t n = 0;
     while (core.next(instant{}, next_low)) ++n;
     CHECK(n == 4);

@@ -20,16 +20,16 @@ constexpr block_record block(std::uint32_t tag, std::int64_t start, std::int64_t
 }  // namespace
 
 TEST_CASE("a ledger gives a page at a time and counts what it dropped", "[host]") {
-    host::ledger book{2};
-    for (std::uint32_t i = 0; i < 5; ++i) book.record(block(i, i, i + 1));
-    auto page = book.take();
+    host::ledger ledger{2};
+    for (std::uint32_t i = 0; i < 5; ++i) ledger.record(block(i, i, i + 1));
+    auto page = ledger.take();
     CHECK(page.blocks == std::vector{block(0, 0, 1), block(1, 1, 2)});
     CHECK(page.dropped == 3);
-    page = book.take();
+    page = ledger.take();
     CHECK(page.blocks.empty());
     CHECK(page.dropped == 0);
-    book.record(block(9, 0, 1));
-    CHECK(book.take().blocks.size() == 1);
+    ledger.record(block(9, 0, 1));
+    CHECK(ledger.take().blocks.size() == 1);
 }
 
 TEST_CASE("busy time is the union of a tag's blocks", "[host]") {

@@ -57,7 +57,7 @@ public:
         model_.advance(now_);
     }
     std::vector<host::block_record> blocks(std::uint32_t device = 0) {
-        return model_.devices()[device].book.take().blocks;
+        return model_.devices()[device].ledger.take().blocks;
     }
     host::detail::model& model() { return model_; }
     [[nodiscard]] instant now() const { return now_; }

@@ -86,7 +86,9 @@ public:
     [[nodiscard]] gpushare::instant now() const noexcept { return now_; }
     [[nodiscard]] std::uint32_t sms() const noexcept { return sms_; }
     /// What ended since the last call.
-    [[nodiscard]] std::vector<gpushare::host::block_record> blocks() { return model_.devices()[0].book.take().blocks; }
+    [[nodiscard]] std::vector<gpushare::host::block_record> blocks() {
+        return model_.devices()[0].ledger.take().blocks;
+    }
 
 private:
     std::uint32_t sms_;

@@ -53,10 +53,11 @@ namespace detail {
 
 /// What is known of a submission that waits: what policies look at, and what says whether there is room for it.
 struct submission_facts {
-    queue_head head{};        ///< for the policy
-    ns bound{};               ///< on its wait, as published when it came; 0: as it is when it is admitted
-    sm_width width{};         ///< the part of the SMs that it can fill, if it was declared
-    std::uint64_t lane = 0;   ///< its stream, by a name; 0: not known, and all such of a client go to one
+    queue_head head{};  ///< for the policy
+    ns bound{};         ///< on its wait, as published when it came; 0: as it is when it is admitted
+    sm_width width{};   ///< the part of the SMs that it can fill, if it was declared
+    std::uint64_t timeline =
+        0;                    ///< its stream, as timeline_of() names it; 0: not known, and all such of a client are one
     bool of_request = false;  ///< more of its client may follow soon: lower levels are held back meanwhile
 };
 
@@ -67,7 +68,7 @@ struct admission {
     ns predicted{};                 ///< device time (duration times width) that was charged in advance
     ns length{};                    ///< how long it takes, as predicted
     sm_width width{};               ///< the part of the SMs that it can fill; not known of a kind's first ones
-    std::uint64_t lane = 0;         ///< work of one lane runs one after the other: its stream, as far as it is known
+    std::uint64_t timeline = 0;     ///< its stream, as far as it is known: work of one runs one after the other
     ns longest{};                   ///< the longest that its kind was declared or seen to take; 0: unknown
     ns at_least{};                  ///< what it takes with the device to itself; 0: unknown
     ns bound{};                     ///< on its wait for work of lower levels; 0: unknown

@@ -85,7 +85,7 @@ public:
         for (const auto& p : parts_) devices.push_back(p.device);
         auto parts = std::move(parts_);
         const auto guard = order.enter(devices);
-        for (auto& p : parts) p.leave.enqueue(*streams[p.rank], [&](stream& s) { enqueue_part(p.rank, s); });
+        for (auto& p : parts) p.taken.enqueue(*streams[p.rank], [&](stream& s) { enqueue_part(p.rank, s); });
     }
 
     /// Calls `enqueue_all()` once, which enqueues on all the streams and enters the node's gang order itself, as
@@ -110,10 +110,10 @@ private:
         auto& outer = parts.front();
         const auto inner = [&] { return nest(parts.subspan(1), streams, enqueue_all); };
         if constexpr (std::is_void_v<std::invoke_result_t<F&>>) {
-            outer.leave.enqueue(*streams[outer.rank], [&](stream&) { inner(); });
+            outer.taken.enqueue(*streams[outer.rank], [&](stream&) { inner(); });
         } else {
             std::optional<std::invoke_result_t<F&>> came;
-            outer.leave.enqueue(*streams[outer.rank], [&](stream&) { came.emplace(inner()); });
+            outer.taken.enqueue(*streams[outer.rank], [&](stream&) { came.emplace(inner()); });
             return *std::move(came);
         }
     }
@@ -121,7 +121,7 @@ private:
     struct part {
         std::size_t rank;
         device_id device;
-        permit leave;
+        permit taken;
     };
 
     gang_permit() = default;

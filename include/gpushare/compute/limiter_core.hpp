@@ -141,11 +141,11 @@ public:
 
     /// Whether the next submission can be admitted now, and what is known of it: one waits and there is room, as what is in
     /// flight of its level and above leaves room for it (detail/in_flight_budget.hpp), so lower levels never fill the room of
-    /// a higher one; and no request of a higher level is under way. Asked twice, it answers the same. `other_lane(c)` is asked
+    /// a higher one; and no request of a higher level is under way. Asked twice, it answers the same. `other_stream(c)` is asked
     /// where what waits first of `c` is for a stream that has enough: whoever keeps the queues may move one forward that is for
     /// a stream with nothing in flight, call replace_first() and return true. By default a client's go strictly in order.
     template <std::predicate<client_id> F = detail::strict_order>
-    [[nodiscard]] bool is_ready(admission& a, instant now, F other_lane = {}) noexcept {
+    [[nodiscard]] bool is_ready(admission& a, instant now, F other_stream = {}) noexcept {
         resume_at_ = never;
         now_ = std::max(now_, now);
         for (;;) {
@@ -163,7 +163,7 @@ public:
             const auto room = budget_.room_for(a, num_active_ == 1);
             if (room == budget::room::no) return false;
             if (room == budget::room::yes) break;
-            if (other_lane(*c)) continue;
+            if (other_stream(*c)) continue;
             client.blocked = true;  // others may find room meanwhile
             if (!std::exchange(client.listed, true)) blocked_.push_back(c->index);
             detail::hold(policy_, *c);
@@ -172,9 +172,9 @@ public:
         if (hold.held) resume_at_ = hold.until;
         return !hold.held;
     }
-    /// Whether nothing is in flight on a stream: `lane` as in submission_facts.
-    [[nodiscard]] bool is_idle(std::uint64_t lane, client_id c) const noexcept {
-        return !budget_.is_busy(detail::lane_of(lane, c), clients_[c.index].level);
+    /// Whether nothing is in flight on a stream: `timeline` as in submission_facts.
+    [[nodiscard]] bool is_idle(std::uint64_t timeline, client_id c) const noexcept {
+        return !budget_.is_busy(detail::timeline_or_own(timeline, c), clients_[c.index].level);
     }
     /// Another submission of `c` waits first from now on.
     void replace_first(client_id c, instant now, const submission_facts& facts) noexcept { tell(c, now, &facts); }
@@ -364,16 +364,16 @@ private:
     client_state& remove_from_flight(const admission& g, std::uint32_t times = 1) noexcept {
         budget_.leave(g, times);
         auto& client = clients_[g.client.index];
-        if (!blocked_.empty()) unblock(g.lane, g.client);
+        if (!blocked_.empty()) unblock(g.timeline, g.client);
         if ((client.usage.in_flight -= times) == 0 && client.usage.waiting == 0) --num_active_;
         return client;
     }
 
-    // Something of this lane has ended, of client `c`: it may have others for it behind its first.
-    void unblock(std::uint64_t lane, client_id c) noexcept {
+    // Something of this timeline has ended, of client `c`: it may have others for it behind its first.
+    void unblock(std::uint64_t timeline, client_id c) noexcept {
         std::erase_if(blocked_, [&](std::uint32_t i) {
             auto& client = clients_[i];
-            if (client.blocked && i != c.index && client.lane(i) != lane) return false;
+            if (client.blocked && i != c.index && client.timeline(i) != timeline) return false;
             client.listed = false;
             if (std::exchange(client.blocked, false)) policy_.wake({i, client.generation}, client.next.head, now_);
             return true;

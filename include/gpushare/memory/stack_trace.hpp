@@ -2,8 +2,8 @@
 // Stack traces of allocations: return addresses are taken when a block is allocated, and turned into names only in a
 // report. Needs glibc's <execinfo.h>, which no other header of the library includes.
 //
-//   gpushare::statistics_resource booked{upstream, {.trace = gpushare::capture_stack}};
-//   for (const auto& l : booked.leaks())
+//   gpushare::statistics_resource mine{upstream, {.trace = gpushare::capture_stack}};
+//   for (const auto& l : mine.leaks())
 //       for (const auto& line : gpushare::symbols_of(l.trace)) log(line);      // link with -rdynamic for names
 #pragma once
 

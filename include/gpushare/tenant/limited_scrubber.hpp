@@ -123,7 +123,8 @@ public:
 
     /// Work enqueued from now on starts after `p`. Blocks the thread if `p` is another scrubber's.
     void wait(const point& p) {
-        if (p.work_ != nullptr && p.work_->of != this) (void)p.wait(never);  // its own are earlier in the client's line
+        if (p.work_ != nullptr && p.work_->of != this)
+            (void)p.wait(never);  // its own are earlier in the client's queue
         if (p.native_.reached()) return;
         const std::lock_guard lock(mutex_);
         after_.push_back(p.native_);

@@ -65,7 +65,7 @@ public:
     /// Throws operation_error (no_device), as all that takes a device.
     [[nodiscard]] device_memory& memory(device_id d) { return at(d).memory; }
     /// What ran on the device.
-    [[nodiscard]] host::ledger& ledger(device_id d) { return at(d).book; }
+    [[nodiscard]] host::ledger& ledger(device_id d) { return at(d).ledger; }
     /// Makes the device fail, for tests.
     [[nodiscard]] fault_injector faults(device_id d) { return {engine_, checked(d)}; }
     /// Whether the device is lost.

@@ -159,7 +159,7 @@ private:
     /// An operation that goes back if it isn't submitted.
     class prepared {
     public:
-        explicit prepared(stream& s) : stream_(s), op_(&s.engine_->lease(*s.state_)) {
+        explicit prepared(stream& s) : stream_(s), op_(&s.engine_->take_operation(*s.state_)) {
             op_->blocks = 0;
             op_->cooperative = false;
             op_->hold = ns{0};

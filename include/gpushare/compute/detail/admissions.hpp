@@ -170,7 +170,7 @@ public:
         submission* const first = waiting.front();
         submission* s = first->next;
         for (int i = 0; s != nullptr && i < most; s = s->next, ++i) {
-            if (s->facts.lane == first->facts.lane || !core_.is_idle(s->facts.lane, c)) continue;
+            if (s->facts.timeline == first->facts.timeline || !core_.is_idle(s->facts.timeline, c)) continue;
             waiting.remove(*s);
             waiting.push_front(*s);
             core_.replace_first(c, now, s->facts);
@@ -207,7 +207,7 @@ private:
             .head = {.cost = o.cost, .remaining = o.remaining, .arrival = now, .deadline = o.deadline, .key = o.key},
             .bound = core_.bound_of(c),
             .width = o.width,
-            .lane = s.queued ? timeline_of(*s.stream) : 0,
+            .timeline = s.queued ? timeline_of(*s.stream) : 0,
             .of_request = o.of_request};
     }
     [[nodiscard]] auto first_facts() noexcept {

@@ -581,7 +581,7 @@ private:
         const auto is_plain = [](const submission& s) { return !s.queued && s.status == errc::none; };
         return is_plain(a) && is_plain(b) && a.admitted.key == b.admitted.key &&
                a.admitted.longest == b.admitted.longest && a.admitted.policy == b.admitted.policy &&
-               a.admitted.lent == b.admitted.lent && a.admitted.lane == b.admitted.lane &&
+               a.admitted.lent == b.admitted.lent && a.admitted.timeline == b.admitted.timeline &&
                a.admitted.width == b.admitted.width && a.admitted.of_request == b.admitted.of_request;
     }
 

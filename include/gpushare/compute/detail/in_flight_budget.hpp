@@ -55,7 +55,7 @@ public:
         std::uint32_t i = 0;
         while (i < levels_.size() && levels_[i].level != p) ++i;  // they are few
         if (i == levels_.size()) {
-            lanes_.reserve((levels_.size() + 1) * std::clamp(depth_, most_in_flight, 8 * most_in_flight));
+            streams_.reserve((levels_.size() + 1) * std::clamp(depth_, most_in_flight, 8 * most_in_flight));
             levels_.push_back({.level = p});
         }
         update();
@@ -82,18 +82,19 @@ public:
     }
     [[nodiscard]] level_state& of(std::uint32_t level) noexcept { return levels_[level]; }
 
-    /// Whether there is room for one more, or not before another of its lane ends, though there may be for others.
-    enum class room : std::uint8_t { yes, no, not_on_lane };
+    /// Whether there is room for one more, or not before another of its stream ends, though there may be for others.
+    enum class room : std::uint8_t { yes, no, not_on_stream };
     /// For this one. `alone`: no other client has anything waiting or in flight.
     [[nodiscard]] room room_for(const admission& a, bool alone) const noexcept {
-        if (levels_[a.level_index].enqueuing || (lanes_.size() == lanes_.capacity() && !has_lane(a))) return room::no;
+        if (levels_[a.level_index].enqueuing || (streams_.size() == streams_.capacity() && !has_stream(a)))
+            return room::no;
         if (num_narrow_ > 0 || a.width.part() < 1) return room_beside(a);
         return has_room(a.level_index, a.longest, a.predicted, alone) ? room::yes : room::no;
     }
 
-    /// Whether something of this level is in flight on a lane.
+    /// Whether something of this level is in flight on a stream.
     [[nodiscard]] bool is_busy(std::uint64_t name, std::uint32_t level) const noexcept {
-        return std::ranges::any_of(lanes_, [&](const lane& l) { return l.name == name && l.level == level; });
+        return std::ranges::any_of(streams_, [&](const stream_load& l) { return l.name == name && l.level == level; });
     }
 
     /// Of what fills the device. `longest`: what this one may take; 0: unknown. `predicted`: what it probably takes. `alone`: no
@@ -122,8 +123,9 @@ public:
     void enter(const admission& a) noexcept {
         enter(a.level_index, a.longest, a.predicted, a.of_request);
         if (a.width.part() < 1) ++num_narrow_;
-        auto* l = find_lane(a);
-        if (l == nullptr) l = &lanes_.emplace_back(lane{.name = a.lane, .level = a.level_index});  // within the reserve
+        auto* l = find_stream(a);
+        if (l == nullptr)
+            l = &streams_.emplace_back(stream_load{.name = a.timeline, .level = a.level_index});  // within the reserve
         ++l->in_flight;
         if (a.width.known()) l->width = std::max(l->width, a.width.part());
         l->length = saturating_add(l->length, counted(a));
@@ -131,11 +133,11 @@ public:
     void leave(const admission& a, std::uint32_t times) noexcept {
         leave(a.level_index, a.longest, a.predicted, a.of_request, times);
         if (a.width.part() < 1) num_narrow_ -= times;
-        auto* const l = find_lane(a);
+        auto* const l = find_stream(a);
         if ((l->in_flight -= times) == 0) {
-            if (l != &lanes_.back())
-                *l = lanes_.back();  // often the one that was just written: a copy would wait for it
-            lanes_.pop_back();
+            if (l != &streams_.back())
+                *l = streams_.back();  // often the one that was just written: a copy would wait for it
+            streams_.pop_back();
         } else {
             l->length -= std::min(l->length, counted(a));
         }
@@ -209,50 +211,50 @@ public:
     }
 
 private:
-    // Work that runs one after the other.
-    struct lane {
+    // What is in flight on one stream, one after the other.
+    struct stream_load {
         std::uint64_t name = 0;
         std::uint32_t level = 0, in_flight = 0;
         double width = 0;  // of the widest; of those whose width is a guess, nothing
         ns length{};       // of all, as predicted
     };
-    [[nodiscard]] lane* find_lane(const admission& a) noexcept {
-        for (auto& l : lanes_)
+    [[nodiscard]] stream_load* find_stream(const admission& a) noexcept {
+        for (auto& l : streams_)
             if (is_of(l, a)) return &l;
         return nullptr;
     }
-    [[nodiscard]] bool has_lane(const admission& a) const noexcept {
-        return std::ranges::any_of(lanes_, [&](const lane& l) { return is_of(l, a); });
+    [[nodiscard]] bool has_stream(const admission& a) const noexcept {
+        return std::ranges::any_of(streams_, [&](const stream_load& l) { return is_of(l, a); });
     }
-    // What ends within this isn't long: so much goes on a lane ahead of its end.
+    // What ends within this isn't long: so much goes onto a stream ahead of its end.
     [[nodiscard]] ns soon(std::uint32_t level) const noexcept { return levels_[level].horizon / 2; }
     // What may take any time counts as long.
     [[nodiscard]] ns counted(const admission& a) const noexcept { return a.longest > ns{0} ? a.length : horizon_; }
-    [[nodiscard]] static bool is_of(const lane& l, const admission& a) noexcept {
-        return l.name == a.lane && l.level == a.level_index;
+    [[nodiscard]] static bool is_of(const stream_load& l, const admission& a) noexcept {
+        return l.name == a.timeline && l.level == a.level_index;
     }
 
     // Among work that doesn't fill the device. What takes long has its SMs, and the rest is for what ends soon and for whoever comes
     // next, which goes as long as some of it is free, though it may want more than that; and as much again ahead of it, or behind
-    // work of its own lane, since an SM would else stand idle until an end is noticed. The first ones of a kind may fill the
+    // work of its own stream, since an SM would else stand idle until an end is noticed. The first ones of a kind may fill the
     // device or a part of it: nobody waits for that part, and only `depth` are in flight with such a one among them.
     [[nodiscard]] room room_beside(const admission& a) const noexcept {
         constexpr double uncertain = 0.01;  // widths are learnt to a percent
         const auto& own = levels_[a.level_index];
-        const auto counts = [&](const lane& l) { return levels_[l.level].level >= own.level; };
+        const auto counts = [&](const stream_load& l) { return levels_[l.level].level >= own.level; };
         std::uint32_t in_flight = 0;
         double left = 1, ends_soon = 0;
-        for (const auto& l : lanes_) {
+        for (const auto& l : streams_) {
             if (!counts(l)) continue;
             in_flight += l.in_flight;
             if (l.length <= soon(a.level_index)) continue;
-            if (is_of(l, a)) return room::not_on_lane;
+            if (is_of(l, a)) return room::not_on_stream;
             left -= l.width;
         }
         if (!a.width.known()) return in_flight < own.depth ? room::yes : room::no;
         if (in_flight >= most_in_flight || left <= uncertain) return room::no;
         double behind = 0;
-        for (const auto& l : lanes_)
+        for (const auto& l : streams_)
             if (counts(l) && l.length <= soon(a.level_index))
                 (is_of(l, a) ? behind : ends_soon) += std::min(l.width, left);
         // What takes long needn't be there ahead: who gets the SM is decided when it is free.
@@ -301,8 +303,8 @@ private:
     std::uint32_t only_ = none;  // level in use, if it is one: the usual case
     ns horizon_;
     std::vector<level_state> levels_;
-    std::vector<lane> lanes_;       // with something in flight
-    std::uint32_t num_narrow_ = 0;  // in flight, of less than the whole width
+    std::vector<stream_load> streams_;  // with something in flight
+    std::uint32_t num_narrow_ = 0;      // in flight, of less than the whole width
 };
 
 }  // namespace detail

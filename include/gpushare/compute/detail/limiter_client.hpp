@@ -37,8 +37,8 @@ struct strict_order {
     return ns{static_cast<ns::rep>(std::min(static_cast<double>(took.count()) / width.part(), 9e18))};
 }
 
-/// The lane of a submission: its stream, or if that isn't known, one for all such of its client.
-[[nodiscard]] constexpr std::uint64_t lane_of(std::uint64_t told, client_id c) noexcept {
+/// The timeline of a submission: its stream's, or if that isn't known, one for all such of its client.
+[[nodiscard]] constexpr std::uint64_t timeline_or_own(std::uint64_t told, client_id c) noexcept {
     return told != 0 ? told : ~std::uint64_t{c.index};
 }
 
@@ -48,15 +48,17 @@ struct limiter_client {
     bool present = false, quarantined = false;
     bool closing = false;    // takes no more
     bool enqueuing = false;  // its callable is being run
-    bool blocked = false;    // what waits first goes to a lane that has enough: the policy isn't to pick it
+    bool blocked = false;    // what waits first goes to a stream that has enough: the policy isn't to pick it
     bool listed = false;     // among those that are, or were
     std::uint32_t failures_in_row = 0, admitted = 0;
     cost_estimate costs{};    // of all its submissions
     submission_facts next{};  // while something waits: of what waits first
     client_usage usage{};
 
-    /// The lane of what waits first: `index` is the client's.
-    [[nodiscard]] std::uint64_t lane(std::uint32_t index) const noexcept { return lane_of(next.lane, {index}); }
+    /// The timeline of what waits first: `index` is the client's.
+    [[nodiscard]] std::uint64_t timeline(std::uint32_t index) const noexcept {
+        return timeline_or_own(next.timeline, {index});
+    }
     /// The longest that it declared or lately showed; 0: unknown.
     [[nodiscard]] ns longest() const noexcept { return std::max(settings.longest, costs.longest.get()); }
 
@@ -84,7 +86,7 @@ struct limiter_client {
         a.declared = next.width.known();
         a.width = a.declared ? next.width : usual_width(kind);
         a.length = lasting(a.predicted, a.width);
-        a.lane = lane(c.index);
+        a.timeline = timeline(c.index);
         a.key = next.head.key;
         a.of_request = next.of_request;
         a.at_least = kind.at_least;

@@ -215,8 +215,8 @@ public:
         observe(how);
         if (how == look::now) give_up_stuck();
         if (faulty_) cancel_faulty(lock);
-        const auto other_lane = [&](client_id c) { return clients_.bring_forward(c, now); };
-        for (admission a; batches_.has_slot() && core().is_ready(a, now, other_lane);) {
+        const auto other_stream = [&](client_id c) { return clients_.bring_forward(c, now); };
+        for (admission a; batches_.has_slot() && core().is_ready(a, now, other_stream);) {
             if (leaves(clients_.first_of(a.client), stay)) {
                 ready_left_ = true;
                 break;

@@ -67,7 +67,7 @@ public:
     }
 
     /// An operation to fill in, unlocked, and to submit or to hand back. Throws std::bad_alloc.
-    [[nodiscard]] operation& lease(stream_state& s) {
+    [[nodiscard]] operation& take_operation(stream_state& s) {
         // acquire: sees the operation as whoever put it there left it.
         if (operation* const spare = s.spare.exchange(nullptr, std::memory_order_acquire)) return *spare;
         const std::lock_guard lock{hub_->mutex};
@@ -82,7 +82,7 @@ public:
     void submit(stream_state& s, operation& op) noexcept {
         const section locked{*this};
         model_.submit(s, op, locked.now());
-        // Only `lease` writes it without the lock, and only null. release: pairs with the acquire there.
+        // Only `take_operation` writes it without the lock, and only null. release: pairs with the acquire there.
         if (s.spare.load(std::memory_order_relaxed) == nullptr)
             s.spare.store(model_.operations().try_acquire(), std::memory_order_release);
     }

@@ -220,7 +220,7 @@ private:
     void retire(sm_state& sm) noexcept {
         operation& op = *std::exchange(sm.work, nullptr);
         for (std::uint32_t i = 0; i < sm.count; ++i)
-            sm.device->book.record({op.stream->tag, sm.index, sm.edges[i], sm.edges[i + 1]});
+            sm.device->ledger.record({op.stream->tag, sm.index, sm.edges[i], sm.edges[i + 1]});
         const ns used = sm.end() - sm.edges[0];
         op.stream->used += used;
         op.stream->wide += static_cast<double>(used.count()) * std::min(op.blocks, op.stream->sms) / op.stream->sms;

@@ -97,7 +97,7 @@ struct device_state {
         : order(o.sms, o.timing == timing::real ? largest_batch : 1),
           sms(o.sms),
           memory({.capacity = o.memory, .taken = o.taken, .granularity = o.granularity, .guarded = o.guarded}),
-          book(o.ledger_capacity) {
+          ledger(o.ledger_capacity) {
         for (std::uint32_t i = 0; i < o.sms; ++i) {
             sms[i].device = this;
             sms[i].index = i;
@@ -117,7 +117,7 @@ struct device_state {
     std::vector<sm_state> sms;
     std::vector<std::size_t> users;  // of each group of SMs that was set apart: its handle and its streams
     device_memory memory;
-    ledger book;
+    host::ledger ledger;
     std::atomic<bool> lost{false};  // written under the node's lock, read by kernels
     instant lost_since{};
 };
