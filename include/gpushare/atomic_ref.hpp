@@ -3,7 +3,7 @@
 // the compiler's atomic built-ins in device passes. Ranks and blocks talk through it.
 //
 //   gpushare::atomic_ref{*flag}.store_release(epoch);                       // what was written before is visible ...
-//   while (gpushare::atomic_ref{*flag}.load_acquire() != epoch) ctx.backoff(turn++);    // ... once this reads `epoch`
+//   while (gpushare::atomic_ref{*flag}.load_acquire() != epoch) ctx.backoff(tries++);   // ... once this reads `epoch`
 //
 // The memory order is part of the name: device compilers take it as a literal only, and each call shows which was
 // chosen. libcu++ has the same in <cuda/atomic>, which more than doubles the time to compile a small .cu file.

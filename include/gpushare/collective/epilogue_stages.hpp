@@ -4,9 +4,9 @@
 //   gpushare::add_to(residual) | gpushare::silu() | gpushare::into(copy) | gpushare::cast<gpushare::bfloat16>()
 //
 // Arrays are vectors, spans or anything with std::data; where rows don't lie one right after the other, rows(p, pitch).
-// An array has the rows of the result that its rank keeps: all, or, of a sharded result, the rank's own. A sink writes
-// to every rank that keeps the row. shard(p), in contrast, has only the rows that its rank reduces, counted from the
-// first of them, and is written by that rank alone. Arrays must last until the collective is done.
+// An array has one row for each row of the result that its rank keeps: all rows, or those of its shard. A sink writes a
+// finished row to the array of every rank that keeps it. An array passed as shard(p) has only the rows that its rank
+// reduces, and only that rank writes to it. Arrays must last until the collective is done.
 #pragma once
 
 #include <concepts>

@@ -9,7 +9,7 @@
 // For collectives on streams, time them yourself and pass the function to tune_submitted().
 //
 // Each size is measured in three ways: again and again in the same buffers (warm), in buffers that no cache holds
-// (cold), and in place. It gets the plan whose worst ratio to the best one, over the three ways, is the smallest.
+// (cold), and in place. For each size the table gets the plan that is least behind the fastest one where it is worst.
 #pragma once
 
 #include <array>

@@ -14,8 +14,8 @@
 // goes on with others' callables for 100 us at most, plus the one that it is in. The rest is left to a thread that
 // waits in the limiter or, if there is none, to the next call.
 //
-// A thread that waits for each submission of its client doesn't wake the other waiting threads. An end that no thread
-// expected to have to look at is seen within a millisecond.
+// A thread that waits for each submission of its client doesn't wake the other waiting threads. The end of work for
+// which nobody waits is seen within a millisecond.
 //
 // A client is charged the device time between the points recorded around its work; detail/charging.hpp says how. Where
 // points cost something, short submissions of a client that alone uses the device share a pair (detail/batches.hpp).

@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-// The exception of the readers of tenant specifications, and their input: keys with values.
+// What reading a tenant specification throws, and the type that it reads: keys with values.
 //
 //   try { auto spec = gpushare::parse_specification(text); }
 //   catch (const gpushare::specification_error& e) { log(e.what()); mark(e.key()); }

@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-// The SMs of a CUDA device as a model of sm_partitionable, for generic code. It is made of green_context.hpp.
+// The SMs of a CUDA device as a model of sm_partitionable, for generic code. It uses green_context.hpp.
 //
 //   cuda::device_sms sms{node, device_id{0}};
 //   auto parts = sms.partition(gpushare::equal_sms(sms.split(), 2));
