@@ -53,12 +53,11 @@ namespace detail {
 
 /// What is known of a submission that waits: what policies look at, and what says whether there is room for it.
 struct submission_facts {
-    queue_head head{};  ///< for the policy
-    ns bound{};         ///< on its wait, as published when it came; 0: as it is when it is admitted
-    sm_width width{};   ///< the part of the SMs that it can fill, if it was declared
-    std::uint64_t timeline =
-        0;                    ///< its stream, as timeline_of() names it; 0: not known, and all such of a client are one
-    bool of_request = false;  ///< more of its client may follow soon: lower levels are held back meanwhile
+    queue_head head{};           ///< for the policy
+    ns bound{};                  ///< on its wait, as published when it came; 0: as it is when it is admitted
+    sm_width width{};            ///< the part of the SMs that it can fill, if it was declared
+    std::uint64_t timeline = 0;  ///< its stream's timeline_of(); 0: not known, and all such of a client are one
+    bool of_request = false;     ///< more of its client may follow soon: lower levels are held back meanwhile
 };
 
 /// A submission that was admitted, with what was predicted of it.

@@ -43,10 +43,10 @@ struct interval {
 /// given back, is the union of the spans, in whatever order they come, if each fills the device; and otherwise the sum of the
 /// widths at each instant, 1 at the most.
 ///
-/// Spans whose widths fit beside each other ran at once. Where others overlap, either the kernels ran at once, and each is to have half of that time; or the later one only
-/// waited. Points don't tell which. What does is how long the later one takes at least: it ran for that long before its
-/// end, so far the overlap is proven and split equally. The rest goes to the span that ended first, which is exact where
-/// kernels fill the device and so run one after the other.
+/// Spans whose widths fit beside each other ran at once. Where others overlap, either the kernels ran at once, and each is to
+/// have half of that time; or the later one only waited. Points don't tell which. What tells is how long the later one takes at
+/// least: it ran for that long before its end. So far the overlap is proven, and split equally. The rest goes to the span
+/// that ended first, which is exact where kernels fill the device and so run one after the other.
 ///
 /// A value; not thread-safe. Remembers at least the latest 64 stretches of time, busy or not: nothing before them changes
 /// any more.
