@@ -17,7 +17,7 @@
 #include <gpushare/observe/timeline_trace.hpp>
 
 #include "trace_replay/backlog.hpp"
-#include "trace_replay/lane.hpp"
+#include "trace_replay/server.hpp"
 
 namespace trace_replay {
 
@@ -128,22 +128,22 @@ public:
         else
             admit_tenants(o.devices);
         if (timeline != nullptr && how != way::unlimited) draw_in(*timeline);
-        for (auto& a : accesses_) lanes_.emplace_back(w, records_, *a, sms_per_device, node_.get_clock());
+        for (auto& a : accesses_) servers_.emplace_back(w, records_, *a, sms_per_device, node_.get_clock());
     }
 
     outcome go() {
         start_ = node_.get_clock().now();
         std::size_t next = 0;
-        while (next < workload_.jobs.size() || !std::ranges::all_of(lanes_, &lane::idle)) {
+        while (next < workload_.jobs.size() || !std::ranges::all_of(servers_, &server::idle)) {
             const auto now = node_.get_clock().now() - start_;
             for (; next < workload_.jobs.size() && workload_.jobs[next].arrival <= now; ++next)
-                lane_of(next).arrive(next);
-            for (auto& l : lanes_) l.step();
+                server_of(next).arrive(next);
+            for (auto& l : servers_) l.step();
             for (auto& d : drawn_) d.collect();
             std::this_thread::sleep_for(1ms);
         }
         end_ = node_.get_clock().now();
-        for (auto& l : lanes_) l.clear();
+        for (auto& l : servers_) l.clear();
         for (auto& d : drawn_) d.collect();
         return measure();
     }
@@ -182,8 +182,8 @@ private:
             drawn_.emplace_back(timeline, tenancy_->limiter_of(device_id{d}), device_id{d});
     }
 
-    lane& lane_of(std::size_t job) {
-        return lanes_[workload_.jobs[job].tenant * node_.num_devices() + device_of_[job]];
+    server& server_of(std::size_t job) {
+        return servers_[workload_.jobs[job].tenant * node_.num_devices() + device_of_[job]];
     }
 
     outcome measure() {
@@ -290,7 +290,7 @@ private:
     std::deque<gpushare::limiter_trace<gpushare::tenancy<host::node>::limiter>> drawn_;  // device by device
     std::vector<std::unique_ptr<access>> accesses_;  // tenant by tenant, device by device
     std::vector<job_record> records_;
-    std::deque<lane> lanes_;                // as the accesses
+    std::deque<server> servers_;            // as the accesses
     std::vector<std::uint32_t> device_of_;  // of each job
     instant start_{}, end_{};
     std::vector<std::jthread> dispatchers_;  // last: stop before what they drive goes

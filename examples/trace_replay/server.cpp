@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-#include "trace_replay/lane.hpp"
+#include "trace_replay/server.hpp"
 
 #include <algorithm>
 #include <bit>
@@ -44,7 +44,7 @@ constexpr double load_bytes_per_second = 25e9;
 
 }  // namespace
 
-void lane::step() {
+void server::step() {
     while (!running_.empty() && running_.front()->let_in.load(std::memory_order_acquire) &&
            running_.front()->end.reached()) {
         finish(*running_.front());
@@ -67,7 +67,7 @@ void lane::step() {
     }
 }
 
-lane::start lane::try_start(std::size_t index) {
+server::start server::try_start(std::size_t index) {
     const auto& j = workload_->jobs[index];
     auto r = std::make_unique<running>();
     r->job = index;
@@ -82,7 +82,7 @@ lane::start lane::try_start(std::size_t index) {
 }
 
 /// Memory for `size` bytes, after evicting idle models, the least recently used first. Null if that isn't enough.
-void* lane::make_room(gpushare::bytes size) {
+void* server::make_room(gpushare::bytes size) {
     for (;;) {
         if (void* p = access_->try_allocate(size)) return p;
         const auto idle = std::ranges::find(residents_, 0U, &resident::users);
@@ -91,12 +91,12 @@ void* lane::make_room(gpushare::bytes size) {
     }
 }
 
-void lane::evict(std::list<resident>::iterator idle) {
+void server::evict(std::list<resident>::iterator idle) {
     access_->free(idle->memory, workload_->models[idle->model].size);
     residents_.erase(idle);
 }
 
-bool lane::acquire(running& r, const job& j) {
+bool server::acquire(running& r, const job& j) {
     const auto& m = workload_->models[j.model];
     r.model = std::ranges::find(residents_, j.model, &resident::model);
     if (r.model == residents_.end()) {
@@ -119,7 +119,7 @@ bool lane::acquire(running& r, const job& j) {
     return r.latent != nullptr;
 }
 
-void lane::release(running& r) {
+void server::release(running& r) {
     for (void* p : r.loras) access_->free(p, lora_size);
     if (r.latent != nullptr) access_->free(r.latent, latent_bytes(latent_size));
     if (r.model == residents_.end()) return;
@@ -127,7 +127,7 @@ void lane::release(running& r) {
     r.model->last_used = clock_.now();
 }
 
-void lane::submit(running& r, const job& j) {
+void server::submit(running& r, const job& j) {
     auto& record = (*records_)[r.job];
     r.read_back.resize(latent_size);
     record.submitted = clock_.now();
@@ -146,7 +146,7 @@ void lane::submit(running& r, const job& j) {
     access_->submit(std::move(last_kernel), r.tickets);
 }
 
-void lane::finish(running& r) {
+void server::finish(running& r) {
     auto& record = (*records_)[r.job];
     record.failed = r.end.status() != gpushare::errc::none;
     for (const auto& t : r.tickets)  // the device is done with all of them
@@ -159,7 +159,7 @@ void lane::finish(running& r) {
     release(r);
 }
 
-void lane::clear() {
+void server::clear() {
     while (!residents_.empty()) evict(residents_.begin());
 }
 

@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-// A tenant's lane on one device, as a server would write it: requests in order, models kept in memory for a while and evicted
+// A tenant's server on one device: requests in order, models kept in memory for a while and evicted
 // when room is needed, a few requests under way at once. It doesn't know whether memory and device time are limited: it
 // asks an `access` for both, and the access is what a run changes.
 #pragma once
@@ -25,7 +25,7 @@ namespace host = gpushare::host;
 
 using ticket = gpushare::tenant<host::node>::ticket;
 
-/// Where a lane gets memory and device time.
+/// Where a server gets memory and device time.
 class access {
 public:
     virtual ~access() = default;
@@ -44,17 +44,17 @@ struct job_record {
     std::uint64_t result = 0;  // checksum of what it computed
 };
 
-class lane {
+class server {
 public:
-    lane(const workload& w, std::vector<job_record>& records, access& from, std::uint32_t sms,
-         const host::steady_clock& clock)
+    server(const workload& w, std::vector<job_record>& records, access& from, std::uint32_t sms,
+           const host::steady_clock& clock)
         : workload_(&w), records_(&records), access_(&from), sms_(sms), clock_(clock) {}
 
     void arrive(std::size_t job) { waiting_.push_back(job); }
     /// Notes what is finished, starts what can be. Never blocks.
     void step();
     [[nodiscard]] bool idle() const { return waiting_.empty() && running_.empty(); }
-    /// Evicts everything. The lane must be idle.
+    /// Evicts everything. The server must be idle.
     void clear();
 
 private:
