@@ -63,5 +63,26 @@ GPUSHARE_HD void store_packed(T* to, const packed<T>& from) noexcept {
 #endif
 }
 
+/// The same where `from` is a multiple of 16: no branch keeps a thread's next load waiting for this one.
+template <class T>
+[[nodiscard]] GPUSHARE_HD packed<T> load_aligned(const T* from) noexcept {
+#ifdef __CUDA_ARCH__
+    packed<T> to;
+    *reinterpret_cast<uint4*>(&to) = *reinterpret_cast<const uint4*>(from);
+    return to;
+#else
+    return load_packed(from);
+#endif
+}
+/// The same where `to` is a multiple of 16.
+template <class T>
+GPUSHARE_HD void store_aligned(T* to, const packed<T>& from) noexcept {
+#ifdef __CUDA_ARCH__
+    *reinterpret_cast<uint4*>(to) = *reinterpret_cast<const uint4*>(&from);
+#else
+    store_packed(to, from);
+#endif
+}
+
 }  // namespace GPUSHARE_ABI
 }  // namespace gpushare

@@ -2,6 +2,7 @@
 // Collectives as launches on the streams of the host backend's devices: the bodies that rank threads call, block by block.
 #include <gpushare/collective/submit.hpp>
 
+#include <array>
 #include <chrono>
 #include <cstdint>
 #include <span>
@@ -85,10 +86,43 @@ TEST_CASE("more blocks than a device holds at once are refused, before anything 
     m.fill();
     CHECK(m.all_reduce({.blocks = 3}) == gs::errc::too_many_blocks);
     CHECK(m.all_reduce({.blocks = 5}) == gs::errc::invalid_specification);  // more than there are blocks
-    CHECK(m.all_reduce({.blocks = 0}) == gs::errc::invalid_specification);
     REQUIRE(m.all_reduce({.blocks = 2}) == gs::errc::none);
     m.wait();
     CHECK(m.summed());
+}
+
+TEST_CASE("a number of blocks that is left open is the table's, as far as there are so many and fit", "[collective]") {
+    const auto used = [](std::uint32_t sms, std::uint32_t there, std::uint16_t planned) {
+        machine m(2, sms, 1000, {.blocks = there});
+        m.group.set_tuning(gs::tuning_table::always({gs::algorithm::two_shot, false, 1, 0, planned}));
+        m.fill();
+        CHECK(m.all_reduce() == gs::errc::none);
+        m.wait();
+        CHECK(m.summed());
+        const auto& view = m.members[0].view();
+        std::uint32_t n = 0;
+        for (std::uint32_t b = 0; b < there; ++b) n += view.state(0, b).epoch != 0 ? 1 : 0;
+        return n;
+    };
+    CHECK(used(4, 4, 3) == 3);
+    CHECK(used(4, 2, 3) == 2);
+    CHECK(used(2, 4, 3) == 2);
+    CHECK(used(4, 4, 0) == 1);
+    // Ranks that share a device share its room.
+    gs::host::node node({.devices = 1, .sms = 5});
+    gs::communicator group(
+        2, {.blocks = 4, .tuning = gs::tuning_table::always({gs::algorithm::two_shot, false, 1, 0, 4})});
+    auto stream = node.make_stream({0});
+    std::vector<float> x(1000, 1), y(1000, 2);
+    const std::array<const float*, 2> in{x.data(), y.data()};
+    const std::array<float*, 2> out{x.data(), y.data()};
+    const std::array members{group.rank(0), group.rank(1)};
+    CHECK(gs::submit_shared_all_reduce<float>(node.gangs(), gs::device_id{0}, stream, members, in, out, 1000) ==
+          gs::errc::none);
+    stream.record().wait(gs::never);
+    CHECK(x == std::vector<float>(1000, 3));
+    CHECK(members[1].view().state(1, 1).epoch == 1);
+    CHECK(members[1].view().state(1, 2).epoch == 0);
 }
 
 TEST_CASE("two groups that don't fit on the devices together queue up, submitted from two threads", "[collective]") {

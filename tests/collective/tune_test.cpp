@@ -108,6 +108,17 @@ TEST_CASE("what is submitted gets the plan that took the least, and changes it w
     CHECK(table.save() == "4 256 one_shot cached\n4 any two_shot cached\n");
     const auto nothing = [&](const gpushare::all_reduce_plan&, gpushare::bytes) { return never; };
     CHECK(gpushare::tune_submitted(4, nothing, quick) == tuning_table{});
+
+    // The number of blocks is part of what is measured, where it is asked for: a block each 4 KiB is the best here.
+    auto with_blocks = quick;
+    with_blocks.most_blocks = 9;
+    const auto blocks_took = [](const gpushare::all_reduce_plan& plan, gpushare::bytes size) {
+        const auto n = static_cast<double>(size.count());
+        return (plan.how == algorithm::two_shot && !plan.streaming ? 1 : 9) *
+               (plan.blocks * 1.0 + n / 4096 / plan.blocks);
+    };
+    CHECK(gpushare::tune_submitted(4, blocks_took, with_blocks).save() ==
+          "4 16384 two_shot cached blocks=1\n4 any two_shot cached blocks=4\n");
 }
 
 TEST_CASE("a tuner refuses sizes without a float, and gives up with the others", "[collective]") {

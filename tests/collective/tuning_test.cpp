@@ -26,7 +26,8 @@ TEST_CASE("a plan is the first row that reaches far enough", "[collective]") {
 }
 
 TEST_CASE("a saved table comes back", "[collective]") {
-    for (const auto& table : {tuning_table::measured_on_xeon(), tuning_table::measured_on_epyc()}) {
+    for (const auto& table :
+         {tuning_table::measured_on_xeon(), tuning_table::measured_on_epyc(), tuning_table::for_devices()}) {
         CHECK(tuning_table::load(table.save()) == table);
     }
     CHECK(tuning_table::load("") == tuning_table{});
@@ -39,15 +40,40 @@ TEST_CASE("a saved table comes back", "[collective]") {
     CHECK(other.plan(2, 4096) == gpushare::all_reduce_plan{algorithm::two_shot, false, 1, 16});
     CHECK(other.plan(2, 4097) == gpushare::all_reduce_plan{algorithm::two_shot, true, 2, 255});
     CHECK(other.save() == words);
+    const std::string blocks = "2 4096 one_shot cached blocks=4\n2 any two_shot streaming ahead=3 blocks=36\n";
+    const auto of_devices = tuning_table::load(blocks);
+    CHECK(of_devices.plan(2, 4096).blocks == 4);
+    CHECK(of_devices.plan(2, 4097) == gpushare::all_reduce_plan{algorithm::two_shot, true, 1, 3, 36});
+    CHECK(of_devices.fused(2, 4097) == gpushare::fused_plan{true, 36});
+    CHECK(of_devices.save() == blocks);
+    CHECK(tuning_table::load("any any fused cached blocks=7\n").fused(1, 1) == gpushare::fused_plan{false, 7});
+}
+
+TEST_CASE("the table for devices has something for every size, and its blocks fit into slots", "[collective]") {
+    const auto table = tuning_table::for_devices();
+    CHECK(tuning_table::load(table.save()) == table);
+    for (const std::uint32_t ranks : {1U, 2U, 4U, 5U, 8U, 9U, 16U})
+        for (std::uint64_t size = 1; size < std::uint64_t{1} << 33; size = size * 3 + 1) {
+            const auto plan = table.plan(ranks, size);
+            CAPTURE(ranks, size);
+            CHECK(plan.blocks > 0);
+            CHECK(plan.blocks == table.fused(ranks, size).blocks);
+            CHECK(plan.blocks <= 36);
+            if (plan.how == algorithm::one_shot) CHECK(size <= std::uint64_t{plan.blocks} * 16 * 1024);
+        }
+    CHECK(table.plan(4, 512 << 10).how == algorithm::one_shot);
+    CHECK(table.plan(8, (256 << 10) + 1).how == algorithm::two_shot);
 }
 
 TEST_CASE("a table that can't be read is refused with its line", "[collective]") {
     for (const char* text :
          {"2 4096 one_shot cached\n2 x one_shot cached", "\n2 4096 three_shot cached", "\n2 4096 one_shot",
           "\n2 4096 one_shot cached more", "\n-1 4096 one_shot cached", "\n99999999999 4096 one_shot cached",
-          "\n2  4096 one_shot cached", "\n2 4096 two_shot streaming places=3", "\n2 4096 two_shot streaming places=",
-          "\n2 4096 two_shot cached ahead=256", "\n2 4096 two_shot cached ahead=any",
-          "\n2 4096 two_shot cached ahead=1 places=2", "\n2 4096 two_shot cached places=2 ahead"}) {
+          "\n2  4096 one_shot cached", "\n2 4096 two_shot streaming places=3",
+          "\n2 4096 two_shot streaming places=", "\n2 4096 two_shot cached ahead=256",
+          "\n2 4096 two_shot cached ahead=any", "\n2 4096 two_shot cached ahead=1 places=2",
+          "\n2 4096 two_shot cached blocks=65536", "\n2 4096 two_shot cached blocks=1 ahead=1",
+          "\n2 4096 fused cached ahead=1", "\n2 4096 two_shot cached places=2 ahead"}) {
         CAPTURE(text);
         try {
             (void)tuning_table::load(text);

@@ -15,6 +15,7 @@
 #include <memory>
 #include <new>
 #include <numeric>
+#include <optional>
 #include <span>
 #include <string_view>
 #include <thread>
@@ -39,8 +40,10 @@ struct communicator_options {
     std::uint32_t channels = 1;  ///< collectives that a rank can have in flight at once
     std::uint32_t blocks = 1;    ///< the most that a rank's kernel may have
     bytes slot{32768};           ///< what a block can leave for the other ranks; larger data isn't sent through it
-    tuning_table tuning = tuning_table::measured();  ///< which algorithm for which size
-    std::uint32_t first_epoch = 0;                   ///< for tests of what happens when the count wraps around
+    /// Which algorithm for which size. None: the group's own choice, tuning_table::measured() for threads, for_devices() for
+    /// devices.
+    std::optional<tuning_table> tuning{};
+    std::uint32_t first_epoch = 0;  ///< for tests of what happens when the count wraps around
 };
 
 /// One rank of a group, on one channel. Freely copied; only one thread, or one stream, may use a rank's channel at a
@@ -216,7 +219,7 @@ private:
     communicator(std::vector<std::uint32_t> parents, communicator_options options)
         : parents_(std::move(parents)), options_(std::move(options)), shared_(std::make_unique<shared_state>()) {
         check(size() != 0 && options_.channels != 0 && options_.blocks != 0, size(), 0, "making a communicator");
-        shared_->tuning = options_.tuning;
+        shared_->tuning = options_.tuning ? *options_.tuning : tuning_table::measured();
         constexpr std::size_t unit = 4 * detail::interference_bytes;
         const std::size_t slot = (options_.slot.count() + unit - 1) / unit * unit;
         const std::size_t area = detail::workspace_view::bytes_of_rank(size(), options_.blocks, slot);

@@ -54,12 +54,14 @@ public:
     /// Rank r is on devices[r]. Allocates from the devices and from `visible`, both of which must outlive it, and waits
     /// until the memory is initialised. Throws memory_error; operation_error: errc::no_device,
     /// errc::invalid_specification for no ranks, channels or blocks, or a device's error in initialising its memory.
+    ///
+    /// Without options it has as many blocks as tuning_table::for_devices() asks for at the most.
     device_communicator(Node& on, Visible& visible, std::span<const device_id> devices,
-                        communicator_options options = {}, workspaces where = workspaces::on_devices)
+                        communicator_options options = {.blocks = 36}, workspaces where = workspaces::on_devices)
         : options_(std::move(options)), state_(std::make_unique<state>(on, visible)) {
         state& s = *state_;
         s.devices.assign(devices.begin(), devices.end());
-        s.tuning = options_.tuning;
+        s.tuning = options_.tuning ? *options_.tuning : tuning_table::for_devices();
         if (size() == 0 || options_.channels == 0 || options_.blocks == 0)
             raise({.code = errc::invalid_specification, .asked = size()}, {}, "making a communicator");
         constexpr std::size_t unit = 4 * detail::interference_bytes;

@@ -21,6 +21,7 @@
 #pragma once
 
 #include <cstddef>
+#include <cstdint>
 #include <span>
 
 #include <gpushare/collective/communicator.hpp>
@@ -62,8 +63,8 @@ template <reducible T, gang_order Gangs, launcher Stream, class Op = sum>
                                      std::span<const member> members, std::span<const T* const> ins,
                                      std::span<T* const> outs, std::size_t count, Op op = {},
                                      const launch_options& options = {}) {
-    return detail::submit_all_reduces(members, ins, outs, count, op, [&](const auto& body_of) {
-        return detail::submit_each(gangs, devices, streams, members, body_of, options);
+    return detail::submit_all_reduces(members, ins, outs, count, op, [&](const auto& body_of, std::uint32_t blocks) {
+        return detail::submit_each(gangs, devices, streams, members, body_of, options, blocks);
     });
 }
 
@@ -83,8 +84,8 @@ template <reducible T, gang_order Gangs, launcher Stream, class Op = sum>
                                             std::span<const member> members, std::span<const T* const> ins,
                                             std::span<T* const> outs, std::size_t count, Op op = {},
                                             const launch_options& options = {}) {
-    return detail::submit_all_reduces(members, ins, outs, count, op, [&](const auto& body_of) {
-        return detail::submit_shared_each(gangs, device, stream, members, body_of, options);
+    return detail::submit_all_reduces(members, ins, outs, count, op, [&](const auto& body_of, std::uint32_t blocks) {
+        return detail::submit_shared_each(gangs, device, stream, members, body_of, options, blocks);
     });
 }
 
@@ -96,8 +97,8 @@ template <gang_order Gangs, launcher Stream, class T, class Op, class... Stages>
                               std::span<const member> members, std::span<const pipeline<T, Op, Stages...>> steps,
                               std::span<typename pipeline<T, Op, Stages...>::out_type* const> outs,
                               const launch_options& options = {}) {
-    return detail::submit_pipelines<false>(members, steps, outs, [&](const auto& body_of) {
-        return detail::submit_each(gangs, devices, streams, members, body_of, options);
+    return detail::submit_pipelines<false>(members, steps, outs, [&](const auto& body_of, std::uint32_t blocks) {
+        return detail::submit_each(gangs, devices, streams, members, body_of, options, blocks);
     });
 }
 
@@ -108,8 +109,8 @@ template <gang_order Gangs, launcher Stream, class T, class Op, class... Stages>
                                       std::span<const pipeline<T, Op, Stages...>> steps,
                                       std::span<typename pipeline<T, Op, Stages...>::out_type* const> outs,
                                       const launch_options& options = {}) {
-    return detail::submit_pipelines<true>(members, steps, outs, [&](const auto& body_of) {
-        return detail::submit_each(gangs, devices, streams, members, body_of, options);
+    return detail::submit_pipelines<true>(members, steps, outs, [&](const auto& body_of, std::uint32_t blocks) {
+        return detail::submit_each(gangs, devices, streams, members, body_of, options, blocks);
     });
 }
 
@@ -119,8 +120,8 @@ template <gang_order Gangs, launcher Stream, class T, class Op, class... Stages>
                                      std::span<const pipeline<T, Op, Stages...>> steps,
                                      std::span<typename pipeline<T, Op, Stages...>::out_type* const> outs,
                                      const launch_options& options = {}) {
-    return detail::submit_pipelines<false>(members, steps, outs, [&](const auto& body_of) {
-        return detail::submit_shared_each(gangs, device, stream, members, body_of, options);
+    return detail::submit_pipelines<false>(members, steps, outs, [&](const auto& body_of, std::uint32_t blocks) {
+        return detail::submit_shared_each(gangs, device, stream, members, body_of, options, blocks);
     });
 }
 
@@ -131,8 +132,8 @@ template <gang_order Gangs, launcher Stream, class T, class Op, class... Stages>
                                              std::span<const pipeline<T, Op, Stages...>> steps,
                                              std::span<typename pipeline<T, Op, Stages...>::out_type* const> outs,
                                              const launch_options& options = {}) {
-    return detail::submit_pipelines<true>(members, steps, outs, [&](const auto& body_of) {
-        return detail::submit_shared_each(gangs, device, stream, members, body_of, options);
+    return detail::submit_pipelines<true>(members, steps, outs, [&](const auto& body_of, std::uint32_t blocks) {
+        return detail::submit_shared_each(gangs, device, stream, members, body_of, options, blocks);
     });
 }
 

@@ -12,10 +12,12 @@
 // (cold), and in place. For each size the table gets the plan that is least behind the fastest one where it is worst.
 #pragma once
 
+#include <algorithm>
 #include <array>
 #include <concepts>
 #include <cstddef>
 #include <cstdint>
+#include <vector>
 
 #include <gpushare/collective/communicator.hpp>
 #include <gpushare/collective/detail/tuner.hpp>
@@ -37,15 +39,22 @@ inline namespace GPUSHARE_ABI {
 
 /// The same for submitted collectives. took(plan, bytes) submits one by this plan and returns its time in any unit, for
 /// example between two points of the stream, or infinity if the plan can't be used. Only the sizes in `options` are
-/// used.
+/// used. With `most_blocks`, plans have numbers of blocks.
 template <std::invocable<const all_reduce_plan&, bytes> Took>
 [[nodiscard]] tuning_table tune_submitted(std::uint32_t ranks, const Took& took, const tune_options& options = {}) {
     detail::check_sizes(options);
-    static constexpr std::array<all_reduce_plan, 4> plans{
-        {{algorithm::one_shot}, {algorithm::two_shot}, {algorithm::two_shot, true}, {algorithm::ring}}};
+    std::vector<all_reduce_plan> plans;
+    const auto most = static_cast<std::uint16_t>(std::min<std::uint32_t>(options.most_blocks, 65'535));
+    for (std::uint32_t blocks = std::min<std::uint32_t>(most, 1); blocks <= most;
+         blocks = detail::next_count(blocks, most))
+        for (const all_reduce_plan& p : std::array<all_reduce_plan, 4>{
+                 {{algorithm::one_shot}, {algorithm::two_shot}, {algorithm::two_shot, true}, {algorithm::ring}}}) {
+            plans.push_back(p);
+            plans.back().blocks = static_cast<std::uint16_t>(blocks);
+        }
     return detail::cheapest(ranks, options, plans, [&](std::uint64_t size) {
-        std::array<double, plans.size()> cost{};
-        for (std::size_t p = 0; p < plans.size(); ++p) cost[p] = static_cast<double>(took(plans[p], bytes{size}));
+        std::vector<double> cost;
+        for (const auto& p : plans) cost.push_back(static_cast<double>(took(p, bytes{size})));
         return cost;
     });
 }

@@ -53,13 +53,16 @@ struct all_reduce_plan {
     /// Where results are stored through the caches, in place with `streaming` too: how many cache lines ahead of its
     /// work a thread prefetches; 0 leaves that to the processor.
     std::uint8_t ahead = 0;
+    /// Of each rank's kernel, where it is submitted and the caller leaves that open; 0 is one. As many as there are and fit.
+    std::uint16_t blocks = 0;
     friend constexpr bool operator==(const all_reduce_plan&, const all_reduce_plan&) = default;
 };
 
-/// The plan of a fused all-reduce. It always goes by whole rows in two shots, so the only choice is how it stores. A
+/// The plan of a fused all-reduce. It always goes by whole rows in two shots, so the only choices are these. A
 /// type of its own, so that a table can't name an algorithm that a fused call wouldn't follow.
 struct fused_plan {
-    bool streaming = false;  ///< results go past the caches
+    bool streaming = false;    ///< results go past the caches
+    std::uint16_t blocks = 0;  ///< as of an all_reduce_plan
     friend constexpr bool operator==(const fused_plan&, const fused_plan&) = default;
 };
 
@@ -118,6 +121,22 @@ public:
                              {any_ranks, std::uint64_t{2} << 20, {two_shot}},
                              {any_ranks, any_bytes, {two_shot, true}}});
     }
+    /// For groups on devices, until theirs is measured (tune_submitted): not measured by us. vLLM's kernels, which go the same ways
+    /// over NVLink, take one shot for up to 4 ranks until 512 KiB and for up to 8 until 256 KiB, and 36 blocks of 512
+    /// threads, more of which gained nothing. Less than 16 KiB isn't worth another block, which has to meet the others too.
+    [[nodiscard]] static tuning_table for_devices() {
+        using enum algorithm;
+        constexpr std::uint64_t kib = 1024;
+        std::vector<row> rows;
+        for (const auto& [ranks, one_shot_until] :
+             {std::pair<std::uint32_t, std::uint64_t>{4, 512}, {8, 256}, {any_ranks, 64}}) {
+            for (const auto& [size, blocks] : {std::pair<std::uint64_t, std::uint16_t>{16, 1}, {64, 4}, {256, 16}})
+                if (size <= one_shot_until) rows.push_back({ranks, size * kib, {one_shot, false, 1, 0, blocks}});
+            if (one_shot_until > 256) rows.push_back({ranks, one_shot_until * kib, {one_shot, false, 1, 0, 36}});
+            rows.push_back({ranks, any_bytes, {two_shot, false, 1, 0, 36}});
+        }
+        return tuning_table(std::move(rows));
+    }
     /// Every call by one plan.
     [[nodiscard]] static tuning_table always(const all_reduce_plan& plan) {
         return tuning_table({{any_ranks, any_bytes, plan}});
@@ -138,7 +157,7 @@ public:
         return first(fused_, ranks, bytes);
     }
 
-    /// One line per row: ranks, bytes, algorithm, "cached" or "streaming", then "places=2" or "ahead=16" if not the
+    /// One line per row: ranks, bytes, algorithm, "cached" or "streaming", then "places=2", "ahead=16", "blocks=36" if not the
     /// default. A row without a limit has "any". Rows of fused calls have "fused" for the algorithm; they are left out
     /// if they follow from the others.
     [[nodiscard]] std::string save() const {
@@ -147,10 +166,11 @@ public:
             text += limits(r) + std::string(to_string(r.plan.how)) + stores(r.plan.streaming);
             if (r.plan.places != all_reduce_plan{}.places) text += " places=" + std::to_string(r.plan.places);
             if (r.plan.ahead != all_reduce_plan{}.ahead) text += " ahead=" + std::to_string(r.plan.ahead);
-            text += '\n';
+            text += blocks(r.plan.blocks) + '\n';
         }
         if (fused_ != like(rows_))
-            for (const fused_row& r : fused_) text += limits(r) + "fused" + stores(r.plan.streaming) + '\n';
+            for (const fused_row& r : fused_)
+                text += limits(r) + "fused" + stores(r.plan.streaming) + blocks(r.plan.blocks) + '\n';
         return text;
     }
 
@@ -172,13 +192,18 @@ public:
             const std::string_view how = word(), where = word();
             good = good && (where == "cached" || where == "streaming");
             r.plan.streaming = where == "streaming";
+            const auto read_blocks = [&] {
+                if (rest.starts_with("blocks=")) good = good && number(word().substr(7), r.plan.blocks);
+            };
+            if (how == "fused") read_blocks();
             if (good && how == "fused" && rest.empty()) {
-                fused.push_back({r.ranks, r.bytes, {r.plan.streaming}});
+                fused.push_back({r.ranks, r.bytes, {r.plan.streaming, r.plan.blocks}});
                 continue;
             }
             if (rest.starts_with("places="))
                 good = good && number(word().substr(7), r.plan.places) && (r.plan.places == 1 || r.plan.places == 2);
             if (rest.starts_with("ahead=")) good = good && number(word().substr(6), r.plan.ahead);
+            read_blocks();
             good = good && rest.empty();
             bool known = false;
             for (const algorithm a : {algorithm::one_shot, algorithm::two_shot, algorithm::ring})
@@ -207,12 +232,13 @@ private:
             if (ranks <= r.ranks && bytes <= r.bytes) return r.plan;
         return {};
     }
-    /// Fused rows that store as these do, without a new row where nothing changes.
+    /// Fused rows that go as these do, without a new row where nothing changes.
     static std::vector<fused_row> like(const std::vector<row>& rows) {
         std::vector<fused_row> all;
         for (const row& r : rows) {
-            if (all.empty() || all.back().ranks != r.ranks || all.back().plan.streaming != r.plan.streaming)
-                all.push_back({r.ranks, r.bytes, {r.plan.streaming}});
+            const fused_plan plan{r.plan.streaming, r.plan.blocks};
+            if (all.empty() || all.back().ranks != r.ranks || all.back().plan != plan)
+                all.push_back({r.ranks, r.bytes, plan});
             all.back().bytes = r.bytes;
         }
         return all;
@@ -222,6 +248,7 @@ private:
         return (r.ranks == any_ranks ? "any" : std::to_string(r.ranks)) + ' ' +
                (r.bytes == any_bytes ? "any" : std::to_string(r.bytes)) + ' ';
     }
+    static std::string blocks(std::uint16_t n) { return n == 0 ? std::string() : " blocks=" + std::to_string(n); }
     static const char* stores(bool streaming) noexcept { return streaming ? " streaming" : " cached"; }
 
     template <class N>

@@ -101,8 +101,12 @@ public:
     /// All threads must come, equally often: unlike on the host, a block that has returned is waited for in vain.
     [[nodiscard]] __device__ inline bool grid_sync() noexcept;
 
-    /// To be called while waiting for another block, with the number of calls before: sleeps some 50 to 500 ns.
-    __device__ void backoff(std::uint32_t turn) noexcept { __nanosleep(turn < 16 ? 50 : 500); }
+    /// To be called while waiting for another block, with the number of calls before. At first it returns at once: ranks that
+    /// begin together are there within microseconds, of which a turn takes a half or more, and a sleep may last twice as long as
+    /// asked for. Later it sleeps for some 50 to 500 ns. (PTX ISA, nanosleep.)
+    __device__ void backoff(std::uint32_t turn) noexcept {
+        if (turn >= 16) __nanosleep(turn < 64 ? 50 : 500);
+    }
 
     /// Nanoseconds of the device's global timer, which all its kernels share; its zero is not the host's.
     [[nodiscard]] __device__ std::int64_t now() const noexcept {

@@ -57,7 +57,7 @@ GPUSHARE_HD void gather_parts(session<Context>& t, T* out, std::size_t count, st
     for (std::uint32_t i = 0; i < t.ranks(); ++i) {
         const std::uint32_t r = (t.rank() + i) % t.ranks();  // not all at the same rank's
         const T* const from = static_cast<const T*>(t.signal_from(r).in) + skip;
-        copy_elements(t.context(), out + r * count + mine.begin, from + mine.begin, mine.size());
+        copy_elements<4>(t.context(), out + r * count + mine.begin, from + mine.begin, mine.size());
     }
 }
 
@@ -90,8 +90,8 @@ struct broadcast_body {
         if (!t.meet(call_signature(kind, type_id<T>(), 0, count, blocks, root), data)) return t.fault();
         const element_range mine = shard_of(count, t.block(), blocks, vector_grain);
         if (t.rank() != root)
-            copy_elements(t.context(), data + mine.begin, static_cast<const T*>(t.signal_from(root).in) + mine.begin,
-                          mine.size());
+            copy_elements<4>(t.context(), data + mine.begin, static_cast<const T*>(t.signal_from(root).in) + mine.begin,
+                             mine.size());
         return t.finish();
     }
 };

@@ -50,10 +50,34 @@ inline constexpr std::size_t vector_grain = 64;
     return {r.begin > lead ? r.begin - lead : 0, r.end > lead ? r.end - lead : 0};
 }
 
+/// One array of each of R ranks. R is known when compiling, so loops over them are unrolled and a device's thread has their
+/// addresses in registers.
+template <class T, std::uint32_t R>
+struct held_arrays {
+    T* of[R];
+
+    /// Whether 16 bytes of each can be moved at once from element i on.
+    GPUSHARE_EXEC_CHECK_DISABLE
+    [[nodiscard]] GPUSHARE_HD bool aligned(std::size_t i) const noexcept {
+        std::uintptr_t all = 0;
+        for (std::uint32_t r = 0; r < R; ++r) all |= reinterpret_cast<std::uintptr_t>(of[r] + i);
+        return all % 16 == 0;
+    }
+    GPUSHARE_EXEC_CHECK_DISABLE
+    GPUSHARE_HD void put(std::size_t i, const packed<T>& x) const noexcept {
+        for (std::uint32_t r = 0; r < R; ++r) store_aligned(of[r] + i, x);
+    }
+};
+
 /// Where results of one rank go.
 template <class T>
 struct single_output {
     T* out;
+    GPUSHARE_EXEC_CHECK_DISABLE
+    template <std::uint32_t>
+    [[nodiscard]] GPUSHARE_HD held_arrays<T, 1> held() const noexcept {
+        return {{out}};
+    }
     GPUSHARE_EXEC_CHECK_DISABLE
     template <class Values>
     GPUSHARE_HD void put(std::size_t i, const Values& v) const noexcept {
@@ -63,19 +87,26 @@ struct single_output {
     GPUSHARE_HD void put_one(std::size_t i, const T& x) const noexcept { out[i] = x; }
 };
 
-/// The threads of the context copy n elements; a plain memcpy where there is one thread.
+/// The threads of the context copy n elements; a plain memcpy where there is one thread. A device's thread has `AtOnce` loads
+/// under way: several where they come from another device, whose memory is a microsecond away; each takes eight registers.
 GPUSHARE_EXEC_CHECK_DISABLE
-template <class Context, class T>
+template <std::uint32_t AtOnce = 1, class Context, class T>
 GPUSHARE_HD void copy_elements(Context& ctx, T* to, const T* from, std::size_t n) noexcept {
     if (to == from || n == 0) return;
     if constexpr (is_one_thread<Context>) {
         std::memcpy(static_cast<void*>(to), from, n * sizeof(T));
     } else {
         constexpr std::size_t width = packed<T>::width;
-        const std::size_t whole = n / width * width;
-        for (std::size_t i = ctx.thread_rank() * width; i < whole; i += ctx.num_threads() * width)
-            store_packed(to + i, load_packed(from + i));
-        for (std::size_t i = whole + ctx.thread_rank(); i < n; i += ctx.num_threads()) to[i] = from[i];
+        const std::size_t whole = n / width * width, step = ctx.num_threads() * width;
+        std::size_t i = ctx.thread_rank() * width;
+        if (AtOnce > 1 && is_packed(to) && is_packed(from))
+            for (; i + (AtOnce - 1) * step < whole; i += AtOnce * step) {
+                packed<T> some[AtOnce];
+                for (std::uint32_t k = 0; k < AtOnce; ++k) some[k] = load_aligned(from + i + k * step);
+                for (std::uint32_t k = 0; k < AtOnce; ++k) store_aligned(to + i + k * step, some[k]);
+            }
+        for (; i < whole; i += step) store_packed(to + i, load_packed(from + i));
+        for (i = whole + ctx.thread_rank(); i < n; i += ctx.num_threads()) to[i] = from[i];
     }
 }
 
@@ -104,11 +135,55 @@ GPUSHARE_HD void reduce_known(Context& ctx, const Op& op, std::uint32_t ranks, e
     }
 }
 
+/// Combines what lies at element i of the arrays, and at P places in all, each `step` behind the one before: all is loaded before
+/// anything is combined.
+GPUSHARE_EXEC_CHECK_DISABLE
+template <class Values, std::uint32_t P, class T, std::uint32_t R, class Op, class To>
+GPUSHARE_HD void combine_held(const Op& op, const held_arrays<const T, R>& in, std::size_t i, std::size_t step,
+                              const To& to) noexcept {
+    packed<T> had[P][R];
+    for (std::uint32_t p = 0; p < P; ++p)
+        for (std::uint32_t r = 0; r < R; ++r) had[p][r] = load_aligned(in.of[r] + i + p * step);
+    for (std::uint32_t p = 0; p < P; ++p) {
+        Values x = Values::of(had[p][0]);
+        for (std::uint32_t r = 1; r < R; ++r) x.combine(op, Values::of(had[p][r]));
+        x.finish(op, R);
+        to.put(i + p * step, x.template as<T>());
+    }
+}
+
+/// As reduce_known, by a device's block, of R ranks whose arrays are all at multiples of 16: their addresses are in registers, and no
+/// load waits for another one. Returns what is left: less than 16 bytes, or all of it where an array lies elsewhere.
+GPUSHARE_EXEC_CHECK_DISABLE
+template <class T, std::uint32_t R, class Context, class Op, class From, class To>
+[[nodiscard]] GPUSHARE_HD element_range reduce_held(Context& ctx, const Op& op, element_range range, const From& from,
+                                                    const To& to) noexcept {
+    using values = values_of<Context, T, Op>;
+    constexpr std::size_t width = values::width;
+    held_arrays<const T, R> in{};
+    for (std::uint32_t r = 0; r < R; ++r) in.of[r] = from(r);
+    if (!in.aligned(range.begin) || !to.aligned(range.begin)) return range;
+    const std::size_t step = ctx.num_threads() * width, whole = range.begin + range.size() / width * width;
+    std::size_t i = range.begin + ctx.thread_rank() * width;
+    if constexpr (R < 4)  // else there are enough loads without it
+        for (; i + step < whole; i += 2 * step) combine_held<values, 2>(op, in, i, step, to);
+    for (; i < whole; i += step) combine_held<values, 1>(op, in, i, step, to);
+    return {whole, range.end};
+}
+
 GPUSHARE_EXEC_CHECK_DISABLE
 template <class T, class Context, class Op, class From, class Sink>
 GPUSHARE_HD void reduce_elements(Context& ctx, const Op& op, std::uint32_t ranks, element_range range, const From& from,
                                  const Sink& sink) noexcept {
-    if (ranks == 2) {
+    if constexpr (!is_one_thread<Context>) {
+        if (ranks == 2)
+            range = reduce_held<T, 2>(ctx, op, range, from, sink.template held<2>());
+        else if (ranks == 4)
+            range = reduce_held<T, 4>(ctx, op, range, from, sink.template held<4>());
+        else if (ranks == 8)
+            range = reduce_held<T, 8>(ctx, op, range, from, sink.template held<8>());
+        reduce_known<T, 0>(ctx, op, ranks, range, from, sink);
+    } else if (ranks == 2) {
         const T* const first = from(0);
         const T* const second = from(1);
         reduce_known<T, 2>(
@@ -122,6 +197,13 @@ GPUSHARE_HD void reduce_elements(Context& ctx, const Op& op, std::uint32_t ranks
 template <class T, class Context, bool Streaming>
 struct all_outputs {
     const session<Context>& t;
+    GPUSHARE_EXEC_CHECK_DISABLE
+    template <std::uint32_t R>
+    [[nodiscard]] GPUSHARE_HD held_arrays<T, R> held() const noexcept {
+        held_arrays<T, R> all{};
+        for (std::uint32_t r = 0; r < R; ++r) all.of[r] = static_cast<T*>(t.signal_from(r).out);
+        return all;
+    }
     GPUSHARE_EXEC_CHECK_DISABLE
     template <class Values>
     GPUSHARE_HD void put(std::size_t i, const Values& v) const noexcept {
@@ -164,7 +246,9 @@ template <class T, class Context, class Op>
 GPUSHARE_HD void reduce_from_told(session<Context>& t, const Op& op, element_range range, bool streaming) noexcept {
     const auto from = [&](std::uint32_t r) { return static_cast<const T*>(t.signal_from(r).in); };
     const auto to = [&](const auto& sink) { reduce_elements<T>(t.context(), op, t.ranks(), range, from, sink); };
-    if (t.ranks() == 2) {
+    if constexpr (!is_one_thread<Context>) {
+        to(all_outputs<T, Context, false>{t});  // devices store all results alike
+    } else if (t.ranks() == 2) {
         T* const first = static_cast<T*>(t.signal_from(0).out);
         T* const second = static_cast<T*>(t.signal_from(1).out);
         if (streaming)

@@ -5,11 +5,13 @@
 //   submit_each(gangs, devices, streams, members, [&](std::size_t r) { return body_of_rank(r); }, options)
 #pragma once
 
+#include <algorithm>
 #include <array>
 #include <chrono>
 #include <concepts>
 #include <cstddef>
 #include <cstdint>
+#include <limits>
 #include <span>
 #include <type_traits>
 #include <utility>
@@ -33,8 +35,10 @@ inline namespace GPUSHARE_ABI {
 
 /// How a rank's kernel is launched, and how long it waits.
 struct launch_options {
-    std::uint32_t blocks = 1;                ///< of each rank, at most as many as the communicator has
-    std::uint32_t threads = 256;             ///< of a block, where a device has more than one
+    /// Of each rank, at most as many as the communicator has. 0: an all-reduce has as many as the tuning table says, and as
+    /// are there and fit beside each other; all else one.
+    std::uint32_t blocks = 0;
+    std::uint32_t threads = 512;             ///< of a block, where a device has more than one
     ns patience = std::chrono::seconds{10};  ///< how long a rank waits for the others once it runs
 };
 
@@ -157,17 +161,27 @@ using device_parts = gang_residents<immediate_point>;  // for its arithmetic
 /// What both forms of submitting refuse: members that aren't a whole group, more blocks than it has, and what its devices can't reach.
 template <class Body>
 [[nodiscard]] errc check_members(std::span<const member> members, const launch_options& options) noexcept {
-    if (members.empty() || members.size() != members[0].size() || options.blocks == 0 ||
-        options.blocks > members[0].view().blocks)
+    if (members.empty() || members.size() != members[0].size() || options.blocks > members[0].view().blocks)
         return errc::invalid_specification;
     return members[0].view().direct || works_through_slots<Body> ? errc::none : errc::not_supported;
 }
 
+/// How many blocks each rank gets: as the caller says or, if that is open, `planned`, as far as there are so many and, of each rank,
+/// `room` for them.
+[[nodiscard]] inline std::uint32_t blocks_of(const member& of, const launch_options& options, std::uint32_t planned,
+                                             std::uint64_t room) noexcept {
+    if (options.blocks != 0) return options.blocks;
+    const auto there = std::min<std::uint64_t>({std::max(planned, 1U), of.view().blocks, room});
+    return static_cast<std::uint32_t>(std::max<std::uint64_t>(there, 1));
+}
+
 /// As submit() below, with `body_of(r)` for the body of rank r: made when it is launched, so they aren't kept anywhere.
+/// `planned`: blocks, where `options` leaves that open.
 template <gang_order Gangs, launcher Stream, class BodyOf>
 requires std::invocable<const BodyOf&, std::size_t>
 [[nodiscard]] errc submit_each(Gangs& gangs, std::span<const device_id> devices, std::span<Stream> streams,
-                               std::span<const member> members, const BodyOf& body_of, const launch_options& options) {
+                               std::span<const member> members, const BodyOf& body_of, const launch_options& options,
+                               std::uint32_t planned = 1) {
     using body = std::remove_cvref_t<std::invoke_result_t<const BodyOf&, std::size_t>>;
     const std::size_t ranks = members.size();
     if (devices.size() != ranks || streams.size() != ranks) return errc::invalid_specification;
@@ -183,8 +197,15 @@ requires std::invocable<const BodyOf&, std::size_t>
     std::array<std::uint64_t, ranks_in_place> few;
     std::vector<std::uint64_t> many(ranks > few.size() ? ranks : 0);
     const std::span<std::uint64_t> parts = many.empty() ? std::span(few).first(ranks) : std::span(many);
-    for (std::size_t r = 0; r < ranks; ++r)
-        parts[r] = device_parts::part_of(options.blocks, streams[r].max_cooperative_blocks(kernel(r), options.threads));
+    // First how many blocks there is room for, alone on the device; then which part of it they are.
+    std::uint64_t least_room = std::numeric_limits<std::uint64_t>::max();
+    for (std::size_t r = 0; r < ranks; ++r) {
+        parts[r] = streams[r].max_cooperative_blocks(kernel(r), options.threads);
+        const auto beside = static_cast<std::uint64_t>(std::ranges::count(devices, devices[r]));
+        least_room = std::min(least_room, parts[r] / beside);
+    }
+    const std::uint32_t blocks = blocks_of(members[0], options, planned, least_room);
+    for (std::uint64_t& p : parts) p = device_parts::part_of(blocks, static_cast<std::uint32_t>(p));
     const auto on_device_of = [&](std::size_t rank) {  // several ranks may be on one
         std::uint64_t sum = 0;
         for (std::size_t r = 0; r < ranks; ++r) sum += devices[r] == devices[rank] ? parts[r] : 0;
@@ -196,7 +217,7 @@ requires std::invocable<const BodyOf&, std::size_t>
     gang_launch<Gangs, Stream> gang(gangs, devices, members[0].channel());
     if (const errc why = gang.prepare(streams); why != errc::none) return why;
     for (std::size_t r = 0; r < ranks; ++r) gang.make_room(devices[r], on_device_of(r), streams[r]);
-    const grid g{.blocks = options.blocks, .threads = options.threads, .hold = {}};
+    const grid g{.blocks = blocks, .threads = options.threads, .hold = {}};
     std::size_t r = 0;
     bool any = false;  // runs, and waits for the others
     const auto give_up = [&](errc why) {
@@ -240,7 +261,7 @@ struct shared_device_kernel {
 template <gang_order Gangs, launcher Stream, class BodyOf>
 requires std::invocable<const BodyOf&, std::size_t>
 [[nodiscard]] errc submit_shared_each(Gangs& gangs, device_id device, Stream& stream, std::span<const member> members,
-                                      const BodyOf& body_of, const launch_options& options) {
+                                      const BodyOf& body_of, const launch_options& options, std::uint32_t planned = 1) {
     using body = std::remove_cvref_t<std::invoke_result_t<const BodyOf&, std::size_t>>;
     const std::size_t ranks = members.size();
     if (ranks > max_shared_ranks) return errc::invalid_specification;
@@ -252,8 +273,10 @@ requires std::invocable<const BodyOf&, std::size_t>
         members[0].asked(),
         {some(0), some(1), some(2), some(3), some(4), some(5), some(6), some(7), some(8), some(9), some(10), some(11),
          some(12), some(13), some(14), some(15)}};
-    const auto blocks = static_cast<std::uint32_t>(ranks) * options.blocks;
-    const std::uint64_t part = device_parts::part_of(blocks, stream.max_cooperative_blocks(kernel, options.threads));
+    const std::uint32_t room = stream.max_cooperative_blocks(kernel, options.threads);
+    const std::uint32_t blocks =
+        static_cast<std::uint32_t>(ranks) * blocks_of(members[0], options, planned, room / ranks);
+    const std::uint64_t part = device_parts::part_of(blocks, room);
     if (part > device_parts::whole_device) return errc::too_many_blocks;
 
     gang_launch<Gangs, Stream> gang(gangs, std::span<const device_id>(&device, 1), members[0].channel());
@@ -264,14 +287,14 @@ requires std::invocable<const BodyOf&, std::size_t>
     return code;
 }
 
-/// Hands `submit` a function that makes each rank's body of an all-reduce.
+/// Hands `submit` a function that makes each rank's body of an all-reduce, and the table's number of blocks.
 template <class T, class Op, class Submit>
 [[nodiscard]] errc submit_all_reduces(std::span<const member> members, std::span<const T* const> ins,
                                       std::span<T* const> outs, std::size_t count, Op op, const Submit& submit) {
     if (ins.size() != members.size() || outs.size() != members.size() || members.empty())
         return errc::invalid_specification;
     const all_reduce_plan plan = members[0].tuning().plan(members[0].size(), count * sizeof(T));
-    return submit([&](std::size_t r) { return all_reduce_body<T, Op>{ins[r], outs[r], count, op, plan}; });
+    return submit([&](std::size_t r) { return all_reduce_body<T, Op>{ins[r], outs[r], count, op, plan}; }, plan.blocks);
 }
 
 /// The same of a pipeline.
@@ -287,11 +310,14 @@ template <bool Sharded, class Submit, class T, class Op, class... Stages>
         if (p.width == 0 || p.count % p.width != 0) return errc::invalid_specification;
         if (epilogue<Stages...>::whole_rows && p.width * sizeof(float) > slot) return errc::invalid_specification;
     }
-    return submit([&](std::size_t r) {
-        const auto& p = steps[r];
-        const fused_plan plan = members[0].tuning().fused(members[0].size(), p.count * sizeof(T));
-        return fused_body<T, Op, Sharded, Stages...>{p, outs[r], plan};
-    });
+    const auto plan_of = [&](const auto& p) {
+        return members[0].tuning().fused(members[0].size(), p.count * sizeof(T));
+    };
+    return submit(
+        [&](std::size_t r) {
+            return fused_body<T, Op, Sharded, Stages...>{steps[r], outs[r], plan_of(steps[r])};
+        },
+        plan_of(steps[0]).blocks);
 }
 
 }  // namespace detail

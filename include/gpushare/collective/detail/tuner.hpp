@@ -39,6 +39,8 @@ struct tune_options {
     /// caches are slower to read.
     bool results_are_read = true;
     instant deadline = never;  ///< of all of it
+    /// By tune_submitted: the most blocks of a rank. Their number is measured, too, and comes into the table; 0 leaves it out.
+    std::uint32_t most_blocks = 0;
 };
 
 namespace detail {
@@ -172,6 +174,11 @@ inline void check_sizes(const tune_options& options) {
     const std::uint64_t largest = std::max(options.largest, options.arena).count();
     if (options.smallest < bytes{sizeof(float)} || largest > std::uint64_t{1} << 62)
         raise({.code = errc::invalid_specification, .asked = options.smallest.count(), .limit = largest}, {}, "tune");
+}
+
+/// Counts from 1 to `most` in steps of four times, `most` itself the last; beyond it then.
+[[nodiscard]] constexpr std::uint32_t next_count(std::uint32_t n, std::uint32_t most) noexcept {
+    return n < most ? std::min(n * 4, most) : most + 1;
 }
 
 /// The table that gives each size the plan with the least of `costs(size)`. A size goes to a plan other than that of the size

@@ -70,6 +70,21 @@ struct number_values {
             }
         }
     }
+    /// What a single access has moved, and will: a device's.
+    GPUSHARE_EXEC_CHECK_DISABLE
+    template <class T>
+    requires(packed<T>::width == N) [[nodiscard]] GPUSHARE_HD static number_values of(const packed<T>& p) noexcept {
+        number_values v;
+        for (std::uint32_t i = 0; i < N; ++i) v.lane[i] = widened<A>(p[i]);
+        return v;
+    }
+    GPUSHARE_EXEC_CHECK_DISABLE
+    template <class T>
+    requires(packed<T>::width == N) [[nodiscard]] GPUSHARE_HD packed<T> as() const noexcept {
+        packed<T> p;
+        for (std::uint32_t i = 0; i < N; ++i) p[i] = narrowed<T>(lane[i]);
+        return p;
+    }
     /// As store(): past the caches go lines and vectors of floats.
     GPUSHARE_EXEC_CHECK_DISABLE
     template <class T>
