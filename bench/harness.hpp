@@ -109,6 +109,12 @@ public:
         figures_.push_back({std::move(name), unit, s, value, least, most, std::move(values)});
     }
 
+    /// What isn't a figure but belongs to the results, such as a table that was measured.
+    void text(std::string name, std::string value) {
+        std::printf("# %s:\n%s", name.c_str(), value.c_str());
+        texts_.emplace_back(std::move(name), std::move(value));
+    }
+
     /// Nothing without a path. The commit is what GPUSHARE_BENCH_COMMIT says: ./dev bench sets it.
     void write(const char* path) const {
         if (path == nullptr) return;
@@ -134,7 +140,15 @@ public:
                 std::fprintf(file, "%s%.6g", std::exchange(comma, ", "), v);
             std::fprintf(file, "]}");
         }
-        std::fprintf(file, "\n}}\n");
+        std::fprintf(file, "\n}");
+        if (!texts_.empty()) std::fprintf(file, ",\n \"texts\": {");
+        for (const char* separator = "\n"; const auto& [name, value] : texts_) {
+            std::fprintf(file, "%s  \"%s\": \"", std::exchange(separator, ",\n"), name.c_str());
+            for (const char c : value)
+                std::fputs(c == '\n' ? "\\n" : c == '"' ? "\\\"" : std::string(1, c).c_str(), file);
+            std::fprintf(file, "\"");
+        }
+        std::fprintf(file, "%s}\n", texts_.empty() ? "" : "\n}");
         if (std::fclose(file) != 0) throw std::runtime_error(std::string("cannot write ") + path);
     }
 
@@ -148,6 +162,7 @@ private:
     std::string configuration_, suffix_;
     machine_load load_;
     std::vector<entry> figures_;
+    std::vector<std::pair<std::string, std::string>> texts_;
 };
 
 }  // namespace bench

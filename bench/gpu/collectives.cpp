@@ -13,6 +13,7 @@
 #include <utility>
 #include <vector>
 
+#include <gpushare/backend/cuda/graph.hpp>
 #include <gpushare/backend/cuda/pinned.hpp>
 #include <gpushare/collective/device_communicator.hpp>
 #include <gpushare/collective/tune.hpp>
@@ -56,19 +57,22 @@ public:
         if (launched != gpushare::errc::none)
             throw std::runtime_error("a collective was refused: " + std::string(gpushare::to_string(launched)));
     }
-    /// Microseconds of one of `count` launches in a row, by points around them.
-    template <class Launch>
-    [[nodiscard]] double us_of_launches(int count, const Launch& launch) {
-        const auto begin = stream_.record();
-        for (int i = 0; i < count; ++i) launch();
-        const auto end = stream_.record();
-        end.wait(never);
-        check(gpushare::errc::none);
-        return to_us(elapsed(begin, end)) / count;
-    }
+    /// Microseconds that the device takes for one of `count` launches in a row, each time: as a graph, so that the host's part in
+    /// submitting isn't in it, by points around a replay of it.
     template <class Launch>
     [[nodiscard]] std::vector<double> times(std::size_t repeats, int count, const Launch& launch) {
-        return repeated(repeats, [&] { return us_of_launches(count, launch); });
+        const cu::graph recorded = cu::capture(stream_, [&](cu::stream&) {
+            for (int i = 0; i < count; ++i) launch();
+        });
+        cu::graph_executable replay(recorded);
+        return repeated(repeats, [&] {
+            const auto begin = stream_.record();
+            replay.launch(stream_);
+            const auto end = stream_.record();
+            end.wait(never);
+            check(gpushare::errc::none);
+            return to_us(elapsed(begin, end)) / count;
+        });
     }
 
 private:
@@ -136,37 +140,32 @@ void collective_speed(report& r) {
         const std::uint32_t most = std::min(most_lanes, most_blocks(group.all(), threads));
         device_array<float> in(device, ranks * largest / sizeof(float)), out(device, ranks * largest / sizeof(float));
 
-        // The best of several numbers of blocks; they are part of what is submitted, not of the table.
-        std::uint32_t blocks_of_best = 0;
-        const auto best = [&](const all_reduce_plan& plan, bytes size) {
+        const auto took = [&](const all_reduce_plan& plan, bytes size) {
+            const std::uint64_t of_block = size.count() / plan.blocks;
+            if (!gpushare::detail::fits_slot(plan.how, of_block, slot) || of_block > (std::uint64_t{4} << 20))
+                return std::numeric_limits<double>::infinity();  // it goes another way; hopeless, and long
             group.use(gpushare::tuning_table::always(plan));
-            double least = std::numeric_limits<double>::infinity();
-            for (std::uint32_t blocks = 1; blocks <= most;
-                 blocks = blocks < most ? std::min(blocks * 4, most) : most + 1) {
-                const std::uint64_t of_lane = size.count() / blocks;
-                if (!gpushare::detail::fits_slot(plan.how, of_lane, slot)) continue;
-                if (of_lane > (std::uint64_t{4} << 20)) continue;  // hopeless, and long
-                const double us = median(group.times(5, size.count() <= 65'536 ? 20 : 3, [&] {
-                    group.check(launch_all_reduce(group.all(), in.data(), out.data(), size.count() / sizeof(float),
-                                                  {.blocks = blocks, .threads = threads}));
-                }));
-                if (us < least) {
-                    least = us;
-                    blocks_of_best = blocks;
-                }
-            }
-            return least;
+            return median(group.times(rehearsal ? 1 : 5,
+                                      rehearsal                ? 2
+                                      : size.count() <= 65'536 ? 20
+                                                               : 3,
+                                      [&] {
+                                          group.check(launch_all_reduce(group.all(), in.data(), out.data(),
+                                                                        size.count() / sizeof(float),
+                                                                        {.threads = threads}));
+                                      }));
         };
         const auto table = gpushare::tune_submitted(
-            ranks, best, {.smallest = bytes{1024}, .largest = bytes{largest}, .arena = bytes{largest}});
-        std::printf("# table:\n%s", table.save().c_str());
+            ranks, took,
+            {.smallest = bytes{1024}, .largest = bytes{largest}, .arena = bytes{largest}, .most_blocks = most});
+        r.text("table_of_" + std::to_string(ranks) + "_ranks", table.save());
         const std::string name = "gpu.all_reduce_of_" + std::to_string(ranks) + "_ranks_";
         for (std::uint64_t size = 1024; size <= largest; size *= 4) {
             const all_reduce_plan plan = table.plan(ranks, size);
-            const double us = best(plan, bytes{size});
+            const double us = took(plan, bytes{size});
             std::printf("# %u ranks, %llu bytes: %.1f us, %s%s, %u blocks a rank\n", ranks,
                         static_cast<unsigned long long>(size), us, std::string(to_string(plan.how)).c_str(),
-                        plan.streaming ? " streaming" : "", blocks_of_best);
+                        plan.streaming ? " streaming" : "", plan.blocks);
             if (size <= 65'536) slowest_small = std::max(slowest_small, us);
             if (size == 65'536 || size == largest) r.figure(name + std::to_string(size >> 10) + "kib_us", {us}, "us");
             if (size != largest) continue;

@@ -17,6 +17,9 @@ void graph_replay(report& r);
 // sharing.cpp
 void stream_priority(report& r);
 void share_accuracy(report& r);
+void limiter_latency(report& r);
+void limiter_width(report& r);
+void gangs(report& r);
 void ranks_on_one_device(report& r);
 // memory.cpp
 void malloc_granularity(report& r);
@@ -50,6 +53,9 @@ inline constexpr std::array experiments{
     experiment{"graph_replay", 30, graph_replay},
     experiment{"stream_priority", 30, stream_priority},
     experiment{"share_accuracy", 40, share_accuracy},
+    experiment{"limiter_latency", 20, limiter_latency},
+    experiment{"limiter_width", 20, limiter_width},
+    experiment{"gangs", 20, gangs},
     experiment{"ranks_on_one_device", 30, ranks_on_one_device},
     experiment{"collective_sums", 40, collective_sums},
     experiment{"collective_speed", 60, collective_speed},

@@ -41,20 +41,24 @@ step() {
     if ((left < 5)); then
         status='left out: no time'
     else
-        timeout -k 5 $((limit < left ? limit : left)) "$@" </dev/null 2>&1 | tee -a "$scratch/printed"
+        timeout -k 5 $((limit < left ? limit : left)) "$@" </dev/null 2>&1 | tee "$scratch/of_step" | tee -a "$scratch/printed"
         code=${PIPESTATUS[0]}
         case $code in
             0) status=passed ;;
             4) status='not supported' ;;
             124 | 137) status='out of time' ;;
-            *) status="failed with exit code $code" ;;
+            *)
+                status="failed with exit code $code"
+                # compute-sanitizer has one code for that and for what it finds.
+                ! grep -qa '^=====.*evice not supported' "$scratch/of_step" || status='not supported'
+                ;;
         esac
     fi
     results+=("$name|$status|$((SECONDS - begin))")
     echo "== $name: $status, $((SECONDS - begin)) s"
 }
 
-# The sanitizers take the suites several times over; what the library refuses on purpose isn't an error to them. Without
+# The sanitizers take the suites, collectives among them, several times over; what the library refuses on purpose isn't an error to them. Without
 # those about memory, which take all that there is (the tools need some), and without those where a kernel waits for what
 # the host does after its launch: the tools may let launches through one by one.
 sanitize() {
@@ -104,8 +108,9 @@ page() {
     echo "# driver ${driver:-of unknown version}"
     grep -aE '^(All tests passed|test cases:)' "$scratch/printed" | head -n 1
     summary
+    grep -aoE '^ *not supported: .*' "$scratch/printed" | sed 's/^ *//' | cut -c 1-120 | sort -u | head -n 4  # within a step
     echo "== figures"
-    sed -n 's/^figure gpu\.//p' "$scratch/printed" | head -n 66 |
+    sed -n 's/^figure gpu\.//p' "$scratch/printed" | head -n 58 |
         awk '{ printf "%-40s %9s %-8s%s", $1, $2, $3, NR % 2 ? " " : "\n" } END { if (NR % 2) print "" }'
     echo "== learnt"
     grep -aE '^# [a-z0-9]' "$scratch/printed" | cut -c 1-120 | head -n 12

@@ -8,14 +8,17 @@
 #include <cstdint>
 #include <cstdio>
 #include <deque>
+#include <memory>
 #include <stdexcept>
 #include <string>
 #include <thread>
 #include <utility>
 #include <vector>
 
+#include <gpushare/compute/gang_permit.hpp>
 #include <gpushare/error.hpp>
 
+#include "collective_kernels.hpp"
 #include "experiments.hpp"
 #include "rig.hpp"
 
@@ -153,6 +156,139 @@ void share_accuracy(report& r) {
     r.figure("gpu.metering_error_long_kernels_pct", {errors[1]}, "%");
     const double of_whole = (used[0] + used[1]) / std::chrono::duration<double, std::micro>(duration).count();
     r.figure("gpu.device_busy_pct", {100 * of_whole}, "%");
+}
+
+void limiter_latency(report& r) {
+    const std::size_t repeats = rehearsal ? 5 : 201;
+    rig device;
+    limiter shared;
+    const std::uint32_t wave = max_resident_spins(device.stream(), wide_block);
+    auto low_stream = device.stream(0), high_stream = device.stream(5);
+    const auto low = shared.add({.level = {0}}), high = shared.add({.level = {1}});
+    std::vector<double> bounds;
+    const auto latency = [&] {
+        return us_of([&] {
+            const auto ticket = shared.submit(high, high_stream, [&](cu::stream& s) {
+                launch_spin(s, {.blocks = device.properties().sms, .threads = 256}, 10us);
+            });
+            bounds.push_back(to_us(ticket->bound()));  // published before it waits
+            ticket->wait();
+        });
+    };
+    const double alone = value_of(statistic::median, repeated(repeats, latency));
+    std::vector<double> beside;
+    {
+        // A backlog of kernels that leave no room on any SM.
+        std::jthread other([&](const std::stop_token& stop) {
+            std::deque<limiter::ticket> open;
+            while (!stop.stop_requested()) {
+                auto ticket = shared.submit(low, low_stream, [&](cu::stream& s) {
+                    launch_spin(s, {.blocks = wave, .threads = wide_block}, 300us);
+                });
+                open.push_back(std::move(*ticket));
+                if (open.size() < 8) continue;
+                open.front().wait();
+                open.pop_front();
+            }
+            for (const auto& t : open) t.wait();
+        });
+        std::this_thread::sleep_for(20ms);
+        bounds.clear();
+        beside = repeated(repeats, [&] {
+            std::this_thread::sleep_for(1ms);
+            return latency();
+        });
+    }
+    bounds.erase(bounds.begin());  // of the warm-up
+    double violations = 0;
+    for (std::size_t i = 0; i < beside.size(); ++i) violations += beside[i] - alone > bounds[i] ? 1 : 0;
+    r.figure("gpu.limiter_latency_alone_us", {alone}, "us");
+    r.figure("gpu.limiter_latency_us", beside, "us");
+    r.figure("gpu.limiter_latency_most_us", beside, "us", statistic::most);
+    r.figure("gpu.limiter_bound_us", bounds, "us");
+    r.figure("gpu.limiter_bound_violations", {violations}, "waits");
+}
+
+void limiter_width(report& r) {
+    const std::size_t kernels = rehearsal ? 10 : 500;
+    rig device;
+    const std::uint32_t wave = max_resident_spins(device.stream(), wide_block);
+    // Two clients, whose kernels fill half of the device each: with that said they run side by side, else in turn.
+    const auto us_of_both = [&](gpushare::sm_width width, std::vector<double>& off) {
+        limiter shared;
+        struct half {
+            half(rig& on, limiter& of, std::uint32_t blocks, std::size_t n)
+                : stream(on.stream()), id(of.add({})), records(on, blocks * n) {}
+            cu::stream stream;
+            gpushare::client_id id;
+            device_array<block_record> records;
+        };
+        half first(device, shared, wave / 2, kernels), second(device, shared, wave / 2, kernels);
+        const auto drive = [&](half& h) {
+            std::deque<limiter::ticket> open;
+            for (std::size_t i = 0; i < kernels; ++i) {
+                block_record* const to = h.records.data() + i * (wave / 2);
+                open.push_back(*shared.submit(
+                    h.id, h.stream,
+                    [&, to](cu::stream& s) { launch_spin(s, {.blocks = wave / 2, .threads = wide_block}, 300us, to); },
+                    {.width = width}));
+                if (open.size() < 8) continue;
+                open.front().wait();
+                open.pop_front();
+            }
+            for (const auto& t : open) t.wait();
+        };
+        const double us = us_of([&] {
+            std::jthread other([&] { drive(second); });
+            drive(first);
+        });
+        for (half* h : {&first, &second}) {
+            double held = 0;
+            for (const auto& b : h->records.read(h->stream)) held += static_cast<double>(b.end - b.begin);
+            held /= wave * 1e3;
+            off.push_back(100 * (to_us(shared.usage(h->id).device_time) - held) / held);
+        }
+        return us;
+    };
+    std::vector<double> off_declared, off_in_turn;
+    const double beside = us_of_both(gpushare::sm_width(0.5), off_declared);
+    const double in_turn = us_of_both({}, off_in_turn);
+    r.figure("gpu.width_gain", {in_turn / beside}, "x");
+    r.figure("gpu.metering_error_of_width_pct", off_declared, "%");
+    r.figure("gpu.metering_error_in_turn_pct", off_in_turn,
+             "%");  // 100: charged the whole device, of which they fill half
+}
+
+void gangs(report& r) {
+    constexpr std::size_t repeats = 101;
+    const std::uint32_t devices = std::min(cu::count_devices(), 8U);
+    if (devices < 2) throw gpushare::operation_error(gpushare::errc::not_supported, {}, "gangs on one device");
+    std::vector<int> ordinals;
+    for (std::uint32_t d = 0; d < devices; ++d) ordinals.push_back(static_cast<int>(d));
+    cu::node node{{.devices = ordinals}};
+    std::vector<std::unique_ptr<limiter>> limiters;
+    std::vector<cu::stream> streams;
+    std::vector<gpushare::gang_permit<limiter>::member> members;
+    for (std::uint32_t d = 0; d < devices; ++d) {
+        limiters.push_back(std::make_unique<limiter>());
+        streams.push_back(node.make_stream({d}));
+        members.push_back({limiters[d].get(), limiters[d]->add({}), {d}});
+    }
+    std::vector<cu::stream*> all;
+    for (auto& s : streams) all.push_back(&s);
+    const auto submit = [&] {
+        auto gang = gpushare::gang_permit<limiter>::acquire(members);
+        if (!gang) throw std::runtime_error("a gang was refused");
+        gang->enqueue(node.gangs(), all, [](std::size_t, cu::stream& s) { launch_empty(s); });
+        for (auto& s : streams) spin_until(s.record());
+        for (auto& l : limiters) l->poll();
+    };
+    const auto bare = [&] {
+        for (auto& s : streams) launch_empty(s);
+        for (auto& s : streams) spin_until(s.record());
+    };
+    r.figure("gpu.gang_us", repeated(repeats, [&] { return us_of(submit); }), "us");
+    r.figure("gpu.launches_of_a_gang_us", repeated(repeats, [&] { return us_of(bare); }), "us");
 }
 
 void ranks_on_one_device(report& r) {

@@ -24,7 +24,7 @@ namespace {
 using gpushare::cuda::device_context;
 
 // Before main, which is the experiments' own: they know of no stand-in.
-const bool started = (standin::reset({.devices = 1, .memory = gpushare::bytes{12ULL << 30}}), true);
+const bool started = (standin::reset({.devices = 2, .memory = gpushare::bytes{12ULL << 30}}), true);
 
 // Not the stand-in's: kernels run inside of it, when their time is over.
 std::uint64_t now() {

@@ -6,7 +6,7 @@
 file(REMOVE_RECURSE ${DIRECTORY})
 set(device "# Imaginary \"GPU\"\\1, 7 SMs")
 set(figures "{\"figures\": {\"gpu.x\": {\"median\": 7}}}")
-file(CONFIGURE OUTPUT ${DIRECTORY}/test_gpu CONTENT "#!/bin/sh\nexit 0\n")
+file(CONFIGURE OUTPUT ${DIRECTORY}/test_gpu CONTENT "#!/bin/sh\necho '  not supported: one device'\n")
 file(CONFIGURE OUTPUT ${DIRECTORY}/gpu_figures CONTENT [=[#!/bin/sh
 case $1 in
     --device) printf '%s\n' '@device@' ;;
@@ -20,6 +20,7 @@ esac
 ]=] @ONLY)
 file(CONFIGURE OUTPUT ${DIRECTORY}/bin/compute-sanitizer CONTENT [=[#!/bin/sh
 [ $2 != racecheck ] || exit 9
+[ $2 != initcheck ] || { echo '========= Error: Device not supported.'; exit 1; }
 case "$*" in *'/test_gpu ~[memory]~[waits]') ;; *) exit 8 ;; esac
 ]=])
 foreach(program IN ITEMS test_gpu gpu_figures bin/compute-sanitizer)
@@ -68,7 +69,8 @@ expect("not supported" steps absent status)
 expect(7 steps last result figures gpu.x median)
 expect(passed steps memcheck status)
 expect("failed with exit code 9" steps racecheck status)
-if(NOT page MATCHES "gpu: 6 passed, 3 failed or unfinished, 1 can't be done here")
+expect("not supported" steps initcheck status)
+if(NOT page MATCHES "gpu: 5 passed, 3 failed or unfinished, 2 can't be done here[^=]*not supported: one device")
     message(FATAL_ERROR "the summary is wrong:\n${page}")
 endif()
 

@@ -1,0 +1,6 @@
+// SPDX-License-Identifier: Apache-2.0
+// The suite of collectives on devices.
+#include <gpushare/backend/cuda/cooperative.cuh>
+#include <gpushare/backend/cuda/launch.cuh>
+
+#include "gpu/collectives_suite.hpp"
