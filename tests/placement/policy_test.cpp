@@ -136,6 +136,40 @@ TEST_CASE("an index sees what was changed longer ago than it keeps note of, and 
     CHECK_THROWS(index.release(*p));
 }
 
+namespace {
+
+/// Counts what it is asked, and prefers the last node unless it says that it doesn't look which one it is.
+template <bool ByState>
+struct counting {
+    static constexpr bool by_state = ByState;
+    std::size_t* asked;
+
+    [[nodiscard]] gpushare::rating rate(const gpushare::node_view& n, const placement_request&) const {
+        ++*asked;
+        const double cost = static_cast<double>(n.cpu_milli);
+        return {ByState ? cost : -static_cast<double>(n.id.index), gpushare::device_set{{0}}};
+    }
+};
+
+}  // namespace
+
+TEST_CASE("of nodes that are alike one is rated, unless the policy looks which one it is", "[placement]") {
+    cluster c;
+    for (int i = 0; i < 300; ++i) c.add({.cpu_milli = 8'000, .devices = 2});
+    for (int i = 0; i < 300; ++i) c.add({.cpu_milli = 9'000, .devices = 2});
+    const placement_request part{.cpu_milli = 1'000, .devices = 1, .each = 30_pct};
+    std::size_t asked = 0;
+    indexed_cluster<counting<true>> index(c, {&asked});
+    index.apply(placement{part, gpushare::node_id{7}, gpushare::device_set{{1}}});
+    index.apply(placement{{.cpu_milli = 1'000}, gpushare::node_id{310}, {}});  // free is what is free on a smaller node
+    const auto p = index.choose(part);
+    REQUIRE(p);
+    CHECK(p->node == gpushare::node_id{7});
+    CHECK(asked == 4 + 1);  // four states, and the devices of the chosen one
+    indexed_cluster<counting<false>> by_id(c, {&asked});
+    CHECK(by_id.choose(part)->node == gpushare::node_id{599});
+}
+
 TEST_CASE("an index over no nodes has no place", "[placement]") {
     indexed_cluster<gpushare::first_fit> index(cluster{}, {}, 0);
     CHECK_FALSE(index.choose({}));

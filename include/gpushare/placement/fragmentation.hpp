@@ -121,6 +121,9 @@ private:
 /// hundred steps. As published, it doesn't look at memory.
 class fragmentation_descent {
 public:
+    /// See rates_by_state.
+    static constexpr bool by_state = true;
+
     /// `expected`: what will arrive.
     explicit fragmentation_descent(const workload& expected) : measure_(expected.kinds()) {}
 
@@ -149,7 +152,7 @@ private:
     fragmentation measure_;
 };
 
-static_assert(stable_placement_policy<fragmentation_descent>);
+static_assert(rates_by_state<fragmentation_descent>);
 
 }  // namespace GPUSHARE_ABI
 }  // namespace gpushare

@@ -17,6 +17,7 @@
 
 #include <gpushare/config.hpp>
 #include <gpushare/placement/cluster.hpp>
+#include <gpushare/placement/detail/alike_nodes.hpp>
 #include <gpushare/placement/placement.hpp>
 #include <gpushare/placement/placement_policy.hpp>
 
@@ -43,6 +44,7 @@ public:
             for (auto i = first; i < std::min(first + block, cost_.size()); ++i) lowest = std::min(lowest, cost_[i]);
         }
     }
+    [[nodiscard]] double of(std::size_t node) const noexcept { return cost_[node]; }
     /// The first node with the lowest cost, or none.
     [[nodiscard]] std::optional<std::size_t> best() const noexcept {
         const auto at = std::ranges::min_element(lowest_);
@@ -141,7 +143,7 @@ private:
 
     void refresh(known& k, const placement_request& r) {
         if (std::exchange(k.fresh, false) || changes_ - k.seen > changed_.size()) {
-            for (std::uint32_t i = 0; i < cluster_.size(); ++i) rate(k, r, {i});
+            rate_all(k, r);
         } else {
             for (auto c = k.seen; c < changes_; ++c) {
                 const node_id id{changed_[c % changed_.size()]};
@@ -155,6 +157,19 @@ private:
         k.costs.set(id.index, cluster_.fits(r, id) ? policy_.rate(cluster_[id], r).cost : detail::cost_table::none);
     }
 
+    void rate_all(known& k, const placement_request& r) {
+        if constexpr (rates_by_state<Policy>) alike_.clear(cluster_.size());
+        for (std::uint32_t i = 0; i < cluster_.size(); ++i) {
+            if constexpr (rates_by_state<Policy>) {
+                if (const node_id other = alike_.first_like(cluster_, {i}); other.index != i) {
+                    k.costs.set(i, k.costs.of(other.index));
+                    continue;
+                }
+            }
+            rate(k, r, {i});
+        }
+    }
+
     cluster cluster_;
     Policy policy_;
     std::size_t most_requests_;
@@ -162,6 +177,7 @@ private:
     std::vector<std::uint32_t> changed_;      // the latest changes, a ring
     std::vector<std::uint64_t> last_change_;  // of each node, from 1
     std::uint64_t changes_ = 0, decisions_ = 0;
+    detail::alike_nodes alike_;
 };
 
 }  // namespace GPUSHARE_ABI

@@ -40,6 +40,11 @@ concept placement_policy = requires(P& policy, const node_view& n, const placeme
 template <class P>
 concept stable_placement_policy = placement_policy<const P>;
 
+/// And not on which node it is: a policy with `static constexpr bool by_state = true` rates nodes alike that are of the same
+/// description and have the same free, so that one of them has to be rated.
+template <class P>
+concept rates_by_state = stable_placement_policy<P> && P::by_state;
+
 /// The fitting devices with the least free share; ties by least free memory, then by lowest id.
 [[nodiscard]] inline device_set tightest_devices(const node_view& n, const placement_request& r) noexcept {
     device_set taken;

@@ -68,6 +68,9 @@ struct value_descent_options {
 /// the largest requests whole while others will do. Device memory limits where a request fits, and has no price.
 class value_descent {
 public:
+    /// See rates_by_state.
+    static constexpr bool by_state = true;
+
     /// Learns prices from what is expected on those nodes, as if they were empty: some tenths of a second.
     value_descent(const cluster& c, const workload& expected, const value_descent_options& o = {})
         : value_(expected, detail::bid_prices(c, expected, o.rounds, o.first_step)),
@@ -95,7 +98,7 @@ private:
     double fragmentation_weight_;
 };
 
-static_assert(stable_placement_policy<value_descent>);
+static_assert(rates_by_state<value_descent>);
 
 }  // namespace GPUSHARE_ABI
 }  // namespace gpushare
