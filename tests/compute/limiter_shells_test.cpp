@@ -1,6 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 // Callbacks, coroutines, requests, gangs, waiting for room: what stands around a limiter's queue and gate.
 #include <array>
+#include <atomic>
 #include <chrono>
 #include <coroutine>
 #include <cstddef>
@@ -349,6 +350,29 @@ TEST_CASE("a gang is admitted on all devices or on none", "[compute]") {
         CHECK(gang::acquire({}).code() == errc::invalid_specification);
         CHECK(gang::acquire({{&a.compute, on_a, {0}}, {&b.compute, on_b, {0}}}).code() == errc::duplicate_device);
     }
+}
+
+TEST_CASE("a gang doesn't keep a device from others while another device is busy", "[compute][threads]") {
+    using gang = gpushare::gang_permit<node_of_two::limiter>;
+    node_of_two n;
+    const auto on_0 = n.limiters[0].add({}), on_1 = n.limiters[1].add({}), other = n.limiters[0].add({});
+    std::optional<node_of_two::limiter::permit> busy = n.limiters[1].acquire(n.limiters[1].add({})).value();
+    std::atomic<bool> got = false;
+    std::jthread waits([&] {
+        auto g =
+            gang::acquire({{&n.limiters[0], on_0, {0}}, {&n.limiters[1], on_1, {1}}}, support::steady::now() + 60s);
+        got = g && g->size() == 2;
+    });
+    // It has the one, waits for the other, and lets go.
+    while (n.limiters[0].usage(on_0).in_flight == 0 && n.limiters[1].usage(on_1).waiting == 0)
+        std::this_thread::yield();
+    for (int i = 0; i < 3; ++i) CHECK(n.limiters[0].acquire(other, support::steady::now() + 20s));
+    CHECK_FALSE(got);
+    busy.reset();
+    waits.join();
+    CHECK(got);
+    CHECK(n.limiters[0].usage(on_0).in_flight == 0);
+    CHECK(n.limiters[1].usage(on_1).in_flight == 0);
 }
 
 TEST_CASE("gangs that name their devices in different orders don't wait for each other", "[compute][threads]") {

@@ -211,6 +211,8 @@ public:
         const std::lock_guard lock(engine_.mutex());
         return engine_.core().resume_at();
     }
+    /// The time on its clock.
+    [[nodiscard]] instant now() const { return engine_.now(); }
     /// The bound on the wait of the highest level; see limiter_core.
     [[nodiscard]] ns wait_bound() const {
         const std::lock_guard lock(engine_.mutex());

@@ -8,8 +8,13 @@
 //   // or, for a call that enters the gang order by itself:
 //   if (g) g->enqueue(streams, [&] { return submit_all_reduce(node.gangs(), ...); });
 //
-// No two gangs wait for each other for ever: permits are taken in the order of the devices (ordered resources, Havender
-// 1968), all of them before anything is enqueued, and the work is enqueued within the node's gang order.
+// No two gangs wait for each other for ever: all permits are taken before anything is enqueued, in the order of the devices
+// (ordered resources, Havender 1968), and the work is enqueued within the node's gang order.
+//
+// A permit that waits for those of other devices keeps its place from others. So that has a bound: for each further device twice
+// what its limiter publishes to the gang's client (bound_of), and gang_patience. After that the gang gives back what it has, waits
+// until its turn has come where it was late, holding nothing, and begins anew. It isn't charged for what it didn't use, so its
+// turns come soon. Others of a device wait so much longer than their own bound says, and no longer.
 #pragma once
 
 #include <algorithm>
@@ -34,6 +39,9 @@
 namespace gpushare {
 inline namespace GPUSHARE_ABI {
 
+/// How long a gang that holds permits waits for another one, beyond twice the bound that was published to it there.
+inline constexpr ns gang_patience{1'000'000};
+
 /// The permits of a gang: one for each member, or none. Movable; one owner; for one thread at a time. The destructor
 /// gives unused permits back.
 template <class Limiter>
@@ -49,7 +57,7 @@ public:
         device_id device{};          ///< no other member has it
     };
 
-    /// Waits for a permit of every member, at most until `deadline`; without all of them it holds none. The codes of
+    /// Waits for a permit of every member, as is said above, at most until `deadline`; without all of them it holds none. The codes of
     /// Limiter::acquire, duplicate_device, invalid_specification (no member). A thread must not call it while it holds
     /// a permit of one of these limiters: it might wait for itself for ever.
     [[nodiscard]] static result<gang_permit> acquire(std::span<const member> members, instant deadline = never,
@@ -62,10 +70,18 @@ public:
             if (members[order[i - 1]].device == members[order[i]].device) return errc::duplicate_device;
         gang_permit g;
         g.parts_.reserve(members.size());
-        for (const auto i : order) {
-            auto p = members[i].limiter->acquire(members[i].client, deadline, stop, o);
-            if (!p) return p.why();  // the others go back
-            g.parts_.push_back({i, members[i].device, *std::move(p)});
+        for (std::size_t next = 0; next < order.size();) {
+            const member& m = members[order[next]];
+            const instant until = next == 0 ? deadline : std::min(deadline, patience_of(m));
+            auto p = m.limiter->acquire(m.client, until, stop, o);
+            if (p) {
+                g.parts_.push_back({order[next++], m.device, *std::move(p)});
+            } else {
+                g.parts_.clear();  // they go back
+                if (p.code() != errc::deadline_exceeded || until == deadline) return p.why();
+                if (auto turn = m.limiter->acquire(m.client, deadline, stop, o); !turn) return turn.why();
+                next = 0;
+            }
         }
         return g;
     }
@@ -102,6 +118,12 @@ public:
 
 private:
     struct part;
+
+    // How long those that are held wait for that of `m`.
+    [[nodiscard]] static instant patience_of(const member& m) {
+        const ns bound = m.limiter->bound_of(m.client);
+        return saturating_add(saturating_add(saturating_add(m.limiter->now(), bound), bound), gang_patience);
+    }
 
     // The points of one part around those of the next.
     template <class F>

@@ -97,6 +97,8 @@ public:
     [[nodiscard]] const submission_log<Stream>& log() const noexcept { return log_; }
     [[nodiscard]] const std::shared_ptr<submission_pool<Stream>>& pool() const noexcept { return pool_; }
 
+    /// Takes no mutex.
+    [[nodiscard]] instant now() const { return clock_.now(); }
     /// The time for a policy, where one is needed: reading a clock costs as much as the rest of a permit.
     [[nodiscard]] instant policy_time() const noexcept {
         return !is_timeless<Policy> || core().holds_back() || log_.on() ? clock_.now() : instant{};
