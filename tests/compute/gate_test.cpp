@@ -1,11 +1,14 @@
 // SPDX-License-Identifier: Apache-2.0
 // The gate in one step and in two, over streams that share points and over streams that don't: both ways are one.
+#include <atomic>
 #include <chrono>
 #include <cmath>
 #include <cstddef>
 #include <cstdint>
+#include <span>
 #include <stdexcept>
 #include <stop_token>
+#include <thread>
 #include <tuple>
 #include <utility>
 #include <vector>
@@ -276,4 +279,82 @@ TEST_CASE("the gate in front of a lost device says so at once", "[compute]") {
     CHECK(t.enqueue(other, t.stream, 1ms) == errc::device_lost);
     CHECK(t.compute.acquire(other).code() == errc::device_lost);
     CHECK(t.called == 1);
+}
+
+namespace {
+
+/// A stream whose driver has no answer for now, as while another thread frees memory.
+struct slow_stream {
+    struct driver {
+        std::atomic<bool> busy{false};
+        std::atomic<int> asked{0};  // and not answered yet
+
+        void answer() {
+            asked.fetch_add(1);
+            busy.wait(true);
+            asked.fetch_sub(1);
+        }
+    };
+    struct point {
+        manual_stream::point at;
+        driver* of = nullptr;
+
+        [[nodiscard]] bool reached() const noexcept {
+            if (of != nullptr) of->answer();
+            return at.reached();
+        }
+        [[nodiscard]] errc status() const noexcept { return at.status(); }
+        bool wait(instant deadline) const { return at.wait(deadline); }
+        static bool wait_any(std::span<const point> points, instant deadline) {
+            return !points.empty() && points.front().wait(deadline);
+        }
+        friend ns elapsed(const point& a, const point& b) noexcept { return elapsed(a.at, b.at); }
+    };
+    struct handle {
+        slow_stream* of = nullptr;
+        explicit operator bool() const noexcept { return of != nullptr; }
+        [[nodiscard]] point record() const { return of->record(); }
+    };
+
+    [[nodiscard]] point record() { return {line.record(), &device}; }
+    [[nodiscard]] handle share() const noexcept { return {const_cast<slow_stream*>(this)}; }
+    [[nodiscard]] std::uint64_t timeline() const noexcept { return 1; }
+
+    manual_stream line;
+    driver device;
+};
+static_assert(gpushare::shared_timeline<slow_stream>);
+
+}  // namespace
+
+TEST_CASE("nobody at the gate waits for a driver that is busy with somebody else's call", "[compute][threads]") {
+    manual_clock clock;
+    slow_stream s;
+    gpushare::compute_limiter<slow_stream, manual_clock> compute({.depth = 4}, clock);
+    const auto one = compute.add({}), other = compute.add({});
+    const gpushare::submit_options brief{.cost = 10us};  // so that there is room for both
+    compute.acquire(one, gpushare::never, {}, brief)->enqueue(s, [](slow_stream& to) { to.line.enqueue(10us); });
+    compute.poll();  // its end is recorded
+    s.device.busy = true;
+    std::jthread polls([&] { compute.poll(); });
+    while (s.device.asked == 0) std::this_thread::yield();
+    std::jthread gives_up([&] {  // else a failure would be a hang
+        for (int i = 0; i < 500 && s.device.busy; ++i) std::this_thread::sleep_for(10ms);
+        s.device.busy = false;
+        s.device.busy.notify_all();
+    });
+    {
+        auto p = compute.acquire(other, gpushare::never, {}, brief);
+        CHECK(p);
+        CHECK(s.device.busy);
+        CHECK(s.device.asked == 1);
+        s.device.busy = false;
+        s.device.busy.notify_all();
+    }
+    polls.join();
+    while (s.line.reach_next()) {
+    }
+    compute.poll();
+    CHECK(compute.usage(one).in_flight == 0);
+    CHECK(compute.usage(one).device_time == 10us);
 }

@@ -121,7 +121,7 @@ public:
         const std::stop_callback on_stop(stop, [this] { engine_.wake_all(); });
         std::unique_lock lock(engine_.mutex());
         const auto now = engine_.policy_time();
-        if constexpr (!engine::shares_points) engine_.observe(look::if_due);
+        if constexpr (!engine::shares_points) engine_.observe(lock, look::if_due);
         return acquire(lock, c, now, deadline, stop, o);
     }
 
@@ -141,7 +141,7 @@ public:
         const std::stop_callback on_stop(stop, [this] { engine_.wake_all(); });
         const auto now = engine_.batch_time();
         std::unique_lock lock(engine_.mutex());
-        if (engine_.any_due(now)) engine_.observe(look::if_due);
+        if (engine_.any_due(now)) engine_.observe(lock, look::if_due);
         bool waited = false;
         auto p = acquire(lock, c, now, deadline, stop, o, &waited);
         if (!p) return p.code();

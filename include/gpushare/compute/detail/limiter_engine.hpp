@@ -15,6 +15,7 @@
 
 #include <algorithm>
 #include <concepts>
+#include <condition_variable>
 #include <cstddef>
 #include <cstdint>
 #include <exception>
@@ -214,7 +215,7 @@ public:
     template <class Need>
     void drive(lock_type& lock, instant now, look how, Need& stay) noexcept {
         ready_left_ = false;
-        observe(how);
+        observe(lock, how);
         if (how == look::now) give_up_stuck();
         if (faulty_) cancel_faulty(lock);
         const auto other_stream = [&](client_id c) { return clients_.bring_forward(c, now); };
@@ -232,7 +233,7 @@ public:
                 continue;
             }
             enqueue(lock, s);
-            observe(look::if_due);
+            observe(lock, look::if_due);
             if (faulty_) cancel_faulty(lock);
             now = policy_time();
         }
@@ -242,13 +243,34 @@ public:
         if (!told_.empty()) tell(lock, stay);
     }
 
-    /// Takes note of what the device has done, and charges it.
-    void observe(look how) noexcept {
+    /// Takes note of what the device has done, and charges it. Where a question is a call of a driver's, the mutex is released
+    /// meanwhile: the driver may be at somebody's slow free, for which nobody at a gate is to wait. One thread asks at a
+    /// time, and finds what others would find; who has to know now waits for it.
+    void observe(lock_type& lock, look how) noexcept {
         if (!batches_.any_ended()) return;
-        typename observer<Stream>::questions ask;
-        const auto now = batch_time();
-        while (auto* const done = observer_.next_done(batches_, now, how == look::now, ask))
-            settle(*done, observer_.seen());
+        const bool anyway = how == look::now;
+        if constexpr (asks_unlocked<Stream>) {
+            if (asking_ && !anyway) return;
+            while (asking_) asked_.wait(lock);
+            asking_ = true;
+            for (batch<Stream>* done = nullptr;; settle(*done, observer_.seen())) {
+                const auto now = batch_time();
+                if (observer_.choose(batches_, now, anyway)) {
+                    lock.unlock();
+                    observer_.ask();
+                    lock.lock();
+                    observer_.note(batches_, now);
+                }
+                done = observer_.next_done(batches_, now, anyway, nullptr);
+                if (done == nullptr) break;
+            }
+            asking_ = false;
+            asked_.notify_all();
+        } else {
+            typename observer<Stream>::questions ask;
+            const auto now = batch_time();
+            while (auto* const done = observer_.next_done(batches_, now, anyway, &ask)) settle(*done, observer_.seen());
+        }
     }
 
     /// Waits for `done`, and drives meanwhile: watches the device while nobody else does. Wakes up for `own`, if that isn't
@@ -632,6 +654,8 @@ private:
     submission_log<Stream> log_;
     sleepers<submission> sleepers_;
     watch_slice slice_;
+    bool asking_ = false;  // a thread asks the device, for all
+    std::condition_variable asked_;
     bool watched_ = false;     // a thread looks at the device for all
     bool ready_left_ = false;  // a thread left something that can go, or be told, to another
     fifo<submission> told_;    // done, with something of the user's to call or to destroy under no lock

@@ -3,7 +3,7 @@
 // be watched. It asks the device as little as it can, since a query may cost as much as a launch.
 //
 //   detail::observer<stream> device;
-//   for (typename point_questions<point>::type ask; auto* const b = device.next_done(batches, now, true, ask);)
+//   for (typename point_questions<point>::type ask; auto* const b = device.next_done(batches, now, true, &ask);)
 //       charge_for(device.seen(), ...);
 #pragma once
 
@@ -51,6 +51,11 @@ struct point_questions<Point> {
     using type = typename Point::questions;
 };
 
+/// Whether the device is asked under no lock: where that is a call of a driver's, which may have to wait for another thread's, such
+/// as a free that waits for the device.
+template <timeline Stream>
+inline constexpr bool asks_unlocked = shared_timeline<Stream>;
+
 /// Places the spans between points of one device on one axis, which begins with the first span. A value.
 template <timeline_point Point>
 class device_axis {
@@ -81,7 +86,7 @@ private:
     bool known_ = false;
 };
 
-/// Under the limiter's mutex.
+/// Under the limiter's mutex, but for ask().
 template <timeline Stream>
 class observer {
 public:
@@ -90,15 +95,20 @@ public:
     using submission = detail::submission<Stream>;
     using questions = typename point_questions<point>::type;
 
-    observer() { watched_.reserve(most_in_flight); }
+    observer() {
+        watched_.reserve(most_in_flight);
+        if (asks_unlocked<Stream>) asked_.reserve(most_in_flight);
+    }
 
     /// Of the batches whose end is reached, the one that ended first; null if there is none. Never blocks. Of each stream only
-    /// the oldest is asked for. Unless it is to look `anyway`, it asks for nothing that is predicted to take longer.
-    [[nodiscard]] batch* next_done(batches<Stream>& all, instant now, bool anyway, questions& ask) noexcept {
+    /// the oldest is asked for. Unless it is to look `anyway`, it asks for nothing that is predicted to take longer. Without
+    /// `ask`, of those that were found to be reached (note).
+    [[nodiscard]] batch* next_done(batches<Stream>& all, instant now, bool anyway, questions* ask) noexcept {
         batch* first = nullptr;
         for (auto& b : all.in_use()) {
             if (b.at != batch::state::ended || !(anyway || b.is_due(now)) || !all.is_oldest(b)) continue;
-            if (!b.found && !find(all, b, ask)) {
+            if (!b.found && ask == nullptr) continue;
+            if (!b.found && !find(all, b, *ask)) {
                 if (b.is_due(now)) all.end_was_asked_for_too_early(b, now);
                 continue;
             }
@@ -128,6 +138,40 @@ public:
         else
             axis_.follow(b.when, b.end);
         return first;
+    }
+
+    // ---- the same with questions under no lock, by one thread at a time, from choose() until next_done() gives no more
+
+    /// Chooses what to ask for, as next_done() does. False if there is nothing. Without memory for all, some.
+    [[nodiscard]] bool choose(batches<Stream>& all, instant now, bool anyway) noexcept {
+        asked_.clear();
+        try {
+            for (std::size_t i = 0; auto& b : all.in_use()) {
+                const auto at = i++;
+                if (b.at == batch::state::ended && !b.found && (anyway || b.is_due(now)) && all.is_oldest(b))
+                    asked_.push_back({at, b.order, b.begin, b.end, b.placed, b.when, false});
+            }
+        } catch (const std::bad_alloc&) {  // the first fitted
+        }
+        return !asked_.empty();
+    }
+    /// Asks. Under no lock.
+    void ask() noexcept {
+        questions ask;
+        for (auto& q : asked_) q.reached = place(q.begin, q.end, q.placed, q.when, ask);
+    }
+    /// Takes note of the answers.
+    void note(batches<Stream>& all, instant now) noexcept {
+        for (auto& q : asked_) {
+            const auto in_flight = all.in_use();
+            if (q.batch >= in_flight.size() || in_flight[q.batch].order != q.order) continue;
+            batch& b = in_flight[q.batch];
+            if (q.reached)
+                found(all, b, q.when);
+            else if (b.is_due(now))
+                all.end_was_asked_for_too_early(b, now);
+        }
+        asked_.clear();
     }
 
     /// What was seen of the batch that next_done() gave last.
@@ -185,13 +229,33 @@ public:
 private:
     static constexpr std::uint64_t everything = ~std::uint64_t{0};
 
-    // Whether its end is reached; then, when its work was on the device. What begins where it ends is placed with it.
-    [[nodiscard]] bool find(batches<Stream>& all, batch& b, questions& ask) noexcept {
-        const auto length = ask.span(b.begin, b.end);
+    struct question {
+        std::size_t batch;
+        std::uint64_t order;  // tells whether it is still the same
+        point begin, end;
+        bool placed;
+        interval when;
+        bool reached;
+    };
+
+    // Whether `end` is reached; then, when the work was on the device.
+    [[nodiscard]] bool place(const point& begin, const point& end, bool placed, interval& when,
+                             questions& ask) noexcept {
+        const auto length = ask.span(begin, end);
         if (!length) return false;
         const auto between = [&](const point& x, const point& y) { return ask.between(x, y); };
-        b.when = b.placed ? interval{b.when.begin, b.when.begin + length->count()}
-                          : axis_.place(b.begin, b.end, *length, between);
+        when = placed ? interval{when.begin, when.begin + length->count()} : axis_.place(begin, end, *length, between);
+        return true;
+    }
+    [[nodiscard]] bool find(batches<Stream>& all, batch& b, questions& ask) noexcept {
+        auto when = b.when;
+        if (!place(b.begin, b.end, b.placed, when, ask)) return false;
+        found(all, b, when);
+        return true;
+    }
+    // What begins where it ends is placed with it.
+    static void found(batches<Stream>& all, batch& b, interval when) noexcept {
+        b.when = when;
         b.found = true;
         if constexpr (std::equality_comparable<point>)
             if (all.in_use().size() > 1)
@@ -200,7 +264,6 @@ private:
                         next.when.begin = b.when.end;
                         next.placed = true;
                     }
-        return true;
     }
 
     // Of one that was overtaken: up to the begin of what came behind it, as far as that is known.
@@ -222,6 +285,7 @@ private:
     device_axis<point> axis_;
     observation seen_;  // here and not on the stack: to clear and copy it cost as much as all else of the charge
     std::vector<point> watched_;
+    std::vector<question> asked_;
     std::uint64_t known_ = everything;  // to the watch, up to this batch
     bool missed_ = false;               // by it, of the others
 };
