@@ -19,6 +19,8 @@
 #include "support/random.hpp"
 #include "support/sharing_stream.hpp"
 
+namespace batch_test {
+
 using namespace gpushare::literals;
 using namespace std::chrono_literals;
 using gpushare::client_id;
@@ -519,3 +521,5 @@ TEST_CASE("backlogged clients on one stream are charged what they used, batch or
         CHECK(completed == submitted);
     }
 }
+
+}  // namespace batch_test

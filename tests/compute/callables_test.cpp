@@ -21,6 +21,8 @@
 #include "support/threads.hpp"
 #include "support/timed_device.hpp"
 
+namespace callables_test {
+
 using namespace std::chrono_literals;
 using gpushare::client_id;
 using gpushare::errc;
@@ -212,3 +214,5 @@ TEST_CASE("threads of several levels whose callables take long: all is enqueued,
         CHECK(std::ranges::is_sorted(o));
     }
 }
+
+}  // namespace callables_test

@@ -13,6 +13,8 @@
 
 #include "support/catch.hpp"
 
+namespace charging_test {
+
 using namespace std::chrono_literals;
 using gpushare::client_id;
 using gpushare::ns;
@@ -230,3 +232,5 @@ TEST_CASE("the same observations are charged the same, whatever was asked in bet
     CHECK(run(false) == run(true));
     CHECK(run(false) == 205us);  // the union of the spans
 }
+
+}  // namespace charging_test

@@ -12,6 +12,8 @@
 #include "support/catch.hpp"
 #include "support/manual_timeline.hpp"
 
+namespace chunked_test {
+
 using namespace gpushare::literals;
 using namespace std::chrono_literals;
 using gpushare::errc;
@@ -112,3 +114,5 @@ TEST_CASE("of pieces that aren't all taken, none more is enqueued", "[compute]")
     CHECK(t.submit(2).code() == errc::closed);
     CHECK(t.submit(0)->done());
 }
+
+}  // namespace chunked_test

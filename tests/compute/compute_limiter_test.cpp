@@ -15,6 +15,8 @@
 #include "support/catch.hpp"
 #include "support/manual_timeline.hpp"
 
+namespace compute_limiter_test {
+
 using namespace gpushare::literals;
 using namespace std::chrono_literals;
 using gpushare::client_id;
@@ -611,3 +613,5 @@ TEST_CASE("work that is done at once lets in the next at once", "[compute]") {
     CHECK(runs == 2000);
     CHECK(compute.close(c));
 }
+
+}  // namespace compute_limiter_test

@@ -21,6 +21,8 @@
 #include "support/threads.hpp"
 #include "support/timed_device.hpp"
 
+namespace compute_limiter_threads_test {
+
 using namespace gpushare::literals;
 using namespace std::chrono_literals;
 using gpushare::errc;
@@ -305,3 +307,5 @@ TEST_CASE("while a callable takes its time, the ends of others are noticed", "[c
     CHECK(noticed);
     CHECK(slow.wait(in_good_time()));
 }
+
+}  // namespace compute_limiter_threads_test

@@ -20,6 +20,8 @@
 #include "support/threads.hpp"
 #include "support/timed_device.hpp"
 
+namespace driving_test {
+
 using namespace gpushare::literals;
 using namespace std::chrono_literals;
 using gpushare::client_id;
@@ -373,3 +375,5 @@ TEST_CASE("a callback may close its own client", "[compute]") {
     while (!closed && last->wait(steady::now() + 20s)) compute.poll();
     CHECK(closed);
 }
+
+}  // namespace driving_test

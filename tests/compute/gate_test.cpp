@@ -21,6 +21,8 @@
 #include "support/random.hpp"
 #include "support/sharing_stream.hpp"
 
+namespace gate_test {
+
 using namespace gpushare::literals;
 using namespace std::chrono_literals;
 using gpushare::client_id;
@@ -358,3 +360,4 @@ TEST_CASE("nobody at the gate waits for a driver that is busy with somebody else
     CHECK(compute.usage(one).in_flight == 0);
     CHECK(compute.usage(one).device_time == 10us);
 }
+}  // namespace gate_test

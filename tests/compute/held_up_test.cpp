@@ -15,6 +15,8 @@
 #include "support/manual_timeline.hpp"
 #include "support/sharing_stream.hpp"
 
+namespace held_up_test {
+
 using namespace std::chrono_literals;
 using gpushare::client_id;
 using gpushare::instant;
@@ -171,3 +173,5 @@ TEST_CASE("work isn't charged from the end of what was done before it was enqueu
     CHECK(first.device_time() == 1ms);
     CHECK(second.device_time() == 1ms);
 }
+
+}  // namespace held_up_test

@@ -23,6 +23,8 @@
 #include "support/threads.hpp"
 #include "support/timed_device.hpp"
 
+namespace landing_test {
+
 using namespace gpushare::literals;
 using namespace std::chrono_literals;
 using gpushare::client_id;
@@ -339,3 +341,5 @@ TEMPLATE_TEST_CASE("threads that land side by side lose nothing of what each has
         CHECK(account.failed == 0);
     }
 }
+
+}  // namespace landing_test

@@ -23,6 +23,8 @@
 #include "support/code_of.hpp"
 #include "support/told_policy.hpp"
 
+namespace partitioned_limiter_test {
+
 using namespace gpushare;
 using namespace std::chrono_literals;
 using Catch::Matchers::Contains;
@@ -219,3 +221,5 @@ TEST_CASE("weights and caps are told to the policies as those of the part, a pol
     CHECK(shared.plan().clients[2].weight == 12.8_pct);
     CHECK(told[told.size() - 2].weight == 87.1_pct);  // as it was before
 }
+
+}  // namespace partitioned_limiter_test

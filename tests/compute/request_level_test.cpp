@@ -15,6 +15,8 @@
 #include "support/code_of.hpp"
 #include "support/manual_timeline.hpp"
 
+namespace request_level_test {
+
 using namespace gpushare::literals;
 using namespace std::chrono_literals;
 using gpushare::client_id;
@@ -129,3 +131,5 @@ TEST_CASE("a level that the policy refuses is no request's", "[compute]") {
     CHECK(t.compute.close(t.a));
     CHECK(support::code_of([&] { (void)request(t.compute, t.a, {.level = priority{5}}); }) == errc::none);
 }
+
+}  // namespace request_level_test

@@ -14,6 +14,8 @@
 #include "support/catch.hpp"
 #include "support/code_of.hpp"
 
+namespace sm_plan_test {
+
 using namespace gpushare;
 using support::code_of;
 using counts = std::vector<std::uint32_t>;
@@ -129,3 +131,5 @@ TEST_CASE("random shares: all SMs given out, parts off by less than a unit, shar
         CHECK(taken_in <= 1);
     }
 }
+
+}  // namespace sm_plan_test

@@ -18,6 +18,8 @@
 #include "support/catch.hpp"
 #include "support/random.hpp"
 
+namespace span_meter_test {
+
 using gpushare::errc;
 using gpushare::instant;
 using gpushare::ns;
@@ -285,3 +287,5 @@ TEST_CASE("a meter runs for centuries", "[compute]") {
     const std::int64_t year = 31'557'600'000'000'000;
     for (std::int64_t y = 0; y < 290; ++y) CHECK(meter.charge({y * year}, {y * year + year / 2}).count() == year / 2);
 }
+
+}  // namespace span_meter_test

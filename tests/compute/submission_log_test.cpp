@@ -14,6 +14,8 @@
 #include "support/catch.hpp"
 #include "support/manual_timeline.hpp"
 
+namespace submission_log_test {
+
 using namespace gpushare::literals;
 using namespace std::chrono_literals;
 using gpushare::errc;
@@ -196,3 +198,5 @@ TEST_CASE("on a simulated device the records are what it did", "[compute]") {
         CHECK(r[i].let_in <= r[i].began);
     }
 }
+
+}  // namespace submission_log_test

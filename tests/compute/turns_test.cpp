@@ -17,6 +17,8 @@
 #include "support/catch.hpp"
 #include "support/manual_timeline.hpp"
 
+namespace turns_test {
+
 using namespace std::chrono_literals;
 using gpushare::client_id;
 using gpushare::errc;
@@ -166,3 +168,5 @@ TEST_CASE("a stream that can't wait fails its own submission alone", "[compute]"
     CHECK(t.compute.usage(t.b).in_flight == 0);
     CHECK(t.compute.usage(t.c).in_flight == 0);
 }
+
+}  // namespace turns_test

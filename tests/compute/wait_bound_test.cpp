@@ -13,6 +13,8 @@
 #include "support/catch.hpp"
 #include "support/manual_timeline.hpp"
 
+namespace wait_bound_test {
+
 using namespace gpushare::literals;
 using namespace std::chrono_literals;
 using gpushare::admission;
@@ -162,3 +164,5 @@ TEST_CASE("tickets and permits say their bound, and a device that breaks it is t
     CHECK(waited->took == 3ms);
     CHECK(blocker.done());
 }
+
+}  // namespace wait_bound_test

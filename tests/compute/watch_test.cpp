@@ -17,6 +17,8 @@
 #include "support/catch.hpp"
 #include "support/timed_device.hpp"
 
+namespace watch_test {
+
 using namespace std::chrono_literals;
 using gpushare::instant;
 using gpushare::priority;
@@ -165,3 +167,5 @@ TEST_CASE("a thread that waits for several clients' work by turns expects nobody
         CHECK(third.wait());
     }
 }
+
+}  // namespace watch_test

@@ -19,6 +19,8 @@
 #include "support/catch.hpp"
 #include "support/random.hpp"
 
+namespace weighted_fair_test {
+
 using namespace gpushare::literals;
 using namespace std::chrono_literals;
 using gpushare::client_id;
@@ -409,3 +411,5 @@ TEST_CASE("random clients, weights, naps and kernels: nobody starves, nobody lag
         CHECK(worst_excess <= 0);
     }
 }
+
+}  // namespace weighted_fair_test

@@ -13,6 +13,8 @@
 #include "support/catch.hpp"
 #include "support/simulated_limiter.hpp"
 
+namespace policies_test {
+
 using namespace gpushare;
 using namespace gpushare::literals;
 using namespace std::chrono_literals;
@@ -409,3 +411,5 @@ TEST_CASE("a policy that says when to ask again is asked then", "[policy]") {
     CHECK(core.resume_at() == start + 20 * g.predicted);
     CHECK(core.next(start + 20 * g.predicted));
 }
+
+}  // namespace policies_test

@@ -17,6 +17,8 @@
 #include "support/random.hpp"
 #include "support/simulated_limiter.hpp"
 
+namespace properties_test {
+
 using namespace gpushare;
 using namespace gpushare::literals;
 using namespace std::chrono_literals;
@@ -382,3 +384,5 @@ TEMPLATE_LIST_TEST_CASE("who wakes up is owed nothing", "[policy][property]", po
     check_for_seeds([off](auto seed) { return owes_nothing<TestType>(seed, off); });
     CHECK_FALSE(owes_nothing<grudging>(support::seed(0)));
 }
+
+}  // namespace properties_test
