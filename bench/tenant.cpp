@@ -11,6 +11,8 @@
 
 #include "arguments.hpp"
 #include "harness.hpp"
+#include "support/composition/host_backend.hpp"
+#include "support/composition/matrix.hpp"
 
 namespace {
 
@@ -58,6 +60,14 @@ void allocate_pair(bench::report& r) {
     r.figure("tenant.allocate_pair_direct_vs_cas", bench::ratios(repeats, direct, floor_pair), "x");
 }
 
+/// The composition matrix of the tests, on the host: how many cells it has, and in how many a promise wasn't kept.
+void matrix(bench::report& r) {
+    const auto all = support::composition::run_matrix<support::composition::host_backend>();
+    for (const auto& what : all.wrong) std::printf("# %s\n", what.c_str());
+    r.figure("tenant.matrix_cells", {static_cast<double>(all.cells)}, "count");
+    r.figure("tenant.matrix_failures", {static_cast<double>(all.failed)}, "count");
+}
+
 }  // namespace
 
 int main(int argc, char** argv) {
@@ -66,6 +76,7 @@ int main(int argc, char** argv) {
         bench::start_a_second_thread();
         bench::report r("one thread, a tenancy without options over a host node");
         allocate_pair(r);
+        matrix(r);
         r.write(asked.json());
     } catch (const std::exception& e) {
         std::fprintf(stderr, "bench_tenant: %s\n", e.what());

@@ -7,10 +7,13 @@
 #include <sys/mman.h>
 
 #include <array>
+#include <atomic>
 #include <chrono>
 #include <concepts>
 #include <cstddef>
 #include <cstdint>
+#include <stop_token>
+#include <thread>
 #include <vector>
 
 #include <gpushare/backend/host/host.hpp>
@@ -75,9 +78,37 @@ struct two_tenants {
     gpushare::virtual_arena<gpushare::host::virtual_memory, gpushare::host::stream> b{pool, of_b, {2}, moved};
 };
 
+/// 256 MiB are committed and given up again, over and over, beside a neighbour that does the same. Microseconds of one commit.
+std::vector<double> commits_beside_a_neighbour(std::size_t count) {
+    gpushare::host::node node{{.memory = 1_GiB, .sms = 2}};
+    gpushare::host::virtual_memory memory{node.memory(device_id{0}), two_tenants::pool_chunk};
+    gpushare::host::stream scrubs = node.make_stream(device_id{0}, {});
+    gpushare::quota whole{1_GiB}, of_a{whole, moved}, of_b{whole, moved};
+    gpushare::chunk_pool pool{memory, scrubs, {.capacity = 2 * (moved / two_tenants::pool_chunk), .window = 16}};
+    gpushare::virtual_arena a{pool, of_a, {1}, moved}, b{pool, of_b, {2}, moved};
+    std::atomic<bool> ready{false};
+    std::jthread neighbour([&](const std::stop_token& stop) {
+        while (!stop.stop_requested()) {
+            b.commit(0_B, moved, never);
+            ready.store(true);
+            b.decommit(0_B, moved, {});
+        }
+    });
+    while (!ready.load()) std::this_thread::yield();
+    std::vector<double> took;
+    for (std::size_t i = 0; i < count; ++i) {
+        took.push_back(us([&] { a.commit(0_B, moved, never); }));
+        a.decommit(0_B, moved, {});
+    }
+    return took;
+}
+
 }  // namespace
 
 void arena(report& r) {
+    auto commits = commits_beside_a_neighbour(4 * repeats);
+    for (double& t : commits) t *= per_gib;
+    r.figure("memory.arena_commit_us_per_gib", commits, "us");
     two_tenants trusting(scrub_policy::off), scrubbed(scrub_policy::on_hand_over);
     std::vector<double> move, first_touch, scrub, wait, free_allocate, free_allocate_touch, ratio;
     for (std::size_t i = 0; i <= repeats; ++i) {

@@ -1,10 +1,14 @@
 // SPDX-License-Identifier: Apache-2.0
 // The pool_mixed workload, against a mutex and against the peers on the same sequence.
+#include <algorithm>
 #include <atomic>
+#include <cmath>
 #include <cstddef>
+#include <cstdint>
 #include <cstdio>
 #include <memory>
 #include <mutex>
+#include <random>
 #include <stdexcept>
 #include <string>
 #include <thread>
@@ -61,6 +65,36 @@ double pool_mixed(unsigned threads, Make make, gpushare::pool_usage* usage = nul
     return ns;
 }
 
+/// Long-lived blocks, such as weights and caches of keys and values, among short ones: 256 of 1 to 32 MiB, of which one is
+/// replaced for every 100 replacements of one of 64 short ones of 256 B to 1 MiB; all log-uniform. The most that is held for a
+/// live byte, once all are there.
+double fragmentation_of_long_lived(std::uint64_t seed) {
+    std::mt19937_64 random(seed);
+    const auto size = [&](double least, double most) {
+        return static_cast<std::size_t>(std::exp2(std::uniform_real_distribution<double>(least, most)(random)));
+    };
+    address_space upstream;
+    pool_type pool(upstream);
+    auto cache = pool.make_cache();
+    std::vector<sized_block> longs(256), shorts(64);
+    const auto replace = [&](sized_block& b, std::size_t n) {
+        if (b.pointer != nullptr) cache.deallocate(b.pointer, b.size, alignment);
+        b = {cache.allocate(n, alignment), n};
+    };
+    double most = 0;
+    for (std::size_t i = 0; i < 100'000; ++i) {
+        replace(shorts[random() % shorts.size()], size(8, 20));
+        if (i % 100 == 0 || i < 10 * longs.size())
+            replace(longs[i < longs.size() ? i : random() % longs.size()], size(20, 25));
+        if (i >= 10 * longs.size() && i % 100 == 0) most = std::max(most, pool.usage().held_over_live());
+    }
+    for (auto* all : {&longs, &shorts})
+        for (const auto& b : *all)
+            if (b.pointer != nullptr) cache.deallocate(b.pointer, b.size, alignment);
+    if (pool.trim({}) != gpushare::bytes{}) throw std::runtime_error("fragmentation: the pool has lost a block");
+    return most;
+}
+
 const auto cached = [](pool_type& pool) { return pool.make_cache(); };
 const auto plain = [](pool_type& pool) { return shared<pool_type>{&pool}; };
 
@@ -97,6 +131,9 @@ void pools(report& r) {
         r.figure(name + "_held_mib", held, "MiB");
         r.figure(name + "_held_over_live", over_live, "x", statistic::most);
     }
+    std::vector<double> fragmentation;
+    for (std::uint64_t seed = 1; seed <= repeats; ++seed) fragmentation.push_back(fragmentation_of_long_lived(seed));
+    r.figure("memory.pool_fragmentation_max", fragmentation, "x", statistic::most);
 }
 
 }  // namespace bench

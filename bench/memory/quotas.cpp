@@ -5,18 +5,24 @@
 #include <atomic>
 #include <cstdint>
 #include <cstdio>
+#include <deque>
 #include <memory>
 #include <random>
+#include <span>
 #include <string>
 #include <thread>
 #include <vector>
 
+#include <gpushare/memory/deferred_frees.hpp>
 #include <gpushare/memory/quota.hpp>
 #include <gpushare/memory/quota_resource.hpp>
+#include <gpushare/memory/quota_wait.hpp>
 #include <gpushare/units.hpp>
 
 #include "parts.hpp"
 #include "sources.hpp"
+#include "support/composition/host_backend.hpp"
+#include "support/composition/matrix.hpp"
 
 namespace bench {
 
@@ -173,6 +179,56 @@ void costs(report& r) {
              "ns");
 }
 
+/// A point that counts how often it is asked whether it is reached.
+struct counted_point {
+    const bool* done = nullptr;
+    static inline std::uint64_t asked = 0;
+
+    [[nodiscard]] bool reached() const noexcept {
+        ++asked;
+        return done == nullptr || *done;
+    }
+    bool wait(gpushare::instant) const { return reached(); }
+    static bool wait_any(std::span<const counted_point> points, gpushare::instant) {
+        return std::ranges::any_of(points, &counted_point::reached);
+    }
+    [[nodiscard]] static errc status() noexcept { return errc::none; }
+    [[maybe_unused]] friend gpushare::ns elapsed(const counted_point&, const counted_point&) noexcept { return {}; }
+};
+
+/// Questions for each block that comes back, where as many pending ones are reached as aren't.
+double asked_per_free(std::size_t pending) {
+    null_upstream memory;
+    bool slow = false, fast = false;
+    gpushare::deferred_frees<counted_point, null_upstream> frees{memory};
+    for (std::size_t i = 0; i < pending; ++i) frees.add({i % 2 == 0 ? &slow : &fast}, &memory, 1, 1);
+    fast = true;
+    counted_point::asked = 0;
+    const auto freed = frees.collect();
+    const auto asked = counted_point::asked;
+    slow = true;
+    (void)frees.collect();
+    return static_cast<double>(asked) / static_cast<double>(freed);
+}
+
+/// Nanoseconds of a release that serves nobody, while so many wait.
+double release_beside(int waiters) {
+    quota device{1_GiB};
+    quota a{device, 0_B, 1_GiB};
+    if (a.try_charge(1_GiB) != errc::none) return 0;
+    std::deque<gpushare::quota_claim> queue;
+    for (int i = 0; i < waiters; ++i) queue.emplace_back(a, 512_MiB);
+    return ns_per_call(2'000, [&] { keep(a.release(4_KiB)); });
+}
+
+void growth(report& r) {
+    r.figure("memory.collect_growth", {asked_per_free(10'000) / asked_per_free(10)}, "x");
+    r.figure("memory.line_growth",
+             ratios(
+                 repeats, [] { return release_beside(4'000); }, [] { return release_beside(10); }),
+             "x");
+}
+
 /// What threads hold, counted from outside: raised behind a grant and lowered before a release, so whatever is over the
 /// limit here was over it in truth.
 class shadow {
@@ -274,6 +330,12 @@ void exactness(report& r) {
         quota root{1_GiB}, left{root, 0_B, 1_GiB}, right{root, 0_B, 1_GiB};
         add(attack({&root, &left, &right}, {&left, &right}, 1_GiB, operations, scarce));
     }
+    // The same question asked of pools, caches, scrubbing, arenas and others, above and below quotas, and of tenants.
+    const auto stacked =
+        support::composition::run_matrix<support::composition::host_backend>(400, {}, "exactness under attack");
+    all.false_refusals += stacked.false_refusals;
+    for (const auto& what : stacked.wrong) std::printf("# %s\n", what.c_str());
+    std::printf("# %zu stacks under attack, of which %zu broke a promise\n", stacked.cells, stacked.failed);
     std::printf("# %llu operations by 4 threads: one and two levels, what fits beside what can't, and what is scarce\n",
                 static_cast<unsigned long long>(all.operations));
     r.figure("memory.false_refusals", {static_cast<double>(all.false_refusals)}, "count");
@@ -285,6 +347,7 @@ void exactness(report& r) {
 
 void quotas(report& r) {
     costs(r);
+    growth(r);
     exactness(r);
 }
 

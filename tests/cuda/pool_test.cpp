@@ -61,6 +61,37 @@ TEST_CASE_METHOD(fixture, "a pool on a stream is a memory_resource", "[cuda][poo
     CHECK(standin::existing().pools == 0);
 }
 
+TEST_CASE_METHOD(fixture, "chunks and blocks of pools are allocated here, and what a pool keeps is others'",
+                 "[cuda][pool][memory]") {
+    const auto& memory = node.memory(d);
+    const bytes before = memory.taken_by_others();
+    cuda::virtual_memory chunks{node, d};
+    {
+        auto first = chunks.create(), second = chunks.create();
+        REQUIRE((first && second));
+        CHECK(standin::used(0) == 4_MiB);
+        CHECK(memory.taken_by_others() == before);
+        auto moved = *std::move(first);
+        moved = *std::move(second);  // one of them is gone
+        CHECK(standin::used(0) == 2_MiB);
+        CHECK(memory.taken_by_others() == before);
+    }
+    CHECK(standin::used(0) == 0_B);
+    CHECK(memory.taken_by_others() == before);
+    {
+        cuda::memory_pool made{node, d};
+        cuda::memory_pool pool = std::move(made);
+        void* const p = pool.allocate(s, 1 << 20);
+        CHECK(memory.taken_by_others() == before + 31_MiB);
+        CHECK(pool.deallocate(s, p) == errc::none);
+        CHECK(s.record().wait(never));
+        CHECK(memory.taken_by_others() == before + 32_MiB);
+        pool.trim();
+        CHECK(memory.taken_by_others() == before);
+    }
+    CHECK(memory.taken_by_others() == before);
+}
+
 TEST_CASE_METHOD(fixture, "a pool's limit is on what it reserves, rounded up; used is counted apart (cudaMemPool)",
                  "[cuda][pool]") {
     cuda::memory_pool pool{node, d, {.max_size = 1_KiB}};

@@ -5,21 +5,28 @@
 #include <chrono>
 #include <limits>
 #include <optional>
+#include <stop_token>
+#include <thread>
 #include <utility>
 #include <vector>
 
 #include <gpushare/error.hpp>
+#include <gpushare/memory/quota_hook.hpp>
+#include <gpushare/memory/quota_resource.hpp>
+#include <gpushare/memory/quota_wait.hpp>
 #include <gpushare/memory/virtual_arena.hpp>
 #include <gpushare/units.hpp>
 
 #include "support/arena_rig.hpp"
 #include "support/catch.hpp"
+#include "support/waiting.hpp"
 
 using namespace gpushare::literals;
 using gpushare::bytes;
 using gpushare::errc;
 using gpushare::instant;
 using gpushare::never;
+using gpushare::ns;
 using support::advanced;
 using support::arena_rig;
 using support::paint;
@@ -313,4 +320,76 @@ TEST_CASE("the device's own memory counts, whoever allocates it", "[memory][aren
     CHECK(rig.pool.trim(0) == 32);
     CHECK(rig.device.used() == bytes{1 << 19});
     CHECK(rig.device.deallocate(block, 1 << 19, 512) == errc::none);
+}
+
+TEST_CASE("a commit asks hooks before it is refused", "[memory][arena][hook]") {
+    arena_rig rig;
+    auto arena = rig.arena(rig.chat, 1);
+    REQUIRE(rig.chat.try_charge(rig.chunks(10)) == errc::none);
+    std::vector<bytes> missing;
+    const gpushare::quota_hook spill{rig.chat, 0, [&](const gpushare::reclaim_request& r) {
+                                         missing.push_back(r.missing);
+                                         return rig.chat.release(r.missing) ? r.missing : 0_B;
+                                     }};
+    CHECK(arena.try_commit(0_B, rig.chunks(4)).code == errc::none);
+    CHECK(missing == std::vector{rig.chunks(2)});
+    arena.close();
+    rig.pool.collect();
+    CHECK(rig.chat.release(rig.chunks(8)));
+}
+
+TEST_CASE("chunks that are given up go to whoever lacks bytes, without a commit", "[memory][arena]") {
+    arena_rig rig;
+    auto arena = rig.arena(rig.chat, 1);
+    gpushare::quota_resource mine{rig.chat, rig.device, "chat"};
+    arena.commit(0_B, rig.chunks(12));
+    const std::array used{rig.kernels.record()};
+    arena.decommit_after(0_B, rig.chunks(12), used);
+    const auto all = static_cast<std::size_t>(rig.chunks(12).count());
+    CHECK(mine.try_allocate(all, 256) == nullptr);  // a stream uses them
+    rig.kernels.reach_all();
+    void* const p = mine.try_allocate(all, 256);
+    CHECK(p != nullptr);
+    CHECK(mine.deallocate(p, all, 256) == errc::none);
+}
+
+TEST_CASE("a commit waits in line, until its deadline, a stop, or a close", "[memory][arena][waiting]") {
+    arena_rig rig;
+    auto arena = rig.arena(rig.chat, 1);
+    CHECK(arena.try_commit_until(0_B, rig.chunks(12), support::within(ns{0})).code == errc::none);
+    CHECK(arena.try_decommit(0_B, rig.chunks(12), {}).code == errc::none);
+    CHECK(arena.try_commit_until(0_B, rig.chunks(13), support::forever()).code == errc::over_quota);  // never
+    REQUIRE(rig.chat.try_charge(rig.chunks(10)) == errc::none);
+    CHECK(arena.try_commit_until(0_B, rig.chunks(4), support::within(std::chrono::milliseconds(1))).code ==
+          errc::deadline_exceeded);
+    CHECK_THROWS_AS(arena.commit_until(0_B, rig.chunks(4), support::within(ns{0})), gpushare::error);
+    CHECK(rig.chat.usage().current == rig.chunks(10));
+    errc answer = errc::backend_failed;  // of the thread that waits
+    {
+        std::jthread waits([&] { answer = arena.try_commit_until(0_B, rig.chunks(4), support::forever()).code; });
+        support::wait_for_line(rig.chat, 1);
+        CHECK(rig.chat.try_charge(rig.chunks(1)) != errc::none);  // it came first
+        CHECK(rig.chat.release(rig.chunks(2)));
+    }
+    CHECK(answer == errc::none);
+    CHECK(arena.committed() == rig.chunks(4));
+    CHECK(rig.chat.usage().current == rig.chunks(12));
+    const auto one_more = [&](const std::stop_token& stop) {
+        auto until = support::forever();
+        until.stop = stop;
+        answer = arena.try_commit_until(rig.chunks(4), rig.chunks(1), until).code;
+    };
+    {
+        std::jthread waits(one_more);
+        support::wait_for_line(rig.chat, 1);
+    }
+    CHECK(answer == errc::stopped);
+    {
+        std::jthread waits(one_more);
+        support::wait_for_line(rig.chat, 1);
+        (void)rig.chat.close(now);
+    }
+    CHECK((answer == errc::closed || answer == errc::over_quota));  // its limit goes first
+    CHECK(rig.chat.usage().current == rig.chunks(8));
+    CHECK(rig.chat.release(rig.chunks(8)));
 }

@@ -15,6 +15,8 @@
 #include "support/catch.hpp"
 #include "support/random.hpp"
 
+namespace pool_fit_test {
+
 using gpushare::detail::pool_block;
 using gpushare::detail::pool_fit;
 using gpushare::detail::pool_granule;
@@ -191,3 +193,5 @@ TEST_CASE("the largest free block is the largest", "[memory][pool]") {
     (void)fit.take_any(1004 * pool_granule, 1);
     CHECK(fit.largest_free() == 1003 * pool_granule);
 }
+
+}  // namespace pool_fit_test

@@ -18,6 +18,8 @@
 #include "support/random.hpp"
 #include "support/threads.hpp"
 
+namespace pool_index_test {
+
 using gpushare::errc;
 using gpushare::detail::pool_block;
 using gpushare::detail::pool_granule;
@@ -165,3 +167,5 @@ TEST_CASE("of frees that race for one block one succeeds", "[memory][pool][threa
     });
     CHECK(freed.load() == rounds.load());
 }
+
+}  // namespace pool_index_test

@@ -9,6 +9,7 @@
 #include <optional>
 #include <stop_token>
 #include <thread>
+#include <utility>
 #include <vector>
 
 #include <gpushare/error.hpp>
@@ -231,4 +232,74 @@ TEST_CASE("no wake-up is lost between a release and a wait", "[memory][waiters]"
     CHECK(failed.load() == 0);
     CHECK(device.usage().current == 0_B);
     CHECK(a.usage().charges == 1'000);
+}
+
+TEST_CASE("under pressure nobody is refused, and what is freed goes back to the root at once",
+          "[memory][waiters][pressure]") {
+    quota device{10_MiB};
+    quota chat{device, 1_MiB, 9_MiB}, code{device, 0_B, 10_MiB};
+    REQUIRE(chat.try_charge(8_MiB) == errc::none);
+    CHECK(chat.release(6_MiB));
+    CHECK_FALSE(chat.pressed());
+    {
+        const gpushare::quota_pressure looks{code};
+        CHECK(device.usage().current == 2_MiB);  // nothing lies idle below from here on
+        CHECK(chat.usage().borrowed == 1_MiB);
+        CHECK(chat.pressed());
+        const gpushare::quota_pressure looks_too{chat};
+        CHECK(chat.try_charge(4_MiB) == errc::none);
+        CHECK(code.try_charge(4_MiB) == errc::none);
+        CHECK(code.try_charge(1_B) == errc::out_of_memory);  // for want of bytes, and nothing else
+        CHECK(code.release(4_MiB));
+        CHECK(device.usage().current == 6_MiB);
+        CHECK(chat.try_charge(4_MiB) == errc::none);
+        CHECK(chat.release(10_MiB));
+        CHECK(device.usage().current == 1_MiB);  // as guaranteed
+    }
+    CHECK_FALSE(chat.pressed());
+    CHECK_FALSE(code.pressed());
+    CHECK(device.usage().waiting == 0);
+}
+
+TEST_CASE("who waits is served in line beside pressure, and later ones stay behind", "[memory][waiters][pressure]") {
+    quota device{10_KiB};
+    quota chat{device, 0_B, 10_KiB}, code{device, 0_B, 10_KiB};
+    REQUIRE(chat.try_charge(10_KiB) == errc::none);
+    std::optional<gpushare::quota_pressure> looks(std::in_place, device);
+    gpushare::quota_claim claim{code, 4_KiB};
+    CHECK(chat.release(3_KiB));
+    CHECK(chat.try_charge(1_KiB) == errc::out_of_memory);  // it waits for these
+    looks.reset();
+    CHECK(claim.state() == gpushare::claim_state::waiting);
+    CHECK(chat.release(1_KiB));
+    CHECK(claim.state() == gpushare::claim_state::granted);
+    CHECK(chat.release(6_KiB));
+}
+
+TEST_CASE("pressure comes and goes beside charges that all fit", "[memory][waiters][pressure][threads]") {
+    quota device{8_MiB};
+    std::array<std::optional<quota>, 3> leaf;
+    for (auto& q : leaf) q.emplace(device, 0_B, 8_MiB);
+    std::atomic<std::uint64_t> refused{0}, lost{0};
+    std::atomic<int> working{3};
+    support::together(4, [&](unsigned rank) {
+        if (rank == 3) {
+            while (working.load() != 0) const gpushare::quota_pressure looks{device};
+            return;
+        }
+        for (int i = 0; i < 20'000; ++i) {  // all three together have six of eight
+            if (leaf[rank]->try_charge(2_MiB) != errc::none)
+                refused.fetch_add(1);
+            else if (!leaf[rank]->release(2_MiB))
+                lost.fetch_add(1);
+        }
+        working.fetch_sub(1);
+    });
+    CHECK(refused == 0);
+    CHECK(lost == 0);
+    for (auto& q : leaf) {
+        CHECK(q->usage().current == 0_B);
+        q.reset();
+    }
+    CHECK(device.usage().current == 0_B);
 }

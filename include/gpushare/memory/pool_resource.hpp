@@ -302,7 +302,7 @@ private:
             return nullptr;
         }
         const auto grow_by_segment = [&]() -> detail::pool_block* {
-            const auto segment = segment_size();
+            const auto segment = segment_size(request.size);
             return segment > request.size ? grow(segment, request.size, request, r) : nullptr;
         };
         for (;;) {
@@ -323,10 +323,11 @@ private:
             }
         }
     }
-    [[nodiscard]] std::uint64_t segment_size() const noexcept {
-        bytes size = options_.segment;
-        if (options_.part != 0) size = std::min(size, upstream_.largest_free() / options_.part);
-        return detail::whole_granules(size.count());
+    // Where it is a part of what is left, whole blocks: what is over of a segment could be missing in the end.
+    [[nodiscard]] std::uint64_t segment_size(std::uint64_t block) const noexcept {
+        const bytes part = options_.part != 0 ? upstream_.largest_free() / options_.part : bytes::max();
+        if (part < options_.segment) return part.count() - part.count() % block;
+        return detail::whole_granules(options_.segment.count());
     }
     // Neither the upstream nor what is held could ever give it.
     [[nodiscard]] failure impossible(const detail::pool_request& request) const noexcept {

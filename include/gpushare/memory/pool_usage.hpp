@@ -33,6 +33,14 @@ struct pool_usage {
     [[nodiscard]] constexpr bytes free() const noexcept { return reserved - used - cached - pending; }
     /// The part of `used` that is rounding, 0 to 1.
     [[nodiscard]] constexpr double internal_fragmentation() const noexcept { return missing(requested, used); }
+    /// What is held for each byte that was asked for and is out, at least 1: rounding, caches, and gaps between blocks. It has no
+    /// bound that holds for every sequence of requests, as no allocator has that moves nothing; with blocks of one size, or once
+    /// all are back and trim() was called, there are no gaps. `memory.pool_fragmentation_max` (docs/figures.md) is what it comes to
+    /// with long-lived blocks among short ones.
+    [[nodiscard]] constexpr double held_over_live() const noexcept {
+        return requested == bytes{} ? 1
+                                    : static_cast<double>(reserved.count()) / static_cast<double>(requested.count());
+    }
     /// The part of free() that lies outside of the largest free block, 0 to 1.
     [[nodiscard]] constexpr double external_fragmentation() const noexcept { return missing(largest_free, free()); }
 

@@ -52,8 +52,8 @@ public:
     using free_function = inplace_function<bytes(const reclaim_request&), 48>;
     using wait_function = inplace_function<bool(instant), 48>;
 
-    hook_registration(quota_node& of, int order, free_function free, wait_function wait)
-        : of_(&of), order_(order), free_(std::move(free)), wait_(std::move(wait)) {
+    hook_registration(quota_node& of, int order, free_function free, wait_function wait, bool for_all = false)
+        : of_(&of), order_(order), for_all_(for_all), free_(std::move(free)), wait_(std::move(wait)) {
         auto& root = *of.root_;
         const std::lock_guard lock(root.mutex_);
         number_ = ++root.hooks_made_;
@@ -200,6 +200,7 @@ private:
     // Whether it can do something for q, which `level` refuses; `request` has what is missing there.
     [[nodiscard]] bool concerned(const quota_node& q, const quota_node& level,
                                  reclaim_request& request) const noexcept {
+        if (for_all_) return request.missing != bytes{};
         for (const quota_node* b = of_; b != nullptr; b = b->parent_) {
             if (between(b, q, level)) return request.missing != bytes{};
             request.own = false;
@@ -216,6 +217,7 @@ private:
 
     quota_node* of_;
     int order_;
+    bool for_all_;  // of the tree's quotas
     std::uint64_t number_ = 0;
     free_function free_;
     wait_function wait_;
@@ -246,7 +248,7 @@ public:
     static constexpr root_tag at_root{};  ///< see root_tag
     /// See root_tag.
     quota_hook(root_tag, const quota& of, int order, free_function free, wait_function wait = {})
-        : registration_(*of.root_, order, std::move(free), std::move(wait)) {}
+        : registration_(*of.root_, order, std::move(free), std::move(wait), true) {}
     /// Whether it is asked for requests of the tree of `q`.
     [[nodiscard]] bool in_tree_of(const quota& q) const noexcept {
         return registration_.of() != nullptr && registration_.of()->root_ == q.root_;

@@ -74,8 +74,8 @@ public:
 
     /// Maps memory to [offset, offset + size): all that is missing, or nothing. Chunks that are there stay, also those
     /// that were leaving. New memory holds zeros or what this tenant once wrote to it, and never what another tenant
-    /// wrote unless scrubbing is off. Waits until `deadline` for memory that is being scrubbed or leaving; by default
-    /// it doesn't. over_quota, out_of_memory (the pool, the device, or burst of the quota); deadline_exceeded (enough
+    /// wrote unless scrubbing is off. Where its quota or the device lacks bytes, hooks are asked (quota_hook.hpp). Waits
+    /// until `deadline` for memory that is being scrubbed or leaving; by default it doesn't. over_quota, out_of_memory (the pool, the device, or burst of the quota); deadline_exceeded (enough
     /// is free, but not scrubbed yet: the scrubbing goes on, ask again); closed; kernel_failed, device_lost or
     /// submission_failed (the scrubbing).
     failure try_commit(bytes offset, bytes size, instant deadline = {}) noexcept {
@@ -86,6 +86,20 @@ public:
     /// Throws what try_commit() returns.
     void commit(bytes offset, bytes size, instant deadline = {}) {
         check(try_commit(offset, size, deadline), "commit");
+    }
+
+    /// As try_commit, but waits in line for bytes of the quota until the deadline or stop request of `until`, a patience
+    /// (include memory/quota_wait.hpp). deadline_exceeded or stopped, with the figures of the last refusal.
+    template <class Patience>
+    failure try_commit_until(bytes offset, bytes size, const Patience& until) noexcept {
+        return within(offset, size, [&](std::size_t first, std::size_t count) {
+            return pool_->chunks_.commit_until(space_, first, count, until);
+        });
+    }
+    /// Throws what try_commit_until() returns.
+    template <class Patience>
+    void commit_until(bytes offset, bytes size, const Patience& until) {
+        check(try_commit_until(offset, size, until), "commit");
     }
 
     /// Unmaps [offset, offset + size) once all `points` are reached, one for each stream that uses it.

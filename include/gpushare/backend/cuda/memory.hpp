@@ -6,6 +6,7 @@
 
 #include <cuda_runtime_api.h>
 
+#include <algorithm>
 #include <bit>
 #include <cstddef>
 #include <cstdint>
@@ -94,16 +95,18 @@ public:
 
     /// All of the device, as cudaMemGetInfo counts it.
     [[nodiscard]] bytes capacity() const noexcept { return capacity_; }
-    /// What neither is free nor was allocated here: contexts, modules, pools, chunks, other processes. All the rest of a
-    /// lost device. Read beside allocations and frees that go on, it may be more than that for a moment, by what they
-    /// are about; it is never less.
+    /// What neither is free nor was allocated here, which chunks of virtual_memory and blocks of memory_pool are, too: contexts,
+    /// modules, what pools keep, other processes. All the rest of a lost device. Read beside allocations and frees that go on, it
+    /// may be more than that for a moment, by what they are about; it is never less.
     [[nodiscard]] bytes taken_by_others() const noexcept {
-        const auto entered = blocks_.entered();
+        const auto entered = blocks_.entered(), chunks = device_->chunks().entered();
+        const bytes pools = device_->used_of_pools();
         cudaError_t code = cudaSuccess;
         const bytes free = figures(code).free;
-        return capacity_ - (code == cudaSuccess ? free : bytes{}) - blocks_.out_since(entered);
+        const bytes ours = blocks_.out_since(entered) + device_->chunks().out_since(chunks) +
+                           std::min(pools, device_->used_of_pools());
+        return capacity_ - (code == cudaSuccess ? free : bytes{}) - ours;
     }
-    /// Charged by allocations from here.
     /// Why it can never be granted: more than the device has, too large an alignment; errc::none if it could be.
     [[nodiscard]] failure refuses(std::size_t size, std::size_t alignment) const noexcept {
         const bytes takes = charged(size, alignment);

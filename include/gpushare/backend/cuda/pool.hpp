@@ -40,7 +40,8 @@ struct memory_pool_options {
 
 /// What a pool holds. `reserved` is what it took from the device, in big pieces; `used` is what is out of that. A
 /// maximum limits `reserved`, rounded up: a pool for 1 KiB was seen to reserve 32 MiB. So a quota in front of it counts
-/// `used`, and the account of the device counts `reserved`.
+/// `used`, as device_memory does among what is allocated here, and the rest of `reserved` is what others have taken, until
+/// trim() gives it back.
 struct memory_pool_usage {
     bytes reserved{};       ///< taken from the device
     bytes used{};           ///< of that, out
@@ -56,7 +57,7 @@ struct memory_pool_kind {
 };
 }  // namespace detail
 
-/// Movable; one owner. Safe from any thread. Blocks must be freed, and their streams have got there, before it goes.
+/// Movable; one owner. Safe from any thread. Blocks of a pool that was made here count as allocated here. They must be freed, and their streams have got there, before it goes.
 class memory_pool {
 public:
     /// Every block is aligned to that, and none to more.
@@ -85,7 +86,16 @@ public:
         int couple = 0;
         check(cudaMemPoolSetAttribute(made, cudaMemPoolReuseAllowInternalDependencies, &couple),
               "setting up a memory pool");
+        native_.device()->enter_pool(made);
     }
+    /// Leaves nothing behind.
+    memory_pool(memory_pool&& other) noexcept = default;
+    /// What it had goes.
+    memory_pool& operator=(memory_pool other) noexcept {
+        std::swap(native_, other.native_);
+        return *this;
+    }
+    ~memory_pool() { leave(); }
 
     /// Takes over a pool of the embedder's, on that device.
     [[nodiscard]] static memory_pool from_native_handle(node& on, device_id d, cudaMemPool_t handle) {
@@ -96,7 +106,10 @@ public:
     /// Still owned by this.
     [[nodiscard]] cudaMemPool_t native_handle() const noexcept { return native_.get(); }
     /// The caller's to destroy from now on.
-    [[nodiscard]] cudaMemPool_t release() noexcept { return native_.release(); }
+    [[nodiscard]] cudaMemPool_t release() noexcept {
+        leave();
+        return native_.release();
+    }
 
     /// `size` bytes that work enqueued on `s` from now on may use, and work of other streams after a later point of it.
     /// A unique address for 0 bytes. Throws memory_error: errc::out_of_memory (the device's, or over max_size),
@@ -166,6 +179,9 @@ private:
         : native_(std::move(device), handle) {}
 
     [[nodiscard]] detail::device_state& device() const noexcept { return *native_.device(); }
+    void leave() noexcept {
+        if (native_.get() != nullptr) device().leave_pool(native_.get());
+    }
 
     void* obtain(stream& s, std::size_t size, std::size_t alignment, failure& why) noexcept {
         const bytes charge = charged(size, alignment);

@@ -105,20 +105,39 @@ public:
         std::size_t size_;
     };
 
-    /// granularity() bytes of the device. What is still mapped keeps its memory until it is unmapped.
+    /// granularity() bytes of the device, which device_memory counts as allocated here. What is still mapped keeps its memory
+    /// until it is unmapped.
     class chunk {
     public:
+        /// Leaves nothing behind.
+        chunk(chunk&& other) noexcept = default;
+        /// What it had goes.
+        chunk& operator=(chunk other) noexcept {
+            std::swap(native_, other.native_);
+            std::swap(size_, other.size_);
+            return *this;
+        }
+        ~chunk() { leave(); }
         /// Still owned by this.
         [[nodiscard]] CUmemGenericAllocationHandle native_handle() const noexcept { return native_.get(); }
         /// The caller's to release from now on.
-        [[nodiscard]] CUmemGenericAllocationHandle release() noexcept { return native_.release(); }
+        [[nodiscard]] CUmemGenericAllocationHandle release() noexcept {
+            leave();
+            return native_.release();
+        }
 
     private:
         friend virtual_memory;
-        chunk(std::shared_ptr<detail::device_state> device, CUmemGenericAllocationHandle native) noexcept
-            : native_(std::move(device), native) {}
+        chunk(std::shared_ptr<detail::device_state> device, CUmemGenericAllocationHandle native, bytes size) noexcept
+            : native_(std::move(device), native), size_(size) {
+            native_.device()->chunks().enter(size_);
+        }
+        void leave() noexcept {
+            if (native_.get() != CUmemGenericAllocationHandle{}) native_.device()->chunks().leave(size_);
+        }
 
         detail::owned<detail::memory_chunk_kind> native_;
+        bytes size_;
     };
 
     /// Of a chunk.
@@ -142,7 +161,7 @@ public:
         CUmemGenericAllocationHandle made = 0;
         if (const errc why = answer(api().mem_create(&made, chunk_size_, &kind, 0), "cuMemCreate"); why != errc::none)
             return failure{.code = why, .asked = chunk_size_, .limit = device_->properties().memory.count()};
-        return chunk{device_, made};
+        return chunk{device_, made, bytes{chunk_size_}};
     }
 
     /// Either readable and writable by all the devices, or nothing has changed. backend_failed if something is mapped

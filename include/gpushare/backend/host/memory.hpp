@@ -105,7 +105,6 @@ public:
     /// As the options or take_for_others() have it. Relaxed, as used(): figures of one moment; nothing is inferred from
     /// them about other memory.
     [[nodiscard]] bytes taken_by_others() const noexcept { return bytes{taken_.load(std::memory_order_relaxed)}; }
-    /// Charged by allocations from here.
     /// Why it can never be granted: more than the device has, too large an alignment; errc::none if it could be.
     [[nodiscard]] failure refuses(std::size_t size, std::size_t alignment) const noexcept {
         const bytes takes = charged(size, alignment);

@@ -33,7 +33,7 @@ inline namespace GPUSHARE_ABI {
 namespace detail {
 
 /// Hooks on the roots of quotas: chunks that are free and charged to nobody go back to the device when somebody within its
-/// quota lacks memory there.
+/// quota lacks memory there, and those that arenas gave up to the quotas once they are reached.
 class reclaim_hooks {
 public:
     /// Sees to it that the tree of `q` asks `chunks`. Throws std::bad_alloc.
@@ -45,7 +45,10 @@ public:
         std::erase_if(hooks_, [](const auto& h) { return h->orphaned(); });
         hooks_.push_back(std::make_unique<quota_hook>(
             quota_hook::at_root, q, std::numeric_limits<int>::min(),
-            [&chunks](const reclaim_request& r) { return r.below ? chunks.reclaim(r.missing) : bytes{}; }));
+            [&chunks](const reclaim_request& r) {
+                return r.below ? chunks.reclaim(r.missing) : chunks.chunk_size() * (chunks.collect() ? 1 : 0);
+            },
+            [&chunks](instant deadline) { return chunks.wait_any(deadline); }));
     }
 
 private:
@@ -96,6 +99,20 @@ public:
         departures gone;  // points end unlocked
         const std::lock_guard lock(mutex_);
         return collect(gone);
+    }
+
+    /// Waits until something that leaves or is being scrubbed is reached, or until the deadline; takes nothing back. False, at once,
+    /// if there is none.
+    bool wait_any(instant deadline) const {
+        std::vector<point> open;
+        {
+            const std::lock_guard lock(mutex_);
+            add_points(open);
+            supply_.add_points(open);
+        }
+        if (open.empty()) return false;
+        (void)point::wait_any(open, deadline);
+        return true;
     }
 
     /// Waits for all that leaves and all that is being scrubbed. False if some is left at the deadline, or can't be
@@ -202,28 +219,30 @@ public:
 
     /// Maps what isn't yet. See virtual_arena::try_commit.
     failure commit(const std::shared_ptr<space>& s, std::size_t first, std::size_t count, instant deadline) {
-        departures gone, undo;
-        undo.push_back({.first = first, .count = count});
-        std::vector<point> awaited;
-        std::unique_lock lock(mutex_);
-        const auto failed = supply_.failed();
-        for (bool expired = false;;) {
-            const failure why = attempt(s, first, count, undo);
-            const bool any = why.code != errc::none && collect(gone);
-            if (why.code == errc::none || undo.empty()) return why;  // undone: trying again wouldn't help
-            if (supply_.failed() != failed) return {.code = supply_.why_failed()};
-            if (any) continue;
-            if (expired) return why;
-            awaited.clear();
-            // Scrubbing is waited for where it is all that is missing; else what leaves may help.
-            if (why.code == errc::deadline_exceeded)
-                supply_.add_points(awaited);
-            else
-                add_points(awaited);
-            if (awaited.empty()) return why.code == errc::deadline_exceeded ? failure{errc::submission_failed} : why;
-            lock.unlock();
-            expired = !point::wait_any(awaited, deadline);
-            lock.lock();
+        request r;
+        return commit(s, first, count, deadline, r);
+    }
+    /// See virtual_arena::try_commit_until.
+    template <class Patience>
+    failure commit_until(const std::shared_ptr<space>& s, std::size_t first, std::size_t count, const Patience& until) {
+        for (;;) {
+            request r;
+            failure why = commit(s, first, count, instant{}, r);
+            if (why.code == errc::deadline_exceeded) why = commit(s, first, count, until.deadline, r);  // scrubbing
+            if (why.code == errc::none || r.lacks != lack::quota) return why;
+            why = charge_until(*s->limit, r.missing, until);
+            if (why.code != errc::none)
+                return s->limit->closed() ? failure{.code = errc::closed, .asked = why.asked} : why;
+            struct charge {  // back unless it is used
+                quota& limit;
+                bytes& size;
+                ~charge() {
+                    if (size != bytes{}) (void)limit.release(size);
+                }
+            } const paid{*s->limit, r.paid = r.missing};
+            why = commit(s, first, count, until.deadline, r);
+            if (why.code == errc::none || r.lacks != lack::quota)
+                return why;  // or it was more than before: in line again
         }
     }
 
@@ -312,22 +331,79 @@ public:
     }
 
 private:
+    // What a commit was refused for.
+    enum class lack : std::uint8_t { other, quota, memory };
+    struct request {
+        lack lacks = lack::other;
+        bytes missing{};  // to be charged, as of the last attempt
+        bytes paid{};     // charged already, and not used
+    };
+
+    // Asks hooks for what its quota or the memory lacks, and waits for scrubbing and for what leaves.
+    failure commit(const std::shared_ptr<space>& s, std::size_t first, std::size_t count, instant deadline,
+                   request& r) {
+        departures gone, undo;
+        undo.push_back({.first = first, .count = count});
+        std::vector<point> awaited;
+        std::unique_lock lock(mutex_);
+        const auto failed = supply_.failed();
+        hook_cursor asked{.until = deadline};
+        for (bool expired = false;;) {
+            const failure why = attempt(s, first, count, undo, r);
+            const bool any = why.code != errc::none && collect(gone);
+            if (why.code == errc::none || undo.empty()) return why;  // undone: trying again wouldn't help
+            if (supply_.failed() != failed) return {.code = supply_.why_failed()};
+            if (any) continue;
+            if (r.lacks != lack::other) {
+                lock.unlock();
+                const bool freed = s->limit->ask_next(asked, r.missing, r.lacks == lack::memory);
+                lock.lock();
+                if (freed) continue;
+            }
+            if (expired) return why;
+            awaited.clear();
+            // Scrubbing is waited for where it is all that is missing; else what leaves may help.
+            if (why.code == errc::deadline_exceeded)
+                supply_.add_points(awaited);
+            else
+                add_points(awaited);
+            if (awaited.empty()) return why.code == errc::deadline_exceeded ? failure{errc::submission_failed} : why;
+            lock.unlock();
+            expired = !point::wait_any(awaited, deadline);
+            lock.lock();
+        }
+    }
+
     // ---- under the mutex
 
     /// One try at commit: everything that is missing, or nothing.
-    failure attempt(const std::shared_ptr<space>& s, std::size_t first, std::size_t count, departures& undo) {
+    failure attempt(const std::shared_ptr<space>& s, std::size_t first, std::size_t count, departures& undo,
+                    request& r) {
+        r.lacks = lack::other;
         if (!s->open) return {errc::closed};
         const auto missing = s->count_of(first, count, stage::empty);
-        const bytes size = chunk_size() * missing;
+        const bytes size = r.missing = chunk_size() * missing;
+        const auto charge = [&] {
+            const bytes rest = size - r.paid;
+            const errc why = rest == bytes{} ? errc::none : s->limit->try_charge(rest);
+            if (why != errc::none) r.lacks = lack::quota;
+            return why == errc::none ? failure{} : s->limit->explain(why, size);
+        };
         if (missing != 0) {
             // Whether it fits is asked before chunks are made or scrubbed for it, and the charge is made once they are
             // there, so that nobody is refused because of an attempt that fails.
-            if (s->limit->free() < size) {
-                if (const errc why = s->limit->try_charge(size); why != errc::none) return s->limit->explain(why, size);
-                s->limit->release(size);
+            if (s->limit->free() < size - r.paid) {
+                if (const failure why = charge(); why.code != errc::none) return why;
+                s->limit->release(size - r.paid);
             }
-            if (const failure why = supply_.provide(s->tenant, missing); why.code != errc::none) return why;
-            if (const errc why = s->limit->try_charge(size); why != errc::none) return s->limit->explain(why, size);
+            if (const failure why = supply_.provide(s->tenant, missing); why.code != errc::none) {
+                // Chunks, and not addresses for scrubbing them, and no more than there may ever be.
+                if (why.code == errc::out_of_memory && why.left < why.asked && why.asked <= why.limit)
+                    r.lacks = lack::memory;
+                return why;
+            }
+            if (const failure why = charge(); why.code != errc::none) return why;
+            r.paid -= std::min(r.paid, size);
         }
         std::size_t arrived = 0;
         for (std::size_t i = first; i < first + count; ++i) {

@@ -35,10 +35,17 @@ public:
         bool in_;
     };
 
+    /// From now on nobody enters; waits until nobody is inside.
     void shut() noexcept {
         std::unique_lock lock(mutex_);
         shut_ = true;
         left_.wait(lock, [this] { return inside_ == 0; });
+    }
+    /// The same without the wait: whether nobody is inside.
+    [[nodiscard]] bool try_shut() noexcept {
+        const std::lock_guard lock(mutex_);
+        shut_ = true;
+        return inside_ == 0;
     }
 
 private:

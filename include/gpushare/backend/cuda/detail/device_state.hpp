@@ -63,6 +63,24 @@ struct retired_partition {
     std::vector<point_state*> ends;    // of its streams
 };
 
+/// Bytes that came and went. What is out is read around another reading, of the device's: see out_since().
+class flow {
+public:
+    /// After the device gave them.
+    void enter(bytes n) noexcept { entered_.fetch_add(n.count(), std::memory_order_release); }
+    /// Before the device gets them back.
+    void leave(bytes n) noexcept { left_.fetch_add(n.count(), std::memory_order_release); }
+    /// So far: read it before the device's free memory ...
+    [[nodiscard]] std::uint64_t entered() const noexcept { return entered_.load(std::memory_order_acquire); }
+    /// ... and this, with what was read, after it: bytes that were out at that moment, and never more.
+    [[nodiscard]] bytes out_since(std::uint64_t entered) const noexcept {
+        return bytes{entered} - bytes{left_.load(std::memory_order_acquire)};
+    }
+
+private:
+    std::atomic<std::uint64_t> entered_{0}, left_{0};  // ever
+};
+
 class device_state {
 public:
     /// Makes the device's primary context. Throws operation_error: no_device, no_driver; memory_error.
@@ -83,6 +101,29 @@ public:
     [[nodiscard]] const primary_context& context() const noexcept { return context_; }
     [[nodiscard]] sm_registry& sms() noexcept { return sms_; }
     [[nodiscard]] occupancy_cache& occupancy() noexcept { return occupancy_; }
+
+    /// What the chunks of virtual memory have of the device.
+    [[nodiscard]] flow& chunks() noexcept { return chunks_; }
+    /// From now on the pool's blocks count as allocated here.
+    void enter_pool(cudaMemPool_t p) {
+        const std::lock_guard lock(pools_mutex_);
+        pools_.push_back(p);
+    }
+    /// Before it is destroyed, or somebody else's.
+    void leave_pool(cudaMemPool_t p) noexcept {
+        const std::lock_guard lock(pools_mutex_);
+        std::erase(pools_, p);
+    }
+    /// In blocks of these pools that are out.
+    [[nodiscard]] bytes used_of_pools() noexcept {
+        const std::lock_guard lock(pools_mutex_);
+        bytes all{};
+        for (const cudaMemPool_t p : pools_) {
+            cuuint64_t used = 0;
+            if (cudaMemPoolGetAttribute(p, cudaMemPoolAttrUsedMemCurrent, &used) == cudaSuccess) all += bytes{used};
+        }
+        return all;
+    }
 
     /// A pending point with an event of its own and one reference. Nothing is allocated once as many were out as
     /// ever are. Throws std::bad_alloc and what making an event throws.
@@ -193,6 +234,9 @@ private:
     cuda::health health_;
     sm_registry sms_;
     occupancy_cache occupancy_;
+    flow chunks_;
+    std::mutex pools_mutex_;
+    std::vector<cudaMemPool_t> pools_;
     mutable std::mutex mutex_;
     gpushare::detail::fifo<retired_partition> retired_;
     gpushare::detail::pool<point_state> points_;

@@ -1,0 +1,134 @@
+// SPDX-License-Identifier: Apache-2.0
+// The composition matrix on CUDA, over the stand-in: the same stacks, owners and scenarios as on the host, CUDA's own
+// stream-ordered pools beside them, and everything beside a capture.
+#include <gpushare/backend/cuda/cuda.hpp>
+#include <gpushare/backend/cuda/graph.hpp>
+#include <gpushare/backend/cuda/pool.hpp>
+#include <gpushare/backend/cuda/virtual_memory.hpp>
+
+#include <cstdint>
+#include <limits>
+#include <optional>
+
+#include <gpushare/error.hpp>
+#include <gpushare/memory/quota_hook.hpp>
+#include <gpushare/memory/quota_resource.hpp>
+
+#include "support/catch.hpp"
+#include "support/composition/matrix.hpp"
+#include "support/cuda_standin/session.hpp"
+
+namespace composition_matrix_test {
+
+using namespace gpushare::literals;
+using namespace support::composition;
+
+namespace cuda = gpushare::cuda;
+
+namespace {
+
+class cuda_backend {
+public:
+    using node_type = cuda::node;
+    using stream = cuda::stream;
+    using memory_type = cuda::device_memory;
+    using virtual_memory = cuda::virtual_memory;
+
+    explicit cuda_backend(bytes capacity)
+        : gpu_{{.devices = 1,
+                .memory = capacity + 2_MiB,
+                .context = 2_MiB,
+                .page = bytes{unit},
+                .pool_step = bytes{unit}}} {
+        chunks_.emplace(node_, d);
+    }
+
+    [[nodiscard]] node_type& node() { return node_; }
+    [[nodiscard]] memory_type& memory() { return node_.memory(d); }
+    [[nodiscard]] virtual_memory& chunks() { return *chunks_; }
+    [[nodiscard]] stream make_stream() { return node_.make_stream(d); }
+    [[nodiscard]] static bytes used() { return standin::used(0); }
+    static void fail_allocation(std::uint64_t after) {
+        standin::inject({.call = "cudaMalloc", .code = cudaErrorMemoryAllocation, .skip = after});
+        standin::inject({.call = "cuMemCreate", .code = cudaErrorMemoryAllocation, .skip = after});
+    }
+    /// Those that haven't struck do so now.
+    void heal() {
+        while (standin::faults_left() != 0) {
+            if (void* const p = memory().try_allocate(unit, 256)) (void)memory().deallocate(p, unit, 256);
+            (void)chunks().create();
+        }
+    }
+    void lose() {
+        standin::poison(0, cudaErrorIllegalAddress);
+        behind_.lost = true;
+    }
+    /// Whether what was captured meanwhile can be had.
+    template <class F>
+    bool captured(F f) {
+        stream s = make_stream();
+        try {
+            (void)cuda::capture(s, [&](stream&) { f(); });
+            return true;
+        } catch (const gpushare::error&) {
+            return false;
+        }
+    }
+
+private:
+    static constexpr gpushare::device_id d{0};
+    // What a lost device leaves behind is no finding: nothing of it can be given back.
+    struct left_behind {
+        bool lost = false;
+        ~left_behind() {
+            if (lost) (void)standin::take_findings();
+        }
+    };
+    const standin::session gpu_;
+    left_behind behind_;
+    cuda::node node_;
+    std::optional<virtual_memory> chunks_;
+};
+
+/// CUDA's pool behind the quota. What it keeps, charged to nobody, goes back when somebody lacks memory.
+class native_stack : public stack {
+public:
+    explicit native_stack(const site<cuda_backend>& s)
+        : stream_(s.on.make_stream()),
+          pool_(s.on.node(), {0}),
+          below_(pool_, stream_),
+          memory_(s.limit, below_),
+          trims_(gpushare::quota_hook::at_root, s.limit, std::numeric_limits<int>::min(),
+                 [this](const gpushare::reclaim_request& r) { return r.below ? trim() : bytes{}; }) {}
+    void* get(failure& why) noexcept override { return memory_.try_allocate(unit, 256, &why); }
+    errc put(void* p) noexcept override { return memory_.deallocate(p, unit, 256); }
+    void reach() override { (void)stream_.record().wait(gpushare::never); }
+    void settle() override { (void)trim(); }
+    [[nodiscard]] bool defers() const noexcept override { return true; }
+
+private:
+    bytes trim() {
+        try {
+            const bytes before = pool_.usage().reserved;
+            pool_.trim();
+            return before - pool_.usage().reserved;
+        } catch (const gpushare::error&) {  // a lost device has nothing to give
+            return {};
+        }
+    }
+    cuda::stream stream_;
+    cuda::memory_pool pool_;
+    cuda::stream_memory below_;
+    gpushare::quota_resource<cuda::stream_memory> memory_;
+    gpushare::quota_hook trims_;
+};
+
+}  // namespace
+
+TEST_CASE("the composition matrix on CUDA", "[cuda][composition][threads]") {
+    const auto all = run_matrix<cuda_backend>(10, {kind<native_stack, cuda_backend>("CUDA's pool")});
+    CHECK(all.cells == 13 * 4 * 7);
+    for (const auto& what : all.wrong) FAIL_CHECK(what);
+}
+
+}  // namespace composition_matrix_test

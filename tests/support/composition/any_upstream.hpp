@@ -1,0 +1,68 @@
+// SPDX-License-Identifier: Apache-2.0
+// Any upstream by its address, so that resources can be stacked in an order that is chosen at run time, and compile once.
+//
+//   support::upstream_of erased{pool};      gpushare::scrubbing_resource<support::any_upstream, stream> over{erased, s};
+#pragma once
+
+#include <cstddef>
+#include <string_view>
+#include <utility>
+
+#include <gpushare/closing.hpp>
+#include <gpushare/concepts.hpp>
+#include <gpushare/error.hpp>
+#include <gpushare/units.hpp>
+
+namespace support {
+
+class any_upstream {
+public:
+    any_upstream() = default;
+    any_upstream(const any_upstream&) = delete;
+    any_upstream& operator=(const any_upstream&) = delete;
+    virtual ~any_upstream() = default;
+
+    [[nodiscard]] void* allocate(std::size_t size, std::size_t alignment) {
+        gpushare::failure why;
+        if (void* const p = try_allocate(size, alignment, &why)) return p;
+        throw gpushare::memory_error(why, owner(), "allocate");
+    }
+    [[nodiscard]] virtual void* try_allocate(std::size_t size, std::size_t alignment,
+                                             gpushare::failure* why) noexcept = 0;
+    virtual gpushare::errc deallocate(void* p, std::size_t size, std::size_t alignment) noexcept = 0;
+    [[nodiscard]] virtual gpushare::bytes charged(std::size_t size, std::size_t alignment) const noexcept = 0;
+    [[nodiscard]] virtual gpushare::failure refuses(std::size_t size, std::size_t alignment) const noexcept = 0;
+    [[nodiscard]] virtual gpushare::bytes largest_free() const noexcept = 0;
+    [[nodiscard]] virtual std::string_view owner() const noexcept = 0;
+    [[nodiscard]] virtual gpushare::close_token closing() const noexcept = 0;
+};
+static_assert(gpushare::upstream<any_upstream>);
+
+/// Refers to the resource, which must outlive it.
+template <gpushare::upstream R>
+class upstream_of final : public any_upstream {
+public:
+    explicit upstream_of(R& of) noexcept : to_(&of) {}
+
+    [[nodiscard]] void* try_allocate(std::size_t size, std::size_t alignment,
+                                     gpushare::failure* why) noexcept override {
+        return to_->try_allocate(size, alignment, why);
+    }
+    gpushare::errc deallocate(void* p, std::size_t size, std::size_t alignment) noexcept override {
+        return to_->deallocate(p, size, alignment);
+    }
+    [[nodiscard]] gpushare::bytes charged(std::size_t size, std::size_t alignment) const noexcept override {
+        return std::as_const(*to_).charged(size, alignment);
+    }
+    [[nodiscard]] gpushare::failure refuses(std::size_t size, std::size_t alignment) const noexcept override {
+        return std::as_const(*to_).refuses(size, alignment);
+    }
+    [[nodiscard]] gpushare::bytes largest_free() const noexcept override { return std::as_const(*to_).largest_free(); }
+    [[nodiscard]] std::string_view owner() const noexcept override { return std::as_const(*to_).owner(); }
+    [[nodiscard]] gpushare::close_token closing() const noexcept override { return std::as_const(*to_).closing(); }
+
+private:
+    R* to_;
+};
+
+}  // namespace support

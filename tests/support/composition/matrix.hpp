@@ -1,0 +1,380 @@
+// SPDX-License-Identifier: Apache-2.0
+// The composition matrix: every stack on every kind of owner in every scenario. A scenario is one function, a stack one class, so a
+// new one of either is tried with all of the others.
+//
+//   const auto m = support::composition::run_matrix<support::composition::host_backend>();
+//   m.cells, m.wrong          // how many were tried, and what was wrong: "pool, tenant, close: ..."
+#pragma once
+
+#include <algorithm>
+#include <atomic>
+#include <chrono>
+#include <concepts>
+#include <cstddef>
+#include <cstdint>
+#include <functional>
+#include <memory>
+#include <string>
+#include <string_view>
+#include <thread>
+#include <vector>
+
+#include <gpushare/backend/host/clock.hpp>
+#include <gpushare/error.hpp>
+#include <gpushare/units.hpp>
+
+#include "support/composition/owners.hpp"
+#include "support/composition/stacks.hpp"
+#include "support/threads.hpp"
+
+namespace support::composition {
+
+/// One cell under way.
+template <class Backend>
+struct rig {
+    Backend& on;
+    owner& who;
+    std::unique_ptr<stack>& top;
+    std::vector<std::string>& wrong;
+    std::size_t& false_refusals;
+
+    void check(bool good, std::string_view what) const {
+        if (!good) wrong.emplace_back(what);
+    }
+    /// A block. Where the device has to get there first, as often as that takes; elsewhere the first answer counts.
+    [[nodiscard]] void* get(failure& why) const {
+        void* p = top->get(why);
+        for (int again = 0; p == nullptr && top->defers() && again < 100; ++again) {
+            top->reach();
+            top->settle();
+            p = top->get(why);
+        }
+        return p;
+    }
+    [[nodiscard]] void* get() const {
+        failure unused;
+        return get(unused);
+    }
+    /// As many as there are, at most `most`.
+    [[nodiscard]] std::vector<void*> fill(std::size_t most) const {
+        std::vector<void*> all;
+        while (all.size() < most)
+            if (void* const p = get())
+                all.push_back(p);
+            else
+                break;
+        return all;
+    }
+    void put(const std::vector<void*>& all) const {
+        for (void* const p : all) check(top->put(p) == errc::none, "a block isn't taken back");
+    }
+    /// All is back: with its quota, and with the device.
+    void end() const {
+        top->reach();
+        top->settle();
+        top.reset();
+        check(who.limit().usage().current == who.idle(), "bytes are charged for no block");
+        check(who.close(deadline()), "it doesn't close");
+        check(who.limit().usage().current == bytes{}, "bytes are charged after the close");
+        check(on.used() == bytes{}, "the device hasn't all back");
+    }
+    static gpushare::instant deadline() { return gpushare::host::steady_clock::now() + std::chrono::seconds(20); }
+};
+
+/// Two workers that hold at most what is there together, beside who asks for what can't be there.
+template <class Backend>
+void exactness(const rig<Backend>& r, int rounds) {
+    void* const pinned = r.get();
+    r.check(pinned != nullptr, "the first block is refused");
+    std::atomic<std::size_t> live{1}, refused{0}, over{0}, granted_too_much{0};
+    std::atomic<int> working{2};
+    together(3, [&](unsigned rank) {
+        if (rank == 2) {
+            while (working.load() != 0)
+                if (r.who.ask_too_much() != nullptr) granted_too_much.fetch_add(1);
+            return;
+        }
+        const std::size_t share = rank == 0 ? granted / 2 : granted - granted / 2 - 1;
+        for (int i = 0; i < rounds; ++i) {
+            std::vector<void*> mine;
+            for (std::size_t n = 0; n < share; ++n) {
+                void* const p = r.get();
+                if (p == nullptr) {
+                    refused.fetch_add(1);
+                    continue;
+                }
+                if (live.fetch_add(1) >= granted) over.fetch_add(1);
+                mine.push_back(p);
+            }
+            live.fetch_sub(mine.size());
+            for (void* const p : mine) (void)r.top->put(p);
+        }
+        working.fetch_sub(1);
+    });
+    r.false_refusals += refused;
+    r.check(refused == 0, "refused what fits");
+    r.check(over == 0, "granted more than there is");
+    r.check(granted_too_much == 0, "granted what can't be there");
+    r.check(r.who.limit().usage().peak <= blocks(granted), "charged more than the limit");
+    if (pinned != nullptr) r.put({pinned});
+    auto all = r.fill(granted + 1);
+    r.check(all.size() == granted, "not exactly what is granted");
+    r.put(all);
+    r.end();
+}
+
+template <class Backend>
+void close_beside_traffic(const rig<Backend>& r, int /*rounds*/) {
+    std::atomic<bool> closed{false}, over{false};
+    std::atomic<std::uint64_t> late{0}, begun{0};
+    bool complete = false;
+    together(3, [&](unsigned rank) {
+        if (rank == 2) {
+            while (begun.load() < 20) std::this_thread::yield();
+            for (int again = 0; !complete && again < 1'000; ++again) {  // some of it may be in a call, or be scrubbed
+                complete = r.who.close(r.deadline());
+                closed.store(true);
+                if (complete) break;
+                r.top->reach();
+                r.top->settle();
+                std::this_thread::sleep_for(std::chrono::milliseconds(1));
+            }
+            spin(2'000);
+            over.store(true);
+            return;
+        }
+        failure why;
+        while (!over.load()) {
+            const bool before = closed.load();
+            void* const p = r.top->get(why);
+            begun.fetch_add(1);
+            if (p != nullptr && before) late.fetch_add(1);
+            if (p != nullptr) (void)r.top->put(p);
+        }
+    });
+    r.check(late == 0, "handed out after the close");
+    failure why;
+    r.check(r.top->get(why) == nullptr, "handed out after the close, and later");
+    r.check(why.code == errc::closed, "refused for another reason than that it is closed");
+    r.top->reach();
+    r.top->settle();
+    r.top.reset();
+    // A block that was out when a quota closed is its owner's to take back: until then it is charged, and the device's.
+    r.check(r.who.limit().usage().current == r.on.used(), "what is charged isn't what the device lacks");
+    r.check(complete, "it doesn't close");
+    r.check(r.who.idle() == bytes{}, "closed, with memory that is kept");
+}
+
+template <class Backend>
+void device_loss(const rig<Backend>& r, int /*rounds*/) {
+    auto all = r.fill(2);
+    r.on.lose();
+    failure why;
+    for (std::size_t i = 0; i <= granted; ++i) {
+        void* const p = r.top->get(why);
+        if (p == nullptr) break;
+        all.push_back(p);
+    }
+    r.check(all.size() <= granted && why.code != errc::none, "a lost device goes on giving");
+    for (void* const p : all) (void)r.top->put(p);
+    r.top->reach();
+    r.top->settle();
+    r.check(r.who.limit().usage().current <= blocks(granted), "charged more than the limit");
+    (void)r.who.close(r.deadline());  // ends, complete or not
+    r.check(r.top->get(why) == nullptr, "handed out after the close");
+    r.top.reset();
+}
+
+/// Each of the first allocations fails once, and costs nothing.
+template <class Backend>
+void upstream_failure(const rig<Backend>& r, int /*rounds*/) {
+    for (std::uint64_t after = 0; after < 5; ++after) {
+        r.on.fail_allocation(after);
+        std::vector<void*> all;
+        for (int i = 0; i < 4; ++i) {
+            failure why;
+            if (void* const p = r.top->get(why))
+                all.push_back(p);
+            else
+                r.check(why.code != errc::none, "refused without a reason");
+        }
+        r.on.heal();
+        r.put(all);
+    }
+    auto all = r.fill(granted + 1);
+    r.check(all.size() == granted, "a failure has cost something");
+    r.put(all);
+    r.end();
+}
+
+/// Whatever was used, freed, kept and scrubbed beside: the neighbour has what it was promised.
+template <class Backend>
+void neighbours_guarantee(const rig<Backend>& r, int /*rounds*/) {
+    for (int i = 0; i < 3; ++i) {
+        const auto used = r.fill(granted);
+        r.check(used.size() == granted, "not what is granted");
+        r.top->hold();
+        r.put(used);
+        std::vector<void*> directly;
+        while (void* const p = r.who.memory().try_allocate(unit, 256, nullptr)) directly.push_back(p);
+        std::vector<void*> theirs;
+        for (std::size_t n = 0; n < promised_to_neighbour; ++n)
+            if (void* const p = r.who.neighbour().try_allocate(unit, 256, nullptr)) theirs.push_back(p);
+        r.check(theirs.size() == promised_to_neighbour, "a neighbour is refused what it was promised");
+        r.check(r.who.overpromised() == bytes{}, "more is promised than is there");
+        for (void* const p : theirs) (void)r.who.neighbour().deallocate(p, unit, 256);
+        for (void* const p : directly) (void)r.who.memory().deallocate(p, unit, 256);
+        r.top->let_go();
+    }
+    // What is in use is charged once, and set aside for nobody else.
+    const auto all = r.fill(granted);
+    r.check(all.size() == granted, "not what is granted");
+    r.check(r.who.overpromised() == bytes{}, "what a tenant uses is others'");
+    r.put(all);
+    std::vector<void*> theirs;  // and gives its own back
+    for (std::size_t n = 0; n < promised_to_neighbour; ++n)
+        if (void* const p = r.who.neighbour().try_allocate(unit, 256, nullptr)) theirs.push_back(p);
+    r.check(theirs.size() == promised_to_neighbour, "a neighbour is refused what it was promised");
+    for (void* const p : theirs) (void)r.who.neighbour().deallocate(p, unit, 256);
+    r.top->reach();
+    r.top->settle();
+    r.top.reset();
+    r.check(r.who.limit().usage().current == r.who.idle(), "bytes are charged for no block");
+}
+
+/// Beside a capture that forbids threads most calls of the device.
+template <class Backend>
+void capture(const rig<Backend>& r, int /*rounds*/) {
+    const auto warm = r.fill(2);
+    const bool whole = r.on.captured([&] {
+        for (int i = 0; i < 3; ++i) {
+            const auto all = r.fill(4);
+            r.check(all.size() == 4, "refused beside a capture");
+            r.put(all);
+        }
+        r.put(warm);
+    });
+    r.check(whole, "the capture was spoilt");
+    auto all = r.fill(granted + 1);
+    r.check(all.size() == granted, "what was freed beside a capture isn't back");
+    r.put(all);
+    r.end();
+}
+
+template <class Backend>
+void resize_up_and_down(const rig<Backend>& r, int /*rounds*/) {
+    constexpr std::size_t more = granted + 4, less = granted / 2;
+    r.check(r.who.resize(more), "can't grow");
+    auto all = r.fill(more + 1);
+    r.check(all.size() == (r.top->is_fixed() ? granted : more), "not exactly what is granted after growing");
+    r.check(r.who.resize(less), "can't shrink");
+    r.check(r.get() == nullptr, "granted over the limit");
+    while (all.size() >= less) {
+        r.put({all.back()});
+        all.pop_back();
+    }
+    r.top->reach();
+    r.top->settle();
+    if (!r.top->is_fixed()) {
+        const auto rest = r.fill(2);
+        r.check(rest.size() == 1, "not exactly what is granted after shrinking");
+        r.put(rest);
+    }
+    r.check(r.who.resize(granted), "can't grow again");
+    r.put(all);
+    all = r.fill(granted + 1);
+    r.check(all.size() == granted, "not exactly what is granted in the end");
+    r.put(all);
+    r.end();
+}
+
+template <class Backend>
+struct stack_kind {
+    std::string_view name;
+    std::function<std::unique_ptr<stack>(const site<Backend>&)> make;
+};
+template <class Backend>
+struct owner_kind {
+    std::string_view name;
+    std::function<std::unique_ptr<owner>(Backend&)> make;
+};
+template <class Backend>
+struct scenario {
+    std::string_view name;
+    void (*run)(const rig<Backend>&, int rounds);
+};
+
+template <class Stack, class Backend>
+stack_kind<Backend> kind(std::string_view name) {
+    return {name, [](const site<Backend>& s) { return std::make_unique<Stack>(s); }};
+}
+template <class Backend>
+std::vector<stack_kind<Backend>> stack_kinds() {
+    return {kind<direct_stack<Backend>, Backend>("direct"),
+            kind<pool_stack<Backend>, Backend>("pool"),
+            kind<cache_stack<Backend>, Backend>("cache"),
+            kind<private_stack<Backend>, Backend>("private pool"),
+            kind<arena_stack<Backend>, Backend>("arena"),
+            kind<scrubbing_stack<Backend>, Backend>("scrubbing above the quota"),
+            kind<scrubbed_stack<Backend>, Backend>("scrubbing below the quota"),
+            kind<ordered_stack<Backend>, Backend>("stream-ordered"),
+            kind<handle_stack<Backend>, Backend>("handles"),
+            kind<spillable_stack<Backend>, Backend>("spillable"),
+            kind<counted_stack<Backend>, Backend>("statistics"),
+            kind<tall_stack<Backend>, Backend>("adaptors on adaptors")};
+}
+template <class Backend>
+std::vector<owner_kind<Backend>> owner_kinds() {
+    using gpushare::memory_stack;
+    return {{"quota", [](Backend& on) { return std::make_unique<quota_owner<Backend>>(on); }},
+            {"tree", [](Backend& on) { return std::make_unique<tree_owner<Backend>>(on); }},
+            {"tenant", [](Backend& on) { return std::make_unique<tenant_owner<Backend>>(on, memory_stack::pool); }},
+            {"direct tenant",
+             [](Backend& on) { return std::make_unique<tenant_owner<Backend>>(on, memory_stack::direct); }}};
+}
+template <class Backend>
+std::vector<scenario<Backend>> scenarios() {
+    std::vector<scenario<Backend>> all{{"exactness under attack", &exactness<Backend>},
+                                       {"close beside traffic", &close_beside_traffic<Backend>},
+                                       {"device loss", &device_loss<Backend>},
+                                       {"upstream failure", &upstream_failure<Backend>},
+                                       {"neighbour's guarantee", &neighbours_guarantee<Backend>},
+                                       {"resize", &resize_up_and_down<Backend>}};
+    if constexpr (requires(Backend & on) { on.captured([] {}); }) all.push_back({"capture", &capture<Backend>});
+    return all;
+}
+
+struct matrix_result {
+    std::size_t cells = 0, failed = 0;
+    std::size_t false_refusals = 0;  ///< by attacks, of what fits
+    std::vector<std::string> wrong;  ///< one line for each thing
+};
+
+/// `rounds` of an attack; `more` stacks of the backend's own. `only`: cells in whose name that is.
+template <class Backend>
+matrix_result run_matrix(int rounds = 40, const std::vector<stack_kind<Backend>>& more = {},
+                         std::string_view only = {}) {
+    auto stacks = stack_kinds<Backend>();
+    stacks.insert(stacks.end(), more.begin(), more.end());
+    matrix_result all;
+    for (const auto& s : stacks)
+        for (const auto& o : owner_kinds<Backend>())
+            for (const auto& how : scenarios<Backend>()) {
+                const std::string name =
+                    std::string(s.name) + ", " + std::string(o.name) + ", " + std::string(how.name);
+                if (name.find(only) == std::string::npos) continue;
+                std::vector<std::string> wrong;
+                {
+                    Backend on{blocks(on_device)};
+                    const auto who = o.make(on);
+                    auto top = s.make({on, who->limit(), who->memory()});
+                    how.run({on, *who, top, wrong, all.false_refusals}, rounds);
+                }
+                ++all.cells;
+                all.failed += wrong.empty() ? 0 : 1;
+                for (const auto& what : wrong) all.wrong.push_back(name + ": " + what);
+            }
+    return all;
+}
+
+}  // namespace support::composition

@@ -1,0 +1,19 @@
+// SPDX-License-Identifier: Apache-2.0
+// Whatever is stacked keeps the promises of its parts: every stack, on every kind of owner, in every scenario.
+#include <cstdio>
+
+#include "support/catch.hpp"
+#include "support/composition/host_backend.hpp"
+#include "support/composition/matrix.hpp"
+
+namespace composition_matrix_test {
+
+using namespace support::composition;
+
+TEST_CASE("the composition matrix on the host", "[tenant][composition][threads]") {
+    const auto all = run_matrix<host_backend>();
+    CHECK(all.cells == 12 * 4 * 6);
+    for (const auto& what : all.wrong) FAIL_CHECK(what);
+}
+
+}  // namespace composition_matrix_test
