@@ -107,10 +107,14 @@ public:
         batch* first = nullptr;
         for (auto& b : all.in_use()) {
             if (b.at != batch::state::ended || !(anyway || b.is_due(now)) || !all.is_oldest(b)) continue;
-            if (!b.found && ask == nullptr) continue;
-            if (!b.found && !find(all, b, *ask)) {
-                if (b.is_due(now)) all.end_was_asked_for_too_early(b, now);
-                continue;
+            if (!b.found) {
+                if (ask == nullptr) continue;
+                auto when = b.when;
+                if (!place(b.begin, b.end, b.placed, when, *ask)) {
+                    if (b.is_due(now)) all.end_was_asked_for_too_early(b, now);
+                    continue;
+                }
+                found(all, b, when);
             }
             if (first == nullptr || b.when.end < first->when.end) first = &b;
         }
@@ -247,13 +251,7 @@ private:
         when = placed ? interval{when.begin, when.begin + length->count()} : axis_.place(begin, end, *length, between);
         return true;
     }
-    [[nodiscard]] bool find(batches<Stream>& all, batch& b, questions& ask) noexcept {
-        auto when = b.when;
-        if (!place(b.begin, b.end, b.placed, when, ask)) return false;
-        found(all, b, when);
-        return true;
-    }
-    // What begins where it ends is placed with it.
+    // When its work was on the device. What begins where it ends is placed with it.
     static void found(batches<Stream>& all, batch& b, interval when) noexcept {
         b.when = when;
         b.found = true;
