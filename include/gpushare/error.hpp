@@ -63,9 +63,9 @@ enum class errc : std::uint8_t {
     backend_failed,  ///< the device's runtime refused a call for another reason
     no_device,       ///< there is no such device
     // collectives
-    in_flight,  ///< this rank's previous collective on the channel isn't done
-    mismatch,   ///< ranks called different collectives, or with different sizes
-    aborted,    ///< a rank, or the embedder, gave up the collective
+    in_flight,  ///< what must be done first isn't: this rank's previous collective, a block's move, a moving tenant's work
+    mismatch,  ///< ranks called different collectives, or with different sizes
+    aborted,   ///< a rank, or the embedder, gave up the collective
 };
 
 /// In English, without a full stop.
@@ -102,7 +102,7 @@ enum class errc : std::uint8_t {
         case errc::capturing: return "not during a graph capture";
         case errc::backend_failed: return "the device's runtime refused the call";
         case errc::no_device: return "no such device";
-        case errc::in_flight: return "another collective of this rank is in flight";
+        case errc::in_flight: return "something that must be done first is in flight";
         case errc::mismatch: return "the ranks called different collectives";
         case errc::aborted: return "aborted";
     }

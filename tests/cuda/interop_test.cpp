@@ -83,7 +83,11 @@ TEST_CASE("PyTorch's default stream is that of the device, whichever is current"
     {
         node devices;
         tenancy shared{devices};
-        auto chat = shared.admit({.name = "chat", .memory = 16_MiB, .devices = 2, .compute = 50_pct});
+        auto chat = shared.admit({.name = "chat",
+                                  .memory = 16_MiB,
+                                  .devices = 2,
+                                  .compute = 50_pct,
+                                  .scrub = gpushare::scrub_policy::off});  // no events of its own
         gpushare::pytorch_allocator<memory, node> torch{devices};
         torch.add(1, device_id{1}, chat.memory(1));
         REQUIRE(cudaSetDevice(0) == cudaSuccess);

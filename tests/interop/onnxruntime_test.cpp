@@ -8,6 +8,7 @@
 #include <limits>
 #include <new>
 #include <string>
+#include <string_view>
 #include <type_traits>
 
 #include <dlfcn.h>
@@ -148,6 +149,36 @@ public:
     }
     void release_value(void* value) const { at<void(void*)>(96)(value); }
 
+    // The environment of a process, and sessions in it. The allocator must outlive the environment's registration.
+    void* create_environment(allocator_1_25* shared) const {
+        void* env = nullptr;
+        check(at<void*(int, const char*, void**)>(3)(3, "gpushare", &env));  // CreateEnv; 3: errors are logged
+        check(at<void*(void*, allocator_1_25*)>(176)(env, shared));          // RegisterAllocator
+        return env;
+    }
+    void release_environment(void* env, const void* info) const {
+        check(at<void*(void*, const void*)>(177)(env, info));  // UnregisterAllocator
+        at<void(void*)>(92)(env);
+    }
+    void* create_session(void* env, std::string_view model) const {
+        void *options = nullptr, *session = nullptr;
+        check(at<void*(void**)>(10)(&options));        // CreateSessionOptions
+        check(at<void*(void*, int)>(24)(options, 1));  // SetIntraOpNumThreads
+        check(at<void*(void*, const char*, const char*)>(130)(options, "session.use_env_allocators",
+                                                              "1"));  // AddSessionConfigEntry
+        check(at<void*(void*, const void*, std::size_t, void*, void**)>(8)(env, model.data(), model.size(), options,
+                                                                           &session));  // CreateSessionFromArray
+        at<void(void*)>(100)(options);
+        return session;
+    }
+    void release_session(void* session) const { at<void(void*)>(95)(session); }
+    /// Computes `z` of `x`. The status' text if it failed.
+    std::string run(void* session, void* x, void*& z) const {
+        const char *in = "x", *out = "z";
+        return text(at<void*(void*, void*, const char* const*, void* const*, std::size_t, const char* const*,
+                             std::size_t, void**)>(9)(session, nullptr, &in, &x, 1, &out, 1, &z));
+    }
+
 private:
     [[nodiscard]] std::string text(void* status) const {
         if (status == nullptr) return {};
@@ -187,6 +218,75 @@ TEST_CASE("The tensors of ONNX Runtime itself are charged to their tenant", "[in
     ort.release_value(tensor);
     CHECK(f.charged(f.chat.memory()) == 0);
     CHECK(f.wrong_frees().empty());
+    ort.release_info(info);
+}
+
+namespace {
+
+// Just enough of the encoding of protocol buffers.
+std::string field(unsigned number, std::string_view content) {
+    std::string all{static_cast<char>(number << 3 | 2)};
+    for (std::size_t n = content.size();; n >>= 7) {
+        all.push_back(static_cast<char>((n & 127) | (n > 127 ? 128 : 0)));
+        if (n <= 127) break;
+    }
+    return all.append(content);
+}
+std::string field(unsigned number, std::uint64_t value) {
+    std::string all{static_cast<char>(number << 3)};
+    for (;; value >>= 7) {
+        all.push_back(static_cast<char>((value & 127) | (value > 127 ? 128 : 0)));
+        if (value <= 127) return all;
+    }
+}
+
+/// A model for ONNX Runtime: z = (x + x) * x, of `n` floats.
+std::string model_of(std::uint64_t n) {
+    const auto node = [](std::string_view a, std::string_view b, std::string_view out, std::string_view kind) {
+        return field(1, field(1, a) + field(1, b) + field(2, out) + field(4, kind));
+    };
+    const auto value = [&](std::string_view name) {  // of floats
+        return field(1, name) + field(2, field(1, field(1, std::uint64_t{1}) + field(2, field(1, field(1, n)))));
+    };
+    const std::string graph = node("x", "x", "y", "Add") + node("y", "x", "z", "Mul") + field(2, "g") +
+                              field(11, value("x")) + field(12, value("z"));
+    return field(1, std::uint64_t{8}) + field(7, graph) + field(8, field(1, "") + field(2, std::uint64_t{13}));
+}
+
+}  // namespace
+
+TEST_CASE("A session of ONNX Runtime itself computes in its tenant's memory, or is refused", "[interop][onnxruntime]") {
+    two_tenants f;
+    const library ort;
+    void* const info = ort.create_cpu_info();
+    adapted<allocator_1_25> mine{f.chat.memory(), static_cast<const memory_info*>(info), library::version};
+    void* const env = ort.create_environment(&mine);
+    void* session = ort.create_session(env, model_of(1000));
+
+    void *x = nullptr, *z = nullptr;
+    CHECK(ort.create_tensor(&mine, 1000, x) == "");
+    for (int i = 0; i < 1000; ++i) ort.data(x)[i] = static_cast<float>(i);
+    const auto before = f.chat.memory().counts();
+    CHECK(ort.run(session, x, z) == "");
+    CHECK(f.chat.memory().counts().allocations >= before.allocations + 1);  // z, and y unless it is computed in place
+    CHECK(ort.data(z)[30] == 1800);
+    CHECK(f.charged(f.chat.memory()) >= 8000);
+    CHECK(f.charged(f.batch.memory()) == 0);
+    ort.release_value(z);
+    ort.release_value(x);
+    ort.release_session(session);
+    CHECK(f.charged(f.chat.memory()) == 0);
+
+    session = ort.create_session(env, model_of(2 * MiB));  // x has all 8 MiB that the tenant has here
+    CHECK(ort.create_tensor(&mine, 2 * MiB, x) == "");
+    z = nullptr;
+    CHECK_THAT(ort.run(session, x, z), Catch::Contains("tenant 'chat': allocate: asked 8 MiB, 0 B of 8 MiB left"));
+    CHECK(z == nullptr);
+    ort.release_value(x);
+    ort.release_session(session);
+    CHECK(f.charged(f.chat.memory()) == 0);
+    CHECK(f.wrong_frees().empty());
+    ort.release_environment(env, info);
     ort.release_info(info);
 }
 

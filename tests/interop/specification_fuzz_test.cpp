@@ -119,13 +119,15 @@ void check_sane(const tenant_spec& s) {
     REQUIRE((s.on.empty() || s.on.size() == s.devices));
     REQUIRE(s.name.size() <= 63);
     const auto step = s.unit * s.devices;
+    REQUIRE((s.burst == gpushare::all_burst || s.burst % step == gpushare::bytes{} || step == gpushare::bytes::max()));
     REQUIRE((s.memory % step == gpushare::bytes{} || step == gpushare::bytes::max()));
 }
 
 /// The text that says the same.
 std::string written(const tenant_spec& s) {
-    std::string text = "memory=" + std::to_string(s.memory.count()) + "B burst=" + std::to_string(s.burst.count()) +
-                       "B unit=" + std::to_string(s.unit.count()) + "B devices=" + std::to_string(s.devices) +
+    std::string text = "memory=" + std::to_string(s.memory.count()) +
+                       "B burst=" + (s.burst == gpushare::all_burst ? "all" : std::to_string(s.burst.count()) + "B") +
+                       " unit=" + std::to_string(s.unit.count()) + "B devices=" + std::to_string(s.devices) +
                        " priority=" + std::to_string(s.level.level);
     if (s.compute != gpushare::share{})
         text += " compute=" + std::to_string(s.compute.permille() / 10) + "." +

@@ -83,12 +83,11 @@ TEST_CASE("plain text says all there is to say", "[interop][specification]") {
 TEST_CASE("every field of a tenant's specification has a key", "[interop][specification]") {
     const auto spec = parse_specification(
         "name=chat memory=12GiB burst=2GiB unit=1MiB devices=2 on=1,3 compute=30% priority=-2 slice=4 stack=direct "
-        "cap=45.5% "
-        "soft_cap=yes "
+        "scrub=on_free wait=5ms cap=45.5% soft_cap=yes "
         "slo=20ms longest=1500us group=7");
     // By position: a field that is added to the type has to be added here, and needs a key.
-    const auto& [name, memory, devices, compute, level, burst, on, unit, slice, stack, cap, soft_cap, slo, group,
-                 longest] = spec;
+    const auto& [name, memory, devices, compute, level, burst, on, unit, slice, stack, scrub, wait, cap, soft_cap, slo,
+                 group, longest] = spec;
     CHECK(name == "chat");
     CHECK(memory == 12_GiB);
     CHECK(devices == 2);
@@ -99,6 +98,8 @@ TEST_CASE("every field of a tenant's specification has a key", "[interop][specif
     CHECK(unit == 1_MiB);
     CHECK(slice == 4);
     CHECK(stack == gpushare::memory_stack::direct);
+    CHECK(scrub == gpushare::scrub_policy::on_free);
+    CHECK(wait == gpushare::ns{std::chrono::milliseconds(5)});
     CHECK(cap == 45.5_pct);
     CHECK(soft_cap);
     CHECK(slo == std::chrono::milliseconds(20));
@@ -110,9 +111,12 @@ TEST_CASE("every field of a tenant's specification has a key", "[interop][specif
     CHECK(parse_specification("slo=0s", {.slo = gpushare::ns{5}}).slo == gpushare::ns{0});
     CHECK(parse_specification("stack=pool").stack == gpushare::memory_stack::pool);
     CHECK_FALSE(parse_specification("").stack.has_value());
-    for (const auto* wrong : {"slice=-1", "stack=", "stack=arena", "slice=4294967295", "slice=", "cap=0%", "cap=101%",
-                              "cap=20", "soft_cap=true", "soft_cap=", "slo=20", "slo=-1ms", "slo=1.5ms",
-                              "slo=10000000000s", "longest=1h", "group=x", "group=4294967295"})
+    CHECK(parse_specification("burst=all devices=3 unit=7B").burst == gpushare::all_burst);
+    for (const auto* wrong :
+         {"slice=-1",      "stack=",           "stack=none",      "scrub=",   "scrub=always", "wait=5",
+          "burst=some",    "slice=4294967295", "slice=",          "cap=0%",   "cap=101%",     "cap=20",
+          "soft_cap=true", "soft_cap=",        "slo=20",          "slo=-1ms", "slo=1.5ms",    "slo=10000000000s",
+          "longest=1h",    "group=x",          "group=4294967295"})
         CHECK_THROWS_AS(parse_specification(wrong), gpushare::specification_error);
 }
 
@@ -182,10 +186,10 @@ TEST_CASE("an error says what is allowed", "[interop][specification]") {
     CHECK_THROWS_WITH(read_kubernetes(pairs{{"aliyun.com/gpu-core.percentage", "130"}}),
                       "aliyun.com/gpu-core.percentage: '130': must be a whole number of percent from 1 to 100");
     CHECK_THROWS_WITH(read_environment(pairs{{"CGPU_DISABLE", "yes"}}), "CGPU_DISABLE: must be true, false, 1 or 0");
-    CHECK_THROWS_WITH(
-        parse_specification("a\x1b[2Jb=1"),
-        "a?[2Jb: is none of name, memory, burst, unit, devices, on, compute, priority, slice, stack, cap, soft_cap, "
-        "slo, longest, group");
+    CHECK_THROWS_WITH(parse_specification("a\x1b[2Jb=1"),
+                      "a?[2Jb: is none of name, memory, burst, unit, devices, on, compute, priority, slice, stack, "
+                      "scrub, wait, cap, soft_cap, "
+                      "slo, longest, group");
     // However long what came in is.
     CHECK(wrong_text("devices=" + std::string(100'000, '7')) == because(kind::overflow, "devices"));
     std::string long_key(100'000, 'k');
@@ -304,6 +308,13 @@ TEST_CASE("variables of cGPU become a specification", "[interop][specification]"
     CHECK(spec.on == std::vector<device_id>{{0}, {1}});
     CHECK(spec.devices == 2);
     CHECK(spec.level == priority{1});
+    CHECK(spec.compute == 15_pct);  // 3 of 20 parts
+    CHECK(read_environment(pairs{{"ALIYUN_COM_GPU_SCHD_WEIGHT", "1"}}, {}, {.cgpu_max_inst = 3}).compute ==
+          gpushare::share::of_permille(333));
+    for (const auto* bad : {"0", "21", "a", "1.5", ""})
+        CHECK(wrong_environment({{"ALIYUN_COM_GPU_SCHD_WEIGHT", bad}}) ==
+              because(kind::bad_value, "ALIYUN_COM_GPU_SCHD_WEIGHT"));
+    CHECK_THROWS_AS((void)read_environment(pairs{}, {}, {.cgpu_max_inst = 0}), gpushare::operation_error);
     // In whichever order they come.
     CHECK(read_environment(pairs{{"ALIYUN_COM_GPU_MEM_CONTAINER", "3803"},
                                  {"ALIYUN_COM_GPU_MEM_DEV", "7606"},
@@ -345,7 +356,20 @@ TEST_CASE("variables of HAMi become a specification", "[interop][specification]"
     CHECK(read_environment(pairs{{"CUDA_DEVICE_MEMORY_LIMIT", "1024m"}}).memory == 1_GiB);
     CHECK(read_environment(pairs{{"CUDA_DEVICE_MEMORY_LIMIT", "1048576K"}}).memory == 1_GiB);
     CHECK(read_environment(pairs{{"CUDA_DEVICE_MEMORY_LIMIT", "1073741824"}}).memory == 1_GiB);
-    CHECK(read_environment(pairs{{"CUDA_DEVICE_MEMORY_LIMIT", "0"}}).memory == 0_B);
+    const gpushare::tenant_spec little{.memory = 1_GiB, .compute = 10_pct, .cap = 20_pct};
+    for (const auto* key : {"CUDA_DEVICE_MEMORY_LIMIT", "CUDA_DEVICE_MEMORY_LIMIT_0"}) {
+        const auto unlimited = read_environment(pairs{{key, "0"}}, little);
+        CHECK(unlimited.memory == 0_B);
+        CHECK(unlimited.burst == gpushare::all_burst);
+        CHECK(unlimited.compute == 10_pct);
+    }
+    for (const auto* key : {"CUDA_DEVICE_SM_LIMIT", "CUDA_DEVICE_SM_LIMIT_0"}) {
+        const auto unlimited = read_environment(pairs{{key, "0"}}, little);
+        CHECK(unlimited.compute == gpushare::share{});
+        CHECK(unlimited.cap == gpushare::share::whole());
+        CHECK(unlimited.memory == 1_GiB);
+        CHECK(unlimited.burst == 0_B);
+    }
     CHECK(read_environment(pairs{{"CUDA_DEVICE_MEMORY_LIMIT", "2g"}}, {.devices = 3}).memory == 6_GiB);
     const auto spec = read_environment(pairs{{"CUDA_DEVICE_MEMORY_LIMIT_1", "3000m"},
                                              {"CUDA_DEVICE_SM_LIMIT", "40"},

@@ -46,7 +46,8 @@ TEST_CASE("tenant_memory is a memory_resource and a memory", "[memory][conforman
     const gpushare::event_sink sink = [&](const gpushare::tenant_event&) { ++events; };
     {
         gpushare::tenant_memory<quota_resource<fault_resource>, support::manual_point> mine(
-            device, node, "chat", gpushare::device_id{0}, 1_MiB, 3_MiB, sink, nullptr, gpushare::memory_stack::direct);
+            device, node, "chat", gpushare::device_id{0}, 1_MiB, 3_MiB, sink,
+            {.stack = gpushare::memory_stack::direct});
         conformance::check_memory_resource(mine);
         conformance::check_memory_view(mine);
         CHECK(mine.limit().usage().current == 0_B);

@@ -60,7 +60,7 @@ struct tenant_under_test {
     int events = 0;
     gpushare::event_sink sink = [this](const gpushare::tenant_event&) { ++events; };
     gpushare::tenant_memory<quota_resource<fault_resource>, manual_point> mine{
-        device, node, "chat", gpushare::device_id{0}, 1_KiB, 0_B, sink, nullptr, gpushare::memory_stack::direct};
+        device, node, "chat", gpushare::device_id{0}, 1_KiB, 0_B, sink, {.stack = gpushare::memory_stack::direct}};
 };
 
 }  // namespace

@@ -1,6 +1,10 @@
 // SPDX-License-Identifier: Apache-2.0
 // A tenancy whose devices are chosen by a placement policy, or by any function of the embedder's.
+#include <algorithm>
+#include <chrono>
+#include <cstddef>
 #include <cstdint>
+#include <cstring>
 #include <stdexcept>
 #include <string>
 #include <utility>
@@ -10,6 +14,7 @@
 #include <gpushare/placement/placement_policies.hpp>
 #include <gpushare/placement/value_descent.hpp>
 #include <gpushare/placement/workload.hpp>
+#include <gpushare/tenant/move.hpp>
 #include <gpushare/tenant/placed_by.hpp>
 #include <gpushare/tenant/tenancy.hpp>
 
@@ -164,6 +169,115 @@ TEST_CASE("whatever comes and goes, a placed tenancy promises what it has, as on
         all.clear();
         check_untouched(shared);
     }
+}
+
+TEST_CASE("a tenant moves with its data while it lives, all or nothing", "[tenant][placement][move]") {
+    using namespace std::chrono_literals;
+    using gpushare::memory_stack;
+    const auto stack = GENERATE(memory_stack::direct, memory_stack::pool);
+    auto options = four_devices();
+    options.stale = true;
+    node n(options);
+    std::vector<gpushare::tenant_event::kind> events;
+    tenancy shared(n, {.events = [&](const gpushare::tenant_event& e) { events.push_back(e.what); }, .stack = stack});
+    auto chat = shared.admit(
+        {.name = "chat", .memory = 32_MiB, .devices = 2, .compute = 60_pct, .level = {1}, .on = {{0}, {1}}});
+    std::vector<gpushare::moving_block> blocks;
+    for (std::size_t part = 0; part < 2; ++part)
+        for (const std::size_t size : {std::size_t{1000}, std::size_t{3} << 20}) {
+            blocks.push_back({.part = part, .at = chat.memory(part).allocate(size), .size = size});
+            std::memset(blocks.back().at, static_cast<int>(blocks.size()), size);
+        }
+    (void)chat.memory(1).allocate(5000);  // isn't listed: ends where it is
+    const auto before = blocks;
+    const auto good = [&](std::size_t i) {
+        const auto* const p = static_cast<const unsigned char*>(blocks[i].at);
+        return std::all_of(p, p + blocks[i].size, [&](unsigned char c) { return c == i + 1; });
+    };
+    const auto stayed = [&] {
+        for (std::size_t i = 0; i < blocks.size(); ++i) {
+            CHECK(blocks[i].at == before[i].at);
+            CHECK(good(i));
+        }
+        CHECK(n.memory({2}).used() == 0_B);
+        CHECK(n.memory({3}).used() == 0_B);
+        CHECK(shared.unpromised({2}) == 100_pct);
+        CHECK(shared.rooms()[2].free == 64_MiB);
+        CHECK(chat.submit([](auto&) {}).wait());
+    };
+    const auto soon = [&] { return shared.now() + 10s; };
+    const auto move = [&](std::vector<device_id> to, gpushare::instant deadline) {
+        return gpushare::move_tenant(shared, chat, std::move(to), blocks, deadline);
+    };
+
+    SECTION("what is queued runs first") {
+        auto& first = blocks[0];
+        auto t = chat.submit([&](auto& s) {
+            s.enqueue(5ms);
+            s.fill(first.at, std::byte{1}, first.size);
+        });
+        auto moved = move({{3}, {2}}, soon());
+        CHECK(t.done());
+        CHECK(moved.report.closed.complete);
+        CHECK(moved.report.closed.leaked_blocks == 1);
+        CHECK(moved.report.moved == gpushare::bytes{2 * (1000 + (3 << 20))});
+        CHECK(moved.report.late == 0);
+        CHECK(moved.report.wait > 0ns);
+        CHECK(code_of([&] { (void)chat.memory(); }) == errc::closed);
+        chat = std::move(moved.successor);
+        CHECK(chat.name() == "chat");
+        CHECK(chat.spec().on == std::vector<device_id>{{3}, {2}});
+        CHECK(chat.spec().level == gpushare::priority{1});
+        for (std::size_t i = 0; i < blocks.size(); ++i) {
+            CHECK(good(i));
+            CHECK(chat.memory(blocks[i].part).deallocate(blocks[i].at, blocks[i].size) == errc::none);
+        }
+        CHECK(n.memory({0}).used() == 0_B);
+        CHECK(n.memory({1}).used() == 0_B);
+        CHECK(shared.unpromised({0}) == 100_pct);
+        CHECK(shared.unpromised({3}) == 40_pct);
+        CHECK(code_of([&] { (void)shared.admit({.name = "chat", .memory = 1_MiB}); }) == errc::duplicate_name);
+        CHECK(chat.close(soon()).complete);
+        auto again = shared.admit({.name = "chat", .memory = 1_MiB});  // the name is free once both are gone
+    }
+    SECTION("no room there") {
+        auto other = shared.admit({.name = "other", .memory = 40_MiB, .compute = 10_pct, .on = {{3}}});
+        auto big = shared.admit({.name = "big", .memory = 20_MiB, .on = {{3}}});
+        CHECK(code_of([&] { (void)move({{2}, {3}}, soon()); }) == errc::no_room);
+        stayed();
+    }
+    SECTION("no share there") {
+        auto other = shared.admit({.name = "other", .memory = 1_MiB, .compute = 50_pct, .on = {{3}}});
+        CHECK(code_of([&] { (void)move({{2}, {3}}, soon()); }) == errc::share_exceeded);
+        stayed();
+    }
+    SECTION("another number of devices, or a part that isn't there") {
+        CHECK(code_of([&] { (void)move({{2}}, soon()); }) == errc::invalid_specification);
+        blocks[3].part = 2;
+        CHECK(code_of([&] { (void)move({{2}, {3}}, soon()); }) == errc::unknown_block);
+        blocks[3].part = 1;
+        stayed();
+    }
+    SECTION("work that isn't done in time") {
+        n.faults({1}).stall(chat.work_stream(1));
+        auto t = chat.submit([](auto& s) { s.enqueue(1us); }, 1);
+        CHECK(code_of([&] { (void)move({{2}, {3}}, shared.now() + 5ms); }) == errc::deadline_exceeded);
+        n.faults({1}).resume(chat.work_stream(1));
+        CHECK(t.wait());
+        stayed();
+    }
+    SECTION("a block that can't be had there") {
+        n.memory({3}).fail_allocations(0, 1'000'000);
+        CHECK(code_of([&] { (void)move({{2}, {3}}, soon()); }) == errc::out_of_memory);
+        n.memory({3}).fail_allocations(0, 0);
+        stayed();
+    }
+    SECTION("a closed tenant") {
+        CHECK(chat.close(soon()).complete);
+        CHECK(code_of([&] { (void)move({{2}, {3}}, soon()); }) == errc::closed);
+        return;
+    }
+    CHECK(std::ranges::count(events, gpushare::tenant_event::kind::wrong_free) == 0);
 }
 
 }  // namespace placed_by_test

@@ -6,6 +6,7 @@
 #include <chrono>
 #include <cstddef>
 #include <cstdint>
+#include <cstring>
 #include <mutex>
 #include <optional>
 #include <string>
@@ -13,6 +14,7 @@
 #include <vector>
 
 #include <gpushare/backend/host/host.hpp>
+#include <gpushare/backend/host/virtual_memory.hpp>
 #include <gpushare/interop/specification_text.hpp>
 #include <gpushare/memory/pool_resource.hpp>
 #include <gpushare/memory/quota_hook.hpp>
@@ -35,9 +37,33 @@ using gpushare::memory_stack;
 using gpushare::tenant_event;
 
 namespace host = gpushare::host;
-using tenancy = gpushare::tenancy<host::node>;
 
 namespace {
+
+using base = gpushare::tenancy<host::node>;
+
+/// A tenancy of one device that offers every stack.
+struct offers {
+    explicit offers(host::node& n) : chunks(n.memory({0}), 64_KiB), pool(n, {0}) {}
+    host::virtual_memory chunks;
+    host::memory_pool pool;
+};
+struct tenancy : private offers, base {
+    explicit tenancy(host::node& n, gpushare::tenancy_options o = {}) : offers(n), base(n, std::move(o)) {
+        offer({0}, chunks);
+        offer({0}, pool);
+    }
+};
+
+auto all_stacks() {
+    return Catch::Generators::values(
+        {memory_stack::direct, memory_stack::pool, memory_stack::arena, memory_stack::stream_ordered});
+}
+/// What the device has given out, but for what is kept for the next tenant.
+bytes used(host::node& n, tenancy& shared) {
+    shared.trim({0});
+    return n.memory({0}).used();
+}
 
 host::node_options small_node() { return {.devices = 1, .memory = 64_MiB, .sms = 1, .timing = host::timing::modelled}; }
 gpushare::instant soon() { return host::steady_clock::now() + 10s; }
@@ -69,12 +95,61 @@ TEST_CASE("a pool is what tenants get, and may refuse for each or for all", "[te
     CHECK(b.memory().made_of() == memory_stack::pool);
 }
 
+TEST_CASE("stacks that a device doesn't offer are refused, and offered once", "[tenant][stack]") {
+    host::node n(small_node());
+    base shared(n);
+    for (const auto stack : {memory_stack::arena, memory_stack::stream_ordered}) try {
+            (void)shared.admit({.name = "a", .memory = 8_MiB, .compute = 100_pct, .stack = stack});
+            FAIL("it isn't there");
+        } catch (const gpushare::operation_error& e) {
+            CHECK(e.code() == errc::not_supported);
+            CHECK(e.tenant() == "a");
+        }
+    CHECK(shared.unpromised({0}) == 100_pct);
+    CHECK(shared.rooms()[0].free == 64_MiB);
+    host::virtual_memory chunks{n.memory({0}), 64_KiB};
+    shared.offer({0}, chunks);
+    CHECK_THROWS_AS(shared.offer({0}, chunks), gpushare::operation_error);
+    CHECK_THROWS_AS(shared.offer({1}, chunks), gpushare::operation_error);
+    auto a = shared.admit({.name = "a", .memory = 8_MiB, .compute = 100_pct, .stack = memory_stack::arena});
+    CHECK(a.memory().made_of() == memory_stack::arena);
+}
+
+TEST_CASE("what is kept for arenas and in stream order is nobody's loss", "[tenant][stack]") {
+    const auto stack = GENERATE(memory_stack::arena, memory_stack::stream_ordered);
+    host::node n(small_node());
+    tenancy shared(n);
+    {
+        auto a = shared.admit({.name = "a", .memory = 60_MiB, .compute = 10_pct, .stack = stack});
+        void* const p = a.memory().allocate(60 * mib);
+        CHECK(a.memory().deallocate(p, 60 * mib) == errc::none);
+    }
+    CHECK(n.memory({0}).used() == 60_MiB);  // for whoever comes next
+    CHECK(shared.rooms()[0].free == 64_MiB);
+    auto b = shared.admit({.name = "b", .memory = 64_MiB, .compute = 10_pct, .stack = memory_stack::direct});
+    void* const p = b.memory().try_allocate(64 * mib);
+    CHECK(p != nullptr);
+    CHECK(b.memory().deallocate(p, 64 * mib) == errc::none);
+    CHECK(n.memory({0}).used() == 0_B);
+}
+
 TEST_CASE("a file says what a tenant's memory is made of, and can't change it live", "[tenant][stack]") {
     const auto direct = gpushare::parse_specification("name=a memory=8MiB compute=10% stack=direct");
     CHECK(direct.stack == memory_stack::direct);
     CHECK(gpushare::parse_specification("name=a stack=pool").stack == memory_stack::pool);
     CHECK_FALSE(gpushare::parse_specification("name=a").stack.has_value());
-    CHECK_THROWS_AS((void)gpushare::parse_specification("name=a stack=arena"), gpushare::specification_error);
+    CHECK(gpushare::parse_specification("name=a stack=arena").stack == memory_stack::arena);
+    CHECK(gpushare::parse_specification("name=a stack=stream_ordered").stack == memory_stack::stream_ordered);
+    CHECK_THROWS_AS((void)gpushare::parse_specification("name=a stack=heap"), gpushare::specification_error);
+    const auto choosy = gpushare::parse_specification("name=a memory=8MiB compute=10% scrub=on_free wait=20ms");
+    CHECK(choosy.scrub == gpushare::scrub_policy::on_free);
+    CHECK(choosy.wait == gpushare::ns{20ms});
+    CHECK(gpushare::parse_specification("name=a scrub=off").scrub == gpushare::scrub_policy::off);
+    CHECK(gpushare::parse_specification("name=a scrub=on_hand_over").scrub == gpushare::scrub_policy::on_hand_over);
+    CHECK_FALSE(gpushare::parse_specification("name=a").scrub.has_value());
+    CHECK_THROWS_AS((void)gpushare::parse_specification("name=a scrub=always"), gpushare::specification_error);
+    CHECK_THROWS_AS((void)gpushare::change_between(choosy, gpushare::parse_specification("name=a wait=1ms")),
+                    gpushare::operation_error);
     auto pool = direct;
     pool.stack = memory_stack::pool;
     CHECK_THROWS_AS((void)gpushare::change_between(direct, pool), gpushare::operation_error);
@@ -112,7 +187,7 @@ TEST_CASE("blocks out of a pool cost the device nothing more", "[tenant][stack]"
 }
 
 TEST_CASE("quotas are exact whatever memory is made of", "[tenant][stack][threads]") {
-    const auto stack = GENERATE(memory_stack::direct, memory_stack::pool);
+    const auto stack = GENERATE(all_stacks());
     host::node n(small_node());
     tenancy shared(n, {.stack = stack});
     auto loud = shared.admit({.name = "loud", .memory = 16_MiB, .compute = 30_pct, .burst = 16_MiB});
@@ -164,7 +239,7 @@ TEST_CASE("quotas are exact whatever memory is made of", "[tenant][stack][thread
 }
 
 TEST_CASE("two threads take turns at exactly what fits, and neither is refused", "[tenant][stack][threads]") {
-    const auto stack = GENERATE(memory_stack::direct, memory_stack::pool);
+    const auto stack = GENERATE(all_stacks());
     host::node n(small_node());
     tenancy shared(n, {.stack = stack});
     auto a = shared.admit({.name = "a", .memory = 16_MiB, .compute = 30_pct});
@@ -246,7 +321,7 @@ TEST_CASE("what a pool keeps and nobody uses is a neighbour's, whoever asks", "[
 }
 
 TEST_CASE("wrong, double and foreign frees of any stack change nothing and are reported", "[tenant][stack]") {
-    const auto stack = GENERATE(memory_stack::direct, memory_stack::pool);
+    const auto stack = GENERATE(all_stacks());
     const bool traced = GENERATE(false, true);
     host::node n(small_node());
     std::vector<tenant_event> events;
@@ -279,7 +354,7 @@ TEST_CASE("wrong, double and foreign frees of any stack change nothing and are r
 }
 
 TEST_CASE("one of several frees of a block is right, however they race", "[tenant][stack][threads]") {
-    const auto stack = GENERATE(memory_stack::direct, memory_stack::pool);
+    const auto stack = GENERATE(all_stacks());
     host::node n(small_node());
     std::atomic<int> events{0};
     tenancy shared(n, {.events = [&](const tenant_event&) { ++events; }, .stack = stack});
@@ -296,7 +371,7 @@ TEST_CASE("one of several frees of a block is right, however they race", "[tenan
 }
 
 TEST_CASE("a free in stream order stays charged until the stream is there, whatever the stack", "[tenant][stack]") {
-    const auto stack = GENERATE(memory_stack::direct, memory_stack::pool);
+    const auto stack = GENERATE(all_stacks());
     host::node n(small_node());
     tenancy shared(n, {.stack = stack});
     auto a = shared.admit({.name = "a", .memory = 16_MiB, .compute = 10_pct});
@@ -320,7 +395,7 @@ TEST_CASE("a free in stream order stays charged until the stream is there, whate
 }
 
 TEST_CASE("a tenant that shrinks hands nothing out before it fits, and keeps nothing for later", "[tenant][stack]") {
-    const auto stack = GENERATE(memory_stack::direct, memory_stack::pool);
+    const auto stack = GENERATE(all_stacks());
     host::node n(small_node());
     tenancy shared(n, {.stack = stack});
     auto a = shared.admit({.name = "a", .memory = 48_MiB, .compute = 10_pct});
@@ -350,7 +425,7 @@ TEST_CASE("a tenant that shrinks hands nothing out before it fits, and keeps not
 }
 
 TEST_CASE("a close beside traffic takes everything back, and hands nothing out of it", "[tenant][stack][threads]") {
-    const auto stack = GENERATE(memory_stack::direct, memory_stack::pool);
+    const auto stack = GENERATE(all_stacks());
     const bool traced = GENERATE(false, true);
     for (int round = 0; round < 20; ++round) {
         host::node n(small_node());
@@ -407,12 +482,12 @@ TEST_CASE("a close beside traffic takes everything back, and hands nothing out o
         CHECK(leaks.load() == report.leaked_blocks);
         CHECK(a.usage().current == 0_B);
         CHECK(a.usage().allocations == a.usage().frees);
-        CHECK(n.memory({0}).used() == 0_B);
+        CHECK(used(n, shared) == 0_B);
     }
 }
 
 TEST_CASE("leaks of any stack are reported with their label, size and trace", "[tenant][stack]") {
-    const auto stack = GENERATE(memory_stack::direct, memory_stack::pool);
+    const auto stack = GENERATE(all_stacks());
     const bool traced = GENERATE(false, true);
     host::node n(small_node());
     std::vector<std::string> labels;
@@ -445,7 +520,7 @@ TEST_CASE("leaks of any stack are reported with their label, size and trace", "[
 }
 
 TEST_CASE("blocks may be freed after the close until they are taken back", "[tenant][stack]") {
-    const auto stack = GENERATE(memory_stack::direct, memory_stack::pool);
+    const auto stack = GENERATE(all_stacks());
     host::node n(small_node());
     tenancy shared(n, {.stack = stack});
     auto a = shared.admit({.name = "a", .memory = 32_MiB, .compute = 10_pct});
@@ -456,7 +531,7 @@ TEST_CASE("blocks may be freed after the close until they are taken back", "[ten
     CHECK(memory.try_allocate(4000) == nullptr);
     CHECK(memory.deallocate(p, 3 * mib) == errc::none);
     CHECK(memory.deallocate(q, 4000) == errc::none);
-    CHECK(n.memory({0}).used() == 0_B);  // at once the others'
+    CHECK(used(n, shared) == 0_B);  // at once the others'
     CHECK(a.close(soon()).leaked_blocks == 0);
 }
 
@@ -540,7 +615,7 @@ TEST_CASE("nothing is handed out of a lost device's pool", "[tenant][stack]") {
 }
 
 TEST_CASE("a pool and a sub-quota stand on a pooled tenant as on any memory", "[tenant][stack][close]") {
-    const auto stack = GENERATE(memory_stack::direct, memory_stack::pool);
+    const auto stack = GENERATE(all_stacks());
     host::node n(small_node());
     tenancy shared(n, {.stack = stack});
     auto a = shared.admit({.name = "a", .memory = 32_MiB, .compute = 50_pct});
@@ -552,7 +627,132 @@ TEST_CASE("a pool and a sub-quota stand on a pooled tenant as on any memory", "[
     CHECK(report.complete);
     CHECK(report.leaked_blocks == 1);  // the segment in which a block is out
     CHECK(pool.deallocate(out, 1000, 256) == errc::closed);
-    CHECK(n.memory({0}).used() == 0_B);
+    CHECK(used(n, shared) == 0_B);
+}
+
+namespace {
+
+/// Of a block that the host reaches.
+bool holds(const void* p, std::size_t size, unsigned char value) {
+    const auto* const all = static_cast<const unsigned char*>(p);
+    return std::all_of(all, all + size, [&](unsigned char c) { return c == value; });
+}
+
+host::node_options stale_node() {
+    auto o = small_node();
+    o.stale = true;
+    return o;
+}
+
+}  // namespace
+
+TEST_CASE("no tenant finds what another one wrote, unless it is told not to care", "[tenant][stack][scrub]") {
+    using gpushare::scrub_policy;
+    const auto stack = GENERATE(all_stacks());
+    const auto scrub = GENERATE(scrub_policy::on_hand_over, scrub_policy::on_free, scrub_policy::off);
+    const std::size_t size = GENERATE(std::size_t{4000}, 3 * mib);
+    CAPTURE(stack, scrub, size);
+    host::node n(stale_node());
+    tenancy shared(n, {.stack = stack, .scrub = scrub});
+    auto a = shared.admit({.name = "a", .memory = 16_MiB, .compute = 10_pct});
+    CHECK(a.spec().scrub == scrub);
+    const auto found = static_cast<unsigned char>(scrub == scrub_policy::off ? 0xA5 : 0);
+    void* p = a.memory().allocate(size);
+    const bool known =
+        stack != memory_stack::arena || scrub != scrub_policy::off;  // the host's chunks are zeros at first
+    CHECK((!known || holds(p, size, found)));
+    std::memset(p, 0x77, size);
+    CHECK(a.memory().deallocate(p, size / 2) == errc::wrong_size);
+    CHECK(holds(p, size, 0x77));  // a wrong free overwrites nothing
+    CHECK(a.memory().deallocate(p, size) == errc::none);
+    const bytes before = a.usage().scrubbed;
+    p = a.memory().allocate(size);
+    // Its own is its own, where the pool has kept it; or is gone as soon as it is free.
+    if (stack == memory_stack::pool && scrub == scrub_policy::on_hand_over) {
+        CHECK(holds(p, size, 0x77));
+        CHECK(a.usage().scrubbed == before);
+    } else if (scrub == scrub_policy::on_free) {
+        CHECK(holds(p, size, 0));
+    }
+    std::memset(p, 0x77, size);
+    auto s = n.make_stream({0});
+    s.enqueue(1ms);
+    CHECK(a.memory().deallocate_after(s.record(), p, size) == errc::none);
+    CHECK(a.memory().drain(soon()));
+    void* const leaked = a.memory().allocate(size);
+    std::memset(leaked, 0x77, size);
+    const bytes until_close = a.usage().scrubbed;
+    CHECK((scrub == scrub_policy::off) == (until_close == 0_B));
+    const auto report = a.close(soon());
+    CHECK(report.complete);
+    CHECK(report.usage.scrubbed ==
+          until_close + (scrub == scrub_policy::on_free ? bytes{size} : 0_B));  // the leaked one
+    auto b = shared.admit({.name = "b", .memory = 64_MiB, .compute = 10_pct});
+    void* const all = b.memory().allocate(64 * mib);
+    CHECK((!known || holds(all, 64 * mib, found)));
+    CHECK(b.memory().deallocate(all, 64 * mib) == errc::none);
+}
+
+TEST_CASE("a pool pays for clean memory once a segment", "[tenant][stack][scrub]") {
+    host::node n(stale_node());
+    tenancy shared(n);
+    auto a = shared.admit({.name = "a", .memory = 32_MiB, .compute = 10_pct});
+    for (std::size_t i = 0; i < 1000; ++i)
+        CHECK(a.memory().deallocate(a.memory().allocate(1 + i * 37 % 9000), 1 + i * 37 % 9000) == errc::none);
+    CHECK(a.usage().scrubbed == a.usage().current);
+}
+
+TEST_CASE("what a tenant frees of its own is overwritten before the block goes round again", "[tenant][stack][scrub]") {
+    const auto stack = GENERATE(all_stacks());
+    host::node n(stale_node());
+    tenancy shared(n);
+    auto a = shared.admit(
+        {.name = "a", .memory = 4_MiB, .compute = 10_pct, .stack = stack, .scrub = gpushare::scrub_policy::on_free});
+    // What reads it first is held up, and so is the overwriting behind it: until then the block is nobody's.
+    auto s = n.make_stream({0});
+    n.faults({0}).stall(s);
+    s.enqueue(1us);
+    void* const p = a.memory().allocate(4 * mib);
+    std::memset(p, 0x77, 4 * mib);
+    CHECK(a.memory().deallocate_after(s.record(), p, 4 * mib) == errc::none);
+    CHECK(a.memory().pending() == 4_MiB);
+    CHECK(holds(p, 4 * mib, 0x77));
+    CHECK(a.memory().try_allocate(1000) == nullptr);
+    n.faults({0}).resume(s);
+    CHECK(a.memory().drain(soon()));
+    void* const q = a.memory().allocate(4 * mib);
+    CHECK(holds(q, 4 * mib, 0));
+    CHECK(a.memory().deallocate(q, 4 * mib) == errc::none);
+    CHECK(a.close(soon()).complete);
+}
+
+TEST_CASE("a tenant whose memory waits is refused only after that", "[tenant][stack][waiters]") {
+    const auto stack = GENERATE(all_stacks());
+    host::node n(small_node());
+    tenancy shared(n, {.stack = stack, .wait = 1ms});
+    auto a = shared.admit({.name = "a", .memory = 16_MiB, .compute = 10_pct, .wait = 10s});
+    auto b = shared.admit({.name = "b", .memory = 16_MiB, .compute = 10_pct});
+    CHECK(b.spec().wait == gpushare::ns{1ms});
+    void* p = a.memory().allocate(12 * mib);
+    CHECK(a.memory().try_allocate(12 * mib) == nullptr);  // never waits
+    std::jthread frees([&] {
+        std::this_thread::sleep_for(5ms);
+        a.memory().deallocate(p, 12 * mib);
+    });
+    void* const q = a.memory().allocate(12 * mib);
+    frees.join();
+    CHECK(a.memory().deallocate(q, 12 * mib) == errc::none);
+    p = b.memory().allocate(12 * mib);
+    try {
+        (void)b.memory().allocate(12 * mib);
+        FAIL("there is no room");
+    } catch (const gpushare::memory_error& e) {
+        CHECK(e.code() == errc::deadline_exceeded);
+        CHECK(e.tenant() == "b");
+    }
+    CHECK(b.usage().refused == 1);
+    CHECK_THROWS_AS((void)a.memory().allocate(17 * mib), gpushare::memory_error);  // at once: it can never fit
+    CHECK(b.memory().deallocate(p, 12 * mib) == errc::none);
 }
 
 }  // namespace stack_test

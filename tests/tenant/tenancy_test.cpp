@@ -87,7 +87,7 @@ TEST_CASE("a refused admission takes nothing and says why", "[tenant]") {
     node n(small_node());
     tenancy shared(n);
     CHECK(admission(shared, {.memory = 1_MiB, .compute = 1_pct}) == errc::invalid_specification);
-    CHECK(admission(shared, {.name = "no share", .memory = 1_MiB}) == errc::invalid_specification);
+    CHECK(admission(shared, {.name = "no share", .memory = 1_MiB}) == errc::none);
     CHECK(admission(shared, {.name = "no memory", .compute = 1_pct}) == errc::invalid_specification);
     CHECK(admission(shared, {.name = "none", .memory = 1_MiB, .devices = 0, .compute = 1_pct}) ==
           errc::invalid_specification);
@@ -584,6 +584,45 @@ TEST_CASE("calls that overlap a close are refused, and nothing is lost", "[tenan
         CHECK(n.memory({0}).used() == 0_B);
         CHECK(n.memory({1}).used() == 0_B);
     }
+}
+
+TEST_CASE("a tenant may be promised memory alone, or time alone, or nothing of either", "[tenant]") {
+    host::node n({.devices = 2, .memory = 64_MiB, .sms = 1, .timing = host::timing::modelled});
+    tenancy shared(n);
+    auto whole = shared.admit({.name = "whole", .memory = 32_MiB, .devices = 2, .compute = 100_pct});
+    auto memory = shared.admit({.name = "memory", .memory = 16_MiB, .devices = 2});
+    CHECK(memory.spec().compute == 0_pct);
+    CHECK(shared.unpromised({0}) == 0_pct);
+    auto t = memory.submit([](host::stream& s) { s.enqueue(10us); });
+    CHECK(t.wait(soon()));  // of the time that nobody else wants
+
+    // Nothing is set aside, and nobody is refused for it.
+    auto lent = shared.admit({.name = "lent", .devices = 2, .burst = gpushare::all_burst, .unit = 1_MiB});
+    CHECK(lent.spec().on.size() == 2);
+    CHECK(lent.usage().burst == 128_MiB);
+    CHECK(shared.rooms()[0].free == 40_MiB);
+    void* p = lent.memory().try_allocate(40 << 20);
+    CHECK(p != nullptr);
+    CHECK(lent.memory().try_allocate(1 << 20) == nullptr);  // the rest is others'
+    CHECK(lent.memory().deallocate(p, 40 << 20) == errc::none);
+    auto last = shared.admit({.name = "last", .memory = 80_MiB, .devices = 2});
+    CHECK(lent.memory().try_allocate(1 << 20) == nullptr);
+    CHECK(admission(shared, {.name = "neither", .compute = 1_pct}) == errc::invalid_specification);
+    CHECK(code_of([&] { lent.resize({.burst = 0_B}); }) == errc::invalid_specification);
+    lent.resize({.burst = 32_MiB});
+    CHECK(lent.usage().burst == 32_MiB);
+    lent.resize({.burst = gpushare::all_burst});
+    CHECK(lent.usage().burst == 128_MiB);
+    CHECK(admission(shared, {.name = "on both", .devices = 2, .burst = 2_MiB, .on = {{0}, {1}}}) == errc::none);
+    CHECK(admission(shared, {.name = "on none", .burst = 2_MiB, .on = {{2}}}) == errc::no_device);
+
+    // The name of a tenant without a share is its own until it is closed, and then once.
+    CHECK(admission(shared, {.name = "memory", .memory = 1_MiB}) == errc::duplicate_name);
+    CHECK(last.close(soon()).complete);
+    CHECK(memory.close(soon()).complete);
+    auto again = shared.admit({.name = "memory", .memory = 1_MiB});
+    CHECK(memory.close(soon()).complete);
+    CHECK(admission(shared, {.name = "memory", .memory = 1_MiB}) == errc::duplicate_name);
 }
 
 }  // namespace tenancy_test

@@ -13,12 +13,14 @@
 //   ALIYUN_COM_GPU_VISIBLE_DEVICES   likewise; UUIDs can't be resolved here
 //   ALIYUN_COM_GPU_HIGH_PRIO         1: before others
 //   CGPU_DISABLE                     true or 1: what cGPU's variables say is not enforced, and not read
-//   ALIYUN_COM_GPU_SCHD_WEIGHT, ALIYUN_COM_GPU_MEM_POD, _ASSIGNED, _ASSUME_TIME, _ASSIGN_TIME
+//   ALIYUN_COM_GPU_SCHD_WEIGHT       of the time of each device, in parts of which a device has max_inst: that is an option of cGPU's
+//                                    kernel module, and here environment_options::cgpu_max_inst
+//   ALIYUN_COM_GPU_MEM_POD, _ASSIGNED, _ASSUME_TIME, _ASSIGN_TIME
 //                                    nothing that one tenant's specification could say; passed over
 // HAMi:
-//   CUDA_DEVICE_MEMORY_LIMIT         bytes of each device, or with k, m, g behind; 0 is no limit
+//   CUDA_DEVICE_MEMORY_LIMIT         bytes of each device, or with k, m, g behind; 0 is no limit: nothing promised, all lent
 //   CUDA_DEVICE_MEMORY_LIMIT_0, _1   of the first device, the second: all the same
-//   CUDA_DEVICE_SM_LIMIT, _0, _1     percent of each device's time; 0 is no limit
+//   CUDA_DEVICE_SM_LIMIT, _0, _1     percent of each device's time; 0 is no limit: no share promised, and no cap
 #pragma once
 
 #include <algorithm>
@@ -34,6 +36,7 @@
 
 #include <gpushare/config.hpp>
 #include <gpushare/detail/parse.hpp>
+#include <gpushare/error.hpp>
 #include <gpushare/interop/detail/specification_fields.hpp>
 #include <gpushare/interop/kubernetes.hpp>
 #include <gpushare/interop/specification_error.hpp>
@@ -52,12 +55,14 @@ public:
         return key.starts_with("ALIYUN_COM_GPU_") || key.starts_with("CGPU_");
     }
 
+    explicit cgpu_variables(std::uint32_t max_inst) noexcept : max_inst_(max_inst) {}
+
     void read(specification_fields& f, std::string_view key, std::string_view value) {
         using kind = specification_error::kind;
         constexpr std::string_view prefix = "ALIYUN_COM_GPU_";
         const auto name = key.starts_with(prefix) ? key.substr(prefix.size()) : std::string_view{};
-        constexpr std::array<std::string_view, 5> passed_over{"SCHD_WEIGHT", "MEM_POD", "MEM_ASSIGNED",
-                                                              "MEM_ASSUME_TIME", "MEM_ASSIGN_TIME"};
+        constexpr std::array<std::string_view, 4> passed_over{"MEM_POD", "MEM_ASSIGNED", "MEM_ASSUME_TIME",
+                                                              "MEM_ASSIGN_TIME"};
         if (name == "MEM_CONTAINER") {
             container_ = value;
         } else if (name == "MEM_DEV") {
@@ -71,6 +76,10 @@ public:
             f.set(f.on, checked_ids(key, value), key);
         } else if (name == "HIGH_PRIO") {
             f.set(f.level, priority{static_cast<int>(checked(parse_whole(value), key, value, 0, 1, "0 or 1"))}, key);
+        } else if (name == "SCHD_WEIGHT") {
+            const auto parts =
+                checked(parse_whole(value), key, value, 1, max_inst_, "a whole number from 1 to cGPU's max_inst");
+            f.set(f.compute, share::of_permille(parts * 1000 / max_inst_), key);
         } else if (std::ranges::find(passed_over, name) == passed_over.end()) {
             throw specification_error(kind::unknown_key, key.substr(0, longest_name), "is no variable of cGPU's");
         }
@@ -89,6 +98,7 @@ public:
     }
 
 private:
+    std::uint32_t max_inst_;
     std::optional<std::string_view> container_{}, device_{};
     bytes unit_ = 1_GiB;
 };
@@ -115,21 +125,23 @@ public:
                                       "a whole number of bytes, or with k, m or g behind it")};
             if (limit != bytes{})
                 f.set(f.memory_each, limit, key);
-            else if (key != memory)
+            else
                 unlimited_ = key;
         } else {
             const auto percent =
                 checked(parse_whole(value), key, value, 0, 100, "a whole number of percent from 0 to 100");
             if (percent != 0)
                 f.set(f.compute, share::of_permille(percent * 10), key);
-            else if (key != sms)
+            else
                 unlimited_sms_ = key;
         }
     }
 
-    void finish(specification_fields& f) const {
+    void finish(specification_fields& f, tenant_spec& defaults) const {
         all_or_none(f.memory_each, unlimited_);
         all_or_none(f.compute, unlimited_sms_);
+        if (!f.memory_each.value && !unlimited_.empty()) defaults.memory = {}, defaults.burst = all_burst;
+        if (!f.compute.value && !unlimited_sms_.empty()) defaults.compute = {}, defaults.cap = share::whole();
         if (numbered_.empty()) return;
         for (std::uint32_t i = 0; i < numbered_.size(); ++i)
             if (std::ranges::find(numbered_, i) == numbered_.end())
@@ -142,7 +154,7 @@ private:
     // Of the devices, either all have a limit or none.
     template <class T>
     static void all_or_none(const specification_fields::field<T>& f, const std::string& unlimited) {
-        if (f.value && !unlimited.empty())
+        if (f.value && !unlimited.empty() && unlimited.back() >= '0' && unlimited.back() <= '9')
             throw specification_error(specification_error::kind::contradiction, unlimited,
                                       "says something else than " + f.key);
     }
@@ -165,10 +177,17 @@ private:
 
 }  // namespace detail
 
+/// What the variables don't say.
+struct environment_options {
+    std::uint32_t cgpu_max_inst =
+        20;  ///< how many parts cGPU cuts the time of a device into: max_inst of its module, whose default it is
+};
+
 /// The variables at the top of the file; others are passed over, but unknown ones of cGPU's and HAMi's prefixes are errors.
 /// What isn't given is as in `defaults`. The values must last during the call. Throws specification_error.
 template <key_values Pairs>
-[[nodiscard]] tenant_spec read_environment(Pairs&& pairs, tenant_spec defaults = {}) {
+[[nodiscard]] tenant_spec read_environment(Pairs&& pairs, tenant_spec defaults = {},
+                                           const environment_options& options = {}) {
     using detail::cgpu_variables;
     using detail::hami_variables;
     std::vector<std::pair<std::string_view, std::string_view>> ours;
@@ -185,7 +204,8 @@ template <key_values Pairs>
         if (!disabled && value != "false" && value != "0")
             throw specification_error(specification_error::kind::bad_value, key, "must be true, false, 1 or 0");
     }
-    cgpu_variables cgpu;
+    if (options.cgpu_max_inst == 0) raise({errc::invalid_specification}, {}, "cGPU's max_inst");
+    cgpu_variables cgpu(options.cgpu_max_inst);
     hami_variables hami;
     for (const auto& [key, value] : ours) {
         if (hami_variables::owns(key))
@@ -194,19 +214,20 @@ template <key_values Pairs>
             cgpu.read(f, key, value);
     }
     cgpu.finish(f);
-    hami.finish(f);
+    hami.finish(f, defaults);
     return f.finish(std::move(defaults));
 }
 
 /// The same from an array of "KEY=value", null at its end, as a process has it. Entries without '=' are passed over.
-[[nodiscard]] inline tenant_spec read_environment(const char* const* environment, tenant_spec defaults = {}) {
+[[nodiscard]] inline tenant_spec read_environment(const char* const* environment, tenant_spec defaults = {},
+                                                  const environment_options& options = {}) {
     std::vector<std::pair<std::string_view, std::string_view>> pairs;
     for (; environment != nullptr && *environment != nullptr; ++environment) {
         const std::string_view entry(*environment);
         if (const auto equals = entry.find('='); equals != std::string_view::npos)
             pairs.emplace_back(entry.substr(0, equals), entry.substr(equals + 1));
     }
-    return read_environment(pairs, std::move(defaults));
+    return read_environment(pairs, std::move(defaults), options);
 }
 
 }  // namespace GPUSHARE_ABI

@@ -8,14 +8,16 @@
 // comment. Keys:
 //   name       anything without blanks, up to 63 characters
 //   memory     of all devices together: a whole number of B, KiB, MiB, GiB or TiB
-//   burst      likewise
+//   burst      likewise, or all: as much as its devices have
 //   unit       in which memory and burst are whole on each device
 //   devices    how many, 1 to 1024
 //   on         which: device numbers with commas between
-//   compute    of the time of each device: 0.1% to 100%, in steps of 0.1%
+//   compute    of the time of each device: 0.1% to 100%, in steps of 0.1%; none is promised who doesn't say
 //   priority   -1000 to 1000; 0 is ordinary
 //   slice      which slice of each device's SMs: a number from 0, or any
-//   stack      what its memory is made of: pool or direct
+//   stack      what its memory is made of: pool, direct, arena or stream_ordered
+//   scrub      when its memory is overwritten: on_hand_over, on_free or off
+//   wait       how long an allocation waits for bytes, as slo; 0s: not at all
 //   cap        the most of the time of each device, as compute; soft_cap: no or yes, for while nobody else wants it
 //   slo        how long after its arrival work is due: a whole number of ns, us, ms or s; 0s: no objective
 //   longest    the longest kernel, likewise; 0s: learnt
@@ -36,6 +38,7 @@
 #include <gpushare/detail/parse.hpp>
 #include <gpushare/interop/detail/specification_fields.hpp>
 #include <gpushare/interop/specification_error.hpp>
+#include <gpushare/memory/scrub.hpp>
 #include <gpushare/tenant/specification.hpp>
 #include <gpushare/units.hpp>
 
@@ -87,10 +90,17 @@ inline constexpr std::array time_units{text_unit{"ns", 1}, text_unit{"us", 1'000
 }
 
 [[nodiscard]] inline memory_stack checked_stack(std::string_view key, std::string_view value) {
-    for (const auto s : {memory_stack::pool, memory_stack::direct})
+    for (const auto s : {memory_stack::pool, memory_stack::direct, memory_stack::arena, memory_stack::stream_ordered})
         if (to_string(s) == value) return s;
     return static_cast<memory_stack>(
-        checked({0, parse_code::no_number}, key, value, 0, 0, "pool or direct"));  // throws
+        checked({0, parse_code::no_number}, key, value, 0, 0, "pool, direct, arena or stream_ordered"));  // throws
+}
+
+[[nodiscard]] inline scrub_policy checked_scrub(std::string_view key, std::string_view value) {
+    for (const auto s : {scrub_policy::on_hand_over, scrub_policy::on_free, scrub_policy::off})
+        if (to_string(s) == value) return s;
+    return static_cast<scrub_policy>(
+        checked({0, parse_code::no_number}, key, value, 0, 0, "on_hand_over, on_free or off"));  // throws
 }
 
 [[nodiscard]] inline std::string checked_name(std::string_view key, std::string_view value) {
@@ -107,7 +117,10 @@ struct plain_key {
 inline constexpr std::array plain_keys{
     plain_key{"name", [](auto& f, auto key, auto value) { f.set(f.name, checked_name(key, value), key); }},
     plain_key{"memory", [](auto& f, auto key, auto value) { f.set(f.memory, checked_bytes(key, value, 1), key); }},
-    plain_key{"burst", [](auto& f, auto key, auto value) { f.set(f.burst, checked_bytes(key, value, 0), key); }},
+    plain_key{"burst",
+              [](auto& f, auto key, auto value) {
+                  f.set(f.burst, value == "all" ? all_burst : checked_bytes(key, value, 0), key);
+              }},
     plain_key{"unit", [](auto& f, auto key, auto value) { f.set(f.unit, checked_bytes(key, value, 1), key); }},
     plain_key{"devices", [](auto& f, auto key, auto value) { f.set(f.devices, checked_devices(key, value), key); }},
     plain_key{"on", [](auto& f, auto key, auto value) { f.set(f.on, checked_ids(key, value), key); }},
@@ -116,6 +129,8 @@ inline constexpr std::array plain_keys{
     plain_key{"slice", [](auto& f, auto key,
                           auto value) { f.set(f.slice, value == "any" ? any_slice : checked_index(key, value), key); }},
     plain_key{"stack", [](auto& f, auto key, auto value) { f.set(f.stack, checked_stack(key, value), key); }},
+    plain_key{"scrub", [](auto& f, auto key, auto value) { f.set(f.scrub, checked_scrub(key, value), key); }},
+    plain_key{"wait", [](auto& f, auto key, auto value) { f.set(f.wait, checked_time(key, value), key); }},
     plain_key{"cap", [](auto& f, auto key, auto value) { f.set(f.cap, checked_share(key, value), key); }},
     plain_key{"soft_cap", [](auto& f, auto key, auto value) { f.set(f.soft_cap, checked_flag(key, value), key); }},
     plain_key{"slo", [](auto& f, auto key, auto value) { f.set(f.slo, checked_time(key, value), key); }},

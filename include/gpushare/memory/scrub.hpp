@@ -9,6 +9,7 @@
 #include <cstddef>
 #include <cstdint>
 #include <cstring>
+#include <string_view>
 
 #include <gpushare/concepts.hpp>
 #include <gpushare/config.hpp>
@@ -22,6 +23,16 @@ enum class scrub_policy : std::uint8_t {
     on_free,       ///< as soon as it is free, so that an owner's own data doesn't stay behind either
     off            ///< tenants trust each other
 };
+
+/// As in a specification.
+[[nodiscard]] constexpr std::string_view to_string(scrub_policy s) noexcept {
+    switch (s) {
+        case scrub_policy::on_hand_over: return "on_hand_over";
+        case scrub_policy::on_free: return "on_free";
+        case scrub_policy::off: return "off";
+    }
+    return "unknown policy";
+}
 
 /// A stream that overwrites memory.
 ///   fill(p, value, size)   enqueues setting `size` bytes

@@ -33,6 +33,16 @@ inline namespace GPUSHARE_ABI {
     return {.devices = devices, .each = spec.compute, .device_memory = spec.memory / devices};
 }
 
+/// Where an admitted tenant is, on the node of as_cluster(): `granted` is its spec().
+[[nodiscard]] inline placement place_of(const tenant_spec& granted) {
+    placement where{.request = placement_of({.memory = granted.memory,
+                                             .devices = static_cast<std::uint32_t>(granted.on.size()),
+                                             .compute = granted.compute}),
+                    .node = node_id{0}};
+    for (const auto d : granted.on) where.devices.add(d);
+    return where;
+}
+
 /// A tenancy's devices as a cluster of one empty node, for policies that learn from the nodes' sizes. Each device has
 /// the memory that could be promised on the largest. Throws as cluster::add: at most 64 devices.
 template <class Tenancy>

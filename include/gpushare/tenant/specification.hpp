@@ -15,10 +15,14 @@
 
 #include <gpushare/config.hpp>
 #include <gpushare/error.hpp>
+#include <gpushare/memory/scrub.hpp>
 #include <gpushare/units.hpp>
 
 namespace gpushare {
 inline namespace GPUSHARE_ABI {
+
+/// For tenant_spec::burst: as much as its devices have.
+inline constexpr bytes all_burst = bytes::max();
 
 /// For tenant_spec::slice: the slice with the most device time left to promise.
 inline constexpr std::uint32_t any_slice = ~0U;
@@ -27,6 +31,8 @@ inline constexpr std::uint32_t any_slice = ~0U;
 enum class memory_stack : std::uint8_t {
     direct,  ///< each block is one of the device's: what is freed is everybody's at once, and each call is the driver's
     pool,    ///< blocks out of segments that the tenant keeps: no driver call while they suffice
+    arena,  ///< a pool whose segments are chunks mapped to addresses; tenants pass chunks on, so nothing fragments. See tenancy::offer
+    stream_ordered,  ///< each block is of a pool of the device's that serves all tenants: no call waits for the device. See tenancy::offer
 };
 
 /// In English.
@@ -34,6 +40,8 @@ enum class memory_stack : std::uint8_t {
     switch (s) {
         case memory_stack::direct: return "direct";
         case memory_stack::pool: return "pool";
+        case memory_stack::arena: return "arena";
+        case memory_stack::stream_ordered: return "stream_ordered";
     }
     return "unknown stack";
 }
@@ -42,15 +50,20 @@ enum class memory_stack : std::uint8_t {
 /// device.
 struct tenant_spec {
     std::string name{};         ///< of the tenant, in messages and ledgers; unique while it is there
-    bytes memory{};             ///< guaranteed: set aside from the admission on
+    bytes memory{};             ///< guaranteed: set aside from the admission on; none, if it has burst
     std::uint32_t devices = 1;  ///< how many, on one node
-    share compute{};   ///< of device time among the tenants of its level; the shares of a device sum to a whole
-    priority level{};  ///< tenants of a higher level go first, always
-    bytes burst{};     ///< further bytes, lent while nobody with a guarantee needs them
-    std::vector<device_id> on{};          ///< these devices; empty: those with the most room
-    bytes unit{1};                        ///< memory / devices and burst / devices must be multiples of it
-    std::uint32_t slice = any_slice;      ///< of SMs, of each of its devices; see tenancy::slice
+    /// Of device time among the tenants of its level; the shares of a device sum to a whole. None is promised a tenant that only
+    /// wants memory, or time that nobody else wants: policies that serve by weight count it as 0.1 %, those that cap by it
+    /// don't serve it.
+    share compute{};
+    priority level{};                 ///< tenants of a higher level go first, always
+    bytes burst{};                    ///< further bytes, lent while nobody with a guarantee needs them; or all_burst
+    std::vector<device_id> on{};      ///< these devices; empty: those with the most room
+    bytes unit{1};                    ///< memory / devices and burst / devices must be multiples of it
+    std::uint32_t slice = any_slice;  ///< of SMs, of each of its devices; see tenancy::slice
     std::optional<memory_stack> stack{};  ///< what memory() is made of; none: as tenancy_options has it
+    std::optional<scrub_policy> scrub{};  ///< when its memory is overwritten; none: likewise
+    std::optional<ns> wait{};             ///< how long memory().allocate() waits for bytes; 0s: not; none: likewise
 
     // For policies of the tenancy that look at it; see client_settings.
     share cap = share::whole();  ///< the most of each device's time
@@ -91,6 +104,7 @@ struct tenant_usage {
     bytes peak{};          ///< the most that was charged at once; sums each device's own
     bytes pending{};       ///< freed in stream order, and still charged: the stream hasn't reached the free
     bytes largest_free{};  ///< the largest block that it could have now, on the device with the largest
+    bytes scrubbed{};      ///< overwritten so far, so that no tenant reads another's; memory that comes as zeros isn't
     bytes total{};         ///< of all allocations of memory() so far
     std::uint64_t allocations = 0;  ///< of memory(), so far
     std::uint64_t frees = 0;        ///< likewise

@@ -34,9 +34,11 @@
 #include <gpushare/error.hpp>
 #include <gpushare/memory/quota.hpp>
 #include <gpushare/memory/quota_change.hpp>
+#include <gpushare/memory/scrub.hpp>
 #include <gpushare/partition/equal_split.hpp>
 #include <gpushare/partition/reservation.hpp>
 #include <gpushare/sm_split.hpp>
+#include <gpushare/tenant/detail/memory_source.hpp>
 #include <gpushare/tenant/detail/room_wait.hpp>
 #include <gpushare/tenant/detail/shared_node.hpp>
 #include <gpushare/tenant/detail/tenant_admission.hpp>
@@ -54,8 +56,12 @@ struct tenancy_options {
     limiter_options limiter{};                    ///< of each device, or of each slice of one
     ns close_timeout = std::chrono::seconds(10);  ///< how long a tenant's destructor waits for its work
     event_sink events{};                          ///< gets what no return value can tell
-    memory_stack stack = memory_stack::pool;      ///< of tenants whose specification names none
-    trace_function trace = nullptr;               ///< capture_stack, from memory/stack_trace.hpp: stack traces of leaks
+
+    // Of tenants whose specification doesn't say.
+    memory_stack stack = memory_stack::pool;          ///< what their memory is made of
+    scrub_policy scrub = scrub_policy::on_hand_over;  ///< when it is overwritten, so that no tenant reads another's
+    ns wait{};                                        ///< how long memory().allocate() waits for bytes
+    trace_function trace = nullptr;  ///< capture_stack, from memory/stack_trace.hpp: stack traces of leaks
 };
 
 class topology;
@@ -80,7 +86,8 @@ public:
     requires(std::is_invocable_r_v<Policy, F&, device_id>&& std::copy_constructible<F>)
         tenancy(Node& shared, tenancy_options options, F make_policy)
         : node_(&shared),
-          shared_(std::move(options.events), options.close_timeout, options.trace, options.stack),
+          shared_(std::move(options.events), options.close_timeout, options.trace,
+                  {.stack = options.stack, .scrub = options.scrub, .wait = options.wait}),
           limits_(options.limiter),
           make_policy_(std::move(make_policy)) {
         for (std::uint32_t i = 0; i < shared.num_devices(); ++i) {
@@ -110,20 +117,13 @@ public:
     }
 
     /// Admits a tenant or throws operation_error, which names it, and then nothing is taken: invalid_specification (no name,
-    /// no memory, no share, a slice that isn't there), duplicate_name, share_exceeded (permille of a device, in one of its slices),
+    /// neither memory nor burst, a slice that isn't there), duplicate_name, share_exceeded (permille of a device, in one of its slices),
     /// no_device, and the errors of equal_split.
-    [[nodiscard]] tenant admit(tenant_spec spec) {
-        if (spec.name.empty()) detail::refuse_admission({errc::invalid_specification}, {}, "a tenant needs a name");
-        if (spec.compute == share{})
-            detail::refuse_admission({errc::invalid_specification}, spec.name, "needs a share of device time");
-        const std::string name = spec.name;
-        for (detail::idle_room idle{roots_for(spec)};;) try {
-                return admit_named(spec);
-            } catch (const operation_error& e) {
-                if (e.code() == errc::no_room && idle.gather(per_device_of(spec))) continue;
-                if (!e.tenant().empty()) throw;
-                detail::refuse_admission(e.figures(), name, e.what());  // of a split, which knows no tenants
-            }
+    [[nodiscard]] tenant admit(tenant_spec spec) { return admit_beside(nullptr, std::move(spec)); }
+    /// For move_tenant() (tenant/move.hpp): both have the predecessor's name until one is closed. Throws as admit(), and closed.
+    [[nodiscard]] tenant admit_successor(const tenant& predecessor, tenant_spec spec) {
+        spec.name = predecessor.name();
+        return admit_beside(&predecessor, std::move(spec));
     }
 
     /// As admit, but where lent burst is in the way (no_room), asks the borrowers' hooks (memory/quota_hook.hpp) to
@@ -148,6 +148,31 @@ public:
     void choose_devices(device_choice choice) {
         const std::lock_guard lock(shared_.mutex);
         choice_ = std::move(choice);
+    }
+
+    /// Tenants may be of memory_stack::arena on that device from now on, else admit() refuses them (not_supported): of chunks of
+    /// `memory`, which must outlive the tenancy. Those that nobody uses are kept until the device lacks memory. Throws
+    /// operation_error: no_device; invalid_specification the second time. Not while other threads use the tenancy.
+    template <virtual_memory Memory>
+    void offer(device_id d, Memory& memory) {
+        place(d, &shared_node::device::arena,
+              [&] { return std::make_unique<detail::arena_source<Memory>>(memory, account(d)); });
+    }
+    /// The same of memory_stack::stream_ordered, out of a pool for all: cuda::memory_pool, host::memory_pool.
+    template <class Pool>
+    requires detail::stream_ordered_pool<Pool, typename Node::stream>
+    void offer(device_id d, Pool& pool) {
+        place(d, &shared_node::device::stream_ordered, [&] {
+            using source = detail::stream_ordered_source<Pool, typename Node::stream>;
+            const auto& first = shared_.devices[d.index].slices.front();
+            return std::make_unique<source>(pool, first.open ? first.open({}, 0) : node_->make_stream(d, {}, 0),
+                                            account(d));
+        });
+    }
+    /// Gives back what is kept of a device for arenas and in stream order. Throws operation_error (no_device).
+    void trim(device_id d) {
+        check(d);
+        (void)shared_.devices[d.index].trim();
     }
 
     /// Splits a device's SMs into slices, in proportion to `weights`. Tenants of different slices don't run on each
@@ -218,6 +243,9 @@ public:
         return shared_.devices[d.index].slices[slice].compute;
     }
 
+    /// The time of the node.
+    [[nodiscard]] instant now() const noexcept { return node_->get_clock().now(); }
+
     /// The memory that could still be promised on each device.
     [[nodiscard]] std::vector<device_room> rooms() const {
         std::vector<device_room> all;
@@ -266,6 +294,19 @@ public:
     }
 
 private:
+    using shared_node = detail::shared_node<Node, Policy>;
+
+    template <class Make>
+    void place(device_id d, std::unique_ptr<detail::memory_source> shared_node::device::*where, Make make) {
+        check(d);
+        auto& source = shared_.devices[d.index].*where;
+        if (source != nullptr) raise({errc::invalid_specification}, {}, "a source of memory that a device has already");
+        source = make();
+    }
+    [[nodiscard]] auto account(device_id d) {
+        return detail::account_on<typename Node::memory_type>(shared_.devices[d.index].overhead);
+    }
+
     void check(device_id d) const {
         if (d.index >= shared_.devices.size()) raise({errc::no_device, d.index, 0, shared_.devices.size()});
     }
@@ -292,17 +333,33 @@ private:
         return spec.memory / std::max<std::uint64_t>(std::max<std::uint64_t>(spec.on.size(), spec.devices), 1);
     }
 
-    tenant admit_named(tenant_spec spec) {
+    tenant admit_beside(const tenant* predecessor, tenant_spec spec) {
+        if (spec.name.empty()) detail::refuse_admission({errc::invalid_specification}, {}, "a tenant needs a name");
+        if (spec.memory == bytes{} && spec.burst == bytes{})
+            detail::refuse_admission({errc::invalid_specification}, spec.name, "needs memory, or burst");
+        const std::string name = spec.name;
+        for (detail::idle_room idle{roots_for(spec)};;) try {
+                return admit_named(predecessor, spec);
+            } catch (const operation_error& e) {
+                if (e.code() == errc::no_room && idle.gather(per_device_of(spec))) continue;
+                if (!e.tenant().empty()) throw;
+                detail::refuse_admission(e.figures(), name, e.what());  // of a split, which knows no tenants
+            }
+    }
+    tenant admit_named(const tenant* predecessor, tenant_spec spec) {
         reap();
         (void)remeasure();
         auto state = std::make_unique<detail::tenant_state<Node, Policy>>(*node_, shared_);
-        auto claim = this->claim(std::move(spec));
+        auto claim = this->claim(predecessor, std::move(spec));
         state->open(*node_, claim);
         return tenant(std::move(state));
     }
-    detail::tenant_claim<Node, Policy> claim(tenant_spec spec) {
+    detail::tenant_claim<Node, Policy> claim(const tenant* predecessor, tenant_spec spec) {
         const std::lock_guard lock(shared_.mutex);
-        if (std::find(shared_.names.begin(), shared_.names.end(), spec.name) != shared_.names.end())
+        const auto namesakes = std::count(shared_.names.begin(), shared_.names.end(), spec.name);
+        if (predecessor != nullptr && (predecessor->closed() || namesakes == 0))
+            detail::refuse_admission({errc::closed}, spec.name, "whom it succeeds is closed");
+        if (namesakes != (predecessor != nullptr ? 1 : 0))
             detail::refuse_admission({errc::duplicate_name}, spec.name, "the name is taken");
         auto memory = detail::tenant_admission(*node_, shared_, choice_).reserve(spec);
         return {shared_, std::move(spec), std::move(memory), ++last_tag_};

@@ -153,6 +153,9 @@ public:
             }
     }
 
+    /// Whether close() has got so far that all calls are refused.
+    [[nodiscard]] bool closed() const noexcept { return state_->closed(); }
+
     /// Ends the tenant: cancels waiting submissions, waits for those in flight, takes back leaked blocks, and returns
     /// quota, share and name. If the report is incomplete at the deadline, nothing was taken from running work; call
     /// again.

@@ -10,6 +10,7 @@
 #include <atomic>
 #include <cstddef>
 #include <cstdint>
+#include <functional>
 #include <optional>
 #include <string>
 #include <string_view>
@@ -21,15 +22,34 @@
 #include <gpushare/config.hpp>
 #include <gpushare/error.hpp>
 #include <gpushare/memory/block.hpp>
+#include <gpushare/memory/patience.hpp>
 #include <gpushare/memory/quota.hpp>
 #include <gpushare/memory/quota_resource.hpp>
+#include <gpushare/memory/scrub.hpp>
+#include <gpushare/tenant/detail/clean_memory.hpp>
 #include <gpushare/tenant/detail/direct_memory.hpp>
+#include <gpushare/tenant/detail/memory_source.hpp>
 #include <gpushare/tenant/detail/pooled_memory.hpp>
 #include <gpushare/tenant/specification.hpp>
 #include <gpushare/units.hpp>
 
 namespace gpushare {
 inline namespace GPUSHARE_ABI {
+
+/// How a tenant_memory is made.
+template <timeline_point Point>
+struct tenant_memory_options {
+    memory_stack stack = memory_stack::pool;          ///< what it is made of
+    scrub_policy scrub = scrub_policy::on_hand_over;  ///< when it is overwritten, where there is a `fill`
+    ns wait{};                       ///< how long allocate() waits for bytes before it refuses, by `now`
+    trace_function trace = nullptr;  ///< stack traces of allocations, for reports of leaks
+    /// Enqueues overwriting `size` bytes at `p` with zeros, behind `after` unless that is null, and returns the point after it. Without
+    /// one nothing is overwritten.
+    std::function<Point(const Point* after, void* p, std::size_t size)> fill{};
+    std::function<instant()> now{};           ///< the time, if there is a `wait`
+    detail::memory_source* source = nullptr;  ///< what it comes from, for arena and stream_ordered
+    std::function<bool()> make_room{};        ///< asked where the device refuses: whether it has given something back
+};
 
 /// A tenant's allocator on one device. Thread-safe; neither copied nor moved. Sizes and alignments are in bytes;
 /// alignments are powers of two.
@@ -40,36 +60,42 @@ public:
     static constexpr std::size_t default_alignment = 256;
 
     /// Takes `guaranteed` bytes from `device` at once; throws operation_error (no_room) if they aren't there. All
-    /// arguments by reference, the sink too, must outlive it. With `trace`, leak reports have stack traces of the
-    /// allocations. Throws std::bad_alloc.
+    /// arguments by reference, the sink too, must outlive it. Throws std::bad_alloc.
     tenant_memory(quota& device, Upstream& upstream, std::string tenant, device_id id, bytes guaranteed, bytes burst,
-                  const event_sink& sink, trace_function trace = nullptr, memory_stack stack = memory_stack::pool)
+                  const event_sink& sink, tenant_memory_options<Point> o = {})
         : tenant_(std::move(tenant)),
           id_(id),
           sink_(&sink),
           quota_(device, guaranteed, burst),
-          resource_(quota_, upstream, tenant_) {
-        if (stack == memory_stack::pool)
-            pool_.emplace(resource_, trace);
+          wait_(o.wait),
+          now_(std::move(o.now)),
+          stack_(o.stack),
+          clean_(upstream, o.scrub, std::move(o.fill), o.source, std::move(o.make_room)),
+          resource_(quota_, clean_, tenant_) {
+        if (o.stack == memory_stack::pool || o.stack == memory_stack::arena)
+            pool_.emplace(resource_, o.trace);
         else
-            direct_.emplace(resource_, trace);
+            direct_.emplace(resource_, o.trace);
         quota_.name(tenant_);
     }
     tenant_memory(const tenant_memory&) = delete;
     tenant_memory& operator=(const tenant_memory&) = delete;
 
-    /// As quota_resource::allocate, but first collects frees that streams have reached, neighbours' too. Throws
-    /// memory_error, with errc::closed once the tenant is closed. `label` must outlive the block.
+    /// As quota_resource::allocate, but first collects frees that streams have reached, neighbours' too, and waits where the
+    /// tenant's memory waits (tenant_spec::wait). Throws memory_error, with errc::closed once the tenant is closed. `label` must
+    /// outlive the block.
     [[nodiscard]] void* allocate(std::size_t size, std::size_t alignment = default_alignment,
                                  std::string_view label = {}) {
         if (pool_) [[likely]]
             if (void* const kept = pool_->try_allocate_kept(size, alignment, label)) return kept;
+        if (wait_ != ns{})
+            return allocate_until(size, patience{time{this}, time{this}.now() + wait_}, alignment, label);
         failure why;
         void* p = try_allocate(size, alignment, label, &why);
         if (p == nullptr) throw memory_error(why, tenant_, "allocate");
         return p;
     }
-    /// Null where allocate would throw; `why`, if given, gets the reason with its figures.
+    /// Null where allocate would throw, without waiting; `why`, if given, gets the reason with its figures.
     [[nodiscard]] void* try_allocate(std::size_t size, std::size_t alignment = default_alignment,
                                      std::string_view label = {}, failure* why = nullptr) noexcept {
         if (pool_) [[likely]]
@@ -173,7 +199,7 @@ public:
     /// For resources that keep memory of the tenant: tells them when it closes. See closing.hpp.
     [[nodiscard]] close_token closing() const noexcept { return quota_.closing(); }
     /// What it is made of.
-    [[nodiscard]] memory_stack made_of() const noexcept { return pool_ ? memory_stack::pool : memory_stack::direct; }
+    [[nodiscard]] memory_stack made_of() const noexcept { return stack_; }
     /// The quota's limit, which the tenant sees as its device's size.
     [[nodiscard]] bytes capacity() const noexcept { return resource_.capacity(); }
     /// What it may still allocate.
@@ -190,6 +216,8 @@ public:
     [[nodiscard]] bytes idle() const noexcept {
         return stack([](const auto& s) { return s.idle(); });
     }
+    /// What was overwritten before or after this tenant had it, so far. Memory that comes as zeros isn't counted.
+    [[nodiscard]] bytes scrubbed() const noexcept { return clean_.scrubbed(); }
     /// The tenant's name.
     [[nodiscard]] std::string_view owner() const noexcept { return tenant_; }
     /// Bytes that were freed in stream order and are still charged.
@@ -206,6 +234,8 @@ public:
     [[nodiscard]] quota& limit() noexcept { return quota_; }
 
 private:
+    using resource = quota_resource<detail::clean_memory<Upstream, Point>>;
+
     // What `f` says of whichever it is.
     template <class F>
     decltype(auto) stack(F f) {
@@ -215,6 +245,12 @@ private:
     decltype(auto) stack(F f) const {
         return pool_ ? f(*pool_) : f(*direct_);
     }
+
+    // The clock that `wait` is by.
+    struct time {
+        const tenant_memory* of;
+        [[nodiscard]] instant now() const noexcept { return of->now_(); }
+    };
 
     void* refused() noexcept {
         refused_.fetch_add(1, std::memory_order_relaxed);  // a count and no more, as the others
@@ -230,9 +266,13 @@ private:
     device_id id_;
     const event_sink* sink_;
     quota quota_;
-    quota_resource<Upstream> resource_;
-    std::optional<detail::pooled_memory<quota_resource<Upstream>, Point>> pool_;
-    std::optional<detail::direct_memory<quota_resource<Upstream>, Point>> direct_;  // if there is no pool
+    ns wait_;
+    std::function<instant()> now_;
+    memory_stack stack_;
+    detail::clean_memory<Upstream, Point> clean_;
+    resource resource_;
+    std::optional<detail::pooled_memory<resource, Point>> pool_;
+    std::optional<detail::direct_memory<resource, Point>> direct_;  // if there is no pool
     std::atomic<std::uint64_t> refused_{0};
 };
 

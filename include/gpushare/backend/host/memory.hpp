@@ -13,6 +13,7 @@
 #include <bit>
 #include <cstddef>
 #include <cstdint>
+#include <cstring>
 #include <limits>
 #include <mutex>
 #include <new>
@@ -35,6 +36,7 @@ struct memory_options {
     bytes taken{};           ///< of these, what the device's context and other processes have
     bytes granularity{512};  ///< every allocation is charged in multiples of it; a power of two
     bool guarded = false;    ///< see device_memory
+    bool stale = false;      ///< blocks hold 0xA5, as if somebody had left that; not if guarded. For tests
 };
 
 /// Safe from any thread. Charges are exact: an allocation is refused only if it doesn't fit beside what is charged
@@ -72,6 +74,15 @@ public:
     [[nodiscard]] void* try_allocate(std::size_t size, std::size_t alignment, failure* why = nullptr) noexcept {
         failure unused;
         return acquire(size, alignment, why != nullptr ? *why : unused);
+    }
+
+    /// Makes the first `size` bytes of a new block zeros, from the host; nothing to do where its pages come from the system. False where
+    /// that is left to a stream: guarded memory, and stale.
+    [[nodiscard]] bool zero(void* p, std::size_t size) const noexcept {
+        if (options_.stale) return false;
+        if (options_.guarded || charged(size, 1).count() >= smallest_mapping) return true;
+        std::memset(p, 0, size);
+        return true;
     }
 
     /// errc::unknown_block or errc::wrong_size, changing nothing, if `p` isn't what an allocation of that size and
@@ -213,6 +224,7 @@ private:
             return nullptr;
         }
         used_.fetch_add(b.charge, std::memory_order_relaxed);
+        if (options_.stale && !options_.guarded) std::memset(p, 0xA5, size);
         return p;
     }
 

@@ -31,6 +31,7 @@ struct node_options {
     std::uint32_t sm_unit = 1;                 ///< of partitions: see sms.hpp
     host::timing timing = host::timing::real;  ///< how long a block takes
     bool guarded = false;    ///< device memory can't be touched from outside kernels; see device_memory
+    bool stale = false;      ///< new blocks hold what isn't zero, as a device's do; see device_memory
     bytes taken{};           ///< of each device's memory, what others have
     bytes granularity{512};  ///< of allocations
     std::size_t ledger_capacity = std::size_t{1} << 20;  ///< blocks per device that the ledger keeps until it is read

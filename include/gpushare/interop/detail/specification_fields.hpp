@@ -57,9 +57,10 @@ public:
     field<std::vector<device_id>> on;
     field<std::uint32_t> slice, group;
     field<memory_stack> stack;
+    field<scrub_policy> scrub;
     field<share> cap;
     field<bool> soft_cap;
-    field<ns> slo, longest;
+    field<ns> wait, slo, longest;
 
     /// What was given, and the defaults for the rest. Throws specification_error (contradiction, overflow).
     [[nodiscard]] tenant_spec finish(tenant_spec spec) const {
@@ -70,6 +71,8 @@ public:
         if (level.value) spec.level = *level.value;
         if (slice.value) spec.slice = *slice.value;
         if (stack.value) spec.stack = stack.value;
+        if (scrub.value) spec.scrub = scrub.value;
+        if (wait.value) spec.wait = wait.value;
         if (group.value) spec.group = *group.value;
         if (cap.value) spec.cap = *cap.value;
         if (soft_cap.value) spec.soft_cap = *soft_cap.value;
@@ -87,7 +90,7 @@ public:
             spec.devices = *devices.value;
         }
         finish_memory(spec);
-        if (burst.value) check_whole(spec, spec.burst, burst.key);
+        if (burst.value && spec.burst != all_burst) check_whole(spec, spec.burst, burst.key);
         return spec;
     }
 

@@ -27,7 +27,7 @@ namespace gpushare {
 inline namespace GPUSHARE_ABI {
 namespace detail {
 
-/// Thread-safe. `Resource` is a quota_resource, which must outlive it.
+/// Thread-safe. `Resource` is a quota_resource of clean_memory, which must outlive it.
 template <class Resource, timeline_point Point>
 class direct_memory {
 public:
@@ -63,11 +63,12 @@ public:
     }
 
     errc deallocate(void* p, std::size_t size, std::size_t alignment) noexcept {
-        return strike(p, size, alignment, [&] { return resource_->deallocate(p, size, alignment); });
+        return strike(p, size, alignment, [&] { return hand_back(p, size, alignment); });
     }
     errc deallocate_after(const Point& point, void* p, std::size_t size, std::size_t alignment) noexcept {
         return strike(p, size, alignment, [&] {
-            frees_.add(point, p, size, alignment);
+            auto& memory = resource_->upstream();
+            frees_.add(memory.on_free() ? memory.overwrite_after(&point, p, size) : point, p, size, alignment);
             return errc::none;
         });
     }
@@ -135,7 +136,14 @@ private:
 
     void give_back(const block& b) noexcept {
         frees_count_.fetch_add(1, std::memory_order_relaxed);
-        (void)resource_->deallocate(b.pointer, static_cast<std::size_t>(b.size.count()), b.alignment);
+        (void)hand_back(b.pointer, static_cast<std::size_t>(b.size.count()), b.alignment);
+    }
+    // To the device, at once or once it is overwritten.
+    errc hand_back(void* p, std::size_t size, std::size_t alignment) noexcept {
+        auto& memory = resource_->upstream();
+        if (!memory.on_free()) return resource_->deallocate(p, size, alignment);
+        frees_.add(memory.overwrite_after(nullptr, p, size), p, size, alignment);
+        return errc::none;
     }
 
     // False, with the reason, and the memory is back: the host has none for the entry, or it was closed meanwhile.

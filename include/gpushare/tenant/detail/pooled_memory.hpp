@@ -37,7 +37,7 @@ namespace gpushare {
 inline namespace GPUSHARE_ABI {
 namespace detail {
 
-/// Thread-safe. `Resource` is a quota_resource, which must outlive it.
+/// Thread-safe. `Resource` is a quota_resource of clean_memory, which must outlive it.
 template <class Resource, timeline_point Point>
 class pooled_memory {
 public:
@@ -50,7 +50,7 @@ public:
               *quota_, std::numeric_limits<int>::min(),
               [this](const reclaim_request& r) { return pool_.give_back(somebody_waits() ? bytes::max() : r.missing); },
               [this](instant deadline) { return pool_.wait_any(deadline); }) {
-        if (trace != nullptr) traced_.emplace(trace);
+        if (trace != nullptr || clean().on_free()) traced_.emplace(trace);
     }
 
     /// Out of what was freed before, or null: then ask try_allocate. Who closes finds the block out, or it isn't had.
@@ -94,14 +94,17 @@ public:
     errc deallocate(void* p, std::size_t size, std::size_t alignment) noexcept {
         if (const errc wrong = strike(p, size, alignment); wrong != errc::none) [[unlikely]]
             return wrong;
-        const errc wrong = cache_.deallocate(p, size, alignment);
+        const errc wrong = clean().on_free()
+                               ? pool_.deallocate_after(clean().overwrite_after(nullptr, p, size), p, size, alignment)
+                               : cache_.deallocate(p, size, alignment);
         if (quota_->pressed()) [[unlikely]]
             relieve();
         return wrong;
     }
     errc deallocate_after(const Point& point, void* p, std::size_t size, std::size_t alignment) noexcept {
         if (const errc wrong = strike(p, size, alignment); wrong != errc::none) return wrong;
-        const errc wrong = pool_.deallocate_after(point, p, size, alignment);
+        const errc wrong = pool_.deallocate_after(clean().on_free() ? clean().overwrite_after(&point, p, size) : point,
+                                                  p, size, alignment);
         if (quota_->pressed()) relieve();
         return wrong;
     }
@@ -127,8 +130,10 @@ public:
 
     /// Takes back what is out, and enters it into `leaks`. See tenant_memory::take_back.
     bool take_back(std::vector<leak>& leaks) {
+        std::vector<leak> traced;
+        if (clean().on_free()) overwrite_all(traced = traced_->take_all());
         const bool all = take_back_blocks(leaks);
-        if (traced_ && !leaks.empty()) add_traces(leaks);
+        if (traced_ && !leaks.empty()) add_traces(leaks, std::move(traced));
         return all;
     }
 
@@ -223,12 +228,8 @@ private:
     [[noreturn]] void* refuse(const failure& why) const { raise_waited(*quota_, why, resource_.owner()); }
 
     // What is kept of a lost device is no memory any more, where the device can tell.
-    [[nodiscard]] bool lost() const noexcept {
-        if constexpr (requires { static_cast<bool>(resource_.upstream().lost()); })
-            return resource_.upstream().lost();
-        else
-            return false;
-    }
+    [[nodiscard]] bool lost() const noexcept { return resource_.upstream().lost(); }
+    [[nodiscard]] auto& clean() const noexcept { return resource_.upstream(); }
     // While the quota is over its limit nothing is handed out of what it is charged.
     bool fits(std::size_t size, std::size_t alignment, failure& why) noexcept {
         if (!quota_->over()) return true;
@@ -273,8 +274,15 @@ private:
             std::this_thread::yield();
         }
     }
-    void add_traces(std::vector<leak>& leaks) {
-        auto traced = traced_->take_all();
+    // Blocks that nobody uses any more.
+    void overwrite_all(const std::vector<leak>& blocks) {
+        Point last;
+        for (const auto& [b, scope, trace] : blocks)
+            last = clean().overwrite_after(nullptr, b.pointer, static_cast<std::size_t>(b.size.count()));
+        (void)last.wait(never);
+    }
+    void add_traces(std::vector<leak>& leaks, std::vector<leak> traced) {
+        for (auto& l : traced_->take_all()) traced.push_back(std::move(l));
         std::ranges::sort(traced, {}, [](const leak& l) { return l.what.pointer; });
         for (auto& l : leaks) {
             const auto at = std::ranges::lower_bound(traced, l.what.pointer, std::less<>{},
@@ -287,7 +295,7 @@ private:
     open_resource resource_;
     mutable pool_resource<open_resource, Point> pool_;           // a reading empties the caches
     typename pool_resource<open_resource, Point>::cache cache_;  // of all threads
-    std::optional<block_table> traced_;                          // who allocated what, where that is asked for
+    std::optional<block_table> traced_;  // who allocated what, where traces want that, or to check a free first
     quota_hook gives_back_;
     std::atomic<bool> closed_{false};
 };

@@ -26,6 +26,7 @@
 #include <gpushare/memory/block_table.hpp>
 #include <gpushare/memory/quota.hpp>
 #include <gpushare/tenant/detail/device_overhead.hpp>
+#include <gpushare/tenant/detail/memory_source.hpp>
 #include <gpushare/tenant/specification.hpp>
 #include <gpushare/units.hpp>
 
@@ -51,6 +52,19 @@ class tenant_state;
             .group = spec.group,
             .tag = tag};
 }
+
+/// The memory of tenants whose specification doesn't say.
+struct memory_defaults {
+    memory_stack stack = memory_stack::pool;
+    scrub_policy scrub = scrub_policy::on_hand_over;
+    ns wait{};
+
+    void fill_in(tenant_spec& spec) const {
+        if (!spec.stack) spec.stack = stack;
+        if (!spec.scrub) spec.scrub = scrub;
+        if (!spec.wait) spec.wait = wait;
+    }
+};
 
 /// What the tenants of a node share.
 template <node Node, compute_policy Policy>
@@ -83,15 +97,29 @@ struct shared_node {
             return const_cast<device*>(this)->slice_for(wanted);  // NOLINT: changes nothing
         }
 
+        /// What is kept of it for arenas and the like, and is charged to nobody, goes back. True if that was anything.
+        [[nodiscard]] bool trim() noexcept {
+            bool any = false;
+            for (auto* const source : {arena.get(), stream_ordered.get()})
+                if (source != nullptr) any |= source->trim();
+            return any;
+        }
+
         device_overhead overhead;
         quota memory;
-        std::deque<slice> slices;                            // one or more
-        std::function<std::vector<std::uint32_t>()> strays;  // tags of streams in no partition, where there are some
-        std::atomic<std::uint32_t> parts{0};                 // of tenants, closed or not; relaxed: a count alone
+        std::unique_ptr<memory_source> arena, stream_ordered;  // where the embedder offers them
+        std::deque<slice> slices;                              // one or more
+        std::function<std::vector<std::uint32_t>()> strays;    // tags of streams in no partition, where there are some
+        std::atomic<std::uint32_t> parts{0};                   // of tenants, closed or not; relaxed: a count alone
     };
 
-    shared_node(event_sink sink, ns timeout, trace_function capture, memory_stack made_of)
-        : events(std::move(sink)), close_timeout(timeout), trace(capture), stack(made_of) {}
+    shared_node(event_sink sink, ns timeout, trace_function capture, const memory_defaults& of_tenants)
+        : events(std::move(sink)), close_timeout(timeout), trace(capture), defaults(of_tenants) {}
+
+    /// Under the mutex. A tenant and its successor have the same name for a while.
+    void forget(const std::string& name) noexcept {
+        if (const auto at = std::find(names.begin(), names.end(), name); at != names.end()) names.erase(at);
+    }
 
     mutable std::mutex mutex;
     std::deque<device> devices;
@@ -100,7 +128,7 @@ struct shared_node {
     const event_sink events;
     const ns close_timeout;
     const trace_function trace;
-    const memory_stack stack;  // of tenants that don't say
+    const memory_defaults defaults;
 };
 
 }  // namespace detail

@@ -63,14 +63,15 @@ public:
         }
         prepared_together held(draws);
         const auto rooms = rooms_for(spec, draws, lost);
-        const auto chosen = !spec.on.empty() ? equal_split_over(spec.memory, rooms, spec.unit)
-                            : *choice_       ? choose(spec, rooms, draws, lost)
-                                             : equal_split(spec.memory, spec.devices, rooms, spec.unit);
-        if (const bytes step = spec.unit * chosen.devices.size(); spec.burst % step != bytes{})
-            refuse_admission({errc::not_whole}, spec.name, "burst does not divide into whole units over the devices");
-        const bytes most = chosen.per_device + spec.burst / chosen.devices.size();
-        if (most > quota::max_limit())
-            raise({errc::invalid_specification, most.count(), 0, quota::max_limit().count()}, spec.name, "burst");
+        const auto chosen = split(spec, rooms, draws, lost);
+        if (spec.burst != all_burst) {
+            if (const bytes step = spec.unit * chosen.devices.size(); spec.burst % step != bytes{})
+                refuse_admission({errc::not_whole}, spec.name,
+                                 "burst does not divide into whole units over the devices");
+            const bytes most = chosen.per_device + spec.burst / chosen.devices.size();
+            if (most > quota::max_limit())
+                raise({errc::invalid_specification, most.count(), 0, quota::max_limit().count()}, spec.name, "burst");
+        }
         spec.devices = static_cast<std::uint32_t>(chosen.devices.size());
         spec.on = chosen.devices;
         for (const auto d : chosen.devices) draws[d.index].take(chosen.per_device);
@@ -79,6 +80,24 @@ public:
     }
 
 private:
+    [[nodiscard]] partition split(const tenant_spec& spec, const std::vector<device_room>& rooms,
+                                  const std::vector<quota_draw>& draws, const std::vector<bool>& lost) const {
+        if (spec.memory == bytes{}) {  // nothing is taken: a unit on each says where
+            const auto count = spec.on.empty() ? spec.devices : static_cast<std::uint32_t>(rooms.size());
+            auto chosen = spec.on.empty() ? equal_split(spec.unit * count, count, as_if_free(spec, rooms), spec.unit)
+                                          : equal_split_over(spec.unit * count, as_if_free(spec, rooms), spec.unit);
+            chosen.per_device = {};
+            return chosen;
+        }
+        return !spec.on.empty() ? equal_split_over(spec.memory, rooms, spec.unit)
+               : *choice_       ? choose(spec, rooms, draws, lost)
+                                : equal_split(spec.memory, spec.devices, rooms, spec.unit);
+    }
+    // The same order of devices by what is free, where a full one has room for a unit.
+    [[nodiscard]] static std::vector<device_room> as_if_free(const tenant_spec& spec, std::vector<device_room> rooms) {
+        for (auto& r : rooms) r.free += spec.unit;
+        return rooms;
+    }
     // By a function of somebody else's, which sees all devices.
     [[nodiscard]] partition choose(const tenant_spec& spec, const std::vector<device_room>& rooms,
                                    const std::vector<quota_draw>& draws, const std::vector<bool>& lost) const {

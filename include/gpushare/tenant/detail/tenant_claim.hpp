@@ -46,7 +46,7 @@ public:
         if (all_ == nullptr) return;
         const std::lock_guard lock(all_->mutex);
         for (auto* const s : slices) s->promised -= spec.compute.permille();
-        std::erase(all_->names, spec.name);
+        all_->forget(spec.name);
     }
 
     /// The tenant has it all from now on, the memory as its quotas' guarantees.

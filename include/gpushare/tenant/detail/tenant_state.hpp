@@ -22,7 +22,9 @@
 #include <gpushare/config.hpp>
 #include <gpushare/error.hpp>
 #include <gpushare/memory/quota_change.hpp>
+#include <gpushare/memory/scrub.hpp>
 #include <gpushare/partition/reservation.hpp>
+#include <gpushare/tenant/detail/scrub_stream.hpp>
 #include <gpushare/tenant/detail/shared_node.hpp>
 #include <gpushare/tenant/detail/tenant_claim.hpp>
 #include <gpushare/tenant/specification.hpp>
@@ -44,8 +46,9 @@ struct tenant_part {
         : device(d),
           on(all.devices[d.index]),
           slice(s),
-          memory(on.memory, whole.memory(d), spec.name, d, bytes{}, bytes{}, all.events, all.trace, *spec.stack),
-          stream(slice.open ? slice.open(spec.level, tag) : whole.make_stream(d, spec.level, tag)),
+          scrubber([&whole, &s, d, level = spec.level, tag] { return stream_of(whole, s, d, level, tag); }),
+          memory(on.memory, whole.memory(d), spec.name, d, bytes{}, bytes{}, all.events, made_by(whole, all, spec)),
+          stream(stream_of(whole, s, d, spec.level, tag)),
           client(slice.compute.add(settings_of(spec, tag, slice.size))) {
         on.parts.fetch_add(1, std::memory_order_relaxed);
     }
@@ -59,10 +62,31 @@ struct tenant_part {
     device_id device;
     typename shared::device& on;
     typename shared::slice& slice;
+    scrub_stream<typename Node::stream> scrubber;
     tenant_memory<typename Node::memory_type, typename Node::stream::point> memory;
     typename Node::stream stream;
     client_id client;
     client_usage account{};  // once the client is closed; under the mutex
+
+private:
+    static typename Node::stream stream_of(Node& whole, typename shared::slice& s, device_id d, priority level,
+                                           std::uint32_t tag) {
+        return s.open ? s.open(level, tag) : whole.make_stream(d, level, tag);
+    }
+    [[nodiscard]] tenant_memory_options<typename Node::stream::point> made_by(Node& whole, const shared& all,
+                                                                              const tenant_spec& spec) {
+        tenant_memory_options<typename Node::stream::point> o{
+            .stack = *spec.stack, .scrub = *spec.scrub, .wait = *spec.wait, .trace = all.trace};
+        if constexpr (gpushare::scrubber<typename Node::stream>)
+            o.fill = [this](auto* after, void* p, std::size_t n) { return scrubber.fill(after, p, n); };
+        o.now = [time = whole.get_clock()] { return time.now(); };
+        o.make_room = [&of = on] { return of.trim(); };
+        if (o.stack == memory_stack::arena) o.source = on.arena.get();
+        if (o.stack == memory_stack::stream_ordered) o.source = on.stream_ordered.get();
+        if (o.source == nullptr && (o.stack == memory_stack::arena || o.stack == memory_stack::stream_ordered))
+            raise({errc::not_supported}, spec.name, "a memory stack that its device doesn't offer");
+        return o;
+    }
 };
 
 template <node Node, compute_policy Policy>
@@ -85,13 +109,14 @@ public:
     // after a failure may let in somebody's work. When it throws, the claim still has everything.
     void open(Node& whole, tenant_claim<Node, Policy>& claim) {
         spec_ = claim.spec;
-        if (!spec_.stack) spec_.stack = all_->stack;
+        all_->defaults.fill_in(spec_);
         tag_ = claim.tag;
         for (std::size_t i = 0; i < spec_.on.size(); ++i)
             parts_.emplace_back(whole, *all_, spec_, spec_.on[i], *claim.slices[i], tag_);
         for (auto& p : parts_) by_number_.push_back(&p);
-        for (auto& p : parts_) (void)p.memory.limit().adopt(spec_.memory / spec_.devices, spec_.burst / spec_.devices);
+        for (auto& p : parts_) (void)p.memory.limit().adopt(spec_.memory / spec_.devices, burst_on(p, spec_));
         promised_ = spec_.compute;
+        named_ = true;
         claim.keep();
     }
 
@@ -114,8 +139,9 @@ public:
 
     [[nodiscard]] tenant_usage usage() {
         const auto granted = spec();
-        tenant_usage sum{.memory = granted.memory, .burst = granted.burst};
+        tenant_usage sum{.memory = granted.memory};
         for (auto& p : parts_) {
+            sum.burst += burst_on(p, granted);
             p.memory.collect();
             const auto held = p.memory.limit().usage();
             sum.current += held.current;
@@ -124,6 +150,7 @@ public:
             sum.pending += p.memory.pending();
             sum.largest_free = std::max(sum.largest_free, p.memory.largest_free());
             const auto counts = p.memory.counts();
+            sum.scrubbed += p.memory.scrubbed();
             sum.total += counts.total;
             sum.allocations += counts.allocations;
             sum.frees += counts.frees;
@@ -164,9 +191,9 @@ public:
         report.complete = returned && report.still_charged == bytes{};
         if (!report.complete) return report;
         const std::lock_guard lock(all_->mutex);
-        if (promised_ != share{}) {  // else another close was first, and the name may be somebody else's by now
+        if (std::exchange(named_, false)) {  // else another close was first, and the name may be somebody else's by now
             promise({});
-            std::erase(all_->names, spec_.name);
+            all_->forget(spec_.name);
         }
         return report;
     }
@@ -219,13 +246,12 @@ private:
         const bytes memory = c.memory.value_or(spec_.memory), burst = c.burst.value_or(spec_.burst);
         const share compute = c.compute.value_or(spec_.compute);
         const bytes step = spec_.unit * spec_.devices;
-        if (memory == bytes{} || compute == share{}) return {errc::invalid_specification};
-        if (memory % step != bytes{} || burst % step != bytes{}) return {errc::not_whole};
+        if (memory == bytes{} && burst == bytes{}) return {errc::invalid_specification};
+        if (memory % step != bytes{} || (burst != all_burst && burst % step != bytes{})) return {errc::not_whole};
         for (const auto& p : parts_)
             if (const auto left = p.slice.left() + spec_.compute.permille(); compute.permille() > left)
                 return {errc::share_exceeded, compute.permille(), left, p.slice.size};
-        if (const auto why = resize_parts(memory / spec_.devices, burst / spec_.devices); why.code != errc::none)
-            return why;
+        if (const auto why = resize_parts(memory, burst); why.code != errc::none) return why;
         promise(compute);
         spec_.memory = memory;
         spec_.burst = burst;
@@ -253,10 +279,18 @@ private:
                            .longest = old.longest});
     }
 
+    // What it is lent of one device at the most.
+    [[nodiscard]] static bytes burst_on(const part& p, const tenant_spec& spec) noexcept {
+        if (spec.burst != all_burst) return spec.burst / spec.devices;
+        const bytes guaranteed = spec.memory / spec.devices, all = p.on.overhead.available();
+        return all > guaranteed ? all - guaranteed : bytes{};
+    }
+
     // Figures are those of one device.
     failure resize_parts(bytes memory, bytes burst) {
+        const tenant_spec wanted{.memory = memory, .devices = spec_.devices, .burst = burst, .unit = spec_.unit};
         std::vector<quota_resize> changes;
-        for (auto& p : parts_) changes.emplace_back(p.memory.limit(), memory, burst);
+        for (auto& p : parts_) changes.emplace_back(p.memory.limit(), memory / spec_.devices, burst_on(p, wanted));
         return try_commit_together(changes);
     }
 
@@ -289,6 +323,7 @@ private:
     tenant_spec spec_;  // what a resize changes: under the mutex
     std::uint32_t tag_ = 0;
     share promised_{};
+    bool named_ = false;  // it has a name: under the mutex
     std::atomic<bool> closed_{false};
     std::deque<part> parts_;
     std::vector<part*> by_number_;  // a deque divides to find one

@@ -96,7 +96,11 @@ struct device_state {
     explicit device_state(const node_options& o)
         : order(o.sms, o.timing == timing::real ? largest_batch : 1),
           sms(o.sms),
-          memory({.capacity = o.memory, .taken = o.taken, .granularity = o.granularity, .guarded = o.guarded}),
+          memory({.capacity = o.memory,
+                  .taken = o.taken,
+                  .granularity = o.granularity,
+                  .guarded = o.guarded,
+                  .stale = o.stale}),
           ledger(o.ledger_capacity) {
         for (std::uint32_t i = 0; i < o.sms; ++i) {
             sms[i].device = this;

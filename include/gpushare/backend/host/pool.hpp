@@ -1,0 +1,144 @@
+// SPDX-License-Identifier: Apache-2.0
+// Stream-ordered memory of a host device: blocks are freed in the order of a stream, and kept by the pool for those who come next,
+// as CUDA's own pools do it.
+//
+//   host::memory_pool pool{node, device_id{0}};
+//   void* p = pool.allocate(stream, 1 << 20);     stream.launch(...);     pool.deallocate(stream, p);
+#pragma once
+
+#include <algorithm>
+#include <cstddef>
+#include <iterator>
+#include <mutex>
+#include <unordered_map>
+#include <utility>
+#include <vector>
+
+#include <gpushare/backend/host/memory.hpp>
+#include <gpushare/backend/host/node.hpp>
+#include <gpushare/backend/host/point.hpp>
+#include <gpushare/backend/host/stream.hpp>
+#include <gpushare/config.hpp>
+#include <gpushare/error.hpp>
+#include <gpushare/units.hpp>
+
+namespace gpushare {
+inline namespace GPUSHARE_ABI {
+namespace host {
+
+/// What a pool holds: `reserved` of the device, `used` of that in blocks that are out.
+struct memory_pool_usage {
+    bytes reserved{};  ///< taken from the device
+    bytes used{};      ///< of that, out
+};
+
+/// Neither copied nor moved. Safe from any thread. The node must outlive it; blocks that are out go with it.
+class memory_pool {
+public:
+    /// As cudaMallocAsync's.
+    static constexpr std::size_t natural_alignment = 256;
+
+    /// An empty pool. Throws operation_error (no_device).
+    memory_pool(node& on, device_id d) : memory_(&on.memory(d)) {}
+    memory_pool(const memory_pool&) = delete;
+    memory_pool& operator=(const memory_pool&) = delete;
+    /// Waits for what streams haven't freed yet.
+    ~memory_pool() {
+        for (auto& [p, b] : out_) (void)memory_->deallocate(p, b.size, b.alignment);
+        for (auto& k : kept_) {
+            (void)k.freed.wait(never);
+            (void)memory_->deallocate(k.at, k.what.size, k.what.alignment);
+        }
+    }
+
+    /// `size` bytes for work enqueued from now on: of the device, or what its size was freed and has been reached. Throws
+    /// memory_error as the device's memory does.
+    [[nodiscard]] void* allocate(stream& s, std::size_t size, std::size_t alignment = natural_alignment) {
+        failure why;
+        void* const p = try_allocate(s, size, alignment, &why);
+        if (p == nullptr) raise(why, {}, "allocating from a memory pool");
+        return p;
+    }
+    /// Null where `allocate` would throw; `why`, unless it is null, gets the reason.
+    [[nodiscard]] void* try_allocate(stream& /*s*/, std::size_t size, std::size_t alignment = natural_alignment,
+                                     failure* why = nullptr) noexcept try {
+        const std::lock_guard lock(mutex_);
+        const block wanted{size, alignment};
+        const auto again =
+            std::ranges::find_if(kept_, [&](const kept& k) { return k.what == wanted && k.freed.reached(); });
+        if (again != kept_.end()) {
+            void* const p = again->at;
+            out_.emplace(p, wanted);
+            kept_.erase(again);
+            return p;
+        }
+        void* const p = memory_->try_allocate(size, alignment, why);
+        if (p == nullptr) return nullptr;
+        try {
+            out_.emplace(p, wanted);
+        } catch (...) {
+            (void)memory_->deallocate(p, size, alignment);
+            throw;
+        }
+        return p;
+    } catch (...) {
+        if (why != nullptr) *why = {.code = errc::out_of_memory, .asked = size};
+        return nullptr;
+    }
+
+    /// Frees once `s` has got there. unknown_block if it isn't out. Null is ignored.
+    errc deallocate(stream& s, void* p) noexcept {
+        if (p == nullptr) return errc::none;
+        const std::lock_guard lock(mutex_);
+        const auto at = out_.find(p);
+        if (at == out_.end()) return errc::unknown_block;
+        try {
+            kept_.push_back({p, at->second, s.record()});
+        } catch (...) {
+            return errc::out_of_memory;  // of the host's: it is still out
+        }
+        out_.erase(at);
+        return errc::none;
+    }
+
+    /// What a block takes; bytes::max() if no device can have it.
+    [[nodiscard]] bytes charged(std::size_t size, std::size_t alignment) const noexcept {
+        return memory_->charged(size, alignment);
+    }
+    /// A reading.
+    [[nodiscard]] memory_pool_usage usage() const noexcept {
+        const std::lock_guard lock(mutex_);
+        memory_pool_usage u;
+        for (const auto& [p, b] : out_) u.used += charged(b.size, b.alignment);
+        u.reserved = u.used;
+        for (const auto& k : kept_) u.reserved += charged(k.what.size, k.what.alignment);
+        return u;
+    }
+    /// Returns to the device what is free and reached.
+    void trim() noexcept {
+        const std::lock_guard lock(mutex_);
+        std::erase_if(kept_, [&](const kept& k) {
+            return k.freed.reached() && memory_->deallocate(k.at, k.what.size, k.what.alignment) == errc::none;
+        });
+    }
+
+private:
+    struct block {
+        std::size_t size = 0, alignment = 0;
+        friend bool operator==(const block&, const block&) = default;
+    };
+    struct kept {
+        void* at;
+        block what;
+        point freed;
+    };
+
+    device_memory* memory_;
+    mutable std::mutex mutex_;
+    std::unordered_map<void*, block> out_;
+    std::vector<kept> kept_;
+};
+
+}  // namespace host
+}  // namespace GPUSHARE_ABI
+}  // namespace gpushare

@@ -1,0 +1,158 @@
+// SPDX-License-Identifier: Apache-2.0
+// A device's memory for one tenant, in which nobody finds what somebody else wrote: what the device hands out is overwritten with
+// zeros first. A pool above it pays that once for each segment; what goes round in the pool is the tenant's own.
+//
+//   detail::clean_memory<host::device_memory, host::point> clean{node.memory(d), scrub_policy::on_hand_over, fill};
+//   void* p = clean.try_allocate(1 << 20, 256);      // zeros
+#pragma once
+
+#include <atomic>
+#include <bit>
+#include <cstddef>
+#include <cstdint>
+#include <functional>
+#include <string_view>
+#include <utility>
+
+#include <gpushare/closing.hpp>
+#include <gpushare/concepts.hpp>
+#include <gpushare/config.hpp>
+#include <gpushare/error.hpp>
+#include <gpushare/memory/scrub.hpp>
+#include <gpushare/tenant/detail/memory_source.hpp>
+#include <gpushare/units.hpp>
+
+namespace gpushare {
+inline namespace GPUSHARE_ABI {
+namespace detail {
+
+/// Enqueues overwriting `size` bytes at `p`, behind the point unless that is null, and returns the point after it. Throws what a
+/// stream throws.
+template <timeline_point Point>
+using fill_function = std::function<Point(const Point* after, void* p, std::size_t size)>;
+
+/// Thread-safe. Models `memory`. Refers to `Upstream`, which must outlive it. Without a `fill`, and with scrub_policy::off, it hands
+/// out what it gets. What it hands out is the device's own, or a source's if there is one; where that is refused, `make_room` is asked
+/// whether it has given something back.
+///
+/// The device doesn't say who had a block before: another tenant, an arena's chunk, the embedder's own. So every block that
+/// comes from it is overwritten, and the thread waits for that, as it waits for the driver anyway. What is overwritten where memory
+/// goes back would have to stay charged until then, and a neighbour would be refused it.
+template <memory Upstream, timeline_point Point>
+class clean_memory {
+public:
+    clean_memory(Upstream& below, scrub_policy policy, fill_function<Point> fill, memory_source* source = nullptr,
+                 std::function<bool()> make_room = {})
+        : below_(&below), source_(source), make_room_(std::move(make_room)), policy_(policy), fill_(std::move(fill)) {}
+    clean_memory(const clean_memory&) = delete;
+    clean_memory& operator=(const clean_memory&) = delete;
+
+    [[nodiscard]] void* allocate(std::size_t size, std::size_t alignment) {
+        failure why;
+        void* const p = try_allocate(size, alignment, &why);
+        if (p == nullptr) throw memory_error(why, owner(), "allocate");
+        return p;
+    }
+    /// Null where the memory isn't there or can't be overwritten, and then it is back.
+    [[nodiscard]] void* try_allocate(std::size_t size, std::size_t alignment, failure* why = nullptr) noexcept {
+        failure refusal;
+        void* p = obtain(size, alignment, refusal);
+        // Not only while that gives something back: another thread may just have done so, or have freed something since.
+        for (int fruitless = 0; p == nullptr && refusal.code == errc::out_of_memory && make_room_ && fruitless < 3;) {
+            fruitless += make_room_() ? 0 : 1;
+            p = obtain(size, alignment, refusal);
+        }
+        if (p == nullptr) {
+            if (why != nullptr) *why = refusal;
+            return p;
+        }
+        if (policy_ == scrub_policy::off || size == 0 || is_zero(p, size)) return p;
+        const errc failed = overwrite(p, size);
+        if (failed == errc::none) return p;
+        (void)deallocate(p, size, alignment);
+        if (why != nullptr) *why = {.code = failed, .asked = size};
+        return nullptr;
+    }
+    errc deallocate(void* p, std::size_t size, std::size_t alignment) noexcept {
+        return source_ != nullptr ? source_->deallocate(p, size, alignment) : below_->deallocate(p, size, alignment);
+    }
+
+    /// Whether an owner's own blocks are overwritten as soon as they are free.
+    [[nodiscard]] bool on_free() const noexcept { return policy_ == scrub_policy::on_free && fill_; }
+    /// Enqueues overwriting a block of the tenant's that is free behind `after`, and returns when that is done: at once where it
+    /// can't be, since nobody else sees it anyway.
+    [[nodiscard]] Point overwrite_after(const Point* after, void* p, std::size_t size) noexcept {
+        try {
+            Point done = fill_(after, p, size);
+            scrubbed_.fetch_add(size, std::memory_order_relaxed);
+            return done;
+        } catch (...) {
+            return after != nullptr ? *after : Point{};
+        }
+    }
+    /// Bytes that were overwritten so far. Relaxed: a count and no more.
+    [[nodiscard]] bytes scrubbed() const noexcept { return bytes{scrubbed_.load(std::memory_order_relaxed)}; }
+
+    [[nodiscard]] bytes charged(std::size_t size, std::size_t alignment) const noexcept {
+        return source_ != nullptr ? source_->charged(size, alignment) : std::as_const(*below_).charged(size, alignment);
+    }
+    [[nodiscard]] failure refuses(std::size_t size, std::size_t alignment) const noexcept {
+        if (source_ == nullptr) return std::as_const(*below_).refuses(size, alignment);
+        const bytes takes = charged(size, alignment);
+        if (takes <= capacity()) return {};
+        const errc why = takes != bytes::max()            ? errc::out_of_memory
+                         : std::has_single_bit(alignment) ? errc::size_overflow
+                                                          : errc::bad_alignment;
+        return {.code = why, .asked = size, .limit = capacity().count()};
+    }
+    // As the device's memory has it.
+    [[nodiscard]] bytes largest_free() const noexcept { return std::as_const(*below_).largest_free(); }
+    [[nodiscard]] std::string_view owner() const noexcept { return std::as_const(*below_).owner(); }
+    [[nodiscard]] close_token closing() const noexcept { return std::as_const(*below_).closing(); }
+    [[nodiscard]] bytes capacity() const noexcept { return std::as_const(*below_).capacity(); }
+    [[nodiscard]] bytes taken_by_others() const noexcept { return std::as_const(*below_).taken_by_others(); }
+    [[nodiscard]] bool lost() const noexcept {
+        if constexpr (requires { static_cast<bool>(below_->lost()); })
+            return below_->lost();
+        else
+            return false;
+    }
+
+private:
+    [[nodiscard]] void* obtain(std::size_t size, std::size_t alignment, failure& why) noexcept {
+        return source_ != nullptr ? source_->try_allocate(size, alignment, why)
+                                  : below_->try_allocate(size, alignment, &why);
+    }
+    // Where the memory itself can see to it, as a host's can.
+    [[nodiscard]] bool is_zero(void* p, std::size_t size) noexcept {
+        if (!fill_) return true;
+        if (source_ != nullptr) return false;
+        if constexpr (requires { static_cast<bool>(below_->zero(p, size)); })
+            return below_->zero(p, size);
+        else
+            return false;
+    }
+    errc overwrite(void* p, std::size_t size) noexcept {
+        try {
+            const Point done = fill_(nullptr, p, size);
+            (void)done.wait(never);  // ends when the device is lost
+            if (done.status() == errc::none) scrubbed_.fetch_add(size, std::memory_order_relaxed);
+            return done.status();
+        } catch (const error& e) {
+            return e.code();
+        } catch (...) {
+            return errc::submission_failed;
+        }
+    }
+
+    Upstream* below_;
+    memory_source* source_;
+    std::function<bool()> make_room_;
+    scrub_policy policy_;
+    fill_function<Point> fill_;
+    std::atomic<std::uint64_t> scrubbed_{0};
+};
+
+}  // namespace detail
+}  // namespace GPUSHARE_ABI
+}  // namespace gpushare

@@ -1,0 +1,265 @@
+// SPDX-License-Identifier: Apache-2.0
+// Where tenants' memory on a device comes from in place of the device's own allocations: chunks that are mapped to addresses, or a
+// pool of the device's in stream order. What a source keeps is charged to nobody, and goes back when the device lacks memory.
+//
+//   detail::arena_source<host::virtual_memory> chunks{memory, capacity, account};
+//   void* p = chunks.try_allocate(2 << 20, 256, &why);
+#pragma once
+
+#include <algorithm>
+#include <bit>
+#include <cstddef>
+#include <cstdint>
+#include <functional>
+#include <limits>
+#include <mutex>
+#include <unordered_map>
+#include <utility>
+#include <vector>
+
+#include <gpushare/concepts.hpp>
+#include <gpushare/config.hpp>
+#include <gpushare/error.hpp>
+#include <gpushare/tenant/detail/device_overhead.hpp>
+#include <gpushare/units.hpp>
+
+namespace gpushare {
+inline namespace GPUSHARE_ABI {
+namespace detail {
+
+/// Thread-safe. Called for segments of a pool, or by tenants that do without one.
+class memory_source {
+public:
+    memory_source() = default;
+    memory_source(const memory_source&) = delete;
+    memory_source& operator=(const memory_source&) = delete;
+    virtual ~memory_source() = default;
+
+    /// Null, and the reason.
+    [[nodiscard]] virtual void* try_allocate(std::size_t size, std::size_t alignment, failure& why) noexcept = 0;
+    /// No work uses the block any more.
+    virtual errc deallocate(void* p, std::size_t size, std::size_t alignment) noexcept = 0;
+    /// What it takes of the device; bytes::max() if it can't be had.
+    [[nodiscard]] virtual bytes charged(std::size_t size, std::size_t alignment) const noexcept = 0;
+    /// Gives back what it keeps. True if that was anything.
+    virtual bool trim() noexcept = 0;
+};
+
+/// Told what a source takes of the device: negative where it gives back.
+using source_account = std::function<void(std::int64_t)>;
+
+/// The account of a device: what a source takes is no overhead, where the device's own memory doesn't see it.
+template <memory Memory>
+[[nodiscard]] source_account account_on(device_overhead& overhead) {
+    if constexpr (requires(Memory & m) { m.charge(bytes{}); })
+        return [](std::int64_t) {};
+    else
+        return [&overhead](std::int64_t more) {
+            if (more > 0)
+                overhead.declare(bytes{static_cast<std::uint64_t>(more)});
+            else
+                overhead.withdraw(bytes{static_cast<std::uint64_t>(-more)});
+        };
+}
+
+/// Chunks, each block at addresses of its own. A block that is freed leaves its chunks for whoever comes next, whatever
+/// size that wants: they neither fragment nor go through the driver. `V` must outlive it.
+template <virtual_memory V>
+class arena_source final : public memory_source {
+public:
+    arena_source(V& memory, source_account account) : memory_(&memory), account_(std::move(account)) {}
+    ~arena_source() override { (void)arena_source::trim(); }
+
+    void* try_allocate(std::size_t size, std::size_t alignment, failure& why) noexcept override try {
+        const bytes all = charged(size, alignment);
+        why = {.code = std::has_single_bit(alignment) ? errc::size_overflow : errc::bad_alignment, .asked = size};
+        if (all == bytes::max()) return nullptr;
+        const auto whole = static_cast<std::size_t>(all.count());
+        std::vector<chunk> taken = take(whole / unit(), why);
+        if (taken.empty()) return nullptr;
+        auto range = memory_->reserve(whole);
+        if (!range) {
+            why = range.why();
+            keep(std::move(taken));
+            return nullptr;
+        }
+        auto* const begin = static_cast<std::byte*>(range->data());
+        for (std::size_t i = 0; i < taken.size(); ++i) {
+            const errc failed = memory_->map(begin + i * unit(), taken[i]);
+            if (failed == errc::none) continue;
+            if (i != 0) (void)memory_->unmap(begin, i * unit());
+            keep(std::move(taken));
+            why = {.code = failed, .asked = size};
+            return nullptr;
+        }
+        const std::lock_guard lock(mutex_);
+        out_.emplace(begin, mapping{*std::move(range), std::move(taken)});
+        return begin;
+    } catch (...) {  // of the host's memory
+        why = {.code = errc::out_of_memory, .asked = size};
+        return nullptr;
+    }
+
+    errc deallocate(void* p, std::size_t size, std::size_t alignment) noexcept override try {
+        std::unique_lock lock(mutex_);
+        const auto at = out_.find(p);
+        if (at == out_.end()) return errc::unknown_block;
+        const std::size_t whole = at->second.chunks.size() * unit();
+        if (charged(size, alignment) != bytes{whole}) return errc::wrong_size;
+        auto block = out_.extract(at);
+        lock.unlock();
+        if (const errc why = memory_->unmap(p, whole); why != errc::none) {
+            lock.lock();
+            out_.insert(std::move(block));
+            return why;
+        }
+        keep(std::move(block.mapped().chunks));
+        return errc::none;
+    } catch (...) {
+        return errc::out_of_memory;  // of the host's: its chunks are the device's again
+    }
+
+    bytes charged(std::size_t size, std::size_t alignment) const noexcept override {
+        if (!std::has_single_bit(alignment) || alignment > unit() || size > std::numeric_limits<std::size_t>::max() / 4)
+            return bytes::max();
+        return bytes{(std::max<std::size_t>(size, 1) + unit() - 1) / unit() * unit()};
+    }
+
+    bool trim() noexcept override {
+        const std::lock_guard one_at_a_time(trims_);  // who comes second finds the device's memory free
+        std::vector<chunk> gone;
+        {
+            const std::lock_guard lock(mutex_);
+            gone.swap(kept_);
+        }
+        const auto n = gone.size();
+        gone.clear();
+        if (n != 0) account_(-static_cast<std::int64_t>(n * unit()));
+        return n != 0;
+    }
+
+private:
+    using chunk = typename V::chunk;
+    struct mapping {
+        typename V::range range;
+        std::vector<chunk> chunks;
+    };
+
+    [[nodiscard]] std::size_t unit() const noexcept { return static_cast<std::size_t>(memory_->granularity().count()); }
+
+    // All, or none and why.
+    [[nodiscard]] std::vector<chunk> take(std::size_t n, failure& why) {
+        std::vector<chunk> taken;
+        taken.reserve(n);
+        {
+            const std::lock_guard lock(mutex_);
+            for (; taken.size() < n && !kept_.empty(); kept_.pop_back()) taken.push_back(std::move(kept_.back()));
+        }
+        while (taken.size() < n) {  // the driver's calls are under no lock
+            auto made = memory_->create();
+            if (!made) {
+                why = made.why();
+                keep(std::move(taken));
+                return {};
+            }
+            account_(static_cast<std::int64_t>(unit()));
+            taken.push_back(*std::move(made));
+        }
+        return taken;
+    }
+    void keep(std::vector<chunk> chunks) {
+        const auto n = chunks.size();
+        try {
+            const std::lock_guard lock(mutex_);
+            kept_.reserve(kept_.size() + n);
+            std::ranges::move(chunks, std::back_inserter(kept_));
+        } catch (...) {
+            account_(-static_cast<std::int64_t>(n * unit()));  // they go with the vector
+            throw;
+        }
+    }
+
+    V* memory_;
+    source_account account_;
+    std::mutex trims_, mutex_;  // in this order
+    std::unordered_map<void*, mapping> out_;
+    std::vector<chunk> kept_;
+};
+
+/// A pool of the device's that allocates in the order of a stream.
+///   try_allocate(stream, size, alignment, why)   null, and the reason
+///   deallocate(stream, p)   frees once the stream has got there
+///   charged(size, alignment), usage().reserved (of the device), trim()
+// clang-format off
+template <class P, class Stream>
+concept stream_ordered_pool = timeline<Stream> && requires(P& p, const P& c, Stream& s, std::size_t size, void* block, failure* why) {
+    { p.try_allocate(s, size, size, why) } noexcept -> std::same_as<void*>;
+    { p.deallocate(s, block) } noexcept -> std::same_as<errc>;
+    { c.charged(size, size) } noexcept -> std::same_as<bytes>;
+    { c.usage().reserved } -> std::convertible_to<bytes>;
+    p.trim();
+};
+// clang-format on
+
+/// Blocks of such a pool, on a stream of its own: whoever gets one may use it on any stream. `Pool` must outlive it.
+template <class Pool, timeline Stream>
+requires stream_ordered_pool<Pool, Stream>
+class stream_ordered_source final : public memory_source {
+public:
+    stream_ordered_source(Pool& pool, Stream stream, source_account account)
+        : pool_(&pool), stream_(std::move(stream)), account_(std::move(account)) {}
+
+    void* try_allocate(std::size_t size, std::size_t alignment, failure& why) noexcept override {
+        const std::lock_guard lock(mutex_);  // of the stream's order, and of the account
+        void* p = nullptr;
+        try {
+            p = pool_->try_allocate(stream_, size, alignment, &why);
+            if (p != nullptr) (void)stream_.record().wait(never);  // nothing else is on it; ends with the device
+            settle();
+            return p;
+        } catch (const error& e) {
+            why = e.figures();
+        } catch (...) {
+            why = {.code = errc::backend_failed, .asked = size};
+        }
+        if (p != nullptr) (void)pool_->deallocate(stream_, p);
+        return nullptr;
+    }
+    errc deallocate(void* p, std::size_t, std::size_t) noexcept override {
+        const std::lock_guard lock(mutex_);
+        return pool_->deallocate(stream_, p);
+    }
+    bytes charged(std::size_t size, std::size_t alignment) const noexcept override {
+        return std::as_const(*pool_).charged(size, alignment);
+    }
+    bool trim() noexcept override {
+        const std::lock_guard lock(mutex_);
+        try {
+            (void)stream_.record().wait(never);
+            pool_->trim();
+            return settle();
+        } catch (...) {
+            return false;
+        }
+    }
+
+private:
+    // Under the mutex. True if it has less of the device.
+    bool settle() {
+        const bytes now = pool_->usage().reserved;
+        const auto more = static_cast<std::int64_t>(now.count() - seen_.count());
+        if (more != 0) account_(more);
+        seen_ = now;
+        return more < 0;
+    }
+
+    Pool* pool_;
+    Stream stream_;
+    source_account account_;
+    std::mutex mutex_;
+    bytes seen_{};
+};
+
+}  // namespace detail
+}  // namespace GPUSHARE_ABI
+}  // namespace gpushare

@@ -1,0 +1,48 @@
+// SPDX-License-Identifier: Apache-2.0
+// The stream on which a tenant's memory is overwritten: made when there is something to overwrite, in the tenant's slice and
+// under its tag, beside the stream of its work, so that an allocation doesn't wait for that.
+//
+//   detail::scrub_stream<host::stream> scrubber{[&] { return node.make_stream(d, level, tag); }};
+//   auto done = scrubber.fill(nullptr, p, size);
+#pragma once
+
+#include <cstddef>
+#include <functional>
+#include <mutex>
+#include <optional>
+#include <utility>
+
+#include <gpushare/concepts.hpp>
+#include <gpushare/config.hpp>
+
+namespace gpushare {
+inline namespace GPUSHARE_ABI {
+namespace detail {
+
+/// Thread-safe.
+template <timeline Stream>
+class scrub_stream {
+public:
+    using point = typename Stream::point;
+
+    explicit scrub_stream(std::function<Stream()> make) : make_(std::move(make)) {}
+
+    /// Enqueues zeros behind `after`, unless that is null. The point that it returns has the fill's status. Throws what the stream, or
+    /// making one, throws.
+    [[nodiscard]] point fill(const point* after, void* p, std::size_t size) {
+        const std::lock_guard lock(mutex_);  // between two fills there is a point: each has its own status
+        if (!stream_) stream_.emplace(make_());
+        if (after != nullptr) stream_->wait(*after);
+        stream_->fill(p, std::byte{0}, size);
+        return stream_->record();
+    }
+
+private:
+    std::function<Stream()> make_;
+    std::mutex mutex_;
+    std::optional<Stream> stream_;
+};
+
+}  // namespace detail
+}  // namespace GPUSHARE_ABI
+}  // namespace gpushare
