@@ -11,12 +11,13 @@ if(GPUSHARE_WARNINGS_AS_ERRORS)
 endif()
 set(cuda_includes -I${PROJECT_SOURCE_DIR}/include -I${PROJECT_SOURCE_DIR}/tests)
 
-# gpushare_compile_cuda(NAME SOURCE [ARCHITECTURES 90...] [FLAGS ...]) sets
+# gpushare_compile_cuda(NAME SOURCE [ARCHITECTURES 90...] [FLAGS ...] [PTX_ONLY]) sets
 #   NAME_object   the object file
 #   NAME_report   what ptxas says about each kernel on each architecture
 #   NAME_ptx      the PTX files, one per architecture
+# With PTX_ONLY nothing is assembled, for programs that only the executor runs.
 function(gpushare_compile_cuda name source)
-    cmake_parse_arguments(PARSE_ARGV 2 arg "" "" "ARCHITECTURES;FLAGS")
+    cmake_parse_arguments(PARSE_ARGV 2 arg "PTX_ONLY" "" "ARCHITECTURES;FLAGS")
     if(NOT arg_ARCHITECTURES)
         set(arg_ARCHITECTURES ${GPUSHARE_CUDA_ARCHITECTURES})
     endif()
@@ -29,7 +30,9 @@ function(gpushare_compile_cuda name source)
     set(targets)
     set(ptx)
     foreach(architecture IN LISTS arg_ARCHITECTURES)
-        if(architecture EQUAL newest)
+        if(arg_PTX_ONLY)
+            list(APPEND targets -gencode=arch=compute_${architecture},code=compute_${architecture})
+        elseif(architecture EQUAL newest)
             list(APPEND targets -gencode=arch=compute_${newest},code=[sm_${newest},compute_${newest}])
         else()
             list(APPEND targets -gencode=arch=compute_${architecture},code=sm_${architecture})

@@ -7,6 +7,7 @@
 #include <cstdint>
 #include <exception>
 #include <string>
+#include <utility>
 #include <vector>
 
 #include <gpushare/backend/cuda/node.hpp>
@@ -15,6 +16,7 @@
 #include <gpushare/collective/tuning.hpp>
 
 #include "gpu/collective_kernels.hpp"
+#include "gpu/job_rig.hpp"
 #include "support/catch.hpp"
 #include "support/cuda_standin/standin.hpp"
 #include "support/ptx/runtime.hpp"
@@ -25,10 +27,6 @@ namespace {
 namespace cu = gpushare::cuda;
 using gpushare::algorithm;
 using gpushare::all_reduce_plan;
-
-/// For the suites in this program that know of no stand-in, as many devices and as much memory as they ask for.
-const standin::options roomy{.devices = 4, .memory = gpushare::bytes{12ULL << 30}};
-const bool started = (standin::reset(roomy), true);
 
 /// Some all-reduces of all ranks on one device, each of what the one before left.
 struct workload {
@@ -99,7 +97,7 @@ std::string trouble(const workload& w) {
         wrong = e.what();
     }
     wrong += standin::take_findings();
-    standin::reset(roomy);
+    standin::reset(jobs::roomy);
     return wrong;
 }
 
@@ -148,6 +146,70 @@ void check_random_workloads(std::size_t cases) {
 }
 
 }  // namespace
+
+namespace {
+
+/// A transformer's step in one launch, and as an all-reduce with what follows in one launch or in three.
+std::vector<std::vector<std::uint16_t>> steps_three_ways(std::uint32_t ranks) {
+    constexpr std::size_t tokens = 3, width = bench::transformer_step::width;
+    const gpushare::device_id device{0};
+    cu::node node{{.devices = {0}}};
+    cu::pinned_memory visible(node);
+    const std::vector<gpushare::device_id> devices(ranks, device);
+    gpushare::device_communicator group(node, visible, devices, {.blocks = 2});
+    std::vector<gpushare::member> members;
+    for (std::uint32_t r = 0; r < ranks; ++r) members.push_back(group.rank(r));
+    auto stream = node.make_stream(device, gpushare::priority{});
+    const bench::rank_group all{node, device, stream, members};
+    const std::size_t n = ranks * tokens * width;
+    std::vector<std::pair<void*, std::size_t>> taken;
+    const auto array = [&](std::size_t bytes) {
+        taken.emplace_back(node.memory(device).allocate(bytes, 256), bytes);
+        return taken.back().first;
+    };
+    std::vector<float> x(n), residual(n), weight(width);
+    for (std::size_t i = 0; i < n; ++i) x[i] = element(static_cast<std::uint32_t>(i / (tokens * width)), i);
+    for (std::size_t i = 0; i < n; ++i) residual[i] = element(1, i % (tokens * width));
+    for (std::size_t i = 0; i < width; ++i) weight[i] = static_cast<float>(i % 7) / 4;
+    const auto upload = [&](const std::vector<float>& from) {
+        auto* const to = static_cast<float*>(array(from.size() * sizeof(float)));
+        stream.copy(to, from.data(), from.size() * sizeof(float));
+        return to;
+    };
+    bench::transformer_step step{
+        .tokens = tokens, .x = upload(x), .residual = upload(residual), .weight = upload(weight)};
+    for (float** p : {&step.summed, &step.added, &step.normed}) *p = static_cast<float*>(array(n * sizeof(float)));
+    step.scratch = static_cast<float*>(array(2 * ranks * width * sizeof(float)));
+    step.out = static_cast<gpushare::bfloat16*>(array(n * sizeof(gpushare::bfloat16)));
+    const gpushare::launch_options shape{.blocks = 2, .threads = 64, .patience = std::chrono::seconds(1)};
+    std::vector<std::vector<std::uint16_t>> results;
+    const auto keep = [&] {
+        results.emplace_back(n);
+        stream.copy(results.back().data(), step.out, n * sizeof(std::uint16_t));
+        (void)stream.record().wait(gpushare::never);
+    };
+    CHECK(bench::launch_fused(all, step, shape) == gpushare::errc::none);
+    keep();
+    CHECK(bench::launch_all_reduce(all, step.x, step.summed, tokens * width, shape) == gpushare::errc::none);
+    bench::launch_passes(all, step, shape);
+    keep();
+    bench::launch_one_pass(all, step, shape);
+    keep();
+    CHECK(gpushare::fault_of(members[0]).code == gpushare::errc::none);
+    for (const auto& [p, bytes] : taken) (void)node.memory(device).deallocate(p, bytes, 256);
+    return results;
+}
+
+}  // namespace
+
+TEST_CASE("a fused step has the bits of its passes as compiled", "[compiled]") {
+    standin::reset({.devices = 1, .memory = gpushare::bytes{1 << 30}});
+    const auto results = steps_three_ways(2);
+    CHECK(results[0] == results[1]);
+    CHECK(results[0] == results[2]);
+    CHECK(standin::take_findings() == "");
+    standin::reset(jobs::roomy);
+}
 
 TEST_CASE("all-reduces of any shape are right as compiled", "[compiled]") { check_random_workloads(40); }
 TEST_CASE("many all-reduces of any shape are right as compiled", "[.long]") { check_random_workloads(2000); }

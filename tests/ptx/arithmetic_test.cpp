@@ -282,6 +282,20 @@ TEST_CASE("sums, products, quotients, roots and fma are rounded once", "[ptx]") 
             REQUIRE((root < other ? quad{std::fabs(a)} < middle * middle : quad{std::fabs(a)} > middle * middle));
         }
     }
+    for (int i = 0; i < 20'000; ++i) {
+        const auto some = [&] {
+            const auto x = static_cast<double>(1 + any.below(std::uint64_t{1} << 53)) * 0x1p-40;
+            return any.one_in(2) ? x : -x;
+        };
+        const auto as_word = [](double x) { return std::bit_cast<ptx::word>(x); };
+        const auto rounded = [&](quad exact) { return as_word(static_cast<double>(exact)); };
+        const double a = some(), b = some(), c = some();
+        REQUIRE(run("add.f64", as_word(a), as_word(b)) == rounded(quad{a} + b));
+        REQUIRE(run("sub.rn.f64", as_word(a), as_word(b)) == rounded(quad{a} - b));
+        REQUIRE(run("mul.f64", as_word(a), as_word(b)) == rounded(quad{a} * b));
+        REQUIRE(run("div.rn.f64", as_word(a), as_word(b)) == rounded(quad{a} / b));
+        REQUIRE(run("fma.rn.f64", as_word(a), as_word(b), as_word(c)) == rounded(quad{a} * b + c));
+    }
     CHECK(run("mul.f32", bits_of(INFINITY), bits_of(0)) == 0x7fff'ffff);
     CHECK(run("add.f32", 0x7f80'0001, 0) == 0x7fff'ffff);                           // a payload doesn't come through
     CHECK(run("mul.rn.f32", bits_of(1e-30F), bits_of(1e-10F)) == bits_of(1e-40F));  // subnormal
@@ -310,7 +324,7 @@ TEST_CASE("comparisons of floats know ordered and unordered", "[ptx]") {
 }
 
 TEST_CASE("an instruction that isn't in the table is nobody's guess", "[ptx]") {
-    for (const char* name : {"add.f64", "add.rz.f32", "cvt.rn.f16x2.f32", "ex2.approx.f32", "mul.hi.f32", "add", ""})
+    for (const char* name : {"add.rz.f64", "add.rz.f32", "cvt.rn.f16x2.f32", "ex2.approx.f32", "mul.hi.f32", "add", ""})
         CHECK(ptx::find_pure(name) == nullptr);
     CHECK(ptx::pure_opcodes().size() > 200);
 }

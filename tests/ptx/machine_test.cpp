@@ -244,3 +244,14 @@ TEST_CASE("a report names the source line where the text has it", "[ptx]") {
     CHECK_THROWS_WITH(m.run(10), Catch::Contains("PTX line 7 (somewhere.cu:35)"));
     CHECK(g->stopped());
 }
+
+TEST_CASE("a report names where code was inlined", "[ptx]") {
+    const std::string text =
+        ".version 9.0\n.target sm_90\n.address_size 64\n.visible .entry test()\n{\n.loc 1 8 1\n"
+        ".loc 2 35 7, function_name $L__info0, inlined_at 1 8 3\n.loc 1 4 7, function_name $L__info1+5, inlined_at 2 "
+        "35 9\n"
+        "trap;\n}\n.file 1 \"a.cu\"\n.file 2 \"b.hpp\"\n";
+    const ptx::program p = ptx::decode(ptx::text::parse(text));
+    CHECK_THAT(ptx::describe(p, *p.functions[0], p.functions[0]->code[0]),
+               Catch::Contains("PTX line 9 (a.cu:4, inlined into b.hpp:35, inlined into a.cu:8)"));
+}

@@ -210,3 +210,81 @@ TEST_CASE("bytes of one word belong to different threads", "[ptx]") {
     same.run({.threads = {64, 1, 1}});
     CHECK_THAT(same.found(), Catch::Contains("race"));
 }
+
+// ---- weak memory: what others see later, and in another order
+
+namespace {
+
+/// So that a thread isn't over before what it stored is seen by itself.
+const std::string linger =
+    "\nmov.u32 %r8, 0;\nLINGER: add.u32 %r8, %r8, 1;\nsetp.lt.u32 %p4, %r8, 2000;\n@%p4 bra LINGER;\n";
+
+/// Threads 0 of two blocks: each stores to a word of its own and then looks at the other's. How often neither saw the other.
+int neither_saw(const std::string& between, bool weak) {
+    int neither = 0;
+    for (std::uint64_t seed = 1; seed <= 200; ++seed) {
+        small_kernel k(
+            "mov.u32 %r5, 1;\nshl.b32 %r4, %r2, 2;\ncvt.u64.u32 %rd2, %r4;\nadd.s64 %rd2, %rd1, %rd2;\n"
+            "xor.b32 %r4, %r4, 4;\ncvt.u64.u32 %rd3, %r4;\nadd.s64 %rd3, %rd1, %rd3;\n"
+            "st.relaxed.sys.u32 [%rd2], %r5;\n" +
+                between + "\nld.relaxed.sys.u32 %r6, [%rd3];\nst.global.u32 [%rd2+64], %r6;" + linger,
+            {.seed = seed, .who = ptx::turns::shuffled, .weak_memory = weak});
+        k.run({.blocks = {2, 1, 1}});
+        CHECK(k.words[0] == 1);  // all stores are seen at last
+        CHECK(k.words[1] == 1);
+        neither += k.words[16] == 0 && k.words[17] == 0 ? 1 : 0;
+    }
+    return neither;
+}
+
+/// Block 0 stores two words, block 1 looks at them in the other order: how often it saw the second without the first.
+int second_before_first(const std::string& between, const std::string& second, bool weak) {
+    int seen = 0;
+    for (std::uint64_t seed = 1; seed <= 200; ++seed) {
+        small_kernel k("mov.u32 %r5, 1;\nsetp.ne.s32 %p2, %r2, 0;\n@%p2 bra LOOK;\nst.relaxed.sys.u32 [%rd1], %r5;\n" +
+                           between + "\n" + second + " [%rd1+4], %r5;" + linger +
+                           "bra DONE;\nLOOK: ld.acquire.sys.u32 %r6, [%rd1+4];\nsetp.eq.s32 %p3, %r6, 0;\n@%p3 bra "
+                           "LOOK;\nld.relaxed.sys.u32 %r7, [%rd1];\nst.global.u32 [%rd1+64], %r7;\nDONE:",
+                       {.seed = seed, .who = ptx::turns::shuffled, .weak_memory = weak});
+        k.run({.blocks = {2, 1, 1}});
+        seen += k.words[16] == 0 ? 1 : 0;
+    }
+    return seen;
+}
+
+}  // namespace
+
+TEST_CASE("under weak memory a store may be seen behind a later load, but not behind fence.sc", "[ptx]") {
+    CHECK(neither_saw("", false) == 0);
+    CHECK(neither_saw("", true) > 0);
+    CHECK(neither_saw("fence.acq_rel.sys;", true) > 0);
+    CHECK(neither_saw("fence.sc.sys;", true) == 0);
+}
+
+TEST_CASE("under weak memory stores overtake each other, unless the second releases or a fence is between", "[ptx]") {
+    CHECK(second_before_first("", "st.relaxed.sys.u32", false) == 0);
+    CHECK(second_before_first("", "st.relaxed.sys.u32", true) > 0);
+    CHECK(second_before_first("", "st.release.sys.u32", true) == 0);
+    CHECK(second_before_first("fence.acq_rel.sys;", "st.relaxed.sys.u32", true) == 0);
+}
+
+TEST_CASE("a thread sees its own stores, and those of one address in their order", "[ptx]") {
+    for (std::uint64_t seed = 1; seed <= 50; ++seed) {
+        small_kernel k(
+            "mov.u32 %r5, 1;\nmov.u32 %r4, 2;\nst.relaxed.sys.u32 [%rd1], %r5;\nst.relaxed.sys.u32 [%rd1+4], %r5;\n"
+            "st.relaxed.sys.u32 [%rd1], %r4;\nld.relaxed.sys.u32 %r6, [%rd1];\nst.global.u32 [%rd1+64], %r6;",
+            {.seed = seed, .weak_memory = true});
+        k.run();
+        CHECK(k.words[0] == 2);
+        CHECK(k.words[16] == 2);
+    }
+}
+
+TEST_CASE("the host that looks while kernels run sees what is strong and of system scope", "[ptx]") {
+    for (const std::string store : {"st.relaxed.sys.u32", "st.relaxed.gpu.u32", "st.global.u32"}) {
+        small_kernel k("mov.u32 %r5, 1;\n" + store + " [%rd1+8], %r5;\nst.global.u32 [%rd1+64], %r5;");
+        k.machine().memory().polled_by_host(reinterpret_cast<std::uintptr_t>(&k.words[2]), 4);
+        k.run();
+        CHECK((k.found() == "") == (store == "st.relaxed.sys.u32"));
+    }
+}

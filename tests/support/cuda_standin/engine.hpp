@@ -22,6 +22,9 @@ struct engine {
     virtual void written(std::uintptr_t begin, std::size_t size) = 0;
     /// Nothing exists any more.
     virtual void reset() = 0;
+
+    /// The host waits for the end of something: else it comes back soon, to launch what kernels wait for.
+    bool host_waits = false;
 };
 /// Null: kernels run on the host, see launch.hpp.
 [[nodiscard]] engine*& the_engine();

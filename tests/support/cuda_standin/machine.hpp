@@ -25,6 +25,7 @@
 #include <utility>
 #include <vector>
 
+#include "support/cuda_standin/engine.hpp"
 #include "support/cuda_standin/objects.hpp"
 #include "support/cuda_standin/standin.hpp"
 
@@ -168,6 +169,20 @@ private:
     bool news_ = false;  // something has begun
 };
 
+/// Says so to the engine.
+class waiting_host {
+public:
+    waiting_host() { say(true); }
+    waiting_host(const waiting_host&) = delete;
+    waiting_host& operator=(const waiting_host&) = delete;
+    ~waiting_host() { say(false); }
+
+private:
+    static void say(bool waits) {
+        if (the_engine() != nullptr) the_engine()->host_waits = waits;
+    }
+};
+
 /// The first call of the process makes it.
 [[nodiscard]] machine& the_machine();
 /// A new one in its place, while nobody is inside a call.
@@ -177,6 +192,7 @@ void check_at_exit();
 
 template <class Done>
 bool machine::wait(const char* who, Done done) {
+    const waiting_host waits;
     constexpr auto patience = std::chrono::seconds(20);
     auto give_up = std::chrono::steady_clock::now() + patience;
     for (run(); !done(); run()) {

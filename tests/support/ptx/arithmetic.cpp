@@ -227,6 +227,26 @@ void floats(table& t) {
     define(t, "abs.f32", 1, [](word a, word, word) { return put(std::fabs(get<float>(a))); });
 }
 
+/// Any NaN is as good as another one.
+void doubles(table& t) {
+    const auto two = [&]<class F>(const std::string& name, F) {
+        for (const std::string rounding : {"", "rn."})
+            define(t, name + "." + rounding + "f64", 2, [](word a, word b, word) {
+                return std::bit_cast<word>(F{}(std::bit_cast<double>(a), std::bit_cast<double>(b)));
+            });
+    };
+    two("add", std::plus<double>{});
+    two("sub", std::minus<double>{});
+    two("mul", std::multiplies<double>{});
+    define(t, "div.rn.f64", 2, [](word a, word b, word) {
+        return std::bit_cast<word>(std::bit_cast<double>(a) / std::bit_cast<double>(b));
+    });
+    define(t, "fma.rn.f64", 3, [](word a, word b, word c) {
+        return std::bit_cast<word>(
+            std::fma(std::bit_cast<double>(a), std::bit_cast<double>(b), std::bit_cast<double>(c)));
+    });
+}
+
 // ---- 9.7.9.21: conversions
 
 /// Between integers: extended by the source's sign, cut to the target's width.
@@ -328,7 +348,7 @@ void conversions(table& t) {
     define(t, "cvt.f32.f16", 1, [](word a, word, word) { return widen<5>(a); });
     define(t, "cvt.f32.bf16", 1, [](word a, word, word) { return widen<8>(a); });
     // 9.7.9.20: addresses are generic here, see memory.hpp.
-    for (const std::string space : {"to.global.", "global.", "param.", "to.param."})
+    for (const std::string space : {"to.global.", "global.", "param.", "to.param.", "local.", "to.local."})
         define(t, "cvta." + space + "u64", 1, [](word a, word, word) { return a; });
 }
 
@@ -398,7 +418,9 @@ table make_table() {
     }
     moves<std::uint32_t>(t, "f32");  // bits move as they are
     float_comparisons(t);
+    moves<std::uint64_t>(t, "f64");
     floats(t);
+    doubles(t);
     conversions(t);
     define(t, "prmt.b32", 3, permuted);
     define(t, "bfi.b32", 3, inserted<std::uint32_t>);

@@ -89,9 +89,13 @@ public:
         for (const auto& s : from_.statements) {
             now_ = &s;
             to_.code.push_back(decode_statement());
+            to_.sources.push_back(s.source);
         }
         to_.code.push_back({.what = operation::leave, .line = from_.line});  // the end of the text
+        to_.sources.emplace_back();
         settle();
+        static std::uint32_t next_number = 1;
+        for (instruction& i : to_.code) i.number = next_number++;
     }
 
 private:
@@ -135,7 +139,8 @@ private:
         if (const auto s = special_registers.find(name); s != special_registers.end()) return own_value(s->second);
         if (const auto v = variables_.find(name); v != variables_.end()) {
             if (v->second.space == ".param of mine") return own_value(own::parameters, v->second.offset);
-            if (v->second.space == ".param") return own_value(own::locals, v->second.offset);
+            if (v->second.space == ".param" || v->second.space == ".local")
+                return own_value(own::locals, v->second.offset);
             if (v->second.space == ".shared") return constant(v->second.offset);
             fail(problem::unknown_directive, "no kernel of ours had a variable in " + std::string(v->second.space));
         }
@@ -228,7 +233,6 @@ private:
             unknown();
         }
         i.line = now_->line;
-        i.source = now_->source;
         i.negated = now_->negated;
         i.guard = now_->guard.empty() ? 0 : named(now_->guard);
         return i;
@@ -292,7 +296,7 @@ private:
         std::string_view operation_name, type;
         for (std::size_t w = 1; w < words.size(); ++w) {
             const std::string_view m = words[w];
-            if (m == "global") continue;  // narrower than generic, and the same address
+            if (m == "global" || m == "local") continue;  // narrower than generic, and the same address
             if (const auto* s = std::ranges::find(scalars, m, &scalar::name);
                 s != scalars.end() && w + 1 == words.size()) {
                 type = m;
@@ -484,6 +488,26 @@ private:
 const function* program::find(std::string_view name) const {
     const auto at = std::ranges::find(functions, name, [](const auto& f) -> std::string_view { return f->name; });
     return at == functions.end() ? nullptr : at->get();
+}
+
+std::pair<const function*, const instruction*> program::find(std::uint32_t number) const {
+    for (const auto& f : functions) {
+        const std::uint32_t first = f->code.front().number;
+        if (number >= first && number - first < f->code.size()) return {f.get(), &f->code[number - first]};
+    }
+    return {};
+}
+
+std::string describe(const program& p, const function& f, const instruction& i) {
+    const text::location& at = f.sources[static_cast<std::size_t>(&i - f.code.data())];
+    std::string text = f.name + ", PTX line " + std::to_string(i.line), places;
+    const auto add = [&](std::uint32_t file, std::uint32_t line) {
+        if (line != 0 && file < p.files.size())
+            places += (places.empty() ? " (" : ", inlined into ") + p.files[file] + ":" + std::to_string(line);
+    };
+    add(at.file, at.line);
+    for (const auto& caller : at.callers) add(caller.file, caller.line);
+    return text + places + (places.empty() ? "" : ")");
 }
 
 program decode(const text::module& m) {

@@ -3,6 +3,8 @@
 #include <algorithm>
 #include <bit>
 #include <cstring>
+#include <iterator>
+#include <utility>
 
 #include "support/ptx/thread.hpp"
 
@@ -123,6 +125,7 @@ void machine::run_thread(thread& t, std::uint32_t instructions) {
         const instruction& i = code[f.next++];
         ++ran;
         if ((r[i.guard] != 0) == i.negated) continue;  // 9.3: predicated execution
+        i.ran = true;
         switch (i.what) {
             case operation::compute: r[i.at[0]] = i.compute(r[i.at[1]], r[i.at[2]], r[i.at[3]]); break;
             case operation::branch: f.next = i.target; break;
@@ -148,7 +151,11 @@ void machine::run_thread(thread& t, std::uint32_t instructions) {
                 t.of->asleep.push_back(t.index);
                 ++done_.sleeps;
                 break;
-            case operation::fence: after_fence(t.order, i.ordering, i.reach); break;
+            case operation::fence:
+                ++t.fences;
+                if (i.ordering == order::sc) show(t, t.delayed.size());
+                after_fence(t.order, i.ordering, i.reach);
+                break;
             case operation::barrier: arrive(t, i, static_cast<std::uint32_t>(r[i.at[0]])); break;
             case operation::warp_barrier:
             case operation::shuffle: meet_warp(t, i); break;
@@ -195,6 +202,7 @@ void machine::leave(thread& t) {
 void machine::arrive(thread& t, const instruction& i, std::uint32_t barrier) {
     block& b = *t.of;
     if (barrier >= b.arrived.size()) fail(t, i, "a block has 16 barriers");
+    show(t, t.delayed.size());
     t.is = state::at_barrier;
     t.barrier = barrier;
     t.at = &i;
@@ -314,9 +322,11 @@ void machine::check(thread& t, const instruction& i, const reached& to, std::siz
     const bool reads = i.what != operation::store;
     if (reads && options_.check_contents && !to.in->known(to.offset, bytes))
         find(t, i, "unknown contents: nobody has written here");
-    const std::uint32_t where = number_of(t, i);
-    const auto c = to.in->touch(to.offset, bytes, {t.order, i.what != operation::load, i.reach, where}, ended_);
-    if (!c || !options_.check_races) return;
+    const auto c = to.in->touch(to.offset, bytes, {t.order, i.what != operation::load, i.reach, i.number}, ended_);
+    if (!options_.check_races) return;
+    if (i.reach != scope::sys && to.in->is_polled(to.offset, bytes))
+        find(t, i, "race: with the host, which looks here;");
+    if (!c) return;
     find(t, i,
          std::string("race: ") + (c->wrote ? "with a write by " : "with a read by ") +
              describe(c->with.who, c->with.where) + "; " +
@@ -329,6 +339,10 @@ void machine::execute_access(thread& t, const instruction& i, word* r) {
         (i.where == space::shared ? r[i.at[4]] & 0xffff'ffff : r[i.at[4]]) + static_cast<word>(i.offset);
     const reached to = reach(t, i, address, bytes);
     const bool strong = i.ordering != order::weak;
+    if (!t.delayed.empty() && i.where != space::shared) {
+        if (i.what == operation::atomic && releases(i.ordering)) show(t, t.delayed.size());
+        show_until(t, address, bytes);
+    }
     if (to.in != nullptr) {
         check(t, i, to, bytes);
         if (i.where != space::shared) (i.what == operation::load ? done_.loaded : done_.stored) += bytes;
@@ -352,6 +366,8 @@ void machine::execute_access(thread& t, const instruction& i, word* r) {
         return;
     }
     if (to.in == nullptr) fail(t, i, "a strong access to parameters");
+    if (options_.weak_memory && i.what == operation::store && i.where != space::shared)
+        return delay(t, i, address, r[i.at[0]]);
     releases_of& carried = to.in->releases_at(to.offset);
     if (i.what == operation::atomic) {
         ++done_.atomics;
@@ -363,6 +379,58 @@ void machine::execute_access(thread& t, const instruction& i, word* r) {
         store_atomically(to.at, r[i.at[0]], i.bytes);
     }
     after_store(t.order, carried, i.ordering, i.reach, i.what == operation::atomic);
+}
+
+// ---- 8.9: stores that others see later
+
+/// Behind those that it may not overtake: of its own address, before a fence, and all of them if it releases.
+void machine::delay(thread& t, const instruction& i, word address, word value) {
+    constexpr std::uint64_t longest = 4096;
+    delayed_store s{.address = address,
+                    .value = value,
+                    .bytes = i.bytes,
+                    .fences = t.fences,
+                    .due = done_.instructions + random_() % longest,
+                    .releases = released_by(t.order, i.ordering, i.reach)};
+    if (t.delayed.empty()) delaying_.push_back(&t);
+    auto at = t.delayed.end();
+    while (at != t.delayed.begin() && !releases(i.ordering) && std::prev(at)->fences == t.fences &&
+           std::prev(at)->address != address && random_() % 2 == 0)
+        --at;
+    t.delayed.insert(at, std::move(s));
+}
+
+/// Others see the first of them from now on.
+void machine::show(thread& t, std::size_t stores) {
+    if (stores == 0) return;
+    for (std::size_t n = 0; n < stores; ++n) {
+        const delayed_store& s = t.delayed[n];
+        area* const in = memory_.find(s.address, s.bytes);
+        if (in == nullptr) continue;  // freed meanwhile
+        store_atomically(reinterpret_cast<std::byte*>(s.address), s.value, s.bytes);
+        carry(in->releases_at(s.address - in->begin()), s.releases, false);
+    }
+    t.delayed.erase(t.delayed.begin(), t.delayed.begin() + static_cast<std::ptrdiff_t>(stores));
+    if (t.delayed.empty()) std::erase(delaying_, &t);
+}
+
+/// A thread sees its own stores.
+void machine::show_until(thread& t, word address, std::size_t bytes) {
+    std::size_t stores = 0;
+    for (std::size_t n = 0; n < t.delayed.size(); ++n)
+        if (t.delayed[n].address < address + bytes && address < t.delayed[n].address + t.delayed[n].bytes)
+            stores = n + 1;
+    show(t, stores);
+}
+
+void machine::show_due(bool all) {
+    if (delaying_.empty()) return;
+    const auto some = delaying_;
+    for (thread* const t : some) {
+        std::size_t stores = 0;
+        while (stores < t->delayed.size() && (all || t->delayed[stores].due <= done_.instructions)) ++stores;
+        show(*t, stores);
+    }
 }
 
 }  // namespace ptx

@@ -82,19 +82,27 @@ void after_load(actor& me, const releases_of& of_value, order ordering, scope re
     }
 }
 
-void after_store(actor& me, releases_of& of_value, order ordering, scope reach, bool read_modify_write) {
+std::optional<release> released_by(actor& me, order ordering, scope reach) {
+    if (!releases(ordering) && me.fenced == nullptr) return std::nullopt;
+    return release{releases(ordering) ? publish(me) : me.fenced,
+                   releases(ordering) ? reach : std::min(reach, me.fenced_scope), me.block->number, me.block->device};
+}
+
+void carry(releases_of& of_value, const std::optional<release>& stored, bool read_modify_write) {
     // Only a read-modify-write continues the releases before it.
     if (!read_modify_write) of_value.clear();
-    if (!releases(ordering) && me.fenced == nullptr) return;
-    const scope its = releases(ordering) ? reach : std::min(reach, me.fenced_scope);
-    const view_pointer seen = releases(ordering) ? publish(me) : me.fenced;
+    if (!stored) return;
     // Those of one thread's block with the same reach are as good as one.
-    const auto same =
-        std::ranges::find_if(of_value, [&](const release& r) { return r.reach == its && r.block == me.block->number; });
+    const auto same = std::ranges::find_if(
+        of_value, [&](const release& r) { return r.reach == stored->reach && r.block == stored->block; });
     if (same != of_value.end())
-        same->seen = join(same->seen, seen);
+        same->seen = join(same->seen, stored->seen);
     else
-        of_value.push_back({seen, its, me.block->number, me.block->device});
+        of_value.push_back(*stored);
+}
+
+void after_store(actor& me, releases_of& of_value, order ordering, scope reach, bool read_modify_write) {
+    carry(of_value, released_by(me, ordering, reach), read_modify_write);
 }
 
 void after_fence(actor& me, order ordering, scope reach) {

@@ -18,6 +18,7 @@
 
 #include <cstdint>
 #include <memory>
+#include <optional>
 #include <utility>
 #include <vector>
 
@@ -86,6 +87,9 @@ using releases_of = std::vector<release>;
 /// Strong accesses, after they were done.
 void after_load(actor& me, const releases_of& of_value, order ordering, scope reach);
 void after_store(actor& me, releases_of& of_value, order ordering, scope reach, bool read_modify_write);
+/// The two halves of it, for stores that others see later: what it releases, if anything, and what its location carries then.
+[[nodiscard]] std::optional<release> released_by(actor& me, order ordering, scope reach);
+void carry(releases_of& of_value, const std::optional<release>& stored, bool read_modify_write);
 void after_fence(actor& me, order ordering, scope reach);
 
 /// All of these meet: each sees from now on what any of them saw and did.

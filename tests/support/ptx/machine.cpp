@@ -45,9 +45,13 @@ std::shared_ptr<grid> machine::start(launch l) {
         throw std::invalid_argument("a grid that no device can hold");
     if (what.cooperative && g->blocks() > at_once * what.sms.size())
         throw std::invalid_argument("a cooperative grid that doesn't fit at once");
-    // Everything that ended by now happened before it: it is started by somebody who saw that.
-    g->start_ = std::make_shared<view>(view{.finished = ended_count_});
+    // Everything that ended by now happened before it, and so did what that had seen: it is started by somebody who saw that.
+    view before = *seen_by_ended_;
+    before.finished = ended_count_;
+    std::erase_if(before.blocks, [&](const view::block& b) { return ended_.when(b.number) != 0; });
+    g->start_ = seen_by_ended_ = std::make_shared<view>(std::move(before));
     grids_.push_back(g);
+    if (what.of != nullptr) programs_.insert(what.of);
     return g;
 }
 
@@ -107,6 +111,10 @@ void machine::place_grids() {
 
 void machine::end_block(block& b) {
     grid& g = *b.of;
+    for (thread& t : b.threads) {
+        show(t, t.delayed.size());
+        g.seen_ = join(g.seen_, t.order.seen);
+    }
     auto& used = taken_[{g.what().device, b.sm}];
     --used.first;
     used.second -= (g.threads() + warp_size - 1) / warp_size * warp_size;
@@ -115,6 +123,7 @@ void machine::end_block(block& b) {
     // Before the whole grid is over nobody outside can know that a block of it is.
     if (g.over_) {
         ++ended_count_;
+        seen_by_ended_ = join(seen_by_ended_, g.seen_);
         for (const std::uint32_t number : g.numbers_) ended_.end(number, ended_count_, g.what().device);
     }
     std::erase_if(g.resident_, [&](const auto& r) { return r.get() == &b; });
@@ -129,6 +138,7 @@ void machine::stop() {
         g->over_ = g->stopped_ = true;
     }
     grids_.clear();
+    delaying_.clear();
     running_.clear();
     taken_.clear();
 }
@@ -154,6 +164,7 @@ void machine::wake(block& b) {
 void machine::jump_to_next_wake() {
     std::uint64_t next = ~std::uint64_t{0};
     for (const block* b : running_) next = std::min(next, b->wakes);
+    show_due(true);
     if (next != ~std::uint64_t{0}) {
         now_ = std::max(now_, next);
         return;
@@ -190,6 +201,8 @@ void machine::run(std::uint64_t instructions) {
     std::uint64_t budget = instructions;
     try {
         while (budget > 0 && !grids_.empty()) {
+            if (done_.instructions > options_.most_instructions) throw fault("it never ends.\n" + who_waits());
+            show_due(false);
             place_grids();
             bool any = false;
             auto round = running_;
@@ -217,32 +230,21 @@ void machine::run(std::uint64_t instructions) {
 
 // ---- what is told
 
-std::string machine::describe(const function& f, const program& p, const instruction& i) {
-    std::string text = f.name + ", PTX line " + std::to_string(i.line);
-    if (i.source.line != 0 && i.source.file < p.files.size())
-        text += " (" + p.files[i.source.file] + ":" + std::to_string(i.source.line) + ")";
-    return text;
-}
-
-std::uint32_t machine::number_of(const thread& t, const instruction& i) {
-    const auto [at, added] = place_numbers_.emplace(&i, static_cast<std::uint32_t>(places_.size()));
-    if (added) places_.push_back({t.of->of->what().of, t.frames.back().in, &i});
-    return at->second;
-}
-
 std::string machine::describe(agent a, std::uint32_t where) const {
-    const code_place& p = places_[where];
-    return "block " + std::to_string(numbers_[block_of(a)]) + " (of all " + std::to_string(block_of(a)) + "), thread " +
-           std::to_string(thread_of(a)) + ", in " + describe(*p.in, *p.of, *p.at);
+    std::string text = "block " + std::to_string(numbers_[block_of(a)]) + " (of all " + std::to_string(block_of(a)) +
+                       "), thread " + std::to_string(thread_of(a));
+    for (const program* p : programs_)
+        if (const auto [in, at] = p->find(where); at != nullptr) text += ", in " + ptx::describe(*p, *in, *at);
+    return text;
 }
 
 void machine::fail(const thread& t, const instruction& i, const std::string& what) const {
     throw fault(what + ": block " + std::to_string(t.of->index) + ", thread " + std::to_string(t.index) + ", in " +
-                describe(*t.frames.back().in, *t.of->of->what().of, i));
+                ptx::describe(*t.of->of->what().of, *t.frames.back().in, i));
 }
 
 void machine::find(const thread& t, const instruction& i, const std::string& what) {
-    const std::string place = describe(*t.frames.back().in, *t.of->of->what().of, i);
+    const std::string place = ptx::describe(*t.of->of->what().of, *t.frames.back().in, i);
     constexpr std::size_t enough = 100;
     if (told_.size() == enough || !told_.insert(what.substr(0, what.find(':')) + place).second) return;
     findings_.push_back(what + ": block " + std::to_string(t.of->index) + ", thread " + std::to_string(t.index) +
@@ -263,7 +265,7 @@ std::string machine::who_waits() const {
                                         : t.is == state::asleep     ? "asleep"
                                                                     : "running";
                 const instruction& i = t.at != nullptr ? *t.at : f.in->code[f.next];
-                ++where["block " + std::to_string(b->index) + " " + how + " in " + describe(*f.in, *l.of, i) +
+                ++where["block " + std::to_string(b->index) + " " + how + " in " + ptx::describe(*l.of, *f.in, i) +
                         ": threads"];
             }
     }

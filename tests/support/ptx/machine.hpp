@@ -46,6 +46,10 @@ struct machine_options {
     turns who = turns::fair;
     std::uint32_t blocks_per_sm = 32, threads_per_sm = 2048;
     bool check_races = true, check_contents = true;
+    /// Strong stores are seen by others some time later, and in another order, as far as nothing orders them (8.9): what a kernel
+    /// does before a load may not be seen before it, unless a sequentially consistent fence is between.
+    bool weak_memory = false;
+    std::uint64_t most_instructions = ~std::uint64_t{0};  // beyond these it is a fault
 };
 
 struct launch {
@@ -99,6 +103,7 @@ private:
     struct thread;
     struct block;
     struct frame;
+    struct delayed_store;
 
     // the grids' places (machine.cpp)
     void place_grids();
@@ -113,6 +118,10 @@ private:
     [[nodiscard]] static std::unique_ptr<word[]> make_slots(const thread& t);
     void run_thread(thread& t, std::uint32_t instructions);
     void execute_access(thread& t, const instruction& i, word* r);
+    void delay(thread& t, const instruction& i, word address, word value);
+    void show(thread& t, std::size_t stores);
+    void show_until(thread& t, word address, std::size_t bytes);
+    void show_due(bool all);
     void arrive(thread& t, const instruction& i, std::uint32_t barrier);
     void complete_barrier(block& b, std::uint32_t barrier);
     void shuffle(const std::vector<thread*>& all, const instruction& i);
@@ -130,9 +139,7 @@ private:
     // what is told
     [[noreturn]] void fail(const thread& t, const instruction& i, const std::string& what) const;
     void find(const thread& t, const instruction& i, const std::string& what);
-    [[nodiscard]] static std::string describe(const function& f, const program& p, const instruction& i);
     [[nodiscard]] std::string describe(agent a, std::uint32_t where) const;
-    [[nodiscard]] std::uint32_t number_of(const thread& t, const instruction& i);
 
     machine_options options_;
     std::mt19937_64 random_;
@@ -140,21 +147,17 @@ private:
     std::vector<std::shared_ptr<grid>> grids_;  // in the order of their launches, those that aren't over
     std::vector<block*> running_;
     const thread* turn_of_ = nullptr;
+    std::vector<thread*> delaying_;  // threads with stores that nobody sees yet
     std::map<std::pair<int, std::uint32_t>, std::pair<std::uint32_t, std::uint32_t>> taken_;  // SM: blocks, threads
     ended_blocks ended_;
+    view_pointer seen_by_ended_ = std::make_shared<view>();  // what all grids that are over had seen
     std::uint32_t blocks_started_ = 0;
     std::uint64_t ended_count_ = 0, now_ = 1000, since_tick_ = 0;
     work_done done_;
     std::vector<std::string> findings_;
     std::set<std::string> told_;
     std::vector<std::uint32_t> numbers_;  // of all blocks that ever ran: which of its grid
-    struct code_place {
-        const program* of;
-        const function* in;
-        const instruction* at;
-    };
-    std::vector<code_place> places_;
-    std::map<const instruction*, std::uint32_t> place_numbers_;
+    std::set<const program*> programs_;   // of all grids
 };
 
 /// One launch, from its start to its end.
@@ -181,7 +184,7 @@ private:
     std::vector<std::uint32_t> numbers_;  // of its blocks, among all
     std::uint32_t next_ = 0, ended_ = 0;
     bool over_ = false, stopped_ = false;
-    view_pointer start_{};
+    view_pointer start_{}, seen_{};  // by its blocks that are over
     /// What the driver gives a cooperative launch for its barrier (%envreg1 and 2).
     alignas(16) std::array<std::uint32_t, 64> workspace_{};
 };

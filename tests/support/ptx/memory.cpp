@@ -60,10 +60,14 @@ void area::written(std::size_t offset, std::size_t bytes) {
 }
 
 bool area::known(std::size_t offset, std::size_t bytes) const {
-    for (std::size_t o = offset; o < offset + bytes; ++o) {
-        const auto& p = pages_[o / page];
-        if (p == nullptr ? fill_[o / page] == contents::unknown : ((*p)[o % page / unit].known >> o % unit & 1) == 0)
+    for (const std::size_t end = offset + bytes; offset < end;) {
+        const std::size_t first = offset % unit, count = std::min(unit - first, end - offset);
+        const unsigned wanted = ((1U << count) - 1) << first;
+        const auto& p = pages_[offset / page];
+        if (p == nullptr ? fill_[offset / page] == contents::unknown
+                         : ((*p)[offset % page / unit].known & wanted) != wanted)
             return false;
+        offset += count;
     }
     return true;
 }
@@ -140,12 +144,12 @@ const releases_of* area::find_releases(std::size_t offset) const {
 
 void memory::add(std::uintptr_t begin, std::size_t size, contents c) {
     areas_[begin] = std::make_unique<area>(begin, size, c);
-    last_ = nullptr;
+    recent_.fill(nullptr);
 }
 
 void memory::remove(std::uintptr_t begin) {
     areas_.erase(begin);
-    last_ = nullptr;
+    recent_.fill(nullptr);
 }
 
 void memory::written(std::uintptr_t begin, std::size_t size) {
@@ -153,12 +157,19 @@ void memory::written(std::uintptr_t begin, std::size_t size) {
     if (area* const a = find(begin, size)) a->written(begin - a->begin(), size);
 }
 
+void memory::polled_by_host(std::uintptr_t begin, std::size_t size) {
+    if (area* const a = find(begin, size)) a->polled_by_host(begin - a->begin(), size);
+}
+
 area* memory::find(std::uintptr_t begin, std::size_t size) {
     const auto inside = [&](const area& a) { return begin >= a.begin() && begin - a.begin() + size <= a.size(); };
-    if (last_ != nullptr && inside(*last_)) return last_;
+    for (area* const a : recent_)
+        if (a != nullptr && inside(*a)) return a;
     auto at = areas_.upper_bound(begin);
     if (at == areas_.begin() || !inside(*(--at)->second)) return nullptr;
-    return last_ = at->second.get();
+    area* const found = at->second.get();
+    recent_[next_++ % recent_.size()] = found;
+    return found;
 }
 
 }  // namespace ptx

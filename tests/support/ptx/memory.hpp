@@ -85,8 +85,16 @@ public:
     /// What a strong access finds at its address; made if there is none.
     [[nodiscard]] releases_of& releases_at(std::size_t offset);
     [[nodiscard]] const releases_of* find_releases(std::size_t offset) const;
+    /// The host looks here while kernels run, and writes: see memory::polled_by_host.
+    void polled_by_host(std::size_t offset, std::size_t bytes) { polled_ = {offset, offset + bytes}; }
+    [[nodiscard]] bool is_polled(std::size_t offset, std::size_t bytes) const {
+        return offset < polled_.end && polled_.begin < offset + bytes;
+    }
 
 private:
+    struct extent {
+        std::size_t begin = 0, end = 0;
+    };
     static constexpr std::size_t page = 4096, unit = 4, units = page / unit;
     static constexpr std::size_t many = 8;  // readers at once that are remembered; the oldest is forgotten
 
@@ -109,6 +117,7 @@ private:
 
     std::uintptr_t begin_;
     std::size_t size_;
+    extent polled_{};
     std::vector<std::unique_ptr<granules>> pages_;  // null: nobody touched it, and it is as `fill_` says
     std::vector<contents> fill_;
     std::vector<std::array<cell, unit>> splits_;
@@ -121,13 +130,15 @@ public:
     void add(std::uintptr_t begin, std::size_t size, contents c);
     void remove(std::uintptr_t begin);
     void written(std::uintptr_t begin, std::size_t size);
+    /// The host accesses this part of an area by strong accesses of system scope at any time: what isn't as strong races with it.
+    void polled_by_host(std::uintptr_t begin, std::size_t size);
     /// The area that has all of it.
     [[nodiscard]] area* find(std::uintptr_t begin, std::size_t size);
-    void clear() { areas_.clear(), last_ = nullptr; }
 
 private:
     std::map<std::uintptr_t, std::unique_ptr<area>> areas_;
-    area* last_ = nullptr;
+    std::array<area*, 4> recent_{};  // of these, the last that were found
+    std::size_t next_ = 0;
 };
 
 }  // namespace ptx

@@ -13,6 +13,7 @@
 #include <memory>
 #include <string>
 #include <string_view>
+#include <utility>
 #include <vector>
 
 #include "support/ptx/arithmetic.hpp"
@@ -76,7 +77,8 @@ struct instruction {
     bool second_result = false;  // there is this predicate
     std::int64_t offset = 0;     // is added to the address
     word (*compute)(word, word, word) = nullptr;
-    text::location source{};
+    std::uint32_t number = 0;  // tells it from all others of the process
+    mutable bool ran = false;  // some thread came here, ever
 };
 
 /// What only a thread knows when it starts.
@@ -123,6 +125,7 @@ struct function {
     bool entry = false;
     std::uint32_t line = 0, most_threads = 0;
     std::vector<instruction> code{};
+    std::vector<text::location> sources{};  // of each instruction
     std::vector<call> calls{};
     std::vector<word> constants{};  // the first slots
     std::vector<own_slot> own{};    // of these, what differs from thread to thread
@@ -139,7 +142,12 @@ struct program {
     std::vector<std::string> files{};
 
     [[nodiscard]] const function* find(std::string_view name) const;
+    /// The instruction with this number, and the function that it is in; nulls for those of other programs.
+    [[nodiscard]] std::pair<const function*, const instruction*> find(std::uint32_t number) const;
 };
+
+/// "KERNEL, PTX line N (FILE:LINE, inlined into FILE:LINE)", as far as the text has it.
+[[nodiscard]] std::string describe(const program& p, const function& f, const instruction& i);
 
 /// Throws ptx::error.
 [[nodiscard]] program decode(const text::module& m);

@@ -68,10 +68,10 @@ public:
         ++tally_.launches;
         tally_.executed.insert(l.kernel->name);
         const auto running = machine().start(std::move(l));
-        return [this, running] {
+        // Little at first: others that were launched together are to begin, too, before much time passes.
+        return [this, running, first = true]() mutable {
             const auto begin = std::chrono::steady_clock::now();
-            constexpr std::uint64_t at_once = 50'000;
-            if (!running->over()) machine().run(at_once);
+            if (!running->over()) machine().run(std::exchange(first, false) || !host_waits ? 256 : 50'000);
             tally_.seconds += std::chrono::duration<double>(std::chrono::steady_clock::now() - begin).count();
             for (std::string& what : machine().take_findings()) {
                 ++tally_.findings;
@@ -89,6 +89,14 @@ public:
         for (const auto& f : files_)
             for (const auto& k : f->decoded.functions)
                 if (k->entry) all.compiled.insert(k->name);
+        return all;
+    }
+
+    void polled_by_host(std::uintptr_t begin, std::size_t size) { machine().memory().polled_by_host(begin, size); }
+    [[nodiscard]] std::vector<const program*> programs() {
+        load();
+        std::vector<const program*> all;
+        for (const auto& f : files_) all.push_back(&f->decoded);
         return all;
     }
 
@@ -143,34 +151,69 @@ engine& the_engine() {
 
 std::array<std::uint32_t, 3> extent(dim3 d) { return {d.x, d.y, d.z}; }
 
-}  // namespace
+/// A launch in any of the runtime's forms. `arguments` points to each of the kernel's.
+struct call {
+    const void* host_function = nullptr;
+    dim3 blocks{}, threads{};
+    std::size_t shared = 0;
+    cudaStream_t stream = nullptr;
+    bool cooperative = false;
+};
 
-machine_options& options() { return the_engine().options; }
-tally total() { return the_engine().total(); }
-void replace(std::size_t file, std::string text) { the_engine().replace(file, std::move(text)); }
-
-extern "C" {
-
-cudaError_t cudaLaunchKernelExC(const cudaLaunchConfig_t* config, const void* host_function, void** arguments) {
-    const auto [of, kernel] = the_engine().find(host_function);
+cudaError_t launch_kernel(const call& c, void** arguments) {
+    const auto [of, kernel] = the_engine().find(c.host_function);
     if (kernel == nullptr) return cudaErrorInvalidDeviceFunction;
     launch l{.of = of,
              .kernel = kernel,
-             .blocks = extent(config->gridDim),
-             .threads = extent(config->blockDim),
-             .dynamic_shared = static_cast<std::uint32_t>(config->dynamicSmemBytes)};
-    for (unsigned i = 0; i < config->numAttrs; ++i)
-        if (config->attrs[i].id == cudaLaunchAttributeCooperative)
-            l.cooperative = config->attrs[i].val.cooperative != 0;
+             .blocks = extent(c.blocks),
+             .threads = extent(c.threads),
+             .dynamic_shared = static_cast<std::uint32_t>(c.shared),
+             .cooperative = c.cooperative};
     l.arguments.resize(kernel->parameter_bytes);
     for (std::size_t p = 0; p < kernel->parameters.size(); ++p)
         std::memcpy(l.arguments.data() + kernel->parameters[p].offset, arguments[p], kernel->parameters[p].bytes);
-    return standin::detail::launch(config->stream, [l](int device, const std::set<std::uint32_t>& sms) {
+    return standin::detail::launch(c.stream, [l](int device, const std::set<std::uint32_t>& sms) {
         launch here = l;
         here.device = device;
         here.sms = sms;
         return the_engine().start(std::move(here));
     });
+}
+
+/// What kernel<<<blocks, threads, shared, stream>>>(...) leaves for the function that it calls next.
+std::vector<call>& configured() {
+    thread_local std::vector<call> stack;
+    return stack;
+}
+
+}  // namespace
+
+machine_options& options() { return the_engine().options; }
+tally total() { return the_engine().total(); }
+void polled_by_host(const void* begin, std::size_t size) {
+    the_engine().polled_by_host(reinterpret_cast<std::uintptr_t>(begin), size);
+}
+std::vector<const program*> programs() { return the_engine().programs(); }
+void replace(std::size_t file, std::string text) { the_engine().replace(file, std::move(text)); }
+
+extern "C" {
+
+cudaError_t cudaLaunchKernelExC(const cudaLaunchConfig_t* config, const void* host_function, void** arguments) {
+    call c{host_function, config->gridDim, config->blockDim, config->dynamicSmemBytes, config->stream};
+    for (unsigned i = 0; i < config->numAttrs; ++i)
+        if (config->attrs[i].id == cudaLaunchAttributeCooperative)
+            c.cooperative = config->attrs[i].val.cooperative != 0;
+    return launch_kernel(c, arguments);
+}
+
+cudaError_t cudaLaunchKernel(const void* host_function, dim3 blocks, dim3 threads, void** arguments, std::size_t shared,
+                             cudaStream_t stream) {
+    return launch_kernel({host_function, blocks, threads, shared, stream}, arguments);
+}
+
+cudaError_t cudaLaunchCooperativeKernel(const void* host_function, dim3 blocks, dim3 threads, void** arguments,
+                                        std::size_t shared, cudaStream_t stream) {
+    return launch_kernel({host_function, blocks, threads, shared, stream, true}, arguments);
 }
 
 cudaError_t cudaOccupancyMaxActiveBlocksPerMultiprocessor(int* blocks, const void*, int threads, std::size_t) {
@@ -191,9 +234,28 @@ void __cudaRegisterFunction(void**, const char* host_function, char*, const char
                             int*) {
     the_engine().names[host_function] = name;
 }
-cudaError_t __cudaGetKernel(void**, const void*) { return cudaSuccess; }
-cudaError_t __cudaLaunchKernel(void*, dim3, dim3, void**, std::size_t, cudaStream_t) { return cudaErrorNotSupported; }
-cudaError_t __cudaPopCallConfiguration(dim3*, dim3*, std::size_t*, void*) { return cudaErrorNotSupported; }
+cudaError_t __cudaGetKernel(const void** kernel, const void* host_function) {
+    *kernel = host_function;
+    return cudaSuccess;
+}
+cudaError_t __cudaLaunchKernel(const void* kernel, dim3 blocks, dim3 threads, void** arguments, std::size_t shared,
+                               cudaStream_t stream) {
+    return launch_kernel({kernel, blocks, threads, shared, stream}, arguments);
+}
+unsigned __cudaPushCallConfiguration(dim3 blocks, dim3 threads, std::size_t shared, cudaStream_t stream) {
+    configured().push_back({nullptr, blocks, threads, shared, stream});
+    return 0;
+}
+cudaError_t __cudaPopCallConfiguration(dim3* blocks, dim3* threads, std::size_t* shared, cudaStream_t* stream) {
+    if (configured().empty()) return cudaErrorMissingConfiguration;
+    const call c = configured().back();
+    configured().pop_back();
+    *blocks = c.blocks;
+    *threads = c.threads;
+    *shared = c.shared;
+    *stream = c.stream;
+    return cudaSuccess;
+}
 
 }  // extern "C"
 

@@ -9,6 +9,7 @@
 // What the executor finds (races, unknown contents, divergent barriers) are findings of the stand-in, which fail the program.
 #pragma once
 
+#include <cstddef>
 #include <cstdint>
 #include <set>
 #include <string>
@@ -32,6 +33,12 @@ struct tally {
     double seconds = 0;  // inside the executor
 };
 [[nodiscard]] tally total();
+
+/// See memory::polled_by_host. Until the area is freed.
+void polled_by_host(const void* begin, std::size_t size);
+
+/// The decoded files, for tests that break kernels on purpose: see mutants.hpp.
+[[nodiscard]] std::vector<const program*> programs();
 
 /// Another text for this file from the next launch on, for tests that break kernels on purpose.
 void replace(std::size_t file, std::string text);

@@ -4,6 +4,7 @@
 #include <algorithm>
 #include <array>
 #include <charconv>
+#include <map>
 #include <optional>
 #include <utility>
 
@@ -293,16 +294,37 @@ private:
         } else if (t.text == ".pragma") {
             while (!words_.accept(";")) words_.take();
         } else if (t.text == ".loc") {
-            source_.file = static_cast<std::uint32_t>(integer());
-            source_.line = static_cast<std::uint32_t>(integer());
-            (void)integer();              // the column
-            while (words_.accept(",")) {  // `function_name NAME`, `inlined_at FILE LINE COLUMN`
-                const bool place = words_.take().text == "inlined_at";
-                for (int i = 0; i < (place ? 3 : 1); ++i) words_.take();
-                if (!place && words_.accept("+")) words_.take();
-            }
+            read_location();
         } else {
             fail(problem::unknown_directive, t, "no directive that the executor knows");
+        }
+    }
+
+    // 11.5.4: `.loc FILE LINE COLUMN`, and of inlined code `, function_name NAME, inlined_at FILE LINE COLUMN`. Where that place was
+    // inlined its own directive says, which comes before.
+    void read_location() {
+        const auto point = [&] {
+            location::point p{static_cast<std::uint32_t>(integer()), 0};
+            p.line = static_cast<std::uint32_t>(integer());
+            (void)integer();  // the column
+            return p;
+        };
+        const location::point here = point();
+        location::point caller{};
+        while (words_.accept(",")) {
+            if (words_.take().text == "inlined_at") {
+                caller = point();
+            } else {
+                words_.take();
+                if (words_.accept("+")) words_.take();
+            }
+        }
+        inlined_at_[here] = caller;
+        source_ = {here.file, here.line, {}};
+        for (location::point& p : source_.callers) {
+            if (caller.line == 0) break;
+            p = caller;
+            caller = inlined_at_[caller];
         }
     }
 
@@ -355,6 +377,7 @@ private:
     words words_;
     module module_;
     location source_{};
+    std::map<location::point, location::point> inlined_at_{};  // as the last directive said
     std::string_view kernel_{};
 };
 

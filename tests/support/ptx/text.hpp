@@ -7,6 +7,8 @@
 // The views in it point into the text, which must outlive it. PTX ISA 9.0, chapter 4.
 #pragma once
 
+#include <array>
+#include <compare>
 #include <cstdint>
 #include <string>
 #include <string_view>
@@ -33,7 +35,12 @@ struct operand {
 
 /// Where the source was, if the text was compiled with -lineinfo: `.loc`.
 struct location {
+    struct point {
+        std::uint32_t file = 0, line = 0;
+        friend auto operator<=>(const point&, const point&) = default;
+    };
     std::uint32_t file = 0, line = 0;
+    std::array<point, 3> callers{};  // where it was inlined, and where that was
 };
 
 struct statement {

@@ -3,6 +3,7 @@
 #pragma once
 
 #include <memory>
+#include <optional>
 #include <vector>
 
 #include "support/ptx/machine.hpp"
@@ -22,6 +23,15 @@ struct machine::frame {
     std::byte* parameters = nullptr;  // of a kernel: the grid's
 };
 
+/// A store that its thread has done and nobody else sees yet.
+struct machine::delayed_store {
+    word address = 0, value = 0;
+    std::uint8_t bytes = 0;
+    std::uint32_t fences = 0;  // of the thread, before it: no store overtakes one behind an earlier fence
+    std::uint64_t due = 0;     // instructions of the machine
+    std::optional<release> releases{};
+};
+
 struct machine::thread {
     block* of = nullptr;
     std::uint32_t index = 0;
@@ -31,6 +41,8 @@ struct machine::thread {
     std::uint64_t wakes = 0;
     actor order{};
     std::vector<frame> frames{};
+    std::vector<delayed_store> delayed{};  // the first to be seen first
+    std::uint32_t fences = 0;
 
     [[nodiscard]] std::uint32_t lane() const { return index % warp_size; }
 };

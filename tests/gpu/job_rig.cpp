@@ -1,0 +1,461 @@
+// SPDX-License-Identifier: Apache-2.0
+#include "gpu/job_rig.hpp"
+
+#include <algorithm>
+#include <cmath>
+#include <cstring>
+#include <exception>
+#include <map>
+#include <memory>
+#include <optional>
+#include <stdexcept>
+#include <type_traits>
+#include <utility>
+
+#include <gpushare/backend/cuda/peers.hpp>
+#include <gpushare/backend/cuda/pinned.hpp>
+#include <gpushare/backend/host/host.hpp>
+#include <gpushare/collective/device_communicator.hpp>
+#include <gpushare/collective/tuning.hpp>
+
+#include "support/ptx/runtime.hpp"
+
+namespace jobs {
+
+const standin::options roomy{.devices = 4, .memory = gs::bytes{12ULL << 30}};
+
+namespace {
+
+const bool started = (standin::reset(roomy), true);
+
+std::uint64_t below(std::mt19937_64& any, std::uint64_t n) { return any() % n; }
+
+template <class T>
+T number(std::mt19937_64& any, bool exact) {
+    if constexpr (std::is_integral_v<T>) {
+        return static_cast<T>(static_cast<std::int64_t>(any()) >> (sizeof(T) == 8 ? 8 : 0));  // averages must fit
+    } else if (exact) {
+        return static_cast<T>(static_cast<float>(below(any, 9)) - 4);
+    } else {
+        constexpr std::array<float, 4> special{0.0F, -0.0F, 1e-40F, 448.0F};
+        if (below(any, 32) == 0) return static_cast<T>(special[below(any, special.size())]);
+        return static_cast<T>((static_cast<float>(below(any, 20'001)) - 10'000) / 997);
+    }
+}
+template <class T>
+void fill(std::byte* arena, part p, std::mt19937_64& any, bool exact) {
+    T* const x = array<T>(arena, p);
+    for (std::size_t i = 0; i < region / sizeof(T); ++i) x[i] = number<T>(any, exact);
+}
+
+template <class Kind>
+void fill_arena(std::byte* arena, std::mt19937_64& any) {
+    using T = typename Kind::in_type;
+    fill<T>(arena, in, any, Kind::exact);
+    fill<T>(arena, refill, any, Kind::exact);
+    if constexpr (Kind::exact)
+        fill<gs::bfloat16>(arena, residual, any, true);
+    else
+        fill<float>(arena, residual, any, false);
+}
+
+/// Layer norms add up numbers that floats don't hold exactly: in the order of a block's threads.
+bool in_order_of_threads(const job& j) {
+    bool yes = false;
+    with_kind(j.which, [&](auto k) { yes = std::is_same_v<decltype(k), fused<float, layered, false, true>>; });
+    return yes;
+}
+
+bool has_no_count(const job& j) {
+    bool yes = false;
+    with_kind(j.which,
+              [&](auto k) { yes = std::is_same_v<decltype(decltype(k)::body(j, 0, nullptr)), detail::barrier_body>; });
+    return yes;
+}
+
+std::byte* aligned_begin(std::vector<std::byte>& room, std::size_t size) {
+    room.resize(size + 256);
+    void* at = room.data();
+    std::size_t space = room.size();
+    return static_cast<std::byte*>(std::align(256, size, at, space));
+}
+
+/// Threads that stay from job to job.
+struct host_side {
+    gs::host::node apart{{.devices = most_ranks, .memory = gs::bytes{1 << 20}, .sms = 2}};
+    gs::host::node together{{.devices = 1, .memory = gs::bytes{1 << 20}, .sms = 2 * most_ranks}};
+};
+
+}  // namespace
+
+job random_job(std::mt19937_64& any) { return random_job(any, static_cast<std::uint32_t>(below(any, kinds))); }
+
+job random_job(std::mt19937_64& any, std::uint32_t which) {
+    job j{.which = which, .ranks = static_cast<std::uint32_t>(2 + below(any, below(any, 4) == 0 ? 7 : 2))};
+    j.in_shift = static_cast<std::uint32_t>(below(any, 2) == 0 ? 0 : below(any, 17));
+    j.out_shift = static_cast<std::uint32_t>(below(any, 2) == 0 ? 0 : below(any, 17));
+    j.blocks = static_cast<std::uint32_t>(1 + below(any, 2));
+    constexpr std::array<std::uint32_t, 8> sizes{1, 2, 31, 32, 33, 64, 77, 96};
+    j.threads = sizes[below(any, sizes.size())];
+    j.rounds = static_cast<std::uint32_t>(1 + below(any, 3));
+    j.root = static_cast<std::uint32_t>(below(any, j.ranks));
+    j.how = static_cast<gs::algorithm>(below(any, 3));
+    j.pinned = below(any, 4) == 0;
+    if (below(any, 4) == 0) j.first_epoch = ~std::uint32_t{0} - static_cast<std::uint32_t>(below(any, 3));
+    for (step& s : j.steps)
+        s = {static_cast<std::uint32_t>(below(any, kinds_of_steps)), static_cast<float>(1 + below(any, 7)) / 4};
+    with_kind(which, [&](auto k) {
+        using kind = decltype(k);
+        const std::size_t room = region / sizeof(typename kind::in_type) - 16;
+        if constexpr (kind::by_rows) {
+            j.width = 1 + below(any, below(any, 2) == 0 ? 40 : 300);
+            const std::size_t most = std::min(region / 4 - 16, room) / j.width;  // results and residuals may be floats
+            j.count = j.width * (1 + below(any, std::min<std::size_t>(most, 9)));
+        } else {
+            const std::size_t most = kind::wide ? room / j.ranks : room;
+            j.count = 1 + below(any, std::min<std::size_t>(most, below(any, 4) == 0 ? 2000 : 200));
+        }
+    });
+    if (in_order_of_threads(j)) j.threads = 1;
+    return j;
+}
+
+std::string to_string(const job& j) {
+    std::string text = "kind " + std::to_string(j.which) + ", ranks " + std::to_string(j.ranks) + ", count " +
+                       std::to_string(j.count) + ", width " + std::to_string(j.width) + ", root " +
+                       std::to_string(j.root) + ", shifts " + std::to_string(j.in_shift) + " " +
+                       std::to_string(j.out_shift) + ", blocks " + std::to_string(j.blocks) + ", threads " +
+                       std::to_string(j.threads) + ", rounds " + std::to_string(j.rounds) + ", algorithm " +
+                       std::string(gs::to_string(j.how)) + (j.pinned ? ", pinned" : "") + ", first epoch " +
+                       std::to_string(j.first_epoch) + ", steps";
+    for (const step& s : j.steps) text += " " + std::to_string(s.what) + ":" + std::to_string(s.factor);
+    return text;
+}
+
+std::size_t elements(const job& j) {
+    std::size_t of_rank = j.count;
+    with_kind(j.which, [&](auto k) { of_rank *= decltype(k)::wide ? j.ranks : 1; });
+    return of_rank * j.ranks * j.rounds;
+}
+
+std::vector<std::byte> contents(const job& j, std::uint64_t seed) {
+    std::mt19937_64 any(seed);
+    std::vector<std::byte> before(j.ranks * arena);
+    std::vector<float> weights(region / sizeof(float) / 2);
+    for (float& w : weights) w = number<float>(any, false) / 8;
+    for (std::uint32_t r = 0; r < j.ranks; ++r) {
+        std::byte* const a = before.data() + r * arena;
+        with_kind(j.which, [&](auto k) { fill_arena<decltype(k)>(a, any); });
+        std::ranges::copy(weights, array<float>(a, columns));
+        // Each rank brings its own copy of a residual that all of them keep.
+        std::copy_n(before.data() + residual * region, region, a + residual * region);
+    }
+    return before;
+}
+
+std::vector<std::byte> on_host(const job& j, std::vector<std::byte> arenas) {
+    static host_side side;
+    gs::host::node& node = is_shared(j.which) ? side.together : side.apart;
+    std::vector<std::byte> room;
+    std::byte* const begin = aligned_begin(room, arenas.size());
+    std::ranges::copy(arenas, begin);
+    gs::communicator group(j.ranks, {.blocks = j.blocks, .slot = gs::bytes{2048}});
+    std::vector<gs::device_id> devices;
+    std::vector<gs::member> members;
+    std::vector<gs::host::stream> streams;
+    std::vector<std::byte*> each;
+    for (std::uint32_t r = 0; r < j.ranks; ++r) {
+        devices.push_back({is_shared(j.which) ? 0 : r});
+        members.push_back(group.rank(r));
+        streams.push_back(node.make_stream(devices[r]));
+        each.push_back(begin + r * arena);
+    }
+    job patient = j;
+    patient.patience = std::chrono::seconds(60);
+    const auto code = launch(node.gangs(), std::span<const gs::device_id>(devices), std::span(streams),
+                             std::span<const gs::member>(members), patient, each);
+    for (auto& s : streams) s.record().wait(gs::never);
+    if (code != gs::errc::none || gs::fault_of(members[0]))
+        throw std::runtime_error("the host's backend failed: " + to_string(j));
+    std::copy_n(begin, arenas.size(), arenas.begin());
+    return arenas;
+}
+
+namespace {
+
+/// The ranks of a job on the stand-in's devices.
+class device_side {
+public:
+    device_side(const job& j, const std::vector<std::byte>& arenas) : visible_(node_) {
+        const bool shared = is_shared(j.which);
+        for (std::uint32_t r = 0; r < j.ranks; ++r) devices_.push_back({shared ? 0 : r});
+        if (!gs::cuda::connect(node_, devices_)) throw std::runtime_error("not connected");
+        bool by_slots = false;
+        with_kind(j.which,
+                  [&](auto k) { by_slots = detail::works_through_slots<decltype(decltype(k)::body(j, 0, nullptr))>; });
+        group_.emplace(
+            node_, visible_, devices_,
+            gs::communicator_options{.blocks = j.blocks, .slot = gs::bytes{2048}, .first_epoch = j.first_epoch},
+            j.pinned && by_slots ? gs::workspaces::on_host : gs::workspaces::on_devices);
+        members_ = members_of(*group_);
+        ptx::runtime::polled_by_host(members_[0].view().reports, j.ranks * sizeof(detail::host_report));
+        for (std::uint32_t r = 0; r < j.ranks; ++r) {
+            if (r == 0 || !shared) streams_.push_back(node_.make_stream(devices_[r], gs::priority{}));
+            arenas_.push_back(static_cast<std::byte*>(node_.memory(devices_[r]).allocate(arena, 256)));
+            stream_of(r).copy(arenas_[r], arenas.data() + r * arena, arena);
+        }
+        wait();
+    }
+    device_side(const device_side&) = delete;
+    device_side& operator=(const device_side&) = delete;
+    ~device_side() {
+        for (std::uint32_t r = 0; r < arenas_.size(); ++r)
+            (void)node_.memory(devices_[r]).deallocate(arenas_[r], arena, 256);
+    }
+
+    using group = gs::device_communicator<gs::cuda::node, gs::cuda::pinned_memory>;
+    [[nodiscard]] group& communicator() { return *group_; }
+    [[nodiscard]] static std::vector<gs::member> members_of(const group& g) {
+        std::vector<gs::member> each;
+        for (std::uint32_t r = 0; r < g.size(); ++r) each.push_back(g.rank(r));
+        return each;
+    }
+    [[nodiscard]] std::span<gs::cuda::stream> streams() { return streams_; }
+    [[nodiscard]] gs::cuda::stream& stream_of(std::uint32_t r) { return streams_[streams_.size() == 1 ? 0 : r]; }
+    [[nodiscard]] const std::vector<gs::member>& members() const { return members_; }
+
+    [[nodiscard]] gs::errc launch(const job& j) {
+        return launch_on_devices(node_, devices_, streams_, members_, j, arenas_);
+    }
+    /// Of the ranks that are left.
+    [[nodiscard]] gs::errc launch_rest(const job& j, const std::vector<std::uint32_t>& ranks) {
+        const group rest = group_->subgroup(ranks);
+        const auto members = members_of(rest);
+        std::vector<gs::cuda::stream> streams;
+        std::vector<std::byte*> arenas;
+        for (const std::uint32_t r : ranks) {
+            streams.push_back(node_.make_stream(devices_[r], gs::priority{}));
+            arenas.push_back(arenas_[r]);
+        }
+        const auto code = launch_on_devices(node_, rest.devices(), streams, members, j, arenas);
+        for (auto& s : streams) (void)s.record().wait(gs::never);
+        return code != gs::errc::none ? code : gs::fault_of(members[0]).code;
+    }
+    /// Each rank uses its buffers for something else.
+    void reuse(const job& j) {
+        for (std::uint32_t r = 0; r < j.ranks; ++r)
+            for (const part p : {in, out})
+                reuse_on_device(stream_of(r), array<std::uint32_t>(arenas_[r], p),
+                                array<const std::uint32_t>(arenas_[r], refill), j.threads);
+    }
+    void wait() {
+        for (auto& s : streams_) (void)s.record().wait(gs::never);
+    }
+    [[nodiscard]] std::vector<std::byte> results() {
+        std::vector<std::byte> bytes(arenas_.size() * arena);
+        for (std::uint32_t r = 0; r < arenas_.size(); ++r)
+            stream_of(r).copy(bytes.data() + r * arena, arenas_[r], arena);
+        wait();
+        return bytes;
+    }
+
+private:
+    gs::cuda::node node_;
+    gs::cuda::pinned_memory visible_;
+    std::vector<gs::device_id> devices_;
+    std::optional<group> group_;
+    std::vector<gs::member> members_;
+    std::vector<gs::cuda::stream> streams_;
+    std::vector<std::byte*> arenas_;
+};
+
+/// Runs `body` on a machine that starts as `s` says; everything that went wrong.
+template <class Body>
+std::string on_new_machine(const job& j, const setting& s, const Body& body) {
+    ptx::machine_options& o = ptx::runtime::options();
+    o.seed = s.seed;
+    o.who = s.who;
+    o.weak_memory = s.weak_memory;
+    o.most_instructions = 30'000'000;
+    standin::reset({.devices = is_shared(j.which) ? 1 : j.ranks, .memory = gs::bytes{64 << 20}});
+    std::string wrong;
+    try {
+        wrong = body();
+    } catch (const std::exception& e) {
+        wrong = std::string(e.what()) + "\n";
+    }
+    wrong += standin::take_findings();
+    standin::reset(roomy);
+    return wrong;
+}
+
+}  // namespace
+
+std::vector<std::byte> on_devices(const job& j, const std::vector<std::byte>& arenas, const setting& s,
+                                  std::string& wrong) {
+    std::vector<std::byte> after;
+    wrong += on_new_machine(j, s, [&]() -> std::string {
+        device_side side(j, arenas);
+        const auto code = side.launch(j);
+        after = side.results();
+        if (code != gs::errc::none) return "refused: " + std::string(gs::to_string(code)) + "\n";
+        const auto fault = gs::fault_of(side.members()[0]);
+        return fault ? "fault: " + std::string(gs::describe(fault).c_str()) + "\n" : "";
+    });
+    return after;
+}
+
+std::string trouble_when(failure how, const job& j, const setting& s) {
+    const std::uint32_t late = j.ranks - 1;
+    return on_new_machine(j, s, [&]() -> std::string {
+        device_side side(j, contents(j, s.seed));
+        std::string wrong;
+        std::vector<gs::cuda::stream::reserved_point> points;
+        for (auto& stream : side.streams()) points.push_back(stream.reserve());
+        const auto wait_for = [&](std::uint32_t r) {
+            (void)side.stream_of(r).record(std::move(points[r])).wait(gs::never);
+        };
+        const bool shared = is_shared(j.which);
+        job failing = j;
+        failing.rounds = 1;
+        gs::errc expected = gs::errc::deadline_exceeded;
+        switch (how) {
+            case failure::late:
+            case failure::aborted:
+                if (shared) return "";  // all ranks in one launch
+                if (how == failure::aborted) failing.patience = std::chrono::seconds(100), expected = gs::errc::aborted;
+                standin::hold(side.streams()[late].native_handle());
+                break;
+            case failure::mismatched:
+                if (has_no_count(j)) return "";
+                expected = gs::errc::mismatch, failing.odd = late;
+                break;
+            case failure::racing: failing.patience = gs::ns(s.seed % 4096); break;
+            case failure::asked_before: expected = gs::errc::kernel_failed; break;
+        }
+        if (how == failure::asked_before) side.communicator().abort(late, expected);
+        if (const auto code = side.launch(failing); code != gs::errc::none)
+            return "refused: " + std::string(gs::to_string(code)) + "\n";
+        if (how == failure::racing) side.reuse(j);
+        if (how == failure::aborted) {
+            // Who drives by looking sees where everybody is.
+            const auto first = side.streams()[0].record();
+            for (int looks = 0; looks < 1000; ++looks) {
+                (void)first.reached();
+                const auto where = gs::laggard(side.communicator().progress());
+                if (!where || where->rank != late) continue;
+                side.communicator().abort(late, gs::errc::aborted);
+                break;
+            }
+        }
+        if (how == failure::late || how == failure::aborted) {
+            for (std::uint32_t r = 0; r < late; ++r) wait_for(r);
+            standin::let_go(side.streams()[late].native_handle());
+        }
+        side.wait();
+        const auto first = gs::fault_of(side.members()[0]);
+        for (const auto& me : side.members()) {
+            const auto fault = gs::fault_of(me);
+            if (fault.buffers_in_use) wrong += "somebody never left\n";
+            if (fault.code != first.code || fault.rank != first.rank) wrong += "ranks disagree about the fault\n";
+            if (how != failure::racing && fault.code != expected)
+                wrong += "not the fault that it is: " + std::string(gs::describe(fault).c_str()) + "\n";
+        }
+        if (how == failure::late && j.ranks > 2) {
+            std::vector<std::uint32_t> rest;
+            for (std::uint32_t r = 0; r < late; ++r) rest.push_back(r);
+            job smaller = j;
+            smaller.ranks = late;
+            smaller.root = 0;
+            if (const auto code = side.launch_rest(smaller, rest); code != gs::errc::none)
+                wrong += "the rest can't go on: " + std::string(gs::to_string(code)) + "\n";
+        }
+        return wrong;
+    });
+}
+
+namespace {
+
+/// Layer norms may differ from the host's: a device's compiler makes one rounding of a product and a sum.
+bool as_near_as_promised(const job& j, const std::vector<std::byte>& a, const std::vector<std::byte>& b,
+                         std::size_t at) {
+    if (!in_order_of_threads(j) || at % arena / region != out) return false;
+    float x = 0, y = 0;
+    const std::size_t whole = at / sizeof(float) * sizeof(float);
+    std::memcpy(&x, a.data() + whole, sizeof x);
+    std::memcpy(&y, b.data() + whole, sizeof y);
+    return std::abs(x - y) <= 1e-5F * (1 + std::abs(y));
+}
+
+}  // namespace
+
+std::string trouble(const job& j, const setting& s, const std::vector<std::byte>& before,
+                    const std::vector<std::byte>& expected) {
+    std::string wrong;
+    const auto after = on_devices(j, before, s, wrong);
+    std::size_t differing = 0, first = after.size();
+    for (std::size_t i = 0; i < after.size(); ++i)
+        if (after[i] != expected[i] && !as_near_as_promised(j, after, expected, i) && differing++ == 0) first = i;
+    if (differing != 0)
+        wrong += std::to_string(differing) + " bytes differ, the first of rank " + std::to_string(first / arena) +
+                 ", region " + std::to_string(first % arena / region) + ", at " + std::to_string(first % region) + "\n";
+    return wrong;
+}
+
+std::string trouble(const job& j, const setting& s) {
+    const auto before = contents(j, s.seed);
+    return trouble(j, s, before, on_host(j, before));
+}
+
+namespace {
+
+template <class Kind>
+std::uint32_t number_of() {
+    for (std::uint32_t which = 0; which < kinds; ++which) {
+        bool same = false;
+        with_kind(which, [&](auto k) { same = std::is_same_v<decltype(k), Kind>; });
+        if (same) return which;
+    }
+    throw std::logic_error("no such kind");
+}
+
+/// `of_part`: of an array of n elements, count is this part.
+cost cost_of(std::string name, job j, std::size_t of_part, double least_bytes) {
+    constexpr std::size_t few = 512, many = 1536;
+    const auto work_of = [&](std::size_t n) {
+        j.count = n / of_part;
+        const auto before = ptx::runtime::total().work;
+        std::string wrong;
+        (void)on_devices(j, contents(j, 1), {}, wrong);
+        if (!wrong.empty()) throw std::logic_error(wrong);
+        const auto after = ptx::runtime::total().work;
+        return std::pair(static_cast<double>(after.instructions - before.instructions),
+                         static_cast<double>(after.loaded + after.stored - before.loaded - before.stored));
+    };
+    const auto [little, few_bytes] = work_of(few);
+    const auto [much, many_bytes] = work_of(many);
+    const double more = static_cast<double>((many - few) * j.ranks);
+    return {std::move(name), (much - little) / more, (many_bytes - few_bytes) / more, least_bytes};
+}
+
+}  // namespace
+
+std::vector<cost> costs() {
+    const std::uint32_t sum = number_of<all_reduce<float, gs::sum, false>>();
+    std::vector<cost> all;
+    for (const std::uint32_t ranks : {2U, 4U}) {
+        const std::string of = "_of_" + std::to_string(ranks);
+        all.push_back(cost_of("two_shot" + of, {.which = sum, .ranks = ranks}, 1, 8));
+        all.push_back(cost_of("ring" + of, {.which = sum, .ranks = ranks, .how = gs::algorithm::ring}, 1, 8));
+    }
+    all.push_back(cost_of("reduce_scatter_of_4",
+                          {.which = number_of<reduce_scatter<float, gs::sum, false>>(), .ranks = 4}, 4, 5));
+    all.push_back(
+        cost_of("all_gather_of_4", {.which = number_of<all_gather<gs::bfloat16, false>>(), .ranks = 4}, 4, 4));
+    all.push_back(cost_of("add_norm_cast_of_4",
+                          {.which = number_of<fused<gs::bfloat16, normed, false, false>>(), .ranks = 4, .width = 128},
+                          1, 7.5));
+    return all;
+}
+
+}  // namespace jobs

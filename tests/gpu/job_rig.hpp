@@ -1,0 +1,72 @@
+// SPDX-License-Identifier: Apache-2.0
+// Jobs on the executor and on the host's backend, one against the other.
+//
+//   const auto j = jobs::random_job(any);
+//   jobs::trouble(j, {.who = ptx::turns::adversarial, .seed = 7})      // empty: the same bytes, and nothing was found
+#pragma once
+
+#include <cstddef>
+#include <cstdint>
+#include <random>
+#include <string>
+#include <vector>
+
+#include "gpu/jobs.hpp"
+#include "support/cuda_standin/standin.hpp"
+#include "support/ptx/machine.hpp"
+
+namespace jobs {
+
+/// In which order threads run, and how memory behaves.
+struct setting {
+    ptx::turns who = ptx::turns::fair;
+    std::uint64_t seed = 1;
+    bool weak_memory = false;
+};
+
+/// For what else is in the program, and knows of no stand-in: as many devices and as much memory as the suites ask for.
+extern const standin::options roomy;
+
+/// Everything that a job depends on but the setting, at random; of one kind, or of any.
+[[nodiscard]] job random_job(std::mt19937_64& any);
+[[nodiscard]] job random_job(std::mt19937_64& any, std::uint32_t which);
+[[nodiscard]] std::string to_string(const job& j);
+
+/// The elements whose bytes a job leaves, on all ranks.
+[[nodiscard]] std::size_t elements(const job& j);
+
+/// What the arenas hold before a job, rank after rank.
+[[nodiscard]] std::vector<std::byte> contents(const job& j, std::uint64_t seed);
+/// What the host's backend makes of them.
+[[nodiscard]] std::vector<std::byte> on_host(const job& j, std::vector<std::byte> arenas);
+/// What the compiled kernels make of them; `wrong` gets what failed or was found.
+[[nodiscard]] std::vector<std::byte> on_devices(const job& j, const std::vector<std::byte>& arenas, const setting& s,
+                                                std::string& wrong);
+
+/// Everything that is wrong with a job: other bytes, errors, and what the executor and the stand-in found.
+[[nodiscard]] std::string trouble(const job& j, const setting& s);
+/// The same, where `expected` is already known for the contents that belong to `s.seed`.
+[[nodiscard]] std::string trouble(const job& j, const setting& s, const std::vector<std::byte>& before,
+                                  const std::vector<std::byte>& expected);
+
+/// What a kernel costs for each element of a rank: the difference between two sizes, so that meeting and leaving aren't in it.
+struct cost {
+    std::string name{};
+    double instructions = 0, bytes = 0;  // of global memory, read and written
+    double least_bytes = 0;              // that any algorithm must move
+};
+[[nodiscard]] std::vector<cost> costs();
+
+/// How a collective can fail.
+///   late           a rank begins when the others have given up; these go on without it
+///   aborted        the host sees who is late, and ends it
+///   mismatched     a rank calls for fewer elements
+///   racing         nobody waits long: ranks give up while others enter. All succeed or none, and buffers are used again at once
+///   asked_before   the host has ended the group already
+enum class failure : std::uint8_t { late, aborted, mismatched, racing, asked_before };
+inline constexpr std::uint32_t failures = 5;
+
+/// What goes wrong in a job that fails so: not the right fault, not the same on all ranks, and what is found.
+[[nodiscard]] std::string trouble_when(failure how, const job& j, const setting& s);
+
+}  // namespace jobs

@@ -1,0 +1,42 @@
+// SPDX-License-Identifier: Apache-2.0
+// The kernels of jobs.hpp.
+#include <gpushare/backend/cuda/cooperative.cuh>
+#include <gpushare/backend/cuda/launch.cuh>
+
+#include "gpu/jobs.hpp"
+
+namespace jobs {
+
+gs::errc launch_on_devices(gs::cuda::node& node, std::span<const gs::device_id> devices,
+                           std::span<gs::cuda::stream> streams, std::span<const gs::member> members, const job& j,
+                           std::span<std::byte* const> arenas) {
+    return launch(node.gangs(), devices, streams, members, j, arenas);
+}
+
+void reuse_on_device(gs::cuda::stream& s, std::uint32_t* to, const std::uint32_t* from, std::uint32_t threads) {
+    s.launch({.blocks = 1, .threads = threads, .hold = {}}, bring{to, from});
+}
+
+namespace {
+
+__global__ void adding(std::uint32_t* words, std::uint32_t n) {
+    const std::uint32_t first = blockIdx.x * blockDim.x + threadIdx.x;
+    for (std::uint32_t i = first; i < n; i += gridDim.x * blockDim.x) ++words[i];
+}
+
+}  // namespace
+
+void add_one(form how, gs::cuda::stream& s, std::uint32_t* words, std::uint32_t n) {
+    const dim3 blocks(2), threads(64);
+    void* arguments[] = {&words, &n};
+    const auto* const kernel = reinterpret_cast<const void*>(&adding);
+    switch (how) {
+        case form::chevrons: adding<<<blocks, threads, 0, s.native_handle()>>>(words, n); break;
+        case form::function: cudaLaunchKernel(kernel, blocks, threads, arguments, 0, s.native_handle()); break;
+        case form::cooperative_function:
+            cudaLaunchCooperativeKernel(kernel, blocks, threads, arguments, 0, s.native_handle());
+            break;
+    }
+}
+
+}  // namespace jobs

@@ -1,0 +1,308 @@
+// SPDX-License-Identifier: Apache-2.0
+// Collectives of every kind, type and epilogue as values: the same job runs on devices, as nvcc compiled it (jobs.cu), and on the
+// host's backend, as g++ did (compiled_test.cpp), and must leave the same bytes.
+//
+//   const jobs::job j{.which = 3, .ranks = 4, .count = 100};
+//   jobs::launch_on_devices(node, devices, streams, members, j, arenas);      // arenas[r]: jobs::arena bytes of rank r
+//
+// Each rank has an arena of a few regions: what it brings, what it gets, and what the stages of an epilogue read and write. A job
+// goes some rounds without the host between: refill what the rank brings, then the collective.
+#pragma once
+
+#include <array>
+#include <concepts>
+#include <cstddef>
+#include <cstdint>
+#include <span>
+#include <tuple>
+#include <utility>
+
+#include <gpushare/backend/cuda/node.hpp>
+#include <gpushare/backend/cuda/stream.hpp>
+#include <gpushare/collective/communicator.hpp>
+#include <gpushare/collective/fused_all_reduce.hpp>
+#include <gpushare/collective/submit.hpp>
+#include <gpushare/concepts.hpp>
+#include <gpushare/config.hpp>
+#include <gpushare/error.hpp>
+#include <gpushare/numbers.hpp>
+#include <gpushare/units.hpp>
+
+namespace jobs {
+
+namespace gs = gpushare;
+namespace detail = gpushare::detail;
+
+inline constexpr std::size_t region = 8192, regions = 6, arena = regions * region, most_ranks = 8;
+/// Where in the arena: what a rank brings, what it gets, a residual, weights by column, scales by row, and what it brings next.
+enum part : std::uint8_t { in, out, residual, columns, scales, refill };
+
+/// One of the element-wise stages, chosen when the kernel runs.
+struct step {
+    std::uint32_t what = 0;
+    float factor = 1;
+};
+inline constexpr std::uint32_t kinds_of_steps = 8;
+inline constexpr std::size_t most_steps = 5;
+
+struct job {
+    std::uint32_t which = 0;  // of `every_kind`
+    std::uint32_t ranks = 2;
+    std::size_t count = 0, width = 1;  // elements of a part; of a row
+    std::uint32_t root = 0;
+    std::uint32_t in_shift = 0, out_shift = 0;  // elements by which arrays lie beside the beginning of their region
+    std::uint32_t blocks = 1, threads = 64, rounds = 1;
+    gs::algorithm how = gs::algorithm::two_shot;
+    bool pinned = false;                   // workspaces in the host's memory, where the collective works with that
+    std::uint32_t first_epoch = 0;         // near its largest number, to see it wrap around
+    std::uint32_t odd = most_ranks;        // this rank calls for a row or an element less
+    std::array<step, most_steps> steps{};  // of the chain in a pipeline
+    gs::ns patience = std::chrono::milliseconds(300);
+};
+
+template <class T>
+[[nodiscard]] T* array(std::byte* of_rank, part p, std::uint32_t shift = 0) {
+    return reinterpret_cast<T*>(of_rank + p * region) + shift;
+}
+
+/// Up to most_steps stages of the library's, one after the other.
+struct chain {
+    step steps[most_steps];
+    const float* other;
+    const float* by_column;
+
+    template <class V>
+    [[nodiscard]] GPUSHARE_HD V operator()(const V& x, const gs::place& at) const {
+        V y = x;
+        for (std::size_t i = 0; i < most_steps; ++i) y = one(steps[i], y, at);
+        return y;
+    }
+
+private:
+    template <class V>
+    [[nodiscard]] GPUSHARE_HD V one(const step& s, const V& x, const gs::place& at) const {
+        switch (s.what) {
+            case 1: return detail::adding<gs::matrix<const float, false>>{{other, 0}}(x, at);
+            case 2: return detail::biasing<float>{by_column}(x, at);
+            case 3: return detail::scaling{s.factor}(x, at);
+            case 4: return detail::rectifying{}(x, at);
+            case 5: return detail::sigmoid_weighting{}(x, at);
+            case 6: return detail::gaussian_gating{}(x, at);
+            case 7: return detail::rounding<gs::bfloat16>{}(x, at);
+            default: return x;
+        }
+    }
+};
+
+// ---- the kinds of jobs: which body each rank runs, whether in one launch for all ranks, and what it brings
+
+/// `Shared`: the ranks are on one device.
+template <class T, bool Shared>
+struct kind {
+    using in_type = T;
+    static constexpr bool shared = Shared;
+    static constexpr bool by_rows = false;  // count is rows * width
+    static constexpr bool wide = false;     // `count` elements for each rank
+    static constexpr bool exact = false;    // wants sums that floats hold, whatever their order
+};
+
+template <class T, class Op, bool Shared>
+struct all_reduce : kind<T, Shared> {
+    static auto body(const job& j, std::uint32_t, std::byte* a) {
+        return detail::all_reduce_body<T, Op>{
+            array<T>(a, in, j.in_shift), array<T>(a, out, j.out_shift), j.count, {}, gs::all_reduce_plan{j.how, false}};
+    }
+};
+template <class T, class Op, bool Shared>
+struct reduce_scatter : kind<T, Shared> {
+    static constexpr bool wide = true;
+    static auto body(const job& j, std::uint32_t, std::byte* a) {
+        return detail::reduce_scatter_body<T, Op>{
+            array<T>(a, in, j.in_shift), array<T>(a, out, j.out_shift), j.count, {}};
+    }
+};
+template <class T, class Op, bool Shared>
+struct reduce : kind<T, Shared> {
+    static auto body(const job& j, std::uint32_t, std::byte* a) {
+        return detail::reduce_body<T, Op>{
+            array<T>(a, in, j.in_shift), array<T>(a, out, j.out_shift), j.count, {}, j.root};
+    }
+};
+template <class T, bool Shared>
+struct all_gather : kind<T, Shared> {
+    static constexpr bool wide = true;
+    static auto body(const job& j, std::uint32_t, std::byte* a) {
+        return detail::all_gather_body<T>{array<T>(a, in, j.in_shift), array<T>(a, out, j.out_shift), j.count};
+    }
+};
+template <class T, bool Shared>
+struct broadcast : kind<T, Shared> {
+    static auto body(const job& j, std::uint32_t, std::byte* a) {
+        return detail::broadcast_body<T>{array<T>(a, in, j.in_shift), j.count, j.root};
+    }
+};
+template <class T, bool Shared>
+struct all_to_all : kind<T, Shared> {
+    static constexpr bool wide = true;
+    static auto body(const job& j, std::uint32_t, std::byte* a) {
+        return detail::all_to_all_body<T>{array<T>(a, in, j.in_shift), array<T>(a, out, j.out_shift), j.count};
+    }
+};
+template <bool Shared>
+struct barrier : kind<float, Shared> {
+    static auto body(const job&, std::uint32_t, std::byte*) { return detail::barrier_body{}; }
+};
+
+/// `Stages`: makes a pipeline of a job and an arena.
+template <class T, class Stages, bool Sharded, bool Shared>
+struct fused : kind<T, Shared> {
+    static constexpr bool by_rows = true;
+    static constexpr bool exact = Stages::exact;
+    static auto body(const job& j, std::uint32_t, std::byte* a) { return of(Stages::template pipeline<T>(j, a), j, a); }
+
+private:
+    template <class Op, class... S>
+    static auto of(const gs::pipeline<T, Op, S...>& p, const job& j, std::byte* a) {
+        using result = typename gs::pipeline<T, Op, S...>::out_type;
+        return detail::fused_body<T, Op, Sharded, S...>{p, array<result>(a, out, j.out_shift), {}};
+    }
+};
+inline auto reduced_of(const auto* x, const job& j, auto op) { return gs::reduced(std::span(x, j.count), j.width, op); }
+inline chain chain_of(const job& j, std::byte* a) {
+    chain c{{}, array<float>(a, residual), array<float>(a, columns)};
+    for (std::size_t i = 0; i < most_steps; ++i) c.steps[i] = j.steps[i];
+    return c;
+}
+
+/// Any chain of element-wise stages.
+struct chained {
+    static constexpr bool exact = false;
+    template <class T>
+    static auto pipeline(const job& j, std::byte* a) {
+        return reduced_of(array<const T>(a, in, j.in_shift), j, gs::sum{}) | chain_of(j, a) | gs::cast<float>();
+    }
+};
+/// What follows an attention block: a residual that is updated, a norm, a cast.
+struct normed {
+    static constexpr bool exact = true;
+    template <class T>
+    static auto pipeline(const job& j, std::byte* a) {
+        return reduced_of(array<const T>(a, in, j.in_shift), j, gs::sum{}) |
+               gs::add_to(array<gs::bfloat16>(a, residual)) | gs::rms_norm(array<const float>(a, columns), 1e-6F) |
+               gs::cast<gs::bfloat16>();
+    }
+};
+/// Scales that every rank gets.
+struct quantised {
+    static constexpr bool exact = false;
+    template <class T>
+    static auto pipeline(const job& j, std::byte* a) {
+        return reduced_of(array<const T>(a, in, j.in_shift), j, gs::average{}) | chain_of(j, a) |
+               gs::quantise<gs::fp8_e4m3>(array<float>(a, scales));
+    }
+};
+/// Two looks at a row, and scales of the rank's own rows.
+struct twice_quantised {
+    static constexpr bool exact = false;
+    template <class T>
+    static auto pipeline(const job& j, std::byte* a) {
+        return reduced_of(array<const T>(a, in, j.in_shift), j, gs::sum{}) |
+               gs::row_maxima(gs::shard(array<float>(a, scales))) | chain_of(j, a) |
+               gs::quantise<std::int8_t>(gs::shard(array<float>(a, columns, 1024)));
+    }
+};
+struct layered {
+    static constexpr bool exact = true;
+    template <class T>
+    static auto pipeline(const job& j, std::byte* a) {
+        return reduced_of(array<const T>(a, in, j.in_shift), j, gs::sum{}) |
+               gs::layer_norm(array<const float>(a, columns), array<const float>(a, columns), 1e-6F);
+    }
+};
+
+using every_kind = std::tuple<
+    // every type
+    reduce_scatter<float, gs::sum, false>, reduce_scatter<double, gs::sum, true>,
+    reduce_scatter<gs::float16, gs::sum, false>, reduce_scatter<gs::bfloat16, gs::sum, true>,
+    reduce_scatter<gs::fp8_e4m3, gs::sum, false>, reduce_scatter<gs::fp8_e5m2, gs::sum, true>,
+    reduce_scatter<std::int8_t, gs::sum, false>, reduce_scatter<std::uint8_t, gs::maximum, true>,
+    reduce_scatter<std::int16_t, gs::average, false>, reduce_scatter<std::uint16_t, gs::sum, true>,
+    reduce_scatter<std::int32_t, gs::average, false>, reduce_scatter<std::uint32_t, gs::minimum, true>,
+    reduce_scatter<std::int64_t, gs::average, false>, reduce_scatter<std::uint64_t, gs::product, true>,
+    // every collective
+    reduce<float, gs::maximum, false>, reduce<gs::float16, gs::average, true>, all_gather<gs::bfloat16, false>,
+    all_gather<std::uint8_t, true>, broadcast<float, false>, broadcast<std::uint64_t, true>, all_to_all<float, false>,
+    all_to_all<std::uint8_t, true>, barrier<false>, barrier<true>, all_reduce<float, gs::sum, false>,
+    all_reduce<gs::bfloat16, gs::sum, true>,
+    // epilogues
+    fused<float, chained, false, false>, fused<gs::bfloat16, chained, true, true>,
+    fused<gs::bfloat16, normed, false, false>, fused<gs::bfloat16, quantised, false, true>,
+    fused<float, twice_quantised, true, false>, fused<float, layered, false, true>>;
+inline constexpr std::uint32_t kinds = std::tuple_size_v<every_kind>;
+
+/// Calls f(a value of this kind's type).
+template <class F>
+void with_kind(std::uint32_t which, const F& f) {
+    [&]<std::size_t... I>(std::index_sequence<I...>) {
+        (void)((I == which && (f(std::tuple_element_t<I, every_kind>{}), true)) || ...);
+    }
+    (std::make_index_sequence<kinds>{});
+}
+[[nodiscard]] inline bool is_shared(std::uint32_t which) {
+    bool yes = false;
+    with_kind(which, [&](auto k) { yes = decltype(k)::shared; });
+    return yes;
+}
+
+/// What a rank brings to the next round.
+struct bring {
+    std::uint32_t* to;
+    const std::uint32_t* from;
+
+    GPUSHARE_EXEC_CHECK_DISABLE
+    template <gs::kernel_context C>
+    GPUSHARE_HD void operator()(C& ctx) const {
+        for (std::size_t i = ctx.thread_rank(); i < region / sizeof *to; i += ctx.num_threads()) to[i] = from[i];
+    }
+};
+
+/// All rounds of a job, on any backend's streams.
+template <class Gangs, class Stream>
+[[nodiscard]] gs::errc launch(Gangs& gangs, std::span<const gs::device_id> devices, std::span<Stream> streams,
+                              std::span<const gs::member> members, const job& j, std::span<std::byte* const> arenas) {
+    gs::errc code = gs::errc::none;
+    const gs::launch_options options{.blocks = j.blocks, .threads = j.threads, .patience = j.patience};
+    for (std::uint32_t round = 0; round < j.rounds && code == gs::errc::none; ++round) {
+        for (std::uint32_t r = 0; r < j.ranks && round != 0; ++r)
+            streams[is_shared(j.which) ? 0 : r].launch(
+                {.blocks = 1, .threads = j.threads, .hold = {}},
+                bring{array<std::uint32_t>(arenas[r], in), array<const std::uint32_t>(arenas[r], refill)});
+        with_kind(j.which, [&](auto k) {
+            using kind = decltype(k);
+            job less = j;
+            less.count -= kind::by_rows ? j.width : 1;
+            const auto body_of = [&](std::size_t r) {
+                return kind::body(r == j.odd ? less : j, static_cast<std::uint32_t>(r), arenas[r]);
+            };
+            if constexpr (kind::shared)
+                code = detail::submit_shared_each(gangs, devices[0], streams[0], members, body_of, options);
+            else
+                code = detail::submit_each(gangs, devices, streams, members, body_of, options);
+        });
+    }
+    return code;
+}
+
+/// On devices, by the kernels in jobs.cu.
+[[nodiscard]] gs::errc launch_on_devices(gs::cuda::node& node, std::span<const gs::device_id> devices,
+                                         std::span<gs::cuda::stream> streams, std::span<const gs::member> members,
+                                         const job& j, std::span<std::byte* const> arenas);
+/// The ways to launch a kernel of CUDA's own: kernel<<<...>>>, and the runtime's functions.
+enum class form : std::uint8_t { chevrons, function, cooperative_function };
+/// Adds 1 to each of n words, by two blocks.
+void add_one(form how, gs::cuda::stream& s, std::uint32_t* words, std::uint32_t n);
+
+/// Something else that writes to buffers.
+void reuse_on_device(gs::cuda::stream& s, std::uint32_t* to, const std::uint32_t* from, std::uint32_t threads);
+
+}  // namespace jobs
