@@ -68,10 +68,13 @@ public:
         ++tally_.launches;
         tally_.executed.insert(l.kernel->name);
         const auto running = machine().start(std::move(l));
-        // Little at first: others that were launched together are to begin, too, before much time passes.
-        return [this, running, first = true]() mutable {
+        // Little at first: others that were launched together are to begin, too, before much time passes. More once the host waits,
+        // or asks again and again.
+        return [this, running, asked = 0]() mutable {
+            constexpr int often = 64;
             const auto begin = std::chrono::steady_clock::now();
-            if (!running->over()) machine().run(std::exchange(first, false) || !host_waits ? 256 : 50'000);
+            const bool first = asked++ == 0;
+            if (!running->over()) machine().run(!first && (host_waits || asked > often) ? 50'000 : 256);
             tally_.seconds += std::chrono::duration<double>(std::chrono::steady_clock::now() - begin).count();
             for (std::string& what : machine().take_findings()) {
                 ++tally_.findings;
