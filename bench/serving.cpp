@@ -75,15 +75,19 @@ struct bounds {
 };
 
 /// All three, on as many SMs as cores: `suffix` is that of the figures.
-void mixed(bench::report& r, crew& c, std::uint32_t cores, const std::string& suffix) {
+void mixed(bench::report& r, crew& c, std::uint32_t cores, const std::string& suffix, bool keeps_sm = false) {
     std::vector<double> share, metering, solo_ms, p99_ms, p99, plain_p99_ms, good, idle, pages, tokens;
     bounds published;
     const std::size_t engines = cores;
-    std::printf("# three engines, %u SMs, shares of 30 and 70 %%\n", cores);
+    std::printf("# three engines, %u SMs, shares of 30 and 70 %%%s\n", cores,
+                keeps_sm ? ", the detector keeps one" : "");
     for (int i = 0; i < repeats; ++i) {
         const auto solo = limited(c, {.cores = cores, .readers = 0, .writers = 0, .before = 300ms, .window = 3000ms});
-        const auto ours =
-            limited(c, {.cores = cores, .readers = engines, .writers = engines, .window = cores > 1 ? 7000ms : 4000ms});
+        const auto ours = limited(c, {.cores = cores,
+                                      .readers = engines,
+                                      .writers = engines,
+                                      .keeps_sm = keeps_sm,
+                                      .window = cores > 1 ? 7000ms : 4000ms});
         print("behind the limiter", ours);
         std::printf("#     %.1f : %.1f %%\n", 100 - share_of_writer(ours), share_of_writer(ours));
         double plain_goodput = 0, plain_p99 = 0;
@@ -164,7 +168,7 @@ void check_that_faults_show(crew& c) {
 
 int main(int argc, char** argv) {
     try {
-        const bench::arguments asked(argc, argv, {"two", "one", "decode", "cost"},
+        const bench::arguments asked(argc, argv, {"two", "kept", "one", "decode", "cost"},
                                      {"--gemma-terms-accepted",
                                       "with Gemma 3 270M, whose weights are under Google's terms, "
                                       "https://ai.google.dev/gemma/terms; else single lines of "
@@ -185,6 +189,7 @@ int main(int argc, char** argv) {
         };
         const double by_control = wrong(c.writers);
         if (asked.wants("two")) mixed(r, c, 2, "");
+        if (asked.wants("kept")) mixed(r, c, 2, "_keeping_an_sm", true);
         if (asked.wants("one")) mixed(r, c, 1, "_one_sm");
         if (asked.wants("decode")) decode(r, c);
         if (asked.wants("cost")) cost(r, c);

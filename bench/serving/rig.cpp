@@ -203,7 +203,8 @@ outcome limited(crew& c, const plan& p) {
     std::deque<detection> detections;  // outlives the limiter, which may have more to tell when it goes
     gpushare::host::node node{{.memory = gpushare::bytes{1 << 20}, .sms = p.cores}};
     limiter l;
-    const std::array clients{l.add({.level = urgent, .tag = detector}),
+    const auto kept = p.keeps_sm ? gpushare::sm_width::of_sms(1, p.cores) : gpushare::sm_width{};
+    const std::array clients{l.add({.level = urgent, .keeps = kept, .tag = detector}),
                              l.add({.weight = share::of_permille(300), .tag = reader}),
                              l.add({.weight = share::of_permille(700), .tag = writer})};
     std::deque<gpushare::host::stream> streams;

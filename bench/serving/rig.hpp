@@ -36,6 +36,7 @@ struct plan {
     std::size_t readers = 2, writers = 2;    ///< engines, each with a thread
     std::size_t ahead = 4;                   ///< calls that a reader's and a writer's thread has handed over
     bool decode_loop = false;                ///< a writer's thread submits a call and waits for it
+    bool keeps_sm = false;                   ///< the detector's level keeps an SM (client_settings::keeps)
     bool detects = true;                     ///< calls of the detector come, Poisson, 100 a second
     std::chrono::milliseconds before{800};   ///< until all know each other
     std::chrono::milliseconds window{7000};  ///< that is looked at

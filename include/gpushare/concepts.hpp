@@ -289,6 +289,12 @@ struct sm_use {
     sm_width width{};  ///< the part of them that it could fill, in the mean of that time; not known where nothing ran
 };
 
+/// A point that tells when it was reached, by its node's clock.
+template <class P>
+concept dated_point = timeline_point<P> && requires(const P& p) {
+    { reached_at(p) } noexcept -> std::same_as<instant>;
+};
+
 /// A timeline that can tell what its work used of the device between two of its points that are reached.
 template <class S>
 concept sm_timeline = timeline<S> && requires(const typename S::point& a, const typename S::point& b) {

@@ -45,6 +45,7 @@ enum class errc : std::uint8_t {
     no_room,                ///< not enough unpromised memory
     share_exceeded,         ///< promised shares would sum over the whole device
     too_few_sms,            ///< fewer SMs than asked for
+    slo_unreachable,        ///< others' longest work alone takes longer than the objective
     // compute
     deadline_exceeded,  ///< it took longer than the caller would wait
     stopped,            ///< a stop was requested while waiting
@@ -87,6 +88,7 @@ enum class errc : std::uint8_t {
         case errc::no_room: return "not enough unpromised memory";
         case errc::share_exceeded: return "shares would sum over the whole device";
         case errc::too_few_sms: return "not enough SMs";
+        case errc::slo_unreachable: return "others' longest work makes the objective impossible";
         case errc::deadline_exceeded: return "deadline exceeded";
         case errc::stopped: return "stop requested";
         case errc::closed: return "closed";
@@ -177,6 +179,8 @@ inline constexpr std::size_t longest_name = 63;
         m.add("asked ", bytes{f.asked}, " (", to_string(f.code), ")");
     else if (is_memory_refusal(f.code) || f.code == errc::no_room)
         m.add("asked ", bytes{f.asked}, ", ", bytes{f.left}, " of ", bytes{f.limit}, " left (", to_string(f.code), ")");
+    else if (f.code == errc::slo_unreachable)
+        m.add(to_string(f.code), " (asked ", f.asked, " us, needed ", f.limit, " us)");
     else if (f.asked == 0 && f.limit == 0)
         m.add(to_string(f.code));
     else

@@ -5,6 +5,7 @@
 #include <map>
 
 #include <gpushare/compute/cost_model.hpp>
+#include <gpushare/compute/limiter_core.hpp>
 
 #include "support/catch.hpp"
 #include "support/random.hpp"
@@ -40,6 +41,37 @@ TEST_CASE("what was long once is forgotten, what is long now and then isn't", "[
     for (int i = 0; i < 5000; ++i) {
         now_and_then.learn(i % 500 == 0 ? ns{2ms} : ns{100us});
         REQUIRE(now_and_then.get() == 2ms);
+    }
+}
+
+TEST_CASE("a first call that is cold is forgotten after sixteen others", "[compute]") {
+    cost_model m;
+    gpushare::limiter_core<> core;
+    const auto low = core.add({}), high = core.add({.level = {1}});
+    const auto call = [&](std::uint64_t key, ns took) {
+        core.arrive(low, {}, {.head = {.key = key}});
+        (void)core.complete(core.next({}).value(), took);
+        m.learn(low, key, took);
+    };
+    call(1, 600ms);
+    CHECK(core.bound_of(high) == 1200ms);
+    for (int i = 0; i < 15; ++i) call(1, 25ms);
+    CHECK(core.bound_of(high) == 1200ms);
+    CHECK(m.find(low, 1).typical == 25ms);
+    CHECK(m.find(low, 1).longest.get() == 600ms);
+    call(1, 25ms);
+    CHECK(core.bound_of(high) == 50ms);
+    CHECK(m.find(low, 1).longest.get() == 25ms);
+    SECTION("of each kind") {
+        call(2, 600ms);
+        CHECK(core.bound_of(high) == 1200ms);
+        for (int i = 0; i < 16; ++i) call(i % 2 == 0 ? 1 : 2, 20ms);
+        CHECK(core.bound_of(high) == 50ms);
+    }
+    SECTION("but one like it later counts") {
+        call(1, 600ms);
+        for (int i = 0; i < 100; ++i) call(1, 25ms);
+        CHECK(core.bound_of(high) == 1200ms);
     }
 }
 

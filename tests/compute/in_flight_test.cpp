@@ -7,6 +7,7 @@
 #include <vector>
 
 #include <gpushare/compute/detail/in_flight_budget.hpp>
+#include <gpushare/compute/detail/limiter_client.hpp>
 #include <gpushare/units.hpp>
 
 #include "support/catch.hpp"
@@ -43,8 +44,12 @@ struct rules {
         std::vector<kernel> before;
         for (const auto& l : levels)
             if (l.height >= own.height) before.insert(before.end(), l.in_flight.begin(), l.in_flight.end());
+        const auto unknown = std::ranges::count(before, 0ns, &kernel::longest);
+        ns counted{};
+        for (const auto& each : before) counted += each.longest;
+        if (!before.empty() && lead > 0ns && (unknown > 0 || counted > lead)) return false;
         if (before.size() < depth_of(own)) return true;
-        if (k.longest == 0ns || std::ranges::count(before, 0ns, &kernel::longest) > 0) return false;
+        if (k.longest == 0ns || unknown > 0) return false;
         if (before.size() >= gpushare::detail::most_in_flight) return false;
         kernel sum = k;
         for (const auto& each : before) {
@@ -62,7 +67,8 @@ struct rules {
         for (const auto& l : levels) {
             if (l.height > own.height || !l.in_use()) continue;
             const ns each = l.longest > 0ns ? l.longest : any;
-            (l.height == own.height ? of_own : below) += std::max(each * depth_of(l), horizon_of(l));
+            const ns most = lead > 0ns ? std::min(each * depth_of(l), each + 2 * lead) : each * depth_of(l);
+            (l.height == own.height ? of_own : below) += std::max(most, horizon_of(l));
         }
         return below > 0ns ? below : of_own;
     }
@@ -76,6 +82,7 @@ struct rules {
     std::uint32_t depth;
     ns horizon;
     std::vector<level> levels;
+    ns lead{};
 };
 
 }  // namespace
@@ -85,9 +92,16 @@ TEST_CASE("what the budget of what is in flight keeps ready is what its rules sa
         const auto seed = support::seed(nth);
         CAPTURE(seed);
         support::random any(seed);
-        rules rule{static_cast<std::uint32_t>(1 + any.below(5)), any.one_in(2) ? 1ms : 300us, {}};
+        rules rule{static_cast<std::uint32_t>(1 + any.below(5)), any.one_in(2) ? 1ms : 300us, {}, {}};
         in_flight_budget budget(rule.depth, rule.horizon);
+        ns hand_over{};
         for (int step = 0; step < 400; ++step) {
+            if (nth % 2 == 0 && any.one_in(50)) {
+                const ns took{static_cast<ns::rep>(1000 + any.below(15'000))};
+                budget.learn_hand_over(took);
+                hand_over += (took - hand_over) / (hand_over > 0ns ? 8 : 1);
+                rule.lead = std::max(50 * hand_over, rule.horizon);
+            }
             if (rule.levels.empty() || (rule.levels.size() < 4 && any.one_in(50))) {
                 const int height = static_cast<int>(any.below(7)) - 3;
                 if (std::ranges::count(rule.levels, height, &rules::level::height) > 0) continue;
@@ -115,7 +129,7 @@ TEST_CASE("what the budget of what is in flight keeps ready is what its rules sa
                     break;
                 case 3:
                     if (!any.one_in(10)) break;
-                    budget.forget_longest(i);
+                    budget.find_longest(i, std::vector<gpushare::detail::limiter_client>{});
                     l.longest = 0ns;
                     break;
                 case 4:

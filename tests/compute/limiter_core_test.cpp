@@ -9,6 +9,7 @@
 #include <vector>
 
 #include <gpushare/compute/limiter_core.hpp>
+#include <gpushare/error.hpp>
 #include <gpushare/units.hpp>
 
 #include "support/catch.hpp"
@@ -508,7 +509,8 @@ TEST_CASE("several clients have as much in flight as is predicted to fill a quar
         (void)core.complete(*g, took);
     };
     for (const auto c : clients) {
-        run(c, longest);  // long once
+        run(c, 10us);
+        run(c, longest);  // long once, and not as the first
         for (int i = 0; i < 100; ++i) run(c, 10us);
     }
     for (int i = 0; i < 100; ++i)
@@ -519,4 +521,61 @@ TEST_CASE("several clients have as much in flight as is predicted to fill a quar
         CHECK(in_flight == 3);  // more would break the bound if all were as long
     else
         CHECK((in_flight == 24 || in_flight == 25));
+}
+
+TEST_CASE("what one that comes now may expect: what is in flight, what goes before it, and how long it lasts",
+          "[compute]") {
+    limiter_core core{{.depth = 1}};
+    const auto a = core.add({.weight = 50_pct, .longest = 10ms}), b = core.add({.weight = 50_pct, .longest = 10ms});
+    arrive(core, a, 3);
+    REQUIRE(core.next(now));
+    CHECK(core.estimate(a).wait == 30ms);
+    CHECK(core.estimate(b).wait == 20ms);  // two of `a` wait, and one of them has its turn before
+    CHECK(core.estimate(b).finish() == 30ms);
+    CHECK_FALSE(core.estimate(b).known);
+    const auto high = core.add({.level = {1}, .longest = 1ms});
+    CHECK(core.estimate(high).wait == 10ms);
+    CHECK(core.estimate(high).lasts == 1ms);
+    CHECK(core.estimate(high).bound == 10ms);
+    arrive(core, high, 5);
+    CHECK(core.estimate(b).wait == 25ms);
+    for (int i = 0; i < 5; ++i) core.withdraw(high);
+    for (int i = 0; i < 8; ++i) {
+        core.arrive(high, now, {.head = {.key = 7}});
+        (void)core.complete(core.next(now).value(), i == 3 ? 4ms : 2ms);
+    }
+    const auto e = core.estimate(high, 7);
+    CHECK(e.known);
+    CHECK(e.longest == 4ms);
+    CHECK(e.lasts > 2ms);
+    CHECK(e.lasts < 3ms);
+}
+
+TEST_CASE("an objective that others' longest work makes impossible is refused, with figures", "[compute]") {
+    limiter_core<> core;
+    const auto pages = core.add({.longest = 75ms});
+    const auto code = [&](const gpushare::client_settings& s) {
+        try {
+            core.remove(core.add(s));
+            return gpushare::failure{};
+        } catch (const gpushare::operation_error& e) {
+            return e.figures();
+        }
+    };
+    const auto why = code({.level = {1}, .longest = 1ms, .slo = 20ms});
+    CHECK(why.code == gpushare::errc::slo_unreachable);
+    CHECK(why.asked == 20'000);
+    CHECK(why.left == 0);
+    CHECK(why.limit == 76'000);
+    CHECK(code({.level = {1}, .longest = 1ms, .slo = 76ms}).code == gpushare::errc::none);
+    CHECK(code({.level = {-1}, .longest = 1ms, .slo = 20ms}).code ==
+          gpushare::errc::none);  // of what is above, nothing is known
+    CHECK(code({.level = {1}, .longest = 1ms, .keeps = gpushare::sm_width(0.5), .slo = 20ms}).code ==
+          gpushare::errc::none);
+    // The same for who is there and asks for another one, and not for what it has.
+    const auto chat = core.add({.level = {1}, .longest = 1ms, .slo = 80ms});
+    CHECK(core.change(chat, {.level = {1}, .longest = 1ms, .slo = 70ms}) == gpushare::errc::slo_unreachable);
+    CHECK(core.settings(chat).slo == 80ms);
+    CHECK(core.change(pages, {.longest = 90ms}) == gpushare::errc::none);
+    CHECK(core.change(chat, {.weight = 50_pct, .level = {1}, .longest = 1ms, .slo = 80ms}) == gpushare::errc::none);
 }

@@ -2,16 +2,21 @@
 // Width: what fits side by side on a device runs side by side, a charge is duration times width, and a share is one of the
 // device's SM time. The core alone, in virtual time; then stand-ins for engines, whose calls are opaque, of one block and from
 // 0.3 to 75 ms long, on a modelled device: the same at every run, by the device's own ledger.
+#include <algorithm>
 #include <chrono>
 #include <cmath>
 #include <cstddef>
 #include <cstdint>
 #include <deque>
+#include <map>
 #include <optional>
 #include <string>
+#include <utility>
 #include <vector>
 
 #include <gpushare/backend/host/ledger.hpp>
+#include <gpushare/backend/sim/random.hpp>
+#include <gpushare/compute/admission.hpp>
 #include <gpushare/compute/compute_limiter.hpp>
 #include <gpushare/compute/limiter_core.hpp>
 #include <gpushare/units.hpp>
@@ -163,6 +168,92 @@ TEST_CASE("lower levels don't fill the room of a higher one, whatever their widt
     CHECK(up->client == high);
 }
 
+TEST_CASE("what a level keeps is free of long work below, and lent to short work", "[compute][width][kept]") {
+    limiter_core<> core;
+    const auto high = core.add({.level = {1}, .keeps = sm_width(0.5)});
+    std::vector<client_id> low;
+    for (std::uint64_t i = 0; i < 6; ++i) {
+        low.push_back(core.add({.longest = 25ms}));
+        core.arrive(low.back(), instant{}, quarter(25ms, i + 1));
+    }
+    std::vector<admission> in;
+    CHECK(let_in(core, &in) == 2);
+    SECTION("whatever the level above has there") {
+        for (std::uint64_t i = 0; i < 2; ++i) core.arrive(high, instant{}, quarter(25ms, i + 10));
+        const auto facts = [n = 10U](client_id) mutable { return quarter(25ms, ++n); };
+        CHECK(core.next(instant{}, facts));
+        CHECK(core.next(instant{}, facts));
+        CHECK(let_in(core) == 0);
+        core.complete(in[0], 25ms / 4);
+        CHECK(let_in(core) == 1);
+    }
+    SECTION("and a level above both keeps its own") {
+        const auto top = core.add({.level = {2}, .keeps = sm_width(0.25)});
+        core.complete(in[0], 25ms / 4);
+        CHECK(let_in(core) == 0);  // 1/4 of four quarters is left to them
+        for (std::uint64_t i = 0; i < 4; ++i) core.arrive(high, instant{}, quarter(25ms, i + 10));
+        const auto facts = [n = 10U](client_id) mutable { return quarter(25ms, ++n); };
+        CHECK(core.next(instant{}, facts));
+        CHECK(core.next(instant{}, facts));
+        CHECK_FALSE(core.next(instant{}, facts));
+        core.arrive(top, instant{}, quarter(25ms, 20));
+        CHECK(core.next(instant{}));
+    }
+    SECTION("short work goes there") {
+        const auto brief = core.add({.weight = share::of_permille(1000), .longest = 100us});
+        core.arrive(brief, instant{}, quarter(100us, 20));
+        // The others are owed more: what waits of them has no room.
+        for (const auto c : low)
+            if (core.usage(c).waiting > 0) core.withdraw(c);
+        CHECK(let_in(core) == 1);
+    }
+    SECTION("until nobody keeps it") {
+        core.change(high, {.level = {1}});
+        CHECK(let_in(core) == 2);
+    }
+}
+
+TEST_CASE("the bound of what fits on the kept part is that of short work, unless something can't be kept off",
+          "[compute][width][kept]") {
+    limiter_core<> core;
+    const auto low = core.add({.longest = 75ms});
+    const auto high = core.add({.level = {1}, .keeps = sm_width(0.5)});
+    CHECK(core.bound_of(high) == 150ms);  // of its width nothing is known
+    CHECK(core.bound_of(high, 0, sm_width(0.75)) == 150ms);
+    CHECK(core.bound_of(high, 0, sm_width(0.5)) == 250us);  // what is short: a quarter of the horizon
+    core.arrive(low, instant{}, {.head = {.cost = 25ms}, .width = sm_width(0.5), .timeline = 1});
+    REQUIRE(core.next(instant{}));
+    CHECK(core.bound_of(high, 0, sm_width(0.5)) == 250us);
+    core.arrive(low, instant{}, {.head = {.cost = 75ms}, .width = sm_width(1), .timeline = 2});
+    REQUIRE(core.next(instant{}));
+    CHECK(core.bound_of(high, 0, sm_width(0.5)) == 150ms);
+}
+
+TEST_CASE("the bound is the longer one until what lay on the kept part before has ended", "[compute][width][kept]") {
+    limiter_core<> core;
+    const auto low = core.add({.longest = 75ms});
+    std::vector<admission> in;
+    for (std::uint64_t i = 0; i < 4; ++i) {
+        core.arrive(low, instant{}, quarter(75ms, i + 1));
+        REQUIRE(let_in(core, &in) == 1);
+    }
+    const auto high = core.add({.level = {1}, .keeps = sm_width(0.25)});
+    CHECK(core.bound_of(high, 0, sm_width(0.25)) == 150ms);
+    core.complete(in[0], 75ms / 4);
+    CHECK(core.bound_of(high, 0, sm_width(0.25)) == 250us);
+}
+
+TEST_CASE("the first of a kind goes by itself beside what is kept", "[compute][width][kept]") {
+    limiter_core<> core;
+    (void)core.add({.level = {1}, .keeps = sm_width(0.5)});
+    for (std::uint64_t i = 0; i < 3; ++i)
+        core.arrive(core.add({}), instant{}, {.head = {.cost = 25ms}, .timeline = i + 1});
+    std::vector<admission> in;
+    CHECK(let_in(core, &in) == 1);
+    core.complete(in[0], {.took = 25ms / 2, .width = sm_width(0.5)});
+    CHECK(let_in(core) == 1);
+}
+
 namespace {
 
 /// A tenant with an engine: calls of so many blocks, each from one of its threads, which has a stream and always calls again.
@@ -171,15 +262,25 @@ struct engine {
     std::uint32_t blocks = 1;
     unsigned permille = 0;
     std::uint32_t threads = 1;
+    ns gap{};  // not 0: each thread waits for a call, and submits the next one so much later
+};
+
+/// Calls of a level above, of a block, that come at random.
+struct urgent_engine {
+    ns length{}, mean_gap{};
+    sm_width keeps{};
 };
 
 struct measured {
     double share_pp = 0, metering_pct = 0, idle_pct = 0;  // the worst of all
+    ns longest_wait{}, bound{};  // of what is urgent: by the ledger, and as published at the end
+    std::uint64_t broken = 0;    // bounds
 };
 
 /// Twenty seconds of these, by the device's ledger. An end is noticed 20 us later. `by_thread`: at first all calls of one thread
 /// wait before those of the next.
-measured run(std::uint32_t sms, const std::vector<engine>& engines, bool declared, bool by_thread = false) {
+measured run(std::uint32_t sms, const std::vector<engine>& engines, bool declared, bool by_thread = false,
+             urgent_engine urgent = {}) {
     using stream = modelled_device::stream;
     using limiter = gpushare::compute_limiter<stream, modelled_device::clock>;
     constexpr ns to_notice = 20us;
@@ -200,44 +301,90 @@ measured run(std::uint32_t sms, const std::vector<engine>& engines, bool declare
     }
     bool over = false;
     struct caller {
+        const modelled_device* device;
         limiter* compute;
         tenant* of;
         std::size_t thread;
         sm_width width;
         const bool* over;
+        std::multimap<instant, caller>* later;
         void operator()() const {
             const auto work = [e = of->what](stream& s) { s.launch(e.blocks, e.length); };
             const auto again = [self = *this](const gpushare::completion&) {
-                if (!*self.over) self();
+                if (*self.over) return;
+                if (self.of->what.gap > 0ns)
+                    self.later->emplace(self.device->now() + self.of->what.gap, self);
+                else
+                    self();
             };
             (void)compute->submit(of->id, of->streams[thread], work, {.width = width}, again);
         }
     };
+    std::multimap<instant, caller> later;
     constexpr std::size_t ahead = 8;  // always more than are let in
     for (std::size_t nth = 0; nth < ahead; ++nth) {
         for (auto& t : tenants) {
             const auto width = declared ? sm_width::of_sms(t.what.blocks, sms) : sm_width{};
             for (std::size_t i = 0; i < t.streams.size(); ++i) {
                 const auto call = nth * t.streams.size() + i;
-                caller{&compute, &t, by_thread ? call / ahead : i, width, &over}();
+                if (nth > 0 && t.what.gap > 0ns) continue;
+                caller{&device, &compute, &t, by_thread ? call / ahead : i, width, &over, &later}();
             }
         }
     }
     const auto from = device.now() + 1s, to = from + 20s;
-    while (device.now() < to) {
-        if (!device.step(to_notice)) FAIL("nothing runs, and nothing is let in");
+    const auto urgent_tag = static_cast<std::uint32_t>(engines.size());
+    const bool has_urgent = urgent.length > 0ns;
+    const auto above = has_urgent ? compute.add({.level = {1}, .keeps = urgent.keeps}) : client_id{};
+    stream its(device, {1}, urgent_tag);
+    std::vector<instant> arrivals;
+    gpushare::sim::random any(7);
+    auto next = has_urgent ? device.now() + any.exponential(urgent.mean_gap) : gpushare::never;
+    const auto is_over = [&] { return device.now() >= to; };
+    bool all_known = false;
+    while (!is_over()) {
+        if (device.now() >= from && !std::exchange(all_known, true))  // before, how long calls take is being learnt
+            while (compute.take_event()) continue;
+        const auto event =
+            std::min({next, later.empty() ? gpushare::never : later.begin()->first, compute.resume_at()});
+        if (!device.step(to_notice, event) && event == gpushare::never) FAIL("nothing runs, and nothing is let in");
+        while (!later.empty() && later.begin()->first <= device.now()) later.extract(later.begin()).mapped()();
+        if (device.now() >= next) {
+            arrivals.push_back(device.now());
+            const auto work = [l = urgent.length](stream& s) { s.launch(1, l); };
+            REQUIRE(compute.submit(above, its, work, {.key = 1}));
+            next = device.now() + any.exponential(urgent.mean_gap);
+        }
         compute.poll();
     }
     over = true;
     while (device.step(to_notice)) compute.poll();
 
-    const auto blocks = device.blocks();
+    auto blocks = device.blocks();
+    measured worst;
+    if (has_urgent) {
+        auto end = instant{};
+        std::size_t nth = 0;
+        for (const auto& b : blocks) {  // in order of their ends, and these of one stream
+            if (b.tag != urgent_tag) continue;
+            // The first calls are predicted from nothing, and what is in flight then was let in for nobody above.
+            if (nth >= 50) worst.longest_wait = std::max(worst.longest_wait, b.start - std::max(arrivals[nth], end));
+            end = b.end;
+            ++nth;
+        }
+        REQUIRE(nth == arrivals.size());
+        std::erase_if(blocks, [=](const auto& b) { return b.tag == urgent_tag; });
+        worst.bound = compute.bound_of(above, 1);
+        CHECK(compute.estimate(above, 1).bound == worst.bound);
+        CHECK(compute.estimate(above, 1).longest == urgent.length);
+        while (const auto e = compute.take_event())
+            worst.broken += e->what == gpushare::limiter_event::kind::waited_beyond_bound ? 1 : 0;
+    }
     const auto window = gpushare::host::sm_time_by_tag(blocks, from, to, sms);
     const auto in_all = gpushare::host::sm_time_by_tag(blocks, instant{}, gpushare::never, sms);
     REQUIRE(window.size() == engines.size());
     ns used{};
     for (const auto& t : window) used += t.busy;
-    measured worst;
     worst.idle_pct = 100 * (1 - std::chrono::duration<double>(used) / (to - from));
     for (std::size_t i = 0; i < engines.size(); ++i) {
         const double part = std::chrono::duration<double>(window[i].busy) / used;
@@ -305,4 +452,72 @@ TEST_CASE("a tenant with one thread gets what one stream can use, and the rest i
     CHECK(worst.idle_pct <= 1);
     CHECK(worst.share_pp == Approx(20).margin(0.5));  // half of two SMs each: neither can use more
     CHECK(worst.metering_pct <= 1);
+}
+
+TEST_CASE("a level that keeps an SM never waits for the long calls below it", "[compute][width][kept][promises]") {
+    constexpr urgent_engine detector{.length = 300us, .mean_gap = 10ms};
+    for (const std::uint32_t sms : {2U, 4U}) {
+        CAPTURE(sms);
+        const std::vector<engine> engines{{75ms, 1, 300, sms}, {25ms, 1, 700, sms}};
+        auto keeps = detector;
+        keeps.keeps = sm_width::of_sms(1, sms);
+        const auto without = run(sms, engines, false, false, detector), with = run(sms, engines, false, false, keeps);
+        CHECK(without.longest_wait > 15ms);
+        CHECK(with.longest_wait == 0ns);
+        CHECK(with.bound == 250us);
+        CHECK(with.broken == 0);
+        CHECK(with.share_pp <= 0.5);
+        CHECK(with.metering_pct <= 1);
+        CHECK(with.idle_pct == Approx(100.0 / sms).margin(2));  // what it costs: the SM, but for what is urgent
+    }
+    // Work below that is short is lent it: less than the bound is waited, and little is idle.
+    auto keeps = detector;
+    keeps.keeps = sm_width(0.5);
+    const auto lent = run(2, {{75ms, 1, 500, 2}, {100us, 1, 500, 2}}, false, false, keeps);
+    CHECK(lent.longest_wait <= 250us);
+    CHECK(lent.broken == 0);
+    CHECK(lent.idle_pct <= 5);  // of which 3 are the urgent calls themselves
+}
+
+TEST_CASE("who waits for each call before the next gets its share beside who has always some waiting",
+          "[compute][width][promises]") {
+    constexpr engine pages{75ms, 1, 300, 2}, tokens{25ms, 1, 700, 1, 200us};
+    SECTION("on one SM") {
+        const auto one = run(1, {pages, tokens}, false);
+        CHECK(one.share_pp <= 0.5);
+        CHECK(one.idle_pct <= 2);
+        CHECK(one.metering_pct <= 1);
+    }
+    SECTION("on two, where it can use one of them") {
+        const auto two = run(2, {pages, tokens}, false);
+        CHECK(two.share_pp == Approx(20).margin(0.5));
+        CHECK(two.idle_pct <= 2);
+    }
+    SECTION("on two, by two threads") {
+        auto by_two = tokens;
+        by_two.threads = 2;
+        const auto two = run(2, {pages, by_two}, false);
+        CHECK(two.share_pp <= 1);
+        CHECK(two.idle_pct <= 2);
+    }
+    SECTION("not where it comes back late: little is idle") {
+        auto late = tokens;
+        late.gap = 5ms;
+        CHECK(run(1, {pages, late}, false).idle_pct <= 0.5);
+    }
+    SECTION("and of two that do, each gets its share") {
+        const auto both = run(1, {{75ms, 1, 300, 1, 200us}, tokens}, false);
+        CHECK(both.share_pp <= 0.5);
+        CHECK(both.idle_pct <= 2);
+    }
+}
+
+TEST_CASE("on one SM an urgent call waits for one long call, not for those behind it", "[compute][width][promises]") {
+    const std::vector<engine> engines{{75ms, 1, 300, 2}, {25ms, 1, 700, 2}};
+    const auto m = run(1, engines, false, false, {.length = 300us, .mean_gap = 50ms});
+    CHECK(m.longest_wait <= 76ms);
+    CHECK(m.bound <= 80ms);
+    CHECK(m.broken == 0);
+    CHECK(m.idle_pct <= 2);  // of which 0.6 are the urgent calls
+    CHECK(m.share_pp <= 0.5);
 }

@@ -75,12 +75,14 @@ public:
     modelled_device(const modelled_device&) = delete;
     modelled_device& operator=(const modelled_device&) = delete;
 
-    /// To the next end of a block, and `later`, when somebody notices. False if nothing runs.
-    bool step(gpushare::ns later) {
-        if (model_.next_event() == gpushare::never) return false;
-        now_ = std::max(now_, model_.next_event() + later);
+    /// To the next end of a block, and `later`, when somebody notices; or to `until`, if that is sooner. False if nothing runs.
+    bool step(gpushare::ns later, gpushare::instant until = gpushare::never) {
+        const bool runs = model_.next_event() != gpushare::never;
+        const auto noticed = runs ? model_.next_event() + later : gpushare::never;
+        if (!runs && until == gpushare::never) return false;
+        now_ = std::max(now_, std::min(noticed, until));
         model_.advance(now_);
-        return true;
+        return runs;
     }
 
     [[nodiscard]] gpushare::instant now() const noexcept { return now_; }

@@ -88,7 +88,8 @@ public:
         const auto behind = [this](gpushare::client_id c) noexcept {
             return gpushare::submission_facts{.head = clients_[c.index].line[1].head};
         };
-        for (gpushare::admission g; core_.next(g, now, behind);) {
+        while (const auto next = core_.next(now, behind)) {
+            const auto& g = *next;
             auto& client = clients_[g.client.index];
             const auto w = client.line.front();
             client.line.pop_front();

@@ -93,6 +93,7 @@ struct charge {
     };
     ns took{};                  ///< device time: duration times width
     ns in_flight{};             ///< from its admission to its end on the device, as far as known; 0: unknown
+    ns noticed{};               ///< so long after its end that was seen; 0: unknown
     bool failed = false;        ///< whether it ended with an error
     source from = source::own;  ///< where `took` comes from
     std::uint32_t times = 1;    ///< how many like submissions took this together
@@ -107,6 +108,17 @@ struct client_usage {
     std::uint64_t failed = 0;     ///< of these
     std::uint32_t waiting = 0;    ///< submissions that wait
     std::uint32_t in_flight = 0;  ///< submissions that were admitted and haven't completed
+};
+
+/// What a submission that comes now may expect, if nobody else comes: for a 429, or an admission.
+struct submission_estimate {
+    ns wait{};     ///< until it begins, as predicted: for all that is in flight, and what goes before it
+    ns lasts{};    ///< so long it then takes, as predicted
+    ns longest{};  ///< the longest that its kind lately took: of 512 at least, so one in 512 takes longer; 0: unknown
+    ns bound{};    ///< the longest that it waits for lower levels once it is admitted; see limiter_core::bound_of
+    bool known = false;  ///< whether enough of its kind were seen to say so
+    /// Until it is over.
+    [[nodiscard]] constexpr ns finish() const noexcept { return saturating_add(wait, lasts); }
 };
 
 /// An event: a fault, or work that broke a bound.

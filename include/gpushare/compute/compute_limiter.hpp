@@ -219,10 +219,17 @@ public:
         return engine_.core().wait_bound();
     }
     /// The bound on the wait of a submission of `c` that comes now; see limiter_core. Its ticket or permit has it, too.
-    /// Zero for a client that isn't there, and where no length is known.
-    [[nodiscard]] ns bound_of(client_id c) const {
+    /// `key` and `width` say more of it, as in submit_options. Zero for a client that isn't there, and where no length is known.
+    [[nodiscard]] ns bound_of(client_id c, std::uint64_t key = 0, sm_width width = {}) const {
         const std::lock_guard lock(engine_.mutex());
-        return engine_.core().contains(c) ? engine_.core().bound_of(c) : ns{0};
+        return engine_.core().contains(c) ? engine_.core().bound_of(c, key, width) : ns{0};
+    }
+
+    /// What a submission of `c` of this kind may expect that comes now: when it would begin and be over; see limiter_core. All zero
+    /// for a client that isn't there.
+    [[nodiscard]] submission_estimate estimate(client_id c, std::uint64_t key = 0) const {
+        const std::lock_guard lock(engine_.mutex());
+        return engine_.core().contains(c) ? engine_.core().estimate(c, key) : submission_estimate{};
     }
 
     /// Takes the oldest event; the latest 64 are kept.

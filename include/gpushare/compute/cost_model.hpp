@@ -21,11 +21,18 @@
 namespace gpushare {
 inline namespace GPUSHARE_ABI {
 
-/// The longest of the latest 512 to 1024 measurements; a longer one before these is forgotten. A value.
+/// The longest of the latest 512 to 1024 measurements; a longer one before these is forgotten. One that may be cold (memory,
+/// code that is compiled) counts for the next 16 only. A value.
 class recent_longest {
 public:
-    /// One more measurement.
-    void learn(ns took) noexcept {
+    /// One more measurement. `cold`: the first of a kind.
+    void learn(ns took, bool cold = false) noexcept {
+        if (cold) {
+            cold_ = std::max(cold_, took);
+            cold_for_ = while_cold;
+            return;
+        }
+        if (cold_for_ > 0 && --cold_for_ == 0) cold_ = {};
         now_ = std::max(now_, took);
         if (++seen_ < window) return;
         before_ = now_;
@@ -33,12 +40,14 @@ public:
         seen_ = 0;
     }
     /// The longest; 0 before the first.
-    [[nodiscard]] ns get() const noexcept { return std::max(now_, before_); }
+    [[nodiscard]] ns get() const noexcept { return std::max({now_, before_, cold_}); }
 
-    static constexpr std::uint32_t window = 512;  ///< So many are remembered at least.
+    static constexpr std::uint32_t window = 512;     ///< So many are remembered at least.
+    static constexpr std::uint32_t while_cold = 16;  ///< So many others, and the first of a kind is forgotten.
 
 private:
-    ns now_{}, before_{};
+    ns now_{}, before_{}, cold_{};
+    std::uint32_t cold_for_ = 0;
     std::uint32_t seen_ = 0;
 };
 
@@ -51,10 +60,10 @@ struct cost_estimate {
     std::uint32_t seen = 0;        ///< how many were seen, up to 8, over which the mean is smoothed
     std::uint32_t seen_alone = 0;  ///< how many of them had the device to themselves, up to 64
 
-    /// One more took this much device time and lasted so long; `alone`: with the device to itself.
-    void learn(ns took, ns lasted, bool alone) noexcept {
+    /// One more took this much device time and lasted so long; `alone`: with the device to itself; `cold`: the first of a kind.
+    void learn(ns took, ns lasted, bool alone, bool cold = false) noexcept {
         learn_mean(took);
-        longest.learn(lasted);
+        longest.learn(lasted, cold);
         if (!alone || lasted <= ns{0}) return;
         shortest_alone = seen_alone > 0 ? std::min(shortest_alone, lasted) : lasted;
         seen_alone += seen_alone < enough_of_a_mixture ? 1 : 0;
@@ -77,6 +86,7 @@ struct cost_estimate {
     /// One more took this long: enters the mean alone.
     void learn_mean(ns took) noexcept {
         // The mean of all up to the eighth, then of the latest eight or so: mixed kernels predict their mean.
+        if (seen == 1 && took < typical / 4) typical = took;  // the first was cold
         if (seen < 8)
             typical += (took - typical) / static_cast<ns::rep>(++seen);
         else
@@ -134,7 +144,7 @@ public:
 
     /// One of this kind took this long; `alone`: with the device to itself.
     void learn(client_id c, std::uint64_t key, ns took, bool alone = false) noexcept {
-        if (auto* const e = find_or_add(c, key)) e->learn(took, took, alone);
+        if (auto* const e = find_or_add(c, key)) e->learn(took, took, alone, e->seen == 0);
     }
 
 private:

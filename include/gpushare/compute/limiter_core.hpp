@@ -18,6 +18,7 @@
 
 #include <gpushare/compute/admission.hpp>
 #include <gpushare/compute/cost_model.hpp>
+#include <gpushare/compute/detail/estimate.hpp>
 #include <gpushare/compute/detail/in_flight_budget.hpp>
 #include <gpushare/compute/detail/limiter_client.hpp>
 #include <gpushare/compute/policies/weighted_fair.hpp>
@@ -44,37 +45,37 @@ public:
         if (index == clients_.size()) clients_.emplace_back();
         auto& client = clients_[index];
         const client_id id{index, client.generation + 1};
+        if (const auto why = detail::beyond_reach(s, clients_); why.code != errc::none) raise(why, {}, "limiter");
         const auto level = budget_.open(s.level);
         blocked_.reserve(clients_.size());
+        watched_.reserve(clients_.size());
         if (const auto why = policy_.add(id, s); why.code != errc::none) raise(why, {}, "limiter");
-        const bool listed = client.listed;
         client = {};
-        client.listed = listed;
         client.settings = s;
         client.generation = id.generation;
         client.level = level;
         client.present = true;
-        budget_.add_client(level);
-        raise_longest(client);
+        budget_.add_client(level, s.keeps);
+        budget_.raise_longest(client.level, client.longest());
         return id;
     }
 
     /// In force for what is admitted from now on; what is in flight stays charged as it was.
     /// Where the policy refuses, nothing has changed.
     errc change(client_id c, const client_settings& s) {
+        if (detail::beyond_reach(s, clients_, &clients_[c.index]).code != errc::none) return errc::slo_unreachable;
         const auto to = budget_.open(s.level);
         if (const auto why = policy_.change(c, s); why.code != errc::none) return why.code;
-        clients_[c.index].settings = s;
         const auto from = std::exchange(clients_[c.index].level, to);
-        budget_.remove_client(from);
-        budget_.add_client(to);
-        find_longest(from);
-        find_longest(to);
+        budget_.remove_client(from, std::exchange(clients_[c.index].settings, s).keeps);
+        budget_.add_client(to, s.keeps);
+        budget_.find_longest(from, clients_);
+        budget_.find_longest(to, clients_);
         return errc::none;
     }
 
-    /// From now on `p` decides, among the same clients; it must have none yet. It begins from nothing: what is in flight
-    /// was charged by the old policy, which is in `p` afterwards. If `p` refuses a client, nothing has changed.
+    /// From now on `p`, which must have no clients yet, decides among the same. What is in flight was charged by the old
+    /// policy, which is in `p` afterwards. If `p` refuses a client, nothing has changed.
     errc set_policy(Policy& p, instant now) {
         for (std::uint32_t i = 0; i < clients_.size(); ++i) {
             if (!clients_[i].present) continue;
@@ -88,13 +89,13 @@ public:
         return errc::none;
     }
 
-    /// The client must have nothing waiting and nothing in flight.
+    /// It must have nothing waiting and nothing in flight.
     void remove(client_id c) noexcept {
         auto& client = clients_[c.index];
         policy_.remove(c);
-        budget_.remove_client(client.level);
+        budget_.remove_client(client.level, client.settings.keeps);
         client.present = false;
-        find_longest(client.level);
+        budget_.find_longest(client.level, clients_);
     }
 
     /// Whether there is such a client.
@@ -111,9 +112,10 @@ public:
             return;
         }
         if (client.usage.in_flight == 0) ++num_active_;
+        client.habit.came(now);
         tell(c, now, facts);
     }
-    /// The same, where something is known of it.
+    /// The same.
     void arrive(client_id c, instant now, const submission_facts& facts) noexcept { arrive(c, now, &facts); }
 
     /// One submission of `c` no longer waits and was not admitted. `facts_of(c)` says what is first now, if anything is.
@@ -136,14 +138,15 @@ public:
     /// arrive() and next() in one, for whoever may be the only one that waits: whether it was admitted.
     [[nodiscard]] bool pass(admission& g, client_id c, instant now, const submission_facts* facts) noexcept {
         arrive(c, now, facts);
-        return num_waiting_ == 1 && next(g, now, detail::nothing_known{now});
+        if (num_waiting_ != 1 || !is_ready(g, now)) return false;
+        admit(g, now, detail::nothing_known{now});
+        return true;
     }
 
-    /// Whether the next submission can be admitted now, and what is known of it: one waits and there is room, as what is in
-    /// flight of its level and above leaves room for it (detail/in_flight_budget.hpp), so lower levels never fill the room of
-    /// a higher one; and no request of a higher level is under way. Asked twice, it answers the same. `other_stream(c)` is asked
-    /// where what waits first of `c` is for a stream that has enough: whoever keeps the queues may move one forward that is for
-    /// a stream with nothing in flight, call replace_first() and return true. By default a client's go strictly in order.
+    /// Whether the next submission can be admitted now, and what is known of it: one waits, there is room beside what is in
+    /// flight of its level and above (detail/in_flight_budget.hpp), and no request of a higher level is under way. Asked
+    /// twice, it answers the same. `other_stream(c)` is asked where what waits first of `c` is for a stream that has enough:
+    /// whoever keeps the queues may move one forward for an idle stream, call replace_first() and return true.
     template <std::predicate<client_id> F = detail::strict_order>
     [[nodiscard]] bool is_ready(admission& a, instant now, F other_stream = {}) noexcept {
         resume_at_ = never;
@@ -158,14 +161,18 @@ public:
             auto& client = clients_[c->index];
             client.describe(a, *c, costs_, quantum());
             a.policy = policies_;
-            a.bound = client.next.bound > ns{0} ? client.next.bound : budget_.bound(a.level_index);
+            a.bound = client.next.bound > ns{0} ? client.next.bound : budget_.bound(a.level_index, a.width);
             if (client.enqueuing) return false;
-            const auto room = budget_.room_for(a, num_active_ == 1);
-            if (room == budget::room::no) return false;
+            const auto others = detail::keep_for_returns(watched_, clients_, policy_, *c, now);
+            const auto room = budget_.room_for(a, num_active_ == 1, others);
+            if (room == budget::room::no) {
+                resume_at_ = others.until;
+                return false;
+            }
             if (room == budget::room::yes) break;
             if (other_stream(*c)) continue;
             client.blocked = true;  // others may find room meanwhile
-            if (!std::exchange(client.listed, true)) blocked_.push_back(c->index);
+            blocked_.add(c->index);
             detail::hold(policy_, *c);
         }
         const auto hold = budget_.held(a.level_index, now);
@@ -188,25 +195,21 @@ public:
         ++client.usage.in_flight;
         ++client.admitted;
         withdraw(a.client, now, facts_of);
+        if (client.usage.waiting == 0 && detail::return_habit::is_concerned(a.length)) watched_.add(a.client.index);
     }
-    /// Both in one: admits the next submission, if it can be.
-    template <std::invocable<client_id> F>
-    [[nodiscard]] bool next(admission& a, instant now, F facts_of) noexcept {
-        if (!is_ready(a, now)) return false;
-        admit(a, now, facts_of);
-        return true;
-    }
-    /// The same, by value; empty if nothing was admitted.
+    /// Both in one: admits the next submission; empty if it can't be.
     template <std::invocable<client_id> F>
     [[nodiscard]] std::optional<admission> next(instant now, F facts_of) noexcept {
         admission a;
-        return next(a, now, facts_of) ? std::optional(a) : std::nullopt;
+        if (!is_ready(a, now)) return std::nullopt;
+        admit(a, now, facts_of);
+        return a;
     }
     /// The same, where nothing is known of what waits behind.
     [[nodiscard]] std::optional<admission> next(instant now) noexcept { return next(now, detail::nothing_known{now}); }
 
-    /// A callable is being run that enqueues it, or no longer: meanwhile nothing of its client or its level is admitted. So a
-    /// client's work is enqueued in order on each stream, a level's one by one, and no level waits for another's callables.
+    /// A callable is being run that enqueues it, or no longer: meanwhile nothing of its client or its level is admitted, so
+    /// it is enqueued in order, and no level waits for another's callables.
     void set_enqueuing(const admission& g, bool on) noexcept {
         clients_[g.client.index].enqueuing = budget_.of(g.level_index).enqueuing = on;
     }
@@ -221,10 +224,12 @@ public:
         auto* const kind = costs_.find_or_add(g.client, g.key);
         if (o.width.known()) client.learn_width(o.width, kind);
         const ns lasted = client.lasted(o, g.declared ? g.width : sm_width{}, kind);
+        if (o.noticed > ns{0} && detail::return_habit::is_concerned(lasted)) budget_.learn_hand_over(o.noticed);
         const ns beyond = judge(g, o, lasted);
         budget_.of(g.level_index).served += lasted;
         correct(g, o.took - g.predicted);
         learn(g, o, lasted, client, kind);
+        if (client.may_return(g, lasted, now)) watched_.add(g.client.index);
         client.usage.device_time += o.took;
         client.usage.completed += o.times;
         if (g.of_request) budget_.of(g.level_index).hold_until = saturating_add(now, options_.anticipation);
@@ -270,38 +275,43 @@ public:
 
     /// No request of this level goes on: nothing is held back for it any longer.
     void end_request(client_id c) noexcept { budget_.of(clients_[c.index].level).hold_until = {}; }
-    /// Whether next() and complete() need the time though the policy doesn't.
-    [[nodiscard]] bool holds_back() const noexcept { return budget_.any_hold(); }
+    /// Whether arrive() and next() need the time though the policy doesn't.
+    [[nodiscard]] bool holds_back() const noexcept { return !watched_.empty() || budget_.any_hold(); }
+    /// Whether complete() needs it for this one.
+    [[nodiscard]] static bool needs_end_of(const admission& g) noexcept {
+        return g.of_request || detail::return_habit::is_concerned(g.length);
+    }
     /// Whether work is held back until `t`, for a request.
     [[nodiscard]] bool is_held_until(instant t) const noexcept { return budget_.is_held_until(t); }
 
-    /// Nothing more of `c` is to come, until it is removed.
-    void close(client_id c) noexcept { clients_[c.index].closing = true; }
+    void close(client_id c) noexcept { clients_[c.index].closing = true; }  ///< Nothing more of `c` is to come.
     /// Whether that was said.
     [[nodiscard]] bool closing(client_id c) const noexcept { return clients_[c.index].closing; }
-    /// Whether nothing is admitted of `c`, because its work failed too often in a row; until it is pardoned.
+    /// Whether nothing is admitted of `c`, as its work failed too often in a row; until it is pardoned.
     [[nodiscard]] bool quarantined(client_id c) const noexcept { return clients_[c.index].quarantined; }
-    /// Ends its quarantine.
-    void pardon(client_id c) noexcept { clients_[c.index].pardon(); }
-    /// What happened that nobody asked for.
-    [[nodiscard]] detail::event_queue& events() noexcept { return events_; }
-    /// The same.
-    [[nodiscard]] const detail::event_queue& events() const noexcept { return events_; }
+    void pardon(client_id c) noexcept { clients_[c.index].pardon(); }         ///< Ends its quarantine.
+    [[nodiscard]] detail::event_queue& events() noexcept { return events_; }  ///< What happened that nobody asked for.
+    [[nodiscard]] const detail::event_queue& events() const noexcept { return events_; }  ///< The same.
 
-    /// The longest that a submission of the highest level waits for work of the levels below: all of it that may be in
-    /// flight at once (each level fills its own room), each as long as the longest that a client of its level declared or
-    /// lately showed. With one level in use: what a submission waits for those of its own level that are in flight. What
-    /// takes longer than was known breaks that bound, and is an event.
+    /// The longest that a submission of `c` that comes now waits, once admitted, for work of the levels below: all that may be
+    /// in flight at once, each as long as the longest that a client of its level declared or lately showed. Where none is below,
+    /// for what of its own is in flight. It waits for levels above without a bound. What takes longer breaks that bound, and
+    /// is an event. Where its level keeps a part of the SMs (client_settings::keeps), what fits there, as `declared` or seen
+    /// of its kind, waits for short work below (a quarter of the horizon a level), and for what is too wide to be kept off.
+    [[nodiscard]] ns bound_of(client_id c, std::uint64_t key = 0, sm_width declared = {}) const noexcept {
+        const auto& client = clients_[c.index];
+        if (!budget_.keeps(client.level)) return budget_.bound(client.level);
+        return budget_.bound(client.level, client.width_of(c, key, declared, costs_));
+    }
+    /// The same of the highest level in use.
     [[nodiscard]] ns wait_bound() const noexcept { return budget_.bound(); }
-    /// The same for a submission of `c` that comes now, from the moment when it is admitted: what it waits for work of the
-    /// levels below its own; where none is below, for what of its own is in flight. It waits for levels above without a
-    /// bound, and for its turn within its own by its share. What is broken is an event.
-    [[nodiscard]] ns bound_of(client_id c) const noexcept { return budget_.bound(clients_[c.index].level); }
+    /// What one of this kind that comes now may expect. Linear in the clients.
+    [[nodiscard]] submission_estimate estimate(client_id c, std::uint64_t key = 0) const noexcept {
+        return detail::estimate(clients_, costs_, budget_, c, key, options_.first_guess, bound_of(c, key));
+    }
 
-    /// Submissions that wait, of all clients.
-    [[nodiscard]] std::uint64_t num_waiting() const noexcept { return num_waiting_; }
-    /// Indices of clients so far: `add` gives one of these, or this one.
-    [[nodiscard]] std::size_t num_indices() const noexcept { return clients_.size(); }
+    [[nodiscard]] std::uint64_t num_waiting() const noexcept { return num_waiting_; }  ///< Submissions, of all clients.
+    [[nodiscard]] std::size_t num_indices() const noexcept { return clients_.size(); }  ///< Of clients so far.
     /// The account of `c`.
     [[nodiscard]] const client_usage& usage(client_id c) const noexcept { return clients_[c.index].usage; }
     /// The settings of `c` that are in force.
@@ -315,33 +325,23 @@ private:
     using budget = detail::in_flight_budget;
     using client_state = detail::limiter_client;
 
-    void raise_longest(const client_state& c) noexcept { budget_.raise_longest(c.level, c.longest()); }
-    // Linear: when clients leave a level, and now and then, as what was long long ago is forgotten.
-    void find_longest(std::uint32_t level) noexcept {
-        budget_.forget_longest(level);
-        for (const auto& c : clients_)
-            if (c.present && c.level == level) raise_longest(c);
-    }
-
     void learn(const admission& g, const charge& o, ns lasted, client_state& client, cost_estimate* kind) noexcept {
         if (o.from == charge::source::doubt) return;
+        const ns longest = client.longest();
         client.learn(o, lasted, kind);
         if (o.from == charge::source::shared) return;
-        raise_longest(client);
-        if (++learnt_ > std::max<std::uint64_t>(recent_longest::window, clients_.size())) {
+        budget_.raise_longest(client.level, client.longest());
+        if (client.longest() < longest ||
+            ++learnt_ > std::max<std::uint64_t>(recent_longest::window, clients_.size())) {
             learnt_ = 0;
-            find_longest(g.level_index);
+            budget_.find_longest(g.level_index, clients_);
         }
         if (g.longest > ns{0} && lasted > g.longest) note(limiter_event::kind::overran, g, lasted, g.longest);
     }
 
-    // Of the time in flight, what neither its own length nor work of its level and above explains is its wait for others.
-    // Its own length counts as the longest of its kind: only what is certain is a violation.
     [[nodiscard]] ns judge(const admission& g, const charge& o, ns lasted) noexcept {
-        if (o.in_flight <= ns{0} || g.bound <= ns{0} || g.longest <= ns{0}) return ns{0};
-        const ns of_own_level = budget_.served_from(g.level_index) - g.served_before;
-        const ns waited = o.in_flight - std::max(lasted, g.longest) - of_own_level;
-        if (waited <= g.bound) return ns{0};
+        const ns waited = detail::waited_for_others(g, o, lasted, budget_.served_from(g.level_index));
+        if (g.bound <= ns{0} || waited <= g.bound) return ns{0};
         note(limiter_event::kind::waited_beyond_bound, g, waited, g.bound);
         return waited - g.bound;
     }
@@ -356,9 +356,9 @@ private:
         client.blocked = false;
         policy_.wake(c, client.next.head, now);
     }
-    // What an earlier policy admitted is none of this one's concern.
     void correct(const admission& g, ns delta) noexcept {
-        if (g.policy == policies_) detail::correct(policy_, g.client, delta, g.lent);
+        if (g.policy == policies_)  // what an earlier one admitted is none of this one's concern
+            detail::correct(policy_, g.client, delta, g.lent);
     }
 
     client_state& remove_from_flight(const admission& g, std::uint32_t times = 1) noexcept {
@@ -371,10 +371,9 @@ private:
 
     // Something of this timeline has ended, of client `c`: it may have others for it behind its first.
     void unblock(std::uint64_t timeline, client_id c) noexcept {
-        std::erase_if(blocked_, [&](std::uint32_t i) {
+        blocked_.erase_if([&](std::uint32_t i) {
             auto& client = clients_[i];
             if (client.blocked && i != c.index && client.timeline(i) != timeline) return false;
-            client.listed = false;
             if (std::exchange(client.blocked, false)) policy_.wake({i, client.generation}, client.next.head, now_);
             return true;
         });
@@ -384,7 +383,8 @@ private:
     bool turns_;
     Policy policy_;
     std::vector<client_state> clients_;
-    std::vector<std::uint32_t> blocked_;  // clients that are, and some that were
+    detail::client_list blocked_;  // that are, and some that were
+    detail::client_list watched_;  // that may be back soon
     budget budget_{options_.depth, options_.horizon};
     cost_model costs_;
     detail::event_queue events_;

@@ -37,6 +37,7 @@ struct client_settings {
     ns longest{};                   ///< its longest kernel, if known; 0: learnt from what it submits
     share cap = share::whole();     ///< the most of the device's time that it gets
     bool soft_cap = false;          ///< the cap holds only while others, within theirs, have work
+    sm_width keeps{};               ///< its level keeps this part of the SMs free of long work below; see limiter_core
     ns slo{};                       ///< how long after its arrival its work is due; 0: no objective
     std::uint32_t group = 0;        ///< its class, from 0, where the policy is a policy_tree
     std::uint32_t tag = 0;          ///< its number in records of its submissions; no policy looks at it
@@ -102,7 +103,8 @@ inline constexpr bool is_timeless = requires {
 /// clients' work that fills the device runs in turn, which costs a wait on the device at each change of clients; the
 /// policy may then let a client go several times in a row. `hold(c)` is called in place of sleep(c) while c's first
 /// submission is still behind others on its stream, until wake(c, ...); the policy may owe c the share that it misses
-/// meanwhile, within bounds.
+/// meanwhile, within bounds. `before(a, b)` says whether `a`, which has nothing waiting, would go before `b`, which waits,
+/// if it had: then the limiter may keep the device for it for a moment (detail/return_habit.hpp).
 // clang-format off
 template <class P>
 concept compute_policy = std::movable<P> && requires(P& p, client_id c, const client_settings& s, const queue_head& head,
@@ -146,6 +148,15 @@ void hold(P& p, client_id c) noexcept {
         p.hold(c);
     else
         p.sleep(c);
+}
+
+/// Whether `p` says that `a`, which doesn't wait, would go before `b`; false where it can't tell.
+template <compute_policy P>
+[[nodiscard]] bool goes_before(const P& p, client_id a, client_id b) noexcept {
+    if constexpr (requires { p.before(a, b); })
+        return p.before(a, b);
+    else
+        return false;
 }
 
 /// Tells a policy that can, if `asked`, that clients take turns. Returns the policy.

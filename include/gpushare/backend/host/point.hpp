@@ -119,6 +119,9 @@ public:
         return a.done() && b.done() ? b.state_->when - a.state_->when : ns{0};
     }
 
+    /// When it was reached, by steady_clock; before that, nothing.
+    friend instant reached_at(const point& p) noexcept { return p.done() ? p.state_->when : instant{}; }
+
     /// What the stream of both used from `a` to `b`.
     friend sm_use used_between(const point& a, const point& b) noexcept {
         if (!a.done() || !b.done()) return {};

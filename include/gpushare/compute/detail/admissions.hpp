@@ -205,7 +205,7 @@ private:
         s.client = c;
         s.facts = {
             .head = {.cost = o.cost, .remaining = o.remaining, .arrival = now, .deadline = o.deadline, .key = o.key},
-            .bound = core_.bound_of(c),
+            .bound = core_.bound_of(c, o.key, o.width),
             .width = o.width,
             .timeline = s.queued ? timeline_of(*s.stream) : 0,
             .of_request = o.of_request};

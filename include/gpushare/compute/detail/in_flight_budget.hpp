@@ -6,12 +6,17 @@
 //   if (budget.room_for(admission, alone) == budget.room::yes) budget.enter(admission);    // ... budget.leave(admission, 1);
 //
 // A few long submissions keep a device full; of short ones it takes many. So there is always room for `depth` submissions, and
-// for more of them while all together take no longer than the horizon. There each counts with the longest that its kind
+// for more of them while all together take no longer than the horizon. Nothing goes behind what lasts fifty times as long as it
+// lately took to notice an end, where the device tells: who is next is decided when that ends, for 2 % of the time at most.
+// There each counts with the longest that its kind
 // lately took, which is what bounds a wait. Three cases get less:
 //   several clients   the policy no longer orders what is in flight. Beyond `depth`, a quarter of the horizon as predicted
 //                     is enough to hide how late an end is noticed.
 //   a level above     its work would wait for all of this. The horizon is a quarter, and the depth at most two.
 //   narrow work       what doesn't fill the device is let in as it fits side by side, and a little ahead.
+//
+// A level may keep a part of the SMs (client_settings::keeps). Long work of the levels below is let in beside that part;
+// short work is lent it, and ends within the horizon. What is wider than the rest can't be kept off it, and goes as it would.
 #pragma once
 
 #include <algorithm>
@@ -19,6 +24,7 @@
 #include <vector>
 
 #include <gpushare/compute/admission.hpp>
+#include <gpushare/compute/detail/return_habit.hpp>
 #include <gpushare/config.hpp>
 #include <gpushare/units.hpp>
 
@@ -43,9 +49,13 @@ public:
         std::uint32_t unknown = 0;      // of these
         instant hold_until{};           // until then a request of this level is expected to go on
         bool enqueuing = false;         // a callable of its clients is being run
+        double keeps = 0;               // the part of the SMs that its clients keep free of long work below
+        ns not_kept_off{};  // the longest lately let in below levels that keep a part, though too wide for that
         // What follows from all of this, and is asked for by every submission.
         std::uint32_t depth = 0;  // how many are in flight however long they take
         ns horizon{}, bound{};
+        ns bound_on_kept{};  // for what fits on what is kept
+        double kept = 0;     // by the levels above
     };
 
     in_flight_budget(std::uint32_t depth, ns horizon) noexcept : depth_(depth), horizon_(horizon) {}
@@ -61,12 +71,17 @@ public:
         update();
         return i;
     }
-    void add_client(std::uint32_t level) noexcept {
+    void add_client(std::uint32_t level, sm_width keeps = {}) noexcept {
         ++of(level).clients;
+        if (keeps.known()) of(level).keeps += keeps.part();
         update();
     }
-    void remove_client(std::uint32_t level) noexcept {
-        --of(level).clients;
+    void remove_client(std::uint32_t level, sm_width keeps = {}) noexcept {
+        auto& l = of(level);
+        if (--l.clients == 0)
+            l.keeps = 0;
+        else if (keeps.known())
+            l.keeps = l.keeps - keeps.part() > 1e-9 ? l.keeps - keeps.part() : 0;
         update();
     }
     /// A client of this level declared or showed this length.
@@ -76,19 +91,26 @@ public:
         l.longest = length;
         update();
     }
-    void forget_longest(std::uint32_t level) noexcept {
-        of(level).longest = {};
+    /// Looks at all of its clients anew, as what was long long ago is forgotten. Linear.
+    template <class Clients>
+    void find_longest(std::uint32_t level, const Clients& clients) noexcept {
+        of(level).longest = of(level).not_kept_off = {};
+        for (const auto& c : clients)
+            if (c.present && c.level == level) of(level).longest = std::max(of(level).longest, c.longest());
         update();
     }
     [[nodiscard]] level_state& of(std::uint32_t level) noexcept { return levels_[level]; }
 
     /// Whether there is room for one more, or not before another of its stream ends, though there may be for others.
     enum class room : std::uint8_t { yes, no, not_on_stream };
-    /// For this one. `alone`: no other client has anything waiting or in flight.
-    [[nodiscard]] room room_for(const admission& a, bool alone) const noexcept {
+    /// For this one. `alone`: no other client has anything waiting or in flight. `others`: what is kept for those that are about to
+    /// come.
+    [[nodiscard]] room room_for(const admission& a, bool alone, const kept_for_return& others = {}) const noexcept {
         if (levels_[a.level_index].enqueuing || (streams_.size() == streams_.capacity() && !has_stream(a)))
             return room::no;
-        if (num_narrow_ > 0 || a.width.part() < 1) return room_beside(a);
+        const bool may_be_narrow = !a.width.known() && levels_[a.level_index].kept > 0;
+        if (num_narrow_ > 0 || a.width.part() < 1 || may_be_narrow) return room_beside(a, others.width);
+        if (others.any) return room::no;
         return has_room(a.level_index, a.longest, a.predicted, alone) ? room::yes : room::no;
     }
 
@@ -113,10 +135,18 @@ public:
                 probably = saturating_add(probably, l.predicted);
             }
         }
+        if (in_flight > 0 && lead_ > ns{0} && (unknown != 0 || counted > lead_)) return false;
         if (in_flight < own.depth) return true;
         if (longest <= ns{0} || unknown != 0 || in_flight >= most_in_flight) return false;
         if (saturating_add(counted, longest) > own.horizon) return false;
         return alone || in_flight < depth_ || saturating_add(probably, predicted) <= own.horizon / 4;
+    }
+
+    /// An end of something long was noticed so much later: for so long the device may wait for what is next.
+    void learn_hand_over(ns took) noexcept {
+        hand_over_ += (took - hand_over_) / (hand_over_ > ns{0} ? 8 : 1);
+        lead_ = std::max(hand_over_ * 50, horizon_);
+        update();
     }
 
     /// `times`: so many, all like this, with the sum of what was predicted.
@@ -127,8 +157,9 @@ public:
         if (l == nullptr)
             l = &streams_.emplace_back(stream_load{.name = a.timeline, .level = a.level_index});  // within the reserve
         ++l->in_flight;
-        if (a.width.known()) l->width = std::max(l->width, a.width.part());
+        if (a.width.known() || of(a.level_index).kept > 0) l->width = std::max(l->width, width_beside_kept(a));
         l->length = saturating_add(l->length, counted(a));
+        note_if_on_kept(a);
     }
     void leave(const admission& a, std::uint32_t times) noexcept {
         leave(a.level_index, a.longest, a.predicted, a.of_request, times);
@@ -192,7 +223,12 @@ public:
 
     /// The longest that what is admitted at this level waits for those below, if nothing takes longer than the longest of its
     /// level; with none below in use, that it waits for those of its own level that are in flight. 0: nothing is known.
-    [[nodiscard]] ns bound(std::uint32_t level) const noexcept { return levels_[level].bound; }
+    /// `width`: of what waits; if it fits on what its level keeps, it doesn't wait for long work below.
+    [[nodiscard]] ns bound(std::uint32_t level, sm_width width = {}) const noexcept {
+        const auto& l = levels_[level];
+        const bool fits = width.known() && width.part() <= l.keeps + uncertain;
+        return fits && is_free(l) ? l.bound_on_kept : l.bound;
+    }
     /// The same of the highest level in use.
     [[nodiscard]] ns bound() const noexcept {
         const level_state* top = nullptr;
@@ -201,6 +237,14 @@ public:
         return top != nullptr ? top->bound : ns{0};
     }
 
+    /// How long all that is in flight probably takes.
+    [[nodiscard]] ns predicted() const noexcept {
+        ns sum{};
+        for (const auto& l : levels_) sum = saturating_add(sum, l.predicted);
+        return sum;
+    }
+    /// Whether this level keeps a part of the SMs.
+    [[nodiscard]] bool keeps(std::uint32_t level) const noexcept { return levels_[level].keeps > 0; }
     /// What work of this level and above has taken that ended.
     [[nodiscard]] ns served_from(std::uint32_t level) const noexcept {
         ns sum = levels_[level].served;
@@ -226,6 +270,43 @@ private:
     [[nodiscard]] bool has_stream(const admission& a) const noexcept {
         return std::ranges::any_of(streams_, [&](const stream_load& l) { return is_of(l, a); });
     }
+    static constexpr double uncertain = 0.01;  // widths are learnt to a percent
+
+    // The first ones of a kind may fill a part of the device: below somebody who keeps one, they go by themselves beside it.
+    [[nodiscard]] double width_beside_kept(const admission& a) const noexcept {
+        const double kept = levels_[a.level_index].kept;
+        return a.width.known() || kept <= 0 ? a.width.part() : 1 - kept;
+    }
+    [[nodiscard]] bool is_kept_off(const admission& a) const noexcept {
+        return width_beside_kept(a) <= 1 - levels_[a.level_index].kept + uncertain;
+    }
+    // Of what the levels above keep, what isn't taken by work of their own that is long for this level.
+    [[nodiscard]] double still_kept(std::uint32_t level) const noexcept {
+        double most = 0;
+        for (const auto& above : levels_) {
+            if (above.level <= levels_[level].level || above.keeps <= 0) continue;
+            double free = std::min(above.kept + above.keeps, 1.0);
+            for (const auto& l : streams_)
+                if (levels_[l.level].level >= above.level && l.length > soon(level)) free -= l.width;
+            most = std::max(most, free);
+        }
+        return most;
+    }
+    // Whether no long work lies on what this level keeps, as it does while what was there before hasn't ended.
+    [[nodiscard]] bool is_free(const level_state& level) const noexcept {
+        double below = 0;
+        for (const auto& l : streams_)
+            if (levels_[l.level].level < level.level && l.length > soon(l.level)) below += l.width > 0 ? l.width : 1;
+        return below <= 1 - level.keeps + uncertain;
+    }
+    void note_if_on_kept(const admission& a) noexcept {
+        auto& l = of(a.level_index);
+        if (l.kept <= 0 || counted(a) <= soon(a.level_index) || is_kept_off(a)) return;
+        if (const ns length = std::max(a.longest, a.length); length > l.not_kept_off) {
+            l.not_kept_off = length;
+            update();
+        }
+    }
     // What ends within this isn't long: so much goes onto a stream ahead of its end.
     [[nodiscard]] ns soon(std::uint32_t level) const noexcept { return levels_[level].horizon / 2; }
     // What may take any time counts as long.
@@ -238,12 +319,12 @@ private:
     // next, which goes as long as some of it is free, though it may want more than that; and as much again ahead of it, or behind
     // work of its own stream, since an SM would else stand idle until an end is noticed. The first ones of a kind may fill the
     // device or a part of it: nobody waits for that part, and only `depth` are in flight with such a one among them.
-    [[nodiscard]] room room_beside(const admission& a) const noexcept {
-        constexpr double uncertain = 0.01;  // widths are learnt to a percent
+    [[nodiscard]] room room_beside(const admission& a, double for_others) const noexcept {
         const auto& own = levels_[a.level_index];
+        const bool is_long = counted(a) > soon(a.level_index);
         const auto counts = [&](const stream_load& l) { return levels_[l.level].level >= own.level; };
         std::uint32_t in_flight = 0;
-        double left = 1, ends_soon = 0;
+        double left = 1 - for_others;
         for (const auto& l : streams_) {
             if (!counts(l)) continue;
             in_flight += l.in_flight;
@@ -251,15 +332,15 @@ private:
             if (is_of(l, a)) return room::not_on_stream;
             left -= l.width;
         }
-        if (!a.width.known()) return in_flight < own.depth ? room::yes : room::no;
-        if (in_flight >= most_in_flight || left <= uncertain) return room::no;
-        double behind = 0;
+        const double kept = is_long && is_kept_off(a) ? still_kept(a.level_index) : 0;
+        if (!a.width.known() && own.kept <= 0) return in_flight < own.depth ? room::yes : room::no;
+        if (in_flight >= most_in_flight || left - kept <= uncertain) return room::no;
+        double ends_soon = 0, behind = 0;
         for (const auto& l : streams_)
             if (counts(l) && l.length <= soon(a.level_index))
                 (is_of(l, a) ? behind : ends_soon) += std::min(l.width, left);
         // What takes long needn't be there ahead: who gets the SM is decided when it is free.
-        const double ahead = counted(a) > soon(a.level_index) ? 0 : left;
-        const double most = left + ahead + (behind > 0 ? uncertain : -uncertain);
+        const double most = (is_long ? left : 2 * left) + (behind > 0 ? uncertain : -uncertain);
         return ends_soon + behind < most ? room::yes : room::no;
     }
 
@@ -281,8 +362,20 @@ private:
             for (const auto& other : levels_) top = top && (other.level <= l.level || other.clients == 0);
             l.horizon = top ? horizon_ : horizon_ / 4;
             l.depth = top ? depth_ : std::min(depth_, 2U);  // below somebody: one that runs and one behind it
+            l.kept = 0;
+            for (const auto& other : levels_)
+                if (other.level > l.level) l.kept += other.keeps;
+            l.kept = std::min(l.kept, 1.0);
         }
-        for (auto& l : levels_) l.bound = bound_below(l, any);
+        for (auto& l : levels_) {
+            l.bound = bound_below(l, any);
+            l.bound_on_kept = l.keeps > 0 ? std::min(l.bound, on_kept(l)) : l.bound;
+        }
+    }
+    // Of what lasts no longer than `each`. What was let in by an older lead is there yet: that wasn't twice as long.
+    [[nodiscard]] ns in_flight_at_most(ns each, std::uint32_t depth) const noexcept {
+        const ns all = times(each, depth);
+        return lead_ > ns{0} && each > ns{0} ? std::min(all, saturating_add(each, 2 * lead_)) : all;
     }
     // `any`: for levels of which no length is known.
     [[nodiscard]] ns bound_below(const level_state& level, ns any) const noexcept {
@@ -292,9 +385,18 @@ private:
             if (l.level > level.level || !in_use(l)) continue;
             auto& to = l.level == level.level ? own : sum;
             const ns each = l.longest > ns{0} ? l.longest : any;
-            to = saturating_add(to, std::max(times(each, l.depth), l.horizon));
+            to = saturating_add(to, std::max(in_flight_at_most(each, l.depth), l.horizon));
         }
         return sum > ns{0} ? sum : own;
+    }
+
+    // What may lie on what this level keeps: short work, and what couldn't be kept off.
+    [[nodiscard]] ns on_kept(const level_state& level) const noexcept {
+        ns sum{};
+        for (const auto& l : levels_)
+            if (l.level < level.level && in_use(l))
+                sum = saturating_add(sum, std::max(in_flight_at_most(l.not_kept_off, l.depth), l.horizon));
+        return sum;
     }
 
     static constexpr std::uint32_t none = static_cast<std::uint32_t>(-1);
@@ -302,6 +404,7 @@ private:
     std::uint32_t depth_;
     std::uint32_t only_ = none;  // level in use, if it is one: the usual case
     ns horizon_;
+    ns hand_over_{}, lead_{};  // smoothed, and what it is hidden by; 0: not known
     std::vector<level_state> levels_;
     std::vector<stream_load> streams_;  // with something in flight
     std::uint32_t num_narrow_ = 0;      // in flight, of less than the whole width

@@ -7,11 +7,15 @@
 #pragma once
 
 #include <algorithm>
+#include <concepts>
+#include <cstddef>
 #include <cstdint>
 #include <utility>
+#include <vector>
 
 #include <gpushare/compute/admission.hpp>
 #include <gpushare/compute/cost_model.hpp>
+#include <gpushare/compute/detail/return_habit.hpp>
 #include <gpushare/compute/policy.hpp>
 #include <gpushare/config.hpp>
 #include <gpushare/units.hpp>
@@ -31,6 +35,30 @@ struct strict_order {
     [[nodiscard]] bool operator()(client_id) const noexcept { return false; }
 };
 
+/// Clients, by index, that something is to be looked at of; each is there once.
+class client_list {
+public:
+    void reserve(std::size_t clients) {
+        indices_.reserve(clients);
+        is_there_.resize(clients, false);
+    }
+    void add(std::uint32_t index) noexcept {
+        if (is_there_[index]) return;
+        is_there_[index] = true;
+        indices_.push_back(index);  // within the reserve
+    }
+    [[nodiscard]] bool empty() const noexcept { return indices_.empty(); }
+    /// Without those of which `goes(index)` is true.
+    template <std::predicate<std::uint32_t> F>
+    void erase_if(F goes) noexcept {
+        std::erase_if(indices_, [&](std::uint32_t i) { return goes(i) && !(is_there_[i] = false); });
+    }
+
+private:
+    std::vector<std::uint32_t> indices_;
+    std::vector<bool> is_there_;
+};
+
 /// How long work lasts that takes so much device time.
 [[nodiscard]] inline ns lasting(ns took, sm_width width) noexcept {
     if (width.part() >= 1) return took;
@@ -42,6 +70,13 @@ struct strict_order {
     return told != 0 ? told : ~std::uint64_t{c.index};
 }
 
+/// Of the time in flight, what neither its own length nor work of its level and above explains, which has had `served` so far.
+/// Its own length counts as the longest of its kind: only what is certain is a wait.
+[[nodiscard]] inline ns waited_for_others(const admission& g, const charge& o, ns lasted, ns served) noexcept {
+    if (o.in_flight <= ns{0} || g.longest <= ns{0}) return ns{0};
+    return o.in_flight - std::max(lasted, g.longest) - (served - g.served_before);
+}
+
 struct limiter_client {
     client_settings settings{};
     std::uint32_t generation = 0, level = 0;  // the level's index in the budget
@@ -49,8 +84,9 @@ struct limiter_client {
     bool closing = false;    // takes no more
     bool enqueuing = false;  // its callable is being run
     bool blocked = false;    // what waits first goes to a stream that has enough: the policy isn't to pick it
-    bool listed = false;     // among those that are, or were
     std::uint32_t failures_in_row = 0, admitted = 0;
+    return_habit habit{};
+    double latest_width = 1;  // of what ended
     cost_estimate costs{};    // of all its submissions
     submission_facts next{};  // while something waits: of what waits first
     client_usage usage{};
@@ -93,11 +129,34 @@ struct limiter_client {
         a.longest = kind.longest > ns{0} ? kind.longest : longest();
         a.may_share = a.known && a.length <= quantum / 2 && next_may_share();
     }
+    /// The part of the SMs that one of this kind can fill, as declared or seen.
+    [[nodiscard]] sm_width width_of(client_id c, std::uint64_t key, sm_width told,
+                                    const cost_model& kinds) const noexcept {
+        return told.known() ? told : usual_width(kinds.next(c, key, costs));
+    }
     /// How long it lasted that took this: no longer than it was in flight. `declared`: its width, if that is.
     [[nodiscard]] ns lasted(const charge& o, sm_width declared, const cost_estimate* kind) const noexcept {
         const sm_width width = declared.known() ? declared : kind != nullptr ? kind->width : costs.width;
         const ns length = lasting(o.took, width);
         return o.in_flight > ns{0} ? std::min(o.in_flight, length) : length;
+    }
+    /// One ended that lasted so long: it may come back soon. Whether that is to be watched.
+    [[nodiscard]] bool may_return(const admission& g, ns lasted, instant now) noexcept {
+        if (usage.waiting > 0 || !return_habit::is_concerned(lasted)) return false;
+        latest_width = g.width.part();
+        habit.ended(lasted, now);
+        return habit.is_watched(now, usage.in_flight > 0);
+    }
+    /// Adds what is to be kept for it. Whether it is watched any longer.
+    [[nodiscard]] bool keep_for_return(kept_for_return& k, instant now, bool goes_first) const noexcept {
+        const bool in_flight = usage.in_flight > 0;
+        if (!present || closing || quarantined || usage.waiting > 0 || !habit.is_watched(now, in_flight)) return false;
+        if (!goes_first || !habit.is_expected(now, in_flight)) return true;
+        k.any = true;
+        if (habit.until() == never) return true;
+        k.width += latest_width;
+        k.until = std::min(k.until, habit.until());
+        return true;
     }
     /// What a measured one took, or several together. `kind`: of its kind, if that is known.
     void learn(const charge& o, ns lasted, cost_estimate* kind) noexcept {
@@ -106,8 +165,10 @@ struct limiter_client {
             if (kind != nullptr) kind->learn_mean(o.took, o.times);
             return;
         }
-        costs.learn(o.took, lasted, o.from == charge::source::alone);
-        if (kind != nullptr) kind->learn(o.took, lasted, o.from == charge::source::alone);
+        const bool alone = o.from == charge::source::alone;
+        const bool cold = kind != nullptr ? kind->seen == 0 : costs.seen == 0;
+        costs.learn(o.took, lasted, alone, cold);
+        if (kind != nullptr) kind->learn(o.took, lasted, alone, cold);
         usage.longest = std::max(usage.longest, lasted);
     }
 
@@ -136,6 +197,14 @@ struct limiter_client {
     /// Whether its next one may share points: the last of each sixty-four is timed by itself.
     [[nodiscard]] bool next_may_share() const noexcept { return admitted % cycle != cycle - 1; }
 
+    /// What one of this kind takes.
+    [[nodiscard]] ns predict(std::uint64_t key, client_id c, const cost_model& kinds, ns first_guess) const noexcept {
+        if (key != 0)
+            if (const auto& kind = kinds.find(c, key); kind.seen != 0) return kind.typical;
+        if (costs.seen != 0) return costs.typical;
+        return settings.longest > ns{0} ? settings.longest : first_guess;
+    }
+
 private:
     // Batches don't tell how long the longest is, nor whether there were gaps.
     static constexpr std::uint32_t cycle = 64;
@@ -146,13 +215,20 @@ private:
         if (kind.width.part() < almost_all) return kind.width;
         return kind.width.known() || kind.known ? sm_width(1) : sm_width{};
     }
-    [[nodiscard]] ns predict(std::uint64_t key, client_id c, const cost_model& kinds, ns first_guess) const noexcept {
-        if (key != 0)
-            if (const auto& kind = kinds.find(c, key); kind.seen != 0) return kind.typical;
-        if (costs.seen != 0) return costs.typical;
-        return settings.longest > ns{0} ? settings.longest : first_guess;
-    }
 };
+
+/// What is kept for clients that may be back soon and that `policy` would have go before `c`, which waits. `watched`: without those
+/// of which nothing is to be seen any more.
+template <class Policy>
+[[nodiscard]] kept_for_return keep_for_returns(client_list& watched, const std::vector<limiter_client>& clients,
+                                               const Policy& policy, client_id c, instant now) noexcept {
+    kept_for_return kept;
+    watched.erase_if([&](std::uint32_t i) {
+        const auto& client = clients[i];
+        return !client.keep_for_return(kept, now, goes_before(policy, {i, client.generation}, c));
+    });
+    return kept;
+}
 
 }  // namespace detail
 }  // namespace GPUSHARE_ABI

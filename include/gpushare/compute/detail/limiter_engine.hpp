@@ -218,6 +218,7 @@ public:
         observe(lock, how);
         if (how == look::now) give_up_stuck();
         if (faulty_) cancel_faulty(lock);
+        if (core().holds_back()) now = clock_.now();  // what has ended came after the time that was given
         const auto other_stream = [&](client_id c) { return clients_.bring_forward(c, now); };
         for (admission a; batches_.has_slot() && core().is_ready(a, now, other_stream);) {
             if (leaves(clients_.first_of(a.client), stay)) {
@@ -475,19 +476,32 @@ private:
         const bool written_off = b.written_off;  // its members have been told already
         const bool timed = charged.from() == charge::source::own || charged.from() == charge::source::alone;
         const auto width = seen.used ? seen.used->width : sm_width{};
+        // On another clock than the device's that says nothing: cut to the length, it changes nothing.
+        const auto noticed = [&](instant now) {
+            if constexpr (dated_point<point>)
+                if (now > instant{}) return std::clamp(now - reached_at(end), ns{0}, seen.length);
+            return ns{0};
+        };
         const auto tag = log_.on() && core().contains(seen.client) ? core().settings(seen.client).tag : 0;
         for (auto* next = batches_.take_members(b); next != nullptr;) {
             submission& s = *std::exchange(next, next->next_member);
             const auto code = s.status != errc::none ? s.status : status;
             const auto part = charged.next(s.admitted.predicted, next == nullptr);
-            const auto now = s.admitted.of_request || log_.on() ? clock_.now() : instant{};
+            const auto now = core().needs_end_of(s.admitted) || log_.on() ? clock_.now() : instant{};
             ns beyond{};
             if (written_off) {
                 core().complete_late(s.admitted, part.took, s.times);
             } else {
                 const bool failed = code != errc::none;
-                beyond = core().complete(
-                    s.admitted, {part.took, timed ? part.span : ns{0}, failed, charged.from(), s.times, width}, now);
+                beyond = core().complete(s.admitted,
+                                         {.took = part.took,
+                                          .in_flight = timed ? part.span : ns{0},
+                                          .noticed = noticed(now),
+                                          .failed = failed,
+                                          .from = charged.from(),
+                                          .times = s.times,
+                                          .width = width},
+                                         now);
                 if (failed) note_failure(seen.client, code);
             }
             if (log_.on()) log_.completed(s, code, tag, part, beyond, end, now);

@@ -36,8 +36,11 @@ public:
     failure change(client_id c, const client_settings& s) { return held_->change(c, s); }  ///< Other settings.
     void remove(client_id c) noexcept { held_->remove(c); }                                ///< A client ends.
     void wake(client_id c, const queue_head& head, instant now) noexcept { held_->wake(c, head, now); }  ///< It waits.
-    void sleep(client_id c) noexcept { held_->sleep(c); }                         ///< It waits no more.
-    void hold(client_id c) noexcept { held_->hold(c); }                           ///< It isn't to be picked.
+    void sleep(client_id c) noexcept { held_->sleep(c); }  ///< It waits no more.
+    void hold(client_id c) noexcept { held_->hold(c); }    ///< It isn't to be picked.
+    [[nodiscard]] bool before(client_id a, client_id b) const noexcept {
+        return held_->before(a, b);
+    }                                                                             ///< Whether `a` would go first.
     [[nodiscard]] choice pick(instant now) noexcept { return held_->pick(now); }  ///< The client to serve.
     std::uint32_t serve(client_id c, ns cost, instant now) noexcept {
         return held_->serve(c, cost, now);
@@ -56,6 +59,7 @@ private:
         virtual void wake(client_id, const queue_head&, instant) noexcept = 0;
         virtual void sleep(client_id) noexcept = 0;
         virtual void hold(client_id) noexcept = 0;
+        [[nodiscard]] virtual bool before(client_id, client_id) const noexcept = 0;
         virtual choice pick(instant) noexcept = 0;
         virtual std::uint32_t serve(client_id, ns, instant) noexcept = 0;
         virtual void correct(client_id, ns, std::uint32_t) noexcept = 0;
@@ -71,6 +75,9 @@ private:
         void wake(client_id c, const queue_head& head, instant now) noexcept override { policy.wake(c, head, now); }
         void sleep(client_id c) noexcept override { policy.sleep(c); }
         void hold(client_id c) noexcept override { detail::hold(policy, c); }
+        [[nodiscard]] bool before(client_id a, client_id b) const noexcept override {
+            return detail::goes_before(policy, a, b);
+        }
         choice pick(instant now) noexcept override { return policy.pick(now); }
         std::uint32_t serve(client_id c, ns cost, instant now) noexcept override {
             return detail::serve(policy, c, cost, now);

@@ -135,6 +135,15 @@ public:
         detail::hold(inner_, c);
     }
 
+    /// As `Inner` says, of two that are within their caps.
+    [[nodiscard]] bool before(client_id a, client_id b) const noexcept {
+        const auto within = [&](client_id c) {
+            const auto& client = clients_[c.index];
+            return client.terms.per_million >= 1'000'000 || client.pace.entitled(now_);
+        };
+        return within(a) && within(b) && detail::goes_before(inner_, a, b);
+    }
+
     /// The client that `Inner` picks among those within their caps; else a borrower; else the time when a client will
     /// be within its cap.
     [[nodiscard]] choice pick(instant now) noexcept {

@@ -94,6 +94,12 @@ public:
     /// It waits, and isn't to be picked until wake().
     void hold(client_id c) noexcept { detail::hold(of(clients_[c.index].level), c); }
 
+    /// Of two of one level, as its inner policy says.
+    [[nodiscard]] bool before(client_id a, client_id b) const noexcept {
+        const auto level = clients_[a.index].level;
+        return level == clients_[b.index].level && detail::goes_before(is_high(level) ? high_ : low_, a, b);
+    }
+
     /// A high client while the cap isn't used up, or while no other waits.
     [[nodiscard]] choice pick(instant now) noexcept {
         now_ = std::max(now_, now);

@@ -98,6 +98,14 @@ public:
         waiting_.drop(c.index);
     }
 
+    /// Of one level: who would be further behind its share.
+    [[nodiscard]] bool before(client_id a, client_id b) const noexcept {
+        const auto &its = clients_[a.index], &other = clients_[b.index];
+        if (its.level != other.level) return false;
+        const auto level = std::ranges::find(levels_, its.level, &level_state::level);
+        return std::max(its.tag, level->time) < other.tag;
+    }
+
     /// The client of the highest level whose turn it still is, else the one furthest behind its share.
     [[nodiscard]] choice pick(instant) const noexcept {
         if (waiting_.empty()) return {};
@@ -219,8 +227,11 @@ public:
     failure change(client_id c, const client_settings& s) { return inner_.change(c, equal(s)); }
     void remove(client_id c) noexcept { inner_.remove(c); }                                              ///< It ends.
     void wake(client_id c, const queue_head& head, instant now) noexcept { inner_.wake(c, head, now); }  ///< It waits.
-    void sleep(client_id c) noexcept { inner_.sleep(c); }                                   ///< It waits no more.
-    void hold(client_id c) noexcept { inner_.hold(c); }                                     ///< It isn't to be picked.
+    void sleep(client_id c) noexcept { inner_.sleep(c); }  ///< It waits no more.
+    void hold(client_id c) noexcept { inner_.hold(c); }    ///< It isn't to be picked.
+    [[nodiscard]] bool before(client_id a, client_id b) const noexcept {
+        return inner_.before(a, b);
+    }                                                                                       ///< Who has had less.
     [[nodiscard]] choice pick(instant now) const noexcept { return inner_.pick(now); }      ///< The one that had least.
     void serve(client_id c, ns cost, instant now) noexcept { inner_.serve(c, cost, now); }  ///< Charges a prediction.
     void correct(client_id c, ns delta) noexcept {
