@@ -10,6 +10,8 @@
 #include "support/catch.hpp"
 #include "support/random.hpp"
 
+namespace cost_model_test {
+
 using namespace std::chrono_literals;
 using gpushare::client_id;
 using gpushare::cost_estimate;
@@ -133,3 +135,5 @@ TEST_CASE("what is used stays known however many keys go by, and nothing is ever
     CHECK(forgotten == 0);
     CHECK(m.find(c, 42).seen == 8);
 }
+
+}  // namespace cost_model_test

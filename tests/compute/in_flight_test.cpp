@@ -13,6 +13,8 @@
 #include "support/catch.hpp"
 #include "support/random.hpp"
 
+namespace in_flight_test {
+
 using namespace std::chrono_literals;
 using gpushare::instant;
 using gpushare::ns;
@@ -174,3 +176,5 @@ TEST_CASE("what is unknown or endless never overflows the budget", "[compute]") 
     budget.leave(low, ns::max(), ns::max(), false);
     CHECK(budget.has_room(low, 1us, 1us, false));
 }
+
+}  // namespace in_flight_test

@@ -15,6 +15,8 @@
 #include "support/catch.hpp"
 #include "support/random.hpp"
 
+namespace limiter_core_test {
+
 using namespace gpushare::literals;
 using namespace std::chrono_literals;
 using gpushare::admission;
@@ -579,3 +581,5 @@ TEST_CASE("an objective that others' longest work makes impossible is refused, w
     CHECK(core.change(pages, {.longest = 90ms}) == gpushare::errc::none);
     CHECK(core.change(chat, {.weight = 50_pct, .level = {1}, .longest = 1ms, .slo = 80ms}) == gpushare::errc::none);
 }
+
+}  // namespace limiter_core_test

@@ -24,6 +24,8 @@
 #include "support/catch.hpp"
 #include "support/modelled_device.hpp"
 
+namespace width_test {
+
 using namespace std::chrono_literals;
 using gpushare::admission;
 using gpushare::client_id;
@@ -521,3 +523,5 @@ TEST_CASE("on one SM an urgent call waits for one long call, not for those behin
     CHECK(m.idle_pct <= 2);  // of which 0.6 are the urgent calls
     CHECK(m.share_pp <= 0.5);
 }
+
+}  // namespace width_test
