@@ -155,8 +155,7 @@ public:
     /// operation_error: no_device; invalid_specification the second time. Not while other threads use the tenancy.
     template <virtual_memory Memory>
     void offer(device_id d, Memory& memory) {
-        place(d, &shared_node::device::arena,
-              [&] { return std::make_unique<detail::arena_source<Memory>>(memory, account(d)); });
+        place(d, &shared_node::device::arena, [&] { return std::make_unique<detail::arena_source<Memory>>(memory); });
     }
     /// The same of memory_stack::stream_ordered, out of a pool for all: cuda::memory_pool, host::memory_pool.
     template <class Pool>
@@ -165,8 +164,7 @@ public:
         place(d, &shared_node::device::stream_ordered, [&] {
             using source = detail::stream_ordered_source<Pool, typename Node::stream>;
             const auto& first = shared_.devices[d.index].slices.front();
-            return std::make_unique<source>(pool, first.open ? first.open({}, 0) : node_->make_stream(d, {}, 0),
-                                            account(d));
+            return std::make_unique<source>(pool, first.open ? first.open({}, 0) : node_->make_stream(d, {}, 0));
         });
     }
     /// Gives back what is kept of a device for arenas and in stream order. Throws operation_error (no_device).
@@ -264,6 +262,7 @@ public:
             if (detail::is_lost(*node_, {i}))
                 continue;  // all of it is taken, and none of that comes back by refusing somebody
             auto& d = shared_.devices[i];
+            if (d.stream_ordered) (void)d.stream_ordered->trim();  // what a pool keeps looks like others'
             {
                 const std::lock_guard lock(shared_.mutex);  // of two measurements, the later one stands
                 (void)d.memory.resize(d.overhead.measure(node_->memory(device_id{i})), {});
@@ -303,10 +302,6 @@ private:
         if (source != nullptr) raise({errc::invalid_specification}, {}, "a source of memory that a device has already");
         source = make();
     }
-    [[nodiscard]] auto account(device_id d) {
-        return detail::account_on<typename Node::memory_type>(shared_.devices[d.index].overhead);
-    }
-
     void check(device_id d) const {
         if (d.index >= shared_.devices.size()) raise({errc::no_device, d.index, 0, shared_.devices.size()});
     }

@@ -10,7 +10,6 @@
 #include <bit>
 #include <cstddef>
 #include <cstdint>
-#include <functional>
 #include <limits>
 #include <mutex>
 #include <unordered_map>
@@ -20,7 +19,6 @@
 #include <gpushare/concepts.hpp>
 #include <gpushare/config.hpp>
 #include <gpushare/error.hpp>
-#include <gpushare/tenant/detail/device_overhead.hpp>
 #include <gpushare/units.hpp>
 
 namespace gpushare {
@@ -45,29 +43,12 @@ public:
     virtual bool trim() noexcept = 0;
 };
 
-/// Told what a source takes of the device: negative where it gives back.
-using source_account = std::function<void(std::int64_t)>;
-
-/// The account of a device: what a source takes is no overhead, where the device's own memory doesn't see it.
-template <memory Memory>
-[[nodiscard]] source_account account_on(device_overhead& overhead) {
-    if constexpr (requires(Memory & m) { m.charge(bytes{}); })
-        return [](std::int64_t) {};
-    else
-        return [&overhead](std::int64_t more) {
-            if (more > 0)
-                overhead.declare(bytes{static_cast<std::uint64_t>(more)});
-            else
-                overhead.withdraw(bytes{static_cast<std::uint64_t>(-more)});
-        };
-}
-
 /// Chunks, each block at addresses of its own. A block that is freed leaves its chunks for whoever comes next, whatever
 /// size that wants: they neither fragment nor go through the driver. `V` must outlive it.
 template <virtual_memory V>
 class arena_source final : public memory_source {
 public:
-    arena_source(V& memory, source_account account) : memory_(&memory), account_(std::move(account)) {}
+    explicit arena_source(V& memory) noexcept : memory_(&memory) {}
     ~arena_source() override { (void)arena_source::trim(); }
 
     void* try_allocate(std::size_t size, std::size_t alignment, failure& why) noexcept override try {
@@ -132,10 +113,7 @@ public:
             const std::lock_guard lock(mutex_);
             gone.swap(kept_);
         }
-        const auto n = gone.size();
-        gone.clear();
-        if (n != 0) account_(-static_cast<std::int64_t>(n * unit()));
-        return n != 0;
+        return !gone.empty();
     }
 
 private:
@@ -162,25 +140,17 @@ private:
                 keep(std::move(taken));
                 return {};
             }
-            account_(static_cast<std::int64_t>(unit()));
             taken.push_back(*std::move(made));
         }
         return taken;
     }
     void keep(std::vector<chunk> chunks) {
-        const auto n = chunks.size();
-        try {
-            const std::lock_guard lock(mutex_);
-            kept_.reserve(kept_.size() + n);
-            std::ranges::move(chunks, std::back_inserter(kept_));
-        } catch (...) {
-            account_(-static_cast<std::int64_t>(n * unit()));  // they go with the vector
-            throw;
-        }
+        const std::lock_guard lock(mutex_);
+        kept_.reserve(kept_.size() + chunks.size());  // else they go with the vector
+        std::ranges::move(chunks, std::back_inserter(kept_));
     }
 
     V* memory_;
-    source_account account_;
     std::mutex trims_, mutex_;  // in this order
     std::unordered_map<void*, mapping> out_;
     std::vector<chunk> kept_;
@@ -206,16 +176,14 @@ template <class Pool, timeline Stream>
 requires stream_ordered_pool<Pool, Stream>
 class stream_ordered_source final : public memory_source {
 public:
-    stream_ordered_source(Pool& pool, Stream stream, source_account account)
-        : pool_(&pool), stream_(std::move(stream)), account_(std::move(account)) {}
+    stream_ordered_source(Pool& pool, Stream stream) : pool_(&pool), stream_(std::move(stream)) {}
 
     void* try_allocate(std::size_t size, std::size_t alignment, failure& why) noexcept override {
-        const std::lock_guard lock(mutex_);  // of the stream's order, and of the account
+        const std::lock_guard lock(mutex_);  // of the stream's order
         void* p = nullptr;
         try {
             p = pool_->try_allocate(stream_, size, alignment, &why);
             if (p != nullptr) (void)stream_.record().wait(never);  // nothing else is on it; ends with the device
-            settle();
             return p;
         } catch (const error& e) {
             why = e.figures();
@@ -236,28 +204,18 @@ public:
         const std::lock_guard lock(mutex_);
         try {
             (void)stream_.record().wait(never);
+            const bytes before = pool_->usage().reserved;
             pool_->trim();
-            return settle();
+            return pool_->usage().reserved < before;
         } catch (...) {
             return false;
         }
     }
 
 private:
-    // Under the mutex. True if it has less of the device.
-    bool settle() {
-        const bytes now = pool_->usage().reserved;
-        const auto more = static_cast<std::int64_t>(now.count() - seen_.count());
-        if (more != 0) account_(more);
-        seen_ = now;
-        return more < 0;
-    }
-
     Pool* pool_;
     Stream stream_;
-    source_account account_;
     std::mutex mutex_;
-    bytes seen_{};
 };
 
 }  // namespace detail
