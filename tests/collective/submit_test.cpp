@@ -238,9 +238,9 @@ TEST_CASE("several ranks on one device, in one launch", "[collective]") {
     std::vector<std::vector<float>> data(ranks, std::vector<float>(500, 2));
     const std::vector<const float*> in{data[0].data(), data[1].data(), data[2].data()};
     const std::vector<float*> out{data[0].data(), data[1].data(), data[2].data()};
-    const auto all_reduce = [&](std::uint32_t blocks) {
+    const auto all_reduce = [&](std::uint32_t asked) {
         return gs::submit_shared_all_reduce<float>(node.gangs(), {0}, stream, members, in, out, 500, gs::sum{},
-                                                   {.blocks = blocks});
+                                                   {.blocks = asked});
     };
     CHECK(all_reduce(blocks + 1) == gs::errc::too_many_blocks);
     CHECK(all_reduce(blocks + 2) == gs::errc::invalid_specification);
