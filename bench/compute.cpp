@@ -12,7 +12,7 @@
 
 int main(int argc, char** argv) {
     try {
-        const bench::arguments asked(argc, argv, {"decisions", "shares", "engines", "latency"},
+        const bench::arguments asked(argc, argv, {"decisions", "shares", "points", "engines", "latency"},
                                      {"--privileged", "threads go before those of other programs: figures end in it"});
         const bool privileged = asked.has_option();
         if (privileged && !bench::compute::go_before_other_programs())
@@ -22,6 +22,7 @@ int main(int argc, char** argv) {
         bench::compute::machine_noise(r);
         if (asked.wants("decisions")) bench::compute::decisions(r);
         if (asked.wants("shares")) bench::compute::shares(r);
+        if (asked.wants("points")) bench::compute::metering_by_points(r);
         if (asked.wants("engines")) bench::compute::engines(r);
         if (asked.wants("latency")) bench::compute::latency(r);
         r.write(asked.json());

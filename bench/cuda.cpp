@@ -36,26 +36,32 @@ using call_counts = std::map<std::string, double>;
 
 constexpr gpushare::detail::empty_kernel empty;
 
-/// A node on a stand-in of its own, with a stream and two clients of a limiter.
+/// A node on a stand-in of its own, with two clients of a limiter and a stream for each.
 template <class Clock>
 struct rig {
     using limiter = gpushare::compute_limiter<stream, Clock>;
 
-    explicit rig(standin::timing time) : started((standin::reset({.devices = 1, .time = time}), true)) {}
+    rig(standin::timing time, std::size_t n)
+        : started((standin::reset({.devices = 1, .time = time}), true)), clients(n) {}
 
-    void launch() { s.launch({}, empty); }
+    /// The client whose turn it is, of the first `clients`.
+    std::size_t turn() { return next = next + 1 < clients ? next + 1 : 0; }
+    void launch() { streams[turn()].launch({}, empty); }
     void launch_gated() {
-        (void)gate.enqueue(client, s, [](stream& x) { x.launch({}, empty); });
+        const auto i = turn();
+        (void)gate.enqueue(ids[i], streams[i], [](stream& x) { x.launch({}, empty); });
     }
     void launch_in_two_steps() {
-        if (auto p = gate.acquire(client)) p->enqueue(s, [](stream& x) { x.launch({}, empty); });
+        const auto i = turn();
+        if (auto p = gate.acquire(ids[i])) p->enqueue(streams[i], [](stream& x) { x.launch({}, empty); });
     }
 
     bool started;  // before the node
+    std::size_t clients = 1, next = 0;
     gpushare::cuda::node node;
-    stream s = node.make_stream({0});
+    stream streams[2] = {node.make_stream({0}), node.make_stream({0})};
     limiter gate;
-    gpushare::client_id client = gate.add({.weight = 50_pct}), other = gate.add({.weight = 50_pct});
+    gpushare::client_id ids[2] = {gate.add({.weight = 50_pct}), gate.add({.weight = 50_pct})};
 };
 
 /// CUDA calls by name that `f` makes, per call of it in the long run.
@@ -104,6 +110,8 @@ public:
                                 : name == "cuEventQuery"                      ? &queries_
                                 : name == "cuEventElapsedTime"                ? &spans_
                                 : name == "cuThreadExchangeStreamCaptureMode" ? &modes_
+                                : name == "cudaPeekAtLastError"               ? &peeks_
+                                : name == "cudaStreamWaitEvent"               ? &waits_
                                                                               : nullptr;
             if (calls == nullptr) throw std::runtime_error("cuda.permit_submit_ns: don't know how to call " + name);
             calls->each_time = n;
@@ -122,7 +130,9 @@ public:
         auto mode = CU_STREAM_CAPTURE_MODE_RELAXED;
         float ms = 0;
         while (records_.due()) (void)cudaEventRecord(events_[0], s.native_handle());
+        while (waits_.due()) (void)cudaStreamWaitEvent(s.native_handle(), events_[0], 0);
         while (queries_.due()) (void)api.event_query(events_[0]);
+        while (peeks_.due()) bench::keep(cudaPeekAtLastError());
         while (modes_.due()) (void)api.exchange_capture_mode(&mode);
         while (spans_.due()) (void)api.event_elapsed_time(&ms, events_[0], events_[0]);
         bench::keep(ms);
@@ -140,7 +150,7 @@ private:
             return true;
         }
     };
-    owed records_, queries_, spans_, modes_;
+    owed records_, queries_, spans_, modes_, peeks_, waits_;
     cudaEvent_t events_[2] = {};
 };
 
@@ -158,18 +168,24 @@ private:
     std::atomic<least_permit*> let_in_{nullptr}, landed_{nullptr};
 };
 
+struct permit_costs {
+    std::vector<double> submit, floor, in_two_steps;  // ns
+};
+
 /// An uncontended permit, the launch behind it and the account of it, on a device that is done at once; less the launch
 /// and the same CUDA calls made directly, for the stand-in's calls cost what they cost. And the least that one can cost,
 /// measured the same way; and one that goes by the mutex each time, for its permit is taken before its stream is known.
-void permit_submit(bench::report& r) {
+/// Several clients submit in turn, each on its stream.
+permit_costs permits(std::size_t clients) {
     // Short turns, ours and the bare one by one: the difference is small beside what the stand-in takes, and a median of
     // many pairs leaves out those in which something else ran.
     constexpr std::size_t calls = 64, turns = 2001;
-    rig<gpushare::host::steady_clock> device(standin::timing::automatic);
+    rig<gpushare::host::steady_clock> device(standin::timing::automatic, clients);
     // The stand-in works when it is asked something: often enough on both sides, so that nothing piles up.
     auto drained = [&, n = 0](auto launch) mutable {
         launch();
-        if (++n % 16 == 0) (void)cudaStreamQuery(device.s.native_handle());
+        if (++n % 16 == 0)
+            for (auto& s : device.streams) (void)cudaStreamQuery(s.native_handle());
     };
     const auto beyond = cuda_calls([&] { drained([&] { device.launch_gated(); }); }) -
                         cuda_calls([&] { drained([&] { device.launch(); }); });
@@ -180,77 +196,72 @@ void permit_submit(bench::report& r) {
         return bench::ns_per_call(calls, [&] {
             before_launch();
             drained([&] { device.launch(); });
-            direct(device.s);
+            direct(device.streams[device.next]);
         });
     };
     const auto gated_turn = [&](auto launch) { return bench::ns_per_call(calls, [&] { drained(launch); }); };
-    std::vector<double> floors, in_two_steps;
-    const auto beyond_bare = [&] {
+    permit_costs all;
+    all.submit = bench::repeated(turns, [&] {
         const double bare = turn([] {});
-        floors.push_back(turn([&] { least(); }) - bare);
-        in_two_steps.push_back(gated_turn([&] { device.launch_in_two_steps(); }) - bare);
+        all.floor.push_back(turn([&] { least(); }) - bare);
+        all.in_two_steps.push_back(gated_turn([&] { device.launch_in_two_steps(); }) - bare);
         return gated_turn([&] { device.launch_gated(); }) - bare;
-    };
-    r.figure("cuda.permit_submit_ns", bench::repeated(turns, beyond_bare), "ns");
-    r.figure("cuda.permit_floor_ns", floors, "ns");
-    r.figure("cuda.permit_in_two_steps_ns", in_two_steps, "ns");
-    device.s.record().wait(gpushare::never);
+    });
+    for (auto& s : device.streams) s.record().wait(gpushare::never);
+    return all;
+}
+
+void permit_submit(bench::report& r) {
+    const auto one = permits(1), two = permits(2);
+    const auto median = [](const std::vector<double>& v) { return bench::value_of(bench::statistic::median, v); };
+    r.figure("cuda.permit_submit_one_client_ns", one.submit, "ns");
+    r.figure("cuda.permit_submit_two_clients_ns", two.submit, "ns");
+    r.figure("cuda.permit_submit_ns", median(two.submit) > median(one.submit) ? two.submit : one.submit, "ns");
+    r.figure("cuda.permit_floor_ns", one.floor, "ns");
+    r.figure("cuda.permit_in_two_steps_ns", one.in_two_steps, "ns");
 }
 
 /// CUDA calls per launch through a limiter, beyond those of the launch, where the device always has as much work as the
-/// limiter lets in: one submission ends for each that is handed over. The figure is the worst of several kernel lengths
-/// that are short enough for their timing to matter.
-void calls_per_submission(bench::report& r) {
-    double worst = 0, worst_records = 0;
-    for (const auto length : {10us, 50us, 100us, 1000us}) {
-        rig<standin_clock> device(standin::timing::manual);
-        const auto bare = cuda_calls([&] { device.launch(); });
-        const auto submit = [&] {
-            (void)device.gate.submit(device.client, device.s, [&](stream& x) { x.enqueue(length); });
-        };
-        for (int waiting = 0; waiting < 100; ++waiting) submit();
-        const auto gated = cuda_calls([&] {
-            submit();
-            standin::advance(length);
-        });
-        const auto beyond = gated - bare;
-        print(("kernels of " + std::to_string(length.count()) + " us").c_str(), beyond);
-        const double all = sum(beyond);
-        r.figure("cuda.standin_calls_of_" + std::to_string(length.count()) + "us_kernels", {all}, "calls");
-        if (length <= 100us) {
-            worst = std::max(worst, all);
-            worst_records =
-                std::max(worst_records, beyond.contains("cudaEventRecord") ? beyond.at("cudaEventRecord") : 0);
-        }
-        close(device.gate, device.client);
-    }
-    r.figure("cuda.standin_calls_per_submission", {worst}, "calls");
-    r.figure("cuda.standin_records_per_submission", {worst_records}, "calls");
+/// limiter lets in: one submission ends for each that is handed over. Several clients hand over in turn, each for its stream; a
+/// submission fills the device, so they take turns there.
+call_counts calls_per_submission(std::chrono::microseconds length, std::size_t clients) {
+    rig<standin_clock> device(standin::timing::manual, clients);
+    const auto bare = cuda_calls([&] { device.launch(); });
+    const auto submit = [&] {
+        const auto i = device.turn();
+        (void)device.gate.submit(device.ids[i], device.streams[i], [&](stream& x) { x.enqueue(length); });
+    };
+    for (int waiting = 0; waiting < 100; ++waiting) submit();
+    const auto beyond = cuda_calls([&] {
+                            submit();
+                            standin::advance(length);
+                        }) -
+                        bare;
+    for (const auto id : device.ids) close(device.gate, id);
+    return beyond;
 }
 
-/// The same for two clients on a stream each, which both always have work waiting: it fills the device, so they take turns.
-void calls_of_two_clients(bench::report& r) {
-    for (const auto length : {10us, 50us, 100us}) {
-        rig<standin_clock> device(standin::timing::manual);
-        stream another = device.node.make_stream({0});
-        bool others_turn = false;
-        const auto submit = [&] {
-            others_turn = !others_turn;
-            (void)device.gate.submit(others_turn ? device.client : device.other, others_turn ? device.s : another,
-                                     [&](stream& x) { x.enqueue(length); });
-        };
-        for (int waiting = 0; waiting < 100; ++waiting) submit();
-        const auto gated = cuda_calls([&] {
-            submit();
-            standin::advance(length);
-        });
-        const auto beyond = gated - cuda_calls([&] { device.launch(); });
-        const std::string us = std::to_string(length.count()) + "us";
-        print(("two clients, kernels of " + us).c_str(), beyond);
-        r.figure("cuda.standin_calls_of_two_clients_" + us, {sum(beyond)}, "calls");
-        close(device.gate, device.client);
-        close(device.gate, device.other);
-    }
+/// The figure is of one client with kernels that are short enough for their points to matter; two clients, and kernels of 1 ms, are
+/// the worst.
+void call_figures(bench::report& r) {
+    double worst_of_short = 0, worst_records = 0, worst = 0;
+    for (const std::size_t clients : {1U, 2U})
+        for (const auto length : {10us, 50us, 100us, 1000us}) {
+            const auto beyond = calls_per_submission(length, clients);
+            const std::string us = std::to_string(length.count()), of = clients == 1 ? "" : "of_two_clients_";
+            print(((clients == 1 ? "kernels of " : "two clients, kernels of ") + us + " us").c_str(), beyond);
+            const double all = sum(beyond);
+            worst = std::max(worst, all);
+            if (clients == 1 && length <= 100us) {
+                worst_of_short = std::max(worst_of_short, all);
+                worst_records =
+                    std::max(worst_records, beyond.contains("cudaEventRecord") ? beyond.at("cudaEventRecord") : 0);
+            }
+            r.figure("cuda.standin_calls_" + of + us + "us", {all}, "calls");
+        }
+    r.figure("cuda.standin_calls_per_submission", {worst_of_short}, "calls");
+    r.figure("cuda.standin_calls_per_submission_worst", {worst}, "calls");
+    r.figure("cuda.standin_records_per_submission", {worst_records}, "calls");
 }
 
 }  // namespace
@@ -259,10 +270,10 @@ int main(int argc, char** argv) {
     try {
         const bench::arguments asked(argc, argv);
         bench::start_a_second_thread();
-        bench::report r("one thread, limiter depth 3, the stand-in for the CUDA runtime with 1 device");
+        bench::report r(
+            "one thread, limiter depth 3, one client or two in turn; the stand-in for the CUDA runtime with 1 device");
         permit_submit(r);
-        calls_per_submission(r);
-        calls_of_two_clients(r);
+        call_figures(r);
         r.write(asked.json());
     } catch (const std::exception& e) {
         std::fprintf(stderr, "bench_cuda: %s\n", e.what());

@@ -115,6 +115,21 @@ public:
         texts_.emplace_back(std::move(name), std::move(value));
     }
 
+    /// A figure that can't be believed this time, since a control in the same run was itself beyond the bar: `why`. It isn't
+    /// written among the figures.
+    void is_void(std::string name, const std::string& why) {
+        name += suffix_;
+        std::printf("void %s: %s\n", name.c_str(), why.c_str());
+        std::fflush(stdout);
+        void_.emplace_back(std::move(name), why);
+    }
+
+    /// Something else that figures depend on: a peer's version, its best settings.
+    void setting(std::string name, std::string value) {
+        std::printf("# %s: %s\n", name.c_str(), value.c_str());
+        settings_.emplace_back(std::move(name), std::move(value));
+    }
+
     /// Nothing without a path. The commit is what GPUSHARE_BENCH_COMMIT says: ./dev bench sets it.
     void write(const char* path) const {
         if (path == nullptr) return;
@@ -129,6 +144,9 @@ public:
         std::fprintf(file,
                      " \"load\": {\"average_before\": %.2f, \"others_percent\": %.1f, \"stolen_percent\": %.1f},\n",
                      load_.average_before(), load_.others_percent(), load_.stolen_percent());
+        write_texts(file, "settings", settings_);
+        write_texts(file, "void", void_);
+        write_texts(file, "texts", texts_);
         std::fprintf(file, " \"figures\": {");
         for (const char* separator = "\n"; const auto& f : figures_) {
             std::fprintf(file,
@@ -140,19 +158,27 @@ public:
                 std::fprintf(file, "%s%.6g", std::exchange(comma, ", "), v);
             std::fprintf(file, "]}");
         }
-        std::fprintf(file, "\n}");
-        if (!texts_.empty()) std::fprintf(file, ",\n \"texts\": {");
-        for (const char* separator = "\n"; const auto& [name, value] : texts_) {
-            std::fprintf(file, "%s  \"%s\": \"", std::exchange(separator, ",\n"), name.c_str());
-            for (const char c : value)
-                std::fputs(c == '\n' ? "\\n" : c == '"' ? "\\\"" : std::string(1, c).c_str(), file);
-            std::fprintf(file, "\"");
-        }
-        std::fprintf(file, "%s}\n", texts_.empty() ? "" : "\n}");
+        std::fprintf(file, "\n}}\n");
         if (std::fclose(file) != 0) throw std::runtime_error(std::string("cannot write ") + path);
     }
 
 private:
+    using named_texts = std::vector<std::pair<std::string, std::string>>;
+
+    static void write_texts(std::FILE* file, const char* key, const named_texts& texts) {
+        std::fprintf(file, " \"%s\": {", key);
+        for (const char* comma = ""; const auto& [name, text] : texts) {
+            std::fprintf(file, "%s\"%s\": \"", std::exchange(comma, ", "), name.c_str());
+            for (const char c : text) {
+                if (c == '\n') std::fputs("\\n", file);
+                if (c == '"' || c == '\\') std::fputc('\\', file);
+                if (static_cast<unsigned char>(c) >= ' ') std::fputc(c, file);
+            }
+            std::fputc('"', file);
+        }
+        std::fprintf(file, "},\n");
+    }
+
     struct entry {
         std::string name, unit;
         statistic is;
@@ -162,7 +188,7 @@ private:
     std::string configuration_, suffix_;
     machine_load load_;
     std::vector<entry> figures_;
-    std::vector<std::pair<std::string, std::string>> texts_;
+    named_texts texts_, settings_, void_;
 };
 
 }  // namespace bench

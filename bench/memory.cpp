@@ -12,10 +12,11 @@
 int main(int argc, char** argv) {
     try {
         const bench::arguments asked(argc, argv, {"quotas", "pools", "workloads", "arena"});
-        bench::make_room_for_jemalloc(argv);
+        bench::prepare_for_peers(argv);
         bench::start_a_second_thread();
         bench::report r(
             "quotas with current, peak and counts; pools with segments of 32 MiB and caches that may keep 128 MiB");
+        bench::peer_settings(r);
         if (asked.wants("quotas")) bench::quotas(r);
         if (asked.wants("pools")) bench::pools(r);
         if (asked.wants("workloads")) bench::workloads(r);

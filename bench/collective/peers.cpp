@@ -1,10 +1,15 @@
 // SPDX-License-Identifier: Apache-2.0
 #include "collective/peers.hpp"
 
+#include <algorithm>
 #include <array>
 #include <cstdio>
 #include <cstdlib>
+#include <limits>
 #include <string>
+#include <string_view>
+#include <thread>
+#include <utility>
 
 #include "collective/sweep.hpp"
 
@@ -17,32 +22,157 @@
 #include <gloo/transport/tcp/device.h>
 
 #include <memory>
-#include <thread>
 #endif
 
 namespace bench {
 
-std::vector<double> open_mpi([[maybe_unused]] unsigned ranks) {
-    std::vector<double> medians;
+namespace {
+
+constexpr std::size_t cells = std::size(sweep_buffers) * std::size(sweep_sizes);
+
+/// At each size the least of all.
+void keep_least(std::vector<double>& least, const std::vector<double>& us) {
+    if (us.empty()) return;
+    if (least.empty()) least.assign(us.size(), std::numeric_limits<double>::infinity());
+    for (std::size_t i = 0; i < us.size(); ++i) least[i] = std::min(least[i], us[i]);
+}
+
+}  // namespace
+
+std::vector<mpi_peers::setting> mpi_peers::all_settings([[maybe_unused]] unsigned ranks) {
+    std::vector<setting> all;
+    [[maybe_unused]] const std::string n = " -n " + std::to_string(ranks) + " ";
+    [[maybe_unused]] const bool enough_cores = ranks <= std::thread::hardware_concurrency();
 #ifdef GPUSHARE_BENCH_MPI
-    // Ranks that outnumber cores have to yield when idle, or they spin for a time slice.
-    std::string command =
-        "OMPI_ALLOW_RUN_AS_ROOT=1 OMPI_ALLOW_RUN_AS_ROOT_CONFIRM=1 mpirun --bind-to none --oversubscribe ";
-    command += "--mca btl self,vader ";
-    if (ranks > 2) command += "--mca mpi_yield_when_idle 1 ";
-    command += "-n " + std::to_string(ranks) + " " GPUSHARE_BENCH_MPI " 2>/dev/null";
-    std::FILE* const output = ::popen(command.c_str(), "r");
-    if (output == nullptr) return {};
-    std::array<char, 64> line{};
-    while (std::fgets(line.data(), line.size(), output) != nullptr)
-        medians.push_back(std::strtod(line.data(), nullptr));
-    if (::pclose(output) != 0 || medians.size() != std::size(sweep_buffers) * std::size(sweep_sizes)) medians.clear();
+    // Of Debian, and of the wheel, which has the same interface between binaries.
+    const auto open_mpi = [&](const std::string& launcher) {
+        // Ranks that outnumber cores have to yield when idle, or they spin for a time slice.
+        const std::string start = "OMPI_ALLOW_RUN_AS_ROOT=1 OMPI_ALLOW_RUN_AS_ROOT_CONFIRM=1 " + launcher +
+                                  (enough_cores ? "" : " --mca mpi_yield_when_idle 1"),
+                          unbound = start + " --bind-to none --oversubscribe",
+                          tuned =
+                              unbound + " --mca coll_tuned_use_dynamic_rules 1 --mca coll_tuned_allreduce_algorithm ",
+                          program = n + GPUSHARE_BENCH_MPI;
+        all.push_back({"default", unbound + program, {}});
+        if (enough_cores) all.push_back({"bound to cores", start + " --bind-to core" + program, {}});
+        all.push_back({"recursive doubling", tuned + "3" + program, {}});
+        all.push_back({"ring", tuned + "4" + program, {}});
+        all.push_back({"segmented ring", tuned + "5" + program, {}});
+        all.push_back({"Rabenseifner", tuned + "6" + program, {}});
+        all.push_back({"shared-memory collectives", unbound + " --mca coll_sm_priority 100" + program, {}});
+    };
+    open_mpi("mpirun");
+#ifdef GPUSHARE_BENCH_OPENMPI5
+    const std::string there = GPUSHARE_BENCH_OPENMPI5;
+    open_mpi("OPAL_PREFIX=" + there + " LD_LIBRARY_PATH=" + there + "/lib " + there + "/bin/mpirun");
 #endif
-    return medians;
+#endif
+#ifdef GPUSHARE_BENCH_MPICH
+    const std::string mpich = GPUSHARE_BENCH_MPICH, paths = "LD_LIBRARY_PATH=" + mpich + "/lib ",
+                      start = mpich + "/bin/mpiexec.hydra", program = n + GPUSHARE_BENCH_MPICH_PEER;
+    const auto algorithm = [&](const char* name, const std::string& variables) {
+        all.push_back({name, paths + variables + " " + start + program, {}});
+    };
+    algorithm("default", "");
+    if (enough_cores) all.push_back({"bound to cores", paths + start + " -bind-to core" + program, {}});
+    algorithm("recursive doubling", "MPIR_CVAR_ALLREDUCE_INTRA_ALGORITHM=recursive_doubling");
+    algorithm("reduce_scatter and allgather", "MPIR_CVAR_ALLREDUCE_INTRA_ALGORITHM=reduce_scatter_allgather");
+    algorithm("ring", "MPIR_CVAR_ALLREDUCE_INTRA_ALGORITHM=ring");
+    algorithm("shared-memory release and gather", "MPIR_CVAR_ALLREDUCE_POSIX_INTRA_ALGORITHM=release_gather");
+    algorithm("single copy", "MPIR_CVAR_CH4_CMA_ENABLE=1");
+#endif
+    return all;
+}
+
+mpi_peers::outcome mpi_peers::run(const setting& s, unsigned fewer) {
+    outcome o;
+    // A setting that hangs is one that doesn't work.
+    std::string quoted = s.command;
+    for (std::size_t at = 0; (at = quoted.find('\'', at)) != std::string::npos; at += 4) quoted.replace(at, 1, "'\\''");
+    const std::string command = "timeout 120 sh -c '" + quoted + " " + std::to_string(fewer) + "' 2>&1";
+    std::FILE* const output = ::popen(command.c_str(), "r");
+    if (output == nullptr) return {{}, {}, "it couldn't be started", false, 0};
+    std::array<char, 1024> line{};
+    std::string first;
+    while (std::fgets(line.data(), line.size(), output) != nullptr) {
+        const std::string_view text(line.data());
+        if (text.starts_with("us "))
+            o.us.push_back(std::strtod(line.data() + 3, nullptr));
+        else if (text.starts_with("single-copy "))
+            o.single_copy = text[12] == '1';
+        else if (text.starts_with("wrong "))
+            o.wrong = std::strtoull(line.data() + 6, nullptr, 10);
+        else if (text.starts_with("Open MPI v") || text.starts_with("MPICH Version"))
+            o.version = text.substr(0, text.find_first_of(",\n"));
+        else if (first.empty() && text.find_first_not_of("-\n ") != std::string_view::npos)
+            first = text.substr(0, text.find('\n'));
+    }
+    std::ranges::replace(o.version, '\t', ' ');
+    const int status = ::pclose(output);
+    if (status != 0 || o.us.size() != cells) {
+        o.us.clear();
+        o.trouble = first.empty() ? "it ended with " + std::to_string(status) : first;
+    } else if (o.wrong != 0) {
+        o.us.clear();
+        o.trouble = std::to_string(o.wrong) + " elements of its sums were wrong";
+    }
+    return o;
+}
+
+mpi_peers::mpi_peers(unsigned ranks) {
+    auto all = all_settings(ranks);
+    std::vector<std::vector<double>> looks;
+    std::vector<double> best;
+    std::printf("# MPI, %u ranks: a look at each setting; us at 1 KiB, 64 KiB, 1 MiB and 64 MiB, warm\n", ranks);
+    for (auto& s : all) {
+        auto o = run(s, 10);
+        s.version = o.version;
+        if (o.us.empty()) {
+            std::printf("#   %s: %s: failed: %s\n", s.version.c_str(), s.name.c_str(), o.trouble.c_str());
+        } else {
+            std::printf("#   %s: %s: %.1f %.1f %.0f %.0f\n", s.version.c_str(), s.name.c_str(), o.us[0], o.us[3],
+                        o.us[5], o.us[8]);
+            single_copy_ = single_copy_ || o.single_copy;
+        }
+        std::fflush(stdout);
+        keep_least(best, o.us);
+        looks.push_back(std::move(o.us));
+    }
+    // The fewest, one after the other: the one that is the best at the most sizes that nobody kept is good at.
+    constexpr double good = 1.05;
+    std::vector<bool> covered(cells);
+    for (constexpr std::size_t at_most = 5; kept_.size() < at_most && !best.empty();) {
+        const auto gain = [&](std::size_t s) {
+            std::size_t n = 0;
+            for (std::size_t i = 0; i < looks[s].size(); ++i) n += !covered[i] && looks[s][i] <= good * best[i];
+            return n;
+        };
+        std::size_t most = 0;
+        for (std::size_t s = 1; s < all.size(); ++s)
+            if (gain(s) > gain(most)) most = s;
+        if (gain(most) == 0) break;
+        for (std::size_t i = 0; i < looks[most].size(); ++i)
+            if (looks[most][i] <= good * best[i]) covered[i] = true;
+        kept_.push_back(all[most]);
+    }
+}
+
+std::vector<double> mpi_peers::sweep() const {
+    std::vector<double> least;
+    for (const auto& s : kept_) keep_least(least, run(s, 1).us);
+    return least;
+}
+
+std::string mpi_peers::kept() const {
+    std::string text;
+    for (const auto& s : kept_) text += (text.empty() ? "" : "; ") + s.version + ": " + s.name;
+    return text.empty() ? "none" : text;
 }
 
 #ifdef GPUSHARE_BENCH_GLOO
-std::vector<double> gloo_tcp(unsigned ranks) {
+namespace {
+
+std::vector<double> gloo_by(gloo::AllreduceOptions::Algorithm how, unsigned ranks) {
     std::vector<double> medians;
     gloo::rendezvous::HashStore store;
     auto device = gloo::transport::tcp::CreateDevice("127.0.0.1");
@@ -58,6 +188,7 @@ std::vector<double> gloo_tcp(unsigned ranks) {
                     memory,
                     [&](float* in, float* out, std::size_t n) {
                         gloo::AllreduceOptions o(context);
+                        o.setAlgorithm(how);
                         o.setInput(in, n);
                         o.setOutput(out, n);
                         o.setReduceFunction([](void* to, const void* a, const void* b, std::size_t count) {
@@ -68,14 +199,26 @@ std::vector<double> gloo_tcp(unsigned ranks) {
                     [&] {
                         gloo::BarrierOptions o(context);
                         gloo::barrier(o);
-                    });
+                    },
+                    4);
                 if (rank == 0) medians = std::move(mine);
             });
     }
     return medians;
 }
+
+}  // namespace
+
+std::vector<double> gloo_tcp(unsigned ranks) {
+    std::vector<double> least;
+    for (const auto how : {gloo::AllreduceOptions::Algorithm::RING, gloo::AllreduceOptions::Algorithm::BCUBE})
+        keep_least(least, gloo_by(how, ranks));
+    return least;
+}
+std::string gloo_settings() { return GPUSHARE_BENCH_GLOO ", TCP on the loopback: the faster of ring and bcube"; }
 #else
 std::vector<double> gloo_tcp(unsigned) { return {}; }
+std::string gloo_settings() { return {}; }
 #endif
 
 }  // namespace bench

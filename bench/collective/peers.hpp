@@ -1,12 +1,52 @@
 // SPDX-License-Identifier: Apache-2.0
-// What we are compared with. Each gives the medians of a sweep (sweep.hpp), or nothing where it isn't installed.
+// What we are compared with, each at its best: every MPI that is there with several algorithms and bindings, Gloo with its
+// algorithms.
+//
+//   mpi_peers mpi(2);                 // a look at all of them, once
+//   const auto us = mpi.sweep();      // at each size the best of those that are worth it
 #pragma once
 
+#include <cstddef>
+#include <string>
 #include <vector>
 
 namespace bench {
 
-std::vector<double> open_mpi(unsigned ranks);
+class mpi_peers {
+public:
+    /// Tries every setting of every MPI, prints what failed and why, and keeps the fewest settings that are the best somewhere,
+    /// within 5 %.
+    explicit mpi_peers(unsigned ranks);
+
+    /// Microseconds as of bench::sweep, at each size by the fastest setting; nothing without an MPI.
+    [[nodiscard]] std::vector<double> sweep() const;
+    /// "Open MPI v4.1.4: ring; MPICH Version 5.0.2: default", of those that were kept.
+    [[nodiscard]] std::string kept() const;
+    /// Whether ranks may read each other's memory, without which large messages are copied twice.
+    [[nodiscard]] bool single_copy() const noexcept { return single_copy_; }
+
+private:
+    struct setting {
+        std::string name;     // "ring"
+        std::string command;  // without the peer's arguments
+        std::string version;  // told by the library
+    };
+    struct outcome {
+        std::vector<double> us;  // empty: it failed
+        std::string version, trouble;
+        bool single_copy = false;
+        std::size_t wrong = 0;  // elements
+    };
+    static std::vector<setting> all_settings(unsigned ranks);
+    static outcome run(const setting& s, unsigned fewer);
+
+    std::vector<setting> kept_;
+    bool single_copy_ = false;
+};
+
+/// The same of Gloo by TCP on the loopback, at each size by the fastest of its algorithms.
 std::vector<double> gloo_tcp(unsigned ranks);
+/// "0.0~git...: ring, bcube"; empty where it isn't installed.
+std::string gloo_settings();
 
 }  // namespace bench

@@ -25,23 +25,34 @@ struct arenas {
     std::vector<float> in = std::vector<float>(arena_floats), out = std::vector<float>(arena_floats);
 };
 
-/// Microseconds of one call at each size, for each use of buffers. `call(in, out, n)` is collective, `meet()` too. The numbers
-/// are zeros: a sum in place of anything else would leave their range.
+/// What the next step of a program does with a result, at the least: looks at each of its cache lines.
+template <class T>
+void read_result(const T* from, std::size_t n) noexcept {
+    const volatile T* const seen = from;
+    for (std::size_t i = 0; i < n; i += 64 / sizeof(T)) (void)seen[i];
+}
+
+/// Microseconds of one call at each size, for each use of buffers; every result is read by its rank after each call. `call(in,
+/// out, n)` is collective, `meet()` too. The numbers are zeros: a sum in place of anything else would leave their range. With
+/// `fewer` only that part of the batches: a look at what isn't worth more.
 template <class Call, class Meet>
-std::vector<double> sweep(arenas& memory, const Call& call, const Meet& meet) {
+std::vector<double> sweep(arenas& memory, const Call& call, const Meet& meet, std::size_t fewer = 1) {
     std::vector<double> medians;
     for (const buffers use : sweep_buffers)
         for (const std::size_t bytes : sweep_sizes) {
             const std::size_t n = bytes / sizeof(float), step = std::max<std::size_t>(n, 1024);
             const std::size_t batch = bytes <= 4096 ? 32 : bytes <= 65536 ? 8 : bytes <= 262'144 ? 2 : 1;
-            const std::size_t batches = bytes <= 262'144 ? 201 : bytes <= std::size_t{4} << 20 ? 51 : 9;
+            const std::size_t all = bytes <= 262'144 ? 101 : bytes <= std::size_t{4} << 20 ? 31 : 7;
+            const std::size_t batches = std::max<std::size_t>(all / fewer, 3);
             std::size_t at = 0;
             std::vector<double> took;
             for (std::size_t b = 0; b < batches + 2; ++b) {
                 meet();
                 const auto begin = std::chrono::steady_clock::now();
                 for (std::size_t i = 0; i < batch; ++i) {
-                    call(memory.in.data() + at, (use == buffers::in_place ? memory.in : memory.out).data() + at, n);
+                    float* const out = (use == buffers::in_place ? memory.in : memory.out).data() + at;
+                    call(memory.in.data() + at, out, n);
+                    read_result(out, n);
                     if (use == buffers::cold) at = at + 2 * step <= arena_floats ? at + step : 0;
                 }
                 const std::chrono::duration<double, std::micro> d = std::chrono::steady_clock::now() - begin;

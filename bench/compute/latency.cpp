@@ -6,17 +6,18 @@
 #include <algorithm>
 #include <atomic>
 #include <chrono>
+#include <cmath>
 #include <cstdint>
 #include <cstdio>
 #include <deque>
 #include <mutex>
+#include <stdexcept>
 #include <string>
 #include <thread>
 #include <vector>
 
 #include "compute/measurements.hpp"
 #include "compute/rig.hpp"
-#include "compute/stolen_time.hpp"
 
 namespace bench::compute {
 
@@ -25,33 +26,35 @@ namespace {
 using gpushare::device_id;
 using gpushare::priority;
 
-constexpr std::uint32_t devices = 8, sms = 2;
-constexpr std::uint32_t control = devices;  // one more, without a neighbour: what waits there waits for the machine
+constexpr std::uint32_t devices = 4, sms = 2;
 constexpr priority high{1};
 constexpr ns neighbour = 100us;  // a best-effort kernel
 
-/// Who is on the device beside the tenant that is looked at, and who decides.
+/// Where the best-effort tenants are, one for each urgent one: on devices of their own, so that the machine has as much to do and its
+/// cores are as awake as beside them; or on the devices of the urgent, which the limiter of each knows or nobody.
 enum class beside { nobody, gated, ungated };
 /// How a chain is handed over: all at once, or each kernel when the one before was seen to be done.
 enum class chain { at_once, one_by_one };
 
-/// A node with a limiter and, if asked for, a best-effort client per device.
+/// A node of twice as many devices as there are urgent tenants, each with a limiter, and a best-effort client for each of the
+/// former: on the first half of the devices or on the second, which is the control.
 struct crowd {
-    explicit crowd(beside who) {
-        for (std::uint32_t d = 0; d <= control; ++d) {
+    explicit crowd(beside who, ns best_effort = neighbour) {
+        for (std::uint32_t d = 0; d < 2 * devices; ++d) {
             limiters.emplace_back(configuration);
             urgent.push_back(limiters[d].add({.level = high, .longest = 250us}));
             const auto c = limiters[d].add({.longest = neighbour});
-            if (who == beside::nobody || d == control) continue;
-            clients.emplace_back(
-                who == beside::gated ? &limiters[d] : nullptr, c, node, device_id{d}, priority{}, 1,
-                mixture{
-                    .any = gpushare::sim::random(d), .shortest = neighbour, .longest = neighbour, .only_kernels = true},
-                8);
+            if ((d < devices) == (who == beside::nobody)) continue;
+            clients.emplace_back(who == beside::ungated ? nullptr : &limiters[d], c, node, device_id{d}, priority{}, 1,
+                                 mixture{.any = gpushare::sim::random(d),
+                                         .shortest = best_effort,
+                                         .longest = best_effort,
+                                         .only_kernels = true},
+                                 8);
         }
     }
 
-    gpushare::host::node node{{.devices = devices + 1,
+    gpushare::host::node node{{.devices = 2 * devices,
                                .memory = gpushare::bytes{1 << 20},
                                .sms = sms,
                                .timing = gpushare::host::timing::modelled}};
@@ -65,14 +68,21 @@ double quantile(std::vector<double>& values, double q) {
     return values[std::min(values.size() - 1, static_cast<std::size_t>(q * static_cast<double>(values.size())))];
 }
 
-/// The 99th percentile of a request's time from its arrival, ms: 20 kernels of 250 us, Poisson arrivals at 30 % load.
-double request_p99(beside who, chain how, std::uint64_t seed) {
+struct requests {
+    double p99_ms = 0;         // of a request, from its arrival
+    double neighbour_pct = 0;  // of the devices' time, what the best-effort tenants had meanwhile, by the ledger
+};
+
+/// Requests of 20 kernels of 250 us, Poisson arrivals at 30 % load.
+requests run_requests(beside who, chain how, std::uint64_t seed) {
     constexpr int kernels = 20;
     constexpr ns length = 250us, mean_gap = kernels * length * 10 / 3;
+    constexpr auto lasts = 2500ms;
     crowd c(who);
     std::mutex mutex;
     std::vector<double> took;
     std::vector<std::jthread> threads;
+    const auto begin = now();
     for (std::uint32_t d = 0; d < devices; ++d)
         threads.emplace_back([&, d] {
             auto s = c.node.make_stream(device_id{d}, high, 0);
@@ -80,11 +90,10 @@ double request_p99(beside who, chain how, std::uint64_t seed) {
             const auto launch = [](gpushare::host::stream& on) {
                 on.launch({.blocks = sms, .hold = length}, gpushare::detail::empty_kernel{});
             };
-            const auto end = now() + 2500ms;
-            for (instant arrival = now() + any.exponential(mean_gap); arrival < end;
+            for (instant arrival = begin + any.exponential(mean_gap); arrival < begin + lasts;
                  arrival += any.exponential(mean_gap)) {
                 sleep_until(arrival);
-                if (who == beside::ungated) {
+                if (who != beside::gated) {  // alone: as without the library
                     for (int i = 0; i < kernels; ++i) {
                         launch(s);
                         if (how == chain::one_by_one) (void)s.record().wait(gpushare::never);
@@ -106,34 +115,45 @@ double request_p99(beside who, chain how, std::uint64_t seed) {
             }
         });
     threads.clear();
-    return quantile(took, 0.99);
+    c.clients.clear();
+    double had = 0;
+    for (std::uint32_t d = 0; d < 2 * devices; ++d)
+        had += device_seconds(blocks_of(c.node, device_id{d}), begin, begin + lasts, 2, sms).of[1];
+    return {quantile(took, 0.99), 100 * had / devices / std::chrono::duration<double>(lasts).count()};
 }
 
 struct waits {
     std::vector<double> us;      // of each submission, until its kernel started: a worker of the node ran it
     std::vector<double> ledger;  // until the device gave it an SM, by the node's own book
     std::vector<double> bound;   // published before it
-    // The first two of those on the device without a neighbour.
-    std::vector<double> control, control_ledger;
-    std::vector<double> stolen;  // of the machine's cores, while it waited
+
+    [[nodiscard]] double violations(const std::vector<double>& of) const {
+        double n = 0;
+        for (std::size_t i = 0; i < of.size(); ++i) n += of[i] > bound[i];
+        return n;
+    }
+};
+struct measured_waits {
+    waits ours, control;  // on devices with a best-effort tenant, and on those without
 };
 
-waits single_submissions(beside who) {
-    const stolen_time machine;
-    crowd c(who);
+/// Kernels one by one on every device, on a level above the best-effort tenants, who are on half of the devices.
+measured_waits single_submissions(beside who, int submissions, ns best_effort = neighbour) {
+    crowd c(who, best_effort);
     std::mutex mutex;
-    waits all;
+    measured_waits all;
     constexpr std::uint32_t tag_of_urgent = 0;  // the neighbours have 1
     std::vector<std::jthread> threads;
-    for (std::uint32_t d = 0; d <= control; ++d)
+    for (std::uint32_t d = 0; d < 2 * devices; ++d)
         threads.emplace_back([&, d] {
             auto s = c.node.make_stream(device_id{d}, high, tag_of_urgent);
             gpushare::sim::random any(d);
             auto& l = c.limiters[d];
-            for (int i = 0; i < 400; ++i) {
+            constexpr int until_clients_are_at_it = 20;
+            for (int i = -until_clients_are_at_it; i < submissions; ++i) {
                 std::this_thread::sleep_for(500us + any.exponential(2ms));
                 std::atomic<std::int64_t> started{0};
-                const double bound = std::chrono::duration<double, std::micro>(l.wait_bound()).count();
+                const ns bound = l.wait_bound();
                 const auto asked = now();
                 auto t = l.submit(c.urgent[d], s, [&started](auto& on) {
                               on.launch({.blocks = 1, .hold = neighbour}, [&started](auto&) {
@@ -143,26 +163,71 @@ waits single_submissions(beside who) {
                 t.wait();
                 const instant ran{ns{started.load(std::memory_order_relaxed)}};
                 ns by_ledger{};
-                for (const auto& block : c.node.ledger(device_id{d}).take().blocks)
+                for (const auto& block : blocks_of(c.node, device_id{d}))
                     if (block.tag == tag_of_urgent) by_ledger = block.start - asked;
-                const ns stolen = machine.between(asked, ran);
-                const std::lock_guard lock(mutex);
-                if (i < 20) continue;  // until the clients are at it
+                if (by_ledger <= ns{0}) throw std::runtime_error("the ledger lacks a kernel that ran");
+                if (i < 0) continue;
                 const auto in_us = [](ns span) { return std::chrono::duration<double, std::micro>(span).count(); };
-                const double us = in_us(ran - asked);
-                if (d == control) {
-                    all.control.push_back(us);
-                    all.control_ledger.push_back(in_us(by_ledger));
-                    continue;
-                }
-                all.us.push_back(us);
-                all.ledger.push_back(in_us(by_ledger));
-                all.bound.push_back(bound);
-                all.stolen.push_back(in_us(stolen));
+                const std::lock_guard lock(mutex);
+                auto& kind = d < devices ? all.ours : all.control;
+                kind.us.push_back(in_us(ran - asked));
+                kind.ledger.push_back(in_us(by_ledger));
+                kind.bound.push_back(in_us(bound));
             }
         });
     threads.clear();
     return all;
+}
+
+/// What is judged by the worker's start, or by the node's ledger.
+struct judged {
+    std::vector<double> violations, wait_p99, control_p99, control_longest;  // by round
+    double planted = 0;
+
+    void add(const measured_waits& all, std::vector<double> waits::*of) {
+        violations.push_back(all.ours.violations(all.ours.*of));
+        auto wait = all.ours.*of, control = all.control.*of;
+        wait_p99.push_back(quantile(wait, 0.99));
+        control_p99.push_back(quantile(control, 0.99));
+        control_longest.push_back(control.back());
+    }
+    void report_to(report& r, const std::string& by, double bound) const {
+        const std::string name = "compute.preempt_bound_violations" + by;
+        const double longest = std::ranges::max(control_longest);
+        if (longest > bound)
+            r.is_void(name, "on idle devices something waited " + std::to_string(std::lround(longest)) +
+                                " us, and the bound is " + std::to_string(std::lround(bound)));
+        else if (planted == 0)
+            r.is_void(name, "a neighbour past the limiter was not found");
+        else
+            r.figure(name, violations, "violations", statistic::most);
+        r.figure("compute.preempt_planted_violations" + by, {planted}, "violations");
+        r.figure("compute.preempt_wait_p99" + by + "_us", wait_p99, "us");
+        r.figure("compute.preempt_control_p99" + by + "_us", control_p99, "us");
+        r.figure("compute.preempt_control_longest" + by + "_us", control_longest, "us", statistic::most);
+    }
+};
+
+/// Not corrected by anything: a run in which the control, which has nothing to wait for, was beyond the bound is void. And a
+/// best-effort tenant past the limiter, with kernels eight times as long, must be found.
+void bound_figures(report& r) {
+    judged by_start, by_ledger;
+    std::vector<double> bounds, ratios_of_bound;
+    for (int round = 0; round < 5; ++round) {
+        auto all = single_submissions(beside::gated, 160);
+        by_start.add(all, &waits::us);
+        by_ledger.add(all, &waits::ledger);
+        bounds.push_back(quantile(all.ours.bound, 0.5));
+        ratios_of_bound.push_back(bounds.back() / by_ledger.wait_p99.back());
+    }
+    const auto planted = single_submissions(beside::ungated, 100, 8 * neighbour).ours;
+    by_start.planted = planted.violations(planted.us);
+    by_ledger.planted = planted.violations(planted.ledger);
+    const double least_bound = std::ranges::min(bounds);
+    by_start.report_to(r, "", least_bound);
+    by_ledger.report_to(r, "_by_ledger", least_bound);
+    r.figure("compute.preempt_bound_us", bounds, "us");
+    r.figure("compute.preempt_bound_vs_p99", ratios_of_bound, "x");
 }
 
 }  // namespace
@@ -185,56 +250,24 @@ void machine_noise(report& r) {
 void latency(report& r) {
     for (const chain how : {chain::one_by_one, chain::at_once}) {
         const std::string suffix = how == chain::at_once ? "_at_once" : "";
-        std::vector<double> ours, none, solos;
-        for (std::uint64_t i = 0; i < 3; ++i) {
-            const double solo = request_p99(beside::nobody, how, 100 * i);
-            solos.push_back(solo);
-            ours.push_back(request_p99(beside::gated, how, 100 * i) / solo);
-            none.push_back(request_p99(beside::ungated, how, 100 * i) / solo);
+        std::vector<double> ours, none, solos, had, had_by_none;
+        for (std::uint64_t i = 0; i < 5; ++i) {
+            const auto solo = run_requests(beside::nobody, how, 100 * i);
+            const auto gated = run_requests(beside::gated, how, 100 * i);
+            const auto ungated = run_requests(beside::ungated, how, 100 * i);
+            solos.push_back(solo.p99_ms);
+            ours.push_back(gated.p99_ms / solo.p99_ms);
+            had.push_back(gated.neighbour_pct);
+            none.push_back(ungated.p99_ms / solo.p99_ms);
+            had_by_none.push_back(ungated.neighbour_pct);
         }
         r.figure("compute.solo_p99_ms" + suffix, solos, "ms");
         r.figure("compute.p99_vs_solo" + suffix, ours, "x");
+        r.figure("compute.p99_neighbour_pct" + suffix, had, "%_of_the_device");
         r.figure("compute.p99_vs_solo_ungated" + suffix, none, "x");
+        r.figure("compute.p99_neighbour_ungated_pct" + suffix, had_by_none, "%_of_the_device");
     }
-    auto idle_node = single_submissions(beside::nobody), ours = single_submissions(beside::gated);
-    // What the machine adds isn't waiting: what it took of its cores meanwhile, and then as much as anything waited that had
-    // nothing to wait for, on an idle node before or on an idle device of this one meanwhile. Uncorrected: by the longest of the idle node alone.
-    struct judged {
-        double sure = 0, uncorrected = 0;
-    };
-    const auto violations = [&](const std::vector<double>& of, const std::vector<double>& before,
-                                const std::vector<double>& meanwhile) {
-        const double idle = std::ranges::max(before), noise = std::max(idle, std::ranges::max(meanwhile));
-        judged n;
-        for (std::size_t i = 0; i < of.size(); ++i) {
-            if (of[i] - ours.bound[i] <= idle) continue;
-            ++n.uncorrected;
-            if (of[i] - ours.stolen[i] > ours.bound[i] + noise) ++n.sure;
-            std::printf(
-                "# waited %.0f us until its worker ran, %.0f by the ledger; bound %.0f, taken of the cores %.0f\n",
-                ours.us[i], ours.ledger[i], ours.bound[i], ours.stolen[i]);
-        }
-        return n;
-    };
-    const auto by_start = violations(ours.us, idle_node.us, ours.control);
-    const auto by_ledger = violations(ours.ledger, idle_node.ledger, ours.control_ledger);
-    std::printf(
-        "# %zu submissions; waits on an idle node: 99th percentile %.0f us, longest %.0f us; by the ledger %.0f and "
-        "%.0f\n",
-        ours.us.size(), quantile(idle_node.us, 0.99), quantile(idle_node.us, 1), quantile(idle_node.ledger, 0.99),
-        quantile(idle_node.ledger, 1));
-    r.figure("compute.preempt_bound_violations", {by_start.sure}, "violations");
-    r.figure("compute.preempt_bound_violations_uncorrected", {by_start.uncorrected}, "violations");
-    r.figure("compute.preempt_bound_violations_by_ledger", {by_ledger.sure}, "violations");
-    r.figure("compute.preempt_bound_violations_by_ledger_uncorrected", {by_ledger.uncorrected}, "violations");
-    const double bound = quantile(ours.bound, 0.5), p99 = quantile(ours.us, 0.99);
-    // Beside the same neighbours of other devices, with nothing to wait for: what is late there is late by the machine.
-    r.figure("compute.preempt_control_p99_us", {quantile(ours.control, 0.99)}, "us");
-    r.figure("compute.preempt_control_longest_us", {std::ranges::max(ours.control)}, "us");
-    r.figure("compute.preempt_bound_us", {bound}, "us");
-    r.figure("compute.preempt_wait_p99_us", {p99}, "us");
-    r.figure("compute.preempt_wait_p99_by_ledger_us", {quantile(ours.ledger, 0.99)}, "us");
-    r.figure("compute.preempt_bound_vs_p99", {bound / p99}, "x");
+    bound_figures(r);
 }
 
 }  // namespace bench::compute

@@ -15,6 +15,8 @@ namespace bench::compute {
 void machine_noise(report& r);
 /// Shares against the device's ledger, metering, lent time, convergence, cost of throughput.
 void shares(report& r);
+/// Metering where only points say what was used.
+void metering_by_points(report& r);
 /// Opaque calls of engines: shares, metering, idle SMs while somebody waits; how long a thread is kept for others' calls.
 void engines(report& r);
 /// Requests beside best-effort work, and the published bound.

@@ -11,6 +11,7 @@
 #include <cstdint>
 #include <deque>
 #include <memory>
+#include <stdexcept>
 #include <stop_token>
 #include <thread>
 #include <utility>
@@ -64,12 +65,12 @@ struct buffers {
     std::vector<std::byte> from = std::vector<std::byte>(256 << 10), to = from;
 };
 
-inline void enqueue(gpushare::host::stream& s, const work& w, bool modelled, std::uint32_t sms, buffers& b) {
+inline void enqueue(gpushare::host::stream& s, const work& w, bool modelled, std::uint32_t blocks, buffers& b) {
     const auto launch = [&](ns length) {
         if (modelled) {
-            s.launch({.blocks = sms, .hold = length}, gpushare::detail::empty_kernel{});
+            s.launch({.blocks = blocks, .hold = length}, gpushare::detail::empty_kernel{});
         } else {
-            s.launch({.blocks = sms}, kernel{length});
+            s.launch({.blocks = blocks}, kernel{length});
         }
     };
     if (w.what == work::kind::copy) {
@@ -96,14 +97,15 @@ struct mixture {
     }
 };
 
-/// A client that keeps `ahead` submissions handed over, until it is destroyed. `l` null: straight to the stream.
+/// A client that keeps `ahead` submissions handed over, until it is destroyed. `l` null: straight to the stream. `blocks` 0: kernels
+/// fill the device.
 class backlogged {
 public:
     backlogged(limiter* l, gpushare::client_id c, gpushare::host::node& node, gpushare::device_id d,
-               gpushare::priority level, std::uint32_t tag, mixture m, std::size_t ahead = 24)
+               gpushare::priority level, std::uint32_t tag, mixture m, std::size_t ahead = 24, std::uint32_t blocks = 0)
         : stream_(node.make_stream(d, level, tag)),
           modelled_(node.options().timing == gpushare::host::timing::modelled),
-          sms_(node.options().sms),
+          blocks_(blocks == 0 ? node.options().sms : blocks),
           mixture_(m) {
         thread_ = std::jthread([this, l, c, ahead](const std::stop_token& stop) {
             l != nullptr ? run(*l, c, ahead, stop) : run(ahead, stop);
@@ -124,8 +126,8 @@ private:
         std::deque<limiter::ticket> out;
         while (!stop.stop_requested()) {
             while (out.size() < ahead) {
-                auto t = l.submit(c, stream_,
-                                  [this, w = mixture_.next()](auto& s) { enqueue(s, w, modelled_, sms_, buffers_); });
+                auto t = l.submit(
+                    c, stream_, [this, w = mixture_.next()](auto& s) { enqueue(s, w, modelled_, blocks_, buffers_); });
                 if (!t) return;
                 out.push_back(*std::move(t));
             }
@@ -139,7 +141,7 @@ private:
         std::deque<gpushare::host::point> out;
         while (!stop.stop_requested()) {
             while (out.size() < ahead) {
-                enqueue(stream_, mixture_.next(), modelled_, sms_, buffers_);
+                enqueue(stream_, mixture_.next(), modelled_, blocks_, buffers_);
                 out.push_back(stream_.record());
             }
             (void)out.front().wait(now() + 20ms);
@@ -150,13 +152,21 @@ private:
 
     gpushare::host::stream stream_;
     bool modelled_;
-    std::uint32_t sms_;
+    std::uint32_t blocks_;
     mixture mixture_;
     buffers buffers_;
     std::atomic<std::uint64_t> gaps_{0};
     gpushare::client_usage account_{};
     std::jthread thread_;
 };
+
+/// What ran on the device so far, all of it. Throws std::runtime_error if the ledger was full: it must have every block.
+[[nodiscard]] inline std::vector<gpushare::host::block_record> blocks_of(gpushare::host::node& node,
+                                                                         gpushare::device_id d) {
+    auto book = node.ledger(d).take();
+    if (book.dropped != 0) throw std::runtime_error("the ledger was full");
+    return std::move(book.blocks);
+}
 
 /// Device time (SM time over the SMs) by tag within [from, to), and its sum.
 struct device_seconds {

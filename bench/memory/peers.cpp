@@ -6,9 +6,11 @@
 #include <cstdlib>
 #include <memory>
 #include <memory_resource>
+#include <string>
 #include <utility>
 #include <vector>
 
+#include "harness.hpp"
 #include "sources.hpp"
 
 namespace bench {
@@ -35,6 +37,12 @@ struct mimalloc {
                  std::size_t) = find<void (*)(void*, std::size_t, std::size_t)>(library, "mi_free_size_aligned");
 };
 
+struct tcmalloc {
+    void* library = load("libtcmalloc_minimal.so.4");
+    void* (*malloc)(std::size_t, std::size_t) = find<void* (*)(std::size_t, std::size_t)>(library, "tc_memalign");
+    void (*free)(void*, std::size_t) = find<void (*)(void*, std::size_t)>(library, "tc_free_sized");
+};
+
 template <class Resource>
 peer pmr_peer(const char* name) {
     return {name, std::make_shared<Resource>(),
@@ -58,15 +66,41 @@ std::vector<peer> peers() {
             {"mimalloc", mi,
              [](void* m, std::size_t size) { return static_cast<mimalloc*>(m)->malloc(size, alignment); },
              [](void* m, void* p, std::size_t size) { static_cast<mimalloc*>(m)->free(p, size, alignment); }});
+    if (auto tc = std::make_shared<tcmalloc>(); tc->malloc != nullptr && tc->free != nullptr)
+        found.push_back({"tcmalloc", tc,
+                         [](void* t, std::size_t size) { return static_cast<tcmalloc*>(t)->malloc(alignment, size); },
+                         [](void* t, void* p, std::size_t size) { static_cast<tcmalloc*>(t)->free(p, size); }});
     found.push_back(pmr_peer<std::pmr::synchronized_pool_resource>("pmr_pool"));
     if (peer thrust = thrust_pool(); !thrust.name.empty()) found.push_back(std::move(thrust));
     return found;
 }
 
-void make_room_for_jemalloc(char** argv) {
+namespace {
+
+// What their own documents say of programs like these: memory that was in use is soon again, so it isn't given back at once
+// (jemalloc's TUNING.md, for speed; mimalloc's README; gperftools' tcmalloc.html, caches of threads of more than its 32 MiB).
+constexpr std::pair<const char*, const char*> settings[] = {
+    {"MALLOC_CONF", "background_thread:true,metadata_thp:auto,dirty_decay_ms:30000,muzzy_decay_ms:30000"},
+    {"MIMALLOC_PURGE_DELAY", "1000"},
+    {"MIMALLOC_ALLOW_LARGE_OS_PAGES", "1"},
+    {"TCMALLOC_MAX_TOTAL_THREAD_CACHE_BYTES", "268435456"},
+    {"TCMALLOC_RELEASE_RATE", "0"}};
+
+}  // namespace
+
+void prepare_for_peers(char** argv) {
     if (std::getenv("GLIBC_TUNABLES") != nullptr) return;
+    for (const auto& [name, value] : settings) ::setenv(name, value, 0);
     ::setenv("GLIBC_TUNABLES", "glibc.rtld.optional_static_tls=16384", 0);
     ::execv("/proc/self/exe", argv);  // if it can't be, jemalloc is left out
+}
+
+void peer_settings(report& r) {
+    std::string names;
+    for (const auto& p : peers()) names += (names.empty() ? "" : ", ") + p.name;
+    r.setting("peers", names);
+    for (const auto& [name, value] : settings)
+        if (const char* is = std::getenv(name); is != nullptr) r.setting(name, is);
 }
 
 }  // namespace bench

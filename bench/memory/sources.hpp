@@ -13,6 +13,8 @@
 
 namespace bench {
 
+class report;
+
 /// What a worker thread allocates with. Alignments are 256 throughout.
 inline constexpr std::size_t alignment = 256;
 template <class A>
@@ -64,13 +66,16 @@ struct peer {
     [[nodiscard]] source make() const { return {this}; }
 };
 
-/// Those that are installed: std::pmr always; jemalloc and mimalloc are loaded beside the C library's malloc, which
+/// Those that are installed: std::pmr always; jemalloc, mimalloc and tcmalloc are loaded beside the C library's malloc, which
 /// stays what it is; Thrust where the CUDA toolkit's headers were found.
 std::vector<peer> peers();
 /// Thrust's pool for memory that can't be read, over the process's own; empty name without its headers.
 peer thrust_pool();
 
-/// jemalloc can only be loaded late if the C library has set room aside: starts this program again with that setting.
-void make_room_for_jemalloc(char** argv);
+/// Starts this program again with the settings that peers have by the environment, unless these are set, and with room
+/// set aside by the C library, without which jemalloc can't be loaded late.
+void prepare_for_peers(char** argv);
+/// Says which peers there are and what they were set to.
+void peer_settings(report& r);
 
 }  // namespace bench

@@ -45,7 +45,7 @@ class ResultsTest(unittest.TestCase):
             "| figure | what | bar |\n|---|---|---|\n| `a.share` | x | at least 95.8 |\n| `a.cost` | x | at most 1,000 |\n")
 
     def keep(self, area, commit="c0ffee", machine="epyc", **figures):
-        text = json.dumps({"commit": commit, "processor": "AMD EPYC, family 25, model 1, 2 cores",
+        text = json.dumps({"commit": commit, "date": "2026-11-24", "processor": "AMD EPYC, family 25, model 1, 2 cores",
                            "figures": {f"{area}.{name}": f for name, f in figures.items()}})
         (results.RESULTS / machine / f"{area}.json").write_text(text)
 
@@ -79,8 +79,10 @@ class ResultsTest(unittest.TestCase):
         with self.assertRaisesRegex(results.Problem, "different commits"):
             results.filled("x.md", table)
 
-    def test_what_was_not_measured_is_an_error(self):
+    def test_what_is_no_figure_is_an_error_and_what_is_one_may_come(self):
         self.keep("memory", refusal_ns=figure(10))
+        table = "<!-- results: epyc -->\n| f | measured |\n|-|-|\n| `a.share` | |\n"
+        self.assertIn("| `a.share` | not measured yet |", results.filled("x.md", table))
         for row in ("`memory.pair`", "`core.pair`", "nothing"):
             with self.assertRaises(results.Problem):
                 results.filled("x.md", f"<!-- results: epyc -->\n| f | measured |\n|-|-|\n| {row} | |\n")
@@ -106,6 +108,60 @@ class ResultsTest(unittest.TestCase):
         (results.RESULTS / "epyc" / "core.json").rename(build / "core.json")
         with self.assertRaisesRegex(results.Problem, "uncommitted"):
             results.keep(build, ["core"])
+
+    def test_refuses_what_was_measured_beside_other_programs(self):
+        build = results.ROOT / "build"
+        build.mkdir()
+        for what, kept in (("others_percent", 5.1), ("stolen_percent", 9)):
+            text = {"commit": "c0ffee", "processor": "x", "load": {"average_before": 90, what: kept}, "figures": {}}
+            (build / "core.json").write_text(json.dumps(text))
+            (build / "memory.json").write_text(json.dumps({**text, "load": {what: 2}}))
+            with self.assertRaisesRegex(results.Problem, what), contextlib.redirect_stdout(io.StringIO()):
+                results.keep(build, ["core", "memory"])
+            self.assertTrue((results.RESULTS / "x" / "memory.json").exists())  # the others are kept
+            self.assertFalse((results.RESULTS / "x" / "core.json").exists())
+
+    def test_a_void_figure_says_so_in_the_table(self):
+        build = results.ROOT / "build"
+        build.mkdir()
+        text = {"commit": "c0ffee", "processor": "AMD EPYC", "void": {"a.share": "the control was beyond the bound"}, "figures": {}}
+        (build / "a.json").write_text(json.dumps(text))
+        (build / "a.svg").write_text("<svg/>")
+        out = io.StringIO()
+        with contextlib.redirect_stdout(out):
+            results.keep(build, ["a"])
+        self.assertIn("void a.share", out.getvalue())
+        self.assertEqual((results.RESULTS / "a.svg").read_text(), "<svg/>")
+        table = "<!-- results: amd-epyc -->\n| f | measured |\n|-|-|\n| `a.share` | |\n"
+        self.assertIn("| void: the control was beyond the bound |", results.filled("x.md", table))
+
+    def test_documents_change_to_another_machine(self):
+        results.DOCUMENTS = ["x.md"]
+        (results.RESULTS / "xeon").mkdir()
+        self.keep("a", machine="xeon", share=figure(97, unit="%"))
+        (results.ROOT / "x.md").write_text(
+            "![](../bench/results/epyc/a.svg)\n<!-- results: none -->\n| a | b |\n\n<!-- results: epyc -->\n"
+            "| f | measured |\n|-|-|\n| `a.share` | |\n")
+        with contextlib.redirect_stdout(io.StringIO()):
+            results.use("xeon")
+        text = (results.ROOT / "x.md").read_text()
+        self.assertIn("<!-- results: none -->", text)
+        self.assertIn("results/xeon/a.svg", text)
+        self.assertIn("| `a.share` | 97 % |", text)
+        results.fill(check=True)
+
+    def test_charts_are_up_to_date_too(self):
+        results.DOCUMENTS = []
+        self.keep("a", share=figure(97, 98), cost=figure(900, 2000))
+        with self.assertRaisesRegex(results.Problem, "a.svg"):
+            results.fill(check=True)
+        with contextlib.redirect_stdout(io.StringIO()):
+            results.fill(check=False)
+        results.fill(check=True)
+        chart = (results.RESULTS / "epyc" / "a.svg").read_text()
+        self.assertIn("a.share", chart)
+        self.assertEqual(chart.count("<circle"), 2)
+        self.assertEqual(chart.count('r="4" fill="#c2410c"'), 1)  # beyond its bar
 
     def test_compares_by_the_middle_halves_and_the_bar_s_direction(self):
         old = {"a.share": ("%", [95, 96, 97]), "a.cost": ("x", [10, 11, 12]), "a.t": ("ns", [10, 11, 30]), "a.x": ("x", [1])}

@@ -1,0 +1,144 @@
+// SPDX-License-Identifier: Apache-2.0
+// Metering where a device doesn't tell what of its SMs was used: by the points in front of work and behind it alone, as on a GPU. The
+// host device's ledger is the truth as before, but nothing of it reaches the limiter.
+#include <algorithm>
+#include <chrono>
+#include <cmath>
+#include <cstdint>
+#include <deque>
+#include <span>
+#include <stop_token>
+#include <thread>
+#include <utility>
+#include <vector>
+
+#include "compute/measurements.hpp"
+#include "compute/rig.hpp"
+
+namespace bench::compute {
+
+namespace {
+
+using gpushare::device_id;
+using gpushare::host::timing;
+
+/// A stream of the host whose points say when, and not how much was used.
+class silent_stream {
+public:
+    class point {
+    public:
+        point() = default;
+        explicit point(gpushare::host::point p) noexcept : inner_(std::move(p)) {}
+        [[nodiscard]] bool reached() const noexcept { return inner_.reached(); }
+        bool wait(instant deadline) const { return inner_.wait(deadline); }
+        static bool wait_any(std::span<const point> points, instant deadline) {
+            std::vector<gpushare::host::point> inner;
+            for (const auto& p : points) inner.push_back(p.inner_);
+            return gpushare::host::point::wait_any(inner, deadline);
+        }
+        [[nodiscard]] gpushare::errc status() const noexcept { return inner_.status(); }
+        friend ns elapsed(const point& a, const point& b) noexcept { return elapsed(a.inner_, b.inner_); }
+        [[nodiscard]] const gpushare::host::point& inner() const noexcept { return inner_; }
+
+    private:
+        gpushare::host::point inner_;
+    };
+
+    explicit silent_stream(gpushare::host::stream s) : inner_(std::move(s)) {}
+    [[nodiscard]] point record() { return point(inner_.record()); }
+    void wait(const point& p) { inner_.wait(p.inner()); }
+    [[nodiscard]] gpushare::host::stream& inner() noexcept { return inner_; }
+
+private:
+    gpushare::host::stream inner_;
+};
+static_assert(gpushare::joining_timeline<silent_stream> && !gpushare::sm_timeline<silent_stream>);
+
+using silent_limiter = gpushare::compute_limiter<silent_stream, gpushare::host::steady_clock>;
+constexpr std::uint32_t sms = 2;
+
+/// Keeps 24 submissions handed over.
+void keep_busy(silent_limiter& l, gpushare::client_id c, silent_stream& s, mixture m, const std::stop_token& stop) {
+    buffers b;
+    std::deque<silent_limiter::ticket> out;
+    while (!stop.stop_requested()) {
+        while (out.size() < 24) {
+            auto t = l.submit(c, s, [&b, w = m.next()](silent_stream& to) { enqueue(to.inner(), w, true, sms, b); });
+            if (!t) return;
+            out.push_back(*std::move(t));
+        }
+        (void)out.front().wait(gpushare::never, stop);
+        while (!out.empty() && out.front().done()) out.pop_front();
+    }
+    for (const auto& t : out) (void)t.wait();
+}
+
+struct errors {
+    double of_ten_seconds = 0, in_all = 0;  // percent of the tenant's own, the worst tenant
+};
+
+errors metering(const std::vector<unsigned>& permille, std::uint64_t seed) {
+    gpushare::host::node node{{.memory = gpushare::bytes{1 << 20}, .sms = sms, .timing = timing::modelled}};
+    silent_limiter l{configuration};
+    std::vector<gpushare::client_id> ids;
+    std::deque<silent_stream> streams;
+    std::deque<std::jthread> threads;
+    for (std::uint32_t t = 0; t < permille.size(); ++t) {
+        ids.push_back(l.add({.weight = gpushare::share::of_permille(permille[t])}));
+        streams.emplace_back(node.make_stream(device_id{0}, gpushare::priority{}, t));
+    }
+    for (std::uint32_t t = 0; t < permille.size(); ++t)
+        threads.emplace_back([&, t](const std::stop_token& stop) {
+            keep_busy(l, ids[t], streams[t], mixture{.any = gpushare::sim::random(seed + t)}, stop);
+        });
+    const auto charged = [&] {
+        std::vector<double> all;
+        for (const auto c : ids) all.push_back(std::chrono::duration<double>(l.usage(c).device_time).count());
+        return all;
+    };
+    std::this_thread::sleep_for(500ms);
+    const auto from = now();
+    const auto before = charged();
+    std::this_thread::sleep_for(10s);
+    const auto to = now();
+    const auto after = charged();
+    for (auto& t : threads) t.request_stop();
+    threads.clear();
+    std::vector<double> last;
+    for (const auto c : ids) {
+        gpushare::client_usage account;
+        l.close(c, gpushare::never, {}, &account);
+        last.push_back(std::chrono::duration<double>(account.device_time).count());
+    }
+    const auto blocks = blocks_of(node, device_id{0});
+    const device_seconds cut(blocks, from, to, ids.size(), sms),
+        all(blocks, instant{}, instant::max(), ids.size(), sms);
+    errors worst;
+    for (std::size_t t = 0; t < ids.size(); ++t) {
+        const auto off = [](double is, double truth) { return 100 * std::abs(is - truth) / truth; };
+        worst.of_ten_seconds = std::max(worst.of_ten_seconds, off(after[t] - before[t], cut.of[t]));
+        worst.in_all = std::max(worst.in_all, off(last[t], all.of[t]));
+    }
+    return worst;
+}
+
+}  // namespace
+
+void metering_by_points(report& r) {
+    const std::vector<std::vector<unsigned>> cases{{300, 700}, {100, 900}, {750, 250}, {20, 980}, {500, 300, 200}};
+    std::vector<errors> found(cases.size());
+    {
+        std::deque<std::jthread> at_once;  // a node each
+        for (std::size_t i = 0; i < cases.size(); ++i)
+            at_once.emplace_back([&, i] { found[i] = metering(cases[i], 100 * i); });
+    }
+    std::vector<double> of_ten_seconds, in_all;
+    for (const auto& e : found) {
+        of_ten_seconds.push_back(e.of_ten_seconds);
+        in_all.push_back(e.in_all);
+    }
+    r.figure("compute.metering_error_by_points_pct", of_ten_seconds, "%", statistic::most);
+    r.figure("compute.metering_error_by_points_in_all_pct", in_all, "%", statistic::most);
+}
+
+}  // namespace bench::compute
