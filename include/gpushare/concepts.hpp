@@ -317,6 +317,16 @@ concept node = requires(N& n, const N& c, device_id d, priority p, std::uint32_t
 
 // clang-format on
 
+/// For long work to call between its parts (tokens, layers, chunks), with its kernel context: work of higher levels that waits
+/// for the SM goes first, where the context's backend can do that (host::kernel_context::yield). Whether it did.
+template <class Context>
+bool yield_point(Context& context) noexcept {
+    if constexpr (requires { context.yield(); })
+        return context.yield();
+    else
+        return false;
+}
+
 /// The points of a clock-less timeline for tests and for work that completes at once: always reached.
 struct immediate_point {
     /// Always.

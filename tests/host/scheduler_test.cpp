@@ -3,6 +3,7 @@
 
 #include <algorithm>
 #include <cstdint>
+#include <limits>
 #include <map>
 #include <random>
 #include <vector>
@@ -287,4 +288,29 @@ TEST_CASE("random groups: nobody is outside of its own, and no SM idles while so
         }
     }
     CHECK(right);
+}
+
+TEST_CASE("what goes onto an SM that is taken is above what is there, and may run there", "[host][yield]") {
+    scheduler<int> s{4};
+    const auto part = s.set_apart(1);
+    for (std::uint32_t i = 0; i < 4; ++i) s.offer(0, priority{0}, 1, false, i == 0 ? part : 0);
+    CHECK(drain(s).size() == 4);
+    CHECK(s.highest_waiting() == std::numeric_limits<std::int32_t>::min());
+    s.offer(1, priority{0}, 1, false);
+    s.offer(2, priority{1}, 2, false);
+    s.offer(3, priority{2}, 1, false, part);
+    s.offer(4, priority{3}, 2, true);
+    CHECK(s.highest_waiting() == 2);
+    CHECK_FALSE(s.next_above(priority{2}, 0));  // SM 0 is the one that is apart
+    const auto on_any = s.next_above(priority{0}, 2);
+    REQUIRE(on_any);
+    CHECK(on_any->work == 2);
+    CHECK(on_any->count == 1);
+    CHECK(on_any->sm == 2);
+    const auto on_part = s.next_above(priority{0}, 0);
+    REQUIRE(on_part);
+    CHECK(on_part->work == 3);
+    CHECK(s.next_above(priority{0}, 3)->first == 1);
+    CHECK_FALSE(s.next_above(priority{0}, 3));  // as high, or for several SMs at once
+    CHECK(s.highest_waiting() == 0);
 }

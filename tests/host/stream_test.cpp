@@ -1,6 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 #include <gpushare/backend/host/host.hpp>
 
+#include <algorithm>
 #include <array>
 #include <atomic>
 #include <chrono>
@@ -330,5 +331,116 @@ TEST_CASE("random work over random streams all runs, each stream in order", "[ho
         CHECK(done.status() == errc::none);
         CHECK(tracks[i].ordered);
         CHECK(tracks[i].blocks == expected[i]);
+    }
+}
+
+TEST_CASE("a block that yields lets those above have its SM, and uses none meanwhile", "[host][yield]") {
+    host::node node{{.sms = 1}};
+    auto low = node.make_stream(device_id{0}, {}, 1), high = node.make_stream(device_id{0}, {1}, 2),
+         top = node.make_stream(device_id{0}, {2}, 3);
+    std::atomic<int> inside{0};
+    std::atomic<bool> go_on{false};
+    std::vector<std::string> order;
+    std::thread::id worker{};
+    std::array<bool, 3> yielded{};
+    int elsewhere = 0;
+    const auto begin = low.record();
+    low.launch({}, [&](auto& ctx) {
+        worker = std::this_thread::get_id();
+        yielded[0] = yield_point(ctx);  // nobody waits
+        inside = 1;
+        while (!go_on) std::this_thread::yield();
+        order.emplace_back("begun");
+        yielded[1] = yield_point(ctx);
+        order.emplace_back("ended");
+        yielded[2] = yield_point(ctx);
+    });
+    while (inside == 0) std::this_thread::yield();
+    const auto above = [&](const char* what) {
+        return [&, what](auto&) {
+            elsewhere += std::this_thread::get_id() != worker ? 1 : 0;
+            order.emplace_back(what);
+            std::this_thread::sleep_for(2ms);
+        };
+    };
+    high.launch({}, above("high"));
+    high.launch({}, above("high again"));
+    top.launch({}, above("top"));
+    const auto of_high = high.record(), of_top = top.record();
+    low.launch({}, [&](auto&) { order.emplace_back("next"); });
+    go_on = true;
+    const auto end = low.record();
+    CHECK(end.wait(never));
+    CHECK(of_high.reached());
+    CHECK(of_top.reached());
+    CHECK(order == std::vector<std::string>{"begun", "top", "high", "high again", "ended", "next"});
+    CHECK(yielded == std::array{false, true, false});
+    CHECK(elsewhere == 0);
+    // By the ledger no two had the SM at once, and each had what it is charged.
+    auto blocks = node.ledger(device_id{0}).take().blocks;
+    std::ranges::sort(blocks, {}, &host::block_record::start);
+    REQUIRE(blocks.size() == 6);  // of the one that yielded, two parts
+    std::array<ns, 4> used{};
+    for (std::size_t i = 0; i < blocks.size(); ++i) {
+        used[blocks[i].tag] += blocks[i].end - blocks[i].start;
+        if (i > 0) CHECK(blocks[i].start >= blocks[i - 1].end);
+    }
+    CHECK(used[1] == used_between(begin, end).time);
+    CHECK(elapsed(begin, end) >= used[1] + used[2] + used[3]);
+    CHECK(used[2] >= 4ms);
+}
+
+TEST_CASE("what runs on top of a block that yielded fails for itself, and yields in its turn", "[host][yield]") {
+    host::node node{{.sms = 1}};
+    auto low = node.make_stream(device_id{0}), high = node.make_stream(device_id{0}, {1}),
+         top = node.make_stream(device_id{0}, {2});
+    std::atomic<int> inside{0};
+    std::atomic<bool> go_on{false}, higher{false}, yielded{false};
+    std::vector<int> order;
+    low.launch({}, [&](auto& ctx) {
+        inside = 1;
+        while (!go_on) std::this_thread::yield();
+        yield_point(ctx);
+        order.push_back(0);
+    });
+    while (inside == 0) std::this_thread::yield();
+    high.launch({}, [&](auto& ctx) {
+        inside = 2;
+        while (!higher) std::this_thread::yield();
+        yielded = yield_point(ctx);
+        order.push_back(1);
+        throw std::runtime_error("of its own");
+    });
+    go_on = true;
+    while (inside == 1) std::this_thread::yield();
+    top.launch({}, [&](auto&) { order.push_back(2); });
+    higher = true;
+    const auto first = low.record(), second = high.record(), third = top.record();
+    for (const auto* p : {&first, &second, &third}) CHECK(p->wait(never));
+    CHECK(order == std::vector{2, 1, 0});
+    CHECK(yielded);
+    CHECK(first.status() == errc::none);
+    CHECK(second.status() == errc::kernel_failed);
+    CHECK(third.status() == errc::none);
+}
+
+TEST_CASE("blocks of a grid, and of modelled timing, don't yield", "[host][yield]") {
+    for (const auto t : {timing::real, timing::modelled}) {
+        host::node node{{.sms = 1, .timing = t}};
+        auto low = node.make_stream(device_id{0}), high = node.make_stream(device_id{0}, {1});
+        std::atomic<int> inside{0}, ran{0};
+        std::atomic<bool> go_on{false}, yielded{false};
+        low.launch({.blocks = t == timing::real ? 100U : 1U}, [&](auto& ctx) {
+            inside = 1;
+            while (!go_on) std::this_thread::yield();
+            if (ctx.num_blocks() == 1 || ctx.block_rank() == 0) yielded = yield_point(ctx);
+        });
+        while (inside == 0) std::this_thread::yield();
+        high.launch({}, [&](auto&) { ++ran; });
+        go_on = true;
+        CHECK(low.record().wait(never));
+        CHECK(high.record().wait(never));
+        CHECK(ran == 1);
+        CHECK_FALSE(yielded);
     }
 }

@@ -73,6 +73,18 @@ private:
 
 inline constinit const std::atomic<bool> never_lost{false};
 
+class engine;
+struct sm_state;
+
+/// How a block lets more urgent ones have its SM.
+struct yielding {
+    const std::atomic<std::int32_t>& waiting;  // the highest level that waits for an SM
+    std::int32_t level;                        // the block's own
+    engine& owner;
+    sm_state& sm;
+    bool (*run)(yielding&) noexcept;
+};
+
 }  // namespace detail
 
 /// The first argument of a kernel. Default-constructed it is a grid of one block, for calling a kernel directly.
@@ -82,8 +94,8 @@ public:
     constexpr kernel_context() noexcept = default;
     /// For the engine.
     constexpr kernel_context(std::uint32_t block, std::uint32_t blocks, std::uint32_t sm, detail::grid_barrier* barrier,
-                             const std::atomic<bool>& lost) noexcept
-        : block_(block), blocks_(blocks), sm_(sm), barrier_(barrier), lost_(&lost) {}
+                             const std::atomic<bool>& lost, detail::yielding* yielding = nullptr) noexcept
+        : block_(block), blocks_(blocks), sm_(sm), barrier_(barrier), lost_(&lost), yielding_(yielding) {}
 
     /// Of the block in its grid, from 0.
     [[nodiscard]] constexpr std::uint32_t block_rank() const noexcept { return block_; }
@@ -117,6 +129,16 @@ public:
         return barrier_->arrive_and_wait(*lost_);
     }
 
+    /// Lets waiting blocks of higher levels have the SM, one after the other, and returns when none is left: whether there
+    /// were any. They run on the calling thread, on top of this block, which uses no SM meanwhile. So it must hold nothing that they
+    /// might wait for, a lock say. Without any, it costs a load. For the one block of a launch, in real time; else does nothing.
+    bool yield() noexcept {
+        // relaxed: nothing is read through it, and what is seen late is seen by the next call.
+        if (yielding_ == nullptr || yielding_->waiting.load(std::memory_order_relaxed) <= yielding_->level)
+            return false;
+        return yielding_->run(*yielding_);
+    }
+
     /// To be called while waiting for another block, with the number of calls before.
     void backoff(std::uint32_t turn) noexcept { detail::back_off(turn); }
 
@@ -132,6 +154,7 @@ private:
     std::uint32_t block_ = 0, blocks_ = 1, sm_ = 0;
     detail::grid_barrier* barrier_ = nullptr;
     const std::atomic<bool>* lost_ = &detail::never_lost;
+    detail::yielding* yielding_ = nullptr;
 };
 static_assert(gpushare::kernel_context<kernel_context>);
 static_assert(kernel_for<gpushare::detail::empty_kernel, kernel_context>);

@@ -215,17 +215,55 @@ private:
         wake_list woken_;
     };
 
+    /// From within the block of an SM: runs those of higher levels that wait, one after the other.
+    static bool run_above(yielding& y) noexcept { return y.owner.run_above(y.sm); }
+    bool run_above(sm_state& sm) noexcept {
+        std::exception_ptr thrown;  // out here: destroyed unlocked
+        wake_list woken;
+        std::unique_lock lock{hub_->mutex};
+        operation& paused = *sm.work;
+        const auto first = sm.first, count = sm.count;
+        const auto bring_up_to_date = [&] {
+            const instant now = steady_clock::now();
+            model_.advance(now);
+            model_.settle(now);
+            return now;
+        };
+        bool any = false;
+        for (instant now = bring_up_to_date(); model_.pause(sm, paused, now); now = bring_up_to_date()) {
+            any = true;
+            model_.wake_waiters(woken);
+            parking_.call(model_.has_claimed(), model_.next_event(), woken);
+            release(lock, woken);
+            thrown = execute(sm);
+            lock.lock();
+            model_.finish_nested(sm, thrown);
+        }
+        sm.work = &paused;
+        sm.first = first;
+        sm.count = count;
+        if (any) sm.edges[0] = steady_clock::now();
+        model_.wake_waiters(woken);
+        parking_.call(model_.has_claimed(), model_.next_event(), woken);
+        release(lock, woken);
+        return any;
+    }
+
     /// Runs the claimed blocks, unlocked. Returns the first exception.
     std::exception_ptr execute(sm_state& sm) noexcept {
         operation& op = *sm.work;
         device_state& d = *sm.device;
+        const std::uint32_t first = sm.first, count = sm.count;
+        yielding above{d.waiting, op.stream->level.level, *this, sm, run_above};
+        const bool may_yield = options_.timing == timing::real && count == 1 && !op.cooperative;
         std::exception_ptr thrown;
         {
             const device_memory::opening opened{d.memory};
             instant began = options_.timing == timing::real ? sm.edges[0] : steady_clock::now();
-            for (std::uint32_t i = 0; i < sm.count; ++i) {
-                kernel_context context{sm.first + i, op.blocks, sm.index, op.cooperative ? &op.barrier : nullptr,
-                                       d.lost};
+            for (std::uint32_t i = 0; i < count; ++i) {
+                kernel_context context{first + i, op.blocks,
+                                       sm.index,  op.cooperative ? &op.barrier : nullptr,
+                                       d.lost,    may_yield ? &above : nullptr};
                 try {
                     op.body(context);
                 } catch (...) {
@@ -234,12 +272,13 @@ private:
                 if (op.cooperative) op.barrier.leave();
                 const instant ended = steady_clock::now();
                 const ns hold = options_.timing == timing::real ? ns{0} : op.hold;
-                sm.edges[i + 1] = sm.edges[i] + std::max(hold, ended - began);
+                // A block that has yielded began anew.
+                sm.edges[i + 1] = may_yield ? ended : sm.edges[i] + std::max(hold, ended - began);
                 began = ended;
             }
         }
         // acq_rel: whoever destroys the kernel does so after all other blocks' last use of it.
-        if (op.unexecuted.fetch_sub(sm.count, std::memory_order_acq_rel) == sm.count) op.body.reset();
+        if (op.unexecuted.fetch_sub(count, std::memory_order_acq_rel) == count) op.body.reset();
         return thrown;
     }
 

@@ -82,13 +82,30 @@ public:
 
     /// The blocks of `sm` have been computed, and its edges say from when to when they occupy it.
     void finish(sm_state& sm, std::exception_ptr& thrown, instant now) noexcept {
-        operation& op = *sm.work;
-        if (thrown != nullptr && op.status == errc::none) {
-            op.status = errc::kernel_failed;
-            op.exception = std::move(thrown);
-        }
+        keep(*sm.work, thrown);
         events_.push(sm);
         if (sm.device->lost.load(std::memory_order_relaxed)) events_.cut(*sm.device, now);
+    }
+
+    /// Of an SM whose one block is being run: it pauses, and a block of a higher level is to be run there instead, if one waits. Then
+    /// come finish_nested() and, once none is left, `sm` is as before but for the time.
+    [[nodiscard]] bool pause(sm_state& sm, const operation& paused, instant now) noexcept {
+        const auto claim = sm.device->order.next_above(paused.stream->level, sm.index);
+        if (!claim) return false;
+        if (sm.work == &paused) account(sm, now);
+        sm.work = claim->work;
+        sm.first = claim->first;
+        sm.count = claim->count;
+        sm.edges[0] = now;
+        claim->work->claimed += claim->count;
+        tell_who_waits(*sm.device);
+        return true;
+    }
+    void finish_nested(sm_state& sm, std::exception_ptr& thrown) noexcept {
+        operation& op = *sm.work;
+        keep(op, thrown);
+        account(sm, sm.end());
+        ended(op, sm.count, sm.end());
     }
 
     // --- streams
@@ -213,25 +230,44 @@ private:
                 else
                     events_.push(sm);
             }
+            tell_who_waits(d);
         }
     }
 
     /// The blocks of an SM have ended.
     void retire(sm_state& sm) noexcept {
+        account(sm, sm.end());
         operation& op = *std::exchange(sm.work, nullptr);
-        for (std::uint32_t i = 0; i < sm.count; ++i)
-            sm.device->ledger.record({op.stream->tag, sm.index, sm.edges[i], sm.edges[i + 1]});
-        const ns used = sm.end() - sm.edges[0];
-        op.stream->used += used;
-        op.stream->wide += static_cast<double>(used.count()) * std::min(op.blocks, op.stream->sms) / op.stream->sms;
         sm.free_since = sm.end();
         sm.device->order.release(sm.index);
-        op.ended += sm.count;
-        op.end = std::max(op.end, sm.end());
+        ended(op, sm.count, sm.end());
+    }
+    /// Its blocks have had the SM, the last one until `end`.
+    static void account(sm_state& sm, instant end) noexcept {
+        sm.edges[sm.count] = end;
+        stream_state& s = *sm.work->stream;
+        for (std::uint32_t i = 0; i < sm.count; ++i)
+            sm.device->ledger.record({s.tag, sm.index, sm.edges[i], sm.edges[i + 1]});
+        const ns used = end - sm.edges[0];
+        s.used += used;
+        s.wide += static_cast<double>(used.count()) * std::min(sm.work->blocks, s.sms) / s.sms;
+    }
+    void ended(operation& op, std::uint32_t blocks, instant at) noexcept {
+        op.ended += blocks;
+        op.end = std::max(op.end, at);
         if (op.ended != op.wanted) return;
         stream_state& s = *op.stream;
         complete(op, op.end);
         start(s);
+    }
+    static void keep(operation& op, std::exception_ptr& thrown) noexcept {
+        if (thrown == nullptr || op.status != errc::none) return;
+        op.status = errc::kernel_failed;
+        op.exception = std::move(thrown);
+    }
+    // relaxed: a block that sees it late yields later; what it then does is under the lock.
+    static void tell_who_waits(device_state& d) noexcept {
+        d.waiting.store(d.order.highest_waiting(), std::memory_order_relaxed);
     }
 
     /// Starts the head of `s` if it may, and whatever that lets other streams do. `s` may be gone afterwards.

@@ -7,6 +7,7 @@
 #include <atomic>
 #include <cstdint>
 #include <exception>
+#include <limits>
 #include <vector>
 
 #include <gpushare/backend/host/detail/scheduler.hpp>
@@ -122,6 +123,7 @@ struct device_state {
     std::vector<std::size_t> users;  // of each group of SMs that was set apart: its handle and its streams
     device_memory memory;
     host::ledger ledger;
+    std::atomic<std::int32_t> waiting{std::numeric_limits<std::int32_t>::min()};  // level: for blocks that may yield
     std::atomic<bool> lost{false};  // written under the node's lock, read by kernels
     instant lost_since{};
 };
