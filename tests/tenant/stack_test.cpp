@@ -720,6 +720,7 @@ TEST_CASE("what a tenant frees of its own is overwritten before the block goes r
     CHECK(a.memory().try_allocate(1000) == nullptr);
     n.faults({0}).resume(s);
     CHECK(a.memory().drain(soon()));
+    CHECK(a.usage().scrubbed == 8_MiB);  // when it came, and when it went
     void* const q = a.memory().allocate(4 * mib);
     CHECK(holds(q, 4 * mib, 0));
     CHECK(a.memory().deallocate(q, 4 * mib) == errc::none);
