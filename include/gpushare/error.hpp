@@ -168,7 +168,7 @@ private:
 };
 
 /// Characters of a tenant's name that errors keep: the figures behind it must fit into the message as well.
-inline constexpr std::size_t longest_name = 63;
+inline constexpr std::size_t longest_name = tenant_name::longest;
 
 /// "tenant 'chat': asked 512 MiB, 37 MiB of 4 GiB left (over the quota)"
 [[nodiscard]] inline message describe(const failure& f, std::string_view tenant, std::string_view what) noexcept {
@@ -199,22 +199,20 @@ public:
     /// With the figures of it.
     [[nodiscard]] const failure& figures() const noexcept { return failure_; }
     /// Empty where no tenant is concerned. Cut at 63 characters.
-    [[nodiscard]] std::string_view tenant() const noexcept { return tenant_.data(); }
+    [[nodiscard]] std::string_view tenant() const noexcept { return tenant_.view(); }
     /// A sentence for people: who was refused what, and why.
     [[nodiscard]] virtual const char* what() const noexcept = 0;
 
 protected:
     /// Keeps a copy of the name.
-    error(const failure& f, std::string_view tenant) noexcept : failure_(f) {
-        tenant.copy(tenant_.data(), detail::longest_name);
-    }
+    error(const failure& f, std::string_view tenant) noexcept : failure_(f), tenant_(tenant) {}
     error(const error&) = default;
     error& operator=(const error&) = default;
     ~error() = default;
 
 private:
     failure failure_;
-    std::array<char, detail::longest_name + 1> tenant_{};
+    tenant_name tenant_;
 };
 
 /// A refusal of memory. Containers treat it as the std::bad_alloc that it is.
@@ -234,8 +232,8 @@ private:
     detail::message text_;
 };
 
-/// Every other failure.
-class operation_error final : public std::runtime_error, public error {
+/// Every other failure. Not final, since std::throw_with_nested adds to it what was thrown before.
+class operation_error : public std::runtime_error, public error {
 public:
     /// `what` was attempted, such as "admission".
     operation_error(const failure& f, std::string_view tenant, std::string_view what)

@@ -6,11 +6,16 @@
 //   gpushare::bytes quota = 512_MiB;       gpushare::share part = 30_pct;       gpushare::priority urgent{2};
 #pragma once
 
+#include <array>
 #include <chrono>
 #include <compare>
+#include <concepts>
+#include <cstddef>
 #include <cstdint>
 #include <limits>
 #include <stdexcept>
+#include <string_view>
+#include <type_traits>
 
 #include <gpushare/config.hpp>
 
@@ -65,22 +70,11 @@ private:
 /// Durations are nanoseconds everywhere.
 using ns = std::chrono::nanoseconds;
 
-/// The clock that an `instant` belongs to: the one that the embedder drives the library with. Its epoch means nothing;
-/// compare only instants of one clock.
-struct any_clock {
-    /// As std::chrono wants it.
-    using rep = ns::rep;
-    /// As std::chrono wants it.
-    using period = ns::period;
-    /// As std::chrono wants it.
-    using duration = ns;
-    /// As std::chrono wants it.
-    using time_point = std::chrono::time_point<any_clock, ns>;
-    static constexpr bool is_steady = true;  ///< It never goes back.
-};
-
-/// A point in time, 1 ns resolution. Deadlines are instants; `never` is one that doesn't come.
-using instant = any_clock::time_point;
+/// A point in time, 1 ns resolution, of the clock that the embedder drives the library with: the steady clock, so that
+/// `std::chrono::steady_clock::now() + 5ms` is a deadline. A virtual clock counts from an epoch of its own: compare and
+/// pass only instants of one clock.
+using instant = std::chrono::time_point<std::chrono::steady_clock, ns>;
+static_assert(std::is_convertible_v<std::chrono::steady_clock::time_point, instant>, "without loss");
 /// The instant that doesn't come: as a deadline, a wait without limit.
 inline constexpr instant never = instant::max();
 
@@ -150,6 +144,29 @@ struct priority {
 
     friend constexpr auto operator<=>(priority, priority) = default;
     friend constexpr bool operator==(priority, priority) = default;
+};
+
+/// A tenant's name as it stands in errors, events and records: cut at 63 characters, and copied without allocating.
+class tenant_name {
+public:
+    constexpr tenant_name() noexcept = default;  ///< No name.
+    /// A copy of the first 63 characters.
+    template <std::convertible_to<std::string_view> Text>
+    constexpr tenant_name(const Text& name) noexcept {  // NOLINT: implicit, as a text is a name
+        std::string_view(name).copy(text_.data(), longest);
+    }
+
+    /// Valid as long as this is.
+    [[nodiscard]] constexpr std::string_view view() const noexcept { return text_.data(); }
+    /// Whether there is no name.
+    [[nodiscard]] constexpr bool empty() const noexcept { return text_[0] == '\0'; }
+
+    friend constexpr bool operator==(const tenant_name&, const tenant_name&) = default;
+
+    static constexpr std::size_t longest = 63;  ///< Characters that are kept.
+
+private:
+    std::array<char, longest + 1> text_{};
 };
 
 /// A device's place in its node, from 0.

@@ -5,6 +5,8 @@
 #include <cstdint>
 #include <limits>
 #include <stdexcept>
+#include <string>
+#include <type_traits>
 
 #include <gpushare/units.hpp>
 
@@ -18,6 +20,7 @@ using gpushare::instant;
 using gpushare::never;
 using gpushare::ns;
 using gpushare::priority;
+using gpushare::saturating_add;
 using gpushare::share;
 
 // Literals.
@@ -80,6 +83,26 @@ static_assert(gpushare::saturating_add(ns::min(), ns::max()) == -1ns);
 static_assert(gpushare::saturating_add(-1ns, ns::min()) == ns::min());
 
 static_assert(priority{2} > priority{} && device_id{0} < device_id{1});
+
+TEST_CASE("the steady clock's times are instants, and whatever std::chrono has are lengths", "[units]") {
+    using namespace std::chrono_literals;
+    const auto due = std::chrono::steady_clock::now() + 5ms;
+    const gpushare::instant same = due;
+    CHECK(same.time_since_epoch() == due.time_since_epoch());
+    const gpushare::ns length = std::chrono::minutes(2);
+    CHECK(length.count() == 120'000'000'000);
+    // A calendar's time isn't one, nor is what would lose something.
+    STATIC_REQUIRE_FALSE(std::is_convertible_v<std::chrono::system_clock::time_point, gpushare::instant>);
+    STATIC_REQUIRE_FALSE(std::is_convertible_v<std::chrono::duration<double>, gpushare::ns>);
+}
+
+TEST_CASE("a tenant's name is cut where errors cut it", "[units]") {
+    const gpushare::tenant_name none, chat = "chat", cut = std::string(100, 'x');
+    CHECK(none.empty());
+    CHECK(chat.view() == "chat");
+    CHECK(cut.view() == std::string(63, 'x'));
+    CHECK_FALSE(cut == chat);
+}
 
 TEST_CASE("bytes accumulate with saturation", "[base][units]") {
     bytes sum;

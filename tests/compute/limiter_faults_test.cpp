@@ -51,7 +51,7 @@ struct setup {
 
 TEST_CASE("a client that fails too often in a row is quarantined until it is pardoned", "[compute]") {
     setup t{{.depth = 1, .quarantine_after = 3}};
-    const auto bad = t.compute.add({.weight = 50_pct}), good = t.compute.add({.weight = 50_pct});
+    const auto bad = t.compute.add({.weight = 50_pct, .name = "bad"}), good = t.compute.add({.weight = 50_pct});
     const auto fail = [&] {
         (void)t.submit(bad, t.stream);
         t.finish_one(t.stream, errc::kernel_failed);
@@ -74,7 +74,9 @@ TEST_CASE("a client that fails too often in a row is quarantined until it is par
     REQUIRE(e);
     CHECK(e->what == kind::quarantined);
     CHECK(e->client == bad);
+    CHECK(e->name.view() == "bad");
     CHECK(e->failures == 3);
+    CHECK_THROWS_WITH(third.rethrow(), "tenant 'bad': submission: the work failed on the device");
 
     const auto others = t.submit(good, t.stream);
     t.finish_one(t.stream);

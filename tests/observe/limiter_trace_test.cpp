@@ -131,15 +131,13 @@ TEST_CASE("a limiter records only while it is drawn", "[observe]") {
     CHECK(of(support::parse_json(t.trace.json()), "X", "kernel").size() == 3);
 }
 
-TEST_CASE("tenants of a tenancy go by their tags", "[observe]") {
+TEST_CASE("tenants of a tenancy go by their tags and names", "[observe]") {
     host::node node{{.devices = 1, .memory = 1_MiB}};
     tenancy shared{node};
     auto chat = shared.admit({.name = "chat", .memory = 1_KiB, .compute = 50_pct});
     auto batch = shared.admit({.name = "batch", .memory = 1_KiB, .compute = 50_pct});
     timeline_trace trace;
     trace.start();
-    trace.name_tenant(chat.tag(), chat.name());
-    trace.name_tenant(batch.tag(), batch.name());
     limiter_trace drawn(trace, shared.limiter_of({0}), {0});
     batch.resize({.compute = 25_pct});  // a change doesn't lose the tag
     const auto run = [](auto& tenant) { CHECK(tenant.submit([](auto& s) { s.launch({}, [](auto&) {}); }).wait()); };
@@ -154,4 +152,7 @@ TEST_CASE("tenants of a tenancy go by their tags", "[observe]") {
     }
     CHECK(of_chat == 3);
     CHECK(of_batch == 1);
+    std::vector<std::string> rows;
+    for (const auto& row : of(whole, "M", "thread_name")) rows.push_back(row["args"]["name"].text);
+    CHECK(rows == std::vector<std::string>{"chat", "batch"});
 }

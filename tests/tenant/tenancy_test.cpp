@@ -4,6 +4,8 @@
 #include <chrono>
 #include <cstdint>
 #include <cstring>
+#include <exception>
+#include <stdexcept>
 #include <string>
 #include <thread>
 #include <utility>
@@ -245,7 +247,15 @@ TEST_CASE("work runs, is charged, and its failures are the tenant's own", "[tena
         CHECK(tickets[i].status() == errc::none);
         CHECK(tickets[i + 1].status() == errc::kernel_failed);
         CHECK(tickets[i + 2].status() == errc::submission_failed);
-        CHECK_THROWS_WITH(tickets[i + 2].rethrow(), "no such engine");
+        CHECK_THROWS_WITH(tickets[i + 1].rethrow(), "tenant 'bad': the work failed on the device: illegal access");
+        CHECK_THROWS_WITH(tickets[i + 2].rethrow(), "tenant 'bad': enqueuing the work threw: no such engine");
+    }
+    try {
+        tickets[1].rethrow();
+    } catch (const gpushare::operation_error& e) {
+        CHECK(e.code() == errc::kernel_failed);
+        CHECK(e.tenant() == "bad");
+        CHECK_THROWS_WITH(std::rethrow_if_nested(e), "illegal access");  // as it was thrown
     }
     CHECK(good.usage().completed == 10);
     CHECK(good.usage().failed == 0);

@@ -134,6 +134,7 @@ struct limiter_event {
 
     kind what{};                 ///< what it was
     client_id client{};          ///< whose submission
+    tenant_name name{};          ///< the client's, if it has one
     ns took{};                   ///< of overran: the submission; of waited_beyond_bound: its wait
     ns bound{};                  ///< of both: what it should have been at most
     std::uint64_t key = 0;       ///< of both: the kind of submission, if it has one

@@ -234,7 +234,7 @@ public:
         client.usage.completed += o.times;
         if (g.of_request) budget_.of(g.level_index).hold_until = saturating_add(now, options_.anticipation);
         if (client.ended(o.failed, o.times, options_.quarantine_after))
-            events_.push(
+            report(
                 {.what = limiter_event::kind::quarantined, .client = g.client, .failures = options_.quarantine_after});
         return beyond;
     }
@@ -255,7 +255,7 @@ public:
         auto& client = remove_from_flight(g, times);
         client.usage.failed += times;
         client.quarantined = true;
-        while (times-- > 0) events_.push({.what = limiter_event::kind::stuck, .client = g.client});
+        while (times-- > 0) report({.what = limiter_event::kind::stuck, .client = g.client});
     }
     /// It ended after all. Nothing happens if its client is gone.
     void complete_late(const admission& g, ns device_time, std::uint32_t times = 1) noexcept {
@@ -292,6 +292,8 @@ public:
     void pardon(client_id c) noexcept { clients_[c.index].pardon(); }         ///< Ends its quarantine.
     [[nodiscard]] detail::event_queue& events() noexcept { return events_; }  ///< What happened that nobody asked for.
     [[nodiscard]] const detail::event_queue& events() const noexcept { return events_; }  ///< The same.
+    /// One more, which gets its client's name.
+    void report(limiter_event e) noexcept { e.name = settings(e.client).name, events_.push(e); }
 
     /// The longest that a submission of `c` that comes now waits, once admitted, for work of the levels below: all that may be
     /// in flight at once, each as long as the longest that a client of its level declared or lately showed. Where none is below,
@@ -346,7 +348,7 @@ private:
         return waited - g.bound;
     }
     void note(limiter_event::kind what, const admission& g, ns took, ns bound) noexcept {
-        events_.push({.what = what, .client = g.client, .took = took, .bound = bound, .key = g.key});
+        report({.what = what, .client = g.client, .took = took, .bound = bound, .key = g.key});
     }
 
     // Tells the policy what waits first of a client.
@@ -390,10 +392,9 @@ private:
     detail::event_queue events_;
     std::uint32_t policies_ = 0;  // how often another one took over
     std::uint64_t num_waiting_ = 0;
-    std::uint32_t num_active_ = 0;  // clients with something waiting or in flight
-    std::uint64_t learnt_ = 0;      // lengths, since the longest was last looked for
-    instant resume_at_ = never;
-    instant now_{};  // the latest that it was told
+    std::uint32_t num_active_ = 0;       // clients with something waiting or in flight
+    std::uint64_t learnt_ = 0;           // lengths, since the longest was last looked for
+    instant resume_at_ = never, now_{};  // now_: the latest that it was told
 };
 
 }  // namespace GPUSHARE_ABI

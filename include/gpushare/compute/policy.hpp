@@ -41,6 +41,7 @@ struct client_settings {
     ns slo{};                       ///< how long after its arrival its work is due; 0: no objective
     std::uint32_t group = 0;        ///< its class, from 0, where the policy is a policy_tree
     std::uint32_t tag = 0;          ///< its number in records of its submissions; no policy looks at it
+    tenant_name name{};             ///< in errors, events and records; no policy looks at it
 
     friend constexpr bool operator==(const client_settings&, const client_settings&) = default;
 };

@@ -9,6 +9,8 @@
 #include <cstdint>
 #include <exception>
 #include <limits>
+#include <string>
+#include <string_view>
 
 #include <gpushare/compute/policy.hpp>
 #include <gpushare/concepts.hpp>
@@ -42,12 +44,38 @@ struct submit_options {
 /// The default, which is recognised by its address.
 inline constexpr submit_options no_options{};
 
+namespace detail {
+/// Throws what a submission that failed is known to have thrown; see completion::rethrow.
+[[noreturn]] inline void rethrow(errc status, const tenant_name& name, const std::exception_ptr& error) {
+    if (!error) raise(failure{status}, name.view(), "submission");
+    if (name.empty()) std::rethrow_exception(error);
+    std::string text;
+    const auto add = [&](std::string_view why) {
+        text.append("tenant '").append(name.view()).append("': ").append(to_string(status)).append(": ").append(why);
+    };
+    try {
+        std::rethrow_exception(error);
+    } catch (const std::exception& e) {
+        add(e.what());
+        std::throw_with_nested(operation_error(status, name.view(), text.c_str()));
+    } catch (...) {
+        add("no std::exception");
+        std::throw_with_nested(operation_error(status, name.view(), text.c_str()));
+    }
+}
+}  // namespace detail
+
 /// How a submission went.
 struct completion {
     errc status = errc::none;  ///< as ticket::status()
     ns device_time{};          ///< as its client was charged
     instant finished_at{};     ///< when the limiter noticed, on its clock
-    std::exception_ptr error;  ///< what the callable threw
+    std::exception_ptr error;  ///< what the callable threw, or the kernel on a device that keeps it
+    tenant_name tenant{};      ///< of one that failed: its client's name
+
+    /// If it failed: throws what was thrown, as it is, for a client without a name. Else an operation_error with status,
+    /// name and text, in which that is nested (std::rethrow_if_nested).
+    [[noreturn]] void rethrow() const { detail::rethrow(status, tenant, error); }
 };
 
 /// Called once when the limiter notices the end, on the thread that drives it, under no lock. May use the limiter, but
@@ -61,6 +89,7 @@ using submission_callback = detail::inplace_function<void(const completion&), 64
 struct submission_record {
     client_id client{};        ///< whose
     std::uint32_t tag = 0;     ///< client_settings::tag
+    tenant_name name{};        ///< client_settings::name
     std::uint64_t key = 0;     ///< its kind
     instant arrived{};         ///< when it came
     instant let_in{};          ///< when it was admitted

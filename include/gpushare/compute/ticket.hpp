@@ -7,7 +7,6 @@
 #pragma once
 
 #include <atomic>
-#include <exception>
 #include <memory>
 #include <stop_token>
 #include <utility>
@@ -60,11 +59,9 @@ public:
     /// cancelled before it was admitted).
     [[nodiscard]] errc status() const noexcept { return submission_->status; }
 
-    /// Once done and failed: throws what the callable threw, else operation_error with status().
-    [[noreturn]] void rethrow() const {
-        if (submission_->error) std::rethrow_exception(submission_->error);
-        raise(failure{status()}, {}, "submission");
-    }
+    /// Once done and failed: throws what the callable or the kernel threw, with its tenant's name and text; without any
+    /// such, an operation_error with status(). See completion::rethrow.
+    [[noreturn]] void rethrow() const { detail::rethrow(status(), submission_->failed_of, submission_->error); }
 
     /// Once done: when the limiter noticed, on its clock.
     [[nodiscard]] instant finished_at() const noexcept { return submission_->finished_at; }

@@ -1,9 +1,9 @@
 // SPDX-License-Identifier: Apache-2.0
 // Draws what a limiter does in a timeline trace: each submission's wait, permit and work on the device, each tenant's
-// bound on its waits, and the waits that broke it. Tenants are identified by their clients' tags: client_settings::tag,
-// or tenant::tag() for a tenant of a tenancy.
+// bound on its waits, and the waits that broke it. Tenants are identified by their clients' tags and names, which
+// a tenancy sets, and a program in client_settings.
 //
-//   gpushare::timeline_trace trace;    trace.start();    trace.name_tenant(chat.tag(), "chat");
+//   gpushare::timeline_trace trace;    trace.start();
 //   gpushare::limiter_trace drawn(trace, shared.limiter_of({0}), {0});
 //   ...                                                  // and drawn.collect() now and then
 //   drawn.collect();    std::ofstream("trace.json") << trace.json();
@@ -30,7 +30,7 @@ inline namespace GPUSHARE_ABI {
 template <class Limiter>
 class limiter_trace {
 public:
-    /// Records the limiter `from` of device `d`. `most`: submissions that may end between two calls of collect() (144 bytes each);
+    /// Records the limiter `from` of device `d`. `most`: submissions that may end between two calls of collect() (208 bytes each);
     /// of more, the latest are drawn. Throws std::bad_alloc.
     limiter_trace(timeline_trace& to, Limiter& from, device_id d, std::size_t most = 16384)
         : to_(to), from_(from), device_(d) {
@@ -57,13 +57,15 @@ private:
         if (r.arrived < r.let_in) to_.wait(device_, r.tag, r.arrived, r.let_in);
         to_.permit(device_, r.tag, r.let_in, r.noticed);
         to_.kernel(device_, r.tag, r.began, r.ended);
-        if (r.bound != std::exchange(last_bound(r.tag), r.bound)) to_.bound(device_, r.tag, r.arrived, r.bound);
+        if (r.bound != std::exchange(last_bound(r), r.bound)) to_.bound(device_, r.tag, r.arrived, r.bound);
         if (r.beyond > ns{0}) to_.violation(device_, r.tag, r.began, r.beyond);
     }
 
-    ns& last_bound(std::uint32_t tag) {
-        const auto found = std::ranges::find(bounds_, tag, [](const auto& b) { return b.first; });
-        return found != bounds_.end() ? found->second : bounds_.emplace_back(tag, ns{-1}).second;
+    ns& last_bound(const submission_record& r) {
+        const auto found = std::ranges::find(bounds_, r.tag, [](const auto& b) { return b.first; });
+        if (found != bounds_.end()) return found->second;
+        if (!r.name.empty()) to_.name_tenant(r.tag, r.name.view());
+        return bounds_.emplace_back(r.tag, ns{-1}).second;
     }
 
     timeline_trace& to_;

@@ -193,7 +193,7 @@ public:
     /// Says once of each client that it had work in flight when the device was lost.
     void tell_of_loss(client_id c) noexcept {
         if (!std::exchange(queue(c).told_of_loss, true))
-            core_.events().push({.what = limiter_event::kind::device_lost, .client = c});
+            core_.report({.what = limiter_event::kind::device_lost, .client = c});
     }
 
 private:

@@ -482,10 +482,11 @@ private:
                 if (now > instant{}) return std::clamp(now - reached_at(end), ns{0}, seen.length);
             return ns{0};
         };
-        const auto tag = log_.on() && core().contains(seen.client) ? core().settings(seen.client).tag : 0;
+        const auto owner = log_.on() && core().contains(seen.client) ? core().settings(seen.client) : client_settings{};
         for (auto* next = batches_.take_members(b); next != nullptr;) {
             submission& s = *std::exchange(next, next->next_member);
             const auto code = s.status != errc::none ? s.status : status;
+            if (s.queued && s.status == errc::none && status != errc::none) s.error = thrown_before(end);
             const auto part = charged.next(s.admitted.predicted, next == nullptr);
             const auto now = core().needs_end_of(s.admitted) || log_.on() ? clock_.now() : instant{};
             ns beyond{};
@@ -504,7 +505,7 @@ private:
                                          now);
                 if (failed) note_failure(seen.client, code);
             }
-            if (log_.on()) log_.completed(s, code, tag, part, beyond, end, now);
+            if (log_.on()) log_.completed(s, code, owner, part, beyond, end, now);
             batches_.release(s);
             if (written_off) {
                 if (s.queued) pool_->drop(s);
@@ -518,6 +519,7 @@ private:
     }
     void complete(submission& s, errc status, ns device_time = {}) noexcept {
         s.status = status;
+        if (status != errc::none) s.failed_of = core().settings(s.client).name;
         s.device_time = device_time;
         s.finished_at = clock_.now();
         s.at.store(submission_stage::done, std::memory_order_release);
@@ -536,7 +538,7 @@ private:
             const auto c = s->client;
             lock.unlock();
             if (s->on_done) {
-                s->on_done({s->status, s->device_time, s->finished_at, s->error});
+                s->on_done({s->status, s->device_time, s->finished_at, s->error, s->failed_of});
                 s->on_done.reset();
             }
             pool_->drop(*s);

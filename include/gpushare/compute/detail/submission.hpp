@@ -31,6 +31,15 @@ namespace gpushare {
 inline namespace GPUSHARE_ABI {
 namespace detail {
 
+/// What was thrown on the device before a point that is reached, where the device keeps it.
+template <timeline_point Point>
+[[nodiscard]] std::exception_ptr thrown_before(const Point& p) noexcept {
+    if constexpr (requires { std::exception_ptr(p.exception()); })
+        return p.exception();
+    else
+        return nullptr;
+}
+
 /// Names the timeline of `s`: by itself where it has a name, or else by where the stream object is.
 template <timeline Stream>
 [[nodiscard]] std::uint64_t timeline_of(const Stream& s) noexcept {
@@ -86,6 +95,7 @@ struct submission {
     bool told = false;  // given up as stuck: what comes of it is only charged
     errc status = errc::none;
     std::exception_ptr error;
+    tenant_name failed_of;  // of one that failed, its client's
     instant finished_at{};
     ns device_time{};
 
@@ -151,6 +161,7 @@ public:
         s.work.reset();
         s.on_done.reset();
         s.error = nullptr;
+        s.failed_of = {};
         const std::lock_guard lock(mutex_);
         pool_.release(s);
     }

@@ -13,6 +13,7 @@
 
 #include <gpushare/compute/detail/charging.hpp>
 #include <gpushare/compute/detail/submission.hpp>
+#include <gpushare/compute/policy.hpp>
 #include <gpushare/compute/submission.hpp>
 #include <gpushare/concepts.hpp>
 #include <gpushare/config.hpp>
@@ -68,11 +69,12 @@ public:
 
     /// It is over: keeps what is known of it, if it was admitted while this log was on. `arrived`: when it came, unless
     /// the log was off. `end`: of its batch, and the part of that which was its own.
-    void completed(const submission& s, errc status, std::uint32_t tag, const charges::part& part, ns beyond,
+    void completed(const submission& s, errc status, const client_settings& owner, const charges::part& part, ns beyond,
                    const typename Stream::point& end, instant now) noexcept {
         if (s.log_number != number_) return;
         submission_record r{.client = s.admitted.client,
-                            .tag = tag,
+                            .tag = owner.tag,
+                            .name = owner.name,
                             .key = s.admitted.key,
                             .arrived = std::max(s.facts.head.arrival, since_),
                             .let_in = s.admitted_at,

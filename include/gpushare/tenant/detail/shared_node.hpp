@@ -50,7 +50,8 @@ class tenant_state;
             .soft_cap = spec.soft_cap,
             .slo = spec.slo,
             .group = spec.group,
-            .tag = tag};
+            .tag = tag,
+            .name = spec.name};
 }
 
 /// The memory of tenants whose specification doesn't say.
