@@ -231,6 +231,151 @@ TEST_CASE("a full queue refuses, or is waited for", "[compute]") {
     CHECK(t.compute.usage(c).waiting <= 1);
 }
 
+TEST_CASE("what waits can be cancelled, and what is under way can't", "[compute]") {
+    setup t;
+    const auto c = t.compute.add({});
+    errc told = errc::none;
+    const auto first = t.submit(c, "first");
+    const auto second =
+        t.compute.submit(c, t.stream, t.logs("second"), {}, [&](const completion& d) { told = d.status; }).value();
+    const auto third = t.submit(c, "third");
+    CHECK_FALSE(first.cancel());
+    CHECK(second.cancel());
+    CHECK(second.done());
+    CHECK(second.status() == errc::stopped);
+    CHECK(told == errc::stopped);
+    CHECK_FALSE(second.cancel());
+    t.finish_one();
+    t.finish_one();
+    CHECK(third.status() == errc::none);
+    CHECK(t.enqueued == names{"first", "third"});
+    CHECK(t.compute.usage(c).completed == 2);
+    CHECK(t.compute.close(c));
+}
+
+TEST_CASE("cancelling makes room for who waits for it", "[compute]") {
+    setup t;
+    const auto c = t.compute.add({.queue_limit = 1});
+    (void)t.submit(c, "runs");
+    const auto waits = t.submit(c, "waits");
+    CHECK(t.compute.submit(c, t.stream, t.logs("no")).code() == errc::queue_full);
+    t.stream.on_wait([&] { (void)waits.cancel(); });
+    CHECK(t.compute.submit(c, t.stream, t.logs("in"), {.room_by = gpushare::never}));
+    CHECK(waits.status() == errc::stopped);
+    CHECK(t.compute.usage(c).waiting == 1);
+}
+
+TEST_CASE("work that is late when its turn comes never runs, if it says so", "[compute]") {
+    setup t;
+    const auto c = t.compute.add({.name = "chat"});
+    const auto due = t.clock.now() + 5ms;
+    (void)t.submit(c, "first");
+    std::vector<errc> told;
+    const auto tell = [&](const completion& d) { told.push_back(d.status); };
+    const auto drop = gpushare::submit_options{.deadline = due, .drop_if_late = true};
+    const auto in_time = t.compute.submit(c, t.stream, t.logs("in time"), drop, tell).value();
+    const auto late = t.compute.submit(c, t.stream, t.logs("late"), drop, tell).value();
+    const auto tolerant = t.compute.submit(c, t.stream, t.logs("tolerant"), {.deadline = due}, tell).value();
+    t.clock.advance(5ms - 1ns);
+    t.finish_one();
+    CHECK(t.enqueued == names{"first", "in time"});
+    t.clock.advance(1ns);
+    t.finish_one();
+    CHECK(t.enqueued == names{"first", "in time", "tolerant"});
+    REQUIRE(late.done());
+    CHECK(late.status() == errc::deadline_exceeded);
+    CHECK_THROWS_WITH(late.rethrow(), "tenant 'chat': submission: deadline exceeded");
+    t.finish_one();
+    CHECK(told == std::vector{errc::none, errc::deadline_exceeded, errc::none});
+    CHECK(t.compute.usage(c).dropped == 1);
+    CHECK(t.compute.usage(c).completed == 3);
+    CHECK(t.compute.usage(c).failed == 0);
+}
+
+TEST_CASE("a submission of a higher priority goes before its client's others, and before lower clients'", "[compute]") {
+    setup t;
+    const auto ordinary = t.compute.add({.weight = 50_pct}), other = t.compute.add({.weight = 50_pct});
+    const auto at = [&](client_id c, const char* name, std::int32_t level) {
+        return t.compute.submit(c, t.stream, t.logs(name), {.priority = {level}}).value();
+    };
+    (void)t.submit(ordinary, "runs");
+    (void)t.submit(other, "other 1");
+    (void)t.submit(other, "other 2");
+    (void)at(ordinary, "lower", -1);
+    (void)t.submit(ordinary, "plain");
+    (void)at(ordinary, "urgent 1", 2);  // at once: a higher level has room of its own
+    (void)at(ordinary, "urgent 2", 2);
+    (void)at(ordinary, "urgent 3", 2);
+    (void)at(ordinary, "most urgent", 3);
+    for (int i = 0; i < 9; ++i) t.finish_one();
+    REQUIRE(t.enqueued.size() == 9);
+    // Then its client is one like the other again.
+    CHECK(names(t.enqueued.begin(), t.enqueued.begin() + 5) ==
+          names{"runs", "urgent 1", "most urgent", "urgent 2", "urgent 3"});
+    const auto place = [&](const char* name) { return std::ranges::find(t.enqueued, name) - t.enqueued.begin(); };
+    CHECK(place("plain") < place("lower"));
+    CHECK(place("other 1") < place("lower"));
+    CHECK(place("other 1") < place("other 2"));
+}
+
+TEST_CASE("a client has a queue limit of its own", "[compute]") {
+    setup t{{.depth = 1, .queue_limit = 3}};
+    const auto small = t.compute.add({.queue_limit = 1}), usual = t.compute.add({});
+    (void)t.submit(usual, "runs");
+    (void)t.submit(small, "waits");
+    CHECK(t.compute.submit(small, t.stream, t.logs("no")).code() == errc::queue_full);
+    for (int i = 0; i < 3; ++i) (void)t.submit(usual, "waits");
+    CHECK(t.compute.submit(usual, t.stream, t.logs("no")).code() == errc::queue_full);
+    CHECK(t.compute.change(small, {.queue_limit = 2}) == errc::none);
+    (void)t.submit(small, "waits");
+    CHECK(t.compute.submit(small, t.stream, t.logs("no")).code() == errc::queue_full);
+}
+
+TEST_CASE("a client that sleeps has nothing in flight, and loses nothing that waits", "[compute]") {
+    setup t;
+    const auto c = t.compute.add({.queue_limit = 4}), other = t.compute.add({});
+    (void)t.submit(c, "in flight");
+    (void)t.submit(c, "1");
+    CHECK_FALSE(t.compute.sleep(c, instant::min()));  // it is in flight still, and so nothing has changed
+    t.finish_one();
+    CHECK(t.enqueued == names{"in flight", "1"});
+    (void)t.submit(c, "2");
+    const auto cancelled = t.submit(c, "cancelled");
+    t.stream.reach_all();
+    (void)t.compute.usage(other);
+    // Whatever began by that is over, too.
+    while (!t.compute.sleep(c, instant::min())) t.stream.reach_all();
+    const auto before = t.enqueued;
+    const auto late = t.compute.submit(c, t.stream, t.logs("late"), {.deadline = instant{1ms}, .drop_if_late = true});
+    (void)t.submit(c, "3");
+    CHECK(t.compute.acquire(c, instant::min()).code() == errc::deadline_exceeded);
+    const auto urgent = t.compute.submit(c, t.stream, t.logs("urgent"), {.priority = {1}});
+    (void)t.submit(other, "other");
+    t.finish_one();
+    t.compute.poll();
+    CHECK(std::ranges::count(t.enqueued, "3") == 0);
+    CHECK(t.compute.usage(c).in_flight == 0);
+    CHECK(t.compute.usage(c).waiting >= 3);
+    t.clock.advance(2ms);
+    t.compute.wake(c);
+    for (int i = 0; i < 8; ++i) {
+        t.stream.reach_all();
+        t.compute.poll();
+    }
+    const auto count = [&](const char* name) { return std::ranges::count(t.enqueued, name); };
+    CHECK(t.enqueued[before.size() + 1] == "urgent");
+    CHECK(count("2") == 1);
+    CHECK(count("3") == 1);
+    CHECK(count("late") == 0);
+    CHECK(t.compute.usage(c).waiting == 0);
+    CHECK(t.compute.usage(c).dropped == 1);
+    CHECK(t.compute.sleep(c));
+    const auto never_ran = t.submit(c, "never");
+    CHECK(t.compute.close(c));
+    CHECK(never_ran.status() == errc::closed);
+    CHECK_FALSE(t.compute.sleep(c));
+}
+
 TEST_CASE("while a request is under way, work of lower levels is held back for a bounded moment", "[compute]") {
     setup t{{.depth = 2, .anticipation = 200us}};
     const auto low = t.compute.add({});

@@ -84,10 +84,10 @@ TEST_CASE("every field of a tenant's specification has a key", "[interop][specif
     const auto spec = parse_specification(
         "name=chat memory=12GiB burst=2GiB unit=1MiB devices=2 on=1,3 compute=30% priority=-2 slice=4 stack=direct "
         "scrub=on_free wait=5ms cap=45.5% soft_cap=yes "
-        "slo=20ms longest=1500us group=7");
+        "slo=20ms longest=1500us group=7 streams=3 queue_limit=5");
     // By position: a field that is added to the type has to be added here, and needs a key.
     const auto& [name, memory, devices, compute, level, burst, on, unit, slice, stack, scrub, wait, cap, soft_cap, slo,
-                 group, longest] = spec;
+                 group, longest, streams, queue_limit] = spec;
     CHECK(name == "chat");
     CHECK(memory == 12_GiB);
     CHECK(devices == 2);
@@ -105,6 +105,8 @@ TEST_CASE("every field of a tenant's specification has a key", "[interop][specif
     CHECK(slo == std::chrono::milliseconds(20));
     CHECK(group == 7);
     CHECK(longest == std::chrono::microseconds(1500));
+    CHECK(streams == 3);
+    CHECK(queue_limit == 5);
 
     CHECK(parse_specification("slice=any", {.slice = 3}).slice == gpushare::any_slice);
     CHECK_FALSE(parse_specification("soft_cap=no", {.soft_cap = true}).soft_cap);
@@ -189,7 +191,7 @@ TEST_CASE("an error says what is allowed", "[interop][specification]") {
     CHECK_THROWS_WITH(parse_specification("a\x1b[2Jb=1"),
                       "a?[2Jb: is none of name, memory, burst, unit, devices, on, compute, priority, slice, stack, "
                       "scrub, wait, cap, soft_cap, "
-                      "slo, longest, group");
+                      "slo, longest, group, streams, queue_limit");
     // However long what came in is.
     CHECK(wrong_text("devices=" + std::string(100'000, '7')) == because(kind::overflow, "devices"));
     std::string long_key(100'000, 'k');

@@ -135,7 +135,8 @@ TEST_CASE("refusals name the tenant and say what would do", "[tenant]") {
           "tenant 'a': resize, on one device: asked 35 MiB, 34 MiB of 64 MiB left (not enough unpromised memory)");
     CHECK(text_of([&] { a.resize({.compute = 50.1_pct}); }) ==
           "tenant 'a': resize, in permille: shares would sum over the whole device (asked 501, 500 of 1000 left)");
-    CHECK(text_of([&] { a.resize({.memory = 1_B}); }) == "tenant 'a': resize: does not divide into equal whole parts");
+    CHECK(text_of([&] { a.resize({.memory = 1_B}); }) ==
+          "tenant 'a': memory = 1 B: must be whole in units of 1 B on each of its devices");
     a.resize({.memory = 68_MiB, .compute = 50_pct});  // as much as there is
     CHECK(text_of([&] { (void)shared.admit({.name = "a", .memory = 1_MiB, .compute = 1_pct}); }) ==
           "tenant 'a': the name is taken");

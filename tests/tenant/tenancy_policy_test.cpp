@@ -114,7 +114,8 @@ TEST_CASE("what a tenant is entitled to reaches the policy, and so does what cha
                              .soft_cap = true,
                              .slo = 7ms,
                              .group = 3,
-                             .tag = t.tag()};
+                             .tag = t.tag(),
+                             .name = "t"};
     REQUIRE(seen.told.size() == 1);
     CHECK((seen.told.back() == expected));
     t.resize({.cap = 50_pct, .soft_cap = false, .slo = 8ms, .group = 4, .longest = 3ms});
@@ -128,7 +129,7 @@ TEST_CASE("what a tenant is entitled to reaches the policy, and so does what cha
     CHECK(shared.limiter_of({0}).wait_bound() >= 3ms);
     SECTION("what the policy refuses changes nothing") {
         seen.refuses = true;
-        CHECK(support::code_of([&] { t.resize({.memory = 2_KiB, .compute = 90_pct, .slo = 1ms}); }) ==
+        CHECK(support::code_of([&] { t.resize({.memory = 2_KiB, .compute = 90_pct, .slo = 4ms}); }) ==
               errc::share_exceeded);
         seen.refuses = false;
         CHECK(t.spec().slo == 8ms);

@@ -108,6 +108,7 @@ struct client_usage {
     std::uint64_t failed = 0;     ///< of these
     std::uint32_t waiting = 0;    ///< submissions that wait
     std::uint32_t in_flight = 0;  ///< submissions that were admitted and haven't completed
+    std::uint64_t dropped = 0;    ///< submissions that were too late and never ran; see submit_options::drop_if_late
 };
 
 /// What a submission that comes now may expect, if nobody else comes: for a 429, or an admission.

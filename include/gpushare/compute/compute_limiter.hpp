@@ -108,9 +108,34 @@ public:
         const auto drained = [&] { return !core.contains(c) || engine_.is_over(c); };
         if (engine_.wait(lock, drained, nullptr, deadline, stop) != errc::none) return false;
         if (!core.contains(c)) return true;
-        if (account != nullptr) *account = core.usage(c);
+        if (account != nullptr) *account = engine_.clients().usage(c);
         core.remove(c);
         return true;
+    }
+
+    /// Admits nothing more of `c` until wake(), and waits until what is in flight has ended and its callbacks were called:
+    /// what waits stays, in its order, and what comes waits behind it. False at the deadline, for a request to stop, or
+    /// if there is no such client: then it isn't asleep.
+    bool sleep(client_id c, instant deadline = never, const std::stop_token& stop = {}) {
+        const std::stop_callback on_stop(stop, [this] { engine_.wake_all(); });
+        std::unique_lock lock(engine_.mutex());
+        auto& core = engine_.core();
+        if (!core.contains(c)) return false;
+        engine_.clients().sleep(c);
+        engine_.drive(lock, look::now);
+        const auto drained = [&] { return !core.contains(c) || engine_.is_over(c); };
+        const bool over = engine_.wait(lock, drained, nullptr, deadline, stop) == errc::none;
+        if (over || !core.contains(c)) return over;
+        engine_.clients().wake(c, engine_.policy_time());
+        engine_.drive(lock, look::now);
+        return false;
+    }
+    /// Ends sleep(); does nothing if it isn't asleep.
+    void wake(client_id c) {
+        std::unique_lock lock(engine_.mutex());
+        if (!engine_.core().contains(c)) return;
+        engine_.clients().wake(c, engine_.policy_time());
+        engine_.drive(lock, look::now);
     }
 
     /// Waits at the gate for a permit. Codes: deadline_exceeded, stopped, closed, queue_full, quarantined, device_lost.
@@ -203,7 +228,7 @@ public:
     [[nodiscard]] client_usage usage(client_id c) {
         std::unique_lock lock(engine_.mutex());
         engine_.drive(lock, look::now);
-        return engine_.core().contains(c) ? engine_.core().usage(c) : client_usage{};
+        return engine_.core().contains(c) ? engine_.clients().usage(c) : client_usage{};
     }
 
     /// When to call poll() even if nothing happens, where no thread waits or runs; see limiter_core.

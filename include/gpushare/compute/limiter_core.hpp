@@ -291,9 +291,8 @@ public:
     [[nodiscard]] bool quarantined(client_id c) const noexcept { return clients_[c.index].quarantined; }
     void pardon(client_id c) noexcept { clients_[c.index].pardon(); }         ///< Ends its quarantine.
     [[nodiscard]] detail::event_queue& events() noexcept { return events_; }  ///< What happened that nobody asked for.
-    [[nodiscard]] const detail::event_queue& events() const noexcept { return events_; }  ///< The same.
-    /// One more, which gets its client's name.
-    void report(limiter_event e) noexcept { e.name = settings(e.client).name, events_.push(e); }
+    [[nodiscard]] const detail::event_queue& events() const noexcept { return events_; }          ///< The same.
+    void report(limiter_event e) noexcept { e.name = settings(e.client).name, events_.push(e); }  ///< With the name.
 
     /// The longest that a submission of `c` that comes now waits, once admitted, for work of the levels below: all that may be
     /// in flight at once, each as long as the longest that a client of its level declared or lately showed. Where none is below,

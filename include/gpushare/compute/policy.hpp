@@ -40,6 +40,7 @@ struct client_settings {
     sm_width keeps{};               ///< its level keeps this part of the SMs free of long work below; see limiter_core
     ns slo{};                       ///< how long after its arrival its work is due; 0: no objective
     std::uint32_t group = 0;        ///< its class, from 0, where the policy is a policy_tree
+    std::uint32_t queue_limit = 0;  ///< how many of its submissions may wait; 0: as the limiter's options say
     std::uint32_t tag = 0;          ///< its number in records of its submissions; no policy looks at it
     tenant_name name{};             ///< in errors, events and records; no policy looks at it
 

@@ -7,7 +7,7 @@
 //   for (auto& layer : layers) r.submit(stream, [&](auto& s) { s.launch(shape, layer); })->wait();
 #pragma once
 
-#include <cstdint>
+#include <algorithm>
 #include <stop_token>
 #include <utility>
 
@@ -48,26 +48,27 @@ public:
     /// Ends the request. Its submissions go on.
     ~request() { limiter_.end_request(client_, options_.level); }
 
-    /// As limiter.submit. `key` is its kind, 0 for none; `cost` its device time, if known.
+    /// As limiter.submit. What remains, and a deadline before that of `o`, are the request's.
     [[nodiscard]] result<typename Limiter::ticket> submit(stream& s, submission_work<stream> work,
-                                                          std::uint64_t key = 0, ns cost = {},
+                                                          const submit_options& o = {},
                                                           submission_callback on_done = {}) {
-        return limiter_.submit(client_, s, std::move(work), describe(key, cost), std::move(on_done));
+        return limiter_.submit(client_, s, std::move(work), describe(o), std::move(on_done));
     }
     /// As limiter.acquire; waits until the deadline of the request.
-    [[nodiscard]] result<typename Limiter::permit> acquire(std::uint64_t key = 0, ns cost = {},
+    [[nodiscard]] result<typename Limiter::permit> acquire(const submit_options& o = {},
                                                            const std::stop_token& stop = {}) {
-        return limiter_.acquire(client_, options_.deadline, stop, describe(key, cost));
+        return limiter_.acquire(client_, options_.deadline, stop, describe(o));
     }
 
     /// When it is to be done.
     [[nodiscard]] instant deadline() const noexcept { return options_.deadline; }
 
 private:
-    [[nodiscard]] submit_options describe(std::uint64_t key, ns cost) noexcept {
-        const submit_options o{
-            .key = key, .cost = cost, .remaining = options_.cost, .deadline = options_.deadline, .of_request = true};
-        options_.cost = options_.cost > cost ? options_.cost - cost : ns{0};
+    [[nodiscard]] submit_options describe(submit_options o) noexcept {
+        o.remaining = options_.cost;
+        o.deadline = std::min(o.deadline, options_.deadline);
+        o.of_request = true;
+        options_.cost = options_.cost > o.cost ? options_.cost - o.cost : ns{0};
         return o;
     }
 

@@ -31,14 +31,20 @@ inline constexpr priority no_priority{std::numeric_limits<std::int32_t>::min()};
 
 /// What is known of one submission beforehand. Everything may be left out.
 struct submit_options {
-    std::uint64_t key = 0;     ///< its kind, such as a kernel's id and a class of sizes: predicts its cost
-    ns cost{};                 ///< device time that it takes (duration times width), if the caller knows; 0: predicted
-    ns remaining{};            ///< the same for all that is left of its request, itself included
-    instant deadline = never;  ///< when it is due, for policies that look at it
-    bool of_request = false;   ///< set by a request: more follows soon
+    std::uint64_t key = 0;  ///< its kind, such as a kernel's id and a class of sizes: predicts its cost
     sm_width
         width{};  ///< the part of the SMs that it can fill; not known: learnt where the device tells, else all of them
+    ns cost{};    ///< device time that it takes (duration times width), if the caller knows; 0: predicted
+    ns remaining{};             ///< the same for all that is left of its request, itself included
+    instant deadline = never;   ///< when it is due, for policies that look at it
+    bool drop_if_late = false;  ///< not admitted by its deadline, it never runs: errc::deadline_exceeded, at its turn
+    /// Its own. Of its client's that wait it goes before those of a lower one, whatever their streams; those without are of the
+    /// client's level. While it waits its client goes at this level, if that is above its own and the policy has it. A stream
+    /// keeps its priority.
+    gpushare::priority priority = no_priority;
     instant room_by = instant::min();  ///< if the queue is full: how long to wait for room instead of refusing
+    std::uint32_t stream = 0;  ///< of a tenant's streams the one that it is for; a limiter is told the stream itself
+    bool of_request = false;   ///< set by a request: more follows soon
 };
 
 /// The default, which is recognised by its address.

@@ -52,11 +52,15 @@ public:
         return done() || engine_->wait_for(*submission_, deadline, stop);
     }
 
+    /// If it waits still, it never runs, and is done with errc::stopped: its callback is called, too. False if it was admitted
+    /// or is done. The limiter must still exist unless done().
+    bool cancel() const { return !done() && engine_->cancel_waiting(*submission_); }
+
     /// The bound on its wait for work of lower levels, as known when it came; see compute_limiter::bound_of.
     [[nodiscard]] ns bound() const noexcept { return submission_->facts.bound; }
 
-    /// Once done: errc::none, submission_failed (the callable threw), kernel_failed, device_lost, or closed (it was
-    /// cancelled before it was admitted).
+    /// Once done: errc::none, submission_failed (the callable threw), kernel_failed, device_lost, stuck; or,
+    /// where it never ran: closed, quarantined, stopped (by cancel()), deadline_exceeded (dropped).
     [[nodiscard]] errc status() const noexcept { return submission_->status; }
 
     /// Once done and failed: throws what the callable or the kernel threw, with its tenant's name and text; without any

@@ -49,6 +49,16 @@ public:
         if (tail_ == nullptr) tail_ = &element;
     }
 
+    /// Before the first that `goes_behind(it)`, or as the last. Linear, unless it is the last and the one before it says no.
+    template <class F>
+    void insert(T& element, F goes_behind) noexcept {
+        if (tail_ == nullptr || !goes_behind(*tail_)) return push(element);
+        T** at = &head_;
+        while (!goes_behind(**at)) at = &(*at)->next;
+        element.next = *at;
+        *at = &element;
+    }
+
     /// Null when empty.
     T* pop() noexcept {
         T* const first = head_;

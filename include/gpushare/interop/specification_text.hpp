@@ -22,6 +22,8 @@
 //   slo        how long after its arrival work is due: a whole number of ns, us, ms or s; 0s: no objective
 //   longest    the longest kernel, likewise; 0s: learnt
 //   group      its class in a tree of policies: a number from 0
+//   streams    on each device, 1 to 1024
+//   queue_limit  how many submissions may wait: a number; 0: as the limiter has it
 #pragma once
 
 #include <algorithm>
@@ -135,7 +137,10 @@ inline constexpr std::array plain_keys{
     plain_key{"soft_cap", [](auto& f, auto key, auto value) { f.set(f.soft_cap, checked_flag(key, value), key); }},
     plain_key{"slo", [](auto& f, auto key, auto value) { f.set(f.slo, checked_time(key, value), key); }},
     plain_key{"longest", [](auto& f, auto key, auto value) { f.set(f.longest, checked_time(key, value), key); }},
-    plain_key{"group", [](auto& f, auto key, auto value) { f.set(f.group, checked_index(key, value), key); }}};
+    plain_key{"group", [](auto& f, auto key, auto value) { f.set(f.group, checked_index(key, value), key); }},
+    plain_key{"streams", [](auto& f, auto key, auto value) { f.set(f.streams, checked_devices(key, value), key); }},
+    plain_key{"queue_limit",
+              [](auto& f, auto key, auto value) { f.set(f.queue_limit, checked_index(key, value), key); }}};
 
 inline void read_plain(specification_fields& f, std::string_view key, std::string_view value) {
     f.see(key);

@@ -132,7 +132,9 @@ requires copier<typename Node::stream>
 
     const std::size_t parts = from.spec().devices;
     for (std::size_t part = 0; part < parts; ++part)  // behind all that it has submitted
-        detail::expect_done(from.submit([](auto&) {}, part), deadline, name, "move, waiting for its work");
+        for (std::uint32_t i = 0; i < from.spec().streams; ++i)
+            detail::expect_done(from.submit([](auto&) {}, {.stream = i}, {}, part), deadline, name,
+                                "move, waiting for its work");
     const auto before = from.usage();
     lap(report.wait);
 

@@ -71,6 +71,9 @@ struct tenant_spec {
     ns slo{};                    ///< how long after its arrival its work is due; 0: no objective
     std::uint32_t group = 0;     ///< its class, where the policy is a tree
     ns longest{};                ///< its longest kernel, for the bound on others' waits; 0: learnt
+
+    std::uint32_t streams = 1;      ///< on each of its devices: work of one runs in order, that of several side by side
+    std::uint32_t queue_limit = 0;  ///< how many of its submissions may wait on a device; 0: as limiter_options has it
 };
 
 /// Counts of a tenant's calls since its admission.
@@ -83,15 +86,16 @@ struct allocation_counts {
 
 /// Changes to a tenant_spec. Fields that aren't set stay as they are.
 struct tenant_change {
-    std::optional<bytes> memory{};         ///< of all its devices together
-    std::optional<bytes> burst{};          ///< likewise
-    std::optional<share> compute{};        ///< of each of its devices
-    std::optional<priority> level{};       ///< from its next submission on
-    std::optional<share> cap{};            ///< as in tenant_spec
-    std::optional<bool> soft_cap{};        ///< as in tenant_spec
-    std::optional<ns> slo{};               ///< as in tenant_spec
-    std::optional<std::uint32_t> group{};  ///< as in tenant_spec
-    std::optional<ns> longest{};           ///< as in tenant_spec
+    std::optional<bytes> memory{};               ///< of all its devices together
+    std::optional<bytes> burst{};                ///< likewise
+    std::optional<share> compute{};              ///< of each of its devices
+    std::optional<priority> level{};             ///< from its next submission on
+    std::optional<share> cap{};                  ///< as in tenant_spec
+    std::optional<bool> soft_cap{};              ///< as in tenant_spec
+    std::optional<ns> slo{};                     ///< as in tenant_spec
+    std::optional<std::uint32_t> group{};        ///< as in tenant_spec
+    std::optional<ns> longest{};                 ///< as in tenant_spec
+    std::optional<std::uint32_t> queue_limit{};  ///< as in tenant_spec
 };
 
 /// What a tenant uses and has used, summed over its devices. device_time is that of each device or, on a sliced one, of
@@ -114,6 +118,7 @@ struct tenant_usage {
     std::uint64_t failed = 0;       ///< of these, those that failed
     std::uint64_t waiting = 0;      ///< submissions that aren't let in yet
     std::uint64_t in_flight = 0;    ///< submissions on the devices
+    std::uint64_t dropped = 0;      ///< submissions that were too late and never ran
 };
 
 /// Something to report that no return value can tell. Texts and traces are valid during the call of the sink.

@@ -38,6 +38,7 @@
 #include <gpushare/partition/equal_split.hpp>
 #include <gpushare/partition/reservation.hpp>
 #include <gpushare/sm_split.hpp>
+#include <gpushare/tenant/detail/checked_specification.hpp>
 #include <gpushare/tenant/detail/memory_source.hpp>
 #include <gpushare/tenant/detail/room_wait.hpp>
 #include <gpushare/tenant/detail/shared_node.hpp>
@@ -329,9 +330,7 @@ private:
     }
 
     tenant admit_beside(const tenant* predecessor, tenant_spec spec) {
-        if (spec.name.empty()) detail::refuse_admission({errc::invalid_specification}, {}, "a tenant needs a name");
-        if (spec.memory == bytes{} && spec.burst == bytes{})
-            detail::refuse_admission({errc::invalid_specification}, spec.name, "needs memory, or burst");
+        detail::check_admission(spec);
         const std::string name = spec.name;
         for (detail::idle_room idle{roots_for(spec)};;) try {
                 return admit_named(predecessor, spec);

@@ -3,9 +3,20 @@
 //
 //   auto chat = shared.admit({.name = "chat", .memory = 8_GiB, .compute = 60_pct});     // see tenancy.hpp
 //   void* weights = chat.memory().allocate(1 << 30);
-//   auto done = chat.submit([&](auto& stream) { stream.launch(shape, kernel); });
-//   done.wait();
+//   auto step = chat.submit([&](auto& stream) { stream.launch(shape, kernel); });
+//   step.wait();
 //   chat.close();
+//
+// Everything about a submission may be said, or left out; what fails says whose it was and what was thrown:
+//
+//   auto page = reader.submit(work, {.key = kind_of(page), .width = sm_width::of_sms(1, 2), .deadline = now + 80ms,
+//                                    .drop_if_late = true, .priority = {1}, .stream = 1},        // of tenant_spec::streams
+//                             [](const gpushare::completion& c) { if (c.status != errc::none) ... });
+//   if (page.cancel()) return;                         // it waited, and never runs
+//   page.wait();    if (page.status() != errc::none) page.rethrow();   // "tenant 'reader': ...: cannot open the page"
+//   auto answer = co_await chat.async_submit(work);    // without a thread
+//   auto turn = chat.request({.deadline = now + 50ms});    turn.submit(layer).wait();    // submissions that belong together
+//   chat.sleep(now + 1s);    chat.wake();              // nothing runs, caches are given back, and what comes waits
 #pragma once
 
 #include <cstddef>
@@ -17,17 +28,22 @@
 #include <utility>
 #include <vector>
 
+#include <gpushare/compute/admission.hpp>
+#include <gpushare/compute/async_submit.hpp>
 #include <gpushare/compute/policies/weighted_fair.hpp>
 #include <gpushare/compute/policy.hpp>
+#include <gpushare/compute/request.hpp>
 #include <gpushare/compute/submission.hpp>
 #include <gpushare/compute/ticket.hpp>
 #include <gpushare/concepts.hpp>
 #include <gpushare/config.hpp>
 #include <gpushare/error.hpp>
 #include <gpushare/memory/quota.hpp>
+#include <gpushare/tenant/detail/checked_specification.hpp>
 #include <gpushare/tenant/detail/room_wait.hpp>
 #include <gpushare/tenant/detail/tenant_state.hpp>
 #include <gpushare/tenant/specification.hpp>
+#include <gpushare/tenant/tenant_request.hpp>
 #include <gpushare/tenant/workspace.hpp>
 #include <gpushare/units.hpp>
 
@@ -75,9 +91,14 @@ public:
 
     /// Throws operation_error: closed, or no_device if the tenant hasn't that many.
     [[nodiscard]] memory_type& memory(std::size_t part = 0) { return at(part).memory; }
-    /// The stream that the tenant's submissions go to. Work enqueued on it directly, past the limiter, is charged to
-    /// nobody.
-    [[nodiscard]] stream& work_stream(std::size_t part = 0) { return at(part).stream; }
+    /// The stream that the tenant's submissions go to, of tenant_spec::streams the one of this number. Work enqueued on it
+    /// directly, past the limiter, is charged to nobody. Throws as memory(), and invalid_specification if there aren't so
+    /// many.
+    [[nodiscard]] stream& work_stream(std::size_t part = 0, std::size_t number = 0) {
+        auto& all = at(part).streams;
+        if (number >= all.size()) raise(no_stream(number, all.size()), name(), "streams");
+        return all[number];
+    }
 
     /// The slice of the device's SMs that it is in; 0 on a whole device. Its limiter is tenancy::limiter_of(device, slice).
     [[nodiscard]] std::uint32_t slice(std::size_t part = 0) { return at(part).slice.index; }
@@ -94,41 +115,75 @@ public:
         return {from, p.on.overhead, size};
     }
 
-    /// Queues work; see compute_limiter::submit. Throws operation_error: closed, queue_full, no_device.
-    ticket submit(submission_work<stream> work, std::size_t part = 0) {
-        return try_submit(std::move(work), part).value(name(), "submit");
+    /// Queues work; see compute_limiter::submit. `o` may name one of the tenant's streams. Throws operation_error: closed,
+    /// queue_full, quarantined, device_lost, no_device, invalid_specification (no such stream, no callable).
+    ticket submit(submission_work<stream> work, const submit_options& o = no_options, submission_callback on_done = {},
+                  std::size_t part = 0, const std::stop_token& stop = {}) {
+        return try_submit(std::move(work), o, std::move(on_done), part, stop).value(name(), "submit");
     }
-    /// The same with what is known beforehand, such as kind, width and deadline, and with a callback at the end.
-    ticket submit(submission_work<stream> work, const submit_options& o, submission_callback on_done = {},
-                  std::size_t part = 0) {
-        return try_submit(std::move(work), o, std::move(on_done), part).value(name(), "submit");
-    }
-    /// As submit; the reason instead of an exception.
-    [[nodiscard]] result<ticket> try_submit(submission_work<stream> work, std::size_t part = 0) {
-        return try_submit(std::move(work), no_options, {}, part);
+    /// The same on another of its devices.
+    ticket submit(submission_work<stream> work, std::size_t part) {
+        return submit(std::move(work), no_options, {}, part);
     }
     /// As submit; the reason instead of an exception.
-    [[nodiscard]] result<ticket> try_submit(submission_work<stream> work, const submit_options& o,
-                                            submission_callback on_done = {}, std::size_t part = 0) {
+    [[nodiscard]] result<ticket> try_submit(submission_work<stream> work, const submit_options& o = no_options,
+                                            submission_callback on_done = {}, std::size_t part = 0,
+                                            const std::stop_token& stop = {}) {
         if (part >= state_->parts().size()) return missing();
         auto& p = state_->parts()[part];
-        return p.slice.compute.submit(p.client, p.stream, std::move(work), o, std::move(on_done));
+        if (o.stream >= p.streams.size()) return no_stream(o.stream, p.streams.size());
+        return p.slice.compute.submit(p.client, p.streams[o.stream], std::move(work), o, std::move(on_done), stop);
+    }
+    /// The same on another of its devices.
+    [[nodiscard]] result<ticket> try_submit(submission_work<stream> work, std::size_t part) {
+        return try_submit(std::move(work), no_options, {}, part);
+    }
+    /// As submit, for a coroutine: `co_await` gives the completion; see async_submit.hpp. Throws as work_stream.
+    [[nodiscard]] async_submission<limiter> async_submit(submission_work<stream> work,
+                                                         const submit_options& o = no_options, std::size_t part = 0) {
+        auto& p = at(part);
+        return {p.slice.compute, p.client, work_stream(part, o.stream), std::move(work), o};
+    }
+    /// Begins a request on one of the tenant's devices; see tenant_request. Throws as memory(), and share_exceeded where
+    /// the policy refuses the level.
+    [[nodiscard]] tenant_request<limiter> request(const request_options& o = {}, std::size_t part = 0) {
+        auto& p = at(part);
+        return {p.slice.compute, p.client, p.streams, name(), o};
     }
     /// Waits at the gate; see compute_limiter::acquire.
     [[nodiscard]] result<permit> acquire(std::size_t part = 0, instant deadline = never,
-                                         const std::stop_token& stop = {}) {
+                                         const std::stop_token& stop = {}, const submit_options& o = no_options) {
         if (part >= state_->parts().size()) return missing();
         auto& p = state_->parts()[part];
-        return p.slice.compute.acquire(p.client, deadline, stop);
+        return p.slice.compute.acquire(p.client, deadline, stop, o);
     }
+
+    /// When one more submission of this kind would begin and end; see compute_limiter::estimate. Throws as memory().
+    [[nodiscard]] submission_estimate estimate(std::uint64_t key = 0, std::size_t part = 0) {
+        auto& p = at(part);
+        return p.slice.compute.estimate(p.client, key);
+    }
+    /// Ends a quarantine, on all of its devices; see limiter_options::quarantine_after.
+    void pardon() {
+        for (auto& p : state_->parts()) (void)p.slice.compute.pardon(p.client);
+    }
+
+    /// Lets nothing new in, waits until what is in flight has ended, and gives back what its pools, caches and spillable
+    /// blocks keep (all hooks of its quota are asked). What waits stays, and what comes waits behind it, until wake().
+    /// Quota and share remain promised. False at the deadline, for a request to stop, or after close(): then it isn't
+    /// asleep on any device. Not from a callback of its own.
+    bool sleep(instant deadline = never, const std::stop_token& stop = {}) { return state_->sleep(deadline, stop); }
+    /// Ends sleep(). Does nothing if it isn't asleep.
+    void wake() { state_->wake(); }
 
     /// What the tenant uses and has used, as known now; final after close().
     [[nodiscard]] tenant_usage usage() { return state_->usage(); }
 
     /// Changes what is granted, while work is in flight, all or nothing. Throws operation_error: no_room (its figures
-    /// are bytes on one device), share_exceeded (permille), not_whole, invalid_specification, closed; and
-    /// std::bad_alloc.
+    /// are bytes on one device), share_exceeded (permille), not_whole and invalid_specification (with the field and its
+    /// value), closed; and std::bad_alloc.
     void resize(const tenant_change& change) {
+        detail::check_change(spec(), change);
         detail::idle_room idle{roots()};
         auto why = state_->change(change);
         while (why.code == errc::no_room && idle.gather(growth(why))) why = state_->change(change);
@@ -179,6 +234,9 @@ private:
         return *found;
     }
 
+    [[nodiscard]] static failure no_stream(std::size_t number, std::size_t there) noexcept {
+        return {errc::invalid_specification, number, 0, there};
+    }
     [[nodiscard]] failure missing() const noexcept {
         return {.code = state_->closed() ? errc::closed : errc::no_device};
     }

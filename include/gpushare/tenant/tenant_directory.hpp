@@ -34,7 +34,7 @@ inline namespace GPUSHARE_ABI {
 
 /// The change that turns `granted` into `wanted`; fields that don't differ aren't set. Throws operation_error
 /// (invalid_specification), with the tenant's name and the field, for fields that can't change while the tenant is
-/// there: devices, unit, and, where `wanted` names them, on, slice, stack, scrub and wait.
+/// there: devices, unit, streams, and, where `wanted` names them, on, slice, stack, scrub and wait.
 [[nodiscard]] inline tenant_change change_between(const tenant_spec& granted, const tenant_spec& wanted) {
     const auto fixed = [&](bool same, const char* field) {
         if (!same)
@@ -45,6 +45,7 @@ inline namespace GPUSHARE_ABI {
     fixed((wanted.on.empty() ? wanted.devices : wanted.on.size()) == granted.devices, "devices");
     fixed(wanted.unit == granted.unit, "unit");
     fixed(wanted.slice == any_slice || wanted.slice == granted.slice, "slice");
+    fixed(wanted.streams == granted.streams, "streams");
     fixed(!wanted.stack || wanted.stack == granted.stack, "stack");
     fixed(!wanted.scrub || wanted.scrub == granted.scrub, "scrub");
     fixed(!wanted.wait || wanted.wait == granted.wait, "wait");
@@ -61,12 +62,14 @@ inline namespace GPUSHARE_ABI {
     compare(granted.slo, wanted.slo, c.slo);
     compare(granted.group, wanted.group, c.group);
     compare(granted.longest, wanted.longest, c.longest);
+    compare(granted.queue_limit, wanted.queue_limit, c.queue_limit);
     return c;
 }
 
 /// Whether nothing is set.
 [[nodiscard]] inline bool is_empty(const tenant_change& c) noexcept {
-    return !c.memory && !c.burst && !c.compute && !c.level && !c.cap && !c.soft_cap && !c.slo && !c.group && !c.longest;
+    return !c.memory && !c.burst && !c.compute && !c.level && !c.cap && !c.soft_cap && !c.slo && !c.group &&
+           !c.longest && !c.queue_limit;
 }
 
 /// What became of one tenant when a list was applied.

@@ -35,6 +35,10 @@ namespace detail {
 template <timeline Stream>
 struct client_queue {
     fifo<submission<Stream>> waiting;
+    fifo<submission<Stream>> held;  // while it sleeps: all that wait, and the core knows of none
+    std::uint32_t num_held = 0;
+    bool asleep = false;
+    std::uint64_t dropped = 0;  // too late
     usual_enqueue_time enqueue_time;
     std::thread::id attendant{};       // the thread that waited for the latest to end and looked at it, if one did
     std::uint32_t waits_for_room = 0;  // threads
@@ -51,7 +55,16 @@ struct client_queue {
         requests = 0;
         own_level = level;
         raised.clear();
-        told_of_loss = false;
+        told_of_loss = asleep = false;
+        dropped = 0;
+    }
+    /// Its level without one that it is raised to.
+    [[nodiscard]] priority level_without(priority one) const noexcept {
+        auto level = own_level;
+        bool found = false;
+        for (const auto p : raised)
+            if (p != one || std::exchange(found, true)) level = std::max(level, p);
+        return level;
     }
     /// Its level if its own were this one.
     [[nodiscard]] priority level_with(priority own) const noexcept {
@@ -70,6 +83,7 @@ public:
     [[nodiscard]] limiter_core<Policy>& core() noexcept { return core_; }
     [[nodiscard]] const limiter_core<Policy>& core() const noexcept { return core_; }
     [[nodiscard]] client_queue<Stream>& queue(client_id c) noexcept { return queues_[c.index]; }
+    [[nodiscard]] const client_queue<Stream>& queue(client_id c) const noexcept { return queues_[c.index]; }
     [[nodiscard]] std::deque<client_queue<Stream>>& queues() noexcept { return queues_; }
 
     // ---- clients and their levels
@@ -90,28 +104,29 @@ public:
     /// A request lifts its client to `level`, if that isn't no_priority and above.
     errc begin_request(client_id c, priority level) {
         if (!core_.contains(c)) return errc::closed;
-        auto& q = queue(c);
-        if (level != no_priority) {
-            q.raised.reserve(q.raised.size() + 1);
-            const auto& now = core_.settings(c);
-            if (level > now.level)
-                if (const auto why = core_.change(c, at_level(now, level)); why != errc::none) return why;
-            q.raised.push_back(level);
-        }
-        ++q.requests;
+        if (level != no_priority)
+            if (const auto why = lift(c, level); why != errc::none) return why;
+        ++queue(c).requests;
         return errc::none;
     }
     void end_request(client_id c, priority level) noexcept {
+        if (--queue(c).requests == 0 || queue(c).level_without(level) != core_.settings(c).level) core_.end_request(c);
+        if (level != no_priority) let_down(c, level);
+    }
+
+    // ---- sleep
+
+    /// Nothing of `c` is admitted until wake(): what waits stays, and what comes waits behind it.
+    void sleep(client_id c) noexcept {
         auto& q = queue(c);
-        const auto raised = std::ranges::find(q.raised, level);
-        if (raised != q.raised.end()) q.raised.erase(raised);
-        const auto then = q.level_with(q.own_level);
-        const auto& now = core_.settings(c);
-        if (--q.requests == 0 || then != now.level) core_.end_request(c);
-        if (then != now.level) try {
-                (void)core_.change(c, at_level(now, then));  // which it had: nothing to refuse
-            } catch (const std::bad_alloc&) {                // stays where it is until the next request ends
-            }
+        if (std::exchange(q.asleep, true)) return;
+        for (auto* s = leave_first(q); s != nullptr; s = leave_first(q)) hold(*s);
+    }
+    void wake(client_id c, instant now) noexcept {
+        auto& q = queue(c);
+        q.asleep = false;
+        q.num_held = 0;
+        while (submission* const s = q.held.pop()) enter(*s, now);
     }
 
     // ---- arrival
@@ -125,38 +140,62 @@ public:
     /// Why one more of `c` can't wait.
     [[nodiscard]] errc no_entry(client_id c) const noexcept {
         if (const auto why = refusal(c); why != errc::none) return why;
-        return core_.usage(c).waiting >= core_.options().queue_limit ? errc::queue_full : errc::none;
+        const auto own = core_.settings(c).queue_limit, limit = own != 0 ? own : core_.options().queue_limit;
+        return core_.usage(c).waiting + queue(c).num_held >= limit ? errc::queue_full : errc::none;
     }
     /// `s` waits behind the others of its client, unless there is no entry.
     errc arrive(submission& s, client_id c, const submit_options& o, instant now) noexcept {
         if (const auto why = no_entry(c); why != errc::none) return why;
         describe(s, c, o, now);
-        core_.arrive(c, now, s.facts);
-        queue(c).waiting.push(s);
+        enter(s, now);
         return errc::none;
     }
     /// The same for who comes to the gate. There is entry. True: nobody else waits and there is room, so it is admitted.
     [[nodiscard]] bool arrive_and_pass(submission& s, client_id c, const submit_options& o, instant now) noexcept {
         const bool plain = &o == &no_options;
         if (!plain) describe(s, c, o, now);
+        if (queue(c).asleep || (!plain && o.priority != no_priority)) {
+            if (plain) describe(s, c, o, now);
+            enter(s, now);
+            return false;
+        }
         if (core_.pass(s.admitted, c, now, plain ? nullptr : &s.facts)) {
             if (plain) s.facts.head.arrival = now;
             return true;
         }
         if (plain) describe(s, c, o, now);
-        queue(c).waiting.push(s);
+        stand_in_line(s);
         return false;
     }
     /// It waits no longer, and wasn't admitted.
     void withdraw(submission& s, instant now) noexcept {
-        queue(s.client).waiting.remove(s);
+        auto& q = queue(s.client);
+        if (q.asleep) {
+            q.held.remove(s);
+            --q.num_held;
+            return;
+        }
+        q.waiting.remove(s);
         core_.withdraw(s.client, now, first_facts());
+        let_down(s);
     }
     /// Of all that wait of this client, the first; null where none is left.
     [[nodiscard]] submission* withdraw_first(client_queue<Stream>& q) noexcept {
-        submission* const s = q.waiting.pop();
-        if (s != nullptr) core_.withdraw(s->client);
+        if (!q.asleep) return leave_first(q);
+        submission* const s = q.held.pop();
+        if (s != nullptr) --q.num_held;
         return s;
+    }
+    /// Who waits, if anybody does.
+    [[nodiscard]] const submission* any_waiting(const client_queue<Stream>& q) const noexcept {
+        return q.asleep ? q.held.front() : q.waiting.front();
+    }
+    /// Its account.
+    [[nodiscard]] client_usage usage(client_id c) const noexcept {
+        auto all = core_.usage(c);
+        all.waiting += queue(c).num_held;
+        all.dropped = queue(c).dropped;
+        return all;
     }
 
     // ---- admission
@@ -183,6 +222,7 @@ public:
         submission& s = *queue(a.client).waiting.pop();
         s.admitted = a;
         core_.admit(s.admitted, now, first_facts());
+        let_down(s);
         return s;
     }
 
@@ -203,12 +243,68 @@ private:
     }
     void describe(submission& s, client_id c, const submit_options& o, instant now) noexcept {
         s.client = c;
+        s.level = o.priority;
+        s.drop_at = o.drop_if_late ? o.deadline : never;
         s.facts = {
             .head = {.cost = o.cost, .remaining = o.remaining, .arrival = now, .deadline = o.deadline, .key = o.key},
             .bound = core_.bound_of(c, o.key, o.width),
             .width = o.width,
             .timeline = s.queued ? timeline_of(*s.stream) : 0,
             .of_request = o.of_request};
+    }
+    // Of one that is described: it waits, as its level says.
+    void enter(submission& s, instant now) noexcept {
+        auto& q = queue(s.client);
+        if (q.asleep) return hold(s);
+        if (s.level > q.own_level) try {
+                if (lift(s.client, s.level) == errc::none) s.lifts_to = s.level;
+            } catch (const std::bad_alloc&) {  // then its client stays where it is
+            }
+        core_.arrive(s.client, now, s.facts);
+        const auto* const first = q.waiting.front();
+        stand_in_line(s);
+        if (first != nullptr && q.waiting.front() == &s) core_.replace_first(s.client, now, s.facts);
+    }
+    void stand_in_line(submission& s) noexcept {
+        auto& q = queue(s.client);
+        const auto level_of = [&](const submission& one) { return one.level != no_priority ? one.level : q.own_level; };
+        q.waiting.insert(s, [&, own = level_of(s)](const submission& other) { return level_of(other) < own; });
+    }
+    void hold(submission& s) noexcept {
+        queue(s.client).held.push(s);
+        ++queue(s.client).num_held;
+    }
+    [[nodiscard]] submission* leave_first(client_queue<Stream>& q) noexcept {
+        submission* const s = q.waiting.pop();
+        if (s == nullptr) return nullptr;
+        core_.withdraw(s->client);
+        let_down(*s);
+        return s;
+    }
+
+    // The client goes at this level, if it is above its own, until let_down(). Throws std::bad_alloc.
+    errc lift(client_id c, priority level) {
+        auto& q = queue(c);
+        q.raised.reserve(q.raised.size() + 1);
+        const auto& now = core_.settings(c);
+        if (level > now.level)
+            if (const auto why = core_.change(c, at_level(now, level)); why != errc::none) return why;
+        q.raised.push_back(level);
+        return errc::none;
+    }
+    void let_down(submission& s) noexcept {
+        if (const auto from = std::exchange(s.lifts_to, no_priority); from != no_priority) let_down(s.client, from);
+    }
+    void let_down(client_id c, priority from) noexcept {
+        auto& q = queue(c);
+        const auto raised = std::ranges::find(q.raised, from);
+        if (raised != q.raised.end()) q.raised.erase(raised);
+        const auto then = q.level_with(q.own_level);
+        const auto& now = core_.settings(c);
+        if (then != now.level) try {
+                (void)core_.change(c, at_level(now, then));  // which it had: nothing to refuse
+            } catch (const std::bad_alloc&) {                // stays where it is until the next one is let down
+            }
     }
     [[nodiscard]] auto first_facts() noexcept {
         return [this](client_id c) noexcept { return first_of(c).facts; };

@@ -221,6 +221,12 @@ public:
         if (core().holds_back()) now = clock_.now();  // what has ended came after the time that was given
         const auto other_stream = [&](client_id c) { return clients_.bring_forward(c, now); };
         for (admission a; batches_.has_slot() && core().is_ready(a, now, other_stream);) {
+            if (auto& first = clients_.first_of(a.client); is_late(first)) {
+                ++clients_.queue(a.client).dropped;
+                dismiss(lock, first, errc::deadline_exceeded);
+                now = policy_time();
+                continue;
+            }
             if (leaves(clients_.first_of(a.client), stay)) {
                 ready_left_ = true;
                 break;
@@ -340,6 +346,15 @@ public:
         return wait(lock, done, &s, deadline, stop) == errc::none;
     }
 
+    /// For a ticket: whether `s` waited, and was taken out. Takes the mutex.
+    bool cancel_waiting(submission& s) {
+        lock_type lock(mutex_);
+        if (s.at.load(std::memory_order_relaxed) != submission_stage::waiting) return false;
+        dismiss(lock, s, errc::stopped);
+        drive(lock, look::now);
+        return true;
+    }
+
     // ---- faults and records
 
     /// Whether nothing of `c` is in flight, and all its callbacks have been called; but for those that wait for the one
@@ -365,11 +380,13 @@ private:
         batches_.take_slot();
         if (log_.on()) log_.admitted(s, clock_.now());
     }
+    // Whether somebody may wait for all of it to end: closing, or on its way to sleep.
+    [[nodiscard]] bool is_awaited(client_id c) noexcept { return core().closing(c) || clients_.queue(c).asleep; }
     // Nothing was enqueued after all.
     void cancel(submission& s) noexcept {
         const auto c = s.admitted.client;
         core().cancel(s.admitted);
-        if (core().closing(c)) sleepers_.wake_all();
+        if (is_awaited(c)) sleepers_.wake_all();
         batches_.release(s);
     }
 
@@ -514,7 +531,7 @@ private:
             const bool attended = s.queued && s.looked_at > 0;
             client.attendant = attended ? s.looker : std::thread::id{};
             if (s.queued) complete(s, code, part.took);
-            if (core().closing(seen.client)) sleepers_.wake_all();
+            if (is_awaited(seen.client)) sleepers_.wake_all();
         }
     }
     void complete(submission& s, errc status, ns device_time = {}) noexcept {
@@ -544,7 +561,7 @@ private:
             pool_->drop(*s);
             lock.lock();
             --clients_.queue(c).untold;
-            if (core().closing(c)) sleepers_.wake_all();
+            if (is_awaited(c)) sleepers_.wake_all();
             if (told_.empty() || sleepers_.empty() || !stay.met() || is_short(stay)) continue;
             ready_left_ = true;
             sleepers_.call_one(instant::min());
@@ -621,7 +638,7 @@ private:
                     1, std::memory_order_relaxed);  // its batch keeps it; it is ours, so nobody drops the last
                 complete(s, errc::stuck);
             }
-            if (core().closing(s.admitted.client)) sleepers_.wake_all();
+            if (is_awaited(s.admitted.client)) sleepers_.wake_all();
         });
     }
     void note_failure(client_id c, errc code) noexcept {
@@ -638,7 +655,7 @@ private:
         faulty_ = false;
         auto& queues = clients_.queues();
         for (std::size_t i = 0; i < queues.size(); ++i)  // there may be more of them after each
-            if (const submission* const first = queues[i].waiting.front())
+            if (const submission* const first = clients_.any_waiting(queues[i]))
                 if (const auto why = clients_.refusal(first->client); why != errc::none)
                     cancel_waiting(lock, queues[i], why);
     }
@@ -646,19 +663,36 @@ private:
         fifo<submission> cancelled;
         while (submission* const s = clients_.withdraw_first(client)) {
             if (s->queued) {
+                s->at.store(submission_stage::admitted, std::memory_order_relaxed);  // it waits no more
                 cancelled.push(*s);
-            } else {  // at the gate: its thread gives the record back
-                s->status = why;
-                s->at.store(submission_stage::done, std::memory_order_release);
-                sleepers_.wake(*s);
+            } else {
+                turn_away(*s, why);
             }
         }
-        while (submission* const s = cancelled.pop()) {
-            lock.unlock();  // the callable is the user's, its destructor too
-            s->work.reset();
-            lock.lock();
-            complete(*s, why);
-        }
+        while (submission* const s = cancelled.pop()) end_unrun(lock, *s, why);
+    }
+    // At the gate: its thread gives the record back.
+    void turn_away(submission& s, errc why) noexcept {
+        s.status = why;
+        s.at.store(submission_stage::done, std::memory_order_release);
+        sleepers_.wake(s);
+    }
+    void end_unrun(lock_type& lock, submission& s, errc why) noexcept {
+        lock.unlock();  // the callable is the user's, its destructor too
+        s.work.reset();
+        lock.lock();
+        complete(s, why);
+    }
+    // One that waits is over, without having run.
+    void dismiss(lock_type& lock, submission& s, errc why) noexcept {
+        clients_.withdraw(s, policy_time());
+        if (clients_.queue(s.client).waits_for_room > 0) sleepers_.wake_all();
+        if (!s.queued) return turn_away(s, why);
+        s.at.store(submission_stage::admitted, std::memory_order_relaxed);  // it waits no more
+        end_unrun(lock, s, why);
+    }
+    [[nodiscard]] bool is_late(const submission& s) const noexcept {
+        return s.drop_at != never && clock_.now() >= s.drop_at;
     }
 
     mutable std::mutex mutex_;

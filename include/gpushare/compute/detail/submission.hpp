@@ -69,6 +69,9 @@ struct submission {
     bool queued = false;
     client_id client{};
     submission_facts facts{};
+    priority level{no_priority};     // its own, or its client's whatever that is
+    priority lifts_to{no_priority};  // while it waits, its client
+    instant drop_at = never;         // unless it was admitted before
     submission_work<Stream> work;
     submission_callback on_done;
     Stream* stream = nullptr;

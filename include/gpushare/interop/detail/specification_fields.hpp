@@ -55,7 +55,7 @@ public:
     field<share> compute;
     field<priority> level;
     field<std::vector<device_id>> on;
-    field<std::uint32_t> slice, group;
+    field<std::uint32_t> slice, group, streams, queue_limit;
     field<memory_stack> stack;
     field<scrub_policy> scrub;
     field<share> cap;
@@ -70,6 +70,8 @@ public:
         if (compute.value) spec.compute = *compute.value;
         if (level.value) spec.level = *level.value;
         if (slice.value) spec.slice = *slice.value;
+        if (streams.value) spec.streams = *streams.value;
+        if (queue_limit.value) spec.queue_limit = *queue_limit.value;
         if (stack.value) spec.stack = stack.value;
         if (scrub.value) spec.scrub = scrub.value;
         if (wait.value) spec.wait = wait.value;

@@ -50,6 +50,7 @@ class tenant_state;
             .soft_cap = spec.soft_cap,
             .slo = spec.slo,
             .group = spec.group,
+            .queue_limit = spec.queue_limit,
             .tag = tag,
             .name = spec.name};
 }

@@ -12,6 +12,7 @@
 #include <cstdint>
 #include <deque>
 #include <mutex>
+#include <stop_token>
 #include <string>
 #include <utility>
 #include <vector>
@@ -22,6 +23,7 @@
 #include <gpushare/config.hpp>
 #include <gpushare/error.hpp>
 #include <gpushare/memory/quota_change.hpp>
+#include <gpushare/memory/quota_hook.hpp>
 #include <gpushare/memory/scrub.hpp>
 #include <gpushare/partition/reservation.hpp>
 #include <gpushare/tenant/detail/scrub_stream.hpp>
@@ -48,7 +50,7 @@ struct tenant_part {
           slice(s),
           scrubber([&whole, &s, d, level = spec.level, tag] { return stream_of(whole, s, d, level, tag); }),
           memory(on.memory, whole.memory(d), spec.name, d, bytes{}, bytes{}, all.events, made_by(whole, all, spec)),
-          stream(stream_of(whole, s, d, spec.level, tag)),
+          streams(make_streams(whole, s, spec, d, tag)),
           client(slice.compute.add(settings_of(spec, tag, slice.size))) {
         on.parts.fetch_add(1, std::memory_order_relaxed);
     }
@@ -64,7 +66,7 @@ struct tenant_part {
     typename shared::slice& slice;
     scrub_stream<typename Node::stream> scrubber;
     tenant_memory<typename Node::memory_type, typename Node::stream::point> memory;
-    typename Node::stream stream;
+    std::vector<typename Node::stream> streams;  // as many for ever
     client_id client;
     client_usage account{};  // once the client is closed; under the mutex
 
@@ -86,6 +88,14 @@ private:
         if (o.source == nullptr && (o.stack == memory_stack::arena || o.stack == memory_stack::stream_ordered))
             raise({errc::not_supported}, spec.name, "a memory stack that its device doesn't offer");
         return o;
+    }
+    [[nodiscard]] static std::vector<typename Node::stream> make_streams(Node& whole, typename shared::slice& in,
+                                                                         const tenant_spec& spec, device_id d,
+                                                                         std::uint32_t tag) {
+        std::vector<typename Node::stream> all;
+        all.reserve(spec.streams);
+        while (all.size() < spec.streams) all.push_back(stream_of(whole, in, d, spec.level, tag));
+        return all;
     }
 };
 
@@ -173,8 +183,11 @@ public:
         for (auto& p : parts_) end_client(p, instant::min());
         for (auto& p : parts_)
             if (!end_client(p, deadline)) return report;
-        for (auto& p : parts_)
-            if (!p.stream.record().wait(deadline) || !p.memory.drain(deadline)) return report;
+        for (auto& p : parts_) {
+            for (auto& s : p.streams)
+                if (!s.record().wait(deadline)) return report;
+            if (!p.memory.drain(deadline)) return report;
+        }
         {
             const std::lock_guard lock(all_->mutex);  // of two closes and a resize, none undoes the other
             closed_.store(true, std::memory_order_release);
@@ -196,6 +209,25 @@ public:
             all_->forget(spec_.name);
         }
         return report;
+    }
+
+    // All or nothing. Hooks are asked under no lock.
+    bool sleep(instant deadline, const std::stop_token& stop) {
+        for (auto& p : parts_) {
+            if (p.slice.compute.sleep(p.client, deadline, stop)) continue;
+            wake();
+            return false;
+        }
+        for (auto& p : parts_) {
+            p.memory.collect();
+            for (int round = 0; round < 2; ++round)  // what caches on it give back its own pool keeps
+                for (hook_cursor asked; p.memory.limit().ask_next(asked, p.memory.capacity());) {
+                }
+        }
+        return true;
+    }
+    void wake() {
+        for (auto& p : parts_) p.slice.compute.wake(p.client);
     }
 
     // All or nothing. The limiters are told last and under no lock, since they may let in work at once. What a policy
@@ -222,7 +254,7 @@ private:
         client_usage account;
         if (!p.slice.compute.close(p.client, deadline, {}, &account)) return false;
         const std::lock_guard lock(all_->mutex);
-        if (account.completed != 0) p.account = account;  // else it was closed before
+        if (account.completed + account.dropped != 0) p.account = account;  // else it was closed before
         return true;
     }
 
@@ -232,6 +264,7 @@ private:
         sum.failed += ran.failed;
         sum.waiting += ran.waiting;
         sum.in_flight += ran.in_flight;
+        sum.dropped += ran.dropped;
     }
 
     // A new level is all that telling a limiter may run out of memory for: a client opens it, and goes.
@@ -262,6 +295,7 @@ private:
         spec_.slo = c.slo.value_or(spec_.slo);
         spec_.group = c.group.value_or(spec_.group);
         spec_.longest = c.longest.value_or(spec_.longest);
+        spec_.queue_limit = c.queue_limit.value_or(spec_.queue_limit);
         return {};
     }
 
@@ -276,7 +310,8 @@ private:
                            .soft_cap = old.soft_cap,
                            .slo = old.slo,
                            .group = old.group,
-                           .longest = old.longest});
+                           .longest = old.longest,
+                           .queue_limit = old.queue_limit});
     }
 
     // What it is lent of one device at the most.

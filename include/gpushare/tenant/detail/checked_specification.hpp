@@ -1,0 +1,78 @@
+// SPDX-License-Identifier: Apache-2.0
+// Fields of a specification that make no sense whatever there is room for: refused with the field's name and value.
+//
+//   detail::check_admission(spec);      // throws "tenant 'chat': slo = -5000000 ns: must not be negative"
+#pragma once
+
+#include <cstdint>
+#include <string>
+#include <string_view>
+
+#include <gpushare/config.hpp>
+#include <gpushare/error.hpp>
+#include <gpushare/tenant/specification.hpp>
+#include <gpushare/units.hpp>
+
+namespace gpushare {
+inline namespace GPUSHARE_ABI {
+namespace detail {
+
+/// Throws operation_error (invalid_specification).
+template <class Value>
+void check_field(bool right, const tenant_spec& of, std::string_view field, const Value& value, std::string_view unit,
+                 std::string_view must) {
+    if (right) return;
+    message m;
+    m.add("tenant '", std::string_view(of.name).substr(0, longest_name), "': ", field, " = ", value, unit, ": must ",
+          must);
+    throw operation_error(failure{errc::invalid_specification}, of.name, m);
+}
+
+/// Throws operation_error (invalid_specification).
+inline void check_fields(const tenant_spec& s) {
+    const auto time = [&](ns value, std::string_view field) {
+        check_field(value >= ns{0}, s, field, std::string_view(std::to_string(value.count())), " ns",
+                    "not be negative");
+    };
+    time(s.slo, "slo");
+    time(s.longest, "longest");
+    check_field(s.cap != share{}, s, "cap", std::uint64_t{s.cap.permille()}, " permille", "be more than 0");
+    check_field(s.unit != bytes{}, s, "unit", s.unit, "", "be at least 1 B");
+    check_field(s.streams != 0, s, "streams", std::uint64_t{s.streams}, "", "be at least 1");
+    check_field(s.devices != 0, s, "devices", std::uint64_t{s.devices}, "", "be at least 1");
+}
+
+/// The same of who is to be admitted.
+inline void check_admission(const tenant_spec& s) {
+    const auto refuse = [&](std::string_view why) {
+        message m;
+        m.add("tenant '", std::string_view(s.name).substr(0, longest_name), "': ", why);
+        throw operation_error(failure{errc::invalid_specification}, s.name, m);
+    };
+    if (s.name.empty()) refuse("a tenant needs a name");
+    if (s.memory == bytes{} && s.burst == bytes{}) refuse("needs memory, or burst");
+    check_fields(s);
+}
+
+/// The same of what a change makes of a tenant. Throws operation_error (not_whole), too.
+inline void check_change(const tenant_spec& granted, const tenant_change& c) {
+    tenant_spec then = granted;
+    then.cap = c.cap.value_or(then.cap);
+    then.slo = c.slo.value_or(then.slo);
+    then.longest = c.longest.value_or(then.longest);
+    check_fields(then);
+    const bytes step = then.unit * then.devices;
+    const auto whole = [&](const auto& value, std::string_view field) {
+        if (!value || *value % step == bytes{} || *value == bytes::max()) return;
+        message m;
+        m.add("tenant '", std::string_view(then.name).substr(0, longest_name), "': ", field, " = ", *value,
+              ": must be whole in units of ", then.unit, " on each of its devices");
+        throw operation_error(failure{errc::not_whole}, then.name, m);
+    };
+    whole(c.memory, "memory");
+    whole(c.burst, "burst");
+}
+
+}  // namespace detail
+}  // namespace GPUSHARE_ABI
+}  // namespace gpushare

@@ -1,0 +1,234 @@
+// SPDX-License-Identifier: Apache-2.0
+// All about submissions that a tenant offers by itself: several streams, options, callbacks, coroutines, requests,
+// cancelling, sleep.
+#include <atomic>
+#include <chrono>
+#include <coroutine>
+#include <exception>
+#include <memory>
+#include <stdexcept>
+#include <stop_token>
+#include <string>
+#include <thread>
+#include <utility>
+#include <vector>
+
+#include <gpushare/backend/host/host.hpp>
+#include <gpushare/memory/pool_resource.hpp>
+#include <gpushare/tenant/tenancy.hpp>
+
+#include "support/catch.hpp"
+#include "support/code_of.hpp"
+
+namespace submit_test {
+
+using namespace gpushare::literals;
+using namespace std::chrono_literals;
+using gpushare::completion;
+using gpushare::device_id;
+using gpushare::errc;
+using support::code_of;
+
+namespace host = gpushare::host;
+using tenancy = gpushare::tenancy<host::node>;
+using clock = std::chrono::steady_clock;
+
+namespace {
+
+host::node_options modelled(std::uint32_t devices = 1) {
+    return {.devices = devices, .memory = 64_MiB, .sms = 2, .timing = host::timing::modelled};
+}
+/// One block for so long.
+auto block(gpushare::ns length) {
+    return [length](host::stream& s) { s.launch({.blocks = 1, .hold = length}, [](auto&) {}); };
+}
+
+/// A coroutine that starts at once and belongs to nobody.
+struct detached {
+    struct promise_type {
+        detached get_return_object() noexcept { return {}; }
+        std::suspend_never initial_suspend() noexcept { return {}; }
+        std::suspend_never final_suspend() noexcept { return {}; }
+        void return_void() noexcept {}
+        void unhandled_exception() { std::terminate(); }
+    };
+};
+
+}  // namespace
+
+TEST_CASE("a tenant with two streams fills two SMs, and keeps the order of each", "[tenant][submit]") {
+    host::node n(modelled());
+    tenancy shared(n);
+    auto reader = shared.admit({.name = "reader", .memory = 1_MiB, .compute = 50_pct, .streams = 2});
+    std::vector<tenancy::tenant::ticket> calls;
+    for (std::uint32_t i = 0; i < 12; ++i) calls.push_back(reader.submit(block(2ms), {.key = 1, .stream = i % 2}));
+    for (auto& c : calls) REQUIRE(c.wait(clock::now() + 20s));
+    std::vector<host::block_record> blocks = n.ledger({0}).take().blocks;
+    REQUIRE(blocks.size() == 12);
+    std::size_t beside = 0;
+    for (std::size_t i = 0; i < blocks.size(); ++i)
+        for (std::size_t j = 0; j < i; ++j)
+            beside += blocks[i].start < blocks[j].end && blocks[j].start < blocks[i].end;
+    CHECK(beside > 0);
+    CHECK(reader.estimate(1).known);
+    CHECK(reader.estimate(1).finish() > 0ns);
+    CHECK(&reader.work_stream(0, 0) != &reader.work_stream(0, 1));
+    CHECK(code_of([&] { (void)reader.work_stream(0, 2); }) == errc::invalid_specification);
+    CHECK(reader.try_submit(block(1us), {.stream = 2}).code() == errc::invalid_specification);
+    CHECK(code_of([&] { (void)shared.admit({.name = "none", .memory = 1_MiB, .compute = 1_pct, .streams = 0}); }) ==
+          errc::invalid_specification);
+}
+
+TEST_CASE("a tenant's close waits for all of its streams", "[tenant][submit]") {
+    host::node n(modelled());
+    tenancy shared(n);
+    auto t = shared.admit({.name = "t", .memory = 1_MiB, .compute = 50_pct, .streams = 2});
+    n.faults({0}).stall(t.work_stream(0, 1));
+    t.work_stream(0, 1).launch({.blocks = 1}, [](auto&) {});  // past the limiter
+    CHECK_FALSE(t.close(clock::now() + 5ms).complete);
+    n.faults({0}).resume(t.work_stream(0, 1));
+    CHECK(t.close(clock::now() + 20s).complete);
+}
+
+TEST_CASE("what waits of a tenant is cancelled, dropped if late, and limited", "[tenant][submit]") {
+    host::node n(modelled());
+    tenancy shared(n, {.limiter = {.depth = 1, .horizon = 1ns}});
+    auto t = shared.admit({.name = "chat", .memory = 1_MiB, .compute = 50_pct, .queue_limit = 2});
+    n.faults({0}).stall(t.work_stream());
+    std::atomic<int> ran{0};
+    const auto work = [&](host::stream& s) { s.launch({.blocks = 1}, [&ran](auto&) { ++ran; }); };
+    auto first = t.submit(work);
+    auto owned = std::make_unique<int>(7);  // callables needn't be copied
+    auto urgent = t.submit([&, own = std::move(owned)](host::stream& s) { ran += *own, work(s); }, {.priority = {1}});
+    auto late = t.submit(work, {.deadline = clock::now(), .drop_if_late = true});
+    std::atomic<errc> told{errc::none};
+    auto cancelled = t.submit(work, {}, [&](const completion& c) { told = c.status; });
+    CHECK(ran == 7);  // a higher level has room of its own
+    CHECK(t.try_submit(work).code() == errc::queue_full);
+    try {
+        t.submit(work);
+        FAIL("there is no room");
+    } catch (const gpushare::operation_error& e) {
+        CHECK(e.tenant() == "chat");
+    }
+    CHECK(cancelled.cancel());
+    CHECK(told == errc::stopped);
+    CHECK_THROWS_WITH(cancelled.rethrow(), "tenant 'chat': submission: stop requested");
+    n.faults({0}).resume(t.work_stream());
+    for (auto* one : {&first, &late, &urgent}) REQUIRE(one->wait(clock::now() + 20s));
+    CHECK(late.status() == errc::deadline_exceeded);
+    CHECK(first.status() == errc::none);
+    CHECK(urgent.status() == errc::none);
+    CHECK(ran == 2 + 7);
+    CHECK(t.usage().dropped == 1);
+    CHECK(t.usage().completed == 2);
+    CHECK(t.close(clock::now() + 20s).usage.dropped == 1);
+}
+
+TEST_CASE("coroutines, requests and pardons of a tenant", "[tenant][submit]") {
+    host::node n(modelled());
+    tenancy shared(n, {.limiter = {.quarantine_after = 2}});
+    auto t = shared.admit({.name = "chat", .memory = 1_MiB, .compute = 50_pct, .streams = 2});
+    std::string said;
+    const auto chain = [&]() -> detached {
+        const auto good = co_await t.async_submit(block(1us), {.stream = 1});
+        said = good.status == errc::none ? "good; " : "bad; ";
+        const auto bad = co_await t.async_submit([](host::stream&) { throw std::runtime_error("no such page"); });
+        try {
+            bad.rethrow();
+        } catch (const gpushare::operation_error& e) {
+            said += e.what();
+        }
+    };
+    chain();
+    while (t.usage().completed < 2) (void)n.ledger({0});
+    CHECK(said == "good; tenant 'chat': enqueuing the work threw: no such page");
+    {
+        auto r = t.request({.deadline = clock::now() + 1s, .level = {1}});
+        REQUIRE(r.submit(block(1us), {.key = 3}).wait(clock::now() + 20s));
+        REQUIRE(r.submit(block(1us), {.stream = 1}).wait(clock::now() + 20s));
+        CHECK(r.try_submit(block(1us), {.stream = 2}).code() == errc::invalid_specification);
+    }
+    for (int i = 0; i < 2; ++i)
+        (void)t.submit([](host::stream&) { throw std::runtime_error("again"); }).wait(clock::now() + 20s);
+    CHECK(t.try_submit(block(1us)).code() == errc::quarantined);
+    const auto e = shared.limiter_of({0}).take_event();
+    REQUIRE(e);
+    CHECK(e->name.view() == "chat");
+    t.pardon();
+    CHECK(t.submit(block(1us)).wait(clock::now() + 20s));
+    t.close();
+    CHECK(code_of([&] { (void)t.request(); }) == errc::closed);
+    CHECK(code_of([&] { (void)t.async_submit(block(1us)); }) == errc::closed);
+}
+
+TEST_CASE("who puts a tenant to sleep is woken by whoever drives", "[tenant][submit][threads]") {
+    host::node n(modelled());
+    tenancy shared(n);
+    auto t = shared.admit({.name = "t", .memory = 1_MiB, .compute = 50_pct});
+    std::jthread dispatcher([&](const std::stop_token& stop) { shared.dispatch(device_id{0}, stop); });
+    for (int i = 0; i < 20; ++i) {
+        auto last = t.submit(block(2ms));
+        const auto began = clock::now();
+        REQUIRE(t.sleep(began + 20s));
+        REQUIRE(last.done());
+        REQUIRE(clock::now() - began < 10s);  // it wasn't the deadline
+        t.wake();
+    }
+}
+
+TEST_CASE("a bad field of a specification or of a change is named, with its value", "[tenant][submit]") {
+    host::node n(modelled());
+    tenancy shared(n);
+    const auto admit = [&](gpushare::tenant_spec spec) {
+        spec.name = "t";
+        spec.memory = 1_MiB;
+        spec.compute = 10_pct;
+        return shared.admit(spec);
+    };
+    CHECK_THROWS_WITH(admit({.slo = -5ms}), "tenant 't': slo = -5000000 ns: must not be negative");
+    CHECK_THROWS_WITH(admit({.longest = -1ns}), "tenant 't': longest = -1 ns: must not be negative");
+    CHECK_THROWS_WITH(admit({.cap = 0_pct}), "tenant 't': cap = 0 permille: must be more than 0");
+    CHECK_THROWS_WITH(admit({.unit = 0_B}), "tenant 't': unit = 0 B: must be at least 1 B");
+    CHECK_THROWS_WITH(admit({.streams = 0}), "tenant 't': streams = 0: must be at least 1");
+    CHECK_THROWS_WITH(admit({.devices = 0}), "tenant 't': devices = 0: must be at least 1");
+    auto t = admit({.unit = 1_KiB});
+    CHECK_THROWS_WITH(t.resize({.memory = 3_B}),
+                      "tenant 't': memory = 3 B: must be whole in units of 1 KiB on each of its devices");
+    CHECK_THROWS_WITH(t.resize({.burst = 5_B}),
+                      "tenant 't': burst = 5 B: must be whole in units of 1 KiB on each of its devices");
+    CHECK_THROWS_WITH(t.resize({.slo = -1ns}), "tenant 't': slo = -1 ns: must not be negative");
+    CHECK(t.spec().memory == 1_MiB);
+}
+
+TEST_CASE("a tenant that sleeps runs nothing, keeps nothing for later, and goes on when it wakes", "[tenant][submit]") {
+    host::node n(modelled(2));
+    tenancy shared(n);
+    auto t = shared.admit({.name = "t", .memory = 16_MiB, .devices = 2, .compute = 50_pct});
+    void* const weights = t.memory().allocate(1 << 20);
+    t.memory().deallocate(t.memory().allocate(4 << 20), 4 << 20);
+    gpushare::pool_resource cache(t.memory());  // of the program's, on top
+    cache.deallocate(cache.allocate(1 << 16), 1 << 16);
+    CHECK(t.usage().current > 4_MiB);
+
+    n.faults({1}).stall(t.work_stream(1));
+    auto blocked = t.submit(block(1us), 1);
+    CHECK_FALSE(t.sleep(clock::now() + 2ms));  // on all devices or none
+    CHECK(t.submit(block(1us)).wait(clock::now() + 20s));
+    n.faults({1}).resume(t.work_stream(1));
+    CHECK(t.sleep(clock::now() + 20s));
+    CHECK(blocked.done());
+    CHECK(t.usage().current <= 2_MiB);  // the weights, and the segment they are in
+    auto waits = t.submit(block(1us));
+    CHECK_FALSE(waits.wait(clock::now() + 2ms));
+    CHECK(t.usage().waiting == 1);
+    t.wake();
+    CHECK(waits.wait(clock::now() + 20s));
+    CHECK(waits.status() == errc::none);
+    t.memory().deallocate(weights, 1 << 20);
+    CHECK(t.sleep());
+    CHECK(t.close(clock::now() + 20s).leaked_blocks == 0);
+    CHECK_FALSE(t.sleep());
+}
+
+}  // namespace submit_test
