@@ -265,11 +265,15 @@ private:
             bool all = false;
             try {
                 all = pool_.take_back(leaks);
+                (void)pool_.give_back(bytes::max());
+                // Another thread that closes may still be on its way to the device with a segment that it has emptied: charged, and in
+                // no pool.
+                const auto found = leaks.size();
+                all = pool_.take_back(leaks) && all && leaks.size() == found;
             } catch (...) {
                 if (leaks.empty()) throw;
                 return false;
             }
-            (void)pool_.give_back(bytes::max());
             if (all || yields == 10'000) return all;
             std::this_thread::yield();
         }
