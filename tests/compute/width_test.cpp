@@ -291,6 +291,7 @@ measured run(std::uint32_t sms, const std::vector<engine>& engines, bool declare
         client_id id;
         std::deque<stream> streams;
     };
+    bool over = false;  // outlives the limiter, which tells callers that it ends
     modelled_device device(sms);
     limiter compute({}, modelled_device::clock(device));
     std::deque<tenant> tenants;
@@ -301,7 +302,6 @@ measured run(std::uint32_t sms, const std::vector<engine>& engines, bool declare
         const auto tag = static_cast<std::uint32_t>(tenants.size() - 1);
         for (std::uint32_t i = 0; i < e.threads; ++i) t.streams.emplace_back(device, gpushare::priority{}, tag);
     }
-    bool over = false;
     struct caller {
         const modelled_device* device;
         limiter* compute;

@@ -1,0 +1,39 @@
+// SPDX-License-Identifier: Apache-2.0
+// A scope whose leaks are meant: what a tenancy gives up at its end, since work may still use it, LeakSanitizer would report.
+//
+//   const support::leaks_are_meant here;
+#pragma once
+
+#if defined(__has_feature)
+#if __has_feature(address_sanitizer)
+#define GPUSHARE_TESTS_FIND_LEAKS
+#endif
+#elif defined(__SANITIZE_ADDRESS__)
+#define GPUSHARE_TESTS_FIND_LEAKS
+#endif
+
+#ifdef GPUSHARE_TESTS_FIND_LEAKS
+extern "C" void __lsan_disable();  // NOLINT: the sanitizer's
+extern "C" void __lsan_enable();   // NOLINT
+#endif
+
+namespace support {
+
+/// Of this thread.
+class leaks_are_meant {
+public:
+    leaks_are_meant() noexcept {
+#ifdef GPUSHARE_TESTS_FIND_LEAKS
+        __lsan_disable();
+#endif
+    }
+    leaks_are_meant(const leaks_are_meant&) = delete;
+    leaks_are_meant& operator=(const leaks_are_meant&) = delete;
+    ~leaks_are_meant() {
+#ifdef GPUSHARE_TESTS_FIND_LEAKS
+        __lsan_enable();
+#endif
+    }
+};
+
+}  // namespace support
