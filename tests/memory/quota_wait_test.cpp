@@ -6,6 +6,7 @@
 #include <chrono>
 #include <cstddef>
 #include <cstdint>
+#include <memory>
 #include <optional>
 #include <stop_token>
 #include <thread>
@@ -265,7 +266,7 @@ TEST_CASE("who waits is served in line beside pressure, and later ones stay behi
     quota device{10_KiB};
     quota chat{device, 0_B, 10_KiB}, code{device, 0_B, 10_KiB};
     REQUIRE(chat.try_charge(10_KiB) == errc::none);
-    std::optional<gpushare::quota_pressure> looks(std::in_place, device);
+    auto looks = std::make_unique<gpushare::quota_pressure>(device);
     gpushare::quota_claim claim{code, 4_KiB};
     CHECK(chat.release(3_KiB));
     CHECK(chat.try_charge(1_KiB) == errc::out_of_memory);  // it waits for these

@@ -123,9 +123,10 @@ public:
         if (!core.contains(c)) return false;
         engine_.clients().sleep(c);
         engine_.drive(lock, look::now);
-        const auto drained = [&] { return !core.contains(c) || engine_.is_over(c); };
+        const auto awake = [&] { return !core.contains(c) || !engine_.clients().queue(c).asleep; };
+        const auto drained = [&] { return awake() || engine_.is_over(c); };
         const bool over = engine_.wait(lock, drained, nullptr, deadline, stop) == errc::none;
-        if (over || !core.contains(c)) return over;
+        if (over || awake()) return over && !awake();
         engine_.clients().wake(c, engine_.policy_time());
         engine_.drive(lock, look::now);
         return false;
@@ -135,6 +136,7 @@ public:
         std::unique_lock lock(engine_.mutex());
         if (!engine_.core().contains(c)) return;
         engine_.clients().wake(c, engine_.policy_time());
+        engine_.wake_all(lock);  // who waits in sleep()
         engine_.drive(lock, look::now);
     }
 
@@ -334,15 +336,13 @@ private:
     errc wait_for_room(lock_type& lock, detail::submission<Stream>& mine, client_id c, const submit_options& o,
                        const std::stop_token& stop) {
         auto why = errc::queue_full;
-        const auto entered = [&] {
-            if (why == errc::queue_full) why = engine_.clients().arrive(mine, c, o, engine_.policy_time());
-            return why != errc::queue_full;
-        };
+        const auto room = [&] { return (why = engine_.clients().no_entry(c)) != errc::queue_full; };
         auto& waiting = engine_.clients().queue(c).waits_for_room;
         ++waiting;
-        const auto waited = engine_.wait(lock, entered, nullptr, o.room_by, stop);
+        const auto waited = engine_.wait(lock, room, nullptr, o.room_by, stop);
         --waiting;
-        return waited == errc::stopped ? waited : why;
+        if (waited == errc::stopped) return waited;
+        return why == errc::none ? engine_.clients().arrive(mine, c, o, engine_.policy_time()) : why;
     }
 
     engine engine_;

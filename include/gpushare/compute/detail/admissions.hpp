@@ -154,7 +154,7 @@ public:
     [[nodiscard]] bool arrive_and_pass(submission& s, client_id c, const submit_options& o, instant now) noexcept {
         const bool plain = &o == &no_options;
         if (!plain) describe(s, c, o, now);
-        if (queue(c).asleep || (!plain && o.priority != no_priority)) {
+        if (queue(c).asleep || (!plain && (o.priority != no_priority || o.drop_if_late))) {
             if (plain) describe(s, c, o, now);
             enter(s, now);
             return false;
@@ -164,7 +164,7 @@ public:
             return true;
         }
         if (plain) describe(s, c, o, now);
-        stand_in_line(s);
+        stand_in_line(s, now);
         return false;
     }
     /// It waits no longer, and wasn't admitted.
@@ -261,14 +261,14 @@ private:
             } catch (const std::bad_alloc&) {  // then its client stays where it is
             }
         core_.arrive(s.client, now, s.facts);
-        const auto* const first = q.waiting.front();
-        stand_in_line(s);
-        if (first != nullptr && q.waiting.front() == &s) core_.replace_first(s.client, now, s.facts);
+        stand_in_line(s, now);
     }
-    void stand_in_line(submission& s) noexcept {
+    void stand_in_line(submission& s, instant now) noexcept {
         auto& q = queue(s.client);
+        const auto* const first = q.waiting.front();
         const auto level_of = [&](const submission& one) { return one.level != no_priority ? one.level : q.own_level; };
         q.waiting.insert(s, [&, own = level_of(s)](const submission& other) { return level_of(other) < own; });
+        if (first != nullptr && q.waiting.front() == &s) core_.replace_first(s.client, now, s.facts);
     }
     void hold(submission& s) noexcept {
         queue(s.client).held.push(s);

@@ -278,7 +278,9 @@ private:
         return a.width.known() || kept <= 0 ? a.width.part() : 1 - kept;
     }
     [[nodiscard]] bool is_kept_off(const admission& a) const noexcept {
-        return width_beside_kept(a) <= 1 - levels_[a.level_index].kept + uncertain;
+        const double rest =
+            1 - levels_[a.level_index].kept;  // nothing: all of it is kept, and who isn't let in would never be
+        return rest > uncertain && width_beside_kept(a) <= rest + uncertain;
     }
     // Of what the levels above keep, what isn't taken by work of their own that is long for this level.
     [[nodiscard]] double still_kept(std::uint32_t level) const noexcept {

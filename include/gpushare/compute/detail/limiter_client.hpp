@@ -225,7 +225,8 @@ template <class Policy>
     kept_for_return kept;
     watched.erase_if([&](std::uint32_t i) {
         const auto& client = clients[i];
-        return !client.keep_for_return(kept, now, goes_before(policy, {i, client.generation}, c));
+        // Who has gone is none of a later policy's clients.
+        return !client.present || !client.keep_for_return(kept, now, goes_before(policy, {i, client.generation}, c));
     });
     return kept;
 }

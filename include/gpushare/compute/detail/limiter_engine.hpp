@@ -133,7 +133,7 @@ public:
         drive(lock, now, look::if_due, stay);
         auto why = wait(lock, admitted, &s, deadline, stop);
         if (why != errc::none)
-            clients_.withdraw(s, policy_time());
+            leave_queue(s);
         else
             why = s.status;
         if (why != errc::none) batches_.give_back(s);
@@ -336,6 +336,8 @@ public:
         const std::lock_guard lock(mutex_);
         sleepers_.wake_all();
     }
+    /// The same, with the mutex.
+    void wake_all(const lock_type&) noexcept { sleepers_.wake_all(); }
     /// For a ticket: until `s` is done. Takes the mutex.
     bool wait_for(submission& s, instant deadline, const std::stop_token& stop) {
         const std::stop_callback on_stop(stop, [this] { wake_all(); });
@@ -660,10 +662,12 @@ private:
                     cancel_waiting(lock, queues[i], why);
     }
     void cancel_waiting(lock_type& lock, client_queue<Stream>& client, errc why) noexcept {
+        if (client.waits_for_room > 0) sleepers_.wake_all();
         fifo<submission> cancelled;
         while (submission* const s = clients_.withdraw_first(client)) {
             if (s->queued) {
                 s->at.store(submission_stage::admitted, std::memory_order_relaxed);  // it waits no more
+                ++client.untold;  // until it is complete: who closes waits for it
                 cancelled.push(*s);
             } else {
                 turn_away(*s, why);
@@ -681,14 +685,22 @@ private:
         lock.unlock();  // the callable is the user's, its destructor too
         s.work.reset();
         lock.lock();
+        const auto c = s.client;  // complete() may give the record back
         complete(s, why);
+        --clients_.queue(c).untold;
+        if (is_awaited(c)) sleepers_.wake_all();
+    }
+    // It waits no longer, and makes room for who waits for that.
+    void leave_queue(submission& s) noexcept {
+        clients_.withdraw(s, policy_time());
+        if (clients_.queue(s.client).waits_for_room > 0) sleepers_.wake_all();
     }
     // One that waits is over, without having run.
     void dismiss(lock_type& lock, submission& s, errc why) noexcept {
-        clients_.withdraw(s, policy_time());
-        if (clients_.queue(s.client).waits_for_room > 0) sleepers_.wake_all();
+        leave_queue(s);
         if (!s.queued) return turn_away(s, why);
         s.at.store(submission_stage::admitted, std::memory_order_relaxed);  // it waits no more
+        ++clients_.queue(s.client).untold;                                  // as in cancel_waiting()
         end_unrun(lock, s, why);
     }
     [[nodiscard]] bool is_late(const submission& s) const noexcept {

@@ -14,6 +14,7 @@
 #include <limits>
 #include <mutex>
 #include <optional>
+#include <shared_mutex>
 #include <string_view>
 #include <thread>
 #include <utility>
@@ -92,19 +93,23 @@ public:
     }
 
     errc deallocate(void* p, std::size_t size, std::size_t alignment) noexcept {
+        auto overwrites = overwriting();
         if (const errc wrong = strike(p, size, alignment); wrong != errc::none) [[unlikely]]
             return wrong;
         const errc wrong = clean().on_free()
                                ? pool_.deallocate_after(clean().overwrite_after(nullptr, p, size), p, size, alignment)
                                : cache_.deallocate(p, size, alignment);
+        if (overwrites) overwrites.unlock();
         if (quota_->pressed()) [[unlikely]]
             relieve();
         return wrong;
     }
     errc deallocate_after(const Point& point, void* p, std::size_t size, std::size_t alignment) noexcept {
+        auto overwrites = overwriting();
         if (const errc wrong = strike(p, size, alignment); wrong != errc::none) return wrong;
         const errc wrong = pool_.deallocate_after(clean().on_free() ? clean().overwrite_after(&point, p, size) : point,
                                                   p, size, alignment);
+        if (overwrites) overwrites.unlock();
         if (quota_->pressed()) relieve();
         return wrong;
     }
@@ -130,6 +135,7 @@ public:
 
     /// Takes back what is out, and enters it into `leaks`. See tenant_memory::take_back.
     bool take_back(std::vector<leak>& leaks) {
+        const std::lock_guard alone(overwrites_);
         std::vector<leak> traced;
         if (clean().on_free()) overwrite_all(traced = traced_->take_all());
         const bool all = take_back_blocks(leaks);
@@ -246,6 +252,12 @@ private:
 
     // False, with the reason, and the block is back: the host has no memory to remember who took it.
     bool enter(const block& b, failure& refusal) noexcept {
+        const auto overwrites = overwriting();
+        if (overwrites && closed()) {  // who closes has looked through the table
+            (void)cache_.deallocate(b.pointer, static_cast<std::size_t>(b.size.count()), b.alignment);
+            refusal = {.code = errc::closed};
+            return false;
+        }
         try {
             traced_->insert(b);
             return true;
@@ -254,6 +266,11 @@ private:
             (void)cache_.deallocate(b.pointer, static_cast<std::size_t>(b.size.count()), b.alignment);
             return false;
         }
+    }
+    // While a free overwrites its block, which the pool still has for out, no close takes it back: it would be somebody else's. Held
+    // by frees at once, where blocks are overwritten as they are freed; else by nobody.
+    [[nodiscard]] std::shared_lock<std::shared_mutex> overwriting() noexcept {
+        return clean().on_free() ? std::shared_lock(overwrites_) : std::shared_lock<std::shared_mutex>{};
     }
     [[nodiscard]] errc strike(void* p, std::size_t size, std::size_t alignment) noexcept {
         return traced_ ? traced_->remove(p, bytes{size}, alignment) : errc::none;
@@ -299,6 +316,7 @@ private:
     open_resource resource_;
     mutable pool_resource<open_resource, Point> pool_;           // a reading empties the caches
     typename pool_resource<open_resource, Point>::cache cache_;  // of all threads
+    std::shared_mutex overwrites_;                               // see overwriting()
     std::optional<block_table> traced_;  // who allocated what, where traces want that, or to check a free first
     quota_hook gives_back_;
     std::atomic<bool> closed_{false};
