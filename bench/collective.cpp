@@ -124,7 +124,6 @@ void compare(bench::report& r, unsigned ranks) {
     sweeps mine, streams, mpi, gloo;
     const bench::mpi_peers mpis(ranks);
     r.setting("mpi" + tail, mpis.kept());
-    r.setting("mpi_single_copy" + tail, mpis.single_copy() ? "permitted" : "not permitted by the kernel");
     r.setting("gloo", bench::gloo_settings());
     for (std::size_t k = 0; k < rounds; ++k) {
         mpi.push_back(mpis.sweep());

@@ -128,6 +128,21 @@ void mixed(bench::report& r, crew& c, std::uint32_t cores, const std::string& su
     r.figure("serving.bound_vs_p99" + suffix, published.vs_p99, "x");
 }
 
+/// What two models side by side get done, over twice what one does: they share the way to the memory. No mix with more than one
+/// model's time can do better, whoever decides who runs.
+void two_models(bench::report& r, crew& c) {
+    std::vector<double> pct;
+    for (int i = 0; i < repeats; ++i) {
+        const auto rate = [&](std::size_t writers) {
+            return on_plain_threads(c, {.readers = 0, .writers = writers, .before = 300ms, .window = 2000ms})
+                .rate(writer);
+        };
+        const double one = rate(1);
+        pct.push_back(100 * rate(2) / (2 * one));
+    }
+    r.figure("serving.two_models_pct", pct, "%");
+}
+
 /// A writer that submits a token and waits for it, beside a reader that has pages waiting always, on one SM.
 void decode(bench::report& r, crew& c) {
     std::vector<double> shares;
@@ -188,7 +203,10 @@ int main(int argc, char** argv) {
             return sum;
         };
         const double by_control = wrong(c.writers);
-        if (asked.wants("two")) mixed(r, c, 2, "");
+        if (asked.wants("two")) {
+            mixed(r, c, 2, "");
+            two_models(r, c);
+        }
         if (asked.wants("kept")) mixed(r, c, 2, "_keeping_an_sm", true);
         if (asked.wants("one")) mixed(r, c, 1, "_one_sm");
         if (asked.wants("decode")) decode(r, c);

@@ -1,6 +1,8 @@
 // SPDX-License-Identifier: Apache-2.0
 #include "collective/peers.hpp"
 
+#include <sys/wait.h>
+
 #include <algorithm>
 #include <array>
 #include <cstdio>
@@ -86,20 +88,21 @@ std::vector<mpi_peers::setting> mpi_peers::all_settings([[maybe_unused]] unsigne
 
 mpi_peers::outcome mpi_peers::run(const setting& s, unsigned fewer) {
     outcome o;
-    // A setting that hangs is one that doesn't work.
+    // A setting that hangs is one that doesn't work; a look takes five seconds.
+    const std::string patience = fewer > 1 ? "20" : "120";
     std::string quoted = s.command;
     for (std::size_t at = 0; (at = quoted.find('\'', at)) != std::string::npos; at += 4) quoted.replace(at, 1, "'\\''");
-    const std::string command = "timeout 120 sh -c '" + quoted + " " + std::to_string(fewer) + "' 2>&1";
+    const std::string command = "timeout " + patience + " sh -c '" + quoted + " " + std::to_string(fewer) + "' 2>&1";
     std::FILE* const output = ::popen(command.c_str(), "r");
-    if (output == nullptr) return {{}, {}, "it couldn't be started", false, 0};
+    if (output == nullptr) return {{}, {}, "it couldn't be started", 0, 0};
     std::array<char, 1024> line{};
     std::string first;
     while (std::fgets(line.data(), line.size(), output) != nullptr) {
         const std::string_view text(line.data());
         if (text.starts_with("us "))
             o.us.push_back(std::strtod(line.data() + 3, nullptr));
-        else if (text.starts_with("single-copy "))
-            o.single_copy = text[12] == '1';
+        else if (text.starts_with("single-copies "))
+            o.single_copies = std::strtoull(line.data() + 14, nullptr, 10);
         else if (text.starts_with("wrong "))
             o.wrong = std::strtoull(line.data() + 6, nullptr, 10);
         else if (text.starts_with("Open MPI v") || text.starts_with("MPICH Version"))
@@ -111,7 +114,11 @@ mpi_peers::outcome mpi_peers::run(const setting& s, unsigned fewer) {
     const int status = ::pclose(output);
     if (status != 0 || o.us.size() != cells) {
         o.us.clear();
-        o.trouble = first.empty() ? "it ended with " + std::to_string(status) : first;
+        constexpr int of_timeout = 124;
+        if (WIFEXITED(status) && WEXITSTATUS(status) == of_timeout)
+            o.trouble = "it took longer than " + patience + " s";
+        else
+            o.trouble = first.empty() ? "it ended with " + std::to_string(status) : first;
     } else if (o.wrong != 0) {
         o.us.clear();
         o.trouble = std::to_string(o.wrong) + " elements of its sums were wrong";
@@ -130,9 +137,9 @@ mpi_peers::mpi_peers(unsigned ranks) {
         if (o.us.empty()) {
             std::printf("#   %s: %s: failed: %s\n", s.version.c_str(), s.name.c_str(), o.trouble.c_str());
         } else {
-            std::printf("#   %s: %s: %.1f %.1f %.0f %.0f\n", s.version.c_str(), s.name.c_str(), o.us[0], o.us[3],
-                        o.us[5], o.us[8]);
-            single_copy_ = single_copy_ || o.single_copy;
+            std::printf("#   %s: %s: %.1f %.1f %.0f %.0f, %zu single copies by a rank\n", s.version.c_str(),
+                        s.name.c_str(), o.us[0], o.us[3], o.us[5], o.us[8], o.single_copies);
+            s.single_copies = o.single_copies != 0;
         }
         std::fflush(stdout);
         keep_least(best, o.us);
@@ -165,7 +172,8 @@ std::vector<double> mpi_peers::sweep() const {
 
 std::string mpi_peers::kept() const {
     std::string text;
-    for (const auto& s : kept_) text += (text.empty() ? "" : "; ") + s.version + ": " + s.name;
+    for (const auto& s : kept_)
+        text += (text.empty() ? "" : "; ") + s.version + ": " + s.name + (s.single_copies ? ", by single copies" : "");
     return text.empty() ? "none" : text;
 }
 

@@ -20,28 +20,27 @@ public:
 
     /// Microseconds as of bench::sweep, at each size by the fastest setting; nothing without an MPI.
     [[nodiscard]] std::vector<double> sweep() const;
-    /// "Open MPI v4.1.4: ring; MPICH Version 5.0.2: default", of those that were kept.
+    /// "Open MPI v4.1.4: ring, by single copies; MPICH Version 5.0.2: default", of those that were kept. By single copies: its
+    /// ranks read or wrote each other's memory, counted; the others copy large messages twice.
     [[nodiscard]] std::string kept() const;
-    /// Whether ranks may read each other's memory, without which large messages are copied twice.
-    [[nodiscard]] bool single_copy() const noexcept { return single_copy_; }
 
 private:
     struct setting {
         std::string name;     // "ring"
         std::string command;  // without the peer's arguments
         std::string version;  // told by the library
+        bool single_copies = false;
     };
     struct outcome {
         std::vector<double> us;  // empty: it failed
         std::string version, trouble;
-        bool single_copy = false;
+        std::size_t single_copies = 0;
         std::size_t wrong = 0;  // elements
     };
     static std::vector<setting> all_settings(unsigned ranks);
     static outcome run(const setting& s, unsigned fewer);
 
     std::vector<setting> kept_;
-    bool single_copy_ = false;
 };
 
 /// The same of Gloo by TCP on the loopback, at each size by the fastest of its algorithms.

@@ -133,11 +133,11 @@ double captured_ms(bool dispatcher, ns host_time) {
                 const auto own_before = own_callables;
                 const auto began = now();
                 auto t = l.submit(c, s, [me = std::this_thread::get_id(), host_time](gpushare::host::stream& to) {
-                    const auto end = now() + host_time;
+                    const auto called = now(), end = called + host_time;
                     while (now() < end) {
                     }
                     to.launch({.hold = host_time / 3}, gpushare::detail::empty_kernel{});
-                    if (std::this_thread::get_id() == me) own_callables += host_time;
+                    if (std::this_thread::get_id() == me) own_callables += now() - called;
                 });
                 note(now() - began - (own_callables - own_before));
                 out.push_back(*std::move(t));

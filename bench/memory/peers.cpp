@@ -39,8 +39,10 @@ struct mimalloc {
 
 struct tcmalloc {
     void* library = load("libtcmalloc_minimal.so.4");
-    void* (*malloc)(std::size_t, std::size_t) = find<void* (*)(std::size_t, std::size_t)>(library, "tc_memalign");
-    void (*free)(void*, std::size_t) = find<void (*)(void*, std::size_t)>(library, "tc_free_sized");
+    // Not tc_memalign: that would have to be freed without its size.
+    void* (*malloc)(std::size_t, std::size_t) = find<void* (*)(std::size_t, std::size_t)>(library, "tc_new_aligned");
+    void (*free)(void*, std::size_t,
+                 std::size_t) = find<void (*)(void*, std::size_t, std::size_t)>(library, "tc_delete_sized_aligned");
 };
 
 template <class Resource>
@@ -67,9 +69,10 @@ std::vector<peer> peers() {
              [](void* m, std::size_t size) { return static_cast<mimalloc*>(m)->malloc(size, alignment); },
              [](void* m, void* p, std::size_t size) { static_cast<mimalloc*>(m)->free(p, size, alignment); }});
     if (auto tc = std::make_shared<tcmalloc>(); tc->malloc != nullptr && tc->free != nullptr)
-        found.push_back({"tcmalloc", tc,
-                         [](void* t, std::size_t size) { return static_cast<tcmalloc*>(t)->malloc(alignment, size); },
-                         [](void* t, void* p, std::size_t size) { static_cast<tcmalloc*>(t)->free(p, size); }});
+        found.push_back(
+            {"tcmalloc", tc,
+             [](void* t, std::size_t size) { return static_cast<tcmalloc*>(t)->malloc(size, alignment); },
+             [](void* t, void* p, std::size_t size) { static_cast<tcmalloc*>(t)->free(p, size, alignment); }});
     found.push_back(pmr_peer<std::pmr::synchronized_pool_resource>("pmr_pool"));
     if (peer thrust = thrust_pool(); !thrust.name.empty()) found.push_back(std::move(thrust));
     return found;

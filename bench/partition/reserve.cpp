@@ -60,13 +60,17 @@ double reserve_ns() {
     });
 }
 
-/// Four threads try `attempts` reservations on 4 to 8 devices with doomed sizes and lost devices in between. Counts
-/// what was not returned, or returned wrongly.
-std::uint64_t rollback_failures(std::uint64_t attempts) {
+struct tally {
+    std::atomic<std::uint64_t> made{0};
+    std::atomic<std::uint64_t> failures{0};  // what wasn't returned, or returned wrongly
+};
+
+/// Four threads try `attempts` reservations on 4 to 8 devices; most succeed. In between sizes that can't fit, and devices that
+/// are lost for a while.
+void contend(std::uint64_t attempts, tally& out) {
     constexpr unsigned threads = 4;
     constexpr std::size_t most = 8;
     const auto node = std::make_unique<std::array<device, most>>();
-    std::atomic<std::uint64_t> failures{0};
     {
         std::latch start(threads);
         std::vector<std::jthread> crew;
@@ -77,35 +81,41 @@ std::uint64_t rollback_failures(std::uint64_t attempts) {
                 std::array<gpushare::reservation<fragile_charge>, 4> held;
                 start.arrive_and_wait();
                 for (std::uint64_t i = 0; i < attempts / threads; ++i) {
-                    if (below(64) == 0) (*node)[below(most)].lost.store(below(2) == 0);
+                    if (below(64) == 0) (*node)[below(most)].lost.store(below(32) == 0);
                     auto& slot = held[below(held.size())];
-                    if (!slot.release()) failures.fetch_add(1);
+                    if (!slot.release()) out.failures.fetch_add(1, std::memory_order_relaxed);
                     std::vector<fragile_charge> parts;
                     const auto first = below(most);
-                    const auto size = bytes{1 + below(below(8) == 0 ? (160_GiB).count() : (20_GiB).count())};
+                    const auto size = bytes{1 + below(below(8) == 0 ? (160_GiB).count() : (6_GiB).count())};
                     for (auto count = 4 + below(most - 3); count > 0; --count) {
                         auto& d = (*node)[(first + count) % most];
                         parts.emplace_back(below(3) == 0 ? d.tenant : d.memory, size, d.lost);
                     }
-                    if (auto r = gpushare::reservation<fragile_charge>::try_make(std::move(parts)))
+                    if (auto r = gpushare::reservation<fragile_charge>::try_make(std::move(parts))) {
                         slot = *std::move(r);
+                        out.made.fetch_add(1, std::memory_order_relaxed);
+                    }
                 }
                 for (auto& slot : held)
-                    if (!slot.release()) failures.fetch_add(1);
+                    if (!slot.release()) out.failures.fetch_add(1, std::memory_order_relaxed);
             });
     }
     for (auto& d : *node) {
-        if (d.tenant.usage().current != 0_B || d.memory.usage().current != 1_GiB) failures.fetch_add(1);
-        if (d.memory.usage().peak > 80_GiB) failures.fetch_add(1);
+        if (d.tenant.usage().current != 0_B || d.memory.usage().current != 1_GiB)
+            out.failures.fetch_add(1, std::memory_order_relaxed);
+        if (d.memory.usage().peak > 80_GiB) out.failures.fetch_add(1, std::memory_order_relaxed);
     }
-    return failures;
 }
 
 }  // namespace
 
 void bench_reservations(report& r) {
     r.figure("partition.reserve_ns", repeated(9, reserve_ns), "ns");
-    r.figure("partition.rollback_failures", {static_cast<double>(rollback_failures(1'000'000))}, "count");
+    constexpr std::uint64_t attempts = 1'000'000;
+    tally all;
+    contend(attempts, all);
+    r.figure("partition.reservations_made_pct", {100.0 * static_cast<double>(all.made) / attempts}, "%");
+    r.figure("partition.rollback_failures", {static_cast<double>(all.failures)}, "count");
 }
 
 }  // namespace bench

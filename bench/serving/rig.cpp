@@ -9,9 +9,11 @@
 #include <atomic>
 #include <ctime>
 #include <deque>
+#include <filesystem>
 #include <mutex>
 #include <stdexcept>
 #include <stop_token>
+#include <string>
 #include <thread>
 #include <utility>
 
@@ -149,6 +151,32 @@ double part(const block_record& b, instant from, instant to) {
 
 double seconds(ns t) { return std::chrono::duration<double>(t).count(); }
 
+/// Holds all threads of the process, those that engines have made for themselves among them, to the first cores.
+class on_first_cores {
+public:
+    explicit on_first_cores(std::uint32_t cores) {
+        ::sched_getaffinity(0, sizeof before_, &before_);
+        ::cpu_set_t some;
+        CPU_ZERO(&some);
+        for (int core = 0, n = 0; core < CPU_SETSIZE && n < static_cast<int>(cores); ++core)
+            if (CPU_ISSET(core, &before_)) {
+                CPU_SET(core, &some);
+                ++n;
+            }
+        hold_all(some);
+    }
+    on_first_cores(const on_first_cores&) = delete;
+    on_first_cores& operator=(const on_first_cores&) = delete;
+    ~on_first_cores() { hold_all(before_); }
+
+private:
+    static void hold_all(const ::cpu_set_t& to) {
+        for (const auto& thread : std::filesystem::directory_iterator("/proc/self/task"))
+            ::sched_setaffinity(std::stoi(thread.path().filename().string()), sizeof to, &to);
+    }
+    ::cpu_set_t before_;
+};
+
 }  // namespace
 
 crew::crew(bool with_language_model) : detector(make_detector()), readers{make_reader(), make_reader()} {
@@ -241,21 +269,13 @@ outcome limited(crew& c, const plan& p) {
 }
 
 outcome on_plain_threads(crew& c, const plan& p) {
-    ::cpu_set_t before, some;
-    ::sched_getaffinity(0, sizeof before, &before);
-    CPU_ZERO(&some);
-    for (int core = 0, n = 0; core < CPU_SETSIZE && n < static_cast<int>(p.cores); ++core)
-        if (CPU_ISSET(core, &before)) {
-            CPU_SET(core, &some);
-            ++n;
-        }
+    const on_first_cores held(p.cores);
     outcome o;
     const instant begin = now();
     o.from = begin + p.before;
     o.to = o.from + p.window;
     std::mutex mutex;
     const auto run = [&](who tenant, engine& e, const std::stop_token& stop) {
-        ::sched_setaffinity(0, sizeof some, &some);
         std::vector<block_record> mine;
         while (!stop.stop_requested()) {
             const instant start = now();
@@ -271,7 +291,6 @@ outcome on_plain_threads(crew& c, const plan& p) {
     for (std::size_t i = 0; i < p.writers; ++i)
         threads.emplace_back([&, i](const std::stop_token& stop) { run(writer, *c.writers[i], stop); });
     threads.emplace_back([&] {
-        ::sched_setaffinity(0, sizeof some, &some);
         arrivals(begin, o.to, [&](instant due) {
             detection d{.due = due, .handed_over = now()};
             c.detector->call();
