@@ -14,7 +14,7 @@
 #include <vector>
 
 #include <gpushare/backend/host/host.hpp>
-#include <gpushare/compute/ticket.hpp>
+#include <gpushare/compute/handles.hpp>
 #include <gpushare/tenant/tenant.hpp>
 
 #include "trace_replay/workload.hpp"

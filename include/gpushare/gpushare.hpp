@@ -12,12 +12,11 @@
 #pragma once
 
 #include <gpushare/compute/compute_limiter.hpp>
+#include <gpushare/compute/handles.hpp>
 #include <gpushare/compute/limiter_core.hpp>
-#include <gpushare/compute/permit.hpp>
 #include <gpushare/compute/policies/weighted_fair.hpp>
 #include <gpushare/compute/policy.hpp>
 #include <gpushare/compute/submission.hpp>
-#include <gpushare/compute/ticket.hpp>
 #include <gpushare/concepts.hpp>
 #include <gpushare/config.hpp>
 #include <gpushare/error.hpp>

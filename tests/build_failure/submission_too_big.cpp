@@ -3,7 +3,7 @@
 // A submission captures little: it is stored without allocating.
 #include <array>
 
-#include <gpushare/compute/ticket.hpp>
+#include <gpushare/compute/handles.hpp>
 
 struct stream {
     using point = gpushare::immediate_point;

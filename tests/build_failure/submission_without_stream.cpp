@@ -1,7 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 // must fail: could not convert .* to '[a-z0-9_:]*submission_work<stream>'
 // A submission is called with the stream that it enqueues on.
-#include <gpushare/compute/ticket.hpp>
+#include <gpushare/compute/handles.hpp>
 
 struct stream {
     using point = gpushare::immediate_point;

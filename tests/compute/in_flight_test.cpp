@@ -7,7 +7,7 @@
 #include <vector>
 
 #include <gpushare/compute/detail/in_flight_budget.hpp>
-#include <gpushare/compute/detail/limiter_client.hpp>
+#include <gpushare/compute/detail/limiter_clients.hpp>
 #include <gpushare/units.hpp>
 
 #include "support/catch.hpp"

@@ -34,11 +34,10 @@
 
 #include <gpushare/compute/admission.hpp>
 #include <gpushare/compute/detail/limiter_engine.hpp>
-#include <gpushare/compute/permit.hpp>
+#include <gpushare/compute/handles.hpp>
 #include <gpushare/compute/policies/weighted_fair.hpp>
 #include <gpushare/compute/policy.hpp>
 #include <gpushare/compute/submission.hpp>
-#include <gpushare/compute/ticket.hpp>
 #include <gpushare/concepts.hpp>
 #include <gpushare/config.hpp>
 #include <gpushare/error.hpp>

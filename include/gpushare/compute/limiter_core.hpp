@@ -18,9 +18,8 @@
 
 #include <gpushare/compute/admission.hpp>
 #include <gpushare/compute/cost_model.hpp>
-#include <gpushare/compute/detail/estimate.hpp>
 #include <gpushare/compute/detail/in_flight_budget.hpp>
-#include <gpushare/compute/detail/limiter_client.hpp>
+#include <gpushare/compute/detail/limiter_clients.hpp>
 #include <gpushare/compute/policies/weighted_fair.hpp>
 #include <gpushare/compute/policy.hpp>
 #include <gpushare/config.hpp>

@@ -29,7 +29,6 @@
 #include <gpushare/compute/compute_limiter.hpp>
 #include <gpushare/compute/policies/weighted_fair.hpp>
 #include <gpushare/compute/policy.hpp>
-#include <gpushare/compute/sm_plan.hpp>
 #include <gpushare/compute/submission.hpp>
 #include <gpushare/concepts.hpp>
 #include <gpushare/config.hpp>

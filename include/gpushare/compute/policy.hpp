@@ -106,7 +106,7 @@ inline constexpr bool is_timeless = requires {
 /// policy may then let a client go several times in a row. `hold(c)` is called in place of sleep(c) while c's first
 /// submission is still behind others on its stream, until wake(c, ...); the policy may owe c the share that it misses
 /// meanwhile, within bounds. `before(a, b)` says whether `a`, which has nothing waiting, would go before `b`, which waits,
-/// if it had: then the limiter may keep the device for it for a moment (detail/return_habit.hpp).
+/// if it had: then the limiter may keep the device for it for a moment (detail/limiter_clients.hpp).
 // clang-format off
 template <class P>
 concept compute_policy = std::movable<P> && requires(P& p, client_id c, const client_settings& s, const queue_head& head,

@@ -30,11 +30,11 @@
 
 #include <gpushare/compute/admission.hpp>
 #include <gpushare/compute/async_submit.hpp>
+#include <gpushare/compute/handles.hpp>
 #include <gpushare/compute/policies/weighted_fair.hpp>
 #include <gpushare/compute/policy.hpp>
 #include <gpushare/compute/request.hpp>
 #include <gpushare/compute/submission.hpp>
-#include <gpushare/compute/ticket.hpp>
 #include <gpushare/concepts.hpp>
 #include <gpushare/config.hpp>
 #include <gpushare/error.hpp>

@@ -27,7 +27,7 @@
 #include <gpushare/compute/admission.hpp>
 #include <gpushare/compute/detail/charging.hpp>
 #include <gpushare/compute/detail/in_flight_budget.hpp>
-#include <gpushare/compute/detail/limiter_client.hpp>
+#include <gpushare/compute/detail/limiter_clients.hpp>
 #include <gpushare/compute/detail/submission.hpp>
 #include <gpushare/compute/policy.hpp>
 #include <gpushare/concepts.hpp>

@@ -24,7 +24,6 @@
 #include <vector>
 
 #include <gpushare/compute/admission.hpp>
-#include <gpushare/compute/detail/return_habit.hpp>
 #include <gpushare/config.hpp>
 #include <gpushare/units.hpp>
 
@@ -34,6 +33,13 @@ namespace detail {
 
 /// Of one client alone: hides any latency, and holds two batches.
 inline constexpr std::uint32_t most_in_flight = 128;
+
+/// What is kept for clients that are expected and would go first.
+struct kept_for_return {
+    bool any = false;       // what fills the device isn't let in ahead of them
+    double width = 0;       // nor anything on so much, which is free
+    instant until = never;  // of what is free
+};
 
 /// A value. Allocates in `open` alone.
 class in_flight_budget {

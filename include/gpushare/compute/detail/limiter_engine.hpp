@@ -3,7 +3,7 @@
 //
 //   arrive and admit   admissions.hpp, limiter_core.hpp     whose submission goes next, and whether there is room
 //   batch              batches.hpp                          which points are to be recorded around it
-//   enqueue            submission.hpp, permit.hpp           under no lock: the callable, or the permit's holder
+//   enqueue            submission.hpp, handles.hpp          under no lock: the callable, or the permit's holder
 //   observe            observer.hpp                         which ends are reached, and when the work ran
 //   charge             charging.hpp                         what each is charged
 //   tell               here                                 tickets, callbacks, threads that sleep

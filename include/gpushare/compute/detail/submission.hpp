@@ -10,6 +10,7 @@
 #pragma once
 
 #include <atomic>
+#include <concepts>
 #include <cstddef>
 #include <cstdint>
 #include <exception>
@@ -18,7 +19,6 @@
 #include <thread>
 
 #include <gpushare/compute/admission.hpp>
-#include <gpushare/compute/permit.hpp>
 #include <gpushare/compute/policy.hpp>
 #include <gpushare/compute/submission.hpp>
 #include <gpushare/concepts.hpp>
@@ -47,6 +47,20 @@ template <timeline Stream>
         return s.timeline();
     else
         return reinterpret_cast<std::uintptr_t>(&s);
+}
+
+/// Runs a submission's `work`. Throws what that throws, and operation_error if a launch past the stream (<<<>>>)
+/// failed, on a backend whose streams can tell. The error can still be read from the backend.
+template <timeline Stream, std::invocable<Stream&> F>
+void run_work(Stream& s, F& work) {
+    if constexpr (requires { typename Stream::launch_errors; }) {
+        const typename Stream::launch_errors launches;
+        work(s);
+        if (const errc why = launches.found(); why != errc::none)
+            raise(failure{why}, {}, "a launch within a submission");
+    } else {
+        work(s);
+    }
 }
 
 enum class submission_stage : std::uint8_t { waiting, admitted, done };

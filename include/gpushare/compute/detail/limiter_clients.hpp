@@ -1,9 +1,11 @@
 // SPDX-License-Identifier: Apache-2.0
-// What a limiter's core knows of one client: its settings, the head of its queue, and its account. A part of
-// limiter_core.hpp.
+// What a limiter's core knows of its clients. Of each one: its settings, the head of its queue, its account, and whether it
+// comes back soon after an end. Of all: for whom the device is kept, when a submission that comes now would probably begin,
+// and whether an objective can be met at all. A part of limiter_core.hpp.
 //
 //   client.learn_next(nullptr, now, id, kinds, first_guess);    // what waits first, as predicted
 //   if (client.ended(failed, 1, 32)) ...                        // quarantined after 32 failures in a row
+//   const auto e = detail::estimate(clients, kinds, budget, chat, key, first_guess, bound);
 #pragma once
 
 #include <algorithm>
@@ -15,9 +17,10 @@
 
 #include <gpushare/compute/admission.hpp>
 #include <gpushare/compute/cost_model.hpp>
-#include <gpushare/compute/detail/return_habit.hpp>
+#include <gpushare/compute/detail/in_flight_budget.hpp>
 #include <gpushare/compute/policy.hpp>
 #include <gpushare/config.hpp>
+#include <gpushare/error.hpp>
 #include <gpushare/units.hpp>
 
 namespace gpushare {
@@ -76,6 +79,48 @@ private:
     if (o.in_flight <= ns{0} || g.longest <= ns{0}) return ns{0};
     return o.in_flight - std::max(lasted, g.longest) - (served - g.served_before);
 }
+
+/// Whether a client submits again soon after an end: a thread that waits for each call before the next one. Between two of them it
+/// has nothing waiting, and the device would go to others for a whole call of theirs, whatever the shares. So the device is
+/// kept for one that is behind its share and lately came back in time (like anticipatory scheduling of disks: Iyer, Druschel,
+/// SOSP 2001). What that costs is bounded whatever happens: an end is waited after for 1/50 of what ended at most. A value.
+class return_habit {
+public:
+    /// The device is idle for at most this part of the time that such a client uses: 2 %.
+    static constexpr ns::rep part = 50;
+    /// After shorter work nobody is back in time.
+    static constexpr ns shortest{1'000'000};
+
+    /// Whether the end of what lasts this long is to be told, with the time.
+    [[nodiscard]] static constexpr bool is_concerned(ns lasts) noexcept { return lasts >= shortest; }
+
+    /// What lasted this long has ended, and nothing waits. No time: it isn't known.
+    void ended(ns lasted, instant now) noexcept {
+        if (is_concerned(lasted) && now > instant{}) until_ = saturating_add(now, lasted / part);
+    }
+    /// Something waits again.
+    void came(instant now) noexcept {
+        if (until_ == never) return;
+        if (now > instant{}) in_time_ = now <= until_ ? std::min(in_time_ + 1, most) : in_time_ / 2;
+        until_ = never;
+    }
+    /// Whether it is known to come back, and is to when what is in flight has ended, or is about to. Nothing waits.
+    [[nodiscard]] bool is_expected(instant now, bool in_flight) const noexcept {
+        return in_time_ >= enough && is_watched(now, in_flight);
+    }
+    /// Whether its next submission will tell whether it comes back, or whether it is expected may change.
+    [[nodiscard]] bool is_watched(instant now, bool in_flight) const noexcept {
+        return until_ == never ? in_flight : now <= until_;
+    }
+    /// Until when it is expected; `never`: until something has ended.
+    [[nodiscard]] instant until() const noexcept { return until_; }
+
+private:
+    static constexpr int enough = 2, most = 8;
+
+    instant until_ = never;
+    int in_time_ = 0;  // lately
+};
 
 struct limiter_client {
     client_settings settings{};
@@ -229,6 +274,57 @@ template <class Policy>
         return !client.present || !client.keep_for_return(kept, now, goes_before(policy, {i, client.generation}, c));
     });
     return kept;
+}
+
+/// As if the policy shared each level's time by weight, and nobody else came (generalised processor sharing; Parekh, Gallager,
+/// IEEE/ACM ToN 1, 1993). Linear in the clients.
+[[nodiscard]] inline submission_estimate estimate(const std::vector<limiter_client>& clients, const cost_model& kinds,
+                                                  const in_flight_budget& budget, client_id c, std::uint64_t key,
+                                                  ns first_guess, ns bound) noexcept {
+    const auto& own = clients[c.index];
+    const auto all = [&](std::uint32_t i) {
+        const client_id id{i, clients[i].generation};
+        return static_cast<double>(clients[i].predict(0, id, kinds, first_guess).count()) * clients[i].usage.waiting;
+    };
+    const auto weight = [](const limiter_client& of) { return std::max<double>(of.settings.weight.permille(), 1); };
+    const ns took = own.predict(key, c, kinds, first_guess);
+    const double mine = all(c.index) + static_cast<double>(took.count());
+    double ahead = all(c.index);
+    for (std::uint32_t i = 0; i < clients.size(); ++i) {
+        const auto& other = clients[i];
+        if (i == c.index || !other.present || other.quarantined || other.settings.level < own.settings.level) continue;
+        const bool above = other.settings.level > own.settings.level;
+        ahead += above ? all(i) : std::min(all(i), mine * weight(other) / weight(own));
+    }
+    submission_estimate e;
+    e.bound = bound;
+    const auto kind = kinds.next(c, key, own.costs);
+    e.wait = saturating_add(budget.predicted(), ns{static_cast<ns::rep>(std::min(ahead, 9e18))});
+    e.lasts = lasting(took, own.width_of(c, key, {}, kinds));
+    e.longest = kind.longest > ns{0} ? kind.longest : own.longest();
+    e.known = kind.known;
+    return e;
+}
+
+/// Why a client's objective can't be met: what another one may have there when it comes, the longest that it declared or lately
+/// showed, leaves too little. Work above isn't counted, nor that below a level that keeps SMs. Figures in microseconds: the
+/// objective, what is left of it, and what is needed. `self`: who has other settings, and isn't counted; it keeps its objective.
+[[nodiscard]] inline failure beyond_reach(const client_settings& s, const std::vector<limiter_client>& clients,
+                                          const limiter_client* self = nullptr) noexcept {
+    if (s.slo <= ns{0} || (self != nullptr && s.slo == self->settings.slo)) return {};
+    ns others{};
+    for (const auto& c : clients) {
+        const bool is_kept_off = s.keeps.known() && c.settings.level < s.level;
+        if (c.present && &c != self && c.settings.level <= s.level && !is_kept_off)
+            others = std::max(others, c.longest());
+    }
+    const ns least = saturating_add(others, s.longest);
+    if (least <= s.slo) return {};
+    const auto us = [](ns t) { return static_cast<std::uint64_t>(t.count() / 1000); };
+    return {.code = errc::slo_unreachable,
+            .asked = us(s.slo),
+            .left = us(std::max(s.slo - others, ns{0})),
+            .limit = us(least)};
 }
 
 }  // namespace detail

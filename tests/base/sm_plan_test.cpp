@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-#include <gpushare/compute/sm_plan.hpp>
+#include <gpushare/sm_split.hpp>
 
 #include <algorithm>
 #include <array>
