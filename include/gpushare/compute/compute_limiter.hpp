@@ -195,15 +195,17 @@ public:
         mine.work = std::move(work);
         mine.stream = &s;
         std::unique_lock lock(engine_.mutex());
-        const auto now = engine_.policy_time();
-        auto why = engine_.clients().arrive(mine, c, o, now);
-        if (why == errc::queue_full && o.room_by != instant::min()) why = wait_for_room(lock, mine, c, o, stop);
+        auto why = engine_.clients().no_entry(c);
+        if (why == errc::queue_full && o.room_by != instant::min()) why = wait_for_room(lock, c, o, stop);
         if (why != errc::none) {
             lock.unlock();
             engine_.pool()->drop(mine);
             return why;
         }
         mine.on_done = std::move(on_done);
+        const auto now = engine_.policy_time();
+        engine_.clients().describe(mine, c, o, now);
+        engine_.clients().arrive(mine, now);
         auto stay = engine_.came_for([] { return true; }, &mine);
         engine_.drive(lock, now, look::if_due, stay);
         return result<ticket>(std::move(t));  // nvcc doesn't move a local into another type by itself
@@ -332,16 +334,15 @@ private:
         return permit(engine_, mine, mine.facts.bound);
     }
 
-    errc wait_for_room(lock_type& lock, detail::submission<Stream>& mine, client_id c, const submit_options& o,
-                       const std::stop_token& stop) {
+    // errc::none: one more of `c` can wait.
+    errc wait_for_room(lock_type& lock, client_id c, const submit_options& o, const std::stop_token& stop) {
         auto why = errc::queue_full;
         const auto room = [&] { return (why = engine_.clients().no_entry(c)) != errc::queue_full; };
         auto& waiting = engine_.clients().queue(c).waits_for_room;
         ++waiting;
         const auto waited = engine_.wait(lock, room, nullptr, o.room_by, stop);
         --waiting;
-        if (waited == errc::stopped) return waited;
-        return why == errc::none ? engine_.clients().arrive(mine, c, o, engine_.policy_time()) : why;
+        return waited == errc::stopped ? waited : why;
     }
 
     engine engine_;

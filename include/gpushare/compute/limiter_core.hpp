@@ -224,7 +224,9 @@ public:
         if (o.width.known()) client.learn_width(o.width, kind);
         const ns lasted = client.lasted(o, g.declared ? g.width : sm_width{}, kind);
         if (o.noticed > ns{0} && detail::return_habit::is_concerned(lasted)) budget_.learn_hand_over(o.noticed);
-        const ns beyond = judge(g, o, lasted);
+        const ns waited = detail::waited_for_others(g, o, lasted, budget_.served_from(g.level_index));
+        const ns beyond = g.bound > ns{0} && waited > g.bound ? waited - g.bound : ns{0};
+        if (beyond > ns{0}) note(limiter_event::kind::waited_beyond_bound, g, waited, g.bound);
         budget_.of(g.level_index).served += lasted;
         correct(g, o.took - g.predicted);
         learn(g, o, lasted, client, kind);
@@ -339,12 +341,6 @@ private:
         if (g.longest > ns{0} && lasted > g.longest) note(limiter_event::kind::overran, g, lasted, g.longest);
     }
 
-    [[nodiscard]] ns judge(const admission& g, const charge& o, ns lasted) noexcept {
-        const ns waited = detail::waited_for_others(g, o, lasted, budget_.served_from(g.level_index));
-        if (g.bound <= ns{0} || waited <= g.bound) return ns{0};
-        note(limiter_event::kind::waited_beyond_bound, g, waited, g.bound);
-        return waited - g.bound;
-    }
     void note(limiter_event::kind what, const admission& g, ns took, ns bound) noexcept {
         report({.what = what, .client = g.client, .took = took, .bound = bound, .key = g.key});
     }

@@ -2,8 +2,8 @@
 // The queues of waiting submissions, one per client, and the core that decides which is admitted next. Used under the
 // limiter's mutex.
 //
-//   admissions.arrive(submission, c, options, now);
-//   if (admission a; admissions.core().is_ready(a, now)) admissions.admit(a, now);      // the first of a.client
+//   admissions.describe(submission, c, options, now);   admissions.arrive(submission, now);
+//   if (admission a; admissions.core().is_ready(a, now)) admissions.admit(admissions.first_of(a.client), a, now);
 #pragma once
 
 #include <algorithm>
@@ -58,6 +58,13 @@ struct client_queue {
         told_of_loss = asleep = false;
         dropped = 0;
     }
+    /// `s` waits, behind those of its level and above. Whether it is first now, before others that wait.
+    [[nodiscard]] bool insert(submission<Stream>& s) noexcept {
+        const auto* const first = waiting.front();
+        const auto level_of = [&](const auto& one) { return one.level != no_priority ? one.level : own_level; };
+        waiting.insert(s, [&, own = level_of(s)](const auto& other) { return level_of(other) < own; });
+        return first != nullptr && waiting.front() == &s;
+    }
     /// Its level without one that it is raised to.
     [[nodiscard]] priority level_without(priority one) const noexcept {
         auto level = own_level;
@@ -111,7 +118,7 @@ public:
     }
     void end_request(client_id c, priority level) noexcept {
         if (--queue(c).requests == 0 || queue(c).level_without(level) != core_.settings(c).level) core_.end_request(c);
-        if (level != no_priority) let_down(c, level);
+        let_down(c, level);
     }
 
     // ---- sleep
@@ -126,7 +133,7 @@ public:
         auto& q = queue(c);
         q.asleep = false;
         q.num_held = 0;
-        while (submission* const s = q.held.pop()) enter(*s, now);
+        while (submission* const s = q.held.pop()) arrive(*s, now);
     }
 
     // ---- arrival
@@ -143,20 +150,37 @@ public:
         const auto own = core_.settings(c).queue_limit, limit = own != 0 ? own : core_.options().queue_limit;
         return core_.usage(c).waiting + queue(c).num_held >= limit ? errc::queue_full : errc::none;
     }
-    /// `s` waits behind the others of its client, unless there is no entry.
-    errc arrive(submission& s, client_id c, const submit_options& o, instant now) noexcept {
-        if (const auto why = no_entry(c); why != errc::none) return why;
-        describe(s, c, o, now);
-        enter(s, now);
-        return errc::none;
+    /// Writes down whose `s` is, and what is known of it.
+    void describe(submission& s, client_id c, const submit_options& o, instant now) noexcept {
+        s.client = c;
+        s.level = o.priority;
+        s.drop_at = o.drop_if_late ? o.deadline : never;
+        s.facts = {
+            .head = {.cost = o.cost, .remaining = o.remaining, .arrival = now, .deadline = o.deadline, .key = o.key},
+            .bound = core_.bound_of(c, o.key, o.width),
+            .width = o.width,
+            .timeline = s.queued ? timeline_of(*s.stream) : 0,
+            .of_request = o.of_request};
     }
-    /// The same for who comes to the gate. There is entry. True: nobody else waits and there is room, so it is admitted.
+    /// `s`, which is described, waits among the others of its client, as its level says. There is entry.
+    void arrive(submission& s, instant now) noexcept {
+        auto& q = queue(s.client);
+        if (q.asleep) return hold(s);
+        if (s.level > q.own_level) try {
+                if (lift(s.client, s.level) == errc::none) s.lifts_to = s.level;
+            } catch (const std::bad_alloc&) {  // then its client stays where it is
+            }
+        core_.arrive(s.client, now, &s.facts);
+        if (q.insert(s)) core_.replace_first(s.client, now, s.facts);
+    }
+    /// describe() and arrive() for who comes to the gate. There is entry. True: nobody else waits and there is room, so it is
+    /// admitted.
     [[nodiscard]] bool arrive_and_pass(submission& s, client_id c, const submit_options& o, instant now) noexcept {
         const bool plain = &o == &no_options;
         if (!plain) describe(s, c, o, now);
         if (queue(c).asleep || (!plain && (o.priority != no_priority || o.drop_if_late))) {
             if (plain) describe(s, c, o, now);
-            enter(s, now);
+            arrive(s, now);
             return false;
         }
         if (core_.pass(s.admitted, c, now, plain ? nullptr : &s.facts)) {
@@ -164,7 +188,7 @@ public:
             return true;
         }
         if (plain) describe(s, c, o, now);
-        stand_in_line(s, now);
+        if (queue(c).insert(s)) core_.replace_first(c, now, s.facts);
         return false;
     }
     /// It waits no longer, and wasn't admitted.
@@ -177,7 +201,7 @@ public:
         }
         q.waiting.remove(s);
         core_.withdraw(s.client, now, first_facts());
-        let_down(s);
+        let_down(s.client, std::exchange(s.lifts_to, no_priority));
     }
     /// Of all that wait of this client, the first; null where none is left.
     [[nodiscard]] submission* withdraw_first(client_queue<Stream>& q) noexcept {
@@ -217,13 +241,12 @@ public:
         }
         return false;
     }
-    /// The first that waits of `a.client`, which core().is_ready() has described, is admitted.
-    submission& admit(const admission& a, instant now) noexcept {
-        submission& s = *queue(a.client).waiting.pop();
+    /// `s`, the first that waits of its client, is admitted as core().is_ready() has described it.
+    void admit(submission& s, const admission& a, instant now) noexcept {
+        (void)queue(a.client).waiting.pop();
         s.admitted = a;
         core_.admit(s.admitted, now, first_facts());
-        let_down(s);
-        return s;
+        let_down(s.client, std::exchange(s.lifts_to, no_priority));
     }
 
     // ---- faults
@@ -241,35 +264,6 @@ private:
         s.level = level;
         return s;
     }
-    void describe(submission& s, client_id c, const submit_options& o, instant now) noexcept {
-        s.client = c;
-        s.level = o.priority;
-        s.drop_at = o.drop_if_late ? o.deadline : never;
-        s.facts = {
-            .head = {.cost = o.cost, .remaining = o.remaining, .arrival = now, .deadline = o.deadline, .key = o.key},
-            .bound = core_.bound_of(c, o.key, o.width),
-            .width = o.width,
-            .timeline = s.queued ? timeline_of(*s.stream) : 0,
-            .of_request = o.of_request};
-    }
-    // Of one that is described: it waits, as its level says.
-    void enter(submission& s, instant now) noexcept {
-        auto& q = queue(s.client);
-        if (q.asleep) return hold(s);
-        if (s.level > q.own_level) try {
-                if (lift(s.client, s.level) == errc::none) s.lifts_to = s.level;
-            } catch (const std::bad_alloc&) {  // then its client stays where it is
-            }
-        core_.arrive(s.client, now, s.facts);
-        stand_in_line(s, now);
-    }
-    void stand_in_line(submission& s, instant now) noexcept {
-        auto& q = queue(s.client);
-        const auto* const first = q.waiting.front();
-        const auto level_of = [&](const submission& one) { return one.level != no_priority ? one.level : q.own_level; };
-        q.waiting.insert(s, [&, own = level_of(s)](const submission& other) { return level_of(other) < own; });
-        if (first != nullptr && q.waiting.front() == &s) core_.replace_first(s.client, now, s.facts);
-    }
     void hold(submission& s) noexcept {
         queue(s.client).held.push(s);
         ++queue(s.client).num_held;
@@ -278,7 +272,7 @@ private:
         submission* const s = q.waiting.pop();
         if (s == nullptr) return nullptr;
         core_.withdraw(s->client);
-        let_down(*s);
+        let_down(s->client, std::exchange(s->lifts_to, no_priority));
         return s;
     }
 
@@ -292,10 +286,9 @@ private:
         q.raised.push_back(level);
         return errc::none;
     }
-    void let_down(submission& s) noexcept {
-        if (const auto from = std::exchange(s.lifts_to, no_priority); from != no_priority) let_down(s.client, from);
-    }
+    // `from`: what it was lifted to; no_priority: it wasn't.
     void let_down(client_id c, priority from) noexcept {
+        if (from == no_priority) return;
         auto& q = queue(c);
         const auto raised = std::ranges::find(q.raised, from);
         if (raised != q.raised.end()) q.raised.erase(raised);

@@ -119,11 +119,13 @@ public:
         auto& s = batches_.record_for_gate();
         // All else that drive() would do is done when it is placed in a batch, by the one reading of the clock then.
         if (faulty_ || !told_.empty() || !batches_.has_slot()) {
-            (void)clients_.arrive(s, c, o, now);
+            clients_.describe(s, c, o, now);
+            clients_.arrive(s, now);
             return {s, false};
         }
         if (!clients_.arrive_and_pass(s, c, o, now)) return {s, false};
-        take_slot(s);
+        batches_.take_slot();
+        if (log_.on()) log_.admitted(s, clock_.now());
         return {s, true};
     }
     /// Of one that waits: until it is admitted. Else it is gone.
@@ -221,18 +223,20 @@ public:
         if (core().holds_back()) now = clock_.now();  // what has ended came after the time that was given
         const auto other_stream = [&](client_id c) { return clients_.bring_forward(c, now); };
         for (admission a; batches_.has_slot() && core().is_ready(a, now, other_stream);) {
-            if (auto& first = clients_.first_of(a.client); is_late(first)) {
+            submission& s = clients_.first_of(a.client);
+            if (s.drop_at != never && clock_.now() >= s.drop_at) {
                 ++clients_.queue(a.client).dropped;
-                dismiss(lock, first, errc::deadline_exceeded);
+                dismiss(lock, s, errc::deadline_exceeded);
                 now = policy_time();
                 continue;
             }
-            if (leaves(clients_.first_of(a.client), stay)) {
+            if (leaves(s, stay)) {
                 ready_left_ = true;
                 break;
             }
-            submission& s = clients_.admit(a, now);
-            take_slot(s);
+            clients_.admit(s, a, now);
+            batches_.take_slot();
+            if (log_.on()) log_.admitted(s, clock_.now());
             if (clients_.queue(a.client).waits_for_room > 0) sleepers_.wake_all();
             s.at.store(submission_stage::admitted, std::memory_order_relaxed);
             if (!s.queued) {
@@ -378,10 +382,6 @@ public:
 private:
     // ---- admission
 
-    void take_slot(submission& s) noexcept {
-        batches_.take_slot();
-        if (log_.on()) log_.admitted(s, clock_.now());
-    }
     // Whether somebody may wait for all of it to end: closing, or on its way to sleep.
     [[nodiscard]] bool is_awaited(client_id c) noexcept { return core().closing(c) || clients_.queue(c).asleep; }
     // Nothing was enqueued after all.
@@ -702,9 +702,6 @@ private:
         s.at.store(submission_stage::admitted, std::memory_order_relaxed);  // it waits no more
         ++clients_.queue(s.client).untold;                                  // as in cancel_waiting()
         end_unrun(lock, s, why);
-    }
-    [[nodiscard]] bool is_late(const submission& s) const noexcept {
-        return s.drop_at != never && clock_.now() >= s.drop_at;
     }
 
     mutable std::mutex mutex_;
