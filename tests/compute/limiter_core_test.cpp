@@ -13,6 +13,7 @@
 #include <gpushare/units.hpp>
 
 #include "support/catch.hpp"
+#include "support/drain.hpp"
 #include "support/random.hpp"
 
 namespace limiter_core_test {
@@ -25,17 +26,11 @@ using gpushare::instant;
 using gpushare::limiter_core;
 using gpushare::ns;
 using gpushare::share;
+using support::drain;
 
 namespace {
 
 constexpr instant now{};
-
-/// Lets in all that can go.
-std::vector<admission> drain(limiter_core<>& core) {
-    std::vector<admission> in;
-    while (const auto g = core.next(now)) in.push_back(*g);
-    return in;
-}
 
 void arrive(limiter_core<>& core, client_id c, int times) {
     for (int i = 0; i < times; ++i) core.arrive(c, now);

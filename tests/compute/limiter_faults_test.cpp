@@ -15,6 +15,8 @@
 #include "support/catch.hpp"
 #include "support/manual_timeline.hpp"
 
+namespace limiter_faults_test {
+
 using namespace gpushare::literals;
 using namespace std::chrono_literals;
 using gpushare::client_id;
@@ -230,3 +232,5 @@ TEST_CASE("a lost device is named with all that had work in flight, and takes no
     CHECK(ticket.wait());
     CHECK(ticket.status() == errc::none);
 }
+
+}  // namespace limiter_faults_test

@@ -26,6 +26,8 @@
 #include "support/threads.hpp"
 #include "support/timed_device.hpp"
 
+namespace limiter_shells_test {
+
 using namespace gpushare::literals;
 using namespace std::chrono_literals;
 using gpushare::client_id;
@@ -551,3 +553,5 @@ TEST_CASE("gangs that name their devices in different orders don't wait for each
     CHECK(seen[0].size() == 200);
     CHECK(seen[0] == seen[1]);
 }
+
+}  // namespace limiter_shells_test

@@ -22,6 +22,7 @@
 #include <gpushare/units.hpp>
 
 #include "support/catch.hpp"
+#include "support/drain.hpp"
 #include "support/modelled_device.hpp"
 
 namespace width_test {
@@ -34,6 +35,7 @@ using gpushare::limiter_core;
 using gpushare::ns;
 using gpushare::share;
 using gpushare::sm_width;
+using support::drain;
 using support::modelled_device;
 
 namespace {
@@ -41,15 +43,6 @@ namespace {
 /// A submission of a quarter of the device, which lasts `length`, on a stream.
 gpushare::submission_facts quarter(ns length, std::uint64_t stream) {
     return {.head = {.cost = length / 4}, .width = sm_width(0.25), .timeline = stream};
-}
-
-std::size_t let_in(limiter_core<>& core, std::vector<admission>* all = nullptr) {
-    std::size_t n = 0;
-    while (const auto a = core.next(instant{})) {
-        if (all != nullptr) all->push_back(*a);
-        ++n;
-    }
-    return n;
 }
 
 }  // namespace
@@ -67,10 +60,10 @@ TEST_CASE("as many long ones are let in as fit side by side", "[compute][width]"
         clients.push_back(core.add({}));
         core.arrive(clients.back(), instant{}, quarter(25ms, i + 1));
     }
-    std::vector<admission> in;
-    CHECK(let_in(core, &in) == 4);
+    const auto in = drain(core);
+    REQUIRE(in.size() == 4);
     core.complete(in[1], 25ms / 4);
-    CHECK(let_in(core) == 1);
+    CHECK(drain(core).size() == 1);
 }
 
 TEST_CASE("what fills the device goes when some of it is free, and then nothing long beside it", "[compute][width]") {
@@ -78,9 +71,9 @@ TEST_CASE("what fills the device goes when some of it is free, and then nothing 
     const auto a = core.add({}), b = core.add({}), c = core.add({});
     core.arrive(a, instant{}, quarter(25ms, 1));
     core.arrive(b, instant{}, {.head = {.cost = 25ms}, .width = sm_width(1), .timeline = 2});
-    CHECK(let_in(core) == 2);
+    CHECK(drain(core).size() == 2);
     core.arrive(c, instant{}, quarter(25ms, 3));
-    CHECK(let_in(core) == 0);
+    CHECK(drain(core).empty());
 }
 
 TEST_CASE("the first of a kind may fill the device or a block of it: others go beside it, few others like it",
@@ -88,12 +81,12 @@ TEST_CASE("the first of a kind may fill the device or a block of it: others go b
     limiter_core<> core({.depth = 3});
     const auto a = core.add({}), b = core.add({});
     core.arrive(a, instant{}, {.head = {.cost = 25ms}, .timeline = 1});
-    CHECK(let_in(core) == 1);
+    CHECK(drain(core).size() == 1);
     core.arrive(b, instant{}, quarter(25ms, 2));
-    CHECK(let_in(core) == 1);
+    CHECK(drain(core).size() == 1);
     for (std::uint64_t i = 0; i < 4; ++i)
         core.arrive(core.add({}), instant{}, {.head = {.cost = 25ms}, .timeline = i + 3});
-    CHECK(let_in(core) == 1);  // three are in flight
+    CHECK(drain(core).size() == 1);  // three are in flight
 }
 
 TEST_CASE("of short ones as many again are let in ahead, beside others and behind their own", "[compute][width]") {
@@ -103,7 +96,7 @@ TEST_CASE("of short ones as many again are let in ahead, beside others and behin
         clients.push_back(core.add({.longest = 1ms}));
         core.arrive(clients.back(), instant{}, quarter(100us, i + 1));
     }
-    CHECK(let_in(core) == 8);
+    CHECK(drain(core).size() == 8);
     limiter_core<> one;
     const auto only = one.add({.longest = 1ms});
     for (int i = 0; i < 12; ++i) one.arrive(only, instant{}, quarter(200us, 1));
@@ -178,21 +171,21 @@ TEST_CASE("what a level keeps is free of long work below, and lent to short work
         low.push_back(core.add({.longest = 25ms}));
         core.arrive(low.back(), instant{}, quarter(25ms, i + 1));
     }
-    std::vector<admission> in;
-    CHECK(let_in(core, &in) == 2);
+    const auto in = drain(core);
+    REQUIRE(in.size() == 2);
     SECTION("whatever the level above has there") {
         for (std::uint64_t i = 0; i < 2; ++i) core.arrive(high, instant{}, quarter(25ms, i + 10));
         const auto facts = [n = 10U](client_id) mutable { return quarter(25ms, ++n); };
         CHECK(core.next(instant{}, facts));
         CHECK(core.next(instant{}, facts));
-        CHECK(let_in(core) == 0);
+        CHECK(drain(core).empty());
         core.complete(in[0], 25ms / 4);
-        CHECK(let_in(core) == 1);
+        CHECK(drain(core).size() == 1);
     }
     SECTION("and a level above both keeps its own") {
         const auto top = core.add({.level = {2}, .keeps = sm_width(0.25)});
         core.complete(in[0], 25ms / 4);
-        CHECK(let_in(core) == 0);  // 1/4 of four quarters is left to them
+        CHECK(drain(core).empty());  // 1/4 of four quarters is left to them
         for (std::uint64_t i = 0; i < 4; ++i) core.arrive(high, instant{}, quarter(25ms, i + 10));
         const auto facts = [n = 10U](client_id) mutable { return quarter(25ms, ++n); };
         CHECK(core.next(instant{}, facts));
@@ -207,11 +200,11 @@ TEST_CASE("what a level keeps is free of long work below, and lent to short work
         // The others are owed more: what waits of them has no room.
         for (const auto c : low)
             if (core.usage(c).waiting > 0) core.withdraw(c);
-        CHECK(let_in(core) == 1);
+        CHECK(drain(core).size() == 1);
     }
     SECTION("until nobody keeps it") {
         core.change(high, {.level = {1}});
-        CHECK(let_in(core) == 2);
+        CHECK(drain(core).size() == 2);
     }
 }
 
@@ -237,7 +230,9 @@ TEST_CASE("the bound is the longer one until what lay on the kept part before ha
     std::vector<admission> in;
     for (std::uint64_t i = 0; i < 4; ++i) {
         core.arrive(low, instant{}, quarter(75ms, i + 1));
-        REQUIRE(let_in(core, &in) == 1);
+        const auto one = drain(core);
+        REQUIRE(one.size() == 1);
+        in.push_back(one.front());
     }
     const auto high = core.add({.level = {1}, .keeps = sm_width(0.25)});
     CHECK(core.bound_of(high, 0, sm_width(0.25)) == 150ms);
@@ -250,10 +245,10 @@ TEST_CASE("the first of a kind goes by itself beside what is kept", "[compute][w
     (void)core.add({.level = {1}, .keeps = sm_width(0.5)});
     for (std::uint64_t i = 0; i < 3; ++i)
         core.arrive(core.add({}), instant{}, {.head = {.cost = 25ms}, .timeline = i + 1});
-    std::vector<admission> in;
-    CHECK(let_in(core, &in) == 1);
+    const auto in = drain(core);
+    REQUIRE(in.size() == 1);
     core.complete(in[0], {.took = 25ms / 2, .width = sm_width(0.5)});
-    CHECK(let_in(core) == 1);
+    CHECK(drain(core).size() == 1);
 }
 
 namespace {
