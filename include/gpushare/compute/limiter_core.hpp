@@ -84,7 +84,7 @@ public:
         std::swap(policy_, detail::in_turn(p, turns_));
         ++policies_;
         for (std::uint32_t i = 0; i < clients_.size(); ++i)
-            if (clients_[i].usage.waiting != 0) tell({i, clients_[i].generation}, now, &clients_[i].next);
+            if (clients_[i].usage.waiting != 0) set_first({i, clients_[i].generation}, now, &clients_[i].next);
         return errc::none;
     }
 
@@ -112,7 +112,7 @@ public:
         }
         if (client.usage.in_flight == 0) ++num_active_;
         client.habit.came(now);
-        tell(c, now, facts);
+        set_first(c, now, facts);
     }
     /// The same.
     void arrive(client_id c, instant now, const submission_facts& facts) noexcept { arrive(c, now, &facts); }
@@ -128,7 +128,7 @@ public:
             policy_.sleep(c);
         } else {
             const submission_facts first = facts_of(c);
-            tell(c, now, &first);
+            set_first(c, now, &first);
         }
     }
     /// The same, where nothing is known of what waits behind.
@@ -145,7 +145,7 @@ public:
     /// Whether the next submission can be admitted now, and what is known of it: one waits, there is room beside what is in
     /// flight of its level and above (detail/in_flight_budget.hpp), and no request of a higher level is under way. Asked
     /// twice, it answers the same. `other_stream(c)` is asked where what waits first of `c` is for a stream that has enough:
-    /// whoever keeps the queues may move one forward for an idle stream, call replace_first() and return true.
+    /// whoever keeps the queues may move one forward for an idle stream, call set_first() and return true.
     template <std::predicate<client_id> F = detail::strict_order>
     [[nodiscard]] bool is_ready(admission& a, instant now, F other_stream = {}) noexcept {
         resume_at_ = never;
@@ -182,8 +182,13 @@ public:
     [[nodiscard]] bool is_idle(std::uint64_t timeline, client_id c) const noexcept {
         return !budget_.is_busy(detail::timeline_or_own(timeline, c), clients_[c.index].level);
     }
-    /// Another submission of `c` waits first from now on.
-    void replace_first(client_id c, instant now, const submission_facts& facts) noexcept { tell(c, now, &facts); }
+    /// Another submission of `c` waits first from now on. `facts`, if given, say what is known of it.
+    void set_first(client_id c, instant now, const submission_facts* facts) noexcept {
+        auto& client = clients_[c.index];
+        client.learn_next(facts, now, c, costs_, options_.first_guess);
+        client.blocked = false;
+        policy_.wake(c, client.next.head, now);
+    }
     /// Admits the one that is_ready() described just now. `facts_of(c)` says what waits first of the client after that.
     template <std::invocable<client_id> F>
     void admit(admission& a, instant now, F facts_of) noexcept {
@@ -229,7 +234,12 @@ public:
         if (beyond > ns{0}) note(limiter_event::kind::waited_beyond_bound, g, waited, g.bound);
         budget_.of(g.level_index).served += lasted;
         correct(g, o.took - g.predicted);
-        learn(g, o, lasted, client, kind);
+        const bool measured = o.from == charge::source::own || o.from == charge::source::alone;  // by itself
+        const ns longest = client.longest();
+        client.learn(o, lasted, kind);
+        if (measured) update_longest(client, longest);
+        if (measured && g.longest > ns{0} && lasted > g.longest)
+            note(limiter_event::kind::overran, g, lasted, g.longest);
         if (client.may_return(g, lasted, now)) watched_.add(g.client.index);
         client.usage.device_time += o.took;
         client.usage.completed += o.times;
@@ -327,31 +337,19 @@ private:
     using budget = detail::in_flight_budget;
     using client_state = detail::limiter_client;
 
-    void learn(const admission& g, const charge& o, ns lasted, client_state& client, cost_estimate* kind) noexcept {
-        if (o.from == charge::source::doubt) return;
-        const ns longest = client.longest();
-        client.learn(o, lasted, kind);
-        if (o.from == charge::source::shared) return;
+    // The longest of a client, which was `before`, may be another one now.
+    void update_longest(const client_state& client, ns before) noexcept {
         budget_.raise_longest(client.level, client.longest());
-        if (client.longest() < longest ||
-            ++learnt_ > std::max<std::uint64_t>(recent_longest::window, clients_.size())) {
-            learnt_ = 0;
-            budget_.find_longest(g.level_index, clients_);
-        }
-        if (g.longest > ns{0} && lasted > g.longest) note(limiter_event::kind::overran, g, lasted, g.longest);
+        if (client.longest() >= before && ++learnt_ <= std::max<std::uint64_t>(recent_longest::window, clients_.size()))
+            return;
+        learnt_ = 0;
+        budget_.find_longest(client.level, clients_);
     }
 
     void note(limiter_event::kind what, const admission& g, ns took, ns bound) noexcept {
         report({.what = what, .client = g.client, .took = took, .bound = bound, .key = g.key});
     }
 
-    // Tells the policy what waits first of a client.
-    void tell(client_id c, instant now, const submission_facts* facts) noexcept {
-        auto& client = clients_[c.index];
-        client.learn_next(facts, now, c, costs_, options_.first_guess);
-        client.blocked = false;
-        policy_.wake(c, client.next.head, now);
-    }
     void correct(const admission& g, ns delta) noexcept {
         if (g.policy == policies_)  // what an earlier one admitted is none of this one's concern
             detail::correct(policy_, g.client, delta, g.lent);

@@ -171,7 +171,7 @@ public:
             } catch (const std::bad_alloc&) {  // then its client stays where it is
             }
         core_.arrive(s.client, now, &s.facts);
-        if (q.insert(s)) core_.replace_first(s.client, now, s.facts);
+        if (q.insert(s)) core_.set_first(s.client, now, &s.facts);
     }
     /// describe() and arrive() for who comes to the gate. There is entry. True: nobody else waits and there is room, so it is
     /// admitted.
@@ -188,7 +188,7 @@ public:
             return true;
         }
         if (plain) describe(s, c, o, now);
-        if (queue(c).insert(s)) core_.replace_first(c, now, s.facts);
+        if (queue(c).insert(s)) core_.set_first(c, now, &s.facts);
         return false;
     }
     /// It waits no longer, and wasn't admitted.
@@ -236,7 +236,7 @@ public:
             if (s->facts.timeline == first->facts.timeline || !core_.is_idle(s->facts.timeline, c)) continue;
             waiting.remove(*s);
             waiting.push_front(*s);
-            core_.replace_first(c, now, s->facts);
+            core_.set_first(c, now, &s->facts);
             return true;
         }
         return false;

@@ -270,12 +270,12 @@ public:
         // another client's elsewhere.
         if (batch::shares && latest_ != none && a.may_share && batches_[latest_].is_on(stream) &&
             batches_[latest_].takes(a, quantum_))
-            return enter(s, latest_, now);
+            return join(s, latest_, now);
         const auto n = look_around(a, stream, now);
         const bool share = batch::shares && a.may_share && !n.beside;
         if (n.last != none && share && batches_[n.last].takes(a, quantum_)) {
             latest_ = n.last;
-            return enter(s, n.last, now);
+            return join(s, n.last, now);
         }
         s.batch = free_batch();
         batch& b = batches_[s.batch];
@@ -567,7 +567,7 @@ private:
         b.busy_until = saturating_add(std::max(from, before.busy_until), s.admitted.length);
     }
 
-    void enter(submission& s, std::size_t into, instant now) noexcept {
+    void join(submission& s, std::size_t into, instant now) noexcept {
         batch& b = batches_[into];
         b.enter(s.admitted, now);
         s.batch = into;

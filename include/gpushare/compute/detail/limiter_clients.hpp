@@ -203,8 +203,9 @@ struct limiter_client {
         k.until = std::min(k.until, habit.until());
         return true;
     }
-    /// What a measured one took, or several together. `kind`: of its kind, if that is known.
+    /// What a measured one took, or several together; nothing, if it wasn't. `kind`: of its kind, if that is known.
     void learn(const charge& o, ns lasted, cost_estimate* kind) noexcept {
+        if (o.from == charge::source::doubt) return;
         if (o.from == charge::source::shared) {
             costs.learn_mean(o.took, o.times);
             if (kind != nullptr) kind->learn_mean(o.took, o.times);

@@ -85,9 +85,9 @@ public:
         for (auto& q : clients_.queues()) cancel_waiting(lock, q, errc::closed);
         for (auto& b : batches_.all())
             for (auto* s = b.first; s != nullptr; s = s->next_member)
-                if (s->queued && !s->told) complete(*s, errc::closed);
+                if (s->queued && !s->told) finish(*s, errc::closed);
         auto stay = came_for([] { return false; });
-        tell(lock, stay);
+        call_back(lock, stay);
     }
 
     [[nodiscard]] std::mutex& mutex() const noexcept { return mutex_; }
@@ -251,7 +251,7 @@ public:
         // Who waits for room, or wants to know now, needs a point to watch.
         end_batches(lock, nullptr, how == look::now || core().num_waiting() > 0);
         keep_watch();
-        if (!told_.empty()) tell(lock, stay);
+        if (!told_.empty()) call_back(lock, stay);
     }
 
     /// Takes note of what the device has done, and charges it. Where a question is a call of a driver's, the mutex is released
@@ -403,7 +403,7 @@ private:
             core().set_enqueuing(s.admitted, false);
             s.error = std::current_exception();
             cancel(s);
-            return complete(s, errc::submission_failed);
+            return finish(s, errc::submission_failed);
         }
         s.enqueue_began = clock_.now();
         batches_.collect();
@@ -418,7 +418,7 @@ private:
             return batches_.enqueued(s);
         batches_.take_back(s);
         cancel(s);
-        complete(s, s.status);
+        finish(s, s.status);
     }
 
     void await_turn(lock_type& lock, const admission& a, Stream& stream) {
@@ -532,11 +532,11 @@ private:
             }
             const bool attended = s.queued && s.looked_at > 0;
             client.attendant = attended ? s.looker : std::thread::id{};
-            if (s.queued) complete(s, code, part.took);
+            if (s.queued) finish(s, code, part.took);
             if (is_awaited(seen.client)) sleepers_.wake_all();
         }
     }
-    void complete(submission& s, errc status, ns device_time = {}) noexcept {
+    void finish(submission& s, errc status, ns device_time = {}) noexcept {
         s.status = status;
         if (status != errc::none) s.failed_of = core().settings(s.client).name;
         s.device_time = device_time;
@@ -550,7 +550,7 @@ private:
 
     // Calls back. One thread at a time, so that a callback that submits what is done at once isn't called from within itself.
     template <class Need>
-    void tell(lock_type& lock, Need& stay) noexcept {
+    void call_back(lock_type& lock, Need& stay) noexcept {
         if (std::exchange(telling_, true)) return;
         teller_ = std::this_thread::get_id();
         while (submission* const s = told_.pop()) {
@@ -638,7 +638,7 @@ private:
                 s.told = true;
                 s.owners.fetch_add(
                     1, std::memory_order_relaxed);  // its batch keeps it; it is ours, so nobody drops the last
-                complete(s, errc::stuck);
+                finish(s, errc::stuck);
             }
             if (is_awaited(s.admitted.client)) sleepers_.wake_all();
         });
@@ -685,8 +685,8 @@ private:
         lock.unlock();  // the callable is the user's, its destructor too
         s.work.reset();
         lock.lock();
-        const auto c = s.client;  // complete() may give the record back
-        complete(s, why);
+        const auto c = s.client;  // finish() may give the record back
+        finish(s, why);
         --clients_.queue(c).untold;
         if (is_awaited(c)) sleepers_.wake_all();
     }

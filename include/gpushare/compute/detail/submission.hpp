@@ -3,7 +3,7 @@
 // reads the parts before it.
 //
 //   auto& s = pool.acquire();   s.work = ...;       // arrive
-//   core.next(s.admitted, ...);                     // admit
+//   core.admit(s.admitted, now, ...);               // admit
 //   batches.place(s, stream, now);                  // batch: which points are to be recorded around it
 //   s.enqueue();                                    // enqueue, under no lock
 //   s.status, s.device_time                         // completion
