@@ -1,7 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
-// Tells pools, arenas and other resources that the resource below them closes. They give back the memory that they
-// keep, and hand nothing out any more. Like std::stop_source, stop_token and stop_callback, but the callbacks get a
-// deadline and answer whether they are done.
+// Closing: before a resource goes away, as when a tenant ends, what stands on it (pools, caches, arenas) has to give back
+// the memory of it that it keeps. This tells them: they do so, and hand nothing out any more. Like std::stop_source,
+// stop_token and stop_callback, but the callbacks get a deadline and answer whether they are done.
 //
 //   gpushare::close_source closing;                                     // of the resource that will close
 //   gpushare::close_callback gives_back{closing.token(), [&](gpushare::instant by) { return pool.drain(by); }};

@@ -1,8 +1,17 @@
 // SPDX-License-Identifier: Apache-2.0
-// The concepts between primitives and backends. A primitive asks for a concept, a backend models it and says so in a
-// `static_assert`, and neither includes the other.
+// The concepts by which the primitives (quotas, limiters, splits, collectives) and the backends (host, cuda, sim) meet. A
+// primitive asks for a concept, a backend models it and says so in a `static_assert`, and neither includes the other.
 //
-//   template <gpushare::timeline Stream> class my_scheduler { typename Stream::point last_; };
+//   template <gpushare::timeline Stream>
+//   bool is_idle(Stream& s) { return s.record().reached(); }        // a stream of any backend
+//
+//   clock                               the time
+//   timeline, timeline_point            streams, and points on them that are reached or not
+//   memory, memory_resource, upstream   what allocates, and what an adaptor asks of it
+//   virtual_memory                      addresses and physical chunks apart
+//   queue, launcher                     enqueuing opaque work, launching kernels
+//   sm_partitionable, sm_timeline       SM partitions; what ran on which SMs
+//   node, gang_order                    devices with all of this; an order for work on several of them
 #pragma once
 
 #include <concepts>

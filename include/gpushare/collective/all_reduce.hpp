@@ -1,6 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 // All-reduce: every rank gets the combination of all ranks' elements. The bits are the same on every rank, at every
-// run, by every algorithm, because the ranks of an element are always combined in rank order, in float or wider.
+// run, by every algorithm, because each element's values are always combined in the order of the ranks: floats in float or
+// wider, integers in integers.
 //
 //   const std::span<float> x(array);       // `me` is this rank: see communicator.hpp
 //   gpushare::all_reduce(me, x, std::span(out));                                // a sum, out of place

@@ -1,7 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
-// A group whose workspaces lie on the devices of its ranks, for collectives that are submitted to streams. The host
-// never touches the workspaces. It sees the ranks' progress, and asks for aborts, in memory that the host and all
-// devices reach.
+// A group of ranks for collectives that are submitted to streams. Its workspaces, the memory through which the ranks talk
+// to each other, lie on the ranks' devices. The host never touches them. It sees the ranks' progress, and asks for
+// aborts, in memory that the host and all devices reach.
 //
 //   gpushare::cuda::pinned_memory visible(node);
 //   const bool peers = gpushare::cuda::connect(node, devices);

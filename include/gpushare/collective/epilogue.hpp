@@ -3,7 +3,7 @@
 // the result applies them at once, while the piece is in registers and in the first-level cache.
 //
 //   namespace gs = gpushare;
-//   const auto finish = gs::add_to(residual) | gs::rms_norm(weight, 1e-6F) | gs::cast<gs::bfloat16>();
+//   const auto finish = gs::add(residual) | gs::rms_norm(weight, 1e-6F) | gs::cast<gs::bfloat16>();
 //   gs::run(me, gs::reduced(x, width) | finish, out);
 //
 // Stages are in epilogue_stages.hpp, epilogue_norms.hpp and epilogue_quantise.hpp; epilogue_apply.hpp applies them,
@@ -14,16 +14,17 @@
 //       template <class V> GPUSHARE_HD V operator()(const V& x, const gpushare::place&) const { return x * x; }
 //   };
 //
-// A stage reads arrays of its own by load_floats<V>(array + at.column, at.count). It may be called with V of several
-// widths: 16 floats at once in the host's threads, in registers of 4 or of 8, and 4 on a device. A row's elements come
+// A stage reads arrays of its own by load_floats<V>(array + at.column, at.count). V has 16 floats in the host's threads,
+// where the processor keeps them in registers of 4 or of 8, and 4 on a device: a stage is called with each. A row's elements come
 // in ascending order of columns, from several threads for different elements. Two kinds of stages differ from that:
 //   a sink       has `template <class V> void store(const V& x, const place& at) const` instead: it writes x, and x
 //                goes on unchanged.
 //   a row stage  needs to have seen the whole row, once or several times: see row_stage.
 // A sink, or a row stage with publish(), that writes to all ranks is a sharing_stage, too.
 //
-// The result depends on the elements alone: not on the number of ranks, on which rank reduces what, or on what is fused
-// with what. Sums over a row have a fixed order (see row_sum), which depends on the number of threads of a block.
+// The result doesn't depend on the number of ranks, on which rank reduces what, or on what is fused with what. It depends
+// on the elements and, where a stage adds up a row, on the number of threads of a block, as that is the order of the sum
+// (see row_sum).
 #pragma once
 
 #include <concepts>

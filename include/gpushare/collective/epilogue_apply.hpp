@@ -1,14 +1,16 @@
 // SPDX-License-Identifier: Apache-2.0
-// Applies an epilogue to rows of elements. Collectives call it behind their reduction; it can be called alone, too.
+// Applies an epilogue to rows of elements, without a collective: by the same code (detail/epilogue_run.hpp) that runs it
+// behind an all-reduce.
 //
+//   const auto finish = gpushare::rms_norm(weight, 1e-6F) | gpushare::cast<gpushare::bfloat16>();
 //   float scratch[4096];
 //   gpushare::apply_rows(ctx, finish, {.rows = n, .width = 4096}, gpushare::from_rows(sums), scratch);
 //
-// A collective passes a source that reduces the ranks' elements, and a table of the ranks' arrays:
+// For a collective of your own, pass a source that reduces the ranks' elements, and a table of the ranks' arrays:
 //
-//   struct reduced { template <class V> GPUSHARE_HD V load(const gpushare::place& at) const; };    // V: floats<N>
+//   struct my_source { template <class V> GPUSHARE_HD V load(const gpushare::place& at) const; };    // V: floats<N>
 //   const gpushare::shared_outputs outputs{arrays, ranks, finish.sharing};
-//   gpushare::apply_rows(ctx, finish, range, reduced{...}, scratch, outputs);
+//   gpushare::apply_rows(ctx, finish, range, my_source{...}, scratch, outputs);
 //
 // It passes over each row once, and once more for each look of a row stage; in between the row lies in `scratch`.
 #pragma once

@@ -1,12 +1,14 @@
 // SPDX-License-Identifier: Apache-2.0
 // The element-wise stages of an epilogue, and the sinks that write elements to an array.
 //
-//   gpushare::add_to(residual) | gpushare::silu() | gpushare::into(copy) | gpushare::cast<gpushare::bfloat16>()
+//   gpushare::add(residual) | gpushare::silu() | gpushare::into(copy) | gpushare::cast<gpushare::bfloat16>()
+//   gpushare::add_to(residual) | ...               // adds the residual, and stores the sum in it
 //
 // Arrays are vectors, spans or anything with std::data; where rows don't lie one right after the other, rows(p, pitch).
-// An array has one row for each row of the result that its rank keeps: all rows, or those of its shard. A sink writes a
-// finished row to the array of every rank that keeps it. An array passed as shard(p) has only the rows that its rank
-// reduces, and only that rank writes to it. Arrays must last until the collective is done.
+//   x          has the rows of the result that its rank keeps (all; by run_sharded its shard). A sink: the rank that
+//              reduces a row writes it to the arrays of all ranks that keep it
+//   shard(x)   has the rows that its rank reduces. A sink: that rank alone writes to it
+// Arrays must last until the collective is done.
 #pragma once
 
 #include <concepts>

@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
-// Faults of collectives: which rank, in which collective, at which epoch. Also finds out which rank hangs, from a
-// snapshot of all ranks' progress.
+// Faults of collectives: which rank, in which collective, at which epoch (the number of the collective in its sequence).
+// Also finds out which rank hangs, from a snapshot of all ranks' progress.
 //
 //   if (auto f = gpushare::try_all_reduce(me, in, out)) log(gpushare::describe(f).c_str());
 //   // "all_reduce, epoch 17: rank 3 (deadline exceeded)"

@@ -6,6 +6,8 @@
 //   const auto p = gs::reduced(x, width) | gs::add(residual) | gs::rms_norm(weight, 1e-6F) | gs::cast<gs::bfloat16>();
 //   gs::run(me, p, out);
 //   gs::run_sharded(me, p, own_rows);            // rank r keeps the rows of gs::shard_of(rows, r, ranks)
+//
+// add() only reads the residual; add_to() stores the sum in it as well.
 #pragma once
 
 #include <concepts>

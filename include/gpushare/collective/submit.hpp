@@ -2,13 +2,15 @@
 // Collectives on the devices' streams: one cooperative launch per device, all of them or none, with the same body that
 // rank threads call.
 //
+//   for (unsigned r = 0; r < group.size(); ++r) members.push_back(group.rank(r));     // of a device_communicator
 //   auto code = gpushare::submit_all_reduce<float>(node.gangs(), devices, std::span(streams), members, ins, outs, n);
 //   streams[0].record().wait(never);   auto fault = gpushare::fault_of(members[0]);
 //
 // The launches wait for each other on the devices, so all blocks must be resident at once: what a device can't hold is
 // refused. A group that would fit alone, but not beside the groups submitted to its devices before, waits for them on
-// the devices. So does the next collective of a channel on other streams. (The node's gang order,
-// detail/gang_residents.hpp, knows these groups. It doesn't know collectives in captured graphs that others launch.)
+// the devices. The next collective of the same channel (a sequence of the group's collectives) on other streams waits
+// likewise. (The node's gang order, detail/gang_residents.hpp, knows these groups. It doesn't know collectives in captured
+// graphs that others launch.)
 //
 //   submit, submit_all_reduce, submit_run, submit_run_sharded            each rank on a stream of its own
 //   submit_shared, submit_shared_all_reduce, submit_shared_run, ...      ranks that share a device, in one launch

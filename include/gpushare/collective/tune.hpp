@@ -9,7 +9,8 @@
 // For collectives on streams, time them yourself and pass the function to tune_submitted().
 //
 // Each size is measured in three ways: again and again in the same buffers (warm), in buffers that no cache holds
-// (cold), and in place. For each size the table gets the plan that is least behind the fastest one where it is worst.
+// (cold), and in place. Of each plan the loss against the fastest one is taken in each of the three, and the table
+// gets the plan whose largest loss is smallest.
 #pragma once
 
 #include <algorithm>

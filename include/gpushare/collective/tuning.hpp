@@ -2,8 +2,11 @@
 // A tuning table: which algorithm an all-reduce of each size goes by, and how a fused one stores its results. It is
 // measured, can be read and changed by a person, and is saved as text.
 //
-//   auto table = gpushare::tuning_table::load("2 4096 one_shot cached\n2 any two_shot streaming places=2\n");
+//   auto table = gpushare::tuning_table::load("4 4096 one_shot cached\n"                    // up to 4 ranks, up to 4096 bytes
+//                                             "4 any two_shot streaming places=2\n");       // up to 4 ranks, above that
 //   gpushare::communicator group(4, {.tuning = table});
+//
+// A row is the most ranks, the most bytes, the algorithm, and how results are stored; options may follow (all_reduce_plan).
 //
 // The table never changes the result's bits: every algorithm combines the ranks of an element in rank order.
 #pragma once

@@ -1,9 +1,8 @@
 // SPDX-License-Identifier: Apache-2.0
-// The types that a limiter's core takes and returns: options, admitted submissions, what each is charged, a client's
-// account, and events, which report broken bounds and faults.
+// The types that compute_limiter, and limiter_core, which decides for it, take and return: options, admitted submissions,
+// what each is charged, a client's account, and events, which report faults and waits longer than promised.
 //
-//   gpushare::limiter_core core{{.depth = 4, .anticipation = 100us}};
-//   core.complete(admission, {.took = measured});
+//   gpushare::compute_limiter<stream, clock> limiter{{.depth = 4, .anticipation = 100us}, clock};
 //   while (auto e = limiter.take_event()) log(to_string(e->what), e->client, e->took, e->bound);
 #pragma once
 

@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
-// Splits long work into pieces, so that a client of a higher level gets in between them, since a submission can't be
-// preempted. For kernels, copies and scrubbing. For collectives use enqueue_in_pieces (gang_permit.hpp), which never
+// Splits long work into pieces, so that a client of a higher level (priority) gets in between them, since a submission can't
+// be preempted. For kernels, copies and scrubbing. For collectives use enqueue_in_pieces (gang_permit.hpp), which never
 // holds back one rank alone.
 //
 //   auto done = gpushare::submit_chunked(limiter, batch, stream, 64, [=](auto& s, std::size_t i) {
@@ -8,7 +8,8 @@
 //   });
 //   done->wait();
 //
-// Others wait for at most one piece (limiter_core::wait_bound); the whole work goes at the client's share.
+// Others wait for at most one piece (limiter_core::wait_bound). All pieces are charged to the client, so together they get
+// its share of device time.
 #pragma once
 
 #include <algorithm>

@@ -8,16 +8,17 @@
 //   limiter.enqueue(chat, s, [&](auto& s) { s.launch(shape, kernel); });               // the gate
 //   auto ticket = limiter.submit(chat, s, [&](auto& s) { s.launch(shape, kernel); });  // the queue
 //
-// The limiter has no thread: calling threads drive it. A thread that submits admits what can go at once. Of the threads
-// that wait (at the gate, for a ticket, in run()) one at a time watches the device for all. A server that only submits
-// and never waits gives run() a thread of its own. A thread whose own submission is enqueued, or whose wait is over,
-// goes on with others' callables for 100 us at most, plus the one that it is in. The rest is left to a thread that
-// waits in the limiter or, if there is none, to the next call.
+// The limiter has no thread: calling threads drive it, that is, they admit, enqueue and notice ends for all clients. A
+// server in which threads wait (at the gate, for a ticket) needs nothing else. One that only submits and never waits gives
+// run() a thread. In detail: a thread that submits admits what can go at once. Of the threads that wait one at a time
+// watches the device for all. A thread whose own submission is enqueued, or whose wait is over, goes on with others'
+// callables for 100 us at most, plus the one that it is in. The rest is left to a thread that waits in the limiter or,
+// if there is none, to the next call.
 //
 // A thread that waits for each submission of its client doesn't wake the other waiting threads. The end of work for
 // which nobody waits is seen within a millisecond.
 //
-// A client is charged the device time between the points recorded around its work; detail/charging.hpp says how. Where
+// A client is charged the device time between the points (as CUDA's events) around its work; detail/charging.hpp says how. Where
 // points cost something, short submissions of a client that alone uses the device share a pair (detail/batches.hpp).
 // Their tickets are done together when the batch ends, and a thread that waits or polls ends it.
 // detail/limiter_engine.hpp shows the life of a submission.

@@ -11,10 +11,10 @@
 // No two gangs wait for each other for ever: all permits are taken before anything is enqueued, in the order of the devices
 // (ordered resources, Havender 1968), and the work is enqueued within the node's gang order.
 //
-// A permit that waits for those of other devices keeps its place from others. So that has a bound: for each further device twice
-// what its limiter publishes to the gang's client (bound_of), and gang_patience. After that the gang gives back what it has, waits
-// until its turn has come where it was late, holding nothing, and begins anew. It isn't charged for what it didn't use, so its
-// turns come soon. Others of a device wait so much longer than their own bound says, and no longer.
+// A gang holds its first permits while it waits for the others, and so keeps those devices from their other clients. For each
+// further device it does so for 2 * bound_of(client) there plus gang_patience at most. Then it gives its permits back, waits
+// without any until its turn has come on the device that was late, and begins anew. It isn't charged for what it didn't use,
+// so its turns come soon. Other clients of a device may wait so much longer than their own bound says, and no longer.
 #pragma once
 
 #include <algorithm>

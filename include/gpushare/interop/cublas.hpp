@@ -3,7 +3,8 @@
 // workspace would be charged to nobody.
 //
 //   gpushare::stream_resource ordered{tenant.memory(), stream};
-//   gpushare::cublas_workspace mine{handle, stream.native_handle(), ordered, gpushare::cublas_workspace_size(9)};
+//   const auto size = gpushare::cublas_workspace_size(9);     // for devices of compute capability 9
+//   gpushare::cublas_workspace mine{handle, stream.native_handle(), ordered, size};
 //   cublasSgemm(handle, ...);
 //   mine.restore();                     // after a cublasSetStream by others, which drops the workspace
 //

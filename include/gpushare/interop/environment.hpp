@@ -5,7 +5,7 @@
 //   extern char** environ;
 //   auto spec = gpushare::read_environment(environ, {.name = "this process"});
 //
-// Alibaba Cloud's cGPU:
+// Alibaba Cloud's cGPU, which shares a GPU among containers:
 //   ALIYUN_COM_GPU_MEM_CONTAINER     memory of each device for this container
 //   ALIYUN_COM_GPU_MEM_DEV           memory that each device has: at least as much
 //   ALIYUN_COM_GPU_MEM_UNIT          of both: GiB or GB (GiB is meant), MiB or MB; GiB where it isn't set
@@ -13,12 +13,13 @@
 //   ALIYUN_COM_GPU_VISIBLE_DEVICES   likewise; UUIDs can't be resolved here
 //   ALIYUN_COM_GPU_HIGH_PRIO         1: before others
 //   CGPU_DISABLE                     true or 1: what cGPU's variables say is not enforced, and not read
-//   ALIYUN_COM_GPU_SCHD_WEIGHT       of the time of each device, in parts of which a device has max_inst: that is an option of cGPU's
-//                                    kernel module, and here environment_options::cgpu_max_inst
+//   ALIYUN_COM_GPU_SCHD_WEIGHT       of each device's time so many parts, of which a device has max_inst (an option of cGPU's kernel
+//                                    module; here environment_options::cgpu_max_inst)
 //   ALIYUN_COM_GPU_MEM_POD, _ASSIGNED, _ASSUME_TIME, _ASSIGN_TIME
 //                                    nothing that one tenant's specification could say; passed over
-// HAMi:
-//   CUDA_DEVICE_MEMORY_LIMIT         bytes of each device, or with k, m, g behind; 0 is no limit: nothing promised, all lent
+// HAMi, which does the same in Kubernetes:
+//   CUDA_DEVICE_MEMORY_LIMIT         bytes of each device, or with k, m, g behind; 0 is no limit: no byte is guaranteed, and all that
+//                                    are free may be used (burst)
 //   CUDA_DEVICE_MEMORY_LIMIT_0, _1   of the first device, the second: all the same
 //   CUDA_DEVICE_SM_LIMIT, _0, _1     percent of each device's time; 0 is no limit: no share promised, and no cap
 #pragma once

@@ -9,7 +9,7 @@
 //   aliyun.com/gpu-mem               GiB of all devices together
 //   aliyun.com/gpu-count             devices, on one node; gpu-mem must be a multiple of it
 //   aliyun.com/gpu-core.percentage   of the time of each device, 1 to 100
-// HAMi:
+// HAMi, another scheduler of shared GPUs:
 //   nvidia.com/gpu                   devices
 //   nvidia.com/gpumem                MiB of each device
 //   nvidia.com/gpumem-percentage     of the memory of each device, 1 to 100; needs to know that memory

@@ -7,8 +7,8 @@
 //   streams[0].record().wait(never);   auto fault = gpushare::fault_of(group);
 //
 // Two promises of this library's collectives don't hold: with NCCL the bits may depend on the algorithm that it takes
-// for a size, and 16-bit numbers may be rounded after each addition. There is no deadline: a watchdog aborts. Not yet
-// seen on several devices.
+// for a size, and 16-bit numbers may be rounded after each addition. There is no deadline: a thread of yours that
+// watches calls group.abort(). Not yet seen on several devices.
 //
 // This header is empty where NCCL isn't found.
 #pragma once

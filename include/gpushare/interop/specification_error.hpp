@@ -1,5 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
-// What reading a tenant specification throws, and the type that it reads: keys with values.
+// The error that parse_specification, read_environment and read_kubernetes throw, and the type of what they read: keys
+// with values.
 //
 //   try { auto spec = gpushare::parse_specification(text); }
 //   catch (const gpushare::specification_error& e) { log(e.what()); mark(e.key()); }

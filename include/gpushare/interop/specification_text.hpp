@@ -8,20 +8,21 @@
 // comment. Keys:
 //   name       anything without blanks, up to 63 characters
 //   memory     of all devices together: a whole number of B, KiB, MiB, GiB or TiB
-//   burst      likewise, or all: as much as its devices have
+//   burst      bytes beyond that, while others don't use them: as memory, or all: as much as its devices have
 //   unit       in which memory and burst are whole on each device
 //   devices    how many, 1 to 1024
 //   on         which: device numbers with commas between
-//   compute    of the time of each device: 0.1% to 100%, in steps of 0.1%; none is promised who doesn't say
+//   compute    of the time of each device: 0.1% to 100%, in steps of 0.1%; without it none is promised
 //   priority   -1000 to 1000; 0 is ordinary
-//   slice      which slice of each device's SMs: a number from 0, or any
-//   stack      what its memory is made of: pool, direct, arena or stream_ordered
-//   scrub      when its memory is overwritten: on_hand_over, on_free or off
-//   wait       how long an allocation waits for bytes, as slo; 0s: not at all
-//   cap        the most of the time of each device, as compute; soft_cap: no or yes, for while nobody else wants it
+//   slice      where a device's SMs are sliced (tenancy::slice), in which slice: a number from 0, or any
+//   stack      what its memory is made of: pool, direct, arena or stream_ordered (memory_stack); the tenancy's default
+//   scrub      when its memory is overwritten: on_hand_over, on_free or off; the tenancy's default
+//   wait       how long an allocation waits for bytes: a whole number of ns, us, ms or s; 0s: not at all
+//   cap        the most of the time of each device: 0.1% to 100%
+//   soft_cap   no or yes: the cap holds only while others want the device
 //   slo        how long after its arrival work is due: a whole number of ns, us, ms or s; 0s: no objective
-//   longest    the longest kernel, likewise; 0s: learnt
-//   group      its class in a tree of policies: a number from 0
+//   longest    the longest kernel: a whole number of ns, us, ms or s; 0s: learnt
+//   group      which class of a policy_tree it is in: a number from 0
 //   streams    on each device, 1 to 1024
 //   queue_limit  how many submissions may wait: a number; 0: as the limiter has it
 #pragma once

@@ -1,7 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
-// Any memory resource as an `upstream` (concepts.hpp), so that an adaptor can also be built on a plain one such as a
-// std::pmr::memory_resource, which gets the members that it lacks. A resource that models `upstream` is only referred
-// to.
+// Any memory resource as an `upstream`: the members that an adaptor asks of the memory below it (concepts.hpp). For a plain
+// resource, such as a std::pmr::memory_resource, it adds the members that are missing. A resource that has them all is
+// used by reference.
 //
 //   auto memory = gpushare::as_upstream(*std::pmr::new_delete_resource());
 //   gpushare::failure why;    void* p = memory.try_allocate(4096, 256, &why);      // null where allocate() would throw

@@ -6,7 +6,7 @@
 //   void* p = cache.allocate(4096, 256);
 //   launch(stream, p);
 //   cache.deallocate(p, 4096, 256);            // at once; the next allocation here may be the same block
-//   void* q = cache.allocate(4096, 256);       // no point had to be recorded
+//   void* q = cache.allocate(4096, 256);       // p again: in stream order, without an event of CUDA's
 #pragma once
 
 #include <atomic>

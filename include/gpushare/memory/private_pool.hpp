@@ -5,7 +5,7 @@
 //
 //   gpushare::private_pool graph_memory{pool, 64_MiB};
 //   {
-//       pool_cache<...>::pause quiet{cache};              // the captured stream's cache, if it has one
+//       decltype(cache)::pause quiet{cache};     // if the captured stream has a cache: pool.make_cache(stream)
 //       begin_capture(stream);
 //       void* p = graph_memory.allocate(4096, 256);  ...  graph_memory.deallocate(p, 4096, 256);    // reused inside
 //       end_capture(stream);

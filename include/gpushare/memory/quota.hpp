@@ -9,7 +9,7 @@
 //
 // Why it is exact. One atomic word holds what is still free, not what is used, so a single compare-and-swap decides a
 // charge, even beside a resize. Only when the word holds too little does a charge take the mutex of the tree, freeze
-// the word and ask the parent for the difference.
+// the word (mark it, so that others' charges and releases take the mutex, too) and ask the parent for the difference.
 //
 // Why it is fast at any depth. A loan stays with the child when its bytes are released, so the next charge there is one
 // compare-and-swap again, however many levels lie above. Before a quota refuses a charge or raises its peak, it freezes

@@ -11,7 +11,7 @@
 //
 // Moving a charge from one quota to another, even if the device is full:
 //
-//   if (gpushare::try_transfer(chat, code, 2_MiB).why == gpushare::errc::none) ...;    // now charged to `code`
+//   if (gpushare::try_transfer(chat, batch, 2_MiB).why == gpushare::errc::none) ...;    // now charged to `batch`
 #pragma once
 
 #include <algorithm>

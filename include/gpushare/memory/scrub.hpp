@@ -2,7 +2,12 @@
 // Scrubbing: memory is overwritten before another tenant gets it, so that nobody reads what a neighbour left there.
 //
 //   gpushare::chunk_pool pool{memory, stream, {.capacity = 512, .scrub = gpushare::scrub_policy::on_hand_over}};
-//   gpushare::host_scrubber<gpushare::host::point> by_the_caller;      // in the calling thread, without a stream
+//
+// A scrubber overwrites: a stream does so in its order. For memory that the host reaches without one, host_scrubber does
+// it in the calling thread:
+//
+//   gpushare::host_scrubber<gpushare::host::point> by_the_caller;
+//   gpushare::scrubbing_resource clean{memory, by_the_caller};
 #pragma once
 
 #include <concepts>

@@ -1,7 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
-// Draws what a limiter does in a timeline trace: each submission's wait, permit and work on the device, each tenant's
-// bound on its waits, and the waits that broke it. Tenants are identified by their clients' tags and names, which
-// a tenancy sets, and a program in client_settings.
+// Draws what a limiter does in a timeline trace: each submission's wait, permit and work on the device, the longest wait
+// for lower levels that it promises each tenant (its bound), and the waits that broke it. Tenants are identified by their
+// clients' tags and names, which a tenancy sets, and a program in client_settings.
 //
 //   gpushare::timeline_trace trace;    trace.start();
 //   gpushare::limiter_trace drawn(trace, shared.limiter_of({0}), {0});

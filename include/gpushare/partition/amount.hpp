@@ -2,8 +2,10 @@
 // The amounts that an equal split divides: bytes, SMs, or device time. Each is counted in whole numbers, and each has
 // its own error code for too little of it.
 //
+//   std::vector<gpushare::sm_room> sms = ...;                          // the devices, each with its free SMs
 //   gpushare::equal_split(sm_count{64}, 4, sms, sm_count{8});          // 16 SMs on each of four, in groups of 8
-//   gpushare::equal_split(60_pct * 4, 4, shares);                      // 60 % of each of four
+//   std::vector<gpushare::share_room> times = ...;                     // the same with the free device time
+//   gpushare::equal_split(60_pct * 4, 4, times);                       // 60 % of each of four devices' time
 #pragma once
 
 #include <compare>

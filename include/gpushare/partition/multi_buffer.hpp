@@ -2,7 +2,9 @@
 // One array spread over several devices: each device has its part by a data partition. Copies go from and to the host,
 // and between neighbours.
 //
-//   gpushare::multi_buffer<float, gpushare::contiguous_partition, memory> grid{rows, memories, /*halo=*/128};
+//   gpushare::contiguous_partition rows{n, ranks};  // which elements each rank has
+//   std::vector<device_memory*> memories = ...;     // a memory resource for each rank
+//   gpushare::multi_buffer<float, gpushare::contiguous_partition, device_memory> grid{rows, memories, /*halo=*/128};
 //   grid.scatter(host_rows, streams);               // from a float*; streams: a std::span, [r] on the device of rank r
 //   grid.exchange_halo(streams);                    // each rank gets 128 elements of either neighbour
 //   grid.gather(host_rows, streams);

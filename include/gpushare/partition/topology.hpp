@@ -3,7 +3,7 @@
 // devices.
 //
 //   gpushare::topology t({{.memory = 80_GiB}, {.memory = 80_GiB}, {.memory = 80_GiB}});
-//   t.connect({0}, {2}, {gpushare::link_class::nvlink, 4, true});
+//   t.connect({0}, {2}, {gpushare::link_class::nvlink, 4, true});  // four links, which allow access to each other's memory
 //   auto two = gpushare::best_connected(t, 2, all);                // devices 0 and 2; all: a range of device_id
 #pragma once
 

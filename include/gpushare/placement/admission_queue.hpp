@@ -10,8 +10,8 @@
 //
 // The higher level goes first, and within a level the earlier arrival. A request that fits may overtake one that
 // doesn't, so that capacity isn't left idle beside a large request. But each entry is overtaken at most
-// `most_overtakes` times. After that no later entry is placed before it, unless the entry waits to be near a label that
-// is on no node. So small requests don't starve large ones, nor the other way round.
+// `most_overtakes` times. After that no later entry is placed before it, unless the overtaken one waits to be
+// near a label (labels.hpp) that no node has. So small requests don't starve large ones, nor the other way round.
 #pragma once
 
 #include <algorithm>

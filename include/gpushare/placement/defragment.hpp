@@ -2,7 +2,9 @@
 // Defragmentation: moves placements that exist, to make room for one request or so that more requests fit in general.
 // The plan is a value; nothing changes until it is applied.
 //
-//   auto plan = gpushare::consolidate(cluster, placed, 100, 5.0);    // at most 100 moves, each worth 5 permille
+//   auto plan = gpushare::consolidate(cluster, placed, 100, 5.0);    // at most 100 moves, each of which lowers what nodes
+//                                                                    // lose by more than 5: by value_descent, in permille
+//                                                                    // of a device's time
 //   for (const auto& m : plan.moves) ...                             // tell the tenants
 //   gpushare::apply(cluster, plan);       // whole or not at all; cluster: an indexed_cluster
 //

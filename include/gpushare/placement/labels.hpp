@@ -1,8 +1,11 @@
 // SPDX-License-Identifier: Apache-2.0
-// Labels, for affinity: which labels are carried on a node, and which are avoided there. One label_counts counts those
-// of a node, another those of the whole cluster.
+// Counts labels, for affinity and anti-affinity: a request carries a label (`group`), wants a node that has one (`near`) or
+// one that hasn't (`apart`). One label_counts is of a node, another of the whole cluster.
 //
-//   counts.add(request);      if (counts[request.apart].carried == 0) ...      counts.remove(request);
+//   gpushare::label_counts on_node;
+//   on_node.add(request);
+//   if (on_node[other.apart].carried == 0) ...      // nothing here that `other` avoids
+//   on_node.remove(request);
 #pragma once
 
 #include <algorithm>

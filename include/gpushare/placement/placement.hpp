@@ -2,7 +2,7 @@
 // The vocabulary of placement: a request, the placement that answers it, or the refusal that says what is missing.
 // Plain values: a placement can be looked at, stored or sent before `cluster::apply` takes its capacity.
 //
-//   gpushare::placement_request r{.cpu_milli = 4000, .memory = 16_GiB, .devices = 1, .each = 47_pct};
+//   gpushare::placement_request r{.cpu_milli = 4000, .memory = 16_GiB, .devices = 1, .each = 47_pct};    // 47 % of its time
 //   if (auto p = gpushare::choose(policy, cluster, r)) cluster.apply(*p);
 //   else puts(gpushare::describe(cluster.why_not(r)).c_str());
 #pragma once

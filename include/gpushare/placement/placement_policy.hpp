@@ -4,7 +4,7 @@
 //
 //   struct emptiest {
 //       gpushare::rating rate(const gpushare::node_view& n, const gpushare::placement_request& r) const {
-//           return {-double(n.permille()), gpushare::tightest_devices(n, r)};
+//           return {-double(n.permille()), gpushare::tightest_devices(n, r)};    // permille(): of free device time
 //       }
 //   };
 //   auto p = gpushare::choose(emptiest{}, cluster, request);

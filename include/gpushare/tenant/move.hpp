@@ -1,6 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
-// Moves a live tenant to other devices, for one that is defragmented or has to make room: its guarantees are taken there first, then
-// its blocks are copied, then it ends here. Until the last step nothing has happened to it.
+// Moves a running tenant to other devices, to defragment a node or to make room there. It first reserves what the tenant is
+// promised on the new devices, then copies its blocks, then gives back the old place. If a step before that fails, nothing
+// has changed.
 //
 //   std::vector<gpushare::moving_block> blocks{{.at = weights, .size = 1 << 30}};
 //   auto moved = gpushare::move_tenant(shared, chat, {device_id{3}}, blocks, now + 5s);

@@ -4,10 +4,14 @@
 //
 //   gpushare::tenancy shared{node};
 //   auto chat = shared.admit({.name = "chat", .memory = 24_GiB, .devices = 2, .compute = 60_pct});
-//   std::jthread dispatcher([&](std::stop_token stop) { shared.dispatch(device_id{0}, stop); });
+//   chat.submit([&](auto& stream) { stream.launch(shape, kernel); }).wait();
+//
+// Nothing runs by itself: threads that submit and wait also drive the devices for all. Only for a device whose tenants never
+// wait does a thread of yours call dispatch(device, stop).
 //
 // Weighted shares are the default; the second template argument is another policy, or any_policy. If tenants must not
-// share SMs either, call shared.slice<cuda::device_sms>(device_id{0}, weights) before the first admission.
+// share SMs either, call shared.slice<cuda::device_sms>(device_id{0}, weights) before the first admission: it splits the
+// device's SMs into slices, and each tenant is in one.
 #pragma once
 
 #include <algorithm>

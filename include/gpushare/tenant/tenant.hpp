@@ -7,16 +7,19 @@
 //   step.wait();
 //   chat.close();
 //
-// Everything about a submission may be said, or left out; what fails says whose it was and what was thrown:
+// What is known of a submission can be said with it (submit_options; all of it may be left out), and a callable is called
+// when it is over. A ticket can be waited for, cancelled while it waits, and says what was thrown and by whom:
 //
-//   auto page = reader.submit(work, {.key = kind_of(page), .width = sm_width::of_sms(1, 2), .deadline = now + 80ms,
-//                                    .drop_if_late = true, .priority = {1}, .stream = 1},        // of tenant_spec::streams
-//                             [](const gpushare::completion& c) { if (c.status != errc::none) ... });
-//   if (page.cancel()) return;                         // it waited, and never runs
-//   page.wait();    if (page.status() != errc::none) page.rethrow();   // "tenant 'reader': ...: cannot open the page"
-//   auto answer = co_await chat.async_submit(work);    // without a thread
-//   auto turn = chat.request({.deadline = now + 50ms});    turn.submit(layer).wait();    // submissions that belong together
-//   chat.sleep(now + 1s);    chat.wake();              // nothing runs, caches are given back, and what comes waits
+//   auto page = chat.submit(work, {.key = 7, .width = sm_width::of_sms(1, 2), .deadline = now + 80ms, .drop_if_late = true},
+//                           [](const gpushare::completion& c) { if (c.status != errc::none) ... });
+//   page.wait();    if (page.status() != errc::none) page.rethrow();       // "tenant 'chat': ...: cannot open the page"
+//
+// Submissions that belong together are a request; a coroutine waits without a thread:
+//
+//   auto answer = chat.request({.deadline = now + 50ms});    answer.submit(layer_1).wait();    answer.submit(layer_2).wait();
+//   auto done = co_await chat.async_submit(work);
+//
+// A tenant that sleeps runs nothing and gives its caches back; what comes waits until it wakes: chat.sleep(); chat.wake();
 #pragma once
 
 #include <cstddef>

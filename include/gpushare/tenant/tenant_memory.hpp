@@ -1,7 +1,8 @@
 // SPDX-License-Identifier: Apache-2.0
 // A tenant's memory on one device: a quota, an allocator that keeps to it, the table of blocks that are out, and the
-// frees that wait for their stream. It models `memory`, so that containers and other resources can use it. What
-// it is made of is the tenant's memory_stack: a pool of its own, or each block from the device.
+// frees that wait for their stream. It models the concept gpushare::memory, so that containers and other resources can use
+// it. What it is made of says tenant_spec::stack: a pool of the tenant's own (the default), each block from the device,
+// chunks that tenants pass on, or a pool of the device's (memory_stack).
 //
 //   void* p = tenant.memory().allocate(1 << 20, 256);      // throws memory_error, naming the tenant
 //   tenant.memory().deallocate(p, 1 << 20, 256);           // on errc::wrong_size or unknown_block nothing happened

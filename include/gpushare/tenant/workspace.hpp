@@ -1,6 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
-// A workspace: device memory that a vendor's library takes for a tenant by itself, past the tenant's allocator.
-// Declared, it is charged to that tenant instead of being set aside as overhead of the device.
+// A library's workspace: device memory that a vendor's library, such as cuBLAS, takes for a tenant by itself, past the
+// tenant's allocator. (The workspaces of collectives are something else.) Declared, it is charged to that tenant instead
+// of being set aside as overhead of the device.
 //
 //   auto blas = chat.declare_workspace(32_MiB);      // after the library took it; charged as long as `blas` lives
 #pragma once

@@ -3,7 +3,7 @@
 //
 //   cuda::graph g = cuda::capture(stream, [&](auto& s) { s.launch(shape, kernel); s.copy(to, from, n); });
 //   cuda::graph_executable run{g};
-//   auto ticket = chat.submit([&](auto& s) { run.launch(s); });      // the permit is for the launch
+//   auto ticket = tenant.submit([&](auto& s) { run.launch(s); });    // one submission, however many kernels are in it
 #pragma once
 
 #include <cuda.h>

@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
-// Errors of a device that no caller could be told of: the first one that made the device unusable, and those that
-// destructors had to ignore.
+// Errors of a device that no call could report: the one that made the device unusable, and the last one that a destructor
+// had to ignore, with how many there were.
 //
 //   if (auto why = node.health(d).fatal()) log(why->call, cudaGetErrorName(why->code));
 #pragma once

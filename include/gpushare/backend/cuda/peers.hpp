@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
-// Enables peer access among all the devices given, or returns false if the machine can't. Compiled and tested over the
-// stand-in for the runtime; not yet seen on several devices.
+// Enables peer access among all the devices given. Returns whether all pairs have it; where false, some may. Compiled
+// and tested over the stand-in for the runtime; not yet seen on several devices.
 //
 //   const bool peers = cuda::connect(node, devices);
 #pragma once

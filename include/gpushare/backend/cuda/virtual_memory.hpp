@@ -5,7 +5,8 @@
 //   cuda::virtual_memory memory{node, device_id{0}};
 //   auto range = *memory.reserve(64 << 20);    auto chunk = *memory.create();
 //   memory.map(range.data(), chunk);           // readable and writable until unmapped
-//   memory.unmap(range.data(), chunk_size, {&last_use, 1}, deadline);
+//   auto last_use = stream.record();           // behind the last kernel that uses it: unmap() waits for that first
+//   memory.unmap(range.data(), memory.granularity().count(), {&last_use, 1}, deadline);
 #pragma once
 
 #include <cuda.h>

@@ -2,7 +2,11 @@
 // What a kernel sees of the host device: its place in the grid, with one thread per block, and the barrier over
 // the blocks of a cooperative launch.
 //
-//   struct scale { float* x; std::size_t n;  void operator()(auto& ctx) const { for (auto i = ctx.block_rank(); ...) }
+//   struct scale {
+//       float* x;  std::size_t n;
+//       void operator()(auto& ctx) const {
+//           for (std::size_t i = ctx.block_rank(); i < n; i += ctx.num_blocks()) x[i] *= 2;
+//       }
 //   };
 #pragma once
 

@@ -3,7 +3,7 @@
 //
 //   host::stream s = node.make_stream(device_id{0}, priority{1});
 //   s.launch({.blocks = 8, .hold = 250us}, [=](auto& ctx) { out[ctx.block_rank()] = f(ctx.block_rank()); });
-//   s.record().wait(never);
+//   s.record().wait(never);       // hold: how long each block keeps its SM where time is modelled
 #pragma once
 
 #include <algorithm>

@@ -3,7 +3,8 @@
 // reached, so that code written for real devices runs unchanged in virtual time.
 //
 //   gpushare::sim::stream s{world, {0}, gpushare::priority{1}};
-//   s.enqueue(200us);    auto done = s.record();    done.wait(gpushare::never);     // 200 us later, at once
+//   s.enqueue(200us);    auto done = s.record();
+//   done.wait(gpushare::never);      // returns at once, and it is 200 us later in virtual time
 #pragma once
 
 #include <algorithm>

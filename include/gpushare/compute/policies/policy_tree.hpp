@@ -4,7 +4,7 @@
 //
 //   gpushare::policy_tree<gpushare::weighted_fair, gpushare::fair> policy;
 //   policy.set_class(0, {.weight = 70_pct});  policy.set_class(1, {.weight = 30_pct});
-//   policy.add(chat, {.group = 0});  policy.add(batch, {.group = 1});
+//   policy.add(chat, {.group = 0});  policy.add(batch, {.group = 1});      // group: the client's class
 //
 // With any_policy inside, every class has the kind of policy that it wants.
 #pragma once

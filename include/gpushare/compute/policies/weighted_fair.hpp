@@ -11,9 +11,9 @@
 // smallest tag goes next, and a level's virtual time is the smallest waiting tag. A client that wakes up starts no
 // earlier than virtual time, so it isn't owed the time in which it wanted nothing.
 //
-// Where work that fills the device runs in turn (take_turns()), a change from one client to another costs device time.
-// So a client keeps its turn for a while: several short submissions go together, and one that is as long as a turn goes
-// alone. A client gets ahead of its share by a turn and one submission at most.
+// Where work of different clients can't run side by side, the limiter calls take_turns(): a change from one client to
+// another costs device time there. So a client keeps its turn for a while: several short submissions go together, and one
+// that is as long as a turn goes alone. A client gets ahead of its share by a turn and one submission at most.
 #pragma once
 
 #include <algorithm>
