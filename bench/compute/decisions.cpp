@@ -48,7 +48,7 @@ void admit(report& r) {
     l.close(client);
 }
 
-/// Nanoseconds of one decision: the pick, its charge, what is first in that line then, and the correction. All clients
+/// Nanoseconds of one decision: the pick, its charge, what is first in its queue then, and the correction. All clients
 /// have work; costs and lengths of requests differ.
 template <gpushare::compute_policy Policy>
 class decisions_of {

@@ -124,7 +124,7 @@ requests run_requests(beside who, chain how, std::uint64_t seed) {
 
 struct waits {
     std::vector<double> us;      // of each submission, until its kernel started: a worker of the node ran it
-    std::vector<double> ledger;  // until the device gave it an SM, by the node's own book
+    std::vector<double> ledger;  // until the device gave it an SM, by the node's own ledger
     std::vector<double> bound;   // published before it
 
     [[nodiscard]] double violations(const std::vector<double>& of) const {

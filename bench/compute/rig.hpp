@@ -163,9 +163,9 @@ private:
 /// What ran on the device so far, all of it. Throws std::runtime_error if the ledger was full: it must have every block.
 [[nodiscard]] inline std::vector<gpushare::host::block_record> blocks_of(gpushare::host::node& node,
                                                                          gpushare::device_id d) {
-    auto book = node.ledger(d).take();
-    if (book.dropped != 0) throw std::runtime_error("the ledger was full");
-    return std::move(book.blocks);
+    auto taken = node.ledger(d).take();
+    if (taken.dropped != 0) throw std::runtime_error("the ledger was full");
+    return std::move(taken.blocks);
 }
 
 /// Device time (SM time over the SMs) by tag within [from, to), and its sum.

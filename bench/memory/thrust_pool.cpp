@@ -15,8 +15,8 @@ namespace bench {
 namespace {
 using upstream = thrust::mr::new_delete_resource;
 struct pool {
-    upstream memory, books;
-    thrust::mr::disjoint_synchronized_pool_resource<upstream, upstream> resource{&memory, &books};
+    upstream memory, bookkeeper;
+    thrust::mr::disjoint_synchronized_pool_resource<upstream, upstream> resource{&memory, &bookkeeper};
 };
 }  // namespace
 

@@ -220,16 +220,16 @@ private:
         }
     }
 
-    /// From the ledger alone: the limiter's own book plays no part.
+    /// From the ledger alone: the limiter's own account plays no part.
     void measure_shares(outcome& out) {
         out.bin = 250ms;
         const auto bins = static_cast<std::size_t>((end_ - start_) / out.bin) + 1;
         for (auto& t : out.tenants) t.busy.resize(bins);
         backlog_meter meter(out.tenants.size(), start_, end_);
         for (std::uint32_t d = 0; d < node_.num_devices(); ++d) {
-            const auto book = node_.ledger(device_id{d}).take();
-            if (book.dropped != 0) throw std::runtime_error("the ledger is too small for the run");
-            const blocks_by_time blocks(book.blocks, start_, out.bin, bins);
+            const auto ledger = node_.ledger(device_id{d}).take();
+            if (ledger.dropped != 0) throw std::runtime_error("the ledger is too small for the run");
+            const blocks_by_time blocks(ledger.blocks, start_, out.bin, bins);
             const auto busy_between = [&](instant from, instant to) {
                 std::vector<double> busy(out.tenants.size());
                 for (const auto& [tag, time] :

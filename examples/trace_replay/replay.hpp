@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
 // Runs a workload on a software node in one of three ways, and measures what each tenant got. The truth about device
-// time is the node's own ledger, never the limiter's book.
+// time is the node's own ledger, never the limiter's account.
 //
 //   const auto r = trace_replay::replay(workload, options, trace_replay::way::weighted);
 #pragma once

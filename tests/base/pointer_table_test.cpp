@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-// The hash table behind the books of blocks, against std::unordered_map.
+// The hash table behind the tables of blocks, against std::unordered_map.
 #include <cstddef>
 #include <cstdint>
 #include <unordered_map>

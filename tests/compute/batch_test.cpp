@@ -44,7 +44,7 @@ struct setup {
     void teach(client_id c, sharing_stream& s, ns length = 50us) {
         for (int i = 0; i < 3; ++i) {
             (void)submit(c, s, length);
-            s.line().reach_all();
+            s.manual().reach_all();
             compute.poll();
             clock.advance(length);
         }
@@ -61,7 +61,7 @@ struct setup {
     void finish() {
         for (int end = 0; end < 8; ++end) {
             compute.poll();
-            stream.line().reach_all();
+            stream.manual().reach_all();
             clock.advance(1ms);
         }
     }
@@ -98,14 +98,14 @@ TEST_CASE("what is new or long has points of its own, short kernels share them",
     CHECK(t.compute.usage(c).in_flight == 20);
     (void)t.submit(c, t.stream);  // as much as may be in flight
     CHECK(t.compute.usage(c).in_flight == 20);
-    t.stream.line().reach_next();
-    t.stream.line().reach_next();
+    t.stream.manual().reach_next();
+    t.stream.manual().reach_next();
     t.compute.poll();
     CHECK(tickets[9].done());
     CHECK_FALSE(tickets[10].done());
-    t.stream.line().reach_all();
+    t.stream.manual().reach_all();
     t.compute.poll();
-    t.stream.line().reach_all();
+    t.stream.manual().reach_all();
     CHECK(t.used(c) == 24 * 50us);
     CHECK(tickets[19].device_time() == 50us);
 
@@ -127,13 +127,13 @@ TEST_CASE("what a batch took is split as it was predicted", "[compute]") {
     for (int i = 0; i < 3; ++i)
         for (const std::uint64_t key : {1U, 2U}) {
             (void)submit(key, key * 30us);
-            t.stream.line().reach_all();
+            t.stream.manual().reach_all();
             t.compute.poll();
         }
     const auto one = submit(1, 33us), two = submit(2, 66us), three = submit(1, 33us);
     CHECK_FALSE(one.done());
     t.compute.poll();  // ends the batch
-    t.stream.line().reach_all();
+    t.stream.manual().reach_all();
     t.compute.poll();
     REQUIRE(three.done());
     CHECK(one.device_time() == 33us);
@@ -146,13 +146,13 @@ TEST_CASE("whoever wants to know ends a batch", "[compute]") {
     const auto c = t.compute.add({.longest = 50us});
     t.teach(c, t.stream);
     const auto first = t.submit(c, t.stream), second = t.submit(c, t.stream);
-    CHECK(t.stream.line().open() >= 1);
-    t.stream.line().on_wait([&] { t.stream.line().reach_all(); });
+    CHECK(t.stream.manual().open() >= 1);
+    t.stream.manual().on_wait([&] { t.stream.manual().reach_all(); });
     SECTION("a ticket's holder") { CHECK(first.wait()); }
     SECTION("the dispatcher") {
         std::stop_source stop;
-        t.stream.line().on_wait([&] {
-            t.stream.line().reach_all();
+        t.stream.manual().on_wait([&] {
+            t.stream.manual().reach_all();
             stop.request_stop();
         });
         t.compute.run(stop.get_token());
@@ -160,12 +160,12 @@ TEST_CASE("whoever wants to know ends a batch", "[compute]") {
     SECTION("who closes") { CHECK(t.compute.close(c)); }
     SECTION("poll, which doesn't wait for it") {
         t.compute.poll();
-        t.stream.line().reach_all();
+        t.stream.manual().reach_all();
         t.compute.poll();
     }
     SECTION("the account") {
         (void)t.used(c);
-        t.stream.line().reach_all();
+        t.stream.manual().reach_all();
         CHECK(t.used(c) == 250us);
     }
     SECTION("the gate, for want of room") {
@@ -189,10 +189,10 @@ TEST_CASE("somebody else's work on the stream ends a batch, with the point at wh
     CHECK(t.stream.records() == before + 2);
     t.compute.poll();
     CHECK(t.stream.records() == before + 2);  // the first batch can be watched
-    t.stream.line().reach_all();
+    t.stream.manual().reach_all();
     t.compute.poll();
     CHECK(t.stream.records() == before + 3);
-    t.stream.line().reach_all();
+    t.stream.manual().reach_all();
     CHECK(t.used(a) == of_a + 150us);
     CHECK(t.used(b) == of_b + 100us);
 }
@@ -249,7 +249,7 @@ TEST_CASE("a batch is charged its own span if what boarded behind it begins behi
     };
     for (int i = 0; i < 3; ++i) {
         (void)submit(50us);
-        s.line().reach_all();
+        s.manual().reach_all();
         compute.poll();
         clock.advance(50us);
     }
@@ -276,12 +276,12 @@ TEST_CASE("a batch is charged its own span if what boarded behind it begins behi
     else
         CHECK_THROWS_AS(enqueue_behind(), std::runtime_error);
     clock.advance(1ms);
-    CHECK(s.line().reach_next());
-    CHECK(s.line().reach_next());  // the end
-    while (begun && s.line().reach_next()) {
+    CHECK(s.manual().reach_next());
+    CHECK(s.manual().reach_next());  // the end
+    while (begun && s.manual().reach_next()) {
     }
     CHECK(compute.usage(c).device_time - before == 300us + (begun && comes ? 10us : 0us));
-    s.line().reach_all();
+    s.manual().reach_all();
 }
 
 TEST_CASE("a batch whose end can't be recorded while another began behind it ends later", "[compute]") {
@@ -294,7 +294,7 @@ TEST_CASE("a batch whose end can't be recorded while another began behind it end
     const auto last_that_fits = [&] {
         t.enqueue(a, [&] {
             t.enqueue(b, nothing, 600us);
-            t.stream.line().fail_next_record();
+            t.stream.manual().fail_next_record();
         });
     };
     CHECK_THROWS(last_that_fits());
@@ -308,7 +308,7 @@ TEST_CASE("that work lasted longer beside others doesn't make it cost more, nor 
     clock.advance(1s);
     sharing_stream mine;
     (void)mine.record();
-    mine.line().reach_next_at(clock.now());
+    mine.manual().reach_next_at(clock.now());
     sharing_stream theirs(mine, clock.now());
     limiter gate({.depth = 8, .horizon = 10ms}, clock);
     const auto a = gate.add({.weight = 50_pct}), b = gate.add({.weight = 50_pct});
@@ -317,7 +317,7 @@ TEST_CASE("that work lasted longer beside others doesn't make it cost more, nor 
         REQUIRE(p);
         p->enqueue(s, [](sharing_stream& to) { to.enqueue(100us); });
     };
-    const auto reach = [&](sharing_stream& s) { s.line().reach_next_at(clock.now()); };
+    const auto reach = [&](sharing_stream& s) { s.manual().reach_next_at(clock.now()); };
     for (int i = 0; i < 8; ++i) {  // 100 us alone
         put(a, mine);
         reach(mine);
@@ -368,8 +368,8 @@ TEST_CASE("while others are in flight on other streams everything has points of 
     CHECK(t.stream.records() == before + 1);  // what was open is ended
     (void)t.submit(b, other);
     CHECK(other.records() == 6 + 3);  // the second begins at the end of the first
-    t.stream.line().reach_all();
-    other.line().reach_all();
+    t.stream.manual().reach_all();
+    other.manual().reach_all();
     t.compute.poll();
     CHECK(t.compute.usage(a).in_flight == 0);
     CHECK(t.compute.usage(b).in_flight == 0);
@@ -393,11 +393,11 @@ TEST_CASE("idle time between the submissions of a batch, and after it, is nobody
         t.stream.enqueue(10ms - 100us);
     }
     t.compute.poll();
-    t.stream.line().reach_all();
+    t.stream.manual().reach_all();
     CHECK(t.used(c) == before + 100us);
     const auto next = t.submit(c, t.stream);  // and nothing was learnt from that
     t.compute.poll();
-    t.stream.line().reach_all();
+    t.stream.manual().reach_all();
     t.compute.poll();
     CHECK(t.compute.usage(c).longest == 50us);
     CHECK(next.device_time() == 50us);
@@ -408,10 +408,10 @@ TEST_CASE("a batch outlives the stream object that it was enqueued on", "[comput
     const auto c = t.compute.add({});
     t.teach(c, t.stream);
     auto gone = std::make_unique<sharing_stream>(t.stream, instant{1s});
-    auto line = gone->line();
+    auto points = gone->manual();
     const auto ticket = t.submit(c, *gone);
     gone.reset();
-    line.on_wait([&] { line.reach_all(); });
+    points.on_wait([&] { points.reach_all(); });
     CHECK(ticket.wait());
     CHECK(ticket.device_time() == 50us);
     CHECK(t.compute.close(c));
@@ -430,7 +430,7 @@ TEST_CASE("a callable that throws in a batch fails its own ticket", "[compute]")
                                  })
                          .value();
     const auto next = t.submit(c, t.stream);
-    t.stream.line().on_wait([&] { t.stream.line().reach_all(); });
+    t.stream.manual().on_wait([&] { t.stream.manual().reach_all(); });
     CHECK(next.wait());
     CHECK(bad.wait());
     CHECK(good.status() == errc::none);
@@ -450,7 +450,7 @@ TEST_CASE("a stream that can't be marked now is marked later", "[compute]") {
     CHECK_FALSE(t.compute.close(c, t.clock.now()));
     t.stream.capture(false);
     t.compute.poll();
-    t.stream.line().reach_all();
+    t.stream.manual().reach_all();
     t.compute.poll();
     CHECK(ticket.status() == errc::none);
     CHECK(ticket.device_time() == 50us);
@@ -465,12 +465,12 @@ TEST_CASE("permits share points too, and one that is held doesn't keep others fr
     CHECK(t.stream.records() == before + 1);
     const auto ticket = t.submit(c, t.stream);
     auto held = t.compute.acquire(c).value();
-    t.stream.line().on_wait([&] { t.stream.line().reach_all(); });
+    t.stream.manual().on_wait([&] { t.stream.manual().reach_all(); });
     CHECK(ticket.wait());
     CHECK_THROWS_AS(held.enqueue(t.stream, [](sharing_stream&) { throw std::logic_error("holder"); }),
                     std::logic_error);
     t.compute.poll();
-    t.stream.line().reach_all();
+    t.stream.manual().reach_all();
     CHECK(t.compute.usage(c).in_flight == 0);
     CHECK(t.compute.usage(c).failed == 1);
     CHECK(t.used(c) == (3 + 9) * 50us);
@@ -501,12 +501,12 @@ TEST_CASE("backlogged clients on one stream are charged what they used, batch or
         for (int step = 0; step < 400; ++step) {
             for (std::size_t i = 0; i < 3; ++i)
                 if (t.compute.usage(clients[i]).waiting < 4) submit(i);
-            t.stream.line().reach_next();
+            t.stream.manual().reach_next();
             t.clock.advance(20us);
         }
         for (int end = 0; end < 400; ++end) {
             t.compute.poll();
-            t.stream.line().reach_all();
+            t.stream.manual().reach_all();
         }
         ns sum{};
         std::uint64_t completed = 0;

@@ -39,8 +39,8 @@ namespace {
 
 constexpr ns host_time = 3ms;  // that each callable takes of its thread
 
-manual_stream& line_of(manual_stream& s) { return s; }
-manual_stream& line_of(sharing_stream& s) { return s.line(); }
+manual_stream& manual_of(manual_stream& s) { return s; }
+manual_stream& manual_of(sharing_stream& s) { return s.manual(); }
 
 /// On a clock that callables move: each takes its thread 3 ms, and there is always room for the next.
 template <class Stream>
@@ -52,7 +52,7 @@ struct slow_callables {
             .submit(c, stream,
                     [this, takes](Stream& s) {
                         clock.advance(takes);
-                        if (device_runs) line_of(s).reach_all();  // what came before
+                        if (device_runs) manual_of(s).reach_all();  // what came before
                         s.enqueue(10us);
                         ++run;
                     })
@@ -88,13 +88,13 @@ TEMPLATE_TEST_CASE("a submitter is kept for one callable of others at the most",
                    sharing_stream) {
     slow_callables<TestType> t;
     t.fill(t.b, 50);
-    line_of(t.stream).reach_all();
+    manual_of(t.stream).reach_all();
     CHECK(t.stay([&] { (void)t.submit(t.a); }) <= 2 * host_time);  // its own among them, perhaps
     CHECK(t.run <= 2);
     CHECK(t.run >= 1);
     // Though nobody ever waits, each who comes does its part: all of it is enqueued.
     for (int i = 0; i < 60; ++i) {
-        line_of(t.stream).reach_all();
+        manual_of(t.stream).reach_all();
         CHECK(t.stay([&] { t.compute.poll(); }) <= host_time);
     }
     CHECK(t.run == 51);
@@ -104,9 +104,9 @@ TEMPLATE_TEST_CASE("who asks for something is kept for one callable of others at
                    sharing_stream) {
     slow_callables<TestType> t;
     t.fill(t.b, 50);
-    line_of(t.stream).reach_all();
+    manual_of(t.stream).reach_all();
     CHECK(t.stay([&] { t.compute.poll(); }) <= host_time);
-    line_of(t.stream).reach_all();
+    manual_of(t.stream).reach_all();
     CHECK(t.stay([&] { (void)t.compute.usage(t.a); }) <= host_time);
     CHECK(t.stay([&] { (void)t.compute.change(t.a, {.weight = 40_pct}); }) <= host_time);
     CHECK(t.stay([&] { (void)t.compute.set_policy({}); }) <= host_time);
@@ -121,7 +121,7 @@ TEMPLATE_TEST_CASE("a waiter leaves once its work is done, though there is alway
     slow_callables<TestType> t;
     const auto mine = t.submit(t.a);  // on the device
     t.fill(t.b, 50);
-    line_of(t.stream).reach_all();
+    manual_of(t.stream).reach_all();
     CHECK(t.stay([&] { CHECK(mine.wait()); }) <= host_time);
     CHECK(t.run <= 1);
 }
@@ -132,7 +132,7 @@ TEMPLATE_TEST_CASE("a waiter drives until its own work is done, and no further",
     t.fill(t.b, 3);
     const auto mine = t.submit(t.a);
     t.fill(t.b, 50);
-    line_of(t.stream).on_wait([&] { line_of(t.stream).reach_all(); });
+    manual_of(t.stream).on_wait([&] { manual_of(t.stream).reach_all(); });
     CHECK(mine.wait());
     CHECK(t.run <= 10);  // a's turn comes soon, with half of the device
 }
@@ -141,7 +141,7 @@ TEST_CASE("a waiter's deadline and stop request hold though there is always some
     slow_callables<manual_stream> t;
     t.fill(t.b, 50);
     const auto last = t.submit(t.b);
-    line_of(t.stream).on_wait([&] { t.stream.reach_all(); });
+    manual_of(t.stream).on_wait([&] { t.stream.reach_all(); });
     SECTION("the deadline") {
         CHECK(t.stay([&] { CHECK_FALSE(last.wait(t.clock.now() + 10ms)); }) <= 10ms + 2 * host_time);
     }
@@ -158,7 +158,7 @@ TEMPLATE_TEST_CASE("a permit's holder runs nobody's callables before its own wor
     slow_callables<TestType> t;
     auto held = t.compute.acquire(t.a).value();
     t.fill(t.b, 50);
-    line_of(t.stream).reach_all();
+    manual_of(t.stream).reach_all();
     const auto before = t.run;
     CHECK(t.stay([&] { held.enqueue(t.stream, [](TestType& s) { s.enqueue(10us); }); }) == 0ns);
     CHECK(t.run == before);

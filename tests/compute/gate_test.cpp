@@ -37,8 +37,8 @@ namespace {
 
 constexpr instant at_once = instant::min();
 
-manual_stream& line_of(manual_stream& s) { return s; }
-manual_stream& line_of(sharing_stream& s) { return s.line(); }
+manual_stream& manual_of(manual_stream& s) { return s; }
+manual_stream& manual_of(sharing_stream& s) { return s.manual(); }
 
 enum class way { one_step, two_steps };
 
@@ -63,7 +63,7 @@ struct setup {
     void finish_all(Stream& s, errc status = errc::none) {
         for (int i = 0; i < 3; ++i) {  // what is open ends, and what follows it
             compute.poll();
-            while (line_of(s).reach_next(status)) {
+            while (manual_of(s).reach_next(status)) {
             }
         }
         compute.poll();
@@ -105,12 +105,12 @@ TEST_CASE("one step through the gate decides, charges and records as two do", "[
             switch (any.below(8)) {
                 case 0:
                     both([&](auto& s, auto& on, way) {
-                        (void)line_of(on).reach_next(status);
+                        (void)manual_of(on).reach_next(status);
                         s.compute.poll();
                         return s.compute.usage(c).completed;
                     });
                     break;
-                case 1: both([&](auto&, auto& on, way) { return line_of(on).reach_next(status); }); break;
+                case 1: both([&](auto&, auto& on, way) { return manual_of(on).reach_next(status); }); break;
                 case 2:
                     both([&](auto& s, auto&, way) {
                         s.clock.advance(passed);
@@ -125,7 +125,7 @@ TEST_CASE("one step through the gate decides, charges and records as two do", "[
                     break;
                 default: both([&](auto& s, auto& on, way how) { return s.enqueue(c, on, length, how); });
             }
-            both([&](auto& s, auto& on, way) { return std::pair(s.called, line_of(on).open()); });
+            both([&](auto& s, auto& on, way) { return std::pair(s.called, manual_of(on).open()); });
         }
         both([&](auto& s, auto& on, way) {
             s.finish_all(on);
@@ -156,7 +156,7 @@ TEST_CASE("in one step or in two, points shared or not: what the device did is c
         for (int step = 0; step < 400; ++step) {
             const auto i = any.below(2);
             const ns length{20'000 + static_cast<ns::rep>(any.below(5))};  // shares are in proportion to predictions
-            if (any.one_in(5)) (void)t.stream.line().reach_next();
+            if (any.one_in(5)) (void)t.stream.manual().reach_next();
             if (any.one_in(9)) t.compute.poll();
             t.clock.advance(ns{static_cast<ns::rep>(any.below(30'000))});
             if (t.enqueue(clients[i], t.stream, length, any.one_in(2) ? way::one_step : way::two_steps) != errc::none)
@@ -206,7 +206,7 @@ TEMPLATE_TEST_CASE("whoever doesn't get through the gate is told why, and the wo
         std::stop_source stop;
         SECTION("before") { stop.request_stop(); }
         SECTION("during") {
-            line_of(t.stream).on_wait([&] {
+            manual_of(t.stream).on_wait([&] {
                 t.clock.advance(1ms);
                 stop.request_stop();
                 t.clock.advance(1s);
@@ -265,7 +265,7 @@ TEMPLATE_TEST_CASE("whoever is turned away at the gate passes on what was notice
             good, t.stream, [](TestType& s) { s.enqueue(1ms); }, {}, [&](const gpushare::completion&) { told = true; })
         .value();
     t.compute.poll();
-    while (line_of(t.stream).reach_next()) {
+    while (manual_of(t.stream).reach_next()) {
     }
     t.clock.advance(1s);
     CHECK(t.enqueue(bad, t.stream, 1ms) == errc::quarantined);

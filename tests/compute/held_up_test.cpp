@@ -71,7 +71,7 @@ struct setup {
         if constexpr (std::is_same_v<Stream, manual_stream>)
             return stream;
         else
-            return stream.line();
+            return stream.manual();
     }
 
     hooked_clock clock;
@@ -120,7 +120,7 @@ TEMPLATE_TEST_CASE("the gap in front of a kernel whose thread lost its core isn'
     for (int i = 0; i < 5; ++i) REQUIRE(t.charged_for(10us, 10us) == 1010us);  // a little is in every span
     CHECK(t.charged_for(5ms, 5ms) == 1010us);
     if constexpr (!gpushare::shared_timeline<TestType>)
-        CHECK(t.charged_for(0us, 0us, true, 3ms) == 3ms);  // what has its place in the books next wasn't
+        CHECK(t.charged_for(0us, 0us, true, 3ms) == 3ms);  // what is charged next wasn't
     CHECK(t.charged_for(10us, 10us, false, 1200us) == 1210us);
     if constexpr (gpushare::shared_timeline<TestType>) {  // where points are cheap, a permit reads no clock
         for (int i = 0; i < 5; ++i) REQUIRE(t.charged_for(10us, 10us, true) == 1010us);

@@ -59,7 +59,7 @@ struct setup {
     }
     void finish(errc status = errc::none) {
         compute.poll();
-        while (stream.line().reach_next(status)) {
+        while (stream.manual().reach_next(status)) {
         }
         compute.poll();
     }
@@ -263,7 +263,7 @@ TEST_CASE("nobody joins a batch whose end another thread is about to record", "[
                                 s.enqueue(60us);
                             },
                             instant::min(), {}, {.key = 1}) == errc::none);
-    t.stream.line().reach_all();
+    t.stream.manual().reach_all();
     t.compute.poll();
     CHECK(t.compute.usage(c).in_flight == 1);
     settled.count_down();

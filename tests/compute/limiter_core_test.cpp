@@ -156,7 +156,7 @@ TEST_CASE("what is cancelled costs nothing", "[compute]") {
     const auto b = core.add({.weight = 50_pct, .longest = 1ms});
     arrive(core, a, 10'000);
     arrive(core, b, 10'000);
-    // `a` gives back everything that it gets: it stays first in line, and `b` isn't served for it.
+    // `a` gives back everything that it gets: it stays the first, and `b` isn't served for it.
     for (int i = 0; i < 100; ++i) {
         const auto g = core.next(now).value();
         CHECK(g.client == a);
@@ -438,7 +438,7 @@ TEST_CASE("a hundred thousand arrivals at the highest level wait no longer than 
     CHECK(s.smallest_bound == below * ns{1ms} * levels);
 }
 
-TEST_CASE("random tenants: shares within the kernels in flight, no idle device, books that agree", "[compute]") {
+TEST_CASE("random tenants: shares within the kernels in flight, no idle device, accounts that agree", "[compute]") {
     for (std::uint64_t nth = 0; nth < 20; ++nth) {
         const auto seed = support::seed(nth);
         CAPTURE(seed);

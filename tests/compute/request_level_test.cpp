@@ -65,7 +65,7 @@ struct setup {
 
 }  // namespace
 
-TEST_CASE("a request goes at its own level, with what is in front of it in line", "[compute]") {
+TEST_CASE("a request goes at its own level, with what is in front of it in the queue", "[compute]") {
     setup t;
     t.submit(t.a, "a0");
     for (const auto* name : {"a1", "a2", "a3"}) t.submit(t.a, name);

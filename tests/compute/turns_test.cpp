@@ -35,23 +35,23 @@ public:
 
     joining_stream(std::string name, std::vector<std::string>& log) : name_(std::move(name)), log_(&log) {}
 
-    void enqueue(ns length) { line_.enqueue(length); }
-    [[nodiscard]] point record() { return last_ = line_.record(); }
+    void enqueue(ns length) { manual_.enqueue(length); }
+    [[nodiscard]] point record() { return last_ = manual_.record(); }
     void wait(const point& p) {
         if (std::exchange(fail_next_wait, false)) throw std::runtime_error("the test lets wait() fail");
         const auto of = std::ranges::find(known, p, [](const joining_stream* s) { return s->last_; });
         log_->push_back(name_ + ">" + (of == known.end() ? "?" : (*of)->name_));
     }
     void finish_one() {
-        line_.reach_next();
-        line_.reach_next();
+        manual_.reach_next();
+        manual_.reach_next();
     }
 
     bool fail_next_wait = false;
     std::vector<joining_stream*> known;
 
 private:
-    support::manual_stream line_;
+    support::manual_stream manual_;
     std::string name_;
     std::vector<std::string>* log_;
     point last_;

@@ -353,7 +353,7 @@ TEST_CASE("chunks that are given up go to whoever lacks bytes, without a commit"
     CHECK(mine.deallocate(p, all, 256) == errc::none);
 }
 
-TEST_CASE("a commit waits in line, until its deadline, a stop, or a close", "[memory][arena][waiting]") {
+TEST_CASE("a commit waits in the queue, until its deadline, a stop, or a close", "[memory][arena][waiting]") {
     arena_rig rig;
     auto arena = rig.arena(rig.chat, 1);
     CHECK(arena.try_commit_until(0_B, rig.chunks(12), support::within(ns{0})).code == errc::none);

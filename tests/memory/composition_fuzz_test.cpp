@@ -1,7 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 // Stacks that nobody thought of: quotas, pools, caches, scrubbing, statistics on top of each other in any order, for several
 // tenants of one device, driven by random calls beside a model that knows every block. The device has no memory behind its
-// addresses, fails now and then, and keeps books.
+// addresses, fails now and then, and counts.
 #include <algorithm>
 #include <array>
 #include <bit>

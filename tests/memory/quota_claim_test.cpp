@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
 // Who waits for bytes of a quota: first come first served, nobody who fits is kept waiting, nothing of others' guarantees
-// is held back. No threads here: the line is a state machine.
+// is held back. No threads here: the queue is a state machine.
 #include <algorithm>
 #include <array>
 #include <cstdint>
@@ -24,7 +24,7 @@ using gpushare::errc;
 using gpushare::quota;
 using gpushare::quota_claim;
 
-TEST_CASE("a claim that fits is granted at once, and given back unless taken", "[memory][line]") {
+TEST_CASE("a claim that fits is granted at once, and given back unless taken", "[memory][queue]") {
     quota q{100_B};
     {
         quota_claim fits{q, 60_B};
@@ -40,7 +40,7 @@ TEST_CASE("a claim that fits is granted at once, and given back unless taken", "
     CHECK(q.release(60_B));
 }
 
-TEST_CASE("a release serves the claim that has waited longest", "[memory][line]") {
+TEST_CASE("a release serves the claim that has waited longest", "[memory][queue]") {
     quota q{100_B};
     REQUIRE(q.try_charge(100_B) == errc::none);
     quota_claim first{q, 50_B}, second{q, 10_B};
@@ -59,7 +59,7 @@ TEST_CASE("a release serves the claim that has waited longest", "[memory][line]"
     CHECK(q.release(100_B));
 }
 
-TEST_CASE("a big claim isn't starved by small latecomers", "[memory][line]") {
+TEST_CASE("a big claim isn't starved by small latecomers", "[memory][queue]") {
     quota q{100_B};
     REQUIRE(q.try_charge(95_B) == errc::none);
     {
@@ -75,7 +75,7 @@ TEST_CASE("a big claim isn't starved by small latecomers", "[memory][line]") {
     CHECK(q.release(100_B));
 }
 
-TEST_CASE("who leaves the line lets those behind go on", "[memory][line]") {
+TEST_CASE("who leaves the queue lets those behind go on", "[memory][queue]") {
     quota q{100_B};
     REQUIRE(q.try_charge(50_B) == errc::none);
     auto big = std::make_unique<quota_claim>(q, 90_B);
@@ -87,7 +87,7 @@ TEST_CASE("who leaves the line lets those behind go on", "[memory][line]") {
     CHECK(q.release(50_B));
 }
 
-TEST_CASE("a claim that can never fit is refused at once", "[memory][line]") {
+TEST_CASE("a claim that can never fit is refused at once", "[memory][queue]") {
     quota device{100_B};
     quota tenant{device, 10_B, 200_B};
     CHECK(quota_claim(device, 101_B).why() == errc::over_quota);
@@ -99,7 +99,7 @@ TEST_CASE("a claim that can never fit is refused at once", "[memory][line]") {
     CHECK(device.usage().current == 10_B);
 }
 
-TEST_CASE("a resize serves the line, or tells it that it waits in vain", "[memory][line]") {
+TEST_CASE("a resize serves the queue, or tells it that it waits in vain", "[memory][queue]") {
     quota device{100_B};
     quota tenant{device, 40_B};
     REQUIRE(tenant.try_charge(30_B) == errc::none);
@@ -114,7 +114,7 @@ TEST_CASE("a resize serves the line, or tells it that it waits in vain", "[memor
     CHECK(tenant.release(30_B));
 }
 
-TEST_CASE("burst is handed on when a sibling releases it, is resized or ends", "[memory][line]") {
+TEST_CASE("burst is handed on when a sibling releases it, is resized or ends", "[memory][queue]") {
     quota device{100_B};
     quota chat{device, 0_B, 100_B};
     auto code = std::make_unique<quota>(device, 20_B, 80_B);
@@ -131,7 +131,7 @@ TEST_CASE("burst is handed on when a sibling releases it, is resized or ends", "
     CHECK(third.state() == claim_state::granted);
 }
 
-TEST_CASE("an idle loan serves a claim that comes later", "[memory][line]") {
+TEST_CASE("an idle loan serves a claim that comes later", "[memory][queue]") {
     quota device{100_B};
     quota chat{device, 0_B, 100_B}, code{device, 0_B, 100_B};
     REQUIRE(code.try_charge(100_B) == errc::none);
@@ -139,7 +139,7 @@ TEST_CASE("an idle loan serves a claim that comes later", "[memory][line]") {
     CHECK(quota_claim(chat, 100_B).state() == claim_state::granted);
 }
 
-TEST_CASE("a claim holds back nothing that it couldn't be served from", "[memory][line]") {
+TEST_CASE("a claim holds back nothing that it couldn't be served from", "[memory][queue]") {
     quota device{100_B};
     quota chat{device, 30_B}, code{device, 30_B, 40_B}, third{device, 0_B, 40_B};
     REQUIRE(chat.try_charge(30_B) == errc::none);
@@ -155,13 +155,13 @@ TEST_CASE("a claim holds back nothing that it couldn't be served from", "[memory
     CHECK(own.state() == claim_state::granted);
 }
 
-TEST_CASE("a neighbour's guarantee is there beside anybody's claim, and so is a new one", "[memory][line]") {
+TEST_CASE("a neighbour's guarantee is there beside anybody's claim, and so is a new one", "[memory][queue]") {
     quota device{100_B};
     quota chat{device, 0_B, 100_B}, code{device, 30_B, 10_B};
     REQUIRE(chat.try_charge(50_B) == errc::none);
     const quota_claim waits{chat, 30_B};
     CHECK(waits.state() == claim_state::waiting);
-    CHECK(code.try_charge(31_B) == errc::out_of_memory);  // a byte of the line's
+    CHECK(code.try_charge(31_B) == errc::out_of_memory);  // a byte of those who wait
     CHECK(code.try_charge(30_B) == errc::none);
     CHECK(code.free() == 0_B);
     const quota fresh{device, 20_B};  // guarantees go ahead
@@ -171,7 +171,7 @@ TEST_CASE("a neighbour's guarantee is there beside anybody's claim, and so is a 
     CHECK(chat.release(50_B));
 }
 
-TEST_CASE("a quota that begins to borrow joins the line of its parent", "[memory][line]") {
+TEST_CASE("a quota that begins to borrow joins the queue of its parent", "[memory][queue]") {
     quota device{100_B};
     quota chat{device, 10_B}, code{device, 0_B, 100_B};
     REQUIRE(chat.try_charge(10_B) == errc::none);
@@ -186,7 +186,7 @@ TEST_CASE("a quota that begins to borrow joins the line of its parent", "[memory
     CHECK(code.release(80_B));
 }
 
-TEST_CASE("changes of several quotas respect the line, or go ahead of it for guarantees", "[memory][line]") {
+TEST_CASE("changes of several quotas respect the queue, or go ahead of it for guarantees", "[memory][queue]") {
     quota device{100_B};
     quota chat{device, 0_B, 200_B};
     REQUIRE(chat.try_charge(60_B) == errc::none);
@@ -208,7 +208,7 @@ TEST_CASE("changes of several quotas respect the line, or go ahead of it for gua
     CHECK(chat.release(50_B));
 }
 
-TEST_CASE("a line three levels deep is served from any branch", "[memory][line]") {
+TEST_CASE("a queue three levels deep is served from any branch", "[memory][queue]") {
     quota node{100_B};
     quota left{node, 0_B, 100_B}, right{node, 0_B, 100_B};
     quota a{left, 0_B, 100_B}, b{left, 0_B, 60_B}, c{right, 10_B, 100_B};
@@ -224,7 +224,7 @@ TEST_CASE("a line three levels deep is served from any branch", "[memory][line]"
 
 namespace {
 
-/// A tree with claims at random, and after each step: whoever is first in line doesn't fit.
+/// A tree with claims at random, and after each step: whoever is first in the queue doesn't fit.
 class crowd {
 public:
     explicit crowd(std::uint64_t seed) : any_(seed) {
@@ -291,7 +291,7 @@ private:
                                                   bytes{any_.one_in(4) ? 0 : any_.below(150)}));
     }
 
-    // Takes what was granted. A charge ahead of the line that succeeds means that the first in line was forgotten.
+    // Takes what was granted. A charge ahead of the queue that succeeds means that the first one in it was forgotten.
     bool settle() {
         for (auto it = claims_.begin(); it != claims_.end();) {
             auto& c = **it;
@@ -306,7 +306,7 @@ private:
             it = claims_.erase(it);
         }
         if (claims_.empty()) return true;
-        // The first in line is behind nobody. What is charged ahead of the line shows whether it would fit: all the others
+        // The first in the queue is behind nobody. What is charged ahead of the queue shows whether it would fit: all the others
         // leave, and come back behind it in their order.
         const auto& first = *claims_.front();
         std::vector<std::pair<std::size_t, bytes>> others;
@@ -344,6 +344,6 @@ void crowds(std::uint64_t runs, int steps) {
 
 }  // namespace
 
-TEST_CASE("no claim that fits waits, whatever happens around it", "[memory][line][property]") { crowds(100, 400); }
+TEST_CASE("no claim that fits waits, whatever happens around it", "[memory][queue][property]") { crowds(100, 400); }
 
 TEST_CASE("no claim that fits waits, for ten million steps", "[.long]") { crowds(1'000, 10'000); }

@@ -221,7 +221,7 @@ TEST_CASE("threads that wait, ask and give up at random are all served, and noth
 TEST_CASE("threads that wait, ask and give up at random, for long", "[.long]") { queue_up(8, 20'000); }
 
 TEST_CASE("no wake-up is lost between a release and a wait", "[memory][waiters]") {
-    // Two threads hand the only bytes to and fro: each release may be beside the other's joining the line, at any place.
+    // Two threads hand the only bytes to and fro: each release may be beside the other's joining the queue, at any place.
     quota device{100_B};
     quota a{device, 0_B, 100_B}, b{device, 0_B, 100_B};
     std::atomic<int> failed{0};
@@ -262,7 +262,7 @@ TEST_CASE("under pressure nobody is refused, and what is freed goes back to the 
     CHECK(device.usage().waiting == 0);
 }
 
-TEST_CASE("who waits is served in line beside pressure, and later ones stay behind", "[memory][waiters][pressure]") {
+TEST_CASE("who waits is served in order beside pressure, and later ones stay behind", "[memory][waiters][pressure]") {
     quota device{10_KiB};
     quota chat{device, 0_B, 10_KiB}, code{device, 0_B, 10_KiB};
     REQUIRE(chat.try_charge(10_KiB) == errc::none);

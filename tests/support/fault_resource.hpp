@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-// An upstream that keeps books and fails on demand: it knows every block that is out, notices a wrong free, and throws
+// An upstream that counts and fails on demand: it knows every block that is out, notices a wrong free, and throws
 // what the test tells it to, when the test tells it to.
 //
 //   support::fault_resource upstream;

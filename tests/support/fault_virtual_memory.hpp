@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-// Virtual memory that keeps books and fails on demand: it knows what is mapped where, notices a chunk that is mapped
+// Virtual memory that counts and fails on demand: it knows what is mapped where, notices a chunk that is mapped
 // twice, over another one, or destroyed while mapped, and refuses the call that the test tells it to.
 //
 //   support::fault_virtual_memory memory{device, 64_KiB};

@@ -39,7 +39,7 @@ public:
     }
     [[nodiscard]] point record() {
         const std::lock_guard lock(mutex_);
-        point p = line_.record();
+        point p = stream_.record();
         batches_.push_back(std::exchange(open_, {}));
         return p;
     }
@@ -51,18 +51,18 @@ public:
         if (status == gpushare::errc::none)
             for (const job& j : batches_.front()) std::memset(j.at, std::to_integer<int>(j.value), j.size);
         batches_.pop_front();
-        return line_.reach_next(status);
+        return stream_.reach_next(status);
     }
     /// Every wait on this device reaches the next point first.
     void by_itself(gpushare::errc status = gpushare::errc::none) {
-        line_.on_wait([this, status] { reach_next(status); });
+        stream_.on_wait([this, status] { reach_next(status); });
     }
 
     void fail_next_fill() {
         const std::lock_guard lock(mutex_);
         fail_fill_ = true;
     }
-    void fail_next_record() { line_.fail_next_record(); }
+    void fail_next_record() { stream_.fail_next_record(); }
 
     /// Bytes that fill() was asked for.
     [[nodiscard]] std::size_t filled() const {
@@ -74,7 +74,7 @@ public:
         return awaited_;
     }
     /// Another stream of the same device.
-    [[nodiscard]] manual_stream neighbour() const { return {line_, {}}; }
+    [[nodiscard]] manual_stream neighbour() const { return {stream_, {}}; }
 
 private:
     struct job {
@@ -84,7 +84,7 @@ private:
     };
 
     mutable std::mutex mutex_;
-    manual_stream line_;
+    manual_stream stream_;
     std::vector<job> open_;
     std::deque<std::vector<job>> batches_;  // one per open point
     std::vector<point> awaited_;

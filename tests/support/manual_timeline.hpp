@@ -110,40 +110,40 @@ public:
 
     void enqueue(gpushare::ns length) {
         const std::lock_guard lock(device_->mutex);
-        line_->enqueued += length;
+        timeline_->enqueued += length;
     }
 
     [[nodiscard]] point record() {
         const std::lock_guard lock(device_->mutex);
-        if (std::exchange(line_->fail_record, false)) throw std::runtime_error("the test lets record() fail");
+        if (std::exchange(timeline_->fail_record, false)) throw std::runtime_error("the test lets record() fail");
         auto m = std::make_shared<detail::mark>(device_);
-        m->length = std::exchange(line_->enqueued, gpushare::ns{0});
-        line_->open.push_back(m);
+        m->length = std::exchange(timeline_->enqueued, gpushare::ns{0});
+        timeline_->open.push_back(m);
         return point{std::move(m)};
     }
     /// The next record() throws.
     void fail_next_record() {
         const std::lock_guard lock(device_->mutex);
-        line_->fail_record = true;
+        timeline_->fail_record = true;
     }
 
     [[nodiscard]] gpushare::priority level() const noexcept { return level_; }
     /// Points that were recorded and not reached.
     [[nodiscard]] std::size_t open() const {
         const std::lock_guard lock(device_->mutex);
-        return line_->open.size();
+        return timeline_->open.size();
     }
 
     /// Reaches the oldest open point: as long after the one before as the work between them. False if none is open.
     bool reach_next(gpushare::errc status = gpushare::errc::none) {
         const std::lock_guard lock(device_->mutex);
-        if (line_->open.empty()) return false;
-        return reach_front(line_->now + line_->open.front()->length, status);
+        if (timeline_->open.empty()) return false;
+        return reach_front(timeline_->now + timeline_->open.front()->length, status);
     }
     /// Reaches the oldest open point at this device time.
     bool reach_next_at(gpushare::instant at, gpushare::errc status = gpushare::errc::none) {
         const std::lock_guard lock(device_->mutex);
-        return !line_->open.empty() && reach_front(at, status);
+        return !timeline_->open.empty() && reach_front(at, status);
     }
     /// Reaches `p`, after the points before it.
     void reach(const point& p) {
@@ -171,20 +171,20 @@ private:
     };
 
     manual_stream(std::shared_ptr<detail::manual_device> device, gpushare::priority level)
-        : device_(std::move(device)), line_(std::make_shared<timeline>()), level_(level) {}
+        : device_(std::move(device)), timeline_(std::make_shared<timeline>()), level_(level) {}
 
     bool reach_front(gpushare::instant at, gpushare::errc status) {
-        auto& m = *line_->open.front();
-        m.at = line_->now = at;
+        auto& m = *timeline_->open.front();
+        m.at = timeline_->now = at;
         m.status = status;
         m.reached.store(true, std::memory_order_release);
-        line_->open.pop_front();
+        timeline_->open.pop_front();
         device_->changed.notify_all();
         return true;
     }
 
     std::shared_ptr<detail::manual_device> device_;
-    std::shared_ptr<timeline> line_;
+    std::shared_ptr<timeline> timeline_;
     gpushare::priority level_;
 };
 static_assert(gpushare::queue<manual_stream>);

@@ -2,7 +2,7 @@
 // A manual stream whose timeline outlives it, so that short submissions share points on it as they do on CUDA.
 //
 //   support::sharing_stream s;    s.enqueue(50us);    s.records();     // how many points were recorded so far
-//   s.line().reach_all();
+//   s.manual().reach_all();
 #pragma once
 
 #include <cstdint>
@@ -21,7 +21,7 @@ namespace support {
 /// Copies are the same stream.
 class sharing_stream {
     struct shared {
-        manual_stream line;
+        manual_stream manual;
         int records = 0;
         bool captured = false;
         std::uint64_t name = unique_name();
@@ -45,26 +45,26 @@ public:
     sharing_stream() = default;
     /// On the same device; its points are reached from `since` on.
     sharing_stream(const sharing_stream& neighbour, gpushare::instant since)
-        : shared_(std::make_shared<shared>(shared{manual_stream(neighbour.shared_->line, {})})) {
+        : shared_(std::make_shared<shared>(shared{manual_stream(neighbour.shared_->manual, {})})) {
         (void)record();
-        shared_->line.reach_next_at(since);
+        shared_->manual.reach_next_at(since);
         shared_->records = 0;
     }
 
-    void enqueue(gpushare::ns length) { shared_->line.enqueue(length); }
+    void enqueue(gpushare::ns length) { shared_->manual.enqueue(length); }
     [[nodiscard]] point record() { return record_on(*shared_); }
     [[nodiscard]] handle share() const noexcept { return handle(shared_); }
     [[nodiscard]] std::uint64_t timeline() const noexcept { return shared_->name; }
 
     [[nodiscard]] int records() const { return shared_->records; }
-    manual_stream& line() { return shared_->line; }
+    manual_stream& manual() { return shared_->manual; }
     void capture(bool on) { shared_->captured = on; }
 
 private:
     static point record_on(shared& s) {
         if (s.captured) throw std::runtime_error("the stream is captured");
         ++s.records;
-        return s.line.record();
+        return s.manual.record();
     }
     std::shared_ptr<shared> shared_ = std::make_shared<shared>();
 };

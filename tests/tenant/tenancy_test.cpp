@@ -263,10 +263,10 @@ TEST_CASE("work runs, is charged, and its failures are the tenant's own", "[tena
     CHECK(bad.usage().failed == 20);
 
     // The ledger is the truth, and the charge follows it.
-    const auto book = n.ledger({0}).take();
+    const auto ledger = n.ledger({0}).take();
     gpushare::ns truth{};
     for (const auto& [tag, busy] :
-         host::sm_time_by_tag(book.blocks, gpushare::instant{}, gpushare::never, n.options().sms))
+         host::sm_time_by_tag(ledger.blocks, gpushare::instant{}, gpushare::never, n.options().sms))
         if (tag == good.tag()) truth = busy;
     CHECK(good.usage().device_time >= truth / 2);
     // How much more than the ledger has depends on the machine's other work; no instant is charged twice, though.

@@ -5,8 +5,8 @@
 //   void* p = pool.allocate_until(512 << 20, 256, until);     // throws memory_error: deadline_exceeded, stopped, ...
 //   gpushare::failure why;    void* q = cache.try_allocate_until(4096, 256, until, &why);
 //
-// While a thread waits, caches keep nothing, every free wakes the first in line, and a later request that doesn't wait
-// is refused. So small requests don't starve a big one. The first in line also waits for the streams on which blocks
+// While a thread waits, caches keep nothing, every free wakes the first of the queue, and a later request that doesn't wait
+// is refused. So small requests don't starve a big one. The first also waits for the streams on which blocks
 // were freed, and asks the upstream again every two milliseconds, because an upstream doesn't tell when it has memory
 // again. Each time counts as a refusal there, and asks the hooks of a quota below (quota_hook.hpp). The pool's waiters
 // have no place in the quota's own queue. No thread is made for any of this.

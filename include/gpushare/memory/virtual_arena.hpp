@@ -88,7 +88,7 @@ public:
         check(try_commit(offset, size, deadline), "commit");
     }
 
-    /// As try_commit, but waits in line for bytes of the quota until the deadline or stop request of `until`, a patience
+    /// As try_commit, but waits in the queue for bytes of the quota until the deadline or stop request of `until`, a patience
     /// (include memory/quota_wait.hpp). deadline_exceeded or stopped, with the figures of the last refusal.
     template <class Patience>
     failure try_commit_until(bytes offset, bytes size, const Patience& until) noexcept {

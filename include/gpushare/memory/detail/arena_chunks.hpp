@@ -242,7 +242,7 @@ public:
             } const paid{*s->limit, r.paid = r.missing};
             why = commit(s, first, count, until.deadline, r);
             if (why.code == errc::none || r.lacks != lack::quota)
-                return why;  // or it was more than before: in line again
+                return why;  // or it was more than before: into the queue again
         }
     }
 

@@ -134,10 +134,10 @@ struct alignas(64) quota_node {
         freeze();
         hold(cell_.held());
         thaw(cell_.now());
-        auto& in_line = top().waiting_here_;
-        in_line += child.waiting_here_;
+        auto& waiting = top().waiting_here_;
+        waiting += child.waiting_here_;
         child.waiting_here_ = 0;
-        if (in_line != 0) top().watch();
+        if (waiting != 0) top().watch();
     }
 
     // Charges `n` bytes. `asking`, a child on whose behalf that is, has nothing idle to gather.

@@ -85,7 +85,7 @@ public:
 
     /// Takes back what is out, and enters it into `leaks`. See tenant_memory::take_back.
     bool take_back(std::vector<leak>& leaks) {
-        (void)settle();  // so that allocations which began before the close are in the books, or were refused
+        (void)settle();  // so that allocations which began before the close are in the table, or were refused
         {
             const visit inside(underway_);
             leaks = blocks_.take_all();
@@ -111,7 +111,7 @@ public:
     }
 
 private:
-    // A call between the books and the device. Acquire and release: settle() reads the count by a read-modify-write, so a
+    // A call between the table and the device. Acquire and release: settle() reads the count by a read-modify-write, so a
     // call that it doesn't see comes after it, and sees the memory closed and the quota without a limit to charge.
     class visit {
     public:
@@ -158,13 +158,13 @@ private:
         allocations_.fetch_add(1, std::memory_order_relaxed);
         total_.fetch_add(b.size.count(), std::memory_order_relaxed);
         if (!closed()) return true;
-        // Whoever closes takes what it finds in the books, and this what it doesn't.
+        // Whoever closes takes what it finds in the table, and this what it doesn't.
         if (blocks_.remove(b.pointer, b.size, b.alignment) == errc::none) give_back(b);
         refusal = {.code = errc::closed};
         return false;
     }
 
-    // Out of the books, then `free`.
+    // Out of the table, then `free`.
     template <class Free>
     errc strike(void* p, std::size_t size, std::size_t alignment, Free free) noexcept {
         const visit inside(underway_);

@@ -86,7 +86,7 @@ public:
             (void)quota_->release(n);  // it is within its limit again
         }
         p = wait_for(size, alignment, until, label, why);
-        // With the figures of somebody who doesn't stand in line himself any more.
+        // With the figures of somebody who isn't in the queue himself any more.
         if (p == nullptr)
             return refuse(is_memory_refusal(why.code) ? why : quota_->explain(why.code, bytes{why.asked}));
         return !traced_ || enter({p, bytes{size}, alignment, label}, why) ? p : nullptr;
