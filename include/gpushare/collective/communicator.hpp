@@ -23,7 +23,6 @@
 #include <vector>
 
 #include <gpushare/atomic_ref.hpp>
-#include <gpushare/collective/detail/session.hpp>
 #include <gpushare/collective/detail/workspace.hpp>
 #include <gpushare/collective/fault.hpp>
 #include <gpushare/collective/tuning.hpp>
@@ -256,19 +255,6 @@ private:
     communicator_options options_;
     std::unique_ptr<shared_state> shared_;
 };
-
-namespace detail {
-
-/// Runs a collective's body in the calling thread.
-template <class Body>
-[[nodiscard]] collective_fault run_in_thread(const member& me, const Body& body, instant deadline) {
-    thread_context ctx{me.view().busy_turns};
-    session<thread_context> s(ctx, me.view(), me.rank(), 0, Body::kind, deadline.time_since_epoch().count());
-    if (!s.enter()) return s.fault();
-    return body(s, 1);
-}
-
-}  // namespace detail
 
 }  // namespace GPUSHARE_ABI
 }  // namespace gpushare

@@ -16,7 +16,7 @@
 #include <span>
 
 #include <gpushare/collective/communicator.hpp>
-#include <gpushare/collective/detail/fused_all_reduce.hpp>
+#include <gpushare/collective/detail/fused_body.hpp>
 #include <gpushare/collective/epilogue.hpp>
 #include <gpushare/collective/epilogue_norms.hpp>
 #include <gpushare/collective/epilogue_quantise.hpp>

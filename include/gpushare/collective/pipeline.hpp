@@ -48,13 +48,10 @@ struct pipeline {
     /// Adds stages.
     template <detail::epilogue_part S>
     [[nodiscard]] friend constexpr auto operator|(const pipeline& p, const S& more) {
-        return p.with(detail::joined(p.list, detail::as_epilogue(more)));
-    }
-
-private:
-    template <class... All>
-    [[nodiscard]] constexpr pipeline<T, Op, All...> with(const epilogue<All...>& all) const {
-        return {in, count, width, op, all};
+        const auto with = [&p]<class... All>(const epilogue<All...>& all) {
+            return pipeline<T, Op, All...>{p.in, p.count, p.width, p.op, all};
+        };
+        return with(detail::joined(p.list, detail::as_epilogue(more)));
     }
 };
 

@@ -50,13 +50,13 @@ public:
 
     /// See pool_resource::allocate.
     [[nodiscard]] void* allocate(std::size_t size, std::size_t alignment = alignof(std::max_align_t)) {
-        void* const p = from_bin(size, alignment);
+        void* const p = try_allocate_kept(size, alignment);
         return p != nullptr ? p : pool_->obtain_or_throw(size, alignment, worker_.get());
     }
     /// See pool_resource::try_allocate.
     [[nodiscard]] void* try_allocate(std::size_t size, std::size_t alignment = alignof(std::max_align_t),
                                      failure* why = nullptr, std::string_view label = {}) noexcept {
-        if (void* const p = from_bin(size, alignment, label)) return p;
+        if (void* const p = try_allocate_kept(size, alignment, label)) return p;
         typename Pool::refusal r;
         void* const p = pool_->obtain(size, alignment, r, worker_.get(), label);
         if (p == nullptr && why != nullptr) *why = r.why;
@@ -65,14 +65,14 @@ public:
     /// See pool_resource::allocate_until.
     template <class Patience>
     [[nodiscard]] void* allocate_until(std::size_t size, std::size_t alignment, const Patience& until) {
-        void* const p = from_bin(size, alignment);
+        void* const p = try_allocate_kept(size, alignment);
         return p != nullptr ? p : pool_->obtain_until_or_throw(size, alignment, until, worker_.get());
     }
     /// See pool_resource::try_allocate_until.
     template <class Patience>
     [[nodiscard]] void* try_allocate_until(std::size_t size, std::size_t alignment, const Patience& until,
                                            failure* why = nullptr, std::string_view label = {}) noexcept {
-        if (void* const p = from_bin(size, alignment, label)) return p;
+        if (void* const p = try_allocate_kept(size, alignment, label)) return p;
         typename Pool::refusal r;
         void* const p = pool_->obtain_until(size, alignment, until, r, worker_.get(), label);
         if (p == nullptr && why != nullptr) *why = r.why;
@@ -125,7 +125,11 @@ public:
     /// As try_allocate, but only what is kept here.
     [[nodiscard]] void* try_allocate_kept(std::size_t size, std::size_t alignment,
                                           std::string_view label = {}) noexcept {
-        return from_bin(size, alignment, label);
+        if (size > detail::pool_bins::largest * detail::pool_granule || !detail::pool_tag::power_of_two(alignment))
+            return nullptr;
+        detail::pool_block* const b =
+            worker_->bins.take(detail::whole_granules(size) / detail::pool_granule, alignment, size);
+        return b == nullptr ? nullptr : b->hand_out(size, alignment, label);
     }
 
 private:
@@ -143,14 +147,6 @@ private:
         return granules > detail::pool_bins::largest
                    ? size
                    : classes::smallest(classes::covering(granules)) * detail::pool_granule;
-    }
-
-    [[nodiscard]] void* from_bin(std::size_t size, std::size_t alignment, std::string_view label = {}) noexcept {
-        if (size > detail::pool_bins::largest * detail::pool_granule || !detail::pool_tag::power_of_two(alignment))
-            return nullptr;
-        detail::pool_block* const b =
-            worker_->bins.take(detail::whole_granules(size) / detail::pool_granule, alignment, size);
-        return b == nullptr ? nullptr : b->hand_out(size, alignment, label);
     }
 
     Pool* pool_;

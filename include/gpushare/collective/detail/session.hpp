@@ -389,6 +389,15 @@ private:
     collective_fault fault_;
 };
 
+/// Runs a collective's body in the calling thread, which is the rank `me`.
+template <class Member, class Body>
+[[nodiscard]] collective_fault run_in_thread(const Member& me, const Body& body, instant deadline) {
+    thread_context ctx{me.view().busy_turns};
+    session<thread_context> s(ctx, me.view(), me.rank(), 0, Body::kind, deadline.time_since_epoch().count());
+    if (!s.enter()) return s.fault();
+    return body(s, 1);
+}
+
 }  // namespace detail
 }  // namespace GPUSHARE_ABI
 }  // namespace gpushare

@@ -19,7 +19,7 @@
 
 #include <gpushare/collective/communicator.hpp>
 #include <gpushare/collective/detail/all_reduce.hpp>
-#include <gpushare/collective/detail/fused_all_reduce.hpp>
+#include <gpushare/collective/detail/fused_body.hpp>
 #include <gpushare/collective/detail/session.hpp>
 #include <gpushare/collective/detail/workspace.hpp>
 #include <gpushare/collective/pipeline.hpp>
