@@ -627,7 +627,13 @@ private:
         sleepers_.call_one(any_unwatched(true) ? std::min(by, clock_.now() + watch_slice::patience) : by);
     }
 
-    // ---- faults
+    // ---- faults, and other ways to end without having run
+    //
+    //   dismiss          one that waits: it is late, or its holder cancels it
+    //   cancel_waiting   all that wait of a client: it closes, or its work isn't admitted any more
+    //   leave_queue      one that waits at the gate: its thread waits no longer
+    //   turn_away        what becomes of each at the gate, whose thread gives the record back; end_unrun: of a queued one
+    //   cancel           one that was admitted, of which nothing was enqueued (above)
 
     void give_up_stuck() noexcept {
         if (core().options().stuck_after <= ns{0}) return;
