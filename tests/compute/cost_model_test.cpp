@@ -99,6 +99,24 @@ TEST_CASE("the few of a mixture that ran alone don't tell what the next takes at
     CHECK(e.at_least(true) == 900us);
 }
 
+TEST_CASE("a few narrow ones in a row make a kind narrow, and not a mixture", "[compute]") {
+    gpushare::cost_estimate kind, mixture;
+    const auto see = [&](double part) {
+        kind.learn_width(gpushare::sm_width(part));
+        mixture.learn_width(gpushare::sm_width(part), true);
+    };
+    see(0.5);
+    CHECK(mixture.width.part() == 0.5);  // all that is known
+    see(1);
+    for (int i = 0; i < 8; ++i) see(0.5);
+    CHECK(kind.width.part() < 0.7);
+    CHECK(mixture.width.part() > 0.9);  // else others would be let in beside what fills the device
+    for (int i = 0; i < 100; ++i) see(0.5);
+    CHECK(mixture.width.part() < 0.62);
+    see(1);
+    CHECK(mixture.width.part() == 1);
+}
+
 TEST_CASE("kinds are told apart by key and by client, and a client that comes again starts anew", "[compute]") {
     cost_model m;
     const client_id a{0, 1}, b{1, 1}, again{0, 2};

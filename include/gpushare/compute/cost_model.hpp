@@ -68,10 +68,11 @@ struct cost_estimate {
         shortest_alone = seen_alone > 0 ? std::min(shortest_alone, lasted) : lasted;
         seen_alone += seen_alone < enough_of_a_mixture ? 1 : 0;
     }
-    /// One more was seen to fill this part of the SMs: what is wider counts at once, what is narrower by and by.
-    void learn_width(sm_width seen_now) noexcept {
+    /// One more was seen to fill this part of the SMs: what is wider counts at once, what is narrower by and by; in a `mixture` of
+    /// kinds, where a few narrow ones in a row say little of the next, eight times as slowly.
+    void learn_width(sm_width seen_now, bool mixture = false) noexcept {
         const double most = width.known() ? width.part() : 0, now = seen_now.part();
-        width = sm_width(now >= most ? now : now + (most - now) * 7 / 8);
+        width = sm_width(now >= most ? now : most - (most - now) / (mixture ? 64 : 8));
     }
     /// What one more takes at least; 0: not known. If all are of one kind, one that was seen is enough to tell. In a `mixture`
     /// of kinds the next may be shorter than all before, and it takes 64.

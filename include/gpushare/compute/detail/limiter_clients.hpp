@@ -220,7 +220,7 @@ struct limiter_client {
 
     /// One was seen to fill this part of the SMs. `kind` as for learn().
     void learn_width(sm_width seen, cost_estimate* kind) noexcept {
-        costs.learn_width(seen);
+        costs.learn_width(seen, true);
         if (kind != nullptr) kind->learn_width(seen);
     }
     /// So many more ended alike. Whether it is quarantined from now on, after so many failures in a row.
