@@ -310,6 +310,10 @@ concept sm_timeline = timeline<S> && requires(const typename S::point& a, const 
     { used_between(a, b) } noexcept -> std::same_as<sm_use>;
 };
 
+/// A timeline whose kernels can let more urgent ones have their SM; see yield_point().
+template <class S>
+concept yielding_timeline = timeline<S> && requires { requires S::yields; };
+
 /// A node: devices that one process reaches, with memory and streams each.
 template <class N>
 concept node = requires(N& n, const N& c, device_id d, priority p, std::uint32_t tag) {
@@ -326,8 +330,10 @@ concept node = requires(N& n, const N& c, device_id d, priority p, std::uint32_t
 
 // clang-format on
 
-/// For long work to call between its parts (tokens, layers, chunks), with its kernel context: work of higher levels that waits
-/// for the SM goes first, where the context's backend can do that (host::kernel_context::yield). Whether it did.
+/// For long work to call between its parts (tokens, layers, chunks), with its kernel context, which is its permit to be on the SM: an
+/// engine's callback captures it. Work of higher levels that waits for the SM goes first, where the context's backend can do that
+/// (host::kernel_context::yield). Whether it did. Where none waits it costs a load. client_settings::yields_within says how
+/// often it is called, to those who wait.
 template <class Context>
 bool yield_point(Context& context) noexcept {
     if constexpr (requires { context.yield(); })

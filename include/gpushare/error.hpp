@@ -52,6 +52,7 @@ enum class errc : std::uint8_t {
     closed,             ///< the tenant or limiter is closing
     queue_full,         ///< the tenant's queue limit
     quarantined,        ///< the tenant failed too often in a row
+    asleep,             ///< the tenant sleeps, and refuses what comes
     too_many_blocks,    ///< a cooperative launch that can't be resident at once
     submission_failed,  ///< the callable that enqueues work threw
     kernel_failed,      ///< the work itself failed on the device
@@ -94,6 +95,7 @@ enum class errc : std::uint8_t {
         case errc::closed: return "closed";
         case errc::queue_full: return "queue is full";
         case errc::quarantined: return "quarantined after repeated failures";
+        case errc::asleep: return "asleep";
         case errc::too_many_blocks: return "blocks cannot all be resident";
         case errc::submission_failed: return "enqueuing the work threw";
         case errc::kernel_failed: return "the work failed on the device";

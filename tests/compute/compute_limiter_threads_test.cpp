@@ -13,6 +13,7 @@
 #include <thread>
 #include <vector>
 
+#include <gpushare/backend/host/host.hpp>
 #include <gpushare/compute/compute_limiter.hpp>
 #include <gpushare/units.hpp>
 
@@ -306,6 +307,34 @@ TEST_CASE("while a callable takes its time, the ends of others are noticed", "[c
                           .value();
     CHECK(noticed);
     CHECK(slow.wait(in_good_time()));
+}
+
+TEST_CASE("an urgent call gets in between two parts of one that yields, and its bound says when",
+          "[compute][threads]") {
+    namespace host = gpushare::host;
+    host::node node{{.sms = 1}};
+    auto low = node.make_stream(gpushare::device_id{0}), high = node.make_stream(gpushare::device_id{0}, {1});
+    gpushare::compute_limiter<host::stream, host::steady_clock> compute;
+    const auto generates = compute.add({.yields_within = 3s}), urgent = compute.add({.level = {1}});
+    std::atomic<bool> inside{false}, came{false};
+    const auto call = compute.submit(generates, low, [&](host::stream& s) {
+        s.launch({}, [&](auto& context) {
+            const auto next_token = [&] { gpushare::yield_point(context); };  // an engine's callback
+            for (inside = true; !came;) next_token();
+        });
+    });
+    while (!inside) std::this_thread::yield();
+    const auto quick =
+        compute.submit(urgent, high, [&](host::stream& s) { s.launch({}, [&](auto&) { came = true; }); });
+    CHECK(quick->bound() == 3s);  // though nothing is known yet of how long the call takes
+    CHECK(quick->wait(in_good_time()));
+    came = true;  // had it waited for the whole call, it would wait still
+    CHECK(call->wait(in_good_time()));
+    CHECK(compute.usage(generates).completed == 1);
+    // On streams that can't yield, nobody may rely on it.
+    setup t;
+    (void)t.compute.add({.yields_within = 3s});
+    CHECK(t.compute.bound_of(t.compute.add({.level = {1}})) == 0s);
 }
 
 }  // namespace compute_limiter_threads_test

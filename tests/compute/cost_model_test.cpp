@@ -1,8 +1,11 @@
 // SPDX-License-Identifier: Apache-2.0
 #include <algorithm>
 #include <chrono>
+#include <cstddef>
 #include <cstdint>
+#include <iterator>
 #include <map>
+#include <vector>
 
 #include <gpushare/compute/cost_model.hpp>
 #include <gpushare/compute/limiter_core.hpp>
@@ -43,6 +46,24 @@ TEST_CASE("what was long once is forgotten, what is long now and then isn't", "[
     for (int i = 0; i < 5000; ++i) {
         now_and_then.learn(i % 500 == 0 ? ns{2ms} : ns{100us});
         REQUIRE(now_and_then.get() == 2ms);
+    }
+}
+
+TEST_CASE("at most one in a hundred of the latest takes longer than is told", "[compute]") {
+    support::random any(support::seed(0));
+    gpushare::recent_longest lately;
+    std::vector<ns> all;
+    lately.learn(9s, true);
+    CHECK(lately.p99() == 0ns);
+    for (int i = 0; i < 3000; ++i) {
+        const ns took{static_cast<ns::rep>(any.one_in(20) ? any.below(1'000'000) : any.below(1000))};
+        lately.learn(took);
+        all.push_back(took);
+        REQUIRE(lately.seen() == (all.size() < 512 ? all.size() : 512 + all.size() % 512));
+        const std::vector<ns> latest(all.end() - lately.seen(), all.end());
+        const auto longer = std::ranges::count_if(latest, [&](ns t) { return t > lately.p99(); });
+        REQUIRE(longer * 100 <= std::ssize(latest));
+        REQUIRE(longer >= std::min<std::ptrdiff_t>(std::ssize(latest) / 100, 5));  // and no more than it must be
     }
 }
 

@@ -126,6 +126,23 @@ TEMPLATE_TEST_CASE("a waiter leaves once its work is done, though there is alway
     CHECK(t.run <= 1);
 }
 
+TEST_CASE("a waiter whose work is done while it runs a long callable of others begins no other", "[compute]") {
+    slow_callables<manual_stream> t;
+    manual_stream own(t.stream, {});
+    const auto mine = t.compute.submit(t.a, own, [](manual_stream& s) { s.enqueue(10us); }).value();
+    t.device_runs = false;
+    t.waiting.push_back(t.submit(t.b));  // on the device, too: there is room for nobody else
+    const auto long_one = t.compute.submit(t.b, t.stream, [&](manual_stream&) {
+        t.clock.advance(host_time);
+        own.reach_all();
+    });
+    for (int i = 0; i < 3; ++i) t.waiting.push_back(t.submit(t.b));
+    t.run = 0;
+    t.stream.on_wait([&] { t.stream.reach_all(); });
+    CHECK(t.stay([&] { CHECK(mine.wait()); }) == host_time);
+    CHECK(t.run == 0);
+}
+
 TEMPLATE_TEST_CASE("a waiter drives until its own work is done, and no further", "[compute]", manual_stream,
                    sharing_stream) {
     slow_callables<TestType> t;

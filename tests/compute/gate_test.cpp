@@ -5,6 +5,7 @@
 #include <cmath>
 #include <cstddef>
 #include <cstdint>
+#include <functional>
 #include <span>
 #include <stdexcept>
 #include <stop_token>
@@ -290,8 +291,10 @@ struct slow_stream {
     struct driver {
         std::atomic<bool> busy{false};
         std::atomic<int> asked{0};  // and not answered yet
+        std::function<void()> meanwhile;
 
         void answer() {
+            if (meanwhile) meanwhile();
             asked.fetch_add(1);
             busy.wait(true);
             asked.fetch_sub(1);
@@ -359,5 +362,29 @@ TEST_CASE("nobody at the gate waits for a driver that is busy with somebody else
     compute.poll();
     CHECK(compute.usage(one).in_flight == 0);
     CHECK(compute.usage(one).device_time == 10us);
+}
+
+TEST_CASE("who asks the device comes to an end, though others enqueue more while it asks", "[compute]") {
+    manual_clock clock;
+    slow_stream s;
+    gpushare::compute_limiter<slow_stream, manual_clock> compute({.depth = 4}, clock);
+    const auto c = compute.add({});
+    const auto enqueue = [&] {
+        return static_cast<bool>(compute.submit(c, s, [](slow_stream& to) { to.line.enqueue(1ms); }));
+    };
+    REQUIRE(enqueue());
+    int asked = 0, enqueued = 1;
+    s.device.meanwhile = [&] {  // as from another thread: the limiter's mutex is free
+        if (++asked < 100) enqueued += enqueue() ? 1 : 0;
+        s.line.reach_all();
+    };
+    compute.poll();
+    CHECK(asked == 1);
+    CHECK(enqueued == 2);
+    s.device.meanwhile = {};
+    s.line.reach_all();
+    compute.poll();
+    CHECK(compute.usage(c).in_flight == 0);
+    CHECK(compute.usage(c).device_time == enqueued * 1ms);
 }
 }  // namespace gate_test

@@ -6,6 +6,7 @@
 #include <cstdint>
 #include <vector>
 
+#include <gpushare/compute/admission.hpp>
 #include <gpushare/compute/detail/in_flight_budget.hpp>
 #include <gpushare/compute/detail/limiter_clients.hpp>
 #include <gpushare/units.hpp>
@@ -31,8 +32,8 @@ struct rules {
     struct level {
         int height = 0;
         std::uint32_t clients = 0;
-        ns longest{};
-        std::vector<kernel> in_flight;
+        ns longest{}, opaque{}, stretch{};
+        std::vector<kernel> in_flight{};
         [[nodiscard]] bool in_use() const { return clients > 0 || !in_flight.empty(); }
     };
 
@@ -64,13 +65,18 @@ struct rules {
 
     [[nodiscard]] ns bound(const level& own) const {
         ns any{}, below{}, of_own{};
-        for (const auto& l : levels) any = std::max(any, l.longest);
+        for (const auto& l : levels) any = std::max({any, l.longest, l.stretch});
         if (any == 0ns) return 0ns;
         for (const auto& l : levels) {
             if (l.height > own.height || !l.in_use()) continue;
-            const ns each = l.longest > 0ns ? l.longest : any;
-            const ns most = lead > 0ns ? std::min(each * depth_of(l), each + 2 * lead) : each * depth_of(l);
-            (l.height == own.height ? of_own : below) += std::max(most, horizon_of(l));
+            const auto most = [&](ns each) {
+                return lead > 0ns ? std::min(each * depth_of(l), each + 2 * lead) : each * depth_of(l);
+            };
+            const bool known = l.longest > 0ns || l.stretch > 0ns;
+            if (l.height == own.height)
+                of_own += std::max(most(l.longest > 0ns ? l.longest : any), horizon_of(l));
+            else
+                below += std::max(known ? most(l.opaque) + l.stretch : most(any), horizon_of(l));
         }
         return below > 0ns ? below : of_own;
     }
@@ -108,7 +114,7 @@ TEST_CASE("what the budget of what is in flight keeps ready is what its rules sa
                 const int height = static_cast<int>(any.below(7)) - 3;
                 if (std::ranges::count(rule.levels, height, &rules::level::height) > 0) continue;
                 REQUIRE(budget.open(priority{height}) == rule.levels.size());
-                rule.levels.push_back({height, 0, {}, {}});
+                rule.levels.push_back({.height = height});
                 REQUIRE(budget.open(priority{height}) == rule.levels.size() - 1);  // it is there
             }
             const auto i = static_cast<std::uint32_t>(any.below(rule.levels.size()));
@@ -126,13 +132,20 @@ TEST_CASE("what the budget of what is in flight keeps ready is what its rules sa
                     --l.clients;
                     break;
                 case 2:
-                    budget.raise_longest(i, length);
+                    if (any.one_in(3)) {  // it yields
+                        const ns stretch = length > 0ns ? std::min(length, ns{50us}) : ns{50us};
+                        budget.raise_longest(i, {.longest = length, .stretch = stretch});
+                        l.stretch = std::max(l.stretch, stretch);
+                    } else {
+                        budget.raise_longest(i, {.longest = length, .opaque = length});
+                        l.opaque = std::max(l.opaque, length);
+                    }
                     l.longest = std::max(l.longest, length);
                     break;
                 case 3:
                     if (!any.one_in(10)) break;
                     budget.find_longest(i, std::vector<gpushare::detail::limiter_client>{});
-                    l.longest = 0ns;
+                    l.longest = l.opaque = l.stretch = 0ns;
                     break;
                 case 4:
                 case 5:
@@ -161,12 +174,51 @@ TEST_CASE("what the budget of what is in flight keeps ready is what its rules sa
     }
 }
 
+TEST_CASE("depth, and what is behind long work, to the last one", "[compute]") {
+    in_flight_budget budget(3, 1ms);
+    const auto low = budget.open(priority{0});
+    budget.add_client(low);
+    SECTION("of short ones of one client, as many as there are batches for") {
+        std::uint32_t n = 0;
+        for (; budget.has_room(low, 1us, 1us, true); ++n) budget.enter(low, 1us, 1us, false);
+        CHECK(n == gpushare::detail::most_in_flight);
+    }
+    SECTION("nothing goes behind what takes longer than fifty times what it takes to notice an end") {
+        budget.learn_hand_over(40us);
+        budget.enter(low, 2ms, 2ms, false);
+        CHECK(budget.has_room(low, 2ms, 2ms, false));
+        budget.leave(low, 2ms, 2ms, false);
+        budget.enter(low, 2ms + 1ns, 2ms, false);
+        CHECK_FALSE(budget.has_room(low, 2ms, 2ms, false));
+    }
+    SECTION("the first ones of a kind, of which nobody knows the width, beside narrow work; fewer below others") {
+        const bool below = GENERATE(false, true);
+        if (below) budget.add_client(budget.open(priority{1}));
+        const auto goes = [&](std::uint64_t timeline, gpushare::sm_width width) {
+            const gpushare::admission a{.predicted = 100us,
+                                        .length = 100us,
+                                        .width = width,
+                                        .timeline = timeline,
+                                        .longest = 100us,
+                                        .level_index = low};
+            if (budget.room_for(a, false) != in_flight_budget::room::yes) return false;
+            budget.enter(a);
+            return true;
+        };
+        CHECK(goes(1, gpushare::sm_width(0.25)));
+        CHECK(goes(2, {}));
+        CHECK(goes(3, {}) == !below);
+        CHECK_FALSE(goes(4, {}));
+        CHECK(goes(5, gpushare::sm_width(0.25)));  // there is room for what is known to be narrow
+    }
+}
+
 TEST_CASE("what is unknown or endless never overflows the budget", "[compute]") {
     in_flight_budget budget(3, 1ms);
     const auto low = budget.open(priority{0}), high = budget.open(priority{1});
     budget.add_client(low);
     budget.add_client(high);
-    budget.raise_longest(low, ns::max());
+    budget.raise_longest(low, {.longest = ns::max(), .opaque = ns::max()});
     CHECK(budget.bound(high) == ns::max());
     budget.enter(low, ns::max(), ns::max(), false);
     budget.enter(low, ns::max(), ns::max(), false);

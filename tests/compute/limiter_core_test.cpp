@@ -9,6 +9,10 @@
 #include <vector>
 
 #include <gpushare/compute/limiter_core.hpp>
+#include <gpushare/compute/policies/policy_tree.hpp>
+#include <gpushare/compute/policies/weighted_fair.hpp>
+#include <gpushare/compute/policy.hpp>
+#include <gpushare/compute/submission.hpp>
 #include <gpushare/error.hpp>
 #include <gpushare/units.hpp>
 
@@ -546,6 +550,41 @@ TEST_CASE("what one that comes now may expect: what is in flight, what goes befo
     CHECK(e.longest == 4ms);
     CHECK(e.lasts > 2ms);
     CHECK(e.lasts < 3ms);
+    CHECK(e.p99 == 4ms);  // of so few it is the longest; the first isn't among them
+    CHECK(e.observed == 7);
+}
+
+TEST_CASE("bounds have a quantile beside the worst: one call in a hundred is in the one and not in the other",
+          "[compute]") {
+    limiter_core core{{.depth = 3}};
+    const auto low = core.add({}), high = core.add({.level = {1}});
+    const auto call = [&](std::uint64_t key, ns took) {
+        core.arrive(low, now, {.head = {.key = key}});
+        const auto a = core.next(now);
+        REQUIRE(a);
+        core.complete(*a, took);
+    };
+    call(1, 600ms);  // cold
+    for (int i = 0; i < 99; ++i) call(1, 25ms);
+    CHECK(core.estimate(high).bound == 50ms);
+    CHECK(core.estimate(high).bound_p99 == 50ms);
+    call(1, 300ms);
+    CHECK(core.estimate(high).bound == 600ms);
+    CHECK(core.estimate(high).bound_p99 == 50ms);
+    const auto one = core.estimate(low, 1);
+    CHECK(one.longest == 300ms);
+    CHECK(one.p99 == 25ms);
+    CHECK(one.observed == 100);
+    // Another kind is another matter, until too little is known of it.
+    for (int i = 0; i < 20; ++i) call(2, 5ms);
+    CHECK(core.estimate(low, 2).p99 == 5ms);
+    CHECK(core.estimate(low, 2).observed == 19);
+    CHECK(core.estimate(low, 3).p99 == 25ms);  // as any of the client's
+    CHECK(core.estimate(high).p99 == 0ns);
+    CHECK(core.estimate(high).observed == 0);
+    // Two in a hundred are more than that.
+    for (int i = 0; i < 3; ++i) call(1, 300ms);
+    CHECK(core.estimate(high).bound_p99 == 600ms);
 }
 
 TEST_CASE("an objective that others' longest work makes impossible is refused, with figures", "[compute]") {
@@ -575,6 +614,92 @@ TEST_CASE("an objective that others' longest work makes impossible is refused, w
     CHECK(core.settings(chat).slo == 80ms);
     CHECK(core.change(pages, {.longest = 90ms}) == gpushare::errc::none);
     CHECK(core.change(chat, {.weight = 50_pct, .level = {1}, .longest = 1ms, .slo = 80ms}) == gpushare::errc::none);
+    // Below, what yields is waited for from one yield to the next; of its own level, for all of it.
+    CHECK(core.change(pages, {.longest = 90ms, .yields_within = 5ms}) == gpushare::errc::none);
+    CHECK(code({.level = {2}, .longest = 1ms, .slo = 20ms}).limit == 0);
+    CHECK(code({.longest = 1ms, .slo = 20ms}).limit == 91'000);
+}
+
+TEST_CASE("at the lowest level somebody has the device while nobody else wants it", "[compute]") {
+    limiter_core core{{.depth = 1}};
+    const auto idle = core.add({.level = gpushare::best_effort}), busy = core.add({.weight = 0.1_pct, .level = {-5}});
+    arrive(core, idle, 3);
+    arrive(core, busy, 3);
+    for (const auto c : {busy, busy, busy, idle, idle, idle}) {
+        const auto a = core.next(now);
+        REQUIRE(a);
+        CHECK(a->client == c);
+        core.complete(*a, 1ms);
+    }
+}
+
+TEMPLATE_TEST_CASE("the device is kept for who may be back at once, and at the time that is said for that no longer",
+                   "[compute]", gpushare::weighted_fair,
+                   (gpushare::policy_tree<gpushare::weighted_fair, gpushare::weighted_fair>)) {
+    limiter_core<TestType> core{{.depth = 1}};
+    const auto back = core.add({}), other = core.add({.group = 1});
+    instant t{1s};
+    const auto run = [&](client_id c, ns took) {
+        core.arrive(c, t);
+        const auto a = core.next(t);
+        REQUIRE(a);
+        t += took;
+        core.complete(*a, {.took = took}, t);
+    };
+    run(other, 100ms);  // it is far ahead of its share
+    for (int i = 0; i < 4; ++i) {
+        run(back, 10ms);
+        t += 100us;
+    }
+    run(back, 10ms);
+    core.arrive(other, t);
+    CHECK_FALSE(core.next(t));
+    const auto then = core.resume_at();
+    CHECK(then > t);
+    CHECK(then <= t + 201us);
+    CHECK(core.next(then));
+}
+
+namespace {
+
+/// Knows whom it was asked about though they are none of its clients.
+struct watchful_policy : gpushare::weighted_fair {
+    std::vector<client_id> clients;
+    int* strangers = nullptr;
+
+    gpushare::failure add(client_id c, const gpushare::client_settings& s) {
+        clients.push_back(c);
+        return gpushare::weighted_fair::add(c, s);
+    }
+    [[nodiscard]] bool before(client_id a, client_id b) const noexcept {
+        if (std::ranges::count(clients, a) == 1 && std::ranges::count(clients, b) == 1)
+            return gpushare::weighted_fair::before(a, b);
+        ++*strangers;
+        return false;
+    }
+};
+
+}  // namespace
+
+TEST_CASE("a new policy isn't asked about who has gone", "[compute]") {
+    int strangers = 0;
+    const auto policy = [&] {
+        watchful_policy p;
+        p.strangers = &strangers;
+        return p;
+    };
+    limiter_core<watchful_policy> core{{.depth = 1}, policy()};
+    const auto stays = core.add({}), goes = core.add({});
+    core.arrive(goes, instant{1s});
+    const auto a = core.next(instant{1s});
+    REQUIRE(a);
+    core.complete(*a, {.took = 10ms}, instant{1s + 10ms});  // from now on it may be back at any time
+    core.remove(goes);
+    auto next = policy();
+    REQUIRE(core.set_policy(next, instant{1s + 10ms}) == gpushare::errc::none);
+    core.arrive(stays, instant{1s + 10ms});
+    CHECK(core.next(instant{1s + 10ms}));
+    CHECK(strangers == 0);
 }
 
 }  // namespace limiter_core_test

@@ -5,6 +5,7 @@
 #include <chrono>
 #include <coroutine>
 #include <cstddef>
+#include <functional>
 #include <memory>
 #include <optional>
 #include <stdexcept>
@@ -17,6 +18,7 @@
 #include <gpushare/compute/async_submit.hpp>
 #include <gpushare/compute/compute_limiter.hpp>
 #include <gpushare/compute/gang_permit.hpp>
+#include <gpushare/compute/policies/fifo.hpp>
 #include <gpushare/compute/request.hpp>
 #include <gpushare/gang.hpp>
 #include <gpushare/units.hpp>
@@ -58,6 +60,10 @@ struct setup {
     void finish_one(errc status = errc::none) {
         stream.reach_next();
         stream.reach_next(status);
+        compute.poll();
+    }
+    void finish_all() {
+        stream.reach_all();
         compute.poll();
     }
 
@@ -267,6 +273,49 @@ TEST_CASE("cancelling makes room for who waits for it", "[compute]") {
     CHECK(t.compute.usage(c).waiting == 1);
 }
 
+TEST_CASE("who waited for room is called back, whatever was let in meanwhile", "[compute]") {
+    setup t{{.depth = 4, .horizon = 0ns}};
+    const auto c = t.compute.add({.weight = 50_pct, .queue_limit = 1}), other = t.compute.add({.weight = 50_pct});
+    (void)t.submit(c, "runs");
+    for (const auto* name : {"1", "2", "3", "4"}) (void)t.submit(other, name);
+    (void)t.submit(c, "waits");
+    // Goes behind the one that waits for room, and by then all that is enqueued is done.
+    (void)t.compute.submit(other, t.stream, [](manual_stream& s) { s.reach_all(); });
+    t.stream.on_wait([&] { t.stream.reach_all(); });
+    int told = 0;
+    REQUIRE(t.compute.submit(c, t.stream, t.logs("mine"), {.room_by = gpushare::never},
+                             [&](const completion&) { ++told; }));
+    for (int i = 0; i < 3; ++i) t.finish_all();
+    CHECK(t.enqueued == names{"runs", "1", "2", "3", "waits", "4", "mine"});
+    CHECK(told == 1);
+}
+
+TEST_CASE("late work doesn't go through a free gate, if it says so", "[compute]") {
+    setup t;
+    const auto c = t.compute.add({});
+    t.clock.advance(5ms);
+    CHECK(t.compute.acquire(c, gpushare::never, {}, {.deadline = instant{5ms}, .drop_if_late = true}).code() ==
+          errc::deadline_exceeded);
+    CHECK(t.compute.usage(c).dropped == 1);
+    CHECK(t.compute.usage(c).in_flight == 0);
+    CHECK(t.compute.acquire(c, gpushare::never, {}, {.deadline = instant{6ms}, .drop_if_late = true}));
+    CHECK(t.compute.usage(c).dropped == 1);
+}
+
+TEST_CASE("what is admitted at the gate is predicted as itself, though less urgent work of its client waits there",
+          "[compute]") {
+    setup t;
+    const auto c = t.compute.add({});
+    (void)t.submit(c, "runs", 1ms);
+    (void)t.compute.submit(c, t.stream, t.logs("less urgent"), {.cost = 10ms, .priority = {-1}});
+    t.stream.on_wait([&] { t.stream.reach_all(); });
+    const auto p = t.compute.acquire(c, gpushare::never, {}, {.cost = 2ms});
+    REQUIRE(p);
+    CHECK(t.enqueued == names{"runs"});
+    // Itself, and one that waits of a client whose work took a millisecond so far.
+    CHECK(t.compute.estimate(c).wait == 3ms);
+}
+
 TEST_CASE("work that is late when its turn comes never runs, if it says so", "[compute]") {
     setup t;
     const auto c = t.compute.add({.name = "chat"});
@@ -376,6 +425,40 @@ TEST_CASE("a client that sleeps has nothing in flight, and loses nothing that wa
     CHECK(t.compute.close(c));
     CHECK(never_ran.status() == errc::closed);
     CHECK_FALSE(t.compute.sleep(c));
+}
+
+TEST_CASE("a client that sleeps and refuses has nothing that waits, and takes nothing", "[compute]") {
+    constexpr auto refuse = gpushare::while_asleep::refuse;
+    setup t;
+    const auto c = t.compute.add({.queue_limit = 2}), other = t.compute.add({});
+    (void)t.submit(other, "in flight");
+    std::vector<errc> told;
+    const auto tell = [&](const completion& d) { told.push_back(d.status); };
+    const auto waits = t.compute.submit(c, t.stream, t.logs("waits"), {}, tell).value();
+    (void)t.submit(c, "waits");
+    t.stream.on_wait([&] {  // while it waits for room
+        t.stream.on_wait({});
+        CHECK(t.compute.sleep(c, gpushare::never, {}, refuse));
+    });
+    CHECK(t.compute.submit(c, t.stream, t.logs("no"), {.room_by = gpushare::never}).code() == errc::asleep);
+    CHECK(waits.status() == errc::asleep);
+    CHECK(told == std::vector{errc::asleep});
+    CHECK(t.compute.usage(c).waiting == 0);
+    CHECK(t.compute.submit(c, t.stream, t.logs("no")).code() == errc::asleep);
+    CHECK(t.compute.acquire(c).code() == errc::asleep);
+    CHECK(t.compute.sleep(c));  // from now on what comes waits
+    (void)t.submit(c, "waits");
+    CHECK(t.compute.usage(c).waiting == 1);
+    CHECK(t.compute.sleep(c, gpushare::never, {}, refuse));
+    CHECK(t.compute.usage(c).waiting == 0);
+    t.compute.wake(c);
+    (void)t.submit(c, "runs");
+    t.finish_one();
+    CHECK(t.enqueued == names{"in flight", "runs"});
+    // At the deadline it isn't asleep after all.
+    CHECK_FALSE(t.compute.sleep(c, instant::min(), {}, refuse));
+    (void)t.submit(c, "goes on");
+    CHECK(t.compute.usage(c).waiting == 1);
 }
 
 TEST_CASE("while a request is under way, work of lower levels is held back for a bounded moment", "[compute]") {
@@ -520,6 +603,32 @@ TEST_CASE("a gang doesn't keep a device from others while another device is busy
     CHECK(got);
     CHECK(n.limiters[0].usage(on_0).in_flight == 0);
     CHECK(n.limiters[1].usage(on_1).in_flight == 0);
+}
+
+TEST_CASE("a gang is more patient each time, so it comes through where it is last in a long line", "[compute]") {
+    using line = gpushare::compute_limiter<manual_stream, manual_clock, gpushare::fifo>;
+    using gang = gpushare::gang_permit<line>;
+    bool over = false;
+    std::function<void()> again;
+    manual_clock clock;
+    manual_stream stream;
+    line idle{{.depth = 1}, clock}, busy{{.depth = 1}, clock};
+    const auto on_idle = idle.add({}), on_busy = busy.add({}), others = busy.add({});
+    again = [&] {
+        const auto work = [](manual_stream& s) { s.enqueue(1ms); };
+        if (!over) (void)busy.submit(others, stream, work, {}, [&](const completion&) { again(); });
+    };
+    for (int i = 0; i < 20; ++i) again();  // so many are always in front of who comes
+    stream.on_wait([&] {
+        clock.advance(1ms);
+        stream.reach_all();
+    });
+    clock.advance(1ms);
+    const auto g = gang::acquire({{&idle, on_idle, {0}}, {&busy, on_busy, {1}}}, instant{2s});
+    REQUIRE(g);
+    CHECK(g->size() == 2);
+    CHECK(clock.now() < instant{500ms});
+    over = true;
 }
 
 TEST_CASE("gangs that name their devices in different orders don't wait for each other", "[compute][threads]") {

@@ -64,6 +64,40 @@ TEST_CASE("each client's bound is what the levels below it may have in flight", 
     CHECK(core.bound_of(high) == 1ms);
 }
 
+TEST_CASE("who yields is waited for from one yield to the next, and of its own level for all of it", "[compute]") {
+    limiter_core core{{.depth = 3}};
+    const auto low = core.add({.longest = 100ms, .yields_within = 5ms}), high = core.add({.level = {1}});
+    CHECK(core.bound_of(high) == 5ms);
+    CHECK(core.bound_of(low) == 200ms);
+    CHECK(core.estimate(high).bound_p99 == 5ms);
+    SECTION("beside what doesn't") {
+        const auto opaque = core.add({.longest = 20ms});
+        CHECK(core.bound_of(high) == 45ms);
+        core.remove(opaque);
+        CHECK(core.bound_of(high) == 5ms);
+    }
+    SECTION("though it is not known yet how long it takes, or it takes no longer than that") {
+        CHECK(core.change(low, {.yields_within = 7ms}) == gpushare::errc::none);
+        CHECK(core.bound_of(high) == 7ms);
+        CHECK(core.change(low, {.longest = 2ms, .yields_within = 7ms}) == gpushare::errc::none);
+        CHECK(core.bound_of(high) == 2ms);
+        CHECK(core.change(low, {.longest = 100ms}) == gpushare::errc::none);
+        CHECK(core.bound_of(high) == 200ms);
+    }
+    SECTION("and a call of it that takes its time breaks no bound, but a long stretch does") {
+        for (const ns waited : {5ms, 6ms}) {
+            core.arrive(low, start);
+            const auto below = core.next(start).value();
+            core.arrive(high, start);
+            CHECK(core.complete(core.next(start).value(), {.took = 1ms, .in_flight = 1ms + waited}) == waited - 5ms);
+            CHECK(core.complete(below, {.took = 100ms, .in_flight = 100ms}) == 0ns);
+        }
+        // Of the first one above no length was known.
+        CHECK(core.events().take()->what == kind::waited_beyond_bound);
+        CHECK_FALSE(core.events().take());
+    }
+}
+
 TEST_CASE("a wait within the bound is no event", "[compute]") {
     two_levels t;
     const auto a = t.let_in(t.low), b = t.let_in(t.low), g = t.let_in(t.high);

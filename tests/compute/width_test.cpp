@@ -208,6 +208,18 @@ TEST_CASE("what a level keeps is free of long work below, and lent to short work
     }
 }
 
+TEST_CASE("where all is kept, or all but what nobody could use, those below go on", "[compute][width][kept]") {
+    for (const double keeps : {0.995, 1.0}) {
+        CAPTURE(keeps);
+        limiter_core<> core;
+        (void)core.add({.level = {1}, .keeps = sm_width(keeps)});
+        core.arrive(core.add({.longest = 25ms}), instant{}, {.head = {.cost = 25ms}, .timeline = 1});
+        CHECK(drain(core).size() == 1);
+        core.arrive(core.add({.longest = 25ms}), instant{}, quarter(25ms, 2));
+        CHECK(drain(core).size() == 1);
+    }
+}
+
 TEST_CASE("the bound of what fits on the kept part is that of short work, unless something can't be kept off",
           "[compute][width][kept]") {
     limiter_core<> core;

@@ -299,7 +299,7 @@ TEST_CASE("what goes onto an SM that is taken is above what is there, and may ru
     s.offer(1, priority{0}, 1, false);
     s.offer(2, priority{1}, 2, false);
     s.offer(3, priority{2}, 1, false, part);
-    s.offer(4, priority{3}, 2, true);
+    s.offer(4, priority{1}, 2, true);
     CHECK(s.highest_waiting() == 2);
     CHECK_FALSE(s.next_above(priority{2}, 0));  // SM 0 is the one that is apart
     const auto on_any = s.next_above(priority{0}, 2);
@@ -312,5 +312,40 @@ TEST_CASE("what goes onto an SM that is taken is above what is there, and may ru
     CHECK(on_part->work == 3);
     CHECK(s.next_above(priority{0}, 3)->first == 1);
     CHECK_FALSE(s.next_above(priority{0}, 3));  // as high, or for several SMs at once
+    CHECK(s.withdraw(4));
     CHECK(s.highest_waiting() == 0);
+}
+
+TEST_CASE("who yields lets nobody past a cooperative launch that waits for its SM", "[host][yield]") {
+    constexpr auto none = std::numeric_limits<std::int32_t>::min();
+    scheduler<int> s{4};
+    const auto part = s.set_apart(2);
+    for (int i = 0; i < 2; ++i) s.offer(0, priority{0}, 2, false, i == 0 ? part : 0);
+    CHECK(drain(s).size() == 4);
+    s.offer(1, priority{1}, 4, false);
+    SECTION("of the whole device") {
+        s.offer(2, priority{2}, 2, true);
+        CHECK_FALSE(s.next_above(priority{0}, 0));
+        CHECK_FALSE(s.next_above(priority{0}, 3));
+        CHECK(s.highest_waiting() == none);  // nobody asks in vain
+        s.offer(3, priority{3}, 1, false);
+        CHECK(s.highest_waiting() == 3);
+        CHECK(s.next_above(priority{0}, 3)->work == 3);
+    }
+    SECTION("of a group: on its SMs") {
+        s.offer(2, priority{2}, 2, true, part);
+        CHECK_FALSE(s.next_above(priority{0}, 0));
+        CHECK(s.next_above(priority{0}, 2)->work == 1);
+        CHECK(s.highest_waiting() == 1);
+    }
+    SECTION("and none of its blocks is begun elsewhere: all start once two SMs are free") {
+        s.offer(2, priority{2}, 2, true);
+        s.release(2);
+        CHECK_FALSE(s.next());
+        s.release(3);
+        CHECK(s.next()->work == 2);
+        CHECK_FALSE(s.next_above(priority{0}, 0));
+        CHECK(s.next()->work == 2);
+        CHECK(s.next_above(priority{0}, 0)->work == 1);
+    }
 }

@@ -313,6 +313,24 @@ TEST_CASE("a tree divides between classes, then within them", "[policy]") {
     CHECK(parts[1] == about(0.5));
 }
 
+TEST_CASE("a tree says who would go first: the class, or within one the client", "[policy]") {
+    policy_tree<weighted_fair, weighted_fair> p;
+    REQUIRE(p.set_class(0, {.weight = 70_pct}).code == errc::none);
+    REQUIRE(p.set_class(1, {.weight = 30_pct}).code == errc::none);
+    REQUIRE(p.add(a, {.group = 0}).code == errc::none);
+    for (const auto of_1 : {b, c}) REQUIRE(p.add(of_1, {.group = 1}).code == errc::none);
+    p.wake(b, {}, start);
+    p.serve(b, 10ms, start);
+    p.wake(b, {}, start);
+    CHECK(p.before(a, b));
+    CHECK(p.before(c, b));
+    p.wake(a, {}, start);
+    REQUIRE(p.pick(start) == a);
+    p.serve(a, 100ms, start);
+    p.sleep(a);
+    CHECK_FALSE(p.before(a, b));
+}
+
 TEST_CASE("a tree gives its classes turns, and their clients, and the parts stay what they are", "[policy]") {
     using tree = policy_tree<weighted_fair, any_policy>;
     for (const bool turns : {false, true}) {

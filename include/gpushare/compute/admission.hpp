@@ -115,8 +115,15 @@ struct submission_estimate {
     ns wait{};     ///< until it begins, as predicted: for all that is in flight, and what goes before it
     ns lasts{};    ///< so long it then takes, as predicted
     ns longest{};  ///< the longest that its kind lately took: of 512 at least, so one in 512 takes longer; 0: unknown
-    ns bound{};    ///< the longest that it waits for lower levels once it is admitted; see limiter_core::bound_of
-    bool known = false;  ///< whether enough of its kind were seen to say so
+    /// Of the `observed` latest of its kind at most one in a hundred took longer; the first, which may be cold, isn't among them. Of
+    /// fewer than a hundred, the longest. 0: unknown.
+    ns p99{};
+    ns bound{};  ///< the longest that it waits for lower levels once it is admitted; see limiter_core::bound_of
+    /// The same if nothing that is in flight takes longer than its client's p99: at most one in a hundred of each client's
+    /// does. 0: unknown.
+    ns bound_p99{};
+    std::uint32_t observed = 0;  ///< so many were timed by themselves: up to 1023
+    bool known = false;          ///< whether enough of its kind were seen to say so
     /// Until it is over.
     [[nodiscard]] constexpr ns finish() const noexcept { return saturating_add(wait, lasts); }
 };

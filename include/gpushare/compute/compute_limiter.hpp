@@ -73,14 +73,14 @@ public:
     /// A new client. Throws operation_error where the policy refuses, and std::bad_alloc: then nothing has changed.
     [[nodiscard]] client_id add(const client_settings& s) {
         const std::lock_guard lock(engine_.mutex());
-        return engine_.clients().add(s);
+        return engine_.clients().add(as_can_be(s));
     }
 
     /// Changes a client's settings while work is in flight, for what is admitted from now on. errc::closed: no such
     /// client; share_exceeded: the policy refuses.
     errc change(client_id c, const client_settings& s) {
         std::unique_lock lock(engine_.mutex());
-        const auto why = engine_.clients().change(c, s);
+        const auto why = engine_.clients().change(c, as_can_be(s));
         if (why != errc::closed) engine_.drive(lock, look::now);  // there may be room on another level
         return why;
     }
@@ -113,15 +113,16 @@ public:
         return true;
     }
 
-    /// Admits nothing more of `c` until wake(), and waits until what is in flight has ended and its callbacks were called:
-    /// what waits stays, in its order, and what comes waits behind it. False at the deadline, for a request to stop, or
-    /// if there is no such client: then it isn't asleep.
-    bool sleep(client_id c, instant deadline = never, const std::stop_token& stop = {}) {
+    /// Admits nothing more of `c` until wake(), and waits until what is in flight has ended and its callbacks were called. What
+    /// waits stays, in its order, and what comes waits behind it; or both are refused, with errc::asleep. False at the deadline,
+    /// for a request to stop, or if there is no such client: then it isn't asleep; what was refused stays so.
+    bool sleep(client_id c, instant deadline = never, const std::stop_token& stop = {},
+               while_asleep what_waits = while_asleep::keep) {
         const std::stop_callback on_stop(stop, [this] { engine_.wake_all(); });
         std::unique_lock lock(engine_.mutex());
         auto& core = engine_.core();
         if (!core.contains(c)) return false;
-        engine_.clients().sleep(c);
+        engine_.sleep(lock, c, what_waits);
         engine_.drive(lock, look::now);
         const auto awake = [&] { return !core.contains(c) || !engine_.clients().queue(c).asleep; };
         const auto drained = [&] { return awake() || engine_.is_over(c); };
@@ -140,7 +141,8 @@ public:
         engine_.drive(lock, look::now);
     }
 
-    /// Waits at the gate for a permit. Codes: deadline_exceeded, stopped, closed, queue_full, quarantined, device_lost.
+    /// Waits at the gate for a permit. Codes: deadline_exceeded, stopped, closed, queue_full, quarantined, asleep,
+    /// device_lost.
     /// Without contention: one mutex, no allocation, no system call. Throws std::bad_alloc while more wait and are in
     /// flight than ever before.
     [[nodiscard]] result<permit> acquire(client_id c, instant deadline = never, const std::stop_token& stop = {},
@@ -184,8 +186,8 @@ public:
 
     /// Queues `work`, which enqueues onto `s` when it is admitted: in this call if that is now. `on_done`, if given, is
     /// called once it is done, failed or was cancelled. Codes: closed, queue_full (after waiting until `room_by`),
-    /// stopped, quarantined, device_lost, invalid_specification (no callable). Allocates, and may throw std::bad_alloc,
-    /// only while more wait and are in flight than ever before.
+    /// stopped, quarantined, asleep, device_lost, invalid_specification (no callable). Allocates, and may throw
+    /// std::bad_alloc, only while more wait and are in flight than ever before.
     [[nodiscard]] result<ticket> submit(client_id c, Stream& s, submission_work<Stream> work,
                                         const submit_options& o = no_options, submission_callback on_done = {},
                                         const std::stop_token& stop = {}) {
@@ -319,6 +321,12 @@ private:
     using engine = detail::limiter_engine<Stream, Clock, Policy>;
     using look = detail::look;
     using lock_type = std::unique_lock<std::mutex>;
+
+    // A promise that no kernel of these streams can keep isn't counted on.
+    [[nodiscard]] static client_settings as_can_be(client_settings s) noexcept {
+        if (!yielding_timeline<Stream>) s.yields_within = {};
+        return s;
+    }
 
     // `waited`, if given: whether it had to.
     [[nodiscard]] result<permit> acquire(lock_type& lock, client_id c, instant now, instant deadline,

@@ -12,6 +12,7 @@
 #include <array>
 #include <cstddef>
 #include <cstdint>
+#include <utility>
 #include <vector>
 
 #include <gpushare/compute/policy.hpp>
@@ -21,8 +22,9 @@
 namespace gpushare {
 inline namespace GPUSHARE_ABI {
 
-/// The longest of the latest 512 to 1024 measurements; a longer one before these is forgotten. One that may be cold (memory,
-/// code that is compiled) counts for the next 16 only. A value.
+/// The longest of the latest 512 to 1023 measurements, and what at most one in a hundred of them exceeds; a longer one before these
+/// is forgotten. One that may be cold (memory, code that is compiled) counts as the longest for the next 16 only, and never among
+/// the hundred. A value.
 class recent_longest {
 public:
     /// One more measurement. `cold`: the first of a kind.
@@ -33,22 +35,42 @@ public:
             return;
         }
         if (cold_for_ > 0 && --cold_for_ == 0) cold_ = {};
-        now_ = std::max(now_, took);
-        if (++seen_ < window) return;
-        before_ = now_;
-        now_ = {};
-        seen_ = 0;
+        now_.learn(took);
+        if (now_.seen == window) before_ = std::exchange(now_, {});
     }
     /// The longest; 0 before the first.
-    [[nodiscard]] ns get() const noexcept { return std::max({now_, before_, cold_}); }
+    [[nodiscard]] ns get() const noexcept { return std::max({now_.longest[0], before_.longest[0], cold_}); }
+    /// At most one in a hundred took longer; of fewer than a hundred, none. 0 before the first that isn't cold.
+    [[nodiscard]] ns p99() const noexcept {
+        auto *now = now_.longest.data(), *before = before_.longest.data();
+        for (auto n = std::min<std::uint32_t>(seen() / 100, few - 1); n > 0; --n) ++(*now > *before ? now : before);
+        return std::max(*now, *before);
+    }
+    /// How many measurements these are.
+    [[nodiscard]] std::uint32_t seen() const noexcept { return now_.seen + before_.seen; }
 
     static constexpr std::uint32_t window = 512;     ///< So many are remembered at least.
     static constexpr std::uint32_t while_cold = 16;  ///< So many others, and the first of a kind is forgotten.
 
 private:
-    ns now_{}, before_{}, cold_{};
+    // Of 512, the sixth longest is one that five exceed. Of more, the tenth would do: what is told then is a little more.
+    static constexpr std::uint32_t few = window / 100 + 1;
+    struct measurements {
+        std::array<ns, few> longest{};  // in falling order
+        std::uint32_t seen = 0;
+
+        void learn(ns took) noexcept {
+            ++seen;
+            if (took <= longest.back()) return;
+            std::size_t at = few - 1;
+            for (; at > 0 && longest[at - 1] < took; --at) longest[at] = longest[at - 1];
+            longest[at] = took;
+        }
+    };
+
+    measurements now_, before_;
+    ns cold_{};
     std::uint32_t cold_for_ = 0;
-    std::uint32_t seen_ = 0;
 };
 
 /// What is known of the device time of one kind of submissions. A value; not thread-safe.
@@ -135,7 +157,8 @@ public:
         if (key == 0) return nullptr;
         auto& set = sets_[set_of(c, key)];
         const auto is_it = [&](const entry& e) { return e.key == key && e.client == c; };
-        std::size_t at = 0;
+        if (is_it(set[0])) return &set[0].estimate;
+        std::size_t at = 1;
         while (at + 1 < ways && !is_it(set[at])) ++at;
         const entry latest = is_it(set[at]) ? set[at] : entry{.key = key, .client = c};
         for (; at > 0; --at) set[at] = set[at - 1];

@@ -14,7 +14,8 @@
 // A gang holds its first permits while it waits for the others, and so keeps those devices from their other clients. For each
 // further device it does so for 2 * bound_of(client) there plus gang_patience at most. Then it gives its permits back, waits
 // without any until its turn has come on the device that was late, and begins anew. It isn't charged for what it didn't use,
-// so its turns come soon. Other clients of a device may wait so much longer than their own bound says, and no longer.
+// so its turns come soon; in case they don't, as behind a long line in the order of arrival, it is twice as patient each time.
+// Other clients of a device may wait so much longer than their own bound says, and no longer.
 #pragma once
 
 #include <algorithm>
@@ -70,9 +71,10 @@ public:
             if (members[order[i - 1]].device == members[order[i]].device) return errc::duplicate_device;
         gang_permit g;
         g.parts_.reserve(members.size());
+        int times_late = 0;
         for (std::size_t next = 0; next < order.size();) {
             const member& m = members[order[next]];
-            const instant until = next == 0 ? deadline : std::min(deadline, patience_of(m));
+            const instant until = next == 0 ? deadline : std::min(deadline, patience_of(m, times_late));
             auto p = m.limiter->acquire(m.client, until, stop, o);
             if (p) {
                 g.parts_.push_back({order[next++], m.device, *std::move(p)});
@@ -80,6 +82,7 @@ public:
                 g.parts_.clear();  // they go back
                 if (p.code() != errc::deadline_exceeded || until == deadline) return p.why();
                 if (auto turn = m.limiter->acquire(m.client, deadline, stop, o); !turn) return turn.why();
+                ++times_late;
                 next = 0;
             }
         }
@@ -120,9 +123,11 @@ private:
     struct part;
 
     // How long those that are held wait for that of `m`.
-    [[nodiscard]] static instant patience_of(const member& m) {
+    [[nodiscard]] static instant patience_of(const member& m, int times_late) {
         const ns bound = m.limiter->bound_of(m.client);
-        return saturating_add(saturating_add(saturating_add(m.limiter->now(), bound), bound), gang_patience);
+        ns patience = saturating_add(saturating_add(bound, bound), gang_patience);
+        while (times_late-- > 0) patience = saturating_add(patience, patience);
+        return saturating_add(m.limiter->now(), patience);
     }
 
     // The points of one part around those of the next.

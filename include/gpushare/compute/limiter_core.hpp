@@ -55,7 +55,7 @@ public:
         client.level = level;
         client.present = true;
         budget_.add_client(level, s.keeps);
-        budget_.raise_longest(client.level, client.longest());
+        budget_.raise_longest(client.level, client.lasts());
         return id;
     }
 
@@ -165,7 +165,7 @@ public:
             const auto others = detail::keep_for_returns(watched_, clients_, policy_, *c, now);
             const auto room = budget_.room_for(a, num_active_ == 1, others);
             if (room == budget::room::no) {
-                resume_at_ = others.until;
+                resume_at_ = saturating_add(others.until, ns{1});  // at that instant it is kept yet
                 return false;
             }
             if (room == budget::room::yes) break;
@@ -339,8 +339,9 @@ private:
 
     // The longest of a client, which was `before`, may be another one now.
     void update_longest(const client_state& client, ns before) noexcept {
-        budget_.raise_longest(client.level, client.longest());
-        if (client.longest() >= before && ++learnt_ <= std::max<std::uint64_t>(recent_longest::window, clients_.size()))
+        const auto lasts = client.lasts();
+        budget_.raise_longest(client.level, lasts);
+        if (lasts.longest >= before && ++learnt_ <= std::max<std::uint64_t>(recent_longest::window, clients_.size()))
             return;
         learnt_ = 0;
         budget_.find_longest(client.level, clients_);

@@ -35,6 +35,10 @@ struct client_settings {
     share weight = share::whole();  ///< of the device time of its level, relative to the others with work there
     priority level{};               ///< a higher level always goes first
     ns longest{};                   ///< its longest kernel, if known; 0: learnt from what it submits
+    /// Its work calls yield_point() at least this often: higher levels wait for so long, and not for the whole of it. 0: it doesn't
+    /// yield. Its word: what isn't kept breaks a bound, and is an event. Ignored where kernels can't
+    /// (yielding_timeline).
+    ns yields_within{};
     share cap = share::whole();     ///< the most of the device's time that it gets
     bool soft_cap = false;          ///< the cap holds only while others, within theirs, have work
     sm_width keeps{};               ///< its level keeps this part of the SMs free of long work below; see limiter_core

@@ -29,6 +29,15 @@ using submission_work = detail::inplace_function<void(Stream&), 128>;
 /// Below all levels: a request has none of its own.
 inline constexpr priority no_priority{std::numeric_limits<std::int32_t>::min()};
 
+/// The lowest level that somebody may have: below all who have a share, for work that has the device while nobody else wants it.
+inline constexpr priority best_effort{no_priority.level + 1};
+
+/// What becomes of a client's submissions while it sleeps; see compute_limiter::sleep.
+enum class while_asleep : std::uint8_t {
+    keep,    ///< what waits and what comes waits until it wakes
+    refuse,  ///< both end with errc::asleep
+};
+
 /// What is known of one submission beforehand. Everything may be left out.
 struct submit_options {
     std::uint64_t key = 0;  ///< its kind, such as a kernel's id and a class of sizes: predicts its cost

@@ -73,6 +73,8 @@ public:
     using point = host::point;
     /// What kernels get.
     using context = kernel_context;
+    /// They can: kernel_context::yield.
+    static constexpr bool yields = true;
 
     stream(stream&&) noexcept = default;
     /// Closes what this was: what is queued there still runs.
@@ -208,6 +210,7 @@ private:
 static_assert(queue<stream>);
 static_assert(launcher<stream>);
 static_assert(sm_timeline<stream>);
+static_assert(yielding_timeline<stream>);
 
 }  // namespace host
 }  // namespace GPUSHARE_ABI

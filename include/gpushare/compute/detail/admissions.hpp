@@ -37,8 +37,8 @@ struct client_queue {
     fifo<submission<Stream>> waiting;
     fifo<submission<Stream>> held;  // while it sleeps: all that wait, and the core knows of none
     std::uint32_t num_held = 0;
-    bool asleep = false;
-    std::uint64_t dropped = 0;  // too late
+    bool asleep = false, refuses = false;  // while asleep: what waits, and what comes
+    std::uint64_t dropped = 0;             // too late
     usual_enqueue_time enqueue_time;
     std::thread::id attendant{};       // the thread that waited for the latest to end and looked at it, if one did
     std::uint32_t waits_for_room = 0;  // threads
@@ -55,7 +55,7 @@ struct client_queue {
         requests = 0;
         own_level = level;
         raised.clear();
-        told_of_loss = asleep = false;
+        told_of_loss = asleep = refuses = false;
         dropped = 0;
     }
     /// `s` waits, behind those of its level and above. Whether it is first now, before others that wait.
@@ -123,15 +123,16 @@ public:
 
     // ---- sleep
 
-    /// Nothing of `c` is admitted until wake(): what waits stays, and what comes waits behind it.
-    void sleep(client_id c) noexcept {
+    /// Nothing of `c` is admitted until wake(): what waits stays, and what comes waits behind it or is refused.
+    void sleep(client_id c, while_asleep what_waits) noexcept {
         auto& q = queue(c);
+        q.refuses = what_waits == while_asleep::refuse;
         if (std::exchange(q.asleep, true)) return;
         for (auto* s = leave_first(q); s != nullptr; s = leave_first(q)) hold(*s);
     }
     void wake(client_id c, instant now) noexcept {
         auto& q = queue(c);
-        q.asleep = false;
+        q.asleep = q.refuses = false;
         q.num_held = 0;
         while (submission* const s = q.held.pop()) arrive(*s, now);
     }
@@ -142,6 +143,7 @@ public:
     [[nodiscard]] errc refusal(client_id c) const noexcept {
         if (!core_.contains(c) || core_.closing(c)) return errc::closed;
         if (lost_) return errc::device_lost;
+        if (queue(c).refuses) return errc::asleep;
         return core_.quarantined(c) ? errc::quarantined : errc::none;
     }
     /// Why one more of `c` can't wait.

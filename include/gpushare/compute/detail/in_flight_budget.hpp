@@ -20,6 +20,7 @@
 #pragma once
 
 #include <algorithm>
+#include <concepts>
 #include <cstdint>
 #include <vector>
 
@@ -41,6 +42,20 @@ struct kept_for_return {
     instant until = never;  // of what is free
 };
 
+/// How long the work of some clients may last, as declared or lately seen; 0: unknown.
+struct work_lengths {
+    ns longest{};  // of all
+    ns opaque{};   // of those that don't yield
+    ns stretch{};  // between two yields, of those that do
+
+    void raise_to(const work_lengths& o) noexcept {
+        longest = std::max(longest, o.longest);
+        opaque = std::max(opaque, o.opaque);
+        stretch = std::max(stretch, o.stretch);
+    }
+    [[nodiscard]] bool known() const noexcept { return longest > ns{0} || stretch > ns{0}; }
+};
+
 /// A value. Allocates in `open` alone.
 class in_flight_budget {
 public:
@@ -50,7 +65,7 @@ public:
         std::uint32_t of_requests = 0;  // of these in flight
         ns counted{};                   // how long what is in flight may take; unknown ones count nothing
         ns predicted{};                 // how long it probably takes
-        ns longest{};                   // of what its clients declared or lately showed; 0: unknown
+        work_lengths lasts{};           // of its clients
         ns served{};                    // what all that ended has taken
         std::uint32_t unknown = 0;      // of these
         instant hold_until{};           // until then a request of this level is expected to go on
@@ -90,19 +105,21 @@ public:
             l.keeps = l.keeps - keeps.part() > 1e-9 ? l.keeps - keeps.part() : 0;
         update();
     }
-    /// A client of this level declared or showed this length.
-    void raise_longest(std::uint32_t level, ns length) noexcept {
-        auto& l = of(level);
-        if (length <= l.longest) return;
-        l.longest = length;
+    /// A client of this level declared or showed these lengths.
+    void raise_longest(std::uint32_t level, const work_lengths& lasts) noexcept {
+        auto& l = of(level).lasts;
+        if (lasts.longest <= l.longest && lasts.opaque <= l.opaque && lasts.stretch <= l.stretch) return;
+        l.raise_to(lasts);
         update();
     }
     /// Looks at all of its clients anew, as what was long long ago is forgotten. Linear.
     template <class Clients>
     void find_longest(std::uint32_t level, const Clients& clients) noexcept {
-        of(level).longest = of(level).not_kept_off = {};
+        auto& l = of(level);
+        l.not_kept_off = {};
+        l.lasts = {};
         for (const auto& c : clients)
-            if (c.present && c.level == level) of(level).longest = std::max(of(level).longest, c.longest());
+            if (c.present && c.level == level) l.lasts.raise_to(c.lasts());
         update();
     }
     [[nodiscard]] level_state& of(std::uint32_t level) noexcept { return levels_[level]; }
@@ -243,6 +260,29 @@ public:
         return top != nullptr ? top->bound : ns{0};
     }
 
+    /// The bound of a level, as without `width`, where what is in flight of level `i` lasts as lengths_of(i) says.
+    template <std::invocable<std::uint32_t> F>
+    [[nodiscard]] ns bound_if(std::uint32_t level, F lengths_of) const noexcept {
+        work_lengths any;
+        for (std::uint32_t i = 0; i < levels_.size(); ++i) any.raise_to(lengths_of(i));
+        if (!any.known()) return ns{0};
+        const ns guess = std::max(any.longest, any.stretch);  // for levels of which no length is known
+        ns own{}, below{};
+        for (std::uint32_t i = 0; i < levels_.size(); ++i) {
+            const auto& l = levels_[i];
+            if (l.level > levels_[level].level || !in_use(l)) continue;
+            const work_lengths lasts = lengths_of(i);
+            if (i == level) {
+                own = std::max(in_flight_at_most(lasts.longest > ns{0} ? lasts.longest : guess, l.depth), l.horizon);
+                continue;
+            }
+            // Who yields is waited for once: what is behind it on the device comes after who waits.
+            const ns opaque = in_flight_at_most(lasts.known() ? lasts.opaque : guess, l.depth);
+            below = saturating_add(below, std::max(saturating_add(opaque, lasts.stretch), l.horizon));
+        }
+        return below > ns{0} ? below : own;
+    }
+
     /// How long all that is in flight probably takes.
     [[nodiscard]] ns predicted() const noexcept {
         ns sum{};
@@ -359,13 +399,11 @@ private:
     }
 
     void update() noexcept {
-        ns any{};
         const auto used = std::ranges::find_if(levels_, in_use);
         const bool several =
             std::find_if(used + (used != levels_.end() ? 1 : 0), levels_.end(), in_use) != levels_.end();
         only_ = several ? none : static_cast<std::uint32_t>(used - levels_.begin());
         for (auto& l : levels_) {
-            any = std::max(any, l.longest);
             bool top = true;
             for (const auto& other : levels_) top = top && (other.level <= l.level || other.clients == 0);
             l.horizon = top ? horizon_ : horizon_ / 4;
@@ -375,8 +413,9 @@ private:
                 if (other.level > l.level) l.kept += other.keeps;
             l.kept = std::min(l.kept, 1.0);
         }
-        for (auto& l : levels_) {
-            l.bound = bound_below(l, any);
+        for (std::uint32_t i = 0; i < levels_.size(); ++i) {
+            auto& l = levels_[i];
+            l.bound = bound_if(i, [this](std::uint32_t of) { return levels_[of].lasts; });
             l.bound_on_kept = l.keeps > 0 ? std::min(l.bound, on_kept(l)) : l.bound;
         }
     }
@@ -385,19 +424,6 @@ private:
         const ns all = times(each, depth);
         return lead_ > ns{0} && each > ns{0} ? std::min(all, saturating_add(each, 2 * lead_)) : all;
     }
-    // `any`: for levels of which no length is known.
-    [[nodiscard]] ns bound_below(const level_state& level, ns any) const noexcept {
-        if (any <= ns{0}) return ns{0};
-        ns sum{}, own{};
-        for (const auto& l : levels_) {
-            if (l.level > level.level || !in_use(l)) continue;
-            auto& to = l.level == level.level ? own : sum;
-            const ns each = l.longest > ns{0} ? l.longest : any;
-            to = saturating_add(to, std::max(in_flight_at_most(each, l.depth), l.horizon));
-        }
-        return sum > ns{0} ? sum : own;
-    }
-
     // What may lie on what this level keeps: short work, and what couldn't be kept off.
     [[nodiscard]] ns on_kept(const level_state& level) const noexcept {
         ns sum{};

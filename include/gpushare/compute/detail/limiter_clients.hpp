@@ -142,6 +142,12 @@ struct limiter_client {
     }
     /// The longest that it declared or lately showed; 0: unknown.
     [[nodiscard]] ns longest() const noexcept { return std::max(settings.longest, costs.longest.get()); }
+    /// How long the bounds of others count its work.
+    [[nodiscard]] work_lengths lasts() const noexcept { return lengths(longest()); }
+    /// The same but for one in a hundred, if some were seen.
+    [[nodiscard]] work_lengths mostly_lasts() const noexcept {
+        return lengths(costs.longest.seen() > 0 ? costs.longest.p99() : settings.longest);
+    }
 
     /// What waits first came at `now`, and is as `from` tells, or nothing is known of it: then `next` says so, with what its
     /// submitter didn't say filled in.
@@ -252,6 +258,12 @@ struct limiter_client {
     }
 
 private:
+    [[nodiscard]] work_lengths lengths(ns longest) const noexcept {
+        const ns stretch = settings.yields_within;
+        if (stretch <= ns{0}) return {.longest = longest, .opaque = longest};
+        return {.longest = longest, .stretch = longest > ns{0} ? std::min(longest, stretch) : stretch};
+    }
+
     // Batches don't tell how long the longest is, nor whether there were gaps.
     static constexpr std::uint32_t cycle = 64;
 
@@ -278,7 +290,7 @@ template <class Policy>
 }
 
 /// As if the policy shared each level's time by weight, and nobody else came (generalised processor sharing; Parekh, Gallager,
-/// IEEE/ACM ToN 1, 1993). Linear in the clients.
+/// IEEE/ACM ToN 1, 1993). Linear in the clients, for each level.
 [[nodiscard]] inline submission_estimate estimate(const std::vector<limiter_client>& clients, const cost_model& kinds,
                                                   const in_flight_budget& budget, client_id c, std::uint64_t key,
                                                   ns first_guess, ns bound) noexcept {
@@ -303,6 +315,15 @@ template <class Policy>
     e.wait = saturating_add(budget.predicted(), ns{static_cast<ns::rep>(std::min(ahead, 9e18))});
     e.lasts = lasting(took, own.width_of(c, key, {}, kinds));
     e.longest = kind.longest > ns{0} ? kind.longest : own.longest();
+    const auto& seen = kind.longest > ns{0} ? kinds.find(c, key).longest : own.costs.longest;
+    e.p99 = seen.p99();
+    e.observed = seen.seen();
+    e.bound_p99 = std::min(bound, budget.bound_if(own.level, [&](std::uint32_t level) {
+        work_lengths lasts;
+        for (const auto& other : clients)
+            if (other.present && other.level == level) lasts.raise_to(other.mostly_lasts());
+        return lasts;
+    }));
     e.known = kind.known;
     return e;
 }
@@ -315,9 +336,10 @@ template <class Policy>
     if (s.slo <= ns{0} || (self != nullptr && s.slo == self->settings.slo)) return {};
     ns others{};
     for (const auto& c : clients) {
-        const bool is_kept_off = s.keeps.known() && c.settings.level < s.level;
-        if (c.present && &c != self && c.settings.level <= s.level && !is_kept_off)
-            others = std::max(others, c.longest());
+        const bool below = c.settings.level < s.level;
+        if (!c.present || &c == self || c.settings.level > s.level || (below && s.keeps.known())) continue;
+        const auto lasts = c.lasts();
+        others = std::max(others, below ? std::max(lasts.opaque, lasts.stretch) : lasts.longest);
     }
     const ns least = saturating_add(others, s.longest);
     if (least <= s.slo) return {};

@@ -62,7 +62,7 @@ struct need {
     Met met;
     const Submission* own = nullptr;  // its own submission: it runs that callable whenever it is its turn
     ns beyond = beyond_need;
-    instant since = never;  // it has been running callables of others alone
+    instant since = never;  // it has been running callables of others, or is at the one in which it was met
 };
 
 /// Not thread-safe but for what says that it takes the mutex.
@@ -243,7 +243,9 @@ public:
                 sleepers_.wake(s);
                 continue;
             }
-            enqueue(lock, s);
+            const bool is_own = &s == stay.own;
+            const auto began = enqueue(lock, s);
+            if (!is_own) stay.since = std::min(stay.since, began);
             observe(lock, look::if_due);
             if (faulty_) cancel_faulty(lock);
             now = policy_time();
@@ -264,9 +266,11 @@ public:
             if (asking_ && !anyway) return;
             while (asking_) asked_.wait(lock);
             asking_ = true;
+            // What others enqueue meanwhile is for who comes later, or this might never end.
+            const auto newest = batches_.latest_order();
             for (batch<Stream>* done = nullptr;; settle(*done, observer_.seen())) {
                 const auto now = batch_time();
-                if (observer_.choose(batches_, now, anyway)) {
+                if (observer_.choose(batches_, now, anyway, newest)) {
                     lock.unlock();
                     observer_.ask();
                     lock.lock();
@@ -374,6 +378,11 @@ public:
         core().close(c);
         cancel_waiting(lock, clients_.queue(c), errc::closed);
     }
+    /// Nothing of `c` is admitted until it wakes.
+    void sleep(lock_type& lock, client_id c, while_asleep what_waits) noexcept {
+        clients_.sleep(c, what_waits);
+        if (what_waits == while_asleep::refuse) cancel_waiting(lock, clients_.queue(c), errc::asleep);
+    }
     void record(std::size_t most) {
         log_.start(most, clock_.now());
         batches_.keep_apart(log_.on());
@@ -394,7 +403,8 @@ private:
 
     // ---- enqueue
 
-    void enqueue(lock_type& lock, submission& s) noexcept {
+    // Returns when its callable began; `never` if it didn't.
+    instant enqueue(lock_type& lock, submission& s) noexcept {
         core().set_enqueuing(s.admitted, true);
         keep_watch();  // over what is in flight already: the callable may take its time
         try {
@@ -403,22 +413,26 @@ private:
             core().set_enqueuing(s.admitted, false);
             s.error = std::current_exception();
             cancel(s);
-            return finish(s, errc::submission_failed);
+            finish(s, errc::submission_failed);
+            return never;
         }
-        s.enqueue_began = clock_.now();
+        const auto began = s.enqueue_began = clock_.now();
         batches_.collect();
-        batches_.place(s, *s.stream, shares_points ? s.enqueue_began : instant{});
+        batches_.place(s, *s.stream, shares_points ? began : instant{});
         lock.unlock();
         const auto so_far = s.enqueue();
         if (s.needs_end) s.enqueue_ended = clock_.now();
         lock.lock();
         core().set_enqueuing(s.admitted, false);
         batches_.collect();
-        if (so_far == enqueued_part::all || (so_far == enqueued_part::work && s.may_stay_open))
-            return batches_.enqueued(s);
-        batches_.take_back(s);
-        cancel(s);
-        finish(s, s.status);
+        if (so_far == enqueued_part::all || (so_far == enqueued_part::work && s.may_stay_open)) {
+            batches_.enqueued(s);
+        } else {
+            batches_.take_back(s);
+            cancel(s);
+            finish(s, s.status);
+        }
+        return began;
     }
 
     void await_turn(lock_type& lock, const admission& a, Stream& stream) {
@@ -578,7 +592,11 @@ private:
     // Whether the calling thread leaves this one, which is next, to another.
     template <class Need>
     [[nodiscard]] bool leaves(const submission& next, Need& stay) noexcept {
-        if (!next.queued || &next == stay.own || !stay.met()) return false;
+        if (!next.queued || &next == stay.own) return false;
+        if (!stay.met()) {
+            stay.since = never;
+            return false;
+        }
         // A callable that is known to take long is for a thread that waits in here, if there is one.
         if (!sleepers_.empty() && clients_.queue(next.client).enqueue_time.get() > beyond_need) return true;
         return !is_short(stay);

@@ -146,13 +146,15 @@ public:
 
     // ---- the same with questions under no lock, by one thread at a time, from choose() until next_done() gives no more
 
-    /// Chooses what to ask for, as next_done() does. False if there is nothing. Without memory for all, some.
-    [[nodiscard]] bool choose(batches<Stream>& all, instant now, bool anyway) noexcept {
+    /// Chooses what to ask for, as next_done() does, up to the batch of order `newest`. False if there is nothing. Without memory
+    /// for all, some.
+    [[nodiscard]] bool choose(batches<Stream>& all, instant now, bool anyway, std::uint64_t newest) noexcept {
         asked_.clear();
         try {
             for (std::size_t i = 0; auto& b : all.in_use()) {
                 const auto at = i++;
-                if (b.at == batch::state::ended && !b.found && (anyway || b.is_due(now)) && all.is_oldest(b))
+                if (b.at == batch::state::ended && b.order <= newest && !b.found && (anyway || b.is_due(now)) &&
+                    all.is_oldest(b))
                     asked_.push_back({at, b.order, b.begin, b.end, b.placed, b.when, false});
             }
         } catch (const std::bad_alloc&) {  // the first fitted

@@ -122,6 +122,13 @@ public:
         tell(client.group);
     }
 
+    /// Of one class, what its policy says; of two, what the outer one says of these.
+    [[nodiscard]] bool before(client_id a, client_id b) const noexcept {
+        const auto its = place_of(a), other = place_of(b);
+        if (its.group != other.group) return detail::goes_before(outer_, id_of(its.group), id_of(other.group));
+        return detail::goes_before(classes_[its.group].inside, id_of(its.seat), id_of(other.seat));
+    }
+
     /// Whom the policy of the class serves that the outer policy serves.
     [[nodiscard]] choice pick(instant now) noexcept {
         now_ = std::max(now_, now);

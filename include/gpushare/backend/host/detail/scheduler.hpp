@@ -114,21 +114,25 @@ public:
         return std::nullopt;
     }
 
-    /// What has waited longest of the highest level above `level` and may run on `sm`, which is taken: a block of it goes there now.
+    /// What has waited longest of the highest level above `level` and may run on `sm`, which is taken: a block of it goes there now. As
+    /// in next(), nobody goes past a cooperative head that waits for this SM among others.
     [[nodiscard]] std::optional<claim> next_above(priority level, std::uint32_t sm) noexcept {
         for (auto at = heads_.size(); at-- > 0 && heads_[at].level > level;) {
             head& h = heads_[at];
-            if (h.cooperative || (h.of != 0 && h.of != group_of_[sm])) continue;
+            if (h.of != 0 && h.of != group_of_[sm]) continue;
+            if (h.cooperative) return std::nullopt;
             const claim c{h.work, h.claimed, 1, sm};
             if (++h.claimed == h.blocks) heads_.erase(heads_.begin() + static_cast<std::ptrdiff_t>(at));
             return c;
         }
         return std::nullopt;
     }
-    /// The highest level that waits, but for what has begun to start together; the lowest there is if none does.
+    /// The highest level of which a block may go onto an SM that is taken; the lowest there is if there is none.
     [[nodiscard]] std::int32_t highest_waiting() const noexcept {
-        for (auto at = heads_.size(); at-- > 0;)
+        for (auto at = heads_.size(); at-- > 0;) {
             if (!heads_[at].cooperative) return heads_[at].level.level;
+            if (heads_[at].of == 0) break;
+        }
         return std::numeric_limits<std::int32_t>::min();
     }
 
