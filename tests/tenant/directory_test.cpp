@@ -60,7 +60,7 @@ TEST_CASE("every field that can change does so live", "[tenant]") {
     void* const held = a->memory().allocate(1 << 20);
     CHECK(
         s.apply("name=a memory=9MiB burst=1MiB compute=50% priority=1 cap=70% soft_cap=yes slo=5ms group=2 longest=1ms "
-                "queue_limit=3") == "a changed");
+                "yields_within=500us keeps=25% queue_limit=3") == "a changed");
     const auto now = a->spec();
     CHECK(now.memory == 9_MiB);
     CHECK(now.burst == 1_MiB);
@@ -71,6 +71,8 @@ TEST_CASE("every field that can change does so live", "[tenant]") {
     CHECK(now.slo == 5ms);
     CHECK(now.group == 2);
     CHECK(now.longest == 1ms);
+    CHECK(now.yields_within == 500us);
+    CHECK(now.keeps == gpushare::sm_width(0.25));
     CHECK(now.queue_limit == 3);
     CHECK(s.tenants.find("a") == a);
     a->memory().deallocate(held, 1 << 20);

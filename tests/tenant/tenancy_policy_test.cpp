@@ -106,24 +106,36 @@ TEST_CASE("what a tenant is entitled to reaches the policy, and so does what cha
                            .soft_cap = true,
                            .slo = 7ms,
                            .group = 3,
-                           .longest = 2ms});
+                           .longest = 2ms,
+                           .yields_within = 1ms,
+                           .keeps = gpushare::sm_width(0.5)});
     client_settings expected{.weight = 40_pct,
                              .level = {2},
                              .longest = 2ms,
+                             .yields_within = 1ms,
                              .cap = 60_pct,
                              .soft_cap = true,
+                             .keeps = gpushare::sm_width(0.5),
                              .slo = 7ms,
                              .group = 3,
                              .tag = t.tag(),
                              .name = "t"};
     REQUIRE(seen.told.size() == 1);
     CHECK((seen.told.back() == expected));
-    t.resize({.cap = 50_pct, .soft_cap = false, .slo = 8ms, .group = 4, .longest = 3ms});
+    t.resize({.cap = 50_pct,
+              .soft_cap = false,
+              .slo = 8ms,
+              .group = 4,
+              .longest = 3ms,
+              .yields_within = 2ms,
+              .keeps = gpushare::sm_width(0.25)});
     expected.cap = 50_pct;
     expected.soft_cap = false;
     expected.slo = 8ms;
     expected.group = 4;
     expected.longest = 3ms;
+    expected.yields_within = 2ms;
+    expected.keeps = gpushare::sm_width(0.25);
     CHECK((seen.told.back() == expected));
     CHECK(t.spec().group == 4);
     CHECK(shared.limiter_of({0}).wait_bound() >= 3ms);

@@ -71,6 +71,8 @@ struct tenant_spec {
     ns slo{};                    ///< how long after its arrival its work is due; 0: no objective
     std::uint32_t group = 0;     ///< its class, where the policy is a tree
     ns longest{};                ///< its longest kernel, for the bound on others' waits; 0: learnt
+    ns yields_within{};          ///< how often its work yields at least, for the same; 0: it doesn't
+    sm_width keeps{};            ///< the part of its slice's SMs that its level keeps free of long work below
 
     std::uint32_t streams = 1;      ///< on each of its devices: work of one runs in order, that of several side by side
     std::uint32_t queue_limit = 0;  ///< how many of its submissions may wait on a device; 0: as limiter_options has it
@@ -95,6 +97,8 @@ struct tenant_change {
     std::optional<ns> slo{};                     ///< as in tenant_spec
     std::optional<std::uint32_t> group{};        ///< as in tenant_spec
     std::optional<ns> longest{};                 ///< as in tenant_spec
+    std::optional<ns> yields_within{};           ///< as in tenant_spec
+    std::optional<sm_width> keeps{};             ///< as in tenant_spec
     std::optional<std::uint32_t> queue_limit{};  ///< as in tenant_spec
 };
 

@@ -62,6 +62,8 @@ inline namespace GPUSHARE_ABI {
     compare(granted.slo, wanted.slo, c.slo);
     compare(granted.group, wanted.group, c.group);
     compare(granted.longest, wanted.longest, c.longest);
+    compare(granted.yields_within, wanted.yields_within, c.yields_within);
+    compare(granted.keeps, wanted.keeps, c.keeps);
     compare(granted.queue_limit, wanted.queue_limit, c.queue_limit);
     return c;
 }
@@ -69,7 +71,7 @@ inline namespace GPUSHARE_ABI {
 /// Whether nothing is set.
 [[nodiscard]] inline bool is_empty(const tenant_change& c) noexcept {
     return !c.memory && !c.burst && !c.compute && !c.level && !c.cap && !c.soft_cap && !c.slo && !c.group &&
-           !c.longest && !c.queue_limit;
+           !c.longest && !c.yields_within && !c.keeps && !c.queue_limit;
 }
 
 /// What became of one tenant when a list was applied.

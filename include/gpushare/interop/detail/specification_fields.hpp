@@ -58,9 +58,9 @@ public:
     field<std::uint32_t> slice, group, streams, queue_limit;
     field<memory_stack> stack;
     field<scrub_policy> scrub;
-    field<share> cap;
+    field<share> cap, keeps;
     field<bool> soft_cap;
-    field<ns> wait, slo, longest;
+    field<ns> wait, slo, longest, yields_within;
 
     /// What was given, and the defaults for the rest. Throws specification_error (contradiction, overflow).
     [[nodiscard]] tenant_spec finish(tenant_spec spec) const {
@@ -80,6 +80,8 @@ public:
         if (soft_cap.value) spec.soft_cap = *soft_cap.value;
         if (slo.value) spec.slo = *slo.value;
         if (longest.value) spec.longest = *longest.value;
+        if (yields_within.value) spec.yields_within = *yields_within.value;
+        if (keeps.value) spec.keeps = sm_width(keeps.value->fraction());
         if (on.value) {
             spec.on = *on.value;
             spec.devices = static_cast<std::uint32_t>(spec.on.size());

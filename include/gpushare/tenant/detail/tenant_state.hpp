@@ -295,6 +295,8 @@ private:
         spec_.slo = c.slo.value_or(spec_.slo);
         spec_.group = c.group.value_or(spec_.group);
         spec_.longest = c.longest.value_or(spec_.longest);
+        spec_.yields_within = c.yields_within.value_or(spec_.yields_within);
+        spec_.keeps = c.keeps.value_or(spec_.keeps);
         spec_.queue_limit = c.queue_limit.value_or(spec_.queue_limit);
         return {};
     }
@@ -311,6 +313,8 @@ private:
                            .slo = old.slo,
                            .group = old.group,
                            .longest = old.longest,
+                           .yields_within = old.yields_within,
+                           .keeps = old.keeps,
                            .queue_limit = old.queue_limit});
     }
 
