@@ -78,9 +78,18 @@ public:
 #endif
     }
 
-    /// Sequentially consistent: of two threads that each store one word and then load the other's, at least one sees what the other
-    /// has stored.
-    [[nodiscard]] GPUSHARE_HD T load_seq_cst() const noexcept {
+    /// Of two threads that each store one word by this and then look at the other's by load_crossing, at least one sees what the
+    /// other has stored; orders nothing else. On the host both are sequentially consistent; on devices the load's fence alone does
+    /// it, which lies between the two. (PTX ISA, 8.9.3: of two fence.sc one comes first, and orders what is on both sides.)
+    GPUSHARE_HD void store_crossing(T value) const noexcept {
+#ifdef __CUDA_ARCH__
+        store_relaxed(value);
+#else
+        std::atomic_ref{*object_}.store(value, std::memory_order_seq_cst);
+#endif
+    }
+    /// See store_crossing; an acquire.
+    [[nodiscard]] GPUSHARE_HD T load_crossing() const noexcept {
 #ifdef __CUDA_ARCH__
         if constexpr (on_system)
             return __nv_atomic_load_n(object_, __NV_ATOMIC_SEQ_CST, __NV_THREAD_SCOPE_SYSTEM);
@@ -90,24 +99,13 @@ public:
         return std::atomic_ref{*object_}.load(std::memory_order_seq_cst);
 #endif
     }
-    /// The same for the store.
-    GPUSHARE_HD void store_seq_cst(T value) const noexcept {
+    /// As store_crossing, and returns the value before: whoever exchanges sees what the one before had done.
+    GPUSHARE_HD T exchange_crossing(T value) const noexcept {
 #ifdef __CUDA_ARCH__
         if constexpr (on_system)
-            __nv_atomic_store_n(object_, value, __NV_ATOMIC_SEQ_CST, __NV_THREAD_SCOPE_SYSTEM);
+            return __nv_atomic_exchange_n(object_, value, __NV_ATOMIC_ACQ_REL, __NV_THREAD_SCOPE_SYSTEM);
         else
-            __nv_atomic_store_n(object_, value, __NV_ATOMIC_SEQ_CST, __NV_THREAD_SCOPE_DEVICE);
-#else
-        std::atomic_ref{*object_}.store(value, std::memory_order_seq_cst);
-#endif
-    }
-    /// The same, and returns the value before.
-    GPUSHARE_HD T exchange_seq_cst(T value) const noexcept {
-#ifdef __CUDA_ARCH__
-        if constexpr (on_system)
-            return __nv_atomic_exchange_n(object_, value, __NV_ATOMIC_SEQ_CST, __NV_THREAD_SCOPE_SYSTEM);
-        else
-            return __nv_atomic_exchange_n(object_, value, __NV_ATOMIC_SEQ_CST, __NV_THREAD_SCOPE_DEVICE);
+            return __nv_atomic_exchange_n(object_, value, __NV_ATOMIC_ACQ_REL, __NV_THREAD_SCOPE_DEVICE);
 #else
         return std::atomic_ref{*object_}.exchange(value, std::memory_order_seq_cst);
 #endif

@@ -79,14 +79,15 @@ public:
     }
     /// Why the channel's collectives fail, if they do: none until one has failed. Final once all ranks have returned.
     [[nodiscard]] collective_fault fault() const noexcept {
-        if (view_->reports != nullptr) {
+        if (view_->reports !=
+            nullptr) {  // relaxed: each word says everything itself, and is final once the kernels have ended
             for (std::uint32_t i = 0; i < size(); ++i) {  // this rank's first; one that never ran has told nothing
                 const std::uint32_t r = rank_ + i < size() ? rank_ + i : rank_ + i - size();
-                const std::uint64_t word = atomic_ref{view_->reports[r].verdict}.load_acquire();
+                const std::uint64_t word = atomic_ref{view_->reports[r].verdict}.load_relaxed();
                 if (word != 0) return collective_fault::unpacked(word);
             }
             for (std::uint32_t r = 0; r < size(); ++r)
-                if (atomic_ref{view_->reports[r].heeded}.load_acquire() != 0)
+                if (atomic_ref{view_->reports[r].heeded}.load_relaxed() != 0)
                     return collective_fault::unpacked(asked());
             return {};
         }

@@ -134,24 +134,23 @@ public:
     /// False if the group is closed, or this rank's previous collective isn't done: nothing happened then.
     ///
     /// This block says that it is inside, and then looks whether it is closed; who gives up closes it, and then looks whether it
-    /// is inside. All four are sequentially consistent, so at least one sees the other: either this block turns back, or who
-    /// gives up waits for it to leave. Nobody touches a buffer of a rank that has returned.
+    /// is inside. At least one sees the other (see atomic_ref::store_crossing): either this block turns back, or who gives up waits
+    /// for it to leave. Nobody touches a buffer of a rank that has returned.
     GPUSHARE_EXEC_CHECK_DISABLE
     [[nodiscard]] GPUSHARE_HD bool enter() noexcept {
         constexpr std::uint64_t is_in = std::uint64_t{1} << 32, is_closed = std::uint64_t{2} << 32;
         std::uint64_t came = 0;  // the epoch, and above it how it went; the other threads add nothing
         if (ctx_.thread_rank() == 0 && say_inside()) {
-            if (atomic_ref{own().closed}.load_seq_cst() != 0) {
-                atomic_ref{own().inside}.store_release(0);
+            if (atomic_ref{own().closed}.load_crossing() != 0) {
+                atomic_ref{own().inside}.store_relaxed(0);  // relaxed: it did nothing in there
                 settle();
                 came = is_closed;
             } else {
-                // relaxed: this block's own count, which others only look at.
-                const atomic_ref count{own().epoch};
-                const std::uint32_t next = count.load_relaxed() + 1;
-                count.store_relaxed(next);
+                const std::uint32_t next = kept(own().epoch) + 1;
+                keep(own().epoch, next);
                 came = is_in | next;
-                atomic_ref{own().progress}.store_relaxed(progress_word(collective_stage::waiting));
+                if constexpr (is_one_thread<Context>)
+                    keep(own().progress, progress_word(collective_stage::waiting));  // of a device: report_waiting
             }
         }
         came = ctx_.reduce_add(came);
@@ -222,10 +221,10 @@ public:
         return fault_;
     }
 
-    /// Leaves without waiting: for collectives in which nobody touches another rank's buffers, only its slot.
+    /// Leaves without waiting: for collectives in which nobody touches another rank's buffers, only its slot. No barrier: behind
+    /// `finish` all threads are done with others' buffers, and slots stay as they are once somebody has given up.
     GPUSHARE_EXEC_CHECK_DISABLE
     GPUSHARE_HD collective_fault leave() noexcept {
-        ctx_.sync();
         if (ctx_.thread_rank() == 0) {
             // release: what this rank did inside is over for whoever finds it outside.
             atomic_ref{own().inside}.store_release(0);
@@ -292,19 +291,38 @@ private:
 
     GPUSHARE_EXEC_CHECK_DISABLE
     [[nodiscard]] GPUSHARE_HD block_state& own() const noexcept { return view_.state(rank_, block_); }
+    /// relaxed: why it is closed, settle() finds out by other words.
     GPUSHARE_EXEC_CHECK_DISABLE
-    [[nodiscard]] GPUSHARE_HD bool closed() const noexcept { return atomic_ref{own().closed}.load_acquire() != 0; }
+    [[nodiscard]] GPUSHARE_HD bool closed() const noexcept { return atomic_ref{own().closed}.load_relaxed() != 0; }
+
+    /// A word that only this block writes, which orders nothing. The host's threads may look at those of their ranks at any time:
+    /// relaxed. On a device nobody else does (see host_report), one thread of the block writes it, and barriers are between.
+    GPUSHARE_EXEC_CHECK_DISABLE
+    template <class Word>
+    [[nodiscard]] GPUSHARE_HD static Word kept(Word& word) noexcept {
+        if constexpr (is_one_thread<Context>)
+            return atomic_ref{word}.load_relaxed();
+        else
+            return word;
+    }
+    GPUSHARE_EXEC_CHECK_DISABLE
+    template <class Word>
+    GPUSHARE_HD static void keep(Word& word, std::type_identity_t<Word> value) noexcept {
+        if constexpr (is_one_thread<Context>)
+            atomic_ref{word}.store_relaxed(value);
+        else
+            word = value;
+    }
 
     /// False if a collective is inside. Two of the host's threads may try at once, and the host's memory tells them apart; on a
     /// device launches of one channel follow each other (see submit.hpp), and the word has one writer.
     GPUSHARE_EXEC_CHECK_DISABLE
     [[nodiscard]] GPUSHARE_HD bool say_inside() const noexcept {
-        const atomic_ref inside{own().inside};
         if constexpr (is_one_thread<Context>) {
-            return inside.exchange_seq_cst(1) == 0;
+            return atomic_ref{own().inside}.exchange_crossing(1) == 0;
         } else {
-            if (inside.load_relaxed() != 0) return false;
-            inside.store_seq_cst(1);
+            if (kept(own().inside) != 0) return false;
+            atomic_ref{own().inside}.store_crossing(1);
             return true;
         }
     }
@@ -316,29 +334,30 @@ private:
     GPUSHARE_HD void stage(collective_stage s) noexcept {
         if (ctx_.thread_rank() != 0) return;
         const std::uint32_t word = progress_word(s);
-        atomic_ref{own().progress}.store_relaxed(word);  // relaxed: a snapshot for people
-        if (reports()) atomic_ref{view_.reports[rank_].progress}.store_relaxed(word);
+        if constexpr (is_one_thread<Context>) keep(own().progress, word);
+        if (reports()) atomic_ref{view_.reports[rank_].progress}.store_relaxed(word);  // relaxed: a snapshot for people
     }
     GPUSHARE_EXEC_CHECK_DISABLE
     [[nodiscard]] GPUSHARE_HD bool reports() const noexcept { return view_.reports != nullptr && block_ == 0; }
-    /// From inside: proposes, unless somebody has closed this block: then all that is missing is closed. release: whoever finds this block
-    /// closed or gone finds the proposal.
+    /// From inside: proposes, unless somebody has closed this block: then all that is missing is closed. relaxed: leaving is a release,
+    /// and whoever chooses has seen this block leave.
     GPUSHARE_EXEC_CHECK_DISABLE
     GPUSHARE_HD void propose(std::uint64_t fault) const noexcept {
-        if (!closed()) atomic_ref{own().proposal}.store_release(fault);
+        if (!closed()) atomic_ref{own().proposal}.store_relaxed(fault);
         close_group(view_);
     }
-    /// Closes the group if the host asks for it, which can't reach the workspaces itself. Reads the host's memory.
+    /// Closes the group if the host asks for it, which can't reach the workspaces itself. Reads the host's memory. relaxed: the word
+    /// is all there is to read.
     GPUSHARE_EXEC_CHECK_DISABLE
     GPUSHARE_HD void take_request() const noexcept {
         if (view_.reports == nullptr) return;
-        const std::uint64_t asked = atomic_ref{view_.reports[0].request}.load_acquire();
+        const std::uint64_t asked = atomic_ref{view_.reports[0].request}.load_relaxed();
         if (asked != 0 && !closed()) close_for_host();
     }
     /// Proposes nothing, for what the host asks for is where all ranks read it: so it may come from a block that is outside.
     GPUSHARE_EXEC_CHECK_DISABLE
     GPUSHARE_HD void close_for_host() const noexcept {
-        if (view_.reports != nullptr) atomic_ref{view_.reports[rank_].heeded}.store_release(1);
+        if (view_.reports != nullptr) atomic_ref{view_.reports[rank_].heeded}.store_relaxed(1);
         close_group(view_);
     }
     GPUSHARE_EXEC_CHECK_DISABLE
@@ -350,30 +369,35 @@ private:
     /// block and for the host. Not out of line: on devices a call of it took up to 16 registers more.
     GPUSHARE_EXEC_CHECK_DISABLE
     GPUSHARE_HD void settle() const noexcept {
-        if (atomic_ref{own().verdict}.load_relaxed() != 0) return;
+        if (kept(own().verdict) != 0) return;
         close_group(view_);  // all of it, whatever became of who began
-        const bool in_use = !await_empty();
-        collective_fault why = collective_fault::unpacked(chosen_proposal(view_));
+        const std::int64_t least = ctx_.now() + leaving_grace;
+        const bool in_use = !await_empty(deadline_ < least ? least : deadline_);
+        // Somebody closed the group and had said why. What ranks propose is here by now; what the host wants comes in its own time.
+        std::uint64_t chosen = chosen_proposal(view_);
+        for (std::uint32_t turn = 0; chosen == 0 && ctx_.now() < least; ++turn) {
+            ctx_.backoff(turn);
+            chosen = chosen_proposal(view_);
+        }
+        collective_fault why = collective_fault::unpacked(chosen);
         if (!why) why = {errc::aborted, what_, rank_, 0};
         why.buffers_in_use = in_use;
-        // First, for the host looks here once the kernel has ended.
-        if (view_.reports != nullptr) atomic_ref{view_.reports[rank_].verdict}.store_release(why.packed());
-        atomic_ref{own().verdict}.store_release(why.packed());
+        // First, for the host looks here once the kernel has ended. relaxed: the word says everything itself.
+        if (view_.reports != nullptr) atomic_ref{view_.reports[rank_].verdict}.store_relaxed(why.packed());
+        keep(own().verdict, why.packed());
     }
     GPUSHARE_EXEC_CHECK_DISABLE
     [[nodiscard]] GPUSHARE_HD collective_fault verdict() const noexcept {
-        return collective_fault::unpacked(atomic_ref{own().verdict}.load_acquire());
+        return collective_fault::unpacked(kept(own().verdict));
     }
 
     /// Behind close_group. Blocks inside see that they are closed at their next step, which is microseconds away. False if one is
     /// still inside when this one has waited long enough.
     GPUSHARE_EXEC_CHECK_DISABLE
-    [[nodiscard]] GPUSHARE_HD bool await_empty() const noexcept {
-        const std::int64_t least = ctx_.now() + leaving_grace;
-        const std::int64_t until = deadline_ < least ? least : deadline_;
+    [[nodiscard]] GPUSHARE_HD bool await_empty(std::int64_t until) const noexcept {
         for (std::uint32_t r = 0; r < ranks(); ++r)
             for (std::uint32_t b = 0; b < view_.blocks; ++b)
-                for (std::uint32_t turn = 0; atomic_ref{view_.state(r, b).inside}.load_seq_cst() != 0; ++turn) {
+                for (std::uint32_t turn = 0; atomic_ref{view_.state(r, b).inside}.load_crossing() != 0; ++turn) {
                     if (turn % 16 == 15 && ctx_.now() >= until) return false;
                     ctx_.backoff(turn);
                 }

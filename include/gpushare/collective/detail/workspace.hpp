@@ -131,24 +131,24 @@ struct workspace_view {
 // and everyone chooses the same one. The host's request comes last: it may be made at any time.
 
 /// Out of line, also on a device (by value: what is referred to would lie in local memory): there are many places from which a
-/// kernel gives up, and this loop in each was a third of it. Sequentially consistent: see session::enter.
+/// kernel gives up, and this loop in each was a third of it. See session::enter for the order.
 GPUSHARE_EXEC_CHECK_DISABLE
 [[gnu::noinline]] GPUSHARE_HD inline void close_group(workspace_view view) noexcept {
     for (std::uint32_t r = 0; r < view.ranks; ++r)
-        for (std::uint32_t b = 0; b < view.blocks; ++b) atomic_ref{view.state(r, b).closed}.store_seq_cst(1);
+        for (std::uint32_t b = 0; b < view.blocks; ++b) atomic_ref{view.state(r, b).closed}.store_crossing(1);
 }
 
 /// The proposal that stands: of the first rank that has made one, and its first block; the host's where no rank has. 0 if there is
-/// none. Acquire: who finds a rank closed or gone finds what it has proposed before.
+/// none. relaxed: each word is all there is to read. A rank's is there once the rank has left.
 GPUSHARE_EXEC_CHECK_DISABLE
 [[nodiscard, gnu::noinline]] GPUSHARE_HD inline std::uint64_t chosen_proposal(workspace_view view) noexcept {
     for (std::uint32_t r = 0; r < view.ranks; ++r)
         for (std::uint32_t b = 0; b < view.blocks; ++b) {
-            const std::uint64_t word = atomic_ref{view.state(r, b).proposal}.load_acquire();
+            const std::uint64_t word = atomic_ref{view.state(r, b).proposal}.load_relaxed();
             if (word != 0) return word;
         }
-    if (view.reports != nullptr) return atomic_ref{view.reports[0].request}.load_acquire();
-    return atomic_ref{view.state(0, 0).host_proposal}.load_acquire();
+    if (view.reports != nullptr) return atomic_ref{view.reports[0].request}.load_relaxed();
+    return atomic_ref{view.state(0, 0).host_proposal}.load_relaxed();
 }
 
 }  // namespace detail
