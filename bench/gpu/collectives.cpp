@@ -32,8 +32,9 @@ using gpushare::all_reduce_plan;
 using gpushare::bytes;
 using gpushare::never;
 
-constexpr std::size_t slot = 32768;     // of each block
-constexpr std::uint32_t threads = 512;  // of a block: two are resident on an SM where the kernels need few registers
+constexpr std::size_t slot = 32768;  // of each block
+// Of a block: two of 512 are resident on an SM where the kernels need few registers.
+const std::uint32_t threads = rehearsal ? 64 : 512;
 
 /// A group of ranks that share the device.
 class shared_ranks {

@@ -16,6 +16,7 @@
 #include <gpushare/collective/tuning.hpp>
 
 #include "gpu/collective_kernels.hpp"
+#include "gpu/collectives_setting.hpp"
 #include "gpu/job_rig.hpp"
 #include "support/catch.hpp"
 #include "support/cuda_standin/standin.hpp"
@@ -26,6 +27,8 @@ namespace {
 
 namespace cu = gpushare::cuda;
 using gpushare::algorithm;
+
+const bool said = (collectives_suite::time_is_virtual = true, true);
 using gpushare::all_reduce_plan;
 
 /// Some all-reduces of all ranks on one device, each of what the one before left.
@@ -209,6 +212,13 @@ TEST_CASE("a fused step has the bits of its passes as compiled", "[compiled]") {
     CHECK(results[0] == results[2]);
     CHECK(standin::take_findings() == "");
     standin::reset(jobs::roomy);
+}
+
+TEST_CASE("the suite says that devices without its kernels aren't supported", "[compiled]") {
+    standin::reset({.devices = 1, .capability = 80});
+    CHECK_FALSE(collectives_suite::has_kernels());
+    standin::reset(jobs::roomy);
+    CHECK(collectives_suite::has_kernels());
 }
 
 TEST_CASE("all-reduces of any shape are right as compiled", "[compiled]") { check_random_workloads(40); }

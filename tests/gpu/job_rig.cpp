@@ -12,6 +12,8 @@
 #include <type_traits>
 #include <utility>
 
+#include <gpushare/backend/cuda/graph.hpp>
+#include <gpushare/backend/cuda/node.hpp>
 #include <gpushare/backend/cuda/peers.hpp>
 #include <gpushare/backend/cuda/pinned.hpp>
 #include <gpushare/backend/host/host.hpp>
@@ -305,8 +307,101 @@ std::vector<std::byte> on_devices(const job& j, const std::vector<std::byte>& ar
     return after;
 }
 
+namespace {
+
+bool ranks_disagree(const std::vector<gs::member>& members) {
+    const auto first = gs::fault_of(members[0]);
+    return std::ranges::any_of(members, [&](const gs::member& me) {
+        const auto fault = gs::fault_of(me);
+        return fault.code != first.code || fault.rank != first.rank;
+    });
+}
+
+/// One run of those failures that are about a certain moment: goes on by steps until `arrived` or, if it is known from a run before,
+/// until step `when`; then acts. `steps` becomes how many there were.
+template <class Arrived, class Act>
+void go_on_until(const Arrived& arrived, std::optional<std::uint64_t> when, std::uint64_t& steps, const Act& act) {
+    constexpr std::uint64_t most = 20'000;
+    for (steps = 0; steps < most && (when ? steps < *when : !arrived()); ++steps) ptx::runtime::go_on(1);
+    act();
+}
+
+/// The last rank begins when the others have given up (to know when that is), or just before.
+std::string crossing(const job& j, const setting& s, std::optional<std::uint64_t> when, std::uint64_t& steps) {
+    return on_new_machine(j, s, [&]() -> std::string {
+        const int late = static_cast<int>(j.ranks) - 1;
+        device_side side(j, contents(j, s.seed));
+        job failing = j;
+        failing.rounds = 1;
+        failing.patience = gs::ns{1};
+        ptx::runtime::freeze(late);
+        if (const auto code = side.launch(failing); code != gs::errc::none)
+            return "refused: " + std::string(gs::to_string(code)) + "\n";
+        side.reuse(j);
+        const detail::workspace_view& view = side.members()[0].view();
+        go_on_until([&] { return view.state(0, 0).closed != 0; }, when, steps, [&] { ptx::runtime::let_go(late); });
+        side.wait();
+        return ranks_disagree(side.members()) ? "ranks disagree about the fault\n" : "";
+    });
+}
+
+/// Rank 0 of a collective that all find mismatched stands still, if it is known when.
+std::string stuck(const job& j, const setting& s, std::optional<std::uint64_t> when, std::uint64_t& steps) {
+    return on_new_machine(j, s, [&]() -> std::string {
+        device_side side(j, contents(j, s.seed));
+        std::vector<gs::cuda::stream::reserved_point> points;
+        for (auto& stream : side.streams()) points.push_back(stream.reserve());
+        job failing = j;
+        failing.rounds = 1;
+        failing.odd = j.ranks - 1;
+        failing.patience = std::chrono::milliseconds(1);
+        if (const auto code = side.launch(failing); code != gs::errc::none)
+            return "refused: " + std::string(gs::to_string(code)) + "\n";
+        (void)side.streams()[0].record().reached();  // all begin
+        const detail::workspace_view& view = side.members()[0].view();
+        std::string wrong;
+        const auto wait_for = [&](std::uint32_t r) {
+            (void)side.stream_of(r).record(std::move(points[r])).wait(gs::never);
+        };
+        go_on_until([&] { return view.state(0, 0).proposal != 0; }, when, steps,
+                    [&] {
+                        if (!when) return;
+                        const bool inside = view.state(0, 0).inside != 0;
+                        ptx::runtime::freeze(0);
+                        for (std::uint32_t r = 1; r < j.ranks; ++r) wait_for(r);
+                        for (std::uint32_t r = 1; r < j.ranks; ++r)
+                            if (gs::fault_of(side.members()[r]).buffers_in_use != inside)
+                                wrong += "a rank doesn't say whether another one is still there\n";
+                        ptx::runtime::let_go(0);
+                    });
+        side.wait();
+        return wrong;
+    });
+}
+
+/// Twice the same, since a seed is a run: the second time it is known when it comes to it.
+template <class Failing>
+std::string at_its_moment(const Failing& failing, const job& j, const setting& s, std::uint64_t before) {
+    std::uint64_t steps = 0;
+    const std::string wrong = failing(j, s, std::nullopt, steps);
+    if (!wrong.empty()) return wrong;
+    const std::uint64_t when = steps > before ? steps - before : 0;
+    return failing(j, s, when, steps);
+}
+
+}  // namespace
+
 std::string trouble_when(failure how, const job& j, const setting& s) {
     const std::uint32_t late = j.ranks - 1;
+    if (how == failure::crossing) return is_shared(j.which) ? "" : at_its_moment(crossing, j, s, 1 + s.seed / 16 % 24);
+    if (how == failure::stuck) {
+        job small = j;
+        small.blocks = 1;
+        small.ranks = 2;
+        small.root %= small.ranks;
+        const setting strict{.who = s.who, .seed = s.seed};
+        return is_shared(j.which) || has_no_count(j) ? "" : at_its_moment(stuck, small, strict, 1 + s.seed / 16 % 2);
+    }
     return on_new_machine(j, s, [&]() -> std::string {
         device_side side(j, contents(j, s.seed));
         std::string wrong;
@@ -333,11 +428,26 @@ std::string trouble_when(failure how, const job& j, const setting& s) {
                 break;
             case failure::racing: failing.patience = gs::ns(s.seed % 4096); break;
             case failure::asked_before: expected = gs::errc::kernel_failed; break;
+            case failure::ended_midway: expected = gs::errc::aborted; break;
+            case failure::crossing:
+            case failure::stuck: break;
         }
+        const bool any_end = how == failure::racing || how == failure::ended_midway;
         if (how == failure::asked_before) side.communicator().abort(late, expected);
         if (const auto code = side.launch(failing); code != gs::errc::none)
             return "refused: " + std::string(gs::to_string(code)) + "\n";
-        if (how == failure::racing) side.reuse(j);
+        if (how == failure::ended_midway) {
+            (void)side.streams()[0].record().reached();  // all begin
+            ptx::runtime::go_on(s.seed / 16 % (512U << s.seed % 7));
+            // The last rank is slow from here until the others have noticed, or are through.
+            if (!shared) ptx::runtime::freeze(static_cast<int>(late));
+            side.communicator().abort(late, expected);
+            std::uint64_t steps = 0;
+            const auto closed = [&] { return side.members()[0].view().state(0, 0).closed != 0; };
+            if (!shared)
+                go_on_until(closed, std::nullopt, steps, [&] { ptx::runtime::let_go(static_cast<int>(late)); });
+        }
+        if (any_end) side.reuse(j);
         if (how == failure::aborted) {
             // Who drives by looking sees where everybody is.
             const auto first = side.streams()[0].record();
@@ -354,12 +464,11 @@ std::string trouble_when(failure how, const job& j, const setting& s) {
             standin::let_go(side.streams()[late].native_handle());
         }
         side.wait();
-        const auto first = gs::fault_of(side.members()[0]);
+        if (ranks_disagree(side.members())) wrong += "ranks disagree about the fault\n";
         for (const auto& me : side.members()) {
             const auto fault = gs::fault_of(me);
             if (fault.buffers_in_use) wrong += "somebody never left\n";
-            if (fault.code != first.code || fault.rank != first.rank) wrong += "ranks disagree about the fault\n";
-            if (how != failure::racing && fault.code != expected)
+            if (!any_end && fault.code != expected)
                 wrong += "not the fault that it is: " + std::string(gs::describe(fault).c_str()) + "\n";
         }
         if (how == failure::late && j.ranks > 2) {
@@ -406,6 +515,29 @@ std::string trouble(const job& j, const setting& s, const std::vector<std::byte>
 std::string trouble(const job& j, const setting& s) {
     const auto before = contents(j, s.seed);
     return trouble(j, s, before, on_host(j, before));
+}
+
+std::string trouble_of_forms() {
+    constexpr std::uint32_t n = 300;
+    std::vector<std::uint32_t> words(n, 5);
+    gs::cuda::node node;
+    const gs::device_id device{0};
+    auto s = node.make_stream(device, gs::priority{});
+    auto* const on_device = static_cast<std::uint32_t*>(node.memory(device).allocate(n * sizeof(std::uint32_t), 64));
+    s.copy(on_device, words.data(), n * sizeof(std::uint32_t));
+    for (const auto how : {form::chevrons, form::function, form::cooperative_function}) add_one(how, s, on_device, n);
+    const auto twice = gs::cuda::capture(s, [&](gs::cuda::stream& captured) {
+        add_one(form::chevrons, captured, on_device, n);
+        add_one(form::cooperative_function, captured, on_device, n);
+    });
+    gs::cuda::graph_executable run{twice};
+    run.launch(s);
+    run.launch(s);
+    s.copy(words.data(), on_device, n * sizeof(std::uint32_t));
+    const bool waited = s.record().wait(gs::never);
+    (void)node.memory(device).deallocate(on_device, n * sizeof(std::uint32_t), 64);
+    if (!waited) return "never over\n";
+    return words == std::vector<std::uint32_t>(n, 5 + 3 + 2 * 2) ? "" : "not as often as launched\n";
 }
 
 namespace {

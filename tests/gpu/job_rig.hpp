@@ -49,6 +49,9 @@ extern const standin::options roomy;
 [[nodiscard]] std::string trouble(const job& j, const setting& s, const std::vector<std::byte>& before,
                                   const std::vector<std::byte>& expected);
 
+/// What is wrong with kernels of CUDA's own, launched in every form and by a graph.
+[[nodiscard]] std::string trouble_of_forms();
+
 /// What a kernel costs for each element of a rank: the difference between two sizes, so that meeting and leaving aren't in it.
 struct cost {
     std::string name{};
@@ -63,8 +66,11 @@ struct cost {
 ///   mismatched     a rank calls for fewer elements
 ///   racing         nobody waits long: ranks give up while others enter. All succeed or none, and buffers are used again at once
 ///   asked_before   the host has ended the group already
-enum class failure : std::uint8_t { late, aborted, mismatched, racing, asked_before };
-inline constexpr std::uint32_t failures = 5;
+///   ended_midway   the host ends it while ranks work and leave; buffers are used again at once
+///   crossing       a rank enters in the very moment in which the others give up; buffers are used again at once
+///   stuck          a rank stands still when it is about to say why it gives up: the others go after a while, and say that it is there
+enum class failure : std::uint8_t { late, aborted, mismatched, racing, asked_before, ended_midway, crossing, stuck };
+inline constexpr std::uint32_t failures = 8;
 
 /// What goes wrong in a job that fails so: not the right fault, not the same on all ranks, and what is found.
 [[nodiscard]] std::string trouble_when(failure how, const job& j, const setting& s);

@@ -12,7 +12,6 @@
 #include <utility>
 #include <vector>
 
-#include <gpushare/backend/cuda/graph.hpp>
 #include <gpushare/backend/cuda/node.hpp>
 
 #include "gpu/job_rig.hpp"
@@ -87,42 +86,53 @@ TEST_CASE("kernels cost what they did", "[compiled]") {
     CHECK(same);
 }
 
-TEST_CASE("every form of a launch runs the compiled kernel, and so does a graph of it", "[compiled]") {
-    namespace cu = gpushare::cuda;
-    constexpr std::uint32_t n = 300;
-    std::vector<std::uint32_t> words(n, 5);
-    {
-        cu::node node;
-        const gpushare::device_id device{0};
-        auto s = node.make_stream(device, gpushare::priority{});
-        auto* const on_device =
-            static_cast<std::uint32_t*>(node.memory(device).allocate(n * sizeof(std::uint32_t), 64));
-        s.copy(on_device, words.data(), n * sizeof(std::uint32_t));
-        for (const auto how : {jobs::form::chevrons, jobs::form::function, jobs::form::cooperative_function})
-            jobs::add_one(how, s, on_device, n);
-        const auto twice = cu::capture(s, [&](cu::stream& captured) {
-            jobs::add_one(jobs::form::chevrons, captured, on_device, n);
-            jobs::add_one(jobs::form::cooperative_function, captured, on_device, n);
-        });
-        cu::graph_executable run{twice};
-        run.launch(s);
-        run.launch(s);
-        s.copy(words.data(), on_device, n * sizeof(std::uint32_t));
-        CHECK(s.record().wait(gpushare::never));
-        (void)node.memory(device).deallocate(on_device, n * sizeof(std::uint32_t), 64);
+/// By what orders them, not by when they ran: the second begins when the first is over.
+TEST_CASE("kernels of two streams race unless something orders them, whichever ran when", "[compiled]") {
+    enum { nothing, an_event, the_host };
+    for (const auto order : {nothing, an_event, the_host}) {
+        namespace cu = gpushare::cuda;
+        standin::reset({.devices = 1});
+        {
+            cu::node node;
+            const gpushare::device_id device{0};
+            auto first = node.make_stream(device, gpushare::priority{});
+            auto second = node.make_stream(device, gpushare::priority{});
+            constexpr std::size_t words = jobs::region / sizeof(std::uint32_t);
+            const std::vector<std::uint32_t> zeros(2 * words);
+            auto* const at = static_cast<std::uint32_t*>(node.memory(device).allocate(2 * jobs::region, 256));
+            first.copy(at, zeros.data(), 2 * jobs::region);
+            CHECK(first.record().wait(gpushare::never));
+            jobs::reuse_on_device(first, at, at + words, 32);
+            const auto over = first.record();
+            if (order == an_event) second.wait(over);
+            if (order == the_host) CHECK(over.wait(gpushare::never));
+            standin::hold(second.native_handle());
+            jobs::reuse_on_device(second, at, at + words, 32);
+            ptx::runtime::go_on(1'000'000);
+            standin::let_go(second.native_handle());
+            CHECK(second.record().wait(gpushare::never));
+            (void)node.memory(device).deallocate(at, 2 * jobs::region, 256);
+        }
+        const std::string found = standin::take_findings();
+        CHECK((found.find("race") != std::string::npos) == (order == nothing));
     }
-    CHECK(words == std::vector<std::uint32_t>(n, 5 + 3 + 2 * 2));
+    standin::reset(jobs::roomy);
 }
 
-/// A sample: `./dev bench device mutants` tries all of them.
-TEST_CASE("weakened instructions are noticed", "[.mutants]") {
-    jobs::campaign some;
-    some.run({.one_in = 10, .kinds_from = 22, .kinds_to = 23});
-    some.run({.one_in = 20, .kinds_from = 0, .kinds_to = 1});
-    std::string survivors;
-    for (const auto& m : some.survivors()) survivors += m + "\n";
-    WARN(some.killed() << " of " << some.tried() << " of " << some.found() << "\n" << survivors);
-    CHECK(some.tried() > 10);
+TEST_CASE("every form of a launch runs the compiled kernel, and so does a graph of it", "[compiled]") {
+    CHECK(jobs::trouble_of_forms() == "");
+}
+
+/// Each release, acquire, fence, barrier and scope of the source: needed, or in tests/gpu/surviving_mutants.txt with the reason why not.
+TEST_CASE("every order is needed by a job, or it is known why none needs it", "[compiled]") {
+    jobs::campaign all;
+    all.run({});
+    std::string unexplained;
+    for (const auto& m : all.survivors())
+        if (jobs::reason_for(m).empty()) unexplained += m + "\n";
+    WARN(all.killed() << " of " << all.tried() << " mutants noticed");
+    CHECK(unexplained == "");
+    CHECK(all.tried() > 50);
 }
 
 /// Last of all, behind the suites and everything above: what nobody ran, nobody has seen.

@@ -1,7 +1,9 @@
 // SPDX-License-Identifier: Apache-2.0
 #include "gpu/mutation.hpp"
 
+#include <algorithm>
 #include <array>
+#include <fstream>
 #include <optional>
 #include <random>
 #include <stdexcept>
@@ -13,32 +15,31 @@ namespace jobs {
 
 namespace {
 
+constexpr std::array orders{ptx::turns::fair, ptx::turns::shuffled, ptx::turns::adversarial};
+
 /// A job as it is run to notice something: whole, or failing in one way.
 struct trial {
     job what{};
     setting how{};
     std::optional<failure> fails{};
     std::vector<std::byte> before{}, expected{};
+    std::vector<bool> comes_to{};  // mutants
 
     [[nodiscard]] std::string trouble() const {
         return fails ? trouble_when(*fails, what, how) : jobs::trouble(what, how, before, expected);
     }
+    [[nodiscard]] std::string name() const {
+        return to_string(what) + (fails ? ", failing " + std::to_string(static_cast<int>(*fails)) : "") + ", seed " +
+               std::to_string(how.seed);
+    }
 };
 
-std::vector<trial> trials_of(std::uint32_t which, std::uint64_t seed) {
-    std::mt19937_64 any(seed * kinds + which);
-    std::vector<trial> trials;
-    const auto add = [&](job j, setting s, std::optional<failure> fails) {
-        trial t{.what = j, .how = s, .fails = fails};
-        if (!fails) {
-            t.before = contents(j, s.seed);
-            t.expected = on_host(j, t.before);
-        }
-        trials.push_back(std::move(t));
-    };
-    constexpr std::array orders{ptx::turns::fair, ptx::turns::shuffled, ptx::turns::adversarial};
-    for (std::uint32_t n = 0; n < 6; ++n) {
-        job j = random_job(any, which);
+class trials {
+public:
+    explicit trials(std::uint64_t seed) : any_(seed) {}
+
+    void whole(std::uint32_t which, std::uint32_t n) {
+        job j = random_job(any_, which);
         j.rounds = 3;
         j.ranks = 2 + n % 2;
         j.root %= j.ranks;
@@ -46,46 +47,119 @@ std::vector<trial> trials_of(std::uint32_t which, std::uint64_t seed) {
         j.pinned = n >= 3;
         if (j.count > 150 && j.width == 1) j.count = 150;
         if (n < 3 && j.threads > 1) j.threads = 33;  // more than a warp, and few to wait for
-        add(j, {.who = orders[n % orders.size()], .seed = any(), .weak_memory = n % 2 != 0}, std::nullopt);
+        add(j, n, std::nullopt);
     }
-    for (std::uint32_t n = 0; n < 2 * failures; ++n) {
-        job j = random_job(any, which);
-        j.ranks = 3;
+    void failing(std::uint32_t which, std::uint32_t n) {
+        job j = random_job(any_, which);
+        const auto how = static_cast<failure>(n % failures);
+        j.ranks = how == failure::crossing || how == failure::stuck ? 2 : 3;
         j.root %= j.ranks;
         if (j.count > 60 && j.width == 1) j.count = 60;
-        add(j, {.who = orders[n % orders.size()], .seed = any(), .weak_memory = n % 2 != 0},
-            static_cast<failure>(n % failures));
+        if (how == failure::crossing) j.threads = j.blocks = 1;
+        add(j, n, how);
     }
-    return trials;
+    /// With so few elements that a block has none, and goes around the ring all the same; or more than a slot holds at once.
+    void ring(std::uint32_t which, std::size_t count) {
+        job j = random_job(any_, which);
+        j.how = gs::algorithm::ring;
+        j.ranks = 3;
+        j.blocks = 2;
+        j.threads = 64;
+        j.count = count;
+        j.rounds = 2;
+        add(j, 1, std::nullopt);
+    }
+
+    [[nodiscard]] std::vector<trial>& all() { return all_; }
+
+private:
+    void add(const job& j, std::uint32_t n, std::optional<failure> fails) {
+        const setting s{.who = fails == failure::crossing ? orders[1 + n % 2] : orders[n % orders.size()],
+                        .seed = any_(),
+                        .weak_memory = n % 2 != 0 || fails == failure::crossing};
+        trial t{.what = j, .how = s, .fails = fails};
+        if (!fails) {
+            t.before = contents(j, s.seed);
+            t.expected = on_host(j, t.before);
+        }
+        all_.push_back(std::move(t));
+    }
+
+    std::mt19937_64 any_;
+    std::vector<trial> all_{};
+};
+
+/// Some collectives on one device and on several: what they have in common is what orders.
+std::vector<trial> trials_of_orders(std::uint64_t seed) {
+    trials some(seed);
+    constexpr std::array<std::uint32_t, 8> kinds_of_bodies{0, 3, 22, 23, 24, 25, 28, 29};
+    for (const std::uint32_t which : kinds_of_bodies)
+        for (std::uint32_t n = 0; n < 6; ++n) some.whole(which, n);
+    for (const std::uint32_t which : {24U, 25U})
+        for (const std::size_t count : {10, 1500}) some.ring(which, count);
+    for (const std::uint32_t which : kinds_of_bodies)
+        for (std::uint32_t n = 0; n < 2 * failures; ++n) some.failing(which, n);
+    for (const std::uint32_t which : {0U, 24U})  // what is seen in a short moment only
+        for (std::uint32_t n = 0; n < 8; ++n)
+            for (const failure how : {failure::ended_midway, failure::crossing, failure::stuck})
+                if (how != failure::stuck || n < 3) some.failing(which, static_cast<std::uint32_t>(how) + n * failures);
+    return std::move(some.all());
+}
+
+std::vector<trial> trials_of_bounds(std::uint64_t seed) {
+    trials some(seed);
+    for (std::uint32_t which = 0; which < kinds; ++which)
+        for (std::uint32_t n = 0; n < 6; ++n) some.whole(which, n);
+    for (const std::uint32_t which : {24U, 25U})
+        for (const std::size_t count : {10, 1500}) some.ring(which, count);
+    return std::move(some.all());
 }
 
 }  // namespace
 
 void campaign::run(const sample& s) {
+    const auto programs = ptx::runtime::programs();
+    const auto mutants = s.what == mutated::orders ? ptx::mutants_of(programs) : ptx::bounds_of(programs);
+    auto trials = s.what == mutated::orders ? trials_of_orders(s.seed) : trials_of_bounds(s.seed);
+    for (trial& t : trials) {
+        for (const ptx::program* p : programs) ptx::forget_what_ran(*p);
+        if (const auto wrong = t.trouble(); !wrong.empty())
+            throw std::logic_error("wrong before anything was weakened: " + t.name() + "\n" + wrong);
+        for (const ptx::mutant& m : mutants) t.comes_to.push_back(ptx::ran(m));
+    }
     std::mt19937_64 any(s.seed);
-    for (std::uint32_t which = s.kinds_from; which < s.kinds_to; ++which) {
-        for (const ptx::program* p : ptx::runtime::programs()) ptx::forget_what_ran(*p);
-        const auto trials = trials_of(which, s.seed);
-        for (const trial& t : trials)
-            if (const auto wrong = t.trouble(); !wrong.empty())
-                throw std::logic_error("wrong before anything was weakened: " + jobs::to_string(t.what) +
-                                       (t.fails ? ", failing " + std::to_string(static_cast<int>(*t.fails)) : "") +
-                                       "\n" + wrong);
-        std::vector<ptx::mutant> mutants;
-        for (const ptx::program* p : ptx::runtime::programs())
-            for (ptx::mutant& m : ptx::mutants_of(*p, is_shared(which) ? ptx::scope::gpu : ptx::scope::sys))
-                if (!seen_.contains(m.in->code[m.at].number)) mutants.push_back(std::move(m));
-        found_ += mutants.size();
-        for (const ptx::mutant& m : mutants) seen_.insert(m.in->code[m.at].number);
-        for (const ptx::mutant& m : mutants) {
-            if (any() % s.one_in != 0) continue;
-            ++tried_;
-            const ptx::mutation broken(m);
-            bool killed = false;
-            for (auto t = trials.begin(); t != trials.end() && !killed; ++t) killed = !t->trouble().empty();
-            if (!killed) survivors_.push_back(m.describe());
+    std::vector<std::size_t> order(trials.size());  // of trials: what noticed something is asked first
+    for (std::size_t t = 0; t < order.size(); ++t) order[t] = t;
+    for (std::size_t n = 0; n < mutants.size(); ++n) {
+        const ptx::mutant& m = mutants[n];
+        if (std::ranges::none_of(trials, [&](const trial& t) { return t.comes_to[n]; })) {
+            never_ran_.push_back(m.describe());
+            continue;
+        }
+        ++found_;
+        if (any() % s.one_in != 0) continue;
+        ++tried_;
+        const ptx::mutation broken(m);
+        const auto noticed = std::ranges::find_if(
+            order, [&](std::size_t t) { return trials[t].comes_to[n] && !trials[t].trouble().empty(); });
+        if (noticed == order.end())
+            survivors_.push_back(m.describe());
+        else
+            std::rotate(order.begin(), noticed, noticed + 1);
+    }
+}
+
+std::string reason_for(const std::string& survivor) {
+    std::ifstream list(GPUSHARE_SURVIVING_MUTANTS);
+    for (std::string line, reason; std::getline(list, line);) {
+        if (line.empty() || line.front() == '#') continue;
+        if (!line.starts_with("  ")) {
+            reason = line;
+        } else if (line.substr(2) == survivor) {
+            return reason;
         }
     }
+    return "";
 }
 
 }  // namespace jobs

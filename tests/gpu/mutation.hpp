@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-// The mutation test: each instruction of the jobs' kernels that orders something is weakened in turn, and the jobs that run it are
+// The mutation test: each place of the source that orders something is weakened in turn, in all kernels, and the jobs that come there are
 // run again, until one of them notices.
 //
 //   jobs::campaign all;
@@ -9,7 +9,6 @@
 
 #include <cstddef>
 #include <cstdint>
-#include <set>
 #include <string>
 #include <vector>
 
@@ -18,10 +17,12 @@
 
 namespace jobs {
 
+enum class mutated : std::uint8_t { orders, bounds };
+
 struct sample {
     std::uint32_t one_in = 1;
     std::uint64_t seed = 1;
-    std::uint32_t kinds_from = 0, kinds_to = kinds;
+    mutated what = mutated::orders;
 };
 
 class campaign {
@@ -33,11 +34,15 @@ public:
     [[nodiscard]] std::size_t tried() const { return tried_; }
     [[nodiscard]] std::size_t killed() const { return tried_ - survivors_.size(); }
     [[nodiscard]] const std::vector<std::string>& survivors() const { return survivors_; }
+    /// Places that no job ever came to.
+    [[nodiscard]] const std::vector<std::string>& never_ran() const { return never_ran_; }
 
 private:
     std::size_t found_ = 0, tried_ = 0;
-    std::vector<std::string> survivors_{};
-    std::set<std::uint32_t> seen_{};  // instructions
+    std::vector<std::string> survivors_{}, never_ran_{};
 };
+
+/// Why a survivor isn't needed, as the committed list says; empty if it doesn't.
+[[nodiscard]] std::string reason_for(const std::string& survivor);
 
 }  // namespace jobs

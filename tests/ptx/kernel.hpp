@@ -48,6 +48,7 @@ public:
         return grids_.back();
     }
     [[nodiscard]] ptx::machine& machine() { return *machine_; }
+    [[nodiscard]] ptx::function& kernel() { return *program_.functions[0]; }
     /// All findings, one a line.
     [[nodiscard]] std::string found() const {
         std::string all;

@@ -166,6 +166,16 @@ TEST_CASE("reading what nobody wrote is found", "[ptx]") {
     small_kernel shared("ld.shared.u32 %r3, [shared_words+4];");
     shared.run();
     CHECK_THAT(shared.found(), Catch::Contains("unknown contents"));
+    const auto local = [](const std::string& store) {
+        small_kernel own(".local .align 4 .b8 mine[16];\nmov.u64 %rd2, mine;\n" + store +
+                         "\nld.local.u32 %r3, [%rd2+8];");
+        own.run();
+        return own.found();
+    };
+    CHECK_THAT(local("st.local.u16 [%rd2+8], %r1;"), Catch::Contains("unknown contents"));
+    CHECK(local("st.local.u32 [%rd2+8], %r1;") == "");
+    // A class without members is copied as a byte that nobody wrote.
+    CHECK(local("ld.local.u8 %r3, [%rd2+4];\nst.local.u32 [%rd2+8], %r1;") == "");
 }
 
 TEST_CASE("divergent barriers are found", "[ptx]") {
@@ -201,8 +211,32 @@ TEST_CASE("only resident blocks run", "[ptx]") {
     CHECK(too_many.words[1] == 1);  // they gave up, after a millisecond of virtual time
     CHECK_THROWS_AS(too_many.start({.blocks = {5, 1, 1}, .cooperative = true, .sms = {0, 1}}), std::invalid_argument);
     CHECK_THROWS_AS(too_many.start({.threads = {1025, 1, 1}}), std::invalid_argument);
-    CHECK(too_many.machine().resident_blocks(1024) == 2);
-    CHECK(too_many.machine().resident_blocks(1) == 2);
+    CHECK(too_many.machine().resident_blocks(too_many.kernel(), 1024) == 2);
+    CHECK(too_many.machine().resident_blocks(too_many.kernel(), 1) == 2);
+}
+
+TEST_CASE("blocks need registers and shared memory", "[ptx]") {
+    small_kernel k("ld.shared.u32 %r3, [shared_words];", {.blocks_per_sm = 32});
+    CHECK(k.kernel().shared_used == 256);
+    CHECK(k.machine().resident_blocks(k.kernel(), 256) == 8);
+    k.kernel().registers = 40;
+    CHECK(k.machine().resident_blocks(k.kernel(), 256) == 6);  // 8 warps of 1280
+    k.kernel().registers = 255;
+    CHECK(k.machine().resident_blocks(k.kernel(), 512) == 0);
+    CHECK_THROWS_AS(k.start({.threads = {512, 1, 1}}), std::invalid_argument);
+    k.kernel().registers = 0;
+    CHECK(k.machine().resident_blocks(k.kernel(), 32, 100 << 10) == 2);
+    CHECK_THROWS_AS(k.start({.blocks = {3, 1, 1}, .dynamic_shared = 100 << 10, .cooperative = true}),
+                    std::invalid_argument);
+
+    const auto registers = ptx::registers_of(
+        "ptxas info    : Compiling entry function 'one' for 'sm_80'\nptxas info    : Used 7 registers\n"
+        "ptxas info    : Compiling entry function 'one' for 'sm_90'\nptxas info    : Function properties for one\n"
+        "ptxas info    : Used 42 registers, used 1 barriers\n"
+        "ptxas info    : Compiling entry function 'two' for 'sm_90'\n",
+        "sm_90");
+    CHECK(registers.size() == 1);
+    CHECK(registers.at("one") == 42);
 }
 
 TEST_CASE("the same seed is the same run, and another one another", "[ptx]") {

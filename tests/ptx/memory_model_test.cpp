@@ -238,13 +238,14 @@ int neither_saw(const std::string& between, bool weak) {
 }
 
 /// Block 0 stores two words, block 1 looks at them in the other order: how often it saw the second without the first.
-int second_before_first(const std::string& between, const std::string& second, bool weak) {
+int second_before_first(const std::string& between, const std::string& second, bool weak,
+                        const std::string& look = "ld.acquire.sys.u32", const std::string& behind = "") {
     int seen = 0;
     for (std::uint64_t seed = 1; seed <= 200; ++seed) {
         small_kernel k("mov.u32 %r5, 1;\nsetp.ne.s32 %p2, %r2, 0;\n@%p2 bra LOOK;\nst.relaxed.sys.u32 [%rd1], %r5;\n" +
-                           between + "\n" + second + " [%rd1+4], %r5;" + linger +
-                           "bra DONE;\nLOOK: ld.acquire.sys.u32 %r6, [%rd1+4];\nsetp.eq.s32 %p3, %r6, 0;\n@%p3 bra "
-                           "LOOK;\nld.relaxed.sys.u32 %r7, [%rd1];\nst.global.u32 [%rd1+64], %r7;\nDONE:",
+                           between + "\n" + second + " [%rd1+4], %r5;" + linger + "bra DONE;\nLOOK: " + look +
+                           " %r6, [%rd1+4];\nsetp.eq.s32 %p3, %r6, 0;\n@%p3 bra LOOK;\n" + behind +
+                           "\nld.relaxed.sys.u32 %r7, [%rd1];\nst.global.u32 [%rd1+64], %r7;\nDONE:",
                        {.seed = seed, .who = ptx::turns::shuffled, .weak_memory = weak});
         k.run({.blocks = {2, 1, 1}});
         seen += k.words[16] == 0 ? 1 : 0;
@@ -266,6 +267,35 @@ TEST_CASE("under weak memory stores overtake each other, unless the second relea
     CHECK(second_before_first("", "st.relaxed.sys.u32", true) > 0);
     CHECK(second_before_first("", "st.release.sys.u32", true) == 0);
     CHECK(second_before_first("fence.acq_rel.sys;", "st.relaxed.sys.u32", true) == 0);
+}
+
+TEST_CASE("under weak memory a load finds what was there before, unless it is ordered behind the store", "[ptx]") {
+    const std::string store = "st.release.sys.u32";
+    CHECK(second_before_first("", store, true, "ld.relaxed.sys.u32") > 0);
+    CHECK(second_before_first("", store, false, "ld.relaxed.sys.u32") == 0);
+    CHECK(second_before_first("", store, true, "ld.relaxed.sys.u32", "fence.acq_rel.sys;") == 0);
+    CHECK(second_before_first("", store, true, "ld.acquire.sys.u32") == 0);
+    // What was read is seen behind a barrier, by other threads of the block too.
+    CHECK(second_before_first("", store, true, "ld.acquire.sys.u32", "bar.sync 0;") == 0);
+}
+
+TEST_CASE("nobody sees the values of one address in another order than they came", "[ptx]") {
+    int differ = 0;
+    for (std::uint64_t seed = 1; seed <= 200; ++seed) {
+        small_kernel k(
+            "setp.ne.s32 %p2, %r2, 0;\n@%p2 bra LOOK;\nmov.u32 %r5, 1;\nst.relaxed.sys.u32 [%rd1], %r5;\n"
+            "mov.u32 %r5, 2;\nst.relaxed.sys.u32 [%rd1], %r5;\nmov.u32 %r5, 3;\nst.relaxed.sys.u32 [%rd1], %r5;" +
+                linger +
+                "bra DONE;\nLOOK: ld.relaxed.sys.u32 %r6, [%rd1];\nsetp.eq.s32 %p3, %r6, 0;\n@%p3 bra LOOK;\n"
+                "ld.relaxed.sys.u32 %r7, [%rd1];\nld.relaxed.sys.u32 %r8, [%rd1];\n"
+                "st.global.u32 [%rd1+64], %r6;\nst.global.u32 [%rd1+68], %r7;\nst.global.u32 [%rd1+72], %r8;\nDONE:",
+            {.seed = seed, .who = ptx::turns::shuffled, .weak_memory = true});
+        k.run({.blocks = {2, 1, 1}});
+        CHECK(k.words[16] <= k.words[17]);
+        CHECK(k.words[17] <= k.words[18]);
+        differ += k.words[16] < k.words[18] ? 1 : 0;
+    }
+    CHECK(differ > 0);
 }
 
 TEST_CASE("a thread sees its own stores, and those of one address in their order", "[ptx]") {

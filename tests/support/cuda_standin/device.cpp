@@ -13,7 +13,6 @@ using namespace detail;
 namespace {
 
 constexpr int max_threads = 1024, warp = 32, first_bus = 0x10;
-constexpr int capability_major = 9, capability_minor = 0;
 
 /// body(machine&) for a call that names a device instead of meaning the current one.
 template <class Body>
@@ -127,8 +126,8 @@ cudaError_t cudaGetDeviceProperties(cudaDeviceProp* out, int device) {
         out->maxThreadsPerMultiProcessor = 2 * max_threads;
         out->maxBlocksPerMultiProcessor = static_cast<int>(m.chosen.blocks_per_sm);
         out->multiProcessorCount = static_cast<int>(m.chosen.sms);
-        out->major = capability_major;
-        out->minor = capability_minor;
+        out->major = m.chosen.capability / 10;
+        out->minor = m.chosen.capability % 10;
         out->pciBusID = first_bus + device;
         out->asyncEngineCount = 2;
         out->l2CacheSize = 50 << 20;

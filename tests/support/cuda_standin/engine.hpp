@@ -23,6 +23,16 @@ struct engine {
     /// Nothing exists any more.
     virtual void reset() = 0;
 
+    // What happens before a kernel: what its stream did before it, marks of other streams that this awaited, and what the host had
+    // seen the end of when it launched it.
+
+    /// A stream has come past the mark that it awaited, and reached one. Either may be null.
+    virtual void passed(std::uint64_t stream, const void* awaited, const void* reached) = 0;
+    /// The host waited for the end of something, or asked and it was over.
+    virtual void host_saw() = 0;
+    /// What the host has seen so far, to be kept with what it enqueues.
+    [[nodiscard]] virtual std::uint64_t known() const = 0;
+
     /// The host waits for the end of something: else it comes back soon, to launch what kernels wait for.
     bool host_waits = false;
 };
@@ -32,8 +42,13 @@ struct engine {
 /// Asked again and again once it has begun: goes on for a while, and says whether it is over. Throws if it went wrong: an
 /// illegal access.
 using running_kernel = std::function<bool()>;
-/// Begins on these SMs of that device.
-using kernel_start = std::function<running_kernel(int device, const std::set<std::uint32_t>& sms)>;
+/// Where a kernel begins.
+struct beginning {
+    int device = 0;
+    const std::set<std::uint32_t>& sms;
+    std::uint64_t stream = 0, known = 0;  // see engine
+};
+using kernel_start = std::function<running_kernel(const beginning& here)>;
 
 /// Enqueues a kernel that takes as long as it computes; counts as a call of cudaLaunchKernelExC.
 cudaError_t launch(cudaStream_t stream, kernel_start start);

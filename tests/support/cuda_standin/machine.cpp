@@ -68,6 +68,7 @@ void machine::enqueue(stream& on, operation op) {
     }
     op.enqueued = now();
     op.order = ++last_id;
+    if (the_engine() != nullptr) op.known = the_engine()->known();
     if (on.queue.empty()) {
         const auto self = streams.find(on.handle);
         busy.push_back(self != nullptr ? self : device(on.in->device).default_stream);
@@ -78,7 +79,7 @@ void machine::enqueue(stream& on, operation op) {
 /// Some of it. A kernel that went wrong counts as over: its device is lost.
 bool machine::run_kernel(stream& s) {
     try {
-        if (!s.runs) s.runs = s.queue.front().starts(s.in->device, s.in->sms);
+        if (!s.runs) s.runs = s.queue.front().starts({s.in->device, s.in->sms, s.id, s.queue.front().known});
         if (!s.runs()) return false;
     } catch (const std::exception& e) {
         find(e.what());
@@ -130,6 +131,7 @@ bool machine::step(stream& s, ns until) {
             return true;
         }
     }
+    if (the_engine() != nullptr) the_engine()->passed(s.id, done.awaited.get(), done.reaches.get());
     if (done.reaches != nullptr) {
         done.reaches->reached = true;
         done.reaches->at = s.idle_since;

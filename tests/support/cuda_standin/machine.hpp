@@ -183,6 +183,11 @@ private:
     }
 };
 
+/// It was told that something is over.
+inline void host_saw() {
+    if (the_engine() != nullptr) the_engine()->host_saw();
+}
+
 /// The first call of the process makes it.
 [[nodiscard]] machine& the_machine();
 /// A new one in its place, while nobody is inside a call.
@@ -205,6 +210,7 @@ bool machine::wait(const char* who, Done done) {
         wait_for_change(end);
     }
     trim_all();
+    host_saw();
     return true;
 }
 

@@ -67,6 +67,7 @@ struct operation {
     std::shared_ptr<context> in{};  // of nodes of graphs: where they were captured, whose SMs they keep
     bool spins = false;             // a kernel that may wait for others
     std::uint64_t order = 0;        // among all that was enqueued
+    std::uint64_t known = 0;        // see engine
     std::optional<ns> begun{};
 };
 

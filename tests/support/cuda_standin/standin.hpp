@@ -54,6 +54,7 @@ struct options {
     std::uint32_t blocks_per_sm = 2;
     int least_priority = 0, greatest_priority = -5;
     int driver_version = 13000;  // 0: cudaErrorInsufficientDriver
+    int capability = 90;         // 80 for 8.0
     bool peers = true;           // every device reaches every other one ...
     bool peer_atomics = false;  // ... with atomics too: not over PCIe (Programming Guide, "Peer-to-Peer Memory Access")
     timing time = timing::automatic;

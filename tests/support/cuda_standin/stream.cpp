@@ -74,7 +74,9 @@ bool captured(machine& m, const event& e, const char* who) {
 cudaError_t detail::query(const char* name, cudaEvent_t handle) {
     return on_event({.name = name, .unsafe = true, .looks = true}, handle, [&](machine& m, event& e) {
         if (captured(m, e, name)) return cudaErrorCapturedEvent;
-        return e.last == nullptr || e.last->reached ? cudaSuccess : cudaErrorNotReady;
+        if (e.last != nullptr && !e.last->reached) return cudaErrorNotReady;
+        host_saw();
+        return cudaSuccess;
     });
 }
 
@@ -93,6 +95,7 @@ cudaError_t detail::elapsed_time(const char* name, float* ms, cudaEvent_t from, 
         if (m.device(a.in->device).sticky != cudaSuccess)
             return m.chosen.elapsed_reports_faults ? m.device(a.in->device).sticky : cudaErrorNotReady;
         if (!a.last->reached || !b->last->reached) return cudaErrorNotReady;
+        host_saw();
         *ms = std::chrono::duration<float, std::milli>(b->last->at - a.last->at).count();
         return cudaSuccess;
     });
@@ -148,7 +151,9 @@ cudaError_t cudaStreamQuery(cudaStream_t handle) {
     constexpr call_info info{.name = "cudaStreamQuery", .unsafe = true, .looks = true};
     return on_stream(info, handle, [&](machine& m, stream& on) {
         if (captures(m, on, info.name)) return cudaErrorStreamCaptureUnsupported;
-        return m.has_work(on) ? cudaErrorNotReady : cudaSuccess;
+        if (m.has_work(on)) return cudaErrorNotReady;
+        host_saw();
+        return cudaSuccess;
     });
 }
 
@@ -185,7 +190,10 @@ cudaError_t cudaStreamWaitEvent(cudaStream_t handle, cudaEvent_t event_handle, u
             m.invalidate(*on.recording, info.name);
             return cudaErrorStreamCaptureIsolation;
         }
-        if (!e->last->reached) m.enqueue(on, {.awaited = e->last});
+        if (!e->last->reached)
+            m.enqueue(on, {.awaited = e->last});
+        else if (the_engine() != nullptr)
+            the_engine()->passed(on.id, e->last.get(), nullptr);
         return cudaSuccess;
     });
 }

@@ -4,6 +4,7 @@
 #include <limits>
 #include <map>
 #include <optional>
+#include <set>
 #include <string>
 #include <utility>
 
@@ -138,6 +139,7 @@ private:
         if (const auto r = registers_.find(name); r != registers_.end()) return r->second | register_mark;
         if (const auto s = special_registers.find(name); s != special_registers.end()) return own_value(s->second);
         if (const auto v = variables_.find(name); v != variables_.end()) {
+            if (v->second.space == ".shared" && shared_named_.insert(name).second) to_.shared_used += v->second.bytes;
             if (v->second.space == ".param of mine") return own_value(own::parameters, v->second.offset);
             if (v->second.space == ".param" || v->second.space == ".local")
                 return own_value(own::locals, v->second.offset);
@@ -477,6 +479,7 @@ private:
     const text::statement* now_ = nullptr;
     std::map<std::string, slot, std::less<>> registers_;
     std::map<std::string_view, place> variables_;
+    std::set<std::string_view> shared_named_;
     std::map<std::string_view, std::uint32_t> labels_;
     std::map<word, slot> constants_;
     std::map<std::pair<own, std::uint32_t>, slot> owned_;
@@ -506,12 +509,31 @@ std::string describe(const program& p, const function& f, const instruction& i) 
             places += (places.empty() ? " (" : ", inlined into ") + p.files[file] + ":" + std::to_string(line);
     };
     add(at.file, at.line);
-    for (const auto& caller : at.callers) add(caller.file, caller.line);
+    constexpr std::size_t enough = 3;
+    for (std::size_t c = 0; c < enough; ++c) add(at.callers[c].file, at.callers[c].line);
     return text + places + (places.empty() ? "" : ")");
 }
 
+std::map<std::string, std::uint32_t, std::less<>> registers_of(std::string_view report, std::string_view target) {
+    std::map<std::string, std::uint32_t, std::less<>> all;
+    const std::string_view begin = "Compiling entry function '", used = "Used ";
+    const auto number = [](std::string_view text) {
+        std::uint32_t n = 0;
+        for (const char c : text.substr(0, text.find(' '))) n = 10 * n + static_cast<std::uint32_t>(c - '0');
+        return n;
+    };
+    for (std::size_t at = report.find(begin); at != report.npos; at = report.find(begin, at)) {
+        at += begin.size();
+        const std::string_view rest = report.substr(at), name = rest.substr(0, rest.find('\''));
+        const std::size_t end = std::min(rest.find(begin), rest.size()), says = rest.find(used);
+        if (says < end && rest.substr(name.size() + 1).starts_with(" for '" + std::string(target) + "'"))
+            all[std::string(name)] = number(rest.substr(says + used.size()));
+    }
+    return all;
+}
+
 program decode(const text::module& m) {
-    program p{.functions = {}, .files = m.files};
+    program p{.functions = {}, .files = m.files, .target = m.target};
     std::map<std::string_view, std::pair<const text::function*, const function*>> all;
     std::vector<std::pair<const text::function*, function*>> defined;
     for (const auto& f : m.functions) {

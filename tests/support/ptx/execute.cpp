@@ -21,15 +21,7 @@ word extended(word value, const instruction& i) {
     return static_cast<word>(static_cast<std::int64_t>(value << unused) >> unused);
 }
 
-/// The host may be at the same address: strong accesses are atomic there, too.
-word load_atomically(const std::byte* from, std::size_t bytes) {
-    switch (bytes) {
-        case 1: return __atomic_load_n(reinterpret_cast<const std::uint8_t*>(from), __ATOMIC_SEQ_CST);
-        case 2: return __atomic_load_n(reinterpret_cast<const std::uint16_t*>(from), __ATOMIC_SEQ_CST);
-        case 4: return __atomic_load_n(reinterpret_cast<const std::uint32_t*>(from), __ATOMIC_SEQ_CST);
-        default: return __atomic_load_n(reinterpret_cast<const std::uint64_t*>(from), __ATOMIC_SEQ_CST);
-    }
-}
+// As load_atomically.
 void store_atomically(std::byte* to, word value, std::size_t bytes) {
     switch (bytes) {
         case 1:
@@ -65,9 +57,10 @@ void machine::start_thread(block& b, std::uint32_t index) {
     thread& t = b.threads[index];
     t.of = &b;
     t.index = index;
-    t.order = {.id = b.clock.number << threads_bits | index, .block = &b.clock, .seen = g.start_};
+    t.order = {.id = b.clock.number << threads_bits | index, .block = &b.clock, .seen = g.start_, .floor = moment_};
     frame f{.in = l.kernel};
     f.locals.resize(l.kernel->local_bytes);
+    f.locals_known.resize(l.kernel->local_bytes);
     f.parameters = const_cast<std::byte*>(l.arguments.data());  // loads only: decode.cpp knows no store to them
     t.frames.push_back(std::move(f));
     t.frames.back().slots = make_slots(t);
@@ -125,13 +118,17 @@ void machine::run_thread(thread& t, std::uint32_t instructions) {
         const instruction& i = code[f.next++];
         ++ran;
         if ((r[i.guard] != 0) == i.negated) continue;  // 9.3: predicated execution
-        i.ran = true;
+        if (!i.ran) i.ran = true;
         switch (i.what) {
             case operation::compute: r[i.at[0]] = i.compute(r[i.at[1]], r[i.at[2]], r[i.at[3]]); break;
             case operation::branch: f.next = i.target; break;
             case operation::load:
             case operation::store:
-            case operation::atomic: execute_access(t, i, r); break;
+            case operation::atomic:
+                execute_access(t, i, r);
+                if (i.ordering != order::weak && options_.who == turns::adversarial && random_() % 2 == 0)
+                    instructions = 0;
+                break;
             case operation::pack: {
                 word whole = 0;
                 for (unsigned e = i.count; e-- > 0;) whole = whole << 8 * i.bytes | (r[i.at[e]] & mask_of(i.bytes));
@@ -153,7 +150,7 @@ void machine::run_thread(thread& t, std::uint32_t instructions) {
                 break;
             case operation::fence:
                 ++t.fences;
-                if (i.ordering == order::sc) show(t, t.delayed.size());
+                if (i.ordering == order::sc) meet_fences(t, i.reach);
                 after_fence(t.order, i.ordering, i.reach);
                 break;
             case operation::barrier: arrive(t, i, static_cast<std::uint32_t>(r[i.at[0]])); break;
@@ -173,6 +170,7 @@ void machine::call(thread& t, const ptx::call& c) {
     frame f{.in = c.callee};
     f.own_parameters.resize(c.callee->parameter_bytes);
     f.locals.resize(c.callee->local_bytes);
+    f.locals_known.resize(c.callee->local_bytes);
     for (const auto& copy : c.arguments)
         std::memcpy(f.own_parameters.data() + copy.to, t.frames.back().locals.data() + copy.from, copy.bytes);
     f.parameters = f.own_parameters.data();
@@ -186,8 +184,10 @@ void machine::leave(thread& t) {
         const frame callee = std::move(t.frames.back());
         t.frames.pop_back();
         frame& f = t.frames.back();
-        for (const auto& copy : f.in->calls[f.in->code[f.next - 1].target].results)
+        for (const auto& copy : f.in->calls[f.in->code[f.next - 1].target].results) {
             std::memcpy(f.locals.data() + copy.to, callee.own_parameters.data() + copy.from, copy.bytes);
+            std::fill_n(f.locals_known.begin() + copy.to, copy.bytes, true);
+        }
         return;
     }
     t.is = state::over;
@@ -238,6 +238,7 @@ void machine::meet_warp(thread& t, const instruction& i) {
     block& b = *t.of;
     const auto members = static_cast<std::uint32_t>(t.frames.back().slots[i.at[4]]);
     if ((members >> t.lane() & 1) == 0) fail(t, i, "not a member of its own mask");
+    if (i.what == operation::warp_barrier) show(t, t.delayed.size());
     t.is = state::at_shuffle;
     t.at = &i;
     const std::uint32_t first = t.index - t.lane();
@@ -310,11 +311,12 @@ machine::reached machine::reach(thread& t, const instruction& i, word address, s
         const auto first = reinterpret_cast<word>(begin);
         return address >= first && address - first + bytes <= size;
     };
-    const frame& f = t.frames.back();
+    frame& f = t.frames.back();
     const bool of_kernel = !writes && inside(t.frames.front().parameters, t.of->of->what().arguments.size());
-    if (of_kernel || inside(f.own_parameters.data(), f.own_parameters.size()) ||
-        inside(f.locals.data(), f.locals.size()))
-        return {reinterpret_cast<std::byte*>(address), nullptr, 0};
+    if (of_kernel || inside(f.own_parameters.data(), f.own_parameters.size()))
+        return {reinterpret_cast<std::byte*>(address)};
+    if (inside(f.locals.data(), f.locals.size()))
+        return {reinterpret_cast<std::byte*>(address), nullptr, address - reinterpret_cast<word>(f.locals.data()), &f};
     fail(t, i, "out of bounds, or of memory that was freed");
 }
 
@@ -347,10 +349,24 @@ void machine::execute_access(thread& t, const instruction& i, word* r) {
         check(t, i, to, bytes);
         if (i.where != space::shared) (i.what == operation::load ? done_.loaded : done_.stored) += bytes;
     }
+    if (to.locals_of != nullptr) {
+        const auto known = to.locals_of->locals_known.begin() + static_cast<std::ptrdiff_t>(to.offset);
+        const auto end = known + static_cast<std::ptrdiff_t>(bytes);
+        if (i.what == operation::store)
+            std::fill(known, end, true);
+        else if (bytes > 1 && options_.check_contents && std::find(known, end, false) != end)  // 1: of an empty class
+            find(t, i, "unknown contents: nobody has written here");
+    }
     if (i.what == operation::load) {
         if (strong) {
-            r[i.at[0]] = extended(load_atomically(to.at, i.bytes), i);
-            const releases_of* const from = to.in != nullptr ? to.in->find_releases(to.offset) : nullptr;
+            word value = load_atomically(to.at, i.bytes);
+            const releases_of* from = to.in != nullptr ? to.in->find_releases(to.offset) : nullptr;
+            if (options_.weak_memory && to.in != nullptr && i.where != space::shared)
+                if (const auto* const old = older_value(t, i, to, address, value); old != nullptr) {
+                    value = old->value;
+                    from = &old->carried;
+                }
+            r[i.at[0]] = extended(value, i);
             if (from != nullptr) after_load(t.order, *from, i.ordering, i.reach);
             return;
         }
@@ -362,6 +378,7 @@ void machine::execute_access(thread& t, const instruction& i, word* r) {
         return;
     }
     if (i.what == operation::store && !strong) {
+        if (options_.weak_memory && to.in != nullptr) to.in->forget_past(to.offset, bytes);
         for (unsigned e = 0; e < i.count; ++e) std::memcpy(to.at + std::size_t{e} * i.bytes, &r[i.at[e]], i.bytes);
         return;
     }
@@ -373,8 +390,11 @@ void machine::execute_access(thread& t, const instruction& i, word* r) {
         ++done_.atomics;
         const word operand = r[i.at[1]];
         after_load(t.order, carried, i.ordering, i.reach);
+        const releases_of before = options_.weak_memory ? carried : releases_of{};
         r[i.at[0]] = i.bytes == 4 ? combine_atomically<std::uint32_t>(to.at, operand, i.compute)
                                   : combine_atomically<std::uint64_t>(to.at, operand, i.compute);
+        if (options_.weak_memory && i.where != space::shared)
+            replaced(t, *to.in, address, i.bytes, r[i.at[0]] & mask_of(i.bytes), before);
     } else {
         store_atomically(to.at, r[i.at[0]], i.bytes);
     }
@@ -404,11 +424,16 @@ void machine::delay(thread& t, const instruction& i, word address, word value) {
 void machine::show(thread& t, std::size_t stores) {
     if (stores == 0) return;
     for (std::size_t n = 0; n < stores; ++n) {
-        const delayed_store& s = t.delayed[n];
+        delayed_store& s = t.delayed[n];
         area* const in = memory_.find(s.address, s.bytes);
         if (in == nullptr) continue;  // freed meanwhile
-        store_atomically(reinterpret_cast<std::byte*>(s.address), s.value, s.bytes);
-        carry(in->releases_at(s.address - in->begin()), s.releases, false);
+        auto* const at = reinterpret_cast<std::byte*>(s.address);
+        const word old = load_atomically(at, s.bytes);
+        releases_of& carried = in->releases_at(s.address - in->begin());
+        store_atomically(at, s.value, s.bytes);
+        if (s.releases) s.releases->moment = std::max(s.releases->moment, t.order.newest);  // of the stores before it
+        replaced(t, *in, s.address, s.bytes, old, carried);
+        carry(carried, s.releases, false);
     }
     t.delayed.erase(t.delayed.begin(), t.delayed.begin() + static_cast<std::ptrdiff_t>(stores));
     if (t.delayed.empty()) std::erase(delaying_, &t);
@@ -421,6 +446,63 @@ void machine::show_until(thread& t, word address, std::size_t bytes) {
         if (t.delayed[n].address < address + bytes && address < t.delayed[n].address + t.delayed[n].bytes)
             stores = n + 1;
     show(t, stores);
+}
+
+// ---- 8.10: loads that find what was there before
+
+/// Its store has come to be seen.
+void machine::replaced(thread& t, area& in, word address, std::uint8_t bytes, word old, const releases_of& carried) {
+    const word now = load_atomically(reinterpret_cast<const std::byte*>(address), bytes);
+    ++moment_;
+    in.past_at(address - in.begin())
+        .replace({.value = old, .until = moment_, .gone = done_.instructions, .carried = carried}, now, bytes);
+    t.order.newest = moment_;
+    t.saw(address, moment_);
+}
+
+/// A value that this load may find instead of the present one, if it does: null.
+const past_values::one* machine::older_value(thread& t, const instruction& i, const reached& to, word address,
+                                             word present) {
+    constexpr std::uint64_t longest = 20'000;  // instructions: everything is seen at last
+    past_values* const past = to.in->find_past(to.offset);
+    if (past == nullptr) return nullptr;
+    if (!past->describe(present, i.bytes)) {
+        to.in->forget_past(to.offset, 1);
+        return nullptr;
+    }
+    const auto& all = past->all();
+    const std::size_t first = past->first_after(std::max(t.order.floor, t.seen_of(address)),
+                                                done_.instructions - std::min(done_.instructions, longest));
+    const bool old = first < all.size() && random_() % 4 == 0;
+    const auto* const found = old ? &all[first + random_() % (all.size() - first)] : nullptr;
+    const std::uint64_t from = old ? found->from : all.back().until;
+    t.order.newest = std::max(t.order.newest, from);
+    t.saw(address, from);
+    return found;
+}
+
+/// 8.9.3: of two fence.sc whose scopes include each other, one comes first, and what was before it is seen behind the other.
+void machine::meet_fences(thread& t, scope reach) {
+    show(t, t.delayed.size());
+    const auto& me = *t.order.block;
+    for (const auto& [fence, moment] : fences_)
+        if (includes(fence.reach, fence.block, fence.device, me.number, me.device) &&
+            includes(reach, me.number, me.device, fence.block, fence.device))
+            t.order.floor = std::max(t.order.floor, moment);
+    std::uint64_t& mine = fences_[{reach, reach == scope::cta ? me.number : 0, me.device}];
+    mine = std::max(mine, t.order.moment());
+}
+
+/// What the host has written since the last turn.
+void machine::notice_host() {
+    memory_.for_each_polled([&](area& a) {
+        for (const auto& [offset, old] : a.changed_by_host()) {
+            const word now = load_atomically(reinterpret_cast<const std::byte*>(a.begin() + offset), sizeof(word));
+            ++moment_;
+            a.past_at(offset).replace({.value = old, .until = moment_, .gone = done_.instructions, .carried = {}}, now,
+                                      sizeof(word));
+        }
+    });
 }
 
 void machine::show_due(bool all) {

@@ -72,7 +72,10 @@ bool strong_to_each_other(const release& r, const actor& me, scope reach) {
 
 void after_load(actor& me, const releases_of& of_value, order ordering, scope reach) {
     for (const release& r : of_value) {
-        if (r.seen == me.latest || !strong_to_each_other(r, me, reach)) continue;
+        if (!strong_to_each_other(r, me, reach)) continue;
+        std::uint64_t& known = acquires(ordering) ? me.floor : me.loaded_at;
+        known = std::max(known, r.moment);
+        if (r.seen == me.latest) continue;
         if (!acquires(ordering)) {
             me.loaded = join(me.loaded, r.seen);
             continue;
@@ -85,7 +88,8 @@ void after_load(actor& me, const releases_of& of_value, order ordering, scope re
 std::optional<release> released_by(actor& me, order ordering, scope reach) {
     if (!releases(ordering) && me.fenced == nullptr) return std::nullopt;
     return release{releases(ordering) ? publish(me) : me.fenced,
-                   releases(ordering) ? reach : std::min(reach, me.fenced_scope), me.block->number, me.block->device};
+                   releases(ordering) ? reach : std::min(reach, me.fenced_scope), me.block->number, me.block->device,
+                   releases(ordering) ? me.moment() : me.fenced_at};
 }
 
 void carry(releases_of& of_value, const std::optional<release>& stored, bool read_modify_write) {
@@ -95,10 +99,9 @@ void carry(releases_of& of_value, const std::optional<release>& stored, bool rea
     // Those of one thread's block with the same reach are as good as one.
     const auto same = std::ranges::find_if(
         of_value, [&](const release& r) { return r.reach == stored->reach && r.block == stored->block; });
-    if (same != of_value.end())
-        same->seen = join(same->seen, stored->seen);
-    else
-        of_value.push_back(*stored);
+    if (same == of_value.end()) return of_value.push_back(*stored);
+    same->seen = join(same->seen, stored->seen);
+    same->moment = std::max(same->moment, stored->moment);
 }
 
 void after_store(actor& me, releases_of& of_value, order ordering, scope reach, bool read_modify_write) {
@@ -109,14 +112,27 @@ void after_fence(actor& me, order ordering, scope reach) {
     if (acquires(ordering) && me.loaded != nullptr) {
         me.seen = join(me.seen, me.loaded);
         me.loaded = nullptr;
+        me.floor = std::max(me.floor, me.loaded_at);
     }
     if (releases(ordering)) {
         me.fenced = publish(me);
         me.fenced_scope = reach;
+        me.fenced_at = me.moment();
     }
 }
 
+namespace {
+
+void meet_in_time(const std::vector<actor*>& all) {
+    std::uint64_t latest = 0;
+    for (const actor* a : all) latest = std::max(latest, a->moment());
+    for (actor* a : all) a->floor = latest;
+}
+
+}  // namespace
+
 void meet(const std::vector<actor*>& all) {
+    meet_in_time(all);
     view together = *all.front()->seen;
     for (const actor* a : all) {
         together.include(*a->seen);
@@ -130,6 +146,7 @@ void meet(const std::vector<actor*>& all) {
 }
 
 void meet_block(const std::vector<actor*>& all, block_clock& block) {
+    meet_in_time(all);
     view_pointer together = all.front()->seen;
     for (const actor* a : all) {
         together = join(together, a->seen);

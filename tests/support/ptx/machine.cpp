@@ -29,10 +29,31 @@ grid::~grid() {
     if (what_.cooperative) on_.memory_.remove(reinterpret_cast<std::uintptr_t>(workspace_.data()));
 }
 
-std::uint32_t machine::resident_blocks(std::uint32_t threads) const {
+// Programming Guide, "Compute Capabilities", for 9.0: registers are given to warps by 256, and each block has 1 KiB of shared memory
+// beside its own.
+machine::share machine::share_of(const function& kernel, std::uint32_t threads, std::uint32_t dynamic_shared) {
+    constexpr std::uint32_t step = 256, reserved = 1024;
+    const std::uint32_t warps = (threads + warp_size - 1) / warp_size;
+    const std::uint32_t of_warp = (kernel.registers * warp_size + step - 1) / step * step;
+    return {1, warps * warp_size, warps * of_warp, kernel.shared_used + dynamic_shared + reserved};
+}
+
+bool machine::fits_beside(const share& taken, const share& more) const {
+    return taken.blocks + more.blocks <= options_.blocks_per_sm &&
+           taken.threads + more.threads <= options_.threads_per_sm &&
+           taken.registers + more.registers <= options_.registers_per_sm &&
+           taken.shared + more.shared <= options_.shared_per_sm;
+}
+
+std::uint32_t machine::resident_blocks(const function& kernel, std::uint32_t threads,
+                                       std::uint32_t dynamic_shared) const {
     if (threads == 0 || threads > most_threads) return 0;
-    const std::uint32_t whole_warps = (threads + warp_size - 1) / warp_size * warp_size;
-    return std::min(options_.blocks_per_sm, options_.threads_per_sm / whole_warps);
+    const share one = share_of(kernel, threads, dynamic_shared);
+    std::uint32_t n = 0;
+    for (share taken; fits_beside(taken, one); ++n)
+        taken = {taken.blocks + 1, taken.threads + one.threads, taken.registers + one.registers,
+                 taken.shared + one.shared};
+    return n;
 }
 
 std::shared_ptr<grid> machine::start(launch l) {
@@ -40,19 +61,40 @@ std::shared_ptr<grid> machine::start(launch l) {
     const launch& what = g->what();
     if (what.kernel == nullptr || !what.kernel->entry) throw std::invalid_argument("a kernel is needed");
     if (what.arguments.size() < what.kernel->parameter_bytes) throw std::invalid_argument("arguments are missing");
-    const std::uint32_t threads = g->threads(), at_once = resident_blocks(threads);
+    const std::uint32_t threads = g->threads(), at_once = resident_blocks(*what.kernel, threads, what.dynamic_shared);
     if (g->blocks() == 0 || at_once == 0 || (what.kernel->most_threads != 0 && threads > what.kernel->most_threads))
         throw std::invalid_argument("a grid that no device can hold");
     if (what.cooperative && g->blocks() > at_once * what.sms.size())
         throw std::invalid_argument("a cooperative grid that doesn't fit at once");
-    // Everything that ended by now happened before it, and so did what that had seen: it is started by somebody who saw that.
-    view before = *seen_by_ended_;
-    before.finished = ended_count_;
-    std::erase_if(before.blocks, [&](const view::block& b) { return ended_.when(b.number) != 0; });
-    g->start_ = seen_by_ended_ = std::make_shared<view>(std::move(before));
+    if (what.after != nullptr) {
+        g->start_ = what.after;
+    } else {  // it is started by somebody who has seen the end of all that is over
+        view before = *seen_by_ended_;
+        before.finished = ended_count_;
+        prune(before);
+        g->start_ = seen_by_ended_ = std::make_shared<view>(std::move(before));
+    }
     grids_.push_back(g);
     if (what.of != nullptr) programs_.insert(what.of);
     return g;
+}
+
+void machine::prune(view& v) const {
+    std::erase_if(v.blocks, [&](const view::block& b) {
+        const auto when = ended_.when(b.number);
+        return when != 0 && when <= v.finished;
+    });
+}
+
+view_pointer grid::end() const {
+    view all = seen_ != nullptr ? *seen_ : view{};
+    if (start_ != nullptr) all.include(*start_);
+    for (const std::uint32_t number : numbers_) {
+        view::block& b = all.of(number);
+        b.floor = ~std::uint32_t{0};
+        b.threads.clear();
+    }
+    return std::make_shared<view>(std::move(all));
 }
 
 // ---- places
@@ -61,25 +103,26 @@ std::shared_ptr<grid> machine::start(launch l) {
 bool machine::place(grid& g, bool all) {
     std::vector<std::uint32_t> free;  // SMs, one for each block that fits
     const std::uint32_t wanted = g.blocks() - g.next_;
-    const std::uint32_t threads = (g.threads() + warp_size - 1) / warp_size * warp_size;
-    std::map<std::uint32_t, std::pair<std::uint32_t, std::uint32_t>> load;
+    const share one = share_of(*g.what().kernel, g.threads(), g.what().dynamic_shared);
+    const auto add = [&](share& used) {
+        used = {used.blocks + one.blocks, used.threads + one.threads, used.registers + one.registers,
+                used.shared + one.shared};
+    };
+    std::map<std::uint32_t, share> load;
     for (const std::uint32_t sm : g.what().sms) load[sm] = taken_[{g.what().device, sm}];
     for (bool found = true; found && free.size() < wanted;) {
         found = false;
         for (auto& [sm, used] : load) {
             if (free.size() == wanted) break;
-            if (used.first + 1 > options_.blocks_per_sm || used.second + threads > options_.threads_per_sm) continue;
-            ++used.first;
-            used.second += threads;
+            if (!fits_beside(used, one)) continue;
+            add(used);
             free.push_back(sm);
             found = true;
         }
     }
     if (free.empty() || (all && free.size() < wanted)) return false;
     for (const std::uint32_t sm : free) {
-        auto& used = taken_[{g.what().device, sm}];
-        ++used.first;
-        used.second += threads;
+        add(taken_[{g.what().device, sm}]);
         auto b = std::make_unique<block>();
         b->of = &g;
         b->index = g.next_++;
@@ -115,9 +158,10 @@ void machine::end_block(block& b) {
         show(t, t.delayed.size());
         g.seen_ = join(g.seen_, t.order.seen);
     }
-    auto& used = taken_[{g.what().device, b.sm}];
-    --used.first;
-    used.second -= (g.threads() + warp_size - 1) / warp_size * warp_size;
+    const share mine = share_of(*g.what().kernel, g.threads(), g.what().dynamic_shared);
+    share& used = taken_[{g.what().device, b.sm}];
+    used = {used.blocks - mine.blocks, used.threads - mine.threads, used.registers - mine.registers,
+            used.shared - mine.shared};
     std::erase(running_, &b);
     g.over_ = ++g.ended_ == g.blocks();
     // Before the whole grid is over nobody outside can know that a block of it is.
@@ -163,7 +207,8 @@ void machine::wake(block& b) {
 /// Time passes at once where nobody does anything.
 void machine::jump_to_next_wake() {
     std::uint64_t next = ~std::uint64_t{0};
-    for (const block* b : running_) next = std::min(next, b->wakes);
+    for (const block* b : running_)
+        if (!frozen_.contains(b->of->what().device)) next = std::min(next, b->wakes);
     show_due(true);
     if (next != ~std::uint64_t{0}) {
         now_ = std::max(now_, next);
@@ -199,6 +244,7 @@ void machine::run_block(block& b, std::uint64_t& budget) {
 
 void machine::run(std::uint64_t instructions) {
     std::uint64_t budget = instructions;
+    if (options_.weak_memory) notice_host();
     try {
         while (budget > 0 && !grids_.empty()) {
             if (done_.instructions > options_.most_instructions) throw fault("it never ends.\n" + who_waits());
@@ -206,6 +252,8 @@ void machine::run(std::uint64_t instructions) {
             place_grids();
             bool any = false;
             auto round = running_;
+            std::erase_if(round, [&](const block* b) { return frozen_.contains(b->of->what().device); });
+            if (round.empty() && !running_.empty()) break;
             if (options_.who != turns::fair) std::ranges::shuffle(round, random_);
             for (block* b : round) {
                 wake(*b);
@@ -226,6 +274,7 @@ void machine::run(std::uint64_t instructions) {
         stop();
         throw;
     }
+    if (options_.weak_memory) memory_.for_each_polled([](area& a) { a.look(); });
 }
 
 // ---- what is told

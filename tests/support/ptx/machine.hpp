@@ -12,6 +12,7 @@
 #pragma once
 
 #include <array>
+#include <compare>
 #include <cstddef>
 #include <cstdint>
 #include <map>
@@ -38,16 +39,18 @@ public:
 /// Who goes next.
 ///   fair          all blocks in turn, all threads in turn
 ///   shuffled      in any order, for any time
-///   adversarial   the same, and for a while some blocks get next to nothing
+///   adversarial   the same, and for a while some blocks get next to nothing; many turns end where threads talk to each other
 enum class turns : std::uint8_t { fair, shuffled, adversarial };
 
 struct machine_options {
     std::uint64_t seed = 1;
     turns who = turns::fair;
     std::uint32_t blocks_per_sm = 32, threads_per_sm = 2048;
+    std::uint32_t registers_per_sm = 65'536, shared_per_sm = 228 << 10;
     bool check_races = true, check_contents = true;
     /// Strong stores are seen by others some time later, and in another order, as far as nothing orders them (8.9): what a kernel
-    /// does before a load may not be seen before it, unless a sequentially consistent fence is between.
+    /// does before a load may not be seen before it, unless a sequentially consistent fence is between. Strong loads find what was
+    /// there before, as long as nothing orders them behind the store (8.10).
     bool weak_memory = false;
     std::uint64_t most_instructions = ~std::uint64_t{0};  // beyond these it is a fault
 };
@@ -61,6 +64,8 @@ struct launch {
     bool cooperative = false;
     int device = 0;
     std::set<std::uint32_t> sms{0};  // of the partition that it runs in
+    /// What happened before it; null: everything that is over by then.
+    view_pointer after{};
 };
 
 /// What was executed, by all grids together.
@@ -83,11 +88,19 @@ public:
     /// Queues the grid behind those that wait for room. Throws std::invalid_argument for what no device could hold.
     std::shared_ptr<grid> start(launch l);
     /// How many blocks of so many threads an SM holds at once.
-    [[nodiscard]] std::uint32_t resident_blocks(std::uint32_t threads) const;
+    [[nodiscard]] std::uint32_t resident_blocks(const function& kernel, std::uint32_t threads,
+                                                std::uint32_t dynamic_shared = 0) const;
 
     /// Some `instructions` of whatever runs. Throws fault: for the grid that it is about it is over, and all others of its device.
     void run(std::uint64_t instructions);
+    /// Nothing on this device goes on from here, until it is let go.
+    void freeze(int device) { frozen_.insert(device); }
+    void let_go(int device) { frozen_.erase(device); }
     [[nodiscard]] bool busy() const { return !grids_.empty(); }
+    /// Everything that is over, as a view that covers it: see view::finished.
+    [[nodiscard]] std::uint64_t ended() const { return ended_count_; }
+    /// Without what `finished` covers anyway.
+    void prune(view& v) const;
     /// Ends everything where it is.
     void stop();
 
@@ -122,6 +135,9 @@ private:
     void show(thread& t, std::size_t stores);
     void show_until(thread& t, word address, std::size_t bytes);
     void show_due(bool all);
+    void replaced(thread& t, area& in, word address, std::uint8_t bytes, word old, const releases_of& carried);
+    void meet_fences(thread& t, scope reach);
+    void notice_host();
     void arrive(thread& t, const instruction& i, std::uint32_t barrier);
     void complete_barrier(block& b, std::uint32_t barrier);
     void shuffle(const std::vector<thread*>& all, const instruction& i);
@@ -132,9 +148,12 @@ private:
         std::byte* at = nullptr;
         area* in = nullptr;
         std::size_t offset = 0;
+        frame* locals_of = nullptr;
     };
     [[nodiscard]] reached reach(thread& t, const instruction& i, word address, std::size_t bytes);
     void check(thread& t, const instruction& i, const reached& to, std::size_t bytes);
+    [[nodiscard]] const past_values::one* older_value(thread& t, const instruction& i, const reached& to, word address,
+                                                      word present);
 
     // what is told
     [[noreturn]] void fail(const thread& t, const instruction& i, const std::string& what) const;
@@ -146,9 +165,24 @@ private:
     ptx::memory memory_;
     std::vector<std::shared_ptr<grid>> grids_;  // in the order of their launches, those that aren't over
     std::vector<block*> running_;
+    std::set<int> frozen_;  // devices
     const thread* turn_of_ = nullptr;
     std::vector<thread*> delaying_;  // threads with stores that nobody sees yet
-    std::map<std::pair<int, std::uint32_t>, std::pair<std::uint32_t, std::uint32_t>> taken_;  // SM: blocks, threads
+    std::uint64_t moment_ = 0;       // see past_values.hpp
+    struct fence_kind {
+        scope reach = scope::thread;
+        std::uint32_t block = 0;
+        int device = 0;
+        friend auto operator<=>(const fence_kind&, const fence_kind&) = default;
+    };
+    std::map<fence_kind, std::uint64_t> fences_;  // sequentially consistent ones: what they had seen
+    /// What blocks take of an SM.
+    struct share {
+        std::uint32_t blocks = 0, threads = 0, registers = 0, shared = 0;
+    };
+    [[nodiscard]] static share share_of(const function& kernel, std::uint32_t threads, std::uint32_t dynamic_shared);
+    [[nodiscard]] bool fits_beside(const share& taken, const share& more) const;
+    std::map<std::pair<int, std::uint32_t>, share> taken_;
     ended_blocks ended_;
     view_pointer seen_by_ended_ = std::make_shared<view>();  // what all grids that are over had seen
     std::uint32_t blocks_started_ = 0;
@@ -169,6 +203,8 @@ public:
     ~grid();
 
     [[nodiscard]] bool over() const { return over_; }
+    /// What whatever follows it covers, once it is over.
+    [[nodiscard]] view_pointer end() const;
     /// Over, but not because it came to its end.
     [[nodiscard]] bool stopped() const { return stopped_; }
     [[nodiscard]] const launch& what() const { return what_; }

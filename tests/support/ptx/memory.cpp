@@ -5,6 +5,15 @@
 
 namespace ptx {
 
+word load_atomically(const std::byte* from, std::size_t bytes) {
+    switch (bytes) {
+        case 1: return __atomic_load_n(reinterpret_cast<const std::uint8_t*>(from), __ATOMIC_SEQ_CST);
+        case 2: return __atomic_load_n(reinterpret_cast<const std::uint16_t*>(from), __ATOMIC_SEQ_CST);
+        case 4: return __atomic_load_n(reinterpret_cast<const std::uint32_t*>(from), __ATOMIC_SEQ_CST);
+        default: return __atomic_load_n(reinterpret_cast<const std::uint64_t*>(from), __ATOMIC_SEQ_CST);
+    }
+}
+
 namespace {
 
 bool happened_before(const event& e, const actor& me, const ended_blocks& ended) {
@@ -44,7 +53,25 @@ void area::forget(granule& g) {
     if (g.released != 0) releases_[g.released - 1].clear();
 }
 
+std::vector<std::pair<std::size_t, word>> area::changed_by_host() const {
+    std::vector<std::pair<std::size_t, word>> changed;
+    for (std::size_t w = 0; w < looked_at_.size(); ++w) {
+        const std::size_t offset = polled_.begin + w * sizeof(word);
+        if (load_atomically(reinterpret_cast<const std::byte*>(begin_ + offset), sizeof(word)) != looked_at_[w])
+            changed.emplace_back(offset, looked_at_[w]);
+    }
+    return changed;
+}
+
+void area::look() {
+    looked_at_.resize((polled_.end - polled_.begin) / sizeof(word));
+    for (std::size_t w = 0; w < looked_at_.size(); ++w)
+        looked_at_[w] = load_atomically(reinterpret_cast<const std::byte*>(begin_ + polled_.begin + w * sizeof(word)),
+                                        sizeof(word));
+}
+
 void area::written(std::size_t offset, std::size_t bytes) {
+    forget_past(offset, bytes);
     for (const std::size_t end = std::min(offset + bytes, size_); offset < end;) {
         if (offset % page == 0 && (end - offset >= page || end == size_)) {  // a page that nothing is known of but this
             pages_[offset / page] = nullptr;

@@ -16,9 +16,11 @@
 #include <map>
 #include <memory>
 #include <optional>
+#include <utility>
 #include <vector>
 
 #include "support/ptx/happens_before.hpp"
+#include "support/ptx/past_values.hpp"
 
 namespace ptx {
 
@@ -63,6 +65,9 @@ private:
     std::vector<fate> all_;
 };
 
+/// The host may be at the same address: strong accesses are atomic there, too.
+[[nodiscard]] word load_atomically(const std::byte* from, std::size_t bytes);
+
 enum class contents : std::uint8_t { unknown, written };
 
 /// One piece of memory.
@@ -90,6 +95,18 @@ public:
     [[nodiscard]] bool is_polled(std::size_t offset, std::size_t bytes) const {
         return offset < polled_.end && polled_.begin < offset + bytes;
     }
+    /// Where strong accesses have been, what was there before; null: nobody knows.
+    [[nodiscard]] past_values* find_past(std::size_t offset) {
+        const auto at = past_.find(offset);
+        return at == past_.end() ? nullptr : &at->second;
+    }
+    [[nodiscard]] past_values& past_at(std::size_t offset) { return past_[offset]; }
+    void forget_past(std::size_t offset, std::size_t bytes) {
+        if (!past_.empty()) past_.erase(past_.lower_bound(offset), past_.lower_bound(offset + bytes));
+    }
+    /// What the host has changed where it looks since the last `look`: an offset and the eight bytes that were there.
+    [[nodiscard]] std::vector<std::pair<std::size_t, word>> changed_by_host() const;
+    void look();
 
 private:
     struct extent {
@@ -123,6 +140,8 @@ private:
     std::vector<std::array<cell, unit>> splits_;
     std::vector<std::vector<event>> readers_;
     std::vector<releases_of> releases_;
+    std::map<std::size_t, past_values> past_;
+    std::vector<word> looked_at_{};  // where the host polls
 };
 
 class memory {
@@ -134,6 +153,11 @@ public:
     void polled_by_host(std::uintptr_t begin, std::size_t size);
     /// The area that has all of it.
     [[nodiscard]] area* find(std::uintptr_t begin, std::size_t size);
+    template <class F>
+    void for_each_polled(const F& f) {
+        for (const auto& [begin, a] : areas_)
+            if (a->is_polled(0, a->size())) f(*a);
+    }
 
 private:
     std::map<std::uintptr_t, std::unique_ptr<area>> areas_;

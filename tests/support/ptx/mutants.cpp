@@ -2,6 +2,11 @@
 #include "support/ptx/mutants.hpp"
 
 #include <algorithm>
+#include <cctype>
+#include <fstream>
+#include <map>
+#include <optional>
+#include <string_view>
 #include <utility>
 
 namespace ptx {
@@ -29,21 +34,24 @@ constexpr const char* name(operation o) {
     }
 }
 
+// ---- what an instruction may become
+
+struct weaker {
+    std::string what{};
+    instruction instead{};
+};
+
 class weakening {
 public:
-    weakening(const program& p, function& f, std::size_t at, scope needed, std::vector<mutant>& all)
-        : of_(p), in_(f), at_(at), needed_(needed), i_(f.code[at]), all_(all) {}
-
-    void run() {
+    explicit weakening(const instruction& i) : i_(i) {
         switch (i_.what) {
             case operation::load:
             case operation::store:
             case operation::atomic:
-                if (i_.ordering == order::weak || i_.where == space::shared) return;
-                access();
+                if (i_.ordering != order::weak && i_.where != space::shared) access();
                 break;
             case operation::fence:
-                if (i_.ordering == order::sc) weaker(order::acq_rel, "sc to acq_rel");
+                if (i_.ordering == order::sc) order_of(order::acq_rel, "sc to acq_rel");
                 left_out();
                 narrower();
                 break;
@@ -52,66 +60,172 @@ public:
             default: break;
         }
     }
+    [[nodiscard]] std::vector<weaker> all() && { return std::move(all_); }
 
 private:
     void access() {
         if (i_.ordering == order::acq_rel && i_.what == operation::atomic) {
-            weaker(order::acquire, "acq_rel to acquire");
-            weaker(order::release, "acq_rel to release");
+            order_of(order::acquire, "acq_rel to acquire");
+            order_of(order::release, "acq_rel to release");
         } else if (i_.ordering != order::relaxed) {
-            weaker(order::relaxed, i_.ordering == order::acquire ? "acquire to relaxed" : "release to relaxed");
+            order_of(order::relaxed, i_.ordering == order::acquire ? "acquire to relaxed" : "release to relaxed");
         } else if (i_.what != operation::atomic) {
             instruction weak = i_;
             weak.ordering = order::weak;
             weak.reach = scope::thread;
-            add(std::move(weak), "relaxed to weak");
+            add(weak, "relaxed to weak");
         }
         narrower();
     }
-    void weaker(order o, const char* how) {
+    void order_of(order o, const char* how) {
         instruction weak = i_;
         weak.ordering = o;
-        add(std::move(weak), how);
+        add(weak, how);
     }
     void narrower() {
         if (i_.reach <= scope::cta) return;
         instruction narrow = i_;
-        narrow.reach = std::min(i_.reach, needed_) == scope::sys ? scope::gpu : scope::cta;
-        add(std::move(narrow), std::string(name(i_.reach)) + " to " + name(narrow.reach));
+        narrow.reach = i_.reach == scope::sys ? scope::gpu : scope::cta;
+        add(narrow, std::string(name(i_.reach)) + " to " + name(narrow.reach));
     }
     void left_out() {
         instruction none = i_;
         none.guard = 0;
         none.negated = true;
-        add(std::move(none), "left out");
+        add(none, "left out");
     }
-    void add(instruction instead, std::string how) {
-        all_.push_back({&of_, &in_, at_, std::move(instead), std::string(name(i_.what)) + ", " + std::move(how)});
+    void add(const instruction& instead, const std::string& how) {
+        all_.push_back({std::string(name(i_.what)) + ", " + how, instead});
     }
 
-    const program& of_;
-    function& in_;
-    std::size_t at_;
-    scope needed_;
     const instruction& i_;
-    std::vector<mutant>& all_;
+    std::vector<weaker> all_{};
+};
+
+/// Of the comparisons that the decoder knows by their functions, those of integers that leave out or take in equals.
+const std::map<word (*)(word, word, word), std::pair<std::string, word (*)(word, word, word)>>& off_by_one() {
+    static const auto all = [] {
+        std::map<word (*)(word, word, word), std::pair<std::string, word (*)(word, word, word)>> made;
+        const std::map<std::string, std::string> other{{"lt", "le"}, {"le", "lt"}, {"gt", "ge"}, {"ge", "gt"}};
+        for (const auto& [from, to] : other)
+            for (const std::string type : {"u32", "s32", "u64", "s64"}) {
+                const pure* const before = find_pure("setp." + from + "." + type);
+                const pure* const after = find_pure("setp." + to + "." + type);
+                if (before != nullptr && after != nullptr)
+                    made.emplace(before->compute, std::pair(from + " to " + to, after->compute));
+            }
+        return made;
+    }();
+    return all;
+}
+
+// ---- where it stands in the source
+
+class sources {
+public:
+    /// "FILE, FUNCTION: the line".
+    [[nodiscard]] std::string place(const std::string& path, std::uint32_t line) {
+        const std::string file = path.substr(path.rfind('/') + 1);
+        const auto& all = lines_of(path);
+        if (line == 0 || line > all.size()) return file + ":" + std::to_string(line);
+        return file + ", " + function_of(all, line - 1) + ": " + trimmed(all[line - 1]);
+    }
+
+private:
+    const std::vector<std::string>& lines_of(const std::string& path) {
+        const auto [at, fresh] = files_.try_emplace(path);
+        if (fresh) {
+            std::ifstream in(path);
+            for (std::string line; std::getline(in, line);) at->second.push_back(line);
+        }
+        return at->second;
+    }
+    static std::string trimmed(std::string_view line) {
+        const std::size_t first = line.find_first_not_of(" \t");
+        return first == line.npos ? "" : std::string(line.substr(first, line.find_last_not_of(" \t") - first + 1));
+    }
+    /// The last one before it that is declared for devices.
+    static std::string function_of(const std::vector<std::string>& all, std::size_t line) {
+        for (std::size_t at = line + 1; at-- > 0;) {
+            for (const std::string_view mark : {"GPUSHARE_HD", "__device__"}) {
+                const std::size_t found = all[at].find(mark);
+                if (found == std::string::npos) continue;
+                const std::string declared =
+                    all[at].substr(found + mark.size()) + (at + 1 < all.size() ? all[at + 1] : "");
+                std::size_t end = declared.find('(');
+                std::size_t begin = end == std::string::npos ? 0 : end;
+                while (begin > 0 && (std::isalnum(static_cast<unsigned char>(declared[begin - 1])) != 0 ||
+                                     declared[begin - 1] == '_'))
+                    --begin;
+                if (end != std::string::npos && end > begin) return declared.substr(begin, end - begin);
+            }
+        }
+        return "?";
+    }
+
+    std::map<std::string, std::vector<std::string>> files_;
+};
+
+/// Gathers what belongs to one place and is changed in one way.
+class gathering {
+public:
+    void add(const program& p, function& f, std::size_t at, bool primitive, const weaker& w) {
+        const text::location& l = f.sources[at];
+        // What a primitive is made of isn't where somebody asked for an order: that is where it was inlined.
+        const bool inlined = primitive && l.callers[0].line != 0;
+        const std::uint32_t file = inlined ? l.callers[0].file : l.file, line = inlined ? l.callers[0].line : l.line;
+        const std::string place = line != 0 && file < p.files.size()
+                                      ? sources_.place(p.files[file], line)
+                                      : f.name + ", PTX line " + std::to_string(f.code[at].line);
+        mutant& m = all_[{place, w.what}];
+        m.place = place;
+        m.what = w.what;
+        m.changes.push_back({&f, at, w.instead});
+    }
+    [[nodiscard]] std::vector<mutant> list() && {
+        std::vector<mutant> every;
+        for (auto& [key, m] : all_) every.push_back(std::move(m));
+        return every;
+    }
+
+private:
+    sources sources_;
+    std::map<std::pair<std::string, std::string>, mutant> all_;
 };
 
 }  // namespace
 
-std::string mutant::describe() const { return what + ": " + ptx::describe(*of, *in, in->code[at]); }
+std::vector<mutant> mutants_of(std::span<const program* const> all) {
+    gathering found;
+    for (const program* p : all)
+        for (const auto& f : p->functions)
+            for (std::size_t at = 0; at < f->code.size(); ++at)
+                for (const weaker& w : weakening(f->code[at]).all()) found.add(*p, *f, at, true, w);
+    return std::move(found).list();
+}
 
-std::vector<mutant> mutants_of(const program& p, scope needed) {
-    std::vector<mutant> all;
-    for (const auto& f : p.functions)
-        for (std::size_t at = 0; at < f->code.size(); ++at)
-            if (f->code[at].ran) weakening(p, *f, at, needed, all).run();
-    return all;
+std::vector<mutant> bounds_of(std::span<const program* const> all) {
+    gathering found;
+    for (const program* p : all)
+        for (const auto& f : p->functions)
+            for (std::size_t at = 0; at < f->code.size(); ++at) {
+                const auto other = off_by_one().find(f->code[at].compute);
+                // Without a line it is the compiler's own: whether it takes a shortcut.
+                if (other == off_by_one().end() || f->sources[at].line == 0) continue;
+                weaker w{other->second.first, f->code[at]};
+                w.instead.compute = other->second.second;
+                found.add(*p, *f, at, false, w);
+            }
+    return std::move(found).list();
 }
 
 void forget_what_ran(const program& p) {
     for (const auto& f : p.functions)
         for (const instruction& i : f->code) i.ran = false;
+}
+
+bool ran(const mutant& m) {
+    return std::ranges::any_of(m.changes, [](const auto& c) { return c.in->code[c.at].ran; });
 }
 
 }  // namespace ptx

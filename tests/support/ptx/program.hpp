@@ -10,6 +10,8 @@
 
 #include <array>
 #include <cstdint>
+#include <functional>
+#include <map>
 #include <memory>
 #include <string>
 #include <string_view>
@@ -135,11 +137,15 @@ struct function {
     };
     std::vector<parameter> parameters{};
     std::uint32_t parameter_bytes = 0, local_bytes = 0, shared_bytes = 0;
+    /// What a block needs of an SM: the shared variables that are named, and a thread's registers, which only the assembler knows:
+    /// see registers_of. 0: nobody has said.
+    std::uint32_t shared_used = 0, registers = 0;
 };
 
 struct program {
     std::vector<std::unique_ptr<function>> functions{};
     std::vector<std::string> files{};
+    std::string target{};
 
     [[nodiscard]] const function* find(std::string_view name) const;
     /// The instruction with this number, and the function that it is in; nulls for those of other programs.
@@ -148,6 +154,10 @@ struct program {
 
 /// "KERNEL, PTX line N (FILE:LINE, inlined into FILE:LINE)", as far as the text has it.
 [[nodiscard]] std::string describe(const program& p, const function& f, const instruction& i);
+
+/// Registers of a thread, by the names of kernels, as `ptxas -v` reports them for this target ("sm_90").
+[[nodiscard]] std::map<std::string, std::uint32_t, std::less<>> registers_of(std::string_view report,
+                                                                             std::string_view target);
 
 /// Throws ptx::error.
 [[nodiscard]] program decode(const text::module& m);

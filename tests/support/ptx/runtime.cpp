@@ -3,6 +3,7 @@
 
 #include <cuda_runtime_api.h>
 
+#include <algorithm>
 #include <chrono>
 #include <cstdio>
 #include <cstdlib>
@@ -42,6 +43,29 @@ public:
     void reset() override {
         keep_count();
         machine_.reset();
+        streams_.clear();
+        marks_.clear();
+        host_knows_ = 0;
+    }
+    void passed(std::uint64_t stream, const void* awaited, const void* reached) override {
+        if (awaited != nullptr)
+            if (const auto at = marks_.find(awaited); at != marks_.end())
+                streams_[stream] = join(streams_[stream], at->second);
+        if (reached != nullptr) marks_[reached] = streams_[stream];
+    }
+    void host_saw() override {
+        if (machine_ != nullptr) host_knows_ = machine_->ended();
+    }
+    [[nodiscard]] std::uint64_t known() const override { return host_knows_; }
+    /// What a kernel on this stream comes after.
+    [[nodiscard]] view_pointer before(std::uint64_t stream, std::uint64_t known) {
+        constexpr std::size_t many = 256;
+        const view_pointer& so_far = streams_[stream];
+        view all = so_far != nullptr ? *so_far : view{};
+        all.finished = std::max(all.finished, known);
+        machine().prune(all);
+        if (all.blocks.size() > many) return nullptr;  // it would cost too much: as if all that is over came before
+        return std::make_shared<view>(std::move(all));
     }
 
     void replace(std::size_t file, std::string text) {
@@ -64,13 +88,13 @@ public:
         return {};
     }
 
-    standin::detail::running_kernel start(launch l) {
+    standin::detail::running_kernel start(launch l, std::uint64_t stream) {
         ++tally_.launches;
         tally_.executed.insert(l.kernel->name);
         const auto running = machine().start(std::move(l));
         // Little at first: others that were launched together are to begin, too, before much time passes. More once the host waits,
         // or asks again and again.
-        return [this, running, asked = 0]() mutable {
+        return [this, running, stream, asked = 0]() mutable {
             constexpr int often = 64;
             const auto begin = std::chrono::steady_clock::now();
             const bool first = asked++ == 0;
@@ -81,6 +105,7 @@ public:
                 standin::detail::the_machine().find(std::move(what));
             }
             if (running->stopped()) throw fault("stopped, because another kernel went wrong");
+            if (running->over()) streams_[stream] = running->end();
             return running->over();
         };
     }
@@ -95,6 +120,14 @@ public:
         return all;
     }
 
+    ptx::machine& machine() {
+        if (machine_ == nullptr) {
+            machine_options o = options;
+            o.blocks_per_sm = standin::detail::the_machine().chosen.blocks_per_sm;
+            machine_ = std::make_unique<ptx::machine>(o);
+        }
+        return *machine_;
+    }
     void polled_by_host(std::uintptr_t begin, std::size_t size) { machine().memory().polled_by_host(begin, size); }
     [[nodiscard]] std::vector<const program*> programs() {
         load();
@@ -114,13 +147,13 @@ private:
     void keep_count() {
         if (machine_ != nullptr) add(tally_.work, machine_->done());
     }
-    ptx::machine& machine() {
-        if (machine_ == nullptr) {
-            machine_options o = options;
-            o.blocks_per_sm = standin::detail::the_machine().chosen.blocks_per_sm;
-            machine_ = std::make_unique<ptx::machine>(o);
-        }
-        return *machine_;
+    /// What the assembler has said about the file's kernels, if it has been assembled: run_nvcc.sh keeps it.
+    static void count_registers(program& p, const std::string& path) {
+        std::ifstream in(path.substr(0, path.rfind('/') + 1) + "report.txt");
+        const std::string report(std::istreambuf_iterator<char>(in), {});
+        for (const auto& [name, registers] : registers_of(report, p.target))
+            for (const auto& f : p.functions)
+                if (f->name == name) f->registers = registers;
     }
     void load() {
         if (!files_.empty()) return;
@@ -130,6 +163,7 @@ private:
             try {
                 if (!in) throw std::runtime_error("can't be read");
                 f->decoded = decode(text::parse(f->text));
+                count_registers(f->decoded, *path);
             } catch (const std::exception& e) {
                 std::fprintf(stderr, "%s: %s\n", *path, e.what());
                 std::exit(EXIT_FAILURE);
@@ -140,6 +174,9 @@ private:
 
     std::vector<std::unique_ptr<loaded>> files_{}, retired_{};
     std::unique_ptr<ptx::machine> machine_{};
+    std::map<std::uint64_t, view_pointer> streams_{};  // what is over on them, and what that had seen
+    std::map<const void*, view_pointer> marks_{};
+    std::uint64_t host_knows_ = 0;
     tally tally_{};
 };
 
@@ -175,11 +212,12 @@ cudaError_t launch_kernel(const call& c, void** arguments) {
     l.arguments.resize(kernel->parameter_bytes);
     for (std::size_t p = 0; p < kernel->parameters.size(); ++p)
         std::memcpy(l.arguments.data() + kernel->parameters[p].offset, arguments[p], kernel->parameters[p].bytes);
-    return standin::detail::launch(c.stream, [l](int device, const std::set<std::uint32_t>& sms) {
+    return standin::detail::launch(c.stream, [l](const standin::detail::beginning& at) {
         launch here = l;
-        here.device = device;
-        here.sms = sms;
-        return the_engine().start(std::move(here));
+        here.device = at.device;
+        here.sms = at.sms;
+        here.after = the_engine().before(at.stream, at.known);
+        return the_engine().start(std::move(here), at.stream);
     });
 }
 
@@ -193,6 +231,9 @@ std::vector<call>& configured() {
 
 machine_options& options() { return the_engine().options; }
 tally total() { return the_engine().total(); }
+void go_on(std::uint64_t instructions) { the_engine().machine().run(instructions); }
+void freeze(int device) { the_engine().machine().freeze(device); }
+void let_go(int device) { the_engine().machine().let_go(device); }
 void polled_by_host(const void* begin, std::size_t size) {
     the_engine().polled_by_host(reinterpret_cast<std::uintptr_t>(begin), size);
 }
@@ -219,10 +260,15 @@ cudaError_t cudaLaunchCooperativeKernel(const void* host_function, dim3 blocks, 
     return launch_kernel({host_function, blocks, threads, shared, stream, true}, arguments);
 }
 
-cudaError_t cudaOccupancyMaxActiveBlocksPerMultiprocessor(int* blocks, const void*, int threads, std::size_t) {
+cudaError_t cudaOccupancyMaxActiveBlocksPerMultiprocessor(int* blocks, const void* host_function, int threads,
+                                                          std::size_t shared) {
+    const auto [of, kernel] = the_engine().find(host_function);
+    if (kernel == nullptr) return cudaErrorInvalidDeviceFunction;
     machine_options o = the_engine().options;
     o.blocks_per_sm = standin::detail::current_options().blocks_per_sm;
-    *blocks = threads < 0 ? 0 : static_cast<int>(machine(o).resident_blocks(static_cast<std::uint32_t>(threads)));
+    *blocks = threads < 0 ? 0
+                          : static_cast<int>(machine(o).resident_blocks(*kernel, static_cast<std::uint32_t>(threads),
+                                                                        static_cast<std::uint32_t>(shared)));
     return cudaSuccess;
 }
 

@@ -34,6 +34,12 @@ struct tally {
 };
 [[nodiscard]] tally total();
 
+/// Some instructions of whatever runs, by turns of single threads: for tests that do something at a certain moment.
+void go_on(std::uint64_t instructions);
+/// See machine::freeze.
+void freeze(int device);
+void let_go(int device);
+
 /// See memory::polled_by_host. Until the area is freed.
 void polled_by_host(const void* begin, std::size_t size);
 

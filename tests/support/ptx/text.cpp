@@ -236,6 +236,7 @@ private:
         } else {
             expect("{");
             source_ = {};
+            inlined_at_.clear();
             body(f);
         }
         module_.functions.push_back(std::move(f));
@@ -303,28 +304,32 @@ private:
     // 11.5.4: `.loc FILE LINE COLUMN`, and of inlined code `, function_name NAME, inlined_at FILE LINE COLUMN`. Where that place was
     // inlined its own directive says, which comes before.
     void read_location() {
-        const auto point = [&] {
-            location::point p{static_cast<std::uint32_t>(integer()), 0};
+        const auto column = [&] {
+            place p{.file = static_cast<std::uint32_t>(integer())};
             p.line = static_cast<std::uint32_t>(integer());
-            (void)integer();  // the column
+            p.column = static_cast<std::uint32_t>(integer());
             return p;
         };
-        const location::point here = point();
-        location::point caller{};
+        const place here = column();
+        place caller{};
         while (words_.accept(",")) {
             if (words_.take().text == "inlined_at") {
-                caller = point();
+                caller = column();
             } else {
                 words_.take();
                 if (words_.accept("+")) words_.take();
             }
         }
-        inlined_at_[here] = caller;
+        // Without it, a place that was inlined before is where it was.
+        if (caller.line != 0) inlined_at_[here] = caller;
         source_ = {here.file, here.line, {}};
+        place at = here;
         for (location::point& p : source_.callers) {
-            if (caller.line == 0) break;
-            p = caller;
-            caller = inlined_at_[caller];
+            auto next = inlined_at_.find(at);
+            if (next == inlined_at_.end()) next = inlined_at_.lower_bound({at.file, at.line, 0});  // another column
+            if (next == inlined_at_.end() || next->first.file != at.file || next->first.line != at.line) break;
+            at = next->second;
+            p = {at.file, at.line};
         }
     }
 
@@ -377,7 +382,11 @@ private:
     words words_;
     module module_;
     location source_{};
-    std::map<location::point, location::point> inlined_at_{};  // as the last directive said
+    struct place {
+        std::uint32_t file = 0, line = 0, column = 0;
+        friend auto operator<=>(const place&, const place&) = default;
+    };
+    std::map<place, place> inlined_at_{};  // as the last directive said
     std::string_view kernel_{};
 };
 

@@ -40,7 +40,7 @@ struct location {
         friend auto operator<=>(const point&, const point&) = default;
     };
     std::uint32_t file = 0, line = 0;
-    std::array<point, 3> callers{};  // where it was inlined, and where that was
+    std::array<point, 7> callers{};  // where it was inlined, and where that was
 };
 
 struct statement {

@@ -4,6 +4,7 @@
 
 #include <memory>
 #include <optional>
+#include <utility>
 #include <vector>
 
 #include "support/ptx/machine.hpp"
@@ -20,7 +21,8 @@ struct machine::frame {
     std::uint32_t next = 0;  // instruction
     std::unique_ptr<word[]> slots{};
     std::vector<std::byte> own_parameters{}, locals{};
-    std::byte* parameters = nullptr;  // of a kernel: the grid's
+    std::vector<bool> locals_known{};  // bytes that somebody has written
+    std::byte* parameters = nullptr;   // of a kernel: the grid's
 };
 
 /// A store that its thread has done and nobody else sees yet.
@@ -43,8 +45,24 @@ struct machine::thread {
     std::vector<frame> frames{};
     std::vector<delayed_store> delayed{};  // the first to be seen first
     std::uint32_t fences = 0;
+    std::vector<std::pair<word, std::uint64_t>> own_past{};  // addresses, and from when the value was that it saw last
 
     [[nodiscard]] std::uint32_t lane() const { return index % warp_size; }
+    [[nodiscard]] std::uint64_t seen_of(word address) const {
+        for (const auto& [place, moment] : own_past)
+            if (place == address) return moment;
+        return 0;
+    }
+    /// A value of `address` that is there since `moment`: it won't see an older one there.
+    void saw(word address, std::uint64_t moment) {
+        std::erase_if(own_past, [&](const auto& p) { return p.second <= order.floor; });
+        for (auto& [place, from] : own_past)
+            if (place == address) {
+                from = from > moment ? from : moment;
+                return;
+            }
+        if (moment > order.floor) own_past.emplace_back(address, moment);
+    }
 };
 
 struct machine::block {
