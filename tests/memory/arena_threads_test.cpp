@@ -3,9 +3,11 @@
 // data, no chunk is in two places, and all is accounted for at the end.
 #include <array>
 #include <atomic>
+#include <chrono>
 #include <cstddef>
 #include <cstdint>
 #include <optional>
+#include <thread>
 #include <vector>
 
 #include <gpushare/backend/host/host.hpp>
@@ -138,6 +140,69 @@ TEST_CASE("of tenants that wait for the last chunks, each gets them in the end",
         pool.drain(never);
     });
     CHECK(served.load() == 60);
+}
+
+TEST_CASE("what the driver does for one arena holds up no other", "[memory][arena][threads]") {
+    using support::vm_call;
+    const auto held_up = GENERATE(vm_call::create, vm_call::map, vm_call::unmap);
+    support::arena_rig rig;
+    auto a = rig.arena(rig.chat, 1), b = rig.arena(rig.code, 2);
+    if (held_up == vm_call::unmap) a.commit(0_B, rig.chunks(2));
+    std::atomic<bool> inside{false}, over{false}, in_time{true};
+    std::atomic<std::thread::id> slow{};
+    const auto latest = host::steady_clock::now() + std::chrono::seconds(20);
+    rig.memory.during = [&](vm_call call) {
+        if (call != held_up || slow.load() != std::this_thread::get_id()) return;
+        for (inside.store(true); !over.load(); std::this_thread::yield()) {
+            if (host::steady_clock::now() < latest) continue;
+            in_time.store(false);
+            return;
+        }
+    };
+    {
+        std::jthread first([&] {
+            slow.store(std::this_thread::get_id());
+            (void)(held_up == vm_call::unmap ? a.try_decommit(0_B, rig.chunks(2), {})
+                                             : a.try_commit(0_B, rig.chunks(2)));
+        });
+        while (!inside.load()) std::this_thread::yield();
+        CHECK(b.try_commit(0_B, rig.chunks(3)).code == errc::none);
+        CHECK(b.try_decommit(0_B, rig.chunks(1), {}).code == errc::none);
+        CHECK(b.try_decommit_after(rig.chunks(1), rig.chunks(1), {}).code == errc::none);
+        CHECK(b.committed() == rig.chunks(1));
+        (void)rig.pool.usage();
+        over.store(true);
+    }
+    CHECK(in_time.load());
+    CHECK(a.committed() == rig.chunks(held_up == vm_call::unmap ? 0 : 2));
+    CHECK(rig.memory.wrong() == 0);
+}
+
+TEST_CASE("a commit isn't refused for a chunk that another thread is just giving back", "[memory][arena][threads]") {
+    const bool closes = GENERATE(false, true);
+    support::arena_rig rig{{.capacity = 1, .window = 1}};
+    auto a = rig.arena(rig.chat, 1), b = rig.arena(rig.code, 1);
+    a.commit(0_B, rig.chunk);
+    std::atomic<bool> inside{false}, asks{false};
+    rig.memory.during = [&](support::vm_call call) {
+        if (call != support::vm_call::unmap) return;
+        inside.store(true);
+        while (!asks.load()) std::this_thread::yield();
+        std::this_thread::sleep_for(std::chrono::milliseconds(10));  // it is refused by then, or waits
+    };
+    errc answer = errc::none;
+    {
+        std::jthread gives([&] {
+            if (closes)
+                (void)a.close();
+            else
+                (void)a.try_decommit_after(0_B, rig.chunk, {});
+        });
+        while (!inside.load()) std::this_thread::yield();
+        asks.store(true);
+        answer = b.try_commit(0_B, rig.chunk).code;
+    }
+    CHECK(answer == errc::none);
 }
 
 }  // namespace arena_threads_test

@@ -10,6 +10,7 @@
 #include <array>
 #include <cstddef>
 #include <cstdint>
+#include <functional>
 #include <map>
 #include <mutex>
 #include <optional>
@@ -103,6 +104,8 @@ public:
         const std::lock_guard lock(mutex_);
         faults_[static_cast<std::size_t>(call)] = {nth, more + 1, why};
     }
+    /// Called within every call, under no lock. Set it while no other thread is here.
+    std::function<void(vm_call)> during;
     void heal() {
         const std::lock_guard lock(mutex_);
         faults_ = {};
@@ -136,6 +139,7 @@ private:
     };
 
     gpushare::errc strikes(vm_call call) noexcept {
+        if (during) during(call);
         const std::lock_guard lock(mutex_);
         ++calls_[static_cast<std::size_t>(call)];
         fault& f = faults_[static_cast<std::size_t>(call)];

@@ -1,22 +1,26 @@
 // SPDX-License-Identifier: Apache-2.0
 // Maps chunks into the address ranges of arenas and takes them out again: the implementation of chunk_pool.hpp and
-// virtual_arena.hpp. One mutex guards the addresses (arena_space.hpp) and the chunks (chunk_supply.hpp).
+// virtual_arena.hpp. What is mapped where (arena_space.hpp) is under a mutex of each arena, the books of the chunks
+// (chunk_supply.hpp) under one for all, which is never held while the driver makes, maps, unmaps or gives back an arena's chunks.
 //
 //   auto space = chunks.open(tenant, quota, 512);     chunks.commit(space, 0, 16, deadline);
 #pragma once
 
 #include <algorithm>
+#include <condition_variable>
 #include <cstddef>
 #include <cstdint>
 #include <limits>
 #include <memory>
 #include <mutex>
+#include <optional>
 #include <span>
 #include <utility>
 #include <vector>
 
 #include <gpushare/concepts.hpp>
 #include <gpushare/config.hpp>
+#include <gpushare/detail/intrusive.hpp>
 #include <gpushare/error.hpp>
 #include <gpushare/memory/chunk_usage.hpp>
 #include <gpushare/memory/detail/arena_space.hpp>
@@ -56,9 +60,14 @@ private:
     std::vector<std::unique_ptr<quota_hook>> hooks_;
 };
 
-/// Thread-safe. One lock, held while chunks are mapped and unmapped, never while anybody waits for a stream. `stream`
-/// scrubs; its points are those of the streams that use the arenas. Memory and stream must outlive the pool, and the
-/// pool the arenas; a quota must live until all that was charged to it is back.
+/// Thread-safe. No lock is held while anybody waits for a stream. `stream` scrubs; its points are those of the streams that use
+/// the arenas. Memory and stream must outlive the pool, and the pool the arenas; a quota must live until all that was
+/// charged to it is back.
+///
+/// Two kinds of locks: that of an arena, whose holder alone maps and unmaps there, and then that of the books. Nobody has the locks of
+/// two arenas but who hands over from one to the other. What the driver is doing without the lock of the books is in a list:
+/// before anybody is refused, what was begun earlier has ended, and so has every call that brings memory back. The few chunks that
+/// are being scrubbed (chunk_pool_options::window) are mapped and unmapped under the lock of the books.
 template <virtual_memory Memory, scrubber Stream>
 class arena_chunks {
 public:
@@ -97,8 +106,8 @@ public:
     /// stream.
     bool collect() noexcept {
         departures gone;  // points end unlocked
-        const std::lock_guard lock(mutex_);
-        return collect(gone);
+        std::unique_lock lock(mutex_);
+        return collect(gone, lock);
     }
 
     /// Waits until something that leaves or is being scrubbed is reached, or until the deadline; takes nothing back. False, at once,
@@ -121,8 +130,9 @@ public:
         for (std::vector<point> open;; open.clear()) {
             {
                 departures gone;
-                const std::lock_guard lock(mutex_);
-                collect(gone);
+                std::unique_lock lock(mutex_);
+                collect(gone, lock);
+                settle(lock);
                 if (departures_.empty() && !supply_.scrubbing()) return true;
                 add_points(open);
                 supply_.add_points(open);
@@ -142,8 +152,8 @@ public:
 
     /// Gives free chunks back to the device until `keep` are left free. Returns how many.
     std::size_t trim(std::size_t keep) noexcept {
-        const std::lock_guard lock(mutex_);
-        return supply_.trim(keep);
+        std::unique_lock lock(mutex_);
+        return trim(keep, std::numeric_limits<std::size_t>::max(), lock);
     }
 
     using index = chunk_registry::index;
@@ -183,8 +193,9 @@ public:
         for (std::vector<point> open;; open.clear()) {
             {
                 departures gone;
-                const std::lock_guard lock(mutex_);
-                collect(gone);
+                std::unique_lock lock(mutex_);
+                collect(gone, lock);
+                settle(lock);
                 if (s->mapped == 0 && s->leaving == 0 && s->pledged == 0) return true;
                 for (const auto& d : departures_)
                     if (d.from == s) d.add_points(open);
@@ -198,22 +209,23 @@ public:
     /// Gives the device as many free chunks as `missing` bytes need, those first that have just left. Returns their bytes.
     bytes reclaim(bytes missing) noexcept {
         departures gone;
-        const std::lock_guard lock(mutex_);
-        collect(gone);
+        std::unique_lock lock(mutex_);
+        collect(gone, lock);
         const auto wanted = (missing.count() + chunk_size().count() - 1) / chunk_size().count();
-        const auto free = supply_.registry().clean() + supply_.registry().dirty();
-        return chunk_size() * supply_.trim(free - std::min<std::size_t>(free, wanted));
+        return chunk_size() * trim(0, static_cast<std::size_t>(wanted), lock);
     }
 
     /// All leaves once the points are reached; commits are refused from now on. errc::closed if it was before.
     errc close(const std::shared_ptr<space>& s, std::vector<point> points) noexcept {
         departures gone;
-        const std::lock_guard lock(mutex_);
+        std::unique_lock own(s->mutex);
+        std::unique_lock lock(mutex_);
         if (!std::exchange(s->open, false)) return errc::closed;
         s->farewell.front().points = std::move(points);
         depart(s, s->farewell, stage::mapped);
         supply_.registry().close(s->tenant);
-        collect(gone);
+        own.unlock();
+        collect(gone, lock);
         return errc::none;
     }
 
@@ -231,8 +243,7 @@ public:
             if (why.code == errc::deadline_exceeded) why = commit(s, first, count, until.deadline, r);  // scrubbing
             if (why.code == errc::none || r.lacks != lack::quota) return why;
             why = charge_until(*s->limit, r.missing, until);
-            if (why.code != errc::none)
-                return s->limit->closed() ? failure{.code = errc::closed, .asked = why.asked} : why;
+            if (why.code != errc::none) return why;
             struct charge {  // back unless it is used
                 quota& limit;
                 bytes& size;
@@ -249,10 +260,11 @@ public:
     /// Unmaps once the points are reached; all or nothing.
     failure decommit(space& s, std::size_t first, std::size_t count, std::span<const point> points, instant deadline) {
         if (const errc why = await_departure(s, first, count, points, deadline); why != errc::none) return {why};
-        const std::lock_guard lock(mutex_);
+        const std::lock_guard own(s.mutex);
         if (!s.all(first, count, stage::mapped)) return {errc::unknown_block};
         if (const errc why = unmap(s, first, count); why != errc::none) return {why};
-        supply_.collect();
+        const std::lock_guard lock(mutex_);
+        returns_ += supply_.collect() ? 1 : 0;
         return {};
     }
 
@@ -261,10 +273,12 @@ public:
                            std::span<const point> points) {
         departures gone, made;
         made.push_back({.first = first, .count = count, .points = {points.begin(), points.end()}});
-        const std::lock_guard lock(mutex_);
+        std::unique_lock own(s->mutex);
         if (!s->all(first, count, stage::mapped)) return {errc::unknown_block};
+        std::unique_lock lock(mutex_);
         depart(s, made, stage::mapped);
-        collect(gone);
+        own.unlock();
+        collect(gone, lock);
         return {};
     }
 
@@ -275,33 +289,21 @@ public:
         departures gone, undo;
         undo.push_back({.first = to_first, .count = count});
         std::vector<index> moving(count);
-        const bytes size = chunk_size() * count;
-        std::unique_lock lock(mutex_);
-        if (!from.all(first, count, stage::mapped)) return {errc::unknown_block};
-        if (const errc why = vacant(*to, to_first, count); why != errc::none) return {why};
-        if (const errc why = memory_->unmap(from.address(first), count * from.chunk_bytes); why != errc::none)
-            return {why};
-        for (std::size_t i = 0; i < count; ++i) moving[i] = from.vacate(first + i);
-        if (const auto paid = try_transfer(*from.limit, *to->limit, size); paid.why != errc::none) {
-            if (paid.kept)
-                put_back(from, first, moving);
-            else
-                for (const index i : moving) supply_.give(i);
-            return to->limit->explain(paid.why, size);
-        }
+        if (const failure why = take_over(from, first, *to, to_first, moving); why.code != errc::none) return why;
 
         errc why = errc::none;
-        if (supply_.registry().policy() != scrub_policy::off && from.tenant != to->tenant) {
-            ++to->pledged;  // charged there, and not mapped yet
+        std::unique_lock lock(mutex_);
+        if (supply_.registry().policy() != scrub_policy::off && from.tenant != to->tenant)
             why = scrub(moving, lock, deadline, gone);
-            --to->pledged;
-        }
-        if (why == errc::none) why = vacant(*to, to_first, count);  // the lock was let go while it waited
+        lock.unlock();
+        std::unique_lock own(to->mutex);
+        if (why == errc::none) why = vacant(*to, to_first, count);  // neither lock was held meanwhile
         std::size_t done = 0;
-        for (; why == errc::none && done < count; done += why == errc::none ? 1 : 0) {
+        for (; why == errc::none && done < count; done += why == errc::none ? 1 : 0)
             why = map(*to, to_first + done, moving[done]);
-            if (why == errc::none) supply_.pass(moving[done], to->tenant);
-        }
+        lock.lock();
+        --to->pledged;
+        for (std::size_t i = 0; i < done; ++i) supply_.pass(moving[i], to->tenant);
         if (why == errc::none) {
             leaving_ -= to->settle(to_first, count);
             return {};
@@ -309,17 +311,50 @@ public:
         for (std::size_t i = done; i < count; ++i) supply_.give(moving[i]);
         to->limit->release(chunk_size() * (count - done));
         depart(to, undo, stage::arriving);
-        collect(gone);
+        own.unlock();
+        collect(gone, lock);
         return {why};
+    }
+
+    /// Unmaps chunks there, whose bytes the other arena is charged from now on: pledged. Or nothing happens.
+    failure take_over(space& from, std::size_t first, space& to, std::size_t to_first, std::vector<index>& moving) {
+        const std::size_t count = moving.size();
+        std::unique_lock own(from.mutex, std::defer_lock), own_to(to.mutex, std::defer_lock);
+        if (&from == &to)
+            own.lock();
+        else
+            std::lock(own, own_to);
+        if (!from.all(first, count, stage::mapped)) return {errc::unknown_block};
+        if (const errc why = vacant(to, to_first, count); why != errc::none) return {why};
+        if (const errc why = memory_->unmap(from.address(first), count * from.chunk_bytes); why != errc::none)
+            return {why};
+        std::unique_lock lock(mutex_);
+        for (std::size_t i = 0; i < count; ++i) moving[i] = from.vacate(first + i);
+        const bytes size = chunk_size() * count;
+        const auto paid = try_transfer(*from.limit, *to.limit, size);
+        if (paid.why == errc::none) {
+            ++to.pledged;
+            return {};
+        }
+        const failure why = to.limit->explain(paid.why, size);
+        if (!paid.kept) {
+            for (const index i : moving) supply_.give(i);
+            return why;
+        }
+        lock.unlock();
+        put_back(from, first, moving);
+        return why;
     }
 
     /// Chunks that were just unmapped there, with what they hold. What can't be mapped any more is the supply's.
     void put_back(space& s, std::size_t first, const std::vector<index>& chunks) noexcept {
         for (std::size_t i = 0; i < chunks.size(); ++i) {
             if (map(s, first + i, chunks[i]) == errc::none) continue;
+            const std::lock_guard lock(mutex_);
             supply_.give(chunks[i]);
             s.limit->release(chunk_size());
         }
+        const std::lock_guard lock(mutex_);
         for (std::size_t i = first; i < first + chunks.size(); ++i)
             if (s.slots[i].stage == stage::arriving) s.settle(i, 1);
     }
@@ -335,8 +370,9 @@ private:
     enum class lack : std::uint8_t { other, quota, memory };
     struct request {
         lack lacks = lack::other;
-        bytes missing{};  // to be charged, as of the last attempt
-        bytes paid{};     // charged already, and not used
+        bytes missing{};         // to be charged, as of the last attempt
+        bytes paid{};            // charged already, and not used
+        std::uint64_t seen = 0;  // how often something had come back when it was refused last
     };
 
     // Asks hooks for what its quota or the memory lacks, and waits for scrubbing and for what leaves.
@@ -346,85 +382,148 @@ private:
         undo.push_back({.first = first, .count = count});
         std::vector<point> awaited;
         std::unique_lock lock(mutex_);
-        const auto failed = supply_.failed();
+        const auto failed = supply_.failed(), entered = calls_begun_;
+        lock.unlock();
         hook_cursor asked{.until = deadline};
         for (bool expired = false;;) {
             const failure why = attempt(s, first, count, undo, r);
-            const bool any = why.code != errc::none && collect(gone);
-            if (why.code == errc::none || undo.empty()) return why;  // undone: trying again wouldn't help
+            if (why.code == errc::none || why.code == errc::closed) return why;
+            lock.lock();
+            (void)collect(gone, lock);
+            if (undo.empty()) return why;  // undone: trying again wouldn't help
+            settle(lock, entered);
+            const bool again = returns_ != r.seen;  // whoever brought it back
             if (supply_.failed() != failed) return {.code = supply_.why_failed()};
-            if (any) continue;
-            if (r.lacks != lack::other) {
-                lock.unlock();
-                const bool freed = s->limit->ask_next(asked, r.missing, r.lacks == lack::memory);
-                lock.lock();
-                if (freed) continue;
-            }
+            lock.unlock();
+            if (again) continue;
+            if (r.lacks != lack::other && s->limit->ask_next(asked, r.missing, r.lacks == lack::memory)) continue;
             if (expired) return why;
             awaited.clear();
+            lock.lock();
             // Scrubbing is waited for where it is all that is missing; else what leaves may help.
             if (why.code == errc::deadline_exceeded)
                 supply_.add_points(awaited);
             else
                 add_points(awaited);
-            if (awaited.empty()) return why.code == errc::deadline_exceeded ? failure{errc::submission_failed} : why;
             lock.unlock();
+            if (awaited.empty()) return why.code == errc::deadline_exceeded ? failure{errc::submission_failed} : why;
             expired = !point::wait_any(awaited, deadline);
-            lock.lock();
         }
     }
 
-    // ---- under the mutex
-
-    /// One try at commit: everything that is missing, or nothing.
+    // One try at commit: everything that is missing, or nothing.
     failure attempt(const std::shared_ptr<space>& s, std::size_t first, std::size_t count, departures& undo,
                     request& r) {
         r.lacks = lack::other;
+        const std::lock_guard own(s->mutex);
         if (!s->open) return {errc::closed};
         const auto missing = s->count_of(first, count, stage::empty);
         const bytes size = r.missing = chunk_size() * missing;
-        const auto charge = [&] {
-            const bytes rest = size - r.paid;
-            const errc why = rest == bytes{} ? errc::none : s->limit->try_charge(rest);
-            if (why != errc::none) r.lacks = lack::quota;
-            return why == errc::none ? failure{} : s->limit->explain(why, size);
-        };
-        if (missing != 0) {
-            // Whether it fits is asked before chunks are made or scrubbed for it, and the charge is made once they are
-            // there, so that nobody is refused because of an attempt that fails.
-            if (s->limit->free() < size - r.paid) {
-                if (const failure why = charge(); why.code != errc::none) return why;
-                s->limit->release(size - r.paid);
-            }
-            if (const failure why = supply_.provide(s->tenant, missing); why.code != errc::none) {
-                // Chunks, and not addresses for scrubbing them, and no more than there may ever be.
-                if (why.code == errc::out_of_memory && why.left < why.asked && why.asked <= why.limit)
-                    r.lacks = lack::memory;
+        std::unique_lock lock(mutex_);
+        if (missing != 0)
+            if (const failure why = obtain(*s, missing, r, lock); why.code != errc::none) {
+                r.seen = returns_;
                 return why;
             }
+        for (std::size_t i = first; i < first + count; ++i)
+            if (s->slots[i].stage == stage::empty) s->arrive(i, supply_.take(s->tenant));
+        std::size_t i = first;
+        const errc why = without(lock, false, [&] {
+            for (; i < first + count; ++i)
+                if (s->slots[i].stage == stage::arriving)
+                    if (const errc failed = map(*s, i, s->slots[i].chunk); failed != errc::none) return failed;
+            return errc::none;
+        });
+        if (why == errc::none) {
+            leaving_ -= s->settle(first, count);
+            return {};
+        }
+        std::size_t unmapped = 0;
+        for (; i < first + count; ++i) {
+            if (s->slots[i].stage != stage::arriving) continue;
+            supply_.give(std::exchange(s->slots[i], {}).chunk);
+            ++unmapped;
+        }
+        s->limit->release(chunk_size() * unmapped);
+        ++returns_;
+        depart(s, undo, stage::arriving);
+        return {.code = why, .asked = size.count()};
+    }
+
+    // ---- under the mutex of the books
+
+    // Chunks to take, and their bytes charged; or neither.
+    failure obtain(space& s, std::size_t missing, request& r, std::unique_lock<std::mutex>& lock) {
+        const bytes size = r.missing;
+        const auto charge = [&] {
+            const bytes rest = size - r.paid;
+            const errc why = rest == bytes{} ? errc::none : s.limit->try_charge(rest);
+            if (why != errc::none) r.lacks = lack::quota;
+            return why == errc::none ? failure{} : s.limit->explain(why, size);
+        };
+        // Whether it fits is asked before chunks are made or scrubbed for it, and the charge is made once they are
+        // there, so that nobody is refused because of an attempt that fails.
+        if (s.limit->free() < size - r.paid) {
             if (const failure why = charge(); why.code != errc::none) return why;
-            r.paid -= std::min(r.paid, size);
+            s.limit->release(size - r.paid);
         }
-        std::size_t arrived = 0;
-        for (std::size_t i = first; i < first + count; ++i) {
-            if (s->slots[i].stage != stage::empty) continue;
-            const index chunk = supply_.take(s->tenant);
-            if (const errc why = map(*s, i, chunk); why != errc::none) {
-                supply_.give(chunk);
-                s->limit->release(chunk_size() * (missing - arrived));
-                depart(s, undo, stage::arriving);
-                return {.code = why, .asked = size.count()};
-            }
-            ++arrived;
+        errc made = errc::none;
+        while (made == errc::none && supply_.lacks(s.tenant, missing)) {
+            made = supply_.begin_create();
+            if (made == errc::none) made = supply_.end_create(without(lock, false, [&] { return memory_->create(); }));
         }
-        leaving_ -= s->settle(first, count);
+        if (const failure why = supply_.provide(s.tenant, missing, made); why.code != errc::none) {
+            // Chunks, and not addresses for scrubbing them, and no more than there may ever be.
+            if (why.code == errc::out_of_memory && why.left < why.asked && why.asked <= why.limit)
+                r.lacks = lack::memory;
+            return why;
+        }
+        if (const failure why = charge(); why.code != errc::none) return why;
+        r.paid -= std::min(r.paid, size);
         return {};
     }
 
-    errc map(space& s, std::size_t i, index chunk) noexcept {
-        const errc why = memory_->map(s.address(i), supply_.physical(chunk));
-        if (why == errc::none) s.arrive(i, chunk);
-        return why;
+    // A call of the memory's that is under way without the lock.
+    struct driver_call {
+        driver_call* next = nullptr;
+        std::uint64_t number = 0;
+        bool brings = false;  // memory back, that is nobody's any more
+    };
+    // What `calls` returns. Without the lock meanwhile.
+    template <std::invocable F>
+    auto without(std::unique_lock<std::mutex>& lock, bool brings, F calls) noexcept {
+        driver_call here{.number = ++calls_begun_, .brings = brings};
+        under_way_.push(here);
+        lock.unlock();
+        auto answer = calls();
+        lock.lock();
+        under_way_.remove(here);
+        ended_.notify_all();
+        return answer;
+    }
+    // Whether some is under way, of the first `last`, that whoever entered then has to wait for before it is refused.
+    [[nodiscard]] bool awaits(std::uint64_t entered, std::uint64_t last) const noexcept {
+        for (const auto* c = under_way_.front(); c != nullptr; c = c->next)
+            if (c->number <= last && (c->brings || c->number <= entered)) return true;
+        return false;
+    }
+    // Waits for those that are under way now.
+    void settle(std::unique_lock<std::mutex>& lock, std::uint64_t entered = 0) const noexcept {
+        ended_.wait(lock, [&, last = calls_begun_] { return !awaits(entered, last); });
+    }
+
+    std::size_t trim(std::size_t keep, std::size_t most, std::unique_lock<std::mutex>& lock) noexcept {
+        std::size_t gone = 0;
+        for (; gone < most; ++gone) {
+            auto chunk = supply_.drop(keep);
+            if (!chunk) break;
+            (void)without(lock, true, [&] {
+                chunk.reset();
+                return true;
+            });
+            ++returns_;
+        }
+        return gone;
     }
 
     /// `last` is a list of one: those of its slots that are in stage `which` leave with it.
@@ -435,41 +534,69 @@ private:
         departures_.splice(departures_.end(), last);
     }
 
-    /// Finishes what can be finished. What is done with goes to `gone`, to end unlocked.
-    bool collect(departures& gone) noexcept {
+    /// Finishes what can be finished. What is done with goes to `gone`, to end unlocked. The caller has no arena's lock.
+    bool collect(departures& gone, std::unique_lock<std::mutex>& lock) noexcept {
         bool any = supply_.collect();
+        returns_ += any ? 1 : 0;
+        departures reached;
         for (auto i = departures_.begin(); i != departures_.end();) {
             const auto d = i++;
-            if (!d->reached()) continue;
-            d->stuck = !finish(*d);
-            if (d->stuck) continue;
-            gone.splice(gone.end(), departures_, d);
-            any = true;
+            if (d->reached()) reached.splice(reached.end(), departures_, d);
         }
+        if (reached.empty()) return any;
+        departures stuck;
+        any |= without(lock, true, [&] {
+            bool finished = false;
+            while (!reached.empty()) {
+                auto& d = reached.front();
+                d.stuck = !finish(d);
+                finished |= !d.stuck;
+                auto& to = d.stuck ? stuck : gone;
+                to.splice(to.end(), reached, reached.begin());
+            }
+            return finished;
+        });
+        departures_.splice(departures_.begin(), stuck);
         return any;
     }
+
+    // ---- not under the mutex of the books
 
     /// Unmaps what still leaves with this departure: some may have been committed again. False if the memory doesn't
     /// let go of some; those are asked again.
     bool finish(const departure<Memory, point>& d) noexcept {
         space& s = *d.from;
+        const std::lock_guard own(s.mutex);
         bool all = true;
         s.each_run(d, [&](std::size_t first, std::size_t count) {
-            if (unmap(s, first, count) == errc::none)
-                leaving_ -= count;
-            else
-                all = false;
+            if (unmap(s, first, count, true) != errc::none) all = false;
         });
         return all;
     }
 
+    // The three below under the arena's.
+
     /// Neighbours go back to the supply, and their bytes to the quota; or nothing happens.
-    errc unmap(space& s, std::size_t first, std::size_t count) noexcept {
+    errc unmap(space& s, std::size_t first, std::size_t count, bool leaves = false) noexcept {
         if (const errc why = memory_->unmap(s.address(first), count * s.chunk_bytes); why != errc::none) return why;
+        const std::lock_guard lock(mutex_);
         for (std::size_t i = first; i < first + count; ++i) supply_.give(s.vacate(i));
+        if (leaves) leaving_ -= count;
         s.limit->release(chunk_size() * count);
+        ++returns_;
         return errc::none;
     }
+    errc map(space& s, std::size_t i, index chunk) noexcept {
+        const errc why = memory_->map(s.address(i), physical(chunk));
+        if (why == errc::none) s.arrive(i, chunk);
+        return why;
+    }
+    [[nodiscard]] const typename Memory::chunk& physical(index chunk) const noexcept {
+        const std::lock_guard lock(mutex_);
+        return supply_.physical(chunk);  // it stays where it is
+    }
+
+    // ---- under the mutex of the books
 
     /// Scrubs chunks that nobody has mapped; unlocks while it waits.
     errc scrub(const std::vector<index>& chunks, std::unique_lock<std::mutex>& lock, instant deadline,
@@ -484,7 +611,7 @@ private:
             }
             supply_.seal();
             if (why != errc::none && why != errc::no_room) return why;  // no_room: the rest with the next batch
-            const bool any = collect(gone);
+            const bool any = collect(gone, lock);
             if (supply_.failed() != failed) return supply_.why_failed();
             if (begun == chunks.size() && std::ranges::none_of(chunks, [&](index i) { return supply_.scrubs(i); }))
                 return errc::none;
@@ -509,10 +636,10 @@ private:
     // ---- not under the mutex
 
     /// unknown_block at once, or deadline_exceeded.
-    errc await_departure(const space& s, std::size_t first, std::size_t count, std::span<const point> points,
-                         instant deadline) const {
+    static errc await_departure(const space& s, std::size_t first, std::size_t count, std::span<const point> points,
+                                instant deadline) {
         {
-            const std::lock_guard lock(mutex_);
+            const std::lock_guard own(s.mutex);
             if (!s.all(first, count, stage::mapped)) return errc::unknown_block;
         }
         const bool reached = std::ranges::all_of(points, [&](const point& p) { return p.wait(deadline); });
@@ -520,7 +647,11 @@ private:
     }
 
     Memory* memory_;
-    mutable std::mutex mutex_;
+    mutable std::mutex mutex_;               // of the books; behind an arena's
+    mutable std::condition_variable ended_;  // a call that was under way
+    fifo<driver_call> under_way_;            // in the order in which they began
+    std::uint64_t calls_begun_ = 0;
+    std::uint64_t returns_ = 0;  // how often chunks, or bytes of a quota, have come back
     chunk_supply<Memory, Stream> supply_;
     departures departures_;  // oldest first
     std::uint64_t tickets_ = 0;

@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
 // The addresses of one arena, slot by slot: each is empty, mapped, or leaving once a stream has reached a point. A
-// plain state machine; arena_chunks.hpp does what it decides, under its lock.
+// plain state machine; arena_chunks.hpp does what it decides, under its locks.
 //
 //   space.depart(last, slot_stage::mapped);      // last: a departure. Its mapped slots are leaving now
 //   space.each_run(last, [](std::size_t first, std::size_t count) { ... });
@@ -13,6 +13,7 @@
 #include <iterator>
 #include <list>
 #include <memory>
+#include <mutex>
 #include <optional>
 #include <span>
 #include <utility>
@@ -30,7 +31,7 @@ namespace gpushare {
 inline namespace GPUSHARE_ABI {
 namespace detail {
 
-/// `arriving` and on the way to be mapped: only within one critical section.
+/// `arriving`: on the way to be mapped, only while one thread holds the arena's mutex.
 enum class slot_stage : std::uint8_t { empty, arriving, mapped, leaving };
 
 struct arena_slot {
@@ -133,12 +134,14 @@ struct arena_space {
     const std::size_t chunk_bytes;
     const tenant_tag tenant;
     quota* const limit;
-    std::vector<arena_slot> slots;
-    std::size_t mapped = 0, leaving = 0;   // slots
+    mutable std::mutex mutex;              // of who maps and unmaps here
+    std::vector<arena_slot> slots;         // under it
+    bool open = true;                      // until it is closed; under it
     std::optional<close_callback> closes;  // when the quota does
     departures farewell;                   // all slots: made beforehand, so that an arena ends without needing memory
-    std::size_t pledged = 0;               // calls that have charged the quota, and don't hold the lock
-    bool open = true;                      // until it is closed
+    // Under the mutex of the books. `mapped` and `leaving`, slots, change under both.
+    std::size_t mapped = 0, leaving = 0;
+    std::size_t pledged = 0;  // calls that have charged the quota, and hold no lock
 };
 
 }  // namespace detail

@@ -9,6 +9,7 @@
 #include <concepts>
 #include <cstddef>
 #include <cstdint>
+#include <deque>
 #include <optional>
 #include <utility>
 #include <vector>
@@ -171,25 +172,43 @@ public:
           options_(checked(options)),
           registry_(options.scrub),
           window_(memory, stream, options.window) {
-        while (registry_.total() < options.initial)
-            if (const errc why = create(); why != errc::none)
+        while (registry_.total() < options.initial) {
+            errc why = begin_create();
+            if (why == errc::none) why = end_create(memory_->create());
+            if (why != errc::none)
                 raise({.code = why,
                        .asked = (chunk_size() * options.initial).count(),
                        .left = (chunk_size() * registry_.total()).count(),
                        .limit = (chunk_size() * options.capacity).count()},
                       {}, "making a chunk pool");
+        }
     }
 
-    /// Sees to it that `tenant` can take `n` chunks. Makes new ones where too few are free. errc::none: take() them
-    /// before anybody else does. deadline_exceeded: enough are free, and some are being scrubbed; ask again when one of
-    /// points() is reached. out_of_memory: too few are free, `left` says how many bytes. May throw std::bad_alloc.
-    [[nodiscard]] failure provide(tenant_tag tenant, std::size_t n) {
+    /// Whether a chunk has to be made so that `tenant` can take `n`: the memory's call comes between begin_create() and
+    /// end_create(), and the supply may be used meanwhile.
+    [[nodiscard]] bool lacks(tenant_tag tenant, std::size_t n) const noexcept {
         // A chunk that is clean from the start is there at once; one that isn't is no better than those that are free.
-        errc made = errc::none;
-        const auto enough = [&] {
-            return (Memory::fresh_is_zero ? registry_.ready(tenant) : registry_.available()) >= n;
-        };
-        while (!enough() && made == errc::none) made = create();
+        return (Memory::fresh_is_zero ? registry_.ready(tenant) : registry_.available()) < n;
+    }
+    /// out_of_memory, and nothing is begun, where there are as many as there may be.
+    [[nodiscard]] errc begin_create() noexcept {
+        if (registry_.total() + making_ >= options_.capacity) return errc::out_of_memory;
+        ++making_;
+        return errc::none;
+    }
+    /// What the memory answered. Throws std::bad_alloc, and then the chunk is the device's again.
+    errc end_create(result<typename Memory::chunk> made) {
+        --making_;
+        if (!made) return made.code();
+        if (registry_.total() >= chunks_.size()) chunks_.emplace_back();
+        chunks_[registry_.add(Memory::fresh_is_zero)] = *std::move(made);
+        return errc::none;
+    }
+
+    /// Sees to it that `tenant` can take `n` chunks, where enough have been made, or else `made` is why not. errc::none: take()
+    /// them before anybody else does. deadline_exceeded: enough are free, and some are being scrubbed; ask again when one of
+    /// points() is reached. out_of_memory: too few are free, `left` says how many bytes.
+    [[nodiscard]] failure provide(tenant_tag tenant, std::size_t n, errc made) noexcept {
         const failure figures{.asked = (chunk_size() * n).count(),
                               .left = (chunk_size() * registry_.available()).count(),
                               .limit = (chunk_size() * options_.capacity).count()};
@@ -207,6 +226,7 @@ public:
 
     /// After provide().
     index take(tenant_tag tenant) noexcept { return registry_.take(tenant); }
+    /// Stays where it is until it is dropped.
     [[nodiscard]] const typename Memory::chunk& physical(index i) const noexcept { return *chunks_[i]; }
     /// A chunk that is mapped nowhere any more, but in the scrub window perhaps.
     void give(index i) noexcept {
@@ -251,11 +271,11 @@ public:
     void add_points(std::vector<point>& to) const { window_.add_points(to); }
     [[nodiscard]] bool scrubbing() const noexcept { return window_.active() != 0; }
 
-    /// Gives free chunks back to the device until `keep` are left. Returns how many.
-    std::size_t trim(std::size_t keep) noexcept {
-        std::size_t gone = 0;
-        for (; registry_.clean() + registry_.dirty() > keep; ++gone) chunks_[registry_.drop()].reset();
-        return gone;
+    /// A free chunk for the caller to give back to the device, unless no more than `keep` are left.
+    [[nodiscard]] std::optional<typename Memory::chunk> drop(std::size_t keep) noexcept {
+        std::optional<typename Memory::chunk> dropped;
+        if (registry_.clean() + registry_.dirty() > keep) chunks_[registry_.drop()].swap(dropped);
+        return dropped;
     }
 
     [[nodiscard]] bytes chunk_size() const noexcept { return memory_->granularity(); }
@@ -270,15 +290,6 @@ private:
         return o;
     }
 
-    errc create() {
-        if (registry_.total() >= options_.capacity) return errc::out_of_memory;
-        if (registry_.total() >= chunks_.size()) chunks_.emplace_back();  // before anything is made, since it may throw
-        auto made = memory_->create();
-        if (!made) return made.code();
-        chunks_[registry_.add(Memory::fresh_is_zero)] = *std::move(made);
-        return errc::none;
-    }
-
     // A chunk that registry_ has begun to scrub.
     errc scrub(index i) noexcept {
         const errc why = window_.begin(i, physical(i));
@@ -289,7 +300,8 @@ private:
     Memory* memory_;
     chunk_pool_options options_;
     chunk_registry registry_;
-    std::vector<std::optional<typename Memory::chunk>> chunks_;
+    std::deque<std::optional<typename Memory::chunk>> chunks_;
+    std::size_t making_ = 0;  // between begin_create() and end_create()
     scrub_window<Memory, Stream> window_;
     std::uint64_t failed_ = 0;
     errc why_failed_ = errc::none;
