@@ -10,21 +10,28 @@
 
 #include <gpushare/closing.hpp>
 #include <gpushare/error.hpp>
+#include <gpushare/memory/block_handle.hpp>
 #include <gpushare/memory/pool_resource.hpp>
+#include <gpushare/memory/pool_wait.hpp>
 #include <gpushare/memory/private_pool.hpp>
 #include <gpushare/memory/quota.hpp>
+#include <gpushare/memory/quota_change.hpp>
 #include <gpushare/memory/quota_resource.hpp>
+#include <gpushare/memory/quota_wait.hpp>
 #include <gpushare/memory/scrubbing_resource.hpp>
+#include <gpushare/memory/spillable_block.hpp>
 #include <gpushare/memory/statistics_resource.hpp>
 #include <gpushare/units.hpp>
 
 #include "support/arena_rig.hpp"
 #include "support/capped_pool.hpp"
 #include "support/catch.hpp"
+#include "support/code_of.hpp"
 #include "support/fault_resource.hpp"
 #include "support/manual_scrubber.hpp"
 #include "support/manual_timeline.hpp"
 #include "support/threads.hpp"
+#include "support/waiting.hpp"
 
 namespace closing_test {
 
@@ -73,6 +80,110 @@ TEST_CASE("callbacks are told last made first, again until they are done, and no
     CHECK(told == std::vector{4, 3, 1, 3});
     CHECK(closing.close(now));
     CHECK(told.size() == 4);
+}
+
+TEST_CASE("a quota that closes says so to whoever asks or waits, from the first moment on",
+          "[memory][closing][quota]") {
+    quota device{64_MiB};
+    quota limit{device, 16_MiB, 16_MiB}, team{limit, 0_B, 8_MiB};
+    fault_resource below;
+    quota_resource mine{limit, below, "chat"};
+    REQUIRE(limit.try_charge(32_MiB) == errc::none);
+    gpushare::quota_claim waits{limit, 1_MiB};
+    errc during = errc::none;
+    const close_callback asks{limit.closing(), [&](instant) {
+                                  during = limit.try_charge(1_B);
+                                  return true;
+                              }};
+    failure why;
+    SECTION("all at once") {
+        CHECK(limit.close(now));
+        CHECK(during == errc::closed);
+    }
+    SECTION("in two steps") {
+        limit.stop();
+        CHECK(during == errc::none);
+        CHECK_FALSE(limit.closing().closed());
+    }
+    CHECK(limit.closed());
+    CHECK(waits.state() == gpushare::claim_state::refused);
+    CHECK(waits.why() == errc::closed);
+    CHECK(mine.try_allocate(1, 1, &why) == nullptr);
+    CHECK(why.code == errc::closed);
+    CHECK(team.try_charge(1_B) == errc::closed);
+    CHECK(team.refuses(1_B).code == errc::closed);
+    CHECK(limit.resize(32_MiB, 0_B) == errc::closed);
+    CHECK(limit.adopt(1_MiB, 0_B) == errc::closed);
+    CHECK(gpushare::quota_charge(limit, 1_B).prepare().code == errc::closed);
+    CHECK(gpushare::quota_resize(limit, 32_MiB, 0_B).prepare().code == errc::closed);
+    CHECK(support::code_of([&] { const quota late(limit, 1_MiB); }) == errc::closed);
+    const auto moved = gpushare::try_transfer(device, limit, 1_B);
+    CHECK((moved.why == errc::closed && moved.kept));
+    CHECK(limit.try_charge(0_B) == errc::none);
+    CHECK(limit.release(32_MiB));
+    CHECK(device.usage().current == 0_B);
+    CHECK(device.try_charge(64_MiB) == errc::none);
+    CHECK(device.release(64_MiB));
+}
+
+TEST_CASE("everything that stands on closed memory refuses with closed", "[memory][closing]") {
+    support::arena_rig rig;
+    rig.work_by_itself();
+    fault_resource device;
+    quota_resource mine{rig.chat, device, "chat"};
+    pool_resource pool{mine, {.segment = 4_KiB}};
+    auto cache = pool.make_cache();
+    private_pool graph{pool, 1_KiB};
+    scrubbing_resource scrubbed{mine, rig.scrubber};
+    gpushare::statistics_resource counted{mine};
+    gpushare::handle_table table;
+    gpushare::handle_resource handles{table, {1}, mine};
+    const auto h = handles.allocate(100, 8);
+    REQUIRE(handles.pointer(h) != nullptr);
+    auto arena = rig.arena(rig.chat, 1);
+    arena.commit(0_B, rig.chunk);
+    struct reaching {  // every copy is done at once
+        using point = gpushare::immediate_point;
+        static void copy(void*, const void*, std::size_t) {}
+        static void wait(const point&) {}
+        static point record() { return {}; }
+    } by;
+    gpushare::spillable_block spills{by, mine, device, 1_KiB};
+    CHECK(rig.chat.close(never));
+
+    const auto refusal = [](auto& resource) {
+        failure why;
+        return resource.try_allocate(64, 8, &why) == nullptr ? why.code : errc::none;
+    };
+    CHECK(refusal(mine) == errc::closed);
+    CHECK(refusal(pool) == errc::closed);
+    CHECK(refusal(cache) == errc::closed);
+    CHECK(refusal(graph) == errc::closed);
+    CHECK(refusal(scrubbed) == errc::closed);
+    CHECK(refusal(counted) == errc::closed);
+    const auto waits = [](auto& resource) {
+        failure why;
+        return resource.try_allocate_until(64, 8, support::forever(), &why) == nullptr ? why.code : errc::none;
+    };
+    CHECK(waits(mine) == errc::closed);
+    CHECK(waits(pool) == errc::closed);
+    CHECK(waits(cache) == errc::closed);
+    CHECK(waits(counted) == errc::closed);
+    CHECK(gpushare::charge_until(rig.chat, 1_B, support::forever()).code == errc::closed);
+    for (const auto& r : {mine.refuses(64, 8), pool.refuses(64, 8), cache.refuses(64, 8), graph.refuses(64, 8),
+                          scrubbed.refuses(64, 8), counted.refuses(64, 8)})
+        CHECK(r.code == errc::closed);
+    CHECK(support::code_of([&] { (void)handles.allocate(64, 8); }) == errc::closed);
+    CHECK(handles.try_allocate(64, 8).code() == errc::closed);
+    CHECK(support::code_of([&] { (void)handles.resize(h, 200, [](void*, const void*, std::size_t) {}); }) ==
+          errc::closed);
+    CHECK(handles.pointer(h) == nullptr);  // it may be somebody else's by now
+    CHECK(arena.try_commit(0_B, rig.chunk, never).code == errc::closed);
+    CHECK(arena.try_commit_until(0_B, rig.chunk, support::forever()).code == errc::closed);
+    CHECK(spills.spill(never) == errc::closed);
+    CHECK(spills.restore() == errc::closed);
+    CHECK(spills.data() == nullptr);
+    CHECK(handles.deallocate(h) == errc::none);  // what is out goes back all the same
 }
 
 TEST_CASE("a pool over closed memory hands nothing out of what was taken back", "[memory][closing][pool]") {

@@ -147,6 +147,62 @@ TEST_CASE("what a hook allocates asks no hook, in its own tree or round about an
     CHECK(other.release(100_B));
 }
 
+TEST_CASE("another thread's request asks hooks while this one is in a hook: the guard is a thread's",
+          "[memory][hooks]") {
+    quota q{100_B};
+    REQUIRE(q.try_charge(100_B) == errc::none);
+    fault_resource upstream;
+    quota_resource mine{q, upstream};
+    int calls = 0;
+    const quota_hook spill{q, 0, [&](const reclaim_request& r) {
+                               if (++calls == 2) {  // by the other thread, which lacks 10 bytes
+                                   CHECK(r.missing == 10_B);
+                                   CHECK(q.in_hook(std::this_thread::get_id()));
+                                   return q.release(10_B) ? 10_B : 0_B;
+                               }
+                               std::jthread([&] {
+                                   CHECK_FALSE(q.in_hook(std::this_thread::get_id()));
+                                   void* const p = mine.try_allocate(10, 1);
+                                   CHECK(p != nullptr);
+                                   CHECK(mine.deallocate(p, 10, 1) == errc::none);
+                               }).join();
+                               return 10_B;
+                           }};
+    void* const p = mine.try_allocate(10, 1);
+    CHECK(p != nullptr);
+    CHECK(calls == 2);
+    CHECK_FALSE(q.in_hook(std::this_thread::get_id()));
+    CHECK(mine.deallocate(p, 10, 1) == errc::none);
+    CHECK(q.release(90_B));
+}
+
+TEST_CASE("two hooks that allocate from each other's pool don't wait for each other",
+          "[memory][hooks][pool][threads]") {
+    fault_resource device;
+    quota limit{64_KiB};
+    quota_resource mine{limit, device};
+    using pool = gpushare::pool_resource<quota_resource<fault_resource>>;
+    std::array pools{pool(mine), pool(mine)};
+    std::array<void*, 2> halves{};
+    for (unsigned i = 0; i < 2; ++i) halves[i] = pools[i].allocate(32 << 10, 256);
+    std::atomic<int> inside{0}, granted{0};
+    std::atomic<std::thread::id> first{};
+    const quota_hook spill{limit, 0, [&](const reclaim_request&) {
+                               const bool is_first = first.load() == std::this_thread::get_id();
+                               for (inside.fetch_add(1); inside.load() < 2;) std::this_thread::yield();
+                               if (pools[is_first ? 1 : 0].try_allocate(1'000, 256) != nullptr) granted.fetch_add(1);
+                               return bytes{};
+                           }};
+    support::together(2, [&](unsigned rank) {
+        if (rank == 0) first.store(std::this_thread::get_id());
+        while (first.load() == std::thread::id{}) std::this_thread::yield();
+        if (pools[rank].try_allocate(1'000, 256) != nullptr) granted.fetch_add(1);
+    });
+    CHECK(inside == 2);  // each of them once
+    CHECK(granted == 0);
+    for (unsigned i = 0; i < 2; ++i) CHECK(pools[i].deallocate(halves[i], 32 << 10, 256) == errc::none);
+}
+
 TEST_CASE("hooks are asked when the memory behind the quota runs out, too", "[memory][hooks]") {
     quota q{1_KiB};
     fault_resource upstream;

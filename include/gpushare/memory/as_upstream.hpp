@@ -12,6 +12,7 @@
 #include <exception>
 #include <new>
 #include <string_view>
+#include <thread>
 #include <type_traits>
 #include <utility>
 
@@ -85,6 +86,7 @@ public:
     [[nodiscard]] static constexpr bytes largest_free() noexcept { return bytes::max(); }  ///< it doesn't say
     [[nodiscard]] static constexpr std::string_view owner() noexcept { return {}; }        ///< nobody
     [[nodiscard]] static close_token closing() noexcept { return {}; }                     ///< never
+    [[nodiscard]] static bool in_hook(std::thread::id) noexcept { return false; }          ///< it has none
 
     /// What it refers to.
     [[nodiscard]] R& resource() const noexcept { return *resource_; }
@@ -129,6 +131,13 @@ public:
     [[nodiscard]] bytes largest_free() const noexcept { return std::as_const(*resource_).largest_free(); }  ///< bytes
     [[nodiscard]] std::string_view owner() const noexcept { return std::as_const(*resource_).owner(); }     ///< its
     [[nodiscard]] close_token closing() const noexcept { return std::as_const(*resource_).closing(); }      ///< its
+    /// As quota::in_hook, where the resource tells; else false.
+    [[nodiscard]] bool in_hook(std::thread::id thread) const noexcept {
+        if constexpr (requires(const R& r) { static_cast<bool>(r.in_hook(thread)); })
+            return std::as_const(*resource_).in_hook(thread);
+        else
+            return false;
+    }
 
     /// What it refers to.
     [[nodiscard]] R& resource() const noexcept { return *resource_; }

@@ -19,6 +19,7 @@
 #include <utility>
 #include <vector>
 
+#include <gpushare/closing.hpp>
 #include <gpushare/concepts.hpp>
 #include <gpushare/config.hpp>
 #include <gpushare/error.hpp>
@@ -129,7 +130,7 @@ class handle_resource {
 public:
     /// For `tenant`, with memory of `upstream`.
     handle_resource(handle_table& table, tenant_tag tenant, Upstream& upstream) noexcept
-        : table_(&table), tenant_(tenant), upstream_(upstream) {}
+        : table_(&table), tenant_(tenant), upstream_(upstream), closing_(upstream_.closing()) {}
 
     /// Throws what the upstream throws, std::bad_alloc if the host has no memory for the entry. `label` must outlive the
     /// block.
@@ -140,8 +141,24 @@ public:
         return h;
     }
 
-    /// The block's address; null if the handle is another tenant's or its block was freed.
+    /// As allocate(), with the reason instead of an exception.
+    [[nodiscard]] result<block_handle> try_allocate(std::size_t size, std::size_t alignment,
+                                                    std::string_view label = {}) noexcept {
+        failure why{.code = errc::out_of_memory, .asked = size};
+        obtained b{upstream_, {upstream_.try_allocate(size, alignment, &why), bytes{size}, alignment, label}};
+        if (b.what.pointer == nullptr) return why;
+        try {
+            const block_handle h = table_->insert(tenant_, b.what);
+            b.what.pointer = nullptr;
+            return h;
+        } catch (...) {  // the host has no memory for the entry
+            return failure{.code = errc::out_of_memory, .asked = size};
+        }
+    }
+
+    /// The block's address; null if the handle is another tenant's or its block was freed, and once the upstream is closed.
     [[nodiscard]] void* pointer(block_handle h) const noexcept {
+        if (closing_.closed()) return nullptr;
         const auto found = table_->find(tenant_, h);
         return found ? found->pointer : nullptr;
     }
@@ -191,6 +208,7 @@ private:
     handle_table* table_;
     tenant_tag tenant_;
     upstream_ref<Upstream> upstream_;
+    close_token closing_;
 };
 
 }  // namespace GPUSHARE_ABI

@@ -56,11 +56,8 @@ public:
     /// See pool_resource::try_allocate.
     [[nodiscard]] void* try_allocate(std::size_t size, std::size_t alignment = alignof(std::max_align_t),
                                      failure* why = nullptr, std::string_view label = {}) noexcept {
-        if (void* const p = try_allocate_kept(size, alignment, label)) return p;
-        typename Pool::refusal r;
-        void* const p = pool_->obtain(size, alignment, r, worker_.get(), label);
-        if (p == nullptr && why != nullptr) *why = r.why;
-        return p;
+        void* const p = try_allocate_kept(size, alignment, label);
+        return p != nullptr ? p : try_allocate_anew(size, alignment, why, label);
     }
     /// See pool_resource::allocate_until.
     template <class Patience>
@@ -130,6 +127,14 @@ public:
         detail::pool_block* const b =
             worker_->bins.take(detail::whole_granules(size) / detail::pool_granule, alignment, size);
         return b == nullptr ? nullptr : b->hand_out(size, alignment, label);
+    }
+    /// As try_allocate, for who has looked at what is kept here just now.
+    [[nodiscard]] void* try_allocate_anew(std::size_t size, std::size_t alignment, failure* why = nullptr,
+                                          std::string_view label = {}) noexcept {
+        typename Pool::refusal r;
+        void* const p = pool_->obtain(size, alignment, r, worker_.get(), label);
+        if (p == nullptr && why != nullptr) *why = r.why;
+        return p;
     }
 
 private:

@@ -42,7 +42,7 @@ inline namespace GPUSHARE_ABI {
 /// Options of a pool_resource.
 struct pool_options {
     bytes segment = 32_MiB;  ///< bytes asked of the upstream at a time; for a bigger request, its own size
-    bytes kept = 128_MiB;    ///< a cache keeping less than this isn't emptied while the pool can grow
+    bytes kept = 32_MiB;     ///< a cache keeping less than this isn't emptied while the pool can grow for a small block
     std::uint32_t part = 0;  ///< a segment is at most one part in so many of what the upstream has left; 0: as above
 };
 
@@ -308,7 +308,8 @@ private:
         for (;;) {
             auto seen = store_.changes();
             if (detail::pool_block* const b = store_.collect_and_take(request, own)) return b;
-            const bool early = store_.caches_keep_less(options_.kept);
+            // For what is big, blocks of the caches may come together.
+            const bool early = request.size < options_.segment.count() / 16 && store_.caches_keep_less(options_.kept);
             if (early)
                 if (detail::pool_block* const b = grow_by_segment()) return b;
             if (detail::pool_block* const b = store_.reclaim_and_take(request, own)) return b;
@@ -317,7 +318,7 @@ private:
             seen += return_empty(0).count;
             if (detail::pool_block* const b = grow(request.least, request.least, request, r)) return b;
             // Each further round means that another thread has got memory from the upstream or given it some.
-            if (const auto [b, again] = store_.settle_and_take(request, own, seen); b != nullptr || !again) {
+            if (const auto [b, again] = store_.settle_and_take(request, own, seen, upstream_); b != nullptr || !again) {
                 if (b == nullptr && r.why.code == errc::none) r.why = explain(request);
                 return b;
             }
@@ -347,10 +348,15 @@ private:
         const auto alignment = std::max(request.alignment, detail::pool_granule);
         if (const bytes takes = upstream_.charged(range, alignment); takes != bytes::max())
             range = std::max(range, takes.count() & ~std::uint64_t{detail::pool_granule - 1});
-        detail::pool_move move;
+        detail::pool_move move(upstream_);
         store_.begin_move(move);
         detail::pool_block* b = nullptr;
-        if (void* const p = from_upstream(range, alignment, r)) {
+        r = {};
+        void* const p = upstream_.ask(range, alignment, r);
+        // What is over a whole quota won't fit whatever is freed.
+        if (r.why.code == errc::size_overflow || (r.why.code == errc::over_quota && r.why.asked > r.why.limit))
+            r.final = true;
+        if (p != nullptr) {
             try {
                 b = store_.add({static_cast<std::byte*>(p), range, alignment}, size, request);
             } catch (...) {  // the host has no memory for the bookkeeping
@@ -360,14 +366,6 @@ private:
         store_.end_move(move, b != nullptr);
         return b;
     }
-    [[nodiscard]] void* from_upstream(std::size_t size, std::size_t alignment, refusal& r) noexcept {
-        r = {};
-        void* const p = upstream_.ask(size, alignment, r);
-        // What is over a whole quota won't fit whatever is freed.
-        if (r.why.code == errc::size_overflow || (r.why.code == errc::over_quota && r.why.asked > r.why.limit))
-            r.final = true;
-        return p;
-    }
     struct returned {
         std::uint64_t count = 0;
         bytes size{};
@@ -375,7 +373,7 @@ private:
     // Gives back segments in which nothing is while more than `target` bytes are held.
     returned return_empty(std::uint64_t target) noexcept {
         returned all;
-        detail::pool_move move;
+        detail::pool_move move(upstream_);
         for (auto s = store_.remove_empty(move, target); s.begin != nullptr; s = store_.remove_empty(move, target)) {
             upstream_.deallocate(s.begin, s.size, s.alignment);
             store_.end_move(move, true);

@@ -27,6 +27,7 @@
 #include <cstdint>
 #include <mutex>
 #include <string_view>
+#include <thread>
 
 #include <gpushare/closing.hpp>
 #include <gpushare/config.hpp>
@@ -61,8 +62,8 @@ public:
     explicit quota(bytes limit) : quota(nullptr, limit, bytes{}) {}
 
     /// A child with `guaranteed` bytes taken from `parent` now, and up to `burst` more that the parent lends while it
-    /// has them. Throws operation_error: no_room if the parent can't guarantee them, invalid_specification above
-    /// max_limit().
+    /// has them. Throws operation_error: no_room if the parent can't guarantee them, closed if it is closed,
+    /// invalid_specification above max_limit().
     quota(quota& parent, bytes guaranteed, bytes burst = {}) : quota(&parent, guaranteed, burst) {}
 
     quota(const quota&) = delete;
@@ -77,7 +78,7 @@ public:
     }
 
     /// Charges `n` bytes or none. over_quota: beyond this quota's own limit; out_of_memory: the parent hasn't got the
-    /// burst now; size_overflow: more than any quota can hold. Takes no lock unless it must borrow, or refuses while
+    /// burst now; size_overflow: more than any quota can hold; closed. Takes no lock unless it must borrow, or refuses while
     /// something is lent.
     [[nodiscard]] errc try_charge(bytes n) noexcept {
         for (;;) {
@@ -126,21 +127,23 @@ public:
 
     /// Changes guarantee and burst, all or nothing. Going below what is charged takes nothing away: requests are
     /// refused until it fits, and what is released meanwhile goes to the parent. Growing fails with no_room if
-    /// the parent hasn't the bytes, with invalid_specification above max_limit() or for a root's burst.
+    /// the parent hasn't the bytes, with invalid_specification above max_limit() or for a root's burst, with closed once it is.
     [[nodiscard]] errc resize(bytes guaranteed, bytes burst) noexcept {
         if (guaranteed + burst > max_limit() || (parent_ == nullptr && burst != bytes{}))
             return errc::invalid_specification;
         const std::lock_guard lock(root_->mutex_);
+        if (stopped()) return errc::closed;
         const errc why = change(guaranteed, burst);
         serve_waiters();
         return why;
     }
 
     /// Adds `charged` bytes to the guarantee that the parent has been charged for already, as by a reservation: they
-    /// are this quota's from now on. Fails with invalid_specification above max_limit() or on a root.
+    /// are this quota's from now on. Fails with invalid_specification above max_limit() or on a root, with closed once it is.
     [[nodiscard]] errc adopt(bytes charged, bytes burst) noexcept {
         if (parent_ == nullptr) return errc::invalid_specification;
         const std::lock_guard lock(root_->mutex_);
+        if (stopped()) return errc::closed;
         if (guaranteed_ + charged + burst > max_limit()) return errc::invalid_specification;
         freeze();
         guaranteed_ += charged;
@@ -198,7 +201,6 @@ public:
     /// Why `n` bytes could never be charged here, whatever is released: over_quota, out_of_memory (a quota above is too
     /// small), size_overflow, closed, with the figures. errc::none if they could.
     [[nodiscard]] failure refuses(bytes n) const noexcept {
-        if (closed()) return {.code = errc::closed, .asked = n.count()};
         const errc why = [&] {
             const std::lock_guard lock(root_->mutex_);
             return unfit(n.count());
@@ -206,15 +208,22 @@ public:
         return why == errc::none ? failure{} : explain(why, n);
     }
 
-    /// Ends the quota: guarantee and burst become 0, so that nothing more can be charged and what is released goes to
-    /// the parent. Resources that registered with closing() give back what they keep. True once they have, false if
-    /// some is in use at the deadline: call it again. What is still charged after that belongs to blocks that are out.
+    /// From now on every charge, resize and waiter is refused with errc::closed, and what is released goes to the parent.
+    /// Tells nobody: the first half of close().
+    void stop() noexcept {
+        const std::lock_guard lock(root_->mutex_);
+        detail::quota_node::stop();
+        serve_waiters();
+    }
+    /// Ends the quota: stop(), and then resources that registered with closing() give back what they keep. True once they have,
+    /// false if some is in use at the deadline: call it again. What is still charged after that belongs to blocks that are
+    /// out, and to claims that were granted (quota_wait.hpp) until they are gone.
     bool close(instant deadline) noexcept {
-        (void)resize({}, {});
+        stop();
         return closing_.close(deadline);
     }
-    /// Whether close() has been called.
-    [[nodiscard]] bool closed() const noexcept { return closing_.closed(); }
+    /// Whether stop() or close() has been called.
+    [[nodiscard]] bool closed() const noexcept { return stopped(); }
     /// For resources that keep memory charged here: tells them when the quota closes. See closing.hpp.
     [[nodiscard]] close_token closing() const noexcept { return closing_.token(); }
 
@@ -237,6 +246,13 @@ public:
         return ask != nullptr && ask(*this, asked, n.count(), below);
     }
 
+    /// Whether that thread is in a call of a hook of the tree. Then it has nothing in hand that it asked for, and may wait for
+    /// anybody: a lock, another thread. So who waits for a call that asks hooks mustn't wait for that thread.
+    [[nodiscard]] bool in_hook(std::thread::id thread) const noexcept {
+        const std::lock_guard lock(root_->mutex_);
+        return root_->in_hook_ != nullptr && root_->in_hook_(*root_, thread);
+    }
+
     /// The figures of a refusal of `n` bytes, for error messages.
     [[nodiscard]] failure explain(errc code, bytes n) const noexcept {
         return {.code = code, .asked = n.count(), .left = free().count(), .limit = usage().limit().count()};
@@ -256,7 +272,8 @@ private:
         hold(guaranteed.count());
         cell_.publish({guaranteed.count()});
         if (parent != nullptr && !parent->attach(*this))
-            raise(parent->explain(errc::no_room, guaranteed), {}, "guarantee of a quota");
+            raise(parent->explain(parent->closed() ? errc::closed : errc::no_room, guaranteed), {},
+                  "guarantee of a quota");
     }
 
     [[gnu::noinline]] void raise_peak(std::uint64_t current) noexcept {

@@ -70,6 +70,10 @@ protected:
         if (guaranteed + burst > quota::max_limit() || (q.parent_ == nullptr && burst != bytes{}))
             return {errc::invalid_specification, (guaranteed + burst).count(), 0, quota::max_limit().count()};
         q.root_->mutex_.lock();
+        if (q.stopped()) {
+            q.root_->mutex_.unlock();
+            return {.code = errc::closed, .asked = guaranteed.count()};
+        }
         const auto fresh = q.growth(guaranteed);
         if (q.parent_ == nullptr || fresh == 0 ||
             freeze_for(*q.parent_, fresh, &q, detail::precedence::before_waiters) == errc::none)
@@ -116,6 +120,7 @@ private:
     // Freezes q and, as far as it would have to borrow, those above it. Nothing stays frozen after a refusal.
     static errc freeze_for(detail::quota_node& q, std::uint64_t n, const detail::quota_node* asking,
                            detail::precedence when) noexcept {
+        if (q.stopped() && n != 0) return errc::closed;
         if (q.behind_ != errc::none && n != 0 && when == detail::precedence::after_waiters) return q.behind_;
         q.freeze();
         const auto word = q.gather(asking);
@@ -123,8 +128,8 @@ private:
         errc why = errc::none;
         if (q.parent_ == nullptr || q.borrowed_.load(std::memory_order_relaxed) + need > q.burst_.count())
             why = need == 0 ? errc::none : errc::over_quota;
-        else if (need != 0 && freeze_for(*q.parent_, need, &q, when) != errc::none)
-            why = errc::out_of_memory;
+        else if (need != 0)
+            why = q.from_above(freeze_for(*q.parent_, need, &q, when));
         if (why != errc::none) q.give_back(word);
         return why;
     }
@@ -201,8 +206,8 @@ public:
     quota_resize(quota& of, bytes guaranteed, bytes burst) noexcept
         : detail::quota_change(of), guaranteed_(guaranteed), burst_(burst) {}
 
-    /// no_room (`left` is the largest guarantee that would have been granted, `limit` the parent's), or
-    /// invalid_specification.
+    /// no_room (`left` is the largest guarantee that would have been granted, `limit` the parent's),
+    /// invalid_specification, or closed.
     [[nodiscard]] failure prepare() noexcept { return hold_resize(of(), guaranteed_, burst_); }
     /// Only after prepare(): makes the change.
     void commit() noexcept { resize_held(of(), guaranteed_, burst_); }
@@ -220,7 +225,7 @@ struct transfer_result {
     bool kept = false;      ///< where refused: `from` is charged as before
 };
 
-/// Moves a charge of `n` bytes from `from` to `to`. over_quota: beyond `to`'s own limit. out_of_memory: `to` needs
+/// Moves a charge of `n` bytes from `from` to `to`. over_quota: beyond `to`'s own limit; closed. out_of_memory: `to` needs
 /// burst that isn't there, even with the bytes that `from` gives back. Only then may somebody else have charged those
 /// bytes in between, so that `from` has lost them: `kept` is false.
 [[nodiscard]] inline transfer_result try_transfer(quota& from, quota& to, bytes n) noexcept {
@@ -230,7 +235,7 @@ struct transfer_result {
         from.release(n);
         return {};
     }
-    if (why == errc::over_quota) return {.why = why, .kept = true};
+    if (why != errc::out_of_memory) return {.why = why, .kept = true};
     from.release(n);  // may be the very bytes that are missing above
     why = to.try_charge(n);
     return {.why = why, .kept = why != errc::none && from.try_charge(n) == errc::none};

@@ -2,6 +2,7 @@
 // Hooks that make room before a request is refused: they spill to the host, drop a cache, or give burst back to a
 // neighbour.
 //
+//   // 10: its order, lower ones are asked first
 //   gpushare::quota_hook spill{chat, 10, [&](const gpushare::reclaim_request& r) { return cache.evict(r.missing); }};
 //                                                // 10: after hooks of lower numbers
 //   void* p = mine.allocate(512 << 20, 256);    // mine: a quota_resource over chat. Asks the hook, and tries again
@@ -14,8 +15,15 @@
 // and refused if that fails.
 //
 // Hooks are called in ascending order by the thread that asks, under no lock, several at once where several threads
-// ask. An exception counts as nothing freed. An allocation inside a hook asks no hook of that tree, so a hook never
-// calls itself.
+// ask. An exception counts as nothing freed. A lock of the program's that a hook takes it must only try, where somebody
+// allocates under it: that thread may be the one that asks. A hook may allocate, from any pool: who lacks memory of a pool
+// waits for what is on its way between that and its upstream, but not for a thread that is in a hook (quota::in_hook), so
+// two hooks that allocate from each other's pool don't wait for each other.
+//
+// An allocation inside a hook asks no hook of that tree, by whatever quota of it: so no hook calls itself, round about
+// another tree either, and none is called below another one that may hold a lock. The guard is by tree and thread,
+// because what it guards, the stack and the locks that are held, is a thread's. Another thread isn't guarded: if a hook waits
+// for one that allocates, that one asks the hooks once more, and it is the program's to see that this ends.
 #pragma once
 
 #include <algorithm>
@@ -63,6 +71,7 @@ public:
         next_ = std::exchange(*at, this);
         // Release: who sees the function sees this header's data initialised.
         root.ask_next_.store(&ask_next, std::memory_order_release);
+        root.in_hook_ = &inside;
         root.orphan_hooks_ = [](quota_node& gone) noexcept {
             for (auto* h = gone.hooks_; h != nullptr; h = h->next_) h->of_ = nullptr;
         };
@@ -83,7 +92,7 @@ public:
     /// See quota::ask_next.
     static bool ask_next(quota_node& q, hook_cursor& asked, std::uint64_t n, bool below) noexcept {
         std::unique_lock lock(q.root_->mutex_);
-        if (q.unfit(n) != errc::none || inside(*q.root_)) return false;
+        if (q.unfit(n) != errc::none || inside(*q.root_, std::this_thread::get_id())) return false;
         const auto [level, missing] = below ? shortage{q.root_, n} : shortage_of(q, n, false);
         for (hook_registration* h = q.root_->hooks_; h != nullptr;) {
             reclaim_request request{.missing = bytes{missing}, .until = asked.until, .below = below};
@@ -162,11 +171,11 @@ private:
         return order_ != at.order ? order_ > at.order : number_ > at.number;
     }
 
-    // Whether this thread is in a hook of the tree.
-    static bool inside(const quota_node& root) noexcept {
+    // Whether that thread is in a hook of the tree.
+    static bool inside(const quota_node& root, std::thread::id thread) noexcept {
         for (const hook_registration* h = root.hooks_; h != nullptr; h = h->next_)
             for (const call_frame* c = h->calls_.front(); c != nullptr; c = c->next)
-                if (c->thread == std::this_thread::get_id()) return true;
+                if (c->thread == thread) return true;
         return false;
     }
 

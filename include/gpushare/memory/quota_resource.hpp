@@ -14,6 +14,7 @@
 #include <cstdint>
 #include <exception>
 #include <string_view>
+#include <thread>
 
 #include <gpushare/closing.hpp>
 #include <gpushare/concepts.hpp>
@@ -115,6 +116,8 @@ public:
         const close_token below = upstream_.closing();
         return below ? below : quota_->closing();
     }
+    /// As quota::in_hook.
+    [[nodiscard]] bool in_hook(std::thread::id thread) const noexcept { return quota_->in_hook(thread); }
     /// The quota's limit.
     [[nodiscard]] bytes capacity() const noexcept { return quota_->usage().limit(); }
     /// The largest charge that the quota would grant now.
@@ -162,7 +165,7 @@ private:
     };
 
     void* refuse(errc code, bytes size, answer& r) const noexcept {
-        if (r.explained) r.why = quota_->explain(quota_->closed() ? errc::closed : code, size);
+        if (r.explained) r.why = quota_->explain(code, size);
         return nullptr;
     }
     // What a request takes; bytes::max(), with the reason, if there can be none.
@@ -202,10 +205,7 @@ private:
         (void)collects;
         for (detail::hook_cursor asked{.until = until.deadline};;) {
             r.why = charge_until(*quota_, takes, until);
-            if (r.why.code != errc::none) {
-                if (quota_->closed()) r.why.code = errc::closed;
-                return nullptr;
-            }
+            if (r.why.code != errc::none) return nullptr;
             if (void* const p = charged_from_upstream(size, alignment, takes, r)) return p;
             if (r.final || !quota_->ask_next(asked, takes, true)) return nullptr;
         }

@@ -14,6 +14,7 @@
 #include <optional>
 #include <span>
 #include <string_view>
+#include <thread>
 
 #include <gpushare/closing.hpp>
 #include <gpushare/concepts.hpp>
@@ -133,6 +134,8 @@ public:
     [[nodiscard]] bytes largest_free() const noexcept { return upstream_.largest_free(); }  ///< As the upstream's.
     [[nodiscard]] std::string_view owner() const noexcept { return upstream_.owner(); }     ///< As the upstream's.
     [[nodiscard]] close_token closing() const noexcept { return upstream_.closing(); }      ///< As the upstream's.
+    /// As the upstream's; see quota::in_hook.
+    [[nodiscard]] bool in_hook(std::thread::id thread) const noexcept { return upstream_.in_hook(thread); }
     /// Bytes that were freed and aren't back in the upstream.
     [[nodiscard]] bytes pending() const noexcept { return frees_.pending(); }
     /// The resource below.

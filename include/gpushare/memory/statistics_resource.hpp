@@ -15,10 +15,12 @@
 // scope.
 #pragma once
 
+#include <concepts>
 #include <cstddef>
 #include <functional>
 #include <string>
 #include <string_view>
+#include <thread>
 #include <utility>
 #include <vector>
 
@@ -68,8 +70,24 @@ public:
     }
     /// Null where allocate() would throw; `why`, unless it is null, gets the reason.
     [[nodiscard]] void* try_allocate(std::size_t size, std::size_t alignment = alignof(std::max_align_t),
-                                     failure* why = nullptr) noexcept {
-        return try_allocate_in(detail::scoped_statistics::whole, size, alignment, why);
+                                     failure* why = nullptr, std::string_view label = {}) noexcept {
+        return try_allocate_in(detail::scoped_statistics::whole, size, alignment, why, label);
+    }
+    /// As allocate(), but waits as the upstream does, over one that waits.
+    template <class Patience>
+    requires requires(Upstream& u, const Patience& until) { u.allocate_until(1, 1, until); }
+    [[nodiscard]] void* allocate_until(std::size_t size, std::size_t alignment, const Patience& until,
+                                       std::string_view label = {}) {
+        return entered(detail::scoped_statistics::whole, size, alignment, label,
+                       [&] { return upstream_.resource().allocate_until(size, alignment, until); });
+    }
+    /// Null where allocate_until() would throw; `why`, unless it is null, gets the reason.
+    template <class Patience>
+    requires requires(Upstream& u, const Patience& until) { u.try_allocate_until(1, 1, until); }
+    [[nodiscard]] void* try_allocate_until(std::size_t size, std::size_t alignment, const Patience& until,
+                                           failure* why = nullptr, std::string_view label = {}) noexcept {
+        return entered_if(detail::scoped_statistics::whole, size, alignment, why, label,
+                          upstream_.resource().try_allocate_until(size, alignment, until, why));
     }
     /// As deallocate, but for a block that work before `used` may still use, over memory that is freed in stream order.
     template <timeline_point Point>
@@ -116,15 +134,22 @@ public:
     [[nodiscard]] bytes largest_free() const noexcept { return upstream_.largest_free(); }  ///< As the upstream's.
     [[nodiscard]] std::string_view owner() const noexcept { return upstream_.owner(); }     ///< As the upstream's.
     [[nodiscard]] close_token closing() const noexcept { return upstream_.closing(); }      ///< As the upstream's.
+    /// As the upstream's; see quota::in_hook.
+    [[nodiscard]] bool in_hook(std::thread::id thread) const noexcept { return upstream_.in_hook(thread); }
 
 private:
     template <memory_resource>
     friend class memory_scope;
 
     void* allocate_in(detail::scope_id s, std::size_t size, std::size_t alignment, std::string_view label) {
+        return entered(s, size, alignment, label, [&] { return upstream_.allocate(size, alignment); });
+    }
+    // What `allocate` gives.
+    template <std::invocable F>
+    void* entered(detail::scope_id s, std::size_t size, std::size_t alignment, std::string_view label, F allocate) {
         void* p = nullptr;
         try {
-            p = upstream_.allocate(size, alignment);
+            p = allocate();
             if (p != nullptr) statistics_.enter(s, {p, bytes{size}, alignment, label});
         } catch (...) {
             if (p != nullptr) (void)upstream_.deallocate(p, size, alignment);
@@ -135,10 +160,15 @@ private:
         return p;
     }
 
-    void* try_allocate_in(detail::scope_id s, std::size_t size, std::size_t alignment, failure* why) noexcept {
-        void* const p = upstream_.try_allocate(size, alignment, why);
+    void* try_allocate_in(detail::scope_id s, std::size_t size, std::size_t alignment, failure* why,
+                          std::string_view label) noexcept {
+        return entered_if(s, size, alignment, why, label, upstream_.try_allocate(size, alignment, why));
+    }
+    // Unless `p` is null.
+    void* entered_if(detail::scope_id s, std::size_t size, std::size_t alignment, failure* why, std::string_view label,
+                     void* p) noexcept {
         if (p != nullptr) try {
-                statistics_.enter(s, {p, bytes{size}, alignment, {}});
+                statistics_.enter(s, {p, bytes{size}, alignment, label});
                 return p;
             } catch (...) {  // the host has no memory for the entry
                 (void)upstream_.deallocate(p, size, alignment);
@@ -186,8 +216,8 @@ public:
     }
     /// Null where allocate() would throw; `why`, unless it is null, gets the reason.
     [[nodiscard]] void* try_allocate(std::size_t size, std::size_t alignment = alignof(std::max_align_t),
-                                     failure* why = nullptr) noexcept {
-        return in_->try_allocate_in(id_, size, alignment, why);
+                                     failure* why = nullptr, std::string_view label = {}) noexcept {
+        return in_->try_allocate_in(id_, size, alignment, why, label);
     }
     /// The resource's answer; see concepts.hpp.
     [[nodiscard]] bytes charged(std::size_t size, std::size_t alignment) const noexcept {

@@ -6,6 +6,7 @@
 #include <algorithm>
 #include <array>
 #include <atomic>
+#include <chrono>
 #include <concepts>
 #include <condition_variable>
 #include <cstddef>
@@ -153,8 +154,12 @@ struct pool_worker {
 /// A range on its way between the pool and its upstream. On the stack of the thread that moves it, under the lock of the
 /// pool.
 struct pool_move {
+    template <class Upstream>
+    explicit pool_move(const Upstream& upstream) noexcept : inside(upstream.in_hook(by)) {}
+
     pool_move* next = nullptr;
     std::thread::id by = std::this_thread::get_id();
+    bool inside;  // begun by a hook, which asks no others
 };
 
 /// Somebody who waits. Under the lock of the pool.
@@ -370,14 +375,21 @@ public:
         return kept < each * (workers_.size() - 1);
     }
 
-    /// The last word, once no memory is on its way between pool and upstream: but for a thread that is called from there itself,
-    /// by a hook of a quota, since others may wait for it. `seen` is what changes() was before the upstream was asked. Null and
-    /// false: it doesn't fit; null and true: something has come in between, try again.
-    [[nodiscard]] std::pair<pool_block*, bool> settle_and_take(const pool_request& r, worker* own,
-                                                               std::uint64_t seen) noexcept {
+    /// The last word, once no memory is on its way between pool and upstream. But a thread that is called from there itself, by a hook
+    /// of a quota, doesn't wait, since others may wait for it; nor is a move waited for from which a hook was called, as `upstream`
+    /// says: its thread has nothing in hand, and may wait for this one. `seen` is what changes() was before the upstream was asked. Null and false: it doesn't
+    /// fit; null and true: something has come in between, try again.
+    template <class Upstream>
+    [[nodiscard]] std::pair<pool_block*, bool> settle_and_take(const pool_request& r, worker* own, std::uint64_t seen,
+                                                               const Upstream& upstream) noexcept {
         spent done(*this);
         auto lock = locked();
-        changed_.wait(lock, [&] { return (moves_.empty() && recordings_ == 0) || inside_move(); });
+        const auto settled = [&] {
+            for (const auto* m = moves_.front(); m != nullptr; m = m->next)
+                if (m->inside || !upstream.in_hook(m->by)) return false;
+            return recordings_ == 0;
+        };
+        while (!settled() && !inside_move()) changed_.wait_for(lock, std::chrono::milliseconds(1));  // hooks don't tell
         if (stopped_) return {nullptr, false};
         for (worker* const w : workers_) gather(*w);
         collect(done);

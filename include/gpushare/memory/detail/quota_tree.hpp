@@ -12,6 +12,7 @@
 #include <limits>
 #include <mutex>
 #include <string_view>
+#include <thread>
 #include <utility>
 
 #include <gpushare/config.hpp>
@@ -121,7 +122,12 @@ struct alignas(64) quota_node {
     // held and borrowed with it. A quota over its limit stays frozen.
     void freeze() const noexcept { cell_.freeze(); }
     void thaw(quota_word word) const noexcept { cell_.publish(word.frozen_if(over_limit() || watched())); }
-    void hold(std::uint64_t held) const noexcept { cell_.hold(held, burst_ == bytes{} && borrowers_ == 0); }
+    // Refusals of one that is stopped come to the mutex, to say so.
+    void hold(std::uint64_t held) const noexcept {
+        cell_.hold(held, burst_ == bytes{} && borrowers_ == 0 && !stopped());
+    }
+    // Written under the mutex. Acquire: who sees it sees what was done before.
+    [[nodiscard]] bool stopped() const noexcept { return stopped_.load(std::memory_order_acquire); }
     [[nodiscard]] bool over_limit() const noexcept {
         return borrowed_.load(std::memory_order_relaxed) > burst_.count();
     }
@@ -142,6 +148,7 @@ struct alignas(64) quota_node {
 
     // Charges `n` bytes. `asking`, a child on whose behalf that is, has nothing idle to gather.
     errc take(std::uint64_t n, const quota_node* asking, precedence when = precedence::after_waiters) noexcept {
+        if (stopped() && n != 0) return refuse(errc::closed);
         if (behind_ != errc::none && n != 0 && when == precedence::after_waiters) return refuse(behind_);
         freeze();
         auto word = cell_.now();
@@ -163,9 +170,14 @@ struct alignas(64) quota_node {
     errc borrow(std::uint64_t need, precedence when) noexcept {
         const auto borrowed = borrowed_.load(std::memory_order_relaxed);
         if (parent_ == nullptr || borrowed + need > burst_.count()) return errc::over_quota;
-        if (parent_->take(need, this, when) != errc::none) return errc::out_of_memory;
+        if (const errc why = parent_->take(need, this, when); why != errc::none) return from_above(why);
         borrowed_.store(borrowed + need, std::memory_order_relaxed);
         return errc::none;
+    }
+
+    // What the parent refuses a loan for, to who asked for it.
+    [[nodiscard]] static constexpr errc from_above(errc why) noexcept {
+        return why == errc::none || why == errc::closed ? why : errc::out_of_memory;
     }
 
     // Bytes that the parent must be charged for such a guarantee. What was borrowed is charged there already.
@@ -190,6 +202,12 @@ struct alignas(64) quota_node {
         settle(fresh);
         if (parent_ != nullptr) parent_->note_borrower(*this);
         return errc::none;
+    }
+
+    // Nothing is granted any more, and what is released goes to the parent.
+    void stop() noexcept {
+        stopped_.store(true, std::memory_order_release);
+        (void)change({}, {});
     }
 
     // Takes back `n` bytes that a child was lent.
@@ -272,9 +290,10 @@ struct alignas(64) quota_node {
 
     // Why so many bytes can never be charged here, or errc::none.
     [[nodiscard]] errc unfit(std::uint64_t n) const noexcept {
+        if (stopped() && n != 0) return errc::closed;
         if (bytes{n} > guaranteed_ + burst_) return n > quota_word::mask ? errc::size_overflow : errc::over_quota;
         const bytes more = bytes{n} - guaranteed_;
-        return more == bytes{} || parent_->unfit(more.count()) == errc::none ? errc::none : errc::out_of_memory;
+        return more == bytes{} ? errc::none : from_above(parent_->unfit(more.count()));
     }
 
     // ---- Who waits. Bytes come from a quota's top, the last that it can borrow from, and from all that borrow there.
@@ -312,6 +331,7 @@ struct alignas(64) quota_node {
     quota_node* const root_;
     alignas(64) mutable std::atomic<bool> idle_below_{false};  // a quota below may hold a loan that it doesn't use
     std::atomic<std::uint64_t> refusals_{0};
+    std::atomic<bool> stopped_{false};
     mutable std::mutex mutex_;  // of the whole tree, in its root; what follows is under it
     bytes guaranteed_, burst_;
     quota_node *children_ = nullptr, *next_ = nullptr;
@@ -333,6 +353,7 @@ struct alignas(64) quota_node {
     std::uint64_t hooks_made_ = 0;
     void (*orphan_hooks_)(quota_node&) noexcept = nullptr;  // set by the first of them, for the end of the tree
     std::atomic<ask_function> ask_next_{nullptr};           // set by the first of the hooks
+    bool (*in_hook_)(const quota_node&, std::thread::id) noexcept = nullptr;  // likewise
     bool polled_ = false;  // somebody who waits looks after the hooks that can be waited for
 };
 
