@@ -137,6 +137,19 @@ TEST_CASE("a warm limiter allocates nothing", "[compute][memory]") {
     CHECK(compute.usage(a).completed == 101 * 22);
 }
 
+TEST_CASE("requests that raise a client's level take memory as a vector does", "[compute][memory]") {
+    limiter compute{{.depth = 3}};
+    const auto a = compute.add({.weight = 50_pct});
+    (void)compute.add({.weight = 50_pct, .level = {1}});
+    std::size_t refused = 0;
+    const auto before = this_heap.allocations;
+    for (int i = 0; i < 64; ++i) refused += compute.begin_request(a, {1}) == errc::none ? 0 : 1;
+    const auto after = this_heap.allocations;
+    for (int i = 0; i < 64; ++i) compute.end_request(a, {1});
+    CHECK(refused == 0);
+    CHECK(after - before < 16);
+}
+
 TEST_CASE("the heap of this program does count and fail", "[compute][memory]") {
     const auto before = this_heap.allocations;
     std::vector<int> v(10);

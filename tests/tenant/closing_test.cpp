@@ -177,7 +177,7 @@ TEST_CASE("after a close memory is refused as closed", "[tenant][close]") {
     REQUIRE(a.close(soon()).complete);
     CHECK(memory.closed());
     failure why;
-    CHECK(memory.try_allocate(1, 256, {}, &why) == nullptr);
+    CHECK(memory.try_allocate(1, 256, &why) == nullptr);
     CHECK(why.code == errc::closed);
     try {
         (void)memory.allocate(1 << 10);

@@ -165,7 +165,7 @@ TEST_CASE("a tenant waits for its memory: for its streams, its neighbours' burst
             while (chat.memory().limit().usage().waiting == 0) std::this_thread::yield();
             code.memory().deallocate(p, 56 << 20);
         });
-        void* const mine = chat.memory().allocate_until(16 << 20, long_enough, 256, "waited for");
+        void* const mine = chat.memory().allocate_until(16 << 20, 256, long_enough, "waited for");
         other.join();
         p = mine;
     }

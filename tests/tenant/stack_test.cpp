@@ -451,7 +451,7 @@ TEST_CASE("a close beside traffic takes everything back, and hands nothing out o
                     const bool after = closed.load();
                     const std::size_t size = 100 + k * 977 % 100'000;
                     failure why;
-                    void* const p = memory.try_allocate(size, 256, "traffic", &why);
+                    void* const p = memory.try_allocate(size, 256, &why, "traffic");
                     if (p != nullptr) {
                         ++had;
                         held.emplace_back(p, size);

@@ -180,7 +180,7 @@ TEST_CASE("burst uses what nobody was promised, and only that", "[tenant]") {
     CHECK(a.memory().free() == 24_MiB);
     void* p = a.memory().allocate(20 << 20);
     gpushare::failure why;
-    CHECK(a.memory().try_allocate(5 << 20, 256, {}, &why) == nullptr);
+    CHECK(a.memory().try_allocate(5 << 20, 256, &why) == nullptr);
     CHECK(why.code == errc::out_of_memory);
     void* q = b.memory().allocate(40 << 20);  // the guarantee holds beside the burst
     CHECK(admission(shared, {.name = "c", .memory = 5_MiB, .compute = 1_pct}) == errc::no_room);

@@ -62,8 +62,10 @@ struct tenant_spec {
     bytes unit{1};                    ///< memory / devices and burst / devices must be multiples of it
     std::uint32_t slice = any_slice;  ///< of SMs, of each of its devices; see tenancy::slice
     std::optional<memory_stack> stack{};  ///< what memory() is made of; none: as tenancy_options has it
-    std::optional<scrub_policy> scrub{};  ///< when its memory is overwritten; none: likewise
-    std::optional<ns> wait{};             ///< how long memory().allocate() waits for bytes; 0s: not; none: likewise
+    /// When its memory is overwritten; none: likewise. `off` holds while all tenants that its devices ever had say so: else it gets what
+    /// others left behind overwritten all the same.
+    std::optional<scrub_policy> scrub{};
+    std::optional<ns> wait{};  ///< how long memory().allocate() waits for bytes; 0s: not; none: likewise
 
     // For policies of the tenancy that look at it; see client_settings.
     share cap = share::whole();  ///< the most of each device's time

@@ -15,6 +15,7 @@
 #include <optional>
 #include <string>
 #include <string_view>
+#include <thread>
 #include <utility>
 #include <vector>
 
@@ -26,6 +27,7 @@
 #include <gpushare/memory/patience.hpp>
 #include <gpushare/memory/quota.hpp>
 #include <gpushare/memory/quota_resource.hpp>
+#include <gpushare/memory/quota_wait.hpp>
 #include <gpushare/memory/scrub.hpp>
 #include <gpushare/tenant/detail/clean_memory.hpp>
 #include <gpushare/tenant/detail/direct_memory.hpp>
@@ -50,6 +52,8 @@ struct tenant_memory_options {
     std::function<instant()> now{};           ///< the time, if there is a `wait`
     detail::memory_source* source = nullptr;  ///< what it comes from, for arena and stream_ordered
     std::function<bool()> make_room{};        ///< asked where the device refuses: whether it has given something back
+    const std::atomic<bool>* minded =
+        nullptr;  ///< true: others who had the device's memory mind that it is read, whatever `scrub` says
 };
 
 /// A tenant's allocator on one device. Thread-safe; neither copied nor moved. Sizes and alignments are in bytes;
@@ -71,7 +75,7 @@ public:
           wait_(o.wait),
           now_(std::move(o.now)),
           stack_(o.stack),
-          clean_(upstream, o.scrub, std::move(o.fill), o.source, std::move(o.make_room)),
+          clean_(upstream, o.scrub, std::move(o.fill), o.source, std::move(o.make_room), o.minded),
           resource_(quota_, clean_, tenant_) {
         if (o.stack == memory_stack::pool || o.stack == memory_stack::arena)
             pool_.emplace(resource_, o.trace);
@@ -90,50 +94,45 @@ public:
         if (pool_) [[likely]]
             if (void* const kept = pool_->try_allocate_kept(size, alignment, label)) return kept;
         if (wait_ != ns{})
-            return allocate_until(size, patience{time{this}, time{this}.now() + wait_}, alignment, label);
+            return allocate_until(size, alignment, patience{time{this}, time{this}.now() + wait_}, label);
         failure why;
-        void* p = try_allocate(size, alignment, label, &why);
-        if (p == nullptr) throw memory_error(why, tenant_, "allocate");
-        return p;
+        if (void* const p = obtain(size, alignment, &why, label)) return p;
+        throw memory_error(why, tenant_, "allocate");
     }
     /// Null where allocate would throw, without waiting; `why`, if given, gets the reason with its figures.
     [[nodiscard]] void* try_allocate(std::size_t size, std::size_t alignment = default_alignment,
-                                     std::string_view label = {}, failure* why = nullptr) noexcept {
+                                     failure* why = nullptr, std::string_view label = {}) noexcept {
         if (pool_) [[likely]]
             if (void* const kept = pool_->try_allocate_kept(size, alignment, label)) return kept;
-        failure refusal;
-        void* const p = pool_ ? pool_->try_allocate(size, alignment, label, refusal)
-                              : direct_->try_allocate(size, alignment, label, refusal);
-        if (p != nullptr) [[likely]]
-            return p;
-        if (why != nullptr) *why = closed() ? failure{.code = errc::closed} : refusal;
-        return refused();
-    }
-
-    /// The same without a label.
-    [[nodiscard]] void* try_allocate(std::size_t size, std::size_t alignment, failure* why) noexcept {
-        return try_allocate(size, alignment, std::string_view{}, why);
+        return obtain(size, alignment, why, label);
     }
 
     /// As allocate, but waits for bytes, first come first served, until the deadline or stop request of `until`, a
-    /// patience (include memory/quota_wait.hpp). Then throws memory_error with deadline_exceeded or stopped.
+    /// patience (include memory/quota_wait.hpp). Then throws memory_error with deadline_exceeded or stopped, which names the
+    /// largest borrower of burst.
     template <class Patience>
-    [[nodiscard]] void* allocate_until(std::size_t size, const Patience& until,
-                                       std::size_t alignment = default_alignment, std::string_view label = {}) {
-        failure refusal{.code = errc::closed};
-        try {
-            if (!closed()) {
-                void* const p =
-                    stack([&](auto& s) { return s.allocate_until(size, alignment, until, label, refusal); });
-                if (p != nullptr) return p;
-            }
-        } catch (...) {
-            (void)refused();
-            if (!closed()) throw;
-            refusal = {.code = errc::closed};
-        }
-        (void)refused();
-        throw memory_error(refusal, tenant_, "allocate");
+    [[nodiscard]] void* allocate_until(std::size_t size, std::size_t alignment, const Patience& until,
+                                       std::string_view label = {}) {
+        failure why;
+        if (void* const p = try_allocate_until(size, alignment, until, &why, label)) return p;
+        raise_waited(quota_, why, tenant_);
+    }
+    /// With default_alignment.
+    template <class Patience>
+    [[nodiscard]] void* allocate_until(std::size_t size, const Patience& until) {
+        return allocate_until(size, default_alignment, until);
+    }
+    /// Null where allocate_until would throw; `why`, if given, gets the reason with its figures.
+    template <class Patience>
+    [[nodiscard]] void* try_allocate_until(std::size_t size, std::size_t alignment, const Patience& until,
+                                           failure* why = nullptr, std::string_view label = {}) noexcept {
+        failure refusal;
+        if (!closed())
+            if (void* const p =
+                    stack([&](auto& s) { return s.try_allocate_until(size, alignment, until, label, refusal); }))
+                return p;
+        if (why != nullptr) *why = closed() ? failure{.code = errc::closed, .asked = size} : refusal;
+        return refused();
     }
 
     /// Frees a block that no work uses any more. If it isn't out, or has another size: unknown_block or wrong_size, an
@@ -199,6 +198,8 @@ public:
     }
     /// For resources that keep memory of the tenant: tells them when it closes. See closing.hpp.
     [[nodiscard]] close_token closing() const noexcept { return quota_.closing(); }
+    /// As quota::in_hook.
+    [[nodiscard]] bool in_hook(std::thread::id thread) const noexcept { return quota_.in_hook(thread); }
     /// What it is made of.
     [[nodiscard]] memory_stack made_of() const noexcept { return stack_; }
     /// The quota's limit, which the tenant sees as its device's size.
@@ -235,6 +236,17 @@ public:
     [[nodiscard]] quota& limit() noexcept { return quota_; }
 
 private:
+    // Behind a look at what the pool keeps.
+    [[nodiscard]] void* obtain(std::size_t size, std::size_t alignment, failure* why, std::string_view label) noexcept {
+        failure refusal;
+        void* const p = pool_ ? pool_->try_allocate(size, alignment, label, refusal)
+                              : direct_->try_allocate(size, alignment, label, refusal);
+        if (p != nullptr) [[likely]]
+            return p;
+        if (why != nullptr) *why = closed() ? failure{.code = errc::closed} : refusal;
+        return refused();
+    }
+
     using resource = quota_resource<detail::clean_memory<Upstream, Point>>;
 
     // What `f` says of whichever it is.

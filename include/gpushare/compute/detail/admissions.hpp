@@ -281,7 +281,8 @@ private:
     // The client goes at this level, if it is above its own, until let_down(). Throws std::bad_alloc.
     errc lift(client_id c, priority level) {
         auto& q = queue(c);
-        q.raised.reserve(q.raised.size() + 1);
+        if (q.raised.size() == q.raised.capacity())
+            q.raised.reserve(2 * q.raised.size() + 1);  // before anything changes
         const auto& now = core_.settings(c);
         if (level > now.level)
             if (const auto why = core_.change(c, at_level(now, level)); why != errc::none) return why;

@@ -31,9 +31,12 @@ namespace detail {
 template <timeline_point Point>
 using fill_function = std::function<Point(const Point* after, void* p, std::size_t size)>;
 
-/// Thread-safe. Models `memory`. Refers to `Upstream`, which must outlive it. Without a `fill`, and with scrub_policy::off, it hands
-/// out what it gets. What it hands out is the device's own, or a source's if there is one; where that is refused, `make_room` is asked
-/// whether it has given something back.
+/// Thread-safe. Models `memory`. Refers to `Upstream`, which must outlive it. Without a `fill` it hands out what it gets. What it hands
+/// out is the device's own, or a source's if there is one; where that is refused, `make_room` is asked whether it has given something
+/// back.
+///
+/// With scrub_policy::off, too, as long as `minded` is null or false: whether anybody who had memory of the device before minds that it
+/// is read. Once it is true it stays so.
 ///
 /// The device doesn't say who had a block before: another tenant, an arena's chunk, the embedder's own. So every block that
 /// comes from it is overwritten, and the thread waits for that, as it waits for the driver anyway. What is overwritten where memory
@@ -42,8 +45,13 @@ template <memory Upstream, timeline_point Point>
 class clean_memory {
 public:
     clean_memory(Upstream& below, scrub_policy policy, fill_function<Point> fill, memory_source* source = nullptr,
-                 std::function<bool()> make_room = {})
-        : below_(&below), source_(source), make_room_(std::move(make_room)), policy_(policy), fill_(std::move(fill)) {}
+                 std::function<bool()> make_room = {}, const std::atomic<bool>* minded = nullptr)
+        : below_(&below),
+          source_(source),
+          make_room_(std::move(make_room)),
+          policy_(policy),
+          minded_(minded),
+          fill_(std::move(fill)) {}
     clean_memory(const clean_memory&) = delete;
     clean_memory& operator=(const clean_memory&) = delete;
 
@@ -56,17 +64,17 @@ public:
     /// Null where the memory isn't there or can't be overwritten, and then it is back.
     [[nodiscard]] void* try_allocate(std::size_t size, std::size_t alignment, failure* why = nullptr) noexcept {
         failure refusal;
-        void* p = obtain(size, alignment, refusal);
+        void* p = from_below(size, alignment, refusal);
         // Not only while that gives something back: another thread may just have done so, or have freed something since.
         for (int fruitless = 0; p == nullptr && refusal.code == errc::out_of_memory && make_room_ && fruitless < 3;) {
             fruitless += make_room_() ? 0 : 1;
-            p = obtain(size, alignment, refusal);
+            p = from_below(size, alignment, refusal);
         }
         if (p == nullptr) {
             if (why != nullptr) *why = refusal;
             return p;
         }
-        if (policy_ == scrub_policy::off || size == 0 || is_zero(p, size)) return p;
+        if (size == 0 || !cleans() || is_zero(p, size)) return p;
         const errc failed = overwrite(p, size);
         if (failed == errc::none) return p;
         (void)deallocate(p, size, alignment);
@@ -119,7 +127,11 @@ public:
     }
 
 private:
-    [[nodiscard]] void* obtain(std::size_t size, std::size_t alignment, failure& why) noexcept {
+    // Relaxed: who gets a block that somebody had is behind whatever that one did, by the lock of the device's allocator.
+    [[nodiscard]] bool cleans() const noexcept {
+        return policy_ != scrub_policy::off || (minded_ != nullptr && minded_->load(std::memory_order_relaxed));
+    }
+    [[nodiscard]] void* from_below(std::size_t size, std::size_t alignment, failure& why) noexcept {
         return source_ != nullptr ? source_->try_allocate(size, alignment, why)
                                   : below_->try_allocate(size, alignment, &why);
     }
@@ -149,6 +161,7 @@ private:
     memory_source* source_;
     std::function<bool()> make_room_;
     scrub_policy policy_;
+    const std::atomic<bool>* minded_;
     fill_function<Point> fill_;
     std::atomic<std::uint64_t> scrubbed_{0};
 };

@@ -52,14 +52,13 @@ public:
         return nullptr;
     }
 
-    /// Throws what quota_resource::allocate_until does; null, and the reason, if the host has no memory for the entry or it
-    /// was closed meanwhile.
+    /// The same, but waits for bytes of the quota.
     template <class Patience>
-    [[nodiscard]] void* allocate_until(std::size_t size, std::size_t alignment, const Patience& until,
-                                       std::string_view label, failure& why) {
-        void* const p = resource_->allocate_until(size, alignment, until);
-        const visit inside(underway_);
-        return enter({p, bytes{size}, alignment, label}, why) ? p : nullptr;
+    [[nodiscard]] void* try_allocate_until(std::size_t size, std::size_t alignment, const Patience& until,
+                                           std::string_view label, failure& why) noexcept {
+        const visit inside(underway_);  // who closes tells those who wait, and they go
+        void* const p = resource_->try_allocate_until(size, alignment, until, &why);
+        return p != nullptr && enter({p, bytes{size}, alignment, label}, why) ? p : nullptr;
     }
 
     errc deallocate(void* p, std::size_t size, std::size_t alignment) noexcept {
@@ -79,7 +78,7 @@ public:
     /// From now on nothing is handed out; the quota has no limit to charge any more.
     void close() noexcept {
         closed_.store(true, std::memory_order_release);
-        (void)resource_->limit().resize({}, {});
+        resource_->limit().stop();
     }
     [[nodiscard]] bool closed() const noexcept { return closed_.load(std::memory_order_acquire); }
 

@@ -10,6 +10,7 @@
 #include <bit>
 #include <cstddef>
 #include <cstdint>
+#include <iterator>
 #include <limits>
 #include <mutex>
 #include <unordered_map>
@@ -65,39 +66,38 @@ public:
             return nullptr;
         }
         auto* const begin = static_cast<std::byte*>(range->data());
+        mapping& block = enter(begin, *std::move(range));  // nothing is mapped yet: what throws loses nothing
         for (std::size_t i = 0; i < taken.size(); ++i) {
             const errc failed = memory_->map(begin + i * unit(), taken[i]);
             if (failed == errc::none) continue;
-            if (i != 0) (void)memory_->unmap(begin, i * unit());
-            keep(std::move(taken));
             why = {.code = failed, .asked = size};
-            return nullptr;
+            block.chunks = std::move(taken);
+            if (i == 0 || memory_->unmap(begin, i * unit()) == errc::none) leave(begin);
+            return nullptr;  // what can't be unmapped stays where it is
         }
-        const std::lock_guard lock(mutex_);
-        out_.emplace(begin, mapping{*std::move(range), std::move(taken)});
+        block.chunks = std::move(taken);
         return begin;
     } catch (...) {  // of the host's memory
         why = {.code = errc::out_of_memory, .asked = size};
         return nullptr;
     }
 
-    errc deallocate(void* p, std::size_t size, std::size_t alignment) noexcept override try {
-        std::unique_lock lock(mutex_);
-        const auto at = out_.find(p);
-        if (at == out_.end()) return errc::unknown_block;
-        const std::size_t whole = at->second.chunks.size() * unit();
-        if (charged(size, alignment) != bytes{whole}) return errc::wrong_size;
-        auto block = out_.extract(at);
-        lock.unlock();
-        if (const errc why = memory_->unmap(p, whole); why != errc::none) {
-            lock.lock();
-            out_.insert(std::move(block));
-            return why;
+    errc deallocate(void* p, std::size_t size, std::size_t alignment) noexcept override {
+        std::size_t whole = 0;
+        {
+            const std::lock_guard lock(mutex_);
+            const auto at = out_.find(p);
+            if (at == out_.end() || at->second.leaves) return errc::unknown_block;
+            whole = at->second.chunks.size() * unit();
+            if (charged(size, alignment) != bytes{whole}) return errc::wrong_size;
+            at->second.leaves = true;
         }
-        keep(std::move(block.mapped().chunks));
-        return errc::none;
-    } catch (...) {
-        return errc::out_of_memory;  // of the host's: its chunks are the device's again
+        const errc why = memory_->unmap(p, whole);
+        if (why == errc::none)
+            leave(p);
+        else
+            stay(p);
+        return why;
     }
 
     bytes charged(std::size_t size, std::size_t alignment) const noexcept override {
@@ -120,7 +120,8 @@ private:
     using chunk = typename V::chunk;
     struct mapping {
         typename V::range range;
-        std::vector<chunk> chunks;
+        std::vector<chunk> chunks{};
+        bool leaves = false;  // somebody frees it
     };
 
     [[nodiscard]] std::size_t unit() const noexcept { return static_cast<std::size_t>(memory_->granularity().count()); }
@@ -144,10 +145,30 @@ private:
         }
         return taken;
     }
-    void keep(std::vector<chunk> chunks) {
+    // For whoever comes next; where the host has no memory to remember them they are the device's again.
+    void keep(std::vector<chunk> chunks) noexcept {
         const std::lock_guard lock(mutex_);
-        kept_.reserve(kept_.size() + chunks.size());  // else they go with the vector
-        std::ranges::move(chunks, std::back_inserter(kept_));
+        try {
+            kept_.insert(kept_.end(), std::move_iterator(chunks.begin()), std::move_iterator(chunks.end()));
+        } catch (...) {
+        }
+    }
+    // It stays where it is however many come after it.
+    mapping& enter(void* p, typename V::range&& range) {
+        const std::lock_guard lock(mutex_);
+        return out_.emplace(p, mapping{std::move(range)}).first->second;
+    }
+    void leave(void* p) noexcept {
+        typename decltype(out_)::node_type gone;  // its addresses go under no lock
+        {
+            const std::lock_guard lock(mutex_);
+            gone = out_.extract(p);
+        }
+        keep(std::move(gone.mapped().chunks));
+    }
+    void stay(void* p) noexcept {
+        const std::lock_guard lock(mutex_);
+        out_.find(p)->second.leaves = false;
     }
 
     V* memory_;

@@ -9,6 +9,7 @@
 
 #include <algorithm>
 #include <atomic>
+#include <chrono>
 #include <cstddef>
 #include <functional>
 #include <limits>
@@ -58,38 +59,35 @@ public:
     [[nodiscard]] void* try_allocate_kept(std::size_t size, std::size_t alignment, std::string_view label) noexcept {
         return traced_ || quota_->pressed() || lost() ? nullptr : cache_.try_allocate_kept(size, alignment, label);
     }
-    /// Null, and the reason.
+    /// Behind try_allocate_kept: null, and the reason.
     [[nodiscard]] void* try_allocate(std::size_t size, std::size_t alignment, std::string_view label,
                                      failure& why) noexcept {
         if (lost() || (quota_->pressed() && !fits(size, alignment, why))) [[unlikely]] {
             if (lost()) why = {.code = errc::device_lost, .asked = size};
             return nullptr;
         }
+        if (!traced_) [[likely]]
+            return cache_.try_allocate_anew(size, alignment, &why, label);
         void* const p = cache_.try_allocate(size, alignment, &why, label);
-        if (p == nullptr || !traced_) return p;
-        return enter({p, bytes{size}, alignment, label}, why) ? p : nullptr;
+        return p != nullptr && enter({p, bytes{size}, alignment, label}, why) ? p : nullptr;
     }
 
-    /// The same, but waits: for blocks of the pool, and in the quota's queue for as many bytes of its own. Throws where it gives up;
-    /// null, and the reason, if the host has no memory to remember who took it.
+    /// The same, but waits: for blocks of the pool, and in the quota's queue for as many bytes of its own.
     template <class Patience>
-    [[nodiscard]] void* allocate_until(std::size_t size, std::size_t alignment, const Patience& until,
-                                       std::string_view label, failure& why) {
-        void* p = try_allocate(size, alignment, label, why);
-        if (p != nullptr || (why.code != errc::over_quota && why.code != errc::out_of_memory))
-            return p != nullptr ? p : refuse(why);
-        if (const auto never = refuses(size, alignment); never.code != errc::none) return refuse(never);
-        if (quota_->over()) {
-            const bytes n = charged(size, alignment);
-            why = charge_until(*quota_, n, until);
-            if (why.code != errc::none) return refuse(why);
-            (void)quota_->release(n);  // it is within its limit again
+    [[nodiscard]] void* try_allocate_until(std::size_t size, std::size_t alignment, const Patience& until,
+                                           std::string_view label, failure& why) noexcept {
+        void* p = try_allocate_kept(size, alignment, label);
+        if (p == nullptr) p = try_allocate(size, alignment, label, why);
+        if (p != nullptr || (why.code != errc::over_quota && why.code != errc::out_of_memory)) return p;
+        if (const auto never = refuses(size, alignment); never.code != errc::none) {
+            why = never;
+            return nullptr;
         }
         p = wait_for(size, alignment, until, label, why);
+        if (p != nullptr) return !traced_ || enter({p, bytes{size}, alignment, label}, why) ? p : nullptr;
         // With the figures of somebody who isn't in the queue himself any more.
-        if (p == nullptr)
-            return refuse(is_memory_refusal(why.code) ? why : quota_->explain(why.code, bytes{why.asked}));
-        return !traced_ || enter({p, bytes{size}, alignment, label}, why) ? p : nullptr;
+        if (!is_memory_refusal(why.code)) why = quota_->explain(why.code, bytes{why.asked});
+        return nullptr;
     }
 
     errc deallocate(void* p, std::size_t size, std::size_t alignment) noexcept {
@@ -127,7 +125,7 @@ public:
     /// From now on nothing is handed out, and what is freed goes to the device's other tenants.
     void close() noexcept {
         closed_.store(true, std::memory_order_release);
-        (void)quota_->resize({}, {});
+        quota_->stop();
         pool_.stop();
         (void)pool_.give_back(bytes::max());
     }
@@ -174,7 +172,7 @@ private:
     // is room for big blocks.
     static constexpr std::uint32_t part = 8;
 
-    // A thread's place in the queue of the quota, while it waits for the pool. The list is under the mutex of open_resource.
+    // A thread's place in the queue of the quota, while it waits for the pool. The list is under the mutex of claiming_resource.
     struct place {
         place* next = nullptr;
         quota_claim* claim = nullptr;  // until it is used
@@ -183,8 +181,8 @@ private:
 
     // What the pool takes its segments from. The tenant closes its pool, and in its order: not the quota. A thread that waits
     // takes what it has been granted in the queue.
-    struct open_resource : Resource {
-        explicit open_resource(const Resource& of) noexcept : Resource(of) {}
+    struct claiming_resource : Resource {
+        explicit claiming_resource(const Resource& of) noexcept : Resource(of) {}
         [[nodiscard]] static close_token closing() noexcept { return {}; }
 
         [[nodiscard]] void* try_allocate(std::size_t size, std::size_t alignment, failure* why = nullptr) noexcept {
@@ -211,27 +209,50 @@ private:
             while (at != nullptr && at->by != std::this_thread::get_id()) at = at->next;
             return at;
         }
+        [[nodiscard]] bool nobody_waits() noexcept {
+            const std::lock_guard lock(mutex);
+            return places.empty();
+        }
 
         std::mutex mutex;
         fifo<place> places;
     };
 
+    // A thread that waits, from before it is granted anything until it has none of that left: so take_back() knows of it.
+    class standing {
+    public:
+        explicit standing(claiming_resource& in) noexcept : in_(&in) {
+            const std::lock_guard lock(in.mutex);
+            in.places.push(here_);
+        }
+        standing(const standing&) = delete;
+        standing& operator=(const standing&) = delete;
+        ~standing() {
+            const std::lock_guard lock(in_->mutex);
+            in_->places.remove(here_);
+        }
+        void with(quota_claim& claim) noexcept { here_.claim = &claim; }
+
+    private:
+        claiming_resource* in_;
+        place here_;
+    };
+
     template <class Patience>
     void* wait_for(std::size_t size, std::size_t alignment, const Patience& until, std::string_view label,
                    failure& why) noexcept {
+        standing here(resource_);
+        if (quota_->over()) {
+            const bytes n = charged(size, alignment);
+            why = charge_until(*quota_, n, until);
+            if (why.code != errc::none) return nullptr;
+            (void)quota_->release(n);  // it is within its limit again
+        }
         quota_claim claim(*quota_, resource_.charged(static_cast<std::size_t>(whole_granules(size)),
                                                      std::max(alignment, pool_granule)));
-        place here{.claim = &claim};
-        {
-            const std::lock_guard lock(resource_.mutex);
-            resource_.places.push(here);
-        }
-        void* const p = cache_.try_allocate_until(size, alignment, until, &why, label);
-        const std::lock_guard lock(resource_.mutex);
-        resource_.places.remove(here);
-        return p;
+        here.with(claim);
+        return cache_.try_allocate_until(size, alignment, until, &why, label);
     }
-    [[noreturn]] void* refuse(const failure& why) const { raise_waited(*quota_, why, resource_.owner()); }
 
     // What is kept of a lost device is no memory any more, where the device can tell.
     [[nodiscard]] bool lost() const noexcept { return resource_.upstream().lost(); }
@@ -250,22 +271,19 @@ private:
     }
     [[nodiscard]] bool somebody_waits() const noexcept { return quota_->usage().waiting != 0; }
 
-    // False, with the reason, and the block is back: the host has no memory to remember who took it.
+    // False, with the reason, and the block is back: the host has no memory to remember who took it, or it was closed meanwhile.
     bool enter(const block& b, failure& refusal) noexcept {
         const auto overwrites = overwriting();
-        if (overwrites && closed()) {  // who closes has looked through the table
-            (void)cache_.deallocate(b.pointer, static_cast<std::size_t>(b.size.count()), b.alignment);
-            refusal = {.code = errc::closed};
-            return false;
-        }
-        try {
-            traced_->insert(b);
-            return true;
-        } catch (...) {
-            refusal = {.code = errc::out_of_memory, .asked = b.size.count()};
-            (void)cache_.deallocate(b.pointer, static_cast<std::size_t>(b.size.count()), b.alignment);
-            return false;
-        }
+        errc why = overwrites && closed() ? errc::closed : errc::none;  // who closes has looked through the table
+        if (why == errc::none) try {
+                traced_->insert(b);
+                return true;
+            } catch (...) {
+                why = errc::out_of_memory;
+            }
+        refusal = {.code = why, .asked = b.size.count()};
+        (void)cache_.deallocate(b.pointer, static_cast<std::size_t>(b.size.count()), b.alignment);
+        return false;
     }
     // While a free overwrites its block, which the pool still has for out, no close takes it back: it would be somebody else's. Held
     // by frees at once, where blocks are overwritten as they are freed; else by nobody.
@@ -286,20 +304,23 @@ private:
                 // Another thread that closes may still be on its way to the device with a segment that it has emptied: charged, and in
                 // no pool.
                 const auto found = leaks.size();
-                all = pool_.take_back(leaks) && all && leaks.size() == found;
+                all = pool_.take_back(leaks) && all && leaks.size() == found && resource_.nobody_waits();
             } catch (...) {
                 if (leaks.empty()) throw;
                 return false;
             }
             if (all || yields == 10'000) return all;
-            std::this_thread::yield();
+            if (yields < 9'000)
+                std::this_thread::yield();
+            else
+                std::this_thread::sleep_for(std::chrono::microseconds(100));  // on a machine that has others to run
         }
     }
     // Blocks that nobody uses any more.
     void overwrite_all(const std::vector<leak>& blocks) {
-        Point last;
+        Point last;  // behind those before it: one that can't be overwritten leaves theirs
         for (const auto& [b, scope, trace] : blocks)
-            last = clean().overwrite_after(nullptr, b.pointer, static_cast<std::size_t>(b.size.count()));
+            last = clean().overwrite_after(&last, b.pointer, static_cast<std::size_t>(b.size.count()));
         (void)last.wait(never);
     }
     void add_traces(std::vector<leak>& leaks, std::vector<leak> traced) {
@@ -313,10 +334,10 @@ private:
     }
 
     quota* quota_;
-    open_resource resource_;
-    mutable pool_resource<open_resource, Point> pool_;           // a reading empties the caches
-    typename pool_resource<open_resource, Point>::cache cache_;  // of all threads
-    std::shared_mutex overwrites_;                               // see overwriting()
+    claiming_resource resource_;
+    mutable pool_resource<claiming_resource, Point> pool_;           // a reading empties the caches
+    typename pool_resource<claiming_resource, Point>::cache cache_;  // of all threads
+    std::shared_mutex overwrites_;                                   // see overwriting()
     std::optional<block_table> traced_;  // who allocated what, where traces want that, or to check a free first
     quota_hook gives_back_;
     std::atomic<bool> closed_{false};

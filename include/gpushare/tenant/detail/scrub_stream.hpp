@@ -6,10 +6,12 @@
 //   auto done = scrubber.fill(nullptr, p, size);
 #pragma once
 
+#include <chrono>
 #include <cstddef>
 #include <functional>
 #include <mutex>
 #include <optional>
+#include <thread>
 #include <utility>
 
 #include <gpushare/concepts.hpp>
@@ -28,16 +30,25 @@ public:
     explicit scrub_stream(std::function<Stream()> make) : make_(std::move(make)) {}
 
     /// Enqueues zeros behind `after`, unless that is null. The point that it returns has the fill's status. Throws what the stream, or
-    /// making one, throws.
+    /// making one, throws, and then nothing is enqueued.
     [[nodiscard]] point fill(const point* after, void* p, std::size_t size) {
         const std::lock_guard lock(mutex_);  // between two fills there is a point: each has its own status
         if (!stream_) stream_.emplace(make_());
         if (after != nullptr) stream_->wait(*after);
         stream_->fill(p, std::byte{0}, size);
-        return stream_->record();
+        return mark();
     }
 
 private:
+    // Without a point nobody could tell when the block may be used again. So it is asked for until it is had: the host may lack memory
+    // for a while; a device that is lost has points.
+    [[nodiscard]] point mark() noexcept {
+        for (;; std::this_thread::sleep_for(std::chrono::milliseconds(1))) try {
+                return stream_->record();
+            } catch (...) {
+            }
+    }
+
     std::function<Stream()> make_;
     std::mutex mutex_;
     std::optional<Stream> stream_;

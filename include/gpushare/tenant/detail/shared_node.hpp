@@ -115,6 +115,7 @@ struct shared_node {
         std::deque<slice> slices;                              // one or more
         std::function<std::vector<std::uint32_t>()> strays;    // tags of streams in no partition, where there are some
         std::atomic<std::uint32_t> parts{0};                   // of tenants, closed or not; relaxed: a count alone
+        std::atomic<bool> minded{false};  // whether it had a tenant who minds that others read its memory
     };
 
     shared_node(event_sink sink, ns timeout, trace_function capture, const memory_defaults& of_tenants)

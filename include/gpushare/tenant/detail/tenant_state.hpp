@@ -83,6 +83,8 @@ private:
             o.fill = [this](auto* after, void* p, std::size_t n) { return scrubber.fill(after, p, n); };
         o.now = [time = whole.get_clock()] { return time.now(); };
         o.make_room = [&of = on] { return of.trim(); };
+        if (o.scrub != scrub_policy::off) on.minded.store(true, std::memory_order_relaxed);  // before it has any
+        o.minded = &on.minded;
         if (o.stack == memory_stack::arena) o.source = on.arena.get();
         if (o.stack == memory_stack::stream_ordered) o.source = on.stream_ordered.get();
         if (o.source == nullptr && (o.stack == memory_stack::arena || o.stack == memory_stack::stream_ordered))

@@ -1,0 +1,172 @@
+// SPDX-License-Identifier: Apache-2.0
+// Memory that is overwritten between tenants, where something goes wrong or somebody doesn't care: nobody finds what another
+// one wrote, and no fill reaches into a block that is somebody else's by then. And tenants that close while threads wait.
+#include <algorithm>
+#include <chrono>
+#include <cstddef>
+#include <cstring>
+#include <functional>
+#include <stdexcept>
+#include <thread>
+#include <vector>
+
+#include <gpushare/backend/host/host.hpp>
+#include <gpushare/memory/quota.hpp>
+#include <gpushare/memory/quota_wait.hpp>
+#include <gpushare/memory/scrub.hpp>
+#include <gpushare/tenant/detail/scrub_stream.hpp>
+#include <gpushare/tenant/tenancy.hpp>
+#include <gpushare/tenant/tenant_memory.hpp>
+
+#include "support/catch.hpp"
+#include "support/manual_scrubber.hpp"
+#include "support/waiting.hpp"
+
+namespace clean_memory_test {
+
+using namespace gpushare::literals;
+using namespace std::chrono_literals;
+using gpushare::bytes;
+using gpushare::errc;
+using gpushare::memory_stack;
+using gpushare::never;
+using gpushare::quota;
+using gpushare::scrub_policy;
+
+namespace host = gpushare::host;
+using tenancy = gpushare::tenancy<host::node>;
+
+namespace {
+
+constexpr std::size_t mib = 1 << 20;
+
+gpushare::instant soon() { return host::steady_clock::now() + 10s; }
+host::node_options stale_node() {
+    return {.devices = 1, .memory = 64_MiB, .sms = 1, .timing = host::timing::modelled, .stale = true};
+}
+bool holds(const void* p, std::size_t size, unsigned char value) {
+    const auto* const all = static_cast<const unsigned char*>(p);
+    return std::all_of(all, all + size, [&](unsigned char c) { return c == value; });
+}
+
+/// A scrubber of the test's by its address.
+struct scrubber_ref {
+    using point = support::manual_point;
+    support::manual_scrubber* to;
+
+    void fill(void* p, std::byte value, std::size_t size) { to->fill(p, value, size); }
+    void wait(const point& p) { to->wait(p); }
+    [[nodiscard]] point record() { return to->record(); }
+};
+
+}  // namespace
+
+TEST_CASE("who doesn't care for clean memory finds nothing of a neighbour who does", "[tenant][scrub]") {
+    const auto stack = GENERATE(memory_stack::direct, memory_stack::pool);
+    const auto usual = GENERATE(scrub_policy::on_hand_over, scrub_policy::off);
+    CAPTURE(stack, usual);
+    host::node n(stale_node());
+    tenancy shared(n, {.stack = stack, .scrub = usual});
+    const auto of = [&](const char* name, scrub_policy scrub) {
+        return shared.admit({.name = name, .memory = 16_MiB, .compute = 10_pct, .scrub = scrub});
+    };
+    {
+        auto careless = of("careless", scrub_policy::off);
+        void* const p = careless.memory().allocate(mib);
+        CHECK(holds(p, mib, 0xA5));  // what a device holds at first: nobody has been here who minds
+        CHECK(careless.memory().deallocate(p, mib) == errc::none);
+        CHECK(careless.usage().scrubbed == 0_B);
+    }
+    {
+        auto careful = of("careful", scrub_policy::on_hand_over);
+        void* const p = careful.memory().allocate(16 * mib);
+        CHECK(holds(p, 16 * mib, 0));
+        std::memset(p, 0x77, 16 * mib);
+        CHECK(careful.close(soon()).complete);
+    }
+    auto careless = of("careless", scrub_policy::off);
+    for (int i = 0; i < 2; ++i) {
+        void* const p = careless.memory().allocate(16 * mib);
+        CHECK(holds(p, 16 * mib, 0));
+        CHECK(careless.memory().deallocate(p, 16 * mib) == errc::none);
+    }
+}
+
+TEST_CASE("a fill is never lost sight of, though its point can't be had at once", "[tenant][scrub]") {
+    support::manual_scrubber device;
+    gpushare::detail::scrub_stream<scrubber_ref> zeros{[&] { return scrubber_ref{&device}; }};
+    int block = 7;
+    device.fail_next_record();
+    const auto done = zeros.fill(nullptr, &block, sizeof block);
+    CHECK_FALSE(done.reached());
+    CHECK(block == 7);
+    CHECK(device.reach_next());
+    CHECK(done.reached());
+    CHECK(block == 0);
+    device.fail_next_fill();
+    CHECK_THROWS_AS((void)zeros.fill(nullptr, &block, sizeof block), std::runtime_error);
+    CHECK_FALSE(device.reach_next());  // nothing was enqueued
+}
+
+TEST_CASE("a close waits for every fill, though a later one can't be enqueued", "[tenant][scrub][close]") {
+    const auto stack = GENERATE(memory_stack::direct, memory_stack::pool);
+    host::device_memory device{{.capacity = 64_MiB}};
+    support::manual_scrubber scrubber;
+    gpushare::detail::scrub_stream<scrubber_ref> zeros{[&] { return scrubber_ref{&scrubber}; }};
+    int fills_left = 0;
+    quota all{64_MiB};
+    const gpushare::event_sink nobody;
+    {
+        using memory = gpushare::tenant_memory<host::device_memory, support::manual_point>;
+        memory mine(
+            all, device, "a", gpushare::device_id{0}, 16_MiB, 0_B, nobody,
+            {.stack = stack, .scrub = scrub_policy::on_free, .fill = [&](auto* after, void* p, std::size_t size) {
+                 if (fills_left-- == 0) throw std::runtime_error("the test lets it fail");
+                 return zeros.fill(after, p, size);
+             }});
+        scrubber.by_itself();
+        fills_left = 100;
+        void* const p = mine.allocate(4096);
+        void* const q = mine.allocate(4096);
+        REQUIRE((p != nullptr && q != nullptr));
+        std::memset(p, 0x77, 4096);
+        std::memset(q, 0x77, 4096);
+        fills_left = 1;  // of the first of the two that are taken back
+        mine.close();
+        gpushare::close_report report;
+        CHECK(mine.take_back(report));
+        CHECK(report.leaked_blocks == 2);
+        CHECK(mine.drain(soon()));
+        CHECK(all.usage().current == 0_B);
+    }
+    CHECK_FALSE(scrubber.reach_next());  // none is under way in memory that has gone back
+    CHECK(device.used() == 0_B);
+}
+
+TEST_CASE("a close for ever is complete though threads wait and have been granted what they wait for",
+          "[tenant][close][waiters][threads]") {
+    const auto stack = GENERATE(memory_stack::direct, memory_stack::pool);
+    host::node n({.devices = 1, .memory = 64_MiB, .sms = 1, .timing = host::timing::modelled});
+    tenancy shared(n, {.stack = stack});
+    int incomplete = 0;
+    for (int round = 0; round < 50; ++round) {
+        auto a = shared.admit({.name = "a", .memory = 16_MiB, .compute = 10_pct});
+        auto& memory = a.memory();
+        void* const all = memory.allocate(16 * mib);
+        std::vector<std::jthread> waiting;
+        for (int i = 0; i < 2; ++i)
+            waiting.emplace_back([&] {
+                try {
+                    void* const p = memory.allocate_until(12 * mib, support::forever());
+                    (void)memory.deallocate(p, 12 * mib);
+                } catch (const gpushare::memory_error&) {  // closed
+                }
+            });
+        support::wait_for_line(memory.limit(), 2);
+        (void)memory.deallocate(all, 16 * mib);
+        incomplete += a.close(never).complete ? 0 : 1;
+    }
+    CHECK(incomplete == 0);
+}
+
+}  // namespace clean_memory_test

@@ -1,0 +1,152 @@
+// SPDX-License-Identifier: Apache-2.0
+// Chunks of an arena stack, whatever runs out of the host's memory meanwhile: none is given up while it is mapped, none is lost, and
+// no free that has happened is denied.
+#include <algorithm>
+#include <array>
+#include <cstddef>
+#include <cstdint>
+#include <cstdlib>
+#include <new>
+#include <span>
+#include <utility>
+#include <vector>
+
+#include <gpushare/concepts.hpp>
+#include <gpushare/error.hpp>
+#include <gpushare/tenant/detail/memory_source.hpp>
+#include <gpushare/units.hpp>
+
+#include "support/catch.hpp"
+#include "support/sanitizers.hpp"
+
+#ifndef SUPPORT_SANITIZED
+
+namespace memory_source_test {
+namespace {
+thread_local int allocations_left = -1;  // before one fails; none does
+}  // namespace
+}  // namespace memory_source_test
+
+// Not inlined: compilers that see malloc and free through them warn of a mixture.
+[[gnu::noinline]] void* operator new(std::size_t size) {
+    using memory_source_test::allocations_left;
+    if (allocations_left >= 0 && allocations_left-- == 0) throw std::bad_alloc{};
+    if (void* const p = std::malloc(size)) return p;
+    throw std::bad_alloc{};
+}
+[[gnu::noinline]] void operator delete(void* p) noexcept { std::free(p); }
+[[gnu::noinline]] void operator delete(void* p, std::size_t) noexcept { std::free(p); }
+
+namespace memory_source_test {
+
+using namespace gpushare::literals;
+using gpushare::bytes;
+using gpushare::errc;
+using gpushare::failure;
+
+namespace {
+
+/// Chunks and addresses that are only counted. Asks the host for no memory.
+class counted_memory {
+public:
+    static constexpr bool fresh_is_zero = true;
+    static constexpr std::size_t unit = 4096, most = 64;
+
+    class range {
+    public:
+        explicit range(void* at) noexcept : at_(at) {}
+        [[nodiscard]] void* data() const noexcept { return at_; }
+
+    private:
+        void* at_;
+    };
+    class chunk {
+    public:
+        chunk(counted_memory& of, std::size_t number) noexcept : of_(&of), number_(number) { ++of.live; }
+        chunk(chunk&& other) noexcept : of_(std::exchange(other.of_, nullptr)), number_(other.number_) {}
+        chunk& operator=(chunk&& other) noexcept {
+            std::swap(of_, other.of_);
+            std::swap(number_, other.number_);
+            return *this;
+        }
+        ~chunk() {
+            if (of_ == nullptr) return;
+            --of_->live;
+            of_->wrong += of_->mapped_[number_] ? 1 : 0;
+        }
+
+    private:
+        friend counted_memory;
+        counted_memory* of_;
+        std::size_t number_;
+    };
+
+    [[nodiscard]] static bytes granularity() noexcept { return bytes{unit}; }
+    [[nodiscard]] gpushare::result<range> reserve(std::size_t size) noexcept {
+        return range(reinterpret_cast<void*>(std::exchange(next_, next_ + size)));
+    }
+    [[nodiscard]] gpushare::result<chunk> create() noexcept {
+        if (made_ == most) return errc::out_of_memory;
+        return chunk(*this, made_++);
+    }
+    errc map(void* at, const chunk& c) noexcept {
+        if (fail_map != 0 && --fail_map == 0) return errc::out_of_memory;
+        wrong += std::exchange(mapped_[c.number_], true) ? 1 : 0;
+        at_[c.number_] = at;
+        return errc::none;
+    }
+    errc unmap(void* at, std::size_t size) noexcept {
+        for (std::size_t offset = 0; offset < size; offset += unit) {
+            const auto found = std::ranges::find(at_, static_cast<void*>(static_cast<std::byte*>(at) + offset));
+            wrong += found == at_.end() ? 1 : 0;
+            if (found == at_.end()) continue;
+            *found = nullptr;
+            mapped_[static_cast<std::size_t>(found - at_.begin())] = false;
+        }
+        return errc::none;
+    }
+
+    std::size_t live = 0, wrong = 0, fail_map = 0;
+
+private:
+    std::size_t made_ = 0;
+    std::uintptr_t next_ = unit;
+    std::array<bool, most> mapped_{};
+    std::array<void*, most> at_{};
+};
+static_assert(gpushare::virtual_memory<counted_memory>);
+
+}  // namespace
+
+TEST_CASE("an arena stack loses no chunk where the host runs out of memory", "[tenant][arena]") {
+    counted_memory memory;
+    {
+        gpushare::detail::arena_source source{memory};
+        const std::size_t size = 3 * counted_memory::unit;
+        bool through = false;
+        for (int after = 0; !through; ++after) {
+            REQUIRE(after < 20);
+            failure why;
+            allocations_left = after;
+            void* const p = source.try_allocate(size, 256, why);
+            const errc freed = p == nullptr ? errc::none : source.deallocate(p, size, 256);
+            through = std::exchange(allocations_left, -1) > 0;
+            CHECK(memory.wrong == 0);
+            CHECK(freed == errc::none);
+            CHECK((p != nullptr || why.code == errc::out_of_memory));
+            if (p != nullptr) CHECK(source.deallocate(p, size, 256) == errc::unknown_block);
+        }
+        memory.fail_map = 3;
+        failure why;
+        CHECK(source.try_allocate(size, 256, why) == nullptr);
+        CHECK(why.code == errc::out_of_memory);
+        CHECK(memory.wrong == 0);
+        (void)source.trim();
+        CHECK(memory.live == 0);
+    }
+    CHECK(memory.wrong == 0);
+}
+
+}  // namespace memory_source_test
+
+#endif
