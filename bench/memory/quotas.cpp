@@ -1,28 +1,24 @@
 // SPDX-License-Identifier: Apache-2.0
 // What quotas cost, and that they are exact under attack.
-#include <algorithm>
 #include <array>
 #include <atomic>
 #include <cstdint>
 #include <cstdio>
-#include <deque>
 #include <memory>
 #include <random>
-#include <span>
 #include <string>
 #include <thread>
 #include <vector>
 
-#include <gpushare/memory/deferred_frees.hpp>
 #include <gpushare/memory/quota.hpp>
 #include <gpushare/memory/quota_resource.hpp>
-#include <gpushare/memory/quota_wait.hpp>
 #include <gpushare/units.hpp>
 
 #include "parts.hpp"
 #include "sources.hpp"
 #include "support/composition/host_backend.hpp"
 #include "support/composition/matrix.hpp"
+#include "support/growth.hpp"
 
 namespace bench {
 
@@ -179,50 +175,14 @@ void costs(report& r) {
              "ns");
 }
 
-/// A point that counts how often it is asked whether it is reached.
-struct counted_point {
-    const bool* done = nullptr;
-    static inline std::uint64_t asked = 0;
-
-    [[nodiscard]] bool reached() const noexcept {
-        ++asked;
-        return done == nullptr || *done;
-    }
-    bool wait(gpushare::instant) const { return reached(); }
-    static bool wait_any(std::span<const counted_point> points, gpushare::instant) {
-        return std::ranges::any_of(points, &counted_point::reached);
-    }
-    [[nodiscard]] static errc status() noexcept { return errc::none; }
-    [[maybe_unused]] friend gpushare::ns elapsed(const counted_point&, const counted_point&) noexcept { return {}; }
-};
-
-/// Questions for each block that comes back, where as many pending ones are reached as aren't.
-double asked_per_free(std::size_t pending) {
-    null_upstream memory;
-    bool slow = false, fast = false;
-    gpushare::deferred_frees<counted_point, null_upstream> frees{memory};
-    for (std::size_t i = 0; i < pending; ++i) frees.add({i % 2 == 0 ? &slow : &fast}, &memory, 1, 1);
-    fast = true;
-    counted_point::asked = 0;
-    const auto freed = frees.collect();
-    const auto asked = counted_point::asked;
-    slow = true;
-    (void)frees.collect();
-    return static_cast<double>(asked) / static_cast<double>(freed);
-}
-
 /// Nanoseconds of a release that serves nobody, while so many wait.
 double release_beside(int waiters) {
-    quota device{1_GiB};
-    quota a{device, 0_B, 1_GiB};
-    if (a.try_charge(1_GiB) != errc::none) return 0;
-    std::deque<gpushare::quota_claim> queue;
-    for (int i = 0; i < waiters; ++i) queue.emplace_back(a, 512_MiB);
-    return ns_per_call(2'000, [&] { keep(a.release(4_KiB)); });
+    support::waiting_line line(waiters);
+    return ns_per_call(2'000, [&] { keep(line.limit.release(4_KiB)); });
 }
 
 void growth(report& r) {
-    r.figure("memory.collect_growth", {asked_per_free(10'000) / asked_per_free(10)}, "x");
+    r.figure("memory.collect_growth", {support::asked_per_free(10'000) / support::asked_per_free(10)}, "x");
     r.figure("memory.line_growth",
              ratios(
                  repeats, [] { return release_beside(4'000); }, [] { return release_beside(10); }),

@@ -3,6 +3,7 @@
 // stream-ordered pools beside them, and everything beside a capture.
 #include <gpushare/backend/cuda/cuda.hpp>
 #include <gpushare/backend/cuda/graph.hpp>
+#include <gpushare/backend/cuda/pinned.hpp>
 #include <gpushare/backend/cuda/pool.hpp>
 #include <gpushare/backend/cuda/virtual_memory.hpp>
 
@@ -32,6 +33,7 @@ public:
     using node_type = cuda::node;
     using stream = cuda::stream;
     using memory_type = cuda::device_memory;
+    using pinned_type = cuda::pinned_memory;
     using virtual_memory = cuda::virtual_memory;
 
     explicit cuda_backend(bytes capacity)
@@ -41,13 +43,30 @@ public:
                 .page = bytes{unit},
                 .pool_step = bytes{unit}}} {
         chunks_.emplace(node_, d);
+        pinned_.emplace(node_, d);
     }
 
     [[nodiscard]] node_type& node() { return node_; }
     [[nodiscard]] memory_type& memory() { return node_.memory(d); }
     [[nodiscard]] virtual_memory& chunks() { return *chunks_; }
     [[nodiscard]] stream make_stream() { return node_.make_stream(d); }
-    [[nodiscard]] static bytes used() { return standin::used(0); }
+    [[nodiscard]] pinned_type& pinned() { return *pinned_; }
+    [[nodiscard]] bytes used() const { return standin::used(0) + pinned_->used(); }
+    /// By a call of its own, which spoils no capture.
+    [[nodiscard]] static void* take_for_library() {
+        void* p = nullptr;
+        auto mode = cudaStreamCaptureModeRelaxed;
+        (void)cudaThreadExchangeStreamCaptureMode(&mode);
+        const auto code = cudaMalloc(&p, unit);
+        (void)cudaThreadExchangeStreamCaptureMode(&mode);
+        return code == cudaSuccess ? p : nullptr;
+    }
+    static void give_for_library(void* p) {
+        auto mode = cudaStreamCaptureModeRelaxed;
+        (void)cudaThreadExchangeStreamCaptureMode(&mode);
+        (void)cudaFree(p);
+        (void)cudaThreadExchangeStreamCaptureMode(&mode);
+    }
     static void fail_allocation(std::uint64_t after) {
         standin::inject({.call = "cudaMalloc", .code = cudaErrorMemoryAllocation, .skip = after});
         standin::inject({.call = "cuMemCreate", .code = cudaErrorMemoryAllocation, .skip = after});
@@ -88,6 +107,7 @@ private:
     left_behind behind_;
     cuda::node node_;
     std::optional<virtual_memory> chunks_;
+    std::optional<pinned_type> pinned_;
 };
 
 /// CUDA's pool behind the quota. What it keeps, charged to nobody, goes back when somebody lacks memory.
@@ -127,7 +147,7 @@ private:
 
 TEST_CASE("the composition matrix on CUDA", "[cuda][composition][threads]") {
     const auto all = run_matrix<cuda_backend>(10, {kind<native_stack, cuda_backend>("CUDA's pool")});
-    CHECK(all.cells == 13 * 4 * 7);
+    CHECK(all.cells == 14 * 5 * 7);
     for (const auto& what : all.wrong) FAIL_CHECK(what);
 }
 

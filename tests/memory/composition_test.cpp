@@ -6,9 +6,7 @@
 #include <chrono>
 #include <cstddef>
 #include <cstdint>
-#include <deque>
 #include <memory>
-#include <span>
 #include <vector>
 
 #include <gpushare/backend/host/clock.hpp>
@@ -17,7 +15,6 @@
 #include <gpushare/error.hpp>
 #include <gpushare/memory/block_handle.hpp>
 #include <gpushare/memory/chunk_pool.hpp>
-#include <gpushare/memory/deferred_frees.hpp>
 #include <gpushare/memory/pool_resource.hpp>
 #include <gpushare/memory/quota.hpp>
 #include <gpushare/memory/quota_hook.hpp>
@@ -30,6 +27,7 @@
 #include "support/capped_pool.hpp"
 #include "support/catch.hpp"
 #include "support/fault_resource.hpp"
+#include "support/growth.hpp"
 #include "support/manual_scrubber.hpp"
 
 namespace composition_test {
@@ -53,43 +51,6 @@ using support::fault_resource;
 namespace {
 
 constexpr std::size_t KiB = 1024, MiB = 1024 * KiB;
-
-/// A point that counts how often it is asked.
-struct counted_point {
-    const bool* done = nullptr;
-    static inline std::uint64_t asked = 0;
-
-    [[nodiscard]] bool reached() const noexcept {
-        ++asked;
-        return done == nullptr || *done;
-    }
-    bool wait(instant) const { return reached(); }
-    static bool wait_any(std::span<const counted_point> points, instant) {
-        return std::ranges::any_of(points, &counted_point::reached);
-    }
-    [[nodiscard]] static errc status() noexcept { return errc::none; }
-    [[maybe_unused]] friend gpushare::ns elapsed(const counted_point&, const counted_point&) noexcept { return {}; }
-};
-
-struct sink {
-    void* allocate(std::size_t, std::size_t) { return nullptr; }
-    void deallocate(void*, std::size_t, std::size_t) noexcept {}
-};
-
-/// reached() calls for each block that comes back, where as many streams haven't got there as have.
-double asked_per_free(std::size_t pending) {
-    sink memory;
-    bool slow = false, fast = false;
-    gpushare::deferred_frees<counted_point, sink> frees{memory};
-    for (std::size_t i = 0; i < pending; ++i) frees.add({i % 2 == 0 ? &slow : &fast}, &memory, 1, 1);
-    fast = true;
-    counted_point::asked = 0;
-    const auto freed = frees.collect();
-    const auto asked = counted_point::asked;
-    slow = true;
-    (void)frees.collect();
-    return static_cast<double>(asked) / static_cast<double>(freed);
-}
 
 }  // namespace
 
@@ -217,16 +178,13 @@ TEST_CASE("hooks of strangers aren't asked for who waits, and the others for wha
 }
 
 TEST_CASE("collecting asks as many points for a free, however many are pending", "[memory][composition][frees]") {
-    CHECK(asked_per_free(10'000) <= 1.5 * asked_per_free(10));
+    CHECK(support::asked_per_free(10'000) <= 1.5 * support::asked_per_free(10));
 }
 
 TEST_CASE("a release takes as many steps, however many wait", "[memory][composition][waiting]") {
     const auto steps = [](int waiters) {
-        quota device{1_GiB};
-        quota a{device, 0_B, 1_GiB};
-        REQUIRE(a.try_charge(1_GiB) == errc::none);
-        std::deque<quota_claim> queue;
-        for (int i = 0; i < waiters; ++i) queue.emplace_back(a, 512_MiB);
+        support::waiting_line line(waiters);
+        quota& a = line.limit;
         const auto before = a.usage().refusals;
         for (int i = 0; i < 100; ++i) CHECK(a.release(4096_B));
         const auto refused = a.usage().refusals - before;  // one for each who is tried

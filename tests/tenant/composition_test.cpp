@@ -12,7 +12,7 @@ using namespace support::composition;
 
 TEST_CASE("the composition matrix on the host", "[tenant][composition][threads]") {
     const auto all = run_matrix<host_backend>();
-    CHECK(all.cells == 12 * 4 * 6);
+    CHECK(all.cells == 13 * 5 * 6);
     for (const auto& what : all.wrong) FAIL_CHECK(what);
 }
 

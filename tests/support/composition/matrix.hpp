@@ -322,13 +322,18 @@ std::vector<stack_kind<Backend>> stack_kinds() {
             kind<ordered_stack<Backend>, Backend>("stream-ordered"),
             kind<handle_stack<Backend>, Backend>("handles"),
             kind<spillable_stack<Backend>, Backend>("spillable"),
+            kind<workspace_stack<Backend>, Backend>("workspaces"),
             kind<counted_stack<Backend>, Backend>("statistics"),
             kind<tall_stack<Backend>, Backend>("adaptors on adaptors")};
 }
 template <class Backend>
 std::vector<owner_kind<Backend>> owner_kinds() {
     using gpushare::memory_stack;
-    return {{"quota", [](Backend& on) { return std::make_unique<quota_owner<Backend>>(on); }},
+    return {{"quota", [](Backend& on) { return std::make_unique<quota_owner<Backend>>(on, on.memory()); }},
+            {"pinned host memory",
+             [](Backend& on) {
+                 return std::make_unique<quota_owner<Backend, typename Backend::pinned_type>>(on, on.pinned());
+             }},
             {"tree", [](Backend& on) { return std::make_unique<tree_owner<Backend>>(on); }},
             {"tenant", [](Backend& on) { return std::make_unique<tenant_owner<Backend>>(on, memory_stack::pool); }},
             {"direct tenant",
@@ -372,7 +377,7 @@ matrix_result run_matrix(int rounds = 40, const std::vector<stack_kind<Backend>>
                     if (how.run == &device_loss<Backend>) not_back.emplace();
                     Backend on{blocks(on_device)};
                     const auto who = o.make(on);
-                    auto top = s.make({on, who->limit(), who->memory()});
+                    auto top = s.make({on, who->limit(), who->memory(), [&] { return who->declare(); }});
                     how.run({on, *who, top, wrong, all.false_refusals}, rounds);
                 }
                 ++all.cells;

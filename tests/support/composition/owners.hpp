@@ -9,8 +9,11 @@
 
 #include <gpushare/error.hpp>
 #include <gpushare/memory/quota.hpp>
+#include <gpushare/memory/quota_hook.hpp>
 #include <gpushare/memory/quota_resource.hpp>
+#include <gpushare/tenant/detail/device_overhead.hpp>
 #include <gpushare/tenant/tenancy.hpp>
+#include <gpushare/tenant/workspace.hpp>
 #include <gpushare/units.hpp>
 
 #include "support/composition/any_upstream.hpp"
@@ -33,6 +36,8 @@ public:
     [[nodiscard]] virtual any_upstream& neighbour() = 0;
     /// Asks for more than can be there while one block is out: null, always.
     [[nodiscard]] virtual void* ask_too_much() noexcept { return memory().try_allocate(granted * unit, 256, nullptr); }
+    /// A block that a library took of the device is charged here. Throws memory_error.
+    [[nodiscard]] virtual gpushare::workspace declare() = 0;
     /// True if all is back.
     virtual bool close(gpushare::instant deadline) = 0;
     /// To so many blocks.
@@ -43,20 +48,32 @@ public:
     [[nodiscard]] virtual bytes overpromised() { return {}; }
 };
 
-template <class Backend>
+/// As a tenant does it.
+inline gpushare::workspace declared(gpushare::quota& limit, gpushare::detail::device_overhead& on) {
+    errc why = limit.try_charge(bytes{unit});
+    for (gpushare::detail::hook_cursor asked; why != errc::none && limit.ask_next(asked, bytes{unit});)
+        why = limit.try_charge(bytes{unit});
+    if (why != errc::none) gpushare::raise(limit.explain(why, bytes{unit}), {}, "declare a workspace");
+    return {limit, on, bytes{unit}};
+}
+
+/// Of the device's memory, or of the host's, which is pinned and has quotas of its own.
+template <class Backend, class Memory = typename Backend::memory_type>
 class quota_owner : public owner {
-    using resource = gpushare::quota_resource<typename Backend::memory_type>;
+    using resource = gpushare::quota_resource<Memory>;
 
 public:
-    explicit quota_owner(Backend& on)
-        : mine_(of_mine_, on.memory(), "mine"), theirs_(of_theirs_, on.memory(), "theirs") {}
+    quota_owner(Backend& on, Memory& memory)
+        : overhead_(on.memory()), mine_(of_mine_, memory, "mine"), theirs_(of_theirs_, memory, "theirs") {}
     gpushare::quota& limit() override { return of_mine_; }
     any_upstream& memory() override { return erased_mine_; }
     any_upstream& neighbour() override { return erased_theirs_; }
+    gpushare::workspace declare() override { return declared(of_mine_, overhead_); }
     bool close(gpushare::instant deadline) override { return of_mine_.close(deadline); }
     bool resize(std::size_t n) override { return of_mine_.resize(blocks(n), {}) == errc::none; }
 
 private:
+    gpushare::detail::device_overhead overhead_;
     gpushare::quota all_{blocks(on_device)};
     gpushare::quota of_mine_{all_, blocks(granted)}, of_theirs_{all_, blocks(promised_to_neighbour)};
     resource mine_, theirs_;
@@ -70,7 +87,8 @@ class tree_owner : public owner {
 
 public:
     explicit tree_owner(Backend& on)
-        : mine_(of_mine_, on.memory(), "mine"),
+        : overhead_(on.memory()),
+          mine_(of_mine_, on.memory(), "mine"),
           rival_(of_rival_, on.memory(), "rival"),
           theirs_(of_theirs_, on.memory(), "theirs") {}
     gpushare::quota& limit() override { return of_mine_; }
@@ -80,6 +98,7 @@ public:
         if (void* const p = rival_.try_allocate((granted / 2 + 1) * unit, 256)) return p;
         return owner::ask_too_much();
     }
+    gpushare::workspace declare() override { return declared(of_mine_, overhead_); }
     bool close(gpushare::instant deadline) override { return of_mine_.close(deadline); }
     bool resize(std::size_t n) override {
         const bytes burst = n > granted / 2 ? blocks(n - granted / 2) : bytes{};
@@ -88,6 +107,7 @@ public:
     }
 
 private:
+    gpushare::detail::device_overhead overhead_;
     gpushare::quota all_{blocks(on_device)};
     gpushare::quota team_{all_, blocks(granted)}, of_theirs_{all_, blocks(promised_to_neighbour)};
     gpushare::quota of_mine_{team_, blocks(granted / 2), blocks(granted / 2)}, of_rival_{team_, {}, blocks(granted)};
@@ -108,6 +128,7 @@ public:
     gpushare::quota& limit() override { return memory_.limit(); }
     any_upstream& memory() override { return erased_mine_; }
     any_upstream& neighbour() override { return erased_theirs_; }
+    gpushare::workspace declare() override { return mine_.declare_workspace(bytes{unit}); }
     bool close(gpushare::instant deadline) override { return mine_.close(deadline).complete; }
     bool resize(std::size_t n) override try {
         mine_.resize({.memory = blocks(n)});

@@ -9,6 +9,7 @@
 #include <array>
 #include <cstddef>
 #include <deque>
+#include <functional>
 #include <map>
 #include <memory>
 #include <memory_resource>
@@ -28,6 +29,7 @@
 #include <gpushare/memory/spillable_block.hpp>
 #include <gpushare/memory/statistics_resource.hpp>
 #include <gpushare/memory/virtual_arena.hpp>
+#include <gpushare/tenant/workspace.hpp>
 #include <gpushare/units.hpp>
 
 #include "support/composition/any_upstream.hpp"
@@ -74,6 +76,8 @@ struct site {
     Backend& on;
     gpushare::quota& limit;  ///< `memory` is charged there
     any_upstream& memory;
+    std::function<gpushare::workspace()>
+        declare;  ///< of what a library took past `memory`: a block. Throws where that is refused
 };
 
 /// A get() that may throw.
@@ -334,6 +338,40 @@ private:
     any_upstream* memory_;
     std::mutex mutex_;
     std::map<void*, std::unique_ptr<spillable>> out_;
+};
+
+/// Blocks are a vendor's library's, taken past every allocator, and declared.
+template <class Backend>
+class workspace_stack : public stack {
+public:
+    explicit workspace_stack(const site<Backend>& s) : on_(&s.on), declare_(s.declare) {}
+    void* get(failure& why) noexcept override {
+        void* const p = on_->take_for_library();
+        if (p == nullptr) {
+            why = {.code = errc::out_of_memory, .asked = unit};
+            return p;
+        }
+        if (void* const declared = caught(why, [&] {
+                auto made = declare_();
+                const std::lock_guard lock(mutex_);
+                out_.emplace(p, std::move(made));
+                return p;
+            }))
+            return declared;
+        on_->give_for_library(p);
+        return nullptr;
+    }
+    errc put(void* p) noexcept override {
+        on_->give_for_library(p);
+        const std::lock_guard lock(mutex_);
+        return out_.erase(p) == 1 ? errc::none : errc::unknown_block;
+    }
+
+private:
+    Backend* on_;
+    std::function<gpushare::workspace()> declare_;
+    std::mutex mutex_;
+    std::map<void*, gpushare::workspace> out_;
 };
 
 template <class Backend>

@@ -1,0 +1,72 @@
+// SPDX-License-Identifier: Apache-2.0
+// How what many frees and many who wait cost grows with how many they are: for the tests, which count, and the benchmark.
+//
+//   support::asked_per_free(10'000)          // reached() calls for a block that comes back
+//   support::waiting_line line{4'000};       line.limit.release(4_KiB);
+#pragma once
+
+#include <algorithm>
+#include <cstddef>
+#include <cstdint>
+#include <deque>
+#include <span>
+
+#include <gpushare/concepts.hpp>
+#include <gpushare/error.hpp>
+#include <gpushare/memory/deferred_frees.hpp>
+#include <gpushare/memory/quota.hpp>
+#include <gpushare/memory/quota_wait.hpp>
+#include <gpushare/units.hpp>
+
+namespace support {
+
+/// A point that counts how often it is asked whether it is reached.
+struct counted_point {
+    const bool* done = nullptr;
+    static inline std::uint64_t asked = 0;
+
+    [[nodiscard]] bool reached() const noexcept {
+        ++asked;
+        return done == nullptr || *done;
+    }
+    bool wait(gpushare::instant) const { return reached(); }
+    static bool wait_any(std::span<const counted_point> points, gpushare::instant) {
+        return std::ranges::any_of(points, &counted_point::reached);
+    }
+    [[nodiscard]] static gpushare::errc status() noexcept { return gpushare::errc::none; }
+    [[maybe_unused]] friend gpushare::ns elapsed(const counted_point&, const counted_point&) noexcept { return {}; }
+};
+static_assert(gpushare::timeline_point<counted_point>);
+
+/// Questions for each block that comes back, where as many pending ones are reached as aren't.
+inline double asked_per_free(std::size_t pending) {
+    struct {
+        void* allocate(std::size_t, std::size_t) { return nullptr; }
+        void deallocate(void*, std::size_t, std::size_t) noexcept {}
+    } memory;
+    bool slow = false, fast = false;
+    gpushare::deferred_frees<counted_point, decltype(memory)> frees{memory};
+    for (std::size_t i = 0; i < pending; ++i) frees.add({i % 2 == 0 ? &slow : &fast}, &memory, 1, 1);
+    fast = true;
+    counted_point::asked = 0;
+    const auto freed = frees.collect();
+    const auto asked = counted_point::asked;
+    slow = true;
+    (void)frees.collect();
+    return static_cast<double>(asked) / static_cast<double>(freed);
+}
+
+/// A quota of which everything is charged, and so many who wait for half of it.
+struct waiting_line {
+    explicit waiting_line(int waiters) {
+        const gpushare::bytes all = device.usage().limit();
+        if (limit.try_charge(all) != gpushare::errc::none) return;
+        for (int i = 0; i < waiters; ++i) queue.emplace_back(limit, all / 2);
+    }
+
+    gpushare::quota device{gpushare::bytes{1 << 30}};
+    gpushare::quota limit{device, {}, gpushare::bytes{1 << 30}};
+    std::deque<gpushare::quota_claim> queue;
+};
+
+}  // namespace support
