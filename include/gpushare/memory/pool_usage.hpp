@@ -35,8 +35,9 @@ struct pool_usage {
     [[nodiscard]] constexpr double internal_fragmentation() const noexcept { return missing(requested, used); }
     /// What is held for each byte that was asked for and is out, at least 1: rounding, caches, and gaps between blocks. It has no
     /// bound that holds for every sequence of requests, as no allocator has that moves nothing; with blocks of one size, or once
-    /// all are back and trim() was called, there are no gaps. `memory.pool_fragmentation_max` (docs/figures.md) is what it comes to
-    /// with long-lived blocks among short ones.
+    /// all are back and trim() was called, there are no gaps. `memory.pool_fragmentation_max` (bench/README.md) is what it comes to
+    /// with long-lived blocks among short ones, and what is the least there for a pool that gives nothing back unasked: its
+    /// held bytes are those of its peak. trim() gives back; an arena's chunks (virtual_arena) don't fragment.
     [[nodiscard]] constexpr double held_over_live() const noexcept {
         return requested == bytes{} ? 1
                                     : static_cast<double>(reserved.count()) / static_cast<double>(requested.count());
