@@ -1,7 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 // What every clock does.
 //
-//   conformance::check_clock(host::steady_clock{});
+//   conformance::check_clock(host::steady_clock{}, true);
 #pragma once
 
 #include <atomic>
