@@ -144,6 +144,18 @@ TEST_CASE("work that doesn't end fails its ticket, and leaves its room to others
         CHECK(t.compute.usage(next).device_time == 0ns);
         CHECK(t.compute.usage(next).in_flight == 0);
     }
+    SECTION("its client can go, and a device that is lost isn't blamed on whoever comes in its place") {
+        CHECK(t.compute.close(bad));
+        const auto next = t.compute.add({.weight = 50_pct});
+        CHECK(next.index == bad.index);
+        (void)t.submit(good, elsewhere);
+        t.finish_one(elsewhere, errc::device_lost);
+        const auto told = t.compute.take_event();
+        REQUIRE(told);
+        CHECK(told->what == kind::device_lost);
+        CHECK(told->client == good);
+        CHECK_FALSE(t.compute.take_event());
+    }
     SECTION("the limiter can go") {}
 }
 

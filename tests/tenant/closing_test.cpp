@@ -5,7 +5,10 @@
 #include <chrono>
 #include <cstddef>
 #include <cstdint>
+#include <functional>
 #include <future>
+#include <latch>
+#include <memory_resource>
 #include <new>
 #include <optional>
 #include <thread>
@@ -16,10 +19,15 @@
 #include <gpushare/backend/host/virtual_memory.hpp>
 #include <gpushare/memory/chunk_pool.hpp>
 #include <gpushare/memory/pool_resource.hpp>
+#include <gpushare/memory/quota_wait.hpp>
 #include <gpushare/memory/virtual_arena.hpp>
+#include <gpushare/tenant/move.hpp>
+#include <gpushare/tenant/park.hpp>
 #include <gpushare/tenant/tenancy.hpp>
 
 #include "support/catch.hpp"
+#include "support/code_of.hpp"
+#include "support/threads.hpp"
 
 namespace closing_test {
 
@@ -31,9 +39,33 @@ using gpushare::errc;
 using gpushare::failure;
 
 namespace host = gpushare::host;
+using support::code_of;
 using tenancy = gpushare::tenancy<host::node>;
 
 namespace {
+
+/// A device's memory that calls `freeing` before it takes a block back.
+struct telling_memory : host::device_memory {
+    using host::device_memory::device_memory;
+
+    errc deallocate(void* p, std::size_t size, std::size_t alignment) noexcept {
+        if (freeing) freeing();
+        return host::device_memory::deallocate(p, size, alignment);
+    }
+
+    std::function<void()> freeing;
+};
+/// A node with one device of such memory.
+struct telling_node : host::node {
+    using memory_type = telling_memory;
+
+    telling_node() : host::node(host::node_options{.devices = 1, .sms = 1, .timing = host::timing::modelled}) {}
+    [[nodiscard]] telling_memory& memory(device_id) noexcept { return memory_; }
+
+private:
+    telling_memory memory_{{.capacity = 64_MiB}};
+};
+using telling_tenancy = gpushare::tenancy<telling_node>;
 
 host::node_options node_of(std::uint32_t devices) {
     return {.devices = devices, .memory = 64_MiB, .sms = 1, .timing = host::timing::modelled};
@@ -225,6 +257,162 @@ TEST_CASE("frees that overlap a close, at once and in stream order, are all cred
         CHECK(n.memory({0}).used() == 0_B);
         CHECK(n.memory({1}).used() == 0_B);
     }
+}
+
+TEST_CASE("what a close gives back goes to the driver under no lock of the tenancy", "[tenant][close]") {
+    telling_node n;
+    telling_tenancy shared(n);
+    auto a = shared.admit({.name = "a", .memory = 32_MiB, .compute = 50_pct});
+    a.memory().deallocate(a.memory().allocate(1 << 20), 1 << 20);
+    std::future<gpushare::share> other;
+    bool answered = false;
+    n.memory({0}).freeing = [&] {
+        if (other.valid()) return;
+        other = std::async(std::launch::async, [&] { return shared.unpromised({0}); });
+        answered = other.wait_for(10s) == std::future_status::ready;
+    };
+    CHECK(a.close(soon()).complete);
+    n.memory({0}).freeing = nullptr;
+    REQUIRE(other.valid());
+    CHECK(answered);
+    CHECK(other.get() == 50_pct);
+}
+
+TEST_CASE("a close beside another one waits for what that has on the way to the driver", "[tenant][close][threads]") {
+    for (int round = 0; round < 10; ++round) {
+        telling_node n;
+        telling_tenancy shared(n);
+        auto a = shared.admit({.name = "a", .memory = 32_MiB, .compute = 50_pct});
+        a.memory().deallocate(a.memory().allocate(1 << 20), 1 << 20);
+        std::latch on_the_way(1), second_is_there(1);
+        std::atomic<bool> first{true};
+        n.memory({0}).freeing = [&] {
+            if (!first.exchange(false)) return;
+            on_the_way.count_down();
+            second_is_there.wait();
+        };
+        // Nobody but the second gets there before the latch is open.
+        const gpushare::close_callback passed(a.memory().closing(), [&](gpushare::instant) {
+            if (!second_is_there.try_wait()) second_is_there.count_down();
+            return true;
+        });
+        auto one = std::async(std::launch::async, [&] { return a.close(soon()); });
+        on_the_way.wait();
+        CHECK(a.close(soon()).complete);
+        CHECK(one.get().complete);
+        CHECK(n.memory({0}).used() == 0_B);
+    }
+}
+
+TEST_CASE("a close takes no block back that a free is overwriting", "[tenant][close][threads]") {
+    host::node n(node_of(1));
+    gpushare::quota device(64_MiB);
+    const gpushare::event_sink nobody;
+    std::latch overwriting(1), go_on(1);
+    std::atomic<bool> held{false}, its_own{false};
+    gpushare::tenant_memory<host::device_memory, host::stream::point> memory(
+        device, n.memory({0}), "a", {0}, 32_MiB, 0_B, nobody,
+        {.scrub = gpushare::scrub_policy::on_free, .fill = [&](const auto*, void*, std::size_t) {
+             if (held.exchange(false)) {
+                 overwriting.count_down();
+                 go_on.wait();
+                 its_own = n.memory({0}).used() != 0_B;
+             }
+             return host::stream::point{};
+         }});
+    void* const p = memory.allocate(1 << 20);
+    held = true;
+    auto freed = std::async(std::launch::async, [&] { return memory.deallocate(p, 1 << 20); });
+    overwriting.wait();
+    memory.close();
+    gpushare::close_report report;
+    auto taken = std::async(std::launch::async, [&] { return memory.take_back(report); });
+    CHECK(taken.wait_for(20ms) == std::future_status::timeout);
+    go_on.count_down();
+    CHECK(freed.get() == errc::none);
+    CHECK(taken.get());
+    CHECK(its_own);
+    CHECK(memory.drain(soon()));
+    CHECK(n.memory({0}).used() == 0_B);
+}
+
+TEST_CASE("who looks at the usage beside a close sees each submission once", "[tenant][close][threads]") {
+    host::node n(node_of(4));
+    tenancy shared(n);
+    std::uint64_t too_many = 0, too_few = 0;
+    for (int round = 0; round < 100; ++round) {
+        auto a = shared.admit({.name = "a", .memory = 4_MiB, .devices = 4, .compute = 50_pct});
+        for (std::size_t part = 0; part < 4; ++part) REQUIRE(a.submit([](auto&) {}, part).wait(soon()));
+        std::atomic<bool> over{false};
+        support::together(2, [&](unsigned who) {
+            if (who == 0) {
+                (void)a.close(soon());
+                over = true;
+                return;
+            }
+            while (!over) {
+                const auto seen = a.usage().completed;
+                too_many += seen > 4 ? 1 : 0;
+                too_few += seen < 4 ? 1 : 0;
+            }
+        });
+        CHECK(a.usage().completed == 4);
+    }
+    CHECK(too_many == 0);
+    CHECK(too_few == 0);
+}
+
+TEST_CASE("everything of a closed tenant is refused as closed", "[tenant][close]") {
+    host::node n(node_of(2));
+    std::vector<gpushare::tenant_event::kind> events;
+    tenancy shared(n, {.events = [&](const gpushare::tenant_event& e) { events.push_back(e.what); }});
+    const auto stack = GENERATE(gpushare::memory_stack::pool, gpushare::memory_stack::direct);
+    auto a = shared.admit({.name = "a", .memory = 16_MiB, .devices = 2, .compute = 50_pct, .stack = stack});
+    auto& memory = a.memory();
+    void* const left = memory.allocate(1000);
+    auto request = a.request();
+    REQUIRE(a.sleep());
+    auto waits = a.submit([](auto&) {});
+    auto report = a.close(soon());
+    CHECK(report.complete);
+    CHECK(report.leaked_blocks == 1);
+    CHECK(waits.status() == errc::closed);
+
+    const auto nothing = [](auto&) {};
+    const std::vector<device_id> there{{0}, {1}};
+    std::vector<gpushare::moving_block> none;
+    auto& aside = *std::pmr::new_delete_resource();
+    const gpushare::patience until{host::steady_clock{}, soon()};
+    CHECK(code_of([&] { (void)a.submit(nothing); }) == errc::closed);
+    CHECK(code_of([&] { (void)a.submit(nothing, 1); }) == errc::closed);
+    CHECK(a.try_submit(nothing).code() == errc::closed);
+    CHECK(a.try_submit(nothing, 7).code() == errc::closed);
+    CHECK(a.acquire().code() == errc::closed);
+    CHECK(code_of([&] { (void)a.async_submit(nothing); }) == errc::closed);
+    CHECK(code_of([&] { (void)a.request(); }) == errc::closed);
+    CHECK(request.try_submit(nothing).code() == errc::closed);
+    CHECK(code_of([&] { (void)a.memory(); }) == errc::closed);
+    CHECK(code_of([&] { (void)a.work_stream(); }) == errc::closed);
+    CHECK(code_of([&] { (void)a.slice(); }) == errc::closed);
+    CHECK(code_of([&] { (void)a.estimate(); }) == errc::closed);
+    CHECK(code_of([&] { (void)a.declare_workspace(1_KiB); }) == errc::closed);
+    CHECK(code_of([&] { a.resize({.memory = 8_MiB}); }) == errc::closed);
+    CHECK(code_of([&] { a.resize_until({.memory = 8_MiB}, until); }) == errc::closed);
+    CHECK(code_of([&] { (void)shared.admit_successor(a, a.spec()); }) == errc::closed);
+    CHECK(code_of([&] { (void)move_tenant(shared, a, there, none); }) == errc::closed);
+    CHECK(code_of([&] { (void)park_tenant(a, none, aside); }) == errc::closed);
+    CHECK_FALSE(a.sleep());
+    a.wake();
+    a.pardon();
+
+    failure why;
+    CHECK(memory.try_allocate(1000, 256, &why) == nullptr);
+    CHECK(why.code == errc::closed);
+    CHECK(code_of([&] { (void)memory.allocate(1000); }) == errc::closed);
+    CHECK(code_of([&] { (void)memory.allocate_until(1000, until); }) == errc::closed);
+    CHECK(memory.deallocate(left, 1000) == errc::closed);
+    CHECK(memory.deallocate_after(host::stream::point{}, left, 1000) == errc::closed);
+    CHECK(events == std::vector{gpushare::tenant_event::kind::leak});
 }
 
 }  // namespace closing_test

@@ -5,16 +5,20 @@
 #include <cstddef>
 #include <cstdint>
 #include <cstring>
+#include <memory_resource>
+#include <new>
 #include <stdexcept>
 #include <string>
 #include <utility>
 #include <vector>
 
 #include <gpushare/backend/host/host.hpp>
+#include <gpushare/memory/pool_resource.hpp>
 #include <gpushare/placement/placement_policies.hpp>
 #include <gpushare/placement/value_descent.hpp>
 #include <gpushare/placement/workload.hpp>
 #include <gpushare/tenant/move.hpp>
+#include <gpushare/tenant/park.hpp>
 #include <gpushare/tenant/placed_by.hpp>
 #include <gpushare/tenant/tenancy.hpp>
 
@@ -240,6 +244,87 @@ TEST_CASE("a tenant moves with its data while it lives, all or nothing", "[tenan
         CHECK(chat.close(soon()).complete);
         auto again = shared.admit({.name = "chat", .memory = 1_MiB});  // the name is free once both are gone
     }
+    SECTION("one that sleeps is woken, and what waits of it runs first") {
+        REQUIRE(chat.sleep());
+        auto& first = blocks[0];
+        auto t = chat.submit([&](auto& s) { s.fill(first.at, std::byte{1}, first.size); });
+        auto moved = move({{2}, {3}}, soon());
+        CHECK(t.status() == errc::none);
+        chat = std::move(moved.successor);
+        for (std::size_t i = 0; i < blocks.size(); ++i) CHECK(good(i));
+        CHECK(chat.submit([](auto&) {}).wait());
+    }
+    SECTION("on a device that it doesn't leave it keeps what it has, and needs no room for more") {
+        auto neighbour = shared.admit({.name = "neighbour", .memory = 48_MiB, .compute = 40_pct, .on = {{0}}});
+        gpushare::pool_resource own(chat.memory(0));  // stands on it, and goes on
+        void* const kept = own.allocate(500);
+        const bytes used = n.memory({0}).used();
+        auto moved = move({{0}, {2}}, soon());
+        CHECK(n.memory({0}).used() == used);
+        CHECK(n.memory({1}).used() == 0_B);
+        CHECK(moved.report.closed.complete);
+        CHECK(moved.report.closed.leaked_blocks == 1);  // of the other part
+        CHECK(moved.report.moved == bytes{1000 + (3 << 20)});
+        CHECK(moved.report.kept == bytes{1000 + (3 << 20)});
+        CHECK(chat.usage().current == 0_B);
+        chat = std::move(moved.successor);
+        CHECK(blocks[0].at == before[0].at);
+        CHECK(blocks[2].at != before[2].at);
+        for (std::size_t i = 0; i < blocks.size(); ++i) CHECK(good(i));
+        CHECK(own.deallocate(kept, 500) == errc::none);
+        own.deallocate(own.allocate(1 << 20), 1 << 20);
+        CHECK(shared.unpromised({0}) == 0_pct);
+        CHECK(shared.unpromised({1}) == 100_pct);
+        CHECK(shared.unpromised({2}) == 40_pct);
+        CHECK(shared.rooms()[0].free == 0_B);
+        CHECK(shared.rooms()[1].free == 64_MiB);
+        chat.resize({.memory = 24_MiB, .compute = 50_pct});
+        CHECK(shared.rooms()[0].free == 4_MiB);
+        CHECK(shared.unpromised({0}) == 10_pct);
+        CHECK(chat.submit([](auto&) {}).wait());
+        for (auto& b : blocks) CHECK(chat.memory(b.part).deallocate(b.at, b.size) == errc::none);
+        auto again = gpushare::move_tenant(shared, chat, {{0}, {1}}, {}, soon());  // and back
+        chat = std::move(again.successor);
+        CHECK(chat.close(soon()).complete);
+        CHECK(chat.usage().current == 0_B);
+        CHECK(shared.rooms()[0].free == 16_MiB);
+        CHECK(shared.unpromised({0}) == 60_pct);
+        CHECK(own.try_allocate(1, 256) == nullptr);
+    }
+    SECTION("what fails beside a device that it doesn't leave") {
+        auto other = shared.admit({.name = "other", .memory = 60_MiB, .compute = 10_pct, .on = {{3}}});
+        CHECK(code_of([&] { (void)move({{0}, {3}}, soon()); }) == errc::no_room);
+        CHECK(chat.usage().current > 0_B);
+        other.close();
+        n.memory({3}).fail_allocations(0, 1'000'000);
+        CHECK(code_of([&] { (void)move({{0}, {3}}, soon()); }) == errc::out_of_memory);
+        n.memory({3}).fail_allocations(0, 0);
+        CHECK(shared.unpromised({0}) == 40_pct);
+        CHECK(shared.rooms()[0].free == 48_MiB);
+        stayed();
+    }
+    SECTION("a device that is lost when one part's copy waits already") {
+        auto beside = shared.admit({.name = "beside", .memory = 1_MiB, .compute = 10_pct, .on = {{2}}});
+        auto witness = shared.admit({.name = "witness", .memory = 1_MiB, .compute = 10_pct, .on = {{3}}});
+        n.faults({3}).stall(witness.work_stream());
+        auto seen = witness.submit([](auto& s) { s.enqueue(1us); });
+        REQUIRE(chat.sleep());
+        std::vector<tenancy::tenant::ticket> busy;
+        auto last = chat.submit([&](auto&) {  // runs when the places there are had, and nothing is copied yet
+            n.faults({3}).lose_device();
+            while (witness.usage().in_flight != 0) {
+            }
+            for (int i = 0; i < 8; ++i) busy.push_back(beside.submit([](auto& s) { s.enqueue(5ms); }));
+        });
+        CHECK(code_of([&] { (void)move({{2}, {3}}, soon()); }) == errc::device_lost);
+        CHECK(last.status() == errc::none);
+        for (std::size_t i = 0; i < blocks.size(); ++i) CHECK(good(i));
+        CHECK(chat.spec().on == std::vector<device_id>{{0}, {1}});
+        CHECK(shared.unpromised({2}) == 90_pct);
+        CHECK(chat.submit([](auto&) {}).wait());
+        for (auto& b : busy) CHECK(b.wait(soon()));
+        return;
+    }
     SECTION("no room there") {
         auto other = shared.admit({.name = "other", .memory = 40_MiB, .compute = 10_pct, .on = {{3}}});
         auto big = shared.admit({.name = "big", .memory = 20_MiB, .on = {{3}}});
@@ -278,6 +363,67 @@ TEST_CASE("a tenant moves with its data while it lives, all or nothing", "[tenan
         return;
     }
     CHECK(std::ranges::count(events, gpushare::tenant_event::kind::wrong_free) == 0);
+}
+
+TEST_CASE("two tenants change places by way of the host, where there isn't room for both",
+          "[tenant][placement][move]") {
+    using namespace std::chrono_literals;
+    auto options = four_devices();
+    options.devices = 2;
+    options.stale = true;
+    node n(options);
+    tenancy shared(n);
+    auto a = shared.admit({.name = "a", .memory = 48_MiB, .compute = 80_pct, .level = {1}, .on = {{0}}});
+    auto b = shared.admit({.name = "b", .memory = 48_MiB, .compute = 80_pct, .on = {{1}}});
+    constexpr std::size_t size = std::size_t{5} << 20;
+    std::vector<gpushare::moving_block> of_a{{.at = a.memory().allocate(size), .size = size}},
+        of_b{{.at = b.memory().allocate(1000), .size = 1000}};
+    std::memset(of_a[0].at, 1, size);
+    std::memset(of_b[0].at, 2, 1000);
+    const auto holds = [](const gpushare::moving_block& block, unsigned char what) {
+        const auto* const p = static_cast<const unsigned char*>(block.at);
+        return std::all_of(p, p + block.size, [what](unsigned char c) { return c == what; });
+    };
+    const auto soon = [&] { return shared.now() + 10s; };
+
+    CHECK(code_of([&] { (void)move_tenant(shared, a, {{1}}, of_a, soon()); }) == errc::share_exceeded);
+    std::pmr::monotonic_buffer_resource too_small(64, std::pmr::null_memory_resource());
+    CHECK_THROWS_AS(park_tenant(a, of_a, too_small, soon()), std::bad_alloc);
+    n.faults({0}).stall(a.work_stream());
+    auto held = a.submit([](auto& s) { s.enqueue(1us); });
+    auto& host = *std::pmr::new_delete_resource();
+    CHECK(code_of([&] { (void)park_tenant(a, of_a, host, shared.now() + 5ms); }) == errc::deadline_exceeded);
+    n.faults({0}).resume(a.work_stream());
+    CHECK(held.wait(soon()));
+    CHECK(holds(of_a[0], 1));
+
+    auto parked = park_tenant(a, of_a, host, soon());
+    CHECK(parked.closed().complete);
+    CHECK(parked.closed().leaked_blocks == 0);
+    CHECK(parked.size() == bytes{size});
+    CHECK(parked.spec().level == gpushare::priority{1});
+    CHECK(n.memory({0}).used() == 0_B);
+    CHECK(shared.unpromised({0}) == 100_pct);
+    CHECK(code_of([&] { (void)unpark_tenant(shared, parked, {{1}}, of_a, soon()); }) == errc::share_exceeded);
+    std::vector<gpushare::moving_block> fewer;
+    CHECK(code_of([&] { (void)unpark_tenant(shared, parked, {}, fewer, soon()); }) == errc::invalid_specification);
+
+    auto moved = move_tenant(shared, b, {{0}}, of_b, soon());
+    b = std::move(moved.successor);
+    n.memory({1}).fail_allocations(0, 1'000'000);
+    CHECK(code_of([&] { (void)unpark_tenant(shared, parked, {}, of_a, soon()); }) == errc::out_of_memory);
+    n.memory({1}).fail_allocations(0, 0);
+    CHECK(shared.unpromised({1}) == 100_pct);
+    a = unpark_tenant(shared, parked, {}, of_a, soon());  // where there is room
+    CHECK(parked.size() == 0_B);
+    CHECK(a.name() == "a");
+    CHECK(a.spec().on == std::vector<device_id>{{1}});
+    CHECK(a.spec().level == gpushare::priority{1});
+    CHECK(b.spec().on == std::vector<device_id>{{0}});
+    CHECK(holds(of_a[0], 1));
+    CHECK(holds(of_b[0], 2));
+    CHECK(a.memory().deallocate(of_a[0].at, size) == errc::none);
+    CHECK(b.memory().deallocate(of_b[0].at, 1000) == errc::none);
 }
 
 }  // namespace placed_by_test

@@ -16,6 +16,7 @@
 
 #include <gpushare/backend/host/host.hpp>
 #include <gpushare/compute/policies/weighted_fair.hpp>
+#include <gpushare/tenant/move.hpp>
 #include <gpushare/tenant/tenancy.hpp>
 #include <gpushare/units.hpp>
 
@@ -120,6 +121,31 @@ TEST_CASE("a share is promised of one slice, and returns to it", "[tenant]") {
     CHECK(a.close().complete);
     CHECK(shared.unpromised(d, 0) == 30_pct);
     CHECK(shared.unpromised(d, 1) == 0_pct);
+}
+
+TEST_CASE("a tenant moves to another slice of its device with all that it has", "[tenant][move]") {
+    host::node node{{.memory = 1_MiB, .sms = 4}};
+    tenancy shared{node};
+    REQUIRE(shared.slice<host::device_sms>(d, halves) == errc::none);
+    auto a = shared.admit({.name = "a", .memory = 900_KiB, .compute = 40_pct, .slice = 0});
+    auto b = shared.admit(named("b", 30_pct, 1));
+    std::vector<moving_block> blocks{{.at = a.memory().allocate(1000), .size = 1000}};
+    const void* const before = blocks[0].at;
+    CHECK(code_of([&] { (void)move_tenant(shared, a, {d}, blocks, never, 1); }) == errc::share_exceeded);
+    CHECK(b.close().complete);
+    auto moved = move_tenant(shared, a, {d}, blocks, never, 1);
+    CHECK(moved.report.closed.complete);
+    a = std::move(moved.successor);
+    CHECK(a.slice() == 1);
+    CHECK(blocks[0].at == before);
+    CHECK(shared.unpromised(d, 0) == 50_pct);
+    CHECK(shared.unpromised(d, 1) == 10_pct);
+    CHECK(a.submit([](auto& s) { s.launch({.blocks = 4}, [](auto&) {}); }).wait());
+    for (const auto& block : node.ledger(d).take().blocks)
+        if (block.tag == a.tag()) CHECK(block.sm >= 2);
+    CHECK(a.memory().deallocate(blocks[0].at, 1000) == errc::none);
+    CHECK(a.close().complete);
+    CHECK(shared.unpromised(d, 1) == 50_pct);
 }
 
 TEST_CASE("of several devices a tenant has a slice each", "[tenant]") {

@@ -4,7 +4,10 @@
 #include <atomic>
 #include <chrono>
 #include <coroutine>
+#include <cstdint>
 #include <exception>
+#include <future>
+#include <latch>
 #include <memory>
 #include <stdexcept>
 #include <stop_token>
@@ -19,6 +22,7 @@
 
 #include "support/catch.hpp"
 #include "support/code_of.hpp"
+#include "support/threads.hpp"
 
 namespace submit_test {
 
@@ -230,6 +234,93 @@ TEST_CASE("a tenant that sleeps runs nothing, keeps nothing for later, and goes 
     CHECK(t.sleep());
     CHECK(t.close(clock::now() + 20s).leaked_blocks == 0);
     CHECK_FALSE(t.sleep());
+}
+
+TEST_CASE("neither close nor sleep comes back before what was cancelled has been told", "[tenant][submit][threads]") {
+    host::node n(modelled());
+    tenancy shared(n);
+    auto t = shared.admit({.name = "t", .memory = 1_MiB, .compute = 50_pct});
+    REQUIRE(t.sleep());
+    std::latch destroying(1), go_on(1);
+    // A callable whose destructor takes its time: the submission waits no more, and isn't over.
+    struct slow {
+        slow(std::latch& reached, std::latch& held) : reached_(&reached), held_(&held) {}
+        slow(const slow&) = delete;
+        slow& operator=(const slow&) = delete;
+        ~slow() {
+            reached_->count_down();
+            held_->wait();
+        }
+        std::latch *reached_, *held_;
+    };
+    auto own = std::make_unique<slow>(destroying, go_on);
+    std::atomic<bool> told{false};
+    auto waits = t.submit([own = std::move(own)](host::stream&) {}, {}, [&](const completion&) { told = true; });
+    auto cancelled = std::async(std::launch::async, [&] { return waits.cancel(); });
+    destroying.wait();
+    CHECK_FALSE(t.sleep(clock::now() + 2ms));
+    CHECK_FALSE(t.close(clock::now() + 2ms).complete);
+    CHECK_FALSE(told);
+    go_on.count_down();
+    CHECK(t.close(clock::now() + 20s).complete);
+    CHECK(told);
+    CHECK(cancelled.get());
+}
+
+TEST_CASE("wake ends a sleep that is still waiting for work", "[tenant][submit][threads]") {
+    host::node n(modelled());
+    tenancy shared(n);
+    auto t = shared.admit({.name = "t", .memory = 1_MiB, .compute = 50_pct});
+    n.faults({0}).stall(t.work_stream());
+    auto first = t.submit(block(1us));
+    auto sleeping = std::async(std::launch::async, [&] { return t.sleep(); });
+    for (int i = 0; i < 10'000 && sleeping.wait_for(1ms) != std::future_status::ready; ++i) t.wake();
+    CHECK(sleeping.wait_for(0ms) == std::future_status::ready);
+    n.faults({0}).resume(t.work_stream());
+    CHECK_FALSE(sleeping.get());
+    CHECK(first.wait(clock::now() + 20s));
+}
+
+TEST_CASE("who waits for room is told of a close while that waits for the device", "[tenant][submit][threads]") {
+    host::node n(modelled());
+    tenancy shared(n, {.limiter = {.depth = 1, .horizon = 1ns}});
+    auto t = shared.admit({.name = "t", .memory = 1_MiB, .compute = 50_pct, .queue_limit = 1});
+    n.faults({0}).stall(t.work_stream());
+    auto first = t.submit(block(1us)), second = t.submit(block(1us));
+    auto third =
+        std::async(std::launch::async, [&] { return t.try_submit(block(1us), {.room_by = gpushare::never}).code(); });
+    CHECK(third.wait_for(5ms) == std::future_status::timeout);
+    auto closing = std::async(std::launch::async, [&] { return t.close(clock::now() + 20s).complete; });
+    CHECK(third.wait_for(10s) == std::future_status::ready);
+    CHECK(closing.wait_for(0ms) == std::future_status::timeout);
+    n.faults({0}).resume(t.work_stream());
+    CHECK(third.get() == errc::closed);
+    CHECK(closing.get());
+    CHECK(first.status() == errc::none);
+    CHECK(second.status() == errc::closed);
+}
+
+TEST_CASE("wake beside sleep leaves a tenant asleep on all of its devices or on none", "[tenant][submit][threads]") {
+    constexpr std::uint32_t devices = 8;
+    host::node n(modelled(devices));
+    tenancy shared(n);
+    auto t = shared.admit({.name = "t", .memory = 8_MiB, .devices = devices, .compute = 50_pct});
+    for (int round = 0; round < 400; ++round) {
+        bool asleep = false;
+        support::together(2, [&](unsigned who) {
+            if (who == 0)
+                asleep = t.sleep();
+            else
+                t.wake();
+        });
+        std::vector<tenancy::tenant::ticket> one_each;
+        for (std::uint32_t d = 0; d < devices; ++d) one_each.push_back(t.submit([](host::stream&) {}, d));
+        const auto waiting = t.usage().waiting;
+        if (waiting != 0 && waiting != devices) FAIL("asleep on " << waiting << " devices");
+        if (!asleep && waiting != 0) FAIL("asleep, though sleep() said that it isn't");
+        t.wake();
+        for (auto& ticket : one_each) REQUIRE(ticket.wait(clock::now() + 20s));
+    }
 }
 
 }  // namespace submit_test

@@ -230,11 +230,12 @@ public:
             lock, [] { return false; }, nullptr, never, stop);
     }
 
-    /// What `c` has used, as far as it is known now. Zero for a client that isn't there.
-    [[nodiscard]] client_usage usage(client_id c) {
+    /// What `c` has used, as far as it is known now. For a client that isn't there `gone`, which is read under the mutex under which
+    /// close() sets its `account`: so a call beside that is answered by the one or by the other.
+    [[nodiscard]] client_usage usage(client_id c, const client_usage& gone = {}) {
         std::unique_lock lock(engine_.mutex());
         engine_.drive(lock, look::now);
-        return engine_.core().contains(c) ? engine_.clients().usage(c) : client_usage{};
+        return engine_.core().contains(c) ? engine_.clients().usage(c) : gone;
     }
 
     /// When to call poll() even if nothing happens, where no thread waits or runs; see limiter_core.

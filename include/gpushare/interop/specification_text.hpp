@@ -18,6 +18,7 @@
 //   stack      what its memory is made of: pool, direct, arena or stream_ordered (memory_stack); the tenancy's default
 //   scrub      when its memory is overwritten: on_hand_over, on_free or off; the tenancy's default
 //   wait       how long an allocation waits for bytes: a whole number of ns, us, ms or s; 0s: not at all
+//   spill      how much may be on the host when bytes lack: as memory; 0B: nothing
 //   cap        the most of the time of each device: 0.1% to 100%
 //   soft_cap   no or yes: the cap holds only while others want the device
 //   slo        how long after its arrival work is due: a whole number of ns, us, ms or s; 0s: no objective
@@ -136,6 +137,7 @@ inline constexpr std::array plain_keys{
     plain_key{"stack", [](auto& f, auto key, auto value) { f.set(f.stack, checked_stack(key, value), key); }},
     plain_key{"scrub", [](auto& f, auto key, auto value) { f.set(f.scrub, checked_scrub(key, value), key); }},
     plain_key{"wait", [](auto& f, auto key, auto value) { f.set(f.wait, checked_time(key, value), key); }},
+    plain_key{"spill", [](auto& f, auto key, auto value) { f.set(f.spill, checked_bytes(key, value, 0), key); }},
     plain_key{"cap", [](auto& f, auto key, auto value) { f.set(f.cap, checked_share(key, value), key); }},
     plain_key{"soft_cap", [](auto& f, auto key, auto value) { f.set(f.soft_cap, checked_flag(key, value), key); }},
     plain_key{"slo", [](auto& f, auto key, auto value) { f.set(f.slo, checked_time(key, value), key); }},

@@ -65,7 +65,8 @@ struct tenant_spec {
     /// When its memory is overwritten; none: likewise. `off` holds while all tenants that its devices ever had say so: else it gets what
     /// others left behind overwritten all the same.
     std::optional<scrub_policy> scrub{};
-    std::optional<ns> wait{};  ///< how long memory().allocate() waits for bytes; 0s: not; none: likewise
+    std::optional<ns> wait{};      ///< how long memory().allocate() waits for bytes; 0s: not; none: likewise
+    std::optional<bytes> spill{};  ///< how much of it may be on the host when bytes lack; 0: nothing; none: likewise
 
     // For policies of the tenancy that look at it; see client_settings.
     share cap = share::whole();  ///< the most of each device's time

@@ -38,7 +38,6 @@
 #include <gpushare/error.hpp>
 #include <gpushare/memory/quota.hpp>
 #include <gpushare/memory/quota_change.hpp>
-#include <gpushare/memory/scrub.hpp>
 #include <gpushare/partition/equal_split.hpp>
 #include <gpushare/partition/reservation.hpp>
 #include <gpushare/sm_split.hpp>
@@ -51,24 +50,12 @@
 #include <gpushare/tenant/detail/tenant_state.hpp>
 #include <gpushare/tenant/device_choice.hpp>
 #include <gpushare/tenant/specification.hpp>
+#include <gpushare/tenant/tenancy_options.hpp>
 #include <gpushare/tenant/tenant.hpp>
 #include <gpushare/units.hpp>
 
 namespace gpushare {
 inline namespace GPUSHARE_ABI {
-/// Options of a tenancy.
-struct tenancy_options {
-    limiter_options limiter{};                    ///< of each device, or of each slice of one
-    ns close_timeout = std::chrono::seconds(10);  ///< how long a tenant's destructor waits for its work
-    event_sink events{};                          ///< gets what no return value can tell
-
-    // Of tenants whose specification doesn't say.
-    memory_stack stack = memory_stack::pool;          ///< what their memory is made of
-    scrub_policy scrub = scrub_policy::on_hand_over;  ///< when it is overwritten, so that no tenant reads another's
-    ns wait{};                                        ///< how long memory().allocate() waits for bytes
-    trace_function trace = nullptr;  ///< capture_stack, from memory/stack_trace.hpp: stack traces of leaks
-};
-
 class topology;
 
 /// A node that tenants share. Thread-safe; neither copied nor moved. The node must outlive it, and it must outlive its
@@ -90,11 +77,7 @@ public:
     template <class F>
     requires(std::is_invocable_r_v<Policy, F&, device_id>&& std::copy_constructible<F>)
         tenancy(Node& shared, tenancy_options options, F make_policy)
-        : node_(&shared),
-          shared_(std::move(options.events), options.close_timeout, options.trace,
-                  {.stack = options.stack, .scrub = options.scrub, .wait = options.wait}),
-          limits_(options.limiter),
-          make_policy_(std::move(make_policy)) {
+        : node_(&shared), shared_(std::move(options)), make_policy_(std::move(make_policy)) {
         for (std::uint32_t i = 0; i < shared.num_devices(); ++i) {
             const device_id d{i};
             shared_.devices.emplace_back(shared.memory(d));
@@ -125,7 +108,8 @@ public:
     /// neither memory nor burst, a slice that isn't there), duplicate_name, share_exceeded (permille of a device, in one of its slices),
     /// no_device, and the errors of equal_split.
     [[nodiscard]] tenant admit(tenant_spec spec) { return admit_beside(nullptr, std::move(spec)); }
-    /// For move_tenant() (tenant/move.hpp): both have the predecessor's name until one is closed. Throws as admit(), and closed.
+    /// For move_tenant() (tenant/move.hpp): both have the predecessor's name until one is closed. Where `spec.on` has a device in the
+    /// same place as the predecessor, the memory there is that one's until tenant::take_over(). Throws as admit(), and closed.
     [[nodiscard]] tenant admit_successor(const tenant& predecessor, tenant_spec spec) {
         spec.name = predecessor.name();
         return admit_beside(&predecessor, std::move(spec));
@@ -276,7 +260,7 @@ public:
             if (now.current <= now.limit()) continue;
             over += now.current - now.limit();
             detail::tell(
-                shared_.events,
+                shared_.options.events,
                 {tenant_event::kind::overcommitted, {}, {i}, errc::no_room, now.current - now.limit(), {}, {}});
         }
         return over;
@@ -318,7 +302,8 @@ private:
 
     void add_slice(device_id d) {
         auto& slices = shared_.devices[d.index].slices;
-        slices.emplace_back(static_cast<std::uint32_t>(slices.size()), limits_, node_->get_clock(), make_policy_(d));
+        slices.emplace_back(static_cast<std::uint32_t>(slices.size()), shared_.options.limiter, node_->get_clock(),
+                            make_policy_(d));
     }
 
     // Of the devices that it may go to.
@@ -349,7 +334,7 @@ private:
         (void)remeasure();
         auto state = std::make_unique<detail::tenant_state<Node, Policy>>(*node_, shared_);
         auto claim = this->claim(predecessor, std::move(spec));
-        state->open(*node_, claim);
+        state->open(claim, predecessor != nullptr ? predecessor->state_.get() : nullptr);
         return tenant(std::move(state));
     }
     detail::tenant_claim<Node, Policy> claim(const tenant* predecessor, tenant_spec spec) {
@@ -359,8 +344,10 @@ private:
             detail::refuse_admission({errc::closed}, spec.name, "whom it succeeds is closed");
         if (namesakes != (predecessor != nullptr ? 1 : 0))
             detail::refuse_admission({errc::duplicate_name}, spec.name, "the name is taken");
-        auto memory = detail::tenant_admission(*node_, shared_, choice_).reserve(spec);
-        return {shared_, std::move(spec), std::move(memory), ++last_tag_};
+        std::vector<typename shared_node::slice*> kept;
+        if (predecessor != nullptr) kept = predecessor->state_->stays_on(spec.on);
+        auto memory = detail::tenant_admission(*node_, shared_, choice_, kept).reserve(spec);
+        return {shared_, std::move(spec), std::move(memory), ++last_tag_, std::move(kept)};
     }
 
     // Tenants whose destructor could not wait any longer are gone as soon as their work is. Not under the mutex: what
@@ -384,7 +371,6 @@ private:
 
     Node* node_;
     detail::shared_node<Node, Policy> shared_;
-    limiter_options limits_;
     std::function<Policy(device_id)> make_policy_;
     device_choice choice_;        // under the mutex; none: those with the most room
     std::uint32_t last_tag_ = 0;  // under the mutex

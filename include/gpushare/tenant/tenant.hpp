@@ -46,12 +46,16 @@
 #include <gpushare/tenant/detail/room_wait.hpp>
 #include <gpushare/tenant/detail/tenant_state.hpp>
 #include <gpushare/tenant/specification.hpp>
+#include <gpushare/tenant/spillable.hpp>
 #include <gpushare/tenant/tenant_request.hpp>
 #include <gpushare/tenant/workspace.hpp>
 #include <gpushare/units.hpp>
 
 namespace gpushare {
 inline namespace GPUSHARE_ABI {
+
+template <node Node, compute_policy Policy>
+class tenancy;
 
 /// The handle of a tenant. Movable; one owner. Safe from any thread, except the destructor and assignment. Calls that
 /// overlap a close, or come after it, are refused (errc::closed). `part` counts the tenant's devices from 0. The
@@ -70,7 +74,7 @@ public:
     /// The right to enqueue one submission.
     using permit = typename limiter::permit;
     /// What memory() is: a tenant_memory.
-    using memory_type = decltype(state::part::memory);
+    using memory_type = typename state::part::memory_type;
 
     /// Called by the tenancy.
     explicit tenant(std::unique_ptr<state> all) noexcept : state_(std::move(all)) {}
@@ -91,6 +95,9 @@ public:
 
     /// The number of the tenant's streams in the node's ledgers and traces. Never used twice.
     [[nodiscard]] std::uint32_t tag() const noexcept { return state_->tag(); }
+
+    /// The time of its node, for deadlines.
+    [[nodiscard]] instant now() const noexcept { return state_->now(); }
 
     /// Throws operation_error: closed, or no_device if the tenant hasn't that many.
     [[nodiscard]] memory_type& memory(std::size_t part = 0) { return at(part).memory; }
@@ -116,6 +123,15 @@ public:
         for (detail::hook_cursor asked; why != errc::none && from.ask_next(asked, size);) why = from.try_charge(size);
         if (why != errc::none) raise(from.explain(why, size), name(), "declare a workspace");
         return {from, p.on.overhead, size};
+    }
+
+    /// A block that is on the device while it is used, and may be on the host else; see spillable.hpp. Throws as memory(), what an
+    /// allocation throws, and not_supported where the tenant has no tenant_spec::spill.
+    [[nodiscard]] auto allocate_spillable(bytes size, std::size_t part = 0) requires copier<stream> {
+        auto& store = at(part).store;
+        if (!store->spills) raise({errc::not_supported}, name(), "allocate a spillable block");
+        using list = typename decltype(store->spills)::value_type;
+        return spillable<list>(std::shared_ptr<list>(store, &*store->spills), store->spills->add(size));
     }
 
     /// Queues work; see compute_limiter::submit. `o` may name one of the tenant's streams. Throws operation_error: closed,
@@ -211,6 +227,10 @@ public:
             }
     }
 
+    /// Ends what tenancy::admit_successor() began: this tenant has from now on what `predecessor` had on the devices where both are, all
+    /// that stands on it included. move_tenant() calls it, while neither runs anything. Throws std::bad_alloc, and then nothing has happened.
+    void take_over(tenant& predecessor) { state_->take_over(*predecessor.state_); }
+
     /// Whether close() has got so far that all calls are refused.
     [[nodiscard]] bool closed() const noexcept { return state_->closed(); }
 
@@ -220,6 +240,9 @@ public:
     close_report close(instant deadline = never) { return state_->finish(deadline); }
 
 private:
+    template <node, compute_policy>
+    friend class tenancy;
+
     // Of its devices.
     [[nodiscard]] std::vector<quota*> roots() {
         std::vector<quota*> all;
@@ -248,7 +271,7 @@ private:
         auto& all = state_->all();
         tenant_event left{tenant_event::kind::stuck, name(), {}, errc::deadline_exceeded};
         try {
-            const auto report = state_->finish(saturating_add(state_->now(), all.close_timeout));
+            const auto report = state_->finish(saturating_add(state_->now(), all.options.close_timeout));
             if (report.complete) return;
             if (report.still_charged != bytes{}) left.what = tenant_event::kind::charged;
         } catch (...) {
@@ -256,8 +279,9 @@ private:
         }
         for (auto& p : state_->parts()) {
             left.device = p.device;
-            if (left.what == tenant_event::kind::charged) left.size = p.memory.limit().usage().current;
-            detail::tell(all.events, left);
+            if (left.what == tenant_event::kind::charged)
+                left.size = p.has_memory ? p.memory.limit().usage().current : bytes{};
+            detail::tell(all.options.events, left);
         }
         try {
             const std::lock_guard lock(all.mutex);

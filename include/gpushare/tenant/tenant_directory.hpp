@@ -34,7 +34,7 @@ inline namespace GPUSHARE_ABI {
 
 /// The change that turns `granted` into `wanted`; fields that don't differ aren't set. Throws operation_error
 /// (invalid_specification), with the tenant's name and the field, for fields that can't change while the tenant is
-/// there: devices, unit, streams, and, where `wanted` names them, on, slice, stack, scrub and wait.
+/// there: devices, unit, streams, and, where `wanted` names them, on, slice, stack, scrub, wait and spill.
 [[nodiscard]] inline tenant_change change_between(const tenant_spec& granted, const tenant_spec& wanted) {
     const auto fixed = [&](bool same, const char* field) {
         if (!same)
@@ -49,6 +49,7 @@ inline namespace GPUSHARE_ABI {
     fixed(!wanted.stack || wanted.stack == granted.stack, "stack");
     fixed(!wanted.scrub || wanted.scrub == granted.scrub, "scrub");
     fixed(!wanted.wait || wanted.wait == granted.wait, "wait");
+    fixed(!wanted.spill || wanted.spill == granted.spill, "spill");
     tenant_change c;
     const auto compare = [](const auto& from, const auto& to, auto& set) {
         if (from != to) set = to;

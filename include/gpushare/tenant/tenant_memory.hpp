@@ -136,7 +136,7 @@ public:
     }
 
     /// Frees a block that no work uses any more. If it isn't out, or has another size: unknown_block or wrong_size, an
-    /// event, and nothing is freed. Null is ignored.
+    /// event, and nothing is freed; closed, and no event, once the tenant is. Null is ignored.
     errc deallocate(void* p, std::size_t size, std::size_t alignment = default_alignment) noexcept {
         if (p == nullptr) return errc::none;
         const errc wrong = pool_ ? pool_->deallocate(p, size, alignment) : direct_->deallocate(p, size, alignment);
@@ -151,6 +151,10 @@ public:
         return wrong == errc::none ? wrong : wrong_free(wrong, size);
     }
 
+    /// Gives back what its pool keeps for the next allocation, as far as nothing is in it.
+    void trim() noexcept {
+        if (pool_) pool_->trim();
+    }
     /// Collects the frees that streams have reached by now.
     void collect() noexcept {
         stack([](auto& s) { s.collect(); });
@@ -269,8 +273,9 @@ private:
         refused_.fetch_add(1, std::memory_order_relaxed);  // a count and no more, as the others
         return nullptr;
     }
-    // An event, under no lock.
+    // An event, under no lock. Once it is closed, blocks are taken back, and who frees one then hasn't done wrong.
     [[gnu::noinline]] errc wrong_free(errc wrong, std::size_t size) noexcept {
+        if (closed()) return errc::closed;
         detail::tell(*sink_, {tenant_event::kind::wrong_free, tenant_, id_, wrong, bytes{size}, {}, {}});
         return wrong;
     }

@@ -255,8 +255,10 @@ public:
 
     /// Nothing is admitted any more.
     void lose_device() noexcept { lost_ = true; }
-    /// Says once of each client that it had work in flight when the device was lost.
+    /// Says once of each client that it had work in flight when the device was lost. Not of one that has left it there: its index may be
+    /// somebody else's.
     void tell_of_loss(client_id c) noexcept {
+        if (!core_.contains(c)) return;
         if (!std::exchange(queue(c).told_of_loss, true))
             core_.report({.what = limiter_event::kind::device_lost, .client = c});
     }

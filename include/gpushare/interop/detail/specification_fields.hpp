@@ -50,7 +50,7 @@ public:
     }
 
     field<std::string> name;
-    field<bytes> memory, memory_each, burst, unit;  // memory in all or on each device, whichever the key means
+    field<bytes> memory, memory_each, burst, unit, spill;  // memory in all or on each device, whichever the key means
     field<std::uint32_t> devices;
     field<share> compute;
     field<priority> level;
@@ -75,6 +75,7 @@ public:
         if (stack.value) spec.stack = stack.value;
         if (scrub.value) spec.scrub = scrub.value;
         if (wait.value) spec.wait = wait.value;
+        if (spill.value) spec.spill = spill.value;
         if (group.value) spec.group = *group.value;
         if (cap.value) spec.cap = *cap.value;
         if (soft_cap.value) spec.soft_cap = *soft_cap.value;

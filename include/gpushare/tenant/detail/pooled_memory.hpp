@@ -116,6 +116,7 @@ public:
         pool_.collect();
         if (quota_->pressed()) relieve();
     }
+    void trim() noexcept { (void)pool_.give_back(bytes::max()); }
     bool drain(instant deadline) {
         const bool all = pool_.drain(deadline);
         if (closed()) (void)pool_.give_back(bytes::max());

@@ -39,6 +39,13 @@ public:
         return mark();
     }
 
+    /// The next fill is on a stream that this one makes.
+    void made_by(std::function<Stream()> make) {
+        const std::lock_guard lock(mutex_);
+        make_ = std::move(make);
+        stream_.reset();
+    }
+
 private:
     // Without a point nobody could tell when the block may be used again. So it is asked for until it is had: the host may lack memory
     // for a while; a device that is lost has points.

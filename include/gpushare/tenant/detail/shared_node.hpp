@@ -2,7 +2,7 @@
 // What the tenants of a node share: for each device its overhead account, the quota above all tenants' quotas, and one
 // limiter for each slice; and the set of names in use.
 //
-//   detail::shared_node<Node, Policy> all{events, 10s, nullptr};
+//   detail::shared_node<Node, Policy> all{options};
 //   all.devices.emplace_back(node.memory(d));     all.devices[d.index].slices.emplace_back(0, options, clock, policy);
 #pragma once
 
@@ -23,11 +23,11 @@
 #include <gpushare/compute/policy.hpp>
 #include <gpushare/concepts.hpp>
 #include <gpushare/config.hpp>
-#include <gpushare/memory/block_table.hpp>
 #include <gpushare/memory/quota.hpp>
 #include <gpushare/tenant/detail/device_overhead.hpp>
 #include <gpushare/tenant/detail/memory_source.hpp>
 #include <gpushare/tenant/specification.hpp>
+#include <gpushare/tenant/tenancy_options.hpp>
 #include <gpushare/units.hpp>
 
 namespace gpushare {
@@ -57,19 +57,6 @@ class tenant_state;
             .name = spec.name};
 }
 
-/// The memory of tenants whose specification doesn't say.
-struct memory_defaults {
-    memory_stack stack = memory_stack::pool;
-    scrub_policy scrub = scrub_policy::on_hand_over;
-    ns wait{};
-
-    void fill_in(tenant_spec& spec) const {
-        if (!spec.stack) spec.stack = stack;
-        if (!spec.scrub) spec.scrub = scrub;
-        if (!spec.wait) spec.wait = wait;
-    }
-};
-
 /// What the tenants of a node share.
 template <node Node, compute_policy Policy>
 struct shared_node {
@@ -81,6 +68,9 @@ struct shared_node {
         slice(std::uint32_t place, const limiter_options& options, clock_type time, Policy policy)
             : index(place), compute(options, std::move(time), std::move(policy)) {}
         [[nodiscard]] std::uint32_t left() const noexcept { return size - promised; }
+        [[nodiscard]] typename Node::stream stream_for(Node& whole, device_id d, priority level, std::uint32_t tag) {
+            return open ? open(level, tag) : whole.make_stream(d, level, tag);
+        }
 
         const std::uint32_t index;
         limiter compute;
@@ -118,8 +108,7 @@ struct shared_node {
         std::atomic<bool> minded{false};  // whether it had a tenant who minds that others read its memory
     };
 
-    shared_node(event_sink sink, ns timeout, trace_function capture, const memory_defaults& of_tenants)
-        : events(std::move(sink)), close_timeout(timeout), trace(capture), defaults(of_tenants) {}
+    explicit shared_node(tenancy_options with) : options(std::move(with)) {}
 
     /// Under the mutex. A tenant and its successor have the same name for a while.
     void forget(const std::string& name) noexcept {
@@ -130,10 +119,7 @@ struct shared_node {
     std::deque<device> devices;
     std::vector<std::string> names;                                // under the mutex
     std::list<std::unique_ptr<tenant_state<Node, Policy>>> stuck;  // under the mutex
-    const event_sink events;
-    const ns close_timeout;
-    const trace_function trace;
-    const memory_defaults defaults;
+    const tenancy_options options;
 };
 
 }  // namespace detail

@@ -45,12 +45,16 @@ template <node Node>
         return false;
 }
 
-/// For one request. Refers to all of its arguments.
+/// For one request. Refers to all of its arguments. `kept`, of one that succeeds another: for each of the devices that it names, the
+/// slice of the other one if that is there in the same place. Its memory passes on then, and its share if the slice is the same.
 template <node Node, compute_policy Policy>
 class tenant_admission {
 public:
-    tenant_admission(const Node& of, shared_node<Node, Policy>& all, const device_choice& choice) noexcept
-        : node_(&of), all_(&all), choice_(&choice) {}
+    using slice_type = typename shared_node<Node, Policy>::slice;
+
+    tenant_admission(const Node& of, shared_node<Node, Policy>& all, const device_choice& choice,
+                     const std::vector<slice_type*>& kept) noexcept
+        : node_(&of), all_(&all), choice_(&choice), kept_(&kept) {}
 
     // Chooses the devices and takes their memory, all at once: bursts of other tenants, which come and go under no mutex
     // of ours, wait in between. So the choice is one that fits, and a refusal is right for one instant of all devices.
@@ -74,7 +78,8 @@ public:
         }
         spec.devices = static_cast<std::uint32_t>(chosen.devices.size());
         spec.on = chosen.devices;
-        for (const auto d : chosen.devices) draws[d.index].take(chosen.per_device);
+        for (std::size_t i = 0; i < chosen.devices.size(); ++i)
+            if (kept_in(i) == nullptr) draws[chosen.devices[i].index].take(chosen.per_device);
         held.commit();
         return reservation(std::move(draws));
     }
@@ -118,6 +123,13 @@ private:
                              "the choice of devices split another amount of memory");
         return chosen;
     }
+    [[nodiscard]] const slice_type* kept_in(std::size_t part) const noexcept {
+        return part < kept_->size() ? (*kept_)[part] : nullptr;
+    }
+    [[nodiscard]] bool stays_in_slice(std::size_t part, const tenant_spec& spec) const noexcept {
+        const auto* const in = kept_in(part);
+        return in != nullptr && (spec.slice == any_slice || spec.slice == in->index);
+    }
     // Permille of a device that a tenant could have.
     [[nodiscard]] std::uint32_t left_on(std::uint32_t device, const tenant_spec& spec) const noexcept {
         const auto* const slice = all_->devices[device].slice_for(spec.slice);
@@ -148,16 +160,17 @@ private:
             for (const auto d : spec.on) {
                 if (d.index >= draws.size()) refuse_admission({errc::no_device}, spec.name, "no such device");
                 if (lost[d.index]) refuse_admission({errc::device_lost}, spec.name, "a device that it names is lost");
+                const bool stays = kept_in(fit.size()) != nullptr;
                 fit.push_back(room(d.index));
+                if (stays) fit.back().free += spec.memory / spec.on.size();
             }
             if (spec.on.size() != spec.devices && spec.devices != 1)
                 refuse_admission({errc::invalid_specification}, spec.name,
                                  "names another number of devices than it asks for");
             if (std::any_of(fit.begin(), fit.end(), lacks_slice))
                 refuse_admission({errc::invalid_specification}, spec.name, "names a slice that its device hasn't");
-            if (std::any_of(fit.begin(), fit.end(),
-                            [&](const device_room& r) { return asked > left_on(r.device.index, spec); }))
-                refuse_share(spec, fit);
+            for (std::size_t i = 0; i < fit.size(); ++i)
+                if (!stays_in_slice(i, spec) && asked > left_on(fit[i].device.index, spec)) refuse_share(spec, fit);
         }
         return fit;
     }
@@ -173,6 +186,7 @@ private:
     const Node* node_;
     shared_node<Node, Policy>* all_;
     const device_choice* choice_;
+    const std::vector<slice_type*>* kept_;
 };
 
 }  // namespace detail

@@ -7,6 +7,7 @@
 //   make_streams();     claim.keep();                                      // under none
 #pragma once
 
+#include <cstddef>
 #include <cstdint>
 #include <mutex>
 #include <string>
@@ -31,12 +32,16 @@ class tenant_claim {
 public:
     using shared = shared_node<Node, Policy>;
 
-    /// Under the mutex, with devices and their memory chosen. Throws std::bad_alloc, and then nothing is taken.
-    tenant_claim(shared& all, tenant_spec chosen, reservation<quota_draw> memory, std::uint32_t its_tag)
-        : spec(std::move(chosen)), tag(its_tag), memory_(std::move(memory)) {
-        for (const auto d : spec.on) slices.push_back(all.devices[d.index].slice_for(spec.slice));
+    /// Under the mutex, with devices and their memory chosen; `kept` as in tenant_admission. Throws std::bad_alloc, and then nothing
+    /// is taken.
+    tenant_claim(shared& all, tenant_spec chosen, reservation<quota_draw> memory, std::uint32_t its_tag,
+                 std::vector<typename shared::slice*> kept)
+        : spec(std::move(chosen)), tag(its_tag), memory_(std::move(memory)), kept_(std::move(kept)) {
+        for (std::size_t i = 0; i < spec.on.size(); ++i)
+            slices.push_back(stays(i) && spec.slice == any_slice ? kept_[i]
+                                                                 : all.devices[spec.on[i].index].slice_for(spec.slice));
         all.names.push_back(spec.name);
-        for (auto* const s : slices) s->promised += spec.compute.permille();
+        promise(spec.compute.permille());
         all_ = &all;
     }
     tenant_claim(const tenant_claim&) = delete;
@@ -45,7 +50,7 @@ public:
     ~tenant_claim() {
         if (all_ == nullptr) return;
         const std::lock_guard lock(all_->mutex);
-        for (auto* const s : slices) s->promised -= spec.compute.permille();
+        promise(0 - spec.compute.permille());
         all_->forget(spec.name);
     }
 
@@ -55,12 +60,22 @@ public:
         all_ = nullptr;
     }
 
+    /// Whether it is to have the memory of whom it succeeds on that device.
+    [[nodiscard]] bool stays(std::size_t part) const noexcept { return part < kept_.size() && kept_[part] != nullptr; }
+
     tenant_spec spec;
     const std::uint32_t tag;
     std::vector<typename shared::slice*> slices;  // one on each of spec.on
 
 private:
+    // What stays in its slice has its share already.
+    void promise(std::uint32_t more) noexcept {
+        for (std::size_t i = 0; i < slices.size(); ++i)
+            if (!stays(i) || slices[i] != kept_[i]) slices[i]->promised += more;
+    }
+
     reservation<quota_draw> memory_;
+    std::vector<typename shared::slice*> kept_;
     shared* all_ = nullptr;
 };
 

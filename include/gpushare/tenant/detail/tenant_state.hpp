@@ -2,7 +2,7 @@
 // The state behind a tenant's handle: its parts on the devices, what it was granted, and the order of its close.
 // tenant.hpp is the handle; tenancy.hpp admits.
 //
-//   auto state = std::make_unique<detail::tenant_state<Node, Policy>>(node, shared);   state->open(node, claim);
+//   auto state = std::make_unique<detail::tenant_state<Node, Policy>>(node, shared);   state->open(claim, nullptr);
 #pragma once
 
 #include <algorithm>
@@ -11,6 +11,7 @@
 #include <cstddef>
 #include <cstdint>
 #include <deque>
+#include <functional>
 #include <mutex>
 #include <stop_token>
 #include <string>
@@ -24,82 +25,17 @@
 #include <gpushare/error.hpp>
 #include <gpushare/memory/quota_change.hpp>
 #include <gpushare/memory/quota_hook.hpp>
-#include <gpushare/memory/scrub.hpp>
 #include <gpushare/partition/reservation.hpp>
-#include <gpushare/tenant/detail/scrub_stream.hpp>
 #include <gpushare/tenant/detail/shared_node.hpp>
 #include <gpushare/tenant/detail/tenant_claim.hpp>
+#include <gpushare/tenant/detail/tenant_part.hpp>
 #include <gpushare/tenant/specification.hpp>
-#include <gpushare/tenant/tenant_memory.hpp>
+#include <gpushare/tenant/tenancy_options.hpp>
 #include <gpushare/units.hpp>
 
 namespace gpushare {
 inline namespace GPUSHARE_ABI {
 namespace detail {
-
-/// A tenant's part of one device.
-template <node Node, compute_policy Policy>
-struct tenant_part {
-    using shared = shared_node<Node, Policy>;
-
-    // Without any memory: that comes when all parts are there.
-    tenant_part(Node& whole, shared& all, const tenant_spec& spec, device_id d, typename shared::slice& s,
-                std::uint32_t tag)
-        : device(d),
-          on(all.devices[d.index]),
-          slice(s),
-          scrubber([&whole, &s, d, level = spec.level, tag] { return stream_of(whole, s, d, level, tag); }),
-          memory(on.memory, whole.memory(d), spec.name, d, bytes{}, bytes{}, all.events, made_by(whole, all, spec)),
-          streams(make_streams(whole, s, spec, d, tag)),
-          client(slice.compute.add(settings_of(spec, tag, slice.size))) {
-        on.parts.fetch_add(1, std::memory_order_relaxed);
-    }
-    tenant_part(const tenant_part&) = delete;
-    tenant_part& operator=(const tenant_part&) = delete;
-    ~tenant_part() {
-        slice.compute.close(client, instant::min());
-        on.parts.fetch_sub(1, std::memory_order_relaxed);
-    }
-
-    device_id device;
-    typename shared::device& on;
-    typename shared::slice& slice;
-    scrub_stream<typename Node::stream> scrubber;
-    tenant_memory<typename Node::memory_type, typename Node::stream::point> memory;
-    std::vector<typename Node::stream> streams;  // as many for ever
-    client_id client;
-    client_usage account{};  // once the client is closed; under the mutex
-
-private:
-    static typename Node::stream stream_of(Node& whole, typename shared::slice& s, device_id d, priority level,
-                                           std::uint32_t tag) {
-        return s.open ? s.open(level, tag) : whole.make_stream(d, level, tag);
-    }
-    [[nodiscard]] tenant_memory_options<typename Node::stream::point> made_by(Node& whole, const shared& all,
-                                                                              const tenant_spec& spec) {
-        tenant_memory_options<typename Node::stream::point> o{
-            .stack = *spec.stack, .scrub = *spec.scrub, .wait = *spec.wait, .trace = all.trace};
-        if constexpr (gpushare::scrubber<typename Node::stream>)
-            o.fill = [this](auto* after, void* p, std::size_t n) { return scrubber.fill(after, p, n); };
-        o.now = [time = whole.get_clock()] { return time.now(); };
-        o.make_room = [&of = on] { return of.trim(); };
-        if (o.scrub != scrub_policy::off) on.minded.store(true, std::memory_order_relaxed);  // before it has any
-        o.minded = &on.minded;
-        if (o.stack == memory_stack::arena) o.source = on.arena.get();
-        if (o.stack == memory_stack::stream_ordered) o.source = on.stream_ordered.get();
-        if (o.source == nullptr && (o.stack == memory_stack::arena || o.stack == memory_stack::stream_ordered))
-            raise({errc::not_supported}, spec.name, "a memory stack that its device doesn't offer");
-        return o;
-    }
-    [[nodiscard]] static std::vector<typename Node::stream> make_streams(Node& whole, typename shared::slice& in,
-                                                                         const tenant_spec& spec, device_id d,
-                                                                         std::uint32_t tag) {
-        std::vector<typename Node::stream> all;
-        all.reserve(spec.streams);
-        while (all.size() < spec.streams) all.push_back(stream_of(whole, in, d, spec.level, tag));
-        return all;
-    }
-};
 
 template <node Node, compute_policy Policy>
 class tenant_state {
@@ -107,26 +43,27 @@ public:
     using shared = shared_node<Node, Policy>;
     using part = tenant_part<Node, Policy>;
 
-    tenant_state(Node& whole, shared& all) : clock_(whole.get_clock()), all_(&all) {}
+    tenant_state(Node& whole, shared& all) : whole_(&whole), clock_(whole.get_clock()), all_(&all) {}
     tenant_state(const tenant_state&) = delete;
     tenant_state& operator=(const tenant_state&) = delete;
 
     ~tenant_state() {
         close_report late;  // what calls that overlapped the close have left behind
-        if (closed())
-            for (auto& p : parts_) (void)p.memory.take_back(late);
+        if (closed()) with_memory([&](part& p) { return p.memory.take_back(late); });
     }
 
     // Makes the streams and takes over what was claimed; under no lock: drivers are slow, and a limiter that a client leaves
     // after a failure may let in somebody's work. When it throws, the claim still has everything.
-    void open(Node& whole, tenant_claim<Node, Policy>& claim) {
+    void open(tenant_claim<Node, Policy>& claim, const tenant_state* predecessor) {
         spec_ = claim.spec;
-        all_->defaults.fill_in(spec_);
+        fill_in(spec_, all_->options);
         tag_ = claim.tag;
         for (std::size_t i = 0; i < spec_.on.size(); ++i)
-            parts_.emplace_back(whole, *all_, spec_, spec_.on[i], *claim.slices[i], tag_);
+            parts_.emplace_back(*whole_, *all_, spec_, spec_.on[i], *claim.slices[i], tag_,
+                                claim.stays(i) ? predecessor->by_number_[i] : nullptr);
         for (auto& p : parts_) by_number_.push_back(&p);
-        for (auto& p : parts_) (void)p.memory.limit().adopt(spec_.memory / spec_.devices, burst_on(p, spec_));
+        for (auto& p : parts_)
+            if (p.has_memory) (void)p.memory.limit().adopt(spec_.memory / spec_.devices, burst_on(p, spec_));
         promised_ = spec_.compute;
         named_ = true;
         claim.keep();
@@ -146,6 +83,32 @@ public:
     [[nodiscard]] shared& all() const noexcept { return *all_; }
     [[nodiscard]] instant now() const noexcept { return clock_.now(); }
 
+    // The slices of those of the devices `on` that it has in the same place, for whom is to succeed it there; else null.
+    [[nodiscard]] std::vector<typename shared::slice*> stays_on(const std::vector<device_id>& on) const {
+        std::vector<typename shared::slice*> in(on.size());
+        for (std::size_t i = 0; i < std::min(on.size(), by_number_.size()); ++i)
+            if (by_number_[i]->device == on[i]) in[i] = &by_number_[i]->slice;
+        return in;
+    }
+    // From now on it has what its predecessor had on the devices where that one stays. All or nothing: throws std::bad_alloc first.
+    void take_over(tenant_state& predecessor) {
+        std::vector<std::function<typename Node::stream()>> make(by_number_.size());
+        for (std::size_t i = 0; i < by_number_.size(); ++i)
+            if (auto& now = *by_number_[i]; now.store == predecessor.by_number_[i]->store)
+                make[i] = [whole = whole_, &s = now.slice, d = now.device, level = spec().level, tag = tag_] {
+                    return s.stream_for(*whole, d, level, tag);
+                };
+        for (std::size_t i = 0; i < by_number_.size(); ++i) {
+            part &now = *by_number_[i], &before = *predecessor.by_number_[i];
+            if (!make[i]) continue;
+            now.store->scrubber.made_by(std::move(make[i]));
+            const std::lock_guard lock(all_->mutex);
+            before.has_memory = false;
+            now.has_memory = true;
+            if (!std::exchange(now.has_share, true)) before.has_share = false;
+        }
+    }
+
     // Acquire: who sees it closed sees the final accounts.
     [[nodiscard]] bool closed() const noexcept { return closed_.load(std::memory_order_acquire); }
 
@@ -153,7 +116,9 @@ public:
         const auto granted = spec();
         tenant_usage sum{.memory = granted.memory};
         for (auto& p : parts_) {
+            add(sum, p.slice.compute.usage(p.client, p.account));
             sum.burst += burst_on(p, granted);
+            if (!p.has_memory) continue;
             p.memory.collect();
             const auto held = p.memory.limit().usage();
             sum.current += held.current;
@@ -167,9 +132,6 @@ public:
             sum.allocations += counts.allocations;
             sum.frees += counts.frees;
             sum.refused += counts.refused;
-            add(sum, p.slice.compute.usage(p.client));  // nothing, once the client is closed
-            const std::lock_guard lock(all_->mutex);
-            add(sum, p.account);
         }
         return sum;
     }
@@ -188,21 +150,21 @@ public:
         for (auto& p : parts_) {
             for (auto& s : p.streams)
                 if (!s.record().wait(deadline)) return report;
-            if (!p.memory.drain(deadline)) return report;
+            if (p.has_memory && !p.memory.drain(deadline)) return report;
         }
         {
-            const std::lock_guard lock(all_->mutex);  // of two closes and a resize, none undoes the other
+            const std::lock_guard lock(all_->mutex);  // no resize is under way, and none follows
             closed_.store(true, std::memory_order_release);
-            for (auto& p : parts_) p.memory.close();
         }
-        bool returned = true;
-        for (auto& p : parts_) returned &= p.memory.limit().close(deadline);
+        with_memory(
+            [](part& p) { return p.memory.close(), true; });  // under no lock: what pools keep goes to the driver
+        bool returned = with_memory([&](part& p) { return p.memory.limit().close(deadline); });
         if (returned) {  // else pools still touch their blocks
-            for (auto& p : parts_) returned &= p.memory.take_back(report);
-            for (auto& p : parts_) returned &= p.memory.drain(deadline);
+            returned &= with_memory([&](part& p) { return p.memory.take_back(report); });
+            returned &= with_memory([&](part& p) { return p.memory.drain(deadline); });
         }
         report.usage = usage();
-        for (auto& p : parts_) report.still_charged += p.memory.limit().usage().current;
+        with_memory([&](part& p) { return report.still_charged += p.memory.limit().usage().current, true; });
         report.complete = returned && report.still_charged == bytes{};
         if (!report.complete) return report;
         const std::lock_guard lock(all_->mutex);
@@ -213,10 +175,13 @@ public:
         return report;
     }
 
-    // All or nothing. Hooks are asked under no lock.
+    // All or nothing, beside wake() too: it is asleep only if no wake() was under way at any time, since that may have come past some
+    // of its devices already. Acquire: one that is seen to have ended has woken whatever slept before. Hooks are asked under no lock.
     bool sleep(instant deadline, const std::stop_token& stop) {
-        for (auto& p : parts_) {
-            if (p.slice.compute.sleep(p.client, deadline, stop)) continue;
+        const auto ended = wakes_ended_.load(std::memory_order_acquire);
+        bool asleep = true;
+        for (auto& p : parts_) asleep = asleep && p.slice.compute.sleep(p.client, deadline, stop);
+        if (!asleep || wakes_begun_.load(std::memory_order_relaxed) != ended) {  // the limiters' mutexes order this
             wake();
             return false;
         }
@@ -229,7 +194,9 @@ public:
         return true;
     }
     void wake() {
+        wakes_begun_.fetch_add(1, std::memory_order_relaxed);
         for (auto& p : parts_) p.slice.compute.wake(p.client);
+        wakes_ended_.fetch_add(1, std::memory_order_release);
     }
 
     // All or nothing. The limiters are told last and under no lock, since they may let in work at once. What a policy
@@ -252,12 +219,15 @@ public:
     }
 
 private:
-    bool end_client(part& p, instant deadline) {
-        client_usage account;
-        if (!p.slice.compute.close(p.client, deadline, {}, &account)) return false;
-        const std::lock_guard lock(all_->mutex);
-        if (account.completed + account.dropped != 0) p.account = account;  // else it was closed before
-        return true;
+    bool end_client(part& p, instant deadline) { return p.slice.compute.close(p.client, deadline, {}, &p.account); }
+
+    // Calls it for each part whose memory is this tenant's. Whether it was true of all.
+    template <class F>
+    bool with_memory(F f) {
+        bool all = true;
+        for (auto& p : parts_)
+            if (p.has_memory.load(std::memory_order_relaxed)) all &= f(p);
+        return all;
     }
 
     static void add(tenant_usage& sum, const client_usage& ran) noexcept {
@@ -355,10 +325,12 @@ private:
     }
 
     void promise(share compute) {
-        for (auto& p : parts_) p.slice.promised += compute.permille() - promised_.permille();
+        for (auto& p : parts_)
+            if (p.has_share) p.slice.promised += compute.permille() - promised_.permille();
         promised_ = compute;
     }
 
+    Node* whole_;
     typename shared::clock_type clock_;
     shared* all_;
     tenant_spec spec_;  // what a resize changes: under the mutex
@@ -366,6 +338,7 @@ private:
     share promised_{};
     bool named_ = false;  // it has a name: under the mutex
     std::atomic<bool> closed_{false};
+    std::atomic<std::uint32_t> wakes_begun_{0}, wakes_ended_{0};
     std::deque<part> parts_;
     std::vector<part*> by_number_;  // a deque divides to find one
 };

@@ -1,0 +1,165 @@
+// SPDX-License-Identifier: Apache-2.0
+// A tenant's blocks on one device that may be on the host, and the hook that sends them there: those first that were used longest ago, and
+// never one that is in use.
+//
+//   detail::spill_list<stream, memory> list{tenant_memory, pinned, 8_GiB, make_stream, now};
+//   auto& e = list.add(1_GiB);     if (list.hold(e, deadline) == errc::none) { use(e.block.data()); list.let_go(e); }
+#pragma once
+
+#include <algorithm>
+#include <chrono>
+#include <condition_variable>
+#include <cstdint>
+#include <functional>
+#include <list>
+#include <memory_resource>
+#include <mutex>
+#include <utility>
+
+#include <gpushare/concepts.hpp>
+#include <gpushare/config.hpp>
+#include <gpushare/error.hpp>
+#include <gpushare/memory/quota.hpp>
+#include <gpushare/memory/quota_hook.hpp>
+#include <gpushare/memory/quota_resource.hpp>
+#include <gpushare/memory/spillable_block.hpp>
+#include <gpushare/units.hpp>
+
+namespace gpushare {
+inline namespace GPUSHARE_ABI {
+namespace detail {
+
+/// Thread-safe. `Memory` is a tenant_memory. No lock is held while memory is asked for or copied: the thread that does either has
+/// marked the block as moving, and others wait for it or pass it by.
+template <copier Stream, class Memory>
+class spill_list {
+    using host_memory = quota_resource<std::pmr::memory_resource>;
+
+public:
+    struct entry {
+        entry(Stream& by, Memory& on, host_memory& aside, bytes size) : block(by, on, aside, size) {}
+
+        spillable_block<Stream, Memory, host_memory> block;
+        std::uint32_t users = 0;
+        bool moving = false;     // a thread is at it
+        std::uint64_t used = 0;  // when, counted in uses
+    };
+
+    /// At most `most` bytes are on the host. All by reference must outlive it.
+    spill_list(Memory& on, std::pmr::memory_resource& aside, bytes most, Stream by, std::function<instant()> now)
+        : memory_(&on),
+          aside_limit_(most),
+          aside_(aside_limit_, aside, on.owner()),
+          stream_(std::move(by)),
+          now_(std::move(now)),
+          spills_(on.limit(), order, [this](const reclaim_request& r) { return spill(r); }) {}
+    spill_list(const spill_list&) = delete;
+    spill_list& operator=(const spill_list&) = delete;
+
+    /// Throws what the memory's allocate throws.
+    [[nodiscard]] entry& add(bytes size) {
+        std::list<entry> one;  // not under the mutex: the hook may be asked
+        one.emplace_back(stream_, *memory_, aside_, size);
+        const std::lock_guard lock(mutex_);
+        one.front().used = ++uses_;
+        all_.splice(all_.end(), one);
+        return all_.back();
+    }
+    void remove(entry& e) noexcept {
+        std::list<entry> one;
+        std::unique_lock lock(mutex_);
+        rests_.wait(lock, [&] { return !e.moving; });
+        const auto at = std::ranges::find_if(all_, [&](const entry& other) { return &other == &e; });
+        one.splice(one.end(), all_, at);
+        lock.unlock();
+    }
+
+    /// Until let_go() it is on the device. Else why it isn't.
+    [[nodiscard]] errc hold(entry& e, instant deadline) {
+        std::unique_lock lock(mutex_);
+        rests_.wait(lock, [&] { return !e.moving; });
+        e.used = ++uses_;
+        if (e.users == 0) {
+            e.moving = true;
+            lock.unlock();
+            errc why = e.block.restore();
+            try {
+                if (why == errc::none && !stream_.record().wait(deadline)) why = errc::deadline_exceeded;
+            } catch (const error& failed) {
+                why = failed.code();
+            }
+            lock.lock();
+            rest(e);
+            if (why != errc::none) return why;
+        }
+        ++e.users;
+        return errc::none;
+    }
+    void let_go(entry& e) noexcept {
+        const std::lock_guard lock(mutex_);
+        --e.users;
+    }
+    [[nodiscard]] bool resident(const entry& e) const noexcept { return e.block.data() != nullptr; }
+    /// What is on the host, and may be on the device as well.
+    [[nodiscard]] bytes on_host() const noexcept { return aside_limit_.usage().current; }
+
+private:
+    static constexpr int order = 10;  // behind what costs no copy
+    static constexpr ns patience =
+        std::chrono::seconds(1);  // of who asks for memory and wouldn't wait: a copy takes its time
+
+    bytes spill(const reclaim_request& r) {
+        const instant by = std::max(r.until, saturating_add(now_(), patience));
+        bytes freed;
+        std::unique_lock lock(mutex_);
+        while (freed < r.missing) {
+            entry* const e = idle_longest();
+            if (e == nullptr) break;
+            e->moving = true;
+            lock.unlock();
+            const errc why = e->block.spill(by);
+            if (why == errc::none) freed += e->block.size();
+            lock.lock();
+            rest(*e);
+            if (why != errc::none) break;
+        }
+        lock.unlock();
+        if (freed != bytes{}) memory_->trim();  // the tenant's pool has them by now
+        return freed;
+    }
+    [[nodiscard]] entry* idle_longest() noexcept {
+        entry* oldest = nullptr;
+        for (auto& e : all_)
+            if (e.users == 0 && !e.moving && resident(e) && (oldest == nullptr || e.used < oldest->used)) oldest = &e;
+        return oldest;
+    }
+    void rest(entry& e) noexcept {
+        e.moving = false;
+        rests_.notify_all();
+    }
+
+    Memory* memory_;
+    quota aside_limit_;
+    host_memory aside_;
+    Stream stream_;
+    std::function<instant()> now_;
+    std::mutex mutex_;
+    std::condition_variable rests_;
+    std::list<entry> all_;
+    std::uint64_t uses_ = 0;
+    quota_hook spills_;  // last: nobody is in it any more when the rest goes
+};
+
+/// Nothing, for streams that can't copy.
+template <class Stream, class Memory>
+struct spills_of {
+    struct type {};
+};
+template <copier Stream, class Memory>
+struct spills_of<Stream, Memory> {
+    using type = spill_list<Stream, Memory>;
+};
+
+}  // namespace detail
+}  // namespace GPUSHARE_ABI
+}  // namespace gpushare

@@ -1,0 +1,155 @@
+// SPDX-License-Identifier: Apache-2.0
+// What moving a tenant and parking it have in common: its blocks, waiting until its work is done, and copies that are a tenant's own
+// submissions.
+//
+//   const auto before = detail::run_out(from, deadline, "move");
+//   detail::new_places to(next, blocks);
+//   detail::tenant_copies copies(next);     copies.submit(blocks, there, here);     copies.wait(deadline, "move, copying");
+//   detail::expect_idle_since(from, before, "move, beside submissions");
+#pragma once
+
+#include <chrono>
+#include <cstddef>
+#include <cstdint>
+#include <span>
+#include <string_view>
+#include <utility>
+#include <vector>
+
+#include <gpushare/compute/submission.hpp>
+#include <gpushare/concepts.hpp>
+#include <gpushare/config.hpp>
+#include <gpushare/error.hpp>
+#include <gpushare/tenant/moving_block.hpp>
+#include <gpushare/units.hpp>
+
+namespace gpushare {
+inline namespace GPUSHARE_ABI {
+
+namespace detail {
+
+/// Throws operation_error (unknown_block) for a part that isn't there.
+template <class Tenant>
+void check_blocks(const Tenant& of, std::span<const moving_block> blocks, std::string_view what) {
+    const auto parts = of.spec().devices;
+    for (const auto& b : blocks)
+        if (b.part >= parts) raise({errc::unknown_block, b.part, 0, parts}, of.name(), what);
+}
+
+/// Throws operation_error unless the ticket's work was done well by the deadline.
+template <class Ticket>
+void expect_done(const Ticket& t, instant deadline, std::string_view tenant, std::string_view what) {
+    if (!t.wait(deadline)) raise({errc::deadline_exceeded}, tenant, what);
+    if (t.status() != errc::none) raise({t.status()}, tenant, what);
+}
+
+/// Waits until all is done that the tenant has submitted so far, on all of its streams. Returns how many submissions that were.
+template <class Tenant>
+[[nodiscard]] std::uint64_t run_out(Tenant& of, instant deadline, std::string_view what) {
+    of.wake();  // else what waits would wait for ever
+    const auto spec = of.spec();
+    for (std::size_t part = 0; part < spec.devices; ++part)
+        for (std::uint32_t i = 0; i < spec.streams; ++i)
+            expect_done(of.submit([](auto&) {}, {.stream = i}, {}, part), deadline, of.name(), what);
+    return of.usage().completed;
+}
+
+/// Throws operation_error (in_flight) if the tenant has submitted anything since.
+template <class Tenant>
+void expect_idle_since(Tenant& of, std::uint64_t completed, std::string_view what) {
+    const auto now = of.usage();
+    if (now.completed != completed || now.waiting + now.in_flight != 0) raise({errc::in_flight}, of.name(), what);
+}
+
+/// Memory of a tenant that blocks are to go to. What isn't taken goes back, behind the copies that may be under way.
+template <class Tenant>
+class new_places {
+public:
+    /// Not for those for which `stays`. Throws what an allocation throws.
+    template <class F>
+    new_places(Tenant& of, std::span<const moving_block> blocks, F stays) : of_(&of), blocks_(blocks) {
+        at_.reserve(blocks.size());
+        try {
+            for (const auto& b : blocks)
+                at_.push_back(stays(b) ? nullptr : of.memory(b.part).allocate(b.size, b.alignment));
+        } catch (...) {
+            give_back();
+            throw;
+        }
+    }
+    new_places(Tenant& of, std::span<const moving_block> blocks)
+        : new_places(of, blocks, [](const moving_block&) { return false; }) {}
+    new_places(const new_places&) = delete;
+    new_places& operator=(const new_places&) = delete;
+    ~new_places() { give_back(); }
+
+    /// Null if it stays.
+    [[nodiscard]] void* of(std::size_t block) const noexcept { return at_[block]; }
+    /// They are the caller's from now on.
+    void keep() noexcept { at_.clear(); }
+
+private:
+    void give_back() noexcept {
+        for (std::size_t i = 0; i < at_.size(); ++i) try {
+                const auto& b = blocks_[i];
+                if (at_[i] != nullptr)
+                    of_->memory(b.part).deallocate_after(of_->work_stream(b.part).record(), at_[i], b.size,
+                                                         b.alignment);
+            } catch (...) {  // the tenant's close takes it back
+            }
+    }
+
+    Tenant* of_;
+    std::span<const moving_block> blocks_;
+    std::vector<void*> at_;
+};
+
+/// Copies that a tenant submits, which refer to nothing but the blocks. When the destructor returns none will begin any more, and those
+/// that have begun are over, unless that takes ten seconds.
+template <class Tenant>
+class tenant_copies {
+public:
+    explicit tenant_copies(Tenant& by) : by_(&by) { tickets_.reserve(by.spec().devices); }
+    tenant_copies(const tenant_copies&) = delete;
+    tenant_copies& operator=(const tenant_copies&) = delete;
+    ~tenant_copies() {
+        for (auto& t : tickets_) (void)t.cancel();
+        const auto patience = saturating_add(by_->now(), std::chrono::seconds(10));
+        for (auto& t : tickets_) (void)t.wait(patience);
+    }
+
+    /// Of each block that has somewhere to go, `to(i)`, one submission for a part. Once. Throws what the tenant's submit throws.
+    template <class To, class From>
+    void submit(std::span<const moving_block> blocks, To to, From from) {
+        struct copy {
+            void* to;
+            const void* from;
+            std::size_t size;
+        };
+        for (std::size_t part = 0; part < by_->spec().devices; ++part) {
+            std::vector<copy> all;
+            for (std::size_t i = 0; i < blocks.size(); ++i)
+                if (blocks[i].part == part && to(i) != nullptr) all.push_back({to(i), from(i), blocks[i].size});
+            if (all.empty()) continue;
+            tickets_.push_back(by_->submit(
+                [all = std::move(all)](auto& stream) {
+                    for (const auto& c : all) stream.copy(c.to, c.from, c.size);
+                },
+                part));
+        }
+    }
+    /// Submissions, one for each part that had something to copy.
+    [[nodiscard]] std::size_t count() const noexcept { return tickets_.size(); }
+    /// Throws operation_error unless all are done well by the deadline.
+    void wait(instant deadline, std::string_view what) const {
+        for (const auto& t : tickets_) expect_done(t, deadline, by_->name(), what);
+    }
+
+private:
+    Tenant* by_;
+    std::vector<typename Tenant::ticket> tickets_;
+};
+
+}  // namespace detail
+}  // namespace GPUSHARE_ABI
+}  // namespace gpushare

@@ -1,0 +1,137 @@
+// SPDX-License-Identifier: Apache-2.0
+// Takes a live tenant off its devices with its data, and puts it on others later: two tenants that are to change places, one that has
+// to make room for an urgent one. In between it has nothing but host memory: neither its name nor a promise.
+//
+//   auto parked = gpushare::park_tenant(chat, blocks, pinned, now + 5s);      // pinned: memory of the host, as a resource
+//   auto urgent = shared.admit(...);
+//   chat = gpushare::unpark_tenant(shared, parked, {}, blocks);               // where there is room; blocks[i].at is new
+#pragma once
+
+#include <cstddef>
+#include <span>
+#include <utility>
+#include <vector>
+
+#include <gpushare/compute/policy.hpp>
+#include <gpushare/concepts.hpp>
+#include <gpushare/config.hpp>
+#include <gpushare/error.hpp>
+#include <gpushare/tenant/detail/tenant_copies.hpp>
+#include <gpushare/tenant/moving_block.hpp>
+#include <gpushare/tenant/specification.hpp>
+#include <gpushare/tenant/tenancy.hpp>
+#include <gpushare/tenant/tenant.hpp>
+#include <gpushare/units.hpp>
+
+namespace gpushare {
+inline namespace GPUSHARE_ABI {
+
+/// The data of a tenant that is on no device. Movable, one owner; frees it when it goes. `Host` must outlive it, and is reached by the
+/// devices' copies: pinned, for speed.
+template <memory_resource Host>
+class parked_tenant {
+public:
+    /// Called by park_tenant(). Throws what the host's allocate throws.
+    parked_tenant(Host& host, tenant_spec spec, std::span<const moving_block> blocks)
+        : host_(&host), spec_(std::move(spec)) {
+        copies_.reserve(blocks.size());
+        try {
+            for (const auto& b : blocks) copies_.push_back({host.allocate(b.size, b.alignment), b});
+        } catch (...) {
+            free();
+            throw;
+        }
+    }
+    /// Takes over the data.
+    parked_tenant(parked_tenant&& other) noexcept
+        : host_(other.host_),
+          spec_(std::move(other.spec_)),
+          copies_(std::exchange(other.copies_, {})),
+          closed_(std::move(other.closed_)) {}
+    parked_tenant& operator=(parked_tenant&&) = delete;
+    ~parked_tenant() { free(); }
+
+    /// As it was granted, with the devices where it was.
+    [[nodiscard]] const tenant_spec& spec() const noexcept { return spec_; }
+    /// Of its data.
+    [[nodiscard]] bytes size() const noexcept {
+        bytes all;
+        for (const auto& c : copies_) all += bytes{c.of.size};
+        return all;
+    }
+    /// How many blocks it has.
+    [[nodiscard]] std::size_t blocks() const noexcept { return copies_.size(); }
+    /// One of them, on the host.
+    [[nodiscard]] void* copy_of(std::size_t block) const noexcept { return copies_[block].at; }
+    /// How it ended on its devices; if that isn't complete, close the old handle again.
+    [[nodiscard]] const close_report& closed() const noexcept { return closed_; }
+
+    /// Called by park_tenant().
+    void set_closed(close_report how) noexcept { closed_ = std::move(how); }
+    /// Its data isn't needed any more.
+    void free() noexcept {
+        for (const auto& c : std::exchange(copies_, {})) (void)host_->deallocate(c.at, c.of.size, c.of.alignment);
+    }
+
+private:
+    struct copy {
+        void* at;
+        moving_block of;
+    };
+
+    Host* host_;
+    tenant_spec spec_;
+    std::vector<copy> copies_;
+    close_report closed_{};
+};
+
+/// Copies `blocks` of a tenant to the host and closes it, all or nothing; other memory of it ends there. What is queued runs first, and
+/// its threads must have stopped, as for move_tenant(). Throws what an allocation of `host` throws; operation_error: deadline_exceeded,
+/// what the work or a copy failed with, in_flight, unknown_block, closed. Then the tenant is where it was.
+template <node Node, compute_policy Policy, memory_resource Host>
+requires copier<typename Node::stream>
+[[nodiscard]] parked_tenant<Host> park_tenant(tenant<Node, Policy>& from, std::span<moving_block> blocks, Host& host,
+                                              instant deadline = never) {
+    detail::check_blocks(from, blocks, "park");
+    parked_tenant<Host> parked(host, from.spec(), blocks);
+    const auto before = detail::run_out(from, deadline, "park");
+    detail::tenant_copies copies(from);
+    copies.submit(
+        blocks, [&](std::size_t i) { return parked.copy_of(i); }, [&](std::size_t i) { return blocks[i].at; });
+    copies.wait(deadline, "park, copying");
+    detail::expect_idle_since(from, before + copies.count(), "park, beside submissions");
+    for (auto& b : blocks) (void)from.memory(b.part).deallocate(std::exchange(b.at, nullptr), b.size, b.alignment);
+    parked.set_closed(from.close(deadline));
+    return parked;
+}
+
+/// Admits a tenant that was parked, to the devices `to` or, if there are none, to those that the tenancy chooses, and copies its data
+/// there, all or nothing. `blocks` are those that it was parked with; their `at` is set. Then `parked` has no data any more. Throws what
+/// tenancy::admit and an allocation throw; operation_error: deadline_exceeded, what a copy failed with, invalid_specification (other
+/// blocks). Then it is parked still.
+template <node Node, compute_policy Policy, memory_resource Host>
+requires copier<typename Node::stream>
+[[nodiscard]] tenant<Node, Policy> unpark_tenant(tenancy<Node, Policy>& shared, parked_tenant<Host>& parked,
+                                                 std::vector<device_id> to, std::span<moving_block> blocks,
+                                                 instant deadline = never) {
+    tenant_spec spec = parked.spec();
+    if (blocks.size() != parked.blocks())
+        raise({errc::invalid_specification, blocks.size(), 0, parked.blocks()}, spec.name,
+              "unpark, with as many blocks");
+    spec.on = std::move(to);
+    spec.slice = any_slice;
+    auto back = shared.admit(std::move(spec));
+    detail::check_blocks(back, blocks, "unpark");
+    detail::new_places places(back, blocks);
+    detail::tenant_copies copies(back);
+    copies.submit(
+        blocks, [&](std::size_t i) { return places.of(i); }, [&](std::size_t i) { return parked.copy_of(i); });
+    copies.wait(deadline, "unpark, copying");
+    for (std::size_t i = 0; i < blocks.size(); ++i) blocks[i].at = places.of(i);
+    places.keep();
+    parked.free();
+    return back;
+}
+
+}  // namespace GPUSHARE_ABI
+}  // namespace gpushare

@@ -1,0 +1,184 @@
+// SPDX-License-Identifier: Apache-2.0
+// Blocks of a tenant that leave the device when memory is short, and come back when they are used.
+#include <atomic>
+#include <chrono>
+#include <cstddef>
+#include <cstring>
+#include <memory_resource>
+#include <new>
+#include <optional>
+#include <utility>
+#include <vector>
+
+#include <gpushare/backend/host/host.hpp>
+#include <gpushare/tenant/move.hpp>
+#include <gpushare/tenant/tenancy.hpp>
+
+#include "support/catch.hpp"
+#include "support/code_of.hpp"
+#include "support/random.hpp"
+#include "support/threads.hpp"
+
+namespace spill_test {
+
+using namespace gpushare::literals;
+using namespace std::chrono_literals;
+using gpushare::bytes;
+using gpushare::device_id;
+using gpushare::errc;
+using gpushare::memory_stack;
+using support::code_of;
+
+namespace host = gpushare::host;
+using tenancy = gpushare::tenancy<host::node>;
+using block = decltype(std::declval<tenancy::tenant&>().allocate_spillable(bytes{}));
+
+namespace {
+
+/// The host's memory, which counts what is out.
+struct counting : std::pmr::memory_resource {
+    void* do_allocate(std::size_t size, std::size_t alignment) override {
+        void* const p = std::pmr::new_delete_resource()->allocate(size, alignment);
+        used += size;
+        return p;
+    }
+    void do_deallocate(void* p, std::size_t size, std::size_t alignment) override {
+        used -= size;
+        std::pmr::new_delete_resource()->deallocate(p, size, alignment);
+    }
+    [[nodiscard]] bool do_is_equal(const std::pmr::memory_resource& other) const noexcept override {
+        return this == &other;
+    }
+    std::atomic<std::size_t> used{0};
+};
+
+struct fixture {
+    counting aside;
+    host::node n{{.devices = 2, .memory = 64_MiB, .sms = 1, .timing = host::timing::modelled}};
+    tenancy shared{n, {.spill = 64_MiB, .spill_to = &aside}};
+    const memory_stack stack = GENERATE(memory_stack::pool, memory_stack::direct);
+
+    static void fill(block& b, int value) {
+        const auto use = b.use();
+        REQUIRE(use);
+        std::memset(use.data(), value, static_cast<std::size_t>(b.size().count()));
+    }
+    static bool holds(block& b, int value) {
+        const auto use = b.use();
+        if (!use) return false;
+        const auto* const p = static_cast<const unsigned char*>(use.data());
+        for (std::size_t i = 0; i < b.size().count(); i += 4096)
+            if (p[i] != value) return false;
+        return true;
+    }
+};
+
+}  // namespace
+
+TEST_CASE_METHOD(fixture, "an allocation that lacks bytes spills the blocks that were used longest ago",
+                 "[tenant][spill]") {
+    auto a = shared.admit({.name = "a", .memory = 16_MiB, .compute = 50_pct, .stack = stack});
+    {
+        std::vector<block> adapters;
+        for (int i = 0; i < 3; ++i) fill(adapters.emplace_back(a.allocate_spillable(4_MiB)), i + 1);
+        CHECK(holds(adapters[0], 1));  // used last
+        void* const p = a.memory().allocate(7 << 20);
+        CHECK(adapters[0].resident());
+        CHECK_FALSE(adapters[1].resident());
+        CHECK(aside.used >= 4 << 20);
+        {
+            const auto in_use = adapters[0].use();
+            REQUIRE(in_use);
+            CHECK(a.memory().try_allocate(12 << 20) == nullptr);  // in use, it stays
+            CHECK(adapters[0].resident());
+            CHECK_FALSE(adapters[2].resident());
+        }
+        CHECK(code_of([&] { (void)a.memory().allocate(17 << 20); }) == errc::over_quota);
+        REQUIRE(a.memory().deallocate(p, 7 << 20) == errc::none);
+        for (int i = 0; i < 3; ++i) CHECK(holds(adapters[static_cast<std::size_t>(i)], i + 1));
+        CHECK(a.usage().peak <= 16_MiB);
+    }
+    CHECK(aside.used == 0);
+    const auto report = a.close();
+    CHECK(report.complete);
+    CHECK(report.leaked_blocks == 0);
+}
+
+TEST_CASE_METHOD(fixture, "burst that a neighbour was promised comes back by spilling", "[tenant][spill]") {
+    auto a =
+        shared.admit({.name = "a", .memory = 8_MiB, .compute = 50_pct, .burst = 48_MiB, .on = {{0}}, .stack = stack});
+    std::vector<block> lent;
+    for (int i = 0; i < 5; ++i) fill(lent.emplace_back(a.allocate_spillable(8_MiB)), i + 1);
+    auto b = shared.admit_until({.name = "b", .memory = 48_MiB, .compute = 50_pct, .on = {{0}}},
+                                gpushare::patience{host::steady_clock{}, shared.now() + 10s});
+    CHECK(b.memory().capacity() == 48_MiB);
+    CHECK(a.usage().current <= 16_MiB);
+    for (int i = 0; i < 5; ++i) CHECK(holds(lent[static_cast<std::size_t>(i)], i + 1));
+}
+
+TEST_CASE_METHOD(fixture, "what can't be spilled, or not come back, says so and is where it was", "[tenant][spill]") {
+    auto a =
+        shared.admit({.name = "a", .memory = 16_MiB, .compute = 50_pct, .on = {{0}}, .stack = stack, .spill = 4_MiB});
+    auto first = a.allocate_spillable(4_MiB), second = a.allocate_spillable(8_MiB);
+    fill(first, 1), fill(second, 2);
+    CHECK(a.memory().try_allocate(14 << 20) == nullptr);  // the larger one is more than the host may have
+    CHECK(second.resident());
+    void* const p = a.memory().allocate(8 << 20);
+    CHECK_FALSE(first.resident());
+    CHECK(first.use().code() == errc::out_of_memory);
+    CHECK_FALSE(first.use());
+    CHECK(first.use().data() == nullptr);
+    REQUIRE(a.memory().deallocate(p, 8 << 20) == errc::none);
+    CHECK(holds(first, 1));
+    CHECK(holds(second, 2));
+
+    auto plain = shared.admit({.name = "plain", .memory = 1_MiB, .compute = 10_pct, .stack = stack, .spill = 0_B});
+    CHECK(code_of([&] { (void)plain.allocate_spillable(1_KiB); }) == errc::not_supported);
+    tenancy without(n);
+    CHECK(code_of([&] { (void)without.admit({.name = "x", .memory = 1_MiB, .spill = 1_MiB}); }) == errc::not_supported);
+
+    (void)a.close();
+    CHECK(first.use().code() == errc::closed);
+    CHECK(code_of([&] { (void)a.allocate_spillable(1_KiB); }) == errc::closed);
+}
+
+TEST_CASE_METHOD(fixture, "spillable blocks go on where their tenant stays on its device", "[tenant][spill][move]") {
+    auto a = shared.admit(
+        {.name = "a", .memory = 32_MiB, .devices = 2, .compute = 50_pct, .on = {{0}, {1}}, .stack = stack});
+    auto kept = a.allocate_spillable(8_MiB, 0);
+    fill(kept, 3);
+    auto moved = move_tenant(shared, a, {{0}, {1}}, {}, shared.now() + 10s);
+    a = std::move(moved.successor);
+    CHECK(holds(kept, 3));
+    void* const p = a.memory(0).allocate(12 << 20);
+    CHECK_FALSE(kept.resident());
+    CHECK(a.memory(0).deallocate(p, 12 << 20) == errc::none);
+    CHECK(holds(kept, 3));
+}
+
+TEST_CASE_METHOD(fixture, "threads that use and allocate lose no byte of a spillable block",
+                 "[tenant][spill][threads]") {
+    auto a = shared.admit({.name = "a", .memory = 8_MiB, .compute = 50_pct, .stack = stack});
+    std::vector<block> blocks;
+    for (int i = 0; i < 6; ++i) fill(blocks.emplace_back(a.allocate_spillable(2_MiB)), i + 1);
+    std::atomic<int> wrong{0}, used{0};
+    support::together(3, [&](unsigned rank) {
+        support::random any{support::seed(rank)};
+        for (int i = 0; i < 60; ++i) {
+            const auto which = any.below(blocks.size());
+            const auto use = blocks[which].use();
+            if (!use) {
+                wrong += use.code() == errc::out_of_memory ? 0 : 1;  // all others in use
+                continue;
+            }
+            ++used;
+            const auto* const p = static_cast<const unsigned char*>(use.data());
+            wrong += p[0] == which + 1 && p[(2 << 20) - 1] == which + 1 ? 0 : 1;
+        }
+    });
+    CHECK(wrong == 0);
+    CHECK(used > 0);
+    CHECK(a.usage().peak <= 8_MiB);
+}
+
+}  // namespace spill_test
