@@ -7,6 +7,8 @@
 #   build/tools/cccl    a newer CCCL than that toolkit's, which the adapters to libcu++ and Thrust have to fit as well
 #   build/tools/conan   Conan, which runs our recipe
 #   build/tools/onnxruntime   ONNX Runtime's library, whose tensors are put on a tenant's memory
+#   build/tools/rmm           RAPIDS' memory manager, on a tenant's memory and below a quota
+#   build/tools/torch         headers of PyTorch, which its adaptor has to fit: of the wheel for macOS, the smallest by far
 #   build/tools/serving       OpenVINO, a voice detector and a text reader, for `./dev bench serving` alone
 #   build/tools/openmpi5, mpich   two MPIs that all-reduces are compared with, for `./dev bench collective` alone
 #   build/tools/gemma         a language model for it, for those who accept the terms of its weights
@@ -74,6 +76,8 @@ need_test_tools() {
     from_pypi cccl "its tests are left out" 'nvidia-cuda-cccl==13.3.*' || true
     from_pypi conan "the recipe isn't tested" 'conan==2.*' || true
     from_pypi onnxruntime "its own tensors aren't tested" 'onnxruntime==1.31.*' || true
+    from_pypi rmm "its own adaptors aren't tested" 'librmm-cu13==26.10.*' 'rapids-logger==0.3.*' || true
+    from_pypi torch "its own signatures aren't tested" 'torch==2.15.*' || true
 }
 
 # What `./dev bench serving` runs: real engines, with their weights.
@@ -131,12 +135,30 @@ fetch() {  # FOLDER REQUIREMENT...
     shift
     if [[ $folder == conan ]]; then
         python3 -m venv "$tools/conan" && "$tools/conan/bin/pip" install --quiet --retries 1 "$@"
+    elif [[ $folder == torch ]]; then
+        fetch_headers "$folder" --platform macosx_14_0_arm64 --python-version 3.12 "$@"
     else
         [[ -x $tools/pip/bin/pip ]] || python3 -m venv "$tools/pip" || return 1
         local where=--target
         [[ $folder != openmpi5 && $folder != mpich ]] || where=--prefix  # has bin/ and lib/ of its own, which --target drops
         "$tools/pip/bin/pip" install --quiet --retries 1 --no-deps "$where" "$tools/$folder" "$@"
     fi
+}
+
+# The headers alone of a wheel that needn't run here.
+fetch_headers() {  # FOLDER OPTION... REQUIREMENT
+    local folder=$1
+    shift
+    [[ -x $tools/pip/bin/pip ]] || python3 -m venv "$tools/pip" || return 1
+    mkdir -p "$tools/$folder/wheel"
+    "$tools/pip/bin/pip" download --quiet --retries 1 --no-deps --only-binary=:all: --dest "$tools/$folder/wheel" "$@" || return 1
+    python3 - "$tools/$folder" <<'END' && rm -r "${tools:?}/$folder/wheel"
+import glob, sys, zipfile
+folder = sys.argv[1]
+for wheel in glob.glob(folder + '/wheel/*.whl'):
+    with zipfile.ZipFile(wheel) as z:
+        z.extractall(folder, [n for n in z.namelist() if '/include/' in n and n.endswith(('.h', '.hpp', '.inc'))])
+END
 }
 
 # Sets cuda_home to the directory of a toolkit from 13.0 on, empty if there is none, and cuda_options to what CMake has to

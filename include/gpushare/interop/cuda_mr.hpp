@@ -12,6 +12,7 @@
 
 #include <concepts>
 #include <cstddef>
+#include <utility>
 
 #include <gpushare/concepts.hpp>
 #include <gpushare/config.hpp>
@@ -97,6 +98,36 @@ private:
 
     Memory* memory_;
     Node* node_;
+};
+
+/// The other way round: a resource of libcu++'s, one of RMM's for example, as memory below this library's. Allocates and frees on one
+/// stream, a ::cuda::stream_ref, whose order uses on other streams must be in, if the resource orders anything by streams. Copies what it
+/// is given: a resource_ref refers, an any_resource owns. Thread-safe if that is.
+///
+///   gpushare::cuda_mr_upstream below{rmm_resource, stream};     gpushare::quota_resource mine{limit, below, "chat"};
+template <class Resource, class Stream>
+class cuda_mr_upstream {
+public:
+    cuda_mr_upstream(Resource of, Stream on) : of_(std::move(of)), on_(on) {}
+
+    /// Throws what the resource throws.
+    [[nodiscard]] void* allocate(std::size_t size, std::size_t alignment) {
+        if constexpr (requires { of_.allocate_async(size, alignment, on_); })
+            return of_.allocate_async(size, alignment, on_);
+        else
+            return of_.allocate(on_, size, alignment);
+    }
+    /// In the order of the stream.
+    void deallocate(void* p, std::size_t size, std::size_t alignment) {
+        if constexpr (requires { of_.deallocate_async(p, size, alignment, on_); })
+            of_.deallocate_async(p, size, alignment, on_);
+        else
+            of_.deallocate(on_, p, size, alignment);
+    }
+
+private:
+    Resource of_;
+    Stream on_;
 };
 
 /// A cuda_mr_resource with those properties.

@@ -25,6 +25,7 @@
 #include <limits>
 #include <mutex>
 #include <string_view>
+#include <unordered_map>
 #include <vector>
 
 #include <gpushare/concepts.hpp>
@@ -129,8 +130,9 @@ public:
     void record_stream(void* p, Stream* stream) {
         if (p == nullptr || stream == nullptr) return;
         const std::lock_guard lock(mutex_);
-        const use added{p, stream};
-        if (std::find(recorded_.begin(), recorded_.end(), added) == recorded_.end()) recorded_.push_back(added);
+        const auto [first, last] = recorded_.equal_range(p);
+        if (std::none_of(first, last, [&](const auto& use) { return use.second == stream; }))
+            recorded_.emplace(p, stream);
     }
 
     /// Frees that could not be ordered, because of the device, or because there is no point on the stream: it is on no
@@ -150,14 +152,6 @@ private:
         void* pointer;
         std::size_t size;
         int ordinal;
-    };
-    struct use {
-        void* pointer;
-        void* stream;
-
-        friend bool operator==(const use& a, const use& b) noexcept {
-            return a.pointer == b.pointer && a.stream == b.stream;
-        }
     };
 
     // A negative size becomes one that no memory has.
@@ -198,22 +192,19 @@ private:
     // A stream that was recorded for the block, which is forgotten; null if there is none.
     void* take_recorded(void* p) noexcept {
         const std::lock_guard lock(mutex_);
-        for (use& u : recorded_) {
-            if (u.pointer != p) continue;
-            void* const stream = u.stream;
-            u = recorded_.back();
-            recorded_.pop_back();
-            return stream;
-        }
-        return nullptr;
+        const auto use = recorded_.find(p);
+        if (use == recorded_.end()) return nullptr;
+        void* const stream = use->second;
+        recorded_.erase(use);
+        return stream;
     }
 
     Node* node_;
     std::string_view tenant_;
     std::vector<part> parts_;
     mutable std::mutex mutex_;
-    std::vector<use> recorded_;
-    std::vector<kept> captured_;  // freed on streams that were captured
+    std::unordered_multimap<void*, void*> recorded_;  // blocks, and streams that use them besides their own
+    std::vector<kept> captured_;                      // freed on streams that were captured
     std::atomic<std::uint64_t> unfreed_{0};
 };
 
