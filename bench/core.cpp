@@ -17,6 +17,7 @@
 
 #include "arguments.hpp"
 #include "harness.hpp"
+#include "quota_floor.hpp"
 #include "trace_replay/generator.hpp"
 #include "trace_replay/replay.hpp"
 #include "trace_replay/trace.hpp"
@@ -56,18 +57,8 @@ void quota_pair(bench::report& r) {
             bench::keep(q.release(4_KiB));
         });
     };
-    const auto floor = [] {
-        std::atomic<std::uint64_t> used{0};
-        return bench::ns_per_call(calls, [&] {
-            auto now = used.load(std::memory_order_relaxed);
-            while (now + 4096 <= (1ULL << 30) && !used.compare_exchange_weak(now, now + 4096)) {
-            }
-            bench::keep(now);
-            used.fetch_sub(4096);
-        });
-    };
     r.figure("core.quota_pair_ns", bench::repeated(repeats, ours), "ns");
-    r.figure("core.quota_pair_vs_cas", bench::ratios(repeats, ours, floor), "x");
+    r.figure("core.quota_pair_vs_cas", bench::ratios(repeats, ours, [] { return bench::quota_floor(calls); }), "x");
 }
 
 /// Work that is done as soon as it is enqueued: leaves the limiter's own cost.

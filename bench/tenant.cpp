@@ -1,36 +1,37 @@
 // SPDX-License-Identifier: Apache-2.0
 // The figures of the front door: what a tenant's calls cost beside the parts that they are made of.
-#include <atomic>
+#include <chrono>
+#include <cstddef>
 #include <cstdint>
 #include <cstdio>
+#include <cstring>
 #include <exception>
 #include <stdexcept>
+#include <string>
+#include <utility>
+#include <vector>
 
 #include <gpushare/backend/host/host.hpp>
 #include <gpushare/gpushare.hpp>
+#include <gpushare/tenant/move.hpp>
 
 #include "arguments.hpp"
 #include "harness.hpp"
+#include "quota_floor.hpp"
 #include "support/composition/host_backend.hpp"
 #include "support/composition/matrix.hpp"
 
 namespace {
 
 using namespace gpushare::literals;
+using namespace std::chrono_literals;
+using gpushare::bytes;
+using gpushare::device_id;
+using gpushare::host::node;
 
 constexpr std::size_t repeats = 41, calls = 200'000;
 
-/// The least that a correct quota can do: one compare-and-swap to reserve and one subtract to release.
-double floor_pair() {
-    std::atomic<std::uint64_t> used{0};
-    return bench::ns_per_call(calls, [&] {
-        auto now = used.load(std::memory_order_relaxed);
-        while (now + 4096 <= (1ULL << 30) && !used.compare_exchange_weak(now, now + 4096)) {
-        }
-        bench::keep(now);
-        used.fetch_sub(4096);
-    });
-}
+double floor_pair() { return bench::quota_floor(calls); }
 
 template <class Tenant>
 double pair_of(Tenant& tenant) {
@@ -43,8 +44,8 @@ double pair_of(Tenant& tenant) {
 
 /// A block of a tenant's memory, allocated and freed through its handle, in a tenancy without options.
 void allocate_pair(bench::report& r) {
-    gpushare::host::node node{{.memory = 8_GiB}};
-    gpushare::tenancy shared{node};
+    node device{{.memory = 8_GiB}};
+    gpushare::tenancy shared{device};
     auto chat = shared.admit({.name = "chat", .memory = 6_GiB, .compute = 50_pct});
     auto each =
         shared.admit({.name = "each", .memory = 1_GiB, .compute = 50_pct, .stack = gpushare::memory_stack::direct});
@@ -58,6 +59,74 @@ void allocate_pair(bench::report& r) {
     r.figure("tenant.allocate_pair_vs_cas", bench::ratios(repeats, ours, floor_pair), "x");
     const auto direct = [&] { return pair_of(each); };
     r.figure("tenant.allocate_pair_direct_vs_cas", bench::ratios(repeats, direct, floor_pair), "x");
+}
+
+double us(gpushare::ns t) { return std::chrono::duration<double, std::micro>(t).count(); }
+
+/// One more tenant is admitted to eight devices that a thousand share.
+void admission(bench::report& r) {
+    constexpr std::size_t there = 1000, each = 10;
+    node devices{{.devices = 8, .memory = 1_GiB, .sms = 1, .timing = gpushare::host::timing::modelled}};
+    gpushare::tenancy shared{devices};
+    const auto admit = [&](std::size_t number) {
+        return shared.admit(
+            {.name = std::to_string(number), .memory = 1_MiB, .compute = gpushare::share::of_permille(1)});
+    };
+    std::vector<decltype(shared)::tenant> all;
+    while (all.size() < there) all.push_back(admit(all.size()));
+    const auto one_more = [&] {
+        gpushare::ns took{};
+        for (std::size_t i = 0; i < each; ++i) {
+            const auto began = shared.now();
+            auto t = admit(there);
+            took += shared.now() - began;
+            t.close();
+        }
+        return us(took) / each;
+    };
+    r.figure("tenant.admit_us", bench::repeated(repeats, one_more), "us");
+}
+
+/// A tenant with 256 MiB in 16 blocks and a millisecond of work under way moves to another device and, the next time, back; then it moves
+/// though it stays where it is.
+void moves(bench::report& r) {
+    constexpr std::size_t count = 16, size = std::size_t{16} << 20;
+    constexpr double per_gib = 1024.0 / (count * 16);
+    node devices{{.devices = 2, .memory = 1_GiB, .sms = 2, .timing = gpushare::host::timing::modelled}};
+    gpushare::tenancy shared{devices};
+    auto chat = shared.admit({.name = "chat", .memory = 300_MiB, .compute = 40_pct, .on = {{0}}});
+    std::vector<gpushare::moving_block> blocks;
+    for (std::size_t i = 0; i < count; ++i) {
+        blocks.push_back({.at = chat.memory().allocate(size), .size = size});
+        std::memset(blocks.back().at, 1, size);
+    }
+    const auto move_to = [&](device_id d) {
+        chat.submit([](auto& s) { s.launch({.blocks = 1, .hold = 1ms}, [](auto&) {}); });
+        const auto began = shared.now();
+        auto moved = move_tenant(shared, chat, {d}, blocks);
+        const auto all = shared.now() - began;
+        if (!moved.report.closed.complete) throw std::runtime_error("tenant.move_us_per_gib: it isn't closed");
+        chat = std::move(moved.successor);
+        return std::pair{moved.report, all};
+    };
+    std::vector<double> all, reserve, wait, copy, scrub, kept;
+    for (std::size_t i = 0; i <= repeats; ++i) {
+        const auto [report, took] = move_to({i % 2 == 0 ? 1U : 0U});
+        const auto stayed = move_to({i % 2 == 0 ? 1U : 0U}).second;
+        if (i == 0) continue;  // warms up
+        all.push_back(us(took) * per_gib);
+        reserve.push_back(us(report.reserve));
+        wait.push_back(us(report.wait));
+        copy.push_back(us(report.copy) * per_gib);
+        scrub.push_back(us(report.scrub) * per_gib);
+        kept.push_back(us(stayed));
+    }
+    r.figure("tenant.move_us_per_gib", all, "us");
+    r.figure("tenant.move_copy_us_per_gib", copy, "us");
+    r.figure("tenant.move_scrub_us_per_gib", scrub, "us");
+    r.figure("tenant.move_wait_us", wait, "us");
+    r.figure("tenant.move_reserve_us", reserve, "us");
+    r.figure("tenant.move_kept_us", kept, "us");
 }
 
 /// The composition matrix of the tests, on the host: how many cells it has, and in how many a promise wasn't kept.
@@ -76,6 +145,8 @@ int main(int argc, char** argv) {
         bench::start_a_second_thread();
         bench::report r("one thread, a tenancy without options over a host node");
         allocate_pair(r);
+        admission(r);
+        moves(r);
         matrix(r);
         r.write(asked.json());
     } catch (const std::exception& e) {

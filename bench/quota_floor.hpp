@@ -1,0 +1,28 @@
+// SPDX-License-Identifier: Apache-2.0
+// What quotas and allocators behind one are measured against: the least that a correct quota can do, one compare-and-swap that
+// reserves and one subtraction that releases.
+//
+//   r.figure("core.quota_pair_vs_cas", bench::ratios(repeats, ours, [] { return bench::quota_floor(calls); }), "x");
+#pragma once
+
+#include <atomic>
+#include <cstddef>
+#include <cstdint>
+
+#include "harness.hpp"
+
+namespace bench {
+
+/// Nanoseconds of such a pair for 4 KiB of 1 GiB, over `calls` pairs.
+[[nodiscard]] inline double quota_floor(std::size_t calls) {
+    std::atomic<std::uint64_t> used{0};
+    return ns_per_call(calls, [&] {
+        auto now = used.load(std::memory_order_relaxed);
+        while (now + 4096 <= (1ULL << 30) && !used.compare_exchange_weak(now, now + 4096)) {
+        }
+        keep(now);
+        used.fetch_sub(4096);
+    });
+}
+
+}  // namespace bench
