@@ -108,6 +108,7 @@ private:
 template <class Resource, class Stream>
 class cuda_mr_upstream {
 public:
+    /// Of `of`, on the stream `on`, which must outlive it.
     cuda_mr_upstream(Resource of, Stream on) : of_(std::move(of)), on_(on) {}
 
     /// Throws what the resource throws.

@@ -29,6 +29,7 @@ public:
     /// Keeps the block on its device, at one address. Movable; must not outlive the block.
     class lease {
     public:
+        /// Takes over `other`'s.
         lease(lease&& other) noexcept
             : of_(std::exchange(other.of_, nullptr)), block_(other.block_), why_(other.why_) {}
         lease& operator=(lease&&) = delete;
@@ -55,6 +56,7 @@ public:
 
     /// Called by the tenant, to whose memory `of` belongs.
     spillable(std::shared_ptr<List> of, entry& block) noexcept : of_(std::move(of)), block_(&block) {}
+    /// Takes over `other`'s block.
     spillable(spillable&& other) noexcept : of_(std::move(other.of_)), block_(std::exchange(other.block_, nullptr)) {}
     /// Frees its own block, and takes over `other`'s.
     spillable& operator=(spillable&& other) noexcept {
