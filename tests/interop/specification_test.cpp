@@ -86,8 +86,8 @@ TEST_CASE("every field of a tenant's specification has a key", "[interop][specif
         "scrub=on_free wait=5ms spill=6GiB cap=45.5% soft_cap=yes "
         "slo=20ms longest=1500us yields_within=2ms keeps=25% group=7 streams=3 queue_limit=5");
     // By position: a field that is added to the type has to be added here, and needs a key.
-    const auto& [name, memory, devices, compute, level, burst, on, unit, slice, stack, scrub, wait, spill, cap, soft_cap,
-                 slo, group, longest, yields_within, keeps, streams, queue_limit] = spec;
+    const auto& [name, memory, devices, compute, level, burst, on, unit, slice, stack, scrub, wait, spill, cap,
+                 soft_cap, slo, group, longest, yields_within, keeps, streams, queue_limit] = spec;
     CHECK(name == "chat");
     CHECK(memory == 12_GiB);
     CHECK(devices == 2);

@@ -310,10 +310,12 @@ TEST_CASE("wake beside sleep leaves a tenant asleep on all of its devices or on 
     auto neighbour = shared.admit({.name = "n", .memory = 1_MiB, .compute = 50_pct, .on = {{0}}});
     // Its callback holds up whoever drives the first device: wake(), which has come past that one and not to the second.
     std::latch between(1), go_on(1);
+    n.faults({0}).stall(neighbour.work_stream());  // or this thread would be the one
     auto work = neighbour.submit(block(1us), {}, [&](const completion&) {
         between.count_down();
         go_on.wait();
     });
+    n.faults({0}).resume(neighbour.work_stream());
     auto waking = std::async(std::launch::async, [&] {
         while (!between.try_wait()) t.wake();
     });
