@@ -79,6 +79,32 @@ TEST_CASE("a spill that takes too long goes on, or is called off", "[memory][spi
     CHECK(r.tenant.usage().current == 0_B);
 }
 
+TEST_CASE("a block whose copy back fails is on the host still", "[memory][spill]") {
+    rig r;
+    spillable_block b{r.stream, r.mine, r.aside, 4_KiB};
+    r.stream.fill(b.data(), std::byte{42}, 4 << 10);
+    REQUIRE(b.spill(never) == errc::none);
+    const auto fail_back = [&] {
+        r.stream.launch({}, [](auto&) { throw 1; });  // its point tells of the copy as well
+        CHECK(b.restore() == errc::none);
+        CHECK(r.stream.record().wait(never));
+        std::memset(b.data(), 0, 4 << 10);
+    };
+    fail_back();
+    CHECK_FALSE(b.settled());
+    CHECK(b.wait(never) == errc::kernel_failed);
+    CHECK(b.data() == nullptr);
+    CHECK(r.tenant.usage().current == 0_B);
+    fail_back();
+    CHECK(b.spill(never) == errc::none);  // over nothing that is good
+    CHECK(r.tenant.usage().current == 0_B);
+    CHECK(b.wait(never) == errc::none);
+    CHECK(b.restore() == errc::none);
+    CHECK(b.wait(never) == errc::none);
+    CHECK(b.settled());
+    CHECK(static_cast<std::byte*>(b.data())[4095] == std::byte{42});
+}
+
 TEST_CASE("a host without memory spills nothing", "[memory][spill]") {
     rig r;
     spillable_block b{r.stream, r.mine, r.aside, 4_KiB};

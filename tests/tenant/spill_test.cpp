@@ -7,6 +7,7 @@
 #include <memory_resource>
 #include <new>
 #include <optional>
+#include <thread>
 #include <utility>
 #include <vector>
 
@@ -140,6 +141,40 @@ TEST_CASE_METHOD(fixture, "what can't be spilled, or not come back, says so and 
     (void)a.close();
     CHECK(first.use().code() == errc::closed);
     CHECK(code_of([&] { (void)a.allocate_spillable(1_KiB); }) == errc::closed);
+}
+
+TEST_CASE("a copy back that takes its time, or fails, is told of", "[tenant][spill][threads]") {
+    counting aside;
+    host::node n{{.devices = 1, .memory = 64_MiB, .sms = 1}};
+    tenancy shared{n, {.spill = 32_MiB, .spill_to = &aside}};
+    auto a = shared.admit({.name = "a", .memory = 32_MiB, .compute = 50_pct, .stack = memory_stack::direct});
+    auto b = a.allocate_spillable(16_MiB);
+    fixture::fill(b, 5);
+    void* const p = a.memory().allocate(24 << 20);
+    REQUIRE(a.memory().deallocate(p, 24 << 20) == errc::none);
+    REQUIRE_FALSE(b.resident());
+    std::atomic<bool> inside{false}, end{false};
+    const auto busy = a.submit([&](auto& s) {
+        s.launch({}, [&](auto&) {
+            inside = true;
+            while (!end) std::this_thread::yield();
+        });
+    });
+    while (!inside) std::this_thread::yield();
+    const auto patience = shared.now() + 10s;
+    errc others = errc::none;
+    {
+        const std::jthread other([&] { others = b.use(patience).code(); });
+        while (a.usage().current < 16_MiB) std::this_thread::yield();  // the copy waits for the SM
+        CHECK(b.use(shared.now()).code() == errc::deadline_exceeded);
+        CHECK(shared.now() < patience);  // not the other's patience
+        CHECK_FALSE(b.resident());
+        n.faults({0}).lose_device();
+        end = true;
+    }
+    CHECK(others == errc::device_lost);
+    CHECK_FALSE(b.resident());
+    CHECK_FALSE(b.use());
 }
 
 TEST_CASE_METHOD(fixture, "spillable blocks go on where their tenant stays on its device", "[tenant][spill][move]") {

@@ -5,12 +5,14 @@
 //   gpushare::quota_hook spill{chat, 10, [&](const gpushare::reclaim_request& r) {
 //       return weights.spill(now() + 1s) == errc::none ? weights.size() : 0_B; }};
 //   if (weights.restore() == errc::none) use(weights.data());               // in the order of that stream
+//   if (weights.wait(never) == errc::none) use(weights.data());             // on any
 //
 // The caller decides when to spill. A hook may be called by several threads, and while work is in flight, so the caller
 // guards the block with a lock, and calls spill() only when no work uses it.
 #pragma once
 
 #include <cstddef>
+#include <mutex>
 #include <optional>
 #include <utility>
 
@@ -31,9 +33,11 @@ inline namespace GPUSHARE_ABI {
 template <copier Stream, memory_resource Device, memory_resource Host>
 class spillable_block {
 public:
-    /// On the device, contents undefined. Throws what the device's allocate throws.
-    spillable_block(Stream& by, Device& on, Host& aside, bytes size, std::size_t alignment = 256)
-        : stream_(&by), device_(&on), host_(&aside), size_(size), alignment_(alignment) {
+    /// On the device, contents undefined. `turn`, if any, is held while a copy is enqueued, for several blocks on one stream: a failed copy
+    /// is then told of by the block that it was for. Throws what the device's allocate throws.
+    spillable_block(Stream& by, Device& on, Host& aside, bytes size, std::size_t alignment = 256,
+                    std::mutex* turn = nullptr)
+        : stream_(&by), device_(&on), host_(&aside), turn_(turn), size_(size), alignment_(alignment) {
         data_ = device_->allocate(count(), alignment_);
         closes_.emplace(as_upstream(on).closing(), [this](instant deadline) { return close(deadline); });
     }
@@ -43,7 +47,7 @@ public:
     ~spillable_block() {
         closes_.reset();
         try {
-            (void)moved_.wait(never);
+            (void)over(never);
         } catch (...) {  // a device that can't be asked runs nothing
         }
         if (data_ != nullptr) device_->deallocate(data_, count(), alignment_);
@@ -67,12 +71,12 @@ public:
         const detail::call_gate::pass in(gate_);
         if (!in) return errc::closed;
         if (data_ == nullptr) return errc::none;
-        if (!moved_.wait(deadline)) return errc::deadline_exceeded;
+        if (!over(deadline)) return errc::deadline_exceeded;
+        if (came() != errc::none) return errc::none;  // what came back is no good; what is on the host is
         if (!std::exchange(leaving_, false)) {
             if (copy_ == nullptr) copy_ = obtain(*host_);
             if (copy_ == nullptr) return errc::out_of_memory;
-            stream_->copy(copy_, data_, count());
-            moved_ = stream_->record();
+            start(copy_, data_);
             if (!moved_.wait(deadline)) {
                 leaving_ = true;
                 return errc::deadline_exceeded;
@@ -85,28 +89,53 @@ public:
         return errc::backend_failed;
     }
 
-    /// Copies the block back to the device. errc::none: work enqueued on the stream after this call finds it at data().
-    /// out_of_memory: the device has no room, and the block stays on the host. closed: the device's resource is.
+    /// Copies the block back to the device. errc::none: work enqueued on the stream after this call finds it at data(), unless the copy
+    /// fails, see wait(). out_of_memory: the device has no room, and the block stays on the host. closed: the device's resource is.
     [[nodiscard]] errc restore() noexcept {
         const detail::call_gate::pass in(gate_);
         if (!in) return errc::closed;
         leaving_ = false;  // reading it did no harm
+
+        // One that failed begins once more.
+        if (coming_ && !unmarked_ && moved_.reached()) (void)came();
         if (data_ != nullptr) return errc::none;
-        void* const p = obtain(*device_);
-        if (p == nullptr) return errc::out_of_memory;
+        data_ = obtain(*device_);
+        if (data_ == nullptr) return errc::out_of_memory;
+        coming_ = true;
         try {
-            stream_->copy(p, copy_, count());
+            start(data_, copy_);
         } catch (...) {
-            device_->deallocate(p, count(), alignment_);
-            return errc::backend_failed;
-        }
-        data_ = p;
-        try {
-            moved_ = stream_->record();
-        } catch (...) {  // the copy goes on all the same, in the stream's order
+            if (!unmarked_) drop();  // else the copy goes on all the same, in the stream's order
             return errc::backend_failed;
         }
         return errc::none;
+    }
+
+    /// Waits for the copy that restore() began, if there is one. errc::none: other streams' work finds the block at data() as well.
+    /// deadline_exceeded: not yet. closed: the device's resource is, which this doesn't hold up. Else what the copy failed with, and the
+    /// block is on the host as before.
+    [[nodiscard]] errc wait(instant deadline) noexcept try {
+        typename Stream::point last;
+        {
+            const detail::call_gate::pass in(gate_);
+            if (!in) return errc::closed;
+            if (!coming_) return errc::none;
+            mark();
+            last = moved_;
+        }
+        if (!last.wait(deadline)) return errc::deadline_exceeded;
+        const detail::call_gate::pass in(gate_);
+        return in ? came() : errc::closed;
+    } catch (const error& failed) {
+        return failed.code();
+    } catch (...) {
+        return errc::backend_failed;
+    }
+
+    /// Whether it is at data() for work on any stream.
+    [[nodiscard]] bool settled() const noexcept {
+        const detail::call_gate::pass in(gate_);
+        return in && data_ != nullptr && !leaving_ && !coming_;
     }
 
 private:
@@ -114,9 +143,45 @@ private:
 
     // No copy reads or writes what is taken back. False if one is under way at the deadline, or a call, which isn't waited for.
     bool close(instant deadline) {
-        if (!gate_.try_shut() || !moved_.wait(deadline)) return false;
+        if (!gate_.try_shut() || !over(deadline)) return false;
         data_ = nullptr;
         return true;
+    }
+
+    // A copy and its point, with nothing of the others' between them.
+    void start(void* to, const void* from) {
+        const auto turn = take_turn();
+        stream_->copy(to, from, count());
+        unmarked_ = true;
+        moved_ = stream_->record();
+        unmarked_ = false;
+    }
+    // The point that start() couldn't record.
+    void mark() {
+        if (!unmarked_) return;
+        const auto turn = take_turn();
+        moved_ = stream_->record();
+        unmarked_ = false;
+    }
+    [[nodiscard]] std::unique_lock<std::mutex> take_turn() const {
+        return turn_ != nullptr ? std::unique_lock(*turn_) : std::unique_lock<std::mutex>();
+    }
+    // Whether no copy is under way at the deadline.
+    bool over(instant deadline) {
+        mark();
+        return moved_.wait(deadline);
+    }
+    // Once the copy back is over: what it failed with, and then the block isn't on the device.
+    errc came() noexcept {
+        if (!coming_) return errc::none;
+        coming_ = false;
+        const errc why = moved_.status();
+        if (why != errc::none) drop();
+        return why;
+    }
+    void drop() noexcept {
+        device_->deallocate(std::exchange(data_, nullptr), count(), alignment_);
+        coming_ = false;
     }
 
     template <class Resource>
@@ -131,12 +196,15 @@ private:
     Stream* stream_;
     Device* device_;
     Host* host_;
+    std::mutex* turn_;
     bytes size_;
     std::size_t alignment_;
     void *data_ = nullptr, *copy_ = nullptr;  // the copy is kept for the next time
     typename Stream::point moved_{};          // behind the last copy
-    bool leaving_ = false;
-    mutable detail::call_gate gate_;  // of calls, which a hook may make within another one
+    bool unmarked_ = false;                   // ... which isn't recorded yet
+    bool leaving_ = false;                    // the copy to the host is under way, or over
+    bool coming_ = false;                     // the copy back is, and nobody has looked at how it went
+    mutable detail::call_gate gate_;          // of calls, which a hook may make within another one
     std::optional<close_callback> closes_;
 };
 

@@ -71,7 +71,7 @@ public:
 
     /// Brings the block back if it is on the host, and waits until it is there. Others of the tenant's may have to leave for it.
     [[nodiscard]] lease use(instant deadline = never) { return {*of_, *block_, of_->hold(*block_, deadline)}; }
-    /// Whether it is on the device now, used or not.
+    /// Whether it is on the device now, used or not; not while it is on its way.
     [[nodiscard]] bool resident() const noexcept { return of_->resident(*block_); }
     /// As it was made with.
     [[nodiscard]] bytes size() const noexcept { return block_->block.size(); }

@@ -37,7 +37,8 @@ class spill_list {
 
 public:
     struct entry {
-        entry(Stream& by, Memory& on, host_memory& aside, bytes size) : block(by, on, aside, size) {}
+        entry(Stream& by, Memory& on, host_memory& aside, bytes size, std::mutex& turn)
+            : block(by, on, aside, size, 256, &turn) {}
 
         spillable_block<Stream, Memory, host_memory> block;
         std::uint32_t users = 0;
@@ -59,7 +60,7 @@ public:
     /// Throws what the memory's allocate throws.
     [[nodiscard]] entry& add(bytes size) {
         std::list<entry> one;  // not under the mutex: the hook may be asked
-        one.emplace_back(stream_, *memory_, aside_, size);
+        one.emplace_back(stream_, *memory_, aside_, size, turn_);
         const std::lock_guard lock(mutex_);
         one.front().used = ++uses_;
         all_.splice(all_.end(), one);
@@ -77,17 +78,17 @@ public:
     /// Until let_go() it is on the device. Else why it isn't.
     [[nodiscard]] errc hold(entry& e, instant deadline) {
         std::unique_lock lock(mutex_);
-        rests_.wait(lock, [&] { return !e.moving; });
+        while (e.moving) {
+            const instant now = now_();
+            if (now >= deadline) return errc::deadline_exceeded;
+            rests_.wait_for(lock, std::min<ns>(deadline - now, std::chrono::minutes(1)));
+        }
         e.used = ++uses_;
-        if (e.users == 0) {
+        if (e.users == 0 && !e.block.settled()) {
             e.moving = true;
             lock.unlock();
             errc why = e.block.restore();
-            try {
-                if (why == errc::none && !stream_.record().wait(deadline)) why = errc::deadline_exceeded;
-            } catch (const error& failed) {
-                why = failed.code();
-            }
+            if (why == errc::none) why = e.block.wait(deadline);
             lock.lock();
             rest(e);
             if (why != errc::none) return why;
@@ -99,7 +100,11 @@ public:
         const std::lock_guard lock(mutex_);
         --e.users;
     }
-    [[nodiscard]] bool resident(const entry& e) const noexcept { return e.block.data() != nullptr; }
+    /// False while it is moved.
+    [[nodiscard]] bool resident(const entry& e) const noexcept {
+        const std::lock_guard lock(mutex_);
+        return !e.moving && e.block.data() != nullptr;
+    }
     /// What is on the host, and may be on the device as well.
     [[nodiscard]] bytes on_host() const noexcept { return aside_limit_.usage().current; }
 
@@ -130,7 +135,8 @@ private:
     [[nodiscard]] entry* idle_longest() noexcept {
         entry* oldest = nullptr;
         for (auto& e : all_)
-            if (e.users == 0 && !e.moving && resident(e) && (oldest == nullptr || e.used < oldest->used)) oldest = &e;
+            if (e.users == 0 && !e.moving && e.block.data() != nullptr && (oldest == nullptr || e.used < oldest->used))
+                oldest = &e;
         return oldest;
     }
     void rest(entry& e) noexcept {
@@ -143,7 +149,8 @@ private:
     host_memory aside_;
     Stream stream_;
     std::function<instant()> now_;
-    std::mutex mutex_;
+    std::mutex turn_;  // at the stream
+    mutable std::mutex mutex_;
     std::condition_variable rests_;
     std::list<entry> all_;
     std::uint64_t uses_ = 0;
