@@ -9,6 +9,7 @@
 #include <optional>
 #include <stdexcept>
 #include <thread>
+#include <type_traits>
 #include <utility>
 #include <vector>
 
@@ -179,28 +180,36 @@ TEST_CASE("another thread's request asks hooks while this one is in a hook: the 
 TEST_CASE("two hooks that allocate from each other's pool don't wait for each other",
           "[memory][hooks][pool][threads]") {
     fault_resource device;
-    quota limit{64_KiB};
+    quota limit{64_KiB}, above{1_MiB};
     quota_resource mine{limit, device};
-    using pool = gpushare::pool_resource<quota_resource<fault_resource>>;
-    std::array pools{pool(mine), pool(mine)};
-    std::array<void*, 2> halves{};
-    for (unsigned i = 0; i < 2; ++i) halves[i] = pools[i].allocate(32 << 10, 256);
-    std::atomic<int> inside{0}, granted{0};
-    std::atomic<std::thread::id> first{};
-    const quota_hook spill{limit, 0, [&](const reclaim_request&) {
-                               const bool is_first = first.load() == std::this_thread::get_id();
-                               for (inside.fetch_add(1); inside.load() < 2;) std::this_thread::yield();
-                               if (pools[is_first ? 1 : 0].try_allocate(1'000, 256) != nullptr) granted.fetch_add(1);
-                               return bytes{};
-                           }};
-    support::together(2, [&](unsigned rank) {
-        if (rank == 0) first.store(std::this_thread::get_id());
-        while (first.load() == std::thread::id{}) std::this_thread::yield();
-        if (pools[rank].try_allocate(1'000, 256) != nullptr) granted.fetch_add(1);
-    });
-    CHECK(inside == 2);  // each of them once
-    CHECK(granted == 0);
-    for (unsigned i = 0; i < 2; ++i) CHECK(pools[i].deallocate(halves[i], 32 << 10, 256) == errc::none);
+    quota_resource high{above, mine};
+    gpushare::pool_resource common{mine, {.segment = 4_KiB}};
+    const auto meet = [&](auto& upstream) {
+        using pool = gpushare::pool_resource<std::remove_reference_t<decltype(upstream)>>;
+        std::array pools{pool(upstream), pool(upstream)};
+        std::array<void*, 2> halves{};
+        for (unsigned i = 0; i < 2; ++i) halves[i] = pools[i].allocate(32 << 10, 256);
+        std::atomic<int> inside{0}, granted{0};
+        std::atomic<std::thread::id> first{};
+        const quota_hook spill{limit, 0, [&](const reclaim_request&) {
+                                   const bool is_first = first.load() == std::this_thread::get_id();
+                                   for (inside.fetch_add(1); inside.load() < 2;) std::this_thread::yield();
+                                   if (pools[is_first ? 1 : 0].try_allocate(1'000, 256) != nullptr)
+                                       granted.fetch_add(1);
+                                   return bytes{};
+                               }};
+        support::together(2, [&](unsigned rank) {
+            if (rank == 0) first.store(std::this_thread::get_id());
+            while (first.load() == std::thread::id{}) std::this_thread::yield();
+            if (pools[rank].try_allocate(1'000, 256) != nullptr) granted.fetch_add(1);
+        });
+        CHECK(granted == 0);
+        for (unsigned i = 0; i < 2; ++i) CHECK(pools[i].deallocate(halves[i], 32 << 10, 256) == errc::none);
+        return inside.load();
+    };
+    SECTION("over the quota of the hook") { CHECK(meet(mine) == 2); }  // each of them once
+    SECTION("over another quota, of a tree of its own") { CHECK(meet(high) >= 2); }
+    SECTION("over a pool") { CHECK(meet(common) >= 2); }
 }
 
 TEST_CASE("hooks are asked when the memory behind the quota runs out, too", "[memory][hooks]") {

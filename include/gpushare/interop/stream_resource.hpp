@@ -9,6 +9,7 @@
 #include <concepts>
 #include <cstddef>
 #include <string_view>
+#include <thread>
 
 #include <gpushare/closing.hpp>
 #include <gpushare/concepts.hpp>
@@ -66,6 +67,8 @@ public:
     [[nodiscard]] close_token closing() const noexcept {
         return as_upstream(*memory_).closing();
     }  ///< As the memory's.
+    /// As the memory's; see quota::in_hook.
+    [[nodiscard]] bool in_hook(std::thread::id thread) const noexcept { return as_upstream(*memory_).in_hook(thread); }
 
     /// Credited once the stream has done what was enqueued so far. What the memory says of wrong frees, which change
     /// nothing. Null is ignored. If there can be no point on the stream, because it is captured, its device is lost or

@@ -14,6 +14,7 @@
 #include <cstdint>
 #include <memory>
 #include <string_view>
+#include <thread>
 #include <utility>
 
 #include <gpushare/closing.hpp>
@@ -101,6 +102,8 @@ public:
     [[nodiscard]] bytes largest_free() const noexcept { return pool_->largest_free(); }  ///< See pool_resource.
     [[nodiscard]] std::string_view owner() const noexcept { return pool_->owner(); }     ///< See pool_resource.
     [[nodiscard]] close_token closing() const noexcept { return pool_->closing(); }      ///< The pool's.
+    /// As the pool's; see quota::in_hook.
+    [[nodiscard]] bool in_hook(std::thread::id thread) const noexcept { return pool_->in_hook(thread); }
 
     /// Gives all blocks that are kept here back to the pool; on a stream, one point is recorded for them now.
     void flush() noexcept { pool_->store_.flush(*worker_); }

@@ -22,6 +22,7 @@
 #include <exception>
 #include <optional>
 #include <string_view>
+#include <thread>
 #include <type_traits>
 #include <vector>
 
@@ -197,6 +198,7 @@ public:
     [[nodiscard]] std::size_t waiting() const noexcept { return store_.waiting(); }
     /// The resource that the pool is over.
     [[nodiscard]] Upstream& upstream() const noexcept { return upstream_.resource(); }
+    [[nodiscard]] bool in_hook(std::thread::id t) const noexcept { return upstream_.in_hook(t); }  ///< the upstream's
     /// The upstream's owner: whom the memory is charged to.
     [[nodiscard]] std::string_view owner() const noexcept { return upstream_.owner(); }
     /// Why such a request can never be granted, whatever is freed; errc::none if it could be.

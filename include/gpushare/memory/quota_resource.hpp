@@ -116,8 +116,10 @@ public:
         const close_token below = upstream_.closing();
         return below ? below : quota_->closing();
     }
-    /// As quota::in_hook.
-    [[nodiscard]] bool in_hook(std::thread::id thread) const noexcept { return quota_->in_hook(thread); }
+    /// As quota::in_hook, of its quota's tree or of what the upstream knows.
+    [[nodiscard]] bool in_hook(std::thread::id thread) const noexcept {
+        return quota_->in_hook(thread) || upstream_.in_hook(thread);
+    }
     /// The quota's limit.
     [[nodiscard]] bytes capacity() const noexcept { return quota_->usage().limit(); }
     /// The largest charge that the quota would grant now.

@@ -12,12 +12,14 @@
 #include <cstdint>
 #include <functional>
 #include <string_view>
+#include <thread>
 #include <utility>
 
 #include <gpushare/closing.hpp>
 #include <gpushare/concepts.hpp>
 #include <gpushare/config.hpp>
 #include <gpushare/error.hpp>
+#include <gpushare/memory/as_upstream.hpp>
 #include <gpushare/memory/scrub.hpp>
 #include <gpushare/tenant/detail/memory_source.hpp>
 #include <gpushare/units.hpp>
@@ -117,6 +119,7 @@ public:
     [[nodiscard]] bytes largest_free() const noexcept { return std::as_const(*below_).largest_free(); }
     [[nodiscard]] std::string_view owner() const noexcept { return std::as_const(*below_).owner(); }
     [[nodiscard]] close_token closing() const noexcept { return std::as_const(*below_).closing(); }
+    [[nodiscard]] bool in_hook(std::thread::id thread) const noexcept { return as_upstream(*below_).in_hook(thread); }
     [[nodiscard]] bytes capacity() const noexcept { return std::as_const(*below_).capacity(); }
     [[nodiscard]] bytes taken_by_others() const noexcept { return std::as_const(*below_).taken_by_others(); }
     [[nodiscard]] bool lost() const noexcept {
