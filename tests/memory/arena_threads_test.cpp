@@ -205,4 +205,23 @@ TEST_CASE("a commit isn't refused for a chunk that another thread is just giving
     CHECK(answer == errc::none);
 }
 
+TEST_CASE("a close for ever waits for a hand-over that scrubs", "[memory][arena][threads]") {
+    support::arena_rig rig;
+    auto a = rig.arena(rig.chat, 1), b = rig.arena(rig.code, 2);
+    a.commit(0_B, rig.chunk);
+    errc answer = errc::none;
+    bool closed = false;
+    {
+        std::jthread hands_over([&] { answer = a.try_hand_over(0_B, rig.chunk, b, 0_B, {}, never).code; });
+        while (rig.scrubber.filled() == 0) std::this_thread::yield();
+        std::jthread closes([&] { closed = rig.code.close(never); });
+        while (b.try_commit(0_B, rig.chunk).code != errc::closed) std::this_thread::yield();
+        std::this_thread::sleep_for(std::chrono::milliseconds(10));  // it has given up by then, or waits
+        rig.scrubber.reach_next();
+    }
+    CHECK(answer == errc::closed);
+    CHECK(closed);
+    CHECK(rig.code.usage().current == 0_B);
+}
+
 }  // namespace arena_threads_test

@@ -23,8 +23,10 @@ inline namespace GPUSHARE_ABI {
 template <virtual_memory Memory, scrubber Stream>
 class virtual_arena;
 
-/// The chunks that the arenas of a device share. Thread-safe: no lock of the pool's is held while the driver maps or unmaps chunks of
-/// an arena, nor while a thread waits for a stream; only calls for the same arena wait for each other. `stream` scrubs; its points are those of the streams that use the arenas.
+/// The chunks that the arenas of a device share. Thread-safe: no lock of the pool's is held while the driver maps or unmaps chunks
+/// of an arena, nor while a thread waits for a stream. Calls for the same arena wait for each other; one for another arena waits
+/// for them only where it finds that something of that arena is to be taken back, or is about to be refused. `stream` scrubs; its
+/// points are those of the streams that use the arenas.
 /// Memory and stream must outlive the pool, and the pool the arenas; a quota must live until all that was charged to it
 /// is back, or until it is closed (quota::close). Free chunks are charged to nobody. They go back to the device when it
 /// lacks memory for a request that its quota allows, if that quota is in the tree of an arena's quota.

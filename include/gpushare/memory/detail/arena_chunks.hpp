@@ -7,6 +7,7 @@
 #pragma once
 
 #include <algorithm>
+#include <chrono>
 #include <condition_variable>
 #include <cstddef>
 #include <cstdint>
@@ -199,6 +200,13 @@ public:
                 if (s->mapped == 0 && s->leaving == 0 && s->pledged == 0) return true;
                 for (const auto& d : departures_)
                     if (d.from == s) d.add_points(open);
+                if (open.empty() && s->pledged != 0) {  // a hand-over gives it back soon, or once it has scrubbed
+                    supply_.add_points(open);
+                    if (open.empty()) {
+                        ended_.wait_for(lock, std::chrono::milliseconds(1));
+                        continue;
+                    }
+                }
             }
             if (open.empty()) return false;
             for (const point& p : open)
@@ -303,6 +311,7 @@ public:
             why = map(*to, to_first + done, moving[done]);
         lock.lock();
         --to->pledged;
+        ended_.notify_all();
         for (std::size_t i = 0; i < done; ++i) supply_.pass(moving[i], to->tenant);
         if (why == errc::none) {
             leaving_ -= to->settle(to_first, count);
