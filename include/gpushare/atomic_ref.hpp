@@ -81,6 +81,8 @@ public:
     /// Of two threads that each store one word by this and then look at the other's by load_crossing, at least one sees what the
     /// other has stored; orders nothing else. On the host both are sequentially consistent; on devices the load's fence alone does
     /// it, which lies between the two. (PTX ISA, 8.9.3: of two fence.sc one comes first, and orders what is on both sides.)
+    /// This relies on what nvcc makes of a sequentially consistent load, fence.sc and then ld.acquire: the languages don't order
+    /// a relaxed store before it. A compiler that puts the fence elsewhere needs a fence of its own in the store.
     GPUSHARE_HD void store_crossing(T value) const noexcept {
 #ifdef __CUDA_ARCH__
         store_relaxed(value);

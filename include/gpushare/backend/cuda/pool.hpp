@@ -57,7 +57,8 @@ struct memory_pool_kind {
 };
 }  // namespace detail
 
-/// Movable; one owner. Safe from any thread. Blocks of a pool that was made here count as allocated here. They must be freed, and their streams have got there, before it goes.
+/// Movable; one owner. Safe from any thread. Blocks of a pool that was made here count as allocated here. They must be freed,
+/// and their streams have got there, before it goes.
 class memory_pool {
 public:
     /// Every block is aligned to that, and none to more.

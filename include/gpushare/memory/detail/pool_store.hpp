@@ -377,8 +377,8 @@ public:
 
     /// The last word, once no memory is on its way between pool and upstream. But a thread that is called from there itself, by a hook
     /// of a quota, doesn't wait, since others may wait for it; nor is a move waited for from which a hook was called, as `upstream`
-    /// says: its thread has nothing in hand, and may wait for this one. `seen` is what changes() was before the upstream was asked. Null and false: it doesn't
-    /// fit; null and true: something has come in between, try again.
+    /// says: its thread has nothing in hand, and may wait for this one. `seen` is what changes() was before the upstream was asked.
+    /// Null and false: it doesn't fit; null and true: something has come in between, try again.
     template <class Upstream>
     [[nodiscard]] std::pair<pool_block*, bool> settle_and_take(const pool_request& r, worker* own, std::uint64_t seen,
                                                                const Upstream& upstream) noexcept {
