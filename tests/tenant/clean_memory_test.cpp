@@ -169,4 +169,35 @@ TEST_CASE("a close for ever is complete though threads wait and have been grante
     CHECK(incomplete == 0);
 }
 
+TEST_CASE("what a pool keeps is handed out while somebody waits, before it grows", "[tenant][pool]") {
+    constexpr std::size_t size = 64 << 10;
+    const gpushare::event_sink nobody;
+    // Without a number: counts how many blocks fit into the first segment. With it: fills that, and looks at the last one.
+    const auto fill = [&](std::size_t in_segment) {
+        host::device_memory device{{.capacity = 256_MiB}};
+        quota all{256_MiB};
+        using memory = gpushare::tenant_memory<host::device_memory, gpushare::immediate_point>;
+        gpushare::tenant_memory_options<gpushare::immediate_point> options;
+        options.scrub = scrub_policy::off;
+        memory mine(all, device, "a", gpushare::device_id{0}, 128_MiB, 64_MiB, nobody, options);
+        std::vector<void*> blocks{mine.allocate(size)};
+        const bytes first = device.used();
+        while (in_segment != 0 ? blocks.size() < in_segment : device.used() == first)
+            blocks.push_back(mine.allocate(size));
+        if (in_segment != 0) {
+            void* const kept = blocks.back();
+            CHECK(mine.deallocate(kept, size) == errc::none);
+            const gpushare::quota_pressure waits{all};
+            blocks.back() = mine.allocate(size);
+            CHECK(blocks.back() == kept);
+            CHECK(device.used() == first);
+        }
+        for (void* const p : blocks) CHECK(mine.deallocate(p, size) == errc::none);
+        return blocks.size() - 1;
+    };
+    const auto in_segment = fill(0);
+    REQUIRE(in_segment > 0);
+    (void)fill(in_segment);
+}
+
 }  // namespace clean_memory_test

@@ -66,10 +66,12 @@ public:
             if (lost()) why = {.code = errc::device_lost, .asked = size};
             return nullptr;
         }
-        if (!traced_) [[likely]]
+        if (!traced_ && !quota_->pressed()) [[likely]]
             return cache_.try_allocate_anew(size, alignment, &why, label);
+        // What is kept comes first, though nobody has looked at it while somebody waits.
         void* const p = cache_.try_allocate(size, alignment, &why, label);
-        return p != nullptr && enter({p, bytes{size}, alignment, label}, why) ? p : nullptr;
+        if (p == nullptr || !traced_) return p;
+        return enter({p, bytes{size}, alignment, label}, why) ? p : nullptr;
     }
 
     /// The same, but waits: for blocks of the pool, and in the quota's queue for as many bytes of its own.
