@@ -56,14 +56,16 @@ TEST_CASE("at most one in a hundred of the latest takes longer than is told", "[
     lately.learn(9s, true);
     CHECK(lately.p99() == 0ns);
     for (int i = 0; i < 3000; ++i) {
-        const ns took{static_cast<ns::rep>(any.one_in(20) ? any.below(1'000'000) : any.below(1000))};
+        const ns took{static_cast<ns::rep>(any.one_in(20) ? any.below(50) * 1000 : any.below(1000))};  // some are equal
         lately.learn(took);
         all.push_back(took);
         REQUIRE(lately.seen() == (all.size() < 512 ? all.size() : 512 + all.size() % 512));
         const std::vector<ns> latest(all.end() - lately.seen(), all.end());
         const auto longer = std::ranges::count_if(latest, [&](ns t) { return t > lately.p99(); });
+        const auto as_long = std::ranges::count(latest, lately.p99());
         REQUIRE(longer * 100 <= std::ssize(latest));
-        REQUIRE(longer >= std::min<std::ptrdiff_t>(std::ssize(latest) / 100, 5));  // and no more than it must be
+        // And it is no more than it must be: without those that last as long, it would be too little.
+        REQUIRE(longer + as_long > std::min<std::ptrdiff_t>(std::ssize(latest) / 100, 5));
     }
 }
 
