@@ -613,21 +613,38 @@ TEST_CASE("a gang is more patient each time, so it comes through where it is las
     manual_clock clock;
     manual_stream stream;
     line idle{{.depth = 1}, clock}, busy{{.depth = 1}, clock};
-    const auto on_idle = idle.add({}), on_busy = busy.add({}), others = busy.add({});
+    const auto on_idle = idle.add({}), on_busy = busy.add({}), others = busy.add({.longest = 1ms});
     again = [&] {
         const auto work = [](manual_stream& s) { s.enqueue(1ms); };
         if (!over) (void)busy.submit(others, stream, work, {}, [&](const completion&) { again(); });
     };
     for (int i = 0; i < 20; ++i) again();  // so many are always in front of who comes
+    std::vector<int> kept{0};              // for how many milliseconds in a row it kept the idle device from others
     stream.on_wait([&] {
+        if (idle.usage(on_idle).in_flight > 0)
+            ++kept.back();
+        else if (kept.back() > 0)
+            kept.push_back(0);
         clock.advance(1ms);
         stream.reach_all();
     });
     clock.advance(1ms);
-    const auto g = gang::acquire({{&idle, on_idle, {0}}, {&busy, on_busy, {1}}}, instant{2s});
-    REQUIRE(g);
-    CHECK(g->size() == 2);
-    CHECK(clock.now() < instant{500ms});
+    const gang::member a{&idle, on_idle, {0}}, b{&busy, on_busy, {1}};
+    SECTION("and others wait for it twice as long each time") {
+        const auto g = gang::acquire({a, b}, instant{2s});
+        REQUIRE(g);
+        CHECK(g->size() == 2);
+        CHECK(clock.now() < instant{500ms});
+        REQUIRE(kept.size() > 2);
+        for (std::size_t i = 1; i < kept.size(); ++i) CHECK(kept[i] <= 2 * kept[i - 1] + 1);
+    }
+    SECTION("until its deadline") {
+        CHECK(gang::acquire({a, b}, instant{27ms}).code() == errc::deadline_exceeded);
+        CHECK(clock.now() <= instant{28ms});
+        CHECK(kept.size() == 2);
+        CHECK(kept.back() > 0);  // it came while a permit was held
+        CHECK(idle.usage(on_idle).in_flight == 0);
+    }
     over = true;
 }
 

@@ -12,10 +12,13 @@
 // (ordered resources, Havender 1968), and the work is enqueued within the node's gang order.
 //
 // A gang holds its first permits while it waits for the others, and so keeps those devices from their other clients. For each
-// further device it does so for 2 * bound_of(client) there plus gang_patience at most. Then it gives its permits back, waits
+// further device it does so for 2 * bound_of(client) there plus gang_patience at first. Then it gives its permits back, waits
 // without any until its turn has come on the device that was late, and begins anew. It isn't charged for what it didn't use,
 // so its turns come soon; in case they don't, as behind a long line in the order of arrival, it is twice as patient each time.
-// Other clients of a device may wait so much longer than their own bound says, and no longer.
+//
+// Other clients of a device may wait so much longer than their own bound says: after n times that a gang came too late, 2^n
+// times that, for each of its further devices. No number bounds n, or a gang behind a longer line would never come through; its
+// deadline does, at which it holds nothing. Who shares a device with others' gangs has them give one.
 #pragma once
 
 #include <algorithm>
@@ -40,7 +43,8 @@
 namespace gpushare {
 inline namespace GPUSHARE_ABI {
 
-/// How long a gang that holds permits waits for another one, beyond twice the bound that was published to it there.
+/// How long a gang that holds permits waits for another one, beyond twice the bound that was published to it there; twice as
+/// long after each time that this wasn't enough.
 inline constexpr ns gang_patience{1'000'000};
 
 /// The permits of a gang: one for each member, or none. Movable; one owner; for one thread at a time. The destructor
