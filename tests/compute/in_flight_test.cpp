@@ -33,6 +33,7 @@ struct rules {
         int height = 0;
         std::uint32_t clients = 0;
         ns longest{}, opaque{}, stretch{};
+        bool unknown = false;
         std::vector<kernel> in_flight{};
         [[nodiscard]] bool in_use() const { return clients > 0 || !in_flight.empty(); }
     };
@@ -65,18 +66,19 @@ struct rules {
 
     [[nodiscard]] ns bound(const level& own) const {
         ns any{}, below{}, of_own{};
-        for (const auto& l : levels) any = std::max({any, l.longest, l.stretch});
-        if (any == 0ns) return 0ns;
+        for (const auto& l : levels) any = std::max(any, l.longest);
         for (const auto& l : levels) {
             if (l.height > own.height || !l.in_use()) continue;
             const auto most = [&](ns each) {
                 return lead > 0ns ? std::min(each * depth_of(l), each + 2 * lead) : each * depth_of(l);
             };
-            const bool known = l.longest > 0ns || l.stretch > 0ns;
-            if (l.height == own.height)
-                of_own += std::max(most(l.longest > 0ns ? l.longest : any), horizon_of(l));
-            else
-                below += std::max(known ? most(l.opaque) + l.stretch : most(any), horizon_of(l));
+            if (l.height == own.height) {
+                if (any > 0ns) of_own = std::max(most(l.longest > 0ns ? l.longest : any), horizon_of(l));
+                continue;
+            }
+            const bool is_guess = l.opaque == 0ns && (l.unknown || l.stretch == 0ns);
+            if (is_guess && any == 0ns) return 0ns;
+            below += std::max(most(is_guess ? any : l.opaque) + l.stretch, horizon_of(l));
         }
         return below > 0ns ? below : of_own;
     }
@@ -137,8 +139,9 @@ TEST_CASE("what the budget of what is in flight keeps ready is what its rules sa
                         budget.raise_longest(i, {.longest = length, .stretch = stretch});
                         l.stretch = std::max(l.stretch, stretch);
                     } else {
-                        budget.raise_longest(i, {.longest = length, .opaque = length});
+                        budget.raise_longest(i, {.longest = length, .opaque = length, .unknown = length == 0ns});
                         l.opaque = std::max(l.opaque, length);
+                        l.unknown = l.unknown || length == 0ns;
                     }
                     l.longest = std::max(l.longest, length);
                     break;
@@ -146,6 +149,7 @@ TEST_CASE("what the budget of what is in flight keeps ready is what its rules sa
                     if (!any.one_in(10)) break;
                     budget.find_longest(i, std::vector<gpushare::detail::limiter_client>{});
                     l.longest = l.opaque = l.stretch = 0ns;
+                    l.unknown = false;
                     break;
                 case 4:
                 case 5:

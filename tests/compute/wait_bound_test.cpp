@@ -84,6 +84,20 @@ TEST_CASE("who yields is waited for from one yield to the next, and of its own l
         CHECK(core.change(low, {.longest = 100ms}) == gpushare::errc::none);
         CHECK(core.bound_of(high) == 200ms);
     }
+    SECTION("beside what doesn't, of unknown length: nothing is promised until somebody shows one") {
+        CHECK(core.change(low, {.yields_within = 5ms}) == gpushare::errc::none);
+        CHECK(core.bound_of(low) == 0ns);  // how often it yields doesn't tell its own level how long it takes
+        const auto opaque = core.add({});
+        CHECK(core.bound_of(high) == 0ns);
+        core.arrive(opaque, start);
+        CHECK(core.complete(core.next(start).value(), {.took = 300ms}) == 0ns);
+        CHECK(core.bound_of(high) == 605ms);
+        core.remove(opaque);
+        CHECK(core.bound_of(high) == 5ms);
+        CHECK(core.change(low, {.longest = 100ms, .yields_within = 5ms}) == gpushare::errc::none);
+        (void)core.add({});
+        CHECK(core.bound_of(high) == 205ms);  // as long as the longest of all
+    }
     SECTION("and a call of it that takes its time breaks no bound, but a long stretch does") {
         for (const ns waited : {5ms, 6ms}) {
             core.arrive(low, start);

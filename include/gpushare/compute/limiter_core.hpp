@@ -306,10 +306,11 @@ public:
     void report(limiter_event e) noexcept { e.name = settings(e.client).name, events_.push(e); }  ///< With the name.
 
     /// The longest that a submission of `c` that comes now waits, once admitted, for work of the levels below: all that may be
-    /// in flight at once, each as long as the longest that a client of its level declared or lately showed. Where none is below,
-    /// for what of its own is in flight. It waits for levels above without a bound. What takes longer breaks that bound, and
-    /// is an event. Where its level keeps a part of the SMs (client_settings::keeps), what fits there, as `declared` or seen
-    /// of its kind, waits for short work below (a quarter of the horizon a level), and for what is too wide to be kept off.
+    /// in flight at once, each as long as the longest that a client of its level declared or lately showed; where none of that
+    /// level did, the longest of all, and if nobody did, 0: unknown. Where none is below, for what of its own is in flight. It
+    /// waits for levels above without a bound. What takes longer breaks that bound, and is an event. Where its level keeps a
+    /// part of the SMs (client_settings::keeps), what fits there, as `declared` or seen of its kind, waits for short work below
+    /// (a quarter of the horizon a level), and for what is too wide to be kept off.
     [[nodiscard]] ns bound_of(client_id c, std::uint64_t key = 0, sm_width declared = {}) const noexcept {
         const auto& client = clients_[c.index];
         if (!budget_.keeps(client.level)) return budget_.bound(client.level);

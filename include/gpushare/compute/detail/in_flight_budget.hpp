@@ -44,16 +44,19 @@ struct kept_for_return {
 
 /// How long the work of some clients may last, as declared or lately seen; 0: unknown.
 struct work_lengths {
-    ns longest{};  // of all
-    ns opaque{};   // of those that don't yield
-    ns stretch{};  // between two yields, of those that do
+    ns longest{};          // of all
+    ns opaque{};           // of those that don't yield
+    ns stretch{};          // between two yields, of those that do
+    bool unknown = false;  // one that doesn't yield had neither declared nor shown any
 
     void raise_to(const work_lengths& o) noexcept {
         longest = std::max(longest, o.longest);
         opaque = std::max(opaque, o.opaque);
         stretch = std::max(stretch, o.stretch);
+        unknown = unknown || o.unknown;
     }
-    [[nodiscard]] bool known() const noexcept { return longest > ns{0} || stretch > ns{0}; }
+    /// Whether all yield, as far as they are present.
+    [[nodiscard]] bool all_yield() const noexcept { return stretch > ns{0} && opaque <= ns{0} && !unknown; }
 };
 
 /// A value. Allocates in `open` alone.
@@ -108,7 +111,9 @@ public:
     /// A client of this level declared or showed these lengths.
     void raise_longest(std::uint32_t level, const work_lengths& lasts) noexcept {
         auto& l = of(level).lasts;
-        if (lasts.longest <= l.longest && lasts.opaque <= l.opaque && lasts.stretch <= l.stretch) return;
+        if (lasts.longest <= l.longest && lasts.opaque <= l.opaque && lasts.stretch <= l.stretch &&
+            (l.unknown || !lasts.unknown))
+            return;
         l.raise_to(lasts);
         update();
     }
@@ -260,25 +265,28 @@ public:
         return top != nullptr ? top->bound : ns{0};
     }
 
-    /// The bound of a level, as without `width`, where what is in flight of level `i` lasts as lengths_of(i) says.
+    /// The bound of a level, as without `width`, where what is in flight of level `i` lasts as lengths_of(i) says. A level of which
+    /// that isn't known counts with the longest of all. A stretch between yields is no guess at what doesn't yield.
     template <std::invocable<std::uint32_t> F>
     [[nodiscard]] ns bound_if(std::uint32_t level, F lengths_of) const noexcept {
         work_lengths any;
         for (std::uint32_t i = 0; i < levels_.size(); ++i) any.raise_to(lengths_of(i));
-        if (!any.known()) return ns{0};
-        const ns guess = std::max(any.longest, any.stretch);  // for levels of which no length is known
+        const ns guess = any.longest;
         ns own{}, below{};
         for (std::uint32_t i = 0; i < levels_.size(); ++i) {
             const auto& l = levels_[i];
             if (l.level > levels_[level].level || !in_use(l)) continue;
             const work_lengths lasts = lengths_of(i);
             if (i == level) {
-                own = std::max(in_flight_at_most(lasts.longest > ns{0} ? lasts.longest : guess, l.depth), l.horizon);
+                const ns longest = lasts.longest > ns{0} ? lasts.longest : guess;
+                if (longest > ns{0}) own = std::max(in_flight_at_most(longest, l.depth), l.horizon);
                 continue;
             }
+            const ns opaque = lasts.opaque > ns{0} || lasts.all_yield() ? lasts.opaque : guess;
+            if (opaque <= ns{0} && !lasts.all_yield()) return ns{0};
             // Who yields is waited for once: what is behind it on the device comes after who waits.
-            const ns opaque = in_flight_at_most(lasts.known() ? lasts.opaque : guess, l.depth);
-            below = saturating_add(below, std::max(saturating_add(opaque, lasts.stretch), l.horizon));
+            const ns all = saturating_add(in_flight_at_most(opaque, l.depth), lasts.stretch);
+            below = saturating_add(below, std::max(all, l.horizon));
         }
         return below > ns{0} ? below : own;
     }

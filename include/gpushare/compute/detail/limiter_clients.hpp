@@ -260,7 +260,7 @@ struct limiter_client {
 private:
     [[nodiscard]] work_lengths lengths(ns longest) const noexcept {
         const ns stretch = settings.yields_within;
-        if (stretch <= ns{0}) return {.longest = longest, .opaque = longest};
+        if (stretch <= ns{0}) return {.longest = longest, .opaque = longest, .unknown = longest <= ns{0}};
         return {.longest = longest, .stretch = longest > ns{0} ? std::min(longest, stretch) : stretch};
     }
 
