@@ -587,6 +587,30 @@ TEST_CASE("bounds have a quantile beside the worst: one call in a hundred is in 
     CHECK(core.estimate(high).bound_p99 == 600ms);
 }
 
+TEST_CASE(
+    "a bound's quantile is no guess: before a hundred calls what is declared counts, and without either it isn't known",
+    "[compute]") {
+    limiter_core core{{.depth = 3}};
+    const auto low = core.add({.longest = 100ms}), high = core.add({.level = {1}});
+    const auto call = [&] {
+        core.arrive(low, now);
+        core.complete(core.next(now).value(), 1ms);
+    };
+    for (int i = 0; i < 100; ++i) {  // the first is cold
+        call();
+        REQUIRE(core.estimate(high).bound_p99 == 200ms);
+    }
+    call();
+    CHECK(core.estimate(high).bound_p99 == 2ms);
+    const auto fresh = core.add({});
+    CHECK(core.estimate(high).bound == 200ms);
+    CHECK(core.estimate(high).bound_p99 == 0ns);
+    CHECK(core.change(fresh, {.longest = 50ms}) == gpushare::errc::none);
+    CHECK(core.estimate(high).bound_p99 == 100ms);
+    CHECK(core.change(fresh, {.yields_within = 50ms}) == gpushare::errc::none);
+    CHECK(core.estimate(high).bound_p99 == 52ms);
+}
+
 TEST_CASE("an objective that others' longest work makes impossible is refused, with figures", "[compute]") {
     limiter_core<> core;
     const auto pages = core.add({.longest = 75ms});

@@ -120,7 +120,8 @@ struct submission_estimate {
     ns p99{};
     ns bound{};  ///< the longest that it waits for lower levels once it is admitted; see limiter_core::bound_of
     /// The same if nothing that is in flight takes longer than its client's p99: at most one in a hundred of each client's
-    /// does. 0: unknown.
+    /// does. Of a client with fewer than a hundred, the longest that it declared or showed. 0: unknown, as where one that counts
+    /// declared and showed nothing.
     ns bound_p99{};
     std::uint32_t observed = 0;  ///< so many were timed by themselves: up to 1023
     bool known = false;          ///< whether enough of its kind were seen to say so

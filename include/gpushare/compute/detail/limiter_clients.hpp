@@ -144,9 +144,10 @@ struct limiter_client {
     [[nodiscard]] ns longest() const noexcept { return std::max(settings.longest, costs.longest.get()); }
     /// How long the bounds of others count its work.
     [[nodiscard]] work_lengths lasts() const noexcept { return lengths(longest()); }
-    /// The same but for one in a hundred, if some were seen.
+    /// The same but for one in a hundred, if so many were seen. Of whom nothing is known, for ever.
     [[nodiscard]] work_lengths mostly_lasts() const noexcept {
-        return lengths(costs.longest.seen() > 0 ? costs.longest.p99() : settings.longest);
+        const ns most = costs.longest.seen() >= 100 ? costs.longest.p99() : longest();
+        return lengths(most > ns{0} ? most : ns::max());
     }
 
     /// What waits first came at `now`, and is as `from` tells, or nothing is known of it: then `next` says so, with what its
@@ -318,12 +319,13 @@ template <class Policy>
     const auto& seen = kind.longest > ns{0} ? kinds.find(c, key).longest : own.costs.longest;
     e.p99 = seen.p99();
     e.observed = seen.seen();
-    e.bound_p99 = std::min(bound, budget.bound_if(own.level, [&](std::uint32_t level) {
+    const ns mostly = budget.bound_if(own.level, [&](std::uint32_t level) {
         work_lengths lasts;
         for (const auto& other : clients)
             if (other.present && other.level == level) lasts.raise_to(other.mostly_lasts());
         return lasts;
-    }));
+    });
+    e.bound_p99 = mostly < ns::max() ? std::min(bound, mostly) : ns{0};
     e.known = kind.known;
     return e;
 }
