@@ -146,27 +146,26 @@ TEST_CASE_METHOD(fixture, "a tenant in the way is moved with its data, or nothin
     (where(*x.who) == where(*a.who) ? a : b).who->close();  // the other one has a device, and x another
     const bool left_a = where(*x.who) == where(*a.who);
     plan.left(left_a ? "a" : "b");
-    std::vector<gpushare::moving_block> blocks{{.at = x.who->memory().allocate(1000), .size = 1000}};
-    std::memset(blocks[0].at, 7, 1000);
     const auto moves = plan.make_room(fixture::spec_of("whole", 100_pct));
     REQUIRE(moves);
     REQUIRE(moves->size() == 1);
     const auto& m = moves->front();
     auto& who = m.tenant == "x" ? *x.who : *(left_a ? b : a).who;
-    std::vector<gpushare::moving_block> none;
-    auto& its = m.tenant == "x" ? blocks : none;
+    std::vector<gpushare::moving_block> its{{.at = who.memory().allocate(1000), .size = 1000}};
+    const void* const was = its[0].at;
+    std::memset(its[0].at, 7, 1000);
     const auto before = plan.free();
     const auto to = *m.plan.to.devices.begin();
     n.memory(to).fail_allocations(0, 1'000'000);
-    if (m.tenant == "x") {
-        CHECK(code_of([&] { (void)plan.carry_out(m, who, its); }) == errc::out_of_memory);
-        CHECK(plan.free() == before);
-    }
+    CHECK(code_of([&] { (void)plan.carry_out(m, who, its); }) == errc::out_of_memory);
+    CHECK(plan.free() == before);
+    CHECK(its[0].at == was);
     n.memory(to).fail_allocations(0, 0);
     const auto report = plan.carry_out(m, who, its, shared.now() + 10s);
     CHECK(report.closed.complete);
     CHECK(where(who) == to);
-    CHECK(static_cast<unsigned char*>(blocks[0].at)[999] == 7);
+    CHECK(its[0].at != was);
+    CHECK(static_cast<unsigned char*>(its[0].at)[999] == 7);
     CHECK(code_of([&] { (void)plan.carry_out(m, who, its); }) ==
           errc::invalid_specification);  // it isn't there any more
     CHECK(arrive("whole", 100_pct).outcome == admission_result::placed);
