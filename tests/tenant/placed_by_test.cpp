@@ -407,6 +407,18 @@ TEST_CASE("two tenants change places by way of the host, where there isn't room 
     CHECK(code_of([&] { (void)unpark_tenant(shared, parked, {{1}}, of_a, soon()); }) == errc::share_exceeded);
     std::vector<gpushare::moving_block> fewer;
     CHECK(code_of([&] { (void)unpark_tenant(shared, parked, {}, fewer, soon()); }) == errc::invalid_specification);
+    CHECK(code_of([&] {
+              (void)unpark_tenant(shared, parked, {{0}, {1}}, of_a, soon());
+          }) == errc::invalid_specification);
+    for (auto other :
+         {gpushare::moving_block{.size = size + 1}, {.part = 1, .size = size}, {.size = size, .alignment = 512}}) {
+        const auto before = shared.unpromised({0});
+        CHECK(code_of([&] {
+                  (void)unpark_tenant(shared, parked, {}, {&other, 1}, soon());
+              }) == errc::invalid_specification);
+        CHECK(shared.unpromised({0}) == before);
+        CHECK(other.at == nullptr);
+    }
 
     auto moved = move_tenant(shared, b, {{0}}, of_b, soon());
     b = std::move(moved.successor);

@@ -7,6 +7,7 @@
 //   chat = gpushare::unpark_tenant(shared, parked, {}, blocks);               // where there is room; blocks[i].at is new
 #pragma once
 
+#include <algorithm>
 #include <cstddef>
 #include <span>
 #include <utility>
@@ -61,6 +62,13 @@ public:
     }
     /// How many blocks it has.
     [[nodiscard]] std::size_t blocks() const noexcept { return copies_.size(); }
+    /// Whether they are these, wherever they are.
+    [[nodiscard]] bool has(std::span<const moving_block> blocks) const noexcept {
+        return std::equal(copies_.begin(), copies_.end(), blocks.begin(), blocks.end(),
+                          [](const copy& c, const moving_block& b) {
+                              return c.of.part == b.part && c.of.size == b.size && c.of.alignment == b.alignment;
+                          });
+    }
     /// One of them, on the host.
     [[nodiscard]] void* copy_of(std::size_t block) const noexcept { return copies_[block].at; }
     /// How it ended on its devices; if that isn't complete, close the old handle again.
@@ -108,20 +116,21 @@ requires copier<typename Node::stream>
 /// Admits a tenant that was parked, to the devices `to` or, if there are none, to those that the tenancy chooses, and copies its data
 /// there, all or nothing. `blocks` are those that it was parked with; their `at` is set. Then `parked` has no data any more. Throws what
 /// tenancy::admit and an allocation throw; operation_error: deadline_exceeded, what a copy failed with, invalid_specification (other
-/// blocks). Then it is parked still.
+/// blocks, another number of devices). Then it is parked still.
 template <node Node, compute_policy Policy, memory_resource Host>
 requires copier<typename Node::stream>
 [[nodiscard]] tenant<Node, Policy> unpark_tenant(tenancy<Node, Policy>& shared, parked_tenant<Host>& parked,
                                                  std::vector<device_id> to, std::span<moving_block> blocks,
                                                  instant deadline = never) {
     tenant_spec spec = parked.spec();
-    if (blocks.size() != parked.blocks())
+    if (!parked.has(blocks))
         raise({errc::invalid_specification, blocks.size(), 0, parked.blocks()}, spec.name,
-              "unpark, with as many blocks");
+              "unpark, with the same blocks");
+    if (!to.empty() && to.size() != spec.devices)
+        raise({errc::invalid_specification, to.size(), 0, spec.devices}, spec.name, "unpark, on as many devices");
     spec.on = std::move(to);
     spec.slice = any_slice;
     auto back = shared.admit(std::move(spec));
-    detail::check_blocks(back, blocks, "unpark");
     detail::new_places places(back, blocks);
     detail::tenant_copies copies(back);
     copies.submit(
