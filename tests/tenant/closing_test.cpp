@@ -398,7 +398,6 @@ TEST_CASE("everything of a closed tenant is refused as closed", "[tenant][close]
     CHECK(code_of([&] { (void)a.declare_workspace(1_KiB); }) == errc::closed);
     CHECK(code_of([&] { a.resize({.memory = 8_MiB}); }) == errc::closed);
     CHECK(code_of([&] { a.resize_until({.memory = 8_MiB}, until); }) == errc::closed);
-    CHECK(code_of([&] { (void)shared.admit_successor(a, a.spec()); }) == errc::closed);
     CHECK(code_of([&] { (void)move_tenant(shared, a, there, none); }) == errc::closed);
     CHECK(code_of([&] { (void)park_tenant(a, none, aside); }) == errc::closed);
     CHECK_FALSE(a.sleep());

@@ -291,6 +291,23 @@ TEST_CASE("a tenant moves with its data while it lives, all or nothing", "[tenan
         CHECK(shared.unpromised({0}) == 60_pct);
         CHECK(own.try_allocate(1, 256) == nullptr);
     }
+    SECTION("a resize of what runs first") {
+        const auto there = GENERATE(std::vector<device_id>{{0}, {2}}, std::vector<device_id>{{2}, {3}});
+        REQUIRE(chat.sleep());
+        auto t = chat.submit([&](auto&) { chat.resize({.memory = 16_MiB, .compute = 20_pct}); });
+        CHECK(code_of([&] { (void)move(there, soon()); }) == errc::in_flight);
+        CHECK(t.status() == errc::none);
+        stayed();
+        CHECK(shared.unpromised({0}) == 80_pct);
+        CHECK(shared.rooms()[0].free == 56_MiB);
+        chat = std::move(move(there, soon()).successor);
+        CHECK(chat.spec().memory == 16_MiB);
+        CHECK(chat.memory(0).limit().usage().guaranteed == 8_MiB);
+        CHECK(shared.unpromised(there[0]) == 80_pct);
+        CHECK(chat.close(soon()).complete);
+        check_untouched(shared);
+        return;
+    }
     SECTION("what fails beside a device that it doesn't leave") {
         auto other = shared.admit({.name = "other", .memory = 60_MiB, .compute = 10_pct, .on = {{3}}});
         CHECK(code_of([&] { (void)move({{0}, {3}}, soon()); }) == errc::no_room);
@@ -363,6 +380,46 @@ TEST_CASE("a tenant moves with its data while it lives, all or nothing", "[tenan
         return;
     }
     CHECK(std::ranges::count(events, gpushare::tenant_event::kind::wrong_free) == 0);
+}
+
+TEST_CASE("a successor takes over from one that is there, and what that one was granted", "[tenant][placement][move]") {
+    node n(four_devices());
+    tenancy shared(n);
+    auto a = shared.admit({.name = "a", .memory = 16_MiB, .devices = 2, .compute = 60_pct, .on = {{0}, {1}}});
+    void* const block = a.memory().allocate(1000);
+    {
+        gpushare::detail::succession to(shared, a, {{0}, {2}}, gpushare::any_slice);
+        CHECK(shared.unpromised({0}) == 40_pct);
+        CHECK(shared.unpromised({2}) == 40_pct);
+        CHECK(code_of([&] { (void)gpushare::move_tenant(shared, a, {{0}, {3}}, {}); }) == errc::duplicate_name);
+        SECTION("as it is") {
+            to.take_over();
+            CHECK(code_of([&] { a.resize({.compute = 20_pct}); }) == errc::closed);
+            CHECK(shared.unpromised({0}) == 40_pct);
+            CHECK(a.close().complete);
+            CHECK(a.usage().current == 0_B);
+            CHECK(shared.unpromised({1}) == 100_pct);
+            CHECK(to.next().usage().current >= 1000_B);
+            CHECK(to.next().memory(0).deallocate(block, 1000) == errc::none);
+            to.next().resize({.memory = 8_MiB, .compute = 90_pct});
+            CHECK(shared.unpromised({0}) == 10_pct);
+            CHECK(shared.rooms()[0].free == 60_MiB);
+            CHECK(to.next().close().complete);
+        }
+        SECTION("resized meanwhile") {
+            a.resize({.compute = 20_pct});
+            CHECK(code_of([&] { to.take_over(); }) == errc::in_flight);
+            CHECK(shared.unpromised({0}) == 80_pct);
+            CHECK(a.memory().deallocate(block, 1000) == errc::none);
+        }
+        SECTION("closed meanwhile") {
+            CHECK(a.close().complete);
+            CHECK(code_of([&] { to.take_over(); }) == errc::closed);
+            CHECK(to.next().close().complete);
+        }
+    }
+    CHECK(a.close().complete);
+    check_untouched(shared);
 }
 
 TEST_CASE("two tenants change places by way of the host, where there isn't room for both",

@@ -20,6 +20,7 @@
 #include <gpushare/concepts.hpp>
 #include <gpushare/config.hpp>
 #include <gpushare/error.hpp>
+#include <gpushare/tenant/detail/succession.hpp>
 #include <gpushare/tenant/detail/tenant_copies.hpp>
 #include <gpushare/tenant/moving_block.hpp>
 #include <gpushare/tenant/specification.hpp>
@@ -58,8 +59,8 @@ struct moved_tenant {
 /// gets the memory as it is, blocks that aren't listed, pools and arenas on it included.
 ///
 /// The tenant's threads must have stopped to submit, and to use the blocks, until this returns. What is queued by then runs first, so
-/// one that sleeps is woken, and is awake afterwards. A submission that is seen while the blocks are copied makes the move fail with
-/// errc::in_flight, and nothing has happened.
+/// one that sleeps is woken, and is awake afterwards. A submission that is seen while the blocks are copied, or a resize beside all this,
+/// makes the move fail with errc::in_flight, and nothing has happened.
 ///
 /// Throws what tenancy::admit and an allocation throw; operation_error: deadline_exceeded, what the work or a copy failed with,
 /// invalid_specification (another number of devices), unknown_block for a part that isn't there. Then the tenant is where it was. Copies
@@ -70,33 +71,32 @@ requires copier<typename Node::stream>
                                                              std::vector<device_id> to, std::span<moving_block> blocks,
                                                              instant deadline = never,
                                                              std::uint32_t slice = any_slice) {
-    tenant_spec spec = from.spec();
-    if (to.size() != spec.devices)
-        raise({errc::invalid_specification, to.size(), 0, spec.devices}, from.name(), "move, to as many devices");
+    const auto leaves = from.spec().on;  // the same for ever
+    if (to.size() != leaves.size())
+        raise({errc::invalid_specification, to.size(), 0, leaves.size()}, from.name(), "move, to as many devices");
     detail::check_blocks(from, blocks, "move");
     move_report report;
     instant last = shared.now();
     const auto lap = [&](ns& phase) { phase = shared.now() - std::exchange(last, shared.now()); };
-    const auto stays = [&, before = spec.on](const moving_block& b) { return to[b.part] == before[b.part]; };
-
-    spec.on = to;
-    spec.slice = slice;
-    auto next = shared.admit_successor(from, std::move(spec));
+    detail::succession succession(shared, from, to, slice);
+    auto& next = succession.next();
     lap(report.reserve);
-    detail::new_places target(next, blocks, stays);
+    detail::new_places target(next, blocks, [&](const moving_block& b) { return to[b.part] == leaves[b.part]; });
     lap(report.scrub);
 
     const auto before = detail::run_out(from, deadline, "move");
     lap(report.wait);
 
-    detail::tenant_copies copies(next);
-    copies.submit(
-        blocks, [&](std::size_t i) { return target.of(i); }, [&](std::size_t i) { return blocks[i].at; });
-    copies.wait(deadline, "move, copying");
-    detail::expect_idle_since(from, before, "move, beside submissions");
-    lap(report.copy);
+    {
+        detail::tenant_copies copies(next);
+        copies.submit(
+            blocks, [&](std::size_t i) { return target.of(i); }, [&](std::size_t i) { return blocks[i].at; });
+        copies.wait(deadline, "move, copying");
+        detail::expect_idle_since(from, before, "move, beside submissions");
+        lap(report.copy);
+    }
 
-    next.take_over(from);  // the last that may fail
+    succession.take_over();  // the last that may fail
     for (std::size_t i = 0; i < blocks.size(); ++i) {
         auto& b = blocks[i];
         (target.of(i) != nullptr ? report.moved : report.kept) += bytes{b.size};

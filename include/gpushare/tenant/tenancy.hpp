@@ -108,12 +108,6 @@ public:
     /// neither memory nor burst, a slice that isn't there), duplicate_name, share_exceeded (permille of a device, in one of its slices),
     /// no_device, and the errors of equal_split.
     [[nodiscard]] tenant admit(tenant_spec spec) { return admit_beside(nullptr, std::move(spec)); }
-    /// For move_tenant() (tenant/move.hpp): both have the predecessor's name until one is closed. Where `spec.on` has a device in the
-    /// same place as the predecessor, the memory there is that one's until tenant::take_over(). Throws as admit(), and closed.
-    [[nodiscard]] tenant admit_successor(const tenant& predecessor, tenant_spec spec) {
-        spec.name = predecessor.name();
-        return admit_beside(&predecessor, std::move(spec));
-    }
 
     /// As admit, but where lent burst is in the way (no_room), asks the borrowers' hooks (memory/quota_hook.hpp) to
     /// give it back, and waits until the deadline or stop request of `until`, a patience. Then throws deadline_exceeded
@@ -282,6 +276,9 @@ public:
     }
 
 private:
+    template <node, compute_policy>
+    friend class detail::succession;
+
     using shared_node = detail::shared_node<Node, Policy>;
 
     template <class Make>
@@ -318,6 +315,7 @@ private:
         return spec.memory / std::max<std::uint64_t>(std::max<std::uint64_t>(spec.on.size(), spec.devices), 1);
     }
 
+    // Beside the predecessor, whose name it has, if there is one: both are there until one is closed.
     tenant admit_beside(const tenant* predecessor, tenant_spec spec) {
         detail::check_admission(spec);
         const std::string name = spec.name;

@@ -56,6 +56,10 @@ inline namespace GPUSHARE_ABI {
 
 template <node Node, compute_policy Policy>
 class tenancy;
+namespace detail {
+template <node Node, compute_policy Policy>
+class succession;
+}  // namespace detail
 
 /// The handle of a tenant. Movable; one owner. Safe from any thread, except the destructor and assignment. Calls that
 /// overlap a close, or come after it, are refused (errc::closed). `part` counts the tenant's devices from 0. The
@@ -227,10 +231,6 @@ public:
             }
     }
 
-    /// Ends what tenancy::admit_successor() began: this tenant has from now on what `predecessor` had on the devices where both are, all
-    /// that stands on it included. move_tenant() calls it, while neither runs anything. Throws std::bad_alloc, and then nothing has happened.
-    void take_over(tenant& predecessor) { state_->take_over(*predecessor.state_); }
-
     /// Whether close() has got so far that all calls are refused.
     [[nodiscard]] bool closed() const noexcept { return state_->closed(); }
 
@@ -242,6 +242,8 @@ public:
 private:
     template <node, compute_policy>
     friend class tenancy;
+    template <node, compute_policy>
+    friend class detail::succession;
 
     // Of its devices.
     [[nodiscard]] std::vector<quota*> roots() {

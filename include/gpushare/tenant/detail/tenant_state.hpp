@@ -74,6 +74,15 @@ public:
         const std::lock_guard lock(all_->mutex);
         return spec_;
     }
+    // What it is granted, and how often that was changed.
+    struct grant_state {
+        tenant_spec spec;
+        std::uint64_t changes;
+    };
+    [[nodiscard]] grant_state granted() const {
+        const std::lock_guard lock(all_->mutex);
+        return {spec_, changes_};
+    }
     [[nodiscard]] std::uint32_t tag() const noexcept { return tag_; }
     [[nodiscard]] std::deque<part>& parts() noexcept { return parts_; }
     /// Null if there are not so many.
@@ -90,23 +99,30 @@ public:
             if (by_number_[i]->device == on[i]) in[i] = &by_number_[i]->slice;
         return in;
     }
-    // From now on it has what its predecessor had on the devices where that one stays. All or nothing: throws std::bad_alloc first.
-    void take_over(tenant_state& predecessor) {
+    // From now on it has what its predecessor had on the devices where that one stays. Both were granted the same, after so many
+    // `changes`. All or nothing: see succession::take_over().
+    void take_over(tenant_state& predecessor, std::uint64_t changes) {
         std::vector<std::function<typename Node::stream()>> make(by_number_.size());
         for (std::size_t i = 0; i < by_number_.size(); ++i)
             if (auto& now = *by_number_[i]; now.store == predecessor.by_number_[i]->store)
                 make[i] = [whole = whole_, &s = now.slice, d = now.device, level = spec().level, tag = tag_] {
                     return s.stream_for(*whole, d, level, tag);
                 };
-        for (std::size_t i = 0; i < by_number_.size(); ++i) {
-            part &now = *by_number_[i], &before = *predecessor.by_number_[i];
-            if (!make[i]) continue;
-            now.store->scrubber.made_by(std::move(make[i]));
-            const std::lock_guard lock(all_->mutex);
-            before.has_memory = false;
-            now.has_memory = true;
-            if (!std::exchange(now.has_share, true)) before.has_share = false;
+        {
+            const std::lock_guard lock(all_->mutex);  // no resize is under way, and none follows
+            if (predecessor.closed()) raise({errc::closed}, name(), "succeed");
+            if (predecessor.changes_ != changes) raise({errc::in_flight}, name(), "succeed, beside a resize");
+            predecessor.succeeded_ = true;
+            for (std::size_t i = 0; i < by_number_.size(); ++i) {
+                if (!make[i]) continue;
+                part &now = *by_number_[i], &before = *predecessor.by_number_[i];
+                before.has_memory = false;
+                now.has_memory = true;
+                if (!std::exchange(now.has_share, true)) before.has_share = false;
+            }
         }
+        for (std::size_t i = 0; i < by_number_.size(); ++i)
+            if (make[i]) by_number_[i]->store->scrubber.made_by(std::move(make[i]));
     }
 
     // Acquire: who sees it closed sees the final accounts.
@@ -247,7 +263,7 @@ private:
     // Under the mutex.
     template <std::same_as<tenant_change> Change>
     failure grant(const Change& c) {
-        if (closed()) return {errc::closed};
+        if (closed() || succeeded_) return {errc::closed};
         const bytes memory = c.memory.value_or(spec_.memory), burst = c.burst.value_or(spec_.burst);
         const share compute = c.compute.value_or(spec_.compute);
         const bytes step = spec_.unit * spec_.devices;
@@ -270,6 +286,7 @@ private:
         spec_.yields_within = c.yields_within.value_or(spec_.yields_within);
         spec_.keeps = c.keeps.value_or(spec_.keeps);
         spec_.queue_limit = c.queue_limit.value_or(spec_.queue_limit);
+        ++changes_;
         return {};
     }
 
@@ -336,7 +353,9 @@ private:
     tenant_spec spec_;  // what a resize changes: under the mutex
     std::uint32_t tag_ = 0;
     share promised_{};
-    bool named_ = false;  // it has a name: under the mutex
+    bool named_ = false;         // it has a name: under the mutex
+    bool succeeded_ = false;     // another one has taken over: likewise
+    std::uint64_t changes_ = 0;  // of what it is granted: likewise
     std::atomic<bool> closed_{false};
     std::atomic<std::uint32_t> wakes_begun_{0}, wakes_ended_{0};
     std::deque<part> parts_;
