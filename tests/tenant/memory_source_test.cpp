@@ -1,19 +1,25 @@
 // SPDX-License-Identifier: Apache-2.0
-// Chunks of an arena stack, whatever runs out of the host's memory meanwhile: none is given up while it is mapped, none is lost, and
-// no free that has happened is denied.
+// Whatever runs out of the host's memory meanwhile: of an arena stack's chunks none is given up while it is mapped, none is lost, and
+// no free that has happened is denied; a tenant that is moved or parked has its data here or there.
 #include <algorithm>
 #include <array>
 #include <cstddef>
 #include <cstdint>
 #include <cstdlib>
+#include <cstring>
+#include <memory_resource>
 #include <new>
 #include <span>
 #include <utility>
 #include <vector>
 
+#include <gpushare/backend/host/host.hpp>
 #include <gpushare/concepts.hpp>
 #include <gpushare/error.hpp>
 #include <gpushare/tenant/detail/memory_source.hpp>
+#include <gpushare/tenant/move.hpp>
+#include <gpushare/tenant/park.hpp>
+#include <gpushare/tenant/tenancy.hpp>
 #include <gpushare/units.hpp>
 
 #include "support/catch.hpp"
@@ -145,6 +151,50 @@ TEST_CASE("an arena stack loses no chunk where the host runs out of memory", "[t
         CHECK(memory.live == 0);
     }
     CHECK(memory.wrong == 0);
+}
+
+TEST_CASE("a tenant that moves or is parked loses nothing where the host runs out of memory", "[tenant][move]") {
+    const bool parks = GENERATE(false, true);
+    gpushare::host::node n{
+        {.devices = 2, .memory = 4_MiB, .sms = 1, .timing = gpushare::host::timing::modelled, .stale = true}};
+    gpushare::tenancy shared(n);
+    auto& aside = *std::pmr::new_delete_resource();
+    bool through = false;
+    for (int after = 0; !through; ++after) {
+        INFO("allocation " << after);
+        REQUIRE(after < 1000);
+        auto a = shared.admit({.name = "a", .memory = 1_MiB, .compute = 50_pct, .on = {{0}}});
+        std::vector<gpushare::moving_block> blocks{{.at = a.memory().allocate(1000), .size = 1000}};
+        std::memset(blocks[0].at, 7, 1000);
+        const void* const was = blocks[0].at;
+        std::vector<gpushare::device_id> to{{1}};
+        try {
+            allocations_left = after;
+            if (parks) {
+                auto parked = park_tenant(a, blocks, aside);
+                through = std::exchange(allocations_left, -1) >= 0;
+                CHECK(blocks[0].at == nullptr);
+                CHECK((parked.closed().complete || a.close().complete));
+                a = unpark_tenant(shared, parked, std::move(to), blocks);
+            } else {
+                auto moved = move_tenant(shared, a, std::move(to), blocks);
+                through = std::exchange(allocations_left, -1) >= 0;
+                CHECK(blocks[0].at != was);
+                CHECK((moved.report.closed.complete || a.close().complete));
+                a = std::move(moved.successor);
+            }
+        } catch (const std::exception&) {  // it is where it was
+            allocations_left = -1;
+            REQUIRE(blocks[0].at == was);
+            REQUIRE_FALSE(a.closed());
+        }
+        CHECK(static_cast<const unsigned char*>(blocks[0].at)[999] == 7);
+        CHECK(a.memory().deallocate(blocks[0].at, 1000) == errc::none);
+        CHECK(a.submit([](auto&) {}).wait());
+        CHECK(a.close().complete);
+        CHECK(shared.unpromised({0}) == 100_pct);
+        CHECK(shared.unpromised({1}) == 100_pct);
+    }
 }
 
 }  // namespace memory_source_test

@@ -101,11 +101,11 @@ requires copier<typename Node::stream>
         auto& b = blocks[i];
         (target.of(i) != nullptr ? report.moved : report.kept) += bytes{b.size};
         if (target.of(i) == nullptr) continue;
-        (void)from.memory(b.part).deallocate(b.at, b.size, b.alignment);
+        detail::leave_block(from, b);
         b.at = target.of(i);
     }
     target.keep();
-    report.closed = from.close(deadline);
+    report.closed = detail::close_left(from, deadline);
     report.late = report.closed.usage.completed > before ? report.closed.usage.completed - before : 0;
     return {std::move(next), report};
 }

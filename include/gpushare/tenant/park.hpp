@@ -108,8 +108,11 @@ requires copier<typename Node::stream>
         blocks, [&](std::size_t i) { return parked.copy_of(i); }, [&](std::size_t i) { return blocks[i].at; });
     copies.wait(deadline, "park, copying");
     detail::expect_idle_since(from, before + copies.count(), "park, beside submissions");
-    for (auto& b : blocks) (void)from.memory(b.part).deallocate(std::exchange(b.at, nullptr), b.size, b.alignment);
-    parked.set_closed(from.close(deadline));
+    for (auto& b : blocks) {  // nothing may fail any more
+        detail::leave_block(from, b);
+        b.at = nullptr;
+    }
+    parked.set_closed(detail::close_left(from, deadline));
     return parked;
 }
 

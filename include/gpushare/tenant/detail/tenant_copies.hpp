@@ -21,6 +21,7 @@
 #include <gpushare/config.hpp>
 #include <gpushare/error.hpp>
 #include <gpushare/tenant/moving_block.hpp>
+#include <gpushare/tenant/specification.hpp>
 #include <gpushare/units.hpp>
 
 namespace gpushare {
@@ -59,6 +60,24 @@ template <class Tenant>
 void expect_idle_since(Tenant& of, std::uint64_t completed, std::string_view what) {
     const auto now = of.usage();
     if (now.completed != completed || now.waiting + now.in_flight != 0) raise({errc::in_flight}, of.name(), what);
+}
+
+/// The tenant doesn't need the block here any more: it has the data elsewhere, and whatever fails now must not lose that.
+template <class Tenant>
+void leave_block(Tenant& of, const moving_block& b) noexcept {
+    try {
+        (void)of.memory(b.part).deallocate(b.at, b.size, b.alignment);
+    } catch (...) {  // somebody closes it, which takes the block back
+    }
+}
+/// Nor the place: closes it. Incomplete, to be closed again, if anything is thrown meanwhile, as for lack of the host's memory.
+template <class Tenant>
+[[nodiscard]] close_report close_left(Tenant& from, instant deadline) noexcept {
+    try {
+        return from.close(deadline);
+    } catch (...) {
+        return {};
+    }
 }
 
 /// Memory of a tenant that blocks are to go to. What isn't taken goes back, behind the copies that may be under way.
