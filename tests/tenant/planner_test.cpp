@@ -2,7 +2,10 @@
 // Tenants that are put where a plan says: the queue, reservations, moves, and notices to go.
 #include <chrono>
 #include <cstddef>
+#include <cstdint>
 #include <cstring>
+#include <map>
+#include <new>
 #include <string>
 #include <utility>
 #include <vector>
@@ -14,6 +17,7 @@
 
 #include "support/catch.hpp"
 #include "support/code_of.hpp"
+#include "support/random.hpp"
 
 namespace planner_test {
 
@@ -29,10 +33,25 @@ using support::code_of;
 
 namespace {
 
+/// For the planner time stands still, and host memory is short when the test says so.
+struct told_tenancy : tenancy {
+    using tenancy::tenancy;
+
+    [[nodiscard]] gpushare::instant now() const noexcept { return time; }
+    tenant admit(tenant_spec spec) {
+        if (std::exchange(lacks_host_memory, false)) throw std::bad_alloc();
+        return tenancy::admit(std::move(spec));
+    }
+
+    gpushare::instant time = tenancy::now();
+    bool lacks_host_memory = false;
+};
+
 struct fixture {
     node n{{.devices = 2, .memory = 64_MiB, .sms = 1, .timing = gpushare::host::timing::modelled}};
-    tenancy shared{n};
-    gpushare::tenant_planner<tenancy, gpushare::bin_packing> plan{shared, gpushare::bin_packing{}, {.most_waiting = 1}};
+    told_tenancy shared{n};
+    gpushare::tenant_planner<told_tenancy, gpushare::bin_packing> plan{
+        shared, gpushare::bin_packing{}, {.most_waiting = 1}};
 
     [[nodiscard]] auto arrive(const char* name, gpushare::share compute = 50_pct, int level = 0) {
         return plan.arrive(spec_of(name, compute, level));
@@ -70,9 +89,9 @@ TEST_CASE_METHOD(fixture, "who finds no room waits, and is admitted when somebod
 
     auto late = plan.arrive(fixture::spec_of("late"), shared.now() + 1ms);
     CHECK(late.outcome == admission_result::queued);
-    CHECK(plan.next_deadline() <= shared.now() + 1ms);
-    while (shared.now() < plan.next_deadline()) {
-    }
+    CHECK(plan.next_deadline() == shared.now() + 1ms);
+    CHECK(plan.advance().empty());
+    shared.time += 1ms;
     const auto expired = plan.advance();
     REQUIRE(expired.size() == 1);
     CHECK(expired[0].outcome == admission_result::expired);
@@ -119,6 +138,12 @@ TEST_CASE_METHOD(fixture, "room that is reserved for later is nobody's who might
     auto there = plan.redeem(soon->id, job);
     CHECK(where(there) == *soon->where.devices.begin());
     CHECK(code_of([&] { (void)plan.redeem(soon->id, job); }) == errc::duplicate_name);
+    CHECK(code_of([&] { (void)plan.redeem(soon->id, fixture::spec_of("second", 100_pct)); }) ==
+          errc::invalid_specification);
+    const auto taken = plan.free();
+    plan.left("second");
+    CHECK_FALSE(plan.cancel(soon->id));
+    CHECK(plan.free() == taken);
     CHECK(plan.overdue().empty());
     CHECK(plan.cancel(later->id));
     CHECK_FALSE(plan.cancel(later->id));
@@ -127,8 +152,7 @@ TEST_CASE_METHOD(fixture, "room that is reserved for later is nobody's who might
     const auto brief = plan.reserve(fixture::spec_of("brief", 1_pct), shared.now(), shared.now() + 20ms);
     REQUIRE(brief);
     auto overstays = plan.redeem(brief->id, fixture::spec_of("brief", 1_pct));
-    while (shared.now() < brief->end) {
-    }
+    shared.time = brief->end;
     CHECK(plan.overdue() == std::vector<std::string>{"brief"});
     (void)plan.advance();
     CHECK(plan.overdue() == std::vector<std::string>{"brief"});
@@ -161,7 +185,7 @@ TEST_CASE_METHOD(fixture, "a tenant in the way is moved with its data, or nothin
     CHECK(plan.free() == before);
     CHECK(its[0].at == was);
     n.memory(to).fail_allocations(0, 0);
-    const auto report = plan.carry_out(m, who, its, shared.now() + 10s);
+    const auto report = plan.carry_out(m, who, its);
     CHECK(report.closed.complete);
     CHECK(where(who) == to);
     CHECK(its[0].at != was);
@@ -202,6 +226,121 @@ TEST_CASE_METHOD(fixture, "tenants of lower levels are told to go, and their pla
     plan.call_off(*other);
     CHECK(plan.remaining(*other).size() == other->victims.size());
     CHECK(code_of([&] { (void)plan.take_place(*other, urgent); }) == errc::invalid_specification);
+}
+
+TEST_CASE_METHOD(fixture, "a reservation of one tenant is nobody else's, nor a tenant's place", "[tenant][planner]") {
+    auto a = arrive("a");
+    const auto r = plan.reserve(fixture::spec_of("r"), shared.now(), shared.now() + 1h);
+    REQUIRE((a.who && r));
+    const auto before = plan.free();
+    for (std::uint64_t id = 1; id < r->id; ++id) {  // of "a", whatever its number is
+        CHECK_FALSE(plan.cancel(id));
+        CHECK(code_of([&] { (void)plan.redeem(id, fixture::spec_of("b")); }) == errc::invalid_specification);
+    }
+    CHECK(plan.free() == before);
+    shared.lacks_host_memory = true;
+    CHECK_THROWS_AS(plan.redeem(r->id, fixture::spec_of("r")), std::bad_alloc);
+    CHECK(plan.free() == before);
+    CHECK(plan.redeem(r->id, fixture::spec_of("r")).name() == "r");
+}
+
+TEST_CASE_METHOD(fixture, "who waited is told of a failure, and the next one comes in", "[tenant][planner]") {
+    gpushare::tenant_planner<told_tenancy, gpushare::bin_packing> all{shared, gpushare::bin_packing{}};
+    auto a = all.arrive(fixture::spec_of("a", 100_pct)), b = all.arrive(fixture::spec_of("b", 100_pct));
+    REQUIRE((a.who && b.who));
+    const auto first = all.arrive(fixture::spec_of("first")), second = all.arrive(fixture::spec_of("second"));
+    a.who->close();
+    all.left("a");
+    shared.lacks_host_memory = true;
+    const auto now = all.advance();
+    REQUIRE(now.size() == 2);
+    CHECK(now[0].id == first.id);
+    CHECK(now[0].name == "first");
+    CHECK(now[0].outcome == admission_result::refused);
+    CHECK(now[0].code == errc::out_of_memory);
+    CHECK(now[1].id == second.id);
+    CHECK(now[1].name == "second");
+    CHECK(now[1].who);
+    CHECK(all.advance().empty());
+    CHECK(all.arrive(fixture::spec_of("first")).who);  // nothing of it was left
+}
+
+TEST_CASE("a tenant moves to devices of which it has one already", "[tenant][planner]") {
+    node n{{.devices = 4, .memory = 64_MiB, .sms = 1, .timing = gpushare::host::timing::modelled}};
+    told_tenancy shared{n};
+    gpushare::tenant_planner<told_tenancy, gpushare::spreading> plan{shared, gpushare::spreading{}};
+    auto wide = plan.arrive({.name = "wide", .memory = 16_MiB, .devices = 2, .compute = 60_pct, .on = {{1}, {2}}});
+    REQUIRE(wide.who);
+    auto& who = *wide.who;
+    std::vector<gpushare::moving_block> blocks{{.part = 0, .at = who.memory(0).allocate(1000), .size = 1000},
+                                               {.part = 1, .at = who.memory(1).allocate(1000), .size = 1000}};
+    std::memset(blocks[0].at, 7, 1000);
+    void* const stays = blocks[1].at;
+    auto to = gpushare::place_of(who.spec());
+    to.devices = {{2}, {3}};
+    const auto from = gpushare::place_of(who.spec());
+    (void)plan.carry_out({.tenant = "wide", .plan = {.from = from, .to = to}}, who, blocks);
+    CHECK(who.spec().on == std::vector<device_id>{{3}, {2}});
+    CHECK(static_cast<unsigned char*>(blocks[0].at)[999] == 7);
+    CHECK(blocks[1].at == stays);
+    CHECK(plan.arrive({.name = "whole", .memory = 1_MiB, .compute = 100_pct, .on = {{1}}}).who);
+    CHECK_FALSE(plan.arrive({.name = "more", .memory = 1_MiB, .compute = 50_pct, .on = {{3}}}).who);
+    (void)who.close();
+    plan.left("wide");
+}
+
+TEST_CASE("moves that make room can be carried out one by one", "[tenant][planner]") {
+    node n{{.devices = 4, .memory = 64_MiB, .sms = 1, .timing = gpushare::host::timing::modelled}};
+    support::random any{support::seed(0)};
+    int plans = 0;
+    for (int round = 0; round < 60; ++round) {
+        told_tenancy shared{n};
+        gpushare::tenant_planner<told_tenancy, gpushare::spreading> plan{shared, gpushare::spreading{}};
+        std::map<std::string, tenancy::tenant> there;
+        for (int i = 0; i < 7; ++i) {
+            const auto d = static_cast<std::uint32_t>(any.below(4));
+            std::vector<device_id> on{{d}};
+            if (any.below(3) == 0) on.push_back({(d + 1) % 4});
+            const auto each = gpushare::share::of_permille(static_cast<std::uint32_t>(100 * (1 + any.below(6))));
+            auto a = plan.arrive({.name = std::to_string(i),
+                                  .memory = 1_MiB * on.size(),
+                                  .devices = static_cast<std::uint32_t>(on.size()),
+                                  .compute = each,
+                                  .on = on});
+            if (a.who) there.emplace(a.name, *std::move(a.who));
+        }
+        const auto each = gpushare::share::of_permille(static_cast<std::uint32_t>(100 * (3 + any.below(8))));
+        const tenant_spec wanted{.name = "wanted", .memory = 1_MiB, .compute = each};
+        const auto moves = plan.make_room(wanted);
+        if (!moves) continue;
+        ++plans;
+        for (const auto& m : *moves) (void)plan.carry_out(m, there.at(m.tenant), {});
+        CHECK(plan.arrive(wanted).who);
+    }
+    CHECK(plans > 0);
+}
+
+TEST_CASE_METHOD(fixture, "what a notice promises is promised to nobody else", "[tenant][planner]") {
+    auto a = arrive("a", 60_pct), b = arrive("b", 60_pct);
+    REQUIRE((a.who && b.who));
+    const auto first_spec = fixture::spec_of("first", 80_pct, 1), second_spec = fixture::spec_of("second", 50_pct, 1);
+    const auto first = plan.preempt(first_spec, 1ms), second = plan.preempt(second_spec, 1ms);
+    REQUIRE((first && second));
+    CHECK(first->victims != second->victims);  // one device each
+    CHECK(first->added.devices != second->added.devices);
+    CHECK_FALSE(plan.preempt(fixture::spec_of("third", 50_pct, 1), 1ms));
+    CHECK_FALSE(plan.reserve(fixture::spec_of("r", 40_pct), shared.now(), shared.now() + 1h));
+    CHECK_FALSE(plan.make_room(fixture::spec_of("r", 60_pct)));
+    shared.time += 2ms;  // over, and still kept
+    CHECK(plan.advance().empty());
+    CHECK_FALSE(arrive("late", 20_pct).who);
+    a.who->close(), b.who->close();
+    plan.left("a"), plan.left("b");
+    CHECK_FALSE(plan.reserve(fixture::spec_of("r", 10_pct), shared.now(), shared.now() + 1h));
+    const auto there = plan.take_place(*second, second_spec), too = plan.take_place(*first, first_spec);
+    CHECK(there.name() == "second");
+    CHECK(too.name() == "first");
+    CHECK(plan.reserve(fixture::spec_of("r", 10_pct), shared.now(), shared.now() + 1h));
 }
 
 }  // namespace planner_test

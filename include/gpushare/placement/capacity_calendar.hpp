@@ -101,6 +101,16 @@ public:
         b->end = end;
         return true;
     }
+    /// What is free during all of [begin, end) if one of the bookings, if it is there, is given up.
+    [[nodiscard]] cluster free_without(std::uint64_t id, instant begin, instant end) const {
+        const auto b = std::ranges::find(bookings_, id, &booking::id);
+        return free_without(b == bookings_.end() ? nullptr : &*b, begin, end);
+    }
+    /// Another place for a booking, which must fit into what free_without() says of it. Nothing if there is no such booking.
+    void move(std::uint64_t id, const placement& to) noexcept {
+        const auto b = std::ranges::find(bookings_, id, &booking::id);
+        if (b != bookings_.end()) b->where = to;
+    }
     /// Removes bookings that ended by `now`. Returns how many.
     std::size_t expire(instant now) noexcept {
         return std::erase_if(bookings_, [&](const booking& b) { return b.end <= now; });

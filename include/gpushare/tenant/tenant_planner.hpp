@@ -14,6 +14,7 @@
 #include <cstdint>
 #include <iterator>
 #include <map>
+#include <new>
 #include <optional>
 #include <span>
 #include <string>
@@ -107,17 +108,17 @@ public:
         calendar_.expire(now);
         cluster room = free(now);
         std::vector<arrival> all;
+        all.reserve(queue_.waiting());  // from here on, nobody is lost
         for (auto& a : queue_.advance(now, policy_, room)) {
             auto waited = waiting_.extract(a.id);
-            auto& one = all.emplace_back(
-                arrival{.id = a.id, .name = waited.mapped().name, .outcome = a.outcome, .code = a.code});
-            if (a.outcome != admission_result::placed) continue;
-            try {
-                one.who = admit(std::move(waited.mapped()), a.placements.front());
-            } catch (const error& e) {  // the others have been placed all the same
-                one.outcome = admission_result::refused;
-                one.code = e.code();
-            }
+            auto& one = all.emplace_back(arrival{.id = a.id, .outcome = a.outcome, .code = a.code});
+            if (a.outcome == admission_result::placed) try {
+                    one.who = admit(waited.mapped(), a.placements.front());
+                } catch (...) {  // the others have been placed all the same
+                    one.outcome = admission_result::refused;
+                    one.code = code_of_current();
+                }
+            one.name = std::move(waited.mapped().name);
         }
         return all;
     }
@@ -135,18 +136,24 @@ public:
     }
 
     /// Reserves room for such a tenant from `begin` until `end`, beside all that is there and reserved by now. Nobody is admitted into it who
-    /// might still be there then. The failure says what is missing.
+    /// might still be there then, and none of it is on devices that somebody makes room on. The failure says what is missing.
     [[nodiscard]] result<booking> reserve(const tenant_spec& spec, instant begin, instant end) {
-        return calendar_.try_book(policy_, placement_of(spec), begin, end);
+        if (begin >= end) return errc::invalid_specification;
+        cluster room = calendar_.free_during(begin, end);
+        hold_noticed(room);
+        const auto where = choose(policy_, room, placement_of(spec));
+        if (where) return calendar_.try_book_at(*where, begin, end);
+        const refusal why = room.why_not(placement_of(spec));
+        return failure{to_errc(why.missing), why.asked, why.left, why.asked};
     }
-    /// As capacity_calendar::earliest: from when on it could be reserved for so long.
+    /// As capacity_calendar::earliest: from when on it could be reserved for so long, if no notice stands then.
     [[nodiscard]] instant earliest(const tenant_spec& spec, ns length) const {
         return calendar_.earliest(placement_of(spec), shared_->now(), length);
     }
-    /// Gives a reservation up. False if it isn't there.
-    bool cancel(std::uint64_t reservation) noexcept { return calendar_.cancel(reservation); }
-    /// Admits the tenant that the room was reserved for. Throws operation_error: invalid_specification if there is no such reservation for
-    /// that much now, and what tenancy::admit throws. Once it has ended the tenant is overdue().
+    /// Gives a reservation up. False if it isn't there, or is redeemed: its tenant has the room.
+    bool cancel(std::uint64_t reservation) noexcept { return !redeemed(reservation) && calendar_.cancel(reservation); }
+    /// Admits the tenant that the room was reserved for, one only. Throws operation_error: invalid_specification if there is no such
+    /// reservation for that much now, or it is redeemed, and what tenancy::admit throws. Once it has ended the tenant is overdue().
     [[nodiscard]] tenant redeem(std::uint64_t reservation, tenant_spec spec) {
         const instant now = shared_->now();
         const auto at = std::ranges::find(calendar_.bookings(), reservation, &booking::id);
@@ -154,15 +161,14 @@ public:
             at->where.request != placement_of(spec))
             raise({errc::invalid_specification, reservation}, spec.name, "redeem a reservation");
         const booking b = *at;
+        if (placed_.contains(spec.name)) raise({errc::duplicate_name}, spec.name, "redeem a reservation");
+        if (redeemed(b.id)) raise({errc::invalid_specification, b.id}, spec.name, "redeem a reservation once more");
         spec.on.assign(b.where.devices.begin(), b.where.devices.end());
-        auto there = placed_.try_emplace(spec.name);  // before anything is admitted
+        const auto there = placed_.emplace(spec.name, place{b.id, b.where, spec.level, b.end}).first;
         try {
-            if (!there.second) raise({errc::duplicate_name}, spec.name, "redeem a reservation");
-            tenant t = shared_->admit(spec);
-            there.first->second = {b.id, b.where, spec.level, b.end};
-            return t;
+            return shared_->admit(std::move(spec));
         } catch (...) {
-            if (there.second) placed_.erase(there.first);
+            placed_.erase(there);
             throw;
         }
     }
@@ -175,53 +181,60 @@ public:
     }
 
     /// Moves of tenants after which such a tenant fits, `most` at most: each has room when those before it are done. Nothing if that
-    /// doesn't help.
+    /// doesn't help. Whoever is on a device that somebody makes room on stays.
     [[nodiscard]] std::optional<std::vector<tenant_move>> make_room(const tenant_spec& spec, std::size_t most = 2) {
         std::vector<std::string> names;
         std::vector<placement> movable;
         for (const auto& [name, t] : placed_)
-            if (t.until == never) names.push_back(name), movable.push_back(t.where);
-        const auto plan = gpushare::make_room(policy_, free(shared_->now()), movable, placement_of(spec), most);
+            if (t.until == never && !noticed(t.where)) names.push_back(name), movable.push_back(t.where);
+        cluster room = free(shared_->now());
+        auto plan = gpushare::make_room(policy_, room, movable, placement_of(spec), most);
         if (!plan) return std::nullopt;
+        // On one node the first may need what only the second leaves.
+        if (try_apply(room, *plan)) {
+            std::ranges::reverse(plan->moves);
+            if (try_apply(room, *plan)) return std::nullopt;
+        }
         std::vector<tenant_move> moves;
         for (const auto& m : plan->moves) moves.push_back({names[m.which], m});
         return moves;
     }
-    /// Moves a live tenant as the plan says, see move_tenant(): `who` is its handle, from now on that of the successor. Throws what
+    /// Moves a live tenant as the plan says, see move_tenant(): `who` is its handle, from now on that of the successor. On a device that
+    /// is in both places it stays, so parts there keep their number, and the others go to the rest in ascending order. Throws what
     /// move_tenant() throws, and invalid_specification if it isn't where the plan was made for, or there is no room any more: then
     /// nothing has happened.
     move_report carry_out(const tenant_move& m, tenant& who, std::span<moving_block> blocks, instant deadline = never) {
         const auto at = placed_.find(m.tenant);
         if (at == placed_.end() || at->second.where != m.plan.from || who.name() != m.tenant)
             raise({errc::invalid_specification}, m.tenant, "a move that was planned for another place");
-        const auto there = calendar_.try_book_at(m.plan.to, shared_->now(), never);
-        if (!there) raise(there.why(), m.tenant, "a move that was planned");
-        try {
-            auto moved =
-                move_tenant(*shared_, who, {m.plan.to.devices.begin(), m.plan.to.devices.end()}, blocks, deadline);
-            who = std::move(moved.successor);
-            calendar_.cancel(std::exchange(at->second.booked, there->id));
-            at->second.where = m.plan.to;
-            return std::move(moved.report);
-        } catch (...) {
-            calendar_.cancel(there->id);
-            throw;
-        }
+        place& its = at->second;
+        // On what it keeps it takes nothing more.
+        cluster room = calendar_.free_without(its.booked, shared_->now(), never);
+        hold_noticed(room, its.where.devices);
+        if (const auto why = room.try_apply(m.plan.to))
+            raise({to_errc(why.missing), why.asked, why.left, why.asked}, m.tenant, "a move that was planned");
+        auto moved = move_tenant(*shared_, who, in_place(who.spec().on, m.plan.to.devices), blocks, deadline);
+        who = std::move(moved.successor);
+        calendar_.move(its.booked, m.plan.to);
+        its.where = m.plan.to;
+        return std::move(moved.report);
     }
 
-    /// Tells which tenants of lower levels have to go so that this one fits; they get `notice`. Until the notice is over nobody else is
-    /// admitted to these devices. Nothing if it fits anyway, or doesn't help.
+    /// Tells which tenants of lower levels have to go so that this one fits; they get `notice`, and then the caller may close them. Until
+    /// take_place() or call_off(), however late, nobody else is admitted to these devices, moved there or promised them by reserve(), and
+    /// who has been told to go isn't told so for somebody else. Nothing if it fits anyway, or doesn't help.
     [[nodiscard]] std::optional<tenant_notice> preempt(const tenant_spec& spec, ns notice) {
         std::vector<std::string> names;
         std::vector<placed_tenant> all;
-        for (const auto& [name, t] : placed_) names.push_back(name), all.push_back({t.where, t.level});
+        for (const auto& [name, t] : placed_)
+            if (!told(name)) names.push_back(name), all.push_back({t.where, t.level});
         const instant now = shared_->now();
         const auto plan = plan_preemption(policy_, free(now), all, placement_of(spec), spec.level);
         if (!plan) return std::nullopt;
-        tenant_notice told{.id = ++last_notice_, .added = plan->added, .until = saturating_add(now, notice)};
-        for (const auto v : plan->victims) told.victims.push_back(names[v]);
-        notices_.push_back(told);
-        return told;
+        tenant_notice given{.id = ++last_notice_, .added = plan->added, .until = saturating_add(now, notice)};
+        for (const auto v : plan->victims) given.victims.push_back(names[v]);
+        notices_.push_back(given);
+        return given;
     }
     /// Those that were told to go and are still there.
     [[nodiscard]] std::vector<std::string> remaining(const tenant_notice& n) const {
@@ -260,14 +273,56 @@ private:
         cluster room = calendar_.free_during(now, never);
         for (const auto& [name, t] : placed_)
             if (t.until <= now) (void)room.try_apply(t.where);  // overdue, and there still
+        hold_noticed(room);
+        return room;
+    }
+    // Takes what is free on the devices that somebody makes room on.
+    void hold_noticed(cluster& room, device_set but = {}) const {
         for (const auto& n : notices_)
             for (const auto d : n.added.devices) {
+                if (but.contains(d)) continue;
                 const free_device left = room[n.added.node].devices[d.index];
                 room.apply({{.devices = 1, .each = share::of_permille(left.permille), .device_memory = left.memory},
                             n.added.node,
                             {d}});
             }
-        return room;
+    }
+    [[nodiscard]] bool noticed(const placement& where) const noexcept {
+        return std::ranges::any_of(notices_, [&](const tenant_notice& n) {
+            return std::ranges::any_of(where.devices, [&](device_id d) { return n.added.devices.contains(d); });
+        });
+    }
+    [[nodiscard]] bool told(const std::string& name) const noexcept {
+        return std::ranges::any_of(notices_,
+                                   [&](const tenant_notice& n) { return std::ranges::count(n.victims, name) != 0; });
+    }
+    [[nodiscard]] bool redeemed(std::uint64_t reservation) const noexcept {
+        return std::ranges::any_of(placed_, [&](const auto& p) { return p.second.booked == reservation; });
+    }
+
+    // `to`, in the order in which a tenant that is on `before` keeps what is in both.
+    [[nodiscard]] static std::vector<device_id> in_place(const std::vector<device_id>& before, device_set to) {
+        std::vector<device_id> order;
+        std::vector<device_id> others;
+        std::ranges::copy_if(to, std::back_inserter(others),
+                             [&](device_id d) { return std::ranges::count(before, d) == 0; });
+        auto next = others.begin();
+        for (const auto d : before)
+            if (to.contains(d))
+                order.push_back(d);
+            else if (next != others.end())
+                order.push_back(*next++);
+        order.insert(order.end(), next, others.end());  // too many: the move is refused
+        return order;
+    }
+
+    // In a handler.
+    [[nodiscard]] static errc code_of_current() noexcept try { throw; } catch (const error& e) {
+        return e.code();
+    } catch (const std::bad_alloc&) {
+        return errc::out_of_memory;
+    } catch (...) {
+        return errc::backend_failed;
     }
 
     // Throws what the tenancy does, and then nothing is booked.
