@@ -144,6 +144,7 @@ TEST_CASE_METHOD(fixture, "what can't be spilled, or not come back, says so and 
 }
 
 TEST_CASE("a copy back that takes its time, or fails, is told of", "[tenant][spill][threads]") {
+    std::atomic<bool> inside{false}, end{false};  // what a lost device runs goes on until the node is gone
     counting aside;
     host::node n{{.devices = 1, .memory = 64_MiB, .sms = 1}};
     tenancy shared{n, {.spill = 32_MiB, .spill_to = &aside}};
@@ -153,7 +154,6 @@ TEST_CASE("a copy back that takes its time, or fails, is told of", "[tenant][spi
     void* const p = a.memory().allocate(24 << 20);
     REQUIRE(a.memory().deallocate(p, 24 << 20) == errc::none);
     REQUIRE_FALSE(b.resident());
-    std::atomic<bool> inside{false}, end{false};
     const auto busy = a.submit([&](auto& s) {
         s.launch({}, [&](auto&) {
             inside = true;
