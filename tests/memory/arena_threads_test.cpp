@@ -145,12 +145,12 @@ TEST_CASE("of tenants that wait for the last chunks, each gets them in the end",
 TEST_CASE("what the driver does for one arena holds up no other", "[memory][arena][threads]") {
     using support::vm_call;
     const auto held_up = GENERATE(vm_call::create, vm_call::map, vm_call::unmap);
-    support::arena_rig rig;
-    auto a = rig.arena(rig.chat, 1), b = rig.arena(rig.code, 2);
-    if (held_up == vm_call::unmap) a.commit(0_B, rig.chunks(2));
     std::atomic<bool> inside{false}, over{false}, in_time{true};
     std::atomic<std::thread::id> slow{};
     const auto latest = host::steady_clock::now() + std::chrono::seconds(20);
+    support::arena_rig rig;  // asks `during` until it is gone
+    auto a = rig.arena(rig.chat, 1), b = rig.arena(rig.code, 2);
+    if (held_up == vm_call::unmap) a.commit(0_B, rig.chunks(2));
     rig.memory.during = [&](vm_call call) {
         if (call != held_up || slow.load() != std::this_thread::get_id()) return;
         for (inside.store(true); !over.load(); std::this_thread::yield()) {
@@ -180,10 +180,10 @@ TEST_CASE("what the driver does for one arena holds up no other", "[memory][aren
 
 TEST_CASE("a commit isn't refused for a chunk that another thread is just giving back", "[memory][arena][threads]") {
     const bool closes = GENERATE(false, true);
-    support::arena_rig rig{{.capacity = 1, .window = 1}};
+    std::atomic<bool> inside{false}, asks{false};
+    support::arena_rig rig{{.capacity = 1, .window = 1}};  // asks `during` until it is gone
     auto a = rig.arena(rig.chat, 1), b = rig.arena(rig.code, 1);
     a.commit(0_B, rig.chunk);
-    std::atomic<bool> inside{false}, asks{false};
     rig.memory.during = [&](support::vm_call call) {
         if (call != support::vm_call::unmap) return;
         inside.store(true);
