@@ -13,16 +13,19 @@
 
 namespace bench {
 
-/// Nanoseconds of such a pair for 4 KiB of 1 GiB, over `calls` pairs.
+/// One such pair, for 4 KiB of 1 GiB.
+inline void floor_pair(std::atomic<std::uint64_t>& used) {
+    auto now = used.load(std::memory_order_relaxed);
+    while (now + 4096 <= (1ULL << 30) && !used.compare_exchange_weak(now, now + 4096)) {
+    }
+    keep(now);
+    used.fetch_sub(4096);
+}
+
+/// Nanoseconds of one, over `calls` of them.
 [[nodiscard]] inline double quota_floor(std::size_t calls) {
     std::atomic<std::uint64_t> used{0};
-    return ns_per_call(calls, [&] {
-        auto now = used.load(std::memory_order_relaxed);
-        while (now + 4096 <= (1ULL << 30) && !used.compare_exchange_weak(now, now + 4096)) {
-        }
-        keep(now);
-        used.fetch_sub(4096);
-    });
+    return ns_per_call(calls, [&] { floor_pair(used); });
 }
 
 }  // namespace bench

@@ -31,7 +31,7 @@ using gpushare::host::node;
 
 constexpr std::size_t repeats = 41, calls = 200'000;
 
-double floor_pair() { return bench::quota_floor(calls); }
+double floor_ns() { return bench::quota_floor(calls); }
 
 template <class Tenant>
 double pair_of(Tenant& tenant) {
@@ -56,9 +56,9 @@ void allocate_pair(bench::report& r) {
     if (chat.memory().limit().usage().charges != before)
         throw std::runtime_error("tenant.allocate_pair_ns: the device was asked");
     r.figure("tenant.allocate_pair_ns", values, "ns");
-    r.figure("tenant.allocate_pair_vs_cas", bench::ratios(repeats, ours, floor_pair), "x");
+    r.figure("tenant.allocate_pair_vs_cas", bench::ratios(repeats, ours, floor_ns), "x");
     const auto direct = [&] { return pair_of(each); };
-    r.figure("tenant.allocate_pair_direct_vs_cas", bench::ratios(repeats, direct, floor_pair), "x");
+    r.figure("tenant.allocate_pair_direct_vs_cas", bench::ratios(repeats, direct, floor_ns), "x");
 }
 
 double us(gpushare::ns t) { return std::chrono::duration<double, std::micro>(t).count(); }

@@ -15,6 +15,7 @@
 #include <gpushare/units.hpp>
 
 #include "parts.hpp"
+#include "quota_floor.hpp"
 #include "sources.hpp"
 #include "support/composition/host_backend.hpp"
 #include "support/composition/matrix.hpp"
@@ -32,17 +33,7 @@ using gpushare::quota;
 constexpr std::size_t repeats = 21;
 constexpr std::size_t calls = 200'000;
 
-/// The least a correct quota can do: one compare-and-swap to reserve, one subtraction to release.
-double floor_pair() {
-    std::atomic<std::uint64_t> used{0};
-    return ns_per_call(calls, [&] {
-        auto now = used.load(std::memory_order_relaxed);
-        while (now + 4096 <= (1ULL << 30) && !used.compare_exchange_weak(now, now + 4096)) {
-        }
-        keep(now);
-        used.fetch_sub(4096);
-    });
-}
+double floor_ns() { return quota_floor(calls); }
 
 /// A line of quotas; the leaf is charged. With guarantees, each level holds what the one below may need; with burst,
 /// all is lent by the root.
@@ -91,12 +82,7 @@ double by_two_threads(F pair_of) {
 
 double contested_floor() {
     std::atomic<std::uint64_t> used{0};
-    return by_two_threads([&](unsigned) {
-        auto now = used.load(std::memory_order_relaxed);
-        while (now + 4096 <= (1ULL << 30) && !used.compare_exchange_weak(now, now + 4096)) {
-        }
-        used.fetch_sub(4096);
-    });
+    return by_two_threads([&](unsigned) { floor_pair(used); });
 }
 
 /// A root of 1 GiB and, below it, a line of `levels` - 1 quotas for each thread that has nothing guaranteed. Each asks for
@@ -120,13 +106,13 @@ void costs(report& r) {
     r.figure("memory.quota_pair_ns", repeated(repeats, [] { return pair(1, false); }), "ns");
     r.figure("memory.quota_pair_vs_cas",
              ratios(
-                 repeats, [] { return pair(1, false); }, floor_pair),
+                 repeats, [] { return pair(1, false); }, floor_ns),
              "x");
     // What a further level adds, in floors: the worst of two and three levels, with guarantees and with burst only. The
     // leaf keeps what it has borrowed, so neither asks its parent again.
     const auto added = [](unsigned levels, bool burst) {
         return ratios(
-            repeats, [&] { return (pair(levels, burst) - pair(1, false)) / (levels - 1); }, floor_pair);
+            repeats, [&] { return (pair(levels, burst) - pair(1, false)) / (levels - 1); }, floor_ns);
     };
     std::vector<double> worst;
     for (const bool burst : {false, true})
