@@ -1,5 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
-// The experiments of bench/gpu with their kernels as nvcc compiled them, on the PTX executor. Their figures mean nothing then.
+// What the experiments of bench/gpu need to run through without a device, whether their kernels are those of rehearsal_kernels.cpp or
+// as nvcc compiled them, on the PTX executor. Their figures mean nothing then.
 #include <cuda_runtime_api.h>
 
 #include "gpu/collective_kernels.hpp"

@@ -1,7 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
 // The kernels of bench/gpu over the stand-in: with them the experiments run through without a device. Their figures mean
 // nothing then, but what the host does is what it will do.
-#include <cuda_runtime_api.h>
 
 #include <chrono>
 #include <cstdint>
@@ -11,20 +10,14 @@
 
 #include "gpu/kernels.hpp"
 #include "support/cuda_standin/launch.hpp"
-#include "support/cuda_standin/standin.hpp"
 
 #include "gpu/collective_launches.hpp"
 
 namespace bench {
 
-const bool rehearsal = true;
-
 namespace {
 
 using gpushare::cuda::device_context;
-
-// Before main, which is the experiments' own: they know of no stand-in.
-const bool started = (standin::reset({.devices = 2, .memory = gpushare::bytes{12ULL << 30}}), true);
 
 // Not the stand-in's: kernels run inside of it, when their time is over.
 std::uint64_t now() {
@@ -78,16 +71,3 @@ void launch_rank(gpushare::cuda::stream& s, const meeting& m, std::uint32_t rank
 void launch_illegal_write(gpushare::cuda::stream& s) { s.launch({}, illegal_write{}); }
 
 }  // namespace bench
-
-// What the library never calls, and the stand-in therefore doesn't have.
-
-cudaError_t cudaRuntimeGetVersion(int* version) {
-    *version = CUDART_VERSION;
-    return cudaSuccess;
-}
-
-cudaError_t cudaStreamCreateWithFlags(cudaStream_t* made, unsigned flags) {
-    return cudaStreamCreateWithPriority(made, flags, 0);
-}
-
-cudaError_t cudaDeviceReset() { return cudaErrorNotSupported; }
