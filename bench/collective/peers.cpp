@@ -1,6 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 #include "collective/peers.hpp"
 
+#include <sys/prctl.h>
 #include <sys/wait.h>
 
 #include <algorithm>
@@ -93,6 +94,8 @@ mpi_peers::outcome mpi_peers::run(const setting& s, unsigned fewer) {
     std::string quoted = s.command;
     for (std::size_t at = 0; (at = quoted.find('\'', at)) != std::string::npos; at += 4) quoted.replace(at, 1, "'\\''");
     const std::string command = "timeout " + patience + " sh -c '" + quoted + " " + std::to_string(fewer) + "' 2>&1";
+    // Ranks of a launcher that was stopped become ours, or what they took of the cores would count as another program's.
+    ::prctl(PR_SET_CHILD_SUBREAPER, 1UL, 0UL, 0UL, 0UL);
     std::FILE* const output = ::popen(command.c_str(), "r");
     if (output == nullptr) return {{}, {}, "it couldn't be started", 0, 0};
     std::array<char, 1024> line{};
@@ -112,6 +115,8 @@ mpi_peers::outcome mpi_peers::run(const setting& s, unsigned fewer) {
     }
     std::ranges::replace(o.version, '\t', ' ');
     const int status = ::pclose(output);
+    while (::waitpid(-1, nullptr, 0) > 0) {
+    }
     if (status != 0 || o.us.size() != cells) {
         o.us.clear();
         constexpr int of_timeout = 124;
