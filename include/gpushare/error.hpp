@@ -64,6 +64,7 @@ enum class errc : std::uint8_t {
     capturing,       ///< not while work is captured into a graph
     backend_failed,  ///< the device's runtime refused a call for another reason
     no_device,       ///< there is no such device
+    io_failed,       ///< a file couldn't be read or written; `asked` is errno
     // collectives
     in_flight,  ///< what must be done first isn't: this rank's previous collective, a block's move, a moving tenant's work
     mismatch,  ///< ranks called different collectives, or with different sizes
@@ -106,6 +107,7 @@ enum class errc : std::uint8_t {
         case errc::capturing: return "not during a graph capture";
         case errc::backend_failed: return "the device's runtime refused the call";
         case errc::no_device: return "no such device";
+        case errc::io_failed: return "a file could not be read or written";
         case errc::in_flight: return "something that must be done first is in flight";
         case errc::mismatch: return "the ranks called different collectives";
         case errc::aborted: return "aborted";

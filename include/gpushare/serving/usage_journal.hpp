@@ -1,0 +1,229 @@
+// SPDX-License-Identifier: Apache-2.0
+// A file of what tenants used, to write bills from: lines are only ever added, a process that is killed loses at most the line that it
+// was writing, and a file that has become large is put aside under a number.
+//
+//   gpushare::usage_journal journal{"/var/lib/server/usage"};
+//   journal.append(lines);                                                      // from usage_meter::read
+//   auto torn = gpushare::usage_journal::read("/var/lib/server/usage", [&](const gpushare::usage_line& l) { bill.add(l); });
+//
+// What is in a line, and how bills are made of them, is in usage_line.hpp. POSIX.
+#pragma once
+
+#include <algorithm>
+#include <cerrno>
+#include <cstddef>
+#include <cstdint>
+#include <cstdio>
+#include <functional>
+#include <span>
+#include <string>
+#include <string_view>
+#include <utility>
+#include <vector>
+
+#include <dirent.h>
+#include <fcntl.h>
+#include <sys/file.h>
+#include <sys/stat.h>
+#include <unistd.h>
+
+#include <gpushare/config.hpp>
+#include <gpushare/detail/parse.hpp>
+#include <gpushare/error.hpp>
+#include <gpushare/serving/usage_line.hpp>
+#include <gpushare/units.hpp>
+
+namespace gpushare {
+inline namespace GPUSHARE_ABI {
+
+/// Options of a usage_journal.
+struct journal_options {
+    bytes rotate_at{std::uint64_t{64} << 20};  ///< a file that would be larger is put aside first
+    bool sync =
+        false;  ///< each append waits until the disk has it: it then survives a power cut, not only a killed process
+};
+
+/// The file that lines are added to. Movable, one owner; for one thread at a time. A second journal of the same file, of another
+/// process too, is refused.
+class usage_journal {
+public:
+    /// Opens or makes `path`; the files put aside are `path`.1, `path`.2 and so on, from the oldest. What a killed process left
+    /// of a line stays there, marked as torn. Throws operation_error: io_failed with errno in `asked`, in_flight if another journal has it.
+    explicit usage_journal(std::string path, journal_options o = {}) : path_(std::move(path)), options_(o) {
+        if (const failure why = open(); why.code != errc::none) raise(why, {}, "opening a usage journal");
+    }
+    /// Takes over the file.
+    usage_journal(usage_journal&& other) noexcept
+        : path_(std::move(other.path_)),
+          options_(other.options_),
+          file_(std::exchange(other.file_, -1)),
+          size_(other.size_),
+          torn_(other.torn_) {}
+    usage_journal& operator=(usage_journal&&) = delete;
+    ~usage_journal() { close(); }
+
+    /// Adds lines: all, or none of them counts. What fails may be tried again. io_failed with errno in `asked`;
+    /// invalid_specification for one without a name or a length; out_of_memory, of the host's.
+    failure try_append(std::span<const usage_line> lines) noexcept try {
+        std::string text;
+        for (const auto& l : lines) {
+            if (l.tenant.empty() || l.from >= l.until || l.from < wall_time{} || l.amounts.device_time < ns{})
+                return {errc::invalid_specification};
+            text += to_text(l);
+        }
+        if (text.empty()) return {};
+        if (size_ != 0 && size_ + text.size() > options_.rotate_at.count())
+            if (const failure why = rotate(); why.code != errc::none) return why;
+        return write(text);
+    } catch (...) {
+        return {errc::out_of_memory};
+    }
+    /// Throws what try_append() returns.
+    void append(std::span<const usage_line> lines) {
+        if (const failure why = try_append(lines); why.code != errc::none)
+            raise(why, {}, "appending to a usage journal");
+    }
+
+    /// Puts the file aside and begins a new one. The figures as of try_append.
+    failure rotate() noexcept try {
+        const auto aside = numbers_aside(path_);
+        const auto next = path_ + '.' + std::to_string(aside.empty() ? 1 : aside.back() + 1);
+        if (std::rename(path_.c_str(), next.c_str()) != 0) return failed();
+        close();
+        return open();
+    } catch (...) {
+        return {errc::out_of_memory};
+    }
+
+    /// Calls `each(line)` for each line, the oldest first, of the files put aside as well. Returns how many were torn. Also while a
+    /// journal writes. Throws operation_error (io_failed), std::bad_alloc, and what `each` throws.
+    template <class F>
+    static std::size_t read(const std::string& path, F each) {
+        const file current(path);  // opened first: if it is put aside meanwhile, it isn't read twice
+        std::size_t torn = 0;
+        for (const auto n : numbers_aside(path)) {
+            const file aside(path + '.' + std::to_string(n));
+            if (aside.id() != current.id()) torn += read_lines(aside, each);
+        }
+        return torn + read_lines(current, each);
+    }
+
+private:
+    [[nodiscard]] static failure failed() noexcept {
+        return {.code = errc::io_failed, .asked = static_cast<std::uint64_t>(errno)};
+    }
+
+    failure open() noexcept {
+        const failure why = [this]() -> failure {
+            file_ = ::open(path_.c_str(), O_RDWR | O_APPEND | O_CREAT | O_CLOEXEC, 0640);
+            if (file_ < 0) return failed();
+            if (::flock(file_, LOCK_EX | LOCK_NB) != 0)
+                return errno == EWOULDBLOCK ? failure{errc::in_flight} : failed();
+            struct stat now {};
+            if (::fstat(file_, &now) != 0) return failed();
+            size_ = static_cast<std::uint64_t>(now.st_size);
+            char last = '\n';
+            if (size_ != 0 && ::pread(file_, &last, 1, now.st_size - 1) != 1) return failed();
+            torn_ = last != '\n';
+            return {};
+        }();
+        if (why.code != errc::none) close();
+        return why;
+    }
+    void close() noexcept {
+        if (file_ >= 0) (void)::close(std::exchange(file_, -1));
+    }
+
+    // With one call of the system's, so that what others read is whole lines but where that call fails half way.
+    failure write(const std::string& lines) {
+        if (file_ < 0)
+            if (const failure why = open(); why.code != errc::none) return why;
+        // Without the mark, what is torn might be a whole line but for its end, and would count from now on.
+        const std::string text = torn_ ? "~\n" + lines : lines;
+        for (std::size_t done = 0; done < text.size();) {
+            const auto n = ::write(file_, text.data() + done, text.size() - done);
+            if (n < 0 && errno == EINTR) continue;
+            if (n <= 0) return undo(failed());
+            done += static_cast<std::size_t>(n);
+        }
+        if (options_.sync && ::fdatasync(file_) != 0) return undo(failed());
+        size_ += text.size();
+        torn_ = false;
+        return {};
+    }
+    // The lines of an append that failed must not count: whoever tries again would add them twice. Where they can't be taken
+    // back, nothing more is added to the file.
+    failure undo(failure why) noexcept {
+        if (::ftruncate(file_, static_cast<off_t>(size_)) != 0) size_ = options_.rotate_at.count();
+        return why;
+    }
+
+    [[nodiscard]] static std::vector<std::uint64_t> numbers_aside(const std::string& path) {
+        const auto slash = path.rfind('/');
+        const auto folder = slash == std::string::npos ? std::string(".") : path.substr(0, slash + 1);
+        const auto name = (slash == std::string::npos ? path : path.substr(slash + 1)) + '.';
+        std::vector<std::uint64_t> all;
+        DIR* const at = ::opendir(folder.c_str());
+        if (at == nullptr) raise(failed(), {}, "looking for usage journals");
+        while (const dirent* const entry = ::readdir(at)) {
+            const std::string_view found = entry->d_name;
+            if (!found.starts_with(name)) continue;
+            const auto n = detail::parse_whole(found.substr(name.size()));
+            if (n.code == detail::parse_code::ok) all.push_back(n.value);
+        }
+        (void)::closedir(at);
+        std::sort(all.begin(), all.end());
+        return all;
+    }
+
+    // For reading; nothing where there is none.
+    class file {
+    public:
+        explicit file(const std::string& path) : at_(std::fopen(path.c_str(), "rbe")) {
+            struct stat now {};
+            if (at_ != nullptr && ::fstat(::fileno(at_), &now) == 0) id_ = now.st_ino;
+            if (at_ == nullptr && errno != ENOENT) raise(failed(), {}, "reading a usage journal");
+        }
+        file(const file&) = delete;
+        file& operator=(const file&) = delete;
+        ~file() {
+            if (at_ != nullptr) (void)std::fclose(at_);
+        }
+        [[nodiscard]] ino_t id() const noexcept { return id_; }
+        [[nodiscard]] std::size_t read(std::span<char> to) const {
+            if (at_ == nullptr) return 0;
+            const auto n = std::fread(to.data(), 1, to.size(), at_);
+            if (std::ferror(at_) != 0) raise(failed(), {}, "reading a usage journal");
+            return n;
+        }
+
+    private:
+        std::FILE* at_;
+        ino_t id_ = 0;
+    };
+
+    // In pieces: a journal may be larger than memory.
+    template <class F>
+    static std::size_t read_lines(const file& from, F& each) {
+        std::size_t torn = 0;
+        std::string text;
+        std::vector<char> piece(std::size_t{1} << 16);
+        while (const auto n = from.read(piece)) {
+            text.append(piece.data(), n);
+            const auto end = text.rfind('\n');
+            if (end == std::string::npos) continue;
+            torn += read_usage(std::string_view(text).substr(0, end + 1), std::ref(each));
+            text.erase(0, end + 1);
+        }
+        return torn + (text.empty() ? 0 : 1);
+    }
+
+    std::string path_;
+    journal_options options_;
+    int file_ = -1;
+    std::uint64_t size_ = 0;
+    bool torn_ = false;  // it doesn't end with a line feed
+};
+
+}  // namespace GPUSHARE_ABI
+}  // namespace gpushare

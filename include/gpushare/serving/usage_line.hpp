@@ -1,0 +1,290 @@
+// SPDX-License-Identifier: Apache-2.0
+// What a tenant used between two points in time, as a value and as a line of text, and invoices made of such lines. All of
+// it is whole numbers, so that invoices of any periods side by side sum to that of the whole, to the last ns and byte.
+//
+//   gpushare::usage_invoices march{begin_of_march, begin_of_april};
+//   gpushare::read_usage(text, [&](const gpushare::usage_line& l) { march.add(l); });
+//   march.of("chat").device_time;        march.of("chat").reserved.byte_seconds();
+//
+// A line is: from, until (ns since 1970), device time (ns), bytes x ns reserved, bytes x ns used, requests, refusals, name, checksum.
+#pragma once
+
+#include <algorithm>
+#include <chrono>
+#include <cstddef>
+#include <cstdint>
+#include <cstdio>
+#include <functional>
+#include <limits>
+#include <map>
+#include <optional>
+#include <string>
+#include <string_view>
+#include <utility>
+
+#include <gpushare/config.hpp>
+#include <gpushare/detail/parse.hpp>
+#include <gpushare/units.hpp>
+
+namespace gpushare {
+inline namespace GPUSHARE_ABI {
+
+/// The time of day: bills outlive the steady clock of a process.
+using wall_time = std::chrono::sys_time<ns>;
+
+/// An amount of memory over time, in bytes x ns. 128 bits: 80 GiB fill 64 bits within four minutes.
+class byte_time {
+public:
+    __extension__ using wide = unsigned __int128;  ///< what it is counted in
+
+    constexpr byte_time() noexcept = default;
+    /// Bytes x ns.
+    constexpr explicit byte_time(wide count) noexcept : count_(count) {}
+    /// So many bytes for so long; 0 for a time that runs backwards.
+    constexpr byte_time(bytes size, ns time) noexcept
+        : count_(time.count() > 0 ? wide{size.count()} * static_cast<std::uint64_t>(time.count()) : wide{0}) {}
+
+    /// Bytes x ns.
+    [[nodiscard]] constexpr wide count() const noexcept { return count_; }
+    /// Bytes x seconds, rounded: for people.
+    [[nodiscard]] constexpr double byte_seconds() const noexcept { return static_cast<double>(count_) / 1e9; }
+
+    friend constexpr auto operator<=>(byte_time, byte_time) = default;
+    friend constexpr bool operator==(byte_time, byte_time) = default;
+    /// The sum.
+    friend constexpr byte_time operator+(byte_time a, byte_time b) noexcept { return byte_time{a.count_ + b.count_}; }
+    /// What is left of `a`, which isn't less.
+    friend constexpr byte_time operator-(byte_time a, byte_time b) noexcept { return byte_time{a.count_ - b.count_}; }
+    /// Adds.
+    constexpr byte_time& operator+=(byte_time b) noexcept { return *this = *this + b; }
+
+private:
+    wide count_ = 0;
+};
+
+/// What was used, and how often it was asked for.
+struct usage_amounts {
+    ns device_time{};            ///< charged
+    byte_time reserved{};        ///< memory that was promised, used or not
+    byte_time used{};            ///< memory that was charged
+    std::uint64_t requests = 0;  ///< that were answered
+    std::uint64_t refusals = 0;  ///< that were refused
+
+    friend constexpr bool operator==(const usage_amounts&, const usage_amounts&) = default;
+    /// Adds each.
+    constexpr usage_amounts& operator+=(const usage_amounts& o) noexcept {
+        device_time += o.device_time;
+        reserved += o.reserved;
+        used += o.used;
+        requests += o.requests;
+        refusals += o.refusals;
+        return *this;
+    }
+};
+
+/// What a tenant used from `from` until before `until`.
+struct usage_line {
+    std::string tenant{};     ///< its name, of any bytes, not empty
+    wall_time from{};         ///< since 1970
+    wall_time until{};        ///< later than `from`
+    usage_amounts amounts{};  ///< in between
+
+    friend bool operator==(const usage_line&, const usage_line&) = default;
+};
+
+namespace detail {
+
+// Of `all`, which come evenly within `length`, those of the first `part` of it. Rounded down, so that the parts of a split differ
+// by what two of these differ by, and sum to `all`.
+template <class N>
+[[nodiscard]] constexpr N first_part(N all, std::uint64_t part, std::uint64_t length) noexcept {
+    using wide = byte_time::wide;
+    const wide n = all;
+    return static_cast<N>(n / length * part + n % length * part / length);
+}
+
+[[nodiscard]] inline std::string decimal(byte_time::wide n) {
+    std::string text;
+    do {
+        text += static_cast<char>('0' + static_cast<int>(n % 10));
+        n /= 10;
+    } while (n != 0);
+    std::reverse(text.begin(), text.end());
+    return text;
+}
+
+// Digits and nothing else, of what fits.
+[[nodiscard]] inline std::optional<byte_time::wide> parse_wide(std::string_view text) noexcept {
+    constexpr auto most = ~byte_time::wide{0};
+    if (text.empty()) return {};
+    byte_time::wide n = 0;
+    for (const char c : text) {
+        if (c < '0' || c > '9') return {};
+        const auto digit = static_cast<unsigned>(c - '0');
+        if (n > (most - digit) / 10) return {};
+        n = n * 10 + digit;
+    }
+    return n;
+}
+
+// What a name must not have in a line, as %XX.
+[[nodiscard]] inline std::string escaped_name(std::string_view name) {
+    std::string out;
+    for (const char c : name) {
+        const auto byte = static_cast<unsigned char>(c);
+        if (byte > 0x20 && byte != 0x7f && byte != '%') {
+            out += c;
+            continue;
+        }
+        char code[4];
+        std::snprintf(code, sizeof code, "%%%02X", unsigned{byte});
+        out += code;
+    }
+    return out;
+}
+[[nodiscard]] inline std::optional<std::string> name_of_escaped(std::string_view text) {
+    const auto digit = [](char c) { return c >= '0' && c <= '9' ? c - '0' : c >= 'A' && c <= 'F' ? c - 'A' + 10 : -1; };
+    std::string out;
+    for (std::size_t i = 0; i < text.size(); ++i) {
+        if (text[i] != '%') {
+            out += text[i];
+            continue;
+        }
+        if (text.size() - i < 3 || digit(text[i + 1]) < 0 || digit(text[i + 2]) < 0) return {};
+        out += static_cast<char>(digit(text[i + 1]) * 16 + digit(text[i + 2]));
+        i += 2;
+    }
+    if (out.empty() || escaped_name(out) != text) return {};  // one way to write each name
+    return out;
+}
+
+// FNV-1a. Whoever can write to the file can forge lines; this finds those that are torn.
+[[nodiscard]] constexpr std::uint32_t line_checksum(std::string_view text) noexcept {
+    std::uint32_t sum = 2166136261U;
+    for (const char c : text) sum = (sum ^ static_cast<unsigned char>(c)) * 16777619U;
+    return sum;
+}
+[[nodiscard]] inline std::string checksum_text(std::string_view text) {
+    char sum[9];
+    std::snprintf(sum, sizeof sum, "%08x", line_checksum(text));
+    return sum;
+}
+
+}  // namespace detail
+
+/// The line as text, with its line feed. Throws std::bad_alloc.
+[[nodiscard]] inline std::string to_text(const usage_line& l) {
+    std::string text = std::to_string(l.from.time_since_epoch().count());
+    const auto add = [&text](const std::string& field) { (text += ' ') += field; };
+    add(std::to_string(l.until.time_since_epoch().count()));
+    add(std::to_string(l.amounts.device_time.count()));
+    add(detail::decimal(l.amounts.reserved.count()));
+    add(detail::decimal(l.amounts.used.count()));
+    add(std::to_string(l.amounts.requests));
+    add(std::to_string(l.amounts.refusals));
+    add(detail::escaped_name(l.tenant));
+    add(detail::checksum_text(text));
+    return text += '\n';
+}
+
+/// The line whose text that is, without the line feed. Nothing for any other text: it was torn. Throws std::bad_alloc.
+[[nodiscard]] inline std::optional<usage_line> parse_usage_line(std::string_view text) {
+    const auto space = text.rfind(' ');
+    if (space == std::string_view::npos ||
+        text.substr(space + 1) != std::string_view(detail::checksum_text(text.substr(0, space))))
+        return {};
+    std::string_view rest = text.substr(0, space);
+    bool good = true;
+    const auto word = [&] {
+        const auto w = rest.substr(0, rest.find(' '));
+        good = good && w.size() < rest.size();
+        rest.remove_prefix(std::min(w.size() + 1, rest.size()));
+        return w;
+    };
+    const auto whole = [&](std::uint64_t most = std::numeric_limits<std::uint64_t>::max()) {
+        const auto n = detail::parse_whole(word());
+        good = good && n.code == detail::parse_code::ok && n.value <= most;
+        return n.value;
+    };
+    const auto time = [&] {
+        constexpr auto most = static_cast<std::uint64_t>(std::numeric_limits<std::int64_t>::max());
+        return ns{static_cast<std::int64_t>(std::min(whole(most), most))};
+    };
+    const auto wide = [&] {
+        const auto n = detail::parse_wide(word());
+        good = good && n.has_value();
+        return byte_time{n.value_or(0)};
+    };
+    usage_line l;
+    l.from = wall_time{time()};
+    l.until = wall_time{time()};
+    l.amounts.device_time = time();
+    l.amounts.reserved = wide();
+    l.amounts.used = wide();
+    l.amounts.requests = whole();
+    l.amounts.refusals = whole();
+    auto name = detail::name_of_escaped(rest);
+    if (!good || !name || l.from >= l.until) return {};
+    l.tenant = *std::move(name);
+    return l;
+}
+
+/// Calls `each(line)` for each line of a text that is whole, in their order. Returns how many aren't, that without a line feed at
+/// the end among them: a process that is killed leaves at most one. Throws std::bad_alloc, and what `each` throws.
+template <class F>
+std::size_t read_usage(std::string_view text, F each) {
+    std::size_t torn = 0;
+    while (!text.empty()) {
+        const auto end = text.find('\n');
+        if (end == std::string_view::npos) return torn + 1;
+        if (const auto line = parse_usage_line(text.substr(0, end)))
+            each(*line);
+        else
+            ++torn;
+        text.remove_prefix(end + 1);
+    }
+    return torn;
+}
+
+/// Of a line, what falls between two points in time: all of it came evenly. The parts of any split sum to the line.
+[[nodiscard]] constexpr usage_amounts part_of(const usage_line& l, wall_time from, wall_time until) noexcept {
+    const auto since = [&](wall_time t) {
+        return static_cast<std::uint64_t>((std::clamp(t, l.from, l.until) - l.from).count());
+    };
+    const auto length = static_cast<std::uint64_t>((l.until - l.from).count());
+    const auto begin = since(from), end = std::max(begin, since(until));
+    const auto between = [&](auto all) {
+        return static_cast<decltype(all)>(detail::first_part(all, end, length) -
+                                          detail::first_part(all, begin, length));
+    };
+    return {ns{static_cast<std::int64_t>(between(static_cast<std::uint64_t>(l.amounts.device_time.count())))},
+            byte_time{between(l.amounts.reserved.count())}, byte_time{between(l.amounts.used.count())},
+            between(l.amounts.requests), between(l.amounts.refusals)};
+}
+
+/// What each tenant used from one point in time until before another. A value.
+class usage_invoices {
+public:
+    /// Of [from, until).
+    usage_invoices(wall_time from, wall_time until) noexcept : from_(from), until_(until) {}
+
+    /// Counts what of the line falls into the period. Throws std::bad_alloc.
+    void add(const usage_line& l) {
+        if (l.until <= from_ || l.from >= until_) return;
+        tenants_[l.tenant] += part_of(l, from_, until_);
+    }
+    /// Nothing for one that no line names.
+    [[nodiscard]] usage_amounts of(std::string_view tenant) const {
+        const auto found = tenants_.find(tenant);
+        return found == tenants_.end() ? usage_amounts{} : found->second;
+    }
+    /// By name, in its order.
+    [[nodiscard]] const std::map<std::string, usage_amounts, std::less<>>& all() const noexcept { return tenants_; }
+
+private:
+    wall_time from_, until_;
+    std::map<std::string, usage_amounts, std::less<>> tenants_;
+};
+
+}  // namespace GPUSHARE_ABI
+}  // namespace gpushare
