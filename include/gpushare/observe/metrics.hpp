@@ -1,0 +1,200 @@
+// SPDX-License-Identifier: Apache-2.0
+// Writes metrics in the text format of Prometheus into memory of the caller's. Nothing is allocated.
+//
+//   std::array<char, 16384> page;
+//   gpushare::metrics_text out{page};
+//   out.family("server_requests_total", gpushare::metric_type::counter, "Requests that were answered.");
+//   out.sample({{"tenant", "chat"}, {"model", "tiny"}}, answered);
+//   if (!out.fits()) ...;                        // out.size() bytes are needed
+//   reply(out.text(), gpushare::metrics_text::content_type);
+//
+// usage_metrics.hpp has those of devices and tenants. All samples of a family follow it; the rest of the format is seen to.
+#pragma once
+
+#include <array>
+#include <charconv>
+#include <cmath>
+#include <concepts>
+#include <cstddef>
+#include <cstdint>
+#include <initializer_list>
+#include <span>
+#include <string_view>
+
+#include <gpushare/config.hpp>
+#include <gpushare/units.hpp>
+
+namespace gpushare {
+inline namespace GPUSHARE_ABI {
+
+/// What a family of metrics is.
+enum class metric_type : std::uint8_t {
+    gauge,      ///< goes up and down
+    counter,    ///< only goes up; its name ends in _total
+    histogram,  ///< samples with the suffixes _bucket (and the label "le"), _sum and _count
+    summary,    ///< samples with the label "quantile", and the suffixes _sum and _count
+};
+
+/// As the format spells it.
+[[nodiscard]] constexpr std::string_view to_string(metric_type t) noexcept {
+    switch (t) {
+        case metric_type::gauge: return "gauge";
+        case metric_type::counter: return "counter";
+        case metric_type::histogram: return "histogram";
+        case metric_type::summary: return "summary";
+    }
+    return "untyped";
+}
+
+/// A label of a sample.
+struct metric_label {
+    std::string_view name{};   ///< letters, digits and underscores; others are written as underscores
+    std::string_view value{};  ///< any bytes; what isn't UTF-8 is written as U+FFFD
+};
+
+namespace detail {
+
+// How many bytes the first code point has; 0 if it is none.
+[[nodiscard]] constexpr std::size_t utf8_length(std::string_view text) noexcept {
+    const auto byte = [&](std::size_t i) { return static_cast<unsigned char>(text[i]); };
+    const auto lead = byte(0);
+    if (lead < 0x80) return 1;
+    const std::size_t n = lead >= 0xf0 ? 4 : lead >= 0xe0 ? 3 : 2;
+    if (lead < 0xc2 || lead > 0xf4 || text.size() < n) return 0;
+    for (std::size_t i = 1; i < n; ++i)
+        if ((byte(i) & 0xc0U) != 0x80U) return 0;
+    const auto second = byte(1);
+    const bool too_long = (lead == 0xe0 && second < 0xa0) || (lead == 0xf0 && second < 0x90);
+    const bool none =
+        (lead == 0xed && second >= 0xa0) || (lead == 0xf4 && second >= 0x90);  // surrogates, above U+10FFFF
+    return too_long || none ? 0 : n;
+}
+
+}  // namespace detail
+
+/// The text, as it grows. For one thread at a time.
+class metrics_text {
+public:
+    /// For the header of an answer over HTTP.
+    static constexpr std::string_view content_type = "text/plain; version=0.0.4; charset=utf-8";
+
+    /// Writes to `to`, which must outlive it.
+    explicit metrics_text(std::span<char> to) noexcept : to_(to) {}
+
+    /// Begins a family, with its help and type. A name has letters, digits, underscores and colons; others are written as underscores.
+    /// `name` must outlive the samples.
+    void family(std::string_view name, metric_type type, std::string_view help) noexcept {
+        name_ = name;
+        put("# HELP ");
+        put_name(name);
+        put(" ");
+        put_escaped(help, false);
+        put("\n# TYPE ");
+        put_name(name);
+        put(" ");
+        put(to_string(type));
+        end_line();
+    }
+
+    /// A sample of the family begun last. Labels without a value are left out, which means the same.
+    template <class N>
+    requires(std::integral<N> || std::floating_point<N>) void sample(std::initializer_list<metric_label> labels,
+                                                                     N value, std::string_view suffix = {}) noexcept {
+        begin_sample(labels, suffix);
+        put_number(value);
+        end_line();
+    }
+    /// The same in seconds, exactly.
+    void sample(std::initializer_list<metric_label> labels, ns value, std::string_view suffix = {}) noexcept {
+        begin_sample(labels, suffix);
+        const auto count = value.count();
+        const auto size = count < 0 ? 0 - static_cast<std::uint64_t>(count) : static_cast<std::uint64_t>(count);
+        if (count < 0) put("-");
+        put_number(size / 1000000000);
+        if (auto rest = size % 1000000000; rest != 0) {
+            std::array<char, 10> digits{'.'};
+            for (std::size_t i = 9; i != 0; --i, rest /= 10) digits[i] = static_cast<char>('0' + rest % 10);
+            put({digits.data(), digits.size()});
+        }
+        end_line();
+    }
+    /// The same in bytes.
+    void sample(std::initializer_list<metric_label> labels, bytes value, std::string_view suffix = {}) noexcept {
+        sample(labels, value.count(), suffix);
+    }
+
+    /// The lines that fitted; all of them if fits().
+    [[nodiscard]] std::string_view text() const noexcept { return {to_.data(), whole_}; }
+    /// Bytes of all that was written, whether it fitted or not.
+    [[nodiscard]] std::size_t size() const noexcept { return size_; }
+    /// Whether all fitted.
+    [[nodiscard]] bool fits() const noexcept { return size_ <= to_.size(); }
+
+private:
+    void begin_sample(std::initializer_list<metric_label> labels, std::string_view suffix) noexcept {
+        put_name(name_);
+        put_name(suffix, true, false);
+        std::string_view before = "{";
+        for (const auto& l : labels) {
+            if (l.value.empty()) continue;
+            put(before);
+            put_name(l.name, false);
+            put("=\"");
+            put_escaped(l.value, true);
+            put("\"");
+            before = ",";
+        }
+        put(before == "{" ? " " : "} ");
+    }
+    void end_line() noexcept {
+        put("\n");
+        if (fits()) whole_ = size_;
+    }
+
+    void put(std::string_view text) noexcept {
+        if (size_ < to_.size()) text.copy(to_.data() + size_, to_.size() - size_);
+        size_ += text.size();
+    }
+    void put_name(std::string_view name, bool colons = true, bool first = true) noexcept {
+        for (const char c : name) {
+            const bool digit = c >= '0' && c <= '9' && !first;
+            const bool letter = (c >= 'a' && c <= 'z') || (c >= 'A' && c <= 'Z') || c == '_' || (c == ':' && colons);
+            put(letter || digit ? std::string_view(&c, 1) : "_");
+            first = false;
+        }
+    }
+    void put_escaped(std::string_view text, bool quotes) noexcept {
+        while (!text.empty()) {
+            const auto n = detail::utf8_length(text);
+            const char c = text.front();
+            if (n == 0)
+                put("\xef\xbf\xbd");
+            else if (c == '\n')
+                put("\\n");
+            else if (c == '\\')
+                put("\\\\");
+            else if (c == '"' && quotes)
+                put("\\\"");
+            else
+                put(text.substr(0, n));
+            text.remove_prefix(n == 0 ? 1 : n);
+        }
+    }
+    template <class N>
+    void put_number(N value) noexcept {
+        if constexpr (std::floating_point<N>) {
+            if (std::isnan(value)) return put("NaN");
+            if (std::isinf(value)) return put(value > 0 ? "+Inf" : "-Inf");
+        }
+        std::array<char, 32> digits{};
+        const auto [end, code] = std::to_chars(digits.data(), digits.data() + digits.size(), value);
+        put({digits.data(), static_cast<std::size_t>(end - digits.data())});
+    }
+
+    std::span<char> to_;
+    std::string_view name_{};
+    std::size_t size_ = 0, whole_ = 0;
+};
+
+}  // namespace GPUSHARE_ABI
+}  // namespace gpushare
