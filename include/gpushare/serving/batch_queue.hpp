@@ -1,0 +1,143 @@
+// SPDX-License-Identifier: Apache-2.0
+// Dynamic batching: requests wait for each other, but for no longer than they may, and go to the engine together. A value:
+// time comes in as an argument, and whoever drives it has the lock, the clock and the engine.
+//
+//   gpushare::batch_queue<request> waiting{{.max_size = 8, .max_delay = 2ms, .takes = 5ms}};
+//   if (waiting.try_push(std::move(r), now, deadline) == gpushare::errc::queue_full) refuse(r);     // r is as it was
+//   for (auto& late : waiting.take_expired(now)) refuse(late);
+//   if (waiting.due() <= now) run(waiting.take(now));                                              // else: again at due()
+#pragma once
+
+#include <algorithm>
+#include <cstddef>
+#include <deque>
+#include <utility>
+#include <vector>
+
+#include <gpushare/config.hpp>
+#include <gpushare/error.hpp>
+#include <gpushare/units.hpp>
+
+namespace gpushare {
+inline namespace GPUSHARE_ABI {
+
+/// When a batch goes.
+struct batch_rule {
+    std::size_t max_size = 8;            ///< items of a batch; a full one goes at once. At least 1
+    ns max_delay{};                      ///< how long an item waits for others
+    std::size_t max_waiting = 1U << 16;  ///< items; beyond that they are refused
+    ns takes{};  ///< how long a batch runs, as far as known: one goes in time for the earliest deadline in the queue, and what can't meet its own any more has expired
+};
+
+/// Items that wait to be run together, in the order in which they came. Items need only be movable. Not thread-safe. push is O(1), the
+/// rest O(waiting).
+template <class T>
+class batch_queue {
+public:
+    /// Without items.
+    explicit batch_queue(const batch_rule& rule = {}) noexcept : rule_(rule) {
+        rule_.max_size = std::max<std::size_t>(rule_.max_size, 1);
+    }
+
+    /// Adds an item. queue_full, or deadline_exceeded where it is too late already: the item is where it was. Throws what moving it
+    /// throws, and std::bad_alloc.
+    [[nodiscard]] errc try_push(T&& item, instant now, instant deadline = never) {
+        if (waiting_.size() >= rule_.max_waiting) return errc::queue_full;
+        if (latest_begin(deadline) < now) return errc::deadline_exceeded;
+        waiting_.push_back({std::move(item), now, deadline});
+        earliest_ = std::min(earliest_, deadline);
+        return errc::none;
+    }
+
+    /// When a batch should go: at once if one is full, after its delay, or in time for the earliest deadline. `never` if nothing waits.
+    [[nodiscard]] instant due() const noexcept {
+        if (waiting_.empty()) return never;
+        if (waiting_.size() >= rule_.max_size) return instant::min();
+        return std::min(saturating_add(waiting_.front().arrived, rule_.max_delay), latest_begin(earliest_));
+    }
+
+    /// The items that can't meet their deadlines any more, in their order: to be refused, not run.
+    [[nodiscard]] std::vector<T> take_expired(instant now) {
+        std::vector<T> late;
+        if (latest_begin(earliest_) >= now) return late;
+        std::deque<entry> rest;
+        for (auto& e : waiting_)
+            if (latest_begin(e.deadline) < now)
+                late.push_back(std::move(e.item));
+            else
+                rest.push_back(std::move(e));
+        waiting_.swap(rest);
+        find_earliest();
+        return late;
+    }
+
+    /// A batch, the oldest first; none before it is due. Items that have expired aren't in it: take_expired() has them.
+    [[nodiscard]] std::vector<T> take(instant now) {
+        std::vector<T> batch;
+        if (due() > now) return batch;
+        return take_now(now);
+    }
+    /// The same without waiting until it is due, as for an engine that is idle.
+    [[nodiscard]] std::vector<T> take_now(instant now) {
+        std::vector<T> batch;
+        batch.reserve(std::min(rule_.max_size, waiting_.size()));
+        std::deque<entry> expired;
+        while (!waiting_.empty() && batch.size() < rule_.max_size) {
+            entry first = std::move(waiting_.front());
+            waiting_.pop_front();
+            if (latest_begin(first.deadline) < now)
+                expired.push_back(std::move(first));
+            else
+                batch.push_back(std::move(first.item));
+        }
+        while (!expired.empty()) {
+            waiting_.push_front(std::move(expired.back()));
+            expired.pop_back();
+        }
+        find_earliest();
+        return batch;
+    }
+
+    /// From now on. What waits stays.
+    void set_rule(const batch_rule& rule) noexcept {
+        rule_ = rule;
+        rule_.max_size = std::max<std::size_t>(rule_.max_size, 1);
+    }
+    /// As it is.
+    [[nodiscard]] const batch_rule& rule() const noexcept { return rule_; }
+    /// Items that wait.
+    [[nodiscard]] std::size_t size() const noexcept { return waiting_.size(); }
+    /// Whether none does.
+    [[nodiscard]] bool empty() const noexcept { return waiting_.empty(); }
+    /// All items, in their order: a server that ends answers them. None waits any more.
+    [[nodiscard]] std::vector<T> take_all() {
+        std::vector<T> all;
+        all.reserve(waiting_.size());
+        for (auto& e : waiting_) all.push_back(std::move(e.item));
+        waiting_.clear();
+        earliest_ = never;
+        return all;
+    }
+
+private:
+    struct entry {
+        T item;
+        instant arrived, deadline;
+    };
+
+    // So that it ends by then.
+    [[nodiscard]] instant latest_begin(instant deadline) const noexcept {
+        return deadline == never ? never : saturating_add(deadline, -rule_.takes);
+    }
+    void find_earliest() noexcept {
+        earliest_ = never;
+        for (const auto& e : waiting_) earliest_ = std::min(earliest_, e.deadline);
+    }
+
+    batch_rule rule_;
+    std::deque<entry> waiting_;
+    instant earliest_ = never;  // deadline of those that wait
+};
+
+}  // namespace GPUSHARE_ABI
+}  // namespace gpushare

@@ -1,0 +1,137 @@
+// SPDX-License-Identifier: Apache-2.0
+// Dynamic batching in virtual time: when batches go, what is in them, and that nothing is lost or late.
+#include <chrono>
+#include <cstdint>
+#include <memory>
+#include <utility>
+#include <vector>
+
+#include <gpushare/serving/batch_queue.hpp>
+
+#include "support/catch.hpp"
+#include "support/random.hpp"
+
+namespace batch_queue_test {
+namespace {
+
+using namespace std::chrono_literals;
+using gpushare::errc;
+using gpushare::instant;
+using gpushare::never;
+using gpushare::ns;
+
+using item = std::unique_ptr<int>;
+using queue = gpushare::batch_queue<item>;
+
+instant at(ns t) { return instant{t}; }
+std::vector<int> values(const std::vector<item>& all) {
+    std::vector<int> v;
+    for (const auto& i : all) v.push_back(*i);
+    return v;
+}
+errc push(queue& q, int value, instant now, instant deadline = never) {
+    auto one = std::make_unique<int>(value);
+    const errc why = q.try_push(std::move(one), now, deadline);
+    CHECK((why == errc::none) == (one == nullptr));  // refused, it is still the caller's
+    return why;
+}
+
+}  // namespace
+
+TEST_CASE("a batch goes when it is full, when it has waited, or in time for a deadline", "[serving]") {
+    queue q({.max_size = 3, .max_delay = 10ms, .takes = 4ms});
+    CHECK(q.due() == never);
+    CHECK(q.take(at(0ms)).empty());
+    CHECK(push(q, 1, at(1ms)) == errc::none);
+    CHECK(q.due() == at(11ms));
+    CHECK(q.take(at(10ms)).empty());
+    CHECK(push(q, 2, at(2ms), at(9ms)) == errc::none);
+    CHECK(q.due() == at(5ms));  // takes 4 ms
+    CHECK(values(q.take(at(5ms))) == std::vector{1, 2});
+    CHECK(q.empty());
+    for (int i = 0; i < 4; ++i) CHECK(push(q, i, at(6ms)) == errc::none);
+    CHECK(q.due() == instant::min());
+    CHECK(values(q.take(at(6ms))) == std::vector{0, 1, 2});
+    CHECK(q.due() == at(16ms));
+    CHECK(values(q.take(at(16ms))) == std::vector{3});
+}
+
+TEST_CASE("what can't meet its deadline any more isn't run", "[serving]") {
+    queue q({.max_size = 2, .max_delay = 10ms, .takes = 4ms});
+    CHECK(push(q, 0, at(7ms), at(10ms)) == errc::deadline_exceeded);
+    CHECK(push(q, 1, at(0ms), at(10ms)) == errc::none);
+    CHECK(push(q, 2, at(0ms)) == errc::none);
+    CHECK(push(q, 3, at(0ms)) == errc::none);
+    CHECK(q.take_expired(at(6ms)).empty());
+    CHECK(values(q.take(at(7ms))) == std::vector{2, 3});
+    CHECK(q.size() == 1);
+    CHECK(values(q.take_expired(at(7ms))) == std::vector{1});
+    CHECK(q.due() == never);
+}
+
+TEST_CASE("a queue of requests is bounded, and gives all back at its end", "[serving]") {
+    queue q({.max_size = 0, .max_delay = 1s, .max_waiting = 2});  // a size of 0 counts as 1
+    CHECK(push(q, 1, at(0ms)) == errc::none);
+    CHECK(push(q, 2, at(0ms)) == errc::none);
+    CHECK(push(q, 3, at(0ms)) == errc::queue_full);
+    CHECK(values(q.take(at(0ms))) == std::vector{1});
+    CHECK(push(q, 4, at(0ms)) == errc::none);
+    CHECK(values(q.take_all()) == std::vector{2, 4});
+    CHECK(q.due() == never);
+}
+
+TEST_CASE("a server that looks whenever a batch is due runs everything once, in order, in time", "[serving]") {
+    for (std::uint64_t run = 0; run < 300; ++run) {
+        const auto seed = support::seed(run);
+        CAPTURE(seed);
+        support::random any(seed);
+        const gpushare::batch_rule rule{.max_size = 1 + any.below(5),
+                                        .max_delay = ns{static_cast<std::int64_t>(any.below(20))},
+                                        .max_waiting = 1 + any.below(8),
+                                        .takes = ns{static_cast<std::int64_t>(any.below(5))}};
+        queue q(rule);
+        struct told {
+            instant arrived, deadline;
+        };
+        std::vector<told> all;
+        std::vector<bool> answered;
+        const auto answer = [&](const std::vector<item>& some, instant now, bool ran) {
+            int before = -1;
+            for (const auto& i : some) {
+                CHECK(*i > before);
+                before = *i;
+                REQUIRE_FALSE(answered[static_cast<std::size_t>(*i)]);
+                answered[static_cast<std::size_t>(*i)] = true;
+                const auto& t = all[static_cast<std::size_t>(*i)];
+                const bool in_time = t.deadline == never || now + rule.takes <= t.deadline;
+                CHECK(in_time == ran);
+                if (ran) CHECK(now <= t.arrived + rule.max_delay);
+            }
+        };
+        const auto look = [&](instant now) {
+            answer(q.take_expired(now), now, false);
+            for (;;) {
+                const auto batch = q.take(now);
+                if (batch.empty()) break;
+                CHECK(batch.size() <= rule.max_size);
+                answer(batch, now, true);
+            }
+            CHECK((q.empty() || q.due() > now));
+        };
+        for (instant now{}; now < instant{ns{200}}; now += ns{1}) {
+            while (q.due() <= now) look(now);
+            for (auto n = any.below(3); n != 0; --n) {
+                const told t{now, any.one_in(2) ? never : now + ns{static_cast<std::int64_t>(any.below(30))}};
+                if (push(q, static_cast<int>(all.size()), now, t.deadline) == errc::none) {
+                    all.push_back(t);
+                    answered.push_back(false);
+                }
+                look(now);
+            }
+        }
+        answer(q.take_all(), {}, true);
+        CHECK(std::ranges::count(answered, false) == 0);
+    }
+}
+
+}  // namespace batch_queue_test
