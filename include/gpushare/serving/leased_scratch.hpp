@@ -1,0 +1,196 @@
+// SPDX-License-Identifier: Apache-2.0
+// One block of scratch memory for all engines of a tenant that never run together: each has it while it holds a permit. So ten
+// engines with 64 MiB of compute buffers each need 64 MiB and not 640.
+//
+//   gpushare::leased_scratch<memory, stream> scratch{chat.memory(), 256_MiB};       // as large as the largest that was asked for
+//   chat.submit([&](auto& to) {
+//       auto room = scratch.lease(64_MiB, to);                                      // until the end of the callable ...
+//       engine.enqueue(to, room.data());
+//   });                                                                            // ... and of its work, by order of streams
+//
+// It is charged once, to the tenant whose memory it is, as long as it is there. It isn't for several tenants: one would read what
+// another left in it.
+#pragma once
+
+#include <atomic>
+#include <cstddef>
+#include <cstdint>
+#include <mutex>
+#include <optional>
+#include <utility>
+
+#include <gpushare/closing.hpp>
+#include <gpushare/concepts.hpp>
+#include <gpushare/config.hpp>
+#include <gpushare/error.hpp>
+#include <gpushare/units.hpp>
+
+namespace gpushare {
+inline namespace GPUSHARE_ABI {
+
+/// A block that engines lease one after the other. Thread-safe; neither copied nor moved. `Memory` must outlive it; when that
+/// closes, the block is freed and leases are refused with errc::closed. No call waits for a device, but where the block has to grow.
+template <upstream Memory, joining_timeline Stream>
+class leased_scratch {
+    using point = typename Stream::point;
+
+public:
+    static constexpr std::size_t alignment = 256;  ///< of the block, in bytes
+
+    /// The block, for work on one stream, until it ends. Movable, one owner; must not outlive the scratch or the stream.
+    class lease_type {
+    public:
+        /// Takes over `other`'s.
+        lease_type(lease_type&& other) noexcept
+            : of_(std::exchange(other.of_, nullptr)), on_(other.on_), size_(other.size_) {}
+        lease_type& operator=(lease_type&&) = delete;
+        ~lease_type() {
+            if (of_ != nullptr) of_->give_back(*on_);
+        }
+
+        /// The first byte.
+        [[nodiscard]] void* data() const noexcept { return of_->block_; }
+        /// As asked for.
+        [[nodiscard]] bytes size() const noexcept { return size_; }
+
+    private:
+        friend leased_scratch;
+        lease_type(leased_scratch& of, Stream& on, bytes size) noexcept : of_(&of), on_(&on), size_(size) {}
+
+        leased_scratch* of_;
+        Stream* on_;
+        bytes size_;
+    };
+
+    /// No block yet; never one of more than `most`.
+    leased_scratch(Memory& from, bytes most) noexcept : from_(&from), most_(most) {
+        closes_.emplace(from.closing(), [this](instant by) { return close(by); });
+    }
+    leased_scratch(const leased_scratch&) = delete;
+    leased_scratch& operator=(const leased_scratch&) = delete;
+    /// Waits for the work of the last lease.
+    ~leased_scratch() {
+        closes_.reset();  // from here on it isn't called
+        try {
+            (void)last_.wait(never);
+        } catch (...) {  // its device is gone, and the block with it
+        }
+        free();
+    }
+
+    /// The block for work on `on`, which then comes behind that of the lease before. in_flight: another thread has it; over_quota: more
+    /// than `most`; closed; what the tenant's memory refuses; what `on` failed with (submission_failed). Where the block is too
+    /// small, waits until the work before is over: deadline_exceeded, by the clock of the streams.
+    [[nodiscard]] result<lease_type> try_lease(bytes size, Stream& on, instant deadline = never) noexcept {
+        if (const failure why = take(size); why.code != errc::none) return why;
+        if (const failure why = ready(size, &on, deadline); why.code != errc::none) {
+            put_back();
+            return why;
+        }
+        return lease_type(*this, on, size);
+    }
+    /// Throws what try_lease() returns.
+    [[nodiscard]] lease_type lease(bytes size, Stream& on, instant deadline = never) {
+        return try_lease(size, on, deadline).value(from_->owner(), "lease of scratch");
+    }
+
+    /// Makes the block as large beforehand, so that no lease has to: once an engine is loaded that needs as much. As try_lease.
+    failure reserve(bytes size, instant deadline = never) noexcept {
+        if (const failure why = take(size); why.code != errc::none) return why;
+        const failure why = ready(size, nullptr, deadline);
+        put_back();
+        return why;
+    }
+
+    /// Frees the block if no work uses it. Whether it is gone.
+    bool trim() noexcept {
+        if (take({}).code != errc::none) return false;
+        const bool idle = last_.reached();
+        if (idle) free();
+        put_back();
+        return idle;
+    }
+
+    /// Of the block.
+    [[nodiscard]] bytes size() const noexcept { return bytes{size_.load(std::memory_order_relaxed)}; }
+    /// How often the block was had.
+    [[nodiscard]] std::uint64_t leases() const noexcept {
+        const std::lock_guard lock(mutex_);
+        return leases_;
+    }
+
+private:
+    // Who has taken it alone touches the block and the point: under no lock, because memory that is asked for may run hooks.
+    failure take(bytes size) noexcept {
+        const std::lock_guard lock(mutex_);
+        if (closed_) return {errc::closed};
+        if (size > most_) return {errc::over_quota, size.count(), most_.count(), most_.count()};
+        if (taken_) return {errc::in_flight};
+        taken_ = true;
+        return {};
+    }
+    void put_back() noexcept {
+        const std::lock_guard lock(mutex_);
+        taken_ = false;
+    }
+    void give_back(Stream& on) noexcept {
+        try {
+            last_ = on.record();
+        } catch (
+            ...) {  // its work can't be waited for, so nobody gets the block again: the tenant's close takes it back
+            block_ = nullptr;
+            size_ = 0;
+        }
+        const std::lock_guard lock(mutex_);
+        ++leases_;
+        taken_ = false;
+    }
+    failure ready(bytes size, Stream* on, instant deadline) noexcept {
+        try {
+            if (size.count() <= size_) {
+                if (on != nullptr && !last_.reached()) on->wait(last_);
+                return {};
+            }
+            if (!last_.wait(deadline)) return {errc::deadline_exceeded};
+        } catch (const error& e) {
+            return e.figures();
+        } catch (...) {
+            return {errc::submission_failed};
+        }
+        free();  // what is in it isn't kept, so there is never need of two
+        failure why;
+        block_ = from_->try_allocate(static_cast<std::size_t>(size.count()), alignment, &why);
+        if (block_ == nullptr) return why;
+        size_ = size.count();
+        return {};
+    }
+    void free() noexcept {
+        if (block_ != nullptr)
+            (void)from_->deallocate(std::exchange(block_, nullptr), static_cast<std::size_t>(size_), alignment);
+        size_ = 0;
+    }
+    bool close(instant by) {
+        {
+            const std::lock_guard lock(mutex_);
+            if (taken_) return false;
+            closed_ = true;
+        }
+        if (!last_.wait(by)) return false;
+        free();
+        return true;
+    }
+
+    Memory* from_;
+    const bytes most_;
+    mutable std::mutex mutex_;
+    bool taken_ = false, closed_ = false;
+    std::uint64_t leases_ = 0;
+    // Of who has taken it; and of a close, when nobody has.
+    void* block_ = nullptr;
+    std::atomic<std::uint64_t> size_{0};  // for readings
+    point last_{};                        // behind the work of the last lease
+    std::optional<close_callback> closes_;
+};
+
+}  // namespace GPUSHARE_ABI
+}  // namespace gpushare
