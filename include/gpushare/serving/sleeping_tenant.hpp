@@ -1,0 +1,193 @@
+// SPDX-License-Identifier: Apache-2.0
+// A tenant that goes to sleep when nobody asks for it, and wakes for the next request; see sleep_levels.hpp. Nothing runs by
+// itself: a thread of the server's calls tick().
+//
+//   gpushare::sleeping_tenant model{chat, {.spill_after = 1min, .release_after = 10min},
+//                                   {.release = [&] { engine.reset(); }, .restore = [&] { engine = load(path); }}};
+//   { auto awake = model.use(deadline);  if (awake) answer(request); }              // a request: wakes it first
+//   wait_until(model.tick());                                                       // idle: sleeps when it is time
+//
+// By levels: pools and caches are trimmed; submissions stop and its spillable blocks go to the host (tenant::sleep); the
+// engine itself is released. Its quota and share remain promised: to give these up too, park it (tenant/park.hpp).
+#pragma once
+
+#include <chrono>
+#include <condition_variable>
+#include <cstddef>
+#include <functional>
+#include <mutex>
+#include <optional>
+#include <utility>
+
+#include <gpushare/config.hpp>
+#include <gpushare/error.hpp>
+#include <gpushare/serving/sleep_levels.hpp>
+#include <gpushare/units.hpp>
+
+namespace gpushare {
+inline namespace GPUSHARE_ABI {
+
+/// What a server does to an engine. Each may be empty. Called by one thread at a time, under no lock; what they throw makes the
+/// change fail: it is tried again.
+struct sleep_actions {
+    std::function<void()> drop_caches{};  ///< free what can be made anew in no time: KV pages, scratch
+    std::function<void()> spill{};        ///< move weights that aren't spillable blocks to the host
+    std::function<void()> release{};      ///< destroy the engine, weights and all
+    std::function<void()> restore{};      ///< make it anew; after release only
+    std::function<void()> unspill{};      ///< bring back what `spill` moved; after spill only
+};
+
+/// Drives one tenant through its levels of sleep. Thread-safe; neither copied nor moved. The tenant must outlive it.
+template <class Tenant>
+class sleeping_tenant {
+public:
+    /// Keeps the tenant awake. Movable; must not outlive the sleeping_tenant.
+    class lease {
+    public:
+        /// Takes over `other`'s.
+        lease(lease&& other) noexcept
+            : of_(std::exchange(other.of_, nullptr)), why_(other.why_), waited_(other.waited_) {}
+        lease& operator=(lease&&) = delete;
+        ~lease() {
+            if (of_ != nullptr) of_->end();
+        }
+        /// Whether it is awake.
+        [[nodiscard]] explicit operator bool() const noexcept { return why_ == errc::none; }
+        /// Why it isn't: deadline_exceeded, closed, or what an action threw (submission_failed for what is no gpushare::error).
+        [[nodiscard]] errc code() const noexcept { return why_; }
+        /// How long the request has waited for it.
+        [[nodiscard]] ns waited() const noexcept { return waited_; }
+
+    private:
+        friend sleeping_tenant;
+        lease(sleeping_tenant& of, errc why, ns waited) noexcept : of_(&of), why_(why), waited_(waited) {}
+
+        sleeping_tenant* of_;
+        errc why_;
+        ns waited_;
+    };
+
+    /// Awake.
+    explicit sleeping_tenant(Tenant& of, const sleep_rule& rule = {}, sleep_actions actions = {})
+        : tenant_(&of), actions_(std::move(actions)), state_(rule, of.now()) {}
+    sleeping_tenant(const sleeping_tenant&) = delete;
+    sleeping_tenant& operator=(const sleeping_tenant&) = delete;
+
+    /// For a request: wakes the tenant, or waits until another thread has. Times are of its node's clock.
+    [[nodiscard]] lease use(instant deadline = never) {
+        std::unique_lock lock(mutex_);
+        const instant came = tenant_->now();
+        state_.request_began(came);
+        errc why = errc::none;
+        while (why == errc::none && (state_.changing() || state_.level() != sleep_level::awake)) {
+            if (tenant_->closed())
+                why = errc::closed;
+            else if (tenant_->now() >= deadline)
+                why = errc::deadline_exceeded;
+            else if (!state_.changing())
+                why = change(sleep_level::awake, deadline, lock);
+            else  // a piece at a time, as the node's time may be another than that of condition variables
+                changed_.wait_for(lock, std::chrono::milliseconds(1));
+        }
+        return {*this, why, tenant_->now() - came};
+    }
+
+    /// Goes to sleep if it is time for it, and returns when it is time for more; `never`: a request must come first. It may wait for work
+    /// in flight, until `patience` from now.
+    instant tick(ns patience = std::chrono::seconds(1)) {
+        std::unique_lock lock(mutex_);
+        instant now = tenant_->now();
+        if (tenant_->closed()) return never;
+        if (const auto to = state_.next(now); to && *to != sleep_level::awake) {
+            (void)change(*to, saturating_add(now, patience), lock);
+            now = tenant_->now();
+        }
+        return state_.next_at(now);
+    }
+
+    /// As it is now: level, predicted and measured wake times.
+    [[nodiscard]] sleep_levels state() const {
+        const std::lock_guard lock(mutex_);
+        return state_;
+    }
+    /// Likewise, from now on.
+    void set_rule(const sleep_rule& rule) {
+        const std::lock_guard lock(mutex_);
+        state_.set_rule(rule);
+    }
+    /// A wake time of an earlier run, or a guess.
+    void measured(sleep_level from, ns took) {
+        const std::lock_guard lock(mutex_);
+        state_.measured(from, took);
+    }
+
+private:
+    void end() noexcept {
+        const std::lock_guard lock(mutex_);
+        state_.request_ended(tenant_->now());
+    }
+
+    // With the lock, but for what is done.
+    errc change(sleep_level to, instant deadline, std::unique_lock<std::mutex>& lock) {
+        state_.began(to, tenant_->now());
+        const sleep_level from = state_.level();
+        lock.unlock();
+        errc why = errc::none;
+        try {
+            why = to == sleep_level::awake ? wake() : deepen(from, to, deadline);
+        } catch (const error& e) {
+            why = e.code();
+        } catch (...) {
+            why = errc::submission_failed;
+        }
+        if (why != errc::none && from < sleep_level::weights_spilled && std::exchange(asleep_, false)) tenant_->wake();
+        lock.lock();
+        state_.ended(why == errc::none, tenant_->now());
+        changed_.notify_all();
+        return why;
+    }
+
+    // A step that was made isn't made again by a second try.
+    errc deepen(sleep_level from, sleep_level to, instant deadline) {
+        if (from < sleep_level::caches_dropped) {
+            call(actions_.drop_caches);
+            const auto parts = tenant_->spec().on.size();
+            for (std::size_t part = 0; part < parts; ++part) tenant_->memory(part).trim();
+        }
+        if (to >= sleep_level::weights_spilled && !asleep_) {
+            if (!tenant_->sleep(deadline)) return tenant_->closed() ? errc::closed : errc::deadline_exceeded;
+            asleep_ = true;
+        }
+        if (to == sleep_level::weights_spilled && !spilled_) {
+            call(actions_.spill);
+            spilled_ = true;
+        }
+        if (to == sleep_level::weights_released && !released_) {
+            call(actions_.release);
+            released_ = true;
+        }
+        return errc::none;
+    }
+    errc wake() {
+        if (asleep_) tenant_->wake();
+        asleep_ = false;
+        if (released_) call(actions_.restore);
+        if (spilled_ && !released_) call(actions_.unspill);
+        released_ = spilled_ = false;
+        return errc::none;
+    }
+    static void call(const std::function<void()>& action) {
+        if (action) action();
+    }
+
+    Tenant* tenant_;
+    sleep_actions actions_;
+    mutable std::mutex mutex_;
+    std::condition_variable changed_;
+    sleep_levels state_;
+    // Of who changes it.
+    bool asleep_ = false, spilled_ = false, released_ = false;
+};
+
+}  // namespace GPUSHARE_ABI
+}  // namespace gpushare

@@ -1,0 +1,268 @@
+// SPDX-License-Identifier: Apache-2.0
+// Scale to zero: when a model goes how deep, what it takes to wake, and a tenant that really does.
+#include <algorithm>
+#include <atomic>
+#include <chrono>
+#include <cstdint>
+#include <memory_resource>
+#include <optional>
+#include <stdexcept>
+#include <thread>
+#include <utility>
+#include <vector>
+
+#include <gpushare/backend/host/host.hpp>
+#include <gpushare/serving/sleep_levels.hpp>
+#include <gpushare/serving/sleeping_tenant.hpp>
+#include <gpushare/tenant/tenancy.hpp>
+
+#include "support/catch.hpp"
+#include "support/random.hpp"
+#include "support/threads.hpp"
+
+namespace sleep_test {
+namespace {
+
+using namespace gpushare::literals;
+using namespace std::chrono_literals;
+using gpushare::errc;
+using gpushare::instant;
+using gpushare::never;
+using gpushare::ns;
+using gpushare::sleep_level;
+using gpushare::sleep_levels;
+using enum gpushare::sleep_level;
+
+instant at(ns t) { return instant{t}; }
+constexpr gpushare::sleep_rule rule{.drop_caches_after = 10s, .spill_after = 60s, .release_after = 600s};
+
+void go(sleep_levels& s, sleep_level to, instant from, ns took = {}) {
+    REQUIRE(s.next(from) == to);
+    s.began(to, from);
+    CHECK_FALSE(s.next(from));
+    CHECK(s.next_at(from) == never);
+    s.ended(true, from + took);
+    CHECK(s.level() == to);
+}
+
+}  // namespace
+
+TEST_CASE("an idle model goes deeper step by step, and wakes for a request", "[serving]") {
+    sleep_levels s(rule, at(0s));
+    CHECK_FALSE(s.next(at(9s)));
+    CHECK(s.next_at(at(9s)) == at(10s));
+    go(s, caches_dropped, at(10s));
+    CHECK(s.next_at(at(10s)) == at(60s));
+    go(s, weights_spilled, at(60s));
+    go(s, weights_released, at(600s));
+    CHECK(s.next_at(at(600s)) == never);
+    s.request_began(at(700s));
+    go(s, awake, at(700s), 3s);
+    CHECK(s.last_wake(weights_released) == 3s);
+    CHECK_FALSE(s.next(at(2000s)));  // it is at work
+    s.request_ended(at(2000s));
+    CHECK(s.next_at(at(2000s)) == at(2010s));
+    // Who looks late goes as deep as it is late.
+    go(s, weights_spilled, at(2100s));
+}
+
+TEST_CASE("waking is predicted from what was measured, and bounds how deep it goes", "[serving]") {
+    auto careful = rule;
+    careful.wake_within = 2s;
+    sleep_levels s(careful, at(0s));
+    CHECK(s.predicted_wake() == 0s);
+    s.measured(weights_released, 5s);
+    go(s, weights_spilled, at(1000s));  // not to release
+    CHECK(s.next_at(at(1000s)) == never);
+    s.request_began(at(1000s));
+    go(s, awake, at(1000s), 1500ms);
+    s.request_ended(at(1002s));
+    CHECK(s.predicted_wake(weights_spilled) == 1500ms);
+    CHECK(s.predicted_wake(weights_released) == 5s);
+    // The longest of the last eight.
+    for (int i = 0; i < 7; ++i) s.measured(weights_spilled, 100ms);
+    CHECK(s.predicted_wake(weights_spilled) == 1500ms);
+    s.measured(weights_spilled, 200ms);
+    CHECK(s.predicted_wake(weights_spilled) == 200ms);
+    CHECK(s.last_wake(weights_spilled) == 200ms);
+    // One slow time, and that level isn't gone to any more.
+    s.measured(weights_spilled, 3s);
+    go(s, caches_dropped, at(5000s));
+    CHECK_FALSE(s.next(at(9000s)));
+}
+
+TEST_CASE("a change that failed is tried again later, and for a request at once", "[serving]") {
+    sleep_levels s(rule, at(0s));
+    s.began(*s.next(at(10s)), at(10s));
+    s.ended(false, at(11s));
+    CHECK(s.level() == awake);
+    CHECK_FALSE(s.next(at(11s)));
+    CHECK(s.next_at(at(11s)) == at(12s));
+    go(s, caches_dropped, at(12s));
+    s.request_began(at(13s));
+    s.began(*s.next(at(13s)), at(13s));
+    s.ended(false, at(14s));
+    CHECK(s.level() == caches_dropped);
+    CHECK(s.next(at(14s)) == awake);
+    s.request_ended(at(14s));
+    s.request_ended(at(14s));  // one too many does nothing
+    CHECK(s.requests() == 0);
+}
+
+TEST_CASE("whatever happens, requests are served awake and idle models get to sleep", "[serving]") {
+    for (std::uint64_t run = 0; run < 200; ++run) {
+        const auto seed = support::seed(run);
+        CAPTURE(seed);
+        support::random any(seed);
+        auto r = rule;
+        if (any.one_in(3)) r.spill_after = 0s;
+        if (any.one_in(3)) r.wake_within = 1s;
+        sleep_levels s(r, at(0s));
+        instant now = at(0s);
+        for (int step = 0; step < 200; ++step) {
+            now += std::chrono::seconds(any.below(40));
+            if (any.one_in(3)) s.request_began(now);
+            if (any.one_in(3)) s.request_ended(now);
+            if (const auto to = s.next(now)) {
+                CHECK((*to == awake) == (s.requests() != 0));
+                CHECK((*to == awake || *to > s.level()));
+                CHECK((*to != weights_spilled || r.spill_after > 0s));
+                s.began(*to, now);
+                now += std::chrono::milliseconds(any.below(3000));
+                s.ended(!any.one_in(5), now);
+            }
+        }
+        while (s.requests() != 0) s.request_ended(now);
+        for (auto at = s.next_at(now); at != never; at = s.next_at(now)) {
+            now = at;
+            if (const auto to = s.next(now)) {
+                s.began(*to, now);
+                s.ended(true, now);
+            }
+        }
+        if (r.wake_within == 0s) CHECK(s.level() == weights_released);
+    }
+}
+
+// ---- a tenant
+
+namespace {
+
+struct model_rig {
+    gpushare::host::node node{{.devices = 1, .memory = 64_MiB, .sms = 1, .timing = gpushare::host::timing::modelled}};
+    std::pmr::memory_resource* host = std::pmr::new_delete_resource();
+    gpushare::tenancy<gpushare::host::node> shared{node, {.spill = 32_MiB, .spill_to = host}};
+    decltype(shared)::tenant chat = shared.admit({.name = "chat", .memory = 16_MiB, .compute = 50_pct});
+
+    [[nodiscard]] gpushare::bytes held() { return chat.usage().current; }
+};
+
+// Idle from now on for so long.
+constexpr gpushare::sleep_rule at_once(ns drop, ns spill, ns release) { return {drop, spill, release, {}, 1ms}; }
+
+}  // namespace
+
+TEST_CASE("a tenant holds less at each level, and all of it again for a request", "[serving]") {
+    model_rig rig;
+    auto weights = rig.chat.allocate_spillable(4_MiB);
+    { CHECK(weights.use()); }
+    std::optional<decltype(rig.chat.allocate_spillable(1_MiB))> engine;
+    int loads = 0;
+    const auto load = [&] {
+        engine.emplace(rig.chat.allocate_spillable(2_MiB));
+        (void)engine->use();
+        ++loads;
+    };
+    load();
+    void* const cache = rig.chat.memory().allocate(1 << 20);
+    CHECK(rig.chat.memory().deallocate(cache, 1 << 20) == errc::none);
+    gpushare::sleeping_tenant model(rig.chat, at_once(1ns, 0s, 0s),
+                                    {.release = [&] { engine.reset(); }, .restore = load});
+    const auto awake_bytes = rig.held();
+    (void)model.tick();
+    CHECK(model.state().level() == caches_dropped);
+    CHECK(rig.chat.memory().idle() == 0_B);
+    const auto without_caches = rig.held();
+    CHECK(without_caches <= awake_bytes);
+    model.set_rule(at_once(1ns, 1ns, 0s));
+    (void)model.tick();
+    CHECK(model.state().level() == weights_spilled);
+    CHECK_FALSE(weights.resident());
+    const auto spilled = rig.held();
+    CHECK(spilled < without_caches);
+    model.set_rule(at_once(1ns, 1ns, 1ns));
+    CHECK(model.tick() == never);
+    CHECK(model.state().level() == weights_released);
+    CHECK_FALSE(engine);
+    CHECK(rig.held() == 0_B);
+    {
+        auto request = model.use();
+        CHECK(request);
+        CHECK(model.state().level() == awake);
+        CHECK(loads == 2);
+        CHECK(weights.use());
+        rig.chat.submit([](auto&) {}).wait();
+        CHECK(model.state().last_wake(weights_released) == model.state().predicted_wake(weights_released));
+        CHECK(model.tick() == never);  // a request is there
+        CHECK(model.state().level() == awake);
+    }
+}
+
+TEST_CASE("a step that throws leaves the tenant at work, and is made again", "[serving]") {
+    model_rig rig;
+    bool fails = true;
+    int calls = 0;
+    gpushare::sleeping_tenant model(rig.chat, at_once(0s, 1ns, 0s), {.spill = [&] {
+                                        ++calls;
+                                        if (fails) throw std::runtime_error("no room on the host");
+                                    }});
+    (void)model.tick();
+    CHECK(model.state().level() == awake);
+    rig.chat.submit([](auto&) {}).wait();  // its gate is open
+    fails = false;
+    while (model.state().level() == awake) (void)model.tick();
+    CHECK(calls >= 2);
+    CHECK(model.use());
+
+    // A restore that throws is the request's error, and the next one tries again.
+    int loads = 0;
+    gpushare::sleeping_tenant other(rig.chat, at_once(0s, 0s, 1ns), {.restore = [&] {
+                                        if (++loads == 1) throw std::runtime_error("the file is gone");
+                                    }});
+    (void)other.tick();
+    REQUIRE(other.state().level() == weights_released);
+    CHECK(other.use().code() == errc::submission_failed);
+    CHECK(other.use());
+    CHECK(loads == 2);
+}
+
+TEST_CASE("requests of several threads wake a tenant once each time it sleeps", "[serving]") {
+    model_rig rig;
+    std::atomic<int> loaded{1}, loads{0}, wrong{0};
+    gpushare::sleeping_tenant model(rig.chat, at_once(0s, 0s, 1ns),
+                                    {.release = [&] { --loaded; },
+                                     .restore =
+                                         [&] {
+                                             ++loaded;
+                                             ++loads;
+                                         }});
+    std::atomic<int> running{3};
+    support::together(4, [&](unsigned rank) {
+        if (rank == 3) {
+            while (running != 0) (void)model.tick();
+            return;
+        }
+        for (int i = 0; i < 50; ++i) {
+            auto request = model.use();
+            if (!request || loaded != 1) ++wrong;
+            rig.chat.submit([](auto&) {}).wait();
+        }
+        --running;
+    });
+    CHECK(wrong == 0);
+    CHECK((loaded == 0 || loaded == 1));
+    rig.chat.close();
+    CHECK(model.tick() == never);
+}
+
+}  // namespace sleep_test
