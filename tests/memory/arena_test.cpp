@@ -5,11 +5,13 @@
 #include <chrono>
 #include <limits>
 #include <optional>
+#include <span>
 #include <stop_token>
 #include <thread>
 #include <utility>
 #include <vector>
 
+#include <gpushare/backend/host/clock.hpp>
 #include <gpushare/error.hpp>
 #include <gpushare/memory/quota_hook.hpp>
 #include <gpushare/memory/quota_resource.hpp>
@@ -52,6 +54,47 @@ TEST_CASE("growing moves no pointer and keeps what is there", "[memory][arena]")
     }
     for (std::uint64_t n = 1; n <= 12; ++n)
         CHECK(painted(advanced(begin, rig.chunks(n - 1)), rig.chunk, static_cast<int>(n)));
+}
+
+TEST_CASE("several ranges are committed together or not at all", "[memory][arena]") {
+    arena_rig rig;
+    rig.scrubber.by_itself();
+    auto lanes = rig.arena(rig.chat, 1), code = rig.arena(rig.code, 2);
+    const auto range = [&](std::uint64_t first, std::uint64_t count) {
+        return gpushare::arena_range{rig.chunks(first), rig.chunks(count)};
+    };
+    lanes.commit(std::array{range(0, 1), range(4, 2), range(6, 0), range(15, 1)});
+    CHECK(lanes.committed() == rig.chunks(4));
+    CHECK(rig.chat.usage().current == rig.chunks(4));
+    for (const std::uint64_t i : {0, 4, 5, 15}) paint(advanced(lanes.data(), rig.chunks(i)), rig.chunk, 7);
+    // What is there stays, and only what is missing is charged.
+    lanes.commit(std::array{range(0, 2), range(3, 4), range(14, 2)});
+    CHECK(rig.chat.usage().current == rig.chunks(8));
+    for (const std::uint64_t i : {0, 4, 5, 15}) CHECK(painted(advanced(lanes.data(), rig.chunks(i)), rig.chunk, 7));
+    // 12 may be there: one too many, and none comes. The same where the driver fails at any of them.
+    CHECK(lanes.try_commit(std::array{range(0, 4), range(7, 4), range(14, 1)}).code == errc::over_quota);
+    CHECK(rig.chat.usage().current == rig.chunks(8));
+    for (std::size_t nth = 1; nth <= 4; ++nth) {
+        rig.memory.fail(support::vm_call::map, nth);
+        CHECK(lanes.try_commit(std::array{range(1, 2), range(7, 2), range(12, 1)}).code == errc::out_of_memory);
+        rig.pool.collect();
+        CHECK(rig.chat.usage().current == rig.chunks(8));
+        CHECK(lanes.committed() == rig.chunks(8));
+        CHECK(lanes.leaving() == 0_B);
+    }
+    lanes.commit(std::array{range(1, 2), range(7, 2), range(12, 1)});
+    CHECK(rig.chat.usage().current == rig.chunks(12));
+    // Ranges that overlap would be charged twice.
+    const auto code_of = [&](auto... ranges) { return code.try_commit(std::array{ranges...}).code; };
+    CHECK(code_of(range(0, 2), range(1, 1)) == errc::invalid_specification);
+    CHECK(code_of(range(4, 1), range(0, 1)) == errc::invalid_specification);
+    CHECK(code_of(range(0, 1), range(15, 2)) == errc::size_overflow);
+    CHECK(code_of(range(0, 1), gpushare::arena_range{rig.chunks(2), 1_B}) == errc::not_whole);
+    CHECK(code.try_commit(std::span<const gpushare::arena_range>{}).code == errc::none);
+    CHECK(rig.code.usage().current == 0_B);
+    const gpushare::patience late{gpushare::host::steady_clock{}, gpushare::host::steady_clock{}.now()};
+    CHECK(lanes.try_commit_until(std::array{range(0, 4), range(9, 1)}, late).code == errc::deadline_exceeded);
+    CHECK(rig.chat.usage().current == rig.chunks(12));
 }
 
 TEST_CASE("memory moves between tenants without being copied or made anew (rmm 1109)", "[memory][arena]") {

@@ -29,6 +29,12 @@
 namespace gpushare {
 inline namespace GPUSHARE_ABI {
 
+/// A part of an arena.
+struct arena_range {
+    bytes offset{};  ///< from its first address
+    bytes size{};    ///< of it
+};
+
 /// A tenant's reserved address range, with chunks mapped into parts of it. Offsets and sizes are multiples of the
 /// pool's chunk_size(). What is committed is charged to the quota, chunk by chunk, until it is unmapped; addresses that
 /// are only reserved cost nothing.
@@ -79,9 +85,8 @@ public:
     /// pool, the device, or burst of the quota); deadline_exceeded (enough is free, but not scrubbed yet: the scrubbing goes
     /// on, ask again); closed; kernel_failed, device_lost or submission_failed (the scrubbing).
     failure try_commit(bytes offset, bytes size, instant deadline = {}) noexcept {
-        return within(offset, size, [&](std::size_t first, std::size_t count) {
-            return pool_->chunks_.commit(space_, first, count, deadline);
-        });
+        const arena_range one{offset, size};
+        return try_commit(std::span(&one, 1), deadline);
     }
     /// Throws what try_commit() returns.
     void commit(bytes offset, bytes size, instant deadline = {}) {
@@ -92,14 +97,33 @@ public:
     /// (include memory/quota_wait.hpp). deadline_exceeded or stopped, with the figures of the last refusal.
     template <class Patience>
     failure try_commit_until(bytes offset, bytes size, const Patience& until) noexcept {
-        return within(offset, size, [&](std::size_t first, std::size_t count) {
-            return pool_->chunks_.commit_until(space_, first, count, until);
-        });
+        const arena_range one{offset, size};
+        return try_commit_until(std::span(&one, 1), until);
     }
     /// Throws what try_commit_until() returns.
     template <class Patience>
     void commit_until(bytes offset, bytes size, const Patience& until) {
         check(try_commit_until(offset, size, until), "commit");
+    }
+
+    /// As try_commit, of several ranges: all that is missing of all of them, or nothing. So the lanes of a cache grow together.
+    /// invalid_specification if they overlap, or aren't in ascending order.
+    failure try_commit(std::span<const arena_range> ranges, instant deadline = {}) noexcept {
+        return within(ranges, [&](auto runs) { return pool_->chunks_.commit(space_, runs, deadline); });
+    }
+    /// Throws what try_commit() returns.
+    void commit(std::span<const arena_range> ranges, instant deadline = {}) {
+        check(try_commit(ranges, deadline), "commit");
+    }
+    /// As try_commit_until, of several ranges.
+    template <class Patience>
+    failure try_commit_until(std::span<const arena_range> ranges, const Patience& until) noexcept {
+        return within(ranges, [&](auto runs) { return pool_->chunks_.commit_until(space_, runs, until); });
+    }
+    /// Throws what try_commit_until() returns.
+    template <class Patience>
+    void commit_until(std::span<const arena_range> ranges, const Patience& until) {
+        check(try_commit_until(ranges, until), "commit");
     }
 
     /// Unmaps [offset, offset + size) once all `points` are reached, one for each stream that uses it.
@@ -184,6 +208,27 @@ private:
             return e.figures();
         } catch (...) {
             return {.code = errc::out_of_memory, .asked = size.count()};
+        }
+    }
+
+    template <class F>
+    failure within(std::span<const arena_range> ranges, F f) noexcept {
+        try {
+            std::vector<detail::slot_run> runs;
+            runs.reserve(ranges.size());
+            for (const auto& r : ranges) {
+                failure why = within(r.offset, r.size, [&](std::size_t first, std::size_t count) -> failure {
+                    if (!runs.empty() && first < runs.back().end()) return {errc::invalid_specification};
+                    runs.push_back({first, count});
+                    return {};
+                });
+                if (why.code != errc::none) return why;
+            }
+            return runs.empty() ? failure{} : f(std::span<const detail::slot_run>(runs));
+        } catch (const error& e) {  // points of several nodes
+            return e.figures();
+        } catch (...) {
+            return {.code = errc::out_of_memory};
         }
     }
 

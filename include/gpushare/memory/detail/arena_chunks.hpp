@@ -161,6 +161,7 @@ public:
     using stage = slot_stage;
     using space = arena_space<Memory, point>;
     using departures = typename space::departures;
+    using runs = std::span<const slot_run>;  // apart from each other, at least one
 
     // ---- for virtual_arena; positions and counts are in slots, and within the range
 
@@ -238,17 +239,17 @@ public:
     }
 
     /// Maps what isn't yet. See virtual_arena::try_commit.
-    failure commit(const std::shared_ptr<space>& s, std::size_t first, std::size_t count, instant deadline) {
+    failure commit(const std::shared_ptr<space>& s, runs where, instant deadline) {
         request r;
-        return commit(s, first, count, deadline, r);
+        return commit(s, where, deadline, r);
     }
     /// See virtual_arena::try_commit_until.
     template <class Patience>
-    failure commit_until(const std::shared_ptr<space>& s, std::size_t first, std::size_t count, const Patience& until) {
+    failure commit_until(const std::shared_ptr<space>& s, runs where, const Patience& until) {
         for (;;) {
             request r;
-            failure why = commit(s, first, count, instant{}, r);
-            if (why.code == errc::deadline_exceeded) why = commit(s, first, count, until.deadline, r);  // scrubbing
+            failure why = commit(s, where, instant{}, r);
+            if (why.code == errc::deadline_exceeded) why = commit(s, where, until.deadline, r);  // scrubbing
             if (why.code == errc::none || r.lacks != lack::quota) return why;
             why = charge_until(*s->limit, r.missing, until);
             if (why.code != errc::none) return why;
@@ -259,7 +260,7 @@ public:
                     if (size != bytes{}) (void)limit.release(size);
                 }
             } const paid{*s->limit, r.paid = r.missing};
-            why = commit(s, first, count, until.deadline, r);
+            why = commit(s, where, until.deadline, r);
             if (why.code == errc::none || r.lacks != lack::quota)
                 return why;  // or it was more than before: into the queue again
         }
@@ -385,17 +386,16 @@ private:
     };
 
     // Asks hooks for what its quota or the memory lacks, and waits for scrubbing and for what leaves.
-    failure commit(const std::shared_ptr<space>& s, std::size_t first, std::size_t count, instant deadline,
-                   request& r) {
+    failure commit(const std::shared_ptr<space>& s, runs where, instant deadline, request& r) {
         departures gone, undo;
-        undo.push_back({.first = first, .count = count});
+        for (const auto& run : where) undo.push_back({.first = run.first, .count = run.count});
         std::vector<point> awaited;
         std::unique_lock lock(mutex_);
         const auto failed = supply_.failed(), entered = calls_begun_;
         lock.unlock();
         hook_cursor asked{.until = deadline};
         for (bool expired = false;;) {
-            const failure why = attempt(s, first, count, undo, r);
+            const failure why = attempt(s, where, undo, r);
             if (why.code == errc::none || why.code == errc::closed) return why;
             lock.lock();
             (void)collect(gone, lock);
@@ -421,12 +421,12 @@ private:
     }
 
     // One try at commit: everything that is missing, or nothing.
-    failure attempt(const std::shared_ptr<space>& s, std::size_t first, std::size_t count, departures& undo,
-                    request& r) {
+    failure attempt(const std::shared_ptr<space>& s, runs where, departures& undo, request& r) {
         r.lacks = lack::other;
         const std::lock_guard own(s->mutex);
         if (!s->open) return {errc::closed};
-        const auto missing = s->count_of(first, count, stage::empty);
+        std::size_t missing = 0;
+        for (const auto& run : where) missing += s->count_of(run.first, run.count, stage::empty);
         const bytes size = r.missing = chunk_size() * missing;
         std::unique_lock lock(mutex_);
         if (missing != 0)
@@ -434,25 +434,33 @@ private:
                 r.seen = returns_;
                 return why;
             }
-        for (std::size_t i = first; i < first + count; ++i)
-            if (s->slots[i].stage == stage::empty) s->arrive(i, supply_.take(s->tenant));
-        std::size_t i = first;
+        for (const auto& run : where)
+            for (std::size_t i = run.first; i < run.end(); ++i)
+                if (s->slots[i].stage == stage::empty) s->arrive(i, supply_.take(s->tenant));
+        // How far it got.
+        auto run = where.begin();
+        std::size_t i = run->first;
+        const auto each_arriving = [&](auto f) {
+            for (;; i = run->first) {
+                for (; i < run->end(); ++i)
+                    if (s->slots[i].stage == stage::arriving)
+                        if (const errc why = f(i); why != errc::none) return why;
+                if (++run == where.end()) return errc::none;
+            }
+        };
         const errc why = without(lock, false, [&] {
-            for (; i < first + count; ++i)
-                if (s->slots[i].stage == stage::arriving)
-                    if (const errc failed = map(*s, i, s->slots[i].chunk); failed != errc::none) return failed;
-            return errc::none;
+            return each_arriving([&](std::size_t slot) { return map(*s, slot, s->slots[slot].chunk); });
         });
         if (why == errc::none) {
-            leaving_ -= s->settle(first, count);
+            for (const auto& all : where) leaving_ -= s->settle(all.first, all.count);
             return {};
         }
         std::size_t unmapped = 0;
-        for (; i < first + count; ++i) {
-            if (s->slots[i].stage != stage::arriving) continue;
-            supply_.give(std::exchange(s->slots[i], {}).chunk);
+        (void)each_arriving([&](std::size_t slot) {
+            supply_.give(std::exchange(s->slots[slot], {}).chunk);
             ++unmapped;
-        }
+            return errc::none;
+        });
         s->limit->release(chunk_size() * unmapped);
         ++returns_;
         depart(s, undo, stage::arriving);
@@ -535,11 +543,13 @@ private:
         return gone;
     }
 
-    /// `last` is a list of one: those of its slots that are in stage `which` leave with it.
+    /// Those slots of `last` that are in stage `which` leave with it.
     void depart(const std::shared_ptr<space>& s, departures& last, stage which) noexcept {
-        last.front().from = s;
-        last.front().ticket = ++tickets_;
-        leaving_ += s->depart(last.front(), which);
+        for (auto& d : last) {
+            d.from = s;
+            d.ticket = ++tickets_;
+            leaving_ += s->depart(d, which);
+        }
         departures_.splice(departures_.end(), last);
     }
 

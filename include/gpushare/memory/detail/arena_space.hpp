@@ -40,6 +40,13 @@ struct arena_slot {
     slot_stage stage = slot_stage::empty;
 };
 
+/// Slots side by side.
+struct slot_run {
+    std::size_t first = 0, count = 0;
+
+    [[nodiscard]] std::size_t end() const noexcept { return first + count; }
+};
+
 template <virtual_memory Memory, timeline_point Point>
 struct arena_space;
 
