@@ -1,0 +1,145 @@
+// SPDX-License-Identifier: Apache-2.0
+// Which pages of a page store are free, and which slabs of chunks are there: the store's decisions, as a value. Pages are taken from
+// the lowest slab that has one, so that the upper ones become empty and can be given back.
+//
+//   page_book book(pages_per_slab, slabs);
+//   if (!book.take(out)) { auto more = book.plan(out.size()); ... book.landed(slab) each; book.take(out); }
+#pragma once
+
+#include <algorithm>
+#include <bit>
+#include <cstddef>
+#include <cstdint>
+#include <span>
+#include <vector>
+
+#include <gpushare/config.hpp>
+
+namespace gpushare {
+inline namespace GPUSHARE_ABI {
+namespace detail {
+
+/// `arriving`, `leaving`: a thread is at it; its pages can't be taken.
+enum class slab_stage : std::uint8_t { absent, arriving, there, leaving };
+
+class page_book {
+public:
+    page_book(std::uint32_t pages_per_slab, std::uint32_t slabs)
+        : per_slab_(pages_per_slab),
+          slabs_(slabs),
+          free_((std::uint64_t{slabs} * pages_per_slab + 63) / 64),
+          out_(free_.size()) {}
+
+    [[nodiscard]] std::uint32_t pages() const noexcept { return per_slab_ * static_cast<std::uint32_t>(slabs_.size()); }
+    [[nodiscard]] std::uint32_t per_slab() const noexcept { return per_slab_; }
+    [[nodiscard]] std::uint32_t free() const noexcept { return free_count_; }  ///< that can be taken
+    [[nodiscard]] std::uint32_t out() const noexcept { return out_count_; }    ///< that were taken
+    [[nodiscard]] std::uint32_t slabs_there() const noexcept { return there_; }
+    [[nodiscard]] slab_stage stage(std::uint32_t s) const noexcept { return slabs_[s].stage; }
+    [[nodiscard]] bool is_out(std::uint32_t page) const noexcept { return page < pages() && get(out_, page); }
+
+    /// As many pages as `to` has room for, or none.
+    bool take(std::span<std::uint32_t> to) noexcept {
+        if (to.size() > free_count_) return false;
+        std::size_t n = 0;
+        for (std::size_t w = first_; n < to.size(); ++w) {
+            if (free_[w] == 0) {
+                if (w == first_) ++first_;
+                continue;
+            }
+            for (; free_[w] != 0 && n < to.size(); ++n) {
+                const auto page =
+                    static_cast<std::uint32_t>(w * 64 + static_cast<std::size_t>(std::countr_zero(free_[w])));
+                clear(free_, page);
+                set(out_, page);
+                ++slabs_[page / per_slab_].busy;
+                to[n] = page;
+            }
+        }
+        free_count_ -= static_cast<std::uint32_t>(n);
+        out_count_ += static_cast<std::uint32_t>(n);
+        return true;
+    }
+    /// Nobody has the page any more, and it can't be taken yet. False, and nothing happens, if it isn't out.
+    bool leave(std::uint32_t page) noexcept {
+        if (!is_out(page)) return false;
+        clear(out_, page);
+        --out_count_;
+        return true;
+    }
+    /// It was left by mistake.
+    void stay(std::uint32_t page) noexcept {
+        set(out_, page);
+        ++out_count_;
+    }
+    /// A page that was left can be taken again.
+    void put(std::uint32_t page) noexcept {
+        --slabs_[page / per_slab_].busy;
+        offer(page);
+    }
+
+    /// The lowest slabs that aren't there, enough for so many more pages; all of them arrive from now on. Fewer, and nothing
+    /// happens, if there aren't enough.
+    [[nodiscard]] std::vector<std::uint32_t> plan(std::uint32_t more) {
+        const auto wanted = (std::uint64_t{more} + per_slab_ - 1) / per_slab_;
+        std::vector<std::uint32_t> chosen;
+        for (std::uint32_t s = 0; s < slabs_.size() && chosen.size() < wanted; ++s)
+            if (slabs_[s].stage == slab_stage::absent) chosen.push_back(s);
+        if (chosen.size() < wanted) return {};
+        for (const auto s : chosen) slabs_[s].stage = slab_stage::arriving;
+        return chosen;
+    }
+    void landed(std::uint32_t s) noexcept { come(s); }
+    void fell_through(std::uint32_t s) noexcept { slabs_[s].stage = slab_stage::absent; }
+
+    /// The highest slab that is there with no page out or left, if more than `keep` slabs are there: it is leaving from now on.
+    /// Or slabs(), if there is none.
+    [[nodiscard]] std::uint32_t begin_leaving(std::uint32_t keep) noexcept {
+        const auto all = static_cast<std::uint32_t>(slabs_.size());
+        if (there_ <= keep) return all;
+        for (auto s = all; s-- != 0;) {
+            if (slabs_[s].stage != slab_stage::there || slabs_[s].busy != 0) continue;
+            for (auto page = s * per_slab_; page < (s + 1) * per_slab_; ++page) clear(free_, page);
+            free_count_ -= per_slab_;
+            --there_;
+            slabs_[s].stage = slab_stage::leaving;
+            return s;
+        }
+        return all;
+    }
+    void left(std::uint32_t s) noexcept { slabs_[s].stage = slab_stage::absent; }
+    void stays(std::uint32_t s) noexcept { come(s); }  ///< it couldn't leave
+    [[nodiscard]] std::uint32_t slabs() const noexcept { return static_cast<std::uint32_t>(slabs_.size()); }
+
+private:
+    struct slab {
+        slab_stage stage = slab_stage::absent;
+        std::uint32_t busy = 0;  // pages that can't be taken
+    };
+    using bits = std::vector<std::uint64_t>;
+
+    static bool get(const bits& b, std::uint32_t i) noexcept { return (b[i / 64] >> (i % 64) & 1U) != 0; }
+    static void set(bits& b, std::uint32_t i) noexcept { b[i / 64] |= std::uint64_t{1} << (i % 64); }
+    static void clear(bits& b, std::uint32_t i) noexcept { b[i / 64] &= ~(std::uint64_t{1} << (i % 64)); }
+
+    void offer(std::uint32_t page) noexcept {
+        set(free_, page);
+        ++free_count_;
+        first_ = std::min(first_, std::size_t{page} / 64);
+    }
+    void come(std::uint32_t s) noexcept {
+        slabs_[s] = {slab_stage::there, 0};
+        ++there_;
+        for (auto page = s * per_slab_; page < (s + 1) * per_slab_; ++page) offer(page);
+    }
+
+    std::uint32_t per_slab_;
+    std::vector<slab> slabs_;
+    bits free_, out_;
+    std::size_t first_ = 0;  // no word before it has a free page
+    std::uint32_t free_count_ = 0, out_count_ = 0, there_ = 0;
+};
+
+}  // namespace detail
+}  // namespace GPUSHARE_ABI
+}  // namespace gpushare

@@ -1,0 +1,396 @@
+// SPDX-License-Identifier: Apache-2.0
+// Pages for the KV caches of one model, whose memory comes and goes with the load: addresses never change, and memory that is
+// in no page serves other tenants. What a tenant is guaranteed and what it is lent says its quota.
+//
+//   gpushare::page_store cache{pool, chat.memory().limit(), gpushare::tenant_tag{chat.tag()},
+//                              {.lanes = 36, .token = 512_B, .tokens = 64, .pages = 4096}, "chat"};
+//   std::array<std::uint32_t, 8> pages;
+//   cache.allocate(pages);                                     // all or none
+//   kernel(cache.data(), cache.page_stride(), cache.lane_stride(), pages);
+//   cache.free(pages, stream.record());                        // once that work is over
+//
+// A page has the tokens of all lanes (keys and values of each layer) side by side, so that a cache grows by one page and not by a
+// chunk for each lane: with chunks of 2 MiB these 36 lanes would grow by 72 MiB, 4,096 tokens at a time. Lane l of page p begins at
+// data() + p * page_stride() + l * lane_stride(). (An engine that wants each lane in one piece: virtual_arena::commit of
+// several ranges.)
+#pragma once
+
+#include <algorithm>
+#include <condition_variable>
+#include <cstddef>
+#include <cstdint>
+#include <mutex>
+#include <optional>
+#include <span>
+#include <stop_token>
+#include <string_view>
+#include <utility>
+#include <vector>
+
+#include <gpushare/closing.hpp>
+#include <gpushare/concepts.hpp>
+#include <gpushare/config.hpp>
+#include <gpushare/error.hpp>
+#include <gpushare/memory/chunk_pool.hpp>
+#include <gpushare/memory/patience.hpp>
+#include <gpushare/memory/quota.hpp>
+#include <gpushare/memory/quota_hook.hpp>
+#include <gpushare/memory/tenant_tag.hpp>
+#include <gpushare/memory/virtual_arena.hpp>
+#include <gpushare/serving/detail/page_book.hpp>
+#include <gpushare/serving/page_options.hpp>
+#include <gpushare/units.hpp>
+
+namespace gpushare {
+inline namespace GPUSHARE_ABI {
+
+/// The pages of one model on one device. Thread-safe; neither copied nor moved. Pool and quota must outlive it; when the quota
+/// closes, so does the store: it refuses with errc::closed, and its memory is gone once no work uses it.
+template <virtual_memory Memory, scrubber Stream>
+class page_store {
+    using arena_type = virtual_arena<Memory, Stream>;
+
+public:
+    using pool_type = chunk_pool<Memory, Stream>;  ///< what its memory comes from
+    using point = typename pool_type::point;       ///< of the streams that use pages
+
+    /// Without memory. `owner` names the tenant in messages and must outlive it. Throws operation_error (invalid_specification for
+    /// pages of no size, or none), and as virtual_arena.
+    page_store(pool_type& pool, quota& limit, tenant_tag tenant, page_options o, std::string_view owner = {})
+        : limit_(&limit),
+          owner_(owner),
+          options_(std::move(o)),
+          lane_(options_.token * options_.tokens),
+          page_(checked(lane_ * options_.lanes, options_.pages)),
+          slab_(page_ > pool.chunk_size() ? up(page_, pool.chunk_size()) : pool.chunk_size()),
+          book_(static_cast<std::uint32_t>(slab_ / page_),
+                static_cast<std::uint32_t>((options_.pages + slab_ / page_ - 1) / (slab_ / page_))),
+          next_(book_.pages()),
+          arena_(pool, limit, tenant, slab_ * book_.slabs(), owner),
+          reclaims_(
+              limit, order, [this](const reclaim_request& r) { return reclaim(r); },
+              [this](instant until) { return wait_pending(until); }) {
+        closes_.emplace(limit.closing(), [this](instant) {
+            close();
+            return true;  // the arena sees to the rest
+        });
+    }
+    page_store(const page_store&) = delete;
+    page_store& operator=(const page_store&) = delete;
+    /// Its memory is given back once the points of pages that were freed are reached; nothing may use the others any more.
+    ~page_store() {
+        closes_.reset();
+        close();
+    }
+
+    /// The first byte of page 0, which never changes.
+    [[nodiscard]] void* data() const noexcept { return arena_.data(); }
+    /// From one page of a slab to the next. Slabs begin slab_stride() after each other; unless that is a multiple, address() knows more.
+    [[nodiscard]] bytes page_stride() const noexcept { return page_; }
+    /// From one lane of a page to the next.
+    [[nodiscard]] bytes lane_stride() const noexcept { return lane_; }
+    /// Pages of a slab, the unit in which memory comes and goes: one chunk, or as many as a page needs.
+    [[nodiscard]] std::uint32_t pages_per_slab() const noexcept { return book_.per_slab(); }
+    /// From one slab to the next.
+    [[nodiscard]] bytes slab_stride() const noexcept { return slab_; }
+    /// A lane of a page. Page and lane must be there.
+    [[nodiscard]] void* address(std::uint32_t page, std::uint32_t lane = 0) const noexcept {
+        const auto at = slab_ * (page / book_.per_slab()) + page_ * (page % book_.per_slab()) + lane_ * lane;
+        return static_cast<std::byte*>(arena_.data()) + at.count();
+    }
+
+    /// As many pages as `to` has room for, or none. They have what was in them before, of this tenant, or zeros. Where memory is
+    /// missing, others are asked for what they were lent, and the scrubbing of it is waited for until `deadline`. over_quota (of the
+    /// quota, or more than page_options::pages), out_of_memory, closed, and as virtual_arena::try_commit.
+    failure try_allocate(std::span<std::uint32_t> to, instant deadline = {}) noexcept {
+        return obtain(to, deadline, false,
+                      [&](ranges more, const std::stop_token&) { return arena_.try_commit(more, deadline); });
+    }
+    /// Throws what try_allocate() returns.
+    void allocate(std::span<std::uint32_t> to, instant deadline = {}) {
+        check(try_allocate(to, deadline), "allocate pages");
+    }
+    /// As try_allocate, but waits for bytes of the quota, first come first served, until the deadline or stop request of `until`, a
+    /// patience (include memory/quota_wait.hpp).
+    template <class Patience>
+    failure try_allocate_until(std::span<std::uint32_t> to, const Patience& until) noexcept {
+        // Also stopped when there are enough pages after all, which somebody freed.
+        return obtain(to, until.deadline, true, [&](ranges more, const std::stop_token& enough) {
+            std::stop_source either;
+            const auto stop = [&] { (void)either.request_stop(); };
+            const std::stop_callback by_caller(until.stop, stop), by_store(enough, stop);
+            Patience mine = until;
+            mine.stop = either.get_token();
+            const failure why = arena_.try_commit_until(more, mine);
+            return why.code == errc::stopped && !until.stop.stop_requested() ? failure{errc::in_flight} : why;
+        });
+    }
+    /// Throws what try_allocate_until() returns.
+    template <class Patience>
+    void allocate_until(std::span<std::uint32_t> to, const Patience& until) {
+        check(try_allocate_until(to, until), "allocate pages");
+    }
+
+    /// Gives pages back: others have them once `after` is reached. All or, where one isn't out, none: unknown_block. out_of_memory, of
+    /// the host's.
+    errc free(std::span<const std::uint32_t> pages, const point& after = {}) noexcept {
+        const std::lock_guard lock(mutex_);
+        try {
+            pending_.reserve(pending_.size() + 1);
+        } catch (...) {
+            return errc::out_of_memory;
+        }
+        for (std::size_t i = 0; i < pages.size(); ++i)
+            if (!book_.leave(pages[i])) {
+                while (i != 0) book_.stay(pages[--i]);
+                return errc::unknown_block;
+            }
+        if (pages.empty()) return errc::none;
+        std::uint32_t head = none;
+        for (const auto p : pages) next_[p] = std::exchange(head, p);
+        pending_.push_back({after, head});
+        pending_pages_ += static_cast<std::uint32_t>(pages.size());
+        (void)collect_reached();
+        return errc::none;
+    }
+
+    /// Pages whose streams have got there can be taken again. Whether there were any. Allocations do so as well.
+    bool collect() noexcept {
+        const std::lock_guard lock(mutex_);
+        return collect_reached();
+    }
+    /// Gives memory back that is in no page, until there is some for `keep` pages, and no less than the floor. How much.
+    bytes trim(std::uint32_t keep = 0) noexcept {
+        std::unique_lock lock(mutex_);
+        (void)collect_reached();
+        return shrink(std::max(keep, options_.floor), bytes::max(), counted_, lock);
+    }
+
+    /// From now on: the most pages (at most as many as it was made with), and the floor. What is out stays out.
+    void set_limits(std::uint32_t floor, std::uint32_t most) noexcept {
+        const std::lock_guard lock(mutex_);
+        options_.floor = floor;
+        options_.pages = std::min(most, book_.pages());
+    }
+    /// As of now.
+    [[nodiscard]] page_usage usage() const noexcept {
+        const std::lock_guard lock(mutex_);
+        return {book_.out(), pending_pages_, book_.free(), arena_.committed() + arena_.leaving(), given_back_};
+    }
+
+private:
+    static constexpr int order = 5;  // of its hook: before what has to be copied
+    static constexpr std::uint32_t none = ~0U;
+    static constexpr bytes line{256};  // pages begin at a multiple of it
+
+    struct batch {
+        point after;
+        std::uint32_t head;  // its pages, by next_
+    };
+
+    static bytes up(bytes size, bytes to) noexcept { return (size + to - bytes{1}) / to * to; }
+    static bytes checked(bytes page, std::uint32_t pages) {
+        if (page == bytes{} || page >= quota::max_limit() || pages == 0 || pages > 1U << 30)
+            raise({errc::invalid_specification, page.count()}, {}, "a page store, of bytes in a page");
+        return up(page, line);
+    }
+
+    using ranges = std::span<const arena_range>;
+
+    // In the quota's queue for memory, and glad about so many pages.
+    struct waiter {
+        std::size_t wants;
+        std::stop_source enough{};
+        waiter* next = nullptr;
+    };
+
+    template <class Commit>
+    failure obtain(std::span<std::uint32_t> to, instant deadline, bool waits, Commit commit) noexcept try {
+        std::unique_lock lock(mutex_);
+        for (bool again = false;; again = true) {
+            if (limit_->closed()) return {errc::closed};
+            (void)collect_reached();
+            if (to.size() > options_.pages - std::min(options_.pages, book_.out())) return too_many(to.size());
+            if (book_.take(to)) return {};
+            const auto slabs = book_.plan(static_cast<std::uint32_t>(to.size()) - book_.free());
+            if (slabs.empty()) return too_many(to.size());
+            // What is free already isn't given back meanwhile: by its own hook, which its own request may ask; and, lest two stores
+            // take it from each other for ever, by no hook the second time.
+            const auto counts_on = book_.free();
+            counted_ += counts_on;
+            firmly_counted_ += again ? counts_on : 0;
+            const failure why = waits ? grow_waiting(slabs, to.size(), commit, lock) : grow(slabs, commit, lock);
+            counted_ -= counts_on;
+            firmly_counted_ -= again ? counts_on : 0;
+            if (why.code == errc::none || why.code == errc::in_flight || book_.free() >= to.size()) continue;
+            if (waits) return why;
+            // What another one is about to have may be enough for both.
+            changed_.wait(lock, [&] { return growing_ == 0 || book_.free() >= to.size(); });
+            if (book_.free() >= to.size()) continue;
+            if (pending_pages_ == 0 || deadline == instant{}) return why;
+            lock.unlock();
+            const bool reached = wait_pending(deadline);
+            lock.lock();
+            if (!reached) return why;
+        }
+    } catch (...) {
+        return {errc::out_of_memory};
+    }
+    // Memory for slabs. With the lock, but for the memory's calls.
+    template <class Commit>
+    failure grow(const std::vector<std::uint32_t>& slabs, Commit& commit, std::unique_lock<std::mutex>& lock) noexcept {
+        ++growing_;
+        const failure why = bring(slabs, commit, {}, lock);
+        --growing_;
+        changed_.notify_all();
+        return why;
+    }
+    template <class Commit>
+    failure grow_waiting(const std::vector<std::uint32_t>& slabs, std::size_t wants, Commit& commit,
+                         std::unique_lock<std::mutex>& lock) {
+        waiter here{.wants = wants, .next = waiters_};
+        waiters_ = &here;
+        const failure why = bring(slabs, commit, here.enough.get_token(), lock);
+        waiter** at = &waiters_;
+        while (*at != &here) at = &(*at)->next;
+        *at = here.next;
+        changed_.notify_all();
+        return why;
+    }
+    template <class Commit>
+    failure bring(const std::vector<std::uint32_t>& slabs, Commit& commit, const std::stop_token& enough,
+                  std::unique_lock<std::mutex>& lock) noexcept {
+        failure why{errc::out_of_memory};
+        lock.unlock();
+        try {
+            std::vector<arena_range> more;
+            more.reserve(slabs.size());
+            for (const auto s : slabs) more.push_back({slab_ * s, slab_});
+            why = commit(ranges(more), enough);
+        } catch (...) {  // no memory of the host's for the list
+        }
+        lock.lock();
+        for (const auto s : slabs) why.code == errc::none ? book_.landed(s) : book_.fell_through(s);
+        if (why.code == errc::none) tell_waiters();
+        return why;
+    }
+    [[nodiscard]] failure too_many(std::size_t asked) const noexcept {
+        const auto out = std::min(options_.pages, book_.out());
+        return {errc::over_quota, (page_ * asked).count(), (page_ * (options_.pages - out)).count(),
+                (page_ * options_.pages).count()};
+    }
+
+    // ---- with the lock
+
+    bool collect_reached() noexcept {
+        const auto before = pending_.size();
+        std::erase_if(pending_, [&](const batch& b) {
+            if (!b.after.reached()) return false;
+            for (auto p = b.head; p != none; p = next_[p]) {
+                book_.put(p);
+                --pending_pages_;
+            }
+            return true;
+        });
+        if (pending_.size() == before) return false;
+        tell_waiters();
+        changed_.notify_all();
+        return true;
+    }
+    void tell_waiters() noexcept {
+        for (auto* w = waiters_; w != nullptr; w = w->next)
+            if (book_.free() >= w->wants) (void)w->enough.request_stop();
+    }
+    // Unlocks while memory is given back.
+    bytes shrink(std::uint32_t keep, bytes most, const std::uint32_t& counted,
+                 std::unique_lock<std::mutex>& lock) noexcept {
+        const auto slabs = (std::uint64_t{keep} + book_.per_slab() - 1) / book_.per_slab();
+        bytes given{};
+        while (given < most && book_.free() >= std::uint64_t{counted} + book_.per_slab()) {
+            const auto s = book_.begin_leaving(static_cast<std::uint32_t>(slabs));
+            if (s == book_.slabs()) break;
+            lock.unlock();
+            // No work uses it: all points are reached. unknown_block: the arena is closed.
+            const failure why = arena_.try_decommit(slab_ * s, slab_, {}, instant{});
+            lock.lock();
+            if (why.code != errc::none && why.code != errc::unknown_block) {
+                book_.stays(s);
+                break;
+            }
+            book_.left(s);
+            given += slab_;
+        }
+        given_back_ += given;
+        return given;
+    }
+
+    // ---- the hook
+
+    bytes reclaim(const reclaim_request& r) {
+        std::unique_lock lock(mutex_);
+        (void)collect_reached();
+        const auto& counted = r.own ? counted_ : firmly_counted_;
+        bytes given = shrink(options_.floor, r.missing, counted, lock);
+        if (given >= r.missing || !options_.evict) return given;
+        const auto pages = up(r.missing - given, slab_) / slab_ * book_.per_slab();
+        const auto above = book_.out() - std::min(options_.floor, book_.out());
+        if (above == 0) return given;
+        lock.unlock();
+        options_.evict(r, static_cast<std::uint32_t>(std::min<std::uint64_t>(pages, above)));
+        lock.lock();
+        (void)collect_reached();
+        while (pending_pages_ != 0 && r.until != instant::min()) {
+            lock.unlock();
+            const bool reached = wait_pending(r.until);
+            lock.lock();
+            (void)collect_reached();
+            if (!reached) break;
+        }
+        return given + shrink(options_.floor, r.missing - given, counted, lock);
+    }
+    bool wait_pending(instant until) {
+        std::vector<point> open;
+        {
+            const std::lock_guard lock(mutex_);
+            for (const auto& b : pending_) open.push_back(b.after);
+        }
+        return !open.empty() && point::wait_any(open, until);
+    }
+
+    // Behind the work that still uses pages.
+    void close() noexcept {
+        std::unique_lock lock(mutex_);
+        try {
+            std::vector<point> open;
+            for (const auto& b : pending_) open.push_back(b.after);
+            lock.unlock();
+            (void)arena_.close(open);
+        } catch (...) {  // no memory of the host's: the next close, or the end, tries again
+        }
+    }
+
+    void check(const failure& why, std::string_view what) const {
+        if (why.code != errc::none) raise(why, owner_, what);
+    }
+
+    quota* limit_;
+    std::string_view owner_;
+    page_options options_;
+    const bytes lane_, page_, slab_;
+    mutable std::mutex mutex_;
+    std::condition_variable changed_;  // pages became free, or a growth ended
+    detail::page_book book_;
+    std::vector<std::uint32_t> next_;
+    std::vector<batch> pending_;
+    std::uint32_t pending_pages_ = 0;
+    std::uint32_t counted_ = 0, firmly_counted_ = 0;  // free pages that calls in want of more will take
+    std::uint32_t growing_ = 0;  // calls that don't wait in the queue, and may bring more pages than they need
+    waiter* waiters_ = nullptr;
+    bytes given_back_{};
+    arena_type arena_;
+    quota_hook reclaims_;  // nobody is in it any more when what is above goes
+    std::optional<close_callback> closes_;
+};
+
+}  // namespace GPUSHARE_ABI
+}  // namespace gpushare
