@@ -12,6 +12,7 @@
 
 #include <gpushare/backend/host/host.hpp>
 #include <gpushare/memory/quota_wait.hpp>
+#include <gpushare/tenant/foreign_memory.hpp>
 #include <gpushare/tenant/tenancy.hpp>
 
 #include "support/catch.hpp"
@@ -55,6 +56,53 @@ TEST_CASE("an overhead account sets aside what is taken, less what is declared",
     CHECK(account.measure(m) == 44_MiB);
     m.take_for_others(0_B);
     CHECK(account.measure(m) == 64_MiB);
+}
+
+TEST_CASE("what an engine takes by itself is measured and charged to its tenant", "[tenant][overhead]") {
+    host::node n(small_node());
+    auto& m = n.memory({0});
+    m.take_for_others(10_MiB);
+    tenancy shared(n);
+    auto chat = shared.admit({.name = "chat", .memory = 20_MiB, .compute = 10_pct});
+    {
+        gpushare::foreign_meter load{m};
+        CHECK(load.measured() == 0_B);
+        m.take_for_others(18_MiB);  // the engine's weights
+        CHECK(load.measured() == 8_MiB);
+        const auto weights = load.charge(chat);
+        CHECK(weights.size() == 8_MiB);
+        CHECK(chat.usage().current == 8_MiB);
+        CHECK(chat.memory().free() == 12_MiB);
+        CHECK(shared.remeasure() == 0_B);
+        CHECK(shared.rooms()[0].free == 34_MiB);  // set aside once: 64 - 10 - 20
+        CHECK(load.measured() == 0_B);
+        // A second engine, which is too large: nothing is charged, and it can be measured again.
+        m.take_for_others(31_MiB);
+        CHECK(code_of([&] { (void)load.charge(chat); }) == errc::over_quota);
+        CHECK(chat.usage().current == 8_MiB);
+        CHECK(load.measured() == 13_MiB);
+        m.take_for_others(18_MiB);
+        CHECK(load.measured() == 0_B);
+    }
+    CHECK(chat.usage().current == 0_B);
+}
+
+TEST_CASE("what an engine takes of the host's memory is charged, and no overhead of a device", "[tenant][overhead]") {
+    host::node n(small_node());
+    n.memory({0}).take_for_others(10_MiB);
+    tenancy shared(n);
+    auto chat = shared.admit({.name = "chat", .memory = 40_MiB, .compute = 10_pct});
+    gpushare::foreign_meter load{gpushare::process_memory{}};
+    std::vector<char> weights(24 << 20, 1);
+    const auto measured = load.measured();
+    CHECK(measured >= 23_MiB);
+    CHECK(measured <= 30_MiB);
+    const auto charged = load.charge(chat);
+    CHECK(chat.usage().current == charged.size());
+    CHECK(weights.back() == 1);
+    CHECK(shared.remeasure() == 0_B);
+    CHECK(shared.rooms()[0].free == 14_MiB);  // the 10 MiB stay set aside
+    CHECK(code_of([&] { (void)chat.declare_foreign(40_MiB); }) == errc::over_quota);
 }
 
 TEST_CASE("a workspace is charged once, wherever it is moved", "[tenant][overhead]") {

@@ -122,11 +122,15 @@ public:
     /// the tenant.
     [[nodiscard]] workspace declare_workspace(bytes size, std::size_t part = 0) {
         auto& p = at(part);
-        auto& from = p.memory.limit();
-        errc why = from.try_charge(size);
-        for (detail::hook_cursor asked; why != errc::none && from.ask_next(asked, size);) why = from.try_charge(size);
-        if (why != errc::none) raise(from.explain(why, size), name(), "declare a workspace");
-        return {from, p.on.overhead, size};
+        charge(p, size);
+        return {p.memory.limit(), p.on.overhead, size};
+    }
+    /// The same of memory that the device's own account doesn't have, as what an engine on the CPU takes of the host's. See
+    /// foreign_memory.hpp.
+    [[nodiscard]] workspace declare_foreign(bytes size, std::size_t part = 0) {
+        auto& p = at(part);
+        charge(p, size);
+        return {p.memory.limit(), size};
     }
 
     /// A block that is on the device while it is used, and may be on the host else; see spillable.hpp. Throws as memory(), what an
@@ -260,6 +264,13 @@ private:
         if (found == nullptr || state_->closed()) [[unlikely]]
             raise(missing(), name());
         return *found;
+    }
+
+    void charge(typename state::part& p, bytes size) {
+        auto& from = p.memory.limit();
+        errc why = from.try_charge(size);
+        for (detail::hook_cursor asked; why != errc::none && from.ask_next(asked, size);) why = from.try_charge(size);
+        if (why != errc::none) raise(from.explain(why, size), name(), "declare a workspace");
     }
 
     [[nodiscard]] static failure no_stream(std::size_t number, std::size_t there) noexcept {

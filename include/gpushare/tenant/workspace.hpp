@@ -25,6 +25,8 @@ public:
         : from_(&from), on_(&on), size_(charged) {
         on.declare(charged);
     }
+    /// The same of memory that the device doesn't know of.
+    workspace(quota& from, bytes charged) noexcept : from_(&from), size_(charged) {}
     /// Takes over the charge.
     workspace(workspace&& other) noexcept : from_(other.from_), on_(other.on_), size_(other.size_) { other.forget(); }
     /// Gives back its own charge, and takes over `other`'s.
@@ -49,7 +51,7 @@ private:
     }
     void give_back() noexcept {
         if (from_ == nullptr) return;
-        on_->withdraw(size_);
+        if (on_ != nullptr) on_->withdraw(size_);
         from_->release(size_);
     }
 

@@ -1,0 +1,102 @@
+// SPDX-License-Identifier: Apache-2.0
+// Memory that an engine allocates by itself, past every allocator of ours, as most do with weights: measured around the load,
+// and charged to the tenant that it is for.
+//
+//   gpushare::foreign_meter before{node.memory(d)};             // on a GPU: by the device's own account
+//   auto engine = load(path);
+//   auto weights = before.charge(chat);                         // throws over_quota: then destroy the engine
+//   before.measured();                                          // bytes
+//
+//   gpushare::foreign_meter before{gpushare::process_memory{}};  // an engine on the CPU: by the process's own
+//
+// What a load takes is told from what others take only if nothing else is loaded or freed meanwhile: load one at a time.
+#pragma once
+
+#include <algorithm>
+#include <cstddef>
+#include <cstdint>
+#include <cstdio>
+
+#include <unistd.h>
+
+#include <gpushare/concepts.hpp>
+#include <gpushare/config.hpp>
+#include <gpushare/error.hpp>
+#include <gpushare/tenant/workspace.hpp>
+#include <gpushare/units.hpp>
+
+namespace gpushare {
+inline namespace GPUSHARE_ABI {
+
+/// What this process has of the host's memory, as the system counts it: pages that are there, other than of files. 0 where the
+/// system doesn't say (/proc).
+struct process_memory {
+    /// A reading.
+    [[nodiscard]] static bytes taken() noexcept {
+        std::FILE* const file = std::fopen("/proc/self/statm", "re");
+        if (file == nullptr) return {};
+        unsigned long long size = 0, resident = 0, of_files = 0;
+        const int found = std::fscanf(file, "%llu %llu %llu", &size, &resident, &of_files);
+        (void)std::fclose(file);
+        if (found != 3 || resident < of_files) return {};
+        return bytes{(resident - of_files) * static_cast<std::uint64_t>(::sysconf(_SC_PAGESIZE))};
+    }
+};
+
+/// What was taken since it was made.
+template <class Source>
+class foreign_meter {
+    static constexpr bool of_device = memory<Source>;
+
+public:
+    /// Of a device: whose memory must outlive it.
+    explicit foreign_meter(Source& of) noexcept requires of_device : of_(&of), before_(least(of)) {}
+    /// Of the process.
+    explicit foreign_meter(const Source&) noexcept requires(!of_device) : before_(Source::taken()) {}
+
+    /// More than when it was made, or when charge() was called last. Not too much because of frees that are under way: the least of
+    /// some readings.
+    [[nodiscard]] bytes measured() const noexcept { return now() - before_; }
+
+    /// Charges measured() to a tenant, as long as the result lives; what comes after is measured anew. On a device it isn't set aside
+    /// as overhead any more. Throws memory_error as an allocation would, and then nothing is charged.
+    template <class Tenant>
+    [[nodiscard]] workspace charge(Tenant& to, std::size_t part = 0) {
+        const bytes taken = now();
+        auto charged = declare(to, taken - before_, part);
+        before_ = taken;
+        return charged;
+    }
+
+private:
+    template <class Tenant>
+    [[nodiscard]] static workspace declare(Tenant& to, bytes size, std::size_t part) {
+        if constexpr (of_device)
+            return to.declare_workspace(size, part);
+        else
+            return to.declare_foreign(size, part);
+    }
+    [[nodiscard]] bytes now() const noexcept {
+        if constexpr (of_device)
+            return least(*of_);
+        else
+            return Source::taken();
+    }
+    static bytes least(const Source& of) noexcept requires of_device {
+        bytes taken = of.taken_by_others();
+        for (int again = 0; again < 2; ++again) taken = std::min(taken, of.taken_by_others());
+        return taken;
+    }
+
+    const Source* of_ = nullptr;
+    bytes before_;
+};
+
+/// Of a device.
+template <memory Memory>
+foreign_meter(Memory&) -> foreign_meter<Memory>;
+/// Of the process.
+foreign_meter(process_memory)->foreign_meter<process_memory>;
+
+}  // namespace GPUSHARE_ABI
+}  // namespace gpushare
