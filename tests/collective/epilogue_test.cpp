@@ -13,6 +13,7 @@
 #include <vector>
 
 #include <gpushare/backend/host/kernel_context.hpp>
+#include <gpushare/collective/element_chain.hpp>
 #include <gpushare/collective/epilogue.hpp>
 #include <gpushare/collective/epilogue_apply.hpp>
 #include <gpushare/collective/epilogue_norms.hpp>
@@ -312,6 +313,36 @@ TEST_CASE("stages without rows take any range of elements") {
                         expected.begin() + static_cast<std::ptrdiff_t>(first));
             gs::apply_elements(ctx, finish(out), {.width = width}, first, count, gs::from_rows(in.data()));
             REQUIRE(same_bits(out, expected));
+        }
+}
+
+TEST_CASE("a chain without a collective has the same bits for any number of blocks and threads") {
+    for (const std::size_t width : {std::size_t{1}, std::size_t{23}, std::size_t{640}})
+        for (const std::size_t rows : {std::size_t{0}, std::size_t{1}, std::size_t{7}}) {
+            CAPTURE(width, rows);
+            const auto in = some_numbers<gs::bfloat16>(rows * width, support::seed(6));
+            const auto bias = some_numbers(width, support::seed(7)),
+                       residual = some_numbers(rows * width, support::seed(8));
+            const auto chain = [&](std::vector<float>& out) {
+                return gs::elements(in, width) | gs::bias(bias.data()) | gs::silu() |
+                       (gs::add(residual.data()) | gs::into(out.data()));
+            };
+            std::vector<float> wide(in.size()), expected;
+            apply(gs::into(wide.data()) | gs::scale(1), {.rows = rows, .width = width}, gs::from_rows(in.data()));
+            expected = pass(pass(pass(wide, width, gs::bias(bias.data())), width, gs::silu()), width,
+                            gs::add(residual.data()));
+            for (const std::uint32_t blocks : {1U, 2U, 3U, 16U}) {
+                std::vector<float> out(in.size());
+                for (std::uint32_t b = 0; b < blocks; ++b) {
+                    gs::host::kernel_context ctx(b, blocks, 0, nullptr, gs::host::detail::never_lost);
+                    chain(out)(ctx);
+                }
+                REQUIRE(same_bits(out, expected));
+            }
+            std::vector<float> out(in.size());
+            block(3).run(chain(out));
+            REQUIRE(same_bits(out, expected));
+            REQUIRE(gs::elements(in).width == std::max(in.size(), std::size_t{1}));
         }
 }
 
