@@ -36,6 +36,10 @@ concept clock = requires(const C& c) {
     { c.now() } noexcept -> std::same_as<instant>;
 };
 
+/// A clock of virtual time that passes only as its program steps it: no wait can end because time passes meanwhile.
+template <class C>
+concept stepped_clock = clock<C> && requires { requires C::stepped; };
+
 /// A point on a stream's timeline: reached once everything enqueued before it is done. Copies are cheap and
 /// refer to the same point; a default-constructed point is reached. Safe from any thread.
 ///   reached()          never blocks
@@ -52,6 +56,15 @@ concept timeline_point = std::copyable<P> && std::default_initializable<P> &&
                              { p.status() } noexcept -> std::same_as<errc>;
                              { elapsed(p, p) } noexcept -> std::same_as<ns>;
                          };
+
+/// A point for which a thread can wait until another one ends the wait, without a deadline, and so without a timer.
+///   interrupt              of one wait; raise() from any thread, while it exists
+///   wait_any(ps, by)       true once any of them is reached, false if `by` was raised before
+template <class P>
+concept interruptible_point = timeline_point<P> && requires(std::span<const P> points, typename P::interrupt& by) {
+    { by.raise() } noexcept;
+    { P::wait_any(points, by) } -> std::same_as<bool>;
+};
 
 /// A stream seen as a timeline: `record()` marks the point after what was enqueued so far. This one idea
 /// carries stream-ordered frees, timing and the completion of permits.
@@ -298,6 +311,14 @@ struct sm_use {
     sm_width width{};  ///< the part of them that it could fill, in the mean of that time; not known where nothing ran
 };
 
+/// What a submission's launches can fill of the SMs that their stream may run on, as a stream tells that notes it.
+struct sm_fill {
+    sm_width width{};     ///< of the widest launch; not known where none was noted
+    bool opaque = false;  ///< there may be others that nobody noted
+
+    friend constexpr bool operator==(sm_fill, sm_fill) = default;
+};
+
 /// A point that tells when it was reached, by its node's clock.
 template <class P>
 concept dated_point = timeline_point<P> && requires(const P& p) {
@@ -330,14 +351,14 @@ concept node = requires(N& n, const N& c, device_id d, priority p, std::uint32_t
 
 // clang-format on
 
-/// For long work to call between its parts (tokens, layers, chunks), with its kernel context, which is its permit to be on the SM: an
-/// engine's callback captures it. Work of higher levels that waits for the SM goes first, where the context's backend can do that
-/// (host::kernel_context::yield). Whether it did. Where none waits it costs a load. client_settings::yields_within says how
-/// often it is called, to those who wait.
-template <class Context>
-bool yield_point(Context& context) noexcept {
-    if constexpr (requires { context.yield(); })
-        return context.yield();
+/// For long work to call between its parts (tokens, layers, chunks), on the thread that it runs on, with what lets it be on the SM: its
+/// limiter's permit, the stream that its callable was given, or its kernel context. An engine's callback captures one of them.
+/// Work of higher levels that waits for the SM goes first, where the backend can do that (host::kernel_context::yield). Whether
+/// it did. Where none waits it costs a load or two. client_settings::yields_within says how often it is called, to those who wait.
+template <class Permit>
+bool yield_point(Permit& permit) noexcept {
+    if constexpr (requires { permit.yield(); })
+        return permit.yield();
     else
         return false;
 }

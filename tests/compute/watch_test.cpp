@@ -1,17 +1,26 @@
 // SPDX-License-Identifier: Apache-2.0
 // Who looks at the device for whom: a thread that waits for its own work leaves the others asleep, and nobody relies for
 // long on one that doesn't come.
+#include <array>
 #include <atomic>
 #include <chrono>
+#include <cstddef>
 #include <cstdint>
 #include <optional>
+#include <span>
 #include <stop_token>
 #include <thread>
+#include <utility>
+#include <vector>
 
 #include <gpushare/backend/host/host.hpp>
 #include <gpushare/backend/sim/sim.hpp>
 #include <gpushare/compute/compute_limiter.hpp>
+#include <gpushare/compute/policies/capped.hpp>
 #include <gpushare/compute/request.hpp>
+#include <gpushare/compute/submission.hpp>
+#include <gpushare/concepts.hpp>
+#include <gpushare/error.hpp>
 #include <gpushare/units.hpp>
 
 #include "support/catch.hpp"
@@ -152,6 +161,90 @@ TEST_CASE("work that nobody waits for is noticed while another thread watches lo
     watcher.join();
 }
 
+namespace {
+
+/// A stream of the host whose points count how threads wait for them.
+struct counted_stream {
+    struct point : gpushare::host::point {
+        static inline std::atomic<int> timed{0}, untimed{0};
+        point() = default;
+        explicit point(gpushare::host::point p) noexcept : gpushare::host::point(std::move(p)) {}
+        static bool wait_any(std::span<const point> ps, instant deadline) {
+            ++timed;
+            return gpushare::host::point::wait_any(plain(ps), deadline);
+        }
+        static bool wait_any(std::span<const point> ps, interrupt& by) {
+            ++untimed;
+            return gpushare::host::point::wait_any(plain(ps), by);
+        }
+        static std::vector<gpushare::host::point> plain(std::span<const point> ps) { return {ps.begin(), ps.end()}; }
+    };
+    [[nodiscard]] point record() { return point(of.record()); }
+
+    gpushare::host::stream of;
+};
+static_assert(gpushare::interruptible_point<counted_stream::point>);
+
+/// Three streams of a device of three SMs.
+struct three_streams {
+    three_streams() { counted_stream::point::timed = counted_stream::point::untimed = 0; }
+    [[nodiscard]] static auto lasting(gpushare::ns length) {
+        return [length](counted_stream& s) { s.of.launch({.hold = length}, gpushare::detail::empty_kernel{}); };
+    }
+
+    gpushare::host::node node{{.sms = 3, .timing = gpushare::host::timing::modelled}};
+    counted_stream s{node.make_stream(gpushare::device_id{0})}, t{node.make_stream(gpushare::device_id{0})},
+        other{node.make_stream(gpushare::device_id{0})};
+    gpushare::compute_limiter<counted_stream, gpushare::host::steady_clock> compute;
+    gpushare::client_id a = compute.add({}), b = compute.add({}), c = compute.add({});
+};
+
+}  // namespace
+
+TEST_CASE("a thread that waits for its work while nothing else comes needs no timer", "[compute]") {
+    three_streams d;
+    for (int i = 0; i < 30; ++i) CHECK(d.compute.submit(d.a, d.s, d.lasting(100us))->wait());
+    CHECK(counted_stream::point::timed <= 8);
+    CHECK(counted_stream::point::untimed > 0);
+    const int untimed = counted_stream::point::untimed;
+    CHECK(d.compute.submit(d.a, d.s, d.lasting(100us))->wait(in_good_time()));  // but for a deadline
+    CHECK(counted_stream::point::untimed == untimed);
+}
+
+TEST_CASE("who looks without a timer is called for what others bring, and by a stop", "[compute][threads]") {
+    const bool watches_all = GENERATE(false, true);  // or its own work alone
+    std::atomic<bool> told{false};
+    three_streams d;
+    d.compute.record(8);
+    if (watches_all) (void)d.compute.submit(d.c, d.other, d.lasting(60s));
+    const auto longest = d.compute.submit(d.a, d.s, d.lasting(60s)).value();
+    std::jthread watcher([&](const std::stop_token& stop) { (void)longest.wait(gpushare::never, stop); });
+    const auto becomes_true = [](auto what) {
+        for (const auto end = in_good_time(); !what();) {
+            if (steady::now() >= end) return false;
+            std::this_thread::yield();
+        }
+        return true;
+    };
+    const auto looks_anew = [&](int before) {
+        return becomes_true([&] { return counted_stream::point::untimed > before; });
+    };
+    CHECK(looks_anew(0));
+    int before = counted_stream::point::untimed;
+    CHECK(d.compute.submit(d.b, d.t, d.lasting(20us), {}, [&](const gpushare::completion&) { told = true; }));
+    CHECK(becomes_true([&] { return told.load(); }));
+    CHECK(looks_anew(before));
+    before = counted_stream::point::untimed;
+    CHECK(d.compute.enqueue(d.b, d.t, d.lasting(20us)) == gpushare::errc::none);
+    std::array<gpushare::submission_record, 4> ended;
+    std::size_t n = 0;  // nobody else looks
+    CHECK(becomes_true([&] { return (n += d.compute.take_records(ended)) == 2; }));
+    CHECK(looks_anew(before));
+    watcher.request_stop();
+    watcher.join();
+    CHECK_FALSE(longest.done());
+}
+
 TEST_CASE("a thread that waits for several clients' work by turns expects nobody else to look for it", "[compute]") {
     gpushare::sim::world world;  // whose time stands still while its thread sleeps
     const gpushare::sim::clock_of clock{world};
@@ -165,6 +258,46 @@ TEST_CASE("a thread that waits for several clients' work by turns expects nobody
         CHECK(first.wait());
         const auto third = compute.submit(a, s, work).value();
         CHECK(third.wait());
+    }
+}
+
+TEST_CASE("a wait in virtual time that nothing will end says so", "[compute]") {
+    namespace sim = gpushare::sim;
+    using gpushare::errc;
+    sim::world world;
+    sim::stream s{world, {0}};
+    const auto work = [](sim::stream& on) { on.enqueue(10us); };
+    const auto stuck = [](const auto& wait) {
+        try {
+            (void)wait();
+        } catch (const gpushare::operation_error& e) {
+            return e.code() == errc::stuck;
+        }
+        return false;
+    };
+    SECTION("a stream that is held") {
+        gpushare::compute_limiter<sim::stream, sim::clock_of> compute{{.depth = 1, .horizon = 1ns},
+                                                                      sim::clock_of{world}};
+        const auto c = compute.add({});
+        s.hold();
+        const auto first = compute.submit(c, s, work).value(), second = compute.submit(c, s, work).value();
+        CHECK(stuck([&] { return first.wait(); }));
+        CHECK(stuck([&] { return second.wait(); }));
+        CHECK(compute.acquire(c).code() == errc::stuck);
+        CHECK_FALSE(first.wait(world.now() + 1ms));  // time passes up to the deadline
+        s.let_go();
+        CHECK(second.wait());
+        CHECK(first.done());
+    }
+    SECTION("a policy that waits for time to pass") {
+        gpushare::compute_limiter<sim::stream, sim::clock_of, gpushare::hard_share> compute{{}, sim::clock_of{world}};
+        const auto c = compute.add({.weight = gpushare::share::of_permille(10)});
+        auto last = compute.submit(c, s, [](sim::stream& on) { on.enqueue(20ms); }).value();
+        CHECK(last.wait());
+        for (int i = 0; i < 3; ++i) last = compute.submit(c, s, work).value();
+        CHECK(stuck([&] { return last.wait(); }));
+        world.run_until(world.now() + 10s);
+        CHECK(last.wait());
     }
 }
 

@@ -220,6 +220,44 @@ TEST_CASE("exceptions that nobody reads are destroyed", "[host]") {
     CHECK(alive == 0);
 }
 
+TEST_CASE("a wait without a deadline ends when another thread ends it, before or meanwhile", "[host]") {
+    host::node node{{.sms = 1, .timing = timing::modelled}};
+    auto s = node.make_stream(device_id{0});
+    node.faults(device_id{0}).stall(s);
+    s.launch({}, [](auto&) {});
+    const std::array points{s.record(), s.record()};
+    {
+        point::interrupt early;
+        early.raise();
+        early.raise();
+        CHECK_FALSE(point::wait_any(points, early));
+    }
+    for (int round = 0; round < 20; ++round) {
+        point::interrupt by;
+        std::jthread other([&] {
+            if (round % 2 == 0) std::this_thread::sleep_for(200us);
+            by.raise();
+        });
+        CHECK_FALSE(point::wait_any(points, by));
+        other.join();  // it may be at it still
+    }
+    // Nobody is left in the points' queues.
+    node.faults(device_id{0}).resume(s);
+    CHECK(points[1].wait(never));
+    point::interrupt late;
+    CHECK(point::wait_any(points, late));
+    // Reached and interrupted at once: whoever is first.
+    for (int round = 0; round < 50; ++round) {
+        s.launch({.hold = 20us}, gpushare::detail::empty_kernel{});
+        const auto end = s.record();
+        point::interrupt by;
+        std::jthread other([&] { by.raise(); });
+        (void)point::wait_any({&end, 1}, by);
+        other.join();
+        CHECK(end.wait(never));
+    }
+}
+
 TEST_CASE("points and streams outlive their node", "[host]") {
     std::optional<host::stream> s;
     point reached, cut;

@@ -97,6 +97,7 @@ struct charge {
     source from = source::own;  ///< where `took` comes from
     std::uint32_t times = 1;    ///< how many like submissions took this together
     sm_width width{};           ///< the part of the SMs that it was seen to fill, where the device tells
+    bool opaque = false;        ///< or it may have filled any part of them, where it is told what is launched
 };
 
 /// A client's account. device_time is charged time: see compute_limiter for how it is measured.

@@ -142,7 +142,7 @@ public:
     }
 
     /// Waits at the gate for a permit. Codes: deadline_exceeded, stopped, closed, queue_full, quarantined, asleep,
-    /// device_lost.
+    /// device_lost; stuck on a stepped_clock, where nothing will end the wait.
     /// Without contention: one mutex, no allocation, no system call. Throws std::bad_alloc while more wait and are in
     /// flight than ever before.
     [[nodiscard]] result<permit> acquire(client_id c, instant deadline = never, const std::stop_token& stop = {},

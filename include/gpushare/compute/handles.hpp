@@ -44,7 +44,10 @@ public:
 
     /// `other` is empty afterwards.
     permit(permit&& other) noexcept
-        : engine_(std::exchange(other.engine_, nullptr)), submission_(other.submission_), bound_(other.bound_) {}
+        : engine_(std::exchange(other.engine_, nullptr)),
+          submission_(other.submission_),
+          bound_(other.bound_),
+          stream_(other.stream_) {}
     permit& operator=(permit&&) = delete;
     ~permit() {
         if (engine_ != nullptr) engine_->give_back(*submission_);
@@ -54,6 +57,7 @@ public:
     /// until then is charged. Throws operation_error if a <<<>>> launch in it fails.
     template <std::invocable<stream&> F>
     void enqueue(stream& s, F&& enqueue_work) {
+        stream_ = &s;
         engine_->await_turn(*submission_, s);
         if constexpr (engine::shares_points) {
             engine_->place(*submission_, s);
@@ -61,6 +65,15 @@ public:
         } else {
             enqueue_between_points(s, enqueue_work);
         }
+    }
+
+    /// From within the work that it was used for, on the thread that this runs on: lets higher levels have the SM. See yield_point().
+    /// Until that work is done the permit is neither moved nor destroyed.
+    bool yield() noexcept {
+        if constexpr (requires(stream & s) { s.yield(); })
+            return stream_ != nullptr && stream_->yield();
+        else
+            return false;
     }
 
     /// The bound on its work's wait for lower levels, as known when the permit was asked for; see
@@ -79,7 +92,7 @@ private:
         submission_->stream = &s;
         submission_->begin = s.record();
         try {
-            detail::run_work(s, enqueue_work);
+            submission_->fills = detail::run_work(s, enqueue_work);
         } catch (...) {
             submission_->end = s.record();
             used()->enqueued_by_holder(*submission_, errc::submission_failed);
@@ -97,7 +110,7 @@ private:
             if (submission_->needs_begin) submission_->begin = s.record();
             enqueued = submission_->may_stay_open;
             try {
-                detail::run_work(s, enqueue_work);
+                submission_->fills = detail::run_work(s, enqueue_work);
             } catch (...) {
                 if (submission_->needs_end) submission_->end = s.record();
                 used()->enqueued_by_holder(*submission_, errc::submission_failed);
@@ -121,6 +134,7 @@ private:
     engine* engine_;
     typename engine::submission* submission_;
     ns bound_;
+    stream* stream_ = nullptr;  // of its work; never changes once that is enqueued
 };
 
 /// The handle of a queued submission. Movable; one owner. Safe from any thread; only const members from several at
@@ -150,7 +164,8 @@ public:
     }
 
     /// Waits, and drives the limiter meanwhile. False at the deadline or on a stop request. The limiter must still
-    /// exist unless done().
+    /// exist unless done(). Throws operation_error (stuck) where the limiter's clock only passes as its program steps it, and nothing
+    /// is left to happen that would end the wait.
     bool wait(instant deadline = never, const std::stop_token& stop = {}) const {
         return done() || engine_->wait_for(*submission_, deadline, stop);
     }

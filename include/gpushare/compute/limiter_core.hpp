@@ -226,7 +226,7 @@ public:
     ns complete(const admission& g, const charge& o, instant now = {}) noexcept {
         auto& client = remove_from_flight(g, o.times);
         auto* const kind = costs_.find_or_add(g.client, g.key);
-        if (o.width.known()) client.learn_width(o.width, kind);
+        client.learn_width(o, kind);
         const ns lasted = client.lasted(o, g.declared ? g.width : sm_width{}, kind);
         if (o.noticed > ns{0} && detail::return_habit::is_concerned(lasted)) budget_.learn_hand_over(o.noticed);
         const ns waited = detail::waited_for_others(g, o, lasted, budget_.served_from(g.level_index));

@@ -47,7 +47,7 @@ struct waiter {
     waiter* next = nullptr;  // among those to be woken
     std::span<const point> points;
     std::span<waiter_link> links;  // in the queue of each
-    wakeup woken;
+    wakeup& woken;
 
     /// Takes it out of all queues.
     inline void leave() noexcept;
@@ -103,7 +103,23 @@ public:
 
     /// False at once if `points` is empty. The points may belong to several devices of one node.
     /// Throws operation_error: errc::different_nodes.
-    static bool wait_any(std::span<const point> points, instant deadline);
+    static bool wait_any(std::span<const point> points, instant deadline) {
+        detail::wakeup woken;
+        return wait_any(points, deadline, woken);
+    }
+
+    /// Ends another thread's wait for points.
+    class interrupt {
+    public:
+        /// The wait that it was given to ends, or the one that it is given to next.
+        void raise() noexcept { woken_.interrupt(); }
+
+    private:
+        friend point;
+        detail::wakeup woken_;
+    };
+    /// The same without a deadline, and no timer. False if `by` was raised before one of them was reached. For one wait.
+    static bool wait_any(std::span<const point> points, interrupt& by) { return wait_any(points, never, by.woken_); }
 
     /// errc::kernel_failed if a kernel threw (the first one counts), errc::device_lost; errc::none before it is
     /// reached.
@@ -138,12 +154,14 @@ public:
 private:
     using reference = gpushare::detail::counted_ref<detail::point_state>;
 
+    static bool wait_any(std::span<const point> points, instant deadline, detail::wakeup& woken);
+
     [[nodiscard]] bool done() const noexcept { return state_ && reached(); }
 
     reference state_;
 };
 
-inline bool point::wait_any(std::span<const point> points, instant deadline) {
+inline bool point::wait_any(std::span<const point> points, instant deadline, detail::wakeup& woken) {
     if (std::ranges::any_of(points, &point::reached)) return true;
     if (points.empty() || (deadline != never && deadline <= steady_clock::now())) return false;
 
@@ -155,9 +173,7 @@ inline bool point::wait_any(std::span<const point> points, instant deadline) {
     std::vector<detail::waiter_link> many(points.size() > few.size() ? points.size() : 0);
     const std::span<detail::waiter_link> links = many.empty() ? std::span{few}.first(points.size()) : std::span{many};
 
-    detail::waiter self;
-    self.points = points;
-    self.links = links;
+    detail::waiter self{.points = points, .links = links, .woken = woken};
     {
         const std::lock_guard lock{hub.mutex};
         // Checked under the lock that reaching takes: from here on, whatever is reached wakes us.
@@ -167,9 +183,9 @@ inline bool point::wait_any(std::span<const point> points, instant deadline) {
             points[i].state_->waiters.push(links[i]);
         }
     }
-    if (self.woken.wait(deadline)) return true;  // whoever reached it has seen to the queues
+    if (woken.wait(deadline)) return true;  // whoever reached it has seen to the queues
     const std::lock_guard lock{hub.mutex};
-    if (self.woken.raised()) return true;
+    if (woken.raised()) return true;
     self.leave();
     return false;
 }
@@ -177,7 +193,7 @@ inline bool point::wait_any(std::span<const point> points, instant deadline) {
 inline void detail::waiter::leave() noexcept {
     for (std::size_t i = 0; i < points.size(); ++i) points[i].state()->waiters.remove(links[i]);
 }
-static_assert(timeline_point<point>);
+static_assert(timeline_point<point> && interruptible_point<point>);
 
 }  // namespace host
 }  // namespace GPUSHARE_ABI

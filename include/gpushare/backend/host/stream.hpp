@@ -73,7 +73,7 @@ public:
     using point = host::point;
     /// What kernels get.
     using context = kernel_context;
-    /// They can: kernel_context::yield.
+    /// They can: yield().
     static constexpr bool yields = true;
 
     stream(stream&&) noexcept = default;
@@ -143,6 +143,10 @@ public:
 
     /// The point after everything enqueued so far. On an idle stream it is reached at once.
     [[nodiscard]] point record() { return engine_->record(*state_); }
+
+    /// As kernel_context::yield, from within the one block of this stream that runs: for an engine's callback, which has the stream
+    /// and not the context. Elsewhere it does nothing.
+    bool yield() noexcept { return engine_->yield(*state_); }
 
     /// As it was made.
     [[nodiscard]] priority level() const noexcept { return state_->level; }

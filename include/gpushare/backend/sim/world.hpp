@@ -244,6 +244,8 @@ private:
 /// A clock that tells a world's time. Copies tell the same; the world must outlive them. For the world's thread.
 class clock_of {
 public:
+    static constexpr bool stepped = true;  ///< See stepped_clock.
+
     /// Of this world.
     explicit clock_of(const world& w) noexcept : world_(&w) {}
     /// The virtual time.
@@ -252,7 +254,7 @@ public:
 private:
     const world* world_;
 };
-static_assert(clock<clock_of>);
+static_assert(stepped_clock<clock_of>);
 
 }  // namespace sim
 }  // namespace GPUSHARE_ABI

@@ -148,6 +148,12 @@ struct batch {
         return at == state::open && static_cast<bool>(handle) && entering == 0 && num_members > 0;
     }
 
+    /// The part of the SMs that its widest member can fill.
+    [[nodiscard]] double filled() const noexcept {
+        double most = 0;
+        for (const auto* m = first; m != nullptr; m = m->next_member) most = std::max(most, m->filled());
+        return most;
+    }
     [[nodiscard]] bool holds(const submission* s) const noexcept {
         for (const auto* m = first; m != nullptr; m = m->next_member)
             if (m == s) return true;
@@ -582,7 +588,8 @@ private:
         return is_plain(a) && is_plain(b) && a.admitted.key == b.admitted.key &&
                a.admitted.longest == b.admitted.longest && a.admitted.policy == b.admitted.policy &&
                a.admitted.lent == b.admitted.lent && a.admitted.timeline == b.admitted.timeline &&
-               a.admitted.width == b.admitted.width && a.admitted.of_request == b.admitted.of_request;
+               a.admitted.width == b.admitted.width && a.admitted.of_request == b.admitted.of_request &&
+               a.fills == b.fills;
     }
 
     [[nodiscard]] std::size_t free_batch() noexcept {

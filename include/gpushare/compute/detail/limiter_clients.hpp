@@ -225,10 +225,17 @@ struct limiter_client {
         usage.longest = std::max(usage.longest, lasted);
     }
 
-    /// One was seen to fill this part of the SMs. `kind` as for learn().
-    void learn_width(sm_width seen, cost_estimate* kind) noexcept {
-        costs.learn_width(seen, true);
-        if (kind != nullptr) kind->learn_width(seen);
+    /// Of one that was seen to fill a part of the SMs; or that may have filled all, which counts where narrower ones are known. `kind`
+    /// as for learn().
+    void learn_width(const charge& o, cost_estimate* kind) noexcept {
+        const auto learn = [&](cost_estimate& e, bool mixture) {
+            if (o.width.known())
+                e.learn_width(o.width, mixture);
+            else if (o.opaque && e.width.known())
+                e.learn_width(sm_width(1), mixture);
+        };
+        learn(costs, true);
+        if (kind != nullptr) learn(*kind, false);
     }
     /// So many more ended alike. Whether it is quarantined from now on, after so many failures in a row.
     [[nodiscard]] bool ended(bool failed, std::uint32_t times, std::uint32_t quarantine_after) noexcept {

@@ -124,8 +124,7 @@ public:
             return {s, false};
         }
         if (!clients_.arrive_and_pass(s, c, o, now)) return {s, false};
-        batches_.take_slot();
-        if (log_.on()) log_.admitted(s, clock_.now());
+        take_slot(s);
         return {s, true};
     }
     /// Of one that waits: until it is admitted. Else it is gone.
@@ -235,8 +234,7 @@ public:
                 break;
             }
             clients_.admit(s, a, now);
-            batches_.take_slot();
-            if (log_.on()) log_.admitted(s, clock_.now());
+            take_slot(s);
             if (clients_.queue(a.client).waits_for_room > 0) sleepers_.wake_all();
             s.at.store(submission_stage::admitted, std::memory_order_relaxed);
             if (!s.queued) {
@@ -289,7 +287,7 @@ public:
     }
 
     /// Waits for `done`, and drives meanwhile: watches the device while nobody else does. Wakes up for `own`, if that isn't
-    /// null, and for the watch.
+    /// null, and for the watch. errc::stuck: on a stepped clock, if nothing will end it.
     template <std::predicate Done>
     errc wait(lock_type& lock, Done done, submission* own, instant deadline, const std::stop_token& stop) {
         errc why = errc::none;
@@ -313,21 +311,33 @@ public:
             }
             // An end that couldn't be recorded is tried again.
             const auto again = batches_.any_open() ? now + slice_.length() : never;
-            const auto until = std::min({deadline, resume, now + slice_.length()});
+            const bool timed = needs_timer(deadline, resume);
+            const auto until = stepped_clock<Clock> ? std::min(deadline, resume)
+                               : timed              ? std::min({deadline, resume, now + slice_.length()})
+                                                    : never;
+            if (!timed) batches_.await_enqueued();
             const auto end = observer_.end_of(batches_, own);
             if (!watched_ && any_unwatched(now >= patient_until, own, me)) {
                 watched_ = true;
                 // Its own are among them.
-                look_at(lock, observer_.begin_watch(batches_), end ? own : nullptr, until, drive_on);
-                slice_.learn(observer_.end_watch());
+                const auto seen = look_at(lock, {observer_.begin_watch(batches_), own, end.has_value(), true, until});
+                drive_on(policy_time());
+                slice_.learn(observer_.end_watch(), seen.came);
+                if (end) --own->looked_at;
                 watched_ = false;
                 patient_until = never;
+                if (stands_still(seen, until) && !done()) return errc::stuck;
                 continue;
             }
             if (end) {
-                look_at(lock, {&*end, 1}, own, until, drive_on);
+                const auto seen = look_at(lock, {{&*end, 1}, own, true, false, until});
+                drive_on(policy_time());
+                slice_.learn(false, seen.came);
+                --own->looked_at;
+                if (stands_still(seen, until) && !done()) return errc::stuck;
                 continue;
             }
+            if constexpr (stepped_clock<Clock>) return errc::stuck;  // time would stand still while the thread sleeps
             batches_.await_enqueued();
             if (!watched_ && any_unwatched(now >= patient_until, own, me)) continue;  // just enqueued
             if (watched_ || !batches_.any_ended())
@@ -353,7 +363,9 @@ public:
         const auto done = [&] { return s.at.load(std::memory_order_acquire) == submission_stage::done; };
         auto stay = waits_for(done, &s, deadline, stop);
         drive(lock, policy_time(), look::now, stay);
-        return wait(lock, done, &s, deadline, stop) == errc::none;
+        const auto why = wait(lock, done, &s, deadline, stop);
+        if (why == errc::stuck) raise(failure{why}, {}, "a wait on a clock that stands still meanwhile");
+        return why == errc::none;
     }
 
     /// For a ticket: whether `s` waited, and was taken out. Takes the mutex.
@@ -391,6 +403,11 @@ public:
 private:
     // ---- admission
 
+    // It was admitted.
+    void take_slot(submission& s) noexcept {
+        batches_.take_slot();
+        if (log_.on()) log_.admitted(s, clock_.now());
+    }
     // Whether somebody may wait for all of it to end: closing, or on its way to sleep.
     [[nodiscard]] bool is_awaited(client_id c) noexcept { return core().closing(c) || clients_.queue(c).asleep; }
     // Nothing was enqueued after all.
@@ -508,7 +525,6 @@ private:
         const errc status = end.status();
         const bool written_off = b.written_off;  // its members have been told already
         const bool timed = charged.from() == charge::source::own || charged.from() == charge::source::alone;
-        const auto width = seen.used ? seen.used->width : sm_width{};
         // On another clock than the device's that says nothing: cut to the length, it changes nothing.
         const auto noticed = [&](instant now) {
             if constexpr (dated_point<point>)
@@ -534,7 +550,8 @@ private:
                                           .failed = failed,
                                           .from = charged.from(),
                                           .times = s.times,
-                                          .width = width},
+                                          .width = seen.used ? seen.used->width : s.fills.width,
+                                          .opaque = s.fills.opaque},
                                          now);
                 if (failed) note_failure(seen.client, code);
             }
@@ -611,20 +628,54 @@ private:
 
     // ---- watch
 
-    // `own`: among what the points are the ends of. Then drives.
-    template <std::invocable<instant> Drive>
-    void look_at(lock_type& lock, std::span<const point> points, submission* own, instant until,
-                 Drive drive_on) noexcept {
-        if (own != nullptr) ++own->looked_at, own->looker = std::this_thread::get_id();
-        lock.unlock();
-        try {
-            (void)point::wait_any(points, until);  // observe() sees which
-        } catch (...) {  // a device that can't be asked: again in a slice, its points may be reached then
-            std::this_thread::sleep_for(watch_slice::shortest);
+    // A look of a thread that waits for `own`.
+    struct looking {
+        std::span<const point> at;
+        submission* own;
+        bool sees_own;  // its end is among these
+        bool watches;   // for all
+        instant until;
+    };
+    struct looked {
+        bool reached;  // one of the points
+        bool came;     // something was enqueued meanwhile
+    };
+    // Until one of the points is reached, which observe() sees, or the thread is called. Its own counts as looked at until the caller has
+    // driven.
+    [[nodiscard]] looked look_at(lock_type& lock, const looking& l) noexcept {
+        if (l.sees_own) ++l.own->looked_at, l.own->looker = std::this_thread::get_id();
+        const auto newest = batches_.latest_order();
+        bool reached = false;
+        const auto look = [&](auto wait) {
+            lock.unlock();
+            try {
+                reached = wait();
+            } catch (...) {  // a device that can't be asked: again in a slice, its points may be reached then
+                std::this_thread::sleep_for(watch_slice::shortest);
+            }
+            lock.lock();
+        };
+        if constexpr (interruptible_point<point>) {
+            if (l.until == never) {
+                typename sleeping_threads::at_points me(sleepers_, l.own, l.watches);
+                look([&] { return point::wait_any(l.at, me.interrupt()); });
+            } else {
+                look([&] { return point::wait_any(l.at, l.until); });
+            }
+        } else {
+            look([&] { return point::wait_any(l.at, l.until); });
         }
-        lock.lock();
-        drive_on(policy_time());
-        if (own != nullptr) --own->looked_at;
+        batches_.collect();
+        return {reached, batches_.latest_order() != newest};
+    }
+    // A wait in virtual time that came to nothing: there is nothing left to happen.
+    [[nodiscard]] static bool stands_still(const looked& seen, instant until) noexcept {
+        return stepped_clock<Clock> && !seen.reached && until == never;
+    }
+    // Whether a thread that looks at the device has to look up now and then by itself. Else it is called like one that sleeps.
+    [[nodiscard]] bool needs_timer(instant deadline, instant resume) const noexcept {
+        return !interruptible_point<point> || deadline != never || resume != never || !slice_.is_quiet() ||
+               core().options().stuck_after > ns{0};
     }
     // Whether there is something to watch. Of work whose client's latest was waited for by a thread that isn't in here now,
     // it is expected that the same one comes and waits again, unless that is `me`; `all`: that, too.
@@ -638,7 +689,11 @@ private:
     void keep_watch() noexcept {
         if (sleepers_.empty()) return;
         if (ready_left_) return sleepers_.call_one(instant::min());
-        if (watched_) return;
+        if (watched_) {
+            if (!sleepers_.watcher_needs_call()) return;
+            if (observer_.any_unknown(batches_) || core().resume_at() != never) sleepers_.call_watcher();
+            return;
+        }
         if (any_unwatched(false)) return sleepers_.call_one(instant::min());
         const auto resume = core().resume_at();
         const auto by = core().is_held_until(resume) ? saturating_add(resume, watch_slice::patience) : resume;
@@ -728,6 +783,8 @@ private:
         end_unrun(lock, s, why);
     }
 
+    using sleeping_threads = sleepers<submission, typename interrupt_of<point>::type>;
+
     mutable std::mutex mutex_;
     Clock clock_;
     admissions<Stream, Policy> clients_;
@@ -735,7 +792,7 @@ private:
     observer<Stream> observer_;
     span_meter meter_;
     submission_log<Stream> log_;
-    sleepers<submission> sleepers_;
+    sleeping_threads sleepers_;
     watch_slice slice_;
     bool asking_ = false;  // a thread asks the device, for all
     std::condition_variable asked_;

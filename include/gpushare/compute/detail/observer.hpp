@@ -128,7 +128,7 @@ public:
         seen.length = b.when.length();
         seen.predicted = b.predicted;
         seen.at_least = b.first->admitted.at_least;
-        seen.width = b.first->admitted.width.part();
+        seen.width = b.filled();
         seen.members = b.num_members;
         seen.overtaken = b.overtaken;
         seen.doubtful = b.doubtful;
@@ -209,6 +209,12 @@ public:
         } catch (const std::bad_alloc&) {  // the first fitted
         }
         return watched_;
+    }
+    /// Whether something that began since is there to be looked at, and nobody does.
+    [[nodiscard]] bool any_unknown(batches<Stream>& all) const noexcept {
+        return all.any_ended() && std::ranges::any_of(all.in_use(), [&](const batch& b) {
+                   return b.at == batch::state::ended && b.order > known_ && !b.is_looked_at();
+               });
     }
     /// Whether something that began since has ended without anybody looking at it.
     [[nodiscard]] bool end_watch() noexcept {

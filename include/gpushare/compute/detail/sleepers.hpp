@@ -3,9 +3,13 @@
 // the one that has slept longest also wakes up when the limiter itself has something to do. A part of
 // compute_limiter.hpp.
 //
-//   detail::sleepers<work> threads;
+//   detail::sleepers<work, interrupt> threads;
 //   threads.sleep(lock, &work, now, deadline, resume_at);      // until woken, or one of the two times
 //   threads.wake(work);      threads.wake_all();      threads.call_one(by);
+//
+// A thread that looks at points of the device without a deadline sleeps there, and is woken by an interrupt of that wait:
+//
+//   decltype(threads)::at_points me(threads, &work);    lock.unlock();    point::wait_any(points, me.interrupt());
 #pragma once
 
 #include <algorithm>
@@ -14,6 +18,7 @@
 #include <mutex>
 #include <thread>
 
+#include <gpushare/concepts.hpp>
 #include <gpushare/config.hpp>
 #include <gpushare/detail/intrusive.hpp>
 #include <gpushare/units.hpp>
@@ -32,21 +37,83 @@ public:
     static constexpr ns patience = 2 * shortest;
 
     [[nodiscard]] ns length() const noexcept { return length_; }
-    /// A look is over. `missed`: some such work, that nobody else looked at either.
-    void learn(bool missed) noexcept { length_ = missed ? shortest : std::min(2 * length_, longest); }
+    /// A look is over. `missed`: some such work, that nobody else looked at either. `came`: some, whoever looks at it.
+    void learn(bool missed, bool came) noexcept {
+        length_ = missed ? shortest : std::min(2 * length_, longest);
+        quiet_ = came ? 0 : std::min(quiet_ + 1, looks);
+    }
+    /// Lately nothing came while a thread looked: who looks needs no end, if it is called when something does.
+    [[nodiscard]] bool is_quiet() const noexcept { return quiet_ == looks; }
 
 private:
+    static constexpr int looks = 4;
+
     ns length_ = shortest;
+    int quiet_ = 0;
+};
+
+/// Of points whose waits nobody can end.
+struct no_interrupt {
+    void raise() noexcept {}
+};
+template <class Point>
+struct interrupt_of {
+    using type = no_interrupt;
+};
+template <interruptible_point Point>
+struct interrupt_of<Point> {
+    using type = typename Point::interrupt;
 };
 
 /// Every call under one mutex.
-template <class Work>
+template <class Work, class Interrupt>
 class sleepers {
+    struct sleeper {
+        sleeper* next = nullptr;
+        const Work* waits_for = nullptr;
+        std::thread::id thread = std::this_thread::get_id();
+        instant until = never;
+        Interrupt* points = nullptr;  // it looks at some
+        std::condition_variable woken{};
+
+        void wake() noexcept {
+            if (points != nullptr)
+                points->raise();
+            else
+                woken.notify_one();
+        }
+    };
+
 public:
+    /// The calling thread, while it looks at points without a deadline. `watches`: for all.
+    class at_points {
+    public:
+        at_points(sleepers& all, const Work* waits_for, bool watches) noexcept : all_(&all) {
+            self_.waits_for = waits_for;
+            self_.points = &interrupt_;
+            all_->threads_.push(self_);
+            if (watches) all_->watcher_ = &self_;
+        }
+        at_points(const at_points&) = delete;
+        at_points& operator=(const at_points&) = delete;
+        ~at_points() {
+            all_->threads_.remove(self_);
+            if (all_->watcher_ == &self_) all_->watcher_ = nullptr;
+        }
+
+        [[nodiscard]] Interrupt& interrupt() noexcept { return interrupt_; }
+
+    private:
+        sleepers* all_;
+        Interrupt interrupt_{};
+        sleeper self_{};
+    };
+
     /// Returns once it is woken, at the deadline, or, in the one that has slept longest, at `resume_at`; at times before.
     void sleep(std::unique_lock<std::mutex>& lock, const Work* waits_for, instant now, instant deadline,
                instant resume_at) {
-        sleeper self{.waits_for = waits_for};
+        sleeper self;
+        self.waits_for = waits_for;
         threads_.push(self);
         self.until = std::min(deadline, saturating_add(now, std::chrono::minutes(1)));
         if (threads_.front() == &self) self.until = std::min(self.until, resume_at);
@@ -56,11 +123,11 @@ public:
 
     void wake(const Work& w) noexcept {
         for (auto* s = threads_.front(); s != nullptr; s = s->next)
-            if (s->waits_for == &w) s->woken.notify_one();
+            if (s->waits_for == &w) s->wake();
     }
 
     void wake_all() noexcept {
-        for (auto* s = threads_.front(); s != nullptr; s = s->next) s->woken.notify_one();
+        for (auto* s = threads_.front(); s != nullptr; s = s->next) s->wake();
     }
 
     [[nodiscard]] bool empty() const noexcept { return threads_.empty(); }
@@ -74,19 +141,16 @@ public:
     /// Wakes the one that has slept longest, unless it wakes up by then by itself.
     void call_one(instant by) noexcept {
         auto* const first = threads_.front();
-        if (first != nullptr && by < first->until) first->woken.notify_one();
+        if (first != nullptr && by < first->until) first->wake();
     }
 
-private:
-    struct sleeper {
-        sleeper* next = nullptr;
-        const Work* waits_for = nullptr;
-        std::thread::id thread = std::this_thread::get_id();
-        instant until{};
-        std::condition_variable woken{};
-    };
+    /// Whether the thread that watches doesn't look up by itself.
+    [[nodiscard]] bool watcher_needs_call() const noexcept { return watcher_ != nullptr; }
+    void call_watcher() noexcept { watcher_->wake(); }
 
+private:
     fifo<sleeper> threads_;
+    sleeper* watcher_ = nullptr;  // if it is among them
 };
 
 }  // namespace detail

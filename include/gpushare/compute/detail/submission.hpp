@@ -49,10 +49,27 @@ template <timeline Stream>
         return reinterpret_cast<std::uintptr_t>(&s);
 }
 
-/// Runs a submission's `work`. Throws what that throws, and operation_error if a launch past the stream (<<<>>>)
-/// failed, on a backend whose streams can tell. The error can still be read from the backend.
+/// For streams that don't note what is launched.
+struct no_launch_notes {
+    explicit no_launch_notes(const auto&) noexcept {}
+    [[nodiscard]] static sm_fill found() noexcept { return {}; }
+};
+template <timeline Stream>
+struct launch_notes_of {
+    using type = no_launch_notes;
+};
+template <timeline Stream>
+requires requires { typename Stream::launch_notes; }
+struct launch_notes_of<Stream> {
+    using type = typename Stream::launch_notes;
+};
+
+/// Runs a submission's `work`. Returns what its launches fill, where the stream notes that. Throws what the work throws, and
+/// operation_error if a launch past the stream (<<<>>>) failed, on a backend whose streams can tell. The error can still be read
+/// from the backend.
 template <timeline Stream, std::invocable<Stream&> F>
-void run_work(Stream& s, F& work) {
+sm_fill run_work(Stream& s, F& work) {
+    typename launch_notes_of<Stream>::type notes(s);
     if constexpr (requires { typename Stream::launch_errors; }) {
         const typename Stream::launch_errors launches;
         work(s);
@@ -61,6 +78,7 @@ void run_work(Stream& s, F& work) {
     } else {
         work(s);
     }
+    return notes.found();
 }
 
 enum class submission_stage : std::uint8_t { waiting, admitted, done };
@@ -106,6 +124,7 @@ struct submission {
     // Enqueuing. The two times are those of work between points of its own, where somebody looks at the clock.
     std::optional<point> begin{}, end{};
     instant enqueue_began{}, enqueue_ended{};
+    sm_fill fills{};
 
     // Completion. Until then `status` is what is known to have failed already.
     std::atomic<submission_stage> at{submission_stage::waiting};
@@ -121,6 +140,12 @@ struct submission {
     std::thread::id looker{};
     std::atomic<int> owners{0};  // limiter and ticket; acq_rel when it falls, so that the last one sees all
 
+    /// The part of the SMs that it can fill: as declared, as was launched, or as was expected.
+    [[nodiscard]] double filled() const noexcept {
+        if (admitted.declared) return admitted.width.part();
+        return fills.opaque || fills.width.known() ? fills.width.part() : admitted.width.part();
+    }
+
     /// As new, but for what arrival and admission write anyway.
     void reset(bool is_queued) noexcept {
         queued = is_queued;
@@ -128,6 +153,7 @@ struct submission {
         log_number = 0;
         batch = ends = no_batch;
         enqueue_began = enqueue_ended = {};
+        fills = {};
         at.store(submission_stage::waiting, std::memory_order_relaxed);  // nobody else has it yet
         told = false;
         status = errc::none;
@@ -145,7 +171,7 @@ struct submission {
             if (needs_begin) begin = stream->record();
             so_far = enqueued_part::work;
             try {
-                run_work(*stream, work);
+                fills = run_work(*stream, work);
             } catch (...) {  // what it had enqueued before it threw is charged like the rest
                 failed();
             }

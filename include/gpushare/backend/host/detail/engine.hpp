@@ -15,6 +15,7 @@
 #include <memory>
 #include <mutex>
 #include <span>
+#include <thread>
 #include <utility>
 #include <vector>
 
@@ -99,6 +100,20 @@ public:
         return made;
     }
 
+    /// As kernel_context::yield, for the one block of `s` that the calling thread runs; without any it does nothing.
+    bool yield(const stream_state& s) noexcept {
+        device_state& d = *s.device;
+        // relaxed: as there.
+        if (options_.timing != timing::real || d.waiting.load(std::memory_order_relaxed) <= s.level.level) return false;
+        sm_state* own = nullptr;
+        {
+            const std::lock_guard lock{hub_->mutex};
+            for (sm_state& sm : d.sms)
+                if (sm.runner == std::this_thread::get_id() && sm.work->stream == &s && may_yield(sm)) own = &sm;
+        }
+        return own != nullptr && run_above(*own);
+    }
+
     // --- partitions
 
     [[nodiscard]] sm_split split() const noexcept {
@@ -165,10 +180,12 @@ public:
             model_.wake_waiters(woken);
             if (sm != nullptr) {
                 if (options_.timing == timing::real) sm->edges[0] = now;  // from here on the SM is theirs
+                sm->runner = std::this_thread::get_id();
                 parking_.call(model_.has_claimed(), model_.next_event(), woken);
                 release(lock, woken);
                 thrown = execute(*sm);
                 lock.lock();
+                sm->runner = {};
                 model_.finish(*sm, thrown, steady_clock::now());
             } else if (!model_.left().empty()) {
                 release(lock, woken);
@@ -215,6 +232,9 @@ private:
         wake_list woken_;
     };
 
+    [[nodiscard]] bool may_yield(const sm_state& sm) const noexcept {
+        return options_.timing == timing::real && sm.count == 1 && !sm.work->cooperative;
+    }
     /// From within the block of an SM: runs those of higher levels that wait, one after the other.
     static bool run_above(yielding& y) noexcept { return y.owner.run_above(y.sm); }
     bool run_above(sm_state& sm) noexcept {
@@ -255,7 +275,7 @@ private:
         device_state& d = *sm.device;
         const std::uint32_t first = sm.first, count = sm.count;
         yielding above{d.waiting, op.stream->level.level, *this, sm, run_above};
-        const bool may_yield = options_.timing == timing::real && count == 1 && !op.cooperative;
+        const bool yields = may_yield(sm);
         std::exception_ptr thrown;
         {
             const device_memory::opening opened{d.memory};
@@ -263,7 +283,7 @@ private:
             for (std::uint32_t i = 0; i < count; ++i) {
                 kernel_context context{first + i, op.blocks,
                                        sm.index,  op.cooperative ? &op.barrier : nullptr,
-                                       d.lost,    may_yield ? &above : nullptr};
+                                       d.lost,    yields ? &above : nullptr};
                 try {
                     op.body(context);
                 } catch (...) {
@@ -273,7 +293,7 @@ private:
                 const instant ended = steady_clock::now();
                 const ns hold = options_.timing == timing::real ? ns{0} : op.hold;
                 // A block that has yielded began anew.
-                sm.edges[i + 1] = may_yield ? ended : sm.edges[i] + std::max(hold, ended - began);
+                sm.edges[i + 1] = yields ? ended : sm.edges[i] + std::max(hold, ended - began);
                 began = ended;
             }
         }

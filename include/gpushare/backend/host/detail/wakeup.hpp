@@ -35,30 +35,37 @@ public:
     wakeup(const wakeup&) = delete;
     wakeup& operator=(const wakeup&) = delete;
 
-    /// Sleeps until it is raised or, on steady_clock, the deadline is over. Returns whether it was raised.
+    /// Sleeps until it is raised or interrupted or, on steady_clock, the deadline is over. Returns whether it was raised.
     bool wait(instant deadline) noexcept {
         const auto left = deadline.time_since_epoch();
         const timespec at{.tv_sec = static_cast<time_t>(left.count() / nanoseconds_per_second),
                           .tv_nsec = static_cast<long>(left.count() % nanoseconds_per_second)};
-        while (!raised()) {
+        while (raised_.load(std::memory_order_acquire) == 0) {
             // Absolute, on CLOCK_MONOTONIC. It may return for a signal, or for who slept at this address before.
             const long result = ::syscall(SYS_futex, &raised_, FUTEX_WAIT_BITSET_PRIVATE, 0,
                                           deadline == never ? nullptr : &at, nullptr, FUTEX_BITSET_MATCH_ANY);
-            if (result != 0 && errno != EAGAIN && errno != EINTR) return raised();
+            if (result != 0 && errno != EAGAIN && errno != EINTR) break;
         }
-        return true;
+        return raised();
+    }
+    /// Ends the sleep without raising it. Under no lock of who raises, and so that it isn't destroyed meanwhile.
+    void interrupt() noexcept {
+        std::uint32_t neither = 0;  // release: pairs with wait()
+        if (raised_.compare_exchange_strong(neither, interrupted, std::memory_order_release, std::memory_order_relaxed))
+            ::syscall(SYS_futex, &raised_, FUTEX_WAKE_PRIVATE, 1, nullptr, nullptr, 0);
     }
     /// For the next wait; under the lock.
     void lower() noexcept { raised_.store(0, std::memory_order_relaxed); }  // relaxed: the lock orders it
 
     // acquire: whoever sees it raised sees what was done before.
-    [[nodiscard]] bool raised() const noexcept { return raised_.load(std::memory_order_acquire) != 0; }
+    [[nodiscard]] bool raised() const noexcept { return raised_.load(std::memory_order_acquire) == 1; }
 
 private:
     friend class wake_list;
     static constexpr std::int64_t nanoseconds_per_second = 1'000'000'000;
+    static constexpr std::uint32_t interrupted = 2;
 
-    std::atomic<std::uint32_t> raised_{0};
+    std::atomic<std::uint32_t> raised_{0};  // 1, or interrupted
 };
 
 /// Those to be woken once the lock is let go of; a few, beyond that they are woken at once.

@@ -8,6 +8,7 @@
 #include <cstdint>
 #include <exception>
 #include <limits>
+#include <thread>
 #include <vector>
 
 #include <gpushare/backend/host/detail/scheduler.hpp>
@@ -64,7 +65,8 @@ struct sm_state {
     std::uint32_t index = 0;
     operation* work = nullptr;  // null: free
     std::uint32_t first = 0, count = 0;
-    std::uint64_t order = 0;  // of claims: what ends at one instant ends in the order in which it started
+    std::uint64_t order = 0;   // of claims: what ends at one instant ends in the order in which it started
+    std::thread::id runner{};  // its worker, while that computes
     instant free_since{};
     std::array<instant, largest_batch + 1> edges{};  // block i of the claim runs from edges[i] to edges[i + 1]
 
