@@ -3,11 +3,13 @@
 #include <chrono>
 #include <cstddef>
 #include <cstdint>
+#include <thread>
 #include <vector>
 
 #include <catch2/catch.hpp>
 
 #include <gpushare/backend/cuda/cuda.hpp>
+#include <gpushare/backend/cuda/sms.hpp>
 #include <gpushare/compute/compute_limiter.hpp>
 
 #include "support/cuda_standin/launch.hpp"
@@ -258,6 +260,75 @@ TEST_CASE("gaps in a client's work aren't charged to it because another's was pr
     const auto charged = two.gate.usage(two.clients[1]).device_time - before;
     CHECK(charged >= 190us);
     CHECK(charged < 900us);
+    two.close();
+}
+
+namespace {
+
+/// Blocks of 100 us each, of which the stand-in's 16 SMs hold 32 at once.
+auto blocks(std::uint32_t n) {
+    return [n](cuda::stream& s) { s.launch({.blocks = n, .hold = 100us}, gpushare::detail::empty_kernel{}); };
+}
+
+/// What a submission of `work` on `s` costs a client that is alone: of twenty, the mean.
+template <class Work>
+ns cost_alone(crowd& c, cuda::stream& s, Work work) {
+    const auto before = c.total();
+    for (int i = 0; i < 20; ++i) (void)c.gate.submit(c.clients[0], s, work);
+    for (auto u = c.total(); u.completed < before.completed + 20; u = c.total()) standin::advance(10us);
+    return (c.total().device_time - before.device_time) / 20;
+}
+
+}  // namespace
+
+TEST_CASE("what our launches fill is known from their blocks, in the partition where they run", "[cuda][width]") {
+    crowd one(1);
+    CHECK(cost_alone(one, one.streams[0], blocks(8)) == 25us);
+    CHECK(cost_alone(one, one.streams[0], blocks(32)) == 100us);
+    auto half = cuda::device_sms(one.node, {0}).partition(std::vector{8U});
+    auto inside = half[0].make_stream();
+    CHECK(cost_alone(one, inside, blocks(8)) == 50us);
+    const auto three = cost_alone(one, inside, [](cuda::stream& s) { blocks(2)(s), blocks(8)(s), blocks(4)(s); });
+    CHECK((three == 150us || three == 150us - 1ns));  // events tell times as floats
+    one.close();
+}
+
+TEST_CASE("what isn't our launch may fill the device, whatever is launched beside it", "[cuda][width]") {
+    crowd one(1);
+    auto& s = one.streams[0];
+    void* const p = one.node.memory({0}).allocate(4096, 256);
+    CHECK(cost_alone(one, s, [p](cuda::stream& to) { blocks(8)(to), to.fill(p, std::byte{1}, 4096); }) >= 100us);
+    CHECK(cost_alone(one, s, [](cuda::stream& to) { to.enqueue(100us); }) == 100us);
+    CHECK(cost_alone(one, s, [](cuda::stream& to) {
+              blocks(8)(to);
+              std::thread([&] { blocks(8)(to); }).join();  // an engine with a thread of its own
+          }) == 200us);
+    CHECK(cost_alone(one, s, blocks(8)) == 25us);
+    (void)s.native_handle();  // from now on somebody may launch past us
+    CHECK(cost_alone(one, s, blocks(8)) == 100us);
+    (void)one.node.memory({0}).deallocate(p, 4096, 256);
+    one.close();
+}
+
+TEST_CASE("clients whose launches fill half of the SMs run side by side, at no call of the driver's", "[cuda][width]") {
+    crowd two(2);
+    const auto round = [&](auto work_of_first) {
+        const auto begin = standin::now();
+        (void)two.gate.submit(two.clients[0], two.streams[0], work_of_first, {.key = 1});
+        (void)two.gate.submit(two.clients[1], two.streams[1], blocks(16), {.key = 2});
+        for (auto u = two.total(); u.in_flight + u.waiting > 0; u = two.total()) standin::advance(10us);
+        return standin::now() - begin;
+    };
+    for (int learning = 0; learning < 4; ++learning) (void)round(blocks(16));
+    standin::forget_calls();
+    const auto before = two.total().device_time;
+    for (int i = 0; i < 20; ++i) CHECK(round(blocks(16)) < 150us);
+    CHECK(two.total().device_time - before == 20 * 100us);
+    CHECK(standin::count("cudaOccupancyMaxActiveBlocksPerMultiprocessor") == 0);
+    CHECK(standin::count("cudaStreamWaitEvent") == 0);
+    // One of the first client's that may fill all: the next one of its kind runs in turn.
+    (void)round([](cuda::stream& s) { s.enqueue(100us); });
+    CHECK(round(blocks(16)) >= 200us);
     two.close();
 }
 

@@ -70,34 +70,39 @@ template <class K>
     return reinterpret_cast<const void*>(&run_blocks<K>);
 }
 
+enum class launch_kind { plain, cooperative, opaque };
+
 template <class K>
-void launch_on_standin(stream& on, grid g, const K& kernel, bool cooperative) {
+void launch_on_standin(stream& on, grid g, const K& kernel, launch_kind kind) {
     static_assert(kernel_for<K, device_context>, "a kernel is called with a context: operator()(C& ctx) const");
     static_assert(std::is_trivially_copyable_v<K>, "a kernel travels to a device byte by byte");
     if (g.blocks == 0) return;
     const std::uint32_t at_once = on.max_cooperative_blocks(kernel, g.threads);
+    const bool cooperative = kind == launch_kind::cooperative;
     const auto run = cooperative ? &run_together<K> : &run_blocks<K>;
-    on.enqueued_on_device(
-        [&] {
-            if (at_once == 0) return cudaErrorInvalidConfiguration;
-            const ns length = g.hold * ((g.blocks + at_once - 1) / at_once);
-            return standin::detail::launch(on.native_handle(), entry_of<K>(), cooperative, length,
-                                           [=, sms = on.sms()] { run(kernel, g.blocks, sms); });
-        },
-        "launching a kernel");
+    const auto launch = [&] {
+        if (at_once == 0) return cudaErrorInvalidConfiguration;
+        const ns length = g.hold * ((g.blocks + at_once - 1) / at_once);
+        return standin::detail::launch(on.state().native, entry_of<K>(), cooperative, length,
+                                       [=, sms = on.sms()] { run(kernel, g.blocks, sms); });
+    };
+    if (kind == launch_kind::plain)
+        on.launched(entry_of<K>(), g, launch);
+    else
+        on.enqueued_on_device(launch, "launching a kernel");
 }
 
 }  // namespace detail
 
 template <class K>
 void stream::launch(grid g, const K& kernel) {
-    detail::launch_on_standin(*this, g, kernel, false);
+    detail::launch_on_standin(*this, g, kernel, detail::launch_kind::plain);
 }
 
 template <class K>
 errc stream::launch_cooperative(grid g, const K& kernel) {
     if (g.blocks > max_cooperative_blocks(kernel, g.threads)) return errc::too_many_blocks;
-    detail::launch_on_standin(*this, g, kernel, true);
+    detail::launch_on_standin(*this, g, kernel, detail::launch_kind::cooperative);
     return errc::none;
 }
 
@@ -109,7 +114,9 @@ std::uint32_t stream::max_cooperative_blocks(const K&, std::uint32_t threads) co
 template <class Rep, class Period>
 void stream::enqueue(std::chrono::duration<Rep, Period> length) {
     const ns whole = std::chrono::ceil<ns>(length);
-    if (whole > ns{0}) launch({.hold = whole}, gpushare::detail::empty_kernel{});
+    if (whole > ns{0})
+        detail::launch_on_standin(*this, {.hold = whole}, gpushare::detail::empty_kernel{},
+                                  detail::launch_kind::opaque);
 }
 
 static_assert(launcher<stream>);

@@ -51,7 +51,7 @@ errc stream::launch_cooperative(grid g, const K& kernel) {
     errc refused = errc::none;
     enqueued_on_device(
         [&] {
-            const cudaError_t code = detail::launch_on(native_handle(), g, kernel, true);
+            const cudaError_t code = detail::launch_on(state().native, g, kernel, true);
             if (code != cudaErrorCooperativeLaunchTooLarge) return code;
             refused = errc::too_many_blocks;
             (void)detail::handled(code);

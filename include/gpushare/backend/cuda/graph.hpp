@@ -93,7 +93,7 @@ public:
         if (s.captured()) throw operation_error(errc::capturing, {}, "the stream is being captured already");
         // Thread-local: unsafe calls are forbidden to this thread, and other threads go on as they like.
         const detail::context_guard any(s.state().device->context());
-        check(cudaStreamBeginCapture(s.native_handle(), cudaStreamCaptureModeThreadLocal), "beginning a capture");
+        check(cudaStreamBeginCapture(s.state().native, cudaStreamCaptureModeThreadLocal), "beginning a capture");
         s.state().capturing.store(true, std::memory_order_relaxed);
     }
     graph_capture(const graph_capture&) = delete;
@@ -122,7 +122,7 @@ private:
     cudaError_t end(cudaGraph_t& native) noexcept {
         stream& s = *stream_;
         stream_ = nullptr;
-        const auto code = cudaStreamEndCapture(s.native_handle(), &native);
+        const auto code = cudaStreamEndCapture(s.state().native, &native);
         s.state().capturing.store(false, std::memory_order_relaxed);
         return code;
     }
@@ -165,7 +165,7 @@ public:
             throw operation_error(
                 errc::invalid_specification, {},
                 "a graph keeps the SMs that it was captured on: launch it on a stream of that partition");
-        s.enqueued_on_device([&] { return cudaGraphLaunch(native_.get(), s.native_handle()); }, "cudaGraphLaunch");
+        s.enqueued_on_device([&] { return cudaGraphLaunch(native_.get(), s.state().native); }, "cudaGraphLaunch");
     }
 
     /// Takes on the arguments of `g`, which must be of the same shape and partition; far cheaper than a new one. False, and nothing

@@ -97,13 +97,15 @@ template <class K>
 void stream::launch(grid g, const K& kernel) {
     detail::check_kernel<K>();
     if (g.blocks == 0) return;
-    enqueued_on_device([&] { return detail::launch_on(native_handle(), g, kernel, false); }, "launching a kernel");
+    launched(detail::entry_of<K>(), g, [&] { return detail::launch_on(state().native, g, kernel, false); });
 }
 
 template <class Rep, class Period>
 void stream::enqueue(std::chrono::duration<Rep, Period> length) {
     const ns whole = std::chrono::ceil<ns>(length);
-    if (whole > ns{0}) launch({}, detail::spin{static_cast<std::uint64_t>(whole.count())});
+    if (whole <= ns{0}) return;
+    const detail::spin kernel{static_cast<std::uint64_t>(whole.count())};
+    enqueued_on_device([&] { return detail::launch_on(state().native, {}, kernel, false); }, "launching a kernel");
 }
 
 }  // namespace cuda

@@ -232,6 +232,7 @@ private:
             throw operation_error(errc::no_device, {}, "the stream's device doesn't belong to the node");
         auto s = describe(on->state, tag);
         s->native = handle;
+        s->widths.give_up();
         s->native_priority = native_priority;
         s->level = s->device->properties().level_of(native_priority);
         if (const auto place = detail::green_place_of(*api_, handle); place.sms != 0) {

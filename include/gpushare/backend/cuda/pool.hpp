@@ -135,7 +135,7 @@ public:
         if (p == nullptr) return errc::none;
         if (s.capturing()) return errc::capturing;
         const detail::context_guard any(device().context());
-        const auto code = cudaFreeAsync(p, s.native_handle());
+        const auto code = cudaFreeAsync(p, s.state().native);
         const errc why = device().health().note(code, "cudaFreeAsync");
         return code == cudaErrorInvalidValue || code == cudaErrorInvalidDevicePointer ? errc::unknown_block : why;
     }
@@ -197,7 +197,7 @@ private:
         const detail::context_guard any(device().context());
         void* p = nullptr;
         const auto code =
-            cudaMallocFromPoolAsync(&p, static_cast<std::size_t>(charge.count()), native_.get(), s.native_handle());
+            cudaMallocFromPoolAsync(&p, static_cast<std::size_t>(charge.count()), native_.get(), s.state().native);
         why.code = device().health().note(code, "cudaMallocFromPoolAsync");
         return why.code == errc::none ? p : nullptr;
     }

@@ -20,6 +20,7 @@
 #include <utility>
 
 #include <gpushare/backend/cuda/detail/device_state.hpp>
+#include <gpushare/backend/cuda/detail/launch_widths.hpp>
 #include <gpushare/backend/cuda/detail/partition_state.hpp>
 #include <gpushare/backend/cuda/device.hpp>
 #include <gpushare/backend/cuda/error.hpp>
@@ -81,7 +82,8 @@ struct stream_state {
     priority level;                // what was asked for
     int native_priority = 0;       // and what it is for CUDA
     std::uint32_t tag = 0;
-    std::uint32_t sms = 0;                // that its kernels can run on
+    std::uint32_t sms = 0;  // that its kernels can run on
+    launch_widths widths;
     std::atomic<bool> capturing = false;  // by a graph_capture of ours
 };
 
@@ -89,11 +91,11 @@ struct stream_state {
 
 namespace detail {
 
-/// The most blocks of a kernel that can be resident at once on the stream's SMs; 0 if the device can't do that.
-[[nodiscard]] inline std::uint32_t cooperative_blocks(const stream_state& s, const void* entry,
-                                                      std::uint32_t threads) noexcept {
+/// The most blocks of a kernel that can be resident at once on the stream's SMs; 0 if that isn't known.
+[[nodiscard]] inline std::uint32_t resident_blocks(const stream_state& s, const void* entry,
+                                                   std::uint32_t threads) noexcept {
     device_state& d = *s.device;
-    if (!d.properties().cooperative_launch || threads == 0 || threads > d.properties().threads_per_block) return 0;
+    if (threads == 0 || threads > d.properties().threads_per_block) return 0;
     if (const auto known = d.occupancy().find(entry, threads)) return *known * s.sms;
     auto code = cudaSuccess;
     int of_sm = 0;
@@ -105,6 +107,11 @@ namespace detail {
     if (d.health().keep(code, "cudaOccupancyMaxActiveBlocksPerMultiprocessor") != errc::none) return 0;
     d.occupancy().add(entry, threads, static_cast<std::uint32_t>(of_sm));
     return static_cast<std::uint32_t>(of_sm) * s.sms;
+}
+/// The same, for blocks that wait for each other; 0 if the device can't do that.
+[[nodiscard]] inline std::uint32_t cooperative_blocks(const stream_state& s, const void* entry,
+                                                      std::uint32_t threads) noexcept {
+    return s.device->properties().cooperative_launch ? resident_blocks(s, entry, threads) : 0;
 }
 
 }  // namespace detail
@@ -164,6 +171,7 @@ public:
     /// one reaches. From or to pageable host memory it waits, as CUDA does; pinned_memory doesn't.
     void copy(void* to, const void* from, std::size_t size) {
         if (size == 0) return;
+        state_->widths.note_opaque();
         const detail::context_guard any(state_->device->context());
         enqueued(cudaMemcpyAsync(to, from, size, cudaMemcpyDefault, state_->native), "cudaMemcpyAsync");
     }
@@ -243,14 +251,18 @@ public:
     /// wait for ever. (Programming Guide, "Concurrent Kernel Execution": kernels may run concurrently, none must.)
     static constexpr bool launches_run_together = false;
 
-    /// Still owned, or borrowed, by this.
-    [[nodiscard]] cudaStream_t native_handle() const noexcept { return state_->native; }
+    /// Still owned, or borrowed, by this. What is launched by it can't be seen, so from now on a limiter takes all work of the stream
+    /// for opaque: as wide as is declared, or as the device.
+    [[nodiscard]] cudaStream_t native_handle() const noexcept {
+        state_->widths.give_up();
+        return state_->native;
+    }
     /// The handle, which is the caller's to destroy from now on: after what limiters let in on it is done. A stream of a
     /// green context must go before that.
     [[nodiscard]] cudaStream_t release() noexcept {
         state_->owned = false;
         state_->captured_unseen = true;
-        return state_->native;
+        return native_handle();
     }
 
     // --- for what enqueues: launch.cuh, graphs, pools, limiters
@@ -271,23 +283,46 @@ public:
         cudaError_t before_;
     };
 
+    /// Notes which part of the SMs can be filled by what this thread launches on a stream from now on, until widest() is called or
+    /// it goes.
+    class launch_notes {
+    public:
+        /// On this stream, which outlives it.
+        explicit launch_notes(const stream& s) noexcept : of_(&s.state().widths), notes_(of_->begin()) {}
+        launch_notes(const launch_notes&) = delete;
+        launch_notes& operator=(const launch_notes&) = delete;
+        ~launch_notes() {
+            if (notes_) (void)of_->end();
+        }
+        /// Once. Opaque, if something was enqueued that isn't a launch of ours, or by another thread.
+        [[nodiscard]] sm_fill found() noexcept {
+            return std::exchange(notes_, false) ? of_->end() : sm_fill{.opaque = true};
+        }
+
+    private:
+        detail::launch_widths* of_;
+        bool notes_;
+    };
+
     /// Takes note of how a call that enqueued something went; throws what isn't left to the next point.
     void enqueued(cudaError_t code, const char* call) {
         if (code == cudaSuccess) return;
         if (state_->device->health().note(code, call) != errc::device_lost) fail(code, call);
     }
-    /// The same around a call that needs the device to be current.
+    /// The same around a call that needs the device to be current, and whose work may fill any part of it.
     template <class F>
     requires requires(F& call) {
         { call() } -> std::same_as<cudaError_t>;
     }
     void enqueued_on_device(F&& call, const char* name) {
-        cudaError_t code = cudaSuccess;
-        {
-            const device_guard on(state_->device->context(), device_guard::context::any, code);
-            if (code == cudaSuccess) code = call();
-        }
-        enqueued(code, name);
+        state_->widths.note_opaque();
+        on_device(call, name);
+    }
+    /// The same around the launch of the kernel `entry`.
+    template <class F>
+    void launched(const void* entry, grid g, F&& launch) {
+        state_->widths.note(entry, g, [&] { return detail::resident_blocks(*state_, entry, g.threads); });
+        on_device(launch, "launching a kernel");
     }
     /// What it is made of, for the backend.
     [[nodiscard]] detail::stream_state& state() const noexcept { return *state_; }
@@ -295,6 +330,16 @@ public:
     explicit stream(std::shared_ptr<detail::stream_state> state) noexcept : state_(std::move(state)) {}
 
 private:
+    template <class F>
+    void on_device(F& call, const char* name) {
+        cudaError_t code = cudaSuccess;
+        {
+            const device_guard on(state_->device->context(), device_guard::context::any, code);
+            if (code == cudaSuccess) code = call();
+        }
+        enqueued(code, name);
+    }
+
     [[nodiscard]] static point record_on(detail::stream_state& s) {
         refuse_captured(s);
         return record_as(s, point(s.device->acquire(s.device)));

@@ -1,0 +1,89 @@
+// SPDX-License-Identifier: Apache-2.0
+// Which part of a stream's SMs the launches of one submission can fill: their blocks against those that are resident at once in
+// the stream's partition. A part of the stream's state.
+//
+//   if (s.widths.begin()) { work(stream);  const auto filled = s.widths.end(); }         // 0.25: a quarter of the SMs
+//   s.widths.note(kernel, {.blocks = 64, .threads = 256}, [&] { return ...; });          // by the launch
+//   s.widths.note_opaque();                                                              // by a copy, a graph, ...
+//
+// Only what goes through the stream object is seen. Whoever has had the native handle may launch past it, so from then on all of
+// the stream's work is opaque.
+#pragma once
+
+#include <algorithm>
+#include <atomic>
+#include <concepts>
+#include <cstdint>
+#include <thread>
+
+#include <gpushare/concepts.hpp>
+#include <gpushare/config.hpp>
+#include <gpushare/units.hpp>
+
+namespace gpushare {
+inline namespace GPUSHARE_ABI {
+namespace cuda {
+namespace detail {
+
+/// Safe from any thread. Notes what one thread enqueues at a time; what others enqueue meanwhile makes it opaque.
+class launch_widths {
+public:
+    /// From now on, what the calling thread enqueues. False where another submission is just being noted.
+    [[nodiscard]] bool begin() noexcept {
+        std::thread::id nobody{};
+        // acquire: what belongs to the thread that notes is as the one before has left it.
+        if (!by_.compare_exchange_strong(nobody, std::this_thread::get_id(), std::memory_order_acquire,
+                                         std::memory_order_relaxed))
+            return false;
+        widest_ = 0;
+        return true;
+    }
+    /// After begin(), by the same thread.
+    [[nodiscard]] sm_fill end() noexcept {
+        const bool opaque =
+            opaque_.exchange(false, std::memory_order_relaxed) || by_handle_.load(std::memory_order_relaxed);
+        const sm_fill filled{opaque ? sm_width{} : sm_width(widest_), opaque};
+        by_.store({}, std::memory_order_release);
+        return filled;
+    }
+
+    /// Before a launch. `resident()` gives the blocks that fit at once, 0 if that isn't known; it is asked when another kernel than
+    /// the last comes.
+    template <std::invocable F>
+    void note(const void* entry, grid g, F resident) noexcept {
+        // relaxed: only the calling thread writes its own number.
+        const auto by = by_.load(std::memory_order_relaxed);
+        if (by == std::thread::id{}) return;
+        if (by != std::this_thread::get_id()) return note_opaque();
+        if (entry != entry_ || g.threads != threads_) {
+            entry_ = entry;
+            threads_ = g.threads;
+            resident_ = resident();
+        }
+        if (resident_ == 0) return note_opaque();
+        widest_ = std::max(widest_, std::min(static_cast<double>(g.blocks) / resident_, 1.0));
+    }
+    /// Before anything else that runs on the device.
+    void note_opaque() noexcept {
+        // relaxed: what a thread of the submission enqueues comes before its end by whatever lets that thread end. From a thread of
+        // another submission it may reach the next one instead, which is then opaque for nothing.
+        if (by_.load(std::memory_order_relaxed) != std::thread::id{}) opaque_.store(true, std::memory_order_relaxed);
+    }
+    /// Somebody has the native handle.
+    void give_up() noexcept {
+        if (!by_handle_.load(std::memory_order_relaxed)) by_handle_.store(true, std::memory_order_relaxed);
+    }
+
+private:
+    std::atomic<std::thread::id> by_{};
+    std::atomic<bool> opaque_{false}, by_handle_{false};
+    // Of the thread that notes.
+    double widest_ = 0;
+    const void* entry_ = nullptr;  // the last kernel
+    std::uint32_t threads_ = 0, resident_ = 0;
+};
+
+}  // namespace detail
+}  // namespace cuda
+}  // namespace GPUSHARE_ABI
+}  // namespace gpushare
