@@ -205,6 +205,19 @@ TEST_CASE("a bad field of a specification or of a change is named, with its valu
     CHECK(t.spec().memory == 1_MiB);
 }
 
+TEST_CASE("who asks for what others' longest work makes impossible isn't admitted, and is told the figures",
+          "[tenant][submit]") {
+    host::node n(modelled());
+    tenancy shared(n);
+    auto pages = shared.admit({.name = "pages", .memory = 1_MiB, .compute = 50_pct, .longest = 75ms});
+    const gpushare::tenant_spec chat{
+        .name = "chat", .memory = 1_MiB, .compute = 10_pct, .level = {1}, .slo = 20ms, .longest = 1ms};
+    CHECK_THROWS_WITH(shared.admit(chat), Catch::Matchers::Contains("tenant 'chat'") &&
+                                              Catch::Matchers::Contains("asked 20000 us, needed 76000 us"));
+    pages.close();
+    CHECK(shared.admit(chat).spec().slo == 20ms);
+}
+
 TEST_CASE("a tenant that sleeps runs nothing, keeps nothing for later, and goes on when it wakes", "[tenant][submit]") {
     host::node n(modelled(2));
     tenancy shared(n);
@@ -233,6 +246,68 @@ TEST_CASE("a tenant that sleeps runs nothing, keeps nothing for later, and goes 
     CHECK(t.sleep());
     CHECK(t.close(clock::now() + 20s).leaked_blocks == 0);
     CHECK_FALSE(t.sleep());
+}
+
+TEST_CASE("what waits of a tenant that goes to sleep, and what comes, is refused if that is asked for",
+          "[tenant][submit]") {
+    host::node n(modelled(2));
+    tenancy shared(n, {.limiter = {.depth = 1, .horizon = 1ns}});
+    auto t = shared.admit({.name = "t", .memory = 2_MiB, .devices = 2, .compute = 50_pct});
+    std::atomic<errc> told{errc::none};
+    n.faults({0}).stall(t.work_stream());
+    auto first = t.submit(block(1us));
+    auto second = t.submit(block(1us), {}, [&](const completion& c) { told = c.status; });
+    CHECK_FALSE(t.sleep(clock::now() + 2ms, {}, gpushare::while_asleep::refuse));
+    CHECK(told == errc::asleep);
+    CHECK(second.status() == errc::asleep);
+    CHECK_FALSE(first.done());
+    n.faults({0}).resume(t.work_stream());
+    CHECK(t.submit(block(1us)).wait(clock::now() + 20s));  // it isn't asleep
+    REQUIRE(t.sleep(clock::now() + 20s, {}, gpushare::while_asleep::refuse));
+    for (std::size_t part = 0; part < 2; ++part) CHECK(t.try_submit(block(1us), part).code() == errc::asleep);
+    CHECK(t.acquire().code() == errc::asleep);
+    t.wake();
+    for (std::size_t part = 0; part < 2; ++part) CHECK(t.submit(block(1us), part).wait(clock::now() + 20s));
+}
+
+TEST_CASE("an engine's callback lets urgent work in, by its permit or by the stream that its callable has",
+          "[tenant][submit][threads]") {
+    std::atomic<bool> inside{false}, go{false}, came{false};
+    std::atomic<int> yielded{0};
+    host::node n({.memory = 64_MiB, .sms = 1});
+    tenancy shared(n);
+    auto writer = shared.admit({.name = "writer", .memory = 1_MiB, .compute = 50_pct, .yields_within = 3s});
+    auto urgent = shared.admit({.name = "urgent", .memory = 1_MiB, .compute = 10_pct, .level = {1}});
+    const auto generate = [&](auto& permit) {
+        inside = true;
+        while (!go) std::this_thread::yield();
+        const auto give_up = clock::now() + 20s;
+        while (!came && clock::now() < give_up) yielded += gpushare::yield_point(permit) ? 1 : 0;  // between two tokens
+    };
+    const auto urgent_call = [&] {
+        while (!inside) std::this_thread::yield();
+        auto call = urgent.submit([&](host::stream& s) { s.launch({}, [&](auto&) { came = true; }); });
+        CHECK(call.bound() == 3s);
+        CHECK_FALSE(gpushare::yield_point(writer.work_stream()));  // this thread has no SM
+        go = true;
+        CHECK(call.wait(clock::now() + 30s));
+    };
+    SECTION("the stream") {
+        auto call = writer.submit([&](host::stream& s) { s.launch({}, [&](auto&) { generate(s); }); });
+        urgent_call();
+        CHECK(call.wait(clock::now() + 30s));
+    }
+    SECTION("a permit of the gate") {
+        auto permit = writer.acquire();
+        if (permit) {
+            CHECK_FALSE(gpushare::yield_point(*permit));  // nothing is there to yield
+            permit->enqueue(writer.work_stream(),
+                            [&](host::stream& s) { s.launch({}, [&](auto&) { generate(*permit); }); });
+            urgent_call();
+        }
+    }
+    CHECK(writer.close(clock::now() + 30s).usage.completed == 1);
+    CHECK(yielded == 1);
 }
 
 TEST_CASE("neither close nor sleep comes back before what was cancelled has been told", "[tenant][submit][threads]") {

@@ -153,6 +153,49 @@ TEST_CASE("what a tenant is entitled to reaches the policy, and so does what cha
     }
 }
 
+TEST_CASE("a tenant without a share goes below all who have one, unless it has a level of its own", "[tenant]") {
+    host::node node{{.devices = 1, .memory = 1_MiB, .sms = 1, .timing = host::timing::modelled}};
+    witness::notes seen;
+    {
+        tenancy shared{node, {}, [&](device_id) { return witness{&seen}; }};
+        auto lent = shared.admit({.name = "lent", .memory = 1_KiB});
+        CHECK(seen.told.back().level == gpushare::best_effort);
+        lent.resize({.compute = 10_pct});
+        CHECK(seen.told.back().level == gpushare::priority{});
+        CHECK(seen.told.back().weight == 10_pct);
+        lent.resize({.level = gpushare::priority{-1}});
+        CHECK(seen.told.back().level == gpushare::priority{-1});
+        lent.resize({.compute = 0_pct, .level = gpushare::priority{}});
+        CHECK(seen.told.back().level == gpushare::best_effort);
+        auto urgent = shared.admit({.name = "urgent", .memory = 1_KiB, .level = {1}});
+        CHECK(seen.told.back().level == gpushare::priority{1});
+    }
+    tenancy<host::node> shared{node, {.limiter = {.depth = 1, .horizon = 1ns}}};
+    auto lent = shared.admit({.name = "lent", .memory = 1_KiB});
+    auto paid = shared.admit({.name = "paid", .memory = 1_KiB, .compute = 10_pct});
+    const auto work = [](auto& s) { s.launch({.hold = 1ms}, [](auto&) {}); };
+    (void)node.ledger({0}).take();
+    node.faults({0}).stall(paid.work_stream());
+    auto first = paid.submit(work);
+    auto behind = lent.submit(work);  // was there before the second
+    auto second = paid.submit(work);
+    node.faults({0}).resume(paid.work_stream());
+    for (auto* one : {&first, &behind, &second}) REQUIRE(one->wait(std::chrono::steady_clock::now() + 20s));
+    const std::vector<host::block_record> ran = node.ledger({0}).take().blocks;
+    REQUIRE(ran.size() == 3);
+    CHECK(ran[1].tag == paid.tag());
+    CHECK(ran[2].tag == lent.tag());
+}
+
+TEST_CASE("a level changes where shares are promised, though others have all of it", "[tenant]") {
+    host::node node{{.devices = 1, .memory = 1_MiB}};
+    tenancy<host::node, hard_share> shared{node};
+    auto all = shared.admit({.name = "all", .memory = 1_KiB, .compute = 90_pct, .level = {1}});
+    auto some = shared.admit({.name = "some", .memory = 1_KiB, .compute = 10_pct});
+    some.resize({.level = gpushare::priority{1}});
+    CHECK(some.spec().level == gpushare::priority{1});
+}
+
 TEST_CASE("a tenancy's policies are replaced while tenants work, by any kind, trees too", "[tenant]") {
     host::node node{{.devices = 2, .memory = 1_MiB}};
     tenancy shared{node, {}, [](device_id d) {

@@ -53,8 +53,8 @@ struct tenant_spec {
     bytes memory{};             ///< guaranteed: set aside from the admission on; none, if it has burst
     std::uint32_t devices = 1;  ///< how many, on one node
     /// Of device time among the tenants of its level; the shares of a device sum to a whole. None is promised a tenant that only
-    /// wants memory, or time that nobody else wants: policies that serve by weight count it as 0.1 %, those that cap by it
-    /// don't serve it.
+    /// wants memory, or time that nobody else wants: it goes at the level best_effort, below all others, unless `level` is another
+    /// than 0. Policies that cap by shares don't serve it.
     share compute{};
     priority level{};                 ///< tenants of a higher level go first, always
     bytes burst{};                    ///< further bytes, lent while nobody with a guarantee needs them; or all_burst

@@ -19,7 +19,9 @@
 //   auto answer = chat.request({.deadline = now + 50ms});    answer.submit(layer_1).wait();    answer.submit(layer_2).wait();
 //   auto done = co_await chat.async_submit(work);
 //
-// A tenant that sleeps runs nothing and gives its caches back; what comes waits until it wakes: chat.sleep(); chat.wake();
+// A tenant that sleeps runs nothing and gives its caches back; what comes waits until it wakes, or is refused at once:
+//
+//   chat.sleep(chat.now() + 1s, {}, gpushare::while_asleep::refuse);    chat.wake();
 #pragma once
 
 #include <cstddef>
@@ -196,10 +198,13 @@ public:
     }
 
     /// Lets nothing new in, waits until what is in flight has ended, and gives back what its pools, caches and spillable
-    /// blocks keep (all hooks of its quota are asked). What waits stays, and what comes waits behind it, until wake().
-    /// Quota and share remain promised. False at the deadline, for a request to stop, or after close(): then it isn't
-    /// asleep on any device. Not from a callback of its own.
-    bool sleep(instant deadline = never, const std::stop_token& stop = {}) { return state_->sleep(deadline, stop); }
+    /// blocks keep (all hooks of its quota are asked). What waits stays, and what comes waits behind it, until wake(); or both
+    /// are refused with errc::asleep. Quota and share remain promised. False at the deadline, for a request to stop, or after
+    /// close(): then it isn't asleep on any device, and what was refused stays so. Not from a callback of its own.
+    bool sleep(instant deadline = never, const std::stop_token& stop = {},
+               while_asleep what_waits = while_asleep::keep) {
+        return state_->sleep(deadline, stop, what_waits);
+    }
     /// Ends sleep(). Does nothing if it isn't asleep.
     void wake() { state_->wake(); }
 

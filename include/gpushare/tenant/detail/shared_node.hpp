@@ -21,6 +21,7 @@
 
 #include <gpushare/compute/compute_limiter.hpp>
 #include <gpushare/compute/policy.hpp>
+#include <gpushare/compute/submission.hpp>
 #include <gpushare/concepts.hpp>
 #include <gpushare/config.hpp>
 #include <gpushare/memory/quota.hpp>
@@ -37,6 +38,11 @@ namespace detail {
 template <node Node, compute_policy Policy>
 class tenant_state;
 
+/// Where a tenant's submissions go: without a share and a level of its own, below all who have one.
+[[nodiscard]] inline priority level_of(const tenant_spec& spec) noexcept {
+    return spec.compute == share{} && spec.level == priority{} ? best_effort : spec.level;
+}
+
 /// What a tenant's client is entitled to, of what is `size` permille of a device.
 [[nodiscard]] inline client_settings settings_of(const tenant_spec& spec, std::uint32_t tag,
                                                  std::uint32_t size) noexcept {
@@ -44,7 +50,7 @@ class tenant_state;
         return share::of_permille(std::min<std::uint64_t>(std::uint64_t{s.permille()} * 1000 / size, 1000));
     };
     return {.weight = of_it(spec.compute),
-            .level = spec.level,
+            .level = level_of(spec),
             .longest = spec.longest,
             .yields_within = spec.yields_within,
             .cap = of_it(spec.cap),

@@ -124,7 +124,7 @@ private:
                                                                          std::uint32_t tag) {
         std::vector<typename Node::stream> all;
         all.reserve(spec.streams);
-        while (all.size() < spec.streams) all.push_back(in.stream_for(whole, d, spec.level, tag));
+        while (all.size() < spec.streams) all.push_back(in.stream_for(whole, d, level_of(spec), tag));
         return all;
     }
 };

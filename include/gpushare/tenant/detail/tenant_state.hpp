@@ -193,10 +193,10 @@ public:
 
     // All or nothing, beside wake() too: it is asleep only if no wake() was under way at any time, since that may have come past some
     // of its devices already. Acquire: one that is seen to have ended has woken whatever slept before. Hooks are asked under no lock.
-    bool sleep(instant deadline, const std::stop_token& stop) {
+    bool sleep(instant deadline, const std::stop_token& stop, while_asleep what_waits) {
         const auto ended = wakes_ended_.load(std::memory_order_acquire);
         bool asleep = true;
-        for (auto& p : parts_) asleep = asleep && p.slice.compute.sleep(p.client, deadline, stop);
+        for (auto& p : parts_) asleep = asleep && p.slice.compute.sleep(p.client, deadline, stop, what_waits);
         if (!asleep || wakes_begun_.load(std::memory_order_relaxed) != ended) {  // the limiters' mutexes order this
             wake();
             return false;
@@ -219,7 +219,11 @@ public:
     // refuses then is undone; memory that was given away and is taken by others meanwhile doesn't come back.
     template <std::same_as<tenant_change> Change>
     failure change(const Change& c) {
-        if (c.level) open_level(*c.level);
+        tenant_spec then = spec();
+        const auto now = level_of(then);
+        then.level = c.level.value_or(then.level);
+        then.compute = c.compute.value_or(then.compute);
+        if (const auto level = level_of(then); level != now) open_level(level);
         tenant_spec old;
         {
             const std::lock_guard lock(all_->mutex);
@@ -255,9 +259,10 @@ private:
         sum.dropped += ran.dropped;
     }
 
-    // A new level is all that telling a limiter may run out of memory for: a client opens it, and goes.
+    // A new level is all that telling a limiter may run out of memory for: a client opens it, which is promised nothing, and goes.
     void open_level(priority level) {
-        for (auto& p : parts_) p.slice.compute.close(p.slice.compute.add({.level = level}), instant::min());
+        for (auto& p : parts_)
+            p.slice.compute.close(p.slice.compute.add({.weight = share{}, .level = level}), instant::min());
     }
 
     // Under the mutex.
