@@ -1,0 +1,193 @@
+// SPDX-License-Identifier: Apache-2.0
+// The bodies of lists.hpp: what a rank does with the lists of all ranks, once it knows where they are. Of threads alone: a device
+// would need the lists in memory that all devices reach.
+#pragma once
+
+#include <algorithm>
+#include <array>
+#include <cstddef>
+#include <cstdint>
+#include <span>
+
+#include <gpushare/collective/detail/reduction.hpp>
+#include <gpushare/collective/detail/session.hpp>
+#include <gpushare/collective/detail/simd/cache_line.hpp>
+#include <gpushare/collective/fault.hpp>
+#include <gpushare/collective/reduce_ops.hpp>
+#include <gpushare/collective/shard.hpp>
+#include <gpushare/config.hpp>
+
+namespace gpushare {
+inline namespace GPUSHARE_ABI {
+namespace detail {
+
+/// Lists longer than that are combined by elements and not by lines: the ends of a line lie on the stack.
+inline constexpr std::uint32_t most_ranks_of_list_lines = 16;
+
+template <class T, class F>
+void each_piece(const std::span<T>* arrays, std::size_t count, element_range range, const F& f) {
+    std::size_t first = 0;  // of the array, among all elements
+    for (std::size_t a = 0; a < count && first < range.end; first += arrays[a].size(), ++a) {
+        const std::size_t behind = first + arrays[a].size();
+        const std::size_t begin = std::max(first, range.begin), end = std::min(behind, range.end);
+        if (begin < end) f(a, element_range{begin - first, end - first});
+    }
+}
+
+/// What all list collectives know of this rank's list.
+template <class T>
+struct list_facts {
+    const std::span<T>* arrays;
+    std::size_t count;
+    std::size_t elements = 0;
+    std::size_t layout = 0;  // differs where sizes differ
+
+    explicit list_facts(std::span<const std::span<T>> list) noexcept : arrays(list.data()), count(list.size()) {
+        for (const auto& array : list) {
+            elements += array.size();
+            layout = (layout ^ array.size()) * 0x9e37'79b9'7f4a'7c15U;
+            layout ^= layout >> 29;
+        }
+        layout ^= count;
+    }
+    /// That of a rank, as it told.
+    template <class Context>
+    [[nodiscard]] static const std::span<T>* of(const session<Context>& t, std::uint32_t rank) noexcept {
+        return static_cast<const std::span<T>*>(t.signal_from(rank).in);
+    }
+    /// Whole lines of floats, as far as arrays begin with lines: neighbours seldom write to one.
+    [[nodiscard]] element_range shard(std::uint32_t rank, std::uint32_t ranks) const noexcept {
+        return shard_of(elements, rank, ranks, cache_line_bytes / sizeof(T));
+    }
+};
+
+/// Where results of a list go: to every rank's array, or to this rank's alone.
+template <class T>
+struct list_outputs {
+    T* const* outs;
+    std::uint32_t count;
+    template <class Values>
+    void put(std::size_t i, const Values& v) const noexcept {
+        for (std::uint32_t r = 0; r < count; ++r) v.store(outs[r] + i);
+    }
+    void put_one(std::size_t i, const T& x) const noexcept {
+        for (std::uint32_t r = 0; r < count; ++r) outs[r][i] = x;
+    }
+};
+
+/// The same of any number of ranks.
+template <class T>
+struct all_lists {
+    const session<thread_context>& t;
+    std::size_t array;
+    template <class Values>
+    void put(std::size_t i, const Values& v) const noexcept {
+        for (std::uint32_t r = 0; r < t.ranks(); ++r) v.store(list_facts<T>::of(t, r)[array].data() + i);
+    }
+    void put_one(std::size_t i, const T& x) const noexcept {
+        for (std::uint32_t r = 0; r < t.ranks(); ++r) list_facts<T>::of(t, r)[array].data()[i] = x;
+    }
+};
+
+/// Combines `range` of array `a`, by lines as far as there are any.
+template <class T, class Op>
+void combine_piece(session<thread_context>& t, const Op& op, std::size_t a, element_range range, bool to_all) noexcept {
+    const auto from = [&](std::uint32_t r) { return list_facts<T>::of(t, r)[a].data(); };
+    T* const own = from(t.rank());
+    std::array<T*, most_ranks_of_list_lines> outs{};
+    if (t.ranks() > outs.size()) {
+        if (!to_all) return reduce_elements<T>(t.context(), op, t.ranks(), range, from, single_output<T>{own});
+        return reduce_elements<T>(t.context(), op, t.ranks(), range, from, all_lists<T>{t, a});
+    }
+    for (std::uint32_t r = 0; r < t.ranks(); ++r) outs[r] = from(r);
+    const list_outputs<T> sink =
+        to_all ? list_outputs<T>{outs.data(), t.ranks()} : list_outputs<T>{outs.data() + t.rank(), 1};
+    const auto one_by_one = [&](element_range some) {
+        reduce_elements<T>(
+            t.context(), op, t.ranks(), some, [&](std::uint32_t r) { return outs[r]; }, sink);
+    };
+    if constexpr (combines_lines<T, Op>) {
+        const element_range lines = whole_lines<T>(own, range);
+        if (lines.size() != 0 && lines_pay<T, Op>(t.ranks())) {
+            std::array<peer_signal, most_ranks_of_list_lines> ends;  // uninitialised: two words of each are read
+            for (std::uint32_t r = 0; r < t.ranks(); ++r) ends[r].in = ends[r].out = outs[r];
+            line_ends where{ends.data(), t.ranks(), lines.begin * sizeof(T), lines.begin * sizeof(T)};
+            if (!to_all) where.only = own;
+            one_by_one({range.begin, lines.begin});
+            combine_lines<T>(widest_vectors(), op, where, lines.size() * sizeof(T) / cache_line_bytes,
+                             line_stores::cached);
+            return one_by_one({lines.end, range.end});
+        }
+    }
+    one_by_one(range);
+}
+
+/// Combines this rank's shard of all elements, looking up now and then.
+template <class T, class Op>
+[[nodiscard]] collective_fault combine_list(session<thread_context>& t, const list_facts<T>& list, const Op& op,
+                                            bool to_all) {
+    bool whole = true;
+    std::size_t since = 0;
+    each_piece(list.arrays, list.count, list.shard(t.rank(), t.ranks()), [&](std::size_t a, element_range range) {
+        constexpr std::size_t step = look_every / sizeof(T);
+        for (std::size_t begin = range.begin; begin < range.end && whole; begin += step) {
+            const element_range some{begin, std::min(range.end, begin + step)};
+            combine_piece<T>(t, op, a, some, to_all);
+            if ((since += some.size()) < step) continue;
+            since = 0;
+            whole = t.still_open();
+        }
+    });
+    return t.finish_if(whole);
+}
+
+template <class T, class Op>
+struct all_reduce_list_body {
+    list_facts<T> list;
+    Op op;
+    static constexpr auto kind = collective_kind::all_reduce;
+
+    all_reduce_list_body(std::span<const std::span<T>> arrays, const Op& by) noexcept : list(arrays), op(by) {}
+    collective_fault operator()(session<thread_context>& t, std::uint32_t blocks) const {
+        if (!t.meet(call_signature(kind, type_id<T>() | 128U, op_id<Op>(), list.layout, blocks), list.arrays))
+            return t.fault();
+        return combine_list(t, list, op, true);
+    }
+};
+
+template <class T, class Op>
+struct reduce_scatter_list_body {
+    list_facts<T> list;
+    Op op;
+    static constexpr auto kind = collective_kind::reduce_scatter;
+
+    reduce_scatter_list_body(std::span<const std::span<T>> arrays, const Op& by) noexcept : list(arrays), op(by) {}
+    collective_fault operator()(session<thread_context>& t, std::uint32_t blocks) const {
+        if (!t.meet(call_signature(kind, type_id<T>() | 128U, op_id<Op>(), list.layout, blocks), list.arrays))
+            return t.fault();
+        return combine_list(t, list, op, false);
+    }
+};
+
+template <class T>
+struct all_gather_list_body {
+    list_facts<T> list;
+    static constexpr auto kind = collective_kind::all_gather;
+
+    explicit all_gather_list_body(std::span<const std::span<T>> arrays) noexcept : list(arrays) {}
+    collective_fault operator()(session<thread_context>& t, std::uint32_t blocks) const {
+        if (!t.meet(call_signature(kind, type_id<T>() | 128U, 0, list.layout, blocks), list.arrays)) return t.fault();
+        for (std::uint32_t i = 1; i < t.ranks(); ++i) {
+            const std::uint32_t r = (t.rank() + i) % t.ranks();  // not all at the same rank's
+            each_piece(list.arrays, list.count, list.shard(r, t.ranks()), [&](std::size_t a, element_range range) {
+                copy_elements(t.context(), list.arrays[a].data() + range.begin,
+                              list_facts<T>::of(t, r)[a].data() + range.begin, range.size());
+            });
+        }
+        return t.finish();
+    }
+};
+
+}  // namespace detail
+}  // namespace GPUSHARE_ABI
+}  // namespace gpushare

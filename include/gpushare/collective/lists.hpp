@@ -1,0 +1,82 @@
+// SPDX-License-Identifier: Apache-2.0
+// Collectives of many arrays at once, in place and without packing them: ranks tell each other where their lists are, and each works
+// on its shard of all elements, one array behind the other. What a thousand small gradients are combined by in one call.
+//
+//   std::vector<std::span<float>> mine{weights, bias};                 // the same sizes on every rank
+//   gpushare::all_reduce_list<float>(me, mine, gpushare::average{});
+//
+// Each element is combined as all_reduce does it, in the order of ranks: how arrays are put into lists never changes a bit.
+#pragma once
+
+#include <algorithm>
+#include <array>
+#include <cstddef>
+#include <cstdint>
+#include <span>
+
+#include <gpushare/collective/communicator.hpp>
+#include <gpushare/collective/detail/list_bodies.hpp>
+#include <gpushare/collective/fault.hpp>
+#include <gpushare/collective/reduce_ops.hpp>
+#include <gpushare/collective/shard.hpp>
+#include <gpushare/units.hpp>
+
+namespace gpushare {
+inline namespace GPUSHARE_ABI {
+
+/// How many elements the arrays of a list have together.
+template <class T>
+[[nodiscard]] std::size_t elements_of(std::span<const std::span<T>> list) noexcept {
+    std::size_t n = 0;
+    for (const auto& array : list) n += array.size();
+    return n;
+}
+
+/// Calls `f(array, range)` for each piece of the elements `range` of a list, counted from its first array on: the array's number, and
+/// which of its own elements.
+template <class T, class F>
+void for_each_piece(std::span<const std::span<T>> list, element_range range, const F& f) {
+    detail::each_piece(list.data(), list.size(), range, f);
+}
+
+/// Combines the arrays of all ranks' lists into those of every rank. A rank's arrays don't overlap each other. Else as try_all_reduce;
+/// errc::mismatch where the lists' sizes differ.
+template <reducible T, class Op = sum>
+[[nodiscard]] collective_fault try_all_reduce_list(const member& me, std::span<const std::span<T>> list, Op op = {},
+                                                   instant deadline = never) {
+    return detail::run_in_thread(me, detail::all_reduce_list_body<T, Op>(list, op), deadline);
+}
+
+/// The same where rank r gets its shard (shard_of all elements) alone, in its own arrays; other elements stay as they are.
+template <reducible T, class Op = sum>
+[[nodiscard]] collective_fault try_reduce_scatter_list(const member& me, std::span<const std::span<T>> list, Op op = {},
+                                                       instant deadline = never) {
+    return detail::run_in_thread(me, detail::reduce_scatter_list_body<T, Op>(list, op), deadline);
+}
+
+/// The way back: every rank gets each rank's shard of all elements from that rank.
+template <class T>
+requires std::is_trivially_copyable_v<T>
+[[nodiscard]] collective_fault try_all_gather_list(const member& me, std::span<const std::span<T>> list,
+                                                   instant deadline = never) {
+    return detail::run_in_thread(me, detail::all_gather_list_body<T>(list), deadline);
+}
+
+/// try_all_reduce_list, but throws operation_error.
+template <reducible T, class Op = sum>
+void all_reduce_list(const member& me, std::span<const std::span<T>> list, Op op = {}, instant deadline = never) {
+    raise_fault(try_all_reduce_list<T>(me, list, op, deadline));
+}
+/// try_reduce_scatter_list, but throws operation_error.
+template <reducible T, class Op = sum>
+void reduce_scatter_list(const member& me, std::span<const std::span<T>> list, Op op = {}, instant deadline = never) {
+    raise_fault(try_reduce_scatter_list<T>(me, list, op, deadline));
+}
+/// try_all_gather_list, but throws operation_error.
+template <class T>
+void all_gather_list(const member& me, std::span<const std::span<T>> list, instant deadline = never) {
+    raise_fault(try_all_gather_list<T>(me, list, deadline));
+}
+
+}  // namespace GPUSHARE_ABI
+}  // namespace gpushare
