@@ -27,13 +27,14 @@ foreach(primitive IN LISTS primitives)
     set(may_include_${primitive} ${base} detail ${primitive})
 endforeach()
 set(may_include_placement ${base} detail ${primitives} placement)
+set(may_include_gradient ${base} detail collective gradient)
 set(may_include_backend ${base} detail backend)
 set(may_include_tenant ${base} detail ${primitives} placement tenant)
 set(may_include_observe ${base} detail ${primitives} placement tenant observe)
 set(may_include_serving ${base} detail ${primitives} placement tenant observe serving)
-set(may_include_interop ${base} detail ${primitives} placement tenant interop)
+set(may_include_interop ${base} detail ${primitives} placement gradient tenant interop)
 set(may_include_gpushare ${base} detail ${primitives} placement tenant observe backend)  # the umbrellas
-set(layers ${base} detail ${primitives} placement backend tenant observe serving interop gpushare)
+set(layers ${base} detail ${primitives} placement gradient backend tenant observe serving interop gpushare)
 
 # Of a public header; one in detail/ is as long as its one responsibility.
 set(line_limit 400)

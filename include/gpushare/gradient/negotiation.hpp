@@ -1,0 +1,241 @@
+// SPDX-License-Identifier: Apache-2.0
+// Agrees between ranks on which gradients can be combined next, where each rank has them in an order of its own. On line, all ranks
+// AND a bit vector now and then; off line, they record the order of the first steps, and send nothing afterwards.
+//
+//   gpushare::ready_bits mine(gradients);                     // on line
+//   mine.mark(g);                                             // as gradient g becomes ready
+//   negotiate(net, mine, next, why);                          // appends to `next` what is ready everywhere, on every rank the same
+//
+//   gpushare::recorded_order order(gradients);                // off line
+//   order.mark(g);  order.end_step();  if (order.ready_to_agree()) agree(net, order);
+//
+// What decides are plain values without a transport: a simulation of hundreds of ranks runs them as they are.
+#pragma once
+
+#include <algorithm>
+#include <bit>
+#include <cstddef>
+#include <cstdint>
+#include <optional>
+#include <span>
+#include <vector>
+
+#include <gpushare/collective/fault.hpp>
+#include <gpushare/config.hpp>
+#include <gpushare/error.hpp>
+#include <gpushare/gradient/bucket_plan.hpp>
+#include <gpushare/gradient/transport.hpp>
+#include <gpushare/units.hpp>
+
+namespace gpushare {
+inline namespace GPUSHARE_ABI {
+
+/// Combines bit vectors: what all ranks have set.
+struct bitwise_and {
+    static constexpr bool elementwise = true;  ///< works on vectors as on numbers
+    static constexpr std::uint32_t id = 6;     ///< tells calls with different operators apart
+    /// Combines where `a` lies.
+    template <class A>
+    [[gnu::always_inline]] GPUSHARE_HD static constexpr void into(A& a, const A& b) noexcept {
+        a = a & b;
+    }
+    /// Combines two.
+    template <class A>
+    GPUSHARE_HD constexpr A operator()(const A& a, const A& b) const noexcept {
+        return a & b;
+    }
+};
+
+/// Who holds up a gradient.
+struct stall {
+    std::uint32_t gradient = 0;  ///< the first that others have
+    std::uint32_t rank = 0;      ///< the first that hasn't
+    friend constexpr bool operator==(const stall&, const stall&) = default;
+};
+
+/// What of its gradients one rank has, and what all of them are known to have. A plain value.
+class ready_bits {
+public:
+    /// So many gradients.
+    explicit ready_bits(std::uint32_t gradients)
+        : gradients_(gradients), mine_((gradients + 1 + 63) / 64), agreed_(mine_.size()) {
+        calm();
+    }
+
+    [[nodiscard]] std::uint32_t size() const noexcept { return gradients_; }  ///< gradients
+    /// Gradient g is ready here. errc::mismatch if it was already, or isn't one.
+    errc mark(std::uint32_t g) noexcept {
+        if (g >= gradients_ || bit(mine_, g)) return errc::mismatch;
+        mine_[g / 64] |= mask(g);
+        return errc::none;
+    }
+    /// Whether it is ready here.
+    [[nodiscard]] bool is_marked(std::uint32_t g) const noexcept { return bit(mine_, g); }
+    /// Whether all ranks are known to have it.
+    [[nodiscard]] bool is_agreed(std::uint32_t g) const noexcept { return bit(agreed_, g); }
+    /// Whether this rank has some that aren't agreed yet.
+    [[nodiscard]] bool is_waiting() const noexcept {
+        for (std::uint32_t w = 0; w < mine_.size(); ++w)
+            if ((mine_[w] & ~agreed_[w] & ~mask_of_alarm(w)) != 0) return true;
+        return false;
+    }
+    /// Whether all gradients are agreed: the step is over.
+    [[nodiscard]] bool complete() const noexcept {
+        for (std::uint32_t g = 0; g < gradients_; ++g)
+            if (!bit(agreed_, g)) return false;
+        return true;
+    }
+
+    /// What goes to the other ranks: a bit for each gradient, and one more that is taken away by who has waited for too long.
+    [[nodiscard]] std::span<const std::uint64_t> words() const noexcept { return mine_; }
+    /// Asks all ranks, with the next exchange, to look who holds things up.
+    void raise_alarm() noexcept { mine_[gradients_ / 64] &= ~mask(gradients_); }
+
+    /// The words of all ranks, ANDed. Appends to `next` the gradients that became ready everywhere since, by their number. True if some
+    /// rank has raised the alarm: then all ranks gather their words, and stalled() says who.
+    bool take(std::span<const std::uint64_t> all, std::vector<std::uint32_t>& next) {
+        for (std::uint32_t w = 0; w < agreed_.size(); ++w) {
+            std::uint64_t fresh = all[w] & ~agreed_[w] & ~mask_of_alarm(w);
+            agreed_[w] |= fresh;
+            for (; fresh != 0; fresh &= fresh - 1)
+                next.push_back(w * 64 + static_cast<std::uint32_t>(std::countr_zero(fresh)));
+        }
+        return (all[gradients_ / 64] & mask(gradients_)) == 0;
+    }
+    /// The gradient that some have and some haven't, from the words of all ranks, one rank behind the other.
+    [[nodiscard]] std::optional<stall> stalled(std::span<const std::uint64_t> of_ranks) const noexcept {
+        const std::size_t words = mine_.size(), ranks = of_ranks.size() / words;
+        for (std::uint32_t g = 0; g < gradients_; ++g) {
+            std::optional<std::uint32_t> missing;
+            bool some = false;
+            for (std::uint32_t r = 0; r < ranks; ++r) {
+                if (bit(of_ranks.subspan(r * words, words), g))
+                    some = true;
+                else if (!missing)
+                    missing = r;
+            }
+            if (some && missing) return stall{g, *missing};
+        }
+        return std::nullopt;
+    }
+
+    /// Begins the next step.
+    void end_step() noexcept {
+        std::fill(mine_.begin(), mine_.end(), 0);
+        std::fill(agreed_.begin(), agreed_.end(), 0);
+        calm();
+    }
+
+private:
+    [[nodiscard]] static std::uint64_t mask(std::uint32_t g) noexcept { return std::uint64_t{1} << (g % 64); }
+    [[nodiscard]] static bool bit(std::span<const std::uint64_t> words, std::uint32_t g) noexcept {
+        return (words[g / 64] & mask(g)) != 0;
+    }
+    [[nodiscard]] std::uint64_t mask_of_alarm(std::uint32_t w) const noexcept {
+        return w == gradients_ / 64 ? mask(gradients_) : 0;
+    }
+    void calm() noexcept { mine_[gradients_ / 64] |= mask(gradients_); }
+
+    std::uint32_t gradients_;
+    std::vector<std::uint64_t> mine_, agreed_;
+};
+
+/// One exchange between ranks: called by all of them, some once or more in a step. Appends to `next` what became ready everywhere. If a
+/// rank has raised the alarm, `why` tells who holds things up, the same on all ranks.
+template <transport Net>
+[[nodiscard]] collective_fault negotiate(Net& net, ready_bits& mine, std::vector<std::uint32_t>& next,
+                                         std::optional<stall>& why, instant deadline = never) {
+    why.reset();
+    const std::span<const std::uint64_t> own = mine.words();
+    std::uint64_t few[32];  // of 2047 gradients, without an allocation
+    std::vector<std::uint64_t> many(own.size() > std::size(few) ? own.size() : 0);
+    const std::span<std::uint64_t> all = many.empty() ? std::span(few).first(own.size()) : std::span(many);
+    if (const auto f = net.all_reduce(own, all, bitwise_and{}, deadline)) return f;
+    if (!mine.take(all, next)) return {};
+    std::vector<std::uint64_t> of_ranks(own.size() * net.size());
+    if (const auto f = net.all_gather(own, std::span(of_ranks), deadline)) return f;
+    why = mine.stalled(of_ranks);
+    return {};
+}
+
+/// How a step went another way than was recorded.
+struct divergence {
+    /// What happened.
+    enum class kind : std::uint8_t {
+        twice,    ///< the gradient came a second time
+        missing,  ///< it didn't come at all
+        unknown,  ///< it isn't one
+    };
+    kind what = kind::twice;     ///< what happened
+    std::uint32_t gradient = 0;  ///< with which
+    friend constexpr bool operator==(const divergence&, const divergence&) = default;
+};
+
+/// The order in which gradients become ready, recorded in a few steps. From then on it is known on all ranks and nothing is said any
+/// more; a gradient may come a little earlier or later than its turn, but a step that has one twice, or lacks one, is noticed. A plain
+/// value.
+class recorded_order {
+public:
+    /// So many gradients, watched for so many steps.
+    explicit recorded_order(std::uint32_t gradients, std::uint32_t steps = 2)
+        : steps_(steps), places_(gradients), is_here_(gradients) {}
+
+    /// Gradient g is ready: its place in the order, or how this differs from what was recorded.
+    std::optional<divergence> mark(std::uint32_t g) {
+        if (g >= is_here_.size()) return divergence{divergence::kind::unknown, g};
+        if (is_here_[g]) return divergence{divergence::kind::twice, g};
+        is_here_[g] = true;
+        places_[g] += here_++;
+        return std::nullopt;
+    }
+    /// The step is over; what didn't come is named.
+    std::optional<divergence> end_step() {
+        std::optional<divergence> lacks;
+        for (std::uint32_t g = 0; g < is_here_.size() && !lacks; ++g)
+            if (!is_here_[g]) lacks = divergence{divergence::kind::missing, g};
+        std::fill(is_here_.begin(), is_here_.end(), false);
+        here_ = 0;
+        if (!lacks && recorded_ < steps_) ++recorded_;
+        return lacks;
+    }
+    /// Whether enough steps were recorded, and the ranks haven't agreed yet: time to call agree(), on all ranks.
+    [[nodiscard]] bool ready_to_agree() const noexcept {
+        return recorded_ == steps_ && order_.empty() && !places_.empty();
+    }
+    /// By their places in the recorded steps, the earliest first.
+    [[nodiscard]] std::vector<std::uint32_t> proposal() const {
+        std::vector<std::uint32_t> order(places_.size());
+        for (std::uint32_t g = 0; g < order.size(); ++g) order[g] = g;
+        std::stable_sort(order.begin(), order.end(), [&](auto a, auto b) { return places_[a] < places_[b]; });
+        return order;
+    }
+    /// The order of all ranks.
+    void adopt(std::span<const std::uint32_t> order) { order_.assign(order.begin(), order.end()); }
+    /// That; nothing until the ranks have agreed.
+    [[nodiscard]] std::span<const std::uint32_t> order() const noexcept { return order_; }
+    /// Forgets it, and records anew: after a divergence that stays, on all ranks alike.
+    void restart() {
+        order_.clear();
+        recorded_ = 0;
+        std::fill(places_.begin(), places_.end(), 0);
+    }
+
+private:
+    std::uint32_t steps_, recorded_ = 0;
+    std::uint64_t here_ = 0;             // gradients of this step so far
+    std::vector<std::uint64_t> places_;  // of each, summed over the recorded steps
+    std::vector<bool> is_here_;
+    std::vector<std::uint32_t> order_;
+};
+
+/// All ranks take rank 0's: the only message there is.
+template <transport Net>
+[[nodiscard]] collective_fault agree(Net& net, recorded_order& order, instant deadline = never) {
+    std::vector<std::uint32_t> all = order.proposal();
+    const auto f = net.broadcast(std::span(all), 0, deadline);
+    if (!f) order.adopt(all);
+    return f;
+}
+
+}  // namespace GPUSHARE_ABI
+}  // namespace gpushare

@@ -1,0 +1,159 @@
+// SPDX-License-Identifier: Apache-2.0
+// Batch normalisation over the batches of all ranks of a group: each tells how many elements it has, their mean and the sum of their
+// squared distances from it (M2), and these are merged in the order of ranks. Batches may differ, and be empty.
+//
+//   gpushare::batch_statistics seen;
+//   gpushare::sync_batch_norm(net, shape, x, {weight, bias}, 1e-5F, y, seen, deadline);
+//   gpushare::sync_batch_norm_backward(net, shape, x, dy, weight, seen, {dx, dweight, dbias}, deadline);
+//
+// Merging: Chan, Golub and LeVeque, "Updating formulae and a pairwise algorithm for computing sample variances", 1979.
+#pragma once
+
+#include <cmath>
+#include <cstddef>
+#include <cstdint>
+#include <span>
+#include <vector>
+
+#include <gpushare/collective/fault.hpp>
+#include <gpushare/collective/reduce_ops.hpp>
+#include <gpushare/config.hpp>
+#include <gpushare/gradient/transport.hpp>
+#include <gpushare/units.hpp>
+
+namespace gpushare {
+inline namespace GPUSHARE_ABI {
+
+/// x[(n * channels + c) * positions + p]: samples, their channels, and the places of each.
+struct batch_shape {
+    std::size_t samples = 0;    ///< of this rank; may be 0
+    std::size_t channels = 0;   ///< the same on all ranks
+    std::size_t positions = 1;  ///< the same on all ranks
+    /// How many elements that is.
+    [[nodiscard]] constexpr std::size_t elements() const noexcept { return samples * channels * positions; }
+    /// Where those of a sample's channel begin.
+    [[nodiscard]] constexpr std::size_t at(std::size_t n, std::size_t c) const noexcept {
+        return (n * channels + c) * positions;
+    }
+};
+
+/// Of a channel, or of several ranks' parts of it.
+struct channel_moments {
+    std::uint32_t count = 0;  ///< of elements
+    float mean = 0;           ///< of these
+    float m2 = 0;             ///< the sum of (x - mean)^2
+    friend constexpr bool operator==(const channel_moments&, const channel_moments&) = default;
+
+    /// Of both. Nothing changes by what is empty.
+    [[nodiscard]] static channel_moments merged(const channel_moments& a, const channel_moments& b) noexcept {
+        if (a.count == 0) return b;
+        if (b.count == 0) return a;
+        const auto of_a = static_cast<float>(a.count), of_b = static_cast<float>(b.count), all = of_a + of_b;
+        const float delta = b.mean - a.mean;
+        return {a.count + b.count, a.mean + delta * (of_b / all), a.m2 + b.m2 + delta * delta * (of_a * of_b / all)};
+    }
+};
+
+/// What the forward pass leaves for the backward pass, and for running averages: a channel each, over all ranks.
+struct batch_statistics {
+    std::vector<channel_moments> of_channel;  ///< count, mean, M2
+    std::vector<float> inverse_deviation;     ///< 1 / sqrt(M2 / count + epsilon); 0 where there is no element
+};
+
+/// What is trained, a number for each channel.
+struct batch_norm_parameters {
+    std::span<const float> weight;  ///< factors
+    std::span<const float> bias;    ///< added
+};
+
+/// What the backward pass gives. Those of the parameters are of this rank's batch alone: they are gradients as any others.
+struct batch_norm_gradients {
+    std::span<float> x;       ///< as large as the batch; may be `dy`
+    std::span<float> weight;  ///< a number for each channel
+    std::span<float> bias;    ///< a number for each channel
+};
+
+/// y = (x - mean) * inverse_deviation * weight + bias, with mean and deviation of all ranks' batches. `y` may be `x` if no backward pass
+/// follows. The fault's code is errc::mismatch, at once and on this rank alone, where a span isn't as large as it should be.
+template <transport Net>
+[[nodiscard]] collective_fault sync_batch_norm(Net& net, const batch_shape& shape, std::span<const float> x,
+                                               const batch_norm_parameters& parameters, float epsilon,
+                                               std::span<float> y, batch_statistics& seen, instant deadline = never) {
+    const std::size_t channels = shape.channels;
+    if (x.size() != shape.elements() || y.size() != x.size() || parameters.weight.size() != channels ||
+        parameters.bias.size() != channels)
+        return {errc::mismatch, collective_kind::all_gather, net.rank(), 0};
+    std::vector<channel_moments> own(channels), all(channels * net.size());
+    const std::size_t count = shape.samples * shape.positions;
+    for (std::size_t c = 0; c < channels && count != 0; ++c) {
+        // Summed in double: what is lost here no merging brings back.
+        double sum = 0, m2 = 0;
+        const auto each = [&](const auto& f) {
+            for (std::size_t n = 0; n < shape.samples; ++n)
+                for (std::size_t p = 0; p < shape.positions; ++p) f(static_cast<double>(x[shape.at(n, c) + p]));
+        };
+        each([&](double v) { sum += v; });
+        const double mean = sum / static_cast<double>(count);
+        each([&](double v) { m2 += (v - mean) * (v - mean); });
+        own[c] = {static_cast<std::uint32_t>(count), static_cast<float>(mean), static_cast<float>(m2)};
+    }
+    if (const auto f = net.all_gather(std::span<const channel_moments>(own), std::span(all), deadline)) return f;
+    seen.of_channel.assign(channels, {});
+    seen.inverse_deviation.assign(channels, 0.0F);
+    for (std::size_t c = 0; c < channels; ++c) {
+        for (std::uint32_t r = 0; r < net.size(); ++r)
+            seen.of_channel[c] = channel_moments::merged(seen.of_channel[c], all[r * channels + c]);
+        const channel_moments& m = seen.of_channel[c];
+        if (m.count != 0) seen.inverse_deviation[c] = 1.0F / std::sqrt(m.m2 / static_cast<float>(m.count) + epsilon);
+        const float scale = seen.inverse_deviation[c] * parameters.weight[c];
+        for (std::size_t n = 0; n < shape.samples; ++n)
+            for (std::size_t p = 0; p < shape.positions; ++p) {
+                const std::size_t i = shape.at(n, c) + p;
+                y[i] = (x[i] - m.mean) * scale + parameters.bias[c];
+            }
+    }
+    return {};
+}
+
+/// The gradients of that: two sums a channel go to all ranks. `x` and `seen` are those of the forward pass. Errors as there.
+template <transport Net>
+[[nodiscard]] collective_fault sync_batch_norm_backward(Net& net, const batch_shape& shape, std::span<const float> x,
+                                                        std::span<const float> dy, std::span<const float> weight,
+                                                        const batch_statistics& seen, const batch_norm_gradients& out,
+                                                        instant deadline = never) {
+    const std::size_t channels = shape.channels;
+    if (x.size() != shape.elements() || dy.size() != x.size() || out.x.size() != x.size() ||
+        weight.size() != channels || out.weight.size() != channels || out.bias.size() != channels ||
+        seen.of_channel.size() != channels)
+        return {errc::mismatch, collective_kind::all_reduce, net.rank(), 0};
+    std::vector<float> sums(2 * channels);  // of dy, then of dy times the normalised x
+    for (std::size_t c = 0; c < channels; ++c) {
+        double of_dy = 0, of_both = 0;
+        const float mean = seen.of_channel[c].mean;
+        for (std::size_t n = 0; n < shape.samples; ++n)
+            for (std::size_t p = 0; p < shape.positions; ++p) {
+                const std::size_t i = shape.at(n, c) + p;
+                of_dy += static_cast<double>(dy[i]);
+                of_both += static_cast<double>(dy[i]) * static_cast<double>((x[i] - mean) * seen.inverse_deviation[c]);
+            }
+        sums[c] = out.bias[c] = static_cast<float>(of_dy);
+        sums[channels + c] = out.weight[c] = static_cast<float>(of_both);
+    }
+    if (const auto f = net.all_reduce(std::span<const float>(sums), std::span(sums), sum{}, deadline)) return f;
+    for (std::size_t c = 0; c < channels; ++c) {
+        const channel_moments& m = seen.of_channel[c];
+        if (m.count == 0) continue;
+        const auto count = static_cast<float>(m.count);
+        const float inverse = seen.inverse_deviation[c], scale = inverse * weight[c];
+        const float mean_dy = sums[c] / count, mean_both = sums[channels + c] / count;
+        for (std::size_t n = 0; n < shape.samples; ++n)
+            for (std::size_t p = 0; p < shape.positions; ++p) {
+                const std::size_t i = shape.at(n, c) + p;
+                out.x[i] = (dy[i] - mean_dy - (x[i] - m.mean) * inverse * mean_both) * scale;
+            }
+    }
+    return {};
+}
+
+}  // namespace GPUSHARE_ABI
+}  // namespace gpushare

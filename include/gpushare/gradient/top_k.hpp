@@ -1,0 +1,94 @@
+// SPDX-License-Identifier: Apache-2.0
+// Sends of a gradient the k elements that matter most, and keeps the rest for later steps (error feedback): nothing is lost, it comes
+// late.
+//
+//   gpushare::top_k_feedback mine(gradient.size(), gradient.size() / 100);
+//   if (auto fault = gpushare::all_reduce_top_k(net, mine, gradient, deadline)) ...     // the average of what all ranks sent
+//
+// Stich, Cordonnier and Jaggi, "Sparsified SGD with memory", NeurIPS 2018.
+#pragma once
+
+#include <algorithm>
+#include <cmath>
+#include <cstddef>
+#include <cstdint>
+#include <numeric>
+#include <span>
+#include <vector>
+
+#include <gpushare/collective/fault.hpp>
+#include <gpushare/config.hpp>
+#include <gpushare/error.hpp>
+#include <gpushare/gradient/transport.hpp>
+#include <gpushare/units.hpp>
+
+namespace gpushare {
+inline namespace GPUSHARE_ABI {
+
+/// What one rank sends of one gradient, and what it still owes. A plain value.
+class top_k_feedback {
+public:
+    /// `k` of `elements`, at most all of them.
+    top_k_feedback(std::size_t elements, std::size_t k)
+        : residual_(elements), order_(elements), indices_(std::min(k, elements)), values_(indices_.size()) {
+        if (elements > std::size_t{0xffff'ffff})
+            raise({.code = errc::size_overflow, .asked = elements, .limit = 0xffff'ffff}, {},
+                  "a gradient by its largest");
+    }
+
+    /// Chooses: adds `gradient`, of as many elements, to what is owed, and takes the k largest out of it, by their absolute value; of
+    /// equals the first. NaN counts as the largest of all, so that it arrives and is noticed.
+    void select(std::span<const float> gradient) {
+        for (std::size_t i = 0; i < residual_.size(); ++i) residual_[i] += gradient[i];
+        std::iota(order_.begin(), order_.end(), 0U);
+        const auto before = [&](std::uint32_t a, std::uint32_t b) {
+            const float x = weight(residual_[a]), y = weight(residual_[b]);
+            return x != y ? x > y : a < b;
+        };
+        if (indices_.size() < order_.size())
+            std::nth_element(order_.begin(), order_.begin() + static_cast<std::ptrdiff_t>(indices_.size()),
+                             order_.end(), before);
+        std::copy_n(order_.begin(), indices_.size(), indices_.begin());
+        std::sort(indices_.begin(), indices_.end());
+        for (std::size_t j = 0; j < indices_.size(); ++j) {
+            values_[j] = residual_[indices_[j]];
+            residual_[indices_[j]] = 0;
+        }
+    }
+    [[nodiscard]] std::span<const std::uint32_t> indices() const noexcept { return indices_; }  ///< rising
+    [[nodiscard]] std::span<const float> values() const noexcept { return values_; }            ///< of these
+    [[nodiscard]] std::span<const float> residual() const noexcept { return residual_; }        ///< what is owed
+    /// What goes into the two collectives of one step.
+    [[nodiscard]] bytes wire_bytes() const noexcept {
+        return bytes{indices_.size() * (sizeof(std::uint32_t) + sizeof(float))};
+    }
+
+private:
+    [[nodiscard]] static float weight(float x) noexcept { return std::isnan(x) ? HUGE_VALF : std::abs(x); }
+
+    std::vector<float> residual_;
+    std::vector<std::uint32_t> order_;
+    std::vector<std::uint32_t> indices_;
+    std::vector<float> values_;
+};
+
+/// `gradient` becomes the average of what all ranks sent of theirs, added in the order of ranks. The same sizes on all ranks.
+template <transport Net>
+[[nodiscard]] collective_fault all_reduce_top_k(Net& net, top_k_feedback& mine, std::span<float> gradient,
+                                                instant deadline = never) {
+    mine.select(gradient);
+    const std::size_t k = mine.indices().size();
+    std::vector<std::uint32_t> indices(k * net.size());
+    std::vector<float> values(k * net.size());
+    if (const auto f = net.all_gather(mine.indices(), std::span(indices), deadline)) return f;
+    if (const auto f = net.all_gather(mine.values(), std::span(values), deadline)) return f;
+    std::fill(gradient.begin(), gradient.end(), 0.0F);
+    for (std::size_t i = 0; i < indices.size(); ++i)
+        if (indices[i] < gradient.size()) gradient[indices[i]] += values[i];
+    const auto ranks = static_cast<float>(net.size());
+    for (float& x : gradient) x /= ranks;
+    return {};
+}
+
+}  // namespace GPUSHARE_ABI
+}  // namespace gpushare

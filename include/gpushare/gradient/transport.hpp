@@ -1,0 +1,170 @@
+// SPDX-License-Identifier: Apache-2.0
+// What carries gradients between ranks: our own collectives between the threads of a process, an MPI between processes
+// (interop/mpi.hpp), NCCL between devices (interop/nccl.hpp), or two of them, one inside the other (two_level.hpp). All that is in
+// gradient/ runs over any of them.
+//
+//   gpushare::communicator group(4);
+//   gpushare::thread_transport net(group.rank(r));          // in thread r of four
+//   if (auto fault = net.all_reduce(gradient, gradient, gpushare::average{}, deadline)) ...
+//
+// A transport is one rank's end. One thread uses it at a time, but for abort(), which any may call.
+#pragma once
+
+#include <concepts>
+#include <cstddef>
+#include <cstdint>
+#include <span>
+#include <type_traits>
+#include <utility>
+
+#include <gpushare/collective/all_reduce.hpp>
+#include <gpushare/collective/collectives.hpp>
+#include <gpushare/collective/communicator.hpp>
+#include <gpushare/collective/fault.hpp>
+#include <gpushare/collective/lists.hpp>
+#include <gpushare/collective/neighbours.hpp>
+#include <gpushare/collective/reduce_ops.hpp>
+#include <gpushare/config.hpp>
+#include <gpushare/error.hpp>
+#include <gpushare/units.hpp>
+
+namespace gpushare {
+inline namespace GPUSHARE_ABI {
+
+/// One rank's end of a group. Its collectives are those of collective/ by name and meaning: called by all ranks in the same order,
+/// back by the deadline, with the fault if there is one, which names the rank. After a fault, every later call returns one.
+///
+///   all_reduce(in, out, op, deadline)        any length; `in` may be `out`
+///   reduce_scatter(in, out, op, deadline)    size() * out.size() elements in
+///   all_gather(in, out, deadline)            size() * in.size() elements out; `in` isn't in `out`
+///   broadcast(data, root, deadline)
+///   barrier(deadline)
+///   abort(rank, why)                         ends the collectives of all ranks, naming `rank`; doesn't wait
+///   carried()                                how many bytes went into its collectives so far: of `in`, or of broadcast data
+///   rank_ordered                             whether each element is combined in the order of ranks, in float or wider: the same
+///                                            bits for every length, chunk and run
+template <class T>
+concept transport = requires(T& t, const T& c, std::span<const float> in, std::span<float> out,
+                             std::span<std::uint64_t> words, instant deadline) {
+    { T::rank_ordered } -> std::convertible_to<bool>;
+    { c.rank() }
+    noexcept->std::same_as<std::uint32_t>;
+    { c.size() }
+    noexcept->std::same_as<std::uint32_t>;
+    { c.carried() }
+    noexcept->std::same_as<bytes>;
+    { t.all_reduce(in, out, sum{}, deadline) } -> std::same_as<collective_fault>;
+    { t.reduce_scatter(in, out, sum{}, deadline) } -> std::same_as<collective_fault>;
+    { t.all_gather(in, out, deadline) } -> std::same_as<collective_fault>;
+    { t.broadcast(words, std::uint32_t{}, deadline) } -> std::same_as<collective_fault>;
+    { t.barrier(deadline) } -> std::same_as<collective_fault>;
+    t.abort(std::uint32_t{}, errc::aborted);
+};
+
+/// One that combines many arrays where they lie, without packing them: see collective/lists.hpp.
+template <class T>
+concept list_transport = transport<T> && requires(T& t, std::span<const std::span<float>> list, instant deadline) {
+    { t.all_reduce_list(list, sum{}, deadline) } -> std::same_as<collective_fault>;
+    { t.reduce_scatter_list(list, sum{}, deadline) } -> std::same_as<collective_fault>;
+    { t.all_gather_list(list, deadline) } -> std::same_as<collective_fault>;
+};
+
+/// One whose all-reduces in place can be under way, several at once, while the caller does something else.
+///
+///   start_all_reduce(data, op)    a ticket; `data` isn't touched until it is finished
+///   advance()                     does what can be done without waiting
+///   finish(ticket, deadline)      waits for it
+template <class T>
+concept pipelined_transport = transport<T> && requires(T& t, std::span<float> data, instant deadline) {
+    { t.finish(t.start_all_reduce(data, sum{}), deadline) } -> std::same_as<collective_fault>;
+    t.advance();
+};
+
+/// A thread of this process that is a rank of a communicator.
+class thread_transport {
+public:
+    static constexpr bool rank_ordered = true;  ///< see transport
+
+    /// The rank `me`, on its channel: one transport a channel.
+    explicit thread_transport(const member& me) noexcept : me_(me) {}
+
+    [[nodiscard]] std::uint32_t rank() const noexcept { return me_.rank(); }  ///< from 0
+    [[nodiscard]] std::uint32_t size() const noexcept { return me_.size(); }  ///< ranks of the group
+    [[nodiscard]] bytes carried() const noexcept { return carried_; }         ///< see transport
+    [[nodiscard]] const member& me() const noexcept { return me_; }           ///< for all else that collective/ has
+
+    /// See transport.
+    template <reducible T, class Op>
+    [[nodiscard]] collective_fault all_reduce(std::span<const std::type_identity_t<T>> in, std::span<T> out,
+                                              const Op& op, instant deadline) {
+        count(in);
+        return try_all_reduce(me_, in, out, op, deadline);
+    }
+    /// See transport.
+    template <reducible T, class Op>
+    [[nodiscard]] collective_fault reduce_scatter(std::span<const std::type_identity_t<T>> in, std::span<T> out,
+                                                  const Op& op, instant deadline) {
+        count(in);
+        return try_reduce_scatter(me_, in, out, op, deadline);
+    }
+    /// See transport.
+    template <class T>
+    [[nodiscard]] collective_fault all_gather(std::span<const std::type_identity_t<T>> in, std::span<T> out,
+                                              instant deadline) {
+        count(in);
+        return try_all_gather(me_, in, out, deadline);
+    }
+    /// See transport.
+    template <class T>
+    [[nodiscard]] collective_fault broadcast(std::span<T> data, std::uint32_t root, instant deadline) {
+        count(std::span<const T>(data));
+        return try_broadcast(me_, data, root, deadline);
+    }
+    /// See transport.
+    [[nodiscard]] collective_fault barrier(instant deadline) { return try_barrier(me_, deadline); }
+    /// See neighbour_transport.
+    template <class T>
+    [[nodiscard]] collective_fault exchange(std::span<const std::type_identity_t<T>> in,
+                                            std::span<const std::uint32_t> neighbours, std::span<T> out,
+                                            instant deadline) {
+        count(in);
+        return try_exchange(me_, in, neighbours, out, deadline);
+    }
+    /// See list_transport.
+    template <reducible T, class Op>
+    [[nodiscard]] collective_fault all_reduce_list(std::span<const std::span<T>> list, const Op& op, instant deadline) {
+        for (const auto& array : list) count(std::span<const T>(array));
+        return try_all_reduce_list<T>(me_, list, op, deadline);
+    }
+    /// See list_transport.
+    template <reducible T, class Op>
+    [[nodiscard]] collective_fault reduce_scatter_list(std::span<const std::span<T>> list, const Op& op,
+                                                       instant deadline) {
+        for (const auto& array : list) count(std::span<const T>(array));
+        return try_reduce_scatter_list<T>(me_, list, op, deadline);
+    }
+    /// See list_transport.
+    template <class T>
+    [[nodiscard]] collective_fault all_gather_list(std::span<const std::span<T>> list, instant deadline) {
+        for (const auto& array : list) count(std::span<const T>(array));
+        return try_all_gather_list<T>(me_, list, deadline);
+    }
+    /// See transport.
+    void abort(std::uint32_t rank, errc why) const noexcept {
+        const rank_progress at = me_.progress();
+        me_.close({why, at.what, rank, at.epoch});
+    }
+
+private:
+    template <class T>
+    void count(std::span<const T> in) noexcept {
+        carried_ += bytes{in.size_bytes()};
+    }
+
+    member me_;
+    bytes carried_;
+};
+static_assert(list_transport<thread_transport>);
+
+}  // namespace GPUSHARE_ABI
+}  // namespace gpushare

@@ -1,0 +1,106 @@
+// SPDX-License-Identifier: Apache-2.0
+// How gradients travel: as they are, or in 16 bits. They are combined in float32 either way, and rounded once on the way out and once
+// on the way back.
+//
+//   gpushare::to_wire(gradient, std::span(halves), residual);        // bfloat16 or float16; the residual keeps what was rounded off
+//   net.all_reduce<gpushare::bfloat16>(halves, halves, gpushare::average{}, deadline);
+//   gpushare::from_wire(std::span(std::as_const(halves)), gradient);
+//   if (!gpushare::all_finite(gradient)) skip_this_step();           // on all ranks alike: they have the same bits
+#pragma once
+
+#include <cmath>
+#include <concepts>
+#include <cstddef>
+#include <cstdint>
+#include <cstring>
+#include <span>
+#include <string_view>
+
+#include <gpushare/collective/float_moves.hpp>
+#include <gpushare/collective/floats.hpp>
+#include <gpushare/config.hpp>
+#include <gpushare/numbers.hpp>
+#include <gpushare/units.hpp>
+
+namespace gpushare {
+inline namespace GPUSHARE_ABI {
+
+/// The format of a gradient between ranks.
+enum class wire_format : std::uint8_t {
+    as_is,  ///< as it is in memory
+    fp16,   ///< more digits; beyond 65504 it is infinite, and the step is skipped
+    bf16,   ///< the range of float32
+};
+
+/// Its name.
+[[nodiscard]] constexpr std::string_view to_string(wire_format f) noexcept {
+    switch (f) {
+        case wire_format::as_is: return "as_is";
+        case wire_format::fp16: return "fp16";
+        case wire_format::bf16: return "bf16";
+    }
+    return "unknown format";
+}
+
+/// What `elements` elements of `element` bytes take there.
+[[nodiscard]] constexpr bytes bytes_on_wire(wire_format f, std::size_t elements, std::size_t element = 4) noexcept {
+    return bytes{elements * (f == wire_format::as_is ? element : 2)};
+}
+
+/// 16 bits for all but what is sensitive and costs nothing: gradients of fewer than `least` elements, such as those of norms and
+/// biases, stay as they are.
+struct mixed_format {
+    wire_format large = wire_format::bf16;  ///< of the others
+    std::size_t least = 4096;               ///< elements
+    /// That of a gradient.
+    [[nodiscard]] constexpr wire_format of(std::size_t elements) const noexcept {
+        return elements < least ? wire_format::as_is : large;
+    }
+};
+
+/// Rounds to nearest even. With a residual, which is as long or empty: rounds `from` and what was rounded off before, and keeps what is
+/// rounded off now, so that small gradients add up instead of being lost. What isn't finite leaves no residual. `to` is as long.
+template <class Wire>
+requires detail::is_half<Wire>
+void to_wire(std::span<const float> from, std::span<Wire> to, std::span<float> residual = {}) noexcept {
+    if (residual.empty()) {
+        using values = floats<16>;
+        std::size_t i = 0;
+        for (; i + values::lanes <= from.size(); i += values::lanes)
+            store_floats(to.data() + i, load_floats<values>(from.data() + i));
+        for (; i < from.size(); ++i) to[i] = Wire(from[i]);
+        return;
+    }
+    for (std::size_t i = 0; i < from.size(); ++i) {
+        const float x = from[i] + residual[i];
+        to[i] = Wire(x);
+        const float rest = x - static_cast<float>(to[i]);
+        residual[i] = std::isfinite(rest) ? rest : 0.0F;
+    }
+}
+
+/// Exact. `to` is as long.
+template <class Wire>
+requires detail::is_half<Wire>
+void from_wire(std::span<const Wire> from, std::span<float> to) noexcept {
+    using values = floats<16>;
+    std::size_t i = 0;
+    for (; i + values::lanes <= from.size(); i += values::lanes)
+        store_floats(to.data() + i, load_floats<values>(from.data() + i));
+    for (; i < from.size(); ++i) to[i] = static_cast<float>(from[i]);
+}
+
+/// Whether no element is infinite or NaN. A sum of ranks isn't finite where one rank's element isn't, so a look at what an all-reduce
+/// gave is a look at all ranks', with the same answer on each.
+[[nodiscard]] inline bool all_finite(std::span<const float> x) noexcept {
+    std::uint32_t bad = 0;
+    for (const float v : x) {
+        std::uint32_t word = 0;
+        std::memcpy(&word, &v, sizeof word);
+        bad |= static_cast<std::uint32_t>((word & 0x7f80'0000U) == 0x7f80'0000U);
+    }
+    return bad == 0;
+}
+
+}  // namespace GPUSHARE_ABI
+}  // namespace gpushare

@@ -1,0 +1,52 @@
+// SPDX-License-Identifier: Apache-2.0
+// Who is named when a collective between processes fails. Each that gives up says whom it waits for; those that say anything are
+// alive, so the one that is to blame is among those that are waited for and say nothing. A value.
+#pragma once
+
+#include <algorithm>
+#include <cstddef>
+#include <cstdint>
+#include <vector>
+
+#include <gpushare/collective/fault.hpp>
+#include <gpushare/config.hpp>
+#include <gpushare/error.hpp>
+
+namespace gpushare {
+inline namespace GPUSHARE_ABI {
+namespace detail {
+
+class mpi_suspects {
+public:
+    explicit mpi_suspects(std::uint32_t ranks = 0) : alive_(ranks) {}
+
+    /// A rank gave up, for this packed fault; 0 if it only answers.
+    void heard(std::uint32_t from, std::uint64_t fault) {
+        if (from < alive_.size()) alive_[from] = true;
+        if (fault != 0) faults_.push_back(collective_fault::unpacked(fault));
+    }
+    [[nodiscard]] bool all_have_answered() const noexcept {
+        return std::find(alive_.begin(), alive_.end(), false) == alive_.end();
+    }
+
+    /// What somebody asked for or found wrong goes before a deadline; of deadlines that of a rank which is silent; then the lowest rank.
+    [[nodiscard]] collective_fault chosen() const noexcept {
+        const auto place = [&](const collective_fault& f) {
+            if (f.code != errc::deadline_exceeded) return 0;
+            return f.rank < alive_.size() && alive_[f.rank] ? 2 : 1;
+        };
+        const collective_fault* best = nullptr;
+        for (const collective_fault& f : faults_)
+            if (best == nullptr || place(f) < place(*best) || (place(f) == place(*best) && f.rank < best->rank))
+                best = &f;
+        return best != nullptr ? *best : collective_fault{errc::aborted, collective_kind::none, 0, 0};
+    }
+
+private:
+    std::vector<bool> alive_;
+    std::vector<collective_fault> faults_;
+};
+
+}  // namespace detail
+}  // namespace GPUSHARE_ABI
+}  // namespace gpushare

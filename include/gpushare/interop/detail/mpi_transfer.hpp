@@ -1,0 +1,245 @@
+// SPDX-License-Identifier: Apache-2.0
+// One chunk of a collective on its way through an MPI: what is sent and received in each phase, and what is done between them. A
+// state machine that never waits; mpi.hpp drives it.
+//
+//   auto t = mpi_transfer::all_reduce(in, out, n, sizeof(float), false, &combine_floats);
+//   t.number(17);   t.begin(comm, rank, size);   while (!t.done()) t.step(comm);
+#pragma once
+
+#include <mpi.h>
+
+#include <algorithm>
+#include <cstddef>
+#include <cstdint>
+#include <span>
+#include <utility>
+#include <vector>
+
+#include <gpushare/collective/shard.hpp>
+#include <gpushare/config.hpp>
+#include <gpushare/error.hpp>
+
+namespace gpushare {
+inline namespace GPUSHARE_ABI {
+namespace detail {
+
+class mpi_transfer {
+    /// The phases are scatter (parts to who combines them), combine, gather (results to all).
+    enum class shape : std::uint8_t { all_reduce, one_shot, scatter, gather, from_root, exchange };
+
+public:
+    /// Combines what all ranks sent, as many bytes of each, in their order.
+    using combiner = void (*)(const std::byte* const* parts, std::uint32_t ranks, std::byte* out, std::size_t bytes);
+
+    static constexpr int notice_tag = 1, shrink_tag = 2;
+
+    /// `bytes` of elements of `unit` bytes each.
+    [[nodiscard]] static mpi_transfer all_reduce(const std::byte* in, std::byte* out, std::size_t bytes,
+                                                 std::size_t unit, bool one_shot, combiner by) noexcept {
+        return {one_shot ? shape::one_shot : shape::all_reduce, in, out, bytes, unit, 0, by};
+    }
+    /// Rank q gets what lies q * stride behind `in`.
+    [[nodiscard]] static mpi_transfer scatter(const std::byte* in, std::byte* out, std::size_t bytes,
+                                              std::size_t stride, combiner by) noexcept {
+        return {shape::scatter, in, out, bytes, 1, stride, by};
+    }
+    /// What rank q has there goes to all, q * stride behind `out`.
+    [[nodiscard]] static mpi_transfer gather(std::byte* out, std::size_t bytes, std::size_t stride) noexcept {
+        return {shape::gather, nullptr, out, bytes, 1, stride, nullptr};
+    }
+    [[nodiscard]] static mpi_transfer from_root(std::byte* data, std::size_t bytes, std::uint32_t root) noexcept {
+        mpi_transfer t{shape::from_root, data, data, bytes, 1, 0, nullptr};
+        t.root_ = root;
+        return t;
+    }
+
+    /// Each of some ranks gets what lies at `in`, and sends as much: `stride` behind each other at `out`.
+    [[nodiscard]] static mpi_transfer exchange(const std::byte* in, std::byte* out, std::size_t bytes,
+                                               std::size_t stride, std::span<const std::uint32_t> neighbours) {
+        mpi_transfer t{shape::exchange, in, out, bytes, 1, stride, nullptr};
+        t.neighbours_.assign(neighbours.begin(), neighbours.end());
+        return t;
+    }
+
+    /// The same on all ranks, and of no other transfer that is under way.
+    void number(std::uint32_t n) noexcept { tag_ = static_cast<int>(8 + n % 8192 * 2); }
+    [[nodiscard]] bool done() const noexcept { return phase_ == 2; }
+    [[nodiscard]] std::size_t sent() const noexcept { return sent_; }
+
+    [[nodiscard]] errc begin(MPI_Comm comm, std::uint32_t rank, std::uint32_t size) {
+        rank_ = rank;
+        size_ = size;
+        return how_ == shape::gather ? next(comm) : post_first(comm);
+    }
+    /// An error, and the rank that it is about.
+    struct outcome {
+        errc code = errc::none;
+        std::uint32_t rank = 0;
+    };
+    [[nodiscard]] outcome step(MPI_Comm comm) {
+        if (done()) return {};
+        finished_.resize(requests_.size());
+        statuses_.resize(requests_.size());
+        int n = 0;
+        const int code =
+            MPI_Testsome(static_cast<int>(requests_.size()), requests_.data(), &n, finished_.data(), statuses_.data());
+        if (code != MPI_SUCCESS && code != MPI_ERR_IN_STATUS) return {errc::backend_failed, rank_};
+        for (int i = 0; n != MPI_UNDEFINED && i < n; ++i) {
+            const message& m = messages_[static_cast<std::size_t>(finished_[static_cast<std::size_t>(i)])];
+            const MPI_Status& s = statuses_[static_cast<std::size_t>(i)];
+            if (code == MPI_ERR_IN_STATUS && s.MPI_ERROR != MPI_SUCCESS && s.MPI_ERROR != MPI_ERR_PENDING)
+                return {s.MPI_ERROR == MPI_ERR_TRUNCATE ? errc::mismatch : errc::aborted, m.peer};
+            int got = 0;
+            if (m.receives && (MPI_Get_count(&s, MPI_BYTE, &got) != MPI_SUCCESS || got != m.size))
+                return {errc::mismatch, m.peer};
+        }
+        if (std::any_of(requests_.begin(), requests_.end(), [](MPI_Request r) { return r != MPI_REQUEST_NULL; }))
+            return {};
+        return {next(comm), rank_};
+    }
+    /// The first rank whose message hasn't come; else one that takes none.
+    [[nodiscard]] std::uint32_t waits_for() const noexcept {
+        for (const bool receives : {true, false})
+            for (std::size_t i = 0; i < requests_.size(); ++i)
+                if (requests_[i] != MPI_REQUEST_NULL && messages_[i].receives == receives) return messages_[i].peer;
+        return rank_;
+    }
+    /// Gives up. False if something may still be read or written.
+    bool cancel() noexcept {
+        bool all = true;
+        for (std::size_t i = 0; i < requests_.size(); ++i) {
+            if (requests_[i] == MPI_REQUEST_NULL) continue;
+            int over = 0;
+            if (messages_[i].receives) MPI_Cancel(&requests_[i]);
+            for (int turn = 0; over == 0 && turn < 100; ++turn) MPI_Test(&requests_[i], &over, MPI_STATUS_IGNORE);
+            if (over == 0) {
+                all = false;
+                MPI_Request_free(&requests_[i]);
+            }
+        }
+        if (!all)
+            (void)new std::vector<std::byte>(std::move(staging_));  // a message may still come in: its memory stays
+        return all;
+    }
+
+private:
+    struct message {
+        std::uint32_t peer;
+        int size;
+        bool receives;
+    };
+
+    mpi_transfer(shape how, const std::byte* in, std::byte* out, std::size_t bytes, std::size_t unit,
+                 std::size_t stride, combiner by) noexcept
+        : how_(how), in_(in), out_(out), bytes_(bytes), unit_(unit), stride_(stride), combine_(by) {}
+
+    /// Where the block of a rank begins, and its length.
+    [[nodiscard]] std::size_t begin_of(std::uint32_t q) const noexcept {
+        return stride_ != 0 ? q * stride_ : part(q).begin * unit_;
+    }
+    [[nodiscard]] std::size_t size_of(std::uint32_t q) const noexcept {
+        return stride_ != 0 ? bytes_ : part(q).size() * unit_;
+    }
+    [[nodiscard]] element_range part(std::uint32_t q) const noexcept {
+        return shard_of(bytes_ / unit_, q, size_, std::max<std::size_t>(64 / unit_, 1));
+    }
+
+    [[nodiscard]] errc receive(std::uint32_t from, std::byte* to, std::size_t n, int tag, MPI_Comm comm) {
+        if (n == 0) return errc::none;
+        messages_.push_back({from, static_cast<int>(n), true});
+        const int code = MPI_Irecv(to, static_cast<int>(n), MPI_BYTE, static_cast<int>(from), tag, comm,
+                                   &requests_.emplace_back(MPI_REQUEST_NULL));
+        return code == MPI_SUCCESS ? errc::none : errc::backend_failed;
+    }
+    [[nodiscard]] errc send(std::uint32_t to, const std::byte* from, std::size_t n, int tag, MPI_Comm comm) {
+        if (n == 0) return errc::none;
+        sent_ += n;
+        messages_.push_back({to, static_cast<int>(n), false});
+        const int code = MPI_Isend(from, static_cast<int>(n), MPI_BYTE, static_cast<int>(to), tag, comm,
+                                   &requests_.emplace_back(MPI_REQUEST_NULL));
+        return code == MPI_SUCCESS ? errc::none : errc::backend_failed;
+    }
+    /// Each of the others, beginning behind this rank: not all at the same one.
+    template <class F>
+    [[nodiscard]] errc for_others(const F& f) const {
+        for (std::uint32_t i = 1; i < size_; ++i)
+            if (const errc code = f((rank_ + i) % size_); code != errc::none) return code;
+        return errc::none;
+    }
+
+    [[nodiscard]] errc post_first(MPI_Comm comm) {
+        if (how_ == shape::from_root) {
+            const std::uint32_t v =
+                (rank_ + size_ - root_) % size_;  // a tree: who has it sends to what differs in one more bit
+            if (v == 0) return next(comm);
+            return receive(((v & (v - 1)) + root_) % size_, out_, bytes_, tag_, comm);
+        }
+        if (how_ == shape::exchange) {
+            errc code = errc::none;
+            for (std::size_t i = 0; i < neighbours_.size() && code == errc::none; ++i)
+                code = receive(neighbours_[i], out_ + i * stride_, bytes_, tag_, comm);
+            for (std::size_t i = 0; i < neighbours_.size() && code == errc::none; ++i)
+                code = send(neighbours_[i], in_, bytes_, tag_, comm);
+            return code != errc::none || !requests_.empty() ? code : next(comm);
+        }
+        const bool whole = how_ == shape::one_shot;
+        const std::size_t mine = whole ? bytes_ : size_of(rank_);
+        staging_.resize(mine * size_);
+        const errc code =
+            for_others([&](std::uint32_t q) { return receive(q, staging_.data() + q * mine, mine, tag_, comm); });
+        if (code != errc::none) return code;
+        const errc failed = for_others([&](std::uint32_t q) {
+            return whole ? send(q, in_, bytes_, tag_, comm) : send(q, in_ + begin_of(q), size_of(q), tag_, comm);
+        });
+        return failed != errc::none || !requests_.empty() ? failed : next(comm);
+    }
+    void combine_mine() {
+        const bool whole = how_ == shape::one_shot;
+        const std::size_t mine = whole ? bytes_ : size_of(rank_);
+        if (mine == 0) return;
+        std::vector<const std::byte*> parts(size_);
+        for (std::uint32_t q = 0; q < size_; ++q) parts[q] = staging_.data() + q * mine;
+        parts[rank_] = whole ? in_ : in_ + begin_of(rank_);
+        combine_(parts.data(), size_, how_ == shape::all_reduce ? out_ + begin_of(rank_) : out_, mine);
+    }
+    [[nodiscard]] errc next(MPI_Comm comm) {
+        requests_.clear();
+        messages_.clear();
+        ++phase_;
+        if (phase_ == 2) return errc::none;
+        if (combine_ != nullptr) combine_mine();
+        errc code = errc::none;
+        if (how_ == shape::from_root) {
+            const std::uint32_t v = (rank_ + size_ - root_) % size_;
+            for (std::uint32_t bit = 1; bit < size_ && (v & bit) == 0 && code == errc::none; bit <<= 1)
+                if (v + bit < size_) code = send((v + bit + root_) % size_, out_, bytes_, tag_, comm);
+        } else if (how_ == shape::all_reduce || how_ == shape::gather) {
+            code =
+                for_others([&](std::uint32_t q) { return receive(q, out_ + begin_of(q), size_of(q), tag_ + 1, comm); });
+            if (code == errc::none)
+                code = for_others(
+                    [&](std::uint32_t q) { return send(q, out_ + begin_of(rank_), size_of(rank_), tag_ + 1, comm); });
+        }
+        return code != errc::none || !requests_.empty() ? code : next(comm);
+    }
+
+    shape how_;
+    int phase_ = 0;  // 0: scatter, 1: gather, 2: done
+    int tag_ = 0;
+    std::uint32_t rank_ = 0, size_ = 1, root_ = 0;
+    const std::byte* in_;
+    std::byte* out_;
+    std::size_t bytes_, unit_, stride_;
+    std::size_t sent_ = 0;
+    combiner combine_;
+    std::vector<std::uint32_t> neighbours_;
+    std::vector<std::byte> staging_;
+    std::vector<MPI_Request> requests_;
+    std::vector<message> messages_;  // of the requests
+    std::vector<int> finished_;
+    std::vector<MPI_Status> statuses_;
+};
+
+}  // namespace detail
+}  // namespace GPUSHARE_ABI
+}  // namespace gpushare

@@ -1,0 +1,389 @@
+// SPDX-License-Identifier: Apache-2.0
+// Collectives between processes by an MPI (OpenMPI, MPICH), as a transport of gradient/. The MPI moves bytes; elements are combined
+// here, in the order of ranks and in float or wider. So an all-reduce gives the bits that it gives between threads, 16-bit numbers
+// aren't rounded at each step, and every operator and type of collective/ works.
+//
+//   MPI_Init_thread(&argc, &argv, MPI_THREAD_SERIALIZED, &level);
+//   gpushare::mpi_transport net(MPI_COMM_WORLD);
+//   if (auto fault = net.all_reduce<float>(gradient, gradient, gpushare::average{}, deadline)) ...  // names the rank
+//
+// Large arrays go in chunks, several under way at once; each process combines its part of a chunk and sends it to all: the least
+// that a link has to carry. Nothing happens between calls, for there is no thread: advance() does what can be done.
+//
+// A process that dies or hangs: whoever waits for it gives up at the deadline and tells the others, and all that answer name one that
+// doesn't. Without a deadline there is no end, unless the MPI itself reports the death. MPI_Finalize may hang then: leave by MPI_Abort
+// or std::_Exit. shrink() makes a transport of those who are left. (OpenMPI's launcher ends all when one dies, unless told not to.)
+//
+// This header is empty where no MPI is found.
+#pragma once
+
+#if __has_include(<mpi.h>)
+
+#include <mpi.h>
+
+#include <algorithm>
+#include <atomic>
+#include <chrono>
+#include <cstddef>
+#include <cstdint>
+#include <cstring>
+#include <deque>
+#include <memory>
+#include <span>
+#include <thread>
+#include <type_traits>
+#include <utility>
+#include <vector>
+
+#include <gpushare/collective/combine.hpp>
+#include <gpushare/collective/fault.hpp>
+#include <gpushare/collective/reduce_ops.hpp>
+#include <gpushare/collective/shard.hpp>
+#include <gpushare/config.hpp>
+#include <gpushare/error.hpp>
+#include <gpushare/gradient/transport.hpp>
+#include <gpushare/interop/detail/mpi_suspects.hpp>
+#include <gpushare/interop/detail/mpi_transfer.hpp>
+#include <gpushare/units.hpp>
+
+namespace gpushare {
+inline namespace GPUSHARE_ABI {
+
+/// How messages are cut.
+struct mpi_options {
+    bytes chunk{1 << 20};                       ///< of an array that goes in several
+    std::uint32_t depth = 4;                    ///< chunks of one array under way at once
+    bytes one_shot{4096};                       ///< up to here all send all to all: one wait in place of two
+    ns grace = std::chrono::milliseconds(200);  ///< how long who gives up waits for what others say
+};
+
+/// A process of an MPI communicator: a pipelined transport. Not moved. Made, used and destroyed by one thread at a time; `abort` may
+/// come from any, and reaches the other processes with the next call of the thread that made the transport.
+class mpi_transport {
+public:
+    static constexpr bool rank_ordered = true;  ///< see transport
+
+    /// A duplicate of `all`, so that no other message meets ours: collective. Throws operation_error (errc::backend_failed).
+    explicit mpi_transport(MPI_Comm all, const mpi_options& options = {}) : options_(options) {
+        if (MPI_Comm_dup(all, &comm_) != MPI_SUCCESS)
+            raise({.code = errc::backend_failed}, {}, "duplicating an MPI communicator");
+        begin();
+    }
+    mpi_transport(const mpi_transport&) = delete;
+    mpi_transport& operator=(const mpi_transport&) = delete;
+    /// Not collective. Communicators that have failed aren't freed, for others may never come to do so.
+    ~mpi_transport() {
+        int over = 0;
+        MPI_Finalized(&over);
+        if (over != 0) return;
+        const bool others_gave_up = hear();  // while this one was away: their messages may lie here
+        give_up_requests();
+        MPI_Cancel(&notice_request_);
+        MPI_Wait(&notice_request_, MPI_STATUS_IGNORE);
+        if (!fault_ && !others_gave_up) MPI_Comm_free(&comm_);
+    }
+
+    [[nodiscard]] std::uint32_t rank() const noexcept { return rank_; }  ///< from 0
+    [[nodiscard]] std::uint32_t size() const noexcept { return size_; }  ///< processes
+    [[nodiscard]] bytes carried() const noexcept { return carried_; }    ///< see transport
+    [[nodiscard]] bytes sent() const noexcept { return sent_; }          ///< to other processes, without headers
+    [[nodiscard]] const collective_fault& fault() const noexcept { return fault_; }  ///< none until one has failed
+
+    /// See transport. Op has no state.
+    template <reducible T, class Op>
+    requires std::is_empty_v<Op>
+    [[nodiscard]] collective_fault all_reduce(std::span<const std::type_identity_t<T>> in, std::span<T> out,
+                                              const Op& op, instant deadline) {
+        if (in.size() != out.size()) return {errc::mismatch, collective_kind::all_reduce, rank_, epoch_};
+        return finish(start(in.data(), out, op), deadline);
+    }
+    /// See pipelined_transport. At most 1000 at once.
+    template <reducible T, class Op>
+    requires std::is_empty_v<Op>
+    [[nodiscard]] std::uint64_t start_all_reduce(std::span<T> data, const Op& op) {
+        return start(data.data(), data, op);
+    }
+    /// See transport.
+    template <reducible T, class Op>
+    requires std::is_empty_v<Op>
+    [[nodiscard]] collective_fault reduce_scatter(std::span<const std::type_identity_t<T>> in, std::span<T> out,
+                                                  const Op&, instant deadline) {
+        carried_ += bytes{in.size_bytes()};
+        if (in.size() != out.size() * size_) return {errc::mismatch, collective_kind::reduce_scatter, rank_, epoch_};
+        return in_slices(out.size_bytes(), sizeof(T), collective_kind::reduce_scatter, deadline, [&](auto at, auto n) {
+            return detail::mpi_transfer::scatter(as_bytes(in.data()) + at, as_bytes(out.data()) + at, n,
+                                                 out.size_bytes(), &combine_parts<T, Op>);
+        });
+    }
+    /// See transport.
+    template <class T>
+    requires std::is_trivially_copyable_v<T>
+    [[nodiscard]] collective_fault all_gather(std::span<const std::type_identity_t<T>> in, std::span<T> out,
+                                              instant deadline) {
+        carried_ += bytes{in.size_bytes()};
+        if (out.size() != in.size() * size_) return {errc::mismatch, collective_kind::all_gather, rank_, epoch_};
+        if (!in.empty()) std::memcpy(out.data() + in.size() * rank_, in.data(), in.size_bytes());
+        return in_slices(in.size_bytes(), sizeof(T), collective_kind::all_gather, deadline, [&](auto at, auto n) {
+            return detail::mpi_transfer::gather(as_bytes(out.data()) + at, n, in.size_bytes());
+        });
+    }
+    /// See transport.
+    template <class T>
+    requires std::is_trivially_copyable_v<T>
+    [[nodiscard]] collective_fault broadcast(std::span<T> data, std::uint32_t root, instant deadline) {
+        carried_ += bytes{data.size_bytes()};
+        if (root >= size_) return {errc::mismatch, collective_kind::broadcast, rank_, epoch_};
+        return in_slices(data.size_bytes(), sizeof(T), collective_kind::broadcast, deadline, [&](auto at, auto n) {
+            return detail::mpi_transfer::from_root(as_bytes(data.data()) + at, n, root);
+        });
+    }
+    /// See neighbour_transport.
+    template <class T>
+    requires std::is_trivially_copyable_v<T>
+    [[nodiscard]] collective_fault exchange(std::span<const std::type_identity_t<T>> in,
+                                            std::span<const std::uint32_t> neighbours, std::span<T> out,
+                                            instant deadline) {
+        carried_ += bytes{in.size_bytes()};
+        bool good = out.size() == in.size() * neighbours.size();
+        for (const std::uint32_t q : neighbours) good = good && q < size_ && q != rank_;
+        if (!good) return {errc::mismatch, collective_kind::all_gather, rank_, epoch_};
+        return in_slices(in.size_bytes(), sizeof(T), collective_kind::all_gather, deadline, [&](auto at, auto n) {
+            return detail::mpi_transfer::exchange(as_bytes(in.data()) + at, as_bytes(out.data()) + at, n,
+                                                  in.size_bytes(), neighbours);
+        });
+    }
+    /// See transport.
+    [[nodiscard]] collective_fault barrier(instant deadline) {
+        std::vector<std::uint8_t> all(size_);
+        const std::uint8_t here = 1;
+        const bytes before = carried_;
+        const auto f = all_gather<std::uint8_t>(std::span(&here, 1), std::span(all), deadline);
+        carried_ = before;
+        return f;
+    }
+
+    /// See pipelined_transport.
+    void advance() {
+        take_notices();
+        for (job& j : jobs_)
+            if (!fault_) step(j);
+    }
+    /// See pipelined_transport.
+    [[nodiscard]] collective_fault finish(std::uint64_t ticket, instant deadline) {
+        if (ticket < first_job_) return fault_;  // it was done while others were waited for
+        const auto at = static_cast<std::size_t>(ticket - first_job_);
+        for (std::uint32_t turn = 0; !fault_ && !jobs_[at].done; ++turn) {
+            advance();
+            if (jobs_[at].done) break;
+            if (turn % 16 == 15 && std::chrono::steady_clock::now() >= deadline)
+                fail({errc::deadline_exceeded, jobs_[at].what, jobs_[at].waits_for(), epoch_});
+            rest(turn);
+        }
+        if (!fault_)
+            for (; !jobs_.empty() && jobs_.front().done; ++first_job_) jobs_.pop_front();
+        return fault_;
+    }
+
+    /// See transport.
+    void abort(std::uint32_t rank, errc why) noexcept {
+        std::uint64_t none = 0;
+        // acq_rel: of several, the first stands.
+        asked_.compare_exchange_strong(none, collective_fault{why, collective_kind::none, rank, 0}.packed(),
+                                       std::memory_order_acq_rel);
+        if (std::this_thread::get_id() == maker_) take_notices();
+    }
+
+    /// Those who aren't in `dead`, as a transport that begins anew: to go on after a fault. Called by all of these, and by nobody else.
+    /// Throws operation_error (errc::backend_failed).
+    [[nodiscard]] std::unique_ptr<mpi_transport> shrink(std::span<const std::uint32_t> dead) {
+        std::vector<int> ranks;
+        for (std::uint32_t r = 0; r < size_; ++r)
+            if (std::find(dead.begin(), dead.end(), r) == dead.end()) ranks.push_back(static_cast<int>(r));
+        MPI_Group all{}, living{};
+        MPI_Comm made = MPI_COMM_NULL;
+        MPI_Comm_group(comm_, &all);
+        MPI_Group_incl(all, static_cast<int>(ranks.size()), ranks.data(), &living);
+        const int code = MPI_Comm_create_group(comm_, living, detail::mpi_transfer::shrink_tag, &made);
+        MPI_Group_free(&living);
+        MPI_Group_free(&all);
+        if (code != MPI_SUCCESS || made == MPI_COMM_NULL)
+            raise({.code = errc::backend_failed}, {}, "shrinking an MPI communicator");
+        return std::unique_ptr<mpi_transport>(new mpi_transport(owned{made}, options_));
+    }
+
+private:
+    struct owned {
+        MPI_Comm comm;
+    };
+    /// One call: its transfers, which are begun a few at a time.
+    struct job {
+        collective_kind what = collective_kind::none;
+        std::deque<detail::mpi_transfer> transfers;  // those in front are under way
+        std::uint32_t begun = 0;
+        bool done = false;
+        [[nodiscard]] std::uint32_t waits_for() const noexcept {
+            return transfers.empty() ? 0 : transfers.front().waits_for();
+        }
+    };
+
+    mpi_transport(owned comm, const mpi_options& options) : options_(options), comm_(comm.comm) { begin(); }
+
+    void begin() {
+        MPI_Comm_set_errhandler(comm_, MPI_ERRORS_RETURN);
+        int rank = 0, size = 0;
+        MPI_Comm_rank(comm_, &rank);
+        MPI_Comm_size(comm_, &size);
+        rank_ = static_cast<std::uint32_t>(rank);
+        size_ = static_cast<std::uint32_t>(size);
+        suspects_ = detail::mpi_suspects(size_);
+        listen();
+    }
+    void listen() noexcept {
+        MPI_Irecv(&heard_, sizeof heard_, MPI_BYTE, MPI_ANY_SOURCE, detail::mpi_transfer::notice_tag, comm_,
+                  &notice_request_);
+    }
+
+    template <class P>
+    [[nodiscard]] static auto as_bytes(P* p) noexcept {
+        return reinterpret_cast<std::conditional_t<std::is_const_v<P>, const std::byte, std::byte>*>(p);
+    }
+    template <class T, class Op>
+    static void combine_parts(const std::byte* const* parts, std::uint32_t ranks, std::byte* out, std::size_t size) {
+        combine(
+            ranks, [=](std::uint32_t r) { return reinterpret_cast<const T*>(parts[r]); },
+            std::span(reinterpret_cast<T*>(out), size / sizeof(T)), Op{});
+    }
+
+    template <class T, class Op>
+    [[nodiscard]] std::uint64_t start(const T* in, std::span<T> out, const Op&) {
+        carried_ += bytes{out.size_bytes()};
+        job& j = jobs_.emplace_back();
+        j.what = collective_kind::all_reduce;
+        ++epoch_;
+        const std::size_t chunk = std::max<std::size_t>(options_.chunk.count() / 64 * 64, 64);
+        for (std::size_t at = 0; at < out.size_bytes(); at += chunk)
+            j.transfers.push_back(detail::mpi_transfer::all_reduce(
+                as_bytes(in) + at, as_bytes(out.data()) + at, std::min(chunk, out.size_bytes() - at), sizeof(T),
+                out.size_bytes() <= options_.one_shot.count(), &combine_parts<T, Op>));
+        return enter(j);
+    }
+    /// Blocks of one rank may be larger than an MPI counts.
+    template <class Make>
+    [[nodiscard]] collective_fault in_slices(std::size_t all, std::size_t unit, collective_kind what, instant deadline,
+                                             const Make& make) {
+        job& j = jobs_.emplace_back();
+        j.what = what;
+        ++epoch_;
+        const std::size_t slice = std::max<std::size_t>(options_.chunk.count() / unit, 1) * unit;
+        for (std::size_t at = 0; at < all; at += slice) j.transfers.push_back(make(at, std::min(slice, all - at)));
+        return finish(enter(j), deadline);
+    }
+    [[nodiscard]] std::uint64_t enter(job& j) {
+        for (auto& t : j.transfers) t.number(next_tag_++);
+        j.done = j.transfers.empty();
+        take_notices();
+        if (!fault_) step(j);
+        return first_job_ + jobs_.size() - 1;
+    }
+
+    void step(job& j) {
+        for (std::uint32_t i = 0; i < j.begun;) {
+            const auto [code, rank] = j.transfers[i].step(comm_);
+            if (code != errc::none) return fail({code, j.what, rank, epoch_});
+            if (!j.transfers[i].done()) {
+                ++i;
+                continue;
+            }
+            sent_ += bytes{j.transfers[i].sent()};
+            j.transfers.erase(j.transfers.begin() + i);
+            --j.begun;
+        }
+        for (; j.begun < options_.depth && j.begun < j.transfers.size(); ++j.begun) {
+            const errc code = j.transfers[j.begun].begin(comm_, rank_, size_);
+            if (code != errc::none) return fail({code, j.what, rank_, epoch_});
+        }
+        j.done = j.transfers.empty();
+    }
+
+    /// Looks whether another rank has given up, or this one's embedder.
+    void take_notices() noexcept {
+        if (fault_) return;
+        // acquire: the word says everything; it pairs with nothing else.
+        if (const std::uint64_t word = asked_.load(std::memory_order_acquire); word != 0)
+            return fail(collective_fault::unpacked(word));
+        if (hear()) answer();
+    }
+    [[nodiscard]] bool hear() noexcept {
+        int there = 0;
+        MPI_Status status;
+        if (MPI_Test(&notice_request_, &there, &status) != MPI_SUCCESS || there == 0) return false;
+        suspects_.heard(static_cast<std::uint32_t>(status.MPI_SOURCE), heard_);
+        listen();
+        return true;
+    }
+    /// Another rank gave up: so does this one, which waits for somebody as well, perhaps.
+    void answer() noexcept {
+        collective_fault own{};
+        for (const job& j : jobs_)
+            if (!j.done && j.begun != 0) own = {errc::deadline_exceeded, j.what, j.waits_for(), epoch_};
+        fail(own);
+    }
+    /// Tells the others, hears what they say, and names one whom somebody waits for and who doesn't answer.
+    void fail(const collective_fault& own) noexcept {
+        if (fault_) return;
+        fault_ = own;  // nothing below comes here again
+        told_ = own ? own.packed() : 0;
+        suspects_.heard(rank_, told_);
+        std::vector<MPI_Request> out(size_, MPI_REQUEST_NULL);
+        for (std::uint32_t r = 0; r < size_; ++r)
+            if (r != rank_)
+                MPI_Isend(&told_, sizeof told_, MPI_BYTE, static_cast<int>(r), detail::mpi_transfer::notice_tag, comm_,
+                          &out[r]);
+        const instant until = std::chrono::steady_clock::now() + options_.grace;
+        for (std::uint32_t turn = 0; !suspects_.all_have_answered() && std::chrono::steady_clock::now() < until;
+             ++turn) {
+            (void)hear();
+            rest(turn);
+        }
+        int sent = 0;
+        MPI_Testall(static_cast<int>(size_), out.data(), &sent, MPI_STATUSES_IGNORE);
+        for (MPI_Request& r : out)
+            if (r != MPI_REQUEST_NULL) MPI_Request_free(&r);
+        fault_ = suspects_.chosen();
+        fault_.buffers_in_use = !give_up_requests();
+    }
+    /// False: the MPI may still touch a buffer.
+    bool give_up_requests() noexcept {
+        bool all = true;
+        for (job& j : jobs_)
+            for (std::uint32_t i = 0; i < j.begun; ++i) all = j.transfers[i].cancel() && all;
+        return all;
+    }
+    /// Who waits for long gives its core away: the others of this machine may need it.
+    static void rest(std::uint32_t turn) noexcept {
+        if (turn < 2000)
+            std::this_thread::yield();
+        else
+            std::this_thread::sleep_for(std::chrono::microseconds(20));
+    }
+
+    mpi_options options_;
+    MPI_Comm comm_ = MPI_COMM_NULL;
+    std::uint32_t rank_ = 0, size_ = 0, epoch_ = 0;
+    std::uint32_t next_tag_ = 0;
+    bytes carried_, sent_;
+    std::deque<job> jobs_;  // a deque: a job stays where it is while others come
+    std::uint64_t first_job_ = 0;
+    std::uint64_t told_ = 0, heard_ = 0;  // notices: packed faults, 0 from one that only answers
+    MPI_Request notice_request_ = MPI_REQUEST_NULL;
+    detail::mpi_suspects suspects_;
+    collective_fault fault_;
+    std::atomic<std::uint64_t> asked_{0};
+    std::thread::id maker_ = std::this_thread::get_id();
+};
+static_assert(pipelined_transport<mpi_transport>);
+
+}  // namespace GPUSHARE_ABI
+}  // namespace gpushare
+
+#endif

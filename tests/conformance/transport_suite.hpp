@@ -1,0 +1,148 @@
+// SPDX-License-Identifier: Apache-2.0
+// What every transport does. Without an assertion of Catch, for ranks are threads or processes: each calls it, and gets a sentence
+// about what is wrong first, or nothing.
+//
+//   std::string wrong = conformance::check_transport(net);            // by all ranks at once
+#pragma once
+
+#include <chrono>
+#include <cstddef>
+#include <cstdint>
+#include <cstring>
+#include <span>
+#include <string>
+#include <vector>
+
+#include <gpushare/collective/reduce_ops.hpp>
+#include <gpushare/error.hpp>
+#include <gpushare/gradient/transport.hpp>
+#include <gpushare/numbers.hpp>
+#include <gpushare/units.hpp>
+
+namespace conformance {
+
+/// What rank r has at place i: small whole numbers and halves, whose sums are exact in any order.
+inline float exact_value(std::uint32_t rank, std::size_t i) {
+    return static_cast<float>((i * 7 + rank * 13) % 61) * 0.5F - 8.0F;
+}
+/// Numbers whose sums depend on the order.
+inline float odd_value(std::uint32_t rank, std::size_t i) {
+    return 1.0F / static_cast<float>(1 + (i * 31 + rank * 17) % 997) * (i % 5 == rank % 5 ? 1e4F : 1.0F);
+}
+
+template <class T>
+T cast_to(float x) {
+    return static_cast<T>(x);
+}
+
+/// An all-reduce of T that is exact, in place and out of place.
+template <class T, gpushare::transport Net>
+std::string check_sum(Net& net, std::size_t n, gpushare::instant deadline) {
+    std::vector<T> in(n), out(n);
+    for (std::size_t i = 0; i < n; ++i) in[i] = cast_to<T>(exact_value(net.rank(), i) + 8.0F);
+    if (const auto f = net.all_reduce(std::span<const T>(in), std::span(out), gpushare::sum{}, deadline))
+        return gpushare::describe(f).c_str();
+    for (std::size_t i = 0; i < n; ++i) {
+        float all = 0;
+        for (std::uint32_t r = 0; r < net.size(); ++r) all += static_cast<float>(cast_to<T>(exact_value(r, i) + 8.0F));
+        if (static_cast<float>(out[i]) != static_cast<float>(cast_to<T>(all)))
+            return "sum of " + std::to_string(n) + ": element " + std::to_string(i);
+    }
+    if (const auto f = net.all_reduce(std::span<const T>(in), std::span(in), gpushare::sum{}, deadline))
+        return gpushare::describe(f).c_str();
+    if (n != 0 && std::memcmp(in.data(), out.data(), n * sizeof(T)) != 0) return "in place " + std::to_string(n);
+    return {};
+}
+
+template <gpushare::transport Net>
+std::string check_others(Net& net, std::size_t n, gpushare::instant deadline) {
+    const std::uint32_t ranks = net.size();
+    std::vector<float> in(n * ranks), part(n), all(n * ranks);
+    for (std::size_t i = 0; i < in.size(); ++i) in[i] = exact_value(net.rank(), i);
+    if (const auto f = net.reduce_scatter(std::span<const float>(in), std::span(part), gpushare::average{}, deadline))
+        return gpushare::describe(f).c_str();
+    for (std::size_t i = 0; i < n; ++i) {
+        float sum = 0;
+        for (std::uint32_t r = 0; r < ranks; ++r) sum += exact_value(r, n * net.rank() + i);
+        if (part[i] != sum / static_cast<float>(ranks)) return "reduce_scatter: element " + std::to_string(i);
+    }
+    if (const auto f = net.all_gather(std::span<const float>(in).first(n), std::span(all), deadline))
+        return gpushare::describe(f).c_str();
+    for (std::size_t i = 0; i < all.size(); ++i)
+        if (all[i] != exact_value(static_cast<std::uint32_t>(i / n), i % n))
+            return "all_gather: element " + std::to_string(i);
+    for (std::uint32_t root = 0; root < ranks; ++root) {
+        std::vector<std::uint64_t> words(n, net.rank());
+        if (const auto f = net.broadcast(std::span(words), root, deadline)) return gpushare::describe(f).c_str();
+        for (const auto w : words)
+            if (w != root) return "broadcast from " + std::to_string(root);
+    }
+    return {};
+}
+
+/// Whether all ranks have the bits of rank 0, and, where the transport promises it, those of a sum in the order of ranks.
+template <gpushare::transport Net>
+std::string check_bits(Net& net, std::size_t n, gpushare::instant deadline) {
+    std::vector<float> x(n);
+    for (std::size_t i = 0; i < n; ++i) x[i] = odd_value(net.rank(), i);
+    if (const auto f = net.all_reduce(std::span<const float>(x), std::span(x), gpushare::average{}, deadline))
+        return gpushare::describe(f).c_str();
+    std::vector<float> first = x;
+    if (const auto f = net.broadcast(std::span(first), 0, deadline)) return gpushare::describe(f).c_str();
+    if (std::memcmp(first.data(), x.data(), n * sizeof(float)) != 0) return "ranks have different bits";
+    if (Net::rank_ordered)
+        for (std::size_t i = 0; i < n; ++i) {
+            float sum = odd_value(0, i);
+            for (std::uint32_t r = 1; r < net.size(); ++r) sum += odd_value(r, i);
+            if (x[i] != sum / static_cast<float>(net.size())) return "not in the order of ranks: " + std::to_string(i);
+        }
+    return {};
+}
+
+template <gpushare::transport Net>
+std::string check_pipeline(Net& net, gpushare::instant deadline) {
+    if constexpr (gpushare::pipelined_transport<Net>) {
+        std::vector<std::vector<float>> some(6);
+        std::vector<std::uint64_t> tickets;
+        for (std::size_t k = 0; k < some.size(); ++k) {
+            some[k].assign(1000 * k + 1, static_cast<float>(k + net.rank()));
+            tickets.push_back(net.start_all_reduce(std::span(some[k]), gpushare::sum{}));
+            net.advance();
+        }
+        for (const std::size_t k : {3U, 0U, 1U, 2U, 5U, 4U}) {
+            if (const auto f = net.finish(tickets[k], deadline)) return gpushare::describe(f).c_str();
+            float sum = 0;
+            for (std::uint32_t r = 0; r < net.size(); ++r) sum += static_cast<float>(k + r);
+            for (const float x : some[k])
+                if (x != sum) return "several at once: " + std::to_string(k);
+        }
+    }
+    return {};
+}
+
+/// All that a transport promises while nothing goes wrong.
+template <gpushare::transport Net>
+std::string check_transport(Net& net) {
+    const gpushare::instant deadline = std::chrono::steady_clock::now() + std::chrono::seconds(60);
+    if (net.rank() >= net.size()) return "its rank isn't one";
+    for (const std::size_t n : {0U, 1U, 2U, 17U, 1000U, 70'001U}) {
+        if (auto wrong = check_sum<float>(net, n, deadline); !wrong.empty()) return wrong;
+        if (auto wrong = check_sum<gpushare::bfloat16>(net, n, deadline); !wrong.empty()) return "bfloat16: " + wrong;
+        if (auto wrong = check_sum<std::int64_t>(net, n, deadline); !wrong.empty()) return "int64: " + wrong;
+        if (n != 0)
+            if (auto wrong = check_others(net, n, deadline); !wrong.empty()) return wrong;
+        if (auto wrong = check_bits(net, n, deadline); !wrong.empty()) return wrong;
+    }
+    if (auto wrong = check_pipeline(net, deadline); !wrong.empty()) return wrong;
+    if (net.barrier(deadline)) return "barrier";
+    const auto before = net.carried();
+    std::vector<float> x(100);
+    if (net.all_reduce(std::span<const float>(x), std::span(x), gpushare::sum{}, deadline)) return "a last one";
+    if (net.carried() != before + gpushare::bytes{400}) return "carried() isn't what went in";
+    if (net.all_reduce(std::span<const float>(x).first(3), std::span(x), gpushare::sum{}, deadline).code !=
+        gpushare::errc::mismatch)
+        return "spans of different sizes aren't refused";
+    return {};
+}
+
+}  // namespace conformance

@@ -1,0 +1,320 @@
+// SPDX-License-Identifier: Apache-2.0
+// Buckets: plans, the same bits however gradients are fused, the tuner's choice, formats on the wire.
+#include <gpushare/collective/communicator.hpp>
+#include <gpushare/gradient/bucket_plan.hpp>
+#include <gpushare/gradient/bucket_tuner.hpp>
+#include <gpushare/gradient/buckets.hpp>
+#include <gpushare/gradient/transport.hpp>
+#include <gpushare/gradient/wire.hpp>
+
+#include <algorithm>
+#include <chrono>
+#include <cmath>
+#include <cstdint>
+#include <limits>
+#include <span>
+#include <string>
+#include <thread>
+#include <vector>
+
+#include "conformance/transport_suite.hpp"
+#include "support/catch.hpp"
+#include "support/code_of.hpp"
+#include "support/random.hpp"
+#include "support/threads.hpp"
+
+namespace buckets_test {
+
+namespace gs = gpushare;
+using namespace gs::literals;
+using namespace std::chrono_literals;
+
+TEST_CASE("a plan has each gradient once, in order, and no bucket above the limit but of one", "[gradient][buckets]") {
+    const auto seed = support::seed(GENERATE(range(1, 20)));
+    CAPTURE(seed);
+    support::random any(seed);
+    std::vector<std::size_t> sizes(any.below(60));
+    for (auto& s : sizes) s = any.below(1000);
+    auto order = gs::bucket_plan::backward_order(sizes.size());
+    for (std::size_t i = order.size(); i > 1; --i) std::swap(order[i - 1], order[any.below(i)]);
+    const gs::bytes limit{any.below(3000)};
+    const gs::bucket_plan plan(sizes, order, limit);
+    std::vector<std::uint32_t> all;
+    std::uint64_t before = 0;
+    for (std::uint32_t b = 0; b < plan.size(); ++b) {
+        std::uint64_t filled = 0;
+        REQUIRE_FALSE(plan.gradients(b).empty());
+        for (const auto g : plan.gradients(b)) {
+            all.push_back(g);
+            filled += sizes[g];
+            CHECK(plan.bucket_of(g) == b);
+        }
+        CHECK((filled <= limit.count() || plan.gradients(b).size() == 1));
+        if (b != 0) CHECK(before + sizes[plan.gradients(b).front()] > limit.count());  // it wouldn't have fitted
+        before = filled;
+    }
+    CHECK(all == order);
+}
+
+TEST_CASE("an order that isn't one of these gradients is refused", "[gradient][buckets]") {
+    const std::vector<std::size_t> sizes{1, 2, 3};
+    for (const std::vector<std::uint32_t>& order :
+         {std::vector<std::uint32_t>{0, 1}, {0, 1, 1}, {0, 1, 3}, {0, 1, 2, 2}})
+        CHECK(support::code_of([&] { gs::bucket_plan(sizes, order, 1_KiB); }) == gs::errc::invalid_specification);
+}
+
+struct model {
+    explicit model(std::uint32_t rank, const std::vector<std::size_t>& sizes) {
+        for (const auto n : sizes) {
+            gradients.emplace_back(n);
+            for (std::size_t i = 0; i < n; ++i)
+                gradients.back()[i] = conformance::odd_value(rank, i + gradients.size());
+        }
+    }
+    std::vector<std::vector<float>> gradients;
+};
+
+/// What the ranks have after a step, fused as `choice` says, with readiness in an order of its own on each rank.
+std::vector<std::vector<std::vector<float>>> stepped(std::uint32_t ranks, const std::vector<std::size_t>& sizes,
+                                                     const gs::bucket_choice& choice, gs::algorithm how,
+                                                     std::uint64_t seed) {
+    gs::communicator group(ranks, {.channels = choice.in_flight, .tuning = gs::tuning_table::always(how)});
+    std::vector<std::vector<std::vector<float>>> all(ranks);
+    support::together(ranks, [&](unsigned r) {
+        model mine(r, sizes);
+        gs::gradient_buckets<> buckets(choice);
+        for (auto& g : mine.gradients) buckets.add("g", g);
+        std::vector<std::jthread> communicating;
+        for (std::uint32_t c = 0; c < choice.in_flight; ++c)
+            communicating.emplace_back([&, c] {
+                gs::thread_transport net(group.rank(r, c));
+                (void)buckets.reduce(net, gs::average{}, gs::never, c);
+            });
+        support::random any(seed + r);
+        std::vector<std::uint32_t> order = gs::bucket_plan::backward_order(sizes.size());
+        for (std::size_t i = order.size(); i > 1; --i) std::swap(order[i - 1], order[any.below(i)]);
+        for (const auto g : order) (void)buckets.ready(g);
+        if (buckets.wait()) return;
+        communicating.clear();
+        all[r] = mine.gradients;
+    });
+    return all;
+}
+
+TEST_CASE("bits are the same for every bucket size, number of channels and algorithm", "[gradient][buckets]") {
+    const auto seed = support::seed(GENERATE(range(1, 6)));
+    CAPTURE(seed);
+    support::random any(seed);
+    const auto ranks = static_cast<std::uint32_t>(1 + any.below(4));
+    std::vector<std::size_t> sizes(1 + any.below(30));
+    for (auto& n : sizes) n = any.one_in(3) ? any.below(4000) : 1 + any.below(50);
+    // One element after the other, in the order of ranks.
+    std::vector<std::vector<float>> expected;
+    for (std::size_t g = 0; g < sizes.size(); ++g) {
+        expected.emplace_back(sizes[g]);
+        for (std::size_t i = 0; i < sizes[g]; ++i) {
+            float sum = conformance::odd_value(0, i + g + 1);
+            for (std::uint32_t r = 1; r < ranks; ++r) sum += conformance::odd_value(r, i + g + 1);
+            expected[g][i] = sum / static_cast<float>(ranks);
+        }
+    }
+    for (const gs::bytes bucket : {0_B, 100_B, 4_KiB, 1_MiB})
+        for (const std::uint32_t in_flight : {1U, 3U})
+            for (const gs::algorithm how : {gs::algorithm::one_shot, gs::algorithm::two_shot, gs::algorithm::ring}) {
+                const auto all = stepped(ranks, sizes, {bucket, in_flight}, how, seed);
+                for (const auto& of_rank : all) CHECK(of_rank == expected);
+            }
+}
+
+TEST_CASE("many steps, a new choice and a new order between them", "[gradient][buckets]") {
+    constexpr std::uint32_t ranks = 2;
+    const gs::communicator group(ranks);
+    std::vector<std::string> wrong(ranks);
+    support::together(ranks, [&](unsigned r) {
+        gs::thread_transport net(group.rank(r));
+        std::vector<std::vector<float>> mine(7, std::vector<float>(50));
+        gs::gradient_buckets<> buckets({1_KiB, 1});
+        for (auto& g : mine) buckets.add("layer " + std::to_string(&g - mine.data()), g);
+        for (int step = 0; step < 30; ++step) {
+            for (auto& g : mine) std::fill(g.begin(), g.end(), static_cast<float>(step + static_cast<int>(r)));
+            for (std::uint32_t g = 0; g < 7; ++g) (void)buckets.ready((g * 3 + static_cast<std::uint32_t>(step)) % 7);
+            if (buckets.reduce(net) || buckets.wait()) wrong[r] = "a fault";
+            for (const auto& g : mine)
+                for (const float x : g)
+                    if (x != static_cast<float>(step) + 0.5F) wrong[r] = "a wrong element";
+            if (step == 10) buckets.arrange(gs::bucket_choice{gs::bytes{300}, 1});
+            if (step == 20) {
+                if (buckets.adopt_order(net)) wrong[r] = "no order";
+                // As they came in that step.
+                if (buckets.plan().order()[1] != (3 + 20) % 7) wrong[r] = "not that order";
+            }
+        }
+        if (buckets.plan().size() != 7) wrong[r] = "not those buckets";  // of 200 bytes each: two don't fit into 300
+    });
+    CHECK(wrong == std::vector<std::string>(ranks));
+}
+
+TEST_CASE("a gradient that never comes is named, and nobody waits for it beyond the deadline", "[gradient][buckets]") {
+    const gs::communicator group(2);
+    std::vector<gs::collective_fault> faults(2);
+    std::vector<std::string> stalled(2);
+    support::together(2, [&](unsigned r) {
+        gs::thread_transport net(group.rank(r));
+        std::vector<float> a(3), b(3);
+        gs::gradient_buckets<> buckets({0_B, 1});
+        buckets.add("embedding", a);
+        buckets.add("head", b);
+        CHECK(buckets.ready(1) == gs::errc::none);
+        if (r == 0) (void)buckets.ready(0);
+        faults[r] = buckets.reduce(net, gs::average{}, std::chrono::steady_clock::now() + (r == 0 ? 10s : 50ms));
+        stalled[r] = buckets.stalled().value_or("nothing");
+        if (buckets.wait(std::chrono::steady_clock::now() + 10s).rank != 1) stalled[r] += ", and wait() says otherwise";
+    });
+    for (const auto& f : faults) {
+        CHECK(f.code == gs::errc::deadline_exceeded);
+        CHECK(f.rank == 1);
+    }
+    CHECK(stalled[0] == "nothing");
+    CHECK(stalled[1] == "embedding");
+}
+
+TEST_CASE("what is ready twice, or isn't a gradient, is refused and changes nothing", "[gradient][buckets]") {
+    std::vector<float> a(3);
+    gs::gradient_buckets<> buckets;
+    buckets.add("a", a);
+    CHECK(buckets.ready(1) == gs::errc::mismatch);
+    CHECK(buckets.ready(0) == gs::errc::none);
+    CHECK(buckets.ready(0) == gs::errc::mismatch);
+    const gs::communicator group(1);
+    gs::thread_transport net(group.rank(0));
+    CHECK(buckets.reduce(net, gs::sum{}, gs::never, 1).code == gs::errc::invalid_specification);
+    CHECK_FALSE(buckets.reduce(net));
+    gs::gradient_buckets<double> of_doubles;
+    std::vector<double> d(3);
+    CHECK(support::code_of([&] { of_doubles.add("d", d, {.wire = gs::wire_format::fp16}); }) ==
+          gs::errc::invalid_specification);
+}
+
+/// A step costs its buckets' overheads and what isn't hidden behind computing: least somewhere in the middle.
+gs::ns modelled_step(const gs::bucket_choice& c, double best_mib, support::random& any) {
+    const double mib = static_cast<double>(c.bucket.count()) / 1048576.0;
+    const double us = 20'000 + 64.0 / mib * 40.0 * (best_mib / 4.0) + mib * 160.0 / static_cast<double>(c.in_flight);
+    return gs::ns{static_cast<std::int64_t>(us * 1000.0 * (1.0 + static_cast<double>(any.below(100)) * 2e-5))};
+}
+
+TEST_CASE("the tuner is settled in 50 steps, within 5 % of the best choice, and never worse than the default",
+          "[gradient][buckets]") {
+    const auto seed = support::seed(GENERATE(range(1, 12)));
+    CAPTURE(seed);
+    support::random any(seed);
+    const double best = static_cast<double>(1U << any.below(7)) / 4.0;
+    const std::uint32_t most = static_cast<std::uint32_t>(1U << any.below(3));
+    const gs::bucket_choice by_default{gs::bytes{std::uint64_t{1} << (18 + any.below(8))}, 1};
+    gs::bucket_tuner tuner(by_default, most);
+    while (!tuner.settled()) {
+        REQUIRE(tuner.choice().in_flight <= most);
+        tuner.step_took(modelled_step(tuner.choice(), best, any));
+        REQUIRE(tuner.steps() <= gs::bucket_tuner::longest);
+    }
+    gs::ns least = gs::ns::max();
+    for (std::uint64_t size = 1 << 17; size <= 1 << 26; size *= 2)
+        for (std::uint32_t n = 1; n <= most; n *= 2)
+            least = std::min(least, modelled_step({gs::bytes{size}, n}, best, any));
+    const auto took = modelled_step(tuner.choice(), best, any);
+    CHECK(took.count() <= least.count() * 105 / 100);
+    CHECK(took.count() <= modelled_step(by_default, best, any).count() * 1003 / 1000);
+    const auto loaded = gs::bucket_tuner::load(tuner.save());
+    CHECK(loaded.settled());
+    CHECK(loaded.choice() == tuner.choice());
+}
+
+TEST_CASE("where nothing makes a difference the tuner keeps the default", "[gradient][buckets]") {
+    support::random any(support::seed(GENERATE(range(1, 30))));
+    gs::bucket_tuner tuner({3_MiB, 1}, 4);
+    while (!tuner.settled()) tuner.step_took(gs::ns{1'000'000 + static_cast<std::int64_t>(any.below(2000))});
+    CHECK(tuner.choice() == gs::bucket_choice{3_MiB, 1});
+}
+
+TEST_CASE("a tuner's text that isn't one is refused", "[gradient][buckets]") {
+    for (const char* text : {"", "bucket=1", "bucket=0 in_flight=1\n", "bucket=9 in_flight=0\n", "bucket=9 in_flight=1",
+                             "bucket=9 in_flight=1\nx", "bucket=-9 in_flight=1\n"})
+        CHECK(support::code_of([&] { (void)gs::bucket_tuner::load(text); }) == gs::errc::invalid_specification);
+}
+
+TEST_CASE("ranks agree on the longest time", "[gradient][buckets]") {
+    const gs::communicator group(3);
+    std::vector<gs::ns> times{5ns, 9ns, 2ns};
+    support::together(3, [&](unsigned r) {
+        gs::thread_transport net(group.rank(r));
+        (void)gs::agree(net, times[r]);
+    });
+    CHECK(times == std::vector<gs::ns>{9ns, 9ns, 9ns});
+}
+
+TEST_CASE("16 bits on the wire: half the bytes, summed in float32, and an infinity skips the step on all ranks",
+          "[gradient][wire]") {
+    const auto format = GENERATE(gs::wire_format::fp16, gs::wire_format::bf16);
+    constexpr std::uint32_t ranks = 4;
+    const gs::communicator group(ranks);
+    std::vector<std::string> wrong(ranks);
+    support::together(ranks, [&](unsigned r) {
+        gs::thread_transport net(group.rank(r));
+        std::vector<float> large(1001), small(9);
+        gs::gradient_buckets<> buckets({1_MiB, 1});
+        const gs::mixed_format mixed{format, 100};
+        buckets.add("large", large, {.wire = mixed.of(large.size())});
+        buckets.add("small", small, {.wire = mixed.of(small.size())});
+        const auto step = [&](float x) {
+            std::fill(large.begin(), large.end(), x);
+            std::fill(small.begin(), small.end(), x);
+            (void)buckets.ready(0);
+            (void)buckets.ready(1);
+            return !buckets.reduce(net, gs::sum{});
+        };
+        // 256 + 1 isn't a bfloat16, 2048 + 1 no float16: rounded at each step, the ones would be lost.
+        const float big = format == gs::wire_format::bf16 ? 256.0F : 2048.0F;
+        if (!step(r == 0 ? big : 1.0F)) wrong[r] = "a fault";
+        if (large[1000] != big + 4.0F) wrong[r] = "not in float32";  // big + 3, rounded once
+        if (small[8] != big + 3.0F) wrong[r] = "small ones aren't as they are";
+        if (!buckets.was_finite()) wrong[r] = "not finite";
+        const auto carried = net.carried();
+        if (buckets.wire_bytes() != gs::bytes{1001 * 2 + 9 * 4} || carried != buckets.wire_bytes())
+            wrong[r] = "wire bytes";
+        if (!step(r == 2 ? std::numeric_limits<float>::infinity() : 1.0F) || buckets.was_finite())
+            wrong[r] = "an infinity wasn't seen";
+        if (!step(r == 1 ? std::nanf("") : 1.0F) || buckets.was_finite()) wrong[r] = "a NaN wasn't seen";
+        if (!step(1.0F) || !buckets.was_finite()) wrong[r] = "it stays so";
+    });
+    CHECK(wrong == std::vector<std::string>(ranks));
+}
+
+TEST_CASE("error feedback: what is rounded off comes later", "[gradient][wire]") {
+    std::vector<float> gradient(40, 0.001F), residual(40), arrived(40);
+    std::vector<gs::bfloat16> wire(40);
+    gradient[7] = std::numeric_limits<float>::infinity();
+    double sum = 0, plain = 0;
+    for (int step = 0; step < 1000; ++step) {
+        gs::to_wire<gs::bfloat16>(gradient, wire, residual);
+        gs::from_wire<gs::bfloat16>(wire, arrived);
+        sum += static_cast<double>(arrived[0]);
+        plain += static_cast<double>(static_cast<float>(gs::bfloat16(0.001F)));
+    }
+    CHECK(std::abs(sum - 1.0) < 1e-5);
+    CHECK(std::abs(plain - 1.0) > 1e-4);
+    CHECK(residual[7] == 0);
+    CHECK(std::isinf(arrived[7]));
+}
+
+TEST_CASE("conversions for the wire are those of the types, at every length", "[gradient][wire]") {
+    std::vector<float> from(71), back(71);
+    for (std::size_t i = 0; i < from.size(); ++i) from[i] = conformance::odd_value(1, i) - 3.0F;
+    std::vector<gs::float16> wire(71);
+    gs::to_wire<gs::float16>(from, wire);
+    gs::from_wire<gs::float16>(wire, back);
+    for (std::size_t i = 0; i < from.size(); ++i) {
+        CHECK(wire[i].bits() == gs::float16(from[i]).bits());
+        CHECK(back[i] == static_cast<float>(wire[i]));
+    }
+}
+
+}  // namespace buckets_test

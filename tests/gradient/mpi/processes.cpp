@@ -1,0 +1,137 @@
+// SPDX-License-Identifier: Apache-2.0
+// A process of an MPI transport's test, started by an MPI's launcher: the conformance suite, threads in processes, bytes that are
+// counted, a process that doesn't come, and going on without it. Prints what is wrong and ends with 1.
+#include <gpushare/collective/communicator.hpp>
+#include <gpushare/gradient/averaging.hpp>
+#include <gpushare/gradient/buckets.hpp>
+#include <gpushare/gradient/transport.hpp>
+#include <gpushare/gradient/two_level.hpp>
+#include <gpushare/interop/mpi.hpp>
+
+#include <mpi.h>
+
+#include <chrono>
+#include <cstdint>
+#include <cstdio>
+#include <cstdlib>
+#include <span>
+#include <string>
+#include <thread>
+#include <vector>
+
+#include "conformance/transport_suite.hpp"
+
+namespace {
+
+namespace gs = gpushare;
+using namespace std::chrono_literals;
+
+int wrongs = 0;
+void check(const std::string& wrong, const char* what) {
+    int rank = 0;
+    MPI_Comm_rank(MPI_COMM_WORLD, &rank);
+    if (wrong.empty()) return;
+    std::fprintf(stderr, "rank %d: %s: %s\n", rank, what, wrong.c_str());
+    ++wrongs;
+}
+gs::instant in(gs::ns time) { return std::chrono::steady_clock::now() + time; }
+
+void sent_is_what_the_type_says() {
+    gs::mpi_transport net(MPI_COMM_WORLD);
+    const auto bytes_of = [&]<class T>(T) {
+        std::vector<T> x(std::size_t{64} * 100 * net.size());
+        const auto before = net.sent();
+        if (net.all_reduce(std::span<const T>(x), std::span(x), gs::sum{}, in(60s))) check("a fault", "bytes");
+        return (net.sent() - before).count();
+    };
+    // A part to each of the others, and the own part's result to each of them.
+    const std::uint64_t floats = bytes_of(0.0F);
+    if (floats != std::uint64_t{2} * (net.size() - 1) * 6400 * sizeof(float))
+        check(std::to_string(floats), "bytes sent");
+    if (bytes_of(gs::float16{}) * 2 != floats || bytes_of(gs::bfloat16{}) * 2 != floats)
+        check("not half", "bytes of halves");
+}
+
+void gossip() {
+    gs::mpi_transport net(MPI_COMM_WORLD);
+    const auto ring = gs::topology::ring(net.size());
+    std::vector<float> x(5000, static_cast<float>(net.rank()));
+    for (int step = 0; step < 60; ++step)
+        if (gs::gossip_average(net, ring, x, in(60s))) return check("a fault", "gossip");
+    const float mean = static_cast<float>(net.size() - 1) / 2;
+    if (x[4999] < mean - 1e-3F || x[4999] > mean + 1e-3F) check(std::to_string(x[4999]), "gossip");
+}
+
+/// Two threads in each process; gradients in buckets over both.
+void threads_in_processes() {
+    gs::mpi_transport outer(MPI_COMM_WORLD);
+    gs::communicator inner(2);
+    const auto group = gs::split(inner, outer, {.chunk = gs::bytes{8192}, .depth = 3});
+    std::vector<std::string> wrong(2);
+    std::vector<std::jthread> threads;
+    const auto rank = [&](std::uint32_t r) {
+        auto net = group.rank(r);
+        wrong[r] = conformance::check_transport(net);
+        std::vector<float> a(5000, static_cast<float>(net.rank())), b(3, 1.0F);
+        gs::gradient_buckets<> buckets;
+        buckets.add("a", a, {.wire = gs::wire_format::fp16});
+        buckets.add("b", b);
+        (void)buckets.ready(0);
+        (void)buckets.ready(1);
+        if (buckets.reduce(net, gs::sum{}, in(60s))) wrong[r] += "buckets: a fault";
+        const auto n = static_cast<float>(net.size());
+        if (a[4999] != n * (n - 1) / 2 || b[2] != n) wrong[r] += "buckets: a wrong sum";
+    };
+    threads.emplace_back(rank, 1U);
+    rank(0);
+    threads.clear();
+    for (const auto& w : wrong) check(w, "threads in processes");
+}
+
+/// The last process doesn't take part. All others name it, also those that had no deadline, and go on without it.
+void one_doesnt_come() {
+    gs::mpi_transport net(MPI_COMM_WORLD);
+    const std::uint32_t absent = net.size() - 1;
+    if (net.rank() == absent) {
+        std::this_thread::sleep_for(1s);
+        MPI_Barrier(MPI_COMM_WORLD);
+        return;
+    }
+    std::vector<float> x(100'000, 1.0F);
+    const auto f =
+        net.all_reduce(std::span<const float>(x), std::span(x), gs::sum{}, net.rank() == 0 ? in(100ms) : gs::never);
+    if (f.code != gs::errc::deadline_exceeded || f.rank != absent) check(gs::describe(f).c_str(), "one doesn't come");
+    if (net.barrier(gs::never) != f) check("another fault", "afterwards");
+    const auto fewer = net.shrink(std::span(&absent, 1));
+    if (fewer->size() != absent) check("another size", "shrunk");
+    std::vector<float> y(1000, 1.0F);
+    const auto g = fewer->all_reduce(std::span<const float>(y), std::span(y), gs::sum{}, in(60s));
+    if (g || y[999] != static_cast<float>(absent)) check("it doesn't go on", "shrunk");
+    MPI_Barrier(MPI_COMM_WORLD);
+}
+
+void an_abort_is_heard() {
+    gs::mpi_transport net(MPI_COMM_WORLD);
+    if (net.rank() == 0) net.abort(1, gs::errc::stopped);
+    const auto f = net.barrier(gs::never);
+    if (f.code != gs::errc::stopped || f.rank != 1) check(gs::describe(f).c_str(), "abort");
+    MPI_Barrier(MPI_COMM_WORLD);
+}
+
+}  // namespace
+
+int main(int argc, char** argv) {
+    int level = 0;
+    MPI_Init_thread(&argc, &argv, MPI_THREAD_SERIALIZED, &level);
+    for (const std::uint64_t chunk : {std::uint64_t{1} << 20, std::uint64_t{4096}}) {
+        gs::mpi_transport net(MPI_COMM_WORLD, {.chunk = gs::bytes{chunk}, .depth = 2, .one_shot = gs::bytes{512}});
+        check(conformance::check_transport(net), "a transport");
+    }
+    sent_is_what_the_type_says();
+    gossip();
+    threads_in_processes();
+    an_abort_is_heard();
+    one_doesnt_come();
+    MPI_Finalize();
+    return wrongs == 0 ? 0 : 1;
+}

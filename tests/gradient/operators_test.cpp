@@ -1,0 +1,341 @@
+// SPDX-License-Identifier: Apache-2.0
+// Operators of a group: batch normalisation over all ranks' batches, a softmax whose classes lie on several ranks, the largest elements
+// of a gradient. Each held to the same on one rank, computed in double.
+#include <gpushare/collective/communicator.hpp>
+#include <gpushare/gradient/averaging.hpp>
+#include <gpushare/gradient/partial_softmax.hpp>
+#include <gpushare/gradient/sync_batch_norm.hpp>
+#include <gpushare/gradient/top_k.hpp>
+#include <gpushare/gradient/transport.hpp>
+
+#include <algorithm>
+#include <cmath>
+#include <cstdint>
+#include <limits>
+#include <span>
+#include <string>
+#include <utility>
+#include <vector>
+
+#include "support/catch.hpp"
+#include "support/random.hpp"
+#include "support/threads.hpp"
+
+namespace operators_test {
+
+namespace gs = gpushare;
+
+float number(support::random& any) { return static_cast<float>(any.below(20001)) / 10000.0F - 1.0F; }
+std::vector<float> numbers(std::size_t n, support::random& any, float shift = 0) {
+    std::vector<float> all(n);
+    for (float& x : all) x = number(any) + shift;
+    return all;
+}
+/// Relative to the largest: what cancels is as inexact as what it came from.
+double error(std::span<const float> got, const std::vector<double>& expected) {
+    double most = 1e-30, off = 0;
+    for (const double x : expected) most = std::max(most, std::abs(x));
+    for (std::size_t i = 0; i < got.size(); ++i)
+        off = std::max(off, std::abs(static_cast<double>(got[i]) - expected[i]));
+    return off / most;
+}
+
+TEST_CASE("batch normalisation over unequal and empty batches is that over one batch, there and back",
+          "[gradient][operators]") {
+    const auto seed = support::seed(GENERATE(range(1, 7)));
+    CAPTURE(seed);
+    support::random any(seed);
+    const std::uint32_t ranks = 3;
+    constexpr std::size_t channels = 3, positions = 5;
+    std::vector<gs::batch_shape> shapes(ranks, {0, channels, positions});
+    for (auto& s : shapes) s.samples = any.one_in(3) ? 0 : any.below(9);
+    std::size_t samples = 0;
+    for (const auto& s : shapes) samples += s.samples;
+    const gs::batch_shape whole{samples, channels, positions};
+    const auto x = numbers(whole.elements(), any, 30), dy = numbers(whole.elements(), any),
+               weight = numbers(channels, any), bias = numbers(channels, any);
+    constexpr float epsilon = 1e-5F;
+
+    std::vector<double> y(x.size()), dx(x.size()), dweight(channels), dbias(channels), means(channels);
+    const auto count = static_cast<double>(samples * positions);
+    for (std::size_t c = 0; c < channels && samples != 0; ++c) {
+        double mean = 0, m2 = 0, both = 0;
+        const auto each = [&](const auto& f) {
+            for (std::size_t n = 0; n < samples; ++n)
+                for (std::size_t p = 0; p < positions; ++p) f(whole.at(n, c) + p);
+        };
+        each([&](std::size_t i) { mean += static_cast<double>(x[i]) / count; });
+        each([&](std::size_t i) { m2 += (static_cast<double>(x[i]) - mean) * (static_cast<double>(x[i]) - mean); });
+        const double inverse = 1 / std::sqrt(m2 / count + static_cast<double>(epsilon));
+        const auto normal = [&](std::size_t i) { return (static_cast<double>(x[i]) - mean) * inverse; };
+        each([&](std::size_t i) {
+            y[i] = normal(i) * static_cast<double>(weight[c]) + static_cast<double>(bias[c]);
+            dbias[c] += static_cast<double>(dy[i]);
+            both += static_cast<double>(dy[i]) * normal(i);
+        });
+        dweight[c] = both;
+        means[c] = mean;
+        each([&](std::size_t i) {
+            dx[i] = (static_cast<double>(dy[i]) - dbias[c] / count - normal(i) * both / count) * inverse *
+                    static_cast<double>(weight[c]);
+        });
+    }
+
+    const gs::communicator group(ranks);
+    std::vector<float> got_y(x.size()), got_dx(x.size()), got_dweight(channels), got_dbias(channels);
+    std::vector<std::vector<float>> dweights(ranks, std::vector<float>(channels)), dbiases = dweights;
+    std::vector<gs::batch_statistics> seen(ranks);
+    std::vector<gs::collective_fault> faults(ranks);
+    support::together(ranks, [&](unsigned r) {
+        gs::thread_transport net(group.rank(r));
+        std::size_t first = 0;
+        for (unsigned q = 0; q < r; ++q) first += shapes[q].elements();
+        const auto mine = [&](auto& all) { return std::span(all).subspan(first, shapes[r].elements()); };
+        faults[r] = gs::sync_batch_norm(net, shapes[r], mine(x), {weight, bias}, epsilon, mine(got_y), seen[r]);
+        if (!faults[r])
+            faults[r] = gs::sync_batch_norm_backward(net, shapes[r], mine(x), mine(dy), weight, seen[r],
+                                                     {mine(got_dx), dweights[r], dbiases[r]});
+    });
+    for (std::uint32_t r = 0; r < ranks; ++r) {
+        CHECK_FALSE(faults[r]);
+        CHECK(seen[r].of_channel == seen[0].of_channel);
+        CHECK(seen[r].of_channel[0].count == samples * positions);
+        for (std::size_t c = 0; c < channels; ++c) {
+            got_dweight[c] += dweights[r][c];
+            got_dbias[c] += dbiases[r][c];
+            CHECK(std::abs(static_cast<double>(seen[r].of_channel[c].mean) - means[c]) <= 1e-6 * std::abs(means[c]));
+        }
+    }
+    // x is 30 and a spread of 0.6: the mean alone, in float32, is off by 2e-6 of the spread.
+    CHECK(error(got_y, y) < 1e-5);
+    CHECK(error(got_dx, dx) < 2e-5);
+    CHECK(error(got_dweight, dweight) < 2e-5);
+    CHECK(error(got_dbias, dbias) < 1e-6);
+}
+
+TEST_CASE("moments of parts are those of the whole, in float32, to 1e-6", "[gradient][operators]") {
+    support::random any(support::seed(1));
+    gs::channel_moments all;
+    double sum = 0, squares = 0;
+    std::size_t n = 0;
+    for (int part = 0; part < 300; ++part) {
+        gs::channel_moments m;
+        double mean = 0, m2 = 0;
+        const auto x = numbers(any.below(50), any, 0.5F);
+        for (const float v : x) mean += static_cast<double>(v) / static_cast<double>(x.size());
+        for (const float v : x) {
+            m2 += (static_cast<double>(v) - mean) * (static_cast<double>(v) - mean);
+            sum += static_cast<double>(v);
+            squares += static_cast<double>(v) * static_cast<double>(v);
+        }
+        n += x.size();
+        m = {static_cast<std::uint32_t>(x.size()), static_cast<float>(mean), static_cast<float>(m2)};
+        all = gs::channel_moments::merged(all, m);
+    }
+    const double mean = sum / static_cast<double>(n), m2 = squares - sum * mean;
+    CHECK(all.count == n);
+    CHECK(std::abs(static_cast<double>(all.mean) / mean - 1) < 1e-6);
+    CHECK(std::abs(static_cast<double>(all.m2) / m2 - 1) < 5e-6);
+}
+
+struct softmax_case {
+    std::uint32_t ranks;
+    std::size_t classes, features, here;
+    double rate;
+};
+
+TEST_CASE("a softmax over sharded classes is that over all of them, and of a sample keeps every label",
+          "[gradient][operators]") {
+    const auto s = GENERATE(softmax_case{3, 10, 4, 5, 1}, softmax_case{4, 7, 3, 2, 1}, softmax_case{3, 2, 3, 4, 1},
+                            softmax_case{1, 9, 8, 6, 1}, softmax_case{3, 301, 6, 4, 0.1}, softmax_case{2, 40, 5, 3, 0});
+    support::random any(support::seed(s.classes));
+    const std::size_t samples = s.here * s.ranks, d = s.features;
+    const auto x = numbers(samples * d, any, 0.3F), weights = numbers(s.classes * d, any);
+    std::vector<std::int64_t> labels(samples);
+    for (auto& l : labels)
+        l = any.one_in(6) ? gs::partial_softmax::ignored : static_cast<std::int64_t>(any.below(s.classes));
+    labels[0] = static_cast<std::int64_t>(s.classes);  // no class: ignored, too
+    std::vector<std::vector<std::uint32_t>> rows(s.ranks);
+    std::vector<std::vector<float>> gradients(s.ranks);
+    std::vector<float> losses(s.ranks), got_dx(x.size());
+    std::vector<gs::collective_fault> faults(s.ranks);
+    std::vector<std::size_t> firsts(s.ranks);
+    const gs::communicator group(s.ranks);
+    support::together(s.ranks, [&](unsigned r) {
+        gs::thread_transport net(group.rank(r));
+        gs::partial_softmax layer(net, s.classes, d, {.rate = s.rate, .seed = 3});
+        firsts[r] = layer.own().begin;
+        const auto own = std::span<const float>(weights).subspan(layer.own().begin * d, layer.own().size() * d);
+        for (int step = 0; step < 2 && !faults[r]; ++step)
+            faults[r] = layer.step(net, std::span<const float>(x).subspan(r * s.here * d, s.here * d),
+                                   std::span<const std::int64_t>(labels).subspan(r * s.here, s.here), own, losses[r],
+                                   std::span(got_dx).subspan(r * s.here * d, s.here * d));
+        rows[r].assign(layer.rows().begin(), layer.rows().end());
+        for (std::size_t k = 0; k < rows[r].size(); ++k)
+            gradients[r].insert(gradients[r].end(), layer.row_gradient(k).begin(), layer.row_gradient(k).end());
+    });
+    std::vector<std::size_t> active;  // classes that took part, over all ranks
+    std::vector<float> got_dw;
+    for (std::uint32_t r = 0; r < s.ranks; ++r) {
+        REQUIRE_FALSE(faults[r]);
+        CHECK(losses[r] == losses[0]);
+        CHECK(std::is_sorted(rows[r].begin(), rows[r].end()));
+        for (const auto row : rows[r]) active.push_back(firsts[r] + row);
+        got_dw.insert(got_dw.end(), gradients[r].begin(), gradients[r].end());
+    }
+    if (s.rate >= 1) CHECK(active.size() == s.classes);
+    if (s.rate == 0.1) CHECK((active.size() >= 31 && active.size() <= 50));
+    const auto counts = [&](std::int64_t l) { return l >= 0 && l < static_cast<std::int64_t>(s.classes); };
+    double loss = 0, counted = 0;
+    for (const auto l : labels) {
+        counted += counts(l) ? 1 : 0;
+        if (counts(l)) CHECK(std::count(active.begin(), active.end(), static_cast<std::size_t>(l)) == 1);
+    }
+    std::vector<double> dx(x.size()), dw(active.size() * d);
+    for (std::size_t i = 0; i < samples; ++i) {
+        if (!counts(labels[i])) continue;
+        std::vector<double> p(active.size());
+        double sum = 0;
+        for (std::size_t k = 0; k < active.size(); ++k) {
+            double logit = 0;
+            for (std::size_t j = 0; j < d; ++j)
+                logit += static_cast<double>(x[i * d + j]) * static_cast<double>(weights[active[k] * d + j]);
+            sum += p[k] = std::exp(logit);
+        }
+        for (std::size_t k = 0; k < active.size(); ++k) {
+            const bool right = active[k] == static_cast<std::size_t>(labels[i]);
+            if (right) loss -= std::log(p[k] / sum) / counted;
+            const double g = (p[k] / sum - (right ? 1 : 0)) / counted;
+            for (std::size_t j = 0; j < d; ++j) {
+                dx[i * d + j] += g * static_cast<double>(weights[active[k] * d + j]);
+                dw[k * d + j] += g * static_cast<double>(x[i * d + j]);
+            }
+        }
+    }
+    CHECK(std::abs(static_cast<double>(losses[0]) - loss) <= 1e-5 * std::max(loss, 1e-3));
+    CHECK(error(got_dx, dx) < 1e-5);
+    CHECK(error(got_dw, dw) < 1e-5);
+}
+
+TEST_CASE("the k largest go, what stays comes later, and nothing is lost", "[gradient][operators]") {
+    gs::top_k_feedback mine(5, 2);
+    const std::vector<float> g{1, -3, 0, 2, 2};
+    mine.select(g);
+    CHECK(std::vector(mine.indices().begin(), mine.indices().end()) == std::vector<std::uint32_t>{1, 3});
+    CHECK(std::vector(mine.values().begin(), mine.values().end()) == std::vector<float>{-3, 2});
+    mine.select(g);  // 2, -3, 0, 2, 4 are owed
+    CHECK(std::vector(mine.indices().begin(), mine.indices().end()) == std::vector<std::uint32_t>{1, 4});
+    CHECK(std::vector(mine.residual().begin(), mine.residual().end()) == std::vector<float>{2, 0, 0, 2, 0});
+    CHECK(mine.wire_bytes() == gs::bytes{16});
+    gs::top_k_feedback all(3, 9);
+    all.select(std::vector<float>{1, std::nanf(""), 3});
+    CHECK(all.indices().size() == 3);
+    gs::top_k_feedback one(3, 1);
+    one.select(std::vector<float>{1, std::nanf(""), 3});
+    CHECK(one.indices()[0] == 1);
+}
+
+TEST_CASE("sums over many steps of what top-k sent, and what is owed, are those of the gradients",
+          "[gradient][operators]") {
+    constexpr std::uint32_t ranks = 3;
+    constexpr std::size_t n = 200, k = 7;
+    const gs::communicator group(ranks);
+    std::vector<std::vector<double>> given(ranks, std::vector<double>(n)), got = given, owed = given;
+    std::vector<std::uint64_t> carried(ranks);
+    support::together(ranks, [&](unsigned r) {
+        gs::thread_transport net(group.rank(r));
+        gs::top_k_feedback mine(n, k);
+        support::random any(r + 1);
+        for (int step = 0; step < 50; ++step) {
+            auto g = numbers(n, any);
+            for (std::size_t i = 0; i < n; ++i) given[r][i] += static_cast<double>(g[i]);
+            if (gs::all_reduce_top_k(net, mine, g)) return;
+            for (std::size_t i = 0; i < n; ++i) got[r][i] += static_cast<double>(g[i]);
+        }
+        for (std::size_t i = 0; i < n; ++i) owed[r][i] = static_cast<double>(mine.residual()[i]);
+        carried[r] = net.carried().count();
+    });
+    for (std::uint32_t r = 0; r < ranks; ++r) {
+        CHECK(carried[r] == 50 * k * 8);
+        CHECK(got[r] == got[0]);
+    }
+    for (std::size_t i = 0; i < n; ++i) {
+        double all = 0, left = 0;
+        for (std::uint32_t r = 0; r < ranks; ++r) {
+            all += given[r][i];
+            left += owed[r][i];
+        }
+        CHECK(std::abs(got[0][i] * ranks + left - all) < 1e-4);
+    }
+}
+
+TEST_CASE("gossip goes to the mean of all ranks, and keeps their sum", "[gradient][averaging]") {
+    constexpr std::uint32_t ranks = 5;
+    const auto among = GENERATE(0, 1, 2);
+    const std::vector<std::pair<std::uint32_t, std::uint32_t>> star{{3, 0}, {3, 1}, {3, 2}, {3, 4}, {0, 3}};
+    const gs::topology graph = among == 0   ? gs::topology::ring(ranks)
+                               : among == 1 ? gs::topology::hypercube(ranks)
+                                            : gs::topology(ranks, star);
+    for (std::uint32_t r = 0; r < ranks; ++r) {
+        float row = 0, column = 0;
+        for (std::uint32_t q = 0; q < ranks; ++q) {
+            row += graph.weight(r, q);
+            column += graph.weight(q, r);
+            CHECK(graph.weight(r, q) >= -1e-6F);
+        }
+        CHECK(std::abs(row - 1) < 1e-6F);
+        CHECK(std::abs(column - 1) < 1e-6F);
+    }
+    const gs::communicator group(ranks);
+    std::vector<std::vector<float>> x(ranks);
+    std::vector<gs::collective_fault> faults(ranks);
+    std::vector<std::uint64_t> carried(ranks);
+    support::together(ranks, [&](unsigned r) {
+        gs::thread_transport net(group.rank(r));
+        x[r].assign(33, static_cast<float>(r * r));
+        for (int step = 0; step < 100 && !faults[r]; ++step) faults[r] = gs::gossip_average(net, graph, x[r]);
+        carried[r] = net.carried().count();
+        if (!faults[r] && gs::gossip_average(net, gs::topology::ring(2), x[r]).code != gs::errc::mismatch)
+            faults[r].code = gs::errc::stuck;
+    });
+    for (std::uint32_t r = 0; r < ranks; ++r) {
+        CHECK_FALSE(faults[r]);
+        CHECK(std::abs(x[r][32] - 6.0F) < 1e-4F);  // of 0, 1, 4, 9, 16
+        CHECK(carried[r] == 100 * 33 * 4);
+    }
+}
+
+TEST_CASE("a topology of ranks that aren't there is refused", "[gradient][averaging]") {
+    using edges = std::vector<std::pair<std::uint32_t, std::uint32_t>>;
+    for (const edges& wrong : {edges{{0, 3}}, edges{{1, 1}}}) {
+        bool refused = false;
+        try {
+            const gs::topology t(3, wrong);
+        } catch (const gs::operation_error& e) {
+            refused = e.code() == gs::errc::invalid_specification;
+        }
+        CHECK(refused);
+    }
+    CHECK(gs::topology::ring(1).neighbours(0).empty());
+    CHECK(gs::topology::ring(2).neighbours(0).size() == 1);
+}
+
+TEST_CASE("local steps: all ranks have the mean every so many steps", "[gradient][averaging]") {
+    constexpr gs::local_steps local{.every = 3};
+    const gs::communicator group(2);
+    std::vector<std::vector<float>> seen(2);
+    support::together(2, [&](unsigned r) {
+        gs::thread_transport net(group.rank(r));
+        std::vector<float> x{0}, y{1, 2};
+        const std::vector<std::span<float>> list{x, y};
+        for (std::uint64_t step = 0; step < 6; ++step) {
+            x[0] += static_cast<float>(1 + 2 * r);
+            if (local.due(step) && gs::average_all(net, std::span<const std::span<float>>(list))) return;
+            seen[r].push_back(x[0]);
+        }
+    });
+    CHECK(seen[0] == std::vector<float>{1, 2, 6, 7, 8, 12});
+    CHECK(seen[1] == std::vector<float>{3, 6, 6, 9, 12, 12});
+}
+
+}  // namespace operators_test

@@ -1,0 +1,198 @@
+// SPDX-License-Identifier: Apache-2.0
+// Transports: each rank's end does what a transport does, also one of two levels; who is aborted is named on every rank. And the
+// collectives of lists below them.
+#include <gpushare/collective/combine.hpp>
+#include <gpushare/collective/communicator.hpp>
+#include <gpushare/collective/lists.hpp>
+#include <gpushare/gradient/transport.hpp>
+#include <gpushare/gradient/two_level.hpp>
+
+#include <chrono>
+#include <cstdint>
+#include <memory>
+#include <span>
+#include <string>
+#include <vector>
+
+#include "conformance/transport_suite.hpp"
+#include "support/catch.hpp"
+#include "support/random.hpp"
+#include "support/threads.hpp"
+
+namespace transport_test {
+
+namespace gs = gpushare;
+using namespace std::chrono_literals;
+
+gs::instant soon() { return std::chrono::steady_clock::now() + 100ms; }
+
+TEST_CASE("threads of a process are a transport", "[gradient][transport]") {
+    const auto ranks = GENERATE(1U, 2U, 3U, 5U);
+    const gs::communicator group(ranks);
+    std::vector<std::string> wrong(ranks);
+    support::together(ranks, [&](unsigned r) {
+        gs::thread_transport net(group.rank(r));
+        wrong[r] = conformance::check_transport(net);
+    });
+    for (const auto& w : wrong) CHECK(w == "");
+}
+
+/// Groups of `inside` threads each, joined by a transport between their first ones: processes, as far as ranks can tell.
+struct two_levels {
+    two_levels(std::uint32_t processes, std::uint32_t inside, gs::two_level_options options = {}) : between(processes) {
+        for (std::uint32_t p = 0; p < processes; ++p) {
+            inner.push_back(std::make_unique<gs::communicator>(inside));
+            outer.push_back(std::make_unique<gs::thread_transport>(between.rank(p)));
+            groups.push_back(gs::split(*inner.back(), *outer.back(), options));
+        }
+    }
+    [[nodiscard]] std::uint32_t size() const { return groups.front().size(); }
+    [[nodiscard]] auto rank(std::uint32_t r) const {
+        const std::uint32_t inside = inner.front()->size();
+        return groups[r / inside].rank(r % inside);
+    }
+
+    gs::communicator between;
+    std::vector<std::unique_ptr<gs::communicator>> inner;
+    std::vector<std::unique_ptr<gs::thread_transport>> outer;
+    std::vector<gs::two_level_group<gs::thread_transport>> groups;
+};
+
+TEST_CASE("groups of groups are a transport", "[gradient][transport]") {
+    struct shape {
+        std::uint32_t processes, inside;
+        std::uint64_t chunk;
+    };
+    const auto s =
+        GENERATE(shape{1, 1, 1 << 20}, shape{1, 3, 4096}, shape{3, 1, 4096}, shape{2, 2, 4096}, shape{2, 3, 1});
+    const two_levels all(s.processes, s.inside, {.chunk = gs::bytes{s.chunk}, .depth = 3});
+    std::vector<std::string> wrong(all.size());
+    support::together(all.size(), [&](unsigned r) {
+        auto net = all.rank(r);
+        wrong[r] = net.rank() == r ? conformance::check_transport(net) : "another rank";
+    });
+    for (const auto& w : wrong) CHECK(w == "");
+}
+
+TEST_CASE("a sum over two levels is that of each level, in order", "[gradient][transport]") {
+    const two_levels all(2, 2);
+    std::vector<float> got(4);
+    support::together(4, [&](unsigned r) {
+        constexpr float values[] = {1.0F, 1e8F, -1e8F, 1.0F};  // by groups: 1e8 and -1e8; one by one: 1
+        auto net = all.rank(r);
+        if (net.all_reduce(std::span<const float>(&values[r], 1), std::span(&got[r], 1), gs::sum{}, gs::never))
+            got[r] = -1;
+    });
+    CHECK(got == std::vector<float>{0, 0, 0, 0});
+}
+
+TEST_CASE("who never comes is named on every rank, in its own process and in others", "[gradient][transport]") {
+    const two_levels all(2, 2, {.grace = 10s});
+    const auto absent = GENERATE(0U, 1U, 2U, 3U);
+    std::vector<gs::collective_fault> faults(4);
+    support::together(4, [&](unsigned r) {
+        if (r == absent) return;
+        auto net = all.rank(r);
+        float x = 1;
+        faults[r] = net.all_reduce(std::span<const float>(&x, 1), std::span(&x, 1), gs::sum{}, soon());
+        if (faults[r]) faults[r] = net.barrier(gs::never);  // still the same, at once
+    });
+    for (unsigned r = 0; r < 4; ++r) {
+        if (r == absent) continue;
+        CAPTURE(r, absent, gs::describe(faults[r]).c_str());
+        CHECK(faults[r].code != gs::errc::none);
+        // Those beside it know which; others know which process, by its first rank.
+        CHECK(faults[r].rank / 2 == absent / 2);
+        if (r / 2 == absent / 2) CHECK(faults[r].rank == absent);
+    }
+}
+
+TEST_CASE("an abort ends the calls of all ranks and names whom it was told", "[gradient][transport]") {
+    const gs::communicator group(3);
+    std::vector<gs::collective_fault> faults(3);
+    support::together(3, [&](unsigned r) {
+        gs::thread_transport net(group.rank(r));
+        if (r == 2) return net.abort(1, gs::errc::stopped);
+        faults[r] = net.barrier(gs::never);
+    });
+    for (unsigned r = 0; r < 2; ++r) {
+        CHECK(faults[r].code == gs::errc::stopped);
+        CHECK(faults[r].rank == 1);
+    }
+}
+
+TEST_CASE("lists are combined as arrays are, to the bit, and sharded there and back", "[gradient][transport]") {
+    const auto seed = support::seed(GENERATE(1, 2, 3, 4, 5, 6));
+    CAPTURE(seed);
+    support::random any(seed);
+    const auto ranks = static_cast<std::uint32_t>(any.one_in(4) ? 17 + any.below(2) : 1 + any.below(5));
+    std::vector<std::size_t> sizes(any.below(40));
+    for (auto& n : sizes) n = any.one_in(5) ? 0 : any.one_in(4) ? any.below(5000) : 1 + any.below(40);
+    std::size_t elements = 0;
+    for (const auto n : sizes) elements += n;
+    std::vector<std::vector<float>> memory(ranks), plain(ranks), whole(ranks), shards(ranks);
+    const std::size_t skew = any.below(16);
+    for (std::uint32_t r = 0; r < ranks; ++r) {
+        plain[r].resize(elements);
+        for (std::size_t i = 0; i < elements; ++i) plain[r][i] = conformance::odd_value(r, i);
+        memory[r].resize(elements + skew + sizes.size());
+    }
+    const gs::communicator group(ranks);
+    std::vector<gs::collective_fault> faults(ranks);
+    support::together(ranks, [&](unsigned r) {
+        const gs::member me = group.rank(r);
+        std::vector<std::span<float>> list;
+        std::size_t at = skew;
+        for (const auto n : sizes) {  // a gap of one between two
+            list.emplace_back(memory[r].data() + at, n);
+            at += n + 1;
+        }
+        const auto fill = [&] {
+            std::size_t i = 0;
+            for (const auto& array : list)
+                for (float& x : array) x = plain[r][i++];
+        };
+        const auto taken = [&] {
+            std::vector<float> all;
+            for (const auto& array : list) all.insert(all.end(), array.begin(), array.end());
+            return all;
+        };
+        const std::span<const std::span<float>> as_list(list);
+        fill();
+        faults[r] = gs::try_all_reduce_list<float>(me, as_list, gs::average{});
+        whole[r] = taken();
+        fill();
+        if (!faults[r]) faults[r] = gs::try_reduce_scatter_list<float>(me, as_list, gs::average{});
+        if (!faults[r]) faults[r] = gs::try_all_gather_list<float>(me, as_list);
+        shards[r] = taken();
+        if (!faults[r]) faults[r] = gs::try_all_reduce(me, plain[r], std::span(plain[r]), gs::average{});
+    });
+    for (std::uint32_t r = 0; r < ranks; ++r) {
+        CHECK_FALSE(faults[r]);
+        CHECK(whole[r] == plain[r]);
+        CHECK(shards[r] == plain[r]);
+        for (std::size_t i = 0; i < skew; ++i) CHECK(memory[r][i] == 0);
+    }
+}
+
+TEST_CASE("lists of different sizes are a mismatch", "[gradient][transport]") {
+    const gs::communicator group(2);
+    std::vector<gs::collective_fault> faults(2);
+    support::together(2, [&](unsigned r) {
+        std::vector<float> x(10);
+        std::vector<std::span<float>> list{std::span(x).first(4 + r), std::span(x).subspan(5, 5 - r)};
+        faults[r] = gs::try_all_reduce_list<float>(group.rank(r), std::span<const std::span<float>>(list));
+    });
+    CHECK(faults[0].code == gs::errc::mismatch);
+    CHECK(faults[1].code == gs::errc::mismatch);
+}
+
+TEST_CASE("arrays that are here are combined in their order and rounded once", "[gradient][transport]") {
+    const std::vector<std::vector<float>> parts{{1.0F, 1e8F, 3.0F}, {1e8F, 1.0F, 4.0F}, {-1e8F, -1e8F, 5.0F}};
+    std::vector<float> out(3);
+    gs::combine(
+        3, [&](std::uint32_t r) { return parts[r].data(); }, std::span(out), gs::average{});
+    CHECK(out == std::vector<float>{0.0F, 0.0F, 4.0F});
+}
+
+}  // namespace transport_test
