@@ -130,8 +130,9 @@ double captured_ms(keeps_thread how, bool dispatcher, ns host_time) {
             std::deque<limiter::ticket> out;
             while (!stop.stop_requested()) {
                 for (; out.size() >= 3; out.pop_front()) {
+                    const auto waits = now();  // it may have been done before
                     (void)out.front().wait();
-                    note(now() - out.front().finished_at());
+                    note(now() - std::max(out.front().finished_at(), waits));
                 }
                 const auto own_before = own_callables;
                 const auto began = now();

@@ -298,7 +298,10 @@ outcome on_plain_threads(crew& c, const plan& p) {
             if (due >= o.from) o.detections.push_back(d);
         });
     });
+    sleep_until(o.from);
+    const ns before = cpu_time(CLOCK_PROCESS_CPUTIME_ID);
     sleep_until(o.to);
+    o.cores = seconds(cpu_time(CLOCK_PROCESS_CPUTIME_ID) - before) / seconds(o.to - o.from);
     for (auto& t : threads) t.request_stop();
     threads.clear();
     return o;

@@ -57,6 +57,7 @@ struct outcome {
     gpushare::instant from{}, to{};                   ///< the window
     std::vector<detection> detections;                ///< due in the window
     std::array<gpushare::ns, tenants> charged{};      ///< from the beginning to the end
+    double cores = 0;                                 ///< of plain threads: what the process took in the window
 
     /// Calls of a tenant in the window, parts of calls counted as parts, per second.
     [[nodiscard]] double rate(who tenant) const;
