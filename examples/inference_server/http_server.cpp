@@ -1,0 +1,532 @@
+// SPDX-License-Identifier: Apache-2.0
+// One thread reads, parses and writes; engines answer from theirs by posting to it. The only file that includes Beast.
+#include "inference_server/http_server.hpp"
+
+#include <algorithm>
+#include <array>
+#include <atomic>
+#include <charconv>
+#include <functional>
+#include <mutex>
+#include <optional>
+#include <string_view>
+#include <thread>
+#include <unordered_set>
+#include <utility>
+
+#include <boost/asio/ip/tcp.hpp>
+#include <boost/asio/steady_timer.hpp>
+#include <boost/beast/core/flat_buffer.hpp>
+#include <boost/beast/core/tcp_stream.hpp>
+#include <boost/beast/http.hpp>
+
+#include "inference_server/status_page.hpp"
+
+namespace inference_server {
+
+namespace {
+
+namespace beast = boost::beast;
+namespace http = beast::http;
+namespace asio = boost::asio;
+using tcp = asio::ip::tcp;
+using boost::system::error_code;
+using namespace std::chrono_literals;
+
+constexpr std::string_view as_json = "application/json";
+
+std::string_view view(boost::beast::string_view s) { return {s.data(), s.size()}; }
+
+class session;
+
+}  // namespace
+
+/// What all sessions share. Of the io thread, but for what closed() touches: whoever holds a session last ends it, an engine too.
+struct http_server::shell {
+    shell(service& s, http_options o)
+        : of(s),
+          options(std::move(o)),
+          front(io, endpoint(options.address, options.port)),
+          back(io, endpoint(options.admin_address, options.admin_port)),
+          front_port(front.local_endpoint().port()),
+          back_port(back.local_endpoint().port()) {}
+
+    static tcp::endpoint endpoint(const std::string& address, std::uint16_t port) {
+        return {asio::ip::make_address(address), port};
+    }
+    void accept(tcp::acceptor& from, bool admin);
+    void opened(session* s);
+    void closed(session* s);
+    template <class F>
+    void each_session(F f) {
+        const std::lock_guard lock(mutex);
+        for (auto* s : sessions) f(*s);
+    }
+    void one_is_gone();
+
+    asio::io_context io{1};
+    service& of;
+    const http_options options;
+    tcp::acceptor front, back;
+    const std::uint16_t front_port, back_port;
+    std::weak_ptr<shell> self;
+    std::function<void()> when_empty;  // where it stops
+    std::mutex mutex;
+    std::unordered_set<session*> sessions;  // under it
+    std::atomic<std::size_t> count{0};      // of them
+    std::atomic<std::size_t> bodies{0};     // bytes
+    bool stopping = false, front_waits = false;
+    std::thread thread;
+};
+
+namespace {
+
+using shell = http_server::shell;
+
+/// A text on its way to the client.
+struct outbox {
+    std::shared_ptr<token_stream> text;
+    std::string waiting, writing;  // events
+    bool piece_ended = false, last = false;
+};
+
+/// A connection: one request after the other.
+class session : public std::enable_shared_from_this<session> {
+public:
+    session(std::shared_ptr<shell> of, tcp::socket socket, bool admin)
+        : shell_(std::move(of)), stream_(std::move(socket)), admin_(admin), buffer_(shell_->options.max_header) {
+        shell_->opened(this);
+        error_code ignored;
+        stream_.socket().set_option(tcp::no_delay(true), ignored);
+    }
+    session(const session&) = delete;
+    session& operator=(const session&) = delete;
+    ~session() {
+        give_back_body();
+        gone_->store(true, std::memory_order_relaxed);
+        shell_->closed(this);
+    }
+
+    void read_header() {
+        if (shell_->stopping) return linger();
+        idle_ = true;
+        give_back_body();
+        parser_.emplace();
+        parser_->header_limit(static_cast<std::uint32_t>(shell_->options.max_header));
+        parser_->body_limit(shell_->options.max_body);
+        stream_.expires_after(shell_->options.header_timeout);
+        http::async_read_header(stream_, buffer_, *parser_,
+                                [self = shared_from_this()](error_code e, std::size_t) { self->on_header(e); });
+    }
+    /// Of one that waits for a request: there won't be any.
+    void close_if_idle() {
+        if (idle_) stream_.cancel();
+    }
+    void close_now() { stream_.close(); }
+
+private:
+    // ---- a request
+
+    void on_header(error_code e) {
+        idle_ = false;
+        if (e == http::error::body_limit) return refuse_unread({413, "the body is too large"});
+        if (e == http::error::header_limit || e == http::error::buffer_overflow)
+            return refuse_unread({431, "the header is too large"});
+        if (e && e.category() == error_code(http::make_error_code(http::error::bad_method)).category() &&
+            e != http::error::end_of_stream)
+            return refuse_unread({400, "this isn't HTTP: " + e.message()});
+        if (e) return;  // closed, or too slow
+        try {
+            begin();
+        } catch (const refused& r) {
+            return refuse_unread(r);
+        }
+        if (beast::iequals(parser_->get()[http::field::expect], "100-continue")) return go_on();
+        read_body();
+    }
+
+    // Whatever can be said before the body comes is said then.
+    void begin() {
+        const auto& head = parser_->get();
+        keep_alive_ = head.keep_alive();
+        const auto length = parser_->content_length();
+        const auto header = head.find("Inference-Header-Content-Length");
+        header_length_.reset();
+        if (header != head.end()) header_length_ = number(view(header->value()));
+        const auto limit = header_length_ ? shell_->options.max_body : shell_->options.max_json;
+        if (length && *length > limit) throw refused(413, "the body is too large");
+        if (!length && parser_->chunked()) parser_->body_limit(shell_->options.max_json);
+        if (head.count(http::field::content_encoding) != 0) throw refused(415, "compressed bodies aren't read");
+        if (!admin_) {
+            route_ = route_of(view(head.method_string()), view(head.target()));
+            if (needs_key(route_.what)) caller_ = shell_->of.authenticate(key(head));
+        }
+        const std::size_t size = length               ? static_cast<std::size_t>(*length)
+                                 : parser_->chunked() ? shell_->options.max_json
+                                                      : 0;
+        if (shell_->bodies.load(std::memory_order_relaxed) + size > shell_->options.max_bodies)
+            throw refused(503, "too much is being uploaded", 1);
+        body_ = size;
+        shell_->bodies.fetch_add(size, std::memory_order_relaxed);
+    }
+    static std::size_t number(std::string_view text) {
+        std::size_t n = 0;
+        const auto [end, code] = std::from_chars(text.data(), text.data() + text.size(), n);
+        if (code != std::errc{} || end != text.data() + text.size()) throw refused(400, "no length of the header");
+        return n;
+    }
+    template <class Head>
+    static std::string_view key(const Head& head) {
+        const auto bearer = view(head[http::field::authorization]);
+        constexpr std::string_view scheme = "Bearer ";
+        if (bearer.size() > scheme.size() &&
+            beast::iequals(head[http::field::authorization].substr(0, scheme.size()), "Bearer "))
+            return bearer.substr(scheme.size());
+        return view(head["X-API-Key"]);
+    }
+    static bool needs_key(action a) {
+        return a != action::server_live && a != action::server_ready && a != action::server_metadata;
+    }
+
+    void go_on() {
+        static constexpr std::string_view text = "HTTP/1.1 100 Continue\r\n\r\n";
+        asio::async_write(stream_, asio::buffer(text.data(), text.size()),
+                          [self = shared_from_this()](error_code e, std::size_t) {
+                              if (!e) self->read_body();
+                          });
+    }
+    void read_body() {
+        stream_.expires_after(shell_->options.body_timeout + std::chrono::seconds(body_ >> 20U));
+        http::async_read(stream_, buffer_, *parser_, [self = shared_from_this()](error_code e, std::size_t) {
+            if (e == http::error::body_limit) return self->refuse_unread({413, "the body is too large"});
+            if (e) return;
+            self->stream_.expires_never();
+            try {
+                self->admin_ ? self->serve_operator() : self->serve();
+            } catch (const refused& r) {
+                self->refuse(r);
+            } catch (const std::bad_alloc&) {
+                self->refuse({503, "the server is out of memory", 1});
+            } catch (const std::exception& why) {
+                self->refuse({500, why.what()});
+            }
+        });
+    }
+    void give_back_body() { shell_->bodies.fetch_sub(std::exchange(body_, 0), std::memory_order_relaxed); }
+
+    // ---- answers
+
+    void serve() {
+        auto& s = shell_->of;
+        const std::string_view body = parser_->get().body();
+        switch (route_.what) {
+            case action::server_live: return reply(200, {});
+            case action::server_ready: return reply(s.ready() ? 200 : 503, {});
+            case action::server_metadata: return reply(200, server_metadata_json());
+            case action::model_metadata: return reply(200, model_metadata_json(s.model(route_.model, route_.version)));
+            case action::model_config: return reply(200, model_config_json(s.model(route_.model, route_.version)));
+            case action::model_ready:
+                (void)s.model(route_.model, route_.version);
+                return reply(s.ready(caller_, route_.model) ? 200 : 503, {});
+            case action::repository_index: return reply(200, index_json());
+            case action::model_load:
+                return s.load(caller_, route_.model, [self = shared_from_this()](const refused* why) {
+                    self->later([self, r = why == nullptr ? std::optional<refused>() : *why] {
+                        r ? self->refuse(*r) : self->reply(200, {});
+                    });
+                });
+            case action::model_unload: s.unload(caller_, route_.model); return reply(200, {});
+            case action::infer: return infer(parse_infer(body, header_length_));
+            case action::generate: return generate(parse_generate(body));
+            case action::generate_stream: return stream(parse_generate(body));
+        }
+    }
+    std::string index_json() {
+        std::string out = "[";
+        for (const auto& m : shell_->of.index(caller_)) {
+            if (out.size() > 1) out += ',';
+            json::append(out += "{\"name\":", std::string_view(m.name));
+            out += R"(,"version":"1","state":")" + std::string(m.ready ? "READY" : "UNAVAILABLE") + R"(","reason":")" +
+                   (m.ready ? "" : "not loaded yet") + "\"}";
+        }
+        return out += ']';
+    }
+
+    void infer(infer_request r) {
+        (void)shell_->of.model(route_.model, route_.version);
+        asked_ = {.outputs = r.outputs, .binary_by_default = r.binary_by_default};
+        parser_->get().body() = {};
+        shell_->of.infer(caller_, route_.model, std::move(r), [self = shared_from_this()](answer a) {
+            self->later([self, a = std::move(a)] { self->answered(a); });
+        });
+    }
+    void answered(const answer& a) {
+        if (const auto* why = std::get_if<refused>(&a)) return refuse(*why);
+        try {
+            auto b = write_infer(std::get<infer_response>(a), asked_);
+            reply(200, std::move(b.body), b.header_length ? "application/octet-stream" : as_json, b.header_length);
+        } catch (const refused& r) {
+            refuse(r);
+        } catch (const std::exception& e) {
+            refuse({500, e.what()});
+        }
+    }
+
+    void generate(generate_request r) {
+        auto text = shell_->of.generate(caller_, route_.model, std::move(r));
+        auto all = std::make_shared<std::string>();
+        more(std::move(text), std::move(all));
+    }
+    void more(std::shared_ptr<token_stream> text, std::shared_ptr<std::string> all) {
+        text->more(
+            tokens_of_piece, [all, gone = gone_](const std::string& t) { return all->append(t), !*gone; },
+            [self = shared_from_this(), text, all](const token_stream::end& e) {
+                self->later([self, text, all, e] {
+                    if (!e.error.empty()) return self->refuse({e.status, e.error});
+                    if (!e.last) return self->more(text, all);
+                    self->reply(200, generate_json(self->route_.model, model_version, *all));
+                });
+            });
+    }
+
+    void serve_operator() {
+        auto& s = shell_->of;
+        const auto& head = parser_->get();
+        const auto path = view(head.target());
+        if (head.method() == http::verb::post && path == "/reload") {
+            const auto why = s.reload();
+            return why.empty() ? reply(200, "{}") : refuse({409, why});
+        }
+        if (head.method() != http::verb::get) throw refused(405, "not by this method");
+        if (path == "/metrics") return reply(200, s.metrics(), "text/plain; version=0.0.4; charset=utf-8");
+        if (path == "/" || path == "/status") return reply(200, std::string(status_page), "text/html; charset=utf-8");
+        if (path == "/status.json") return reply(200, s.status_json());
+        if (path == "/timeline.json") return reply(200, s.timeline_json());
+        throw refused(404, "there is nothing by this path");
+    }
+
+    // ---- writing
+
+    /// Runs it on the io thread. Nothing is left to do where there is no memory for that.
+    template <class F>
+    void later(F f) noexcept try {
+        asio::post(shell_->io, std::move(f));
+    } catch (...) {
+    }
+
+    void reply(int status, std::string body, std::string_view type = as_json,
+               std::optional<std::size_t> header_length = {}, unsigned retry_after = 0) {
+        auto& r = response_.emplace();
+        r.version(11);
+        r.result(static_cast<unsigned>(status));
+        r.set(http::field::content_type, beast::string_view(type.data(), type.size()));
+        if (header_length) r.set("Inference-Header-Content-Length", std::to_string(*header_length));
+        if (retry_after != 0) r.set(http::field::retry_after, std::to_string(retry_after));
+        if (status == 401) r.set(http::field::www_authenticate, "Bearer");
+        if (admin_) r.set(http::field::cache_control, "no-store");
+        r.body() = std::move(body);
+        keep_alive_ = keep_alive_ && !shell_->stopping;
+        r.keep_alive(keep_alive_);
+        r.prepare_payload();
+        stream_.expires_after(shell_->options.write_timeout);
+        http::async_write(stream_, r, [self = shared_from_this()](error_code e, std::size_t) {
+            self->response_.reset();
+            if (e) return;
+            self->keep_alive_ ? self->read_header() : self->linger();
+        });
+    }
+    void refuse(const refused& why) { reply(why.status, error_json(why.what()), as_json, {}, why.retry_after); }
+    /// What is left of the request isn't read, so there can't be another one behind it.
+    void refuse_unread(const refused& why) {
+        keep_alive_ = false;
+        refuse(why);
+    }
+    /// Closes without losing the answer: a socket with unread data in it would be reset.
+    void linger() {
+        error_code ignored;
+        stream_.socket().shutdown(tcp::socket::shutdown_send, ignored);
+        stream_.expires_after(2s);
+        discard();
+    }
+    void discard() {
+        stream_.async_read_some(asio::buffer(trash_), [self = shared_from_this()](error_code e, std::size_t n) {
+            self->discarded_ += n;
+            if (!e && self->discarded_ < std::size_t{1} << 20U) self->discard();
+        });
+    }
+
+    // ---- a stream of tokens: server-sent events, in chunks. The next piece is made when the last one is written.
+
+    static constexpr std::uint32_t tokens_of_piece = 8;
+    void stream(generate_request r) {
+        if (parser_->get().version() < 11) throw refused(505, "streams need HTTP/1.1");
+        out_.emplace();
+        out_->text = shell_->of.generate(caller_, route_.model, std::move(r));
+        keep_alive_ = false;
+        out_->writing =
+            "HTTP/1.1 200 OK\r\nContent-Type: text/event-stream; charset=utf-8\r\nCache-Control: no-store\r\n"
+            "Transfer-Encoding: chunked\r\nConnection: close\r\n\r\n";
+        watch();
+        next_piece();
+        flush();
+    }
+    void next_piece() {
+        out_->piece_ended = false;
+        out_->text->more(
+            tokens_of_piece,
+            [self = weak_from_this(), gone = gone_, model = route_.model](const std::string& token) {
+                if (gone->load(std::memory_order_relaxed)) return false;
+                if (const auto s = self.lock())
+                    s->later([s, event = "data: " + generate_json(model, model_version, token) + "\n\n"] {
+                        s->add_event(event);
+                    });
+                return true;
+            },
+            [self = shared_from_this()](token_stream::end e) {
+                self->later([self, e = std::move(e)] {
+                    if (!e.error.empty()) self->add_event("data: " + error_json(e.error) + "\n\n");
+                    self->out_->piece_ended = true;
+                    self->out_->last = e.last;
+                    self->flush();
+                });
+            });
+    }
+    void add_event(const std::string& event) {
+        constexpr std::string_view digits = "0123456789abcdef";
+        std::string size;
+        for (auto n = event.size(); n != 0; n /= 16) size.insert(size.begin(), digits[n % 16]);
+        out_->waiting += size + "\r\n" + event + "\r\n";
+        flush();
+    }
+    void flush() {
+        auto& o = *out_;
+        if (writing_ || gone_->load(std::memory_order_relaxed)) return;
+        if (o.writing.empty()) {
+            if (o.waiting.empty() && o.piece_ended && !o.last) return next_piece();
+            if (o.waiting.empty() && o.piece_ended) {
+                o.waiting = "0\r\n\r\n";
+                o.piece_ended = false;  // once
+                ended_ = true;
+            }
+            o.writing = std::exchange(o.waiting, {});
+        }
+        if (o.writing.empty()) return;
+        writing_ = true;
+        stream_.expires_after(shell_->options.write_timeout);
+        asio::async_write(stream_, asio::buffer(o.writing), [self = shared_from_this()](error_code e, std::size_t) {
+            self->writing_ = false;
+            self->out_->writing.clear();
+            if (e) {
+                self->gone_->store(true, std::memory_order_relaxed);
+                return self->close_now();
+            }
+            self->ended_ ? self->close_now() : self->flush();
+        });
+    }
+    /// Finds out that the client has gone, though nothing is read from it meanwhile.
+    void watch() {
+        stream_.socket().async_wait(tcp::socket::wait_read, [self = shared_from_this()](error_code e) {
+            char c = 0;
+            if (e || self->stream_.socket().receive(asio::buffer(&c, 1), tcp::socket::message_peek, e) == 0 || e)
+                self->gone_->store(true, std::memory_order_relaxed);
+        });
+    }
+
+    const std::shared_ptr<shell> shell_;
+    beast::tcp_stream stream_;
+    const bool admin_;
+    beast::flat_buffer buffer_;
+    std::optional<http::request_parser<http::string_body>> parser_;
+    std::optional<http::response<http::string_body>> response_;
+    std::optional<std::size_t> header_length_;
+    std::size_t body_ = 0;  // bytes that are counted in shell::bodies
+    route route_;
+    service::caller caller_;
+    infer_request asked_;  // its outputs
+    std::optional<outbox> out_;
+    std::array<char, 512> trash_{};
+    std::size_t discarded_ = 0;
+    bool keep_alive_ = true, idle_ = false, writing_ = false, ended_ = false;
+    const std::shared_ptr<std::atomic<bool>> gone_ = std::make_shared<std::atomic<bool>>(false);
+};
+
+}  // namespace
+
+void http_server::shell::opened(session* s) {
+    const std::lock_guard lock(mutex);
+    sessions.insert(s);
+    count.store(sessions.size(), std::memory_order_relaxed);
+}
+
+void http_server::shell::closed(session* s) {
+    {
+        const std::lock_guard lock(mutex);
+        sessions.erase(s);
+        count.store(sessions.size(), std::memory_order_relaxed);
+    }
+    try {
+        asio::post(io, [this] { one_is_gone(); });
+    } catch (...) {  // without memory: when the next one goes
+    }
+}
+
+void http_server::shell::one_is_gone() {
+    if (count.load(std::memory_order_relaxed) == 0 && when_empty) when_empty();
+    if (std::exchange(front_waits, false) && !stopping) accept(front, false);
+}
+
+void http_server::shell::accept(tcp::acceptor& from, bool admin) {
+    if (!admin && count.load(std::memory_order_relaxed) >= options.max_connections) {
+        front_waits = true;  // until one is closed; the kernel's queue holds some
+        return;
+    }
+    from.async_accept([this, &from, admin](error_code e, tcp::socket socket) {
+        if (e == asio::error::operation_aborted || stopping) return;
+        if (e) {  // no file descriptors, as a rule
+            auto pause = std::make_shared<asio::steady_timer>(io, 50ms);
+            return pause->async_wait([this, &from, admin, pause](error_code) { accept(from, admin); });
+        }
+        std::make_shared<session>(self.lock(), std::move(socket), admin)->read_header();
+        accept(from, admin);
+    });
+}
+
+http_server::http_server(service& s, http_options o) : shell_(std::make_shared<shell>(s, std::move(o))) {
+    shell_->self = shell_;
+    shell_->accept(shell_->front, false);
+    shell_->accept(shell_->back, true);
+    shell_->thread = std::thread([io = &shell_->io] { io->run(); });
+}
+
+http_server::~http_server() {
+    stop(0ms);
+    for (;;) {  // what engines have posted since
+        shell_->io.restart();
+        if (shell_->io.poll() == 0) break;
+    }
+}
+
+std::uint16_t http_server::port() const noexcept { return shell_->front_port; }
+std::uint16_t http_server::admin_port() const noexcept { return shell_->back_port; }
+std::size_t http_server::connections() const noexcept { return shell_->count.load(std::memory_order_relaxed); }
+
+void http_server::stop(std::chrono::milliseconds patience) {
+    if (!shell_->thread.joinable()) return;
+    asio::post(shell_->io, [s = shell_, patience] {
+        s->stopping = true;
+        error_code ignored;
+        s->front.close(ignored);
+        s->back.close(ignored);
+        s->each_session([](session& each) { each.close_if_idle(); });
+        auto last = std::make_shared<asio::steady_timer>(s->io, patience);
+        last->async_wait([s, last](error_code) {
+            s->each_session([](session& each) { each.close_now(); });
+            s->io.stop();
+        });
+        s->when_empty = [last] { last->cancel(); };
+        if (s->count.load(std::memory_order_relaxed) == 0) last->cancel();
+    });
+    shell_->thread.join();
+}
+
+}  // namespace inference_server

@@ -1,0 +1,102 @@
+// SPDX-License-Identifier: Apache-2.0
+// JSON without a tree: a text is checked once, whole, and then read where it lies. So a body never takes more memory than it is
+// long, whatever it nests, and numbers keep all their digits until somebody says what type they are.
+//
+//   const auto body = json::parse(text);                       // throws json::error
+//   for (const auto& input : body.at("inputs").elements()) use(input.at("name").string());
+//   std::string out = "{\"error\":";  json::append(out, why);  out += '}';
+#pragma once
+
+#include <charconv>
+#include <concepts>
+#include <cstddef>
+#include <cstdint>
+#include <optional>
+#include <stdexcept>
+#include <string>
+#include <string_view>
+#include <vector>
+
+namespace inference_server::json {
+
+/// Says what is wrong, and where if it is the text.
+struct error : std::runtime_error {
+    using std::runtime_error::runtime_error;
+};
+
+enum class kind : std::uint8_t { null, boolean, number, string, array, object };
+
+/// A value inside a text that was checked. Points into it.
+class value {
+public:
+    [[nodiscard]] kind what() const noexcept;
+    /// As it stands in the text.
+    [[nodiscard]] std::string_view text() const noexcept { return text_; }
+
+    /// Of an object: its first member of that name. Throws error if it isn't an object.
+    [[nodiscard]] std::optional<value> find(std::string_view name) const;
+    /// The same; throws error where there is none.
+    [[nodiscard]] value at(std::string_view name) const;
+    /// Of an array. Throws error for anything else.
+    [[nodiscard]] std::vector<value> elements() const;
+    /// Calls `f(value)` for each element of an array and of the arrays in it, in order. Throws error for anything else.
+    template <class F>
+    void each_leaf(F f) const {
+        each([&](value v) {
+            if (v.what() == kind::array)
+                v.each_leaf(f);
+            else
+                f(v);
+        });
+    }
+
+    /// These throw error if it is something else, or no such number.
+    [[nodiscard]] std::string string() const;
+    [[nodiscard]] bool boolean() const;
+    template <class T>
+    requires std::integral<T> || std::floating_point<T>
+    [[nodiscard]] T number() const {
+        T x{};
+        const auto [end, code] = std::from_chars(text_.data(), text_.data() + text_.size(), x);
+        if (what() != kind::number || code != std::errc{} || end != text_.data() + text_.size()) wrong("a number");
+        return x;
+    }
+
+private:
+    friend value parse(std::string_view text);
+    explicit value(std::string_view text) noexcept : text_(text) {}
+    [[noreturn]] void wrong(const char* wanted) const;
+    template <class F>
+    void each(F f) const {
+        if (what() != kind::array) wrong("an array");
+        for (std::size_t at = first(); at < text_.size() - 1; at = next(at))
+            f(value(text_.substr(at, end_of(at) - at)));
+    }
+    // Positions in the text of an array or object.
+    [[nodiscard]] std::size_t first() const noexcept;
+    [[nodiscard]] std::size_t end_of(std::size_t at) const noexcept;
+    [[nodiscard]] std::size_t next(std::size_t at) const noexcept;
+
+    std::string_view text_;
+};
+
+/// Checks all of it: RFC 8259, in UTF-8, nested at most 32 deep. Throws error.
+[[nodiscard]] value parse(std::string_view text);
+
+/// Whether it is UTF-8: no overlong forms, no halves of surrogate pairs.
+[[nodiscard]] bool is_utf8(std::string_view text) noexcept;
+
+/// Appends a string in quotes. What isn't UTF-8 becomes U+FFFD, byte by byte.
+void append(std::string& out, std::string_view text);
+/// Appends a number so that it is read back as the same; what JSON can't say (NaN, infinity) as null.
+void append(std::string& out, double x);
+void append(std::string& out, float x);
+template <std::integral T>
+void append(std::string& out, T x) {
+    if constexpr (std::same_as<T, bool>)
+        out += x ? "true" : "false";
+    else
+        out += std::to_string(x);
+}
+
+}  // namespace inference_server::json

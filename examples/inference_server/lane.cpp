@@ -1,0 +1,482 @@
+// SPDX-License-Identifier: Apache-2.0
+#include "inference_server/lane.hpp"
+
+#include <algorithm>
+#include <chrono>
+#include <exception>
+#include <functional>
+#include <stdexcept>
+#include <utility>
+
+namespace inference_server {
+
+namespace {
+
+using namespace std::chrono_literals;
+using gpushare::errc;
+using gpushare::instant;
+
+constexpr std::uint32_t usual_queue_limit = 64;
+/// So many batches are handed over at once: the next one is there when the device is done with one.
+constexpr std::uint32_t ahead = 2;
+
+/// Whether their rows can lie behind each other.
+bool alike(const std::vector<tensor>& a, const std::vector<tensor>& b) {
+    return std::ranges::equal(a, b, [](const tensor& x, const tensor& y) {
+        return x.type != datatype::bytes &&
+               std::ranges::equal(x.shape.begin() + 1, x.shape.end(), y.shape.begin() + 1, y.shape.end());
+    });
+}
+
+/// The requests' inputs in the order of the model's.
+void sort_inputs(const model_info& m, infer_request& r) {
+    for (std::size_t i = 0; i < m.inputs.size(); ++i)
+        std::iter_swap(r.inputs.begin() + static_cast<std::ptrdiff_t>(i),
+                       std::ranges::find(r.inputs, m.inputs[i].name, &tensor::name));
+}
+
+}  // namespace
+
+refused as_refused(const gpushare::failure& why) {
+    const std::string text(to_string(why.code));
+    switch (why.code) {
+        case errc::queue_full: return {429, text, 1};
+        case errc::over_quota:
+        case errc::out_of_memory: return {507, text};
+        case errc::deadline_exceeded: return {504, text};
+        case errc::closed:
+        case errc::asleep:
+        case errc::stopped:
+        case errc::quarantined: return {503, text, 1};
+        case errc::device_lost: return {503, text};
+        default: return {500, text};
+    }
+}
+
+refused as_refused(const std::exception_ptr& why) noexcept try {
+    std::rethrow_exception(why);
+} catch (const refused& r) {
+    return r;
+} catch (const gpushare::error& e) {
+    auto r = as_refused(gpushare::failure{e.code()});
+    return {r.status, e.what(), r.retry_after};
+} catch (const std::bad_alloc&) {
+    return {503, "the server is out of memory", 1};
+} catch (const std::exception& e) {
+    return {500, e.what()};
+} catch (...) {
+    return {500, "the engine failed"};
+}
+
+namespace {
+
+/// What the protocol says of a submission that failed: the engine's own refusal, or its error with the tenant's name.
+refused reason_of(const gpushare::completion& how) noexcept {
+    try {
+        if (how.error) std::rethrow_exception(how.error);
+    } catch (const refused& r) {
+        return r;
+    } catch (...) {
+    }
+    try {
+        how.rethrow();
+    } catch (...) {
+        return as_refused(std::current_exception());
+    }
+}
+
+gpushare::completion ended_by(errc status, std::exception_ptr error = {}) {
+    gpushare::completion c;
+    c.status = status;
+    c.error = std::move(error);
+    return c;
+}
+
+/// Whether an engine may be in any state: it threw, and not to refuse.
+bool broke(const gpushare::completion& how) noexcept {
+    if (how.status != errc::submission_failed && how.status != errc::kernel_failed) return false;
+    return reason_of(how).status >= 500;
+}
+
+}  // namespace
+
+/// Requests that one submission runs, from when it is let onto the device.
+struct lane::batch {
+    /// Those whose rows lie behind each other: one call of the engine.
+    struct call {
+        std::size_t first, end;  // of the requests
+        std::uint32_t rows;
+        std::vector<tensor> inputs{}, outputs{};
+    };
+    std::shared_ptr<lane> of;
+    std::shared_ptr<engine> on;
+    std::vector<request> requests;
+    std::vector<call> calls;
+
+    void arrange(std::uint32_t max_rows) {
+        for (std::size_t i = 0; i < requests.size(); ++i) {
+            auto& r = requests[i];
+            if (calls.empty() || calls.back().rows + r.rows > max_rows || !alike(calls.back().inputs, r.what.inputs)) {
+                calls.push_back({i, i + 1, r.rows, std::move(r.what.inputs)});
+                continue;
+            }
+            auto& c = calls.back();
+            c.end = i + 1;
+            c.rows += r.rows;
+            for (std::size_t t = 0; t < c.inputs.size(); ++t) {
+                const auto& more = r.what.inputs[t];
+                c.inputs[t].data.insert(c.inputs[t].data.end(), more.data.begin(), more.data.end());
+                c.inputs[t].shape[0] += more.shape[0];
+            }
+        }
+    }
+    void run(gpushare::host::kernel_context& context) {
+        for (auto& c : calls) on->run(c.inputs, c.outputs, context);
+    }
+    /// Calls `f(request, its outputs)` for each.
+    template <class F>
+    void each_answer(F f) {
+        for (auto& c : calls)
+            for (std::size_t i = c.first, row = 0; i < c.end; row += requests[i++].rows)
+                f(requests[i], c.end - c.first == 1 ? std::move(c.outputs) : rows_of_call(c, row, requests[i].rows));
+    }
+
+private:
+    static std::vector<tensor> rows_of_call(const call& c, std::size_t first, std::uint32_t rows) {
+        std::vector<tensor> mine;
+        for (const auto& t : c.outputs) {
+            const std::size_t size = t.data.size() / c.rows;
+            const auto begin = t.data.begin() + static_cast<std::ptrdiff_t>(first * size);
+            mine.push_back({t.name, t.type, t.shape, {begin, begin + static_cast<std::ptrdiff_t>(rows * size)}});
+            mine.back().shape[0] = rows;
+        }
+        return mine;
+    }
+};
+
+lane::lane(std::shared_ptr<tenant> whose, const model_source& model, std::shared_ptr<account> account, later run_later,
+           std::uint32_t stream)
+    : tenant_(std::move(whose)),
+      model_(model),
+      account_(std::move(account)),
+      later_(std::move(run_later)),
+      stream_(stream),
+      memory_(tenant_->memory()),
+      waiting_({.max_size = std::max(model.info.max_batch, 1U)}),
+      used_(tenant_->now()) {}
+
+void lane::infer(infer_request r, on_answer reply) {
+    const auto now = tenant_->now();
+    sort_inputs(model_.info, r);
+    const auto rows = rows_of(model_.info, r);
+    const auto deadline = r.timeout_us == 0 || r.timeout_us > 86'400'000'000U
+                              ? gpushare::never
+                              : now + std::chrono::microseconds(static_cast<std::int64_t>(r.timeout_us));
+    request mine{std::move(r), std::move(reply), now, rows};
+    const auto limit = account_->queue_limit.load(std::memory_order_relaxed);
+    auto why = errc::closed;
+    {
+        const std::lock_guard lock(mutex_);
+        used_ = now;
+        auto rule = waiting_.rule();
+        rule.max_waiting = limit == 0 ? usual_queue_limit : limit;
+        waiting_.set_rule(rule);
+        if (state_ != state::closed) why = waiting_.try_push(std::move(mine), now, deadline);
+    }
+    if (why == errc::none) return pump();
+    refuse(mine, why == errc::queue_full ? full() : as_refused(gpushare::failure{why}));
+}
+
+refused lane::full() {
+    const auto e = tenant_->estimate(options().key);
+    const auto until =
+        e.wait + e.lasts * static_cast<std::int64_t>(waiting() / std::max(model_.info.max_batch, 1U) + 1);
+    const auto ms = std::chrono::ceil<std::chrono::milliseconds>(until);
+    return {
+        429, "too many requests wait; one more would be answered in about " + std::to_string(ms.count()) + " ms",
+        static_cast<unsigned>(std::clamp<std::int64_t>(std::chrono::ceil<std::chrono::seconds>(ms).count(), 1, 60))};
+}
+
+void lane::refuse(request& r, const refused& why) noexcept {
+    auto& count = why.status < 500 || why.status == 503 || why.status == 504 ? account_->refusals : account_->failures;
+    count.fetch_add(1, std::memory_order_relaxed);
+    r.reply(why);
+}
+
+gpushare::submit_options lane::options() const {
+    return {.key = std::hash<std::string>{}(model_.info.name), .stream = stream_};
+}
+
+void lane::pump() {
+    {
+        const std::lock_guard lock(mutex_);
+        if (waiting_.empty() || state_ == state::loading) return;
+        if (engine_ != nullptr && submitted_ >= ahead) return;
+        if (engine_ != nullptr) ++submitted_;
+    }
+    if (loaded_engine() == nullptr) return load_later();
+    submit();
+}
+
+std::shared_ptr<engine> lane::loaded_engine() {
+    const std::lock_guard lock(mutex_);
+    return engine_;
+}
+
+// The batch is put together when it is let onto the device, so that it has all that came while it waited.
+void lane::submit() {
+    auto mine = std::make_shared<batch>();
+    mine->of = shared_from_this();
+    const auto run = [mine](gpushare::host::stream& s) {
+        mine->of->take(*mine);
+        if (mine->requests.empty()) return;
+        const auto kernel = [mine](gpushare::host::kernel_context& context) { mine->run(context); };
+        const auto blocks = mine->on->blocks();
+        if (blocks == 1)
+            s.launch({}, kernel);
+        else if (const auto why = s.launch_cooperative({.blocks = blocks}, kernel); why != errc::none)
+            gpushare::raise({why}, {}, "the model needs more SMs than the device has");
+    };
+    try {
+        const auto ticket = tenant_->try_submit(
+            run, options(), [mine](const gpushare::completion& how) { mine->of->finish(*mine, how); });
+        if (ticket) return;
+        take(*mine);
+        finish(*mine, ended_by(ticket.code()));
+    } catch (...) {
+        take(*mine);
+        finish(*mine, ended_by(errc::submission_failed, std::current_exception()));
+    }
+}
+
+void lane::take(batch& b) {
+    std::vector<request> late;
+    {
+        const std::lock_guard lock(mutex_);
+        const auto now = tenant_->now();
+        late = waiting_.take_expired(now);
+        b.requests = waiting_.take_now(now);
+        b.on = engine_;
+    }
+    for (auto& r : late) refuse(r, as_refused(gpushare::failure{errc::deadline_exceeded}));
+    b.arrange(model_.info.max_batch);
+}
+
+void lane::finish(batch& b, const gpushare::completion& how) noexcept {
+    try {
+        if (how.status == errc::none) {
+            account_->batches.fetch_add(b.requests.empty() ? 0 : 1, std::memory_order_relaxed);
+            const auto now = tenant_->now();
+            b.each_answer([&](request& r, std::vector<tensor> outputs) {
+                account_->answered(now - r.arrived);
+                account_->rows.fetch_add(r.rows, std::memory_order_relaxed);
+                r.reply(infer_response{model_.info.name, std::string(model_version), r.what.id, std::move(outputs)});
+                r.reply = {};
+            });
+        } else {
+            const auto why = reason_of(how);
+            for (auto& r : b.requests) refuse(r, why);
+        }
+    } catch (...) {  // of memory: who wasn't answered is told so
+        for (auto& r : b.requests)
+            if (r.reply) refuse(r, as_refused(std::current_exception()));
+    }
+    b.requests.clear();
+    b.calls.clear();
+    b.on.reset();
+    end_piece(broke(how));
+}
+
+bool lane::begin_piece() {
+    const std::lock_guard lock(mutex_);
+    if (state_ == state::closed) return false;
+    ++submitted_;
+    used_ = tenant_->now();
+    return true;
+}
+
+void lane::end_piece(bool broken) noexcept {
+    std::shared_ptr<engine> gone;
+    {
+        const std::lock_guard lock(mutex_);
+        --submitted_;
+        used_ = tenant_->now();
+        if (broken && state_ == state::ready) {  // the next request gets a new engine
+            gone = std::move(engine_);
+            state_ = state::unloaded;
+        }
+        if (submitted_ == 0) idle_.notify_all();
+    }
+    gone.reset();
+    try {
+        pump();
+    } catch (...) {  // the next request tries again
+    }
+}
+
+void lane::load_later() {
+    {
+        const std::lock_guard lock(mutex_);
+        if (state_ != state::unloaded) return;
+        state_ = state::loading;
+        used_ = tenant_->now();
+    }
+    later_([self = shared_from_this()] {
+        try {
+            std::unique_ptr<gpushare::workspace> beside;
+            if (self->model_.beside != gpushare::bytes{})
+                beside = std::make_unique<gpushare::workspace>(self->tenant_->declare_workspace(self->model_.beside));
+            std::shared_ptr<engine> e = self->model_.load(self->memory_);
+            {
+                const std::lock_guard lock(self->mutex_);
+                self->beside_ = std::move(beside);
+            }
+            self->loaded(std::move(e), nullptr);
+        } catch (...) {
+            const auto why = as_refused(std::current_exception());
+            self->loaded(nullptr, &why);
+        }
+    });
+}
+
+void lane::loaded(std::shared_ptr<engine> e, const refused* why) {
+    decltype(on_loaded_) told;
+    std::vector<request> lost;
+    {
+        const std::lock_guard lock(mutex_);
+        if (state_ == state::loading) {
+            state_ = e == nullptr ? state::unloaded : state::ready;
+            engine_ = std::move(e);
+        }
+        if (why != nullptr) lost = waiting_.take_all();
+        told.swap(on_loaded_);
+        used_ = tenant_->now();
+    }
+    for (auto& r : lost) refuse(r, *why);
+    for (const auto& f : told) f(why);
+    pump();
+}
+
+void lane::load(std::function<void(const refused*)> done) {
+    {
+        std::unique_lock lock(mutex_);
+        if (state_ == state::ready || state_ == state::closed) {
+            const auto why = as_refused(gpushare::failure{errc::closed});
+            const bool is_ready = state_ == state::ready;
+            lock.unlock();
+            return done(is_ready ? nullptr : &why);
+        }
+        on_loaded_.push_back(std::move(done));
+    }
+    load_later();
+}
+
+bool lane::unload() {
+    std::shared_ptr<engine> gone;
+    std::unique_ptr<gpushare::workspace> beside;
+    const std::lock_guard lock(mutex_);
+    if (state_ == state::loading || submitted_ != 0 || !waiting_.empty()) return false;
+    if (engine_.use_count() > 1) return false;  // a text is being continued
+    if (state_ == state::ready) state_ = state::unloaded;
+    gone = std::move(engine_);
+    beside = std::move(beside_);
+    return true;
+}
+
+bool lane::close(instant deadline) {
+    std::vector<request> lost;
+    std::shared_ptr<engine> gone;
+    {
+        const std::lock_guard lock(mutex_);
+        state_ = state::closed;
+        lost = waiting_.take_all();
+    }
+    for (auto& r : lost) refuse(r, as_refused(gpushare::failure{errc::closed}));
+    std::unique_lock lock(mutex_);
+    const bool over = idle_.wait_until(
+        lock, std::chrono::time_point<std::chrono::steady_clock, gpushare::ns>{deadline.time_since_epoch()},
+        [&] { return submitted_ == 0; });
+    gone = std::move(engine_);
+    const auto beside = std::move(beside_);
+    lock.unlock();
+    return over;
+}
+
+lane::state lane::now() const {
+    const std::lock_guard lock(mutex_);
+    return state_;
+}
+std::size_t lane::waiting() const {
+    const std::lock_guard lock(mutex_);
+    return waiting_.size();
+}
+void lane::touch() {
+    const std::lock_guard lock(mutex_);
+    used_ = tenant_->now();
+}
+instant lane::idle_since() const {
+    const std::lock_guard lock(mutex_);
+    return submitted_ != 0 || !waiting_.empty() || state_ == state::loading ? gpushare::never : used_;
+}
+
+token_stream::token_stream(std::shared_ptr<lane> of, std::string prompt, std::uint32_t most)
+    : lane_(std::move(of)), prompt_(std::move(prompt)), left_(most) {}
+
+struct token_stream::piece {
+    std::shared_ptr<token_stream> of;
+    std::uint32_t most;
+    std::function<bool(std::string)> on_token;
+    std::function<void(end)> on_end;
+    bool last = false;
+
+    void run(gpushare::host::kernel_context& context) {
+        if (of->text_ == nullptr) of->text_ = of->engine_->generate(of->prompt_);
+        for (; most > 0 && of->left_ > 0 && !last; --most, --of->left_) {
+            auto token = of->text_->next();
+            if (!token) break;
+            of->lane_->account_->tokens.fetch_add(1, std::memory_order_relaxed);
+            last = !on_token(*std::move(token));
+            gpushare::yield_point(context);  // who is more urgent goes between two tokens
+        }
+        last = last || most > 0 || of->left_ == 0;
+    }
+    void finish(const gpushare::completion& how) noexcept {
+        const auto whose = of->lane_;
+        end e{last || how.status != errc::none, {}};
+        if (how.status != errc::none) {
+            const auto why = reason_of(how);
+            e.error = why.what();
+            e.status = why.status;
+        }
+        if (e.last) {
+            of->text_.reset();
+            of->engine_.reset();
+        }
+        auto& count = how.status == errc::none ? whose->account_->requests : whose->account_->failures;
+        if (e.last) count.fetch_add(1, std::memory_order_relaxed);
+        whose->end_piece(broke(how));
+        on_end(std::move(e));
+    }
+};
+
+void token_stream::more(std::uint32_t most, std::function<bool(std::string)> on_token,
+                        std::function<void(end)> on_end) {
+    if (engine_ == nullptr) engine_ = lane_->loaded_engine();
+    if (engine_ == nullptr) {  // loaded first
+        auto again = [self = shared_from_this(), most, on_token = std::move(on_token), on_end](const refused* why) {
+            if (why == nullptr) return self->more(most, on_token, on_end);
+            on_end({true, why->what(), why->status});
+        };
+        return lane_->load(std::move(again));
+    }
+    auto mine = std::make_shared<piece>(piece{shared_from_this(), most, std::move(on_token), std::move(on_end)});
+    if (!lane_->begin_piece()) return mine->on_end({true, std::string(to_string(errc::closed)), 503});
+    const auto run = [mine](gpushare::host::stream& s) {
+        s.launch({}, [mine](gpushare::host::kernel_context& context) { mine->run(context); });
+    };
+    const auto ticket = lane_->tenant_->try_submit(run, lane_->options(),
+                                                   [mine](const gpushare::completion& how) { mine->finish(how); });
+    if (!ticket) mine->finish(ended_by(ticket.code()));
+}
+
+}  // namespace inference_server

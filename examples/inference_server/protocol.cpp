@@ -1,0 +1,257 @@
+// SPDX-License-Identifier: Apache-2.0
+#include "inference_server/protocol.hpp"
+
+#include <algorithm>
+#include <limits>
+#include <span>
+#include <utility>
+
+namespace inference_server {
+
+namespace {
+
+constexpr std::size_t most_tensors = 64, most_extents = 8, longest_name = 256;
+constexpr std::uint32_t most_tokens = 4096;
+
+std::span<const std::byte> as_bytes(std::string_view s) {
+    return {reinterpret_cast<const std::byte*>(s.data()), s.size()};
+}
+
+std::string name_of(json::value v, std::string_view member) {
+    auto name = v.at(member).string();
+    if (name.empty() || name.size() > longest_name) throw json::error("a name must be 1 to 256 bytes");
+    return name;
+}
+
+std::optional<json::value> parameter(json::value of, std::string_view name) {
+    const auto all = of.find("parameters");
+    return all ? all->find(name) : std::nullopt;
+}
+
+bool flag(json::value of, std::string_view name, bool otherwise) {
+    const auto v = parameter(of, name);
+    return v ? v->boolean() : otherwise;
+}
+
+std::vector<json::value> list(json::value of, std::string_view name) {
+    auto all = of.at(name).elements();
+    if (all.size() > most_tensors) throw json::error("more than 64 " + std::string(name));
+    return all;
+}
+
+/// Takes its binary data from the front of `rest`.
+tensor read_input(json::value v, std::string_view& rest) {
+    tensor t{name_of(v, "name"), {}, {}, {}};
+    const auto type = datatype_of(v.at("datatype").string());
+    if (!type) throw json::error("tensor '" + t.name + "': an unknown datatype");
+    t.type = *type;
+    const auto extents = v.at("shape").elements();
+    if (extents.size() > most_extents) throw json::error("tensor '" + t.name + "': more than 8 extents");
+    for (const auto& e : extents) t.shape.push_back(e.number<std::int64_t>());
+    const auto size = parameter(v, "binary_data_size");
+    if (!size) {
+        set_json(t, v.at("data"));
+        return t;
+    }
+    if (v.find("data")) throw json::error("tensor '" + t.name + "': data in both forms");
+    const auto n = size->number<std::uint64_t>();
+    if (n > rest.size()) throw json::error("tensor '" + t.name + "': the body ends before its bytes do");
+    set_binary(t, as_bytes(rest.substr(0, n)));
+    rest.remove_prefix(n);
+    return t;
+}
+
+infer_request read_infer(json::value v, std::string_view rest) {
+    infer_request r;
+    if (const auto id = v.find("id")) r.id = id->string();
+    r.binary_by_default = flag(v, "binary_data_output", false);
+    if (const auto timeout = parameter(v, "timeout")) r.timeout_us = timeout->number<std::uint64_t>();
+    for (const auto& input : list(v, "inputs")) r.inputs.push_back(read_input(input, rest));
+    if (!rest.empty()) throw json::error("bytes behind the last tensor");
+    if (v.find("outputs"))
+        for (const auto& o : list(v, "outputs"))
+            r.outputs.push_back({name_of(o, "name"), flag(o, "binary_data", r.binary_by_default)});
+    return r;
+}
+
+/// What parsing throws is the client's fault.
+template <class F>
+auto as_refused(F f) {
+    try {
+        return f();
+    } catch (const json::error& e) {
+        throw refused(400, e.what());
+    }
+}
+
+template <class Values>
+void append_list(std::string& out, const Values& values) {
+    out += '[';
+    bool first = true;
+    for (const auto& v : values) {
+        if (!std::exchange(first, false)) out += ',';
+        json::append(out, v);
+    }
+    out += ']';
+}
+
+void append_member(std::string& out, std::string_view name, std::string_view text) {
+    if (out.back() != '{') out += ',';
+    json::append(out, name);
+    out += ':';
+    json::append(out, text);
+}
+
+void append_infos(std::string& out, std::string_view member, const model_info& m, std::span<const tensor_info> infos,
+                  bool as_config) {
+    out += ',';
+    json::append(out, member);
+    out += ":[";
+    for (const auto& t : infos) {
+        if (&t != infos.data()) out += ',';
+        out += '{';
+        append_member(out, "name", t.name);
+        if (as_config)
+            append_member(out, "data_type",
+                          "TYPE_" + std::string(t.type == datatype::bytes ? "STRING" : to_string(t.type)));
+        else
+            append_member(out, "datatype", to_string(t.type));
+        out += as_config ? ",\"dims\":" : ",\"shape\":";
+        // A configuration leaves the batch out of the extents.
+        append_list(out, std::span(t.shape).subspan(as_config && m.max_batch != 0 ? 1 : 0));
+        out += '}';
+    }
+    out += ']';
+}
+
+}  // namespace
+
+std::string error_json(std::string_view why) {
+    std::string out = "{";
+    append_member(out, "error", why);
+    return out += '}';
+}
+
+infer_request parse_infer(std::string_view body, std::optional<std::size_t> header_length) {
+    const std::size_t json_size = header_length.value_or(body.size());
+    if (json_size > body.size()) throw refused(400, "the body is shorter than the JSON that it begins with");
+    return as_refused([&] { return read_infer(json::parse(body.substr(0, json_size)), body.substr(json_size)); });
+}
+
+infer_body write_infer(const infer_response& r, const infer_request& asked) {
+    std::vector<std::pair<const tensor*, bool>> chosen;  // and whether as bytes
+    if (asked.outputs.empty())
+        for (const auto& t : r.outputs) chosen.emplace_back(&t, asked.binary_by_default);
+    for (const auto& o : asked.outputs) {
+        const auto found = std::ranges::find(r.outputs, o.name, &tensor::name);
+        if (found == r.outputs.end()) throw refused(400, "the model has no output '" + o.name + "'");
+        chosen.emplace_back(&*found, o.binary);
+    }
+    std::string out = "{";
+    append_member(out, "model_name", r.model);
+    append_member(out, "model_version", r.version);
+    if (!r.id.empty()) append_member(out, "id", r.id);
+    out += ",\"outputs\":[";
+    bool any_binary = false;
+    for (const auto& [t, binary] : chosen) {
+        if (out.back() != '[') out += ',';
+        out += '{';
+        append_member(out, "name", t->name);
+        append_member(out, "datatype", to_string(t->type));
+        out += ",\"shape\":";
+        append_list(out, t->shape);
+        if (binary) {
+            any_binary = true;
+            out += ",\"parameters\":{\"binary_data_size\":" + std::to_string(t->data.size()) + '}';
+        } else {
+            out += ",\"data\":";
+            append_json(out, *t);
+        }
+        out += '}';
+    }
+    out += "]}";
+    infer_body b{any_binary ? std::optional(out.size()) : std::nullopt, std::move(out)};
+    for (const auto& [t, binary] : chosen)
+        if (binary) b.body.append(reinterpret_cast<const char*>(t->data.data()), t->data.size());
+    return b;
+}
+
+generate_request parse_generate(std::string_view body) {
+    return as_refused([&] {
+        const auto v = json::parse(body);
+        generate_request r;
+        if (const auto id = v.find("id")) r.id = id->string();
+        r.prompt = v.at("text_input").string();
+        auto most = v.find("max_tokens");
+        if (!most) most = parameter(v, "max_tokens");
+        if (most) r.most_tokens = most->number<std::uint32_t>();
+        if (r.most_tokens == 0 || r.most_tokens > most_tokens) throw json::error("'max_tokens' must be 1 to 4096");
+        return r;
+    });
+}
+
+std::string generate_json(std::string_view model, std::string_view version, std::string_view text) {
+    std::string out = "{";
+    append_member(out, "model_name", model);
+    append_member(out, "model_version", version);
+    append_member(out, "text_output", text);
+    return out += '}';
+}
+
+std::string server_metadata_json() {
+    std::string out = "{";
+    append_member(out, "name", server_name);
+    append_member(out, "version", "2");
+    out += ",\"extensions\":";
+    append_list(out, extensions);
+    return out += '}';
+}
+
+std::string model_metadata_json(const model_info& m) {
+    std::string out = "{";
+    append_member(out, "name", m.name);
+    out += ",\"versions\":[\"1\"]";
+    append_member(out, "platform", m.platform);
+    append_infos(out, "inputs", m, m.inputs, false);
+    append_infos(out, "outputs", m, m.outputs, false);
+    return out += '}';
+}
+
+std::string model_config_json(const model_info& m) {
+    std::string out = "{";
+    append_member(out, "name", m.name);
+    append_member(out, "platform", m.platform);
+    append_member(out, "backend", server_name);
+    out += ",\"max_batch_size\":" + std::to_string(m.max_batch);
+    append_infos(out, "input", m, m.inputs, true);
+    append_infos(out, "output", m, m.outputs, true);
+    out += ",\"model_transaction_policy\":{\"decoupled\":";
+    json::append(out, m.streams);
+    return out += "}}";
+}
+
+void check_inputs(const model_info& m, const infer_request& r) {
+    const auto fail = [&](const std::string& why) { throw refused(400, "model '" + m.name + "': " + why); };
+    for (const auto& o : r.outputs)
+        if (std::ranges::find(m.outputs, o.name, &tensor_info::name) == m.outputs.end())
+            fail("it has no output '" + o.name + "'");
+    if (r.inputs.size() != m.inputs.size()) fail("it has " + std::to_string(m.inputs.size()) + " inputs");
+    for (const auto& info : m.inputs) {
+        const auto t = std::ranges::find(r.inputs, info.name, &tensor::name);
+        if (t == r.inputs.end()) fail("it has an input '" + info.name + "'");
+        if (t->type != info.type) fail("input '" + info.name + "' is of " + std::string(to_string(info.type)));
+        const bool same =
+            std::ranges::equal(t->shape, info.shape, [](auto is, auto should) { return should < 0 || is == should; });
+        if (!same) fail("input '" + info.name + "' is of another shape");
+        if (m.max_batch == 0) continue;
+        if (t->shape[0] < 1 || t->shape[0] > m.max_batch)
+            fail("a batch is 1 to " + std::to_string(m.max_batch) + " rows");
+        if (t->shape[0] != r.inputs[0].shape[0]) fail("its inputs have different batches");
+    }
+}
+
+std::uint32_t rows_of(const model_info& m, const infer_request& r) noexcept {
+    return m.max_batch == 0 || r.inputs.empty() ? 1 : static_cast<std::uint32_t>(r.inputs[0].shape[0]);
+}
+
+}  // namespace inference_server

@@ -1,0 +1,137 @@
+// SPDX-License-Identifier: Apache-2.0
+// The server without its protocols: tenants from a file that is read again when it changes, their models, what they are billed. The
+// protocols' shells call it from their threads, and are called back.
+//
+//   service s{{.tenants = "tenants.conf", .journal = "usage"}, {tiny_mlp(), tiny_letters()}};
+//   const auto who = s.authenticate(key);                                     // throws refused
+//   s.infer(who, "mlp", parse_infer(body, {}), [](answer a) { ... });
+#pragma once
+
+#include <chrono>
+#include <condition_variable>
+#include <cstdint>
+#include <deque>
+#include <functional>
+#include <map>
+#include <memory>
+#include <mutex>
+#include <optional>
+#include <string>
+#include <string_view>
+#include <thread>
+#include <utility>
+#include <vector>
+
+#include <gpushare/observe/limiter_trace.hpp>
+#include <gpushare/observe/timeline_trace.hpp>
+#include <gpushare/serving/usage_journal.hpp>
+#include <gpushare/serving/usage_meter.hpp>
+#include <gpushare/tenant/tenant_directory.hpp>
+
+#include "inference_server/lane.hpp"
+#include "inference_server/tenants_file.hpp"
+
+namespace inference_server {
+
+struct service_options {
+    std::string tenants{};  ///< the file; see tenants_file.hpp
+    std::string journal{};  ///< of what is used; empty: none
+    gpushare::host::node_options node{.memory = gpushare::bytes{std::uint64_t{1} << 30}, .sms = 2};
+    std::chrono::milliseconds idle_after{60'000};  ///< weights of a model that nobody asked for so long are given back
+};
+
+class service {
+public:
+    /// Who asks.
+    struct caller {
+        std::shared_ptr<tenant> who;
+        std::shared_ptr<account> counts;
+    };
+
+    /// Throws std::runtime_error, or gpushare::error, where the file of tenants can't be read or a tenant not be admitted.
+    service(service_options o, std::vector<model_source> models);
+    service(const service&) = delete;
+    service& operator=(const service&) = delete;
+    ~service();
+
+    /// Throws refused: 401.
+    [[nodiscard]] caller authenticate(std::string_view key);
+    /// Throws refused: 404.
+    [[nodiscard]] const model_info& model(std::string_view name, std::string_view version = {}) const;
+
+    /// Throws refused, or answers.
+    void infer(const caller& c, std::string_view model, infer_request r, on_answer reply);
+    [[nodiscard]] std::shared_ptr<token_stream> generate(const caller& c, std::string_view model, generate_request r);
+    /// Null: it is loaded.
+    void load(const caller& c, std::string_view model, std::function<void(const refused*)> done);
+    void unload(const caller& c, std::string_view model);
+    [[nodiscard]] bool ready(const caller& c, std::string_view model);
+    /// Of one that isn't there: its reason isn't empty.
+    struct index_entry {
+        std::string name;
+        bool ready = false;
+    };
+    [[nodiscard]] std::vector<index_entry> index(const caller& c);
+
+    /// Whether it takes requests: the device is there, and it isn't told to drain.
+    [[nodiscard]] bool ready() const;
+    /// Takes no new requests, and waits until those that are there have been answered. False at the deadline.
+    bool drain(gpushare::instant deadline);
+
+    /// For operators.
+    [[nodiscard]] std::string metrics();
+    [[nodiscard]] std::string status_json();
+    /// What ran when, for Perfetto: recorded from the first call on.
+    [[nodiscard]] std::string timeline_json();
+    /// Reads the file of tenants again, now. What was wrong; empty: nothing.
+    std::string reload();
+    [[nodiscard]] gpushare::instant now() const { return shared_.now(); }
+    [[nodiscard]] gpushare::host::node& node() noexcept { return node_; }
+
+private:
+    struct tenant_row {
+        std::shared_ptr<account> counts = std::make_shared<account>();
+        std::optional<gpushare::usage_meter> meter;
+        bool asleep = false;
+    };
+    using lane_key = std::pair<std::string, std::string>;  // tenant, model
+
+    [[nodiscard]] std::shared_ptr<lane> lane_of(const caller& c, std::string_view model);
+    [[nodiscard]] std::vector<std::shared_ptr<lane>> lanes_of(std::string_view whose);
+    /// Runs a function on the housekeeper's thread, which may take its time.
+    void later(std::function<void()> f);
+    void keep_house(const std::stop_token& stop);
+    void reload_if_changed();
+    void apply(tenants_file next);
+    void bill(const std::vector<std::shared_ptr<tenant>>& gone = {});
+    void let_idle_go();
+    void tell(const std::string& what) const;
+
+    const service_options options_;
+    const std::vector<model_source> models_;
+    gpushare::host::node node_;
+    tenancy shared_;
+    gpushare::tenant_directory<gpushare::host::node> tenants_;
+    std::optional<gpushare::usage_journal> journal_;
+
+    mutable std::mutex mutex_;
+    tenants_file file_;
+    std::map<std::string, tenant_row, std::less<>> rows_;
+    std::map<lane_key, std::shared_ptr<lane>> lanes_;
+    std::string wrong_;  // with the file, the last time
+    bool draining_ = false;
+    std::pair<std::int64_t, std::uint64_t> seen_{};  // of the file: when it was written, and its size
+
+    std::mutex billing_;
+    std::vector<gpushare::usage_line> unwritten_;  // under billing_
+    std::mutex tracing_;
+    gpushare::timeline_trace trace_;
+    std::optional<gpushare::limiter_trace<tenancy::limiter>> drawn_;
+
+    std::mutex later_mutex_;
+    std::condition_variable_any later_comes_;
+    std::deque<std::function<void()>> later_;
+    std::jthread dispatcher_, housekeeper_;
+};
+
+}  // namespace inference_server

@@ -1,0 +1,145 @@
+// SPDX-License-Identifier: Apache-2.0
+// What operators see of the service: metrics for Prometheus, the numbers of the status page, a timeline.
+#include <array>
+#include <cmath>
+#include <string>
+#include <vector>
+
+#include <gpushare/observe/metrics.hpp>
+#include <gpushare/observe/usage_metrics.hpp>
+
+#include "inference_server/service.hpp"
+
+namespace inference_server {
+
+namespace {
+
+constexpr gpushare::device_id device{0};
+
+/// The upper end of a bucket of account, in seconds.
+double bucket_end(std::size_t i) { return std::ldexp(1e-6, static_cast<int>(i)); }
+
+/// Of the answers so far; the status page takes differences.
+std::string buckets_json(const account& a) {
+    std::string out = "[";
+    for (std::size_t i = 0; i < account::buckets; ++i) out += (i == 0 ? "" : ",") + std::to_string(a.in_bucket(i));
+    return out += ']';
+}
+
+}  // namespace
+
+std::string service::metrics() {
+    struct row {
+        std::string name;
+        gpushare::tenant_usage usage;
+        std::shared_ptr<account> counts;
+    };
+    std::vector<row> rows;
+    for (const auto& t : tenants_.all()) {
+        auto usage = t->usage();
+        const std::lock_guard lock(mutex_);
+        rows.push_back({t->name(), usage, rows_[t->name()].counts});
+    }
+    std::vector<gpushare::tenant_metrics> usages;
+    gpushare::bytes used{};
+    for (const auto& r : rows) {
+        usages.push_back({r.name, r.usage});
+        used += r.usage.current;
+    }
+    const gpushare::device_metrics card{.device = device, .capacity = node_.options().memory, .used = used};
+    const auto write = [&](gpushare::metrics_text& out) {
+        using enum gpushare::metric_type;
+        gpushare::write_device_metrics(out, {&card, 1});
+        gpushare::write_tenant_metrics(out, usages);
+        const auto family = [&](std::string_view name, std::string_view help, auto member) {
+            out.family(name, counter, help);
+            for (const auto& r : rows)
+                out.sample({{"tenant", r.name}}, ((*r.counts).*member).load(std::memory_order_relaxed));
+        };
+        family("server_requests_total", "Requests that were answered.", &account::requests);
+        family("server_refusals_total", "Requests that were refused.", &account::refusals);
+        family("server_failures_total", "Requests whose engine failed.", &account::failures);
+        family("server_tokens_total", "Tokens that were made.", &account::tokens);
+        family("server_batches_total", "Batches that ran.", &account::batches);
+        family("server_rows_total", "Rows in them.", &account::rows);
+        out.family("server_request_seconds", histogram, "From a request's arrival until its answer.");
+        for (const auto& r : rows) {
+            std::uint64_t sum = 0;
+            for (std::size_t i = 0; i + 1 < account::buckets; ++i) {
+                sum += r.counts->in_bucket(i);
+                const auto end = std::to_string(bucket_end(i));
+                if (i >= 6) out.sample({{"tenant", r.name}, {"le", end}}, sum, "_bucket");
+            }
+            sum += r.counts->in_bucket(account::buckets - 1);
+            out.sample({{"tenant", r.name}, {"le", "+Inf"}}, sum, "_bucket");
+            out.sample({{"tenant", r.name}}, static_cast<double>(r.counts->sum_us()) * 1e-6, "_sum");
+            out.sample({{"tenant", r.name}}, sum, "_count");
+        }
+    };
+    std::string page(16384, '\0');
+    for (;;) {
+        gpushare::metrics_text out{page};
+        write(out);
+        if (out.fits()) {
+            page.resize(out.size());
+            return page;
+        }
+        page.resize(out.size() * 2);
+    }
+}
+
+std::string service::status_json() {
+    std::string out = "{\"now_ms\":" + std::to_string(now().time_since_epoch().count() / 1'000'000);
+    out += ",\"sms\":" + std::to_string(node_.options().sms) + ",\"ready\":" + (ready() ? "true" : "false") +
+           ",\"tenants\":[";
+    const char* before = "";
+    for (const auto& t : tenants_.all()) {
+        const auto u = t->usage();
+        const auto spec = t->spec();
+        std::size_t waiting = 0;
+        std::string models;
+        for (const auto& l : lanes_of(t->name())) {
+            waiting += l->waiting();
+            models += models.empty() ? "" : ",";
+            json::append(models,
+                         std::string_view(l->info().name + (l->now() == lane::state::ready ? "" : " (asleep)")));
+        }
+        const std::lock_guard lock(mutex_);
+        const auto& row = rows_[t->name()];
+        const auto add = [&](std::string_view name, auto value) {
+            json::append(out += ',', name);
+            json::append(out += ':', value);
+        };
+        out += std::string(before) + "{\"name\":";
+        json::append(out, std::string_view(t->name()));
+        add("share_permille", spec.compute.permille());
+        add("level", spec.level.level);
+        add("device_ns", u.device_time.count());
+        add("memory", u.memory.count());
+        add("used", u.current.count());
+        add("waiting", waiting);
+        add("requests", row.counts->requests.load(std::memory_order_relaxed));
+        add("refusals", row.counts->refusals.load(std::memory_order_relaxed));
+        add("failures", row.counts->failures.load(std::memory_order_relaxed));
+        add("tokens", row.counts->tokens.load(std::memory_order_relaxed));
+        out += ",\"models\":[" + models + "],\"took\":" + buckets_json(*row.counts) + '}';
+        before = ",";
+    }
+    out += "],\"wrong\":";
+    const std::lock_guard lock(mutex_);
+    json::append(out, std::string_view(wrong_));
+    return out += '}';
+}
+
+std::string service::timeline_json() {
+    const std::lock_guard lock(tracing_);
+    if (!drawn_) {
+        trace_.start();
+        trace_.name_device(device, "device");
+        drawn_.emplace(trace_, shared_.limiter_of(device), device);
+    }
+    drawn_->collect();
+    return trace_.json();
+}
+
+}  // namespace inference_server

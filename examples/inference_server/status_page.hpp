@@ -1,0 +1,11 @@
+// SPDX-License-Identifier: Apache-2.0
+// status_page.html, as text: one file, without anything from elsewhere.
+#pragma once
+
+#include <string_view>
+
+namespace inference_server {
+
+extern const std::string_view status_page;
+
+}  // namespace inference_server

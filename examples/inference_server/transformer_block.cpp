@@ -1,0 +1,129 @@
+// SPDX-License-Identifier: Apache-2.0
+// A transformer's block over two ranks (Megatron-LM's split): each has half of the heads and half of the hidden layer, and after each
+// part an all-reduce sums what both brought. Here the sum, the residual and the norm are one pass over memory.
+#include <algorithm>
+#include <array>
+#include <chrono>
+#include <cmath>
+#include <cstring>
+#include <span>
+#include <utility>
+
+#include <gpushare/backend/host/clock.hpp>
+#include <gpushare/backend/sim/random.hpp>
+#include <gpushare/collective/fused_all_reduce.hpp>
+
+#include "inference_server/engine.hpp"
+
+namespace inference_server {
+
+namespace {
+
+namespace gs = gpushare;
+using namespace std::chrono_literals;
+using weights = std::pmr::vector<float>;
+
+constexpr std::size_t tokens = 8, width = 64, ranks = 2, heads = 2, head = 16,
+                      hidden = 128;  // heads and hidden of a rank
+using rows = std::array<float, tokens * width>;
+
+/// What one rank has, and what it brings to an all-reduce and takes from it.
+struct half {
+    half(gs::sim::random& any, std::pmr::memory_resource& memory)
+        : query(some(width * heads * head, any, memory)),
+          key(some(width * heads * head, any, memory)),
+          value(some(width * heads * head, any, memory)),
+          out(some(heads * head * width, any, memory)),
+          up(some(width * hidden, any, memory)),
+          down(some(hidden * width, any, memory)) {}
+
+    static weights some(std::size_t n, gs::sim::random& any, std::pmr::memory_resource& memory) {
+        weights w(n, &memory);
+        for (auto& x : w) x = static_cast<float>(0.25 * (any.fraction() - 0.5));
+        return w;
+    }
+    weights query, key, value, out, up, down;
+    rows partial{}, attended{}, result{};
+};
+
+/// to = from * w, row by row.
+void multiply(std::span<const float> from, const weights& w, std::span<float> to) {
+    const std::size_t in = from.size() / tokens, n = to.size() / tokens;
+    std::ranges::fill(to, 0.0F);
+    for (std::size_t t = 0; t < tokens; ++t)
+        for (std::size_t i = 0; i < in; ++i)
+            for (std::size_t o = 0; o < n; ++o) to[t * n + o] += from[t * in + i] * w[i * n + o];
+}
+
+/// The rank's heads: each token looks at those before it.
+void attend(const half& mine, std::span<const float> x, std::span<float> to) {
+    std::array<float, tokens * heads * head> q{}, k{}, v{}, seen{};
+    multiply(x, mine.query, q), multiply(x, mine.key, k), multiply(x, mine.value, v);
+    const auto at = [](std::size_t t, std::size_t h) { return (t * heads + h) * head; };
+    for (std::size_t h = 0; h < heads; ++h)
+        for (std::size_t t = 0; t < tokens; ++t) {
+            std::array<float, tokens> weight{};
+            float sum = 0;
+            for (std::size_t s = 0; s <= t; ++s) {
+                float dot = 0;
+                for (std::size_t i = 0; i < head; ++i) dot += q[at(t, h) + i] * k[at(s, h) + i];
+                sum += weight[s] = std::exp(dot / std::sqrt(float{head}));
+            }
+            for (std::size_t s = 0; s <= t; ++s)
+                for (std::size_t i = 0; i < head; ++i) seen[at(t, h) + i] += weight[s] / sum * v[at(s, h) + i];
+        }
+    multiply(seen, mine.out, to);
+}
+
+void feed_forward(const half& mine, std::span<const float> x, std::span<float> to) {
+    std::array<float, tokens * hidden> h{};
+    multiply(x, mine.up, h);
+    for (auto& v : h) v = std::max(v, 0.0F);
+    multiply(h, mine.down, to);
+}
+
+class transformer_block final : public engine {
+public:
+    explicit transformer_block(std::pmr::memory_resource& memory)
+        : halves_{half(any_, memory), half(any_, memory)}, norm_(width, 1.0F, &memory), group_(ranks) {}
+
+    [[nodiscard]] std::uint32_t blocks() const noexcept override { return ranks; }
+
+    void run(std::span<const tensor> inputs, std::vector<tensor>& outputs, gs::host::kernel_context& on) override {
+        const auto rank = on.block_rank();
+        auto& mine = halves_[rank];
+        const auto x = inputs[0].as<float>();
+        attend(mine, x, mine.partial);
+        join(rank, x, mine.attended);
+        feed_forward(mine, mine.attended, mine.partial);
+        join(rank, mine.attended, mine.result);
+        if (rank != 0) return;
+        outputs.push_back({"OUTPUT", datatype::fp32, {tokens, width}, {}});
+        const auto bytes = std::as_bytes(std::span(mine.result));
+        outputs[0].data.assign(bytes.begin(), bytes.end());
+    }
+
+private:
+    /// The norm of what both ranks brought and of the residual.
+    void join(std::uint32_t rank, std::span<const float> residual, std::span<float> to) {
+        const auto p = gs::reduced(halves_[rank].partial, width) | gs::add(residual) | gs::rms_norm(norm_, 1e-6F);
+        const auto fault = gs::try_run(group_.rank(rank), p, to, gs::host::steady_clock::now() + 10s);
+        if (fault) throw std::runtime_error("the halves of the block didn't meet");
+    }
+
+    gs::sim::random any_{3};
+    std::array<half, ranks> halves_;
+    weights norm_;
+    gs::communicator group_;
+};
+
+}  // namespace
+
+model_source tensor_parallel_block() {
+    const std::vector<std::int64_t> shape{tokens, width};
+    return {
+        {"block", "gpushare_tiny", {{"INPUT", datatype::fp32, shape}}, {{"OUTPUT", datatype::fp32, shape}}, 0, false},
+        [](std::pmr::memory_resource& memory) { return std::make_unique<transformer_block>(memory); }};
+}
+
+}  // namespace inference_server

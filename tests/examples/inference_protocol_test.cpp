@@ -1,0 +1,352 @@
+// SPDX-License-Identifier: Apache-2.0
+// The inference protocol from bytes to values and back, and what is refused on the way.
+#include <algorithm>
+#include <array>
+#include <cstddef>
+#include <cstdint>
+#include <cstring>
+#include <limits>
+#include <string>
+#include <string_view>
+#include <vector>
+
+#include <gpushare/interop/specification_error.hpp>
+
+#include "inference_server/protocol.hpp"
+#include "inference_server/tenants_file.hpp"
+#include "support/catch.hpp"
+#include "support/random.hpp"
+
+namespace inference_protocol_test {
+
+using namespace inference_server;
+
+namespace {
+
+int status_of(auto f) {
+    try {
+        (void)f();
+    } catch (const refused& r) {
+        return r.status;
+    }
+    return 200;
+}
+
+bool is_json(std::string_view text) {
+    try {
+        (void)json::parse(text);
+        return true;
+    } catch (const json::error&) {
+        return false;
+    }
+}
+
+std::string in_quotes(std::string_view text) {
+    std::string out;
+    json::append(out, text);
+    return out;
+}
+
+std::string bytes_of(std::initializer_list<float> numbers) {
+    std::string out;
+    for (const float x : numbers) out.append(reinterpret_cast<const char*>(&x), sizeof x);
+    return out;
+}
+
+constexpr std::string_view two_by_two =
+    R"({"id":"7","inputs":[{"name":"INPUT","datatype":"FP32","shape":[2,2],"data":[[1,2.5],[-3e2,4]]}]})";
+
+const model_info square{"square", "test", {{"INPUT", datatype::fp32, {-1, 2}}}, {{"OUTPUT", datatype::fp32, {-1, 2}}},
+                        4,        false};
+
+}  // namespace
+
+TEST_CASE("JSON is what RFC 8259 says, and nothing else", "[examples]") {
+    for (const auto* good :
+         {"0", "-0", "1.5e+3", "true", "null", "\"\"", "[]", " { } ", "[1,[2],{\"a\":[]}]", R"("\ud83d\ude00\n\/")",
+          "{\"a\":1,\"a\":2}", "\"\xC3\xA9\xE2\x82\xAC\xF0\x9F\x98\x80\""}) {
+        CAPTURE(good);
+        CHECK(is_json(good));
+    }
+    for (const auto* bad : {"",
+                            " ",
+                            "01",
+                            "1.",
+                            ".5",
+                            "+1",
+                            "1e",
+                            "-",
+                            "tru",
+                            "nul",
+                            "[1,]",
+                            "[,1]",
+                            "{\"a\"}",
+                            "{\"a\":}",
+                            "{a:1}",
+                            "{\"a\":1,}",
+                            "[1 2]",
+                            "[1]]",
+                            "\"",
+                            "\"\\x\"",
+                            "\"\\u12\"",
+                            R"("\ud800")",
+                            R"("\ud800\u0041")",
+                            R"("\udc00")",
+                            "\"\t\"",
+                            "NaN",
+                            "[1",
+                            "{\"a\":1",
+                            "\"\xC0\xAF\"",
+                            "\"\xED\xA0\x80\"",
+                            "\"\xF4\x90\x80\x80\"",
+                            "\"\xE2\x82\"",
+                            "'a'",
+                            "[1]x"}) {
+        CAPTURE(bad);
+        CHECK_FALSE(is_json(bad));
+    }
+    CHECK_FALSE(is_json(std::string_view("\"\\\0\"", 4)));
+    CHECK(is_json(std::string(32, '[') + std::string(32, ']')));
+    CHECK_FALSE(is_json(std::string(100'000, '[')));
+}
+
+TEST_CASE("JSON is read where it lies, with all digits", "[examples]") {
+    const auto v =
+        json::parse(R"( {"a": [1, 18446744073709551615 ,"x]},\"", {"b":false}, [ ] ], "c" : -9223372036854775808} )");
+    const auto a = v.at("a").elements();
+    REQUIRE(a.size() == 5);
+    CHECK(a[1].number<std::uint64_t>() == std::numeric_limits<std::uint64_t>::max());
+    CHECK(a[2].string() == "x]},\"");
+    CHECK_FALSE(a[3].at("b").boolean());
+    CHECK(a[4].elements().empty());
+    CHECK(v.at("c").number<std::int64_t>() == std::numeric_limits<std::int64_t>::min());
+    CHECK_FALSE(v.find("d"));
+    CHECK_THROWS_AS(a[1].number<std::int64_t>(), json::error);
+    CHECK_THROWS_AS(a[0].string(), json::error);
+    CHECK_THROWS_AS(a[0].find("x"), json::error);
+    CHECK(json::parse(R"("\ud83d\ude00\u00e9\u20ac\u0000")").string() ==
+          std::string("\xF0\x9F\x98\x80\xC3\xA9\xE2\x82\xAC\0", 10));
+}
+
+TEST_CASE("texts of any bytes are JSON, and come back if they were UTF-8", "[examples]") {
+    support::random any(3);
+    for (int n = 0; n < 300; ++n) {
+        std::string text(any.below(20), '\0');
+        for (auto& c : text) c = static_cast<char>(any.below(n % 2 == 0 ? 128 : 256));
+        const auto back = json::parse(in_quotes(text)).string();
+        if (json::is_utf8(text)) CHECK(back == text);
+        CHECK(json::is_utf8(back));
+    }
+}
+
+TEST_CASE("an inference request is read from JSON and from bytes alike", "[examples]") {
+    const auto from_json = parse_infer(two_by_two, {});
+    const std::string head =
+        R"({"id":"7","parameters":{"binary_data_output":true},"inputs":[{"name":"INPUT","datatype":"FP32","shape":[2,2],"parameters":{"binary_data_size":16}}]})";
+    const auto from_bytes = parse_infer(head + bytes_of({1, 2.5F, -300, 4}), head.size());
+    CHECK(from_bytes.binary_by_default);
+    for (const auto& r : {from_json, from_bytes}) {
+        CHECK(r.id == "7");
+        REQUIRE(r.inputs.size() == 1);
+        const auto x = r.inputs[0].as<float>();
+        CHECK(std::vector(x.begin(), x.end()) == std::vector{1.0F, 2.5F, -300.0F, 4.0F});
+        check_inputs(square, r);
+        CHECK(rows_of(square, r) == 2);
+    }
+    CHECK(status_of([&] { return parse_infer(head + bytes_of({1}), head.size()); }) == 400);
+    CHECK(status_of([&] { return parse_infer(head + bytes_of({1, 2, 3, 4, 5}), head.size()); }) == 400);
+    CHECK(status_of([&] { return parse_infer(head, head.size() + 1); }) == 400);
+    CHECK(status_of([&] { return parse_infer(head, {}); }) == 400);
+}
+
+TEST_CASE("every type goes through JSON and comes back", "[examples]") {
+    for (const auto* type : {"BOOL", "UINT8", "UINT16", "UINT32", "UINT64", "INT8", "INT16", "INT32", "INT64", "FP16",
+                             "BF16", "FP32", "FP64", "BYTES"}) {
+        CAPTURE(type);
+        const std::string data = std::string_view(type) == "BOOL"    ? "[true,false]"
+                                 : std::string_view(type) == "BYTES" ? R"(["a\"b",""])"
+                                                                     : "[1,100]";
+        const auto body =
+            std::string(R"({"inputs":[{"name":"x","datatype":")") + type + R"(","shape":[2],"data":)" + data + "}]}";
+        const auto r = parse_infer(body, {});
+        std::string out;
+        append_json(out, r.inputs[0]);
+        CHECK(out == data);
+        tensor again{"x", r.inputs[0].type, {2}, {}};
+        set_binary(again, r.inputs[0].data);
+        CHECK(again.data == r.inputs[0].data);
+    }
+    const std::array<std::string, 2> texts{"a", ""};
+    CHECK(texts_tensor("x", texts).texts() == std::vector<std::string_view>{"a", ""});
+}
+
+TEST_CASE("what is wrong with a request is refused, and said", "[examples]") {
+    const auto refuses = [](std::string_view inputs) {
+        return status_of([&] { return parse_infer("{\"inputs\":" + std::string(inputs) + "}", {}); }) == 400;
+    };
+    CHECK(refuses("7"));
+    CHECK(refuses("[7]"));
+    CHECK(refuses(R"([{"name":"","datatype":"FP32","shape":[1],"data":[1]}])"));
+    CHECK(refuses(R"([{"name":"x","datatype":"FP31","shape":[1],"data":[1]}])"));
+    CHECK(refuses(R"([{"name":"x","datatype":"FP32","shape":[-1],"data":[1]}])"));
+    CHECK(refuses(R"([{"name":"x","datatype":"FP32","shape":[2],"data":[1]}])"));
+    CHECK(refuses(R"([{"name":"x","datatype":"FP32","shape":[1.5],"data":[1]}])"));
+    CHECK(refuses(R"([{"name":"x","datatype":"UINT8","shape":[1],"data":[256]}])"));
+    CHECK(refuses(R"([{"name":"x","datatype":"FP32","shape":[9223372036854775807,4],"data":[]}])"));
+    CHECK(refuses(R"([{"name":"x","datatype":"FP32","shape":[65536,65536,65536,65536],"data":[]}])"));
+    CHECK(refuses(R"([{"name":"x","datatype":"FP32","shape":[1,1,1,1,1,1,1,1,1],"data":[1]}])"));
+    CHECK(refuses(R"([{"name":"x","datatype":"FP32","shape":[1],"data":[1],"parameters":{"binary_data_size":4}}])"));
+    CHECK_FALSE(refuses(R"([{"name":"x","datatype":"FP32","shape":[0],"data":[]}])"));
+
+    auto r = parse_infer(two_by_two, {});
+    const auto with = [&](auto change) {
+        auto other = r;
+        change(other);
+        return status_of([&] { return check_inputs(square, other), 0; });
+    };
+    CHECK(with([](auto&) {}) == 200);
+    CHECK(with([](auto& x) { x.inputs.clear(); }) == 400);
+    CHECK(with([](auto& x) { x.inputs[0].name = "OTHER"; }) == 400);
+    CHECK(with([](auto& x) { x.inputs[0].type = datatype::int32; }) == 400);
+    CHECK(with([](auto& x) { x.inputs[0].shape = {4}; }) == 400);
+    CHECK(with([](auto& x) { x.inputs[0].shape = {5, 2}; }) == 400);
+    CHECK(with([](auto& x) { x.inputs[0].shape = {0, 2}; }) == 400);
+    CHECK(with([](auto& x) { x.outputs.push_back({"OTHER", false}); }) == 400);
+}
+
+TEST_CASE("an answer is in the form that was asked for, output by output", "[examples]") {
+    const std::array<std::string, 1> texts{"\xFF\"t"};
+    infer_response r{"m", "1", "7", {parse_infer(two_by_two, {}).inputs[0], texts_tensor("TEXT", texts)}};
+    auto body = write_infer(r, {});
+    CHECK_FALSE(body.header_length);
+    const auto v = json::parse(body.body);
+    CHECK(v.at("id").string() == "7");
+    CHECK(v.at("outputs").elements()[1].at("data").elements()[0].string() == "\xEF\xBF\xBD\"t");
+
+    infer_request asked;
+    asked.outputs = {{"TEXT", false}, {"INPUT", true}};
+    body = write_infer(r, asked);
+    REQUIRE(body.header_length);
+    const auto head = json::parse(std::string_view(body.body).substr(0, *body.header_length));
+    CHECK(head.at("outputs").elements()[1].at("parameters").at("binary_data_size").number<int>() == 16);
+    CHECK(body.body.substr(*body.header_length) == bytes_of({1, 2.5F, -300, 4}));
+    asked.outputs = {{"NONE", false}};
+    CHECK(status_of([&] { return write_infer(r, asked); }) == 400);
+    CHECK(json::parse(error_json("a \"b\"\n")).at("error").string() == "a \"b\"\n");
+    CHECK(json::parse(model_metadata_json(square)).at("inputs").elements()[0].at("shape").text() == "[-1,2]");
+    CHECK(json::parse(model_config_json(square)).at("input").elements()[0].at("dims").text() == "[2]");
+}
+
+TEST_CASE("paths lead to what is there, and tricks nowhere", "[examples]") {
+    const auto at = [](std::string_view method, std::string_view path) {
+        return status_of([&] { return route_of(method, path); });
+    };
+    const auto r = route_of("POST", "/v2/models/a%20b/versions/3/infer?x=/../y");
+    CHECK(r.what == action::infer);
+    CHECK(r.model == "a b");
+    CHECK(r.version == "3");
+    CHECK(route_of("GET", "/v2/").what == action::server_metadata);
+    CHECK(at("GET", "/v2/models/m/infer") == 405);
+    CHECK(at("GET", "/") == 404);
+    CHECK(at("GET", "/v2/models") == 404);
+    CHECK(at("GET", "/v2//health/live") == 404);
+    CHECK(at("GET", "/v2/models//ready") == 404);
+    for (const auto* trick :
+         {"/v2/models/../../etc/passwd", "/v2/models/%2e%2e/ready", "/v2/models/a%2fb/ready", "/v2/models/a%5cb/ready",
+          "/v2/models/%00/ready", "/v2/models/%/ready", "/v2/models/%4/ready", "/v2/models/%zz/ready",
+          "/v2/models/%ff/ready", "v2/models/m/ready", "", "http://other/v2", "/v2/models/a\nb/ready", "*"}) {
+        CAPTURE(trick);
+        CHECK(at("GET", trick) == 400);
+    }
+    CHECK(route_of("GET", "/v2/models/%252e%252e/ready").model == "%2e%2e");  // decoded once
+    CHECK(at("GET", "/v2/models/" + std::string(2000, 'a')) == 414);
+}
+
+TEST_CASE("what continues a text is read with its limits", "[examples]") {
+    const auto r = parse_generate(R"({"text_input":"once","parameters":{"max_tokens":5}})");
+    CHECK(r.prompt == "once");
+    CHECK(r.most_tokens == 5);
+    CHECK(parse_generate(R"({"text_input":"","max_tokens":4096})").most_tokens == 4096);
+    for (const auto* bad : {"", "{}", R"({"text_input":7})", R"({"text_input":"a","max_tokens":0})",
+                            R"({"text_input":"a","max_tokens":4097})", R"({"text_input":"a","max_tokens":-1})"}) {
+        CAPTURE(bad);
+        CHECK(status_of([&] { return parse_generate(bad); }) == 400);
+    }
+}
+
+TEST_CASE("the file of tenants has their keys", "[examples]") {
+    const auto f = parse_tenants(
+        "unit=1MiB # api_key=not_this_one\nname=chat api_key=key-of-chat memory=4MiB compute=60%\n"
+        "  api_key=another-of-chat\nname=batch memory=2MiB api_key=key-of-batch queue_limit=3\n");
+    REQUIRE(f.specs.size() == 2);
+    CHECK(f.specs[1].queue_limit == 3);
+    CHECK(f.keys.size() == 3);
+    CHECK(f.tenant_of("key-of-chat") == "chat");
+    CHECK(f.tenant_of("another-of-chat") == "chat");
+    CHECK(f.tenant_of("key-of-batch") == "batch");
+    for (const auto* wrong : {"", "key-of-bat", "key-of-batch ", "not_this_one", "key-of-chaT"})
+        CHECK(f.tenant_of(wrong).empty());
+    const auto complaint = [](std::string_view text) -> std::string {
+        try {
+            (void)parse_tenants(text);
+        } catch (const gpushare::specification_error& e) {
+            return e.what();
+        }
+        return {};
+    };
+    CHECK_THAT(complaint("api_key=12345678 name=a memory=1B"), Catch::Contains("behind a tenant's name"));
+    CHECK_THAT(complaint("name=a memory=1B api_key=short"), Catch::Contains("8 to 256"));
+    CHECK_THAT(complaint("name=a memory=1B api_key=12345678 name=b memory=1B api_key=12345678"),
+               Catch::Contains("another tenant's"));
+    CHECK_THAT(complaint("name=a memory=1B api_key=12345678\nfoo=1"), Catch::Contains("line 2"));
+}
+
+/// Anything that may come in: whole requests, with bytes changed, cut out, doubled.
+TEST_CASE("whatever comes is read or refused", "[examples]") {
+    const std::vector<std::string> seeds{
+        std::string(two_by_two), R"({"text_input":"once","parameters":{"max_tokens":5}})",
+        R"({"inputs":[{"name":"x","datatype":"BYTES","shape":[2],"data":["a","\ud83d\ude00"]}],"outputs":[{"name":"y","parameters":{"binary_data":true}}]})",
+        R"({"inputs":[{"name":"x","datatype":"BYTES","shape":[1],"parameters":{"binary_data_size":5}}]})" +
+            std::string("\1\0\0\0a", 5)};
+    support::random any(11);
+    std::uint64_t good = 0;
+    for (int n = 0; n < 20'000; ++n) {
+        auto text = seeds[any.below(seeds.size())];
+        for (auto changes = any.below(4); changes > 0 && !text.empty(); --changes) {
+            const auto at = any.below(text.size());
+            switch (any.below(4)) {
+                case 0: text[at] = static_cast<char>(any.below(256)); break;
+                case 1: text.erase(at, any.below(5)); break;
+                case 2: text.insert(at, text.substr(any.below(text.size()), any.below(8))); break;
+                default: text[at] = "{}[]\",:0-9e.\\u"[any.below(14)];
+            }
+        }
+        try {
+            const auto r =
+                parse_infer(text, any.below(3) == 0 ? std::optional(any.below(text.size() + 2)) : std::nullopt);
+            for (const auto& t : r.inputs) {
+                const auto elements = elements_of(t.shape);
+                REQUIRE(elements);
+                if (t.type != datatype::bytes) REQUIRE(t.data.size() == *elements * size_of(t.type));
+                std::string out;
+                append_json(out, t);
+                REQUIRE(is_json(out));
+            }
+            ++good;
+        } catch (const refused& r) {
+            REQUIRE(r.status == 400);
+            REQUIRE(is_json(error_json(r.what())));
+        }
+        try {
+            (void)parse_generate(text);
+        } catch (const refused&) {
+        }
+        try {
+            (void)route_of("GET", "/v2/models/" + text);
+        } catch (const refused&) {
+        }
+    }
+    CHECK(good > 1000);
+}
+
+}  // namespace inference_protocol_test

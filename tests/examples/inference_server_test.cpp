@@ -1,0 +1,372 @@
+// SPDX-License-Identifier: Apache-2.0
+// The inference server as its clients see it: over loopback, with engines of its own. What takes how long is never asserted.
+#include <unistd.h>
+
+#include <atomic>
+#include <chrono>
+#include <cstdint>
+#include <cstdlib>
+#include <filesystem>
+#include <fstream>
+#include <functional>
+#include <future>
+#include <memory>
+#include <string>
+#include <string_view>
+#include <thread>
+#include <vector>
+
+#include "inference_server/client.hpp"
+#include "inference_server/http_server.hpp"
+#include "support/catch.hpp"
+
+namespace inference_server_test {
+
+using namespace inference_server;
+using namespace std::chrono_literals;
+
+namespace {
+
+/// A folder that goes with it.
+struct folder {
+    folder() {
+        std::string name = (std::filesystem::temp_directory_path() / "gpushare_server_XXXXXX").string();
+        if (::mkdtemp(name.data()) == nullptr) throw std::runtime_error("no temporary folder");
+        path = name;
+    }
+    folder(const folder&) = delete;
+    folder& operator=(const folder&) = delete;
+    ~folder() { std::filesystem::remove_all(path); }
+    [[nodiscard]] std::string operator/(const char* name) const { return (path / name).string(); }
+    std::filesystem::path path;
+};
+
+void write_file(const std::string& path, std::string_view text) { std::ofstream(path) << text; }
+
+constexpr std::string_view two_tenants =
+    "name=chat api_key=key-of-chat memory=16MiB compute=60%\nname=batch api_key=key-of-batch memory=16MiB compute=40% "
+    "queue_limit=2\n";
+
+/// An engine that runs until it is let go.
+class held final : public engine {
+public:
+    explicit held(std::shared_ptr<std::atomic<bool>> go) : go_(std::move(go)) {}
+    void run(std::span<const tensor> inputs, std::vector<tensor>& outputs, gpushare::host::kernel_context&) override {
+        while (!go_->load()) std::this_thread::sleep_for(1ms);
+        outputs.push_back(inputs[0]);
+    }
+
+private:
+    std::shared_ptr<std::atomic<bool>> go_;
+};
+
+struct server {
+    explicit server(http_options options = {}, std::string_view tenants = two_tenants)
+        : files(written(tenants)), core(service_of()), http(std::make_unique<http_server>(*core, std::move(options))) {}
+    ~server() { go->store(true); }
+
+    static std::unique_ptr<folder> written(std::string_view tenants) {
+        auto f = std::make_unique<folder>();
+        write_file(*f / "tenants", tenants);
+        return f;
+    }
+    [[nodiscard]] std::unique_ptr<service> service_of() const {
+        model_info info{"held", "test", {{"INPUT", datatype::fp32, {1}}}, {{"INPUT", datatype::fp32, {1}}}, 0, false};
+        return std::make_unique<service>(service_options{.tenants = *files / "tenants",
+                                                         .journal = *files / "usage",
+                                                         .node = {.memory = gpushare::bytes{64 << 20}, .sms = 2}},
+                                         std::vector<model_source>{tiny_mlp(),
+                                                                   tiny_letters(),
+                                                                   tensor_parallel_block(),
+                                                                   busy_model("busy", 0ns),
+                                                                   {info, [g = go](std::pmr::memory_resource&) {
+                                                                        return std::make_unique<held>(g);
+                                                                    }}});
+    }
+    [[nodiscard]] connection connect() const { return connection(http->port()); }
+
+    std::shared_ptr<std::atomic<bool>> go = std::make_shared<std::atomic<bool>>(false);
+    std::unique_ptr<folder> files;
+    std::unique_ptr<service> core;
+    std::unique_ptr<http_server> http;
+};
+
+std::string rows_of_mlp(std::size_t rows, float first = 0) {
+    std::string body =
+        R"({"inputs":[{"name":"INPUT","datatype":"FP32","shape":[)" + std::to_string(rows) + ",16],\"data\":[";
+    for (std::size_t i = 0; i < rows * 16; ++i)
+        body += (i == 0 ? "" : ",") + std::to_string(first + 0.25F * static_cast<float>(i % 16));
+    return body + "]}]}";
+}
+std::string one(std::string_view number, std::string_view shape = "[1,1]") {
+    return std::string(R"({"inputs":[{"name":"INPUT","datatype":"FP32","shape":)")
+        .append(shape)
+        .append(",\"data\":[")
+        .append(number)
+        .append("]}]}");
+}
+constexpr std::string_view mlp = "/v2/models/mlp/infer", chat_key = "key-of-chat", batch_key = "key-of-batch";
+
+void eventually(const std::function<bool()>& holds) {
+    for (int i = 0; i < 6000 && !holds(); ++i) std::this_thread::sleep_for(10ms);
+    CHECK(holds());
+}
+
+}  // namespace
+
+TEST_CASE("an inference server answers over one connection, in both forms", "[examples]") {
+    server s;
+    auto c = s.connect();
+    CHECK(c.ask("GET", "/v2/health/live").status == 200);
+    CHECK(c.ask("GET", "/v2/health/ready").status == 200);
+    CHECK_THAT(c.ask("GET", "/v2").body, Catch::Contains("binary_tensor_data"));
+    CHECK_THAT(c.ask("GET", "/v2/models/mlp", chat_key).body, Catch::Contains("\"shape\":[-1,16]"));
+    const auto as_json = c.ask("POST", mlp, chat_key, rows_of_mlp(2));
+    REQUIRE(as_json.status == 200);
+    const auto y = json::parse(as_json.body).at("outputs").elements()[0];
+    CHECK(y.at("shape").text() == "[2,4]");
+    CHECK(y.at("data").elements()[1].text() == y.at("data").elements()[5].text());  // the rows are alike
+
+    const std::string head =
+        R"({"inputs":[{"name":"INPUT","datatype":"FP32","shape":[1,16],"parameters":{"binary_data_size":64}}],"parameters":{"binary_data_output":true}})";
+    const auto as_bytes = c.ask("POST", mlp, chat_key, head + std::string(64, '\0'),
+                                "Inference-Header-Content-Length: " + std::to_string(head.size()) + "\r\n");
+    REQUIRE(as_bytes.status == 200);
+    const auto size = std::stoul(as_bytes.header("Inference-Header-Content-Length"));
+    CHECK(as_bytes.body.substr(size) == std::string(16, '\0'));  // no bias: zeros give zeros
+
+    CHECK(c.ask(
+               "POST", "/v2/models/block/infer", chat_key,
+               R"({"inputs":[{"name":"INPUT","datatype":"FP32","shape":[8,64],"data":[)" +
+                   [] {
+                       std::string all = "1";
+                       for (int i = 1; i < 512; ++i) all += "," + std::to_string(i % 5);
+                       return all;
+                   }() +
+                   "]}]}")
+              .status == 200);
+}
+
+TEST_CASE("whoever isn't known, or asks nonsense, is told so, and the next one is served", "[examples]") {
+    server s({.max_json = 4096});
+    const auto fails = [&](int status, std::string_view method, std::string_view path, std::string_view key,
+                           std::string_view body = {}, std::string_view more = {}) {
+        CAPTURE(path, key, more);
+        auto c = s.connect();
+        const auto r = c.ask(method, path, key, body, more);
+        CHECK(r.status == status);
+        CHECK_FALSE(json::parse(r.body).at("error").string().empty());
+    };
+    fails(401, "POST", mlp, "");
+    fails(401, "POST", mlp, "key-of-chaT");
+    fails(404, "POST", "/v2/models/none/infer", chat_key, one("1"));
+    fails(400, "POST", mlp, chat_key, "{");
+    fails(400, "POST", mlp, chat_key, one("1"));
+    fails(405, "GET", mlp, chat_key);
+    fails(400, "GET", "/v2/models/%2e%2e/ready", chat_key);
+    fails(413, "POST", mlp, chat_key, std::string(5000, ' '));
+    fails(415, "POST", mlp, chat_key, "x", "Content-Encoding: gzip\r\n");
+    fails(400, "POST", mlp, chat_key, one("1"), "Inference-Header-Content-Length: -1\r\n");
+    fails(431, "GET", "/v2", "", "", "X: " + std::string(10'000, 'x') + "\r\n");
+    fails(404, "POST", "/v2/models/none/generate_stream", chat_key, R"({"text_input":"a"})");
+    fails(400, "POST", "/v2/models/mlp/generate_stream", chat_key, R"({"text_input":"a"})");
+    {
+        auto c = s.connect();
+        c.send("\x16\x03\x01 this is TLS\r\n\r\n");
+        CHECK(c.answer().status == 400);
+    }
+    {
+        auto c = s.connect();  // what it announces is too much: refused before it comes
+        c.send(
+            "POST /v2/models/mlp/infer HTTP/1.1\r\nAuthorization: Bearer key-of-chat\r\nContent-Length: "
+            "99999999999\r\n\r\n");
+        CHECK(c.answer().status == 413);
+    }
+    auto c = s.connect();
+    CHECK(c.ask("POST", mlp, chat_key, rows_of_mlp(1)).status == 200);
+}
+
+TEST_CASE("an engine that throws fails its own request, and is loaded anew", "[examples]") {
+    server s;
+    auto c = s.connect();
+    const auto r = c.ask("POST", "/v2/models/busy/infer", chat_key, one("-1"));
+    CHECK(r.status == 500);
+    CHECK_THAT(r.body, Catch::Contains("a negative number") && Catch::Contains("chat"));
+    CHECK(c.ask("POST", "/v2/models/busy/infer", chat_key, one("1")).status == 200);
+    CHECK(c.ask("POST", "/v2/models/busy/infer", batch_key, one("1")).status == 200);
+}
+
+TEST_CASE("requests beyond a tenant's queue are refused with a time; others' aren't", "[examples]") {
+    server s;
+    std::vector<connection> all;
+    for (int i = 0; i < 8; ++i) {
+        all.push_back(s.connect());
+        std::string body = one("1", "[1]");
+        all.back().send("POST /v2/models/held/infer HTTP/1.1\r\nX-API-Key: key-of-batch\r\nContent-Length: " +
+                        std::to_string(body.size()) + "\r\n\r\n" + body);
+    }
+    // At most two run or are handed over, and two wait: of eight, four are refused at least.
+    eventually([&] {
+        return s.core->status_json().find("\"refusals\":0,\"failures\":0") !=
+                   s.core->status_json().rfind("\"refusals\":0,\"failures\":0") ||
+               s.core->status_json().find("\"refusals\":4") != std::string::npos;
+    });
+    auto other = s.connect();
+    CHECK(other.ask("POST", mlp, chat_key, rows_of_mlp(1)).status == 200);
+    s.go->store(true);
+    int served = 0, refused_ = 0;
+    for (auto& c : all) {
+        const auto r = c.answer();
+        served += r.status == 200;
+        if (r.status != 429) continue;
+        ++refused_;
+        CHECK(std::stoi(r.header("Retry-After")) >= 1);
+        CHECK_THAT(r.body, Catch::Contains(" ms"));
+    }
+    CHECK(served + refused_ == 8);
+    CHECK(refused_ >= 4);
+}
+
+TEST_CASE("tokens come as events, and a client that goes away ends its text alone", "[examples]") {
+    server s;
+    const std::string
+        body = R"({"text_input":"once upon","max_tokens":20})",
+        head = "POST /v2/models/letters/generate_stream HTTP/1.1\r\nX-API-Key: key-of-chat\r\nContent-Length: ";
+    std::string streamed;
+    {
+        auto c = s.connect();
+        c.send(head + std::to_string(body.size()) + "\r\n\r\n" + body);
+        CHECK_THAT(c.until("\r\n\r\n"), Catch::Contains("text/event-stream"));
+        for (int i = 0; i < 20; ++i) {
+            const auto event = c.until("\n\n\r\n");
+            streamed += json::parse(std::string_view(event).substr(event.find("data: ") + 6,
+                                                                   event.size() - event.find("data: ") - 10))
+                            .at("text_output")
+                            .string();
+        }
+        CHECK_FALSE(c.until("0\r\n\r\n").empty());
+        CHECK(c.ends());
+    }
+    auto c = s.connect();
+    CHECK(json::parse(c.ask("POST", "/v2/models/letters/generate", chat_key, body).body).at("text_output").string() ==
+          streamed);
+    {
+        const std::string endless = R"({"text_input":"once","max_tokens":4096})";
+        auto leaves = s.connect();
+        leaves.send(head + std::to_string(endless.size()) + "\r\n\r\n" + endless);
+        CHECK_FALSE(leaves.until("text_output").empty());
+    }
+    eventually([&] { return s.http->connections() == 1; });
+    CHECK(c.ask("POST", mlp, chat_key, rows_of_mlp(1)).status == 200);
+}
+
+TEST_CASE("who sends slowly is closed, and doesn't keep others from coming", "[examples]") {
+    server s({.max_connections = 4, .header_timeout = 200ms, .body_timeout = 200ms});
+    std::vector<connection> slow;
+    for (int i = 0; i < 4; ++i) slow.push_back(s.connect());
+    slow[0].send("POST /v2/mod");
+    slow[1].send("POST /v2/models/mlp/infer HTTP/1.1\r\nX-API-Key: key-of-chat\r\nContent-Length: 100\r\n\r\n{");
+    auto c = s.connect();  // waits in the kernel's queue
+    CHECK(c.ask("POST", mlp, chat_key, rows_of_mlp(1)).status == 200);
+    for (auto& each : slow) CHECK(each.ends());
+}
+
+TEST_CASE("a changed file of tenants changes who is served", "[examples]") {
+    server s;
+    auto c = s.connect();
+    CHECK(c.ask("POST", mlp, batch_key, rows_of_mlp(1)).status == 200);
+    write_file(*s.files / "tenants",
+               "name=chat api_key=newer-key-of-chat memory=16MiB compute=60%\nname=third api_key=key-of-third "
+               "memory=16MiB compute=40%\n");
+    CHECK(s.core->reload().empty());
+    CHECK(c.ask("POST", mlp, "newer-key-of-chat", rows_of_mlp(1)).status == 200);
+    CHECK(s.connect().ask("POST", mlp, chat_key).status == 401);
+    CHECK(s.connect().ask("POST", mlp, batch_key).status == 401);
+    CHECK(c.ask("POST", mlp, "key-of-third", rows_of_mlp(1)).status == 200);
+    write_file(*s.files / "tenants", "name=chat memory=nonsense");
+    CHECK_THAT(s.core->reload(), Catch::Contains("nonsense") || Catch::Contains("memory"));
+    CHECK(c.ask("POST", mlp, "key-of-third", rows_of_mlp(1)).status == 200);
+    auto operators = connection(s.http->admin_port());
+    CHECK_THAT(operators.ask("GET", "/status.json").body, Catch::Contains("\"name\":\"third\""));
+    CHECK_THAT(operators.ask("GET", "/metrics").body, Catch::Contains("server_requests_total{tenant=\"third\"} 2"));
+    CHECK_THAT(operators.ask("GET", "/").body, Catch::Contains("</html>"));
+    CHECK_THAT(operators.ask("GET", "/timeline.json").body, Catch::Contains("traceEvents"));
+    CHECK(operators.ask("GET", "/etc/passwd").status == 404);
+    CHECK(s.connect().ask("GET", "/metrics").status == 404);  // not for tenants
+}
+
+TEST_CASE("models are loaded and unloaded by their tenant, and are in its memory", "[examples]") {
+    server s;
+    auto c = s.connect();
+    const auto used = [&] {
+        const auto status = s.core->status_json();  // of the tenants in the order of their names
+        return json::parse(status).at("tenants").elements()[1].at("used").number<std::uint64_t>();
+    };
+    CHECK(c.ask("POST", "/v2/repository/models/mlp/load", chat_key).status == 200);
+    CHECK_THAT(c.ask("POST", "/v2/repository/index", chat_key).body,
+               Catch::Contains(R"("mlp","version":"1","state":"READY")"));
+    CHECK_THAT(c.ask("POST", "/v2/repository/index", batch_key).body,
+               Catch::Contains(R"("mlp","version":"1","state":"UNAVAILABLE")"));
+    CHECK(used() > 0);
+    CHECK(c.ask("POST", "/v2/repository/models/mlp/unload", chat_key).status == 200);
+    CHECK(c.ask("POST", mlp, chat_key, rows_of_mlp(1)).status == 200);  // it comes back by itself
+    CHECK(c.ask("POST", "/v2/repository/models/none/load", chat_key).status == 404);
+}
+
+TEST_CASE("a tenant without room for a model is told so", "[examples]") {
+    server s({},
+             "name=chat api_key=key-of-chat memory=4KiB compute=60% stack=direct\nname=batch api_key=key-of-batch "
+             "memory=16MiB compute=40%\n");
+    auto c = s.connect();
+    const auto body = R"({"text_input":"a"})";
+    CHECK(c.ask("POST", "/v2/models/letters/generate", chat_key, body).status == 507);
+    CHECK(c.ask("POST", mlp, chat_key, rows_of_mlp(1)).status == 200);
+    CHECK(c.ask("POST", "/v2/models/letters/generate", batch_key, body).status == 200);
+}
+
+TEST_CASE("what was used is in the journal, to the last request, after a restart too", "[examples]") {
+    server s;
+    for (int life = 1; life <= 2; ++life) {
+        auto c = s.connect();
+        for (int i = 0; i < 5; ++i) CHECK(c.ask("POST", mlp, chat_key, rows_of_mlp(1)).status == 200);
+        s.http.reset();
+        s.core.reset();
+        gpushare::usage_invoices bill{gpushare::wall_time::min(), gpushare::wall_time::max()};
+        CHECK(gpushare::usage_journal::read(*s.files / "usage", [&](const gpushare::usage_line& l) { bill.add(l); }) ==
+              0);
+        CHECK(bill.of("chat").requests == static_cast<std::uint64_t>(5 * life));
+        CHECK(bill.of("chat").device_time.count() > 0);
+        s.core = s.service_of();
+        s.http = std::make_unique<http_server>(*s.core, http_options{});
+    }
+}
+
+TEST_CASE("a server that goes down answers what was asked, and nothing else", "[examples]") {
+    server s;
+    auto busy = s.connect(), idle = s.connect();
+    CHECK(idle.ask("GET", "/v2/health/ready").status == 200);
+    const auto body = one("1", "[1]");
+    busy.send("POST /v2/models/held/infer HTTP/1.1\r\nX-API-Key: key-of-chat\r\nContent-Length: " +
+              std::to_string(body.size()) + "\r\n\r\n" + body);
+    eventually([&] { return s.core->status_json().find("held") != std::string::npos; });
+    auto drained = std::async(std::launch::async, [&] { return s.core->drain(gpushare::never); });
+    eventually([&] { return !s.core->ready(); });
+    CHECK(idle.ask("GET", "/v2/health/ready").status == 503);
+    CHECK(idle.ask("POST", mlp, chat_key, rows_of_mlp(1)).status == 503);
+    s.go->store(true);
+    CHECK(drained.get());
+    s.http->stop(60s);
+    CHECK(busy.answer().status == 200);
+    CHECK(idle.ends());
+}
+
+TEST_CASE("a lost device is no secret", "[examples]") {
+    server s;
+    auto c = s.connect();
+    CHECK(c.ask("POST", mlp, chat_key, rows_of_mlp(1)).status == 200);
+    s.core->node().faults({0}).lose_device();
+    CHECK(c.ask("GET", "/v2/health/ready").status == 503);
+    CHECK(c.ask("POST", mlp, chat_key, rows_of_mlp(1)).status == 503);
+}
+
+}  // namespace inference_server_test
