@@ -4,6 +4,8 @@
 #include <pthread.h>
 #include <sched.h>
 #include <sys/prctl.h>
+#include <sys/syscall.h>
+#include <unistd.h>
 
 #include <algorithm>
 #include <atomic>
@@ -151,6 +153,13 @@ double part(const block_record& b, instant from, instant to) {
 
 double seconds(ns t) { return std::chrono::duration<double>(t).count(); }
 
+/// While it is set, nobody but `on_first_cores` chooses cores: engines undo what was chosen for their threads, at each call.
+std::atomic<bool> cores_are_held{false};
+
+int choose_cores(::pid_t thread, std::size_t size, const ::cpu_set_t* cores) noexcept {
+    return static_cast<int>(::syscall(SYS_sched_setaffinity, thread, size, cores));
+}
+
 /// Holds all threads of the process, those that engines have made for themselves among them, to the first cores.
 class on_first_cores {
 public:
@@ -163,21 +172,30 @@ public:
                 CPU_SET(core, &some);
                 ++n;
             }
+        cores_are_held = true;
         hold_all(some);
     }
     on_first_cores(const on_first_cores&) = delete;
     on_first_cores& operator=(const on_first_cores&) = delete;
-    ~on_first_cores() { hold_all(before_); }
+    ~on_first_cores() {
+        hold_all(before_);
+        cores_are_held = false;
+    }
 
 private:
     static void hold_all(const ::cpu_set_t& to) {
         for (const auto& thread : std::filesystem::directory_iterator("/proc/self/task"))
-            ::sched_setaffinity(std::stoi(thread.path().filename().string()), sizeof to, &to);
+            (void)choose_cores(std::stoi(thread.path().filename().string()), sizeof to, &to);
     }
     ::cpu_set_t before_;
 };
 
 }  // namespace
+
+/// In the system library's place, for the engines too.
+extern "C" int sched_setaffinity(::pid_t thread, std::size_t size, const ::cpu_set_t* cores) noexcept {
+    return cores_are_held ? 0 : choose_cores(thread, size, cores);
+}
 
 crew::crew(bool with_language_model) : detector(make_detector()), readers{make_reader(), make_reader()} {
     // The caches are charged to a quota and lie in the device's memory.
