@@ -420,7 +420,7 @@ void check(const simulation& s) {
 
 }  // namespace
 
-TEST_CASE("a hundred thousand arrivals at the highest level wait no longer than was published", "[compute]") {
+TEST_CASE("a hundred thousand arrivals at the highest level wait no longer than was published", "[compute][sweep]") {
     const auto levels = GENERATE(1, 2, 3);  // below the highest
     const auto depth = GENERATE(1U, 3U);
     const auto seed = support::seed(static_cast<std::uint64_t>(levels));
