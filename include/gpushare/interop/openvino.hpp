@@ -1,0 +1,47 @@
+// SPDX-License-Identifier: Apache-2.0
+// A tenant's memory as an allocator of OpenVINO, for tensors that lie in it: inputs, outputs, KV caches.
+//
+//   gpushare::openvino_allocator mine{tenant.memory()};                     // converts to ov::Allocator
+//   ov::Tensor cache{ov::element::f32, shape, mine};
+//
+// OpenVINO takes anything with three members of this shape, so this needs no header of it. What it allocates by itself (weights,
+// its own buffers) doesn't come by here: see tenant/foreign_memory.hpp.
+#pragma once
+
+#include <algorithm>
+#include <cstddef>
+
+#include <gpushare/concepts.hpp>
+#include <gpushare/config.hpp>
+
+namespace gpushare {
+inline namespace GPUSHARE_ABI {
+
+/// Refers to `Resource`, which must outlive all tensors. Copies are equal and free each other's blocks. As safe from any thread as
+/// the resource; for memory that the host reaches.
+template <memory_resource Resource>
+class openvino_allocator {
+public:
+    /// Refers to `of`.
+    explicit openvino_allocator(Resource& of) noexcept : resource_(&of) {}
+
+    /// Bytes. Throws what the resource throws; OpenVINO passes that on as an ov::Exception with its text. A block of 0 bytes is one of 1.
+    void* allocate(std::size_t size, std::size_t alignment = alignof(std::max_align_t)) {
+        return resource_->allocate(std::max<std::size_t>(size, 1), aligned(alignment));
+    }
+    /// As it was allocated. A wrong free changes nothing where the resource checks frees, and is reported where it reports.
+    void deallocate(void* p, std::size_t size, std::size_t alignment = alignof(std::max_align_t)) noexcept {
+        (void)resource_->deallocate(p, std::max<std::size_t>(size, 1), aligned(alignment));
+    }
+    /// Whether one can free what the other gave.
+    [[nodiscard]] bool is_equal(const openvino_allocator& other) const noexcept { return resource_ == other.resource_; }
+
+private:
+    // Its kernels are quicker on whole cache lines than on the 16 bytes that it asks for.
+    static constexpr std::size_t aligned(std::size_t asked) noexcept { return std::max<std::size_t>(asked, 64); }
+
+    Resource* resource_;
+};
+
+}  // namespace GPUSHARE_ABI
+}  // namespace gpushare

@@ -1,0 +1,80 @@
+// SPDX-License-Identifier: Apache-2.0
+// OpenVINO's allocator: the shape that it asks for, and, where its headers and library are at hand, tensors of its own in a tenant's
+// memory.
+#include <concepts>
+#include <cstddef>
+#include <cstdint>
+#include <new>
+#include <type_traits>
+#include <utility>
+
+#include <gpushare/interop/openvino.hpp>
+#include <gpushare/interop/pmr.hpp>
+
+#include "interop/two_tenants.hpp"
+
+#ifdef GPUSHARE_OPENVINO
+#include <openvino/runtime/tensor.hpp>
+#endif
+
+namespace openvino_test {
+namespace {
+
+using memory = two_tenants::memory;
+using allocator = gpushare::openvino_allocator<memory>;
+
+// As ov::Allocator asks for it, by its documentation of 2026.
+template <class A>
+concept allocator_of_openvino = std::is_copy_constructible_v<A> && !std::is_abstract_v<A> &&
+                                requires(A & a, const A& other, void* p, std::size_t n) {
+    { a.allocate(n, n) } -> std::same_as<void*>;
+    { a.deallocate(p, n, n) }
+    noexcept;
+    { a.is_equal(other) } -> std::same_as<bool>;
+};
+static_assert(allocator_of_openvino<allocator>);
+static_assert(!allocator_of_openvino<gpushare::pmr_adaptor<memory>>, "its deallocate may throw");
+
+}  // namespace
+
+TEST_CASE("OpenVINO's allocator takes from a tenant and gives back", "[interop]") {
+    two_tenants tenants;
+    allocator mine{tenants.chat.memory()}, same{tenants.chat.memory()}, other{tenants.batch.memory()};
+    CHECK(mine.is_equal(same));
+    CHECK_FALSE(mine.is_equal(other));
+    const auto before = tenants.chat.usage().allocations;
+    void* const p = mine.allocate(1000);
+    CHECK(reinterpret_cast<std::uintptr_t>(p) % 64 == 0);
+    void* const none = mine.allocate(0, 16);
+    CHECK(none != nullptr);
+    CHECK(tenants.chat.usage().allocations == before + 2);
+    same.deallocate(p, 1000);
+    same.deallocate(none, 0, 16);
+    CHECK(tenants.chat.usage().frees == 2);
+    CHECK_THROWS_AS(mine.allocate(std::size_t{1} << 40), std::bad_alloc);
+}
+
+#ifdef GPUSHARE_OPENVINO
+static_assert(std::is_constructible_v<ov::Allocator, allocator>);
+
+TEST_CASE("tensors of OpenVINO lie in a tenant's memory", "[interop]") {
+    two_tenants tenants;
+    allocator mine{tenants.chat.memory()};
+    {
+        ov::Tensor cache(ov::element::f32, {4, 1024}, mine);
+        CHECK(tenants.chat.usage().allocations == 1);
+        CHECK(tenants.chat.usage().total == gpushare::bytes{16384});
+        for (std::size_t i = 0; i < cache.get_size(); ++i) cache.data<float>()[i] = 1;
+        const ov::Tensor alias = cache;
+        CHECK(alias.data() == cache.data());
+        // Over its quota it is an exception of OpenVINO's.
+        CHECK_THROWS(ov::Tensor(ov::element::f32, {1U << 20, 1U << 10}, mine));
+    }
+    CHECK(tenants.chat.usage().frees == 1);
+    const ov::Allocator a = mine, b = mine, c = allocator{tenants.batch.memory()};
+    CHECK(a == b);
+    CHECK_FALSE(a == c);
+}
+#endif
+
+}  // namespace openvino_test
