@@ -12,6 +12,7 @@
 
 #include "arguments.hpp"
 #include "harness.hpp"
+#include "serving/parts.hpp"
 #include "serving/rig.hpp"
 
 namespace {
@@ -189,18 +190,24 @@ void check_that_faults_show(crew& c) {
 
 int main(int argc, char** argv) {
     try {
-        const bench::arguments asked(argc, argv, {"two", "kept", "one", "decode", "cost"},
+        const bench::arguments asked(argc, argv, {"two", "kept", "one", "decode", "cost", "parts"},
                                      {"--gemma-terms-accepted",
                                       "with Gemma 3 270M, whose weights are under Google's terms, "
                                       "https://ai.google.dev/gemma/terms; else single lines of "
                                       "text are read in its place, and all figures end in _without_model"});
         const bool model = asked.has_option();
+        const bool no_engines = asked.wants("parts") && !asked.wants("two");
         bench::start_a_second_thread();
         bench::report r(
             "serving: OpenVINO, a thread per engine, single precision; each call one block on the host device, real "
             "timing; limiter: "
             "default options, weighted_fair; reader 30 %, model 70 %, detector on the level above, 100 calls a second",
-            model ? "" : "_without_model");
+            model || no_engines ? "" : "_without_model");
+        if (asked.wants("parts")) parts(r);
+        if (no_engines) {
+            r.write(asked.json());
+            return 0;
+        }
         crew c(model);
         if (model) check_that_faults_show(c);
         const auto wrong = [&](const auto& engines) {
