@@ -249,6 +249,7 @@ TEST_CASE("who waits for memory is content with pages that somebody frees", "[se
         CHECK(cache.free(pages{p[0], p[4], p[8]}) == errc::none);
     }
     CHECK(got);
+    CHECK(until.time.now() < until.deadline);  // at its deadline it would have found them anyway
     CHECK(mine == pages{p[0], p[4], p[8]});
     CHECK(rig.chat.usage().current == rig.chunks(12));
     // And stopped, or late, it has none.
