@@ -184,6 +184,8 @@ TEST_CASE("integers become the nearest float, ties to even", "[ptx]") {
         check(float_of(run("cvt.rn.f32.s64", a)), static_cast<quad>(static_cast<std::int64_t>(a)));
         check(float_of(run("cvt.rn.f32.u32", a)), static_cast<quad>(static_cast<std::uint32_t>(a)));
         check(float_of(run("cvt.rn.f32.s32", a)), static_cast<quad>(static_cast<std::int32_t>(a)));
+        check(float_of(run("cvt.rn.f32.u16", a)), static_cast<quad>(static_cast<std::uint16_t>(a)));
+        check(float_of(run("cvt.rn.f32.s16", a)), static_cast<quad>(static_cast<std::int16_t>(a)));
     }
 }
 
@@ -301,6 +303,22 @@ TEST_CASE("sums, products, quotients, roots and fma are rounded once", "[ptx]") 
     CHECK(run("mul.rn.f32", bits_of(1e-30F), bits_of(1e-10F)) == bits_of(1e-40F));  // subnormal
     CHECK(run("min.f32", bits_of(0.0F), bits_of(-0.0F)) == bits_of(-0.0F));
     CHECK(run("max.f32", 0x7fc0'0000, bits_of(1)) == bits_of(1));
+}
+
+TEST_CASE("integers are compared by as many bits as their type has", "[ptx]") {
+    for (const word a : words())
+        for (const word b : words())
+            for (const unsigned width : {16U, 32U, 64U}) {
+                const std::string w = std::to_string(width);
+                const word x = a << (64 - width), y = b << (64 - width);  // the others are gone
+                REQUIRE(run("setp.eq.b" + w, a, b) == (x == y ? 1 : 0));
+                REQUIRE(run("setp.ne.b" + w, a, b) == (x == y ? 0 : 1));
+                REQUIRE(run("setp.lt.u" + w, a, b) == (x < y ? 1 : 0));
+                REQUIRE(run("setp.ge.u" + w, a, b) == (x < y ? 0 : 1));
+                const bool less = static_cast<std::int64_t>(x) < static_cast<std::int64_t>(y);
+                REQUIRE(run("setp.lt.s" + w, a, b) == (less ? 1 : 0));
+                REQUIRE(run("setp.ge.s" + w, a, b) == (less ? 0 : 1));
+            }
 }
 
 TEST_CASE("comparisons of floats know ordered and unordered", "[ptx]") {

@@ -2,6 +2,7 @@
 // What the executor knows, refuses and finds, on kernels of a few lines.
 #include <algorithm>
 #include <cstdint>
+#include <set>
 #include <stdexcept>
 #include <string>
 
@@ -48,6 +49,14 @@ TEST_CASE("what isn't known is an error with its line and its kernel", "[ptx]") 
     CHECK(error_of("add.s32 %r3, %r4;").code() == ptx::problem::syntax);
     CHECK(error_of("bar.sync 0, 32;").code() == ptx::problem::unsupported_operand);
     CHECK(error_of("add.s32 3, %r4, %r5;").code() == ptx::problem::unsupported_operand);
+}
+
+TEST_CASE("all that isn't known is counted, each kind once", "[ptx]") {
+    const std::string text =
+        ".version 9.0\n.target sm_90\n.address_size 64\n.visible .entry test()\n{\n.reg .b32 %r<4>;\n"
+        "tex.2d.v4.f32 %r1, %r2;\nadd.s32 %r1, %r1, %r2;\ntex.2d.v4.f32 %r1, %r2;\nmov.u32 %r3, %clock;\nret;\n}\n";
+    CHECK(ptx::unknown_in(ptx::text::parse(text)) ==
+          std::set<std::string>{"unknown instruction 'tex.2d.v4.f32'", "nobody declares '%clock'"});
 }
 
 TEST_CASE("threads know who they are", "[ptx]") {

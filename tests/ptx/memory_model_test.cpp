@@ -279,6 +279,41 @@ TEST_CASE("under weak memory a load finds what was there before, unless it is or
     CHECK(second_before_first("", store, true, "ld.acquire.sys.u32", "bar.sync 0;") == 0);
 }
 
+namespace {
+
+/// Block 2 stores words[0] at once. Block 0 does `release` much later, which raises the flag words[1], and block 1 waits for that: how
+/// often it then found the old value of words[0] though block 0 had found the new one, or, as `release` says, didn't look.
+int old_behind_release(const std::string& release) {
+    int old = 0;
+    for (std::uint64_t seed = 1; seed <= 200; ++seed) {
+        small_kernel k(
+            "mov.u32 %r5, 1;\nmov.u32 %r6, 1;\nsetp.eq.u32 %p2, %r2, 1;\n@%p2 bra LOOK;\n"
+            "setp.eq.u32 %p2, %r2, 0;\n@%p2 bra RELEASE;\nst.relaxed.sys.u32 [%rd1], %r5;\nbra LINGER;\n"
+            "RELEASE: mov.u32 %r8, 0;\nLATER: add.u32 %r8, %r8, 1;\nsetp.lt.u32 %p4, %r8, 2000;\n"
+            "@%p4 bra LATER;\n" +
+                release + "\nst.global.u32 [%rd1+64], %r6;" + linger +
+                "bra DONE;\nLOOK: ld.acquire.sys.u32 %r6, [%rd1+4];\nsetp.eq.s32 %p3, %r6, 0;\n"
+                "@%p3 bra LOOK;\nld.relaxed.sys.u32 %r7, [%rd1];\nst.global.u32 [%rd1+68], %r7;\nDONE:",
+            {.seed = seed, .who = ptx::turns::shuffled, .weak_memory = true});
+        k.run({.blocks = {3, 1, 1}});
+        old += k.words[16] == 1 && k.words[17] == 0 ? 1 : 0;
+    }
+    return old;
+}
+
+}  // namespace
+
+TEST_CASE("a release has what its thread had seen and done by then, and nothing else", "[ptx]") {
+    const std::string look = "ld.relaxed.sys.u32 %r6, [%rd1];\n", release = "st.release.sys.u32 [%rd1+4], %r5;\n";
+    const std::string other = "st.relaxed.sys.u32 [%rd1+8], %r5;\n", fence = "fence.acq_rel.sys;\n";
+    const std::string behind_fence = "st.relaxed.sys.u32 [%rd1+4], %r5;\n";
+    CHECK(old_behind_release(look + release) == 0);
+    CHECK(old_behind_release(look + fence + behind_fence) == 0);
+    CHECK(old_behind_release(release + look) > 0);
+    CHECK(old_behind_release(fence + look + behind_fence) > 0);
+    CHECK(old_behind_release(other + release) > 0);  // a store to another address says nothing about this one
+}
+
 TEST_CASE("nobody sees the values of one address in another order than they came", "[ptx]") {
     int differ = 0;
     for (std::uint64_t seed = 1; seed <= 200; ++seed) {

@@ -164,9 +164,14 @@ void comparison(table& t, const std::string& opcode, Compare) {
 }
 
 template <class T>
-void comparisons(table& t, const std::string& type) {
+void equalities(table& t, const std::string& type) {
     comparison<T>(t, "setp.eq." + type, std::equal_to<T>{});
     comparison<T>(t, "setp.ne." + type, std::not_equal_to<T>{});
+}
+
+template <class T>
+void comparisons(table& t, const std::string& type) {
+    equalities<T>(t, type);
     comparison<T>(t, "setp.lt." + type, std::less<T>{});
     comparison<T>(t, "setp.le." + type, std::less_equal<T>{});
     comparison<T>(t, "setp.gt." + type, std::greater<T>{});
@@ -279,8 +284,13 @@ word to_integer(word a, Round round) {
 }
 
 template <class I>
-void between_floats_and(table& t, const std::string& type) {
+void to_nearest_float(table& t, const std::string& type) {
     define(t, "cvt.rn.f32." + type, 1, [](word a, word, word) { return put(static_cast<float>(get<I>(a))); });
+}
+
+template <class I>
+void between_floats_and(table& t, const std::string& type) {
+    to_nearest_float<I>(t, type);
     const auto define_rounded = [&]<class Round>(const std::string& how, Round) {
         define(t, "cvt." + how + "." + type + ".f32", 1, [](word a, word, word) { return to_integer<I>(a, Round{}); });
     };
@@ -339,6 +349,8 @@ void conversions(table& t) {
     conversions_to<std::int32_t>(t, "s32");
     conversions_to<std::uint64_t>(t, "u64");
     conversions_to<std::int64_t>(t, "s64");
+    to_nearest_float<std::uint16_t>(t, "u16");
+    to_nearest_float<std::int16_t>(t, "s16");
     between_floats_and<std::uint32_t>(t, "u32");
     between_floats_and<std::int32_t>(t, "s32");
     between_floats_and<std::uint64_t>(t, "u64");
@@ -405,6 +417,9 @@ table make_table() {
     logic<std::uint32_t>(t, "b32");
     logic<std::uint64_t>(t, "b64");
     predicates(t);
+    equalities<std::uint16_t>(t, "b16");
+    equalities<std::uint32_t>(t, "b32");
+    equalities<std::uint64_t>(t, "b64");
     comparisons<std::uint16_t>(t, "u16");
     comparisons<std::int16_t>(t, "s16");
     comparisons<std::uint32_t>(t, "u32");

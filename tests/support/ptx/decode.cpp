@@ -86,11 +86,17 @@ public:
         for (const auto& l : from_.labels) labels_.emplace(l.name, static_cast<std::uint32_t>(l.statement));
     }
 
-    void run() {
+    /// The first error ends it, unless they are gathered.
+    void run(std::set<std::string>* errors = nullptr) {
         for (const auto& s : from_.statements) {
             now_ = &s;
-            to_.code.push_back(decode_statement());
-            to_.sources.push_back(s.source);
+            try {
+                to_.code.push_back(decode_statement());
+                to_.sources.push_back(s.source);
+            } catch (const error& e) {
+                if (errors == nullptr) throw;
+                errors->insert(e.detail());
+            }
         }
         to_.code.push_back({.what = operation::leave, .line = from_.line});  // the end of the text
         to_.sources.emplace_back();
@@ -532,7 +538,9 @@ std::map<std::string, std::uint32_t, std::less<>> registers_of(std::string_view 
     return all;
 }
 
-program decode(const text::module& m) {
+namespace {
+
+program decode(const text::module& m, std::set<std::string>* errors) {
     program p{.functions = {}, .files = m.files, .target = m.target};
     std::map<std::string_view, std::pair<const text::function*, const function*>> all;
     std::vector<std::pair<const text::function*, function*>> defined;
@@ -547,8 +555,18 @@ program decode(const text::module& m) {
         all.emplace(f.name, std::pair(&f, &made));
         defined.emplace_back(&f, &made);
     }
-    for (const auto& [from, to] : defined) decoder(*from, *to, m.variables, all).run();
+    for (const auto& [from, to] : defined) decoder(*from, *to, m.variables, all).run(errors);
     return p;
+}
+
+}  // namespace
+
+program decode(const text::module& m) { return decode(m, nullptr); }
+
+std::set<std::string> unknown_in(const text::module& m) {
+    std::set<std::string> errors;
+    (void)decode(m, &errors);
+    return errors;
 }
 
 }  // namespace ptx

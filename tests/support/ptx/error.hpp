@@ -24,16 +24,18 @@ public:
                              ": " + std::string(detail)),
           what_(what),
           line_(line),
-          kernel_(kernel) {}
+          kernel_(kernel),
+          detail_(detail) {}
 
     [[nodiscard]] problem code() const noexcept { return what_; }
     [[nodiscard]] std::uint32_t line() const noexcept { return line_; }
     [[nodiscard]] const std::string& kernel() const noexcept { return kernel_; }
+    [[nodiscard]] const std::string& detail() const noexcept { return detail_; }
 
 private:
     problem what_;
     std::uint32_t line_;
-    std::string kernel_;
+    std::string kernel_, detail_;
 };
 
 }  // namespace ptx

@@ -57,7 +57,8 @@ void machine::start_thread(block& b, std::uint32_t index) {
     thread& t = b.threads[index];
     t.of = &b;
     t.index = index;
-    t.order = {.id = b.clock.number << threads_bits | index, .block = &b.clock, .seen = g.start_, .floor = moment_};
+    t.order = {
+        .id = b.clock.number << threads_bits | index, .block = &b.clock, .seen = g.start_, .values = g.start_->values};
     frame f{.in = l.kernel};
     f.locals.resize(l.kernel->local_bytes);
     f.locals_known.resize(l.kernel->local_bytes);
@@ -152,6 +153,7 @@ void machine::run_thread(thread& t, std::uint32_t instructions) {
                 ++t.fences;
                 if (i.ordering == order::sc) meet_fences(t, i.reach);
                 after_fence(t.order, i.ordering, i.reach);
+                if (releases(i.ordering)) t.fenced_stores = t.stores;
                 break;
             case operation::barrier: arrive(t, i, static_cast<std::uint32_t>(r[i.at[0]])); break;
             case operation::warp_barrier:
@@ -411,7 +413,9 @@ void machine::delay(thread& t, const instruction& i, word address, word value) {
                     .bytes = i.bytes,
                     .fences = t.fences,
                     .due = done_.instructions + random_() % longest,
+                    .number = t.stores++,
                     .releases = released_by(t.order, i.ordering, i.reach)};
+    s.released = releases(i.ordering) ? s.number : t.fenced_stores;
     if (t.delayed.empty()) delaying_.push_back(&t);
     auto at = t.delayed.end();
     while (at != t.delayed.begin() && !releases(i.ordering) && std::prev(at)->fences == t.fences &&
@@ -431,9 +435,13 @@ void machine::show(thread& t, std::size_t stores) {
         const word old = load_atomically(at, s.bytes);
         releases_of& carried = in->releases_at(s.address - in->begin());
         store_atomically(at, s.value, s.bytes);
-        if (s.releases) s.releases->moment = std::max(s.releases->moment, t.order.newest);  // of the stores before it
         replaced(t, *in, s.address, s.bytes, old, carried);
         carry(carried, s.releases, false);
+        // A release has what its thread had seen by then. That these stores are before it shows only now when they are seen.
+        if (s.number < t.fenced_stores) t.order.fenced_values.saw(s.address, moment_);
+        for (std::size_t later = n + 1; later < t.delayed.size(); ++later)
+            if (delayed_store& r = t.delayed[later]; r.releases && s.number < r.released)
+                r.releases->values.saw(s.address, moment_);
     }
     t.delayed.erase(t.delayed.begin(), t.delayed.begin() + static_cast<std::ptrdiff_t>(stores));
     if (t.delayed.empty()) std::erase(delaying_, &t);
@@ -456,8 +464,7 @@ void machine::replaced(thread& t, area& in, word address, std::uint8_t bytes, wo
     ++moment_;
     in.past_at(address - in.begin())
         .replace({.value = old, .until = moment_, .gone = done_.instructions, .carried = carried}, now, bytes);
-    t.order.newest = moment_;
-    t.saw(address, moment_);
+    t.order.values.saw(address, moment_);
 }
 
 /// A value that this load may find instead of the present one, if it does: null.
@@ -471,13 +478,13 @@ const past_values::one* machine::older_value(thread& t, const instruction& i, co
         return nullptr;
     }
     const auto& all = past->all();
-    const std::size_t first = past->first_after(std::max(t.order.floor, t.seen_of(address)),
-                                                done_.instructions - std::min(done_.instructions, longest));
+    // What was over before it began is seen in any case.
+    const std::uint64_t seen = std::max(moments_at_ends_[t.order.seen->finished], t.order.values.of(address));
+    const std::size_t first = past->first_after(seen, done_.instructions - std::min(done_.instructions, longest));
     const bool old = first < all.size() && random_() % 4 == 0;
     const auto* const found = old ? &all[first + random_() % (all.size() - first)] : nullptr;
     const std::uint64_t from = old ? found->from : all.back().until;
-    t.order.newest = std::max(t.order.newest, from);
-    t.saw(address, from);
+    t.order.values.saw(address, from);
     return found;
 }
 
@@ -485,12 +492,11 @@ const past_values::one* machine::older_value(thread& t, const instruction& i, co
 void machine::meet_fences(thread& t, scope reach) {
     show(t, t.delayed.size());
     const auto& me = *t.order.block;
-    for (const auto& [fence, moment] : fences_)
+    for (const auto& [fence, values] : fences_)
         if (includes(fence.reach, fence.block, fence.device, me.number, me.device) &&
             includes(reach, me.number, me.device, fence.block, fence.device))
-            t.order.floor = std::max(t.order.floor, moment);
-    std::uint64_t& mine = fences_[{reach, reach == scope::cta ? me.number : 0, me.device}];
-    mine = std::max(mine, t.order.moment());
+            t.order.values.include(values);
+    fences_[{reach, reach == scope::cta ? me.number : 0, me.device}].include(t.order.values);
 }
 
 /// What the host has written since the last turn.

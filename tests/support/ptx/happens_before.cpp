@@ -2,6 +2,7 @@
 #include "support/ptx/happens_before.hpp"
 
 #include <algorithm>
+#include <utility>
 
 namespace ptx {
 
@@ -13,6 +14,7 @@ view::block& view::of(std::uint32_t number) {
 
 void view::include(const view& other) {
     finished = std::max(finished, other.finished);
+    values.include(other.values);
     for (const block& theirs : other.blocks) {
         block& mine = of(theirs.number);
         mine.floor = std::max(mine.floor, theirs.floor);
@@ -73,14 +75,14 @@ bool strong_to_each_other(const release& r, const actor& me, scope reach) {
 void after_load(actor& me, const releases_of& of_value, order ordering, scope reach) {
     for (const release& r : of_value) {
         if (!strong_to_each_other(r, me, reach)) continue;
-        std::uint64_t& known = acquires(ordering) ? me.floor : me.loaded_at;
-        known = std::max(known, r.moment);
         if (r.seen == me.latest) continue;
         if (!acquires(ordering)) {
             me.loaded = join(me.loaded, r.seen);
+            me.loaded_values.include(r.values);
             continue;
         }
         me.seen = join(me.seen, r.seen);
+        me.values.include(r.values);
         me.latest = r.seen;
     }
 }
@@ -89,7 +91,7 @@ std::optional<release> released_by(actor& me, order ordering, scope reach) {
     if (!releases(ordering) && me.fenced == nullptr) return std::nullopt;
     return release{releases(ordering) ? publish(me) : me.fenced,
                    releases(ordering) ? reach : std::min(reach, me.fenced_scope), me.block->number, me.block->device,
-                   releases(ordering) ? me.moment() : me.fenced_at};
+                   releases(ordering) ? me.values : me.fenced_values};
 }
 
 void carry(releases_of& of_value, const std::optional<release>& stored, bool read_modify_write) {
@@ -101,7 +103,7 @@ void carry(releases_of& of_value, const std::optional<release>& stored, bool rea
         of_value, [&](const release& r) { return r.reach == stored->reach && r.block == stored->block; });
     if (same == of_value.end()) return of_value.push_back(*stored);
     same->seen = join(same->seen, stored->seen);
-    same->moment = std::max(same->moment, stored->moment);
+    same->values.include(stored->values);
 }
 
 void after_store(actor& me, releases_of& of_value, order ordering, scope reach, bool read_modify_write) {
@@ -112,27 +114,27 @@ void after_fence(actor& me, order ordering, scope reach) {
     if (acquires(ordering) && me.loaded != nullptr) {
         me.seen = join(me.seen, me.loaded);
         me.loaded = nullptr;
-        me.floor = std::max(me.floor, me.loaded_at);
+        me.values.include(std::exchange(me.loaded_values, {}));
     }
     if (releases(ordering)) {
         me.fenced = publish(me);
         me.fenced_scope = reach;
-        me.fenced_at = me.moment();
+        me.fenced_values = me.values;
     }
 }
 
 namespace {
 
-void meet_in_time(const std::vector<actor*>& all) {
-    std::uint64_t latest = 0;
-    for (const actor* a : all) latest = std::max(latest, a->moment());
-    for (actor* a : all) a->floor = latest;
+void share_values(const std::vector<actor*>& all) {
+    sight together;
+    for (const actor* a : all) together.include(a->values);
+    for (actor* a : all) a->values = together;
 }
 
 }  // namespace
 
 void meet(const std::vector<actor*>& all) {
-    meet_in_time(all);
+    share_values(all);
     view together = *all.front()->seen;
     for (const actor* a : all) {
         together.include(*a->seen);
@@ -146,7 +148,7 @@ void meet(const std::vector<actor*>& all) {
 }
 
 void meet_block(const std::vector<actor*>& all, block_clock& block) {
-    meet_in_time(all);
+    share_values(all);
     view_pointer together = all.front()->seen;
     for (const actor* a : all) {
         together = join(together, a->seen);

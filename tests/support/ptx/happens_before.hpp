@@ -23,6 +23,7 @@
 #include <vector>
 
 #include "support/ptx/program.hpp"
+#include "support/ptx/sight.hpp"
 
 namespace ptx {
 
@@ -39,6 +40,7 @@ struct view {
     };
     std::uint64_t finished = 0;   // blocks that ended up to this moment are covered
     std::vector<block> blocks{};  // sorted by number
+    sight values{};               // of grids that came to their end
 
     void include(const view& other);
     [[nodiscard]] block& of(std::uint32_t number);
@@ -66,13 +68,7 @@ struct actor {
     view_pointer loaded{};  // by relaxed loads from releases: seen once an acquire fence follows
     view_pointer fenced{};  // by the last release fence: later strong stores release it
     scope fenced_scope = scope::thread;
-    // The same for values, see past_values.hpp.
-    std::uint64_t floor = 0;   // no value that was replaced by then
-    std::uint64_t newest = 0;  // of those that it has seen or stored
-    std::uint64_t loaded_at = 0, fenced_at = 0;
-
-    /// What who acquires from it now has seen.
-    [[nodiscard]] std::uint64_t moment() const { return floor > newest ? floor : newest; }
+    sight values{}, loaded_values{}, fenced_values{};  // the same of values
 };
 
 /// A store that others may acquire from.
@@ -81,7 +77,7 @@ struct release {
     scope reach = scope::thread;
     std::uint32_t block = 0;
     int device = 0;
-    std::uint64_t moment = 0;
+    sight values{};
 };
 /// What the present value of a location carries: the release that wrote it, and those that read-modify-writes passed on.
 using releases_of = std::vector<release>;

@@ -84,11 +84,13 @@ void machine::prune(view& v) const {
         const auto when = ended_.when(b.number);
         return when != 0 && when <= v.finished;
     });
+    v.values.forget_until(moments_at_ends_[v.finished]);
 }
 
 view_pointer grid::end() const {
     view all = seen_ != nullptr ? *seen_ : view{};
     if (start_ != nullptr) all.include(*start_);
+    all.values.include(values_);
     for (const std::uint32_t number : numbers_) {
         view::block& b = all.of(number);
         b.floor = ~std::uint32_t{0};
@@ -157,6 +159,7 @@ void machine::end_block(block& b) {
     for (thread& t : b.threads) {
         show(t, t.delayed.size());
         g.seen_ = join(g.seen_, t.order.seen);
+        g.values_.include(t.order.values);
     }
     const share mine = share_of(*g.what().kernel, g.threads(), g.what().dynamic_shared);
     share& used = taken_[{g.what().device, b.sm}];
@@ -166,7 +169,7 @@ void machine::end_block(block& b) {
     g.over_ = ++g.ended_ == g.blocks();
     // Before the whole grid is over nobody outside can know that a block of it is.
     if (g.over_) {
-        ++ended_count_;
+        count_end();
         seen_by_ended_ = join(seen_by_ended_, g.seen_);
         for (const std::uint32_t number : g.numbers_) ended_.end(number, ended_count_, g.what().device);
     }
@@ -174,8 +177,13 @@ void machine::end_block(block& b) {
     std::erase_if(grids_, [](const auto& other) { return other->over_; });
 }
 
-void machine::stop() {
+void machine::count_end() {
     ++ended_count_;
+    moments_at_ends_.push_back(moment_);
+}
+
+void machine::stop() {
+    count_end();
     for (const auto& g : grids_) {
         for (const std::uint32_t number : g->numbers_) ended_.end(number, ended_count_, g->what().device);
         g->resident_.clear();

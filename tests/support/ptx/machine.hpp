@@ -50,7 +50,9 @@ struct machine_options {
     bool check_races = true, check_contents = true;
     /// Strong stores are seen by others some time later, and in another order, as far as nothing orders them (8.9): what a kernel
     /// does before a load may not be seen before it, unless a sequentially consistent fence is between. Strong loads find what was
-    /// there before, as long as nothing orders them behind the store (8.10).
+    /// there before, as long as nothing orders them behind the store (8.10). Stricter than the model in three points: no store is seen
+    /// before an earlier load of its thread is done; what a thread stored before a barrier or fence.sc is seen by all behind it; and so is
+    /// a store that its own thread reads.
     bool weak_memory = false;
     std::uint64_t most_instructions = ~std::uint64_t{0};  // beyond these it is a fault
 };
@@ -122,6 +124,7 @@ private:
     void place_grids();
     [[nodiscard]] bool place(grid& g, bool all);
     void end_block(block& b);
+    void count_end();
     void wake(block& b);
     void jump_to_next_wake();
     void run_block(block& b, std::uint64_t& budget);
@@ -167,15 +170,16 @@ private:
     std::vector<block*> running_;
     std::set<int> frozen_;  // devices
     const thread* turn_of_ = nullptr;
-    std::vector<thread*> delaying_;  // threads with stores that nobody sees yet
-    std::uint64_t moment_ = 0;       // see past_values.hpp
+    std::vector<thread*> delaying_;                  // threads with stores that nobody sees yet
+    std::uint64_t moment_ = 0;                       // see past_values.hpp
+    std::vector<std::uint64_t> moments_at_ends_{0};  // by `ended_count_`
     struct fence_kind {
         scope reach = scope::thread;
         std::uint32_t block = 0;
         int device = 0;
         friend auto operator<=>(const fence_kind&, const fence_kind&) = default;
     };
-    std::map<fence_kind, std::uint64_t> fences_;  // sequentially consistent ones: what they had seen
+    std::map<fence_kind, sight> fences_;  // sequentially consistent ones: what they had seen
     /// What blocks take of an SM.
     struct share {
         std::uint32_t blocks = 0, threads = 0, registers = 0, shared = 0;
@@ -221,6 +225,7 @@ private:
     std::uint32_t next_ = 0, ended_ = 0;
     bool over_ = false, stopped_ = false;
     view_pointer start_{}, seen_{};  // by its blocks that are over
+    sight values_{};                 // which these had seen
     /// What the driver gives a cooperative launch for its barrier (%envreg1 and 2).
     alignas(16) std::array<std::uint32_t, 64> workspace_{};
 };

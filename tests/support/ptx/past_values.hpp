@@ -2,8 +2,7 @@
 // What was at an address before, for as long as somebody may still read it: a load needn't find the newest value, if nothing orders
 // it behind the store (PTX ISA, 8.10).
 //
-// Moments count the strong stores of a machine. Who has seen something of a moment, or acquired from who has, reads no value that was
-// replaced by then.
+// Moments count the strong stores of a machine; what a thread has seen of an address is one of them: see sight.hpp.
 #pragma once
 
 #include <cstddef>
@@ -37,7 +36,7 @@ public:
     [[nodiscard]] bool describe(word now, std::uint8_t bytes) const {
         return !past_.empty() && now == now_ && bytes == bytes_;
     }
-    /// Those that may still be seen by who has seen `moment`: the last ones.
+    /// Those that may still be seen by who has seen `moment` here: the last ones.
     [[nodiscard]] std::size_t first_after(std::uint64_t moment, std::uint64_t gone) const {
         std::size_t first = past_.size();
         while (first > 0 && past_[first - 1].until > moment && past_[first - 1].gone >= gone) --first;

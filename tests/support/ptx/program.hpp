@@ -13,6 +13,7 @@
 #include <functional>
 #include <map>
 #include <memory>
+#include <set>
 #include <string>
 #include <string_view>
 #include <utility>
@@ -161,6 +162,8 @@ struct program {
 
 /// Throws ptx::error.
 [[nodiscard]] program decode(const text::module& m);
+/// All that `decode` would refuse, each kind of it once: "unknown instruction 'mma.sync.aligned...'".
+[[nodiscard]] std::set<std::string> unknown_in(const text::module& m);
 
 /// Where shared memory begins: below it lies what the system keeps, as on devices of compute capability 9.0.
 inline constexpr std::uint32_t shared_begin = 1024;

@@ -13,6 +13,7 @@
 #include <map>
 #include <memory>
 #include <optional>
+#include <stdexcept>
 #include <utility>
 
 #include "support/cuda_standin/machine.hpp"
@@ -102,6 +103,7 @@ public:
             tally_.seconds += std::chrono::duration<double>(std::chrono::steady_clock::now() - begin).count();
             for (std::string& what : machine().take_findings()) {
                 ++tally_.findings;
+                if (what.starts_with("race")) ++tally_.races;
                 standin::detail::the_machine().find(std::move(what));
             }
             if (running->stopped()) throw fault("stopped, because another kernel went wrong");
@@ -236,6 +238,16 @@ void freeze(int device) { the_engine().machine().freeze(device); }
 void let_go(int device) { the_engine().machine().let_go(device); }
 void polled_by_host(const void* begin, std::size_t size) {
     the_engine().polled_by_host(reinterpret_cast<std::uintptr_t>(begin), size);
+}
+std::set<std::string> unknown_in(const char* const* paths) {
+    std::set<std::string> all;
+    for (; *paths != nullptr; ++paths) {
+        std::ifstream in(*paths);
+        const std::string text(std::istreambuf_iterator<char>(in), {});
+        if (text.empty()) throw std::runtime_error(std::string(*paths) + ": can't be read");
+        all.merge(ptx::unknown_in(text::parse(text)));
+    }
+    return all;
 }
 std::vector<const program*> programs() { return the_engine().programs(); }
 void replace(std::size_t file, std::string text) { the_engine().replace(file, std::move(text)); }

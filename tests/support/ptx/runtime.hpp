@@ -28,9 +28,9 @@ namespace ptx::runtime {
 /// Since the program began, over all machines.
 struct tally {
     work_done work{};
-    std::set<std::string> compiled{}, executed{};  // kernels, by name
-    std::uint64_t launches = 0, findings = 0;
-    double seconds = 0;  // inside the executor
+    std::set<std::string> compiled{}, executed{};         // kernels, by name
+    std::uint64_t launches = 0, findings = 0, races = 0;  // races are findings, too
+    double seconds = 0;                                   // inside the executor
 };
 [[nodiscard]] tally total();
 
@@ -45,6 +45,9 @@ void polled_by_host(const void* begin, std::size_t size);
 
 /// The decoded files, for tests that break kernels on purpose: see mutants.hpp.
 [[nodiscard]] std::vector<const program*> programs();
+
+/// What the decoder doesn't know of these files, or of others: see unknown_in.
+[[nodiscard]] std::set<std::string> unknown_in(const char* const* paths);
 
 /// Another text for this file from the next launch on, for tests that break kernels on purpose.
 void replace(std::size_t file, std::string text);

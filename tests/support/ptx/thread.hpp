@@ -4,7 +4,6 @@
 
 #include <memory>
 #include <optional>
-#include <utility>
 #include <vector>
 
 #include "support/ptx/machine.hpp"
@@ -31,7 +30,9 @@ struct machine::delayed_store {
     std::uint8_t bytes = 0;
     std::uint32_t fences = 0;  // of the thread, before it: no store overtakes one behind an earlier fence
     std::uint64_t due = 0;     // instructions of the machine
+    std::uint64_t number = 0;  // among its thread's, in program order
     std::optional<release> releases{};
+    std::uint64_t released = 0;  // the thread's stores before this number
 };
 
 struct machine::thread {
@@ -45,24 +46,9 @@ struct machine::thread {
     std::vector<frame> frames{};
     std::vector<delayed_store> delayed{};  // the first to be seen first
     std::uint32_t fences = 0;
-    std::vector<std::pair<word, std::uint64_t>> own_past{};  // addresses, and from when the value was that it saw last
+    std::uint64_t stores = 0, fenced_stores = 0;  // that were delayed; and by its last release fence
 
     [[nodiscard]] std::uint32_t lane() const { return index % warp_size; }
-    [[nodiscard]] std::uint64_t seen_of(word address) const {
-        for (const auto& [place, moment] : own_past)
-            if (place == address) return moment;
-        return 0;
-    }
-    /// A value of `address` that is there since `moment`: it won't see an older one there.
-    void saw(word address, std::uint64_t moment) {
-        std::erase_if(own_past, [&](const auto& p) { return p.second <= order.floor; });
-        for (auto& [place, from] : own_past)
-            if (place == address) {
-                from = from > moment ? from : moment;
-                return;
-            }
-        if (moment > order.floor) own_past.emplace_back(address, moment);
-    }
 };
 
 struct machine::block {
