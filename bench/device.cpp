@@ -10,7 +10,10 @@
 #include <cstdint>
 #include <cstdio>
 #include <exception>
+#include <functional>
 #include <random>
+#include <set>
+#include <sstream>
 #include <stdexcept>
 #include <string>
 #include <thread>
@@ -27,102 +30,201 @@ namespace {
 
 constexpr std::array orders{ptx::turns::fair, ptx::turns::shuffled, ptx::turns::adversarial};
 
-struct fuzzed {
-    double cases = 0, weak = 0, elements = 0;
-};
+// ---- all cores
 
-/// Random jobs, each of them against the host's backend: one that differs ends the program.
-fuzzed fuzz_by_one(std::uint64_t seed, std::uint64_t cases) {
-    std::mt19937_64 any(seed);
-    fuzzed sum;
-    for (std::uint64_t n = 0; n < cases; ++n) {
-        const jobs::job j = jobs::random_job(any, static_cast<std::uint32_t>(n % jobs::kinds));
-        const jobs::setting s{.who = orders[any() % orders.size()], .seed = any(), .weak_memory = n % 4 == 3};
-        const std::string wrong = jobs::trouble(j, s);
-        if (!wrong.empty())
-            throw std::runtime_error(jobs::to_string(j) + ", seed " + std::to_string(s.seed) + "\n" + wrong);
-        sum.elements += static_cast<double>(jobs::elements(j));
-        sum.weak += s.weak_memory ? 1 : 0;
-        ++sum.cases;
-    }
-    return sum;
-}
+std::uint32_t cores() { return std::max(1U, std::thread::hardware_concurrency()); }
 
-/// By as many processes as there are cores, each with a seed of its own: the executor runs one machine a process.
-void fuzz(bench::report& r, std::uint64_t cases) {
-    const std::uint64_t all = std::max(1U, std::thread::hardware_concurrency());
-    std::vector<std::pair<pid_t, int>> others;
-    for (std::uint64_t n = 1; n < all; ++n) {
+/// f(part) for a part a core, each in a process of its own: the executor runs one machine a process. What they say. None in this one:
+/// jobs leave threads of the host's backend, which a later process wouldn't have.
+std::vector<std::string> in_processes(const std::function<std::string(std::uint32_t)>& f) {
+    struct child {
+        pid_t id;
+        int end;
+    };
+    std::vector<child> children;
+    for (std::uint32_t part = 0; part < cores(); ++part) {
         std::array<int, 2> ends{};
         if (pipe(ends.data()) != 0) throw std::runtime_error("no pipe");
-        const pid_t child = fork();
-        if (child < 0) throw std::runtime_error("no process");
-        if (child == 0) {
+        std::fflush(stdout);
+        const pid_t id = fork();
+        if (id < 0) throw std::runtime_error("no process");
+        if (id == 0) {
             int code = 1;
             try {
-                const fuzzed mine = fuzz_by_one(1 + n, cases / all);
-                code = write(ends[1], &mine, sizeof mine) == static_cast<ssize_t>(sizeof mine) ? 0 : 1;
+                const std::string said = f(part);
+                std::size_t written = 0;
+                for (ssize_t more = 1; written < said.size() && more > 0; written += more > 0 ? std::size_t(more) : 0)
+                    more = write(ends[1], said.data() + written, said.size() - written);
+                code = written == said.size() ? 0 : 1;
             } catch (const std::exception& e) {
                 std::fprintf(stderr, "bench_device: %s\n", e.what());
             }
             _exit(code);
         }
         close(ends[1]);
-        others.emplace_back(child, ends[0]);
+        children.push_back({id, ends[0]});
     }
-    fuzzed sum = fuzz_by_one(1, cases - (all - 1) * (cases / all));
-    for (const auto& [child, end] : others) {
-        fuzzed more;
-        int status = 0;
-        const bool told = read(end, &more, sizeof more) == static_cast<ssize_t>(sizeof more);
+    std::vector<std::string> all;
+    bool failed = false;
+    for (const auto& [id, end] : children) {
+        std::string said;
+        std::array<char, 4096> some{};
+        for (ssize_t n = 0; (n = read(end, some.data(), some.size())) > 0;) said.append(some.data(), std::size_t(n));
         close(end);
-        if (waitpid(child, &status, 0) != child || status != 0 || !told)
-            throw std::runtime_error("a part of the fuzz failed");
-        sum.cases += more.cases;
-        sum.weak += more.weak;
-        sum.elements += more.elements;
+        int status = 0;
+        failed = waitpid(id, &status, 0) != id || status != 0 || failed;
+        all.push_back(std::move(said));
     }
-    r.figure("device.fuzz_cases", {sum.cases}, "jobs");
-    r.figure("device.fuzz_cases_of_weak_memory", {sum.weak}, "jobs");
-    r.figure("device.elements_checked", {sum.elements}, "elements");
+    if (failed) throw std::runtime_error("a process has failed");
+    return all;
 }
 
-void failures(bench::report& r, std::uint64_t cases) {
-    std::mt19937_64 any(2);
-    for (std::uint64_t n = 0; n < cases; ++n) {
-        const jobs::job j = jobs::random_job(any, static_cast<std::uint32_t>(n % jobs::kinds));
+// ---- random jobs
+
+/// What came of them; as text, so that it comes through a pipe.
+struct outcome {
+    double cases = 0, weak = 0, elements = 0, wrong = 0, races = 0, instructions = 0, seconds = 0;
+    std::set<std::string> executed{};  // kernels
+
+    [[nodiscard]] std::string text() const {
+        std::ostringstream out;
+        out.precision(17);
+        for (const double x : {cases, weak, elements, wrong, races, instructions, seconds}) out << x << " ";
+        for (const auto& name : executed) out << name << " ";
+        return out.str();
+    }
+    void add(const std::string& text) {
+        std::istringstream in(text);
+        for (double* const sum : {&cases, &weak, &elements, &wrong, &races, &instructions, &seconds}) {
+            double more = 0;
+            if (!(in >> more)) throw std::runtime_error("no outcome");
+            *sum += more;
+        }
+        for (std::string name; in >> name;) executed.insert(name);
+    }
+};
+
+/// So many of them, by all cores, each with a seed of its own, with `medleys` one in sixteen. `run` runs one: what is wrong with it.
+template <class Run>
+outcome random_jobs(std::uint64_t cases, std::uint64_t seed, bool medleys, const Run& run) {
+    outcome sum;
+    for (const auto& text : in_processes([&](std::uint32_t part) {
+             constexpr int told = 5;  // of what is wrong
+             const auto before = ptx::runtime::total();
+             outcome mine;
+             for (std::uint64_t n = part; n < cases; n += cores()) {
+                 std::mt19937_64 any(seed << 32 | n);
+                 const jobs::job j = medleys && any() % 16 == 0
+                                         ? jobs::random_medley(any)
+                                         : jobs::random_job(any, static_cast<std::uint32_t>(n % jobs::kinds));
+                 const std::string wrong = run(j, n, any, mine);
+                 ++mine.cases;
+                 if (!wrong.empty() && ++mine.wrong <= told)
+                     std::fprintf(stderr, "bench_device: %s\n%s\n", jobs::to_string(j).c_str(), wrong.c_str());
+             }
+             const auto after = ptx::runtime::total();
+             mine.races = static_cast<double>(after.races - before.races);
+             mine.instructions = static_cast<double>(after.work.instructions - before.work.instructions);
+             mine.seconds = after.seconds - before.seconds;
+             mine.executed = after.executed;
+             return mine.text();
+         }))
+        sum.add(text);
+    return sum;
+}
+
+/// Against the host's backend.
+outcome fuzz(bench::report& r, std::uint64_t cases) {
+    const outcome o = random_jobs(cases, 1, true, [](const jobs::job& j, std::uint64_t n, auto& any, outcome& mine) {
+        const jobs::setting s{.who = orders[any() % orders.size()], .seed = any(), .weak_memory = n % 4 == 3};
+        mine.elements += static_cast<double>(jobs::elements(j));
+        mine.weak += s.weak_memory ? 1 : 0;
+        const std::string wrong = jobs::trouble(j, s);
+        return wrong.empty() ? "" : "seed " + std::to_string(s.seed) + "\n" + wrong;
+    });
+    r.figure("device.fuzz_cases", {o.cases}, "jobs");
+    r.figure("device.fuzz_cases_of_weak_memory", {o.weak}, "jobs");
+    r.figure("device.fuzz_cases_wrong", {o.wrong}, "jobs");
+    r.figure("device.elements_checked", {o.elements}, "elements");
+    return o;
+}
+
+outcome failures(bench::report& r, std::uint64_t cases) {
+    const outcome o = random_jobs(cases, 2, false, [](const jobs::job& j, std::uint64_t n, auto& any, outcome&) {
         const jobs::setting s{.who = orders[any() % orders.size()], .seed = any(), .weak_memory = n % 2 != 0};
         const auto how = static_cast<jobs::failure>(any() % jobs::failures);
         const std::string wrong = jobs::trouble_when(how, j, s);
-        if (!wrong.empty())
-            throw std::runtime_error(jobs::to_string(j) + ", failing " + std::to_string(static_cast<int>(how)) +
-                                     ", seed " + std::to_string(s.seed) + "\n" + wrong);
-    }
-    r.figure("device.failures", {static_cast<double>(cases)}, "jobs");
+        return wrong.empty() ? ""
+                             : "failing " + std::to_string(static_cast<int>(how)) + ", seed " + std::to_string(s.seed) +
+                                   "\n" + wrong;
+    });
+    r.figure("device.failures", {o.cases}, "jobs");
+    r.figure("device.failures_wrong", {o.wrong}, "jobs");
+    return o;
 }
 
-void mutants(bench::report& r, std::uint32_t one_in) {
-    const auto percent = [](const jobs::campaign& c) {
-        return 100 * static_cast<double>(c.killed()) / static_cast<double>(c.tried());
-    };
-    jobs::campaign all;
-    all.run({.one_in = one_in});
-    double unexplained = 0;
-    for (const auto& m : all.survivors()) {
-        const auto reason = jobs::reason_for(m);
-        unexplained += reason.empty() ? 1 : 0;
-        std::printf("# survives: %s (%s)\n", m.c_str(), reason.empty() ? "nobody knows why" : reason.c_str());
-    }
-    for (const auto& m : all.never_ran()) std::printf("# never ran: %s\n", m.c_str());
-    r.figure("device.mutants", {static_cast<double>(all.tried())}, "mutants");
-    r.figure("device.mutants_killed_pct", {percent(all)}, "%");
-    r.figure("device.mutants_unexplained", {unexplained}, "mutants");
+// ---- mutants
 
-    jobs::campaign bounds;
-    bounds.run({.one_in = one_in, .what = jobs::mutated::bounds});
-    for (const auto& m : bounds.survivors()) std::printf("# bound survives: %s\n", m.c_str());
-    r.figure("device.bound_mutants", {static_cast<double>(bounds.tried())}, "mutants");
-    r.figure("device.bound_mutants_killed_pct", {percent(bounds)}, "%");
+struct survey {
+    double tried = 0, races = 0;
+    std::vector<std::string> survivors{}, never_ran{};
+
+    [[nodiscard]] double killed_pct() const { return 100 * (tried - static_cast<double>(survivors.size())) / tried; }
+};
+
+survey mutate(std::uint32_t one_in, jobs::mutated what) {
+    survey all;
+    for (const auto& text : in_processes([&](std::uint32_t part) {
+             const auto races_before = ptx::runtime::total().races;
+             jobs::campaign mine;
+             mine.run({.one_in = one_in, .what = what, .part = part, .parts = cores()});
+             std::string said = "t" + std::to_string(mine.tried()) + "\n";
+             said += "r" + std::to_string(ptx::runtime::total().races - races_before) + "\n";
+             for (const auto& m : mine.survivors()) said += "s" + m + "\n";
+             for (const auto& m : mine.never_ran()) said += "n" + m + "\n";
+             return said;
+         })) {
+        std::istringstream in(text);
+        for (std::string line; std::getline(in, line);) switch (line.at(0)) {
+                case 't': all.tried += std::stod(line.substr(1)); break;
+                case 'r': all.races += std::stod(line.substr(1)); break;
+                case 's': all.survivors.push_back(line.substr(1)); break;
+                default: all.never_ran.push_back(line.substr(1)); break;
+            }
+    }
+    std::ranges::sort(all.survivors);
+    std::ranges::sort(all.never_ran);
+    return all;
+}
+
+/// How many of the survivors nobody has a reason for.
+double unexplained(const survey& s, const char* what) {
+    double without = 0;
+    for (const auto& m : s.survivors) {
+        const auto reason = jobs::reason_for(m);
+        without += reason.empty() ? 1 : 0;
+        std::printf("# %s survives: %s (%s)\n", what, m.c_str(), reason.empty() ? "nobody knows why" : reason.c_str());
+    }
+    for (const auto& m : s.never_ran) std::printf("# %s never ran: %s\n", what, m.c_str());
+    return without;
+}
+
+/// How many survive without a reason.
+double mutants(bench::report& r, std::uint32_t one_in) {
+    const survey all = mutate(one_in, jobs::mutated::orders);
+    const double without_reason = unexplained(all, "mutant");
+    r.figure("device.mutants", {all.tried}, "mutants");
+    r.figure("device.mutants_killed_pct", {all.killed_pct()}, "%");
+    r.figure("device.mutants_unexplained", {without_reason}, "mutants");
+    r.figure("device.races_of_mutants", {all.races}, "findings");  // the control of device.races
+    return without_reason;
+}
+
+void bound_mutants(bench::report& r, std::uint32_t one_in) {
+    const survey bounds = mutate(one_in, jobs::mutated::bounds);
+    (void)unexplained(bounds, "bound");
+    r.figure("device.bound_mutants", {bounds.tried}, "mutants");
+    r.figure("device.bound_mutants_killed_pct", {bounds.killed_pct()}, "%");
 }
 
 void costs(bench::report& r) {
@@ -137,22 +239,34 @@ void costs(bench::report& r) {
 
 int main(int argc, char** argv) {
     try {
-        const bench::arguments asked(argc, argv, {"costs", "fuzz", "failures", "mutants"},
+        const bench::arguments asked(argc, argv, {"costs", "fuzz", "failures", "mutants", "bounds"},
                                      {"--short", "a hundredth of the cases"});
         const std::uint32_t part = asked.has_option() ? 100 : 1;
         bench::report r("kernels of tests/gpu/jobs.cu for sm_90, on the PTX executor");
+        const auto unknown = ptx::runtime::unknown_in(ptx_files);
+        for (const auto& what : unknown) std::fprintf(stderr, "bench_device: %s\n", what.c_str());
+        r.figure("device.opcodes_unknown", {static_cast<double>(unknown.size())}, "opcodes");
+        if (!unknown.empty()) throw std::runtime_error("nothing runs with these");
+        double wrong = 0;
+        outcome found;  // by random jobs
         if (asked.wants("costs")) costs(r);
-        if (asked.wants("fuzz")) fuzz(r, 100'000 / part);
-        if (asked.wants("failures")) failures(r, 5'000 / part);
-        if (asked.wants("mutants")) mutants(r, part);
-        if (const std::string wrong = jobs::trouble_of_forms(); !wrong.empty()) throw std::runtime_error(wrong);
-        const auto all = ptx::runtime::total();
-        r.figure("device.kernels_compiled", {static_cast<double>(all.compiled.size())}, "kernels");
-        r.figure("device.kernels_executed", {static_cast<double>(all.executed.size())}, "kernels");
-        r.figure("device.opcodes_unknown", {0}, "opcodes");  // one would have ended the program
-        r.figure("device.races", {0}, "findings");           // so would one
-        r.figure("device.executor_mips", {static_cast<double>(all.work.instructions) / all.seconds / 1e6}, "MIPS");
+        if (asked.wants("fuzz")) found.add(fuzz(r, 100'000 / part).text());
+        if (asked.wants("failures")) found.add(failures(r, 5'000 / part).text());
+        if (asked.wants("mutants")) wrong += mutants(r, part);
+        if (asked.wants("bounds")) bound_mutants(r, part);
+        if (const std::string of_forms = jobs::trouble_of_forms(); !of_forms.empty())
+            throw std::runtime_error(of_forms);
+        if (found.cases != 0) {
+            auto all = ptx::runtime::total();
+            all.executed.merge(found.executed);
+            r.figure("device.races", {found.races}, "findings");
+            r.figure("device.kernels_compiled", {static_cast<double>(all.compiled.size())}, "kernels");
+            r.figure("device.kernels_executed", {static_cast<double>(all.executed.size())}, "kernels");
+            r.figure("device.executor_mips", {found.instructions / found.seconds / 1e6}, "MIPS");  // of one core
+            wrong += found.wrong + found.races;
+        }
         r.write(asked.json());
+        if (wrong != 0) throw std::runtime_error("something is wrong, see above");
     } catch (const std::exception& e) {
         std::fprintf(stderr, "bench_device: %s\n", e.what());
         return 1;

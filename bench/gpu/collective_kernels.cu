@@ -3,9 +3,3 @@
 #include <gpushare/backend/cuda/launch.cuh>
 
 #include "gpu/collective_launches.hpp"
-
-namespace bench {
-
-[[gnu::weak]] const bool rehearsal = false;  // a program that rehearses says so itself
-
-}  // namespace bench

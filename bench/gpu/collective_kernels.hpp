@@ -55,7 +55,4 @@ struct transformer_step {
 void launch_passes(const rank_group& ranks, const transformer_step& step, const gpushare::launch_options& shape);
 void launch_one_pass(const rank_group& ranks, const transformer_step& step, const gpushare::launch_options& shape);
 
-/// Whether sizes are to be small, because no device is there.
-extern const bool rehearsal;
-
 }  // namespace bench

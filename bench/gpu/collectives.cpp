@@ -33,8 +33,8 @@ using gpushare::bytes;
 using gpushare::never;
 
 constexpr std::size_t slot = 32768;  // of each block
-// Of a block: two of 512 are resident on an SM where the kernels need few registers.
-const std::uint32_t threads = rehearsal ? 64 : 512;
+// Threads of it: two of 512 are resident on an SM where the kernels need few registers.
+std::uint32_t block() { return sized(512U, 64U); }
 
 /// A group of ranks that share the device.
 class shared_ranks {
@@ -99,15 +99,16 @@ float element(std::uint32_t rank, std::size_t i) { return static_cast<float>((i 
 
 void collective_sums(report& r) {
     rig device;
+    const std::uint32_t threads = block();
     double wrong = 0, checked = 0;
-    const std::size_t most = rehearsal ? 3'001 : 100'003;
+    const std::size_t most = sized<std::size_t>(100'003, 3'001);
     for (const std::uint32_t ranks : {1U, 2U, 3U, 8U, 16U}) {
         shared_ranks group(device, ranks, 4);
         device_array<float> in(device, ranks * most), out(device, ranks * most);
         for (const auto& plan : plans)
             for (const std::size_t n : {std::size_t{1}, std::size_t{255}, std::size_t{2048}, most})
                 for (const bool in_place : {false, true}) {
-                    if (rehearsal && ranks == 16 && plan.how != algorithm::two_shot)
+                    if (small_form && ranks == 16 && plan.how != algorithm::two_shot)
                         continue;  // a thread for each block
                     std::vector<float> x(ranks * n);
                     for (std::uint32_t rank = 0; rank < ranks; ++rank)
@@ -132,11 +133,12 @@ void collective_sums(report& r) {
 }
 
 void collective_speed(report& r) {
-    const std::uint64_t largest = rehearsal ? 16'384 : std::uint64_t{64} << 20;
+    const std::uint32_t threads = block();
+    const std::uint64_t largest = sized(std::uint64_t{64} << 20, 16'384);
     rig device;
     double slowest_small = 0;
     for (const std::uint32_t ranks : {2U, 4U, 8U}) {
-        const std::uint32_t most_lanes = rehearsal ? 2 : device.properties().sms * 4 / ranks;
+        const std::uint32_t most_lanes = sized(device.properties().sms * 4 / ranks, 2);
         shared_ranks group(device, ranks, most_lanes);
         const std::uint32_t most = std::min(most_lanes, most_blocks(group.all(), threads));
         device_array<float> in(device, ranks * largest / sizeof(float)), out(device, ranks * largest / sizeof(float));
@@ -146,15 +148,10 @@ void collective_speed(report& r) {
             if (!gpushare::detail::fits_slot(plan.how, of_block, slot) || of_block > (std::uint64_t{4} << 20))
                 return std::numeric_limits<double>::infinity();  // it goes another way; hopeless, and long
             group.use(gpushare::tuning_table::always(plan));
-            return median(group.times(rehearsal ? 1 : 5,
-                                      rehearsal                ? 2
-                                      : size.count() <= 65'536 ? 20
-                                                               : 3,
-                                      [&] {
-                                          group.check(launch_all_reduce(group.all(), in.data(), out.data(),
-                                                                        size.count() / sizeof(float),
-                                                                        {.threads = threads}));
-                                      }));
+            return median(group.times(sized(5, 1), sized(size.count() <= 65'536 ? 20 : 3, 1), [&] {
+                group.check(launch_all_reduce(group.all(), in.data(), out.data(), size.count() / sizeof(float),
+                                              {.threads = threads}));
+            }));
         };
         const auto table = gpushare::tune_submitted(
             ranks, took,
@@ -173,7 +170,7 @@ void collective_speed(report& r) {
             // 2RS bytes, against a copy that reads and writes as many.
             const std::size_t half = ranks * largest;
             const double copy_us =
-                median(group.times(11, 3, [&] { group.stream().copy(out.data(), in.data(), half); }));
+                median(group.times(sized(11, 1), 3, [&] { group.stream().copy(out.data(), in.data(), half); }));
             r.figure(name + "gb_per_s", {2e-3 * static_cast<double>(half) / us}, "GB/s");
             r.figure(name + "copy_fraction", {copy_us / us}, "of a copy");
         }
@@ -182,12 +179,13 @@ void collective_speed(report& r) {
 }
 
 void collective_fused(report& r) {
+    const std::uint32_t threads = block();
     constexpr std::size_t width = transformer_step::width;
     rig device;
     double least = std::numeric_limits<double>::infinity(), least_field = least, off = 0;
-    const std::size_t most_tokens = rehearsal ? 16 : 2048;
+    const std::size_t fewest_tokens = sized<std::size_t>(16, 2), most_tokens = sized<std::size_t>(2048, 2);
     for (const std::uint32_t ranks : {2U, 8U}) {
-        const std::uint32_t most_lanes = rehearsal ? 2 : device.properties().sms * 2 / ranks;
+        const std::uint32_t most_lanes = sized(device.properties().sms * 2 / ranks, 2);
         shared_ranks group(device, ranks, most_lanes);
         const std::uint32_t most = std::min(most_lanes, most_blocks(group.all(), threads));
         const std::size_t all = ranks * most_tokens * width;
@@ -204,7 +202,7 @@ void collective_fused(report& r) {
         group.stream().copy(weight.data(), numbers.data(), width * sizeof(float));
         group.stream().record().wait(never);
 
-        for (std::size_t tokens = 16; tokens <= most_tokens; tokens *= tokens == 1024 ? 2 : 4) {
+        for (std::size_t tokens = fewest_tokens; tokens <= most_tokens; tokens *= tokens == 1024 ? 2 : 4) {
             transformer_step step{tokens,       x.data(),      residual.data(), weight.data(), summed.data(),
                                   added.data(), normed.data(), out.data(),      scratch.data()};
             const auto blocks = static_cast<std::uint32_t>(std::min<std::size_t>(most, tokens));
@@ -212,16 +210,17 @@ void collective_fused(report& r) {
             const auto sum = [&] {
                 group.check(launch_all_reduce(group.all(), step.x, step.summed, step.of_rank(), shape));
             };
-            const int count = tokens <= 64 ? 20 : 3;
+            const std::size_t repeats = sized<std::size_t>(7, 1);
+            const int count = sized(tokens <= 64 ? 20 : 3, 1);
             const double fused =
-                median(group.times(7, count, [&] { group.check(launch_fused(group.all(), step, shape)); }));
+                median(group.times(repeats, count, [&] { group.check(launch_fused(group.all(), step, shape)); }));
             const auto by_fused = out.read(group.stream(), ranks * step.of_rank());
-            const double passes = median(group.times(7, count, [&] {
+            const double passes = median(group.times(repeats, count, [&] {
                 sum();
                 launch_passes(group.all(), step, shape);
             }));
             const auto by_passes = out.read(group.stream(), ranks * step.of_rank());
-            const double field = median(group.times(7, count, [&] {
+            const double field = median(group.times(repeats, count, [&] {
                 sum();
                 launch_one_pass(group.all(), step, shape);
             }));

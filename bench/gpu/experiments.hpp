@@ -5,6 +5,7 @@
 #pragma once
 
 #include <array>
+#include <type_traits>
 
 #include "harness.hpp"
 
@@ -40,6 +41,14 @@ void fault_beside_other_context(report& r);
 void fault_and_reset(report& r);
 void fault_beside_other_process(report& r);
 void healthy_process(report& r);
+
+/// --small: sizes and times that do where no device is there, and figures that mean nothing.
+inline bool small_form = false;
+/// What an experiment takes, and what its small form takes.
+template <class T>
+[[nodiscard]] T sized(T whole, std::type_identity_t<T> small) noexcept {
+    return small_form ? small : whole;
+}
 
 struct experiment {
     const char* name;

@@ -67,7 +67,7 @@ void fault_in_primary_context(report& r) {
     auto guilty = device.stream(), innocent = device.stream();
     limiter gate;
     const auto client = gate.add({});
-    launch_spin(innocent, {}, 200ms);
+    launch_spin(innocent, {}, sized<gpushare::ns>(200ms, 200us));
     break_it(r, "fault", guilty);
     answer(r, "fault_other_stream", cudaStreamQuery(innocent.native_handle()));
     answer(r, "fault_malloc", try_malloc());
@@ -87,7 +87,7 @@ void fault_in_partition(report& r) {
     const auto can = cu::query_sm_split(device.node, device.device);
     auto parts = cu::make_green_contexts(device.node, device.device, gpushare::equal_sms(can, 2));
     auto guilty = parts[0].make_stream(), innocent = parts[1].make_stream(), outside = device.stream();
-    launch_spin(innocent, {}, 200ms);
+    launch_spin(innocent, {}, sized<gpushare::ns>(200ms, 200us));
     break_it(r, "fault_in_partition", guilty);
     answer(r, "fault_in_partition_other_partition", cudaStreamQuery(innocent.native_handle()));
     answer(r, "fault_in_partition_primary_context", cudaStreamQuery(outside.native_handle()));
@@ -144,7 +144,7 @@ void fault_and_reset(report& r) {
 void healthy_process(report& r) {
     rig device;
     auto s = device.stream();
-    const auto end = gpushare::host::steady_clock::now() + 5s;
+    const auto end = gpushare::host::steady_clock::now() + sized(5000ms, 500ms);
     double kernels = 0;
     while (gpushare::host::steady_clock::now() < end) {
         cu::check(try_launch(s), "a kernel of a healthy process");
@@ -157,11 +157,12 @@ void fault_beside_other_process(report& r) {
     rig device;
     auto guilty = device.stream();
     std::string program = "/proc/self/exe", argument = "healthy_process";
-    char* const arguments[] = {program.data(), argument.data(), nullptr};
+    std::string small = "--small";
+    char* const arguments[] = {program.data(), argument.data(), small_form ? small.data() : nullptr, nullptr};
     pid_t child = 0;
     if (posix_spawn(&child, program.c_str(), nullptr, nullptr, arguments, environ) != 0)
         throw std::runtime_error("cannot start another process");
-    std::this_thread::sleep_for(3s);  // it has its context by now, and is busy
+    std::this_thread::sleep_for(sized(3000ms, 200ms));  // it has its context by now, and is busy
     break_it(r, "fault_beside_process", guilty);
     int status = 0;
     if (waitpid(child, &status, 0) != child) throw std::runtime_error("cannot wait for another process");

@@ -24,7 +24,7 @@ using namespace gpushare::literals;
 using namespace std::chrono_literals;
 using gpushare::never;
 
-constexpr std::size_t repeats = 21;
+std::size_t repeats() { return sized<std::size_t>(21, 2); }
 
 }  // namespace
 
@@ -44,7 +44,7 @@ void launch_cost(report& r) {
 
     // The host's time for each, on a device that is idle.
     const auto per_launch = [&](auto launch) {
-        constexpr int launches = 200;
+        const int launches = sized(200, 10);
         double sum = 0;
         for (int i = 0; i < launches; ++i) {
             sum += ns_per_call(1, launch);
@@ -53,55 +53,55 @@ void launch_cost(report& r) {
         }
         return sum / launches;
     };
-    r.figure("gpu.launch_ns", repeated(repeats, [&] { return per_launch(bare); }), "ns");
-    r.figure("gpu.launch_between_points_ns", repeated(repeats, [&] { return per_launch(between_points); }), "ns");
-    r.figure("gpu.gated_launch_ns", repeated(repeats, [&] { return per_launch(gated); }), "ns");
-    r.figure("gpu.submitted_launch_ns", repeated(repeats, [&] { return per_launch(submitted); }), "ns");
-    r.figure("gpu.permit_submit_ns", repeated(repeats, [&] { return per_launch(gated) - per_launch(between_points); }),
-             "ns");
+    r.figure("gpu.launch_ns", repeated(repeats(), [&] { return per_launch(bare); }), "ns");
+    r.figure("gpu.launch_between_points_ns", repeated(repeats(), [&] { return per_launch(between_points); }), "ns");
+    r.figure("gpu.gated_launch_ns", repeated(repeats(), [&] { return per_launch(gated); }), "ns");
+    r.figure("gpu.submitted_launch_ns", repeated(repeats(), [&] { return per_launch(submitted); }), "ns");
+    r.figure("gpu.permit_submit_ns",
+             repeated(repeats(), [&] { return per_launch(gated) - per_launch(between_points); }), "ns");
 
     // To the end of the last of many: what the device gets done.
     const auto throughput = [&](auto launch) {
-        constexpr int kernels = 2000;
+        const int kernels = sized(2000, 20);
         return us_of([&] {
                    for (int i = 0; i < kernels; ++i) launch();
                    spin_until(s.record());
                }) /
                kernels;
     };
-    r.figure("gpu.empty_kernel_us", repeated(repeats, [&] { return throughput(bare); }), "us");
-    r.figure("gpu.gated_empty_kernel_us", repeated(repeats, [&] { return throughput(gated); }), "us");
+    r.figure("gpu.empty_kernel_us", repeated(repeats(), [&] { return throughput(bare); }), "us");
+    r.figure("gpu.gated_empty_kernel_us", repeated(repeats(), [&] { return throughput(gated); }), "us");
 }
 
 void event_cost(report& r) {
     rig device;
     auto s = device.stream();
-    constexpr std::size_t many = 500;
+    const std::size_t many = sized<std::size_t>(500, 20);
     std::vector<cu::stream::point> points(many);
     const auto record_all = [&] { std::ranges::generate(points, [&] { return s.record(); }); };
 
     r.figure("gpu.record_ns",
-             repeated(repeats,
+             repeated(repeats(),
                       [&] {
                           const double all = ns_per_call(1, record_all);
                           s.record().wait(never);
-                          return all / many;
+                          return all / static_cast<double>(many);
                       }),
              "ns");
     r.figure("gpu.query_of_reached_ns",
-             repeated(repeats,
+             repeated(repeats(),
                       [&] {
                           record_all();
                           if (cudaStreamSynchronize(s.native_handle()) != cudaSuccess)
                               throw std::runtime_error("no sync");
                           const auto ask = [&] { return std::ranges::count_if(points, &cu::stream::point::reached); };
-                          return ns_per_call(1, [&] { keep(ask()); }) / many;
+                          return ns_per_call(1, [&] { keep(ask()); }) / static_cast<double>(many);
                       }),
              "ns");
     r.figure("gpu.query_of_pending_ns",
-             repeated(repeats,
+             repeated(repeats(),
                       [&] {
-                          launch_spin(s, {}, 20ms);
+                          launch_spin(s, {}, sized<gpushare::ns>(20ms, 100us));
                           const auto p = s.record();
                           std::size_t asked = 0;
                           bool reached = false;
@@ -116,7 +116,7 @@ void event_cost(report& r) {
                       }),
              "ns");
     r.figure("gpu.launch_and_wait_us",
-             repeated(repeats,
+             repeated(repeats(),
                       [&] {
                           return us_of([&] {
                               launch_empty(s);
@@ -128,10 +128,10 @@ void event_cost(report& r) {
     // The span that a submission is charged with, against what the kernel itself saw.
     device_array<block_record> record(device, 1);
     for (const auto& [length, name] :
-         {std::pair{20us, "gpu.span_excess_of_20us_us"}, std::pair{1000us, "gpu.span_excess_of_1ms_us"},
-          std::pair{20000us, "gpu.span_excess_of_20ms_us"}}) {
+         {std::pair{20us, "gpu.span_excess_of_20us_us"}, std::pair{sized(1000us, 50us), "gpu.span_excess_of_1ms_us"},
+          std::pair{sized(20000us, 100us), "gpu.span_excess_of_20ms_us"}}) {
         r.figure(name,
-                 repeated(repeats,
+                 repeated(repeats(),
                           [&, length = length] {
                               const auto begin = s.record();
                               launch_spin(s, {}, length, record.data());
@@ -162,7 +162,7 @@ void graph_replay(report& r) {
             auto& memory = device.node.memory(device.device);
             try {
                 while (!stop.stop_requested()) {
-                    launch_spin(beside, {}, 100us);
+                    launch_spin(beside, {}, sized(100us, 10us));
                     const auto p = beside.record();
                     while (!p.reached()) asked.fetch_add(1, std::memory_order_relaxed);
                     under_way.store(true, std::memory_order_relaxed);
@@ -183,7 +183,7 @@ void graph_replay(report& r) {
                 ++spoilt;
             }
         };
-        r.figure("gpu.capture_us", repeated(201, [&] { return us_of(captured); }), "us");
+        r.figure("gpu.capture_us", repeated(sized<std::size_t>(201, 5), [&] { return us_of(captured); }), "us");
     }
     std::printf("# queries from another thread: %zu\n", asked.load(std::memory_order_relaxed));
     r.figure("gpu.captured_nodes", {recorded}, "nodes");
@@ -194,7 +194,7 @@ void graph_replay(report& r) {
     limiter gate;
     const auto client = gate.add({});
     const auto timed = [&](auto enqueue) {
-        return repeated(repeats, [&] {
+        return repeated(repeats(), [&] {
             return us_of([&] {
                 enqueue();
                 spin_until(s.record());
@@ -205,7 +205,7 @@ void graph_replay(report& r) {
     r.figure("gpu.sequence_replayed_us", timed([&] { replay.launch(s); }), "us");
     r.figure("gpu.sequence_replayed_gated_us",
              timed([&] { gate.acquire(client)->enqueue(s, [&](cu::stream& on) { replay.launch(on); }); }), "us");
-    r.figure("gpu.graph_update_us", repeated(repeats, [&] { return us_of([&] { keep(replay.update(g)); }); }), "us");
+    r.figure("gpu.graph_update_us", repeated(repeats(), [&] { return us_of([&] { keep(replay.update(g)); }); }), "us");
 }
 
 }  // namespace bench

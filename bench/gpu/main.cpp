@@ -3,8 +3,9 @@
 //
 //   gpu_figures --list                  names, and the seconds that each may take
 //   gpu_figures --device [JSON]         which device, driver and runtime
-//   gpu_figures EXPERIMENT [JSON]
+//   gpu_figures EXPERIMENT [JSON] [--small]
 //
+// --small is for programs that run the experiments where no device is there.
 // Exit code 1: it failed; 2: no such experiment; 3: no device or driver; 4: the device or driver can't do that.
 #include <algorithm>
 #include <cstdio>
@@ -80,6 +81,10 @@ int exit_code(errc why) {
 int main(int argc, char** argv) {
     // Loading a kernel at its first launch would wait for the kernels that run.
     setenv("CUDA_MODULE_LOADING", "EAGER", 1);
+    if (argc > 2 && argv[argc - 1] == std::string_view("--small")) {
+        bench::small_form = true;
+        --argc;
+    }
     try {
         return run(argc > 1 ? argv[1] : "", argc > 2 ? argv[2] : nullptr);
     } catch (const gpushare::operation_error& e) {

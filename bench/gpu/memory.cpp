@@ -128,7 +128,8 @@ void pool_rounding(report& r) {
 }
 
 void pool_reuse(report& r) {
-    constexpr std::size_t size = 64 << 20, repeats = 11;
+    constexpr std::size_t size = 64 << 20;
+    const std::size_t repeats = sized<std::size_t>(11, 1);
     rig device;
     auto a = device.stream(), b = device.stream();
     device_array<block_record> records(device, 2);
@@ -137,7 +138,7 @@ void pool_reuse(report& r) {
     const auto reused = [&](cu::stream& on, bool let_end) {
         cu::memory_pool pool(device.node, device.device);
         void* const first = pool.allocate(a, size);
-        launch_spin(a, {}, 10ms, records.data());
+        launch_spin(a, {}, sized<gpushare::ns>(10ms, 100us), records.data());
         (void)pool.deallocate(a, first);
         if (let_end) a.record().wait(never);
         void* const second = pool.allocate(on, size);
@@ -156,7 +157,7 @@ void pool_reuse(report& r) {
 }
 
 void copy_bandwidth(report& r) {
-    constexpr std::size_t size = 1U << 30, repeats = 11;
+    const std::size_t size = sized<std::size_t>(1U << 30, 1U << 20), repeats = sized<std::size_t>(11, 1);
     rig device;
     auto s = device.stream();
     device_array<std::byte> from(device, size), to(device, size);
@@ -168,7 +169,7 @@ void copy_bandwidth(report& r) {
             s.copy(target, source, size);
             const auto end = s.record();
             end.wait(never);
-            return moved * size / static_cast<double>(elapsed(begin, end).count());
+            return moved * static_cast<double>(size) / static_cast<double>(elapsed(begin, end).count());
         });
     };
     // Within the device every byte is read and written.

@@ -93,7 +93,7 @@ void partition_sizes(report& r) {
         auto s = parts.front().make_stream();
         taken.push_back(to_mib(memory.taken_by_others() - others));
         wide_kernel kernel(device, s);
-        kernel.launch(100us);
+        kernel.launch(sized(100us, 5us));
         const std::size_t seen = kernel.sms().size();
         std::printf("# a partition of %u SMs: kernels on %zu\n", sms.front(), seen);
         off.push_back(std::abs(static_cast<double>(seen) - static_cast<double>(sms.front())));
@@ -104,26 +104,27 @@ void partition_sizes(report& r) {
 }
 
 void partition_isolation(report& r) {
-    constexpr std::size_t repeats = 31;
+    const std::size_t repeats = sized<std::size_t>(31, 1);
+    const gpushare::ns short_wave = sized(500us, 5us), long_wave = sized(2000us, 10us);
     rig device;
     const auto can = cu::query_sm_split(device.node, device.device);
     auto parts = cu::make_green_contexts(device.node, device.device, gpushare::equal_sms(can, 2));
     auto a = parts[0].make_stream(), b = parts[1].make_stream(), outside = device.stream();
     wide_kernel in_a(device, a), in_b(device, b), of_primary(device, outside);
 
-    in_a.launch(500us);
-    in_b.launch(500us);
+    in_a.launch(short_wave);
+    in_b.launch(short_wave);
     const sm_set of_a = in_a.sms(), of_b = in_b.sms();
     r.figure("gpu.sms_in_two_partitions", {static_cast<double>(common(of_a, of_b))}, "SMs");
 
     const auto leak = [&](const char* name) {
-        of_primary.launch(500us);
+        of_primary.launch(short_wave);
         const sm_set of_outside = of_primary.sms();
         r.figure(name, {static_cast<double>(common(of_outside, of_a) + common(of_outside, of_b))}, "SMs");
     };
     leak("gpu.partitioned_sms_used_by_primary_context");
-    in_a.launch(2ms);
-    in_b.launch(2ms);
+    in_a.launch(long_wave);
+    in_b.launch(long_wave);
     leak("gpu.partitioned_sms_used_beside_busy_partitions");
     a.record().wait(never);
     b.record().wait(never);
@@ -141,8 +142,8 @@ void partition_isolation(report& r) {
         });
     };
     r.figure("gpu.partition_latency_alone_us", latency([] {}, b), "us");
-    r.figure("gpu.partition_latency_beside_partition_us", latency([&] { in_b.launch(500us); }, b), "us");
-    r.figure("gpu.partition_latency_beside_primary_us", latency([&] { of_primary.launch(500us); }, outside), "us");
+    r.figure("gpu.partition_latency_beside_partition_us", latency([&] { in_b.launch(short_wave); }, b), "us");
+    r.figure("gpu.partition_latency_beside_primary_us", latency([&] { of_primary.launch(short_wave); }, outside), "us");
 }
 
 }  // namespace bench

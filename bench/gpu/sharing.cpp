@@ -33,7 +33,7 @@ using gpushare::never;
 }  // namespace
 
 void stream_priority(report& r) {
-    constexpr std::size_t repeats = 41;
+    const std::size_t repeats = sized<std::size_t>(41, 2);
     rig device;
     auto low = device.stream(0), same = device.stream(0), high = device.stream(5);
     std::printf("# native priorities: low %d, high %d\n", low.native_priority(), high.native_priority());
@@ -47,7 +47,7 @@ void stream_priority(report& r) {
     // A kernel of 40 waves of blocks, 50 us each, that leaves no room on any SM.
     const std::uint32_t wave = max_resident_spins(low, wide_block);
     const auto beside_a_full_device = [&](cu::stream& s, std::size_t i) {
-        launch_spin(low, {.blocks = 40 * wave, .threads = wide_block}, 50us);
+        launch_spin(low, {.blocks = sized(40U, 2U) * wave, .threads = wide_block}, 50us);
         // Somewhere within the first half of it.
         std::this_thread::sleep_for(std::chrono::microseconds(100 + 37 * (i % 20)));
         const double us = latency(s);
@@ -105,12 +105,13 @@ struct client_run {
 
 void share_accuracy(report& r) {
     constexpr double share_of_first = 0.3;
-    constexpr auto duration = 8s;
+    const std::chrono::milliseconds duration = sized(8s, 1s);
     rig device;
     limiter shared;
     const std::uint32_t wave = max_resident_spins(device.stream(), wide_block);
     // Kernels of different lengths: by launches, the shares would be others.
-    client_run first(device, shared, 30_pct, 300us, wave, 20'000), second(device, shared, 70_pct, 1ms, wave, 10'000);
+    client_run first(device, shared, 30_pct, sized(300us, 3us), wave, 20'000);
+    client_run second(device, shared, 70_pct, sized(1000us, 10us), wave, 10'000);
     const auto end = gpushare::host::steady_clock::now() + duration;
     {
         std::jthread other([&] { second.drive(end); });
@@ -137,11 +138,13 @@ void share_accuracy(report& r) {
         std::printf("# weight %s: %zu kernels, charged %.3f ms, held the device for %.3f ms\n",
                     c == &first ? "30%" : "70%", c->launched, charged / 1e3, sum / 1e3);
     }
-    // From the second second on, when both have begun, to the last but one, when neither has ended.
-    const auto begin = std::ranges::min(all, {}, &held::begin).begin + 1'000'000'000;
+    // From the second of eight on, when both have begun, to the last but one, when neither has ended.
+    const std::uint64_t earliest = std::ranges::min(all, {}, &held::begin).begin;
+    const std::uint64_t window =
+        sized<std::uint64_t>(1'000'000'000, (std::ranges::max(all, {}, &held::end).end - earliest) / 8);
     std::vector<double> windows;
-    for (std::uint64_t w = 0; w + 2 < static_cast<std::uint64_t>(duration / 1s); ++w) {
-        const std::uint64_t from = begin + w * 1'000'000'000, to = from + 1'000'000'000;
+    for (std::uint64_t w = 1; w < 7; ++w) {
+        const std::uint64_t from = earliest + w * window, to = from + window;
         double of_first = 0, of_both = 0;
         for (const auto& b : all) {
             if (b.end <= from || b.begin >= to) continue;
@@ -159,7 +162,7 @@ void share_accuracy(report& r) {
 }
 
 void limiter_latency(report& r) {
-    const std::size_t repeats = rehearsal ? 5 : 201;
+    const std::size_t repeats = sized<std::size_t>(201, 3);
     rig device;
     limiter shared;
     const std::uint32_t wave = max_resident_spins(device.stream(), wide_block);
@@ -183,7 +186,7 @@ void limiter_latency(report& r) {
             std::deque<limiter::ticket> open;
             while (!stop.stop_requested()) {
                 auto ticket = shared.submit(low, low_stream, [&](cu::stream& s) {
-                    launch_spin(s, {.blocks = wave, .threads = wide_block}, 300us);
+                    launch_spin(s, {.blocks = wave, .threads = wide_block}, sized(300us, 20us));
                 });
                 open.push_back(std::move(*ticket));
                 if (open.size() < 8) continue;
@@ -210,7 +213,7 @@ void limiter_latency(report& r) {
 }
 
 void limiter_width(report& r) {
-    const std::size_t kernels = rehearsal ? 10 : 500;
+    const std::size_t kernels = sized<std::size_t>(500, 10);
     rig device;
     const std::uint32_t wave = max_resident_spins(device.stream(), wide_block);
     // Two clients, whose kernels fill half of the device each: with that said they run side by side, else in turn.
@@ -228,10 +231,12 @@ void limiter_width(report& r) {
             std::deque<limiter::ticket> open;
             for (std::size_t i = 0; i < kernels; ++i) {
                 block_record* const to = h.records.data() + i * (wave / 2);
-                open.push_back(*shared.submit(
-                    h.id, h.stream,
-                    [&, to](cu::stream& s) { launch_spin(s, {.blocks = wave / 2, .threads = wide_block}, 300us, to); },
-                    {.width = width}));
+                open.push_back(*shared.submit(h.id, h.stream,
+                                              [&, to](cu::stream& s) {
+                                                  launch_spin(s, {.blocks = wave / 2, .threads = wide_block},
+                                                              sized(300us, 20us), to);
+                                              },
+                                              {.width = width}));
                 if (open.size() < 8) continue;
                 open.front().wait();
                 open.pop_front();
@@ -260,7 +265,7 @@ void limiter_width(report& r) {
 }
 
 void gangs(report& r) {
-    constexpr std::size_t repeats = 101;
+    const std::size_t repeats = sized<std::size_t>(101, 3);
     const std::uint32_t devices = std::min(cu::count_devices(), 8U);
     if (devices < 2) throw gpushare::operation_error(gpushare::errc::not_supported, {}, "gangs on one device");
     std::vector<int> ordinals;
@@ -292,8 +297,8 @@ void gangs(report& r) {
 }
 
 void ranks_on_one_device(report& r) {
-    constexpr std::size_t repeats = 11;
-    constexpr std::uint32_t rounds = 1000;
+    const std::size_t repeats = sized<std::size_t>(11, 1);
+    const std::uint32_t rounds = sized(1000U, 10U);
     rig device;
     auto s = device.stream();
 
@@ -304,7 +309,7 @@ void ranks_on_one_device(report& r) {
               wrong(on, 1),
               late(on, 1),
               records(on, ranks) {}
-        [[nodiscard]] meeting of(std::uint32_t ranks) {
+        [[nodiscard]] meeting of(std::uint32_t ranks, std::uint32_t rounds) {
             return {ranks, rounds, flags.data(), payload.data(), wrong.data(), late.data(), records.data()};
         }
         device_array<std::uint32_t> flags, payload, wrong, late;
@@ -314,7 +319,7 @@ void ranks_on_one_device(report& r) {
     double wrong = 0, late = 0;
     const auto barrier_us = [&](std::uint32_t ranks, auto launch) {
         room here(device, ranks);
-        launch(here.of(ranks));
+        launch(here.of(ranks, rounds));
         wrong += here.wrong.read(s)[0];
         late += here.late.read(s)[0];
         return span_of(here.records.read(s)).us() / rounds;
@@ -333,7 +338,7 @@ void ranks_on_one_device(report& r) {
     // More than can be resident: an answer, and no launch that waits for ever.
     const std::uint32_t too_many = max_resident_spins(s, 1) * 2;
     room none(device, too_many);
-    const auto answer = launch_meeting(s, none.of(too_many));
+    const auto answer = launch_meeting(s, none.of(too_many, rounds));
     std::printf("# %u ranks: %s\n", too_many, std::string(gpushare::to_string(answer)).c_str());
     expect_none(r, "gpu.too_many_ranks_let_in", answer == gpushare::errc::too_many_blocks ? 0 : 1, "launches");
 
@@ -342,7 +347,7 @@ void ranks_on_one_device(report& r) {
     std::vector<cu::stream> streams;
     for (int i = 0; i < 8; ++i) streams.push_back(device.stream());
     const double late_before = late;
-    const auto beside = repeated(3, [&] {
+    const auto beside = repeated(sized<std::size_t>(3, 1), [&] {
         return barrier_us(8, [&](const meeting& m) {
             for (std::uint32_t rank = 0; rank < 8; ++rank) launch_rank(streams[rank], m, rank);
             for (cu::stream& on : streams) s.wait(on.record());

@@ -2,6 +2,7 @@
 #include "gpu/job_rig.hpp"
 
 #include <algorithm>
+#include <bit>
 #include <cmath>
 #include <cstring>
 #include <exception>
@@ -122,22 +123,35 @@ job random_job(std::mt19937_64& any, std::uint32_t which) {
     return j;
 }
 
+job random_medley(std::mt19937_64& any) {
+    const bool together = below(any, 2) == 0;
+    job j = random_job(any, together ? with_bfloats_together[below(any, with_bfloats_together.size())]
+                                     : with_floats_apart[below(any, with_floats_apart.size())]);
+    j.medley = true;
+    j.rounds = static_cast<std::uint32_t>(2 + below(any, 7));
+    j.width = 1 + below(any, 40);  // what all of them have room for
+    j.count = j.width * (1 + below(any, 4));
+    j.pinned = false;  // which not all of them can
+    return j;
+}
+
 std::string to_string(const job& j) {
-    std::string text = "kind " + std::to_string(j.which) + ", ranks " + std::to_string(j.ranks) + ", count " +
-                       std::to_string(j.count) + ", width " + std::to_string(j.width) + ", root " +
-                       std::to_string(j.root) + ", shifts " + std::to_string(j.in_shift) + " " +
-                       std::to_string(j.out_shift) + ", blocks " + std::to_string(j.blocks) + ", threads " +
-                       std::to_string(j.threads) + ", rounds " + std::to_string(j.rounds) + ", algorithm " +
-                       std::string(gs::to_string(j.how)) + (j.pinned ? ", pinned" : "") + ", first epoch " +
-                       std::to_string(j.first_epoch) + ", steps";
+    std::string text = (j.medley ? "medley from kind " : "kind ") + std::to_string(j.which) + ", ranks " +
+                       std::to_string(j.ranks) + ", count " + std::to_string(j.count) + ", width " +
+                       std::to_string(j.width) + ", root " + std::to_string(j.root) + ", shifts " +
+                       std::to_string(j.in_shift) + " " + std::to_string(j.out_shift) + ", blocks " +
+                       std::to_string(j.blocks) + ", threads " + std::to_string(j.threads) + ", rounds " +
+                       std::to_string(j.rounds) + ", algorithm " + std::string(gs::to_string(j.how)) +
+                       (j.pinned ? ", pinned" : "") + ", first epoch " + std::to_string(j.first_epoch) + ", steps";
     for (const step& s : j.steps) text += " " + std::to_string(s.what) + ":" + std::to_string(s.factor);
     return text;
 }
 
 std::size_t elements(const job& j) {
-    std::size_t of_rank = j.count;
-    with_kind(j.which, [&](auto k) { of_rank *= decltype(k)::wide ? j.ranks : 1; });
-    return of_rank * j.ranks * j.rounds;
+    std::size_t of_rank = 0;
+    for (std::uint32_t round = 0; round < j.rounds; ++round)
+        with_kind(kind_of_round(j, round), [&](auto k) { of_rank += j.count * (decltype(k)::wide ? j.ranks : 1); });
+    return of_rank * j.ranks;
 }
 
 std::vector<std::byte> contents(const job& j, std::uint64_t seed) {
@@ -147,7 +161,9 @@ std::vector<std::byte> contents(const job& j, std::uint64_t seed) {
     for (float& w : weights) w = number<float>(any, false) / 8;
     for (std::uint32_t r = 0; r < j.ranks; ++r) {
         std::byte* const a = before.data() + r * arena;
-        with_kind(j.which, [&](auto k) { fill_arena<decltype(k)>(a, any); });
+        // A medley's first kind may be a barrier, which brings nothing.
+        const std::uint32_t of_medley = is_shared(j.which) ? with_bfloats_together[0] : with_floats_apart[0];
+        with_kind(j.medley ? of_medley : j.which, [&](auto k) { fill_arena<decltype(k)>(a, any); });
         std::ranges::copy(weights, array<float>(a, columns));
         // Each rank brings its own copy of a residual that all of them keep.
         std::copy_n(before.data() + residual * region, region, a + residual * region);
@@ -538,6 +554,55 @@ std::string trouble_of_forms() {
     (void)node.memory(device).deallocate(on_device, n * sizeof(std::uint32_t), 64);
     if (!waited) return "never over\n";
     return words == std::vector<std::uint32_t>(n, 5 + 3 + 2 * 2) ? "" : "not as often as launched\n";
+}
+
+namespace {
+
+template <class T>
+std::string conversion_trouble(gs::cuda::node& node, gs::cuda::stream& s, format f) {
+    const auto pattern = [](std::uint32_t p) { return T::from_bits(static_cast<typename T::bits_type>(p)); };
+    std::vector<float> widened(std::size_t{1} << 8 * sizeof(T)), floats{NAN, -NAN, INFINITY, -INFINITY, 3e38F, -3e38F};
+    for (std::uint32_t p = 0; p < widened.size(); ++p) {
+        const auto low = static_cast<float>(pattern(p)), high = static_cast<float>(pattern(p + 1));
+        const float middle = low / 2 + high / 2;
+        for (const float x : {low, middle})
+            for (const float near : {x, std::nextafter(x, 0.0F), std::nextafter(x, x < 0 ? -INFINITY : INFINITY)})
+                floats.push_back(near);
+    }
+    std::vector<std::uint16_t> narrowed(floats.size());
+    auto& memory = node.memory({0});
+    const auto bytes_of = [](const auto& v) { return v.size() * sizeof v[0]; };
+    auto* const wide = static_cast<float*>(memory.allocate(bytes_of(widened), 64));
+    auto* const given = static_cast<float*>(memory.allocate(bytes_of(floats), 64));
+    auto* const narrow = static_cast<std::uint16_t*>(memory.allocate(bytes_of(narrowed), 64));
+    s.copy(given, floats.data(), bytes_of(floats));
+    convert_on_device(f, s, wide, given, narrow, static_cast<std::uint32_t>(floats.size()));
+    s.copy(widened.data(), wide, bytes_of(widened));
+    s.copy(narrowed.data(), narrow, bytes_of(narrowed));
+    (void)s.record().wait(gs::never);
+    (void)memory.deallocate(wide, bytes_of(widened), 64);
+    (void)memory.deallocate(given, bytes_of(floats), 64);
+    (void)memory.deallocate(narrow, bytes_of(narrowed), 64);
+    std::size_t off = 0;
+    for (std::uint32_t p = 0; p < widened.size(); ++p)
+        off += std::bit_cast<std::uint32_t>(widened[p]) == std::bit_cast<std::uint32_t>(static_cast<float>(pattern(p)))
+                   ? 0
+                   : 1;
+    for (std::size_t i = 0; i < floats.size(); ++i) off += narrowed[i] == T(floats[i]).bits() ? 0 : 1;
+    return off == 0
+               ? ""
+               : "format " + std::to_string(static_cast<int>(f)) + ": " + std::to_string(off) + " conversions differ\n";
+}
+
+}  // namespace
+
+std::string trouble_of_conversions() {
+    gs::cuda::node node;
+    auto s = node.make_stream({0}, gs::priority{});
+    return conversion_trouble<gs::float16>(node, s, format::float16) +
+           conversion_trouble<gs::bfloat16>(node, s, format::bfloat16) +
+           conversion_trouble<gs::fp8_e4m3>(node, s, format::fp8_e4m3) +
+           conversion_trouble<gs::fp8_e5m2>(node, s, format::fp8_e5m2);
 }
 
 namespace {

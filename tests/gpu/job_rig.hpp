@@ -30,6 +30,8 @@ extern const standin::options roomy;
 /// Everything that a job depends on but the setting, at random; of one kind, or of any.
 [[nodiscard]] job random_job(std::mt19937_64& any);
 [[nodiscard]] job random_job(std::mt19937_64& any, std::uint32_t which);
+/// Rounds of several kinds, one after the other on the same streams, without the host between.
+[[nodiscard]] job random_medley(std::mt19937_64& any);
 [[nodiscard]] std::string to_string(const job& j);
 
 /// The elements whose bytes a job leaves, on all ranks.
@@ -51,6 +53,10 @@ extern const standin::options roomy;
 
 /// What is wrong with kernels of CUDA's own, launched in every form and by a graph.
 [[nodiscard]] std::string trouble_of_forms();
+
+/// What differs between a device's conversions of numbers and the host's, which tests/numbers checks against their definitions: every
+/// pattern of each format, and every float at which rounding is decided.
+[[nodiscard]] std::string trouble_of_conversions();
 
 /// What a kernel costs for each element of a rank: the difference between two sizes, so that meeting and leaving aren't in it.
 struct cost {

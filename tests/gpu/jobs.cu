@@ -19,12 +19,31 @@ void reuse_on_device(gs::cuda::stream& s, std::uint32_t* to, const std::uint32_t
 
 namespace {
 
+template <class T, class Bits>
+__global__ void converting(float* widened, const float* floats, std::uint16_t* narrowed, std::uint32_t n) {
+    const std::uint32_t first = blockIdx.x * blockDim.x + threadIdx.x, step = gridDim.x * blockDim.x;
+    for (std::uint32_t i = first; i < 1U << 8 * sizeof(Bits); i += step)
+        widened[i] = static_cast<float>(T::from_bits(static_cast<Bits>(i)));
+    for (std::uint32_t i = first; i < n; i += step) narrowed[i] = T(floats[i]).bits();
+}
+
 __global__ void adding(std::uint32_t* words, std::uint32_t n) {
     const std::uint32_t first = blockIdx.x * blockDim.x + threadIdx.x;
     for (std::uint32_t i = first; i < n; i += gridDim.x * blockDim.x) ++words[i];
 }
 
 }  // namespace
+
+void convert_on_device(format f, gs::cuda::stream& s, float* widened, const float* floats, std::uint16_t* narrowed,
+                       std::uint32_t n) {
+    const auto run = [&](auto kernel) { kernel<<<2, 64, 0, s.native_handle()>>>(widened, floats, narrowed, n); };
+    switch (f) {
+        case format::float16: run(&converting<gs::float16, std::uint16_t>); break;
+        case format::bfloat16: run(&converting<gs::bfloat16, std::uint16_t>); break;
+        case format::fp8_e4m3: run(&converting<gs::fp8_e4m3, std::uint8_t>); break;
+        case format::fp8_e5m2: run(&converting<gs::fp8_e5m2, std::uint8_t>); break;
+    }
+}
 
 void add_one(form how, gs::cuda::stream& s, std::uint32_t* words, std::uint32_t n) {
     const dim3 blocks(2), threads(64);

@@ -47,6 +47,7 @@ inline constexpr std::size_t most_steps = 5;
 
 struct job {
     std::uint32_t which = 0;  // of `every_kind`
+    bool medley = false;      // each round is a collective of another kind: see kind_of_round
     std::uint32_t ranks = 2;
     std::size_t count = 0, width = 1;  // elements of a part; of a row
     std::uint32_t root = 0;
@@ -242,16 +243,30 @@ inline constexpr std::uint32_t kinds = std::tuple_size_v<every_kind>;
 
 /// Calls f(a value of this kind's type).
 template <class F>
-void with_kind(std::uint32_t which, const F& f) {
+constexpr void with_kind(std::uint32_t which, const F& f) {
     [&]<std::size_t... I>(std::index_sequence<I...>) {
         (void)((I == which && (f(std::tuple_element_t<I, every_kind>{}), true)) || ...);
     }
     (std::make_index_sequence<kinds>{});
 }
-[[nodiscard]] inline bool is_shared(std::uint32_t which) {
+[[nodiscard]] constexpr bool is_shared(std::uint32_t which) {
     bool yes = false;
     with_kind(which, [&](auto k) { yes = decltype(k)::shared; });
     return yes;
+}
+
+/// Those that bring one type, on a device for each rank or on one for all: a round of a medley is the next one of these.
+inline constexpr std::array<std::uint32_t, 8> with_floats_apart{24, 0, 20, 26, 14, 22, 18, 30};
+inline constexpr std::array<std::uint32_t, 5> with_bfloats_together{25, 3, 27, 23, 29};
+
+[[nodiscard]] constexpr std::uint32_t kind_of_round(const job& j, std::uint32_t round) {
+    const auto in = [&](const auto& list) {
+        std::size_t first = 0;
+        while (list[first] != j.which) ++first;
+        return list[(first + round) % list.size()];
+    };
+    if (!j.medley) return j.which;
+    return is_shared(j.which) ? in(with_bfloats_together) : in(with_floats_apart);
 }
 
 /// What a rank brings to the next round.
@@ -277,7 +292,7 @@ template <class Gangs, class Stream>
             streams[is_shared(j.which) ? 0 : r].launch(
                 {.blocks = 1, .threads = j.threads, .hold = {}},
                 bring{array<std::uint32_t>(arenas[r], in), array<const std::uint32_t>(arenas[r], refill)});
-        with_kind(j.which, [&](auto k) {
+        with_kind(kind_of_round(j, round), [&](auto k) {
             using kind = decltype(k);
             job less = j;
             less.count -= kind::by_rows ? j.width : 1;
@@ -301,6 +316,11 @@ template <class Gangs, class Stream>
 enum class form : std::uint8_t { chevrons, function, cooperative_function };
 /// Adds 1 to each of n words, by two blocks.
 void add_one(form how, gs::cuda::stream& s, std::uint32_t* words, std::uint32_t n);
+
+/// What a device makes of numbers: the float of each of 2^bits patterns, and of each of n floats the pattern.
+enum class format : std::uint8_t { float16, bfloat16, fp8_e4m3, fp8_e5m2 };
+void convert_on_device(format f, gs::cuda::stream& s, float* widened, const float* floats, std::uint16_t* narrowed,
+                       std::uint32_t n);
 
 /// Something else that writes to buffers.
 void reuse_on_device(gs::cuda::stream& s, std::uint32_t* to, const std::uint32_t* from, std::uint32_t threads);

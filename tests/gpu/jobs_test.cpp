@@ -7,6 +7,7 @@
 #include <fstream>
 #include <map>
 #include <random>
+#include <set>
 #include <sstream>
 #include <string>
 #include <utility>
@@ -53,6 +54,18 @@ void check_random_jobs(std::uint64_t cases) {
 
 TEST_CASE("jobs of any shape leave the host's bytes as compiled", "[compiled]") { check_random_jobs(200); }
 TEST_CASE("many jobs of any shape leave the host's bytes as compiled", "[.long]") { check_random_jobs(10'000); }
+
+TEST_CASE("collectives of several kinds, back to back on a stream, leave the host's bytes as compiled", "[compiled]") {
+    for (std::uint64_t n = 0; n < 40; ++n) {
+        std::mt19937_64 any(n);
+        const jobs::job j = jobs::random_medley(any);
+        check(j, {.who = orders[n % orders.size()], .seed = n, .weak_memory = n % 2 != 0});
+    }
+}
+
+TEST_CASE("every number converts as compiled as it does on the host", "[compiled]") {
+    CHECK(jobs::trouble_of_conversions() == "");
+}
 
 TEST_CASE("collectives fail as they should as compiled: late ranks, aborts, mismatches", "[compiled]") {
     for (std::uint32_t which = 0; which < jobs::kinds; ++which)
@@ -117,6 +130,18 @@ TEST_CASE("kernels of two streams race unless something orders them, whichever r
         CHECK((found.find("race") != std::string::npos) == (order == nothing));
     }
     standin::reset(jobs::roomy);
+}
+
+/// Those of this program, for each architecture; some of them run for one only.
+TEST_CASE("every instruction of our kernels is known, on every architecture", "[compiled]") {
+    std::istringstream files(GPUSHARE_ALL_PTX);
+    std::size_t count = 0;
+    for (std::string file; std::getline(files, file, '|'); ++count) {
+        const std::array<const char*, 2> one{file.c_str(), nullptr};
+        CAPTURE(file);
+        CHECK(ptx::runtime::unknown_in(one.data()) == std::set<std::string>{});
+    }
+    CHECK(count > 10);
 }
 
 TEST_CASE("every form of a launch runs the compiled kernel, and so does a graph of it", "[compiled]") {

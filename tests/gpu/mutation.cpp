@@ -58,6 +58,15 @@ public:
         if (how == failure::crossing) j.threads = j.blocks = 1;
         add(j, n, how);
     }
+    /// Several kinds back to back.
+    void medley(std::uint32_t n) {
+        job j = random_medley(any_);
+        j.rounds = 6;
+        j.ranks = 2 + n % 2;
+        j.root %= j.ranks;
+        if (j.threads > 1) j.threads = 33;
+        add(j, n, std::nullopt);
+    }
     /// With so few elements that a block has none, and goes around the ring all the same; or more than a slot holds at once.
     void ring(std::uint32_t which, std::size_t count) {
         job j = random_job(any_, which);
@@ -97,6 +106,7 @@ std::vector<trial> trials_of_orders(std::uint64_t seed) {
         for (std::uint32_t n = 0; n < 6; ++n) some.whole(which, n);
     for (const std::uint32_t which : {24U, 25U})
         for (const std::size_t count : {10, 1500}) some.ring(which, count);
+    for (std::uint32_t n = 0; n < 4; ++n) some.medley(n);
     for (const std::uint32_t which : kinds_of_bodies)
         for (std::uint32_t n = 0; n < 2 * failures; ++n) some.failing(which, n);
     for (const std::uint32_t which : {0U, 24U})  // what is seen in a short moment only
@@ -130,7 +140,7 @@ void campaign::run(const sample& s) {
     std::mt19937_64 any(s.seed);
     std::vector<std::size_t> order(trials.size());  // of trials: what noticed something is asked first
     for (std::size_t t = 0; t < order.size(); ++t) order[t] = t;
-    for (std::size_t n = 0; n < mutants.size(); ++n) {
+    for (std::size_t n = s.part; n < mutants.size(); n += s.parts) {
         const ptx::mutant& m = mutants[n];
         if (std::ranges::none_of(trials, [&](const trial& t) { return t.comes_to[n]; })) {
             never_ran_.push_back(m.describe());

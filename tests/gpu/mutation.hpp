@@ -23,6 +23,7 @@ struct sample {
     std::uint32_t one_in = 1;
     std::uint64_t seed = 1;
     mutated what = mutated::orders;
+    std::uint32_t part = 0, parts = 1;  // of all mutants, every so many: for several processes
 };
 
 class campaign {

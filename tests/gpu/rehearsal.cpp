@@ -3,12 +3,9 @@
 // as nvcc compiled them, on the PTX executor. Their figures mean nothing then.
 #include <cuda_runtime_api.h>
 
-#include "gpu/collective_kernels.hpp"
 #include "support/cuda_standin/standin.hpp"
 
 namespace bench {
-
-const bool rehearsal = true;
 
 namespace {
 
