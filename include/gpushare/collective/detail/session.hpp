@@ -142,7 +142,12 @@ public:
         std::uint64_t came = 0;  // the epoch, and above it how it went; the other threads add nothing
         if (ctx_.thread_rank() == 0 && say_inside()) {
             if (atomic_ref{own().closed}.load_crossing() != 0) {
-                atomic_ref{own().inside}.store_relaxed(0);  // relaxed: it did nothing in there
+                // It did nothing in there. On the host still a release: by C++20 this store hides that of the collective before it
+                // from whoever finds it outside. On devices the others have waited for what that one did.
+                if constexpr (is_one_thread<Context>)
+                    atomic_ref{own().inside}.store_release(0);
+                else
+                    atomic_ref{own().inside}.store_relaxed(0);
                 settle();
                 came = is_closed;
             } else {
