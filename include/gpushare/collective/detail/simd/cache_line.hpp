@@ -99,13 +99,12 @@ template <class T, class Op>
 inline constexpr std::uint32_t most_ranks_for_lines = averages_integers<T, Op> ? 256 : ~0U;
 
 /// The most that pays. Vectors of 64 bytes have no operations on small integers before AVX-512BW, g++ 12 takes comparisons of
-/// floats in them apart, element by element, and what float_moves.hpp converts is in vectors of 32.
+/// floats in them apart, element by element.
 template <class T, class Op>
-inline constexpr vector_width most_for_lines =
-    sizeof(line_number_t<T, Op>) < 4 || is_fp8<T> || averages_integers<T, Op> ||
-            (selecting_op<Op> && std::floating_point<line_number_t<T, Op>>)
-        ? vector_width::avx2
-        : vector_width::avx512;
+inline constexpr vector_width most_for_lines = sizeof(line_number_t<T, Op>) < 4 || averages_integers<T, Op> ||
+                                                       (selecting_op<Op> && std::floating_point<line_number_t<T, Op>>)
+                                                   ? vector_width::avx2
+                                                   : vector_width::avx512;
 
 /// Stores a vector to a multiple of its size. Not by intrinsics: their header takes longer to compile than all of this library's.
 template <std::size_t Bytes, class Vector>
@@ -188,6 +187,104 @@ struct half_moves {
             asm("vcvtps2ph $0, %1, %0" : "=v"(to) : "v"(safe));
 #endif
         }
+    }
+};
+
+/// 8-bit floats in registers of so many bytes. Float16 is the way there and back: its exponents hold theirs, so one instruction
+/// converts a number that has been moved to its place. What is stored is rounded before, by an addition: a float of so many powers of
+/// two more has its last bit where the format's last bit is, and the adder rounds to even.
+template <class T, std::size_t Bytes>
+struct small_float_moves {
+    using number = float;
+    using wide = typename vector_of<float, Bytes>::type;
+    using words = typename vector_of<std::uint32_t, Bytes>::type;
+    using halves = typename vector_of<std::uint16_t, Bytes / 2>::type;
+    using signed_halves = typename vector_of<std::int16_t, Bytes / 2>::type;
+    using narrow = typename vector_of<std::uint8_t, Bytes / 4>::type;
+#if defined(__clang__)
+    using float16s = typename vector_of<_Float16, Bytes / 2>::type;
+    using signed_narrow = typename vector_of<std::int8_t, Bytes / 4>::type;
+#endif
+    static constexpr bool is_e5m2 = std::same_as<T, fp8_e5m2>;  // the upper half of a float16
+    static constexpr float largest = is_e5m2 ? 57344.0F : 448.0F, smallest_normal = is_e5m2 ? 0x1p-14F : 0x1p-6F;
+    static constexpr float to_float16 = is_e5m2 ? 1.0F : 0x1p-8F;
+    // Added to the bits of a power of two: what has its last bit 3 or 2 powers below, and a half of itself, for negative numbers.
+    static constexpr std::uint32_t adder = ((is_e5m2 ? 21U : 20U) << 23) + 0x40'0000U;
+
+    [[gnu::always_inline]] static void load(const std::byte* from, wide& to) noexcept {
+        using memory = typename in_memory<Bytes / 4>::type;
+        const memory& n = *reinterpret_cast<const memory*>(from);
+        signed_halves h;  // with the sign above
+#if defined(__clang__)
+        h = __builtin_convertvector(__builtin_bit_cast(signed_narrow, n), signed_halves);
+#else
+        asm("vpmovsxbw %1, %0" : "=x"(h) : "m"(n));
+#endif
+        if constexpr (is_e5m2) {
+            h = h << 8;
+        } else {
+            h = (h << 7) & static_cast<std::int16_t>(0xbf80);
+            h |= (h & 0x3f80) == 0x3f80;  // its NaN
+        }
+#if defined(__clang__)
+        to = __builtin_convertvector(__builtin_bit_cast(float16s, h), wide);
+#else
+        asm("vcvtph2ps %1, %0" : "=v"(to) : "x"(h));
+#endif
+        if constexpr (!is_e5m2) to = to * (1.0F / to_float16);
+    }
+    [[gnu::always_inline]] static void store(const wide& from, narrow& to) noexcept {
+        const auto is_nan = from != from;
+        wide x;
+        clamp(from, x);
+        const words bits = __builtin_bit_cast(words, x);
+        wide power;  // of two, at most as large as x
+        larger(__builtin_bit_cast(wide, bits & 0x7f80'0000U), wide{} + smallest_normal, power);
+        const wide rounding = __builtin_bit_cast(wide, __builtin_bit_cast(words, power) + adder);
+        wide rounded = (x + rounding) - rounding;
+        if constexpr (!is_e5m2) rounded = rounded * to_float16;
+        const words with_sign = __builtin_bit_cast(words, rounded) | (bits & 0x8000'0000U);
+        const words safe = is_nan ? words{} + 0x7fff'e000U : with_sign;
+        halves h;
+#if defined(__clang__)
+        h = __builtin_bit_cast(halves, __builtin_convertvector(__builtin_bit_cast(wide, safe), float16s));
+#else
+        asm("vcvtps2ph $0, %1, %0" : "=x"(h) : "v"(safe));
+#endif
+        if constexpr (is_e5m2)
+            h = h >> 8;
+        else
+            h = ((h >> 7) & 0x7f) | ((h >> 8) & 0x80);
+#if defined(__clang__)
+        to = __builtin_convertvector(h, narrow);
+#else
+        typename vector_of<std::int64_t, 16>::type all;  // the result, or its first eight bytes
+        if constexpr (Bytes == 64) {
+            asm("vextracti128 $1, %1, %0\n\tvpackuswb %0, %x1, %0" : "=&x"(all) : "x"(h));
+            to = __builtin_bit_cast(narrow, all);
+        } else {
+            asm("vpackuswb %1, %1, %0" : "=x"(all) : "x"(h));
+            to = __builtin_bit_cast(narrow, all[0]);
+        }
+#endif
+    }
+
+private:
+    // By name: g++ 12 makes comparisons and choices of what is written as such.
+    [[gnu::always_inline]] static void clamp(const wide& from, wide& to) noexcept {
+#if defined(__clang__)
+        to = __builtin_elementwise_max(__builtin_elementwise_min(from, wide{} + largest), wide{} - largest);
+#else
+        asm("vminps %1, %2, %0" : "=v"(to) : "v"(from), "v"(wide{} + largest));
+        asm("vmaxps %1, %2, %0" : "=v"(to) : "v"(to), "v"(wide{} - largest));
+#endif
+    }
+    [[gnu::always_inline]] static void larger(const wide& a, const wide& b, wide& to) noexcept {
+#if defined(__clang__)
+        to = __builtin_elementwise_max(a, b);
+#else
+        asm("vmaxps %1, %2, %0" : "=v"(to) : "v"(a), "v"(b));
+#endif
     }
 };
 
@@ -335,6 +432,11 @@ requires is_half<T>
 struct line_type<T, Op, Bytes> {
     using type = cache_line<half_moves<T, Bytes>>;
 };
+template <class T, class Op, std::size_t Bytes>
+requires is_fp8<T>
+struct line_type<T, Op, Bytes> {
+    using type = cache_line<small_float_moves<T, Bytes>>;
+};
 template <class T, class Op>
 requires averages_integers<T, Op>
 struct line_type<T, Op, 32> {
@@ -472,39 +574,12 @@ template <class Line, class Op>
                                                                         line_stores stores) noexcept {
     combine_in_lines<Line, Op>(ends, lines, stores);
 }
-/// Of 8-bit floats, whose conversions take longer than memory does. In plain loops: g++ 12 makes narrow vectors of wide ones where it
-/// inlines before it flattens.
-template <class T, class Op>
-[[gnu::target("avx2,f16c"), gnu::noinline, gnu::flatten]] void combine_small_floats(const line_ends& ends,
-                                                                                    std::size_t lines,
-                                                                                    line_stores stores) noexcept {
-    using values = floats<16, 8>;
-    const auto in = [&](std::uint32_t r) { return static_cast<const T*>(ends.signals[r].in) + ends.in; };
-    for (std::size_t i = 0; i < lines * cache_line_bytes; i += values::lanes) {
-        values x = load_floats<values>(in(0) + i);
-        for (std::uint32_t r = 1; r < ends.ranks; ++r) x = values::combined(Op{}, x, load_floats<values>(in(r) + i));
-        if constexpr (requires(const Op& op, float a) { op.finish(a, a); })
-            x = x.finished(Op{}, static_cast<float>(ends.ranks));
-        for (std::uint32_t r = 0; r < ends.outputs(); ++r) {
-            T* const out = static_cast<T*>(ends.output(r)) + ends.out + i;
-            if (stores == line_stores::past_caches)
-                stream_floats(out, x);
-            else
-                store_floats(out, x);
-        }
-    }
-}
-
 /// Combines so many lines of T, rank by rank from 0 on. `by`: at least least_for_lines.
 template <class T, class Op>
 void combine_lines(vector_width by, const Op&, const line_ends& ends, std::size_t lines, line_stores stores) noexcept {
-    if constexpr (is_fp8<T>) {
-        combine_small_floats<T, Op>(ends, lines, stores);
-    } else {
-        if constexpr (most_for_lines<T, Op> == vector_width::avx512)
-            if (by == vector_width::avx512) return combine_by_avx512<line_of<T, Op, 64>, Op>(ends, lines, stores);
-        combine_by_avx2<line_of<T, Op, 32>, Op>(ends, lines, stores);
-    }
+    if constexpr (most_for_lines<T, Op> == vector_width::avx512)
+        if (by == vector_width::avx512) return combine_by_avx512<line_of<T, Op, 64>, Op>(ends, lines, stores);
+    combine_by_avx2<line_of<T, Op, 32>, Op>(ends, lines, stores);
 }
 
 #else
