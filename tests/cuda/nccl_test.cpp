@@ -7,6 +7,7 @@
 
 #if __has_include(<nccl.h>)
 
+#include <chrono>
 #include <cstdint>
 #include <span>
 #include <string>
@@ -88,6 +89,30 @@ ncclResult_t ncclAllReduce(const void*, void*, size_t count, ncclDataType_t type
                            cudaStream_t stream) {
     fake().calls.push_back({comm->device, count, type, op, stream, fake().open_groups == 1});
     return fake().all_reduce;
+}
+ncclResult_t ncclReduceScatter(const void*, void*, size_t count, ncclDataType_t type, ncclRedOp_t op, ncclComm_t comm,
+                               cudaStream_t stream) {
+    fake().calls.push_back({comm->device, count, type, op, stream, false});
+    return ncclSuccess;
+}
+ncclResult_t ncclAllGather(const void*, void*, size_t count, ncclDataType_t type, ncclComm_t comm,
+                           cudaStream_t stream) {
+    fake().calls.push_back({comm->device, count, type, ncclNumOps, stream, false});
+    return ncclSuccess;
+}
+ncclResult_t ncclBroadcast(const void*, void*, size_t count, ncclDataType_t type, int root, ncclComm_t comm,
+                           cudaStream_t stream) {
+    fake().calls.push_back({root, count, type, ncclNumOps, stream, false});
+    (void)comm;
+    return ncclSuccess;
+}
+ncclResult_t ncclCommUserRank(const ncclComm_t comm, int* rank) {
+    *rank = comm->device;
+    return ncclSuccess;
+}
+ncclResult_t ncclCommCount(const ncclComm_t, int* count) {
+    *count = 3;
+    return ncclSuccess;
 }
 }
 
@@ -182,6 +207,62 @@ TEST_CASE_METHOD(fixture, "a rank that fails is named, and nothing is submitted 
     CHECK(gs::fault_of(group).code == errc::aborted);
     CHECK(all_reduce(group) == errc::aborted);
     CHECK(fake().calls.size() == 2);
+}
+
+TEST_CASE_METHOD(fixture, "a rank of NCCL as a transport: each call on its stream, and waited for", "[cuda][nccl]") {
+    gs::nccl_transport net(new ncclComm{1}, streams[0].native_handle());
+    CHECK(net.rank() == 1);
+    CHECK(net.size() == 3);
+    std::vector<float> part(3), whole(9);
+    std::vector<std::uint64_t> words(5);
+    const auto of = [](auto& x) { return std::span<const float>(x); };
+    CHECK_FALSE(net.all_reduce(of(part), std::span(part), gs::average{}, gs::never));
+    CHECK_FALSE(net.reduce_scatter(of(whole), std::span(part), gs::sum{}, gs::never));
+    CHECK_FALSE(net.all_gather(of(part), std::span(whole), gs::never));
+    CHECK_FALSE(net.broadcast(std::span(words), 2, gs::never));
+    CHECK_FALSE(net.barrier(gs::never));
+    CHECK(net.carried() == gs::bytes{12 + 36 + 12 + 40});
+    REQUIRE(fake().calls.size() == 5);
+    CHECK((fake().calls[0].op == ncclAvg && fake().calls[0].count == 3 && fake().calls[0].type == ncclFloat32));
+    CHECK((fake().calls[1].op == ncclSum && fake().calls[1].count == 3));
+    CHECK((fake().calls[2].count == 12 && fake().calls[2].type == ncclUint8));
+    CHECK((fake().calls[3].count == 40 && fake().calls[3].device == 2));
+    for (const auto& c : fake().calls) CHECK(c.stream == streams[0].native_handle());
+    CHECK(net.all_reduce(of(whole), std::span(part), gs::sum{}, gs::never).code == errc::mismatch);
+    CHECK(net.broadcast(std::span(words), 3, gs::never).code == errc::mismatch);
+    CHECK(fake().calls.size() == 5);
+}
+
+TEST_CASE_METHOD(fixture, "a rank of NCCL ends at its deadline, by an abort and by an error, and stays so",
+                 "[cuda][nccl]") {
+    auto* const comm = new ncclComm{1};
+    gs::nccl_transport net(comm, streams[0].native_handle());
+    errc expected = errc::deadline_exceeded;
+    std::uint32_t named = 1;
+    SECTION("a deadline") { streams[0].enqueue(gs::ns{1'000'000'000}); }
+    SECTION("an abort") {
+        streams[0].enqueue(gs::ns{1'000'000'000});
+        net.abort(2, errc::stopped);
+        expected = errc::stopped;
+        named = 2;
+    }
+    SECTION("an error that comes to light later") {
+        streams[0].enqueue(gs::ns{1'000'000'000});
+        comm->state = ncclRemoteError;
+        expected = errc::aborted;
+    }
+    SECTION("an error at once") {
+        fake().all_reduce = ncclInvalidArgument;
+        expected = errc::invalid_specification;
+    }
+    const auto soon =
+        std::chrono::steady_clock::now() + std::chrono::milliseconds(expected == errc::deadline_exceeded ? 20 : 5000);
+    const auto fault = net.all_reduce(std::span<const float>(x), std::span(x), gs::sum{}, soon);
+    CHECK(fault.code == expected);
+    CHECK(fault.rank == named);
+    CHECK(fake().aborted == 1);
+    CHECK(net.barrier(gs::never) == fault);
+    CHECK(fake().calls.size() == 1);
 }
 
 TEST_CASE("making an NCCL communicator leaves the thread as it was", "[cuda][nccl]") {

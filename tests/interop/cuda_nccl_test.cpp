@@ -31,7 +31,14 @@ struct claimed_devices : gs::host::node {
     struct properties_type {
         int ordinal;
     };
+    struct as_it_was {
+        as_it_was() = default;
+        as_it_was(const as_it_was&) = delete;
+        as_it_was& operator=(const as_it_was&) = delete;
+        ~as_it_was() {}  // NOLINT: as a guard has one
+    };
     claimed_devices() : node({.devices = 2, .sms = 1}) {}
+    [[nodiscard]] static as_it_was make_current(gs::device_id) { return {}; }
     [[nodiscard]] static properties_type properties(gs::device_id d) { return {static_cast<int>(d.index)}; }
 };
 
@@ -62,12 +69,18 @@ TEMPLATE_TEST_CASE("an all-reduce by NCCL links with its own library", "[interop
     link_submit<TestType, gs::minimum>();
     link_submit<TestType, gs::maximum>();
     link_submit<TestType, gs::average>();
+    // And as a rank's transport, which nobody calls either.
+    using reduce = gs::collective_fault (gs::nccl_transport::*)(std::span<const TestType>, std::span<TestType>,
+                                                                const gs::sum&, gs::instant);
+    const volatile reduce linked = &gs::nccl_transport::all_reduce<TestType, gs::sum>;
+    CHECK(linked != nullptr);
 }
 
 TEST_CASE("what NCCL's own library says of its codes is what errors are made of", "[interop][nccl]") {
     for (const ncclResult_t code : {ncclInvalidArgument, ncclUnhandledCudaError, ncclSystemError, ncclRemoteError})
         CHECK(std::string_view{ncclGetErrorString(code)}.size() > 3);
     CHECK(gs::to_errc(ncclCommAbort(nullptr)) == gs::errc::none);  // of nothing: NCCL lets it pass
+    CHECK(support::code_of([] { gs::nccl_transport(nullptr, nullptr); }) == gs::errc::invalid_specification);
 }
 
 TEST_CASE("NCCL's library without a device: a typed error", "[interop][nccl]") {

@@ -18,11 +18,14 @@
 #include <cuda_runtime_api.h>
 #include <nccl.h>
 
+#include <atomic>
+#include <chrono>
 #include <concepts>
 #include <cstddef>
 #include <cstdint>
 #include <span>
 #include <string_view>
+#include <thread>
 #include <type_traits>
 #include <utility>
 #include <vector>
@@ -34,6 +37,7 @@
 #include <gpushare/config.hpp>
 #include <gpushare/detail/gang_residents.hpp>
 #include <gpushare/error.hpp>
+#include <gpushare/gradient/transport.hpp>
 #include <gpushare/numbers.hpp>
 #include <gpushare/units.hpp>
 
@@ -217,6 +221,123 @@ template <nccl_number T, gang_order Gangs, timeline Stream, nccl_operator Op = s
                                                  comm, stream);
                         });
 }
+
+/// One rank of an NCCL communicator that its own thread drives: a transport of gradient/, whose spans are memory of the rank's device.
+/// Each call goes to the stream and waits for it. The communicator and the stream are the embedder's and outlive it; the communicator is
+/// aborted, and not to be destroyed, once a call has failed. NCCL doesn't say which rank doesn't come: at a deadline the fault names the
+/// rank that gave up. bitwise_and isn't among its operators, so negotiate() goes over another transport.
+class nccl_transport {
+public:
+    static constexpr bool rank_ordered = false;  ///< see the header
+
+    /// Throws operation_error: what NCCL or CUDA below it says.
+    nccl_transport(ncclComm_t comm, cudaStream_t stream) : comm_(comm), stream_(stream) {
+        int rank = 0, size = 0;
+        const ncclResult_t code =
+            ncclCommUserRank(comm, &rank) != ncclSuccess ? ncclInvalidArgument : ncclCommCount(comm, &size);
+        if (code != ncclSuccess) raise({.code = to_errc(code)}, {}, "taking an NCCL communicator");
+        if (cudaMalloc(&word_, sizeof(float)) != cudaSuccess)
+            raise({.code = errc::out_of_memory, .asked = sizeof(float)}, {}, "taking an NCCL communicator");
+        rank_ = static_cast<std::uint32_t>(rank);
+        size_ = static_cast<std::uint32_t>(size);
+    }
+    nccl_transport(const nccl_transport&) = delete;
+    nccl_transport& operator=(const nccl_transport&) = delete;
+    ~nccl_transport() { (void)cudaFree(word_); }
+
+    [[nodiscard]] std::uint32_t rank() const noexcept { return rank_; }              ///< from 0
+    [[nodiscard]] std::uint32_t size() const noexcept { return size_; }              ///< ranks
+    [[nodiscard]] bytes carried() const noexcept { return carried_; }                ///< see transport
+    [[nodiscard]] const collective_fault& fault() const noexcept { return fault_; }  ///< none until one has failed
+
+    /// See transport.
+    template <nccl_number T, nccl_operator Op>
+    [[nodiscard]] collective_fault all_reduce(std::span<const std::type_identity_t<T>> in, std::span<T> out, const Op&,
+                                              instant deadline) {
+        if (in.size() != out.size()) return {errc::mismatch, collective_kind::all_reduce, rank_, calls_};
+        return run(collective_kind::all_reduce, in.size_bytes(), deadline, [&] {
+            return ncclAllReduce(in.data(), out.data(), out.size(), detail::nccl_type<T>(), detail::nccl_op<Op>(),
+                                 comm_, stream_);
+        });
+    }
+    /// See transport.
+    template <nccl_number T, nccl_operator Op>
+    [[nodiscard]] collective_fault reduce_scatter(std::span<const std::type_identity_t<T>> in, std::span<T> out,
+                                                  const Op&, instant deadline) {
+        if (in.size() != out.size() * size_) return {errc::mismatch, collective_kind::reduce_scatter, rank_, calls_};
+        return run(collective_kind::reduce_scatter, in.size_bytes(), deadline, [&] {
+            return ncclReduceScatter(in.data(), out.data(), out.size(), detail::nccl_type<T>(), detail::nccl_op<Op>(),
+                                     comm_, stream_);
+        });
+    }
+    /// See transport.
+    template <class T>
+    requires std::is_trivially_copyable_v<T>
+    [[nodiscard]] collective_fault all_gather(std::span<const std::type_identity_t<T>> in, std::span<T> out,
+                                              instant deadline) {
+        if (out.size() != in.size() * size_) return {errc::mismatch, collective_kind::all_gather, rank_, calls_};
+        return run(collective_kind::all_gather, in.size_bytes(), deadline,
+                   [&] { return ncclAllGather(in.data(), out.data(), in.size_bytes(), ncclUint8, comm_, stream_); });
+    }
+    /// See transport.
+    template <class T>
+    requires std::is_trivially_copyable_v<T>
+    [[nodiscard]] collective_fault broadcast(std::span<T> data, std::uint32_t root, instant deadline) {
+        if (root >= size_) return {errc::mismatch, collective_kind::broadcast, rank_, calls_};
+        return run(collective_kind::broadcast, data.size_bytes(), deadline, [&] {
+            return ncclBroadcast(data.data(), data.data(), data.size_bytes(), ncclUint8, static_cast<int>(root), comm_,
+                                 stream_);
+        });
+    }
+    /// See transport.
+    [[nodiscard]] collective_fault barrier(instant deadline) {
+        return run(collective_kind::barrier, 0, deadline,
+                   [&] { return ncclAllReduce(word_, word_, 1, ncclFloat32, ncclSum, comm_, stream_); });
+    }
+    /// See transport. Of this rank: NCCL tells the others once it has aborted here.
+    void abort(std::uint32_t rank, errc why) noexcept {
+        std::uint64_t none = 0;
+        // acq_rel: of several, the first stands.
+        asked_.compare_exchange_strong(none, collective_fault{why, collective_kind::none, rank, 0}.packed(),
+                                       std::memory_order_acq_rel);
+    }
+
+private:
+    template <class Call>
+    [[nodiscard]] collective_fault run(collective_kind what, std::size_t size, instant deadline, const Call& call) {
+        if (fault_) return fault_;
+        carried_ += bytes{size};
+        ++calls_;
+        ncclResult_t code = call();
+        for (cudaError_t at = cudaErrorNotReady; code == ncclSuccess || code == ncclInProgress;) {
+            at = cudaStreamQuery(stream_);
+            if (at == cudaSuccess) return {};
+            if (at != cudaErrorNotReady) return fail({errc::backend_failed, what, rank_, calls_});
+            // acquire: the word says everything; it pairs with nothing else.
+            if (const std::uint64_t word = asked_.load(std::memory_order_acquire); word != 0)
+                return fail(collective_fault::unpacked(word));
+            if (std::chrono::steady_clock::now() >= deadline)
+                return fail({errc::deadline_exceeded, what, rank_, calls_});
+            if (const ncclResult_t asked = ncclCommGetAsyncError(comm_, &code); asked != ncclSuccess) code = asked;
+            std::this_thread::yield();
+        }
+        return fail({to_errc(code), what, rank_, calls_});
+    }
+    collective_fault fail(const collective_fault& why) noexcept {
+        fault_ = why;
+        (void)ncclCommAbort(comm_);
+        return why;
+    }
+
+    ncclComm_t comm_;
+    cudaStream_t stream_;
+    void* word_ = nullptr;
+    std::uint32_t rank_ = 0, size_ = 0, calls_ = 0;
+    bytes carried_;
+    collective_fault fault_;
+    std::atomic<std::uint64_t> asked_{0};
+};
+static_assert(transport<nccl_transport>);
 
 }  // namespace GPUSHARE_ABI
 }  // namespace gpushare
