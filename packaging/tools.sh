@@ -9,6 +9,7 @@
 #   build/tools/onnxruntime   ONNX Runtime's library, whose tensors are put on a tenant's memory
 #   build/tools/rmm           RAPIDS' memory manager, on a tenant's memory and below a quota
 #   build/tools/torch         headers of PyTorch, which its adaptor has to fit: of the wheel for macOS, the smallest by far
+#   build/tools/digits        handwritten digits, which examples/data_parallel_training learns: one file of scikit-learn's wheel
 #   build/tools/serving       OpenVINO, a voice detector and a text reader, for `./dev bench serving` and the example server
 #   build/tools/clients       others' clients of the example server, for `./dev check`
 #   build/tools/openmpi5, mpich   two MPIs that all-reduces are compared with, for `./dev bench collective` alone
@@ -84,6 +85,8 @@ need_test_tools() {
     from_pypi onnxruntime "its own tensors aren't tested" 'onnxruntime==1.31.*' || true
     from_pypi rmm "its own adaptors aren't tested" 'librmm-cu13==26.10.*' 'rapids-logger==0.3.*' || true
     from_pypi torch "its own signatures aren't tested" 'torch==2.15.*' || true
+    from_pypi digits "the example that learns them isn't run" 'scikit-learn==1.9.*' || true
+    need libopenmpi-dev openmpi-bin
 }
 
 # What `./dev bench serving` runs: real engines, with their weights.
@@ -153,6 +156,8 @@ fetch() {  # FOLDER REQUIREMENT...
     shift
     if [[ $folder == conan || $folder == clients ]]; then
         python3 -m venv "$tools/$folder" && "$tools/$folder/bin/pip" install --quiet --retries 1 "$@"
+    elif [[ $folder == digits ]]; then
+        fetch_digits "$@"
     elif [[ $folder == torch ]]; then
         fetch_headers "$folder" --platform macosx_14_0_arm64 --python-version 3.12 "$@"
     else
@@ -161,6 +166,21 @@ fetch() {  # FOLDER REQUIREMENT...
         [[ $folder != openmpi5 && $folder != mpich ]] || where=--prefix  # has bin/ and lib/ of its own, which --target drops
         "$tools/pip/bin/pip" install --quiet --retries 1 --no-deps "$where" "$tools/$folder" "$@"
     fi
+}
+
+# What a wheel holds of data, unpacked.
+fetch_digits() {  # REQUIREMENT
+    local folder=$tools/digits
+    [[ -x $tools/pip/bin/pip ]] || python3 -m venv "$tools/pip" || return 1
+    mkdir -p "$folder/wheel"
+    "$tools/pip/bin/pip" download --quiet --retries 1 --no-deps --only-binary=:all: --dest "$folder/wheel" "$@" || return 1
+    python3 - "$folder" <<'END' && rm -r "${folder:?}/wheel"
+import glob, gzip, sys, zipfile
+folder = sys.argv[1]
+with zipfile.ZipFile(glob.glob(folder + '/wheel/*.whl')[0]) as z:
+    with open(folder + '/digits.csv', 'wb') as f:
+        f.write(gzip.decompress(z.read('sklearn/datasets/data/digits.csv.gz')))
+END
 }
 
 # The headers alone of a wheel that needn't run here.

@@ -1,0 +1,30 @@
+// SPDX-License-Identifier: Apache-2.0
+// Handwritten digits, 8 x 8 pixels each: the file digits.csv that scikit-learn ships (E. Alpaydin and C. Kaynak, "Optical recognition of
+// handwritten digits", UCI Machine Learning Repository, 1998). A row is 64 numbers from 0 to 16 and the digit.
+//
+//   const auto all = data_parallel_training::load_digits("digits.csv");        // throws std::runtime_error: one clear line
+#pragma once
+
+#include <cstddef>
+#include <cstdint>
+#include <span>
+#include <string>
+#include <vector>
+
+namespace data_parallel_training {
+
+struct digits {
+    static constexpr std::size_t side = 8, pixels = side * side, classes = 10;
+    std::vector<float> images;         // 64 each, from 0 to 1
+    std::vector<std::uint8_t> labels;  // what they are
+
+    [[nodiscard]] std::size_t size() const noexcept { return labels.size(); }
+    [[nodiscard]] std::span<const float> image(std::size_t i) const {
+        return std::span(images).subspan(i * pixels, pixels);
+    }
+};
+
+/// In a random order, always the same.
+[[nodiscard]] digits load_digits(const std::string& path);
+
+}  // namespace data_parallel_training

@@ -1,0 +1,40 @@
+// SPDX-License-Identifier: Apache-2.0
+// The command line, the progress bar, the lines at the end and the picture, for threads and for processes alike.
+#pragma once
+
+#include <cstddef>
+#include <cstdint>
+#include <span>
+#include <stdexcept>
+#include <string>
+#include <string_view>
+
+#include "data_parallel_training/training.hpp"
+
+namespace data_parallel_training {
+
+struct command {
+    training_options training{};
+    std::uint32_t ranks = 2;  // threads of this process
+    std::string data = GPUSHARE_DIGITS, svg = "data_parallel_training.svg";
+    bool help = false;
+};
+
+class usage_error : public std::runtime_error {
+public:
+    using std::runtime_error::runtime_error;
+};
+
+/// `arguments` without the program's name. Throws usage_error.
+[[nodiscard]] command parse(std::span<const char* const> arguments);
+[[nodiscard]] std::string_view help_text();
+/// That a batch can be divided among so many ranks, and the like. Throws usage_error.
+void check(const command& asked, const digits& data, std::uint32_t ranks);
+
+void draw_progress(std::size_t step, std::size_t steps, float loss);
+/// Accuracy, the parameters' fingerprint and times; or who failed. True if the training was good.
+bool print(const training_result& result, std::string_view who);
+/// Loss and where the time goes, step by step. Throws std::runtime_error.
+void write_svg(const training_result& result, std::string_view who, const std::string& path);
+
+}  // namespace data_parallel_training

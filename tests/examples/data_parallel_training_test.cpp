@@ -1,0 +1,198 @@
+// SPDX-License-Identifier: Apache-2.0
+// The example that learns digits: its gradients are right, bits don't depend on how they are fused, and each way of combining them
+// learns. Long: a test for each on the real digits, where they are.
+#include "data_parallel_training/network.hpp"
+#include "data_parallel_training/report.hpp"
+#include "data_parallel_training/training.hpp"
+
+#include <gpushare/collective/communicator.hpp>
+#include <gpushare/gradient/averaging.hpp>
+#include <gpushare/gradient/top_k.hpp>
+#include <gpushare/gradient/transport.hpp>
+
+#include <algorithm>
+#include <cmath>
+#include <cstdint>
+#include <filesystem>
+#include <fstream>
+#include <functional>
+#include <span>
+#include <string>
+#include <thread>
+#include <vector>
+
+#include "support/catch.hpp"
+#include "support/random.hpp"
+#include "support/threads.hpp"
+
+namespace data_parallel_training_test {
+
+namespace gs = gpushare;
+using namespace data_parallel_training;
+
+digits drawn(std::size_t n) {
+    support::random any(7);
+    digits all;
+    for (std::size_t i = 0; i < n; ++i) {
+        const auto label = any.below(10);
+        all.labels.push_back(static_cast<std::uint8_t>(label));
+        for (std::size_t p = 0; p < digits::pixels; ++p)
+            all.images.push_back(static_cast<float>((p * (label + 3) + any.below(4)) % 17) / 16.0F);
+    }
+    return all;
+}
+
+TEST_CASE("the network's gradients are what the loss changes by", "[examples][training]") {
+    const digits data = drawn(6);
+    network model(3);
+    std::vector<std::span<const float>> images;
+    for (std::size_t i = 0; i < data.size(); ++i) images.push_back(data.image(i));
+    (void)model.forward(images, data.labels);
+    std::vector<std::size_t> order;
+    model.backward([&](std::size_t p) { order.push_back(p); });
+    CHECK(order == std::vector<std::size_t>{5, 4, 3, 2, 1, 0});
+    support::random any(1);
+    for (std::size_t p = 0; p < model.parameters().size(); ++p)
+        for (int k = 0; k < 5; ++k) {
+            auto& value = model.parameters()[p].value;
+            const std::size_t i = any.below(value.size());
+            const float before = value[i], h = 4e-3F;
+            value[i] = before + h;
+            const auto up = static_cast<double>(model.forward(images, data.labels));
+            value[i] = before - h;
+            const auto down = static_cast<double>(model.forward(images, data.labels));
+            value[i] = before;
+            CAPTURE(p, i);
+            CHECK(std::abs((up - down) / static_cast<double>(2 * h) -
+                           static_cast<double>(model.parameters()[p].gradient[i])) < 6e-3);
+        }
+}
+
+training_result trained(const digits& data, std::uint32_t ranks, const training_options& options) {
+    const gs::communicator group(ranks, {.channels = 1});
+    std::vector<training_result> results(ranks);
+    support::together(ranks, [&](unsigned r) {
+        gs::thread_transport net(group.rank(r));
+        results[r] = train(net, data, options);
+    });
+    for (const auto& r : results) {
+        CHECK_FALSE(r.fault);
+        CHECK(r.all_alike);
+        CHECK(r.losses == results[0].losses);
+    }
+    return results[0];
+}
+
+TEST_CASE("the loss curve is the same to the bit however gradients are fused", "[examples][training]") {
+    const digits data = drawn(100);
+    training_options options;
+    options.epochs = 2;
+    options.held_out = 20;
+    options.batch = 16;
+    const auto one = trained(data, 2, options);
+    CHECK(one.losses.size() == 10);
+    for (const std::uint64_t bucket : {1U, 100'000U}) {
+        options.fusion.bucket = gs::bytes{bucket};
+        const auto other = trained(data, 2, options);
+        CHECK(other.losses == one.losses);
+        CHECK(other.fingerprint == one.fingerprint);
+    }
+}
+
+TEST_CASE("what isn't digits is refused with its line", "[examples][training]") {
+    const std::string path = "not_digits.csv";
+    std::ofstream(path) << "1,2,3\n";
+    CHECK_THROWS_WITH(load_digits(path), path + ", line 1: not 64 pixels and a digit");
+    std::filesystem::remove(path);
+    CHECK_THROWS_WITH(load_digits(path), "cannot read " + path);
+    const char* wrong[] = {"--ranks", "99"};
+    CHECK_THROWS_AS(parse(wrong), usage_error);
+}
+
+bool have_digits() { return std::filesystem::exists(GPUSHARE_DIGITS); }
+
+TEST_CASE("16 bits on the wire learn as much", "[examples][.long]") {
+    if (!have_digits()) return;
+    const digits data = load_digits(GPUSHARE_DIGITS);
+    for (const auto wire : {gs::wire_format::as_is, gs::wire_format::fp16, gs::wire_format::bf16}) {
+        training_options options;
+        options.wire = wire;
+        const auto result = trained(data, 2, options);
+        CAPTURE(gs::to_string(wire));
+        CHECK(result.accuracy >= 0.965);
+        CHECK(result.skipped == 0);
+    }
+}
+
+/// Training where `combine(net, model, step)` does what is between the backward pass and the optimiser, `behind` what follows that.
+template <class Combine, class Behind>
+double accuracy_by(std::uint32_t ranks, std::size_t epochs, const Combine& combine, const Behind& behind) {
+    const digits data = load_digits(GPUSHARE_DIGITS);
+    constexpr std::size_t held_out = 297, batch = 32;
+    const std::size_t samples = data.size() - held_out, share = batch / ranks;
+    const gs::communicator group(ranks);
+    std::vector<double> accuracy(ranks);
+    support::together(ranks, [&](unsigned r) {
+        gs::thread_transport net(group.rank(r));
+        network model(1);
+        batches order(samples, 2);
+        auto state = combine.prepare(model);
+        std::uint64_t step = 0;
+        for (std::size_t epoch = 0; epoch < epochs; ++epoch) {
+            order.shuffle();
+            for (std::size_t at = 0; at + batch <= samples; at += batch, ++step) {
+                std::vector<std::span<const float>> images;
+                std::vector<std::uint8_t> labels;
+                for (const auto i : order.at(at + r * share, share)) {
+                    images.push_back(data.image(i));
+                    labels.push_back(data.labels[i]);
+                }
+                (void)model.forward(images, labels);
+                model.backward([](std::size_t) {});
+                combine(net, model, state);
+                model.step(0.03F, 0.9F);
+                behind(net, model, step);
+            }
+        }
+        std::size_t right = 0;
+        for (std::size_t i = samples; i < data.size(); ++i) right += model.classify(data.image(i)) == data.labels[i];
+        accuracy[r] = static_cast<double>(right) / held_out;
+    });
+    return *std::min_element(accuracy.begin(), accuracy.end());
+}
+
+struct by_top_k {
+    static std::vector<gs::top_k_feedback> prepare(network& model) {
+        std::vector<gs::top_k_feedback> all;
+        for (const auto& p : model.parameters())
+            all.emplace_back(p.gradient.size(), std::max<std::size_t>(p.gradient.size() / 20, 4));
+        return all;
+    }
+    void operator()(gs::thread_transport& net, network& model, std::vector<gs::top_k_feedback>& owed) const {
+        for (std::size_t p = 0; p < owed.size(); ++p)
+            (void)gs::all_reduce_top_k(net, owed[p], model.parameters()[p].gradient);
+    }
+};
+struct each_its_own {
+    static int prepare(network&) { return 0; }
+    void operator()(gs::thread_transport&, network&, int) const {}
+};
+
+TEST_CASE("the largest twentieth of the gradients, gossip on a ring, and local steps learn as well",
+          "[examples][.long]") {
+    if (!have_digits()) return;
+    const auto nothing = [](gs::thread_transport&, network&, std::uint64_t) {};
+    CHECK(accuracy_by(2, 20, by_top_k{}, nothing) >= 0.95);
+    CHECK(accuracy_by(4, 20, each_its_own{}, [](gs::thread_transport& net, network& model, std::uint64_t) {
+              const auto ring = gs::topology::ring(net.size());
+              for (auto& p : model.parameters()) (void)gs::gossip_average(net, ring, p.value);
+          }) >= 0.95);
+    CHECK(accuracy_by(2, 20, each_its_own{}, [](gs::thread_transport& net, network& model, std::uint64_t step) {
+              constexpr gs::local_steps local{.every = 8};
+              std::vector<std::span<float>> list;
+              for (auto& p : model.parameters()) list.emplace_back(p.value);
+              if (local.due(step)) (void)gs::average_all(net, std::span<const std::span<float>>(list));
+          }) >= 0.95);
+}
+
+}  // namespace data_parallel_training_test
