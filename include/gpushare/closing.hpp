@@ -8,7 +8,9 @@
 //   if (closing.close(deadline)) ...;                                   // all resources above have given up its memory
 #pragma once
 
+#include <algorithm>
 #include <atomic>
+#include <chrono>
 #include <condition_variable>
 #include <cstdint>
 #include <memory>
@@ -36,6 +38,14 @@ struct close_state {
     bool calling = false;  // one close at a time
     std::uint64_t passes = 0;
 };
+
+/// Until it is notified, or a minute is over. False if the deadline, of the steady clock, has come before.
+inline bool wait_until(std::condition_variable& told, std::unique_lock<std::mutex>& lock, instant deadline) noexcept {
+    const instant now = std::chrono::steady_clock::now();
+    if (now >= deadline) return false;
+    told.wait_for(lock, std::min(deadline, saturating_add(now, std::chrono::minutes(1))) - now);
+    return true;
+}
 
 }  // namespace detail
 
@@ -124,12 +134,14 @@ public:
     [[nodiscard]] bool closed() const noexcept { return state_->closed.load(std::memory_order_acquire); }
 
     /// Calls every callback, the newest first. True once all have given up what they kept; false if one couldn't by
-    /// `deadline`: call it again. A closed source stays closed. A second call that overlaps waits for the first.
+    /// `deadline`, of the steady clock: call it again. A closed source stays closed. A second call that overlaps waits for the first,
+    /// until its own deadline.
     bool close(instant deadline) noexcept {
         auto& s = *state_;
         std::unique_lock lock(s.mutex);
         s.closed.store(true, std::memory_order_release);
-        s.returned.wait(lock, [&] { return !s.calling; });
+        while (s.calling)
+            if (!detail::wait_until(s.returned, lock, deadline)) return false;
         s.calling = true;
         const auto pass = ++s.passes;
         bool all = true;

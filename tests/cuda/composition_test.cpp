@@ -8,8 +8,10 @@
 #include <gpushare/backend/cuda/virtual_memory.hpp>
 
 #include <cstdint>
+#include <functional>
 #include <limits>
 #include <optional>
+#include <utility>
 
 #include <gpushare/error.hpp>
 #include <gpushare/memory/quota_hook.hpp>
@@ -78,6 +80,8 @@ public:
             (void)chunks().create();
         }
     }
+    /// What comes between two of its readings.
+    static void before_reading(std::function<void()> what) { standin::before_next("cudaMemGetInfo", std::move(what)); }
     void lose() {
         standin::poison(0, cudaErrorIllegalAddress);
         behind_.lost = true;

@@ -3,6 +3,7 @@
 #include <gpushare/backend/cuda/memory.hpp>
 #include <gpushare/backend/cuda/node.hpp>
 #include <gpushare/backend/cuda/pinned.hpp>
+#include <gpushare/backend/cuda/virtual_memory.hpp>
 
 #include <algorithm>
 #include <array>
@@ -11,6 +12,7 @@
 #include <cstdint>
 #include <cstring>
 #include <limits>
+#include <optional>
 #include <thread>
 #include <vector>
 
@@ -226,6 +228,25 @@ TEST_CASE_METHOD(fixture, "pinned memory is a memory_resource, and catches wrong
         CHECK(cudaPeekAtLastError() == cudaSuccess);
     }
     SECTION("what is still out goes back") { (void)pinned.allocate(1, 8192); }
+}
+
+TEST_CASE_METHOD(fixture, "what is freed between two readings isn't taken for ours and for free", "[cuda][memory]") {
+    const bytes others = memory.taken_by_others();
+    SECTION("a block") {
+        void* const p = memory.allocate(10 << 20, 256);
+        errc freed = errc::unknown_block;
+        standin::before_next("cudaMemGetInfo", [&] { freed = memory.deallocate(p, 10 << 20, 256); });
+        CHECK(memory.taken_by_others() == others);
+        CHECK(freed == errc::none);
+    }
+    SECTION("a chunk") {
+        cuda::virtual_memory pages(node, d);
+        std::optional chunk(pages.create().value());
+        standin::before_next("cudaMemGetInfo", [&] { chunk.reset(); });
+        CHECK(memory.taken_by_others() == others);
+        CHECK_FALSE(chunk);
+    }
+    CHECK(memory.taken_by_others() == others);
 }
 
 TEST_CASE_METHOD(fixture, "what others have is never read as less, while memory comes and goes", "[cuda][memory]") {

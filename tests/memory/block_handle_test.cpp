@@ -9,6 +9,7 @@
 #include <type_traits>
 #include <vector>
 
+#include <gpushare/error.hpp>
 #include <gpushare/memory/block_handle.hpp>
 #include <gpushare/units.hpp>
 
@@ -108,6 +109,28 @@ TEST_CASE("resizing keeps the handle and what both sizes have in common", "[memo
     CHECK(t.upstream.bytes() == 10);
     CHECK(t.chat.deallocate(h) == errc::none);
     CHECK(t.upstream.wrong_frees() == 0);
+}
+
+TEST_CASE("a resize that can't be says why, and the block is as it was", "[memory][handles]") {
+    tenants t;
+    const auto h = t.chat.allocate(64, 8);
+    void* const before = t.chat.pointer(h);
+    const auto copy = [](void* to, const void* from, std::size_t n) { std::memcpy(to, from, n); };
+    t.upstream.fail_next();
+    CHECK(t.chat.try_resize(h, 128, copy).code == errc::out_of_memory);
+    CHECK(t.chat.try_resize(h, 128, [](void*, const void*, std::size_t) { throw std::runtime_error("no"); }).code ==
+          errc::backend_failed);
+    CHECK(
+        t.chat
+            .try_resize(h, 128, [](void*, const void*, std::size_t) { gpushare::raise({.code = errc::kernel_failed}); })
+            .code == errc::kernel_failed);
+    CHECK(t.code.try_resize(h, 128, copy).code == errc::unknown_block);
+    CHECK(t.chat.pointer(h) == before);
+    CHECK(t.upstream.blocks() == 1);
+    CHECK(t.chat.try_resize(h, 128, copy).code == errc::none);
+    CHECK(t.chat.pointer(h) != before);
+    CHECK(t.chat.deallocate(h) == errc::none);
+    CHECK(t.upstream.blocks() == 0);
 }
 
 TEST_CASE("an allocation that fails leaves no handle behind", "[memory][handles]") {

@@ -2,8 +2,11 @@
 // What stands on memory that closes gives back what it keeps, and hands nothing out of what was taken back.
 #include <array>
 #include <atomic>
+#include <chrono>
 #include <cstddef>
 #include <cstdint>
+#include <future>
+#include <latch>
 #include <memory>
 #include <optional>
 #include <vector>
@@ -16,6 +19,7 @@
 #include <gpushare/memory/private_pool.hpp>
 #include <gpushare/memory/quota.hpp>
 #include <gpushare/memory/quota_change.hpp>
+#include <gpushare/memory/quota_hook.hpp>
 #include <gpushare/memory/quota_resource.hpp>
 #include <gpushare/memory/quota_wait.hpp>
 #include <gpushare/memory/scrubbing_resource.hpp>
@@ -169,6 +173,9 @@ TEST_CASE("everything that stands on closed memory refuses with closed", "[memor
     CHECK(waits(pool) == errc::closed);
     CHECK(waits(cache) == errc::closed);
     CHECK(waits(counted) == errc::closed);
+    CHECK(waits(scrubbed) == errc::closed);
+    CHECK(handles.try_allocate_until(64, 8, support::forever()).code() == errc::closed);
+    CHECK(handles.try_resize(h, 200, [](void*, const void*, std::size_t) {}).code == errc::closed);
     CHECK(gpushare::charge_until(rig.chat, 1_B, support::forever()).code == errc::closed);
     for (const auto& r : {mine.refuses(64, 8), pool.refuses(64, 8), cache.refuses(64, 8), graph.refuses(64, 8),
                           scrubbed.refuses(64, 8), counted.refuses(64, 8)})
@@ -316,6 +323,50 @@ TEST_CASE("a close beside traffic loses no byte and hands none out afterwards", 
         CHECK(limit.usage().current.count() == device.bytes());
         CHECK(device.wrong_frees() == 0);
     }
+}
+
+TEST_CASE("a close waits for a thread in a hook until its deadline, and no longer", "[memory][closing][threads]") {
+    using namespace std::chrono_literals;
+    const auto soon = [](std::chrono::milliseconds d) { return std::chrono::steady_clock::now() + d; };
+    const bool scrubs = GENERATE(false, true);
+    std::latch inside(1), go_on(1);
+    std::atomic<bool> first{true};
+    fault_resource device;
+    quota limit{1_MiB};
+    quota_resource mine{limit, device};
+    pool_resource pool{mine, {.segment = 64_KiB}};
+    support::manual_scrubber scrubber;
+    scrubbing_resource scrubbed{mine, scrubber};
+    REQUIRE(limit.try_charge(1_MiB) == errc::none);
+    bool by_itself = true;
+    const gpushare::quota_hook slow{limit, 0, [&](const gpushare::reclaim_request&) {
+                                        if (!first.exchange(false)) return 0_B;
+                                        by_itself = limit.close(never);  // it would wait for this very call
+                                        inside.count_down();
+                                        go_on.wait();
+                                        return 0_B;
+                                    }};
+    auto asks = std::async(std::launch::async, [&] {
+        failure why;
+        void* const p = scrubs ? scrubbed.try_allocate(4096, 256, &why) : pool.try_allocate(4096, 256, &why);
+        return p == nullptr ? why.code : errc::none;
+    });
+    inside.wait();
+    CHECK_FALSE(by_itself);
+    auto closing = std::async(std::launch::async, [&] { return limit.close(soon(2ms)); });
+    const bool over = closing.wait_for(10s) == std::future_status::ready;
+    CHECK(over);
+    auto patient = std::async(std::launch::async, [&] { return limit.close(soon(20'000ms)); });
+    auto beside = std::async(std::launch::async, [&] { return limit.close(soon(2ms)); });
+    CHECK(beside.wait_for(10s) == std::future_status::ready);  // nor for another close
+    go_on.count_down();
+    CHECK(asks.get() == errc::closed);
+    CHECK_FALSE(closing.get());
+    CHECK(patient.get());
+    (void)beside.get();
+    CHECK(limit.close(never));
+    CHECK(device.blocks() == 0);
+    CHECK(limit.release(1_MiB));
 }
 
 TEST_CASE("statistics pass on what the upstream says of a free", "[memory][statistics][closing]") {

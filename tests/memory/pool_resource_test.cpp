@@ -10,6 +10,7 @@
 #include <new>
 #include <optional>
 #include <stdexcept>
+#include <utility>
 #include <vector>
 
 #include <gpushare/error.hpp>
@@ -44,9 +45,48 @@ bool same(const pool_usage& a, const pool_usage& b) {
            a.pending == b.pending && a.segments == b.segments;
 }
 
+/// Addresses that nothing stands behind.
+struct addresses {
+    std::uintptr_t next = std::uintptr_t{1} << 40;
+    void* allocate(std::size_t size, std::size_t) {
+        return reinterpret_cast<void*>(std::exchange(next, next + (size + 2 * MiB) / (2 * MiB) * (2 * MiB)));
+    }
+    void deallocate(void*, std::size_t, std::size_t) {}
+};
+
 bool clean(const pool_usage& u) { return u.used == 0_B && u.requested == 0_B && u.cached == 0_B && u.pending == 0_B; }
 
 }  // namespace
+
+TEST_CASE("with long-lived blocks among short ones a pool holds less than twice what is live", "[memory][pool]") {
+    const auto seed = support::seed(28);
+    CAPTURE(seed);
+    support::random any(seed);
+    addresses upstream;
+    pool_resource pool(upstream);
+    auto cache = pool.make_cache();
+    const auto size = [&](unsigned least, unsigned most) {  // log-uniform, nearly
+        const auto power = std::size_t{1} << (least + any.below(most - least));
+        return power + any.below(power);
+    };
+    std::vector<std::pair<void*, std::size_t>> longs(256), shorts(64);
+    const auto replace = [&](auto& b, std::size_t n) {
+        if (b.first != nullptr) REQUIRE(cache.deallocate(b.first, b.second, 256) == errc::none);
+        b = {cache.allocate(n, 256), n};
+    };
+    for (auto& b : longs) replace(b, size(20, 25));
+    double most = 0;
+    for (std::size_t i = 0; i < 20'000; ++i) {
+        replace(any.of(shorts), size(8, 20));
+        if (i % 10 != 0) continue;
+        replace(any.of(longs), size(20, 25));
+        if (i > 5'000) most = std::max(most, pool.usage().held_over_live());
+    }
+    CHECK(most < 2);
+    for (auto* all : {&longs, &shorts})
+        for (const auto& [p, n] : *all) (void)cache.deallocate(p, n, 256);
+    CHECK(pool.trim({}) == 0_B);
+}
 
 TEST_CASE("what is held and what is used are counted apart, and the quota below counts what is held",
           "[memory][pool]") {

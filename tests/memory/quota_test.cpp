@@ -8,6 +8,7 @@
 
 #include <gpushare/error.hpp>
 #include <gpushare/memory/quota.hpp>
+#include <gpushare/memory/quota_change.hpp>
 #include <gpushare/units.hpp>
 
 #include "support/catch.hpp"
@@ -296,6 +297,18 @@ TEST_CASE("a root has nobody to borrow from: burst is refused", "[memory][quota]
     quota q{100_B};
     CHECK(q.resize(100_B, 1_B) == errc::invalid_specification);
     CHECK(q.usage().limit() == 100_B);
+}
+
+TEST_CASE("what grows by a parent that has stopped is refused as closed", "[memory][quota]") {
+    quota device{100_B};
+    quota team{device, 60_B}, chat{team, 20_B};
+    team.stop();
+    CHECK(chat.resize(30_B, 0_B) == errc::closed);
+    gpushare::quota_resize later{chat, 30_B, 0_B};
+    CHECK(later.prepare().code == errc::closed);
+    CHECK(chat.resize(10_B, 0_B) == errc::none);
+    CHECK(device.try_charge(90_B) == errc::none);  // and nothing is held by what was refused
+    CHECK(device.release(90_B));
 }
 
 TEST_CASE("a refusal can be explained in figures", "[memory][quota]") {

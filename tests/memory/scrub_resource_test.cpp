@@ -1,11 +1,15 @@
 // SPDX-License-Identifier: Apache-2.0
 // Blocks that are scrubbed before their upstream has them back: in stream order, without anybody waiting.
 #include <array>
+#include <chrono>
 #include <cstddef>
 #include <cstring>
 #include <new>
+#include <stop_token>
 
 #include <gpushare/backend/host/host.hpp>
+#include <gpushare/memory/block_handle.hpp>
+#include <gpushare/memory/patience.hpp>
 #include <gpushare/memory/quota.hpp>
 #include <gpushare/memory/quota_resource.hpp>
 #include <gpushare/memory/scrubbing_resource.hpp>
@@ -17,6 +21,7 @@
 #include "support/fault_resource.hpp"
 #include "support/manual_scrubber.hpp"
 #include "support/one_block.hpp"
+#include "support/waiting.hpp"
 
 using namespace gpushare::literals;
 using gpushare::errc;
@@ -53,6 +58,37 @@ TEST_CASE("a block is back in its upstream only when it holds zeros", "[memory][
     CHECK(mine.deallocate(p, 64, 64) == errc::none);
     scrubber.by_itself();
     CHECK(mine.drain(never));
+}
+
+TEST_CASE("who waits gets a block once it is scrubbed, or is told why not", "[memory][scrub][waiting]") {
+    gpushare::host::device_memory device{{.capacity = 1_MiB}};
+    gpushare::quota limit{64_KiB};
+    gpushare::quota_resource below{limit, device};
+    support::manual_scrubber scrubber;
+    scrubbing_resource mine{below, scrubber};
+    gpushare::handle_table table;
+    gpushare::handle_resource handles{table, {1}, mine};
+    void* p = mine.allocate(64 << 10, 256);
+    gpushare::failure why;
+    CHECK(mine.try_allocate_until(64 << 10, 256, support::within(std::chrono::milliseconds(3)), &why) == nullptr);
+    CHECK(why.code == errc::deadline_exceeded);
+    CHECK(mine.try_allocate_until(65 << 10, 256, support::forever(), &why) == nullptr);  // never
+    CHECK(why.code == errc::over_quota);
+    std::stop_source stop;
+    stop.request_stop();
+    CHECK(handles.try_allocate_until(8, 8, gpushare::patience{support::real_clock{}, never, stop.get_token()}).code() ==
+          errc::stopped);
+    CHECK_THROWS_AS((void)handles.allocate_until(8, 8, support::within(std::chrono::milliseconds(1))),
+                    gpushare::memory_error);
+    CHECK(table.size() == 0);
+    scrubber.by_itself();
+    CHECK(mine.deallocate(p, 64 << 10, 256) == errc::none);
+    p = mine.allocate_until(64 << 10, 256, support::forever());
+    CHECK(mine.deallocate(p, 64 << 10, 256) == errc::none);
+    const auto h = handles.allocate_until(64 << 10, 256, support::forever(), "waited");
+    CHECK(handles.deallocate(h) == errc::none);
+    CHECK(mine.drain(never));
+    CHECK(device.used() == 0_B);
 }
 
 TEST_CASE("a block in use is scrubbed behind the work that uses it", "[memory][scrub]") {

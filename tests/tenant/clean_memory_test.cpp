@@ -53,10 +53,17 @@ bool holds(const void* p, std::size_t size, unsigned char value) {
 struct scrubber_ref {
     using point = support::manual_point;
     support::manual_scrubber* to;
+    const bool* no_points = nullptr;  // true: it gives none; else all are reached at once
 
     void fill(void* p, std::byte value, std::size_t size) { to->fill(p, value, size); }
     void wait(const point& p) { to->wait(p); }
-    [[nodiscard]] point record() { return to->record(); }
+    [[nodiscard]] point record() {
+        if (no_points != nullptr && *no_points) throw std::runtime_error("the test lets record() fail");
+        auto p = to->record();
+        while (no_points != nullptr && to->reach_next()) {
+        }
+        return p;
+    }
 };
 
 }  // namespace
@@ -108,6 +115,71 @@ TEST_CASE("a fill is never lost sight of, though its point can't be had at once"
     CHECK_FALSE(device.reach_next());  // nothing was enqueued
 }
 
+TEST_CASE("where no point can be had a fill is given up soon, and its block is nobody's until one can",
+          "[tenant][scrub]") {
+    const auto stack = GENERATE(memory_stack::direct, memory_stack::pool);
+    const auto scrub = GENERATE(scrub_policy::on_hand_over, scrub_policy::on_free);
+    host::device_memory device{{.capacity = 64_MiB, .stale = true}};
+    support::manual_scrubber scrubber;
+    bool no_points = false;
+    gpushare::detail::scrub_stream<scrubber_ref> zeros{[&] { return scrubber_ref{&scrubber, &no_points}; }};
+    const auto code_of_fill = [&](void* p) {
+        try {
+            (void)zeros.fill(nullptr, p, 4096);
+            return errc::none;
+        } catch (const gpushare::error& e) {
+            return e.code();
+        }
+    };
+    quota all{64_MiB};
+    const gpushare::event_sink nobody;
+    {
+        gpushare::tenant_memory<host::device_memory, support::manual_point> mine(
+            all, device, "a", gpushare::device_id{0}, 16_MiB, 0_B, nobody,
+            {.stack = stack, .scrub = scrub, .fill = [&](auto* after, void* p, std::size_t size) {
+                 return zeros.fill(after, p, size);
+             }});
+        void* const p = mine.allocate(4096);
+        const bytes used = device.used();
+        no_points = true;
+        if (scrub == scrub_policy::on_free) {
+            CHECK(mine.deallocate(p, 4096) == errc::submission_failed);
+            CHECK(mine.deallocate_after({}, p, 4096) == errc::submission_failed);
+            CHECK(mine.counts().frees == 0);
+            mine.close();
+            gpushare::close_report report;
+            CHECK_FALSE(mine.take_back(report, support::within(1ms)));
+            CHECK(report.leaked_blocks == 0);
+        } else {
+            CHECK(mine.try_allocate(8 * mib) == nullptr);
+            CHECK(device.used() > used);  // one that a fill may reach into
+        }
+        const auto filled = scrubber.filled();
+        CHECK(code_of_fill(p) == errc::submission_failed);
+        CHECK(scrubber.filled() == filled);
+        no_points = false;
+        if (scrub == scrub_policy::on_hand_over) {
+            void* const q = mine.allocate(8 * mib);
+            CHECK(holds(q, 8 * mib, 0));
+            CHECK(mine.deallocate(q, 8 * mib) == errc::none);
+            mine.close();
+        }
+        gpushare::close_report report;
+        CHECK(mine.take_back(report, support::forever()));
+        CHECK(report.leaked_blocks == 1);
+        CHECK(mine.drain(never));
+        CHECK(all.usage().current == 0_B);
+        CHECK(device.used() == 0_B);
+        int other[1024] = {7};
+        no_points = true;
+        CHECK(code_of_fill(other) == errc::in_flight);
+        no_points = false;
+        CHECK(code_of_fill(other) == errc::none);
+        while (scrubber.reach_next()) {
+        }
+    }
+}
+
 TEST_CASE("a close waits for every fill, though a later one can't be enqueued", "[tenant][scrub][close]") {
     const auto stack = GENERATE(memory_stack::direct, memory_stack::pool);
     host::device_memory device{{.capacity = 64_MiB}};
@@ -134,7 +206,7 @@ TEST_CASE("a close waits for every fill, though a later one can't be enqueued", 
         fills_left = 1;  // of the first of the two that are taken back
         mine.close();
         gpushare::close_report report;
-        CHECK(mine.take_back(report));
+        CHECK(mine.take_back(report, support::forever()));
         CHECK(report.leaked_blocks == 2);
         CHECK(mine.drain(soon()));
         CHECK(all.usage().current == 0_B);

@@ -19,6 +19,7 @@
 #include <gpushare/backend/host/virtual_memory.hpp>
 #include <gpushare/memory/chunk_pool.hpp>
 #include <gpushare/memory/pool_resource.hpp>
+#include <gpushare/memory/quota_hook.hpp>
 #include <gpushare/memory/quota_wait.hpp>
 #include <gpushare/memory/virtual_arena.hpp>
 #include <gpushare/tenant/move.hpp>
@@ -279,29 +280,81 @@ TEST_CASE("what a close gives back goes to the driver under no lock of the tenan
 }
 
 TEST_CASE("a close beside another one waits for what that has on the way to the driver", "[tenant][close][threads]") {
-    for (int round = 0; round < 10; ++round) {
-        telling_node n;
-        telling_tenancy shared(n);
-        auto a = shared.admit({.name = "a", .memory = 32_MiB, .compute = 50_pct});
-        a.memory().deallocate(a.memory().allocate(1 << 20), 1 << 20);
-        std::latch on_the_way(1), second_is_there(1);
-        std::atomic<bool> first{true};
-        n.memory({0}).freeing = [&] {
-            if (!first.exchange(false)) return;
-            on_the_way.count_down();
-            second_is_there.wait();
-        };
-        // Nobody but the second gets there before the latch is open.
-        const gpushare::close_callback passed(a.memory().closing(), [&](gpushare::instant) {
-            if (!second_is_there.try_wait()) second_is_there.count_down();
-            return true;
+    std::latch on_the_way(1);
+    std::atomic<bool> first{true}, go_on{false};
+    telling_node n;
+    telling_tenancy shared(n);
+    auto a = shared.admit({.name = "a", .memory = 32_MiB, .compute = 50_pct});
+    a.memory().deallocate(a.memory().allocate(1 << 20), 1 << 20);
+    n.memory({0}).freeing = [&] {
+        if (!first.exchange(false)) return;
+        on_the_way.count_down();
+        while (!go_on) std::this_thread::sleep_for(1ms);
+    };
+    auto one = std::async(std::launch::async, [&] { return a.close(soon()); });
+    on_the_way.wait();
+    auto other = std::async(std::launch::async, [&] { return a.close(soon()); });
+    CHECK(other.wait_for(30ms) == std::future_status::timeout);  // one that doesn't wait is over by then
+    go_on = true;
+    CHECK(other.get().complete);
+    CHECK(one.get().complete);
+    CHECK(n.memory({0}).used() == 0_B);
+}
+
+TEST_CASE("a close waits for a slow driver until its deadline, and no longer", "[tenant][close][threads]") {
+    const auto stack = GENERATE(gpushare::memory_stack::pool, gpushare::memory_stack::direct);
+    std::latch on_the_way(1);
+    std::atomic<bool> first{true}, go_on{false};
+    telling_node n;
+    telling_tenancy shared(n, {.stack = stack});
+    auto a = shared.admit({.name = "a", .memory = 32_MiB, .compute = 50_pct});
+    auto& memory = a.memory();
+    void* const p = memory.allocate(12 << 20);
+    n.memory({0}).freeing = [&] {
+        if (!first.exchange(false)) return;
+        on_the_way.count_down();
+        while (!go_on) std::this_thread::sleep_for(1ms);
+    };
+    auto slow = std::async(std::launch::async, [&] {
+        const errc why = memory.deallocate(p, 12 << 20);
+        memory.trim();
+        return why;
+    });
+    on_the_way.wait();
+    const auto report = a.close(host::steady_clock::now() + 2ms);
+    CHECK_FALSE(report.complete);
+    CHECK(report.still_charged >= 12_MiB);
+    auto patient = std::async(std::launch::async, [&] { return a.close(soon()); });
+    CHECK(patient.wait_for(300ms) == std::future_status::timeout);  // 10,000 turns were over by then
+    go_on = true;
+    CHECK(slow.get() == errc::none);
+    CHECK(patient.get().complete);
+    CHECK(n.memory({0}).used() == 0_B);
+}
+
+TEST_CASE("a close by a hook of its own tenant's doesn't wait for itself", "[tenant][close]") {
+    const auto stack = GENERATE(gpushare::memory_stack::pool, gpushare::memory_stack::direct);
+    host::node n(node_of(1));
+    tenancy shared(n, {.stack = stack});
+    auto a = shared.admit({.name = "a", .memory = 16_MiB, .compute = 50_pct});
+    auto& memory = a.memory();
+    void* const all = memory.allocate(16 << 20);
+    const auto deadline = soon();
+    std::optional<bool> complete;
+    {
+        const gpushare::quota_hook closes(memory.limit(), 0, [&](const gpushare::reclaim_request&) {
+            if (!complete) complete = a.close(deadline).complete;
+            return 0_B;
         });
-        auto one = std::async(std::launch::async, [&] { return a.close(soon()); });
-        on_the_way.wait();
-        CHECK(a.close(soon()).complete);
-        CHECK(one.get().complete);
-        CHECK(n.memory({0}).used() == 0_B);
+        failure why;
+        CHECK(memory.try_allocate(1 << 20, 256, &why) == nullptr);
+        CHECK(why.code == errc::closed);
     }
+    CHECK(complete == false);  // the bytes of who asked may be on their way
+    CHECK(host::steady_clock::now() < deadline);
+    CHECK(memory.deallocate(all, 16 << 20) == errc::closed);  // it was taken back
+    CHECK(a.close(soon()).complete);
+    CHECK(n.memory({0}).used() == 0_B);
 }
 
 TEST_CASE("a close takes no block back that a free is overwriting", "[tenant][close][threads]") {
@@ -326,7 +379,9 @@ TEST_CASE("a close takes no block back that a free is overwriting", "[tenant][cl
     overwriting.wait();
     memory.close();
     gpushare::close_report report;
-    auto taken = std::async(std::launch::async, [&] { return memory.take_back(report); });
+    auto taken = std::async(std::launch::async, [&] {
+        return memory.take_back(report, gpushare::patience{host::steady_clock{}, soon()});
+    });
     CHECK(taken.wait_for(20ms) == std::future_status::timeout);
     go_on.count_down();
     CHECK(freed.get() == errc::none);
@@ -396,6 +451,11 @@ TEST_CASE("everything of a closed tenant is refused as closed", "[tenant][close]
     CHECK(code_of([&] { (void)a.slice(); }) == errc::closed);
     CHECK(code_of([&] { (void)a.estimate(); }) == errc::closed);
     CHECK(code_of([&] { (void)a.declare_workspace(1_KiB); }) == errc::closed);
+    CHECK(a.try_declare_workspace(1_KiB).code() == errc::closed);
+    CHECK(a.try_declare_workspace_until(1_KiB, until).code() == errc::closed);
+    CHECK(a.try_resize({.memory = 8_MiB}).code == errc::closed);
+    CHECK(shared.try_admit({.name = "too much", .memory = 1_GiB}).code() == errc::no_room);
+    CHECK(shared.try_admit({.memory = 1_MiB}).code() == errc::invalid_specification);
     CHECK(code_of([&] { a.resize({.memory = 8_MiB}); }) == errc::closed);
     CHECK(code_of([&] { a.resize_until({.memory = 8_MiB}, until); }) == errc::closed);
     CHECK(code_of([&] { (void)move_tenant(shared, a, there, none); }) == errc::closed);

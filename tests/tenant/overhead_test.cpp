@@ -4,6 +4,7 @@
 #include <atomic>
 #include <chrono>
 #include <cstddef>
+#include <memory_resource>
 #include <optional>
 #include <stop_token>
 #include <thread>
@@ -11,9 +12,11 @@
 #include <vector>
 
 #include <gpushare/backend/host/host.hpp>
+#include <gpushare/collective/device_communicator.hpp>
 #include <gpushare/memory/quota_wait.hpp>
 #include <gpushare/tenant/foreign_memory.hpp>
 #include <gpushare/tenant/tenancy.hpp>
+#include <gpushare/tenant/tenant_node.hpp>
 
 #include "support/catch.hpp"
 #include "support/code_of.hpp"
@@ -171,10 +174,40 @@ TEST_CASE("a library's workspace is the tenant's, and measured memory isn't set 
         CHECK_THROWS_WITH((void)a.declare_workspace(25_MiB),
                           "tenant 'a': declare a workspace: asked 25 MiB, 24 MiB of 32 MiB left (over the quota)");
         CHECK(code_of([&] { (void)a.declare_workspace(1_B, 1); }) == errc::no_device);
+        const gpushare::patience brief{host::steady_clock{}, host::steady_clock::now() + 2ms};
+        CHECK(a.try_declare_workspace(25_MiB).code() == errc::over_quota);
+        CHECK(a.try_declare_workspace_until(25_MiB, brief).code() == errc::deadline_exceeded);
+        CHECK(a.declare_workspace_until(24_MiB, brief).size() == 24_MiB);
     }
     CHECK(a.usage().current == 0_B);
     CHECK(shared.remeasure() == 0_B);
     CHECK(shared.rooms()[0].free == 24_MiB);
+}
+
+TEST_CASE("a communicator's workspaces are charged to the tenant on whose node it is made", "[tenant][overhead]") {
+    host::node n({.devices = 3, .memory = 64_MiB, .sms = 2, .timing = host::timing::modelled});
+    tenancy shared(n);
+    auto a = shared.admit({.name = "a", .memory = 16_MiB, .compute = 10_pct, .on = {{0}, {2}}, .unit = 1_MiB});
+    gpushare::tenant_node mine{n, a};
+    static_assert(gpushare::node<decltype(mine)>);
+    auto& visible = *std::pmr::new_delete_resource();
+    {
+        const gpushare::device_communicator group{mine, visible, a.spec().on, {.blocks = 2, .slot = 64_KiB}};
+        const auto charged = a.usage().current;
+        CHECK(charged > 0_B);
+        CHECK(charged == n.memory({0}).used() + n.memory({2}).used());
+        CHECK(n.memory({1}).used() == 0_B);
+        CHECK(shared.remeasure() == 0_B);
+    }
+    CHECK(a.usage().frees == a.usage().allocations);
+    CHECK(code_of([&] { (void)mine.memory({1}); }) == errc::no_device);
+    CHECK(code_of([&] {
+              const gpushare::device_communicator group{mine, visible, std::vector<gpushare::device_id>{{0}, {1}}};
+          }) == errc::no_device);
+    const auto report = a.close(host::steady_clock::now() + 20s);
+    CHECK(report.complete);
+    CHECK(report.leaked_blocks == 0);
+    CHECK(code_of([&] { (void)gpushare::tenant_node(n, a); }) == errc::closed);
 }
 
 TEST_CASE("a lost device isn't taken for a full one", "[tenant][overhead]") {

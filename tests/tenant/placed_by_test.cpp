@@ -454,7 +454,11 @@ TEST_CASE("two tenants change places by way of the host, where there isn't room 
     CHECK(held.wait(soon()));
     CHECK(holds(of_a[0], 1));
 
+    n.faults({0}).stall(a.work_stream());
+    auto resizes = a.submit([](auto& s) { s.enqueue(1us); }, {}, [&](const auto&) { a.resize({.compute = 70_pct}); });
+    n.faults({0}).resume(a.work_stream());
     auto parked = park_tenant(a, of_a, host, soon());
+    CHECK(parked.spec().compute == 70_pct);  // by what was queued
     CHECK(parked.closed().complete);
     CHECK(parked.closed().leaked_blocks == 0);
     CHECK(parked.size() == bytes{size});

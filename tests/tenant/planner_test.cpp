@@ -331,6 +331,7 @@ TEST_CASE_METHOD(fixture, "what a notice promises is promised to nobody else", "
     CHECK_FALSE(plan.preempt(fixture::spec_of("third", 50_pct, 1), 1ms));
     CHECK_FALSE(plan.reserve(fixture::spec_of("r", 40_pct), shared.now(), shared.now() + 1h));
     CHECK_FALSE(plan.make_room(fixture::spec_of("r", 60_pct)));
+    CHECK(plan.earliest(fixture::spec_of("r", 40_pct), 1h) == gpushare::never);
     shared.time += 2ms;  // over, and still kept
     CHECK(plan.advance().empty());
     CHECK_FALSE(arrive("late", 20_pct).who);
@@ -340,6 +341,7 @@ TEST_CASE_METHOD(fixture, "what a notice promises is promised to nobody else", "
     const auto there = plan.take_place(*second, second_spec), too = plan.take_place(*first, first_spec);
     CHECK(there.name() == "second");
     CHECK(too.name() == "first");
+    CHECK(plan.earliest(fixture::spec_of("r", 10_pct), 1h) == shared.time);
     CHECK(plan.reserve(fixture::spec_of("r", 10_pct), shared.now(), shared.now() + 1h));
 }
 

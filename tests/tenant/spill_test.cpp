@@ -135,6 +135,9 @@ TEST_CASE_METHOD(fixture, "what can't be spilled, or not come back, says so and 
 
     auto plain = shared.admit({.name = "plain", .memory = 1_MiB, .compute = 10_pct, .stack = stack, .spill = 0_B});
     CHECK(code_of([&] { (void)plain.allocate_spillable(1_KiB); }) == errc::not_supported);
+    CHECK(plain.try_allocate_spillable(1_KiB).code() == errc::not_supported);
+    CHECK(a.try_allocate_spillable(17_MiB).code() == errc::over_quota);
+    CHECK(a.try_allocate_spillable(1_KiB, 7).code() == errc::no_device);
     tenancy without(n);
     CHECK(code_of([&] { (void)without.admit({.name = "x", .memory = 1_MiB, .spill = 1_MiB}); }) == errc::not_supported);
 
@@ -175,6 +178,48 @@ TEST_CASE("a copy back that takes its time, or fails, is told of", "[tenant][spi
     CHECK(others == errc::device_lost);
     CHECK_FALSE(b.resident());
     CHECK_FALSE(b.use());
+}
+
+TEST_CASE_METHOD(fixture, "a spill that was given up goes on with the next one, and a use keeps its own deadline",
+                 "[tenant][spill]") {
+    auto a = shared.admit({.name = "a", .memory = 16_MiB, .compute = 50_pct, .on = {{0}}, .stack = stack});
+    {
+        auto first = a.allocate_spillable(8_MiB), second = a.allocate_spillable(8_MiB);
+        fill(first, 1), fill(second, 2);
+        // Nothing gets to the device while it is full of other work.
+        std::atomic<bool> inside{false}, end{false};
+        const auto busy = a.submit([&](auto& s) {
+            s.launch({}, [&](auto&) {
+                inside = true;
+                while (!end) std::this_thread::yield();
+            });
+        });
+        while (!inside) std::this_thread::yield();
+        const auto brief = gpushare::patience{host::steady_clock{}, shared.now() + 5ms};
+        CHECK(a.memory().try_allocate_until(8 << 20, 256, brief) == nullptr);
+        CHECK_FALSE(first.resident());  // on its way
+        end = true;
+        CHECK(busy.wait(shared.now() + 10s));
+        void* const p = a.memory().allocate(8 << 20);
+        CHECK(second.resident());
+        inside = false, end = false;
+        const auto again = a.submit([&](auto& s) {
+            s.launch({}, [&](auto&) {
+                inside = true;
+                while (!end) std::this_thread::yield();
+            });
+        });
+        while (!inside) std::this_thread::yield();
+        const auto late = shared.now() + 1s;
+        CHECK_FALSE(first.use(shared.now() + 1ms));  // the second can't go so soon
+        CHECK(shared.now() < late);
+        end = true;
+        CHECK(again.wait(shared.now() + 10s));
+        REQUIRE(a.memory().deallocate(p, 8 << 20) == errc::none);
+        CHECK(holds(first, 1));
+        CHECK(holds(second, 2));
+    }
+    CHECK(a.close().complete);
 }
 
 TEST_CASE_METHOD(fixture, "spillable blocks go on where their tenant stays on its device", "[tenant][spill][move]") {

@@ -360,10 +360,13 @@ TEST_CASE("who waits for room is told of a close while that waits for the device
     tenancy shared(n, {.limiter = {.depth = 1, .horizon = 1ns}});
     auto t = shared.admit({.name = "t", .memory = 1_MiB, .compute = 50_pct, .queue_limit = 1});
     n.faults({0}).stall(t.work_stream());
-    auto first = t.submit(block(1us)), second = t.submit(block(1us));
+    auto first = t.submit(block(1us));
     // Who watches the device notices everything: the third is to sleep.
     auto watching = std::async(std::launch::async, [&] { return first.wait(clock::now() + 20s); });
     CHECK(watching.wait_for(5ms) == std::future_status::timeout);
+    // Who is turned away at the gate is told alone: nothing but the close tells the third.
+    auto second = std::async(std::launch::async, [&] { return t.acquire().code(); });
+    while (t.usage().waiting != 1) std::this_thread::yield();
     auto third =
         std::async(std::launch::async, [&] { return t.try_submit(block(1us), {.room_by = gpushare::never}).code(); });
     CHECK(third.wait_for(5ms) == std::future_status::timeout);
@@ -375,7 +378,7 @@ TEST_CASE("who waits for room is told of a close while that waits for the device
     CHECK(closing.get());
     CHECK(watching.get());
     CHECK(first.status() == errc::none);
-    CHECK(second.status() == errc::closed);
+    CHECK(second.get() == errc::closed);
 }
 
 TEST_CASE("wake beside sleep leaves a tenant asleep on all of its devices or on none", "[tenant][submit][threads]") {

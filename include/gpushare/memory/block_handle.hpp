@@ -135,25 +135,31 @@ public:
     /// Throws what the upstream throws, std::bad_alloc if the host has no memory for the entry. `label` must outlive the
     /// block.
     [[nodiscard]] block_handle allocate(std::size_t size, std::size_t alignment, std::string_view label = {}) {
-        obtained b{upstream_, {upstream_.allocate(size, alignment), bytes{size}, alignment, label}};
-        const block_handle h = table_->insert(tenant_, b.what);
-        b.what.pointer = nullptr;
-        return h;
+        return entered({upstream_, {upstream_.allocate(size, alignment), bytes{size}, alignment, label}});
     }
 
     /// As allocate(), with the reason instead of an exception.
     [[nodiscard]] result<block_handle> try_allocate(std::size_t size, std::size_t alignment,
                                                     std::string_view label = {}) noexcept {
         failure why{.code = errc::out_of_memory, .asked = size};
-        obtained b{upstream_, {upstream_.try_allocate(size, alignment, &why), bytes{size}, alignment, label}};
-        if (b.what.pointer == nullptr) return why;
-        try {
-            const block_handle h = table_->insert(tenant_, b.what);
-            b.what.pointer = nullptr;
-            return h;
-        } catch (...) {  // the host has no memory for the entry
-            return failure{.code = errc::out_of_memory, .asked = size};
-        }
+        void* const p = upstream_.try_allocate(size, alignment, &why);
+        return try_entered({upstream_, {p, bytes{size}, alignment, label}}, why);
+    }
+
+    /// As allocate(), but waits for memory until the deadline or stop request of `until`, where the upstream can wait.
+    template <class Patience>
+    [[nodiscard]] block_handle allocate_until(std::size_t size, std::size_t alignment, const Patience& until,
+                                              std::string_view label = {}) {
+        void* const p = upstream_.resource().allocate_until(size, alignment, until);
+        return entered({upstream_, {p, bytes{size}, alignment, label}});
+    }
+    /// As allocate_until(), with the reason instead of an exception.
+    template <class Patience>
+    [[nodiscard]] result<block_handle> try_allocate_until(std::size_t size, std::size_t alignment,
+                                                          const Patience& until, std::string_view label = {}) noexcept {
+        failure why{.code = errc::out_of_memory, .asked = size};
+        void* const p = upstream_.resource().try_allocate_until(size, alignment, until, &why);
+        return try_entered({upstream_, {p, bytes{size}, alignment, label}}, why);
     }
 
     /// The block's address; null if the handle is another tenant's or its block was freed, and once the upstream is closed.
@@ -174,22 +180,20 @@ public:
     /// frees or resizes the block meanwhile gets in_flight.
     template <std::invocable<void*, const void*, std::size_t> Copy>
     errc resize(block_handle h, std::size_t size, Copy copy) {
-        const auto old = table_->begin_move(tenant_, h);
-        if (!old) return old.code();
-        // Whatever is thrown, the handle refers to a block that is there.
-        struct moved {
-            handle_table& table;
-            block_handle h;
-            block now;
-            ~moved() { table.move_to(h, now); }
-        };
-        obtained fresh{upstream_, {}};  // goes back unless it takes the old one's place, and then that does
-        moved end{*table_, h, *old};
-        fresh.what = {upstream_.allocate(size, old->alignment), bytes{size}, old->alignment, old->label};
-        copy(fresh.what.pointer, static_cast<const void*>(old->pointer),
-             static_cast<std::size_t>(std::min(old->size, bytes{size}).count()));
-        std::swap(fresh.what, end.now);
-        return errc::none;
+        return exchange(h, size, copy, [&](std::size_t alignment) { return upstream_.allocate(size, alignment); });
+    }
+    /// As resize(), with the reason instead of an exception: what try_allocate() says; where `copy` throws, the code of a
+    /// gpushare::error, else backend_failed.
+    template <std::invocable<void*, const void*, std::size_t> Copy>
+    [[nodiscard]] failure try_resize(block_handle h, std::size_t size, Copy copy) noexcept try {
+        failure why;
+        const errc code = exchange(
+            h, size, copy, [&](std::size_t alignment) { return upstream_.try_allocate(size, alignment, &why); });
+        return code == errc::out_of_memory && why.code != errc::none ? why : failure{.code = code, .asked = size};
+    } catch (const error& e) {
+        return e.figures();
+    } catch (...) {
+        return {.code = errc::backend_failed, .asked = size};
     }
 
 private:
@@ -204,6 +208,43 @@ private:
             if (what.pointer != nullptr) (void)give(from, what);
         }
     };
+
+    template <class Copy, class Allocate>
+    errc exchange(block_handle h, std::size_t size, Copy& copy, Allocate allocate) {
+        const auto old = table_->begin_move(tenant_, h);
+        if (!old) return old.code();
+        // Whatever is thrown, the handle refers to a block that is there.
+        struct moved {
+            handle_table& table;
+            block_handle h;
+            block now;
+            ~moved() { table.move_to(h, now); }
+        };
+        obtained fresh{upstream_, {}};  // goes back unless it takes the old one's place, and then that does
+        moved end{*table_, h, *old};
+        fresh.what = {allocate(old->alignment), bytes{size}, old->alignment, old->label};
+        if (fresh.what.pointer == nullptr) return errc::out_of_memory;
+        copy(fresh.what.pointer, static_cast<const void*>(old->pointer),
+             static_cast<std::size_t>(std::min(old->size, bytes{size}).count()));
+        std::swap(fresh.what, end.now);
+        return errc::none;
+    }
+
+    block_handle entered(obtained b) {
+        const block_handle h = table_->insert(tenant_, b.what);
+        b.what.pointer = nullptr;
+        return h;
+    }
+    result<block_handle> try_entered(obtained b, const failure& why) noexcept {
+        if (b.what.pointer == nullptr) return why;
+        try {
+            const block_handle h = table_->insert(tenant_, b.what);
+            b.what.pointer = nullptr;
+            return h;
+        } catch (...) {  // the host has no memory for the entry
+            return failure{.code = errc::out_of_memory, .asked = static_cast<std::size_t>(b.what.size.count())};
+        }
+    }
 
     handle_table* table_;
     tenant_tag tenant_;

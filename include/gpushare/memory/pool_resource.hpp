@@ -161,13 +161,12 @@ public:
     bool drain(instant deadline) { return store_.drain(deadline); }
 
     /// From now on everything is refused with errc::closed. Waits for blocks that were freed on streams, and gives what
-    /// is free back to the upstream. False if a stream hasn't reached a free by the deadline: call it again. Blocks
-    /// that are still out are left to the upstream; the pool doesn't touch them any more. Called when the upstream
-    /// closes. Private pools over it close first.
+    /// is free back to the upstream. False if a stream hasn't reached a free by the deadline, or a thread is in the upstream
+    /// still, in a hook perhaps: call it again. Blocks that are still out are left to the upstream; the pool doesn't touch them
+    /// any more. Called when the upstream closes. Private pools over it close first.
     bool close(instant deadline) {
         const bool above = closing_.close(deadline);
-        store_.close();
-        if (!store_.drain(deadline) || !above) return false;
+        if (!store_.close(deadline) || !store_.drain(deadline) || !above) return false;
         return_empty(0);
         store_.abandon();
         detached_.store(true, std::memory_order_relaxed);

@@ -127,7 +127,8 @@ public:
 
     /// Changes guarantee and burst, all or nothing. Going below what is charged takes nothing away: requests are
     /// refused until it fits, and what is released meanwhile goes to the parent. Growing fails with no_room if
-    /// the parent hasn't the bytes, with invalid_specification above max_limit() or for a root's burst, with closed once it is.
+    /// the parent hasn't the bytes, with invalid_specification above max_limit() or for a root's burst, with closed once this quota or
+    /// one that it would come from is.
     [[nodiscard]] errc resize(bytes guaranteed, bytes burst) noexcept {
         if (guaranteed + burst > max_limit() || (parent_ == nullptr && burst != bytes{}))
             return errc::invalid_specification;

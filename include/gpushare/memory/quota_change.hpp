@@ -75,10 +75,15 @@ protected:
             return {.code = errc::closed, .asked = guaranteed.count()};
         }
         const auto fresh = q.growth(guaranteed);
-        if (q.parent_ == nullptr || fresh == 0 ||
-            freeze_for(*q.parent_, fresh, &q, detail::precedence::before_waiters) == errc::none)
-            return {};
+        const errc why = q.parent_ == nullptr || fresh == 0
+                             ? errc::none
+                             : freeze_for(*q.parent_, fresh, &q, detail::precedence::before_waiters);
+        if (why == errc::none) return {};
         q.tell_parents();  // what is idle here, the parent has passed over
+        if (why == errc::closed) {
+            q.root_->mutex_.unlock();
+            return {.code = errc::closed, .asked = guaranteed.count()};
+        }
         const auto fits =
             guaranteed.count() - fresh + q.parent_->free_now(&q, detail::precedence::before_waiters).count();
         const auto limit = (q.parent_->guaranteed_ + q.parent_->burst_).count();

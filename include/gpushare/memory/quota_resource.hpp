@@ -45,12 +45,13 @@ public:
         throw memory_error(r.why, owner_, "allocate");
     }
 
-    /// As allocate, but null instead of an exception; `why`, if given, gets the reason with its figures.
+    /// As allocate, but null instead of an exception; `why`, if given, gets the reason with its figures. Hooks are told that the request
+    /// can wait until `until`; it doesn't otherwise.
     [[nodiscard]] void* try_allocate(std::size_t size, std::size_t alignment = alignof(std::max_align_t),
-                                     failure* why = nullptr) noexcept {
+                                     failure* why = nullptr, instant until = instant::min()) noexcept {
         answer r;
         r.explained = why != nullptr;
-        void* const p = obtain(size, alignment, r);
+        void* const p = obtain(size, alignment, r, until);
         if (p == nullptr && why != nullptr) *why = r.why;
         return p;
     }
@@ -178,14 +179,14 @@ private:
         return takes;
     }
 
-    void* obtain(std::size_t size, std::size_t alignment, answer& r) noexcept {
+    void* obtain(std::size_t size, std::size_t alignment, answer& r, instant until = instant::min()) noexcept {
         const bytes takes = takes_for(size, alignment, r);
         if (takes == bytes::max()) return nullptr;
         auto seen = returned();
-        for (detail::hook_cursor asked;;) {
+        for (detail::hook_cursor asked{.until = until};;) {
             if (const errc code = quota_->try_charge(takes); code != errc::none) {
                 if (settle(seen) || quota_->ask_next(asked, takes)) continue;
-                return refuse(code, takes, r);
+                return refuse(quota_->closed() ? errc::closed : code, takes, r);  // a hook may have taken its time
             }
             if (void* const p = charged_from_upstream(size, alignment, takes, r)) return p;
             if (r.final || !quota_->ask_next(asked, takes, true)) return nullptr;

@@ -8,6 +8,7 @@
 #pragma once
 
 #include <algorithm>
+#include <chrono>
 #include <cstddef>
 #include <cstdint>
 #include <exception>
@@ -23,6 +24,7 @@
 #include <gpushare/memory/as_upstream.hpp>
 #include <gpushare/memory/deferred_frees.hpp>
 #include <gpushare/memory/detail/call_gate.hpp>
+#include <gpushare/memory/patience.hpp>
 #include <gpushare/memory/scrub.hpp>
 #include <gpushare/units.hpp>
 
@@ -89,6 +91,27 @@ public:
         return p;
     }
 
+    /// As allocate, but waits for memory until the deadline or stop request of `until`: tries again as blocks are
+    /// scrubbed, and at least every two milliseconds, since an upstream doesn't tell when it has memory again. Who
+    /// waits here has no place in a queue below. Then it throws memory_error: deadline_exceeded or stopped; at once
+    /// what can never be granted is refused with.
+    template <class Patience>
+    [[nodiscard]] void* allocate_until(std::size_t size, std::size_t alignment, const Patience& until) {
+        upstream_refusal r{.why = {.code = errc::out_of_memory, .asked = size}};
+        if (void* const p = obtain_until(size, alignment, until, r)) return p;
+        if (r.thrown) std::rethrow_exception(r.thrown);
+        throw memory_error(r.why, owner(), "allocate");
+    }
+    /// Null where allocate_until would throw.
+    template <class Patience>
+    [[nodiscard]] void* try_allocate_until(std::size_t size, std::size_t alignment, const Patience& until,
+                                           failure* why = nullptr) noexcept {
+        upstream_refusal r{.why = {.code = errc::out_of_memory, .asked = size}};
+        void* const p = obtain_until(size, alignment, until, r);
+        if (p == nullptr && why != nullptr) *why = r.why;
+        return p;
+    }
+
     /// Frees a block that no work uses any more. It is back in the upstream once it is scrubbed. Null is ignored.
     /// submission_failed if the stream takes no work. Then, and where the scrubbing fails later, the block is lost, so
     /// that nobody sees its contents. closed: nothing happened.
@@ -116,11 +139,12 @@ public:
     /// Waits until a pending block is scrubbed, or until `deadline`; false, at once, if none is pending.
     bool wait_any(instant deadline) const { return frees_.wait_any(deadline); }
 
-    /// From now on everything is refused with errc::closed. True once all that was freed is scrubbed and back. Called when
-    /// the upstream closes.
+    /// From now on everything is refused with errc::closed. True once all that was freed is scrubbed and back; false if a call
+    /// or a fill is under way at the deadline: call it again. Called when the upstream closes, by one of its hooks perhaps: then
+    /// it doesn't wait for calls.
     bool close(instant deadline) {
-        gate_.shut();
-        return drain(deadline);
+        const bool waits = !in_hook(std::this_thread::get_id());
+        return gate_.shut(waits ? deadline : instant::min()) && drain(deadline);
     }
 
     /// What the upstream takes for such a request, bytes.
@@ -154,6 +178,33 @@ private:
         }
     }
 
+    template <class Patience>
+    void* obtain_until(std::size_t size, std::size_t alignment, const Patience& until, upstream_refusal& r) noexcept {
+        if (const failure never_fits = refuses(size, alignment); never_fits.code != errc::none) {
+            r.why = never_fits;
+            return nullptr;
+        }
+        for (;;) {
+            void* const p = obtain(size, alignment, r);
+            if (p != nullptr || r.final || r.why.code == errc::closed) return p;
+            const auto now = until.time.now();
+            if (until.stop.stop_requested() || now >= until.deadline) {
+                r.thrown = nullptr;
+                r.why.code = now >= until.deadline ? errc::deadline_exceeded : errc::stopped;
+                return nullptr;
+            }
+            rest(std::min(until.deadline, saturating_add(now, slice)), now);
+        }
+    }
+    // Until a block is scrubbed, or `by`.
+    void rest(instant by, instant now) const noexcept {
+        try {
+            if (wait_any(by)) return;
+        } catch (...) {  // it can't be waited for
+        }
+        std::this_thread::sleep_for(by - now);
+    }
+
     errc free_after(const point* used, void* p, std::size_t size, std::size_t alignment,
                     const when_back& note) noexcept {
         if (p == nullptr) return errc::none;
@@ -172,6 +223,8 @@ private:
             return errc::submission_failed;
         }
     }
+
+    static constexpr ns slice = std::chrono::milliseconds(2);
 
     upstream_ref<Upstream> upstream_;
     Stream* stream_;

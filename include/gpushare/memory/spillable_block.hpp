@@ -14,6 +14,7 @@
 #include <cstddef>
 #include <mutex>
 #include <optional>
+#include <thread>
 #include <utility>
 
 #include <gpushare/closing.hpp>
@@ -22,6 +23,7 @@
 #include <gpushare/error.hpp>
 #include <gpushare/memory/as_upstream.hpp>
 #include <gpushare/memory/detail/call_gate.hpp>
+#include <gpushare/memory/patience.hpp>
 #include <gpushare/units.hpp>
 
 namespace gpushare {
@@ -33,8 +35,8 @@ inline namespace GPUSHARE_ABI {
 template <copier Stream, memory_resource Device, memory_resource Host>
 class spillable_block {
 public:
-    /// On the device, contents undefined. `turn`, if any, is held while a copy is enqueued, for several blocks on one stream: a failed copy
-    /// is then told of by the block that it was for. Throws what the device's allocate throws.
+    /// On the device, contents undefined. `turn`, if any, is held while a copy is enqueued, for several blocks on one
+    /// stream: a failed copy is then told of by the block that it was for. Throws what the device's allocate throws.
     spillable_block(Stream& by, Device& on, Host& aside, bytes size, std::size_t alignment = 256,
                     std::mutex* turn = nullptr)
         : stream_(&by), device_(&on), host_(&aside), turn_(turn), size_(size), alignment_(alignment) {
@@ -59,6 +61,11 @@ public:
     [[nodiscard]] void* data() const noexcept {
         const detail::call_gate::pass in(gate_);
         return in && !leaving_ ? data_ : nullptr;
+    }
+    /// Whether it takes memory there: at data(), or still, on its way to the host.
+    [[nodiscard]] bool on_device() const noexcept {
+        const detail::call_gate::pass in(gate_);
+        return in && data_ != nullptr;
     }
     /// As it was made with.
     [[nodiscard]] bytes size() const noexcept { return size_; }
@@ -89,31 +96,27 @@ public:
         return errc::backend_failed;
     }
 
-    /// Copies the block back to the device. errc::none: work enqueued on the stream after this call finds it at data(), unless the copy
-    /// fails, see wait(). out_of_memory: the device has no room, and the block stays on the host. closed: the device's resource is.
+    /// Copies the block back to the device. errc::none: work enqueued on the stream after this call finds it at data(),
+    /// unless the copy fails, see wait(). out_of_memory: the device has no room, and the block stays on the host.
+    /// closed: the device's resource is.
     [[nodiscard]] errc restore() noexcept {
-        const detail::call_gate::pass in(gate_);
-        if (!in) return errc::closed;
-        leaving_ = false;  // reading it did no harm
-
-        // One that failed begins once more.
-        if (coming_ && !unmarked_ && moved_.reached()) (void)came();
-        if (data_ != nullptr) return errc::none;
-        data_ = obtain(*device_);
-        if (data_ == nullptr) return errc::out_of_memory;
-        coming_ = true;
-        try {
-            start(data_, copy_);
-        } catch (...) {
-            if (!unmarked_) drop();  // else the copy goes on all the same, in the stream's order
-            return errc::backend_failed;
-        }
-        return errc::none;
+        return restore_by([this](errc&) { return obtain(*device_); });
+    }
+    /// The same, but waits for memory until the deadline or stop request of `until`, a patience; deadline_exceeded or
+    /// stopped then. For a device's resource that can be waited for.
+    template <class Patience>
+    [[nodiscard]] errc restore_until(const Patience& until) noexcept {
+        return restore_by([&](errc& code) {
+            failure why;
+            void* const p = device_->try_allocate_until(count(), alignment_, until, &why);
+            if (p == nullptr) code = why.code;
+            return p;
+        });
     }
 
     /// Waits for the copy that restore() began, if there is one. errc::none: other streams' work finds the block at data() as well.
-    /// deadline_exceeded: not yet. closed: the device's resource is, which this doesn't hold up. Else what the copy failed with, and the
-    /// block is on the host as before.
+    /// deadline_exceeded: not yet. closed: the device's resource is, which this doesn't hold up. Else what the copy
+    /// failed with, and the block is on the host as before.
     [[nodiscard]] errc wait(instant deadline) noexcept try {
         typename Stream::point last;
         {
@@ -141,9 +144,33 @@ public:
 private:
     [[nodiscard]] std::size_t count() const noexcept { return static_cast<std::size_t>(size_.count()); }
 
-    // No copy reads or writes what is taken back. False if one is under way at the deadline, or a call, which isn't waited for.
+    template <class Obtain>
+    errc restore_by(Obtain obtain_there) noexcept {
+        const detail::call_gate::pass in(gate_);
+        if (!in) return errc::closed;
+        leaving_ = false;  // reading it did no harm
+
+        // One that failed begins once more.
+        if (coming_ && !unmarked_ && moved_.reached()) (void)came();
+        if (data_ != nullptr) return errc::none;
+        errc why = errc::out_of_memory;
+        data_ = obtain_there(why);
+        if (data_ == nullptr) return why;
+        coming_ = true;
+        try {
+            start(data_, copy_);
+        } catch (...) {
+            if (!unmarked_) drop();  // else the copy goes on all the same, in the stream's order
+            return errc::backend_failed;
+        }
+        return errc::none;
+    }
+
+    // No copy reads or writes what is taken back. False if one is under way at the deadline, or a call. A hook, which
+    // may be within one of its thread's, doesn't wait for calls.
     bool close(instant deadline) {
-        if (!gate_.try_shut() || !over(deadline)) return false;
+        const bool waits = !as_upstream(*device_).in_hook(std::this_thread::get_id());
+        if (!gate_.shut(waits ? deadline : instant::min()) || !over(deadline)) return false;
         data_ = nullptr;
         return true;
     }

@@ -108,8 +108,8 @@ struct amount_traits<share> {
 
 /// What can be split over devices.
 template <class A>
-concept splittable = std::copyable<A> && std::default_initializable<A> && requires(A a, typename amount_traits<A>::total_type t, std::uint64_t n,
-                                                 detail::message& m) {
+concept splittable = std::copyable<A> && std::default_initializable<A> &&
+    requires(A a, typename amount_traits<A>::total_type t, std::uint64_t n, detail::message& m) {
     { amount_traits<A>::count(a) } -> std::same_as<std::uint64_t>;
     { amount_traits<A>::count(t) } -> std::same_as<std::uint64_t>;
     { amount_traits<A>::amount(n) } -> std::same_as<A>;

@@ -8,8 +8,8 @@
 // Source: ACS documentation, "ACS Pod instance overview", section on accelerated compute types (2026): model series,
 // memory and number of devices, the most vCPUs and host memory. The names are the provider's. Connections within a node
 // and SM counts aren't published there, so they aren't here. RDMA is a property of the compute class, not of the model.
-// Of three more models, G28Ti, L20N and L20NE, the documentation has the names and drivers only ("GPU driver version guide", 2026), and
-// of a type with 72 GB not even those: without their memory and counts they aren't here.
+// Of three more models, G28Ti, L20N and L20NE, the documentation has the names and drivers only ("GPU driver version
+// guide", 2026), and of a type with 72 GB not even those: without their memory and counts they aren't here.
 #pragma once
 
 #include <array>

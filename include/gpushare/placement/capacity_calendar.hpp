@@ -8,6 +8,7 @@
 #pragma once
 
 #include <algorithm>
+#include <concepts>
 #include <cstddef>
 #include <cstdint>
 #include <vector>
@@ -77,14 +78,22 @@ public:
     /// Free capacity grows only where bookings end, so those are the instants tried; for a request that wants to be near
     /// somebody also those at which bookings begin.
     [[nodiscard]] instant earliest(const placement_request& r, instant from, ns length) const {
+        return earliest(r, from, length, [](cluster&) {});
+    }
+    /// The same where something is taken that isn't booked: `take(room)` takes it of what is free at one of these times.
+    template <std::invocable<cluster&> Take>
+    [[nodiscard]] instant earliest(const placement_request& r, instant from, ns length, Take take) const {
         std::vector<instant> starts{from};
         for (const auto& b : bookings_) {
             if (b.end > from && b.end != never) starts.push_back(b.end);
             if (b.begin > from && r.near) starts.push_back(b.begin);
         }
         std::ranges::sort(starts);
-        for (const auto s : starts)
-            if (!why_not(r, s, saturating_add(s, length))) return s;
+        for (const auto s : starts) {
+            cluster room = free_during(s, saturating_add(s, length));
+            take(room);
+            if (!room.why_not(r)) return s;
+        }
         return never;
     }
 

@@ -51,20 +51,21 @@ struct moved_tenant {
     move_report report{};  ///< how it went
 };
 
-/// Moves a tenant to the devices `to`, as many as it has, all or nothing. `blocks` are those of its memory that it wants to keep: they are
-/// copied, their `at` is changed, and the others end with it here. The copies are the tenant's own submissions there, charged to it.
-/// Both places are taken until the end, so it needs room for itself there. `slice` is that of tenant_spec.
+/// Moves a tenant to the devices `to`, as many as it has, all or nothing. `blocks` are those of its memory that it
+/// wants to keep: they are copied, their `at` is changed, and the others end with it here. The copies are the tenant's
+/// own submissions there, charged to it. Both places are taken until the end, so it needs room for itself there.
+/// `slice` is that of tenant_spec.
 ///
 /// On a device that it doesn't leave, one with the same place in `to` as in spec().on, nothing is copied or taken twice: the successor
 /// gets the memory as it is, blocks that aren't listed, pools and arenas on it included.
 ///
 /// The tenant's threads must have stopped to submit, and to use the blocks, until this returns. What is queued by then runs first, so
-/// one that sleeps is woken, and is awake afterwards. A submission that is seen while the blocks are copied, or a resize beside all this,
-/// makes the move fail with errc::in_flight, and nothing has happened.
+/// one that sleeps is woken, and is awake afterwards. A submission that is seen while the blocks are copied, or a
+/// resize beside all this, makes the move fail with errc::in_flight, and nothing has happened.
 ///
 /// Throws what tenancy::admit and an allocation throw; operation_error: deadline_exceeded, what the work or a copy failed with,
-/// invalid_specification (another number of devices), unknown_block for a part that isn't there. Then the tenant is where it was. Copies
-/// that the device has begun are waited for up to ten seconds beyond the deadline.
+/// invalid_specification (another number of devices), unknown_block for a part that isn't there. Then the tenant is
+/// where it was. Copies that the device has begun are waited for up to ten seconds beyond the deadline.
 template <node Node, compute_policy Policy>
 requires copier<typename Node::stream>
 [[nodiscard]] moved_tenant<tenant<Node, Policy>> move_tenant(tenancy<Node, Policy>& shared, tenant<Node, Policy>& from,

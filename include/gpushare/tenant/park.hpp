@@ -33,8 +33,7 @@ template <memory_resource Host>
 class parked_tenant {
 public:
     /// Called by park_tenant(). Throws what the host's allocate throws.
-    parked_tenant(Host& host, tenant_spec spec, std::span<const moving_block> blocks)
-        : host_(&host), spec_(std::move(spec)) {
+    parked_tenant(Host& host, std::span<const moving_block> blocks) : host_(&host) {
         copies_.reserve(blocks.size());
         try {
             for (const auto& b : blocks) copies_.push_back({host.allocate(b.size, b.alignment), b});
@@ -75,6 +74,8 @@ public:
     [[nodiscard]] const close_report& closed() const noexcept { return closed_; }
 
     /// Called by park_tenant().
+    void set_spec(tenant_spec granted) noexcept { spec_ = std::move(granted); }
+    /// Called by park_tenant().
     void set_closed(close_report how) noexcept { closed_ = std::move(how); }
     /// Its data isn't needed any more.
     void free() noexcept {
@@ -93,22 +94,24 @@ private:
     close_report closed_{};
 };
 
-/// Copies `blocks` of a tenant to the host and closes it, all or nothing; other memory of it ends there. What is queued runs first, and
-/// its threads must have stopped, as for move_tenant(). Throws what an allocation of `host` throws; operation_error: deadline_exceeded,
-/// what the work or a copy failed with, in_flight, unknown_block, closed. Then the tenant is where it was.
+/// Copies `blocks` of a tenant to the host and closes it, all or nothing; other memory of it ends there. What is queued
+/// runs first, and its threads must have stopped, as for move_tenant(). Throws what an allocation of `host` throws;
+/// operation_error: deadline_exceeded, what the work or a copy failed with, in_flight, unknown_block, closed. Then the
+/// tenant is where it was.
 template <node Node, compute_policy Policy, memory_resource Host>
 requires copier<typename Node::stream>
 [[nodiscard]] parked_tenant<Host> park_tenant(tenant<Node, Policy>& from, std::span<moving_block> blocks, Host& host,
                                               instant deadline = never) {
     detail::check_blocks(from, blocks, "park");
-    parked_tenant<Host> parked(host, from.spec(), blocks);
+    parked_tenant<Host> parked(host, blocks);
     const auto before = detail::run_out(from, deadline, "park");
     detail::tenant_copies copies(from);
     copies.submit(
         blocks, [&](std::size_t i) { return parked.copy_of(i); }, [&](std::size_t i) { return blocks[i].at; });
     copies.wait(deadline, "park, copying");
     detail::expect_idle_since(from, before + copies.count(), "park, beside submissions");
-    for (auto& b : blocks) {  // nothing may fail any more
+    parked.set_spec(from.spec());  // what was queued may have resized it
+    for (auto& b : blocks) {       // nothing may fail any more
         detail::leave_block(from, b);
         b.at = nullptr;
     }
@@ -117,9 +120,9 @@ requires copier<typename Node::stream>
 }
 
 /// Admits a tenant that was parked, to the devices `to` or, if there are none, to those that the tenancy chooses, and copies its data
-/// there, all or nothing. `blocks` are those that it was parked with; their `at` is set. Then `parked` has no data any more. Throws what
-/// tenancy::admit and an allocation throw; operation_error: deadline_exceeded, what a copy failed with, invalid_specification (other
-/// blocks, another number of devices). Then it is parked still.
+/// there, all or nothing. `blocks` are those that it was parked with; their `at` is set. Then `parked` has no data any
+/// more. Throws what tenancy::admit and an allocation throw; operation_error: deadline_exceeded, what a copy failed
+/// with, invalid_specification (other blocks, another number of devices). Then it is parked still.
 template <node Node, compute_policy Policy, memory_resource Host>
 requires copier<typename Node::stream>
 [[nodiscard]] tenant<Node, Policy> unpark_tenant(tenancy<Node, Policy>& shared, parked_tenant<Host>& parked,

@@ -32,7 +32,7 @@ enum class memory_stack : std::uint8_t {
     direct,  ///< each block is one of the device's: what is freed is everybody's at once, and each call is the driver's
     pool,    ///< blocks out of segments that the tenant keeps: no driver call while they suffice
     arena,  ///< a pool whose segments are chunks mapped to addresses; tenants pass chunks on, so nothing fragments. See tenancy::offer
-    stream_ordered,  ///< each block is of a pool of the device's that serves all tenants: no call waits for the device. See tenancy::offer
+    stream_ordered,  ///< each block is of the device's pool for all tenants: no call waits for the device. See tenancy::offer
 };
 
 /// In English.
@@ -62,8 +62,8 @@ struct tenant_spec {
     bytes unit{1};                    ///< memory / devices and burst / devices must be multiples of it
     std::uint32_t slice = any_slice;  ///< of SMs, of each of its devices; see tenancy::slice
     std::optional<memory_stack> stack{};  ///< what memory() is made of; none: as tenancy_options has it
-    /// When its memory is overwritten; none: likewise. `off` holds while all tenants that its devices ever had say so: else it gets what
-    /// others left behind overwritten all the same.
+    /// When its memory is overwritten; none: likewise. `off` holds while all tenants that its devices ever had say so:
+    /// else it gets what others left behind overwritten all the same.
     std::optional<scrub_policy> scrub{};
     std::optional<ns> wait{};      ///< how long memory().allocate() waits for bytes; 0s: not; none: likewise
     std::optional<bytes> spill{};  ///< how much of it may be on the host when bytes lack; 0: nothing; none: likewise

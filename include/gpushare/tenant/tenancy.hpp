@@ -105,9 +105,16 @@ public:
     }
 
     /// Admits a tenant or throws operation_error, which names it, and then nothing is taken: invalid_specification (no name,
-    /// neither memory nor burst, a slice that isn't there), duplicate_name, share_exceeded (permille of a device, in one of its slices),
-    /// no_device, and the errors of equal_split.
+    /// neither memory nor burst, a slice that isn't there), duplicate_name, share_exceeded (permille of a device, in
+    /// one of its slices), no_device, and the errors of equal_split.
     [[nodiscard]] tenant admit(tenant_spec spec) { return admit_beside(nullptr, std::move(spec)); }
+
+    /// The same, with the reason instead of an exception.
+    [[nodiscard]] result<tenant> try_admit(tenant_spec spec) try {
+        return admit(std::move(spec));
+    } catch (const operation_error& e) {
+        return e.figures();
+    }
 
     /// As admit, but where lent burst is in the way (no_room), asks the borrowers' hooks (memory/quota_hook.hpp) to
     /// give it back, and waits until the deadline or stop request of `until`, a patience. Then throws deadline_exceeded

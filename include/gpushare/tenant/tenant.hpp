@@ -123,15 +123,29 @@ public:
     /// device doesn't set them aside as overhead. Throws memory_error as an allocation would. Destroy the result before
     /// the tenant.
     [[nodiscard]] workspace declare_workspace(bytes size, std::size_t part = 0) {
-        auto& p = at(part);
-        charge(p, size);
-        return {p.memory.limit(), p.on.overhead, size};
+        return try_declare_workspace(size, part).value(name(), "declare a workspace");
     }
-    /// The same of memory that the device's own account doesn't have, as what an engine on the CPU takes of the host's. See
-    /// foreign_memory.hpp.
+    /// The same, with the reason instead of an exception.
+    [[nodiscard]] result<workspace> try_declare_workspace(bytes size, std::size_t part = 0) {
+        return declare(size, part, [&](quota& from) { return charge(from, size); });
+    }
+    /// As declare_workspace, but waits for bytes as tenant_memory::allocate_until.
+    template <class Patience>
+    [[nodiscard]] workspace declare_workspace_until(bytes size, const Patience& until, std::size_t part = 0) {
+        return try_declare_workspace_until(size, until, part).value(name(), "declare a workspace");
+    }
+    /// The same, with the reason instead of an exception.
+    template <class Patience>
+    [[nodiscard]] result<workspace> try_declare_workspace_until(bytes size, const Patience& until,
+                                                                std::size_t part = 0) {
+        return declare(size, part, [&](quota& from) { return charge_until(from, size, until); });
+    }
+    /// As declare_workspace, of memory that the device's own account doesn't have, as what an engine on the CPU takes of the host's.
+    /// See foreign_memory.hpp.
     [[nodiscard]] workspace declare_foreign(bytes size, std::size_t part = 0) {
         auto& p = at(part);
-        charge(p, size);
+        if (const failure why = charge(p.memory.limit(), size); why.code != errc::none)
+            raise(why, name(), "declare a workspace");
         return {p.memory.limit(), size};
     }
 
@@ -142,6 +156,16 @@ public:
         if (!store->spills) raise({errc::not_supported}, name(), "allocate a spillable block");
         using list = typename decltype(store->spills)::value_type;
         return spillable<list>(std::shared_ptr<list>(store, &*store->spills), store->spills->add(size));
+    }
+
+    /// The same, with the reason instead of an exception.
+    [[nodiscard]] auto try_allocate_spillable(bytes size, std::size_t part = 0) requires copier<stream> {
+        using made = result<decltype(allocate_spillable(size, part))>;
+        try {
+            return made(allocate_spillable(size, part));
+        } catch (const error& e) {
+            return made(e.figures());
+        }
     }
 
     /// Queues work; see compute_limiter::submit. `o` may name one of the tenant's streams. Throws operation_error: closed,
@@ -226,6 +250,14 @@ public:
                                                  : "resize");
     }
 
+    /// The same, with the reason instead of an exception.
+    [[nodiscard]] failure try_resize(const tenant_change& change) try {
+        resize(change);
+        return {};
+    } catch (const operation_error& e) {
+        return e.figures();
+    }
+
     /// As resize, but where lent burst is in the way (no_room), asks the borrowers to give it back and waits; see
     /// tenancy::admit_until.
     template <clock Clock>
@@ -264,6 +296,14 @@ private:
     [[nodiscard]] bytes growth(const failure& refused) const {
         return bytes{refused.asked} - (spec().memory / spec().devices);
     }
+    // Charged by `charge`, which says why not.
+    template <class Charge>
+    [[nodiscard]] result<workspace> declare(bytes size, std::size_t part, Charge charge) {
+        auto* const p = state_->find(part);
+        if (p == nullptr || state_->closed()) return missing();
+        if (const failure why = charge(p->memory.limit()); why.code != errc::none) return why;
+        return result<workspace>(workspace(p->memory.limit(), p->on.overhead, size));
+    }
     typename state::part& at(std::size_t part) {
         auto* const found = state_->find(part);
         if (found == nullptr || state_->closed()) [[unlikely]]
@@ -271,11 +311,10 @@ private:
         return *found;
     }
 
-    void charge(typename state::part& p, bytes size) {
-        auto& from = p.memory.limit();
+    static failure charge(quota& from, bytes size) noexcept {
         errc why = from.try_charge(size);
         for (detail::hook_cursor asked; why != errc::none && from.ask_next(asked, size);) why = from.try_charge(size);
-        if (why != errc::none) raise(from.explain(why, size), name(), "declare a workspace");
+        return why == errc::none ? failure{} : from.explain(why, size);
     }
 
     [[nodiscard]] static failure no_stream(std::size_t number, std::size_t there) noexcept {

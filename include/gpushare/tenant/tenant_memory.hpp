@@ -46,8 +46,8 @@ struct tenant_memory_options {
     scrub_policy scrub = scrub_policy::on_hand_over;  ///< when it is overwritten, where there is a `fill`
     ns wait{};                       ///< how long allocate() waits for bytes before it refuses, by `now`
     trace_function trace = nullptr;  ///< stack traces of allocations, for reports of leaks
-    /// Enqueues overwriting `size` bytes at `p` with zeros, behind `after` unless that is null, and returns the point after it. Without
-    /// one nothing is overwritten.
+    /// Enqueues overwriting `size` bytes at `p` with zeros, behind `after` unless that is null, and returns the point
+    /// after it. Without one nothing is overwritten.
     std::function<Point(const Point* after, void* p, std::size_t size)> fill{};
     std::function<instant()> now{};           ///< the time, if there is a `wait`
     detail::memory_source* source = nullptr;  ///< what it comes from, for arena and stream_ordered
@@ -136,7 +136,8 @@ public:
     }
 
     /// Frees a block that no work uses any more. If it isn't out, or has another size: unknown_block or wrong_size, an
-    /// event, and nothing is freed; closed, and no event, once the tenant is. Null is ignored.
+    /// event, and nothing is freed; closed, and no event, once the tenant is; submission_failed, and it is out as before, where it is to
+    /// be overwritten and the device doesn't say when that is done. Null is ignored.
     errc deallocate(void* p, std::size_t size, std::size_t alignment = default_alignment) noexcept {
         if (p == nullptr) return errc::none;
         const errc wrong = pool_ ? pool_->deallocate(p, size, alignment) : direct_->deallocate(p, size, alignment);
@@ -177,11 +178,12 @@ public:
 
     /// After close(): frees every block that is out, with an event each. Nothing may use the blocks any more. True if
     /// no overlapping call is still on its way to the device, so that only frees in stream order are left to drain.
-    /// False if one is held up, in a hook for example: call it again. Throws std::bad_alloc, and then nothing was taken
-    /// back.
-    bool take_back(close_report& report) {
+    /// False if one is at the deadline or stop request of `until`, in a hook or a slow driver for example, or soon if this thread is
+    /// in a hook of its device, since it might wait for itself: call it again. Throws std::bad_alloc, and then nothing was taken back.
+    template <clock Clock>
+    bool take_back(close_report& report, const patience<Clock>& until) {
         std::vector<leak> leaks;
-        const bool all = stack([&](auto& s) { return s.take_back(leaks); });
+        const bool all = stack([&](auto& s) { return s.take_back(leaks, until); });
         for (const auto& [b, scope, trace] : leaks) {
             ++report.leaked_blocks;
             report.leaked += b.size;
@@ -204,6 +206,8 @@ public:
     [[nodiscard]] close_token closing() const noexcept { return quota_.closing(); }
     /// As quota::in_hook.
     [[nodiscard]] bool in_hook(std::thread::id thread) const noexcept { return quota_.in_hook(thread); }
+    /// How long allocate() waits for bytes before it refuses.
+    [[nodiscard]] ns waits() const noexcept { return wait_; }
     /// What it is made of.
     [[nodiscard]] memory_stack made_of() const noexcept { return stack_; }
     /// The quota's limit, which the tenant sees as its device's size.
@@ -275,6 +279,7 @@ private:
     }
     // An event, under no lock. Once it is closed, blocks are taken back, and who frees one then hasn't done wrong.
     [[gnu::noinline]] errc wrong_free(errc wrong, std::size_t size) noexcept {
+        if (wrong == errc::submission_failed) return wrong;
         if (closed()) return errc::closed;
         detail::tell(*sink_, {tenant_event::kind::wrong_free, tenant_, id_, wrong, bytes{size}, {}, {}});
         return wrong;

@@ -1,6 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
-// Puts a tenancy's tenants where a plan says: a placement policy chooses, who finds no room waits, capacity is reserved for a time to come,
-// somebody in the way is moved while it lives, and somebody of a lower level is told to go. Each plan is a value; the tenancy does it.
+// Puts a tenancy's tenants where a plan says: a placement policy chooses, who finds no room waits, capacity is reserved
+// for a time to come, somebody in the way is moved while it lives, and somebody of a lower level is told to go. Each
+// plan is a value; the tenancy does it.
 //
 //   gpushare::tenant_planner plan{shared, gpushare::value_descent(gpushare::as_cluster(shared), usual)};
 //   auto a = plan.arrive({.name = "chat", .memory = 24_GiB, .compute = 30_pct});       // a.who, or it waits
@@ -135,8 +136,9 @@ public:
         }
     }
 
-    /// Reserves room for such a tenant from `begin` until `end`, beside all that is there and reserved by now. Nobody is admitted into it who
-    /// might still be there then, and none of it is on devices that somebody makes room on. The failure says what is missing.
+    /// Reserves room for such a tenant from `begin` until `end`, beside all that is there and reserved by now. Nobody
+    /// is admitted into it who might still be there then, and none of it is on devices that somebody makes room on. The
+    /// failure says what is missing.
     [[nodiscard]] result<booking> reserve(const tenant_spec& spec, instant begin, instant end) {
         if (begin >= end) return errc::invalid_specification;
         cluster room = calendar_.free_during(begin, end);
@@ -146,9 +148,11 @@ public:
         const refusal why = room.why_not(placement_of(spec));
         return failure{to_errc(why.missing), why.asked, why.left, why.asked};
     }
-    /// As capacity_calendar::earliest: from when on it could be reserved for so long, if no notice stands then.
+    /// As capacity_calendar::earliest: from when on it could be reserved for so long. Nobody knows when a notice ends,
+    /// so none of it is on devices that somebody makes room on now.
     [[nodiscard]] instant earliest(const tenant_spec& spec, ns length) const {
-        return calendar_.earliest(placement_of(spec), shared_->now(), length);
+        return calendar_.earliest(placement_of(spec), shared_->now(), length,
+                                  [this](cluster& room) { hold_noticed(room); });
     }
     /// Gives a reservation up. False if it isn't there, or is redeemed: its tenant has the room.
     bool cancel(std::uint64_t reservation) noexcept { return !redeemed(reservation) && calendar_.cancel(reservation); }
@@ -199,10 +203,10 @@ public:
         for (const auto& m : plan->moves) moves.push_back({names[m.which], m});
         return moves;
     }
-    /// Moves a live tenant as the plan says, see move_tenant(): `who` is its handle, from now on that of the successor. On a device that
-    /// is in both places it stays, so parts there keep their number, and the others go to the rest in ascending order. Throws what
-    /// move_tenant() throws, and invalid_specification if it isn't where the plan was made for, or there is no room any more: then
-    /// nothing has happened.
+    /// Moves a live tenant as the plan says, see move_tenant(): `who` is its handle, from now on that of the successor.
+    /// On a device that is in both places it stays, so parts there keep their number, and the others go to the rest in
+    /// ascending order. Throws what move_tenant() throws, and invalid_specification if it isn't where the plan was made
+    /// for, or there is no room any more: then nothing has happened.
     move_report carry_out(const tenant_move& m, tenant& who, std::span<moving_block> blocks, instant deadline = never) {
         const auto at = placed_.find(m.tenant);
         if (at == placed_.end() || at->second.where != m.plan.from || who.name() != m.tenant)
@@ -220,9 +224,10 @@ public:
         return std::move(moved.report);
     }
 
-    /// Tells which tenants of lower levels have to go so that this one fits; they get `notice`, and then the caller may close them. Until
-    /// take_place() or call_off(), however late, nobody else is admitted to these devices, moved there or promised them by reserve(), and
-    /// who has been told to go isn't told so for somebody else. Nothing if it fits anyway, or doesn't help.
+    /// Tells which tenants of lower levels have to go so that this one fits; they get `notice`, and then the caller may
+    /// close them. Until take_place() or call_off(), however late, nobody else is admitted to these devices, moved
+    /// there or promised them by reserve(), and who has been told to go isn't told so for somebody else. Nothing if it
+    /// fits anyway, or doesn't help.
     [[nodiscard]] std::optional<tenant_notice> preempt(const tenant_spec& spec, ns notice) {
         std::vector<std::string> names;
         std::vector<placed_tenant> all;

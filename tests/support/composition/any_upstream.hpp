@@ -6,11 +6,13 @@
 
 #include <cstddef>
 #include <string_view>
+#include <thread>
 #include <utility>
 
 #include <gpushare/closing.hpp>
 #include <gpushare/concepts.hpp>
 #include <gpushare/error.hpp>
+#include <gpushare/memory/as_upstream.hpp>
 #include <gpushare/units.hpp>
 
 namespace support {
@@ -35,6 +37,7 @@ public:
     [[nodiscard]] virtual gpushare::bytes largest_free() const noexcept = 0;
     [[nodiscard]] virtual std::string_view owner() const noexcept = 0;
     [[nodiscard]] virtual gpushare::close_token closing() const noexcept = 0;
+    [[nodiscard]] virtual bool in_hook(std::thread::id) const noexcept { return false; }
 };
 static_assert(gpushare::upstream<any_upstream>);
 
@@ -60,6 +63,9 @@ public:
     [[nodiscard]] gpushare::bytes largest_free() const noexcept override { return std::as_const(*to_).largest_free(); }
     [[nodiscard]] std::string_view owner() const noexcept override { return std::as_const(*to_).owner(); }
     [[nodiscard]] gpushare::close_token closing() const noexcept override { return std::as_const(*to_).closing(); }
+    [[nodiscard]] bool in_hook(std::thread::id thread) const noexcept override {
+        return gpushare::as_upstream(*to_).in_hook(thread);
+    }
 
 private:
     R* to_;

@@ -22,6 +22,9 @@
 
 #include <gpushare/backend/host/clock.hpp>
 #include <gpushare/error.hpp>
+#include <gpushare/memory/patience.hpp>
+#include <gpushare/memory/quota_hook.hpp>
+#include <gpushare/memory/quota_wait.hpp>
 #include <gpushare/units.hpp>
 
 #include "support/composition/owners.hpp"
@@ -83,6 +86,25 @@ struct rig {
     static gpushare::instant deadline() { return gpushare::host::steady_clock::now() + std::chrono::seconds(20); }
 };
 
+/// Who waits for one more block asks whom it concerns, and for that.
+template <class Backend>
+void wait_in_vain(const rig<Backend>& r) {
+    std::uint64_t strangers = 0, too_much = 0;
+    const auto asked = [&](const gpushare::reclaim_request& of) {
+        too_much += of.missing > bytes{unit} ? 1 : 0;
+        return bytes{};
+    };
+    const gpushare::quota_hook theirs{r.who.neighbours_limit(), 0,
+                                      [&](const gpushare::reclaim_request&) { return ++strangers, bytes{}; },
+                                      [](gpushare::instant) { return false; }},
+        mine{r.who.limit(), 0, asked, [](gpushare::instant) { return false; }};
+    const gpushare::patience until{gpushare::host::steady_clock{},
+                                   gpushare::host::steady_clock::now() + std::chrono::milliseconds(2)};
+    r.check(gpushare::charge_until(r.who.limit(), bytes{unit}, until).code != errc::none, "granted over the limit");
+    r.check(strangers == 0, "a stranger was asked");
+    r.check(too_much == 0, "asked for more than is missing");
+}
+
 /// Two workers that hold at most what is there together, beside who asks for what can't be there.
 template <class Backend>
 void exactness(const rig<Backend>& r, int rounds) {
@@ -119,8 +141,12 @@ void exactness(const rig<Backend>& r, int rounds) {
     r.check(granted_too_much == 0, "granted what can't be there");
     r.check(r.who.limit().usage().peak <= blocks(granted), "charged more than the limit");
     if (pinned != nullptr) r.put({pinned});
+    const bytes kept = r.top->kept();
+    r.check(r.top->get_impossible() == nullptr, "granted what can't be there");
+    r.check(r.top->kept() == kept, "what can't be there has cost what is kept");
     auto all = r.fill(granted + 1);
     r.check(all.size() == granted, "not exactly what is granted");
+    wait_in_vain(r);
     r.put(all);
     r.end();
 }
@@ -232,7 +258,15 @@ void neighbours_guarantee(const rig<Backend>& r, int /*rounds*/) {
     const auto all = r.fill(granted);
     r.check(all.size() == granted, "not what is granted");
     r.check(r.who.overpromised() == bytes{}, "what a tenant uses is others'");
-    r.put(all);
+    if constexpr (requires { r.on.before_reading([] {}); }) {  // nor is what is freed meanwhile ours and free
+        r.on.before_reading([&] { r.put(all); });
+        (void)r.who.overpromised();
+        (void)r.on.memory().taken_by_others();  // of an owner that doesn't measure
+        r.check(r.who.left_to_promise() <= blocks(on_device - granted - promised_to_neighbour),
+                "promises what isn't there");
+    } else {
+        r.put(all);
+    }
     std::vector<void*> theirs;  // and gives its own back
     for (std::size_t n = 0; n < promised_to_neighbour; ++n)
         if (void* const p = r.who.neighbour().try_allocate(unit, 256, nullptr)) theirs.push_back(p);

@@ -34,6 +34,7 @@ public:
     [[nodiscard]] virtual gpushare::quota& limit() = 0;
     [[nodiscard]] virtual any_upstream& memory() = 0;
     [[nodiscard]] virtual any_upstream& neighbour() = 0;
+    [[nodiscard]] virtual gpushare::quota& neighbours_limit() = 0;
     /// Asks for more than can be there while one block is out: null, always.
     [[nodiscard]] virtual void* ask_too_much() noexcept { return memory().try_allocate(granted * unit, 256, nullptr); }
     /// A block that a library took of the device is charged here. Throws memory_error.
@@ -46,6 +47,8 @@ public:
     [[nodiscard]] virtual bytes idle() { return {}; }
     /// What the device lacks of what is promised on it, by a new measurement.
     [[nodiscard]] virtual bytes overpromised() { return {}; }
+    /// What could still be promised, by the last one.
+    [[nodiscard]] virtual bytes left_to_promise() { return {}; }
 };
 
 /// As a tenant does it.
@@ -68,6 +71,7 @@ public:
     gpushare::quota& limit() override { return of_mine_; }
     any_upstream& memory() override { return erased_mine_; }
     any_upstream& neighbour() override { return erased_theirs_; }
+    gpushare::quota& neighbours_limit() override { return of_theirs_; }
     gpushare::workspace declare() override { return declared(of_mine_, overhead_); }
     bool close(gpushare::instant deadline) override { return of_mine_.close(deadline); }
     bool resize(std::size_t n) override { return of_mine_.resize(blocks(n), {}) == errc::none; }
@@ -94,6 +98,7 @@ public:
     gpushare::quota& limit() override { return of_mine_; }
     any_upstream& memory() override { return erased_mine_; }
     any_upstream& neighbour() override { return erased_theirs_; }
+    gpushare::quota& neighbours_limit() override { return of_theirs_; }
     void* ask_too_much() noexcept override {
         if (void* const p = rival_.try_allocate((granted / 2 + 1) * unit, 256)) return p;
         return owner::ask_too_much();
@@ -128,6 +133,7 @@ public:
     gpushare::quota& limit() override { return memory_.limit(); }
     any_upstream& memory() override { return erased_mine_; }
     any_upstream& neighbour() override { return erased_theirs_; }
+    gpushare::quota& neighbours_limit() override { return theirs_.memory().limit(); }
     gpushare::workspace declare() override { return mine_.declare_workspace(bytes{unit}); }
     bool close(gpushare::instant deadline) override { return mine_.close(deadline).complete; }
     bool resize(std::size_t n) override try {
@@ -138,6 +144,7 @@ public:
     }
     bytes idle() override { return memory_.idle(); }
     bytes overpromised() override { return shared_.remeasure(); }
+    bytes left_to_promise() override { return shared_.rooms()[0].free; }
 
 private:
     static constexpr gpushare::share half = gpushare::share::of_permille(500);

@@ -64,6 +64,10 @@ public:
     /// From here on until it is let go the device does nothing of what is enqueued for the stack, where the test can have that.
     virtual void hold() {}
     virtual void let_go() {}
+    /// A block of 1 TiB, which can never be there: null, always.
+    [[nodiscard]] virtual void* get_impossible() noexcept { return nullptr; }
+    /// What it keeps for the next one: in caches, and in segments.
+    [[nodiscard]] virtual bytes kept() { return {}; }
     /// Whether what is put is had again only once the device has got there.
     [[nodiscard]] virtual bool defers() const noexcept { return false; }
     /// Whether it has all its memory from the beginning, whatever is granted later.
@@ -121,6 +125,11 @@ public:
     void* get(failure& why) noexcept override { return pool_.try_allocate(unit, 256, &why); }
     errc put(void* p) noexcept override { return pool_.deallocate(p, unit, 256); }
     void settle() override { (void)pool_.trim({}); }
+    void* get_impossible() noexcept override { return pool_.try_allocate(std::size_t{1} << 40, 256); }
+    bytes kept() override {
+        const auto u = pool_.usage();
+        return u.reserved + u.cached;
+    }
 
 protected:
     gpushare::pool_resource<any_upstream> pool_;

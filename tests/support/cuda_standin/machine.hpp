@@ -9,10 +9,12 @@
 #include <cuda.h>
 #include <cuda_runtime_api.h>
 
+#include <algorithm>
 #include <chrono>
 #include <condition_variable>
 #include <cstddef>
 #include <cstdint>
+#include <functional>
 #include <map>
 #include <memory>
 #include <mutex>
@@ -148,6 +150,7 @@ struct machine {
     std::map<CUdevResourceDesc, std::pair<int, std::set<std::uint32_t>>> descriptions;  // device and SMs
 
     std::vector<fault> faults;
+    std::vector<std::pair<std::string, std::function<void()>>> interruptions;  // see before_next()
     std::set<std::string, std::less<>> hidden;
     std::vector<std::string> findings;
     std::vector<call> ring;
@@ -158,6 +161,17 @@ struct machine {
     const std::chrono::steady_clock::time_point began = std::chrono::steady_clock::now();
     std::uintptr_t last_handle = 0x10000;
     std::uint64_t last_id = 0;
+
+    /// What is to come before this call, once; without the lock meanwhile.
+    void interrupt(std::string_view call, std::unique_lock<std::mutex>& lock) {
+        const auto at = std::ranges::find(interruptions, call, [](const auto& i) { return std::string_view(i.first); });
+        if (at == interruptions.end()) return;
+        const auto what = std::move(at->second);
+        interruptions.erase(at);
+        lock.unlock();
+        what();
+        lock.lock();
+    }
 
 private:
     [[nodiscard]] bool step(stream& s, ns until);
@@ -218,7 +232,9 @@ bool machine::wait(const char* who, Done done) {
 template <class Body>
 cudaError_t enter(const call_info& info, const void* stream, Body body) {
     machine& m = the_machine();
-    const std::lock_guard lock(m.mutex);
+    std::unique_lock lock(m.mutex);
+    if (!m.interruptions.empty()) [[unlikely]]
+        m.interrupt(info.name, lock);
     cudaError_t result = cudaSuccess;
     if (!info.always) {
         if (m.chosen.driver_version == 0)

@@ -82,6 +82,10 @@ void inject(fault f) {
     locked([&](auto& m) { m.faults.push_back(std::move(f)); });
 }
 
+void before_next(std::string call, std::function<void()> what) {
+    locked([&](auto& m) { m.interruptions.emplace_back(std::move(call), std::move(what)); });
+}
+
 void poison(int device, cudaError_t code) {
     locked([&](auto& m) {
         m.run();

@@ -103,6 +103,8 @@ struct fault {
     bool sticky = false;  // the device answers everything with it from then on
 };
 void inject(fault f);
+/// The next call of this name does `what` first, on its thread and under no lock: what comes between two of the library's readings.
+void before_next(std::string call, std::function<void()> what);
 /// How many haven't struck as often as they were to.
 [[nodiscard]] std::size_t faults_left();
 /// From now on every call that concerns the device fails with `code`, and its work stands still.

@@ -69,6 +69,12 @@ private:
 /// two arenas but who hands over from one to the other. What the driver is doing without the lock of the books is in a list:
 /// before anybody is refused, what was begun earlier has ended, and so has every call that brings memory back. The few chunks that
 /// are being scrubbed (chunk_pool_options::window) are mapped and unmapped under the lock of the books.
+///
+/// Neighbours are unmapped by one call; made and mapped is chunk by chunk, since the driver makes and maps one handle at a time
+/// (cuMemCreate, cuMemMap). Between two of these calls the lock of the books is taken and let go, some 50 ns beside
+/// microseconds of the driver's. To take it once for many chunks they would have to be made before it is known how many
+/// others leave over, and what isn't needed any more would go back to the driver, by as many calls again: more work,
+/// and memory that a neighbour is refused meanwhile.
 template <virtual_memory Memory, scrubber Stream>
 class arena_chunks {
 public:

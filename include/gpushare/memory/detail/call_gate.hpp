@@ -1,16 +1,18 @@
 // SPDX-License-Identifier: Apache-2.0
-// Counts the threads inside an object, so that it can be shut: shut() lets nobody in any more, and returns once those
-// inside have left.
+// Counts the threads inside an object, so that it can be shut: shut() lets nobody in any more, and waits for those inside
+// until a deadline.
 //
 //   if (const detail::call_gate::pass in(gate_)) ...;     // in, until it is destroyed
-//   gate_.shut();
+//   if (gate_.shut(deadline)) ...;
 #pragma once
 
 #include <condition_variable>
 #include <cstddef>
 #include <mutex>
 
+#include <gpushare/closing.hpp>
 #include <gpushare/config.hpp>
+#include <gpushare/units.hpp>
 
 namespace gpushare {
 inline namespace GPUSHARE_ABI {
@@ -35,17 +37,13 @@ public:
         bool in_;
     };
 
-    /// From now on nobody enters; waits until nobody is inside.
-    void shut() noexcept {
+    /// From now on nobody enters. True once nobody is inside; false if somebody is at the deadline.
+    [[nodiscard]] bool shut(instant deadline) noexcept {
         std::unique_lock lock(mutex_);
         shut_ = true;
-        left_.wait(lock, [this] { return inside_ == 0; });
-    }
-    /// The same without the wait: whether nobody is inside.
-    [[nodiscard]] bool try_shut() noexcept {
-        const std::lock_guard lock(mutex_);
-        shut_ = true;
-        return inside_ == 0;
+        while (inside_ != 0)
+            if (!wait_until(left_, lock, deadline)) return false;
+        return true;
     }
 
 private:

@@ -17,6 +17,7 @@
 #include <utility>
 #include <vector>
 
+#include <gpushare/closing.hpp>
 #include <gpushare/concepts.hpp>
 #include <gpushare/config.hpp>
 #include <gpushare/detail/intrusive.hpp>
@@ -287,14 +288,17 @@ public:
         auto lock = locked();
         stop(lock, done);
     }
-    /// The same, and nothing is freed any more. Returns once no memory is on its way between pool and upstream, and what was
-    /// freed on streams is recorded.
-    void close() noexcept {
+    /// The same, and nothing is freed any more. True once no memory is on its way between pool and upstream, and what was freed on
+    /// streams is recorded. False if some is at the deadline: its thread may be in a hook, and may take as long as that likes. False
+    /// at once if the caller is that thread.
+    [[nodiscard]] bool close(instant deadline) noexcept {
         spent done(*this);
         auto lock = locked();
         closed_ = true;
         stop(lock, done);
-        changed_.wait(lock, [&] { return moves_.empty() && recordings_ == 0; });
+        while (!moves_.empty() || recordings_ != 0)
+            if (inside_move() || !wait_until(changed_, lock, deadline)) return false;
+        return true;
     }
     [[nodiscard]] bool stopped() const noexcept {
         const auto lock = locked();

@@ -189,9 +189,10 @@ struct alignas(64) quota_node {
     // Nothing idle goes back before: between that and taking it again, somebody else could.
     errc change(bytes guaranteed, bytes burst) noexcept {
         const auto grow = (guaranteed - guaranteed_).count(), fresh = growth(guaranteed);
-        if (parent_ != nullptr && parent_->take(fresh, this, precedence::before_waiters) != errc::none) {
+        if (const errc why = parent_ != nullptr ? parent_->take(fresh, this, precedence::before_waiters) : errc::none;
+            why != errc::none) {
             tell_parents();  // what is idle here, the parent has passed over
-            return errc::no_room;
+            return why == errc::closed ? why : errc::no_room;
         }
         freeze();
         const auto shrink = (guaranteed_ - guaranteed).count();

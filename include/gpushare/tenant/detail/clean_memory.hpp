@@ -11,15 +11,19 @@
 #include <cstddef>
 #include <cstdint>
 #include <functional>
+#include <mutex>
+#include <optional>
 #include <string_view>
 #include <thread>
 #include <utility>
+#include <vector>
 
 #include <gpushare/closing.hpp>
 #include <gpushare/concepts.hpp>
 #include <gpushare/config.hpp>
 #include <gpushare/error.hpp>
 #include <gpushare/memory/as_upstream.hpp>
+#include <gpushare/memory/block.hpp>
 #include <gpushare/memory/scrub.hpp>
 #include <gpushare/tenant/detail/memory_source.hpp>
 #include <gpushare/units.hpp>
@@ -33,12 +37,12 @@ namespace detail {
 template <timeline_point Point>
 using fill_function = std::function<Point(const Point* after, void* p, std::size_t size)>;
 
-/// Thread-safe. Models `memory`. Refers to `Upstream`, which must outlive it. Without a `fill` it hands out what it gets. What it hands
-/// out is the device's own, or a source's if there is one; where that is refused, `make_room` is asked whether it has given something
-/// back.
+/// Thread-safe. Models `memory`. Refers to `Upstream`, which must outlive it. Without a `fill` it hands out what it
+/// gets. What it hands out is the device's own, or a source's if there is one; where that is refused, `make_room` is
+/// asked whether it has given something back.
 ///
-/// With scrub_policy::off, too, as long as `minded` is null or false: whether anybody who had memory of the device before minds that it
-/// is read. Once it is true it stays so.
+/// With scrub_policy::off, too, as long as `minded` is null or false: whether anybody who had memory of the device
+/// before minds that it is read. Once it is true it stays so.
 ///
 /// The device doesn't say who had a block before: another tenant, an arena's chunk, the embedder's own. So every block that
 /// comes from it is overwritten, and the thread waits for that, as it waits for the driver anyway. What is overwritten where memory
@@ -56,6 +60,7 @@ public:
           fill_(std::move(fill)) {}
     clean_memory(const clean_memory&) = delete;
     clean_memory& operator=(const clean_memory&) = delete;
+    ~clean_memory() { retry_held(); }  // what is held still stays with the device
 
     [[nodiscard]] void* allocate(std::size_t size, std::size_t alignment) {
         failure why;
@@ -63,8 +68,10 @@ public:
         if (p == nullptr) throw memory_error(why, owner(), "allocate");
         return p;
     }
-    /// Null where the memory isn't there or can't be overwritten, and then it is back.
+    /// Null where the memory isn't there or can't be overwritten, and then it is back; in_flight: it will be, once it
+    /// is known that nothing overwrites it any more.
     [[nodiscard]] void* try_allocate(std::size_t size, std::size_t alignment, failure* why = nullptr) noexcept {
+        if (holds_.load(std::memory_order_relaxed)) retry_held();  // a hint: whoever comes next looks as well
         failure refusal;
         void* p = from_below(size, alignment, refusal);
         // Not only while that gives something back: another thread may just have done so, or have freed something since.
@@ -79,7 +86,10 @@ public:
         if (size == 0 || !cleans() || is_zero(p, size)) return p;
         const errc failed = overwrite(p, size);
         if (failed == errc::none) return p;
-        (void)deallocate(p, size, alignment);
+        if (failed == errc::in_flight)
+            hold({p, bytes{size}, alignment});
+        else
+            (void)deallocate(p, size, alignment);
         if (why != nullptr) *why = {.code = failed, .asked = size};
         return nullptr;
     }
@@ -90,15 +100,18 @@ public:
     /// Whether an owner's own blocks are overwritten as soon as they are free.
     [[nodiscard]] bool on_free() const noexcept { return policy_ == scrub_policy::on_free && fill_; }
     /// Enqueues overwriting a block of the tenant's that is free behind `after`, and returns when that is done: at once where it
-    /// can't be, since nobody else sees it anyway.
-    [[nodiscard]] Point overwrite_after(const Point* after, void* p, std::size_t size) noexcept {
+    /// can't be, since nobody else sees it anyway. Nothing where nobody can tell: then the block isn't free, and this
+    /// can be tried again.
+    [[nodiscard]] std::optional<Point> overwrite_after(const Point* after, void* p, std::size_t size) noexcept {
         try {
             Point done = fill_(after, p, size);
             scrubbed_.fetch_add(size, std::memory_order_relaxed);
             return done;
+        } catch (const error& e) {
+            if (may_be_under_way(e.code())) return std::nullopt;
         } catch (...) {
-            return after != nullptr ? *after : Point{};
         }
+        return after != nullptr ? *after : Point{};
     }
     /// Bytes that were overwritten so far. Relaxed: a count and no more.
     [[nodiscard]] bytes scrubbed() const noexcept { return bytes{scrubbed_.load(std::memory_order_relaxed)}; }
@@ -160,6 +173,35 @@ private:
         }
     }
 
+    // See scrub_stream::fill.
+    [[nodiscard]] static constexpr bool may_be_under_way(errc why) noexcept {
+        return why == errc::in_flight || why == errc::submission_failed;
+    }
+    // It is nobody's until it has been overwritten once more.
+    void hold(const block& b) noexcept {
+        const std::lock_guard lock(held_mutex_);
+        try {
+            held_.push_back(b);
+            holds_.store(true, std::memory_order_relaxed);
+        } catch (...) {  // nor can it be remembered: it stays with the device
+        }
+    }
+    void retry_held() noexcept {
+        std::vector<block> again;
+        {
+            const std::lock_guard lock(held_mutex_);
+            again.swap(held_);
+            holds_.store(false, std::memory_order_relaxed);
+        }
+        for (const block& b : again) {
+            const auto size = static_cast<std::size_t>(b.size.count());
+            if (may_be_under_way(overwrite(b.pointer, size)))
+                hold(b);
+            else
+                (void)deallocate(b.pointer, size, b.alignment);
+        }
+    }
+
     Upstream* below_;
     memory_source* source_;
     std::function<bool()> make_room_;
@@ -167,6 +209,9 @@ private:
     const std::atomic<bool>* minded_;
     fill_function<Point> fill_;
     std::atomic<std::uint64_t> scrubbed_{0};
+    std::mutex held_mutex_;
+    std::vector<block> held_;  // a fill may be under way there that has no point
+    std::atomic<bool> holds_{false};
 };
 
 }  // namespace detail

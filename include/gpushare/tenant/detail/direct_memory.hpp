@@ -18,8 +18,10 @@
 #include <gpushare/error.hpp>
 #include <gpushare/memory/block_table.hpp>
 #include <gpushare/memory/deferred_frees.hpp>
+#include <gpushare/memory/patience.hpp>
 #include <gpushare/memory/quota.hpp>
 #include <gpushare/memory/quota_hook.hpp>
+#include <gpushare/tenant/detail/turns.hpp>
 #include <gpushare/tenant/specification.hpp>
 #include <gpushare/units.hpp>
 
@@ -66,8 +68,8 @@ public:
     }
     errc deallocate_after(const Point& point, void* p, std::size_t size, std::size_t alignment) noexcept {
         return strike(p, size, alignment, [&] {
-            auto& memory = resource_->upstream();
-            frees_.add(memory.on_free() ? memory.overwrite_after(&point, p, size) : point, p, size, alignment);
+            if (resource_->upstream().on_free()) return overwrite_and_free(&point, p, size, alignment);
+            frees_.add(point, p, size, alignment);
             return errc::none;
         });
     }
@@ -83,14 +85,16 @@ public:
     [[nodiscard]] bool closed() const noexcept { return closed_.load(std::memory_order_acquire); }
 
     /// Takes back what is out, and enters it into `leaks`. See tenant_memory::take_back.
-    bool take_back(std::vector<leak>& leaks) {
-        (void)settle();  // so that allocations which began before the close are in the table, or were refused
+    template <clock Clock>
+    bool take_back(std::vector<leak>& leaks, const patience<Clock>& until) {
+        turns turn(until, resource_->in_hook(std::this_thread::get_id()));
+        (void)settle(turn);  // so that allocations which began before the close are in the table, or were refused
         {
             const visit inside(underway_);
             leaks = blocks_.take_all();
-            for (const auto& l : leaks) give_back(l.what);
+            std::erase_if(leaks, [&](const leak& l) { return !give_back(l.what); });
         }
-        return settle();  // frees that found their block before it was taken back
+        return settle(turn) && blocks_.size() == 0;  // frees that found their block before it was taken back
     }
 
     [[nodiscard]] bytes charged(std::size_t size, std::size_t alignment) const noexcept {
@@ -124,25 +128,40 @@ private:
     private:
         std::atomic<std::uint32_t>* count_;
     };
-    // Hooks of the embedder's run within a visit, and may take long: then it gives up.
-    bool settle() noexcept {
-        for (int yields = 0; underway_.fetch_add(0, std::memory_order_acq_rel) != 0; ++yields) {
-            if (yields == 100'000) return false;  // tens of milliseconds
-            std::this_thread::yield();
-        }
+    // Hooks of the embedder's run within a visit, and may take as long as they like.
+    template <clock Clock>
+    bool settle(turns<Clock>& turn) {
+        while (underway_.fetch_add(0, std::memory_order_acq_rel) != 0)
+            if (!turn.again()) return false;
         return true;
     }
 
-    void give_back(const block& b) noexcept {
+    // Of what isn't in the table. False: it is again.
+    bool give_back(const block& b) noexcept {
         frees_count_.fetch_add(1, std::memory_order_relaxed);
-        (void)hand_back(b.pointer, static_cast<std::size_t>(b.size.count()), b.alignment);
+        const errc why = hand_back(b.pointer, static_cast<std::size_t>(b.size.count()), b.alignment);
+        return why != errc::submission_failed || !stays_out(b);
     }
     // To the device, at once or once it is overwritten.
     errc hand_back(void* p, std::size_t size, std::size_t alignment) noexcept {
-        auto& memory = resource_->upstream();
-        if (!memory.on_free()) return resource_->deallocate(p, size, alignment);
-        frees_.add(memory.overwrite_after(nullptr, p, size), p, size, alignment);
+        return resource_->upstream().on_free() ? overwrite_and_free(nullptr, p, size, alignment)
+                                               : resource_->deallocate(p, size, alignment);
+    }
+    errc overwrite_and_free(const Point* after, void* p, std::size_t size, std::size_t alignment) noexcept {
+        const auto done = resource_->upstream().overwrite_after(after, p, size);
+        if (!done) return errc::submission_failed;
+        frees_.add(*done, p, size, alignment);
         return errc::none;
+    }
+    // Nobody can tell when it may be used again: whoever frees it may try once more. False if the host has no memory to remember it.
+    bool stays_out(const block& b) noexcept {
+        frees_count_.fetch_sub(1, std::memory_order_relaxed);
+        try {
+            blocks_.insert(b);
+            return true;
+        } catch (...) {
+            return false;
+        }
     }
 
     // False, with the reason, and the memory is back: the host has none for the entry, or it was closed meanwhile.
@@ -158,7 +177,7 @@ private:
         total_.fetch_add(b.size.count(), std::memory_order_relaxed);
         if (!closed()) return true;
         // Whoever closes takes what it finds in the table, and this what it doesn't.
-        if (blocks_.remove(b.pointer, b.size, b.alignment) == errc::none) give_back(b);
+        if (blocks_.remove(b.pointer, b.size, b.alignment) == errc::none) (void)give_back(b);
         refusal = {.code = errc::closed};
         return false;
     }
@@ -170,7 +189,9 @@ private:
         const errc wrong = blocks_.remove(p, bytes{size}, alignment);
         if (wrong != errc::none) return wrong;
         frees_count_.fetch_add(1, std::memory_order_relaxed);
-        return free();
+        const errc why = free();
+        if (why == errc::submission_failed) (void)stays_out({p, bytes{size}, alignment});
+        return why;
     }
 
     Resource* resource_;

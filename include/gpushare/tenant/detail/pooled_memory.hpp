@@ -9,7 +9,6 @@
 
 #include <algorithm>
 #include <atomic>
-#include <chrono>
 #include <cstddef>
 #include <functional>
 #include <limits>
@@ -27,11 +26,13 @@
 #include <gpushare/detail/intrusive.hpp>
 #include <gpushare/error.hpp>
 #include <gpushare/memory/block_table.hpp>
+#include <gpushare/memory/patience.hpp>
 #include <gpushare/memory/pool_resource.hpp>
 #include <gpushare/memory/pool_wait.hpp>
 #include <gpushare/memory/quota.hpp>
 #include <gpushare/memory/quota_hook.hpp>
 #include <gpushare/memory/quota_wait.hpp>
+#include <gpushare/tenant/detail/turns.hpp>
 #include <gpushare/tenant/specification.hpp>
 #include <gpushare/units.hpp>
 
@@ -79,13 +80,15 @@ public:
     [[nodiscard]] void* try_allocate_until(std::size_t size, std::size_t alignment, const Patience& until,
                                            std::string_view label, failure& why) noexcept {
         void* p = try_allocate_kept(size, alignment, label);
-        if (p == nullptr) p = try_allocate(size, alignment, label, why);
+        if (p != nullptr) return p;
+        standing here(resource_, until.deadline);
+        p = try_allocate(size, alignment, label, why);
         if (p != nullptr || (why.code != errc::over_quota && why.code != errc::out_of_memory)) return p;
         if (const auto never = refuses(size, alignment); never.code != errc::none) {
             why = never;
             return nullptr;
         }
-        p = wait_for(size, alignment, until, label, why);
+        p = wait_for(here, size, alignment, until, label, why);
         if (p != nullptr) return !traced_ || enter({p, bytes{size}, alignment, label}, why) ? p : nullptr;
         // With the figures of somebody who isn't in the queue himself any more.
         if (!is_memory_refusal(why.code)) why = quota_->explain(why.code, bytes{why.asked});
@@ -96,9 +99,8 @@ public:
         auto overwrites = overwriting();
         if (const errc wrong = strike(p, size, alignment); wrong != errc::none) [[unlikely]]
             return wrong;
-        const errc wrong = clean().on_free()
-                               ? pool_.deallocate_after(clean().overwrite_after(nullptr, p, size), p, size, alignment)
-                               : cache_.deallocate(p, size, alignment);
+        const errc wrong = clean().on_free() ? overwrite_and_free(nullptr, {p, bytes{size}, alignment})
+                                             : cache_.deallocate(p, size, alignment);
         if (overwrites) overwrites.unlock();
         if (quota_->pressed()) [[unlikely]]
             relieve();
@@ -107,8 +109,8 @@ public:
     errc deallocate_after(const Point& point, void* p, std::size_t size, std::size_t alignment) noexcept {
         auto overwrites = overwriting();
         if (const errc wrong = strike(p, size, alignment); wrong != errc::none) return wrong;
-        const errc wrong = pool_.deallocate_after(clean().on_free() ? clean().overwrite_after(&point, p, size) : point,
-                                                  p, size, alignment);
+        const errc wrong = clean().on_free() ? overwrite_and_free(&point, {p, bytes{size}, alignment})
+                                             : pool_.deallocate_after(point, p, size, alignment);
         if (overwrites) overwrites.unlock();
         if (quota_->pressed()) relieve();
         return wrong;
@@ -135,12 +137,21 @@ public:
     [[nodiscard]] bool closed() const noexcept { return closed_.load(std::memory_order_acquire); }
 
     /// Takes back what is out, and enters it into `leaks`. See tenant_memory::take_back.
-    bool take_back(std::vector<leak>& leaks) {
-        const std::lock_guard alone(overwrites_);
-        std::vector<leak> traced;
-        if (clean().on_free()) overwrite_all(traced = traced_->take_all());
-        const bool all = take_back_blocks(leaks);
-        if (traced_ && !leaks.empty()) add_traces(leaks, std::move(traced));
+    template <clock Clock>
+    bool take_back(std::vector<leak>& leaks, const patience<Clock>& until) {
+        turns turn(until, quota_->in_hook(std::this_thread::get_id()));
+        std::unique_lock alone(overwrites_, std::defer_lock);
+        while (!alone.try_lock())
+            if (!turn.again()) return false;
+        // What is to be overwritten is freed in the order of that, as by its owner; drain() waits for it.
+        if (clean().on_free()) {
+            leaks = traced_->take_all();
+            std::erase_if(
+                leaks, [&](const leak& l) { return overwrite_and_free(nullptr, l.what) == errc::submission_failed; });
+            if (traced_->size() != 0) return false;
+        }
+        const bool all = take_back_blocks(leaks, turn);
+        if (traced_ && !leaks.empty()) add_traces(leaks);
         return all;
     }
 
@@ -175,10 +186,11 @@ private:
     // is room for big blocks.
     static constexpr std::uint32_t part = 8;
 
-    // A thread's place in the queue of the quota, while it waits for the pool. The list is under the mutex of claiming_resource.
+    // A thread that may wait for the pool, and its place in the queue of the quota. The list is under the mutex of claiming_resource.
     struct place {
         place* next = nullptr;
         quota_claim* claim = nullptr;  // until it is used
+        instant until = instant::min();
         std::thread::id by = std::this_thread::get_id();
     };
 
@@ -194,7 +206,8 @@ private:
                 (void)this->limit().release(granted - takes);
                 return this->try_allocate_charged(size, alignment, why);
             }
-            return Resource::try_allocate(size, alignment, why);
+            const place* const mine = place_of_this_thread();
+            return Resource::try_allocate(size, alignment, why, mine != nullptr ? mine->until : instant::min());
         }
         // What this thread has been granted, if that is enough; it is charged.
         [[nodiscard]] bytes take_granted(bytes takes) noexcept {
@@ -208,9 +221,10 @@ private:
         }
         [[nodiscard]] place* place_of_this_thread() noexcept {
             const std::lock_guard lock(mutex);
-            place* at = places.front();
-            while (at != nullptr && at->by != std::this_thread::get_id()) at = at->next;
-            return at;
+            place* newest = nullptr;  // a hook may wait, in a thread that waits itself
+            for (place* at = places.front(); at != nullptr; at = at->next)
+                if (at->by == std::this_thread::get_id()) newest = at;
+            return newest;
         }
         [[nodiscard]] bool nobody_waits() noexcept {
             const std::lock_guard lock(mutex);
@@ -224,7 +238,8 @@ private:
     // A thread that waits, from before it is granted anything until it has none of that left: so take_back() knows of it.
     class standing {
     public:
-        explicit standing(claiming_resource& in) noexcept : in_(&in) {
+        standing(claiming_resource& in, instant until) noexcept : in_(&in) {
+            here_.until = until;
             const std::lock_guard lock(in.mutex);
             in.places.push(here_);
         }
@@ -242,9 +257,8 @@ private:
     };
 
     template <class Patience>
-    void* wait_for(std::size_t size, std::size_t alignment, const Patience& until, std::string_view label,
-                   failure& why) noexcept {
-        standing here(resource_);
+    void* wait_for(standing& here, std::size_t size, std::size_t alignment, const Patience& until,
+                   std::string_view label, failure& why) noexcept {
         if (quota_->over()) {
             const bytes n = charged(size, alignment);
             why = charge_until(*quota_, n, until);
@@ -297,9 +311,10 @@ private:
         return traced_ ? traced_->remove(p, bytes{size}, alignment) : errc::none;
     }
 
-    // Until no call that overlaps is left with a block, but for those that are held up: in a hook of the embedder's.
-    bool take_back_blocks(std::vector<leak>& leaks) {
-        for (int yields = 0;; ++yields) {
+    // Until no call that overlaps is left with a block.
+    template <clock Clock>
+    bool take_back_blocks(std::vector<leak>& leaks, turns<Clock>& turn) {
+        for (;;) {
             bool all = false;
             try {
                 all = pool_.take_back(leaks);
@@ -312,22 +327,22 @@ private:
                 if (leaks.empty()) throw;
                 return false;
             }
-            if (all || yields == 10'000) return all;
-            if (yields < 9'000)
-                std::this_thread::yield();
-            else
-                std::this_thread::sleep_for(std::chrono::microseconds(100));  // on a machine that has others to run
+            if (all || !turn.again()) return all;
         }
     }
-    // Blocks that nobody uses any more.
-    void overwrite_all(const std::vector<leak>& blocks) {
-        Point last;  // behind those before it: one that can't be overwritten leaves theirs
-        for (const auto& [b, scope, trace] : blocks)
-            last = clean().overwrite_after(&last, b.pointer, static_cast<std::size_t>(b.size.count()));
-        (void)last.wait(never);
+    // A block that is out, and not in the table. submission_failed: it is there again, since nobody can tell when it may be used.
+    errc overwrite_and_free(const Point* after, const block& b) noexcept {
+        const auto size = static_cast<std::size_t>(b.size.count());
+        if (const auto done = clean().overwrite_after(after, b.pointer, size))
+            return pool_.deallocate_after(*done, b.pointer, size, b.alignment);
+        try {
+            traced_->insert(b);
+        } catch (...) {  // who closes finds it all the same, in the pool
+        }
+        return errc::submission_failed;
     }
-    void add_traces(std::vector<leak>& leaks, std::vector<leak> traced) {
-        for (auto& l : traced_->take_all()) traced.push_back(std::move(l));
+    void add_traces(std::vector<leak>& leaks) {
+        std::vector<leak> traced = traced_->take_all();
         std::ranges::sort(traced, {}, [](const leak& l) { return l.what.pointer; });
         for (auto& l : leaks) {
             const auto at = std::ranges::lower_bound(traced, l.what.pointer, std::less<>{},

@@ -16,6 +16,7 @@
 
 #include <gpushare/concepts.hpp>
 #include <gpushare/config.hpp>
+#include <gpushare/error.hpp>
 
 namespace gpushare {
 inline namespace GPUSHARE_ABI {
@@ -30,35 +31,46 @@ public:
     explicit scrub_stream(std::function<Stream()> make) : make_(std::move(make)) {}
 
     /// Enqueues zeros behind `after`, unless that is null. The point that it returns has the fill's status. Throws what the stream, or
-    /// making one, throws, and then nothing is enqueued.
+    /// making one, throws, and then nothing is enqueued; or operation_error where the stream gives no point for some 30 ms:
+    /// in_flight, and then this fill may be under way, so nobody may use the block until it has been filled once more,
+    /// behind that; from then on submission_failed, and nothing is enqueued, until there is a point.
     [[nodiscard]] point fill(const point* after, void* p, std::size_t size) {
         const std::lock_guard lock(mutex_);  // between two fills there is a point: each has its own status
+        if (unmarked_) (void)mark(errc::submission_failed);
+        if (std::exchange(renewed_, false)) stream_.reset();
         if (!stream_) stream_.emplace(make_());
         if (after != nullptr) stream_->wait(*after);
         stream_->fill(p, std::byte{0}, size);
-        return mark();
+        unmarked_ = true;
+        return mark(errc::in_flight);
     }
 
     /// The next fill is on a stream that this one makes.
     void made_by(std::function<Stream()> make) {
         const std::lock_guard lock(mutex_);
         make_ = std::move(make);
-        stream_.reset();
+        renewed_ = true;
     }
 
 private:
-    // Without a point nobody could tell when the block may be used again. So it is asked for until it is had: the host may lack memory
+    // Without a point nobody could tell when the block may be used again. So it is asked for again and again: the host may lack memory
     // for a while; a device that is lost has points.
-    [[nodiscard]] point mark() noexcept {
-        for (;; std::this_thread::sleep_for(std::chrono::milliseconds(1))) try {
-                return stream_->record();
+    [[nodiscard]] point mark(errc otherwise) {
+        for (int again = 0; again < 30; ++again) try {
+                point done = stream_->record();
+                unmarked_ = false;
+                return done;
             } catch (...) {
+                std::this_thread::sleep_for(std::chrono::milliseconds(1));
             }
+        raise({otherwise}, {}, "overwriting memory: the stream gives no point");
     }
 
     std::function<Stream()> make_;
     std::mutex mutex_;
     std::optional<Stream> stream_;
+    bool unmarked_ = false;  // a fill is on it that has no point
+    bool renewed_ = false;
 };
 
 }  // namespace detail

@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
-// A tenant's blocks on one device that may be on the host, and the hook that sends them there: those first that were used longest ago, and
-// never one that is in use.
+// A tenant's blocks on one device that may be on the host, and the hook that sends them there: those first that were
+// used longest ago, and never one that is in use.
 //
 //   detail::spill_list<stream, memory> list{tenant_memory, pinned, 8_GiB, make_stream, now};
 //   auto& e = list.add(1_GiB);     if (list.hold(e, deadline) == errc::none) { use(e.block.data()); list.let_go(e); }
@@ -14,11 +14,13 @@
 #include <list>
 #include <memory_resource>
 #include <mutex>
+#include <thread>
 #include <utility>
 
 #include <gpushare/concepts.hpp>
 #include <gpushare/config.hpp>
 #include <gpushare/error.hpp>
+#include <gpushare/memory/patience.hpp>
 #include <gpushare/memory/quota.hpp>
 #include <gpushare/memory/quota_hook.hpp>
 #include <gpushare/memory/quota_resource.hpp>
@@ -42,8 +44,10 @@ public:
 
         spillable_block<Stream, Memory, host_memory> block;
         std::uint32_t users = 0;
-        bool moving = false;     // a thread is at it
-        std::uint64_t used = 0;  // when, counted in uses
+        bool moving = false;      // a thread is at it
+        std::thread::id mover{};  // ... which one,
+        instant until = never;    // and how long it may take
+        std::uint64_t used = 0;   // when, counted in uses
     };
 
     /// At most `most` bytes are on the host. All by reference must outlive it.
@@ -85,9 +89,9 @@ public:
         }
         e.used = ++uses_;
         if (e.users == 0 && !e.block.settled()) {
-            e.moving = true;
+            move(e, deadline);
             lock.unlock();
-            errc why = e.block.restore();
+            errc why = bring_back(e, deadline);
             if (why == errc::none) why = e.block.wait(deadline);
             lock.lock();
             rest(e);
@@ -109,18 +113,36 @@ public:
     [[nodiscard]] bytes on_host() const noexcept { return aside_limit_.usage().current; }
 
 private:
-    static constexpr int order = 10;  // behind what costs no copy
-    static constexpr ns patience =
-        std::chrono::seconds(1);  // of who asks for memory and wouldn't wait: a copy takes its time
+    static constexpr int order = 10;                           // behind what costs no copy
+    static constexpr ns for_a_copy = std::chrono::seconds(1);  // where who asks for memory wouldn't wait
+
+    // The clock of deadlines.
+    struct time {
+        const spill_list* of;
+        [[nodiscard]] instant now() const noexcept { return of->now_(); }
+    };
+    // Where its tenant's memory waits for room, so does this, but not beyond the deadline.
+    errc bring_back(entry& e, instant deadline) {
+        if (memory_->waits() == ns{}) return e.block.restore();
+        const instant by = std::min(deadline, saturating_add(now_(), memory_->waits()));
+        return e.block.restore_until(patience{time{this}, by});
+    }
+    // Of this thread's use() that has asked for memory, and so for the hook.
+    [[nodiscard]] instant own_deadline() const noexcept {
+        for (const auto& e : all_)
+            if (e.moving && e.mover == std::this_thread::get_id()) return e.until;
+        return never;
+    }
 
     bytes spill(const reclaim_request& r) {
-        const instant by = std::max(r.until, saturating_add(now_(), patience));
         bytes freed;
         std::unique_lock lock(mutex_);
+        const instant by =
+            std::min(own_deadline(), r.until != instant::min() ? r.until : saturating_add(now_(), for_a_copy));
         while (freed < r.missing) {
             entry* const e = idle_longest();
             if (e == nullptr) break;
-            e->moving = true;
+            move(*e, by);
             lock.unlock();
             const errc why = e->block.spill(by);
             if (why == errc::none) freed += e->block.size();
@@ -135,9 +157,14 @@ private:
     [[nodiscard]] entry* idle_longest() noexcept {
         entry* oldest = nullptr;
         for (auto& e : all_)
-            if (e.users == 0 && !e.moving && e.block.data() != nullptr && (oldest == nullptr || e.used < oldest->used))
+            if (e.users == 0 && !e.moving && e.block.on_device() && (oldest == nullptr || e.used < oldest->used))
                 oldest = &e;
         return oldest;
+    }
+    static void move(entry& e, instant until) noexcept {
+        e.moving = true;
+        e.mover = std::this_thread::get_id();
+        e.until = until;
     }
     void rest(entry& e) noexcept {
         e.moving = false;

@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
-// A tenant's successor: of the same name, granted the same, elsewhere. move_tenant() alone makes one, since until it has taken over both
-// are promised together what is promised once.
+// A tenant's successor: of the same name, granted the same, elsewhere. move_tenant() alone makes one, since until it
+// has taken over both are promised together what is promised once.
 //
 //   detail::succession to(shared, from, {device_id{3}}, any_slice);      to.next().memory();
 //   to.take_over();      return std::move(to.next());
@@ -38,8 +38,8 @@ public:
 
     [[nodiscard]] tenant<Node, Policy>& next() noexcept { return next_; }
     /// The successor has from now on what its predecessor had on the devices where both are, with all that stands on it, and that one
-    /// isn't resized any more. While neither runs anything. Throws std::bad_alloc; operation_error: closed, in_flight if the predecessor
-    /// was resized meanwhile. Then nothing has happened.
+    /// isn't resized any more. While neither runs anything. Throws std::bad_alloc; operation_error: closed, in_flight
+    /// if the predecessor was resized meanwhile. Then nothing has happened.
     void take_over() { next_.state_->take_over(*from_->state_, granted_.changes); }
 
 private:

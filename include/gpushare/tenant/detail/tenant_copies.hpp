@@ -123,8 +123,8 @@ private:
     std::vector<void*> at_;
 };
 
-/// Copies that a tenant submits, which refer to nothing but the blocks. When the destructor returns none will begin any more, and those
-/// that have begun are over, unless that takes ten seconds.
+/// Copies that a tenant submits, which refer to nothing but the blocks. When the destructor returns none will begin any
+/// more, and those that have begun are over, unless that takes ten seconds.
 template <class Tenant>
 class tenant_copies {
 public:

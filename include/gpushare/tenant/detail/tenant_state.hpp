@@ -23,6 +23,7 @@
 #include <gpushare/concepts.hpp>
 #include <gpushare/config.hpp>
 #include <gpushare/error.hpp>
+#include <gpushare/memory/patience.hpp>
 #include <gpushare/memory/quota_change.hpp>
 #include <gpushare/memory/quota_hook.hpp>
 #include <gpushare/partition/reservation.hpp>
@@ -49,7 +50,7 @@ public:
 
     ~tenant_state() {
         close_report late;  // what calls that overlapped the close have left behind
-        if (closed()) with_memory([&](part& p) { return p.memory.take_back(late); });
+        if (closed()) with_memory([&](part& p) { return p.memory.take_back(late, patience{clock_, instant::min()}); });
     }
 
     // Makes the streams and takes over what was claimed; under no lock: drivers are slow, and a limiter that a client leaves
@@ -176,7 +177,7 @@ public:
             [](part& p) { return p.memory.close(), true; });  // under no lock: what pools keep goes to the driver
         bool returned = with_memory([&](part& p) { return p.memory.limit().close(deadline); });
         if (returned) {  // else pools still touch their blocks
-            returned &= with_memory([&](part& p) { return p.memory.take_back(report); });
+            returned &= with_memory([&](part& p) { return p.memory.take_back(report, patience{clock_, deadline}); });
             returned &= with_memory([&](part& p) { return p.memory.drain(deadline); });
         }
         report.usage = usage();

@@ -1,0 +1,56 @@
+// SPDX-License-Identifier: Apache-2.0
+// The turns of a thread that waits for other threads' calls to end, where nobody tells it: it looks again and again.
+//
+//   for (detail::turns turn(until, in_hook); !all_are_back();) if (!turn.again()) return false;
+#pragma once
+
+#include <algorithm>
+#include <chrono>
+#include <cstdint>
+#include <stop_token>
+#include <thread>
+
+#include <gpushare/concepts.hpp>
+#include <gpushare/config.hpp>
+#include <gpushare/memory/patience.hpp>
+#include <gpushare/units.hpp>
+
+namespace gpushare {
+inline namespace GPUSHARE_ABI {
+namespace detail {
+
+/// Until the deadline or stop request of a patience, however slow the driver is that the others are in. The first turns are granted in
+/// any case: a call takes microseconds. `in_hook`: the thread is in a hook of the embedder's, and what it waits for may
+/// be itself, so it gives up soon.
+template <clock Clock>
+class turns {
+public:
+    explicit turns(const patience<Clock>& until, bool in_hook = false)
+        : time_(until.time),
+          stop_(until.stop),
+          by_(in_hook ? std::min(until.deadline, saturating_add(time_.now(), patience_in_hook)) : until.deadline) {}
+
+    /// Between two looks. False: that was long enough.
+    [[nodiscard]] bool again() {
+        if (++taken_ <= granted) {
+            std::this_thread::yield();
+            return true;
+        }
+        if (stop_.stop_requested() || time_.now() >= by_) return false;
+        std::this_thread::sleep_for(std::chrono::microseconds(100));  // a machine has others to run
+        return true;
+    }
+
+private:
+    static constexpr std::uint32_t granted = 1'000;
+    static constexpr ns patience_in_hook = std::chrono::milliseconds(20);
+
+    Clock time_;
+    std::stop_token stop_;
+    instant by_;
+    std::uint32_t taken_ = 0;
+};
+
+}  // namespace detail
+}  // namespace GPUSHARE_ABI
+}  // namespace gpushare
