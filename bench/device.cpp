@@ -254,8 +254,8 @@ int main(int argc, char** argv) {
         if (asked.wants("failures")) found.add(failures(r, 5'000 / part).text());
         if (asked.wants("mutants")) wrong += mutants(r, part);
         if (asked.wants("bounds")) bound_mutants(r, part);
-        if (const std::string of_forms = jobs::trouble_of_forms(); !of_forms.empty())
-            throw std::runtime_error(of_forms);
+        if (const std::string others = jobs::trouble_of_forms() + jobs::trouble_of_conversions(); !others.empty())
+            throw std::runtime_error(others);
         if (found.cases != 0) {
             auto all = ptx::runtime::total();
             all.executed.merge(found.executed);
