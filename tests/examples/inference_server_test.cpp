@@ -271,6 +271,19 @@ TEST_CASE("who sends slowly is closed, and doesn't keep others from coming", "[e
     for (auto& each : slow) CHECK(each.ends());
 }
 
+TEST_CASE("uploads that are announced and never come keep nobody out", "[examples]") {
+    server s({.max_bodies = 4096});
+    std::vector<connection> announced;
+    for (int i = 0; i < 4; ++i) {
+        announced.push_back(s.connect());
+        announced.back().send(
+            "POST /v2/models/mlp/infer HTTP/1.1\r\nX-API-Key: key-of-chat\r\nContent-Length: 4000\r\n\r\n{");
+    }
+    eventually([&] { return s.http->connections() == 4; });
+    CHECK(s.connect().ask("POST", mlp, chat_key, rows_of_mlp(1)).status == 200);
+    CHECK(s.connect().ask("POST", mlp, chat_key, std::string(5000, ' ')).status == 503);
+}
+
 TEST_CASE("a changed file of tenants changes who is served", "[examples]") {
     server s;
     auto c = s.connect();
