@@ -431,7 +431,8 @@ TEST_CASE("engines of one-block calls: shares, metering, and no idle SM while an
     }
 }
 
-TEST_CASE("calls of a tenant's other threads go by one that waits for its stream", "[compute][sweep][width][promises]") {
+TEST_CASE("calls of a tenant's other threads go by one that waits for its stream",
+          "[compute][sweep][width][promises]") {
     for (const bool declared : {true, false}) {
         for (const std::uint32_t sms : {2U, 4U}) {
             CAPTURE(declared, sms);
@@ -446,7 +447,8 @@ TEST_CASE("calls of a tenant's other threads go by one that waits for its stream
     }
 }
 
-TEST_CASE("kernels that fill the device among long calls of a block: shares and metering hold", "[compute][sweep][width]") {
+TEST_CASE("kernels that fill the device among long calls of a block: shares and metering hold",
+          "[compute][sweep][width]") {
     // What is left of a kernel's last blocks leaves SMs idle that the rest of its stream can't use: not counted here.
     for (const std::uint32_t sms : {2U, 4U}) {
         CAPTURE(sms);
@@ -463,7 +465,8 @@ TEST_CASE("a tenant with one thread gets what one stream can use, and the rest i
     CHECK(worst.metering_pct <= 1);
 }
 
-TEST_CASE("a level that keeps an SM never waits for the long calls below it", "[compute][sweep][width][kept][promises]") {
+TEST_CASE("a level that keeps an SM never waits for the long calls below it",
+          "[compute][sweep][width][kept][promises]") {
     constexpr urgent_engine detector{.length = 300us, .mean_gap = 10ms};
     for (const std::uint32_t sms : {2U, 4U}) {
         CAPTURE(sms);
