@@ -1,0 +1,324 @@
+// SPDX-License-Identifier: Apache-2.0
+// Gradients between the threads of a process: buckets against a call for each gradient and against one large all-reduce, the tuner
+// against all choices, negotiation against a coordinator, operators of groups against one rank in double.
+#include <gpushare/collective/all_reduce.hpp>
+#include <gpushare/collective/communicator.hpp>
+#include <gpushare/gradient/bucket_tuner.hpp>
+#include <gpushare/gradient/buckets.hpp>
+#include <gpushare/gradient/negotiation.hpp>
+#include <gpushare/gradient/partial_softmax.hpp>
+#include <gpushare/gradient/sync_batch_norm.hpp>
+#include <gpushare/gradient/transport.hpp>
+
+#include <algorithm>
+#include <chrono>
+#include <cmath>
+#include <cstddef>
+#include <cstdint>
+#include <cstdio>
+#include <exception>
+#include <optional>
+#include <random>
+#include <span>
+#include <stdexcept>
+#include <string>
+#include <thread>
+#include <unordered_map>
+#include <vector>
+
+#include "arguments.hpp"
+#include "collective/group.hpp"
+#include "harness.hpp"
+
+namespace {
+
+namespace gs = gpushare;
+using namespace gs::literals;
+using bench::timed;
+
+constexpr std::size_t rounds = 5;
+constexpr std::uint32_t ranks = 2;
+
+void must(const gs::collective_fault& f) {
+    if (f) throw std::runtime_error(gs::describe(f).c_str());
+}
+
+/// As many gradients of as many floats, on each rank, from a cache line on.
+struct gradients {
+    gradients(std::size_t n, std::size_t each) {
+        for (std::uint32_t r = 0; r < ranks; ++r) {
+            memory.emplace_back(n * each + 16);
+            float* at = memory.back().data();
+            while (reinterpret_cast<std::uintptr_t>(at) % 64 != 0) ++at;
+            for (std::size_t i = 0; i < n; ++i) of[r].emplace_back(at + i * each, each);
+        }
+    }
+    std::vector<std::vector<float>> memory;
+    std::vector<std::span<float>> of[ranks];
+};
+
+/// 1000 gradients of 4 KiB: a call each, buckets of the default size, and one all-reduce of as many bytes.
+void fusion(bench::report& r) {
+    const gs::communicator group(ranks);
+    gradients g(1000, 1024);
+    std::vector<gs::gradient_buckets<>> buckets(ranks);
+    for (std::uint32_t q = 0; q < ranks; ++q)
+        for (std::size_t i = 0; i < g.of[q].size(); ++i) buckets[q].add(std::to_string(i), g.of[q][i]);
+    const auto one_by_one = [&] {
+        return timed(group, 31, [&](const gs::member& me) {
+            for (const auto& x : g.of[me.rank()]) gs::all_reduce(me, std::span<const float>(x), x, gs::average{});
+        });
+    };
+    const auto fused = [&] {
+        return timed(group, 31, [&](const gs::member& me) {
+            gs::thread_transport net(me);
+            auto& mine = buckets[me.rank()];
+            for (std::uint32_t i = 0; i < mine.size(); ++i) (void)mine.ready(i);
+            must(mine.reduce(net));
+        });
+    };
+    const auto whole = [&] {
+        return timed(group, 31, [&](const gs::member& me) {
+            const std::span all(g.of[me.rank()].front().data(), std::size_t{1000} * 1024);
+            gs::all_reduce(me, std::span<const float>(all), all, gs::average{});
+        });
+    };
+    r.figure("gradient.fusion_gain", bench::ratios(rounds, one_by_one, fused), "x");
+    r.figure("gradient.bucket_efficiency", bench::ratios(rounds, whole, fused), "x");
+    std::vector<double> wire;
+    {
+        gs::gradient_buckets<> as_is, halves;
+        for (const auto& x : g.of[0]) {
+            as_is.add("", x);
+            halves.add("", x, {.wire = gs::wire_format::fp16});
+        }
+        const gs::communicator alone(1);
+        gs::thread_transport a(alone.rank(0)), b(alone.rank(0));
+        for (auto [set, net] : {std::pair{&as_is, &a}, std::pair{&halves, &b}}) {
+            for (std::uint32_t i = 0; i < set->size(); ++i) (void)set->ready(i);
+            must(set->reduce(*net));
+        }
+        wire.push_back(static_cast<double>(b.carried().count()) / static_cast<double>(a.carried().count()));
+    }
+    r.figure("gradient.wire_bytes_ratio", wire, "x");
+}
+
+/// A backward pass of 64 layers whose gradients grow, computed and combined by a thread each, for each choice that there is.
+void tuner(bench::report& r) {
+    gs::communicator group(ranks);
+    struct rank_state {
+        std::vector<std::vector<float>> of;
+        gs::gradient_buckets<> buckets;
+    };
+    std::vector<rank_state> state(ranks);
+    for (auto& s : state)
+        for (std::size_t l = 0; l < 64; ++l) s.of.emplace_back(std::size_t{256} << (l / 8));
+    for (auto& s : state)
+        for (auto& g : s.of) s.buckets.add("", g);
+    const auto step = [&](const gs::bucket_choice& choice) {
+        for (auto& s : state) s.buckets.arrange(choice);
+        std::vector<std::jthread> threads;
+        const auto begin = std::chrono::steady_clock::now();
+        for (std::uint32_t q = 0; q < ranks; ++q) {
+            threads.emplace_back([&, q] {
+                gs::thread_transport net(group.rank(q));
+                must(state[q].buckets.reduce(net));
+            });
+            threads.emplace_back([&, q] {
+                auto& s = state[q];
+                for (std::size_t l = s.of.size(); l-- > 0;) {
+                    for (int pass = 0; pass < 4; ++pass)
+                        for (float& x : s.of[l]) x = x * 0.5F + 1.0F;
+                    (void)s.buckets.ready(static_cast<std::uint32_t>(l));
+                }
+                must(s.buckets.wait());
+            });
+        }
+        threads.clear();
+        return std::chrono::duration_cast<gs::ns>(std::chrono::steady_clock::now() - begin);
+    };
+    std::vector<double> gaps;
+    for (std::size_t round = 0; round < rounds; ++round) {
+        gs::bucket_tuner tuner;
+        while (!tuner.settled()) tuner.step_took(step(tuner.choice()));
+        std::vector<gs::bucket_choice> all{tuner.choice()};
+        for (std::uint64_t size = 128 << 10; size <= 64 << 20; size *= 2) all.push_back({gs::bytes{size}, 1});
+        std::vector<std::vector<double>> took(all.size());
+        for (int again = 0; again < 31; ++again)
+            for (std::size_t c = 0; c < all.size(); ++c) took[c].push_back(static_cast<double>(step(all[c]).count()));
+        std::vector<double> medians;
+        for (auto& t : took) medians.push_back(bench::value_of(bench::statistic::median, t));
+        gaps.push_back(100 * (medians.front() / *std::ranges::min_element(medians) - 1));
+    }
+    r.figure("gradient.tuner_gap_pct", gaps, "%");
+}
+
+/// A step's exchange of 1024 bits between two ranks. And of 256 ranks what the busiest does: ANDs all vectors and reads the result; or
+/// counts names, as a coordinator does that is sent the names of what is ready, and writes the list of those that all have.
+void negotiation(bench::report& r) {
+    constexpr std::uint32_t gradients = 1024, many = 256;
+    const gs::communicator group(ranks);
+    r.figure("gradient.negotiate_us",
+             bench::repeated(rounds,
+                             [&] {
+                                 std::vector<gs::ready_bits> bits(ranks, gs::ready_bits(gradients));
+                                 std::vector<std::vector<std::uint32_t>> next(ranks);
+                                 for (auto& n : next) n.reserve(gradients);
+                                 for (auto& b : bits)
+                                     for (std::uint32_t g = 0; g < gradients; ++g) (void)b.mark(g);
+                                 return timed(
+                                     group, 51,
+                                     [&](const gs::member& me) {
+                                         gs::thread_transport net(me);
+                                         std::optional<gs::stall> why;
+                                         must(gs::negotiate(net, bits[me.rank()], next[me.rank()], why));
+                                     },
+                                     100);
+                             }),
+             "us");
+    std::vector<std::string> names;
+    for (std::uint32_t g = 0; g < gradients; ++g)
+        names.push_back("transformer.layers." + std::to_string(g / 8) + ".attention.weight." + std::to_string(g % 8));
+    std::vector<gs::ready_bits> bits(many, gs::ready_bits(gradients));
+    for (auto& b : bits)
+        for (std::uint32_t g = 0; g < gradients; ++g) (void)b.mark(g);
+    const auto by_bits = [&] {
+        return bench::ns_per_call(20, [&] {
+            gs::ready_bits coordinator = bits[0];
+            std::vector<std::uint64_t> all(bits[0].words().begin(), bits[0].words().end());
+            for (const auto& b : bits)
+                for (std::size_t w = 0; w < all.size(); ++w) all[w] &= b.words()[w];
+            std::vector<std::uint32_t> next;
+            if (coordinator.take(all, next) || next.size() != gradients) throw std::runtime_error("not all are ready");
+            bench::keep(next.data());
+        });
+    };
+    const auto by_names = [&] {
+        return bench::ns_per_call(1, [&] {
+            std::unordered_map<std::string, std::uint32_t> counts;
+            std::string ready;
+            for (std::uint32_t rank = 0; rank < many; ++rank)
+                for (const auto& n : names)
+                    if (++counts[n] == many) ready += n + '\n';
+            bench::keep(ready.data());
+        });
+    };
+    r.figure("gradient.negotiation_gain", bench::ratios(rounds, by_names, by_bits), "x");
+}
+
+/// The largest difference, relative to the largest number.
+double error(std::span<const float> got, const std::vector<double>& expected) {
+    double most = 0, off = 0;
+    for (const double x : expected) most = std::max(most, std::abs(x));
+    for (std::size_t i = 0; i < got.size(); ++i)
+        off = std::max(off, std::abs(static_cast<double>(got[i]) - expected[i]));
+    return off / most;
+}
+
+void operators(bench::report& r) {
+    std::mt19937 any(1);
+    std::normal_distribution<float> normal;
+    const gs::communicator group(ranks);
+    std::vector<double> norm, softmax;
+    for (std::size_t round = 0; round < rounds; ++round) {
+        const gs::batch_shape all{64, 8, 49}, half{32, 8, 49};
+        std::vector<float> x(all.elements()), y(x.size()), weight(8, 1.0F), bias(8, 0.0F);
+        for (float& v : x) v = normal(any);
+        bench::on_ranks(group, [&](const gs::member& me) {
+            gs::thread_transport net(me);
+            gs::batch_statistics seen;
+            const std::size_t at = me.rank() * half.elements();
+            must(gs::sync_batch_norm(net, half, std::span<const float>(x).subspan(at, half.elements()), {weight, bias},
+                                     1e-5F, std::span(y).subspan(at, half.elements()), seen));
+        });
+        std::vector<double> expected(x.size());
+        for (std::size_t c = 0; c < all.channels; ++c) {
+            double mean = 0, m2 = 0;
+            const auto count = static_cast<double>(all.samples * all.positions);
+            const auto each = [&](const auto& f) {
+                for (std::size_t n = 0; n < all.samples; ++n)
+                    for (std::size_t p = 0; p < all.positions; ++p) f(all.at(n, c) + p);
+            };
+            each([&](std::size_t i) { mean += static_cast<double>(x[i]) / count; });
+            each([&](std::size_t i) { m2 += std::pow(static_cast<double>(x[i]) - mean, 2); });
+            each([&](std::size_t i) {
+                expected[i] = (static_cast<double>(x[i]) - mean) / std::sqrt(m2 / count + static_cast<double>(1e-5F));
+            });
+        }
+        norm.push_back(error(y, expected));
+
+        constexpr std::size_t classes = 1009, features = 32, here = 16;
+        std::vector<float> in(ranks * here * features), weights(classes * features), dx(in.size());
+        std::vector<std::int64_t> labels(ranks * here);
+        for (float& v : in) v = normal(any);
+        for (float& v : weights) v = normal(any) * 0.2F;
+        for (auto& l : labels) l = static_cast<std::int64_t>(any() % classes);
+        float loss = 0;
+        bench::on_ranks(group, [&](const gs::member& me) {
+            gs::thread_transport net(me);
+            gs::partial_softmax layer(net, classes, features);
+            float mine = 0;
+            const std::size_t at = me.rank() * here;
+            must(layer.step(
+                net, std::span<const float>(in).subspan(at * features, here * features),
+                std::span<const std::int64_t>(labels).subspan(at, here),
+                std::span<const float>(weights).subspan(layer.own().begin * features, layer.own().size() * features),
+                mine, std::span(dx).subspan(at * features, here * features)));
+            if (me.rank() == 0) loss = mine;
+        });
+        std::vector<double> wanted(in.size());
+        double total = 0;
+        for (std::size_t s = 0; s < labels.size(); ++s) {
+            std::vector<double> p(classes);
+            double sum = 0;
+            for (std::size_t k = 0; k < classes; ++k) {
+                double logit = 0;
+                for (std::size_t j = 0; j < features; ++j)
+                    logit += static_cast<double>(in[s * features + j]) * static_cast<double>(weights[k * features + j]);
+                sum += p[k] = std::exp(logit);
+            }
+            for (std::size_t k = 0; k < classes; ++k) {
+                const bool right = static_cast<std::int64_t>(k) == labels[s];
+                if (right) total -= std::log(p[k] / sum) / static_cast<double>(labels.size());
+                const double g = (p[k] / sum - (right ? 1 : 0)) / static_cast<double>(labels.size());
+                for (std::size_t j = 0; j < features; ++j)
+                    wanted[s * features + j] += g * static_cast<double>(weights[k * features + j]);
+            }
+        }
+        softmax.push_back(std::max(error(dx, wanted), std::abs(static_cast<double>(loss) / total - 1)));
+    }
+    r.figure("gradient.syncbn_max_rel_error", norm, "", bench::statistic::most);
+    r.figure("gradient.partial_fc_max_rel_error", softmax, "", bench::statistic::most);
+}
+
+/// All-reduces of 1 MiB: of fp8, and of floats.
+void fp8(bench::report& r) {
+    const gs::communicator group(ranks);
+    const auto us_of = [&]<class T>(T) {
+        std::vector<std::vector<T>> x(ranks, std::vector<T>((std::size_t{1} << 20) / sizeof(T))), y = x;
+        return timed(group, 51, [&](const gs::member& me) {
+            gs::all_reduce(me, std::span<const T>(x[me.rank()]), std::span(y[me.rank()]));
+        });
+    };
+    r.figure("gradient.fp8_vs_float",
+             bench::ratios(
+                 rounds, [&] { return us_of(gs::fp8_e4m3{}); }, [&] { return us_of(float{}); }),
+             "x");
+}
+
+}  // namespace
+
+int main(int argc, char** argv) try {
+    const bench::arguments asked(argc, argv, {"fusion", "tuner", "negotiation", "operators", "fp8"});
+    bench::start_a_second_thread();
+    bench::report r("2 ranks, threads of one process; averages of float32");
+    if (asked.wants("fusion")) fusion(r);
+    if (asked.wants("negotiation")) negotiation(r);
+    if (asked.wants("operators")) operators(r);
+    if (asked.wants("fp8")) fp8(r);
+    if (asked.wants("tuner")) tuner(r);
+    r.write(asked.json());
+} catch (const std::exception& e) {
+    std::fprintf(stderr, "bench_gradient: %s\n", e.what());
+    return 1;
+}
