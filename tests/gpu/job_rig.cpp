@@ -353,9 +353,9 @@ std::string crossing(const job& j, const setting& s, std::optional<std::uint64_t
         ptx::runtime::freeze(late);
         if (const auto code = side.launch(failing); code != gs::errc::none)
             return "refused: " + std::string(gs::to_string(code)) + "\n";
-        side.reuse(j);
         const detail::workspace_view& view = side.members()[0].view();
         go_on_until([&] { return view.state(0, 0).closed != 0; }, when, steps, [&] { ptx::runtime::let_go(late); });
+        side.reuse(j);  // behind it: each call lets kernels go on
         side.wait();
         return ranks_disagree(side.members()) ? "ranks disagree about the fault\n" : "";
     });
