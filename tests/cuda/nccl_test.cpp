@@ -215,7 +215,7 @@ TEST_CASE_METHOD(fixture, "a rank of NCCL as a transport: each call on its strea
     CHECK(net.size() == 3);
     std::vector<float> part(3), whole(9);
     std::vector<std::uint64_t> words(5);
-    const auto of = [](auto& x) { return std::span<const float>(x); };
+    const auto of = [](auto& floats) { return std::span<const float>(floats); };
     CHECK_FALSE(net.all_reduce(of(part), std::span(part), gs::average{}, gs::never));
     CHECK_FALSE(net.reduce_scatter(of(whole), std::span(part), gs::sum{}, gs::never));
     CHECK_FALSE(net.all_gather(of(part), std::span(whole), gs::never));
