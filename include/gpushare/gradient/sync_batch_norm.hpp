@@ -37,19 +37,20 @@ struct batch_shape {
     }
 };
 
-/// Of a channel, or of several ranks' parts of it.
+/// Of a channel, or of several ranks' parts of it. In double: a mean rounded to float32 shifts every element by up to 2^-24 of the mean,
+/// which is a lot where elements lie close to it.
 struct channel_moments {
-    std::uint32_t count = 0;  ///< of elements
-    float mean = 0;           ///< of these
-    float m2 = 0;             ///< the sum of (x - mean)^2
+    std::uint64_t count = 0;  ///< of elements
+    double mean = 0;          ///< of these
+    double m2 = 0;            ///< the sum of (x - mean)^2
     friend constexpr bool operator==(const channel_moments&, const channel_moments&) = default;
 
     /// Of both. Nothing changes by what is empty.
     [[nodiscard]] static channel_moments merged(const channel_moments& a, const channel_moments& b) noexcept {
         if (a.count == 0) return b;
         if (b.count == 0) return a;
-        const auto of_a = static_cast<float>(a.count), of_b = static_cast<float>(b.count), all = of_a + of_b;
-        const float delta = b.mean - a.mean;
+        const auto of_a = static_cast<double>(a.count), of_b = static_cast<double>(b.count), all = of_a + of_b;
+        const double delta = b.mean - a.mean;
         return {a.count + b.count, a.mean + delta * (of_b / all), a.m2 + b.m2 + delta * delta * (of_a * of_b / all)};
     }
 };
@@ -59,6 +60,22 @@ struct batch_statistics {
     std::vector<channel_moments> of_channel;  ///< count, mean, M2
     std::vector<float> inverse_deviation;     ///< 1 / sqrt(M2 / count + epsilon); 0 where there is no element
 };
+
+namespace detail {
+
+/// Distances from a mean, in float32 and yet from all of its digits: the mean is cut into two floats, and x minus the first is exact
+/// where x lies close to it.
+class distance_from {
+public:
+    explicit distance_from(double mean) noexcept
+        : high_(static_cast<float>(mean)), low_(static_cast<float>(mean - static_cast<double>(high_))) {}
+    [[nodiscard]] float operator()(float x) const noexcept { return (x - high_) - low_; }
+
+private:
+    float high_, low_;
+};
+
+}  // namespace detail
 
 /// What is trained, a number for each channel.
 struct batch_norm_parameters {
@@ -86,7 +103,6 @@ template <transport Net>
     std::vector<channel_moments> own(channels), all(channels * net.size());
     const std::size_t count = shape.samples * shape.positions;
     for (std::size_t c = 0; c < channels && count != 0; ++c) {
-        // Summed in double: what is lost here no merging brings back.
         double sum = 0, m2 = 0;
         const auto each = [&](const auto& f) {
             for (std::size_t n = 0; n < shape.samples; ++n)
@@ -95,7 +111,7 @@ template <transport Net>
         each([&](double v) { sum += v; });
         const double mean = sum / static_cast<double>(count);
         each([&](double v) { m2 += (v - mean) * (v - mean); });
-        own[c] = {static_cast<std::uint32_t>(count), static_cast<float>(mean), static_cast<float>(m2)};
+        own[c] = {count, mean, m2};
     }
     if (const auto f = net.all_gather(std::span<const channel_moments>(own), std::span(all), deadline)) return f;
     seen.of_channel.assign(channels, {});
@@ -104,12 +120,15 @@ template <transport Net>
         for (std::uint32_t r = 0; r < net.size(); ++r)
             seen.of_channel[c] = channel_moments::merged(seen.of_channel[c], all[r * channels + c]);
         const channel_moments& m = seen.of_channel[c];
-        if (m.count != 0) seen.inverse_deviation[c] = 1.0F / std::sqrt(m.m2 / static_cast<float>(m.count) + epsilon);
+        if (m.count != 0)
+            seen.inverse_deviation[c] =
+                static_cast<float>(1.0 / std::sqrt(m.m2 / static_cast<double>(m.count) + static_cast<double>(epsilon)));
+        const detail::distance_from mean(m.mean);
         const float scale = seen.inverse_deviation[c] * parameters.weight[c];
         for (std::size_t n = 0; n < shape.samples; ++n)
             for (std::size_t p = 0; p < shape.positions; ++p) {
                 const std::size_t i = shape.at(n, c) + p;
-                y[i] = (x[i] - m.mean) * scale + parameters.bias[c];
+                y[i] = mean(x[i]) * scale + parameters.bias[c];
             }
     }
     return {};
@@ -124,17 +143,17 @@ template <transport Net>
     const std::size_t channels = shape.channels;
     if (x.size() != shape.elements() || dy.size() != x.size() || out.x.size() != x.size() ||
         weight.size() != channels || out.weight.size() != channels || out.bias.size() != channels ||
-        seen.of_channel.size() != channels)
+        seen.of_channel.size() != channels || seen.inverse_deviation.size() != channels)
         return {errc::mismatch, collective_kind::all_reduce, net.rank(), 0};
     std::vector<float> sums(2 * channels);  // of dy, then of dy times the normalised x
     for (std::size_t c = 0; c < channels; ++c) {
         double of_dy = 0, of_both = 0;
-        const float mean = seen.of_channel[c].mean;
+        const detail::distance_from mean(seen.of_channel[c].mean);
         for (std::size_t n = 0; n < shape.samples; ++n)
             for (std::size_t p = 0; p < shape.positions; ++p) {
                 const std::size_t i = shape.at(n, c) + p;
                 of_dy += static_cast<double>(dy[i]);
-                of_both += static_cast<double>(dy[i]) * static_cast<double>((x[i] - mean) * seen.inverse_deviation[c]);
+                of_both += static_cast<double>(dy[i]) * static_cast<double>(mean(x[i]) * seen.inverse_deviation[c]);
             }
         sums[c] = out.bias[c] = static_cast<float>(of_dy);
         sums[channels + c] = out.weight[c] = static_cast<float>(of_both);
@@ -145,11 +164,12 @@ template <transport Net>
         if (m.count == 0) continue;
         const auto count = static_cast<float>(m.count);
         const float inverse = seen.inverse_deviation[c], scale = inverse * weight[c];
+        const detail::distance_from mean(m.mean);
         const float mean_dy = sums[c] / count, mean_both = sums[channels + c] / count;
         for (std::size_t n = 0; n < shape.samples; ++n)
             for (std::size_t p = 0; p < shape.positions; ++p) {
                 const std::size_t i = shape.at(n, c) + p;
-                out.x[i] = (dy[i] - mean_dy - (x[i] - m.mean) * inverse * mean_both) * scale;
+                out.x[i] = (dy[i] - mean_dy - mean(x[i]) * inverse * mean_both) * scale;
             }
     }
     return {};
