@@ -6,6 +6,8 @@
 //   t.number(17);   t.begin(comm, rank, size);   while (!t.done()) t.step(comm);
 #pragma once
 
+#if __has_include(<mpi.h>)
+
 #include <mpi.h>
 
 #include <algorithm>
@@ -243,3 +245,5 @@ private:
 }  // namespace detail
 }  // namespace GPUSHARE_ABI
 }  // namespace gpushare
+
+#endif
