@@ -39,7 +39,7 @@ errc push(queue& q, int value, instant now, instant deadline = never) {
 }  // namespace
 
 TEST_CASE("a batch goes when it is full, when it has waited, or in time for a deadline", "[serving]") {
-    queue q({.max_size = 3, .max_delay = 10ms, .takes = 4ms});
+    queue q({.max_size = 3, .max_delay = 10ms, .takes = 4ms, .slack = 0ms});
     CHECK(q.due() == never);
     CHECK(q.take(at(0ms)).empty());
     CHECK(push(q, 1, at(1ms)) == errc::none);
@@ -57,7 +57,7 @@ TEST_CASE("a batch goes when it is full, when it has waited, or in time for a de
 }
 
 TEST_CASE("what can't meet its deadline any more isn't run", "[serving]") {
-    queue q({.max_size = 2, .max_delay = 10ms, .takes = 4ms});
+    queue q({.max_size = 2, .max_delay = 10ms, .takes = 4ms, .slack = 0ms});
     CHECK(push(q, 0, at(7ms), at(10ms)) == errc::deadline_exceeded);
     CHECK(push(q, 1, at(0ms), at(10ms)) == errc::none);
     CHECK(push(q, 2, at(0ms)) == errc::none);
@@ -67,6 +67,26 @@ TEST_CASE("what can't meet its deadline any more isn't run", "[serving]") {
     CHECK(q.size() == 1);
     CHECK(values(q.take_expired(at(7ms))) == std::vector{1});
     CHECK(q.due() == never);
+}
+
+TEST_CASE("a timer that is a little late still finds a batch that its deadline asked for", "[serving]") {
+    queue q({.max_size = 8, .max_delay = 1s, .takes = 3ms});
+    CHECK(push(q, 1, at(0ms), at(10ms)) == errc::none);
+    CHECK(q.due() < at(7ms));
+    const auto late = q.due() + 100us;
+    CHECK(q.take_expired(late).empty());
+    CHECK(values(q.take(late)) == std::vector{1});
+    // Where the slack is over already, it goes at once.
+    CHECK(push(q, 2, at(20ms), at(23ms)) == errc::none);
+    CHECK(values(q.take(at(20ms))) == std::vector{2});
+}
+
+TEST_CASE("items that a batch passes over stay in their order", "[serving]") {
+    queue q({.max_size = 3, .takes = 4ms});
+    for (int i = 0; i < 8; ++i) CHECK(push(q, i, at(0ms), i % 2 == 0 ? at(5ms) : never) == errc::none);
+    CHECK(values(q.take_now(at(2ms))) == std::vector{1, 3, 5});
+    CHECK(values(q.take_expired(at(2ms))) == std::vector{0, 2, 4, 6});
+    CHECK(values(q.take_all()) == std::vector{7});
 }
 
 TEST_CASE("a queue of requests is bounded, and gives all back at its end", "[serving]") {
@@ -88,7 +108,8 @@ TEST_CASE("a server that looks whenever a batch is due runs everything once, in 
         const gpushare::batch_rule rule{.max_size = 1 + any.below(5),
                                         .max_delay = ns{static_cast<std::int64_t>(any.below(20))},
                                         .max_waiting = 1 + any.below(8),
-                                        .takes = ns{static_cast<std::int64_t>(any.below(5))}};
+                                        .takes = ns{static_cast<std::int64_t>(any.below(5))},
+                                        .slack = ns{static_cast<std::int64_t>(any.below(3))}};
         queue q(rule);
         struct told {
             instant arrived, deadline;

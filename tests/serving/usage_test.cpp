@@ -2,6 +2,7 @@
 // Usage as lines of text and as bills: there and back, torn lines, and sums that are exact however time is cut.
 #include <algorithm>
 #include <array>
+#include <cerrno>
 #include <chrono>
 #include <csignal>
 #include <cstdint>
@@ -14,6 +15,7 @@
 #include <utility>
 #include <vector>
 
+#include <sys/resource.h>
 #include <sys/wait.h>
 #include <unistd.h>
 
@@ -281,6 +283,44 @@ TEST_CASE("a journal refuses what would not come back, and a second writer", "[s
     const usage_line good{"chat", at(0s), at(1s), {}};
     moved.append({&good, 1});
     CHECK(lines_of(here.file()).size() == 1);
+}
+
+TEST_CASE("a copy beside a journal isn't read as one of its files", "[serving]") {
+    const temporary here;
+    usage_journal journal(here.file());
+    for (int n = 0; n < 2; ++n) {
+        const usage_line l{"chat", at(n * 1s), at((n + 1) * 1s), {}};
+        journal.append({&l, 1});
+        if (n == 0) CHECK(journal.rotate().code == errc::none);
+    }
+    std::ofstream(here.file() + ".01") << std::ifstream(here.file() + ".1").rdbuf();
+    CHECK(lines_of(here.file()).size() == 2);
+}
+
+TEST_CASE("a journal that has no descriptor left says so, and goes on once it has", "[serving]") {
+    const temporary here;
+    usage_journal journal(here.file());
+    const usage_line l{"chat", at(0s), at(1s), {}};
+    journal.append({&l, 1});
+    rlimit was{};
+    REQUIRE(::getrlimit(RLIMIT_NOFILE, &was) == 0);
+    const rlimit none{0, was.rlim_max};
+    REQUIRE(::setrlimit(RLIMIT_NOFILE, &none) == 0);
+    const auto why = journal.rotate();
+    REQUIRE(::setrlimit(RLIMIT_NOFILE, &was) == 0);
+    CHECK(why.code == errc::io_failed);
+    CHECK(why.asked == EMFILE);
+    CHECK(journal.rotate().code == errc::none);
+    journal.append({&l, 1});
+    CHECK(lines_of(here.file()).size() == 2);
+}
+
+TEST_CASE("nothing is billed of a line without a length", "[serving]") {
+    usage_invoices bill(at(-1s), at(1s));
+    usage_line l{"chat", at(0s), at(0s), {1ms, {}, {}, 1, 1}};
+    bill.add(l);
+    CHECK(bill.of("chat") == usage_amounts{});
+    CHECK(part_of(l, at(-1s), at(1s)) == usage_amounts{});
 }
 
 TEST_CASE("a killed process leaves all that it appended", "[serving]") {

@@ -11,6 +11,8 @@
 #include <utility>
 #include <vector>
 
+#include <sys/resource.h>
+
 #include <gpushare/backend/host/host.hpp>
 #include <gpushare/collective/device_communicator.hpp>
 #include <gpushare/memory/quota_wait.hpp>
@@ -106,6 +108,18 @@ TEST_CASE("what an engine takes of the host's memory is charged, and no overhead
     CHECK(shared.remeasure() == 0_B);
     CHECK(shared.rooms()[0].free == 14_MiB);  // the 10 MiB stay set aside
     CHECK(code_of([&] { (void)chat.declare_foreign(40_MiB); }) == errc::over_quota);
+}
+
+TEST_CASE("a process's memory that can't be read isn't taken for none", "[tenant][overhead]") {
+    gpushare::foreign_meter load{gpushare::process_memory{}};
+    rlimit was{};
+    REQUIRE(::getrlimit(RLIMIT_NOFILE, &was) == 0);
+    const rlimit none{0, was.rlim_max};
+    REQUIRE(::setrlimit(RLIMIT_NOFILE, &none) == 0);
+    const auto why = code_of([&] { (void)load.measured(); });
+    REQUIRE(::setrlimit(RLIMIT_NOFILE, &was) == 0);
+    CHECK(why == errc::io_failed);
+    CHECK(load.measured() < 100_MiB);
 }
 
 TEST_CASE("a workspace is charged once, wherever it is moved", "[tenant][overhead]") {

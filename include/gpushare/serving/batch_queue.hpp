@@ -9,6 +9,7 @@
 #pragma once
 
 #include <algorithm>
+#include <chrono>
 #include <cstddef>
 #include <deque>
 #include <utility>
@@ -27,10 +28,12 @@ struct batch_rule {
     ns max_delay{};                      ///< how long an item waits for others
     std::size_t max_waiting = 1U << 16;  ///< items; beyond that they are refused
     ns takes{};  ///< how long a batch runs, as far as known: one goes in time for the earliest deadline in the queue, and what can't meet its own any more has expired
+    ns slack = std::chrono::microseconds(
+        200);  ///< a batch goes so much earlier than its deadlines ask for: timers and threads are late
 };
 
-/// Items that wait to be run together, in the order in which they came. Items need only be movable. Not thread-safe. push is O(1), the
-/// rest O(waiting).
+/// Items that wait to be run together, in the order in which they came. Items need only be movable; where the host's memory runs out
+/// (std::bad_alloc), none is lost. Not thread-safe. push is O(1), the rest O(waiting).
 template <class T>
 class batch_queue {
 public:
@@ -44,29 +47,34 @@ public:
     [[nodiscard]] errc try_push(T&& item, instant now, instant deadline = never) {
         if (waiting_.size() >= rule_.max_waiting) return errc::queue_full;
         if (latest_begin(deadline) < now) return errc::deadline_exceeded;
-        waiting_.push_back({std::move(item), now, deadline});
+        waiting_.emplace_back(std::move(item), now, deadline);  // moved once there is room for it
         earliest_ = std::min(earliest_, deadline);
         return errc::none;
     }
 
-    /// When a batch should go: at once if one is full, after its delay, or in time for the earliest deadline. `never` if nothing waits.
+    /// When a batch should go: at once if one is full, after its delay, or in time for the earliest deadline, less the slack. It may be
+    /// over: then at once. `never` if nothing waits.
     [[nodiscard]] instant due() const noexcept {
         if (waiting_.empty()) return never;
         if (waiting_.size() >= rule_.max_size) return instant::min();
-        return std::min(saturating_add(waiting_.front().arrived, rule_.max_delay), latest_begin(earliest_));
+        return std::min(saturating_add(waiting_.front().arrived, rule_.max_delay),
+                        earliest_ == never ? never : saturating_add(latest_begin(earliest_), -rule_.slack));
     }
 
     /// The items that can't meet their deadlines any more, in their order: to be refused, not run.
     [[nodiscard]] std::vector<T> take_expired(instant now) {
         std::vector<T> late;
         if (latest_begin(earliest_) >= now) return late;
-        std::deque<entry> rest;
-        for (auto& e : waiting_)
-            if (latest_begin(e.deadline) < now)
+        const auto expired = [&](const entry& e) { return latest_begin(e.deadline) < now; };
+        late.reserve(static_cast<std::size_t>(std::count_if(waiting_.begin(), waiting_.end(), expired)));
+        auto stays = waiting_.begin();
+        for (auto& e : waiting_) {
+            if (expired(e))
                 late.push_back(std::move(e.item));
-            else
-                rest.push_back(std::move(e));
-        waiting_.swap(rest);
+            else if (entry& to = *stays++; &to != &e)
+                to = std::move(e);
+        }
+        waiting_.erase(stays, waiting_.end());
         find_earliest();
         return late;
     }
@@ -81,19 +89,14 @@ public:
     [[nodiscard]] std::vector<T> take_now(instant now) {
         std::vector<T> batch;
         batch.reserve(std::min(rule_.max_size, waiting_.size()));
-        std::deque<entry> expired;
-        while (!waiting_.empty() && batch.size() < rule_.max_size) {
-            entry first = std::move(waiting_.front());
-            waiting_.pop_front();
-            if (latest_begin(first.deadline) < now)
-                expired.push_back(std::move(first));
-            else
-                batch.push_back(std::move(first.item));
-        }
-        while (!expired.empty()) {
-            waiting_.push_front(std::move(expired.back()));
-            expired.pop_back();
-        }
+        const auto expired = [&](const entry& e) { return latest_begin(e.deadline) < now; };
+        auto seen = waiting_.begin();
+        for (; seen != waiting_.end() && batch.size() < rule_.max_size; ++seen)
+            if (!expired(*seen)) batch.push_back(std::move(seen->item));
+        // Those that were passed over move up to what stays, in their order.
+        for (auto stays = seen; seen != waiting_.begin();)
+            if (expired(*--seen) && --stays != seen) *stays = std::move(*seen);
+        waiting_.erase(waiting_.begin(), waiting_.begin() + static_cast<std::ptrdiff_t>(batch.size()));
         find_earliest();
         return batch;
     }
@@ -121,6 +124,7 @@ public:
 
 private:
     struct entry {
+        entry(T&& i, instant a, instant d) : item(std::move(i)), arrived(a), deadline(d) {}
         T item;
         instant arrived, deadline;
     };

@@ -28,7 +28,8 @@ namespace gpushare {
 inline namespace GPUSHARE_ABI {
 
 /// What a server does to an engine. Each may be empty. Called by one thread at a time, under no lock; what they throw makes the
-/// change fail: it is tried again.
+/// change fail: it is tried again. When it wakes, submissions go on before `restore` and `unspill`, which may need them: work that was
+/// still queued when it fell asleep then finds no engine. So a request keeps its lease until its work is over: then none is queued.
 struct sleep_actions {
     std::function<void()> drop_caches{};  ///< free what can be made anew in no time: KV pages, scratch
     std::function<void()> spill{};        ///< move weights that aren't spillable blocks to the host

@@ -58,12 +58,14 @@ public:
           options_(other.options_),
           file_(std::exchange(other.file_, -1)),
           size_(other.size_),
-          torn_(other.torn_) {}
+          torn_(other.torn_),
+          half_written_(other.half_written_) {}
     usage_journal& operator=(usage_journal&&) = delete;
     ~usage_journal() { close(); }
 
-    /// Adds lines: all, or none of them counts. What fails may be tried again. io_failed with errno in `asked`;
-    /// invalid_specification for one without a name or a length; out_of_memory, of the host's.
+    /// Adds lines: all, or none of them counts. What fails may be tried again. Where the disk fails and doesn't even let what is half
+    /// written be taken back, that is done before anything more is added: only if this process ends first do whole lines of it count.
+    /// io_failed with errno in `asked`; invalid_specification for one without a name or a length; out_of_memory, of the host's.
     failure try_append(std::span<const usage_line> lines) noexcept try {
         std::string text;
         for (const auto& l : lines) {
@@ -75,6 +77,8 @@ public:
         if (size_ != 0 && size_ + text.size() > options_.rotate_at.count())
             if (const failure why = rotate(); why.code != errc::none) return why;
         return write(text);
+    } catch (const error& e) {
+        return e.figures();
     } catch (...) {
         return {errc::out_of_memory};
     }
@@ -86,11 +90,15 @@ public:
 
     /// Puts the file aside and begins a new one. The figures as of try_append.
     failure rotate() noexcept try {
+        if (file_ < 0) return open();  // an earlier call put it aside, and found no room for the new one
+        if (const failure why = take_back(); why.code != errc::none) return why;
         const auto aside = numbers_aside(path_);
         const auto next = path_ + '.' + std::to_string(aside.empty() ? 1 : aside.back() + 1);
         if (std::rename(path_.c_str(), next.c_str()) != 0) return failed();
         close();
         return open();
+    } catch (const error& e) {
+        return e.figures();
     } catch (...) {
         return {errc::out_of_memory};
     }
@@ -125,51 +133,74 @@ private:
             char last = '\n';
             if (size_ != 0 && ::pread(file_, &last, 1, now.st_size - 1) != 1) return failed();
             torn_ = last != '\n';
-            return {};
+            return options_.sync ? sync_folder() : failure{};
         }();
         if (why.code != errc::none) close();
         return why;
     }
     void close() noexcept {
         if (file_ >= 0) (void)::close(std::exchange(file_, -1));
+        size_ = 0;
+        torn_ = half_written_ = false;
+    }
+    // A new file's name, and that of one put aside, survive a power cut as well.
+    [[nodiscard]] failure sync_folder() const noexcept try {
+        const int folder = ::open(folder_of(path_).c_str(), O_RDONLY | O_DIRECTORY | O_CLOEXEC);
+        if (folder < 0) return failed();
+        const failure why = ::fsync(folder) != 0 ? failed() : failure{};
+        (void)::close(folder);
+        return why;
+    } catch (...) {
+        return {errc::out_of_memory};
     }
 
     // With one call of the system's, so that what others read is whole lines but where that call fails half way.
     failure write(const std::string& lines) {
         if (file_ < 0)
             if (const failure why = open(); why.code != errc::none) return why;
+        if (const failure why = take_back(); why.code != errc::none) return why;
         // Without the mark, what is torn might be a whole line but for its end, and would count from now on.
         const std::string text = torn_ ? "~\n" + lines : lines;
         for (std::size_t done = 0; done < text.size();) {
             const auto n = ::write(file_, text.data() + done, text.size() - done);
             if (n < 0 && errno == EINTR) continue;
             if (n <= 0) return undo(failed());
+            half_written_ = true;
             done += static_cast<std::size_t>(n);
         }
         if (options_.sync && ::fdatasync(file_) != 0) return undo(failed());
         size_ += text.size();
-        torn_ = false;
+        torn_ = half_written_ = false;
         return {};
     }
-    // The lines of an append that failed must not count: whoever tries again would add them twice. Where they can't be taken
-    // back, nothing more is added to the file.
+    // The lines of an append that failed must not count: whoever tries again would add them twice.
     failure undo(failure why) noexcept {
-        if (::ftruncate(file_, static_cast<off_t>(size_)) != 0) size_ = options_.rotate_at.count();
+        (void)take_back();
         return why;
     }
+    failure take_back() noexcept {
+        if (half_written_ && ::ftruncate(file_, static_cast<off_t>(size_)) != 0) return failed();
+        half_written_ = false;
+        return {};
+    }
 
+    [[nodiscard]] static std::string folder_of(const std::string& path) {
+        const auto slash = path.rfind('/');
+        return slash == std::string::npos ? "." : path.substr(0, slash + 1);
+    }
     [[nodiscard]] static std::vector<std::uint64_t> numbers_aside(const std::string& path) {
         const auto slash = path.rfind('/');
-        const auto folder = slash == std::string::npos ? std::string(".") : path.substr(0, slash + 1);
         const auto name = (slash == std::string::npos ? path : path.substr(slash + 1)) + '.';
         std::vector<std::uint64_t> all;
-        DIR* const at = ::opendir(folder.c_str());
+        DIR* const at = ::opendir(folder_of(path).c_str());
         if (at == nullptr) raise(failed(), {}, "looking for usage journals");
         while (const dirent* const entry = ::readdir(at)) {
             const std::string_view found = entry->d_name;
             if (!found.starts_with(name)) continue;
-            const auto n = detail::parse_whole(found.substr(name.size()));
-            if (n.code == detail::parse_code::ok) all.push_back(n.value);
+            const auto number = found.substr(name.size());
+            const auto n = detail::parse_whole(number);
+            // A copy of somebody's, "usage.01", is none of ours: its lines would count twice.
+            if (n.code == detail::parse_code::ok && std::to_string(n.value) == number) all.push_back(n.value);
         }
         (void)::closedir(at);
         std::sort(all.begin(), all.end());
@@ -222,7 +253,8 @@ private:
     journal_options options_;
     int file_ = -1;
     std::uint64_t size_ = 0;
-    bool torn_ = false;  // it doesn't end with a line feed
+    bool torn_ = false;          // it doesn't end with a line feed
+    bool half_written_ = false;  // behind size_ there is what doesn't count
 };
 
 }  // namespace GPUSHARE_ABI

@@ -246,8 +246,10 @@ std::size_t read_usage(std::string_view text, F each) {
     return torn;
 }
 
-/// Of a line, what falls between two points in time: all of it came evenly. The parts of any split sum to the line.
+/// Of a line, what falls between two points in time: all of it came evenly. The parts of any split sum to the line. Nothing of a
+/// line without a length.
 [[nodiscard]] constexpr usage_amounts part_of(const usage_line& l, wall_time from, wall_time until) noexcept {
+    if (l.from >= l.until) return {};
     const auto since = [&](wall_time t) {
         return static_cast<std::uint64_t>((std::clamp(t, l.from, l.until) - l.from).count());
     };

@@ -33,7 +33,8 @@ struct usage_reading {
     return {u.device_time, u.memory, u.current, u.completed, u.refused + u.dropped};
 }
 
-/// Readings of one tenant. Memory counts from one reading to the next with what it was at the first of the two; so who wants it
+/// Readings of one tenant. All is by the time of day: where that is set back, no memory is billed until it is where it was, and where it is
+/// set forward, for the time in between; counters read meanwhile are in the next line, so whoever drops a meter then loses them. Memory counts from one reading to the next with what it was at the first of the two; so who wants it
 /// exact reads when it changes as well. Counters are exact whenever they are read: the lines sum to the last reading less the first.
 class usage_meter {
 public:

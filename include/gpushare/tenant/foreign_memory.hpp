@@ -13,6 +13,7 @@
 #pragma once
 
 #include <algorithm>
+#include <cerrno>
 #include <cstddef>
 #include <cstdint>
 #include <cstdio>
@@ -28,17 +29,22 @@
 namespace gpushare {
 inline namespace GPUSHARE_ABI {
 
-/// What this process has of the host's memory, as the system counts it: pages that are there, other than of files. 0 where the
-/// system doesn't say (/proc).
+/// What this process has of the host's memory, as the system counts it (/proc): pages that are there, other than of files.
 struct process_memory {
-    /// A reading.
-    [[nodiscard]] static bytes taken() noexcept {
+    /// A reading. Throws operation_error (io_failed, errno in `asked`) where the system doesn't say, or no file can be opened: 0 would
+    /// pass for a reading, and the next one for all that the process has.
+    [[nodiscard]] static bytes taken() {
+        errno = 0;
         std::FILE* const file = std::fopen("/proc/self/statm", "re");
-        if (file == nullptr) return {};
+        const auto fail = [](int why) {
+            raise({.code = errc::io_failed, .asked = static_cast<std::uint64_t>(why)}, {}, "reading /proc/self/statm");
+        };
+        if (file == nullptr) fail(errno);
         unsigned long long size = 0, resident = 0, of_files = 0;
         const int found = std::fscanf(file, "%llu %llu %llu", &size, &resident, &of_files);
+        const int why = errno;
         (void)std::fclose(file);
-        if (found != 3 || resident < of_files) return {};
+        if (found != 3 || resident < of_files) fail(why);
         return bytes{(resident - of_files) * static_cast<std::uint64_t>(::sysconf(_SC_PAGESIZE))};
     }
 };
@@ -51,15 +57,15 @@ class foreign_meter {
 public:
     /// Of a device: whose memory must outlive it.
     explicit foreign_meter(Source& of) noexcept requires of_device : of_(&of), before_(least(of)) {}
-    /// Of the process.
-    explicit foreign_meter(const Source&) noexcept requires(!of_device) : before_(Source::taken()) {}
+    /// Of the process. Throws what reading does.
+    explicit foreign_meter(const Source&) requires(!of_device) : before_(Source::taken()) {}
 
     /// More than when it was made, or when charge() was called last. Not too much because of frees that are under way: the least of
-    /// some readings.
-    [[nodiscard]] bytes measured() const noexcept { return now() - before_; }
+    /// some readings. Throws what reading the process's memory does.
+    [[nodiscard]] bytes measured() const noexcept(of_device) { return now() - before_; }
 
     /// Charges measured() to a tenant, as long as the result lives; what comes after is measured anew. On a device it isn't set aside
-    /// as overhead any more. Throws memory_error as an allocation would, and then nothing is charged.
+    /// as overhead any more. Throws memory_error as an allocation would, and what measured() does, and then nothing is charged.
     template <class Tenant>
     [[nodiscard]] workspace charge(Tenant& to, std::size_t part = 0) {
         const bytes taken = now();
@@ -76,7 +82,7 @@ private:
         else
             return to.declare_foreign(size, part);
     }
-    [[nodiscard]] bytes now() const noexcept {
+    [[nodiscard]] bytes now() const noexcept(of_device) {
         if constexpr (of_device)
             return least(*of_);
         else
