@@ -149,6 +149,46 @@ TEST_CASE("a page isn't had again before its stream is through with it", "[servi
     CHECK(cache.usage().free == 2);
 }
 
+TEST_CASE("a store at its cap waits for pages that were freed", "[serving]") {
+    arena_rig rig;
+    store cache(rig.pool, rig.chat, {1}, small(4), "chat");
+    auto p = take(cache, 4);
+    CHECK(cache.free(p, rig.kernels.record()) == errc::none);
+    CHECK(refusal(cache, 1) == errc::over_quota);  // doesn't wait
+    rig.work_by_itself();
+    CHECK(refusal(cache, 1, never) == errc::none);
+    CHECK(cache.free(take(cache, 3), rig.kernels.record()) == errc::none);
+    pages two(2);
+    const gpushare::patience until{gpushare::host::steady_clock{}, gpushare::host::steady_clock{}.now() + 20s};
+    CHECK(cache.try_allocate_until(two, until).code == errc::none);
+}
+
+TEST_CASE("a call waits for what another brings only where that gives up no later", "[serving]") {
+    arena_rig rig;
+    rig.scrubber.by_itself();
+    std::atomic<bool> asked{false}, go{false};
+    store cache(rig.pool, rig.chat, {1}, small(4), "chat");
+    auto eater = rig.arena(rig.code, 2), mine = rig.arena(rig.chat, 1);
+    mine.commit(0_B, rig.chunks(8));
+    gpushare::quota_hook slow(rig.chat, 9, [&](const reclaim_request&) {
+        asked = true;
+        while (!go) std::this_thread::yield();
+        (void)mine.try_decommit(0_B, rig.chunks(8), {}, instant{});
+        return rig.chunks(8);
+    });
+    eater.commit(0_B, rig.chunks(8));
+    std::atomic<errc> first{errc::closed}, second{errc::closed};
+    std::jthread brings([&] { first = refusal(cache, 1, never); });
+    while (!asked) std::this_thread::yield();
+    CHECK(refusal(cache, 1) == errc::over_quota);  // not now
+    std::jthread waits([&] { second = refusal(cache, 1, never); });
+    go = true;
+    waits.join();
+    brings.join();
+    CHECK(first == errc::none);
+    CHECK(second == errc::none);
+}
+
 TEST_CASE("what is in no page is given back, but for the floor", "[serving]") {
     arena_rig rig;
     auto o = small();

@@ -16,6 +16,7 @@
 #pragma once
 
 #include <algorithm>
+#include <chrono>
 #include <condition_variable>
 #include <cstddef>
 #include <cstdint>
@@ -38,6 +39,7 @@
 #include <gpushare/memory/tenant_tag.hpp>
 #include <gpushare/memory/virtual_arena.hpp>
 #include <gpushare/serving/detail/page_book.hpp>
+#include <gpushare/serving/detail/page_growers.hpp>
 #include <gpushare/serving/page_options.hpp>
 #include <gpushare/units.hpp>
 
@@ -100,11 +102,13 @@ public:
     }
 
     /// As many pages as `to` has room for, or none. They have what was in them before, of this tenant, or zeros. Where memory is
-    /// missing, others are asked for what they were lent, and the scrubbing of it is waited for until `deadline`. over_quota (of the
+    /// missing, others are asked for what they were lent, and until `deadline` the scrubbing of it is waited for, pages that were freed
+    /// and whose stream isn't there yet, and memory that another thread is about to have, if it gives up no later. over_quota (of the
     /// quota, or more than page_options::pages), out_of_memory, closed, and as virtual_arena::try_commit.
     failure try_allocate(std::span<std::uint32_t> to, instant deadline = {}) noexcept {
-        return obtain(to, deadline, false,
-                      [&](ranges more, const std::stop_token&) { return arena_.try_commit(more, deadline); });
+        return obtain(
+            to, deadline, false, [&](ranges more, const std::stop_token&) { return arena_.try_commit(more, deadline); },
+            [&](const failure& lacks) -> look { return {.why = lacks, .until = deadline}; });
     }
     /// Throws what try_allocate() returns.
     void allocate(std::span<std::uint32_t> to, instant deadline = {}) {
@@ -115,7 +119,7 @@ public:
     template <class Patience>
     failure try_allocate_until(std::span<std::uint32_t> to, const Patience& until) noexcept {
         // Also stopped when there are enough pages after all, which somebody freed.
-        return obtain(to, until.deadline, true, [&](ranges more, const std::stop_token& enough) {
+        const auto commit = [&](ranges more, const std::stop_token& enough) {
             std::stop_source either;
             const auto stop = [&] { (void)either.request_stop(); };
             const std::stop_callback by_caller(until.stop, stop), by_store(enough, stop);
@@ -123,6 +127,12 @@ public:
             mine.stop = either.get_token();
             const failure why = arena_.try_commit_until(more, mine);
             return why.code == errc::stopped && !until.stop.stop_requested() ? failure{errc::in_flight} : why;
+        };
+        return obtain(to, until.deadline, true, commit, [&](const failure&) -> look {
+            const instant now = until.time.now();
+            if (until.stop.stop_requested()) return {.why = {errc::stopped}};
+            if (now >= until.deadline) return {.why = {errc::deadline_exceeded}};
+            return {.again = true, .until = std::min(until.deadline, now + std::chrono::milliseconds(1))};
         });
     }
     /// Throws what try_allocate_until() returns.
@@ -136,19 +146,17 @@ public:
     errc free(std::span<const std::uint32_t> pages, const point& after = {}) noexcept {
         const std::lock_guard lock(mutex_);
         try {
-            pending_.reserve(pending_.size() + 1);
+            pending_.push_back({after, none});
         } catch (...) {
             return errc::out_of_memory;
         }
         for (std::size_t i = 0; i < pages.size(); ++i)
             if (!book_.leave(pages[i])) {
                 while (i != 0) book_.stay(pages[--i]);
+                pending_.pop_back();
                 return errc::unknown_block;
             }
-        if (pages.empty()) return errc::none;
-        std::uint32_t head = none;
-        for (const auto p : pages) next_[p] = std::exchange(head, p);
-        pending_.push_back({after, head});
+        for (const auto p : pages) next_[p] = std::exchange(pending_.back().head, p);
         pending_pages_ += static_cast<std::uint32_t>(pages.size());
         (void)collect_reached();
         return errc::none;
@@ -196,64 +204,64 @@ private:
     }
 
     using ranges = std::span<const arena_range>;
+    using look = detail::page_look;
 
-    // In the quota's queue for memory, and glad about so many pages.
-    struct waiter {
-        std::size_t wants;
-        std::stop_source enough{};
-        waiter* next = nullptr;
-    };
-
-    template <class Commit>
-    failure obtain(std::span<std::uint32_t> to, instant deadline, bool waits, Commit commit) noexcept try {
+    template <class Commit, class Look>
+    failure obtain(std::span<std::uint32_t> to, instant deadline, bool queues, Commit commit, Look next_look) noexcept
+        try {
         std::unique_lock lock(mutex_);
         for (bool again = false;; again = true) {
             if (limit_->closed()) return {errc::closed};
             (void)collect_reached();
             if (to.size() > options_.pages - std::min(options_.pages, book_.out())) return too_many(to.size());
             if (book_.take(to)) return {};
-            const auto slabs = book_.plan(static_cast<std::uint32_t>(to.size()) - book_.free());
-            if (slabs.empty()) return too_many(to.size());
-            // What is free already isn't given back meanwhile: by its own hook, which its own request may ask; and, lest two stores
-            // take it from each other for ever, by no hook the second time.
-            const auto counts_on = book_.free();
-            counted_ += counts_on;
-            firmly_counted_ += again ? counts_on : 0;
-            const failure why = waits ? grow_waiting(slabs, to.size(), commit, lock) : grow(slabs, commit, lock);
-            counted_ -= counts_on;
-            firmly_counted_ -= again ? counts_on : 0;
-            if (why.code == errc::none || why.code == errc::in_flight || book_.free() >= to.size()) continue;
-            if (waits) return why;
-            // What another one is about to have may be enough for both.
-            changed_.wait(lock, [&] { return growing_ == 0 || book_.free() >= to.size(); });
-            if (book_.free() >= to.size()) continue;
-            if (pending_pages_ == 0 || deadline == instant{}) return why;
+            failure why = too_many(to.size());
+            // Made before slabs are planned, as this throws.
+            detail::page_grower here{deadline, to.size(),
+                                     queues ? std::stop_source{} : std::stop_source{std::nostopstate}};
+            if (const auto slabs = book_.plan(static_cast<std::uint32_t>(to.size()) - book_.free()); !slabs.empty()) {
+                // What is free already isn't given back meanwhile: by its own hook, which its own request may ask; and, lest two
+                // stores take it from each other for ever, by no hook the second time.
+                const auto counts_on = book_.free();
+                counted_ += counts_on;
+                firmly_counted_ += again ? counts_on : 0;
+                why = grow(slabs, here, commit, lock);
+                counted_ -= counts_on;
+                firmly_counted_ -= again ? counts_on : 0;
+                if (why.code == errc::none || why.code == errc::in_flight || book_.free() >= to.size()) continue;
+                if (queues) return why;
+            }
+            // All slabs are there, on their way or taken by others: wait for what these have too much of.
+            const look next = next_look(why);
+            if (!next.again && queues) return next.why;
+            const bool coming = others_bring(deadline);
+            if (coming && next.again)
+                changed_.wait_for(lock, std::chrono::milliseconds(1));
+            else if (coming)
+                changed_.wait(lock, [&] { return !others_bring(deadline) || book_.free() >= to.size(); });
+            if (coming) continue;
+            if (pending_pages_ == 0 || next.until == instant{}) return why;
             lock.unlock();
-            const bool reached = wait_pending(deadline);
+            const bool reached = wait_pending(next.until);
             lock.lock();
-            if (!reached) return why;
+            if (reached || next.again) continue;
+            (void)collect_reached();  // another thread may have, meanwhile
+            if (book_.free() < to.size()) return why;
         }
+    } catch (const error& e) {  // a stream that was lost
+        return e.figures();
     } catch (...) {
         return {errc::out_of_memory};
     }
+    // What gives memory back doesn't wait for anything.
+    [[nodiscard]] bool others_bring(instant by) const noexcept { return book_.leaving() != 0 || growers_.any(by); }
     // Memory for slabs. With the lock, but for the memory's calls.
     template <class Commit>
-    failure grow(const std::vector<std::uint32_t>& slabs, Commit& commit, std::unique_lock<std::mutex>& lock) noexcept {
-        ++growing_;
-        const failure why = bring(slabs, commit, {}, lock);
-        --growing_;
-        changed_.notify_all();
-        return why;
-    }
-    template <class Commit>
-    failure grow_waiting(const std::vector<std::uint32_t>& slabs, std::size_t wants, Commit& commit,
-                         std::unique_lock<std::mutex>& lock) {
-        waiter here{.wants = wants, .next = waiters_};
-        waiters_ = &here;
+    failure grow(const std::vector<std::uint32_t>& slabs, detail::page_grower& here, Commit& commit,
+                 std::unique_lock<std::mutex>& lock) noexcept {
+        growers_.add(here);
         const failure why = bring(slabs, commit, here.enough.get_token(), lock);
-        waiter** at = &waiters_;
-        while (*at != &here) at = &(*at)->next;
-        *at = here.next;
+        growers_.remove(here);
         changed_.notify_all();
         return why;
     }
@@ -271,7 +279,7 @@ private:
         }
         lock.lock();
         for (const auto s : slabs) why.code == errc::none ? book_.landed(s) : book_.fell_through(s);
-        if (why.code == errc::none) tell_waiters();
+        if (why.code == errc::none) growers_.tell(book_.free());
         return why;
     }
     [[nodiscard]] failure too_many(std::size_t asked) const noexcept {
@@ -293,13 +301,9 @@ private:
             return true;
         });
         if (pending_.size() == before) return false;
-        tell_waiters();
+        growers_.tell(book_.free());
         changed_.notify_all();
         return true;
-    }
-    void tell_waiters() noexcept {
-        for (auto* w = waiters_; w != nullptr; w = w->next)
-            if (book_.free() >= w->wants) (void)w->enough.request_stop();
     }
     // Unlocks while memory is given back.
     bytes shrink(std::uint32_t keep, bytes most, const std::uint32_t& counted,
@@ -320,6 +324,7 @@ private:
             book_.left(s);
             given += slab_;
         }
+        changed_.notify_all();
         given_back_ += given;
         return given;
     }
@@ -384,8 +389,7 @@ private:
     std::vector<batch> pending_;
     std::uint32_t pending_pages_ = 0;
     std::uint32_t counted_ = 0, firmly_counted_ = 0;  // free pages that calls in want of more will take
-    std::uint32_t growing_ = 0;  // calls that don't wait in the queue, and may bring more pages than they need
-    waiter* waiters_ = nullptr;
+    detail::page_growers growers_;
     bytes given_back_{};
     arena_type arena_;
     quota_hook reclaims_;  // nobody is in it any more when what is above goes

@@ -103,12 +103,21 @@ public:
             free_count_ -= per_slab_;
             --there_;
             slabs_[s].stage = slab_stage::leaving;
+            ++leaving_;
             return s;
         }
         return all;
     }
-    void left(std::uint32_t s) noexcept { slabs_[s].stage = slab_stage::absent; }
-    void stays(std::uint32_t s) noexcept { come(s); }  ///< it couldn't leave
+    void left(std::uint32_t s) noexcept {
+        slabs_[s].stage = slab_stage::absent;
+        --leaving_;
+    }
+    /// It couldn't leave.
+    void stays(std::uint32_t s) noexcept {
+        come(s);
+        --leaving_;
+    }
+    [[nodiscard]] std::uint32_t leaving() const noexcept { return leaving_; }  ///< slabs
     [[nodiscard]] std::uint32_t slabs() const noexcept { return static_cast<std::uint32_t>(slabs_.size()); }
 
 private:
@@ -137,7 +146,7 @@ private:
     std::vector<slab> slabs_;
     bits free_, out_;
     std::size_t first_ = 0;  // no word before it has a free page
-    std::uint32_t free_count_ = 0, out_count_ = 0, there_ = 0;
+    std::uint32_t free_count_ = 0, out_count_ = 0, there_ = 0, leaving_ = 0;
 };
 
 }  // namespace detail

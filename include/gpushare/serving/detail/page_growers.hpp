@@ -1,0 +1,66 @@
+// SPDX-License-Identifier: Apache-2.0
+// Calls of a page store that bring memory at the moment: what others may wait for, and whom pages make content that somebody freed.
+// Guarded by the store's lock.
+//
+//   page_growers now;
+//   page_grower here{deadline, wants};
+//   now.add(here); ... now.remove(here);
+#pragma once
+
+#include <cstddef>
+#include <stop_token>
+
+#include <gpushare/config.hpp>
+#include <gpushare/error.hpp>
+#include <gpushare/units.hpp>
+
+namespace gpushare {
+inline namespace GPUSHARE_ABI {
+namespace detail {
+
+/// Gives up by `until`. May bring more pages than it wants. In the quota's queue it is glad about so many pages as well: `enough`.
+struct page_grower {
+    instant until;
+    std::size_t wants;
+    std::stop_source enough{std::nostopstate};
+    page_grower* next = nullptr;
+};
+
+/// How long a call that lacks pages waits for those of others. `again`: then it looks again; else it gives up then, for want of `why`.
+struct page_look {
+    bool again = false;
+    failure why{};
+    instant until{};
+};
+
+/// Those of one store, which don't move.
+class page_growers {
+public:
+    void add(page_grower& g) noexcept {
+        g.next = first_;
+        first_ = &g;
+    }
+    void remove(page_grower& g) noexcept {
+        page_grower** at = &first_;
+        while (*at != &g) at = &(*at)->next;
+        *at = g.next;
+    }
+    /// Stops those that so many free pages are enough for.
+    void tell(std::size_t free) noexcept {
+        for (auto* g = first_; g != nullptr; g = g->next)
+            if (free >= g->wants) (void)g->enough.request_stop();
+    }
+    /// Whether one gives up no later than `by`.
+    [[nodiscard]] bool any(instant by) const noexcept {
+        for (const auto* g = first_; g != nullptr; g = g->next)
+            if (g->until <= by) return true;
+        return false;
+    }
+
+private:
+    page_grower* first_ = nullptr;
+};
+
+}  // namespace detail
+}  // namespace GPUSHARE_ABI
+}  // namespace gpushare
