@@ -211,10 +211,10 @@ void lane::pump() {
     {
         const std::lock_guard lock(mutex_);
         if (waiting_.empty() || state_ == state::loading) return;
-        if (engine_ != nullptr && submitted_ >= ahead) return;
-        if (engine_ != nullptr) ++submitted_;
+        if (engine_ == nullptr) return load_later();
+        if (submitted_ >= ahead) return;
+        ++submitted_;
     }
-    if (loaded_engine() == nullptr) return load_later();
     submit();
 }
 
@@ -255,8 +255,8 @@ void lane::take(batch& b) {
         const std::lock_guard lock(mutex_);
         const auto now = tenant_->now();
         late = waiting_.take_expired(now);
-        b.requests = waiting_.take_now(now);
-        b.on = engine_;
+        b.on = engine_;  // none where it broke meanwhile: then they wait for the next one
+        if (b.on != nullptr) b.requests = waiting_.take_now(now);
     }
     for (auto& r : late) refuse(r, as_refused(gpushare::failure{errc::deadline_exceeded}));
     b.arrange(model_.info.max_batch);
@@ -297,30 +297,31 @@ bool lane::begin_piece() {
 
 void lane::end_piece(bool broken) noexcept {
     std::shared_ptr<engine> gone;
+    std::unique_ptr<gpushare::workspace> beside;
     {
         const std::lock_guard lock(mutex_);
         --submitted_;
         used_ = tenant_->now();
         if (broken && state_ == state::ready) {  // the next request gets a new engine
             gone = std::move(engine_);
+            beside = std::move(beside_);
             state_ = state::unloaded;
         }
         if (submitted_ == 0) idle_.notify_all();
     }
     gone.reset();
+    beside.reset();
     try {
         pump();
     } catch (...) {  // the next request tries again
     }
 }
 
+// Under the lock.
 void lane::load_later() {
-    {
-        const std::lock_guard lock(mutex_);
-        if (state_ != state::unloaded) return;
-        state_ = state::loading;
-        used_ = tenant_->now();
-    }
+    if (state_ != state::unloaded) return;
+    state_ = state::loading;
+    used_ = tenant_->now();
     later_([self = shared_from_this()] {
         try {
             std::unique_ptr<gpushare::workspace> beside;
@@ -367,8 +368,8 @@ void lane::load(std::function<void(const refused*)> done) {
             return done(is_ready ? nullptr : &why);
         }
         on_loaded_.push_back(std::move(done));
+        load_later();
     }
-    load_later();
 }
 
 bool lane::unload() {

@@ -200,10 +200,14 @@ void service::keep_house(const std::stop_token& stop) {
             tell(e.what());
         }
     }
-    const std::lock_guard lock(later_mutex_);
-    while (!later_.empty()) {  // somebody waits for each
-        later_.front()();
-        later_.pop_front();
+    for (std::deque<std::function<void()>> rest;;) {  // somebody waits for each; what runs may add some
+        {
+            const std::lock_guard lock(later_mutex_);
+            rest.swap(later_);
+        }
+        if (rest.empty()) return;
+        for (const auto& f : rest) f();
+        rest.clear();
     }
 }
 
