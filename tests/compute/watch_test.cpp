@@ -127,6 +127,24 @@ TEST_CASE("a dispatcher that slept is there for a client that no longer waits fo
     }
 }
 
+TEST_CASE("of two dispatchers that slept, one is there for work that isn't waited for after all",
+          "[compute][threads]") {
+    neighbours n;
+    const auto dispatch = [&](const std::stop_token& stop) { n.compute.run(stop); };
+    std::jthread first(dispatch), second(dispatch);
+    for (int round = 0; round < 5; ++round) {
+        n.run_above(3, 50us);
+        std::this_thread::sleep_for(1ms);  // they have nothing to look at
+        std::atomic<bool> told{false};
+        const auto callback = [&told](const gpushare::completion&) { told = true; };
+        REQUIRE(n.compute.submit(
+            n.above, n.s, [](stream& to) { to.enqueue(2ms); }, {}, callback));
+        for (const auto end = in_good_time(); !told && steady::now() < end;) std::this_thread::yield();
+        if (!told) (void)n.submit_above(50us).wait(in_good_time());  // before `told` goes
+        REQUIRE(told);
+    }
+}
+
 TEST_CASE("a request that pauses lets in what sleeps below it", "[compute][threads]") {
     neighbours n;
     const gpushare::request<limiter> r(n.compute, n.above);
@@ -243,6 +261,74 @@ TEST_CASE("who looks without a timer is called for what others bring, and by a s
     watcher.request_stop();
     watcher.join();
     CHECK_FALSE(longest.done());
+}
+
+namespace {
+
+/// Waits for long work on another thread, without a timer once nothing else comes.
+struct long_wait {
+    explicit long_wait(three_streams& d) : work(d.compute.submit(d.a, d.s, d.lasting(60s)).value()) {}
+    void begin() {
+        thread = std::jthread([this](const std::stop_token& stop) { (void)work.wait(gpushare::never, stop); });
+        const int before = counted_stream::point::untimed;
+        for (const auto end = in_good_time(); counted_stream::point::untimed == before && steady::now() < end;)
+            std::this_thread::yield();
+    }
+    ~long_wait() {
+        thread.request_stop();
+        if (thread.joinable()) thread.join();
+    }
+
+    decltype(std::declval<three_streams&>().compute)::ticket work;
+    std::jthread thread;
+};
+
+/// Whether a callback came while the long work goes on.
+bool comes(const std::atomic<bool>& told) {
+    for (const auto end = in_good_time(); !told && steady::now() < end;) std::this_thread::yield();
+    return told;
+}
+
+}  // namespace
+
+TEST_CASE("who looks at its own work alone notices what another was expected to wait for", "[compute][threads]") {
+    std::atomic<bool> told{false};
+    three_streams d;
+    CHECK(d.compute.submit(d.b, d.t, d.lasting(1ms))->wait());  // this thread is expected to wait for b's
+    long_wait other(d);
+    other.begin();
+    CHECK(d.compute.submit(d.b, d.t, d.lasting(100ms), {}, [&](const gpushare::completion&) { told = true; }));
+    CHECK(comes(told));
+}
+
+TEST_CASE("who watches for all takes over what a thread looked at that leaves", "[compute][threads]") {
+    std::atomic<bool> told{false};
+    three_streams d;
+    (void)d.compute.submit(d.c, d.other, d.lasting(60s));
+    long_wait watcher(d);
+    watcher.begin();
+    const auto mine =
+        d.compute.submit(d.b, d.t, d.lasting(400ms), {}, [&](const gpushare::completion&) { told = true; }).value();
+    std::jthread leaver([&](const std::stop_token& stop) { (void)mine.wait(gpushare::never, stop); });
+    std::this_thread::sleep_for(50ms);
+    (void)d.compute.submit(d.c, d.other, d.lasting(1ms));  // a new watch, without what the other looks at
+    std::this_thread::sleep_for(50ms);
+    leaver.request_stop();
+    leaver.join();
+    CHECK(comes(told));
+}
+
+TEST_CASE("who watches for all is called for what was being enqueued when it began", "[compute][threads]") {
+    std::atomic<bool> told{false};
+    three_streams d;
+    (void)d.compute.submit(d.c, d.other, d.lasting(60s));
+    long_wait watcher(d);
+    const auto begin_and_launch = [&](counted_stream& on) {
+        watcher.begin();
+        d.lasting(50ms)(on);
+    };
+    CHECK(d.compute.submit(d.b, d.t, begin_and_launch, {}, [&](const gpushare::completion&) { told = true; }));
+    CHECK(comes(told));
 }
 
 TEST_CASE("a thread that waits for several clients' work by turns expects nobody else to look for it", "[compute]") {

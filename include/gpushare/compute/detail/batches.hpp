@@ -74,6 +74,7 @@ struct batch {
     bool ends_soon = false;      // nor now: the latest to enter records the end
     bool written_off = false;    // it doesn't end: its members have been told
     bool begun = false;          // `begin` is known
+    bool watched = false;        // the thread that watches for all has its end among its points
     client_id client{};
     priority level{};
     sm_width width{};
@@ -169,7 +170,7 @@ struct batch {
     void clear() noexcept {
         at = state::free;
         known = doubtful = contended = beside_others = trouble = end_wanted = overtaken = ends_soon = false;
-        written_off = begun = false;
+        written_off = begun = watched = false;
         handle = {};
         num_members = entering = 0;
         first = last = nullptr;

@@ -311,30 +311,37 @@ public:
             }
             // An end that couldn't be recorded is tried again.
             const auto again = batches_.any_open() ? now + slice_.length() : never;
-            const bool timed = needs_timer(deadline, resume);
-            const auto until = stepped_clock<Clock> ? std::min(deadline, resume)
-                               : timed              ? std::min({deadline, resume, now + slice_.length()})
-                                                    : never;
-            if (!timed) batches_.await_enqueued();
+            const bool timed = again != never || needs_timer(deadline, resume);
+            const auto with_timer = std::min({deadline, resume, now + slice_.length()});
+            const auto until = [&](bool alone) {
+                if constexpr (stepped_clock<Clock>) return std::min(deadline, resume);
+                return timed || !alone ? with_timer : never;
+            };
+            if (!timed) batches_.await_enqueued();  // what was enqueued before is seen by the questions below
             const auto end = observer_.end_of(batches_, own);
             if (!watched_ && any_unwatched(now >= patient_until, own, me)) {
                 watched_ = true;
                 // Its own are among them.
-                const auto seen = look_at(lock, {observer_.begin_watch(batches_), own, end.has_value(), true, until});
+                const auto points = observer_.begin_watch(batches_);
+                const auto at_latest =
+                    until(!observer_.any_unknown(batches_));  // but where memory didn't suffice for all
+                const auto seen = look_at(lock, {points, own, end.has_value(), true, at_latest});
                 drive_on(policy_time());
                 slice_.learn(observer_.end_watch(), seen.came);
                 if (end) --own->looked_at;
                 watched_ = false;
                 patient_until = never;
-                if (stands_still(seen, until) && !done()) return errc::stuck;
+                if (stands_still(seen, at_latest) && !done()) return errc::stuck;
                 continue;
             }
             if (end) {
-                const auto seen = look_at(lock, {{&*end, 1}, own, true, false, until});
+                // What others are expected to wait for is noticed here, if they don't.
+                const auto at_latest = until(watched_ || !any_unwatched(true, own, me));
+                const auto seen = look_at(lock, {{&*end, 1}, own, true, false, at_latest});
                 drive_on(policy_time());
                 slice_.learn(false, seen.came);
                 --own->looked_at;
-                if (stands_still(seen, until) && !done()) return errc::stuck;
+                if (stands_still(seen, at_latest) && !done()) return errc::stuck;
                 continue;
             }
             if constexpr (stepped_clock<Clock>) return errc::stuck;  // time would stand still while the thread sleeps
@@ -627,6 +634,17 @@ private:
     }
 
     // ---- watch
+    //
+    // Untimed waits rest on this, whenever the mutex is released: each batch whose end is recorded and hasn't been seen is
+    //   among the points of a thread that waits for it (is_looked_at),
+    //   or among those of the thread that watches for all (watched),
+    //   or some thread looks up by a timer and drives: in a slice, or asleep in its patience,
+    //   or some thread was called, or drives, and does one of these, or leaves, next.
+    // What could break it is said where it happens, to keep_watch(): a batch that is recorded (drive, enqueued_by_holder), a
+    // thread that leaves for whatever reason (wait), one that is about to be long in a callable (enqueue). It calls the
+    // watcher for what isn't among its points, or if there is none, one that sleeps, unless one has a timer. A holder that
+    // enqueues under no lock tells because await_enqueued() comes before the questions that the untimed wait rests on. And
+    // what other threads wait for but a point (room, a client that closes or sleeps, a stop) is said by wake_all().
 
     // A look of a thread that waits for `own`.
     struct looking {

@@ -121,7 +121,7 @@ public:
         if (first == nullptr) return nullptr;
         batch& b = *first;
         all.end_was_seen(b, now);
-        missed_ |= b.order > known_ && !b.is_looked_at();
+        missed_ |= watching_ && !b.watched && !b.is_looked_at();
         auto& seen = seen_;
         seen.client = b.client;
         seen.span = b.when;
@@ -198,27 +198,32 @@ public:
     // ---- the watch: which points to look at, for one thread at a time
 
     /// The ends of what was enqueued and no thread looks at that waits for it: they stay until the next call. Without memory
-    /// for all, some of them.
+    /// for all, some of them; any_unknown() tells.
     [[nodiscard]] std::span<const point> begin_watch(batches<Stream>& all) noexcept {
         const auto in_flight = all.all();
-        known_ = all.latest_order();
+        watching_ = true;
         watched_.clear();
+        for (auto& b : in_flight) b.watched = false;
         try {
-            for (const auto& b : in_flight)
-                if (b.at == batch::state::ended && !b.is_looked_at()) watched_.push_back(b.end);
+            for (auto& b : in_flight) {
+                if (b.at != batch::state::ended || b.is_looked_at()) continue;
+                watched_.push_back(b.end);
+                b.watched = true;
+            }
         } catch (const std::bad_alloc&) {  // the first fitted
         }
         return watched_;
     }
-    /// Whether something that began since is there to be looked at, and nobody does.
+    /// Whether there is a point that isn't among these and nobody looks at: it is new, or was only just recorded, or who looked
+    /// at it is gone.
     [[nodiscard]] bool any_unknown(batches<Stream>& all) const noexcept {
-        return all.any_ended() && std::ranges::any_of(all.in_use(), [&](const batch& b) {
-                   return b.at == batch::state::ended && b.order > known_ && !b.is_looked_at();
+        return all.any_ended() && std::ranges::any_of(all.in_use(), [](const batch& b) {
+                   return b.at == batch::state::ended && !b.watched && !b.is_looked_at();
                });
     }
-    /// Whether something that began since has ended without anybody looking at it.
+    /// Whether something that wasn't among these has ended without anybody looking at it.
     [[nodiscard]] bool end_watch() noexcept {
-        known_ = everything;
+        watching_ = false;
         return std::exchange(missed_, false);
     }
     /// Whether there is a point that no thread looks at which waits for it, other than of `mine` and of clients whose work
@@ -239,8 +244,6 @@ public:
     }
 
 private:
-    static constexpr std::uint64_t everything = ~std::uint64_t{0};
-
     struct question {
         std::size_t batch;
         std::uint64_t order;  // tells whether it is still the same
@@ -292,8 +295,8 @@ private:
     observation seen_;  // here and not on the stack: to clear and copy it cost as much as all else of the charge
     std::vector<point> watched_;
     std::vector<question> asked_;
-    std::uint64_t known_ = everything;  // to the watch, up to this batch
-    bool missed_ = false;               // by it, of the others
+    bool watching_ = false;
+    bool missed_ = false;  // by the watch: one that isn't among its points
 };
 
 }  // namespace detail

@@ -109,14 +109,15 @@ public:
         sleeper self_{};
     };
 
-    /// Returns once it is woken, at the deadline, or, in the one that has slept longest, at `resume_at`; at times before.
+    /// Returns once it is woken, at the deadline, or, in one of them, at `resume_at`; at times before.
     void sleep(std::unique_lock<std::mutex>& lock, const Work* waits_for, instant now, instant deadline,
                instant resume_at) {
         sleeper self;
         self.waits_for = waits_for;
-        threads_.push(self);
         self.until = std::min(deadline, saturating_add(now, std::chrono::minutes(1)));
-        if (threads_.front() == &self) self.until = std::min(self.until, resume_at);
+        // Not by its place in the row: who is called and sleeps again is the last, and those before it may have no timer.
+        if (!any_wakes_by(resume_at)) self.until = std::min(self.until, resume_at);
+        threads_.push(self);
         self.woken.wait_for(lock, self.until - now);
         threads_.remove(self);
     }
@@ -138,10 +139,10 @@ public:
         return false;
     }
 
-    /// Wakes the one that has slept longest, unless it wakes up by then by itself.
+    /// Wakes the one that has slept longest, unless one of them wakes up by then by itself.
     void call_one(instant by) noexcept {
         auto* const first = threads_.front();
-        if (first != nullptr && by < first->until) first->wake();
+        if (first != nullptr && !any_wakes_by(by)) first->wake();
     }
 
     /// Whether the thread that watches doesn't look up by itself.
@@ -149,6 +150,12 @@ public:
     void call_watcher() noexcept { watcher_->wake(); }
 
 private:
+    [[nodiscard]] bool any_wakes_by(instant by) const noexcept {
+        for (auto* s = threads_.front(); s != nullptr; s = s->next)
+            if (s->until <= by) return true;
+        return false;
+    }
+
     fifo<sleeper> threads_;
     sleeper* watcher_ = nullptr;  // if it is among them
 };
