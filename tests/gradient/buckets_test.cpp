@@ -195,6 +195,84 @@ TEST_CASE("what is ready twice, or isn't a gradient, is refused and changes noth
           gs::errc::invalid_specification);
 }
 
+TEST_CASE("after a fault no step succeeds, and nobody waits for one", "[gradient][buckets]") {
+    const gs::communicator group(1);
+    gs::thread_transport net(group.rank(0));
+    std::vector<float> a(3);
+    gs::gradient_buckets<> buckets;
+    buckets.add("a", a);
+    CHECK(buckets.reduce(net, gs::average{}, std::chrono::steady_clock::now()).code == gs::errc::deadline_exceeded);
+    for (int i = 0; i < 3; ++i) {
+        CHECK(buckets.wait(std::chrono::steady_clock::now() + 60s).code == gs::errc::deadline_exceeded);
+        CHECK(buckets.stalled() == "a");
+        CHECK(buckets.reduce(net).code == gs::errc::deadline_exceeded);
+    }
+    const auto begin = std::chrono::steady_clock::now();
+    for (int i = 0; i < 3; ++i) CHECK(buckets.wait(begin + 60s));
+    CHECK(std::chrono::steady_clock::now() < begin + 60s);
+}
+
+TEST_CASE("a thread that waits for the next step is let go, and the group goes on", "[gradient][buckets]") {
+    const std::uint32_t channels = GENERATE(1U, 3U);  // of two buckets: one channel has none
+    const gs::communicator group(2, {.channels = channels});
+    std::vector<std::string> wrong(2);
+    support::together(2, [&](unsigned r) {
+        std::vector<float> a(3, 1.0F), b(3, 1.0F);
+        gs::gradient_buckets<> buckets({0_B, channels});
+        buckets.add("a", a);
+        buckets.add("b", b);
+        std::vector<gs::collective_fault> ends(channels);
+        std::vector<std::jthread> communicate;
+        for (std::uint32_t c = 0; c < channels; ++c)
+            communicate.emplace_back([&, c] {
+                gs::thread_transport net(group.rank(r, c));
+                while (!(ends[c] = buckets.reduce(net, gs::sum{}, gs::never, c))) {
+                }
+            });
+        for (int step = 0; step < 5; ++step) {
+            (void)buckets.ready(0);
+            (void)buckets.ready(1);
+            if (buckets.wait()) wrong[r] = "a fault";
+            if (step == 2) buckets.arrange({gs::bytes{100}, channels});  // while somebody is in reduce()
+        }
+        buckets.stop();
+        communicate.clear();
+        for (const auto& end : ends)
+            if (end.code != gs::errc::stopped) wrong[r] = gs::describe(end).c_str();
+        gs::thread_transport net(group.rank(r));
+        if (net.barrier(gs::never) || a[2] != 32.0F) wrong[r] = "the group doesn't go on";
+    });
+    CHECK(wrong == std::vector<std::string>(2));
+}
+
+TEST_CASE("an order or a choice that is refused changes nothing", "[gradient][buckets]") {
+    std::vector<float> a(3), b(3);
+    gs::gradient_buckets<> buckets;
+    buckets.add("a", a);
+    buckets.add("b", b);
+    const std::vector<std::uint32_t> twice{0, 0};
+    CHECK(support::code_of([&] { buckets.arrange(twice); }) == gs::errc::invalid_specification);
+    CHECK(support::code_of([&] { buckets.arrange(gs::bucket_choice{1_KiB, 0}); }) == gs::errc::invalid_specification);
+    CHECK(support::code_of([] { gs::gradient_buckets<>({1_KiB, 0}); }) == gs::errc::invalid_specification);
+    CHECK(buckets.ready(0) == gs::errc::none);
+    CHECK(buckets.plan().size() == 1);
+}
+
+TEMPLATE_TEST_CASE("NaN is seen in gradients of every type", "[gradient][wire]", float, double, gs::float16,
+                   gs::bfloat16) {
+    const gs::communicator group(1);
+    gs::thread_transport net(group.rank(0));
+    std::vector<TestType> a(3, static_cast<TestType>(1.0F));
+    gs::gradient_buckets<TestType> buckets;
+    buckets.add("a", a);
+    for (const float x : {1.0F, std::nanf(""), 1.0F, std::numeric_limits<float>::infinity()}) {
+        a[1] = static_cast<TestType>(x);
+        (void)buckets.ready(0);
+        CHECK_FALSE(buckets.reduce(net));
+        CHECK(buckets.was_finite() == (x == 1.0F));
+    }
+}
+
 /// A step costs its buckets' overheads and what isn't hidden behind computing: least somewhere in the middle.
 gs::ns modelled_step(const gs::bucket_choice& c, double best_mib, support::random& any) {
     const double mib = static_cast<double>(c.bucket.count()) / 1048576.0;
@@ -303,6 +381,30 @@ TEST_CASE("error feedback: what is rounded off comes later", "[gradient][wire]")
     CHECK(std::abs(plain - 1.0) > 1e-4);
     CHECK(residual[7] == 0);
     CHECK(std::isinf(arrived[7]));
+}
+
+TEST_CASE("a step that is skipped leaves what was owed before it", "[gradient][wire]") {
+    constexpr std::uint32_t ranks = 4;
+    const gs::communicator group(ranks);
+    std::vector<std::string> wrong(ranks);
+    support::together(ranks, [&](unsigned r) {
+        gs::thread_transport net(group.rank(r));
+        std::vector<float> a(2);
+        gs::gradient_buckets<> buckets;
+        buckets.add("a", a, {.wire = gs::wire_format::bf16, .error_feedback = true});
+        const auto step = [&](float x, float y) {
+            a = {x, y};
+            (void)buckets.ready(0);
+            if (buckets.reduce(net, gs::sum{})) wrong[r] = "a fault";
+            return buckets.was_finite();
+        };
+        if (!step(1 + 0x1p-9F, 0) || a[0] != 4) wrong[r] = "another first step";  // 2^-9 is owed
+        if (step(0x1p-8F * 3, 1.003e38F)) wrong[r] = "four of them are finite";
+        if (step(0, r == 2 ? std::numeric_limits<float>::infinity() : 0)) wrong[r] = "an infinity is finite";
+        if (!step(0, 0x1p-9F)) wrong[r] = "it stays so";
+        if (a != std::vector<float>{4 * 0x1p-9F, 4 * 0x1p-9F}) wrong[r] = "another debt";
+    });
+    CHECK(wrong == std::vector<std::string>(ranks));
 }
 
 TEST_CASE("conversions for the wire are those of the types, at every length", "[gradient][wire]") {

@@ -151,4 +151,27 @@ TEST_CASE("an order is recorded, agreed on once, and what differs is named", "[g
     CHECK(orders[1] == orders[0]);
 }
 
+TEST_CASE("a step that lacks a gradient has it as its last, and counts on every rank", "[gradient][negotiation]") {
+    gs::recorded_order order(4, 4);
+    for (int step = 0; step < 4; ++step) {
+        CHECK_FALSE(order.ready_to_agree());
+        for (std::uint32_t g = 0; g < (step == 3 ? 4U : 3U); ++g) (void)order.mark(g);
+        CHECK(order.end_step().has_value() == (step != 3));
+    }
+    CHECK(order.ready_to_agree());
+    CHECK(order.proposal() == std::vector<std::uint32_t>{0, 1, 2, 3});
+}
+
+TEST_CASE("an alarm is for one exchange", "[gradient][negotiation]") {
+    gs::ready_bits bits(3);
+    (void)bits.mark(1);
+    bits.raise_alarm();
+    std::vector<std::uint32_t> next;
+    const std::vector<std::uint64_t> words(bits.words().begin(), bits.words().end());
+    CHECK(bits.take(words, next));
+    const std::vector<std::uint64_t> calm(bits.words().begin(), bits.words().end());
+    CHECK_FALSE(bits.take(calm, next));
+    CHECK(next == std::vector<std::uint32_t>{1});
+}
+
 }  // namespace negotiation_test

@@ -383,4 +383,24 @@ TEST_CASE("local steps: all ranks have the mean every so many steps", "[gradient
     CHECK(seen[1] == std::vector<float>{3, 6, 6, 9, 12, 12});
 }
 
+TEST_CASE("a step of top-k that isn't finite is skipped, and the next one is as if it hadn't been",
+          "[gradient][operators]") {
+    constexpr std::uint32_t ranks = 2;
+    const gs::communicator group(ranks);
+    std::vector<std::string> wrong(ranks);
+    support::together(ranks, [&](unsigned r) {
+        gs::thread_transport net(group.rank(r));
+        gs::top_k_feedback mine(6, 2);
+        std::vector<float> a{1, 2, 3, 4, 5, 6};
+        if (gs::all_reduce_top_k(net, mine, a) || a != std::vector<float>{0, 0, 0, 0, 5, 6}) wrong[r] = "the first";
+        a.assign(6, r == 0 ? std::nanf("") : 1.0F);
+        if (gs::all_reduce_top_k(net, mine, a) || gs::all_finite(a)) wrong[r] = "NaN isn't seen";
+        a.assign(6, 0.0F);
+        if (gs::all_reduce_top_k(net, mine, a) || a != std::vector<float>{0, 0, 3, 4, 0, 0}) wrong[r] = "the next";
+        std::vector<float> longer(7);
+        if (gs::all_reduce_top_k(net, mine, longer).code != gs::errc::mismatch) wrong[r] = "another size";
+    });
+    CHECK(wrong == std::vector<std::string>(ranks));
+}
+
 }  // namespace operators_test

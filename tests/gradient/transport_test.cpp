@@ -86,6 +86,20 @@ TEST_CASE("a sum over two levels is that of each level, in order", "[gradient][t
     CHECK(got == std::vector<float>{0, 0, 0, 0});
 }
 
+TEST_CASE("an average of halves over two levels holds what their sum can't", "[gradient][transport]") {
+    const two_levels all(2, 2);
+    std::vector<float> got(4);
+    support::together(4, [&](unsigned r) {
+        auto net = all.rank(r);
+        gs::float16 x{20000.0F + 16.0F * static_cast<float>(r)};  // four are beyond 65504, two aren't
+        if (net.all_reduce(std::span<const gs::float16>(&x, 1), std::span(&x, 1), gs::average{}, gs::never)) return;
+        x = gs::float16{50000.0F};  // two are
+        if (net.all_reduce(std::span<const gs::float16>(&x, 1), std::span(&x, 1), gs::average{}, gs::never)) return;
+        got[r] = static_cast<float>(x);
+    });
+    CHECK(got == std::vector<float>(4, 50000.0F - 16.0F));  // a float16 has steps of 32 there
+}
+
 TEST_CASE("who never comes is named on every rank, in its own process and in others", "[gradient][transport]") {
     const two_levels all(2, 2, {.grace = 10s});
     const auto absent = GENERATE(0U, 1U, 2U, 3U);
@@ -130,7 +144,7 @@ TEST_CASE("lists are combined as arrays are, to the bit, and sharded there and b
     for (auto& n : sizes) n = any.one_in(5) ? 0 : any.one_in(4) ? any.below(5000) : 1 + any.below(40);
     std::size_t elements = 0;
     for (const auto n : sizes) elements += n;
-    std::vector<std::vector<float>> memory(ranks), plain(ranks), whole(ranks), shards(ranks);
+    std::vector<std::vector<float>> memory(ranks), plain(ranks), whole(ranks), scattered(ranks), shards(ranks);
     const std::size_t skew = any.below(16);
     for (std::uint32_t r = 0; r < ranks; ++r) {
         plain[r].resize(elements);
@@ -163,6 +177,7 @@ TEST_CASE("lists are combined as arrays are, to the bit, and sharded there and b
         whole[r] = taken();
         fill();
         if (!faults[r]) faults[r] = gs::try_reduce_scatter_list<float>(me, as_list, gs::average{});
+        scattered[r] = taken();
         if (!faults[r]) faults[r] = gs::try_all_gather_list<float>(me, as_list);
         shards[r] = taken();
         if (!faults[r]) faults[r] = gs::try_all_reduce(me, plain[r], std::span(plain[r]), gs::average{});
@@ -171,6 +186,10 @@ TEST_CASE("lists are combined as arrays are, to the bit, and sharded there and b
         CHECK_FALSE(faults[r]);
         CHECK(whole[r] == plain[r]);
         CHECK(shards[r] == plain[r]);
+        const auto own = gs::shard_of_list<float>(elements, r, ranks);
+        bool alike = true;
+        for (std::size_t i = own.begin; i < own.end; ++i) alike = alike && scattered[r][i] == plain[r][i];
+        CHECK(alike);
         for (std::size_t i = 0; i < skew; ++i) CHECK(memory[r][i] == 0);
     }
 }

@@ -47,7 +47,7 @@ template <reducible T, class Op = sum>
     return detail::run_in_thread(me, detail::all_reduce_list_body<T, Op>(list, op), deadline);
 }
 
-/// The same where rank r gets its shard (shard_of all elements) alone, in its own arrays; other elements stay as they are.
+/// The same where rank r gets its shard (shard_of_list of all elements) alone, in its own arrays; other elements stay as they are.
 template <reducible T, class Op = sum>
 [[nodiscard]] collective_fault try_reduce_scatter_list(const member& me, std::span<const std::span<T>> list, Op op = {},
                                                        instant deadline = never) {

@@ -41,8 +41,9 @@ inline namespace GPUSHARE_ABI {
 /// How a gradient travels.
 struct gradient_options {
     wire_format wire = wire_format::as_is;  ///< 16 bits are for floats
-    bool error_feedback =
-        false;  ///< what rounding leaves is added to the next step's; takes as much memory as the gradient
+    /// What rounding leaves is added to the next step's, and a step that is skipped leaves what was owed before it. Takes twice as much
+    /// memory as the gradient.
+    bool error_feedback = false;
 };
 
 /// One rank's gradients. add(), arrange() and the like between steps only, by one thread; ready() by the thread or threads that compute,
@@ -52,14 +53,16 @@ class gradient_buckets {
 public:
     gradient_buckets() = default;  ///< With the default choice.
     /// `choice.in_flight`: on how many channels reduce() is called in every step.
-    explicit gradient_buckets(const bucket_choice& choice) : choice_(choice) {}
+    /// Throws operation_error (errc::invalid_specification) for none.
+    explicit gradient_buckets(const bucket_choice& choice) : choice_(checked(choice)) {}
 
     /// Registers a gradient, which stays where it is; its number is what was registered before. On all ranks in the same order, with the
     /// same sizes. Throws operation_error (errc::invalid_specification) for 16 bits of what isn't float.
     std::uint32_t add(std::string name, std::span<T> gradient, const gradient_options& options = {}) {
         if (options.wire != wire_format::as_is && !std::same_as<T, float>)
             raise({.code = errc::invalid_specification}, {}, "16 bits for a gradient that isn't float");
-        gradients_.push_back({std::move(name), gradient, options.wire, {}});
+        const std::scoped_lock lock(mutex_);
+        gradients_.push_back({std::move(name), gradient, options.wire, {}, {}});
         if (options.error_feedback && options.wire != wire_format::as_is)
             gradients_.back().residual.resize(gradient.size());
         order_.clear();
@@ -67,13 +70,17 @@ public:
         return size() - 1;
     }
 
-    /// Sets how gradients are fused from the next step on; on all ranks alike.
+    /// Sets how gradients are fused from the next step on; on all ranks alike. Another number of channels only while no thread is in
+    /// reduce(). Throws as the constructor.
     void arrange(const bucket_choice& choice) {
-        arranged_ = arranged_ && choice == choice_;
+        const std::scoped_lock lock(mutex_);  // a thread may wait in reduce() for the next step already
+        arranged_ = checked(choice) == choice_ && arranged_;
         choice_ = choice;
     }
     /// Sets in which order gradients become ready; on all ranks alike. Throws as bucket_plan.
     void arrange(std::span<const std::uint32_t> order) {
+        const std::scoped_lock lock(mutex_);
+        (void)bucket_plan(wire_sizes(), order, choice_.bucket);  // throws while nothing has changed
         order_.assign(order.begin(), order.end());
         arranged_ = false;
         prepare();
@@ -95,6 +102,7 @@ public:
     [[nodiscard]] const bucket_choice& choice() const noexcept { return choice_; }             ///< of this step
     /// Which gradients go together.
     [[nodiscard]] const bucket_plan& plan() {
+        const std::scoped_lock lock(mutex_);
         prepare();
         return plan_;
     }
@@ -122,22 +130,29 @@ public:
     /// Combines the step's buckets of one channel, in their order, each as soon as it is ready. Of several channels, each has a transport
     /// and a thread of its own. After a fault no later step succeeds.
     ///   deadline_exceeded, of this rank   a gradient isn't ready: stalled() says which
+    ///   stopped, of this rank             stop() was called, and no gradient of the step is ready: the group isn't aborted
     template <transport Net, class Op = average>
     [[nodiscard]] collective_fault reduce(Net& net, const Op& op = {}, instant deadline = never,
                                           std::uint32_t channel = 0) {
         std::unique_lock lock(mutex_);
         prepare();
+        rank_ = net.rank();
         const std::uint32_t stride = choice_.in_flight;
         if (channel >= stride) return {errc::invalid_specification, collective_kind::all_reduce, net.rank(), channel};
+        const auto idle = [&] { return stopped_ && now_seen_.empty(); };
         const auto wait_for = [&](const auto& seen) {
-            return changed_.wait_until(lock, at_most(deadline), [&] { return fault_ || seen(); }) && !fault_;
+            return changed_.wait_until(lock, at_most(deadline), [&] { return fault_ || idle() || seen(); }) && !fault_;
         };
         // Other channels may still be in the step before.
         bool there = wait_for([&] { return steps_of_channel_[channel] == steps_; }), finite = true;
+        const collective_fault stopped{errc::stopped, collective_kind::all_reduce, net.rank(), 0};
+        if (there && idle()) return stopped;
         collective_fault fault;
-        for (std::uint32_t b = channel; there && b < plan_.size() && !fault; b += stride) {
-            there = wait_for([&] { return missing_[b] == 0; });
-            if (!there) break;
+        for (std::uint32_t b = channel; there && !fault; b += stride) {
+            // Until the step's first gradient is ready there may come another plan, with fewer buckets.
+            there = wait_for([&] { return b >= plan_.size() || missing_[b] == 0; });
+            if (!there || b >= plan_.size()) break;
+            if (idle()) return stopped;
             lock.unlock();
             fault = reduce_bucket(net, op, b, staging_[channel], finite, deadline);
             lock.lock();
@@ -145,7 +160,10 @@ public:
         if (!there) {  // a gradient isn't ready, or another channel has failed: nobody shall wait for this one
             fault =
                 fault_ ? fault_ : collective_fault{errc::deadline_exceeded, collective_kind::all_reduce, net.rank(), 0};
+            lock.unlock();
             net.abort(fault.rank, fault.code);
+            (void)net.barrier(std::chrono::steady_clock::now());  // what has no thread tells others with its next call
+            lock.lock();
         }
         finite_ = finite_ && finite;
         if (fault && !fault_) fault_ = fault;
@@ -155,12 +173,20 @@ public:
         return fault;
     }
 
-    /// Waits until reduce() has combined the step's gradients on all channels. Returns the fault, if any.
+    /// No further step comes: lets a thread that waits in reduce() for the next one go. From any thread.
+    void stop() {
+        const std::scoped_lock lock(mutex_);
+        stopped_ = true;
+        changed_.notify_all();
+    }
+    /// Waits until reduce() has combined the step's gradients on all channels. Returns the fault, if any: after one at once, for no
+    /// later step succeeds.
     [[nodiscard]] collective_fault wait(instant deadline = never) {
         std::unique_lock lock(mutex_);
-        if (!changed_.wait_until(lock, at_most(deadline), [&] { return steps_ != waited_for_; }))
-            return {errc::deadline_exceeded, collective_kind::all_reduce, 0, static_cast<std::uint32_t>(steps_)};
-        ++waited_for_;
+        const auto over = [&] { return steps_ != waited_for_ || (fault_ && channels_done_ == 0); };
+        if (!changed_.wait_until(lock, at_most(deadline), over))
+            return {errc::deadline_exceeded, collective_kind::all_reduce, rank_, static_cast<std::uint32_t>(steps_)};
+        waited_for_ = steps_;
         return fault_;
     }
 
@@ -182,7 +208,7 @@ private:
         std::string name;
         std::span<T> data;
         wire_format wire;
-        std::vector<float> residual;
+        std::vector<float> residual, owed_before;  // of error feedback: now, and when the step began
     };
     /// Of a channel: kept from step to step.
     struct staging {
@@ -198,13 +224,20 @@ private:
         return std::min(deadline, far);
     }
 
+    [[nodiscard]] static const bucket_choice& checked(const bucket_choice& choice) {
+        if (choice.in_flight == 0) raise({.code = errc::invalid_specification}, {}, "buckets on no channel");
+        return choice;
+    }
+    [[nodiscard]] std::vector<std::size_t> wire_sizes() const {
+        std::vector<std::size_t> sizes;
+        for (const auto& g : gradients_) sizes.push_back(bytes_on_wire(g.wire, g.data.size(), sizeof(T)).count());
+        return sizes;
+    }
     /// The plan of the next step, if something has changed.
     void prepare() {
         if (arranged_) return;
-        std::vector<std::size_t> sizes;
-        for (const auto& g : gradients_) sizes.push_back(bytes_on_wire(g.wire, g.data.size(), sizeof(T)).count());
         if (order_.size() != gradients_.size()) order_ = bucket_plan::backward_order(gradients_.size());
-        plan_ = bucket_plan(sizes, order_, choice_.bucket);
+        plan_ = bucket_plan(wire_sizes(), order_, choice_.bucket);
         staging_.resize(choice_.in_flight);
         steps_of_channel_.assign(choice_.in_flight, steps_);
         arranged_ = true;
@@ -221,8 +254,11 @@ private:
     }
     void end_step() {
         was_finite_ = finite_;
+        if (!finite_)
+            for (auto& g : gradients_) g.residual.swap(g.owed_before);
         std::swap(seen_, now_seen_);
         ++steps_;
+        channels_done_ = 0;
         if (!fault_) reset();  // else stalled() still tells
     }
 
@@ -233,8 +269,9 @@ private:
         if constexpr (std::same_as<T, float>) {
             if (const auto f = reduce_halves<float16>(net, op, b, s, wire_format::fp16, deadline)) return f;
             if (const auto f = reduce_halves<bfloat16>(net, op, b, s, wire_format::bf16, deadline)) return f;
-            for (const std::uint32_t g : plan_.gradients(b)) finite = finite && all_finite(gradients_[g].data);
         }
+        for (const std::uint32_t g : plan_.gradients(b))
+            finite = finite && all_finite(std::span<const T>(gradients_[g].data));
         return {};
     }
     template <class Net, class Op>
@@ -285,6 +322,7 @@ private:
         for (const std::uint32_t g : plan_.gradients(b))
             if (gradients_[g].wire == format) {
                 const std::size_t n = gradients_[g].data.size();
+                gradients_[g].owed_before = gradients_[g].residual;
                 to_wire<Wire>(gradients_[g].data, halves.subspan(at, n), gradients_[g].residual);
                 at += n;
             }
@@ -303,7 +341,7 @@ private:
     bucket_choice choice_;
     std::vector<std::uint32_t> order_;
     bucket_plan plan_;
-    bool arranged_ = false;
+    bool arranged_ = false, stopped_ = false;
     std::vector<staging> staging_;
 
     mutable std::mutex mutex_;
@@ -314,6 +352,7 @@ private:
     std::uint32_t channels_done_ = 0;
     std::vector<std::uint64_t> steps_of_channel_;
     std::uint64_t steps_ = 0, waited_for_ = 0;
+    std::uint32_t rank_ = 0;  // of the transport
     bool finite_ = true, was_finite_ = true;
     collective_fault fault_;
 };

@@ -100,6 +100,7 @@ public:
             for (; fresh != 0; fresh &= fresh - 1)
                 next.push_back(w * 64 + static_cast<std::uint32_t>(std::countr_zero(fresh)));
         }
+        calm();
         return (all[gradients_ / 64] & mask(gradients_)) == 0;
     }
     /// The gradient that some have and some haven't, from the words of all ranks, one rank behind the other.
@@ -185,20 +186,24 @@ public:
         if (g >= is_here_.size()) return divergence{divergence::kind::unknown, g};
         if (is_here_[g]) return divergence{divergence::kind::twice, g};
         is_here_[g] = true;
-        places_[g] += here_++;
+        if (is_recording()) places_[g] += here_;
+        ++here_;
         return std::nullopt;
     }
-    /// The step is over; what didn't come is named.
+    /// The step is over; what didn't come is named, and recorded as the last. So every rank has recorded as many steps, whatever came.
     std::optional<divergence> end_step() {
         std::optional<divergence> lacks;
-        for (std::uint32_t g = 0; g < is_here_.size() && !lacks; ++g)
-            if (!is_here_[g]) lacks = divergence{divergence::kind::missing, g};
+        for (std::uint32_t g = 0; g < is_here_.size(); ++g)
+            if (!is_here_[g]) {
+                if (is_recording()) places_[g] += here_;
+                if (!lacks) lacks = divergence{divergence::kind::missing, g};
+            }
+        if (is_recording()) ++recorded_;
         std::fill(is_here_.begin(), is_here_.end(), false);
         here_ = 0;
-        if (!lacks && recorded_ < steps_) ++recorded_;
         return lacks;
     }
-    /// Whether enough steps were recorded, and the ranks haven't agreed yet: time to call agree(), on all ranks.
+    /// Whether enough steps were recorded, and the ranks haven't agreed yet: time to call agree(). The same on all ranks.
     [[nodiscard]] bool ready_to_agree() const noexcept {
         return recorded_ == steps_ && order_.empty() && !places_.empty();
     }
@@ -221,6 +226,8 @@ public:
     }
 
 private:
+    [[nodiscard]] bool is_recording() const noexcept { return recorded_ < steps_; }
+
     std::uint32_t steps_, recorded_ = 0;
     std::uint64_t here_ = 0;             // gradients of this step so far
     std::vector<std::uint64_t> places_;  // of each, summed over the recorded steps

@@ -135,7 +135,8 @@ private:
         for (const std::int64_t l : labels)
             if (l >= static_cast<std::int64_t>(own_.begin) && l < static_cast<std::int64_t>(own_.end))
                 take(static_cast<std::size_t>(l) - own_.begin);
-        const auto wanted = static_cast<std::size_t>(std::ceil(static_cast<double>(own_.size()) * options_.rate));
+        const double rate = options_.rate > 0 ? std::min(options_.rate, 1.0) : 0;  // also if it is no number
+        const auto wanted = static_cast<std::size_t>(std::ceil(static_cast<double>(own_.size()) * rate));
         if (wanted >= own_.size()) {
             taken.assign(own_.size(), true);
         } else {

@@ -20,6 +20,7 @@
 #include <gpushare/config.hpp>
 #include <gpushare/error.hpp>
 #include <gpushare/gradient/transport.hpp>
+#include <gpushare/gradient/wire.hpp>
 #include <gpushare/units.hpp>
 
 namespace gpushare {
@@ -39,6 +40,7 @@ public:
     /// Chooses: adds `gradient`, of as many elements, to what is owed, and takes the k largest out of it, by their absolute value; of
     /// equals the first. NaN counts as the largest of all, so that it arrives and is noticed.
     void select(std::span<const float> gradient) {
+        owed_before_ = residual_;
         for (std::size_t i = 0; i < residual_.size(); ++i) residual_[i] += gradient[i];
         std::iota(order_.begin(), order_.end(), 0U);
         const auto before = [&](std::uint32_t a, std::uint32_t b) {
@@ -55,6 +57,8 @@ public:
             residual_[indices_[j]] = 0;
         }
     }
+    /// The step is skipped: what select() chose isn't applied, and what was owed before it is owed again.
+    void skip() noexcept { residual_.swap(owed_before_); }
     [[nodiscard]] std::span<const std::uint32_t> indices() const noexcept { return indices_; }  ///< rising
     [[nodiscard]] std::span<const float> values() const noexcept { return values_; }            ///< of these
     [[nodiscard]] std::span<const float> residual() const noexcept { return residual_; }        ///< what is owed
@@ -66,16 +70,18 @@ public:
 private:
     [[nodiscard]] static float weight(float x) noexcept { return std::isnan(x) ? HUGE_VALF : std::abs(x); }
 
-    std::vector<float> residual_;
+    std::vector<float> residual_, owed_before_;
     std::vector<std::uint32_t> order_;
     std::vector<std::uint32_t> indices_;
     std::vector<float> values_;
 };
 
-/// `gradient` becomes the average of what all ranks sent of theirs, added in the order of ranks. The same sizes on all ranks.
+/// `gradient` becomes the average of what all ranks sent of theirs, added in the order of ranks. The same sizes on all ranks. If it isn't
+/// finite, the step is to be skipped (all_finite, with the same answer on all ranks), and `mine` has skipped it.
 template <transport Net>
 [[nodiscard]] collective_fault all_reduce_top_k(Net& net, top_k_feedback& mine, std::span<float> gradient,
                                                 instant deadline = never) {
+    if (gradient.size() != mine.residual().size()) return {errc::mismatch, collective_kind::all_gather, net.rank(), 0};
     mine.select(gradient);
     const std::size_t k = mine.indices().size();
     std::vector<std::uint32_t> indices(k * net.size());
@@ -87,6 +93,7 @@ template <transport Net>
         if (indices[i] < gradient.size()) gradient[indices[i]] += values[i];
     const auto ranks = static_cast<float>(net.size());
     for (float& x : gradient) x /= ranks;
+    if (!all_finite(gradient)) mine.skip();
     return {};
 }
 

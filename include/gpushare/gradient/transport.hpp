@@ -1,7 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 // What carries gradients between ranks: our own collectives between the threads of a process, an MPI between processes
 // (interop/mpi.hpp), NCCL between devices (interop/nccl.hpp), or two of them, one inside the other (two_level.hpp). All that is in
-// gradient/ runs over any of them.
+// gradient/ runs over any of them whose memory the host reads: over NCCL, where that is managed memory.
 //
 //   gpushare::communicator group(4);
 //   gpushare::thread_transport net(group.rank(r));          // in thread r of four

@@ -9,7 +9,8 @@
 //   auto net = group.rank(r);                                // in thread r of four: a transport of 4 * outer.size() ranks
 //
 // Rank r of process p is rank p * inner.size() + r of all. An element is combined in the order of ranks in each process, rounded to
-// T, and then in the order of processes: the same bits at every run, but other bits than those of a flat group.
+// T, and then in the order of processes: the same bits at every run, but other bits than those of a flat group. An average of
+// halves is one of the processes' averages.
 #pragma once
 
 #include <algorithm>
@@ -63,10 +64,11 @@ inline constexpr bool has_finish = requires(const Op& op, float a) {
     op.finish(a, a);
 };
 
-/// What both levels combine by: Op, or its part that can be done in two steps.
-template <class Op>
+/// What both levels combine by: Op, or its part that can be done in two steps. An average of what is narrower than float is one of averages,
+/// since all processes have as many ranks: so a sum that 16 bits can't hold never is between the two.
+template <class T, class Op>
 [[nodiscard]] constexpr auto op_of_a_level(const Op& op) noexcept {
-    if constexpr (has_finish<Op>)
+    if constexpr (has_finish<Op> && !(std::same_as<Op, average> && sizeof(T) < sizeof(float)))
         return without_finish<Op>{};
     else
         return op;
@@ -105,7 +107,7 @@ public:
             if (in.size() != out.size()) return {errc::mismatch, collective_kind::all_reduce, rank(), 0};
             const auto chunks = cut<T>(out.size());
             // Rank 0's output is where chunks are combined, each rank a part of one, and what goes to the other processes.
-            const auto by = detail::op_of_a_level(op);
+            const auto by = detail::op_of_a_level<T>(op);
             using By = std::remove_const_t<decltype(by)>;
             pipeline<T> under_way{*this};
             for (std::size_t k = 0; k < chunks + s_->options.depth; ++k) {
@@ -122,7 +124,7 @@ public:
                 const std::span<T> done = out.subspan(range.begin, range.size());
                 if (me_.rank() == 0) {
                     if (const auto f = under_way.finish(deadline)) return outer_failed(f);
-                    if constexpr (detail::has_finish<Op>) divide(done, op);
+                    if constexpr (!std::same_as<By, Op>) divide(done, op);
                 }
                 if (const auto f = inner_fault(try_broadcast(me_, done, 0, behind_outer(deadline)))) return f;
             }
@@ -236,13 +238,20 @@ public:
         }
 
         /// A fault of the ranks here, by its number among all; or what it was closed for. The other processes hear of it.
-        [[nodiscard]] collective_fault inner_fault(collective_fault f) const noexcept {
+        [[nodiscard]] collective_fault inner_fault(collective_fault f) const {
             if (!f) return f;
             // acquire: whoever closed the group had stored it before.
-            if (const std::uint64_t word = s_->outer_fault.load(std::memory_order_acquire); word != 0)
-                return collective_fault::unpacked(word);
-            f.rank += first();
-            if (me_.rank() == 0) s_->outer.abort(s_->outer.rank(), f.code);
+            const std::uint64_t word = s_->outer_fault.load(std::memory_order_acquire);
+            if (word != 0)
+                f = collective_fault::unpacked(word);
+            else
+                f.rank += first();
+            if (me_.rank() == 0) {
+                if (word == 0) s_->outer.abort(s_->outer.rank(), f.code);
+                // What has no thread tells others with its next call, and gives up what is under way; this one doesn't wait.
+                const auto given_up = s_->outer.barrier(std::chrono::steady_clock::now());
+                f.buffers_in_use = f.buffers_in_use || given_up.buffers_in_use;
+            }
             return f;
         }
         /// By rank 0: the others here get the fault as well. A process is named by its first rank.

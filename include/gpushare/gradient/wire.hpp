@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
 // How gradients travel: as they are, or in 16 bits. They are combined in float32 either way, and rounded once on the way out and once
-// on the way back.
+// on the way back (of two levels, once more between these).
 //
 //   gpushare::to_wire(gradient, std::span(halves), residual);        // bfloat16 or float16; the residual keeps what was rounded off
 //   net.all_reduce<gpushare::bfloat16>(halves, halves, gpushare::average{}, deadline);
@@ -8,6 +8,7 @@
 //   if (!gpushare::all_finite(gradient)) skip_this_step();           // on all ranks alike: they have the same bits
 #pragma once
 
+#include <algorithm>
 #include <cmath>
 #include <concepts>
 #include <cstddef>
@@ -100,6 +101,16 @@ void from_wire(std::span<const Wire> from, std::span<float> to) noexcept {
         bad |= static_cast<std::uint32_t>((word & 0x7f80'0000U) == 0x7f80'0000U);
     }
     return bad == 0;
+}
+/// The same of other types; whole numbers are finite.
+template <class T>
+requires(!std::same_as<T, float>) [[nodiscard]] bool all_finite(std::span<const T> x) noexcept {
+    if constexpr (std::integral<T>)
+        return true;
+    else if constexpr (std::same_as<T, double>)
+        return std::all_of(x.begin(), x.end(), [](double v) { return std::isfinite(v); });
+    else
+        return std::all_of(x.begin(), x.end(), [](const T& v) { return std::isfinite(static_cast<float>(v)); });
 }
 
 }  // namespace GPUSHARE_ABI

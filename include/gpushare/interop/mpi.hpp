@@ -7,6 +7,8 @@
 //   gpushare::mpi_transport net(MPI_COMM_WORLD);
 //   if (auto fault = net.all_reduce<float>(gradient, gradient, gpushare::average{}, deadline)) ...  // names the rank
 //
+// Several transports in several threads, as of gradient_buckets on several channels, need MPI_THREAD_MULTIPLE.
+//
 // Large arrays go in chunks, several under way at once; each process combines its part of a chunk and sends it to all: the least
 // that a link has to carry. Nothing happens between calls, for there is no thread: advance() does what can be done.
 //
@@ -28,6 +30,7 @@
 #include <cstdint>
 #include <cstring>
 #include <deque>
+#include <exception>
 #include <memory>
 #include <span>
 #include <thread>
@@ -58,7 +61,7 @@ struct mpi_options {
 };
 
 /// A process of an MPI communicator: a pipelined transport. Not moved. Made, used and destroyed by one thread at a time; `abort` may
-/// come from any, and reaches the other processes with the next call of the thread that made the transport.
+/// come from any, and reaches the other processes with the next call of the thread that uses the transport: `advance`, if no other.
 class mpi_transport {
 public:
     static constexpr bool rank_ordered = true;  ///< see transport
@@ -71,12 +74,16 @@ public:
     }
     mpi_transport(const mpi_transport&) = delete;
     mpi_transport& operator=(const mpi_transport&) = delete;
-    /// Not collective. Communicators that have failed aren't freed, for others may never come to do so.
+    /// Not collective. Communicators that have failed aren't freed, for others may never come to do so. In the middle of a collective, or
+    /// by an exception, the other processes are told (errc::aborted, naming this one).
     ~mpi_transport() {
         int over = 0;
         MPI_Finalized(&over);
         if (over != 0) return;
         const bool others_gave_up = hear();  // while this one was away: their messages may lie here
+        const bool halfway = std::any_of(jobs_.begin(), jobs_.end(), [](const job& j) { return !j.done; });
+        if (!others_gave_up && (halfway || std::uncaught_exceptions() > exceptions_))
+            fail({errc::aborted, collective_kind::none, rank_, epoch_});
         give_up_requests();
         MPI_Cancel(&notice_request_);
         MPI_Wait(&notice_request_, MPI_STATUS_IGNORE);
@@ -190,7 +197,6 @@ public:
         // acq_rel: of several, the first stands.
         asked_.compare_exchange_strong(none, collective_fault{why, collective_kind::none, rank, 0}.packed(),
                                        std::memory_order_acq_rel);
-        if (std::this_thread::get_id() == maker_) take_notices();
     }
 
     /// Those who aren't in `dead`, as a transport that begins anew: to go on after a fault. Called by all of these, and by nobody else.
@@ -236,6 +242,13 @@ private:
         rank_ = static_cast<std::uint32_t>(rank);
         size_ = static_cast<std::uint32_t>(size);
         suspects_ = detail::mpi_suspects(size_);
+        options_.depth = std::max(options_.depth, 1U);
+        options_.chunk = std::min(options_.chunk, bytes{std::uint64_t{1} << 30});  // an MPI counts in int
+        options_.one_shot = std::min(options_.one_shot, options_.chunk);
+        int there = 0;
+        const int* last_tag = nullptr;
+        MPI_Comm_get_attr(comm_, MPI_TAG_UB, &last_tag, &there);
+        tags_ = detail::mpi_transfer::numbers(there != 0 ? *last_tag : 32767);  // what the standard promises
         listen();
     }
     void listen() noexcept {
@@ -279,7 +292,10 @@ private:
         return finish(enter(j), deadline);
     }
     [[nodiscard]] std::uint64_t enter(job& j) {
-        for (auto& t : j.transfers) t.number(next_tag_++);
+        for (auto& t : j.transfers) {
+            t.number(next_tag_);
+            next_tag_ = next_tag_ + 1 < tags_ ? next_tag_ + 1 : 0;
+        }
         j.done = j.transfers.empty();
         take_notices();
         if (!fault_) step(j);
@@ -370,7 +386,7 @@ private:
     mpi_options options_;
     MPI_Comm comm_ = MPI_COMM_NULL;
     std::uint32_t rank_ = 0, size_ = 0, epoch_ = 0;
-    std::uint32_t next_tag_ = 0;
+    std::uint32_t next_tag_ = 0, tags_ = 0;
     bytes carried_, sent_;
     std::deque<job> jobs_;  // a deque: a job stays where it is while others come
     std::uint64_t first_job_ = 0;
@@ -379,7 +395,7 @@ private:
     detail::mpi_suspects suspects_;
     collective_fault fault_;
     std::atomic<std::uint64_t> asked_{0};
-    std::thread::id maker_ = std::this_thread::get_id();
+    int exceptions_ = std::uncaught_exceptions();  // under way when this was made
 };
 static_assert(pipelined_transport<mpi_transport>);
 

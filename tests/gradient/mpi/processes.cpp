@@ -1,6 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 // A process of an MPI transport's test, started by an MPI's launcher: the conformance suite, threads in processes, bytes that are
-// counted, a process that doesn't come, and going on without it. Prints what is wrong and ends with 1.
+// counted, a process that doesn't come, and going on without it. Prints what is wrong and ends with 1. With the argument "killed": a
+// process is killed in the middle of a training.
 #include <gpushare/collective/communicator.hpp>
 #include <gpushare/gradient/averaging.hpp>
 #include <gpushare/gradient/buckets.hpp>
@@ -10,7 +11,9 @@
 
 #include <mpi.h>
 
+#include <algorithm>
 #include <chrono>
+#include <csignal>
 #include <cstdint>
 #include <cstdio>
 #include <cstdlib>
@@ -50,6 +53,19 @@ void sent_is_what_the_type_says() {
         check(std::to_string(floats), "bytes sent");
     if (bytes_of(gs::float16{}) * 2 != floats || bytes_of(gs::bfloat16{}) * 2 != floats)
         check("not half", "bytes of halves");
+}
+
+/// Chunks of two arrays under way at once are told apart, however many there are.
+void two_of_many_chunks() {
+    gs::mpi_transport net(MPI_COMM_WORLD, {.chunk = gs::bytes{64}, .depth = 0});  // which counts as 1
+    std::vector<float> a(std::size_t{8192} * 16, 1.0F), b(a.size(), 100.0F);
+    const auto first = net.start_all_reduce(std::span(a), gs::sum{}),
+               second = net.start_all_reduce(std::span(b), gs::sum{});
+    if (net.finish(first, in(60s)) || net.finish(second, in(60s))) return check("a fault", "many chunks");
+    const auto n = static_cast<float>(net.size());
+    std::size_t wrong = 0;
+    for (std::size_t i = 0; i < a.size(); ++i) wrong += a[i] != n || b[i] != 100 * n ? 1 : 0;
+    if (wrong != 0) check(std::to_string(wrong) + " elements", "many chunks");
 }
 
 void gossip() {
@@ -110,6 +126,79 @@ void one_doesnt_come() {
     MPI_Barrier(MPI_COMM_WORLD);
 }
 
+/// A thread of the last process doesn't come. The other threads of all processes hear of it, though they have no deadline, and though the
+/// transport was made by a thread that doesn't use it.
+void a_thread_doesnt_come() {
+    gs::mpi_transport outer(MPI_COMM_WORLD);
+    gs::communicator inner(2);
+    const auto group = gs::split(inner, outer);
+    const bool last = outer.rank() == outer.size() - 1;
+    std::vector<gs::collective_fault> faults(last ? 1 : 2);
+    std::vector<std::jthread> threads;
+    for (std::uint32_t r = 0; r < faults.size(); ++r)
+        threads.emplace_back([&, r] {
+            auto net = group.rank(r);
+            std::vector<float> x(1000);
+            faults[r] =
+                net.all_reduce(std::span<const float>(x), std::span(x), gs::sum{}, last ? in(100ms) : gs::never);
+        });
+    threads.clear();
+    for (const auto& f : faults)
+        if (f.code != gs::errc::deadline_exceeded || f.rank / 2 != outer.size() - 1)
+            check(gs::describe(f).c_str(), "a thread doesn't come");
+    MPI_Barrier(MPI_COMM_WORLD);
+}
+
+/// A process leaves by an exception: the others don't wait for it.
+void one_leaves_by_an_exception() {
+    try {
+        gs::mpi_transport net(MPI_COMM_WORLD);
+        if (net.rank() == 0) throw 1;
+        const auto f = net.barrier(gs::never);
+        if (f.code != gs::errc::aborted || f.rank != 0) check(gs::describe(f).c_str(), "an exception");
+    } catch (int) {
+    }
+    MPI_Barrier(MPI_COMM_WORLD);
+}
+
+/// A training in the middle of which the last process is killed: the others name it, and go on without it.
+int killed() {
+    gs::mpi_transport net(MPI_COMM_WORLD);
+    const std::uint32_t dead = net.size() - 1;
+    std::vector<float> large(100'000), small(7);
+    gs::gradient_buckets<> buckets({gs::bytes{1000}, 1});
+    buckets.add("small", small);
+    buckets.add("large", large);
+    gs::collective_fault fault;
+    int steps = 0;
+    const auto train = [&](auto& over, gs::gradient_buckets<>& mine, float ranks, int until) {
+        for (; steps < until && !fault; ++steps) {
+            std::fill(large.begin(), large.end(), static_cast<float>(steps));
+            std::fill(small.begin(), small.end(), 1.0F);
+            (void)mine.ready(1);
+            if (net.rank() == dead && steps == 5) (void)std::raise(SIGKILL);  // the others wait for its small ones
+            (void)mine.ready(0);
+            fault = mine.reduce(over, gs::sum{}, in(steps < 5 ? gs::ns(60s) : gs::ns(1s)));
+            if (fault) return;
+            if (large[99'999] != ranks * static_cast<float>(steps) || small[6] != ranks) check("a wrong sum", "killed");
+        }
+    };
+    train(net, buckets, static_cast<float>(net.size()), 10);
+    if (!fault || fault.rank != dead || steps != 5) check(gs::describe(fault).c_str(), "killed");
+    std::printf("rank %u: %s\n", net.rank(), gs::describe(fault).c_str());
+    fault = {};
+    const auto rest = net.shrink(std::span(&dead, 1));
+    gs::gradient_buckets<> again({gs::bytes{1000}, 1});  // after a fault the old ones are of no use
+    again.add("small", small);
+    again.add("large", large);
+    steps = 0;  // with deadlines of a minute
+    train(*rest, again, static_cast<float>(dead), 5);
+    if (fault) check(gs::describe(fault).c_str(), "without it");
+    if (wrongs == 0) std::printf("rank %u goes on without rank %u\n", net.rank(), dead);
+    std::fflush(nullptr);
+    std::_Exit(wrongs == 0 ? 0 : 1);  // MPI_Finalize would wait for who is gone
+}
+
 void an_abort_is_heard() {
     gs::mpi_transport net(MPI_COMM_WORLD);
     if (net.rank() == 0) net.abort(1, gs::errc::stopped);
@@ -123,6 +212,7 @@ void an_abort_is_heard() {
 int main(int argc, char** argv) {
     int level = 0;
     MPI_Init_thread(&argc, &argv, MPI_THREAD_SERIALIZED, &level);
+    if (argc > 1 && std::string(argv[1]) == "killed") return killed();
     for (const std::uint64_t chunk : {std::uint64_t{1} << 20, std::uint64_t{4096}}) {
         gs::mpi_transport net(MPI_COMM_WORLD, {.chunk = gs::bytes{chunk}, .depth = 2, .one_shot = gs::bytes{512}});
         check(conformance::check_transport(net), "a transport");
@@ -130,7 +220,10 @@ int main(int argc, char** argv) {
     sent_is_what_the_type_says();
     gossip();
     threads_in_processes();
+    two_of_many_chunks();
     an_abort_is_heard();
+    a_thread_doesnt_come();
+    one_leaves_by_an_exception();
     one_doesnt_come();
     MPI_Finalize();
     return wrongs == 0 ? 0 : 1;

@@ -55,9 +55,8 @@ struct list_facts {
     [[nodiscard]] static const std::span<T>* of(const session<Context>& t, std::uint32_t rank) noexcept {
         return static_cast<const std::span<T>*>(t.signal_from(rank).in);
     }
-    /// Whole lines of floats, as far as arrays begin with lines: neighbours seldom write to one.
     [[nodiscard]] element_range shard(std::uint32_t rank, std::uint32_t ranks) const noexcept {
-        return shard_of(elements, rank, ranks, cache_line_bytes / sizeof(T));
+        return shard_of_list<T>(elements, rank, ranks);
     }
 };
 

@@ -33,7 +33,7 @@ public:
     /// Combines what all ranks sent, as many bytes of each, in their order.
     using combiner = void (*)(const std::byte* const* parts, std::uint32_t ranks, std::byte* out, std::size_t bytes);
 
-    static constexpr int notice_tag = 1, shrink_tag = 2;
+    static constexpr int notice_tag = 1, shrink_tag = 2, first_tag = 8;
 
     /// `bytes` of elements of `unit` bytes each.
     [[nodiscard]] static mpi_transfer all_reduce(const std::byte* in, std::byte* out, std::size_t bytes,
@@ -63,8 +63,12 @@ public:
         return t;
     }
 
+    /// How many numbers there are where a tag is at most `last_tag`: each is two tags.
+    [[nodiscard]] static std::uint32_t numbers(int last_tag) noexcept {
+        return static_cast<std::uint32_t>(last_tag - first_tag) / 2;
+    }
     /// The same on all ranks, and of no other transfer that is under way.
-    void number(std::uint32_t n) noexcept { tag_ = static_cast<int>(8 + n % 8192 * 2); }
+    void number(std::uint32_t n) noexcept { tag_ = first_tag + static_cast<int>(n) * 2; }
     [[nodiscard]] bool done() const noexcept { return phase_ == 2; }
     [[nodiscard]] std::size_t sent() const noexcept { return sent_; }
 
