@@ -318,9 +318,9 @@ TEST_CASE("gossip goes to the mean of all ranks, and keeps their sum", "[gradien
     constexpr std::uint32_t ranks = 5;
     const auto among = GENERATE(0, 1, 2);
     const std::vector<std::pair<std::uint32_t, std::uint32_t>> star{{3, 0}, {3, 1}, {3, 2}, {3, 4}, {0, 3}};
-    const gs::topology graph = among == 0   ? gs::topology::ring(ranks)
-                               : among == 1 ? gs::topology::hypercube(ranks)
-                                            : gs::topology(ranks, star);
+    const gs::neighbour_graph graph = among == 0   ? gs::neighbour_graph::ring(ranks)
+                                      : among == 1 ? gs::neighbour_graph::hypercube(ranks)
+                                                   : gs::neighbour_graph(ranks, star);
     for (std::uint32_t r = 0; r < ranks; ++r) {
         float row = 0, column = 0;
         for (std::uint32_t q = 0; q < ranks; ++q) {
@@ -340,7 +340,7 @@ TEST_CASE("gossip goes to the mean of all ranks, and keeps their sum", "[gradien
         x[r].assign(33, static_cast<float>(r * r));
         for (int step = 0; step < 100 && !faults[r]; ++step) faults[r] = gs::gossip_average(net, graph, x[r]);
         carried[r] = net.carried().count();
-        if (!faults[r] && gs::gossip_average(net, gs::topology::ring(2), x[r]).code != gs::errc::mismatch)
+        if (!faults[r] && gs::gossip_average(net, gs::neighbour_graph::ring(2), x[r]).code != gs::errc::mismatch)
             faults[r].code = gs::errc::stuck;
     });
     for (std::uint32_t r = 0; r < ranks; ++r) {
@@ -355,14 +355,14 @@ TEST_CASE("a topology of ranks that aren't there is refused", "[gradient][averag
     for (const edges& wrong : {edges{{0, 3}}, edges{{1, 1}}}) {
         bool refused = false;
         try {
-            const gs::topology t(3, wrong);
+            const gs::neighbour_graph t(3, wrong);
         } catch (const gs::operation_error& e) {
             refused = e.code() == gs::errc::invalid_specification;
         }
         CHECK(refused);
     }
-    CHECK(gs::topology::ring(1).neighbours(0).empty());
-    CHECK(gs::topology::ring(2).neighbours(0).size() == 1);
+    CHECK(gs::neighbour_graph::ring(1).neighbours(0).empty());
+    CHECK(gs::neighbour_graph::ring(2).neighbours(0).size() == 1);
 }
 
 TEST_CASE("local steps: all ranks have the mean every so many steps", "[gradient][averaging]") {

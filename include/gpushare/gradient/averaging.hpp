@@ -2,7 +2,7 @@
 // Averaging of parameters in place of gradients: with the neighbours in a topology at every step (gossip), or with all ranks every so
 // many steps (local steps).
 //
-//   const auto ring = gpushare::topology::ring(net.size());
+//   const auto ring = gpushare::neighbour_graph::ring(net.size());
 //   gpushare::gossip_average(net, ring, parameters, deadline);
 //
 //   constexpr gpushare::local_steps local{.every = 8};
@@ -40,10 +40,11 @@ concept neighbour_transport = transport<T> && requires(T& t, std::span<const flo
 
 /// Who averages with whom: a graph of ranks, and weights with which repeated averages go to that of all, if the graph is connected. A
 /// value, the same on all ranks.
-class topology {
+class neighbour_graph {
 public:
     /// Of pairs; each counts for both. Throws operation_error (errc::invalid_specification) for a rank that isn't there, or one with itself.
-    topology(std::uint32_t ranks, std::span<const std::pair<std::uint32_t, std::uint32_t>> edges) : neighbours_(ranks) {
+    neighbour_graph(std::uint32_t ranks, std::span<const std::pair<std::uint32_t, std::uint32_t>> edges)
+        : neighbours_(ranks) {
         for (const auto& [a, b] : edges) {
             if (a >= ranks || b >= ranks || a == b)
                 raise({.code = errc::invalid_specification, .asked = std::max(a, b), .limit = ranks}, {}, "a topology");
@@ -56,14 +57,14 @@ public:
         }
     }
     /// Each with the one before and the one behind.
-    [[nodiscard]] static topology ring(std::uint32_t ranks) {
+    [[nodiscard]] static neighbour_graph ring(std::uint32_t ranks) {
         std::vector<std::pair<std::uint32_t, std::uint32_t>> edges;
         for (std::uint32_t r = 0; r + 1 < ranks; ++r) edges.emplace_back(r, r + 1);
         if (ranks > 2) edges.emplace_back(ranks - 1, 0);
         return {ranks, edges};
     }
     /// Each with those whose number differs in one bit: a few neighbours, and no rank far from another.
-    [[nodiscard]] static topology hypercube(std::uint32_t ranks) {
+    [[nodiscard]] static neighbour_graph hypercube(std::uint32_t ranks) {
         std::vector<std::pair<std::uint32_t, std::uint32_t>> edges;
         for (std::uint32_t r = 0; r < ranks; ++r)
             for (std::uint32_t bit = 1; bit < ranks; bit <<= 1)
@@ -95,7 +96,7 @@ private:
 /// One step of averaging: `x` becomes the weighted mean of this rank's and its neighbours', added in the order of ranks. Called by all
 /// ranks, with as many elements and the same topology. errc::mismatch, on this rank alone, for a topology of another size.
 template <neighbour_transport Net>
-[[nodiscard]] collective_fault gossip_average(Net& net, const topology& among, std::span<float> x,
+[[nodiscard]] collective_fault gossip_average(Net& net, const neighbour_graph& among, std::span<float> x,
                                               instant deadline = never) {
     if (among.size() != net.size()) return {errc::mismatch, collective_kind::all_gather, net.rank(), 0};
     const auto beside = among.neighbours(net.rank());
