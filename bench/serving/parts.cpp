@@ -261,7 +261,7 @@ double bill_minus_ledger() {
             read();
             if (round % 10 == 9) {  // as after a restart
                 journal.reset();
-                journal = open();
+                journal.emplace(path, gpushare::journal_options{.rotate_at = 4_KiB});
             }
         }
     }
