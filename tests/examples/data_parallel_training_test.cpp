@@ -184,7 +184,7 @@ TEST_CASE("the largest twentieth of the gradients, gossip on a ring, and local s
     const auto nothing = [](gs::thread_transport&, network&, std::uint64_t) {};
     CHECK(accuracy_by(2, 20, by_top_k{}, nothing) >= 0.95);
     CHECK(accuracy_by(4, 20, each_its_own{}, [](gs::thread_transport& net, network& model, std::uint64_t) {
-              const auto ring = gs::topology::ring(net.size());
+              const auto ring = gs::neighbour_graph::ring(net.size());
               for (auto& p : model.parameters()) (void)gs::gossip_average(net, ring, p.value);
           }) >= 0.95);
     CHECK(accuracy_by(2, 20, each_its_own{}, [](gs::thread_transport& net, network& model, std::uint64_t step) {

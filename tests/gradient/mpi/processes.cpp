@@ -70,7 +70,7 @@ void two_of_many_chunks() {
 
 void gossip() {
     gs::mpi_transport net(MPI_COMM_WORLD);
-    const auto ring = gs::topology::ring(net.size());
+    const auto ring = gs::neighbour_graph::ring(net.size());
     std::vector<float> x(5000, static_cast<float>(net.rank()));
     for (int step = 0; step < 60; ++step)
         if (gs::gossip_average(net, ring, x, in(60s))) return check("a fault", "gossip");
