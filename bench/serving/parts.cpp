@@ -87,8 +87,8 @@ private:
         return ns{static_cast<std::int64_t>(std::exponential_distribution<>(1e-9 / mean_s)(any_))};
     }
     void arrive(std::size_t model, ns from) {
-        const bool bursts = static_cast<std::size_t>(from / 10s) % 2 == model;
-        const ns at = from + after(bursts ? 0.05 : 1);
+        const bool in_burst = static_cast<std::size_t>(from / 10s) % 2 == model;
+        const ns at = from + after(in_burst ? 0.05 : 1);
         if (at < 120s) events_.push({at, model});
     }
     void serve(std::size_t model) {
