@@ -57,7 +57,7 @@ void sent_is_what_the_type_says() {
 
 /// Chunks of two arrays under way at once are told apart, however many there are.
 void two_of_many_chunks() {
-    gs::mpi_transport net(MPI_COMM_WORLD, {.chunk = gs::bytes{64}, .depth = 0});  // which counts as 1
+    gs::mpi_transport net(MPI_COMM_WORLD, {.chunk = gs::bytes{64}});
     std::vector<float> a(std::size_t{8192} * 16, 1.0F), b(a.size(), 100.0F);
     const auto first = net.start_all_reduce(std::span(a), gs::sum{}),
                second = net.start_all_reduce(std::span(b), gs::sum{});
@@ -69,7 +69,7 @@ void two_of_many_chunks() {
 }
 
 void gossip() {
-    gs::mpi_transport net(MPI_COMM_WORLD);
+    gs::mpi_transport net(MPI_COMM_WORLD, {.depth = 0});  // which counts as 1
     const auto ring = gs::neighbour_graph::ring(net.size());
     std::vector<float> x(5000, static_cast<float>(net.rank()));
     for (int step = 0; step < 60; ++step)
