@@ -208,7 +208,7 @@ static_assert(gpushare::interruptible_point<counted_stream::point>);
 struct three_streams {
     three_streams() { counted_stream::point::timed = counted_stream::point::untimed = 0; }
     [[nodiscard]] static auto lasting(gpushare::ns length) {
-        return [length](counted_stream& s) { s.of.launch({.hold = length}, gpushare::detail::empty_kernel{}); };
+        return [length](counted_stream& to) { to.of.launch({.hold = length}, gpushare::detail::empty_kernel{}); };
     }
 
     gpushare::host::node node{{.sms = 3, .timing = gpushare::host::timing::modelled}};

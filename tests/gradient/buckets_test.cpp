@@ -30,7 +30,7 @@ using namespace gs::literals;
 using namespace std::chrono_literals;
 
 TEST_CASE("a plan has each gradient once, in order, and no bucket above the limit but of one", "[gradient][buckets]") {
-    const auto seed = support::seed(GENERATE(range(1, 20)));
+    const auto seed = support::seed(GENERATE(range(1U, 20U)));
     CAPTURE(seed);
     support::random any(seed);
     std::vector<std::size_t> sizes(any.below(60));
@@ -102,7 +102,7 @@ std::vector<std::vector<std::vector<float>>> stepped(std::uint32_t ranks, const 
 }
 
 TEST_CASE("bits are the same for every bucket size, number of channels and algorithm", "[gradient][buckets]") {
-    const auto seed = support::seed(GENERATE(range(1, 6)));
+    const auto seed = support::seed(GENERATE(range(1U, 6U)));
     CAPTURE(seed);
     support::random any(seed);
     const auto ranks = static_cast<std::uint32_t>(1 + any.below(4));
@@ -282,7 +282,7 @@ gs::ns modelled_step(const gs::bucket_choice& c, double best_mib, support::rando
 
 TEST_CASE("the tuner is settled in 50 steps, within 5 % of the best choice, and never worse than the default",
           "[gradient][buckets]") {
-    const auto seed = support::seed(GENERATE(range(1, 12)));
+    const auto seed = support::seed(GENERATE(range(1U, 12U)));
     CAPTURE(seed);
     support::random any(seed);
     const double best = static_cast<double>(1U << any.below(7)) / 4.0;
@@ -307,7 +307,7 @@ TEST_CASE("the tuner is settled in 50 steps, within 5 % of the best choice, and 
 }
 
 TEST_CASE("where nothing makes a difference the tuner keeps the default", "[gradient][buckets]") {
-    support::random any(support::seed(GENERATE(range(1, 30))));
+    support::random any(support::seed(GENERATE(range(1U, 30U))));
     gs::bucket_tuner tuner({3_MiB, 1}, 4);
     while (!tuner.settled()) tuner.step_took(gs::ns{1'000'000 + static_cast<std::int64_t>(any.below(2000))});
     CHECK(tuner.choice() == gs::bucket_choice{3_MiB, 1});

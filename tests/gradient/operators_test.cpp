@@ -42,7 +42,7 @@ double error(std::span<const float> got, const std::vector<double>& expected) {
 
 TEST_CASE("batch normalisation over unequal and empty batches is that over one batch, there and back",
           "[gradient][operators]") {
-    const auto seed = support::seed(GENERATE(range(1, 7)));
+    const auto seed = support::seed(GENERATE(range(1U, 7U)));
     CAPTURE(seed);
     support::random any(seed);
     const std::uint32_t ranks = 3;

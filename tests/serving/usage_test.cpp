@@ -49,7 +49,7 @@ usage_line some_line(support::random& any, std::string_view tenant, wall_time fr
     return {std::string(tenant),
             from,
             from + length,
-            {ns{static_cast<std::int64_t>(any.below(1ULL << 62))},
+            {ns{static_cast<std::int64_t>(any.below(1ULL << 56))},
              {gpushare::bytes{any.below(1ULL << 48)}, length},
              {gpushare::bytes{any.below(1ULL << 40)}, length},
              any.below(1ULL << 40),
