@@ -44,14 +44,15 @@ void for_each_piece(std::span<const std::span<T>> list, element_range range, con
 template <reducible T, class Op = sum>
 [[nodiscard]] collective_fault try_all_reduce_list(const member& me, std::span<const std::span<T>> list, Op op = {},
                                                    instant deadline = never) {
-    return detail::run_in_thread(me, detail::all_reduce_list_body<T, Op>(list, op), deadline);
+    return detail::run_in_thread(me, detail::combine_list_body<collective_kind::all_reduce, T, Op>(list, op), deadline);
 }
 
 /// The same where rank r gets its shard (shard_of_list of all elements) alone, in its own arrays; other elements stay as they are.
 template <reducible T, class Op = sum>
 [[nodiscard]] collective_fault try_reduce_scatter_list(const member& me, std::span<const std::span<T>> list, Op op = {},
                                                        instant deadline = never) {
-    return detail::run_in_thread(me, detail::reduce_scatter_list_body<T, Op>(list, op), deadline);
+    return detail::run_in_thread(me, detail::combine_list_body<collective_kind::reduce_scatter, T, Op>(list, op),
+                                 deadline);
 }
 
 /// The way back: every rank gets each rank's shard of all elements from that rank.

@@ -140,31 +140,18 @@ template <class T, class Op>
     return t.finish_if(whole);
 }
 
-template <class T, class Op>
-struct all_reduce_list_body {
+/// Kind: all_reduce, to all ranks; or reduce_scatter, each rank's shard to itself.
+template <collective_kind Kind, class T, class Op>
+struct combine_list_body {
     list_facts<T> list;
     Op op;
-    static constexpr auto kind = collective_kind::all_reduce;
+    static constexpr auto kind = Kind;
 
-    all_reduce_list_body(std::span<const std::span<T>> arrays, const Op& by) noexcept : list(arrays), op(by) {}
+    combine_list_body(std::span<const std::span<T>> arrays, const Op& by) noexcept : list(arrays), op(by) {}
     collective_fault operator()(session<thread_context>& t, std::uint32_t blocks) const {
         if (!t.meet(call_signature(kind, type_id<T>() | 128U, op_id<Op>(), list.layout, blocks), list.arrays))
             return t.fault();
-        return combine_list(t, list, op, true);
-    }
-};
-
-template <class T, class Op>
-struct reduce_scatter_list_body {
-    list_facts<T> list;
-    Op op;
-    static constexpr auto kind = collective_kind::reduce_scatter;
-
-    reduce_scatter_list_body(std::span<const std::span<T>> arrays, const Op& by) noexcept : list(arrays), op(by) {}
-    collective_fault operator()(session<thread_context>& t, std::uint32_t blocks) const {
-        if (!t.meet(call_signature(kind, type_id<T>() | 128U, op_id<Op>(), list.layout, blocks), list.arrays))
-            return t.fault();
-        return combine_list(t, list, op, false);
+        return combine_list(t, list, op, kind == collective_kind::all_reduce);
     }
 };
 
