@@ -90,20 +90,21 @@ std::shared_ptr<lane> service::lane_of(const caller& c, std::string_view model) 
         c.who->wake();
         row.asleep = false;
     }
-    auto& found = lanes_[{c.who->name(), std::string(model)}];
-    if (found == nullptr) {
+    const std::pair key(c.who->name(), std::string(model));
+    auto found = lanes_.find(key);
+    if (found == lanes_.end()) {
         const auto m = std::ranges::find(models_, model, [](const model_source& s) { return s.info.name; });
-        if (m == models_.end()) {
-            lanes_.erase({c.who->name(), std::string(model)});
-            throw refused(404, "unknown model");
-        }
+        if (m == models_.end()) throw refused(404, "unknown model");
         const auto streams = c.who->spec().streams;
-        found = std::make_shared<lane>(
-            c.who, *m, c.counts, [this](std::function<void()> f) { later(std::move(f)); },
-            static_cast<std::uint32_t>(m - models_.begin()) % streams);
+        // Made first: a tenant that is going throws, and leaves no lane.
+        found = lanes_
+                    .emplace(key, std::make_shared<lane>(
+                                      c.who, *m, c.counts, [this](std::function<void()> f) { later(std::move(f)); },
+                                      static_cast<std::uint32_t>(m - models_.begin()) % streams))
+                    .first;
     }
-    found->touch();
-    return found;
+    found->second->touch();
+    return found->second;
 }
 
 std::vector<std::shared_ptr<lane>> service::lanes_of(std::string_view whose) {

@@ -329,6 +329,16 @@ TEST_CASE("a changed file of tenants changes who is served", "[examples]") {
     CHECK(s.connect().ask("GET", "/metrics").status == 404);  // not for tenants
 }
 
+TEST_CASE("a late request of a tenant that a reload removed is refused, and leaves nothing behind", "[examples]") {
+    server s;
+    const auto late = s.core->authenticate(chat_key);
+    write_file(*s.files / "tenants", "name=third api_key=key-of-third memory=16MiB compute=40%\n");
+    CHECK(s.core->reload().empty());
+    CHECK_THROWS(s.core->load(late, "mlp", [](const refused*) {}));
+    CHECK(s.connect().ask("POST", mlp, "key-of-third", rows_of_mlp(1)).status == 200);
+    CHECK(s.core->drain(std::chrono::steady_clock::now() + 10s));
+}
+
 TEST_CASE("models are loaded and unloaded by their tenant, and are in its memory", "[examples]") {
     server s;
     auto c = s.connect();
