@@ -66,11 +66,11 @@ TEST_CASE("several ranges are committed together or not at all", "[memory][arena
     lanes.commit(std::array{range(0, 1), range(4, 2), range(6, 0), range(15, 1)});
     CHECK(lanes.committed() == rig.chunks(4));
     CHECK(rig.chat.usage().current == rig.chunks(4));
-    for (const std::uint64_t i : {0, 4, 5, 15}) paint(advanced(lanes.data(), rig.chunks(i)), rig.chunk, 7);
+    for (const std::uint64_t i : {0U, 4U, 5U, 15U}) paint(advanced(lanes.data(), rig.chunks(i)), rig.chunk, 7);
     // What is there stays, and only what is missing is charged.
     lanes.commit(std::array{range(0, 2), range(3, 4), range(14, 2)});
     CHECK(rig.chat.usage().current == rig.chunks(8));
-    for (const std::uint64_t i : {0, 4, 5, 15}) CHECK(painted(advanced(lanes.data(), rig.chunks(i)), rig.chunk, 7));
+    for (const std::uint64_t i : {0U, 4U, 5U, 15U}) CHECK(painted(advanced(lanes.data(), rig.chunks(i)), rig.chunk, 7));
     // 12 may be there: one too many, and none comes. The same where the driver fails at any of them.
     CHECK(lanes.try_commit(std::array{range(0, 4), range(7, 4), range(14, 1)}).code == errc::over_quota);
     CHECK(rig.chat.usage().current == rig.chunks(8));
