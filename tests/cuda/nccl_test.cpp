@@ -10,6 +10,7 @@
 #include <chrono>
 #include <cstdint>
 #include <span>
+#include <memory>
 #include <string>
 #include <thread>
 #include <utility>
@@ -210,7 +211,8 @@ TEST_CASE_METHOD(fixture, "a rank that fails is named, and nothing is submitted 
 }
 
 TEST_CASE_METHOD(fixture, "a rank of NCCL as a transport: each call on its stream, and waited for", "[cuda][nccl]") {
-    gs::nccl_transport net(new ncclComm{1}, streams[0].native_handle());
+    const std::unique_ptr<ncclComm> comm(new ncclComm{1});  // stays its maker's
+    gs::nccl_transport net(comm.get(), streams[0].native_handle());
     CHECK(net.rank() == 1);
     CHECK(net.size() == 3);
     std::vector<float> part(3), whole(9);
