@@ -9,8 +9,8 @@
 
 #include <chrono>
 #include <cstdint>
-#include <span>
 #include <memory>
+#include <span>
 #include <string>
 #include <thread>
 #include <utility>
