@@ -36,7 +36,8 @@ have_package() {
         prometheus) command -v promtool >/dev/null ;;
         libopenmpi-dev) command -v mpicxx >/dev/null ;;
         openmpi-bin) command -v mpirun >/dev/null ;;
-        libjemalloc2 | libmimalloc2.0 | libtcmalloc-minimal4) dpkg -s "$1" >/dev/null 2>&1 ;;
+        iproute2) PATH=$PATH:/usr/sbin:/sbin command -v tc >/dev/null ;;
+        libjemalloc2 | libmimalloc2.0 | libtcmalloc-minimal4 | libtorch-dev | libopenblas0-pthread) dpkg -s "$1" >/dev/null 2>&1 ;;
         python3-venv) python3 -c 'import ensurepip, venv' 2>/dev/null ;;
         *) command -v "$1" >/dev/null ;;
     esac
