@@ -18,6 +18,8 @@
 #include "support/random.hpp"
 #include "support/threads.hpp"
 
+namespace all_reduce_test {
+
 using gpushare::algorithm;
 using gpushare::bfloat16;
 using gpushare::communicator;
@@ -408,3 +410,5 @@ TEMPLATE_TEST_CASE("blocks of several threads, as on a device", "[collective]", 
                         FAIL("rank " << r << " at " << i);
         }
 }
+
+}  // namespace all_reduce_test

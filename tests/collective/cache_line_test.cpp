@@ -16,6 +16,8 @@
 #include "support/catch.hpp"
 #include "support/random.hpp"
 
+namespace cache_line_test {
+
 #if defined(__x86_64__)
 
 namespace {
@@ -176,3 +178,5 @@ TEST_CASE("parts are cut where lines begin", "[collective]") {
 }
 
 #endif
+
+}  // namespace cache_line_test

@@ -15,6 +15,8 @@
 #include "support/catch.hpp"
 #include "support/threads.hpp"
 
+namespace collectives_test {
+
 using gpushare::communicator;
 using gpushare::errc;
 
@@ -187,3 +189,5 @@ TEST_CASE("blocks of several threads exchange as one thread does", "[collective]
     for (unsigned r = 0; r < ranks; ++r)
         for (std::size_t i = 0; i < n; ++i) REQUIRE(out[1][r * n + i] == item(r, n + i));
 }
+
+}  // namespace collectives_test

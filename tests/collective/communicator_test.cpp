@@ -18,6 +18,8 @@
 #include "support/random.hpp"
 #include "support/threads.hpp"
 
+namespace communicator_test {
+
 using namespace std::chrono_literals;
 using gpushare::algorithm;
 using gpushare::collective_fault;
@@ -369,3 +371,5 @@ TEST_CASE("workspaces stay where they are", "[collective]") {
         support::together(2, [&](unsigned rank) { (void)reduce(moved.rank(rank), 10U << (i * 8)); });
     CHECK(moved.rank(1).view().workspaces[1] == before);
 }
+
+}  // namespace communicator_test

@@ -23,6 +23,8 @@
 
 #include "support/catch.hpp"
 
+namespace device_communicator_test {
+
 using namespace std::chrono_literals;
 namespace gs = gpushare;
 
@@ -316,3 +318,5 @@ TEST_CASE("all memory of a group on devices comes back, also where there isn't e
     (void)node.memory({1}).deallocate(hog, 1 << 19, 64);
     CHECK(node.memory({1}).used() == gs::bytes{0});
 }
+
+}  // namespace device_communicator_test

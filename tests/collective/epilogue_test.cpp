@@ -23,6 +23,8 @@
 #include "support/catch.hpp"
 #include "support/random.hpp"
 
+namespace epilogue_test {
+
 namespace gs = gpushare;
 
 namespace {
@@ -577,3 +579,5 @@ TEST_CASE("no rows and no columns are nothing to do") {
     gs::apply_elements(ctx, gs::epilogue<>{} | gs::into(&out), {.width = 0}, 0, 0, gs::from_rows(&in));
     REQUIRE(out == 77);
 }
+
+}  // namespace epilogue_test

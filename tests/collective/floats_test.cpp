@@ -16,6 +16,8 @@
 #include "support/number_inputs.hpp"
 #include "support/random.hpp"
 
+namespace floats_test {
+
 namespace gs = gpushare;
 
 namespace {
@@ -251,3 +253,5 @@ TEST_CASE("floats of narrower registers become wider ones, and parts keep what t
         REQUIRE(lanes_of(x.each([](float a) { return a + 1; }))[15] == in[15] + 1);
     });
 }
+
+}  // namespace floats_test

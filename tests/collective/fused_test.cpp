@@ -15,6 +15,8 @@
 #include "support/random.hpp"
 #include "support/threads.hpp"
 
+namespace fused_test {
+
 namespace gs = gpushare;
 
 namespace {
@@ -243,3 +245,5 @@ TEST_CASE("a pipeline in blocks of several threads", "[collective]") {
     }));
     for (std::size_t i = 0; i < out[0].size(); ++i) REQUIRE(near(out[1][i], single[1][i]));
 }
+
+}  // namespace fused_test

@@ -19,6 +19,8 @@
 
 #include "support/catch.hpp"
 
+namespace gated_test {
+
 using namespace gpushare::literals;
 using namespace std::chrono_literals;
 namespace gs = gpushare;
@@ -177,3 +179,5 @@ TEST_CASE("a piece that isn't admitted on one device is enqueued on none, and is
         CHECK(m.limiters[r].try_acquire(m.clients[r]));
     }
 }
+
+}  // namespace gated_test

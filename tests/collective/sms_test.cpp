@@ -13,6 +13,8 @@
 
 #include "support/catch.hpp"
 
+namespace sms_test {
+
 namespace gs = gpushare;
 
 namespace {
@@ -85,3 +87,5 @@ TEST_CASE("collectives of different partitions, and one of none beside them, all
         of_a += 1;
     }
 }
+
+}  // namespace sms_test

@@ -14,6 +14,8 @@
 #include "support/catch.hpp"
 #include "support/threads.hpp"
 
+namespace submit_fused_test {
+
 namespace gs = gpushare;
 
 namespace {
@@ -154,3 +156,5 @@ TEST_CASE("pipelines that can't be launched are refused, and nothing is launched
           gs::errc::invalid_specification);
     CHECK(m.group.progress()[0].epoch == 0);
 }
+
+}  // namespace submit_fused_test

@@ -14,6 +14,8 @@
 #include "support/catch.hpp"
 #include "support/threads.hpp"
 
+namespace submit_test {
+
 using namespace std::chrono_literals;
 namespace gs = gpushare;
 
@@ -268,3 +270,5 @@ TEST_CASE("ranks on one device that don't fit there together are refused, launch
     for (auto& s : streams) s.record().wait(gs::never);
     CHECK_FALSE(gs::fault_of(members[0]));
 }
+
+}  // namespace submit_test

@@ -24,6 +24,8 @@
 #include "support/random.hpp"
 #include "support/threads.hpp"
 
+namespace traps_test {
+
 using namespace std::chrono_literals;
 namespace gs = gpushare;
 using gs::algorithm;
@@ -469,3 +471,5 @@ TEST_CASE("trap: no timeout", "[collective][trap]") {
         CHECK(alone([&](const member& me, instant d) { return gs::try_all_reduce(me, small, small, gs::sum{}, d); },
                     tuning_table::always(how)) == collective_kind::all_reduce);
 }
+
+}  // namespace traps_test

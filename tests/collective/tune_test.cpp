@@ -15,6 +15,8 @@
 #include "support/catch.hpp"
 #include "support/threads.hpp"
 
+namespace tune_test {
+
 using namespace std::chrono_literals;
 using gpushare::algorithm;
 using gpushare::communicator;
@@ -142,3 +144,5 @@ TEST_CASE("a tuner refuses sizes without a float, and gives up with the others",
         CHECK(e.code() == errc::deadline_exceeded);
     }
 }
+
+}  // namespace tune_test

@@ -8,6 +8,8 @@
 
 #include "support/catch.hpp"
 
+namespace tuning_test {
+
 using gpushare::algorithm;
 using gpushare::errc;
 using gpushare::tuning_table;
@@ -104,3 +106,5 @@ TEST_CASE("fused calls have rows of their own, which hold nothing that they can'
     STATIC_REQUIRE_FALSE(
         std::is_constructible_v<tuning_table::fused_row, std::uint32_t, std::uint64_t, gpushare::all_reduce_plan>);
 }
+
+}  // namespace tuning_test

@@ -10,6 +10,8 @@
 #include "support/catch.hpp"
 #include "support/number_inputs.hpp"
 
+namespace values_test {
+
 using gpushare::detail::float_values;
 using gpushare::detail::number_values;
 
@@ -91,3 +93,5 @@ TEMPLATE_TEST_CASE("vectors and arrays of floats combine to the same bits", "[co
     }
     CHECK(wrong == 0);
 }
+
+}  // namespace values_test

@@ -23,6 +23,8 @@
 #include "support/catch.hpp"
 #include "support/waiting.hpp"
 
+namespace arena_test {
+
 using namespace gpushare::literals;
 using gpushare::bytes;
 using gpushare::errc;
@@ -436,3 +438,5 @@ TEST_CASE("a commit waits in the queue, until its deadline, a stop, or a close",
     CHECK(rig.chat.usage().current == rig.chunks(8));
     CHECK(rig.chat.release(rig.chunks(8)));
 }
+
+}  // namespace arena_test

@@ -16,6 +16,8 @@
 #include "support/random.hpp"
 #include "support/threads.hpp"
 
+namespace quota_attack_test {
+
 using namespace gpushare::literals;
 using gpushare::bytes;
 using gpushare::errc;
@@ -426,3 +428,5 @@ TEST_CASE("children come and go while others charge, and the parent keeps its su
     CHECK(device.usage().current == 1_MiB);
     CHECK(device.release(1_MiB));
 }
+
+}  // namespace quota_attack_test

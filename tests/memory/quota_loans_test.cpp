@@ -14,6 +14,8 @@
 #include "support/sanitizers.hpp"
 #include "support/threads.hpp"
 
+namespace quota_loans_test {
+
 using namespace gpushare::literals;
 using gpushare::bytes;
 using gpushare::errc;
@@ -152,3 +154,5 @@ TEST_CASE("tenants that live from burst alone are never refused what fits beside
     CHECK(device.usage().current == 0_B);
     CHECK(device.usage().peak <= 90_MiB);
 }
+
+}  // namespace quota_loans_test

@@ -28,6 +28,8 @@
 #include "support/threads.hpp"
 #include "support/waiting.hpp"
 
+namespace quota_wait_test {
+
 using namespace gpushare::literals;
 using namespace std::chrono_literals;
 using gpushare::bytes;
@@ -304,3 +306,5 @@ TEST_CASE("pressure comes and goes beside charges that all fit", "[memory][waite
     }
     CHECK(device.usage().current == 0_B);
 }
+
+}  // namespace quota_wait_test

@@ -11,6 +11,8 @@
 #include "support/catch.hpp"
 #include "support/random.hpp"
 
+namespace preemption_test {
+
 using namespace gpushare;
 using namespace gpushare::literals;
 using namespace std::chrono_literals;
@@ -191,3 +193,5 @@ TEST_CASE("plans are enough, never of too high a level, and no victim is needles
         CHECK_FALSE(after.try_apply(plan->added));
     }
 }
+
+}  // namespace preemption_test
