@@ -89,7 +89,7 @@ training_result train(Net& net, const digits& data, const training_options& opti
                       steps_of_epoch = trained / options.batch, steps = steps_of_epoch * options.epochs;
     std::jthread communicating([&] {
         for (std::size_t step = 0; step < steps; ++step)
-            if (gradients.reduce(net, gpushare::average{}, deadline())) return;
+            if (gradients.reduce(net, gpushare::average{}, options.patience)) return;
     });
     batches order(trained, options.seed + 1);
     std::vector<std::span<const float>> images(share);

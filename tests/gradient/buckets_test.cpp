@@ -8,10 +8,12 @@
 #include <gpushare/gradient/wire.hpp>
 
 #include <algorithm>
+#include <atomic>
 #include <chrono>
 #include <cmath>
 #include <cstdint>
 #include <limits>
+#include <new>
 #include <span>
 #include <string>
 #include <thread>
@@ -88,7 +90,7 @@ std::vector<std::vector<std::vector<float>>> stepped(std::uint32_t ranks, const 
         for (std::uint32_t c = 0; c < choice.in_flight; ++c)
             communicating.emplace_back([&, c] {
                 gs::thread_transport net(group.rank(r, c));
-                (void)buckets.reduce(net, gs::average{}, gs::never, c);
+                (void)buckets.reduce(net, gs::average{}, gs::ns::max(), c);
             });
         support::random any(seed + r);
         std::vector<std::uint32_t> order = gs::bucket_plan::backward_order(sizes.size());
@@ -167,7 +169,7 @@ TEST_CASE("a gradient that never comes is named, and nobody waits for it beyond 
         buckets.add("head", b);
         taken[r] = buckets.ready(1);
         if (r == 0) (void)buckets.ready(0);
-        faults[r] = buckets.reduce(net, gs::average{}, std::chrono::steady_clock::now() + (r == 0 ? 10s : 50ms));
+        faults[r] = buckets.reduce(net, gs::average{}, r == 0 ? gs::ns(10s) : gs::ns(50ms));
         stalled[r] = buckets.stalled().value_or("nothing");
         if (buckets.wait(std::chrono::steady_clock::now() + 10s).rank != 1) stalled[r] += ", and wait() says otherwise";
     });
@@ -180,6 +182,148 @@ TEST_CASE("a gradient that never comes is named, and nobody waits for it beyond 
     CHECK(stalled[1] == "embedding");
 }
 
+TEST_CASE("patience begins with the step's first gradient, not with the call", "[gradient][buckets]") {
+    const gs::communicator group(1);
+    std::vector<float> a(3, 1.0F);
+    gs::gradient_buckets<> buckets;
+    buckets.add("a", a);
+    gs::collective_fault fault;
+    std::jthread communicates([&] {
+        gs::thread_transport net(group.rank(0));
+        fault = buckets.reduce(net, gs::sum{}, 20ms);
+    });
+    std::this_thread::sleep_for(200ms);  // the forward pass
+    CHECK(buckets.ready(0) == gs::errc::none);
+    CHECK_FALSE(buckets.wait());
+    communicates.join();
+    CHECK_FALSE(fault);
+}
+
+TEST_CASE("whoever waits without having all gradients learns which one isn't there", "[gradient][buckets]") {
+    const gs::communicator group(1);
+    std::vector<float> a(3), b(3);
+    gs::gradient_buckets<> buckets;
+    buckets.add("a", a);
+    buckets.add("b", b);
+    std::jthread communicates([&] {
+        gs::thread_transport net(group.rank(0));
+        (void)buckets.reduce(net, gs::sum{}, 20ms);
+    });
+    if (GENERATE(false, true)) (void)buckets.ready(1);  // or none at all
+    CHECK(buckets.wait(std::chrono::steady_clock::now() + 60s).code == gs::errc::deadline_exceeded);
+    communicates.join();
+    CHECK(buckets.stalled().has_value());
+}
+
+/// Throws in its `at`th all-reduce.
+template <class Exception>
+struct throwing_transport : gs::thread_transport {
+    throwing_transport(const gs::member& me, int at, Exception what)
+        : gs::thread_transport(me), left(at), thrown(what) {}
+    template <class List, class Op>
+    gs::collective_fault all_reduce_list(const List& list, const Op& op, gs::instant deadline) {
+        if (--left == 0) throw thrown;
+        return gs::thread_transport::all_reduce_list(list, op, deadline);
+    }
+    template <class T, class Op>
+    gs::collective_fault all_reduce(std::span<const T> in, std::span<T> out, const Op& op, gs::instant deadline) {
+        if (--left == 0) throw thrown;
+        return gs::thread_transport::all_reduce(in, out, op, deadline);
+    }
+    int left;
+    Exception thrown;
+};
+
+template <class Exception>
+void check_throwing(Exception what, gs::errc code) {
+    const auto wire = GENERATE(gs::wire_format::as_is, gs::wire_format::bf16);
+    const gs::communicator group(3);
+    std::vector<std::string> wrong(3);
+    support::together(3, [&](unsigned r) {
+        std::vector<float> a(3), b(5);
+        gs::gradient_buckets<> buckets({0_B, 1});
+        buckets.add("a", a, {.wire = wire, .error_feedback = true});
+        buckets.add("b", b, {.wire = wire, .error_feedback = true});
+        gs::collective_fault end;
+        std::jthread communicates([&] {
+            throwing_transport net(group.rank(r), r == 1 ? 6 : -1, what);  // the second bucket of the third step
+            while (!(end = buckets.reduce(net, gs::sum{}))) {
+            }
+            if (buckets.reduce(net, gs::sum{}).code != code) wrong[r] = "it isn't closed";
+        });
+        std::vector<float> owed;
+        for (int step = 0; step < 3; ++step) {
+            owed.assign(buckets.owed(0).begin(), buckets.owed(0).end());
+            std::fill(a.begin(), a.end(), 1 + 0x1p-9F * static_cast<float>(r + 1));
+            std::fill(b.begin(), b.end(), 1.0F);
+            (void)buckets.ready(0);
+            (void)buckets.ready(1);
+            const auto fault = buckets.wait(std::chrono::steady_clock::now() + 60s);
+            if (fault.code != (step < 2 ? gs::errc::none : code)) wrong[r] = "another fault";
+            if (fault && fault.rank != 1) wrong[r] = "another rank";
+        }
+        communicates.join();
+        if (end.code != code || end.rank != 1) wrong[r] = "reduce() says something else";
+        if (!std::equal(owed.begin(), owed.end(), buckets.owed(0).begin(), buckets.owed(0).end()))
+            wrong[r] = "what was owed is lost";
+        if (owed.size() != (wire == gs::wire_format::as_is ? 0U : 3U)) wrong[r] = "nothing was owed";
+    });
+    CHECK(wrong == std::vector<std::string>(3));
+}
+
+TEST_CASE("a transport that throws is a fault of its rank, on all ranks, and what is owed stays",
+          "[gradient][buckets]") {
+    SECTION("an error of this library") {
+        check_throwing(gs::operation_error(gs::errc::io_failed, {}, "a transport"), gs::errc::io_failed);
+    }
+    SECTION("no memory") { check_throwing(std::bad_alloc(), gs::errc::out_of_memory); }
+    SECTION("anything") { check_throwing(7, gs::errc::backend_failed); }
+}
+
+TEST_CASE("a step that begins while the one before is under way is a fault on all ranks", "[gradient][buckets]") {
+    const gs::communicator group(2);
+    std::vector<gs::collective_fault> faults(2);
+    std::atomic<bool> tried{false};
+    support::together(2, [&](unsigned r) {
+        std::vector<float> a(3), b(3);
+        gs::gradient_buckets<> buckets({0_B, 1});
+        buckets.add("a", a);
+        buckets.add("b", b);
+        std::jthread communicates([&] {
+            gs::thread_transport net(group.rank(r));
+            while (!buckets.reduce(net, gs::sum{})) {
+            }
+        });
+        while (r == 1 && !tried.load()) std::this_thread::yield();
+        (void)buckets.ready(1);
+        (void)buckets.ready(0);
+        if (r == 0) {
+            while (buckets.ready(1) == gs::errc::mismatch) std::this_thread::yield();  // until a thread is in reduce()
+            tried = true;
+        }
+        faults[r] = buckets.wait(std::chrono::steady_clock::now() + 60s);
+        if (!faults[r]) faults[r] = buckets.wait(std::chrono::steady_clock::now() + 60s);  // it had been over
+    });
+    for (const auto& f : faults) {
+        CHECK(f.code == gs::errc::in_flight);
+        CHECK(f.rank == 0);
+    }
+}
+
+TEST_CASE("wait() is for the step that has begun, whether or not those before were waited for", "[gradient][buckets]") {
+    const gs::communicator group(1);
+    gs::thread_transport net(group.rank(0));
+    std::vector<float> a(3);
+    gs::gradient_buckets<> buckets;
+    buckets.add("a", a);
+    (void)buckets.ready(0);
+    CHECK_FALSE(buckets.reduce(net));
+    (void)buckets.ready(0);
+    CHECK(buckets.wait(std::chrono::steady_clock::now() + 10ms).code == gs::errc::deadline_exceeded);
+    CHECK_FALSE(buckets.reduce(net));
+    CHECK_FALSE(buckets.wait());
+}
+
 TEST_CASE("what is ready twice, or isn't a gradient, is refused and changes nothing", "[gradient][buckets]") {
     std::vector<float> a(3);
     gs::gradient_buckets<> buckets;
@@ -189,7 +333,7 @@ TEST_CASE("what is ready twice, or isn't a gradient, is refused and changes noth
     CHECK(buckets.ready(0) == gs::errc::mismatch);
     const gs::communicator group(1);
     gs::thread_transport net(group.rank(0));
-    CHECK(buckets.reduce(net, gs::sum{}, gs::never, 1).code == gs::errc::invalid_specification);
+    CHECK(buckets.reduce(net, gs::sum{}, gs::ns::max(), 1).code == gs::errc::invalid_specification);
     CHECK_FALSE(buckets.reduce(net));
     gs::gradient_buckets<double> of_doubles;
     std::vector<double> d(3);
@@ -200,10 +344,12 @@ TEST_CASE("what is ready twice, or isn't a gradient, is refused and changes noth
 TEST_CASE("after a fault no step succeeds, and nobody waits for one", "[gradient][buckets]") {
     const gs::communicator group(1);
     gs::thread_transport net(group.rank(0));
-    std::vector<float> a(3);
+    std::vector<float> a(3), b(3);
     gs::gradient_buckets<> buckets;
     buckets.add("a", a);
-    CHECK(buckets.reduce(net, gs::average{}, std::chrono::steady_clock::now()).code == gs::errc::deadline_exceeded);
+    buckets.add("b", b);
+    CHECK(buckets.ready(1) == gs::errc::none);
+    CHECK(buckets.reduce(net, gs::average{}, gs::ns(0)).code == gs::errc::deadline_exceeded);
     for (int i = 0; i < 3; ++i) {
         CHECK(buckets.wait(std::chrono::steady_clock::now() + 60s).code == gs::errc::deadline_exceeded);
         CHECK(buckets.stalled() == "a");
@@ -228,7 +374,7 @@ TEST_CASE("a thread that waits for the next step is let go, and the group goes o
         for (std::uint32_t c = 0; c < channels; ++c)
             communicate.emplace_back([&, c] {
                 gs::thread_transport net(group.rank(r, c));
-                while (!(ends[c] = buckets.reduce(net, gs::sum{}, gs::never, c))) {
+                while (!(ends[c] = buckets.reduce(net, gs::sum{}, gs::ns::max(), c))) {
                 }
             });
         for (int step = 0; step < 5; ++step) {
@@ -303,7 +449,7 @@ TEST_CASE("the tuner is settled in 50 steps, within 5 % of the best choice, and 
     const auto took = modelled_step(tuner.choice(), best, any);
     CHECK(took.count() <= least.count() * 105 / 100);
     CHECK(took.count() <= modelled_step(by_default, best, any).count() * 1003 / 1000);
-    const auto loaded = gs::bucket_tuner::load(tuner.save());
+    const auto loaded = gs::bucket_tuner::load(tuner.save(), 4);
     CHECK(loaded.settled());
     CHECK(loaded.choice() == tuner.choice());
 }
@@ -318,7 +464,14 @@ TEST_CASE("where nothing makes a difference the tuner keeps the default", "[grad
 TEST_CASE("a tuner's text that isn't one is refused", "[gradient][buckets]") {
     for (const char* text : {"", "bucket=1", "bucket=0 in_flight=1\n", "bucket=9 in_flight=0\n", "bucket=9 in_flight=1",
                              "bucket=9 in_flight=1\nx", "bucket=-9 in_flight=1\n"})
-        CHECK(support::code_of([&] { (void)gs::bucket_tuner::load(text); }) == gs::errc::invalid_specification);
+        CHECK(support::code_of([&] { (void)gs::bucket_tuner::load(text, 4); }) == gs::errc::invalid_specification);
+}
+
+TEST_CASE("a choice that was saved with more channels keeps its size with fewer", "[gradient][buckets]") {
+    const auto most = GENERATE(0U, 1U, 3U, 9U);
+    const auto loaded = gs::bucket_tuner::load("bucket=9 in_flight=4\n", most);
+    CHECK(loaded.settled());
+    CHECK(loaded.choice() == gs::bucket_choice{gs::bytes{9}, std::clamp(most, 1U, 4U)});
 }
 
 TEST_CASE("ranks agree on the longest time", "[gradient][buckets]") {

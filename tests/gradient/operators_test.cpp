@@ -403,4 +403,30 @@ TEST_CASE("a step of top-k that isn't finite is skipped, and the next one is as 
     CHECK(wrong == std::vector<std::string>(ranks));
 }
 
+TEST_CASE("a fault while the largest are sent leaves the gradient, and what was owed", "[gradient][top_k]") {
+    const bool at_once = GENERATE(false, true);
+    const gs::communicator group(2);
+    std::vector<std::string> wrong(2);
+    support::together(2, [&](unsigned r) {
+        gs::thread_transport net(group.rank(r));
+        gs::top_k_feedback mine(3, 1);
+        std::vector<float> g{1.0F, 2.0F, 3.0F};
+        if (gs::all_reduce_top_k(net, mine, g)) wrong[r] = "a fault";
+        g = {4.0F, 0.0F, 0.0F};
+        std::vector<std::uint32_t> others(2);
+        if (r == 1 && at_once) return net.abort(1, gs::errc::stopped);
+        if (r == 1) {  // between the two collectives
+            const std::uint32_t index = 0;
+            if (net.all_gather(std::span<const std::uint32_t>(&index, 1), std::span(others), gs::never))
+                wrong[r] = "a fault too early";
+            return net.abort(1, gs::errc::stopped);
+        }
+        if (gs::all_reduce_top_k(net, mine, g).code != gs::errc::stopped) wrong[r] = "no fault";
+        if (g != std::vector<float>{4.0F, 0.0F, 0.0F}) wrong[r] = "another gradient";
+        const auto owed = mine.residual();
+        if (owed[0] != 1.0F || owed[1] != 2.0F || owed[2] != 0.0F) wrong[r] = "something is lost";
+    });
+    CHECK(wrong == std::vector<std::string>(2));
+}
+
 }  // namespace operators_test

@@ -40,11 +40,13 @@ void for_each_piece(std::span<const std::span<T>> list, element_range range, con
 }
 
 /// Combines the arrays of all ranks' lists into those of every rank. A rank's arrays don't overlap each other. Else as try_all_reduce;
-/// errc::mismatch where the lists' sizes differ.
+/// errc::mismatch where the lists' sizes differ. `finite`, if given, becomes whether no combined element is infinite or NaN: the same on
+/// all ranks, and given by all or none.
 template <reducible T, class Op = sum>
 [[nodiscard]] collective_fault try_all_reduce_list(const member& me, std::span<const std::span<T>> list, Op op = {},
-                                                   instant deadline = never) {
-    return detail::run_in_thread(me, detail::combine_list_body<collective_kind::all_reduce, T, Op>(list, op), deadline);
+                                                   instant deadline = never, bool* finite = nullptr) {
+    return detail::run_in_thread(me, detail::combine_list_body<collective_kind::all_reduce, T, Op>(list, op, finite),
+                                 deadline);
 }
 
 /// The same where rank r gets its shard (shard_of_list of all elements) alone, in its own arrays; other elements stay as they are.

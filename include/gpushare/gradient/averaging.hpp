@@ -96,6 +96,7 @@ private:
 /// One step of averaging: `x` becomes the weighted mean of this rank's and its neighbours', added in the order of ranks. Called by all
 /// ranks, with as many elements and the same topology. errc::mismatch, on this rank alone, for a topology of another size.
 template <neighbour_transport Net>
+requires host_transport<Net>
 [[nodiscard]] collective_fault gossip_average(Net& net, const neighbour_graph& among, std::span<float> x,
                                               instant deadline = never) {
     if (among.size() != net.size()) return {errc::mismatch, collective_kind::all_gather, net.rank(), 0};

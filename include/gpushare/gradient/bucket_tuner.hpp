@@ -72,15 +72,17 @@ public:
         return "bucket=" + std::to_string(best_.bucket.count()) + " in_flight=" + std::to_string(best_.in_flight) +
                '\n';
     }
-    /// One that is settled. Throws operation_error (errc::invalid_specification) for anything but what save() wrote.
-    [[nodiscard]] static bucket_tuner load(std::string_view text) {
+    /// One that is settled; with no more in flight than there are channels now, whatever there were when it was saved. Throws
+    /// operation_error (errc::invalid_specification) for anything but what save() wrote.
+    [[nodiscard]] static bucket_tuner load(std::string_view text, std::uint32_t most_in_flight) {
         bucket_choice c;
         std::uint64_t size = 0;
         const bool good = number(text, "bucket=", ' ', size) && number(text, "in_flight=", '\n', c.in_flight) &&
                           text.empty() && size != 0 && c.in_flight != 0;
         if (!good) raise({.code = errc::invalid_specification}, {}, "loading a choice of buckets");
         c.bucket = bytes{size};
-        bucket_tuner t(c, c.in_flight);
+        c.in_flight = std::min(c.in_flight, std::max(most_in_flight, 1U));
+        bucket_tuner t(c, most_in_flight);
         t.phase_ = phase::settled;
         return t;
     }
@@ -181,7 +183,7 @@ private:
 };
 
 /// The longest of all ranks' times: what a step of the whole group took.
-template <transport T>
+template <host_transport T>
 [[nodiscard]] collective_fault agree(T& net, ns& time, instant deadline = never) {
     std::int64_t count = time.count();
     const auto f = net.all_reduce(std::span<const std::int64_t>(&count, 1), std::span(&count, 1), maximum{}, deadline);

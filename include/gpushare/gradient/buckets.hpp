@@ -4,10 +4,10 @@
 //   gpushare::gradient_buckets<> mine;                         // on every rank alike
 //   for (auto& p : parameters) mine.add(p.name, p.gradient);
 //   ...  mine.ready(g) by the thread that computes, as soon as gradient g is there
-//   ...  mine.reduce(net, average{}, deadline) by a thread of yours that communicates: returns when the step's gradients are combined
-//   ...  mine.wait(deadline) by the thread that computes, before it uses them
+//   ...  mine.reduce(net, average{}, patience) by a thread of yours that communicates: returns when the step's gradients are combined
+//   ...  mine.wait(deadline) by the thread that computes, before it uses them, and before it begins another step
 //
-// (Or all of it by one thread: ready() for all, then reduce().) Between threads no gradient is copied: ranks tell each other where
+// (Or all of it by one thread: ready() for all, then reduce(), without wait().) Between threads no gradient is copied: ranks tell each other where
 // theirs are. Other transports get a packed copy. The bits are the same for every size of buckets, number of channels and algorithm,
 // where the transport combines in the order of ranks.
 #pragma once
@@ -31,6 +31,7 @@
 #include <gpushare/error.hpp>
 #include <gpushare/gradient/bucket_plan.hpp>
 #include <gpushare/gradient/bucket_tuner.hpp>
+#include <gpushare/gradient/detail/bucket_staging.hpp>
 #include <gpushare/gradient/transport.hpp>
 #include <gpushare/gradient/wire.hpp>
 #include <gpushare/units.hpp>
@@ -62,7 +63,7 @@ public:
         if (options.wire != wire_format::as_is && !std::same_as<T, float>)
             raise({.code = errc::invalid_specification}, {}, "16 bits for a gradient that isn't float");
         const std::scoped_lock lock(mutex_);
-        gradients_.push_back({std::move(name), gradient, options.wire, {}, {}});
+        gradients_.push_back({std::move(name), gradient, options.wire, {}, {}, false});
         if (options.error_feedback && options.wire != wire_format::as_is)
             gradients_.back().residual.resize(gradient.size());
         order_.clear();
@@ -86,7 +87,7 @@ public:
         prepare();
     }
     /// All ranks take the order in which rank 0's became ready in its last step. Called by all between two steps.
-    template <transport Net>
+    template <host_transport Net>
     [[nodiscard]] collective_fault adopt_order(Net& net, instant deadline = never) {
         std::vector<std::uint32_t> seen =
             seen_.size() == gradients_.size() ? seen_ : bucket_plan::backward_order(size());
@@ -116,53 +117,74 @@ public:
     }
 
     /// Says that gradient `g` is there for this step. errc::mismatch if it was already, or isn't one: a parameter that is used twice
-    /// says so once, after its last use.
+    /// says so once, after its last use. errc::in_flight if all were, and a thread is in reduce() for them: another step began without
+    /// wait(), and what it overwrites is being combined. That is a fault, which ends the training on all ranks.
     errc ready(std::uint32_t g) {
         const std::scoped_lock lock(mutex_);
         prepare();
-        if (g >= size() || is_ready_[g]) return errc::mismatch;
+        if (g >= size()) return errc::mismatch;
+        if (is_ready_[g]) {
+            if (inside_ == 0 || now_seen_.size() != size() || fault_) return errc::mismatch;
+            fault_ = {errc::in_flight, collective_kind::all_reduce, rank_, static_cast<std::uint32_t>(steps_)};
+            changed_.notify_all();
+            return errc::in_flight;
+        }
+        if (now_seen_.empty()) waited_for_ = steps_;  // whoever reduced the steps before itself had no need to wait
         is_ready_[g] = true;
         now_seen_.push_back(g);
+        ++signs_;
         if (--missing_[plan_.bucket_of(g)] == 0) changed_.notify_all();
         return errc::none;
     }
 
     /// Combines the step's buckets of one channel, in their order, each as soon as it is ready. Of several channels, each has a transport
-    /// and a thread of its own. After a fault no later step succeeds.
+    /// and a thread of its own. May be called long before the step: other ranks are waited for from when a bucket is ready here on, each
+    /// time for `patience`. And so long, at least, this rank's backward pass may be silent: from its first gradient on, or from wait().
+    /// After a fault no later step succeeds, and what the step had is to be computed again.
     ///   deadline_exceeded, of this rank   a gradient isn't ready: stalled() says which
+    ///   in_flight, of this rank           see ready()
     ///   stopped, of this rank             stop() was called, and no gradient of the step is ready: the group isn't aborted
-    template <transport Net, class Op = average>
-    [[nodiscard]] collective_fault reduce(Net& net, const Op& op = {}, instant deadline = never,
+    ///   of this rank                      the transport threw: that exception's code if it has one, else out_of_memory or backend_failed
+    template <host_transport Net, class Op = average>
+    [[nodiscard]] collective_fault reduce(Net& net, const Op& op = {}, ns patience = ns::max(),
                                           std::uint32_t channel = 0) {
         std::unique_lock lock(mutex_);
         prepare();
         rank_ = net.rank();
         const std::uint32_t stride = choice_.in_flight;
-        if (channel >= stride) return {errc::invalid_specification, collective_kind::all_reduce, net.rank(), channel};
+        const auto own = [&](errc code, std::uint32_t epoch = 0) {
+            return collective_fault{code, collective_kind::all_reduce, net.rank(), epoch};
+        };
+        if (channel >= stride) return own(errc::invalid_specification, channel);
+        const detail::counted here(inside_);
         const auto idle = [&] { return stopped_ && now_seen_.empty(); };
         const auto wait_for = [&](const auto& seen) {
-            return changed_.wait_until(lock, at_most(deadline), [&] { return fault_ || idle() || seen(); }) && !fault_;
+            return heard(lock, patience, [&] { return fault_ || idle() || seen(); }) && !fault_;
         };
         // Other channels may still be in the step before.
-        bool there = wait_for([&] { return steps_of_channel_[channel] == steps_; }), finite = true;
-        const collective_fault stopped{errc::stopped, collective_kind::all_reduce, net.rank(), 0};
-        if (there && idle()) return stopped;
+        bool there = wait_for([&] { return steps_of_channel_[channel] == steps_; }), finite = true, threw = false;
+        if (there && idle()) return own(errc::stopped);
         collective_fault fault;
         for (std::uint32_t b = channel; there && !fault; b += stride) {
             // Until the step's first gradient is ready there may come another plan, with fewer buckets.
             there = wait_for([&] { return b >= plan_.size() || missing_[b] == 0; });
             if (!there || b >= plan_.size()) break;
-            if (idle()) return stopped;
+            if (idle()) return own(errc::stopped);
             lock.unlock();
-            fault = reduce_bucket(net, op, b, staging_[channel], finite, deadline);
+            try {
+                fault = staging_[channel].combine(net, op, std::span(gradients_), plan_.gradients(b), finite,
+                                                  saturating_add(std::chrono::steady_clock::now(), patience));
+            } catch (...) {
+                threw = true;
+                fault = own(detail::code_thrown());
+            }
             lock.lock();
+            ++signs_;
         }
-        if (!there) {  // a gradient isn't ready, or another channel has failed: nobody shall wait for this one
-            fault =
-                fault_ ? fault_ : collective_fault{errc::deadline_exceeded, collective_kind::all_reduce, net.rank(), 0};
+        if (!there) fault = fault_ ? fault_ : own(errc::deadline_exceeded);
+        if (!there || threw) {  // a gradient isn't ready, or another channel has failed: nobody shall wait for this one
             lock.unlock();
-            net.abort(fault.rank, fault.code);
-            (void)net.barrier(std::chrono::steady_clock::now());  // what has no thread tells others with its next call
+            tell(net, fault);
             lock.lock();
         }
         finite_ = finite_ && finite;
@@ -183,7 +205,10 @@ public:
     /// later step succeeds.
     [[nodiscard]] collective_fault wait(instant deadline = never) {
         std::unique_lock lock(mutex_);
+        prepare();
         const auto over = [&] { return steps_ != waited_for_ || (fault_ && channels_done_ == 0); };
+        awaited_ = !over();
+        ++signs_;
         if (!changed_.wait_until(lock, at_most(deadline), over))
             return {errc::deadline_exceeded, collective_kind::all_reduce, rank_, static_cast<std::uint32_t>(steps_)};
         waited_for_ = steps_;
@@ -195,6 +220,13 @@ public:
         const std::scoped_lock lock(mutex_);
         return was_finite_;
     }
+    /// Of error feedback: what rounding owes gradient `g`, none without it; after a step that failed, what it owed before. Between steps
+    /// only: to be saved with the parameters, or copied into the buckets that go on after a fault.
+    [[nodiscard]] std::span<float> owed(std::uint32_t g) {
+        const std::scoped_lock lock(mutex_);
+        registered& r = gradients_[g];
+        return fault_ && r.rounded ? r.owed_before : r.residual;
+    }
     /// The gradient that the next bucket waits for, by its name; none if all are ready.
     [[nodiscard]] std::optional<std::string> stalled() const {
         const std::scoped_lock lock(mutex_);
@@ -204,24 +236,33 @@ public:
     }
 
 private:
-    struct registered {
-        std::string name;
-        std::span<T> data;
-        wire_format wire;
-        std::vector<float> residual, owed_before;  // of error feedback: now, and when the step began
-    };
-    /// Of a channel: kept from step to step.
-    struct staging {
-        std::vector<std::span<T>> list;
-        std::vector<T> packed;
-        std::vector<float16> float16s;
-        std::vector<bfloat16> bfloat16s;
-    };
+    using registered = detail::registered_gradient<T>;
 
     /// What a condition variable takes: some overflow with the last instant there is.
     [[nodiscard]] static instant at_most(instant deadline) noexcept {
         const instant far = std::chrono::steady_clock::now() + std::chrono::hours(24 * 365);
         return std::min(deadline, far);
+    }
+
+    /// Waits until `seen()`; false once a step that has begun was silent for `patience`.
+    template <class Seen>
+    [[nodiscard]] bool heard(std::unique_lock<std::mutex>& lock, ns patience, const Seen& seen) {
+        for (;;) {
+            const std::uint64_t before = signs_;
+            const instant until =
+                saturating_add(std::chrono::steady_clock::now(), std::max<ns>(patience, std::chrono::milliseconds(1)));
+            if (changed_.wait_until(lock, at_most(until), seen)) return true;
+            if (signs_ == before && (awaited_ || !now_seen_.empty())) return false;
+        }
+    }
+    /// The others hear of a fault; doesn't wait for them.
+    template <class Net>
+    static void tell(Net& net, const collective_fault& fault) noexcept {
+        try {
+            net.abort(fault.rank, fault.code);
+            (void)net.barrier(std::chrono::steady_clock::now());  // what has no thread tells others with its next call
+        } catch (...) {  // it has thrown before: the others are left to their own patience
+        }
     }
 
     [[nodiscard]] static const bucket_choice& checked(const bucket_choice& choice) {
@@ -249,92 +290,22 @@ private:
         for (std::uint32_t b = 0; b < plan_.size(); ++b)
             missing_[b] = static_cast<std::uint32_t>(plan_.gradients(b).size());
         now_seen_.clear();
+        now_seen_.reserve(gradients_.size());  // ready() doesn't allocate
         channels_done_ = 0;
         finite_ = true;
+        awaited_ = false;
     }
     void end_step() {
         was_finite_ = finite_;
-        if (!finite_)
-            for (auto& g : gradients_) g.residual.swap(g.owed_before);
         std::swap(seen_, now_seen_);
         ++steps_;
         channels_done_ = 0;
-        if (!fault_) reset();  // else stalled() still tells
-    }
-
-    template <class Net, class Op>
-    [[nodiscard]] collective_fault reduce_bucket(Net& net, const Op& op, std::uint32_t b, staging& s, bool& finite,
-                                                 instant deadline) {
-        if (const auto f = reduce_as_is(net, op, b, s, deadline)) return f;
-        if constexpr (std::same_as<T, float>) {
-            if (const auto f = reduce_halves<float16>(net, op, b, s, wire_format::fp16, deadline)) return f;
-            if (const auto f = reduce_halves<bfloat16>(net, op, b, s, wire_format::bf16, deadline)) return f;
+        if (fault_) return;  // stalled() and owed() still tell
+        for (auto& g : gradients_) {
+            if (!finite_) g.residual.swap(g.owed_before);
+            g.rounded = false;
         }
-        for (const std::uint32_t g : plan_.gradients(b))
-            finite = finite && all_finite(std::span<const T>(gradients_[g].data));
-        return {};
-    }
-    template <class Net, class Op>
-    [[nodiscard]] collective_fault reduce_as_is(Net& net, const Op& op, std::uint32_t b, staging& s, instant deadline) {
-        s.list.clear();
-        std::size_t elements = 0;
-        for (const std::uint32_t g : plan_.gradients(b))
-            if (gradients_[g].wire == wire_format::as_is) {
-                s.list.push_back(gradients_[g].data);
-                elements += s.list.back().size();
-            }
-        if (s.list.empty()) return {};
-        if constexpr (list_transport<Net>) {
-            return net.all_reduce_list(std::span<const std::span<T>>(s.list), op, deadline);
-        } else {
-            if (s.list.size() == 1)
-                return net.all_reduce(std::span<const T>(s.list.front()), s.list.front(), op, deadline);
-            s.packed.resize(elements);
-            std::size_t at = 0;
-            for (const auto& x : s.list) at = copy(x, std::span(s.packed).subspan(at, x.size()), at);
-            if (const auto f = net.all_reduce(std::span<const T>(s.packed), std::span(s.packed), op, deadline))
-                return f;
-            at = 0;
-            for (const auto& x : s.list) at = copy(std::span(s.packed).subspan(at, x.size()), x, at);
-            return {};
-        }
-    }
-    static std::size_t copy(std::span<const T> from, std::span<T> to, std::size_t at) noexcept {
-        std::copy(from.begin(), from.end(), to.begin());
-        return at + from.size();
-    }
-    template <class Wire, class Net, class Op>
-    [[nodiscard]] collective_fault reduce_halves(Net& net, const Op& op, std::uint32_t b, staging& s,
-                                                 wire_format format, instant deadline) {
-        std::size_t elements = 0;
-        for (const std::uint32_t g : plan_.gradients(b))
-            if (gradients_[g].wire == format) elements += gradients_[g].data.size();
-        if (elements == 0) return {};
-        std::vector<Wire>& memory = [&]() -> std::vector<Wire>& {
-            if constexpr (std::same_as<Wire, float16>)
-                return s.float16s;
-            else
-                return s.bfloat16s;
-        }();
-        memory.resize(elements);
-        const std::span<Wire> halves(memory);
-        std::size_t at = 0;
-        for (const std::uint32_t g : plan_.gradients(b))
-            if (gradients_[g].wire == format) {
-                const std::size_t n = gradients_[g].data.size();
-                gradients_[g].owed_before = gradients_[g].residual;
-                to_wire<Wire>(gradients_[g].data, halves.subspan(at, n), gradients_[g].residual);
-                at += n;
-            }
-        if (const auto f = net.all_reduce(std::span<const Wire>(halves), halves, op, deadline)) return f;
-        at = 0;
-        for (const std::uint32_t g : plan_.gradients(b))
-            if (gradients_[g].wire == format) {
-                const std::size_t n = gradients_[g].data.size();
-                from_wire<Wire>(halves.subspan(at, n), gradients_[g].data);
-                at += n;
-            }
-        return {};
+        reset();
     }
 
     std::vector<registered> gradients_;
@@ -342,7 +313,7 @@ private:
     std::vector<std::uint32_t> order_;
     bucket_plan plan_;
     bool arranged_ = false, stopped_ = false;
-    std::vector<staging> staging_;
+    std::vector<detail::bucket_staging<T>> staging_;
 
     mutable std::mutex mutex_;
     std::condition_variable changed_;  // a bucket is ready, or a channel is done
@@ -352,7 +323,10 @@ private:
     std::uint32_t channels_done_ = 0;
     std::vector<std::uint64_t> steps_of_channel_;
     std::uint64_t steps_ = 0, waited_for_ = 0;
-    std::uint32_t rank_ = 0;  // of the transport
+    std::uint64_t signs_ = 0;   // of this rank's life: calls of ready() and wait(), and buckets that are combined
+    std::uint32_t inside_ = 0;  // threads in reduce()
+    std::uint32_t rank_ = 0;    // of the transport
+    bool awaited_ = false;      // somebody is in wait() for this step
     bool finite_ = true, was_finite_ = true;
     collective_fault fault_;
 };

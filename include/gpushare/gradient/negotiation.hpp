@@ -143,7 +143,7 @@ private:
 
 /// One exchange between ranks: called by all of them, some once or more in a step. Appends to `next` what became ready everywhere. If a
 /// rank has raised the alarm, `why` tells who holds things up, the same on all ranks.
-template <transport Net>
+template <host_transport Net>
 [[nodiscard]] collective_fault negotiate(Net& net, ready_bits& mine, std::vector<std::uint32_t>& next,
                                          std::optional<stall>& why, instant deadline = never) {
     why.reset();
@@ -236,7 +236,7 @@ private:
 };
 
 /// All ranks take rank 0's: the only message there is.
-template <transport Net>
+template <host_transport Net>
 [[nodiscard]] collective_fault agree(Net& net, recorded_order& order, instant deadline = never) {
     std::vector<std::uint32_t> all = order.proposal();
     const auto f = net.broadcast(std::span(all), 0, deadline);

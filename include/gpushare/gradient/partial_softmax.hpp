@@ -41,7 +41,7 @@ public:
     static constexpr std::int64_t ignored = -1;  ///< the label of a sample that doesn't count
 
     /// `features` numbers a sample.
-    template <transport Net>
+    template <host_transport Net>
     partial_softmax(const Net& net, std::size_t classes, std::size_t features,
                     const partial_softmax_options& options = {})
         : classes_(classes),
@@ -61,7 +61,7 @@ public:
     /// The mean loss of all ranks' samples, the same on every rank, and its gradient by this rank's. `x` and `dx`: a row of features for
     /// each label; `weights`: one for each of own(). A label that is no class counts as `ignored`. errc::mismatch, at once and on this
     /// rank alone, where a span isn't as large as it should be.
-    template <transport Net>
+    template <host_transport Net>
     [[nodiscard]] collective_fault step(Net& net, std::span<const float> x, std::span<const std::int64_t> labels,
                                         std::span<const float> weights, float& loss, std::span<float> dx,
                                         instant deadline = never) {

@@ -92,7 +92,7 @@ struct batch_norm_gradients {
 
 /// y = (x - mean) * inverse_deviation * weight + bias, with mean and deviation of all ranks' batches. `y` may be `x` if no backward pass
 /// follows. The fault's code is errc::mismatch, at once and on this rank alone, where a span isn't as large as it should be.
-template <transport Net>
+template <host_transport Net>
 [[nodiscard]] collective_fault sync_batch_norm(Net& net, const batch_shape& shape, std::span<const float> x,
                                                const batch_norm_parameters& parameters, float epsilon,
                                                std::span<float> y, batch_statistics& seen, instant deadline = never) {
@@ -135,7 +135,7 @@ template <transport Net>
 }
 
 /// The gradients of that: two sums a channel go to all ranks. `x` and `seen` are those of the forward pass. Errors as there.
-template <transport Net>
+template <host_transport Net>
 [[nodiscard]] collective_fault sync_batch_norm_backward(Net& net, const batch_shape& shape, std::span<const float> x,
                                                         std::span<const float> dy, std::span<const float> weight,
                                                         const batch_statistics& seen, const batch_norm_gradients& out,

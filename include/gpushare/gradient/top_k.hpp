@@ -77,15 +77,22 @@ private:
 };
 
 /// `gradient` becomes the average of what all ranks sent of theirs, added in the order of ranks. The same sizes on all ranks. If it isn't
-/// finite, the step is to be skipped (all_finite, with the same answer on all ranks), and `mine` has skipped it.
-template <transport Net>
+/// finite, the step is to be skipped (all_finite, with the same answer on all ranks), and `mine` has skipped it. So it has after a fault,
+/// or if the transport throws: then `gradient` is as it was, and nothing of it is owed.
+template <host_transport Net>
 [[nodiscard]] collective_fault all_reduce_top_k(Net& net, top_k_feedback& mine, std::span<float> gradient,
                                                 instant deadline = never) {
     if (gradient.size() != mine.residual().size()) return {errc::mismatch, collective_kind::all_gather, net.rank(), 0};
-    mine.select(gradient);
     const std::size_t k = mine.indices().size();
     std::vector<std::uint32_t> indices(k * net.size());
     std::vector<float> values(k * net.size());
+    mine.select(gradient);
+    struct undo {
+        top_k_feedback* of;
+        ~undo() {
+            if (of != nullptr) of->skip();
+        }
+    } unless_sent{&mine};
     if (const auto f = net.all_gather(mine.indices(), std::span(indices), deadline)) return f;
     if (const auto f = net.all_gather(mine.values(), std::span(values), deadline)) return f;
     std::fill(gradient.begin(), gradient.end(), 0.0F);
@@ -93,7 +100,7 @@ template <transport Net>
         if (indices[i] < gradient.size()) gradient[indices[i]] += values[i];
     const auto ranks = static_cast<float>(net.size());
     for (float& x : gradient) x /= ranks;
-    if (!all_finite(gradient)) mine.skip();
+    if (all_finite(gradient)) unless_sent.of = nullptr;
     return {};
 }
 

@@ -1,7 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 // What carries gradients between ranks: our own collectives between the threads of a process, an MPI between processes
-// (interop/mpi.hpp), NCCL between devices (interop/nccl.hpp), or two of them, one inside the other (two_level.hpp). All that is in
-// gradient/ runs over any of them whose memory the host reads: over NCCL, where that is managed memory.
+// (interop/mpi.hpp), NCCL between devices (interop/nccl.hpp), or two of them, one inside the other (two_level.hpp). What is in
+// gradient/ runs over those whose bytes the host reads (host_transport): not over NCCL, whose collectives are called by themselves.
 //
 //   gpushare::communicator group(4);
 //   gpushare::thread_transport net(group.rank(r));          // in thread r of four
@@ -43,10 +43,12 @@ inline namespace GPUSHARE_ABI {
 ///   carried()                                how many bytes went into its collectives so far: of `in`, or of broadcast data
 ///   rank_ordered                             whether each element is combined in the order of ranks, in float or wider: the same
 ///                                            bits for every length, chunk and run
+///   in_host_memory                           whether spans are of memory that the host reads: see host_transport
 template <class T>
 concept transport = requires(T& t, const T& c, std::span<const float> in, std::span<float> out,
                              std::span<std::uint64_t> words, instant deadline) {
     { T::rank_ordered } -> std::convertible_to<bool>;
+    { T::in_host_memory } -> std::convertible_to<bool>;
     { c.rank() }
     noexcept->std::same_as<std::uint32_t>;
     { c.size() }
@@ -60,6 +62,11 @@ concept transport = requires(T& t, const T& c, std::span<const float> in, std::s
     { t.barrier(deadline) } -> std::same_as<collective_fault>;
     t.abort(std::uint32_t{}, errc::aborted);
 };
+
+/// One whose spans are of the host's memory, where results are once a call has returned: what looks at elements, or keeps some of its
+/// own on the stack, asks for it.
+template <class T>
+concept host_transport = transport<T> && T::in_host_memory;
 
 /// One that combines many arrays where they lie, without packing them: see collective/lists.hpp.
 template <class T>
@@ -83,7 +90,7 @@ concept pipelined_transport = transport<T> && requires(T& t, std::span<float> da
 /// A thread of this process that is a rank of a communicator.
 class thread_transport {
 public:
-    static constexpr bool rank_ordered = true;  ///< see transport
+    static constexpr bool rank_ordered = true, in_host_memory = true;  ///< see transport
 
     /// The rank `me`, on its channel: one transport a channel.
     explicit thread_transport(const member& me) noexcept : me_(me) {}
@@ -130,11 +137,12 @@ public:
         count(in);
         return try_exchange(me_, in, neighbours, out, deadline);
     }
-    /// See list_transport.
+    /// See list_transport. `finite`: see try_all_reduce_list.
     template <reducible T, class Op>
-    [[nodiscard]] collective_fault all_reduce_list(std::span<const std::span<T>> list, const Op& op, instant deadline) {
+    [[nodiscard]] collective_fault all_reduce_list(std::span<const std::span<T>> list, const Op& op, instant deadline,
+                                                   bool* finite = nullptr) {
         for (const auto& array : list) count(std::span<const T>(array));
-        return try_all_reduce_list<T>(me_, list, op, deadline);
+        return try_all_reduce_list<T>(me_, list, op, deadline, finite);
     }
     /// See list_transport.
     template <reducible T, class Op>
@@ -164,7 +172,7 @@ private:
     member me_;
     bytes carried_;
 };
-static_assert(list_transport<thread_transport>);
+static_assert(list_transport<thread_transport> && host_transport<thread_transport>);
 
 }  // namespace GPUSHARE_ABI
 }  // namespace gpushare

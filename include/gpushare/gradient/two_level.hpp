@@ -78,7 +78,7 @@ template <class T, class Op>
 
 /// The part of a group of two levels that is in this process. `inner` and `outer` must outlive it, and nothing else uses `outer` while
 /// a collective runs; the transport's calls come from the thread of rank 0.
-template <transport Outer>
+template <host_transport Outer>
 class two_level_group {
     struct shared_state {
         communicator& inner;
@@ -91,7 +91,8 @@ public:
     /// One rank's end, a transport.
     class rank_type {
     public:
-        static constexpr bool rank_ordered = false;  ///< of a flat group; see the header
+        static constexpr bool rank_ordered = false;   ///< of a flat group; see the header
+        static constexpr bool in_host_memory = true;  ///< see transport
 
         [[nodiscard]] std::uint32_t rank() const noexcept { return first() + me_.rank(); }  ///< of all
         [[nodiscard]] std::uint32_t size() const noexcept {
@@ -272,7 +273,7 @@ public:
         member me_;
         bytes carried_;
     };
-    static_assert(transport<rank_type>);
+    static_assert(host_transport<rank_type>);
 
     /// Allocates little.
     two_level_group(communicator& inner, Outer& outer, two_level_options options = {})
@@ -292,7 +293,7 @@ private:
 };
 
 /// The two of them as one group.
-template <transport Outer>
+template <host_transport Outer>
 [[nodiscard]] two_level_group<Outer> split(communicator& inner, Outer& outer, two_level_options options = {}) {
     return two_level_group<Outer>(inner, outer, options);
 }

@@ -8,15 +8,13 @@
 //   if (!gpushare::all_finite(gradient)) skip_this_step();           // on all ranks alike: they have the same bits
 #pragma once
 
-#include <algorithm>
 #include <cmath>
-#include <concepts>
 #include <cstddef>
 #include <cstdint>
-#include <cstring>
 #include <span>
 #include <string_view>
 
+#include <gpushare/collective/finite.hpp>
 #include <gpushare/collective/float_moves.hpp>
 #include <gpushare/collective/floats.hpp>
 #include <gpushare/config.hpp>
@@ -89,28 +87,6 @@ void from_wire(std::span<const Wire> from, std::span<float> to) noexcept {
     for (; i + values::lanes <= from.size(); i += values::lanes)
         store_floats(to.data() + i, load_floats<values>(from.data() + i));
     for (; i < from.size(); ++i) to[i] = static_cast<float>(from[i]);
-}
-
-/// Whether no element is infinite or NaN. A sum of ranks isn't finite where one rank's element isn't, so a look at what an all-reduce
-/// gave is a look at all ranks', with the same answer on each.
-[[nodiscard]] inline bool all_finite(std::span<const float> x) noexcept {
-    std::uint32_t bad = 0;
-    for (const float v : x) {
-        std::uint32_t word = 0;
-        std::memcpy(&word, &v, sizeof word);
-        bad |= static_cast<std::uint32_t>((word & 0x7f80'0000U) == 0x7f80'0000U);
-    }
-    return bad == 0;
-}
-/// The same of other types; whole numbers are finite.
-template <class T>
-requires(!std::same_as<T, float>) [[nodiscard]] bool all_finite(std::span<const T> x) noexcept {
-    if constexpr (std::integral<T>)
-        return true;
-    else if constexpr (std::same_as<T, double>)
-        return std::all_of(x.begin(), x.end(), [](double v) { return std::isfinite(v); });
-    else
-        return std::all_of(x.begin(), x.end(), [](const T& v) { return std::isfinite(static_cast<float>(v)); });
 }
 
 }  // namespace GPUSHARE_ABI

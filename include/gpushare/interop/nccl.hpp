@@ -225,10 +225,11 @@ template <nccl_number T, gang_order Gangs, timeline Stream, nccl_operator Op = s
 /// One rank of an NCCL communicator that its own thread drives: a transport of gradient/, whose spans are memory of the rank's device.
 /// Each call goes to the stream and waits for it. The communicator and the stream are the embedder's and outlive it; the communicator is
 /// aborted, and not to be destroyed, once a call has failed. NCCL doesn't say which rank doesn't come: at a deadline the fault names the
-/// rank that gave up. bitwise_and isn't among its operators, so negotiate() goes over another transport.
+/// rank that gave up. What looks at elements on the host goes over another transport: buckets, negotiation (host_transport).
 class nccl_transport {
 public:
-    static constexpr bool rank_ordered = false;  ///< see the header
+    static constexpr bool rank_ordered = false;    ///< see the header
+    static constexpr bool in_host_memory = false;  ///< but for managed memory, of which a type can't tell
 
     /// Throws operation_error: what NCCL or CUDA below it says.
     nccl_transport(ncclComm_t comm, cudaStream_t stream) : comm_(comm), stream_(stream) {
@@ -337,7 +338,7 @@ private:
     collective_fault fault_;
     std::atomic<std::uint64_t> asked_{0};
 };
-static_assert(transport<nccl_transport>);
+static_assert(transport<nccl_transport> && !host_transport<nccl_transport>);
 
 }  // namespace GPUSHARE_ABI
 }  // namespace gpushare

@@ -13,6 +13,7 @@
 #include <gpushare/collective/detail/session.hpp>
 #include <gpushare/collective/detail/simd/cache_line.hpp>
 #include <gpushare/collective/fault.hpp>
+#include <gpushare/collective/finite.hpp>
 #include <gpushare/collective/reduce_ops.hpp>
 #include <gpushare/collective/shard.hpp>
 #include <gpushare/config.hpp>
@@ -121,23 +122,31 @@ void combine_piece(session<thread_context>& t, const Op& op, std::size_t a, elem
     one_by_one(range);
 }
 
-/// Combines this rank's shard of all elements, looking up now and then.
+/// Combines this rank's shard of all elements, looking up now and then. `finite`, if not null, becomes whether all of them are, of all
+/// ranks' shards: each looks at its own while it has it at hand.
 template <class T, class Op>
 [[nodiscard]] collective_fault combine_list(session<thread_context>& t, const list_facts<T>& list, const Op& op,
-                                            bool to_all) {
-    bool whole = true;
+                                            bool to_all, bool* finite) {
+    bool whole = true, good = true;
     std::size_t since = 0;
     each_piece(list.arrays, list.count, list.shard(t.rank(), t.ranks()), [&](std::size_t a, element_range range) {
         constexpr std::size_t step = look_every / sizeof(T);
         for (std::size_t begin = range.begin; begin < range.end && whole; begin += step) {
             const element_range some{begin, std::min(range.end, begin + step)};
             combine_piece<T>(t, op, a, some, to_all);
+            if (finite != nullptr)
+                good = good && all_finite(std::span<const T>(list.arrays[a]).subspan(some.begin, some.size()));
             if ((since += some.size()) < step) continue;
             since = 0;
             whole = t.still_open();
         }
     });
-    return t.finish_if(whole);
+    if (finite == nullptr) return t.finish_if(whole);
+    t.remark(good ? 1 : 0);
+    const collective_fault fault = t.finish_if(whole);
+    for (std::uint32_t r = 0; r < t.ranks() && !fault; ++r) good = good && t.signal_from(r).remark != 0;
+    *finite = good;
+    return fault;
 }
 
 /// Kind: all_reduce, to all ranks; or reduce_scatter, each rank's shard to itself.
@@ -145,13 +154,16 @@ template <collective_kind Kind, class T, class Op>
 struct combine_list_body {
     list_facts<T> list;
     Op op;
+    bool* finite;
     static constexpr auto kind = Kind;
 
-    combine_list_body(std::span<const std::span<T>> arrays, const Op& by) noexcept : list(arrays), op(by) {}
+    combine_list_body(std::span<const std::span<T>> arrays, const Op& by, bool* finite_all = nullptr) noexcept
+        : list(arrays), op(by), finite(finite_all) {}
     collective_fault operator()(session<thread_context>& t, std::uint32_t blocks) const {
-        if (!t.meet(call_signature(kind, type_id<T>() | 128U, op_id<Op>(), list.layout, blocks), list.arrays))
+        if (!t.meet(call_signature(kind, type_id<T>() | 128U, op_id<Op>(), list.layout, blocks, finite != nullptr),
+                    list.arrays))
             return t.fault();
-        return combine_list(t, list, op, kind == collective_kind::all_reduce);
+        return combine_list(t, list, op, kind == collective_kind::all_reduce, finite);
     }
 };
 

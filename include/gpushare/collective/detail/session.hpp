@@ -199,6 +199,12 @@ public:
         return true;
     }
 
+    /// Tells all ranks a word along with `finish`, of one thread. Behind that signal_from() has those of all.
+    GPUSHARE_EXEC_CHECK_DISABLE
+    GPUSHARE_HD void remark(std::uint32_t word) const noexcept {
+        for (std::uint32_t to = 0; to < ranks(); ++to) view_.signal(to, rank_, block_, epoch_).remark = word;
+    }
+
     /// Says that this rank has left the others' buffers, waits until they have left its own, and leaves.
     GPUSHARE_EXEC_CHECK_DISABLE
     GPUSHARE_HD collective_fault finish() noexcept {

@@ -57,7 +57,7 @@ struct alignas(interference_bytes) peer_signal {
     std::uint32_t ready;      // epoch at which what stands below is valid
     std::uint32_t done;       // epoch at which the writer has left the reader's buffers
     std::uint32_t signature;  // of the call, to notice that ranks disagree
-    std::uint32_t unused;
+    std::uint32_t remark;     // what the writer found out in between: valid with `done`
     const void* in;
     void* out;
     void* other[4];  // what an epilogue shares besides
