@@ -7,6 +7,7 @@
 #include <gpushare/gradient/buckets.hpp>
 #include <gpushare/gradient/negotiation.hpp>
 #include <gpushare/gradient/partial_softmax.hpp>
+#include <gpushare/gradient/ready_board.hpp>
 #include <gpushare/gradient/sync_batch_norm.hpp>
 #include <gpushare/gradient/transport.hpp>
 
@@ -17,7 +18,6 @@
 #include <cstdint>
 #include <cstdio>
 #include <exception>
-#include <optional>
 #include <random>
 #include <span>
 #include <stdexcept>
@@ -153,25 +153,26 @@ void tuner(bench::report& r) {
     r.figure("gradient.tuner_gap_pct", gaps, "%");
 }
 
-/// A step's exchange of 1024 bits between two ranks. And of 256 ranks what the busiest does: ANDs all vectors and reads the result; or
-/// counts names, as a coordinator does that is sent the names of what is ready, and writes the list of those that all have.
+/// A step of 1024 gradients between two ranks: all marks, what each takes from the board until it has all, and the end of the step. And of
+/// 256 ranks what the busiest does: ANDs all vectors and reads the result; or counts names, as a coordinator does that is sent the names
+/// of what is ready, and writes the list of those that all have.
 void negotiation(bench::report& r) {
     constexpr std::uint32_t gradients = 1024, many = 256;
     const gs::communicator group(ranks);
     r.figure("gradient.negotiate_us",
              bench::repeated(rounds,
                              [&] {
-                                 std::vector<gs::ready_bits> bits(ranks, gs::ready_bits(gradients));
+                                 gs::ready_board board(gradients, ranks);
                                  std::vector<std::vector<std::uint32_t>> next(ranks);
                                  for (auto& n : next) n.reserve(gradients);
-                                 for (auto& b : bits)
-                                     for (std::uint32_t g = 0; g < gradients; ++g) (void)b.mark(g);
                                  return timed(
                                      group, 51,
                                      [&](const gs::member& me) {
-                                         gs::thread_transport net(me);
-                                         std::optional<gs::stall> why;
-                                         must(gs::negotiate(net, bits[me.rank()], next[me.rank()], why));
+                                         const std::uint32_t q = me.rank();
+                                         next[q].clear();
+                                         for (std::uint32_t g = 0; g < gradients; ++g) (void)board.mark(q, g);
+                                         while (!board.complete(q)) board.take(q, next[q]);
+                                         (void)board.end_step(q);
                                      },
                                      100);
                              }),

@@ -3,6 +3,7 @@
 // differ from them. Of hundreds of ranks without a transport.
 #include <gpushare/collective/communicator.hpp>
 #include <gpushare/gradient/negotiation.hpp>
+#include <gpushare/gradient/ready_board.hpp>
 #include <gpushare/gradient/transport.hpp>
 
 #include <algorithm>
@@ -10,6 +11,7 @@
 #include <optional>
 #include <span>
 #include <string>
+#include <thread>
 #include <vector>
 
 #include "support/catch.hpp"
@@ -118,6 +120,70 @@ TEST_CASE("ranks negotiate over a transport", "[gradient][negotiation]") {
     CHECK(agreed[0].size() == gradients);
     CHECK(agreed[1] == agreed[0]);
     CHECK(agreed[2] == agreed[0]);
+}
+
+TEST_CASE("threads read one order from a board, whatever order each has, and find what was written before a mark",
+          "[gradient][negotiation]") {
+    const auto seed = support::seed(GENERATE(range(1U, 5U)));
+    const std::uint32_t gradients = GENERATE(0U, 1U, 64U, 200U), ranks = GENERATE(1U, 2U, 3U);
+    CAPTURE(seed, gradients, ranks);
+    constexpr std::uint32_t steps = 20;
+    gs::ready_board board(gradients, ranks);
+    std::vector<std::vector<std::vector<std::uint32_t>>> orders(ranks);
+    // Of two steps by turns: a rank may be one ahead.
+    std::vector<std::vector<std::uint32_t>> values(std::size_t{2} * ranks, std::vector<std::uint32_t>(gradients));
+    std::vector<std::string> wrong(ranks);
+    support::together(ranks, [&](unsigned r) {
+        support::random any(seed * 10 + r);
+        for (std::uint32_t step = 1; step <= steps; ++step) {
+            const auto order = shuffled(gradients, any);
+            std::vector<std::uint32_t> next;
+            std::size_t marked = 0, looked = 0;
+            while (!board.complete(r)) {
+                for (auto n = any.below(9); n > 0 && marked < gradients; --n) {
+                    values[r * 2 + step % 2][order[marked]] = step;
+                    if (board.mark(r, order[marked++]) != gs::errc::none) wrong[r] = "a mark is refused";
+                }
+                if (marked < gradients && board.end_step(r) == gs::errc::none) wrong[r] = "ended too early";
+                board.take(r, next);
+                for (; looked < next.size(); ++looked)
+                    for (std::uint32_t q = 0; q < ranks; ++q)
+                        if (values[q * 2 + step % 2][next[looked]] != step) wrong[r] = "not ready everywhere";
+                std::this_thread::yield();
+            }
+            orders[r].push_back(next);
+            if (board.end_step(r) != gs::errc::none) wrong[r] = "it doesn't end";
+        }
+    });
+    CHECK(wrong == std::vector<std::string>(ranks));
+    for (std::uint32_t r = 0; r < ranks; ++r) CHECK(orders[r] == orders[0]);
+    for (auto& order : orders[0]) {
+        std::sort(order.begin(), order.end());
+        CHECK(order.size() == gradients);
+        CHECK(std::adjacent_find(order.begin(), order.end()) == order.end());
+    }
+}
+
+TEST_CASE("a board refuses what is marked twice or isn't a gradient, and names who holds things up",
+          "[gradient][negotiation]") {
+    gs::ready_board board(70, 3);
+    for (std::uint32_t r = 0; r < 3; ++r)
+        for (std::uint32_t g = 0; g < 70; ++g)
+            if (!(r == 1 && g == 69) && !(r == 2 && g == 66)) CHECK(board.mark(r, g) == gs::errc::none);
+    CHECK(board.mark(0, 3) == gs::errc::mismatch);
+    CHECK(board.mark(0, 70) == gs::errc::mismatch);
+    CHECK(board.stalled(0) == gs::stall{66, 2});
+    std::vector<std::uint32_t> next;
+    board.take(0, next);
+    CHECK(next.size() == 68);
+    CHECK(board.mark(2, 66) == gs::errc::none);
+    CHECK(board.stalled(0) == gs::stall{69, 1});
+    CHECK(board.mark(1, 69) == gs::errc::none);
+    CHECK_FALSE(board.stalled(0).has_value());
+    CHECK_FALSE(board.complete(0));
+    board.take(0, next);
+    CHECK(board.complete(0));
+    CHECK(next.size() == 70);
 }
 
 TEST_CASE("an order is recorded, agreed on once, and what differs is named", "[gradient][negotiation]") {
