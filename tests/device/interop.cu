@@ -2,6 +2,7 @@
 // Thrust's vectors and algorithms and CUB's algorithms on a tenant's memory, compiled for devices: Thrust's CUDA system,
 // which nothing but nvcc compiles.
 #include <gpushare/interop/cub.hpp>
+#include <gpushare/interop/cub_top_k.cuh>
 #include <gpushare/interop/cublas.hpp>
 #include <gpushare/interop/pmr.hpp>
 #include <gpushare/interop/pytorch.hpp>
@@ -10,6 +11,7 @@
 #include <gpushare/interop/thrust.hpp>
 
 #include <cstddef>
+#include <cstdint>
 #include <utility>
 
 #include <thrust/device_vector.h>
@@ -47,4 +49,12 @@ cudaError_t sort_and_sum(gpushare::tenant<node>& chat, float* sum, std::size_t n
     return gpushare::with_temporary_storage(chat.memory(), stream, [&](void* temporary, std::size_t& size) {
         return cub::DeviceReduce::Sum(temporary, size, in, sum, static_cast<int>(n), stream.native_handle());
     });
+}
+
+/// The k largest of a gradient, and the rest later.
+cudaError_t choose(gpushare::tenant<node>& chat, const float* gradient, float* owed, std::uint32_t n, std::uint32_t k,
+                   std::uint32_t* indices, float* values) {
+    auto& stream = chat.work_stream();
+    ordered mine{chat.memory(), stream};
+    return gpushare::select_top_k(mine, stream, gradient, owed, n, k, indices, values);
 }
