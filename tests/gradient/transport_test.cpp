@@ -4,12 +4,17 @@
 #include <gpushare/collective/combine.hpp>
 #include <gpushare/collective/communicator.hpp>
 #include <gpushare/collective/lists.hpp>
+#include <gpushare/gradient/buckets.hpp>
+#include <gpushare/gradient/negotiation.hpp>
+#include <gpushare/gradient/top_k.hpp>
 #include <gpushare/gradient/transport.hpp>
 #include <gpushare/gradient/two_level.hpp>
+#include <gpushare/interop/detail/mpi_suspects.hpp>
 
 #include <chrono>
 #include <cstdint>
 #include <memory>
+#include <optional>
 #include <span>
 #include <string>
 #include <vector>
@@ -23,6 +28,32 @@ namespace transport_test {
 
 namespace gs = gpushare;
 using namespace std::chrono_literals;
+
+/// As one over NCCL is: it has all members, but its memory is a device's.
+struct device_transport : gs::thread_transport {
+    static constexpr bool in_host_memory = false;
+};
+template <class Net>
+concept looked_into = requires(Net& net, gs::top_k_feedback& owed, std::span<float> x, gs::gradient_buckets<>& buckets,
+                               gs::ready_bits& bits, std::vector<std::uint32_t>& next, std::optional<gs::stall>& why,
+                               gs::communicator& inner) {
+    gs::all_reduce_top_k(net, owed, x);
+    buckets.reduce(net);
+    gs::negotiate(net, bits, next, why);
+    gs::split(inner, net);
+};
+template <class Net>
+concept looked_into_somewhere = requires(Net& net, gs::top_k_feedback& owed, std::span<float> x) {
+    gs::all_reduce_top_k(net, owed, x);
+}
+|| requires(Net& net, gs::gradient_buckets<>& buckets) { buckets.reduce(net); }
+|| requires(Net& net, gs::ready_bits& bits, std::vector<std::uint32_t>& next, std::optional<gs::stall>& why) {
+    gs::negotiate(net, bits, next, why);
+}
+|| requires(Net& net, gs::communicator& inner) { gs::split(inner, net); };
+static_assert(gs::host_transport<gs::thread_transport> && looked_into<gs::thread_transport>);
+static_assert(gs::transport<device_transport> && !gs::host_transport<device_transport>);
+static_assert(!looked_into_somewhere<device_transport>);
 
 gs::instant soon() { return std::chrono::steady_clock::now() + 100ms; }
 
@@ -204,6 +235,28 @@ TEST_CASE("lists of different sizes are a mismatch", "[gradient][transport]") {
     });
     CHECK(faults[0].code == gs::errc::mismatch);
     CHECK(faults[1].code == gs::errc::mismatch);
+}
+
+TEST_CASE("of what ranks say that give up, who is silent is named; of ranks that differ, whom most name",
+          "[gradient][transport]") {
+    using kind = gs::collective_kind;
+    const auto says = [](gs::errc code, std::uint32_t rank) {
+        return gs::collective_fault{code, kind::all_reduce, rank, 1}.packed();
+    };
+    gs::detail::mpi_suspects late(4);
+    late.heard(0, says(gs::errc::deadline_exceeded, 1));
+    late.heard(1, says(gs::errc::deadline_exceeded, 3));
+    CHECK_FALSE(late.all_have_answered());
+    late.heard(2, 0);
+    CHECK(late.chosen().rank == 3);  // 1 only waits, too
+    gs::detail::mpi_suspects different(4);
+    different.heard(3, says(gs::errc::mismatch, 0));
+    for (const std::uint32_t r : {0U, 2U}) different.heard(r, says(gs::errc::mismatch, 3));
+    different.heard(1, says(gs::errc::deadline_exceeded, 0));
+    CHECK(different.all_have_answered());
+    CHECK(different.chosen().code == gs::errc::mismatch);
+    CHECK(different.chosen().rank == 3);
+    CHECK(gs::detail::mpi_suspects(2).chosen().code == gs::errc::aborted);
 }
 
 TEST_CASE("arrays that are here are combined in their order and rounded once", "[gradient][transport]") {

@@ -6,7 +6,8 @@
 //   MPI_Init_thread(&argc, &argv, MPI_THREAD_SERIALIZED, &level);
 //   gpushare::mpi_transport net(MPI_COMM_WORLD);
 //   if (auto fault = net.all_reduce<float>(gradient, gradient, gpushare::average{}, deadline)) ...  // names the rank
-// Several transports in several threads need MPI_THREAD_MULTIPLE (gradient_buckets on several channels).
+// Several transports in several threads, such as those of gradient_buckets on several channels, need MPI_THREAD_MULTIPLE: say so in
+// mpi_options::threads, which is checked.
 // Large arrays go in chunks, several under way at once; each process combines its part of a chunk and sends it to all: the least
 // that a link has to carry. Nothing happens between calls, for there is no thread: advance() does what can be done.
 // A process that dies or hangs: whoever waits for it gives up at the deadline and tells the others, and all that answer name one that
@@ -33,13 +34,13 @@
 #include <utility>
 #include <vector>
 
-#include <gpushare/collective/combine.hpp>
 #include <gpushare/collective/fault.hpp>
 #include <gpushare/collective/reduce_ops.hpp>
 #include <gpushare/collective/shard.hpp>
 #include <gpushare/config.hpp>
 #include <gpushare/error.hpp>
 #include <gpushare/gradient/transport.hpp>
+#include <gpushare/interop/detail/mpi_calls.hpp>
 #include <gpushare/interop/detail/mpi_suspects.hpp>
 #include <gpushare/interop/detail/mpi_transfer.hpp>
 #include <gpushare/units.hpp>
@@ -53,16 +54,21 @@ struct mpi_options {
     std::uint32_t depth = 4;                    ///< chunks of one array under way at once
     bytes one_shot{4096};                       ///< up to here all send all to all: one wait in place of two
     ns grace = std::chrono::milliseconds(200);  ///< how long who gives up waits for what others say
+    /// What the MPI must have been initialised for. MPI_THREAD_SERIALIZED: one thread at a time is in any call of it, which is up to the
+    /// embedder. MPI_THREAD_MULTIPLE: several at once. MPI_THREAD_FUNNELED: the main thread alone, which also makes the transport.
+    int threads = MPI_THREAD_SERIALIZED;
 };
 
 /// A process of an MPI communicator: a pipelined transport. Not moved. Made, used and destroyed by one thread at a time; `abort` may
 /// come from any, and reaches the other processes with the next call of the thread that uses the transport: `advance`, if no other.
 class mpi_transport {
 public:
-    static constexpr bool rank_ordered = true;  ///< see transport
+    static constexpr bool rank_ordered = true, in_host_memory = true;  ///< see transport
 
-    /// A duplicate of `all`, so that no other message meets ours: collective. Throws operation_error (errc::backend_failed).
+    /// A duplicate of `all`, so that no other message meets ours: collective. Throws operation_error: errc::not_supported, before
+    /// anything is sent, where the MPI isn't initialised, or not for options.threads; errc::backend_failed.
     explicit mpi_transport(MPI_Comm all, const mpi_options& options = {}) : options_(options) {
+        detail::need_mpi_threads(options.threads);
         if (MPI_Comm_dup(all, &comm_) != MPI_SUCCESS)
             raise({.code = errc::backend_failed}, {}, "duplicating an MPI communicator");
         begin();
@@ -114,7 +120,7 @@ public:
         if (in.size() != out.size() * size_) return {errc::mismatch, collective_kind::reduce_scatter, rank_, epoch_};
         return in_slices(out.size_bytes(), sizeof(T), collective_kind::reduce_scatter, deadline, [&](auto at, auto n) {
             return detail::mpi_transfer::scatter(as_bytes(in.data()) + at, as_bytes(out.data()) + at, n,
-                                                 out.size_bytes(), &combine_parts<T, Op>);
+                                                 out.size_bytes(), &detail::combine_mpi_parts<T, Op>);
         });
     }
     /// See transport.
@@ -177,7 +183,8 @@ public:
         for (std::uint32_t turn = 0; !fault_ && !jobs_[at].done; ++turn) {
             advance();
             if (jobs_[at].done) break;
-            if (turn % 16 == 15 && std::chrono::steady_clock::now() >= deadline)
+            if (turn % 64 == 63) look_for_others_calls();
+            if (!fault_ && turn % 16 == 15 && std::chrono::steady_clock::now() >= deadline)
                 fail({errc::deadline_exceeded, jobs_[at].what, jobs_[at].waits_for(), epoch_});
             rest(turn);
         }
@@ -197,18 +204,7 @@ public:
     /// Those who aren't in `dead`, as a transport that begins anew: to go on after a fault. Called by all of these, and by nobody else.
     /// Throws operation_error (errc::backend_failed).
     [[nodiscard]] std::unique_ptr<mpi_transport> shrink(std::span<const std::uint32_t> dead) {
-        std::vector<int> ranks;
-        for (std::uint32_t r = 0; r < size_; ++r)
-            if (std::find(dead.begin(), dead.end(), r) == dead.end()) ranks.push_back(static_cast<int>(r));
-        MPI_Group all{}, living{};
-        MPI_Comm made = MPI_COMM_NULL;
-        MPI_Comm_group(comm_, &all);
-        MPI_Group_incl(all, static_cast<int>(ranks.size()), ranks.data(), &living);
-        const int code = MPI_Comm_create_group(comm_, living, detail::mpi_transfer::shrink_tag, &made);
-        MPI_Group_free(&living);
-        MPI_Group_free(&all);
-        if (code != MPI_SUCCESS || made == MPI_COMM_NULL)
-            raise({.code = errc::backend_failed}, {}, "shrinking an MPI communicator");
+        const MPI_Comm made = detail::mpi_without(comm_, dead);
         return std::unique_ptr<mpi_transport>(new mpi_transport(owned{made}, options_));
     }
 
@@ -243,7 +239,7 @@ private:
         int there = 0;
         const int* last_tag = nullptr;
         MPI_Comm_get_attr(comm_, MPI_TAG_UB, &last_tag, &there);
-        tags_ = detail::mpi_transfer::numbers(there != 0 ? *last_tag : 32767);  // what the standard promises
+        tags_ = detail::mpi_transfer::numbering(there != 0 ? *last_tag : 32767);  // what the standard promises
         listen();
     }
     void listen() noexcept {
@@ -255,12 +251,6 @@ private:
     [[nodiscard]] static auto as_bytes(P* p) noexcept {
         return reinterpret_cast<std::conditional_t<std::is_const_v<P>, const std::byte, std::byte>*>(p);
     }
-    template <class T, class Op>
-    static void combine_parts(const std::byte* const* parts, std::uint32_t ranks, std::byte* out, std::size_t size) {
-        combine(
-            ranks, [=](std::uint32_t r) { return reinterpret_cast<const T*>(parts[r]); },
-            std::span(reinterpret_cast<T*>(out), size / sizeof(T)), Op{});
-    }
 
     template <class T, class Op>
     [[nodiscard]] std::uint64_t start(const T* in, std::span<T> out, const Op&) {
@@ -269,11 +259,11 @@ private:
         j.what = collective_kind::all_reduce;
         ++epoch_;
         const std::size_t chunk = std::max<std::size_t>(options_.chunk.count() / 64 * 64, 64);
-        for (std::size_t at = 0; at < out.size_bytes(); at += chunk)
+        for (std::size_t at = 0; at == 0 || at < out.size_bytes(); at += chunk)
             j.transfers.push_back(detail::mpi_transfer::all_reduce(
                 as_bytes(in) + at, as_bytes(out.data()) + at, std::min(chunk, out.size_bytes() - at), sizeof(T),
-                out.size_bytes() <= options_.one_shot.count(), &combine_parts<T, Op>));
-        return enter(j);
+                out.size_bytes() <= options_.one_shot.count(), &detail::combine_mpi_parts<T, Op>));
+        return enter(j, detail::mpi_transfer::kind_of(j.what, out.size_bytes(), sizeof(T)));
     }
     /// Blocks of one rank may be larger than an MPI counts.
     template <class Make>
@@ -283,15 +273,15 @@ private:
         j.what = what;
         ++epoch_;
         const std::size_t slice = std::max<std::size_t>(options_.chunk.count() / unit, 1) * unit;
-        for (std::size_t at = 0; at < all; at += slice) j.transfers.push_back(make(at, std::min(slice, all - at)));
-        return finish(enter(j), deadline);
+        for (std::size_t at = 0; at == 0 || at < all; at += slice)
+            j.transfers.push_back(make(at, std::min(slice, all - at)));
+        return finish(enter(j, detail::mpi_transfer::kind_of(what, all, unit)), deadline);
     }
-    [[nodiscard]] std::uint64_t enter(job& j) {
+    [[nodiscard]] std::uint64_t enter(job& j, std::uint32_t kind) {
         for (auto& t : j.transfers) {
-            t.number(next_tag_);
-            next_tag_ = next_tag_ + 1 < tags_ ? next_tag_ + 1 : 0;
+            t.number(tags_, next_number_, kind);
+            next_number_ = next_number_ + 1 < tags_.numbers ? next_number_ + 1 : 0;
         }
-        j.done = j.transfers.empty();
         take_notices();
         if (!fault_) step(j);
         return first_job_ + jobs_.size() - 1;
@@ -322,7 +312,15 @@ private:
         // acquire: the word says everything; it pairs with nothing else.
         if (const std::uint64_t word = asked_.load(std::memory_order_acquire); word != 0)
             return fail(collective_fault::unpacked(word));
-        if (hear()) answer();
+        if (!hear()) return;
+        look_for_others_calls();  // goes before whom this rank waits for
+        if (!fault_) answer();
+    }
+    /// Whether another rank has called something else than what this one waits in.
+    void look_for_others_calls() noexcept {
+        for (const job& j : jobs_)
+            for (std::uint32_t i = 0; i < j.begun && !fault_; ++i)
+                if (const auto rank = j.transfers[i].differs_from(comm_)) fail({errc::mismatch, j.what, *rank, epoch_});
     }
     [[nodiscard]] bool hear() noexcept {
         int there = 0;
@@ -381,7 +379,8 @@ private:
     mpi_options options_;
     MPI_Comm comm_ = MPI_COMM_NULL;
     std::uint32_t rank_ = 0, size_ = 0, epoch_ = 0;
-    std::uint32_t next_tag_ = 0, tags_ = 0;
+    std::uint32_t next_number_ = 0;
+    detail::mpi_transfer::numbering tags_;
     bytes carried_, sent_;
     std::deque<job> jobs_;  // a deque: a job stays where it is while others come
     std::uint64_t first_job_ = 0;
@@ -392,7 +391,7 @@ private:
     std::atomic<std::uint64_t> asked_{0};
     int exceptions_ = std::uncaught_exceptions();  // under way when this was made
 };
-static_assert(pipelined_transport<mpi_transport>);
+static_assert(pipelined_transport<mpi_transport> && host_transport<mpi_transport>);
 
 }  // namespace GPUSHARE_ABI
 }  // namespace gpushare

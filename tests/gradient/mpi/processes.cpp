@@ -94,7 +94,7 @@ void threads_in_processes() {
         buckets.add("b", b);
         (void)buckets.ready(0);
         (void)buckets.ready(1);
-        if (buckets.reduce(net, gs::sum{}, in(60s))) wrong[r] += "buckets: a fault";
+        if (buckets.reduce(net, gs::sum{}, gs::ns(60s))) wrong[r] += "buckets: a fault";
         const auto n = static_cast<float>(net.size());
         if (a[4999] != n * (n - 1) / 2 || b[2] != n) wrong[r] += "buckets: a wrong sum";
     };
@@ -161,7 +161,8 @@ void one_leaves_by_an_exception() {
     MPI_Barrier(MPI_COMM_WORLD);
 }
 
-/// A training in the middle of which the last process is killed: the others name it, and go on without it.
+/// A training in the middle of which the last process is killed: the others name it, and go on without it. Only one of them has a
+/// deadline; the others hear of it.
 int killed() {
     gs::mpi_transport net(MPI_COMM_WORLD);
     const std::uint32_t dead = net.size() - 1;
@@ -178,7 +179,10 @@ int killed() {
             (void)mine.ready(1);
             if (net.rank() == dead && steps == 5) (void)std::raise(SIGKILL);  // the others wait for its small ones
             (void)mine.ready(0);
-            fault = mine.reduce(over, gs::sum{}, in(steps < 5 ? gs::ns(60s) : gs::ns(1s)));
+            fault = mine.reduce(over, gs::sum{},
+                                steps < 5         ? gs::ns(60s)
+                                : net.rank() == 0 ? gs::ns(1s)
+                                                  : gs::ns::max());
             if (fault) return;
             if (large[99'999] != ranks * static_cast<float>(steps) || small[6] != ranks) check("a wrong sum", "killed");
         }
@@ -197,6 +201,51 @@ int killed() {
     if (wrongs == 0) std::printf("rank %u goes on without rank %u\n", net.rank(), dead);
     std::fflush(nullptr);
     std::_Exit(wrongs == 0 ? 0 : 1);  // MPI_Finalize would wait for who is gone
+}
+
+/// The last process has more elements than the others, by whole chunks or by another way of sending them: all learn it, with nobody
+/// waiting for a deadline, and of three or more they learn whose. What is called next isn't mistaken for the rest.
+void lengths_differ() {
+    using call = gs::collective_fault (*)(gs::mpi_transport&, std::vector<float>&, std::size_t n);
+    const call calls[] = {
+        [](gs::mpi_transport& net, std::vector<float>& x, std::size_t n) {
+            return net.all_reduce(std::span<const float>(x).first(n), std::span(x).first(n), gs::sum{}, in(60s));
+        },
+        [](gs::mpi_transport& net, std::vector<float>& x, std::size_t n) {
+            return net.reduce_scatter(std::span<const float>(x).first(n * net.size()), std::span(x).first(n), gs::sum{},
+                                      in(60s));
+        },
+        [](gs::mpi_transport& net, std::vector<float>& x, std::size_t n) {
+            return net.all_gather(std::span<const float>(x).last(n), std::span(x).first(n * net.size()), in(60s));
+        },
+    };
+    static std::vector<float> x;  // stays: after a fault messages may still come in
+    constexpr std::size_t lengths[][2] = {{1024, 2048}, {1024, 3072}, {2048, 1024}, {0, 1024},
+                                          {128, 256},   {1000, 2024}, {1040, 1072}};
+    for (std::size_t c = 0; c < std::size(calls); ++c)
+        for (const auto& [most, last] : lengths) {
+            gs::mpi_transport net(MPI_COMM_WORLD, {.chunk = gs::bytes{4096}, .one_shot = gs::bytes{512}});
+            x.resize(std::size_t{3072} * (net.size() + 1), 1.0F);
+            auto f = calls[c](net, x, net.rank() == net.size() - 1 ? last : most);
+            if (!f) f = net.barrier(in(60s));  // it heard of it afterwards
+            if (f.code != gs::errc::mismatch || (net.size() > 2 && f.rank != net.size() - 1))
+                check(gs::describe(f).c_str(), ("lengths of call " + std::to_string(c) + ": " + std::to_string(most) +
+                                                " and " + std::to_string(last))
+                                                   .c_str());
+            MPI_Barrier(MPI_COMM_WORLD);
+        }
+}
+
+/// An MPI that wasn't initialised for as many threads as are asked for.
+void too_few_threads() {
+    int level = 0;
+    MPI_Query_thread(&level);
+    try {
+        const gs::mpi_transport net(MPI_COMM_WORLD, {.threads = level + 1});
+        check("none", "no error of threads");
+    } catch (const gs::operation_error& e) {
+        if (e.code() != gs::errc::not_supported) check(e.what(), "another error of threads");
+    }
 }
 
 void an_abort_is_heard() {
@@ -222,6 +271,8 @@ int main(int argc, char** argv) {
     threads_in_processes();
     two_of_many_chunks();
     an_abort_is_heard();
+    lengths_differ();
+    too_few_threads();
     a_thread_doesnt_come();
     one_leaves_by_an_exception();
     one_doesnt_come();

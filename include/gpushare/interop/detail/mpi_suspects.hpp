@@ -29,16 +29,25 @@ public:
         return std::find(alive_.begin(), alive_.end(), false) == alive_.end();
     }
 
-    /// What somebody asked for or found wrong goes before a deadline; of deadlines that of a rank which is silent; then the lowest rank.
+    /// What somebody asked for or found wrong goes before a deadline; of deadlines that of a rank which is silent; of ranks that differ the
+    /// one of which most say so; then the lowest.
     [[nodiscard]] collective_fault chosen() const noexcept {
         const auto place = [&](const collective_fault& f) {
             if (f.code != errc::deadline_exceeded) return 0;
             return f.rank < alive_.size() && alive_[f.rank] ? 2 : 1;
         };
+        const auto against = [&](const collective_fault& f) {
+            return std::count_if(faults_.begin(), faults_.end(), [&](const collective_fault& other) {
+                return f.code == errc::mismatch && other.code == f.code && other.rank == f.rank;
+            });
+        };
+        const auto before = [&](const collective_fault& a, const collective_fault& b) {
+            if (place(a) != place(b)) return place(a) < place(b);
+            return against(a) != against(b) ? against(a) > against(b) : a.rank < b.rank;
+        };
         const collective_fault* best = nullptr;
         for (const collective_fault& f : faults_)
-            if (best == nullptr || place(f) < place(*best) || (place(f) == place(*best) && f.rank < best->rank))
-                best = &f;
+            if (best == nullptr || before(f, *best)) best = &f;
         return best != nullptr ? *best : collective_fault{errc::aborted, collective_kind::none, 0, 0};
     }
 

@@ -3,7 +3,10 @@
 // state machine that never waits; mpi.hpp drives it.
 //
 //   auto t = mpi_transfer::all_reduce(in, out, n, sizeof(float), false, &combine_floats);
-//   t.number(17);   t.begin(comm, rank, size);   while (!t.done()) t.step(comm);
+//   t.number(by, 17, kind);   t.begin(comm, rank, size);   while (!t.done()) t.step(comm);
+//
+// A message's tag says which call it is of: if ranks call different collectives, or with different lengths, their messages don't meet,
+// and whoever waits finds another one there instead (differs_from). Messages are sent even if they are empty.
 #pragma once
 
 #if __has_include(<mpi.h>)
@@ -13,10 +16,12 @@
 #include <algorithm>
 #include <cstddef>
 #include <cstdint>
+#include <optional>
 #include <span>
 #include <utility>
 #include <vector>
 
+#include <gpushare/collective/fault.hpp>
 #include <gpushare/collective/shard.hpp>
 #include <gpushare/config.hpp>
 #include <gpushare/error.hpp>
@@ -63,12 +68,43 @@ public:
         return t;
     }
 
-    /// How many numbers there are where a tag is at most `last_tag`: each is two tags.
-    [[nodiscard]] static std::uint32_t numbers(int last_tag) noexcept {
-        return static_cast<std::uint32_t>(last_tag - first_tag) / 2;
+    /// How tags are made of a transfer's number, of what is called, and of the phase.
+    struct numbering {
+        std::uint32_t numbers = 0, kinds = 1;
+        /// Where a tag is at most `last_tag`: a quarter of a million numbers, for that many chunks of two arrays are told apart, and
+        /// 4096 kinds, if there are as many tags.
+        explicit numbering(int last_tag = first_tag) noexcept {
+            const auto all = static_cast<std::uint32_t>(last_tag - first_tag) / 2;
+            while (kinds < 4096 && all / (kinds * 2) >= 1U << 18) kinds *= 2;
+            numbers = all / kinds;
+        }
+    };
+    /// Of a call: the same on all ranks that call the same.
+    [[nodiscard]] static std::uint32_t kind_of(collective_kind what, std::size_t bytes, std::size_t unit) noexcept {
+        const std::uint64_t mix =
+            (std::uint64_t{bytes} * 256 + unit * 16 + static_cast<std::uint64_t>(what) + 1) * 0x9e37'79b9'7f4a'7c15U;
+        return static_cast<std::uint32_t>(mix >> 40);
     }
-    /// The same on all ranks, and of no other transfer that is under way.
-    void number(std::uint32_t n) noexcept { tag_ = first_tag + static_cast<int>(n) * 2; }
+    /// `n` is the same on all ranks, and of no other transfer that is under way.
+    void number(const numbering& by, std::uint32_t n, std::uint32_t kind) noexcept {
+        first_of_number_ = first_tag + static_cast<int>(n * by.kinds) * 2;
+        tags_of_number_ = static_cast<int>(by.kinds) * 2;
+        tag_ = first_of_number_ + static_cast<int>(kind % by.kinds) * 2;
+    }
+    /// A rank that sent something else in this one's place.
+    [[nodiscard]] std::optional<std::uint32_t> differs_from(MPI_Comm comm) const noexcept {
+        for (std::size_t i = 0; i < requests_.size(); ++i) {
+            if (requests_[i] == MPI_REQUEST_NULL || !messages_[i].receives) continue;
+            int there = 0;
+            MPI_Status s;
+            if (MPI_Iprobe(static_cast<int>(messages_[i].peer), MPI_ANY_TAG, comm, &there, &s) != MPI_SUCCESS ||
+                there == 0)
+                continue;
+            const int behind = s.MPI_TAG - first_of_number_;
+            if (behind >= 0 && behind < tags_of_number_ && s.MPI_TAG / 2 != tag_ / 2) return messages_[i].peer;
+        }
+        return std::nullopt;
+    }
     [[nodiscard]] bool done() const noexcept { return phase_ == 2; }
     [[nodiscard]] std::size_t sent() const noexcept { return sent_; }
 
@@ -151,14 +187,12 @@ private:
     }
 
     [[nodiscard]] errc receive(std::uint32_t from, std::byte* to, std::size_t n, int tag, MPI_Comm comm) {
-        if (n == 0) return errc::none;
         messages_.push_back({from, static_cast<int>(n), true});
         const int code = MPI_Irecv(to, static_cast<int>(n), MPI_BYTE, static_cast<int>(from), tag, comm,
                                    &requests_.emplace_back(MPI_REQUEST_NULL));
         return code == MPI_SUCCESS ? errc::none : errc::backend_failed;
     }
     [[nodiscard]] errc send(std::uint32_t to, const std::byte* from, std::size_t n, int tag, MPI_Comm comm) {
-        if (n == 0) return errc::none;
         sent_ += n;
         messages_.push_back({to, static_cast<int>(n), false});
         const int code = MPI_Isend(from, static_cast<int>(n), MPI_BYTE, static_cast<int>(to), tag, comm,
@@ -231,7 +265,7 @@ private:
 
     shape how_;
     int phase_ = 0;  // 0: scatter, 1: gather, 2: done
-    int tag_ = 0;
+    int tag_ = 0, first_of_number_ = 0, tags_of_number_ = 0;
     std::uint32_t rank_ = 0, size_ = 1, root_ = 0;
     const std::byte* in_;
     std::byte* out_;

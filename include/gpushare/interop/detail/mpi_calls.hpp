@@ -1,0 +1,68 @@
+// SPDX-License-Identifier: Apache-2.0
+// What an MPI transport asks of its MPI beside messages: by how many threads it may be called, and a communicator without some ranks.
+#pragma once
+
+#if __has_include(<mpi.h>)
+
+#include <mpi.h>
+
+#include <algorithm>
+#include <cstddef>
+#include <cstdint>
+#include <span>
+#include <vector>
+
+#include <gpushare/collective/combine.hpp>
+#include <gpushare/config.hpp>
+#include <gpushare/error.hpp>
+#include <gpushare/interop/detail/mpi_transfer.hpp>
+
+namespace gpushare {
+inline namespace GPUSHARE_ABI {
+namespace detail {
+
+/// Throws where the MPI isn't there, or was initialised for less.
+inline void need_mpi_threads(int needed) {
+    int there = 0, level = MPI_THREAD_SINGLE, is_main = 1;
+    MPI_Initialized(&there);
+    if (there != 0) MPI_Query_thread(&level);
+    if (there != 0 && level < MPI_THREAD_SERIALIZED) MPI_Is_thread_main(&is_main);
+    if (there == 0 || level < needed || is_main == 0)
+        raise({.code = errc::not_supported,
+               .asked = static_cast<std::uint64_t>(needed),
+               .limit = static_cast<std::uint64_t>(level)},
+              {}, "calling an MPI by these threads: see MPI_Init_thread");
+}
+
+/// Called by those who aren't in `dead`.
+[[nodiscard]] inline MPI_Comm mpi_without(MPI_Comm all, std::span<const std::uint32_t> dead) {
+    int size = 0;
+    MPI_Comm_size(all, &size);
+    std::vector<int> ranks;
+    for (int r = 0; r < size; ++r)
+        if (std::find(dead.begin(), dead.end(), static_cast<std::uint32_t>(r)) == dead.end()) ranks.push_back(r);
+    MPI_Group everybody{}, living{};
+    MPI_Comm made = MPI_COMM_NULL;
+    MPI_Comm_group(all, &everybody);
+    MPI_Group_incl(everybody, static_cast<int>(ranks.size()), ranks.data(), &living);
+    const int code = MPI_Comm_create_group(all, living, mpi_transfer::shrink_tag, &made);
+    MPI_Group_free(&living);
+    MPI_Group_free(&everybody);
+    if (code != MPI_SUCCESS || made == MPI_COMM_NULL)
+        raise({.code = errc::backend_failed}, {}, "shrinking an MPI communicator");
+    return made;
+}
+
+/// A combiner of mpi_transfer.
+template <class T, class Op>
+void combine_mpi_parts(const std::byte* const* parts, std::uint32_t ranks, std::byte* out, std::size_t size) {
+    combine(
+        ranks, [=](std::uint32_t r) { return reinterpret_cast<const T*>(parts[r]); },
+        std::span(reinterpret_cast<T*>(out), size / sizeof(T)), Op{});
+}
+
+}  // namespace detail
+}  // namespace GPUSHARE_ABI
+}  // namespace gpushare
+
+#endif
