@@ -35,6 +35,7 @@
 
 #include <gpushare/compute/admission.hpp>
 #include <gpushare/compute/async_submit.hpp>
+#include <gpushare/compute/gang_permit.hpp>
 #include <gpushare/compute/handles.hpp>
 #include <gpushare/compute/policies/weighted_fair.hpp>
 #include <gpushare/compute/policy.hpp>
@@ -209,6 +210,17 @@ public:
         if (part >= state_->parts().size()) return missing();
         auto& p = state_->parts()[part];
         return p.slice.compute.acquire(p.client, deadline, stop, o);
+    }
+
+    /// Its place in gangs: a member for each of its devices, for work whose ranks wait for each other, as collectives; see
+    /// gang_permit.hpp. Valid until it is closed. Throws operation_error (closed).
+    [[nodiscard]] std::vector<typename gang_permit<limiter>::member> gang() {
+        std::vector<typename gang_permit<limiter>::member> all;
+        for (std::size_t part = 0; part < state_->parts().size(); ++part) {
+            auto& p = at(part);
+            all.push_back({&p.slice.compute, p.client, p.device});
+        }
+        return all;
     }
 
     /// When one more submission of this kind would begin and end; see compute_limiter::estimate. Throws as memory().
