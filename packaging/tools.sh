@@ -28,6 +28,7 @@ have_package() {
         ninja-build) command -v ninja >/dev/null ;;
         catch2) have_header catch2/catch.hpp ;;
         librange-v3-dev) have_header range/v3/range_fwd.hpp ;;
+        libtorch-dev) have_header torch/script.h ;;
         libgloo-dev) have_header gloo/allreduce.h ;;
         libboost-dev) have_header boost/beast/core.hpp ;;
         libgrpc++-dev) have_header grpcpp/grpcpp.h ;;

@@ -1,0 +1,173 @@
+// SPDX-License-Identifier: Apache-2.0
+// Data-parallel training of a libtorch module: gradients are combined with those of the other ranks while the backward pass goes on, over
+// any transport of gradient/. What torch's DistributedDataParallel does, in five lines of a training loop:
+//
+//   gpushare::torch_gradients shared(model->named_parameters());             // hooks on the parameters' gradients
+//   (void)shared.broadcast(net);                                             // all ranks begin with rank 0's parameters
+//   std::jthread communicates([&] { (void)shared.communicate(net); });       // until a fault, or stop()
+//   for (...) {
+//       optimiser.zero_grad();
+//       loss(model->forward(x), y).backward();
+//       if (auto fault = shared.step(optimiser)) ...                         // in place of optimiser.step(); names the rank
+//   }
+//   shared.stop();
+//
+// Parameters of float32 in the host's memory. From the release that Debian has, 1.13, on. Empty where there is no libtorch.
+#pragma once
+
+#if __has_include(<torch/csrc/autograd/variable.h>)
+
+#include <ATen/Tensor.h>
+#include <ATen/ops/zeros_like.h>
+#include <torch/csrc/autograd/function.h>
+#include <torch/csrc/autograd/function_hook.h>
+#include <torch/csrc/autograd/variable.h>
+
+#include <chrono>
+#include <cstddef>
+#include <cstdint>
+#include <memory>
+#include <span>
+#include <string>
+#include <utility>
+#include <vector>
+
+#include <gpushare/collective/fault.hpp>
+#include <gpushare/collective/reduce_ops.hpp>
+#include <gpushare/config.hpp>
+#include <gpushare/error.hpp>
+#include <gpushare/gradient/bucket_tuner.hpp>
+#include <gpushare/gradient/buckets.hpp>
+#include <gpushare/gradient/transport.hpp>
+#include <gpushare/gradient/wire.hpp>
+#include <gpushare/units.hpp>
+
+namespace gpushare {
+inline namespace GPUSHARE_ABI {
+
+/// How a module's gradients travel.
+struct torch_gradient_options {
+    bucket_choice fusion{};                          ///< see gradient_buckets
+    mixed_format wire{.large = wire_format::as_is};  ///< 16 bits for large ones, say
+    bool error_feedback = false;                     ///< see gradient_options
+};
+
+/// One rank's parameters. Its functions are called by the thread that trains, but for communicate().
+class torch_gradients {
+public:
+    /// `parameters`: what a module's named_parameters() returns, on all ranks alike. Those that need no gradient are left out. Each gets a
+    /// gradient that stays where it is. Throws operation_error (errc::not_supported), with its name, for one that isn't of float32, dense and
+    /// in the host's memory.
+    template <class Named>
+    explicit torch_gradients(const Named& parameters, const torch_gradient_options& options = {})
+        : all_(std::make_shared<state>(options.fusion)) {
+        for (const auto& p : parameters)
+            if (p.value().requires_grad()) add(p.key(), p.value(), options);
+        for (std::uint32_t g = 0; g < all_->parameters.size(); ++g) {
+            auto accumulator = torch::autograd::impl::grad_accumulator(all_->parameters[g].value);
+            accumulator->add_post_hook(std::make_unique<hook>(all_, g));
+            all_->parameters[g].accumulator = std::move(accumulator);  // the parameter itself doesn't keep it
+        }
+    }
+
+    torch_gradients(torch_gradients&&) noexcept = default;
+    torch_gradients& operator=(torch_gradients&&) noexcept = default;
+
+    /// All ranks get rank 0's parameters. Called by all, before communicate().
+    template <transport Net>
+    [[nodiscard]] collective_fault broadcast(Net& net, instant deadline = never) {
+        for (auto& p : all_->parameters)
+            if (const auto f = net.broadcast(floats_of(p.value), 0, deadline)) return f;
+        return {};
+    }
+
+    /// Combines the gradients of one step after another, until stop() (errc::stopped) or a fault. By a thread that does nothing else.
+    /// `patience`: how long a step may take, the computing included. Of several channels (bucket_choice::in_flight), each has a transport
+    /// and a thread of its own.
+    template <transport Net>
+    collective_fault communicate(Net& net, ns patience = ns::max(), std::uint32_t channel = 0) {
+        for (;;) {
+            const instant until = saturating_add(std::chrono::steady_clock::now(), patience);
+            if (const auto f = all_->buckets.reduce(net, average{}, until, channel)) return f;
+        }
+    }
+
+    /// While on, backward passes add up, and nothing is combined before step().
+    void hold(bool on) noexcept { all_->held = on; }
+
+    /// Waits until the gradients are the average of all ranks', and then calls `optimiser.step()`, if they are finite: the same answer on
+    /// all ranks. A parameter that the backward pass didn't reach counts as one with a gradient of 0.
+    template <class Optimiser>
+    [[nodiscard]] collective_fault step(Optimiser& optimiser) {
+        for (std::uint32_t g = 0; g < all_->parameters.size(); ++g)
+            if (!all_->parameters[g].ready) all_->arrived(g);
+        for (auto& p : all_->parameters) p.ready = false;
+        const auto f = all_->buckets.wait();
+        if (!f && all_->buckets.was_finite()) optimiser.step();
+        return f;
+    }
+
+    /// No further step comes: communicate() returns.
+    void stop() { all_->buckets.stop(); }
+
+    /// For their plan, what they take on the wire, and which of them is waited for.
+    [[nodiscard]] gradient_buckets<>& buckets() noexcept { return all_->buckets; }
+
+private:
+    struct parameter {
+        at::Tensor value, gradient;
+        decltype(torch::autograd::impl::grad_accumulator(std::declval<at::Tensor>())) accumulator{};
+        bool ready = false;
+    };
+    struct state {
+        explicit state(const bucket_choice& fusion) : buckets(fusion) {}
+        gradient_buckets<> buckets;
+        std::vector<parameter> parameters;
+        bool held = false;
+
+        /// The parameter's gradient is complete. If it lies elsewhere, as behind zero_grad(set_to_none), it moves.
+        void arrived(std::uint32_t g) {
+            parameter& p = parameters[g];
+            at::Tensor& now = p.value.mutable_grad();
+            if (!now.defined())
+                p.gradient.zero_();
+            else if (now.data_ptr() != p.gradient.data_ptr())
+                p.gradient.copy_(now.detach());
+            now = p.gradient;
+            p.ready = true;
+            (void)buckets.ready(g);
+        }
+    };
+    /// Behind torch's node that adds up a parameter's gradient. It may outlive us.
+    struct hook final : torch::autograd::FunctionPostHook {
+        hook(const std::shared_ptr<state>& of, std::uint32_t which) : all(of), g(which) {}
+        torch::autograd::variable_list operator()(const torch::autograd::variable_list& outputs,
+                                                  const torch::autograd::variable_list&) override {
+            if (const auto s = all.lock(); s && !s->held) s->arrived(g);
+            return outputs;
+        }
+        std::weak_ptr<state> all;
+        std::uint32_t g;
+    };
+
+    [[nodiscard]] static std::span<float> floats_of(const at::Tensor& t) {
+        return {static_cast<float*>(t.data_ptr()), static_cast<std::size_t>(t.numel())};
+    }
+    void add(const std::string& name, const at::Tensor& value, const torch_gradient_options& options) {
+        if (value.scalar_type() != at::kFloat || !value.device().is_cpu() || !value.is_contiguous())
+            raise({.code = errc::not_supported}, {},
+                  name + ": a parameter that isn't of float32, dense, in the host's memory");
+        at::Tensor gradient = at::zeros_like(value);
+        value.mutable_grad() = gradient;
+        const auto floats = floats_of(gradient);
+        all_->buckets.add(name, floats, {options.wire.of(floats.size()), options.error_feedback});
+        all_->parameters.push_back({value, std::move(gradient)});
+    }
+
+    std::shared_ptr<state> all_;
+};
+
+}  // namespace GPUSHARE_ABI
+}  // namespace gpushare
+
+#endif

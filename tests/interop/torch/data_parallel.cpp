@@ -1,0 +1,207 @@
+// SPDX-License-Identifier: Apache-2.0
+// A libtorch module trained by two ranks: by interop/torch_gradients.hpp, and by what is below torch's own DistributedDataParallel, its
+// reducer over Gloo. The losses are the same to the bit: of two ranks a sum has no order. A program of its own, for `./dev check`.
+#include <gpushare/collective/communicator.hpp>
+#include <gpushare/gradient/transport.hpp>
+#include <gpushare/interop/torch_gradients.hpp>
+
+#include <torch/torch.h>
+
+#include <torch/csrc/distributed/c10d/HashStore.hpp>
+#include <torch/csrc/distributed/c10d/ProcessGroupGloo.hpp>
+#include <torch/csrc/distributed/c10d/reducer.hpp>
+
+#include <chrono>
+#include <cmath>
+#include <cstdio>
+#include <functional>
+#include <stdexcept>
+#include <string>
+#include <thread>
+#include <vector>
+
+namespace {
+
+namespace gs = gpushare;
+using namespace std::chrono_literals;
+
+constexpr std::uint32_t ranks = 2;
+constexpr int steps = 30;
+int passed = 0, failed = 0;
+
+void check(bool good, const char* what) {
+    ++(good ? passed : failed);
+    if (!good) std::printf("failed: %s\n", what);
+}
+
+struct digits_net : torch::nn::Module {
+    digits_net()
+        : first(register_module("first", torch::nn::Conv2d(torch::nn::Conv2dOptions(1, 8, 3).padding(1)))),
+          norm(register_module("norm", torch::nn::GroupNorm(2, 8))),
+          second(register_module("second", torch::nn::Linear(8 * 8 * 8, 40))),
+          last(register_module("last", torch::nn::Linear(40, 10))),
+          unused(register_module("unused", torch::nn::Linear(3, 3))) {}
+    torch::Tensor forward(torch::Tensor x) {
+        x = torch::relu(norm(first(x))).flatten(1);
+        return torch::log_softmax(last(torch::relu(second(x))), 1);
+    }
+    torch::nn::Conv2d first;
+    torch::nn::GroupNorm norm;
+    torch::nn::Linear second, last, unused;
+};
+
+struct sample {
+    torch::Tensor images, labels;
+};
+/// Of one rank and step: blobs at a place that depends on the label.
+std::vector<sample> drawn(std::uint32_t rank) {
+    torch::manual_seed(100 + rank);
+    std::vector<sample> all;
+    for (int i = 0; i < steps; ++i) {
+        auto labels = torch::randint(10, {16}, torch::kLong);
+        auto images = torch::rand({16, 1, 8, 8}) * 0.3;
+        for (int k = 0; k < 16; ++k) images[k][0][labels[k].item<int64_t>() % 8].add_(1);
+        all.push_back({images, labels});
+    }
+    return all;
+}
+std::vector<std::vector<sample>> data;
+
+/// `train(rank, model)` by threads, on models that begin alike, or not.
+using losses = std::vector<std::vector<float>>;
+losses trained(const std::function<std::vector<float>(std::uint32_t, digits_net&)>& train, bool alike = true) {
+    std::vector<std::shared_ptr<digits_net>> models;
+    for (std::uint32_t r = 0; r < ranks; ++r) {
+        torch::manual_seed(alike ? 1 : 1 + r);
+        models.push_back(std::make_shared<digits_net>());
+    }
+    losses all(ranks);
+    std::vector<std::jthread> threads;
+    for (std::uint32_t r = 0; r < ranks; ++r) threads.emplace_back([&, r] { all[r] = train(r, *models[r]); });
+    threads.clear();
+    return all;
+}
+
+std::vector<float> loop(std::uint32_t rank, digits_net& model, torch::optim::Optimizer& optimiser, bool to_none,
+                        const std::function<void()>& before, const std::function<bool()>& step) {
+    std::vector<float> all;
+    for (const auto& s : data[rank]) {
+        before();
+        for (auto& p : model.parameters()) {
+            if (to_none)
+                p.mutable_grad() = torch::Tensor();
+            else if (p.grad().defined())
+                p.mutable_grad().zero_();
+        }
+        auto loss = torch::nll_loss(model.forward(s.images), s.labels);
+        loss.backward();
+        if (!step()) throw std::runtime_error("a step failed");
+        all.push_back(loss.item<float>());
+    }
+    (void)optimiser;
+    return all;
+}
+
+losses by_torch() {
+    const auto store = c10::make_intrusive<c10d::HashStore>();
+    return trained([&](std::uint32_t rank, digits_net& model) {
+        const auto options = c10d::ProcessGroupGloo::Options::create();
+        options->devices.push_back(c10d::ProcessGroupGloo::createDeviceForHostname("127.0.0.1"));
+        const auto group = c10::make_intrusive<c10d::ProcessGroupGloo>(store, rank, ranks, options);
+        std::vector<torch::Tensor> used;
+        for (const auto& p : model.named_parameters())
+            if (p.key().rfind("unused", 0) != 0) used.push_back(p.value());
+        std::vector<std::size_t> all(used.size());
+        for (std::size_t i = 0; i < all.size(); ++i) all[i] = i;
+        c10d::Reducer reducer(used, {all}, {std::size_t{25} << 20}, group, std::vector<bool>(used.size(), false),
+                              std::int64_t{25} << 20, false, false, {}, std::int64_t{1} << 20);
+        torch::optim::SGD optimiser(model.parameters(), torch::optim::SGDOptions(0.05).momentum(0.9));
+        return loop(
+            rank, model, optimiser, false, [&] { reducer.prepare_for_backward({}); },
+            [&] {
+                optimiser.step();
+                return true;
+            });
+    });
+}
+
+losses by_us(const gs::torch_gradient_options& options, bool to_none, bool alike = true) {
+    const gs::communicator group(ranks);
+    return trained(
+        [&](std::uint32_t rank, digits_net& model) {
+            gs::thread_transport net(group.rank(rank));
+            gs::torch_gradients shared(model.named_parameters(), options);
+            if (shared.broadcast(net)) throw std::runtime_error("broadcast");
+            std::jthread communicates([&] { (void)shared.communicate(net, 60s); });
+            torch::optim::SGD optimiser(model.parameters(), torch::optim::SGDOptions(0.05).momentum(0.9));
+            auto all = loop(
+                rank, model, optimiser, to_none, [] {}, [&] { return !shared.step(optimiser); });
+            shared.stop();
+            return all;
+        },
+        alike);
+}
+
+/// Two backward passes, whose gradients add up, are one step.
+void passes_add_up() {
+    gs::communicator group(1);
+    gs::thread_transport net(group.rank(0));
+    torch::nn::Linear model(2, 1);
+    gs::torch_gradients shared(model->named_parameters());
+    std::jthread communicates([&] { (void)shared.communicate(net); });
+    torch::optim::SGD optimiser(model->parameters(), 0.0);
+    shared.hold(true);
+    for (int i = 0; i < 2; ++i) model->forward(torch::ones({1, 2})).sum().backward();
+    shared.hold(false);
+    check(!shared.step(optimiser) && model->weight.grad()[0][1].item<float>() == 2, "passes add up");
+    shared.stop();
+}
+
+/// A step with a gradient that isn't finite changes nothing.
+void infinite_steps_are_skipped() {
+    gs::communicator group(1);
+    gs::thread_transport net(group.rank(0));
+    torch::nn::Linear model(2, 1);
+    gs::torch_gradients shared(model->named_parameters());
+    std::jthread communicates([&] { (void)shared.communicate(net); });
+    torch::optim::SGD optimiser(model->parameters(), 1.0);
+    const auto before = model->weight.clone();
+    model->forward(torch::full({1, 2}, HUGE_VAL)).sum().backward();
+    check(!shared.step(optimiser) && torch::equal(before, model->weight), "an infinite step");
+    shared.stop();
+}
+
+void other_types_are_refused() {
+    torch::nn::Linear model(2, 1);
+    model->to(torch::kDouble);
+    try {
+        gs::torch_gradients shared(model->named_parameters());
+        check(false, "double");
+    } catch (const gs::operation_error& e) {
+        check(e.code() == gs::errc::not_supported && std::string(e.what()).find("weight") != std::string::npos,
+              "double");
+    }
+}
+
+}  // namespace
+
+int main() {
+    torch::set_num_threads(1);
+    for (std::uint32_t r = 0; r < ranks; ++r) data.push_back(drawn(r));
+    const losses theirs = by_torch();
+    std::printf("losses by torch: %.6f at first, %.6f at last\n", static_cast<double>(theirs[0].front()),
+                static_cast<double>(theirs[0].back()));
+    check(theirs[0].back() < theirs[0].front() / 2, "it learns");
+    check(by_us({}, false) == theirs, "the same losses");
+    check(by_us({.fusion = {gs::bytes{2000}, 1}}, false) == theirs, "in small buckets");
+    check(by_us({}, true) == theirs, "gradients that are dropped");
+    const auto other = by_us({}, false, false);
+    check(other[1] == theirs[1], "rank 0's parameters");
+    const auto halves = by_us({.wire = {.large = gs::wire_format::fp16, .least = 100}, .error_feedback = true}, false);
+    check(std::abs(halves[0].back() - theirs[0].back()) < 0.05F, "halves");
+    passes_add_up();
+    infinite_steps_are_skipped();
+    other_types_are_refused();
+    std::printf("%d passed, %d failed\n", passed, failed);
+    return failed == 0 ? 0 : 1;
+}
