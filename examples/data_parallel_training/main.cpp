@@ -11,6 +11,7 @@
 #include <vector>
 
 #include "data_parallel_training/report.hpp"
+#include "data_parallel_training/tenant.hpp"
 
 int main(int argc, char** argv) try {
     using namespace data_parallel_training;
@@ -21,6 +22,13 @@ int main(int argc, char** argv) try {
     }
     const digits data = load_digits(asked.data);
     check(asked, data, asked.ranks);
+    if (asked.tenant) {
+        const tenant_report report = train_as_tenant(asked, data);
+        if (!print(report.beside.training, "training as a tenant")) return 1;
+        print(report);
+        write_svg(report.beside.training, "as a tenant of " + std::to_string(asked.ranks) + " devices", asked.svg);
+        return report.alone.training.fingerprint == report.beside.training.fingerprint ? 0 : 1;
+    }
     const gpushare::communicator group(asked.ranks);
     std::vector<training_result> results(asked.ranks);
     {
@@ -28,7 +36,9 @@ int main(int argc, char** argv) try {
         for (std::uint32_t r = 0; r < asked.ranks; ++r)
             ranks.emplace_back([&, r] {
                 gpushare::thread_transport net(group.rank(r));
-                results[r] = train(net, data, asked.training, r == 0 ? draw_progress : nullptr);
+                trainer mine(data, asked.training);
+                (void)mine.run(net, r == 0 ? draw_progress : nullptr);
+                results[r] = mine.result();
             });
     }
     const std::string who = std::to_string(asked.ranks) + (asked.ranks == 1 ? " thread" : " threads");

@@ -58,14 +58,20 @@ std::vector<std::array<double, 3>> smoothed(const std::vector<step_time>& times,
 
 std::string_view help_text() {
     return "usage: data_parallel_training [OPTION...]\n"
-           "Trains a small convolutional network on handwritten digits, each rank on its part of every batch.\n\n"
+           "Trains a small network on handwritten digits, each rank on its part of every batch.\n\n"
            "  --data FILE      digits.csv of scikit-learn\n"
            "  --ranks N        threads that train, 1 to 16; of each process (default 2)\n"
+           "  --network KIND   convolutional, or encoder: of a transformer (default convolutional)\n"
            "  --epochs N       how often all digits are seen (default 20)\n"
            "  --batch N        digits of a step, of all ranks together (default 32)\n"
            "  --bucket BYTES   gradients that go together (default 16384)\n"
            "  --wire FORMAT    float32, float16 or bfloat16: how gradients travel (default float32)\n"
            "  --patience MS    how long a rank waits for another one (default 30000)\n"
+           "  --lost WHAT      stop, or go-on without a process that is lost (default stop)\n"
+           "  --fail R:STEP    process R kills itself behind that step, to see what the others do\n"
+           "  --tenant         threads only: trains as a best-effort tenant of as many devices as there are ranks, "
+           "alone and\n"
+           "                   behind a tenant that answers requests with an objective\n"
            "  --svg FILE       the picture (default data_parallel_training.svg)\n"
            "  --help           this text\n";
 }
@@ -76,6 +82,10 @@ command parse(std::span<const char* const> arguments) {
         const std::string_view option = arguments[i];
         if (option == "--help") {
             c.help = true;
+            continue;
+        }
+        if (option == "--tenant") {
+            c.tenant = true;
             continue;
         }
         if (i + 1 == arguments.size())
@@ -93,7 +103,14 @@ command parse(std::span<const char* const> arguments) {
             c.training.batch = number<std::size_t>(option, value, 1, 1024);
         else if (option == "--bucket")
             c.training.fusion.bucket = gpushare::bytes{number<std::uint64_t>(option, value, 1, 1 << 30)};
-        else if (option == "--patience")
+        else if (option == "--network" && (value == "convolutional" || value == "encoder"))
+            c.training.kind = value == "encoder" ? network_kind::encoder : network_kind::convolutional;
+        else if (option == "--lost" && (value == "stop" || value == "go-on"))
+            c.go_on = value == "go-on";
+        else if (option == "--fail" && value.find(':') != value.npos) {
+            c.fail_rank = number<std::uint32_t>(option, value.substr(0, value.find(':')), 0, 1000);
+            c.fail_step = number<std::size_t>(option, value.substr(value.find(':') + 1), 1, 1'000'000);
+        } else if (option == "--patience")
             c.training.patience = std::chrono::milliseconds(number<std::int64_t>(option, value, 1, 3'600'000));
         else if (option == "--wire" && value == "float32")
             c.training.wire = gpushare::wire_format::as_is;

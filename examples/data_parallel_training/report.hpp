@@ -17,6 +17,10 @@ struct command {
     training_options training{};
     std::uint32_t ranks = 2;  // threads of this process
     std::string data = GPUSHARE_DIGITS, svg = "data_parallel_training.svg";
+    bool go_on = false;           // without a process that is lost
+    bool tenant = false;          // beside a tenant that answers requests
+    std::uint32_t fail_rank = 0;  // a process that kills itself, to see what the others do,
+    std::size_t fail_step = 0;    // behind this step; 0: none
     bool help = false;
 };
 

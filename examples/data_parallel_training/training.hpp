@@ -1,7 +1,10 @@
 // SPDX-License-Identifier: Apache-2.0
-// Trains the network on digits, each rank on its part of every batch: gradients go in buckets while the backward pass goes on.
+// Trains a network on digits, each rank on its part of every batch: gradients go in buckets while the backward pass goes on.
 //
-//   const training_result mine = train(net, digits, options, on_progress);     // by every rank, over any transport
+//   trainer mine(digits, options);                       // of every rank
+//   auto fault = mine.run(net, on_progress);             // over any transport, to the end or until a rank doesn't come
+//   if (fault) ... make a transport of the rest; mine.run(rest, on_progress);        // goes on where it stood
+//   const training_result& result = mine.result();
 #pragma once
 
 #include <algorithm>
@@ -9,11 +12,14 @@
 #include <cstddef>
 #include <cstdint>
 #include <functional>
+#include <memory>
 #include <numeric>
 #include <random>
 #include <span>
 #include <string>
 #include <thread>
+#include <type_traits>
+#include <utility>
 #include <vector>
 
 #include <gpushare/collective/fault.hpp>
@@ -28,11 +34,14 @@
 namespace data_parallel_training {
 
 struct training_options {
+    network_kind kind = network_kind::convolutional;
     std::size_t epochs = 20, batch = 32;  // of all ranks together
     std::size_t held_out = 297;           // the last digits: what accuracy is measured on
-    float rate = 0.05F, momentum = 0.9F;
+    float rate = 0, momentum = 0.9F;      // 0: what suits the network
     gpushare::bucket_choice fusion{gpushare::bytes{16384}, 1};
     gpushare::wire_format wire = gpushare::wire_format::as_is;
+    std::size_t least_on_wire = 1000;                  // elements: smaller gradients stay float32
+    bool error_feedback = false;                       // what 16 bits round off is added to the next step's
     gpushare::ns patience = std::chrono::seconds(30);  // with another rank
     std::uint64_t seed = 1;
 };
@@ -71,67 +80,145 @@ private:
     std::mt19937_64 any_;
 };
 
-/// `progress` is called behind every step with its number, of how many, and its loss.
-template <gpushare::transport Net>
-training_result train(Net& net, const digits& data, const training_options& options,
-                      const std::function<void(std::size_t, std::size_t, float)>& progress = {}) {
-    using clock = std::chrono::steady_clock;
-    const auto deadline = [&] { return clock::now() + options.patience; };
-    training_result result;
-    network model(options.seed);
-    float loss = 0;
-    gpushare::gradient_buckets<> gradients(options.fusion);
-    gradients.add("loss", std::span(&loss, 1));  // its mean comes along, without a collective of its own
-    for (auto& p : model.parameters())
-        gradients.add(p.name, p.gradient, {.wire = gpushare::mixed_format{options.wire, 1000}.of(p.gradient.size())});
+/// Where a rank computes: on its own thread. See by_tenant in tenant.hpp for another place.
+struct on_this_thread {
+    static constexpr bool overlaps = true;  // gradients are handed over while the backward pass goes on
+    template <class F>
+    void operator()(network&, F f) const {
+        f();
+    }
+};
 
-    const std::size_t trained = data.size() - options.held_out, share = options.batch / net.size(),
-                      steps_of_epoch = trained / options.batch, steps = steps_of_epoch * options.epochs;
-    std::jthread communicating([&] {
-        for (std::size_t step = 0; step < steps; ++step)
-            if (gradients.reduce(net, gpushare::average{}, options.patience)) return;
-    });
-    batches order(trained, options.seed + 1);
-    std::vector<std::span<const float>> images(share);
-    std::vector<std::uint8_t> labels(share);
-    for (std::size_t step = 0; step < steps && !result.fault; ++step) {
-        if (step % steps_of_epoch == 0) order.shuffle();
-        const auto mine = order.at(step % steps_of_epoch * options.batch + net.rank() * share, share);
-        const auto begin = clock::now();
-        for (std::size_t i = 0; i < share; ++i) {
-            images[i] = data.image(mine[i]);
-            labels[i] = data.labels[mine[i]];
+/// Called behind every step with its number, of how many, and its loss.
+using progress_function = std::function<void(std::size_t, std::size_t, float)>;
+
+/// One rank. The digits must outlive it.
+class trainer {
+public:
+    trainer(const digits& data, const training_options& options)
+        : data_(&data),
+          options_(options),
+          model_(make_network(options.kind, options.seed)),
+          trained_(data.size() - options.held_out),
+          steps_(trained_ / options.batch * options.epochs),
+          order_(trained_, options.seed + 1) {
+        if (options_.rate == 0) options_.rate = options.kind == network_kind::encoder ? 0.02F : 0.05F;
+    }
+
+    /// Trains over `net` from where it stands. `compute(network, f)` calls f() where the rank computes.
+    template <gpushare::host_transport Net, class Compute = on_this_thread>
+    gpushare::collective_fault run(Net& net, const progress_function& progress = {}, Compute&& compute = {}) {
+        result_.fault = {};
+        float loss = 0;
+        gpushare::gradient_buckets<> gradients(options_.fusion);
+        gradients.add("loss", std::span(&loss, 1));  // its mean comes along, without a collective of its own
+        for (auto& p : model_->parameters())
+            gradients.add(p.name, p.gradient,
+                          {.wire = gpushare::mixed_format{options_.wire, options_.least_on_wire}.of(p.gradient.size()),
+                           .error_feedback = options_.error_feedback});
+        std::jthread communicating([&] {
+            while (!gradients.reduce(net, gpushare::average{}, options_.patience)) {
+            }
+        });
+        const stopped_at_end by_an_exception_too{gradients};
+        const std::size_t share = options_.batch / net.size(), steps_of_epoch = trained_ / options_.batch;
+        std::vector<std::span<const float>> images(share);
+        std::vector<std::uint8_t> labels(share);
+        while (step() < steps_) {
+            for (; shuffled_ <= step() / steps_of_epoch; ++shuffled_) order_.shuffle();
+            const auto mine = order_.at(step() % steps_of_epoch * options_.batch + net.rank() * share, share);
+            const auto begin = clock::now();
+            for (std::size_t i = 0; i < share; ++i) {
+                images[i] = data_->image(mine[i]);
+                labels[i] = data_->labels[mine[i]];
+            }
+            std::vector<std::size_t> held_back;
+            compute(*model_, [&] {
+                loss = model_->forward(images, labels);
+                model_->backward([&](std::size_t p) {
+                    if constexpr (std::remove_reference_t<Compute>::overlaps)
+                        (void)gradients.ready(static_cast<std::uint32_t>(p + 1));
+                    else
+                        held_back.push_back(p);
+                });
+            });
+            (void)gradients.ready(0);
+            for (const std::size_t p : held_back) (void)gradients.ready(static_cast<std::uint32_t>(p + 1));
+            const auto computed = clock::now();
+            result_.fault = gradients.wait();  // reduce() has the patience
+            if (result_.fault) break;
+            const auto combined = clock::now();
+            if (gradients.was_finite())
+                compute(*model_, [&] { model_->step(options_.rate, options_.momentum); });
+            else
+                ++result_.skipped;
+            const auto end = clock::now();
+            const auto seconds = [](auto from, auto to) { return std::chrono::duration<double>(to - from).count(); };
+            result_.losses.push_back(loss);
+            result_.times.push_back({seconds(begin, computed), seconds(computed, combined), seconds(combined, end)});
+            if (progress) progress(step(), steps_, loss);
         }
-        loss = model.forward(images, labels);
-        (void)gradients.ready(0);
-        model.backward([&](std::size_t p) { (void)gradients.ready(static_cast<std::uint32_t>(p + 1)); });
-        const auto computed = clock::now();
-        result.fault = gradients.wait(deadline());
-        if (result.fault) break;
-        const auto combined = clock::now();
-        if (gradients.was_finite())
-            model.step(options.rate, options.momentum);
+        gradients.stop();
+        communicating.join();
+        if (result_.fault)
+            result_.waiting_for = gradients.stalled().value_or("");
         else
-            ++result.skipped;
-        const auto end = clock::now();
-        const auto seconds = [](auto from, auto to) { return std::chrono::duration<double>(to - from).count(); };
-        result.losses.push_back(loss);
-        result.times.push_back({seconds(begin, computed), seconds(computed, combined), seconds(combined, end)});
-        if (progress) progress(step + 1, steps, loss);
+            finish(net);
+        return result_.fault;
     }
-    communicating.join();
-    if (result.fault) {
-        result.waiting_for = gradients.stalled().value_or("");
-        return result;
+
+    /// After a fault, before run() over a transport of the rest: all take the state of who got furthest. A rank that didn't come may have
+    /// sent its part of a step to some ranks alone.
+    template <gpushare::host_transport Net>
+    gpushare::collective_fault agree(Net& net) {
+        std::vector<std::uint64_t> all(net.size());
+        const std::uint64_t here = step();
+        if (const auto f = net.all_gather(std::span(&here, 1), std::span(all), deadline())) return f;
+        const auto furthest = std::max_element(all.begin(), all.end());
+        const auto root = static_cast<std::uint32_t>(furthest - all.begin());
+        float loss = result_.losses.empty() ? 0.0F : result_.losses.back();
+        if (const auto f = net.broadcast(std::span(&loss, 1), root, deadline())) return f;
+        for (auto& p : model_->parameters())
+            for (auto* x : {&p.value, &p.velocity})
+                if (const auto f = net.broadcast(std::span(*x), root, deadline())) return f;
+        if (step() < *furthest) {
+            result_.losses.push_back(loss);
+            result_.times.emplace_back();
+        }
+        return {};
     }
-    std::size_t right = 0;
-    for (std::size_t i = trained; i < data.size(); ++i) right += model.classify(data.image(i)) == data.labels[i];
-    result.accuracy = static_cast<double>(right) / static_cast<double>(options.held_out);
-    result.fingerprint = model.fingerprint();
-    std::vector<std::uint64_t> all(net.size());
-    result.fault = net.all_gather(std::span<const std::uint64_t>(&result.fingerprint, 1), std::span(all), deadline());
-    result.all_alike = std::all_of(all.begin(), all.end(), [&](std::uint64_t f) { return f == result.fingerprint; });
-    return result;
-}
+
+    [[nodiscard]] std::size_t step() const noexcept { return result_.losses.size(); }  ///< how many are done
+    [[nodiscard]] std::size_t steps() const noexcept { return steps_; }                ///< of the whole training
+    [[nodiscard]] const training_result& result() const noexcept { return result_; }
+
+private:
+    using clock = std::chrono::steady_clock;
+    struct stopped_at_end {
+        gpushare::gradient_buckets<>& gradients;
+        ~stopped_at_end() { gradients.stop(); }
+    };
+    [[nodiscard]] gpushare::instant deadline() const { return clock::now() + options_.patience; }
+
+    template <class Net>
+    void finish(Net& net) {
+        std::size_t right = 0;
+        for (std::size_t i = trained_; i < data_->size(); ++i)
+            right += model_->classify(data_->image(i)) == data_->labels[i];
+        result_.accuracy = static_cast<double>(right) / static_cast<double>(options_.held_out);
+        result_.fingerprint = model_->fingerprint();
+        const std::uint64_t mine = result_.fingerprint;
+        std::vector<std::uint64_t> all(net.size());
+        result_.fault = net.all_gather(std::span(&mine, 1), std::span(all), deadline());
+        result_.all_alike = std::all_of(all.begin(), all.end(), [&](std::uint64_t f) { return f == mine; });
+    }
+
+    const digits* data_;
+    training_options options_;
+    std::unique_ptr<network> model_;
+    std::size_t trained_, steps_, shuffled_ = 0;
+    batches order_;
+    training_result result_;
+};
 
 }  // namespace data_parallel_training

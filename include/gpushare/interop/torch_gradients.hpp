@@ -23,7 +23,6 @@
 #include <torch/csrc/autograd/function_hook.h>
 #include <torch/csrc/autograd/variable.h>
 
-#include <chrono>
 #include <cstddef>
 #include <cstdint>
 #include <memory>
@@ -74,7 +73,7 @@ public:
     torch_gradients& operator=(torch_gradients&&) noexcept = default;
 
     /// All ranks get rank 0's parameters. Called by all, before communicate().
-    template <transport Net>
+    template <host_transport Net>
     [[nodiscard]] collective_fault broadcast(Net& net, instant deadline = never) {
         for (auto& p : all_->parameters)
             if (const auto f = net.broadcast(floats_of(p.value), 0, deadline)) return f;
@@ -82,14 +81,12 @@ public:
     }
 
     /// Combines the gradients of one step after another, until stop() (errc::stopped) or a fault. By a thread that does nothing else.
-    /// `patience`: how long a step may take, the computing included. Of several channels (bucket_choice::in_flight), each has a transport
+    /// `patience`: with other ranks, see gradient_buckets::reduce. Of several channels (bucket_choice::in_flight), each has a transport
     /// and a thread of its own.
-    template <transport Net>
+    template <host_transport Net>
     collective_fault communicate(Net& net, ns patience = ns::max(), std::uint32_t channel = 0) {
-        for (;;) {
-            const instant until = saturating_add(std::chrono::steady_clock::now(), patience);
-            if (const auto f = all_->buckets.reduce(net, average{}, until, channel)) return f;
-        }
+        for (;;)
+            if (const auto f = all_->buckets.reduce(net, average{}, patience, channel)) return f;
     }
 
     /// While on, backward passes add up, and nothing is combined before step().
