@@ -189,7 +189,7 @@ TEST_CASE("16 bits on the wire learn as much, of all gradients or of the large o
     };
     good(0.97);
     for (const auto wire : {gs::wire_format::fp16, gs::wire_format::bf16})
-        for (const std::size_t least : {0, 1000})
+        for (const std::size_t least : {0U, 1000U})
             for (const bool feedback : {false, true}) {
                 options.wire = wire;
                 options.least_on_wire = least;
