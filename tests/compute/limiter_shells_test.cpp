@@ -3,7 +3,6 @@
 #include <array>
 #include <atomic>
 #include <chrono>
-#include <coroutine>
 #include <cstddef>
 #include <functional>
 #include <memory>
@@ -24,6 +23,7 @@
 #include <gpushare/units.hpp>
 
 #include "support/catch.hpp"
+#include "support/detached.hpp"
 #include "support/manual_timeline.hpp"
 #include "support/threads.hpp"
 #include "support/timed_device.hpp"
@@ -37,6 +37,7 @@ using gpushare::completion;
 using gpushare::errc;
 using gpushare::instant;
 using gpushare::ns;
+using support::detached;
 using support::manual_clock;
 using support::manual_stream;
 
@@ -71,17 +72,6 @@ struct setup {
     manual_stream stream;
     names enqueued;
     limiter compute;
-};
-
-/// A coroutine that starts at once and belongs to nobody.
-struct detached {
-    struct promise_type {
-        detached get_return_object() noexcept { return {}; }
-        std::suspend_never initial_suspend() noexcept { return {}; }
-        std::suspend_never final_suspend() noexcept { return {}; }
-        void return_void() noexcept {}
-        void unhandled_exception() { std::terminate(); }
-    };
 };
 
 struct instant_stream {

@@ -23,28 +23,17 @@
 #include <gpushare/tenant/tenancy.hpp>
 
 #include "support/catch.hpp"
-#include "support/code_of.hpp"
+#include "support/host_tenants.hpp"
 #include "support/random.hpp"
 
 namespace placed_by_test {
 
-using namespace gpushare::literals;
-using gpushare::bytes;
-using gpushare::device_id;
+using namespace support::host_tenants;
 using gpushare::device_room;
-using gpushare::errc;
 using gpushare::node_view;
 using gpushare::partition;
-using gpushare::tenant_spec;
-using node = gpushare::host::node;
-using tenancy = gpushare::tenancy<node>;
-using support::code_of;
 
 namespace {
-
-gpushare::host::node_options four_devices() {
-    return {.devices = 4, .memory = 64_MiB, .sms = 1, .timing = gpushare::host::timing::modelled};
-}
 
 tenant_spec small(const std::string& name) { return {.name = name, .memory = 16_MiB, .compute = 30_pct}; }
 tenant_spec wide(std::uint32_t devices) {
@@ -59,7 +48,7 @@ void check_untouched(const tenancy& t) {
 }  // namespace
 
 TEST_CASE("a placement policy leaves whole devices to tenants that need them", "[tenant][placement]") {
-    node n(four_devices());
+    node n(modelled(4, 1));
     tenancy by_room(n), packed(n), learnt(n);
     packed.choose_devices(gpushare::placed_by(gpushare::bin_packing{}));
     const std::vector<gpushare::placement_request> expected{gpushare::placement_of(small("")),
@@ -86,7 +75,7 @@ TEST_CASE("a placement policy leaves whole devices to tenants that need them", "
 }
 
 TEST_CASE("a placement policy sees memory and device time of every device", "[tenant][placement]") {
-    node n(four_devices());
+    node n(modelled(4, 1));
     tenancy shared(n);
     std::vector<std::pair<std::uint32_t, bytes>> seen;
     shared.choose_devices([&](const tenant_spec& spec, const std::vector<device_room>& rooms, const node_view& all) {
@@ -112,7 +101,7 @@ TEST_CASE("a placement policy sees memory and device time of every device", "[te
 }
 
 TEST_CASE("a choice of devices that is wrong, or throws, admits nobody and takes nothing", "[tenant][placement]") {
-    node n(four_devices());
+    node n(modelled(4, 1));
     tenancy shared(n);
     const auto refused_with = [&](std::vector<device_id> on, bytes each, std::uint32_t devices = 2) {
         shared.choose_devices([=](const auto&, const auto&, const auto&) { return partition{each, 0, on}; });
@@ -141,7 +130,7 @@ TEST_CASE("whatever comes and goes, a placed tenancy promises what it has, as on
         const auto seed = support::seed(nth);
         CAPTURE(seed);
         support::random any(seed);
-        node n(four_devices());
+        node n(modelled(4, 1));
         tenancy shared(n);
         shared.choose_devices(gpushare::placed_by(gpushare::fragmentation_descent(
             gpushare::workload(std::vector{gpushare::placement_of(small("")), gpushare::placement_of(wide(2))}))));
@@ -179,7 +168,7 @@ TEST_CASE("a tenant moves with its data while it lives, all or nothing", "[tenan
     using namespace std::chrono_literals;
     using gpushare::memory_stack;
     const auto stack = GENERATE(memory_stack::direct, memory_stack::pool);
-    auto options = four_devices();
+    auto options = modelled(4, 1);
     options.stale = true;
     node n(options);
     std::vector<gpushare::tenant_event::kind> events;
@@ -383,7 +372,7 @@ TEST_CASE("a tenant moves with its data while it lives, all or nothing", "[tenan
 }
 
 TEST_CASE("a successor takes over from one that is there, and what that one was granted", "[tenant][placement][move]") {
-    node n(four_devices());
+    node n(modelled(4, 1));
     tenancy shared(n);
     auto a = shared.admit({.name = "a", .memory = 16_MiB, .devices = 2, .compute = 60_pct, .on = {{0}, {1}}});
     void* const block = a.memory().allocate(1000);
@@ -425,7 +414,7 @@ TEST_CASE("a successor takes over from one that is there, and what that one was 
 TEST_CASE("two tenants change places by way of the host, where there isn't room for both",
           "[tenant][placement][move]") {
     using namespace std::chrono_literals;
-    auto options = four_devices();
+    auto options = modelled(4, 1);
     options.devices = 2;
     options.stale = true;
     node n(options);

@@ -16,20 +16,13 @@
 #include <gpushare/tenant/tenant_planner.hpp>
 
 #include "support/catch.hpp"
-#include "support/code_of.hpp"
+#include "support/host_tenants.hpp"
 #include "support/random.hpp"
 
 namespace planner_test {
 
-using namespace gpushare::literals;
-using namespace std::chrono_literals;
+using namespace support::host_tenants;
 using gpushare::admission_result;
-using gpushare::device_id;
-using gpushare::errc;
-using gpushare::tenant_spec;
-using node = gpushare::host::node;
-using tenancy = gpushare::tenancy<node>;
-using support::code_of;
 
 namespace {
 
@@ -48,7 +41,7 @@ struct told_tenancy : tenancy {
 };
 
 struct fixture {
-    node n{{.devices = 2, .memory = 64_MiB, .sms = 1, .timing = gpushare::host::timing::modelled}};
+    node n{modelled(2, 1)};
     told_tenancy shared{n};
     gpushare::tenant_planner<told_tenancy, gpushare::bin_packing> plan{
         shared, gpushare::bin_packing{}, {.most_waiting = 1}};

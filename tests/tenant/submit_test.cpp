@@ -21,41 +21,22 @@
 #include <gpushare/tenant/tenancy.hpp>
 
 #include "support/catch.hpp"
-#include "support/code_of.hpp"
+#include "support/detached.hpp"
+#include "support/host_tenants.hpp"
 
 namespace submit_test {
 
-using namespace gpushare::literals;
-using namespace std::chrono_literals;
+using namespace support::host_tenants;
 using gpushare::completion;
-using gpushare::device_id;
-using gpushare::errc;
-using support::code_of;
-
-namespace host = gpushare::host;
-using tenancy = gpushare::tenancy<host::node>;
+using support::detached;
 using clock = std::chrono::steady_clock;
 
 namespace {
 
-host::node_options modelled(std::uint32_t devices = 1) {
-    return {.devices = devices, .memory = 64_MiB, .sms = 2, .timing = host::timing::modelled};
-}
 /// One block for so long.
 auto block(gpushare::ns length) {
     return [length](host::stream& s) { s.launch({.blocks = 1, .hold = length}, [](auto&) {}); };
 }
-
-/// A coroutine that starts at once and belongs to nobody.
-struct detached {
-    struct promise_type {
-        detached get_return_object() noexcept { return {}; }
-        std::suspend_never initial_suspend() noexcept { return {}; }
-        std::suspend_never final_suspend() noexcept { return {}; }
-        void return_void() noexcept {}
-        void unhandled_exception() { std::terminate(); }
-    };
-};
 
 }  // namespace
 

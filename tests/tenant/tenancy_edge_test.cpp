@@ -7,29 +7,17 @@
 #include <cstdint>
 #include <string>
 
-#include <gpushare/backend/host/host.hpp>
-#include <gpushare/tenant/tenancy.hpp>
+#include <gpushare/error.hpp>
 
 #include "support/catch.hpp"
+#include "support/host_tenants.hpp"
 #include "support/threads.hpp"
 
 namespace tenancy_edge_test {
 
-using namespace gpushare::literals;
-using namespace std::chrono_literals;
-using gpushare::errc;
-
-namespace host = gpushare::host;
-using node = host::node;
-using tenancy = gpushare::tenancy<node>;
+using namespace support::host_tenants;
 
 namespace {
-
-host::node_options small_node(std::uint32_t devices) {
-    return {.devices = devices, .memory = 64_MiB, .sms = 2, .timing = host::timing::modelled};
-}
-
-gpushare::instant soon() { return host::steady_clock::now() + 20s; }
 
 /// What `f` says when it throws; empty if it returns.
 template <class F>
@@ -47,7 +35,7 @@ std::string text_of(F f) {
 
 TEST_CASE("work that a resize lets in runs under no lock of the tenancy", "[tenant]") {
     // Were the tenancy's lock held, this would hang.
-    node n(small_node(1));
+    node n(modelled(1));
     tenancy shared(n, {.limiter = {.depth = 1}});
     auto a = shared.admit({.name = "a", .memory = 1_MiB, .compute = 50_pct});
     n.faults({0}).stall(a.work_stream());
@@ -66,7 +54,7 @@ TEST_CASE("work that a resize lets in runs under no lock of the tenancy", "[tena
 }
 
 TEST_CASE("a tenant can be read while it is resized", "[tenant]") {
-    node n(small_node(2));
+    node n(modelled(2));
     tenancy shared(n);
     auto a = shared.admit({.name = "a name that is too long to be kept inside a string",
                            .memory = 16_MiB,
@@ -97,7 +85,7 @@ TEST_CASE("a tenant can be read while it is resized", "[tenant]") {
 }
 
 TEST_CASE("a resize that fails on one device is invisible to the bursts on another", "[tenant]") {
-    node n(small_node(2));
+    node n(modelled(2));
     tenancy shared(n);
     auto a = shared.admit({.name = "a", .memory = 32_MiB, .devices = 2, .compute = 10_pct});
     auto full = shared.admit({.name = "full", .memory = 48_MiB, .compute = 10_pct, .on = {{1}}});
@@ -123,7 +111,7 @@ TEST_CASE("a resize that fails on one device is invisible to the bursts on anoth
 }
 
 TEST_CASE("refusals name the tenant and say what would do", "[tenant]") {
-    node n(small_node(2));
+    node n(modelled(2));
     tenancy shared(n);
     CHECK(
         text_of([&] { (void)shared.admit({.name = "a", .memory = 130_MiB, .devices = 2, .compute = 1_pct}); }) ==
@@ -143,7 +131,7 @@ TEST_CASE("refusals name the tenant and say what would do", "[tenant]") {
 }
 
 TEST_CASE("an allocation after a collected free isn't counted as refused", "[tenant]") {
-    node n(small_node(1));
+    node n(modelled(1));
     tenancy shared(n);
     auto a = shared.admit({.name = "a", .memory = 16_MiB, .compute = 50_pct});
     void* p = a.memory().allocate(16 << 20);
@@ -162,7 +150,7 @@ TEST_CASE("an allocation after a collected free isn't counted as refused", "[ten
 
 TEST_CASE("a resize beside a close takes nothing back", "[tenant]") {
     for (int round = 0; round < 200; ++round) {
-        node n(small_node(1));
+        node n(modelled(1));
         tenancy shared(n);
         auto a = shared.admit({.name = "a", .memory = 16_MiB, .compute = 50_pct});
         std::atomic<bool> done{false};

@@ -17,30 +17,14 @@
 #include <gpushare/tenant/tenancy.hpp>
 
 #include "support/catch.hpp"
-#include "support/code_of.hpp"
+#include "support/host_tenants.hpp"
 
 namespace tenancy_test {
 
-using namespace gpushare::literals;
-using namespace std::chrono_literals;
-using gpushare::device_id;
-using gpushare::errc;
+using namespace support::host_tenants;
 using gpushare::tenant_event;
-using gpushare::tenant_spec;
-
-namespace host = gpushare::host;
-using node = host::node;
-using tenancy = gpushare::tenancy<node>;
-
-using support::code_of;
 
 namespace {
-
-host::node_options small_node(std::uint32_t devices = 2) {
-    return {.devices = devices, .memory = 64_MiB, .sms = 2, .timing = host::timing::modelled};
-}
-
-gpushare::instant soon() { return host::steady_clock::now() + 20s; }
 
 errc admission(tenancy& t, tenant_spec spec) {
     return code_of([&] { (void)t.admit(std::move(spec)); });
@@ -55,7 +39,7 @@ void check_untouched(tenancy& t, std::uint32_t devices = 2) {
 }  // namespace
 
 TEST_CASE("a tenant sees its part of each device as its own (triton 1140, 3507, 3854)", "[tenant]") {
-    node n(small_node());
+    node n(modelled(2));
     tenancy shared(n);
     auto chat = shared.admit({.name = "chat", .memory = 32_MiB, .devices = 2, .compute = 60_pct});
     CHECK(chat.name() == "chat");
@@ -76,7 +60,7 @@ TEST_CASE("a tenant sees its part of each device as its own (triton 1140, 3507, 
 }
 
 TEST_CASE("what the node's others take is set aside before anything is promised", "[tenant]") {
-    auto o = small_node(1);
+    auto o = modelled(1);
     o.taken = 10_MiB;
     node n(o);
     tenancy shared(n);
@@ -86,7 +70,7 @@ TEST_CASE("what the node's others take is set aside before anything is promised"
 }
 
 TEST_CASE("a refused admission takes nothing and says why", "[tenant]") {
-    node n(small_node());
+    node n(modelled(2));
     tenancy shared(n);
     CHECK(admission(shared, {.memory = 1_MiB, .compute = 1_pct}) == errc::invalid_specification);
     CHECK(admission(shared, {.name = "no share", .memory = 1_MiB}) == errc::none);
@@ -124,7 +108,7 @@ TEST_CASE("a refused admission takes nothing and says why", "[tenant]") {
 }
 
 TEST_CASE("the devices with the most room are chosen, among those with device time left", "[tenant]") {
-    node n(small_node(3));
+    node n(modelled(3));
     tenancy shared(n);
     auto a = shared.admit({.name = "a", .memory = 30_MiB, .compute = 10_pct, .on = {{0}}});
     auto b = shared.admit({.name = "b", .memory = 1_MiB, .compute = 95_pct, .on = {{2}}});
@@ -135,7 +119,7 @@ TEST_CASE("the devices with the most room are chosen, among those with device ti
 }
 
 TEST_CASE("a neighbour's memory pressure is never visible", "[tenant]") {
-    node n(small_node(1));
+    node n(modelled(1));
     tenancy shared(n, {.stack = gpushare::memory_stack::direct});
     auto loud = shared.admit({.name = "loud", .memory = 32_MiB, .compute = 50_pct});
     auto quiet = shared.admit({.name = "quiet", .memory = 32_MiB, .compute = 50_pct});
@@ -172,7 +156,7 @@ TEST_CASE("a neighbour's memory pressure is never visible", "[tenant]") {
 }
 
 TEST_CASE("burst uses what nobody was promised, and only that", "[tenant]") {
-    node n(small_node(1));
+    node n(modelled(1));
     tenancy shared(n);
     auto a = shared.admit({.name = "a", .memory = 16_MiB, .compute = 10_pct, .burst = 16_MiB});
     auto b = shared.admit({.name = "b", .memory = 40_MiB, .compute = 10_pct});  // leaves 8 MiB unpromised
@@ -190,7 +174,7 @@ TEST_CASE("burst uses what nobody was promised, and only that", "[tenant]") {
 }
 
 TEST_CASE("a refusal names the tenant and the figures", "[tenant]") {
-    node n(small_node(1));
+    node n(modelled(1));
     tenancy shared(n);
     auto chat = shared.admit({.name = "chat", .memory = 16_MiB, .compute = 10_pct});
     void* p = chat.memory().allocate(10 << 20);
@@ -204,7 +188,7 @@ TEST_CASE("a refusal names the tenant and the figures", "[tenant]") {
 }
 
 TEST_CASE("wrong frees change nothing and are reported", "[tenant]") {
-    node n(small_node(1));
+    node n(modelled(1));
     std::vector<tenant_event> events;
     tenancy shared(
         n, {.events = [&](const tenant_event& e) { events.push_back(e); }, .stack = gpushare::memory_stack::direct});
@@ -226,7 +210,7 @@ TEST_CASE("wrong frees change nothing and are reported", "[tenant]") {
 }
 
 TEST_CASE("work runs, is charged, and its failures are the tenant's own", "[tenant]") {
-    node n(small_node(1));
+    node n(modelled(1));
     tenancy shared(n);
     auto good = shared.admit({.name = "good", .memory = 1_MiB, .compute = 50_pct});
     auto bad = shared.admit({.name = "bad", .memory = 1_MiB, .compute = 50_pct});
@@ -274,7 +258,7 @@ TEST_CASE("work runs, is charged, and its failures are the tenant's own", "[tena
 }
 
 TEST_CASE("frees in stream order are credited when the stream gets there", "[tenant]") {
-    node n(small_node(1));
+    node n(modelled(1));
     tenancy shared(n);
     auto a = shared.admit({.name = "a", .memory = 16_MiB, .compute = 50_pct});
     void* p = a.memory().allocate(16 << 20);
@@ -292,7 +276,7 @@ TEST_CASE("frees in stream order are credited when the stream gets there", "[ten
 }
 
 TEST_CASE("an allocation collects reached frees before it is refused", "[tenant]") {
-    node n(small_node(1));
+    node n(modelled(1));
     tenancy shared(n);
     auto a = shared.admit({.name = "a", .memory = 16_MiB, .compute = 50_pct});
     auto& s = a.work_stream();
@@ -307,7 +291,7 @@ TEST_CASE("an allocation collects reached frees before it is refused", "[tenant]
 }
 
 TEST_CASE("resize is live, and all or nothing", "[tenant]") {
-    node n(small_node());
+    node n(modelled(2));
     tenancy shared(n);
     auto a = shared.admit({.name = "a", .memory = 32_MiB, .devices = 2, .compute = 50_pct});
     auto b = shared.admit({.name = "b", .memory = 40_MiB, .compute = 40_pct, .on = {{1}}});
@@ -337,7 +321,7 @@ TEST_CASE("resize is live, and all or nothing", "[tenant]") {
 }
 
 TEST_CASE("closing returns everything and reports what leaked", "[tenant]") {
-    node n(small_node());
+    node n(modelled(2));
     std::vector<std::string> leaks;
     tenancy shared(n, {.events = [&](const tenant_event& e) {
                        if (e.what == tenant_event::kind::leak) leaks.emplace_back(e.label);
@@ -382,7 +366,7 @@ namespace {
 
 TEST_CASE("a leak says who allocated it, where the tenancy was asked to remember", "[tenant]") {
     const bool asked = GENERATE(false, true);
-    node n(small_node());
+    node n(modelled(2));
     std::vector<std::vector<void*>> traces;
     tenancy shared(n, {.events = [&](const tenant_event& e) { traces.emplace_back(e.trace.begin(), e.trace.end()); },
                        .trace = asked ? gpushare::capture_stack : nullptr});
@@ -400,7 +384,7 @@ TEST_CASE("a leak says who allocated it, where the tenancy was asked to remember
 }
 
 TEST_CASE("a tenant knows the largest block that it could have", "[tenant]") {
-    node n(small_node());
+    node n(modelled(2));
     tenancy shared(n);
     auto a = shared.admit({.name = "a", .memory = 32_MiB, .devices = 2, .compute = 50_pct});
     CHECK(a.usage().largest_free == 16_MiB);
@@ -416,7 +400,7 @@ TEST_CASE("a tenant knows the largest block that it could have", "[tenant]") {
 }
 
 TEST_CASE("a pool over a tenant's memory is refused in the tenant's name, with its figures", "[tenant]") {
-    node n(small_node());
+    node n(modelled(2));
     tenancy shared(n);
     auto a = shared.admit({.name = "chat", .memory = 16_MiB, .compute = 50_pct});
     gpushare::pool_resource pool{a.memory(), {.segment = 1_MiB}};
@@ -429,7 +413,7 @@ TEST_CASE("a pool over a tenant's memory is refused in the tenant's name, with i
 }
 
 TEST_CASE("closing gives up at its deadline and can be repeated", "[tenant]") {
-    node n(small_node(1));
+    node n(modelled(1));
     std::vector<tenant_event::kind> events;
     tenancy shared(n, {.close_timeout = 1ms,
                        .events = [&](const tenant_event& e) { events.push_back(e.what); },
@@ -451,7 +435,7 @@ TEST_CASE("closing gives up at its deadline and can be repeated", "[tenant]") {
 }
 
 TEST_CASE("a tenant dropped with stuck work keeps its memory until the work ends", "[tenant]") {
-    node n(small_node(1));
+    node n(modelled(1));
     std::vector<tenant_event::kind> events;
     tenancy shared(n, {.close_timeout = 1ms, .events = [&](const tenant_event& e) { events.push_back(e.what); }});
     host::stream* stuck = nullptr;
@@ -474,7 +458,7 @@ TEST_CASE("a tenant dropped with stuck work keeps its memory until the work ends
 }
 
 TEST_CASE("a lost device fails what runs there, and closing still returns everything", "[tenant]") {
-    node n(small_node());
+    node n(modelled(2));
     tenancy shared(n);
     auto a = shared.admit({.name = "a", .memory = 32_MiB, .devices = 2, .compute = 50_pct});
     (void)a.memory(0).allocate(1 << 20);
@@ -496,7 +480,7 @@ TEST_CASE("a lost device fails what runs there, and closing still returns everyt
 }
 
 TEST_CASE("shares hold between backlogged tenants, by the device's own ledger", "[tenant]") {
-    node n(small_node(1));
+    node n(modelled(1));
     tenancy shared(n);
     std::jthread dispatcher([&](const std::stop_token& stop) { shared.dispatch({0}, stop); });
     auto a = shared.admit({.name = "a", .memory = 1_MiB, .compute = 70_pct});
@@ -520,7 +504,7 @@ TEST_CASE("shares hold between backlogged tenants, by the device's own ledger", 
 }
 
 TEST_CASE("tenants come and go while others work", "[tenant]") {
-    node n(small_node());
+    node n(modelled(2));
     tenancy shared(n);
     std::vector<std::jthread> threads;
     std::atomic<int> rounds{0};
@@ -542,7 +526,7 @@ TEST_CASE("tenants come and go while others work", "[tenant]") {
 }
 
 TEST_CASE("what was in flight at the close is in the final account", "[tenant]") {
-    node n(small_node(1));
+    node n(modelled(1));
     tenancy shared(n, {.stack = gpushare::memory_stack::direct});
     auto a = shared.admit({.name = "a", .memory = 16_MiB, .compute = 50_pct});
     void* p = a.memory().allocate(1 << 20);
@@ -562,7 +546,7 @@ TEST_CASE("what was in flight at the close is in the final account", "[tenant]")
 
 TEST_CASE("calls that overlap a close are refused, and nothing is lost", "[tenant]") {
     for (int round = 0; round < 20; ++round) {
-        node n(small_node());
+        node n(modelled(2));
         tenancy shared(n);
         {
             auto a = shared.admit({.name = "a", .memory = 32_MiB, .devices = 2, .compute = 50_pct});

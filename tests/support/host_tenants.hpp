@@ -1,0 +1,39 @@
+// SPDX-License-Identifier: Apache-2.0
+// What tests of tenants on the host name all the time.
+//
+//   using namespace support::host_tenants;      node n(modelled(2));      tenancy shared(n);
+#pragma once
+
+#include <chrono>
+#include <cstdint>
+
+#include <gpushare/backend/host/host.hpp>
+#include <gpushare/error.hpp>
+#include <gpushare/tenant/tenancy.hpp>
+#include <gpushare/units.hpp>
+
+#include "support/code_of.hpp"
+
+namespace support::host_tenants {
+
+using namespace gpushare::literals;
+using namespace std::chrono_literals;
+using gpushare::bytes;
+using gpushare::device_id;
+using gpushare::errc;
+using gpushare::tenant_spec;
+using support::code_of;
+
+namespace host = gpushare::host;
+using node = host::node;
+using tenancy = gpushare::tenancy<node>;
+
+/// Devices of 64 MiB each, where time is modelled.
+inline host::node_options modelled(std::uint32_t devices = 1, std::uint32_t sms = 2) {
+    return {.devices = devices, .memory = 64_MiB, .sms = sms, .timing = host::timing::modelled};
+}
+
+/// Nobody waits as long.
+inline gpushare::instant soon() { return host::steady_clock::now() + 20s; }
+
+}  // namespace support::host_tenants
