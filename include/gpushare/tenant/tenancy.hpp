@@ -293,6 +293,7 @@ private:
         check(d);
         auto& source = shared_.devices[d.index].*where;
         if (source != nullptr) raise({errc::invalid_specification}, {}, "a source of memory that a device has already");
+        shared_.devices[d.index].trim_for_all();
         source = make();
     }
     void check(device_id d) const {

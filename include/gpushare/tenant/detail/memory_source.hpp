@@ -192,7 +192,8 @@ concept stream_ordered_pool = timeline<Stream> && requires(P& p, const P& c, Str
 };
 // clang-format on
 
-/// Blocks of such a pool, on a stream of its own: whoever gets one may use it on any stream. `Pool` must outlive it.
+/// Blocks of such a pool, on a stream of its own: whoever gets one may use it on any stream. `Pool` must outlive it. Pool and stream
+/// are safe from any thread, so nobody waits for a lock while another one is in the driver.
 template <class Pool, timeline Stream>
 requires stream_ordered_pool<Pool, Stream>
 class stream_ordered_source final : public memory_source {
@@ -200,11 +201,11 @@ public:
     stream_ordered_source(Pool& pool, Stream stream) : pool_(&pool), stream_(std::move(stream)) {}
 
     void* try_allocate(std::size_t size, std::size_t alignment, failure& why) noexcept override {
-        const std::lock_guard lock(mutex_);  // of the stream's order
         void* p = nullptr;
         try {
             p = pool_->try_allocate(stream_, size, alignment, &why);
-            if (p != nullptr) (void)stream_.record().wait(never);  // nothing else is on it; ends with the device
+            if (p != nullptr)
+                (void)stream_.record().wait(never);  // on it is nothing else, but by other threads the same
             return p;
         } catch (const error& e) {
             why = e.figures();
@@ -214,15 +215,12 @@ public:
         if (p != nullptr) (void)pool_->deallocate(stream_, p);
         return nullptr;
     }
-    errc deallocate(void* p, std::size_t, std::size_t) noexcept override {
-        const std::lock_guard lock(mutex_);
-        return pool_->deallocate(stream_, p);
-    }
+    errc deallocate(void* p, std::size_t, std::size_t) noexcept override { return pool_->deallocate(stream_, p); }
     bytes charged(std::size_t size, std::size_t alignment) const noexcept override {
         return std::as_const(*pool_).charged(size, alignment);
     }
     bool trim() noexcept override {
-        const std::lock_guard lock(mutex_);
+        const std::lock_guard lock(trims_);  // or two would each see what the other gives back
         try {
             (void)stream_.record().wait(never);
             const bytes before = pool_->usage().reserved;
@@ -236,7 +234,7 @@ public:
 private:
     Pool* pool_;
     Stream stream_;
-    std::mutex mutex_;
+    std::mutex trims_;
 };
 
 }  // namespace detail

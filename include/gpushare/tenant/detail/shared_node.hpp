@@ -11,9 +11,11 @@
 #include <cstdint>
 #include <deque>
 #include <functional>
+#include <limits>
 #include <list>
 #include <memory>
 #include <mutex>
+#include <optional>
 #include <string>
 #include <type_traits>
 #include <utility>
@@ -25,6 +27,7 @@
 #include <gpushare/concepts.hpp>
 #include <gpushare/config.hpp>
 #include <gpushare/memory/quota.hpp>
+#include <gpushare/memory/quota_hook.hpp>
 #include <gpushare/tenant/detail/device_overhead.hpp>
 #include <gpushare/tenant/detail/memory_source.hpp>
 #include <gpushare/tenant/specification.hpp>
@@ -97,6 +100,12 @@ struct shared_node {
             return const_cast<device*>(this)->slice_for(wanted);  // NOLINT: changes nothing
         }
 
+        /// From now on what sources keep is given to whoever lacks it. Throws std::bad_alloc.
+        void trim_for_all() {
+            if (trims) return;
+            trims.emplace(quota_hook::at_root, memory, std::numeric_limits<int>::min(),
+                          [this](const reclaim_request& r) { return r.below && trim() ? r.missing : bytes{}; });
+        }
         /// What is kept of it for arenas and the like, and is charged to nobody, goes back. True if that was anything.
         [[nodiscard]] bool trim() noexcept {
             bool any = false;
@@ -108,9 +117,10 @@ struct shared_node {
         device_overhead overhead;
         quota memory;
         std::unique_ptr<memory_source> arena, stream_ordered;  // where the embedder offers them
-        std::deque<slice> slices;                              // one or more
-        std::function<std::vector<std::uint32_t>()> strays;    // tags of streams in no partition, where there are some
-        std::atomic<std::uint32_t> parts{0};                   // of tenants, closed or not; relaxed: a count alone
+        std::optional<quota_hook> trims;                     // what these keep goes to whoever lacks memory, arenas too
+        std::deque<slice> slices;                            // one or more
+        std::function<std::vector<std::uint32_t>()> strays;  // tags of streams in no partition, where there are some
+        std::atomic<std::uint32_t> parts{0};                 // of tenants, closed or not; relaxed: a count alone
         std::atomic<bool> minded{false};  // whether it had a tenant who minds that others read its memory
     };
 
