@@ -7,8 +7,10 @@
 #include <gpushare/backend/cuda/pool.hpp>
 #include <gpushare/backend/cuda/virtual_memory.hpp>
 
+#include <atomic>
 #include <cstdint>
 #include <functional>
+#include <initializer_list>
 #include <limits>
 #include <optional>
 #include <utility>
@@ -18,6 +20,7 @@
 #include <gpushare/memory/quota_resource.hpp>
 
 #include "support/catch.hpp"
+#include "support/composition/interruption.hpp"
 #include "support/composition/matrix.hpp"
 #include "support/cuda_standin/session.hpp"
 
@@ -38,8 +41,8 @@ public:
     using pinned_type = cuda::pinned_memory;
     using virtual_memory = cuda::virtual_memory;
 
-    explicit cuda_backend(bytes capacity)
-        : gpu_{{.devices = 1,
+    cuda_backend(bytes capacity, std::uint32_t devices)
+        : gpu_{{.devices = devices,
                 .memory = capacity + 2_MiB,
                 .context = 2_MiB,
                 .page = bytes{unit},
@@ -51,9 +54,15 @@ public:
     [[nodiscard]] node_type& node() { return node_; }
     [[nodiscard]] memory_type& memory() { return node_.memory(d); }
     [[nodiscard]] virtual_memory& chunks() { return *chunks_; }
-    [[nodiscard]] stream make_stream() { return node_.make_stream(d); }
+    [[nodiscard]] stream make_stream(gpushare::device_id on = d) { return node_.make_stream(on); }
     [[nodiscard]] pinned_type& pinned() { return *pinned_; }
-    [[nodiscard]] bytes used() const { return standin::used(0) + pinned_->used(); }
+    /// CUDA's own.
+    [[nodiscard]] cuda::memory_pool& device_pool() { return pool_ ? *pool_ : pool_.emplace(node_, d); }
+    [[nodiscard]] bytes used() const {
+        bytes sum = pinned_->used();
+        for (std::uint32_t i = 0; i < node_.num_devices(); ++i) sum += standin::used(static_cast<int>(i));
+        return sum;
+    }
     /// By a call of its own, which spoils no capture.
     [[nodiscard]] static void* take_for_library() {
         void* p = nullptr;
@@ -80,6 +89,13 @@ public:
             (void)chunks().create();
         }
     }
+    static void stall(const stream& s) { standin::hold(s.native_handle()); }
+    static void resume(const stream& s) { standin::let_go(s.native_handle()); }
+    /// What takes memory, and what makes streams: to be asked for before each use.
+    [[nodiscard]] support::interruption& allocations() {
+        return armed(allocations_, {"cudaMalloc", "cuMemCreate", "cudaHostAlloc", "cudaMallocFromPoolAsync"});
+    }
+    [[nodiscard]] support::interruption& new_streams() { return armed(new_streams_, {"cudaStreamCreateWithPriority"}); }
     /// What comes between two of its readings.
     static void before_reading(std::function<void()> what) { standin::before_next("cudaMemGetInfo", std::move(what)); }
     void lose() {
@@ -90,13 +106,22 @@ public:
     template <class F>
     bool captured(F f) {
         stream s = make_stream();
+        const struct ended {
+            std::atomic<const stream*>& capturing;
+            ~ended() { capturing = nullptr; }
+        } at_the_end{capturing_};
         try {
-            (void)cuda::capture(s, [&](stream&) { f(); });
+            (void)cuda::capture(s, [&](stream&) {
+                capturing_ = &s;
+                f();
+            });
             return true;
         } catch (const gpushare::error&) {
             return false;
         }
     }
+    /// The stream that is being captured now; null if none is.
+    [[nodiscard]] const stream* capturing() const { return capturing_; }
 
 private:
     static constexpr gpushare::device_id d{0};
@@ -107,11 +132,19 @@ private:
             if (lost) (void)standin::take_findings();
         }
     };
+    static support::interruption& armed(support::interruption& by, std::initializer_list<const char*> calls) {
+        for (const char* const call : calls) standin::before_next(call, [&by] { by.strike(); });
+        return by;
+    }
+
+    support::interruption allocations_, new_streams_;
+    std::atomic<const stream*> capturing_{nullptr};
     const standin::session gpu_;
     left_behind behind_;
     cuda::node node_;
     std::optional<virtual_memory> chunks_;
     std::optional<pinned_type> pinned_;
+    std::optional<cuda::memory_pool> pool_;
 };
 
 /// CUDA's pool behind the quota. What it keeps, charged to nobody, goes back when somebody lacks memory.
@@ -128,6 +161,7 @@ public:
     errc put(void* p) noexcept override { return memory_.deallocate(p, unit, 256); }
     void reach() override { (void)stream_.record().wait(gpushare::never); }
     void settle() override { (void)trim(); }
+    [[nodiscard]] bool is_taken_back() const noexcept override { return false; }  // it is past the owner's memory
     [[nodiscard]] bool defers() const noexcept override { return true; }
 
 private:
@@ -151,7 +185,7 @@ private:
 
 TEST_CASE("the composition matrix on CUDA", "[cuda][composition][threads]") {
     const auto all = run_matrix<cuda_backend>(10, {kind<native_stack, cuda_backend>("CUDA's pool")});
-    CHECK(all.cells == 14 * 5 * 7);
+    CHECK(all.cells == 1682);  // of 16 stacks, 9 owners and 13 scenarios, as on the host
     for (const auto& what : all.wrong) FAIL_CHECK(what);
 }
 

@@ -196,6 +196,7 @@ struct branch {
     std::vector<std::unique_ptr<layer>> layers;  // the lowest first
     std::string made_of;
     bool closed = false;
+    bool checks = true;  // frees, before anything is done with the block
 
     ~branch() {
         while (!layers.empty()) layers.pop_back();
@@ -244,6 +245,7 @@ private:
             else
                 b->layers.push_back(std::make_unique<quota_layer>(*parent, *on));
             b->made_of += scrubs ? " quota-over-scrubbing" : " quota";
+            b->checks = b->checks && !scrubs;
             on = &b->layers.back()->top();
         };
         add_quota(any_.one_in(4));
@@ -253,18 +255,22 @@ private:
                                                  .part = static_cast<std::uint32_t>(any_.below(3) * 4)};
             switch (any_.below(6)) {
                 case 0:
+                    b->checks = true;
                     b->layers.push_back(std::make_unique<pool_layer>(*on, options));
                     b->made_of += " pool";
                     break;
                 case 1:
+                    b->checks = true;
                     b->layers.push_back(std::make_unique<cache_layer>(*on, options));
                     b->made_of += " cache";
                     break;
                 case 2:
+                    b->checks = false;
                     b->layers.push_back(std::make_unique<scrub_layer>(*on, stream_));
                     b->made_of += " scrubbing";
                     break;
                 case 3:
+                    b->checks = true;
                     b->layers.push_back(std::make_unique<layer_of<gpushare::statistics_resource<any_upstream>>>(*on));
                     b->made_of += " statistics";
                     break;
@@ -288,8 +294,10 @@ private:
         const auto roll = any_.below(1000);
         if (roll < 520)
             allocate(at);
-        else if (roll < 950)
+        else if (roll < 947)
             free_one();
+        else if (roll < 950)
+            free_wrongly();
         else if (roll < 965)
             b.settle();
         else if (roll < 975)
@@ -335,6 +343,17 @@ private:
         std::swap(last, order_.back());
         release(order_.back());
         order_.pop_back();
+    }
+    // As big as it isn't: whoever is asked says so, and nothing happens.
+    void free_wrongly() {
+        if (order_.empty()) return;
+        const auto at = any_.of(order_);
+        const block& b = live_.at(at);
+        const branch& of = *branches_[b.branch];
+        if (of.closed || !of.checks) return;
+        const errc why = of.top().deallocate(reinterpret_cast<void*>(at), b.size + 1, b.alignment);
+        check(why != errc::none, "a wrong free isn't refused", of);
+        wrong_frees_ = device_.wrong();  // where nobody above it knows sizes
     }
     void release(std::uintptr_t at) {
         const block gone = live_.extract(at).mapped();

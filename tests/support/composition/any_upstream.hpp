@@ -41,9 +41,19 @@ public:
 };
 static_assert(gpushare::upstream<any_upstream>);
 
+/// One that also frees in the order of streams, whose points are `Point`.
+template <class Point>
+class ordered_upstream : public any_upstream {
+public:
+    virtual gpushare::errc deallocate_after(const Point& used, void* p, std::size_t size,
+                                            std::size_t alignment) noexcept = 0;
+    /// Takes back what streams have reached.
+    virtual void collect() noexcept = 0;
+};
+
 /// Refers to the resource, which must outlive it.
-template <gpushare::upstream R>
-class upstream_of final : public any_upstream {
+template <gpushare::upstream R, class Base = any_upstream>
+class upstream_of : public Base {
 public:
     explicit upstream_of(R& of) noexcept : to_(&of) {}
 
@@ -67,8 +77,21 @@ public:
         return gpushare::as_upstream(*to_).in_hook(thread);
     }
 
-private:
+protected:
     R* to_;
+};
+
+/// Of a resource that does so itself.
+template <gpushare::upstream R, class Point>
+class ordered_upstream_of final : public upstream_of<R, ordered_upstream<Point>> {
+public:
+    using upstream_of<R, ordered_upstream<Point>>::upstream_of;
+
+    gpushare::errc deallocate_after(const Point& used, void* p, std::size_t size,
+                                    std::size_t alignment) noexcept override {
+        return this->to_->deallocate_after(used, p, size, alignment);
+    }
+    void collect() noexcept override { this->to_->collect(); }
 };
 
 }  // namespace support

@@ -1,40 +1,142 @@
 // SPDX-License-Identifier: Apache-2.0
-// The host node as the composition matrix drives a backend.
+// The host node as the composition matrix drives a backend. Its points count how often they are asked, and the test may be
+// called before the driver is.
 #pragma once
 
+#include <atomic>
+#include <chrono>
 #include <cstddef>
 #include <cstdint>
+#include <deque>
+#include <functional>
 #include <mutex>
+#include <span>
+#include <utility>
+#include <vector>
 
 #include <gpushare/backend/host/host.hpp>
 #include <gpushare/backend/host/virtual_memory.hpp>
+#include <gpushare/concepts.hpp>
+#include <gpushare/error.hpp>
 #include <gpushare/units.hpp>
 
+#include "support/composition/interruption.hpp"
 #include "support/composition/stacks.hpp"
 
 namespace support::composition {
 
+/// Counts how often points are asked whether they are reached.
+class asked_point : public gpushare::host::point {
+    using base = gpushare::host::point;
+
+public:
+    asked_point() noexcept = default;
+    asked_point(base p) noexcept : base(std::move(p)) {}  // NOLINT: what a stream of the node records
+
+    static inline std::atomic<std::uint64_t> asked{0};
+
+    [[nodiscard]] bool reached() const noexcept {
+        asked.fetch_add(1, std::memory_order_relaxed);
+        return base::reached();
+    }
+    template <class Until>
+    static bool wait_any(std::span<const asked_point> points, Until&& until) {
+        return base::wait_any(std::vector<base>(points.begin(), points.end()), until);
+    }
+};
+static_assert(gpushare::interruptible_point<asked_point>);
+
+class asking_stream : public gpushare::host::stream {
+public:
+    using point = asked_point;
+
+    asking_stream(gpushare::host::stream s) noexcept : gpushare::host::stream(std::move(s)) {}  // NOLINT: the node's
+    [[nodiscard]] point record() { return gpushare::host::stream::record(); }
+};
+
+class told_memory : public gpushare::host::device_memory {
+    using base = gpushare::host::device_memory;
+
+public:
+    told_memory(bytes capacity, interruption& by) : base({.capacity = capacity}), by_(&by) {}
+
+    [[nodiscard]] void* allocate(std::size_t size, std::size_t alignment) {
+        by_->strike();
+        return base::allocate(size, alignment);
+    }
+    [[nodiscard]] void* try_allocate(std::size_t size, std::size_t alignment, failure* why = nullptr) noexcept {
+        by_->strike();
+        return base::try_allocate(size, alignment, why);
+    }
+
+private:
+    interruption* by_;
+};
+
+class told_chunks : public gpushare::host::virtual_memory {
+    using base = gpushare::host::virtual_memory;
+
+public:
+    told_chunks(told_memory& of, bytes granularity, interruption& by) : base(of, granularity), by_(&by) {}
+
+    [[nodiscard]] gpushare::result<chunk> create() noexcept {
+        by_->strike();
+        return base::create();
+    }
+
+private:
+    interruption* by_;
+};
+
+class told_node : public gpushare::host::node {
+public:
+    using stream = asking_stream;
+    using memory_type = told_memory;
+
+    told_node(const gpushare::host::node_options& o, interruption& allocations, interruption& new_streams)
+        : gpushare::host::node(o), new_streams_(&new_streams) {
+        for (std::uint32_t d = 0; d < o.devices; ++d) memory_.emplace_back(o.memory, allocations);
+    }
+    [[nodiscard]] told_memory& memory(gpushare::device_id d) { return memory_.at(d.index); }
+    [[nodiscard]] stream make_stream(gpushare::device_id d, gpushare::priority level = {}, std::uint32_t tag = 0) {
+        new_streams_->strike();
+        return gpushare::host::node::make_stream(d, level, tag);
+    }
+
+private:
+    interruption* new_streams_;
+    std::deque<told_memory> memory_;
+};
+static_assert(gpushare::node<told_node>);
+
 class host_backend {
 public:
-    using node_type = gpushare::host::node;
-    using stream = gpushare::host::stream;
-    using memory_type = gpushare::host::device_memory;
-    using pinned_type = gpushare::host::device_memory;  // some more of the host's
-    using virtual_memory = gpushare::host::virtual_memory;
+    using node_type = told_node;
+    using stream = asking_stream;
+    using memory_type = told_memory;
+    using pinned_type = told_memory;  // some more of the host's
+    using virtual_memory = told_chunks;
 
-    explicit host_backend(bytes capacity)
-        : node_{{.devices = 1, .memory = capacity, .sms = 1, .timing = gpushare::host::timing::modelled}},
-          pinned_{{.capacity = capacity}} {}
+    host_backend(bytes capacity, std::uint32_t devices)
+        : node_{{.devices = devices, .memory = capacity, .sms = 1, .timing = gpushare::host::timing::modelled},
+                allocations_,
+                new_streams_},
+          pinned_{capacity, allocations_} {}
 
     [[nodiscard]] node_type& node() { return node_; }
-    [[nodiscard]] memory_type& memory() { return node_.memory(d); }
+    [[nodiscard]] memory_type& memory() { return node_.memory(first); }
     [[nodiscard]] virtual_memory& chunks() { return chunks_; }
-    [[nodiscard]] stream make_stream() { return node_.make_stream(d); }
+    [[nodiscard]] stream make_stream(gpushare::device_id d = first) { return node_.make_stream(d); }
     [[nodiscard]] pinned_type& pinned() { return pinned_; }
-    /// Of the device and of pinned memory, by whoever.
-    [[nodiscard]] bytes used() { return memory().used() + memory().taken_by_others() + pinned_.used(); }
+    /// Of the devices and of pinned memory, by whoever.
+    [[nodiscard]] bytes used() {
+        bytes sum = memory().taken_by_others() + pinned_.used();
+        for (std::uint32_t d = 0; d < node_.num_devices(); ++d) sum += node_.memory({d}).used();
+        return sum;
+    }
     /// A block past all allocators; null if there is none.
     [[nodiscard]] void* take_for_library() {
+        allocations_.strike();
         const std::lock_guard lock(library_);
         const bytes before = memory().taken_by_others(), wanted = before + bytes{unit};
         if (!memory().lost() && memory().take_for_others(wanted) == wanted) return new std::byte;
@@ -48,16 +150,30 @@ public:
     }
     void fail_allocation(std::uint64_t after) { memory().fail_allocations(after, 1); }
     void heal() { memory().fail_allocations(0, 0); }
-    void hold(stream& s) { node_.faults(d).stall(s); }
-    void let_go(stream& s) { node_.faults(d).resume(s); }
-    void lose() { node_.faults(d).lose_device(); }
+    /// What is enqueued there, some work at least, isn't begun until it is let go.
+    void stall(stream& s) {
+        using namespace std::chrono_literals;
+        node_.faults(first).stall(s);
+        s.enqueue(1us);
+    }
+    void resume(stream& s) { node_.faults(first).resume(s); }
+    void hold(stream& s) { stall(s); }
+    void let_go(stream& s) { resume(s); }
+    void lose() {
+        memory().lose();
+        node_.faults(first).lose_device();
+    }
+    [[nodiscard]] interruption& allocations() { return allocations_; }
+    [[nodiscard]] interruption& new_streams() { return new_streams_; }
+    [[nodiscard]] static std::uint64_t questions() { return asked_point::asked.load(); }
 
 private:
-    static constexpr gpushare::device_id d{0};
+    static constexpr gpushare::device_id first{0};
+    interruption allocations_, new_streams_;
     node_type node_;
     pinned_type pinned_;
     std::mutex library_;
-    virtual_memory chunks_{memory(), bytes{unit}};
+    virtual_memory chunks_{memory(), bytes{unit}, allocations_};
 };
 
 }  // namespace support::composition

@@ -12,12 +12,15 @@
 #include <concepts>
 #include <cstddef>
 #include <cstdint>
+#include <deque>
 #include <functional>
+#include <future>
 #include <memory>
 #include <optional>
 #include <string>
 #include <string_view>
 #include <thread>
+#include <utility>
 #include <vector>
 
 #include <gpushare/backend/host/clock.hpp>
@@ -27,6 +30,7 @@
 #include <gpushare/memory/quota_wait.hpp>
 #include <gpushare/units.hpp>
 
+#include "support/composition/interruption.hpp"
 #include "support/composition/owners.hpp"
 #include "support/composition/stacks.hpp"
 #include "support/leaks.hpp"
@@ -38,10 +42,11 @@ namespace support::composition {
 template <class Backend>
 struct rig {
     Backend& on;
-    owner& who;
+    owner<Backend>& who;
     std::unique_ptr<stack>& top;
     std::vector<std::string>& wrong;
     std::size_t& false_refusals;
+    bool& tried;  ///< false: the scenario is about something that stack or owner doesn't have
 
     void check(bool good, std::string_view what) const {
         if (!good) wrong.emplace_back(what);
@@ -51,7 +56,6 @@ struct rig {
         void* p = top->get(why);
         for (int again = 0; p == nullptr && top->defers() && again < 100; ++again) {
             top->reach();
-            top->settle();
             p = top->get(why);
         }
         return p;
@@ -79,6 +83,7 @@ struct rig {
         top->settle();
         top.reset();
         check(who.limit().usage().current == who.idle(), "bytes are charged for no block");
+        check(who.is_even(), "not as many frees as allocations are counted");
         check(who.close(deadline()), "it doesn't close");
         check(who.limit().usage().current == bytes{}, "bytes are charged after the close");
         check(on.used() == bytes{}, "the device hasn't all back");
@@ -283,7 +288,7 @@ template <class Backend>
 void capture(const rig<Backend>& r, int /*rounds*/) {
     const auto warm = r.fill(2);
     const bool whole = r.on.captured([&] {
-        for (int i = 0; i < 3; ++i) {
+        for (int i = 0; i < (r.top->keeps_captured() ? 1 : 3); ++i) {
             const auto all = r.fill(4);
             r.check(all.size() == 4, "refused beside a capture");
             r.put(all);
@@ -291,6 +296,7 @@ void capture(const rig<Backend>& r, int /*rounds*/) {
         r.put(warm);
     });
     r.check(whole, "the capture was spoilt");
+    r.top->settle();
     auto all = r.fill(granted + 1);
     r.check(all.size() == granted, "what was freed beside a capture isn't back");
     r.put(all);
@@ -324,6 +330,176 @@ void resize_up_and_down(const rig<Backend>& r, int /*rounds*/) {
     r.end();
 }
 
+/// What is freed while a close waits elsewhere is neither lost nor charged for good.
+template <class Backend>
+void frees_beside_a_close(const rig<Backend>& r, int /*rounds*/) {
+    const auto all = r.fill(granted / 2);
+    r.tried = r.who.hold_close();
+    if (!r.tried) {
+        r.put(all);
+        return r.end();
+    }
+    r.top->hold();
+    {
+        auto closing = std::async(std::launch::async, [&] { return r.who.close(r.deadline()); });
+        std::this_thread::sleep_for(std::chrono::milliseconds(5));  // it waits by then, or nothing is tried
+        r.put(all);
+        r.who.let_close();
+        std::this_thread::sleep_for(std::chrono::milliseconds(1));
+        r.top->let_go();
+        const bool complete = closing.get();
+        r.check(complete || !r.top->closes(), "a close doesn't wait for what was freed beside it");
+        r.check(!complete || r.who.limit().usage().current == bytes{}, "closed, with something charged");
+    }
+    r.top->let_go();
+    r.top->reach();
+    r.top->settle();
+    r.check(r.who.close(r.deadline()), "it doesn't close");
+    r.top.reset();
+    r.check(r.on.used() == bytes{}, "the device hasn't all back");
+}
+
+/// As often as there are frees, and not as there are pairs of them, points are asked for.
+template <class Backend>
+void many_pending(const rig<Backend>& r, int /*rounds*/) {
+    const auto asked_per_free = [&](std::size_t pending) {
+        r.tried = r.top->free_many(pending);
+        const auto before = r.on.questions();
+        r.top->settle();
+        const auto asked = r.on.questions() - before;
+        r.top->let_go();
+        r.top->reach();
+        r.top->settle();
+        return 2 * static_cast<double>(asked) / static_cast<double>(pending);
+    };
+    const double few = asked_per_free(40), many = asked_per_free(400);
+    r.check(!r.tried || (few >= 1 && many <= 1.5 * few), "a free costs more questions, the more are pending");
+    r.end();
+}
+
+/// Nor does a release take more steps, the more wait.
+template <class Backend>
+void many_waiting(const rig<Backend>& r, int /*rounds*/) {
+    const auto tries = [&](std::size_t waiters) {
+        auto all = r.fill(granted);
+        r.check(all.size() == granted, "not what is granted");
+        std::deque<gpushare::quota_claim> line;
+        while (line.size() < waiters) line.emplace_back(r.who.limit(), blocks(granted));
+        const auto before = r.who.limit().usage().refusals;  // one for each who is tried
+        for (std::size_t i = 0; i < granted / 2 && !all.empty(); ++i) {
+            r.put({all.back()});
+            all.pop_back();
+            r.top->reach();
+            r.top->settle();
+        }
+        const auto refused = r.who.limit().usage().refusals - before;
+        line.clear();
+        r.put(all);
+        r.top->reach();
+        r.top->settle();
+        return refused;
+    };
+    const auto few = tries(10), many = tries(1'000);
+    r.check(many <= 2 * few, "a release takes more steps, the more wait");
+    r.end();
+}
+
+/// While a thread is in the driver, others have what they need.
+template <class Backend>
+void beside_a_call(const rig<Backend>& r, int /*rounds*/) {
+    std::future<bool> other;
+    bool in_time = true;
+    const auto while_called = [&](interruption& call, auto what, auto beside) {
+        call.before_next([&] {
+            other = std::async(std::launch::async, beside);
+            in_time = other.wait_for(std::chrono::seconds(5)) == std::future_status::ready;
+        });
+        what();
+        call.before_next(nullptr);
+        r.tried |= other.valid();
+        return !other.valid() || other.get();
+    };
+    r.tried = false;
+    void* p = nullptr;
+    r.check(while_called(
+                r.on.allocations(), [&] { p = r.get(); },
+                [&] {
+                    failure why;
+                    void* const mine = r.top->get_beside(why);
+                    return mine != nullptr && r.top->put_beside(mine) == errc::none;
+                }),
+            "refused beside a call of the driver's");
+    r.check(in_time, "a lock is held through a call of the driver's");
+    r.check(p != nullptr, "the first block is refused");
+    r.put({p});
+    r.check(while_called(
+                r.on.new_streams(), [&] { r.who.meet_another(); }, [&] { return r.who.resize(granted); }),
+            "can't be resized while somebody comes");
+    r.check(in_time, "a lock is held while streams are made");
+    r.end();
+}
+
+/// A hook may use memory of another tree, and that tree's hooks are asked for it.
+template <class Backend>
+void hooks_across_trees(const rig<Backend>& r, int /*rounds*/) {
+    gpushare::quota other{blocks(1)};
+    const auto charge = [&] {
+        errc why = other.try_charge(blocks(1));
+        for (gpushare::detail::hook_cursor asked; why != errc::none && other.ask_next(asked, blocks(1));)
+            why = other.try_charge(blocks(1));
+        return why == errc::none;
+    };
+    r.check(charge(), "an empty quota refuses");
+    bool asked = false, had = false;
+    {
+        const gpushare::quota_hook gives{
+            other, 0, [&](const gpushare::reclaim_request&) { return other.release(blocks(1)) ? blocks(1) : bytes{}; }};
+        const gpushare::quota_hook takes{r.who.limit(), 0, [&](const gpushare::reclaim_request&) {
+                                             had |= !std::exchange(asked, true) && charge();
+                                             return bytes{};
+                                         }};
+        r.put(r.fill(granted + 1));
+    }
+    r.tried = asked;
+    r.check(had || !asked, "hooks of another tree aren't asked by a hook");
+    r.end();
+}
+
+/// Who ends with blocks that are out leaves nothing behind, and nobody touches what was taken back.
+template <class Backend>
+void close_with_blocks_out(const rig<Backend>& r, int /*rounds*/) {
+    const auto all = r.fill(granted / 2);
+    r.tried = r.who.takes_back() && r.top->is_taken_back();
+    if (!r.tried) {
+        r.put(all);
+        return r.end();
+    }
+    r.check(r.who.close(r.deadline()), "it doesn't close");
+    r.check(r.who.limit().usage().current == bytes{}, "closed, with something charged");
+    failure why;
+    r.check(r.top->get(why) == nullptr && why.code == errc::closed, "not refused as closed");
+    for (void* const p : all) {
+        const errc late = r.top->put(p);
+        r.check(!r.top->passes_answers() || late == errc::closed, "a free of what was taken back isn't refused");
+    }
+    r.top.reset();
+    r.check(r.who.limit().usage().current == bytes{}, "what was taken back was charged once more");
+    r.check(r.on.used() == bytes{}, "the device hasn't all back");
+}
+
+/// What is wrong is refused, and costs nothing.
+template <class Backend>
+void misuse(const rig<Backend>& r, int /*rounds*/) {
+    void* const p = r.get();
+    r.check(p != nullptr, "the first block is refused");
+    const auto what = p == nullptr ? std::string_view{} : r.top->misuse(p);
+    r.check(what.empty(), what);
+    auto all = r.fill(granted + 1);
+    r.check(all.size() == granted, "not what is granted, after a wrong free");
+    r.put(all);
+    r.end();
+}
+
 template <class Backend>
 struct stack_kind {
     std::string_view name;
@@ -332,7 +508,8 @@ struct stack_kind {
 template <class Backend>
 struct owner_kind {
     std::string_view name;
-    std::function<std::unique_ptr<owner>(Backend&)> make;
+    std::function<std::unique_ptr<owner<Backend>>(Backend&)> make;
+    std::uint32_t devices = 1;
 };
 template <class Backend>
 struct scenario {
@@ -358,20 +535,33 @@ std::vector<stack_kind<Backend>> stack_kinds() {
             kind<spillable_stack<Backend>, Backend>("spillable"),
             kind<workspace_stack<Backend>, Backend>("workspaces"),
             kind<counted_stack<Backend>, Backend>("statistics"),
+            kind<deferred_stack<Backend>, Backend>("freed in stream order"),
+            kind<pytorch_stack<Backend>, Backend>("PyTorch's cache"),
             kind<tall_stack<Backend>, Backend>("adaptors on adaptors")};
 }
 template <class Backend>
 std::vector<owner_kind<Backend>> owner_kinds() {
     using gpushare::memory_stack;
-    return {{"quota", [](Backend& on) { return std::make_unique<quota_owner<Backend>>(on, on.memory()); }},
-            {"pinned host memory",
-             [](Backend& on) {
-                 return std::make_unique<quota_owner<Backend, typename Backend::pinned_type>>(on, on.pinned());
-             }},
-            {"tree", [](Backend& on) { return std::make_unique<tree_owner<Backend>>(on); }},
-            {"tenant", [](Backend& on) { return std::make_unique<tenant_owner<Backend>>(on, memory_stack::pool); }},
-            {"direct tenant",
-             [](Backend& on) { return std::make_unique<tenant_owner<Backend>>(on, memory_stack::direct); }}};
+    std::vector<owner_kind<Backend>> all{
+        {"quota", [](Backend& on) { return std::make_unique<quota_owner<Backend>>(on, on.memory()); }},
+        {"pinned host memory",
+         [](Backend& on) {
+             return std::make_unique<quota_owner<Backend, typename Backend::pinned_type>>(on, on.pinned());
+         }},
+        {"tree", [](Backend& on) { return std::make_unique<tree_owner<Backend>>(on); }},
+        {"tenant", [](Backend& on) { return std::make_unique<tenant_owner<Backend>>(on, memory_stack::pool); }},
+        {"direct tenant",
+         [](Backend& on) { return std::make_unique<tenant_owner<Backend>>(on, memory_stack::direct); }},
+        {"tenant of two devices",
+         [](Backend& on) { return std::make_unique<tenant_owner<Backend>>(on, memory_stack::pool, 2); }, 2},
+        {"direct tenant of two devices",
+         [](Backend& on) { return std::make_unique<tenant_owner<Backend>>(on, memory_stack::direct, 2); }, 2},
+        {"arena tenant", [](Backend& on) { return std::make_unique<tenant_owner<Backend>>(on, memory_stack::arena); }}};
+    if constexpr (requires(Backend & on) { on.device_pool(); })
+        all.push_back({"stream-ordered tenant", [](Backend& on) {
+                           return std::make_unique<tenant_owner<Backend>>(on, memory_stack::stream_ordered);
+                       }});
+    return all;
 }
 template <class Backend>
 std::vector<scenario<Backend>> scenarios() {
@@ -380,7 +570,14 @@ std::vector<scenario<Backend>> scenarios() {
                                        {"device loss", &device_loss<Backend>},
                                        {"upstream failure", &upstream_failure<Backend>},
                                        {"neighbour's guarantee", &neighbours_guarantee<Backend>},
-                                       {"resize", &resize_up_and_down<Backend>}};
+                                       {"resize", &resize_up_and_down<Backend>},
+                                       {"frees beside a close", &frees_beside_a_close<Backend>},
+                                       {"close with blocks out", &close_with_blocks_out<Backend>},
+                                       {"many waiting", &many_waiting<Backend>},
+                                       {"beside a driver's call", &beside_a_call<Backend>},
+                                       {"hooks across trees", &hooks_across_trees<Backend>},
+                                       {"misuse", &misuse<Backend>}};
+    if constexpr (requires(Backend & on) { on.questions(); }) all.push_back({"many pending", &many_pending<Backend>});
     if constexpr (requires(Backend & on) { on.captured([] {}); }) all.push_back({"capture", &capture<Backend>});
     return all;
 }
@@ -405,16 +602,18 @@ matrix_result run_matrix(int rounds = 40, const std::vector<stack_kind<Backend>>
                     std::string(s.name) + ", " + std::string(o.name) + ", " + std::string(how.name);
                 if (name.find(only) == std::string::npos) continue;
                 std::vector<std::string> wrong;
+                bool tried = true;
                 {
                     // What can't be scrubbed any more goes to nobody: a tenant whose quota it is charged to is never done.
                     std::optional<leaks_are_meant> not_back;
                     if (how.run == &device_loss<Backend>) not_back.emplace();
-                    Backend on{blocks(on_device)};
+                    Backend on{blocks(on_device), o.devices};
                     const auto who = o.make(on);
-                    auto top = s.make({on, who->limit(), who->memory(), [&] { return who->declare(); }});
-                    how.run({on, *who, top, wrong, all.false_refusals}, rounds);
+                    auto top = s.make(
+                        {on, who->limit(), who->memory(), [&] { return who->declare(); }, [&] { who->make_room(); }});
+                    how.run({on, *who, top, wrong, all.false_refusals, tried}, rounds);
                 }
-                ++all.cells;
+                all.cells += tried ? 1 : 0;
                 all.failed += wrong.empty() ? 0 : 1;
                 for (const auto& what : wrong) all.wrong.push_back(name + ": " + what);
             }

@@ -8,6 +8,7 @@
 
 #include <array>
 #include <cstddef>
+#include <cstdint>
 #include <deque>
 #include <functional>
 #include <map>
@@ -18,7 +19,9 @@
 #include <utility>
 #include <vector>
 
+#include <gpushare/concepts.hpp>
 #include <gpushare/error.hpp>
+#include <gpushare/interop/pytorch.hpp>
 #include <gpushare/memory/block_handle.hpp>
 #include <gpushare/memory/chunk_pool.hpp>
 #include <gpushare/memory/pool_resource.hpp>
@@ -70,18 +73,74 @@ public:
     [[nodiscard]] virtual bytes kept() { return {}; }
     /// Whether what is put is had again only once the device has got there.
     [[nodiscard]] virtual bool defers() const noexcept { return false; }
+    /// Whether what is put beside a capture is had again only when that is over.
+    [[nodiscard]] virtual bool keeps_captured() const noexcept { return false; }
+    /// Whether what is out when its owner closes is taken back.
+    [[nodiscard]] virtual bool is_taken_back() const noexcept { return true; }
+    /// Whether it closes with its owner. Else what it does for the owner ends by itself, and the owner isn't closed before.
+    [[nodiscard]] virtual bool closes() const noexcept { return true; }
     /// Whether it has all its memory from the beginning, whatever is granted later.
     [[nodiscard]] virtual bool is_fixed() const noexcept { return false; }
+    /// As get and put, of what isn't held up by whoever is in get().
+    virtual void* get_beside(failure& why) noexcept { return get(why); }
+    virtual errc put_beside(void* p) noexcept { return put(p); }
+    /// Frees `n` small blocks, every other one behind a stream that is held, the others behind one that works. False: its frees wait
+    /// for one stream, or for none.
+    [[nodiscard]] virtual bool free_many(std::size_t /*n*/) { return false; }
+    /// Whether what its owner says of a free is what put() says.
+    [[nodiscard]] virtual bool passes_answers() const noexcept { return false; }
+    /// Wrong uses of a block that is out. What isn't refused as it should be; empty if all is.
+    [[nodiscard]] virtual std::string_view misuse(void* p) noexcept {
+        return put(p) != errc::none   ? "a block isn't taken back"
+               : put(p) == errc::none ? "a block is taken back twice"
+                                      : std::string_view{};
+    }
 };
+
+/// What frees many small blocks in the order of two streams.
+template <class Backend>
+class two_streams {
+public:
+    explicit two_streams(Backend& on) : on_(&on), slow_(on.make_stream()), fast_(on.make_stream()) {}
+
+    /// False if some can't be had. Then, as later, let_go() and reach().
+    template <class Get, class Free>
+    bool free_many(std::size_t n, Get get, Free free) {
+        if constexpr (requires { on_->hold(slow_); }) {
+            on_->hold(slow_);
+            on_->hold(fast_);
+            for (std::size_t i = 0; i < n; ++i) {
+                void* const p = get();
+                if (p == nullptr || free((i % 2 == 0 ? slow_ : fast_).record(), p) != errc::none) return false;
+            }
+            on_->let_go(fast_);
+            return fast_.record().wait(gpushare::never);
+        }
+        return false;
+    }
+    void let_go() {
+        if constexpr (requires { on_->let_go(slow_); }) on_->let_go(slow_), on_->let_go(fast_);
+    }
+    void reach() {
+        (void)slow_.record().wait(gpushare::never);
+        (void)fast_.record().wait(gpushare::never);
+    }
+
+private:
+    Backend* on_;
+    typename Backend::stream slow_, fast_;
+};
+inline constexpr std::size_t crumb = 256;
 
 /// What a stack stands on.
 template <class Backend>
 struct site {
     Backend& on;
     gpushare::quota& limit;  ///< `memory` is charged there
-    any_upstream& memory;
+    ordered_upstream<typename Backend::stream::point>& memory;
     std::function<gpushare::workspace()>
-        declare;  ///< of what a library took past `memory`: a block. Throws where that is refused
+        declare;                      ///< of what a library took past `memory`: a block. Throws where that is refused
+    std::function<void()> make_room;  ///< whoever keeps something of the device for nobody gives it back
 };
 
 /// A get() that may throw.
@@ -113,6 +172,7 @@ public:
     explicit direct_stack(const site<Backend>& s) : memory_(&s.memory) {}
     void* get(failure& why) noexcept override { return memory_->try_allocate(unit, 256, &why); }
     errc put(void* p) noexcept override { return memory_->deallocate(p, unit, 256); }
+    [[nodiscard]] bool passes_answers() const noexcept override { return true; }
 
 private:
     any_upstream* memory_;
@@ -164,10 +224,22 @@ template <class Backend>
 class ordered_stack : public stack {
 public:
     explicit ordered_stack(const site<Backend>& s)
-        : stream_(s.on.make_stream()), pool_(s.memory, {.segment = bytes{unit}}), cache_(pool_.make_cache(stream_)) {}
+        : others_(s.on),
+          stream_(s.on.make_stream()),
+          pool_(s.memory, {.segment = bytes{unit}}),
+          cache_(pool_.make_cache(stream_)) {}
     void* get(failure& why) noexcept override { return cache_.try_allocate(unit, 256, &why); }
     errc put(void* p) noexcept override { return cache_.deallocate(p, unit, 256); }
-    void reach() override { (void)stream_.record().wait(gpushare::never); }
+    void reach() override {
+        (void)stream_.record().wait(gpushare::never);
+        others_.reach();
+    }
+    void let_go() override { others_.let_go(); }
+    bool free_many(std::size_t n) override {
+        return others_.free_many(
+            n, [&] { return pool_.try_allocate(crumb, 256); },
+            [&](const auto& used, void* p) { return pool_.deallocate_after(used, p, crumb, 256); });
+    }
     void settle() override {
         pool_.collect();
         (void)pool_.trim({});
@@ -176,12 +248,160 @@ public:
 
 private:
     using stream = typename Backend::stream;
+    two_streams<Backend> others_;
     stream stream_;
     gpushare::pool_resource<any_upstream, typename stream::point> pool_;
     typename gpushare::pool_resource<any_upstream, typename stream::point>::cache cache_;
 };
 
-/// A chunk is a block.
+/// Blocks of the owner's own memory, each freed behind what was enqueued by then.
+template <class Backend>
+class deferred_stack : public stack {
+public:
+    explicit deferred_stack(const site<Backend>& s)
+        : on_(&s.on), stream_(s.on.make_stream()), others_(s.on), memory_(&s.memory) {}
+    void* get(failure& why) noexcept override { return memory_->try_allocate(unit, 256, &why); }
+    errc put(void* p) noexcept override try {
+        return memory_->deallocate_after(stream_.record(), p, unit, 256);
+    } catch (...) {  // a lost device
+        return errc::backend_failed;
+    }
+    void reach() override {
+        (void)stream_.record().wait(gpushare::never);
+        others_.reach();
+    }
+    void settle() override { memory_->collect(); }
+    void hold() override { hold_stream(*on_, stream_); }
+    void let_go() override {
+        let_go_stream(*on_, stream_);
+        others_.let_go();
+    }
+    [[nodiscard]] bool defers() const noexcept override { return true; }
+    bool free_many(std::size_t n) override {
+        return others_.free_many(
+            n, [&] { return memory_->try_allocate(crumb, 256, nullptr); },
+            [&](const auto& used, void* p) { return memory_->deallocate_after(used, p, crumb, 256); });
+    }
+    /// Who checks, if anybody does, is the owner.
+    std::string_view misuse(void* p) noexcept override {
+        return put(p) != errc::none ? "a block isn't taken back" : std::string_view{};
+    }
+
+private:
+    Backend* on_;
+    typename Backend::stream stream_;
+    two_streams<Backend> others_;
+    ordered_upstream<typename Backend::stream::point>* memory_;
+};
+
+/// PyTorch's caching allocator in front of the functions that it is given: it keeps what is freed, by stream. When it is answered
+/// null it frees all that, and asks again; what is thrown goes straight to who asked. What is freed while a stream is captured isn't
+/// kept. As PyTorch's, it has one lock, also while it asks.
+template <class Backend>
+class pytorch_stack : public stack {
+    using memory_type = ordered_upstream<typename Backend::stream::point>;
+
+public:
+    explicit pytorch_stack(const site<Backend>& s)
+        : on_(&s.on), memory_(&s.memory), streams_{s.on.make_stream(), s.on.make_stream()}, torch_(s.on.node()) {
+        torch_.add(0, gpushare::device_id{0}, s.memory);
+    }
+    ~pytorch_stack() override {
+        settle();
+        reach();
+        memory_->collect();
+    }
+    void* get(failure& why) noexcept override {
+        const std::lock_guard lock(mutex_);
+        const std::size_t on = turn_ / granted % 2;
+        void* p = nullptr;
+        if (!memory_->closing().closed()) {
+            if (!kept_[on].empty()) {
+                p = kept_[on].back();
+                kept_[on].pop_back();
+            } else if (answer from = ask(on, unit); from.asks_again()) {
+                empty_cache();
+                p = ask(on, unit).pointer;
+            } else {
+                p = from.pointer;
+            }
+        }
+        if (p != nullptr) {
+            out_[p] = on;
+            ++turn_;
+        }
+        why.code = memory_->closing().closed() ? errc::closed : errc::out_of_memory;
+        return p;
+    }
+    errc put(void* p) noexcept override {
+        const std::lock_guard lock(mutex_);
+        const auto found = out_.find(p);
+        if (found == out_.end()) return errc::unknown_block;
+        const auto on = found->second;
+        out_.erase(found);
+        if constexpr (requires { on_->capturing(); })
+            if (auto* const captured = on_->capturing()) {
+                const errc why = torch_.deallocate(p, unit, 0, captured->native_handle());
+                return why == errc::capturing ? errc::none : why;
+            }
+        kept_[on].push_back(p);
+        return errc::none;
+    }
+    void* get_beside(failure& /*why*/) noexcept override { return ask(0, unit).pointer; }
+    errc put_beside(void* p) noexcept override { return torch_.deallocate(p, unit, 0, handle(0)); }
+    void reach() override {
+        for (auto& s : streams_) (void)s.record().wait(gpushare::never);
+    }
+    void settle() override {
+        {
+            const std::lock_guard lock(mutex_);
+            empty_cache();
+        }
+        (void)torch_.free_captured();
+        memory_->collect();
+    }
+    [[nodiscard]] bool keeps_captured() const noexcept override { return true; }
+    void* get_impossible() noexcept override { return ask(0, std::ptrdiff_t{1} << 40).pointer; }
+    [[nodiscard]] bool defers() const noexcept override { return true; }
+
+private:
+    struct answer {
+        void* pointer = nullptr;
+        bool thrown = false;
+        [[nodiscard]] bool asks_again() const noexcept { return pointer == nullptr && !thrown; }
+    };
+    [[nodiscard]] answer ask(std::size_t on, std::ptrdiff_t size) noexcept {
+        try {
+            return {torch_.try_allocate(size, 0, handle(on))};
+        } catch (...) {
+            return {nullptr, true};
+        }
+    }
+    [[nodiscard]] auto handle(std::size_t i) noexcept {
+        if constexpr (requires { streams_[i].native_handle(); })
+            return streams_[i].native_handle();
+        else
+            return &streams_[i];
+    }
+    void empty_cache() noexcept {
+        for (std::size_t on = 0; on < kept_.size(); ++on) {
+            for (void* const p : kept_[on]) (void)torch_.deallocate(p, unit, 0, handle(on));
+            kept_[on].clear();
+        }
+    }
+
+    Backend* on_;
+    memory_type* memory_;
+    std::array<typename Backend::stream, 2> streams_;
+    gpushare::pytorch_allocator<memory_type, typename Backend::node_type> torch_;
+    std::mutex mutex_;
+    // As many blocks on one stream, and then as many on the other one, which doesn't use what is kept for the first.
+    std::size_t turn_ = 0;
+    std::map<void*, std::size_t> out_;  // on which stream
+    std::array<std::vector<void*>, 2> kept_;
+};
+
+/// A chunk is a block. One arena for most, and one for who uses it beside them.
 template <class Backend>
 class arena_stack : public stack {
 public:
@@ -189,8 +409,17 @@ public:
         : scrubs_(s.on.make_stream()),
           work_(s.on.make_stream()),
           pool_(s.on.chunks(), scrubs_, {.capacity = 2 * slots}),
-          arena_(pool_, s.limit, gpushare::tenant_tag{1}, blocks(slots)) {
+          arena_(pool_, s.limit, gpushare::tenant_tag{1}, blocks(slots)),
+          beside_(pool_, s.limit, gpushare::tenant_tag{1}, bytes{unit}) {
         for (std::size_t i = 0; i < slots; ++i) vacant_.push_back(i);
+    }
+    void* get_beside(failure& why) noexcept override {
+        why = beside_.try_commit({}, bytes{unit}, gpushare::never);
+        return why.code == errc::none ? beside_.data() : nullptr;
+    }
+    errc put_beside(void* /*p*/) noexcept override {
+        const std::array used{work_.record()};
+        return beside_.try_decommit_after({}, bytes{unit}, used).code;
     }
     void* get(failure& why) noexcept override {
         const std::size_t slot = take();
@@ -208,7 +437,7 @@ public:
             static_cast<std::size_t>(static_cast<std::byte*>(p) - static_cast<std::byte*>(arena_.data())) / unit;
         const std::array used{work_.record()};
         const errc why = arena_.try_decommit_after(blocks(slot), bytes{unit}, used).code;
-        give(slot);
+        if (why == errc::none) give(slot);
         return why;
     }
     void reach() override {
@@ -235,7 +464,7 @@ private:
     using stream = typename Backend::stream;
     stream scrubs_, work_;
     gpushare::chunk_pool<typename Backend::virtual_memory, stream> pool_;
-    gpushare::virtual_arena<typename Backend::virtual_memory, stream> arena_;
+    gpushare::virtual_arena<typename Backend::virtual_memory, stream> arena_, beside_;
     std::mutex mutex_;
     std::deque<std::size_t> vacant_;
 };
@@ -253,6 +482,10 @@ public:
     void hold() override { hold_stream(*on_, stream_); }
     void let_go() override { let_go_stream(*on_, stream_); }
     [[nodiscard]] bool defers() const noexcept override { return true; }
+    /// It checks no free: that is left to what is above.
+    std::string_view misuse(void* p) noexcept override {
+        return put(p) != errc::none ? "a block isn't taken back" : std::string_view{};
+    }
 
 protected:
     using scrubbing = gpushare::scrubbing_resource<any_upstream, typename Backend::stream>;
@@ -261,7 +494,7 @@ protected:
     scrubbing memory_;
 };
 
-/// The quota is above what scrubs.
+/// The quota is above what scrubs, which is the device's.
 template <class Backend>
 class scrubbed_stack : public stack {
 public:
@@ -274,7 +507,13 @@ public:
     void settle() override { (void)below_.collect(); }
     void hold() override { hold_stream(*on_, stream_); }
     void let_go() override { let_go_stream(*on_, stream_); }
+    [[nodiscard]] bool closes() const noexcept override { return false; }
+    [[nodiscard]] bool is_taken_back() const noexcept override { return false; }
     [[nodiscard]] bool defers() const noexcept override { return true; }
+    /// It checks no free: that is left to what is above.
+    std::string_view misuse(void* p) noexcept override {
+        return put(p) != errc::none ? "a block isn't taken back" : std::string_view{};
+    }
 
 private:
     using scrubbing = gpushare::scrubbing_resource<typename Backend::memory_type, typename Backend::stream>;
@@ -308,6 +547,25 @@ public:
                    ? why
                    : errc::backend_failed;  // a second time it refers to nothing
     }
+    [[nodiscard]] bool passes_answers() const noexcept override { return true; }
+    /// Frees and moves it while it is moved.
+    std::string_view misuse(void* p) noexcept override {
+        gpushare::block_handle h;
+        {
+            const std::lock_guard lock(mutex_);
+            h = std::exchange(out_[p], {});
+        }
+        bool refused = true;
+        const auto nothing = [](void*, const void*, std::size_t) {};
+        const failure moved = memory_.try_resize(h, unit, [&](void*, const void*, std::size_t) {
+            refused = memory_.deallocate(h) == errc::in_flight &&
+                      memory_.try_resize(h, unit, nothing).code == errc::in_flight;
+        });
+        return memory_.deallocate(h) != errc::none ? "a block isn't taken back"
+               : moved.code != errc::none          ? "a block isn't moved"
+               : !refused                          ? "a block is freed or moved while it is moved"
+                                                   : std::string_view{};
+    }
 
 private:
     gpushare::handle_table table_;
@@ -334,7 +592,10 @@ public:
         std::unique_ptr<spillable> last;
         {
             const std::lock_guard lock(mutex_);
-            last = std::move(out_[p]);
+            const auto found = out_.find(p);
+            if (found == out_.end()) return errc::unknown_block;
+            last = std::move(found->second);
+            out_.erase(found);
         }
         const errc why = last->spill(gpushare::never);
         return why == errc::none && last->data() != nullptr ? errc::backend_failed : why;
@@ -353,9 +614,13 @@ private:
 template <class Backend>
 class workspace_stack : public stack {
 public:
-    explicit workspace_stack(const site<Backend>& s) : on_(&s.on), declare_(s.declare) {}
+    explicit workspace_stack(const site<Backend>& s) : on_(&s.on), declare_(s.declare), make_room_(s.make_room) {}
     void* get(failure& why) noexcept override {
-        void* const p = on_->take_for_library();
+        void* p = on_->take_for_library();
+        if (p == nullptr) {  // a library asks nobody of ours
+            make_room_();
+            p = on_->take_for_library();
+        }
         if (p == nullptr) {
             why = {.code = errc::out_of_memory, .asked = unit};
             return p;
@@ -371,14 +636,22 @@ public:
         return nullptr;
     }
     errc put(void* p) noexcept override {
+        std::map<void*, gpushare::workspace>::node_type last;
+        {
+            const std::lock_guard lock(mutex_);
+            last = out_.extract(p);
+        }
+        if (last.empty()) return errc::unknown_block;
         on_->give_for_library(p);
-        const std::lock_guard lock(mutex_);
-        return out_.erase(p) == 1 ? errc::none : errc::unknown_block;
+        return errc::none;
     }
+    /// Its library has it.
+    [[nodiscard]] bool is_taken_back() const noexcept override { return false; }
 
 private:
     Backend* on_;
     std::function<gpushare::workspace()> declare_;
+    std::function<void()> make_room_;
     std::mutex mutex_;
     std::map<void*, gpushare::workspace> out_;
 };
@@ -389,6 +662,7 @@ public:
     explicit counted_stack(const site<Backend>& s) : memory_(s.memory) {}
     void* get(failure& why) noexcept override { return memory_.try_allocate(unit, 256, &why); }
     errc put(void* p) noexcept override { return memory_.deallocate(p, unit, 256); }
+    [[nodiscard]] bool passes_answers() const noexcept override { return true; }
 
 private:
     gpushare::statistics_resource<any_upstream> memory_;
@@ -403,6 +677,7 @@ public:
           below_(this->memory_),
           pool_(below_, {.segment = bytes{unit}}),
           counted_(pool_) {}
+    std::string_view misuse(void* p) noexcept override { return stack::misuse(p); }
     void* get(failure& why) noexcept override { return counted_.try_allocate(unit, 256, &why); }
     errc put(void* p) noexcept override { return counted_.deallocate(p, unit, 256); }
     void settle() override {
