@@ -90,7 +90,8 @@ concept pipelined_transport = transport<T> && requires(T& t, std::span<float> da
 /// A thread of this process that is a rank of a communicator.
 class thread_transport {
 public:
-    static constexpr bool rank_ordered = true, in_host_memory = true;  ///< see transport
+    static constexpr bool rank_ordered = true;    ///< see transport
+    static constexpr bool in_host_memory = true;  ///< see transport
 
     /// The rank `me`, on its channel: one transport a channel.
     explicit thread_transport(const member& me) noexcept : me_(me) {}

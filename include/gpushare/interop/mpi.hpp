@@ -63,7 +63,8 @@ struct mpi_options {
 /// come from any, and reaches the other processes with the next call of the thread that uses the transport: `advance`, if no other.
 class mpi_transport {
 public:
-    static constexpr bool rank_ordered = true, in_host_memory = true;  ///< see transport
+    static constexpr bool rank_ordered = true;    ///< see transport
+    static constexpr bool in_host_memory = true;  ///< see transport
 
     /// A duplicate of `all`, so that no other message meets ours: collective. Throws operation_error: errc::not_supported, before
     /// anything is sent, where the MPI isn't initialised, or not for options.threads; errc::backend_failed.
