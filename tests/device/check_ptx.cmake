@@ -1,8 +1,9 @@
 # SPDX-License-Identifier: Apache-2.0
 # Checks instructions in the PTX of kernels. Every kernel whose mangled name matches ENTRY must contain what each regular
-# expression of NEEDS matches and nothing that FORBIDS matches; each file must have such a kernel.
+# expression of NEEDS matches and nothing that FORBIDS matches; each file must have such a kernel. Right behind each match of BEHIND, but
+# for comments and spaces, must be one of FOLLOWS.
 #
-#   cmake -DPTX=FILE;... -DENTRY=REGEX -DNEEDS=REGEX;... [-DFORBIDS=REGEX;...] -P check_ptx.cmake
+#   cmake -DPTX=FILE;... -DENTRY=REGEX -DNEEDS=REGEX;... [-DFORBIDS=REGEX;...] [-DBEHIND=REGEX -DFOLLOWS=REGEX] -P check_ptx.cmake
 cmake_minimum_required(VERSION 3.25)
 
 set(wrong "")
@@ -28,6 +29,15 @@ foreach(file IN LISTS PTX)
                 string(APPEND wrong "${file}: ${name}: '${CMAKE_MATCH_0}' is forbidden\n")
             endif()
         endforeach()
+        if(BEHIND)
+            string(REGEX MATCHALL "${BEHIND}" all "${entry}")
+            string(REGEX MATCHALL "${BEHIND}[ \t\n]*(//[^\n]*\n[ \t\n]*)*${FOLLOWS}" followed "${entry}")
+            list(LENGTH all all)
+            list(LENGTH followed followed)
+            if(NOT all EQUAL followed)
+                string(APPEND wrong "${file}: ${name}: ${all} '${BEHIND}', and '${FOLLOWS}' behind ${followed} of them\n")
+            endif()
+        endif()
     endforeach()
     if(NOT found)
         string(APPEND wrong "${file}: no kernel '${ENTRY}'\n")
