@@ -33,6 +33,28 @@ requires(std::is_trivially_copyable_v<T> && 16 % sizeof(T) == 0) struct alignas(
     return reinterpret_cast<std::uintptr_t>(p) % 16 == 0;
 }
 
+namespace detail {
+
+#ifdef __CUDA_ARCH__
+/// 4, 8 or 16 bytes to a multiple of as many, as one store: nvcc takes an assignment apart, to bytes where elements have so few, and
+/// doesn't always put it together again. (PTX ISA, 9.7.9.11: a vector's address is a multiple of its size, and generic without a space.)
+template <class Bytes>
+__device__ void store_at_once(void* to, const Bytes& x) noexcept {
+    std::uint32_t w[sizeof x / 4];
+    memcpy(w, &x, sizeof x);
+    if constexpr (sizeof x == 16)
+        asm volatile("st.v4.b32 [%0], {%1, %2, %3, %4};" ::"l"(to), "r"(w[0]), "r"(w[1]), "r"(w[2]), "r"(w[3])
+                     : "memory");
+    else if constexpr (sizeof x == 8)
+        asm volatile("st.v2.b32 [%0], {%1, %2};" ::"l"(to), "r"(w[0]), "r"(w[1]) : "memory");
+    else
+        asm volatile("st.b32 [%0], %1;" ::"l"(to), "r"(w[0]) : "memory");
+    static_assert(sizeof x == 4 || sizeof x == 8 || sizeof x == 16);
+}
+#endif
+
+}  // namespace detail
+
 /// The `packed<T>::width` elements from `from` on, which needs T's own alignment only.
 template <class T>
 [[nodiscard]] GPUSHARE_HD packed<T> load_packed(const T* from) noexcept {
@@ -54,7 +76,7 @@ template <class T>
 GPUSHARE_HD void store_packed(T* to, const packed<T>& from) noexcept {
 #ifdef __CUDA_ARCH__
     if (is_packed(to)) {
-        *reinterpret_cast<uint4*>(to) = *reinterpret_cast<const uint4*>(&from);
+        detail::store_at_once(to, from);
     } else {
         for (std::uint32_t i = 0; i < packed<T>::width; ++i) to[i] = from.lane[i];
     }
@@ -78,7 +100,7 @@ template <class T>
 template <class T>
 GPUSHARE_HD void store_aligned(T* to, const packed<T>& from) noexcept {
 #ifdef __CUDA_ARCH__
-    *reinterpret_cast<uint4*>(to) = *reinterpret_cast<const uint4*>(&from);
+    detail::store_at_once(to, from);
 #else
     store_packed(to, from);
 #endif

@@ -21,6 +21,7 @@
 #include <gpushare/collective/floats.hpp>
 #include <gpushare/config.hpp>
 #include <gpushare/numbers.hpp>
+#include <gpushare/packed.hpp>
 
 namespace gpushare {
 inline namespace GPUSHARE_ABI {
@@ -46,7 +47,16 @@ struct alignas(4 * sizeof(T)) four_elements {
     T lane[4];
 };
 
-#ifndef __CUDA_ARCH__
+#ifdef __CUDA_ARCH__
+
+/// What one access has loaded, as floats.
+template <class V, class T>
+[[nodiscard]] GPUSHARE_FLAT GPUSHARE_HD V widened_four(const four_elements<T>& t) noexcept {
+    return {static_cast<float>(t.lane[0]), static_cast<float>(t.lane[1]), static_cast<float>(t.lane[2]),
+            static_cast<float>(t.lane[3])};
+}
+
+#else
 
 /// A register of floats.
 template <std::uint32_t W, class T>
@@ -119,8 +129,7 @@ requires detail::is_floats<V>
             t = *reinterpret_cast<const detail::four_elements<T>*>(from);
         else
             for (int i = 0; i < 4; ++i) t.lane[i] = from[i];
-        return {static_cast<float>(t.lane[0]), static_cast<float>(t.lane[1]), static_cast<float>(t.lane[2]),
-                static_cast<float>(t.lane[3])};
+        return detail::widened_four<V>(t);
 #else
         detail::simd<float, V::width> x;
         detail::load_register(from, x);
@@ -182,7 +191,7 @@ GPUSHARE_FLAT GPUSHARE_HD void store_floats(T* to, const floats<N, W>& x) noexce
         detail::four_elements<T> t;
         for (std::uint32_t i = 0; i < 4; ++i) t.lane[i] = detail::narrow_lane<T>(x[i]);
         if (reinterpret_cast<std::uintptr_t>(to) % sizeof t == 0)
-            *reinterpret_cast<detail::four_elements<T>*>(to) = t;
+            detail::store_at_once(to, t);
         else
             for (int i = 0; i < 4; ++i) to[i] = t.lane[i];
     }
