@@ -33,7 +33,9 @@ namespace jobs {
 namespace gs = gpushare;
 namespace detail = gpushare::detail;
 
-inline constexpr std::size_t region = 8192, regions = 6, arena = regions * region, most_ranks = 8;
+inline constexpr std::size_t region = 8192, regions = 6, arena = regions * region;
+/// One more than a thread of a fused collective has addresses of; random jobs have 2 to 8.
+inline constexpr std::uint32_t most_ranks = 9;
 /// Where in the arena: what a rank brings, what it gets, a residual, weights by column, scales by row, and what it brings next.
 enum part : std::uint8_t { in, out, residual, columns, scales, refill };
 

@@ -9,8 +9,8 @@
 // What faster kernels do on devices and these don't:
 //   data with a flag in each word (NCCL's LL)    saves a wait, where one shot has one of some 3 us, and halves the bandwidth
 //   sums in the switch (NVLink SHARP, multimem)  the order of the ranks isn't ours then, and results change from run to run
-//   R known when compiling in fused kernels, too  each pipeline would be compiled four times; an address that isn't in a register
-//                                                costs a load from the first-level cache for each 16 bytes of a rank
+//   R known when compiling in fused kernels, too  each pipeline would be compiled four times. They have the addresses of up to eight
+//                                                inputs in registers, and four loads under way; eight would take 20 registers more
 //   the same for 3, 5 to 7 and 16 ranks          machines have 2, 4 or 8 devices; each number is a loop more in each kernel
 #pragma once
 

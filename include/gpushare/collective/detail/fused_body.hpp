@@ -7,6 +7,7 @@
 
 #include <cstddef>
 #include <cstdint>
+#include <type_traits>
 
 #include <gpushare/collective/detail/epilogue_run.hpp>
 #include <gpushare/collective/detail/reduction.hpp>
@@ -14,6 +15,7 @@
 #include <gpushare/collective/epilogue.hpp>
 #include <gpushare/collective/epilogue_stages.hpp>
 #include <gpushare/collective/fault.hpp>
+#include <gpushare/collective/float_moves.hpp>
 #include <gpushare/collective/pipeline.hpp>
 #include <gpushare/collective/reduce_ops.hpp>
 #include <gpushare/collective/shard.hpp>
@@ -44,6 +46,62 @@ struct combined_rows {
         if constexpr (requires { op.finish(float{}, float{}); }) x = x.finished(op, static_cast<float>(ranks));
         return x;
     }
+};
+
+/// The same by a thread of a device, which has the addresses of up to eight ranks in registers, and loads from all of them before it
+/// combines anything: each load takes a microsecond where it comes from another device.
+template <class T, class Op>
+class held_rows {
+public:
+    GPUSHARE_HD held_rows(const peer_signal* from_rank, std::uint32_t ranks, std::size_t row, const Op& op) noexcept
+        : from_rank_(from_rank), ranks_(ranks), row_(row), op_(op) {
+        for (std::uint32_t r = 0; r < most; ++r) {
+            of_[r] = r < ranks ? static_cast<const T*>(from_rank[r].in) : nullptr;
+            places_ |= reinterpret_cast<std::uintptr_t>(of_[r]);
+        }
+    }
+    template <class V>
+    [[nodiscard]] GPUSHARE_FLAT GPUSHARE_HD V load(const place& at) const noexcept {
+        const std::size_t i = (at.row + row_) * at.width + at.column;
+        V x;
+#ifdef __CUDA_ARCH__
+        using four = four_elements<T>;
+        if (at.count == V::lanes && ranks_ <= most && (places_ | i * sizeof(T)) % sizeof(four) == 0) [[likely]] {
+            for (std::uint32_t first = 0; first < most; first += at_once) {
+                if (first != 0 && first >= ranks_) break;
+                four had[at_once];
+                for (std::uint32_t r = 0; r < at_once; ++r)
+                    if (first + r < ranks_) had[r] = *reinterpret_cast<const four*>(of_[first + r] + i);
+                for (std::uint32_t r = 0; r < at_once; ++r) {
+                    if (first + r == 0)
+                        x = widened_four<V>(had[0]);
+                    else if (first + r < ranks_)
+                        x = V::combined(op_, x, widened_four<V>(had[r]));
+                }
+            }
+        } else
+#endif
+        {
+            x = load_floats<V>(of_[0] + i, at.count);
+#ifdef __CUDA_ARCH__
+#pragma unroll 1
+#endif
+            for (std::uint32_t r = 1; r < ranks_; ++r)
+                x = V::combined(op_, x, load_floats<V>(static_cast<const T*>(from_rank_[r].in) + i, at.count));
+        }
+        if constexpr (requires { op_.finish(float{}, float{}); }) x = x.finished(op_, static_cast<float>(ranks_));
+        return x;
+    }
+
+private:
+    static constexpr std::uint32_t most = 8, at_once = 4;
+
+    const peer_signal* from_rank_;
+    std::uint32_t ranks_;
+    std::size_t row_;
+    Op op_;
+    const T* of_[most];
+    std::uintptr_t places_ = 0;
 };
 
 /// The arrays that ranks have signalled; the result is the last.
@@ -87,9 +145,16 @@ struct fused_body {
         float* const scratch =
             what.width * sizeof(float) <= t.view().slot ? reinterpret_cast<float*>(t.slot_of(t.rank())) : spare;
         const peer_signal* const from_rank = &t.signal_from(0);
-        const T* const second = t.ranks() > 1 ? static_cast<const T*>(from_rank[1].in) : nullptr;
-        const combined_rows<T, Op> from{
-            from_rank, static_cast<const T*>(from_rank[0].in), second, t.ranks(), Sharded ? own.begin : 0, what.op};
+        const std::size_t first_row = Sharded ? own.begin : 0;
+        const auto from = [&] {
+            if constexpr (is_one_thread<Context>) {
+                const T* const second = t.ranks() > 1 ? static_cast<const T*>(from_rank[1].in) : nullptr;
+                return combined_rows<T, Op>{
+                    from_rank, static_cast<const T*>(from_rank[0].in), second, t.ranks(), first_row, what.op};
+            } else {
+                return held_rows<T, Op>(from_rank, t.ranks(), first_row, what.op);
+            }
+        }();
         const matrix<out_type, false> result{out, 0};
         const auto all = joined(what.list, as_epilogue(storing<matrix<out_type, false>>{result}));
         // Some rows at a time, and then a look at whether the group was aborted.

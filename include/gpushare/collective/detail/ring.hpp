@@ -148,7 +148,9 @@ private:
         const T* const from = result(before_, c);
         copy_elements(ctx, out_ + mine.begin, from, mine.size());
         if (hand_on) {
-            copy_elements(ctx, result(session_.rank(), c), from, mine.size());
+            // Each thread reads what it has just written, and not from the other rank's memory again.
+            const T* const taken = out_ + mine.begin;
+            copy_elements(ctx, result(session_.rank(), c), taken, mine.size());
             publish(signal(next_, session_.rank()).result_ready, count_of(c));
         }
         publish(signal(before_, session_.rank()).result_taken, count_of(c));

@@ -253,7 +253,8 @@ struct shared_device_kernel {
         const std::uint32_t rank = ctx.block_rank() / blocks;
         session<C> s(ctx, view, rank, ctx.block_rank() % blocks, Body::kind, ctx.now() + patience);
         s.abort_if(aborted);
-        if (s.enter()) (void)bodies[rank](s, blocks);
+        const Body mine = bodies[rank];  // in registers: each use would find it in the array anew
+        if (s.enter()) (void)mine(s, blocks);
     }
 };
 
