@@ -617,11 +617,14 @@ std::uint32_t number_of() {
     throw std::logic_error("no such kind");
 }
 
+struct sizes {
+    std::size_t few = 512, many = 1536;
+};
+
 /// `of_part`: of an array of n elements, count is this part.
-cost cost_of(std::string name, job j, std::size_t of_part, double least_bytes) {
-    constexpr std::size_t few = 512, many = 1536;
-    const auto work_of = [&](std::size_t n) {
-        j.count = n / of_part;
+cost cost_of(std::string name, job j, std::size_t of_part, double least_bytes, sizes n = {}) {
+    const auto work_of = [&](std::size_t elements) {
+        j.count = elements / of_part;
         const auto before = ptx::runtime::total().work;
         std::string wrong;
         (void)on_devices(j, contents(j, 1), {}, wrong);
@@ -630,9 +633,9 @@ cost cost_of(std::string name, job j, std::size_t of_part, double least_bytes) {
         return std::pair(static_cast<double>(after.instructions - before.instructions),
                          static_cast<double>(after.loaded + after.stored - before.loaded - before.stored));
     };
-    const auto [little, few_bytes] = work_of(few);
-    const auto [much, many_bytes] = work_of(many);
-    const double more = static_cast<double>((many - few) * j.ranks);
+    const auto [little, few_bytes] = work_of(n.few);
+    const auto [much, many_bytes] = work_of(n.many);
+    const double more = static_cast<double>((n.many - n.few) * j.ranks);
     return {std::move(name), (much - little) / more, (many_bytes - few_bytes) / more, least_bytes};
 }
 
@@ -640,16 +643,26 @@ cost cost_of(std::string name, job j, std::size_t of_part, double least_bytes) {
 
 std::vector<cost> costs() {
     const std::uint32_t sum = number_of<all_reduce<float, gs::sum, false>>();
+    const std::uint32_t sum_together = number_of<all_reduce<gs::bfloat16, gs::sum, true>>();
     std::vector<cost> all;
-    for (const std::uint32_t ranks : {2U, 4U})
-        all.push_back(cost_of("two_shot_of_" + std::to_string(ranks), {.which = sum, .ranks = ranks}, 1, 8));
-    all.push_back(cost_of("reduce_scatter_of_4",
-                          {.which = number_of<reduce_scatter<float, gs::sum, false>>(), .ranks = 4}, 4, 5));
-    all.push_back(
-        cost_of("all_gather_of_4", {.which = number_of<all_gather<gs::bfloat16, false>>(), .ranks = 4}, 4, 4));
-    all.push_back(cost_of("add_norm_cast_of_4",
-                          {.which = number_of<fused<gs::bfloat16, normed, false, false>>(), .ranks = 4, .width = 128},
-                          1, 7.5));
+    const auto add = [&](const std::string& name, const job& j, std::size_t of_part, double least, sizes n = {}) {
+        all.push_back(cost_of(name + "_of_" + std::to_string(j.ranks), j, of_part, least, n));
+    };
+    for (const std::uint32_t ranks : {2U, 3U, 4U, 8U}) add("two_shot", {.which = sum, .ranks = ranks}, 1, 8);
+    add("two_shot_of_bfloats", {.which = sum_together, .ranks = 4}, 1, 4);
+    for (const std::uint32_t ranks : {2U, 4U, 8U})  // what a slot holds
+        add("one_shot", {.which = sum, .ranks = ranks, .how = gs::algorithm::one_shot}, 1, 8, {256, 512});
+    add("ring", {.which = sum, .ranks = 4, .how = gs::algorithm::ring}, 1, 8);
+    add("reduce_scatter", {.which = number_of<reduce_scatter<float, gs::sum, false>>(), .ranks = 4}, 4, 5);
+    add("reduce", {.which = number_of<reduce<float, gs::maximum, false>>(), .ranks = 4}, 1, 5);
+    add("all_gather", {.which = number_of<all_gather<gs::bfloat16, false>>(), .ranks = 4}, 4, 4);
+    add("broadcast", {.which = number_of<broadcast<float, false>>(), .ranks = 4}, 1, 6);
+    add("all_to_all", {.which = number_of<all_to_all<float, false>>(), .ranks = 4}, 4, 8);
+    const std::uint32_t finish = number_of<fused<gs::bfloat16, normed, false, false>>();
+    for (const std::uint32_t ranks : {4U, 8U})  // a residual and weights by the row's owner, the rest by everyone
+        add("add_norm_cast", {.which = finish, .ranks = ranks, .width = 128}, 1, 6 + 6.0 / ranks);
+    add("quantise", {.which = number_of<fused<gs::bfloat16, quantised, false, true>>(), .ranks = 4, .width = 128}, 1,
+        3);
     return all;
 }
 
