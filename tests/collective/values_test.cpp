@@ -1,10 +1,14 @@
 // SPDX-License-Identifier: Apache-2.0
 // What a thread combines at once: vectors convert to the bits of single numbers, for every number and at every point where rounding
-// is decided; and vectors, arrays and single numbers combine to the same bits.
+// is decided; vectors, arrays and single numbers combine to the same bits; and what isn't finite is found among any number of others.
 #include <gpushare/collective/detail/values.hpp>
+#include <gpushare/collective/finite.hpp>
 
 #include <bit>
+#include <cstddef>
 #include <cstdint>
+#include <limits>
+#include <span>
 #include <vector>
 
 #include "support/catch.hpp"
@@ -91,6 +95,38 @@ TEMPLATE_TEST_CASE("vectors and arrays of floats combine to the same bits", "[co
             wrong += bits(array[j]) != bits(one);
         }
     }
+    CHECK(wrong == 0);
+}
+
+TEST_CASE("what isn't finite is found wherever it lies", "[collective]") {
+    using limits = std::numeric_limits<float>;
+    std::size_t wrong = 0;
+    for (std::size_t first = 0; first < 3; ++first)  // at addresses of any kind
+        for (std::size_t n = 0; n < 100; ++n) {
+            std::vector<float> memory(n + 4, limits::infinity());  // around it
+            const std::span<float> x = std::span(memory).subspan(first + 1, n);
+            const auto found = [&] {
+                const bool all = !gpushare::all_finite(std::span<const float>(x));
+                wrong += all == gpushare::detail::all_finite_one_by_one(x);
+#ifdef __x86_64__
+                const std::size_t lines = n / 16;
+                wrong += all == (gpushare::detail::all_finite_lines(x.data(), lines) &&
+                                 gpushare::detail::all_finite_one_by_one(x.subspan(lines * 16)));
+#endif
+                return all;
+            };
+            for (std::size_t i = 0; i < n; ++i) x[i] = i % 2 == 0 ? limits::max() : -limits::denorm_min();
+            wrong += found();
+            for (float& at : x) {
+                const float was = at;
+                for (const float y : {limits::infinity(), -limits::infinity(), limits::quiet_NaN(),
+                                      -limits::quiet_NaN(), std::bit_cast<float>(0x7f80'0001U)}) {
+                    at = y;
+                    wrong += !found();
+                }
+                at = was;
+            }
+        }
     CHECK(wrong == 0);
 }
 
