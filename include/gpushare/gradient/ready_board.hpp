@@ -57,10 +57,13 @@ public:
         for (; me.taken < gradients_; ++me.read) {
             const std::uint64_t head = entries_[me.read].head.load(std::memory_order_acquire);
             if (head >> 32 != me.step) return;
-            for (std::uint64_t bits = entries_[me.read].bits.load(std::memory_order_relaxed); bits != 0;
-                 bits &= bits - 1, ++me.taken)
-                next.push_back(static_cast<std::uint32_t>(head) * 64 +
-                               static_cast<std::uint32_t>(std::countr_zero(bits)));
+            std::uint64_t bits = entries_[me.read].bits.load(std::memory_order_relaxed);
+            const auto n = static_cast<std::uint32_t>(std::popcount(bits));
+            next.resize(next.size() + n);
+            std::uint32_t* to = next.data() + next.size() - n;
+            for (; bits != 0; bits &= bits - 1)
+                *to++ = static_cast<std::uint32_t>(head) * 64 + static_cast<std::uint32_t>(std::countr_zero(bits));
+            me.taken += n;
         }
     }
     /// Whether rank r has taken all of the step.
