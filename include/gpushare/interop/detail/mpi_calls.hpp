@@ -17,6 +17,9 @@
 #include <gpushare/error.hpp>
 #include <gpushare/interop/detail/mpi_transfer.hpp>
 
+/// Of the MPIs that tolerate faults (ULFM); null in others.
+extern "C" [[gnu::weak]] int MPIX_Comm_shrink(MPI_Comm comm, MPI_Comm* without_failed);
+
 namespace gpushare {
 inline namespace GPUSHARE_ABI {
 namespace detail {
@@ -34,7 +37,7 @@ inline void need_mpi_threads(int needed) {
               {}, "calling an MPI by these threads: see MPI_Init_thread");
 }
 
-/// Called by those who aren't in `dead`.
+/// Called by those who aren't in `dead`. Where the MPI has seen one die, it also waits for each that hangs.
 [[nodiscard]] inline MPI_Comm mpi_without(MPI_Comm all, std::span<const std::uint32_t> dead) {
     int size = 0;
     MPI_Comm_size(all, &size);
@@ -45,7 +48,17 @@ inline void need_mpi_threads(int needed) {
     MPI_Comm made = MPI_COMM_NULL;
     MPI_Comm_group(all, &everybody);
     MPI_Group_incl(everybody, static_cast<int>(ranks.size()), ranks.data(), &living);
-    const int code = MPI_Comm_create_group(all, living, mpi_transfer::shrink_tag, &made);
+    int code = MPI_Comm_create_group(all, living, mpi_transfer::shrink_tag, &made);
+    if (code != MPI_SUCCESS &&
+        MPIX_Comm_shrink != nullptr) {  // it has seen some die, and refuses all that they were part of
+        MPI_Comm alive = MPI_COMM_NULL;
+        code = MPIX_Comm_shrink(all, &alive);
+        if (code == MPI_SUCCESS) {
+            MPI_Comm_set_errhandler(alive, MPI_ERRORS_RETURN);
+            code = MPI_Comm_create_group(alive, living, mpi_transfer::shrink_tag, &made);
+            MPI_Comm_free(&alive);
+        }
+    }
     MPI_Group_free(&living);
     MPI_Group_free(&everybody);
     if (code != MPI_SUCCESS || made == MPI_COMM_NULL)
