@@ -29,7 +29,6 @@
 #include <exception>
 #include <memory>
 #include <span>
-#include <thread>
 #include <type_traits>
 #include <utility>
 #include <vector>
@@ -41,6 +40,7 @@
 #include <gpushare/error.hpp>
 #include <gpushare/gradient/transport.hpp>
 #include <gpushare/interop/detail/mpi_calls.hpp>
+#include <gpushare/interop/detail/mpi_pace.hpp>
 #include <gpushare/interop/detail/mpi_suspects.hpp>
 #include <gpushare/interop/detail/mpi_transfer.hpp>
 #include <gpushare/units.hpp>
@@ -181,13 +181,16 @@ public:
     [[nodiscard]] collective_fault finish(std::uint64_t ticket, instant deadline) {
         if (ticket < first_job_) return fault_;  // it was done while others were waited for
         const auto at = static_cast<std::size_t>(ticket - first_job_);
-        for (std::uint32_t turn = 0; !fault_ && !jobs_[at].done; ++turn) {
-            advance();
-            if (jobs_[at].done) break;
+        pace_.begin(std::chrono::steady_clock::now());
+        advance();
+        for (std::uint32_t turn = 0; !fault_ && !jobs_[at].done; ++turn, advance()) {
+            const instant now = std::chrono::steady_clock::now();
             if (turn % 64 == 63) look_for_others_calls();
-            if (!fault_ && turn % 16 == 15 && std::chrono::steady_clock::now() >= deadline)
+            if (fault_) break;
+            if (now < deadline)
+                detail::rest_for(pace_.rest(now));
+            else
                 fail({errc::deadline_exceeded, jobs_[at].what, jobs_[at].waits_for(), epoch_});
-            rest(turn);
         }
         if (!fault_)
             for (; !jobs_.empty() && jobs_.front().done; ++first_job_) jobs_.pop_front();
@@ -297,6 +300,7 @@ private:
                 continue;
             }
             sent_ += bytes{j.transfers[i].sent()};
+            pace_.progressed(std::chrono::steady_clock::now());
             j.transfers.erase(j.transfers.begin() + i);
             --j.begun;
         }
@@ -350,10 +354,9 @@ private:
                 MPI_Isend(&told_, sizeof told_, MPI_BYTE, static_cast<int>(r), detail::mpi_transfer::notice_tag, comm_,
                           &out[r]);
         const instant until = std::chrono::steady_clock::now() + options_.grace;
-        for (std::uint32_t turn = 0; !suspects_.all_have_answered() && std::chrono::steady_clock::now() < until;
-             ++turn) {
+        for (instant now{}; !suspects_.all_have_answered() && (now = std::chrono::steady_clock::now()) < until;) {
             (void)hear();
-            rest(turn);
+            detail::rest_for(pace_.rest(now));
         }
         int sent = 0;
         MPI_Testall(static_cast<int>(size_), out.data(), &sent, MPI_STATUSES_IGNORE);
@@ -369,13 +372,6 @@ private:
             for (std::uint32_t i = 0; i < j.begun; ++i) all = j.transfers[i].cancel() && all;
         return all;
     }
-    /// Who waits for long gives its core away: the others of this machine may need it.
-    static void rest(std::uint32_t turn) noexcept {
-        if (turn < 2000)
-            std::this_thread::yield();
-        else
-            std::this_thread::sleep_for(std::chrono::microseconds(20));
-    }
 
     mpi_options options_;
     MPI_Comm comm_ = MPI_COMM_NULL;
@@ -388,6 +384,7 @@ private:
     std::uint64_t told_ = 0, heard_ = 0;  // notices: packed faults, 0 from one that only answers
     MPI_Request notice_request_ = MPI_REQUEST_NULL;
     detail::mpi_suspects suspects_;
+    detail::mpi_pace pace_;
     collective_fault fault_;
     std::atomic<std::uint64_t> asked_{0};
     int exceptions_ = std::uncaught_exceptions();  // under way when this was made

@@ -1,0 +1,51 @@
+// SPDX-License-Identifier: Apache-2.0
+// How long to rest before an MPI is asked again, which can't be waited for otherwise. Whoever asks all the time takes the core of those
+// who compute; a small part of the time that a chunk takes is soon enough for a link to stay filled. A value; time comes in.
+#pragma once
+
+#include <algorithm>
+#include <chrono>
+#include <thread>
+
+#include <gpushare/config.hpp>
+#include <gpushare/units.hpp>
+
+namespace gpushare {
+inline namespace GPUSHARE_ABI {
+namespace detail {
+
+class mpi_pace {
+public:
+    /// Somebody begins to wait: the time before doesn't count.
+    void begin(instant now) noexcept { last_ = now; }
+    /// A chunk is done.
+    void progressed(instant now) noexcept {
+        between_ = now - last_;
+        last_ = now;
+    }
+    /// 0: at once, letting others run first.
+    [[nodiscard]] ns rest(instant now) const noexcept {
+        const ns expected = std::max<ns>(between_, now - last_) / part;
+        return expected < shortest ? ns{0} : std::min(expected, longest);
+    }
+
+private:
+    /// What a chunk of the usual size takes at 10 Gbit/s and more is divided into rests that are too short to sleep for.
+    static constexpr int part = 64;
+    static constexpr ns shortest = std::chrono::microseconds(20), longest = std::chrono::microseconds(200);
+
+    instant last_{};
+    ns between_{0};
+};
+
+/// Who waits gives its core away: the others of this machine may need it.
+inline void rest_for(ns time) noexcept {
+    if (time == ns{0})
+        std::this_thread::yield();
+    else
+        std::this_thread::sleep_for(time);
+}
+
+}  // namespace detail
+}  // namespace GPUSHARE_ABI
+}  // namespace gpushare
