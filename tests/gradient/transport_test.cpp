@@ -9,6 +9,7 @@
 #include <gpushare/gradient/top_k.hpp>
 #include <gpushare/gradient/transport.hpp>
 #include <gpushare/gradient/two_level.hpp>
+#include <gpushare/interop/detail/mpi_pace.hpp>
 #include <gpushare/interop/detail/mpi_suspects.hpp>
 
 #include <chrono>
@@ -257,6 +258,23 @@ TEST_CASE("of what ranks say that give up, who is silent is named; of ranks that
     CHECK(different.chosen().code == gs::errc::mismatch);
     CHECK(different.chosen().rank == 3);
     CHECK(gs::detail::mpi_suspects(2).chosen().code == gs::errc::aborted);
+}
+
+TEST_CASE("who waits rests a small part of what a chunk takes", "[gradient][transport]") {
+    const gs::instant begin{5s};
+    gs::detail::mpi_pace pace;
+    pace.begin(begin);
+    CHECK(pace.rest(begin + 1ms) == 0ns);
+    CHECK(pace.rest(begin + 6400us) == 100us);  // nothing is known, but that it takes long
+    CHECK(pace.rest(begin + 10s) == 200us);
+    pace.progressed(begin + 6400us);
+    CHECK(pace.rest(begin + 6400us) == 100us);  // the next one will take as long
+    CHECK(pace.rest(begin + 16s) == 200us);
+    pace.progressed(begin + 6401us);
+    CHECK(pace.rest(begin + 6401us) == 0ns);  // fast again
+    pace.progressed(begin + 1s);
+    pace.begin(begin + 2s);
+    CHECK(pace.rest(begin + 2s) == 0ns);  // another wait knows nothing of the one before
 }
 
 TEST_CASE("arrays that are here are combined in their order and rounded once", "[gradient][transport]") {

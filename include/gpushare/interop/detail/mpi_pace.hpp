@@ -16,8 +16,11 @@ namespace detail {
 
 class mpi_pace {
 public:
-    /// Somebody begins to wait: the time before doesn't count.
-    void begin(instant now) noexcept { last_ = now; }
+    /// Somebody begins to wait: what was before doesn't count.
+    void begin(instant now) noexcept {
+        last_ = now;
+        between_ = ns{0};
+    }
     /// A chunk is done.
     void progressed(instant now) noexcept {
         between_ = now - last_;
