@@ -65,6 +65,13 @@ public:
         if (n > 0) read_.append(some, static_cast<std::size_t>(n));
         return n > 0;
     }
+    /// Sends nothing more; it can still be read.
+    void end_of_requests() const { (void)::shutdown(fd_, SHUT_WR); }
+    /// Whether something can be read now.
+    [[nodiscard]] bool has_some() const {
+        ::pollfd p{fd_, POLLIN, 0};
+        return !read_.empty() || ::poll(&p, 1, 0) == 1;
+    }
     /// Whether the server closes it.
     bool ends() {
         while (receive()) {
@@ -91,8 +98,8 @@ public:
         read_.erase(0, size);
         return r;
     }
-    reply ask(std::string_view method, std::string_view path, std::string_view key = {}, std::string_view body = {},
-              std::string_view more = {}) {
+    void send_request(std::string_view method, std::string_view path, std::string_view key = {},
+                      std::string_view body = {}, std::string_view more = {}) const {
         std::string head(method);
         head.append(" ")
             .append(path)
@@ -101,6 +108,10 @@ public:
             .append("\r\n");
         if (!key.empty()) head.append("Authorization: Bearer ").append(key).append("\r\n");
         send(head.append(more).append("\r\n").append(body));
+    }
+    reply ask(std::string_view method, std::string_view path, std::string_view key = {}, std::string_view body = {},
+              std::string_view more = {}) {
+        send_request(method, path, key, body, more);
         return answer();
     }
 

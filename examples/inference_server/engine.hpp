@@ -46,6 +46,8 @@ public:
     virtual void run(std::span<const tensor> inputs, std::vector<tensor>& outputs,
                      gpushare::host::kernel_context& on) = 0;
     [[nodiscard]] virtual std::uint32_t blocks() const noexcept { return 1; }
+    /// Frees what it can make anew in no time, as it hasn't been used for a while. Quickly: requests wait meanwhile.
+    virtual void drop_caches() noexcept {}
     /// Of a model that streams.
     virtual std::unique_ptr<generation> generate(const std::string& prompt);
 };

@@ -6,6 +6,8 @@
 #include <array>
 #include <atomic>
 #include <charconv>
+#include <cstdio>
+#include <exception>
 #include <functional>
 #include <mutex>
 #include <optional>
@@ -16,6 +18,7 @@
 
 #include <boost/asio/ip/tcp.hpp>
 #include <boost/asio/steady_timer.hpp>
+#include <boost/asio/thread_pool.hpp>
 #include <boost/beast/core/flat_buffer.hpp>
 #include <boost/beast/core/tcp_stream.hpp>
 #include <boost/beast/http.hpp>
@@ -76,6 +79,7 @@ struct http_server::shell {
     std::atomic<std::size_t> count{0};      // of them
     std::atomic<std::size_t> bodies{0};     // bytes
     bool stopping = false, front_waits = false;
+    asio::thread_pool parsers{1};  // of what takes long to read: nobody else waits for it
     std::thread thread;
 };
 
@@ -111,6 +115,9 @@ public:
         if (shell_->stopping) return linger();
         idle_ = true;
         give_back_body();
+        // Connections wait here for minutes, thousands of them.
+        caller_ = {};
+        buffer_.shrink_to_fit();
         parser_.emplace();
         parser_->header_limit(static_cast<std::uint32_t>(shell_->options.max_header));
         parser_->body_limit(shell_->options.max_body);
@@ -153,15 +160,33 @@ private:
         const auto header = head.find("Inference-Header-Content-Length");
         header_length_.reset();
         if (header != head.end()) header_length_ = number(view(header->value()));
-        const auto limit = header_length_ ? shell_->options.max_body : shell_->options.max_json;
-        if (length && *length > limit) throw refused(413, "the body is too large");
-        if (!length && parser_->chunked()) parser_->body_limit(shell_->options.max_json);
-        if (head.count(http::field::content_encoding) != 0) throw refused(415, "compressed bodies aren't read");
         if (!admin_) {
-            route_ = route_of(view(head.method_string()), view(head.target()));
+            route_ = route_of(is_head() ? "GET" : view(head.method_string()), view(head.target()));
             if (needs_key(route_.what)) caller_ = shell_->of.authenticate(key(head));
         }
+        if (header_length_ && *header_length_ > shell_->options.max_json) throw refused(413, "the JSON is too large");
+        const auto limit = longest_body();
+        if (length && *length > limit) throw refused(413, "the body is too large");
+        parser_->body_limit(limit);
+        if (head.count(http::field::content_encoding) != 0) throw refused(415, "compressed bodies aren't read");
     }
+    /// Nobody without a key takes of the room for bodies.
+    [[nodiscard]] std::size_t longest_body() const {
+        constexpr std::size_t of_a_word = 65'536;
+        if (admin_) return of_a_word;
+        switch (route_.what) {
+            case action::infer:
+                return header_length_ && parser_->content_length() ? shell_->options.max_body
+                                                                   : shell_->options.max_json;
+            case action::generate:
+            case action::generate_stream: return shell_->options.max_json;
+            case action::repository_index:
+            case action::model_load:
+            case action::model_unload: return std::min(of_a_word, shell_->options.max_json);
+            default: return 0;  // only asks
+        }
+    }
+    [[nodiscard]] bool is_head() const { return parser_->get().method() == http::verb::head; }
     static std::size_t number(std::string_view text) {
         std::size_t n = 0;
         const auto [end, code] = std::from_chars(text.data(), text.data() + text.size(), n);
@@ -201,25 +226,35 @@ private:
             if (e) return;
             const auto size = self->parser_->get().body().size(), more = size - self->body_;
             self->body_ = size;
+            const auto most = self->shell_->options.max_bodies;
             const auto all = self->shell_->bodies.fetch_add(more, std::memory_order_relaxed) + more;
-            if (all > self->shell_->options.max_bodies)
-                return self->refuse_unread({503, "too much is being uploaded", 1});
+            if (auto& whose = self->caller_.counts; whose != nullptr) {
+                self->counted_for_ = whose;
+                if (whose->uploads.fetch_add(more, std::memory_order_relaxed) + more > most / 2)
+                    return self->refuse_unread({429, "too much is being uploaded with this key", 1});
+            }
+            if (all > most) return self->refuse_unread({503, "too much is being uploaded", 1});
             self->read_some_body();
         });
     }
     void on_body() {
         stream_.expires_never();
+        attempt([this] { admin_ ? serve_operator() : serve(); });
+    }
+    template <class F>
+    void attempt(F f) {
         try {
-            admin_ ? serve_operator() : serve();
-        } catch (const refused& r) {
-            refuse(r);
-        } catch (const std::bad_alloc&) {
-            refuse({503, "the server is out of memory", 1});
-        } catch (const std::exception& why) {
-            refuse({500, why.what()});
+            f();
+        } catch (...) {
+            refuse(as_refused(std::current_exception()));
         }
     }
-    void give_back_body() { shell_->bodies.fetch_sub(std::exchange(body_, 0), std::memory_order_relaxed); }
+    void give_back_body() {
+        const auto size = std::exchange(body_, 0);
+        shell_->bodies.fetch_sub(size, std::memory_order_relaxed);
+        if (const auto whose = std::exchange(counted_for_, nullptr))
+            whose->uploads.fetch_sub(size, std::memory_order_relaxed);
+    }
 
     // ---- answers
 
@@ -243,7 +278,7 @@ private:
                     });
                 });
             case action::model_unload: s.unload(caller_, route_.model); return reply(200, {});
-            case action::infer: return infer(parse_infer(body, header_length_));
+            case action::infer: return read_infer();
             case action::generate: return generate(parse_generate(body));
             case action::generate_stream: return stream(parse_generate(body));
         }
@@ -261,10 +296,28 @@ private:
         return out += ']';
     }
 
-    void infer(infer_request r) {
+    // JSON of megabytes takes tens of milliseconds: not of this thread, on which everybody waits.
+    void read_infer() {
+        constexpr std::size_t quick = 65'536;
         (void)shell_->of.model(route_.model, route_.version);
+        const std::string_view body = parser_->get().body();
+        if (header_length_.value_or(body.size()) <= quick) return infer(parse_infer(body, header_length_));
+        asio::post(shell_->parsers, [self = shared_from_this()] {
+            std::optional<infer_request> r;
+            std::optional<refused> why;
+            try {
+                r = parse_infer(self->parser_->get().body(), self->header_length_);
+            } catch (...) {
+                why = as_refused(std::current_exception());
+            }
+            self->later([self, r = std::move(r), why = std::move(why)]() mutable {
+                self->attempt([&] { why ? self->refuse(*why) : self->infer(*std::move(r)); });
+            });
+        });
+    }
+    void infer(infer_request r) {
         asked_ = {.outputs = r.outputs, .binary_by_default = r.binary_by_default};
-        parser_->get().body() = {};
+        std::string().swap(parser_->get().body());  // an assignment would keep its room
         shell_->of.infer(caller_, route_.model, std::move(r), [self = shared_from_this()](answer a) {
             self->later([self, a = std::move(a)] { self->answered(a); });
         });
@@ -302,11 +355,13 @@ private:
         auto& s = shell_->of;
         const auto& head = parser_->get();
         const auto path = view(head.target());
-        if (head.method() == http::verb::post && path == "/reload") {
-            const auto why = s.reload();
-            return why.empty() ? reply(200, "{}") : refuse({409, why});
-        }
-        if (head.method() != http::verb::get) throw refused(405, "not by this method");
+        if (head.method() == http::verb::post && path == "/reload")
+            return s.reload_soon([self = shared_from_this()](std::string why) {
+                self->later([self, why = std::move(why)] {
+                    why.empty() ? self->reply(200, "{}") : self->refuse({409, why});
+                });
+            });
+        if (head.method() != http::verb::get && !is_head()) throw refused(405, "not by this method");
         if (path == "/metrics") return reply(200, s.metrics(), "text/plain; version=0.0.4; charset=utf-8");
         if (path == "/" || path == "/status") return reply(200, std::string(status_page), "text/html; charset=utf-8");
         if (path == "/status.json") return reply(200, s.status_json());
@@ -338,11 +393,17 @@ private:
         r.keep_alive(keep_alive_);
         r.prepare_payload();
         stream_.expires_after(shell_->options.write_timeout);
-        http::async_write(stream_, r, [self = shared_from_this()](error_code e, std::size_t) {
+        serializer_.emplace(r);
+        auto written = [self = shared_from_this()](error_code e, std::size_t) {
+            self->serializer_.reset();
             self->response_.reset();
             if (e) return;
             self->keep_alive_ ? self->read_header() : self->linger();
-        });
+        };
+        if (is_head())  // who asks for the head gets no body, whatever the answer is
+            http::async_write_header(stream_, *serializer_, std::move(written));
+        else
+            http::async_write(stream_, *serializer_, std::move(written));
     }
     void refuse(const refused& why) { reply(why.status, error_json(why.what()), as_json, {}, why.retry_after); }
     /// What is left of the request isn't read, so there can't be another one behind it.
@@ -432,12 +493,19 @@ private:
             self->ended_ ? self->close_now() : self->flush();
         });
     }
-    /// Finds out that the client has gone, though nothing is read from it meanwhile.
+    /// Finds out that the client has gone, though nothing is read from it meanwhile. One that only won't send anything more
+    /// (shutdown) may well read on; if it is gone, writing will fail.
     void watch() {
-        stream_.socket().async_wait(tcp::socket::wait_read, [self = shared_from_this()](error_code e) {
+        const auto gone = [self = shared_from_this()](error_code) {
+            self->gone_->store(true, std::memory_order_relaxed);
+        };
+        stream_.socket().async_wait(tcp::socket::wait_read, [self = shared_from_this(), gone](error_code e) {
             char c = 0;
-            if (e || self->stream_.socket().receive(asio::buffer(&c, 1), tcp::socket::message_peek, e) == 0 || e)
-                self->gone_->store(true, std::memory_order_relaxed);
+            const bool ended =
+                !e && self->stream_.socket().receive(asio::buffer(&c, 1), tcp::socket::message_peek, e) == 0;
+            if (ended && (!e || e == asio::error::eof))
+                return self->stream_.socket().async_wait(tcp::socket::wait_error, gone);
+            if (e) gone(e);
         });
     }
 
@@ -447,10 +515,12 @@ private:
     beast::flat_buffer buffer_;
     std::optional<http::request_parser<http::string_body>> parser_;
     std::optional<http::response<http::string_body>> response_;
+    std::optional<http::response_serializer<http::string_body>> serializer_;  // of it
     std::optional<std::size_t> header_length_;
     std::size_t body_ = 0;  // bytes that are counted in shell::bodies
     route route_;
     service::caller caller_;
+    std::shared_ptr<account> counted_for_;
     infer_request asked_;  // its outputs
     std::optional<outbox> out_;
     std::array<char, 512> trash_{};
@@ -504,11 +574,23 @@ http_server::http_server(service& s, http_options o) : shell_(std::make_shared<s
     shell_->self = shell_;
     shell_->accept(shell_->front, false);
     shell_->accept(shell_->back, true);
-    shell_->thread = std::thread([io = &shell_->io] { io->run(); });
+    shell_->thread = std::thread([io = &shell_->io] {
+        for (;;) {
+            try {
+                io->run();
+                return;
+            } catch (const std::exception& e) {  // of memory, as a rule: the connection that it was about is closed
+                std::fprintf(stderr, "inference_server: HTTP: %s\n", e.what());
+            }
+        }
+    });
 }
+
+void http_server::post(std::function<void()> f) { asio::post(shell_->io, std::move(f)); }
 
 http_server::~http_server() {
     stop(0ms);
+    shell_->parsers.join();
     for (;;) {  // what engines have posted since
         shell_->io.restart();
         if (shell_->io.poll() == 0) break;

@@ -10,6 +10,7 @@
 #include <chrono>
 #include <cstddef>
 #include <cstdint>
+#include <functional>
 #include <memory>
 #include <string>
 
@@ -22,11 +23,12 @@ struct http_options {
     std::uint16_t port = 0;  ///< 0: any
     std::string admin_address = "127.0.0.1";
     std::uint16_t admin_port = 0;
-    std::size_t max_connections = 10'000;              ///< more wait until one is closed
-    std::size_t max_header = 8192;                     ///< bytes of a request's header
-    std::size_t max_json = std::size_t{4} << 20;       ///< bytes of a body that is JSON
-    std::size_t max_body = std::size_t{64} << 20;      ///< bytes of a body with binary tensors
-    std::size_t max_bodies = std::size_t{256} << 20;   ///< bytes of all bodies that are being received or served
+    std::size_t max_connections = 10'000;          ///< more wait until one is closed
+    std::size_t max_header = 8192;                 ///< bytes of a request's header
+    std::size_t max_json = std::size_t{4} << 20;   ///< bytes of JSON: a body, or what is in front of binary tensors
+    std::size_t max_body = std::size_t{64} << 20;  ///< bytes of a body with binary tensors
+    std::size_t max_bodies = std::size_t{256}
+                             << 20;  ///< bytes of all bodies that are being received or served; a tenant's: half of it
     std::chrono::milliseconds header_timeout{30'000};  ///< between requests, and for a header
     std::chrono::milliseconds body_timeout{10'000};    ///< and a second for each MiB of it
     std::chrono::milliseconds write_timeout{30'000};   ///< for an answer, or a part of a stream
@@ -43,6 +45,8 @@ public:
     [[nodiscard]] std::uint16_t port() const noexcept;
     [[nodiscard]] std::uint16_t admin_port() const noexcept;
     [[nodiscard]] std::size_t connections() const noexcept;
+    /// Runs `f` on the server's thread, soon. What it throws is told on standard error, and harms nobody.
+    void post(std::function<void()> f);
     /// Takes no new connections; those that are there are closed when they have their answer, all of them after `patience`.
     void stop(std::chrono::milliseconds patience);
 

@@ -267,9 +267,12 @@ value value::at(std::string_view name) const {
     throw error("'" + std::string(name) + "' is missing");
 }
 
-std::vector<value> value::elements() const {
+std::vector<value> value::elements(std::size_t most) const {
     std::vector<value> all;
-    each([&](value v) { all.push_back(v); });
+    each([&](value v) {
+        if (all.size() == most) throw error("an array has more than " + std::to_string(most) + " elements");
+        all.push_back(v);
+    });
     return all;
 }
 

@@ -37,8 +37,8 @@ public:
     [[nodiscard]] std::optional<value> find(std::string_view name) const;
     /// The same; throws error where there is none.
     [[nodiscard]] value at(std::string_view name) const;
-    /// Of an array. Throws error for anything else.
-    [[nodiscard]] std::vector<value> elements() const;
+    /// Of an array. Throws error for anything else, and for more than `most`, before it has taken memory for them.
+    [[nodiscard]] std::vector<value> elements(std::size_t most = ~std::size_t{0}) const;
     /// Calls `f(value)` for each element of an array and of the arrays in it, in order. Throws error for anything else.
     template <class F>
     void each_leaf(F f) const {

@@ -155,7 +155,7 @@ private:
 };
 
 lane::lane(std::shared_ptr<tenant> whose, const model_source& model, std::shared_ptr<account> account, later run_later,
-           std::uint32_t stream)
+           std::uint32_t stream, const gpushare::sleep_rule& rule)
     : tenant_(std::move(whose)),
       model_(model),
       account_(std::move(account)),
@@ -163,7 +163,29 @@ lane::lane(std::shared_ptr<tenant> whose, const model_source& model, std::shared
       stream_(stream),
       memory_(tenant_->memory()),
       waiting_({.max_size = std::max(model.info.max_batch, 1U)}),
-      used_(tenant_->now()) {}
+      sleep_(rule, tenant_->now()) {
+    const auto now = tenant_->now();
+    sleep_.began(gpushare::sleep_level::weights_released, now);
+    sleep_.ended(true, now);
+}
+
+std::size_t lane::limit() const {
+    const auto n = account_->queue_limit.load(std::memory_order_relaxed);
+    return n == 0 ? usual_queue_limit : n;
+}
+
+// Under the lock.
+void lane::asked(instant now) {
+    sleep_.request_began(now);
+    if (engine_ == nullptr || sleep_.level() == gpushare::sleep_level::awake) return;
+    sleep_.began(gpushare::sleep_level::awake, now);  // only caches were dropped: they fill up as it runs
+    sleep_.ended(true, now);
+}
+
+// Under the lock.
+void lane::over(std::size_t requests) noexcept {
+    for (const auto now = tenant_->now(); requests != 0; --requests) sleep_.request_ended(now);
+}
 
 void lane::infer(infer_request r, on_answer reply) {
     const auto now = tenant_->now();
@@ -173,24 +195,28 @@ void lane::infer(infer_request r, on_answer reply) {
                               ? gpushare::never
                               : now + std::chrono::microseconds(static_cast<std::int64_t>(r.timeout_us));
     request mine{std::move(r), std::move(reply), now, rows};
-    const auto limit = account_->queue_limit.load(std::memory_order_relaxed);
     auto why = errc::closed;
     {
         const std::lock_guard lock(mutex_);
-        used_ = now;
         auto rule = waiting_.rule();
-        rule.max_waiting = limit == 0 ? usual_queue_limit : limit;
+        rule.max_waiting = limit();
         waiting_.set_rule(rule);
         if (state_ != state::closed) why = waiting_.try_push(std::move(mine), now, deadline);
+        if (why == errc::none) asked(now);
     }
     if (why == errc::none) return pump();
     refuse(mine, why == errc::queue_full ? full() : as_refused(gpushare::failure{why}));
 }
 
 refused lane::full() {
-    const auto e = tenant_->estimate(options().key);
-    const auto until =
-        e.wait + e.lasts * static_cast<std::int64_t>(waiting() / std::max(model_.info.max_batch, 1U) + 1);
+    gpushare::ns until{};
+    {
+        const std::lock_guard lock(mutex_);
+        if (engine_ == nullptr) until = sleep_.predicted_wake();
+    }
+    const auto e = tenant_->estimate(options(false).key);
+    if (!e.known) return {429, "too many requests wait", 1};  // nobody knows for how long
+    until += e.wait + e.lasts * static_cast<std::int64_t>(waiting() / std::max(model_.info.max_batch, 1U) + 1);
     const auto ms = std::chrono::ceil<std::chrono::milliseconds>(until);
     return {
         429, "too many requests wait; one more would be answered in about " + std::to_string(ms.count()) + " ms",
@@ -203,8 +229,8 @@ void lane::refuse(request& r, const refused& why) noexcept {
     r.reply(why);
 }
 
-gpushare::submit_options lane::options() const {
-    return {.key = std::hash<std::string>{}(model_.info.name), .stream = stream_};
+gpushare::submit_options lane::options(bool text) const {
+    return {.key = std::hash<std::string>{}(model_.info.name) ^ (text ? 1U : 0U), .stream = stream_};
 }
 
 void lane::pump() {
@@ -212,7 +238,8 @@ void lane::pump() {
         const std::lock_guard lock(mutex_);
         if (waiting_.empty() || state_ == state::loading) return;
         if (engine_ == nullptr) return load_later();
-        if (submitted_ >= ahead) return;
+        if (batches_ >= ahead) return;
+        ++batches_;
         ++submitted_;
     }
     submit();
@@ -239,7 +266,7 @@ void lane::submit() {
     };
     try {
         const auto ticket = tenant_->try_submit(
-            run, options(), [mine](const gpushare::completion& how) { mine->of->finish(*mine, how); });
+            run, options(false), [mine](const gpushare::completion& how) { mine->of->finish(*mine, how); });
         if (ticket) return;
         take(*mine);
         finish(*mine, ended_by(ticket.code()));
@@ -259,6 +286,10 @@ void lane::take(batch& b) {
         if (b.on != nullptr) b.requests = waiting_.take_now(now);
     }
     for (auto& r : late) refuse(r, as_refused(gpushare::failure{errc::deadline_exceeded}));
+    if (!late.empty()) {
+        const std::lock_guard lock(mutex_);
+        over(late.size());
+    }
     b.arrange(model_.info.max_batch);
 }
 
@@ -281,34 +312,41 @@ void lane::finish(batch& b, const gpushare::completion& how) noexcept {
         for (auto& r : b.requests)
             if (r.reply) refuse(r, as_refused(std::current_exception()));
     }
+    ended all{.requests = b.requests.size(), .batch = true, .broken = broke(how) ? b.on : nullptr};
     b.requests.clear();
     b.calls.clear();
     b.on.reset();
-    end_piece(broke(how));
+    end(std::move(all));
 }
 
 bool lane::begin_piece() {
     const std::lock_guard lock(mutex_);
     if (state_ == state::closed) return false;
     ++submitted_;
-    used_ = tenant_->now();
     return true;
 }
 
-void lane::end_piece(bool broken) noexcept {
+void lane::end(ended what) noexcept {
     std::shared_ptr<engine> gone;
     std::unique_ptr<gpushare::workspace> beside;
     {
         const std::lock_guard lock(mutex_);
         --submitted_;
-        used_ = tenant_->now();
-        if (broken && state_ == state::ready) {  // the next request gets a new engine
+        if (what.batch) --batches_;
+        if (what.text) --texts_;
+        over(what.requests);
+        // The next request gets a new engine: unless that is there already, since another submission of the old one broke as well.
+        if (what.broken != nullptr && what.broken == engine_ && state_ == state::ready) {
             gone = std::move(engine_);
             beside = std::move(beside_);
             state_ = state::unloaded;
+            const auto now = tenant_->now();
+            sleep_.began(gpushare::sleep_level::weights_released, now);
+            sleep_.ended(true, now);
         }
         if (submitted_ == 0) idle_.notify_all();
     }
+    what.broken.reset();
     gone.reset();
     beside.reset();
     try {
@@ -320,27 +358,24 @@ void lane::end_piece(bool broken) noexcept {
 // Under the lock.
 void lane::load_later() {
     if (state_ != state::unloaded) return;
-    state_ = state::loading;
-    used_ = tenant_->now();
+    // It isn't done before this lock is let go.
     later_([self = shared_from_this()] {
         try {
             std::unique_ptr<gpushare::workspace> beside;
             if (self->model_.beside != gpushare::bytes{})
                 beside = std::make_unique<gpushare::workspace>(self->tenant_->declare_workspace(self->model_.beside));
             std::shared_ptr<engine> e = self->model_.load(self->memory_);
-            {
-                const std::lock_guard lock(self->mutex_);
-                self->beside_ = std::move(beside);
-            }
-            self->loaded(std::move(e), nullptr);
+            self->loaded(std::move(e), std::move(beside), nullptr);
         } catch (...) {
             const auto why = as_refused(std::current_exception());
-            self->loaded(nullptr, &why);
+            self->loaded(nullptr, nullptr, &why);
         }
     });
+    state_ = state::loading;
+    sleep_.began(gpushare::sleep_level::awake, tenant_->now());
 }
 
-void lane::loaded(std::shared_ptr<engine> e, const refused* why) {
+void lane::loaded(std::shared_ptr<engine> e, std::unique_ptr<gpushare::workspace> beside, const refused* why) {
     decltype(on_loaded_) told;
     std::vector<request> lost;
     {
@@ -348,40 +383,103 @@ void lane::loaded(std::shared_ptr<engine> e, const refused* why) {
         if (state_ == state::loading) {
             state_ = e == nullptr ? state::unloaded : state::ready;
             engine_ = std::move(e);
+            beside_ = std::move(beside);
         }
+        sleep_.ended(engine_ != nullptr, tenant_->now());
         if (why != nullptr) lost = waiting_.take_all();
         told.swap(on_loaded_);
-        used_ = tenant_->now();
     }
+    e.reset();
+    beside.reset();
     for (auto& r : lost) refuse(r, *why);
     for (const auto& f : told) f(why);
+    {
+        const std::lock_guard lock(mutex_);
+        over(lost.size() + told.size());
+    }
     pump();
 }
 
-void lane::load(std::function<void(const refused*)> done) {
+void lane::load(std::function<void(const refused*)> done) { when_loaded(std::move(done), true); }
+
+// `limited`: of a request of its own. A text waits in its place.
+void lane::when_loaded(std::function<void(const refused*)> done, bool limited) {
     {
         std::unique_lock lock(mutex_);
+        if (limited && state_ != state::ready && on_loaded_.size() >= limit()) {
+            lock.unlock();
+            account_->refusals.fetch_add(1, std::memory_order_relaxed);
+            const refused why(429, "too many requests wait for the model", 1);
+            return done(&why);
+        }
         if (state_ == state::ready || state_ == state::closed) {
             const auto why = as_refused(gpushare::failure{errc::closed});
             const bool is_ready = state_ == state::ready;
+            asked(tenant_->now());
+            over(1);
             lock.unlock();
             return done(is_ready ? nullptr : &why);
         }
         on_loaded_.push_back(std::move(done));
+        asked(tenant_->now());
         load_later();
     }
+}
+
+std::shared_ptr<token_stream> lane::generate(std::string prompt, std::uint32_t most_tokens) {
+    {
+        const std::lock_guard lock(mutex_);
+        if (texts_ >= limit() + ahead) {
+            account_->refusals.fetch_add(1, std::memory_order_relaxed);
+            throw refused(429, "too many texts are being continued", 1);
+        }
+        ++texts_;
+        asked(tenant_->now());
+    }
+    try {
+        return std::make_shared<token_stream>(shared_from_this(), std::move(prompt), most_tokens);
+    } catch (...) {
+        close_text();
+        throw;
+    }
+}
+
+void lane::close_text() noexcept {
+    const std::lock_guard lock(mutex_);
+    --texts_;
+    over(1);
 }
 
 bool lane::unload() {
     std::shared_ptr<engine> gone;
     std::unique_ptr<gpushare::workspace> beside;
     const std::lock_guard lock(mutex_);
-    if (state_ == state::loading || submitted_ != 0 || !waiting_.empty()) return false;
-    if (engine_.use_count() > 1) return false;  // a text is being continued
-    if (state_ == state::ready) state_ = state::unloaded;
+    if (state_ == state::loading || submitted_ != 0 || sleep_.requests() != 0) return false;
+    if (state_ == state::closed || engine_ == nullptr) return true;
+    const auto now = tenant_->now();
+    sleep_.began(gpushare::sleep_level::weights_released, now);
+    state_ = state::unloaded;
     gone = std::move(engine_);
     beside = std::move(beside_);
+    sleep_.ended(true, now);
     return true;
+}
+
+bool lane::let_sleep() {
+    std::optional<gpushare::sleep_level> to;
+    {
+        const std::lock_guard lock(mutex_);
+        const auto now = tenant_->now();
+        if (state_ == state::ready && submitted_ == 0) to = sleep_.next(now);
+        if (to == gpushare::sleep_level::caches_dropped) {
+            sleep_.began(*to, now);
+            engine_->drop_caches();
+            sleep_.ended(true, now);
+        }
+    }
+    if (to == gpushare::sleep_level::weights_released) (void)unload();
+    const std::lock_guard lock(mutex_);
+    return state_ == state::closed || (state_ == state::unloaded && sleep_.requests() == 0 && submitted_ == 0);
 }
 
 bool lane::close(instant deadline) {
@@ -391,6 +489,7 @@ bool lane::close(instant deadline) {
         const std::lock_guard lock(mutex_);
         state_ = state::closed;
         lost = waiting_.take_all();
+        over(lost.size());
     }
     for (auto& r : lost) refuse(r, as_refused(gpushare::failure{errc::closed}));
     std::unique_lock lock(mutex_);
@@ -411,17 +510,21 @@ std::size_t lane::waiting() const {
     const std::lock_guard lock(mutex_);
     return waiting_.size();
 }
-void lane::touch() {
+bool lane::busy() const {
     const std::lock_guard lock(mutex_);
-    used_ = tenant_->now();
+    return submitted_ != 0 || sleep_.requests() != 0 || state_ == state::loading;
 }
-instant lane::idle_since() const {
+gpushare::sleep_levels lane::sleep() const {
     const std::lock_guard lock(mutex_);
-    return submitted_ != 0 || !waiting_.empty() || state_ == state::loading ? gpushare::never : used_;
+    return sleep_;
 }
 
 token_stream::token_stream(std::shared_ptr<lane> of, std::string prompt, std::uint32_t most)
     : lane_(std::move(of)), prompt_(std::move(prompt)), left_(most) {}
+
+token_stream::~token_stream() {
+    if (open_) lane_->close_text();
+}
 
 struct token_stream::piece {
     std::shared_ptr<token_stream> of;
@@ -449,33 +552,40 @@ struct token_stream::piece {
             e.error = why.what();
             e.status = why.status;
         }
+        lane::ended all{.broken = broke(how) ? of->engine_ : nullptr};
         if (e.last) {
             of->text_.reset();
             of->engine_.reset();
+            all.requests = std::exchange(of->open_, false) ? 1 : 0;
+            all.text = all.requests != 0;
         }
         auto& count = how.status == errc::none ? whose->account_->requests : whose->account_->failures;
         if (e.last) count.fetch_add(1, std::memory_order_relaxed);
-        whose->end_piece(broke(how));
+        whose->end(std::move(all));
         on_end(std::move(e));
     }
 };
 
 void token_stream::more(std::uint32_t most, std::function<bool(std::string)> on_token,
                         std::function<void(end)> on_end) {
-    if (engine_ == nullptr) engine_ = lane_->loaded_engine();
+    auto loaded = lane_->loaded_engine();
+    if (engine_ != nullptr &&
+        engine_ != loaded)  // nobody knows what state it is in, and another one doesn't know the text
+        return on_end({true, "the model's engine is gone", 503});
+    engine_ = std::move(loaded);
     if (engine_ == nullptr) {  // loaded first
         auto again = [self = shared_from_this(), most, on_token = std::move(on_token), on_end](const refused* why) {
             if (why == nullptr) return self->more(most, on_token, on_end);
             on_end({true, why->what(), why->status});
         };
-        return lane_->load(std::move(again));
+        return lane_->when_loaded(std::move(again), false);
     }
     auto mine = std::make_shared<piece>(piece{shared_from_this(), most, std::move(on_token), std::move(on_end)});
     if (!lane_->begin_piece()) return mine->on_end({true, std::string(to_string(errc::closed)), 503});
     const auto run = [mine](gpushare::host::stream& s) {
         s.launch({}, [mine](gpushare::host::kernel_context& context) { mine->run(context); });
     };
-    const auto ticket = lane_->tenant_->try_submit(run, lane_->options(),
+    const auto ticket = lane_->tenant_->try_submit(run, lane_->options(true),
                                                    [mine](const gpushare::completion& how) { mine->finish(how); });
     if (!ticket) mine->finish(ended_by(ticket.code()));
 }

@@ -3,7 +3,7 @@
 // while they are used, and are charged to the tenant.
 //
 //   lane->infer(std::move(request), [](answer a) { ... });         // once, from any thread
-//   auto text = lane->generate(prompt, 32);                        // null until the model is loaded: see token_stream
+//   auto text = lane->generate(prompt, 32);                        // see token_stream
 #pragma once
 
 #include <condition_variable>
@@ -18,6 +18,7 @@
 #include <gpushare/backend/host/host.hpp>
 #include <gpushare/interop/pmr.hpp>
 #include <gpushare/serving/batch_queue.hpp>
+#include <gpushare/serving/sleep_levels.hpp>
 #include <gpushare/tenant/tenancy.hpp>
 #include <gpushare/tenant/workspace.hpp>
 
@@ -51,7 +52,11 @@ public:
         std::string error;  ///< what went wrong, if it did
         int status = 200;   ///< the same, as HTTP has it
     };
+    /// One that has a place among the lane's: see lane::generate.
     token_stream(std::shared_ptr<lane> of, std::string prompt, std::uint32_t most);
+    token_stream(const token_stream&) = delete;
+    token_stream& operator=(const token_stream&) = delete;
+    ~token_stream();
 
     /// Makes up to `most` tokens as one submission. `on_token` is called for each as it comes, and answers whether its reader is still
     /// there; `on_end` once. Both from any thread.
@@ -63,6 +68,7 @@ private:
     const std::shared_ptr<lane> lane_;
     const std::string prompt_;
     std::uint32_t left_;
+    bool open_ = true;  // it has its place
     // Of whoever runs the piece; the next one begins behind it.
     std::shared_ptr<engine> engine_;
     std::unique_ptr<generation> text_;
@@ -73,24 +79,29 @@ public:
     enum class state : std::uint8_t { unloaded, loading, ready, closed };
 
     lane(std::shared_ptr<tenant> whose, const model_source& model, std::shared_ptr<account> account, later run_later,
-         std::uint32_t stream);
+         std::uint32_t stream, const gpushare::sleep_rule& rule);
 
     /// Queues a request, whose inputs were checked. Refuses at once where too many wait.
     void infer(infer_request r, on_answer reply);
-    /// Calls back when the model is loaded, or why it isn't.
+    /// A text of at most so many tokens. Throws refused, 429, where too many are being continued: as many as may wait, and those that
+    /// are handed over.
+    std::shared_ptr<token_stream> generate(std::string prompt, std::uint32_t most_tokens);
+    /// Calls back when the model is loaded, or why it isn't: at once, too, where too many wait for it.
     void load(std::function<void(const refused*)> done);
-    /// Takes the weights away once what runs is over; the next request loads them again. False while requests wait or run.
+    /// Takes the weights away; the next request loads them again. False while requests wait or run, or a text isn't over.
     bool unload();
+    /// Goes to sleep, as deep as it is time for. Whether it sleeps as deep as it goes.
+    bool let_sleep();
     /// Refuses all that waits and comes, and waits until nothing runs; the weights are given back. False at the deadline.
     bool close(gpushare::instant deadline);
 
     [[nodiscard]] state now() const;
     [[nodiscard]] const model_info& info() const noexcept { return model_.info; }
     [[nodiscard]] std::size_t waiting() const;
-    /// Keeps it from being taken for idle.
-    void touch();
-    /// Since when nobody asked anything; `never` while somebody does.
-    [[nodiscard]] gpushare::instant idle_since() const;
+    /// Whether requests wait or run, texts are being continued, or it is being loaded.
+    [[nodiscard]] bool busy() const;
+    /// How deep it sleeps, and what waking takes.
+    [[nodiscard]] gpushare::sleep_levels sleep() const;
 
 private:
     friend class token_stream;
@@ -101,19 +112,31 @@ private:
         std::uint32_t rows;
     };
     struct batch;
+    /// What is over at the end of a submission.
+    struct ended {
+        std::size_t requests = 0;
+        bool batch = false, text = false;
+        std::shared_ptr<engine> broken{};  ///< the engine that it ran on, where that may be in any state
+    };
 
+    void when_loaded(std::function<void(const refused*)> done, bool limited);
     void load_later();
-    void loaded(std::shared_ptr<engine> e, const refused* why);
+    void loaded(std::shared_ptr<engine> e, std::unique_ptr<gpushare::workspace> beside, const refused* why);
+    void asked(gpushare::instant now);
+    void over(std::size_t requests) noexcept;
+    [[nodiscard]] std::size_t limit() const;
     void pump();
     void submit();
     void take(batch& b);
     void finish(batch& b, const gpushare::completion& how) noexcept;
     void refuse(request& r, const refused& why) noexcept;
     [[nodiscard]] refused full();
-    [[nodiscard]] gpushare::submit_options options() const;
+    /// Of a batch, or of a piece of a text: what takes how long is learnt of each.
+    [[nodiscard]] gpushare::submit_options options(bool text) const;
     [[nodiscard]] std::shared_ptr<engine> loaded_engine();
     [[nodiscard]] bool begin_piece();
-    void end_piece(bool broken) noexcept;
+    void end(ended what) noexcept;
+    void close_text() noexcept;
 
     const std::shared_ptr<tenant> tenant_;
     const model_source& model_;
@@ -129,8 +152,9 @@ private:
     std::shared_ptr<engine> engine_;
     std::unique_ptr<gpushare::workspace> beside_;
     gpushare::batch_queue<request> waiting_;
-    std::uint32_t submitted_ = 0;  // batches and pieces of text that aren't over
-    gpushare::instant used_{};
+    std::uint32_t submitted_ = 0, batches_ = 0;  // that aren't over: of all, and those that aren't pieces of text
+    std::size_t texts_ = 0;                      // that are being continued
+    gpushare::sleep_levels sleep_;
 };
 
 }  // namespace inference_server

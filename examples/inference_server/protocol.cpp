@@ -2,6 +2,8 @@
 #include "inference_server/protocol.hpp"
 
 #include <algorithm>
+#include <functional>
+#include <iterator>
 #include <limits>
 #include <span>
 #include <utility>
@@ -33,21 +35,34 @@ bool flag(json::value of, std::string_view name, bool otherwise) {
     return v ? v->boolean() : otherwise;
 }
 
-std::vector<json::value> list(json::value of, std::string_view name) {
-    auto all = of.at(name).elements();
-    if (all.size() > most_tensors) throw json::error("more than 64 " + std::string(name));
-    return all;
+std::vector<json::value> list(json::value of, std::string_view name) { return of.at(name).elements(most_tensors); }
+
+constexpr std::string_view not_spoken[] = {
+    "classification", "shared_memory_region", "shared_memory_offset", "shared_memory_byte_size",
+    "sequence_id",    "sequence_start",       "sequence_end",         "priority"};
+
+/// Of a request, an input or an output.
+void check_parameters(json::value of) {
+    for (const auto name : not_spoken)
+        if (parameter(of, name)) check_parameter(name);
+}
+
+/// Of a list of things with names, one that is there twice.
+template <class List, class Name>
+void check_once(std::string_view what, const List& all, Name name) {
+    for (auto at = all.begin(); at != all.end(); ++at)
+        if (std::ranges::find(all.begin(), at, std::invoke(name, *at), name) != at)
+            throw refused(400, std::string(what) + " '" + std::invoke(name, *at) + "' is there twice");
 }
 
 /// Takes its binary data from the front of `rest`.
 tensor read_input(json::value v, std::string_view& rest) {
     tensor t{name_of(v, "name"), {}, {}, {}};
+    check_parameters(v);
     const auto type = datatype_of(v.at("datatype").string());
     if (!type) throw json::error("tensor '" + t.name + "': an unknown datatype");
     t.type = *type;
-    const auto extents = v.at("shape").elements();
-    if (extents.size() > most_extents) throw json::error("tensor '" + t.name + "': more than 8 extents");
-    for (const auto& e : extents) t.shape.push_back(e.number<std::int64_t>());
+    for (const auto& e : v.at("shape").elements(most_extents)) t.shape.push_back(e.number<std::int64_t>());
     const auto size = parameter(v, "binary_data_size");
     if (!size) {
         set_json(t, v.at("data"));
@@ -64,13 +79,17 @@ tensor read_input(json::value v, std::string_view& rest) {
 infer_request read_infer(json::value v, std::string_view rest) {
     infer_request r;
     if (const auto id = v.find("id")) r.id = id->string();
+    check_parameters(v);
     r.binary_by_default = flag(v, "binary_data_output", false);
     if (const auto timeout = parameter(v, "timeout")) r.timeout_us = timeout->number<std::uint64_t>();
     for (const auto& input : list(v, "inputs")) r.inputs.push_back(read_input(input, rest));
     if (!rest.empty()) throw json::error("bytes behind the last tensor");
     if (v.find("outputs"))
-        for (const auto& o : list(v, "outputs"))
+        for (const auto& o : list(v, "outputs")) {
+            check_parameters(o);
             r.outputs.push_back({name_of(o, "name"), flag(o, "binary_data", r.binary_by_default)});
+        }
+    check_names(r);
     return r;
 }
 
@@ -130,6 +149,16 @@ std::string error_json(std::string_view why) {
     std::string out = "{";
     append_member(out, "error", why);
     return out += '}';
+}
+
+void check_parameter(std::string_view name) {
+    if (std::ranges::find(not_spoken, name) != std::end(not_spoken))
+        throw refused(400, "the parameter '" + std::string(name) + "' isn't supported");
+}
+
+void check_names(const infer_request& r) {
+    check_once("input", r.inputs, &tensor::name);
+    check_once("output", r.outputs, &requested_output::name);
 }
 
 infer_request parse_infer(std::string_view body, std::optional<std::size_t> header_length) {
@@ -236,6 +265,7 @@ void check_inputs(const model_info& m, const infer_request& r) {
         if (std::ranges::find(m.outputs, o.name, &tensor_info::name) == m.outputs.end())
             fail("it has no output '" + o.name + "'");
     if (r.inputs.size() != m.inputs.size()) fail("it has " + std::to_string(m.inputs.size()) + " inputs");
+    std::optional<std::int64_t> batch;  // of the first that was looked at: the others may have no extents at all
     for (const auto& info : m.inputs) {
         const auto t = std::ranges::find(r.inputs, info.name, &tensor::name);
         if (t == r.inputs.end()) fail("it has an input '" + info.name + "'");
@@ -246,7 +276,8 @@ void check_inputs(const model_info& m, const infer_request& r) {
         if (m.max_batch == 0) continue;
         if (t->shape[0] < 1 || t->shape[0] > m.max_batch)
             fail("a batch is 1 to " + std::to_string(m.max_batch) + " rows");
-        if (t->shape[0] != r.inputs[0].shape[0]) fail("its inputs have different batches");
+        if (batch.value_or(t->shape[0]) != t->shape[0]) fail("its inputs have different batches");
+        batch = t->shape[0];
     }
 }
 

@@ -74,6 +74,12 @@ struct infer_response {
     std::vector<tensor> outputs;
 };
 
+/// Throws refused (400) for a parameter of Triton's that would change what is answered and isn't spoken: classes, shared memory,
+/// sequences, a priority of the request's own. Whatever else is in `parameters` is ignored.
+void check_parameter(std::string_view name);
+/// Throws refused (400) where two inputs, or two outputs that are asked for, have one name.
+void check_names(const infer_request& r);
+
 /// `header_length`: of the JSON in front, where binary tensors follow it (Inference-Header-Content-Length). Throws refused (400).
 [[nodiscard]] infer_request parse_infer(std::string_view body, std::optional<std::size_t> header_length);
 

@@ -8,6 +8,7 @@
 #include <exception>
 #include <fstream>
 #include <iterator>
+#include <map>
 #include <stdexcept>
 
 namespace inference_server {
@@ -36,6 +37,9 @@ std::pair<std::int64_t, std::uint64_t> look_at(const std::string& path) {
 
 service::service(service_options o, std::vector<model_source> models)
     : options_(std::move(o)),
+      rule_{.drop_caches_after = gpushare::ns{options_.idle_after} / 4,
+            .release_after = options_.idle_after,
+            .wake_within = options_.wake_within},
       models_(std::move(models)),
       node_(options_.node),
       shared_(node_, {.events =
@@ -51,6 +55,7 @@ service::service(service_options o, std::vector<model_source> models)
     apply(parse_tenants(read_file(options_.tenants)));
     if (!wrong_.empty()) throw std::runtime_error(wrong_);
     dispatcher_ = std::jthread([this](const std::stop_token& stop) { shared_.dispatch(device, stop); });
+    loader_ = std::jthread([this](const std::stop_token& stop) { do_what_is_late(stop); });
     housekeeper_ = std::jthread([this](const std::stop_token& stop) { keep_house(stop); });
 }
 
@@ -58,10 +63,14 @@ service::~service() {
     housekeeper_.request_stop();
     housekeeper_.join();
     const auto deadline = gpushare::saturating_add(now(), 10s);
-    for (const auto& [key, l] : lanes_) l->close(deadline);
+    for (const auto& l : all_lanes()) l->close(deadline);
+    loader_.request_stop();  // somebody waits for each load that is left
+    loader_.join();
     bill();
+    if (!unwritten_.empty()) tell("the journal can't be written, and this isn't in it:");
+    for (const auto& l : unwritten_) std::fputs(to_text(l).c_str(), stderr);
     drawn_.reset();
-    lanes_.clear();
+    for (auto& [name, row] : rows_) row.lanes.clear();
     tenants_.apply({}, deadline);
     dispatcher_.request_stop();
 }
@@ -85,33 +94,36 @@ const model_info& service::model(std::string_view name, std::string_view version
 std::shared_ptr<lane> service::lane_of(const caller& c, std::string_view model) {
     const std::lock_guard lock(mutex_);
     if (draining_) throw refused(503, "the server is going down", 5);
-    auto& row = rows_[c.who->name()];
+    const auto whose = rows_.find(c.who->name());
+    // Another one may have its name by now.
+    if (whose == rows_.end() || whose->second.who != c.who) throw refused(503, "the tenant is gone");
+    auto& row = whose->second;
     if (row.asleep) {
         c.who->wake();
         row.asleep = false;
     }
-    const std::pair key(c.who->name(), std::string(model));
-    auto found = lanes_.find(key);
-    if (found == lanes_.end()) {
-        const auto m = std::ranges::find(models_, model, [](const model_source& s) { return s.info.name; });
-        if (m == models_.end()) throw refused(404, "unknown model");
-        const auto streams = c.who->spec().streams;
-        // Made first: a tenant that is going throws, and leaves no lane.
-        found = lanes_
-                    .emplace(key, std::make_shared<lane>(
-                                      c.who, *m, c.counts, [this](std::function<void()> f) { later(std::move(f)); },
-                                      static_cast<std::uint32_t>(m - models_.begin()) % streams))
-                    .first;
-    }
-    found->second->touch();
-    return found->second;
+    if (const auto found = row.lanes.find(model); found != row.lanes.end()) return found->second;
+    const auto m = std::ranges::find(models_, model, [](const model_source& s) { return s.info.name; });
+    if (m == models_.end()) throw refused(404, "unknown model");
+    const auto stream = static_cast<std::uint32_t>(m - models_.begin()) % c.who->spec().streams;
+    auto mine = std::make_shared<lane>(
+        c.who, *m, c.counts, [this](std::function<void()> f) { later(std::move(f)); }, stream, rule_);
+    return row.lanes.emplace(model, std::move(mine)).first->second;
 }
 
-std::vector<std::shared_ptr<lane>> service::lanes_of(std::string_view whose) {
+std::vector<std::shared_ptr<lane>> service::lanes_of(std::string_view whose) const {
     const std::lock_guard lock(mutex_);
     std::vector<std::shared_ptr<lane>> all;
-    for (const auto& [key, l] : lanes_)
-        if (key.first == whose) all.push_back(l);
+    if (const auto row = rows_.find(whose); row != rows_.end())
+        for (const auto& [model, l] : row->second.lanes) all.push_back(l);
+    return all;
+}
+
+std::vector<std::shared_ptr<lane>> service::all_lanes() const {
+    const std::lock_guard lock(mutex_);
+    std::vector<std::shared_ptr<lane>> all;
+    for (const auto& [name, row] : rows_)
+        for (const auto& [model, l] : row.lanes) all.push_back(l);
     return all;
 }
 
@@ -122,7 +134,7 @@ void service::infer(const caller& c, std::string_view name, infer_request r, on_
 
 std::shared_ptr<token_stream> service::generate(const caller& c, std::string_view name, generate_request r) {
     if (!model(name).streams) throw refused(400, "the model makes no tokens");
-    return std::make_shared<token_stream>(lane_of(c, name), std::move(r.prompt), r.most_tokens);
+    return lane_of(c, name)->generate(std::move(r.prompt), r.most_tokens);
 }
 
 void service::load(const caller& c, std::string_view name, std::function<void(const refused*)> done) {
@@ -154,14 +166,12 @@ bool service::ready() const {
 }
 
 bool service::drain(instant deadline) {
-    std::vector<std::shared_ptr<lane>> all;
     {
         const std::lock_guard lock(mutex_);
         draining_ = true;
-        for (const auto& [key, l] : lanes_) all.push_back(l);
     }
-    for (const auto& l : all)
-        while (l->idle_since() == gpushare::never) {
+    for (const auto& l : all_lanes())
+        while (l->busy()) {
             if (now() >= deadline) return false;
             std::this_thread::sleep_for(2ms);
         }
@@ -176,21 +186,30 @@ void service::later(std::function<void()> f) {
     later_comes_.notify_one();
 }
 
-void service::keep_house(const std::stop_token& stop) {
-    auto second = std::chrono::steady_clock::now();
-    for (unsigned round = 0; !stop.stop_requested();) {
+// What loads and reloads; of one at a time, so that a slow one of many doesn't take all the memory.
+void service::do_what_is_late(const std::stop_token& stop) {
+    for (;;) {
         std::unique_lock lock(later_mutex_);
-        later_comes_.wait_for(lock, stop, 100ms, [&] { return !later_.empty(); });
-        if (!later_.empty()) {
-            const auto f = std::move(later_.front());
-            later_.pop_front();
-            lock.unlock();
+        later_comes_.wait(lock, stop, [&] { return !later_.empty(); });
+        if (later_.empty()) return;  // told to stop, and nobody waits for anything any more
+        const auto f = std::move(later_.front());
+        later_.pop_front();
+        lock.unlock();
+        try {
             f();
-        } else {
-            lock.unlock();
+        } catch (const std::exception& e) {
+            tell(e.what());
         }
-        if (std::chrono::steady_clock::now() < second) continue;
-        second = std::chrono::steady_clock::now() + 1s;
+    }
+}
+
+// What comes once a second. By a thread of its own, so that no load that takes long keeps bills and tenants waiting.
+void service::keep_house(const std::stop_token& stop) {
+    std::mutex none;
+    std::condition_variable_any never_comes;
+    for (unsigned round = 0;;) {
+        std::unique_lock lock(none);
+        if (never_comes.wait_for(lock, stop, 1s, [&] { return stop.stop_requested(); })) return;
         try {
             reload_if_changed();
             bill();
@@ -201,78 +220,104 @@ void service::keep_house(const std::stop_token& stop) {
             tell(e.what());
         }
     }
-    for (std::deque<std::function<void()>> rest;;) {  // somebody waits for each; what runs may add some
-        {
-            const std::lock_guard lock(later_mutex_);
-            rest.swap(later_);
-        }
-        if (rest.empty()) return;
-        for (const auto& f : rest) f();
-        rest.clear();
-    }
 }
 
+// Once it looks the same a second later: it may be half written.
 void service::reload_if_changed() {
     const auto is = look_at(options_.tenants);
     {
         const std::lock_guard lock(mutex_);
-        if (is == seen_) return;
+        if (is == seen_ || std::exchange(changed_, is) != is) return;
     }
     (void)reload();
 }
 
 std::string service::reload() {
+    const std::lock_guard reloading(reloading_);
     std::string why;
+    const auto is = look_at(options_.tenants);
+    {
+        const std::lock_guard lock(mutex_);
+        seen_ = is;  // a bad one isn't read again before it changes
+    }
     try {
-        const auto is = look_at(options_.tenants);
-        auto next = parse_tenants(read_file(options_.tenants));
-        {
-            const std::lock_guard lock(mutex_);
-            seen_ = is;
-            wrong_.clear();
-        }
-        apply(std::move(next));
+        apply(parse_tenants(read_file(options_.tenants)));
         const std::lock_guard lock(mutex_);
         why = wrong_;
     } catch (const std::exception& e) {
         why = e.what();
         const std::lock_guard lock(mutex_);
-        seen_ = look_at(options_.tenants);  // not before it changes again
         wrong_ = why;
     }
     tell(why.empty() ? "tenants: as the file has them" : "tenants: " + why);
     return why;
 }
 
+void service::reload_soon(std::function<void(std::string)> done) {
+    later([this, done = std::move(done)] { done(reload()); });
+}
+
+// They give their models' memory back first; nobody gets a lane of theirs from here on.
+std::vector<std::shared_ptr<tenant>> service::close_gone(const tenants_file& next, instant deadline) {
+    std::vector<std::shared_ptr<tenant>> gone;
+    std::vector<std::shared_ptr<lane>> lanes;
+    {
+        const std::lock_guard lock(mutex_);
+        for (auto& [name, row] : rows_) {
+            if (row.who == nullptr ||
+                std::ranges::find(next.specs, name, &gpushare::tenant_spec::name) != next.specs.end())
+                continue;
+            gone.push_back(std::exchange(row.who, nullptr));
+            for (auto& [model, l] : row.lanes) lanes.push_back(std::move(l));
+            row.lanes.clear();
+            row.asleep = false;
+        }
+    }
+    for (const auto& l : lanes) l->close(deadline);
+    return gone;
+}
+
 void service::apply(tenants_file next) {
     const auto deadline = gpushare::saturating_add(now(), 5s);
-    std::vector<std::shared_ptr<tenant>> gone;
-    for (auto& t : tenants_.all())
-        if (std::ranges::find(next.specs, t->name(), &gpushare::tenant_spec::name) == next.specs.end())
-            gone.push_back(std::move(t));
-    for (const auto& t : gone) {  // who goes gives its models' memory back first
-        for (const auto& l : lanes_of(t->name())) l->close(deadline);
-        const std::lock_guard lock(mutex_);
-        std::erase_if(lanes_, [&](const auto& l) { return l.first.first == t->name(); });
-    }
     auto specs = next.specs;
     for (auto& s : specs) s.queue_limit = 0;  // it is about requests here, not about submissions
+    tenants_.check(specs);
+    const auto gone = close_gone(next, deadline);
     std::string why;
     for (const auto& o : tenants_.apply(specs, deadline))
         if (o.what == gpushare::directory_outcome::kind::refused) why += o.why + "; ";
-    {
-        const std::lock_guard lock(mutex_);
-        wrong_ = why;
-        for (const auto& s : next.specs) rows_[s.name].counts->queue_limit = s.queue_limit;
-        file_ = std::move(next);
-    }
-    bill(gone);  // the last of theirs, and where the new ones begin
+    bill(gone);  // the last of theirs, and where the new ones begin: before anybody can ask anything of these
+    const std::lock_guard lock(mutex_);
+    for (auto& t : tenants_.all()) rows_[t->name()].who = t;
+    for (const auto& s : next.specs) rows_[s.name].counts->queue_limit = s.queue_limit;
+    wrong_ = why;
+    file_ = std::move(next);
 }
+
+namespace {
+
+/// The same amounts in fewer lines: one for each span of a tenant's without a gap.
+void sum_by_tenant(std::vector<gpushare::usage_line>& lines) {
+    std::vector<gpushare::usage_line> sums;
+    std::map<std::string, std::size_t, std::less<>> last;
+    for (auto& l : lines) {
+        const auto [at, is_new] = last.try_emplace(l.tenant, sums.size());
+        if (!is_new && sums[at->second].until == l.from) {
+            sums[at->second].until = l.until;
+            sums[at->second].amounts += l.amounts;
+        } else {
+            at->second = sums.size();
+            sums.push_back(std::move(l));
+        }
+    }
+    lines = std::move(sums);
+}
+
+}  // namespace
 
 // Once a second, at each change, and at the end. `gone`: closed, so that their usage is final.
 void service::bill(const std::vector<std::shared_ptr<tenant>>& gone) {
     const std::lock_guard billing(billing_);
-    auto& lines = unwritten_;
     const auto time = std::chrono::time_point_cast<gpushare::ns>(std::chrono::system_clock::now());
     const auto read = [&](tenant& t) {
         auto r = gpushare::reading_of(t.usage());
@@ -281,7 +326,7 @@ void service::bill(const std::vector<std::shared_ptr<tenant>>& gone) {
         r.requests = row.counts->requests.load(std::memory_order_relaxed);
         r.refusals = row.counts->refusals.load(std::memory_order_relaxed);
         if (!row.meter) row.meter.emplace(t.name());
-        if (auto line = row.meter->read(time, r)) lines.push_back(*std::move(line));
+        if (auto line = row.meter->read(time, r)) unwritten_.push_back(*std::move(line));
     };
     for (const auto& t : gone) {
         read(*t);
@@ -289,25 +334,26 @@ void service::bill(const std::vector<std::shared_ptr<tenant>>& gone) {
         rows_[t->name()].meter.reset();
     }
     for (const auto& t : tenants_.all()) read(*t);
-    constexpr std::size_t most = 100'000;  // lines that are kept where a disk is full
-    const auto why = journal_ ? journal_->try_append(lines) : gpushare::failure{};
-    if (why.code != gpushare::errc::none) tell("the journal can't be written: " + std::string(to_string(why.code)));
-    if (why.code == gpushare::errc::none || lines.size() > most) lines.clear();
+    if (!journal_) return unwritten_.clear();
+    const auto why = journal_->try_append(unwritten_);
+    if (why.code == gpushare::errc::none) {
+        unwritten_.clear();
+    } else {  // it is tried again with the next ones: no bill is ever dropped
+        tell("the journal can't be written: " + std::string(to_string(why.code)));
+        if (unwritten_.size() > options_.kept_lines) sum_by_tenant(unwritten_);
+    }
+    const std::lock_guard lock(mutex_);
+    lines_waiting_ = unwritten_.size();
 }
 
 // Under the lock, so that nobody finds a lane meanwhile whose tenant is put to sleep.
 void service::let_idle_go() {
-    const auto before = now() - gpushare::ns{options_.idle_after};
     const std::lock_guard lock(mutex_);
-    for (const auto& t : tenants_.all()) {
+    for (auto& [name, row] : rows_) {
+        if (row.who == nullptr || row.asleep || row.lanes.empty()) continue;
         bool idle = true;
-        for (const auto& [key, l] : lanes_) {
-            if (key.first != t->name()) continue;
-            if (l->now() == lane::state::ready && l->idle_since() < before) (void)l->unload();
-            idle = idle && l->now() == lane::state::unloaded && l->idle_since() < before;
-        }
-        auto& row = rows_[t->name()];
-        if (idle && !row.asleep) row.asleep = t->sleep(now());  // its pools and caches go as well
+        for (const auto& [model, l] : row.lanes) idle = l->let_sleep() && idle;
+        if (idle) row.asleep = row.who->sleep(now());  // its pools and caches go as well
     }
 }
 

@@ -37,7 +37,11 @@ struct service_options {
     std::string tenants{};  ///< the file; see tenants_file.hpp
     std::string journal{};  ///< of what is used; empty: none
     gpushare::host::node_options node{.memory = gpushare::bytes{std::uint64_t{1} << 30}, .sms = 2};
-    std::chrono::milliseconds idle_after{60'000};  ///< weights of a model that nobody asked for so long are given back
+    std::chrono::milliseconds idle_after{
+        60'000};  ///< weights of a model that nobody asked for so long are given back; its caches after a quarter
+    std::chrono::milliseconds wake_within{0};  ///< but not of one that is known to take longer to load; 0: however long
+    std::size_t kept_lines =
+        10'000;  ///< of the journal, where it can't be written; beyond that they are summed by tenant
 };
 
 class service {
@@ -83,31 +87,40 @@ public:
     [[nodiscard]] std::string status_json();
     /// What ran when, for Perfetto: recorded from the first call on.
     [[nodiscard]] std::string timeline_json();
-    /// Reads the file of tenants again, now. What was wrong; empty: nothing.
+    /// Reads the file of tenants again, now. What was wrong; empty: nothing. It may wait for the work of tenants that are gone, for some
+    /// seconds. A file that can't be read, or is invalid in any line, changes nothing.
     std::string reload();
+    /// The same by another thread, which then calls back.
+    void reload_soon(std::function<void(std::string)> done);
     [[nodiscard]] gpushare::instant now() const { return shared_.now(); }
     [[nodiscard]] gpushare::host::node& node() noexcept { return node_; }
 
 private:
     struct tenant_row {
-        std::shared_ptr<account> counts = std::make_shared<account>();
+        std::shared_ptr<account> counts = std::make_shared<account>();  // stays when the tenant goes and comes back
+        // The rest is of the tenant that is there now; of none while it is being closed.
+        std::shared_ptr<tenant> who;
+        std::map<std::string, std::shared_ptr<lane>, std::less<>> lanes;  // by model
         std::optional<gpushare::usage_meter> meter;
         bool asleep = false;
     };
-    using lane_key = std::pair<std::string, std::string>;  // tenant, model
 
     [[nodiscard]] std::shared_ptr<lane> lane_of(const caller& c, std::string_view model);
-    [[nodiscard]] std::vector<std::shared_ptr<lane>> lanes_of(std::string_view whose);
-    /// Runs a function on the housekeeper's thread, which may take its time.
+    [[nodiscard]] std::vector<std::shared_ptr<lane>> lanes_of(std::string_view whose) const;
+    [[nodiscard]] std::vector<std::shared_ptr<lane>> all_lanes() const;
+    /// Runs a function on a thread that may take its time.
     void later(std::function<void()> f);
+    void do_what_is_late(const std::stop_token& stop);
     void keep_house(const std::stop_token& stop);
     void reload_if_changed();
     void apply(tenants_file next);
+    [[nodiscard]] std::vector<std::shared_ptr<tenant>> close_gone(const tenants_file& next, gpushare::instant deadline);
     void bill(const std::vector<std::shared_ptr<tenant>>& gone = {});
     void let_idle_go();
     void tell(const std::string& what) const;
 
     const service_options options_;
+    const gpushare::sleep_rule rule_;
     const std::vector<model_source> models_;
     gpushare::host::node node_;
     tenancy shared_;
@@ -117,11 +130,12 @@ private:
     mutable std::mutex mutex_;
     tenants_file file_;
     std::map<std::string, tenant_row, std::less<>> rows_;
-    std::map<lane_key, std::shared_ptr<lane>> lanes_;
     std::string wrong_;  // with the file, the last time
     bool draining_ = false;
-    std::pair<std::int64_t, std::uint64_t> seen_{};  // of the file: when it was written, and its size
+    std::pair<std::int64_t, std::uint64_t> seen_{}, changed_{};  // of the file: when it was written, and its size
+    std::size_t lines_waiting_ = 0;                              // for the journal
 
+    std::mutex reloading_;  // one file at a time
     std::mutex billing_;
     std::vector<gpushare::usage_line> unwritten_;  // under billing_
     std::mutex tracing_;
@@ -131,7 +145,7 @@ private:
     std::mutex later_mutex_;
     std::condition_variable_any later_comes_;
     std::deque<std::function<void()>> later_;
-    std::jthread dispatcher_, housekeeper_;
+    std::jthread dispatcher_, loader_, housekeeper_;
 };
 
 }  // namespace inference_server

@@ -19,6 +19,20 @@ constexpr gpushare::device_id device{0};
 /// The upper end of a bucket of account, in seconds.
 double bucket_end(std::size_t i) { return std::ldexp(1e-6, static_cast<int>(i)); }
 
+double seconds(gpushare::ns t) { return static_cast<double>(t.count()) * 1e-9; }
+
+/// What the status page says of a model: {"name": ..., "state": ..., "predicted_wake_ms": ..., "last_wake_ms": ...}
+std::string model_json(const lane& l) {
+    using enum gpushare::sleep_level;
+    const auto s = l.sleep();
+    std::string out = "{\"name\":";
+    json::append(out, std::string_view(l.info().name));
+    json::append(out += ",\"state\":", l.now() == lane::state::loading ? "loading" : to_string(s.level()));
+    json::append(out += ",\"predicted_wake_ms\":", 1e3 * seconds(s.predicted_wake(weights_released)));
+    json::append(out += ",\"last_wake_ms\":", 1e3 * seconds(s.last_wake(weights_released)));
+    return out += '}';
+}
+
 /// Of the answers so far; the status page takes differences.
 std::string buckets_json(const account& a) {
     std::string out = "[";
@@ -33,13 +47,20 @@ std::string service::metrics() {
         std::string name;
         gpushare::tenant_usage usage;
         std::shared_ptr<account> counts;
+        std::vector<std::pair<std::string, gpushare::sleep_levels>> models;
     };
     std::vector<row> rows;
     for (const auto& t : tenants_.all()) {
         auto usage = t->usage();
         const std::lock_guard lock(mutex_);
-        rows.push_back({t->name(), usage, rows_[t->name()].counts});
+        const auto& of = rows_[t->name()];
+        rows.push_back({t->name(), usage, of.counts, {}});
+        for (const auto& [model, l] : of.lanes) rows.back().models.emplace_back(model, l->sleep());
     }
+    const auto lines_waiting = [this] {
+        const std::lock_guard lock(mutex_);
+        return std::uint64_t{lines_waiting_};
+    }();
     std::vector<gpushare::tenant_metrics> usages;
     gpushare::bytes used{};
     for (const auto& r : rows) {
@@ -62,6 +83,22 @@ std::string service::metrics() {
         family("server_tokens_total", "Tokens that were made.", &account::tokens);
         family("server_batches_total", "Batches that ran.", &account::batches);
         family("server_rows_total", "Rows in them.", &account::rows);
+        const auto of_models = [&](std::string_view name, std::string_view help, auto reading) {
+            out.family(name, gauge, help);
+            for (const auto& r : rows)
+                for (const auto& [model, sleep] : r.models)
+                    out.sample({{"tenant", r.name}, {"model", model}}, reading(sleep));
+        };
+        using gpushare::sleep_level, gpushare::sleep_levels;
+        of_models("server_model_sleep_level", "0: awake, 1: caches dropped, 2: weights spilled, 3: weights released.",
+                  [](const sleep_levels& s) { return static_cast<std::uint64_t>(s.level()); });
+        of_models("server_model_predicted_wake_seconds",
+                  "The longest of the last eight loads: so long a request may wait for weights that were released.",
+                  [](const sleep_levels& s) { return s.predicted_wake(sleep_level::weights_released); });
+        of_models("server_model_last_wake_seconds", "How long loading took the last time.",
+                  [](const sleep_levels& s) { return s.last_wake(sleep_level::weights_released); });
+        out.family("server_journal_lines_waiting", gauge, "Lines that couldn't be written to the journal yet.");
+        out.sample({}, lines_waiting);
         out.family("server_request_seconds", histogram, "From a request's arrival until its answer.");
         for (const auto& r : rows) {
             std::uint64_t sum = 0;
@@ -100,9 +137,7 @@ std::string service::status_json() {
         std::string models;
         for (const auto& l : lanes_of(t->name())) {
             waiting += l->waiting();
-            models += models.empty() ? "" : ",";
-            json::append(models,
-                         std::string_view(l->info().name + (l->now() == lane::state::ready ? "" : " (asleep)")));
+            models += (models.empty() ? "" : ",") + model_json(*l);
         }
         const std::lock_guard lock(mutex_);
         const auto& row = rows_[t->name()];
@@ -125,8 +160,8 @@ std::string service::status_json() {
         out += ",\"models\":[" + models + "],\"took\":" + buckets_json(*row.counts) + '}';
         before = ",";
     }
-    out += "],\"wrong\":";
     const std::lock_guard lock(mutex_);
+    out += "],\"journal_lines_waiting\":" + std::to_string(lines_waiting_) + ",\"wrong\":";
     json::append(out, std::string_view(wrong_));
     return out += '}';
 }

@@ -214,6 +214,54 @@ TEST_CASE("what is wrong with a request is refused, and said", "[examples]") {
     CHECK(with([](auto& x) { x.outputs.push_back({"OTHER", false}); }) == 400);
 }
 
+TEST_CASE("an input without extents isn't one of a batch, wherever it stands", "[examples]") {
+    const model_info two{"two", "test", {{"A", datatype::fp32, {-1}}, {"B", datatype::fp32, {-1}}}, {}, 4, false};
+    for (const auto* bad : {"[]", "[2]"}) {
+        const auto r = parse_infer(R"({"inputs":[{"name":"B","datatype":"FP32","shape":)" + std::string(bad) +
+                                       R"(,"data":[1)" + (bad[1] == '2' ? ",2" : "") +
+                                       R"(]},{"name":"A","datatype":"FP32","shape":[1],"data":[1]}]})",
+                                   {});
+        CHECK(status_of([&] { return check_inputs(two, r), 0; }) == 400);
+    }
+}
+
+TEST_CASE("what would change an answer and isn't supported is refused, not ignored", "[examples]") {
+    const auto refuses = [](std::string_view of_all, std::string_view of_input, std::string_view of_output) {
+        return status_of([&] {
+                   return parse_infer(R"({"inputs":[{"name":"x","datatype":"FP32","shape":[1],"data":[1])" +
+                                          std::string(of_input) + R"(}],"outputs":[{"name":"y")" +
+                                          std::string(of_output) + "}]" + std::string(of_all) + "}",
+                                      {});
+               }) == 400;
+    };
+    CHECK_FALSE(refuses(R"(,"parameters":{"timeout":5,"of_mine":"x"})", R"(,"parameters":{"of_mine":1})",
+                        R"(,"parameters":{"binary_data":true})"));
+    CHECK(refuses(R"(,"parameters":{"sequence_id":7,"sequence_start":true,"sequence_end":false})", "", ""));
+    CHECK(refuses(R"(,"parameters":{"priority":1})", "", ""));
+    CHECK(refuses("", R"(,"parameters":{"shared_memory_region":"r","shared_memory_byte_size":4})", ""));
+    CHECK(refuses("", "", R"(,"parameters":{"classification":3})"));
+    CHECK(refuses("", "", R"(,"parameters":{"shared_memory_region":"r","shared_memory_byte_size":4})"));
+}
+
+TEST_CASE("a name that is there twice is refused", "[examples]") {
+    const std::string x = R"({"name":"x","datatype":"FP32","shape":[1],"data":[1]})", y = R"({"name":"y"})";
+    const auto status = [](const std::string& inputs, const std::string& outputs) {
+        return status_of(
+            [&] { return parse_infer("{\"inputs\":[" + inputs + "],\"outputs\":[" + outputs + "]}", {}); });
+    };
+    CHECK(status(x, y) == 200);
+    CHECK(status(x + "," + x, y) == 400);
+    CHECK(status(x, y + "," + y) == 400);
+}
+
+TEST_CASE("lists are bounded before they take memory", "[examples]") {
+    std::string many = "[0";
+    for (int n = 0; n < 64; ++n) many += ",0";
+    CHECK(json::parse(many + "]").elements().size() == 65);
+    CHECK_THROWS_AS(json::parse(many + "]").elements(64), json::error);
+    CHECK(status_of([&] { return parse_infer("{\"inputs\":" + many + "]}", {}); }) == 400);
+}
+
 TEST_CASE("an answer is in the form that was asked for, output by output", "[examples]") {
     const std::array<std::string, 1> texts{"\xFF\"t"};
     infer_response r{"m", "1", "7", {parse_infer(two_by_two, {}).inputs[0], texts_tensor("TEXT", texts)}};
@@ -294,10 +342,22 @@ TEST_CASE("the file of tenants has their keys", "[examples]") {
         }
         return {};
     };
-    CHECK_THAT(complaint("api_key=12345678 name=a memory=1B"), Catch::Contains("behind a tenant's name"));
+    CHECK_THAT(complaint("api_key=12345678 name=a memory=1B\n"), Catch::Contains("behind a tenant's name"));
+    CHECK_THAT(complaint("name=a memory=1B\napi_key=12345678 name=b memory=1B\n"),
+               Catch::Contains("behind a tenant's name"));
+    CHECK_THAT(complaint("name=a memory=1B\n  api_key=12345678 name=b memory=1B\n"),
+               Catch::Contains("behind a tenant's name"));
+    CHECK_THAT(complaint("name=a memory=1B\napi_key=12345678\n"), Catch::Contains("indented"));
     CHECK_THAT(complaint("name=a memory=1B api_key=short"), Catch::Contains("8 to 256"));
     CHECK_THAT(complaint("name=a memory=1B api_key=12345678 name=b memory=1B api_key=12345678"),
                Catch::Contains("another tenant's"));
+    for (const auto* cut : {"", "\n", "# nobody\n", "unit=1MiB\n"})
+        CHECK_THAT(complaint(cut), Catch::Contains("must be none"));
+    CHECK_THAT(complaint("name=a memory=1B\nname=b memory=1"), !Catch::Equals(""));
+    CHECK_THAT(complaint("name=a memory=1B\nname=b memory=1B comp"), !Catch::Equals(""));
+    CHECK_THAT(complaint("name=a memory=1B queue_limit=1"), Catch::Contains("line feed"));  // or 16, or 100
+    CHECK(parse_tenants("# on holiday\ntenants=none\n").specs.empty());
+    CHECK_THAT(complaint("tenants=none\nname=a memory=1B\n"), Catch::Contains("there are some"));
     CHECK_THAT(complaint("name=a memory=1B api_key=12345678\nfoo=1"), Catch::Contains("line 2"));
 }
 

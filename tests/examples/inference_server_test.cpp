@@ -1,5 +1,9 @@
 // SPDX-License-Identifier: Apache-2.0
 // The inference server as its clients see it: over loopback, with engines of its own. What takes how long is never asserted.
+#include <malloc.h>
+#include <signal.h>
+#include <sys/resource.h>
+#include <sys/wait.h>
 #include <unistd.h>
 
 #include <atomic>
@@ -61,10 +65,49 @@ private:
     std::shared_ptr<std::atomic<bool>> go_;
 };
 
+/// Says letters; the one at `breaks_at` waits until it is let go, and throws.
+class fragile final : public engine {
+public:
+    struct script {
+        std::atomic<int> loads{0}, breaks_at{-1}, breaks{0}, may_break{0};
+    };
+    explicit fragile(std::shared_ptr<script> s) : script_(std::move(s)) { ++script_->loads; }
+    void run(std::span<const tensor> inputs, std::vector<tensor>& outputs, gpushare::host::kernel_context&) override {
+        if (inputs[0].as<float>()[0] < 0) throw std::runtime_error("a negative number");
+        outputs.push_back(inputs[0]);
+    }
+    std::unique_ptr<generation> generate(const std::string&) override { return std::make_unique<text>(script_); }
+
+private:
+    class text final : public generation {
+    public:
+        explicit text(std::shared_ptr<script> s) : script_(std::move(s)) {}
+        std::optional<std::string> next() override {
+            if (said_ == script_->breaks_at) {
+                for (const int n = script_->breaks++; script_->may_break <= n;) std::this_thread::sleep_for(1ms);
+                throw std::runtime_error("broken");
+            }
+            ++said_;
+            return "a";
+        }
+
+    private:
+        std::shared_ptr<script> script_;
+        int said_ = 0;
+    };
+    std::shared_ptr<script> script_;
+};
+
 struct server {
-    explicit server(http_options options = {}, std::string_view tenants = two_tenants)
-        : files(written(tenants)), core(service_of()), http(std::make_unique<http_server>(*core, std::move(options))) {}
-    ~server() { go->store(true); }
+    explicit server(http_options options = {}, std::string_view tenants = two_tenants, service_options how = {})
+        : files(written(tenants)),
+          service_how(std::move(how)),
+          core(service_of()),
+          http(std::make_unique<http_server>(*core, std::move(options))) {}
+    ~server() {
+        go->store(true);
+        script->may_break = 1000;
+    }
 
     static std::unique_ptr<folder> written(std::string_view tenants) {
         auto f = std::make_unique<folder>();
@@ -73,21 +116,44 @@ struct server {
     }
     [[nodiscard]] std::unique_ptr<service> service_of() const {
         model_info info{"held", "test", {{"INPUT", datatype::fp32, {1}}}, {{"INPUT", datatype::fp32, {1}}}, 0, false};
-        return std::make_unique<service>(service_options{.tenants = *files / "tenants",
-                                                         .journal = *files / "usage",
-                                                         .node = {.memory = gpushare::bytes{64 << 20}, .sms = 2}},
-                                         std::vector<model_source>{tiny_mlp(),
-                                                                   tiny_letters(),
-                                                                   tensor_parallel_block(),
-                                                                   busy_model("busy", 0ns),
-                                                                   {info, [g = go](std::pmr::memory_resource&) {
-                                                                        return std::make_unique<held>(g);
-                                                                    }}});
+        auto slow = info, fragile_info = info;
+        slow.name = "slow";  // to load
+        fragile_info.name = "fragile";
+        fragile_info.streams = true;
+        auto how = service_how;
+        how.tenants = *files / "tenants";
+        how.journal = *files / "usage";
+        how.node = {.memory = gpushare::bytes{64 << 20}, .sms = 2};
+        return std::make_unique<service>(
+            std::move(how),
+            std::vector<model_source>{
+                tiny_mlp(),
+                tiny_letters(),
+                tensor_parallel_block(),
+                busy_model("busy", 0ns),
+                {info, [g = go](std::pmr::memory_resource&) { return std::make_unique<held>(g); }},
+                {slow,
+                 [g = go](std::pmr::memory_resource&) {
+                     while (!g->load()) std::this_thread::sleep_for(1ms);
+                     return std::make_unique<held>(g);
+                 }},
+                {fragile_info, [s = script](std::pmr::memory_resource&) { return std::make_unique<fragile>(s); }}});
+    }
+    void rewrite(std::string_view tenants) const {
+        write_file(*files / "next", tenants);
+        std::filesystem::rename(*files / "next", *files / "tenants");
+    }
+    [[nodiscard]] gpushare::usage_amounts bill_of(std::string_view tenant) const {
+        gpushare::usage_invoices bill{gpushare::wall_time::min(), gpushare::wall_time::max()};
+        (void)gpushare::usage_journal::read(*files / "usage", [&](const gpushare::usage_line& l) { bill.add(l); });
+        return bill.of(tenant);
     }
     [[nodiscard]] connection connect() const { return connection(http->port()); }
 
     std::shared_ptr<std::atomic<bool>> go = std::make_shared<std::atomic<bool>>(false);
+    std::shared_ptr<fragile::script> script = std::make_shared<fragile::script>();
     std::unique_ptr<folder> files;
+    service_options service_how;
     std::unique_ptr<service> core;
     std::unique_ptr<http_server> http;
 };
@@ -118,8 +184,9 @@ void eventually(const std::function<bool()>& holds) {
 TEST_CASE("an inference server answers over one connection, in both forms", "[examples]") {
     server s;
     auto c = s.connect();
-    CHECK(c.ask("GET", "/v2/health/live").status == 200);
-    CHECK(c.ask("GET", "/v2/health/ready").status == 200);
+    CHECK(c.ask("GET", "/v2/health/live").body == R"({"live":true})");  // KServe's client looks at the bodies
+    CHECK(c.ask("GET", "/v2/health/ready").body == R"({"ready":true})");
+    CHECK(c.ask("GET", "/v2/models/mlp/ready", chat_key).body == R"({"ready":true})");
     CHECK_THAT(c.ask("GET", "/v2").body, Catch::Contains("binary_tensor_data"));
     CHECK_THAT(c.ask("GET", "/v2/models/mlp", chat_key).body, Catch::Contains("\"shape\":[-1,16]"));
     const auto as_json = c.ask("POST", mlp, chat_key, rows_of_mlp(2));
@@ -166,6 +233,13 @@ TEST_CASE("whoever isn't known, or asks nonsense, is told so, and the next one i
     fails(405, "GET", mlp, chat_key);
     fails(400, "GET", "/v2/models/%2e%2e/ready", chat_key);
     fails(413, "POST", mlp, chat_key, std::string(5000, ' '));
+    fails(413, "POST", "/v2/models/letters/generate", chat_key, std::string(5000, ' '),
+          "Inference-Header-Content-Length: 10\r\n");
+    fails(413, "POST", mlp, chat_key, std::string(5000, ' '), "Inference-Header-Content-Length: 5000\r\n");
+    fails(413, "POST", "/v2/repository/index", chat_key, std::string(5000, ' '));
+    fails(413, "GET", "/v2/health/live", "", "x");
+    fails(400, "POST", mlp, chat_key,
+          R"({"inputs":[{"name":"INPUT","datatype":"FP32","shape":[1,16],"data":[]}],"parameters":{"sequence_id":1}})");
     fails(415, "POST", mlp, chat_key, "x", "Content-Encoding: gzip\r\n");
     fails(400, "POST", mlp, chat_key, one("1"), "Inference-Header-Content-Length: -1\r\n");
     fails(431, "GET", "/v2", "", "", "X: " + std::string(10'000, 'x') + "\r\n");
@@ -242,10 +316,130 @@ TEST_CASE("requests beyond a tenant's queue are refused with a time; others' are
         if (r.status != 429) continue;
         ++refused_;
         CHECK(std::stoi(r.header("Retry-After")) >= 1);
-        CHECK_THAT(r.body, Catch::Contains(" ms"));
+        CHECK_THAT(r.body, !Catch::Contains(" ms"));  // nobody knows what none has taken
     }
     CHECK(served + refused_ == 8);
     CHECK(refused_ >= 4);
+
+    // Once it is known what they take, it is said.
+    auto c = s.connect();
+    for (int i = 0; i < 20; ++i)
+        CHECK(c.ask("POST", "/v2/models/held/infer", batch_key, one("1", "[1]")).status == 200);
+    s.go->store(false);
+    const auto refusals = [&] {
+        const auto status = s.core->status_json();
+        return json::parse(status).at("tenants").elements()[0].at("refusals").number<int>();
+    };
+    const auto before = refusals();
+    for (auto& each : all) each.send_request("POST", "/v2/models/held/infer", batch_key, one("1", "[1]"));
+    eventually([&] { return refusals() >= before + 4; });
+    s.go->store(true);
+    int told = 0;
+    for (auto& each : all) told += each.answer().body.find(" ms") != std::string::npos;
+    CHECK(told >= 4);
+}
+
+TEST_CASE("texts and loads beyond a tenant's queue are refused as well", "[examples]") {
+    server s;
+    const auto batch = s.core->authenticate(batch_key);
+    const auto text = [&] { return s.core->generate(batch, "letters", {.prompt = "a", .most_tokens = 4096}); };
+    const auto status = [&] {
+        try {
+            (void)text();
+            return 200;
+        } catch (const refused& r) {
+            return r.status;
+        }
+    };
+    {
+        std::vector<std::shared_ptr<token_stream>> open;
+        for (int i = 0; i < 4; ++i) open.push_back(text());  // two wait, and two are handed over
+        CHECK(status() == 429);
+        open.pop_back();
+        CHECK(status() == 200);
+    }
+    CHECK(status() == 200);
+    std::atomic<int> told{0}, refused_{0};
+    for (int i = 0; i < 5; ++i)
+        s.core->load(batch, "slow", [&](const refused* why) {
+            refused_ += why != nullptr && why->status == 429;
+            ++told;
+        });
+    CHECK(refused_ == 3);
+    s.go->store(true);
+    eventually([&] { return told == 5; });
+}
+
+TEST_CASE("texts that go on and on keep no request waiting", "[examples]") {
+    server s;
+    const auto chat = s.core->authenticate(chat_key);
+    std::atomic<int> over{0};
+    std::atomic<bool> stop{false};
+    struct reader : std::enable_shared_from_this<reader> {
+        std::shared_ptr<token_stream> text;
+        std::atomic<int>* over;
+        std::atomic<bool>* stop;
+        void go() {
+            text->more(
+                8, [self = shared_from_this()](const std::string&) { return !*self->stop; },
+                [self = shared_from_this()](const token_stream::end& e) { e.last ? void(++*self->over) : self->go(); });
+        }
+    };
+    for (int i = 0; i < 4; ++i) {
+        auto r = std::make_shared<reader>();
+        r->text = s.core->generate(chat, "letters", {.prompt = "a", .most_tokens = 4096});
+        r->over = &over;
+        r->stop = &stop;
+        r->go();
+    }
+    int over_before = -1;
+    std::promise<void> answered;
+    auto r = parse_infer(R"({"inputs":[{"name":"text_input","datatype":"BYTES","shape":[1],"data":["a"]}]})", {});
+    s.core->infer(chat, "letters", std::move(r), [&](const answer&) {
+        over_before = over;
+        answered.set_value();
+    });
+    answered.get_future().wait();
+    stop = true;
+    CHECK(over_before < 2);  // else they would have had to end first
+    eventually([&] { return over == 4; });
+}
+
+TEST_CASE("an engine that breaks twice is followed by one, not by two", "[examples]") {
+    server s;
+    const auto chat = s.core->authenticate(chat_key);
+    auto c = s.connect();
+    const auto ask = [&](std::string_view number) {
+        return c.ask("POST", "/v2/models/fragile/infer", chat_key, one(number, "[1]")).status;
+    };
+    CHECK(ask("1") == 200);
+    const auto piece = [&](const std::shared_ptr<token_stream>& text) {
+        std::promise<token_stream::end> end;
+        text->more(
+            8, [](const std::string&) { return true; }, [&](token_stream::end e) { end.set_value(std::move(e)); });
+        return end.get_future().get();
+    };
+    const auto text = [&] { return s.core->generate(chat, "fragile", {.prompt = "", .most_tokens = 100}); };
+    const auto first = text(), second = text();
+    CHECK_FALSE(piece(first).last);
+    CHECK_FALSE(piece(second).last);
+    s.script->breaks_at = 8;
+    std::promise<token_stream::end> ends[2];
+    std::size_t n = 0;
+    for (const auto& t : {first, second})  // the second one waits behind the first
+        t->more(
+            8, [](const std::string&) { return true; },
+            [end = &ends[n++]](token_stream::end e) { end->set_value(std::move(e)); });
+    s.script->may_break = 1;
+    CHECK(ends[0].get_future().get().status == 500);
+    c.send_request("POST", "/v2/models/fragile/infer", chat_key, one("1", "[1]"));
+    eventually([&] { return s.script->loads == 2; });
+    s.script->may_break = 2;
+    CHECK(ends[1].get_future().get().status == 500);
+    CHECK(c.answer().status == 200);
+    CHECK(ask("1") == 200);
+    CHECK(s.script->loads == 2);
+    CHECK(piece(first).status == 503);  // another engine doesn't know the text
 }
 
 TEST_CASE("tokens come as events, and a client that goes away ends its text alone", "[examples]") {
@@ -281,6 +475,60 @@ TEST_CASE("tokens come as events, and a client that goes away ends its text alon
     CHECK(c.ask("POST", mlp, chat_key, rows_of_mlp(1)).status == 200);
 }
 
+TEST_CASE("who sends nothing more still reads its text", "[examples]") {
+    server s;
+    auto c = s.connect();
+    c.send_request("POST", "/v2/models/letters/generate_stream", chat_key, R"({"text_input":"once","max_tokens":200})");
+    c.end_of_requests();
+    int events = 0;
+    while (!c.until("\n\n\r\n").empty()) ++events;
+    CHECK(events == 200);
+}
+
+TEST_CASE("who asks for the head gets no body, whatever the answer", "[examples]") {
+    server s;
+    for (const auto port : {s.http->port(), s.http->admin_port()}) {
+        connection c(port);
+        for (const auto* path : {"/v2/health/live", "/metrics", "/nothing"}) {
+            c.send_request("HEAD", path);
+            const auto head = c.until("\r\n\r\n");
+            CHECK_THAT(head, Catch::StartsWith("HTTP/1.1"));
+            if (head.find("Connection: close") != std::string::npos) {
+                CHECK(c.until("}").empty());
+                break;
+            }
+        }
+    }
+    connection c(s.http->admin_port());
+    c.send_request("HEAD", "/metrics");
+    CHECK_THAT(c.until("\r\n\r\n"), Catch::StartsWith("HTTP/1.1 200"));
+    CHECK(c.ask("GET", "/status.json").status == 200);  // not the rest of a body
+}
+
+TEST_CASE("what the server's thread throws ends nothing", "[examples]") {
+    server s;
+    auto c = s.connect();
+    s.http->post([] { throw std::runtime_error("of a test"); });
+    CHECK(c.ask("GET", "/v2/health/live").status == 200);
+}
+
+TEST_CASE("a body isn't kept when it has been read", "[examples]") {
+    server s;
+    std::vector<connection> all;
+    const auto body = std::string(1 << 20, ' ') + one("1", "[1]");
+    for (int i = 0; i < 24; ++i) all.push_back(s.connect());
+    const auto before = ::mallinfo2();
+    for (auto& c : all) c.send_request("POST", "/v2/models/held/infer", chat_key, body);
+    eventually([&] {
+        const auto status = s.core->status_json();
+        return json::parse(status).at("tenants").elements()[1].at("waiting").number<int>() >= 22;
+    });
+    const auto after = ::mallinfo2();
+    CHECK(after.uordblks + after.hblkhd < before.uordblks + before.hblkhd + (std::size_t{12} << 20));
+    s.go->store(true);
+    for (auto& c : all) CHECK(c.answer().status == 200);
+}
+
 TEST_CASE("who sends slowly is closed, and doesn't keep others from coming", "[examples]") {
     server s({.max_connections = 4, .header_timeout = 200ms, .body_timeout = 200ms});
     std::vector<connection> slow;
@@ -302,7 +550,20 @@ TEST_CASE("uploads that are announced and never come keep nobody out", "[example
     }
     eventually([&] { return s.http->connections() == 4; });
     CHECK(s.connect().ask("POST", mlp, chat_key, rows_of_mlp(1)).status == 200);
-    CHECK(s.connect().ask("POST", mlp, chat_key, std::string(5000, ' ')).status == 503);
+    CHECK(s.connect().ask("POST", mlp, chat_key, std::string(5000, ' ')).status == 429);
+}
+
+TEST_CASE("a tenant's uploads take half of the room, and leave the rest to others", "[examples]") {
+    server s({.max_bodies = 8192});
+    std::vector<connection> uploads;
+    for (int i = 0; i < 4; ++i) {
+        uploads.push_back(s.connect());
+        uploads.back().send(
+            "POST /v2/models/mlp/infer HTTP/1.1\r\nX-API-Key: key-of-batch\r\nContent-Length: 4000\r\n\r\n" +
+            std::string(2000, ' '));
+    }
+    eventually([&] { return s.http->connections() == 4 && (uploads[2].has_some() || uploads[3].has_some()); });
+    CHECK(s.connect().ask("POST", mlp, chat_key, rows_of_mlp(1)).status == 200);
 }
 
 TEST_CASE("a changed file of tenants changes who is served", "[examples]") {
@@ -337,6 +598,98 @@ TEST_CASE("a late request of a tenant that a reload removed is refused, and leav
     CHECK_THROWS(s.core->load(late, "mlp", [](const refused*) {}));
     CHECK(s.connect().ask("POST", mlp, "key-of-third", rows_of_mlp(1)).status == 200);
     CHECK(s.core->drain(std::chrono::steady_clock::now() + 10s));
+}
+
+TEST_CASE("a tenant that comes back under its name is another one", "[examples]") {
+    server s;
+    auto c = s.connect();
+    CHECK(c.ask("POST", mlp, chat_key, rows_of_mlp(1)).status == 200);
+    const auto late = s.core->authenticate(chat_key);
+    s.rewrite("name=batch api_key=key-of-batch memory=16MiB compute=40%\n");
+    CHECK(s.core->reload().empty());
+    s.rewrite(
+        "name=chat api_key=newer-key-of-chat memory=16MiB\nname=batch api_key=key-of-batch memory=16MiB compute=40%\n");
+    CHECK(s.core->reload().empty());
+    CHECK(c.ask("POST", mlp, "newer-key-of-chat", rows_of_mlp(1)).status == 200);
+    CHECK_THROWS_AS(s.core->load(late, "mlp", [](const refused*) {}), refused);
+    CHECK(c.ask("POST", mlp, "newer-key-of-chat", rows_of_mlp(1)).status == 200);
+    s.http.reset();
+    s.core.reset();
+    CHECK(s.bill_of("chat").requests == 3);
+}
+
+TEST_CASE("a bad file of tenants changes nothing", "[examples]") {
+    server s;
+    auto c = s.connect();
+    CHECK(c.ask("POST", mlp, batch_key, rows_of_mlp(1)).status == 200);
+    for (const auto* bad :
+         {"", "\n# nobody\n", "name=chat api_key=key-of-chat memory=16MiB compute=60%",
+          "name=chat api_key=key-of-chat memory=16MiB compute=60% streams=3\n"}) {  // what can't be changed
+        CAPTURE(bad);
+        s.rewrite(bad);
+        CHECK_FALSE(s.core->reload().empty());
+        CHECK_THAT(c.ask("POST", "/v2/repository/index", batch_key).body,
+                   Catch::Contains(R"("mlp","version":"1","state":"READY")"));
+        CHECK(c.ask("POST", mlp, chat_key, rows_of_mlp(1)).status == 200);
+    }
+    s.rewrite("tenants=none\n");
+    CHECK(s.core->reload().empty());
+    CHECK(s.connect().ask("POST", mlp, chat_key).status == 401);
+}
+
+TEST_CASE("a reload that waits keeps nobody else waiting", "[examples]") {
+    server s;
+    auto busy = s.connect(), other = s.connect(), operators = connection(s.http->admin_port());
+    busy.send_request("POST", "/v2/models/held/infer", batch_key, one("1", "[1]"));
+    eventually([&] {
+        const auto status = s.core->status_json();
+        const auto batch = json::parse(status).at("tenants").elements()[0];
+        return batch.at("models").text().find("awake") != std::string::npos && batch.at("waiting").text() == "0";
+    });
+    s.rewrite("name=chat api_key=key-of-chat memory=16MiB compute=60%\n");
+    operators.send_request("POST", "/reload");
+    eventually([&] { return s.connect().ask("POST", mlp, batch_key, rows_of_mlp(1)).status != 200; });
+    CHECK(other.ask("POST", mlp, chat_key, rows_of_mlp(1)).status == 200);
+    CHECK_FALSE(operators.has_some());
+    s.go->store(true);
+    CHECK(operators.answer().status == 200);
+}
+
+TEST_CASE("files of tenants that are read at once leave one of them", "[examples]") {
+    server s;
+    std::atomic<bool> stop{false};
+    std::vector<std::thread> readers;
+    for (int i = 0; i < 2; ++i)
+        readers.emplace_back([&] {
+            while (!stop) (void)s.core->reload();
+        });
+    std::thread asker([&] {
+        while (!stop) (void)s.connect().ask("POST", mlp, batch_key, rows_of_mlp(1));
+    });
+    for (int i = 0; i < 20; ++i) {
+        s.rewrite(i % 2 == 0 ? "name=chat api_key=key-of-chat memory=16MiB compute=60%\n" : two_tenants);
+        std::this_thread::sleep_for(5ms);
+    }
+    stop = true;
+    for (auto& r : readers) r.join();
+    asker.join();
+    CHECK(s.core->reload().empty());
+    CHECK(s.connect().ask("POST", mlp, chat_key, rows_of_mlp(1)).status == 200);
+    CHECK(s.connect().ask("POST", mlp, batch_key, rows_of_mlp(1)).status == 200);
+}
+
+TEST_CASE("what waits for a model is told, when the server goes", "[examples]") {
+    std::atomic<int> told{0};
+    {
+        server s;
+        const auto chat = s.core->authenticate(chat_key);
+        for (const auto* model : {"slow", "mlp"}) s.core->load(chat, model, [&](const refused*) { ++told; });
+        std::thread soon([&] { s.go->store(true); });
+        s.http.reset();
+        s.core.reset();
+        soon.join();
+    }
+    CHECK(told == 2);
 }
 
 TEST_CASE("models are loaded and unloaded by their tenant, and are in its memory", "[examples]") {
@@ -383,6 +736,109 @@ TEST_CASE("what was used is in the journal, to the last request, after a restart
         s.core = s.service_of();
         s.http = std::make_unique<http_server>(*s.core, http_options{});
     }
+}
+
+TEST_CASE("no bill is lost where the journal can't be written for a while", "[examples]") {
+    server s({}, two_tenants, {.kept_lines = 2});
+    (void)::signal(SIGXFSZ, SIG_IGN);
+    ::rlimit was{};
+    REQUIRE(::getrlimit(RLIMIT_FSIZE, &was) == 0);
+    auto c = s.connect();
+    CHECK(c.ask("POST", mlp, chat_key, rows_of_mlp(1)).status == 200);
+    const ::rlimit none{std::filesystem::file_size(*s.files / "usage"), was.rlim_max};
+    REQUIRE(::setrlimit(RLIMIT_FSIZE, &none) == 0);
+    for (int i = 0; i < 5; ++i) {
+        (void)c.ask("POST", mlp, i % 2 == 0 ? chat_key : batch_key, rows_of_mlp(1));
+        (void)s.core->reload();  // it bills as well
+    }
+    const auto waiting = json::parse(s.core->status_json()).at("journal_lines_waiting").number<int>();
+    REQUIRE(::setrlimit(RLIMIT_FSIZE, &was) == 0);
+    CHECK(waiting >= 2);
+    CHECK(waiting <= 4);
+    s.http.reset();
+    s.core.reset();
+    CHECK(s.bill_of("chat").requests == 4);
+    CHECK(s.bill_of("batch").requests == 2);
+}
+
+TEST_CASE("an idle model sleeps by levels, and what waking took is known", "[examples]") {
+    server s({}, two_tenants, {.idle_after = 400ms});
+    auto c = s.connect();
+    const auto model = [&] {
+        return std::string(json::parse(s.core->status_json()).at("tenants").elements()[1].at("models").text());
+    };
+    CHECK(c.ask("POST", mlp, chat_key, rows_of_mlp(1)).status == 200);
+    CHECK_THAT(model(), Catch::Contains("awake") || Catch::Contains("caches dropped"));
+    eventually([&] { return model().find("weights released") != std::string::npos; });
+    CHECK_THAT(model(), !Catch::Contains("\"last_wake_ms\":0,") && !Catch::Contains("\"predicted_wake_ms\":0,"));
+    CHECK_THAT(s.core->metrics(), Catch::Contains(R"(server_model_sleep_level{tenant="chat",model="mlp"} 3)") &&
+                                      Catch::Contains("server_model_predicted_wake_seconds{"));
+    CHECK(c.ask("POST", mlp, chat_key, rows_of_mlp(1)).status == 200);
+}
+
+TEST_CASE("a killed server comes back with its tenants and its journal", "[examples]") {
+    const auto files = server::written(two_tenants);
+    struct life {
+        ::pid_t pid = -1;
+        int ends = -1;
+        std::uint16_t port = 0;
+    };
+    const auto begin = [&] {
+        int told[2], ends[2];
+        REQUIRE(::pipe(told) == 0);
+        REQUIRE(::pipe(ends) == 0);
+        const auto pid = ::fork();
+        REQUIRE(pid >= 0);
+        if (pid == 0) {
+            ::close(ends[1]);
+            {
+                service s({.tenants = *files / "tenants", .journal = *files / "usage"}, {tiny_mlp()});
+                http_server http(s, {});
+                const auto port = http.port();
+                char c = 0;
+                if (::write(told[1], &port, sizeof port) != sizeof port) ::_exit(1);
+                (void)!::read(ends[0], &c, 1);
+            }
+            ::_exit(0);
+        }
+        ::close(told[1]);
+        ::close(ends[0]);
+        life l{pid, ends[1]};
+        REQUIRE(::read(told[0], &l.port, sizeof l.port) == sizeof l.port);
+        ::close(told[0]);
+        return l;
+    };
+    const auto ask = [](const life& l, std::string_view key) {
+        return connection(l.port).ask("POST", mlp, key, rows_of_mlp(1)).status;
+    };
+    const auto requests = [&] {
+        gpushare::usage_invoices bill{gpushare::wall_time::min(), gpushare::wall_time::max()};
+        const auto torn =
+            gpushare::usage_journal::read(*files / "usage", [&](const gpushare::usage_line& l) { bill.add(l); });
+        CHECK(torn <= 1);
+        return bill.of("chat").requests;
+    };
+    const auto first = begin();
+    for (int i = 0; i < 5; ++i) CHECK(ask(first, chat_key) == 200);
+    eventually([&] { return requests() == 5; });
+    write_file(*files / "tenants", "name=chat api_key=newer-key-of-chat memory=16MiB\n");
+    eventually([&] { return ask(first, "newer-key-of-chat") == 200; });
+    int how = 0;
+    REQUIRE(::kill(first.pid, SIGKILL) == 0);
+    REQUIRE(::waitpid(first.pid, &how, 0) == first.pid);
+    const auto kept = requests();
+    CHECK(kept >= 5);
+    CHECK(kept <= 6);
+    std::ofstream(*files / "usage", std::ios::app) << "1800000000 18";  // as if it had been writing
+
+    const auto second = begin();
+    CHECK(ask(second, chat_key) == 401);
+    for (int i = 0; i < 3; ++i) CHECK(ask(second, "newer-key-of-chat") == 200);
+    ::close(second.ends);
+    REQUIRE(::waitpid(second.pid, &how, 0) == second.pid);
+    CHECK(how == 0);
+    CHECK(requests() == kept + 3);
+    ::close(first.ends);
 }
 
 TEST_CASE("a server that goes down answers what was asked, and nothing else", "[examples]") {

@@ -198,6 +198,16 @@ TEST_CASE("readings become lines that sum to what was used", "[serving]") {
           usage_line{"chat", at(2s), at(3s), {1ms, {8_MiB, 1s}, {}, 1, 0}});
 }
 
+TEST_CASE("what is counted elsewhere isn't billed again where a tenant begins anew", "[serving]") {
+    gpushare::usage_meter meter("chat");
+    CHECK_FALSE(meter.read(at(0s), {.device_time = 5ms, .requests = 100, .refusals = 7}));
+    const auto line = meter.read(at(1s), {.device_time = 1ms, .requests = 103, .refusals = 8});
+    REQUIRE(line);
+    CHECK(line->amounts.device_time == 1ms);
+    CHECK(line->amounts.requests == 3);
+    CHECK(line->amounts.refusals == 1);
+}
+
 TEST_CASE("memory is billed alike however often it is read", "[serving]") {
     const auto seed = support::seed(5);
     CAPTURE(seed);

@@ -38,12 +38,13 @@ struct usage_reading {
 /// exact reads when it changes as well. Counters are exact whenever they are read: the lines sum to the last reading less the first.
 class usage_meter {
 public:
-    /// Of the tenant of this name, which isn't empty.
+    /// Of the tenant of this name, which isn't empty. One that is admitted anew gets a new meter, as soon as its predecessor is read: a counter
+    /// that has passed where it was can't be told from one that went on.
     explicit usage_meter(std::string tenant) : tenant_(std::move(tenant)) {}
 
     /// What was used since the last reading. Nothing for the first one, and where no time has passed, since the time of day can be
-    /// set back: then it is in the next line. A counter that went down is one of a tenant that was admitted anew. Throws std::bad_alloc, and
-    /// then nothing was read.
+    /// set back: then it is in the next line. A counter that went down began anew, for itself: what it shows is counted, and nothing again of
+    /// the others, which may be kept elsewhere and go on. Throws std::bad_alloc, and then nothing was read.
     [[nodiscard]] std::optional<usage_line> read(wall_time now, const usage_reading& r) {
         if (!last_) {
             last_.emplace(now, r);
@@ -51,13 +52,13 @@ public:
         }
         const auto& [before, old] = *last_;
         if (now <= before) return {};
-        const bool anew = r.device_time < old.device_time || r.requests < old.requests || r.refusals < old.refusals;
-        const usage_reading from = anew ? usage_reading{} : old;
-        usage_line l{tenant_,
-                     before,
-                     now,
-                     {r.device_time - from.device_time, byte_time{old.reserved, now - before},
-                      byte_time{old.used, now - before}, r.requests - from.requests, r.refusals - from.refusals}};
+        const auto since = [](auto is, auto was) { return is < was ? is : is - was; };
+        usage_line l{
+            tenant_,
+            before,
+            now,
+            {since(r.device_time, old.device_time), byte_time{old.reserved, now - before},
+             byte_time{old.used, now - before}, since(r.requests, old.requests), since(r.refusals, old.refusals)}};
         last_.emplace(now, r);
         return l;
     }

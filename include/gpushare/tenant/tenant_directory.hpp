@@ -131,6 +131,9 @@ public:
         return found;
     }
 
+    /// Throws what apply() would throw for an invalid list, and changes nothing: before a server does what can't be undone.
+    void check(std::span<const tenant_spec> wanted) const { (void)plan(wanted); }
+
     /// Makes the tenants those of the list. An invalid list changes nothing: throws operation_error
     /// (invalid_specification: no name, or a field that can't be changed; duplicate_name). Otherwise first closes,
     /// until `close_deadline`, the tenants that aren't in the list, then shrinks, then grows, then admits, each in the
