@@ -3,6 +3,7 @@
 // of these to serve an engine of yours.
 #pragma once
 
+#include <cstddef>
 #include <cstdint>
 #include <functional>
 #include <memory>
@@ -11,9 +12,13 @@
 #include <span>
 #include <string>
 #include <string_view>
+#include <utility>
 #include <vector>
 
+#include <gpushare/backend/host/host.hpp>
 #include <gpushare/backend/host/kernel_context.hpp>
+#include <gpushare/backend/host/virtual_memory.hpp>
+#include <gpushare/serving/page_store.hpp>
 #include <gpushare/units.hpp>
 
 #include "inference_server/protocol.hpp"
@@ -43,8 +48,12 @@ public:
 
     /// On each of blocks() blocks of the device, which have started together; `outputs` is filled by the first of them. `inputs` are
     /// in the order of the model's; where it has batches, several requests' rows behind each other, and so are the outputs.
-    virtual void run(std::span<const tensor> inputs, std::vector<tensor>& outputs,
-                     gpushare::host::kernel_context& on) = 0;
+    virtual void run(std::span<const tensor> inputs, std::vector<tensor>& outputs, gpushare::host::kernel_context& on);
+    /// The same, of an engine that needs `scratch()` bytes while it runs. It gets them from 256 bytes' alignment on, with anything in them: other models
+    /// of its tenant use them, too.
+    virtual void run_in(std::span<std::byte> scratch, std::span<const tensor> inputs, std::vector<tensor>& outputs,
+                        gpushare::host::kernel_context& on);
+    [[nodiscard]] virtual std::size_t scratch() const noexcept { return 0; }
     [[nodiscard]] virtual std::uint32_t blocks() const noexcept { return 1; }
     /// Frees what it can make anew in no time, as it hasn't been used for a while. Quickly: requests wait meanwhile.
     virtual void drop_caches() noexcept {}
@@ -52,17 +61,38 @@ public:
     virtual std::unique_ptr<generation> generate(const std::string& prompt);
 };
 
-/// A model that can be loaded for a tenant. Its weights and caches are to lie in `memory`, which is the tenant's and charged to it;
-/// what an engine allocates by itself it says in `beside`, and that is charged as well.
+/// Chunks of the device's memory, which the caches of all tenants have in turn.
+using cache_chunks = gpushare::chunk_pool<gpushare::host::virtual_memory, gpushare::host::stream>;
+/// Pages of one model's KV cache.
+using kv_cache = gpushare::page_store<gpushare::host::virtual_memory, gpushare::host::stream>;
+
+/// What an engine finds at its tenant's; it outlives the engine.
+struct surroundings {
+    std::pmr::memory_resource& memory;  ///< for weights
+    cache_chunks& chunks;               ///< for caches, with what follows
+    gpushare::quota& limit;
+    gpushare::tenant_tag tag;
+    std::string_view owner;
+
+    /// A cache that is charged to the tenant.
+    [[nodiscard]] std::unique_ptr<kv_cache> cache(gpushare::page_options o) const {
+        return std::make_unique<kv_cache>(chunks, limit, tag, std::move(o), owner);
+    }
+    /// NOLINTNEXTLINE(google-explicit-constructor): most engines want nothing else
+    operator std::pmr::memory_resource&() const noexcept { return memory; }
+};
+
+/// A model that can be loaded for a tenant. Its weights and caches are to lie in the tenant's memory, and are charged to it; what an
+/// engine allocates by itself it says in `beside`, and that is charged as well.
 struct model_source {
     model_info info;
-    std::function<std::unique_ptr<engine>(std::pmr::memory_resource& memory)> load;
+    std::function<std::unique_ptr<engine>(const surroundings& at)> load;
     gpushare::bytes beside{};
 };
 
 /// Pure C++, with made-up weights: what the server is tested with.
 ///   mlp      INPUT [-1, 16] FP32 -> OUTPUT [-1, 4] FP32: two layers
-///   letters  continues a text, letter by letter
+///   letters  continues a text, letter by letter, and looks at all that was said: in a KV cache
 ///   block    INPUT [8, 64] FP32 -> OUTPUT: a transformer's block in two halves, on two blocks; what joins them is a fused all-reduce
 [[nodiscard]] model_source tiny_mlp();
 [[nodiscard]] model_source tiny_letters();

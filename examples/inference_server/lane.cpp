@@ -95,7 +95,13 @@ gpushare::completion ended_by(errc status, std::exception_ptr error = {}) {
 /// Whether an engine may be in any state: it threw, and not to refuse.
 bool broke(const gpushare::completion& how) noexcept {
     if (how.status != errc::submission_failed && how.status != errc::kernel_failed) return false;
-    return reason_of(how).status >= 500;
+    try {
+        if (how.error) std::rethrow_exception(how.error);
+    } catch (const refused&) {
+        return false;
+    } catch (...) {
+    }
+    return true;
 }
 
 }  // namespace
@@ -112,6 +118,7 @@ struct lane::batch {
     std::shared_ptr<engine> on;
     std::vector<request> requests;
     std::vector<call> calls;
+    std::span<std::byte> room;  // leased until its work is over
 
     void arrange(std::uint32_t max_rows) {
         for (std::size_t i = 0; i < requests.size(); ++i) {
@@ -131,7 +138,7 @@ struct lane::batch {
         }
     }
     void run(gpushare::host::kernel_context& context) {
-        for (auto& c : calls) on->run(c.inputs, c.outputs, context);
+        for (auto& c : calls) on->run_in(room, c.inputs, c.outputs, context);
     }
     /// Calls `f(request, its outputs)` for each.
     template <class F>
@@ -154,16 +161,14 @@ private:
     }
 };
 
-lane::lane(std::shared_ptr<tenant> whose, const model_source& model, std::shared_ptr<account> account, later run_later,
-           std::uint32_t stream, const gpushare::sleep_rule& rule)
+lane::lane(std::shared_ptr<tenant> whose, const model_source& model, std::shared_ptr<account> account, settings s)
     : tenant_(std::move(whose)),
       model_(model),
       account_(std::move(account)),
-      later_(std::move(run_later)),
-      stream_(stream),
+      settings_(std::move(s)),
       memory_(tenant_->memory()),
       waiting_({.max_size = std::max(model.info.max_batch, 1U)}),
-      sleep_(rule, tenant_->now()) {
+      sleep_(settings_.rule, tenant_->now()) {
     const auto now = tenant_->now();
     sleep_.began(gpushare::sleep_level::weights_released, now);
     sleep_.ended(true, now);
@@ -230,7 +235,7 @@ void lane::refuse(request& r, const refused& why) noexcept {
 }
 
 gpushare::submit_options lane::options(bool text) const {
-    return {.key = std::hash<std::string>{}(model_.info.name) ^ (text ? 1U : 0U), .stream = stream_};
+    return {.key = std::hash<std::string>{}(model_.info.name) ^ (text ? 1U : 0U), .stream = settings_.stream};
 }
 
 void lane::pump() {
@@ -257,6 +262,12 @@ void lane::submit() {
     const auto run = [mine](gpushare::host::stream& s) {
         mine->of->take(*mine);
         if (mine->requests.empty()) return;
+        // Let go when this returns: who leases it next comes behind this work.
+        std::optional<scratch::lease_type> room;
+        if (const auto size = mine->on->scratch(); size != 0) {
+            room.emplace(mine->of->settings_.room->lease(gpushare::bytes{size}, s));
+            mine->room = {static_cast<std::byte*>(room->data()), size};
+        }
         const auto kernel = [mine](gpushare::host::kernel_context& context) { mine->run(context); };
         const auto blocks = mine->on->blocks();
         if (blocks == 1)
@@ -359,12 +370,18 @@ void lane::end(ended what) noexcept {
 void lane::load_later() {
     if (state_ != state::unloaded) return;
     // It isn't done before this lock is let go.
-    later_([self = shared_from_this()] {
+    settings_.run_later([self = shared_from_this()] {
         try {
             std::unique_ptr<gpushare::workspace> beside;
             if (self->model_.beside != gpushare::bytes{})
                 beside = std::make_unique<gpushare::workspace>(self->tenant_->declare_workspace(self->model_.beside));
-            std::shared_ptr<engine> e = self->model_.load(self->memory_);
+            auto& whose = *self->tenant_;
+            std::shared_ptr<engine> e =
+                self->model_.load({self->memory_, *self->settings_.chunks, whose.memory().limit(),
+                                   gpushare::tenant_tag{whose.tag()}, whose.name()});
+            if (const auto why = self->settings_.room->reserve(gpushare::bytes{e->scratch()});
+                e->scratch() != 0 && why.code != errc::none)
+                gpushare::raise(why, whose.name(), "scratch of a model");
             self->loaded(std::move(e), std::move(beside), nullptr);
         } catch (...) {
             const auto why = as_refused(std::current_exception());

@@ -18,6 +18,7 @@
 #include <gpushare/backend/host/host.hpp>
 #include <gpushare/interop/pmr.hpp>
 #include <gpushare/serving/batch_queue.hpp>
+#include <gpushare/serving/leased_scratch.hpp>
 #include <gpushare/serving/sleep_levels.hpp>
 #include <gpushare/tenant/tenancy.hpp>
 #include <gpushare/tenant/workspace.hpp>
@@ -29,6 +30,9 @@ namespace inference_server {
 
 using tenancy = gpushare::tenancy<gpushare::host::node>;
 using tenant = tenancy::tenant;
+
+/// What a tenant's engines work in, one after the other.
+using scratch = gpushare::leased_scratch<tenant::memory_type, gpushare::host::stream>;
 
 using answer = std::variant<infer_response, refused>;
 /// Called once, from any thread; must neither block nor throw.
@@ -78,8 +82,15 @@ class lane : public std::enable_shared_from_this<lane> {
 public:
     enum class state : std::uint8_t { unloaded, loading, ready, closed };
 
-    lane(std::shared_ptr<tenant> whose, const model_source& model, std::shared_ptr<account> account, later run_later,
-         std::uint32_t stream, const gpushare::sleep_rule& rule);
+    /// What a lane is told by its service.
+    struct settings {
+        later run_later;
+        std::uint32_t stream = 0;  ///< of the tenant's
+        gpushare::sleep_rule rule{};
+        cache_chunks* chunks = nullptr;  ///< of the device
+        std::shared_ptr<scratch> room;   ///< of the tenant
+    };
+    lane(std::shared_ptr<tenant> whose, const model_source& model, std::shared_ptr<account> account, settings s);
 
     /// Queues a request, whose inputs were checked. Refuses at once where too many wait.
     void infer(infer_request r, on_answer reply);
@@ -141,8 +152,7 @@ private:
     const std::shared_ptr<tenant> tenant_;
     const model_source& model_;
     const std::shared_ptr<account> account_;
-    const later later_;
-    const std::uint32_t stream_;
+    const settings settings_;
     gpushare::pmr_adaptor<tenant::memory_type> memory_;
 
     mutable std::mutex mutex_;

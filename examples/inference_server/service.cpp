@@ -19,6 +19,7 @@ using namespace std::chrono_literals;
 using gpushare::instant;
 
 constexpr gpushare::device_id device{0};
+constexpr gpushare::bytes cache_chunk{std::uint64_t{64} << 10};
 
 std::string read_file(const std::string& path) {
     std::ifstream in(path, std::ios::binary);
@@ -42,6 +43,11 @@ service::service(service_options o, std::vector<model_source> models)
             .wake_within = options_.wake_within},
       models_(std::move(models)),
       node_(options_.node),
+      cache_memory_(node_.memory(device), cache_chunk),
+      scrubbing_(node_.make_stream(device)),
+      chunks_(cache_memory_, scrubbing_,
+              {.capacity = static_cast<std::size_t>(options_.node.memory / cache_chunk),
+               .scrub = gpushare::scrub_policy::on_free}),
       shared_(node_, {.events =
                           [](const gpushare::tenant_event& e) {
                               std::fprintf(stderr, "inference_server: tenant '%.*s': %s of %llu bytes\n",
@@ -70,7 +76,11 @@ service::~service() {
     if (!unwritten_.empty()) tell("the journal can't be written, and this isn't in it:");
     for (const auto& l : unwritten_) std::fputs(to_text(l).c_str(), stderr);
     drawn_.reset();
-    for (auto& [name, row] : rows_) row.lanes.clear();
+    for (auto& [name, row] : rows_) {
+        row.lanes.clear();
+        row.room.reset();
+        row.who.reset();
+    }
     tenants_.apply({}, deadline);
     dispatcher_.request_stop();
 }
@@ -106,8 +116,11 @@ std::shared_ptr<lane> service::lane_of(const caller& c, std::string_view model) 
     const auto m = std::ranges::find(models_, model, [](const model_source& s) { return s.info.name; });
     if (m == models_.end()) throw refused(404, "unknown model");
     const auto stream = static_cast<std::uint32_t>(m - models_.begin()) % c.who->spec().streams;
+    constexpr gpushare::bytes most_scratch{std::uint64_t{256} << 20};
+    if (row.room == nullptr) row.room = std::make_shared<scratch>(c.who->memory(), most_scratch);
     auto mine = std::make_shared<lane>(
-        c.who, *m, c.counts, [this](std::function<void()> f) { later(std::move(f)); }, stream, rule_);
+        c.who, *m, c.counts,
+        lane::settings{[this](std::function<void()> f) { later(std::move(f)); }, stream, rule_, &chunks_, row.room});
     return row.lanes.emplace(model, std::move(mine)).first->second;
 }
 
@@ -270,6 +283,7 @@ std::vector<std::shared_ptr<tenant>> service::close_gone(const tenants_file& nex
             gone.push_back(std::exchange(row.who, nullptr));
             for (auto& [model, l] : row.lanes) lanes.push_back(std::move(l));
             row.lanes.clear();
+            row.room.reset();
             row.asleep = false;
         }
     }
@@ -353,6 +367,7 @@ void service::let_idle_go() {
         if (row.who == nullptr || row.asleep || row.lanes.empty()) continue;
         bool idle = true;
         for (const auto& [model, l] : row.lanes) idle = l->let_sleep() && idle;
+        if (idle && row.room != nullptr) (void)row.room->trim();
         if (idle) row.asleep = row.who->sleep(now());  // its pools and caches go as well
     }
 }

@@ -100,6 +100,7 @@ private:
         std::shared_ptr<account> counts = std::make_shared<account>();  // stays when the tenant goes and comes back
         // The rest is of the tenant that is there now; of none while it is being closed.
         std::shared_ptr<tenant> who;
+        std::shared_ptr<scratch> room;
         std::map<std::string, std::shared_ptr<lane>, std::less<>> lanes;  // by model
         std::optional<gpushare::usage_meter> meter;
         bool asleep = false;
@@ -123,6 +124,9 @@ private:
     const gpushare::sleep_rule rule_;
     const std::vector<model_source> models_;
     gpushare::host::node node_;
+    gpushare::host::virtual_memory cache_memory_;
+    gpushare::host::stream scrubbing_;
+    cache_chunks chunks_;
     tenancy shared_;
     gpushare::tenant_directory<gpushare::host::node> tenants_;
     std::optional<gpushare::usage_journal> journal_;

@@ -14,6 +14,13 @@
 
 namespace inference_server {
 
+void engine::run(std::span<const tensor>, std::vector<tensor>&, gpushare::host::kernel_context&) {
+    throw std::logic_error("the engine doesn't run");
+}
+void engine::run_in(std::span<std::byte>, std::span<const tensor> inputs, std::vector<tensor>& outputs,
+                    gpushare::host::kernel_context& on) {
+    run(inputs, outputs, on);
+}
 std::unique_ptr<generation> engine::generate(const std::string&) { throw refused(400, "the model doesn't stream"); }
 
 namespace {
@@ -61,13 +68,18 @@ private:
     weights first_, second_;
 };
 
-/// A recurrent network that knows 26 letters and the blank.
+/// A recurrent network that knows 26 letters and the blank. Beside its state it looks at all states that it was in (attention), which are in pages of
+/// its tenant's.
 class letters final : public engine {
 public:
-    explicit letters(std::pmr::memory_resource& memory)
-        : embedding_(made_up(alphabet, state, any_, memory)),
-          recurrent_(made_up(state, state, any_, memory)),
-          scores_(made_up(state, alphabet, any_, memory)) {}
+    explicit letters(const surroundings& at)
+        : embedding_(made_up(alphabet, state, any_, at.memory)),
+          recurrent_(made_up(state, state, any_, at.memory)),
+          scores_(made_up(state, alphabet, any_, at.memory)),
+          query_(made_up(state, head, any_, at.memory)),
+          key_(made_up(state, head, any_, at.memory)),
+          cache_(
+              at.cache({.lanes = 2, .token = gpushare::bytes{state * sizeof(float)}, .tokens = page, .pages = 4096})) {}
 
     void run(std::span<const tensor> inputs, std::vector<tensor>& outputs, gpushare::host::kernel_context&) override {
         std::vector<std::string> all;
@@ -81,18 +93,31 @@ public:
     std::unique_ptr<generation> generate(const std::string& prompt) override {
         return std::make_unique<speaker>(*this, prompt);
     }
+    void drop_caches() noexcept override { cache_->trim(); }
 
 private:
-    static constexpr std::size_t alphabet = 27, state = 64;
+    static constexpr std::size_t alphabet = 27, state = 64, head = state;
+    static constexpr std::uint32_t page = 16;      // letters
+    static constexpr std::size_t longest = 16384;  // text
 
     class speaker final : public generation {
     public:
         speaker(const letters& of, const std::string& prompt) : of_(of) {
-            for (const char c : prompt) hear(static_cast<unsigned char>(c) % alphabet);
+            if (prompt.size() > longest) throw refused(400, "the text is too long");
+            try {
+                for (const char c : prompt) hear(static_cast<unsigned char>(c) % alphabet);
+            } catch (...) {
+                forget();
+                throw;
+            }
         }
+        speaker(const speaker&) = delete;
+        speaker& operator=(const speaker&) = delete;
+        ~speaker() override { forget(); }
         std::optional<std::string> next() override {
             std::array<float, alphabet> scores{};
             multiply(state_, of_.scores_, scores);
+            if (heard_ == longest) return std::nullopt;
             const auto said = static_cast<std::size_t>(std::ranges::max_element(scores) - scores.begin());
             hear(said);
             return std::string(1, said == 26 ? ' ' : static_cast<char>('a' + said));
@@ -100,20 +125,61 @@ private:
 
     private:
         void hear(std::size_t letter) {
-            std::array<float, state> h{};
+            std::array<float, state> h{}, seen{};
             multiply(state_, of_.recurrent_, h);
+            attend(seen);
             // It gets bored, or it would say one letter for ever.
             for (std::size_t i = 0; i < state; ++i)
-                state_[i] = std::tanh(3 * h[i] - 2 * of_.embedding_[letter * state + i] +
-                                      0.1F * static_cast<float>(++heard_ % 7));
+                state_[i] = std::tanh(3 * h[i] - 2 * of_.embedding_[letter * state + i] - seen[i] +
+                                      0.1F * static_cast<float>((heard_ * state + i + 1) % 7));
+            keep();
         }
+        /// Appends the state's key and value.
+        void keep() {
+            if (heard_ % page == 0) {
+                std::array<std::uint32_t, 1> more{};
+                pages_.reserve(pages_.size() + 1);
+                if (const auto why = of_.cache_->try_allocate(more); why.code != gpushare::errc::none)
+                    throw refused(why.code == gpushare::errc::closed ? 503 : 507, "no memory for the text's cache");
+                pages_.push_back(more[0]);
+            }
+            multiply(state_, of_.key_, lane(heard_, 0));
+            std::ranges::copy(state_, lane(heard_, 1).begin());
+            ++heard_;
+        }
+        /// The mean of the states so far, those that are like what is asked for first.
+        void attend(std::span<float> to) const {
+            std::array<float, head> query{};
+            multiply(state_, of_.query_, query);
+            float sum = 0;
+            for (std::uint32_t t = 0; t < heard_; ++t) {
+                const auto key = lane(t, 0), value = lane(t, 1);
+                float dot = 0;
+                for (std::size_t i = 0; i < head; ++i) dot += query[i] * key[i];
+                const float weight = std::exp(std::clamp(dot, -20.0F, 20.0F));
+                sum += weight;
+                for (std::size_t i = 0; i < state; ++i) to[i] += weight * value[i];
+            }
+            if (sum > 0)
+                for (auto& x : to) x /= sum;
+        }
+        /// Of a letter: its key, or its value.
+        [[nodiscard]] std::span<float> lane(std::uint32_t letter, std::uint32_t which) const {
+            auto* const first = static_cast<float*>(of_.cache_->address(pages_[letter / page], which));
+            return {first + std::size_t{letter % page} * state, state};
+        }
+        // Nothing of it runs any more.
+        void forget() noexcept { (void)of_.cache_->free(pages_); }
+
         const letters& of_;
         std::array<float, state> state_{};
+        std::vector<std::uint32_t> pages_;
         std::uint32_t heard_ = 0;
     };
 
     gpushare::sim::random any_{2};
-    weights embedding_, recurrent_, scores_;
+    weights embedding_, recurrent_, scores_, query_, key_;
+    std::unique_ptr<kv_cache> cache_;
 };
 
 /// Of this thread: what is computed takes longer beside others.
@@ -159,7 +225,7 @@ model_source tiny_letters() {
              {{"text_output", datatype::bytes, {1}}},
              0,
              true},
-            [](std::pmr::memory_resource& memory) { return std::make_unique<letters>(memory); }};
+            [](const surroundings& at) { return std::make_unique<letters>(at); }};
 }
 
 model_source busy_model(std::string name, gpushare::ns work) {

@@ -6,6 +6,7 @@
 #include <chrono>
 #include <cmath>
 #include <cstring>
+#include <new>
 #include <span>
 #include <utility>
 
@@ -43,7 +44,13 @@ struct half {
         return w;
     }
     weights query, key, value, out, up, down;
-    rows partial{}, attended{}, result{};
+};
+
+/// What a rank works with during a run.
+struct working {
+    rows partial, attended, result;
+    std::array<float, tokens * heads * head> q, k, v, seen;
+    std::array<float, tokens * hidden> h;
 };
 
 /// to = from * w, row by row.
@@ -56,8 +63,9 @@ void multiply(std::span<const float> from, const weights& w, std::span<float> to
 }
 
 /// The rank's heads: each token looks at those before it.
-void attend(const half& mine, std::span<const float> x, std::span<float> to) {
-    std::array<float, tokens * heads * head> q{}, k{}, v{}, seen{};
+void attend(const half& mine, working& with, std::span<const float> x, std::span<float> to) {
+    auto &q = with.q, &k = with.k, &v = with.v, &seen = with.seen;
+    seen.fill(0);
     multiply(x, mine.query, q), multiply(x, mine.key, k), multiply(x, mine.value, v);
     const auto at = [](std::size_t t, std::size_t h) { return (t * heads + h) * head; };
     for (std::size_t h = 0; h < heads; ++h)
@@ -75,11 +83,10 @@ void attend(const half& mine, std::span<const float> x, std::span<float> to) {
     multiply(seen, mine.out, to);
 }
 
-void feed_forward(const half& mine, std::span<const float> x, std::span<float> to) {
-    std::array<float, tokens * hidden> h{};
-    multiply(x, mine.up, h);
-    for (auto& v : h) v = std::max(v, 0.0F);
-    multiply(h, mine.down, to);
+void feed_forward(const half& mine, working& with, std::span<const float> x, std::span<float> to) {
+    multiply(x, mine.up, with.h);
+    for (auto& v : with.h) v = std::max(v, 0.0F);
+    multiply(with.h, mine.down, to);
 }
 
 class transformer_block final : public engine {
@@ -89,14 +96,18 @@ public:
 
     [[nodiscard]] std::uint32_t blocks() const noexcept override { return ranks; }
 
-    void run(std::span<const tensor> inputs, std::vector<tensor>& outputs, gs::host::kernel_context& on) override {
+    [[nodiscard]] std::size_t scratch() const noexcept override { return ranks * sizeof(working); }
+
+    void run_in(std::span<std::byte> scratch, std::span<const tensor> inputs, std::vector<tensor>& outputs,
+                gs::host::kernel_context& on) override {
         const auto rank = on.block_rank();
-        auto& mine = halves_[rank];
+        auto& mine = *new (scratch.data() + rank * sizeof(working)) working;
+        const auto& weights = halves_[rank];
         const auto x = inputs[0].as<float>();
-        attend(mine, x, mine.partial);
-        join(rank, x, mine.attended);
-        feed_forward(mine, mine.attended, mine.partial);
-        join(rank, mine.attended, mine.result);
+        attend(weights, mine, x, mine.partial);
+        join(rank, mine.partial, x, mine.attended);
+        feed_forward(weights, mine, mine.attended, mine.partial);
+        join(rank, mine.partial, mine.attended, mine.result);
         if (rank != 0) return;
         outputs.push_back({"OUTPUT", datatype::fp32, {tokens, width}, {}});
         const auto bytes = std::as_bytes(std::span(mine.result));
@@ -105,8 +116,9 @@ public:
 
 private:
     /// The norm of what both ranks brought and of the residual.
-    void join(std::uint32_t rank, std::span<const float> residual, std::span<float> to) {
-        const auto p = gs::reduced(halves_[rank].partial, width) | gs::add(residual) | gs::rms_norm(norm_, 1e-6F);
+    void join(std::uint32_t rank, std::span<const float> brought, std::span<const float> residual,
+              std::span<float> to) {
+        const auto p = gs::reduced(brought, width) | gs::add(residual) | gs::rms_norm(norm_, 1e-6F);
         const auto fault = gs::try_run(group_.rank(rank), p, to, gs::host::steady_clock::now() + 10s);
         if (fault) throw std::runtime_error("the halves of the block didn't meet");
     }

@@ -761,6 +761,44 @@ TEST_CASE("no bill is lost where the journal can't be written for a while", "[ex
     CHECK(s.bill_of("batch").requests == 2);
 }
 
+TEST_CASE("a text's cache is in its tenant's memory, page by page, and goes with the load", "[examples]") {
+    server s({},
+             "name=chat api_key=key-of-chat memory=256KiB compute=60% stack=direct\nname=batch api_key=key-of-batch "
+             "memory=16MiB compute=40%\n",
+             {.idle_after = 400ms});
+    auto c = s.connect();
+    const auto used = [&](std::size_t tenant) {
+        const auto status = s.core->status_json();
+        return json::parse(status).at("tenants").elements()[tenant].at("used").number<std::uint64_t>();
+    };
+    const auto ask = [&](std::string_view key, std::size_t letters) {
+        const auto body = R"({"text_input":")" + std::string(letters, 'a') + R"(","max_tokens":1})";
+        return c.ask("POST", "/v2/models/letters/generate", key, body).status;
+    };
+    CHECK(ask(batch_key, 1) == 200);
+    const auto before = used(0);
+    CHECK(ask(batch_key, 1000) == 200);
+    CHECK(used(0) > before);  // pages that the next text has
+    CHECK(ask(chat_key, 1) == 200);
+    CHECK(ask(chat_key, 1000) == 507);  // 63 pages of 8 KiB
+    CHECK(ask(chat_key, 100) == 200);   // the engine is as good as before
+    CHECK(ask(batch_key, 20'000) == 400);
+    CHECK(ask(batch_key, 1000) == 200);
+    eventually([&] { return used(0) == 0 && used(1) == 0; });
+}
+
+TEST_CASE("engines of a tenant work in one block of scratch", "[examples]") {
+    server s;
+    auto c = s.connect();
+    std::string x = "1";
+    for (int i = 1; i < 512; ++i) x += "," + std::to_string(i % 5);
+    const auto body = one(x, "[8,64]");
+    const auto ask = [&] { return c.ask("POST", "/v2/models/block/infer", chat_key, body); };
+    const auto first = ask();
+    REQUIRE(first.status == 200);
+    for (int i = 0; i < 5; ++i) CHECK(ask().body == first.body);  // whatever was left in it
+}
+
 TEST_CASE("an idle model sleeps by levels, and what waking took is known", "[examples]") {
     server s({}, two_tenants, {.idle_after = 400ms});
     auto c = s.connect();
