@@ -102,11 +102,11 @@ public:
                 gs::host::kernel_context& on) override {
         const auto rank = on.block_rank();
         auto& mine = *new (scratch.data() + rank * sizeof(working)) working;
-        const auto& weights = halves_[rank];
+        const half& ours = halves_[rank];
         const auto x = inputs[0].as<float>();
-        attend(weights, mine, x, mine.partial);
+        attend(ours, mine, x, mine.partial);
         join(rank, mine.partial, x, mine.attended);
-        feed_forward(weights, mine, mine.attended, mine.partial);
+        feed_forward(ours, mine, mine.attended, mine.partial);
         join(rank, mine.partial, mine.attended, mine.result);
         if (rank != 0) return;
         outputs.push_back({"OUTPUT", datatype::fp32, {tokens, width}, {}});
