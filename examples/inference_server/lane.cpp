@@ -585,6 +585,7 @@ struct token_stream::piece {
 
 void token_stream::more(std::uint32_t most, std::function<bool(std::string)> on_token,
                         std::function<void(end)> on_end) {
+    if (!open_) return on_end({true, "the text is over", 503});  // a new one would begin from its prompt
     auto loaded = lane_->loaded_engine();
     if (engine_ != nullptr &&
         engine_ != loaded)  // nobody knows what state it is in, and another one doesn't know the text

@@ -63,7 +63,7 @@ public:
     ~token_stream();
 
     /// Makes up to `most` tokens as one submission. `on_token` is called for each as it comes, and answers whether its reader is still
-    /// there; `on_end` once. Both from any thread.
+    /// there; `on_end` once. Both from any thread. A text that is over gives an error.
     void more(std::uint32_t most, std::function<bool(std::string)> on_token, std::function<void(end)> on_end);
 
 private:

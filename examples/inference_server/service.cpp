@@ -69,6 +69,7 @@ service::~service() {
     housekeeper_.request_stop();
     housekeeper_.join();
     const auto deadline = gpushare::saturating_add(now(), 10s);
+    for (const auto& l : all_lanes()) l->close(now());
     for (const auto& l : all_lanes()) l->close(deadline);
     loader_.request_stop();  // somebody waits for each load that is left
     loader_.join();
@@ -199,7 +200,7 @@ void service::later(std::function<void()> f) {
     later_comes_.notify_one();
 }
 
-// What loads and reloads; of one at a time, so that a slow one of many doesn't take all the memory.
+// What loads: one at a time, so that a slow one of many doesn't take all the memory.
 void service::do_what_is_late(const std::stop_token& stop) {
     for (;;) {
         std::unique_lock lock(later_mutex_);
@@ -216,18 +217,28 @@ void service::do_what_is_late(const std::stop_token& stop) {
     }
 }
 
-// What comes once a second. By a thread of its own, so that no load that takes long keeps bills and tenants waiting.
+// What comes once a second, and reloads. By a thread of its own: no load that takes long keeps bills and tenants waiting, and no
+// reload that waits for a tenant's work a load.
 void service::keep_house(const std::stop_token& stop) {
-    std::mutex none;
-    std::condition_variable_any never_comes;
     for (unsigned round = 0;;) {
-        std::unique_lock lock(none);
-        if (never_comes.wait_for(lock, stop, 1s, [&] { return stop.stop_requested(); })) return;
+        std::unique_lock lock(reloads_mutex_);
+        reload_comes_.wait_for(lock, stop, 1s, [&] { return !reloads_.empty(); });
+        const auto asked = std::exchange(reloads_, {});
+        lock.unlock();
+        if (stop.stop_requested()) {
+            for (const auto& done : asked) done("the server is going down");
+            return;
+        }
         try {
-            reload_if_changed();
+            if (asked.empty()) {
+                reload_if_changed();
+            } else {
+                const auto why = reload();
+                for (const auto& done : asked) done(why);
+            }
             bill();
             let_idle_go();
-            if (++round % 5 == 0)
+            if (asked.empty() && ++round % 5 == 0)
                 for (const auto& t : tenants_.all()) t->pardon();  // a quarantine is short
         } catch (const std::exception& e) {
             tell(e.what());
@@ -267,7 +278,11 @@ std::string service::reload() {
 }
 
 void service::reload_soon(std::function<void(std::string)> done) {
-    later([this, done = std::move(done)] { done(reload()); });
+    {
+        const std::lock_guard lock(reloads_mutex_);
+        reloads_.push_back(std::move(done));
+    }
+    reload_comes_.notify_one();
 }
 
 // They give their models' memory back first; nobody gets a lane of theirs from here on.
@@ -287,6 +302,7 @@ std::vector<std::shared_ptr<tenant>> service::close_gone(const tenants_file& nex
             row.asleep = false;
         }
     }
+    for (const auto& l : lanes) l->close(now());  // what waits is refused at once, and not behind another lane's work
     for (const auto& l : lanes) l->close(deadline);
     return gone;
 }

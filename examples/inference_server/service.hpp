@@ -90,7 +90,7 @@ public:
     /// Reads the file of tenants again, now. What was wrong; empty: nothing. It may wait for the work of tenants that are gone, for some
     /// seconds. A file that can't be read, or is invalid in any line, changes nothing.
     std::string reload();
-    /// The same by another thread, which then calls back.
+    /// The same by another thread, which then calls back: at the end of the service, too.
     void reload_soon(std::function<void(std::string)> done);
     [[nodiscard]] gpushare::instant now() const { return shared_.now(); }
     [[nodiscard]] gpushare::host::node& node() noexcept { return node_; }
@@ -149,6 +149,9 @@ private:
     std::mutex later_mutex_;
     std::condition_variable_any later_comes_;
     std::deque<std::function<void()>> later_;
+    std::mutex reloads_mutex_;
+    std::condition_variable_any reload_comes_;
+    std::vector<std::function<void(std::string)>> reloads_;  // who waits for one
     std::jthread dispatcher_, loader_, housekeeper_;
 };
 

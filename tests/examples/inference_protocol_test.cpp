@@ -349,7 +349,7 @@ TEST_CASE("the file of tenants has their keys", "[examples]") {
                Catch::Contains("behind a tenant's name"));
     CHECK_THAT(complaint("name=a memory=1B\napi_key=12345678\n"), Catch::Contains("indented"));
     CHECK_THAT(complaint("name=a memory=1B api_key=short"), Catch::Contains("8 to 256"));
-    CHECK_THAT(complaint("name=a memory=1B api_key=12345678 name=b memory=1B api_key=12345678"),
+    CHECK_THAT(complaint("name=a memory=1B api_key=12345678\nname=b memory=1B api_key=12345678"),
                Catch::Contains("another tenant's"));
     for (const auto* cut : {"", "\n", "# nobody\n", "unit=1MiB\n"})
         CHECK_THAT(complaint(cut), Catch::Contains("must be none"));
