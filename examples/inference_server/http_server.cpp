@@ -78,6 +78,7 @@ struct http_server::shell {
     std::unordered_set<session*> sessions;  // under it
     std::atomic<std::size_t> count{0};      // of them
     std::atomic<std::size_t> bodies{0};     // bytes
+    bool over = false;                      // under it, too: nothing runs what is posted
     bool stopping = false, front_waits = false;
     asio::thread_pool parsers{1};  // of what takes long to read: nobody else waits for it
     std::thread thread;
@@ -371,10 +372,11 @@ private:
 
     // ---- writing
 
-    /// Runs it on the io thread. Nothing is left to do where there is no memory for that.
+    /// Runs it on the io thread. Nothing is left to do where there is no memory for that, or no such thread any more.
     template <class F>
     void later(F f) noexcept try {
-        asio::post(shell_->io, std::move(f));
+        const std::lock_guard lock(shell_->mutex);
+        if (!shell_->over) asio::post(shell_->io, std::move(f));
     } catch (...) {
     }
 
@@ -591,6 +593,10 @@ void http_server::post(std::function<void()> f) { asio::post(shell_->io, std::mo
 http_server::~http_server() {
     stop(0ms);
     shell_->parsers.join();
+    {
+        const std::lock_guard lock(shell_->mutex);
+        shell_->over = true;  // or what is posted from here on would keep its session, which keeps this, for ever
+    }
     for (;;) {  // what engines have posted since
         shell_->io.restart();
         if (shell_->io.poll() == 0) break;

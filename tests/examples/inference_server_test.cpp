@@ -691,8 +691,8 @@ TEST_CASE("what waits for a model is told, when the server goes", "[examples]") 
     std::atomic<int> told{0};
     {
         server s;
-        const auto chat = s.core->authenticate(chat_key);
-        for (const auto* model : {"slow", "mlp"}) s.core->load(chat, model, [&](const refused*) { ++told; });
+        for (const auto* model : {"slow", "mlp"})  // whose caller doesn't outlive the service
+            s.core->load(s.core->authenticate(chat_key), model, [&](const refused*) { ++told; });
         std::thread soon([&] { s.go->store(true); });
         s.http.reset();
         s.core.reset();
