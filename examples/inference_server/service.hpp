@@ -46,7 +46,7 @@ struct service_options {
 
 class service {
 public:
-    /// Who asks.
+    /// Who asks. Goes before the service, as all that was got from it.
     struct caller {
         std::shared_ptr<tenant> who;
         std::shared_ptr<account> counts;
