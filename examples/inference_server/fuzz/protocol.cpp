@@ -33,7 +33,8 @@ void infer(std::string_view text, std::optional<std::size_t> header_length) {
     infer_response back{"m", "1", r.id, r.inputs};
     for (const auto& t : r.inputs)
         if (t.type != datatype::bytes && t.data.size() != elements_of(t.shape).value() * size_of(t.type)) std::abort();
-    static const model_info two{"two", "test", {{"x", datatype::fp32, {-1, 2}}, {"y", datatype::bytes, {-1}}}, {}, 4, false};
+    static const model_info two{"two", "test", {{"x", datatype::fp32, {-1, 2}}, {"y", datatype::bytes, {-1}}},
+                                {},    4,      false};
     attempt([&] {
         check_inputs(two, r);
         if (rows_of(two, r) - 1 > 3) std::abort();
