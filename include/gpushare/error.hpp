@@ -128,6 +128,10 @@ struct failure {
     std::uint64_t asked = 0;  ///< how much was asked for
     std::uint64_t left = 0;   ///< how much there was
     std::uint64_t limit = 0;  ///< of how much
+
+    friend constexpr bool operator==(const failure& f, errc c) noexcept {
+        return f.code == c;
+    }  ///< Whatever the figures.
 };
 
 namespace detail {

@@ -634,7 +634,11 @@ TEST_CASE("an objective that others' longest work makes impossible is refused, w
           gpushare::errc::none);
     // The same for who is there and asks for another one, and not for what it has.
     const auto chat = core.add({.level = {1}, .longest = 1ms, .slo = 80ms});
-    CHECK(core.change(chat, {.level = {1}, .longest = 1ms, .slo = 70ms}) == gpushare::errc::slo_unreachable);
+    const auto refused = core.change(chat, {.level = {1}, .longest = 1ms, .slo = 70ms});
+    CHECK(refused == gpushare::errc::slo_unreachable);
+    CHECK(refused.asked == 70'000);
+    CHECK(refused.left == 0);
+    CHECK(refused.limit == 76'000);
     CHECK(core.settings(chat).slo == 80ms);
     CHECK(core.change(pages, {.longest = 90ms}) == gpushare::errc::none);
     CHECK(core.change(chat, {.weight = 50_pct, .level = {1}, .longest = 1ms, .slo = 80ms}) == gpushare::errc::none);

@@ -77,8 +77,9 @@ public:
     }
 
     /// Changes a client's settings while work is in flight, for what is admitted from now on. errc::closed: no such
-    /// client; share_exceeded: the policy refuses.
-    errc change(client_id c, const client_settings& s) {
+    /// client; share_exceeded: the policy refuses; slo_unreachable (in microseconds: the objective, what others leave of it, what is
+    /// needed). Then nothing has changed.
+    failure change(client_id c, const client_settings& s) {
         std::unique_lock lock(engine_.mutex());
         const auto why = engine_.clients().change(c, as_can_be(s));
         if (why != errc::closed) engine_.drive(lock, look::now);  // there may be room on another level

@@ -60,17 +60,17 @@ public:
     }
 
     /// In force for what is admitted from now on; what is in flight stays charged as it was.
-    /// Where the policy refuses, nothing has changed.
-    errc change(client_id c, const client_settings& s) {
-        if (detail::beyond_reach(s, clients_, &clients_[c.index]).code != errc::none) return errc::slo_unreachable;
+    /// Where the policy refuses, or the objective is out of reach, nothing has changed.
+    failure change(client_id c, const client_settings& s) {
+        if (const auto why = detail::beyond_reach(s, clients_, &clients_[c.index]); why != errc::none) return why;
         const auto to = budget_.open(s.level);
-        if (const auto why = policy_.change(c, s); why.code != errc::none) return why.code;
+        if (const auto why = policy_.change(c, s); why != errc::none) return why;
         const auto from = std::exchange(clients_[c.index].level, to);
         budget_.remove_client(from, std::exchange(clients_[c.index].settings, s).keeps);
         budget_.add_client(to, s.keeps);
         budget_.find_longest(from, clients_);
         budget_.find_longest(to, clients_);
-        return errc::none;
+        return {};
     }
 
     /// From now on `p`, which must have no clients yet, decides among the same. What is in flight was charged by the old

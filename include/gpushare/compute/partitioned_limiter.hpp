@@ -144,11 +144,11 @@ public:
                               [&](std::size_t i) { return then.clients[i].weight <= plan_.clients[i].weight; });
         for (std::size_t n = 0; n < order.size(); ++n) {
             const std::size_t i = order[n];
-            const errc why = limiter_of(i).change(ids_[i], inside(wanted[i], i, then));
+            const failure why = limiter_of(i).change(ids_[i], inside(wanted[i], i, then));
             if (why == errc::none) continue;
             while (n-- > 0)
                 (void)limiter_of(order[n]).change(ids_[order[n]], inside(settings_[order[n]], order[n], plan_));
-            raise({why}, {}, "other settings for a client");
+            raise(why, {}, "other settings for a client");
         }
         settings_ = std::move(wanted);
         plan_ = then;

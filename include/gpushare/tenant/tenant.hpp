@@ -248,8 +248,8 @@ public:
     [[nodiscard]] tenant_usage usage() { return state_->usage(); }
 
     /// Changes what is granted, while work is in flight, all or nothing. Throws operation_error: no_room (its figures
-    /// are bytes on one device), share_exceeded (permille), not_whole and invalid_specification (with the field and its
-    /// value), closed; and std::bad_alloc.
+    /// are bytes on one device), share_exceeded (permille), slo_unreachable (microseconds), not_whole and invalid_specification
+    /// (with the field and its value), closed; and std::bad_alloc.
     void resize(const tenant_change& change) {
         detail::check_change(spec(), change);
         detail::idle_room idle{roots()};

@@ -101,8 +101,8 @@ public:
         queue(c).begin(s.level);
         return c;
     }
-    errc change(client_id c, const client_settings& s) {
-        if (!core_.contains(c)) return errc::closed;
+    failure change(client_id c, const client_settings& s) {
+        if (!core_.contains(c)) return {errc::closed};
         auto& q = queue(c);
         const auto why = core_.change(c, at_level(s, q.level_with(s.level)));
         if (why == errc::none) q.own_level = s.level;
@@ -287,7 +287,7 @@ private:
             q.raised.reserve(2 * q.raised.size() + 1);  // before anything changes
         const auto& now = core_.settings(c);
         if (level > now.level)
-            if (const auto why = core_.change(c, at_level(now, level)); why != errc::none) return why;
+            if (const auto why = core_.change(c, at_level(now, level)); why != errc::none) return why.code;
         q.raised.push_back(level);
         return errc::none;
     }

@@ -231,10 +231,10 @@ public:
             old = spec_;
             if (const auto why = grant(c); why.code != errc::none) return why;
         }
-        if (const errc why = tell_limiters(); why != errc::none) {
+        if (const auto why = tell_limiters(); why != errc::none) {
             undo<Change>(old);
             (void)tell_limiters();
-            return {why};
+            return why;
         }
         return {};
     }
@@ -334,17 +334,17 @@ private:
     }
 
     // Two resizes may get here in either order: whoever finds newer settings than it told tells those.
-    errc tell_limiters() {
+    failure tell_limiters() {
         for (auto& p : parts_) {
             client_settings told, now = settings(p.slice.size);
             do {
                 told = now;
-                const errc why = p.slice.compute.change(p.client, told);
+                const auto why = p.slice.compute.change(p.client, told);
                 if (why != errc::none && why != errc::closed) return why;
                 now = settings(p.slice.size);
             } while (now != told);
         }
-        return errc::none;
+        return {};
     }
 
     void promise(share compute) {
