@@ -4,6 +4,9 @@
 //   cuda::graph g = cuda::capture(stream, [&](auto& s) { s.launch(shape, kernel); s.copy(to, from, n); });
 //   cuda::graph_executable run{g};
 //   auto ticket = tenant.submit([&](auto& s) { run.launch(s); });    // one submission, however many kernels are in it
+//
+// A graph that was captured by launches alone is as wide as the widest of them. One of the embedder's, or whose native handle was
+// asked for, may fill the device.
 #pragma once
 
 #include <cuda.h>
@@ -12,6 +15,7 @@
 #include <concepts>
 #include <cstddef>
 #include <memory>
+#include <optional>
 #include <utility>
 
 #include <gpushare/backend/cuda/detail/device_state.hpp>
@@ -21,6 +25,7 @@
 #include <gpushare/backend/cuda/driver.hpp>
 #include <gpushare/backend/cuda/error.hpp>
 #include <gpushare/backend/cuda/stream.hpp>
+#include <gpushare/concepts.hpp>
 #include <gpushare/config.hpp>
 #include <gpushare/error.hpp>
 
@@ -38,6 +43,29 @@ struct graph_executable_kind {
     using native_type = cudaGraphExec_t;
     static constexpr const char* destroys = "cudaGraphExecDestroy";
     static cudaError_t destroy(const driver&, cudaGraphExec_t g) noexcept { return cudaGraphExecDestroy(g); }
+};
+
+/// Which part of the SMs a graph can fill: as was seen by its capture, until others may have changed its nodes. A value.
+class graph_fill {
+public:
+    /// Of a graph of somebody else's.
+    graph_fill() noexcept = default;
+    explicit graph_fill(sm_fill captured) noexcept : captured_(captured) {}
+
+    [[nodiscard]] sm_fill known() const noexcept { return captured_; }
+    /// Others have the handle, for good.
+    void give_up() noexcept {
+        captured_ = {.opaque = true};
+        is_ours_ = false;
+    }
+    /// The nodes are as those of another graph now, if nobody changes them.
+    void become(const graph_fill& other) noexcept {
+        if (is_ours_) captured_ = other.captured_;
+    }
+
+private:
+    sm_fill captured_{.opaque = true};
+    bool is_ours_ = true;
 };
 
 /// Where a graph was captured: its kernels run there, wherever it is launched. Keeps a partition of ours.
@@ -62,7 +90,10 @@ public:
     static graph from_native_handle(const stream&, std::nullptr_t) = delete;
     static graph from_native_handle(const stream&, int) = delete;
     /// Still owned by this.
-    [[nodiscard]] cudaGraph_t native_handle() const noexcept { return native_.get(); }
+    [[nodiscard]] cudaGraph_t native_handle() const noexcept {
+        fills_.give_up();  // more may be added
+        return native_.get();
+    }
     /// The caller's to destroy from now on.
     [[nodiscard]] cudaGraph_t release() noexcept { return native_.release(); }
 
@@ -77,10 +108,12 @@ public:
 private:
     friend class graph_capture;
     friend class graph_executable;
-    graph(const stream& s, cudaGraph_t native) noexcept : native_(s.state().device, native), place_(s.state()) {}
+    graph(const stream& s, cudaGraph_t native, detail::graph_fill fills = {}) noexcept
+        : native_(s.state().device, native), place_(s.state()), fills_(fills) {}
 
     detail::owned<detail::graph_kind> native_;
     detail::captured_place place_;
+    mutable detail::graph_fill fills_;
 };
 
 /// While it exists, what is enqueued on the stream is recorded instead of run. It must begin and end in one thread;
@@ -95,6 +128,7 @@ public:
         const detail::context_guard any(s.state().device->context());
         check(cudaStreamBeginCapture(s.state().native, cudaStreamCaptureModeThreadLocal), "beginning a capture");
         s.state().capturing.store(true, std::memory_order_relaxed);
+        notes_.emplace(s);
     }
     graph_capture(const graph_capture&) = delete;
     graph_capture& operator=(const graph_capture&) = delete;
@@ -115,7 +149,7 @@ public:
         const auto code = end(native);
         if (code != cudaSuccess && native != nullptr) (void)detail::handled(cudaGraphDestroy(native));
         check(code, "ending a capture");
-        return {s, native};
+        return {s, native, detail::graph_fill(notes_->found())};
     }
 
 private:
@@ -128,6 +162,7 @@ private:
     }
 
     stream* stream_;
+    std::optional<stream::launch_notes> notes_{};  // empty while it isn't captured yet
 };
 
 /// Records what `body(s)` enqueues. What it throws passes through, and the stream is as before.
@@ -143,7 +178,8 @@ template <std::invocable<stream&> F>
 class graph_executable {
 public:
     /// Throws operation_error, and memory_error where the device has no room for it.
-    explicit graph_executable(const graph& g) : native_(g.native_.device(), instantiate(g)), place_(g.place_) {}
+    explicit graph_executable(const graph& g)
+        : native_(g.native_.device(), instantiate(g)), place_(g.place_), fills_(g.fills_.known()) {}
 
     /// Takes over one of the embedder's; see graph::from_native_handle.
     [[nodiscard]] static graph_executable from_native_handle(const stream& s, cudaGraphExec_t handle) {
@@ -152,7 +188,10 @@ public:
     static graph_executable from_native_handle(const stream&, std::nullptr_t) = delete;
     static graph_executable from_native_handle(const stream&, int) = delete;
     /// Still owned by this.
-    [[nodiscard]] cudaGraphExec_t native_handle() const noexcept { return native_.get(); }
+    [[nodiscard]] cudaGraphExec_t native_handle() const noexcept {
+        fills_.give_up();  // its nodes may be changed
+        return native_.get();
+    }
     /// The caller's to destroy from now on.
     [[nodiscard]] cudaGraphExec_t release() noexcept { return native_.release(); }
 
@@ -165,7 +204,8 @@ public:
             throw operation_error(
                 errc::invalid_specification, {},
                 "a graph keeps the SMs that it was captured on: launch it on a stream of that partition");
-        s.enqueued_on_device([&] { return cudaGraphLaunch(native_.get(), s.state().native); }, "cudaGraphLaunch");
+        s.enqueued_on_device([&] { return cudaGraphLaunch(native_.get(), s.state().native); }, "cudaGraphLaunch",
+                             fills_.known());
     }
 
     /// Takes on the arguments of `g`, which must be of the same shape and partition; far cheaper than a new one. False, and nothing
@@ -177,12 +217,15 @@ public:
         const auto code = detail::handled(cudaGraphExecUpdate(native_.get(), g.native_.get(), &info));
         if (code == cudaErrorGraphExecUpdateFailure) return false;
         check(code, "updating a graph");
+        fills_.become(g.fills_);
         return true;
     }
 
 private:
     graph_executable(const stream& s, cudaGraphExec_t native) noexcept
-        : native_(s.state().device, native), place_(s.state()) {}
+        : native_(s.state().device, native), place_(s.state()) {
+        fills_.give_up();  // the embedder may have kept its handle
+    }
 
     static cudaGraphExec_t instantiate(const graph& g) {
         const detail::device_state& device = *g.native_.device();
@@ -194,6 +237,7 @@ private:
 
     detail::owned<detail::graph_executable_kind> native_;
     detail::captured_place place_;
+    mutable detail::graph_fill fills_;
 };
 
 }  // namespace cuda

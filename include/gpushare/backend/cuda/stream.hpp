@@ -309,13 +309,13 @@ public:
         if (code == cudaSuccess) return;
         if (state_->device->health().note(code, call) != errc::device_lost) fail(code, call);
     }
-    /// The same around a call that needs the device to be current, and whose work may fill any part of it.
+    /// The same around a call that needs the device to be current, and whose work can fill this part of it, or any.
     template <class F>
     requires requires(F& call) {
         { call() } -> std::same_as<cudaError_t>;
     }
-    void enqueued_on_device(F&& call, const char* name) {
-        state_->widths.note_opaque();
+    void enqueued_on_device(F&& call, const char* name, sm_fill fills = {.opaque = true}) {
+        state_->widths.note(fills);
         on_device(call, name);
     }
     /// The same around the launch of the kernel `entry`.

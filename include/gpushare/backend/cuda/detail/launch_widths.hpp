@@ -4,7 +4,8 @@
 //
 //   if (s.widths.begin()) { work(stream);  const auto filled = s.widths.end(); }         // 0.25: a quarter of the SMs
 //   s.widths.note(kernel, {.blocks = 64, .threads = 256}, [&] { return ...; });          // by the launch
-//   s.widths.note_opaque();                                                              // by a copy, a graph, ...
+//   s.widths.note({.width = sm_width(0.5)});                                             // by a graph of such
+//   s.widths.note_opaque();                                                              // by a copy, ...
 //
 // Only what goes through the stream object is seen. Whoever has had the native handle may launch past it, so from then on all of
 // the stream's work is opaque.
@@ -62,6 +63,11 @@ public:
         }
         if (resident_ == 0) return note_opaque();
         widest_ = std::max(widest_, std::min(static_cast<double>(g.blocks) / resident_, 1.0));
+    }
+    /// Before several launches at once that can fill this.
+    void note(sm_fill all) noexcept {
+        if (all.opaque || by_.load(std::memory_order_relaxed) != std::this_thread::get_id()) return note_opaque();
+        if (all.width.known()) widest_ = std::max(widest_, all.width.part());
     }
     /// Before anything else that runs on the device.
     void note_opaque() noexcept {
