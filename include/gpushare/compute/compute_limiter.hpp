@@ -11,7 +11,8 @@
 // The limiter has no thread: calling threads drive it, that is, they admit, enqueue and notice ends for all clients. A
 // server in which threads wait (at the gate, for a ticket) needs nothing else. One that only submits and never waits gives
 // run() a thread. In detail: a thread that submits admits what can go at once. Of the threads that wait one at a time
-// watches the device for all. A thread whose own submission is enqueued, or whose wait is over, goes on with others'
+// watches the device for all; before it runs a callable or a callback that isn't known to take less than 100 us, another one
+// takes over. A thread whose own submission is enqueued, or whose wait is over, goes on with others'
 // callables for 100 us at most, plus the one that it is in. The rest is left to a thread that waits in the limiter or,
 // if there is none, to the next call.
 //

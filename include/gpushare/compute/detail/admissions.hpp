@@ -31,6 +31,24 @@ namespace gpushare {
 inline namespace GPUSHARE_ABI {
 namespace detail {
 
+/// How long code of a client's takes the thread that runs it. A value.
+class time_in_code {
+public:
+    static constexpr ns short_time{100'000};
+
+    void learn(ns took) noexcept {
+        took = std::max(took, ns{1});
+        usual_ += usual_ == ns{0} ? took : (took - usual_) / 8;
+        longest_ = std::max(took, longest_ - longest_ / 16);
+    }
+    /// None of the last dozens was longer: taking one for short costs others a wait, and for long a wake-up.
+    [[nodiscard]] bool are_short() const noexcept { return longest_ > ns{0} && longest_ <= short_time; }
+    [[nodiscard]] bool are_long() const noexcept { return usual_ > short_time; }
+
+private:
+    ns usual_{}, longest_{};  // smoothed, and the longest, which fades; 0: none was seen
+};
+
 /// What waits of one client, in the order in which it came, and what the threads of the limiter know of it.
 template <timeline Stream>
 struct client_queue {
@@ -40,6 +58,7 @@ struct client_queue {
     bool asleep = false, refuses = false;  // while asleep: what waits, and what comes
     std::uint64_t dropped = 0;             // too late
     usual_enqueue_time enqueue_time;
+    time_in_code callables, callbacks;
     std::thread::id attendant{};       // the thread that waited for the latest to end and looked at it, if one did
     std::uint32_t waits_for_room = 0;  // threads
     std::uint32_t requests = 0;        // under way
@@ -51,6 +70,7 @@ struct client_queue {
     /// Another client has this index from now on.
     void begin(priority level) noexcept {
         enqueue_time = {};
+        callables = callbacks = {};
         attendant = {};
         requests = 0;
         own_level = level;

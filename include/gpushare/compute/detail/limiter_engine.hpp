@@ -54,12 +54,22 @@ enum class look : bool { if_due, now };
 /// Beyond what it came for, a thread runs callables of others for so long at the most, and the one that it is at then.
 inline constexpr ns beyond_need{100'000};
 
+/// What others rely on a waiting thread for: that it looks at the device. It gives that up before it is long in code of the
+/// user's, so that another thread does it.
+template <class Submission>
+struct duty {
+    Submission* looks_at = nullptr;  // its own, which it alone looks at
+    bool watches = false;            // for all
+    bool came = false;               // something came during its look
+};
+
 /// What a thread came for. It drives for others while it isn't `met()`, and after that for `beyond` at the most: what is
 /// left is for a thread that sleeps in the limiter or, if none does, for the next that comes. So nobody is kept for work
 /// that there always is more of.
 template <class Met, class Submission>
 struct need {
     Met met;
+    duty<Submission>* duties = nullptr;
     const Submission* own = nullptr;  // its own submission: it runs that callable whenever it is its turn
     ns beyond = beyond_need;
     instant since = never;  // it has been running callables of others, or is at the one in which it was met
@@ -242,7 +252,7 @@ public:
                 continue;
             }
             const bool is_own = &s == stay.own;
-            const auto began = enqueue(lock, s);
+            const auto began = enqueue(lock, s, stay);
             if (!is_own) stay.since = std::min(stay.since, began);
             observe(lock, look::if_due);
             if (faulty_) cancel_faulty(lock);
@@ -293,9 +303,12 @@ public:
         errc why = errc::none;
         const auto me = std::this_thread::get_id();
         const auto stay = waits_for(done, own, deadline, stop);
+        duty<submission> mine;  // until the thread has driven
         const auto drive_on = [&](instant now) {
             auto anew = stay;
+            anew.duties = &mine;
             drive(lock, now, look::now, anew);
+            hand_over(mine);
         };
         instant patient_until = never;  // then it watches what others were expected to
         while (!done()) {
@@ -325,23 +338,20 @@ public:
                 const auto points = observer_.begin_watch(batches_);
                 const auto at_latest =
                     until(!observer_.any_unknown(batches_));  // but where memory didn't suffice for all
-                const auto seen = look_at(lock, {points, own, end.has_value(), true, at_latest});
+                mine = {.looks_at = end ? own : nullptr, .watches = true};
+                const bool reached = look_at(lock, points, own, mine, at_latest);
                 drive_on(policy_time());
-                slice_.learn(observer_.end_watch(), seen.came);
-                if (end) --own->looked_at;
-                watched_ = false;
                 patient_until = never;
-                if (stands_still(seen, at_latest) && !done()) return errc::stuck;
+                if (stands_still(reached, at_latest) && !done()) return errc::stuck;
                 continue;
             }
             if (end) {
                 // What others are expected to wait for is noticed here, if they don't.
                 const auto at_latest = until(watched_ || !any_unwatched(true, own, me));
-                const auto seen = look_at(lock, {{&*end, 1}, own, true, false, at_latest});
+                mine = {.looks_at = own};
+                const bool reached = look_at(lock, {&*end, 1}, own, mine, at_latest);
                 drive_on(policy_time());
-                slice_.learn(false, seen.came);
-                --own->looked_at;
-                if (stands_still(seen, at_latest) && !done()) return errc::stuck;
+                if (stands_still(reached, at_latest) && !done()) return errc::stuck;
                 continue;
             }
             if constexpr (stepped_clock<Clock>) return errc::stuck;  // time would stand still while the thread sleeps
@@ -428,8 +438,11 @@ private:
     // ---- enqueue
 
     // Returns when its callable began; `never` if it didn't.
-    instant enqueue(lock_type& lock, submission& s) noexcept {
+    template <class Need>
+    instant enqueue(lock_type& lock, submission& s, Need& stay) noexcept {
         core().set_enqueuing(s.admitted, true);
+        auto& usual = clients_.queue(s.client).callables;
+        if (!usual.are_short()) leave_watch(stay);
         keep_watch();  // over what is in flight already: the callable may take its time
         try {
             if constexpr (batches<Stream>::turns) await_turn(lock, s.admitted, *s.stream);
@@ -445,8 +458,10 @@ private:
         batches_.place(s, *s.stream, shares_points ? began : instant{});
         lock.unlock();
         const auto so_far = s.enqueue();
-        if (s.needs_end) s.enqueue_ended = clock_.now();
+        const auto ended = clock_.now();
+        if (s.needs_end) s.enqueue_ended = ended;
         lock.lock();
+        usual.learn(ended - began);
         core().set_enqueuing(s.admitted, false);
         batches_.collect();
         if (so_far == enqueued_part::all || (so_far == enqueued_part::work && s.may_stay_open)) {
@@ -593,6 +608,12 @@ private:
         teller_ = std::this_thread::get_id();
         while (submission* const s = told_.pop()) {
             const auto c = s->client;
+            auto& client = clients_.queue(c);
+            if (stay.duties != nullptr && !client.callbacks.are_short()) {
+                leave_watch(stay);
+                keep_watch();
+            }
+            const auto began = stay.duties != nullptr ? clock_.now() : instant{};
             lock.unlock();
             if (s->on_done) {
                 s->on_done({s->status, s->device_time, s->finished_at, s->error, s->failed_of});
@@ -600,7 +621,8 @@ private:
             }
             pool_->drop(*s);
             lock.lock();
-            --clients_.queue(c).untold;
+            if (stay.duties != nullptr) client.callbacks.learn(clock_.now() - began);
+            --client.untold;
             if (is_awaited(c)) sleepers_.wake_all();
             if (told_.empty() || sleepers_.empty() || !stay.met() || is_short(stay)) continue;
             ready_left_ = true;
@@ -622,7 +644,7 @@ private:
             return false;
         }
         // A callable that is known to take long is for a thread that waits in here, if there is one.
-        if (!sleepers_.empty() && clients_.queue(next.client).enqueue_time.get() > beyond_need) return true;
+        if (!sleepers_.empty() && clients_.queue(next.client).callables.are_long()) return true;
         return !is_short(stay);
     }
     template <class Need>
@@ -646,22 +668,14 @@ private:
     // enqueues under no lock tells because await_enqueued() comes before the questions that the untimed wait rests on. And
     // what other threads wait for but a point (room, a client that closes or sleeps, a stop) is said by wake_all().
 
-    // A look of a thread that waits for `own`.
-    struct looking {
-        std::span<const point> at;
-        submission* own;
-        bool sees_own;  // its end is among these
-        bool watches;   // for all
-        instant until;
-    };
-    struct looked {
-        bool reached;  // one of the points
-        bool came;     // something was enqueued meanwhile
-    };
-    // Until one of the points is reached, which observe() sees, or the thread is called. Its own counts as looked at until the caller has
-    // driven.
-    [[nodiscard]] looked look_at(lock_type& lock, const looking& l) noexcept {
-        if (l.sees_own) ++l.own->looked_at, l.own->looker = std::this_thread::get_id();
+    // Until one of the points is reached, which observe() sees and this returns, or the thread, which waits for `own`, is called. It has
+    // its duties until hand_over(): nobody else is called for what it sees next.
+    [[nodiscard]] bool look_at(lock_type& lock, std::span<const point> points, const submission* own,
+                               duty<submission>& mine, instant until) noexcept {
+        if (mine.looks_at != nullptr) {
+            ++mine.looks_at->looked_at;
+            mine.looks_at->looker = std::this_thread::get_id();
+        }
         const auto newest = batches_.latest_order();
         bool reached = false;
         const auto look = [&](auto wait) {
@@ -674,21 +688,37 @@ private:
             lock.lock();
         };
         if constexpr (interruptible_point<point>) {
-            if (l.until == never) {
-                typename sleeping_threads::at_points me(sleepers_, l.own, l.watches);
-                look([&] { return point::wait_any(l.at, me.interrupt()); });
+            if (until == never) {
+                typename sleeping_threads::at_points me(sleepers_, own, mine.watches);
+                look([&] { return point::wait_any(points, me.interrupt()); });
             } else {
-                look([&] { return point::wait_any(l.at, l.until); });
+                look([&] { return point::wait_any(points, until); });
             }
         } else {
-            look([&] { return point::wait_any(l.at, l.until); });
+            look([&] { return point::wait_any(points, until); });
         }
         batches_.collect();
-        return {reached, batches_.latest_order() != newest};
+        mine.came = batches_.latest_order() != newest;
+        return reached;
+    }
+    // The thread looks at the device no longer. Who goes on without the mutex says so by keep_watch().
+    void hand_over(duty<submission>& d) noexcept {
+        if (d.looks_at == nullptr && !d.watches) return;
+        if (d.looks_at != nullptr) --d.looks_at->looked_at;
+        slice_.learn(d.watches && observer_.end_watch(), d.came);
+        if (d.watches) watched_ = false;
+        d = {};
+    }
+    // It may be long in code of the user's, and isn't expected back.
+    template <class Need>
+    void leave_watch(Need& stay) noexcept {
+        if (stay.duties == nullptr) return;
+        if (const auto* const own = stay.duties->looks_at) clients_.queue(own->client).attendant = {};
+        hand_over(*stay.duties);
     }
     // A wait in virtual time that came to nothing: there is nothing left to happen.
-    [[nodiscard]] static bool stands_still(const looked& seen, instant until) noexcept {
-        return stepped_clock<Clock> && !seen.reached && until == never;
+    [[nodiscard]] static bool stands_still(bool reached, instant until) noexcept {
+        return stepped_clock<Clock> && !reached && until == never;
     }
     // Whether a thread that looks at the device has to look up now and then by itself. Else it is called like one that sleeps.
     [[nodiscard]] bool needs_timer(instant deadline, instant resume) const noexcept {
