@@ -134,12 +134,12 @@ private:
 
     gpushare::sim::world* world_;
     gpushare::device_id device_;
-    gpushare::limiter_core<Policy> core_;
     std::deque<client_state> clients_;
     std::vector<in_flight> flights_;
     std::vector<std::uint32_t> free_;
     gpushare::instant alarm_{};
     std::uint64_t let_in_ = 0;
+    gpushare::limiter_core<Policy> core_;  // big
 };
 
 }  // namespace support

@@ -377,18 +377,18 @@ private:
 
     limiter_options options_;
     bool turns_;
+    std::uint32_t policies_ = 0;    // how often another one took over
+    std::uint32_t num_active_ = 0;  // clients with something waiting or in flight
+    std::uint64_t num_waiting_ = 0;
+    std::uint64_t learnt_ = 0;           // lengths, since the longest was last looked for
+    instant resume_at_ = never, now_{};  // now_: the latest that it was told
     Policy policy_;
     std::vector<client_state> clients_;
     detail::client_list blocked_;  // that are, and some that were
     detail::client_list watched_;  // that may be back soon
     budget budget_{options_.depth, options_.horizon};
     cost_model costs_;
-    detail::event_queue events_;
-    std::uint32_t policies_ = 0;  // how often another one took over
-    std::uint64_t num_waiting_ = 0;
-    std::uint32_t num_active_ = 0;       // clients with something waiting or in flight
-    std::uint64_t learnt_ = 0;           // lengths, since the longest was last looked for
-    instant resume_at_ = never, now_{};  // now_: the latest that it was told
+    detail::event_queue events_;  // last: pages that nobody looks at while all goes well
 };
 
 }  // namespace GPUSHARE_ABI

@@ -14,7 +14,6 @@
 #include <algorithm>
 #include <cstddef>
 #include <cstdint>
-#include <deque>
 #include <memory>
 #include <utility>
 #include <vector>
@@ -181,8 +180,9 @@ private:
 
     // Points and calls at the head of the stream happen now; a kernel is offered to the device.
     void go_on(std::uint32_t index) {
-        stream_state& s = streams_[index];
-        while (!s.offered && !s.held && !s.items.empty()) {
+        for (;;) {
+            stream_state& s = streams_[index];  // a call may open another stream
+            if (s.offered || s.held || s.items.empty()) return;
             item& i = *s.items.front();
             if (i.length >= ns{0}) {
                 s.offered = true;
@@ -234,8 +234,8 @@ private:
     event_queue<event> events_;
     std::vector<task> tasks_;
     std::vector<std::uint32_t> free_tasks_;
-    std::deque<device_state> devices_;
-    std::deque<stream_state> streams_;  // stay put; a closed one is kept
+    std::vector<device_state> devices_;
+    std::vector<stream_state> streams_;  // a closed one is kept
     gpushare::detail::pool<item> items_;
     std::uint64_t offered_ = 0, happened_ = 0;
     gpushare::detail::inplace_function<void(const kernel_span&), 48> on_kernel_;

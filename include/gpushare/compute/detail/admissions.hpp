@@ -9,7 +9,7 @@
 #include <algorithm>
 #include <cstddef>
 #include <cstdint>
-#include <deque>
+#include <memory>
 #include <new>
 #include <thread>
 #include <utility>
@@ -109,14 +109,15 @@ public:
 
     [[nodiscard]] limiter_core<Policy>& core() noexcept { return core_; }
     [[nodiscard]] const limiter_core<Policy>& core() const noexcept { return core_; }
-    [[nodiscard]] client_queue<Stream>& queue(client_id c) noexcept { return queues_[c.index]; }
-    [[nodiscard]] const client_queue<Stream>& queue(client_id c) const noexcept { return queues_[c.index]; }
-    [[nodiscard]] std::deque<client_queue<Stream>>& queues() noexcept { return queues_; }
+    [[nodiscard]] client_queue<Stream>& queue(client_id c) noexcept { return *queues_[c.index]; }
+    [[nodiscard]] const client_queue<Stream>& queue(client_id c) const noexcept { return *queues_[c.index]; }
+    /// By index. Each stays where it is, while a callable is destroyed under no lock; there may be more of them then.
+    [[nodiscard]] const std::vector<std::unique_ptr<client_queue<Stream>>>& queues() const noexcept { return queues_; }
 
     // ---- clients and their levels
 
     [[nodiscard]] client_id add(const client_settings& s) {
-        if (queues_.size() <= core_.num_indices()) queues_.resize(core_.num_indices() + std::size_t{1});
+        while (queues_.size() <= core_.num_indices()) queues_.push_back(std::make_unique<client_queue<Stream>>());
         const auto c = core_.add(s);
         queue(c).begin(s.level);
         return c;
@@ -329,7 +330,7 @@ private:
     }
 
     limiter_core<Policy> core_;
-    std::deque<client_queue<Stream>> queues_;  // stays put while a callable is destroyed under no lock
+    std::vector<std::unique_ptr<client_queue<Stream>>> queues_;
     bool lost_ = false;
 };
 

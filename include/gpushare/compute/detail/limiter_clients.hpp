@@ -289,6 +289,7 @@ template <class Policy>
 [[nodiscard]] kept_for_return keep_for_returns(client_list& watched, const std::vector<limiter_client>& clients,
                                                const Policy& policy, client_id c, instant now) noexcept {
     kept_for_return kept;
+    if (watched.empty()) return kept;
     watched.erase_if([&](std::uint32_t i) {
         const auto& client = clients[i];
         // Who has gone is none of a later policy's clients.
