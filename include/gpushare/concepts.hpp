@@ -57,14 +57,15 @@ concept timeline_point = std::copyable<P> && std::default_initializable<P> &&
                              { elapsed(p, p) } noexcept -> std::same_as<ns>;
                          };
 
-/// A point for which a thread can wait until another one ends the wait, without a deadline, and so without a timer.
+/// A point for which a thread can wait until another one ends the wait. So it needn't look up by a timer of its own.
 ///   interrupt              of one wait; raise() from any thread, while it exists
-///   wait_any(ps, by)       true once any of them is reached, false if `by` was raised before
+///   wait_any(ps, d, by)    as wait_any(ps, d); false, too, if `by` was raised before any of them is reached
 template <class P>
-concept interruptible_point = timeline_point<P> && requires(std::span<const P> points, typename P::interrupt& by) {
-    { by.raise() } noexcept;
-    { P::wait_any(points, by) } -> std::same_as<bool>;
-};
+concept interruptible_point =
+    timeline_point<P> && requires(std::span<const P> points, instant deadline, typename P::interrupt& by) {
+        { by.raise() } noexcept;
+        { P::wait_any(points, deadline, by) } -> std::same_as<bool>;
+    };
 
 /// A stream seen as a timeline: `record()` marks the point after what was enqueued so far. This one idea
 /// carries stream-ordered frees, timing and the completion of permits.

@@ -185,16 +185,16 @@ namespace {
 /// A stream of the host whose points count how threads wait for them.
 struct counted_stream {
     struct point : gpushare::host::point {
-        static inline std::atomic<int> timed{0}, untimed{0};
+        static inline std::atomic<int> in_slices{0}, to_the_end{0};
         point() = default;
         explicit point(gpushare::host::point p) noexcept : gpushare::host::point(std::move(p)) {}
         static bool wait_any(std::span<const point> ps, instant deadline) {
-            ++timed;
+            ++in_slices;
             return gpushare::host::point::wait_any(plain(ps), deadline);
         }
-        static bool wait_any(std::span<const point> ps, interrupt& by) {
-            ++untimed;
-            return gpushare::host::point::wait_any(plain(ps), by);
+        static bool wait_any(std::span<const point> ps, instant deadline, interrupt& by) {
+            ++to_the_end;
+            return gpushare::host::point::wait_any(plain(ps), deadline, by);
         }
         static std::vector<gpushare::host::point> plain(std::span<const point> ps) { return {ps.begin(), ps.end()}; }
     };
@@ -206,7 +206,7 @@ static_assert(gpushare::interruptible_point<counted_stream::point>);
 
 /// Three streams of a device of three SMs.
 struct three_streams {
-    three_streams() { counted_stream::point::timed = counted_stream::point::untimed = 0; }
+    three_streams() { counted_stream::point::in_slices = counted_stream::point::to_the_end = 0; }
     [[nodiscard]] static auto lasting(gpushare::ns length) {
         return [length](counted_stream& to) { to.of.launch({.hold = length}, gpushare::detail::empty_kernel{}); };
     }
@@ -220,24 +220,25 @@ struct three_streams {
 
 }  // namespace
 
-TEST_CASE("a thread that waits for its work while nothing else comes needs no timer", "[compute]") {
+TEST_CASE("a thread that waits for its work while nothing else comes doesn't look up before the end", "[compute]") {
+    const bool by_deadline = GENERATE(false, true);
     three_streams d;
-    for (int i = 0; i < 30; ++i) CHECK(d.compute.submit(d.a, d.s, d.lasting(100us))->wait());
-    CHECK(counted_stream::point::timed <= 8);
-    CHECK(counted_stream::point::untimed > 0);
-    const int untimed = counted_stream::point::untimed;
-    CHECK(d.compute.submit(d.a, d.s, d.lasting(100us))->wait(in_good_time()));  // but for a deadline
-    CHECK(counted_stream::point::untimed == untimed);
+    for (int i = 0; i < 30; ++i)
+        CHECK(d.compute.submit(d.a, d.s, d.lasting(100us))->wait(by_deadline ? in_good_time() : gpushare::never));
+    CHECK(counted_stream::point::in_slices <= 8);
+    CHECK(counted_stream::point::to_the_end > 0);
+    CHECK_FALSE(d.compute.submit(d.a, d.s, d.lasting(60s))->wait(steady::now() + 2ms));
 }
 
-TEST_CASE("who looks without a timer is called for what others bring, and by a stop", "[compute][threads]") {
+TEST_CASE("who looks to the end is called for what others bring, and by a stop", "[compute][threads]") {
     const bool watches_all = GENERATE(false, true);  // or its own work alone
+    const auto deadline = GENERATE(false, true) ? steady::now() + 10min : gpushare::never;
     std::atomic<bool> told{false};
     three_streams d;
     d.compute.record(8);
     if (watches_all) (void)d.compute.submit(d.c, d.other, d.lasting(60s));
     const auto longest = d.compute.submit(d.a, d.s, d.lasting(60s)).value();
-    std::jthread watcher([&](const std::stop_token& stop) { (void)longest.wait(gpushare::never, stop); });
+    std::jthread watcher([&](const std::stop_token& stop) { (void)longest.wait(deadline, stop); });
     const auto becomes_true = [](auto what) {
         for (const auto end = in_good_time(); !what();) {
             if (steady::now() >= end) return false;
@@ -246,14 +247,14 @@ TEST_CASE("who looks without a timer is called for what others bring, and by a s
         return true;
     };
     const auto looks_anew = [&](int before) {
-        return becomes_true([&] { return counted_stream::point::untimed > before; });
+        return becomes_true([&] { return counted_stream::point::to_the_end > before; });
     };
     CHECK(looks_anew(0));
-    const int before = counted_stream::point::untimed;
+    const int before = counted_stream::point::to_the_end;
     CHECK(d.compute.submit(d.b, d.t, d.lasting(20us), {}, [&](const gpushare::completion&) { told = true; }));
     CHECK(becomes_true([&] { return told.load(); }));
-    // Then it looks without a timer again; or it still does, where this thread was slow and has seen the end by itself.
-    for (const auto end = steady::now() + 100ms; counted_stream::point::untimed == before && steady::now() < end;)
+    // Then it looks to the end again; or it still does, where this thread was slow and has seen the end by itself.
+    for (const auto end = steady::now() + 100ms; counted_stream::point::to_the_end == before && steady::now() < end;)
         std::this_thread::yield();
     CHECK(d.compute.enqueue(d.b, d.t, d.lasting(20us)) == gpushare::errc::none);
     std::array<gpushare::submission_record, 4> ended;
@@ -266,13 +267,13 @@ TEST_CASE("who looks without a timer is called for what others bring, and by a s
 
 namespace {
 
-/// Waits for long work on another thread, without a timer once nothing else comes.
+/// Waits for long work on another thread, to the end once nothing else comes.
 struct long_wait {
     explicit long_wait(three_streams& d) : work(d.compute.submit(d.a, d.s, d.lasting(60s)).value()) {}
     void begin() {
         thread = std::jthread([this](const std::stop_token& stop) { (void)work.wait(gpushare::never, stop); });
-        const int before = counted_stream::point::untimed;
-        for (const auto end = in_good_time(); counted_stream::point::untimed == before && steady::now() < end;)
+        const int before = counted_stream::point::to_the_end;
+        for (const auto end = in_good_time(); counted_stream::point::to_the_end == before && steady::now() < end;)
             std::this_thread::yield();
     }
     ~long_wait() {

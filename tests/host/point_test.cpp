@@ -220,7 +220,7 @@ TEST_CASE("exceptions that nobody reads are destroyed", "[host]") {
     CHECK(alive == 0);
 }
 
-TEST_CASE("a wait without a deadline ends when another thread ends it, before or meanwhile", "[host]") {
+TEST_CASE("a wait ends when another thread ends it, before or meanwhile, or at its deadline", "[host]") {
     host::node node{{.sms = 1, .timing = timing::modelled}};
     auto s = node.make_stream(device_id{0});
     node.faults(device_id{0}).stall(s);
@@ -230,7 +230,7 @@ TEST_CASE("a wait without a deadline ends when another thread ends it, before or
         point::interrupt early;
         early.raise();
         early.raise();
-        CHECK_FALSE(point::wait_any(points, early));
+        CHECK_FALSE(point::wait_any(points, never, early));
     }
     for (int round = 0; round < 20; ++round) {
         point::interrupt by;
@@ -238,21 +238,23 @@ TEST_CASE("a wait without a deadline ends when another thread ends it, before or
             if (round % 2 == 0) std::this_thread::sleep_for(200us);
             by.raise();
         });
-        CHECK_FALSE(point::wait_any(points, by));
+        CHECK_FALSE(point::wait_any(points, never, by));
         other.join();  // it may be at it still
     }
+    point::interrupt unused;
+    CHECK_FALSE(point::wait_any(points, host::steady_clock::now() + 200us, unused));
     // Nobody is left in the points' queues.
     node.faults(device_id{0}).resume(s);
     CHECK(points[1].wait(never));
     point::interrupt late;
-    CHECK(point::wait_any(points, late));
+    CHECK(point::wait_any(points, never, late));
     // Reached and interrupted at once: whoever is first.
     for (int round = 0; round < 50; ++round) {
         s.launch({.hold = 20us}, gpushare::detail::empty_kernel{});
         const auto end = s.record();
         point::interrupt by;
         std::jthread other([&] { by.raise(); });
-        (void)point::wait_any({&end, 1}, by);
+        (void)point::wait_any({&end, 1}, never, by);
         other.join();
         CHECK(end.wait(never));
     }

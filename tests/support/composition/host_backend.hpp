@@ -39,9 +39,9 @@ public:
         asked.fetch_add(1, std::memory_order_relaxed);
         return base::reached();
     }
-    template <class Until>
-    static bool wait_any(std::span<const asked_point> points, Until&& until) {
-        return base::wait_any(std::vector<base>(points.begin(), points.end()), until);
+    template <class... Interrupt>
+    static bool wait_any(std::span<const asked_point> points, gpushare::instant deadline, Interrupt&... by) {
+        return base::wait_any(std::vector<base>(points.begin(), points.end()), deadline, by...);
     }
 };
 static_assert(gpushare::interruptible_point<asked_point>);

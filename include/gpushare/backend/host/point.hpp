@@ -118,8 +118,10 @@ public:
         friend point;
         detail::wakeup woken_;
     };
-    /// The same without a deadline, and no timer. False if `by` was raised before one of them was reached. For one wait.
-    static bool wait_any(std::span<const point> points, interrupt& by) { return wait_any(points, never, by.woken_); }
+    /// The same; false, too, if `by` was raised before one of them was reached. For one wait.
+    static bool wait_any(std::span<const point> points, instant deadline, interrupt& by) {
+        return wait_any(points, deadline, by.woken_);
+    }
 
     /// errc::kernel_failed if a kernel threw (the first one counts), errc::device_lost; errc::none before it is
     /// reached.

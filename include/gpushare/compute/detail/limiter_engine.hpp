@@ -324,13 +324,13 @@ public:
             }
             // An end that couldn't be recorded is tried again.
             const auto again = batches_.any_open() ? now + slice_.length() : never;
-            const bool timed = again != never || needs_timer(deadline, resume);
-            const auto with_timer = std::min({deadline, resume, now + slice_.length()});
-            const auto until = [&](bool alone) {
-                if constexpr (stepped_clock<Clock>) return std::min(deadline, resume);
-                return timed || !alone ? with_timer : never;
+            const bool sliced = again != never || needs_slices();
+            const auto until = [&](bool alone) -> look_end {
+                const auto at_end = std::min(deadline, resume);
+                if (stepped_clock<Clock> || (alone && !sliced)) return {at_end, true};
+                return {std::min(at_end, now + slice_.length()), false};
             };
-            if (!timed) batches_.await_enqueued();  // what was enqueued before is seen by the questions below
+            if (!sliced) batches_.await_enqueued();  // what was enqueued before is seen by the questions below
             const auto end = observer_.end_of(batches_, own);
             if (!watched_ && any_unwatched(now >= patient_until, own, me)) {
                 watched_ = true;
@@ -657,7 +657,7 @@ private:
 
     // ---- watch
     //
-    // Untimed waits rest on this, whenever the mutex is released: each batch whose end is recorded and hasn't been seen is
+    // Waits but for slices rest on this, whenever the mutex is released: each batch whose end is recorded and hasn't been seen is
     //   among the points of a thread that waits for it (is_looked_at),
     //   or among those of the thread that watches for all (watched),
     //   or some thread looks up by a timer and drives: in a slice, or asleep in its patience,
@@ -665,13 +665,17 @@ private:
     // What could break it is said where it happens, to keep_watch(): a batch that is recorded (drive, enqueued_by_holder), a
     // thread that leaves for whatever reason (wait), one that is about to be long in a callable (enqueue). It calls the
     // watcher for what isn't among its points, or if there is none, one that sleeps, unless one has a timer. A holder that
-    // enqueues under no lock tells because await_enqueued() comes before the questions that the untimed wait rests on. And
+    // enqueues under no lock tells because await_enqueued() comes before the questions that such a wait rests on. And
     // what other threads wait for but a point (room, a client that closes or sleeps, a stop) is said by wake_all().
 
+    struct look_end {
+        instant at;
+        bool by_call;  // or before, when something comes; else it looks up soon
+    };
     // Until one of the points is reached, which observe() sees and this returns, or the thread, which waits for `own`, is called. It has
     // its duties until hand_over(): nobody else is called for what it sees next.
     [[nodiscard]] bool look_at(lock_type& lock, std::span<const point> points, const submission* own,
-                               duty<submission>& mine, instant until) noexcept {
+                               duty<submission>& mine, look_end until) noexcept {
         if (mine.looks_at != nullptr) {
             ++mine.looks_at->looked_at;
             mine.looks_at->looker = std::this_thread::get_id();
@@ -688,14 +692,14 @@ private:
             lock.lock();
         };
         if constexpr (interruptible_point<point>) {
-            if (until == never) {
-                typename sleeping_threads::at_points me(sleepers_, own, mine.watches);
-                look([&] { return point::wait_any(points, me.interrupt()); });
+            if (until.by_call) {
+                typename sleeping_threads::at_points me(sleepers_, own, mine.watches, until.at);
+                look([&] { return point::wait_any(points, until.at, me.interrupt()); });
             } else {
-                look([&] { return point::wait_any(points, until); });
+                look([&] { return point::wait_any(points, until.at); });
             }
         } else {
-            look([&] { return point::wait_any(points, until); });
+            look([&] { return point::wait_any(points, until.at); });
         }
         batches_.collect();
         mine.came = batches_.latest_order() != newest;
@@ -717,13 +721,12 @@ private:
         hand_over(*stay.duties);
     }
     // A wait in virtual time that came to nothing: there is nothing left to happen.
-    [[nodiscard]] static bool stands_still(bool reached, instant until) noexcept {
-        return stepped_clock<Clock> && !reached && until == never;
+    [[nodiscard]] static bool stands_still(bool reached, look_end until) noexcept {
+        return stepped_clock<Clock> && !reached && until.at == never;
     }
     // Whether a thread that looks at the device has to look up now and then by itself. Else it is called like one that sleeps.
-    [[nodiscard]] bool needs_timer(instant deadline, instant resume) const noexcept {
-        return !interruptible_point<point> || deadline != never || resume != never || !slice_.is_quiet() ||
-               core().options().stuck_after > ns{0};
+    [[nodiscard]] bool needs_slices() const noexcept {
+        return !interruptible_point<point> || !slice_.is_quiet() || core().options().stuck_after > ns{0};
     }
     // Whether there is something to watch. Of work whose client's latest was waited for by a thread that isn't in here now,
     // it is expected that the same one comes and waits again, unless that is `me`; `all`: that, too.
@@ -738,8 +741,9 @@ private:
         if (sleepers_.empty()) return;
         if (ready_left_) return sleepers_.call_one(instant::min());
         if (watched_) {
-            if (!sleepers_.watcher_needs_call()) return;
-            if (observer_.any_unknown(batches_) || core().resume_at() != never) sleepers_.call_watcher();
+            const auto looks_up = sleepers_.watcher_until();
+            if (looks_up == instant::min()) return;
+            if (observer_.any_unknown(batches_) || core().resume_at() < looks_up) sleepers_.call_watcher();
             return;
         }
         if (any_unwatched(false)) return sleepers_.call_one(instant::min());

@@ -7,9 +7,10 @@
 //   threads.sleep(lock, &work, now, deadline, resume_at);      // until woken, or one of the two times
 //   threads.wake(work);      threads.wake_all();      threads.call_one(by);
 //
-// A thread that looks at points of the device without a deadline sleeps there, and is woken by an interrupt of that wait:
+// A thread that looks at points of the device for as long as that may take sleeps there, and is woken by an interrupt of that wait:
 //
-//   decltype(threads)::at_points me(threads, &work);    lock.unlock();    point::wait_any(points, me.interrupt());
+//   decltype(threads)::at_points me(threads, &work, true, deadline);
+//   lock.unlock();    point::wait_any(points, deadline, me.interrupt());
 #pragma once
 
 #include <algorithm>
@@ -85,11 +86,12 @@ class sleepers {
     };
 
 public:
-    /// The calling thread, while it looks at points without a deadline. `watches`: for all.
+    /// The calling thread, while it looks at points, `until` then at the latest. `watches`: for all.
     class at_points {
     public:
-        at_points(sleepers& all, const Work* waits_for, bool watches) noexcept : all_(&all) {
+        at_points(sleepers& all, const Work* waits_for, bool watches, instant until) noexcept : all_(&all) {
             self_.waits_for = waits_for;
+            self_.until = until;
             self_.points = &interrupt_;
             all_->threads_.push(self_);
             if (watches) all_->watcher_ = &self_;
@@ -145,8 +147,10 @@ public:
         if (first != nullptr && !any_wakes_by(by)) first->wake();
     }
 
-    /// Whether the thread that watches doesn't look up by itself.
-    [[nodiscard]] bool watcher_needs_call() const noexcept { return watcher_ != nullptr; }
+    /// When the thread that watches looks up by itself; the least instant if it does now and then.
+    [[nodiscard]] instant watcher_until() const noexcept {
+        return watcher_ != nullptr ? watcher_->until : instant::min();
+    }
     void call_watcher() noexcept { watcher_->wake(); }
 
 private:
