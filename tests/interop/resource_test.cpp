@@ -19,6 +19,7 @@
 #include <gpushare/interop/stream_resource.hpp>
 #include <gpushare/memory/pool_resource.hpp>
 #include <gpushare/memory/quota_resource.hpp>
+#include <gpushare/memory/quota_wait.hpp>
 
 #include "conformance/memory_resource_suite.hpp"
 #include "interop/two_tenants.hpp"
@@ -173,7 +174,14 @@ TEST_CASE("A pool frees in stream order as well", "[interop][stream]") {
     CHECK(ordered.deallocate(p, 6 * MiB) == errc::none);
     CHECK(ordered.try_allocate(6 * MiB) == nullptr);
     CHECK(ordered.deallocate(p, 6 * MiB) == errc::unknown_block);
+    const gpushare::patience now{gpushare::host::steady_clock{}, gpushare::instant::min()};
+    gpushare::failure why;
+    CHECK(ordered.try_allocate_until(6 * MiB, 256, now, &why) == nullptr);
+    CHECK(why.code == errc::deadline_exceeded);
     f.let_go();
+    void* const waited =
+        ordered.allocate_until(6 * MiB, 256, gpushare::patience{gpushare::host::steady_clock{}, gpushare::never});
+    CHECK(ordered.deallocate(waited, 6 * MiB) == errc::none);
     gpushare::sizeless_memory blocks{pool};
     void* const q = blocks.try_allocate(6 * MiB, 256);
     REQUIRE(q != nullptr);

@@ -3,6 +3,7 @@
 #include <algorithm>
 #include <array>
 #include <atomic>
+#include <chrono>
 #include <cstddef>
 #include <map>
 #include <memory>
@@ -11,7 +12,11 @@
 #include <string>
 #include <vector>
 
+#include <gpushare/backend/host/clock.hpp>
 #include <gpushare/error.hpp>
+#include <gpushare/memory/quota.hpp>
+#include <gpushare/memory/quota_resource.hpp>
+#include <gpushare/memory/quota_wait.hpp>
 #include <gpushare/memory/stack_trace.hpp>
 #include <gpushare/memory/statistics_resource.hpp>
 #include <gpushare/units.hpp>
@@ -98,6 +103,34 @@ TEST_CASE("a scope has figures of its own, which count for those around it (rmm 
     CHECK(engine.statistics().current == 0_B);
     CHECK(counted.statistics().total == 1264_B);
     CHECK(upstream.blocks() == 0);
+}
+
+TEST_CASE("a scope waits as what is below it does, and counts what came of it", "[memory][statistics][waiting]") {
+    fault_resource upstream;
+    gpushare::quota limit{1_KiB};
+    gpushare::quota_resource mine{limit, upstream};
+    statistics_resource counted{mine};
+    memory_scope engine{counted, "engine"};
+    const gpushare::patience soon{gpushare::host::steady_clock{},
+                                  gpushare::host::steady_clock::now() + std::chrono::milliseconds(1)};
+    void* const p = engine.allocate_until(1000, 8, soon, "kv-cache");
+    errc code = errc::none;
+    try {
+        (void)engine.allocate_until(1000, 8, soon);
+    } catch (const gpushare::memory_error& e) {
+        code = e.code();
+    }
+    CHECK(code == errc::deadline_exceeded);
+    gpushare::failure why;
+    CHECK(engine.try_allocate_until(1000, 8, soon, &why) == nullptr);
+    CHECK(why.code == errc::deadline_exceeded);
+    CHECK(engine.statistics().failures == 2);
+    CHECK(engine.deallocate(p, 1000, 8) == errc::none);
+    void* const q = engine.try_allocate_until(1000, 8, soon, &why);
+    CHECK(q != nullptr);
+    CHECK(engine.statistics().allocations == 2);
+    CHECK(engine.deallocate(q, 1000, 8) == errc::none);
+    CHECK(limit.usage().current == 0_B);
 }
 
 namespace {

@@ -2,6 +2,7 @@
 // Tenants from a list that changes: who comes, stays, changes and goes; a bad list changes nothing, a full device refuses
 // one and costs the others nothing.
 #include <chrono>
+#include <memory_resource>
 #include <string>
 #include <thread>
 #include <vector>
@@ -25,7 +26,7 @@ namespace {
 
 struct server {
     host::node node{{.devices = 2, .memory = 64_MiB, .sms = 2, .timing = host::timing::modelled}};
-    gpushare::tenancy<host::node> shared{node};
+    gpushare::tenancy<host::node> shared{node, {.spill_to = std::pmr::new_delete_resource()}};
     gpushare::tenant_directory<host::node> tenants{shared};
 
     /// "a admitted, b refused"
@@ -55,12 +56,12 @@ TEST_CASE("a list is applied, and applied again changes nothing", "[tenant]") {
 
 TEST_CASE("every field that can change does so live", "[tenant]") {
     server s;
-    CHECK(s.apply("name=a memory=8MiB compute=60%") == "a admitted");
+    CHECK(s.apply("name=a memory=8MiB compute=60% spill=8MiB") == "a admitted");
     const auto a = s.tenants.find("a");
     void* const held = a->memory().allocate(1 << 20);
     CHECK(
         s.apply("name=a memory=9MiB burst=1MiB compute=50% priority=1 cap=70% soft_cap=yes slo=5ms group=2 longest=1ms "
-                "yields_within=500us keeps=25% queue_limit=3") == "a changed");
+                "yields_within=500us keeps=25% queue_limit=3 wait=2ms spill=4MiB") == "a changed");
     const auto now = a->spec();
     CHECK(now.memory == 9_MiB);
     CHECK(now.burst == 1_MiB);
@@ -74,6 +75,11 @@ TEST_CASE("every field that can change does so live", "[tenant]") {
     CHECK(now.yields_within == 500us);
     CHECK(now.keeps == gpushare::sm_width(0.25));
     CHECK(now.queue_limit == 3);
+    CHECK(now.wait == gpushare::ns{2ms});
+    CHECK(a->memory().waits() == 2ms);
+    CHECK(now.spill == 4_MiB);
+    CHECK(s.apply("name=a memory=9MiB burst=1MiB compute=50% priority=1 cap=70% soft_cap=yes slo=5ms group=2 "
+                  "longest=1ms yields_within=500us keeps=25% queue_limit=3") == "a unchanged");
     CHECK(s.tenants.find("a") == a);
     a->memory().deallocate(held, 1 << 20);
 }
@@ -159,6 +165,12 @@ TEST_CASE("a list that can't be meant changes nothing", "[tenant]") {
     refuse("name=a memory=2MiB compute=30% unit=2MiB", errc::invalid_specification, "unit");
     refuse("name=a memory=2MiB compute=30% slice=1", errc::invalid_specification, "slice");
     refuse("name=a memory=1MiB compute=30%  name=b memory=lots", errc::invalid_specification, "line 1, tenant 'b'");
+    refuse("name=a memory=1MiB compute=30%  name=c compute=10%", errc::invalid_specification, "'c': needs memory");
+    refuse("name=a memory=1MiB compute=30%  name=b compute=20%", errc::invalid_specification, "'b': needs memory");
+    refuse("name=a memory=1MiB compute=30%  name=c memory=1MiB on=7", errc::no_device, "'c'");
+    refuse("name=a memory=1MiB compute=30%  name=c memory=3MiB devices=3", errc::no_device, "'c'");
+    refuse("name=a memory=1MiB compute=30%  name=c memory=3MiB unit=2MiB", errc::not_whole, "'c'");
+    refuse("name=a memory=1MiB compute=30%  name=c memory=2MiB unit=1MiB devices=2 burst=1MiB", errc::not_whole, "'c'");
     std::vector<tenant_spec> twice(2, {.name = "c", .memory = 1_MiB, .compute = 1_pct});
     CHECK_THROWS_AS(s.tenants.apply(twice), gpushare::operation_error);
     CHECK_THROWS_AS(s.tenants.apply(std::vector<tenant_spec>{{.memory = 1_MiB}}), gpushare::operation_error);

@@ -119,6 +119,14 @@ TEST_CASE("what an engine takes of the host's memory is charged, and no overhead
     CHECK(shared.remeasure() == 0_B);
     CHECK(shared.rooms()[0].free == 14_MiB);  // the 10 MiB stay set aside
     CHECK(code_of([&] { (void)chat.declare_foreign(40_MiB); }) == errc::over_quota);
+    CHECK(chat.try_declare_foreign(40_MiB).code() == errc::over_quota);
+    CHECK(chat.try_declare_foreign(1_MiB, 7).code() == errc::no_device);
+    {
+        const auto more = chat.try_declare_foreign(1_MiB);
+        REQUIRE(more);
+        CHECK(shared.rooms()[0].free == 14_MiB);
+    }
+    CHECK(chat.usage().current == charged.size());
 }
 #endif
 
@@ -299,6 +307,7 @@ TEST_CASE("an admission calls burst back, and names who doesn't give it", "[tena
         CHECK_THROWS_WITH(
             (void)shared.admit_until(chat, briefly),
             "tenant 'chat': asked 32 MiB, 16 MiB of 64 MiB left (deadline exceeded); 40 MiB lent to 'code'");
+        CHECK(shared.try_admit_until(chat, briefly).code() == errc::deadline_exceeded);
         CHECK(code.memory().deallocate(p, 48 << 20) == errc::none);
     }
     SECTION("a borrower that gives back at once") {
@@ -309,7 +318,9 @@ TEST_CASE("an admission calls burst back, and names who doesn't give it", "[tena
             return 48_MiB;
         });
         const gpushare::patience now{host::steady_clock{}, gpushare::instant::min()};
-        auto a = shared.admit_until(chat, now);
+        auto made = shared.try_admit_until(chat, now);
+        REQUIRE(made);
+        auto& a = *made;
         a.memory().deallocate(a.memory().allocate(32 << 20), 32 << 20);
     }
     SECTION("a borrower that gives back later") {
@@ -340,6 +351,9 @@ TEST_CASE("an admission calls burst back, and names who doesn't give it", "[tena
             CHECK(e.code() == errc::stopped);
             CHECK(e.figures().asked == (60_MiB).count());
         }
+        CHECK(b.try_resize_until({.memory = 60_MiB}, stopped).code == errc::stopped);
+        CHECK(b.try_resize_until({.memory = 16_MiB}, stopped).code == errc::none);
+        CHECK(b.spec().memory == 16_MiB);
     }
 }
 

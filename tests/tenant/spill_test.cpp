@@ -146,6 +146,53 @@ TEST_CASE_METHOD(fixture, "what can't be spilled, or not come back, says so and 
     CHECK(code_of([&] { (void)a.allocate_spillable(1_KiB); }) == errc::closed);
 }
 
+TEST_CASE_METHOD(fixture, "a spillable block waits for its bytes, as any other", "[tenant][spill][waiters]") {
+    auto a = shared.admit({.name = "a", .memory = 16_MiB, .compute = 50_pct, .on = {{0}}, .stack = stack});
+    void* const p = a.memory().allocate(12 << 20);
+    const auto until = [&](gpushare::ns d) { return gpushare::patience{host::steady_clock{}, shared.now() + d}; };
+    CHECK(a.try_allocate_spillable_until(8_MiB, until(1ms)).code() == errc::deadline_exceeded);
+    CHECK(code_of([&] { (void)a.allocate_spillable_until(8_MiB, until(1ms)); }) == errc::deadline_exceeded);
+    CHECK(a.try_allocate_spillable_until(17_MiB, until(1min)).code() == errc::over_quota);  // at once
+    CHECK(a.try_allocate_spillable_until(1_KiB, until(1ms), 7).code() == errc::no_device);
+    std::jthread frees([&] {
+        while (a.memory().limit().usage().waiting == 0) std::this_thread::yield();
+        a.memory().deallocate(p, 12 << 20);
+    });
+    auto first = a.allocate_spillable_until(8_MiB, until(1min));
+    frees.join();
+    fill(first, 1);
+    auto second = a.allocate_spillable_until(12_MiB, until(1min));  // for which the first one leaves
+    CHECK_FALSE(first.resident());
+    fill(second, 2);
+    CHECK(holds(first, 1));
+    CHECK(holds(second, 2));
+}
+
+TEST_CASE_METHOD(fixture, "what may be on the host changes live", "[tenant][spill]") {
+    auto a =
+        shared.admit({.name = "a", .memory = 16_MiB, .compute = 50_pct, .on = {{0}}, .stack = stack, .spill = 16_MiB});
+    auto first = a.allocate_spillable(4_MiB), second = a.allocate_spillable(4_MiB);
+    fill(first, 1), fill(second, 2);
+    a.resize({.spill = 4_MiB});
+    CHECK(a.spec().spill == 4_MiB);
+    CHECK(a.memory().try_allocate(16 << 20) == nullptr);  // one of them may leave
+    CHECK(first.resident() != second.resident());
+    a.resize({.spill = 0_B});
+    CHECK(a.memory().try_allocate(16 << 20) == nullptr);  // none any more; the one that has left is still there
+    CHECK(holds(first, 1));
+    CHECK(holds(second, 2));
+    a.resize({.spill = 16_MiB});
+    void* const p = a.memory().allocate(16 << 20);
+    CHECK(a.memory().deallocate(p, 16 << 20) == errc::none);
+    CHECK(holds(first, 1));
+    CHECK(holds(second, 2));
+
+    auto plain = shared.admit({.name = "plain", .memory = 1_MiB, .compute = 10_pct, .stack = stack, .spill = 0_B});
+    CHECK(plain.try_resize({.memory = 2_MiB, .spill = 1_MiB}).code == errc::not_supported);
+    CHECK(plain.spec().memory == 1_MiB);
+    plain.resize({.memory = 2_MiB, .spill = 0_B});
+}
+
 TEST_CASE("a copy back that takes its time, or fails, is told of", "[tenant][spill][threads]") {
     std::atomic<bool> inside{false}, end{false};  // what a lost device runs goes on until the node is gone
     counting aside;

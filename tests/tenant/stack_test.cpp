@@ -753,6 +753,17 @@ TEST_CASE("a tenant whose memory waits is refused only after that", "[tenant][st
     }
     CHECK(b.usage().refused == 1);
     CHECK_THROWS_AS((void)a.memory().allocate(17 * mib), gpushare::memory_error);  // at once: it can never fit
+    b.resize({.wait = gpushare::ns{0}});
+    CHECK(b.spec().wait == gpushare::ns{0});
+    try {
+        (void)b.memory().allocate(12 * mib);
+        FAIL("there is no room");
+    } catch (const gpushare::memory_error& e) {
+        CHECK(e.code() == errc::over_quota);  // nobody waits
+    }
+    CHECK(b.try_resize({.wait = -1ms}).code == errc::invalid_specification);
+    b.resize({.wait = 1ms});
+    CHECK_THROWS_WITH((void)b.memory().allocate(12 * mib), Catch::Contains("deadline exceeded"));
     CHECK(b.memory().deallocate(p, 12 * mib) == errc::none);
 }
 

@@ -14,8 +14,8 @@
 // There are two ways to use it. Behind a torch.cuda.MemPool, one for each tenant, PyTorch's caching allocator calls
 // these functions. It takes null for out of memory, frees its cache, asks again, and throws torch.OutOfMemoryError
 // itself: so call try_allocate. With torch.cuda.memory.change_current_allocator PyTorch neither caches nor checks for
-// null: so call allocate, which throws, and put a pool_resource over the tenant's memory, or every call is a
-// cudaMalloc.
+// null: so call allocate, which throws. The tenant's memory is a pool by default; of memory_stack::direct every call would
+// be a cudaMalloc.
 #pragma once
 
 #include <algorithm>

@@ -50,6 +50,19 @@ public:
                                      failure* why = nullptr) noexcept {
         return as_upstream(*memory_).try_allocate(size, alignment, why);
     }
+    /// As allocate(), but waits as the memory does, where that can wait.
+    template <class Patience>
+    requires requires(Memory& m, const Patience& until) { m.allocate_until(1, 1, until); }
+    [[nodiscard]] void* allocate_until(std::size_t size, std::size_t alignment, const Patience& until) {
+        return memory_->allocate_until(size, alignment, until);
+    }
+    /// Null where allocate_until() would throw.
+    template <class Patience>
+    requires requires(Memory& m, const Patience& until) { m.try_allocate_until(1, 1, until); }
+    [[nodiscard]] void* try_allocate_until(std::size_t size, std::size_t alignment, const Patience& until,
+                                           failure* why = nullptr) noexcept {
+        return memory_->try_allocate_until(size, alignment, until, why);
+    }
     /// The memory's answers; see concepts.hpp.
     [[nodiscard]] bytes charged(std::size_t size, std::size_t alignment) const noexcept {
         return as_upstream(*memory_).charged(size, alignment);

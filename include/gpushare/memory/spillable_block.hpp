@@ -39,8 +39,12 @@ public:
     /// stream: a failed copy is then told of by the block that it was for. Throws what the device's allocate throws.
     spillable_block(Stream& by, Device& on, Host& aside, bytes size, std::size_t alignment = 256,
                     std::mutex* turn = nullptr)
-        : stream_(&by), device_(&on), host_(&aside), turn_(turn), size_(size), alignment_(alignment) {
-        data_ = device_->allocate(count(), alignment_);
+        : spillable_block(by, on, aside, size, alignment,
+                          on.allocate(static_cast<std::size_t>(size.count()), alignment), turn) {}
+    /// The same of `there`, a block of `on` of that size and alignment, which is this one's from now on.
+    spillable_block(Stream& by, Device& on, Host& aside, bytes size, std::size_t alignment, void* there,
+                    std::mutex* turn)
+        : stream_(&by), device_(&on), host_(&aside), turn_(turn), size_(size), alignment_(alignment), data_(there) {
         closes_.emplace(as_upstream(on).closing(), [this](instant deadline) { return close(deadline); });
     }
     spillable_block(const spillable_block&) = delete;

@@ -78,16 +78,14 @@ public:
     requires requires(Upstream& u, const Patience& until) { u.allocate_until(1, 1, until); }
     [[nodiscard]] void* allocate_until(std::size_t size, std::size_t alignment, const Patience& until,
                                        std::string_view label = {}) {
-        return entered(detail::scoped_statistics::whole, size, alignment, label,
-                       [&] { return upstream_.resource().allocate_until(size, alignment, until); });
+        return allocate_in_until(detail::scoped_statistics::whole, size, alignment, until, label);
     }
     /// Null where allocate_until() would throw; `why`, unless it is null, gets the reason.
     template <class Patience>
     requires requires(Upstream& u, const Patience& until) { u.try_allocate_until(1, 1, until); }
     [[nodiscard]] void* try_allocate_until(std::size_t size, std::size_t alignment, const Patience& until,
                                            failure* why = nullptr, std::string_view label = {}) noexcept {
-        return entered_if(detail::scoped_statistics::whole, size, alignment, why, label,
-                          upstream_.resource().try_allocate_until(size, alignment, until, why));
+        return try_allocate_in_until(detail::scoped_statistics::whole, size, alignment, until, why, label);
     }
     /// As deallocate, but for a block that work before `used` may still use, over memory that is freed in stream order.
     template <timeline_point Point>
@@ -143,6 +141,18 @@ private:
 
     void* allocate_in(detail::scope_id s, std::size_t size, std::size_t alignment, std::string_view label) {
         return entered(s, size, alignment, label, [&] { return upstream_.allocate(size, alignment); });
+    }
+    template <class Patience>
+    void* allocate_in_until(detail::scope_id s, std::size_t size, std::size_t alignment, const Patience& until,
+                            std::string_view label) {
+        return entered(s, size, alignment, label,
+                       [&] { return upstream_.resource().allocate_until(size, alignment, until); });
+    }
+    template <class Patience>
+    void* try_allocate_in_until(detail::scope_id s, std::size_t size, std::size_t alignment, const Patience& until,
+                                failure* why, std::string_view label) noexcept {
+        return entered_if(s, size, alignment, why, label,
+                          upstream_.resource().try_allocate_until(size, alignment, until, why));
     }
     // What `allocate` gives.
     template <std::invocable F>
@@ -218,6 +228,20 @@ public:
     [[nodiscard]] void* try_allocate(std::size_t size, std::size_t alignment = alignof(std::max_align_t),
                                      failure* why = nullptr, std::string_view label = {}) noexcept {
         return in_->try_allocate_in(id_, size, alignment, why, label);
+    }
+    /// As allocate(), but waits as the upstream does, over one that waits.
+    template <class Patience>
+    requires requires(Upstream& u, const Patience& until) { u.allocate_until(1, 1, until); }
+    [[nodiscard]] void* allocate_until(std::size_t size, std::size_t alignment, const Patience& until,
+                                       std::string_view label = {}) {
+        return in_->allocate_in_until(id_, size, alignment, until, label);
+    }
+    /// Null where allocate_until() would throw; `why`, unless it is null, gets the reason.
+    template <class Patience>
+    requires requires(Upstream& u, const Patience& until) { u.try_allocate_until(1, 1, until); }
+    [[nodiscard]] void* try_allocate_until(std::size_t size, std::size_t alignment, const Patience& until,
+                                           failure* why = nullptr, std::string_view label = {}) noexcept {
+        return in_->try_allocate_in_until(id_, size, alignment, until, why, label);
     }
     /// The resource's answer; see concepts.hpp.
     [[nodiscard]] bytes charged(std::size_t size, std::size_t alignment) const noexcept {

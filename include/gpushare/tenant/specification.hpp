@@ -103,6 +103,9 @@ struct tenant_change {
     std::optional<ns> yields_within{};           ///< as in tenant_spec
     std::optional<sm_width> keeps{};             ///< as in tenant_spec
     std::optional<std::uint32_t> queue_limit{};  ///< as in tenant_spec
+    std::optional<ns> wait{};                    ///< as in tenant_spec: for allocations from now on
+    std::optional<bytes>
+        spill{};  ///< as in tenant_spec; only of a tenant that was admitted with some. What is there stays
 };
 
 /// What a tenant uses and has used, summed over its devices. device_time is that of each device or, on a sliced one, of

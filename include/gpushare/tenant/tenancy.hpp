@@ -132,6 +132,13 @@ public:
                     wait.refuse(why, e.figures(), spec.name, per_device);
             }
     }
+    /// The same, with the reason instead of an exception.
+    template <clock Clock>
+    [[nodiscard]] result<tenant> try_admit_until(const tenant_spec& spec, const patience<Clock>& until) try {
+        return admit_until(spec, until);
+    } catch (const operation_error& e) {
+        return e.figures();
+    }
 
     /// From now on `choice` chooses the devices of tenants that don't name them; with an empty one, they get those with
     /// the most memory left. admit() passes on what it throws, and refuses an invalid choice.

@@ -128,7 +128,7 @@ public:
     }
     /// The same, with the reason instead of an exception.
     [[nodiscard]] result<workspace> try_declare_workspace(bytes size, std::size_t part = 0) {
-        return declare(size, part, [&](quota& from) { return charge(from, size); });
+        return declare<true>(size, part, [&](quota& from) { return charge(from, size); });
     }
     /// As declare_workspace, but waits for bytes as tenant_memory::allocate_until.
     template <class Patience>
@@ -139,34 +139,40 @@ public:
     template <class Patience>
     [[nodiscard]] result<workspace> try_declare_workspace_until(bytes size, const Patience& until,
                                                                 std::size_t part = 0) {
-        return declare(size, part, [&](quota& from) { return charge_until(from, size, until); });
+        return declare<true>(size, part, [&](quota& from) { return charge_until(from, size, until); });
     }
     /// As declare_workspace, of memory that the device's own account doesn't have, as what an engine on the CPU takes of the host's.
     /// See foreign_memory.hpp.
     [[nodiscard]] workspace declare_foreign(bytes size, std::size_t part = 0) {
-        auto& p = at(part);
-        if (const failure why = charge(p.memory.limit(), size); why.code != errc::none)
-            raise(why, name(), "declare a workspace");
-        return {p.memory.limit(), size};
+        return try_declare_foreign(size, part).value(name(), "declare a workspace");
+    }
+    /// The same, with the reason instead of an exception.
+    [[nodiscard]] result<workspace> try_declare_foreign(bytes size, std::size_t part = 0) {
+        return declare<false>(size, part, [&](quota& from) { return charge(from, size); });
     }
 
     /// A block that is on the device while it is used, and may be on the host else; see spillable.hpp. Throws as memory(), what an
     /// allocation throws, and not_supported where the tenant has no tenant_spec::spill.
     [[nodiscard]] auto allocate_spillable(bytes size, std::size_t part = 0) requires copier<stream> {
-        auto& store = at(part).store;
-        if (!store->spills) raise({errc::not_supported}, name(), "allocate a spillable block");
-        using list = typename decltype(store->spills)::value_type;
-        return spillable<list>(std::shared_ptr<list>(store, &*store->spills), store->spills->add(size));
+        return make_spillable(
+            part, [&](auto& spills) -> auto& { return spills.add(size); });
     }
-
     /// The same, with the reason instead of an exception.
     [[nodiscard]] auto try_allocate_spillable(bytes size, std::size_t part = 0) requires copier<stream> {
-        using made = result<decltype(allocate_spillable(size, part))>;
-        try {
-            return made(allocate_spillable(size, part));
-        } catch (const error& e) {
-            return made(e.figures());
-        }
+        return or_why([&] { return allocate_spillable(size, part); });
+    }
+    /// As allocate_spillable, but waits for bytes as tenant_memory::allocate_until.
+    template <class Patience>
+    [[nodiscard]] auto allocate_spillable_until(bytes size, const Patience& until,
+                                                std::size_t part = 0) requires copier<stream> {
+        return make_spillable(
+            part, [&](auto& spills) -> auto& { return spills.add_until(size, until); });
+    }
+    /// The same, with the reason instead of an exception.
+    template <class Patience>
+    [[nodiscard]] auto try_allocate_spillable_until(bytes size, const Patience& until,
+                                                    std::size_t part = 0) requires copier<stream> {
+        return or_why([&] { return allocate_spillable_until(size, until, part); });
     }
 
     /// Queues work; see compute_limiter::submit. `o` may name one of the tenant's streams. Throws operation_error: closed,
@@ -283,6 +289,14 @@ public:
                 if (const errc why = wait.again(more); why != errc::none) wait.refuse(why, e.figures(), name(), more);
             }
     }
+    /// The same, with the reason instead of an exception.
+    template <clock Clock>
+    [[nodiscard]] failure try_resize_until(const tenant_change& change, const patience<Clock>& until) try {
+        resize_until(change, until);
+        return {};
+    } catch (const operation_error& e) {
+        return e.figures();
+    }
 
     /// Whether close() has got so far that all calls are refused.
     [[nodiscard]] bool closed() const noexcept { return state_->closed(); }
@@ -309,12 +323,30 @@ private:
         return bytes{refused.asked} - (spec().memory / spec().devices);
     }
     // Charged by `charge`, which says why not.
-    template <class Charge>
+    template <bool OfDevice, class Charge>
     [[nodiscard]] result<workspace> declare(bytes size, std::size_t part, Charge charge) {
         auto* const p = state_->find(part);
         if (p == nullptr || state_->closed()) return missing();
         if (const failure why = charge(p->memory.limit()); why.code != errc::none) return why;
+        if constexpr (!OfDevice) return result<workspace>(workspace(p->memory.limit(), size));
         return result<workspace>(workspace(p->memory.limit(), p->on.overhead, size));
+    }
+    // Of what `add` makes in the list of such blocks.
+    template <class Add>
+    [[nodiscard]] auto make_spillable(std::size_t part, Add add) {
+        auto& store = at(part).store;
+        if (!store->spills) raise({errc::not_supported}, name(), "allocate a spillable block");
+        using list = typename decltype(store->spills)::value_type;
+        return spillable<list>(std::shared_ptr<list>(store, &*store->spills), add(*store->spills));
+    }
+    template <class F>
+    [[nodiscard]] static auto or_why(F make) {
+        using made = result<decltype(make())>;
+        try {
+            return made(make());
+        } catch (const error& e) {
+            return made(e.figures());
+        }
     }
     typename state::part& at(std::size_t part) {
         auto* const found = state_->find(part);

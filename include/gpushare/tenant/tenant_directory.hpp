@@ -24,6 +24,7 @@
 #include <gpushare/concepts.hpp>
 #include <gpushare/config.hpp>
 #include <gpushare/error.hpp>
+#include <gpushare/tenant/detail/checked_specification.hpp>
 #include <gpushare/tenant/specification.hpp>
 #include <gpushare/tenant/tenancy.hpp>
 #include <gpushare/tenant/tenant.hpp>
@@ -34,7 +35,7 @@ inline namespace GPUSHARE_ABI {
 
 /// The change that turns `granted` into `wanted`; fields that don't differ aren't set. Throws operation_error
 /// (invalid_specification), with the tenant's name and the field, for fields that can't change while the tenant is
-/// there: devices, unit, streams, and, where `wanted` names them, on, slice, stack, scrub, wait and spill.
+/// there: devices, unit, streams, and, where `wanted` names them, on, slice, stack and scrub.
 [[nodiscard]] inline tenant_change change_between(const tenant_spec& granted, const tenant_spec& wanted) {
     const auto fixed = [&](bool same, const char* field) {
         if (!same)
@@ -48,8 +49,6 @@ inline namespace GPUSHARE_ABI {
     fixed(wanted.streams == granted.streams, "streams");
     fixed(!wanted.stack || wanted.stack == granted.stack, "stack");
     fixed(!wanted.scrub || wanted.scrub == granted.scrub, "scrub");
-    fixed(!wanted.wait || wanted.wait == granted.wait, "wait");
-    fixed(!wanted.spill || wanted.spill == granted.spill, "spill");
     tenant_change c;
     const auto compare = [](const auto& from, const auto& to, auto& set) {
         if (from != to) set = to;
@@ -66,13 +65,15 @@ inline namespace GPUSHARE_ABI {
     compare(granted.yields_within, wanted.yields_within, c.yields_within);
     compare(granted.keeps, wanted.keeps, c.keeps);
     compare(granted.queue_limit, wanted.queue_limit, c.queue_limit);
+    if (wanted.wait != granted.wait) c.wait = wanted.wait;
+    if (wanted.spill != granted.spill) c.spill = wanted.spill;
     return c;
 }
 
 /// Whether nothing is set.
 [[nodiscard]] inline bool is_empty(const tenant_change& c) noexcept {
     return !c.memory && !c.burst && !c.compute && !c.level && !c.cap && !c.soft_cap && !c.slo && !c.group &&
-           !c.longest && !c.yields_within && !c.keeps && !c.queue_limit;
+           !c.longest && !c.yields_within && !c.keeps && !c.queue_limit && !c.wait && !c.spill;
 }
 
 /// What became of one tenant when a list was applied.
@@ -135,7 +136,8 @@ public:
     void check(std::span<const tenant_spec> wanted) const { (void)plan(wanted); }
 
     /// Makes the tenants those of the list. An invalid list changes nothing: throws operation_error
-    /// (invalid_specification: no name, or a field that can't be changed; duplicate_name). Otherwise first closes,
+    /// (invalid_specification: no name, neither memory nor burst, a field that can't be so or can't be changed; not_whole;
+    /// no_device; duplicate_name). Otherwise first closes,
     /// until `close_deadline`, the tenants that aren't in the list, then shrinks, then grows, then admits, each in the
     /// list's order. A tenant that finds no room is refused and stays as it was, without harm to the others: apply the
     /// same list again when there is room.
@@ -178,12 +180,24 @@ private:
         }
     };
 
+    // What no room could make right.
+    void check(const tenant_spec& spec) const {
+        detail::check_admission(spec);
+        const auto there = shared_->rooms().size();
+        for (const device_id d : spec.on)
+            if (d.index >= there) raise({errc::no_device, d.index, 0, there}, spec.name, "a list of tenants");
+        tenant_spec whole = spec;
+        if (!spec.on.empty()) whole.devices = static_cast<std::uint32_t>(spec.on.size());
+        if (whole.devices > there) raise({errc::no_device, whole.devices, 0, there}, spec.name, "a list of tenants");
+        detail::check_change(whole, {.memory = spec.memory, .burst = spec.burst});
+    }
     [[nodiscard]] std::vector<step> plan(std::span<const tenant_spec> wanted) const {
         std::vector<step> steps;
         for (auto spec = wanted.begin(); spec != wanted.end(); ++spec) {
             if (spec->name.empty()) raise({errc::invalid_specification}, {}, "a tenant of the list has no name");
             if (std::ranges::find(wanted.begin(), spec, spec->name, &tenant_spec::name) != spec)
                 raise({errc::duplicate_name}, spec->name, "a list of tenants");
+            check(*spec);
             if (auto t = find(spec->name)) {
                 auto granted = t->spec();
                 auto change = change_between(granted, *spec);

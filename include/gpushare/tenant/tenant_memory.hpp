@@ -49,7 +49,7 @@ struct tenant_memory_options {
     /// Enqueues overwriting `size` bytes at `p` with zeros, behind `after` unless that is null, and returns the point
     /// after it. Without one nothing is overwritten.
     std::function<Point(const Point* after, void* p, std::size_t size)> fill{};
-    std::function<instant()> now{};           ///< the time, if there is a `wait`
+    std::function<instant()> now{};           ///< the time, if there is a `wait`, now or later
     detail::memory_source* source = nullptr;  ///< what it comes from, for arena and stream_ordered
     std::function<bool()> make_room{};        ///< asked where the device refuses: whether it has given something back
     const std::atomic<bool>* minded =
@@ -72,7 +72,7 @@ public:
           id_(id),
           sink_(&sink),
           quota_(device, guaranteed, burst),
-          wait_(o.wait),
+          wait_(o.wait.count()),
           now_(std::move(o.now)),
           stack_(o.stack),
           clean_(upstream, o.scrub, std::move(o.fill), o.source, std::move(o.make_room), o.minded),
@@ -93,8 +93,8 @@ public:
                                  std::string_view label = {}) {
         if (pool_) [[likely]]
             if (void* const kept = pool_->try_allocate_kept(size, alignment, label)) return kept;
-        if (wait_ != ns{})
-            return allocate_until(size, alignment, patience{time{this}, time{this}.now() + wait_}, label);
+        if (const ns wait = waits(); wait != ns{})
+            return allocate_until(size, alignment, patience{time{this}, saturating_add(time{this}.now(), wait)}, label);
         failure why;
         if (void* const p = obtain(size, alignment, &why, label)) return p;
         throw memory_error(why, tenant_, "allocate");
@@ -207,7 +207,9 @@ public:
     /// As quota::in_hook.
     [[nodiscard]] bool in_hook(std::thread::id thread) const noexcept { return quota_.in_hook(thread); }
     /// How long allocate() waits for bytes before it refuses.
-    [[nodiscard]] ns waits() const noexcept { return wait_; }
+    [[nodiscard]] ns waits() const noexcept { return ns{wait_.load(std::memory_order_relaxed)}; }
+    /// So long from now on, by the `now` of its options. Relaxed: a figure alone, that calls under way needn't see.
+    void wait_for(ns longest) noexcept { wait_.store(longest.count(), std::memory_order_relaxed); }
     /// What it is made of.
     [[nodiscard]] memory_stack made_of() const noexcept { return stack_; }
     /// The quota's limit, which the tenant sees as its device's size.
@@ -289,7 +291,7 @@ private:
     device_id id_;
     const event_sink* sink_;
     quota quota_;
-    ns wait_;
+    std::atomic<ns::rep> wait_;
     std::function<instant()> now_;
     memory_stack stack_;
     detail::clean_memory<Upstream, Point> clean_;

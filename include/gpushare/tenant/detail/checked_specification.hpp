@@ -37,6 +37,7 @@ inline void check_fields(const tenant_spec& s) {
     time(s.slo, "slo");
     time(s.longest, "longest");
     time(s.yields_within, "yields_within");
+    time(s.wait.value_or(ns{}), "wait");
     check_field(s.cap != share{}, s, "cap", std::uint64_t{s.cap.permille()}, " permille", "be more than 0");
     check_field(s.unit != bytes{}, s, "unit", s.unit, "", "be at least 1 B");
     check_field(s.streams != 0, s, "streams", std::uint64_t{s.streams}, "", "be at least 1");
@@ -62,6 +63,7 @@ inline void check_change(const tenant_spec& granted, const tenant_change& c) {
     then.slo = c.slo.value_or(then.slo);
     then.longest = c.longest.value_or(then.longest);
     then.yields_within = c.yields_within.value_or(then.yields_within);
+    if (c.wait) then.wait = c.wait;
     check_fields(then);
     const bytes step = then.unit * then.devices;
     const auto whole = [&](const auto& value, std::string_view field) {

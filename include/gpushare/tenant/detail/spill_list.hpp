@@ -9,6 +9,7 @@
 #include <algorithm>
 #include <chrono>
 #include <condition_variable>
+#include <cstddef>
 #include <cstdint>
 #include <functional>
 #include <list>
@@ -39,8 +40,8 @@ class spill_list {
 
 public:
     struct entry {
-        entry(Stream& by, Memory& on, host_memory& aside, bytes size, std::mutex& turn)
-            : block(by, on, aside, size, 256, &turn) {}
+        entry(Stream& by, Memory& on, host_memory& aside, bytes size, void* at, std::mutex& turn)
+            : block(by, on, aside, size, alignment, at, &turn) {}
 
         spillable_block<Stream, Memory, host_memory> block;
         std::uint32_t users = 0;
@@ -62,13 +63,11 @@ public:
     spill_list& operator=(const spill_list&) = delete;
 
     /// Throws what the memory's allocate throws.
-    [[nodiscard]] entry& add(bytes size) {
-        std::list<entry> one;  // not under the mutex: the hook may be asked
-        one.emplace_back(stream_, *memory_, aside_, size, turn_);
-        const std::lock_guard lock(mutex_);
-        one.front().used = ++uses_;
-        all_.splice(all_.end(), one);
-        return all_.back();
+    [[nodiscard]] entry& add(bytes size) { return enter(size, memory_->allocate(count(size), alignment)); }
+    /// Throws what the memory's allocate_until throws.
+    template <class Patience>
+    [[nodiscard]] entry& add_until(bytes size, const Patience& until) {
+        return enter(size, memory_->allocate_until(count(size), alignment, until));
     }
     void remove(entry& e) noexcept {
         std::list<entry> one;
@@ -109,12 +108,31 @@ public:
         const std::lock_guard lock(mutex_);
         return !e.moving && e.block.data() != nullptr;
     }
+    /// At most so much from now on. What is on the host stays there.
+    void keep_aside(bytes most) noexcept { (void)aside_limit_.resize(most, {}); }
     /// What is on the host, and may be on the device as well.
     [[nodiscard]] bytes on_host() const noexcept { return aside_limit_.usage().current; }
 
 private:
+    static constexpr std::size_t alignment = 256;
     static constexpr int order = 10;                           // behind what costs no copy
     static constexpr ns for_a_copy = std::chrono::seconds(1);  // where who asks for memory wouldn't wait
+
+    [[nodiscard]] static std::size_t count(bytes size) noexcept { return static_cast<std::size_t>(size.count()); }
+    // A block of the memory's, by now the list's. The memory was asked under no mutex, since it may ask the hook.
+    [[nodiscard]] entry& enter(bytes size, void* at) {
+        std::list<entry> one;
+        try {
+            one.emplace_back(stream_, *memory_, aside_, size, at, turn_);
+        } catch (...) {
+            memory_->deallocate(at, count(size), alignment);
+            throw;
+        }
+        const std::lock_guard lock(mutex_);
+        one.front().used = ++uses_;
+        all_.splice(all_.end(), one);
+        return all_.back();
+    }
 
     // The clock of deadlines.
     struct time {

@@ -278,8 +278,11 @@ private:
         for (const auto& p : parts_)
             if (const auto left = p.slice.left() + spec_.compute.permille(); compute.permille() > left)
                 return {errc::share_exceeded, compute.permille(), left, p.slice.size};
+        if (c.spill && !can_spill(*c.spill)) return {errc::not_supported};
         if (const auto why = resize_parts(memory, burst); why.code != errc::none) return why;
         promise(compute);
+        if (c.wait) wait_for(*c.wait);
+        if (c.spill) spill_to(*c.spill);
         spec_.memory = memory;
         spec_.burst = burst;
         spec_.compute = compute;
@@ -310,7 +313,25 @@ private:
                            .longest = old.longest,
                            .yields_within = old.yields_within,
                            .keeps = old.keeps,
-                           .queue_limit = old.queue_limit});
+                           .queue_limit = old.queue_limit,
+                           .wait = old.wait,
+                           .spill = old.spill});
+    }
+
+    void wait_for(ns longest) noexcept {
+        for (auto& p : parts_) p.memory.wait_for(longest);
+        spec_.wait = longest;
+    }
+    // Who was admitted without any has no list of such blocks.
+    [[nodiscard]] bool can_spill(bytes most) const noexcept {
+        return most == bytes{} ||
+               std::ranges::all_of(parts_, [](const part& p) { return p.store->spills.has_value(); });
+    }
+    void spill_to(bytes most) noexcept {
+        if constexpr (copier<typename Node::stream>)
+            for (auto& p : parts_)
+                if (p.store->spills) p.store->spills->keep_aside(most / spec_.devices);
+        spec_.spill = most;
     }
 
     // What it is lent of one device at the most.
