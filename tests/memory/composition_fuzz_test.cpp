@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
-// Stacks that nobody thought of: quotas, pools, caches, scrubbing, statistics on top of each other in any order, for several
-// tenants of one device, driven by random calls beside a model that knows every block. The device has no memory behind its
+// Stacks that nobody thought of: quotas, pools, caches with and without a stream, private pools, scrubbing, handles, statistics on
+// top of each other in any order, for several tenants of one device, driven by random calls beside a model that knows every block. The device has no memory behind its
 // addresses, fails now and then, and counts.
 #include <algorithm>
 #include <array>
@@ -12,16 +12,20 @@
 #include <memory>
 #include <optional>
 #include <string>
+#include <string_view>
 #include <unordered_map>
 #include <utility>
 #include <vector>
 
 #include <gpushare/error.hpp>
+#include <gpushare/memory/block_handle.hpp>
 #include <gpushare/memory/pool_resource.hpp>
+#include <gpushare/memory/private_pool.hpp>
 #include <gpushare/memory/quota.hpp>
 #include <gpushare/memory/quota_resource.hpp>
 #include <gpushare/memory/scrubbing_resource.hpp>
 #include <gpushare/memory/statistics_resource.hpp>
+#include <gpushare/memory/tenant_tag.hpp>
 #include <gpushare/units.hpp>
 
 #include "support/catch.hpp"
@@ -124,6 +128,8 @@ public:
     [[nodiscard]] virtual any_upstream& top() = 0;
     /// Gives back what is kept.
     virtual void settle() {}
+    /// Gives back what is set aside, too: nothing is asked of it any more.
+    virtual void finish() {}
 };
 template <class R>
 class layer_of : public layer {
@@ -151,6 +157,89 @@ public:
 private:
     gpushare::pool_resource<any_upstream>::cache cache_;
     upstream_of<gpushare::pool_resource<any_upstream>::cache> erased_cache_{cache_};
+};
+/// Frees are in the order of a stream.
+class ordered_layer : public layer_of<gpushare::pool_resource<any_upstream, paper_stream::point>> {
+public:
+    ordered_layer(any_upstream& on, const gpushare::pool_options& o, paper_stream& s)
+        : layer_of(on, o), stream_(&s), cache_(resource_.make_cache(s)), erased_cache_(*cache_) {}
+    ~ordered_layer() override {
+        cache_.reset();  // records a last point
+        stream_->reach_all();
+    }
+    any_upstream& top() override { return erased_cache_; }
+    void settle() override {
+        cache_->flush();
+        stream_->reach_all();
+        (void)resource_.collect();
+        (void)resource_.trim({});
+    }
+
+private:
+    using cache = gpushare::pool_resource<any_upstream, paper_stream::point>::cache;
+    paper_stream* stream_;
+    std::optional<cache> cache_;
+    upstream_of<cache> erased_cache_;
+};
+/// Everything is set aside from the beginning, or what a pool holds.
+class private_layer : public pool_layer {
+public:
+    private_layer(any_upstream& on, const gpushare::pool_options& o, bytes reserve) : pool_layer(on, o) {
+        try {
+            erased_own_.emplace(own_.emplace(resource_, reserve));
+        } catch (const gpushare::error&) {  // there isn't so much: the pool alone
+        }
+    }
+    any_upstream& top() override { return erased_own_ ? *erased_own_ : pool_layer::top(); }
+    void finish() override {
+        own_.reset();
+        settle();
+    }
+
+private:
+    using own = gpushare::private_pool<gpushare::pool_resource<any_upstream>>;
+    std::optional<own> own_;
+    std::optional<upstream_of<own>> erased_own_;
+};
+/// Blocks by their handles, which only their owner has.
+class handle_layer : public layer, private any_upstream {
+public:
+    handle_layer(gpushare::handle_table& table, gpushare::tenant_tag whose, any_upstream& on)
+        : on_(&on), resource_(table, whose, on) {}
+    any_upstream& top() override { return *this; }
+
+private:
+    void* try_allocate(std::size_t size, std::size_t alignment, failure* why) noexcept override {
+        const auto made = resource_.try_allocate(size, alignment);
+        if (!made) {
+            if (why != nullptr) *why = made.why();
+            return nullptr;
+        }
+        void* const p = resource_.pointer(*made);
+        out_[p] = *made;
+        return p;
+    }
+    errc deallocate(void* p, std::size_t /*size*/, std::size_t /*alignment*/) noexcept override {
+        const auto found = out_.find(p);
+        if (found == out_.end()) return errc::unknown_block;
+        const auto handle = found->second;
+        out_.erase(found);
+        const errc why = resource_.deallocate(handle);
+        return resource_.deallocate(handle) == errc::unknown_block ? why : errc::backend_failed;  // a second time
+    }
+    bytes charged(std::size_t size, std::size_t alignment) const noexcept override {
+        return on_->charged(size, alignment);
+    }
+    failure refuses(std::size_t size, std::size_t alignment) const noexcept override {
+        return on_->refuses(size, alignment);
+    }
+    bytes largest_free() const noexcept override { return on_->largest_free(); }
+    std::string_view owner() const noexcept override { return on_->owner(); }
+    gpushare::close_token closing() const noexcept override { return on_->closing(); }
+
+    any_upstream* on_;
+    gpushare::handle_resource<any_upstream> resource_;
+    std::unordered_map<void*, gpushare::block_handle> out_;
 };
 class scrub_layer : public layer_of<gpushare::scrubbing_resource<any_upstream, paper_stream>> {
 public:
@@ -197,6 +286,7 @@ struct branch {
     std::string made_of;
     bool closed = false;
     bool checks = true;  // frees, before anything is done with the block
+    bool fixed = false;  // it has what was set aside, whatever it is promised
 
     ~branch() {
         while (!layers.empty()) layers.pop_back();
@@ -218,7 +308,11 @@ public:
     /// What went wrong first; empty if nothing did.
     std::string run() {
         for (std::uint64_t i = 0; i < operations_ && wrong_.empty(); ++i) act();
-        for (std::size_t b = 0; b < branches_.size(); ++b) empty(b);
+        for (std::size_t b = 0; b < branches_.size(); ++b) {
+            empty(b);
+            for (auto l = branches_[b]->layers.rbegin(); l != branches_[b]->layers.rend(); ++l) (*l)->finish();
+            empty(b);
+        }
         for (const auto& b : branches_)
             if (!b->closed) check(b->quotas.front()->usage().current == bytes{}, "bytes are charged for no block", *b);
         const bool any_closed = std::ranges::any_of(branches_, [](const auto& b) { return b->closed; });
@@ -253,7 +347,7 @@ private:
             const gpushare::pool_options options{.segment = bytes{step << any_.below(9)},
                                                  .kept = bytes{step << any_.below(9)},
                                                  .part = static_cast<std::uint32_t>(any_.below(3) * 4)};
-            switch (any_.below(6)) {
+            switch (any_.below(9)) {
                 case 0:
                     b->checks = true;
                     b->layers.push_back(std::make_unique<pool_layer>(*on, options));
@@ -273,6 +367,23 @@ private:
                     b->checks = true;
                     b->layers.push_back(std::make_unique<layer_of<gpushare::statistics_resource<any_upstream>>>(*on));
                     b->made_of += " statistics";
+                    break;
+                case 4:
+                    b->checks = true;
+                    b->layers.push_back(std::make_unique<ordered_layer>(*on, options, stream_));
+                    b->made_of += " stream-ordered";
+                    break;
+                case 5:
+                    b->checks = b->fixed = true;
+                    b->layers.push_back(std::make_unique<private_layer>(
+                        *on, options, bytes{1 + any_.below(static_cast<std::uint64_t>(share) / 4)}));
+                    b->made_of += " private";
+                    break;
+                case 6:
+                    b->checks = false;
+                    b->layers.push_back(std::make_unique<handle_layer>(
+                        handles_, gpushare::tenant_tag{static_cast<std::uint32_t>(branches_.size())}, *on));
+                    b->made_of += " handles";
                     break;
                 default:
                     if (b->quotas.size() < 3) add_limit(*b, *on);
@@ -376,7 +487,7 @@ private:
         empty(at);
         device_.fail_the(0);
         const auto all = static_cast<std::size_t>(b.quotas.front()->usage().guaranteed.count());
-        if (all == 0) return;
+        if (all == 0 || b.fixed) return;
         failure why;
         void* const p = b.top().try_allocate(all, step, &why);
         check(p != nullptr, "refused what it is promised", b);
@@ -413,6 +524,7 @@ private:
     std::uint64_t operations_;
     paper_device device_;
     paper_stream stream_;
+    gpushare::handle_table handles_;
     quota root_{bytes{capacity}};
     std::vector<std::unique_ptr<branch>> branches_;
     std::map<std::uintptr_t, block> live_;
