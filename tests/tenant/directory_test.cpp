@@ -171,12 +171,12 @@ TEST_CASE("a list that can't be meant changes nothing", "[tenant]") {
     refuse("name=a memory=1MiB compute=30%  name=c memory=3MiB devices=3", errc::no_device, "'c'");
     refuse("name=a memory=1MiB compute=30%  name=c memory=3MiB unit=2MiB", errc::invalid_specification, "'c'");
     for (const tenant_spec& odd :
-         {tenant_spec{.name = "a", .memory = 3_MiB, .compute = 30_pct, .unit = 2_MiB},
-          tenant_spec{.name = "c", .memory = 2_MiB, .devices = 2, .burst = 1_MiB, .unit = 1_MiB},
+         {tenant_spec{.name = "c", .memory = 2_MiB, .devices = 2, .burst = 1_MiB, .unit = 1_MiB},
           tenant_spec{.name = "c", .memory = 1_MiB, .slo = -1ms}})
         CHECK_THROWS_AS(
             s.tenants.apply(std::vector<tenant_spec>{{.name = "b", .memory = 1_MiB, .compute = 30_pct}, odd}),
             gpushare::operation_error);
+    CHECK(s.spec("a").memory == 20_MiB);
     CHECK(s.spec("b").memory == 20_MiB);
     std::vector<tenant_spec> twice(2, {.name = "c", .memory = 1_MiB, .compute = 1_pct});
     CHECK_THROWS_AS(s.tenants.apply(twice), gpushare::operation_error);

@@ -148,8 +148,13 @@ TEST_CASE("a file says what a tenant's memory is made of, and can't change it li
     CHECK(gpushare::parse_specification("name=a scrub=on_hand_over").scrub == gpushare::scrub_policy::on_hand_over);
     CHECK_FALSE(gpushare::parse_specification("name=a").scrub.has_value());
     CHECK_THROWS_AS((void)gpushare::parse_specification("name=a scrub=always"), gpushare::specification_error);
-    CHECK_THROWS_AS((void)gpushare::change_between(choosy, gpushare::parse_specification("name=a wait=1ms")),
+    CHECK_THROWS_AS((void)gpushare::change_between(
+                        choosy, gpushare::parse_specification("name=a memory=8MiB compute=10% scrub=off")),
                     gpushare::operation_error);
+    const auto waits =
+        gpushare::change_between(choosy, gpushare::parse_specification("name=a memory=8MiB compute=10% wait=1ms"));
+    CHECK(waits.wait == gpushare::ns{1ms});
+    CHECK_FALSE(gpushare::is_empty(waits));
     auto pool = direct;
     pool.stack = memory_stack::pool;
     CHECK_THROWS_AS((void)gpushare::change_between(direct, pool), gpushare::operation_error);
