@@ -181,6 +181,8 @@ TEST_CASE("a list that can't be meant changes nothing", "[tenant]") {
     std::vector<tenant_spec> twice(2, {.name = "c", .memory = 1_MiB, .compute = 1_pct});
     CHECK_THROWS_AS(s.tenants.apply(twice), gpushare::operation_error);
     CHECK_THROWS_AS(s.tenants.apply(std::vector<tenant_spec>{{.memory = 1_MiB}}), gpushare::operation_error);
+    CHECK_THROWS_AS(s.tenants.check(twice), gpushare::operation_error);
+    s.tenants.check(parse_specifications("name=c memory=1MiB"));  // one that can be, and isn't applied
     CHECK(s.tenants.all().size() == 2);
 }
 

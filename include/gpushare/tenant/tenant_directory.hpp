@@ -181,7 +181,7 @@ private:
     };
 
     // What no room could make right.
-    void check(const tenant_spec& spec) const {
+    void check_one(const tenant_spec& spec) const {
         detail::check_admission(spec);
         const auto there = shared_->rooms().size();
         for (const device_id d : spec.on)
@@ -197,7 +197,7 @@ private:
             if (spec->name.empty()) raise({errc::invalid_specification}, {}, "a tenant of the list has no name");
             if (std::ranges::find(wanted.begin(), spec, spec->name, &tenant_spec::name) != spec)
                 raise({errc::duplicate_name}, spec->name, "a list of tenants");
-            check(*spec);
+            check_one(*spec);
             if (auto t = find(spec->name)) {
                 auto granted = t->spec();
                 auto change = change_between(granted, *spec);
