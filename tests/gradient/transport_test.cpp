@@ -272,9 +272,14 @@ TEST_CASE("who waits rests a small part of what a chunk takes", "[gradient][tran
     CHECK(pace.rest(begin + 16s) == 200us);
     pace.progressed(begin + 6401us);
     CHECK(pace.rest(begin + 6401us) == 0ns);  // fast again
-    pace.progressed(begin + 1s);
+    pace.end();
+    pace.progressed(begin + 1s);  // nobody waited for it
     pace.begin(begin + 2s);
-    CHECK(pace.rest(begin + 2s) == 0ns);  // another wait knows nothing of the one before
+    CHECK(pace.rest(begin + 2s) == 0ns);
+    pace.progressed(begin + 3s);
+    pace.end();
+    pace.begin(begin + 4s);
+    CHECK(pace.rest(begin + 4s) == 200us);  // as slow as the wait before
 }
 
 TEST_CASE("arrays that are here are combined in their order and rounded once", "[gradient][transport]") {

@@ -192,6 +192,7 @@ public:
             else
                 fail({errc::deadline_exceeded, jobs_[at].what, jobs_[at].waits_for(), epoch_});
         }
+        pace_.end();
         if (!fault_)
             for (; !jobs_.empty() && jobs_.front().done; ++first_job_) jobs_.pop_front();
         return fault_;

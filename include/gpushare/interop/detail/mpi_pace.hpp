@@ -16,13 +16,15 @@ namespace detail {
 
 class mpi_pace {
 public:
-    /// Somebody begins to wait: what was before doesn't count.
+    /// Somebody begins to wait: the time before doesn't count, and chunks are taken to come as they did last.
     void begin(instant now) noexcept {
         last_ = now;
-        between_ = ns{0};
+        waits_ = true;
     }
-    /// A chunk is done.
+    void end() noexcept { waits_ = false; }
+    /// A chunk is done. While nobody waits that says nothing.
     void progressed(instant now) noexcept {
+        if (!waits_) return;
         between_ = now - last_;
         last_ = now;
     }
@@ -39,6 +41,7 @@ private:
 
     instant last_{};
     ns between_{0};
+    bool waits_ = false;
 };
 
 /// Who waits gives its core away: the others of this machine may need it.
