@@ -1,6 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 // Gradients between the threads of a process: buckets against a call for each gradient and against one large all-reduce, the tuner
-// against all choices, negotiation against a coordinator, operators of groups against one rank in double.
+// against all choices, negotiation against a coordinator, operators of groups against one rank in double. And between processes, over a
+// link (gradient/link.hpp).
 #include <gpushare/collective/all_reduce.hpp>
 #include <gpushare/collective/communicator.hpp>
 #include <gpushare/gradient/bucket_tuner.hpp>
@@ -28,6 +29,7 @@
 
 #include "arguments.hpp"
 #include "collective/group.hpp"
+#include "gradient/link.hpp"
 #include "harness.hpp"
 
 namespace {
@@ -310,14 +312,18 @@ void fp8(bench::report& r) {
 }  // namespace
 
 int main(int argc, char** argv) try {
-    const bench::arguments asked(argc, argv, {"fusion", "tuner", "negotiation", "operators", "fp8"});
+    const bench::arguments asked(argc, argv,
+                                 {"fusion", "tuner", "negotiation", "operators", "fp8", "link", "training"});
     bench::start_a_second_thread();
-    bench::report r("2 ranks, threads of one process; averages of float32");
+    bench::report r(
+        "averages of float32; in the process 2 ranks, its threads; between processes a link of two network namespaces");
     if (asked.wants("fusion")) fusion(r);
     if (asked.wants("negotiation")) negotiation(r);
     if (asked.wants("operators")) operators(r);
     if (asked.wants("fp8")) fp8(r);
     if (asked.wants("tuner")) tuner(r);
+    if (asked.wants("link")) bench::all_reduces_over_a_link(r);
+    if (asked.wants("training")) bench::training_over_a_link(r);
     r.write(asked.json());
 } catch (const std::exception& e) {
     std::fprintf(stderr, "bench_gradient: %s\n", e.what());

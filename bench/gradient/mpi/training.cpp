@@ -1,0 +1,272 @@
+// SPDX-License-Identifier: Apache-2.0
+// A convolutional network of 10.24 million parameters trained by two processes across a link, started by bench_gradient: PROGRAM BATCH
+// ROUNDS. The same network, from the same parameters, over the same data: without communication, by libtorch's own DDP over Gloo (its
+// Reducer, as torch.nn.parallel drives it), and by gradient buckets over an MPI transport, in float32 and with fp16 on the wire; a step of
+// each in turn. A core and one thread of computing a process. Prints "NAME SECONDS" for each step, the slower process counting; ends
+// with 1 if the losses of DDP and of ours differ anywhere.
+#define USE_C10D_GLOO
+#include <torch/csrc/autograd/function.h>
+#include <torch/csrc/autograd/utils/lambda_post_hook.h>
+#include <torch/csrc/autograd/variable.h>
+#include <torch/torch.h>
+#include <torch/csrc/distributed/c10d/FileStore.hpp>
+#include <torch/csrc/distributed/c10d/ProcessGroupGloo.hpp>
+#include <torch/csrc/distributed/c10d/reducer.hpp>
+
+#include <gpushare/gradient/buckets.hpp>
+#include <gpushare/interop/mpi.hpp>
+
+#include <mpi.h>
+#include <sched.h>
+#include <unistd.h>
+
+#include <algorithm>
+#include <chrono>
+#include <cstddef>
+#include <cstdint>
+#include <cstdio>
+#include <cstdlib>
+#include <functional>
+#include <memory>
+#include <string>
+#include <thread>
+#include <utility>
+#include <vector>
+
+namespace {
+
+namespace gs = gpushare;
+
+int rank = 0, ranks = 1, batch = 16;
+
+torch::nn::Sequential network() {
+    torch::manual_seed(1);
+    torch::nn::Sequential net;
+    int in = 3;
+    for (const auto& [out, stride] : std::vector<std::pair<int, int>>{
+             {64, 1}, {128, 1}, {128, 2}, {256, 1}, {256, 2}, {512, 1}, {512, 2}, {512, 1}, {512, 1}}) {
+        net->push_back(torch::nn::Conv2d(torch::nn::Conv2dOptions(in, out, 3).padding(1).stride(stride).bias(false)));
+        net->push_back(torch::nn::BatchNorm2d(out));
+        net->push_back(torch::nn::ReLU());
+        in = out;
+    }
+    net->push_back(torch::nn::AdaptiveAvgPool2d(1));
+    net->push_back(torch::nn::Flatten());
+    net->push_back(torch::nn::Linear(512, 576));
+    net->push_back(torch::nn::ReLU());
+    net->push_back(torch::nn::Linear(576, 1000));
+    return net;
+}
+
+/// A training: what it does around the passes differs, the rest doesn't.
+class training {
+public:
+    explicit training(std::string name)
+        : name_(std::move(name)), net_(network()), optimiser_(net_->parameters(), torch::optim::SGDOptions(0.02)) {}
+    virtual ~training() = default;
+    training(const training&) = delete;
+    training& operator=(const training&) = delete;
+
+    /// One step; its seconds, those of the slower process.
+    double step() {
+        auto any = torch::make_generator<at::CPUGeneratorImpl>(static_cast<std::uint64_t>(steps_++ * ranks + rank));
+        const auto x = torch::randn({batch, 3, 32, 32}, any);
+        const auto y = torch::randint(0, 1000, {batch}, any, torch::kLong);
+        MPI_Barrier(MPI_COMM_WORLD);
+        const auto begin = std::chrono::steady_clock::now();
+        before();
+        const auto loss = torch::nn::functional::cross_entropy(net_->forward(x), y);
+        before_backward();
+        loss.backward();
+        after();
+        optimiser_.step();
+        double took = std::chrono::duration<double>(std::chrono::steady_clock::now() - begin).count(), longest = 0;
+        losses_.push_back(loss.item<float>());
+        MPI_Allreduce(&took, &longest, 1, MPI_DOUBLE, MPI_MAX, MPI_COMM_WORLD);
+        return longest;
+    }
+    [[nodiscard]] const std::vector<float>& losses() const { return losses_; }
+    [[nodiscard]] const std::string& name() const { return name_; }
+
+protected:
+    virtual void before() { zero(); }
+    virtual void before_backward() {}
+    virtual void after() {}
+    void zero() {
+        for (auto& p : net_->parameters())
+            if (p.grad().defined()) p.mutable_grad().zero_();
+    }
+    [[nodiscard]] std::vector<torch::Tensor> parameters() const { return net_->parameters(); }
+
+private:
+    std::string name_;
+    torch::nn::Sequential net_;
+    torch::optim::SGD optimiser_;
+    std::vector<float> losses_;
+    int steps_ = 0;
+};
+
+/// As torch.nn.parallel.DistributedDataParallel uses it.
+class ddp : public training {
+public:
+    ddp(std::string name, const c10::intrusive_ptr<c10d::ProcessGroup>& group, std::int64_t bucket, bool views)
+        : training(std::move(name)), views_(views) {
+        const auto all = parameters();
+        const std::vector<bool> sparse(all.size(), false);
+        auto [indices, limits] = c10d::compute_bucket_assignment_by_size(
+            all,
+            {static_cast<std::size_t>(std::min<std::int64_t>(bucket, c10d::kDefaultFirstBucketBytes)),
+             static_cast<std::size_t>(bucket)},
+            sparse);
+        std::reverse(indices.begin(), indices.end());
+        std::reverse(limits.begin(), limits.end());
+        reducer_ = std::make_unique<c10d::Reducer>(all, indices, limits, group, sparse, bucket, false, views,
+                                                   std::unordered_map<std::size_t, std::string>{},
+                                                   std::min<std::int64_t>(bucket, c10d::kDefaultFirstBucketBytes));
+    }
+
+private:
+    void before() override {
+        if (views_)
+            zero();
+        else
+            for (auto& p : parameters()) p.mutable_grad().reset();
+        reducer_->prepare_for_forward();
+        (void)reducer_->rebuild_buckets();
+    }
+    void before_backward() override { reducer_->prepare_for_backward({}); }
+
+    bool views_;
+    std::unique_ptr<c10d::Reducer> reducer_;
+};
+
+/// All gradients in one piece of memory, in the order in which they become ready.
+class in_buckets : public training {
+public:
+    in_buckets(std::string name, std::int64_t bucket, gs::wire_format wire)
+        : training(std::move(name)),
+          net_(MPI_COMM_WORLD),
+          buckets_({gs::bytes{static_cast<std::uint64_t>(bucket)}, 1}) {
+        auto all = parameters();
+        std::int64_t n = 0;
+        for (const auto& p : all) n += p.numel();
+        flat_ = torch::zeros({n});
+        for (std::size_t i = 0; i < all.size(); ++i) {
+            n -= all[i].numel();
+            all[i].mutable_grad() = flat_.narrow(0, n, all[i].numel()).view_as(all[i]);
+            const gs::mixed_format format{.large = wire};
+            const auto elements = static_cast<std::size_t>(all[i].numel());
+            const auto g = buckets_.add(std::to_string(i), {all[i].mutable_grad().data_ptr<float>(), elements},
+                                        {.wire = format.of(elements)});
+            hooked_.push_back(torch::autograd::impl::grad_accumulator(all[i]));
+            hooked_.back()->add_post_hook(
+                std::make_unique<torch::autograd::utils::LambdaPostHook>([this, g](const auto& out, const auto&) {
+                    (void)buckets_.ready(g);
+                    return out;
+                }));
+        }
+        communicates_ = std::jthread([this] {
+            while (!buckets_.reduce(net_)) {
+            }
+        });
+    }
+    ~in_buckets() override { buckets_.stop(); }
+    in_buckets(const in_buckets&) = delete;
+    in_buckets& operator=(const in_buckets&) = delete;
+
+private:
+    void before() override { flat_.zero_(); }
+    void after() override {
+        if (const auto f = buckets_.wait()) {
+            std::fprintf(stderr, "%s: %s\n", name().c_str(), gs::describe(f).c_str());
+            std::_Exit(1);
+        }
+    }
+
+    gs::mpi_transport net_;
+    torch::Tensor flat_;
+    gs::gradient_buckets<> buckets_;
+    std::vector<std::shared_ptr<torch::autograd::Node>> hooked_;
+    std::jthread communicates_;
+};
+
+int run(int rounds) {
+    cpu_set_t core;
+    CPU_ZERO(&core);
+    CPU_SET(static_cast<unsigned>(rank % 2), &core);
+    sched_setaffinity(0, sizeof core, &core);
+    at::set_num_threads(1);
+    const auto store =
+        c10::make_intrusive<c10d::FileStore>(std::string(std::getenv("GPUSHARE_SHARED")) + "/ddp", ranks);
+    const auto options = c10d::ProcessGroupGloo::Options::create();
+    options->devices = {c10d::ProcessGroupGloo::createDeviceForInterface("wire")};
+    const c10::intrusive_ptr<c10d::ProcessGroup> group =
+        c10::make_intrusive<c10d::ProcessGroupGloo>(store, rank, ranks, options);
+    const auto say = [](const std::string& name, double seconds) {
+        if (rank == 0) std::printf("%s %.6f\n", name.c_str(), seconds);
+        std::fflush(stdout);
+    };
+    // Either side at its best: the fastest step of a few, behind two that it learns from.
+    struct choice {
+        double seconds = 1e9;
+        std::int64_t bucket = 0, views = 0;
+    };
+    const auto look = [&](training& tried, const choice& how, choice& best) {
+        for (int i = 0; i < 4; ++i) {
+            const double took = tried.step();
+            if (i < 2) continue;
+            say(tried.name(), took);
+            if (took < best.seconds) best = {took, how.bucket, how.views};
+        }
+    };
+    choice ddp_best, our_best;  // the same in both processes, for a step's time is
+    for (const std::int64_t mebibytes : {1, 5, 25}) {
+        const std::string name = "_" + std::to_string(mebibytes) + "_mib";
+        for (const bool views : {true, false}) {
+            ddp tried("look_ddp" + name + (views ? "_views" : "_copies"), group, mebibytes << 20, views);
+            look(tried, {0, mebibytes << 20, views}, ddp_best);
+        }
+        in_buckets tried("look_ours" + name, mebibytes << 20, gs::wire_format::as_is);
+        look(tried, {0, mebibytes << 20, 0}, our_best);
+    }
+    training alone("compute");
+    ddp theirs("ddp", group, ddp_best.bucket, ddp_best.views != 0);
+    in_buckets ours("ours", our_best.bucket, gs::wire_format::as_is),
+        halves("ours_half", our_best.bucket, gs::wire_format::fp16);
+    for (int round = -2; round < rounds; ++round)
+        for (training* t : {&alone, static_cast<training*>(&theirs), static_cast<training*>(&ours),
+                            static_cast<training*>(&halves)}) {
+            const double took = t->step();
+            if (round >= 0) say(t->name(), took);
+        }
+    say("ddp_bucket_mib", static_cast<double>(ddp_best.bucket >> 20));
+    say("our_bucket_mib", static_cast<double>(our_best.bucket >> 20));
+    bool same = true;
+    for (std::size_t i = 0; i < ours.losses().size(); ++i) {
+        if (ours.losses()[i] == theirs.losses()[i]) continue;
+        std::fprintf(stderr, "step %zu: a loss of %.9g and not %.9g\n", i, static_cast<double>(ours.losses()[i]),
+                     static_cast<double>(theirs.losses()[i]));
+        same = false;
+    }
+    double off = 0;
+    for (std::size_t i = 0; i < ours.losses().size(); ++i)
+        off = std::max(off, static_cast<double>(std::abs(halves.losses()[i] / ours.losses()[i] - 1)));
+    say("half_loss_off", off);
+    say("last_loss", static_cast<double>(ours.losses().back()));
+    return same ? 0 : 1;
+}
+
+}  // namespace
+
+int main(int argc, char** argv) {
+    int level = 0;
+    MPI_Init_thread(&argc, &argv, MPI_THREAD_SERIALIZED, &level);
+    MPI_Comm_rank(MPI_COMM_WORLD, &rank);
+    MPI_Comm_size(MPI_COMM_WORLD, &ranks);
+    if (argc != 3 || ranks != 2) return 2;
+    batch = std::atoi(argv[1]);
+    const int code = run(std::atoi(argv[2]));
+    std::fflush(nullptr);
+    MPI_Finalize();
+    std::_Exit(code);  // Gloo's threads have nothing to say any more
+}
