@@ -220,11 +220,14 @@ double mutants(bench::report& r, std::uint32_t one_in) {
     return without_reason;
 }
 
-void bound_mutants(bench::report& r, std::uint32_t one_in) {
+/// The same.
+double bound_mutants(bench::report& r, std::uint32_t one_in) {
     const survey bounds = mutate(one_in, jobs::mutated::bounds);
-    (void)unexplained(bounds, "bound");
+    const double without_reason = unexplained(bounds, "bound");
     r.figure("device.bound_mutants", {bounds.tried}, "mutants");
     r.figure("device.bound_mutants_killed_pct", {bounds.killed_pct()}, "%");
+    r.figure("device.bound_mutants_unexplained", {without_reason}, "mutants");
+    return without_reason;
 }
 
 void costs(bench::report& r) {
@@ -253,7 +256,7 @@ int main(int argc, char** argv) {
         if (asked.wants("fuzz")) found.add(fuzz(r, 100'000 / part).text());
         if (asked.wants("failures")) found.add(failures(r, 5'000 / part).text());
         if (asked.wants("mutants")) wrong += mutants(r, part);
-        if (asked.wants("bounds")) bound_mutants(r, part);
+        if (asked.wants("bounds")) wrong += bound_mutants(r, part);
         if (const std::string others = jobs::trouble_of_forms() + jobs::trouble_of_conversions(); !others.empty())
             throw std::runtime_error(others);
         if (found.cases != 0) {

@@ -8,6 +8,7 @@
 #include <cstddef>
 #include <cstdint>
 #include <random>
+#include <span>
 #include <string>
 #include <vector>
 
@@ -30,6 +31,9 @@ extern const standin::options roomy;
 /// Everything that a job depends on but the setting, at random; of one kind, or of any.
 [[nodiscard]] job random_job(std::mt19937_64& any);
 [[nodiscard]] job random_job(std::mt19937_64& any, std::uint32_t which);
+/// Layer norms add up numbers that floats don't hold exactly, in the order of a block's threads: of such a job there is one.
+[[nodiscard]] bool in_order_of_threads(const job& j);
+[[nodiscard]] bool is_by_rows(const job& j);
 /// Rounds of several kinds, one after the other on the same streams, without the host between.
 [[nodiscard]] job random_medley(std::mt19937_64& any);
 [[nodiscard]] std::string to_string(const job& j);
@@ -39,6 +43,8 @@ extern const standin::options roomy;
 
 /// What the arenas hold before a job, rank after rank.
 [[nodiscard]] std::vector<std::byte> contents(const job& j, std::uint64_t seed);
+/// Into what rank 0 brings, if its type has any and no number that isn't one comes of it: whose bits differ (but for bfloat16's).
+void bring_infinities(const job& j, std::span<std::byte> arenas);
 /// What the host's backend makes of them.
 [[nodiscard]] std::vector<std::byte> on_host(const job& j, std::vector<std::byte> arenas);
 /// What the compiled kernels make of them; `wrong` gets what failed or was found.
@@ -67,7 +73,7 @@ struct cost {
 [[nodiscard]] std::vector<cost> costs();
 
 /// How a collective can fail.
-///   late           a rank begins when the others have given up; these go on without it
+///   late           a rank, the last or the first, begins when the others have given up; these go on without it
 ///   aborted        the host sees who is late, and ends it
 ///   mismatched     a rank calls for fewer elements
 ///   racing         nobody waits long: ranks give up while others enter. All succeed or none, and buffers are used again at once

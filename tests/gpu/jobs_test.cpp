@@ -165,16 +165,28 @@ TEST_CASE("every form of a launch runs the compiled kernel, and so does a graph 
     CHECK(jobs::trouble_of_forms() == "");
 }
 
-/// Each release, acquire, fence, barrier and scope of the source: needed, or in tests/gpu/surviving_mutants.txt with the reason why not.
-TEST_CASE("every order is needed by a job, or it is known why none needs it", "[compiled]") {
+namespace {
+
+void check_mutants(jobs::mutated what, std::size_t least) {
     jobs::campaign all;
-    all.run({});
+    all.run({.what = what});
     std::string unexplained;
     for (const auto& m : all.survivors())
         if (jobs::reason_for(m).empty()) unexplained += m + "\n";
     WARN(all.killed() << " of " << all.tried() << " mutants noticed");
     CHECK(unexplained == "");
-    CHECK(all.tried() > 50);
+    CHECK(all.tried() > least);
+}
+
+}  // namespace
+
+/// Each release, acquire, fence, barrier and scope of the source: needed, or in tests/gpu/surviving_mutants.txt with the reason why not.
+TEST_CASE("every order is needed by a job, or it is known why none needs it", "[compiled]") {
+    check_mutants(jobs::mutated::orders, 50);
+}
+/// Each comparison of integers by which something is left or skipped, one too far or too near.
+TEST_CASE("every bound is needed by a job, or it is known why none needs it", "[.long]") {
+    check_mutants(jobs::mutated::bounds, 80);
 }
 
 /// Last of all, behind the suites and everything above: what nobody ran, nobody has seen.

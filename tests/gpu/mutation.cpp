@@ -17,18 +17,21 @@ namespace {
 
 constexpr std::array orders{ptx::turns::fair, ptx::turns::shuffled, ptx::turns::adversarial};
 
-/// A job as it is run to notice something: whole, or failing in one way.
+/// A job as it is run to notice something: whole, or failing in one way. Or all conversions of numbers.
 struct trial {
     job what{};
     setting how{};
     std::optional<failure> fails{};
+    bool converts = false;
     std::vector<std::byte> before{}, expected{};
     std::vector<bool> comes_to{};  // mutants
 
     [[nodiscard]] std::string trouble() const {
+        if (converts) return trouble_of_conversions();
         return fails ? trouble_when(*fails, what, how) : jobs::trouble(what, how, before, expected);
     }
     [[nodiscard]] std::string name() const {
+        if (converts) return "conversions";
         return to_string(what) + (fails ? ", failing " + std::to_string(static_cast<int>(*fails)) : "") + ", seed " +
                std::to_string(how.seed);
     }
@@ -79,6 +82,32 @@ public:
         add(j, 1, std::nullopt);
     }
 
+    /// In which threads come to the last element of what loops go through, and loops to the last of the ranks that they have unrolled.
+    void edge(std::uint32_t which, std::uint32_t n) {
+        constexpr std::array<std::uint32_t, edges> ranks{2, 4, 5, 8, most_ranks, 3}, threads{1, 1, 160, 2, 33, 1},
+            widths{512, 5, 23, 2, 512, 1}, counts{60, 24, 60, 28, 60, 12};
+        job j = random_job(any_, which);
+        j.ranks = ranks[n];
+        j.root %= j.ranks;
+        if (!in_order_of_threads(j)) j.threads = threads[n];
+        j.blocks = 1;
+        j.rounds = 1;
+        j.pinned = false;
+        j.in_shift = j.out_shift = 0;
+        // So many vectors that a thread is left with one, or with as many as it moves at once but one.
+        j.count = counts[n];
+        if (is_by_rows(j)) {
+            // As many floats as a slot holds, and so few that rows end in one, two and three columns.
+            j.width = widths[n];
+            j.count = (j.width > 100 ? 2 : 8) * j.width;
+        }
+        add(j, n, std::nullopt);
+        bring_infinities(j, all_.back().before);
+        all_.back().expected = on_host(j, all_.back().before);
+    }
+    static constexpr std::uint32_t edges = 6;
+    void conversions() { all_.push_back({.converts = true}); }
+
     [[nodiscard]] std::vector<trial>& all() { return all_; }
 
 private:
@@ -120,8 +149,13 @@ std::vector<trial> trials_of_bounds(std::uint64_t seed) {
     trials some(seed);
     for (std::uint32_t which = 0; which < kinds; ++which)
         for (std::uint32_t n = 0; n < 6; ++n) some.whole(which, n);
+    for (std::uint32_t which = 0; which < kinds; ++which)
+        for (std::uint32_t n = 0; n < trials::edges; ++n) some.edge(which, n);
     for (const std::uint32_t which : {24U, 25U})
         for (const std::size_t count : {10, 1500}) some.ring(which, count);
+    for (const std::uint32_t which : {0U, 24U, 25U, 28U})
+        for (std::uint32_t n = 0; n < 2 * failures; ++n) some.failing(which, n);
+    some.conversions();
     return std::move(some.all());
 }
 
@@ -129,7 +163,9 @@ std::vector<trial> trials_of_bounds(std::uint64_t seed) {
 
 void campaign::run(const sample& s) {
     const auto programs = ptx::runtime::programs();
-    const auto mutants = s.what == mutated::orders ? ptx::mutants_of(programs) : ptx::bounds_of(programs);
+    auto mutants = s.what == mutated::orders ? ptx::mutants_of(programs) : ptx::bounds_of(programs);
+    std::erase_if(mutants,
+                  [](const ptx::mutant& m) { return m.place.starts_with("jobs."); });  // which are the tests' own
     auto trials = s.what == mutated::orders ? trials_of_orders(s.seed) : trials_of_bounds(s.seed);
     for (trial& t : trials) {
         for (const ptx::program* p : programs) ptx::forget_what_ran(*p);
