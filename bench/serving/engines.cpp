@@ -7,26 +7,14 @@
 #include <bitset>
 #include <chrono>
 #include <cmath>
-#include <cstring>
 #include <numbers>
+#include <span>
 
 #include <gpushare/backend/sim/random.hpp>
 
-#include "serving/openvino.hpp"
+#include "inference_server/openvino/voice_detector.hpp"
 
 namespace bench::serving {
-
-ov::Core& core() {
-    static ov::Core one;
-    return one;
-}
-
-std::string file(const std::string& name) { return GPUSHARE_BENCH_ENGINES "/" + name; }
-
-ov::CompiledModel compile(const std::shared_ptr<ov::Model>& model) {
-    return core().compile_model(model, "CPU", ov::inference_num_threads(1), ov::num_streams(1),
-                                ov::hint::enable_cpu_pinning(false), ov::hint::inference_precision(ov::element::f32));
-}
 
 gpushare::ns engine::rehearse() {
     using clock = std::chrono::steady_clock;
@@ -65,43 +53,30 @@ std::vector<float> speech(std::size_t samples) {
 /// Sixteen chunks of 32 ms a call, each with the end of the one before.
 class detector final : public engine {
 public:
-    detector() : engine(calls), sound_(speech(context + calls * chunks * chunk)) {
-        const auto model = core().read_model(file("serving/silero_vad/data/silero_vad_16k_sequence.onnx"));
-        model->reshape({{"input", ov::PartialShape{chunks, context + chunk}}});
-        request_ = compile(model).create_infer_request();
-    }
+    detector() : engine(calls), sound_(speech(model::context + calls * step_size)) {}
 
     [[nodiscard]] std::string said() const override {
         return "speech in " + std::to_string(speaking_.count()) + " of " + std::to_string(speaking_.size()) + " chunks";
     }
 
 private:
-    static constexpr std::size_t calls = 20, chunks = 16, chunk = 512, context = 64;
+    using model = inference_server::openvino::voice_detector;
+    static constexpr std::size_t calls = 20, step_size = model::chunks * model::chunk;
 
     std::uint64_t step(std::size_t i) override {
-        for (const auto* state : {"h", "c"}) {
-            auto to = request_.get_tensor(state);
-            if (i == 0)
-                std::memset(to.data(), 0, to.get_byte_size());
-            else
-                request_.get_tensor(std::string(state) + "n").copy_to(to);
-        }
-        auto* to = request_.get_tensor("input").data<float>();
-        const float* from = sound_.data() + i * chunks * chunk;
-        for (std::size_t c = 0; c < chunks; ++c, from += chunk) to = std::copy(from, from + context + chunk, to);
-        request_.infer();
-        const auto* probability = request_.get_tensor("speech_probs").data<float>();
+        if (i == 0) model_.begin();
+        const std::span<const float, model::samples> sound(sound_.data() + i * step_size, model::samples);
         std::uint64_t answer = 0;
-        for (std::size_t c = 0; c < chunks; ++c) {
-            speaking_[i * chunks + c] = probability[c] > 0.5F;
-            answer = 31 * answer + std::bit_cast<std::uint32_t>(probability[c]);
+        for (std::size_t at = i * model::chunks; const float probability : model_.hear(sound)) {
+            speaking_[at++] = probability > 0.5F;
+            answer = 31 * answer + std::bit_cast<std::uint32_t>(probability);
         }
         return answer;
     }
 
-    ov::InferRequest request_;
+    model model_;
     std::vector<float> sound_;
-    std::bitset<calls * chunks> speaking_;
+    std::bitset<calls * model::chunks> speaking_;
 };
 
 }  // namespace

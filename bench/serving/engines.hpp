@@ -10,8 +10,8 @@
 
 #include <cstddef>
 #include <cstdint>
-#include <functional>
 #include <memory>
+#include <memory_resource>
 #include <string>
 #include <vector>
 
@@ -53,16 +53,13 @@ private:
     std::uint64_t mismatches_ = 0;
 };
 
-/// Where an engine's caches lie: takes a size, returns memory that outlives the engine.
-using cache_memory = std::function<void*(std::size_t)>;
-
 /// Half a second of sound: is somebody speaking?
 [[nodiscard]] std::unique_ptr<engine> make_detector();
 /// Pages with two lines of text: found, cut out, read.
 [[nodiscard]] std::unique_ptr<engine> make_reader();
 /// Single lines of text: read. Where there is no language model.
 [[nodiscard]] std::unique_ptr<engine> make_line_reader();
-/// Tokens that continue a text. Its caches are inputs and outputs, in memory of the caller's.
-[[nodiscard]] std::unique_ptr<engine> make_language_model(const cache_memory& memory);
+/// Tokens that continue a text. Its caches are inputs and outputs, in the caller's memory.
+[[nodiscard]] std::unique_ptr<engine> make_language_model(std::pmr::memory_resource& memory);
 
 }  // namespace bench::serving

@@ -21,6 +21,7 @@
 
 #include <gpushare/backend/sim/random.hpp>
 #include <gpushare/compute/compute_limiter.hpp>
+#include <gpushare/interop/pmr.hpp>
 #include <gpushare/memory/quota.hpp>
 #include <gpushare/memory/quota_resource.hpp>
 
@@ -202,9 +203,8 @@ crew::crew(bool with_language_model) : detector(make_detector()), readers{make_r
     static gpushare::host::node node{{.memory = gpushare::bytes{64 << 20}, .sms = 1}};
     static gpushare::quota limit{gpushare::bytes{48 << 20}};
     static gpushare::quota_resource memory{limit, node.memory(device_id{0}), "language model"};
-    for (auto& w : writers)
-        w = with_language_model ? make_language_model([](std::size_t n) { return memory.allocate(n, 64); })
-                                : make_line_reader();
+    static gpushare::pmr_adaptor for_caches{memory};
+    for (auto& w : writers) w = with_language_model ? make_language_model(for_caches) : make_line_reader();
     if (with_language_model)
         std::printf("# caches: %.1f MiB of the quota\n", static_cast<double>(limit.usage().current.count()) / 0x1p20);
     const std::array<engine*, 5> all{detector.get(), readers[0].get(), readers[1].get(), writers[0].get(),

