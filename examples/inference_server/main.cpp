@@ -48,7 +48,7 @@ struct options {
     service_options service;
     http_options http;
     std::uint16_t grpc_port = 8001;
-    std::chrono::seconds drain{20};
+    std::chrono::milliseconds drain{20'000};
     bool gemma = false;
 };
 
@@ -134,7 +134,7 @@ void run(const options& o) {
     std::printf("HTTP http://%s:%u, operators http://127.0.0.1:%u\n", o.http.address.c_str(), unsigned{http.port()},
                 unsigned{http.admin_port()});
 #ifdef INFERENCE_SERVER_GRPC
-    grpc_server grpc(s, o.http.address, o.grpc_port);
+    grpc_server grpc(s, {.address = o.http.address, .port = o.grpc_port});
     std::printf("gRPC %s:%u\n", o.http.address.c_str(), unsigned{grpc.port()});
 #endif
     std::fflush(stdout);
@@ -145,12 +145,14 @@ void run(const options& o) {
     const auto began = std::chrono::steady_clock::now();
     if (!s.drain(gpushare::saturating_add(s.now(), o.drain)))
         std::fprintf(stderr, "inference_server: some requests aren't answered\n");
+    const auto left = [&] {
+        const auto took = std::chrono::steady_clock::now() - began;
+        return std::max(o.drain - std::chrono::duration_cast<std::chrono::milliseconds>(took), 1'000ms);
+    };
 #ifdef INFERENCE_SERVER_GRPC
-    grpc.stop(o.drain);
+    grpc.stop(left());  // streams that nobody closes stay as long
 #endif
-    const auto left =
-        o.drain - std::chrono::duration_cast<std::chrono::seconds>(std::chrono::steady_clock::now() - began);
-    http.stop(std::max<std::chrono::milliseconds>(left, 1s));
+    http.stop(left());
 }
 
 }  // namespace

@@ -12,9 +12,6 @@ namespace inference_server {
 
 namespace {
 
-constexpr std::size_t most_tensors = 64, most_extents = 8, longest_name = 256;
-constexpr std::uint32_t most_tokens = 4096;
-
 std::span<const std::byte> as_bytes(std::string_view s) {
     return {reinterpret_cast<const std::byte*>(s.data()), s.size()};
 }

@@ -57,6 +57,10 @@ struct route {
 /// control character, what isn't UTF-8. A query is ignored.
 [[nodiscard]] route route_of(std::string_view method, std::string_view target);
 
+/// What a request may have.
+inline constexpr std::size_t most_tensors = 64, most_extents = 8, longest_name = 256;
+inline constexpr std::uint32_t most_tokens = 4096;
+
 /// An output that a client names.
 struct requested_output {
     std::string name;

@@ -1,0 +1,567 @@
+// SPDX-License-Identifier: Apache-2.0
+// gRPC's threads read and write; engines answer from theirs by posting to one that puts answers into messages. The only file that
+// includes gRPC.
+#include "inference_server/grpc_server.hpp"
+
+#include <atomic>
+#include <condition_variable>
+#include <deque>
+#include <functional>
+#include <mutex>
+#include <optional>
+#include <stdexcept>
+#include <string_view>
+#include <thread>
+#include <utility>
+
+#include <grpcpp/grpcpp.h>
+#include <grpcpp/resource_quota.h>
+
+#include "inference_server/grpc_protocol.hpp"
+#include "open_inference.grpc.pb.h"
+
+namespace inference_server {
+
+namespace {
+
+using namespace std::chrono_literals;
+using context = grpc::CallbackServerContext;
+using grpc::StatusCode;
+
+StatusCode code_of(int http) noexcept {
+    switch (http) {
+        case 400: return StatusCode::INVALID_ARGUMENT;
+        case 401: return StatusCode::UNAUTHENTICATED;
+        case 404: return StatusCode::NOT_FOUND;
+        case 409: return StatusCode::FAILED_PRECONDITION;
+        case 413:
+        case 429:
+        case 507: return StatusCode::RESOURCE_EXHAUSTED;
+        case 503: return StatusCode::UNAVAILABLE;
+        case 504: return StatusCode::DEADLINE_EXCEEDED;
+        default: return StatusCode::INTERNAL;
+    }
+}
+
+grpc::Status status_of(context& c, const refused& why) {
+    if (why.retry_after != 0) c.AddTrailingMetadata("grpc-retry-pushback-ms", std::to_string(1000 * why.retry_after));
+    return {code_of(why.status), why.what()};
+}
+
+/// OK, or why `f` threw.
+template <class F>
+grpc::Status outcome_of(context& c, F f) try {
+    f();
+    return grpc::Status::OK;
+} catch (...) {
+    return status_of(c, as_refused(std::current_exception()));
+}
+
+/// A thread that may take its time. What comes when it is over is dropped.
+class worker {
+public:
+    template <class F>
+    void later(F f) noexcept try {
+        {
+            const std::lock_guard lock(mutex_);
+            if (thread_.get_stop_token().stop_requested()) return;
+            waiting_.push_back(std::move(f));
+        }
+        comes_.notify_one();
+    } catch (...) {  // nothing is left to do where there is no memory for that: the call's deadline ends it
+    }
+
+    /// Not from the thread itself: whoever owns the last of what waits may be among it.
+    void stop() {
+        thread_.request_stop();
+        if (thread_.joinable()) thread_.join();
+        decltype(waiting_) dropped;
+        const std::lock_guard lock(mutex_);
+        dropped.swap(waiting_);
+    }
+
+private:
+    void run(const std::stop_token& stop) {
+        std::unique_lock lock(mutex_);
+        while (comes_.wait(lock, stop, [this] { return !waiting_.empty(); })) {
+            auto f = std::move(waiting_.front());
+            waiting_.pop_front();
+            lock.unlock();
+            f();
+            f = {};
+            lock.lock();
+        }
+    }
+    std::mutex mutex_;
+    std::condition_variable_any comes_;
+    std::deque<std::function<void()>> waiting_;
+    std::jthread thread_{[this](const std::stop_token& stop) { run(stop); }};
+};
+
+/// So many of a number of things, counted until it goes.
+class counted {
+public:
+    using counter = std::shared_ptr<std::atomic<std::size_t>>;
+
+    counted() = default;
+    /// Throws `why` where `most` would be exceeded.
+    counted(counter of, std::size_t n, std::size_t most, const refused& why) : of_(std::move(of)), n_(n) {
+        if (of_->fetch_add(n, std::memory_order_relaxed) + n <= most) return;
+        of_->fetch_sub(n, std::memory_order_relaxed);
+        throw refused(why);
+    }
+    counted(counted&&) noexcept = default;
+    counted& operator=(counted&& other) noexcept {
+        std::swap(of_, other.of_);
+        std::swap(n_, other.n_);
+        return *this;
+    }
+    ~counted() {
+        if (of_ != nullptr) of_->fetch_sub(n_, std::memory_order_relaxed);
+    }
+
+private:
+    counter of_;
+    std::size_t n_ = 0;
+};
+
+/// A request's message.
+struct counted_message {
+    counted of_tenant{}, of_all{};
+};
+
+}  // namespace
+
+struct grpc_server::shell final : inference::GRPCInferenceService::CallbackService {
+    shell(service& s, grpc_options o) : of(s), options(std::move(o)) {}
+
+    [[nodiscard]] service::caller caller_of(const context& c) const {
+        const auto& all = c.client_metadata();
+        const auto value = [&](const char* name) {
+            const auto found = all.find(name);
+            return found == all.end() ? std::string_view{}
+                                      : std::string_view(found->second.data(), found->second.size());
+        };
+        constexpr std::string_view scheme = "Bearer ";
+        const auto bearer = value("authorization");
+        return of.authenticate(bearer.starts_with(scheme) ? bearer.substr(scheme.size()) : value("x-api-key"));
+    }
+    [[nodiscard]] counted_message count(const service::caller& who, const inference::ModelInferRequest& m) {
+        const auto size = m.ByteSizeLong();
+        return {{{who.counts, &who.counts->uploads}, size, options.max_messages / 2,
+                 refused(429, "too much is being uploaded with this key", 1)},
+                {{self.lock(), &message_bytes}, size, options.max_messages, refused(503, "too much is being uploaded", 1)}};
+    }
+    /// The sooner one of the request's own and of the call.
+    static std::uint64_t timeout(const context& c, std::uint64_t us) {
+        const auto deadline = c.deadline();
+        if (deadline == std::chrono::system_clock::time_point::max()) return us;
+        const auto left =
+            std::chrono::duration_cast<std::chrono::microseconds>(deadline - std::chrono::system_clock::now()).count();
+        const auto mine = static_cast<std::uint64_t>(std::max<std::int64_t>(left, 1));
+        return us == 0 ? mine : std::min(us, mine);
+    }
+
+    template <class F>
+    static grpc::ServerUnaryReactor* at_once(context* c, F f) {
+        auto* const reactor = c->DefaultReactor();
+        reactor->Finish(outcome_of(*c, std::move(f)));
+        return reactor;
+    }
+
+    template <class T>
+    using request = const T*;
+
+    grpc::ServerUnaryReactor* ServerLive(context* c, request<inference::ServerLiveRequest>,
+                                         inference::ServerLiveResponse* to) override {
+        return at_once(c, [&] { to->set_live(true); });
+    }
+    grpc::ServerUnaryReactor* ServerReady(context* c, request<inference::ServerReadyRequest>,
+                                          inference::ServerReadyResponse* to) override {
+        return at_once(c, [&] { to->set_ready(of.ready()); });
+    }
+    grpc::ServerUnaryReactor* ServerMetadata(context* c, request<inference::ServerMetadataRequest>,
+                                             inference::ServerMetadataResponse* to) override {
+        return at_once(c, [&] { write_server_metadata(*to); });
+    }
+    grpc::ServerUnaryReactor* ModelReady(context* c, request<inference::ModelReadyRequest> q,
+                                         inference::ModelReadyResponse* to) override {
+        return at_once(c, [&] {
+            const auto who = caller_of(*c);
+            to->set_ready(of.ready(who, of.model(q->name(), q->version()).name));
+        });
+    }
+    grpc::ServerUnaryReactor* ModelMetadata(context* c, request<inference::ModelMetadataRequest> q,
+                                            inference::ModelMetadataResponse* to) override {
+        return at_once(c, [&] {
+            (void)caller_of(*c);
+            write_metadata(*to, of.model(q->name(), q->version()));
+        });
+    }
+    grpc::ServerUnaryReactor* ModelConfig(context* c, request<inference::ModelConfigRequest> q,
+                                          inference::ModelConfigResponse* to) override {
+        return at_once(c, [&] {
+            (void)caller_of(*c);
+            write_config(*to->mutable_config(), of.model(q->name(), q->version()));
+        });
+    }
+    grpc::ServerUnaryReactor* RepositoryIndex(context* c, request<inference::RepositoryIndexRequest> q,
+                                              inference::RepositoryIndexResponse* to) override {
+        return at_once(c, [&] {
+            for (const auto& m : of.index(caller_of(*c))) {
+                if (q->ready() && !m.ready) continue;
+                auto& e = *to->add_models();
+                e.set_name(m.name);
+                e.set_version(std::string(model_version));
+                e.set_state(m.ready ? "READY" : "UNAVAILABLE");
+                e.set_reason(m.ready ? "" : "not loaded yet");
+            }
+        });
+    }
+    template <class T>
+    static const std::string& model_of(const T& q) {
+        return q.model_name().empty() ? q.repository_name() : q.model_name();
+    }
+    grpc::ServerUnaryReactor* RepositoryModelUnload(context* c, request<inference::RepositoryModelUnloadRequest> q,
+                                                    inference::RepositoryModelUnloadResponse* to) override {
+        return at_once(c, [&] {
+            of.unload(caller_of(*c), model_of(*q));
+            to->set_model_name(model_of(*q));
+            to->set_isunloaded(true);
+        });
+    }
+    grpc::ServerUnaryReactor* RepositoryModelLoad(context* c, request<inference::RepositoryModelLoadRequest> q,
+                                                  inference::RepositoryModelLoadResponse* to) override;
+    grpc::ServerUnaryReactor* ModelInfer(context* c, request<inference::ModelInferRequest> q,
+                                         inference::ModelInferResponse* to) override;
+    grpc::ServerBidiReactor<inference::ModelInferRequest, inference::ModelStreamInferResponse>* ModelStreamInfer(
+        context* c) override;
+
+    service& of;
+    const grpc_options options;
+    std::atomic<std::size_t> message_bytes{0}, streams{0};
+    std::weak_ptr<shell> self;
+    worker answers;
+    int port = 0;
+    std::unique_ptr<grpc::Server> server;  // goes first: it calls the others
+};
+
+namespace {
+
+/// A call that is answered from elsewhere, once: with its answer, or because its client is gone.
+class pending final : public grpc::ServerUnaryReactor {
+public:
+    static std::shared_ptr<pending> make() {
+        auto p = std::make_shared<pending>();
+        p->self_ = p;
+        return p;
+    }
+    /// `f` makes the status, unless the call is over.
+    template <class F>
+    void answer(F f) {
+        if (!answered_.exchange(true)) Finish(f());
+    }
+    void hold(counted_message m) { held_ = std::move(m); }
+
+private:
+    void OnCancel() override {
+        answer([] { return grpc::Status::CANCELLED; });
+    }
+    void OnDone() override { const auto last = std::move(self_); }
+
+    std::shared_ptr<pending> self_;  // until it is done
+    std::atomic<bool> answered_{false};
+    counted_message held_;
+};
+
+}  // namespace
+
+grpc::ServerUnaryReactor* grpc_server::shell::RepositoryModelLoad(context* c,
+                                                                  request<inference::RepositoryModelLoadRequest> q,
+                                                                  inference::RepositoryModelLoadResponse* to) {
+    const auto call = pending::make();
+    auto* const reactor = call.get();
+    const auto status = outcome_of(*c, [&] {
+        const auto& name = model_of(*q);
+        of.load(caller_of(*c), name, [call, c, to, name](const refused* why) {
+            call->answer([&] {
+                if (why != nullptr) return status_of(*c, *why);
+                to->set_model_name(name);
+                to->set_isloaded(true);
+                return grpc::Status::OK;
+            });
+        });
+    });
+    if (!status.ok()) call->answer([&] { return status; });
+    return reactor;
+}
+
+grpc::ServerUnaryReactor* grpc_server::shell::ModelInfer(context* c, request<inference::ModelInferRequest> q,
+                                                         inference::ModelInferResponse* to) {
+    const auto call = pending::make();
+    auto* const reactor = call.get();
+    const auto status = outcome_of(*c, [&] {
+        const auto who = caller_of(*c);
+        const auto& name = of.model(q->model_name(), q->model_version()).name;
+        call->hold(count(who, *q));
+        auto r = read_infer(*q);
+        r.timeout_us = timeout(*c, r.timeout_us);
+        auto asked = r.outputs;
+        of.infer(who, name, std::move(r), [call, c, to, asked, me = self.lock()](answer a) {
+            me->answers.later([call, c, to, asked, a = std::move(a)] {
+                call->answer([&] {
+                    if (const auto* why = std::get_if<refused>(&a)) return status_of(*c, *why);
+                    return outcome_of(*c, [&] { write_infer(*to, std::get<infer_response>(a), asked); });
+                });
+            });
+        });
+    });
+    if (!status.ok()) call->answer([&] { return status; });
+    return reactor;
+}
+
+namespace {
+
+using shell = grpc_server::shell;
+using stream_reactor = grpc::ServerBidiReactor<inference::ModelInferRequest, inference::ModelStreamInferResponse>;
+
+/// A stream: one request after the other, each with one answer or with a token each. The next one is read when the last one is
+/// answered, and the next piece of a text made when the last one is written: who reads slowly is waited for.
+class stream_call final : public stream_reactor {
+public:
+    static stream_call* begin(std::shared_ptr<shell> of, context* c) {
+        auto s = std::shared_ptr<stream_call>(new stream_call(std::move(of), c));
+        s->self_ = s;
+        s->open();
+        return s.get();
+    }
+
+private:
+    stream_call(std::shared_ptr<shell> of, context* c) : shell_(std::move(of)), context_(c) {}
+
+    void open() {
+        const auto status = outcome_of(*context_, [&] {
+            (void)shell_->caller_of(*context_);
+            open_ = {{shell_, &shell_->streams}, 1, shell_->options.max_streams, refused(503, "too many streams are open", 1)};
+        });
+        if (status.ok()) return step();
+        over_ = true;
+        Finish(status);
+    }
+
+    // Begins what comes next, unless something is under way: then whoever ends that asks again.
+    void step() {
+        enum class next : std::uint8_t { read, write, piece, finish } what{};
+        {
+            const std::lock_guard lock(mutex_);
+            if (over_ || busy_) return;
+            if (gone_ || (!reads_ && waiting_.empty() && !at_work_ && text_ == nullptr)) {
+                over_ = true;
+                what = next::finish;
+            } else if (!waiting_.empty()) {
+                busy_ = true;
+                writing_ = std::move(waiting_.front());
+                waiting_.pop_front();
+                what = next::write;
+            } else if (at_work_) {
+                return;
+            } else if (text_ != nullptr) {
+                busy_ = at_work_ = true;
+                what = next::piece;
+            } else {
+                busy_ = true;
+                what = next::read;
+            }
+        }
+        switch (what) {
+            case next::read: return StartRead(&request_);
+            case next::write: return StartWrite(&writing_);
+            case next::piece: return make_piece();
+            case next::finish: return Finish(gone_ ? grpc::Status::CANCELLED : grpc::Status::OK);
+        }
+    }
+    void OnReadDone(bool ok) override {
+        {
+            const std::lock_guard lock(mutex_);
+            reads_ = ok;
+            at_work_ = ok;
+        }
+        if (ok) serve();
+        not_busy();
+    }
+    void OnWriteDone(bool ok) override {
+        if (!ok) gone_ = true;
+        not_busy();
+    }
+    void not_busy() {
+        {
+            const std::lock_guard lock(mutex_);
+            busy_ = false;
+        }
+        step();
+    }
+    void OnCancel() override {
+        gone_ = true;
+        step();
+    }
+    void OnDone() override { const auto last = std::move(self_); }
+
+    // ---- a request
+
+    void serve() try {
+        const auto who = shell_->caller_of(*context_);  // a key may be gone meanwhile
+        model_ = &shell_->of.model(request_.model_name(), request_.model_version());
+        id_ = request_.id();
+        const auto wants = request_.parameters().find("triton_enable_empty_final_response");
+        empty_end_ = wants != request_.parameters().end() && wants->second.bool_param();
+        held_ = shell_->count(who, request_);
+        auto r = read_infer(request_);
+        if (model_->streams) {
+            check_inputs(*model_, r);
+            auto text = shell_->of.generate(who, model_->name, read_generate(request_, r));
+            const std::lock_guard lock(mutex_);
+            text_ = std::move(text);
+            at_work_ = false;
+            return;
+        }
+        r.timeout_us = shell::timeout(*context_, r.timeout_us);
+        auto asked = r.outputs;
+        shell_->of.infer(who, model_->name, std::move(r), [self = self_, asked](answer a) {
+            self->shell_->answers.later([self, asked, a = std::move(a)] { self->answered(a, asked); });
+        });
+    } catch (...) {
+        end(as_refused(std::current_exception()).what());
+    }
+    void answered(const answer& a, const std::vector<requested_output>& asked) {
+        if (const auto* why = std::get_if<refused>(&a)) return end(why->what());
+        try {
+            inference::ModelStreamInferResponse r;
+            write_infer(*r.mutable_infer_response(), std::get<infer_response>(a), asked);
+            mark_final(r);
+            end({}, std::move(r));
+        } catch (const std::exception& e) {
+            end(e.what());
+        }
+    }
+    void make_piece() {
+        constexpr std::uint32_t tokens = 8;
+        const auto text = text_;  // an end that comes at once lets go of the other one
+        text->more(
+            tokens,
+            [self = self_](const std::string& token) {
+                self->shell_->answers.later([self, token] {
+                    inference::ModelStreamInferResponse r;
+                    write_token(*r.mutable_infer_response(), *self->model_, self->id_, token);
+                    self->add(std::move(r));
+                });
+                return !self->gone_;
+            },
+            [self = self_](const token_stream::end& e) {
+                self->shell_->answers.later([self, e] {
+                    if (!e.error.empty()) return self->end(e.error);
+                    if (e.last && self->empty_end_) {
+                        inference::ModelStreamInferResponse r;
+                        auto& i = *r.mutable_infer_response();
+                        i.set_model_name(self->model_->name);
+                        i.set_model_version(std::string(model_version));
+                        i.set_id(self->id_);
+                        mark_final(r);
+                        return self->end({}, std::move(r));
+                    }
+                    if (e.last) return self->end({});
+                    {
+                        const std::lock_guard lock(self->mutex_);
+                        self->at_work_ = false;
+                    }
+                    self->step();
+                });
+            });
+        not_busy();
+    }
+    static void mark_final(inference::ModelStreamInferResponse& r) {
+        (*r.mutable_infer_response()->mutable_parameters())["triton_final_response"].set_bool_param(true);
+    }
+    void add(inference::ModelStreamInferResponse r) {
+        {
+            const std::lock_guard lock(mutex_);
+            waiting_.push_back(std::move(r));
+        }
+        step();
+    }
+    /// The request is answered: by what went before, `last` or an error.
+    void end(const std::string& error, std::optional<inference::ModelStreamInferResponse> last = {}) {
+        decltype(text_) over;  // it tells its lane when it goes: not under the lock
+        {
+            const std::lock_guard lock(mutex_);
+            if (!error.empty()) {
+                auto& r = waiting_.emplace_back();
+                r.set_error_message(error);
+                r.mutable_infer_response()->set_id(id_);
+            } else if (last) {
+                waiting_.push_back(*std::move(last));
+            }
+            over.swap(text_);
+            held_ = {};
+            at_work_ = false;
+        }
+        step();
+    }
+
+    const std::shared_ptr<shell> shell_;
+    context* const context_;
+    std::shared_ptr<stream_call> self_;  // until it is done
+    counted open_;
+    counted_message held_;
+    inference::ModelInferRequest request_;
+    const model_info* model_ = nullptr;  // of the request, as the next two
+    std::string id_;
+    bool empty_end_ = false;
+
+    std::mutex mutex_;
+    std::deque<inference::ModelStreamInferResponse> waiting_;
+    inference::ModelStreamInferResponse writing_;
+    std::shared_ptr<token_stream> text_;
+    bool busy_ = false;     // gRPC reads or writes, or a thread is in serve() or make_piece(): it isn't ended meanwhile
+    bool at_work_ = false;  // an engine
+    bool reads_ = true;     // the client has more to say, perhaps
+    bool over_ = false;
+    std::atomic<bool> gone_{false};
+};
+
+}  // namespace
+
+grpc::ServerBidiReactor<inference::ModelInferRequest, inference::ModelStreamInferResponse>*
+grpc_server::shell::ModelStreamInfer(context* c) {
+    return stream_call::begin(self.lock(), c);
+}
+
+grpc_server::grpc_server(service& s, grpc_options o) : shell_(std::make_shared<shell>(s, std::move(o))) {
+    shell_->self = shell_;
+    const auto& options = shell_->options;
+    const auto ms = [](std::chrono::milliseconds t) { return static_cast<int>(t.count()); };
+    grpc::ServerBuilder builder;
+    builder.AddListeningPort(options.address + ":" + std::to_string(options.port), grpc::InsecureServerCredentials(),
+                             &shell_->port);
+    builder.RegisterService(shell_.get());
+    builder.SetMaxReceiveMessageSize(static_cast<int>(options.max_message));
+    builder.SetResourceQuota(grpc::ResourceQuota("server").Resize(options.max_buffers));
+    builder.AddChannelArgument(GRPC_ARG_MAX_METADATA_SIZE, static_cast<int>(options.max_metadata));
+    builder.AddChannelArgument(GRPC_ARG_MAX_CONCURRENT_STREAMS, options.max_calls_of_connection);
+    builder.AddChannelArgument(GRPC_ARG_SERVER_HANDSHAKE_TIMEOUT_MS, ms(options.handshake_timeout));
+    builder.AddChannelArgument(GRPC_ARG_MAX_CONNECTION_IDLE_MS, ms(options.idle_timeout));
+    builder.AddChannelArgument(GRPC_ARG_ALLOW_REUSEPORT, 0);  // a second server is told so
+    shell_->server = builder.BuildAndStart();
+    if (shell_->server == nullptr || shell_->port == 0)
+        throw std::runtime_error("cannot listen on " + options.address + ":" + std::to_string(options.port));
+}
+
+grpc_server::~grpc_server() { stop(0ms); }
+
+std::uint16_t grpc_server::port() const noexcept { return static_cast<std::uint16_t>(shell_->port); }
+
+void grpc_server::stop(std::chrono::milliseconds patience) {
+    shell_->server->Shutdown(std::chrono::system_clock::now() + patience);  // returns when all calls are over
+    shell_->answers.stop();
+}
+
+}  // namespace inference_server
