@@ -11,7 +11,7 @@
 #   build/tools/torch         headers of PyTorch, which its adaptor has to fit: of the wheel for macOS, the smallest by far
 #   build/tools/digits        handwritten digits, which examples/data_parallel_training learns: one file of scikit-learn's wheel
 #   build/tools/serving       OpenVINO, a voice detector and a text reader, for `./dev bench serving` and the example server
-#   build/tools/clients       others' clients of the example server, for `./dev check`
+#   build/tools/clients       others' clients of the example server, for `./dev check`; build/tools/prometheus: another one, Debian's
 #   build/tools/openmpi5, mpich   two MPIs that all-reduces are compared with, for `./dev bench collective` alone
 #   build/tools/gemma         a language model for it, for those who accept the terms of its weights
 #
@@ -34,7 +34,6 @@ have_package() {
         libgrpc++-dev) have_header grpcpp/grpcpp.h ;;
         protobuf-compiler) command -v protoc >/dev/null ;;
         protobuf-compiler-grpc) command -v grpc_cpp_plugin >/dev/null ;;
-        prometheus) command -v promtool >/dev/null ;;
         libopenmpi-dev) command -v mpicxx >/dev/null ;;
         openmpi-bin) command -v mpirun >/dev/null ;;
         iproute2) PATH=$PATH:/usr/sbin:/sbin command -v tc >/dev/null ;;
@@ -91,22 +90,33 @@ need_test_tools() {
     need libopenmpi-dev openmpi-bin
 }
 
-# What `./dev bench serving` runs: real engines, with their weights.
+# What `./dev bench serving` and the example server run: real engines, with their weights.
 need_engines() {
     from_pypi serving "there are no engines to share a device" 'openvino==2026.4.*' 'silero-vad==6.2.*' 'rapidocr==3.10.*' ||
-        fail 3 "the area 'serving' needs engines from PyPI"
+        fail 3 "OpenVINO's engines can't be fetched from PyPI"
 }
 
 # What the example server's shells are made of.
 need_server_tools() {
     need_build_tools
-    need pkg-config libboost-dev libgrpc++-dev libprotobuf-dev protobuf-compiler protobuf-compiler-grpc
+    need pkg-config libgrpc++-dev libprotobuf-dev protobuf-compiler protobuf-compiler-grpc
 }
 
 # Clients of the example server that know nothing of it.
 need_clients() {
-    from_pypi clients "the server isn't tested by others' clients" 'tritonclient[http,grpc]==2.73.*' 'mlcommons-loadgen==6.0.*' ||
-        fail 3 "the server's clients can't be fetched from PyPI"
+    need wrk
+    need_promtool
+    from_pypi clients "the server isn't tested by others' clients" 'tritonclient[http,grpc]==2.73.*' 'kserve==0.21.*' \
+        'mlcommons-loadgen==6.0.*' || fail 3 "the server's clients can't be fetched from PyPI"
+}
+
+# Out of Debian's package, which starts a server where it is installed.
+need_promtool() {
+    local folder=$tools/prometheus
+    PATH+=:$folder/usr/bin
+    command -v promtool >/dev/null && return
+    mkdir -p "$folder"
+    (cd "$folder" && apt-get -qq download prometheus && dpkg -x prometheus_*.deb .) || fail 3 "missing: promtool, of Debian's package prometheus"
 }
 
 # Only for those who accept Google's terms, https://ai.google.dev/gemma/terms. The weights come in parts.
