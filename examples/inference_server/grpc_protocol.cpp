@@ -137,7 +137,7 @@ generate_request read_generate(const inference::ModelInferRequest& m, const infe
     g.prompt = texts[0];
     if (!json::is_utf8(g.prompt)) throw refused(400, "the text isn't UTF-8");
     if (const auto most = number(m, "max_tokens")) {
-        if (*most == 0 || *most > most_tokens) throw refused(400, "'max_tokens' must be 1 to 4096");
+        if (*most == 0 || *most > longest_text) throw refused(400, "'max_tokens' must be 1 to 4096");
         g.most_tokens = static_cast<std::uint32_t>(*most);
     }
     return g;

@@ -148,9 +148,12 @@ struct grpc_server::shell final : inference::GRPCInferenceService::CallbackServi
     }
     [[nodiscard]] counted_message count(const service::caller& who, const inference::ModelInferRequest& m) {
         const auto size = m.ByteSizeLong();
-        return {{{who.counts, &who.counts->uploads}, size, options.max_messages / 2,
-                 refused(429, "too much is being uploaded with this key", 1)},
-                {{self.lock(), &message_bytes}, size, options.max_messages, refused(503, "too much is being uploaded", 1)}};
+        return {
+            {{who.counts, &who.counts->uploads},
+             size,
+             options.max_messages / 2,
+             refused(429, "too much is being uploaded with this key", 1)},
+            {{self.lock(), &message_bytes}, size, options.max_messages, refused(503, "too much is being uploaded", 1)}};
     }
     /// The sooner one of the request's own and of the call.
     static std::uint64_t timeout(const context& c, std::uint64_t us) {
@@ -342,7 +345,10 @@ private:
     void open() {
         const auto status = outcome_of(*context_, [&] {
             (void)shell_->caller_of(*context_);
-            open_ = {{shell_, &shell_->streams}, 1, shell_->options.max_streams, refused(503, "too many streams are open", 1)};
+            open_ = {{shell_, &shell_->streams},
+                     1,
+                     shell_->options.max_streams,
+                     refused(503, "too many streams are open", 1)};
         });
         if (status.ok()) return step();
         over_ = true;

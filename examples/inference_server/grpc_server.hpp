@@ -20,10 +20,11 @@ namespace inference_server {
 /// What isn't bounded is the number of connections: this gRPC (1.51) has no such setting. One that says nothing is closed.
 struct grpc_options {
     std::string address = "127.0.0.1";
-    std::uint16_t port = 0;                             ///< 0: any
-    std::size_t max_metadata = 8192;                    ///< bytes of a call's metadata
-    std::size_t max_message = std::size_t{64} << 20;    ///< bytes of a request
-    std::size_t max_messages = std::size_t{256} << 20;  ///< bytes of all requests that are being served; a tenant's: half of it
+    std::uint16_t port = 0;                           ///< 0: any
+    std::size_t max_metadata = 8192;                  ///< bytes of a call's metadata
+    std::size_t max_message = std::size_t{64} << 20;  ///< bytes of a request
+    std::size_t max_messages = std::size_t{256}
+                               << 20;  ///< bytes of all requests that are being served; a tenant's: half of it
     std::size_t max_buffers = std::size_t{512}
                               << 20;    ///< bytes that gRPC takes for its own before it slows its clients down
     int max_calls_of_connection = 100;  ///< more wait until one is over

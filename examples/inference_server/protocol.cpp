@@ -211,7 +211,7 @@ generate_request parse_generate(std::string_view body) {
         auto most = v.find("max_tokens");
         if (!most) most = parameter(v, "max_tokens");
         if (most) r.most_tokens = most->number<std::uint32_t>();
-        if (r.most_tokens == 0 || r.most_tokens > most_tokens) throw json::error("'max_tokens' must be 1 to 4096");
+        if (r.most_tokens == 0 || r.most_tokens > longest_text) throw json::error("'max_tokens' must be 1 to 4096");
         return r;
     });
 }

@@ -59,7 +59,7 @@ struct route {
 
 /// What a request may have.
 inline constexpr std::size_t most_tensors = 64, most_extents = 8, longest_name = 256;
-inline constexpr std::uint32_t most_tokens = 4096;
+inline constexpr std::uint32_t longest_text = 4096;  ///< tokens
 
 /// An output that a client names.
 struct requested_output {
