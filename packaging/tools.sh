@@ -32,6 +32,7 @@ have_package() {
         libgloo-dev) have_header gloo/allreduce.h ;;
         libboost-dev) have_header boost/beast/core.hpp ;;
         libgrpc++-dev) have_header grpcpp/grpcpp.h ;;
+        libprotobuf-dev) have_header google/protobuf/message.h ;;
         protobuf-compiler) command -v protoc >/dev/null ;;
         protobuf-compiler-grpc) command -v grpc_cpp_plugin >/dev/null ;;
         libopenmpi-dev) command -v mpicxx >/dev/null ;;
