@@ -237,8 +237,10 @@ double bill_minus_ledger() {
     const auto begin = wall();
     std::array<gpushare::usage_amounts, 2> sums;
     {
-        std::optional<gpushare::usage_journal> journal(std::in_place, path,
-                                                       gpushare::journal_options{.rotate_at = 4_KiB});
+        const auto open = [&] {
+            return std::make_unique<gpushare::usage_journal>(path, gpushare::journal_options{.rotate_at = 4_KiB});
+        };
+        auto journal = open();
         const auto read = [&] {
             for (std::size_t n = 0; n < 2; ++n)
                 if (const auto line = meters[n].read(wall(), gpushare::reading_of(tenants[n].usage()))) {
@@ -261,7 +263,7 @@ double bill_minus_ledger() {
             read();
             if (round % 10 == 9) {  // as after a restart
                 journal.reset();
-                journal.emplace(path, gpushare::journal_options{.rotate_at = 4_KiB});
+                journal = open();
             }
         }
     }
