@@ -33,34 +33,27 @@ inline constexpr std::uint32_t float_exponent = 0x7f80'0000U, least_exponent = 0
     return over >> 31 == 0;
 }
 
-#if defined(__x86_64__) && !defined(__CUDA_ARCH__)
-/// Lines are of 64 bytes. Four sums, so that no addition waits for the one before.
-[[nodiscard]] inline bool all_finite_lines(const float* x, std::size_t lines) noexcept {
-    using words [[gnu::vector_size(16)]] = std::uint32_t;
-    using memory = in_memory<16>::type;
-    const memory* at = reinterpret_cast<const memory*>(x);  // auto would forget its alignment
-    words a{}, b{}, c{}, d{};
-    for (const memory* const end = at + 4 * lines; at != end; at += 4) {
-        a |= (at[0] & float_exponent) + least_exponent;
-        b |= (at[1] & float_exponent) + least_exponent;
-        c |= (at[2] & float_exponent) + least_exponent;
-        d |= (at[3] & float_exponent) + least_exponent;
-    }
-    a |= b | c | d;
-    return (a[0] | a[1] | a[2] | a[3]) >> 31 == 0;
-}
-[[nodiscard, gnu::target("avx2"), gnu::noinline]] inline bool all_finite_lines_by_avx2(const float* x,
-                                                                                       std::size_t lines) noexcept {
-    using words [[gnu::vector_size(32)]] = std::uint32_t;
-    using memory = in_memory<32>::type;
+/// Of lines of 16 floats, by registers of so many bytes. Two sums, so that no addition waits for the one before. Inlined into a function
+/// that is compiled for such registers.
+template <std::size_t Bytes>
+[[nodiscard, gnu::always_inline]] inline bool all_finite_lines(const float* x, std::size_t lines) noexcept {
+    using words = typename vector_of<std::uint32_t, Bytes>::type;
+    using memory = typename in_memory<Bytes>::type;
     const memory* at = reinterpret_cast<const memory*>(x);  // auto would forget its alignment
     words a{}, b{};
-    for (const memory* const end = at + 2 * lines; at != end; at += 2) {
+    for (const memory* const end = at + 16 * sizeof(float) / Bytes * lines; at != end; at += 2) {
         a |= (at[0] & float_exponent) + least_exponent;
         b |= (at[1] & float_exponent) + least_exponent;
     }
     a |= b;
-    return (a[0] | a[1] | a[2] | a[3] | a[4] | a[5] | a[6] | a[7]) >> 31 == 0;
+    std::uint32_t over = 0;
+    for (std::size_t k = 0; k < Bytes / sizeof(float); ++k) over |= a[k];
+    return over >> 31 == 0;
+}
+#if defined(__x86_64__) && !defined(__CUDA_ARCH__)
+[[nodiscard, gnu::target("avx2"), gnu::noinline]] inline bool all_finite_lines_by_avx2(const float* x,
+                                                                                       std::size_t lines) noexcept {
+    return all_finite_lines<32>(x, lines);
 }
 #endif
 
@@ -69,16 +62,14 @@ inline constexpr std::uint32_t float_exponent = 0x7f80'0000U, least_exponent = 0
 /// Whether no element is infinite or NaN. A sum of ranks isn't finite where one rank's element isn't, so a look at what an all-reduce
 /// gave is a look at all ranks', with the same answer on each.
 [[nodiscard]] inline bool all_finite(std::span<const float> x) noexcept {
-#if defined(__x86_64__) && !defined(__CUDA_ARCH__)
     constexpr std::size_t line = 16;
     const std::size_t lines = x.size() / line;
-    const bool good = detail::widest_vectors() == detail::vector_width::narrow
-                          ? detail::all_finite_lines(x.data(), lines)
-                          : detail::all_finite_lines_by_avx2(x.data(), lines);
-    return good && detail::all_finite_one_by_one(x.subspan(lines * line));
-#else
-    return detail::all_finite_one_by_one(x);
+    const auto rest = x.subspan(lines * line);
+#if defined(__x86_64__) && !defined(__CUDA_ARCH__)
+    if (detail::widest_vectors() != detail::vector_width::narrow)
+        return detail::all_finite_lines_by_avx2(x.data(), lines) && detail::all_finite_one_by_one(rest);
 #endif
+    return detail::all_finite_lines<16>(x.data(), lines) && detail::all_finite_one_by_one(rest);
 }
 /// The same of other types; whole numbers are finite.
 template <class T>
