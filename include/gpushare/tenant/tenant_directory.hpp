@@ -65,8 +65,8 @@ inline namespace GPUSHARE_ABI {
     compare(granted.yields_within, wanted.yields_within, c.yields_within);
     compare(granted.keeps, wanted.keeps, c.keeps);
     compare(granted.queue_limit, wanted.queue_limit, c.queue_limit);
-    if (wanted.wait != granted.wait) c.wait = wanted.wait;
-    if (wanted.spill != granted.spill) c.spill = wanted.spill;
+    compare(granted.wait, wanted.wait, c.wait);
+    compare(granted.spill, wanted.spill, c.spill);
     return c;
 }
 
