@@ -27,7 +27,7 @@ namespace compute_limiter_threads_test {
 using namespace gpushare::literals;
 using namespace std::chrono_literals;
 using gpushare::errc;
-using gpushare::instant;
+using support::in_good_time;
 using support::steady;
 using support::timed_device;
 
@@ -35,8 +35,6 @@ namespace {
 
 using stream = timed_device::stream;
 using limiter = gpushare::compute_limiter<stream, steady>;
-
-instant in_good_time() { return steady::now() + 20s; }
 
 struct setup {
     explicit setup(gpushare::limiter_options options = {}) : compute(options) {}

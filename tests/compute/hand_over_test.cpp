@@ -33,17 +33,11 @@ using gpushare::errc;
 using gpushare::instant;
 using gpushare::never;
 using gpushare::priority;
+using support::becomes;
+using support::in_good_time;
 using support::steady;
 
 namespace {
-
-instant in_good_time() { return steady::now() + 20s; }
-
-template <class F>
-bool becomes(F what) {
-    for (const auto end = in_good_time(); !what() && steady::now() < end;) std::this_thread::yield();
-    return what();
-}
 
 /// Streams of a device on which nothing ends before let_go(), and others.
 struct host_streams {

@@ -31,6 +31,7 @@ using gpushare::client_id;
 using gpushare::errc;
 using gpushare::instant;
 using gpushare::ns;
+using support::in_good_time;
 using support::manual_clock;
 using support::sharing_stream;
 using support::spin;
@@ -38,8 +39,6 @@ using support::steady;
 using support::timed_device;
 
 namespace {
-
-instant in_good_time() { return steady::now() + 20s; }
 
 struct setup {
     explicit setup(gpushare::limiter_options options = {}) : compute(options, clock) {}

@@ -31,6 +31,8 @@ namespace watch_test {
 using namespace std::chrono_literals;
 using gpushare::instant;
 using gpushare::priority;
+using support::becomes;
+using support::in_good_time;
 using support::steady;
 using support::timed_device;
 
@@ -49,8 +51,6 @@ static_assert(gpushare::clock<counting_clock>);
 
 using stream = timed_device::stream;
 using limiter = gpushare::compute_limiter<stream, counting_clock>;
-
-instant in_good_time() { return steady::now() + 20s; }
 
 /// A client of a high level whose thread waits for each of its submissions, and one below whose thread sleeps meanwhile.
 struct neighbours {
@@ -122,8 +122,7 @@ TEST_CASE("a dispatcher that slept is there for a client that no longer waits fo
         const auto callback = [&told](const gpushare::completion&) { told = true; };
         REQUIRE(n.compute.submit(
             n.above, n.s, [](stream& to) { to.enqueue(50us); }, {}, callback));
-        for (const auto end = in_good_time(); !told && steady::now() < end;) std::this_thread::yield();
-        CHECK(told);
+        CHECK(becomes([&] { return told.load(); }));
     }
 }
 
@@ -139,8 +138,7 @@ TEST_CASE("of two dispatchers that slept, one is there for work that isn't waite
         const auto callback = [&told](const gpushare::completion&) { told = true; };
         REQUIRE(n.compute.submit(
             n.above, n.s, [](stream& to) { to.enqueue(2ms); }, {}, callback));
-        for (const auto end = in_good_time(); !told && steady::now() < end;) std::this_thread::yield();
-        const bool in_time = told;
+        const bool in_time = becomes([&] { return told.load(); });
         if (!in_time) n.run_above(1, 50us);  // before `told` goes
         REQUIRE(in_time);
     }
@@ -239,27 +237,20 @@ TEST_CASE("who looks to the end is called for what others bring, and by a stop",
     if (watches_all) (void)d.compute.submit(d.c, d.other, d.lasting(60s));
     const auto longest = d.compute.submit(d.a, d.s, d.lasting(60s)).value();
     std::jthread watcher([&](const std::stop_token& stop) { (void)longest.wait(deadline, stop); });
-    const auto becomes_true = [](auto what) {
-        for (const auto end = in_good_time(); !what();) {
-            if (steady::now() >= end) return false;
-            std::this_thread::yield();
-        }
-        return true;
-    };
     const auto looks_anew = [&](int before) {
-        return becomes_true([&] { return counted_stream::point::to_the_end > before; });
+        return becomes([&] { return counted_stream::point::to_the_end > before; });
     };
     CHECK(looks_anew(0));
     const int before = counted_stream::point::to_the_end;
     CHECK(d.compute.submit(d.b, d.t, d.lasting(20us), {}, [&](const gpushare::completion&) { told = true; }));
-    CHECK(becomes_true([&] { return told.load(); }));
+    CHECK(becomes([&] { return told.load(); }));
     // Then it looks to the end again; or it still does, where this thread was slow and has seen the end by itself.
     for (const auto end = steady::now() + 100ms; counted_stream::point::to_the_end == before && steady::now() < end;)
         std::this_thread::yield();
     CHECK(d.compute.enqueue(d.b, d.t, d.lasting(20us)) == gpushare::errc::none);
     std::array<gpushare::submission_record, 4> ended;
     std::size_t n = 0;  // nobody else looks
-    CHECK(becomes_true([&] { return (n += d.compute.take_records(ended)) == 2; }));
+    CHECK(becomes([&] { return (n += d.compute.take_records(ended)) == 2; }));
     watcher.request_stop();
     watcher.join();
     CHECK_FALSE(longest.done());
@@ -273,8 +264,7 @@ struct long_wait {
     void begin() {
         thread = std::jthread([this](const std::stop_token& stop) { (void)work.wait(gpushare::never, stop); });
         const int before = counted_stream::point::to_the_end;
-        for (const auto end = in_good_time(); counted_stream::point::to_the_end == before && steady::now() < end;)
-            std::this_thread::yield();
+        (void)becomes([&] { return counted_stream::point::to_the_end != before; });
     }
     ~long_wait() {
         thread.request_stop();
@@ -287,8 +277,7 @@ struct long_wait {
 
 /// Whether a callback came while the long work goes on.
 bool comes(const std::atomic<bool>& told) {
-    for (const auto end = in_good_time(); !told && steady::now() < end;) std::this_thread::yield();
-    return told;
+    return becomes([&] { return told.load(); });
 }
 
 }  // namespace

@@ -24,6 +24,7 @@
 #include "conformance/memory_resource_suite.hpp"
 #include "interop/two_tenants.hpp"
 #include "support/fault_resource.hpp"
+#include "support/waiting.hpp"
 
 using namespace gpushare::literals;
 using gpushare::errc;
@@ -179,8 +180,7 @@ TEST_CASE("A pool frees in stream order as well", "[interop][stream]") {
     CHECK(ordered.try_allocate_until(6 * MiB, 256, now, &why) == nullptr);
     CHECK(why.code == errc::deadline_exceeded);
     f.let_go();
-    void* const waited =
-        ordered.allocate_until(6 * MiB, 256, gpushare::patience{gpushare::host::steady_clock{}, gpushare::never});
+    void* const waited = ordered.allocate_until(6 * MiB, 256, support::forever());
     CHECK(ordered.deallocate(waited, 6 * MiB) == errc::none);
     gpushare::sizeless_memory blocks{pool};
     void* const q = blocks.try_allocate(6 * MiB, 256);

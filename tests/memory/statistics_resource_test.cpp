@@ -12,7 +12,6 @@
 #include <string>
 #include <vector>
 
-#include <gpushare/backend/host/clock.hpp>
 #include <gpushare/error.hpp>
 #include <gpushare/memory/quota.hpp>
 #include <gpushare/memory/quota_resource.hpp>
@@ -25,6 +24,7 @@
 #include "support/fault_resource.hpp"
 #include "support/random.hpp"
 #include "support/threads.hpp"
+#include "support/waiting.hpp"
 
 using namespace gpushare::literals;
 using gpushare::bytes;
@@ -111,8 +111,7 @@ TEST_CASE("a scope waits as what is below it does, and counts what came of it", 
     gpushare::quota_resource mine{limit, upstream};
     statistics_resource counted{mine};
     memory_scope engine{counted, "engine"};
-    const gpushare::patience soon{gpushare::host::steady_clock{},
-                                  gpushare::host::steady_clock::now() + std::chrono::milliseconds(1)};
+    const auto soon = support::within(std::chrono::milliseconds(1));
     void* const p = engine.allocate_until(1000, 8, soon, "kv-cache");
     errc code = errc::none;
     try {

@@ -35,6 +35,19 @@ struct steady {
 };
 static_assert(gpushare::clock<steady>);
 
+/// Long enough for whatever should happen soon.
+[[nodiscard]] inline gpushare::instant in_good_time() { return steady::now() + std::chrono::seconds(20); }
+
+/// Whether it does so in good time.
+template <class F>
+[[nodiscard]] bool becomes(F what) {
+    for (const auto end = in_good_time(); !what();) {
+        if (steady::now() >= end) return false;
+        std::this_thread::yield();
+    }
+    return true;
+}
+
 class timed_device {
     struct mark {
         gpushare::instant at{};
