@@ -136,10 +136,7 @@ generate_request read_generate(const inference::ModelInferRequest& m, const infe
     if (texts.size() != 1) throw refused(400, "a text to continue is one element of BYTES");
     g.prompt = texts[0];
     if (!json::is_utf8(g.prompt)) throw refused(400, "the text isn't UTF-8");
-    if (const auto most = number(m, "max_tokens")) {
-        if (*most == 0 || *most > longest_text) throw refused(400, "'max_tokens' must be 1 to 4096");
-        g.most_tokens = static_cast<std::uint32_t>(*most);
-    }
+    if (const auto most = number(m, "max_tokens")) g.most_tokens = text_length(*most);
     return g;
 }
 
@@ -156,11 +153,15 @@ void write_infer(inference::ModelInferResponse& to, const infer_response& r, std
     }
 }
 
-void write_token(inference::ModelInferResponse& to, const model_info& m, const std::string& id,
-                 const std::string& token) {
+void write_head(inference::ModelInferResponse& to, const model_info& m, const std::string& id) {
     to.set_model_name(m.name);
     to.set_model_version(std::string(model_version));
     to.set_id(id);
+}
+
+void write_token(inference::ModelInferResponse& to, const model_info& m, const std::string& id,
+                 const std::string& token) {
+    write_head(to, m, id);
     write_tensor(to, texts_tensor(m.outputs.at(0).name, {&token, 1}));
 }
 

@@ -18,6 +18,8 @@ namespace inference_server {
 [[nodiscard]] generate_request read_generate(const inference::ModelInferRequest& m, const infer_request& r);
 /// `asked`: the outputs that are wanted; none: all. Throws refused (400) for one that isn't there.
 void write_infer(inference::ModelInferResponse& to, const infer_response& r, std::span<const requested_output> asked);
+/// Of an answer without outputs, which ends a stream.
+void write_head(inference::ModelInferResponse& to, const model_info& m, const std::string& id);
 /// A token, as the output of a model that streams.
 void write_token(inference::ModelInferResponse& to, const model_info& m, const std::string& id,
                  const std::string& token);

@@ -4,20 +4,19 @@
 #include "inference_server/grpc_server.hpp"
 
 #include <atomic>
-#include <condition_variable>
 #include <deque>
 #include <functional>
 #include <mutex>
 #include <optional>
 #include <stdexcept>
 #include <string_view>
-#include <thread>
 #include <utility>
 
 #include <grpcpp/grpcpp.h>
 #include <grpcpp/resource_quota.h>
 
 #include "inference_server/grpc_protocol.hpp"
+#include "inference_server/worker.hpp"
 #include "open_inference.grpc.pb.h"
 
 namespace inference_server {
@@ -56,47 +55,6 @@ grpc::Status outcome_of(context& c, F f) try {
 } catch (...) {
     return status_of(c, as_refused(std::current_exception()));
 }
-
-/// A thread that may take its time. What comes when it is over is dropped.
-class worker {
-public:
-    template <class F>
-    void later(F f) noexcept try {
-        {
-            const std::lock_guard lock(mutex_);
-            if (thread_.get_stop_token().stop_requested()) return;
-            waiting_.push_back(std::move(f));
-        }
-        comes_.notify_one();
-    } catch (...) {  // nothing is left to do where there is no memory for that: the call's deadline ends it
-    }
-
-    /// Not from the thread itself: whoever owns the last of what waits may be among it.
-    void stop() {
-        thread_.request_stop();
-        if (thread_.joinable()) thread_.join();
-        decltype(waiting_) dropped;
-        const std::lock_guard lock(mutex_);
-        dropped.swap(waiting_);
-    }
-
-private:
-    void run(const std::stop_token& stop) {
-        std::unique_lock lock(mutex_);
-        while (comes_.wait(lock, stop, [this] { return !waiting_.empty(); })) {
-            auto f = std::move(waiting_.front());
-            waiting_.pop_front();
-            lock.unlock();
-            f();
-            f = {};
-            lock.lock();
-        }
-    }
-    std::mutex mutex_;
-    std::condition_variable_any comes_;
-    std::deque<std::function<void()>> waiting_;
-    std::jthread thread_{[this](const std::stop_token& stop) { run(stop); }};
-};
 
 /// So many of a number of things, counted until it goes.
 class counted {
@@ -165,6 +123,11 @@ struct grpc_server::shell final : inference::GRPCInferenceService::CallbackServi
         return us == 0 ? mine : std::min(us, mine);
     }
 
+    template <class F>
+    void answer_later(F f) noexcept try {
+        answers.later(std::move(f));
+    } catch (...) {  // nothing is left to do where there is no memory for that: the call's deadline ends it
+    }
     template <class F>
     static grpc::ServerUnaryReactor* at_once(context* c, F f) {
         auto* const reactor = c->DefaultReactor();
@@ -311,7 +274,7 @@ grpc::ServerUnaryReactor* grpc_server::shell::ModelInfer(context* c, request<inf
         r.timeout_us = timeout(*c, r.timeout_us);
         auto asked = r.outputs;
         of.infer(who, name, std::move(r), [call, c, to, asked, me = self.lock()](answer a) {
-            me->answers.later([call, c, to, asked, a = std::move(a)] {
+            me->answer_later([call, c, to, asked, a = std::move(a)] {
                 call->answer([&] {
                     if (const auto* why = std::get_if<refused>(&a)) return status_of(*c, *why);
                     return outcome_of(*c, [&] { write_infer(*to, std::get<infer_response>(a), asked); });
@@ -433,7 +396,7 @@ private:
         r.timeout_us = shell::timeout(*context_, r.timeout_us);
         auto asked = r.outputs;
         shell_->of.infer(who, model_->name, std::move(r), [self = self_, asked](answer a) {
-            self->shell_->answers.later([self, asked, a = std::move(a)] { self->answered(a, asked); });
+            self->shell_->answer_later([self, asked, a = std::move(a)] { self->answered(a, asked); });
         });
     } catch (...) {
         end(as_refused(std::current_exception()).what());
@@ -455,7 +418,7 @@ private:
         text->more(
             tokens,
             [self = self_](const std::string& token) {
-                self->shell_->answers.later([self, token] {
+                self->shell_->answer_later([self, token] {
                     inference::ModelStreamInferResponse r;
                     write_token(*r.mutable_infer_response(), *self->model_, self->id_, token);
                     self->add(std::move(r));
@@ -463,14 +426,11 @@ private:
                 return !self->gone_;
             },
             [self = self_](const token_stream::end& e) {
-                self->shell_->answers.later([self, e] {
+                self->shell_->answer_later([self, e] {
                     if (!e.error.empty()) return self->end(e.error);
                     if (e.last && self->empty_end_) {
                         inference::ModelStreamInferResponse r;
-                        auto& i = *r.mutable_infer_response();
-                        i.set_model_name(self->model_->name);
-                        i.set_model_version(std::string(model_version));
-                        i.set_id(self->id_);
+                        write_head(*r.mutable_infer_response(), *self->model_, self->id_);
                         mark_final(r);
                         return self->end({}, std::move(r));
                     }

@@ -73,14 +73,20 @@ refused as_refused(const std::exception_ptr& why) noexcept try {
 
 namespace {
 
-/// What the protocol says of a submission that failed: the engine's own refusal, or its error with the tenant's name.
-refused reason_of(const gpushare::completion& how) noexcept {
+/// The engine's own refusal, if that is why a submission failed.
+std::optional<refused> refusal_of(const gpushare::completion& how) noexcept {
     try {
         if (how.error) std::rethrow_exception(how.error);
     } catch (const refused& r) {
         return r;
     } catch (...) {
     }
+    return std::nullopt;
+}
+
+/// What the protocol says of a submission that failed: the engine's own refusal, or its error with the tenant's name.
+refused reason_of(const gpushare::completion& how) noexcept {
+    if (auto own = refusal_of(how)) return *std::move(own);
     try {
         how.rethrow();
     } catch (...) {
@@ -97,14 +103,7 @@ gpushare::completion ended_by(errc status, std::exception_ptr error = {}) {
 
 /// Whether an engine may be in any state: it threw, and not to refuse.
 bool broke(const gpushare::completion& how) noexcept {
-    if (how.status != errc::submission_failed && how.status != errc::kernel_failed) return false;
-    try {
-        if (how.error) std::rethrow_exception(how.error);
-    } catch (const refused&) {
-        return false;
-    } catch (...) {
-    }
-    return true;
+    return (how.status == errc::submission_failed || how.status == errc::kernel_failed) && !refusal_of(how);
 }
 
 }  // namespace
@@ -172,8 +171,12 @@ lane::lane(std::shared_ptr<tenant> whose, const model_source& model, std::shared
       memory_(tenant_->memory()),
       waiting_({.max_size = std::max(model.info.max_batch, 1U)}),
       sleep_(settings_.rule, tenant_->now()) {
-    const auto now = tenant_->now();
-    sleep_.began(gpushare::sleep_level::weights_released, now);
+    came_to(gpushare::sleep_level::weights_released, tenant_->now());
+}
+
+// Under the lock: at once.
+void lane::came_to(gpushare::sleep_level level, instant now) noexcept {
+    sleep_.began(level, now);
     sleep_.ended(true, now);
 }
 
@@ -186,8 +189,7 @@ std::size_t lane::limit() const {
 void lane::asked(instant now) {
     sleep_.request_began(now);
     if (engine_ == nullptr || sleep_.level() == gpushare::sleep_level::awake) return;
-    sleep_.began(gpushare::sleep_level::awake, now);  // only caches were dropped: they fill up as it runs
-    sleep_.ended(true, now);
+    came_to(gpushare::sleep_level::awake, now);  // only caches were dropped: they fill up as it runs
 }
 
 // Under the lock.
@@ -354,9 +356,7 @@ void lane::end(ended what) noexcept {
             gone = std::move(engine_);
             beside = std::move(beside_);
             state_ = state::unloaded;
-            const auto now = tenant_->now();
-            sleep_.began(gpushare::sleep_level::weights_released, now);
-            sleep_.ended(true, now);
+            came_to(gpushare::sleep_level::weights_released, tenant_->now());
         }
         if (submitted_ == 0) idle_.notify_all();
     }
@@ -479,12 +479,10 @@ bool lane::unload() {
     const std::lock_guard lock(mutex_);
     if (state_ == state::loading || submitted_ != 0 || sleep_.requests() != 0) return false;
     if (state_ == state::closed || engine_ == nullptr) return true;
-    const auto now = tenant_->now();
-    sleep_.began(gpushare::sleep_level::weights_released, now);
+    came_to(gpushare::sleep_level::weights_released, tenant_->now());
     state_ = state::unloaded;
     gone = std::move(engine_);
     beside = std::move(beside_);
-    sleep_.ended(true, now);
     return true;
 }
 
@@ -495,9 +493,8 @@ bool lane::let_sleep() {
         const auto now = tenant_->now();
         if (state_ == state::ready && submitted_ == 0) to = sleep_.next(now);
         if (to == gpushare::sleep_level::caches_dropped) {
-            sleep_.began(*to, now);
             engine_->drop_caches();
-            sleep_.ended(true, now);
+            came_to(*to, now);
         }
     }
     if (to == gpushare::sleep_level::weights_released) (void)unload();

@@ -134,6 +134,7 @@ private:
     void load_later();
     void loaded(std::shared_ptr<engine> e, std::unique_ptr<gpushare::workspace> beside, const refused* why);
     void asked(gpushare::instant now);
+    void came_to(gpushare::sleep_level level, gpushare::instant now) noexcept;
     void over(std::size_t requests) noexcept;
     [[nodiscard]] std::size_t limit() const;
     void pump();

@@ -158,6 +158,12 @@ void check_names(const infer_request& r) {
     check_once("output", r.outputs, &requested_output::name);
 }
 
+std::uint32_t text_length(std::uint64_t tokens) {
+    if (tokens == 0 || tokens > longest_text)
+        throw refused(400, "'max_tokens' must be 1 to " + std::to_string(longest_text));
+    return static_cast<std::uint32_t>(tokens);
+}
+
 infer_request parse_infer(std::string_view body, std::optional<std::size_t> header_length) {
     const std::size_t json_size = header_length.value_or(body.size());
     if (json_size > body.size()) throw refused(400, "the body is shorter than the JSON that it begins with");
@@ -210,8 +216,7 @@ generate_request parse_generate(std::string_view body) {
         r.prompt = v.at("text_input").string();
         auto most = v.find("max_tokens");
         if (!most) most = parameter(v, "max_tokens");
-        if (most) r.most_tokens = most->number<std::uint32_t>();
-        if (r.most_tokens == 0 || r.most_tokens > longest_text) throw json::error("'max_tokens' must be 1 to 4096");
+        if (most) r.most_tokens = text_length(most->number<std::uint32_t>());
         return r;
     });
 }

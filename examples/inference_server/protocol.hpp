@@ -84,6 +84,9 @@ void check_parameter(std::string_view name);
 /// Throws refused (400) where two inputs, or two outputs that are asked for, have one name.
 void check_names(const infer_request& r);
 
+/// Of a text in tokens, as asked for. Throws refused (400) where there may be none so long.
+[[nodiscard]] std::uint32_t text_length(std::uint64_t tokens);
+
 /// `header_length`: of the JSON in front, where binary tensors follow it (Inference-Header-Content-Length). Throws refused (400).
 [[nodiscard]] infer_request parse_infer(std::string_view body, std::optional<std::size_t> header_length);
 

@@ -61,7 +61,6 @@ service::service(service_options o, std::vector<model_source> models)
     apply(parse_tenants(read_file(options_.tenants)));
     if (!wrong_.empty()) throw std::runtime_error(wrong_);
     dispatcher_ = std::jthread([this](const std::stop_token& stop) { shared_.dispatch(device, stop); });
-    loader_ = std::jthread([this](const std::stop_token& stop) { do_what_is_late(stop); });
     housekeeper_ = std::jthread([this](const std::stop_token& stop) { keep_house(stop); });
 }
 
@@ -71,8 +70,7 @@ service::~service() {
     const auto deadline = gpushare::saturating_add(now(), 10s);
     for (const auto& l : all_lanes()) l->close(now());
     for (const auto& l : all_lanes()) l->close(deadline);
-    loader_.request_stop();  // somebody waits for each load that is left
-    loader_.join();
+    loads_.stop();  // somebody waits for each load that is left
     bill();
     if (!unwritten_.empty()) tell("the journal can't be written, and this isn't in it:");
     for (const auto& l : unwritten_) std::fputs(to_text(l).c_str(), stderr);
@@ -192,29 +190,15 @@ bool service::drain(instant deadline) {
     return true;
 }
 
-void service::later(std::function<void()> f) {
-    {
-        const std::lock_guard lock(later_mutex_);
-        later_.push_back(std::move(f));
-    }
-    later_comes_.notify_one();
-}
-
 // What loads: one at a time, so that a slow one of many doesn't take all the memory.
-void service::do_what_is_late(const std::stop_token& stop) {
-    for (;;) {
-        std::unique_lock lock(later_mutex_);
-        later_comes_.wait(lock, stop, [&] { return !later_.empty(); });
-        if (later_.empty()) return;  // told to stop, and nobody waits for anything any more
-        const auto f = std::move(later_.front());
-        later_.pop_front();
-        lock.unlock();
+void service::later(std::function<void()> f) {
+    loads_.later([this, f = std::move(f)] {
         try {
             f();
         } catch (const std::exception& e) {
             tell(e.what());
         }
-    }
+    });
 }
 
 // What comes once a second, and reloads. By a thread of its own: no load that takes long keeps bills and tenants waiting, and no

@@ -10,7 +10,6 @@
 #include <chrono>
 #include <condition_variable>
 #include <cstdint>
-#include <deque>
 #include <functional>
 #include <map>
 #include <memory>
@@ -30,6 +29,7 @@
 
 #include "inference_server/lane.hpp"
 #include "inference_server/tenants_file.hpp"
+#include "inference_server/worker.hpp"
 
 namespace inference_server {
 
@@ -111,7 +111,6 @@ private:
     [[nodiscard]] std::vector<std::shared_ptr<lane>> all_lanes() const;
     /// Runs a function on a thread that may take its time.
     void later(std::function<void()> f);
-    void do_what_is_late(const std::stop_token& stop);
     void keep_house(const std::stop_token& stop);
     void reload_if_changed();
     void apply(tenants_file next);
@@ -146,13 +145,11 @@ private:
     gpushare::timeline_trace trace_;
     std::optional<gpushare::limiter_trace<tenancy::limiter>> drawn_;
 
-    std::mutex later_mutex_;
-    std::condition_variable_any later_comes_;
-    std::deque<std::function<void()>> later_;
     std::mutex reloads_mutex_;
     std::condition_variable_any reload_comes_;
     std::vector<std::function<void(std::string)>> reloads_;  // who waits for one
-    std::jthread dispatcher_, loader_, housekeeper_;
+    worker loads_;
+    std::jthread dispatcher_, housekeeper_;
 };
 
 }  // namespace inference_server
