@@ -5,29 +5,22 @@
 """
 import random
 import socket
-import struct
 import sys
 import threading
 import time
 
 import grpc
-from tritonclient.grpc import service_pb2 as pb, service_pb2_grpc
+from tritonclient.grpc import service_pb2 as pb
 
+from messages import OWN_CONNECTION, own_channel, row, stub_of, text
 from server import BATCH, CHAT, eventually, refused, running
 
 MIB = 1 << 20
-BIG = [('grpc.max_send_message_length', -1), ('grpc.use_local_subchannel_pool', 1)]
+BIG = [('grpc.max_send_message_length', -1), OWN_CONNECTION]
 
 
 def metadata(key):
     return [('authorization', f'Bearer {key}')]
-
-
-def row(number=1.0):
-    r = pb.ModelInferRequest(model_name='busy')
-    r.inputs.add(name='INPUT', datatype='FP32', shape=[1, 1])
-    r.raw_input_contents.append(struct.pack('<f', number))
-    return r
 
 
 def code(call, *args, **named):
@@ -38,7 +31,7 @@ def wrong_keys(server, stub, _):
     assert code(stub.ModelInfer, row()) == grpc.StatusCode.UNAUTHENTICATED
     assert code(stub.ModelInfer, row(), metadata=metadata('nobody')) == grpc.StatusCode.UNAUTHENTICATED
     with grpc.insecure_channel(server.grpc, options=BIG) as channel:  # the connection doesn't survive it
-        code(service_pb2_grpc.GRPCInferenceServiceStub(channel).ModelInfer, row(), metadata=metadata('x' * 100_000))
+        code(stub_of(channel).ModelInfer, row(), metadata=metadata('x' * 100_000))
     assert code(stub.RepositoryIndex, pb.RepositoryIndexRequest()) == grpc.StatusCode.UNAUTHENTICATED
     assert code(next, stub.ModelStreamInfer(iter([row()]))) == grpc.StatusCode.UNAUTHENTICATED
     assert stub.ModelInfer(row(), metadata=[('x-api-key', CHAT)]).outputs
@@ -122,7 +115,7 @@ def any_bytes(server, stub, any):
 
 def too_large(server, stub, _):
     with grpc.insecure_channel(server.grpc, options=BIG) as channel:
-        infer = service_pb2_grpc.GRPCInferenceServiceStub(channel).ModelInfer
+        infer = stub_of(channel).ModelInfer
         r = row()
         r.raw_input_contents[0] = bytes(65 * MIB)
         assert code(infer, r, metadata=metadata(CHAT)) == grpc.StatusCode.RESOURCE_EXHAUSTED
@@ -136,7 +129,7 @@ def uploads(server, stub, _):
     r = row()
     r.raw_input_contents[0] = bytes(50 * MIB)
     channels = [grpc.insecure_channel(server.grpc, options=BIG + [('n', i)]) for i in range(20)]
-    calls = [service_pb2_grpc.GRPCInferenceServiceStub(c).ModelInfer.future(r, metadata=metadata(BATCH), timeout=60) for c in channels]
+    calls = [stub_of(c).ModelInfer.future(r, metadata=metadata(BATCH), timeout=60) for c in channels]
     while not all(c.done() for c in calls):
         most = max(most, server.memory() - before)
         time.sleep(0.01)
@@ -158,13 +151,10 @@ def deadlines(server, stub, _):
 
 def vanishing(server, stub, any):
     """Clients that go in the middle of a stream."""
-    r = pb.ModelInferRequest(model_name='letters')
-    r.inputs.add(name='text_input', datatype='BYTES', shape=[1])
-    r.raw_input_contents.append(struct.pack('<I', 2) + b'hi')
-    r.parameters['max_tokens'].int64_param = 4096
+    r = text(4096)
     for i in range(50):
-        channel = grpc.insecure_channel(server.grpc, options=[('grpc.use_local_subchannel_pool', 1)])
-        answers = service_pb2_grpc.GRPCInferenceServiceStub(channel).ModelStreamInfer(iter([r, r, r]), metadata=metadata(BATCH))
+        channel = own_channel(server)
+        answers = stub_of(channel).ModelStreamInfer(iter([r, r, r]), metadata=metadata(BATCH))
         for _ in range(any.randrange(20)):
             next(answers)
         if i % 2:
@@ -198,13 +188,13 @@ def connections(server, stub, _):
 def streams(server, stub, _):
     """More open streams than there may be: the last ones are refused, and all others work on."""
     stop = threading.Event()
-    channels = [grpc.insecure_channel(server.grpc, options=[('grpc.use_local_subchannel_pool', 1), ('n', i)]) for i in range(12)]
+    channels = [own_channel(server, ('n', i)) for i in range(12)]
 
     def silent():
         stop.wait(60)
         yield from ()
 
-    calls = [service_pb2_grpc.GRPCInferenceServiceStub(channels[i // 95]).ModelStreamInfer(silent(), metadata=metadata(BATCH))
+    calls = [stub_of(channels[i // 95]).ModelStreamInfer(silent(), metadata=metadata(BATCH))
              for i in range(1100)]
     eventually(lambda: sum(c.done() for c in calls) == 100, 'a hundred are refused')
     assert {c.code() for c in calls if c.done()} == {grpc.StatusCode.UNAVAILABLE}
@@ -221,7 +211,7 @@ class Neighbour(threading.Thread):
 
     def __init__(self, server):
         super().__init__(daemon=True)
-        self.stub = service_pb2_grpc.GRPCInferenceServiceStub(grpc.insecure_channel(server.grpc, options=BIG))
+        self.stub = stub_of(grpc.insecure_channel(server.grpc, options=BIG))
         self.over, self.answered, self.failed, self.longest = threading.Event(), 0, [], 0.0
         self.start()
 
@@ -248,7 +238,7 @@ if __name__ == '__main__':
     print(f'  seed {seed}')
     any = random.Random(seed)
     with running(sys.argv[1]) as server, grpc.insecure_channel(server.grpc) as channel:
-        stub = service_pb2_grpc.GRPCInferenceServiceStub(channel)
+        stub = stub_of(channel)
         for what in ALL:
             neighbour = Neighbour(server) if what not in (wrong_keys, wrong_requests) else None
             begin = time.monotonic()

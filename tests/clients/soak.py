@@ -10,7 +10,6 @@ import http.client
 import json
 import random
 import signal
-import struct
 import sys
 import tempfile
 import threading
@@ -18,8 +17,8 @@ import time
 from pathlib import Path
 
 import grpc
-from tritonclient.grpc import service_pb2 as pb, service_pb2_grpc
 
+from messages import own_channel, row, stub_of, text
 from server import BATCH, CHAT, TENANTS, Server, eventually
 
 GUEST = 'key-of-guest'
@@ -85,31 +84,22 @@ class Load:
         self.ask(any, '/v2/models/reader/infer', one('image', 'UINT8', [64, 64], [any.randrange(256)] * 4096), key)
 
     def stub(self):
-        channel = grpc.insecure_channel(self.server.grpc, options=[('grpc.use_local_subchannel_pool', 1)])
-        return channel, service_pb2_grpc.GRPCInferenceServiceStub(channel)
+        channel = own_channel(self.server)
+        return channel, stub_of(channel)
 
     def grpc(self, any):
         channel, stub = self.stub()
         with channel:
-            r = pb.ModelInferRequest(model_name='busy')
-            r.inputs.add(name='INPUT', datatype='FP32', shape=[1, 1])
-            r.raw_input_contents.append(struct.pack('<f', any.choice([1, 1, 1, -1])))
+            r = row(any.choice([1, 1, 1, -1]))
             for _ in range(any.randrange(1, 20)):
                 f = stub.ModelInfer.future(r, metadata=[('x-api-key', any.choice([CHAT, BATCH]))], timeout=any.choice([0.005, 30]))
                 e = f.exception()
                 self.count[e.code().name if e else 'OK'] += 1
 
-    def text(self, any):
-        r = pb.ModelInferRequest(model_name='letters')
-        r.inputs.add(name='text_input', datatype='BYTES', shape=[1])
-        r.raw_input_contents.append(struct.pack('<I', 2) + b'hi')
-        r.parameters['max_tokens'].int64_param = any.randrange(1, 200)
-        return r
-
     def stream(self, any):
         channel, stub = self.stub()
         with channel:
-            requests = [self.text(any) for _ in range(3)]
+            requests = [text(any.randrange(1, 200)) for _ in range(3)]
             tokens = sum(1 for _ in stub.ModelStreamInfer(iter(requests), metadata=[('x-api-key', CHAT)], timeout=60))
             if tokens < 3:
                 self.wrong.append(f'{tokens} tokens')
@@ -117,7 +107,7 @@ class Load:
     def vanish(self, any):
         channel, stub = self.stub()
         with channel:
-            answers = stub.ModelStreamInfer(iter([self.text(any)] * 3), metadata=[('x-api-key', BATCH)], timeout=60)
+            answers = stub.ModelStreamInfer(iter([text(any.randrange(1, 200))] * 3), metadata=[('x-api-key', BATCH)], timeout=60)
             for _ in range(any.randrange(5)):
                 next(answers, None)
             if any.random() < 0.5:
