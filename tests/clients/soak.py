@@ -147,11 +147,11 @@ def quiet(server):
 
 def soak(program, minutes, any):
     with tempfile.TemporaryDirectory(prefix='gpushare_soak_') as folder:
+        started = time.time_ns()  # before the first line begins
         server = Server(program, folder, options=OPTIONS)
         end, kills = time.monotonic() + 60 * minutes, 0
         round_lasts = max(15, min(300, 60 * minutes / 8))
         seen, answered = [], collections.Counter()
-        started = time.time_ns()
         try:
             while time.monotonic() < end:
                 load, until = Load(server, any), time.monotonic() + round_lasts
