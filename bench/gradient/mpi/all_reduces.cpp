@@ -26,12 +26,16 @@
 #include <vector>
 
 #include "gradient/gloo.hpp"
+#include "gradient/mpi/world.hpp"
 
 namespace {
 
 namespace gs = gpushare;
 
-int rank = 0, ranks = 1, wrong = 0;
+using bench::rank;
+using bench::ranks;
+
+int wrong = 0;
 
 /// Who isn't there yet isn't spun for: the cores are those of whoever is measured.
 void meet_asleep() {
@@ -87,9 +91,7 @@ double measure(const char* name, MPI_Comm who, int as, int summed, const std::ve
             }
     }
     meet_asleep();
-    double longest = 0;
-    MPI_Allreduce(&took, &longest, 1, MPI_DOUBLE, MPI_MAX, MPI_COMM_WORLD);
-    return longest;
+    return bench::longest_of_all(took);
 }
 
 void run(std::size_t mebibytes, int rounds, std::string_view how) {
@@ -151,10 +153,7 @@ void run(std::size_t mebibytes, int rounds, std::string_view how) {
 }  // namespace
 
 int main(int argc, char** argv) {
-    int level = 0;
-    MPI_Init_thread(&argc, &argv, MPI_THREAD_SERIALIZED, &level);
-    MPI_Comm_rank(MPI_COMM_WORLD, &rank);
-    MPI_Comm_size(MPI_COMM_WORLD, &ranks);
+    bench::enter_world(argc, argv);
     if (argc >= 3)
         run(std::strtoul(argv[1], nullptr, 10), std::atoi(argv[2]), argc > 3 ? argv[3] : "");
     else

@@ -33,11 +33,16 @@
 #include <utility>
 #include <vector>
 
+#include "gradient/mpi/world.hpp"
+
 namespace {
 
 namespace gs = gpushare;
 
-int rank = 0, ranks = 1, batch = 16;
+using bench::rank;
+using bench::ranks;
+
+int batch = 16;
 
 torch::nn::Sequential network() {
     torch::manual_seed(1);
@@ -80,10 +85,9 @@ public:
         loss.backward();
         after();
         optimiser_.step();
-        double took = std::chrono::duration<double>(std::chrono::steady_clock::now() - begin).count(), longest = 0;
+        const std::chrono::duration<double> took = std::chrono::steady_clock::now() - begin;
         losses_.push_back(loss.item<float>());
-        MPI_Allreduce(&took, &longest, 1, MPI_DOUBLE, MPI_MAX, MPI_COMM_WORLD);
-        return longest;
+        return bench::longest_of_all(took.count());
     }
     [[nodiscard]] const std::vector<float>& losses() const { return losses_; }
     [[nodiscard]] const std::string& name() const { return name_; }
@@ -259,10 +263,7 @@ int run(int rounds) {
 }  // namespace
 
 int main(int argc, char** argv) {
-    int level = 0;
-    MPI_Init_thread(&argc, &argv, MPI_THREAD_SERIALIZED, &level);
-    MPI_Comm_rank(MPI_COMM_WORLD, &rank);
-    MPI_Comm_size(MPI_COMM_WORLD, &ranks);
+    bench::enter_world(argc, argv);
     if (argc != 3 || ranks != 2) return 2;
     batch = std::atoi(argv[1]);
     const int code = run(std::atoi(argv[2]));
