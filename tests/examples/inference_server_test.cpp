@@ -540,14 +540,24 @@ TEST_CASE("who sends slowly is closed, and doesn't keep others from coming", "[e
     for (auto& each : slow) CHECK(each.ends());
 }
 
+namespace {
+
+/// Of 4000 bytes each, of which `some` come.
+std::vector<connection> four_uploads(const server& to, std::string_view key, std::string_view some) {
+    std::vector<connection> all;
+    for (int i = 0; i < 4; ++i) {
+        all.push_back(to.connect());
+        std::string request = "POST /v2/models/mlp/infer HTTP/1.1\r\nX-API-Key: ";
+        all.back().send(request.append(key).append("\r\nContent-Length: 4000\r\n\r\n").append(some));
+    }
+    return all;
+}
+
+}  // namespace
+
 TEST_CASE("uploads that are announced and never come keep nobody out", "[examples]") {
     server s({.max_bodies = 4096});
-    std::vector<connection> announced;
-    for (int i = 0; i < 4; ++i) {
-        announced.push_back(s.connect());
-        announced.back().send(
-            "POST /v2/models/mlp/infer HTTP/1.1\r\nX-API-Key: key-of-chat\r\nContent-Length: 4000\r\n\r\n{");
-    }
+    const auto announced = four_uploads(s, chat_key, "{");
     eventually([&] { return s.http->connections() == 4; });
     CHECK(s.connect().ask("POST", mlp, chat_key, rows_of_mlp(1)).status == 200);
     CHECK(s.connect().ask("POST", mlp, chat_key, std::string(5000, ' ')).status == 429);
@@ -555,13 +565,7 @@ TEST_CASE("uploads that are announced and never come keep nobody out", "[example
 
 TEST_CASE("a tenant's uploads take half of the room, and leave the rest to others", "[examples]") {
     server s({.max_bodies = 8192});
-    std::vector<connection> uploads;
-    for (int i = 0; i < 4; ++i) {
-        uploads.push_back(s.connect());
-        uploads.back().send(
-            "POST /v2/models/mlp/infer HTTP/1.1\r\nX-API-Key: key-of-batch\r\nContent-Length: 4000\r\n\r\n" +
-            std::string(2000, ' '));
-    }
+    const auto uploads = four_uploads(s, batch_key, std::string(2000, ' '));
     eventually([&] { return s.http->connections() == 4 && (uploads[2].has_some() || uploads[3].has_some()); });
     CHECK(s.connect().ask("POST", mlp, chat_key, rows_of_mlp(1)).status == 200);
 }
