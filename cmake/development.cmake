@@ -4,12 +4,16 @@ add_library(gpushare_development INTERFACE)
 target_link_libraries(gpushare_development INTERFACE gpushare::gpushare)
 target_compile_options(
     gpushare_development INTERFACE -Wall -Wextra -Wpedantic -Wshadow -Wconversion
-                                   $<$<BOOL:${GPUSHARE_WARNINGS_AS_ERRORS}>:-Werror>)
+                                   $<$<BOOL:${GPUSHARE_WARNINGS_AS_ERRORS}>:-Werror>
+                                   # no path of the checkout in what is compiled: ccache finds it from any
+                                   -ffile-prefix-map=${CMAKE_CURRENT_SOURCE_DIR}/=)
 
-# Data sets that may lie beside the checkout. Whoever uses them does without where the macro is missing.
+# Data sets that may lie beside the checkout. Whoever uses them does without where the macro is missing. A target of its own, since
+# what is compiled with a path of the checkout can't be shared with another one by ccache.
+add_library(shared_data INTERFACE)
 cmake_path(SET shared_data NORMALIZE ${CMAKE_CURRENT_SOURCE_DIR}/../shared/data)
 if(IS_DIRECTORY ${shared_data})
-    target_compile_definitions(gpushare_development INTERFACE GPUSHARE_SHARED_DATA="${shared_data}")
+    target_compile_definitions(shared_data INTERFACE GPUSHARE_SHARED_DATA="${shared_data}")
 endif()
 
 # An executor of PTX, for tests: kernels run on the CPU as nvcc compiled them.

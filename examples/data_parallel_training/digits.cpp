@@ -14,6 +14,8 @@
 
 namespace data_parallel_training {
 
+const char* digits_file() noexcept { return GPUSHARE_DIGITS; }
+
 digits load_digits(const std::string& path) {
     std::ifstream file(path);
     if (!file) throw std::runtime_error("cannot read " + path);

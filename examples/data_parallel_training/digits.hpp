@@ -24,6 +24,9 @@ struct digits {
     }
 };
 
+/// Where ./dev puts them; there may be none.
+[[nodiscard]] const char* digits_file() noexcept;
+
 /// In a random order, always the same.
 [[nodiscard]] digits load_digits(const std::string& path);
 

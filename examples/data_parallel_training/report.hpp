@@ -9,6 +9,7 @@
 #include <string>
 #include <string_view>
 
+#include "data_parallel_training/digits.hpp"
 #include "data_parallel_training/training.hpp"
 
 namespace data_parallel_training {
@@ -16,7 +17,7 @@ namespace data_parallel_training {
 struct command {
     training_options training{};
     std::uint32_t ranks = 2;  // threads of this process
-    std::string data = GPUSHARE_DIGITS, svg = "data_parallel_training.svg";
+    std::string data = digits_file(), svg = "data_parallel_training.svg";
     bool go_on = false;           // without a process that is lost
     bool tenant = false;          // beside a tenant that answers requests
     std::uint32_t fail_rank = 0;  // a process that kills itself, to see what the others do,

@@ -175,11 +175,11 @@ TEST_CASE("what isn't digits is refused with its line", "[examples][training]") 
     CHECK_THROWS_AS(parse(wrong), usage_error);
 }
 
-bool have_digits() { return std::filesystem::exists(GPUSHARE_DIGITS); }
+bool have_digits() { return std::filesystem::exists(digits_file()); }
 
 TEST_CASE("16 bits on the wire learn as much, of all gradients or of the large ones", "[examples][.long]") {
     if (!have_digits()) return;
-    const digits data = load_digits(GPUSHARE_DIGITS);
+    const digits data = load_digits(digits_file());
     training_options options;
     const auto good = [&](double least) {
         const auto result = trained(data, 2, options);
@@ -200,7 +200,7 @@ TEST_CASE("16 bits on the wire learn as much, of all gradients or of the large o
 
 TEST_CASE("the encoder learns on one, two and four ranks", "[examples][.long]") {
     if (!have_digits()) return;
-    const digits data = load_digits(GPUSHARE_DIGITS);
+    const digits data = load_digits(digits_file());
     training_options options;
     options.kind = network_kind::encoder;
     for (const std::uint32_t ranks : {1U, 2U, 4U}) CHECK(trained(data, ranks, options).accuracy >= 0.95);
@@ -209,7 +209,7 @@ TEST_CASE("the encoder learns on one, two and four ranks", "[examples][.long]") 
 /// Training where `combine(net, model, step)` does what is between the backward pass and the optimiser, `behind` what follows that.
 template <class Combine, class Behind>
 double accuracy_by(std::uint32_t ranks, std::size_t epochs, const Combine& combine, const Behind& behind) {
-    const digits data = load_digits(GPUSHARE_DIGITS);
+    const digits data = load_digits(digits_file());
     constexpr std::size_t held_out = 297, batch = 32;
     const std::size_t samples = data.size() - held_out, share = batch / ranks;
     const gs::communicator group(ranks);
