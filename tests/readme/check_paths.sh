@@ -13,12 +13,12 @@ for document in "$@"; do
     folder=$(dirname "$document")
     while read -r path; do
         [[ $path != build/* ]] || continue
-        for place in "$folder" "$root" "$root"/include/gpushare/{,*/,*/*/} "$root"/tests/*/; do
+        for place in "$folder" "$root" "$root"/include/gpushare/{,*/,*/*/} "$root"/tests/{,*/}; do
             [[ ! -e $place/$path ]] || continue 2
         done
         echo "$document: there is no $path" >&2
         missing=1
-    done < <(grep -oE '\]\([^):# ]+\)' "$document" | tr -d '()]' || true
+    done < <(grep -oE '\]\([^):#& ]+\)' "$document" | tr -d '()]' || true
         [[ $document != *.svg ]] || grep -oE '[a-z_/]+\.[hc](pp|uh)\b' "$document"
         grep -oE '`[a-z_0-9/]+\.(hpp|cuh|cpp|cmake|sh|md|txt|awk|dox)`' "$document" | tr -d '`' || true)
 done
