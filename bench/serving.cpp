@@ -14,6 +14,7 @@
 #include "harness.hpp"
 #include "serving/parts.hpp"
 #include "serving/rig.hpp"
+#include "serving/server.hpp"
 
 namespace {
 
@@ -190,13 +191,13 @@ void check_that_faults_show(crew& c) {
 
 int main(int argc, char** argv) {
     try {
-        const bench::arguments asked(argc, argv, {"two", "kept", "one", "decode", "cost", "parts"},
+        const bench::arguments asked(argc, argv, {"two", "kept", "one", "decode", "cost", "parts", "server", "outside"},
                                      {"--gemma-terms-accepted",
                                       "with Gemma 3 270M, whose weights are under Google's terms, "
                                       "https://ai.google.dev/gemma/terms; else single lines of "
                                       "text are read in its place, and all figures end in _without_model"});
         const bool model = asked.has_option();
-        const bool no_engines = asked.wants("parts") && !asked.wants("two");
+        const bool no_engines = asked.wants_only("parts") || asked.wants_only("outside");
         bench::start_a_second_thread();
         bench::report r(
             "serving: OpenVINO, a thread per engine, single precision; each call one block on the host device, real "
@@ -204,7 +205,9 @@ int main(int argc, char** argv) {
             "default options, weighted_fair; reader 30 %, model 70 %, detector on the level above, 100 calls a second",
             model || no_engines ? "" : "_without_model");
         if (asked.wants("parts")) parts(r);
-        if (no_engines) {
+        if (asked.wants("outside")) from_outside(r);
+        if (asked.wants("server")) through_the_server(r, model);
+        if (no_engines || asked.wants_only("server")) {
             r.write(asked.json());
             return 0;
         }

@@ -67,6 +67,11 @@ public:
     }
     /// Sends nothing more; it can still be read.
     void end_of_requests() const { (void)::shutdown(fd_, SHUT_WR); }
+    /// Leaves nothing behind: else a port would stay taken for a minute.
+    void reset_at_end() const {
+        const ::linger none{1, 0};
+        (void)::setsockopt(fd_, SOL_SOCKET, SO_LINGER, &none, sizeof none);
+    }
     /// Whether something can be read now.
     [[nodiscard]] bool has_some() const {
         ::pollfd p{fd_, POLLIN, 0};

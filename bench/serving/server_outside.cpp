@@ -1,0 +1,230 @@
+// SPDX-License-Identifier: Apache-2.0
+#include <sys/resource.h>
+
+#include <algorithm>
+#include <chrono>
+#include <cstdint>
+#include <cstdio>
+#include <cstdlib>
+#include <filesystem>
+#include <optional>
+#include <random>
+#include <stdexcept>
+#include <string>
+#include <string_view>
+#include <thread>
+#include <utility>
+#include <vector>
+
+#include "inference_server/client.hpp"
+#include "serving/server.hpp"
+#include "serving/server_process.hpp"
+
+namespace bench::serving {
+
+namespace {
+
+using namespace std::chrono_literals;
+using inference_server::connection;
+
+constexpr double mib = 1 << 20;
+constexpr std::string_view tenants =
+    "name=chat api_key=key-of-chat memory=64MiB compute=60% priority=1\n"
+    "name=noise api_key=key-of-noise memory=64MiB compute=40%\n";
+
+// ---- malformed requests
+
+class malformed {
+public:
+    explicit malformed(std::uint64_t seed) : any_(seed) {}
+
+    /// The head is right and the body isn't, or it asks for what isn't there: the connection stays.
+    [[nodiscard]] std::string with_bad_body() {
+        std::string path = "/v2/models/mlp/infer", body = good_, more;
+        switch (below(12)) {
+            case 0: body.resize(below(body.size())); break;
+            case 1: body[below(body.size())] = static_cast<char>(any_()); break;
+            case 2: body.insert(below(body.size()), bytes(1 + below(20))); break;
+            case 3: body = bytes(below(300)); break;
+            case 4: path = "/v2/models/" + word() + "/infer"; break;
+            case 5: body = with(R"([1,16])", "[" + number() + "," + number() + "]"); break;
+            case 6: body = with("FP32", one_of({"FP16", "INT64", "BYTES", "FP33", "", "BOOL", "UINT8"})); break;
+            case 7: body = with("INPUT", word()); break;
+            case 8: body = with(R"([0.5)", "[" + number()); break;
+            case 9: body = std::string(below(2000), one_of({"[", "{", "{\"a\":", "\"", "\\"})[0]); break;
+            case 10: more = "Inference-Header-Content-Length: " + one_of({"0", "2", "17", "5000"}) + "\r\n"; break;
+            default:
+                path = "/v2/models/letters/generate";
+                body = R"({"text_input":)" +
+                       one_of({"1", "null", "\"\xff\"", "{}", "\"a\",\"max_tokens\":-1", "\"a\",\"max_tokens\":1e99"}) +
+                       "}";
+        }
+        return request("POST", path, "key-of-noise", body, more);
+    }
+    /// Nothing can follow it: who asks isn't known, or it isn't HTTP.
+    [[nodiscard]] std::string last() {
+        switch (below(11)) {
+            case 0: return request("POST", "/v2/models/mlp/infer", word(), good_);
+            case 9:
+                return request("POST", "/v2/models/mlp/infer", "key-of-noise", good_,
+                               "Inference-Header-Content-Length: " + number() + "\r\n");
+            case 1:
+                return request(
+                    "GET",
+                    one_of({"/../etc/passwd", "/v2/%2e%2e/x", "/%", "/v2/models//infer", "//", "/v2/\\"}) + word(),
+                    "key-of-noise", {});
+            case 2:
+                return request(one_of({"BREW", "DELETE", "PUT", "CONNECT", "get"}), "/v2/models/mlp/infer",
+                               "key-of-noise", good_);
+            case 3: return bytes(1 + below(300)) + "\r\n\r\n";
+            case 4: return request("GET", "/v2", "key-of-noise", {}, std::string(8000 + below(2000), 'a') + ": b\r\n");
+            case 5:
+                return "POST /v2/models/mlp/infer HTTP/1.1\r\nAuthorization: Bearer key-of-noise\r\nContent-Length: " +
+                       number() + "\r\n\r\n" + good_;
+            case 6:
+                return "POST /v2/models/mlp/infer HTTP/1.1\r\nAuthorization: Bearer key-of-noise\r\nTransfer-Encoding: "
+                       "chunked\r\n\r\n" +
+                       bytes(below(100));
+            case 7: return "GET /v2 HTTP/" + number() + "\r\n\r\n";
+            case 8: return request("GET", "/v2", "key-of-noise", {}, bytes(below(50)) + "\r\n");
+            default: {
+                auto cut = request("POST", "/v2/models/mlp/infer", "key-of-noise", good_);
+                cut.resize(1 + below(cut.size() - 1));
+                return cut;
+            }
+        }
+    }
+
+private:
+    [[nodiscard]] std::size_t below(std::size_t n) { return static_cast<std::size_t>(any_() % n); }
+    [[nodiscard]] std::string one_of(std::vector<std::string> all) { return all[below(all.size())]; }
+    [[nodiscard]] std::string bytes(std::size_t n) {
+        std::string s(n, 0);
+        for (auto& c : s) c = static_cast<char>(any_());
+        return s;
+    }
+    [[nodiscard]] std::string word() {
+        std::string s(1 + below(20), 0);
+        for (auto& c : s) c = static_cast<char>('a' + below(26));
+        return s;
+    }
+    [[nodiscard]] std::string number() {
+        return one_of({"-1", "0", "2", "17", "99999999999", "18446744073709551615", "18446744073709551616", "1e999",
+                       "0x10", "NaN", "\"1\"", "", "1 1", "9223372036854775808"});
+    }
+    [[nodiscard]] std::string with(std::string_view what, const std::string& instead) const {
+        auto s = good_;
+        return s.replace(s.find(what), what.size(), instead);
+    }
+    [[nodiscard]] static std::string request(const std::string& method, const std::string& path, const std::string& key,
+                                             const std::string& body, const std::string& more = {}) {
+        return method + " " + path + " HTTP/1.1\r\nHost: bench\r\nAuthorization: Bearer " + key + "\r\n" + more +
+               "Content-Length: " + std::to_string(body.size()) + "\r\n\r\n" + body;
+    }
+
+    std::mt19937_64 any_;
+    const std::string good_ =
+        R"({"inputs":[{"name":"INPUT","datatype":"FP32","shape":[1,16],"data":[0.5,0.5,0.5,0.5,0.5,0.5,0.5,0.5,0.5,0.5,0.5,0.5,0.5,0.5,0.5,0.5]}]})";
+};
+
+/// A million, through sockets: fifteen by a connection that stays, then one that nothing can follow. Another tenant's requests come by a schedule
+/// meanwhile, and must all be answered.
+void bad_requests(report& r, std::uint64_t wanted) {
+    const server_process server(tenants, {});
+    malformed any(20261125);
+    std::vector<double> others;
+    std::uint64_t refused = 0, ended = 0, valid = 0;
+    double before = 0;
+    {
+        const std::jthread good([&](const std::stop_token& stop) {
+            for (std::uint64_t seed = 1; !stop.stop_requested(); ++seed) {
+                const auto some = asked_by_schedule(server.port(), nothing("key-of-chat"), 20, 2s, seed);
+                others.insert(others.end(), some.begin(), some.end());
+            }
+        });
+        constexpr int together = 15;
+        for (std::uint64_t n = 0; refused + ended < wanted; ++n) {
+            std::string all;
+            for (int i = 0; i < together; ++i) all += any.with_bad_body();
+            connection c(server.port());
+            c.send(all + any.last());
+            c.end_of_requests();
+            for (int i = 0; i <= together; ++i) {
+                const int status = c.answer().status;
+                if (status == 0 && i < together) throw std::runtime_error("a connection was closed that should stay");
+                if (status == 0)
+                    ++ended;  // without a word, as for half a request
+                else if (status == 500 || status == 503 || status > 505)
+                    throw std::runtime_error("a malformed request was answered by " + std::to_string(status));
+                else
+                    ++(status < 400 ? valid : refused);
+            }
+            c.reset_at_end();
+            if (n == wanted / 160) before = static_cast<double>(server.memory());  // a tenth: all is warm
+        }
+    }
+    if (!server.runs()) throw std::runtime_error("the server ended");
+    std::printf("# %llu refused, %llu connections ended without an answer, %llu were valid after all and not counted\n",
+                static_cast<unsigned long long>(refused), static_cast<unsigned long long>(ended),
+                static_cast<unsigned long long>(valid));
+    std::printf("# another tenant meanwhile: %zu requests, all answered\n", others.size());
+    std::ranges::sort(others);
+    r.figure("serving.bad_requests_survived", {static_cast<double>(refused + ended)}, "requests");
+    r.figure("serving.bad_requests_growth_mib", {(static_cast<double>(server.memory()) - before) / mib}, "MiB");
+    r.figure("serving.bad_requests_others_p99_ms", {others[others.size() * 99 / 100]}, "ms");
+}
+
+// ---- thousands of connections
+
+/// Each has sent the better part of a request's head, so that the server must keep that; then the rest.
+void many_connections(report& r, std::size_t wanted) {
+    ::rlimit files{};
+    (void)::getrlimit(RLIMIT_NOFILE, &files);
+    files.rlim_cur = files.rlim_max;
+    (void)::setrlimit(RLIMIT_NOFILE, &files);  // the server does the same
+    if (files.rlim_cur < wanted + 100)
+        return r.is_void("serving.connections", "a process may open " + std::to_string(files.rlim_cur) + " files here");
+    const server_process server(tenants, {});
+    const auto head = "GET /v2/health/live HTTP/1.1\r\nHost: bench\r\nX-Padding: " + std::string(7000, 'a');
+    {
+        connection warm(server.port());
+        (void)warm.ask("GET", "/v2/health/live");
+    }
+    const double before = static_cast<double>(server.memory());
+    std::vector<connection> held;
+    for (std::size_t i = 0; i < wanted; ++i) {
+        held.emplace_back(server.port());
+        held.back().send(head);
+    }
+    // Those who ask something meanwhile are served.
+    const auto others = asked_by_schedule(server.port(), nothing("key-of-chat"), 100, 3s, 1);
+    const double grown = static_cast<double>(server.memory()) - before;
+    std::size_t answered = 0;
+    for (auto& c : held) c.send("\r\n\r\n");
+    for (auto& c : held) answered += c.answer().status == 200 ? 1 : 0;
+    std::printf(
+        "# %zu connections, each with 7 KB of a head that isn't complete: %.1f MiB; another tenant's requests "
+        "meanwhile: longest %.1f ms\n",
+        wanted, grown / mib, std::ranges::max(others));
+    r.figure("serving.connections", {static_cast<double>(answered)}, "connections");
+    r.figure("serving.connections_mib", {grown / mib}, "MiB");
+}
+
+/// MLPerf's, as ./dev check clients runs it.
+void load_generator(report& r) {
+    if (!std::filesystem::exists(GPUSHARE_BENCH_PYTHON))
+        return r.is_void("serving.loadgen_valid", "mlcommons-loadgen isn't installed; ./dev check clients fetches it");
+    const auto command =
+        std::string(GPUSHARE_BENCH_PYTHON " " GPUSHARE_BENCH_CLIENTS " " GPUSHARE_BENCH_SERVER " loadgen");
+    r.figure("serving.loadgen_valid", {std::system(command.c_str()) == 0 ? 1.0 : 0.0}, "");
+}
+
+}  // namespace
+
+void from_outside(report& r) {
+    bad_requests(r, 1'000'000);
+    many_connections(r, 5000);
+    load_generator(r);
+}
+
+}  // namespace bench::serving
