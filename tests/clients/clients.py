@@ -1,10 +1,11 @@
 # SPDX-License-Identifier: Apache-2.0
 """Clients that know nothing of the example server, unmodified: Triton's over HTTP and gRPC, KServe's, promtool, wrk, MLPerf's load
-generator.
+generator, a browser.
 
     python clients.py SERVER [NAME...]
 """
 import asyncio
+import json
 import multiprocessing
 import queue
 import shutil
@@ -12,10 +13,12 @@ import subprocess
 import sys
 import tempfile
 import time
+import urllib.request
 from pathlib import Path
 
 import numpy as np
 
+from browser import Page
 from server import BATCH, CHAT, eventually, refused, running
 
 ROWS = np.linspace(-1, 1, 3 * 16, dtype=np.float32).reshape(3, 16)
@@ -172,6 +175,25 @@ def promtool(server):
     assert checked.returncode == 0, checked.stdout + checked.stderr
 
 
+def browser(server):
+    """The status page in Chromium, beside a client: what it says after some seconds, and that its charts have lines."""
+    body = json.dumps({'inputs': [{'name': 'INPUT', 'datatype': 'FP32', 'shape': [3, 16], 'data': ROWS.flatten().tolist()}]})
+    request = urllib.request.Request(f'http://{server.http}/v2/models/mlp/infer', body.encode(), {'Authorization': f'Bearer {CHAT}'})
+    page, longest = Page(f'http://{server.admin}/'), 'Math.max(...[...document.querySelectorAll("polyline")].map(l => l.points.length))'
+    try:
+        def drawn():
+            urllib.request.urlopen(request, timeout=30).read()
+            return (page.evaluate(longest) or 0) >= 4
+        eventually(drawn, 'the charts have lines')
+        assert page.evaluate('document.getElementById("state").textContent') == '2 SMs, 2 tenants'
+        assert page.evaluate('document.querySelectorAll("polyline").length') == 12  # six charts of two tenants
+        rows = page.evaluate('[...document.querySelectorAll("tbody tr")].map(r => [...r.cells].map(c => c.textContent))')
+        assert [r[0] for r in rows] == ['batch', 'chat'] and 'mlp' in rows[1][-1] and float(rows[1][5]) > 0, rows
+        assert not page.wrong, page.wrong
+    finally:
+        page.close()
+
+
 def wrk(server):
     script = Path(tempfile.gettempdir()) / f'gpushare_wrk_{server.process.pid}.lua'
     body = '{"inputs":[{"name":"INPUT","datatype":"FP32","shape":[1,16],"data":[' + ','.join(['0.5'] * 16) + ']}]}'
@@ -243,7 +265,7 @@ def in_process(client, server):
     return notes.get()
 
 
-ALL = triton_http, triton_grpc, kserve, engines, promtool, wrk, loadgen
+ALL = triton_http, triton_grpc, kserve, engines, promtool, browser, wrk, loadgen
 
 if __name__ == '__main__':
     chosen = [c for c in ALL if c.__name__ in sys.argv[2:]] or ALL
