@@ -238,15 +238,15 @@ void sleeps(report& r) {
     std::vector<double> awake, warm;
     for (int i = 0; i < repeats; ++i)
         for (std::size_t n = 0; n < levels.size(); ++n) {
-            ask(says);
             ask(wake);
-            awake.push_back(server.tenant("pages").used);
             const auto timed = [&](std::vector<double>& into) {
                 const auto begin = clock::now();
                 ask(wake);
                 into.push_back(std::chrono::duration<double, std::milli>(clock::now() - begin).count());
             };
             timed(warm);
+            ask(says);  // last: both models are idle from about now on
+            awake.push_back(server.tenant("pages").used);
             const auto end = clock::now() + 30s;
             server_process::seen seen;
             do {
