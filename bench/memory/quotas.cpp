@@ -4,14 +4,20 @@
 #include <atomic>
 #include <cstdint>
 #include <cstdio>
+#include <deque>
 #include <memory>
+#include <optional>
 #include <random>
+#include <stdexcept>
 #include <string>
 #include <thread>
+#include <tuple>
+#include <utility>
 #include <vector>
 
 #include <gpushare/memory/quota.hpp>
 #include <gpushare/memory/quota_resource.hpp>
+#include <gpushare/memory/quota_wait.hpp>
 #include <gpushare/units.hpp>
 
 #include "parts.hpp"
@@ -161,18 +167,51 @@ void costs(report& r) {
              "ns");
 }
 
-/// Nanoseconds of a release that serves nobody, while so many wait.
-double release_beside(int waiters) {
-    support::waiting_line line(waiters);
+/// Nanoseconds of a release that serves nobody, while so many wait, for bytes of one quota or of so many.
+double release_beside(int waiters, int quotas) {
+    support::waiting_line line(waiters, quotas);
     return ns_per_call(2'000, [&] { keep(line.limit.release(4_KiB)); });
+}
+
+/// Of one that serves the first of so many quotas, which comes back behind the last.
+double release_served(std::size_t quotas) {
+    quota device{1_GiB};
+    quota limit{device, 0_B, 1_GiB};
+    std::vector<std::optional<quota>> others(quotas);
+    for (auto& q : others) q.emplace(device, 0_B, 1_GiB);
+    if (limit.try_charge(1_GiB) != errc::none) throw std::runtime_error("no charge");
+    std::deque<std::pair<quota*, gpushare::quota_claim>> waiting;
+    const auto join = [&](quota& q) {
+        waiting.emplace_back(std::piecewise_construct, std::forward_as_tuple(&q), std::forward_as_tuple(q, 4_KiB));
+    };
+    for (auto& q : others) join(*q);
+    quota* holder = &limit;
+    const double ns = ns_per_call(20'000, [&] {
+        keep(holder->release(4_KiB));
+        auto& [next, claim] = waiting.front();
+        holder = next;
+        claim.take();
+        waiting.pop_front();
+        join(*holder);
+    });
+    while (!waiting.empty()) waiting.pop_back();
+    return ns;
 }
 
 void growth(report& r) {
     r.figure("memory.collect_growth", {support::asked_per_free(10'000) / support::asked_per_free(10)}, "x");
-    r.figure("memory.line_growth",
-             ratios(
-                 repeats, [] { return release_beside(4'000); }, [] { return release_beside(10); }),
+    const auto here = [](auto f, auto many, auto few) {
+        return ratios(
+            repeats, [=] { return f(many); }, [=] { return f(few); });
+    };
+    const auto one = here([](int n) { return release_beside(n, 0); }, 4'000, 10);
+    const auto each = here([](int n) { return release_beside(n, n); }, 4'000, 10);
+    r.figure("memory.line_growth_of_one_quota", one, "x");
+    r.figure("memory.line_growth_of_quotas", each, "x");
+    r.figure("memory.line_growth", value_of(statistic::median, one) > value_of(statistic::median, each) ? one : each,
              "x");
+    r.figure("memory.line_served_growth", here(release_served, std::size_t{4'000}, std::size_t{10}), "x");
+    r.figure("memory.line_served_ns", repeated(repeats, [] { return release_served(4'000); }), "ns");
 }
 
 /// What threads hold, counted from outside: raised behind a grant and lowered before a release, so whatever is over the

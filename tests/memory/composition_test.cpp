@@ -6,7 +6,9 @@
 #include <chrono>
 #include <cstddef>
 #include <cstdint>
+#include <deque>
 #include <memory>
+#include <optional>
 #include <vector>
 
 #include <gpushare/backend/host/clock.hpp>
@@ -181,15 +183,41 @@ TEST_CASE("collecting asks as many points for a free, however many are pending",
     CHECK(support::asked_per_free(10'000) <= 1.5 * support::asked_per_free(10));
 }
 
-TEST_CASE("a release takes as many steps, however many wait", "[memory][composition][waiting]") {
-    const auto steps = [](int waiters) {
-        support::waiting_line line(waiters);
-        quota& a = line.limit;
-        const auto before = a.usage().refusals;
-        for (int i = 0; i < 100; ++i) CHECK(a.release(4096_B));
-        const auto refused = a.usage().refusals - before;  // one for each who is tried
-        CHECK(a.usage().waiting == static_cast<std::uint32_t>(waiters));
-        return refused;
+TEST_CASE("a release takes as many steps, however many wait, of however many quotas",
+          "[memory][composition][waiting]") {
+    const auto steps = [](int waiters, int quotas) {
+        support::waiting_line line(waiters, quotas);
+        const auto before = line.refusals();
+        for (int i = 0; i < 100; ++i) CHECK(line.limit.release(4096_B));
+        CHECK(line.device.usage().waiting == static_cast<std::uint32_t>(waiters));
+        return line.refusals() - before;
+    };
+    CHECK(steps(4'000, 0) <= 2 * steps(10, 0));
+    CHECK(steps(4'000, 4'000) <= 2 * steps(10, 10));
+}
+
+TEST_CASE("so does one that serves somebody", "[memory][composition][waiting]") {
+    const auto steps = [](std::size_t quotas) {
+        quota device{1_MiB};
+        quota limit{device, 0_B, 1_MiB};
+        std::vector<std::optional<quota>> others(quotas);
+        for (auto& q : others) q.emplace(device, 0_B, 1_MiB);
+        REQUIRE(limit.try_charge(1_MiB) == errc::none);
+        std::deque<quota_claim> line;
+        for (auto& q : others) line.emplace_back(*q, 4_KiB);
+        const auto refusals = [&] {
+            std::uint64_t sum = 0;
+            for (const auto& q : others) sum += q->usage().refusals;
+            return sum;
+        };
+        const auto before = refusals();
+        for (std::size_t i = 0; i < 8; ++i) {
+            CHECK(limit.release(4_KiB));
+            CHECK(line[i].state() == gpushare::claim_state::granted);
+        }
+        const auto tried = refusals() - before;
+        while (!line.empty()) line.pop_back();  // who leaves first would serve the next
+        return tried;
     };
     CHECK(steps(4'000) <= 2 * steps(10));
 }

@@ -74,6 +74,48 @@ TEST_CASE("nothing is granted while a quota is over its limit, whatever is relea
     }
 }
 
+TEST_CASE("a refusal by quotas over their limits counts nothing twice", "[memory][quota]") {
+    // Whoever passes on what is idle below it mustn't take it from the quota that is asking just now.
+    quota device{100_B};
+    quota outer{device, 0_B, 100_B};
+    quota inner{outer, 0_B, 100_B};
+    quota a{inner, 0_B, 100_B}, b{inner, 0_B, 100_B};
+    REQUIRE(a.try_charge(10_B) == errc::none);
+    REQUIRE(b.try_charge(20_B) == errc::none);
+    REQUIRE(inner.resize(0_B, 5_B) == errc::none);
+    REQUIRE(outer.resize(0_B, 5_B) == errc::none);
+    CHECK(a.release(3_B));
+    CHECK(b.release(5_B));
+    CHECK(a.try_charge(10_B) == errc::out_of_memory);
+    CHECK(a.usage().current == 7_B);
+    CHECK(inner.usage().current == 22_B);
+    CHECK(device.usage().current == 22_B);
+    CHECK(a.release(7_B));
+    CHECK(b.release(15_B));
+    CHECK(device.usage().current == 0_B);
+}
+
+TEST_CASE("what is released below a quota over its limit isn't had again", "[memory][quota]") {
+    quota device{100_B};
+    quota outer{device, 10_B, 90_B};
+    quota a{outer, 0_B, 100_B}, b{outer, 10_B, 0_B};
+    REQUIRE(a.try_charge(60_B) == errc::none);
+    REQUIRE(outer.resize(10_B, 40_B) == errc::none);
+    CHECK(a.pressed());
+    CHECK(a.release(15_B));
+    CHECK(a.try_charge(1_B) == errc::out_of_memory);
+    CHECK(b.try_charge(10_B) == errc::none);  // a guarantee is there as before
+    CHECK(a.pressed());
+    CHECK(a.release(10_B));
+    CHECK_FALSE(a.pressed());
+    CHECK(a.try_charge(6_B) == errc::out_of_memory);
+    CHECK(a.try_charge(5_B) == errc::none);
+    CHECK(device.usage().current == 50_B);
+    CHECK(a.release(40_B));
+    CHECK(b.release(10_B));
+    CHECK(device.usage().current == 10_B);
+}
+
 TEST_CASE("figures stay exact over the limit", "[memory][quota]") {
     quota q{1'000_B};
     for (int i = 0; i < 1'000; ++i) REQUIRE(q.try_charge(1_B) == errc::none);

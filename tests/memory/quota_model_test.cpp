@@ -90,7 +90,7 @@ struct node {
     std::uint64_t mine = 0;  // charged here by the test itself, or left behind by a child that ended
 };
 
-/// A tree of at most three levels. Sizes are small multiples of a unit, so that limits are met all the time.
+/// A tree of at most four levels. Sizes are small multiples of a unit, so that limits are met all the time.
 class tree {
 public:
     tree(std::uint64_t seed, std::uint64_t unit) : any_(seed), unit_(unit) {
@@ -158,7 +158,7 @@ private:
     std::uint64_t some_burst() { return any_.one_in(3) ? 0 : some(); }
 
     bool birth(node& parent) {
-        if (parent.depth == 2 || parent.children == 3) return true;
+        if (parent.depth == 3 || parent.children == 3) return true;
         const auto guaranteed = some(), burst = some_burst();
         const auto fits = parent.expected->charge(guaranteed) == errc::none;
         try {

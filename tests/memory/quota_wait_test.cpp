@@ -172,11 +172,13 @@ namespace {
 
 // More is asked for than there is, nobody gives up: if a wake-up were lost, this would not end. Some beside them ask and
 // go, some give up at once; none of it leaves a trace.
-void queue_up(unsigned threads, int rounds) {
+void queue_up(unsigned threads, int rounds, std::size_t leaves = 0) {
     quota device{1'000_B};
     quota left{device, 100_B, 600_B}, right{device, 100_B, 800_B};
     quota deep{left, 0_B, 500_B};
-    const std::array all{&device, &left, &right, &deep};
+    std::vector<quota*> all{&device, &left, &right, &deep};
+    std::vector<std::optional<quota>> further(leaves);
+    for (std::size_t i = 0; i < leaves; ++i) all.push_back(&further[i].emplace(*all[i % 4], 0_B, 500_B));
     const auto seed = support::seed(3);
     CAPTURE(seed);
     std::atomic<std::uint64_t> held{0}, over{0}, failed{0};
@@ -220,7 +222,12 @@ TEST_CASE("threads that wait, ask and give up at random are all served, and noth
     queue_up(6, 150);
 }
 
-TEST_CASE("threads that wait, ask and give up at random, for long", "[.long]") { queue_up(8, 20'000); }
+TEST_CASE("so are those of many quotas", "[memory][waiters]") { queue_up(6, 150, 40); }
+
+TEST_CASE("threads that wait, ask and give up at random, for long", "[.long]") {
+    queue_up(8, 20'000);
+    queue_up(8, 20'000, 40);
+}
 
 TEST_CASE("no wake-up is lost between a release and a wait", "[memory][waiters]") {
     // Two threads hand the only bytes to and fro: each release may be beside the other's joining the queue, at any place.

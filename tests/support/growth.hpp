@@ -2,14 +2,16 @@
 // How what many frees and many who wait cost grows with how many they are: for the tests, which count, and the benchmark.
 //
 //   support::asked_per_free(10'000)          // reached() calls for a block that comes back
-//   support::waiting_line line{4'000};       line.limit.release(4_KiB);
+//   support::waiting_line line(4'000);       line.limit.release(4_KiB);
 #pragma once
 
 #include <algorithm>
 #include <cstddef>
 #include <cstdint>
 #include <deque>
+#include <optional>
 #include <span>
+#include <vector>
 
 #include <gpushare/concepts.hpp>
 #include <gpushare/error.hpp>
@@ -56,16 +58,25 @@ inline double asked_per_free(std::size_t pending) {
     return static_cast<double>(asked) / static_cast<double>(freed);
 }
 
-/// A quota of which everything is charged, and so many who wait for half of it.
+/// A quota of which everything is charged, and so many who wait for half of it: all of that quota, or as many of each of others.
 struct waiting_line {
-    explicit waiting_line(int waiters) {
+    explicit waiting_line(int waiters, int quotas = 0) : others(static_cast<std::size_t>(quotas)) {
         const gpushare::bytes all = device.usage().limit();
         if (limit.try_charge(all) != gpushare::errc::none) return;
-        for (int i = 0; i < waiters; ++i) queue.emplace_back(limit, all / 2);
+        for (auto& q : others) q.emplace(device, gpushare::bytes{}, all);
+        for (int i = 0; i < waiters; ++i)
+            queue.emplace_back(quotas == 0 ? limit : *others[static_cast<std::size_t>(i % quotas)], all / 2);
+    }
+    /// How many requests were refused so far: one for each who was tried.
+    [[nodiscard]] std::uint64_t refusals() const {
+        auto sum = limit.usage().refusals;
+        for (const auto& q : others) sum += q->usage().refusals;
+        return sum;
     }
 
     gpushare::quota device{gpushare::bytes{1 << 30}};
     gpushare::quota limit{device, {}, gpushare::bytes{1 << 30}};
+    std::vector<std::optional<gpushare::quota>> others;
     std::deque<gpushare::quota_claim> queue;
 };
 

@@ -146,11 +146,7 @@ public:
         const std::lock_guard lock(root_->mutex_);
         if (stopped()) return errc::closed;
         if (guaranteed_ + charged + burst > max_limit()) return errc::invalid_specification;
-        freeze();
-        guaranteed_ += charged;
-        burst_ = burst;
-        settle(charged.count());
-        parent_->note_borrower(*this);
+        set_limits(guaranteed_ + charged, burst, borrowed_.load(std::memory_order_relaxed), charged.count());
         serve_waiters();
         return errc::none;
     }

@@ -197,7 +197,7 @@ private:
     // Whether it can do something for somebody who waits: the first of each quota, since the others come after. `request`
     // is what that one misses.
     [[nodiscard]] bool wanted(const quota_node& root, reclaim_request& request) const noexcept {
-        for (const quota_node* q = root.waiting_quotas_; q != nullptr; q = q->next_waiting_) {
+        for (const quota_node* q = root.waiting_quotas_.front(); q != nullptr; q = q->in_line_.next) {
             const auto [level, missing] = shortage_of(*q, q->queue_.front()->size, true);
             request.missing = bytes{missing};
             request.own = true;

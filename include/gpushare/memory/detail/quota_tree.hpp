@@ -19,6 +19,7 @@
 #include <gpushare/detail/intrusive.hpp>
 #include <gpushare/error.hpp>
 #include <gpushare/memory/detail/quota_cell.hpp>
+#include <gpushare/memory/detail/turn_heap.hpp>
 #include <gpushare/memory/quota_usage.hpp>
 #include <gpushare/units.hpp>
 
@@ -41,42 +42,41 @@ using ask_function = bool (*)(quota_node&, hook_cursor&, std::uint64_t, bool) no
 /// Whether a charge comes after those who wait for the same bytes. Guarantees don't: burst is what they leave.
 enum class precedence : bool { after_waiters, before_waiters };
 
-struct quota_wait_entry;
+/// Where something is in one of its lists.
+template <class T>
+struct list_link {
+    T *previous = nullptr, *next = nullptr;
+};
 
-/// Where an entry is in one of its lists.
-struct wait_link {
-    quota_wait_entry *previous = nullptr, *next = nullptr;
+/// First come, first; whoever is in it leaves from anywhere at once.
+template <class T, list_link<T> T::*Link>
+class linked_list {
+public:
+    [[nodiscard]] T* front() const noexcept { return first_; }
+    void push(T& e) noexcept {
+        e.*Link = {.previous = last_};
+        (last_ != nullptr ? (last_->*Link).next : first_) = &e;
+        last_ = &e;
+    }
+    void remove(T& e) noexcept {
+        const list_link<T> at = e.*Link;
+        (at.previous != nullptr ? (at.previous->*Link).next : first_) = at.next;
+        (at.next != nullptr ? (at.next->*Link).previous : last_) = at.previous;
+    }
+
+private:
+    T *first_ = nullptr, *last_ = nullptr;
 };
 
 /// Somebody who waits. All under the mutex of the tree.
 struct quota_wait_entry {
-    wait_link of_quota{}, of_threads{};
+    list_link<quota_wait_entry> of_quota{}, of_threads{};
     quota_node* at = nullptr;
     std::uint64_t size = 0;
     std::uint64_t ticket = 0;  // who came first has the smaller one
     claim_state state = claim_state::waiting;
     errc why = errc::none;                               // of the last refusal
     void (*wake)(quota_wait_entry&) noexcept = nullptr;  // of a thread, once it waits no more; under the mutex
-};
-
-/// First come, first; whoever is in it leaves from anywhere at once.
-template <wait_link quota_wait_entry::*Link>
-class wait_list {
-public:
-    [[nodiscard]] quota_wait_entry* front() const noexcept { return first_; }
-    void push(quota_wait_entry& e) noexcept {
-        e.*Link = {.previous = last_};
-        (last_ != nullptr ? (last_->*Link).next : first_) = &e;
-        last_ = &e;
-    }
-    void remove(quota_wait_entry& e) noexcept {
-        const wait_link at = e.*Link;
-        (at.previous != nullptr ? (at.previous->*Link).next : first_) = at.next;
-        (at.next != nullptr ? (at.next->*Link).previous : last_) = at.previous;
-    }
-
-private:
-    quota_wait_entry *first_ = nullptr, *last_ = nullptr;
 };
 
 /// A quota, as its tree sees it. Nothing here is for users.
@@ -103,6 +103,7 @@ struct alignas(64) quota_node {
         if (take(child.guaranteed_.count(), nullptr, precedence::before_waiters) != errc::none) return false;
         child.next_ = std::exchange(children_, &child);
         note_borrower(child);
+        serve_waiters();  // who has less than before may be stopped further down, and let others by
         return true;
     }
 
@@ -143,7 +144,7 @@ struct alignas(64) quota_node {
         auto& waiting = top().waiting_here_;
         waiting += child.waiting_here_;
         child.waiting_here_ = 0;
-        if (waiting != 0) top().watch();
+        if (child.watched()) top().watch();
     }
 
     // Charges `n` bytes. `asking`, a child on whose behalf that is, has nothing idle to gather.
@@ -194,15 +195,23 @@ struct alignas(64) quota_node {
             tell_parents();  // what is idle here, the parent has passed over
             return why == errc::closed ? why : errc::no_room;
         }
-        freeze();
         const auto shrink = (guaranteed_ - guaranteed).count();
-        borrowed_.store(borrowed_.load(std::memory_order_relaxed) - (grow - fresh) + shrink, std::memory_order_relaxed);
+        set_limits(guaranteed, burst, borrowed_.load(std::memory_order_relaxed) - (grow - fresh) + shrink, fresh);
+        return errc::none;
+    }
+
+    // `fresh` bytes are its own from now on that weren't before.
+    void set_limits(bytes guaranteed, bytes burst, std::uint64_t borrowed, std::uint64_t fresh) noexcept {
+        const bool was_over = over_limit();
+        freeze();
         guaranteed_ = guaranteed;
         burst_ = burst;
+        borrowed_.store(borrowed, std::memory_order_relaxed);
         root_->limits_changed_ = true;
-        settle(fresh);
         if (parent_ != nullptr) parent_->note_borrower(*this);
-        return errc::none;
+        if (over_limit()) watch();
+        settle(fresh);
+        if (was_over && !over_limit()) unwatch();
     }
 
     // Nothing is granted any more, and what is released goes to the parent.
@@ -218,11 +227,12 @@ struct alignas(64) quota_node {
         give_back(cell_.released(cell_.now(), n));
     }
 
-    // Publishes the word of a frozen quota that may have more left than before. Over the limit, nothing stays here.
+    // Publishes the word of a frozen quota that may have more left than before. Over the limit, and while somebody waits, no
+    // loan stays here. What is idle below isn't looked for: a quota there may be in the midst of asking this one.
     void give_back(quota_word word) const noexcept {
-        if (over_limit()) {
-            cell_.publish(word);  // frozen still
-            settle();
+        if (over_limit() || watched()) {
+            const auto back = thaw_without_idle(word);
+            if (parent_ != nullptr) parent_->put(back);
         } else {
             thaw(word);
             if (borrowed_.load(std::memory_order_relaxed) != 0) tell_parents();
@@ -239,10 +249,11 @@ struct alignas(64) quota_node {
     }
 
     // Brings idle loans of the quotas below to this one, which is frozen, and returns its word. All are frozen at one
-    // moment, for which the answer is exact. Children that never borrow have nothing that is this quota's.
+    // moment, for which the answer is exact. Children that never borrow have nothing that is this quota's, and below one that is
+    // watched, or over its limit, no loan is idle.
     quota_word gather(const quota_node* asking) const noexcept {
         auto word = cell_.now();
-        if (!idle_below_.load(std::memory_order_relaxed)) return word;
+        if (!idle_below_.load(std::memory_order_relaxed) || over_limit() || watched()) return word;
         freeze_below(asking);
         word = cell_.released(word, collect_below(asking));
         cell_.publish(word);  // frozen still
@@ -268,11 +279,13 @@ struct alignas(64) quota_node {
 
     // Thaws the word without what is borrowed and idle, and returns how much that was.
     std::uint64_t thaw_without_idle(quota_word word) const noexcept {
+        const bool was_over = over_limit();
         const auto borrowed = borrowed_.load(std::memory_order_relaxed);
         const auto idle = std::min(borrowed, word.available());
         hold(cell_.held() - idle);
         borrowed_.store(borrowed - idle, std::memory_order_relaxed);
         thaw(word.minus(idle));
+        if (was_over && !over_limit()) unwatch();
         return idle;
     }
 
@@ -305,24 +318,30 @@ struct alignas(64) quota_node {
         while (q->may_borrow_) q = q->parent_;
         return *q;
     }
-    [[nodiscard]] bool watched() const noexcept { return root_->waiting_ != 0 && top().waiting_here_ != 0; }
+    // Whether what is idle here goes back at once: somebody waits, or one that it is borrowed from is over its limit.
+    [[nodiscard]] bool watched() const noexcept {
+        const quota_node* q = this;
+        for (; q->may_borrow_; q = q->parent_)
+            if (q->parent_->over_limit()) return true;
+        return q->waiting_here_ != 0;
+    }
 
-    // Freezes all that bytes may come from. A release that was before may not have told yet that it left a loan idle, and
-    // won't come to the mutex: so loans are looked for whatever the flags say.
+    // Freezes all that bytes may come from, and brings idle loans here: from now on each comes back with its release. One that
+    // was released before may not have told yet that it left a loan idle, so loans are looked for whatever the flags say.
     void watch() const noexcept {
         freeze();
-        idle_below_.store(true, std::memory_order_relaxed);
-        for (const quota_node* c = children_; c != nullptr; c = c->next_)
-            if (c->may_borrow_) c->watch();
+        freeze_below(nullptr);
+        thaw(cell_.released(cell_.now(), collect_below(nullptr)));
     }
+    // Thaws what isn't watched any more.
     void unwatch() const noexcept {
         for (const quota_node* c = children_; c != nullptr; c = c->next_)
             if (c->may_borrow_) c->unwatch();
-        thaw(cell_.now());
+        if (const auto word = cell_.now(); word.frozen()) thaw(word);
     }
-    // After whatever may have left more for somebody.
+    // After whatever may have left more for somebody here, or in those that this one borrows from.
     void serve_waiters() noexcept {
-        if (root_->waiting_ != 0) root_->serve_(*root_);
+        if (root_->waiting_ != 0) root_->serve_(*this);
     }
 
     // What charges and releases touch lies on one cache line. Mutable: a reading takes idle loans back.
@@ -339,14 +358,20 @@ struct alignas(64) quota_node {
     int borrowers_ = 0;  // children that may_borrow_
     bool may_borrow_ = false;
     errc behind_ = errc::none;  // what a charge is refused with while somebody waits for bytes from here
-    wait_list<&quota_wait_entry::of_quota> queue_;  // who waits for bytes of this one
-    quota_node* next_waiting_ = nullptr;            // in waiting_quotas_
-    int waiting_here_ = 0;                          // how many wait, in the top of what they may get bytes from
-    std::string_view name_{};                       // whose it is
+    linked_list<quota_wait_entry, &quota_wait_entry::of_quota> queue_;  // who waits for bytes of this one
+    int waiting_here_ = 0;  // how many wait, in the top of what they may get bytes from
+    // Of the line; see quota_wait_queue.hpp.
+    quota_turn turn_{.of = this};       // while there is a queue
+    quota_node* stopped_by_ = nullptr;  // the quota that has refused its first waiter
+    quota_node* ahead_ = nullptr;       // the quota whose first waiter gets what is left here, if anybody
+    turn_heap stopped_here_;            // those that this one has refused
+    list_link<quota_node> in_line_{};   // in waiting_quotas_
+    std::string_view name_{};           // whose it is
     // In the root only.
-    int waiting_ = 0;                                   // how many wait
-    quota_node* waiting_quotas_ = nullptr;              // those with a queue, by the ticket of the first in it
-    wait_list<&quota_wait_entry::of_threads> threads_;  // who waits with a thread
+    int waiting_ = 0;                                                       // how many wait
+    linked_list<quota_node, &quota_node::in_line_> waiting_quotas_;         // those with a queue
+    turn_heap to_try_;                                                      // those of them that may be served now
+    linked_list<quota_wait_entry, &quota_wait_entry::of_threads> threads_;  // who waits with a thread
     std::uint64_t tickets_ = 0;
     bool limits_changed_ = false;  // since the queues were looked through for who can't be served any more
     void (*serve_)(quota_node&) noexcept = nullptr;  // set by the first of them: who never waits doesn't pay for it

@@ -7,6 +7,18 @@
 // Guaranteed bytes are never held back for others, and new guarantees go ahead of waiters. Every resize, release and
 // end of a quota serves the waiters that it can, under the mutex of the tree, which it holds anyway.
 //
+// What that amounts to: all who wait are tried, the oldest first, and each that is refused holds back for itself what its bytes
+// may come from, from its own quota up to the one that has refused it. A release needn't try them all, since only the first of each
+// quota can be next, and:
+//   - a quota knows for whom it holds back what it has (ahead_), and whom it has refused (stopped_here_), by age;
+//   - room in a quota changes nothing for who gets no bytes from there, so those are tried for whom it is held back, there and in the
+//     quotas that it borrows from: one for each level;
+//   - where nothing is held back any more, the oldest that was refused there is tried, then the next, until one is refused again;
+//   - who is tried takes from those who came later what is held back for these, and they are tried after it.
+// Each of these came later than who caused it, and the oldest goes first (to_try_), so all is as if everybody had been tried. While
+// somebody waits, an idle loan goes back with its release; so nobody looks for one either. A release costs the height of the tree,
+// and whom it serves the logarithm of how many wait. After a change of limits all are tried.
+//
 // Why no wake-up is lost. A release is one compare-and-swap of a word, and the frozen bit, which sends a release to the
 // mutex, lies in the same word. A thread that joins the queue freezes all words that its bytes may come from, and then
 // looks. A release before the freeze is in the word that it looks at; a release after it fails to swap, sees the bit,
@@ -42,22 +54,26 @@ namespace detail {
 struct quota_wait_queue {
     /// Refused at once, and in no queue, if it could never be served.
     static void join(quota_wait_entry& p) noexcept {
-        auto& root = *p.at->root_;
-        p.why = p.at->unfit(p.size);
+        auto& q = *p.at;
+        auto& root = *q.root_;
+        p.why = q.unfit(p.size);
         if (p.why != errc::none) {
             p.state = claim_state::refused;
             return;
         }
-        auto& top = p.at->top();
+        auto& top = q.top();
         root.serve_ = &serve;
         p.ticket = ++root.tickets_;
-        if (p.at->queue_.front() == nullptr) insert(root, *p.at, p.ticket);
-        p.at->queue_.push(p);
+        q.queue_.push(p);
         if (p.wake != nullptr) root.threads_.push(p);
         ++root.waiting_;
         if (++top.waiting_here_ == 1) top.watch();  // before anybody looks
-        serve(root);
-        if (p.state == claim_state::waiting && p.why == errc::none) p.why = p.at->behind_;
+        if (q.queue_.front() == &p) {
+            root.waiting_quotas_.push(q);
+            line_up(q);
+            try_all(root);
+        }
+        if (p.state == claim_state::waiting && p.why == errc::none) p.why = q.behind_;
     }
 
     /// While a root is pressed, what is freed below goes back to it at once, as if somebody waited; but nothing is held back from
@@ -73,73 +89,99 @@ struct quota_wait_queue {
     }
 
     static void leave(quota_wait_entry& p) noexcept {
-        unmark(*p.at);
+        auto& q = *p.at;
+        const bool first = q.queue_.front() == &p;  // the others hold nothing back that the first one doesn't
+        if (first) withdraw(q);
         remove(p);
-        p.at->serve_waiters();
+        if (first) line_up(q);
+        try_all(*q.root_);
     }
 
-    /// Serves everybody whom it can, first come first. Only the first of each quota is tried: while that one waits, what it
-    /// may get bytes from is refused to the others there. So the steps don't grow with how many wait.
-    static void serve(quota_node& root) noexcept {
-        for (auto* q = root.waiting_quotas_; q != nullptr; q = q->next_waiting_) unmark(*q);
-        if (std::exchange(root.limits_changed_, false)) refuse_hopeless(root);
-        for (quota_node *q = root.waiting_quotas_, *next = nullptr; q != nullptr; q = next) {
-            auto& p = *q->queue_.front();
-            p.why = q->take(p.size, nullptr);
-            if (p.why != errc::none) {
-                mark(p);
-                next = q->next_waiting_;
-                continue;
-            }
-            // The next one of this quota came later: its place in the order is further on, or here.
-            auto* const behind = q->next_waiting_;
-            end(p, claim_state::granted);
-            next = behind;
-            if (auto* const then = q->queue_.front();
-                then != nullptr && (behind == nullptr || comes_before(*q, *behind)))
-                next = q;
-        }
+    /// Serves everybody whom it can, first come first, after there may be more in `where` and those that it borrows from.
+    static void serve(quota_node& where) noexcept {
+        auto& root = *where.root_;
+        if (std::exchange(root.limits_changed_, false)) start_over(root);
+        for (auto* q = &where; q != nullptr; q = q->may_borrow_ ? q->parent_ : nullptr)
+            if (q->ahead_ != nullptr) lift(*q->ahead_);
+        try_all(root);
     }
 
 private:
-    // After a refusal: who comes later doesn't get bytes from where these may come from.
-    static void mark(const quota_wait_entry& p) noexcept {
-        auto n = p.size;
-        for (auto* q = p.at; q->behind_ == errc::none; q = q->parent_) {
-            n -= std::min(n, q->cell_.now().available());
-            const bool obstacle =
-                q->parent_ == nullptr || q->borrowed_.load(std::memory_order_relaxed) + n > q->burst_.count();
-            q->behind_ = obstacle ? errc::over_quota : errc::out_of_memory;
-            if (obstacle) break;
+    static void try_all(quota_node& root) noexcept {
+        while (auto* const turn = root.to_try_.first()) {
+            root.to_try_.remove(*turn);
+            auto& q = *turn->of;
+            auto* const before = std::exchange(q.stopped_by_, nullptr);
+            for (auto* on_way = &q; on_way != nullptr; on_way = on_way->may_borrow_ ? on_way->parent_ : nullptr)
+                if (on_way->ahead_ != nullptr && turn->ticket < on_way->ahead_->turn_.ticket) lift(*on_way->ahead_);
+            auto& p = *q.queue_.front();
+            p.why = q.take(p.size, nullptr);
+            if (p.why != errc::none) {
+                stop(q, p.size);
+            } else {
+                end(p, claim_state::granted);
+                line_up(q);
+            }
+            if (before != nullptr && before->ahead_ == nullptr) call_next(*before);
         }
     }
-    static void unmark(quota_node& from) noexcept {
-        for (auto* q = &from; q != nullptr; q = q->may_borrow_ ? q->parent_ : nullptr) q->behind_ = errc::none;
+
+    // After a refusal: who comes later doesn't get bytes from where these may come from.
+    static void stop(quota_node& q, std::uint64_t n) noexcept {
+        auto* at = &q;
+        for (; at->ahead_ == nullptr; at = at->parent_) {
+            n -= std::min(n, at->cell_.now().available());
+            const bool obstacle =
+                at->parent_ == nullptr || at->borrowed_.load(std::memory_order_relaxed) + n > at->burst_.count();
+            at->behind_ = obstacle ? errc::over_quota : errc::out_of_memory;
+            at->ahead_ = &q;
+            if (obstacle) break;
+        }
+        q.stopped_by_ = at;
+        at->stopped_here_.push(q.turn_);
     }
 
-    [[nodiscard]] static bool comes_before(const quota_node& a, const quota_node& b) noexcept {
-        return a.queue_.front()->ticket < b.queue_.front()->ticket;
+    // Takes a quota out of the line; those that were behind it may be served.
+    static void withdraw(quota_node& q) noexcept {
+        q.stopped_by_->stopped_here_.remove(q.turn_);
+        for (auto* at = &q; at != nullptr && at->ahead_ == &q; at = at->parent_) {
+            at->ahead_ = nullptr;
+            at->behind_ = errc::none;
+            call_next(*at);
+        }
     }
-    static void insert(quota_node& root, quota_node& q, std::uint64_t ticket) noexcept {
-        quota_node** at = &root.waiting_quotas_;
-        while (*at != nullptr && (*at)->queue_.front()->ticket < ticket) at = &(*at)->next_waiting_;
-        q.next_waiting_ = std::exchange(*at, &q);
+    static void call_next(const quota_node& at) noexcept {
+        if (auto* const turn = at.stopped_here_.first()) lift(*turn->of);
     }
-    static void take_out(quota_node& root, quota_node& q) noexcept {
-        quota_node** at = &root.waiting_quotas_;
-        while (*at != &q) at = &(*at)->next_waiting_;
-        *at = q.next_waiting_;
+    static void lift(quota_node& q) noexcept {
+        withdraw(q);
+        line_up(q);
+    }
+    static void line_up(quota_node& q) noexcept {
+        const auto* const first = q.queue_.front();
+        if (first == nullptr) return;
+        q.turn_.ticket = first->ticket;
+        q.root_->to_try_.push(q.turn_);
     }
 
-    // After a change of limits: those that can't be served any more.
-    static void refuse_hopeless(quota_node& root) noexcept {
-        for (quota_node *q = root.waiting_quotas_, *after = nullptr; q != nullptr; q = after) {
-            after = q->next_waiting_;
+    // After a change of limits: those that can't be served any more leave, and all others are tried.
+    static void start_over(quota_node& root) noexcept {
+        for (auto* q = root.waiting_quotas_.front(); q != nullptr; q = q->in_line_.next) {
+            std::exchange(q->stopped_by_, nullptr)->stopped_here_ = {};
+            for (auto* at = q; at != nullptr && at->ahead_ != nullptr; at = at->parent_) {
+                at->ahead_ = nullptr;
+                at->behind_ = errc::none;
+            }
+        }
+        for (quota_node *q = root.waiting_quotas_.front(), *after = nullptr; q != nullptr; q = after) {
+            after = q->in_line_.next;
+            q->turn_ = {.of = q};
             for (quota_wait_entry *p = q->queue_.front(), *next = nullptr; p != nullptr; p = next) {
                 next = p->of_quota.next;
                 p->why = q->unfit(p->size);
                 if (p->why != errc::none) end(*p, claim_state::refused);
             }
+            line_up(*q);
         }
     }
 
@@ -151,10 +193,8 @@ private:
     static void remove(quota_wait_entry& p) noexcept {
         auto& q = *p.at;
         auto& root = *q.root_;
-        const bool first = q.queue_.front() == &p;
-        if (first) take_out(root, q);
         q.queue_.remove(p);
-        if (first && q.queue_.front() != nullptr) insert(root, q, q.queue_.front()->ticket);
+        if (q.queue_.front() == nullptr) root.waiting_quotas_.remove(q);
         if (p.wake != nullptr) root.threads_.remove(p);
         --root.waiting_;
         auto& top = q.top();

@@ -1,0 +1,86 @@
+// SPDX-License-Identifier: Apache-2.0
+// Quotas whose first waiter waits, by who came first: a pairing heap (Fredman et al., 1986) whose elements carry their own
+// links, so that nothing is allocated and none of them needs to be found before it is taken out.
+//
+//   turn_heap line;    line.push(q.turn_);    line.first()->of;    line.remove(q.turn_);
+//
+// A step of push is one comparison; of remove, as many as the logarithm of how many there are, on average over many calls.
+#pragma once
+
+#include <cstdint>
+#include <utility>
+
+#include <gpushare/config.hpp>
+
+namespace gpushare {
+inline namespace GPUSHARE_ABI {
+namespace detail {
+
+struct quota_node;
+
+/// The place of a quota in a heap. In one at a time.
+struct quota_turn {
+    quota_node* of = nullptr;
+    std::uint64_t ticket = 0;      // of its first waiter
+    quota_turn* below = nullptr;   // the first of those right below it
+    quota_turn* next = nullptr;    // beside it
+    quota_turn* before = nullptr;  // beside it, or above the first
+};
+
+class turn_heap {
+public:
+    /// Who came first; null if there is nobody.
+    [[nodiscard]] quota_turn* first() const noexcept { return top_; }
+
+    void push(quota_turn& t) noexcept { top_ = merged(top_, &t); }
+
+    void remove(quota_turn& t) noexcept {
+        auto* const rest = joined(std::exchange(t.below, nullptr));
+        if (&t == top_) {
+            top_ = rest;
+            return;
+        }
+        (t.before->below == &t ? t.before->below : t.before->next) = t.next;
+        if (t.next != nullptr) t.next->before = t.before;
+        t.next = t.before = nullptr;
+        top_ = merged(top_, rest);
+    }
+
+private:
+    // Of two that stand alone, or of one and none.
+    static quota_turn* merged(quota_turn* a, quota_turn* b) noexcept {
+        if (a == nullptr || b == nullptr) return a != nullptr ? a : b;
+        if (b->ticket < a->ticket) std::swap(a, b);
+        b->before = a;
+        b->next = a->below;
+        if (b->next != nullptr) b->next->before = b;
+        a->below = b;
+        return a;
+    }
+
+    // All that stand side by side: in pairs from the front, and those from the back. That order is what makes it logarithmic.
+    static quota_turn* joined(quota_turn* side) noexcept {
+        quota_turn* pairs = nullptr;
+        while (side != nullptr) {
+            auto* const a = alone(side);
+            auto* const b = side != nullptr ? alone(side) : nullptr;
+            auto* const pair = merged(a, b);
+            pair->next = std::exchange(pairs, pair);
+        }
+        quota_turn* all = nullptr;
+        while (pairs != nullptr) all = merged(all, alone(pairs));
+        return all;
+    }
+    // The first of those side by side; `side` is the rest.
+    static quota_turn* alone(quota_turn*& side) noexcept {
+        auto* const t = std::exchange(side, side->next);
+        t->next = t->before = nullptr;
+        return t;
+    }
+
+    quota_turn* top_ = nullptr;
+};
+
+}  // namespace detail
+}  // namespace GPUSHARE_ABI
+}  // namespace gpushare
