@@ -2,8 +2,6 @@
 // Two devices whose tenants are put where a plan says: who finds no room waits, somebody in the way is moved with its data while it lives,
 // somebody of a lower level is told to go, and room is reserved ahead of time. Each plan is a value; then it is carried out.
 #include <chrono>
-#include <cstdio>
-#include <cstdlib>
 #include <cstring>
 #include <map>
 #include <string>
@@ -16,13 +14,10 @@
 #include <gpushare/tenant/tenancy.hpp>
 #include <gpushare/tenant/tenant_planner.hpp>
 
+#include "../expect.hpp"
+
 using namespace gpushare::literals;
 using namespace std::chrono_literals;
-
-void expect(bool good, const char* what) {
-    std::printf("%s %s\n", good ? "ok:  " : "NOT: ", what);
-    if (!good) std::exit(1);
-}
 
 int main() {
     gpushare::host::node node{{.devices = 2, .memory = 64_MiB, .sms = 2}};

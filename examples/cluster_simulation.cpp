@@ -1,0 +1,89 @@
+// SPDX-License-Identifier: Apache-2.0
+// Days of a cluster in a blink: jobs arrive, wait for devices, run and leave, in virtual time, the same on every run. The queue and
+// the policies are those that place real jobs; only the world is simulated.
+#include <chrono>
+#include <cstdint>
+#include <cstdio>
+#include <map>
+#include <vector>
+
+#include <gpushare/backend/sim/random.hpp>
+#include <gpushare/backend/sim/sim.hpp>
+#include <gpushare/placement/admission_queue.hpp>
+#include <gpushare/placement/cluster.hpp>
+#include <gpushare/placement/placement_policies.hpp>
+#include <gpushare/placement/value_descent.hpp>
+
+#include "expect.hpp"
+
+using namespace gpushare::literals;
+using namespace std::chrono_literals;
+
+const gpushare::placement_request small{.cpu_milli = 4'000, .devices = 1, .each = 30_pct, .device_memory = 20_GiB};
+const gpushare::placement_request large{.cpu_milli = 16'000, .devices = 4, .each = 100_pct, .device_memory = 60_GiB};
+
+struct outcome {
+    std::uint64_t jobs = 0, placed = 0;
+    gpushare::ns large_waited{};  // all of them together
+    bool operator==(const outcome&) const = default;
+};
+
+template <class Policy>
+struct simulation {
+    Policy policy;
+    gpushare::cluster cluster;
+    gpushare::sim::world world{};
+    gpushare::sim::random any{42};
+    gpushare::admission_queue queue{};
+    std::map<std::uint64_t, gpushare::placement> running{};
+    std::map<std::uint64_t, gpushare::instant> large_since{};  // of those that wait
+    outcome all{};
+
+    // A job has found its place. It runs for some hours, and leaves; who waits and fits then goes next.
+    void run(std::uint64_t id, const gpushare::placement& where) {
+        ++all.placed;
+        running[id] = where;
+        world.at(world.now() + any.between(1h, 3h), [this, id] {
+            cluster.release(running.at(id));
+            running.erase(id);
+            for (const auto& next : queue.advance(world.now(), policy, cluster)) {
+                if (const auto since = large_since.find(next.id); since != large_since.end())
+                    all.large_waited += world.now() - since->second;
+                run(next.id, next.placements.front());
+            }
+        });
+    }
+
+    outcome days(int n) {
+        for (auto t = world.now(); t < gpushare::instant{} + n * 24h; t += any.exponential(5min)) {
+            world.run_until(t);
+            const bool is_large = any.below(10) == 0;
+            const auto a = queue.submit(t, policy, cluster, {.members = {is_large ? large : small}});
+            ++all.jobs;
+            if (a.outcome == gpushare::admission_result::placed)
+                run(a.id, a.placements.front());
+            else if (is_large)
+                large_since[a.id] = t;
+        }
+        world.run();
+        return all;
+    }
+};
+
+int main() {
+    gpushare::cluster nodes;
+    for (int i = 0; i < 8; ++i)
+        nodes.add({.cpu_milli = 64'000, .memory = 256_GiB, .devices = 4, .device_memory = 80_GiB});
+    const std::vector<gpushare::placement_request> usual{small, small, small, small, small,
+                                                         small, small, small, small, large};
+    const gpushare::value_descent ours(nodes, gpushare::workload(usual));
+
+    const auto spread = simulation<gpushare::spreading>{{}, nodes}.days(3);
+    const auto valued = simulation<gpushare::value_descent>{ours, nodes}.days(3);
+    const auto hours = [](const outcome& o) { return static_cast<double>(o.large_waited.count()) / 3.6e12; };
+    std::printf("large jobs waited %.1f h by spreading, %.1f h by what nodes are worth\n", hours(spread),
+                hours(valued));
+    expect(spread.placed == spread.jobs && valued.placed == valued.jobs, "every job runs in the end");
+    expect(valued.large_waited < spread.large_waited / 2, "small jobs leave whole nodes to the large ones");
+    expect(simulation<gpushare::value_descent>{ours, nodes}.days(3) == valued, "the same on every run");
+}
