@@ -8,8 +8,8 @@
 //   if (auto fault = net.all_reduce<float>(gradient, gradient, gpushare::average{}, deadline)) ...  // names the rank
 // Several transports in several threads, such as those of gradient_buckets on several channels, need MPI_THREAD_MULTIPLE: say so in
 // mpi_options::threads, which is checked.
-// Large arrays go in chunks, several under way at once; each process combines its part of a chunk and sends it to all: the least
-// that a link has to carry. Nothing happens between calls, for there is no thread: advance() does what can be done.
+// Large arrays go in chunks, a message for each process, several under way at once; each process combines its part of a chunk and sends
+// it to all: the least that a link has to carry. Nothing happens between calls, for there is no thread: advance() does what can be done.
 // A process that dies or hangs: whoever waits for it gives up at the deadline and tells the others, and all that answer name one that
 // doesn't. Without a deadline there is no end, unless the MPI itself reports the death. MPI_Finalize may hang then: leave by MPI_Abort
 // or std::_Exit. shrink() makes a transport of those who are left. (OpenMPI's launcher ends all when one dies, unless told not to.) Empty where no MPI is.
@@ -50,8 +50,10 @@ inline namespace GPUSHARE_ABI {
 
 /// How messages are cut.
 struct mpi_options {
-    bytes chunk{1 << 20};                       ///< of an array that goes in several
-    std::uint32_t depth = 4;                    ///< chunks of one array under way at once
+    /// What goes to one process at once, of an array that goes in several. MPIs send so much without asking first: a question, and its
+    /// answer, would wait behind other arrays' bytes, and the link would idle.
+    bytes message{56 << 10};
+    std::uint32_t depth = 16;                   ///< messages of one array under way to each process
     bytes one_shot{4096};                       ///< up to here all send all to all: one wait in place of two
     ns grace = std::chrono::milliseconds(200);  ///< how long who gives up waits for what others say
     /// What the MPI must have been initialised for. MPI_THREAD_SERIALIZED: one thread at a time is in any call of it, which is up to the
@@ -174,8 +176,7 @@ public:
     /// See pipelined_transport.
     void advance() {
         take_notices();
-        for (job& j : jobs_)
-            if (!fault_) step(j);
+        progress();
     }
     /// See pipelined_transport.
     [[nodiscard]] collective_fault finish(std::uint64_t ticket, instant deadline) {
@@ -183,8 +184,9 @@ public:
         const auto at = static_cast<std::size_t>(ticket - first_job_);
         pace_.begin(std::chrono::steady_clock::now());
         advance();
-        for (std::uint32_t turn = 0; !fault_ && !jobs_[at].done; ++turn, advance()) {
+        for (std::uint32_t turn = 0; !fault_ && !jobs_[at].done; ++turn, progress()) {
             const instant now = std::chrono::steady_clock::now();
+            if (turn % 8 == 7) take_notices();
             if (turn % 64 == 63) look_for_others_calls();
             if (fault_) break;
             if (now < deadline)
@@ -239,8 +241,8 @@ private:
         size_ = static_cast<std::uint32_t>(size);
         suspects_ = detail::mpi_suspects(size_);
         options_.depth = std::max(options_.depth, 1U);
-        options_.chunk = std::min(options_.chunk, bytes{std::uint64_t{1} << 30});  // an MPI counts in int
-        options_.one_shot = std::min(options_.one_shot, options_.chunk);
+        options_.message = std::min(options_.message, bytes{std::uint64_t{1} << 30});  // an MPI counts in int
+        options_.one_shot = std::min(options_.one_shot, options_.message);
         int there = 0;
         const int* last_tag = nullptr;
         MPI_Comm_get_attr(comm_, MPI_TAG_UB, &last_tag, &there);
@@ -263,7 +265,7 @@ private:
         job& j = jobs_.emplace_back();
         j.what = collective_kind::all_reduce;
         ++epoch_;
-        const std::size_t chunk = std::max<std::size_t>(options_.chunk.count() / 64 * 64, 64);
+        const std::size_t chunk = std::max<std::size_t>(options_.message.count() / 64 * 64, 64) * size_;
         for (std::size_t at = 0; at == 0 || at < out.size_bytes(); at += chunk)
             j.transfers.push_back(detail::mpi_transfer::all_reduce(
                 as_bytes(in) + at, as_bytes(out.data()) + at, std::min(chunk, out.size_bytes() - at), sizeof(T),
@@ -277,7 +279,7 @@ private:
         job& j = jobs_.emplace_back();
         j.what = what;
         ++epoch_;
-        const std::size_t slice = std::max<std::size_t>(options_.chunk.count() / unit, 1) * unit;
+        const std::size_t slice = std::max<std::size_t>(options_.message.count() / unit, 1) * unit;
         for (std::size_t at = 0; at == 0 || at < all; at += slice)
             j.transfers.push_back(make(at, std::min(slice, all - at)));
         return finish(enter(j, detail::mpi_transfer::kind_of(what, all, unit)), deadline);
@@ -292,9 +294,31 @@ private:
         return first_job_ + jobs_.size() - 1;
     }
 
+    /// What the MPI has done, and what follows from it.
+    void progress() {
+        if (fault_) return;
+        requests_.clear();
+        whose_.clear();
+        for (job& j : jobs_)
+            for (std::uint32_t i = 0; i < j.begun; ++i) j.transfers[i].add_requests(requests_, whose_);
+        finished_.resize(requests_.size());
+        statuses_.resize(requests_.size());
+        int n = 0;
+        const int code =
+            MPI_Testsome(static_cast<int>(requests_.size()), requests_.data(), &n, finished_.data(), statuses_.data());
+        if (code != MPI_SUCCESS && code != MPI_ERR_IN_STATUS)
+            return fail({errc::backend_failed, collective_kind::none, rank_, epoch_});
+        for (std::size_t i = 0; n != MPI_UNDEFINED && i < static_cast<std::size_t>(n); ++i) {
+            const auto& [of, which] = whose_[static_cast<std::size_t>(finished_[i])];
+            const int error = code == MPI_ERR_IN_STATUS ? statuses_[i].MPI_ERROR : MPI_SUCCESS;
+            if (error != MPI_ERR_PENDING) of->finished(which, statuses_[i], error);
+        }
+        for (job& j : jobs_)
+            if (!fault_) step(j);
+    }
     void step(job& j) {
         for (std::uint32_t i = 0; i < j.begun;) {
-            const auto [code, rank] = j.transfers[i].step(comm_);
+            const auto [code, rank] = j.transfers[i].go_on(comm_);
             if (code != errc::none) return fail({code, j.what, rank, epoch_});
             if (!j.transfers[i].done()) {
                 ++i;
@@ -380,7 +404,11 @@ private:
     std::uint32_t next_number_ = 0;
     detail::mpi_transfer::numbering tags_;
     bytes carried_, sent_;
-    std::deque<job> jobs_;  // a deque: a job stays where it is while others come
+    std::deque<job> jobs_;               // a deque: a job stays where it is while others come
+    std::vector<MPI_Request> requests_;  // of all that is under way, as are the next three
+    std::vector<detail::mpi_transfer::pending> whose_;
+    std::vector<int> finished_;
+    std::vector<MPI_Status> statuses_;
     std::uint64_t first_job_ = 0;
     std::uint64_t told_ = 0, heard_ = 0;  // notices: packed faults, 0 from one that only answers
     MPI_Request notice_request_ = MPI_REQUEST_NULL;

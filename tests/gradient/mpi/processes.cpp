@@ -57,8 +57,8 @@ void sent_is_what_the_type_says() {
 
 /// Chunks of two arrays under way at once are told apart, however many there are.
 void two_of_many_chunks() {
-    gs::mpi_transport net(MPI_COMM_WORLD, {.chunk = gs::bytes{64}});
-    std::vector<float> a(std::size_t{8192} * 16, 1.0F), b(a.size(), 100.0F);
+    gs::mpi_transport net(MPI_COMM_WORLD, {.message = gs::bytes{64}});
+    std::vector<float> a(std::size_t{8192} * 16 * net.size(), 1.0F), b(a.size(), 100.0F);
     const auto first = net.start_all_reduce(std::span(a), gs::sum{}),
                second = net.start_all_reduce(std::span(b), gs::sum{});
     if (net.finish(first, in(60s)) || net.finish(second, in(60s))) return check("a fault", "many chunks");
@@ -233,7 +233,7 @@ void lengths_differ() {
                                           {128, 256},   {1000, 2024}, {1040, 1072}};
     for (std::size_t c = 0; c < std::size(calls); ++c)
         for (const auto& [most, last] : lengths) {
-            gs::mpi_transport net(MPI_COMM_WORLD, {.chunk = gs::bytes{4096}, .one_shot = gs::bytes{512}});
+            gs::mpi_transport net(MPI_COMM_WORLD, {.message = gs::bytes{2048}, .one_shot = gs::bytes{512}});
             x.resize(std::size_t{3072} * (net.size() + 1), 1.0F);
             auto f = calls[c](net, x, net.rank() == net.size() - 1 ? last : most);
             if (!f) f = net.barrier(in(60s));  // it heard of it afterwards
@@ -271,8 +271,8 @@ int main(int argc, char** argv) {
     int level = 0;
     MPI_Init_thread(&argc, &argv, MPI_THREAD_SERIALIZED, &level);
     if (argc > 1 && std::string(argv[1]) == "killed") return killed();
-    for (const std::uint64_t chunk : {std::uint64_t{1} << 20, std::uint64_t{4096}}) {
-        gs::mpi_transport net(MPI_COMM_WORLD, {.chunk = gs::bytes{chunk}, .depth = 2, .one_shot = gs::bytes{512}});
+    for (const std::uint64_t message : {std::uint64_t{1} << 20, std::uint64_t{2048}}) {
+        gs::mpi_transport net(MPI_COMM_WORLD, {.message = gs::bytes{message}, .depth = 2, .one_shot = gs::bytes{512}});
         check(conformance::check_transport(net), "a transport");
     }
     sent_is_what_the_type_says();

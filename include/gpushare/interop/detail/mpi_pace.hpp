@@ -35,8 +35,9 @@ public:
     }
 
 private:
-    /// What a chunk of the usual size takes at 10 Gbit/s and more is divided into rests that are too short to sleep for.
-    static constexpr int part = 64;
+    /// Many chunks are under way: what one takes is a small part of what keeps a link filled. At 10 Gbit/s and more a chunk of the usual
+    /// size takes too short for sleep.
+    static constexpr int part = 4;
     static constexpr ns shortest = std::chrono::microseconds(20), longest = std::chrono::microseconds(200);
 
     instant last_{};

@@ -3,7 +3,8 @@
 // state machine that never waits; mpi.hpp drives it.
 //
 //   auto t = mpi_transfer::all_reduce(in, out, n, sizeof(float), false, &combine_floats);
-//   t.number(by, 17, kind);   t.begin(comm, rank, size);   while (!t.done()) t.step(comm);
+//   t.number(by, 17, kind);   t.begin(comm, rank, size);
+//   while (!t.done()) ...                              // t.add_requests(all, whose); MPI_Testsome; t.finished(...) for some; t.go_on(comm)
 //
 // A message's tag says which call it is of: if ranks call different collectives, or with different lengths, their messages don't meet,
 // and whoever waits finds another one there instead (differs_from). Messages are sent even if they are empty.
@@ -16,6 +17,7 @@
 #include <algorithm>
 #include <cstddef>
 #include <cstdint>
+#include <memory>
 #include <optional>
 #include <span>
 #include <utility>
@@ -118,23 +120,32 @@ public:
         errc code = errc::none;
         std::uint32_t rank = 0;
     };
-    [[nodiscard]] outcome step(MPI_Comm comm) {
-        if (done()) return {};
-        finished_.resize(requests_.size());
-        statuses_.resize(requests_.size());
-        int n = 0;
-        const int code =
-            MPI_Testsome(static_cast<int>(requests_.size()), requests_.data(), &n, finished_.data(), statuses_.data());
-        if (code != MPI_SUCCESS && code != MPI_ERR_IN_STATUS) return {errc::backend_failed, rank_};
-        for (int i = 0; n != MPI_UNDEFINED && i < n; ++i) {
-            const message& m = messages_[static_cast<std::size_t>(finished_[static_cast<std::size_t>(i)])];
-            const MPI_Status& s = statuses_[static_cast<std::size_t>(i)];
-            if (code == MPI_ERR_IN_STATUS && s.MPI_ERROR != MPI_SUCCESS && s.MPI_ERROR != MPI_ERR_PENDING)
-                return {s.MPI_ERROR == MPI_ERR_TRUNCATE ? errc::mismatch : errc::aborted, m.peer};
-            int got = 0;
-            if (m.receives && (MPI_Get_count(&s, MPI_BYTE, &got) != MPI_SUCCESS || got != m.size))
-                return {errc::mismatch, m.peer};
+    /// A request of a transfer that is under way.
+    struct pending {
+        mpi_transfer* of;
+        std::size_t which;
+    };
+    /// Appends what isn't finished. All transfers' requests are tested by one call: each call is a look at the network, and an MPI that
+    /// gives its core away when there is nothing does so in each.
+    void add_requests(std::vector<MPI_Request>& requests, std::vector<pending>& whose) {
+        for (std::size_t i = 0; i < requests_.size(); ++i) {
+            if (requests_[i] == MPI_REQUEST_NULL) continue;
+            requests.push_back(requests_[i]);
+            whose.push_back({this, i});
         }
+    }
+    /// One is: `error` is MPI_SUCCESS, or that of its status.
+    void finished(std::size_t i, const MPI_Status& s, int error) noexcept {
+        const message& m = messages_[i];
+        requests_[i] = MPI_REQUEST_NULL;
+        int got = m.size;
+        if (error == MPI_SUCCESS && m.receives && MPI_Get_count(&s, MPI_BYTE, &got) != MPI_SUCCESS) got = -1;
+        if (failed_.code != errc::none || (error == MPI_SUCCESS && got == m.size)) return;
+        failed_ = {error == MPI_SUCCESS || error == MPI_ERR_TRUNCATE ? errc::mismatch : errc::aborted, m.peer};
+    }
+    /// Behind that: the next phase, if this one is over.
+    [[nodiscard]] outcome go_on(MPI_Comm comm) {
+        if (done() || failed_.code != errc::none) return failed_;
         if (std::any_of(requests_.begin(), requests_.end(), [](MPI_Request r) { return r != MPI_REQUEST_NULL; }))
             return {};
         return {next(comm), rank_};
@@ -159,8 +170,7 @@ public:
                 MPI_Request_free(&requests_[i]);
             }
         }
-        if (!all)
-            (void)new std::vector<std::byte>(std::move(staging_));  // a message may still come in: its memory stays
+        if (!all) (void)staging_.release();  // a message may still come in: its memory stays
         return all;
     }
 
@@ -224,9 +234,9 @@ private:
         }
         const bool whole = how_ == shape::one_shot;
         const std::size_t mine = whole ? bytes_ : size_of(rank_);
-        staging_.resize(mine * size_);
+        staging_ = std::make_unique_for_overwrite<std::byte[]>(mine * size_);
         const errc code =
-            for_others([&](std::uint32_t q) { return receive(q, staging_.data() + q * mine, mine, tag_, comm); });
+            for_others([&](std::uint32_t q) { return receive(q, staging_.get() + q * mine, mine, tag_, comm); });
         if (code != errc::none) return code;
         const errc failed = for_others([&](std::uint32_t q) {
             return whole ? send(q, in_, bytes_, tag_, comm) : send(q, in_ + begin_of(q), size_of(q), tag_, comm);
@@ -238,7 +248,7 @@ private:
         const std::size_t mine = whole ? bytes_ : size_of(rank_);
         if (mine == 0) return;
         std::vector<const std::byte*> parts(size_);
-        for (std::uint32_t q = 0; q < size_; ++q) parts[q] = staging_.data() + q * mine;
+        for (std::uint32_t q = 0; q < size_; ++q) parts[q] = staging_.get() + q * mine;
         parts[rank_] = whole ? in_ : in_ + begin_of(rank_);
         combine_(parts.data(), size_, how_ == shape::all_reduce ? out_ + begin_of(rank_) : out_, mine);
     }
@@ -271,13 +281,12 @@ private:
     std::byte* out_;
     std::size_t bytes_, unit_, stride_;
     std::size_t sent_ = 0;
+    outcome failed_;
     combiner combine_;
     std::vector<std::uint32_t> neighbours_;
-    std::vector<std::byte> staging_;
+    std::unique_ptr<std::byte[]> staging_;  // what comes to be combined, a part of each rank's
     std::vector<MPI_Request> requests_;
     std::vector<message> messages_;  // of the requests
-    std::vector<int> finished_;
-    std::vector<MPI_Status> statuses_;
 };
 
 }  // namespace detail
