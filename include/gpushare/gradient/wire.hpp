@@ -9,6 +9,7 @@
 #pragma once
 
 #include <cmath>
+#include <concepts>
 #include <cstddef>
 #include <cstdint>
 #include <span>
@@ -57,19 +58,42 @@ struct mixed_format {
     }
 };
 
+namespace detail {
+
+/// As many as are whole vectors, and how many that were.
+template <class V, class From, class To>
+[[gnu::always_inline]] inline std::size_t convert_vectors(const From* from, To* to, std::size_t n) noexcept {
+    std::size_t i = 0;
+    for (; i + V::lanes <= n; i += V::lanes) store_floats(to + i, load_floats<V>(from + i));
+    return i;
+}
+#if defined(__x86_64__) && !defined(__CUDA_ARCH__)
+template <class From, class To>
+[[nodiscard, gnu::flatten, gnu::target("avx2,f16c"), gnu::noinline]] std::size_t convert_by_f16c(
+    const From* from, To* to, std::size_t n) noexcept {
+    return convert_vectors<floats<16, 8>>(from, to, n);
+}
+#endif
+/// The same bits as one by one. Float16 by the processor's own instructions where it has them; bfloat16 is as fast as memory without.
+template <class From, class To>
+void convert(const From* from, To* to, std::size_t n) noexcept {
+    std::size_t i = 0;
+#if defined(__x86_64__) && !defined(__CUDA_ARCH__)
+    if constexpr (std::same_as<From, float16> || std::same_as<To, float16>)
+        if (widest_vectors() != vector_width::narrow) i = convert_by_f16c(from, to, n);
+#endif
+    i += convert_vectors<floats<16>>(from + i, to + i, n - i);
+    for (; i < n; ++i) to[i] = static_cast<To>(from[i]);
+}
+
+}  // namespace detail
+
 /// Rounds to nearest even. With a residual, which is as long or empty: rounds `from` and what was rounded off before, and keeps what is
 /// rounded off now, so that small gradients add up instead of being lost. What isn't finite leaves no residual. `to` is as long.
 template <class Wire>
 requires detail::is_half<Wire>
 void to_wire(std::span<const float> from, std::span<Wire> to, std::span<float> residual = {}) noexcept {
-    if (residual.empty()) {
-        using values = floats<16>;
-        std::size_t i = 0;
-        for (; i + values::lanes <= from.size(); i += values::lanes)
-            store_floats(to.data() + i, load_floats<values>(from.data() + i));
-        for (; i < from.size(); ++i) to[i] = Wire(from[i]);
-        return;
-    }
+    if (residual.empty()) return detail::convert(from.data(), to.data(), from.size());
     for (std::size_t i = 0; i < from.size(); ++i) {
         const float x = from[i] + residual[i];
         to[i] = Wire(x);
@@ -82,11 +106,7 @@ void to_wire(std::span<const float> from, std::span<Wire> to, std::span<float> r
 template <class Wire>
 requires detail::is_half<Wire>
 void from_wire(std::span<const Wire> from, std::span<float> to) noexcept {
-    using values = floats<16>;
-    std::size_t i = 0;
-    for (; i + values::lanes <= from.size(); i += values::lanes)
-        store_floats(to.data() + i, load_floats<values>(from.data() + i));
-    for (; i < from.size(); ++i) to[i] = static_cast<float>(from[i]);
+    detail::convert(from.data(), to.data(), from.size());
 }
 
 }  // namespace GPUSHARE_ABI
