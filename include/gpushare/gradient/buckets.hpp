@@ -8,7 +8,7 @@
 //   ...  mine.wait(deadline) by the thread that computes, before it uses them, and before it begins another step
 //
 // (Or all of it by one thread: ready() for all, then reduce(), without wait().) Between threads no gradient is copied: ranks tell each other where
-// theirs are. Other transports get a packed copy. The bits are the same for every size of buckets, number of channels and algorithm,
+// theirs are. Other transports get a packed copy, unless they lie behind each other as registered. The bits are the same for every size of buckets, number of channels and algorithm,
 // where the transport combines in the order of ranks.
 #pragma once
 
@@ -165,21 +165,33 @@ public:
         bool there = wait_for([&] { return steps_of_channel_[channel] == steps_; }), finite = true, threw = false;
         if (there && idle()) return own(errc::stopped);
         collective_fault fault;
-        for (std::uint32_t b = channel; there && !fault; b += stride) {
-            // Until the step's first gradient is ready there may come another plan, with fewer buckets.
-            there = wait_for([&] { return b >= plan_.size() || missing_[b] == 0; });
-            if (!there || b >= plan_.size()) break;
-            if (idle()) return own(errc::stopped);
+        // What is ready is begun, as many as may be under way at once; then the oldest is waited for.
+        constexpr std::uint32_t at_once = detail::buckets_at_once<Net>;
+        for (std::uint32_t next = channel, oldest = channel; there && !fault;) {
+            if (next == oldest) {
+                // Until the step's first gradient is ready there may come another plan, with fewer buckets.
+                there = wait_for([&] { return next >= plan_.size() || missing_[next] == 0; });
+                if (!there || next >= plan_.size()) break;
+                if (idle()) return own(errc::stopped);
+            }
+            const bool begins =
+                next < plan_.size() && missing_[next] == 0 && !fault_ && next - oldest < at_once * stride;
+            std::uint32_t& b = begins ? next : oldest;
+            auto& staging = staging_[(b / stride) % detail::most_buckets_at_once * stride + channel];
             lock.unlock();
             try {
-                fault = staging_[channel].combine(net, op, std::span(gradients_), plan_.gradients(b), finite,
-                                                  saturating_add(std::chrono::steady_clock::now(), patience));
+                if (begins)
+                    staging.begin(net, op, std::span(gradients_), plan_.gradients(b));
+                else
+                    fault = staging.end(net, op, std::span(gradients_), plan_.gradients(b), finite,
+                                        saturating_add(std::chrono::steady_clock::now(), patience));
             } catch (...) {
                 threw = true;
                 fault = own(detail::code_thrown());
             }
             lock.lock();
             ++signs_;
+            b += stride;
         }
         if (!there) fault = fault_ ? fault_ : own(errc::deadline_exceeded);
         if (!there || threw) {  // a gradient isn't ready, or another channel has failed: nobody shall wait for this one
@@ -279,7 +291,7 @@ private:
         if (arranged_) return;
         if (order_.size() != gradients_.size()) order_ = bucket_plan::backward_order(gradients_.size());
         plan_ = bucket_plan(wire_sizes(), order_, choice_.bucket);
-        staging_.resize(choice_.in_flight);
+        staging_.resize(std::size_t{choice_.in_flight} * detail::most_buckets_at_once);
         steps_of_channel_.assign(choice_.in_flight, steps_);
         arranged_ = true;
         reset();

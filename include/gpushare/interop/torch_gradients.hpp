@@ -18,7 +18,7 @@
 #if __has_include(<torch/csrc/autograd/variable.h>)
 
 #include <ATen/Tensor.h>
-#include <ATen/ops/zeros_like.h>
+#include <ATen/ops/zeros.h>
 #include <torch/csrc/autograd/function.h>
 #include <torch/csrc/autograd/function_hook.h>
 #include <torch/csrc/autograd/variable.h>
@@ -60,8 +60,20 @@ public:
     template <class Named>
     explicit torch_gradients(const Named& parameters, const torch_gradient_options& options = {})
         : all_(std::make_shared<state>(options.fusion)) {
-        for (const auto& p : parameters)
-            if (p.value().requires_grad()) add(p.key(), p.value(), options);
+        std::int64_t elements = 0;
+        for (const auto& p : parameters) {
+            if (!p.value().requires_grad()) continue;
+            check(p.key(), p.value());
+            elements += p.value().numel();
+        }
+        // All gradients in one piece of memory, so that buckets needn't be packed.
+        const at::Tensor all = at::zeros({elements});
+        elements = 0;
+        for (const auto& p : parameters) {
+            if (!p.value().requires_grad()) continue;
+            add(p.key(), p.value(), all.narrow(0, elements, p.value().numel()).view_as(p.value()), options);
+            elements += p.value().numel();
+        }
         for (std::uint32_t g = 0; g < all_->parameters.size(); ++g) {
             auto accumulator = torch::autograd::impl::grad_accumulator(all_->parameters[g].value);
             accumulator->add_post_hook(std::make_unique<hook>(all_, g));
@@ -150,11 +162,13 @@ private:
     [[nodiscard]] static std::span<float> floats_of(const at::Tensor& t) {
         return {static_cast<float*>(t.data_ptr()), static_cast<std::size_t>(t.numel())};
     }
-    void add(const std::string& name, const at::Tensor& value, const torch_gradient_options& options) {
+    static void check(const std::string& name, const at::Tensor& value) {
         if (value.scalar_type() != at::kFloat || !value.device().is_cpu() || !value.is_contiguous())
             raise({.code = errc::not_supported}, {},
                   name + ": a parameter that isn't of float32, dense, in the host's memory");
-        at::Tensor gradient = at::zeros_like(value);
+    }
+    void add(const std::string& name, const at::Tensor& value, at::Tensor gradient,
+             const torch_gradient_options& options) {
         value.mutable_grad() = gradient;
         const auto floats = floats_of(gradient);
         all_->buckets.add(name, floats, {options.wire.of(floats.size()), options.error_feedback});

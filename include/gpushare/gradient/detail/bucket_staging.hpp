@@ -1,5 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
-// How one bucket goes over a transport: as a list of arrays where it takes one, else packed; in 16 bits what is asked to.
+// How one bucket goes over a transport: as a list of arrays where it takes one, or as one array where they lie behind each other, else
+// packed; in 16 bits what is asked to.
 #pragma once
 
 #include <algorithm>
@@ -58,102 +59,149 @@ struct registered_gradient {
     bool rounded;                              // in this step
 };
 
-/// Of a channel: kept from step to step.
+/// How many buckets of a channel are under way at once: between processes, one goes over the link while another one's last answers come.
+inline constexpr std::uint32_t most_buckets_at_once = 2;
+template <class Net>
+inline constexpr std::uint32_t buckets_at_once = pipelined_transport<Net> ? most_buckets_at_once : 1;
+
+/// Of a bucket that is under way: kept from step to step.
 template <class T>
 class bucket_staging {
     using registered = registered_gradient<T>;
 
 public:
-    /// Combines those of `all` that are in `bucket`; `finite` becomes false if one isn't.
+    /// Begins to combine those of `all` that are in `bucket`, and doesn't wait. All ranks begin and end theirs in the same order.
     template <host_transport Net, class Op>
-    [[nodiscard]] collective_fault combine(Net& net, const Op& op, std::span<registered> all,
-                                           std::span<const std::uint32_t> bucket, bool& finite, instant deadline) {
-        if (const auto f = as_is(net, op, all, bucket, finite, deadline)) return f;
+    void begin(Net& net, const Op& op, std::span<registered> all, std::span<const std::uint32_t> bucket) {
+        list_.clear();
+        for (const std::uint32_t g : bucket)
+            if (all[g].wire == wire_format::as_is) list_.push_back(all[g].data);
+        if constexpr (!list_transport<Net>) gather();
         if constexpr (std::same_as<T, float>) {
-            if (const auto f = halves(net, op, all, bucket, float16s_, wire_format::fp16, finite, deadline)) return f;
-            if (const auto f = halves(net, op, all, bucket, bfloat16s_, wire_format::bf16, finite, deadline)) return f;
+            round(all, bucket, float16s_, wire_format::fp16);
+            round(all, bucket, bfloat16s_, wire_format::bf16);
+        }
+        tickets_.clear();
+        if constexpr (pipelined_transport<Net>)
+            (void)each_array([&](auto array) {
+                tickets_.push_back(net.start_all_reduce(array, op));
+                return collective_fault{};
+            });
+    }
+    /// Waits until they are combined; `finite` becomes false if one isn't.
+    template <host_transport Net, class Op>
+    [[nodiscard]] collective_fault end(Net& net, const Op& op, std::span<registered> all,
+                                       std::span<const std::uint32_t> bucket, bool& finite, instant deadline) {
+        collective_fault fault;
+        if constexpr (list_transport<Net>)
+            if (!list_.empty()) fault = combine_list(net, op, finite, deadline);
+        if constexpr (pipelined_transport<Net>) {
+            for (const std::uint64_t ticket : tickets_)
+                if (!fault) fault = net.finish(ticket, deadline);
+        } else if (!fault) {
+            fault = each_array([&]<class E>(std::span<E> array) {
+                return net.all_reduce(std::span<const E>(array), array, op, deadline);
+            });
+        }
+        if (fault) return fault;
+        if constexpr (!list_transport<Net>) {
+            finite = finite && all_finite(std::span<const T>(flat_));
+            spread();
+        }
+        if constexpr (std::same_as<T, float>) {
+            widen(all, bucket, float16s_, wire_format::fp16, finite);
+            widen(all, bucket, bfloat16s_, wire_format::bf16, finite);
         }
         return {};
     }
 
 private:
-    template <class Net, class Op>
-    [[nodiscard]] collective_fault as_is(Net& net, const Op& op, std::span<registered> all,
-                                         std::span<const std::uint32_t> bucket, bool& finite, instant deadline) {
-        list_.clear();
-        std::size_t elements = 0;
-        for (const std::uint32_t g : bucket)
-            if (all[g].wire == wire_format::as_is) {
-                list_.push_back(all[g].data);
-                elements += list_.back().size();
-            }
-        if (list_.empty()) return {};
-        const std::span<const std::span<T>> list(list_);
+    /// `f` of each array that is combined as such, until one has a fault.
+    template <class F>
+    [[nodiscard]] collective_fault each_array(const F& f) {
         collective_fault fault;
-        if constexpr (list_transport<Net> && requires(bool* out) { net.all_reduce_list(list, op, deadline, out); }) {
-            bool good = true;
-            fault = net.all_reduce_list(list, op, deadline, &good);
-            finite = finite && good;
-        } else if constexpr (list_transport<Net>) {
-            fault = net.all_reduce_list(list, op, deadline);
-            for (const auto& x : list) finite = finite && all_finite(std::span<const T>(x));
-        } else {
-            const bool alone = list.size() == 1;
-            if (!alone) pack(elements);
-            const std::span<T> all_of_it = alone ? list.front() : std::span(packed_);
-            fault = net.all_reduce(std::span<const T>(all_of_it), all_of_it, op, deadline);
-            if (fault) return fault;
-            finite = finite && all_finite(std::span<const T>(all_of_it));
-            if (!alone) unpack();
+        if (!flat_.empty()) fault = f(flat_);
+        if constexpr (std::same_as<T, float>) {
+            if (!fault && !float16s_.empty()) fault = f(std::span(float16s_));
+            if (!fault && !bfloat16s_.empty()) fault = f(std::span(bfloat16s_));
         }
         return fault;
     }
-    void pack(std::size_t elements) {
-        packed_.resize(elements);
-        std::size_t at = 0;
-        for (const auto& x : list_) at = copy(x, std::span(packed_).subspan(at, x.size()), at);
+    template <class Net, class Op>
+    [[nodiscard]] collective_fault combine_list(Net& net, const Op& op, bool& finite, instant deadline) {
+        const std::span<const std::span<T>> list(list_);
+        if constexpr (requires(bool* out) { net.all_reduce_list(list, op, deadline, out); }) {
+            bool good = true;
+            const auto fault = net.all_reduce_list(list, op, deadline, &good);
+            finite = finite && good;
+            return fault;
+        } else {
+            const auto fault = net.all_reduce_list(list, op, deadline);
+            for (const auto& x : list) finite = finite && all_finite(std::span<const T>(x));
+            return fault;
+        }
     }
-    void unpack() noexcept {
+    /// The list as one array: as it lies, if each begins where the one before ends, else packed.
+    void gather() {
+        std::size_t elements = 0;
+        bool whole = true;
+        for (std::size_t i = 0; i < list_.size(); elements += list_[i++].size())
+            whole = whole && list_[i].data() == list_.front().data() + elements;
+        flat_ = list_.empty() ? std::span<T>() : std::span<T>(list_.front().data(), whole ? elements : 0);
+        if (whole) return;
+        packed_.resize(elements);
+        flat_ = packed_;
         std::size_t at = 0;
-        for (const auto& x : list_) at = copy(std::span(packed_).subspan(at, x.size()), x, at);
+        for (const auto& x : list_) at = copy(x, flat_.subspan(at, x.size()), at);
+    }
+    void spread() noexcept {
+        if (flat_.data() != packed_.data()) return;
+        std::size_t at = 0;
+        for (const auto& x : list_) at = copy(flat_.subspan(at, x.size()), x, at);
     }
     static std::size_t copy(std::span<const T> from, std::span<T> to, std::size_t at) noexcept {
         std::copy(from.begin(), from.end(), to.begin());
         return at + from.size();
     }
-    template <class Net, class Op, class Wire>
-    [[nodiscard]] collective_fault halves(Net& net, const Op& op, std::span<registered> all,
-                                          std::span<const std::uint32_t> bucket, std::vector<Wire>& memory,
-                                          wire_format format, bool& finite, instant deadline) {
-        const auto each = [&](const auto& f) {
-            std::size_t at = 0;
-            for (const std::uint32_t g : bucket)
-                if (all[g].wire == format) {
-                    f(all[g], at);
-                    at += all[g].data.size();
-                }
-            return at;
-        };
-        memory.resize(each([](const registered&, std::size_t) {}));
-        if (memory.empty()) return {};
-        const std::span<Wire> wire(memory);
-        each([&](registered& g, std::size_t at) {
+    /// `f(gradient, wire)` of each of a format, where `wire` is its part of the memory.
+    template <class Wire, class F>
+    static void each_of(std::span<registered> all, std::span<const std::uint32_t> bucket, wire_format format,
+                        std::vector<Wire>& memory, const F& f) {
+        std::size_t at = 0;
+        for (const std::uint32_t g : bucket) {
+            if (all[g].wire != format) continue;
+            f(all[g], std::span(memory).subspan(at, all[g].data.size()));
+            at += all[g].data.size();
+        }
+    }
+    template <class Wire>
+    static void round(std::span<registered> all, std::span<const std::uint32_t> bucket, std::vector<Wire>& memory,
+                      wire_format format) {
+        std::size_t elements = 0;
+        for (const std::uint32_t g : bucket)
+            if (all[g].wire == format) elements += all[g].data.size();
+        memory.resize(elements);
+        each_of(all, bucket, format, memory, [](registered& g, std::span<Wire> wire) {
             g.owed_before = g.residual;
             g.rounded = true;
-            to_wire<Wire>(g.data, wire.subspan(at, g.data.size()), g.residual);
+            to_wire<Wire>(g.data, wire, g.residual);
         });
-        if (const auto f = net.all_reduce(std::span<const Wire>(wire), wire, op, deadline)) return f;
-        each([&](registered& g, std::size_t at) {
-            from_wire<Wire>(wire.subspan(at, g.data.size()), g.data);
+    }
+    template <class Wire>
+    static void widen(std::span<registered> all, std::span<const std::uint32_t> bucket, std::vector<Wire>& memory,
+                      wire_format format, bool& finite) {
+        each_of(all, bucket, format, memory, [&](registered& g, std::span<const Wire> wire) {
+            from_wire<Wire>(wire, g.data);
             finite = finite && all_finite(g.data);
         });
-        return {};
     }
 
-    std::vector<std::span<T>> list_;
+    std::vector<std::span<T>> list_;  // of those that travel as they are
+    std::span<T> flat_;               // the same as one array, where the transport takes no list
     std::vector<T> packed_;
     std::vector<float16> float16s_;
     std::vector<bfloat16> bfloat16s_;
+    std::vector<std::uint64_t> tickets_;
 };
 
 }  // namespace detail
