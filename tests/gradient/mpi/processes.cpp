@@ -55,6 +55,36 @@ void sent_is_what_the_type_says() {
         check("not half", "bytes of halves");
 }
 
+/// Gradients that lie behind each other, and some that don't, over several buckets, of which two are under way, and in 16 bits.
+void one_piece_or_several() {
+    gs::mpi_transport net(MPI_COMM_WORLD, {.message = gs::bytes{512}});
+    constexpr std::size_t sizes[] = {1000, 10, 990, 3000, 1000, 0, 500};
+    for (const bool apart : {false, true}) {
+        std::vector<float> memory(std::size_t{2} * 6500);
+        gs::gradient_buckets<> buckets({gs::bytes{8192}, 1});
+        std::vector<std::span<float>> all;
+        std::size_t at = 0;
+        for (const std::size_t n : sizes) {
+            all.push_back(std::span(memory).subspan(at, n));
+            at += n + (apart ? 3 : 0);
+            buckets.add("", all.back(),
+                        {.wire = n == 990 || n == 500 ? gs::wire_format::fp16 : gs::wire_format::as_is});
+        }
+        for (int step = 0; step < 3; ++step) {
+            for (const auto& g : all)
+                for (std::size_t i = 0; i < g.size(); ++i) g[i] = static_cast<float>(i % 7 + net.rank() * 2);
+            for (std::uint32_t g = 0; g < buckets.size(); ++g) (void)buckets.ready(g);
+            if (const auto f = buckets.reduce(net, gs::average{}, 60s))
+                return check(gs::describe(f).c_str(), "one piece or several");
+            std::size_t wrong = 0;
+            for (const auto& g : all)
+                for (std::size_t i = 0; i < g.size(); ++i)
+                    wrong += g[i] != static_cast<float>(i % 7 + net.size() - 1) ? 1 : 0;
+            if (wrong != 0) check(std::to_string(wrong) + " elements", apart ? "several pieces" : "one piece");
+        }
+    }
+}
+
 /// Chunks of two arrays under way at once are told apart, however many there are.
 void two_of_many_chunks() {
     gs::mpi_transport net(MPI_COMM_WORLD, {.message = gs::bytes{64}});
@@ -278,6 +308,7 @@ int main(int argc, char** argv) {
     sent_is_what_the_type_says();
     gossip();
     threads_in_processes();
+    one_piece_or_several();
     two_of_many_chunks();
     an_abort_is_heard();
     lengths_differ();
