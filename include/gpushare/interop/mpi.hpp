@@ -41,6 +41,7 @@
 #include <gpushare/gradient/transport.hpp>
 #include <gpushare/interop/detail/mpi_calls.hpp>
 #include <gpushare/interop/detail/mpi_pace.hpp>
+#include <gpushare/interop/detail/mpi_requests.hpp>
 #include <gpushare/interop/detail/mpi_suspects.hpp>
 #include <gpushare/interop/detail/mpi_transfer.hpp>
 #include <gpushare/units.hpp>
@@ -219,16 +220,7 @@ private:
     struct owned {
         MPI_Comm comm;
     };
-    /// One call: its transfers, which are begun a few at a time.
-    struct job {
-        collective_kind what = collective_kind::none;
-        std::deque<detail::mpi_transfer> transfers;  // those in front are under way
-        std::uint32_t begun = 0;
-        bool done = false;
-        [[nodiscard]] std::uint32_t waits_for() const noexcept {
-            return transfers.empty() ? 0 : transfers.front().waits_for();
-        }
-    };
+    using job = detail::mpi_job;
 
     mpi_transport(owned comm, const mpi_options& options) : options_(options), comm_(comm.comm) { begin(); }
 
@@ -297,22 +289,7 @@ private:
     /// What the MPI has done, and what follows from it.
     void progress() {
         if (fault_) return;
-        requests_.clear();
-        whose_.clear();
-        for (job& j : jobs_)
-            for (std::uint32_t i = 0; i < j.begun; ++i) j.transfers[i].add_requests(requests_, whose_);
-        finished_.resize(requests_.size());
-        statuses_.resize(requests_.size());
-        int n = 0;
-        const int code =
-            MPI_Testsome(static_cast<int>(requests_.size()), requests_.data(), &n, finished_.data(), statuses_.data());
-        if (code != MPI_SUCCESS && code != MPI_ERR_IN_STATUS)
-            return fail({errc::backend_failed, collective_kind::none, rank_, epoch_});
-        for (std::size_t i = 0; n != MPI_UNDEFINED && i < static_cast<std::size_t>(n); ++i) {
-            const auto& [of, which] = whose_[static_cast<std::size_t>(finished_[i])];
-            const int error = code == MPI_ERR_IN_STATUS ? statuses_[i].MPI_ERROR : MPI_SUCCESS;
-            if (error != MPI_ERR_PENDING) of->finished(which, statuses_[i], error);
-        }
+        if (!under_way_.look(jobs_)) return fail({errc::backend_failed, collective_kind::none, rank_, epoch_});
         for (job& j : jobs_)
             if (!fault_) step(j);
     }
@@ -404,11 +381,8 @@ private:
     std::uint32_t next_number_ = 0;
     detail::mpi_transfer::numbering tags_;
     bytes carried_, sent_;
-    std::deque<job> jobs_;               // a deque: a job stays where it is while others come
-    std::vector<MPI_Request> requests_;  // of all that is under way, as are the next three
-    std::vector<detail::mpi_transfer::pending> whose_;
-    std::vector<int> finished_;
-    std::vector<MPI_Status> statuses_;
+    std::deque<job> jobs_;  // a deque: a job stays where it is while others come
+    detail::mpi_requests under_way_;
     std::uint64_t first_job_ = 0;
     std::uint64_t told_ = 0, heard_ = 0;  // notices: packed faults, 0 from one that only answers
     MPI_Request notice_request_ = MPI_REQUEST_NULL;

@@ -1,0 +1,66 @@
+// SPDX-License-Identifier: Apache-2.0
+// The calls that are under way over an MPI, and one look at the requests of them all.
+#pragma once
+
+#if __has_include(<mpi.h>)
+
+#include <mpi.h>
+
+#include <cstddef>
+#include <cstdint>
+#include <deque>
+#include <vector>
+
+#include <gpushare/collective/fault.hpp>
+#include <gpushare/config.hpp>
+#include <gpushare/interop/detail/mpi_transfer.hpp>
+
+namespace gpushare {
+inline namespace GPUSHARE_ABI {
+namespace detail {
+
+/// One call: its transfers, which are begun a few at a time.
+struct mpi_job {
+    collective_kind what = collective_kind::none;
+    std::deque<mpi_transfer> transfers;  // those in front are under way
+    std::uint32_t begun = 0;
+    bool done = false;
+    [[nodiscard]] std::uint32_t waits_for() const noexcept {
+        return transfers.empty() ? 0 : transfers.front().waits_for();
+    }
+};
+
+class mpi_requests {
+public:
+    /// Tells the transfers what the MPI has finished. False if it can't say.
+    [[nodiscard]] bool look(std::deque<mpi_job>& jobs) {
+        requests_.clear();
+        whose_.clear();
+        for (mpi_job& j : jobs)
+            for (std::uint32_t i = 0; i < j.begun; ++i) j.transfers[i].add_requests(requests_, whose_);
+        finished_.resize(requests_.size());
+        statuses_.resize(requests_.size());
+        int n = 0;
+        const int code =
+            MPI_Testsome(static_cast<int>(requests_.size()), requests_.data(), &n, finished_.data(), statuses_.data());
+        if (code != MPI_SUCCESS && code != MPI_ERR_IN_STATUS) return false;
+        for (std::size_t i = 0; n != MPI_UNDEFINED && i < static_cast<std::size_t>(n); ++i) {
+            const auto& [of, which] = whose_[static_cast<std::size_t>(finished_[i])];
+            const int error = code == MPI_ERR_IN_STATUS ? statuses_[i].MPI_ERROR : MPI_SUCCESS;
+            if (error != MPI_ERR_PENDING) of->finished(which, statuses_[i], error);
+        }
+        return true;
+    }
+
+private:
+    std::vector<MPI_Request> requests_;
+    std::vector<mpi_transfer::pending> whose_;
+    std::vector<int> finished_;
+    std::vector<MPI_Status> statuses_;
+};
+
+}  // namespace detail
+}  // namespace GPUSHARE_ABI
+}  // namespace gpushare
+
+#endif
