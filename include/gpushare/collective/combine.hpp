@@ -12,7 +12,9 @@
 
 #include <gpushare/collective/detail/reduction.hpp>
 #include <gpushare/collective/detail/session.hpp>
+#include <gpushare/collective/detail/workspace.hpp>
 #include <gpushare/collective/reduce_ops.hpp>
+#include <gpushare/collective/shard.hpp>
 #include <gpushare/config.hpp>
 
 namespace gpushare {
@@ -24,7 +26,21 @@ template <reducible T, class From, class Op = sum>
 requires std::is_invocable_r_v<const T*, const From&, std::uint32_t>
 void combine(std::uint32_t parts, const From& from, std::span<T> out, const Op& op = {}) noexcept {
     detail::thread_context ctx;
-    detail::reduce_elements<T>(ctx, op, parts, {0, out.size()}, from, detail::single_output<T>{out.data()});
+    const auto one_by_one = [&](element_range some) {
+        detail::reduce_elements<T>(ctx, op, parts, some, from, detail::single_output<T>{out.data()});
+    };
+    if constexpr (detail::combines_lines<T, Op>) {
+        constexpr std::uint32_t most = 16;
+        const element_range lines = detail::whole_lines<T>(out.data(), {0, out.size()});
+        if (lines.size() != 0 && parts <= most && detail::lines_pay<T, Op>(parts)) {
+            detail::peer_signal arrays[most];
+            for (std::uint32_t r = 0; r < parts; ++r) arrays[r].in = from(r);
+            one_by_one({0, lines.begin});
+            detail::combine_lines_to_one<T>(op, arrays, parts, 0, lines, out.data());
+            return one_by_one({lines.end, out.size()});
+        }
+    }
+    one_by_one({0, out.size()});
 }
 
 }  // namespace GPUSHARE_ABI

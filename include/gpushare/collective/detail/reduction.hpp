@@ -304,6 +304,15 @@ GPUSHARE_HD void reduce_by_lines(session<Context>& t, const Op& op, element_rang
     reduce_from_told<T>(t, op, range, streaming);
 }
 
+/// Whole lines of the arrays that signals tell, `first` elements behind their begins, into those of `out`.
+template <class T, class Op>
+void combine_lines_to_one(const Op& op, const peer_signal* signals, std::uint32_t ranks, std::size_t first,
+                          element_range lines, T* out) noexcept {
+    line_ends ends{signals, ranks, (first + lines.begin) * sizeof(T), lines.begin * sizeof(T)};
+    ends.only = out;
+    combine_lines<T>(widest_vectors(), op, ends, lines.size() * sizeof(T) / cache_line_bytes, line_stores::cached);
+}
+
 /// Behind `meet`: combines `range` of all inputs, which begin `first` elements behind what the ranks told, into `out`.
 GPUSHARE_EXEC_CHECK_DISABLE
 template <class T, class Context, class Op>
@@ -317,11 +326,8 @@ GPUSHARE_HD void reduce_to_one(session<Context>& t, const Op& op, std::size_t fi
     if constexpr (is_one_thread<Context> && combines_lines<T, Op>) {
         const element_range lines = whole_lines<T>(out, range);
         if (lines.size() != 0 && lines_pay<T, Op>(t.ranks())) {
-            line_ends ends{&t.signal_from(0), t.ranks(), (first + lines.begin) * sizeof(T), lines.begin * sizeof(T)};
-            ends.only = out;
             one_by_one({range.begin, lines.begin});
-            combine_lines<T>(widest_vectors(), op, ends, lines.size() * sizeof(T) / cache_line_bytes,
-                             line_stores::cached);
+            combine_lines_to_one<T>(op, &t.signal_from(0), t.ranks(), first, lines, out);
             return one_by_one({lines.end, range.end});
         }
     }
