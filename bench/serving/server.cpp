@@ -9,13 +9,11 @@
 #include <cstdio>
 #include <fstream>
 #include <future>
-#include <memory>
-#include <optional>
 #include <random>
-#include <span>
 #include <stdexcept>
 #include <string>
 #include <thread>
+#include <variant>
 #include <vector>
 
 #include <gpushare/backend/host/host.hpp>
