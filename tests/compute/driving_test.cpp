@@ -4,18 +4,23 @@
 #include <algorithm>
 #include <atomic>
 #include <chrono>
+#include <cstdint>
+#include <deque>
 #include <functional>
+#include <iterator>
 #include <optional>
 #include <stop_token>
 #include <thread>
 #include <vector>
 
+#include <gpushare/backend/host/ledger.hpp>
 #include <gpushare/compute/compute_limiter.hpp>
 #include <gpushare/compute/request.hpp>
 #include <gpushare/units.hpp>
 
 #include "support/catch.hpp"
 #include "support/manual_timeline.hpp"
+#include "support/modelled_device.hpp"
 #include "support/sharing_stream.hpp"
 #include "support/threads.hpp"
 #include "support/timed_device.hpp"
@@ -209,6 +214,67 @@ TEST_CASE("callbacks that take long and submit more are all called", "[compute]"
         t.compute.poll();
     }
     CHECK(left == 0);
+}
+
+// As a server has it: requests wait outside, two are handed over, and each end hands over the next one. Who drives comes late, as where
+// all cores compute, and finds both over. If then a long call from below were let in first, the other requests would wait for that.
+TEST_CASE("what callbacks of a higher level bring goes before what waits below", "[compute]") {
+    using stream = support::modelled_device::stream;
+    constexpr ns late = 1ms, long_call = 60ms;
+    for (const std::uint32_t sms : {1U, 2U}) {
+        for (const ns length : {300us, 2'000us}) {
+            CAPTURE(sms, length.count());
+            support::modelled_device device(sms);
+            stream urgent(device, priority{1}, 1);
+            std::deque<stream> streams;
+            std::function<void(stream&)> call_below;
+            std::function<void()> call_above;
+            bool over = false;
+            int waiting = 0;
+            gpushare::compute_limiter<stream, support::modelled_device::clock> compute(
+                {}, support::modelled_device::clock(device));
+            const auto above = compute.add({.level = {1}}), below = compute.add({});
+            call_below = [&](stream& on) {
+                (void)compute.submit(
+                    below, on, [](stream& s) { s.launch(1, long_call); }, {},
+                    [&](const gpushare::completion&) {
+                        if (!over) call_below(on);
+                    });
+            };
+            call_above = [&] {
+                if (waiting == 0) return;
+                --waiting;
+                (void)compute.submit(
+                    above, urgent, [length](stream& s) { s.launch(1, length); }, {},
+                    [&](const gpushare::completion&) { call_above(); });
+            };
+            const auto go_on = [&](ns for_so_long) {
+                for (const auto until = device.now() + for_so_long; device.now() < until; compute.poll())
+                    (void)device.step(late, until);
+            };
+            for (std::uint32_t i = 0; i <= sms; ++i) call_below(streams.emplace_back(device, priority{}, 0));
+            for (int i = 0; i < 50; ++i) {  // how long calls take is learnt
+                waiting = 1;
+                call_above();
+                go_on(200ms);
+            }
+            (void)device.blocks();
+            waiting = 40;
+            for (int i = 0; i < 2; ++i) call_above();
+            go_on(3s);
+            over = true;
+            while (device.step(late)) compute.poll();
+            auto blocks = device.blocks();
+            std::ranges::sort(blocks, {}, &gpushare::host::block_record::start);
+            const auto is_urgent = [](const auto& b) { return b.tag == 1; };
+            const auto first = std::ranges::find_if(blocks, is_urgent);
+            const auto end = std::find_if(blocks.rbegin(), blocks.rend(), is_urgent).base();
+            REQUIRE(std::count_if(first, end, is_urgent) == 40);
+            const auto from_below = std::count_if(first, end, std::not_fn(is_urgent));
+            // On another SM a call may end meanwhile, and the next one begin.
+            CHECK(from_below <= (sms - 1) * (1 + (std::prev(end)->end - first->start) / long_call));
+        }
+    }
 }
 
 namespace {

@@ -225,43 +225,8 @@ public:
     /// that is at it, which keeps the order of enqueuing that of admission.
     template <class Need>
     void drive(lock_type& lock, instant now, look how, Need& stay) noexcept {
-        ready_left_ = false;
-        observe(lock, how);
-        if (how == look::now) give_up_stuck();
-        if (faulty_) cancel_faulty(lock);
-        if (core().holds_back()) now = clock_.now();  // what has ended came after the time that was given
-        const auto other_stream = [&](client_id c) { return clients_.bring_forward(c, now); };
-        for (admission a; batches_.has_slot() && core().is_ready(a, now, other_stream);) {
-            submission& s = clients_.first_of(a.client);
-            if (s.drop_at != never && clock_.now() >= s.drop_at) {
-                ++clients_.queue(a.client).dropped;
-                dismiss(lock, s, errc::deadline_exceeded);
-                now = policy_time();
-                continue;
-            }
-            if (leaves(s, stay)) {
-                ready_left_ = true;
-                break;
-            }
-            clients_.admit(s, a, now);
-            take_slot(s);
-            if (clients_.queue(a.client).waits_for_room > 0) sleepers_.wake_all();
-            s.at.store(submission_stage::admitted, std::memory_order_relaxed);
-            if (!s.queued) {
-                sleepers_.wake(s);
-                continue;
-            }
-            const bool is_own = &s == stay.own;
-            const auto began = enqueue(lock, s, stay);
-            if (!is_own) stay.since = std::min(stay.since, began);
-            observe(lock, look::if_due);
-            if (faulty_) cancel_faulty(lock);
-            now = policy_time();
-        }
-        // Who waits for room, or wants to know now, needs a point to watch.
-        end_batches(lock, nullptr, how == look::now || core().num_waiting() > 0);
-        keep_watch();
-        if (!told_.empty()) call_back(lock, stay);
+        drive_once(lock, now, how, stay);
+        while (!telling_ && std::exchange(left_to_teller_, false)) drive_once(lock, policy_time(), look::if_due, stay);
     }
 
     /// Takes note of what the device has done, and charges it. Where a question is a call of a driver's, the mutex is released
@@ -419,6 +384,57 @@ public:
 
 private:
     // ---- admission
+
+    template <class Need>
+    void drive_once(lock_type& lock, instant now, look how, Need& stay) noexcept {
+        ready_left_ = false;
+        observe(lock, how);
+        if (how == look::now) give_up_stuck();
+        if (faulty_) cancel_faulty(lock);
+        if (core().holds_back()) now = clock_.now();  // what has ended came after the time that was given
+        const auto other_stream = [&](client_id c) { return clients_.bring_forward(c, now); };
+        bool leaves_told = false;
+        for (admission a; batches_.has_slot() && core().is_ready(a, now, other_stream);) {
+            if (told_above(a) && !is_telling_elsewhere()) {  // who is told may bring what goes first
+                left_to_teller_ = telling_;
+                if (telling_) break;
+                call_back(lock, stay);
+                leaves_told = ready_left_;
+                if (leaves_told) break;
+                now = policy_time();
+                continue;
+            }
+            submission& s = clients_.first_of(a.client);
+            if (s.drop_at != never && clock_.now() >= s.drop_at) {
+                ++clients_.queue(a.client).dropped;
+                dismiss(lock, s, errc::deadline_exceeded);
+                now = policy_time();
+                continue;
+            }
+            if (leaves(s, stay)) {
+                ready_left_ = true;
+                break;
+            }
+            clients_.admit(s, a, now);
+            take_slot(s);
+            if (clients_.queue(a.client).waits_for_room > 0) sleepers_.wake_all();
+            s.at.store(submission_stage::admitted, std::memory_order_relaxed);
+            if (!s.queued) {
+                sleepers_.wake(s);
+                continue;
+            }
+            const bool is_own = &s == stay.own;
+            const auto began = enqueue(lock, s, stay);
+            if (!is_own) stay.since = std::min(stay.since, began);
+            observe(lock, look::if_due);
+            if (faulty_) cancel_faulty(lock);
+            now = policy_time();
+        }
+        // Who waits for room, or wants to know now, needs a point to watch.
+        end_batches(lock, nullptr, how == look::now || core().num_waiting() > 0);
+        keep_watch();
+        if (!told_.empty() && !leaves_told) call_back(lock, stay);
+    }
 
     // It was admitted.
     void take_slot(submission& s) noexcept {
@@ -597,10 +613,20 @@ private:
         s.at.store(submission_stage::done, std::memory_order_release);
         sleepers_.wake(s);
         if (!s.error && !s.on_done) return pool_->drop(s);
+        const auto level = core().settings(s.client).level;
+        told_level_ = told_.empty() ? level : std::max(told_level_, level);
         ++clients_.queue(s.client).untold;
         told_.push(s);  // the user's code, or its destructor: not under the lock
     }
 
+    // Whether somebody above what is next is to be called back yet.
+    [[nodiscard]] bool told_above(const admission& next) const noexcept {
+        return !told_.empty() && told_level_ > core().settings(next.client).level;
+    }
+    // Then nobody waits for that thread's callbacks.
+    [[nodiscard]] bool is_telling_elsewhere() const noexcept {
+        return telling_ && teller_ != std::this_thread::get_id();
+    }
     // Calls back. One thread at a time, so that a callback that submits what is done at once isn't called from within itself.
     template <class Need>
     void call_back(lock_type& lock, Need& stay) noexcept {
@@ -851,9 +877,11 @@ private:
     bool watched_ = false;     // a thread looks at the device for all
     bool ready_left_ = false;  // a thread left something that can go, or be told, to another
     fifo<submission> told_;    // done, with something of the user's to call or to destroy under no lock
+    priority told_level_{};    // the highest of theirs
     bool telling_ = false;     // a thread is at it
     std::thread::id teller_{};
-    bool faulty_ = false;  // somebody's work isn't admitted any more, and may wait
+    bool left_to_teller_ = false;  // what can go, by a callback that submitted, since others are to be called first
+    bool faulty_ = false;          // somebody's work isn't admitted any more, and may wait
     std::shared_ptr<submission_pool<Stream>> pool_ = std::make_shared<submission_pool<Stream>>();
 };
 
