@@ -11,6 +11,7 @@
 #include <optional>
 #include <stop_token>
 #include <thread>
+#include <utility>
 #include <vector>
 
 #include <gpushare/backend/host/ledger.hpp>
@@ -221,9 +222,10 @@ TEST_CASE("callbacks that take long and submit more are all called", "[compute]"
 TEST_CASE("what callbacks of a higher level bring goes before what waits below", "[compute]") {
     using stream = support::modelled_device::stream;
     constexpr ns late = 1ms, long_call = 60ms;
-    for (const std::uint32_t sms : {1U, 2U}) {
+    const std::vector<std::pair<std::uint32_t, bool>> cases{{1, false}, {1, true}, {2, false}, {2, true}};
+    for (const auto& [sms, other_thread] : cases) {
         for (const ns length : {300us, 2'000us}) {
-            CAPTURE(sms, length.count());
+            CAPTURE(sms, other_thread, length.count());
             support::modelled_device device(sms);
             stream urgent(device, priority{1}, 1);
             std::deque<stream> streams;
@@ -237,8 +239,12 @@ TEST_CASE("what callbacks of a higher level bring goes before what waits below",
             call_below = [&](stream& on) {
                 (void)compute.submit(
                     below, on, [](stream& s) { s.launch(1, long_call); }, {},
-                    [&](const gpushare::completion&) {
-                        if (!over) call_below(on);
+                    [&, elsewhere = other_thread](const gpushare::completion&) {
+                        if (over) return;
+                        if (elsewhere)
+                            std::jthread([&] { call_below(on); }).join();
+                        else
+                            call_below(on);
                     });
             };
             call_above = [&] {

@@ -395,7 +395,7 @@ private:
         const auto other_stream = [&](client_id c) { return clients_.bring_forward(c, now); };
         bool leaves_told = false;
         for (admission a; batches_.has_slot() && core().is_ready(a, now, other_stream);) {
-            if (told_above(a) && !is_telling_elsewhere()) {  // who is told may bring what goes first
+            if (told_above(a)) {  // who is told may bring what goes first
                 left_to_teller_ = telling_;
                 if (telling_) break;
                 call_back(lock, stay);
@@ -622,10 +622,6 @@ private:
     // Whether somebody above what is next is to be called back yet.
     [[nodiscard]] bool told_above(const admission& next) const noexcept {
         return !told_.empty() && told_level_ > core().settings(next.client).level;
-    }
-    // Then nobody waits for that thread's callbacks.
-    [[nodiscard]] bool is_telling_elsewhere() const noexcept {
-        return telling_ && teller_ != std::this_thread::get_id();
     }
     // Calls back. One thread at a time, so that a callback that submits what is done at once isn't called from within itself.
     template <class Need>
@@ -880,7 +876,7 @@ private:
     priority told_level_{};    // the highest of theirs
     bool telling_ = false;     // a thread is at it
     std::thread::id teller_{};
-    bool left_to_teller_ = false;  // what can go, by a callback that submitted, since others are to be called first
+    bool left_to_teller_ = false;  // what can go, until those above it have been called back
     bool faulty_ = false;          // somebody's work isn't admitted any more, and may wait
     std::shared_ptr<submission_pool<Stream>> pool_ = std::make_shared<submission_pool<Stream>>();
 };
