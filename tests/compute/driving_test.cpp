@@ -242,7 +242,7 @@ TEST_CASE("what callbacks of a higher level bring goes before what waits below",
                     [&, elsewhere = other_thread](const gpushare::completion&) {
                         if (over) return;
                         if (elsewhere)
-                            std::jthread([&] { call_below(on); }).join();
+                            std::thread([&] { call_below(on); }).join();
                         else
                             call_below(on);
                     });
