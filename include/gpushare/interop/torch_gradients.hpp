@@ -67,11 +67,12 @@ public:
             elements += p.value().numel();
         }
         // All gradients in one piece of memory, so that buckets needn't be packed.
-        const at::Tensor all = at::zeros({elements});
+        const at::Tensor all = at::zeros({elements}, at::kFloat);
         elements = 0;
         for (const auto& p : parameters) {
             if (!p.value().requires_grad()) continue;
-            add(p.key(), p.value(), all.narrow(0, elements, p.value().numel()).view_as(p.value()), options);
+            // Detached: an optimiser's zero_grad() refuses a gradient that torch knows as a view.
+            add(p.key(), p.value(), all.narrow(0, elements, p.value().numel()).view_as(p.value()).detach(), options);
             elements += p.value().numel();
         }
         for (std::uint32_t g = 0; g < all_->parameters.size(); ++g) {

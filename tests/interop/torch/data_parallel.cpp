@@ -87,18 +87,14 @@ std::vector<float> loop(std::uint32_t rank, digits_net& model, torch::optim::Opt
     std::vector<float> all;
     for (const auto& s : data[rank]) {
         before();
-        for (auto& p : model.parameters()) {
-            if (to_none)
-                p.mutable_grad() = torch::Tensor();
-            else if (p.grad().defined())
-                p.mutable_grad().zero_();
-        }
+        optimiser.zero_grad();
+        if (to_none)
+            for (auto& p : model.parameters()) p.mutable_grad() = torch::Tensor();
         auto loss = torch::nll_loss(model.forward(s.images), s.labels);
         loss.backward();
         if (!step()) throw std::runtime_error("a step failed");
         all.push_back(loss.item<float>());
     }
-    (void)optimiser;
     return all;
 }
 
