@@ -38,11 +38,14 @@ public:
         whose_.clear();
         for (mpi_job& j : jobs)
             for (std::uint32_t i = 0; i < j.begun; ++i) j.transfers[i].add_requests(requests_, whose_);
+        if (requests_.empty()) return true;
         finished_.resize(requests_.size());
         statuses_.resize(requests_.size());
         int n = 0;
         const int code =
             MPI_Testsome(static_cast<int>(requests_.size()), requests_.data(), &n, finished_.data(), statuses_.data());
+        // On every path: those that the MPI has freed mustn't be touched again.
+        for (std::size_t i = 0; i < requests_.size(); ++i) whose_[i].of->put_back(whose_[i].which, requests_[i]);
         if (code != MPI_SUCCESS && code != MPI_ERR_IN_STATUS) return false;
         for (std::size_t i = 0; n != MPI_UNDEFINED && i < static_cast<std::size_t>(n); ++i) {
             const auto& [of, which] = whose_[static_cast<std::size_t>(finished_[i])];

@@ -134,7 +134,9 @@ public:
             whose.push_back({this, i});
         }
     }
-    /// One is: `error` is MPI_SUCCESS, or that of its status.
+    /// What the MPI made of one of them.
+    void put_back(std::size_t i, MPI_Request r) noexcept { requests_[i] = r; }
+    /// One is finished: `error` is MPI_SUCCESS, or that of its status.
     void finished(std::size_t i, const MPI_Status& s, int error) noexcept {
         const message& m = messages_[i];
         requests_[i] = MPI_REQUEST_NULL;
