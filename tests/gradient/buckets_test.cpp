@@ -11,6 +11,7 @@
 #include <atomic>
 #include <chrono>
 #include <cmath>
+#include <cstddef>
 #include <cstdint>
 #include <limits>
 #include <new>
@@ -22,6 +23,7 @@
 #include "conformance/transport_suite.hpp"
 #include "support/catch.hpp"
 #include "support/code_of.hpp"
+#include "support/leaks.hpp"
 #include "support/random.hpp"
 #include "support/threads.hpp"
 
@@ -287,6 +289,36 @@ TEST_CASE("a transport that throws is a fault of its rank, on all ranks, and wha
     }
     SECTION("no memory") { check_throwing(std::bad_alloc(), gs::errc::out_of_memory); }
     SECTION("anything") { check_throwing(7, gs::errc::backend_failed); }
+}
+
+/// Throws in its all-reduce, and can't give it up.
+struct stuck_transport : gs::thread_transport {
+    using gs::thread_transport::thread_transport;
+    template <class T, class Op>
+    gs::collective_fault all_reduce(std::span<const T>, std::span<T> out, const Op&, gs::instant) {
+        kept = std::as_writable_bytes(out);
+        throw 7;
+    }
+    gs::collective_fault barrier(gs::instant) const {
+        return {gs::errc::aborted, gs::collective_kind::barrier, 0, 0, true};
+    }
+    std::span<std::byte> kept;
+};
+
+TEST_CASE("what a transport may still touch is said, and outlives the buckets", "[gradient][buckets]") {
+    const support::leaks_are_meant here;
+    const gs::communicator group(1);
+    stuck_transport net(group.rank(0));
+    std::vector<float> a(100, 1.0F);
+    {
+        gs::gradient_buckets<> buckets;
+        buckets.add("a", a, {.wire = gs::wire_format::bf16});
+        (void)buckets.ready(0);
+        CHECK(buckets.reduce(net).buffers_in_use);
+        CHECK(buckets.wait().buffers_in_use);
+    }
+    REQUIRE(net.kept.size() == 200);
+    std::ranges::fill(net.kept, std::byte{1});  // what AddressSanitizer would refuse
 }
 
 TEST_CASE("a step that begins while the one before is under way is a fault on all ranks", "[gradient][buckets]") {

@@ -140,7 +140,8 @@ public:
     /// Combines the step's buckets of one channel, in their order, each as soon as it is ready. Of several channels, each has a transport
     /// and a thread of its own. May be called long before the step: other ranks are waited for from when a bucket is ready here on, each
     /// time for `patience`. And so long, at least, this rank's backward pass may be silent: from its first gradient on, or from wait().
-    /// After a fault no later step succeeds, and what the step had is to be computed again.
+    /// After a fault no later step succeeds, and what the step had is to be computed again. One with buffers_in_use: the gradients may still
+    /// be read and written, and so may the channel's packed and 16-bit copies, whose memory is never freed then.
     ///   deadline_exceeded, of this rank   a gradient isn't ready: stalled() says which
     ///   in_flight, of this rank           see ready()
     ///   stopped, of this rank             stop() was called, and no gradient of the step is ready: the group isn't aborted
@@ -196,11 +197,16 @@ public:
         if (!there) fault = fault_ ? fault_ : own(errc::deadline_exceeded);
         if (!there || threw) {  // a gradient isn't ready, or another channel has failed: nobody shall wait for this one
             lock.unlock();
-            tell(net, fault);
+            const bool in_use = tell(net, fault);
             lock.lock();
+            fault.buffers_in_use = fault.buffers_in_use || in_use;
         }
         finite_ = finite_ && finite;
         if (fault && !fault_) fault_ = fault;
+        if (fault.buffers_in_use) {
+            fault_.buffers_in_use = true;
+            for (std::size_t s = channel; s < staging_.size(); s += stride) staging_[s].leave_behind();
+        }
         ++steps_of_channel_[channel];
         if (++channels_done_ == stride) end_step();
         changed_.notify_all();
@@ -267,13 +273,15 @@ private:
             if (signs_ == before && (awaited_ || !now_seen_.empty())) return false;
         }
     }
-    /// The others hear of a fault; doesn't wait for them.
+    /// The others hear of a fault; doesn't wait for them. Whether the transport may still touch what was under way.
     template <class Net>
-    static void tell(Net& net, const collective_fault& fault) noexcept {
+    [[nodiscard]] static bool tell(Net& net, const collective_fault& fault) noexcept {
         try {
             net.abort(fault.rank, fault.code);
-            (void)net.barrier(std::chrono::steady_clock::now());  // what has no thread tells others with its next call
+            // What has no thread tells others with its next call, and gives up what is under way.
+            return net.barrier(std::chrono::steady_clock::now()).buffers_in_use;
         } catch (...) {  // it has thrown before: the others are left to their own patience
+            return true;
         }
     }
 

@@ -10,6 +10,7 @@
 #include <new>
 #include <span>
 #include <string>
+#include <utility>
 #include <vector>
 
 #include <gpushare/collective/fault.hpp>
@@ -114,6 +115,8 @@ public:
         }
         return {};
     }
+    /// The transport may still touch what was begun, after a fault with buffers_in_use: its memory is never freed.
+    void leave_behind() noexcept { (void)new (std::nothrow) bucket_staging(std::move(*this)); }
 
 private:
     /// `f` of each array that is combined as such, until one has a fault.
