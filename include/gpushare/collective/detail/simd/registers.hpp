@@ -13,6 +13,10 @@
 #include <cstdint>
 #include <type_traits>
 
+#if defined(__x86_64__) && !defined(__CUDA_ARCH__)
+#include <cpuid.h>
+#endif
+
 #include <gpushare/config.hpp>
 
 namespace gpushare {
@@ -53,8 +57,13 @@ struct in_memory<64> {
 enum class vector_width : std::uint8_t { narrow, avx2, avx512 };
 
 #if defined(__x86_64__) && !defined(__CUDA_ARCH__)
-/// What this processor has. A few instructions.
+/// What this processor has. A few instructions. Neither without f16c, which code for both takes for halves: a virtual machine may hide it.
 [[nodiscard]] inline vector_width widest_vectors() noexcept {
+    static const bool halves = [] {  // clang has no name for it
+        unsigned a = 0, b = 0, c = 0, d = 0;
+        return __get_cpuid(1, &a, &b, &c, &d) != 0 && (c & bit_F16C) != 0;
+    }();
+    if (!halves) return vector_width::narrow;
     if (__builtin_cpu_supports("avx512f")) return vector_width::avx512;
     return __builtin_cpu_supports("avx2") ? vector_width::avx2 : vector_width::narrow;
 }
