@@ -3,6 +3,7 @@
 import base64
 import json
 import os
+import select
 import signal
 import subprocess
 import tempfile
@@ -21,8 +22,8 @@ class Page:
             pass_fds=(theirs, said), stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL, start_new_session=True)
         os.close(theirs)
         os.close(said)
-        self.to, self.answers = open(to, 'wb', buffering=0), open(answers, 'rb')
-        self.last, self.wrong, self.session = 0, [], {}
+        self.to, self.answers = open(to, 'wb', buffering=0), open(answers, 'rb', buffering=0)
+        self.heard, self.last, self.wrong, self.session = b'', 0, [], {}
         target = self.ask('Target.createTarget', url='about:blank')['targetId']
         self.session = {'sessionId': self.ask('Target.attachToTarget', targetId=target, flatten=True)['sessionId']}
         self.ask('Runtime.enable')
@@ -39,11 +40,14 @@ class Page:
                 return message['result']
 
     def message(self):
-        text = bytearray()
-        while (byte := self.answers.read(1)) != b'\0':
-            if not byte:
+        while (end := self.heard.find(b'\0')) < 0:
+            if not select.select([self.answers], [], [], 60)[0]:
+                raise RuntimeError('the browser says nothing for a minute')
+            more = self.answers.read(1 << 16)
+            if not more:
                 raise RuntimeError('the browser ended')
-            text += byte
+            self.heard += more
+        text, self.heard = self.heard[:end], self.heard[end + 1:]
         return text
 
     def evaluate(self, expression):

@@ -260,8 +260,10 @@ def in_process(client, server):
     notes = context.SimpleQueue()
     process = context.Process(target=lambda: notes.put(client(server)))
     process.start()
-    process.join()
-    assert process.exitcode == 0, f'{client.__name__} failed'
+    process.join(300)
+    if process.exitcode is None:
+        process.kill()
+    assert process.exitcode == 0, f'{client.__name__} failed, or took more than 5 minutes'
     return notes.get()
 
 

@@ -71,8 +71,15 @@ class Client:
 def measure(mine, neighbours):
     """Points (seconds, ms) of the requests to `mine`, and when each request of `neighbours` was answered: (address, key, what they ask)."""
     clients, points, due = [Client(mine, CHAT, '/v2/models/voice/infer', *SOUND) for _ in range(24)], [], queue.Queue()
+    wrong = []  # what a thread ended with
     noise = [(Client(address, key, *what), done) for address, key, what in neighbours for done in [[]] for _ in range(4)]
     begin = time.monotonic() + 0.2
+
+    def guarded(work, *args):
+        try:
+            work(*args)
+        except Exception as e:
+            wrong.append(e)
 
     def serve(client):
         while (at := due.get()) is not None:
@@ -85,17 +92,22 @@ def measure(mine, neighbours):
             client.ask()
             done.append(time.monotonic() - begin)
 
-    threads = [threading.Thread(target=serve, args=(c,)) for c in clients] + [threading.Thread(target=disturb, args=n) for n in noise]
+    threads = [threading.Thread(target=guarded, args=(serve, c)) for c in clients] + [threading.Thread(target=guarded, args=(disturb, *n)) for n in noise]
     for t in threads:
         t.start()
-    any, at = random.Random(7), begin
+    any, at, asked = random.Random(7), begin, 0
     while (at := at + any.expovariate(RATE)) < begin + LASTS:
         time.sleep(max(0, at - time.monotonic()))
         due.put(at)
+        asked += 1
     for _ in clients:
         due.put(None)
     for t in threads:
         t.join()
+    if wrong:
+        raise wrong[0]
+    if len(points) != asked:
+        raise RuntimeError(f'{len(points)} of {asked} requests were answered')
     return sorted(points), [noise[i][1] for i in range(0, len(noise), 4)]
 
 

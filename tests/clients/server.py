@@ -26,6 +26,8 @@ class Server:
             [program, '--tenants', self.tenants, '--journal', self.journal, '--port', '0', '--grpc-port', '0', '--admin-port', '0',
              '--memory', '2048', *options], stdout=subprocess.PIPE, stderr=self.log, text=True,
             preexec_fn=cores and (lambda: os.sched_setaffinity(0, cores)))
+
+    def start(self):
         self.http, self.admin = re.match(r'HTTP http://(\S+), operators http://(\S+)', self.process.stdout.readline()).groups()
         self.grpc = re.match(r'gRPC (\S+)', self.process.stdout.readline())[1]
 
@@ -62,6 +64,7 @@ def running(program, **more):
     with tempfile.TemporaryDirectory(prefix='gpushare_clients_') as folder:
         server = Server(program, folder, **more)
         try:
+            server.start()
             yield server
             server.stop()
         except BaseException:
@@ -69,6 +72,7 @@ def running(program, **more):
             raise
         finally:
             server.process.kill()
+            server.process.wait()
 
 
 def eventually(holds, what):

@@ -153,6 +153,7 @@ def soak(program, minutes, any):
         round_lasts = max(15, min(300, 60 * minutes / 8))
         seen, answered = [], collections.Counter()
         try:
+            server.start()
             while time.monotonic() < end:
                 load, until = Load(server, any), time.monotonic() + round_lasts
                 while time.monotonic() < until:
@@ -183,6 +184,7 @@ def soak(program, minutes, any):
                     seen, kills = [], kills + 1
                     started = time.time_ns()
                     server = Server(program, folder, options=OPTIONS)
+                    server.start()
                     assert billed(server.journal) >= before, 'the journal lost lines'
             check_growth(seen)
             print(f'  {dict(answered)}; killed {kills} times; ended within {server.stop():.1f} s')
