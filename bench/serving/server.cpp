@@ -76,6 +76,7 @@ void beside_others(report& r, bool language_model, const std::string& suffix, co
         const double lasted = std::chrono::duration<double>(clock::now() - begin).count();
         pages.push_back((static_cast<double>(reads.answered()) - read) / lasted);
         texts.push_back((static_cast<double>(writes.answered()) - written) / lasted);
+        if (pages.back() == 0 || texts.back() == 0) throw std::runtime_error("a neighbour did nothing");
         solo_ms.push_back(p99(solo));
         beside_ms.push_back(p99(beside));
         ratio.push_back(beside_ms.back() / solo_ms.back());
@@ -215,6 +216,7 @@ double bill_minus_ledger() {
         for (const auto& b : ledger.blocks)
             if (b.tag == tags[n]) by_ledger += b.end - b.start;
         const auto billed = bill.of(names[n]).device_time;
+        if (billed.count() == 0 || by_ledger.count() == 0) throw std::runtime_error("no device time to compare");
         std::printf("#   %s: %.3f s of device time billed\n", names[n], std::chrono::duration<double>(billed).count());
         worst = std::max(worst, std::abs(static_cast<double>((billed - by_ledger / 2).count())));
     }

@@ -46,6 +46,7 @@ server_process::server_process(std::string_view tenants, const std::vector<std::
     int pipe[2];
     if (::pipe2(pipe, O_CLOEXEC) != 0) throw std::runtime_error("no pipe");
     process_ = ::fork();
+    if (process_ < 0) throw std::runtime_error("no process");
     if (process_ == 0) {
         (void)::prctl(PR_SET_PDEATHSIG, SIGKILL);
         (void)::dup2(pipe[1], STDOUT_FILENO);
@@ -57,14 +58,21 @@ server_process::server_process(std::string_view tenants, const std::vector<std::
     unsigned port = 0, admin = 0;
     const int found = std::fscanf(said, "HTTP http://127.0.0.1:%u, operators http://127.0.0.1:%u", &port, &admin);
     (void)std::fclose(said);
-    if (found != 2) throw std::runtime_error("the example server didn't start");
+    if (found != 2) {
+        (void)::kill(process_, SIGKILL);
+        (void)::waitpid(process_, nullptr, 0);
+        throw std::runtime_error("the example server didn't start");
+    }
     port_ = static_cast<std::uint16_t>(port);
     admin_port_ = static_cast<std::uint16_t>(admin);
 }
 
 server_process::~server_process() {
     (void)::kill(process_, SIGTERM);
-    (void)::waitpid(process_, nullptr, 0);
+    int status = 0;
+    if (::waitpid(process_, &status, 0) == process_ && status == 0) return;
+    std::fprintf(stderr, "bench_serving: the server ended with wait status %d\n", status);
+    if (std::uncaught_exceptions() == 0) std::abort();  // no figure of a server that ends so
 }
 
 bool server_process::runs() const {
