@@ -109,8 +109,7 @@ public:
         if (in.size() != out.size()) return {errc::mismatch, collective_kind::all_reduce, rank_, epoch_};
         return finish(start(in.data(), out, op), deadline);
     }
-    /// See pipelined_transport. At most 1000 at once, of 30 GB together between two processes, which is what messages' tags tell apart:
-    /// 1.8 GB where MPI_TAG_UB is the least that the standard allows, and in proportion to mpi_options::message and the processes.
+    /// See pipelined_transport. At most 1000 at once, and not more bytes than docs/gradients.md says ("What isn't there").
     template <reducible T, class Op>
     requires std::is_empty_v<Op>
     [[nodiscard]] std::uint64_t start_all_reduce(std::span<T> data, const Op& op) {
@@ -308,8 +307,7 @@ private:
             --j.begun;
         }
         while (j.begun < options_.depth && j.begun < j.transfers.size()) {
-            // Counted before: what one that fails or throws halfway has posted is given up with the rest.
-            const errc code = j.transfers[j.begun++].begin(comm_, rank_, size_);
+            const errc code = j.transfers[j.begun++].begin(comm_, rank_, size_);  // counted first: it may throw halfway
             if (code != errc::none) return fail({code, j.what, rank_, epoch_});
         }
         j.done = j.transfers.empty();
