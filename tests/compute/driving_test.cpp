@@ -222,10 +222,15 @@ TEST_CASE("callbacks that take long and submit more are all called", "[compute]"
 TEST_CASE("what callbacks of a higher level bring goes before what waits below", "[compute]") {
     using stream = support::modelled_device::stream;
     constexpr ns late = 1ms, long_call = 60ms;
-    const std::vector<std::pair<std::uint32_t, bool>> cases{{1, false}, {1, true}, {2, false}, {2, true}};
-    for (const auto& [sms, other_thread] : cases) {
+    struct kind {
+        std::uint32_t sms;
+        bool other_thread;
+        bool asks = false;  // a callback lets the limiter drive before it submits
+    };
+    const std::vector<kind> cases{{1, false}, {1, true}, {2, false}, {2, true}, {1, false, true}, {1, true, true}};
+    for (const auto& [sms, other_thread, asks] : cases) {
         for (const ns length : {300us, 2'000us}) {
-            CAPTURE(sms, other_thread, length.count());
+            CAPTURE(sms, other_thread, asks, length.count());
             support::modelled_device device(sms);
             stream urgent(device, priority{1}, 1);
             std::deque<stream> streams;
@@ -252,7 +257,10 @@ TEST_CASE("what callbacks of a higher level bring goes before what waits below",
                 --waiting;
                 (void)compute.submit(
                     above, urgent, [length](stream& s) { s.launch(1, length); }, {},
-                    [&](const gpushare::completion&) { call_above(); });
+                    [&, ask = asks](const gpushare::completion&) {
+                        if (ask) compute.poll();
+                        call_above();
+                    });
             };
             const auto go_on = [&](ns for_so_long) {
                 for (const auto until = device.now() + for_so_long; device.now() < until; compute.poll())
@@ -280,6 +288,105 @@ TEST_CASE("what callbacks of a higher level bring goes before what waits below",
             // On another SM a call may end meanwhile, and the next one begin.
             CHECK(from_below <= (sms - 1) * (1 + (std::prev(end)->end - first->start) / long_call));
         }
+    }
+}
+
+// The device has room all the time, and an urgent end is always noticed before the callback of the one before it returns.
+TEST_CASE("what waits below is held for those that are to be called back, not for all who ever will", "[compute]") {
+    using stream = support::modelled_device::stream;
+    support::modelled_device device(2);
+    stream urgent(device, priority{1}, 1), beside(device, priority{}, 0);
+    int left = 0;
+    std::function<void()> call_above;
+    std::vector<int> left_then;  // when a call from below was let in
+    gpushare::compute_limiter<stream, support::modelled_device::clock> compute({},
+                                                                               support::modelled_device::clock(device));
+    const auto above = compute.add({.level = {1}}), below = compute.add({});
+    const auto call_below = [&] {
+        (void)compute.submit(below, beside, [&](stream& s) {
+            left_then.push_back(left);
+            s.launch(1, 1ms);
+        });
+    };
+    call_above = [&] {
+        (void)compute.submit(
+            above, urgent, [](stream& s) { s.launch(1, 200us); }, {},
+            [&](const gpushare::completion&) {
+                if (left == 0) return;
+                for (const auto until = device.now() + 1ms; device.now() < until;) (void)device.step(0ns, until);
+                if (--left == 90) call_below();
+                call_above();
+            });
+    };
+    for (int i = 0; i < 50; ++i) {  // how long calls take is learnt
+        call_above();
+        call_below();
+        while (device.step(0ns)) compute.poll();
+    }
+    left_then.clear();
+    left = 100;
+    for (int i = 0; i < 2; ++i) call_above();
+    while (device.step(1ms)) compute.poll();
+    REQUIRE(left_then.size() == 1);
+    CHECK(left_then.front() >= 85);
+}
+
+// While a thread watches the device and another one sleeps, one more comes and finds three urgent calls over.
+TEST_CASE("a submitter is kept for one callback at the most, though there is more to let in after it",
+          "[compute][threads]") {
+    manual_clock clock;
+    gpushare::compute_limiter<manual_stream, manual_clock> compute({.depth = 4}, clock);
+    const auto above = compute.add({.level = {1}}), below = compute.add({}), idle = compute.add({});
+    manual_stream urgent(priority{1}), beside(urgent, priority{}), watched(urgent, priority{});
+    const auto work = [](manual_stream& s) { s.enqueue(10us); };
+    std::atomic<bool> watches{false}, over{false};
+    urgent.on_wait([&] {
+        watches = true;
+        while (!over) std::this_thread::yield();
+        watched.reach_all();
+    });
+    const auto in_flight = compute.submit(idle, watched, work).value();
+    std::jthread watcher([&] { (void)in_flight.wait(); });
+    while (!watches) std::this_thread::yield();
+    const auto asleep = compute.add({});
+    compute.sleep(asleep);
+    const auto never_goes = compute.submit(asleep, watched, work).value();
+    // The first one may look at no more than its own: then one of these watches for all.
+    std::jthread one([&] { (void)never_goes.wait(); }), another([&] { (void)never_goes.wait(); });
+
+    const auto me = std::this_thread::get_id();
+    std::atomic<int> called{0}, called_here{0};
+    int fewest = 3;
+    for (const auto end = steady::now() + 5s; fewest > 1 && steady::now() < end;) {
+        std::this_thread::sleep_for(1ms);  // one of them is asleep sooner or later
+        called = called_here = 0;
+        for (int i = 0; i < 3; ++i) {
+            const auto back = [&](const gpushare::completion&) {
+                clock.advance(host_time);
+                (void)compute.submit(above, urgent, work);
+                if (std::this_thread::get_id() == me) ++called_here;
+                ++called;
+            };
+            REQUIRE(compute.submit(above, urgent, work, {}, back));
+        }
+        std::vector<decltype(compute)::ticket> low;
+        for (int i = 0; i < 3; ++i) low.push_back(compute.submit(below, beside, work).value());
+        urgent.reach_all();
+        compute.poll();
+        if (const int n = called_here; n > 0) fewest = std::min(fewest, n);  // else another thread was first
+        while (called < 3 || !std::ranges::all_of(low, [](const auto& t) { return t.done(); }) ||
+               compute.usage(above).in_flight > 0) {
+            urgent.reach_all();
+            beside.reach_all();
+            compute.poll();
+        }
+    }
+    CHECK(fewest == 1);
+    over = true;
+    compute.wake(asleep);
+    while (!never_goes.done()) {
+        watched.reach_all();
+        compute.poll();
     }
 }
 

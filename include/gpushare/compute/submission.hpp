@@ -94,7 +94,8 @@ struct completion {
 };
 
 /// Called once when the limiter notices the end, on the thread that drives it, under no lock. May use the limiter, but
-/// not wait for it. Must not throw. Stored in place: a callable of up to 64 bytes.
+/// not wait for it, nor for a thread that waits to get in below: while a callback is under way lower levels may have to wait for
+/// it, and try_acquire finds no room for them. Must not throw. Stored in place: a callable of up to 64 bytes.
 using submission_callback = detail::inplace_function<void(const completion&), 64>;
 
 /// A submission that ran. Times are on the limiter's clock. `ended` is when its last point was reached, as near as can

@@ -128,7 +128,7 @@ public:
     [[nodiscard]] entry arrive_at_gate(client_id c, const submit_options& o, instant now) {
         auto& s = batches_.record_for_gate();
         // All else that drive() would do is done when it is placed in a batch, by the one reading of the clock then.
-        if (faulty_ || !told_.empty() || !batches_.has_slot()) {
+        if (faulty_ || !told_.empty() || told_above(c) || !batches_.has_slot()) {
             clients_.describe(s, c, o, now);
             clients_.arrive(s, now);
             return {s, false};
@@ -226,7 +226,8 @@ public:
     template <class Need>
     void drive(lock_type& lock, instant now, look how, Need& stay) noexcept {
         drive_once(lock, now, how, stay);
-        while (!telling_ && std::exchange(left_to_teller_, false)) drive_once(lock, policy_time(), look::if_due, stay);
+        while (!telling_ && !ready_left_ && std::exchange(waits_for_told_, false))
+            drive_once(lock, policy_time(), look::if_due, stay);
     }
 
     /// Takes note of what the device has done, and charges it. Where a question is a call of a driver's, the mutex is released
@@ -393,16 +394,12 @@ private:
         if (faulty_) cancel_faulty(lock);
         if (core().holds_back()) now = clock_.now();  // what has ended came after the time that was given
         const auto other_stream = [&](client_id c) { return clients_.bring_forward(c, now); };
-        bool leaves_told = false;
-        for (admission a; batches_.has_slot() && core().is_ready(a, now, other_stream);) {
-            if (told_above(a)) {  // who is told may bring what goes first
-                left_to_teller_ = telling_;
-                if (telling_) break;
-                call_back(lock, stay);
-                leaves_told = ready_left_;
-                if (leaves_told) break;
-                now = policy_time();
-                continue;
+        admission a;
+        bool ready = false;
+        while ((ready = batches_.has_slot() && core().is_ready(a, now, other_stream))) {
+            if (is_held(a.client)) {
+                waits_for_told_ = true;
+                break;
             }
             submission& s = clients_.first_of(a.client);
             if (s.drop_at != never && clock_.now() >= s.drop_at) {
@@ -415,6 +412,7 @@ private:
                 ready_left_ = true;
                 break;
             }
+            if (core().settings(a.client).level <= held_level_) held_level_ = no_priority;
             clients_.admit(s, a, now);
             take_slot(s);
             if (clients_.queue(a.client).waits_for_room > 0) sleepers_.wake_all();
@@ -430,10 +428,11 @@ private:
             if (faulty_) cancel_faulty(lock);
             now = policy_time();
         }
+        if (!ready) held_level_ = no_priority;
         // Who waits for room, or wants to know now, needs a point to watch.
         end_batches(lock, nullptr, how == look::now || core().num_waiting() > 0);
         keep_watch();
-        if (!told_.empty() && !leaves_told) call_back(lock, stay);
+        if (!told_.empty()) call_back(lock, stay);
     }
 
     // It was admitted.
@@ -613,23 +612,39 @@ private:
         s.at.store(submission_stage::done, std::memory_order_release);
         sleepers_.wake(s);
         if (!s.error && !s.on_done) return pool_->drop(s);
-        const auto level = core().settings(s.client).level;
-        told_level_ = told_.empty() ? level : std::max(told_level_, level);
+        s.level = core().settings(s.client).level;
+        told_level_ = std::max(told_level_, s.level);
+        ++num_told_;
         ++clients_.queue(s.client).untold;
         told_.push(s);  // the user's code, or its destructor: not under the lock
     }
 
-    // Whether somebody above what is next is to be called back yet.
-    [[nodiscard]] bool told_above(const admission& next) const noexcept {
-        return !told_.empty() && told_level_ > core().settings(next.client).level;
+    // Whether somebody above `c` is to be called back yet, or is just being called.
+    [[nodiscard]] bool told_above(client_id c) const noexcept { return told_level_ > core().settings(c).level; }
+    // Whether what is next, of `c`, waits for those above it to be called back, who may bring what goes first. It waits for those
+    // that were told when this began, or there might always be others; and anew once it isn't next any more, for what they brought.
+    [[nodiscard]] bool is_held(client_id c) noexcept {
+        if (!told_above(c)) return false;
+        if (held_level_ == no_priority) {
+            held_level_ = core().settings(c).level;
+            held_until_ = num_told_;
+        }
+        return num_called_ < held_until_;
     }
     // Calls back. One thread at a time, so that a callback that submits what is done at once isn't called from within itself.
     template <class Need>
     void call_back(lock_type& lock, Need& stay) noexcept {
         if (std::exchange(telling_, true)) return;
         teller_ = std::this_thread::get_id();
-        while (submission* const s = told_.pop()) {
+        while (!told_.empty()) {
+            if (!sleepers_.empty() && stay.met() && !is_short(stay)) {
+                ready_left_ = true;
+                sleepers_.call_one(instant::min());
+                break;
+            }
+            submission* const s = told_.pop();
             const auto c = s->client;
+            const auto level = s->level;
             auto& client = clients_.queue(c);
             if (stay.duties != nullptr && !client.callbacks.are_short()) {
                 leave_watch(stay);
@@ -646,10 +661,11 @@ private:
             if (stay.duties != nullptr) client.callbacks.learn(clock_.now() - began);
             --client.untold;
             if (is_awaited(c)) sleepers_.wake_all();
-            if (told_.empty() || sleepers_.empty() || !stay.met() || is_short(stay)) continue;
-            ready_left_ = true;
-            sleepers_.call_one(instant::min());
-            break;
+            ++num_called_;
+            if (level < told_level_) continue;
+            told_level_ = no_priority;
+            for (auto* next = told_.front(); next != nullptr && told_level_ < level; next = next->next)
+                told_level_ = std::max(told_level_, next->level);
         }
         telling_ = false;
         teller_ = {};
@@ -870,14 +886,17 @@ private:
     watch_slice slice_;
     bool asking_ = false;  // a thread asks the device, for all
     std::condition_variable asked_;
-    bool watched_ = false;     // a thread looks at the device for all
-    bool ready_left_ = false;  // a thread left something that can go, or be told, to another
-    fifo<submission> told_;    // done, with something of the user's to call or to destroy under no lock
-    priority told_level_{};    // the highest of theirs
-    bool telling_ = false;     // a thread is at it
+    bool watched_ = false;               // a thread looks at the device for all
+    bool ready_left_ = false;            // a thread left something that can go, or be told, to another
+    fifo<submission> told_;              // done, with something of the user's to call or to destroy under no lock
+    priority told_level_ = no_priority;  // the highest of theirs, and of the one that is just being called
+    std::uint64_t num_told_ = 0, num_called_ = 0;
+    priority held_level_ = no_priority;  // of what waits until so many have been called, if something does
+    std::uint64_t held_until_ = 0;
+    bool waits_for_told_ = false;  // it, to be let in by who calls
+    bool telling_ = false;         // a thread calls
     std::thread::id teller_{};
-    bool left_to_teller_ = false;  // what can go, until those above it have been called back
-    bool faulty_ = false;          // somebody's work isn't admitted any more, and may wait
+    bool faulty_ = false;  // somebody's work isn't admitted any more, and may wait
     std::shared_ptr<submission_pool<Stream>> pool_ = std::make_shared<submission_pool<Stream>>();
 };
 

@@ -101,7 +101,7 @@ struct submission {
     bool queued = false;
     client_id client{};
     submission_facts facts{};
-    priority level{no_priority};     // its own, or its client's whatever that is
+    priority level{no_priority};     // its own, or its client's whatever that is; to be told: its client's
     priority lifts_to{no_priority};  // while it waits, its client
     instant drop_at = never;         // unless it was admitted before
     submission_work<Stream> work;
