@@ -205,6 +205,37 @@ TEST_CASE("a commit isn't refused for a chunk that another thread is just giving
     CHECK(answer == errc::none);
 }
 
+TEST_CASE("a drain waits for what another thread began to take back meanwhile", "[memory][arena][threads]") {
+    std::atomic<int> begun{0}, allowed{0};
+    support::arena_rig rig;  // asks `during` until it is gone
+    auto a = rig.arena(rig.chat, 1), b = rig.arena(rig.code, 2);
+    a.commit(0_B, rig.chunk);
+    b.commit(0_B, rig.chunk);
+    rig.memory.during = [&](support::vm_call call) {
+        if (call != support::vm_call::unmap) return;
+        for (const int mine = ++begun; allowed.load() < mine;) std::this_thread::yield();
+    };
+    bytes left{};
+    {
+        std::jthread first([&] { (void)b.try_decommit_after(0_B, rig.chunk, {}); });
+        while (begun.load() != 1) std::this_thread::yield();
+        (void)a.try_decommit_after(0_B, rig.chunk, std::array{rig.kernels.record()});
+        std::jthread drains([&] {
+            (void)rig.pool.drain(never);
+            left = rig.chat.usage().current;
+        });
+        std::this_thread::sleep_for(std::chrono::milliseconds(10));  // it waits for the first
+        rig.kernels.reach_all();
+        std::jthread second([&] { rig.pool.collect(); });
+        while (begun.load() != 2) std::this_thread::yield();
+        allowed.store(1);
+        std::this_thread::sleep_for(std::chrono::milliseconds(10));  // it has returned by then, or waits for the second
+        allowed.store(100);
+    }
+    CHECK(left == 0_B);
+    CHECK(rig.memory.wrong() == 0);
+}
+
 TEST_CASE("a close for ever waits for a hand-over that scrubs", "[memory][arena][threads]") {
     support::arena_rig rig;
     auto a = rig.arena(rig.chat, 1), b = rig.arena(rig.code, 2);

@@ -141,6 +141,8 @@ public:
                 std::unique_lock lock(mutex_);
                 collect(gone, lock);
                 settle(lock);
+                if (departures_.empty())
+                    settle(lock);  // another thread may have begun to take the last ones back meanwhile
                 if (departures_.empty() && !supply_.scrubbing()) return true;
                 add_points(open);
                 supply_.add_points(open);
