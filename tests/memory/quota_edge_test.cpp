@@ -6,6 +6,7 @@
 
 #include <gpushare/error.hpp>
 #include <gpushare/memory/quota.hpp>
+#include <gpushare/memory/quota_wait.hpp>
 #include <gpushare/units.hpp>
 
 #include "support/catch.hpp"
@@ -14,6 +15,7 @@
 using namespace gpushare::literals;
 using gpushare::errc;
 using gpushare::quota;
+using gpushare::quota_claim;
 
 namespace {
 
@@ -114,6 +116,44 @@ TEST_CASE("what is released below a quota over its limit isn't had again", "[mem
     CHECK(a.release(40_B));
     CHECK(b.release(10_B));
     CHECK(device.usage().current == 10_B);
+}
+
+TEST_CASE("a quota of guaranteed bytes borrows nothing by a resize that fits", "[memory][quota]") {
+    quota device{100_B};
+    quota a{device, 50_B}, b{device, 0_B, 60_B}, c{device, 0_B, 60_B};
+    REQUIRE(a.resize(40_B, 0_B) == errc::none);
+    REQUIRE(b.try_charge(60_B) == errc::none);
+    {
+        const quota_claim waits{c, 10_B};
+        CHECK(b.pressed());
+        CHECK_FALSE(a.pressed());  // nothing that it has could serve the claim
+    }
+    REQUIRE(a.try_charge(40_B) == errc::none);
+    REQUIRE(a.resize(30_B, 0_B) == errc::none);  // now it owes ten
+    CHECK(a.pressed());
+    CHECK(a.release(10_B));
+    CHECK_FALSE(a.pressed());
+    CHECK(c.try_charge(10_B) == errc::none);
+    CHECK(a.release(30_B));
+    CHECK(b.release(60_B));
+    CHECK(c.release(10_B));
+}
+
+TEST_CASE("below a root over its limit borrowers are pressed until it fits", "[memory][quota]") {
+    quota device{100_B};
+    quota guaranteed{device, 20_B}, a{device, 10_B, 90_B};
+    REQUIRE(guaranteed.try_charge(20_B) == errc::none);
+    REQUIRE(a.try_charge(80_B) == errc::none);
+    REQUIRE(device.resize(70_B, 0_B) == errc::none);
+    CHECK(a.wanted_back());
+    CHECK_FALSE(guaranteed.wanted_back());
+    CHECK(a.release(29_B));
+    CHECK(a.wanted_back());
+    CHECK(a.release(1_B));
+    CHECK_FALSE(a.wanted_back());
+    CHECK_FALSE(a.pressed());
+    CHECK(a.release(50_B));
+    CHECK(guaranteed.release(20_B));
 }
 
 TEST_CASE("figures stay exact over the limit", "[memory][quota]") {

@@ -313,6 +313,33 @@ TEST_CASE("a borrower that is told a deadline gives back later, and the request 
     CHECK(code.release(500_B));
 }
 
+TEST_CASE("of those that wait in several quotas a hook is told of the oldest", "[memory][hooks]") {
+    quota device{200_B};
+    quota a{device, 0_B, 200_B}, b{device, 0_B, 200_B}, cache{device, 0_B, 200_B};
+    REQUIRE(cache.try_charge(200_B) == errc::none);
+    std::atomic<bool> helps{false};
+    bool fresh = false;
+    std::vector<bytes> asked;
+    const quota_hook back{cache, 0,
+                          [&](const reclaim_request& r) {
+                              if (!helps || !std::exchange(fresh, true)) return bytes{};  // told before, perhaps
+                              asked.push_back(r.missing);
+                              return cache.release(r.missing) ? r.missing : bytes{};
+                          },
+                          [](instant) { return true; }};
+    gpushare::quota_claim first{a, 50_B};
+    std::jthread second([&] { CHECK(charge_until(b, 100_B, within(60s)).code == errc::none); });
+    while (device.usage().waiting != 2) std::this_thread::yield();
+    gpushare::quota_claim third{a, 1_B};  // came last, but is in the line of the quota that came first
+    CHECK(cache.release(50_B));
+    CHECK(first.state() == gpushare::claim_state::granted);
+    helps = true;
+    second.join();
+    REQUIRE_FALSE(asked.empty());
+    CHECK(asked.front() == 100_B);
+    CHECK(b.release(100_B));
+}
+
 TEST_CASE("a borrower that doesn't give back is named in the refusal, and keeps what it has", "[memory][hooks]") {
     quota device{1'000_B};
     quota chat{device, 0_B, 1'000_B}, code{device, 200_B, 800_B}, other{device, 0_B, 100_B};

@@ -194,6 +194,20 @@ TEST_CASE("what others take of promised memory is an event, and nothing new is g
     CHECK(shared.rooms()[0].free == 12_MiB);
 }
 
+TEST_CASE("what a pool keeps goes back while its device is overcommitted", "[tenant][overhead]") {
+    host::node n(small_node());
+    tenancy shared(n);
+    auto a = shared.admit({.name = "a", .memory = 16_MiB, .compute = 10_pct, .burst = 48_MiB});
+    auto b = shared.admit({.name = "b", .memory = 16_MiB, .compute = 10_pct});
+    void *const p = a.memory().allocate(16 << 20), *const q = a.memory().allocate(16 << 20);
+    n.memory({0}).take_for_others(30_MiB);
+    CHECK(shared.remeasure() == 14_MiB);
+    CHECK(a.memory().deallocate(q, 16 << 20) == errc::none);
+    CHECK(a.usage().idle == 0_B);
+    CHECK(shared.remeasure() == 0_B);
+    CHECK(a.memory().deallocate(p, 16 << 20) == errc::none);
+}
+
 TEST_CASE("a library's workspace is the tenant's, and measured memory isn't set aside twice", "[tenant][overhead]") {
     host::node n(small_node());
     tenancy shared(n);

@@ -18,8 +18,8 @@
 //
 // quota_change.hpp charges and resizes several quotas at once. quota_wait.hpp waits for bytes: while somebody waits,
 // the words that its bytes may come from stay frozen, which sends every later charge to the mutex and the queue. A
-// quota over its limit, after a resize below what is charged, stays frozen likewise, so that what is released goes back
-// to the parent.
+// quota over its limit, after a resize below what is charged, stays frozen likewise, and so do those that borrow from it, so that
+// what is released goes back.
 #pragma once
 
 #include <algorithm>
@@ -151,10 +151,16 @@ public:
         return errc::none;
     }
 
-    /// Whether the quick way is barred: it is over its limit, somebody waits for bytes that may come from here, or a change is under
-    /// way. One load, for what keeps charged memory to look at when it hands out or takes back a part of it: it should give back what
-    /// nobody uses then.
+    /// Whether the quick way is barred: wanted_back(), or a change is under way. One load, for what keeps charged memory to look at
+    /// when it hands out or takes back a part of it.
     [[nodiscard]] bool pressed() const noexcept { return cell_.now().frozen(); }
+    /// Whether what is charged and nobody uses should be released now: somebody waits for bytes that may come from here, or this
+    /// quota, or one that it borrows from, is over its limit. Takes the mutex of the tree.
+    [[nodiscard]] bool wanted_back() const noexcept {
+        const std::lock_guard lock(root_->mutex_);
+        settle();
+        return over_limit() || watched();
+    }
     /// Whether more is charged than it may have, after a resize: nothing is granted until that fits.
     [[nodiscard]] bool over() const noexcept {
         const std::lock_guard lock(root_->mutex_);

@@ -195,15 +195,21 @@ private:
     }
 
     // Whether it can do something for somebody who waits: the first of each quota, since the others come after. `request`
-    // is what that one misses.
+    // is what the oldest of these misses.
     [[nodiscard]] bool wanted(const quota_node& root, reclaim_request& request) const noexcept {
+        const quota_wait_entry* oldest = nullptr;
         for (const quota_node* q = root.waiting_quotas_.front(); q != nullptr; q = q->in_line_.next) {
-            const auto [level, missing] = shortage_of(*q, q->queue_.front()->size, true);
-            request.missing = bytes{missing};
-            request.own = true;
-            if (concerned(*q, *level, request)) return true;
+            const auto* const first = q->queue_.front();
+            if (oldest != nullptr && oldest->ticket < first->ticket) continue;
+            const auto [level, missing] = shortage_of(*q, first->size, true);
+            reclaim_request of_first = request;
+            of_first.missing = bytes{missing};
+            of_first.own = true;
+            if (!concerned(*q, *level, of_first)) continue;
+            oldest = first;
+            request = of_first;
         }
-        return false;
+        return oldest != nullptr;
     }
 
     // Whether it can do something for q, which `level` refuses; `request` has what is missing there.

@@ -208,10 +208,13 @@ struct alignas(64) quota_node {
         burst_ = burst;
         borrowed_.store(borrowed, std::memory_order_relaxed);
         root_->limits_changed_ = true;
-        if (parent_ != nullptr) parent_->note_borrower(*this);
-        if (over_limit()) watch();
         settle(fresh);
+        if (over_limit()) {  // still, without what it has idle itself
+            watch();
+            settle();
+        }
         if (was_over && !over_limit()) unwatch();
+        if (parent_ != nullptr) parent_->note_borrower(*this);
     }
 
     // Nothing is granted any more, and what is released goes to the parent.

@@ -178,8 +178,10 @@ private:
             q->turn_ = {.of = q};
             for (quota_wait_entry *p = q->queue_.front(), *next = nullptr; p != nullptr; p = next) {
                 next = p->of_quota.next;
-                p->why = q->unfit(p->size);
-                if (p->why != errc::none) end(*p, claim_state::refused);
+                if (const errc why = q->unfit(p->size); why != errc::none) {
+                    p->why = why;
+                    end(*p, claim_state::refused);
+                }
             }
             line_up(*q);
         }

@@ -51,7 +51,9 @@ public:
           cache_(pool_.make_cache()),
           gives_back_(
               *quota_, std::numeric_limits<int>::min(),
-              [this](const reclaim_request& r) { return pool_.give_back(somebody_waits() ? bytes::max() : r.missing); },
+              [this](const reclaim_request& r) {
+                  return pool_.give_back(quota_->wanted_back() ? bytes::max() : r.missing);
+              },
               [this](instant deadline) { return pool_.wait_any(deadline); }) {
         if (trace != nullptr || clean().on_free()) traced_.emplace(trace);
     }
@@ -282,11 +284,9 @@ private:
         why = quota_->explain(closed() ? errc::closed : errc::over_quota, charged(size, alignment));
         return false;
     }
-    // Somebody waits for what the quota lends, or it is over its limit.
     void relieve() noexcept {
-        if (quota_->over() || somebody_waits()) (void)pool_.give_back(bytes::max());
+        if (quota_->wanted_back()) (void)pool_.give_back(bytes::max());
     }
-    [[nodiscard]] bool somebody_waits() const noexcept { return quota_->usage().waiting != 0; }
 
     // False, with the reason, and the block is back: the host has no memory to remember who took it, or it was closed meanwhile.
     bool enter(const block& b, failure& refusal) noexcept {
