@@ -221,7 +221,7 @@ TEST_CASE("callbacks that take long and submit more are all called", "[compute]"
 // all cores compute, and finds both over. If then a long call from below were let in first, the other requests would wait for that.
 TEST_CASE("what callbacks of a higher level bring goes before what waits below", "[compute]") {
     using stream = support::modelled_device::stream;
-    constexpr ns late = 1ms, long_call = 60ms;
+    static constexpr ns late = 1ms, long_call = 60ms;
     struct kind {
         std::uint32_t sms;
         bool other_thread;
