@@ -14,8 +14,8 @@
 //   ALIYUN_COM_GPU_HIGH_PRIO         1: before others
 //   CGPU_DISABLE                     true or 1: what cGPU's variables say is not enforced, and not read
 //   ALIYUN_COM_GPU_SCHD_WEIGHT       of each device's time so many parts, of which a device has max_inst (an option of cGPU's kernel
-//                                    module; here environment_options::cgpu_max_inst). A weight over 1 turns on cGPU's policy 2, which divides the time
-//                                    by the weights of those who are there, so never less than this
+//                                    module; here environment_options::cgpu_max_inst). A weight over 1 turns on cGPU's
+//                                    policy 2, which divides the time by the weights of those who are there, so never less than this
 //   ALIYUN_COM_GPU_MEM_POD, _ASSIGNED, _ASSUME_TIME, _ASSIGN_TIME
 //                                    nothing that one tenant's specification could say; passed over
 // HAMi, which does the same in Kubernetes:

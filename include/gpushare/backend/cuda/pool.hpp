@@ -74,7 +74,8 @@ public:
             throw operation_error(errc::not_supported, {}, "the device has no stream-ordered memory pools");
         cudaMemPoolProps wanted{};
         wanted.allocType = cudaMemAllocationTypePinned;
-        wanted.location = {cudaMemLocationTypeDevice, device().ordinal()};
+        wanted.location.type = cudaMemLocationTypeDevice;
+        wanted.location.id = device().ordinal();
         wanted.maxSize = static_cast<std::size_t>(options.max_size.count());
         const detail::context_guard any(device().context());
         cudaMemPool_t made = nullptr;
@@ -165,7 +166,8 @@ public:
     /// Throws operation_error: errc::not_supported if the devices can't reach each other.
     void open_to(const node& on, device_id other) {
         cudaMemAccessDesc access{};
-        access.location = {cudaMemLocationTypeDevice, on.state(other)->ordinal()};
+        access.location.type = cudaMemLocationTypeDevice;
+        access.location.id = on.state(other)->ordinal();
         access.flags = cudaMemAccessFlagsProtReadWrite;
         int reach = 1;
         if (access.location.id != device().ordinal())

@@ -202,7 +202,8 @@ private:
     static CUmemAllocationProp properties(const detail::device_state& device) noexcept {
         CUmemAllocationProp p{};
         p.type = CU_MEM_ALLOCATION_TYPE_PINNED;
-        p.location = {CU_MEM_LOCATION_TYPE_DEVICE, device.ordinal()};
+        p.location.type = CU_MEM_LOCATION_TYPE_DEVICE;  // its layout is another one from CUDA 13.5 on
+        p.location.id = device.ordinal();
         return p;
     }
 
@@ -222,7 +223,8 @@ private:
 
     void grant_to(device_id d, const node& on) {
         CUmemAccessDesc desc{};
-        desc.location = {CU_MEM_LOCATION_TYPE_DEVICE, on.state(d)->ordinal()};
+        desc.location.type = CU_MEM_LOCATION_TYPE_DEVICE;
+        desc.location.id = on.state(d)->ordinal();
         desc.flags = CU_MEM_ACCESS_FLAGS_PROT_READWRITE;
         access_.push_back(desc);
     }

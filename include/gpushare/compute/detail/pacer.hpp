@@ -36,7 +36,7 @@ struct pacer {
     void adjust(ns delta) noexcept {
         // An hour at once is beyond any kernel, and at a millionth still fits.
         constexpr std::int64_t most = 3'600'000'000'000;
-        const auto cost = std::clamp(delta.count(), -most, most);
+        const auto cost = std::clamp<std::int64_t>(delta.count(), -most, most);
         const auto rate = std::max<std::int64_t>(per_million, 1);
         const auto whole = cost / rate * 1'000'000 + cost % rate * 1'000'000 / rate;
         constexpr instant long_ago{ns::min() / 2};
