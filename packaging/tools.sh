@@ -4,9 +4,11 @@
 # packages are installed by apt-get. What Debian doesn't have comes from PyPI into build/tools and nothing outside:
 #
 #   build/tools/cuda    a CUDA toolkit, where the machine has none from 13.0 on
+#   build/tools/newest_cuda, zig   the newest toolkit, and a newer clang with libc++, for `./dev check toolkits`
 #   build/tools/cccl    a newer CCCL than that toolkit's, which the adapters to libcu++ and Thrust have to fit as well
 #   build/tools/conan   Conan, which runs our recipe
 #   build/tools/onnxruntime   ONNX Runtime's library, whose tensors are put on a tenant's memory
+#   build/tools/ggml          ggml's libraries, whose buffers are put into a tenant's arena
 #   build/tools/rmm           RAPIDS' memory manager, on a tenant's memory and below a quota
 #   build/tools/torch         headers of PyTorch, which its adaptor has to fit: of the wheel for macOS, the smallest by far
 #   build/tools/digits        handwritten digits, which examples/data_parallel_training learns: one file of scikit-learn's wheel
@@ -85,6 +87,7 @@ need_test_tools() {
     from_pypi cccl "its tests are left out" 'nvidia-cuda-cccl==13.3.*' || true
     from_pypi conan "the recipe isn't tested" 'conan==2.*' || true
     from_pypi onnxruntime "its own tensors aren't tested" 'onnxruntime==1.31.*' || true
+    from_pypi ggml "no engine on it is tested" 'libggml-python==0.20.*' || true
     from_pypi rmm "its own adaptors aren't tested" 'librmm-cu13==26.10.*' 'rapids-logger==0.3.*' || true
     from_pypi torch "its own signatures aren't tested" 'torch==2.15.*' || true
     from_pypi digits "the example that learns them isn't run" 'scikit-learn==1.9.*' || true
@@ -235,8 +238,19 @@ need_cuda_toolkit() {
     [[ -z $cuda_home ]] || return 0
     from_pypi cuda "all that is on CUDA is left out" \
         nvidia-cuda-{nvcc,runtime,cccl,crt}'==13.0.*' 'nvidia-nvvm==13.0.*' || return 0
-    # As an installer lays it out.
-    ln -sfn lib "$own_cuda/lib64"
-    ln -sf libcudart.so.13 "$own_cuda/lib/libcudart.so"
+    as_installed "$own_cuda"
     find_cuda_toolkit
+}
+
+# The newest one of PyPI at the time when it is fetched, for `./dev check toolkits`. Sets newest_cuda, empty if it can't be had.
+need_newest_cuda() {
+    newest_cuda=$tools/newest_cuda/nvidia/cu13
+    from_pypi newest_cuda "no newer toolkit is tested" nvidia-cuda-{nvcc,runtime,cccl,crt}'==13.*' 'nvidia-nvvm==13.*' || newest_cuda=
+    [[ -z $newest_cuda ]] || as_installed "$newest_cuda"
+}
+
+# Lays a toolkit of PyPI out as an installer does.
+as_installed() {  # HOME
+    ln -sfn lib "$1/lib64"
+    ln -sf libcudart.so.13 "$1/lib/libcudart.so"
 }

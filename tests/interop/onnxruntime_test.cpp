@@ -148,16 +148,23 @@ public:
         return p;
     }
     void release_value(void* value) const { at<void(void*)>(96)(value); }
+    /// Its own allocator.
+    allocator_1_25* own() const {
+        void* found = nullptr;
+        check(at<void*(void**)>(78)(&found));  // GetAllocatorWithDefaultOptions
+        return static_cast<allocator_1_25*>(found);
+    }
 
     // The environment of a process, and sessions in it. The allocator must outlive the environment's registration.
     void* create_environment(allocator_1_25* shared) const {
         void* env = nullptr;
         check(at<void*(int, const char*, void**)>(3)(3, "gpushare", &env));  // CreateEnv; 3: errors are logged
-        check(at<void*(void*, allocator_1_25*)>(176)(env, shared));          // RegisterAllocator
+        if (shared != nullptr) check(at<void*(void*, allocator_1_25*)>(176)(env, shared));  // RegisterAllocator
         return env;
     }
+    /// `info`: that of the allocator which was registered, if one was.
     void release_environment(void* env, const void* info) const {
-        check(at<void*(void*, const void*)>(177)(env, info));  // UnregisterAllocator
+        if (info != nullptr) check(at<void*(void*, const void*)>(177)(env, info));  // UnregisterAllocator
         at<void(void*)>(92)(env);
     }
     void* create_session(void* env, std::string_view model) const {
@@ -287,6 +294,39 @@ TEST_CASE("A session of ONNX Runtime itself computes in its tenant's memory, or 
     CHECK(f.charged(f.chat.memory()) == 0);
     CHECK(f.wrong_frees().empty());
     ort.release_environment(env, info);
+    ort.release_info(info);
+}
+
+TEST_CASE("Calls of ONNX Runtime itself are submissions, in its own memory and in a tenant's",
+          "[interop][onnxruntime]") {
+    const bool in_tenant = GENERATE(false, true);
+    two_tenants f;
+    const library ort;
+    void* const info = ort.create_cpu_info();
+    adapted<allocator_1_25> mine{f.chat.memory(), static_cast<const memory_info*>(info), library::version};
+    void* const env = ort.create_environment(in_tenant ? &mine : nullptr);
+    void* const session = ort.create_session(env, model_of(1000));
+    void* x = nullptr;
+    CHECK(ort.create_tensor(in_tenant ? &mine : ort.own(), 1000, x) == "");
+    for (int i = 0; i < 1000; ++i) ort.data(x)[i] = static_cast<float>(i);
+
+    for (int call = 0; call < 3; ++call) {
+        void* z = nullptr;
+        std::string why = "it wasn't called";
+        f.chat.submit([&](auto& s) { s.launch({.blocks = 1}, [&](auto&) { why = ort.run(session, x, z); }); }).wait();
+        CHECK(why == "");
+        REQUIRE(z != nullptr);
+        CHECK(ort.data(z)[30] == 1800);
+        ort.release_value(z);
+    }
+    CHECK(f.chat.usage().completed == 3);
+    CHECK(f.chat.usage().device_time > gpushare::ns{});
+    CHECK(f.batch.usage().device_time == gpushare::ns{});
+    CHECK((f.chat.usage().allocations > 3) == in_tenant);
+    ort.release_value(x);
+    ort.release_session(session);
+    CHECK(f.charged(f.chat.memory()) == 0);
+    ort.release_environment(env, in_tenant ? info : nullptr);
     ort.release_info(info);
 }
 

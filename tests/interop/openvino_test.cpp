@@ -4,6 +4,7 @@
 #include <concepts>
 #include <cstddef>
 #include <cstdint>
+#include <memory>
 #include <new>
 #include <type_traits>
 #include <utility>
@@ -14,7 +15,10 @@
 #include "interop/two_tenants.hpp"
 
 #ifdef GPUSHARE_OPENVINO
-#include <openvino/runtime/tensor.hpp>
+#include <openvino/op/add.hpp>
+#include <openvino/op/multiply.hpp>
+#include <openvino/op/parameter.hpp>
+#include <openvino/openvino.hpp>
 #endif
 
 namespace openvino_test {
@@ -74,6 +78,36 @@ TEST_CASE("tensors of OpenVINO lie in a tenant's memory", "[interop]") {
     const ov::Allocator a = mine, b = mine, c = allocator{tenants.batch.memory()};
     CHECK(a == b);
     CHECK_FALSE(a == c);
+}
+
+TEST_CASE("calls of OpenVINO are submissions, in its own memory and in a tenant's", "[interop]") {
+    const bool in_tenant = GENERATE(false, true);
+    two_tenants tenants;
+    allocator mine{tenants.chat.memory()};
+    const ov::Shape shape{1000};
+    const auto x = std::make_shared<ov::op::v0::Parameter>(ov::element::f32, shape);
+    const auto y = std::make_shared<ov::op::v1::Add>(x, x);
+    const auto z = std::make_shared<ov::op::v1::Multiply>(y, x);
+    ov::Core core;
+    auto compiled = core.compile_model(std::make_shared<ov::Model>(ov::OutputVector{z}, ov::ParameterVector{x}), "CPU",
+                                       ov::inference_num_threads(1), ov::hint::inference_precision(ov::element::f32));
+    {
+        auto request = compiled.create_infer_request();
+        if (in_tenant) {
+            request.set_input_tensor(ov::Tensor(ov::element::f32, shape, mine));
+            request.set_output_tensor(ov::Tensor(ov::element::f32, shape, mine));
+        }
+        ov::Tensor in = request.get_input_tensor();
+        for (std::size_t i = 0; i < in.get_size(); ++i) in.data<float>()[i] = static_cast<float>(i);
+        for (int call = 0; call < 3; ++call)
+            tenants.chat.submit([&](auto& s) { s.launch({.blocks = 1}, [&](auto&) { request.infer(); }); }).wait();
+        CHECK(request.get_output_tensor().data<float>()[30] == 1800);
+        CHECK(tenants.chat.usage().completed == 3);
+        CHECK(tenants.chat.usage().device_time > gpushare::ns{});
+        CHECK(tenants.batch.usage().device_time == gpushare::ns{});
+        CHECK(tenants.chat.usage().allocations == (in_tenant ? 2 : 0));
+    }
+    CHECK(tenants.chat.usage().frees == (in_tenant ? 2 : 0));
 }
 #endif
 
