@@ -1,18 +1,22 @@
 #!/usr/bin/env python3
 # SPDX-License-Identifier: Apache-2.0
 """Compiles what a newcomer compiles with every compiler and CUDA toolkit that is here, and writes down what was tested: the marked part
-of docs/toolkits.md. Status 1 if anything fails.
+of docs/toolkits.md. Status 1 if anything fails. It takes half an hour of two cores; begun again, it goes on where it was ended.
 
   toolkits.py SCRATCH [--zig ZIG] [--cuda HOME]...
 """
 import argparse
 import concurrent.futures
 import datetime
+import functools
+import hashlib
+import json
 import os
 import re
 import shutil
 import subprocess
 import sys
+import threading
 from pathlib import Path
 
 ROOT = Path(__file__).resolve().parents[2]
@@ -35,6 +39,50 @@ def run(name, *commands):
             print(f"== {name}: status {done.returncode}: {' '.join(map(str, command))}", *errors[:10], sep="\n  ")
             return "**no**"
     return "yes"
+
+
+def digest():
+    """Of all that is compiled here."""
+    seen = hashlib.sha256(Path(__file__).read_bytes() + (ROOT / "README.md").read_bytes())
+    for folder in ("include", "tests/consumers", "bench/gpu", "tests/cuda", "tests/interop"):
+        for file in sorted(p for p in (ROOT / folder).rglob("*") if p.suffix in (".hpp", ".cuh", ".cu", ".cpp")):
+            seen.update(file.read_bytes())
+    return seen.hexdigest()
+
+
+class Rows:
+    """The rows of the tables, in their order. One that has passed with the same sources isn't tested again."""
+
+    def __init__(self, file):
+        self.file, self.sources, self.lock, self.tables = file, digest(), threading.Lock(), ([], [])
+        known = json.loads(file.read_text()) if file.exists() else {}
+        self.known = known["rows"] if known.get("sources") == self.sources else {}
+
+    def add(self, pool, table, head, test):
+        """`head`: the first cells. `test` gives the others."""
+        self.tables[table].append(head)
+        if head not in self.known:
+            return pool.submit(self.run, head, test)
+        return None
+
+    def run(self, head, test):
+        cells = " | ".join(test())
+        with self.lock:
+            self.known[head] = cells
+            passed = {h: c for h, c in self.known.items() if "**no**" not in c}
+            self.file.write_text(json.dumps({"sources": self.sources, "rows": passed}))
+            self.write()
+
+    def write(self):
+        table = lambda which, cells: [f"| {head} | {self.known.get(head, ' | '.join(['not run yet'] * cells))} |" for head in self.tables[which]]
+        lines = [f"Tested on {datetime.date.today()}.", "",
+                 "| compiler | C++ library | standard | every header, no warning | README's program | a consumer | plain C++ on CUDA |",
+                 "|---|---|---|---|---|---|---|", *table(0, 4), "",
+                 "| nvcc | CCCL | host compiler | standard | every .cuh header | a kernel | the collectives' kernels | adapters to libcu++ "
+                 "and Thrust |", "|---|---|---|---|---|---|---|---|", *table(1, 4)]
+        before, rest = TABLE.read_text().split(BEGIN)
+        TABLE.write_text("\n".join([before + BEGIN, *lines, END + rest.split(END)[1]]))
+        return lines
 
 
 def version(command, pattern):
@@ -90,7 +138,7 @@ def first_program(scratch):
     return line[1].split(), line[2].split(), block("text")
 
 
-def with_compiler(scratch, toolkit, name, command, library, standard):
+def with_compiler(scratch, toolkit, name, command, standard):
     folder = scratch / re.sub(r"[^a-z0-9]+", "_", f"{name} {standard}")
     folder.mkdir(exist_ok=True)
     compiler = [*command, f"-std={standard.replace('23', '2b')}", "-I", INCLUDE]  # as clang 16 calls it, too
@@ -108,7 +156,7 @@ def with_compiler(scratch, toolkit, name, command, library, standard):
     cells.append(run(f"{name}, {standard}: plain C++ on CUDA",
                      [*compiler, *toolkit.includes, ROOT / "tests/consumers/cuda_runtime.cpp", "-o", on_cuda, "-pthread",
                       *toolkit.libraries], ([on_cuda], (0, 3))) if toolkit else "-")
-    return f"| {name} | {library} | {standard.replace('c++', 'C++')} | {' | '.join(cells)} |"
+    return cells
 
 
 def with_toolkit(scratch, toolkit, name, host, standard):
@@ -127,7 +175,7 @@ def with_toolkit(scratch, toolkit, name, host, standard):
                                      "-o", folder / "collectives.o"]),
         run(f"{what}: CCCL", [*plain, ROOT / "tests/cuda/mr_test.cpp", ROOT / "tests/interop/cuda_thrust_test.cpp"]),
     ]
-    return f"| {toolkit.version} | {toolkit.cccl} | {name} | {standard.replace('c++', 'C++')} | {' | '.join(cells)} |"
+    return cells
 
 
 def main():
@@ -141,24 +189,24 @@ def main():
     every_header(asked.scratch, bool(toolkits))
     os.environ["ZIG_GLOBAL_CACHE_DIR"] = os.environ["ZIG_LOCAL_CACHE_DIR"] = str(asked.scratch / "zig")
     found = list(compilers(asked.zig))
+    rows, newest = Rows(asked.scratch / "rows.json"), toolkits[-1] if toolkits else None
     with concurrent.futures.ThreadPoolExecutor(os.cpu_count()) as pool:
-        plain = [pool.submit(with_compiler, asked.scratch, toolkits[-1] if toolkits else None, *c, standard)
-                 for c in found for standard in ("c++20", "c++23")]
+        begun = []
+        for name, command, library in found:
+            for standard in ("c++20", "c++23"):
+                begun.append(rows.add(pool, 0, f"{name} | {library} | {standard.replace('c', 'C')}",
+                                      functools.partial(with_compiler, asked.scratch, newest, name, command, standard)))
         # nvcc knows C++23 from 13.1 on, with a host compiler that is new enough for it.
         hosts = [(name, command[0]) for name, command, _ in found if len(command) == 1]
-        cuda = [pool.submit(with_toolkit, asked.scratch, t, *hosts[0], "c++20") for t in toolkits]
-        if toolkits and toolkits[-1].version != "13.0" and len(hosts) > 1:
-            cuda.append(pool.submit(with_toolkit, asked.scratch, toolkits[-1], *hosts[-1], "c++23"))
-        plain, cuda = [p.result() for p in plain], [c.result() for c in cuda]
-    lines = [f"Tested on {datetime.date.today()}.", "",
-             "| compiler | C++ library | standard | every header, no warning | README's program | a consumer | plain C++ on CUDA "
-             f"{toolkits[-1].version if toolkits else ''} |", "|---|---|---|---|---|---|---|", *plain, "",
-             "| nvcc | CCCL | host compiler | standard | every .cuh header | a kernel | the collectives' kernels | adapters to libcu++ and "
-             "Thrust |", "|---|---|---|---|---|---|---|---|", *cuda]
-    text = TABLE.read_text()
-    before, rest = text.split(BEGIN)
-    TABLE.write_text("\n".join([before + BEGIN, *lines, END + rest.split(END)[1]]))
-    print(*lines, sep="\n")
+        pairs = [(t, *hosts[0], "c++20") for t in toolkits]
+        if newest and newest.version != "13.0" and len(hosts) > 1:
+            pairs.append((newest, *hosts[-1], "c++23"))
+        for toolkit, name, host, standard in pairs:
+            begun.append(rows.add(pool, 1, f"{toolkit.version} | {toolkit.cccl} | {name} | {standard.replace('c', 'C')}",
+                                  functools.partial(with_toolkit, asked.scratch, toolkit, name, host, standard)))
+        for row in filter(None, begun):
+            row.result()
+    print(*rows.write(), sep="\n")
     if FAILED:
         sys.exit(f"toolkits: {len(FAILED)} failed: {'; '.join(FAILED)}")
 
