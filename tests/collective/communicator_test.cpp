@@ -351,6 +351,14 @@ TEST_CASE("a watchdog over a group that hangs, and the abort that ends it", "[co
             return;
         }
         gpushare::hang_watch watch(2ms);
+        const auto waits = [](const gpushare::rank_progress& r) {
+            return r.stage != gpushare::collective_stage::outside;
+        };
+        auto at = group.progress();
+        while (!waits(at[0]) || !waits(at[2])) {  // else one that hasn't begun yet is the one that hangs
+            std::this_thread::yield();
+            at = group.progress();
+        }
         while (!seen) {
             std::this_thread::yield();
             seen = watch.look(group.progress(), in(0ns));

@@ -125,3 +125,21 @@ TEST_CASE("a hook that spills makes room for what was refused", "[memory][spill]
     r.mine.deallocate(p, 32 << 10, 256);
     CHECK(b.restore() == errc::none);
 }
+
+TEST_CASE("a block that a close takes back before it is registered is never touched", "[memory][spill][closing]") {
+    rig r;
+    {
+        // What another thread's close of a tenant does between the allocation and the constructor's end.
+        void* const p = r.mine.allocate(48 << 10, 256);
+        CHECK(r.tenant.close(instant::min()));
+        r.mine.deallocate(p, 48 << 10, 256);
+        spillable_block b{r.stream, r.mine, r.aside, 48_KiB, 256, p, nullptr};
+        CHECK(b.data() == nullptr);
+        CHECK_FALSE(b.on_device());
+        CHECK(b.spill(never) == errc::closed);
+        CHECK(b.restore() == errc::closed);
+        CHECK(b.wait(never) == errc::closed);
+        CHECK(r.aside.blocks() == 0);  // nothing was copied
+    }
+    CHECK(r.tenant.usage().current == 0_B);  // nor freed once more
+}

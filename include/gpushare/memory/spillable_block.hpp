@@ -31,7 +31,8 @@ inline namespace GPUSHARE_ABI {
 
 /// A block on a device that can be moved to the host and back. Refers to the stream and both resources, which must
 /// outlive it. `Host` is memory that the stream's device reaches: pinned, for speed. One thread at a time, beside a close
-/// of the device's resource, after which the block is that resource's to take back; neither copied nor moved.
+/// of the device's resource, after which, even within the constructor, the block is that resource's to take back; neither copied
+/// nor moved.
 template <copier Stream, memory_resource Device, memory_resource Host>
 class spillable_block {
 public:
@@ -45,7 +46,13 @@ public:
     spillable_block(Stream& by, Device& on, Host& aside, bytes size, std::size_t alignment, void* there,
                     std::mutex* turn)
         : stream_(&by), device_(&on), host_(&aside), turn_(turn), size_(size), alignment_(alignment), data_(there) {
-        closes_.emplace(as_upstream(on).closing(), [this](instant deadline) { return close(deadline); });
+        const close_token closing = as_upstream(on).closing();
+        closes_.emplace(closing, [this](instant deadline) { return close(deadline); });
+        // Who registers after a close isn't told of it, and it has taken the block back.
+        if (const detail::call_gate::pass in(gate_); in && closing.closed()) {
+            (void)gate_.shut(instant::min());
+            data_ = nullptr;
+        }
     }
     spillable_block(const spillable_block&) = delete;
     spillable_block& operator=(const spillable_block&) = delete;
