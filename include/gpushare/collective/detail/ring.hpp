@@ -4,8 +4,16 @@
 // whose parts start at different ranks. But here every element is combined in rank order, so the bits are those of the
 // other algorithms; for the same reason partial results travel in the type that they are computed in.
 //
-// At step s a rank combines chunk s, then takes the result of chunk s - lag. It waits only for something of an earlier
-// step, or for the rank before it at the same step. So waits form no cycle, as long as lag < depth.
+// At step s a rank combines chunk s, then takes the result of chunk s - lag. It waits for the rank before it only, for something of
+// an earlier step or of the same one, so waits form no cycle.
+//
+// Nor does it wait until what it left in its slot `depth` chunks ago was taken: that is known, as lag < depth. A result was made by the
+// last rank, from what each rank had taken of the one before. So
+//   - who has the result of a chunk knows that its own part of that chunk was taken. All but the last have the result of chunk
+//     c - depth before they combine chunk c;
+//   - who has the result of chunk c, or as the last rank is about to make it, knows that all others have combined chunk c, and so have
+//     taken the result of chunk c - depth.
+// Taken is read, behind a barrier of the rank's threads and before the release that tells of what came of it.
 #pragma once
 
 #include <cstddef>
@@ -21,6 +29,7 @@ inline namespace GPUSHARE_ABI {
 namespace detail {
 
 inline constexpr std::size_t ring_depth = 4, ring_lag = 3;  // chunks in a slot; chunks under way
+static_assert(ring_lag < ring_depth);
 inline constexpr std::size_t smallest_ring_slot = 1024;
 
 template <class T, class Context, class Op>
@@ -80,14 +89,14 @@ private:
     [[nodiscard]] GPUSHARE_HD peer_signal& signal(std::uint32_t to, std::uint32_t from) const noexcept {
         return session_.view().signal(to, from, session_.block(), 0);
     }
-    /// Waits until the count of `from` has passed `c`, minus what may be under way. All threads agree on the outcome.
+    /// Waits until the rank before has counted so far. All threads agree on the outcome.
     GPUSHARE_EXEC_CHECK_DISABLE
-    GPUSHARE_HD bool await(std::uint32_t from, std::uint32_t& count, std::uint32_t wanted) noexcept {
+    GPUSHARE_HD bool await(std::uint32_t& count, std::uint32_t wanted) noexcept {
         bool came = true;
         if (session_.context().thread_rank() == 0)
             came = session_.wait_until([&] { return epoch_reached(atomic_ref{count}.load_acquire(), wanted); });
         if (session_.all_agree(came)) return true;
-        late_ = from;
+        late_ = before_;
         return false;
     }
     /// Behind everything that all threads have read and written.
@@ -96,27 +105,15 @@ private:
         session_.context().sync();
         if (session_.context().thread_rank() == 0) atomic_ref{count}.store_release(value);
     }
-    /// The slot's chunk is free again once the next rank has taken what was there before.
-    GPUSHARE_EXEC_CHECK_DISABLE
-    GPUSHARE_HD bool free(std::uint32_t& taken, std::size_t c) noexcept {
-        return c < ring_depth || await(next_, taken, count_of(c - ring_depth));
-    }
 
     /// Adds this rank's elements to the partial result of the ranks before.
     GPUSHARE_EXEC_CHECK_DISABLE
     GPUSHARE_HD void combine(std::size_t c) noexcept {
         const element_range mine = range(c);
         Context& ctx = session_.context();
-        peer_signal& from_before = signal(session_.rank(), before_);
-        peer_signal& from_next = signal(session_.rank(), next_);
-        if (session_.rank() != 0 && !await(before_, from_before.partial_ready, count_of(c))) return;
+        if (session_.rank() != 0 && !await(signal(session_.rank(), before_).partial_ready, count_of(c))) return;
         const A* const had = session_.rank() != 0 ? partial(before_, c) : nullptr;
         const bool alone = session_.ranks() == 1;
-        if (!last()) {
-            if (!free(from_next.partial_taken, c)) return;
-        } else if (!alone && !free(from_next.result_taken, c)) {
-            return;
-        }
         A* const to = last() ? nullptr : partial(session_.rank(), c);
         T* const done = last() && !alone ? result(session_.rank(), c) : nullptr;
         for (std::size_t i = ctx.thread_rank(); i < mine.size(); i += ctx.num_threads()) {
@@ -134,7 +131,6 @@ private:
         if (alone) return;
         publish(last() ? signal(next_, session_.rank()).result_ready : signal(next_, session_.rank()).partial_ready,
                 count_of(c));
-        if (session_.rank() != 0) publish(signal(before_, session_.rank()).partial_taken, count_of(c));
     }
 
     /// Takes a result from the rank before, and hands it on unless the next rank made it.
@@ -142,9 +138,8 @@ private:
     GPUSHARE_HD void take(std::size_t c) noexcept {
         const element_range mine = range(c);
         Context& ctx = session_.context();
-        if (!await(before_, signal(session_.rank(), before_).result_ready, count_of(c))) return;
+        if (!await(signal(session_.rank(), before_).result_ready, count_of(c))) return;
         const bool hand_on = next_ + 1 != session_.ranks();
-        if (hand_on && !free(signal(session_.rank(), next_).result_taken, c)) return;
         const T* const from = result(before_, c);
         copy_elements(ctx, out_ + mine.begin, from, mine.size());
         if (hand_on) {
@@ -153,7 +148,6 @@ private:
             copy_elements(ctx, result(session_.rank(), c), taken, mine.size());
             publish(signal(next_, session_.rank()).result_ready, count_of(c));
         }
-        publish(signal(before_, session_.rank()).result_taken, count_of(c));
     }
 
     session<Context>& session_;

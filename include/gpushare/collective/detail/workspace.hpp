@@ -62,8 +62,8 @@ struct alignas(interference_bytes) peer_signal {
     void* out;
     void* other[4];  // what an epilogue shares besides
     // Counts of the ring, in the first of the two signals: chunks of partial results and of results that the writer has left
-    // in its slot, and chunks that it has taken from the reader's.
-    std::uint32_t partial_ready, result_ready, partial_taken, result_taken;
+    // in its slot.
+    std::uint32_t partial_ready, result_ready;
 };
 
 /// What the host sees of a rank where it can't read the rank's workspace, and what it asks for: in memory that both reach.
