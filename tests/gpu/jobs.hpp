@@ -44,7 +44,8 @@ struct step {
     std::uint32_t what = 0;
     float factor = 1;
 };
-inline constexpr std::uint32_t kinds_of_steps = 8;
+inline constexpr std::uint32_t kinds_of_steps = 9;
+inline constexpr std::uint32_t makes_something_of_zeros = 8;
 inline constexpr std::size_t most_steps = 5;
 
 struct job {
@@ -68,7 +69,7 @@ template <class T>
     return reinterpret_cast<T*>(of_rank + p * region) + shift;
 }
 
-/// Up to most_steps stages of the library's, one after the other.
+/// Up to most_steps stages, of the library's but one, one after the other.
 struct chain {
     step steps[most_steps];
     const float* other;
@@ -92,6 +93,7 @@ private:
             case 5: return detail::sigmoid_weighting{}(x, at);
             case 6: return detail::gaussian_gating{}(x, at);
             case 7: return detail::rounding<gs::bfloat16>{}(x, at);
+            case makes_something_of_zeros: return V(s.factor) - abs(x);  // as a user's stage may
             default: return x;
         }
     }

@@ -100,6 +100,8 @@ public:
             // As many floats as a slot holds, and so few that rows end in one, two and three columns.
             j.width = widths[n];
             j.count = (j.width > 100 ? 2 : 8) * j.width;
+            if (j.width == 5)
+                j.steps.back() = {makes_something_of_zeros, 64};  // more than what rows end in, so that a maximum tells
         }
         add(j, n, std::nullopt);
         bring_infinities(j, all_.back().before);
