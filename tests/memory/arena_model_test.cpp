@@ -15,6 +15,7 @@
 #include "support/arena_rig.hpp"
 #include "support/catch.hpp"
 #include "support/random.hpp"
+#include "support/sanitizers.hpp"
 
 using namespace gpushare::literals;
 using gpushare::errc;
@@ -255,5 +256,5 @@ void run(std::uint64_t rounds, int steps) {
 
 }  // namespace
 
-TEST_CASE("arenas do what the model says", "[memory][arena][model]") { run(4, 300); }
+TEST_CASE("arenas do what the model says", "[memory][arena][model]") { run(support::few(4), 300); }
 TEST_CASE("arenas do what the model says, for long", "[.long][memory][arena][model]") { run(60, 1'000); }

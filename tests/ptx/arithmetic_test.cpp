@@ -14,6 +14,7 @@
 
 #include "support/catch.hpp"
 #include "support/random.hpp"
+#include "support/sanitizers.hpp"
 
 namespace {
 
@@ -327,7 +328,7 @@ namespace {
 /// Every value of a 16-bit format, the middles between neighbours, and the floats just beside all of these.
 template <class Check>
 void for_each_decisive(const std::string& widening, std::uint32_t infinity, Check check) {
-    for (std::uint32_t code = 0; code <= infinity; ++code) {
+    for (std::uint32_t code = 0; code <= infinity; code += support::stride) {
         const float low = float_of(run(widening, code));
         const float high = code + 1 < infinity ? float_of(run(widening, code + 1)) : INFINITY;
         // The middle of the largest value and infinity is where the next value would be, had the format one.
@@ -345,7 +346,8 @@ void for_each_decisive(const std::string& widening, std::uint32_t infinity, Chec
 }  // namespace
 
 TEST_CASE("fp16 and bf16 are the nearest, ties to even; any NaN is the canonical one", "[ptx]") {
-    for (std::uint32_t code = 0; code < 0x10000; ++code) {  // all of them, read by the definition of the format
+    // All of them, read by the definition of the format.
+    for (std::uint32_t code = 0; code < 0x10000; code += support::stride) {
         const bool half_special = (code >> 10 & 0x1f) == 0x1f, wide_special = (code >> 7 & 0xff) == 0xff;
         const double sign = code >> 15 != 0 ? -1 : 1;
         if (!half_special) {
@@ -381,7 +383,7 @@ TEST_CASE("sums, products, quotients, roots and fma are rounded once", "[ptx]") 
     // With exponents so near that 113 bits hold the exact result; a quotient and a root are far from any middle there.
     const auto nearest = [](quad exact) { return bits_of(static_cast<float>(exact)); };
     support::random any(support::seed(1));
-    for (int i = 0; i < 20'000; ++i) {
+    for (int i = 0; i < support::few(20'000); ++i) {
         const auto some = [&] {
             const float x =
                 std::ldexp(static_cast<float>(1 + any.below(1U << 24)), static_cast<int>(any.below(20)) - 30);
@@ -404,7 +406,7 @@ TEST_CASE("sums, products, quotients, roots and fma are rounded once", "[ptx]") 
             REQUIRE((root < other ? quad{std::fabs(a)} < middle * middle : quad{std::fabs(a)} > middle * middle));
         }
     }
-    for (int i = 0; i < 20'000; ++i) {
+    for (int i = 0; i < support::few(20'000); ++i) {
         const auto some = [&] {
             const auto x = static_cast<double>(1 + any.below(std::uint64_t{1} << 53)) * 0x1p-40;
             return any.one_in(2) ? x : -x;
@@ -431,7 +433,7 @@ TEST_CASE("the lesser and the greater of floats: zeroes have an order, a NaN has
     };
     const auto all = floats();
     for (std::size_t i = 0; i < all.size(); i += 3)
-        for (std::size_t j = 0; j < all.size(); j += 7) {
+        for (std::size_t j = 0; j < all.size(); j += 7 * support::stride) {
             const word a = bits_of(all[i]), b = bits_of(all[j]);
             const bool first = place(static_cast<std::uint32_t>(a)) < place(static_cast<std::uint32_t>(b));
             word least = first ? a : b, most = first ? b : a;

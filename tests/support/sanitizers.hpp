@@ -1,7 +1,11 @@
 // SPDX-License-Identifier: Apache-2.0
 // Which sanitizers observe this program; g++ and clang say it in different ways. SUPPORT_SANITIZED: any that takes over
 // memory and signals. SUPPORT_THREAD_SANITIZED: the one whose operator new can't be replaced.
+//
+//   for (int i = 0; i < support::few(20'000); ++i) ...  // where more rounds find more wrong results, but no more of what sanitizers look for
 #pragma once
+
+#include <concepts>
 
 #if defined(__SANITIZE_THREAD__)
 #define SUPPORT_THREAD_SANITIZED
@@ -18,3 +22,20 @@
 #if defined(SUPPORT_THREAD_SANITIZED) && !defined(SUPPORT_SANITIZED)
 #define SUPPORT_SANITIZED
 #endif
+
+namespace support {
+
+/// Of so many rounds or values sanitizers see one: they run loops about as many times as slowly.
+#ifdef SUPPORT_SANITIZED
+inline constexpr unsigned stride = 13;
+#else
+inline constexpr unsigned stride = 1;
+#endif
+
+/// So many rounds: all of them without sanitizers, at least one with them.
+template <std::integral N>
+[[nodiscard]] constexpr N few(N rounds) {
+    return (rounds + static_cast<N>(stride - 1)) / static_cast<N>(stride);
+}
+
+}  // namespace support
