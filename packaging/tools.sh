@@ -92,6 +92,7 @@ need_test_tools() {
     from_pypi torch "its own signatures aren't tested" 'torch==2.15.*' || true
     from_pypi digits "the example that learns them isn't run" 'scikit-learn==1.9.*' || true
     need libopenmpi-dev openmpi-bin
+    [[ ${CI-} != true ]] || need clang-16  # for programs of documents, and `./dev check` needs it in any case
 }
 
 # What `./dev bench serving` and the example server run: real engines, with their weights.
