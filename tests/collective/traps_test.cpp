@@ -94,8 +94,8 @@ TEST_CASE("trap: a flag is reset while a peer is already at the next barrier", "
     // Nobody has ever taken a flag back.
     for (std::uint32_t to = 0; to < ranks; ++to)
         for (std::uint32_t from = 0; from < ranks; ++from) {
-            CHECK(group.rank(0).view().signal(to, from, 0, rounds).ready == rounds);
-            CHECK(group.rank(0).view().signal(to, from, 0, rounds - 1).ready == rounds - 1);
+            CHECK(static_cast<std::uint32_t>(group.rank(0).view().signal(to, from, 0, rounds).ready) == rounds);
+            CHECK(static_cast<std::uint32_t>(group.rank(0).view().signal(to, from, 0, rounds - 1).ready) == rounds - 1);
         }
 }
 
@@ -115,7 +115,7 @@ TEST_CASE("trap: byte flags share a word", "[collective][trap]") {
     std::sort(written.begin(), written.end());
     for (std::size_t i = 1; i < written.size(); ++i)
         CHECK(written[i] - written[i - 1] >= gs::detail::interference_bytes);
-    static_assert(sizeof(gs::detail::peer_signal::ready) == 4 && sizeof(gs::detail::peer_signal::done) == 4);
+    static_assert(sizeof(gs::detail::peer_signal::ready) == 8 && sizeof(gs::detail::peer_signal::done) == 4);
 }
 
 TEST_CASE("trap: a release or an acquire is missing", "[collective][trap]") {

@@ -96,13 +96,20 @@ public:
         const std::uint64_t verdict = atomic_ref{own.verdict}.load_acquire();
         return collective_fault::unpacked(verdict != 0 ? verdict : detail::chosen_proposal(*view_));
     }
-    /// How far the rank is (its first block), for a hang_watch. Not ordered with anything.
+    /// How far the rank is (its first block), for a hang_watch. Not ordered with anything. A rank on a device tells when it leaves a
+    /// collective, and that it is in one once it has waited, or worked, for some ten microseconds.
     [[nodiscard]] rank_progress progress() const noexcept {
-        detail::block_state* const own = view_->reports != nullptr ? nullptr : &view_->state(rank_, 0);
-        const std::uint32_t word =
-            atomic_ref{own != nullptr ? own->progress : view_->reports[rank_].progress}.load_relaxed();
-        return {atomic_ref{own != nullptr ? own->epoch : view_->reports[rank_].epoch}.load_relaxed(),
-                static_cast<collective_kind>(word >> 8), static_cast<collective_stage>(word & 0xffU)};
+        std::uint32_t epoch = 0, word = 0;
+        if (view_->reports != nullptr) {
+            const std::uint64_t place = atomic_ref{view_->reports[rank_].place}.load_relaxed();
+            epoch = static_cast<std::uint32_t>(place >> 32);
+            word = static_cast<std::uint32_t>(place);
+        } else {
+            detail::block_state& own = view_->state(rank_, 0);
+            word = atomic_ref{own.progress}.load_relaxed();
+            epoch = atomic_ref{own.epoch}.load_relaxed();
+        }
+        return {epoch, static_cast<collective_kind>(word >> 8), static_cast<collective_stage>(word & 0xffU)};
     }
 
 private:

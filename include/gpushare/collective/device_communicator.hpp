@@ -69,6 +69,8 @@ public:
         const std::size_t slot = (least + unit - 1) / unit * unit;
         const std::size_t area = detail::workspace_view::bytes_of_rank(size(), options_.blocks, slot);
         s.views.resize(std::size_t{size()} * channels());
+        const bool one_device =
+            where == workspaces::on_devices && std::ranges::count(s.devices, s.devices[0]) == size();
 
         // One rank's workspace as it begins, for the devices to copy; behind it the table of where all workspaces are.
         std::vector<std::byte> image(area + table_bytes() + detail::interference_bytes);
@@ -89,7 +91,7 @@ public:
             std::copy_n(workspaces.data(), size(), reinterpret_cast<std::byte**>(first + area));
             std::memset(static_cast<void*>(reports), 0, size() * sizeof(detail::host_report));
             for (std::uint32_t r = 0; r < size(); ++r) {
-                reports[r].epoch = options_.first_epoch;
+                reports[r].place = std::uint64_t{options_.first_epoch} << 32;
                 write(r, workspaces[r], first, area + table_bytes());
                 // 0 turns: for threads, of which there are none here.
                 s.views[std::size_t{c} * size() + r] = {reinterpret_cast<std::byte* const*>(workspaces[r] + area),
@@ -98,7 +100,8 @@ public:
                                                         slot,
                                                         0,
                                                         where == workspaces::on_devices,
-                                                        reports};
+                                                        reports,
+                                                        one_device};
             }
         }
     }
@@ -138,8 +141,8 @@ public:
 
     /// Asks the ranks to end every collective, now and later, on all channels, with this error. Doesn't wait. A rank
     /// notices it while it waits for others (every 256 polls, a fraction of a millisecond), in an all-reduce once for
-    /// each MiB of a block, and at the end. So collectives that run may still succeed, as may the first launch of a
-    /// graph that was captured before. Collectives submitted from now on don't begin.
+    /// each MiB of its first block, and rank 0 once in each collective, while the ranks meet. So collectives that run may
+    /// still succeed, as may the first launch of a graph that was captured before. Collectives submitted from now on don't begin.
     void abort(std::uint32_t rank = 0, errc why = errc::aborted) const noexcept {
         for (std::uint32_t c = 0; c < channels(); ++c) {
             const member first(state_->views[std::size_t{c} * size()], state_->tuning, 0);

@@ -168,7 +168,7 @@ struct fused_body {
                 run_rows(t.context(), all, range, from, scratch, own_outputs{});
             else
                 run_rows(t.context(), all, range, from, scratch, peer_outputs{from_rank, t.ranks(), sharing});
-            whole = t.still_open();
+            whole = mine.end - row <= step || t.still_open();  // who is done needn't look
         }
         return t.finish_if(whole);
     }

@@ -19,7 +19,6 @@
 #include <cstddef>
 #include <cstdint>
 
-#include <gpushare/atomic_ref.hpp>
 #include <gpushare/collective/detail/reduction.hpp>
 #include <gpushare/collective/detail/session.hpp>
 #include <gpushare/config.hpp>
@@ -94,7 +93,7 @@ private:
     GPUSHARE_HD bool await(std::uint32_t& count, std::uint32_t wanted) noexcept {
         bool came = true;
         if (session_.context().thread_rank() == 0)
-            came = session_.wait_until([&] { return epoch_reached(atomic_ref{count}.load_acquire(), wanted); });
+            came = session_.wait_until([&] { return epoch_reached(session_.acquired(count), wanted); });
         if (session_.all_agree(came)) return true;
         late_ = before_;
         return false;
@@ -103,7 +102,7 @@ private:
     GPUSHARE_EXEC_CHECK_DISABLE
     GPUSHARE_HD void publish(std::uint32_t& count, std::uint32_t value) noexcept {
         session_.context().sync();
-        if (session_.context().thread_rank() == 0) atomic_ref{count}.store_release(value);
+        if (session_.context().thread_rank() == 0) session_.release(count, value);
     }
 
     /// Adds this rank's elements to the partial result of the ranks before.

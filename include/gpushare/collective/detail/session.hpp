@@ -11,9 +11,10 @@
 // with their acquire. The same holds for `done`. On a device one thread does the release, after ctx.sync(), which
 // orders it after the writes of the whole block; one thread's acquire holds for all threads after the next sync.
 //
-// Accesses to host memory over the bus (see host_report) are kept off the path from entering to telling: a read there
-// takes a microsecond, and a release waits for earlier writes over the bus. So a rank reports where it is after it has
-// told the others, and looks for the host's request while it waits, now and then in long work, and when it leaves.
+// Accesses to host memory over the bus (see host_report) are few and off the path from entering to leaving: reads of one word
+// are served one by one, half a microsecond each, and a release waits for earlier writes over the bus. So a rank reports where
+// it is once it has waited or worked for long, and with one write behind the release by which it leaves. One thread looks for the
+// host's request while all wait for each other; who waits for long, or works for long, looks now and then.
 #pragma once
 
 #include <chrono>
@@ -122,7 +123,7 @@ public:
     /// What `from` told this rank: valid after `meet`. Those of all ranks lie one after the other.
     GPUSHARE_EXEC_CHECK_DISABLE
     [[nodiscard]] GPUSHARE_HD const peer_signal& signal_from(std::uint32_t from) const noexcept {
-        return view_.signal(rank_, from, block_, epoch_);
+        return signal_of(from);
     }
 
     /// Closes the group if the host had asked for it when it launched this: a packed fault, or 0. Before `enter`.
@@ -140,6 +141,9 @@ public:
     [[nodiscard]] GPUSHARE_HD bool enter() noexcept {
         constexpr std::uint64_t is_in = std::uint64_t{1} << 32, is_closed = std::uint64_t{2} << 32;
         std::uint64_t came = 0;  // the epoch, and above it how it went; the other threads add nothing
+        std::uint32_t last = 0;
+        if constexpr (!is_one_thread<Context>)
+            if (ctx_.thread_rank() == 0) last = own().epoch;  // beside `inside`: each load takes most of a microsecond
         if (ctx_.thread_rank() == 0 && say_inside()) {
             if (atomic_ref{own().closed}.load_crossing() != 0) {
                 // It did nothing in there. On the host still a release: by C++20 this store hides that of the collective before it
@@ -151,11 +155,12 @@ public:
                 settle();
                 came = is_closed;
             } else {
-                const std::uint32_t next = kept(own().epoch) + 1;
+                if constexpr (is_one_thread<Context>) last = kept(own().epoch);
+                const std::uint32_t next = last + 1;
                 keep(own().epoch, next);
                 came = is_in | next;
                 if constexpr (is_one_thread<Context>)
-                    keep(own().progress, progress_word(collective_stage::waiting));  // of a device: report_waiting
+                    keep(own().progress, progress_word(collective_stage::waiting));  // of a device: wait_until
             }
         }
         came = ctx_.reduce_add(came);
@@ -176,18 +181,24 @@ public:
         ctx_.sync();
         for (std::uint32_t to = ctx_.thread_rank(); to < ranks(); to += ctx_.num_threads()) {
             peer_signal& mine = view_.signal(to, rank_, block_, epoch_);
-            mine.signature = signature;
             mine.in = in;
             mine.out = out;
             for (std::uint32_t i = 0; others != nullptr && i < shared_pointers; ++i) mine.other[i] = others[i];
-            atomic_ref{mine.ready}.store_release(epoch_);
+            release(mine.ready, std::uint64_t{signature} << 32 | epoch_);
         }
-        report_waiting();
+        stage_ = collective_stage::waiting;
+        // For all: who doesn't wait for long doesn't look. By a thread that mostly has nothing else to do.
+        if (rank_ == 0 && block_ == 0 && ctx_.thread_rank() + 1 == ctx_.num_threads()) take_request();
         std::uint32_t bad = none;
         for (std::uint32_t from = ctx_.thread_rank(); from < ranks() && bad == none; from += ctx_.num_threads()) {
-            if (!await(view_.signal(rank_, from, block_, epoch_).ready))
+            std::uint64_t word = 0;
+            const bool came = wait_until([&] {
+                word = acquired(signal_of(from).ready);
+                return epoch_reached(static_cast<std::uint32_t>(word), epoch_);
+            });
+            if (!came)
                 bad = from;
-            else if (signal_from(from).signature != signature)
+            else if (static_cast<std::uint32_t>(word >> 32) != signature)
                 bad = from | differs;
         }
         bad = ctx_.reduce(bad, smaller_word{});
@@ -210,11 +221,11 @@ public:
     GPUSHARE_HD collective_fault finish() noexcept {
         ctx_.sync();
         for (std::uint32_t to = ctx_.thread_rank(); to < ranks(); to += ctx_.num_threads())
-            atomic_ref{view_.signal(to, rank_, block_, epoch_).done}.store_release(epoch_);
+            release(view_.signal(to, rank_, block_, epoch_).done, epoch_);
         stage(collective_stage::leaving);
         std::uint32_t bad = none;
         for (std::uint32_t from = ctx_.thread_rank(); from < ranks() && bad == none; from += ctx_.num_threads())
-            if (!await(view_.signal(rank_, from, block_, epoch_).done)) bad = from;
+            if (!wait_until([&] { return epoch_reached(acquired(signal_of(from).done), epoch_); })) bad = from;
         bad = ctx_.reduce(bad, smaller_word{});
         if (bad != none) {
             fail(errc::deadline_exceeded, bad);
@@ -238,26 +249,20 @@ public:
     GPUSHARE_HD collective_fault leave() noexcept {
         if (ctx_.thread_rank() == 0) {
             // release: what this rank did inside is over for whoever finds it outside.
-            atomic_ref{own().inside}.store_release(0);
+            release(own().inside, 0);
             stage(collective_stage::outside);
+            report();
         }
-        // Beside it, by the thread that has nothing else to do.
-        if (block_ == 0 && ctx_.thread_rank() + 1 == ctx_.num_threads()) take_request();
         return fault_;
-    }
-
-    /// Says to the host that this rank has told the others and waits for them. `meet` does it.
-    GPUSHARE_EXEC_CHECK_DISABLE
-    GPUSHARE_HD void report_waiting() noexcept {
-        if (!reports() || ctx_.thread_rank() != 0) return;
-        atomic_ref{view_.reports[rank_].epoch}.store_relaxed(epoch_);
-        atomic_ref{view_.reports[rank_].progress}.store_relaxed(progress_word(collective_stage::waiting));
     }
 
     /// To be asked now and then in long work: false if the group has been closed.
     GPUSHARE_EXEC_CHECK_DISABLE
     [[nodiscard]] GPUSHARE_HD bool still_open() const noexcept {
-        take_request();
+        if (block_ == 0 && ctx_.thread_rank() == 0) {
+            report();
+            take_request();
+        }
         return !closed();
     }
 
@@ -268,6 +273,7 @@ public:
         if (ctx_.thread_rank() == 0) {
             propose(collective_fault{code, what_, who, epoch_}.packed());
             stage(collective_stage::outside);
+            report();
             atomic_ref{own().inside}.store_release(0);
             settle();
         }
@@ -281,6 +287,22 @@ public:
         return ctx_.reduce(yes ? 1U : 0U, smaller_word{}) != 0;
     }
 
+    /// A word by which ranks tell each other something. Of ranks that share a device these are accesses of that device's scope: a
+    /// release for the system takes half a microsecond longer.
+    GPUSHARE_EXEC_CHECK_DISABLE
+    template <class Word>
+    GPUSHARE_HD void release(Word& word, std::type_identity_t<Word> value) const noexcept {
+        if (view_.one_device)
+            device_atomic_ref<Word>{word}.store_release(value);
+        else
+            atomic_ref{word}.store_release(value);
+    }
+    GPUSHARE_EXEC_CHECK_DISABLE
+    template <class Word>
+    [[nodiscard]] GPUSHARE_HD Word acquired(Word& word) const noexcept {
+        return view_.one_device ? device_atomic_ref<Word>{word}.load_acquire() : atomic_ref{word}.load_acquire();
+    }
+
     /// Waits until `seen()`; false at the deadline, or when the group is closed.
     GPUSHARE_EXEC_CHECK_DISABLE
     template <class Seen>
@@ -288,8 +310,10 @@ public:
         for (std::uint32_t turn = 0; !seen(); ++turn) {
             // Not at each turn: on a device that would make every look at the flag wait for another one.
             if (turn % 8 == 7 && closed()) return false;
+            if (turn == 63) report();
             if (turn % 256 == 255) {
-                take_request();
+                // The other blocks look for the case that their first one has left, and seldom: there may be hundreds.
+                if (block_ == 0 || turn % 65'536 == 65'535) take_request();
                 if (ctx_.now() >= deadline_) return false;
             }
             ctx_.backoff(turn);
@@ -343,13 +367,16 @@ private:
     }
     GPUSHARE_EXEC_CHECK_DISABLE
     GPUSHARE_HD void stage(collective_stage s) noexcept {
-        if (ctx_.thread_rank() != 0) return;
-        const std::uint32_t word = progress_word(s);
-        if constexpr (is_one_thread<Context>) keep(own().progress, word);
-        if (reports()) atomic_ref{view_.reports[rank_].progress}.store_relaxed(word);  // relaxed: a snapshot for people
+        stage_ = s;
+        if constexpr (is_one_thread<Context>) keep(own().progress, progress_word(s));
     }
+    /// Tells the host where the rank is, by its first block. relaxed: a snapshot for people. Several threads may, between two barriers
+    /// of the block: they tell the same.
     GPUSHARE_EXEC_CHECK_DISABLE
-    [[nodiscard]] GPUSHARE_HD bool reports() const noexcept { return view_.reports != nullptr && block_ == 0; }
+    GPUSHARE_HD void report() const noexcept {
+        if (view_.reports == nullptr || block_ != 0) return;
+        atomic_ref{view_.reports[rank_].place}.store_relaxed(std::uint64_t{epoch_} << 32 | progress_word(stage_));
+    }
     /// From inside: proposes, unless somebody has closed this block: then all that is missing is closed. relaxed: leaving is a release,
     /// and whoever chooses has seen this block leave.
     GPUSHARE_EXEC_CHECK_DISABLE
@@ -372,8 +399,8 @@ private:
         close_group(view_);
     }
     GPUSHARE_EXEC_CHECK_DISABLE
-    [[nodiscard]] GPUSHARE_HD bool await(std::uint32_t& flag) noexcept {
-        return wait_until([&] { return epoch_reached(atomic_ref{flag}.load_acquire(), epoch_); });
+    [[nodiscard]] GPUSHARE_HD peer_signal& signal_of(std::uint32_t from) const noexcept {
+        return view_.signal(rank_, from, block_, epoch_);
     }
 
     /// Behind the group's end, by one thread, outside: waits for the others, and notes the fault that all ranks take, for this
@@ -421,6 +448,7 @@ private:
     const collective_kind what_;
     const std::int64_t deadline_;
     std::uint32_t epoch_ = 0;
+    collective_stage stage_ = collective_stage::outside;
     collective_fault fault_;
 };
 

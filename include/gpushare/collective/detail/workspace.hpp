@@ -54,10 +54,10 @@ struct alignas(interference_bytes) block_state {
 
 /// What one rank tells another one in a collective. Written by the one.
 struct alignas(interference_bytes) peer_signal {
-    std::uint32_t ready;      // epoch at which what stands below is valid
-    std::uint32_t done;       // epoch at which the writer has left the reader's buffers
-    std::uint32_t signature;  // of the call, to notice that ranks disagree
-    std::uint32_t remark;     // what the writer found out in between: valid with `done`
+    std::uint64_t
+        ready;  // epoch at which what stands below is valid; above it the call's signature, to notice that ranks disagree
+    std::uint32_t done;    // epoch at which the writer has left the reader's buffers
+    std::uint32_t remark;  // what the writer found out in between: valid with `done`
     const void* in;
     void* out;
     void* other[4];  // what an epilogue shares besides
@@ -68,12 +68,11 @@ struct alignas(interference_bytes) peer_signal {
 
 /// What the host sees of a rank where it can't read the rank's workspace, and what it asks for: in memory that both reach.
 struct alignas(interference_bytes) host_report {
-    std::uint64_t verdict;   // by the rank, before it returns it: a packed fault
-    std::uint32_t epoch;     // by the rank's first block, as is what follows
-    std::uint32_t progress;  // kind and stage
-    std::uint32_t heeded;    // by the rank: 1 once it has closed the group for the request
-    std::uint64_t request;   // of rank 0's report, by the host: a packed fault to abort with
-    std::uint32_t claims;    // of rank 0's report, among the host's threads: the first to add here asks
+    std::uint64_t verdict;  // by the rank, before it returns it: a packed fault
+    std::uint64_t place;    // by the rank's first block: its epoch, and below it kind and stage
+    std::uint32_t heeded;   // by the rank: 1 once it has closed the group for the request
+    std::uint64_t request;  // of rank 0's report, by the host: a packed fault to abort with
+    std::uint32_t claims;   // of rank 0's report, among the host's threads: the first to add here asks
 };
 
 /// A group's memory as kernels see it. Copied freely.
@@ -85,6 +84,7 @@ struct workspace_view {
     std::uint32_t busy_turns = 0;    // how often a waiting thread looks before it yields its core
     bool direct = true;              // ranks reach each other's buffers, not only each other's workspaces
     host_report* reports = nullptr;  // one of each rank, where the host can't read the workspaces
+    bool one_device = false;         // has all ranks and workspaces
 
     [[nodiscard]] GPUSHARE_HD static constexpr std::size_t bytes_of_rank(std::uint32_t ranks, std::uint32_t blocks,
                                                                          std::size_t slot) noexcept {
