@@ -28,12 +28,12 @@ inline namespace GPUSHARE_ABI {
 namespace cuda {
 
 /// What cudaMalloc takes for a request, which CUDA doesn't tell: multiples of `step`, and of `page` from `paged_from`
-/// bytes on. The defaults are what current drivers are known for; `./dev gpu` checks them on a device. Where small
+/// bytes on. The defaults are what an H200 with driver 580 takes; `./dev gpu` checks them on a device. Where small
 /// blocks don't fill the page that they share, the rest shows as taken by others: nothing is lost between the two.
 struct allocation_model {
-    bytes step{512};            ///< what small blocks take multiples of
-    bytes page{2 << 20};        ///< what others do
-    bytes paged_from{1 << 20};  ///< the size from which blocks take whole pages
+    bytes step{512};                  ///< what small blocks take multiples of
+    bytes page{2 << 20};              ///< what others do
+    bytes paged_from{(1 << 20) + 1};  ///< the size from which blocks take whole pages: half a page is a small block
 
     /// bytes::max() where rounding would wrap.
     [[nodiscard]] constexpr bytes charged(std::uint64_t size) const noexcept {
