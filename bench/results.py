@@ -5,7 +5,7 @@
   results.py keep BUILD_DIR AREA...     build/bench/AREA*.json become bench/results/MACHINE/AREA.json
   results.py fill [--check]             writes the measured cells of all documents and a chart beside each AREA.json, or says which
                                         aren't up to date
-  results.py use MACHINE                has all documents show the results of that machine, then fills them
+  results.py use MACHINE                has all documents show the results of that machine, but for those of a GPU, then fills them
   results.py compare OLD NEW            what got better or worse beyond the spread: the middle halves of the repeats
                                         lie apart. OLD and NEW: an AREA.json each, or folders of them; a figure that
                                         several files of a folder have is compared by its values there, run by run
@@ -33,11 +33,17 @@ class Problem(Exception):
 
 
 def load(path):
-    """One area's results: {"commit": ..., "figures": {...}}, with the files beside it that lack the rest merged in."""
+    """One area's results: {"commit": ..., "figures": {...}}. Those of ./dev gpu have them step by step."""
     try:
-        return json.loads(Path(path).read_text())
+        result = json.loads(Path(path).read_text())
     except (OSError, ValueError) as e:
         raise Problem(f"{path}: {e}") from e
+    if "steps" in result:
+        parts = [step["result"] for step in result["steps"].values() if "result" in step]
+        if not parts:
+            raise Problem(f"{path}: nothing was measured")
+        result = parts[0] | {"figures": {k: v for part in parts for k, v in part["figures"].items()}}
+    return result
 
 
 def load_all(path):
@@ -192,7 +198,7 @@ def use(machine):
         raise Problem(f"there are no results of {machine}")
     for document in DOCUMENTS:
         path = ROOT / document
-        text = re.sub(r"<!-- results: (?!none )\S+ -->", f"<!-- results: {machine} -->", path.read_text())
+        text = re.sub(r"<!-- results: (?!none |nvidia-)\S+ -->", f"<!-- results: {machine} -->", path.read_text())
         path.write_text(re.sub(r"(bench/results/)[^/\s)]+(/[a-z]+\.svg)", rf"\g<1>{machine}\g<2>", text))
     fill(check=False)
 

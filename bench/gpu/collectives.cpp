@@ -195,16 +195,18 @@ void collective_fused(report& r) {
         std::vector<float> numbers(all);
         for (std::size_t i = 0; i < all; ++i) numbers[i] = element(0, i);
         group.stream().copy(x.data(), numbers.data(), all * sizeof(float));
-        // The residual is the same on all ranks.
-        for (std::size_t i = 0; i < all; ++i) numbers[i] = element(1, i % (all / ranks));
-        group.stream().copy(residual.data(), numbers.data(), all * sizeof(float));
-        std::fill(numbers.begin(), numbers.end(), 1.0F);
-        group.stream().copy(weight.data(), numbers.data(), width * sizeof(float));
+        const std::vector<float> ones(width, 1.0F);
+        group.stream().copy(weight.data(), ones.data(), width * sizeof(float));
         group.stream().record().wait(never);
 
         for (std::size_t tokens = fewest_tokens; tokens <= most_tokens; tokens *= tokens == 1024 ? 2 : 4) {
             transformer_step step{tokens,       x.data(),      residual.data(), weight.data(), summed.data(),
                                   added.data(), normed.data(), out.data(),      scratch.data()};
+            // The residual is the same on all ranks.
+            const std::size_t of_rank = step.of_rank();
+            for (std::size_t i = 0; i < ranks * of_rank; ++i) numbers[i] = element(1, i % of_rank);
+            group.stream().copy(residual.data(), numbers.data(), ranks * of_rank * sizeof(float));
+            group.stream().record().wait(never);
             const auto blocks = static_cast<std::uint32_t>(std::min<std::size_t>(most, tokens));
             const gpushare::launch_options shape{.blocks = blocks, .threads = threads};
             const auto sum = [&] {
@@ -227,6 +229,8 @@ void collective_fused(report& r) {
             for (std::size_t i = 0; i < by_fused.size(); ++i) off += by_fused[i] == by_passes[i] ? 0 : 1;
             std::printf("# %u ranks, %zu tokens: fused %.1f us, its steps %.1f, an all-reduce and one pass %.1f\n",
                         ranks, tokens, fused, passes, field);
+            if (tokens == most_tokens)
+                r.figure("gpu.fused_gain_of_" + std::to_string(ranks) + "_ranks_most_tokens", {passes / fused}, "x");
             least = std::min(least, passes / fused);
             least_field = std::min(least_field, field / fused);
         }

