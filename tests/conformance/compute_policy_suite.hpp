@@ -208,7 +208,7 @@ void compute_policy_suite() {
         CHECK(later(policy, now) == a);
     }
     SECTION("any order of calls: served is who waits, and somebody is while anybody does") {
-        for (std::uint64_t nth = 0; nth < support::few(10); ++nth) {
+        for (std::uint64_t nth = 0; nth < support::few(10U); ++nth) {
             const auto seed = support::seed(nth);
             CAPTURE(seed);
             detail::random_calls<Policy>(seed, 10'000);

@@ -78,7 +78,7 @@ TEMPLATE_TEST_CASE("a policy places what fits somewhere and nothing else", "[pla
 TEMPLATE_TEST_CASE("the index chooses what a look at every node chooses", "[placement]", gpushare::first_fit,
                    gpushare::best_fit, gpushare::bin_packing, gpushare::spreading, gpushare::dot_product,
                    gpushare::fragmentation_descent, gpushare::value_descent, indifferent) {
-    for (std::uint64_t run = 0; run < support::few(6); ++run) {
+    for (std::uint64_t run = 0; run < support::few(6U); ++run) {
         const auto seed = support::seed(run);
         CAPTURE(seed);
         support::random any(seed);

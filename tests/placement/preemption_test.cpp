@@ -144,7 +144,7 @@ TEST_CASE("a notice without end is one", "[placement][preemption]") {
 // Against every set of victims of every node.
 TEST_CASE("plans are enough, never of too high a level, and no victim is needless",
           "[placement][preemption][property]") {
-    for (std::uint64_t run = 0; run < support::few(400); ++run) {
+    for (std::uint64_t run = 0; run < support::few(400U); ++run) {
         const auto seed = support::seed(run);
         CAPTURE(seed);
         support::random any(seed);

@@ -223,7 +223,7 @@ const std::string linger =
 /// Threads 0 of two blocks: each stores to a word of its own and then looks at the other's. How often neither saw the other.
 int neither_saw(const std::string& between, bool weak) {
     int neither = 0;
-    for (std::uint64_t seed = 1; seed <= support::few(200); ++seed) {
+    for (std::uint64_t seed = 1; seed <= support::few(200U); ++seed) {
         small_kernel k(
             "mov.u32 %r5, 1;\nshl.b32 %r4, %r2, 2;\ncvt.u64.u32 %rd2, %r4;\nadd.s64 %rd2, %rd1, %rd2;\n"
             "xor.b32 %r4, %r4, 4;\ncvt.u64.u32 %rd3, %r4;\nadd.s64 %rd3, %rd1, %rd3;\n"
@@ -242,7 +242,7 @@ int neither_saw(const std::string& between, bool weak) {
 int second_before_first(const std::string& between, const std::string& second, bool weak,
                         const std::string& look = "ld.acquire.sys.u32", const std::string& behind = "") {
     int seen = 0;
-    for (std::uint64_t seed = 1; seed <= support::few(200); ++seed) {
+    for (std::uint64_t seed = 1; seed <= support::few(200U); ++seed) {
         small_kernel k("mov.u32 %r5, 1;\nsetp.ne.s32 %p2, %r2, 0;\n@%p2 bra LOOK;\nst.relaxed.sys.u32 [%rd1], %r5;\n" +
                            between + "\n" + second + " [%rd1+4], %r5;" + linger + "bra DONE;\nLOOK: " + look +
                            " %r6, [%rd1+4];\nsetp.eq.s32 %p3, %r6, 0;\n@%p3 bra LOOK;\n" + behind +
@@ -286,7 +286,7 @@ namespace {
 /// often it then found the old value of words[0] though block 0 had found the new one, or, as `release` says, didn't look.
 int old_behind_release(const std::string& release) {
     int old = 0;
-    for (std::uint64_t seed = 1; seed <= support::few(200); ++seed) {
+    for (std::uint64_t seed = 1; seed <= support::few(200U); ++seed) {
         small_kernel k(
             "mov.u32 %r5, 1;\nmov.u32 %r6, 1;\nsetp.eq.u32 %p2, %r2, 1;\n@%p2 bra LOOK;\n"
             "setp.eq.u32 %p2, %r2, 0;\n@%p2 bra RELEASE;\nst.relaxed.sys.u32 [%rd1], %r5;\nbra LINGER;\n"
