@@ -39,10 +39,11 @@ def load(path):
     except (OSError, ValueError) as e:
         raise Problem(f"{path}: {e}") from e
     if "steps" in result:
-        parts = [step["result"] for step in result["steps"].values() if "result" in step]
-        if not parts:
+        parts = [step["result"] for step in result["steps"].values() if "result" in step and step["status"] == "passed"]
+        heads = [part for part in parts if "commit" in part]
+        if not heads:
             raise Problem(f"{path}: nothing was measured")
-        result = parts[0] | {"figures": {k: v for part in parts for k, v in part["figures"].items()}}
+        result = heads[0] | {"figures": {k: v for part in parts for k, v in part["figures"].items()}}
     return result
 
 

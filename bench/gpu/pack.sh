@@ -11,7 +11,7 @@ newest_glibc=2.36  # Debian 12's
 most_mib=60
 
 mkdir -p "$pack"
-for program in test_gpu gpu_figures; do
+for program in test_gpu gpu_figures pytorch_tenants.so; do
     strip -o "$pack/$program" "$programs/$program"
     libraries=$(objdump -p "$pack/$program" | sed -n 's/^ *NEEDED *//p')
     if others=$(grep -Ev '^(libc|libm|ld-linux-x86-64)\.so\.[0-9]+$' <<<"$libraries"); then
@@ -25,7 +25,6 @@ for program in test_gpu gpu_figures; do
     fi
     echo "$program: $(du -k "$pack/$program" | cut -f 1) KiB, needs glibc $newest"
 done
-strip -o "$pack/pytorch_tenants.so" "$programs/pytorch_tenants.so"
 cp "$here/run.sh" "$programs/tenants.py" "$pack/"
 [[ ! -e $programs/commit ]] || cp "$programs/commit" "$pack/"
 

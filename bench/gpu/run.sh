@@ -153,7 +153,8 @@ write_json() {
         IFS='|' read -r name status seconds <<<"$entry"
         printf '%s  %s: {"status": %s, "seconds": %s' "$separator" "$(quoted "$name")" "$(quoted "$status")" "$seconds"
         separator=$',\n'
-        [[ -s $scratch/figures/$name ]] && printf ', "result": %s' "$(<"$scratch/figures/$name")"
+        # What was killed may have left half a file.
+        [[ -s $scratch/figures/$name && $status != 'out of time' ]] && printf ', "result": %s' "$(<"$scratch/figures/$name")"
         printf '}'
     done
     printf '\n }}\n'

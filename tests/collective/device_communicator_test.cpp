@@ -274,6 +274,17 @@ TEST_CASE("nothing crosses the bus between entering and telling", "[collective]"
     CHECK(t.fault() == asked);
 }
 
+TEST_CASE("a block that waits looks for the host's request though the first one has left", "[collective]") {
+    lone_rank rank(2);
+    gs::detail::thread_context ctx{0};
+    session s(ctx, rank.view, 0, 1, gs::collective_kind::barrier, gs::detail::no_deadline);
+    REQUIRE(s.enter());
+    rank.report.request = asked.packed();
+    CHECK_FALSE(s.wait_until([] { return false; }));
+    CHECK(rank.report.heeded == 1);
+    CHECK(rank.report.place == 0);  // the first one tells where the rank is
+}
+
 TEST_CASE("a rank that ends with a fault has told the host before it says so to others", "[collective]") {
     lone_rank rank(64);
     rank.report.request = asked.packed();

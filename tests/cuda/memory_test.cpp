@@ -51,7 +51,8 @@ TEST_CASE("the allocation model rounds to steps, and from a size on to pages", "
     static_assert(model.charged(512) == 512_B);
     static_assert(model.charged(513) == 1_KiB);
     static_assert(model.charged((1 << 20) - 1) == 1_MiB);
-    static_assert(model.charged(1 << 20) == 2_MiB);
+    static_assert(model.charged(1 << 20) == 1_MiB);
+    static_assert(model.charged((1 << 20) + 1) == 2_MiB);
     static_assert(model.charged((2 << 20) + 1) == 4_MiB);
     static_assert(model.charged(std::numeric_limits<std::uint64_t>::max()) == bytes::max());
 }

@@ -35,10 +35,10 @@ TEST_CASE("memory has a capacity, and of it what a context and others take", "[c
     CHECK(cudaMalloc(&p, (2 << 20) + 1) == cudaSuccess);  // two pages
     CHECK(cudaMalloc(&q, 513) == cudaSuccess);            // a page that small blocks share
     CHECK(standin::used(0) == bytes{6 << 20});
-    CHECK(cudaMalloc(&r, 1 << 20) == cudaErrorMemoryAllocation);
+    CHECK(cudaMalloc(&r, (1 << 20) + 1) == cudaErrorMemoryAllocation);
     CHECK(r == nullptr);
     CHECK(cudaMalloc(&r, SIZE_MAX) == cudaErrorMemoryAllocation);
-    CHECK(cudaMalloc(&r, (1 << 20) - 1) == cudaSuccess);
+    CHECK(cudaMalloc(&r, 1 << 20) == cudaSuccess);  // half a page is a small block
     CHECK(standin::used(0) == bytes{6 << 20});
     std::memset(p, 1, (2 << 20) + 1);
 

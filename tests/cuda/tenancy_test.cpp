@@ -393,7 +393,7 @@ TEST_CASE("a tenant dropped with stuck work keeps its memory until the work ends
             {.name = "a", .memory = 64_MiB, .compute = 50_pct, .on = {{0}}, .stack = gpushare::memory_stack::direct});
         stuck = a.work_stream().native_handle();
         standin::hold(stuck);
-        (void)a.memory().allocate(1 << 20);
+        (void)a.memory().allocate(2 << 20);
         (void)a.submit([](cuda::stream& s) { s.enqueue(1us); });
     }
     REQUIRE(f.events.size() == 1);

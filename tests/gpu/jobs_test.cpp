@@ -182,7 +182,7 @@ void check_mutants(jobs::mutated what, std::size_t least) {
 
 /// Each release, acquire, fence, barrier and scope of the source: needed, or in tests/gpu/surviving_mutants.txt with the reason why not.
 TEST_CASE("every order is needed by a job, or it is known why none needs it", "[compiled]") {
-    check_mutants(jobs::mutated::orders, 40);
+    check_mutants(jobs::mutated::orders, 50);
 }
 /// Each comparison of integers by which something is left or skipped, one too far or too near.
 TEST_CASE("every bound is needed by a job, or it is known why none needs it", "[.long]") {

@@ -97,7 +97,7 @@ public:
         return collective_fault::unpacked(verdict != 0 ? verdict : detail::chosen_proposal(*view_));
     }
     /// How far the rank is (its first block), for a hang_watch. Not ordered with anything. A rank on a device tells when it leaves a
-    /// collective, and that it is in one once it has waited, or worked, for some ten microseconds.
+    /// collective, and that it is in one once it has waited for some tens of microseconds, or, in an all-reduce, done a MiB of a block.
     [[nodiscard]] rank_progress progress() const noexcept {
         std::uint32_t epoch = 0, word = 0;
         if (view_->reports != nullptr) {

@@ -140,8 +140,9 @@ public:
     }
 
     /// Asks the ranks to end every collective, now and later, on all channels, with this error. Doesn't wait. A rank
-    /// notices it while it waits for others (every 256 polls, a fraction of a millisecond), in an all-reduce once for
-    /// each MiB of its first block, and rank 0 once in each collective, while the ranks meet. So collectives that run may
+    /// notices it while its first block waits for others (every 256 polls, a fraction of a millisecond; other blocks, a hundred
+    /// times as rarely), in an all-reduce once for each MiB of that block, and rank 0 once in each collective, while the ranks
+    /// meet. The fault names the collective that rank 0 has last told of. So collectives that run may
     /// still succeed, as may the first launch of a graph that was captured before. Collectives submitted from now on don't begin.
     void abort(std::uint32_t rank = 0, errc why = errc::aborted) const noexcept {
         for (std::uint32_t c = 0; c < channels(); ++c) {

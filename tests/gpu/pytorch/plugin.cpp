@@ -47,9 +47,6 @@ extern "C" {
 void* chat_malloc(ssize_t size, int device, cudaStream_t stream) {
     return running().for_chat.try_allocate(size, device, stream);
 }
-void* chat_malloc_or_throw(ssize_t size, int device, cudaStream_t stream) {
-    return running().for_chat.allocate(size, device, stream);
-}
 void chat_free(void* p, ssize_t size, int device, cudaStream_t stream) {
     running().for_chat.deallocate(p, size, device, stream);
 }

@@ -94,7 +94,7 @@ std::uint64_t machine::free_memory(int d) {
 
 machine::bill machine::price(std::size_t size) const {
     const std::uint64_t page = chosen.page.count();
-    if (size < page / 2) return {&device_state::small, round_up(size, chosen.small_step.count())};
+    if (size <= page / 2) return {&device_state::small, round_up(size, chosen.small_step.count())};
     return {&device_state::used, round_up(size, page)};
 }
 

@@ -46,7 +46,7 @@ struct options {
     bytes memory{64 << 20};     // per device
     bytes taken{};              // of these, what other processes have
     bytes context{2 << 20};     // of these, what a context takes once it exists
-    bytes page{2 << 20};        // of virtual memory, and of cudaMalloc from half a page on; smaller blocks share pages
+    bytes page{2 << 20};        // of virtual memory, and of cudaMalloc beyond half a page; smaller blocks share pages
     bytes small_step{512};      // of those
     bytes pool_step{32 << 20};  // in which pools reserve; a maximum size is rounded up to it
     std::uint32_t sms = 16;

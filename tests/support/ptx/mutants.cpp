@@ -173,10 +173,14 @@ public:
         const text::location& l = f.sources[at];
         // What a primitive is made of isn't where somebody asked for an order: that is where it was inlined.
         const bool inlined = primitive && l.callers[0].line != 0;
-        const std::uint32_t file = inlined ? l.callers[0].file : l.file, line = inlined ? l.callers[0].line : l.line;
-        const std::string place = line != 0 && file < p.files.size()
-                                      ? sources_.place(p.files[file], line)
-                                      : f.name + ", PTX line " + std::to_string(f.code[at].line);
+        const auto place_of = [&](std::uint32_t file, std::uint32_t line) {
+            return line != 0 && file < p.files.size() ? sources_.place(p.files[file], line)
+                                                      : f.name + ", PTX line " + std::to_string(f.code[at].line);
+        };
+        std::string place = inlined ? place_of(l.callers[0].file, l.callers[0].line) : place_of(l.file, l.line);
+        // Nor is what chooses the scope.
+        const bool chooses = place.starts_with("session.hpp, release:") || place.starts_with("session.hpp, acquired:");
+        if (inlined && chooses && l.callers[1].line != 0) place = place_of(l.callers[1].file, l.callers[1].line);
         mutant& m = all_[{place, w.what}];
         m.place = place;
         m.what = w.what;

@@ -168,7 +168,8 @@ struct fused_body {
                 run_rows(t.context(), all, range, from, scratch, own_outputs{});
             else
                 run_rows(t.context(), all, range, from, scratch, peer_outputs{from_rank, t.ranks(), sharing});
-            whole = mine.end - row <= step || t.still_open();  // who is done needn't look
+            // Who is done needn't look. All threads go on or none: rows have barriers.
+            whole = mine.end - row <= step || t.all_agree(t.still_open());
         }
         return t.finish_if(whole);
     }

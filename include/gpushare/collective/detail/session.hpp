@@ -256,7 +256,8 @@ public:
         return fault_;
     }
 
-    /// To be asked now and then in long work: false if the group has been closed.
+    /// To be asked now and then in long work: false if the group has been closed. Each thread finds out by itself: all_agree() where
+    /// barriers follow.
     GPUSHARE_EXEC_CHECK_DISABLE
     [[nodiscard]] GPUSHARE_HD bool still_open() const noexcept {
         if (block_ == 0 && ctx_.thread_rank() == 0) {
