@@ -13,6 +13,8 @@ namespace collectives_suite {
 inline std::uint32_t least_capability = 0;
 /// Devices have a time of their own, which isn't the host's.
 inline bool time_is_virtual = false;
+/// Has such devices run so many instructions.
+inline void (*run_on)(std::uint64_t instructions) = nullptr;
 
 /// Whether the devices run the kernels that were compiled.
 [[nodiscard]] inline bool has_kernels() {
