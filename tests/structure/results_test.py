@@ -150,6 +150,33 @@ class ResultsTest(unittest.TestCase):
         self.assertIn("| `a.share` | 97 % |", text)
         results.fill(check=True)
 
+    def test_a_table_of_a_gpu_stays_one(self):
+        results.DOCUMENTS = ["x.md"]
+        document = results.ROOT / "x.md"
+        document.write_text("<!-- results: nvidia-x -->\n\n<!-- results: none -->\n\n<!-- results: old -->\n")
+        for machine in ("nvidia-x", "old"):
+            (results.RESULTS / machine).mkdir()
+        with contextlib.redirect_stdout(io.StringIO()):
+            results.use("epyc")
+        self.assertEqual(document.read_text(),
+                         "<!-- results: nvidia-x -->\n\n<!-- results: none -->\n\n<!-- results: epyc -->\n")
+
+    def test_steps_of_a_gpu_are_one_area_as_far_as_they_passed(self):
+        def step(status, **result):
+            return {"status": status, "seconds": 1, "result": result}
+        path = results.RESULTS / "epyc" / "gpu.json"
+        path.write_text(json.dumps({"steps": {
+            "conformance": {"status": "passed", "seconds": 1},
+            "pytorch": step("passed", figures={"gpu.p": figure(1)}),
+            "one": step("passed", commit="c0ffee", figures={"gpu.a": figure(2)}),
+            "two": step("failed with exit code 1", commit="c0ffee", figures={"gpu.b": figure(3)})}}))
+        loaded = results.load(path)
+        self.assertEqual(loaded["commit"], "c0ffee")
+        self.assertEqual(set(loaded["figures"]), {"gpu.p", "gpu.a"})
+        path.write_text(json.dumps({"steps": {"one": {"status": "out of time", "seconds": 1}}}))
+        with self.assertRaisesRegex(results.Problem, "nothing was measured"):
+            results.load(path)
+
     def test_charts_are_up_to_date_too(self):
         results.DOCUMENTS = []
         self.keep("a", share=figure(97, 98), cost=figure(900, 2000))
