@@ -84,8 +84,8 @@ public:
 
     /// In which threads come to the last element of what loops go through, and loops to the last of the ranks that they have unrolled.
     void edge(std::uint32_t which, std::uint32_t n) {
-        constexpr std::array<std::uint32_t, edges> ranks{2, 4, 5, 8, most_ranks, 3}, threads{1, 1, 160, 2, 33, 1},
-            widths{512, 5, 23, 2, 512, 1}, counts{60, 24, 60, 28, 60, 12};
+        constexpr std::array<std::uint32_t, edges> ranks{2, 4, 5, 8, most_ranks, 3, 2}, threads{1, 1, 160, 2, 33, 1, 1},
+            widths{512, 5, 23, 2, 512, 1, 1}, counts{60, 24, 60, 28, 60, 12, 12};
         job j = random_job(any_, which);
         j.ranks = ranks[n];
         j.root %= j.ranks;
@@ -107,7 +107,7 @@ public:
         bring_infinities(j, all_.back().before);
         all_.back().expected = on_host(j, all_.back().before);
     }
-    static constexpr std::uint32_t edges = 6;
+    static constexpr std::uint32_t edges = 7;
     void conversions() { all_.push_back({.converts = true}); }
 
     [[nodiscard]] std::vector<trial>& all() { return all_; }
