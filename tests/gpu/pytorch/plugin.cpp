@@ -40,6 +40,12 @@ server& running() {
 }
 
 gpushare::tenant<node>& tenant(int number) { return number == 0 ? running().chat : running().batch; }
+auto& open_of(int number) { return number == 0 ? running().of_chat : running().of_batch; }
+/// Bytes, without what pools keep for the next allocation.
+std::uint64_t used_by(gpushare::tenant<node>& who) {
+    const auto now = who.usage();
+    return (now.current - now.idle).count();
+}
 
 }  // namespace
 
@@ -57,29 +63,21 @@ void batch_free(void* p, ssize_t size, int device, cudaStream_t stream) {
     running().for_batch.deallocate(p, size, device, stream);
 }
 
-// Without what pools keep for the next allocation.
-std::uint64_t chat_used() {
-    const auto now = running().chat.usage();
-    return (now.current - now.idle).count();
-}
-std::uint64_t batch_used() {
-    const auto now = running().batch.usage();
-    return (now.current - now.idle).count();
-}
+std::uint64_t chat_used() { return used_by(running().chat); }
+std::uint64_t batch_used() { return used_by(running().batch); }
 std::uint64_t batch_refused() { return running().batch.usage().refused; }
 // Chat is 0, batch 1. Each is called by one thread.
 cudaStream_t stream_of(int number) { return tenant(number).work_stream().native_handle(); }
 // In the tenant's turn; it has up to four under way.
 void run(int number, void (*enqueue)()) {
-    auto& open = number == 0 ? running().of_chat : running().of_batch;
+    auto& open = open_of(number);
     open.push_back(tenant(number).submit([enqueue](auto&) { enqueue(); }));
     if (open.size() < 4) return;
     open.front().wait();
     open.pop_front();
 }
 void finish(int number) {
-    auto& open = number == 0 ? running().of_chat : running().of_batch;
-    for (const auto& ticket : std::exchange(open, {})) ticket.wait();
+    for (const auto& ticket : std::exchange(open_of(number), {})) ticket.wait();
 }
 std::uint64_t device_time_of(int number) {
     return static_cast<std::uint64_t>(tenant(number).usage().device_time.count());
