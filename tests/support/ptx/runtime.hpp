@@ -30,7 +30,7 @@ struct tally {
     work_done work{};
     std::set<std::string> compiled{}, executed{};         // kernels, by name
     std::uint64_t launches = 0, findings = 0, races = 0;  // races are findings, too
-    double seconds = 0;                                   // inside the executor
+    double seconds = 0;                                   // of processor time, inside the executor
 };
 [[nodiscard]] tally total();
 
