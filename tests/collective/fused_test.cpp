@@ -4,10 +4,13 @@
 
 #include <algorithm>
 #include <atomic>
+#include <chrono>
 #include <cmath>
 #include <cstdint>
 #include <cstring>
 #include <span>
+#include <thread>
+#include <utility>
 #include <vector>
 
 #include "collective/rig.hpp"
@@ -51,8 +54,8 @@ struct problem {
 
 /// Calls run(me, pipeline, out) on every rank and hands each rank's output to `check`; replicated, then sharded.
 template <class Out, class Make, class Check>
-void both_ways(const problem& p, const Make& make, const Check& check) {
-    const gs::communicator group(static_cast<std::uint32_t>(p.in.size()));
+void both_ways_by(gs::algorithm how, const problem& p, const Make& make, const Check& check) {
+    const gs::communicator group(static_cast<std::uint32_t>(p.in.size()), {.tuning = gs::tuning_table::always(how)});
     std::atomic<unsigned> wrong{0};
     support::together(group.size(), [&](unsigned rank) {
         const auto me = group.rank(rank);
@@ -67,8 +70,12 @@ void both_ways(const problem& p, const Make& make, const Check& check) {
         if (gs::try_run_sharded(me, make(rank, residual, std::span(scales)), part)) ++wrong;
         if (!check(part, scales, own.begin)) ++wrong;
     });
-    CAPTURE(p.rows, p.width, group.size());
+    CAPTURE(p.rows, p.width, group.size(), gs::to_string(how));
     CHECK(wrong == 0);
+}
+template <class Out, class Make, class Check>
+void both_ways(const problem& p, const Make& make, const Check& check) {
+    for (const auto how : {gs::algorithm::two_shot, gs::algorithm::one_shot}) both_ways_by<Out>(how, p, make, check);
 }
 
 bool near(float a, float b) { return std::abs(a - b) <= 4e-5F * (1.0F + std::abs(b)); }
@@ -186,10 +193,13 @@ TEMPLATE_TEST_CASE("quantised with a scale per row", "[collective]", std::int8_t
 }
 
 TEST_CASE("a residual is updated on every rank, and what follows sees it as it is stored", "[collective]") {
-    for (const std::size_t width : {31U, 9001U}) {  // the second doesn't fit into the slot: elements are combined anew
+    for (const auto& [width, how] : std::vector<std::pair<std::size_t, gs::algorithm>>{
+             {31, gs::algorithm::two_shot},
+             {31, gs::algorithm::one_shot},
+             {9001, gs::algorithm::two_shot}}) {  // this doesn't fit into the slot: elements are combined anew
         const problem p(3, 4, width);
         const auto x = p.reduced();
-        const gs::communicator group(3);
+        const gs::communicator group(3, {.tuning = gs::tuning_table::always(how)});
         std::atomic<unsigned> wrong{0};
         support::together(3, [&](unsigned rank) {
             std::vector<gs::bfloat16> residual(x.size());
@@ -208,9 +218,69 @@ TEST_CASE("a residual is updated on every rank, and what follows sees it as it i
                 if (std::abs(static_cast<float>(out[i]) * scale - static_cast<float>(want)) > 0.501F * scale) ++wrong;
             }
         });
-        CAPTURE(width);
+        CAPTURE(width, gs::to_string(how));
         CHECK(wrong == 0);
     }
+}
+
+namespace {
+/// Waits until a flag is set, or too long.
+struct waiting_for {
+    const std::atomic<bool>* flag;
+    gs::instant patience;
+    float operator()(float x) const {
+        while (!*flag && std::chrono::steady_clock::now() < patience) std::this_thread::yield();
+        return x;
+    }
+};
+}  // namespace
+
+TEST_CASE("by one shot nobody waits for another rank's stages", "[collective]") {
+    const problem p(2, 3, 20);
+    const gs::communicator group(2, {.tuning = gs::tuning_table::always(gs::algorithm::one_shot)});
+    const gs::instant patience = std::chrono::steady_clock::now() + std::chrono::seconds(20);
+    std::atomic<bool> over{false}, never_waits{true};
+    std::atomic<unsigned> wrong{0};
+    support::together(2, [&](unsigned rank) {
+        const waiting_for stage{rank == 0 ? &never_waits : &over, patience};
+        std::vector<float> out(p.in[rank].size());
+        const auto steps = gs::reduced(p.in[rank], p.width) | gs::relu() | gs::map(stage);
+        if (gs::try_run(group.rank(rank), steps, out, patience)) ++wrong;
+        if (rank == 0) over = true;
+        if (std::chrono::steady_clock::now() >= patience) ++wrong;
+    });
+    CHECK(wrong == 0);
+}
+
+namespace {
+/// A user's stage that doesn't say whether it cares about the rank.
+struct numbering {
+    float* of_shard;
+    template <class V>
+    void store(const V&, const gs::place& at) const {
+        of_shard[at.shard_row] = static_cast<float>(at.row);
+    }
+};
+static_assert(gs::sink_stage<numbering> && !gs::any_row_stage<numbering>);
+static_assert(gs::epilogue<>::any_row && decltype(gs::relu() | gs::rms_norm(1e-6F))::any_row);
+static_assert(!decltype(gs::relu() | gs::into(gs::shard(static_cast<float*>(nullptr))))::any_row);
+}  // namespace
+
+TEST_CASE("stages that keep a shard see the rows of their rank, whatever the table says", "[collective]") {
+    const problem p(3, 7, 20);
+    const gs::communicator group(3, {.tuning = gs::tuning_table::always(gs::algorithm::one_shot)});
+    std::atomic<unsigned> wrong{0};
+    support::together(3, [&](unsigned rank) {
+        const auto own = gs::shard_of(p.rows, rank, 3);
+        std::vector<float> out(p.rows * p.width), part(own.size() * p.width), rows(own.size());
+        const auto steps = gs::reduced(p.in[rank], p.width);
+        gs::run(group.rank(rank), steps | gs::into(gs::shard(part.data())), out);
+        const auto all = p.reduced();
+        if (out != all || !std::ranges::equal(part, std::span(all).subspan(own.begin * p.width, part.size()))) ++wrong;
+        gs::run(group.rank(rank), steps | gs::relu() | numbering{rows.data()}, out);
+        for (std::size_t i = 0; i < rows.size(); ++i) wrong += rows[i] == static_cast<float>(own.begin + i) ? 0 : 1;
+    });
+    CHECK(wrong == 0);
 }
 
 TEST_CASE("quantised by one scale: to nearest even, and saturated", "[collective]") {

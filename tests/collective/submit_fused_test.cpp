@@ -85,8 +85,14 @@ TEST_CASE("a pipeline on streams, with any number of blocks, has the bits of ran
         machine m(rows, 100);
         std::vector<std::vector<gs::bfloat16>> want(ranks, std::vector<gs::bfloat16>(rows * m.width));
         support::together(ranks, [&](unsigned r) { gs::run(m.group.rank(r), m.steps(r), std::span(want[r])); });
-        for (const std::uint32_t blocks : {1U, 4U, 2U}) {
-            CAPTURE(rows, blocks);
+        for (const auto& [blocks, how] : std::vector<std::pair<std::uint32_t, gs::algorithm>>{
+                 {1, gs::algorithm::two_shot},
+                 {4, gs::algorithm::two_shot},
+                 {2, gs::algorithm::two_shot},
+                 {1, gs::algorithm::one_shot},  // fifty rows: too many for a slot
+                 {4, gs::algorithm::one_shot}}) {
+            CAPTURE(rows, blocks, gs::to_string(how));
+            m.group.set_tuning(gs::tuning_table::always(how));
             for (auto& o : m.out) o.assign(o.size(), gs::bfloat16{});
             REQUIRE(m.submit<false>({.blocks = blocks}) == gs::errc::none);
             m.wait();

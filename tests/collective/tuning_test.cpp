@@ -93,13 +93,17 @@ TEST_CASE("fused calls have rows of their own, which hold nothing that they can'
     const auto table = tuning_table::load(plain);
     CHECK(table.fused(2, 4096) == fused_plan{false});
     CHECK(table.fused(2, 4097) == fused_plan{true});
-    CHECK(table.fused_rows().size() == 2);
+    CHECK(table.fused(2, 512) == fused_plan{.one_shot = true});
+    CHECK(table.fused_rows().size() == 3);
     CHECK(table.save() == plain);  // they follow from the others
     const auto other = tuning_table::load(plain + "any 100 fused streaming\n");
     CHECK(other.fused(2, 100) == fused_plan{true});
     CHECK(other.fused(2, 4097) == fused_plan{});
     CHECK(other.plan(2, 100) == table.plan(2, 100));
     CHECK(other.save() == plain + "any 100 fused streaming\n");
+    const std::string one_shot = "any 100 fused_one_shot cached blocks=3\n";
+    CHECK(tuning_table::load(plain + one_shot).fused(2, 100) == fused_plan{false, 3, true});
+    CHECK(tuning_table::load(plain + one_shot).save() == plain + one_shot);
     CHECK_THROWS_AS(tuning_table::load("2 100 fused cached ahead=16"), gpushare::operation_error);
     // A plan with an algorithm is no plan of a fused call.
     STATIC_REQUIRE_FALSE(std::is_convertible_v<gpushare::all_reduce_plan, fused_plan>);

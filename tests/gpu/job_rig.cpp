@@ -683,6 +683,8 @@ std::vector<cost> costs() {
     const std::uint32_t finish = number_of<fused<gs::bfloat16, normed, false, false>>();
     for (const std::uint32_t ranks : {4U, 8U})  // a residual and weights by the row's owner, the rest by everyone
         add("add_norm_cast", {.which = finish, .ranks = ranks, .width = 128}, 1, 6 + 6.0 / ranks);
+    add("add_norm_cast_by_one_shot", {.which = finish, .ranks = 4, .width = 128, .how = gs::algorithm::one_shot}, 1,
+        6 + 6.0 / 4, {256, 512});
     add("quantise", {.which = number_of<fused<gs::bfloat16, quantised, false, true>>(), .ranks = 4, .width = 128}, 1,
         3);
     return all;

@@ -71,6 +71,8 @@ template <class T>
 
 /// Up to most_steps stages, of the library's but one, one after the other.
 struct chain {
+    static constexpr bool any_row = true;
+
     step steps[most_steps];
     const float* other;
     const float* by_column;
@@ -169,7 +171,8 @@ private:
     template <class Op, class... S>
     static auto of(const gs::pipeline<T, Op, S...>& p, const job& j, std::byte* a) {
         using result = typename gs::pipeline<T, Op, S...>::out_type;
-        return detail::fused_body<T, Op, Sharded, S...>{p, array<result>(a, out, j.out_shift), {}};
+        return detail::fused_body<T, Op, Sharded, S...>{
+            p, array<result>(a, out, j.out_shift), {.one_shot = j.how == gs::algorithm::one_shot}};
     }
 };
 inline auto reduced_of(const auto* x, const job& j, auto op) { return gs::reduced(std::span(x, j.count), j.width, op); }

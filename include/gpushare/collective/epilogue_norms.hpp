@@ -24,6 +24,7 @@ namespace detail {
 /// See rms_norm().
 template <movable_number T>
 struct rms_normalising {
+    static constexpr bool any_row = true;
     using combine = row_sum;
     static constexpr std::uint32_t looks = 1;
     struct learnt {
@@ -63,6 +64,7 @@ namespace detail {
 /// See layer_norm().
 template <movable_number W, movable_number O>
 struct layer_normalising {
+    static constexpr bool any_row = true;
     using combine = row_sum;
     // The variance is taken around the mean: the difference of two large sums would lose it.
     static constexpr std::uint32_t looks = 2;

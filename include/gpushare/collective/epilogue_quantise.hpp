@@ -77,6 +77,7 @@ namespace detail {
 /// Divides by one scale.
 template <quantised_number Q>
 struct scaling_down {
+    static constexpr bool any_row = true;
     using result_type = Q;
     float inverse;
 
@@ -91,6 +92,7 @@ namespace detail {
 /// Divides by the scale of each row.
 template <quantised_number Q, bool Shard>
 struct row_scaling {
+    static constexpr bool any_row = !Shard;
     using result_type = Q;
     of_rows<const float, Shard> scales;
 
@@ -105,6 +107,7 @@ namespace detail {
 /// Finds the scale of each row, tells the ranks and divides by it.
 template <quantised_number Q, bool Shard>
 struct row_fitting {
+    static constexpr bool any_row = !Shard;
     using result_type = Q;
     using combine = row_max;
     static constexpr std::uint32_t looks = 1;
@@ -139,6 +142,7 @@ namespace detail {
 /// Notes the largest magnitude of each row; changes nothing.
 template <bool Shard>
 struct maxima_noting {
+    static constexpr bool any_row = !Shard;
     using combine = row_max;
     static constexpr std::uint32_t looks = 1;
     struct learnt {

@@ -85,6 +85,7 @@ template <class R>
 namespace detail {
 template <class M>
 struct adding {
+    static constexpr bool any_row = !M::is_shard;
     M other;
 
     template <class V>
@@ -102,6 +103,7 @@ template <class R>
 namespace detail {
 template <movable_number T>
 struct biasing {
+    static constexpr bool any_row = true;
     const T* of_column;
 
     template <class V>
@@ -119,6 +121,7 @@ template <class R>
 
 namespace detail {
 struct scaling {
+    static constexpr bool any_row = true;
     float factor;
 
     template <class V>
@@ -132,6 +135,8 @@ struct scaling {
 
 namespace detail {
 struct rectifying {
+    static constexpr bool any_row = true;
+
     template <class V>
     [[nodiscard]] GPUSHARE_FLAT GPUSHARE_HD V operator()(const V& x, const place&) const noexcept {
         return max(x, 0.0F);
@@ -144,6 +149,8 @@ struct rectifying {
 
 namespace detail {
 struct sigmoid_weighting {
+    static constexpr bool any_row = true;
+
     template <class V>
     [[nodiscard]] GPUSHARE_FLAT GPUSHARE_HD V operator()(const V& x, const place&) const noexcept {
         return x / (exp(x * -1.0F) + 1.0F);
@@ -156,6 +163,8 @@ struct sigmoid_weighting {
 
 namespace detail {
 struct gaussian_gating {
+    static constexpr bool any_row = true;
+
     template <class V>
     [[nodiscard]] GPUSHARE_FLAT GPUSHARE_HD V operator()(const V& x, const place&) const noexcept {
         // (1 + tanh(u)) / 2 = 1 / (1 + e^-2u)
@@ -172,6 +181,7 @@ struct gaussian_gating {
 namespace detail {
 template <class F>
 struct mapping {
+    static constexpr bool any_row = true;
     F f;
 
     template <class V>
@@ -188,6 +198,7 @@ requires std::is_invocable_r_v<float, const F&, float>
 namespace detail {
 template <movable_number T>
 struct rounding {
+    static constexpr bool any_row = true;
     using rounded_type = T;
     using result_type = T;  // of a collective that ends so
 
@@ -206,6 +217,7 @@ template <movable_number T>
 namespace detail {
 template <class M>
 struct storing {
+    static constexpr bool any_row = !M::is_shard;
     using stored_type = typename M::value_type;
 
     M to;

@@ -61,11 +61,14 @@ struct all_reduce_plan {
     friend constexpr bool operator==(const all_reduce_plan&, const all_reduce_plan&) = default;
 };
 
-/// The plan of a fused all-reduce. It always goes by whole rows in two shots, so the only choices are these. A
+/// The plan of a fused all-reduce. It always goes by whole rows, in two shots or one, so the only choices are these. A
 /// type of its own, so that a table can't name an algorithm that a fused call wouldn't follow.
 struct fused_plan {
     bool streaming = false;    ///< results go past the caches
     std::uint16_t blocks = 0;  ///< as of an all_reduce_plan
+    /// Each rank runs the stages on all rows: one wait. By two shots nevertheless where a block's rows and the one it works on don't
+    /// fit into its slot, where ranks keep shards of the result, and where a stage isn't an any_row_stage.
+    bool one_shot = false;
     friend constexpr bool operator==(const fused_plan&, const fused_plan&) = default;
 };
 
@@ -88,7 +91,7 @@ public:
 
     /// Every call by the two-shot, with results stored through the caches.
     tuning_table() = default;
-    /// Rows in any order. Fused calls store past the caches where plain ones of the same size do.
+    /// Rows in any order. Fused calls go by one shot, and store past the caches, where plain ones of the same size do.
     explicit tuning_table(std::vector<row> rows) : rows_(sorted(std::move(rows))), fused_(like(rows_)) {}
     /// With rows of their own for fused calls.
     tuning_table(std::vector<row> rows, std::vector<fused_row> fused)
@@ -161,8 +164,8 @@ public:
     }
 
     /// One line per row: ranks, bytes, algorithm, "cached" or "streaming", then "places=2", "ahead=16", "blocks=36" if not the
-    /// default. A row without a limit has "any". Rows of fused calls have "fused" for the algorithm; they are left out
-    /// if they follow from the others.
+    /// default. A row without a limit has "any". Rows of fused calls have "fused" or "fused_one_shot" for the algorithm; they are left
+    /// out if they follow from the others.
     [[nodiscard]] std::string save() const {
         std::string text;
         for (const row& r : rows_) {
@@ -173,7 +176,8 @@ public:
         }
         if (fused_ != like(rows_))
             for (const fused_row& r : fused_)
-                text += limits(r) + "fused" + stores(r.plan.streaming) + blocks(r.plan.blocks) + '\n';
+                text += limits(r) + (r.plan.one_shot ? "fused_one_shot" : "fused") + stores(r.plan.streaming) +
+                        blocks(r.plan.blocks) + '\n';
         return text;
     }
 
@@ -198,9 +202,10 @@ public:
             const auto read_blocks = [&] {
                 if (rest.starts_with("blocks=")) good = good && number(word().substr(7), r.plan.blocks);
             };
-            if (how == "fused") read_blocks();
-            if (good && how == "fused" && rest.empty()) {
-                fused.push_back({r.ranks, r.bytes, {r.plan.streaming, r.plan.blocks}});
+            const bool is_fused = how == "fused" || how == "fused_one_shot";
+            if (is_fused) read_blocks();
+            if (good && is_fused && rest.empty()) {
+                fused.push_back({r.ranks, r.bytes, {r.plan.streaming, r.plan.blocks, how == "fused_one_shot"}});
                 continue;
             }
             if (rest.starts_with("places="))
@@ -239,7 +244,7 @@ private:
     static std::vector<fused_row> like(const std::vector<row>& rows) {
         std::vector<fused_row> all;
         for (const row& r : rows) {
-            const fused_plan plan{r.plan.streaming, r.plan.blocks};
+            const fused_plan plan{r.plan.streaming, r.plan.blocks, r.plan.how == algorithm::one_shot};
             if (all.empty() || all.back().ranks != r.ranks || all.back().plan != plan)
                 all.push_back({r.ranks, r.bytes, plan});
             all.back().bytes = r.bytes;

@@ -1,6 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
-// A fused all-reduce as a body that rank threads, blocks of the host backend and blocks of a device run: each rank
-// combines its shard of the rows, runs the stages on them, and stores the finished rows to all ranks, or keeps them.
+// A fused all-reduce as a body that rank threads, blocks of the host backend and blocks of a device run. By two shots each rank
+// combines its shard of the rows, runs the stages on them, and stores the finished rows to all ranks, or keeps them. By one shot,
+// for few bytes, each rank leaves its rows in its slots and does all of that with all rows, for itself: one wait instead of two.
 //
 //   fused_body<float, sum, false, Stages...>{pipeline, out, plan}(session, blocks)
 #pragma once
@@ -104,7 +105,7 @@ private:
     std::uintptr_t places_ = 0;
 };
 
-/// The arrays that ranks have signalled; the result is the last.
+/// The arrays that some ranks have signalled; the result is the last.
 struct peer_outputs {
     const peer_signal* from_rank;
     std::uint32_t of_ranks;
@@ -137,15 +138,25 @@ struct fused_body {
                       "gpushare: too many stages that write to all ranks");
         void* others[session<Context>::shared_pointers] = {};
         what.list.collect(others);
-        if (!t.meet(signature, what.in, out, others)) return t.fault();
         const std::size_t rows = what.count / what.width;
-        const element_range own = shard_of(rows, t.rank(), t.ranks());
+        const bool alone = works_alone(t.view().slot, rows, blocks);
+        const element_range own = alone ? element_range{0, rows} : shard_of(rows, t.rank(), t.ranks());
         const element_range mine = shard_of(own.size(), t.block(), blocks);
-        // A row lies in the rank's slot between passes: it is local, and stays in the first-level cache.
-        float* const scratch =
-            what.width * sizeof(float) <= t.view().slot ? reinterpret_cast<float*>(t.slot_of(t.rank())) : spare;
+        std::byte* const slot = t.slot_of(t.rank());
+        const T* brought = what.in;
+        if (alone) {
+            T* const left = reinterpret_cast<T*>(slot);
+            copy_elements(t.context(), left, brought + mine.begin * what.width, mine.size() * what.width);
+            brought = left;
+        }
+        if (!t.meet(signature, brought, out, others)) return t.fault();
+        // A row lies at the end of the rank's slot between passes: it is local, and stays in the first-level cache.
+        float* const scratch = scratch_bytes() <= t.view().slot
+                                   ? reinterpret_cast<float*>(slot + (t.view().slot - scratch_bytes()))
+                                   : spare;
         const peer_signal* const from_rank = &t.signal_from(0);
-        const std::size_t first_row = Sharded ? own.begin : 0;
+        // Slots have this block's rows only: the sum wraps around.
+        const std::size_t first_row = alone ? 0 - mine.begin : Sharded ? own.begin : 0;
         const auto from = [&] {
             if constexpr (is_one_thread<Context>) {
                 const T* const second = t.ranks() > 1 ? static_cast<const T*>(from_rank[1].in) : nullptr;
@@ -160,6 +171,7 @@ struct fused_body {
         // Some rows at a time, and then a look at whether the group was aborted.
         const std::size_t step = 1 + look_every / (what.width * sizeof(T));
         const std::size_t to_kept = Sharded ? 0 : own.begin;
+        const peer_outputs to{alone ? from_rank + t.rank() : from_rank, alone ? 1 : t.ranks(), sharing};
         bool whole = true;
         for (std::size_t row = mine.begin; row < mine.end && whole; row += step) {
             const std::size_t n = mine.end - row < step ? mine.end - row : step;
@@ -167,11 +179,27 @@ struct fused_body {
             if constexpr (Sharded)
                 run_rows(t.context(), all, range, from, scratch, own_outputs{});
             else
-                run_rows(t.context(), all, range, from, scratch, peer_outputs{from_rank, t.ranks(), sharing});
+                run_rows(t.context(), all, range, from, scratch, to);
             // Who is done needn't look. All threads go on or none: rows have barriers.
             whole = mine.end - row <= step || t.all_agree(t.still_open());
         }
-        return t.finish_if(whole);
+        return alone && whole ? t.leave() : t.finish_if(whole);
+    }
+
+private:
+    [[nodiscard]] GPUSHARE_HD std::size_t scratch_bytes() const noexcept {
+        return (what.width * sizeof(float) + interference_bytes - 1) / interference_bytes * interference_bytes;
+    }
+    /// Whether this goes by one shot. The same for all blocks: a row that one of them leaves to another rank would be nobody's.
+    [[nodiscard]] GPUSHARE_HD bool works_alone(std::size_t slot, std::size_t rows,
+                                               std::uint32_t blocks) const noexcept {
+        if constexpr (Sharded || !epilogue<Stages...>::any_row) {
+            return false;
+        } else {
+            const std::size_t scratch = epilogue<Stages...>::whole_rows ? scratch_bytes() : 0;
+            const std::size_t most_rows = shard_of(rows, 0, blocks).size();
+            return plan.one_shot && most_rows * what.width * sizeof(T) + scratch <= slot;
+        }
     }
 };
 
