@@ -221,8 +221,7 @@ void collective_fused(report& r) {
                 const auto table = gpushare::tuning_table::for_devices();
                 group.use(gpushare::tuning_table({table.rows().begin(), table.rows().end()},
                                                  {{ranks, gpushare::tuning_table::any_bytes, {}}}));
-                auto took =
-                    group.times(repeats, count, [&] { group.check(launch_fused(group.all(), step, shape)); });
+                auto took = group.times(repeats, count, [&] { group.check(launch_fused(group.all(), step, shape)); });
                 group.use(table);
                 return median(std::move(took));
             }();
