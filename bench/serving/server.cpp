@@ -52,11 +52,13 @@ void print(const char* what, const std::vector<double>& ms) {
 /// The tenant with a bound on its latency, alone and beside a reader of pages and a language model (or a reader of lines), which always have four requests
 /// each under way.
 void beside_others(report& r, bool language_model, const std::string& suffix, const std::string& setting) {
+    std::vector<std::string> options{"--sms", "2"};
+    if (language_model) options.emplace_back("--gemma-terms-accepted");
     const server_process server("name=chat api_key=key-of-chat memory=512MiB compute=20% priority=1 slo=50ms" +
                                     setting +
                                     "\nname=pages api_key=key-of-pages memory=512MiB compute=30%\n"
-                                    "name=texts api_key=key-of-texts memory=512MiB compute=50%\n",
-                                {"--sms", "2"});
+                                    "name=texts api_key=key-of-texts memory=900MiB compute=50%\n",
+                                options);
     const auto asked = [&](std::uint64_t seed) {
         return asked_by_schedule(server.port(), sound("key-of-chat"), 100, 8s, seed);
     };

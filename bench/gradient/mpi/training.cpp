@@ -2,7 +2,7 @@
 // A convolutional network of 10.24 million parameters trained by two processes across a link, started by bench_gradient: PROGRAM BATCH
 // ROUNDS. The same network, from the same parameters, over the same data: without communication, by libtorch's own DDP over Gloo (its
 // Reducer, as torch.nn.parallel drives it), and by torch_gradients over an MPI transport, in float32 and with fp16 on the wire; a step of
-// each in turn, between two without communication. A core and one thread of computing a process. Prints "NAME SECONDS" for each step, the
+// each in turn, between two without communication, from its own parameters. A core and one thread of computing a process. Prints "NAME SECONDS" for each step, the
 // slower process counting, and "NAME_exposed SECONDS", less the mean of the steps around it; ends with 1 if the losses of DDP and of
 // ours differ anywhere.
 #define USE_C10D_GLOO
@@ -88,6 +88,13 @@ public:
         const std::chrono::duration<double> took = std::chrono::steady_clock::now() - begin;
         losses_.push_back(loss.item<float>());
         return bench::longest_of_all(took.count());
+    }
+    /// The next step becomes the other one's: from its parameters, over its data. Numbers that went another way could take another time.
+    void follow(const training& other) {
+        const torch::NoGradGuard none;
+        const auto to = net_->parameters(), from = other.net_->parameters();
+        for (std::size_t i = 0; i < to.size(); ++i) to[i].copy_(from[i]);
+        steps_ = other.steps_;
     }
     [[nodiscard]] const std::vector<float>& losses() const { return losses_; }
     [[nodiscard]] const std::string& name() const { return name_; }
@@ -217,15 +224,16 @@ int run(int rounds) {
     // Each of the three between two steps without communication: what a machine does over seconds is in all alike.
     const std::vector<training*> all{&theirs, &floats, &halves};
     for (int round = -2; round < rounds; ++round) {
-        double before = alone.step();
         for (std::size_t i = 0; i < all.size(); ++i) {
             training& t = *all[(i + static_cast<std::size_t>(round + 2)) % all.size()];
-            const double took = t.step(), behind = alone.step();
+            alone.follow(t);
+            const double before = alone.step(), took = t.step();
+            alone.follow(t);
+            const double behind = alone.step();
             if (round >= 0) {
                 say(t.name(), took);
                 say(t.name() + "_exposed", took - (before + behind) / 2);
             }
-            before = behind;
         }
     }
     say("ddp_bucket_mib", static_cast<double>(ddp_best.bucket >> 20));
