@@ -70,7 +70,8 @@ void beside_others(report& r, bool language_model, const std::string& suffix, co
         print("alone", solo);
         const neighbour reads(server.port(), page("key-of-pages"), 4);
         const neighbour writes(server.port(), language_model ? text("key-of-texts") : line("key-of-texts"), 4);
-        std::this_thread::sleep_for(500ms);
+        // Models are loaded by their first request.
+        while (reads.answered() == 0 || writes.answered() == 0) std::this_thread::sleep_for(100ms);
         const auto begin = clock::now();
         const double read = static_cast<double>(reads.answered()), written = static_cast<double>(writes.answered());
         const auto beside = asked(i);

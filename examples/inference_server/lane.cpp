@@ -22,6 +22,10 @@ using gpushare::instant;
 constexpr std::uint32_t usual_queue_limit = 64;
 /// So many batches are handed over at once: the next one is there when the device is done with one.
 constexpr std::uint32_t ahead = 2;
+/// Calls of a model that doesn't batch go together, one behind the other, up to so long and so many: who is let onto an SM now and then, as
+/// between the tokens of somebody else's text, would else get no more than `ahead` of them through each time.
+constexpr gpushare::ns short_together = 10ms;
+constexpr gpushare::ns::rep most_together = 8;
 
 /// Whether their rows can lie behind each other.
 bool alike(const std::vector<tensor>& a, const std::vector<tensor>& b) {
@@ -115,12 +119,14 @@ struct lane::batch {
         std::size_t first, end;  // of the requests
         std::uint32_t rows;
         std::vector<tensor> inputs{}, outputs{};
+        std::exception_ptr refused{};  // by the engine: the others of the batch are run all the same
     };
     std::shared_ptr<lane> of;
     std::shared_ptr<engine> on;
     std::vector<request> requests;
     std::vector<call> calls;
     std::span<std::byte> room;  // leased until its work is over
+    gpushare::ns took{};        // all calls
 
     void arrange(std::uint32_t max_rows) {
         for (std::size_t i = 0; i < requests.size(); ++i) {
@@ -140,13 +146,20 @@ struct lane::batch {
         }
     }
     void run(gpushare::host::kernel_context& context) {
-        for (auto& c : calls) on->run_in(room, c.inputs, c.outputs, context);
+        const auto began = std::chrono::steady_clock::now();
+        for (auto& c : calls) try {
+                on->run_in(room, c.inputs, c.outputs, context);
+            } catch (const refused&) {
+                if (context.num_blocks() > 1) throw;  // they share what is noted here
+                c.refused = std::current_exception();
+            }
+        if (context.num_blocks() == 1) took = std::chrono::steady_clock::now() - began;
     }
-    /// Calls `f(request, its outputs)` for each.
+    /// Calls `f(request, its outputs)` for each that the engine hasn't refused.
     template <class F>
     void each_answer(F f) {
         for (auto& c : calls)
-            for (std::size_t i = c.first, row = 0; i < c.end; row += requests[i++].rows)
+            for (std::size_t i = c.refused ? c.end : c.first, row = 0; i < c.end; row += requests[i++].rows)
                 f(requests[i], c.end - c.first == 1 ? std::move(c.outputs) : rows_of_call(c, row, requests[i].rows));
     }
 
@@ -185,6 +198,13 @@ std::size_t lane::limit() const {
     return n == 0 ? usual_queue_limit : n;
 }
 
+// Under the lock. Requests that go together.
+std::size_t lane::at_once() const noexcept {
+    if (model_.info.max_batch > 1) return model_.info.max_batch;
+    if (call_takes_ == gpushare::ns{}) return 1;  // not known yet
+    return static_cast<std::size_t>(std::clamp<gpushare::ns::rep>(short_together / call_takes_, 1, most_together));
+}
+
 // Under the lock.
 void lane::asked(instant now) {
     sleep_.request_began(now);
@@ -209,6 +229,7 @@ void lane::infer(infer_request r, on_answer reply) {
     {
         const std::lock_guard lock(mutex_);
         auto rule = waiting_.rule();
+        rule.max_size = at_once();
         rule.max_waiting = limit();
         waiting_.set_rule(rule);
         if (state_ != state::closed) why = waiting_.try_push(std::move(mine), now, deadline);
@@ -220,13 +241,15 @@ void lane::infer(infer_request r, on_answer reply) {
 
 refused lane::full() {
     gpushare::ns until{};
+    std::size_t together = 1;
     {
         const std::lock_guard lock(mutex_);
+        together = at_once();
         if (engine_ == nullptr) until = sleep_.predicted_wake();
     }
     const auto e = tenant_->estimate(options(false).key);
     if (!e.known) return {429, "too many requests wait", 1};  // nobody knows for how long
-    until += e.wait + e.lasts * static_cast<std::int64_t>(waiting() / std::max(model_.info.max_batch, 1U) + 1);
+    until += e.wait + e.lasts * static_cast<std::int64_t>(waiting() / together + 1);
     const auto ms = std::chrono::ceil<std::chrono::milliseconds>(until);
     return {
         429, "too many requests wait; one more would be answered in about " + std::to_string(ms.count()) + " ms",
@@ -314,6 +337,12 @@ void lane::finish(batch& b, const gpushare::completion& how) noexcept {
         if (how.status == errc::none) {
             account_->batches.fetch_add(b.requests.empty() ? 0 : 1, std::memory_order_relaxed);
             const auto now = tenant_->now();
+            for (const auto& c : b.calls)
+                if (c.refused)
+                    for (std::size_t i = c.first; i < c.end; ++i) {
+                        refuse(b.requests[i], as_refused(c.refused));
+                        b.requests[i].reply = {};
+                    }
             b.each_answer([&](request& r, std::vector<tensor> outputs) {
                 account_->answered(now - r.arrived);
                 account_->rows.fetch_add(r.rows, std::memory_order_relaxed);
@@ -328,7 +357,11 @@ void lane::finish(batch& b, const gpushare::completion& how) noexcept {
         for (auto& r : b.requests)
             if (r.reply) refuse(r, as_refused(std::current_exception()));
     }
-    ended all{.requests = b.requests.size(), .batch = true, .broken = broke(how) ? b.on : nullptr};
+    const auto calls = static_cast<gpushare::ns::rep>(b.calls.size());
+    ended all{.requests = b.requests.size(),
+              .call_took = calls == 0 ? gpushare::ns{} : b.took / calls,
+              .batch = true,
+              .broken = broke(how) ? b.on : nullptr};
     b.requests.clear();
     b.calls.clear();
     b.on.reset();
@@ -351,6 +384,8 @@ void lane::end(ended what) noexcept {
         if (what.batch) --batches_;
         if (what.text) --texts_;
         over(what.requests);
+        if (what.call_took != gpushare::ns{})
+            call_takes_ += (what.call_took - call_takes_) / (call_takes_ == gpushare::ns{} ? 1 : 4);
         // The next request gets a new engine: unless that is there already, since another submission of the old one broke as well.
         if (what.broken != nullptr && what.broken == engine_ && state_ == state::ready) {
             gone = std::move(engine_);

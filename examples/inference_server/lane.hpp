@@ -126,6 +126,7 @@ private:
     /// What is over at the end of a submission.
     struct ended {
         std::size_t requests = 0;
+        gpushare::ns call_took{};  ///< each call of the engine; 0: not known
         bool batch = false, text = false;
         std::shared_ptr<engine> broken{};  ///< the engine that it ran on, where that may be in any state
     };
@@ -137,6 +138,7 @@ private:
     void came_to(gpushare::sleep_level level, gpushare::instant now) noexcept;
     void over(std::size_t requests) noexcept;
     [[nodiscard]] std::size_t limit() const;
+    [[nodiscard]] std::size_t at_once() const noexcept;
     void pump();
     void submit();
     void take(batch& b);
@@ -165,6 +167,7 @@ private:
     gpushare::batch_queue<request> waiting_;
     std::uint32_t submitted_ = 0, batches_ = 0;  // that aren't over: of all, and those that aren't pieces of text
     std::size_t texts_ = 0;                      // that are being continued
+    gpushare::ns call_takes_{};                  // smoothed; 0: not known
     gpushare::sleep_levels sleep_;
 };
 
