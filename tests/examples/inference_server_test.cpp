@@ -51,13 +51,14 @@ constexpr std::string_view two_tenants =
     "name=chat api_key=key-of-chat memory=16MiB compute=60%\nname=batch api_key=key-of-batch memory=16MiB compute=40% "
     "queue_limit=2\n";
 
-/// An engine that runs until it is let go, and throws then for a negative number.
+/// An engine that runs until it is let go, and throws then for a negative number, and refuses one beyond a million.
 class held final : public engine {
 public:
     explicit held(std::shared_ptr<std::atomic<bool>> go) : go_(std::move(go)) {}
     void run(std::span<const tensor> inputs, std::vector<tensor>& outputs, gpushare::host::kernel_context&) override {
         while (!go_->load()) std::this_thread::sleep_for(1ms);
         if (inputs[0].as<float>()[0] < 0) throw std::runtime_error("a negative number");
+        if (inputs[0].as<float>()[0] > 1e6F) throw refused(400, "too large a number");
         outputs.push_back(inputs[0]);
     }
 
@@ -337,6 +338,41 @@ TEST_CASE("requests beyond a tenant's queue are refused with a time; others' are
     int told = 0;
     for (auto& each : all) told += each.answer().body.find(" ms") != std::string::npos;
     CHECK(told >= 4);
+}
+
+TEST_CASE("short calls of a model without batches go together, and each has an answer of its own", "[examples]") {
+    server s;
+    s.go->store(true);
+    constexpr std::string_view held_model = "/v2/models/held/infer";
+    auto first = s.connect();
+    // Until it is known that they are short.
+    for (int i = 0; i < 20; ++i) CHECK(first.ask("POST", held_model, chat_key, one("1", "[1]")).status == 200);
+    const auto number_of = [&](std::string_view name) {
+        const auto text = s.core->metrics();
+        const auto at = text.find(std::string(name) + R"({tenant="chat"} )");
+        return at == std::string::npos ? -1 : std::stoi(text.substr(text.find('}', at) + 1));
+    };
+    const int batches = number_of("server_batches_total");
+    s.go->store(false);
+    std::vector<connection> all;
+    const auto send = [&](int i) {
+        all.push_back(s.connect());
+        all.back().send_request("POST", held_model, chat_key, one(i == 5 ? "2e6" : std::to_string(i), "[1]"));
+    };
+    send(0);
+    // The one that runs, and behind it those that came meanwhile.
+    for (int i = 1; i < 8; ++i) send(i);
+    eventually([&] {
+        return json::parse(s.core->status_json()).at("tenants").elements()[1].at("waiting").number<int>() >= 6;
+    });
+    s.go->store(true);
+    for (int i = 0; i < 8; ++i) {
+        const auto r = all[static_cast<std::size_t>(i)].answer();
+        CAPTURE(i, r.body);
+        CHECK(r.status == (i == 5 ? 400 : 200));
+        CHECK_THAT(r.body, Catch::Contains(i == 5 ? "too large a number" : "[" + std::to_string(i)));
+    }
+    CHECK(number_of("server_batches_total") - batches <= 3);
 }
 
 TEST_CASE("texts and loads beyond a tenant's queue are refused as well", "[examples]") {
