@@ -224,6 +224,74 @@ TEST_CASE("only resident blocks run", "[ptx]") {
     CHECK(too_many.machine().resident_blocks(too_many.kernel(), 1) == 2);
 }
 
+namespace {
+
+/// Grids of one thread and of two: each raises a flag, the other one's word, and waits for its own. Whether both come to their end;
+/// what is said if they don't.
+std::string meet(ptx::machine_options o, const ptx::launch& first, const ptx::launch& second) {
+    small_kernel k(
+        "mov.u32 %r3, %ntid.x;\nsub.u32 %r3, %r3, 1;\nmul.wide.u32 %rd2, %r3, 4;\nadd.s64 %rd2, %rd1, %rd2;\n"
+        "xor.b32 %r3, %r3, 1;\nmul.wide.u32 %rd3, %r3, 4;\nadd.s64 %rd3, %rd1, %rd3;\n"
+        "st.relaxed.gpu.u32 [%rd3], 1;\n"
+        "WAIT: ld.acquire.gpu.u32 %r4, [%rd2];\nsetp.eq.s32 %p1, %r4, 0;\n@%p1 nanosleep.u32 20;\n@%p1 bra WAIT;",
+        o);
+    try {
+        k.start(first);
+        k.run(second);
+    } catch (const ptx::fault& f) {
+        return f.what();
+    }
+    CHECK(k.found() == "");
+    return "";
+}
+
+}  // namespace
+
+TEST_CASE("kernels that wait for each other may be a deadlock, unless they are one launch or cooperative", "[ptx]") {
+    const ptx::launch one{.threads = {1, 1, 1}}, two{.threads = {2, 1, 1}};
+    CHECK(meet({}, one, two) == "");
+    const std::string found = meet({.who = ptx::turns::adversarial}, one, two);
+    CHECK_THAT(found, Catch::Contains("deadlock") && Catch::Contains("block 0 ") && Catch::Contains(" in test, PTX line") &&
+                          Catch::Contains("test: blocks that may have to wait for earlier kernels of their device: 1"));
+    std::set<bool> outcomes;
+    for (std::uint64_t seed = 1; seed <= 16; ++seed)
+        outcomes.insert(meet({.seed = seed, .who = ptx::turns::shuffled}, one, two).empty());
+    CHECK(outcomes.size() == 2);
+
+    ptx::launch together = two, elsewhere = two;
+    together.cooperative = true;
+    elsewhere.device = 1;
+    CHECK(meet({.who = ptx::turns::adversarial}, one, together) == "");
+    // The flags are too narrow for another device, but it runs.
+    small_kernel apart("st.relaxed.sys.u32 [%rd1], 1;", {.who = ptx::turns::adversarial});
+    apart.start(one);
+    apart.run(elsewhere);
+    CHECK(apart.found() == "");
+}
+
+TEST_CASE("a kernel that waits for nobody, or for a time, or for the host, is no deadlock for the one behind it", "[ptx]") {
+    // 5000 looks at what doesn't change; the same until a time; 50'000 turns without a look.
+    for (const std::string body :
+         {"mov.u32 %r3, 0;\nAGAIN: ld.relaxed.gpu.u32 %r4, [%rd1];\nmov.u64 %rd2, %globaltimer;\nadd.u32 %r3, %r3, 1;\n"
+          "setp.lt.u32 %p1, %r3, 5000;\n@%p1 bra AGAIN;",
+          "mov.u32 %r3, 0;\nAGAIN: ld.global.u32 %r4, [%rd1];\nld.relaxed.gpu.u32 %r4, [%rd1];\nadd.u32 %r3, %r3, 1;\n"
+          "setp.lt.u32 %p1, %r3, 50000;\n@%p1 bra AGAIN;",
+          "mov.u32 %r3, 0;\nAGAIN: add.u32 %r3, %r3, 1;\nsetp.lt.u32 %p1, %r3, 50000;\n@%p1 bra AGAIN;"}) {
+        small_kernel k(body, {.who = ptx::turns::adversarial});
+        k.start();
+        CHECK_NOTHROW(k.run());
+    }
+    small_kernel waits("WAIT: ld.relaxed.sys.u32 %r4, [%rd1];\nsetp.eq.s32 %p1, %r4, 0;\n@%p1 bra WAIT;",
+                       {.who = ptx::turns::adversarial});
+    const auto where = reinterpret_cast<std::uintptr_t>(waits.words.data());
+    waits.machine().memory().add(where, sizeof waits.words, ptx::contents::written, ptx::of_host);
+    waits.start();
+    waits.start();
+    CHECK_NOTHROW(waits.machine().run(500'000));
+    waits.words[0] = 1;
+    while (waits.machine().busy()) waits.machine().run(10'000);
+}
+
 TEST_CASE("blocks need registers and shared memory", "[ptx]") {
     small_kernel k("ld.shared.u32 %r3, [shared_words];", {.blocks_per_sm = 32});
     CHECK(k.kernel().shared_used == 256);

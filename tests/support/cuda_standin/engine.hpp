@@ -16,7 +16,8 @@ namespace standin::detail {
 /// Is told what happens to memory that kernels may touch.
 struct engine {
     virtual ~engine() = default;
-    virtual void added(std::uintptr_t begin, std::size_t size, bool of_host) = 0;
+    /// `device`: whose it is; -1: the host's.
+    virtual void added(std::uintptr_t begin, std::size_t size, int device) = 0;
     virtual void removed(std::uintptr_t begin) = 0;
     /// By a copy or a memset, in the order of its stream.
     virtual void written(std::uintptr_t begin, std::size_t size) = 0;

@@ -111,7 +111,7 @@ void* machine::take(block b) {
     }
     if (p == nullptr) return nullptr;
     const auto at = reinterpret_cast<std::uintptr_t>(p);
-    if (the_engine() != nullptr) the_engine()->added(at, b.size, b.device < 0);
+    if (the_engine() != nullptr) the_engine()->added(at, b.size, b.device);
     blocks.emplace(at, std::move(b));
     return p;
 }

@@ -134,7 +134,7 @@ CUresult set_access(CUdeviceptr at, std::size_t size, const CUmemAccessDesc* lis
             if (!m.has_device(d.location.id)) return cudaErrorInvalidDevice;
         return for_mappings(m, at, size, [&](std::uintptr_t part, const mapping& what) {
             ::mmap(pointer(part), what.size, PROT_READ | PROT_WRITE, MAP_SHARED | MAP_FIXED, what.of->file, 0);
-            if (the_engine() != nullptr) the_engine()->added(part, what.size, false);
+            if (the_engine() != nullptr) the_engine()->added(part, what.size, what.of->device);
         });
     }));
 }

@@ -141,7 +141,10 @@ void machine::run_thread(thread& t, std::uint32_t instructions) {
                 for (unsigned e = 0; e < i.count; ++e) r[i.at[e]] = whole >> 8 * i.bytes * e & mask_of(i.bytes);
                 break;
             }
-            case operation::clock: r[i.at[0]] = now_; break;
+            case operation::clock:
+                r[i.at[0]] = now_;
+                ++changes_;  // it won't wait for ever
+                break;
             case operation::sleep:  // 9.7.19.4: up to twice the time
                 t.is = state::asleep;
                 t.wakes = now_ + (r[i.at[0]] & 0xffff'ffff);
@@ -337,6 +340,17 @@ void machine::check(thread& t, const instruction& i, const reached& to, std::siz
              (reads ? i.what == operation::load ? "read" : "updated" : "written") + " by");
 }
 
+/// To look again and again changes nothing; but what is at the host's memory may change at any time.
+void machine::looked(thread& t, const reached& to) {
+    if (to.in == nullptr || to.in->owner() == of_host) {
+        ++changes_;
+        return;
+    }
+    if (t.changes != changes_) t.looks = 0;
+    t.changes = changes_;
+    ++t.looks;
+}
+
 void machine::execute_access(thread& t, const instruction& i, word* r) {
     const std::size_t bytes = std::size_t{i.bytes} * i.count;
     const word address =
@@ -369,9 +383,11 @@ void machine::execute_access(thread& t, const instruction& i, word* r) {
                     from = &old->carried;
                 }
             r[i.at[0]] = extended(value, i);
+            looked(t, to);
             if (from != nullptr) after_load(t.order, *from, i.ordering, i.reach);
             return;
         }
+        if (to.in != nullptr) ++changes_;
         for (unsigned e = 0; e < i.count; ++e) {
             word value = 0;
             std::memcpy(&value, to.at + std::size_t{e} * i.bytes, i.bytes);
@@ -379,6 +395,7 @@ void machine::execute_access(thread& t, const instruction& i, word* r) {
         }
         return;
     }
+    if (i.what == operation::store) ++changes_;
     if (i.what == operation::store && !strong) {
         if (options_.weak_memory && to.in != nullptr) to.in->forget_past(to.offset, bytes);
         for (unsigned e = 0; e < i.count; ++e) std::memcpy(to.at + std::size_t{e} * i.bytes, &r[i.at[e]], i.bytes);
@@ -395,6 +412,10 @@ void machine::execute_access(thread& t, const instruction& i, word* r) {
         const releases_of before = options_.weak_memory ? carried : releases_of{};
         r[i.at[0]] = i.bytes == 4 ? combine_atomically<std::uint32_t>(to.at, operand, i.compute)
                                   : combine_atomically<std::uint64_t>(to.at, operand, i.compute);
+        if (((i.compute(operand, r[i.at[0]], 0) ^ r[i.at[0]]) & mask_of(i.bytes)) == 0)
+            looked(t, to);
+        else
+            ++changes_;
         if (options_.weak_memory && i.where != space::shared)
             replaced(t, *to.in, address, i.bytes, r[i.at[0]] & mask_of(i.bytes), before);
     } else {
@@ -427,6 +448,7 @@ void machine::delay(thread& t, const instruction& i, word address, word value) {
 /// Others see the first of them from now on.
 void machine::show(thread& t, std::size_t stores) {
     if (stores == 0) return;
+    ++changes_;
     for (std::size_t n = 0; n < stores; ++n) {
         delayed_store& s = t.delayed[n];
         area* const in = memory_.find(s.address, s.bytes);

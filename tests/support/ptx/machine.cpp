@@ -22,7 +22,8 @@ machine::~machine() = default;
 grid::grid(machine& on, launch l) : on_(on), what_(std::move(l)) {
     workspace_[0] = static_cast<std::uint32_t>(workspace_.size() * sizeof(std::uint32_t));
     if (what_.cooperative)
-        on_.memory_.add(reinterpret_cast<std::uintptr_t>(workspace_.data()), sizeof workspace_, contents::written);
+        on_.memory_.add(reinterpret_cast<std::uintptr_t>(workspace_.data()), sizeof workspace_, contents::written,
+                        what_.device);
 }
 
 grid::~grid() {
@@ -74,6 +75,11 @@ std::shared_ptr<grid> machine::start(launch l) {
         prune(before);
         g->start_ = seen_by_ended_ = std::make_shared<view>(std::move(before));
     }
+    // CUDA promises no more of two launches than that one may run after the other.
+    const auto of_this_device = [&](const auto& other) { return other->what().device == what.device; };
+    if (!what.cooperative && options_.who != turns::fair && std::ranges::any_of(grids_, of_this_device))
+        g->kept_ = options_.who == turns::adversarial || random_() % 2 == 0;
+    ++changes_;
     grids_.push_back(g);
     if (what.of != nullptr) programs_.insert(what.of);
     return g;
@@ -133,6 +139,7 @@ bool machine::place(grid& g, bool all) {
         numbers_.push_back(b->index);
         g.numbers_.push_back(b->clock.number);
         ended_.begin(b->clock.number, g.what().device);
+        ++changes_;
         const std::size_t shared = g.what().kernel->shared_bytes + g.what().dynamic_shared;
         b->shared.resize(shared);
         b->shared_area = std::make_unique<area>(0, std::max<std::size_t>(shared, 1), contents::unknown);
@@ -146,11 +153,13 @@ bool machine::place(grid& g, bool all) {
 
 /// In the order of the launches: a later grid of a device waits for room as an earlier one does.
 void machine::place_grids() {
-    std::set<int> full;
+    std::set<int> full, occupied;
     for (const auto& g : grids_) {
-        if (g->next_ == g->blocks() || full.contains(g->what().device)) continue;
+        const int device = g->what().device;
+        const bool first = occupied.insert(device).second;
+        if (g->next_ == g->blocks() || full.contains(device) || (g->kept_ && !first)) continue;
         (void)place(*g, g->what().cooperative);
-        if (g->next_ < g->blocks()) full.insert(g->what().device);
+        if (g->next_ < g->blocks()) full.insert(device);
     }
 }
 
@@ -166,6 +175,7 @@ void machine::end_block(block& b) {
     used = {used.blocks - mine.blocks, used.threads - mine.threads, used.registers - mine.registers,
             used.shared - mine.shared};
     std::erase(running_, &b);
+    ++changes_;
     g.over_ = ++g.ended_ == g.blocks();
     // Before the whole grid is over nobody outside can know that a block of it is.
     if (g.over_) {
@@ -227,6 +237,19 @@ void machine::jump_to_next_wake() {
     throw fault("deadlock: nobody can go on.\n" + where);
 }
 
+/// Some grid waits for its place, and all threads that could make it go on look again and again at what nobody changes.
+void machine::notice_deadlock() {
+    constexpr std::uint64_t often = 100'000;
+    constexpr std::uint32_t many = 2000;
+    if (done_.instructions < next_notice_) return;
+    next_notice_ = done_.instructions + often;
+    if (!frozen_.empty() || std::ranges::all_of(grids_, [](const auto& g) { return g->next_ == g->blocks(); })) return;
+    for (const block* b : running_)
+        for (const thread& t : b->threads)
+            if ((t.is == state::ready || t.is == state::asleep) && (t.changes != changes_ || t.looks < many)) return;
+    throw fault("deadlock: kernels wait for what may only run after them.\n" + who_waits());
+}
+
 void machine::run_block(block& b, std::uint64_t& budget) {
     constexpr std::uint32_t fair_turn = 256;
     const bool fair = options_.who == turns::fair;
@@ -258,6 +281,7 @@ void machine::run(std::uint64_t instructions) {
             if (done_.instructions > options_.most_instructions) throw fault("it never ends.\n" + who_waits());
             show_due(false);
             place_grids();
+            notice_deadlock();
             bool any = false;
             auto round = running_;
             std::erase_if(round, [&](const block* b) { return frozen_.contains(b->of->what().device); });
@@ -312,7 +336,9 @@ std::string machine::who_waits() const {
     std::map<std::string, std::uint32_t> where;
     for (const auto& g : grids_) {
         const launch& l = g->what();
-        if (g->next_ < g->blocks()) where[l.kernel->name + ": blocks that aren't resident"] += g->blocks() - g->next_;
+        if (g->next_ < g->blocks())
+            where[l.kernel->name + (g->kept_ ? ": blocks that may have to wait for earlier kernels of their device"
+                                             : ": blocks that aren't resident")] += g->blocks() - g->next_;
         for (const auto& b : g->resident_)
             for (const thread& t : b->threads) {
                 if (t.is == state::over) continue;

@@ -8,7 +8,8 @@
 //   m.findings();                                       // races, unknown contents, divergent barriers
 //
 // Forward progress is what CUDA promises and no more: a block that isn't resident doesn't run, the blocks of a cooperative grid become
-// resident together, and threads of resident blocks all get their turns, however rarely. One thread calls a machine at a time.
+// resident together, and threads of resident blocks all get their turns, however rarely. A grid that isn't cooperative may have to wait
+// until the earlier ones of its device are over, whatever room there is. One thread calls a machine at a time.
 #pragma once
 
 #include <array>
@@ -37,9 +38,9 @@ public:
 };
 
 /// Who goes next.
-///   fair          all blocks in turn, all threads in turn
-///   shuffled      in any order, for any time
-///   adversarial   the same, and for a while some blocks get next to nothing; many turns end where threads talk to each other
+///   fair          all blocks in turn, all threads in turn; grids begin as soon as there is room
+///   shuffled      in any order, for any time; some grids that aren't cooperative begin when the earlier ones of their device are over
+///   adversarial   the same, all of these; for a while some blocks get next to nothing; many turns end where threads talk to each other
 enum class turns : std::uint8_t { fair, shuffled, adversarial };
 
 struct machine_options {
@@ -127,6 +128,7 @@ private:
     void count_end();
     void wake(block& b);
     void jump_to_next_wake();
+    void notice_deadlock();
     void run_block(block& b, std::uint64_t& budget);
 
     // instructions (execute.cpp)
@@ -155,6 +157,7 @@ private:
     };
     [[nodiscard]] reached reach(thread& t, const instruction& i, word address, std::size_t bytes);
     void check(thread& t, const instruction& i, const reached& to, std::size_t bytes);
+    void looked(thread& t, const reached& to);
     [[nodiscard]] const past_values::one* older_value(thread& t, const instruction& i, const reached& to, word address,
                                                       word present);
 
@@ -170,6 +173,9 @@ private:
     std::vector<block*> running_;
     std::set<int> frozen_;  // devices
     const thread* turn_of_ = nullptr;
+    /// What could end somebody's wait: whatever changed memory, and who did something else than to look again.
+    std::uint64_t changes_ = 0;
+    std::uint64_t next_notice_ = 0;                  // instructions: see notice_deadlock
     std::vector<thread*> delaying_;                  // threads with stores that nobody sees yet
     std::uint64_t moment_ = 0;                       // see past_values.hpp
     std::vector<std::uint64_t> moments_at_ends_{0};  // by `ended_count_`
@@ -224,6 +230,7 @@ private:
     std::vector<std::uint32_t> numbers_;  // of its blocks, among all
     std::uint32_t next_ = 0, ended_ = 0;
     bool over_ = false, stopped_ = false;
+    bool kept_ = false;  // it begins when the earlier ones of its device are over
     view_pointer start_{}, seen_{};  // by its blocks that are over
     sight values_{};                 // which these had seen
     /// What the driver gives a cooperative launch for its barrier (%envreg1 and 2).

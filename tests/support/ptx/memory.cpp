@@ -169,8 +169,8 @@ const releases_of* area::find_releases(std::size_t offset) const {
     return g.released == 0 ? nullptr : &releases_[g.released - 1];
 }
 
-void memory::add(std::uintptr_t begin, std::size_t size, contents c) {
-    areas_[begin] = std::make_unique<area>(begin, size, c);
+void memory::add(std::uintptr_t begin, std::size_t size, contents c, int owner) {
+    areas_[begin] = std::make_unique<area>(begin, size, c, owner);
     recent_.fill(nullptr);
 }
 

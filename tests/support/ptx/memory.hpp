@@ -70,16 +70,21 @@ private:
 
 enum class contents : std::uint8_t { unknown, written };
 
+/// Whose memory it is, where it isn't a device's.
+inline constexpr int of_host = -1;
+
 /// One piece of memory.
 class area {
 public:
-    area(std::uintptr_t begin, std::size_t size, contents c)
-        : begin_(begin), size_(size), pages_((size + page - 1) / page) {
+    area(std::uintptr_t begin, std::size_t size, contents c, int owner = 0)
+        : begin_(begin), size_(size), owner_(owner), pages_((size + page - 1) / page) {
         fill_.assign(pages_.size(), c);
     }
 
     [[nodiscard]] std::uintptr_t begin() const { return begin_; }
     [[nodiscard]] std::size_t size() const { return size_; }
+    /// A device, or of_host.
+    [[nodiscard]] int owner() const { return owner_; }
 
     /// Somebody else wrote it, before whatever comes now: a copy, or the host.
     void written(std::size_t offset, std::size_t bytes);
@@ -134,6 +139,7 @@ private:
 
     std::uintptr_t begin_;
     std::size_t size_;
+    int owner_;
     extent polled_{};
     std::vector<std::unique_ptr<granules>> pages_;  // null: nobody touched it, and it is as `fill_` says
     std::vector<contents> fill_;
@@ -146,7 +152,7 @@ private:
 
 class memory {
 public:
-    void add(std::uintptr_t begin, std::size_t size, contents c);
+    void add(std::uintptr_t begin, std::size_t size, contents c, int owner = 0);
     void remove(std::uintptr_t begin);
     void written(std::uintptr_t begin, std::size_t size);
     /// The host accesses this part of an area by strong accesses of system scope at any time: what isn't as strong races with it.

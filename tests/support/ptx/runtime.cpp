@@ -42,9 +42,10 @@ public:
     machine_options options{};
     std::map<const void*, std::string> names{};  // of kernels, by the function that stands for them on the host
 
-    void added(std::uintptr_t begin, std::size_t size, bool of_host) override {
+    void added(std::uintptr_t begin, std::size_t size, int device) override {
         // What the host can write, it may have written.
-        machine().memory().add(begin, size, of_host ? contents::written : contents::unknown);
+        machine().memory().add(begin, size, device < 0 ? contents::written : contents::unknown,
+                               device < 0 ? of_host : device);
     }
     void removed(std::uintptr_t begin) override { machine().memory().remove(begin); }
     void written(std::uintptr_t begin, std::size_t size) override { machine().memory().written(begin, size); }
