@@ -34,8 +34,10 @@ TEST_CASE("what isn't known is an error with its line and its kernel", "[ptx]") 
          {"tex.2d.v4.f32 %r3, %r4;", "add.sat.s32 %r3, %r4, %r5;", "ld.global.nc.u32 %r3, [%rd1];",
           "ld.acquire.u32 %r3, [%rd1];", "ld.release.gpu.u32 %r3, [%rd1];", "ld.weak.gpu.u32 %r3, [%rd1];",
           "st.acquire.gpu.u32 [%rd1], %r3;", "fence.proxy.async;", "atom.inc.u32 %r3, [%rd1], 1;",
-          "vote.sync.any.pred %p1, %p2, -1;", "bar.arrive 0, 64;", "cvt.rn.f16x2.f32 %r3, %f1, %f2;",
-          "shfl.down.b32 %r3, %r1, 1, 31;", "red.global.add.u32 [%rd1], 1;"}) {
+          "vote.any.pred %p1, %p2;", "vote.sync.any.b32 %r3, %p2, -1;", "match.any.sync.b32 %r3, %r1, -1;",
+          "redux.sync.add.s32 %r3, %r1, -1;", "bar.arrive 0, 64;", "cvt.rn.f16x2.f32 %r3, %f1, %f2;",
+          "shfl.down.b32 %r3, %r1, 1, 31;", "red.global.inc.u32 [%rd1], 1;",
+          "red.acquire.gpu.global.add.u32 [%rd1], 1;", "red.async.relaxed.cluster.global.add.u32 [%rd1], 1;"}) {
         const ptx::error e = error_of(line);
         INFO(line << ": " << e.what());
         CHECK(e.code() == ptx::problem::unknown_instruction);
@@ -49,6 +51,7 @@ TEST_CASE("what isn't known is an error with its line and its kernel", "[ptx]") 
     CHECK(error_of("add.s32 %r3, %r4;").code() == ptx::problem::syntax);
     CHECK(error_of("bar.sync 0, 32;").code() == ptx::problem::unsupported_operand);
     CHECK(error_of("add.s32 3, %r4, %r5;").code() == ptx::problem::unsupported_operand);
+    CHECK(error_of("selp.b32 %r3, %r4, %r5, !%p1;").code() == ptx::problem::unsupported_operand);
 }
 
 TEST_CASE("all that isn't known is counted, each kind once", "[ptx]") {
@@ -140,6 +143,60 @@ TEST_CASE("shuffles of every kind, with full and partial masks", "[ptx]") {
                       Catch::Contains("mask is over") || Catch::Contains("deadlock"));
     small_kernel other("shfl.sync.down.b32 %r9, %r1, 1, 31, 0xfffe;");
     CHECK_THROWS_WITH(other.run({.threads = {32, 1, 1}}), Catch::Contains("not a member of its own mask"));
+}
+
+TEST_CASE("votes of every kind, with full and partial masks", "[ptx]") {
+    // words[thread] = what came of the vote of those of the mask, the others' stay as they were.
+    const auto vote = [](const std::string& yes, const std::string& line, std::uint32_t mask) {
+        small_kernel k("mov.u32 %r9, 77;\n" + yes + "\nmov.u32 %r3, " + std::to_string(mask) +
+                       ";\nshr.u32 %r4, %r3, %r1;\nand.b32 %r4, %r4, 1;\nsetp.eq.s32 %p1, %r4, 0;\n@%p1 bra OUT;\n" +
+                       line + "\nOUT:" + keep);
+        k.run({.threads = {32, 1, 1}});
+        CHECK(k.found() == "");
+        return k.words;
+    };
+    const auto predicate = [](const std::string& mode, const std::string& of = "%p2") {
+        return "vote.sync." + mode + ".pred %p3, " + of + ", %r3;\nselp.b32 %r9, 1, 0, %p3;";
+    };
+    const std::string below_8 = "setp.lt.u32 %p2, %r1, 8;", nobody = "setp.gt.u32 %p2, %r1, 99;";
+    const auto check = [&](const std::string& yes, const std::string& line, std::uint32_t mask, std::uint32_t outcome) {
+        const auto words = vote(yes, line, mask);
+        INFO(line << ", mask " << mask);
+        for (std::uint32_t t = 0; t < 32; ++t) CHECK(words[t] == ((mask >> t & 1) != 0 ? outcome : 77));
+    };
+    constexpr std::uint32_t all = ~0U, first = 0xff, some = 0x8181, last = 0xff00'0000;
+    struct outcomes {
+        std::uint32_t mask, every, any, same;
+    };
+    for (const auto& [mask, every, any, same] :
+         {outcomes{all, 0, 1, 0}, outcomes{first, 1, 1, 1}, outcomes{some, 0, 1, 0}, outcomes{last, 0, 0, 1}}) {
+        check(below_8, predicate("all"), mask, every);
+        check(below_8, predicate("any"), mask, any);
+        check(below_8, predicate("uni"), mask, same);
+        check(below_8, "vote.sync.ballot.b32 %r9, %p2, %r3;", mask, mask & 0xff);
+        check(below_8, "vote.sync.ballot.b32 %r9, !%p2, %r3;", mask, mask & ~0xffU);
+        check(nobody, predicate("all", "!%p2"), mask, 1);
+        check(nobody, predicate("any"), mask, 0);
+    }
+    small_kernel gone("setp.gt.u32 %p1, %r1, 3;\n@%p1 bra DONE;\nvote.sync.all.pred %p2, %p1, -1;\nDONE:");
+    CHECK_THROWS_WITH(gone.run({.threads = {32, 1, 1}}),
+                      Catch::Contains("mask is over") || Catch::Contains("deadlock"));
+    small_kernel other("vote.sync.all.pred %p2, %p1, 0xfffe;");
+    CHECK_THROWS_WITH(other.run({.threads = {32, 1, 1}}), Catch::Contains("not a member of its own mask"));
+    small_kernel differ("shl.b32 %r3, %r1, 5;\nor.b32 %r3, %r3, 3;\nvote.sync.all.pred %p2, %p1, %r3;");
+    CHECK_THROWS_WITH(differ.run({.threads = {32, 1, 1}}), Catch::Contains("masks differ"));
+}
+
+TEST_CASE("red is an atom without a result", "[ptx]") {
+    small_kernel k(
+        "red.global.add.u32 [%rd1], 2;\nred.relaxed.gpu.global.max.u32 [%rd1+4], %r1;\nmov.u64 %rd2, 3;\n"
+        "red.release.sys.global.or.b64 [%rd1+8], %rd2;");
+    k.run({.threads = {48, 1, 1}});
+    CHECK(k.found() == "");
+    CHECK(k.words[0] == 96);
+    CHECK(k.words[1] == 47);
+    CHECK(k.words[2] == 3);
+    CHECK(k.machine().done().atomics == 3 * 48);
 }
 
 TEST_CASE("addresses are checked against memory that is there", "[ptx]") {
@@ -251,7 +308,8 @@ TEST_CASE("kernels that wait for each other may be a deadlock, unless they are o
     const ptx::launch one{.threads = {1, 1, 1}}, two{.threads = {2, 1, 1}};
     CHECK(meet({}, one, two) == "");
     const std::string found = meet({.who = ptx::turns::adversarial}, one, two);
-    CHECK_THAT(found, Catch::Contains("deadlock") && Catch::Contains("block 0 ") && Catch::Contains(" in test, PTX line") &&
+    CHECK_THAT(found, Catch::Contains("deadlock") && Catch::Contains("block 0 ") &&
+                          Catch::Contains(" in test, PTX line") &&
                           Catch::Contains("test: blocks that may have to wait for earlier kernels of their device: 1"));
     std::set<bool> outcomes;
     for (std::uint64_t seed = 1; seed <= 16; ++seed)
@@ -269,7 +327,8 @@ TEST_CASE("kernels that wait for each other may be a deadlock, unless they are o
     CHECK(apart.found() == "");
 }
 
-TEST_CASE("a kernel that waits for nobody, or for a time, or for the host, is no deadlock for the one behind it", "[ptx]") {
+TEST_CASE("a kernel that waits for nobody, or for a time, or for the host, is no deadlock for the one behind it",
+          "[ptx]") {
     // 5000 looks at what doesn't change; the same until a time; 50'000 turns without a look.
     for (const std::string body :
          {"mov.u32 %r3, 0;\nAGAIN: ld.relaxed.gpu.u32 %r4, [%rd1];\nmov.u64 %rd2, %globaltimer;\nadd.u32 %r3, %r3, 1;\n"

@@ -209,11 +209,13 @@ private:
         instruction i;
         const auto words = words_of(now_->opcode);
         const std::string_view head = words[0];
+        if (head != "vote" && std::ranges::any_of(now_->operands, &text::operand::negated))
+            fail(problem::unsupported_operand, "a negated predicate");
         if (const pure* p = find_pure(now_->opcode); p != nullptr && !moves_parts()) {
             i = computation(*p);
         } else if (head == "mov") {
             i = move(words);
-        } else if (head == "ld" || head == "st" || head == "atom") {
+        } else if (head == "ld" || head == "st" || head == "atom" || head == "red") {
             i = access(words);
         } else if (head == "fence" || head == "membar") {
             i = fence(words);
@@ -221,6 +223,8 @@ private:
             i = barrier();
         } else if (head == "shfl") {
             i = shuffle(words);
+        } else if (head == "vote") {
+            i = vote(words);
         } else if (now_->opcode == "nanosleep.u32") {
             expect_operands(1);
             i.what = operation::sleep;
@@ -299,6 +303,7 @@ private:
         instruction i;
         i.what = words[0] == "ld" ? operation::load : words[0] == "st" ? operation::store : operation::atomic;
         const bool atomic = i.what == operation::atomic;
+        const bool returns = words[0] != "red";  // 9.7.13.6: an atom without a result
         std::optional<order> ordering;
         std::optional<scope> reach;
         std::string_view operation_name, type;
@@ -321,11 +326,11 @@ private:
                 reach = scope::sys;
             } else if (m == "relaxed") {
                 ordering = order::relaxed;
-            } else if (m == "acquire" && i.what != operation::store) {
+            } else if (m == "acquire" && i.what != operation::store && returns) {
                 ordering = order::acquire;
             } else if (m == "release" && i.what != operation::load) {
                 ordering = order::release;
-            } else if (m == "acq_rel" && atomic) {
+            } else if (m == "acq_rel" && atomic && returns) {
                 ordering = order::acq_rel;
             } else if (m == "cta" || m == "gpu" || m == "sys") {
                 reach = m == "cta" ? scope::cta : m == "gpu" ? scope::gpu : scope::sys;
@@ -342,7 +347,7 @@ private:
         i.reach = i.ordering == order::weak ? scope::thread : reach.value_or(scope::gpu);
         if (i.ordering == order::weak && reach) unknown();
         if (atomic) {
-            finish_atomic(i, operation_name, type);
+            finish_atomic(i, operation_name, type, returns);
             return i;
         }
         expect_operands(2);
@@ -351,16 +356,18 @@ private:
         address(i, operand(loads ? 1 : 0));
         return i;
     }
-    void finish_atomic(instruction& i, std::string_view name, std::string_view type) {
+    void finish_atomic(instruction& i, std::string_view name, std::string_view type, bool returns) {
         const std::string combine = (name == "exch" ? "mov" : std::string(name)) + "." + std::string(type);
         const pure* p = find_pure(combine);
         constexpr std::array<std::string_view, 7> known{"add", "exch", "min", "max", "and", "or", "xor"};
         if (p == nullptr || i.bytes < 4 || std::ranges::find(known, name) == known.end()) unknown();
-        expect_operands(3);
+        if (name == "exch" && !returns) unknown();
+        const std::size_t first = returns ? 1 : 0;
+        expect_operands(first + 2);
         i.compute = p->compute;
-        i.at[0] = result(std::size_t{0});
-        address(i, operand(1));
-        i.at[1] = source(2);
+        i.at[0] = returns ? result(std::size_t{0}) : next_register_++ | register_mark;  // one that nobody reads
+        address(i, operand(first));
+        i.at[1] = source(first + 1);
     }
 
     // 9.7.13.4
@@ -430,6 +437,28 @@ private:
         i.at = {result_of_pair(operand(0)), source(1), source(2), source(3), source(4), 0};
         i.second_result = !operand(0).parts.empty();
         if (i.second_result) i.at[5] = result(operand(0).parts[0]);
+        return i;
+    }
+
+    // 9.7.13.9
+    instruction vote(const std::vector<std::string_view>& words) {
+        if (words.size() != 4 || words[1] != "sync") unknown();
+        instruction i{.what = operation::vote};
+        if (words[2] == "all")
+            i.asks = vote_mode::all;
+        else if (words[2] == "any")
+            i.asks = vote_mode::any;
+        else if (words[2] == "uni")
+            i.asks = vote_mode::uniform;
+        else if (words[2] == "ballot")
+            i.asks = vote_mode::ballot;
+        else
+            unknown();
+        if (words[3] != (i.asks == vote_mode::ballot ? "b32" : "pred")) unknown();
+        expect_operands(3);
+        if (operand(0).negated || operand(2).negated) fail(problem::unsupported_operand, "a negated result or mask");
+        i.opposite = operand(1).negated;
+        i.at = {result(std::size_t{0}), source(1), 0, 0, source(2), 0};
         return i;
     }
 

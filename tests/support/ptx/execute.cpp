@@ -160,7 +160,8 @@ void machine::run_thread(thread& t, std::uint32_t instructions) {
                 break;
             case operation::barrier: arrive(t, i, static_cast<std::uint32_t>(r[i.at[0]])); break;
             case operation::warp_barrier:
-            case operation::shuffle: meet_warp(t, i); break;
+            case operation::shuffle:
+            case operation::vote: meet_warp(t, i); break;
             case operation::call: call(t, f.in->calls[i.target]); break;
             case operation::leave: leave(t); break;
             case operation::trap: fail(t, i, "trap");
@@ -237,7 +238,7 @@ void machine::complete_barrier(block& b, std::uint32_t barrier) {
     }
 }
 
-// ---- 9.7.9.6 and 9.7.13.3: what threads of a warp do together
+// ---- 9.7.9.6, 9.7.13.2 and 9.7.13.9: what threads of a warp do together
 
 void machine::meet_warp(thread& t, const instruction& i) {
     block& b = *t.of;
@@ -259,6 +260,8 @@ void machine::meet_warp(thread& t, const instruction& i) {
     }
     if (i.what == operation::shuffle) {
         shuffle(all, i);
+    } else if (i.what == operation::vote) {
+        vote(all, i);
     } else {
         std::vector<actor*> actors;
         for (thread* each : all) actors.push_back(&each->order);
@@ -293,6 +296,24 @@ void machine::shuffle(const std::vector<thread*>& all, const instruction& i) {
         r[i.at[0]] = values[inside ? from : lane];
         if (i.second_result) r[i.at[5]] = inside ? 1 : 0;
     }
+}
+
+// Lanes that are over don't vote. Here they must not be in the mask, as in that of a shuffle: whoever counts on them is wrong.
+void machine::vote(const std::vector<thread*>& all, const instruction& i) {
+    word members = 0, yes = 0;
+    for (const thread* t : all) {
+        const word lane = word{1} << t->lane();
+        members |= lane;
+        if ((t->frames.back().slots[i.at[1]] != 0) != i.opposite) yes |= lane;
+    }
+    word outcome = yes;
+    switch (i.asks) {
+        case vote_mode::all: outcome = yes == members ? 1 : 0; break;
+        case vote_mode::any: outcome = yes != 0 ? 1 : 0; break;
+        case vote_mode::uniform: outcome = yes == members || yes == 0 ? 1 : 0; break;
+        case vote_mode::ballot: break;
+    }
+    for (thread* t : all) t->frames.back().slots[i.at[0]] = outcome;
 }
 
 // ---- 9.7.9.8 to 9.7.9.12 and 9.7.13.5: accesses

@@ -344,7 +344,7 @@ std::string machine::who_waits() const {
                 if (t.is == state::over) continue;
                 const frame& f = t.frames.back();
                 const char* const how = t.is == state::at_barrier   ? "at a barrier"
-                                        : t.is == state::at_shuffle ? "at a shuffle"
+                                        : t.is == state::at_shuffle ? "at a shuffle or vote"
                                         : t.is == state::asleep     ? "asleep"
                                                                     : "running";
                 const instruction& i = t.at != nullptr ? *t.at : f.in->code[f.next];

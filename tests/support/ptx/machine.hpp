@@ -146,6 +146,7 @@ private:
     void arrive(thread& t, const instruction& i, std::uint32_t barrier);
     void complete_barrier(block& b, std::uint32_t barrier);
     void shuffle(const std::vector<thread*>& all, const instruction& i);
+    void vote(const std::vector<thread*>& all, const instruction& i);
     void meet_warp(thread& t, const instruction& i);
     void call(thread& t, const ptx::call& c);
     void leave(thread& t);

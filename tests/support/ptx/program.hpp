@@ -37,6 +37,7 @@ enum class operation : std::uint8_t {
     barrier,
     warp_barrier,
     shuffle,
+    vote,
     sleep,
     clock,
     branch,
@@ -59,6 +60,7 @@ enum class scope : std::uint8_t { thread, cta, gpu, sys };
 [[nodiscard]] constexpr bool releases(order o) { return o >= order::release; }
 
 enum class shuffle_mode : std::uint8_t { up, down, butterfly, indexed };
+enum class vote_mode : std::uint8_t { all, any, uniform, ballot };
 
 struct instruction {
     operation what = operation::compute;
@@ -69,13 +71,15 @@ struct instruction {
     order ordering = order::weak;
     scope reach = scope::thread;
     shuffle_mode mode = shuffle_mode::down;
+    vote_mode asks = vote_mode::all;
+    bool opposite = false;     // of a vote: each gives the opposite of its predicate
     std::uint8_t bytes = 0;    // of an element in memory, or in a packed register
     std::uint8_t count = 1;    // elements
     std::uint32_t line = 0;    // in the PTX
     std::uint32_t target = 0;  // of a branch: an instruction; of a call: in `calls`
     slot guard = 0;            // slot 0 is true
     /// compute: result and three operands. Accesses: elements, and then the address. Shuffle: result, value, lane, clamp, mask,
-    /// and the predicate that says whether the lane was inside.
+    /// and the predicate that says whether the lane was inside. Vote: result, predicate and, where a shuffle has it, the mask.
     std::array<slot, 6> at{};
     bool second_result = false;  // there is this predicate
     std::int64_t offset = 0;     // is added to the address

@@ -343,7 +343,9 @@ private:
         if (t.what != token::kind::word) fail(problem::syntax, t, "no instruction");
         s.opcode = t.text;
         while (!words_.accept(";")) {
+            const bool negated = words_.accept("!");
             s.operands.push_back(read_operand());
+            s.operands.back().negated = negated;
             if (words_.peek().text != ";") expect(",");
         }
         f.statements.push_back(std::move(s));

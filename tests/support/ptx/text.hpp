@@ -31,6 +31,7 @@ struct operand {
     std::string_view name{};
     std::int64_t value = 0;
     std::vector<operand> parts{};
+    bool negated = false;  // !%p1
 };
 
 /// Where the source was, if the text was compiled with -lineinfo: `.loc`.
