@@ -189,6 +189,66 @@ TEST_CASE("kernels that run at the same time race, those one after the other don
     CHECK_THAT(together.found(), Catch::Contains("race"));
 }
 
+TEST_CASE("a copy races with a kernel that nothing orders it against", "[ptx]") {
+    const std::string store = "setp.ne.s32 %p1, %r1, 0;\n@%p1 st.global.u32 [%rd1], %r1;";
+    const std::string load = "setp.ne.s32 %p1, %r1, 0;\n@%p1 ld.global.u32 %r3, [%rd1];";
+    enum { nothing, its_end, the_copy_first };
+    for (const std::string& body : {store, load})
+        for (const bool from : {false, true})
+            for (const auto order : {nothing, its_end, the_copy_first}) {
+                small_kernel k(body);
+                std::uint32_t mine = 0;
+                const auto here = reinterpret_cast<std::uintptr_t>(&mine),
+                           there = reinterpret_cast<std::uintptr_t>(&k.words);
+                ptx::transfer t{.from = from ? there : here, .to = from ? here : there, .size = sizeof mine};
+                t.after = std::make_shared<ptx::view>();
+                ptx::launch l{.threads = {2, 1, 1}, .after = t.after};
+                if (order == the_copy_first) l.after = k.machine().pass(t);
+                const auto grid = k.start(l);
+                while (!grid->over()) k.machine().run(100);
+                if (order == its_end) t.after = grid->end();
+                if (order != the_copy_first) (void)k.machine().pass(t);
+                CAPTURE(body, from, static_cast<int>(order));
+                const bool both_read = body == load && from;
+                CHECK((k.found().find("race: with a") != std::string::npos) == (order == nothing && !both_read));
+                CHECK((k.found().find("a copy or memset on device 0") != std::string::npos) ==
+                      (order == nothing && !both_read));
+            }
+}
+
+TEST_CASE("a kernel is told that it races with a copy that came before", "[ptx]") {
+    small_kernel k("st.global.u32 [%rd1], %r1;");
+    const auto there = reinterpret_cast<std::uintptr_t>(&k.words), nobody = std::uintptr_t{0};
+    const auto start = std::make_shared<ptx::view>();
+    (void)k.machine().pass({.from = there, .to = nobody, .size = 4, .after = start});
+    k.run({.after = start});
+    CHECK_THAT(k.found(),
+               Catch::Contains("race: with a read by a copy or memset; written by: block 0, thread 0, in test"));
+}
+
+TEST_CASE("a copy of much is one access to whole pages, and to each word of the others", "[ptx]") {
+    constexpr std::size_t page = 4096;
+    const ptx::block_clock first{.number = 1}, second{.number = 2};
+    const auto start = std::make_shared<ptx::view>();
+    const ptx::actor one{.id = 1U << ptx::threads_bits, .block = &first, .seen = start};
+    const ptx::actor two{.id = 2U << ptx::threads_bits, .block = &second, .seen = start};
+    ptx::ended_blocks ended;
+    ended.begin(1, 0);
+    ended.begin(2, 0);
+    for (const std::size_t at : {std::size_t{100}, page, page + 400, 3 * page - 4, 3 * page + 96}) {
+        ptx::area a(0, 3 * page + 100, ptx::contents::unknown);
+        CHECK_FALSE(a.touch_all(100, 3 * page, {.by = one, .writes = true}, ended));
+        CHECK_FALSE(a.known(96, 4));
+        CHECK(a.known(100, 3 * page));
+        CHECK_FALSE(a.touch(96, 4, {.by = two, .writes = true}, ended));
+        CHECK(a.touch(at, 4, {.by = two}, ended));                                    // what the copy wrote is read
+        CHECK(a.touch_all(100, 3 * page, {.by = one, .writes = true}, ended));        // and overwritten
+        CHECK_FALSE(a.touch_all(100, 3 * page, {.by = one, .writes = true}, ended));  // which is all that is known now
+        CHECK(a.touch_all(0, 3 * page + 100, {.by = two}, ended));
+        CHECK(a.touch(at, 4, {.by = one, .writes = true}, ended));
+    }
+}
+
 TEST_CASE("devices are beyond the scope .gpu", "[ptx]") {
     // Both add to one counter: fine by .sys, a race by .gpu.
     for (const bool far : {false, true})
@@ -199,6 +259,25 @@ TEST_CASE("devices are beyond the scope .gpu", "[ptx]") {
             CHECK(k.words[0] == 2);
             CHECK((k.found() == "") == (!far || scope == "sys"));
         }
+}
+
+TEST_CASE("without native atomics only a device's own memory can be updated by all", "[ptx]") {
+    for (const int owner : {0, 1, ptx::of_host})
+        for (const bool native : {false, true})
+            for (const std::string what :
+                 {"atom.add.relaxed.sys.u32 %r3, [%rd1], 1;", "red.relaxed.sys.add.u32 [%rd1], 1;",
+                  "atom.add.relaxed.gpu.u32 %r3, [%rd1], 1;", "st.relaxed.sys.u32 [%rd1], 1;"}) {
+                small_kernel k(what, {.native_atomics = native});
+                const auto where = reinterpret_cast<std::uintptr_t>(k.words.data());
+                k.machine().memory().add(where, sizeof k.words, ptx::contents::written, owner);
+                k.run({.device = 1});
+                CAPTURE(owner, native, what);
+                const bool needed = owner != 1 && what.find(".sys") != std::string::npos && !what.starts_with("st");
+                CHECK((k.found().find("no native atomics: memory of " +
+                                      std::string(owner == ptx::of_host ? "the host" : "another device")) !=
+                       std::string::npos) == (needed && !native));
+                if (!needed || native) CHECK(k.found() == "");
+            }
 }
 
 TEST_CASE("bytes of one word belong to different threads", "[ptx]") {

@@ -12,12 +12,8 @@ engine*& the_engine() {
     return one;
 }
 
-cudaError_t launch(cudaStream_t handle, kernel_start start) {
-    return on_stream({"cudaLaunchKernelExC"}, handle, [&](machine& m, stream& on) {
-        if (m.current()->device != on.in->device) return cudaErrorInvalidResourceHandle;
-        m.enqueue(on, {.starts = std::move(start)});
-        return cudaSuccess;
-    });
+cudaError_t launch(cudaStream_t handle, const void* kernel, bool together, kernel_start start) {
+    return enqueue_kernel(handle, kernel, {.starts = std::move(start), .spins = together});
 }
 
 }  // namespace standin::detail

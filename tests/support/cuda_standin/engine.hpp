@@ -19,13 +19,19 @@ struct engine {
     /// `device`: whose it is; -1: the host's.
     virtual void added(std::uintptr_t begin, std::size_t size, int device) = 0;
     virtual void removed(std::uintptr_t begin) = 0;
-    /// By a copy or a memset, in the order of its stream.
-    virtual void written(std::uintptr_t begin, std::size_t size) = 0;
+    /// A copy or memset has been done, in the order of its stream.
+    struct transfer {
+        std::uintptr_t from = 0, to = 0;  // `from` 0: a memset
+        std::size_t size = 0;
+        int device = 0;
+        std::uint64_t stream = 0, known = 0;  // as of a kernel: see below
+    };
+    virtual void transferred(const transfer& t) = 0;
     /// Nothing exists any more.
     virtual void reset() = 0;
 
-    // What happens before a kernel: what its stream did before it, marks of other streams that this awaited, and what the host had
-    // seen the end of when it launched it.
+    // What happens before a kernel or a copy: what its stream did before it, marks of other streams that this awaited, and what the
+    // host had seen the end of when it enqueued it.
 
     /// A stream has come past the mark that it awaited, and reached one. Either may be null.
     virtual void passed(std::uint64_t stream, const void* awaited, const void* reached) = 0;
@@ -51,7 +57,8 @@ struct beginning {
 };
 using kernel_start = std::function<running_kernel(const beginning& here)>;
 
-/// Enqueues a kernel that takes as long as it computes; counts as a call of cudaLaunchKernelExC.
-cudaError_t launch(cudaStream_t stream, kernel_start start);
+/// Enqueues a kernel that takes as long as it computes; counts as a call of cudaLaunchKernelExC. `kernel` and `together` as for kernels
+/// that run on the host.
+cudaError_t launch(cudaStream_t stream, const void* kernel, bool together, kernel_start start);
 
 }  // namespace standin::detail

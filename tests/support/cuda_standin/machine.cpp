@@ -131,7 +131,16 @@ bool machine::step(stream& s, ns until) {
             return true;
         }
     }
-    if (the_engine() != nullptr) the_engine()->passed(s.id, done.awaited.get(), done.reaches.get());
+    if (the_engine() != nullptr) {
+        if (done.writes.size != 0)
+            the_engine()->transferred({.from = done.reads.begin,
+                                       .to = done.writes.begin,
+                                       .size = done.writes.size,
+                                       .device = s.in->device,
+                                       .stream = s.id,
+                                       .known = done.known});
+        the_engine()->passed(s.id, done.awaited.get(), done.reaches.get());
+    }
     if (done.reaches != nullptr) {
         done.reaches->reached = true;
         done.reaches->at = s.idle_since;

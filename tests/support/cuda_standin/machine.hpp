@@ -291,6 +291,8 @@ cudaError_t on_stream(const call_info& info, cudaStream_t handle, Body body) {
     });
 }
 
+/// What any launch does, under the name of cudaLaunchKernelExC.
+cudaError_t enqueue_kernel(cudaStream_t s, const void* kernel, operation op);  // stream.cpp
 /// What the runtime's and the driver's function of that purpose do, under the name of either.
 cudaError_t query(const char* name, cudaEvent_t handle);                                      // stream.cpp
 cudaError_t elapsed_time(const char* name, float* ms, cudaEvent_t from, cudaEvent_t to);      // stream.cpp

@@ -57,6 +57,7 @@ struct options {
     int capability = 90;         // 80 for 8.0
     bool peers = true;           // every device reaches every other one ...
     bool peer_atomics = false;  // ... with atomics too: not over PCIe (Programming Guide, "Peer-to-Peer Memory Access")
+                                // nor on the host's memory. Without, a compiled kernel that needs them is a finding
     timing time = timing::automatic;
     poison_scope scope = poison_scope::device;
     std::size_t log_capacity = 4096;  // calls

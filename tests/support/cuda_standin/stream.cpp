@@ -49,16 +49,8 @@ bool captures(machine& m, stream& s, const char* who) {
 
 range range_of(const void* p, std::size_t size) { return {reinterpret_cast<std::uintptr_t>(p), size}; }
 
-/// Kernels that come later find something there.
-void note_written(const void* p, std::size_t size) {
-    if (the_engine() != nullptr) the_engine()->written(reinterpret_cast<std::uintptr_t>(p), size);
-}
-
 operation copying(void* to, const void* from, std::size_t size) {
-    const auto copy = [=] {
-        std::memmove(to, from, size);
-        note_written(to, size);
-    };
+    const auto copy = [=] { std::memmove(to, from, size); };
     return {.effect = copy, .writes = range_of(to, size), .reads = range_of(from, size)};
 }
 
@@ -101,15 +93,19 @@ cudaError_t detail::elapsed_time(const char* name, float* ms, cudaEvent_t from, 
     });
 }
 
-cudaError_t detail::launch(cudaStream_t handle, const void* kernel, bool together, ns length,
-                           std::function<void()> body) {
+cudaError_t detail::enqueue_kernel(cudaStream_t handle, const void* kernel, operation op) {
     constexpr call_info info{"cudaLaunchKernelExC"};
     return on_stream(info, handle, [&](machine& m, stream& on) {
         if (m.current()->device != on.in->device) return cudaErrorInvalidResourceHandle;
         m.load(on.in->device, kernel, info.name);
-        m.enqueue(on, {.length = length, .effect = std::move(body), .spins = together});
+        m.enqueue(on, std::move(op));
         return cudaSuccess;
     });
+}
+
+cudaError_t detail::launch(cudaStream_t handle, const void* kernel, bool together, ns length,
+                           std::function<void()> body) {
+    return enqueue_kernel(handle, kernel, {.length = length, .effect = std::move(body), .spins = together});
 }
 
 extern "C" {
@@ -266,10 +262,7 @@ cudaError_t cudaMemcpyAsync(void* to, const void* from, std::size_t size, cudaMe
 cudaError_t cudaMemsetAsync(void* to, int value, std::size_t size, cudaStream_t handle) {
     return on_stream({"cudaMemsetAsync"}, handle, [&](machine& m, stream& on) {
         if (size != 0 && to == nullptr) return cudaErrorInvalidValue;
-        const auto set = [=] {
-            std::memset(to, value, size);
-            note_written(to, size);
-        };
+        const auto set = [=] { std::memset(to, value, size); };
         m.enqueue(on, {.effect = set, .writes = range_of(to, size)});
         return cudaSuccess;
     });

@@ -351,14 +351,15 @@ void machine::check(thread& t, const instruction& i, const reached& to, std::siz
     if (reads && options_.check_contents && !to.in->known(to.offset, bytes))
         find(t, i, "unknown contents: nobody has written here");
     const auto c = to.in->touch(to.offset, bytes, {t.order, i.what != operation::load, i.reach, i.number}, ended_);
+    if (i.what == operation::atomic && i.reach == scope::sys && !options_.native_atomics && i.where != space::shared &&
+        to.in->owner() != t.order.block->device)
+        find(t, i,
+             std::string("no native atomics: memory of ") +
+                 (to.in->owner() == of_host ? "the host" : "another device") + " was updated by");
     if (!options_.check_races) return;
     if (i.reach != scope::sys && to.in->is_polled(to.offset, bytes))
         find(t, i, "race: with the host, which looks here;");
-    if (!c) return;
-    find(t, i,
-         std::string("race: ") + (c->wrote ? "with a write by " : "with a read by ") +
-             describe(c->with.who, c->with.where) + "; " +
-             (reads ? i.what == operation::load ? "read" : "updated" : "written") + " by");
+    if (c) find(t, i, race_with(*c, reads ? i.what == operation::load ? "read" : "updated" : "written"));
 }
 
 /// To look again and again changes nothing; but what is at the host's memory may change at any time.

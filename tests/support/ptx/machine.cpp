@@ -67,14 +67,7 @@ std::shared_ptr<grid> machine::start(launch l) {
         throw std::invalid_argument("a grid that no device can hold");
     if (what.cooperative && g->blocks() > at_once * what.sms.size())
         throw std::invalid_argument("a cooperative grid that doesn't fit at once");
-    if (what.after != nullptr) {
-        g->start_ = what.after;
-    } else {  // it is started by somebody who has seen the end of all that is over
-        view before = *seen_by_ended_;
-        before.finished = ended_count_;
-        prune(before);
-        g->start_ = seen_by_ended_ = std::make_shared<view>(std::move(before));
-    }
+    g->start_ = beginning_after(what.after);
     // CUDA promises no more of two launches than that one may run after the other.
     const auto of_this_device = [&](const auto& other) { return other->what().device == what.device; };
     if (!what.cooperative && options_.who != turns::fair && std::ranges::any_of(grids_, of_this_device))
@@ -83,6 +76,38 @@ std::shared_ptr<grid> machine::start(launch l) {
     grids_.push_back(g);
     if (what.of != nullptr) programs_.insert(what.of);
     return g;
+}
+
+view_pointer machine::beginning_after(const view_pointer& after) {
+    if (after != nullptr) return after;
+    view before = *seen_by_ended_;  // it is started by somebody who has seen the end of all that is over
+    before.finished = ended_count_;
+    prune(before);
+    return seen_by_ended_ = std::make_shared<view>(std::move(before));
+}
+
+/// As a grid of one thread would have done it.
+view_pointer machine::pass(const transfer& t) {
+    const block_clock clock{.number = ++blocks_started_, .device = t.device};
+    numbers_.push_back(0);
+    ended_.begin(clock.number, t.device);
+    const actor me{.id = clock.number << threads_bits, .block = &clock, .seen = beginning_after(t.after)};
+    for (const bool writes : {false, true}) {
+        const std::uintptr_t begin = writes ? t.to : t.from;
+        area* const in = t.size != 0 ? memory_.find(begin, t.size) : nullptr;
+        if (in == nullptr) continue;  // the host's, which anybody may have written
+        const auto c = in->touch_all(begin - in->begin(), t.size, {.by = me, .writes = writes}, ended_);
+        if (c && options_.check_races)
+            tell("race of a copy with " + std::to_string(c->with.where), race_with(*c, writes ? "written" : "read") +
+                                                                             ": a copy or memset on device " +
+                                                                             std::to_string(t.device));
+    }
+    ++changes_;
+    count_end();
+    ended_.end(clock.number, ended_count_, t.device);
+    view all = *me.seen;
+    all.of(clock.number).floor = ~std::uint32_t{0};
+    return std::make_shared<view>(std::move(all));
 }
 
 void machine::prune(view& v) const {
@@ -312,6 +337,7 @@ void machine::run(std::uint64_t instructions) {
 // ---- what is told
 
 std::string machine::describe(agent a, std::uint32_t where) const {
+    if (where == 0) return "a copy or memset";
     std::string text = "block " + std::to_string(numbers_[block_of(a)]) + " (of all " + std::to_string(block_of(a)) +
                        "), thread " + std::to_string(thread_of(a));
     for (const program* p : programs_)
@@ -326,10 +352,20 @@ void machine::fail(const thread& t, const instruction& i, const std::string& wha
 
 void machine::find(const thread& t, const instruction& i, const std::string& what) {
     const std::string place = ptx::describe(*t.of->of->what().of, *t.frames.back().in, i);
+    tell(what.substr(0, what.find(':')) + place,
+         what + ": block " + std::to_string(t.of->index) + ", thread " + std::to_string(t.index) + ", in " + place);
+}
+
+/// Each kind of thing once.
+void machine::tell(const std::string& kind, const std::string& what) {
     constexpr std::size_t enough = 100;
-    if (told_.size() == enough || !told_.insert(what.substr(0, what.find(':')) + place).second) return;
-    findings_.push_back(what + ": block " + std::to_string(t.of->index) + ", thread " + std::to_string(t.index) +
-                        ", in " + place);
+    if (told_.size() == enough || !told_.insert(kind).second) return;
+    findings_.push_back(what);
+}
+
+std::string machine::race_with(const conflict& c, const std::string& how) const {
+    return std::string("race: ") + (c.wrote ? "with a write by " : "with a read by ") +
+           describe(c.with.who, c.with.where) + "; " + how + " by";
 }
 
 std::string machine::who_waits() const {

@@ -49,6 +49,9 @@ struct machine_options {
     std::uint32_t blocks_per_sm = 32, threads_per_sm = 2048;
     std::uint32_t registers_per_sm = 65'536, shared_per_sm = 228 << 10;
     bool check_races = true, check_contents = true;
+    /// Read-modify-writes of system scope are atomic on memory of other devices and of the host, too. CUDA promises it only where the
+    /// driver says so (Programming Guide, "Atomic Functions"): else they are findings.
+    bool native_atomics = true;
     /// Strong stores are seen by others some time later, and in another order, as far as nothing orders them (8.9): what a kernel
     /// does before a load may not be seen before it, unless a sequentially consistent fence is between. Strong loads find what was
     /// there before, as long as nothing orders them behind the store (8.10). Stricter than the model in three points: no store is seen
@@ -71,6 +74,14 @@ struct launch {
     view_pointer after{};
 };
 
+/// A copy or memset, which is done at once.
+struct transfer {
+    std::uintptr_t from = 0, to = 0;  // `from` 0: a memset
+    std::size_t size = 0;
+    int device = 0;
+    view_pointer after{};  // as launch::after
+};
+
 /// What was executed, by all grids together.
 struct work_done {
     std::uint64_t instructions = 0, loaded = 0, stored = 0;  // bytes of global memory
@@ -90,6 +101,8 @@ public:
 
     /// Queues the grid behind those that wait for room. Throws std::invalid_argument for what no device could hold.
     std::shared_ptr<grid> start(launch l);
+    /// Notes down whom it races with. What whatever follows it covers.
+    [[nodiscard]] view_pointer pass(const transfer& t);
     /// How many blocks of so many threads an SM holds at once.
     [[nodiscard]] std::uint32_t resident_blocks(const function& kernel, std::uint32_t threads,
                                                 std::uint32_t dynamic_shared = 0) const;
@@ -126,6 +139,7 @@ private:
     [[nodiscard]] bool place(grid& g, bool all);
     void end_block(block& b);
     void count_end();
+    [[nodiscard]] view_pointer beginning_after(const view_pointer& after);
     void wake(block& b);
     void jump_to_next_wake();
     void notice_deadlock();
@@ -165,7 +179,9 @@ private:
     // what is told
     [[noreturn]] void fail(const thread& t, const instruction& i, const std::string& what) const;
     void find(const thread& t, const instruction& i, const std::string& what);
+    void tell(const std::string& kind, const std::string& what);
     [[nodiscard]] std::string describe(agent a, std::uint32_t where) const;
+    [[nodiscard]] std::string race_with(const conflict& c, const std::string& how) const;
 
     machine_options options_;
     std::mt19937_64 random_;
@@ -231,7 +247,7 @@ private:
     std::vector<std::uint32_t> numbers_;  // of its blocks, among all
     std::uint32_t next_ = 0, ended_ = 0;
     bool over_ = false, stopped_ = false;
-    bool kept_ = false;  // it begins when the earlier ones of its device are over
+    bool kept_ = false;              // it begins when the earlier ones of its device are over
     view_pointer start_{}, seen_{};  // by its blocks that are over
     sight values_{};                 // which these had seen
     /// What the driver gives a cooperative launch for its barrier (%envreg1 and 2).

@@ -43,14 +43,12 @@ area::granule& area::at(std::size_t offset) {
         p = std::make_unique<granules>();
         if (fill_[offset / page] == contents::written)
             for (granule& g : *p) g.known = 0xf;
+        if (auto copied = copied_.extract(offset / page); !copied.empty()) {
+            copied.mapped().more_readers = 0;
+            for (granule& g : *p) g.whole = copied.mapped();
+        }
     }
     return (*p)[offset % page / unit];
-}
-
-void area::forget(granule& g) {
-    g.whole = {};
-    g.split = 0;
-    if (g.released != 0) releases_[g.released - 1].clear();
 }
 
 std::vector<std::pair<std::size_t, word>> area::changed_by_host() const {
@@ -68,22 +66,6 @@ void area::look() {
     for (std::size_t w = 0; w < looked_at_.size(); ++w)
         looked_at_[w] = load_atomically(reinterpret_cast<const std::byte*>(begin_ + polled_.begin + w * sizeof(word)),
                                         sizeof(word));
-}
-
-void area::written(std::size_t offset, std::size_t bytes) {
-    forget_past(offset, bytes);
-    for (const std::size_t end = std::min(offset + bytes, size_); offset < end;) {
-        if (offset % page == 0 && (end - offset >= page || end == size_)) {  // a page that nothing is known of but this
-            pages_[offset / page] = nullptr;
-            fill_[offset / page] = contents::written;
-            offset += page;
-            continue;
-        }
-        granule& g = at(offset);
-        if (offset % unit == 0) forget(g);
-        g.known = static_cast<std::uint8_t>(g.known | 1U << offset % unit);
-        ++offset;
-    }
 }
 
 bool area::known(std::size_t offset, std::size_t bytes) const {
@@ -153,6 +135,27 @@ std::optional<conflict> area::touch(std::size_t offset, std::size_t bytes, const
     return found;
 }
 
+std::optional<conflict> area::touch_all(std::size_t offset, std::size_t bytes, const access& a,
+                                        const ended_blocks& ended) {
+    std::optional<conflict> found;
+    const auto note = [&](const std::optional<conflict>& c) {
+        if (!found) found = c;
+    };
+    if (a.writes) forget_past(offset, bytes);
+    for (const std::size_t end = offset + bytes; offset < end;) {
+        const std::size_t n = offset / page, next = std::min((n + 1) * page, end);
+        const bool whole = offset % page == 0 && (next % page == 0 || next == size_);
+        if (pages_[n] != nullptr || !whole) note(touch(offset, next - offset, a, ended));
+        if (whole && a.writes) {  // nothing is known of it any more but this
+            pages_[n] = nullptr;
+            fill_[n] = contents::written;
+        }
+        if (pages_[n] == nullptr) note(touch(copied_[n], a, ended));
+        offset = next;
+    }
+    return found;
+}
+
 releases_of& area::releases_at(std::size_t offset) {
     granule& g = at(offset);
     if (g.released == 0) {
@@ -177,11 +180,6 @@ void memory::add(std::uintptr_t begin, std::size_t size, contents c, int owner) 
 void memory::remove(std::uintptr_t begin) {
     areas_.erase(begin);
     recent_.fill(nullptr);
-}
-
-void memory::written(std::uintptr_t begin, std::size_t size) {
-    if (size == 0) return;
-    if (area* const a = find(begin, size)) a->written(begin - a->begin(), size);
 }
 
 void memory::polled_by_host(std::uintptr_t begin, std::size_t size) {

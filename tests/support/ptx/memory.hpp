@@ -86,12 +86,13 @@ public:
     /// A device, or of_host.
     [[nodiscard]] int owner() const { return owner_; }
 
-    /// Somebody else wrote it, before whatever comes now: a copy, or the host.
-    void written(std::size_t offset, std::size_t bytes);
     /// Whether all of it was ever written.
     [[nodiscard]] bool known(std::size_t offset, std::size_t bytes) const;
     /// Notes the access down.
     std::optional<conflict> touch(std::size_t offset, std::size_t bytes, const access& a, const ended_blocks& ended);
+    /// The same for much at once: of a copy.
+    std::optional<conflict> touch_all(std::size_t offset, std::size_t bytes, const access& a,
+                                      const ended_blocks& ended);
     /// What a strong access finds at its address; made if there is none.
     [[nodiscard]] releases_of& releases_at(std::size_t offset);
     [[nodiscard]] const releases_of* find_releases(std::size_t offset) const;
@@ -135,14 +136,14 @@ private:
 
     [[nodiscard]] granule& at(std::size_t offset);
     [[nodiscard]] std::optional<conflict> touch(cell& c, const access& a, const ended_blocks& ended);
-    void forget(granule& g);
 
     std::uintptr_t begin_;
     std::size_t size_;
     int owner_;
     extent polled_{};
-    std::vector<std::unique_ptr<granules>> pages_;  // null: nobody touched it, and it is as `fill_` says
+    std::vector<std::unique_ptr<granules>> pages_;  // null: all of it is as `fill_` and `copied_` say
     std::vector<contents> fill_;
+    std::map<std::size_t, cell> copied_;  // by page: who touched it as a whole, if somebody did
     std::vector<std::array<cell, unit>> splits_;
     std::vector<std::vector<event>> readers_;
     std::vector<releases_of> releases_;
@@ -154,7 +155,6 @@ class memory {
 public:
     void add(std::uintptr_t begin, std::size_t size, contents c, int owner = 0);
     void remove(std::uintptr_t begin);
-    void written(std::uintptr_t begin, std::size_t size);
     /// The host accesses this part of an area by strong accesses of system scope at any time: what isn't as strong races with it.
     void polled_by_host(std::uintptr_t begin, std::size_t size);
     /// The area that has all of it.

@@ -48,7 +48,11 @@ public:
                                device < 0 ? of_host : device);
     }
     void removed(std::uintptr_t begin) override { machine().memory().remove(begin); }
-    void written(std::uintptr_t begin, std::size_t size) override { machine().memory().written(begin, size); }
+    void transferred(const transfer& t) override {
+        streams_[t.stream] = machine().pass(
+            {.from = t.from, .to = t.to, .size = t.size, .device = t.device, .after = before(t.stream, t.known)});
+        pass_findings_on();
+    }
     void reset() override {
         keep_count();
         machine_.reset();
@@ -66,7 +70,7 @@ public:
         if (machine_ != nullptr) host_knows_ = machine_->ended();
     }
     [[nodiscard]] std::uint64_t known() const override { return host_knows_; }
-    /// What a kernel on this stream comes after.
+    /// What a kernel or copy on this stream comes after.
     [[nodiscard]] view_pointer before(std::uint64_t stream, std::uint64_t known) {
         constexpr std::size_t many = 256;
         const view_pointer& so_far = streams_[stream];
@@ -109,11 +113,7 @@ public:
             const bool first = asked++ == 0;
             if (!running->over()) machine().run(!first && (host_waits || asked > often) ? 50'000 : 256);
             tally_.seconds += seconds_of_thread() - begin;
-            for (std::string& what : machine().take_findings()) {
-                ++tally_.findings;
-                if (what.starts_with("race")) ++tally_.races;
-                standin::detail::the_machine().find(std::move(what));
-            }
+            pass_findings_on();
             if (running->stopped()) throw fault("stopped, because another kernel went wrong");
             if (running->over()) streams_[stream] = running->end();
             return running->over();
@@ -132,8 +132,9 @@ public:
 
     ptx::machine& machine() {
         if (machine_ == nullptr) {
-            machine_options o = options;
+            machine_options o = std::exchange(options, {});
             o.blocks_per_sm = standin::detail::the_machine().chosen.blocks_per_sm;
+            o.native_atomics = standin::detail::the_machine().chosen.peer_atomics;
             machine_ = std::make_unique<ptx::machine>(o);
         }
         return *machine_;
@@ -153,6 +154,13 @@ private:
         to.stored += some.stored;
         to.atomics += some.atomics;
         to.sleeps += some.sleeps;
+    }
+    void pass_findings_on() {
+        for (std::string& what : machine().take_findings()) {
+            ++tally_.findings;
+            if (what.starts_with("race")) ++tally_.races;
+            standin::detail::the_machine().find(std::move(what));
+        }
     }
     void keep_count() {
         if (machine_ != nullptr) add(tally_.work, machine_->done());
@@ -222,7 +230,7 @@ cudaError_t launch_kernel(const call& c, void** arguments) {
     l.arguments.resize(kernel->parameter_bytes);
     for (std::size_t p = 0; p < kernel->parameters.size(); ++p)
         std::memcpy(l.arguments.data() + kernel->parameters[p].offset, arguments[p], kernel->parameters[p].bytes);
-    return standin::detail::launch(c.stream, [l](const standin::detail::beginning& at) {
+    return standin::detail::launch(c.stream, c.host_function, c.cooperative, [l](const standin::detail::beginning& at) {
         launch here = l;
         here.device = at.device;
         here.sms = at.sms;

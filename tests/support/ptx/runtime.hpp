@@ -22,7 +22,7 @@ extern const char* const ptx_files[];
 
 namespace ptx::runtime {
 
-/// For the next machine, which a reset of the stand-in makes. blocks_per_sm is the stand-in's.
+/// For the next machine, which a reset of the stand-in makes, and for no later one. blocks_per_sm and native_atomics are the stand-in's.
 [[nodiscard]] machine_options& options();
 
 /// Since the program began, over all machines.

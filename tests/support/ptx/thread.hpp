@@ -45,8 +45,8 @@ struct machine::thread {
     actor order{};
     std::vector<frame> frames{};
     std::vector<delayed_store> delayed{};  // the first to be seen first
-    std::uint64_t changes = 0;  // of the machine, at its last look: a strong load
-    std::uint32_t looks = 0;    // since then
+    std::uint64_t changes = 0;             // of the machine, at its last look: a strong load
+    std::uint32_t looks = 0;               // since then
     std::uint32_t fences = 0;
     std::uint64_t stores = 0, fenced_stores = 0;  // that were delayed; and by its last release fence
 
