@@ -4,7 +4,7 @@
 
   results.py keep BUILD_DIR AREA...     build/bench/AREA*.json become bench/results/MACHINE/AREA.json
   results.py fill [--check]             writes the measured cells of all documents and a chart beside each AREA.json, or says which
-                                        aren't up to date
+                                        aren't up to date, or which results wouldn't be kept
   results.py use MACHINE                has all documents show the results of that machine, but for those of a GPU, then fills them
   results.py compare OLD NEW            what got better or worse beyond the spread: the middle halves of the repeats
                                         lie apart. OLD and NEW: an AREA.json each, or folders of them; a figure that
@@ -20,6 +20,7 @@ import math
 import re
 import shutil
 import statistics
+import subprocess
 import sys
 from pathlib import Path
 
@@ -61,6 +62,18 @@ def load_all(path):
             for name, all_ in runs.items()}
 
 
+def in_history(commit):
+    """Whether this checkout can go back to it. True where there is no whole history to look at: an archive, a shallow clone."""
+    def git(*arguments):
+        return subprocess.run(["git", "-C", str(ROOT), *arguments], capture_output=True, text=True, check=False)
+    if shutil.which("git") is None:
+        return True
+    top, *shallow = git("rev-parse", "--show-toplevel", "--is-shallow-repository").stdout.splitlines() or [""]
+    if not top or Path(top) != ROOT.resolve() or shallow != ["false"]:
+        return True
+    return git("merge-base", "--is-ancestor", commit, "HEAD").returncode == 0
+
+
 # ---- keep
 
 def machine_name(processor):
@@ -76,6 +89,8 @@ def why_not(area, result):
     """Why this result isn't worth keeping; empty if it is."""
     if result["commit"].endswith("-dirty"):
         return f"{area}: measured with uncommitted changes, so nobody could repeat it"
+    if not in_history(result["commit"]):
+        return f"{area}: measured at {result['commit']}, which isn't in this checkout's history, so nobody could repeat it"
     for what, percent in result.get("load", {}).items():
         if what.endswith("_percent") and percent > MOST_LOAD:
             return f"{area}: {what} of the cores was {percent}, so the figures are the machine's"
@@ -188,7 +203,10 @@ def fill(check):
     for document in DOCUMENTS:
         put(ROOT / document, filled(document, (ROOT / document).read_text()))
     for file in sorted(RESULTS.glob("*/*.json")):
-        if picture := chart(load(file)):
+        area = load(file)
+        if check and (why := why_not(file.relative_to(ROOT), area)):
+            raise Problem(why)
+        if picture := chart(area):
             put(file.with_suffix(".svg"), picture)
     if check and stale:
         raise Problem(f"{', '.join(stale)}: figures differ from bench/results; run bench/results.py fill")
@@ -250,7 +268,7 @@ def bars():
     found = {}
     for line in (ROOT / "bench" / "README.md").read_text().splitlines():
         cells = split_row(line) if line.startswith("|") else []
-        bar = re.match(r"(at most|at least) ([0-9.,]+)", cells[-1].replace(",", "")) if cells else None
+        bar = re.match(r"(at most|at least) ([0-9.,]+(?:e-[0-9]+)?)", cells[-1].replace(",", "")) if cells else None
         for name in re.findall(r"`([a-z_]+\.[a-z0-9_]+)`", cells[0]) if bar else []:
             found[name] = (bar[1], float(bar[2]))
     return found

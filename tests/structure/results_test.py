@@ -5,6 +5,8 @@ import contextlib
 import importlib.util
 import io
 import json
+import shutil
+import subprocess
 import sys
 import tempfile
 import unittest
@@ -42,7 +44,7 @@ class ResultsTest(unittest.TestCase):
         results.RESULTS = results.ROOT / "bench" / "results"
         (results.RESULTS / "epyc").mkdir(parents=True)
         (results.ROOT / "bench" / "README.md").write_text(
-            "| figure | what | bar |\n|---|---|---|\n| `a.share` | x | at least 95.8 |\n| `a.cost` | x | at most 1,000 |\n")
+            "| figure | what | bar |\n|---|---|---|\n| `a.share` | x | at least 95.8 |\n| `a.cost` | x | at most 1,000 |\n| `a.error` | x | at most 1e-6 |\n")
 
     def keep(self, area, commit="c0ffee", machine="epyc", **figures):
         text = json.dumps({"commit": commit, "date": "2026-11-24", "processor": "AMD EPYC, family 25, model 1, 2 cores",
@@ -109,6 +111,32 @@ class ResultsTest(unittest.TestCase):
         with self.assertRaisesRegex(results.Problem, "uncommitted"):
             results.keep(build, ["core"])
 
+    @unittest.skipIf(shutil.which("git") is None, "there is no git")
+    def test_refuses_commits_that_nobody_else_has(self):
+        def git(*arguments):
+            subprocess.run(["git", "-C", results.ROOT, "-c", "user.name=x", "-c", "user.email=x", *arguments], check=True,
+                           capture_output=True)
+        results.DOCUMENTS = []
+        self.keep("memory", refusal_ns=figure(10))
+        results.fill(check=True)  # no checkout
+        git("init", "--quiet")
+        git("commit", "--quiet", "--allow-empty", "--message", "x")
+        with self.assertRaisesRegex(results.Problem, "memory.json: measured at c0ffee"):
+            results.fill(check=True)
+        (results.RESULTS / "epyc" / "memory.json").rename(results.ROOT / "memory.json")
+        with self.assertRaisesRegex(results.Problem, "history"):
+            results.keep(results.ROOT, ["memory"])
+        self.keep("memory", commit="HEAD", refusal_ns=figure(10))
+        results.fill(check=True)
+        git("clone", "--quiet", "--depth", "1", f"file://{results.ROOT}", "shallow")
+        root = results.ROOT
+        for results.ROOT in (root / "in_a_checkout_of_something_else", root / "shallow"):
+            results.RESULTS = results.ROOT / "bench" / "results"
+            (results.RESULTS / "epyc").mkdir(parents=True)
+            (results.ROOT / "bench" / "README.md").write_text("")
+            self.keep("memory", refusal_ns=figure(10))
+            results.fill(check=True)
+
     def test_refuses_what_was_measured_beside_other_programs(self):
         build = results.ROOT / "build"
         build.mkdir()
@@ -120,6 +148,10 @@ class ResultsTest(unittest.TestCase):
                 results.keep(build, ["core", "memory"])
             self.assertTrue((results.RESULTS / "x" / "memory.json").exists())  # the others are kept
             self.assertFalse((results.RESULTS / "x" / "core.json").exists())
+        results.DOCUMENTS = []
+        (build / "core.json").rename(results.RESULTS / "x" / "core.json")  # nor by hand
+        with self.assertRaisesRegex(results.Problem, "stolen_percent"):
+            results.fill(check=True)
 
     def test_a_void_figure_says_so_in_the_table(self):
         build = results.ROOT / "build"
@@ -189,6 +221,9 @@ class ResultsTest(unittest.TestCase):
         self.assertIn("a.share", chart)
         self.assertEqual(chart.count("<circle"), 2)
         self.assertEqual(chart.count('r="4" fill="#c2410c"'), 1)  # beyond its bar
+
+    def test_bars_are_numbers_in_any_form(self):
+        self.assertEqual(results.bars(), {"a.share": ("at least", 95.8), "a.cost": ("at most", 1000), "a.error": ("at most", 1e-6)})
 
     def test_compares_by_the_middle_halves_and_the_bar_s_direction(self):
         old = {"a.share": ("%", [95, 96, 97]), "a.cost": ("x", [10, 11, 12]), "a.t": ("ns", [10, 11, 30]), "a.x": ("x", [1])}
