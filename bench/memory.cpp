@@ -1,7 +1,10 @@
 // SPDX-License-Identifier: Apache-2.0
 // The figures of memory: what quotas, pools and arenas cost, beside floors and peers, and that quotas are exact.
+#include <gpushare/memory/pool_resource.hpp>
+
 #include <cstdio>
 #include <exception>
+#include <string>
 
 #include "arguments.hpp"
 #include "harness.hpp"
@@ -14,8 +17,10 @@ int main(int argc, char** argv) {
         const bench::arguments asked(argc, argv, {"quotas", "pools", "workloads", "arena"});
         bench::prepare_for_peers(argv);
         bench::start_a_second_thread();
-        bench::report r(
-            "quotas with current, peak and counts; pools with segments of 32 MiB and caches that may keep 128 MiB");
+        const gpushare::pool_options by_default;
+        const auto mebibytes = [](gpushare::bytes b) { return std::to_string(b.count() >> 20) + " MiB"; };
+        bench::report r("quotas with current, peak and counts; pools with segments of " +
+                        mebibytes(by_default.segment) + " and caches that may keep " + mebibytes(by_default.kept));
         bench::peer_settings(r);
         if (asked.wants("quotas")) bench::quotas(r);
         if (asked.wants("pools")) bench::pools(r);

@@ -29,12 +29,22 @@ struct jemalloc {
     void* library = load("libjemalloc.so.2");
     void* (*mallocx)(std::size_t, int) = find<void* (*)(std::size_t, int)>(library, "mallocx");
     void (*sdallocx)(void*, std::size_t, int) = find<void (*)(void*, std::size_t, int)>(library, "sdallocx");
+    [[nodiscard]] std::string version() const {
+        const char* is = nullptr;
+        std::size_t size = sizeof is;
+        const auto control = find<int (*)(const char*, void*, std::size_t*, void*, std::size_t)>(library, "mallctl");
+        return control != nullptr && control("version", &is, &size, nullptr, 0) == 0 ? is : "unknown";
+    }
 };
 struct mimalloc {
     void* library = load("libmimalloc.so.2");
     void* (*malloc)(std::size_t, std::size_t) = find<void* (*)(std::size_t, std::size_t)>(library, "mi_malloc_aligned");
     void (*free)(void*, std::size_t,
                  std::size_t) = find<void (*)(void*, std::size_t, std::size_t)>(library, "mi_free_size_aligned");
+    [[nodiscard]] std::string version() const {
+        const auto number = find<int (*)()>(library, "mi_version");
+        return number != nullptr ? std::to_string(number()) : "unknown";
+    }
 };
 
 struct tcmalloc {
@@ -43,11 +53,17 @@ struct tcmalloc {
     void* (*malloc)(std::size_t, std::size_t) = find<void* (*)(std::size_t, std::size_t)>(library, "tc_new_aligned");
     void (*free)(void*, std::size_t,
                  std::size_t) = find<void (*)(void*, std::size_t, std::size_t)>(library, "tc_delete_sized_aligned");
+    [[nodiscard]] std::string version() const {
+        int major = 0, minor = 0;
+        const char* patch = nullptr;
+        const auto text = find<const char* (*)(int*, int*, const char**)>(library, "tc_version");
+        return text != nullptr ? text(&major, &minor, &patch) : "unknown";
+    }
 };
 
 template <class Resource>
 peer pmr_peer(const char* name) {
-    return {name, std::make_shared<Resource>(),
+    return {name, "libstdc++ " + std::to_string(_GLIBCXX_RELEASE), std::make_shared<Resource>(),
             [](void* r, std::size_t size) { return static_cast<Resource*>(r)->allocate(size, alignment); },
             [](void* r, void* p, std::size_t size) { static_cast<Resource*>(r)->deallocate(p, size, alignment); }};
 }
@@ -58,19 +74,19 @@ std::vector<peer> peers() {
     std::vector<peer> found;
     if (auto je = std::make_shared<jemalloc>(); je->mallocx != nullptr && je->sdallocx != nullptr)
         found.push_back(
-            {"jemalloc", je,
+            {"jemalloc", je->version(), je,
              [](void* j, std::size_t size) { return static_cast<jemalloc*>(j)->mallocx(size, jemalloc::flags); },
              [](void* j, void* p, std::size_t size) {
                  static_cast<jemalloc*>(j)->sdallocx(p, size, jemalloc::flags);
              }});
     if (auto mi = std::make_shared<mimalloc>(); mi->malloc != nullptr && mi->free != nullptr)
         found.push_back(
-            {"mimalloc", mi,
+            {"mimalloc", mi->version(), mi,
              [](void* m, std::size_t size) { return static_cast<mimalloc*>(m)->malloc(size, alignment); },
              [](void* m, void* p, std::size_t size) { static_cast<mimalloc*>(m)->free(p, size, alignment); }});
     if (auto tc = std::make_shared<tcmalloc>(); tc->malloc != nullptr && tc->free != nullptr)
         found.push_back(
-            {"tcmalloc", tc,
+            {"tcmalloc", tc->version(), tc,
              [](void* t, std::size_t size) { return static_cast<tcmalloc*>(t)->malloc(size, alignment); },
              [](void* t, void* p, std::size_t size) { static_cast<tcmalloc*>(t)->free(p, size, alignment); }});
     found.push_back(pmr_peer<std::pmr::synchronized_pool_resource>("pmr_pool"));
@@ -100,7 +116,7 @@ void prepare_for_peers(char** argv) {
 
 void peer_settings(report& r) {
     std::string names;
-    for (const auto& p : peers()) names += (names.empty() ? "" : ", ") + p.name;
+    for (const auto& p : peers()) names += (names.empty() ? "" : ", ") + p.name + " " + p.version;
     r.setting("peers", names);
     for (const auto& [name, value] : settings)
         if (const char* is = std::getenv(name); is != nullptr) r.setting(name, is);

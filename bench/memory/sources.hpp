@@ -52,7 +52,7 @@ struct shared {
 
 /// An allocator of the field. Memory is the process's; nobody touches it.
 struct peer {
-    std::string name;
+    std::string name, version;  // as the library itself says it
     std::shared_ptr<void> state;
     void* (*allocate_from)(void* state, std::size_t size) = nullptr;
     void (*give_back)(void* state, void* p, std::size_t size) = nullptr;

@@ -4,6 +4,7 @@
 #if __has_include(<thrust/mr/disjoint_sync_pool.h>)
 #include <thrust/mr/disjoint_sync_pool.h>
 #include <thrust/mr/new.h>
+#include <thrust/version.h>
 #define BENCH_HAS_THRUST 1
 #endif
 
@@ -21,7 +22,7 @@ struct pool {
 }  // namespace
 
 peer thrust_pool() {
-    return {"thrust_pool", std::make_shared<pool>(),
+    return {"thrust_pool", std::to_string(THRUST_VERSION), std::make_shared<pool>(),
             [](void* p, std::size_t size) { return static_cast<pool*>(p)->resource.do_allocate(size, alignment); },
             [](void* p, void* block, std::size_t size) {
                 static_cast<pool*>(p)->resource.do_deallocate(block, size, alignment);
