@@ -77,7 +77,7 @@ private:
 };
 
 struct measured {
-    double share_pp = 0, metering = 0, idle = 0;
+    double share_pp = 0, share_rel = 0, metering = 0, idle = 0;
 };
 
 /// Ten seconds of these, and a second before.
@@ -96,8 +96,9 @@ measured run(std::uint32_t sms, const std::vector<engine>& engines) {
     measured worst;
     worst.idle = 100 * (1 - window.all / std::chrono::duration<double>(to - from).count());
     for (std::size_t i = 0; i < engines.size(); ++i) {
-        worst.share_pp =
-            std::max(worst.share_pp, std::abs(100 * window.of[i] / window.all - engines[i].permille / 10.0));
+        const double off = std::abs(100 * window.of[i] / window.all - engines[i].permille / 10.0);
+        worst.share_pp = std::max(worst.share_pp, off);
+        worst.share_rel = std::max(worst.share_rel, off / (engines[i].permille / 10.0));
         worst.metering = std::max(worst.metering, 100 * std::abs(charged[i] - all.of[i]) / all.of[i]);
     }
     return worst;
@@ -158,7 +159,7 @@ double captured_ms(keeps_thread how, bool dispatcher, ns host_time) {
 }  // namespace
 
 void engines(report& r) {
-    std::vector<double> share_pp, metering, idle;
+    std::vector<double> share_pp, share_rel, metering, idle;
     for (const std::uint32_t sms : {2U, 4U}) {
         const std::vector<std::vector<engine>> cases{
             {{75ms, 1, 300, sms}, {25ms, 1, 700, sms}},
@@ -177,11 +178,13 @@ void engines(report& r) {
                         m.idle);
             std::fflush(stdout);
             share_pp.push_back(m.share_pp);
+            share_rel.push_back(m.share_rel);
             metering.push_back(m.metering);
             idle.push_back(m.idle);
         }
     }
     r.figure("compute.engines_share_error_pp", share_pp, "pp", statistic::most);
+    r.figure("compute.engines_share_error_rel", share_rel, "of_a_share", statistic::most);
     r.figure("compute.engines_metering_error_pct", metering, "%", statistic::most);
     r.figure("compute.idle_while_waiting_pct", idle, "%_of_the_device", statistic::most);
     constexpr ns host_time = 3ms;
@@ -190,7 +193,7 @@ void engines(report& r) {
         for (int i = 0; i < 5; ++i)
             captured.push_back(std::max(captured_ms(how, false, host_time), captured_ms(how, true, host_time)));
         r.figure(how == keeps_thread::waiting ? "compute.captured_ms_max" : "compute.captured_computing_ms_max",
-                 captured, "ms");
+                 captured, "ms", statistic::most);
     }
 }
 
