@@ -1,9 +1,9 @@
 // SPDX-License-Identifier: Apache-2.0
-// All-reduces between processes on both sides of a link, started by bench_gradient: PROGRAM MEBIBYTES ROUNDS [alone|apart]. Ours is of two levels: one
-// process of each side, with as many threads as there are processes on it; of one process a side, of that alone. In turn with
-// MPI_Allreduce over all processes and, where there are two, with Gloo; or alone. Apart: MPI_Allreduce isn't in place, for
-// coll_han of OpenMPI 4.1 reads what isn't there if it is. Prints a line per measurement, "NAME SECONDS", and ends with 1
-// if a sum was wrong or bytes didn't cross the link.
+// All-reduces between processes on both sides of a link, started by bench_gradient: PROGRAM MEBIBYTES ROUNDS [alone|apart]. Ours is of
+// two levels: one process of each side, with as many threads as there are processes on it; of one process a side, of that alone. In turn
+// with MPI_Allreduce over all processes and, where there are two, with Gloo; or alone. Apart: MPI_Allreduce isn't in place, for coll_han
+// of OpenMPI 4.1 reads what isn't there if it is. Prints a line per measurement, "NAME SECONDS", and ends with 1 if a sum was wrong or
+// bytes didn't cross the link.
 #include <gpushare/collective/communicator.hpp>
 #include <gpushare/gradient/two_level.hpp>
 #include <gpushare/interop/mpi.hpp>

@@ -1,10 +1,10 @@
 // SPDX-License-Identifier: Apache-2.0
 // A convolutional network of 10.24 million parameters trained by two processes across a link, started by bench_gradient: PROGRAM BATCH
 // ROUNDS. The same network, from the same parameters, over the same data: without communication, by libtorch's own DDP over Gloo (its
-// Reducer, as torch.nn.parallel drives it), and by torch_gradients over an MPI transport, in float32 and with fp16 on the wire; a step of
-// each in turn, between two without communication, from its own parameters. A core and one thread of computing a process. Prints "NAME SECONDS" for each step, the
-// slower process counting, and "NAME_exposed SECONDS", less the mean of the steps around it; ends with 1 if the losses of DDP and of
-// ours differ anywhere.
+// Reducer, as torch.nn.parallel drives it), and by torch_gradients over an MPI transport, without options, with the best of the bucket
+// sizes that DDP may have, and with fp16 on the wire; a step of each in turn, between two without communication, from its own parameters.
+// A core and one thread of computing a process. Prints "NAME SECONDS" for each step, the slower process counting, and
+// "NAME_exposed SECONDS", less the mean of the steps around it; ends with 1 if the losses of DDP and of ours in float32 differ anywhere.
 #define USE_C10D_GLOO
 #include <torch/csrc/autograd/function.h>
 #include <torch/csrc/autograd/utils/lambda_post_hook.h>
@@ -155,11 +155,10 @@ private:
 /// As interop/torch_gradients.hpp drives it.
 class ours : public training {
 public:
-    ours(std::string name, std::int64_t bucket, gs::wire_format wire)
+    explicit ours(std::string name, const gs::torch_gradient_options& options = {})
         : training(std::move(name)),
           net_(MPI_COMM_WORLD),
-          shared_(module()->named_parameters(),
-                  {.fusion = {gs::bytes{static_cast<std::uint64_t>(bucket)}, 1}, .wire = {.large = wire}}),
+          shared_(module()->named_parameters(), options),
           communicates_([this] { (void)shared_.communicate(net_); }) {}
     ~ours() override { shared_.stop(); }
     ours(const ours&) = delete;
@@ -194,10 +193,11 @@ int run(int rounds) {
         if (rank == 0) std::printf("%s %.6f\n", name.c_str(), seconds);
         std::fflush(stdout);
     };
-    // Either side at its best: the fastest step of a few, behind two that it learns from.
+    // At its best: the fastest step of a few, behind two that it learns from.
     struct choice {
         double seconds = 1e9;
-        std::int64_t bucket = 0, views = 0;
+        std::int64_t bucket = 0;
+        bool views = false;
     };
     const auto look = [&](training& tried, const choice& how, choice& best) {
         for (int i = 0; i < 4; ++i) {
@@ -207,6 +207,9 @@ int run(int rounds) {
             if (took < best.seconds) best = {took, how.bucket, how.views};
         }
     };
+    const auto buckets_of = [](std::int64_t size) {
+        return gs::torch_gradient_options{.fusion = {gs::bytes{static_cast<std::uint64_t>(size)}, 1}};
+    };
     choice ddp_best, our_best;  // the same in both processes, for a step's time is
     for (const std::int64_t mebibytes : {1, 5, 25}) {
         const std::string name = "_" + std::to_string(mebibytes) + "_mib";
@@ -214,15 +217,15 @@ int run(int rounds) {
             ddp tried("look_ddp" + name + (views ? "_views" : "_copies"), group, mebibytes << 20, views);
             look(tried, {0, mebibytes << 20, views}, ddp_best);
         }
-        ours tried("look_ours" + name, mebibytes << 20, gs::wire_format::as_is);
-        look(tried, {0, mebibytes << 20, 0}, our_best);
+        ours tried("look_ours" + name, buckets_of(mebibytes << 20));
+        look(tried, {0, mebibytes << 20}, our_best);
     }
     training alone("compute");
-    ddp theirs("ddp", group, ddp_best.bucket, ddp_best.views != 0);
-    ours floats("ours", our_best.bucket, gs::wire_format::as_is),
-        halves("ours_half", our_best.bucket, gs::wire_format::fp16);
-    // Each of the three between two steps without communication: what a machine does over seconds is in all alike.
-    const std::vector<training*> all{&theirs, &floats, &halves};
+    ddp theirs("ddp", group, ddp_best.bucket, ddp_best.views);
+    ours floats("ours"), tuned("ours_tuned", buckets_of(our_best.bucket)),
+        halves("ours_half", {.wire = {.large = gs::wire_format::fp16}});
+    // Each of these between two steps without communication: what a machine does over seconds is in all alike.
+    const std::vector<training*> all{&theirs, &floats, &tuned, &halves};
     for (int round = -2; round < rounds; ++round) {
         for (std::size_t i = 0; i < all.size(); ++i) {
             training& t = *all[(i + static_cast<std::size_t>(round + 2)) % all.size()];
@@ -239,12 +242,13 @@ int run(int rounds) {
     say("ddp_bucket_mib", static_cast<double>(ddp_best.bucket >> 20));
     say("our_bucket_mib", static_cast<double>(our_best.bucket >> 20));
     bool same = true;
-    for (std::size_t i = 0; i < floats.losses().size(); ++i) {
-        if (floats.losses()[i] == theirs.losses()[i]) continue;
-        std::fprintf(stderr, "step %zu: a loss of %.9g and not %.9g\n", i, static_cast<double>(floats.losses()[i]),
-                     static_cast<double>(theirs.losses()[i]));
-        same = false;
-    }
+    for (const training* mine : {&floats, &tuned})
+        for (std::size_t i = 0; i < mine->losses().size(); ++i) {
+            if (mine->losses()[i] == theirs.losses()[i]) continue;
+            std::fprintf(stderr, "%s, step %zu: a loss of %.9g and not %.9g\n", mine->name().c_str(), i,
+                         static_cast<double>(mine->losses()[i]), static_cast<double>(theirs.losses()[i]));
+            same = false;
+        }
     double off = 0;
     for (std::size_t i = 0; i < floats.losses().size(); ++i)
         off = std::max(off, static_cast<double>(std::abs(halves.losses()[i] / floats.losses()[i] - 1)));
