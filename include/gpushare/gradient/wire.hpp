@@ -47,8 +47,8 @@ enum class wire_format : std::uint8_t {
     return bytes{elements * (f == wire_format::as_is ? element : 2)};
 }
 
-/// 16 bits for all but what is sensitive and costs nothing: gradients of fewer than `least` elements, such as those of norms and
-/// biases, stay as they are.
+/// 16 bits for all but what is sensitive and costs nothing: gradients of fewer than `least` elements, such as those of most norms and
+/// biases, stay as they are. Whoever knows which are sensitive (torch_gradients: those of one dimension) doesn't ask for them.
 struct mixed_format {
     wire_format large = wire_format::bf16;  ///< of the others
     std::size_t least = 4096;               ///< elements

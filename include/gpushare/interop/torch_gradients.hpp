@@ -44,10 +44,10 @@
 namespace gpushare {
 inline namespace GPUSHARE_ABI {
 
-/// How a module's gradients travel.
+/// How a module's gradients travel. Those of one dimension, such as norms' and biases', stay as they are, however large.
 struct torch_gradient_options {
     bucket_choice fusion{};                          ///< see gradient_buckets
-    mixed_format wire{.large = wire_format::as_is};  ///< 16 bits for large ones, say
+    mixed_format wire{.large = wire_format::as_is};  ///< 16 bits for large ones of several dimensions, say
     bool error_feedback = false;                     ///< see gradient_options
 };
 
@@ -172,7 +172,8 @@ private:
              const torch_gradient_options& options) {
         value.mutable_grad() = gradient;
         const auto floats = floats_of(gradient);
-        all_->buckets.add(name, floats, {options.wire.of(floats.size()), options.error_feedback});
+        const auto wire = value.dim() > 1 ? options.wire.of(floats.size()) : wire_format::as_is;
+        all_->buckets.add(name, floats, {wire, options.error_feedback});
         all_->parameters.push_back({value, std::move(gradient)});
     }
 

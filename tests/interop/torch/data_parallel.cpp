@@ -167,6 +167,18 @@ void infinite_steps_are_skipped() {
     shared.stop();
 }
 
+/// Norms' weights and biases aren't rounded, however large; nor is what is small.
+void what_is_sensitive_stays_as_it_is() {
+    torch::nn::Sequential model(torch::nn::Linear(20, 5000), torch::nn::BatchNorm1d(5000), torch::nn::Linear(5000, 1));
+    const auto bytes_from = [&](std::size_t least) {
+        gs::torch_gradients shared(model->named_parameters(), {.wire = {gs::wire_format::bf16, least}});
+        return shared.buckets().wire_bytes().count();
+    };
+    constexpr std::size_t large = 20 * 5000, small = 5000, of_one_dimension = 3 * 5000 + 1;
+    check(bytes_from(5001) == 2 * large + 4 * (small + of_one_dimension), "a small matrix");
+    check(bytes_from(0) == 2 * (large + small) + 4 * of_one_dimension, "large ones of one dimension");
+}
+
 void other_types_are_refused() {
     torch::nn::Linear model(2, 1);
     model->to(torch::kDouble);
@@ -197,6 +209,7 @@ int main() {
     check(std::abs(halves[0].back() - theirs[0].back()) < 0.05F, "halves");
     passes_add_up();
     infinite_steps_are_skipped();
+    what_is_sensitive_stays_as_it_is();
     other_types_are_refused();
     std::printf("%d passed, %d failed\n", passed, failed);
     return failed == 0 ? 0 : 1;
