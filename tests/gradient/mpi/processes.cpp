@@ -1,10 +1,11 @@
 // SPDX-License-Identifier: Apache-2.0
 // A process of an MPI transport's test, started by an MPI's launcher: the conformance suite, threads in processes, bytes that are
-// counted, a process that doesn't come, and going on without it. Prints what is wrong and ends with 1. With the argument "killed": a
-// process is killed in the middle of a training.
+// counted, what is ready everywhere, a process that doesn't come, and going on without it. Prints what is wrong and ends with 1. With
+// the argument "killed": a process is killed in the middle of a training.
 #include <gpushare/collective/communicator.hpp>
 #include <gpushare/gradient/averaging.hpp>
 #include <gpushare/gradient/buckets.hpp>
+#include <gpushare/gradient/negotiation.hpp>
 #include <gpushare/gradient/transport.hpp>
 #include <gpushare/gradient/two_level.hpp>
 #include <gpushare/interop/mpi.hpp>
@@ -17,6 +18,7 @@
 #include <cstdint>
 #include <cstdio>
 #include <cstdlib>
+#include <optional>
 #include <span>
 #include <string>
 #include <thread>
@@ -96,6 +98,44 @@ void two_of_many_chunks() {
     std::size_t wrong = 0;
     for (std::size_t i = 0; i < a.size(); ++i) wrong += a[i] != n || b[i] != 100 * n ? 1 : 0;
     if (wrong != 0) check(std::to_string(wrong) + " elements", "many chunks");
+}
+
+/// Each process has its gradients in an order of its own: after some reductions of bit vectors all have the same list. What one of them
+/// lacks is in nobody's, and named where one asks.
+void what_is_ready_everywhere() {
+    gs::mpi_transport net(MPI_COMM_WORLD);
+    constexpr std::uint32_t gradients = 130;
+    const std::uint32_t rank = net.rank(), last = net.size() - 1;
+    gs::ready_bits mine(gradients);
+    std::vector<std::uint32_t> next;
+    std::optional<gs::stall> why;
+    const auto exchange = [&] {
+        if (const auto f = gs::negotiate(net, mine, next, why, in(60s))) check(gs::describe(f).c_str(), "negotiation");
+    };
+    for (int step = 0; step < 2; ++step) {
+        next.clear();
+        for (std::uint32_t k = 0; k < gradients; ++k) {
+            const std::uint32_t g = (k * 7 + rank * 31) % gradients;  // 7 has no factor of 130
+            if (g != 17 || rank != last) (void)mine.mark(g);
+            if (k % 40 == 39) exchange();
+            if (why) check("a stall that nobody asked for", "negotiation");
+        }
+        exchange();
+        if (next.size() != gradients - 1 || mine.complete() || why) check("17 is nowhere", "negotiation");
+        if (rank == 0) mine.raise_alarm();
+        exchange();
+        if (why != gs::stall{17, last}) check("another stall", "negotiation");
+        if (rank == last) (void)mine.mark(17);
+        exchange();
+        if (next.size() != gradients || next.back() != 17 || !mine.complete())
+            return check("not complete", "negotiation");
+        std::vector<std::uint32_t> all(std::size_t{gradients} * net.size());
+        if (net.all_gather(std::span<const std::uint32_t>(next), std::span(all), in(60s)))
+            check("a fault", "negotiation");
+        for (std::size_t i = 0; i < all.size(); ++i)
+            if (all[i] != next[i % gradients]) return check("another order", "negotiation");
+        mine.end_step();
+    }
 }
 
 void gossip() {
@@ -307,6 +347,7 @@ int main(int argc, char** argv) {
     }
     sent_is_what_the_type_says();
     gossip();
+    what_is_ready_everywhere();
     threads_in_processes();
     one_piece_or_several();
     two_of_many_chunks();
