@@ -82,17 +82,17 @@ public:
     /// Not collective. Communicators that have failed aren't freed, for others may never come to do so. In the middle of a collective, or
     /// by an exception, the other processes are told (errc::aborted, naming this one).
     ~mpi_transport() {
-        int over = 0;
-        MPI_Finalized(&over);
-        if (over != 0) return;
+        int over = 0, left = 0;  // messages that nobody took: others gave up, which may be unheard yet
+        if (MPI_Finalized(&over); over != 0) return;
         const bool others_gave_up = hear();  // while this one was away: their messages may lie here
         const bool halfway = std::any_of(jobs_.begin(), jobs_.end(), [](const job& j) { return !j.done; });
         if (!others_gave_up && (halfway || std::uncaught_exceptions() > exceptions_))
             fail({errc::aborted, collective_kind::none, rank_, epoch_});
         give_up_requests();
+        MPI_Iprobe(MPI_ANY_SOURCE, MPI_ANY_TAG, comm_, &left, MPI_STATUS_IGNORE);  // MPICH 5 can't free it with any
         MPI_Cancel(&notice_request_);
         MPI_Wait(&notice_request_, MPI_STATUS_IGNORE);
-        if (!fault_ && !others_gave_up) MPI_Comm_free(&comm_);
+        if (!fault_ && !others_gave_up && left == 0) MPI_Comm_free(&comm_);
     }
 
     [[nodiscard]] std::uint32_t rank() const noexcept { return rank_; }  ///< from 0
