@@ -266,7 +266,7 @@ int main(int argc, char** argv) {
             r.figure("device.kernels_compiled", {static_cast<double>(all.compiled.size())}, "kernels");
             r.figure("device.kernels_executed", {static_cast<double>(all.executed.size())}, "kernels");
             r.figure("device.executor_mips", {found.instructions / found.seconds / 1e6}, "MIPS");  // of one core
-            wrong += found.wrong + found.races;
+            wrong += found.wrong + found.races + static_cast<double>(all.compiled.size() - all.executed.size());
         }
         r.write(asked.json());
         if (wrong != 0) throw std::runtime_error("something is wrong, see above");
