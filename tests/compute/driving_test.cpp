@@ -198,7 +198,7 @@ TEST_CASE("callables that take no time are all run by who comes", "[compute]") {
     CHECK(t.run == 50);
 }
 
-TEST_CASE("callbacks that take long and submit more are all called", "[compute]") {
+TEST_CASE("who comes is kept for one long callback, though each brings the next, and all are called", "[compute]") {
     slow_callables<manual_stream> t;
     int left = 50;
     std::function<void()> again = [&] {
@@ -206,15 +206,62 @@ TEST_CASE("callbacks that take long and submit more are all called", "[compute]"
             t.a, t.stream, [](manual_stream& s) { s.enqueue(10us); }, {},
             [&](const gpushare::completion&) {
                 t.clock.advance(host_time);
+                t.stream.reach_all();  // the other one, whose end the next submit notices
                 if (--left > 0) again();
             });
     };
     again();
-    for (int i = 0; i < 50; ++i) {  // nobody else waits: each who comes calls what is to be called
+    again();
+    t.stream.reach_all();
+    int polls = 0;
+    for (; left > 0 && polls < 100; ++polls) {  // nobody else waits: each who comes calls what is to be called
+        CHECK(t.stay([&] { t.compute.poll(); }) <= host_time);
         t.stream.reach_all();
-        t.compute.poll();
     }
-    CHECK(left == 0);
+    CHECK(left <= 0);
+    CHECK(polls >= 50);
+}
+
+TEST_CASE("callbacks that a thread leaves are called by whoever comes next", "[compute][threads]") {
+    manual_clock clock;
+    manual_stream stream;
+    gpushare::compute_limiter<manual_stream, manual_clock> compute({.depth = 20}, clock);
+    const auto c = compute.add({});
+    const auto work = [](manual_stream& s) { s.enqueue(10us); };
+    std::atomic<int> called{0};
+    const auto callback = [&](const gpushare::completion&) {
+        clock.advance(host_time);
+        ++called;
+    };
+    for (int i = 0; i < 12; ++i) (void)compute.submit(c, stream, work, {}, callback);
+    stream.reach_all();
+    int expected = 0;
+    const auto calls_one = [&](auto come) {
+        const auto before = clock.now();
+        come();
+        CHECK(clock.now() - before == host_time);
+        CHECK(called == ++expected);
+        CHECK(compute.resume_at() <= clock.now());  // there are more
+    };
+    calls_one([&] { compute.poll(); });
+    std::optional<decltype(compute)::ticket> in_flight;
+    calls_one([&] { in_flight = compute.submit(c, stream, work).value(); });
+    calls_one([&] { (void)compute.usage(c); });
+    calls_one([&] { CHECK_FALSE(in_flight->wait(instant::min())); });
+    calls_one([&] { CHECK(compute.enqueue(c, stream, work) == errc::none); });  // before it has its permit
+    calls_one([&] {
+        std::stop_source over;
+        over.request_stop();
+        compute.run(over.get_token());
+    });
+    stream.reach_all();
+    SECTION("a dispatcher calls all of them") {
+        std::jthread dispatcher([&](const std::stop_token& stop) { compute.run(stop); });
+        for (const auto end = steady::now() + 20s; called < 12 && steady::now() < end;) std::this_thread::yield();
+    }
+    SECTION("and who closes waits for them") { CHECK(compute.close(c)); }
+    CHECK(called == 12);
+    CHECK(compute.resume_at() == gpushare::never);
 }
 
 // As a server has it: requests wait outside, two are handed over, and each end hands over the next one. Who drives comes late, as where
@@ -326,7 +373,14 @@ TEST_CASE("what waits below is held for those that are to be called back, not fo
     left_then.clear();
     left = 100;
     for (int i = 0; i < 2; ++i) call_above();
-    while (device.step(1ms)) compute.poll();
+    ns longest{};
+    while (device.step(1ms) || compute.resume_at() <= device.now()) {
+        const auto came = device.now();
+        compute.poll();
+        longest = std::max(longest, device.now() - came);
+    }
+    CHECK(left == 0);
+    CHECK(longest == 1ms);  // that of one callback
     REQUIRE(left_then.size() == 1);
     CHECK(left_then.front() >= 85);
 }

@@ -13,13 +13,14 @@
 // run() a thread. In detail: a thread that submits admits what can go at once. Of the threads that wait one at a time
 // watches the device for all; before it runs a callable or a callback that isn't known to take less than 100 us, another one
 // takes over. A thread whose own submission is enqueued, or whose wait is over, goes on with others'
-// callables for 100 us at most, plus the one that it is in. The rest is left to a thread that waits in the limiter or,
-// if there is none, to the next call.
+// callables, and with callbacks, for 100 us at most, plus the one that it is in. The rest is left to a thread that waits in the
+// limiter or, if there is none, to the next call.
 //
 // A thread that waits for each submission of its client doesn't wake the other waiting threads. The end of work for
 // which nobody waits is seen within a millisecond.
 //
-// A client is charged the device time between the points (as CUDA's events) around its work; detail/charging.hpp says how. Where
+// A client is charged the duration of its work, between the points (as CUDA's events) around it, times its width, the part of the
+// SMs that it can fill (submit_options::width, or learnt); detail/charging.hpp says how. Where
 // points cost something, short submissions of a client that alone uses the device share a pair (detail/batches.hpp).
 // Their tickets are done together when the batch ends, and a thread that waits or polls ends it.
 // detail/limiter_engine.hpp shows the life of a submission.
@@ -216,7 +217,8 @@ public:
         return result<ticket>(std::move(t));  // nvcc doesn't move a local into another type by itself
     }
 
-    /// Admits what can go and observes what is done, without waiting.
+    /// Admits what can go and observes what is done, without waiting. What takes longer than 100 us is left to the next call, see
+    /// resume_at().
     void poll() {
         std::unique_lock lock(engine_.mutex());
         engine_.drive(lock, look::now);
@@ -240,10 +242,11 @@ public:
         return engine_.core().contains(c) ? engine_.clients().usage(c) : gone;
     }
 
-    /// When to call poll() even if nothing happens, where no thread waits or runs; see limiter_core.
+    /// When to call poll() even if nothing happens, where no thread waits or runs; see limiter_core. The least instant, if a call
+    /// left callables or callbacks.
     [[nodiscard]] instant resume_at() const {
         const std::lock_guard lock(engine_.mutex());
-        return engine_.core().resume_at();
+        return engine_.resume_at();
     }
     /// The time on its clock.
     [[nodiscard]] instant now() const { return engine_.now(); }

@@ -51,7 +51,8 @@ namespace detail {
 /// Whether to look at the device though nothing is predicted to be done, and to have the end of what is open.
 enum class look : bool { if_due, now };
 
-/// Beyond what it came for, a thread runs callables of others for so long at the most, and the one that it is at then.
+/// Beyond what it came for, a thread runs callables of others and calls back for so long at the most, and ends the one that it is
+/// at then. If a callback is due, it calls one.
 inline constexpr ns beyond_need{100'000};
 
 /// What others rely on a waiting thread for: that it looks at the device. It gives that up before it is long in code of the
@@ -73,6 +74,7 @@ struct need {
     const Submission* own = nullptr;  // its own submission: it runs that callable whenever it is its turn
     ns beyond = beyond_need;
     instant since = never;  // it has been running callables of others, or is at the one in which it was met
+    bool called = false;    // a callback
 };
 
 /// Not thread-safe but for what says that it takes the mutex.
@@ -150,6 +152,8 @@ public:
         if (why != errc::none) batches_.give_back(s);
         return why;
     }
+    /// When to drive, though nothing happens and no thread waits: at once, if a thread left something.
+    [[nodiscard]] instant resume_at() const noexcept { return ready_left_ ? instant::min() : core().resume_at(); }
     /// Whether something that was enqueued may be done by now.
     [[nodiscard]] bool any_due(instant now) noexcept { return batches_.any_due(now); }
     /// Whether it needn't wait for others' work.
@@ -167,7 +171,7 @@ public:
         lock_type lock(mutex_);
         if (batches_.any_due(now)) {
             auto stay = came_for([] { return true; });
-            stay.beyond = ns{0};  // its own work comes first
+            stay.beyond = ns{0}, stay.called = true;  // its own work comes first
             drive(lock, policy_time(), look::if_due, stay);
             now = batch_time();
         }
@@ -631,17 +635,20 @@ private:
         }
         return num_called_ < held_until_;
     }
-    // Calls back. One thread at a time, so that a callback that submits what is done at once isn't called from within itself.
+    // Calls back. One thread at a time, so that a callback that submits what is done at once isn't called from within itself. Who
+    // has stayed for long leaves the rest to a thread that sleeps or, after one of them, to the next that comes: without the one,
+    // none might ever be called where all who come have a long callable to run.
     template <class Need>
     void call_back(lock_type& lock, Need& stay) noexcept {
         if (std::exchange(telling_, true)) return;
         teller_ = std::this_thread::get_id();
         while (!told_.empty()) {
-            if (!sleepers_.empty() && stay.met() && !is_short(stay)) {
+            if (stay.met() && !is_short(stay) && (stay.called || !sleepers_.empty())) {
                 ready_left_ = true;
                 sleepers_.call_one(instant::min());
                 break;
             }
+            stay.called = true;
             submission* const s = told_.pop();
             const auto c = s->client;
             const auto level = s->level;
