@@ -301,5 +301,21 @@ private:
     failure failure_;
 };
 
+namespace detail {
+
+/// What `make` returns, or the figures of the library's error that it throws. What isn't one passes through, as a lack of the
+/// host's memory.
+template <std::invocable F>
+[[nodiscard]] auto or_why(F make) {
+    using made = result<decltype(make())>;
+    try {
+        return made(make());
+    } catch (const error& e) {
+        return made(e.figures());
+    }
+}
+
+}  // namespace detail
+
 }  // namespace GPUSHARE_ABI
 }  // namespace gpushare

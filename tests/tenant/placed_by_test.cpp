@@ -488,4 +488,42 @@ TEST_CASE("two tenants change places by way of the host, where there isn't room 
     CHECK(b.memory().deallocate(of_b[0].at, 1000) == errc::none);
 }
 
+TEST_CASE("moving and parking say why they can't instead of throwing it, and then nothing has happened",
+          "[tenant][placement][move]") {
+    node n(modelled(2, 1));
+    tenancy shared(n);
+    auto a = shared.admit({.name = "a", .memory = 16_MiB, .compute = 60_pct, .on = {{0}}});
+    auto other = shared.admit({.name = "other", .memory = 16_MiB, .compute = 50_pct, .on = {{1}}});
+    std::vector<gpushare::moving_block> blocks{{.at = a.memory().allocate(1000), .size = 1000}};
+    const void* const was = blocks[0].at;
+    std::memset(blocks[0].at, 7, 1000);
+    auto& host = *std::pmr::new_delete_resource();
+
+    const auto refused = try_move_tenant(shared, a, {{1}}, blocks, soon());
+    CHECK(refused.code() == errc::share_exceeded);
+    CHECK(refused.why().asked == 600);
+    CHECK(refused.why().left == 500);
+    other.resize({.compute = 10_pct});
+    n.memory({1}).fail_allocations(0, 1'000'000);
+    CHECK(try_move_tenant(shared, a, {{1}}, blocks, soon()).code() == errc::out_of_memory);
+    n.memory({1}).fail_allocations(0, 0);
+    n.faults({0}).stall(a.work_stream());
+    const auto held = a.submit([](auto& s) { s.enqueue(1us); });
+    CHECK(try_park_tenant(a, blocks, host, shared.now() + 5ms).code() == errc::deadline_exceeded);
+    n.faults({0}).resume(a.work_stream());
+    CHECK(held.wait(soon()));
+    CHECK(blocks[0].at == was);
+
+    auto moved = try_move_tenant(shared, a, {{1}}, blocks, soon());
+    REQUIRE(moved);
+    a = std::move(moved->successor);
+    auto parked = try_park_tenant(a, blocks, host, soon());
+    REQUIRE(parked);
+    CHECK(try_unpark_tenant(shared, *parked, {{0}, {1}}, blocks, soon()).why().asked == 2);
+    auto back = try_unpark_tenant(shared, *parked, {{0}}, blocks, soon());
+    REQUIRE(back);
+    CHECK(back->spec().on == std::vector<device_id>{{0}});
+    CHECK(static_cast<unsigned char*>(blocks[0].at)[999] == 7);
+}
+
 }  // namespace placed_by_test

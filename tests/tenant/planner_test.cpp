@@ -175,6 +175,7 @@ TEST_CASE_METHOD(fixture, "a tenant in the way is moved with its data, or nothin
     const auto to = *m.plan.to.devices.begin();
     n.memory(to).fail_allocations(0, 1'000'000);
     CHECK(code_of([&] { (void)plan.carry_out(m, who, its); }) == errc::out_of_memory);
+    CHECK(plan.try_carry_out(m, who, its).code() == errc::out_of_memory);
     CHECK(plan.free() == before);
     CHECK(its[0].at == was);
     n.memory(to).fail_allocations(0, 0);
@@ -200,6 +201,7 @@ TEST_CASE_METHOD(fixture, "tenants of lower levels are told to go, and their pla
     auto& victim = notice->victims[0] == "a" ? a : b;
     CHECK(plan.remaining(*notice) == notice->victims);
     CHECK(code_of([&] { (void)plan.take_place(*notice, urgent); }) == errc::no_room);
+    CHECK(plan.try_take_place(*notice, urgent).why().asked == 1);
     auto beside = arrive("beside", 40_pct);  // fits on either device; one is being cleared
     REQUIRE(beside.who);
     CHECK(where(*beside.who) != where(*victim.who));
@@ -234,7 +236,10 @@ TEST_CASE_METHOD(fixture, "a reservation of one tenant is nobody else's, nor a t
     shared.lacks_host_memory = true;
     CHECK_THROWS_AS(plan.redeem(r->id, fixture::spec_of("r")), std::bad_alloc);
     CHECK(plan.free() == before);
-    CHECK(plan.redeem(r->id, fixture::spec_of("r")).name() == "r");
+    CHECK(plan.try_redeem(r->id + 1, fixture::spec_of("r")).code() == errc::invalid_specification);
+    const auto there = plan.try_redeem(r->id, fixture::spec_of("r"));
+    REQUIRE(there);
+    CHECK(there->name() == "r");
 }
 
 TEST_CASE_METHOD(fixture, "who waited is told of a failure, and the next one comes in", "[tenant][planner]") {

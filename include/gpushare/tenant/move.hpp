@@ -111,5 +111,14 @@ requires copier<typename Node::stream>
     return {std::move(next), report};
 }
 
+/// The same, with the reason instead of an exception; but std::bad_alloc where the host has no memory.
+template <node Node, compute_policy Policy>
+requires copier<typename Node::stream>
+[[nodiscard]] result<moved_tenant<tenant<Node, Policy>>> try_move_tenant(
+    tenancy<Node, Policy>& shared, tenant<Node, Policy>& from, std::vector<device_id> to,
+    std::span<moving_block> blocks, instant deadline = never, std::uint32_t slice = any_slice) {
+    return detail::or_why([&] { return move_tenant(shared, from, std::move(to), blocks, deadline, slice); });
+}
+
 }  // namespace GPUSHARE_ABI
 }  // namespace gpushare

@@ -118,6 +118,13 @@ requires copier<typename Node::stream>
     parked.set_closed(detail::close_left(from, deadline));
     return parked;
 }
+/// The same, with the reason instead of an exception; but what isn't an error of the library's, as std::bad_alloc, is thrown.
+template <node Node, compute_policy Policy, memory_resource Host>
+requires copier<typename Node::stream>
+[[nodiscard]] result<parked_tenant<Host>> try_park_tenant(tenant<Node, Policy>& from, std::span<moving_block> blocks,
+                                                          Host& host, instant deadline = never) {
+    return detail::or_why([&] { return park_tenant(from, blocks, host, deadline); });
+}
 
 /// Admits a tenant that was parked, to the devices `to` or, if there are none, to those that the tenancy chooses, and copies its data
 /// there, all or nothing. `blocks` are those that it was parked with; their `at` is set. Then `parked` has no data any
@@ -146,6 +153,14 @@ requires copier<typename Node::stream>
     places.keep();
     parked.free();
     return back;
+}
+/// The same, with the reason instead of an exception; but std::bad_alloc where the host has no memory.
+template <node Node, compute_policy Policy, memory_resource Host>
+requires copier<typename Node::stream>
+[[nodiscard]] result<tenant<Node, Policy>> try_unpark_tenant(tenancy<Node, Policy>& shared, parked_tenant<Host>& parked,
+                                                             std::vector<device_id> to, std::span<moving_block> blocks,
+                                                             instant deadline = never) {
+    return detail::or_why([&] { return unpark_tenant(shared, parked, std::move(to), blocks, deadline); });
 }
 
 }  // namespace GPUSHARE_ABI

@@ -159,7 +159,7 @@ public:
     }
     /// The same, with the reason instead of an exception.
     [[nodiscard]] auto try_allocate_spillable(bytes size, std::size_t part = 0) requires copier<stream> {
-        return or_why([&] { return allocate_spillable(size, part); });
+        return detail::or_why([&] { return allocate_spillable(size, part); });
     }
     /// As allocate_spillable, but waits for bytes as tenant_memory::allocate_until.
     template <class Patience>
@@ -172,7 +172,7 @@ public:
     template <class Patience>
     [[nodiscard]] auto try_allocate_spillable_until(bytes size, const Patience& until,
                                                     std::size_t part = 0) requires copier<stream> {
-        return or_why([&] { return allocate_spillable_until(size, until, part); });
+        return detail::or_why([&] { return allocate_spillable_until(size, until, part); });
     }
 
     /// Queues work; see compute_limiter::submit. `o` may name one of the tenant's streams. Throws operation_error: closed,
@@ -338,15 +338,6 @@ private:
         if (!store->spills) raise({errc::not_supported}, name(), "allocate a spillable block");
         using list = typename decltype(store->spills)::value_type;
         return spillable<list>(std::shared_ptr<list>(store, &*store->spills), add(*store->spills));
-    }
-    template <class F>
-    [[nodiscard]] static auto or_why(F make) {
-        using made = result<decltype(make())>;
-        try {
-            return made(make());
-        } catch (const error& e) {
-            return made(e.figures());
-        }
     }
     typename state::part& at(std::size_t part) {
         auto* const found = state_->find(part);

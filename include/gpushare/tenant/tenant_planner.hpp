@@ -176,6 +176,10 @@ public:
             throw;
         }
     }
+    /// The same, with the reason instead of an exception; but std::bad_alloc where the host has no memory.
+    [[nodiscard]] result<tenant> try_redeem(std::uint64_t reservation, tenant_spec spec) {
+        return detail::or_why([&] { return redeem(reservation, std::move(spec)); });
+    }
     /// Those whose reservation has ended: they stand in the way of whoever comes next.
     [[nodiscard]] std::vector<std::string> overdue() const {
         std::vector<std::string> names;
@@ -223,6 +227,11 @@ public:
         its.where = m.plan.to;
         return std::move(moved.report);
     }
+    /// The same, with the reason instead of an exception; but std::bad_alloc where the host has no memory.
+    [[nodiscard]] result<move_report> try_carry_out(const tenant_move& m, tenant& who, std::span<moving_block> blocks,
+                                                    instant deadline = never) {
+        return detail::or_why([&] { return carry_out(m, who, blocks, deadline); });
+    }
 
     /// Tells which tenants of lower levels have to go so that this one fits; they get `notice`, and then the caller may
     /// close them. Until take_place() or call_off(), however late, nobody else is admitted to these devices, moved
@@ -257,6 +266,10 @@ public:
         tenant t = admit(std::move(spec), n.added);
         notices_.erase(given);
         return t;
+    }
+    /// The same, with the reason instead of an exception; but std::bad_alloc where the host has no memory.
+    [[nodiscard]] result<tenant> try_take_place(const tenant_notice& n, tenant_spec spec) {
+        return detail::or_why([&] { return take_place(n, std::move(spec)); });
     }
     /// Nobody has to go after all.
     void call_off(const tenant_notice& n) noexcept {
