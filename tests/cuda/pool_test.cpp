@@ -9,10 +9,14 @@
 #include <cstddef>
 #include <cstdint>
 #include <cstring>
+#include <functional>
 #include <limits>
+#include <new>
+#include <stop_token>
 #include <utility>
 #include <vector>
 
+#include <gpushare/memory/patience.hpp>
 #include <gpushare/memory/quota.hpp>
 #include <gpushare/memory/quota_resource.hpp>
 
@@ -147,6 +151,59 @@ TEST_CASE_METHOD(fixture, "what a pool can't give is refused before CUDA sees it
     CHECK(pool.deallocate(s, p) == errc::unknown_block);
     CHECK(s.record().wait(never));
     CHECK(cudaPeekAtLastError() == cudaSuccess);
+}
+
+namespace {
+
+/// Calls back when it is asked for the time so often; a millisecond passes each time.
+struct told_clock {
+    std::function<void(int)>* asked;
+    int* times;
+    [[nodiscard]] gpushare::instant now() const noexcept {
+        (*asked)(++*times);
+        return gpushare::instant{*times * 1ms};
+    }
+};
+
+}  // namespace
+
+TEST_CASE_METHOD(fixture, "who waits for a pool's memory has it once a stream has got to its free", "[cuda][pool]") {
+    cuda::memory_pool pool{node, d};
+    cuda::stream_memory memory{pool, s};
+    auto other_stream = node.make_stream(d);
+    constexpr std::size_t size = 64 << 20;  // of 128 MiB less a context
+    void* const first = pool.allocate(s, size);
+    standin::hold(s.native_handle());
+    CHECK(pool.deallocate(s, first) == errc::none);
+    int times = 0;
+    std::function<void(int)> asked = [&](int n) {
+        if (n != 3) return;
+        standin::let_go(s.native_handle());
+        CHECK(s.record().wait(never));
+    };
+    const gpushare::patience until{told_clock{&asked, &times}};
+    gpushare::failure why;
+    void* const p = pool.allocate_until(other_stream, size, 256, until);
+    CHECK(p != nullptr);
+    CHECK(times == 3);
+    const auto at = [&](int ms) { return gpushare::instant{ms * 1ms}; };
+    CHECK(memory.try_allocate_until(size, 256, gpushare::patience{until.time, at(6)}, &why) == nullptr);
+    CHECK(why.code == errc::deadline_exceeded);
+    CHECK(why.asked == size);
+    CHECK(times == 6);
+    CHECK_THROWS_AS((void)memory.allocate_until(size, 256, gpushare::patience{until.time, at(7)}), std::bad_alloc);
+    std::stop_source stop;
+    stop.request_stop();
+    CHECK(pool.try_allocate_until(s, size, 256, gpushare::patience{until.time, never, stop.get_token()}, &why) ==
+          nullptr);
+    CHECK(why.code == errc::stopped);
+    CHECK(pool.try_allocate_until(s, size * 3, 256, until, &why) == nullptr);  // more than the device has
+    CHECK(why.code == errc::out_of_memory);
+    CHECK(pool.try_allocate_until(s, 1, 512, until, &why) == nullptr);
+    CHECK(why.code == errc::bad_alignment);
+    CHECK(cudaPeekAtLastError() == cudaSuccess);
+    CHECK(pool.deallocate(other_stream, p) == errc::none);
+    CHECK(other_stream.record().wait(never));
 }
 
 TEST_CASE_METHOD(fixture, "a pool has nothing for a stream that is captured", "[cuda][pool][capture]") {

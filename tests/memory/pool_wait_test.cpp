@@ -13,12 +13,14 @@
 #include <stdexcept>
 #include <stop_token>
 #include <thread>
+#include <utility>
 #include <vector>
 
 #include <gpushare/backend/host/clock.hpp>
 #include <gpushare/error.hpp>
 #include <gpushare/memory/pool_resource.hpp>
 #include <gpushare/memory/pool_wait.hpp>
+#include <gpushare/memory/private_pool.hpp>
 #include <gpushare/memory/quota.hpp>
 #include <gpushare/memory/quota_hook.hpp>
 #include <gpushare/memory/quota_resource.hpp>
@@ -367,5 +369,78 @@ TEST_CASE("threads that wait for a pool and give up at random are all served, an
 }
 
 TEST_CASE("threads that wait for a pool and give up at random, for long", "[.long]") { queue_up(8, 10'000); }
+
+TEST_CASE(
+    "threads that wait for memory of a captured graph are served in order, from what comes back there or to the pool",
+    "[memory][pool][waiters][private]") {
+    support::capped_pool<> c(4_MiB, {.segment = 1_MiB});
+    void* all = c.pool.allocate(2 * MiB, 256);
+    gpushare::private_pool graph(c.pool, 2_MiB);
+    void* const mine = graph.allocate(2 * MiB, 256);
+    std::atomic<unsigned> served{0};
+    SECTION("the big one first, and nobody overtakes") {
+        customer big(graph, 2 * MiB, served, until_told());
+        wait_for_line(graph, 1);
+        customer small(graph, KiB, served, until_told());
+        wait_for_line(graph, 2);
+        failure why;
+        CHECK(graph.try_allocate(KiB, 256, &why) == nullptr);
+        CHECK(why.code == errc::out_of_memory);
+        CHECK(graph.deallocate(mine, 2 * MiB, 256) == errc::none);
+        CHECK(big.turn() == 1);
+        CHECK(small.turn() == 2);
+    }
+    SECTION("what the pool has again is found") {
+        customer one(graph, MiB, served, until_told());
+        wait_for_line(graph, 1);
+        CHECK(c.pool.deallocate(std::exchange(all, nullptr), 2 * MiB, 256) == errc::none);
+        CHECK(one.turn() == 1);
+        CHECK(graph.reserved() == 3_MiB);
+    }
+    SECTION("a deadline, a stop request, a close and what can never be end a wait") {
+        failure why;
+        CHECK(graph.try_allocate_until(KiB, 256, within(1ms), &why) == nullptr);
+        CHECK(why.code == errc::deadline_exceeded);
+        CHECK(why.asked == KiB);
+        CHECK(why.limit == 2 * MiB);
+        CHECK_THROWS_AS((void)graph.allocate_until(KiB, 256, within(0ms)), gpushare::memory_error);
+        CHECK(graph.try_allocate_until(5 * MiB, 256, forever(), &why) == nullptr);
+        CHECK(why.code == errc::over_quota);
+        CHECK(graph.try_allocate_until(KiB, 3, forever(), &why) == nullptr);
+        CHECK(why.code == errc::bad_alignment);
+        std::stop_source stop;
+        const auto waits = [&](errc expected) {
+            return std::jthread([&, expected] {
+                const patience until{support::manual_clock{}, gpushare::never, stop.get_token()};
+                failure ended;
+                if (graph.try_allocate_until(KiB, 256, until, &ended) == nullptr && ended.code == expected) ++served;
+            });
+        };
+        auto stopped = waits(errc::stopped);
+        wait_for_line(graph, 1);
+        stop.request_stop();
+        stopped.join();
+        stop = {};
+        auto first = waits(errc::closed), second = waits(errc::closed);
+        wait_for_line(graph, 2);
+        graph.close();
+        first.join(), second.join();
+        CHECK(served == 3);
+    }
+    SECTION("so is who sets memory aside") {
+        CHECK(graph.deallocate(mine, 2 * MiB, 256) == errc::none);
+        CHECK_THROWS_AS(gpushare::private_pool(c.pool, 1_MiB, within(1ms)), gpushare::memory_error);
+        std::jthread waits([&] {
+            const gpushare::private_pool other(c.pool, 1_MiB, forever());
+            served = other.reserved() == 1_MiB ? 1 : 0;
+        });
+        wait_for_line(c.pool, 1);
+        CHECK(c.pool.deallocate(std::exchange(all, nullptr), 2 * MiB, 256) == errc::none);
+        waits.join();
+        CHECK(served == 1);
+    }
+    CHECK(graph.waiting() == 0);
+    if (all != nullptr) CHECK(c.pool.deallocate(all, 2 * MiB, 256) == errc::none);
+}
 
 }  // namespace pool_wait_test

@@ -11,14 +11,17 @@
 //       end_capture(stream);
 //   }
 //   ... ;                                                 // launch; destroy the graph, then graph_memory
+//   private_pool other{pool, 64_MiB, until};    void* q = other.allocate_until(4096, 256, until);   // wait, with pool_wait.hpp
 #pragma once
 
 #include <algorithm>
+#include <chrono>
 #include <concepts>
 #include <cstddef>
 #include <cstdint>
 #include <mutex>
 #include <optional>
+#include <stop_token>
 #include <string_view>
 #include <vector>
 
@@ -27,6 +30,8 @@
 #include <gpushare/config.hpp>
 #include <gpushare/error.hpp>
 #include <gpushare/memory/detail/pool_fit.hpp>
+#include <gpushare/memory/detail/pool_store.hpp>
+#include <gpushare/memory/patience.hpp>
 #include <gpushare/units.hpp>
 
 namespace gpushare {
@@ -47,14 +52,12 @@ class private_pool {
 public:
     /// Sets `reserve` aside, rounded up to 256 bytes, before the capture. Throws what the pool throws.
     private_pool(Pool& pool, bytes reserve) : pool_(&pool) {
-        if (const errc why = detail::pool_tag::check(reserve.count(), 1); why != errc::none)
-            raise({.code = why, .asked = reserve.count()}, {}, "set aside memory for a captured graph");
-        const auto size = static_cast<std::size_t>(detail::whole_granules(reserve.count()));
-        add(pool.allocate(size, detail::pool_granule), size, detail::pool_granule);
-        closes_.emplace(pool.closing(), [this](instant) {
-            close();
-            return true;
-        });
+        set_aside(reserve, [&](std::size_t size) { return pool.allocate(size, detail::pool_granule); });
+    }
+    /// The same, but waits as the pool's allocate_until (include pool_wait.hpp). Throws what that throws.
+    template <clock Clock>
+    private_pool(Pool& pool, bytes reserve, const patience<Clock>& until) : pool_(&pool) {
+        set_aside(reserve, [&](std::size_t size) { return pool.allocate_until(size, detail::pool_granule, until); });
     }
     private_pool(const private_pool&) = delete;
     private_pool& operator=(const private_pool&) = delete;
@@ -64,8 +67,8 @@ public:
         close();
     }
 
-    /// Throws memory_error: out_of_memory if neither what was set aside nor what the pool holds suffices, size_overflow,
-    /// bad_alignment.
+    /// Throws memory_error: out_of_memory if neither what was set aside nor what the pool holds suffices, or others wait;
+    /// size_overflow, bad_alignment.
     [[nodiscard]] void* allocate(std::size_t size, std::size_t alignment = alignof(std::max_align_t)) {
         failure why;
         void* const p = try_allocate(size, alignment, &why);
@@ -76,15 +79,52 @@ public:
     [[nodiscard]] void* try_allocate(std::size_t size, std::size_t alignment = alignof(std::max_align_t),
                                      failure* why = nullptr) noexcept {
         const std::lock_guard lock(mutex_);
-        fit_.index().drop_retired();  // nobody reads without the lock
-        const errc code = closed_ ? errc::closed : detail::pool_tag::check(size, alignment);
-        detail::pool_block* const b = code == errc::none ? obtain(detail::whole_granules(size), alignment) : nullptr;
-        if (b == nullptr) {
-            if (why != nullptr)
-                *why = {code == errc::none ? errc::out_of_memory : code, size, fit_.free_bytes(), reserved_};
-            return nullptr;
+        failure unused;
+        return take(size, alignment, why != nullptr ? *why : unused, waiters_.size() == 0);
+    }
+    /// As allocate, but waits, first come first served, until the deadline or stop request of `until`: for a block that comes back
+    /// here and, every two milliseconds, for what the pool holds. Asks neither the device nor a stream. Then throws memory_error:
+    /// deadline_exceeded, stopped, or at once what the pool could never grant.
+    template <clock Clock>
+    [[nodiscard]] void* allocate_until(std::size_t size, std::size_t alignment, const patience<Clock>& until) {
+        failure why;
+        void* const p = try_allocate_until(size, alignment, until, &why);
+        if (p == nullptr) throw memory_error(why, {}, "allocate for a captured graph");
+        return p;
+    }
+    /// Null where `allocate_until` would throw.
+    template <clock Clock>
+    [[nodiscard]] void* try_allocate_until(std::size_t size, std::size_t alignment, const patience<Clock>& until,
+                                           failure* why = nullptr) noexcept {
+        detail::pool_wait_entry place;
+        const std::stop_callback on_stop(until.stop, [&] {
+            const std::lock_guard lock(mutex_);
+            place.woken.notify_one();
+        });
+        std::unique_lock lock(mutex_);
+        failure refused;
+        void* p = take(size, alignment, refused, waiters_.size() == 0);
+        if (p == nullptr && refused.code == errc::out_of_memory)
+            if (const failure never_fits = pool_->refuses(size, alignment); never_fits.code != errc::none)
+                refused = never_fits;
+        if (p == nullptr && refused.code == errc::out_of_memory) {
+            waiters_.join(place);
+            do {
+                const auto now = until.time.now();
+                if (until.stop.stop_requested()) {
+                    refused.code = errc::stopped;
+                } else if (now >= until.deadline) {
+                    refused.code = errc::deadline_exceeded;
+                } else {
+                    const ns longest = waiters_.first(place) ? asks_again : ns{std::chrono::minutes(1)};
+                    place.woken.wait_for(lock, std::min(until.deadline, saturating_add(now, longest)) - now);
+                    if (waiters_.first(place)) p = take(size, alignment, refused, true);
+                }
+            } while (p == nullptr && refused.code == errc::out_of_memory);
+            waiters_.leave(place);
         }
-        return b->hand_out(size, alignment, {});
+        if (p == nullptr && why != nullptr) *why = refused;
+        return p;
     }
     /// unknown_block or wrong_size, changing nothing, as pool_resource::deallocate. Null is ignored.
     errc deallocate(void* p, std::size_t size, std::size_t alignment = alignof(std::max_align_t)) noexcept {
@@ -92,8 +132,10 @@ public:
         const std::lock_guard lock(mutex_);
         if (closed_) return errc::closed;
         const auto freed = fit_.index().claim(p, size, alignment);
-        if (freed.why == errc::none) fit_.give(*freed.block);
-        return freed.why;
+        if (freed.why != errc::none) return freed.why;
+        fit_.give(*freed.block);
+        waiters_.tell();
+        return errc::none;
     }
 
     /// From now on everything is refused with errc::closed. All memory goes back to the pool, blocks that are out
@@ -103,6 +145,7 @@ public:
         closed_ = true;
         give_back();
         ranges_.clear();
+        waiters_.tell_all();
     }
 
     /// The pool's answers; see pool_resource.
@@ -126,6 +169,8 @@ public:
         const std::lock_guard lock(mutex_);
         return bytes{reserved_ - fit_.free_bytes()};
     }
+    /// How many threads wait for memory.
+    [[nodiscard]] std::size_t waiting() const noexcept { return waiters_.size(); }
     /// The largest free block, at a multiple of 256 bytes, in what was set aside.
     [[nodiscard]] bytes largest_free() const noexcept {
         const std::lock_guard lock(mutex_);
@@ -138,6 +183,29 @@ private:
         std::size_t size = 0, alignment = 0;
     };
 
+    static constexpr ns asks_again = std::chrono::milliseconds(2);
+
+    template <class F>
+    void set_aside(bytes reserve, F allocate) {
+        if (const errc why = detail::pool_tag::check(reserve.count(), 1); why != errc::none)
+            raise({.code = why, .asked = reserve.count()}, {}, "set aside memory for a captured graph");
+        const auto size = static_cast<std::size_t>(detail::whole_granules(reserve.count()));
+        add(allocate(size), size, detail::pool_granule);
+        closes_.emplace(pool_->closing(), [this](instant) {
+            close();
+            return true;
+        });
+    }
+    // Null, with the reason. Unless it is this one's turn, as if there were nothing.
+    [[nodiscard]] void* take(std::size_t size, std::size_t alignment, failure& why, bool its_turn) noexcept {
+        fit_.index().drop_retired();  // nobody reads without the lock
+        const errc code = closed_ ? errc::closed : detail::pool_tag::check(size, alignment);
+        detail::pool_block* const b =
+            code == errc::none && its_turn ? obtain(detail::whole_granules(size), alignment) : nullptr;
+        if (b != nullptr) return b->hand_out(size, alignment, {});
+        why = {code == errc::none ? errc::out_of_memory : code, size, fit_.free_bytes(), reserved_};
+        return nullptr;
+    }
     [[nodiscard]] detail::pool_block* obtain(std::uint64_t size, std::size_t alignment) noexcept {
         try {
             if (detail::pool_block* const b = fit_.take(size, alignment)) return b;
@@ -171,6 +239,7 @@ private:
     detail::pool_fit fit_;
     std::vector<range> ranges_;
     std::uint64_t reserved_ = 0;
+    detail::pool_wait_queue waiters_;
     bool closed_ = false;
     std::optional<close_callback> closes_;
 };

@@ -7,11 +7,14 @@
 
 #include <cuda_runtime_api.h>
 
+#include <algorithm>
 #include <bit>
+#include <chrono>
 #include <cstddef>
 #include <cstdint>
 #include <memory>
 #include <string_view>
+#include <thread>
 #include <utility>
 
 #include <gpushare/backend/cuda/detail/block_registry.hpp>
@@ -128,6 +131,37 @@ public:
         failure unused;
         return obtain(s, size, alignment, why != nullptr ? *why : unused);
     }
+    /// As allocate, but where the device, or max_size, lacks memory asks again every two milliseconds, until the deadline or stop
+    /// request of `until`, a patience (memory/patience.hpp): CUDA doesn't tell when there is some, and who waits is served in no
+    /// order. Then throws memory_error: deadline_exceeded, stopped. What is more than the whole device is refused at once.
+    template <class Patience>
+    [[nodiscard]] void* allocate_until(stream& s, std::size_t size, std::size_t alignment, const Patience& until) {
+        failure why;
+        void* const p = try_allocate_until(s, size, alignment, until, &why);
+        if (p != nullptr) return p;
+        if (why.code == errc::deadline_exceeded || why.code == errc::stopped)
+            throw memory_error(why, {}, "allocating from a memory pool");
+        raise(why, {}, "allocating from a memory pool");
+    }
+    /// Null where `allocate_until` would throw.
+    template <class Patience>
+    [[nodiscard]] void* try_allocate_until(stream& s, std::size_t size, std::size_t alignment, const Patience& until,
+                                           failure* why = nullptr) noexcept {
+        failure refused;
+        for (;;) {
+            if (void* const p = obtain(s, size, alignment, refused)) return p;
+            const instant now = until.time.now();
+            if (refused.code != errc::out_of_memory || charged(size, alignment) > device().properties().memory) break;
+            if (until.stop.stop_requested())
+                refused.code = errc::stopped;
+            else if (now >= until.deadline)
+                refused.code = errc::deadline_exceeded;
+            if (refused.code != errc::out_of_memory) break;
+            std::this_thread::sleep_for(std::min<ns>(until.deadline - now, std::chrono::milliseconds(2)));
+        }
+        if (why != nullptr) *why = refused;
+        return nullptr;
+    }
 
     /// Frees once `s` has got there; other streams that used it must have been waited for on `s`. Null is ignored.
     /// errc::unknown_block for what CUDA says isn't a block of a pool; errc::capturing, device_lost. CUDA knows no
@@ -227,6 +261,17 @@ public:
     /// Null where `allocate` would throw; `why`, unless it is null, gets the reason.
     [[nodiscard]] void* try_allocate(std::size_t size, std::size_t alignment, failure* why = nullptr) noexcept {
         return pool_->try_allocate(*stream_, size, alignment, why);
+    }
+    /// See memory_pool::allocate_until.
+    template <class Patience>
+    [[nodiscard]] void* allocate_until(std::size_t size, std::size_t alignment, const Patience& until) {
+        return pool_->allocate_until(*stream_, size, alignment, until);
+    }
+    /// Null where `allocate_until` would throw.
+    template <class Patience>
+    [[nodiscard]] void* try_allocate_until(std::size_t size, std::size_t alignment, const Patience& until,
+                                           failure* why = nullptr) noexcept {
+        return pool_->try_allocate_until(*stream_, size, alignment, until, why);
     }
     /// See memory_pool::deallocate.
     errc deallocate(void* p, std::size_t /*size*/, std::size_t /*alignment*/) noexcept {
