@@ -95,20 +95,26 @@ inline constexpr instant never = instant::max();
 class sm_width {
 public:
     constexpr sm_width() noexcept = default;  ///< Not known.
-    /// Cut to what there is; 0 and less: not known.
-    constexpr explicit sm_width(double part) noexcept : part_(part > 1 ? 1 : part > 0 ? part : 0) {}
+    /// More than 1 counts as 1; 0 and less: not known.
+    constexpr explicit sm_width(double part) noexcept : given_(part) {}
     /// `n` of `all` SMs.
     [[nodiscard]] static constexpr sm_width of_sms(std::uint32_t n, std::uint32_t all) noexcept {
         return sm_width(all > 0 ? static_cast<double>(n) / all : 0);
     }
 
-    [[nodiscard]] constexpr bool known() const noexcept { return part_ > 0; }             ///< Whether it was given.
-    [[nodiscard]] constexpr double part() const noexcept { return known() ? part_ : 1; }  ///< In (0, 1].
+    [[nodiscard]] constexpr bool known() const noexcept { return given_ > 0; }  ///< Whether it was given.
+    [[nodiscard]] constexpr double part() const noexcept {
+        return given_ > 0 && given_ < 1 ? given_ : 1;
+    }                                                                         ///< In (0, 1].
+    [[nodiscard]] constexpr double given() const noexcept { return given_; }  ///< As it was given; 0 if it wasn't.
 
-    friend constexpr bool operator==(sm_width, sm_width) = default;
+    /// Whether both count as the same.
+    friend constexpr bool operator==(sm_width a, sm_width b) noexcept {
+        return a.known() == b.known() && a.part() == b.part();
+    }
 
 private:
-    double part_ = 0;
+    double given_ = 0;
 };
 
 /// A share of device time in steps of 0.1 %. `share::of_permille(1000)` is the whole device.

@@ -12,6 +12,7 @@
 #include <stdexcept>
 #include <stop_token>
 #include <string>
+#include <string_view>
 #include <thread>
 #include <utility>
 #include <vector>
@@ -183,6 +184,14 @@ TEST_CASE("a bad field of a specification or of a change is named, with its valu
     CHECK_THROWS_WITH(t.resize({.burst = 5_B}),
                       "tenant 't': burst = 5 B: must be whole in units of 1 KiB on each of its devices");
     CHECK_THROWS_WITH(t.resize({.slo = -1ns}), "tenant 't': slo = -1 ns: must not be negative");
+    CHECK_THROWS_WITH(t.resize({.memory = 0_B}), "tenant 't': needs memory, or burst: both are 0");
+    const std::string_view of_sms = ": must be a part of the SMs, from 0 to 1";
+    for (const auto& [keeps, text] : {std::pair(1.5, "1.500000"), std::pair(-0.25, "-0.250000")}) {
+        const auto why = "tenant 't': keeps = " + std::string(text).append(of_sms);
+        CHECK_THROWS_WITH(admit({.keeps = gpushare::sm_width(keeps)}), why);
+        CHECK_THROWS_WITH(t.resize({.keeps = gpushare::sm_width(keeps)}), why);
+    }
+    t.resize({.keeps = gpushare::sm_width(1)});
     CHECK(t.spec().memory == 1_MiB);
 }
 

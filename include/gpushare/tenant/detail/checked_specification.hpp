@@ -17,19 +17,24 @@ namespace gpushare {
 inline namespace GPUSHARE_ABI {
 namespace detail {
 
-/// Throws operation_error (invalid_specification).
-template <class Value>
-void check_field(bool right, const tenant_spec& of, std::string_view field, const Value& value, std::string_view unit,
-                 std::string_view must) {
-    if (right) return;
+/// Throws operation_error (invalid_specification), which says so.
+template <class... Parts>
+[[noreturn]] void refuse_field(const tenant_spec& of, const Parts&... why) {
     message m;
-    m.add("tenant '", std::string_view(of.name).substr(0, longest_name), "': ", field, " = ", value, unit, ": must ",
-          must);
+    m.add("tenant '", std::string_view(of.name).substr(0, longest_name), "': ", why...);
     throw operation_error(failure{errc::invalid_specification}, of.name, m);
 }
 
 /// Throws operation_error (invalid_specification).
+template <class Value>
+void check_field(bool right, const tenant_spec& of, std::string_view field, const Value& value, std::string_view unit,
+                 std::string_view must) {
+    if (!right) refuse_field(of, field, " = ", value, unit, ": must ", must);
+}
+
+/// Throws operation_error (invalid_specification).
 inline void check_fields(const tenant_spec& s) {
+    if (s.memory == bytes{} && s.burst == bytes{}) refuse_field(s, "needs memory, or burst: both are 0");
     const auto time = [&](ns value, std::string_view field) {
         check_field(value >= ns{0}, s, field, std::string_view(std::to_string(value.count())), " ns",
                     "not be negative");
@@ -38,6 +43,9 @@ inline void check_fields(const tenant_spec& s) {
     time(s.longest, "longest");
     time(s.yields_within, "yields_within");
     time(s.wait.value_or(ns{}), "wait");
+    const double keeps = s.keeps.given();
+    check_field(keeps >= 0 && keeps <= 1, s, "keeps", std::string_view(std::to_string(keeps)), "",
+                "be a part of the SMs, from 0 to 1");
     check_field(s.cap != share{}, s, "cap", std::uint64_t{s.cap.permille()}, " permille", "be more than 0");
     check_field(s.unit != bytes{}, s, "unit", s.unit, "", "be at least 1 B");
     check_field(s.streams != 0, s, "streams", std::uint64_t{s.streams}, "", "be at least 1");
@@ -46,19 +54,16 @@ inline void check_fields(const tenant_spec& s) {
 
 /// The same of who is to be admitted.
 inline void check_admission(const tenant_spec& s) {
-    const auto refuse = [&](std::string_view why) {
-        message m;
-        m.add("tenant '", std::string_view(s.name).substr(0, longest_name), "': ", why);
-        throw operation_error(failure{errc::invalid_specification}, s.name, m);
-    };
-    if (s.name.empty()) refuse("a tenant needs a name");
-    if (s.memory == bytes{} && s.burst == bytes{}) refuse("needs memory, or burst");
+    if (s.name.empty()) refuse_field(s, "a tenant needs a name");
     check_fields(s);
 }
 
 /// The same of what a change makes of a tenant. Throws operation_error (not_whole), too.
 inline void check_change(const tenant_spec& granted, const tenant_change& c) {
     tenant_spec then = granted;
+    then.memory = c.memory.value_or(then.memory);
+    then.burst = c.burst.value_or(then.burst);
+    then.keeps = c.keeps.value_or(then.keeps);
     then.cap = c.cap.value_or(then.cap);
     then.slo = c.slo.value_or(then.slo);
     then.longest = c.longest.value_or(then.longest);
