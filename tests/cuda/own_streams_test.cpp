@@ -361,4 +361,21 @@ TEST_CASE("clients whose launches fill half of the SMs run side by side, at no c
     two.close();
 }
 
+TEST_CASE("what is declared narrow stays off what a level above keeps", "[cuda][width]") {
+    constexpr ns length = 5ms;
+    crowd all(3, {}, gpushare::sm_width(0.25));
+    const auto above = all.gate.add({.level = {1}, .keeps = gpushare::sm_width(0.5)});
+    const auto in_flight_of_three = [&] {
+        for (std::size_t i = 0; i < 3; ++i) all.submit(i, length);
+        const auto in = all.total().in_flight;
+        for (auto u = all.total(); u.in_flight + u.waiting > 0; u = all.total()) standin::advance(1ms);
+        return in;
+    };
+    for (int i = 0; i < 3; ++i) (void)in_flight_of_three();  // how long they take is learnt
+    CHECK(in_flight_of_three() == 2);                        // on the half that isn't kept
+    CHECK(all.gate.bound_of(above, 0, gpushare::sm_width(0.5)) < length);
+    CHECK(all.gate.close(above, gpushare::instant::min()));
+    all.close();
+}
+
 }  // namespace own_streams_test
