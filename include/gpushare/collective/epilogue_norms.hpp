@@ -104,8 +104,8 @@ static_assert(row_stage<layer_normalising<float, float>>);
 }  // namespace detail
 
 /// (x - mean) / sqrt(variance + epsilon) * weight[column] + offset[column], mean and variance of the row (Ba, Kiros and
-/// Hinton, arXiv 1607.06450). A device's compiler makes one rounding of a product and a sum: there y may differ from a host's by
-/// 1e-6 (1 + |y|), about an ulp. By which rank, in which collective or row, it never differs.
+/// Hinton, arXiv 1607.06450). A device's compiler makes one rounding of a product and a sum: y may differ from a host's by some
+/// ulps of what is added up in it, mostly by one. By which rank, in which collective or row, it never differs.
 template <class W, class O>
 [[nodiscard]] constexpr auto layer_norm(const W& weight, const O& offset, float epsilon) noexcept {
     const auto* const w = detail::as_pointer(weight);
