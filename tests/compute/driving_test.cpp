@@ -199,9 +199,10 @@ TEST_CASE("callables that take no time are all run by who comes", "[compute]") {
 }
 
 TEST_CASE("who comes is kept for one long callback, though each brings the next, and all are called", "[compute]") {
-    slow_callables<manual_stream> t;
     int left = 50;
-    std::function<void()> again = [&] {
+    std::function<void()> again;  // outlive the limiter, whose end calls back whom it still owes it
+    slow_callables<manual_stream> t;
+    again = [&] {
         (void)t.compute.submit(
             t.a, t.stream, [](manual_stream& s) { s.enqueue(10us); }, {},
             [&](const gpushare::completion&) {
