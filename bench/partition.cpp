@@ -8,7 +8,6 @@
 #include <cstdlib>
 #include <exception>
 #include <filesystem>
-#include <fstream>
 #include <stdexcept>
 #include <string>
 #include <string_view>
@@ -21,7 +20,6 @@
 #include <gpushare/placement/workload.hpp>
 
 #include "harness.hpp"
-#include "partition/chart.hpp"
 #include "partition/experiment.hpp"
 #include "partition/reserve.hpp"
 #include "partition/robustness.hpp"
@@ -97,6 +95,12 @@ bench::placement_trace load(options& o) {
     if (o.pods.empty() != o.nodes.empty()) throw std::invalid_argument("--pods and --nodes belong together");
     constexpr std::uint64_t generator_seed = 2023;
     return o.pods.empty() ? bench::generate_trace(generator_seed) : bench::read_trace(o.pods, o.nodes);
+}
+
+std::string decimal(double x) {
+    char text[32];
+    std::snprintf(text, sizeof text, "%.3f", x);
+    return text;
 }
 
 /// One policy over all seeds.
@@ -206,23 +210,17 @@ void placement_figures(bench::report& r, const bench::placement_trace& trace, co
     r.figure("partition.decision_p99_us", slowest, "us", most);
     r.figure("partition.learn_ms", learning, "ms");
 
-    if (o.json.empty()) return;
-    const auto svg = std::filesystem::path(o.json).replace_extension(".svg");
+    // What results.py draws: in each line a level, and what is allocated there by each.
+    std::string curve = "GPUs asked for %,no packing allocates more";
+    for (const series& one : all) curve += "," + one.name;
     constexpr int from = 80;
-    std::vector<bench::chart_line> lines{{"no packing allocates more", {}, "#777", 1.5, "6 4"}};
-    lines[0].percent.assign(bound_means.begin() + (from - bench::first_level), bound_means.end());
-    const char* colours[] = {"#8a6d4f", "#7d6a99", "#5d7d63", "#5f6f8f", "#31708e",
-                             "#8a6d1f", "#2b6cb0", "#c2410c", "#ea580c"};
-    for (std::size_t i = 0; i < all.size(); ++i)
-        lines.push_back({all[i].name, all[i].means(from), colours[i],
-                         i == own         ? 3.5
-                         : i == own_moves ? 2.5
-                                          : 1.5,
-                         i == own_moves ? "9 3" : ""});
-    std::ofstream(svg) << bench::draw_chart("GPUs allocated against GPUs asked for",
-                                            trace.name + ", mean of " + std::to_string(o.seeds) + " orders of arrival",
-                                            from, lines);
-    std::printf("# chart: %s\n", svg.c_str());
+    for (int level = from; level <= bench::last_level; ++level) {
+        curve += "\n" + std::to_string(level) + ",";
+        curve += decimal(bound_means[static_cast<std::size_t>(level - bench::first_level)]);
+        for (const series& one : all) curve += "," + decimal(one.mean(level));
+    }
+    r.setting("curve_of", trace.name + ", mean of " + std::to_string(o.seeds) + " orders of arrival");
+    r.text("curve", curve + "\n");
 }
 
 void growth_figure(bench::report& r, const bench::placement_trace& trace) {

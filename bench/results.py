@@ -3,7 +3,7 @@
 """Results as data: keeps what ./dev bench measured, fills the tables of the documents from it, and compares two runs.
 
   results.py keep BUILD_DIR AREA...     build/bench/AREA*.json become bench/results/MACHINE/AREA.json
-  results.py fill [--check]             writes the measured cells of all documents and a chart beside each AREA.json, or says which
+  results.py fill [--check]             writes the measured cells of all documents and charts beside each AREA.json, or says which
                                         aren't up to date, or which results wouldn't be kept
   results.py use MACHINE                has all documents show the results of that machine, but for those of a GPU, then fills them
   results.py compare OLD NEW            what got better or worse beyond the spread: the middle halves of the repeats
@@ -117,8 +117,6 @@ def keep(folder, areas):
         text = "{" + ",\n".join(lines)[1:] + ',\n "figures": {\n' + ",\n".join(rows) + "\n }}\n"
         (machine / f"{area}.json").write_text(text)
         print(f"kept {(machine / area).relative_to(ROOT)}.json")
-        if (folder / f"{area}.svg").exists():
-            shutil.copyfile(folder / f"{area}.svg", RESULTS / f"{area}.svg")
     if problems:
         raise Problem("not kept: " + "; ".join(problems))
 
@@ -208,6 +206,8 @@ def fill(check):
             raise Problem(why)
         if picture := chart(area):
             put(file.with_suffix(".svg"), picture)
+        if picture := curve(area):
+            put(file.with_name(file.stem + "_curve.svg"), picture)
     if check and stale:
         raise Problem(f"{', '.join(stale)}: figures differ from bench/results; run bench/results.py fill")
 
@@ -218,7 +218,7 @@ def use(machine):
     for document in DOCUMENTS:
         path = ROOT / document
         text = re.sub(r"<!-- results: (?!none |nvidia-)\S+ -->", f"<!-- results: {machine} -->", path.read_text())
-        path.write_text(re.sub(r"(bench/results/)[^/\s)]+(/[a-z]+\.svg)", rf"\g<1>{machine}\g<2>", text))
+        path.write_text(re.sub(r"(bench/results/)[^/\s)]+(/[a-z_]+\.svg)", rf"\g<1>{machine}\g<2>", text))
     fill(check=False)
 
 
@@ -258,6 +258,47 @@ def chart(area):
         lines.append(f'<text x="{left - 8}" y="{y + 4}" text-anchor="end">{name}</text>')
         lines.append(f'<line x1="{x(min(ends))}" x2="{x(max(ends))}" y1="{y}" y2="{y}" stroke="{colour}" stroke-width="2"/>')
         lines.append(f'<circle cx="{x(value)}" cy="{y}" r="4" fill="{colour}"/>')
+    return "\n".join([*lines, "</svg>"]) + "\n"
+
+
+COLOURS = ["#777", "#8a6d4f", "#7d6a99", "#5d7d63", "#5f6f8f", "#31708e", "#8a6d1f", "#2b6cb0", "#c2410c", "#ea580c"]
+
+
+def curve(area):
+    """The area's text "curve": a title for x, a name for each line, then rows of x and percents. Ours are drawn thick. SVG, or
+    nothing."""
+    head, *rows = [row.split(",") for row in area.get("texts", {}).get("curve", "").splitlines()] or [[]]
+    if not rows:
+        return None
+    rows = [[float(v) for v in row] for row in rows]
+    low, high = math.floor(min(min(row[1:]) for row in rows)), math.ceil(max(max(row[1:]) for row in rows))
+    left, top, width, height = 80, 80, 740, 480
+
+    def x(v):
+        return round(left + width * (v - rows[0][0]) / (rows[-1][0] - rows[0][0]), 1)
+
+    def y(v):
+        return round(top + height * (high - v) / (high - low), 1)
+
+    lines = ['<svg xmlns="http://www.w3.org/2000/svg" viewBox="0 0 1100 640" font-family="sans-serif" font-size="14">',
+             '<rect width="1100" height="640" fill="#fff"/>',
+             f'<text x="{left}" y="38">{area["settings"]["curve_of"]}</text>',
+             f'<text x="{left}" y="58" fill="#666">commit {area["commit"]}, {area["date"]}</text>',
+             f'<text x="{left + width / 2}" y="{top + height + 46}" text-anchor="middle" fill="#444">{head[0]}</text>']
+    for percent in range(low, high + 1, 5 if high - low > 12 else 1):
+        lines.append(f'<line x1="{left}" x2="{left + width}" y1="{y(percent)}" y2="{y(percent)}" stroke="#e4e4e4"/>')
+        lines.append(f'<text x="{left - 10}" y="{y(percent) + 5}" text-anchor="end" fill="#444">{percent} %</text>')
+    for row in rows:
+        if row[0] % 10 == 0:
+            lines.append(f'<text x="{x(row[0])}" y="{top + height + 22}" text-anchor="middle" fill="#444">{row[0]:.0f} %</text>')
+    label = 0  # from the top, a line's height apart
+    for i in sorted(range(1, len(head)), key=lambda i: -rows[-1][i]):
+        colour, wide, end = COLOURS[i % len(COLOURS)], 3 if "ours" in head[i] else 1.5, y(rows[-1][i])
+        points = " ".join(f"{x(row[0])},{y(row[i])}" for row in rows)
+        lines.append(f'<polyline points="{points}" fill="none" stroke="{colour}" stroke-width="{wide}"/>')
+        label = max(end, label + 19)
+        lines.append(f'<line x1="{left + width}" x2="{left + width + 14}" y1="{end}" y2="{label}" stroke="{colour}"/>')
+        lines.append(f'<text x="{left + width + 18}" y="{label + 5}" fill="{colour}">{rows[-1][i]:.2f}  {head[i]}</text>')
     return "\n".join([*lines, "</svg>"]) + "\n"
 
 

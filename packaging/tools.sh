@@ -142,6 +142,12 @@ need_mpis() {
     from_pypi mpich "nothing is tested over MPICH, or compared with it" 'mpich==5.0.*' || true
 }
 
+# 0.4 GB, most of it a runtime for SYCL, which it needs even where its ranks sum on the host.
+need_oneccl() {
+    from_pypi oneccl "nothing is compared with oneCCL" 'oneccl==2022.1.*' 'oneccl-devel==2022.1.*' 'impi-rt==2021.18.*' \
+        'intel-sycl-rt==2026.2.*' 'intel-cmplr-lib-rt==2026.2.*' 'intel-cmplr-lib-ur==2026.2.*' 'umf==1.2.*' 'tcmlib==1.6.*' || true
+}
+
 # ---- PyPI
 
 # from_pypi FOLDER CONSEQUENCE REQUIREMENT...: a virtual environment for conan and clients, else the bare files of the packages. The
@@ -180,7 +186,7 @@ fetch() {  # FOLDER REQUIREMENT...
     else
         [[ -x $tools/pip/bin/pip ]] || python3 -m venv "$tools/pip" || return 1
         local where=--target
-        [[ $folder != openmpi5 && $folder != mpich ]] || where=--prefix  # has bin/ and lib/ of its own, which --target drops
+        [[ $folder != openmpi5 && $folder != mpich && $folder != oneccl ]] || where=--prefix  # has bin/ and lib/ of its own, which --target drops
         "$tools/pip/bin/pip" install --quiet --retries 1 --no-deps "$where" "$tools/$folder" "$@"
     fi
 }

@@ -84,6 +84,18 @@ std::vector<mpi_peers::setting> mpi_peers::all_settings([[maybe_unused]] unsigne
     algorithm("shared-memory release and gather", "MPIR_CVAR_ALLREDUCE_POSIX_INTRA_ALGORITHM=release_gather");
     algorithm("single copy", "MPIR_CVAR_CH4_CMA_ENABLE=1");
 #endif
+#ifdef GPUSHARE_BENCH_ONECCL
+    // Its threads for communication would take the ranks' cores, and it takes the SYCL devices of a host without any for an error.
+    const std::string oneccl = GPUSHARE_BENCH_ONECCL,
+                      there_too = "LD_LIBRARY_PATH=" + oneccl + "/lib I_MPI_ROOT=" + oneccl +
+                                  " CCL_WORKER_OFFLOAD=0 GPUSHARE_BENCH_KVS=$(mktemp -u) ",
+                      by_mpi = there_too + "CCL_ATL_TRANSPORT=mpi I_MPI_FABRICS=shm ",
+                      launch = oneccl + "/bin/mpiexec.hydra" + n + GPUSHARE_BENCH_ONECCL_PEER;
+    all.push_back({"default", by_mpi + launch, {}});
+    if (enough_cores) all.push_back({"bound to cores", by_mpi + "I_MPI_PIN=1 " + launch, {}});
+    for (const char* const name : {"direct", "recursive_doubling", "ring", "rabenseifner", "nreduce"})
+        all.push_back({name, by_mpi + "CCL_ALLREDUCE=" + name + " " + launch, {}});
+#endif
     return all;
 }
 
@@ -108,7 +120,7 @@ mpi_peers::outcome mpi_peers::run(const setting& s, unsigned fewer) {
             o.single_copies = std::strtoull(line.data() + 14, nullptr, 10);
         else if (text.starts_with("wrong "))
             o.wrong = std::strtoull(line.data() + 6, nullptr, 10);
-        else if (text.starts_with("Open MPI v") || text.starts_with("MPICH Version"))
+        else if (text.starts_with("Open MPI v") || text.starts_with("MPICH Version") || text.starts_with("oneCCL "))
             o.version = text.substr(0, text.find_first_of(",\n"));
         else if (first.empty() && text.find_first_not_of("-\n ") != std::string_view::npos)
             first = text.substr(0, text.find('\n'));

@@ -10,6 +10,7 @@ import subprocess
 import sys
 import tempfile
 import unittest
+import xml.dom.minidom
 from pathlib import Path
 
 sys.dont_write_bytecode = True
@@ -158,12 +159,10 @@ class ResultsTest(unittest.TestCase):
         build.mkdir()
         text = {"commit": "c0ffee", "processor": "AMD EPYC", "void": {"a.share": "the control was beyond the bound"}, "figures": {}}
         (build / "a.json").write_text(json.dumps(text))
-        (build / "a.svg").write_text("<svg/>")
         out = io.StringIO()
         with contextlib.redirect_stdout(out):
             results.keep(build, ["a"])
         self.assertIn("void a.share", out.getvalue())
-        self.assertEqual((results.RESULTS / "a.svg").read_text(), "<svg/>")
         table = "<!-- results: amd-epyc -->\n| f | measured |\n|-|-|\n| `a.share` | |\n"
         self.assertIn("| void: the control was beyond the bound |", results.filled("x.md", table))
 
@@ -221,6 +220,16 @@ class ResultsTest(unittest.TestCase):
         self.assertIn("a.share", chart)
         self.assertEqual(chart.count("<circle"), 2)
         self.assertEqual(chart.count('r="4" fill="#c2410c"'), 1)  # beyond its bar
+
+    def test_a_curve_is_drawn_from_what_was_measured(self):
+        area = {"commit": "c0ffee", "date": "2026-11-26", "settings": {"curve_of": "a list"},
+                "texts": {"curve": "asked for %,bound,ours\n80,79,78\n90,89.5,88\n100,97,95.25\n"}}
+        drawn = results.curve(area)
+        xml.dom.minidom.parseString(drawn)
+        self.assertEqual(drawn.count("<polyline"), 2)
+        self.assertEqual(drawn.count('stroke-width="3"'), 1)  # ours
+        self.assertIn("95.25  ours", drawn)
+        self.assertIsNone(results.curve({"texts": {}}))
 
     def test_bars_are_numbers_in_any_form(self):
         self.assertEqual(results.bars(), {"a.share": ("at least", 95.8), "a.cost": ("at most", 1000), "a.error": ("at most", 1e-6)})
