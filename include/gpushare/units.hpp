@@ -107,6 +107,8 @@ public:
         return given_ > 0 && given_ < 1 ? given_ : 1;
     }                                                                         ///< In (0, 1].
     [[nodiscard]] constexpr double given() const noexcept { return given_; }  ///< As it was given; 0 if it wasn't.
+    /// Whether it was given as a part, or not at all.
+    [[nodiscard]] constexpr bool valid() const noexcept { return given_ >= 0 && given_ <= 1; }
 
     /// Whether both count as the same.
     friend constexpr bool operator==(sm_width a, sm_width b) noexcept {

@@ -5,6 +5,7 @@
 #include <cstddef>
 #include <cstdint>
 #include <deque>
+#include <limits>
 #include <optional>
 #include <vector>
 
@@ -609,6 +610,18 @@ TEST_CASE(
     CHECK(core.estimate(high).bound_p99 == 100ms);
     CHECK(core.change(fresh, {.yields_within = 50ms}) == gpushare::errc::none);
     CHECK(core.estimate(high).bound_p99 == 52ms);
+}
+
+TEST_CASE("what is kept is a part of the SMs, or refused", "[compute]") {
+    limiter_core<> core;
+    const auto c = core.add({.keeps = gpushare::sm_width(1)});
+    for (const double part : {-0.1, 1.1, std::numeric_limits<double>::quiet_NaN()}) {
+        CAPTURE(part);
+        CHECK_THROWS_WITH(core.add({.keeps = gpushare::sm_width(part)}),
+                          "limiter: keeps, which is from 0 to 1 of the SMs: invalid specification");
+        CHECK(core.change(c, {.keeps = gpushare::sm_width(part)}) == gpushare::errc::invalid_specification);
+    }
+    CHECK(core.change(c, {}) == gpushare::errc::none);
 }
 
 TEST_CASE("an objective that others' longest work makes impossible is refused, with figures", "[compute]") {

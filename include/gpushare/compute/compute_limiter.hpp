@@ -72,14 +72,15 @@ public:
     explicit compute_limiter(limiter_options options = {}, Clock time = {}, Policy policy = {})
         : engine_(options, std::move(time), std::move(policy)) {}
 
-    /// A new client. Throws operation_error where the policy refuses, and std::bad_alloc: then nothing has changed.
+    /// A new client. Throws operation_error where the policy refuses, or for settings that make no sense
+    /// (invalid_specification), and std::bad_alloc: then nothing has changed.
     [[nodiscard]] client_id add(const client_settings& s) {
         const std::lock_guard lock(engine_.mutex());
         return engine_.clients().add(as_can_be(s));
     }
 
     /// Changes a client's settings while work is in flight, for what is admitted from now on. errc::closed: no such
-    /// client; share_exceeded: the policy refuses; slo_unreachable (in microseconds: the objective, what others leave of it, what is
+    /// client; share_exceeded: the policy refuses; invalid_specification; slo_unreachable (in microseconds: the objective, what others leave of it, what is
     /// needed). Then nothing has changed.
     failure change(client_id c, const client_settings& s) {
         std::unique_lock lock(engine_.mutex());

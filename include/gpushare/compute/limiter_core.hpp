@@ -37,13 +37,16 @@ public:
     explicit limiter_core(limiter_options options = {}, Policy policy = {}, bool turns = false)
         : options_(detail::usable(options)), turns_(turns), policy_(std::move(detail::in_turn(policy, turns))) {}
 
-    /// A new client. Throws operation_error where the policy refuses, and std::bad_alloc: then nothing has changed.
+    /// A new client. Throws operation_error where the policy refuses, or `keeps` isn't a part (invalid_specification), and
+    /// std::bad_alloc: then nothing has changed.
     [[nodiscard]] client_id add(const client_settings& s) {
         std::uint32_t index = 0;
         while (index < clients_.size() && clients_[index].present) ++index;
         if (index == clients_.size()) clients_.emplace_back();
         auto& client = clients_[index];
         const client_id id{index, client.generation + 1};
+        if (!s.keeps.valid())
+            raise({errc::invalid_specification}, {}, "limiter: keeps, which is from 0 to 1 of the SMs");
         if (const auto why = detail::beyond_reach(s, clients_); why.code != errc::none) raise(why, {}, "limiter");
         const auto level = budget_.open(s.level);
         blocked_.reserve(clients_.size());
@@ -60,8 +63,9 @@ public:
     }
 
     /// In force for what is admitted from now on; what is in flight stays charged as it was.
-    /// Where the policy refuses, or the objective is out of reach, nothing has changed.
+    /// Where the policy refuses, the objective is out of reach, or `keeps` isn't a part, nothing has changed.
     failure change(client_id c, const client_settings& s) {
+        if (!s.keeps.valid()) return {errc::invalid_specification};
         if (const auto why = detail::beyond_reach(s, clients_, &clients_[c.index]); why != errc::none) return why;
         const auto to = budget_.open(s.level);
         if (const auto why = policy_.change(c, s); why != errc::none) return why;

@@ -43,8 +43,7 @@ inline void check_fields(const tenant_spec& s) {
     time(s.longest, "longest");
     time(s.yields_within, "yields_within");
     time(s.wait.value_or(ns{}), "wait");
-    const double keeps = s.keeps.given();
-    check_field(keeps >= 0 && keeps <= 1, s, "keeps", std::string_view(std::to_string(keeps)), "",
+    check_field(s.keeps.valid(), s, "keeps", std::string_view(std::to_string(s.keeps.given())), "",
                 "be a part of the SMs, from 0 to 1");
     check_field(s.cap != share{}, s, "cap", std::uint64_t{s.cap.permille()}, " permille", "be more than 0");
     check_field(s.unit != bytes{}, s, "unit", s.unit, "", "be at least 1 B");
