@@ -82,10 +82,24 @@ TEST_CASE("every number converts as compiled as it does on the host", "[compiled
     CHECK(jobs::trouble_of_conversions() == "");
 }
 
-/// Found by the fuzz: of a number near zero that is made of two large ones, an ulp of these is much.
-TEST_CASE("a layer norm whose product and offset cancel is as near as it says", "[compiled]") {
-    const jobs::job j{.which = 31, .ranks = 4, .count = 1485, .width = 165, .blocks = 2, .threads = 1, .rounds = 3};
-    CHECK(jobs::trouble(j, {.seed = 17188419298744069532U}) == "");
+/// Found by the fuzz: of a number near zero that is made of two large ones, an ulp of these is much, and so is one of the smallest
+/// numbers there are.
+TEST_CASE("a layer norm whose product and offset cancel, or are denormal, is as near as it says", "[compiled]") {
+    const jobs::job cancel{
+        .which = 31, .ranks = 4, .count = 1485, .width = 165, .blocks = 2, .threads = 1, .rounds = 3};
+    CHECK(jobs::trouble(cancel, {.seed = 17188419298744069532U}) == "");
+    const jobs::job denormal{.which = 31,
+                             .ranks = 5,
+                             .count = 1688,
+                             .width = 211,
+                             .root = 2,
+                             .in_shift = 8,
+                             .out_shift = 7,
+                             .blocks = 2,
+                             .threads = 1,
+                             .rounds = 1,
+                             .how = gpushare::algorithm::ring};
+    CHECK(jobs::trouble(denormal, {.seed = 10520659384964001558U}) == "");
 }
 
 TEST_CASE("collectives fail as they should as compiled: late ranks, aborts, mismatches", "[compiled]") {

@@ -61,8 +61,8 @@ struct row_range {
     bool streams = false;         ///< see place
 };
 
-/// Sums a row. Each thread has 16 partial sums, each over its columns in ascending order; these, and then the threads'
-/// sums, are added as trees.
+/// Sums a row. Each thread has partial sums, 16 on a host and 4 on a device, each over its columns in ascending order; these, and
+/// then the threads' sums, are added as trees. So a device may round otherwise than a host, and a block than one of other size.
 struct row_sum {
     static constexpr float none = 0;  ///< changes no sum
     /// Their sum.

@@ -51,7 +51,8 @@ struct rms_normalising {
 static_assert(row_stage<rms_normalising<float>>);
 }  // namespace detail
 
-/// x / sqrt(mean of the row's x^2 + epsilon) * weight[column] (Zhang and Sennrich, arXiv 1910.07467).
+/// x / sqrt(mean of the row's x^2 + epsilon) * weight[column] (Zhang and Sennrich, arXiv 1910.07467). The mean's bits depend on
+/// where it is summed up: see row_sum.
 template <class R>
 [[nodiscard]] constexpr auto rms_norm(const R& weight, float epsilon) noexcept {
     const auto* const p = detail::as_pointer(weight);
@@ -104,8 +105,8 @@ static_assert(row_stage<layer_normalising<float, float>>);
 }  // namespace detail
 
 /// (x - mean) / sqrt(variance + epsilon) * weight[column] + offset[column], mean and variance of the row (Ba, Kiros and
-/// Hinton, arXiv 1607.06450). A device's compiler makes one rounding of a product and a sum: y may differ from a host's by some
-/// ulps of what is added up in it, mostly by one. By which rank, in which collective or row, it never differs.
+/// Hinton, arXiv 1607.06450). The bits of mean and variance depend on where they are summed up (see row_sum): a device's result may
+/// differ from a host's by some ulps of what is added up in it. By which rank, in which collective or row, it never differs.
 template <class W, class O>
 [[nodiscard]] constexpr auto layer_norm(const W& weight, const O& offset, float epsilon) noexcept {
     const auto* const w = detail::as_pointer(weight);

@@ -6,8 +6,8 @@
 //   auto code = gpushare::submit_all_reduce<float>(node.gangs(), devices, std::span(streams), members, ins, outs, n);
 //   streams[0].record().wait(never);   auto fault = gpushare::fault_of(members[0]);
 //
-// The bits are those that rank threads get, but for the payloads of NaNs, for stages that add up rows (in the order of a block's
-// threads: see row_sum), and for layer_norm() on a device.
+// The bits are those that rank threads get, but for the payloads of NaNs and, on a device, for stages that add up rows, in the order
+// of a block's threads (see row_sum).
 //
 // The launches wait for each other on the devices, so all blocks must be resident at once: what a device can't hold is
 // refused. A group that would fit alone, but not beside the groups submitted to its devices before, waits for them on
