@@ -267,7 +267,7 @@ COLOURS = ["#777", "#8a6d4f", "#7d6a99", "#5d7d63", "#5f6f8f", "#31708e", "#8a6d
 def curve(area):
     """The area's text "curve": a title for x, a name for each line, then rows of x and percents. Ours are drawn thick. SVG, or
     nothing."""
-    head, *rows = [row.split(",") for row in area.get("texts", {}).get("curve", "").splitlines()] or [[]]
+    head, *rows = [row.split(";") for row in area.get("texts", {}).get("curve", "").splitlines()] or [[]]
     if not rows:
         return None
     rows = [[float(v) for v in row] for row in rows]

@@ -85,11 +85,11 @@ std::vector<mpi_peers::setting> mpi_peers::all_settings([[maybe_unused]] unsigne
     algorithm("single copy", "MPIR_CVAR_CH4_CMA_ENABLE=1");
 #endif
 #ifdef GPUSHARE_BENCH_ONECCL
-    // Its threads for communication would take the ranks' cores, and it takes the SYCL devices of a host without any for an error.
+    // Its threads for communication would take the ranks' cores.
     const std::string oneccl = GPUSHARE_BENCH_ONECCL,
-                      there_too = "LD_LIBRARY_PATH=" + oneccl + "/lib I_MPI_ROOT=" + oneccl +
-                                  " CCL_WORKER_OFFLOAD=0 GPUSHARE_BENCH_KVS=$(mktemp -u) ",
-                      by_mpi = there_too + "CCL_ATL_TRANSPORT=mpi I_MPI_FABRICS=shm ",
+                      found = "LD_LIBRARY_PATH=" + oneccl + "/lib I_MPI_ROOT=" + oneccl +
+                              " CCL_WORKER_OFFLOAD=0 GPUSHARE_BENCH_KVS=$(mktemp -u) ",
+                      by_mpi = found + "CCL_ATL_TRANSPORT=mpi I_MPI_FABRICS=shm ",
                       launch = oneccl + "/bin/mpiexec.hydra" + n + GPUSHARE_BENCH_ONECCL_PEER;
     all.push_back({"default", by_mpi + launch, {}});
     if (enough_cores) all.push_back({"bound to cores", by_mpi + "I_MPI_PIN=1 " + launch, {}});

@@ -223,12 +223,12 @@ class ResultsTest(unittest.TestCase):
 
     def test_a_curve_is_drawn_from_what_was_measured(self):
         area = {"commit": "c0ffee", "date": "2026-11-26", "settings": {"curve_of": "a list"},
-                "texts": {"curve": "asked for %,bound,ours\n80,79,78\n90,89.5,88\n100,97,95.25\n"}}
+                "texts": {"curve": "asked for %;bound;ours, with moves\n80;79;78\n90;89.5;88\n100;97;95.25\n"}}
         drawn = results.curve(area)
         xml.dom.minidom.parseString(drawn)
         self.assertEqual(drawn.count("<polyline"), 2)
         self.assertEqual(drawn.count('stroke-width="3"'), 1)  # ours
-        self.assertIn("95.25  ours", drawn)
+        self.assertIn("95.25  ours, with moves", drawn)
         self.assertIsNone(results.curve({"texts": {}}))
 
     def test_bars_are_numbers_in_any_form(self):
