@@ -211,7 +211,7 @@ void placement_figures(bench::report& r, const bench::placement_trace& trace, co
     r.figure("partition.learn_ms", learning, "ms");
 
     // What results.py draws: in each line a level, and what is allocated there by each.
-    std::string curve = "GPUs asked for %;no packing allocates more";
+    std::string curve = "GPUs asked for, %;no packing allocates more";
     for (const series& one : all) curve += ";" + one.name;
     constexpr int from = 80;
     for (int level = from; level <= bench::last_level; ++level) {
@@ -219,7 +219,8 @@ void placement_figures(bench::report& r, const bench::placement_trace& trace, co
         curve += decimal(bound_means[static_cast<std::size_t>(level - bench::first_level)]);
         for (const series& one : all) curve += ";" + decimal(one.mean(level));
     }
-    r.setting("curve_of", trace.name + ", mean of " + std::to_string(o.seeds) + " orders of arrival");
+    r.setting("curve_of",
+              "GPUs allocated, " + trace.name + ", mean of " + std::to_string(o.seeds) + " orders of arrival");
     r.text("curve", curve + "\n");
 }
 

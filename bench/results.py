@@ -285,7 +285,8 @@ def curve(area):
              f'<text x="{left}" y="38">{area["settings"]["curve_of"]}</text>',
              f'<text x="{left}" y="58" fill="#666">commit {area["commit"]}, {area["date"]}</text>',
              f'<text x="{left + width / 2}" y="{top + height + 46}" text-anchor="middle" fill="#444">{head[0]}</text>']
-    for percent in range(low, high + 1, 5 if high - low > 12 else 1):
+    step = 5 if high - low > 12 else 1
+    for percent in range(math.ceil(low / step) * step, high + 1, step):
         lines.append(f'<line x1="{left}" x2="{left + width}" y1="{y(percent)}" y2="{y(percent)}" stroke="#e4e4e4"/>')
         lines.append(f'<text x="{left - 10}" y="{y(percent) + 5}" text-anchor="end" fill="#444">{percent} %</text>')
     for row in rows:
@@ -293,7 +294,7 @@ def curve(area):
             lines.append(f'<text x="{x(row[0])}" y="{top + height + 22}" text-anchor="middle" fill="#444">{row[0]:.0f} %</text>')
     label = 0  # from the top, a line's height apart
     for i in sorted(range(1, len(head)), key=lambda i: -rows[-1][i]):
-        colour, wide, end = COLOURS[i % len(COLOURS)], 3 if "ours" in head[i] else 1.5, y(rows[-1][i])
+        colour, wide, end = COLOURS[(i - 1) % len(COLOURS)], 3 if "ours" in head[i] else 1.5, y(rows[-1][i])
         points = " ".join(f"{x(row[0])},{y(row[i])}" for row in rows)
         lines.append(f'<polyline points="{points}" fill="none" stroke="{colour}" stroke-width="{wide}"/>')
         label = max(end, label + 19)
