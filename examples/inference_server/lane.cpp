@@ -333,6 +333,12 @@ void lane::take(batch& b) {
 }
 
 void lane::finish(batch& b, const gpushare::completion& how) noexcept {
+    auto broken = broke(how) ? b.on : nullptr;
+    b.on.reset();
+    {  // before they are answered: who has its answer may unload the model
+        const std::lock_guard lock(mutex_);
+        over(b.requests.size());
+    }
     try {
         if (how.status == errc::none) {
             account_->batches.fetch_add(b.requests.empty() ? 0 : 1, std::memory_order_relaxed);
@@ -358,13 +364,9 @@ void lane::finish(batch& b, const gpushare::completion& how) noexcept {
             if (r.reply) refuse(r, as_refused(std::current_exception()));
     }
     const auto calls = static_cast<gpushare::ns::rep>(b.calls.size());
-    ended all{.requests = b.requests.size(),
-              .call_took = calls == 0 ? gpushare::ns{} : b.took / calls,
-              .batch = true,
-              .broken = broke(how) ? b.on : nullptr};
+    ended all{.call_took = calls == 0 ? gpushare::ns{} : b.took / calls, .batch = true, .broken = std::move(broken)};
     b.requests.clear();
     b.calls.clear();
-    b.on.reset();
     end(std::move(all));
 }
 
@@ -512,7 +514,7 @@ bool lane::unload() {
     std::shared_ptr<engine> gone;
     std::unique_ptr<gpushare::workspace> beside;
     const std::lock_guard lock(mutex_);
-    if (state_ == state::loading || submitted_ != 0 || sleep_.requests() != 0) return false;
+    if (state_ == state::loading || sleep_.requests() != 0) return false;
     if (state_ == state::closed || engine_ == nullptr) return true;
     came_to(gpushare::sleep_level::weights_released, tenant_->now());
     state_ = state::unloaded;

@@ -99,7 +99,8 @@ public:
     std::shared_ptr<token_stream> generate(std::string prompt, std::uint32_t most_tokens);
     /// Calls back when the model is loaded, or why it isn't: at once, too, where too many wait for it.
     void load(std::function<void(const refused*)> done);
-    /// Takes the weights away; the next request loads them again. False while requests wait or run, or a text isn't over.
+    /// Takes the weights away; the next request loads them again. False while requests wait or run, or a text isn't over. Who is
+    /// being answered doesn't count.
     bool unload();
     /// Goes to sleep, as deep as it is time for. Whether it sleeps as deep as it goes.
     bool let_sleep();

@@ -760,6 +760,23 @@ TEST_CASE("models are loaded and unloaded by their tenant, and are in its memory
     CHECK(c.ask("POST", "/v2/repository/models/none/load", chat_key).status == 404);
 }
 
+TEST_CASE("who has its answer may unload the model", "[examples]") {
+    server s;
+    const auto chat = s.core->authenticate(chat_key);
+    for (int i = 0; i < 3; ++i) {
+        std::promise<void> unloaded;
+        s.core->infer(chat, "mlp", parse_infer(rows_of_mlp(1), {}), [&](const answer&) {
+            try {
+                s.core->unload(chat, "mlp");
+                unloaded.set_value();
+            } catch (...) {
+                unloaded.set_exception(std::current_exception());
+            }
+        });
+        CHECK_NOTHROW(unloaded.get_future().get());
+    }
+}
+
 TEST_CASE("a tenant without room for a model is told so", "[examples]") {
     server s({},
              "name=chat api_key=key-of-chat memory=4KiB compute=60% stack=direct\nname=batch api_key=key-of-batch "
