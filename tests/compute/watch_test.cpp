@@ -6,7 +6,7 @@
 #include <chrono>
 #include <cstddef>
 #include <cstdint>
-#include <optional>
+#include <memory>
 #include <span>
 #include <stop_token>
 #include <thread>
@@ -75,7 +75,7 @@ struct neighbours {
 TEST_CASE("a chain whose thread waits for it wakes nobody who sleeps", "[compute][threads]") {
     neighbours n;
     n.run_above(3, 50us);
-    std::optional<gpushare::request<limiter>> r(std::in_place, n.compute, n.above);
+    auto r = std::make_unique<gpushare::request<limiter>>(n.compute, n.above);
     const auto held = n.submit_above(50us);  // so that what follows isn't let in
     const auto waiting = n.compute.submit(n.below, n.t, [](stream& to) { to.enqueue(50us); }).value();
     std::atomic<bool> seen{false};
