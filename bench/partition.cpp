@@ -118,11 +118,6 @@ struct series {
         for (const auto& r : runs) sum += r.at(level);
         return sum / static_cast<double>(runs.size());
     }
-    [[nodiscard]] std::vector<double> means(int from) const {
-        std::vector<double> values;
-        for (int level = from; level <= bench::last_level; ++level) values.push_back(mean(level));
-        return values;
-    }
 };
 
 void print_table(const std::vector<series>& all) {
