@@ -3,6 +3,7 @@
 // that is allowed, and nothing touched beside the lines.
 #include <gpushare/collective/detail/simd/cache_line.hpp>
 
+#include <cmath>
 #include <cstddef>
 #include <cstdint>
 #include <cstring>
@@ -126,6 +127,40 @@ void check_all() {
     }
 }
 
+/// Results that are looked at: as they are without that, and one that isn't finite is seen at every place.
+template <class T>
+void check_looks() {
+    constexpr std::size_t each = line / sizeof(T), lines = 9;
+    for (const auto by : {detail::least_for_lines, vector_width::avx512}) {
+        if (by > detail::widest_vectors()) continue;
+        for (const std::uint32_t ranks : {1U, 2U, 3U}) {
+            std::vector<guarded> memory;
+            for (std::uint32_t r = 0; r < ranks; ++r) memory.emplace_back(lines * line);
+            std::vector<detail::peer_signal> told(ranks);
+            for (std::uint32_t r = 0; r < ranks; ++r) told[r].in = told[r].out = memory[r].begin;
+            const auto at = [&](std::uint32_t r, std::size_t i) { return memory[r].begin + i * sizeof(T); };
+            for (std::size_t planted = 0; planted <= lines * each; ++planted) {
+                for (std::uint32_t r = 0; r < ranks; ++r)
+                    for (std::size_t i = 0; i < lines * each; ++i) {
+                        T x = std::numeric_limits<T>::max() / static_cast<T>(2 * ranks);
+                        if (i == planted && r == ranks - 1)
+                            x = i % 2 == 0 ? std::numeric_limits<T>::infinity() : std::numeric_limits<T>::quiet_NaN();
+                        std::memcpy(at(r, i), &x, sizeof x);
+                    }
+                const bool finite =
+                    detail::combine_finite_lines<T>(by, gpushare::average{}, {told.data(), ranks, 0, 0, 0, 1}, lines);
+                CAPTURE(static_cast<int>(by), ranks, planted);
+                CHECK(finite == (planted == lines * each));
+                T first, last;
+                std::memcpy(&first, at(0, planted == 0 ? 1 : 0), sizeof first);
+                std::memcpy(&last, at(ranks - 1, lines * each - (planted + 1 == lines * each ? 2 : 1)), sizeof last);
+                CHECK(first == last);
+                CHECK(std::isfinite(first));
+            }
+        }
+    }
+}
+
 struct by_value {
     template <class A>
     A operator()(const A& a, const A& b) const {
@@ -143,6 +178,10 @@ TEMPLATE_TEST_CASE("lines have the bits of single numbers", "[collective]", floa
     check_all<TestType, gpushare::minimum>();
     check_all<TestType, gpushare::maximum>();
     if constexpr (!std::is_integral_v<TestType> || sizeof(TestType) <= 4) check_all<TestType, gpushare::average>();
+}
+
+TEMPLATE_TEST_CASE("a result that isn't finite is seen in each place of a line", "[collective]", float, double) {
+    check_looks<TestType>();
 }
 
 TEMPLATE_TEST_CASE("averages of integers are exact up to the most ranks that go by lines", "[collective]", std::int8_t,

@@ -12,8 +12,11 @@
 #include <gpushare/interop/detail/mpi_pace.hpp>
 #include <gpushare/interop/detail/mpi_suspects.hpp>
 
+#include <algorithm>
 #include <chrono>
+#include <cstddef>
 #include <cstdint>
+#include <limits>
 #include <memory>
 #include <optional>
 #include <span>
@@ -168,7 +171,7 @@ TEST_CASE("an abort ends the calls of all ranks and names whom it was told", "[g
 }
 
 TEST_CASE("lists are combined as arrays are, to the bit, and sharded there and back", "[gradient][transport]") {
-    const auto seed = support::seed(GENERATE(range(1U, 7U)));
+    const auto seed = support::seed(GENERATE(range(1U, 25U)));
     CAPTURE(seed);
     support::random any(seed);
     const auto ranks = static_cast<std::uint32_t>(any.one_in(4) ? 17 + any.below(2) : 1 + any.below(5));
@@ -178,6 +181,17 @@ TEST_CASE("lists are combined as arrays are, to the bit, and sharded there and b
     for (const auto n : sizes) elements += n;
     std::vector<std::vector<float>> memory(ranks), plain(ranks), whole(ranks), scattered(ranks), shards(ranks);
     const std::size_t skew = any.below(16);
+    // Some arrays lie behind each other on every rank, and go as one; some on all but one.
+    std::vector<std::vector<std::size_t>> gaps(ranks, std::vector<std::size_t>(sizes.size()));
+    for (std::size_t a = 0; a < sizes.size(); ++a) {
+        const auto whose = any.below(3 * ranks);
+        for (std::uint32_t r = 0; r < ranks; ++r) gaps[r][a] = whose < ranks ? whose == r : whose < 2 * ranks;
+    }
+    const bool planted = elements != 0 && any.one_in(2);
+    const std::size_t at_element = planted ? any.below(elements) : 0;
+    const auto of_rank = static_cast<std::uint32_t>(any.below(ranks));
+    const float odd = any.one_in(2) ? std::numeric_limits<float>::quiet_NaN() : -std::numeric_limits<float>::infinity();
+    std::vector<char> finite(ranks), kept(ranks);
     for (std::uint32_t r = 0; r < ranks; ++r) {
         plain[r].resize(elements);
         for (std::size_t i = 0; i < elements; ++i) plain[r][i] = conformance::odd_value(r, i);
@@ -189,10 +203,8 @@ TEST_CASE("lists are combined as arrays are, to the bit, and sharded there and b
         const gs::member me = group.rank(r);
         std::vector<std::span<float>> list;
         std::size_t at = skew;
-        for (const auto n : sizes) {  // a gap of one between two
-            list.emplace_back(memory[r].data() + at, n);
-            at += n + 1;
-        }
+        for (std::size_t a = 0; a < sizes.size(); at += sizes[a] + gaps[r][a], ++a)
+            list.emplace_back(memory[r].data() + at, sizes[a]);
         const auto fill = [&] {
             std::size_t i = 0;
             for (const auto& array : list)
@@ -212,6 +224,17 @@ TEST_CASE("lists are combined as arrays are, to the bit, and sharded there and b
         scattered[r] = taken();
         if (!faults[r]) faults[r] = gs::try_all_gather_list<float>(me, as_list);
         shards[r] = taken();
+        fill();
+        std::size_t before = 0;
+        for (const auto& array : list) {
+            if (planted && r == of_rank && at_element - before < array.size()) array[at_element - before] = odd;
+            before += array.size();
+        }
+        bool all = false;
+        if (!faults[r]) faults[r] = gs::try_all_reduce_list<float>(me, as_list, gs::sum{}, gs::never, &all);
+        finite[r] = static_cast<char>(all);
+        for (const auto& array : list) std::fill(array.begin(), array.end(), 0.0F);
+        kept[r] = static_cast<char>(std::all_of(memory[r].begin(), memory[r].end(), [](float x) { return x == 0; }));
         if (!faults[r]) faults[r] = gs::try_all_reduce(me, plain[r], std::span(plain[r]), gs::average{});
     });
     for (std::uint32_t r = 0; r < ranks; ++r) {
@@ -222,7 +245,8 @@ TEST_CASE("lists are combined as arrays are, to the bit, and sharded there and b
         bool alike = true;
         for (std::size_t i = own.begin; i < own.end; ++i) alike = alike && scattered[r][i] == plain[r][i];
         CHECK(alike);
-        for (std::size_t i = 0; i < skew; ++i) CHECK(memory[r][i] == 0);
+        CHECK((finite[r] != 0) == !planted);
+        CHECK(kept[r] != 0);  // what lies between the arrays
     }
 }
 

@@ -2,7 +2,7 @@
 // Finds on line how large buckets should be, and how many all-reduces should be in flight: each training step is told how long it took,
 // and after at most 50 the best is known. A value: times are arguments.
 //
-//   gpushare::bucket_tuner tuner({25_MiB, 1});
+//   gpushare::bucket_tuner tuner;                                            // begins with buckets of 1 MiB
 //   for (...) { const auto use = tuner.choice();  ... a step ...  tuner.step_took(agreed_time); }
 //   std::ofstream("buckets.txt") << tuner.save();                            // bucket_tuner::load: settled from the first step on
 //
@@ -31,7 +31,8 @@ inline namespace GPUSHARE_ABI {
 
 /// How gradients are fused.
 struct bucket_choice {
-    bytes bucket{25 << 20};       ///< a bucket's size, at most
+    /// A bucket's size, at most. What is ready last waits for no more than that, and it is combined while it is in the caches.
+    bytes bucket{1 << 20};
     std::uint32_t in_flight = 1;  ///< all-reduces at once: channels, or streams
     friend constexpr bool operator==(const bucket_choice&, const bucket_choice&) = default;
 };

@@ -64,8 +64,10 @@ public:
             raise({.code = errc::invalid_specification}, {}, "16 bits for a gradient that isn't float");
         const std::scoped_lock lock(mutex_);
         gradients_.push_back({std::move(name), gradient, options.wire, {}, {}, false});
-        if (options.error_feedback && options.wire != wire_format::as_is)
-            gradients_.back().residual.resize(gradient.size());
+        if (options.wire != wire_format::as_is) {
+            rounding_.push_back(size() - 1);
+            if (options.error_feedback) gradients_.back().residual.resize(gradient.size());
+        }
         order_.clear();
         arranged_ = false;
         return size() - 1;
@@ -321,7 +323,8 @@ private:
         ++steps_;
         channels_done_ = 0;
         if (fault_) return;  // stalled() and owed() still tell
-        for (auto& g : gradients_) {
+        for (const std::uint32_t n : rounding_) {
+            registered& g = gradients_[n];
             if (!finite_) g.residual.swap(g.owed_before);
             g.rounded = false;
         }
@@ -329,6 +332,7 @@ private:
     }
 
     std::vector<registered> gradients_;
+    std::vector<std::uint32_t> rounding_;  // those that travel in 16 bits
     bucket_choice choice_;
     std::vector<std::uint32_t> order_;
     bucket_plan plan_;

@@ -5,6 +5,7 @@
 
 #include <algorithm>
 #include <array>
+#include <concepts>
 #include <cstddef>
 #include <cstdint>
 #include <span>
@@ -89,15 +90,45 @@ struct all_lists {
     }
 };
 
-/// Combines `range` of array `a`, by lines as far as there are any.
+/// Calls `f(array, range)` for the pieces of a shard. What lies behind each other on every rank is one, `range` going on behind the array.
+template <class T, class F>
+void each_run(const session<thread_context>& t, const list_facts<T>& list, element_range shard, const F& f) {
+    std::size_t first = 0, last = 0;
+    element_range run;
+    each_piece(list.arrays, list.count, shard, [&](std::size_t a, element_range range) {
+        bool adjoins = run.size() != 0;
+        for (std::uint32_t r = 0; r < t.ranks() && adjoins; ++r) {
+            const std::span<T>* const arrays = list_facts<T>::of(t, r);
+            adjoins = arrays[a].data() == arrays[last].data() + arrays[last].size();
+        }
+        last = a;
+        if (adjoins) {
+            run.end += range.size();
+            return;
+        }
+        if (run.size() != 0) f(first, run);
+        first = a;
+        run = range;
+    });
+    if (run.size() != 0) f(first, run);
+}
+
+/// Combines `range` from the begin of array `a` on, by lines as far as there are any. Whether all of it is finite, if it `looks`.
 template <class T, class Op>
-void combine_piece(session<thread_context>& t, const Op& op, std::size_t a, element_range range, bool to_all) noexcept {
+[[nodiscard]] bool combine_piece(session<thread_context>& t, const Op& op, std::size_t a, element_range range,
+                                 bool to_all, bool looks) noexcept {
     const auto from = [&](std::uint32_t r) { return list_facts<T>::of(t, r)[a].data(); };
     T* const own = from(t.rank());
+    const auto finite = [&](element_range some) {
+        return !looks || all_finite(std::span<const T>(own + some.begin, some.size()));
+    };
     std::array<T*, most_ranks_of_list_lines> outs{};
     if (t.ranks() > outs.size()) {
-        if (!to_all) return reduce_elements<T>(t.context(), op, t.ranks(), range, from, single_output<T>{own});
-        return reduce_elements<T>(t.context(), op, t.ranks(), range, from, all_lists<T>{t, a});
+        if (to_all)
+            reduce_elements<T>(t.context(), op, t.ranks(), range, from, all_lists<T>{t, a});
+        else
+            reduce_elements<T>(t.context(), op, t.ranks(), range, from, single_output<T>{own});
+        return finite(range);
     }
     for (std::uint32_t r = 0; r < t.ranks(); ++r) outs[r] = from(r);
     const list_outputs<T> sink =
@@ -105,6 +136,7 @@ void combine_piece(session<thread_context>& t, const Op& op, std::size_t a, elem
     const auto one_by_one = [&](element_range some) {
         reduce_elements<T>(
             t.context(), op, t.ranks(), some, [&](std::uint32_t r) { return outs[r]; }, sink);
+        return finite(some);
     };
     if constexpr (combines_lines<T, Op>) {
         const element_range lines = whole_lines<T>(own, range);
@@ -113,13 +145,20 @@ void combine_piece(session<thread_context>& t, const Op& op, std::size_t a, elem
             for (std::uint32_t r = 0; r < t.ranks(); ++r) ends[r].in = ends[r].out = outs[r];
             line_ends where{ends.data(), t.ranks(), lines.begin * sizeof(T), lines.begin * sizeof(T)};
             if (!to_all) where.only = own;
-            one_by_one({range.begin, lines.begin});
-            combine_lines<T>(widest_vectors(), op, where, lines.size() * sizeof(T) / cache_line_bytes,
-                             line_stores::cached);
-            return one_by_one({lines.end, range.end});
+            const std::size_t n = lines.size() * sizeof(T) / cache_line_bytes;
+            bool good = one_by_one({range.begin, lines.begin});
+            if constexpr (std::floating_point<T>) {
+                if (looks) {
+                    good = combine_finite_lines<T>(widest_vectors(), op, where, n) && good;
+                    return one_by_one({lines.end, range.end}) && good;
+                }
+            }
+            combine_lines<T>(widest_vectors(), op, where, n, line_stores::cached);
+            good = finite(lines) && good;
+            return one_by_one({lines.end, range.end}) && good;
         }
     }
-    one_by_one(range);
+    return one_by_one(range);
 }
 
 /// Combines this rank's shard of all elements, looking up now and then. `finite`, if not null, becomes whether all of them are, of all
@@ -129,13 +168,11 @@ template <class T, class Op>
                                             bool to_all, bool* finite) {
     bool whole = true, good = true;
     std::size_t since = 0;
-    each_piece(list.arrays, list.count, list.shard(t.rank(), t.ranks()), [&](std::size_t a, element_range range) {
+    each_run(t, list, list.shard(t.rank(), t.ranks()), [&](std::size_t a, element_range range) {
         constexpr std::size_t step = look_every / sizeof(T);
         for (std::size_t begin = range.begin; begin < range.end && whole; begin += step) {
             const element_range some{begin, std::min(range.end, begin + step)};
-            combine_piece<T>(t, op, a, some, to_all);
-            if (finite != nullptr)
-                good = good && all_finite(std::span<const T>(list.arrays[a]).subspan(some.begin, some.size()));
+            good = combine_piece<T>(t, op, a, some, to_all, finite != nullptr) && good;
             if ((since += some.size()) < step) continue;
             since = 0;
             whole = t.still_open();

@@ -75,12 +75,20 @@ public:
     template <host_transport Net, class Op>
     void begin(Net& net, const Op& op, std::span<registered> all, std::span<const std::uint32_t> bucket) {
         list_.clear();
-        for (const std::uint32_t g : bucket)
-            if (all[g].wire == wire_format::as_is) list_.push_back(all[g].data);
+        std::size_t fp16 = 0, bf16 = 0;
+        for (const std::uint32_t g : bucket) {
+            const registered& one = all[g];
+            if (one.wire == wire_format::as_is)
+                list_.push_back(one.data);
+            else
+                (one.wire == wire_format::fp16 ? fp16 : bf16) += one.data.size();
+        }
         if constexpr (!list_transport<Net>) gather();
         if constexpr (std::same_as<T, float>) {
-            round(all, bucket, float16s_, wire_format::fp16);
-            round(all, bucket, bfloat16s_, wire_format::bf16);
+            float16s_.resize(fp16);
+            bfloat16s_.resize(bf16);
+            if (fp16 != 0) round(all, bucket, float16s_, wire_format::fp16);
+            if (bf16 != 0) round(all, bucket, bfloat16s_, wire_format::bf16);
         }
         tickets_.clear();
         if constexpr (pipelined_transport<Net>)
@@ -110,8 +118,8 @@ public:
             spread();
         }
         if constexpr (std::same_as<T, float>) {
-            widen(all, bucket, float16s_, wire_format::fp16, finite);
-            widen(all, bucket, bfloat16s_, wire_format::bf16, finite);
+            if (!float16s_.empty()) widen(all, bucket, float16s_, wire_format::fp16, finite);
+            if (!bfloat16s_.empty()) widen(all, bucket, bfloat16s_, wire_format::bf16, finite);
         }
         return {};
     }
@@ -180,10 +188,6 @@ private:
     template <class Wire>
     static void round(std::span<registered> all, std::span<const std::uint32_t> bucket, std::vector<Wire>& memory,
                       wire_format format) {
-        std::size_t elements = 0;
-        for (const std::uint32_t g : bucket)
-            if (all[g].wire == format) elements += all[g].data.size();
-        memory.resize(elements);
         each_of(all, bucket, format, memory, [](registered& g, std::span<Wire> wire) {
             g.owed_before = g.residual;
             g.rounded = true;

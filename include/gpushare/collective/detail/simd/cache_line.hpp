@@ -360,13 +360,13 @@ struct integer_moves {
 /// A line in registers. Its functions take and return no vectors, and are inlined into one that may use them.
 template <class Moves>
 class cache_line {
-    using wide = typename Moves::wide;
     using narrow = typename Moves::narrow;
     using number = typename Moves::number;
     static constexpr std::size_t step = sizeof(narrow);
     using memory = typename in_memory<step>::type;
 
 public:
+    using wide = typename Moves::wide;
     static constexpr std::uint32_t vectors = cache_line_bytes / step;
 
     [[gnu::always_inline]] void load(const std::byte* from) noexcept { load_parts(from, all{}); }
@@ -383,6 +383,8 @@ public:
     [[gnu::always_inline]] void store(std::byte* to) const noexcept {
         store_parts<Stores>(to, all{});
     }
+    /// What isn't finite leaves NaN in `seen`: so it is times 0, and what that is added to.
+    [[gnu::always_inline]] void show(wide (&seen)[vectors]) const noexcept { show_parts(seen, all{}); }
 
 private:
     // By constants, not in loops: what is indexed by a constant stays in registers.
@@ -409,6 +411,10 @@ private:
     template <line_stores Stores, std::size_t... I>
     [[gnu::always_inline]] void store_parts(std::byte* to, std::index_sequence<I...>) const noexcept {
         (store_part<Stores>(part_[I], to + I * step), ...);
+    }
+    template <std::size_t... I>
+    [[gnu::always_inline]] void show_parts(wide (&seen)[vectors], std::index_sequence<I...>) const noexcept {
+        ((seen[I] += part_[I] * number{0}), ...);
     }
     template <line_stores Stores>
     [[gnu::always_inline]] static void store_part(const wide& part, std::byte* to) noexcept {
@@ -445,6 +451,26 @@ struct line_type<T, Op, 32> {
 template <class T, class Op, std::size_t Bytes>
 using line_of = typename line_type<T, Op, Bytes>::type;
 
+/// Looks at each result while it is in registers, or doesn't.
+struct no_look {
+    template <class Line>
+    [[gnu::always_inline]] void at(const Line&) noexcept {}
+};
+template <class Line>
+class look_for_infinities {
+public:
+    [[gnu::always_inline]] void at(const Line& x) noexcept { x.show(seen_); }
+    [[nodiscard, gnu::always_inline]] bool all_finite() const noexcept {
+        bool all = true;
+        for (const auto& v : seen_)
+            for (std::size_t k = 0; k < sizeof v / sizeof v[0]; ++k) all = all && v[k] == 0;
+        return all;
+    }
+
+private:
+    typename Line::wide seen_[Line::vectors]{};
+};
+
 /// As many lines as take a quarter of the registers, or half of them.
 template <class Line>
 inline constexpr std::uint32_t lines_at_once = 8 / Line::vectors;
@@ -479,8 +505,9 @@ struct ends_of_all {
 };
 
 /// As many lines as I are, `at` bytes behind the first.
-template <class Line, class Op, line_stores Stores, class Ends, std::size_t... I>
-[[gnu::always_inline]] inline void combine_at(std::size_t at, const Ends& ends, std::index_sequence<I...>) noexcept {
+template <class Line, class Op, line_stores Stores, class Ends, class Look, std::size_t... I>
+[[gnu::always_inline]] inline void combine_at(std::size_t at, const Ends& ends, Look& look,
+                                              std::index_sequence<I...>) noexcept {
     Line x[sizeof...(I)];
     (x[I].load(ends.in(0) + at + I * cache_line_bytes), ...);
     if constexpr (Ends::is_two) {
@@ -490,6 +517,7 @@ template <class Line, class Op, line_stores Stores, class Ends, std::size_t... I
             (x[I].template combine<Op>(ends.in(r) + at + I * cache_line_bytes), ...);
     }
     (x[I].template finish<Op>(ends.ranks()), ...);
+    (look.at(x[I]), ...);
     if constexpr (Ends::is_two) {
         (x[I].template store<Stores>(ends.out(0) + at + I * cache_line_bytes), ...);
         (x[I].template store<Stores>(ends.out(1) + at + I * cache_line_bytes), ...);
@@ -498,22 +526,23 @@ template <class Line, class Op, line_stores Stores, class Ends, std::size_t... I
             (x[I].template store<Stores>(ends.out(r) + at + I * cache_line_bytes), ...);
     }
 }
-template <class Line, class Op, line_stores Stores, std::uint32_t N, class Ends>
-[[gnu::always_inline]] inline void combine_at(std::size_t at, const Ends& ends) noexcept {
-    combine_at<Line, Op, Stores>(at, ends, std::make_index_sequence<N>{});
+template <class Line, class Op, line_stores Stores, std::uint32_t N, class Ends, class Look>
+[[gnu::always_inline]] inline void combine_at(std::size_t at, const Ends& ends, Look& look) noexcept {
+    combine_at<Line, Op, Stores>(at, ends, look, std::make_index_sequence<N>{});
 }
 
 /// From one place, or from both halves by turns.
 template <class Line, class Op, class Ends>
 [[gnu::always_inline]] inline void combine_past_caches(const Ends& ends, std::size_t lines, bool by_halves) noexcept {
     constexpr auto stores = line_stores::past_caches;
+    no_look none;
     const std::size_t half = by_halves ? lines / 2 * cache_line_bytes : 0;
     for (std::size_t at = 0; at < half; at += cache_line_bytes) {
-        combine_at<Line, Op, stores, 1>(at, ends);
-        combine_at<Line, Op, stores, 1>(half + at, ends);
+        combine_at<Line, Op, stores, 1>(at, ends, none);
+        combine_at<Line, Op, stores, 1>(half + at, ends, none);
     }
     for (std::size_t at = 2 * half; at < lines * cache_line_bytes; at += cache_line_bytes)
-        combine_at<Line, Op, stores, 1>(at, ends);
+        combine_at<Line, Op, stores, 1>(at, ends, none);
 }
 
 /// Asks for the lines from `from` to `to`, within the first `end` bytes: another rank writes behind these.
@@ -533,24 +562,26 @@ template <class Ends>
     }
 }
 
-template <class Line, class Op, class Ends>
-[[gnu::always_inline]] inline void combine_cached(const Ends& ends, std::size_t lines, std::size_t ahead) noexcept {
+template <class Line, class Op, class Ends, class Look>
+[[gnu::always_inline]] inline void combine_cached(const Ends& ends, std::size_t lines, std::size_t ahead,
+                                                  Look& look) noexcept {
     constexpr std::size_t step = lines_at_once<Line> * cache_line_bytes;
     const std::size_t end = lines * cache_line_bytes;
     prefetch(ends, 0, ahead * cache_line_bytes, end);
     std::size_t at = 0;
     for (; at + step <= end; at += step) {
         if (ahead != 0) prefetch(ends, at + ahead * cache_line_bytes, at + ahead * cache_line_bytes + step, end);
-        combine_at<Line, Op, line_stores::cached, lines_at_once<Line>>(at, ends);
+        combine_at<Line, Op, line_stores::cached, lines_at_once<Line>>(at, ends, look);
     }
-    for (; at < end; at += cache_line_bytes) combine_at<Line, Op, line_stores::cached, 1>(at, ends);
+    for (; at < end; at += cache_line_bytes) combine_at<Line, Op, line_stores::cached, 1>(at, ends, look);
 }
 
 template <class Line, class Op, class Ends>
 [[gnu::always_inline]] inline void combine_in_lines(const Ends& where, const line_ends& ends, std::size_t lines,
                                                     line_stores stores) noexcept {
+    no_look none;
     if (stores == line_stores::cached)
-        combine_cached<Line, Op>(where, lines, ends.ahead);
+        combine_cached<Line, Op>(where, lines, ends.ahead, none);
     else
         combine_past_caches<Line, Op>(where, lines, ends.places > 1);
 }
@@ -561,6 +592,15 @@ template <class Line, class Op>
         combine_in_lines<Line, Op>(ends_of_two(ends), ends, lines, stores);
     else
         combine_in_lines<Line, Op>(ends_of_all(ends), ends, lines, stores);
+}
+template <class Line, class Op>
+[[nodiscard, gnu::always_inline]] inline bool combine_and_look(const line_ends& ends, std::size_t lines) noexcept {
+    look_for_infinities<Line> look;
+    if (ends.ranks == 2 && ends.only == nullptr)
+        combine_cached<Line, Op>(ends_of_two(ends), lines, ends.ahead, look);
+    else
+        combine_cached<Line, Op>(ends_of_all(ends), lines, ends.ahead, look);
+    return look.all_finite();
 }
 
 // Of lines and not of elements: signed and unsigned ones mostly share them.
@@ -574,12 +614,29 @@ template <class Line, class Op>
                                                                         line_stores stores) noexcept {
     combine_in_lines<Line, Op>(ends, lines, stores);
 }
+template <class Line, class Op>
+[[nodiscard, gnu::target("avx512f,prfchw"), gnu::noinline]] bool combine_and_look_by_avx512(
+    const line_ends& ends, std::size_t lines) noexcept {
+    return combine_and_look<Line, Op>(ends, lines);
+}
+template <class Line, class Op>
+[[nodiscard, gnu::target("avx2,f16c,prfchw"), gnu::noinline]] bool combine_and_look_by_avx2(
+    const line_ends& ends, std::size_t lines) noexcept {
+    return combine_and_look<Line, Op>(ends, lines);
+}
 /// Combines so many lines of T, rank by rank from 0 on. `by`: at least least_for_lines.
 template <class T, class Op>
 void combine_lines(vector_width by, const Op&, const line_ends& ends, std::size_t lines, line_stores stores) noexcept {
     if constexpr (most_for_lines<T, Op> == vector_width::avx512)
         if (by == vector_width::avx512) return combine_by_avx512<line_of<T, Op, 64>, Op>(ends, lines, stores);
     combine_by_avx2<line_of<T, Op, 32>, Op>(ends, lines, stores);
+}
+/// The same through the caches; whether no result is infinite or NaN.
+template <std::floating_point T, class Op>
+[[nodiscard]] bool combine_finite_lines(vector_width by, const Op&, const line_ends& ends, std::size_t lines) noexcept {
+    if constexpr (most_for_lines<T, Op> == vector_width::avx512)
+        if (by == vector_width::avx512) return combine_and_look_by_avx512<line_of<T, Op, 64>, Op>(ends, lines);
+    return combine_and_look_by_avx2<line_of<T, Op, 32>, Op>(ends, lines);
 }
 
 #else
