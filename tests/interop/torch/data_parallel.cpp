@@ -138,6 +138,37 @@ losses by_us(const gs::torch_gradient_options& options, bool to_none, bool alike
         alike);
 }
 
+/// Buckets whose size is tuned between two steps, when the thread that communicates waits for the next one.
+losses by_us_tuned() {
+    const gs::communicator group(ranks);
+    std::vector<gs::bucket_choice> chosen(ranks);
+    const losses all = trained([&](std::uint32_t rank, digits_net& model) {
+        gs::thread_transport net(group.rank(rank));
+        gs::torch_gradients shared(model.named_parameters());
+        if (shared.broadcast(net)) throw std::runtime_error("broadcast");
+        std::jthread communicates([&] { (void)shared.communicate(net, 60s); });
+        torch::optim::SGD optimiser(model.parameters(), torch::optim::SGDOptions(0.05).momentum(0.9));
+        gs::bucket_tuner tuner({gs::bytes{2000}, 1});  // all others are larger than all of it
+        auto begin = std::chrono::steady_clock::now();
+        auto mine = loop(
+            rank, model, optimiser, false, [] {},
+            [&] {
+                if (shared.step(optimiser)) return false;
+                gs::ns took = std::chrono::steady_clock::now() - begin;
+                if (gs::agree(net, took)) return false;
+                tuner.step_took(took);
+                shared.buckets().arrange(tuner.choice());
+                begin = std::chrono::steady_clock::now();
+                return true;
+            });
+        shared.stop();
+        chosen[rank] = tuner.choice();
+        return mine;
+    });
+    for (const auto& c : chosen) check(c == chosen[0], "the same choice");
+    return all;
+}
+
 /// Two backward passes, whose gradients add up, are one step.
 void passes_add_up() {
     gs::communicator group(1);
@@ -203,6 +234,7 @@ int main() {
     check(by_us({}, false) == theirs, "the same losses");
     check(by_us({.fusion = {gs::bytes{2000}, 1}}, false) == theirs, "in small buckets");
     check(by_us({}, true) == theirs, "gradients that are dropped");
+    check(by_us_tuned() == theirs, "tuned on line");
     const auto other = by_us({}, false, false);
     check(other[1] == theirs[1], "rank 0's parameters");
     const auto halves = by_us({.wire = {.large = gs::wire_format::fp16, .least = 100}, .error_feedback = true}, false);
