@@ -98,28 +98,45 @@ TEMPLATE_TEST_CASE("vectors and arrays of floats combine to the same bits", "[co
     CHECK(wrong == 0);
 }
 
-TEST_CASE("what isn't finite is found wherever it lies", "[collective]") {
-    using limits = std::numeric_limits<float>;
+/// A word's bits as a number.
+template <class T, class Word>
+T number_of(Word word) {
+    if constexpr (std::same_as<T, float>)
+        return std::bit_cast<float>(word);
+    else
+        return T::from_bits(word);
+}
+
+TEMPLATE_TEST_CASE("what isn't finite is found wherever it lies", "[collective]", float, gpushare::float16,
+                   gpushare::bfloat16) {
+    namespace detail = gpushare::detail;
+    using in = detail::exponent_of<TestType>;
+    using word = typename in::word;
+    const auto of = [](auto bits) { return number_of<TestType>(static_cast<word>(bits)); };
+    constexpr unsigned sign = word{1} << (8 * sizeof(word) - 1), one = 1;
     std::size_t wrong = 0;
     for (std::size_t first = 0; first < 3; ++first)  // at addresses of any kind
         for (std::size_t n = 0; n < 100; ++n) {
-            std::vector<float> memory(n + 4, limits::infinity());  // around it
-            const std::span<float> x = std::span(memory).subspan(first + 1, n);
+            std::vector<TestType> memory(n + 4, of(in::mask));  // infinities around it
+            const std::span<TestType> x = std::span(memory).subspan(first + 1, n);
+            const std::span<const TestType> seen = x;
             const auto found = [&] {
-                const bool all = !gpushare::all_finite(std::span<const float>(x));
-                wrong += all == gpushare::detail::all_finite_one_by_one(x);
-                const std::size_t lines = n / 16;
-                wrong += all == (gpushare::detail::all_finite_lines<16>(x.data(), lines) &&
-                                 gpushare::detail::all_finite_one_by_one(x.subspan(lines * 16)));
+                const bool all = !gpushare::all_finite(seen);
+                wrong += all == detail::all_finite_one_by_one(seen);
+                const std::size_t lines = n / (detail::finite_line / sizeof(TestType));
+                const auto rest = seen.subspan(lines * (detail::finite_line / sizeof(TestType)));
+                wrong +=
+                    all == (detail::all_finite_lines<16>(seen.data(), lines) && detail::all_finite_one_by_one(rest));
                 return all;
             };
-            for (std::size_t i = 0; i < n; ++i) x[i] = i % 2 == 0 ? limits::max() : -limits::denorm_min();
+            for (std::size_t i = 0; i < n; ++i)
+                x[i] = i % 2 == 0 ? of(in::mask - 1) : of(sign | one);  // the largest, the least below 0
             wrong += found();
-            for (float& at : x) {
-                const float was = at;
-                for (const float y : {limits::infinity(), -limits::infinity(), limits::quiet_NaN(),
-                                      -limits::quiet_NaN(), std::bit_cast<float>(0x7f80'0001U)}) {
-                    at = y;
+            for (TestType& at : x) {
+                const TestType was = at;
+                for (const unsigned y : {in::mask + 0U, in::mask | sign, in::mask | in::least >> 1,
+                                         in::mask | sign | in::least >> 1, in::mask | one}) {
+                    at = of(y);
                     wrong += !found();
                 }
                 at = was;

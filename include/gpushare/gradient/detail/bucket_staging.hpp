@@ -198,8 +198,8 @@ private:
     static void widen(std::span<registered> all, std::span<const std::uint32_t> bucket, std::vector<Wire>& memory,
                       wire_format format, bool& finite) {
         each_of(all, bucket, format, memory, [&](registered& g, std::span<const Wire> wire) {
+            finite = finite && all_finite(wire);  // half the bytes to look at
             from_wire<Wire>(wire, g.data);
-            finite = finite && all_finite(g.data);
         });
     }
 
