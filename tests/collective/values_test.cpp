@@ -113,7 +113,7 @@ TEMPLATE_TEST_CASE("what isn't finite is found wherever it lies", "[collective]"
     using in = detail::exponent_of<TestType>;
     using word = typename in::word;
     const auto of = [](auto bits) { return number_of<TestType>(static_cast<word>(bits)); };
-    constexpr unsigned sign = word{1} << (8 * sizeof(word) - 1), one = 1;
+    constexpr unsigned sign = word{1} << (8 * sizeof(word) - 1), one = 1, infinity = in::mask, quiet = in::least / 2;
     std::size_t wrong = 0;
     for (std::size_t first = 0; first < 3; ++first)  // at addresses of any kind
         for (std::size_t n = 0; n < 100; ++n) {
@@ -134,8 +134,8 @@ TEMPLATE_TEST_CASE("what isn't finite is found wherever it lies", "[collective]"
             wrong += found();
             for (TestType& at : x) {
                 const TestType was = at;
-                for (const unsigned y : {in::mask + 0U, in::mask | sign, in::mask | in::least >> 1,
-                                         in::mask | sign | in::least >> 1, in::mask | one}) {
+                for (const unsigned y :
+                     {infinity, infinity | sign, infinity | quiet, infinity | sign | quiet, infinity | one}) {
                     at = of(y);
                     wrong += !found();
                 }
