@@ -12,6 +12,7 @@
 #include <string_view>
 #include <utility>
 
+#include <google/protobuf/stubs/logging.h>
 #include <grpcpp/grpcpp.h>
 #include <grpcpp/resource_quota.h>
 
@@ -505,6 +506,8 @@ grpc_server::grpc_server(service& s, grpc_options o) : shell_(std::make_shared<s
     shell_->self = shell_;
     const auto& options = shell_->options;
     const auto ms = [](std::chrono::milliseconds t) { return static_cast<int>(t.count()); };
+    // It has a line for each text that isn't UTF-8: whoever asks could fill the log.
+    google::protobuf::SetLogHandler(nullptr);
     grpc::ServerBuilder builder;
     builder.AddListeningPort(options.address + ":" + std::to_string(options.port), grpc::InsecureServerCredentials(),
                              &shell_->port);

@@ -113,6 +113,16 @@ def any_bytes(server, stub, any):
     return f'{count} messages'
 
 
+def texts_that_are_none(server, stub, _):
+    """They are refused, and nothing is written of them: nobody outside fills the log."""
+    said = server.said()
+    with grpc.insecure_channel(server.grpc) as channel:
+        infer = channel.unary_unary('/inference.GRPCInferenceService/ModelInfer')
+        for _ in range(1000):
+            code(infer, row().SerializeToString() + b'\x1a\x01\xff', metadata=metadata(CHAT))  # which one is up to gRPC
+    assert server.said() == said, server.said()[len(said):]
+
+
 def too_large(server, stub, _):
     with grpc.insecure_channel(server.grpc, options=BIG) as channel:
         infer = stub_of(channel).ModelInfer
@@ -231,7 +241,7 @@ class Neighbour(threading.Thread):
         assert self.answered and not self.failed, (self.answered, self.failed[:3])
 
 
-ALL = wrong_keys, wrong_requests, any_bytes, too_large, uploads, deadlines, vanishing, connections, streams
+ALL = wrong_keys, wrong_requests, any_bytes, texts_that_are_none, too_large, uploads, deadlines, vanishing, connections, streams
 
 if __name__ == '__main__':
     seed = int(sys.argv[2]) if len(sys.argv) > 2 else random.randrange(1 << 32)

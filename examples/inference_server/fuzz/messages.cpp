@@ -4,10 +4,13 @@
 #include <cstdint>
 #include <cstdlib>
 
+#include <google/protobuf/stubs/logging.h>
+
 #include "inference_server/grpc_protocol.hpp"
 
 extern "C" int LLVMFuzzerTestOneInput(const std::uint8_t* data, std::size_t size) {
     using namespace inference_server;
+    [[maybe_unused]] static const auto before = google::protobuf::SetLogHandler(nullptr);  // of what isn't UTF-8
     inference::ModelInferRequest m;
     if (!m.ParseFromArray(data, static_cast<int>(size))) return 0;
     // Only the refusals of the protocol may come out.
