@@ -8,7 +8,7 @@ set -euo pipefail
 
 build=$1
 json=${2-}
-expected=(add_subdirectory add_subdirectory_cuda find_package cuda_runtime cuda pkg_config pkg_config_cuda tgz deb vcpkg conan)
+expected=(add_subdirectory add_subdirectory_cuda find_package cuda_runtime cuda pkg_config pkg_config_cuda tgz deb vcpkg conan fetch_content)
 
 # A failing test is a figure here, not an error. The installation and the archives that they need run before them.
 log=$build/consumers.log
