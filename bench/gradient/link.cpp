@@ -95,6 +95,7 @@ void utilisation(report& r) {
         "iperf3 -c $GPUSHARE_RIGHT -t 2 -f k | awk \"/receiver/ {print \\\"iperf_kbit \\\" \\$7}\"; wait; " +
         by_mpi(2, "blocks", "", all_reduces + " 64 1 alone");
     const auto all = over(slow, "bash -c 'for i in 1 2 3 4 5; do " + one_round + "; done'", "600000000");
+    r.setting("peers", GPUSHARE_BENCH_PEERS);
     r.setting("iperf3 at 1 Gbit/s", std::to_string(static_cast<int>(median(all.at("iperf_kbit")))) + " kbit/s");
     r.setting("two processes, 64 MiB", milliseconds(all.at("ours")));
     r.figure("gradient.link_utilisation_pct",

@@ -225,6 +225,22 @@ TEST_CASE("who asks for what others' longest work makes impossible isn't admitte
     CHECK(shared.admit(chat).spec().slo == 20ms);
 }
 
+TEST_CASE("what others' work was seen to take counts like what they declare", "[tenant][submit]") {
+    host::node n(modelled());
+    tenancy shared(n);
+    auto pages = shared.admit({.name = "pages", .memory = 1_MiB, .compute = 50_pct});
+    const gpushare::tenant_spec chat{
+        .name = "chat", .memory = 1_MiB, .compute = 10_pct, .level = {1}, .slo = 20ms, .longest = 1ms};
+    shared.admit(chat).close();  // nothing is known of the others
+    for (int i = 0; i < 3; ++i) pages.submit([](auto& stream) { stream.enqueue(30ms); }).wait();
+    const auto refused = shared.try_admit(chat);
+    REQUIRE_FALSE(refused);
+    CHECK(refused.code() == errc::slo_unreachable);
+    auto patient = chat;
+    patient.slo = 200ms;
+    CHECK(shared.try_admit(patient));
+}
+
 TEST_CASE("a tenant that sleeps runs nothing, keeps nothing for later, and goes on when it wakes", "[tenant][submit]") {
     host::node n(modelled(2));
     tenancy shared(n);
