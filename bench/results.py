@@ -105,7 +105,12 @@ def keep(folder, areas):
         if why := why_not(area, result):
             problems.append(why)
             continue
-        for part in sorted(folder.glob(f"{area}_*.json")):
+        parts = sorted(folder.glob(f"{area}_*.json"))
+        begun = (folder / f"{area}.json").stat().st_mtime_ns
+        if stale := [part.name for part in parts if part.stat().st_mtime_ns < begun]:  # written behind it, in each run
+            problems.append(f"{area}: {', '.join(stale)} are of an earlier run")
+            continue
+        for part in parts:
             result["figures"].update(load(part)["figures"])
         for name, why in result.get("void", {}).items():
             print(f"void {name}: {why}")

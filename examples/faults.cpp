@@ -48,8 +48,10 @@ int main() {
     again.wait();
     expect(again.status() == errc::none, "until it is pardoned");
 
-    const auto event = shared.limiter_of({0}).take_event();
-    expect(event && event->what == gpushare::limiter_event::kind::quarantined, "the limiter keeps an event of it");
+    bool kept = false;  // among others: on a busy machine a wait may have been longer than its bound
+    while (const auto event = shared.limiter_of({0}).take_event())
+        kept = kept || event->what == gpushare::limiter_event::kind::quarantined;
+    expect(kept, "the limiter keeps an event of it");
 
     (void)bad.memory().deallocate(&why, 100);
     expect(!told.empty() && told.back() == "wrong free", "a free of what isn't a block is told, and changes nothing");

@@ -5,6 +5,7 @@ import contextlib
 import importlib.util
 import io
 import json
+import os
 import shutil
 import subprocess
 import sys
@@ -103,6 +104,17 @@ class ResultsTest(unittest.TestCase):
         kept = json.loads((results.RESULTS / "amd-epyc-25-1-2-cores" / "core.json").read_text())
         self.assertEqual(sorted(kept["figures"]), ["core.include_ratio", "core.pair"])
         self.assertEqual(kept["commit"], "c0ffee")
+
+    def test_a_part_of_an_earlier_run_is_not_mixed_in(self):
+        build = results.ROOT / "build"
+        build.mkdir()
+        self.keep("core", pair=figure(1, 2, 3))
+        (build / "core_include.json").write_text(json.dumps({"figures": {"core.include_ratio": figure(1.9)}}))
+        (results.RESULTS / "epyc" / "core.json").rename(build / "core.json")
+        os.utime(build / "core_include.json", ns=(0, 0))
+        with self.assertRaisesRegex(results.Problem, "core_include.json are of an earlier run"):
+            results.keep(build, ["core"])
+        self.assertFalse((results.RESULTS / "amd-epyc-25-1-2-cores" / "core.json").exists())
 
     def test_refuses_what_nobody_could_repeat(self):
         build = results.ROOT / "build"
