@@ -237,7 +237,7 @@ TEST_CASE("what others' work was seen to take counts like what they declare", "[
     REQUIRE_FALSE(refused);
     CHECK(refused.code() == errc::slo_unreachable);
     auto patient = chat;
-    patient.slo = 200ms;
+    patient.slo = 60s;
     CHECK(shared.try_admit(patient));
 }
 
