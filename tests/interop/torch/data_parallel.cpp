@@ -121,7 +121,10 @@ losses by_torch() {
     });
 }
 
-losses by_us(const gs::torch_gradient_options& options, bool to_none, bool alike = true) {
+/// `between(rank, net, shared)`, if given, is called between two steps, when no other thread uses the transport.
+using between_steps = std::function<void(std::uint32_t, gs::thread_transport&, gs::torch_gradients&)>;
+losses by_us(const gs::torch_gradient_options& options, bool to_none, bool alike = true,
+             const between_steps& between = {}) {
     const gs::communicator group(ranks);
     return trained(
         [&](std::uint32_t rank, digits_net& model) {
@@ -131,41 +134,31 @@ losses by_us(const gs::torch_gradient_options& options, bool to_none, bool alike
             std::jthread communicates([&] { (void)shared.communicate(net, 60s); });
             torch::optim::SGD optimiser(model.parameters(), torch::optim::SGDOptions(0.05).momentum(0.9));
             auto all = loop(
-                rank, model, optimiser, to_none, [] {}, [&] { return !shared.step(optimiser); });
+                rank, model, optimiser, to_none, [] {},
+                [&] {
+                    if (shared.step(optimiser)) return false;
+                    if (between) between(rank, net, shared);
+                    return true;
+                });
             shared.stop();
             return all;
         },
         alike);
 }
 
-/// Buckets whose size is tuned between two steps, when the thread that communicates waits for the next one.
+/// Buckets whose size is tuned on line.
 losses by_us_tuned() {
-    const gs::communicator group(ranks);
-    std::vector<gs::bucket_choice> chosen(ranks);
-    const losses all = trained([&](std::uint32_t rank, digits_net& model) {
-        gs::thread_transport net(group.rank(rank));
-        gs::torch_gradients shared(model.named_parameters());
-        if (shared.broadcast(net)) throw std::runtime_error("broadcast");
-        std::jthread communicates([&] { (void)shared.communicate(net, 60s); });
-        torch::optim::SGD optimiser(model.parameters(), torch::optim::SGDOptions(0.05).momentum(0.9));
-        gs::bucket_tuner tuner({gs::bytes{2000}, 1});  // all others are larger than all of it
-        auto begin = std::chrono::steady_clock::now();
-        auto mine = loop(
-            rank, model, optimiser, false, [] {},
-            [&] {
-                if (shared.step(optimiser)) return false;
-                gs::ns took = std::chrono::steady_clock::now() - begin;
-                if (gs::agree(net, took)) return false;
-                tuner.step_took(took);
-                shared.buckets().arrange(tuner.choice());
-                begin = std::chrono::steady_clock::now();
-                return true;
-            });
-        shared.stop();
-        chosen[rank] = tuner.choice();
-        return mine;
+    const gs::bucket_tuner by_default({gs::bytes{2000}, 1});  // all others are larger than all of it
+    std::vector<gs::bucket_tuner> tuners(ranks, by_default);
+    std::vector<std::chrono::steady_clock::time_point> begins(ranks, std::chrono::steady_clock::now());
+    const losses all = by_us({}, false, true, [&](std::uint32_t r, auto& net, auto& shared) {
+        gs::ns took = std::chrono::steady_clock::now() - begins[r];
+        if (gs::agree(net, took)) throw std::runtime_error("agree");
+        tuners[r].step_took(took);
+        shared.buckets().arrange(tuners[r].choice());
+        begins[r] = std::chrono::steady_clock::now();
     });
-    for (const auto& c : chosen) check(c == chosen[0], "the same choice");
+    for (const auto& t : tuners) check(t.choice() == tuners[0].choice(), "the same choice");
     return all;
 }
 
