@@ -13,7 +13,8 @@
 //   shared.stop();
 //
 // The size of buckets is tuned on line between step() and the next backward pass, when no other thread uses the transport: agree(net, took),
-// tuner.step_took(took), shared.buckets().arrange(tuner.choice()), with a bucket_tuner. Parameters of float32 in the host's memory. From the release that Debian has, 1.13, on. Empty where there is no libtorch.
+// tuner.step_took(took), shared.buckets().arrange(tuner.choice()), with a bucket_tuner.
+// Parameters of float32 in the host's memory. From the release that Debian has, 1.13, on. Empty where there is no libtorch.
 #pragma once
 
 #if __has_include(<torch/csrc/autograd/variable.h>)
