@@ -37,7 +37,7 @@ struct training_options {
     network_kind kind = network_kind::convolutional;
     std::size_t epochs = 20, batch = 32;  // of all ranks together
     std::size_t held_out = 297;           // the last digits: what accuracy is measured on
-    float rate = 0, momentum = 0.9F;      // 0: what suits the network
+    float rate = 0, momentum = 0.9F;      // 0: what suits the network and, in proportion, the batch
     gpushare::bucket_choice fusion{gpushare::bytes{16384}, 1};
     gpushare::wire_format wire = gpushare::wire_format::as_is;
     std::size_t least_on_wire = 1000;                  // elements: smaller gradients stay float32
@@ -102,7 +102,8 @@ public:
           trained_(data.size() - options.held_out),
           steps_(trained_ / options.batch * options.epochs),
           order_(trained_, options.seed + 1) {
-        if (options_.rate == 0) options_.rate = options.kind == network_kind::encoder ? 0.02F : 0.05F;
+        const float of_32 = options.kind == network_kind::encoder ? 0.02F : 0.05F;
+        if (options_.rate == 0) options_.rate = of_32 * static_cast<float>(options.batch) / 32;
     }
 
     /// Trains over `net` from where it stands. `compute(network, f)` calls f() where the rank computes.
@@ -149,7 +150,7 @@ public:
             if (result_.fault) break;
             const auto combined = clock::now();
             if (gradients.was_finite())
-                compute(*model_, [&] { model_->step(options_.rate, options_.momentum); });
+                compute(*model_, [&] { model_->step(rate_now(), options_.momentum); });
             else
                 ++result_.skipped;
             const auto end = clock::now();
@@ -198,6 +199,11 @@ private:
         gpushare::gradient_buckets<>& gradients;
         ~stopped_at_end() { gradients.stop(); }
     };
+    /// It rises over the first steps and falls to nothing: a transformer that begins at its full rate may diverge.
+    [[nodiscard]] float rate_now() const noexcept {
+        const auto done = static_cast<float>(step()) / static_cast<float>(steps_);
+        return options_.rate * std::min(1.0F, 0.01F + 10 * done) * (1 - done);
+    }
     [[nodiscard]] gpushare::instant deadline() const { return clock::now() + options_.patience; }
 
     template <class Net>

@@ -203,7 +203,11 @@ TEST_CASE("the encoder learns on one, two and four ranks", "[examples][.long]") 
     const digits data = load_digits(digits_file());
     training_options options;
     options.kind = network_kind::encoder;
-    for (const std::uint32_t ranks : {1U, 2U, 4U}) CHECK(trained(data, ranks, options).accuracy >= 0.95);
+    for (const std::uint32_t ranks : {1U, 2U, 4U})
+        for (options.seed = 1; options.seed <= 3; ++options.seed)
+            CHECK(trained(data, ranks, options).accuracy >= 0.97);
+    options.batch = 16;  // the rate goes with it
+    CHECK(trained(data, 2, options).accuracy >= 0.97);
 }
 
 /// Training where `combine(net, model, step)` does what is between the backward pass and the optimiser, `behind` what follows that.
