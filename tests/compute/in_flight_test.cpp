@@ -147,7 +147,7 @@ TEST_CASE("what the budget of what is in flight keeps ready is what its rules sa
                     break;
                 case 3:
                     if (!any.one_in(10)) break;
-                    budget.find_longest(i, std::vector<gpushare::detail::limiter_client>{});
+                    budget.survey(i, std::vector<gpushare::detail::limiter_client>{});
                     l.longest = l.opaque = l.stretch = 0ns;
                     l.unknown = false;
                     break;

@@ -19,6 +19,8 @@
 #include <gpushare/compute/admission.hpp>
 #include <gpushare/compute/compute_limiter.hpp>
 #include <gpushare/compute/limiter_core.hpp>
+#include <gpushare/compute/policy.hpp>
+#include <gpushare/error.hpp>
 #include <gpushare/units.hpp>
 
 #include "support/catch.hpp"
@@ -30,6 +32,7 @@ namespace width_test {
 using namespace std::chrono_literals;
 using gpushare::admission;
 using gpushare::client_id;
+using gpushare::client_settings;
 using gpushare::instant;
 using gpushare::limiter_core;
 using gpushare::ns;
@@ -208,6 +211,107 @@ TEST_CASE("what a level keeps is free of long work below, and lent to short work
     }
 }
 
+TEST_CASE("what is kept is lent to work that gives it back in time, whoever else waits for an SM",
+          "[compute][width][kept]") {
+    limiter_core<> core;
+    const client_settings keeper{.level = {1}, .keeps = sm_width(0.5)};
+    const auto high = core.add(keeper);
+    const auto opaque = core.add({.longest = 25ms}), yields = core.add({.longest = 25ms, .yields_within = 2ms});
+    const auto bound = [&] { return core.bound_of(high, 0, sm_width(0.5)); };
+    const auto half = [](ns length, std::uint64_t stream) {
+        return gpushare::submission_facts{.head = {.cost = length / 2}, .width = sm_width(0.5), .timeline = stream};
+    };
+    const auto lend_within = [&](ns t) {
+        auto s = keeper;
+        s.back_within = t;
+        CHECK(core.change(high, s) == gpushare::errc::none);
+    };
+    SECTION("once somebody says that this is soon enough, and with a bound that counts it") {
+        core.arrive(opaque, instant{}, half(25ms, 1));
+        CHECK(drain(core).size() == 1);
+        core.arrive(yields, instant{}, half(25ms, 2));
+        CHECK(drain(core).empty());
+        CHECK(bound() == 250us);
+        lend_within(1999us);
+        CHECK(drain(core).empty());
+        lend_within(2ms);
+        CHECK(drain(core).size() == 1);
+        CHECK(bound() == 2250us);
+        // With less promised, what is there already counts as long until it has ended.
+        lend_within(1ms);
+        CHECK(bound() == core.bound_of(high));
+    }
+    SECTION("though the one whose turn it is can't have it") {
+        lend_within(2ms);
+        CHECK(core.change(yields, {.weight = share::of_permille(1), .longest = 25ms, .yields_within = 2ms}) ==
+              gpushare::errc::none);
+        core.arrive(yields, instant{}, half(25ms, 3));
+        const auto had = core.next(instant{});
+        REQUIRE(had);
+        core.complete(*had, 25ms / 2);  // far beyond its share: from now on it isn't its turn
+        for (std::uint64_t i = 0; i < 2; ++i) core.arrive(opaque, instant{}, half(25ms, i + 1));
+        const auto other_stream = [&](client_id) { return half(25ms, 2); };
+        const auto first = core.next(instant{}, other_stream);
+        REQUIRE(first);
+        CHECK_FALSE(core.next(instant{}, other_stream));
+        core.arrive(yields, instant{}, half(25ms, 3));
+        const auto lent = core.next(instant{}, other_stream);
+        REQUIRE(lent);
+        CHECK(lent->client == yields);
+        core.complete(*lent, 25ms / 2);
+        CHECK_FALSE(core.next(instant{}, other_stream));  // the kept half is free, and not for this one
+        core.complete(*first, 25ms / 2);
+        const auto second = core.next(instant{}, other_stream);
+        REQUIRE(second);
+        CHECK(second->client == opaque);
+    }
+    SECTION("and what is on it leaves the rest to those that can't") {
+        lend_within(2ms);
+        core.arrive(yields, instant{}, half(25ms, 3));
+        CHECK(drain(core).size() == 1);
+        core.arrive(opaque, instant{}, half(25ms, 1));
+        CHECK(drain(core).size() == 1);
+        CHECK(bound() == 2250us);
+    }
+    SECTION("not where it may fill more than that") {
+        lend_within(2ms);
+        core.arrive(opaque, instant{}, half(25ms, 1));
+        CHECK(drain(core).size() == 1);
+        core.arrive(yields, instant{}, {.head = {.cost = 25ms}, .timeline = 2});
+        CHECK(drain(core).empty());
+    }
+    SECTION("also if it ends by then, and its kind did so lately") {
+        lend_within(10ms);
+        core.arrive(opaque, instant{}, half(25ms, 1));
+        CHECK(drain(core).size() == 1);
+        const auto ends = core.add({.longest = 10ms}), lately = core.add({.longest = 11ms});
+        core.arrive(lately, instant{}, half(5ms, 2));
+        CHECK(drain(core).empty());
+        core.arrive(ends, instant{}, half(5ms, 3));
+        CHECK(drain(core).size() == 1);
+        CHECK(bound() == 10250us);
+    }
+    SECTION("and of those that keep a part, who wants it back soonest says when") {
+        lend_within(2ms);
+        const auto strict = core.add({.level = {1}, .keeps = sm_width(0.25), .back_within = 1ms});
+        core.arrive(yields, instant{}, quarter(25ms, 1));
+        CHECK(drain(core).size() == 1);  // on what nobody keeps
+        core.arrive(yields, instant{}, quarter(25ms, 2));
+        CHECK(drain(core).empty());
+        core.remove(strict);
+        CHECK(drain(core).size() == 1);
+    }
+    SECTION("an objective is out of reach that it leaves no time for") {
+        auto s = keeper;
+        s.longest = 1ms, s.slo = 2ms;
+        CHECK(core.change(high, s) == gpushare::errc::none);
+        s.slo = 3ms, s.back_within = 5ms;  // 25 ms of what doesn't yield
+        CHECK(core.change(high, s) == gpushare::errc::slo_unreachable);
+        s.back_within = 2ms;
+        CHECK(core.change(high, s) == gpushare::errc::none);
+    }
+}
+
 TEST_CASE("where all is kept, or all but what nobody could use, those below go on", "[compute][width][kept]") {
     for (const double keeps : {0.995, 1.0}) {
         CAPTURE(keeps);
@@ -271,13 +375,15 @@ struct engine {
     std::uint32_t blocks = 1;
     unsigned permille = 0;
     std::uint32_t threads = 1;
-    ns gap{};  // not 0: each thread waits for a call, and submits the next one so much later
+    ns gap{};      // not 0: each thread waits for a call, and submits the next one so much later
+    ns stretch{};  // not 0: it yields so often
 };
 
 /// Calls of a level above, of a block, that come at random.
 struct urgent_engine {
     ns length{}, mean_gap{};
     sm_width keeps{};
+    ns back_within{};
 };
 
 struct measured {
@@ -305,7 +411,7 @@ measured run(std::uint32_t sms, const std::vector<engine>& engines, bool declare
     for (const auto& e : engines) {
         auto& t = tenants.emplace_back();
         t.what = e;
-        t.id = compute.add({.weight = share::of_permille(e.permille)});
+        t.id = compute.add({.weight = share::of_permille(e.permille), .yields_within = e.stretch});
         const auto tag = static_cast<std::uint32_t>(tenants.size() - 1);
         for (std::uint32_t i = 0; i < e.threads; ++i) t.streams.emplace_back(device, gpushare::priority{}, tag);
     }
@@ -318,7 +424,7 @@ measured run(std::uint32_t sms, const std::vector<engine>& engines, bool declare
         const bool* over;
         std::multimap<instant, caller>* later;
         void operator()() const {
-            const auto work = [e = of->what](stream& s) { s.launch(e.blocks, e.length); };
+            const auto work = [e = of->what](stream& s) { s.launch(e.blocks, e.length, e.stretch); };
             const auto again = [self = *this](const gpushare::completion&) {
                 if (*self.over) return;
                 if (self.of->what.gap > 0ns)
@@ -344,7 +450,9 @@ measured run(std::uint32_t sms, const std::vector<engine>& engines, bool declare
     const auto from = device.now() + 1s, to = from + 20s;
     const auto urgent_tag = static_cast<std::uint32_t>(engines.size());
     const bool has_urgent = urgent.length > 0ns;
-    const auto above = has_urgent ? compute.add({.level = {1}, .keeps = urgent.keeps}) : client_id{};
+    const auto above = has_urgent
+                           ? compute.add({.level = {1}, .keeps = urgent.keeps, .back_within = urgent.back_within})
+                           : client_id{};
     stream its(device, {1}, urgent_tag);
     std::vector<instant> arrivals;
     gpushare::sim::random any(7);
@@ -489,6 +597,48 @@ TEST_CASE("a level that keeps an SM never waits for the long calls below it",
     CHECK(lent.longest_wait <= 250us);
     CHECK(lent.broken == 0);
     CHECK(lent.idle_pct <= 5);  // of which 3 are the urgent calls themselves
+}
+
+TEST_CASE("what a level keeps is lent to long calls that yield in time, and is back when it wants it",
+          "[compute][sweep][width][kept][promises]") {
+    urgent_engine detector{.length = 300us, .mean_gap = 10ms};
+    const auto check = [&](std::uint32_t sms, const std::vector<engine>& engines, ns longest_wait, ns bound) {
+        detector.keeps = sm_width::of_sms(1, sms);
+        const auto m = run(sms, engines, false, false, detector);
+        CHECK(m.longest_wait <= longest_wait);
+        CHECK(m.bound == bound);
+        CHECK(m.broken == 0);
+        CHECK(m.share_pp <= 0.5);
+        CHECK(m.metering_pct <= 1);
+        CHECK(m.idle_pct <= 3.0 / sms + 1);  // 3 % of an SM are the urgent calls themselves
+    };
+    for (const std::uint32_t sms : {2U, 4U}) {
+        CAPTURE(sms);
+        const engine pages{75ms, 1, 300, sms}, tokens{25ms, 1, 700, sms};
+        const auto yields = [](engine e, ns stretch) { return e.stretch = stretch, e; };
+        detector.back_within = {};
+        check(sms, {yields(pages, 100us), yields(tokens, 120us)}, 120us, 250us);
+        check(sms, {pages, yields(tokens, 100us)}, 100us, 250us);  // only the one that yields is there
+        detector.back_within = 10ms;
+        check(sms, {yields(pages, 5ms), yields(tokens, 2ms)}, 5ms, 5ms);
+        check(sms, {pages, yields(tokens, 2ms)}, 2ms, 10250us);  // which may be lent to calls that end by then
+    }
+    // Who isn't lent it wants more than the rest, and doesn't keep the others from it.
+    detector.keeps = sm_width(0.5);
+    const auto more = run(2, {{75ms, 1, 700, 2}, {25ms, 1, 300, 2, {}, 2ms}}, false, false, detector);
+    CHECK(more.longest_wait <= 2ms);
+    CHECK(more.idle_pct <= 3);
+    CHECK(more.share_pp == Approx(20).margin(1));
+    // Of three widths. What fills the device can't be kept off: 300 us, and one behind it.
+    detector.back_within = {};
+    detector.keeps = sm_width::of_sms(1, 4);
+    const auto wide = run(4, {{75ms, 1, 300, 4, {}, 100us}, {25ms, 2, 400, 2, {}, 100us}, {300us, 4, 300, 2}}, false,
+                          false, detector);
+    CHECK(wide.longest_wait <= 600us);
+    CHECK(wide.bound <= 600us);
+    CHECK(wide.broken == 0);
+    CHECK(wide.share_pp <= 0.5);
+    CHECK(wide.metering_pct <= 1);
 }
 
 TEST_CASE("who waits for each call before the next gets its share beside who has always some waiting",

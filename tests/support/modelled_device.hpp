@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
 // A host device in virtual time, on one thread: the model behind host::node by itself, with its blocks, SMs and ledger. What a
-// limiter does with it is the same at every run.
+// limiter does with it is the same at every run. Blocks may yield, as those of a real device do in yield_point().
 //
 //   support::modelled_device device(4);
 //   support::modelled_device::stream s(device, priority{}, tag);
@@ -9,7 +9,12 @@
 #pragma once
 
 #include <algorithm>
+#include <atomic>
+#include <chrono>
+#include <cstddef>
 #include <cstdint>
+#include <exception>
+#include <map>
 #include <memory>
 #include <vector>
 
@@ -35,20 +40,27 @@ public:
     class stream {
     public:
         using point = gpushare::host::point;
+        static constexpr bool yields = true;
 
         stream(modelled_device& d, gpushare::priority level, std::uint32_t tag)
             : device_(d), state_(d.model_.open_stream(0, level, tag)) {}
         stream(const stream&) = delete;
         stream& operator=(const stream&) = delete;
 
-        /// Enqueues `blocks` blocks that hold an SM for `length` each.
-        void launch(std::uint32_t blocks, gpushare::ns length) {
+        /// Enqueues `blocks` blocks that hold an SM for `length` each. `yields_each`, if not 0: so often they let waiting blocks of
+        /// higher levels have theirs.
+        void launch(std::uint32_t blocks, gpushare::ns length, gpushare::ns yields_each = {}) {
             auto& op = device_.model_.operations().acquire();
             op.blocks = blocks;
             op.cooperative = false;
             op.hold = length;
+            if (yields_each > gpushare::ns{0}) {
+                op.body = [](auto&) {};  // the model leaves it to the device, which only waits
+                device_.stretches_[&op] = yields_each;
+            }
             device_.model_.submit(state_, op, device_.now_);
             device_.model_.settle(device_.now_);
+            device_.begin_claimed();
         }
         /// Enqueues opaque work that fills the device.
         void enqueue(gpushare::ns length) { launch(device_.sms_, length); }
@@ -77,11 +89,11 @@ public:
 
     /// To the next end of a block, and `later`, when somebody notices; or to `until`, if that is sooner. False if nothing runs.
     bool step(gpushare::ns later, gpushare::instant until = gpushare::never) {
-        const bool runs = model_.next_event() != gpushare::never;
-        const auto noticed = runs ? model_.next_event() + later : gpushare::never;
+        const auto next = std::min(model_.next_event(), next_of_yielding());
+        const bool runs = next != gpushare::never;
+        const auto noticed = runs ? next + later : gpushare::never;
         if (!runs && until == gpushare::never) return false;
-        now_ = std::max(now_, std::min(noticed, until));
-        model_.advance(now_);
+        advance(std::max(now_, std::min(noticed, until)));
         return runs;
     }
 
@@ -93,8 +105,79 @@ public:
     }
 
 private:
+    /// A block that yields, with its SM.
+    struct yielding {
+        gpushare::host::detail::sm_state* sm;
+        gpushare::host::detail::operation* work;
+        std::uint32_t first;
+        gpushare::ns each, left;
+        gpushare::instant since;  // it runs, or another one on top of it
+    };
+
+    [[nodiscard]] static bool is_paused(const yielding& y) noexcept { return y.sm->work != y.work; }
+    /// When something is to be done about it: it or what runs on top ends, or it yields and somebody waits.
+    [[nodiscard]] gpushare::instant due(const yielding& y) noexcept {
+        if (is_paused(y)) return y.since + y.sm->work->hold;
+        const auto end = y.since + y.left;
+        if (model_.devices()[0].waiting.load(std::memory_order_relaxed) <= y.work->stream->level.level) return end;
+        const auto stretches = std::max<std::int64_t>((now_ - y.since + y.each - gpushare::ns{1}) / y.each, 1);
+        return std::min(end, y.since + stretches * y.each);
+    }
+    [[nodiscard]] gpushare::instant next_of_yielding() noexcept {
+        auto next = gpushare::never;
+        for (const auto& y : yielding_) next = std::min(next, due(y));
+        return next;
+    }
+    void begin_claimed() {
+        while (auto* const sm = model_.take_claimed())
+            yielding_.push_back({sm, sm->work, sm->first, stretches_.at(sm->work), sm->work->hold, sm->edges[0]});
+    }
+    void advance(gpushare::instant to) {
+        for (;;) {
+            const auto next = std::min(model_.next_event(), next_of_yielding());
+            if (next > to) break;
+            now_ = std::max(now_, next);
+            model_.advance(next);
+            model_.settle(next);
+            begin_claimed();
+            for (std::size_t i = 0; i < yielding_.size();)
+                if (due(yielding_[i]) > next || !is_over(yielding_[i], next))
+                    ++i;
+                else
+                    yielding_.erase(yielding_.begin() + static_cast<std::ptrdiff_t>(i));
+        }
+        now_ = to;
+        model_.advance(now_);
+        begin_claimed();
+    }
+    /// It is due: as engine::run_above. Whether it has ended.
+    bool is_over(yielding& y, gpushare::instant at) {
+        std::exception_ptr thrown;
+        if (is_paused(y)) {
+            y.sm->edges[1] = at;
+            model_.finish_nested(*y.sm, thrown);
+            model_.settle(at);
+        } else if (y.since + y.left <= at) {
+            y.sm->edges[1] = at;
+            if (y.work->unexecuted.fetch_sub(1, std::memory_order_relaxed) == 1) y.work->body.reset();
+            model_.finish(*y.sm, thrown, at);
+            return true;
+        } else {
+            y.left -= at - y.since;
+        }
+        y.since = at;
+        if (model_.pause(*y.sm, *y.work, at)) return false;
+        y.sm->work = y.work;
+        y.sm->first = y.first;
+        y.sm->count = 1;
+        y.sm->edges[0] = at;
+        return false;
+    }
+
     std::uint32_t sms_;
     gpushare::instant now_{std::chrono::seconds(1)};
+    std::map<const gpushare::host::detail::operation*, gpushare::ns> stretches_;
+    std::vector<yielding> yielding_;
     std::shared_ptr<gpushare::host::detail::point_hub> hub_ = std::make_shared<gpushare::host::detail::point_hub>();
     gpushare::host::detail::model model_;
 };

@@ -108,7 +108,8 @@ TEST_CASE("what a tenant is entitled to reaches the policy, and so does what cha
                            .group = 3,
                            .longest = 2ms,
                            .yields_within = 1ms,
-                           .keeps = gpushare::sm_width(0.5)});
+                           .keeps = gpushare::sm_width(0.5),
+                           .back_within = 4ms});
     client_settings expected{.weight = 40_pct,
                              .level = {2},
                              .longest = 2ms,
@@ -116,6 +117,7 @@ TEST_CASE("what a tenant is entitled to reaches the policy, and so does what cha
                              .cap = 60_pct,
                              .soft_cap = true,
                              .keeps = gpushare::sm_width(0.5),
+                             .back_within = 4ms,
                              .slo = 7ms,
                              .group = 3,
                              .tag = t.tag(),
@@ -128,7 +130,8 @@ TEST_CASE("what a tenant is entitled to reaches the policy, and so does what cha
               .group = 4,
               .longest = 3ms,
               .yields_within = 2ms,
-              .keeps = gpushare::sm_width(0.25)});
+              .keeps = gpushare::sm_width(0.25),
+              .back_within = 5ms});
     expected.cap = 50_pct;
     expected.soft_cap = false;
     expected.slo = 8ms;
@@ -136,6 +139,7 @@ TEST_CASE("what a tenant is entitled to reaches the policy, and so does what cha
     expected.longest = 3ms;
     expected.yields_within = 2ms;
     expected.keeps = gpushare::sm_width(0.25);
+    expected.back_within = 5ms;
     CHECK((seen.told.back() == expected));
     CHECK(t.spec().group == 4);
     CHECK(shared.limiter_of({0}).wait_bound() >= 3ms);

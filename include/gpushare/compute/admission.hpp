@@ -69,6 +69,7 @@ struct admission {
     std::uint64_t timeline = 0;     ///< its stream, as far as it is known: work of one runs one after the other
     ns longest{};                   ///< the longest that its kind was declared or seen to take; 0: unknown
     ns at_least{};                  ///< what it takes with the device to itself; 0: unknown
+    ns yields_within{};             ///< it lets levels above have its SMs at least this often; 0: it doesn't
     ns bound{};                     ///< on its wait for work of lower levels; 0: unknown
     ns served_before{};             ///< what work of its level and above had taken when it was admitted
     std::uint64_t key = 0;          ///< its kind

@@ -52,13 +52,9 @@ public:
         blocked_.reserve(clients_.size());
         watched_.reserve(clients_.size());
         if (const auto why = policy_.add(id, s); why.code != errc::none) raise(why, {}, "limiter");
-        client = {};
-        client.settings = s;
-        client.generation = id.generation;
-        client.level = level;
-        client.present = true;
+        client = {.settings = s, .generation = id.generation, .level = level, .present = true};
         budget_.add_client(level, s.keeps);
-        budget_.raise_longest(client.level, client.lasts());
+        s.keeps.known() ? budget_.survey(level, clients_) : budget_.raise_longest(level, client.lasts());
         return id;
     }
 
@@ -72,8 +68,8 @@ public:
         const auto from = std::exchange(clients_[c.index].level, to);
         budget_.remove_client(from, std::exchange(clients_[c.index].settings, s).keeps);
         budget_.add_client(to, s.keeps);
-        budget_.find_longest(from, clients_);
-        budget_.find_longest(to, clients_);
+        for (const auto l : {from, to}) budget_.survey(l, clients_);
+        unblock();
         return {};
     }
 
@@ -98,7 +94,8 @@ public:
         policy_.remove(c);
         budget_.remove_client(client.level, client.settings.keeps);
         client.present = false;
-        budget_.find_longest(client.level, clients_);
+        budget_.survey(client.level, clients_);
+        unblock();
     }
 
     /// Whether there is such a client.
@@ -173,7 +170,8 @@ public:
                 return false;
             }
             if (room == budget::room::yes) break;
-            if (other_stream(*c)) continue;
+            client.kept_off = room == budget::room::not_beside_kept;
+            if (!client.kept_off && other_stream(*c)) continue;
             client.blocked = true;  // others may find room meanwhile
             blocked_.add(c->index);
             detail::hold(policy_, *c);
@@ -314,7 +312,8 @@ public:
     /// level did, the longest of all, and if nobody did, 0: unknown. Where none is below, for what of its own is in flight. It
     /// waits for levels above without a bound. What takes longer breaks that bound, and is an event. Where its level keeps a
     /// part of the SMs (client_settings::keeps), what fits there, as `declared` or seen of its kind, waits for short work below
-    /// (a quarter of the horizon a level), and for what is too wide to be kept off.
+    /// (a quarter of the horizon a level), for the longest that may be lent that part (client_settings::back_within), and for what
+    /// is too wide to be kept off.
     [[nodiscard]] ns bound_of(client_id c, std::uint64_t key = 0, sm_width declared = {}) const noexcept {
         const auto& client = clients_[c.index];
         if (!budget_.keeps(client.level)) return budget_.bound(client.level);
@@ -349,7 +348,7 @@ private:
         if (lasts.longest >= before && ++learnt_ <= std::max<std::uint64_t>(recent_longest::window, clients_.size()))
             return;
         learnt_ = 0;
-        budget_.find_longest(client.level, clients_);
+        budget_.survey(client.level, clients_);
     }
 
     void note(limiter_event::kind what, const admission& g, ns took, ns bound) noexcept {
@@ -369,11 +368,12 @@ private:
         return client;
     }
 
-    // Something of this timeline has ended, of client `c`: it may have others for it behind its first.
-    void unblock(std::uint64_t timeline, client_id c) noexcept {
+    // Something of this timeline has ended, of client `c`: it may have others for it behind its first. By an end, as by other
+    // settings, there may be room beside what is kept.
+    void unblock(std::uint64_t timeline = 0, client_id c = {~0U}) noexcept {
         blocked_.erase_if([&](std::uint32_t i) {
             auto& client = clients_[i];
-            if (client.blocked && i != c.index && client.timeline(i) != timeline) return false;
+            if (client.blocked && !client.kept_off && i != c.index && client.timeline(i) != timeline) return false;
             if (std::exchange(client.blocked, false)) policy_.wake({i, client.generation}, client.next.head, now_);
             return true;
         });

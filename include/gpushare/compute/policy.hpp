@@ -39,9 +39,13 @@ struct client_settings {
     /// yield. Its word: what isn't kept breaks a bound, and is an event. Ignored where kernels can't
     /// (yielding_timeline).
     ns yields_within{};
-    share cap = share::whole();     ///< the most of the device's time that it gets
-    bool soft_cap = false;          ///< the cap holds only while others, within theirs, have work
-    sm_width keeps{};               ///< its level keeps this part of the SMs free of long work below; see limiter_core
+    share cap = share::whole();  ///< the most of the device's time that it gets
+    bool soft_cap = false;       ///< the cap holds only while others, within theirs, have work
+    sm_width keeps{};            ///< its level keeps this part of the SMs free of long work below; see limiter_core
+    /// What its level keeps is lent to work below that ends within this (the longest of its kind) or yields within it (yields_within);
+    /// of those that keep a part, the shortest counts. Its level's bound counts what may be lent. 0, or less than an
+    /// eighth of limiter_options::horizon: that eighth.
+    ns back_within{};
     ns slo{};                       ///< how long after its arrival its work is due; 0: no objective
     std::uint32_t group = 0;        ///< its class, from 0, where the policy is a policy_tree
     std::uint32_t queue_limit = 0;  ///< how many of its submissions may wait; 0: as the limiter's options say

@@ -76,6 +76,7 @@ struct tenant_spec {
     ns longest{};                ///< its longest kernel, for the bound on others' waits; 0: learnt
     ns yields_within{};          ///< how often its work yields at least, for the same; 0: it doesn't
     sm_width keeps{};            ///< the part of its slice's SMs that its level keeps free of long work below
+    ns back_within{};            ///< but lends to what gives it back within this; 0: to what is short
 
     std::uint32_t streams = 1;      ///< on each of its devices: work of one runs in order, that of several side by side
     std::uint32_t queue_limit = 0;  ///< how many of its submissions may wait on a device; 0: as limiter_options has it
@@ -102,6 +103,7 @@ struct tenant_change {
     std::optional<ns> longest{};                 ///< as in tenant_spec
     std::optional<ns> yields_within{};           ///< as in tenant_spec
     std::optional<sm_width> keeps{};             ///< as in tenant_spec
+    std::optional<ns> back_within{};             ///< as in tenant_spec
     std::optional<std::uint32_t> queue_limit{};  ///< as in tenant_spec
     std::optional<ns> wait{};                    ///< as in tenant_spec: for allocations from now on
     std::optional<bytes>

@@ -15,8 +15,9 @@
 //   a level above     its work would wait for all of this. The horizon is a quarter, and the depth at most two.
 //   narrow work       what doesn't fill the device is let in as it fits side by side, and a little ahead.
 //
-// A level may keep a part of the SMs (client_settings::keeps). Long work of the levels below is let in beside that part;
-// short work is lent it, and ends within the horizon. What is wider than the rest can't be kept off it, and goes as it would.
+// A level may keep a part of the SMs (client_settings::keeps). Long work of the levels below is let in beside that part. It is lent
+// to short work, which ends within the horizon, and to what ends or yields within the time that the level states (`back_within`).
+// What is wider than the rest can't be kept off it, and goes as it would.
 #pragma once
 
 #include <algorithm>
@@ -74,6 +75,7 @@ public:
         instant hold_until{};           // until then a request of this level is expected to go on
         bool enqueuing = false;         // a callable of its clients is being run
         double keeps = 0;               // the part of the SMs that its clients keep free of long work below
+        ns back_within{};               // but for what gives it back within this; 0: for what is short
         ns not_kept_off{};  // the longest lately let in below levels that keep a part, though too wide for that
         // What follows from all of this, and is asked for by every submission.
         std::uint32_t depth = 0;  // how many are in flight however long they take
@@ -117,20 +119,27 @@ public:
         l.raise_to(lasts);
         update();
     }
-    /// Looks at all of its clients anew, as what was long long ago is forgotten. Linear.
+    /// Looks at all of its clients anew, as what was long long ago is forgotten. Of those that keep a part, who wants it back soonest
+    /// counts. Linear.
     template <class Clients>
-    void find_longest(std::uint32_t level, const Clients& clients) noexcept {
+    void survey(std::uint32_t level, const Clients& clients) noexcept {
         auto& l = of(level);
         l.not_kept_off = {};
         l.lasts = {};
-        for (const auto& c : clients)
-            if (c.present && c.level == level) l.lasts.raise_to(c.lasts());
+        ns back_within = ns::max();
+        for (const auto& c : clients) {
+            if (!c.present || c.level != level) continue;
+            l.lasts.raise_to(c.lasts());
+            if (c.settings.keeps.known()) back_within = std::min(back_within, c.settings.back_within);
+        }
+        l.back_within = back_within < ns::max() ? back_within : ns{0};
         update();
     }
     [[nodiscard]] level_state& of(std::uint32_t level) noexcept { return levels_[level]; }
 
-    /// Whether there is room for one more, or not before another of its stream ends, though there may be for others.
-    enum class room : std::uint8_t { yes, no, not_on_stream };
+    /// Whether there is room for one more. Though not for this one, there may be for others: where its stream has enough, or
+    /// where it isn't lent what is kept.
+    enum class room : std::uint8_t { yes, no, not_on_stream, not_beside_kept };
     /// For this one. `alone`: no other client has anything waiting or in flight. `others`: what is kept for those that are about to
     /// come.
     [[nodiscard]] room room_for(const admission& a, bool alone, const kept_for_return& others = {}) const noexcept {
@@ -187,6 +196,7 @@ public:
         ++l->in_flight;
         if (a.width.known() || of(a.level_index).kept > 0) l->width = std::max(l->width, width_beside_kept(a));
         l->length = saturating_add(l->length, counted(a));
+        l->back_after = std::max(l->back_after, back_after(a));
         note_if_on_kept(a);
     }
     void leave(const admission& a, std::uint32_t times) noexcept {
@@ -251,7 +261,7 @@ public:
 
     /// The longest that what is admitted at this level waits for those below, if nothing takes longer than the longest of its
     /// level; with none below in use, that it waits for those of its own level that are in flight. 0: nothing is known.
-    /// `width`: of what waits; if it fits on what its level keeps, it doesn't wait for long work below.
+    /// `width`: of what waits; if it fits on what its level keeps, it doesn't wait for long work below, but for what is lent that.
     [[nodiscard]] ns bound(std::uint32_t level, sm_width width = {}) const noexcept {
         const auto& l = levels_[level];
         const bool fits = width.known() && width.part() <= l.keeps + uncertain;
@@ -315,6 +325,7 @@ private:
         std::uint32_t level = 0, in_flight = 0;
         double width = 0;  // of the widest; of those whose width is a guess, nothing
         ns length{};       // of all, as predicted
+        ns back_after{};   // until the one that takes longest at it gives back its SMs
     };
     [[nodiscard]] stream_load* find_stream(const admission& a) noexcept {
         for (auto& l : streams_)
@@ -336,29 +347,52 @@ private:
             1 - levels_[a.level_index].kept;  // nothing: all of it is kept, and who isn't let in would never be
         return rest > uncertain && width_beside_kept(a) <= rest + uncertain;
     }
-    // Of what the levels above keep, what isn't taken by work of their own that is long for this level.
-    [[nodiscard]] double still_kept(std::uint32_t level) const noexcept {
+    // So long whoever is above it waits for it: it ends, or yields.
+    [[nodiscard]] static ns waited_for(const admission& a) noexcept {
+        if (a.yields_within <= ns{0}) return std::max(a.longest, a.length);
+        return a.longest > ns{0} ? std::min(a.longest, a.yields_within) : a.yields_within;
+    }
+    // The same of what is to be lent SMs: nothing is sure of what may take any time, or may fill more of them.
+    [[nodiscard]] static ns back_after(const admission& a) noexcept {
+        const bool may_take_any = a.longest <= ns{0} && a.yields_within <= ns{0};
+        return may_take_any || !a.width.known() ? ns::max() : waited_for(a);
+    }
+    // In so much time what `above` keeps is given back by work of this level that is lent it.
+    [[nodiscard]] ns lent_for(const level_state& above, std::uint32_t level) const noexcept {
+        return std::max(above.back_within, soon(level));
+    }
+    [[nodiscard]] bool is_lent(const stream_load& l, const level_state& above) const noexcept {
+        return l.back_after <= lent_for(above, l.level);
+    }
+    // Of what the levels above keep and don't lend to this one, what isn't taken: by work of their own that is long for its level, or
+    // by what they lent it to, which makes room for them.
+    [[nodiscard]] double still_kept(const admission& a) const noexcept {
+        const auto& own = levels_[a.level_index];
+        const ns back = back_after(a);
         double most = 0;
         for (const auto& above : levels_) {
-            if (above.level <= levels_[level].level || above.keeps <= 0) continue;
+            if (above.level <= own.level || above.keeps <= 0 || back <= lent_for(above, a.level_index)) continue;
             double free = std::min(above.kept + above.keeps, 1.0);
             for (const auto& l : streams_)
-                if (levels_[l.level].level >= above.level && l.length > soon(level)) free -= l.width;
+                if (l.length > soon(a.level_index) && levels_[l.level].level >= own.level &&
+                    (levels_[l.level].level >= above.level || is_lent(l, above)))
+                    free -= l.width;
             most = std::max(most, free);
         }
         return most;
     }
-    // Whether no long work lies on what this level keeps, as it does while what was there before hasn't ended.
+    // Whether nothing long lies on what this level keeps that it doesn't lend, as it does while what was there before hasn't ended.
     [[nodiscard]] bool is_free(const level_state& level) const noexcept {
         double below = 0;
         for (const auto& l : streams_)
-            if (levels_[l.level].level < level.level && l.length > soon(l.level)) below += l.width > 0 ? l.width : 1;
+            if (levels_[l.level].level < level.level && l.length > soon(l.level) && !is_lent(l, level))
+                below += l.width > 0 ? l.width : 1;
         return below <= 1 - level.keeps + uncertain;
     }
     void note_if_on_kept(const admission& a) noexcept {
         auto& l = of(a.level_index);
         if (l.kept <= 0 || counted(a) <= soon(a.level_index) || is_kept_off(a)) return;
-        if (const ns length = std::max(a.longest, a.length); length > l.not_kept_off) {
+        if (const ns length = waited_for(a); length > l.not_kept_off) {
             l.not_kept_off = length;
             update();
         }
@@ -388,9 +422,10 @@ private:
             if (is_of(l, a)) return room::not_on_stream;
             left -= l.width;
         }
-        const double kept = is_long && is_kept_off(a) ? still_kept(a.level_index) : 0;
+        const double kept = is_long && is_kept_off(a) ? still_kept(a) : 0;
         if (!a.width.known() && own.kept <= 0) return in_flight < own.depth ? room::yes : room::no;
-        if (in_flight >= most_in_flight || left - kept <= uncertain) return room::no;
+        if (in_flight >= most_in_flight || left <= uncertain) return room::no;
+        if (left - kept <= uncertain) return for_others > 0 ? room::no : room::not_beside_kept;
         double ends_soon = 0, behind = 0;
         for (const auto& l : streams_)
             if (counts(l) && l.length <= soon(a.level_index))
@@ -432,12 +467,16 @@ private:
         const ns all = times(each, depth);
         return lead_ > ns{0} && each > ns{0} ? std::min(all, saturating_add(each, 2 * lead_)) : all;
     }
-    // What may lie on what this level keeps: short work, and what couldn't be kept off.
+    // What may lie on what this level keeps: short work and, for longer than that, what is lent it; or what couldn't be kept off.
     [[nodiscard]] ns on_kept(const level_state& level) const noexcept {
         ns sum{};
-        for (const auto& l : levels_)
-            if (l.level < level.level && in_use(l))
-                sum = saturating_add(sum, std::max(in_flight_at_most(l.not_kept_off, l.depth), l.horizon));
+        for (std::uint32_t i = 0; i < levels_.size(); ++i) {
+            const auto& l = levels_[i];
+            if (l.level >= level.level || !in_use(l)) continue;
+            const ns lent = std::min(level.back_within, std::max(l.lasts.opaque, l.lasts.stretch));
+            const ns at_most = saturating_add(l.horizon, lent > soon(i) ? lent : ns{0});
+            sum = saturating_add(sum, std::max(in_flight_at_most(l.not_kept_off, l.depth), at_most));
+        }
         return sum;
     }
 

@@ -129,6 +129,7 @@ struct limiter_client {
     bool closing = false;    // takes no more
     bool enqueuing = false;  // its callable is being run
     bool blocked = false;    // what waits first goes to a stream that has enough: the policy isn't to pick it
+    bool kept_off = false;   // blocked, and it was for SMs that are kept for a level above
     std::uint32_t failures_in_row = 0, admitted = 0;
     return_habit habit{};
     double latest_width = 1;  // of what ended
@@ -179,6 +180,7 @@ struct limiter_client {
         a.of_request = next.of_request;
         a.at_least = kind.at_least;
         a.longest = kind.longest > ns{0} ? kind.longest : longest();
+        a.yields_within = settings.yields_within;
         a.may_share = a.known && a.length <= quantum / 2 && next_may_share();
     }
     /// The part of the SMs that one of this kind can fill, as declared or seen.
@@ -339,17 +341,22 @@ template <class Policy>
 }
 
 /// Why a client's objective can't be met: what another one may have there when it comes, the longest that it declared or lately
-/// showed, leaves too little. Work above isn't counted, nor that below a level that keeps SMs. Figures in microseconds: the
-/// objective, what is left of it, and what is needed. `self`: who has other settings, and isn't counted; it keeps its objective.
+/// showed, leaves too little. Work above isn't counted, nor that below a level that keeps SMs and doesn't lend them to it. Figures
+/// in microseconds: the objective, what is left of it, and what is needed. `self`: who has other settings, and isn't counted; it keeps
+/// its objective.
 [[nodiscard]] inline failure beyond_reach(const client_settings& s, const std::vector<limiter_client>& clients,
                                           const limiter_client* self = nullptr) noexcept {
     if (s.slo <= ns{0} || (self != nullptr && s.slo == self->settings.slo)) return {};
     ns others{};
     for (const auto& c : clients) {
-        const bool below = c.settings.level < s.level;
-        if (!c.present || &c == self || c.settings.level > s.level || (below && s.keeps.known())) continue;
+        if (!c.present || &c == self || c.settings.level > s.level) continue;
         const auto lasts = c.lasts();
-        others = std::max(others, below ? std::max(lasts.opaque, lasts.stretch) : lasts.longest);
+        ns waits = lasts.longest;
+        if (c.settings.level < s.level) {
+            waits = std::max(lasts.opaque, lasts.stretch);
+            if (s.keeps.known()) waits = std::min(waits, s.back_within);
+        }
+        others = std::max(others, waits);
     }
     const ns least = saturating_add(others, s.longest);
     if (least <= s.slo) return {};

@@ -294,6 +294,7 @@ private:
         spec_.longest = c.longest.value_or(spec_.longest);
         spec_.yields_within = c.yields_within.value_or(spec_.yields_within);
         spec_.keeps = c.keeps.value_or(spec_.keeps);
+        spec_.back_within = c.back_within.value_or(spec_.back_within);
         spec_.queue_limit = c.queue_limit.value_or(spec_.queue_limit);
         ++changes_;
         return {};
@@ -313,6 +314,7 @@ private:
                            .longest = old.longest,
                            .yields_within = old.yields_within,
                            .keeps = old.keeps,
+                           .back_within = old.back_within,
                            .queue_limit = old.queue_limit,
                            .wait = old.wait,
                            .spill = old.spill});
