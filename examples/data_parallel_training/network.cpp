@@ -5,6 +5,8 @@
 #include <cmath>
 #include <cstring>
 
+#include <gpushare/collective/shard.hpp>
+
 namespace data_parallel_training {
 
 void network::add(const char* name, std::size_t n, std::size_t inputs) {
@@ -35,12 +37,14 @@ float network::forward(std::span<const std::span<const float>> images, std::span
     return loss / static_cast<float>(batch_);
 }
 
-void network::step(float rate, float momentum) {
-    for (auto& p : parameters_)
-        for (std::size_t i = 0; i < p.value.size(); ++i) {
+void network::step(float rate, float momentum, std::uint32_t shard, std::uint32_t shards) {
+    for (auto& p : parameters_) {
+        const auto own = gpushare::shard_of(p.value.size(), shard, shards);
+        for (std::size_t i = own.begin; i < own.end; ++i) {
             p.velocity[i] = momentum * p.velocity[i] + p.gradient[i];
             p.value[i] -= rate * p.velocity[i];
         }
+    }
 }
 
 std::size_t network::classify(std::span<const float> image) {

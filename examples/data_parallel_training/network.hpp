@@ -39,8 +39,8 @@ public:
     float forward(std::span<const std::span<const float>> images, std::span<const std::uint8_t> labels);
     /// Calls ready(p) as soon as the gradient of parameter p is there.
     virtual void backward(const std::function<void(std::size_t)>& ready) = 0;
-    /// One step down all gradients, with momentum.
-    void step(float rate, float momentum);
+    /// One step down all gradients, with momentum: of each parameter, one of so many shards.
+    void step(float rate, float momentum, std::uint32_t shard = 0, std::uint32_t shards = 1);
     /// What it takes the image for.
     [[nodiscard]] std::size_t classify(std::span<const float> image);
 

@@ -66,6 +66,7 @@ std::string_view help_text() {
            "  --batch N        digits of a step, of all ranks together (default 32)\n"
            "  --bucket BYTES   gradients that go together (default 16384)\n"
            "  --wire FORMAT    float32, float16 or bfloat16: how gradients travel (default float32)\n"
+           "  --sharded        each rank steps its shard of the parameters, whose momentum it alone has\n"
            "  --patience MS    how long a rank waits for another one (default 30000)\n"
            "  --lost WHAT      stop, or go-on without a process that is lost (default stop)\n"
            "  --fail R:STEP    process R kills itself behind that step, to see what the others do\n"
@@ -82,6 +83,10 @@ command parse(std::span<const char* const> arguments) {
         const std::string_view option = arguments[i];
         if (option == "--help") {
             c.help = true;
+            continue;
+        }
+        if (option == "--sharded") {
+            c.training.sharded = true;
             continue;
         }
         if (option == "--tenant") {
@@ -121,6 +126,9 @@ command parse(std::span<const char* const> arguments) {
         else
             throw usage_error(std::string(option) + " " + std::string(value) + ": unknown; see --help");
     }
+    if (c.training.sharded && c.go_on)
+        throw usage_error(
+            "--sharded: the momentum that a lost process had is lost, so the others can't go on without it");
     return c;
 }
 

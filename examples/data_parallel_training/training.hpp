@@ -25,6 +25,7 @@
 #include <gpushare/collective/fault.hpp>
 #include <gpushare/collective/reduce_ops.hpp>
 #include <gpushare/gradient/buckets.hpp>
+#include <gpushare/gradient/shards.hpp>
 #include <gpushare/gradient/transport.hpp>
 #include <gpushare/units.hpp>
 
@@ -40,8 +41,9 @@ struct training_options {
     float rate = 0, momentum = 0.9F;      // 0: what suits the network and, in proportion, the batch
     gpushare::bucket_choice fusion{gpushare::bytes{16384}, 1};
     gpushare::wire_format wire = gpushare::wire_format::as_is;
-    std::size_t least_on_wire = 1000;                  // elements: smaller gradients stay float32
-    bool error_feedback = false;                       // what 16 bits round off is added to the next step's
+    std::size_t least_on_wire = 1000;  // elements: smaller gradients stay float32
+    bool sharded = false;              // each rank steps its shard of every parameter, and the others get it from there
+    bool error_feedback = false;       // what 16 bits round off is added to the next step's
     gpushare::ns patience = std::chrono::seconds(30);  // with another rank
     std::uint64_t seed = 1;
 };
@@ -117,8 +119,14 @@ public:
             gradients.add(p.name, p.gradient,
                           {.wire = gpushare::mixed_format{options_.wire, options_.least_on_wire}.of(p.gradient.size()),
                            .error_feedback = options_.error_feedback});
+        std::vector<std::span<float>> gathered{std::span(&loss, 1)};  // behind a step by shards
+        for (auto& p : model_->parameters()) gathered.emplace_back(p.value);
         std::jthread communicating([&] {
-            while (!gradients.reduce(net, gpushare::average{}, options_.patience)) {
+            const auto step = [&] {
+                return options_.sharded ? gradients.reduce_scatter(net, gpushare::average{}, options_.patience)
+                                        : gradients.reduce(net, gpushare::average{}, options_.patience);
+            };
+            while (!step()) {
             }
         });
         const stopped_at_end by_an_exception_too{gradients};
@@ -149,10 +157,14 @@ public:
             result_.fault = gradients.wait();  // reduce() has the patience
             if (result_.fault) break;
             const auto combined = clock::now();
-            if (gradients.was_finite())
-                compute(*model_, [&] { model_->step(rate_now(), options_.momentum); });
-            else
+            if (gradients.was_finite()) {
+                const std::uint32_t shards = options_.sharded ? net.size() : 1, own = options_.sharded ? net.rank() : 0;
+                compute(*model_, [&] { model_->step(rate_now(), options_.momentum, own, shards); });
+            } else {
                 ++result_.skipped;
+            }
+            if (options_.sharded) result_.fault = gpushare::all_gather_shards<float>(net, gathered, deadline());
+            if (result_.fault) break;
             const auto end = clock::now();
             const auto seconds = [](auto from, auto to) { return std::chrono::duration<double>(to - from).count(); };
             result_.losses.push_back(loss);

@@ -5,6 +5,7 @@
 //   std::string wrong = conformance::check_transport(net);            // by all ranks at once
 #pragma once
 
+#include <algorithm>
 #include <chrono>
 #include <cstddef>
 #include <cstdint>
@@ -66,6 +67,19 @@ std::string check_others(Net& net, std::size_t n, gpushare::instant deadline) {
         for (std::uint32_t r = 0; r < ranks; ++r) sum += exact_value(r, n * net.rank() + i);
         if (part[i] != sum / static_cast<float>(ranks)) return "reduce_scatter: element " + std::to_string(i);
     }
+    // In place: a part of the input is the output, and the other way round.
+    std::vector<float> same = in;
+    const std::span<float> own = std::span(same).subspan(n * net.rank(), n);
+    if (const auto f = net.reduce_scatter(std::span<const float>(same), own, gpushare::average{}, deadline))
+        return gpushare::describe(f).c_str();
+    for (std::size_t i = 0; i < same.size(); ++i)
+        if (same[i] != (i / n == net.rank() ? part[i % n] : in[i])) return "in place: element " + std::to_string(i);
+    if (const auto f = net.all_gather(std::span<const float>(own), std::span(same), deadline))
+        return gpushare::describe(f).c_str();
+    if (const auto f = net.all_reduce(std::span<const float>(in), std::span(all), gpushare::average{}, deadline))
+        return gpushare::describe(f).c_str();
+    if (n != 0 && std::memcmp(same.data(), all.data(), all.size() * sizeof(float)) != 0)
+        return "an all_gather in place behind a reduce_scatter isn't the all-reduce";
     if (const auto f = net.all_gather(std::span<const float>(in).first(n), std::span(all), deadline))
         return gpushare::describe(f).c_str();
     for (std::size_t i = 0; i < all.size(); ++i)
@@ -116,6 +130,16 @@ std::string check_pipeline(Net& net, gpushare::instant deadline) {
             for (const float x : some[k])
                 if (x != sum) return "several at once: " + std::to_string(k);
         }
+        std::vector<float> one(std::size_t{3000} * net.size(), 1.0F), other(std::size_t{5000} * net.size(), 2.0F);
+        const auto first = net.start_reduce_scatter(std::span(one), gpushare::sum{});
+        std::fill_n(other.begin() + std::size_t{5000} * net.rank(), 5000, static_cast<float>(net.rank()));
+        const auto second = net.start_all_gather(std::span(other));
+        if (const auto f = net.finish(second, deadline)) return gpushare::describe(f).c_str();
+        if (const auto f = net.finish(first, deadline)) return gpushare::describe(f).c_str();
+        for (std::size_t i = 0; i < one.size(); ++i)
+            if (one[i] != (i / 3000 == net.rank() ? static_cast<float>(net.size()) : 1.0F)) return "a started scatter";
+        for (std::size_t i = 0; i < other.size(); ++i)
+            if (other[i] != static_cast<float>(i / 5000)) return "a started gather";
     }
     return {};
 }

@@ -100,7 +100,7 @@ training_options few_steps() {
     return options;
 }
 
-TEST_CASE("the loss curve is the same to the bit however gradients are fused", "[examples][training]") {
+TEST_CASE("the loss curve is the same to the bit however gradients are fused or sharded", "[examples][training]") {
     const digits data = drawn(100);
     for (const auto kind : {network_kind::convolutional, network_kind::encoder}) {
         training_options options = few_steps();
@@ -112,6 +112,15 @@ TEST_CASE("the loss curve is the same to the bit however gradients are fused", "
             const auto other = trained(data, 2, options);
             CHECK(other.losses == one.losses);
             CHECK(other.fingerprint == one.fingerprint);
+        }
+        for (const auto wire : {gs::wire_format::as_is, gs::wire_format::bf16}) {
+            options.wire = wire;
+            options.sharded = false;
+            const auto whole = trained(data, 3, options);
+            options.sharded = true;
+            const auto shards = trained(data, 3, options);
+            CHECK(shards.losses == whole.losses);
+            CHECK(shards.fingerprint == whole.fingerprint);
         }
     }
 }
@@ -173,6 +182,8 @@ TEST_CASE("what isn't digits is refused with its line", "[examples][training]") 
     CHECK_THROWS_WITH(load_digits(path), "cannot read " + path);
     const char* wrong[] = {"--ranks", "99"};
     CHECK_THROWS_AS(parse(wrong), usage_error);
+    const char* lost[] = {"--sharded", "--lost", "go-on"};
+    CHECK_THROWS_AS(parse(lost), usage_error);
 }
 
 bool have_digits() { return std::filesystem::exists(digits_file()); }
@@ -204,8 +215,7 @@ TEST_CASE("the encoder learns on one, two and four ranks", "[examples][.long]") 
     training_options options;
     options.kind = network_kind::encoder;
     for (const std::uint32_t ranks : {1U, 2U, 4U})
-        for (options.seed = 1; options.seed <= 3; ++options.seed)
-            CHECK(trained(data, ranks, options).accuracy >= 0.97);
+        for (options.seed = 1; options.seed <= 3; ++options.seed) CHECK(trained(data, ranks, options).accuracy >= 0.97);
     options.batch = 16;  // the rate goes with it
     CHECK(trained(data, 2, options).accuracy >= 0.97);
 }

@@ -21,6 +21,7 @@ expect() {  # PATTERN TIMES TEXT
 for n in 2 4; do
     same=$("$threads" --ranks "$n" "${train[@]}" | grep -o 'parameters [0-9a-f]*')
     expect "$same, the same on all ranks" 1 "$(by "$n")"
+    expect "$same, the same on all ranks" 1 "$(by "$n" --sharded)"
 done
 lost=$(by 4 --fail 2:10 --patience 1000 --lost go-on || true)
 expect 'number [013]: stopped after 10 steps: .*rank 2' 3 "$lost"

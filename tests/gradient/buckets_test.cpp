@@ -1,6 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 // Buckets: plans, the same bits however gradients are fused, the tuner's choice, formats on the wire.
 #include <gpushare/collective/communicator.hpp>
+#include <gpushare/collective/shard.hpp>
 #include <gpushare/gradient/bucket_plan.hpp>
 #include <gpushare/gradient/bucket_tuner.hpp>
 #include <gpushare/gradient/buckets.hpp>
@@ -165,6 +166,53 @@ TEST_CASE("many steps, a new choice and a new order between them", "[gradient][b
         if (buckets.plan().size() != 7) wrong[r] = "not those buckets";  // of 200 bytes each: two don't fit into 300
     });
     CHECK(wrong == std::vector<std::string>(ranks));
+}
+
+TEST_CASE("how many are in flight is tuned on line, while threads are in reduce()", "[gradient][buckets]") {
+    constexpr std::uint32_t ranks = 2, channels = 4;
+    const bool sharded = GENERATE(false, true);
+    const gs::communicator group(ranks, {.channels = channels});
+    std::vector<std::string> wrong(ranks);
+    std::vector<gs::bucket_choice> settled(ranks);
+    support::together(ranks, [&](unsigned r) {
+        std::vector<std::vector<float>> mine(9, std::vector<float>(700));
+        gs::gradient_buckets<> buckets({1_KiB, 1}, channels);
+        for (auto& g : mine) buckets.add("", g);
+        std::vector<std::jthread> communicating;
+        for (std::uint32_t c = 0; c < channels; ++c)
+            communicating.emplace_back([&, c] {
+                gs::thread_transport net(group.rank(r, c));
+                const auto again = [&] {
+                    return sharded ? buckets.reduce_scatter(net, gs::average{}, 60s, c)
+                                   : buckets.reduce(net, gs::average{}, 60s, c);
+                };
+                while (!again()) {
+                }
+            });
+        gs::bucket_tuner tuner(buckets.choice(), channels);
+        std::uint32_t most = 0;
+        for (int step = 0; step < 60; ++step) {
+            buckets.arrange(tuner.choice());
+            most = std::max(most, buckets.choice().in_flight);
+            for (auto& g : mine) std::fill(g.begin(), g.end(), static_cast<float>(step + static_cast<int>(r)));
+            for (std::uint32_t g = 9; g > 0; --g) (void)buckets.ready(g - 1);
+            if (buckets.wait()) wrong[r] = "a fault";
+            const auto kept = sharded ? gs::shard_of(700, r, ranks) : gs::element_range{0, 700};
+            for (const auto& g : mine)
+                for (std::size_t i = kept.begin; i < kept.end; ++i)
+                    if (g[i] != static_cast<float>(step) + 0.5F) wrong[r] = "a wrong element";
+            // As if each channel halved a step, and large buckets too: the same on both ranks.
+            const auto& c = buckets.choice();
+            tuner.step_took(
+                gs::ns(100'000'000 / c.in_flight + 4'000'000'000 / static_cast<std::int64_t>(c.bucket.count())));
+        }
+        if (most != channels) wrong[r] = "never as many as there are";
+        settled[r] = tuner.choice();
+        buckets.stop();
+    });
+    CHECK(wrong == std::vector<std::string>(ranks));
+    CHECK(settled[0].in_flight == channels);
+    CHECK(settled[0] == settled[1]);
 }
 
 TEST_CASE("a gradient that never comes is named, and nobody waits for it beyond the deadline", "[gradient][buckets]") {
@@ -442,7 +490,9 @@ TEST_CASE("an order or a choice that is refused changes nothing", "[gradient][bu
     const std::vector<std::uint32_t> twice{0, 0};
     CHECK(support::code_of([&] { buckets.arrange(twice); }) == gs::errc::invalid_specification);
     CHECK(support::code_of([&] { buckets.arrange(gs::bucket_choice{1_KiB, 0}); }) == gs::errc::invalid_specification);
+    CHECK(support::code_of([&] { buckets.arrange(gs::bucket_choice{1_KiB, 2}); }) == gs::errc::invalid_specification);
     CHECK(support::code_of([] { gs::gradient_buckets<>({1_KiB, 0}); }) == gs::errc::invalid_specification);
+    CHECK(gs::gradient_buckets<>({1_KiB, 3}).channels() == 3);
     CHECK(buckets.ready(0) == gs::errc::none);
     CHECK(buckets.plan().size() == 1);
 }

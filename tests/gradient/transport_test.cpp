@@ -23,6 +23,7 @@
 #include <string>
 #include <vector>
 
+#include "conformance/shard_suite.hpp"
 #include "conformance/transport_suite.hpp"
 #include "support/catch.hpp"
 #include "support/random.hpp"
@@ -92,6 +93,31 @@ struct two_levels {
     std::vector<std::unique_ptr<gs::thread_transport>> outer;
     std::vector<gs::two_level_group<gs::thread_transport>> groups;
 };
+
+TEST_CASE("sharded gradients between threads are those of an all-reduce, to the bit", "[gradient][transport]") {
+    const auto seed = support::seed(GENERATE(range(1U, 13U)));
+    CAPTURE(seed);
+    const auto ranks = static_cast<std::uint32_t>(1 + seed % 5);
+    const gs::communicator group(ranks);
+    std::vector<std::string> wrong(ranks);
+    support::together(ranks, [&](unsigned r) {
+        gs::thread_transport net(group.rank(r));
+        wrong[r] = conformance::check_shards(net, seed);
+    });
+    for (const auto& w : wrong) CHECK(w == "");
+}
+
+TEST_CASE("sharded gradients over two levels are those of an all-reduce, to the bit", "[gradient][transport]") {
+    const auto seed = support::seed(GENERATE(range(1U, 7U)));
+    CAPTURE(seed);
+    const two_levels all(static_cast<std::uint32_t>(1 + seed % 3), 2);
+    std::vector<std::string> wrong(all.size());
+    support::together(all.size(), [&](unsigned r) {
+        auto net = all.rank(r);
+        wrong[r] = conformance::check_shards(net, seed);
+    });
+    for (const auto& w : wrong) CHECK(w == "");
+}
 
 TEST_CASE("groups of groups are a transport", "[gradient][transport]") {
     struct shape {
@@ -191,12 +217,13 @@ TEST_CASE("lists are combined as arrays are, to the bit, and sharded there and b
     const std::size_t at_element = planted ? any.below(elements) : 0;
     const auto of_rank = static_cast<std::uint32_t>(any.below(ranks));
     const float odd = any.one_in(2) ? std::numeric_limits<float>::quiet_NaN() : -std::numeric_limits<float>::infinity();
-    std::vector<char> finite(ranks), kept(ranks);
+    std::vector<char> finite(ranks), finite_shards(ranks), kept(ranks);
     for (std::uint32_t r = 0; r < ranks; ++r) {
         plain[r].resize(elements);
         for (std::size_t i = 0; i < elements; ++i) plain[r][i] = conformance::odd_value(r, i);
         memory[r].resize(elements + skew + sizes.size());
     }
+    const auto given = plain;
     const gs::communicator group(ranks);
     std::vector<gs::collective_fault> faults(ranks);
     support::together(ranks, [&](unsigned r) {
@@ -224,15 +251,21 @@ TEST_CASE("lists are combined as arrays are, to the bit, and sharded there and b
         scattered[r] = taken();
         if (!faults[r]) faults[r] = gs::try_all_gather_list<float>(me, as_list);
         shards[r] = taken();
-        fill();
-        std::size_t before = 0;
-        for (const auto& array : list) {
-            if (planted && r == of_rank && at_element - before < array.size()) array[at_element - before] = odd;
-            before += array.size();
-        }
+        const auto plant = [&] {
+            fill();
+            std::size_t before = 0;
+            for (const auto& array : list) {
+                if (planted && r == of_rank && at_element - before < array.size()) array[at_element - before] = odd;
+                before += array.size();
+            }
+        };
         bool all = false;
+        plant();
         if (!faults[r]) faults[r] = gs::try_all_reduce_list<float>(me, as_list, gs::sum{}, gs::never, &all);
         finite[r] = static_cast<char>(all);
+        plant();
+        if (!faults[r]) faults[r] = gs::try_reduce_scatter_list<float>(me, as_list, gs::sum{}, gs::never, &all);
+        finite_shards[r] = static_cast<char>(all);
         for (const auto& array : list) std::fill(array.begin(), array.end(), 0.0F);
         kept[r] = static_cast<char>(std::all_of(memory[r].begin(), memory[r].end(), [](float x) { return x == 0; }));
         if (!faults[r]) faults[r] = gs::try_all_reduce(me, plain[r], std::span(plain[r]), gs::average{});
@@ -241,10 +274,16 @@ TEST_CASE("lists are combined as arrays are, to the bit, and sharded there and b
         CHECK_FALSE(faults[r]);
         CHECK(whole[r] == plain[r]);
         CHECK(shards[r] == plain[r]);
-        const auto own = gs::shard_of_list<float>(elements, r, ranks);
-        bool alike = true;
-        for (std::size_t i = own.begin; i < own.end; ++i) alike = alike && scattered[r][i] == plain[r][i];
+        bool alike = true;  // this rank's shards are combined, and the rest is as it was
+        for (std::size_t first = 0; const std::size_t n : sizes) {
+            const auto own = gs::shard_of(n, r, ranks);
+            for (std::size_t i = 0; i < n; ++i)
+                alike = alike && scattered[r][first + i] ==
+                                     (i >= own.begin && i < own.end ? plain[r][first + i] : given[r][first + i]);
+            first += n;
+        }
         CHECK(alike);
+        CHECK((finite_shards[r] != 0) == !planted);
         CHECK((finite[r] != 0) == !planted);
         CHECK(kept[r] != 0);  // what lies between the arrays
     }

@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
 // Collectives of many arrays at once, in place and without packing them: ranks tell each other where their lists are, and each works
-// on its shard of all elements, one array behind the other. What a thousand small gradients are combined by in one call.
+// on its part of them. What a thousand small gradients are combined by in one call.
 //
 //   std::vector<std::span<float>> mine{weights, bias};                 // the same sizes on every rank
 //   gpushare::all_reduce_list<float>(me, mine, gpushare::average{});
@@ -24,21 +24,6 @@
 namespace gpushare {
 inline namespace GPUSHARE_ABI {
 
-/// How many elements the arrays of a list have together.
-template <class T>
-[[nodiscard]] std::size_t elements_of(std::span<const std::span<T>> list) noexcept {
-    std::size_t n = 0;
-    for (const auto& array : list) n += array.size();
-    return n;
-}
-
-/// Calls `f(array, range)` for each piece of the elements `range` of a list, counted from its first array on: the array's number, and
-/// which of its own elements.
-template <class T, class F>
-void for_each_piece(std::span<const std::span<T>> list, element_range range, const F& f) {
-    detail::each_piece(list.data(), list.size(), range, f);
-}
-
 /// Combines the arrays of all ranks' lists into those of every rank. A rank's arrays don't overlap each other. Else as try_all_reduce;
 /// errc::mismatch where the lists' sizes differ. `finite`, if given, becomes whether no combined element is infinite or NaN: the same on
 /// all ranks, and given by all or none.
@@ -49,15 +34,15 @@ template <reducible T, class Op = sum>
                                  deadline);
 }
 
-/// The same where rank r gets its shard (shard_of_list of all elements) alone, in its own arrays; other elements stay as they are.
+/// The same where rank r gets its shard of each array (shard_of) alone, in its own arrays; other elements stay as they are.
 template <reducible T, class Op = sum>
 [[nodiscard]] collective_fault try_reduce_scatter_list(const member& me, std::span<const std::span<T>> list, Op op = {},
-                                                       instant deadline = never) {
-    return detail::run_in_thread(me, detail::combine_list_body<collective_kind::reduce_scatter, T, Op>(list, op),
-                                 deadline);
+                                                       instant deadline = never, bool* finite = nullptr) {
+    return detail::run_in_thread(
+        me, detail::combine_list_body<collective_kind::reduce_scatter, T, Op>(list, op, finite), deadline);
 }
 
-/// The way back: every rank gets each rank's shard of all elements from that rank.
+/// The way back: every rank gets each rank's shards from that rank.
 template <class T>
 requires std::is_trivially_copyable_v<T>
 [[nodiscard]] collective_fault try_all_gather_list(const member& me, std::span<const std::span<T>> list,

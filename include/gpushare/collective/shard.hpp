@@ -2,7 +2,6 @@
 // Divides elements or rows among ranks, and among the blocks of a rank.
 //
 //   const auto mine = gpushare::shard_of(rows, me.rank(), me.size());     // rows [mine.begin, mine.end)
-//   const auto part = gpushare::shard_of_list<float>(elements_of(list), me.rank(), me.size());      // of a list: see lists.hpp
 #pragma once
 
 #include <cstddef>
@@ -32,14 +31,6 @@ struct element_range {
     const std::size_t begin = first * grain;
     const std::size_t end = begin + (each + (index < rest ? 1 : 0)) * grain;
     return {begin < count ? begin : count, end < count ? end : count};
-}
-
-/// Shard `index` of a list of arrays (lists.hpp) with so many elements of T in all: whole lines of 64 bytes, as far as arrays begin
-/// with lines, so that neighbours seldom write to one.
-template <class T>
-[[nodiscard]] constexpr element_range shard_of_list(std::size_t elements, std::uint32_t index,
-                                                    std::uint32_t shards) noexcept {
-    return shard_of(elements, index, shards, sizeof(T) < 64 ? 64 / sizeof(T) : 1);
 }
 
 }  // namespace GPUSHARE_ABI

@@ -9,7 +9,7 @@
 //
 // (Or all of it by one thread: ready() for all, then reduce(), without wait().) Between threads no gradient is copied: ranks tell each other where
 // theirs are. Other transports get a packed copy, unless they lie behind each other as registered. The bits are the same for every size of buckets, number of channels and algorithm,
-// where the transport combines in the order of ranks.
+// where the transport combines in the order of ranks. reduce_scatter() in place of reduce() gives each rank its shards alone: see shards.hpp.
 #pragma once
 
 #include <algorithm>
@@ -48,14 +48,15 @@ struct gradient_options {
 };
 
 /// One rank's gradients. add(), arrange() and the like between steps only, by one thread; ready() by the thread or threads that compute,
-/// reduce() by one thread a channel. T is what gradients consist of.
+/// reduce() or reduce_scatter() by one thread a channel. T is what gradients consist of.
 template <reducible T = float>
 class gradient_buckets {
 public:
     gradient_buckets() = default;  ///< With the default choice.
-    /// `choice.in_flight`: on how many channels reduce() is called in every step.
-    /// Throws operation_error (errc::invalid_specification) for none.
-    explicit gradient_buckets(const bucket_choice& choice) : choice_(checked(choice)) {}
+    /// `channels`: on how many reduce() is called in every step, of which buckets use choice.in_flight; at least that.
+    /// Throws operation_error (errc::invalid_specification) for none in flight.
+    explicit gradient_buckets(const bucket_choice& choice, std::uint32_t channels = 1)
+        : channels_(std::max(channels, choice.in_flight)), choice_(checked(choice)) {}
 
     /// Registers a gradient, which stays where it is; its number is what was registered before. On all ranks in the same order, with the
     /// same sizes. Throws operation_error (errc::invalid_specification) for 16 bits of what isn't float.
@@ -73,8 +74,8 @@ public:
         return size() - 1;
     }
 
-    /// Sets how gradients are fused from the next step on; on all ranks alike. Another number of channels only while no thread is in
-    /// reduce(). Throws as the constructor.
+    /// Sets how gradients are fused from the next step on; on all ranks alike. Throws as the constructor, and for more in flight than
+    /// there are channels.
     void arrange(const bucket_choice& choice) {
         const std::scoped_lock lock(mutex_);  // a thread may wait in reduce() for the next step already
         arranged_ = checked(choice) == choice_ && arranged_;
@@ -103,6 +104,7 @@ public:
     }                                                                                          ///< gradients
     [[nodiscard]] std::string_view name(std::uint32_t g) const { return gradients_[g].name; }  ///< as it was registered
     [[nodiscard]] const bucket_choice& choice() const noexcept { return choice_; }             ///< of this step
+    [[nodiscard]] std::uint32_t channels() const noexcept { return channels_; }  ///< that reduce() is called on
     /// Which gradients go together.
     [[nodiscard]] const bucket_plan& plan() {
         const std::scoped_lock lock(mutex_);
@@ -151,68 +153,14 @@ public:
     template <host_transport Net, class Op = average>
     [[nodiscard]] collective_fault reduce(Net& net, const Op& op = {}, ns patience = ns::max(),
                                           std::uint32_t channel = 0) {
-        std::unique_lock lock(mutex_);
-        prepare();
-        rank_ = net.rank();
-        const std::uint32_t stride = choice_.in_flight;
-        const auto own = [&](errc code, std::uint32_t epoch = 0) {
-            return collective_fault{code, collective_kind::all_reduce, net.rank(), epoch};
-        };
-        if (channel >= stride) return own(errc::invalid_specification, channel);
-        const detail::counted here(inside_);
-        const auto idle = [&] { return stopped_ && now_seen_.empty(); };
-        const auto wait_for = [&](const auto& seen) {
-            return heard(lock, patience, [&] { return fault_ || idle() || seen(); }) && !fault_;
-        };
-        // Other channels may still be in the step before.
-        bool there = wait_for([&] { return steps_of_channel_[channel] == steps_; }), finite = true, threw = false;
-        if (there && idle()) return own(errc::stopped);
-        collective_fault fault;
-        // What is ready is begun, as many as may be under way at once; then the oldest is waited for.
-        constexpr std::uint32_t at_once = detail::buckets_at_once<Net>;
-        for (std::uint32_t next = channel, oldest = channel; there && !fault;) {
-            if (next == oldest) {
-                // Until the step's first gradient is ready there may come another plan, with fewer buckets.
-                there = wait_for([&] { return next >= plan_.size() || missing_[next] == 0; });
-                if (!there || next >= plan_.size()) break;
-                if (idle()) return own(errc::stopped);
-            }
-            const bool begins =
-                next < plan_.size() && missing_[next] == 0 && !fault_ && next - oldest < at_once * stride;
-            std::uint32_t& b = begins ? next : oldest;
-            auto& staging = staging_[(b / stride) % detail::most_buckets_at_once * stride + channel];
-            lock.unlock();
-            try {
-                if (begins)
-                    staging.begin(net, op, std::span(gradients_), plan_.gradients(b));
-                else
-                    fault = staging.end(net, op, std::span(gradients_), plan_.gradients(b), finite,
-                                        saturating_add(std::chrono::steady_clock::now(), patience));
-            } catch (...) {
-                threw = true;
-                fault = own(detail::code_thrown());
-            }
-            lock.lock();
-            ++signs_;
-            b += stride;
-        }
-        if (!there) fault = fault_ ? fault_ : own(errc::deadline_exceeded);
-        if (!there || threw) {  // a gradient isn't ready, or another channel has failed: nobody shall wait for this one
-            lock.unlock();
-            const bool in_use = tell(net, fault);
-            lock.lock();
-            fault.buffers_in_use = fault.buffers_in_use || in_use;
-        }
-        finite_ = finite_ && finite;
-        if (fault && !fault_) fault_ = fault;
-        if (fault.buffers_in_use) {
-            fault_.buffers_in_use = true;
-            for (std::size_t s = channel; s < staging_.size(); s += stride) staging_[s].leave_behind();
-        }
-        ++steps_of_channel_[channel];
-        if (++channels_done_ == stride) end_step();
-        changed_.notify_all();
-        return fault;
+        return combine<false>(net, op, patience, channel);
+    }
+    /// The same, but this rank gets its shard (shard_of) of each gradient alone; what else is in a gradient is of no use then. Half the
+    /// bytes of reduce() go to other ranks, and eight more a step and channel. In each step all ranks call the same of the two.
+    template <host_transport Net, class Op = average>
+    [[nodiscard]] collective_fault reduce_scatter(Net& net, const Op& op = {}, ns patience = ns::max(),
+                                                  std::uint32_t channel = 0) {
+        return combine<true>(net, op, patience, channel);
     }
 
     /// No further step comes: lets a thread that waits in reduce() for the next one go. From any thread.
@@ -264,6 +212,89 @@ private:
         return std::min(deadline, far);
     }
 
+    /// `finite` becomes whether it is on all ranks.
+    template <class Net>
+    [[nodiscard]] static collective_fault agree(Net& net, bool& finite, ns patience) {
+        const std::uint64_t here = finite ? 0 : 1;
+        std::uint64_t anywhere = here;
+        const auto fault = net.all_reduce(std::span(&here, 1), std::span(&anywhere, 1), maximum{},
+                                          saturating_add(std::chrono::steady_clock::now(), patience));
+        finite = anywhere == 0;
+        return fault;
+    }
+    /// A step of one channel.
+    template <bool Sharded, class Net, class Op>
+    [[nodiscard]] collective_fault combine(Net& net, const Op& op, ns patience, std::uint32_t channel) {
+        std::unique_lock lock(mutex_);
+        prepare();
+        rank_ = net.rank();
+        collective_fault fault;
+        bool finite = true, threw = false;
+        const auto own = [&](errc code, std::uint32_t epoch = 0) {
+            return collective_fault{code, Sharded ? collective_kind::reduce_scatter : collective_kind::all_reduce,
+                                    net.rank(), epoch};
+        };
+        if (channel >= channels_) return own(errc::invalid_specification, channel);
+        const detail::counted here(inside_);
+        const auto idle = [&] { return stopped_ && now_seen_.empty(); };
+        const auto wait_for = [&](const auto& seen) {
+            return heard(lock, patience, [&] { return fault_ || idle() || seen(); }) && !fault_;
+        };
+        const auto unlocked = [&](const auto& f) {
+            lock.unlock();
+            try {
+                f();
+            } catch (...) {
+                threw = true;
+                fault = own(detail::code_thrown());
+            }
+            lock.lock();
+            ++signs_;
+        };
+        // Other channels may still be in the step before; and until this one's first gradient is ready there may come another plan.
+        bool there = wait_for([&] { return steps_of_channel_[channel] == steps_; }) &&
+                     wait_for([&] { return !now_seen_.empty() || gradients_.empty(); });
+        if (there && idle()) return own(errc::stopped);
+        // What is ready is begun, as many as may be under way at once; then the oldest is waited for.
+        const std::uint32_t stride = choice_.in_flight, buckets = channel < stride ? plan_.size() : 0;
+        for (std::uint32_t next = channel, oldest = channel; there && !fault;) {
+            if (next == oldest) {
+                there = wait_for([&] { return next >= buckets || missing_[next] == 0; });
+                if (!there || next >= buckets) break;
+            }
+            const bool begins = next < buckets && missing_[next] == 0 && !fault_ &&
+                                next - oldest < detail::buckets_at_once<Net> * stride;
+            std::uint32_t& b = begins ? next : oldest;
+            auto& staging = staging_[(b / stride) % detail::most_buckets_at_once * channels_ + channel];
+            unlocked([&] {
+                if (begins)
+                    staging.template begin<Sharded>(net, op, std::span(gradients_), plan_.gradients(b));
+                else
+                    fault = staging.template end<Sharded>(net, op, std::span(gradients_), plan_.gradients(b), finite,
+                                                          saturating_add(std::chrono::steady_clock::now(), patience));
+            });
+            b += stride;
+        }
+        if constexpr (Sharded)  // each has looked at its own shards
+            if (there && !fault) unlocked([&] { fault = agree(net, finite, patience); });
+        if (!there) fault = fault_ ? fault_ : own(errc::deadline_exceeded);
+        if (!there || threw) {  // a gradient isn't ready, or another channel has failed: nobody shall wait for this one
+            lock.unlock();
+            const bool in_use = tell(net, fault);
+            lock.lock();
+            fault.buffers_in_use = fault.buffers_in_use || in_use;
+        }
+        finite_ = finite_ && finite;
+        if (fault && !fault_) fault_ = fault;
+        if (fault.buffers_in_use) {
+            fault_.buffers_in_use = true;
+            for (std::size_t s = channel; s < staging_.size(); s += channels_) staging_[s].leave_behind();
+        }
+        ++steps_of_channel_[channel];
+        if (++channels_done_ == channels_) end_step();
+        changed_.notify_all();
+        return fault;
+    }
     /// Waits until `seen()`; false once a step that has begun was silent for `patience`.
     template <class Seen>
     [[nodiscard]] bool heard(std::unique_lock<std::mutex>& lock, ns patience, const Seen& seen) {
@@ -287,8 +318,12 @@ private:
         }
     }
 
-    [[nodiscard]] static const bucket_choice& checked(const bucket_choice& choice) {
+    /// `channels_` is set before.
+    [[nodiscard]] const bucket_choice& checked(const bucket_choice& choice) const {
         if (choice.in_flight == 0) raise({.code = errc::invalid_specification}, {}, "buckets on no channel");
+        if (choice.in_flight > channels_)
+            raise({.code = errc::invalid_specification, .asked = choice.in_flight, .limit = channels_}, {},
+                  "buckets on more channels than there are");
         return choice;
     }
     [[nodiscard]] std::vector<std::size_t> wire_sizes() const {
@@ -301,8 +336,8 @@ private:
         if (arranged_) return;
         if (order_.size() != gradients_.size()) order_ = bucket_plan::backward_order(gradients_.size());
         plan_ = bucket_plan(wire_sizes(), order_, choice_.bucket);
-        staging_.resize(std::size_t{choice_.in_flight} * detail::most_buckets_at_once);
-        steps_of_channel_.assign(choice_.in_flight, steps_);
+        staging_.resize(std::size_t{channels_} * detail::most_buckets_at_once);
+        steps_of_channel_.assign(channels_, steps_);
         arranged_ = true;
         reset();
     }
@@ -333,6 +368,7 @@ private:
 
     std::vector<registered> gradients_;
     std::vector<std::uint32_t> rounding_;  // those that travel in 16 bits
+    std::uint32_t channels_ = 1;
     bucket_choice choice_;
     std::vector<std::uint32_t> order_;
     bucket_plan plan_;

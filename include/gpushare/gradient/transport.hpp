@@ -35,8 +35,8 @@ inline namespace GPUSHARE_ABI {
 /// back by the deadline, with the fault if there is one, which names the rank. After a fault, every later call returns one.
 ///
 ///   all_reduce(in, out, op, deadline)        any length; `in` may be `out`
-///   reduce_scatter(in, out, op, deadline)    size() * out.size() elements in
-///   all_gather(in, out, deadline)            size() * in.size() elements out; `in` isn't in `out`
+///   reduce_scatter(in, out, op, deadline)    size() * out.size() elements in; `out` may be this rank's part of `in`
+///   all_gather(in, out, deadline)            size() * in.size() elements out; `in` may be this rank's part of `out`
 ///   broadcast(data, root, deadline)
 ///   barrier(deadline)
 ///   abort(rank, why)                         ends the collectives of all ranks, naming `rank`; doesn't wait
@@ -76,14 +76,18 @@ concept list_transport = transport<T> && requires(T& t, std::span<const std::spa
     { t.all_gather_list(list, deadline) } -> std::same_as<collective_fault>;
 };
 
-/// One whose all-reduces in place can be under way, several at once, while the caller does something else.
+/// One whose collectives can be under way, several at once, while the caller does something else.
 ///
-///   start_all_reduce(data, op)    a ticket; `data` isn't touched until it is finished
-///   advance()                     does what can be done without waiting
-///   finish(ticket, deadline)      waits for it
+///   start_all_reduce(data, op)         a ticket; `data`, the input and the output, isn't touched until it is finished
+///   start_reduce_scatter(data, op)     the same, of size() parts; the part of this rank is its output
+///   start_all_gather(data)             the same; the part of this rank is its input
+///   advance()                          does what can be done without waiting
+///   finish(ticket, deadline)           waits for it
 template <class T>
 concept pipelined_transport = transport<T> && requires(T& t, std::span<float> data, instant deadline) {
     { t.finish(t.start_all_reduce(data, sum{}), deadline) } -> std::same_as<collective_fault>;
+    { t.finish(t.start_reduce_scatter(data, sum{}), deadline) } -> std::same_as<collective_fault>;
+    { t.finish(t.start_all_gather(data), deadline) } -> std::same_as<collective_fault>;
     t.advance();
 };
 
@@ -148,9 +152,9 @@ public:
     /// See list_transport.
     template <reducible T, class Op>
     [[nodiscard]] collective_fault reduce_scatter_list(std::span<const std::span<T>> list, const Op& op,
-                                                       instant deadline) {
+                                                       instant deadline, bool* finite = nullptr) {
         for (const auto& array : list) count(std::span<const T>(array));
-        return try_reduce_scatter_list<T>(me_, list, op, deadline);
+        return try_reduce_scatter_list<T>(me_, list, op, deadline, finite);
     }
     /// See list_transport.
     template <class T>

@@ -131,14 +131,24 @@ public:
             }
             return {};
         }
-        /// See transport.
+        /// See transport. Averages are of floats. Rank 0 takes as much memory as there is input.
         template <reducible T, class Op>
-        [[nodiscard]] collective_fault reduce_scatter(std::span<const std::type_identity_t<T>> in, std::span<T> out,
-                                                      const Op& op, instant deadline) {
+        requires(!detail::has_finish<Op> || !std::integral<T>) [[nodiscard]] collective_fault
+            reduce_scatter(std::span<const std::type_identity_t<T>> in, std::span<T> out, const Op& op,
+                           instant deadline) {
+            carried_ += bytes{in.size_bytes()};
             if (in.size() != out.size() * size()) return {errc::mismatch, collective_kind::reduce_scatter, rank(), 0};
-            std::vector<T> all(in.size());
-            if (const auto f = all_reduce(in, std::span(all), op, deadline)) return f;
-            std::copy_n(all.begin() + static_cast<std::ptrdiff_t>(out.size() * rank()), out.size(), out.begin());
+            const auto by = detail::op_of_a_level<T>(op);
+            using By = std::remove_const_t<decltype(by)>;
+            std::vector<T> here(me_.rank() == 0 ? in.size() : 0), part(out.size() * me_.size());
+            if (const auto f = inner_fault(try_reduce<T, By>(me_, in, std::span(here), 0, by, deadline))) return f;
+            if (me_.rank() == 0) {
+                if (const auto f = s_->outer.reduce_scatter(std::span<const T>(here), std::span(part), by, deadline))
+                    return outer_failed(f);
+                if constexpr (!std::same_as<By, Op>) divide(std::span(part), op);
+            }
+            if (const auto f = inner_fault(try_broadcast(me_, std::span(part), 0, behind_outer(deadline)))) return f;
+            std::copy_n(part.begin() + static_cast<std::ptrdiff_t>(out.size() * me_.rank()), out.size(), out.begin());
             return {};
         }
         /// See transport.

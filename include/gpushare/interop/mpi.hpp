@@ -115,29 +115,32 @@ public:
     [[nodiscard]] std::uint64_t start_all_reduce(std::span<T> data, const Op& op) {
         return start(data.data(), data, op);
     }
+    /// See pipelined_transport. Throws operation_error (errc::mismatch) for what doesn't consist of size() parts.
+    template <reducible T, class Op>
+    requires std::is_empty_v<Op>
+    [[nodiscard]] std::uint64_t start_reduce_scatter(std::span<T> data, const Op& op) {
+        return start_scatter(data.data(), part_of(data), op);
+    }
+    /// See pipelined_transport. Throws as start_reduce_scatter.
+    template <class T>
+    requires std::is_trivially_copyable_v<T>
+    [[nodiscard]] std::uint64_t start_all_gather(std::span<T> data) { return start_gather(part_of(data).size(), data); }
     /// See transport.
     template <reducible T, class Op>
     requires std::is_empty_v<Op>
     [[nodiscard]] collective_fault reduce_scatter(std::span<const std::type_identity_t<T>> in, std::span<T> out,
-                                                  const Op&, instant deadline) {
-        carried_ += bytes{in.size_bytes()};
+                                                  const Op& op, instant deadline) {
         if (in.size() != out.size() * size_) return {errc::mismatch, collective_kind::reduce_scatter, rank_, epoch_};
-        return in_slices(out.size_bytes(), sizeof(T), collective_kind::reduce_scatter, deadline, [&](auto at, auto n) {
-            return detail::mpi_transfer::scatter(as_bytes(in.data()) + at, as_bytes(out.data()) + at, n,
-                                                 out.size_bytes(), &detail::combine_mpi_parts<T, Op>);
-        });
+        return finish(start_scatter(in.data(), out, op), deadline);
     }
     /// See transport.
     template <class T>
     requires std::is_trivially_copyable_v<T>
     [[nodiscard]] collective_fault all_gather(std::span<const std::type_identity_t<T>> in, std::span<T> out,
                                               instant deadline) {
-        carried_ += bytes{in.size_bytes()};
         if (out.size() != in.size() * size_) return {errc::mismatch, collective_kind::all_gather, rank_, epoch_};
-        if (!in.empty()) std::memcpy(out.data() + in.size() * rank_, in.data(), in.size_bytes());
-        return in_slices(in.size_bytes(), sizeof(T), collective_kind::all_gather, deadline, [&](auto at, auto n) {
-            return detail::mpi_transfer::gather(as_bytes(out.data()) + at, n, in.size_bytes());
-        });
+        if (!in.empty()) std::memmove(out.data() + in.size() * rank_, in.data(), in.size_bytes());
+        return finish(start_gather(in.size(), out), deadline);
     }
     /// See transport.
     template <class T>
@@ -145,9 +148,10 @@ public:
     [[nodiscard]] collective_fault broadcast(std::span<T> data, std::uint32_t root, instant deadline) {
         carried_ += bytes{data.size_bytes()};
         if (root >= size_) return {errc::mismatch, collective_kind::broadcast, rank_, epoch_};
-        return in_slices(data.size_bytes(), sizeof(T), collective_kind::broadcast, deadline, [&](auto at, auto n) {
+        const auto slice = [&](auto at, auto n) {
             return detail::mpi_transfer::from_root(as_bytes(data.data()) + at, n, root);
-        });
+        };
+        return finish(in_slices(data.size_bytes(), sizeof(T), collective_kind::broadcast, slice), deadline);
     }
     /// See neighbour_transport.
     template <class T>
@@ -159,10 +163,11 @@ public:
         bool good = out.size() == in.size() * neighbours.size();
         for (const std::uint32_t q : neighbours) good = good && q < size_ && q != rank_;
         if (!good) return {errc::mismatch, collective_kind::all_gather, rank_, epoch_};
-        return in_slices(in.size_bytes(), sizeof(T), collective_kind::all_gather, deadline, [&](auto at, auto n) {
+        const auto slice = [&](auto at, auto n) {
             return detail::mpi_transfer::exchange(as_bytes(in.data()) + at, as_bytes(out.data()) + at, n,
                                                   in.size_bytes(), neighbours);
-        });
+        };
+        return finish(in_slices(in.size_bytes(), sizeof(T), collective_kind::all_gather, slice), deadline);
     }
     /// See transport.
     [[nodiscard]] collective_fault barrier(instant deadline) {
@@ -264,17 +269,39 @@ private:
                 out.size_bytes() <= options_.one_shot.count(), &detail::combine_mpi_parts<T, Op>));
         return enter(j, detail::mpi_transfer::kind_of(j.what, out.size_bytes(), sizeof(T)));
     }
+    template <class T>
+    [[nodiscard]] std::span<T> part_of(std::span<T> data) const {
+        const std::size_t each = data.size() / size_;
+        if (each * size_ != data.size())
+            raise({.code = errc::mismatch, .asked = data.size(), .limit = each * size_}, {}, "parts of a collective");
+        return data.subspan(rank_ * each, each);
+    }
+    template <class T, class Op>
+    [[nodiscard]] std::uint64_t start_scatter(const T* in, std::span<T> out, const Op&) {
+        carried_ += bytes{out.size_bytes() * size_};
+        return in_slices(out.size_bytes(), sizeof(T), collective_kind::reduce_scatter, [&](auto at, auto n) {
+            return detail::mpi_transfer::scatter(as_bytes(in) + at, as_bytes(out.data()) + at, n, out.size_bytes(),
+                                                 &detail::combine_mpi_parts<T, Op>);
+        });
+    }
+    /// Of `each` elements of every rank, this one's in their place already.
+    template <class T>
+    [[nodiscard]] std::uint64_t start_gather(std::size_t each, std::span<T> out) {
+        carried_ += bytes{each * sizeof(T)};
+        return in_slices(each * sizeof(T), sizeof(T), collective_kind::all_gather, [&](auto at, auto n) {
+            return detail::mpi_transfer::gather(as_bytes(out.data()) + at, n, each * sizeof(T));
+        });
+    }
     /// Blocks of one rank may be larger than an MPI counts.
     template <class Make>
-    [[nodiscard]] collective_fault in_slices(std::size_t all, std::size_t unit, collective_kind what, instant deadline,
-                                             const Make& make) {
+    [[nodiscard]] std::uint64_t in_slices(std::size_t all, std::size_t unit, collective_kind what, const Make& make) {
         job& j = jobs_.emplace_back();
         j.what = what;
         ++epoch_;
         const std::size_t slice = std::max<std::size_t>(options_.message.count() / unit, 1) * unit;
         for (std::size_t at = 0; at == 0 || at < all; at += slice)
             j.transfers.push_back(make(at, std::min(slice, all - at)));
-        return finish(enter(j, detail::mpi_transfer::kind_of(what, all, unit)), deadline);
+        return enter(j, detail::mpi_transfer::kind_of(what, all, unit));
     }
     [[nodiscard]] std::uint64_t enter(job& j, std::uint32_t kind) {
         for (auto& t : j.transfers) {

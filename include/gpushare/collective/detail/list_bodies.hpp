@@ -57,10 +57,14 @@ struct list_facts {
     [[nodiscard]] static const std::span<T>* of(const session<Context>& t, std::uint32_t rank) noexcept {
         return static_cast<const std::span<T>*>(t.signal_from(rank).in);
     }
-    [[nodiscard]] element_range shard(std::uint32_t rank, std::uint32_t ranks) const noexcept {
-        return shard_of_list<T>(elements, rank, ranks);
-    }
 };
+
+/// Calls `f(array, range)` for what a rank keeps: its shard of each array.
+template <class T, class F>
+void each_kept(const list_facts<T>& list, std::uint32_t rank, std::uint32_t ranks, const F& f) {
+    for (std::size_t a = 0; a < list.count; ++a)
+        if (const element_range own = shard_of(list.arrays[a].size(), rank, ranks); own.size() != 0) f(a, own);
+}
 
 /// Where results of a list go: to every rank's array, or to this rank's alone.
 template <class T>
@@ -90,26 +94,29 @@ struct all_lists {
     }
 };
 
-/// Calls `f(array, range)` for the pieces of a shard. What lies behind each other on every rank is one, `range` going on behind the array.
+/// Calls `f(array, range)` for the pieces of this rank's part of all elements: whole lines, as far as arrays begin with lines, so that
+/// ranks seldom write to one. What lies behind each other on every rank is one piece, `range` going on behind the array.
 template <class T, class F>
-void each_run(const session<thread_context>& t, const list_facts<T>& list, element_range shard, const F& f) {
+void each_run(const session<thread_context>& t, const list_facts<T>& list, const F& f) {
+    constexpr std::size_t line = sizeof(T) < cache_line_bytes ? cache_line_bytes / sizeof(T) : 1;
     std::size_t first = 0, last = 0;
     element_range run;
-    each_piece(list.arrays, list.count, shard, [&](std::size_t a, element_range range) {
-        bool adjoins = run.size() != 0;
-        for (std::uint32_t r = 0; r < t.ranks() && adjoins; ++r) {
-            const std::span<T>* const arrays = list_facts<T>::of(t, r);
-            adjoins = arrays[a].data() == arrays[last].data() + arrays[last].size();
-        }
-        last = a;
-        if (adjoins) {
-            run.end += range.size();
-            return;
-        }
-        if (run.size() != 0) f(first, run);
-        first = a;
-        run = range;
-    });
+    each_piece(list.arrays, list.count, shard_of(list.elements, t.rank(), t.ranks(), line),
+               [&](std::size_t a, element_range range) {
+                   bool adjoins = run.size() != 0;
+                   for (std::uint32_t r = 0; r < t.ranks() && adjoins; ++r) {
+                       const std::span<T>* const arrays = list_facts<T>::of(t, r);
+                       adjoins = arrays[a].data() == arrays[last].data() + arrays[last].size();
+                   }
+                   last = a;
+                   if (adjoins) {
+                       run.end += range.size();
+                       return;
+                   }
+                   if (run.size() != 0) f(first, run);
+                   first = a;
+                   run = range;
+               });
     if (run.size() != 0) f(first, run);
 }
 
@@ -161,14 +168,14 @@ template <class T, class Op>
     return one_by_one(range);
 }
 
-/// Combines this rank's shard of all elements, looking up now and then. `finite`, if not null, becomes whether all of them are, of all
-/// ranks' shards: each looks at its own while it has it at hand.
+/// Combines this rank's part, looking up now and then. `finite`, if not null, becomes whether all elements are, of all ranks' parts: each
+/// looks at its own while it has it at hand.
 template <class T, class Op>
 [[nodiscard]] collective_fault combine_list(session<thread_context>& t, const list_facts<T>& list, const Op& op,
                                             bool to_all, bool* finite) {
     bool whole = true, good = true;
     std::size_t since = 0;
-    each_run(t, list, list.shard(t.rank(), t.ranks()), [&](std::size_t a, element_range range) {
+    const auto part = [&](std::size_t a, element_range range) {
         constexpr std::size_t step = look_every / sizeof(T);
         for (std::size_t begin = range.begin; begin < range.end && whole; begin += step) {
             const element_range some{begin, std::min(range.end, begin + step)};
@@ -177,7 +184,11 @@ template <class T, class Op>
             since = 0;
             whole = t.still_open();
         }
-    });
+    };
+    if (to_all)
+        each_run(t, list, part);
+    else
+        each_kept(list, t.rank(), t.ranks(), part);
     if (finite == nullptr) return t.finish_if(whole);
     t.remark(good ? 1 : 0);
     const collective_fault fault = t.finish_if(whole);
@@ -186,7 +197,7 @@ template <class T, class Op>
     return fault;
 }
 
-/// Kind: all_reduce, to all ranks; or reduce_scatter, each rank's shard to itself.
+/// Kind: all_reduce, to all ranks; or reduce_scatter, each rank's shards to itself.
 template <collective_kind Kind, class T, class Op>
 struct combine_list_body {
     list_facts<T> list;
@@ -214,7 +225,7 @@ struct all_gather_list_body {
         if (!t.meet(call_signature(kind, type_id<T>() | 128U, 0, list.layout, blocks), list.arrays)) return t.fault();
         for (std::uint32_t i = 1; i < t.ranks(); ++i) {
             const std::uint32_t r = (t.rank() + i) % t.ranks();  // not all at the same rank's
-            each_piece(list.arrays, list.count, list.shard(r, t.ranks()), [&](std::size_t a, element_range range) {
+            each_kept(list, r, t.ranks(), [&](std::size_t a, element_range range) {
                 copy_elements(t.context(), list.arrays[a].data() + range.begin,
                               list_facts<T>::of(t, r)[a].data() + range.begin, range.size());
             });

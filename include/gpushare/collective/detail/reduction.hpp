@@ -318,8 +318,7 @@ void combine_lines_to_one(const Op& op, const peer_signal* signals, std::uint32_
 /// Behind `meet`: combines `range` of all inputs, which begin `first` elements behind what the ranks told, into `out`.
 GPUSHARE_EXEC_CHECK_DISABLE
 template <class T, class Context, class Op>
-GPUSHARE_HD void reduce_to_one(session<Context>& t, const Op& op, std::size_t first, element_range range,
-                               T* out) noexcept {
+GPUSHARE_HD void reduce_to_one(session<Context>& t, Op op, std::size_t first, element_range range, T* out) noexcept {
     const auto one_by_one = [&](element_range some) {
         reduce_elements<T>(
             t.context(), op, t.ranks(), some,

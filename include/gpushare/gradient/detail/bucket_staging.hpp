@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
 // How one bucket goes over a transport: as a list of arrays where it takes one, or as one array where they lie behind each other, else
-// packed; in 16 bits what is asked to.
+// packed; in 16 bits what is asked to. To all ranks, or to each its shards.
 #pragma once
 
 #include <algorithm>
@@ -15,8 +15,10 @@
 
 #include <gpushare/collective/fault.hpp>
 #include <gpushare/collective/finite.hpp>
+#include <gpushare/collective/shard.hpp>
 #include <gpushare/config.hpp>
 #include <gpushare/error.hpp>
+#include <gpushare/gradient/detail/packed_list.hpp>
 #include <gpushare/gradient/transport.hpp>
 #include <gpushare/gradient/wire.hpp>
 #include <gpushare/numbers.hpp>
@@ -72,8 +74,10 @@ class bucket_staging {
 
 public:
     /// Begins to combine those of `all` that are in `bucket`, and doesn't wait. All ranks begin and end theirs in the same order.
-    template <host_transport Net, class Op>
+    template <bool Sharded, host_transport Net, class Op>
     void begin(Net& net, const Op& op, std::span<registered> all, std::span<const std::uint32_t> bucket) {
+        parts_ = Sharded ? net.size() : 1;
+        kept_ = Sharded ? part_range{net.rank(), net.rank() + 1} : part_range{};
         list_.clear();
         std::size_t fp16 = 0, bf16 = 0;
         for (const std::uint32_t g : bucket) {
@@ -81,9 +85,9 @@ public:
             if (one.wire == wire_format::as_is)
                 list_.push_back(one.data);
             else
-                (one.wire == wire_format::fp16 ? fp16 : bf16) += one.data.size();
+                (one.wire == wire_format::fp16 ? fp16 : bf16) += slot_of(one.data.size(), parts_) * parts_;
         }
-        if constexpr (!list_transport<Net>) gather();
+        if constexpr (!list_transport<Net>) packed_.pack(list_, parts_, {0, parts_});
         if constexpr (std::same_as<T, float>) {
             float16s_.resize(fp16);
             bfloat16s_.resize(bf16);
@@ -92,30 +96,38 @@ public:
         }
         tickets_.clear();
         if constexpr (pipelined_transport<Net>)
-            (void)each_array([&](auto array) {
-                tickets_.push_back(net.start_all_reduce(array, op));
+            (void)each_array(net, [&](auto array) {
+                if constexpr (Sharded)
+                    tickets_.push_back(net.start_reduce_scatter(array, op));
+                else
+                    tickets_.push_back(net.start_all_reduce(array, op));
                 return collective_fault{};
             });
     }
-    /// Waits until they are combined; `finite` becomes false if one isn't.
-    template <host_transport Net, class Op>
+    /// Waits until they are combined; `finite` becomes false if one isn't, of what this rank gets.
+    template <bool Sharded, host_transport Net, class Op>
     [[nodiscard]] collective_fault end(Net& net, const Op& op, std::span<registered> all,
                                        std::span<const std::uint32_t> bucket, bool& finite, instant deadline) {
         collective_fault fault;
         if constexpr (list_transport<Net>)
-            if (!list_.empty()) fault = combine_list(net, op, finite, deadline);
+            if (!list_.empty()) fault = combine_list<Sharded>(net, op, finite, deadline);
         if constexpr (pipelined_transport<Net>) {
             for (const std::uint64_t ticket : tickets_)
                 if (!fault) fault = net.finish(ticket, deadline);
         } else if (!fault) {
-            fault = each_array([&]<class E>(std::span<E> array) {
-                return net.all_reduce(std::span<const E>(array), array, op, deadline);
+            fault = each_array(net, [&]<class E>(std::span<E> array) {
+                const std::span<const E> in(array);
+                const std::size_t each = array.size() / parts_;
+                if constexpr (Sharded)
+                    return net.reduce_scatter(in, array.subspan(kept_.begin * each, each), op, deadline);
+                else
+                    return net.all_reduce(in, array, op, deadline);
             });
         }
         if (fault) return fault;
         if constexpr (!list_transport<Net>) {
-            finite = finite && all_finite(std::span<const T>(flat_));
-            spread();
+            packed_.unpack(list_, kept_);
+            look(finite);
         }
         if constexpr (std::same_as<T, float>) {
             if (!float16s_.empty()) widen(all, bucket, float16s_, wire_format::fp16, finite);
@@ -128,87 +140,85 @@ public:
 
 private:
     /// `f` of each array that is combined as such, until one has a fault.
-    template <class F>
-    [[nodiscard]] collective_fault each_array(const F& f) {
+    template <class Net, class F>
+    [[nodiscard]] collective_fault each_array(const Net&, const F& f) {
         collective_fault fault;
-        if (!flat_.empty()) fault = f(flat_);
+        if constexpr (!list_transport<Net>)
+            if (!packed_.data().empty()) fault = f(packed_.data());
         if constexpr (std::same_as<T, float>) {
             if (!fault && !float16s_.empty()) fault = f(std::span(float16s_));
             if (!fault && !bfloat16s_.empty()) fault = f(std::span(bfloat16s_));
         }
         return fault;
     }
-    template <class Net, class Op>
+    template <bool Sharded, class Net, class Op>
     [[nodiscard]] collective_fault combine_list(Net& net, const Op& op, bool& finite, instant deadline) {
         const std::span<const std::span<T>> list(list_);
+        const auto call = [&](auto... looks) {
+            if constexpr (Sharded)
+                return net.reduce_scatter_list(list, op, deadline, looks...);
+            else
+                return net.all_reduce_list(list, op, deadline, looks...);
+        };
         if constexpr (requires(bool* out) { net.all_reduce_list(list, op, deadline, out); }) {
             bool good = true;
-            const auto fault = net.all_reduce_list(list, op, deadline, &good);
+            const auto fault = call(&good);
             finite = finite && good;
             return fault;
         } else {
-            const auto fault = net.all_reduce_list(list, op, deadline);
-            for (const auto& x : list) finite = finite && all_finite(std::span<const T>(x));
+            const auto fault = call();
+            look(finite);
             return fault;
         }
     }
-    /// The list as one array: as it lies, if each begins where the one before ends, else packed.
-    void gather() {
-        std::size_t elements = 0;
-        bool whole = true;
-        for (std::size_t i = 0; i < list_.size(); elements += list_[i++].size())
-            whole = whole && list_[i].data() == list_.front().data() + elements;
-        flat_ = list_.empty() ? std::span<T>() : std::span<T>(list_.front().data(), whole ? elements : 0);
-        if (whole) return;
-        packed_.resize(elements);
-        flat_ = packed_;
-        std::size_t at = 0;
-        for (const auto& x : list_) at = copy(x, flat_.subspan(at, x.size()), at);
+    /// At what this rank has got of the list.
+    void look(bool& finite) const noexcept {
+        for (const std::span<const T> array : list_) {
+            const element_range kept = shard_of(array.size(), kept_.begin, parts_);
+            finite = finite && all_finite(array.subspan(kept.begin, kept.size()));
+        }
     }
-    void spread() noexcept {
-        if (flat_.data() != packed_.data()) return;
-        std::size_t at = 0;
-        for (const auto& x : list_) at = copy(flat_.subspan(at, x.size()), x, at);
-    }
-    static std::size_t copy(std::span<const T> from, std::span<T> to, std::size_t at) noexcept {
-        std::copy(from.begin(), from.end(), to.begin());
-        return at + from.size();
-    }
-    /// `f(gradient, wire)` of each of a format, where `wire` is its part of the memory.
+    /// `f(gradient, some of its elements, wire)` of each of a format, where `wire` is their part of the memory.
     template <class Wire, class F>
-    static void each_of(std::span<registered> all, std::span<const std::uint32_t> bucket, wire_format format,
-                        std::vector<Wire>& memory, const F& f) {
-        std::size_t at = 0;
-        for (const std::uint32_t g : bucket) {
-            if (all[g].wire != format) continue;
-            f(all[g], std::span(memory).subspan(at, all[g].data.size()));
-            at += all[g].data.size();
+    void each_of(std::span<registered> all, std::span<const std::uint32_t> bucket, wire_format format,
+                 std::vector<Wire>& memory, part_range which, const F& f) const {
+        for (std::uint32_t p = which.begin; p < which.end; ++p) {
+            std::size_t at = p * (memory.size() / parts_);
+            for (const std::uint32_t g : bucket) {
+                if (all[g].wire != format) continue;
+                const element_range shard = shard_of(all[g].data.size(), p, parts_);
+                f(all[g], shard, std::span(memory).subspan(at, shard.size()));
+                at += slot_of(all[g].data.size(), parts_);
+            }
         }
     }
     template <class Wire>
-    static void round(std::span<registered> all, std::span<const std::uint32_t> bucket, std::vector<Wire>& memory,
-                      wire_format format) {
-        each_of(all, bucket, format, memory, [](registered& g, std::span<Wire> wire) {
-            g.owed_before = g.residual;
+    void round(std::span<registered> all, std::span<const std::uint32_t> bucket, std::vector<Wire>& memory,
+               wire_format format) const {
+        each_of(all, bucket, format, memory, {0, parts_}, [](registered& g, element_range some, std::span<Wire> wire) {
+            if (!g.rounded) g.owed_before = g.residual;
             g.rounded = true;
-            to_wire<Wire>(g.data, wire, g.residual);
+            const std::span<float> residual = g.residual;
+            to_wire<Wire>(g.data.subspan(some.begin, some.size()), wire,
+                          residual.empty() ? residual : residual.subspan(some.begin, some.size()));
         });
     }
     template <class Wire>
-    static void widen(std::span<registered> all, std::span<const std::uint32_t> bucket, std::vector<Wire>& memory,
-                      wire_format format, bool& finite) {
-        each_of(all, bucket, format, memory, [&](registered& g, std::span<const Wire> wire) {
+    void widen(std::span<registered> all, std::span<const std::uint32_t> bucket, std::vector<Wire>& memory,
+               wire_format format, bool& finite) const {
+        each_of(all, bucket, format, memory, kept_, [&](registered& g, element_range some, std::span<const Wire> wire) {
             finite = finite && all_finite(wire);  // half the bytes to look at
-            from_wire<Wire>(wire, g.data);
+            from_wire<Wire>(wire, g.data.subspan(some.begin, some.size()));
         });
     }
 
     std::vector<std::span<T>> list_;  // of those that travel as they are
-    std::span<T> flat_;               // the same as one array, where the transport takes no list
-    std::vector<T> packed_;
+    packed_list<T> packed_;           // the same as one array, where the transport takes no list
     std::vector<float16> float16s_;
     std::vector<bfloat16> bfloat16s_;
     std::vector<std::uint64_t> tickets_;
+    std::uint32_t parts_ = 1;  // of what is packed: one, or one a rank
+    part_range kept_;          // which of them this rank gets
 };
 
 }  // namespace detail
