@@ -18,6 +18,8 @@
 #include <concepts>
 #include <cstddef>
 #include <cstdint>
+#include <limits>
+#include <optional>
 #include <vector>
 
 #include <gpushare/collective/communicator.hpp>
@@ -28,14 +30,36 @@
 namespace gpushare {
 inline namespace GPUSHARE_ABI {
 
+/// Remembers the best plan of a size: an operator_table does so by serving/tuning_operators.hpp.
+///
+///   find(size)           the plan that is known for so many bytes of each rank, if any
+///   keep(size, best)     what was found
+template <class K>
+concept plan_memory = requires(K& k, bytes size, const measured_plan& best) {
+    { k.find(size) } -> std::same_as<std::optional<all_reduce_plan>>;
+    k.keep(size, best);
+};
+
+/// The same as tune(me), where a size that is `known` isn't measured again, and what was measured is kept there. Every rank has a memory
+/// of its own, with the same in it.
+template <plan_memory Known>
+[[nodiscard]] tuning_table tune(const member& me, Known& known, const tune_options& options = {}) {
+    detail::check_sizes(options);
+    detail::tuner measuring(me, options);
+    return detail::merged(me.size(), options, [&](std::uint64_t size, const all_reduce_plan* below) {
+        if (const std::optional<all_reduce_plan> plan = known.find(bytes{size})) return plan;
+        const measured_plan best = measuring.best(size, below);
+        known.keep(bytes{size}, best);
+        return std::optional(best.plan);
+    });
+}
+
 /// Measures sums of floats and returns a table for groups of this size. Takes some seconds. Every rank calls it, and
 /// gets the same table. Throws std::bad_alloc, operation_error (errc::invalid_specification) if the smallest size is
 /// less than a float, and faults of its collectives.
 [[nodiscard]] inline tuning_table tune(const member& me, const tune_options& options = {}) {
-    detail::check_sizes(options);
-    detail::tuner measuring(me, options);
-    return detail::cheapest(me.size(), options, detail::tuner::plans,
-                            [&](std::uint64_t size) { return detail::tuner::regrets(measuring.measure(size)); });
+    detail::no_plans_known none;
+    return tune(me, none, options);
 }
 
 /// The same for submitted collectives. took(plan, bytes) submits one by this plan and returns its time in any unit, for
@@ -53,10 +77,11 @@ template <std::invocable<const all_reduce_plan&, bytes> Took>
             plans.push_back(p);
             plans.back().blocks = static_cast<std::uint16_t>(blocks);
         }
-    return detail::cheapest(ranks, options, plans, [&](std::uint64_t size) {
+    return detail::merged(ranks, options, [&](std::uint64_t size, const all_reduce_plan* below) {
         std::vector<double> cost;
         for (const auto& p : plans) cost.push_back(static_cast<double>(took(p, bytes{size})));
-        return cost;
+        const std::size_t best = detail::cheapest(plans, cost, below);
+        return cost[best] < std::numeric_limits<double>::infinity() ? std::optional(plans[best]) : std::nullopt;
     });
 }
 

@@ -9,6 +9,7 @@
 #include <cstddef>
 #include <cstdint>
 #include <limits>
+#include <optional>
 #include <span>
 #include <utility>
 #include <vector>
@@ -43,6 +44,13 @@ struct tune_options {
     std::uint32_t most_blocks = 0;
 };
 
+/// What was found for one size.
+struct measured_plan {
+    all_reduce_plan plan{};
+    ns took{};                     ///< the median of a call in the same buffers
+    std::uint32_t candidates = 1;  ///< plans that could be used
+};
+
 namespace detail {
 
 /// Whether so many bytes of a block go by `how` where a slot has `slot`: what doesn't fit goes another way, and would be timed
@@ -50,6 +58,15 @@ namespace detail {
 [[nodiscard]] constexpr bool fits_slot(algorithm how, std::uint64_t of_block, std::size_t slot) noexcept {
     if (how == algorithm::one_shot) return of_block <= slot;
     return how != algorithm::ring || slot >= smallest_ring_slot;
+}
+
+/// The plan of the least cost. That of the size below where the best gains less than 10 %: what differs by noise isn't a row.
+[[nodiscard]] inline std::size_t cheapest(std::span<const all_reduce_plan> plans, std::span<const double> cost,
+                                          const all_reduce_plan* below) {
+    const auto best = static_cast<std::size_t>(std::min_element(cost.begin(), cost.end()) - cost.begin());
+    if (below == nullptr) return best;
+    const auto same = static_cast<std::size_t>(std::find(plans.begin(), plans.end(), *below) - plans.begin());
+    return same < plans.size() && cost[same] <= cost[best] * 1.1 ? same : best;
 }
 
 /// How the buffers of a call are used.
@@ -103,6 +120,15 @@ public:
                 medians[p][u] = fits(plans[p], size) ? std::max<std::int64_t>(t[samples / 2], 1) : unusable;
             }
         return medians;
+    }
+
+    /// Of a size; `below` is the plan of the next smaller one, if any.
+    [[nodiscard]] measured_plan best(std::uint64_t size, const all_reduce_plan* below) {
+        const times took = measure(size);
+        const std::size_t at = cheapest(plans, regrets(took), below);
+        const auto usable = [&](const auto& t) { return t[0] != unusable; };
+        return {plans[at], ns{took[at][0]},
+                static_cast<std::uint32_t>(std::count_if(took.begin(), took.end(), usable))};
     }
 
     /// The worst ratio of each plan to the best one.
@@ -181,28 +207,27 @@ inline void check_sizes(const tune_options& options) {
     return n < most ? std::min(n * 4, most) : most + 1;
 }
 
-/// The table that gives each size the plan with the least of `costs(size)`. A size goes to a plan other than that of the size
-/// below only where it gains 10 %: what differs by noise isn't a row.
-template <class Costs>
-[[nodiscard]] tuning_table cheapest(std::uint32_t ranks, const tune_options& options,
-                                    std::span<const all_reduce_plan> plans, const Costs& costs) {
+/// The table of `choose(size, plan of the size below)`, which may be none.
+template <class Choose>
+[[nodiscard]] tuning_table merged(std::uint32_t ranks, const tune_options& options, const Choose& choose) {
     std::vector<tuning_table::row> rows;
     for (std::uint64_t size = options.smallest.count(); size <= options.largest.count(); size *= 2) {
-        const auto cost = costs(size);
-        const auto best = static_cast<std::size_t>(std::min_element(cost.begin(), cost.end()) - cost.begin());
-        if (!(cost[best] < std::numeric_limits<double>::infinity())) continue;
-        if (!rows.empty()) {
-            const auto last = std::find(plans.begin(), plans.end(), rows.back().plan) - plans.begin();
-            if (cost[static_cast<std::size_t>(last)] <= cost[best] * 1.1) {
-                rows.back().bytes = size;
-                continue;
-            }
-        }
-        rows.push_back({ranks, size, plans[best]});
+        const std::optional<all_reduce_plan> plan = choose(size, rows.empty() ? nullptr : &rows.back().plan);
+        if (!plan) continue;
+        if (!rows.empty() && rows.back().plan == *plan)
+            rows.back().bytes = size;
+        else
+            rows.push_back({ranks, size, *plan});
     }
     if (!rows.empty()) rows.back().bytes = tuning_table::any_bytes;
     return tuning_table(std::move(rows));
 }
+
+/// Of tune() without a memory.
+struct no_plans_known {
+    [[nodiscard]] static std::optional<all_reduce_plan> find(bytes) noexcept { return std::nullopt; }
+    static void keep(bytes, const measured_plan&) noexcept {}
+};
 
 }  // namespace detail
 }  // namespace GPUSHARE_ABI
