@@ -30,9 +30,11 @@ int main() {
     const allocator in_chat{chat.memory()}, in_batch{batch.memory()};
     constexpr std::size_t n = 1 << 20;  // 4 MiB
     {
-        vector v(n, in_chat);
+        // docs/recipes.md has these lines.
+        vector v(n, in_chat);  // 1
         thrust::sequence(v.begin(), v.end());
         thrust::sort(v.begin(), v.end(), std::greater<int>{});
+
         expect(
             v[0] == int(n) - 1 && thrust::reduce(v.begin(), v.end(), std::int64_t{0}) == std::int64_t{n} * (n - 1) / 2,
             "algorithms run as they always do");

@@ -46,14 +46,36 @@ struct fixture {
     }
 };
 
-/// TensorRT's, as far as it matters here.
-struct gpu_allocator {
-    virtual ~gpu_allocator() = default;
+}  // namespace
+
+/// TensorRT's names, as far as it matters here: its library needs a device.
+namespace nvinfer1 {
+namespace {
+
+struct IGpuAsyncAllocator {
+    virtual ~IGpuAsyncAllocator() = default;
     virtual void* allocateAsync(std::uint64_t, std::uint64_t, std::uint32_t, cudaStream_t) noexcept = 0;
     virtual bool deallocateAsync(void*, cudaStream_t) noexcept = 0;
 };
+struct IRuntime {
+    void setGpuAllocator(IGpuAsyncAllocator* a) noexcept { allocator = a; }
+    IGpuAsyncAllocator* allocator = nullptr;
+};
+/// An engine that needs 4 MiB while it runs, and counts.
+struct IExecutionContext {
+    bool enqueueV3(cudaStream_t s) noexcept {
+        void* const scratch = runtime.allocator->allocateAsync(4 * MiB, 256, 0, s);
+        if (scratch == nullptr) return false;
+        devices.borrow(s).launch({}, [this](auto&) { ++calls; });
+        return runtime.allocator->deallocateAsync(scratch, s);
+    }
+    const IRuntime& runtime;
+    node& devices;
+    int calls = 0;
+};
 
 }  // namespace
+}  // namespace nvinfer1
 
 TEST_CASE("PyTorch's frees on CUDA streams, its own and recorded ones", "[cuda][interop]") {
     fixture f;
@@ -143,8 +165,8 @@ TEST_CASE("A free by PyTorch on a stream that is captured is kept until the grap
 
 TEST_CASE("TensorRT's frees on CUDA streams", "[cuda][interop]") {
     fixture f;
-    gpushare::tensorrt_allocator<gpu_allocator, memory, node> mine{f.chat.memory(), f.devices, device_id{0}};
-    gpu_allocator& trt = mine;
+    gpushare::tensorrt_allocator<nvinfer1::IGpuAsyncAllocator, memory, node> mine{f.chat.memory(), f.devices, {0}};
+    nvinfer1::IGpuAsyncAllocator& trt = mine;
     void* const p = trt.allocateAsync(6 * MiB, 256, 0, f.handle);
     REQUIRE(p != nullptr);
     CHECK(trt.allocateAsync(3 * MiB, 256, 0, f.handle) == nullptr);
@@ -157,6 +179,31 @@ TEST_CASE("TensorRT's frees on CUDA streams", "[cuda][interop]") {
     standin::let_go(f.handle);
     CHECK(f.stream.record().wait(gpushare::never));
     CHECK(f.charged() == 0);
+}
+
+TEST_CASE("Calls in TensorRT's way are submissions, with scratch in their tenant's memory", "[cuda][interop]") {
+    fixture f;
+    auto& chat = f.chat;
+    auto& node = f.devices;
+    nvinfer1::IRuntime builtin, *runtime = &builtin;
+    nvinfer1::IExecutionContext engine{*runtime, node}, *context = &engine;
+    // docs/recipes.md has these lines.
+    gpushare::tensorrt_allocator<nvinfer1::IGpuAsyncAllocator, memory, gpushare::cuda::node> mine{
+        chat.memory(), node, {0}};
+    runtime->setGpuAllocator(&mine);  // 1: before the engine is deserialised
+
+    for (int call = 0; call < 3; ++call) {
+        auto done = chat.submit([&](auto& stream) { context->enqueueV3(stream.native_handle()); });  // 2
+        done.wait();
+        CHECK(done.status() == errc::none);
+    }
+    CHECK(engine.calls == 3);
+    CHECK(chat.usage().completed == 3);
+    CHECK(chat.usage().allocations == 3);
+    CHECK(f.charged() == 0);
+    void* const nearly_all = chat.memory().allocate(6 * MiB);
+    CHECK_FALSE(context->enqueueV3(f.handle));  // refused, and TensorRT says so
+    chat.memory().deallocate(nearly_all, 6 * MiB);
 }
 
 TEST_CASE("Temporary storage of a captured algorithm is the graph's until the tenant closes", "[cuda][interop]") {

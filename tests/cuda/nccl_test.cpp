@@ -143,11 +143,13 @@ struct fixture {
 TEST_CASE_METHOD(fixture, "an all-reduce by NCCL: one group of calls, each on its rank's stream", "[cuda][nccl]") {
     REQUIRE(cudaSetDevice(1) == cudaSuccess);
     {
-        gs::nccl_communicator group{node, devices};
+        // docs/recipes.md has these two lines.
+        gs::nccl_communicator group{node, devices};                                                              // 1
+        auto code = gs::submit_all_reduce<float>(node.gangs(), devices, std::span(streams), group, in, out, 4);  // 2
+        CHECK(code == errc::none);
         int current = -1;
         CHECK(cudaGetDevice(&current) == cudaSuccess);
         CHECK(current == 1);
-        CHECK(all_reduce(group) == errc::none);
         CHECK(all_reduce(group, gs::average{}) == errc::none);
         REQUIRE(fake().calls.size() == 4);
         CHECK(fake().groups == 2);

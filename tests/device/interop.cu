@@ -40,12 +40,15 @@ cudaError_t sort_and_sum(gpushare::tenant<node>& chat, float* sum, std::size_t n
     const allocator<float> of_floats{mine};
     auto policy = thrust::cuda::par_nosync(allocator<char>{mine}).on(stream.native_handle());
 
+    // docs/recipes.md has some of these lines.
     thrust::device_vector<float, allocator<float>> v(n, 1.0F, of_floats), w(of_floats);
-    thrust::sort(policy, v.begin(), v.end());
+    thrust::sort(policy, v.begin(), v.end());  // 2
+
     w = v;
     w.swap(v);
     w = std::move(v);
     const float* const in = thrust::raw_pointer_cast(w.data());
+
     return gpushare::with_temporary_storage(chat.memory(), stream, [&](void* temporary, std::size_t& size) {
         return cub::DeviceReduce::Sum(temporary, size, in, sum, static_cast<int>(n), stream.native_handle());
     });

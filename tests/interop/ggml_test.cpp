@@ -35,10 +35,11 @@ public:
     explicit model(ggml_backend_buffer_type_t buffers)
         : weights_context_(make_context()), graph_context_(make_context()), backend_(ggml_backend_cpu_init()) {
         ggml_backend_cpu_set_n_threads(backend_, 1);
+        // docs/recipes.md has some of these lines, and of those below.
         weights_ = ggml_new_tensor_2d(weights_context_, GGML_TYPE_F32, words, words);
         token_ = ggml_new_tensor_1d(weights_context_, GGML_TYPE_F32, words);
-        loaded_ = ggml_backend_alloc_ctx_tensors_from_buft(weights_context_, buffers);
-        scratch_ = ggml_gallocr_new(buffers);
+        loaded_ = ggml_backend_alloc_ctx_tensors_from_buft(weights_context_, buffers);  // 1
+        scratch_ = ggml_gallocr_new(buffers);                                           // 2
         if (loaded_ == nullptr) return;
         std::vector<float> rows(words * words);  // after n comes 5 n + 3
         for (std::int64_t n = 0; n < words; ++n) rows[std::size_t((5 * n + 3) % words * words + n)] = 1;
@@ -103,7 +104,10 @@ struct in_arena {
 void check_tokens(in_arena::tenancy::tenant& chat, model& engine, int tokens) {
     std::int64_t token = 1, wanted = 1;
     for (int i = 0; i < tokens; ++i) {
-        chat.submit([&](auto& s) { s.launch({.blocks = 1}, [&](auto&) { token = engine.after(token); }); }).wait();
+        auto step = chat.submit([&](auto& stream) {  // 3
+            stream.launch({.blocks = 1}, [&](auto&) { token = engine.after(token); });
+        });
+        step.wait();
         wanted = (5 * wanted + 3) % model::words;
         CHECK(token == wanted);
     }
@@ -146,11 +150,12 @@ TEST_CASE("Each token of an engine on ggml is a submission", "[interop][ggml]") 
 
 TEST_CASE("An engine on ggml has a tenant's arena and its turns", "[interop][ggml]") {
     in_arena f;
-    ggml_buffers mine{f.chat.memory()};
+    auto& chat = f.chat;
+    ggml_buffers mine{chat.memory()};
     model engine{mine.type()};
     REQUIRE(engine.ready());
-    check_tokens(f.chat, engine, 20);
-    CHECK(f.chat.usage().allocations == 2);
+    check_tokens(chat, engine, 20);
+    CHECK(chat.usage().allocations == 2);
 }
 
 }  // namespace ggml_test

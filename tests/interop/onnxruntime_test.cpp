@@ -102,101 +102,132 @@ TEST_CASE("ONNX Runtime's frees are in the order of the provider's stream", "[in
 
 namespace {
 
-/// As much of the library's table of functions as is needed here: a function keeps its place for good.
+constexpr std::uint32_t ORT_API_VERSION = 25;
+
+/// As much of OrtApi as is needed here, by the names of ONNX Runtime's header, which its packages lack: a function keeps its place in
+/// the library's table for good. A status that isn't null is an error.
+struct OrtApi {
+    explicit OrtApi(void* const* table) {
+        const auto at = [table]<class Function>(int place, Function*& f) {
+            f = reinterpret_cast<Function*>(table[place]);
+        };
+        at(2, GetErrorMessage), at(3, CreateEnv), at(8, CreateSessionFromArray), at(9, Run),
+            at(10, CreateSessionOptions);
+        at(24, SetIntraOpNumThreads), at(48, CreateTensorAsOrtValue), at(51, GetTensorMutableData);
+        at(69, CreateCpuMemoryInfo), at(75, AllocatorAlloc), at(78, GetAllocatorWithDefaultOptions), at(92, ReleaseEnv);
+        at(93, ReleaseStatus), at(94, ReleaseMemoryInfo), at(95, ReleaseSession), at(96, ReleaseValue);
+        at(100, ReleaseSessionOptions), at(130, AddSessionConfigEntry), at(176, RegisterAllocator);
+        at(177, UnregisterAllocator);
+    }
+
+    const char* (*GetErrorMessage)(const void* status);
+    void* (*CreateEnv)(int logs, const char* name, void** env);
+    void* (*CreateSessionFromArray)(void* env, const void* model, std::size_t size, void* options, void** session);
+    void* (*Run)(void* session, void* options, const char* const* names, void* const* in, std::size_t ins,
+                 const char* const* out_names, std::size_t outs, void** out);
+    void* (*CreateSessionOptions)(void** options);
+    void* (*SetIntraOpNumThreads)(void* options, int threads);
+    void* (*CreateTensorAsOrtValue)(allocator_1_25* from, const std::int64_t* shape, std::size_t rank, int type,
+                                    void** value);
+    void* (*GetTensorMutableData)(void* value, void** data);
+    void* (*CreateCpuMemoryInfo)(int kind, int memory, void** info);
+    void* (*AllocatorAlloc)(allocator_1_25* from, std::size_t size, void** p);
+    void* (*GetAllocatorWithDefaultOptions)(void** allocator);
+    void (*ReleaseEnv)(void*);
+    void (*ReleaseStatus)(void*);
+    void (*ReleaseMemoryInfo)(void*);
+    void (*ReleaseSession)(void*);
+    void (*ReleaseValue)(void*);
+    void (*ReleaseSessionOptions)(void*);
+    void* (*AddSessionConfigEntry)(void* options, const char* name, const char* value);
+    void* (*RegisterAllocator)(void* env, allocator_1_25*);
+    void* (*UnregisterAllocator)(void* env, const void* info);
+};
+
+/// Stays loaded, as with any program that uses it.
+const OrtApi* load() {
+    void* const loaded = dlopen(GPUSHARE_ONNXRUNTIME, RTLD_NOW | RTLD_LOCAL);
+    INFO(GPUSHARE_ONNXRUNTIME);
+    REQUIRE(loaded != nullptr);
+    struct base {
+        void* const* (*get_api)(std::uint32_t);
+        const char* (*get_version)();
+    };
+    const auto get = reinterpret_cast<const base* (*)()>(dlsym(loaded, "OrtGetApiBase"));
+    REQUIRE(get != nullptr);
+    void* const* const table = get()->get_api(ORT_API_VERSION);
+    REQUIRE(table != nullptr);
+    static const OrtApi functions(table);
+    return &functions;
+}
+
+/// The library, and what these tests ask of it.
 class library {
 public:
-    static constexpr std::uint32_t version = 25;
+    const OrtApi* const api = load();
 
-    library() : loaded_(dlopen(GPUSHARE_ONNXRUNTIME, RTLD_NOW | RTLD_LOCAL)) {
-        INFO(GPUSHARE_ONNXRUNTIME);
-        REQUIRE(loaded_ != nullptr);
-        struct base {
-            void* const* (*get_api)(std::uint32_t);
-            const char* (*get_version)();
-        };
-        const auto get = reinterpret_cast<const base* (*)()>(dlsym(loaded_, "OrtGetApiBase"));
-        REQUIRE(get != nullptr);
-        api_ = get()->get_api(version);
-        REQUIRE(api_ != nullptr);
-    }
-    // Stays loaded, as with any program that uses it.
-
-    template <class Function>
-    [[nodiscard]] Function* at(std::size_t place) const {
-        return reinterpret_cast<Function*>(api_[place]);
-    }
     void* create_cpu_info() const {
         void* info = nullptr;
-        check(at<void*(int, int, void**)>(69)(0, 0, &info));  // CreateCpuMemoryInfo(OrtDeviceAllocator, default)
+        check(api->CreateCpuMemoryInfo(0, 0, &info));  // OrtDeviceAllocator, default
         return info;
     }
-    void release_info(void* info) const { at<void(void*)>(94)(info); }
+    void release_info(void* info) const { api->ReleaseMemoryInfo(info); }
     /// A tensor of `n` floats. The status' text if it failed.
     std::string create_tensor(allocator_1_25* from, std::int64_t n, void*& value) const {
-        return text(
-            at<void*(allocator_1_25*, const std::int64_t*, std::size_t, int, void**)>(48)(from, &n, 1, 1, &value));
+        return text(api->CreateTensorAsOrtValue(from, &n, 1, 1, &value));
     }
     float* data(void* value) const {
         void* p = nullptr;
-        check(at<void*(void*, void**)>(51)(value, &p));
+        check(api->GetTensorMutableData(value, &p));
         return static_cast<float*>(p);
     }
     /// Null, and `why`, if there is no memory.
     void* allocate(allocator_1_25* from, std::size_t size, std::string& why) const {
         void* p = nullptr;
-        why = text(at<void*(allocator_1_25*, std::size_t, void**)>(75)(from, size, &p));
+        why = text(api->AllocatorAlloc(from, size, &p));
         return p;
     }
-    void release_value(void* value) const { at<void(void*)>(96)(value); }
+    void release_value(void* value) const { api->ReleaseValue(value); }
     /// Its own allocator.
     allocator_1_25* own() const {
         void* found = nullptr;
-        check(at<void*(void**)>(78)(&found));  // GetAllocatorWithDefaultOptions
+        check(api->GetAllocatorWithDefaultOptions(&found));
         return static_cast<allocator_1_25*>(found);
     }
 
     // The environment of a process, and sessions in it. The allocator must outlive the environment's registration.
-    void* create_environment(allocator_1_25* shared) const {
+    void* create_environment() const {
         void* env = nullptr;
-        check(at<void*(int, const char*, void**)>(3)(3, "gpushare", &env));  // CreateEnv; 3: errors are logged
-        if (shared != nullptr) check(at<void*(void*, allocator_1_25*)>(176)(env, shared));  // RegisterAllocator
+        check(api->CreateEnv(3, "gpushare", &env));  // 3: errors are logged
         return env;
     }
     /// `info`: that of the allocator which was registered, if one was.
     void release_environment(void* env, const void* info) const {
-        if (info != nullptr) check(at<void*(void*, const void*)>(177)(env, info));  // UnregisterAllocator
-        at<void(void*)>(92)(env);
+        if (info != nullptr) check(api->UnregisterAllocator(env, info));
+        api->ReleaseEnv(env);
     }
     void* create_session(void* env, std::string_view model) const {
         void *options = nullptr, *session = nullptr;
-        check(at<void*(void**)>(10)(&options));        // CreateSessionOptions
-        check(at<void*(void*, int)>(24)(options, 1));  // SetIntraOpNumThreads
-        check(at<void*(void*, const char*, const char*)>(130)(options, "session.use_env_allocators",
-                                                              "1"));  // AddSessionConfigEntry
-        check(at<void*(void*, const void*, std::size_t, void*, void**)>(8)(env, model.data(), model.size(), options,
-                                                                           &session));  // CreateSessionFromArray
-        at<void(void*)>(100)(options);
+        check(api->CreateSessionOptions(&options));
+        check(api->SetIntraOpNumThreads(options, 1));
+        check(api->AddSessionConfigEntry(options, "session.use_env_allocators", "1"));  // 2
+        check(api->CreateSessionFromArray(env, model.data(), model.size(), options, &session));
+        api->ReleaseSessionOptions(options);
         return session;
     }
-    void release_session(void* session) const { at<void(void*)>(95)(session); }
+    void release_session(void* session) const { api->ReleaseSession(session); }
     /// Computes `z` of `x`. The status' text if it failed.
     std::string run(void* session, void* x, void*& z) const {
         const char *in = "x", *out = "z";
-        return text(at<void*(void*, void*, const char* const*, void* const*, std::size_t, const char* const*,
-                             std::size_t, void**)>(9)(session, nullptr, &in, &x, 1, &out, 1, &z));
+        return text(api->Run(session, nullptr, &in, &x, 1, &out, 1, &z));
     }
-
-private:
     [[nodiscard]] std::string text(void* status) const {
         if (status == nullptr) return {};
-        std::string why = at<const char*(const void*)>(2)(status);
-        at<void(void*)>(93)(status);
+        std::string why = api->GetErrorMessage(status);
+        api->ReleaseStatus(status);
         return why;
     }
     void check(void* status) const { CHECK(text(status) == ""); }
-
-    void* loaded_;
-    void* const* api_ = nullptr;
 };
 
 }  // namespace
@@ -205,7 +236,7 @@ TEST_CASE("The tensors of ONNX Runtime itself are charged to their tenant", "[in
     two_tenants f;
     const library ort;
     void* const info = ort.create_cpu_info();
-    adapted<allocator_1_25> mine{f.chat.memory(), static_cast<const memory_info*>(info), library::version};
+    adapted<allocator_1_25> mine{f.chat.memory(), static_cast<const memory_info*>(info), ORT_API_VERSION};
 
     void* tensor = nullptr;
     CHECK(ort.create_tensor(&mine, MiB, tensor) == "");
@@ -266,8 +297,9 @@ TEST_CASE("A session of ONNX Runtime itself computes in its tenant's memory, or 
     two_tenants f;
     const library ort;
     void* const info = ort.create_cpu_info();
-    adapted<allocator_1_25> mine{f.chat.memory(), static_cast<const memory_info*>(info), library::version};
-    void* const env = ort.create_environment(&mine);
+    adapted<allocator_1_25> mine{f.chat.memory(), static_cast<const memory_info*>(info), ORT_API_VERSION};
+    void* const env = ort.create_environment();
+    ort.check(ort.api->RegisterAllocator(env, &mine));
     void* session = ort.create_session(env, model_of(1000));
 
     void *x = nullptr, *z = nullptr;
@@ -301,33 +333,45 @@ TEST_CASE("Calls of ONNX Runtime itself are submissions, in its own memory and i
           "[interop][onnxruntime]") {
     const bool in_tenant = GENERATE(false, true);
     two_tenants f;
+    auto& chat = f.chat;
     const library ort;
-    void* const info = ort.create_cpu_info();
-    adapted<allocator_1_25> mine{f.chat.memory(), static_cast<const memory_info*>(info), library::version};
-    void* const env = ort.create_environment(in_tenant ? &mine : nullptr);
+    const OrtApi* const api = ort.api;
+    const auto check = [&](void* status) { ort.check(status); };
+    void* const env = ort.create_environment();
+    // These lines, and those of a call and of the option above, are in docs/recipes.md.
+    using OrtAllocator = allocator_1_25;
+    const auto* memory_info = static_cast<const struct memory_info*>(ort.create_cpu_info());
+    gpushare::stream_resource ordered{chat.memory(), chat.work_stream()};
+    gpushare::onnxruntime_allocator<OrtAllocator, decltype(ordered)> mine{ordered, memory_info, ORT_API_VERSION};
+    if (in_tenant) {
+        check(api->RegisterAllocator(env, &mine));  // 1
+    }
     void* const session = ort.create_session(env, model_of(1000));
     void* x = nullptr;
     CHECK(ort.create_tensor(in_tenant ? &mine : ort.own(), 1000, x) == "");
     for (int i = 0; i < 1000; ++i) ort.data(x)[i] = static_cast<float>(i);
 
+    const char *in = "x", *out = "z";
     for (int call = 0; call < 3; ++call) {
-        void* z = nullptr;
-        std::string why = "it wasn't called";
-        f.chat.submit([&](auto& s) { s.launch({.blocks = 1}, [&](auto&) { why = ort.run(session, x, z); }); }).wait();
-        CHECK(why == "");
+        void *z = nullptr, *status = &f;
+        auto done = chat.submit([&](auto& stream) {  // 3
+            stream.launch({.blocks = 1}, [&](auto&) { status = api->Run(session, nullptr, &in, &x, 1, &out, 1, &z); });
+        });
+        done.wait();
+        check(status);
         REQUIRE(z != nullptr);
         CHECK(ort.data(z)[30] == 1800);
         ort.release_value(z);
     }
-    CHECK(f.chat.usage().completed == 3);
-    CHECK(f.chat.usage().device_time > gpushare::ns{});
+    CHECK(chat.usage().completed == 3);
+    CHECK(chat.usage().device_time > gpushare::ns{});
     CHECK(f.batch.usage().device_time == gpushare::ns{});
-    CHECK((f.chat.usage().allocations > 3) == in_tenant);
+    CHECK((chat.usage().allocations > 3) == in_tenant);
     ort.release_value(x);
     ort.release_session(session);
-    CHECK(f.charged(f.chat.memory()) == 0);
-    ort.release_environment(env, in_tenant ? info : nullptr);
-    ort.release_info(info);
+    CHECK(f.charged(chat.memory()) == 0);
+    ort.release_environment(env, in_tenant ? memory_info : nullptr);
+    ort.release_info(const_cast<struct memory_info*>(memory_info));
 }
 
 #endif

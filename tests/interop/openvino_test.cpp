@@ -83,7 +83,7 @@ TEST_CASE("tensors of OpenVINO lie in a tenant's memory", "[interop]") {
 TEST_CASE("calls of OpenVINO are submissions, in its own memory and in a tenant's", "[interop]") {
     const bool in_tenant = GENERATE(false, true);
     two_tenants tenants;
-    allocator mine{tenants.chat.memory()};
+    auto& chat = tenants.chat;
     const ov::Shape shape{1000};
     const auto x = std::make_shared<ov::op::v0::Parameter>(ov::element::f32, shape);
     const auto y = std::make_shared<ov::op::v1::Add>(x, x);
@@ -93,21 +93,26 @@ TEST_CASE("calls of OpenVINO are submissions, in its own memory and in a tenant'
                                        ov::inference_num_threads(1), ov::hint::inference_precision(ov::element::f32));
     {
         auto request = compiled.create_infer_request();
-        if (in_tenant) {
-            request.set_input_tensor(ov::Tensor(ov::element::f32, shape, mine));
+        if (in_tenant) {  // these lines, and those of a call, are in docs/recipes.md
+            gpushare::openvino_allocator mine{chat.memory()};
+            request.set_input_tensor(ov::Tensor(ov::element::f32, shape, mine));  // 1: its tensors, KV caches
             request.set_output_tensor(ov::Tensor(ov::element::f32, shape, mine));
         }
         ov::Tensor in = request.get_input_tensor();
         for (std::size_t i = 0; i < in.get_size(); ++i) in.data<float>()[i] = static_cast<float>(i);
-        for (int call = 0; call < 3; ++call)
-            tenants.chat.submit([&](auto& s) { s.launch({.blocks = 1}, [&](auto&) { request.infer(); }); }).wait();
+        for (int call = 0; call < 3; ++call) {
+            auto done = chat.submit([&](auto& stream) {  // 2: around the call
+                stream.launch({.blocks = 1}, [&](auto&) { request.infer(); });
+            });
+            done.wait();
+        }
         CHECK(request.get_output_tensor().data<float>()[30] == 1800);
-        CHECK(tenants.chat.usage().completed == 3);
-        CHECK(tenants.chat.usage().device_time > gpushare::ns{});
+        CHECK(chat.usage().completed == 3);
+        CHECK(chat.usage().device_time > gpushare::ns{});
         CHECK(tenants.batch.usage().device_time == gpushare::ns{});
-        CHECK(tenants.chat.usage().allocations == (in_tenant ? 2 : 0));
+        CHECK(chat.usage().allocations == (in_tenant ? 2 : 0));
     }
-    CHECK(tenants.chat.usage().frees == (in_tenant ? 2 : 0));
+    CHECK(chat.usage().frees == (in_tenant ? 2 : 0));
 }
 #endif
 

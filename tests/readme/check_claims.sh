@@ -19,6 +19,6 @@ for document in "$@"; do
     done < <(grep -oE '`[a-z_0-9/]+_test\.cpp`: "[^"]+"' "$document" || true)
     while read -r figure; do
         grep -qF -- "$figure" "$root/docs/figures.md" "$root/bench/README.md" || complain "$document: there is no figure $figure"
-    done < <(grep -oE '`(adoption|collective|compute|cuda|gradient|memory|partition|serving|tenant)\.[a-z0-9_]+`' "$document" || true)
+    done < <(grep -oE '`(adoption|collective|compute|core|cuda|gradient|memory|partition|serving|tenant)\.[a-z0-9_]+`' "$document" || true)
 done
 exit "$missing"

@@ -36,8 +36,10 @@ def used(tenant):
 
 
 def pool_of(tenant):
-    functions = torch.cuda.memory.CUDAPluggableAllocator(sys.argv[1], tenant + "_malloc", tenant + "_free")
-    return functions, torch.cuda.MemPool(functions.allocator())
+    # docs/recipes.md has these lines, and the first two of tenant_thread.
+    functions = torch.cuda.memory.CUDAPluggableAllocator(sys.argv[1], tenant + "_malloc", tenant + "_free")  # 1
+    pool = torch.cuda.MemPool(functions.allocator())  # 2
+    return functions, pool
 
 
 # Drawn once: threads share PyTorch's generators.
@@ -74,7 +76,7 @@ results = {}
 
 
 def tenant_thread(tenant, stream):
-    with torch.cuda.stream(stream), torch.cuda.use_mem_pool(pools[tenant][1]):
+    with torch.cuda.stream(stream), torch.cuda.use_mem_pool(pools[tenant][1]):  # 3
         results[tenant] = train()
         results[tenant + " used"] = used(tenant)
         if tenant == "batch":

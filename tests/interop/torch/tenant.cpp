@@ -67,14 +67,15 @@ int main(int count, char** arguments) {
         if (what == "memory") {
             z = model->forward(x);
         } else {
-            for (int call = 0; call < 3; ++call)
-                chat.submit([&](auto& s) {
-                        s.launch({.blocks = 1}, [&](auto&) {
-                            const torch::NoGradGuard here_too;  // is of a thread
-                            z = model->forward(x);
-                        });
-                    })
-                    .wait();
+            for (int call = 0; call < 3; ++call) {  // docs/recipes.md has these lines
+                auto done = chat.submit([&](auto& stream) {
+                    stream.launch({.blocks = 1}, [&](auto&) {
+                        const torch::NoGradGuard here_too;  // is of a thread
+                        z = model->forward(x);
+                    });
+                });
+                done.wait();
+            }
         }
         check(torch::equal(z, wanted), "the same result");
         check((chat.usage().device_time > gs::ns{}) == (what != "memory"), "charged device time");
