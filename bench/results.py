@@ -12,7 +12,8 @@
 
 A table whose head has a column "measured" is filled: its cells get the value of the figure named in the row, either in
 backticks or, where prose stands instead, in a comment: <!-- memory.refusal_ns -->. Above the table stands the machine:
-<!-- results: MACHINE -->; `none` leaves cells as they are. All figures of one table must come from one commit. A figure that
+<!-- results: MACHINE -->; `none` leaves cells as they are. All figures of one table must come from one commit. In the text of the guide and of
+the primitives' pages each figure in backticks, below such a line, has its value behind it: `memory.refusal_ns` **14 ns**. A figure that
 bench/README.md defines and that these results lack is "not measured yet"; one that a control made void says why.
 """
 import json
@@ -27,6 +28,7 @@ from pathlib import Path
 ROOT = Path(__file__).resolve().parent.parent
 RESULTS = ROOT / "bench" / "results"
 DOCUMENTS = ["README.md", "docs/placement.md", "docs/figures.md"]
+PAGES = ["docs/guide", "docs/primitives"]  # whose text has values, too
 
 
 class Problem(Exception):
@@ -141,6 +143,10 @@ def cell(figure):
     return f"{number(figure['value'])}{unit} ({number(figure['least'])} to {number(figure['most'])})"
 
 
+def short(figure):
+    return cell(figure | {"least": figure["value"], "most": figure["value"]}).replace("_", " ")
+
+
 def figure_of(row):
     named = re.search(r"<!-- ([a-z_]+\.[a-z0-9_]+) -->", row) or re.search(r"`([a-z_]+\.[a-z0-9_]+)`", row)
     return named[1] if named else None
@@ -150,15 +156,16 @@ def split_row(line):
     return [c.strip() for c in line.strip().strip("|").split("|")]
 
 
-def measured(document, machine, name, commits, known):
-    """The text of a cell; notes the commit of the figure in `commits`."""
+def measured(document, machine, name, known, show=cell, commits=None):
+    """The text of a figure; notes its commit in `commits`, which may hold one."""
     path = RESULTS / machine / f"{name.split('.')[0]}.json"
     area = load(path) if path.exists() else {"commit": None, "figures": {}}
     if name in area["figures"]:
-        commits[area["commit"]] = name
-        if len(commits) > 1:
-            raise Problem(f"{document}: {' and '.join(commits.values())} were measured at different commits")
-        return cell(area["figures"][name])
+        if commits is not None:
+            commits[area["commit"]] = name
+            if len(commits) > 1:
+                raise Problem(f"{document}: {' and '.join(commits.values())} were measured at different commits")
+        return show(area["figures"][name])
     if name in area.get("void", {}):
         return "void: " + area["void"][name]
     if name in known:
@@ -166,9 +173,22 @@ def measured(document, machine, name, commits, known):
     raise Problem(f"{document}: {name} was not measured on {machine}, and bench/README.md doesn't define it")
 
 
+def with_value(document, machine, line, known):
+    """The line with each figure's value behind it."""
+    def value(found):
+        name, area = found[1], found[2]
+        if machine is None and name in known:
+            raise Problem(f"{document}: no <!-- results: MACHINE --> above {name}")
+        if machine is None or not (RESULTS / machine / f"{area}.json").exists():
+            return found[0]
+        return f"`{name}` **{measured(document, machine, name, known, short)}**"
+    return re.sub(r"`(([a-z]+)\.[a-z0-9_]+)`(?: \*\*[^*]*\*\*)?", value, line)
+
+
 def filled(document, text):
     """The document with its measured cells as the results have them."""
     lines, machine, column, commits, known = [], None, None, {}, defined()
+    with_values = any(document.startswith(folder) for folder in PAGES)
     for line in text.splitlines():
         told = re.match(r"<!-- results: (\S+) -->", line)
         if told:
@@ -177,6 +197,8 @@ def filled(document, text):
                 raise Problem(f"{document}: there are no results of {machine}")
         elif not line.startswith("|"):
             column, commits = None, {}
+            if with_values:
+                line = with_value(document, machine, line, known)
         elif column is None:
             head = split_row(line)
             column = head.index("measured") if machine and "measured" in head else -1
@@ -184,12 +206,16 @@ def filled(document, text):
             name, cells = figure_of(line), split_row(line)
             if name is None:
                 raise Problem(f"{document}: no figure is named in the row: {line}")
-            text_of_it = measured(document, machine, name, commits, known)
+            text_of_it = measured(document, machine, name, known, commits=commits)
             comment = f"<!-- {name} --> " if f"<!-- {name} -->" in cells[column] else ""
             cells[column] = comment + text_of_it
             line = "| " + " | ".join(cells) + " |"
         lines.append(line)
     return "\n".join(lines) + "\n"
+
+
+def documents():
+    return DOCUMENTS + [str(page.relative_to(ROOT)) for folder in PAGES for page in sorted((ROOT / folder).glob("*.md"))]
 
 
 def fill(check):
@@ -203,7 +229,7 @@ def fill(check):
             path.write_text(now)
             print(f"filled {stale[-1]}")
 
-    for document in DOCUMENTS:
+    for document in documents():
         put(ROOT / document, filled(document, (ROOT / document).read_text()))
     for file in sorted(RESULTS.glob("*/*.json")):
         area = load(file)
@@ -220,7 +246,7 @@ def fill(check):
 def use(machine):
     if not (RESULTS / machine).is_dir():
         raise Problem(f"there are no results of {machine}")
-    for document in DOCUMENTS:
+    for document in documents():
         path = ROOT / document
         text = re.sub(r"<!-- results: (?!none |nvidia-)\S+ -->", f"<!-- results: {machine} -->", path.read_text())
         path.write_text(re.sub(r"(bench/results/)[^/\s)]+(/[a-z_]+\.svg)", rf"\g<1>{machine}\g<2>", text))

@@ -76,6 +76,22 @@ class ResultsTest(unittest.TestCase):
         with self.assertRaisesRegex(results.Problem, "x.md"):
             results.fill(check=True)
 
+    def test_figures_in_the_text_of_pages_have_their_values(self):
+        self.keep("memory", refusal_ns=figure(9, 10, 12), sent=figure(2, unit="GB_a_day"))
+        page = "<!-- results: epyc -->\nIt is `memory.refusal_ns` **9 ns**, or\n`memory.sent`; `arena.commit` and `a.share` aren't measured.\n"
+        told = page.replace("9 ns", "10 ns").replace("`memory.sent`", "`memory.sent` **2 GB a day**")
+        self.assertEqual(results.filled("docs/guide/x.md", page), told)
+        self.assertEqual(results.filled("docs/guide/x.md", told), told)
+        self.assertEqual(results.filled("x.md", page), page)
+        for wrong in ("`a.share`\n", "<!-- results: epyc -->\n`memory.nothing`\n"):
+            with self.assertRaises(results.Problem):
+                results.filled("docs/guide/x.md", wrong)
+        (results.ROOT / "docs" / "guide").mkdir(parents=True)
+        (results.ROOT / "docs" / "guide" / "x.md").write_text(page)
+        results.DOCUMENTS = []
+        with self.assertRaisesRegex(results.Problem, "docs/guide/x.md"):
+            results.fill(check=True)
+
     def test_a_table_never_mixes_commits(self):
         self.keep("memory", refusal_ns=figure(10))
         self.keep("compute", commit="decade", admit=figure(80))
