@@ -12,6 +12,7 @@
 #   build/tools/rmm           RAPIDS' memory manager, on a tenant's memory and below a quota
 #   build/tools/torch         headers of PyTorch, which its adaptor has to fit: of the wheel for macOS, the smallest by far
 #   build/tools/digits        handwritten digits, which examples/data_parallel_training learns: one file of scikit-learn's wheel
+#   build/tools/openvino      OpenVINO alone, for its own tensors and calls, where the next one isn't there
 #   build/tools/serving       OpenVINO, a voice detector and a text reader, for `./dev bench serving` and the example server
 #   build/tools/clients       others' clients of the example server, for `./dev check`; build/tools/prometheus: another one, Debian's
 #   build/tools/openmpi5, mpich   two more MPIs, for `./dev check`, and for `./dev bench collective`, which compares with them
@@ -40,7 +41,7 @@ have_package() {
         libopenmpi-dev) command -v mpicxx >/dev/null ;;
         openmpi-bin) command -v mpirun >/dev/null ;;
         iproute2) PATH=$PATH:/usr/sbin:/sbin command -v tc >/dev/null ;;
-        libjemalloc2 | libmimalloc2.0 | libtcmalloc-minimal4 | libtorch-dev | libopenblas0-pthread) dpkg -s "$1" >/dev/null 2>&1 ;;
+        libjs-lunr | python3-lunr | libjemalloc2 | libmimalloc2.0 | libtcmalloc-minimal4 | libtorch-dev | libopenblas0-pthread) dpkg -s "$1" >/dev/null 2>&1 ;;
         python3-venv) python3 -c 'import ensurepip, venv' 2>/dev/null ;;
         *) command -v "$1" >/dev/null ;;
     esac
@@ -88,6 +89,7 @@ need_test_tools() {
     from_pypi conan "the recipe isn't tested" 'conan==2.*' || true
     from_pypi onnxruntime "its own tensors aren't tested" 'onnxruntime==1.31.*' || true
     from_pypi ggml "no engine on it is tested" 'libggml-python==0.20.*' || true
+    [[ -e $tools/serving/.requirements ]] || from_pypi openvino "its own tensors and calls aren't tested" 'openvino==2026.4.*' || true
     from_pypi rmm "its own adaptors aren't tested" 'librmm-cu13==26.10.*' 'rapids-logger==0.3.*' || true
     from_pypi torch "its own signatures aren't tested" 'torch==2.15.*' || true
     from_pypi digits "the example that learns them isn't run" 'scikit-learn==1.9.*' || true
